@@ -1,0 +1,513 @@
+//! One workload in fio's words, with every option resolved to a value.
+//!
+//! A [`Job`] says what is to be done, never on what or how: job files and plans make jobs, the engine and the
+//! peers carry them out. Defaults and meanings are fio's ([fio's manual, "Job file parameters"]), and what is
+//! not here is refused by those who read it. [`Job::region`] fits a job to a device; [`Job::options`] says it
+//! again in fio's words, for results and for peers.
+//!
+//! [fio's manual, "Job file parameters"]: https://fio.readthedocs.io/en/latest/fio_doc.html
+
+use block::{Error, Result};
+use std::fmt;
+use std::time::Duration;
+
+/// What a job does, as fio's `rw`.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub enum ReadWrite {
+    /// `read`: sequential reads.
+    #[default]
+    Read,
+    /// `write`: sequential writes.
+    Write,
+    /// `trim`: sequential discards.
+    Trim,
+    /// `randread`: random reads.
+    RandRead,
+    /// `randwrite`: random writes.
+    RandWrite,
+    /// `randtrim`: random discards.
+    RandTrim,
+    /// `rw`, `readwrite`: sequential reads and writes, `rwmixread` percent of them reads.
+    Mixed,
+    /// `randrw`: random reads and writes, `rwmixread` percent of them reads.
+    RandMixed,
+}
+
+impl ReadWrite {
+    /// All of them, by fio's name.
+    pub const NAMES: &'static [(&'static str, ReadWrite)] = &[
+        ("read", ReadWrite::Read),
+        ("write", ReadWrite::Write),
+        ("trim", ReadWrite::Trim),
+        ("randread", ReadWrite::RandRead),
+        ("randwrite", ReadWrite::RandWrite),
+        ("randtrim", ReadWrite::RandTrim),
+        ("rw", ReadWrite::Mixed),
+        ("readwrite", ReadWrite::Mixed),
+        ("randrw", ReadWrite::RandMixed),
+    ];
+
+    /// fio's name.
+    pub fn name(self) -> &'static str {
+        Self::NAMES.iter().find(|(_, value)| *value == self).map_or("", |(name, _)| *name)
+    }
+
+    /// Whether addresses are drawn at random.
+    pub fn is_random(self) -> bool {
+        matches!(self, Self::RandRead | Self::RandWrite | Self::RandTrim | Self::RandMixed)
+    }
+
+    /// Whether there are reads.
+    pub fn reads(self) -> bool {
+        matches!(self, Self::Read | Self::RandRead | Self::Mixed | Self::RandMixed)
+    }
+
+    /// Whether there are writes.
+    pub fn writes(self) -> bool {
+        matches!(self, Self::Write | Self::RandWrite | Self::Mixed | Self::RandMixed)
+    }
+
+    /// Whether there are discards.
+    pub fn trims(self) -> bool {
+        matches!(self, ReadWrite::Trim | ReadWrite::RandTrim)
+    }
+
+    /// Whether it is a mix of reads and writes.
+    pub fn is_mixed(self) -> bool {
+        self.reads() && self.writes()
+    }
+}
+
+impl fmt::Display for ReadWrite {
+    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        formatter.write_str(self.name())
+    }
+}
+
+/// A value for each direction, as fio's comma form `reads,writes,trims`.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct PerDirection<T> {
+    /// For reads.
+    pub read: T,
+    /// For writes.
+    pub write: T,
+    /// For discards.
+    pub trim: T,
+}
+
+impl<T: Copy> PerDirection<T> {
+    /// The same value for all three.
+    pub const fn all(value: T) -> Self {
+        PerDirection { read: value, write: value, trim: value }
+    }
+}
+
+/// How large a request is: `min` to `max` bytes in steps of `min`, each equally likely (`bsrange`); `bs` makes
+/// the two equal.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct BlockSizes {
+    /// The smallest request and the step, in bytes.
+    pub min: u64,
+    /// The largest request, in bytes.
+    pub max: u64,
+}
+
+impl BlockSizes {
+    /// Always `bytes`.
+    pub const fn fixed(bytes: u64) -> Self {
+        BlockSizes { min: bytes, max: bytes }
+    }
+
+    /// Whether all requests are equally large.
+    pub fn is_fixed(self) -> bool {
+        self.min == self.max
+    }
+}
+
+/// How random addresses are drawn, as fio's `random_distribution`.
+#[derive(Debug, Clone, Copy, PartialEq, Default)]
+pub enum Distribution {
+    /// `random` (or `uniform`): every block equally likely. Unless `norandommap`, each block once before any
+    /// comes again.
+    #[default]
+    Uniform,
+    /// `zipf:theta`: block of rank k with probability proportional to k^-theta; which block has which rank is
+    /// drawn from the seed. There is no map: blocks come again.
+    Zipf {
+        /// Above 0 and not 1.
+        theta: f64,
+    },
+}
+
+/// An amount of bytes, or a share of the device.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Amount {
+    /// In bytes.
+    Bytes(u64),
+    /// In percent of the whole device, 0 to 100.
+    Percent(u32),
+}
+
+impl Amount {
+    /// In bytes of a device of `capacity` bytes.
+    pub fn of(self, capacity: u64) -> u64 {
+        match self {
+            Amount::Bytes(bytes) => bytes,
+            Amount::Percent(percent) => (u128::from(capacity) * u128::from(percent) / 100) as u64,
+        }
+    }
+}
+
+impl fmt::Display for Amount {
+    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Amount::Bytes(bytes) => bytes.fmt(formatter),
+            Amount::Percent(percent) => write!(formatter, "{percent}%"),
+        }
+    }
+}
+
+/// What is checked, as fio's `verify` and its companions.
+///
+/// There is one form, whichever of fio's values (`crc32c`, `crc32c-intel`, `meta`, `pattern`) asked for it:
+/// each written block carries its own byte offset, a sequence number, the job's seed and a checksum, so that
+/// a block is caught that is torn, rotten, stale or in the wrong place. The other checksums are refused.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Verify {
+    /// Whether what was written is read back and checked once the writes have ended (`do_verify`, true
+    /// unless said otherwise). Reads of a job are always checked.
+    pub after_writes: bool,
+    /// Whether nothing is written: the same addresses and contents are computed, and only checked
+    /// (`verify_only`).
+    pub only: bool,
+    /// Whether the first bad block ends the job (`verify_fatal`); otherwise all are counted.
+    pub fatal: bool,
+}
+
+impl Default for Verify {
+    fn default() -> Self {
+        Verify { after_writes: true, only: false, fatal: false }
+    }
+}
+
+/// One workload.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Job {
+    /// The name of its section in a job file or a plan.
+    pub name: String,
+    /// What it is for (`description`); no influence on anything.
+    pub description: Option<String>,
+    /// What it does.
+    pub rw: ReadWrite,
+    /// How large its requests are, per direction (`bs`, `bsrange`).
+    pub block_size: PerDirection<BlockSizes>,
+    /// How many requests are in flight, per clone.
+    pub iodepth: u32,
+    /// How many clones run at the same time, each with this whole job as its own.
+    pub numjobs: u32,
+    /// The longest time that it runs, without `ramp_time` (`runtime`).
+    pub runtime: Option<Duration>,
+    /// Whether it starts over until `runtime` has passed when all is done sooner. The parsers refuse it
+    /// without `runtime`.
+    pub time_based: bool,
+    /// How long it runs before anything is measured.
+    pub ramp_time: Duration,
+    /// Where its region begins (`offset`).
+    pub offset: Amount,
+    /// How long its region is; None: to the end of the device.
+    pub size: Option<Amount>,
+    /// How many bytes are transferred in all, whatever the size of the region; None: as many as the region
+    /// has.
+    pub io_size: Option<Amount>,
+    /// Percentage of reads in a mix, 0 to 100.
+    pub rwmixread: u32,
+    /// How random addresses are drawn.
+    pub random_distribution: Distribution,
+    /// Whether random addresses may come again before all have come once.
+    pub norandommap: bool,
+    /// Where the random numbers begin. None with `randrepeat`: from a fixed number.
+    pub randseed: Option<u64>,
+    /// Whether every run without `randseed` draws the same numbers (true unless said otherwise).
+    pub randrepeat: bool,
+    /// Operations per second that each clone starts at most, per direction.
+    pub rate_iops: PerDirection<Option<u64>>,
+    /// A flush after every so many writes; 0: none. Our devices have one flush, so `fsync` and `fdatasync`
+    /// are the same to them; peers are told which.
+    pub fsync: u32,
+    /// As `fsync`, by `fdatasync`.
+    pub fdatasync: u32,
+    /// Whether every write is durable before it is acknowledged (`sync=1`, `sync=dsync`): FUA.
+    pub sync: bool,
+    /// What is checked.
+    pub verify: Option<Verify>,
+    /// How it would be checked: `verify`'s companions, which may stand before it.
+    pub(crate) verify_settings: Verify,
+    /// Whether the page cache is bypassed (`direct`; `buffered` is its opposite).
+    pub direct: bool,
+    /// fio's engine as named. Ours stands in for it; peers use it.
+    pub ioengine: Option<String>,
+    /// The file or device that was named.
+    pub filename: Option<String>,
+    /// Whether the clones, and all jobs of the group, are reported as one.
+    pub group_reporting: bool,
+    /// Which group it runs in: jobs of one group run at the same time, groups one after the other. A section
+    /// with `stonewall` begins a new one.
+    pub group: usize,
+}
+
+/// Where the random numbers of repeatable jobs begin.
+const REPEATED_SEED: u64 = 0x5117_5704_e000_0001;
+
+impl Job {
+    /// A job of this name with fio's defaults.
+    pub fn new(name: impl Into<String>) -> Self {
+        Job {
+            name: name.into(),
+            description: None,
+            rw: ReadWrite::default(),
+            block_size: PerDirection::all(BlockSizes::fixed(4096)),
+            iodepth: 1,
+            numjobs: 1,
+            runtime: None,
+            time_based: false,
+            ramp_time: Duration::ZERO,
+            offset: Amount::Bytes(0),
+            size: None,
+            io_size: None,
+            rwmixread: 50,
+            random_distribution: Distribution::default(),
+            norandommap: false,
+            randseed: None,
+            randrepeat: true,
+            rate_iops: PerDirection::all(None),
+            fsync: 0,
+            fdatasync: 0,
+            sync: false,
+            verify: None,
+            verify_settings: Verify::default(),
+            direct: false,
+            ioengine: None,
+            filename: None,
+            group_reporting: false,
+            group: 0,
+        }
+    }
+
+    /// The seed of clone number `clone`, or None where every run shall draw other numbers. Different clones
+    /// draw different numbers.
+    pub fn seed(&self, clone: u32) -> Option<u64> {
+        let first = self.randseed.or(self.randrepeat.then_some(REPEATED_SEED))?;
+        Some(first.wrapping_add(u64::from(clone).wrapping_mul(0x9e37_79b9_7f4a_7c15)))
+    }
+
+    /// A flush after every so many writes; None: none.
+    pub fn flush_every(&self) -> Option<u32> {
+        [self.fsync, self.fdatasync].into_iter().filter(|every| *every > 0).min()
+    }
+
+    /// The block sizes of the directions that it has.
+    pub fn used_block_sizes(&self) -> impl Iterator<Item = BlockSizes> {
+        let PerDirection { read, write, trim } = self.block_size;
+        let used = [(self.rw.reads(), read), (self.rw.writes(), write), (self.rw.trims(), trim)];
+        used.into_iter().filter(|(is_used, _)| *is_used).map(|(_, sizes)| sizes)
+    }
+
+    /// Fits the job to a device of `capacity` bytes in blocks of `block_size` bytes.
+    ///
+    /// # Errors
+    /// [`Error::Invalid`] where the region reaches beyond the device, where the smallest request doesn't fit
+    /// into it, or where offset or request sizes are not whole blocks. The length is rounded down to whole
+    /// requests.
+    pub fn region(&self, capacity: u64, block_size: u64) -> Result<Region> {
+        let name = &self.name;
+        let block_size = block_size.max(1);
+        let mut smallest = 0;
+        for sizes in self.used_block_sizes() {
+            smallest = sizes.min.max(smallest);
+            if sizes.min == 0 || !sizes.min.is_multiple_of(block_size) {
+                return Err(Error::invalid(format!(
+                    "job {name}: bs={}: expected a multiple of the device's block size, {block_size}",
+                    sizes.min
+                )));
+            }
+        }
+        // A share of the device rarely falls on a whole block; a number was meant as it is.
+        let offset = match self.offset {
+            Amount::Bytes(bytes) if !bytes.is_multiple_of(block_size) => {
+                return Err(Error::invalid(format!(
+                    "job {name}: offset={bytes}: expected a multiple of the device's block size, {block_size}"
+                )));
+            }
+            amount => amount.of(capacity) / block_size * block_size,
+        };
+        let room = capacity.checked_sub(offset).filter(|room| *room > 0).ok_or_else(|| {
+            Error::invalid(format!("job {name}: offset={offset}: the device has only {capacity} bytes"))
+        })?;
+        let length = match self.size {
+            None => room,
+            Some(percent @ Amount::Percent(_)) => percent.of(capacity).min(room),
+            Some(Amount::Bytes(bytes)) if bytes <= room => bytes,
+            Some(Amount::Bytes(bytes)) => {
+                return Err(Error::invalid(format!(
+                    "job {name}: size={bytes} at offset {offset}: the device has only {room} bytes there; make \
+                     it larger or the job smaller"
+                )));
+            }
+        };
+        let step = self.used_block_sizes().map(|sizes| sizes.min).min().unwrap_or(block_size);
+        let length = length / step * step;
+        if length < smallest {
+            return Err(Error::invalid(format!(
+                "job {name}: its region of {length} bytes is smaller than a request of {smallest}"
+            )));
+        }
+        let transfer = self.io_size.map_or(length, |amount| amount.of(length));
+        Ok(Region { offset, length, transfer })
+    }
+
+    /// The job in fio's words, leaving out what is as fio's default: `("rw", "randread"), ("bs", "4096")…`.
+    /// `name`, `filename`, `ioengine`, `direct`, `description` and the groups are not part of it: those say
+    /// where it runs, not what it is.
+    pub fn options(&self) -> Vec<(&'static str, String)> {
+        let mut options = vec![("rw", self.rw.to_string())];
+        let mut push = |is_said: bool, key, value: String| {
+            if is_said {
+                options.push((key, value));
+            }
+        };
+        let PerDirection { read, write, trim } = self.block_size;
+        let same = read == write && write == trim;
+        let sizes = if same { vec![read] } else { vec![read, write, trim] };
+        let fixed = sizes.iter().all(|sizes| sizes.is_fixed());
+        let words = sizes.iter().map(|sizes| match fixed {
+            true => sizes.min.to_string(),
+            false => format!("{}-{}", sizes.min, sizes.max),
+        });
+        push(true, if fixed { "bs" } else { "bsrange" }, words.collect::<Vec<_>>().join(","));
+        push(true, "iodepth", self.iodepth.to_string());
+        push(self.numjobs != 1, "numjobs", self.numjobs.to_string());
+        push(self.offset != Amount::Bytes(0), "offset", self.offset.to_string());
+        push(self.size.is_some(), "size", self.size.map_or_else(String::new, |size| size.to_string()));
+        push(
+            self.io_size.is_some(),
+            "io_size",
+            self.io_size.map_or_else(String::new, |size| size.to_string()),
+        );
+        push(self.runtime.is_some(), "runtime", in_time(self.runtime.unwrap_or_default()));
+        push(self.time_based, "time_based", "1".into());
+        push(!self.ramp_time.is_zero(), "ramp_time", in_time(self.ramp_time));
+        push(self.rw.is_mixed() && self.rwmixread != 50, "rwmixread", self.rwmixread.to_string());
+        if let Distribution::Zipf { theta } = self.random_distribution {
+            push(self.rw.is_random(), "random_distribution", format!("zipf:{theta}"));
+        }
+        push(self.norandommap, "norandommap", "1".into());
+        push(self.randseed.is_some(), "randseed", self.randseed.unwrap_or_default().to_string());
+        push(!self.randrepeat, "randrepeat", "0".into());
+        let PerDirection { read, write, trim } = self.rate_iops;
+        let has_rate = read.or(write).or(trim).is_some();
+        let rates = [read, write, trim].map(|rate| rate.map_or_else(String::new, |rate| rate.to_string()));
+        let same = read == write && write == trim;
+        push(has_rate, "rate_iops", if same { rates[0].clone() } else { rates.join(",") });
+        push(self.fsync > 0, "fsync", self.fsync.to_string());
+        push(self.fdatasync > 0, "fdatasync", self.fdatasync.to_string());
+        push(self.sync, "sync", "dsync".into());
+        if let Some(verify) = self.verify {
+            push(true, "verify", "crc32c".into());
+            push(!verify.after_writes, "do_verify", "0".into());
+            push(verify.only, "verify_only", "1".into());
+            push(verify.fatal, "verify_fatal", "1".into());
+        }
+        options
+    }
+
+    /// What may be relied on when one of its writes is acknowledged, for the figure's caption; None without
+    /// writes.
+    pub fn acknowledged(&self) -> Option<String> {
+        if !self.rw.writes() {
+            return None;
+        }
+        Some(match (self.sync, self.flush_every()) {
+            (true, _) => "durable: every write is FUA".into(),
+            (false, Some(1)) => "in the device's cache; flushed after every write".into(),
+            (false, Some(every)) => format!("in the device's cache; flushed every {every} writes"),
+            (false, None) => "in the device's cache; never flushed".into(),
+        })
+    }
+}
+
+/// fio's words for a time: whole seconds as `30s`, otherwise milli- or microseconds.
+fn in_time(time: Duration) -> String {
+    match time.as_micros() {
+        micros if micros.is_multiple_of(1_000_000) => format!("{}s", micros / 1_000_000),
+        micros if micros.is_multiple_of(1000) => format!("{}ms", micros / 1000),
+        micros => format!("{micros}us"),
+    }
+}
+
+/// Where a job does its work on a device, in bytes.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Region {
+    /// Where it begins.
+    pub offset: u64,
+    /// How long it is.
+    pub length: u64,
+    /// How many bytes are transferred before the job is done (or, if time-based, starts over).
+    pub transfer: u64,
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const MIB: u64 = 1 << 20;
+
+    fn job(offset: Amount, size: Option<Amount>, io_size: Option<Amount>) -> Job {
+        Job { offset, size, io_size, ..Job::new("x") }
+    }
+
+    /// What fio 3.33 does on a file of 64 MiB with the same options.
+    #[test]
+    fn regions_as_fio_cuts_them() {
+        use Amount::{Bytes, Percent};
+        for (offset, size, io_size, expected) in [
+            (Bytes(16 * MIB), Some(Bytes(32 * MIB)), None, (16, 32, 32)),
+            (Bytes(16 * MIB), None, None, (16, 48, 48)),
+            (Bytes(16 * MIB), Some(Percent(50)), None, (16, 32, 32)),
+            (Percent(50), Some(Percent(100)), None, (32, 32, 32)),
+            (Bytes(0), Some(Bytes(16 * MIB)), Some(Bytes(40 * MIB)), (0, 16, 40)),
+            (Bytes(0), Some(Bytes(32 * MIB)), Some(Percent(50)), (0, 32, 16)),
+        ] {
+            let region = job(offset, size, io_size).region(64 * MIB, 4096).unwrap();
+            let found = (region.offset / MIB, region.length / MIB, region.transfer / MIB);
+            assert_eq!(found, expected, "{offset} {size:?} {io_size:?}");
+        }
+    }
+
+    #[test]
+    fn regions_that_do_not_fit_are_refused() {
+        let error =
+            |job: &Job, capacity, block_size| job.region(capacity, block_size).unwrap_err().to_string();
+        let large = job(Amount::Bytes(16 * MIB), Some(Amount::Bytes(60 * MIB)), None);
+        assert!(error(&large, 64 * MIB, 4096).contains("only 50331648 bytes there"));
+        assert!(error(&job(Amount::Bytes(MIB), None, None), MIB, 4096).contains("has only 1048576 bytes"));
+        assert!(
+            error(&job(Amount::Bytes(100), None, None), MIB, 4096)
+                .contains("multiple of the device's block size")
+        );
+        assert!(error(&Job::new("x"), MIB, 8192).contains("bs=4096: expected a multiple"));
+        assert!(error(&Job::new("x"), 2048, 512).contains("smaller than a request"));
+        let odd = job(Amount::Percent(33), None, None).region(MIB + 4096, 4096).unwrap();
+        assert_eq!((odd.offset % 4096, odd.length % 4096), (0, 0));
+    }
+
+    #[test]
+    fn clones_draw_different_numbers_and_runs_the_same() {
+        let mut job = Job::new("x");
+        assert_eq!(job.seed(0), Job::new("y").seed(0));
+        assert_ne!(job.seed(0), job.seed(1));
+        job.randrepeat = false;
+        assert_eq!(job.seed(0), None);
+        job.randseed = Some(7);
+        assert_eq!(job.seed(0), Some(7));
+    }
+}

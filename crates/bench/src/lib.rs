@@ -1,0 +1,13 @@
+//! Workloads, histograms, plans, peers and the report.
+
+pub mod environment;
+pub mod histogram;
+pub mod job;
+pub mod job_file;
+pub mod peer;
+pub mod plan;
+pub mod problem;
+pub mod report;
+pub mod results;
+pub mod table;
+pub mod units;

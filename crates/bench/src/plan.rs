@@ -1,0 +1,469 @@
+//! Plans: which stacks and peers do which workloads how often, in TOML.
+//!
+//! ```toml
+//! [plan]
+//! name = "quick"
+//! repetitions = 5
+//! warm_up = "1s"                  # before each measurement, as fio's ramp_time
+//!
+//! [stack.file]                    # ours: a one-line stack, or file = "stack.toml"
+//! line = "file(quick.img, size=1GiB)"
+//! fill = true                     # written once before the first run, so that reads meet data
+//!
+//! [workload.randread]             # fio's words; lists make a matrix
+//! rw = "randread"
+//! bs = "4KiB"
+//! iodepth = [1, 32]
+//! runtime = "3s"
+//! time_based = true
+//!
+//! [peer.fio]                      # fio on the same file
+//! kind = "fio"
+//! filename = "quick.img"
+//!
+//! [compare]
+//! baseline = "fio"
+//! ```
+//!
+//! A peer may also be a `command` that prints fio's JSON, and may work on a `[server.NAME]` that is started
+//! afresh for every run. A plan is read and checked whole, everything wrong is said at once, and nothing is
+//! started here: [`Plan::runs`] is the list of what is to be run, in order. What a stack's line means is left
+//! to crate `stack`; carrying the list out, to the command line.
+
+mod reader;
+mod runs;
+mod workload;
+
+pub use runs::{Role, Run, Subject};
+
+use crate::job::Job;
+use crate::peer::fio::Fio;
+use crate::peer::{PLACEHOLDERS, Peer, PeerKind, Server};
+use crate::problem::{Place, Problems, did_you_mean};
+use reader::{Entry, Reader, find};
+use std::time::Duration;
+use workload::Extras;
+
+/// A plan, checked.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Plan {
+    /// Its name.
+    pub name: String,
+    /// What it is about, for people.
+    pub title: Option<String>,
+    /// Our own subjects, in the order of the text.
+    pub stacks: Vec<StackSubject>,
+    /// The peers, in the order of the text.
+    pub peers: Vec<Peer>,
+    /// The servers that peers work on.
+    pub servers: Vec<Server>,
+    /// The workloads, their matrices spread out.
+    pub workloads: Vec<Workload>,
+    /// Which ratios are computed: subject and baseline.
+    pub pairs: Vec<(String, String)>,
+}
+
+/// A stack of ours that runs workloads.
+#[derive(Debug, Clone, PartialEq)]
+pub struct StackSubject {
+    /// Its name in the plan.
+    pub name: String,
+    /// Where it comes from.
+    pub source: StackSource,
+    /// Where the source stands in the plan, for messages about it.
+    pub place: Place,
+    /// The device of a stack file that is driven; None: its top.
+    pub device: Option<String>,
+    /// On how many shards it runs.
+    pub shards: u32,
+    /// Whether it is written from start to end before the first run.
+    pub fill: bool,
+    /// Whether it is created before the first run, as with `--format`.
+    pub format: bool,
+}
+
+/// Where a stack comes from.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum StackSource {
+    /// Its one-line form.
+    Line(String),
+    /// A stack file, relative to the plan's folder.
+    File(String),
+}
+
+/// A point of a workload's matrix.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Workload {
+    /// Its name and what tells it from the matrix's other points: `randread iodepth=32`.
+    pub name: String,
+    /// What is done.
+    pub job: Job,
+    /// By whom: names of stacks and peers.
+    pub subjects: Vec<String>,
+    /// How often each does it.
+    pub repetitions: u32,
+    /// The rate as a share of what somebody reaches without a limit, which is measured first.
+    pub rate_share: Option<RateShare>,
+}
+
+/// A share of a measured rate: `rate_iops = "50% of fio"`.
+#[derive(Debug, Clone, PartialEq)]
+pub struct RateShare {
+    /// In percent.
+    pub percent: f64,
+    /// The subject whose rate it is.
+    pub of: String,
+    /// Where it stands in the plan.
+    pub(crate) place: Place,
+}
+
+/// The keys of a workload that aren't fio's.
+const WORKLOAD_KEYS: &[&str] = &["subjects", "repetitions"];
+
+impl Plan {
+    /// Reads a plan. `file` is its name for messages.
+    ///
+    /// # Errors
+    /// Everything that is wrong with it, in the order of the text.
+    pub fn parse(file: &str, text: &str) -> Result<Plan, Problems> {
+        let mut reader = Reader::default();
+        let document = reader.document(text);
+        let sections = ["plan", "stack", "workload", "peer", "server", "compare"];
+        reader.check_keys("a plan", &document, &sections);
+        let section = |reader: &mut Reader, key: &str| -> &[Entry] {
+            find(&document, key).map_or(&[], |entry| reader.table(entry))
+        };
+
+        let head = section(&mut reader, "plan");
+        reader.check_keys("[plan]", head, &["name", "title", "repetitions", "warm_up"]);
+        let stem =
+            std::path::Path::new(file).file_stem().map_or("plan".into(), |stem| stem.to_string_lossy());
+        let name = reader.text(head, "name").unwrap_or_else(|| stem.into_owned());
+        let title = reader.text(head, "title");
+        let repetitions = reader.integer(head, "repetitions", 1..=1000).unwrap_or(5);
+        let warm_up = reader.time(head, "warm_up").unwrap_or_default();
+
+        let stacks: Vec<_> =
+            section(&mut reader, "stack").iter().filter_map(|it| stack(&mut reader, it)).collect();
+        let servers: Vec<_> =
+            section(&mut reader, "server").iter().filter_map(|it| server(&mut reader, it)).collect();
+        let peer_entries = section(&mut reader, "peer");
+        let peers: Vec<_> = peer_entries.iter().filter_map(|it| peer(&mut reader, it, &document)).collect();
+        let mut plan = Plan { name, title, stacks, peers, servers, workloads: Vec::new(), pairs: Vec::new() };
+        // Names, not what could be read: one slip in a stack shall not make its name unknown as well.
+        let subjects = subject_names(&mut reader, &document);
+        for entry in section(&mut reader, "workload") {
+            plan.add_workload(&mut reader, entry, &subjects, (repetitions, warm_up));
+        }
+        let compare = section(&mut reader, "compare");
+        plan.pairs = pairs(&mut reader, compare, &subjects, &plan);
+        if reader.problems.is_empty() && (plan.workloads.is_empty() || subjects.is_empty()) {
+            let message = "a plan needs at least one [workload.NAME] and one [stack.NAME] or [peer.NAME]";
+            reader.refuse(Place { line: 1, column: 1 }, message);
+        }
+        Problems::or(file, reader.problems, plan)
+    }
+
+    fn add_workload(
+        &mut self,
+        reader: &mut Reader,
+        entry: &Entry,
+        subjects: &[String],
+        (repetitions, warm_up): (u32, Duration),
+    ) {
+        let entries = reader.table(entry);
+        let mut extras = Extras {
+            subjects: Some(subjects.to_vec()),
+            repetitions: reader.integer(entries, "repetitions", 1..=1000).unwrap_or(repetitions),
+            warm_up,
+        };
+        if let Some(chosen) = reader.texts(entries, "subjects") {
+            let place = find(entries, "subjects").map_or(entry.place, |found| found.value.place);
+            chosen.iter().for_each(|name| check_name(reader, place, "subject", name, subjects));
+            extras.subjects = Some(chosen);
+        }
+        let points = workload::points(reader, entry, entries, &extras);
+        for share in points.iter().filter_map(|point| point.rate_share.as_ref()) {
+            check_name(reader, share.place, "subject", &share.of, subjects);
+        }
+        self.workloads.extend(points);
+    }
+
+    /// Leaves out every peer for which a program is missing, and says so in one line each.
+    pub fn leave_out_missing(&mut self, is_installed: &dyn Fn(&str) -> bool) -> Vec<String> {
+        let mut notes = Vec::new();
+        let servers = &self.servers;
+        self.peers.retain(|peer| {
+            let server = servers.iter().find(|server| Some(&server.name) == peer.server.as_ref());
+            let mut needed = peer.programs().into_iter().chain(server.into_iter().flat_map(Server::programs));
+            let missing = needed.find(|program| !is_installed(program));
+            if let Some(program) = missing {
+                notes.push(format!("{} is left out: {program} is not installed", peer.name));
+            }
+            missing.is_none()
+        });
+        let names: Vec<String> = self.subject_names().map(str::to_owned).collect();
+        for workload in &mut self.workloads {
+            workload.subjects.retain(|subject| names.contains(subject));
+        }
+        self.workloads.retain(|workload| match &workload.rate_share {
+            Some(share) if !names.contains(&share.of) => {
+                notes.push(format!("{} is left out: its rate is a share of {}", workload.name, share.of));
+                false
+            }
+            _ => true,
+        });
+        self.pairs.retain(|(subject, baseline)| names.contains(subject) && names.contains(baseline));
+        notes
+    }
+
+    /// The names of stacks and peers.
+    pub fn subject_names(&self) -> impl Iterator<Item = &str> {
+        let stacks = self.stacks.iter().map(|stack| stack.name.as_str());
+        stacks.chain(self.peers.iter().map(|peer| peer.name.as_str()))
+    }
+
+    /// The server of a peer.
+    pub fn server_of(&self, peer: &Peer) -> Option<&Server> {
+        self.servers.iter().find(|server| Some(&server.name) == peer.server.as_ref())
+    }
+}
+
+fn subject_names(reader: &mut Reader, document: &[Entry]) -> Vec<String> {
+    let mut names: Vec<String> = Vec::new();
+    for section in ["stack", "peer"] {
+        let entries = find(document, section).map(|entry| match &entry.value.kind {
+            reader::Kind::Table(entries) => &entries[..],
+            _ => &[],
+        });
+        for entry in entries.unwrap_or_default() {
+            if names.contains(&entry.key) {
+                reader.refuse(entry.place, format!("{}: a stack and a peer of the same name", entry.key));
+            }
+            let is_fine = |letter: char| letter.is_alphanumeric() || "-_.+ ".contains(letter);
+            if entry.key.is_empty() || !entry.key.chars().all(is_fine) {
+                reader.refuse(
+                    entry.place,
+                    format!("{:?}: expected a name of letters, digits and -_.+", entry.key),
+                );
+            }
+            names.push(entry.key.clone());
+        }
+    }
+    names
+}
+
+fn check_name(reader: &mut Reader, place: Place, what: &str, name: &str, known: &[String]) {
+    if !known.iter().any(|it| it == name) {
+        let near = did_you_mean(name, known.iter().map(String::as_str));
+        let list = match known {
+            [] => "none".into(),
+            known => known.join(", "),
+        };
+        reader.refuse(place, format!("there is no {what} \"{name}\"{near} (known: {list})"));
+    }
+}
+
+fn stack(reader: &mut Reader, entry: &Entry) -> Option<StackSubject> {
+    let entries = reader.table(entry);
+    let what = format!("[stack.{}]", entry.key);
+    reader.check_keys(&what, entries, &["line", "file", "device", "shards", "fill", "format"]);
+    let line = reader.text(entries, "line");
+    let file = reader.text(entries, "file");
+    let device = reader.text(entries, "device");
+    let place =
+        ["line", "file"].iter().find_map(|key| find(entries, key)).map_or(entry.place, |it| it.value.place);
+    let source = match (line, file) {
+        (Some(line), None) => StackSource::Line(line),
+        (None, Some(file)) => StackSource::File(file),
+        _ => {
+            reader.refuse(
+                entry.place,
+                format!("{what}: expected either line = \"file(…)\" or file = \"stack.toml\""),
+            );
+            return None;
+        }
+    };
+    if let (StackSource::Line(_), Some(_), Some(found)) = (&source, &device, find(entries, "device")) {
+        reader.refuse(
+            found.place,
+            format!("{what}: device chooses from a stack file; a line has only its top"),
+        );
+    }
+    Some(StackSubject {
+        name: entry.key.clone(),
+        source,
+        place,
+        device,
+        shards: reader.integer(entries, "shards", 1..=1024).unwrap_or(1),
+        fill: reader.boolean(entries, "fill").unwrap_or(false),
+        format: reader.boolean(entries, "format").unwrap_or(false),
+    })
+}
+
+fn server(reader: &mut Reader, entry: &Entry) -> Option<Server> {
+    let entries = reader.table(entry);
+    let what = format!("[server.{}]", entry.key);
+    reader.check_keys(&what, entries, &["command", "prepare", "socket", "requires"]);
+    let command = required_command(reader, entry, entries, &what);
+    let prepare = reader.lists_of_texts(entries, "prepare").unwrap_or_default();
+    for (key, words) in
+        [("command", command.iter().flatten().collect()), ("prepare", prepare.iter().flatten().collect())]
+    {
+        let words: Vec<&String> = words;
+        check_placeholders(reader, entries, key, &words, true);
+    }
+    let socket = reader.text(entries, "socket").unwrap_or_else(|| format!("{}.sock", entry.key));
+    let requires = reader.texts(entries, "requires").unwrap_or_default();
+    Some(Server { name: entry.key.clone(), command: command?, prepare, socket, requires })
+}
+
+fn peer(reader: &mut Reader, entry: &Entry, document: &[Entry]) -> Option<Peer> {
+    let entries = reader.table(entry);
+    let what = format!("[peer.{}]", entry.key);
+    let server = reader.text(entries, "server");
+    if let (Some(server), Some(found)) = (&server, find(entries, "server")) {
+        let known: Vec<String> = match find(document, "server").map(|it| &it.value.kind) {
+            Some(reader::Kind::Table(servers)) => servers.iter().map(|it| it.key.clone()).collect(),
+            _ => Vec::new(),
+        };
+        check_name(reader, found.value.place, "server", server, &known);
+    }
+    let shared = ["kind", "server", "requires", "ours"];
+    let kind = match reader.text(entries, "kind").as_deref() {
+        Some("fio") => {
+            let known = [&shared[..], &["filename", "ioengine", "direct", "options"]].concat();
+            reader.check_keys(&what, entries, &known);
+            PeerKind::Fio(fio(reader, entry, entries, server.is_some()))
+        }
+        Some("command") => {
+            reader.check_keys(&what, entries, &[&shared[..], &["command"]].concat());
+            let command = required_command(reader, entry, entries, &what)?;
+            check_placeholders(
+                reader,
+                entries,
+                "command",
+                &command.iter().collect::<Vec<_>>(),
+                server.is_some(),
+            );
+            PeerKind::Command(command)
+        }
+        other => {
+            let place = find(entries, "kind").map_or(entry.place, |found| found.value.place);
+            let found = other.map_or_else(String::new, |other| format!(", found \"{other}\""));
+            reader.refuse(place, format!("{what}: expected kind = \"fio\" or kind = \"command\"{found}"));
+            return None;
+        }
+    };
+    let requires = reader.texts(entries, "requires").unwrap_or_default();
+    let ours = reader.boolean(entries, "ours").unwrap_or(false);
+    Some(Peer { name: entry.key.clone(), kind, server, requires, ours })
+}
+
+fn fio(reader: &mut Reader, entry: &Entry, entries: &[Entry], has_server: bool) -> Fio {
+    let filename = reader.text(entries, "filename");
+    let mut options = Vec::new();
+    if let Some(found) = find(entries, "options") {
+        for option in reader.table(found) {
+            match option.value.as_option() {
+                Some(value) => {
+                    check_placeholders(reader, &[], "options", &[&value], has_server);
+                    options.push((option.key.clone(), value));
+                }
+                None => reader.refuse(option.value.place, format!("{}: expected one value", option.key)),
+            }
+        }
+    }
+    let ioengine = reader.text(entries, "ioengine").unwrap_or_else(|| "io_uring".into());
+    // These have an address of their own, or need none.
+    let needs_file = !["nbd", "null", "cpuio", "net", "http", "rados", "rbd"].contains(&ioengine.as_str());
+    if needs_file && filename.is_none() {
+        let name = &entry.key;
+        reader
+            .refuse(entry.place, format!("[peer.{name}]: expected filename = \"…\" for ioengine {ioengine}"));
+    }
+    let direct = reader.boolean(entries, "direct").unwrap_or(true);
+    Fio { filename, ioengine, direct, options }
+}
+
+fn required_command(
+    reader: &mut Reader,
+    entry: &Entry,
+    entries: &[Entry],
+    what: &str,
+) -> Option<Vec<String>> {
+    if find(entries, "command").is_none() {
+        reader.refuse(entry.place, format!("{what}: expected command = [\"program\", \"argument\", …]"));
+    }
+    let command = reader.texts(entries, "command")?;
+    if command.first().is_none_or(|program| program.trim().is_empty()) {
+        let place = find(entries, "command").map_or(entry.place, |found| found.value.place);
+        reader.refuse(place, format!("{what}: command: expected at least a program"));
+        return None;
+    }
+    Some(command)
+}
+
+/// Refuses words in braces that nothing will be put in for.
+fn check_placeholders(
+    reader: &mut Reader,
+    entries: &[Entry],
+    key: &str,
+    words: &[&String],
+    has_server: bool,
+) {
+    let place = find(entries, key).map_or(Place { line: 1, column: 1 }, |found| found.value.place);
+    for word in words {
+        let mut rest = word.as_str();
+        while let Some((_, after)) = rest.split_once('{') {
+            rest = after;
+            let Some((name, _)) = after.split_once('}') else { break };
+            let looks_meant = !name.is_empty() && name.chars().all(|it| it.is_ascii_lowercase() || it == '_');
+            if looks_meant && !PLACEHOLDERS.contains(&name) {
+                let near = did_you_mean(name, PLACEHOLDERS.iter().copied());
+                let known = PLACEHOLDERS.join(", ");
+                reader
+                    .refuse(place, format!("{key}: nothing is known for {{{name}}}{near} (known: {known})"));
+            }
+            if name == "socket" && !has_server {
+                reader.refuse(place, format!("{key}: {{socket}} is a server's: add server = \"NAME\""));
+            }
+            if name == "fio_arguments" && word.as_str() != "{fio_arguments}" {
+                reader.refuse(place, format!("{key}: {{fio_arguments}} are many words: let it stand alone"));
+            }
+        }
+    }
+}
+
+/// What `[compare]` asks for; without it, every stack and every peer marked as ours against every other peer.
+fn pairs(reader: &mut Reader, entries: &[Entry], subjects: &[String], plan: &Plan) -> Vec<(String, String)> {
+    reader.check_keys("[compare]", entries, &["baseline", "pairs"]);
+    let mut result = Vec::new();
+    let place = |key| find(entries, key).map_or(Place { line: 1, column: 1 }, |found| found.value.place);
+    if let Some(baseline) = reader.text(entries, "baseline") {
+        check_name(reader, place("baseline"), "subject", &baseline, subjects);
+        let others = subjects.iter().filter(|subject| **subject != baseline);
+        result.extend(others.map(|subject| (subject.clone(), baseline.clone())));
+    }
+    for pair in reader.lists_of_texts(entries, "pairs").unwrap_or_default() {
+        let [subject, baseline] = &pair[..] else {
+            reader.refuse(place("pairs"), "pairs: expected [\"SUBJECT\", \"BASELINE\"]");
+            continue;
+        };
+        check_name(reader, place("pairs"), "subject", subject, subjects);
+        check_name(reader, place("pairs"), "subject", baseline, subjects);
+        result.push((subject.clone(), baseline.clone()));
+    }
+    if entries.is_empty() {
+        let ours = plan.peers.iter().filter(|peer| peer.ours).map(|peer| &peer.name);
+        let ours: Vec<&String> = plan.stacks.iter().map(|stack| &stack.name).chain(ours).collect();
+        for peer in plan.peers.iter().filter(|peer| !peer.ours) {
+            result.extend(ours.iter().map(|name| ((*name).clone(), peer.name.clone())));
+        }
+    }
+    result
+}
+
+#[cfg(test)]
+#[path = "plan/tests.rs"]
+mod tests;

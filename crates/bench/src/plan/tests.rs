@@ -1,0 +1,252 @@
+use super::*;
+use crate::job::{Amount, BlockSizes};
+use proptest::prelude::*;
+
+const NBD: &str = r#"
+[plan]
+title = "Doors"
+repetitions = 2
+warm_up = "500ms"
+
+[server.nbdkit]
+command = ["nbdkit", "--foreground", "--unix", "{socket}", "memory", "1G"]
+
+[server.storage-daemon]
+command = ["qemu-storage-daemon", "--blockdev", "driver=file,node-name=d,filename={directory}/ram.img",
+           "--nbd-server", "addr.type=unix,addr.path={socket}", "--export", "type=nbd,id=e,node-name=d,writable=on"]
+prepare = [["truncate", "--size", "1G", "{directory}/ram.img"]]
+socket = "q.sock"
+
+[server.ours]
+command = ["{siltstone}", "serve", "ram(size=1GiB)", "--nbd", "unix:{socket}"]
+
+[peer.siltstone]
+kind = "fio"
+ours = true
+server = "ours"
+ioengine = "nbd"
+options = { uri = "nbd+unix:///?socket={socket}" }
+
+[peer.nbdkit]
+kind = "fio"
+server = "nbdkit"
+ioengine = "nbd"
+options = { uri = "nbd+unix:///?socket={socket}" }
+
+[peer.batching]
+kind = "command"
+ours = true
+server = "nbdkit"
+command = ["{siltstone}", "bench", "--on", "nbd(unix:{socket})", "--bs={bs}", "{fio_arguments}"]
+
+[peer.qsd]
+kind = "fio"
+server = "storage-daemon"
+ioengine = "nbd"
+options = { uri = "nbd+unix:///?socket={socket}", thread = true }
+
+[workload.randread]
+rw = "randread"
+bs = "4KiB"
+iodepth = 32
+runtime = "3s"
+time_based = true
+"#;
+
+const FILE: &str = r#"
+[plan]
+repetitions = 3
+[stack.file]
+line = "file(quick.img, size=1GiB)"
+fill = true
+[stack.null]
+line = "stats(null(size=1TiB))"
+[peer.fio]
+kind = "fio"
+filename = "quick.img"
+[workload.read]
+rw = ["randread", "read"]
+bs = "4KiB"
+iodepth = [1, 32]
+runtime = "1s"
+size = "50%"
+subjects = ["file", "fio"]
+[workload.rate]
+subjects = ["null"]
+runtime = 2
+repetitions = 1
+[workload.truth]
+rw = "randrw"
+rwmixread = 75
+numjobs = 2
+runtime = "1s"
+rate_iops = "50% of fio"
+subjects = ["file", "fio"]
+repetitions = 4
+[compare]
+pairs = [["file", "fio"]]
+"#;
+
+fn problems(text: &str) -> String {
+    Plan::parse("p.toml", text).expect_err("this plan is wrong").to_string()
+}
+
+#[test]
+fn a_matrix_interleaved() {
+    let plan = Plan::parse("dir/quick.toml", FILE).unwrap();
+    assert_eq!(plan.name, "quick");
+    let names: Vec<&str> = plan.workloads.iter().map(|workload| workload.name.as_str()).collect();
+    assert_eq!(
+        names,
+        [
+            "read rw=randread iodepth=1",
+            "read rw=randread iodepth=32",
+            "read rw=read iodepth=1",
+            "read rw=read iodepth=32",
+            "rate",
+            "truth"
+        ]
+    );
+    let job = &plan.workloads[3].job;
+    assert_eq!(
+        (job.block_size.read, job.iodepth, job.size),
+        (BlockSizes::fixed(4096), 32, Some(Amount::Percent(50)))
+    );
+    let runs = plan.runs();
+    let names: Vec<String> = runs.iter().map(Run::name).collect();
+    assert_eq!(names[0], "file/fill");
+    assert_eq!(names[1], "fio/truth/calibration");
+    assert_eq!(&names[2..4], ["file/read rw=randread iodepth=1/1", "fio/read rw=randread iodepth=1/1"]);
+    let second = names.iter().position(|name| name == "fio/read rw=randread iodepth=1/2").unwrap();
+    assert_eq!(names[second + 1], "file/read rw=randread iodepth=1/2", "the order turns round");
+    assert_eq!(runs.len(), 2 + 4 * 2 * 3 + 1 + 2 * 4);
+    assert!(runs[1].rate_share.is_none() && runs.last().unwrap().rate_share.is_some());
+}
+
+#[test]
+fn a_share_of_a_rate_is_divided() {
+    let plan = Plan::parse("x", FILE).unwrap();
+    let truth = plan.workloads.last().unwrap();
+    let job = truth.rate_share.as_ref().unwrap().apply(&truth.job, 80_000.0);
+    assert_eq!(
+        (job.rate_iops.read, job.rate_iops.write, job.rate_iops.trim),
+        (Some(15_000), Some(5_000), None)
+    );
+}
+
+#[test]
+fn servers_peers_and_default_pairs() {
+    let plan = Plan::parse("doors.toml", NBD).unwrap();
+    assert_eq!(plan.title.as_deref(), Some("Doors"));
+    assert_eq!(plan.servers[0].socket, "nbdkit.sock");
+    assert_eq!(plan.workloads[0].job.ramp_time, Duration::from_millis(500));
+    let pairs: Vec<String> =
+        plan.pairs.iter().map(|(subject, baseline)| format!("{subject}:{baseline}")).collect();
+    assert_eq!(pairs, ["siltstone:nbdkit", "batching:nbdkit", "siltstone:qsd", "batching:qsd"]);
+    let is_peer: Vec<bool> = plan.runs().iter().take(4).map(|run| run.subject.is_peer()).collect();
+    assert_eq!(is_peer, [false, true, false, true]);
+}
+
+#[test]
+fn what_is_missing_is_left_out_and_said() {
+    let mut plan = Plan::parse("doors.toml", NBD).unwrap();
+    let notes = plan.leave_out_missing(&|program| program != "qemu-storage-daemon");
+    assert_eq!(notes, ["qsd is left out: qemu-storage-daemon is not installed"]);
+    assert_eq!(plan.pairs.len(), 2);
+    assert!(plan.runs().iter().all(|run| run.subject.name() != "qsd"));
+    let mut plan = Plan::parse("x", FILE).unwrap();
+    let notes = plan.leave_out_missing(&|_| false);
+    assert_eq!(
+        notes,
+        ["fio is left out: fio is not installed", "truth is left out: its rate is a share of fio"]
+    );
+}
+
+#[test]
+fn everything_wrong_is_said_at_once_and_where() {
+    let text = r#"
+[plan]
+repetitoins = 5
+[stack.file]
+line = "file(x)"
+file = "y.toml"
+[workload.a]
+rw = "randraed"
+iodpeth = [1, 2]
+bs = ["4KiB", "5Q"]
+filename = "x"
+subjects = ["fiel"]
+time_based = true
+[peer.fio]
+kind = "fio"
+[peer.x]
+kind = "command"
+command = ["x", "{iodpeth}", "{socket}"]
+server = "y"
+[compare]
+baseline = "foi"
+"#;
+    let said = problems(text);
+    for expected in [
+        "p.toml:3:1: [plan]: unknown key \"repetitoins\"; did you mean \"repetitions\"?",
+        "p.toml:4:8: [stack.file]: expected either line",
+        "p.toml:8:6: rw=randraed: expected one of",
+        "p.toml:9:1: option \"iodpeth\" is not known; did you mean \"iodepth\"?",
+        "p.toml:10:15: bs=5Q: expected a number of bytes",
+        "p.toml:11:1: filename: a workload says what is done",
+        "p.toml:12:12: there is no subject \"fiel\"; did you mean \"file\"? (known: file, fio, x)",
+        "p.toml:13:1: workload a: time_based without runtime",
+        "p.toml:14:7: [peer.fio]: expected filename",
+        "p.toml:18:11: command: nothing is known for {iodpeth}; did you mean \"iodepth\"?",
+        "p.toml:19:10: there is no server \"y\"",
+        "p.toml:21:12: there is no subject \"foi\"; did you mean \"fio\"?",
+    ] {
+        assert!(said.contains(expected), "{expected}\n--- in ---\n{said}");
+    }
+    assert_eq!(said.matches("iodpeth\" is not known").count(), 1, "once, not for each point: {said}");
+}
+
+#[test]
+fn refusals() {
+    for (text, expected) in [
+        ("", "p.toml:1:1: a plan needs at least one"),
+        ("[plan]\nname = ", "p.toml:2:8: TOML"),
+        ("[plan]\nname = 3", "2:8: name: expected a text, found a number"),
+        ("[plan]\nrepetitions = 0", "expected a whole number from 1 to 1000"),
+        ("[plan]\nwarm_up = \"soon\"", "expected a time"),
+        ("stack = 3", "stack: expected a table"),
+        ("[stack.a]\nline = \"null\"\ndevice = \"x\"", "a line has only its top"),
+        ("[stack.a]\nline = \"null\"\n[peer.a]\nkind = \"fio\"\nfilename = \"x\"", "of the same name"),
+        ("[stack.\"a/b\"]\nline = \"null\"", "expected a name"),
+        ("[peer.a]\nkind = \"foi\"", "kind = \"command\", found \"foi\""),
+        ("[peer.a]\nkind = \"command\"\ncommand = []", "at least a program"),
+        ("[server.a]", "expected command"),
+        ("[stack.a]\nline = \"null\"\n[workload.w]\nrate_iops = \"half\"", "expected a whole number"),
+        ("[stack.a]\nline = \"null\"\n[workload.w]\nrate_iops = \"50% of b\"", "no subject \"b\""),
+        ("[stack.a]\nline = \"null\"\n[workload.w]\nbs = []", "at least one value"),
+        ("[stack.a]\nline = \"null\"\n[workload.w]\nbs = \"4kb\"", "write 4KiB"),
+        ("[stack.a]\nline = \"null\"\n[workload.w]\nbs = 1979-05-27", "expected one value"),
+    ] {
+        assert!(problems(text).contains(expected), "{text}\n--- gives ---\n{}", problems(text));
+    }
+}
+
+proptest! {
+    #[test]
+    fn hostile_plans_never_panic(text in "\\PC{0,200}|(\\[?[a-z\\.]{0,9}\\]? ?=? ?[\"\\[\\{]?[a-z0-9%,]{0,6}[\"\\]\\}]?\n){0,20}") {
+        let _ = Plan::parse("p.toml", &text);
+    }
+
+    /// A good plan with something cut out of it or put into it.
+    #[test]
+    fn damaged_plans_never_panic(from in 0..NBD.len(), length in 0..40usize, put in "\\PC{0,6}", which: bool) {
+        let source = if which { NBD } else { FILE };
+        let mut text: Vec<char> = source.chars().collect();
+        let from = from.min(text.len());
+        let to = (from + length).min(text.len());
+        text.splice(from..to, put.chars());
+        if let Ok(plan) = Plan::parse("p.toml", &text.into_iter().collect::<String>()) {
+            let _ = plan.runs();
+        }
+    }
+}

@@ -1,0 +1,334 @@
+//! The report: one HTML file that needs nothing from anywhere else.
+//!
+//! Everything is in it: our own SVG, a style sheet for light, dark, phones and paper, and a little script that
+//! shows the words of the point under the pointer. Whatever comes from a plan, a peer or a machine is escaped,
+//! and the page's own policy forbids it to load anything. What the figures mean is left to [`Results`].
+
+mod charts;
+mod svg;
+
+use crate::results::{Figure, Results, RunResult, median};
+use crate::units;
+use std::collections::BTreeMap;
+use std::fmt::Write;
+use svg::escape;
+
+/// Which colour a subject has, the same in every picture, and whether it is a peer.
+pub(crate) struct Palette {
+    subjects: Vec<(String, bool)>,
+}
+
+/// How many colours there are that can be told apart in light and dark, and by the colour-blind.
+const COLOURS: usize = 6;
+
+impl Palette {
+    fn of(results: &Results) -> Self {
+        let mut subjects: Vec<(String, bool)> = Vec::new();
+        // Ours first, so that ours has the same colour in every report.
+        for peer in [false, true] {
+            for run in results.runs.iter().filter(|run| run.peer == peer) {
+                if !subjects.iter().any(|(name, _)| *name == run.subject) {
+                    subjects.push((run.subject.clone(), peer));
+                }
+            }
+        }
+        Palette { subjects }
+    }
+
+    fn index(&self, subject: &str) -> usize {
+        self.subjects.iter().position(|(name, _)| name == subject).unwrap_or(0) % COLOURS
+    }
+
+    fn is_peer(&self, subject: &str) -> bool {
+        self.subjects.iter().any(|(name, peer)| name == subject && *peer)
+    }
+}
+
+/// The whole page.
+pub fn render(results: &Results) -> String {
+    let palette = Palette::of(results);
+    let mut content = String::new();
+    if results.interrupted {
+        content.push_str(
+            "<p class=\"warning\">Stopped before the end: these are the runs that were made.</p>\n",
+        );
+    }
+    if !results.notes.is_empty() {
+        let items: String = results.notes.iter().map(|note| format!("<li>{}</li>", escape(note))).collect();
+        let _ = writeln!(content, "<ul class=\"notes\">{items}</ul>");
+    }
+    content.push_str(&at_a_glance(results));
+    for workload in results.workloads() {
+        content.push_str(&section(results, &workload, &palette));
+    }
+    content.push_str(&surroundings(results));
+    let title = results.title.as_ref().unwrap_or(&results.name);
+    let footer = format!(
+        "{}, schema {}. The figures are in results.json.",
+        escape(&results.name),
+        escape(&results.schema)
+    );
+    let parts = BTreeMap::from([
+        ("title", escape(title)),
+        ("lead", escape(&lead(results))),
+        ("style", include_str!("report/style.css").to_owned()),
+        ("script", include_str!("report/script.js").to_owned()),
+        ("content", content),
+        ("footer", footer),
+    ]);
+    fill(include_str!("report/page.html"), &parts)
+}
+
+/// Puts the parts in for their names in braces, in one pass: what a part holds is never looked at again.
+fn fill(template: &str, parts: &BTreeMap<&str, String>) -> String {
+    let mut page = String::new();
+    let mut rest = template;
+    while let Some((before, after)) = rest.split_once('{') {
+        page.push_str(before);
+        match after.split_once('}').and_then(|(name, behind)| Some((parts.get(name)?, behind))) {
+            Some((part, behind)) => {
+                page.push_str(part);
+                rest = behind;
+            }
+            None => {
+                page.push('{');
+                rest = after;
+            }
+        }
+    }
+    page + rest
+}
+
+fn lead(results: &Results) -> String {
+    let environment = &results.environment;
+    let mut words = vec![format!("{} UTC", units::date(results.started))];
+    let cores = match environment.cores {
+        1 => "1 core".to_owned(),
+        cores => format!("{cores} cores"),
+    };
+    words.push(if environment.cpu.is_empty() { cores } else { format!("{}, {cores}", environment.cpu) });
+    if environment.memory > 0 {
+        words.push(format!("{} of memory", units::bytes(environment.memory as f64)));
+    }
+    words.push(environment.kernel.clone());
+    words.retain(|word| !word.is_empty());
+    words.join(" · ")
+}
+
+fn at_a_glance(results: &Results) -> String {
+    if results.comparisons.is_empty() {
+        return String::new();
+    }
+    let pairs = results.comparisons.iter().flat_map(|it| it.ratios.values()).map(|it| it.pairs.len()).max();
+    let mut html = format!(
+        "<h2>At a glance</h2>\n<p class=\"about\">Ratios of pairs that ran right after each other, up to {} per \
+         comparison. The large dot is their median; within 2 % counts as the same.</p>\n<div class=\"cards\">\n",
+        pairs.unwrap_or(0)
+    );
+    for comparison in &results.comparisons {
+        let _ = writeln!(
+            html,
+            "<div class=\"card\"><b class=\"title\">{}</b><h3>{} compared with {}</h3>{}</div>",
+            escape(&comparison.workload),
+            escape(&comparison.subject),
+            escape(&comparison.baseline),
+            charts::ratios(comparison)
+        );
+    }
+    html + "</div>\n"
+}
+
+fn section(results: &Results, workload: &str, palette: &Palette) -> String {
+    let mut html = format!("<section>\n<h2>{}</h2>\n", escape(workload));
+    if let Some(run) = results.runs.iter().find(|run| run.workload.name == workload) {
+        let options: Vec<String> =
+            run.workload.options.iter().map(|(key, value)| format!("{key}={value}")).collect();
+        let acknowledged = match &run.workload.acknowledged {
+            Some(when) => format!("<br>Writes are acknowledged {}.", escape(when)),
+            None => String::new(),
+        };
+        let _ = writeln!(
+            html,
+            "<p class=\"about\"><code>{}</code>{acknowledged}</p>",
+            escape(&options.join(" "))
+        );
+    }
+    html.push_str("<div class=\"cards\">\n");
+    let mut card = |title: &str, picture: Option<String>| {
+        if let Some(picture) = picture {
+            let _ = writeln!(html, "<div class=\"card\"><h3>{title}</h3>{picture}</div>");
+        }
+    };
+    let iops = charts::bars(results, workload, palette, Figure::Iops);
+    let server = charts::bars(results, workload, palette, Figure::ServerCpuPerOperation);
+    let (name, cpu) = match server {
+        Some(server) => ("Server CPU time per operation", Some(server)),
+        None => ("CPU time per operation", charts::bars(results, workload, palette, Figure::CpuPerOperation)),
+    };
+    let cpu = cpu.map_or_else(String::new, |cpu| format!("<h3 class=\"second\">{name}</h3>{cpu}"));
+    card("IOPS: median, and a dot per repetition", iops.map(|iops| iops + &cpu));
+    card("Latency: median and range of repetitions", charts::latency(results, workload, palette));
+    card("IOPS over time, a line per repetition", charts::over_time(results, workload, palette));
+    let _ = writeln!(
+        html,
+        "<div class=\"card wide\"><div class=\"scroll\">{}</div></div>\n</div>\n</section>",
+        figures(results, workload, palette)
+    );
+    html
+}
+
+fn figures(results: &Results, workload: &str, palette: &Palette) -> String {
+    let runs = || results.runs.iter().filter(|run| run.workload.name == workload);
+    let has_server = runs().any(|run| run.measurement.server_cpu_seconds.is_some());
+    let has_errors = runs().any(|run| run.measurement.errors > 0);
+    let mut heading = vec!["median", "IOPS", "bandwidth", "mean", "p50", "p90", "p99", "p99.9", "max"];
+    heading.push("CPU/op");
+    heading.extend(has_server.then_some("server CPU/op"));
+    heading.extend(has_errors.then_some("errors"));
+    let cells: String = heading.iter().map(|cell| format!("<th scope=\"col\">{cell}</th>")).collect();
+    let mut html = format!("<table><tr>{cells}</tr>");
+    for subject in results.subjects(workload) {
+        let of_all = |value: &dyn Fn(&RunResult) -> Option<f64>, say: &dyn Fn(f64) -> String| {
+            let values: Vec<f64> = results.of(workload, &subject).filter_map(value).collect();
+            median(&values).map_or_else(|| "–".to_owned(), say)
+        };
+        let latency = |pick: fn(&crate::histogram::Latency) -> f64| {
+            of_all(&|run| run.measurement.latency_ns.as_ref().map(pick), &units::nanoseconds)
+        };
+        let per_operation = |figure: Figure| {
+            of_all(&|run| figure.of(&run.measurement), &|seconds| units::nanoseconds(seconds * 1e9))
+        };
+        let mut cells = vec![
+            of_all(&|run| Some(run.measurement.iops), &units::count),
+            of_all(&|run| Some(run.measurement.bandwidth), &units::bandwidth),
+            latency(|it| it.mean),
+            latency(|it| it.p50 as f64),
+            latency(|it| it.p90 as f64),
+            latency(|it| it.p99 as f64),
+            latency(|it| it.p99_9 as f64),
+            latency(|it| it.max as f64),
+            per_operation(Figure::CpuPerOperation),
+        ];
+        cells.extend(has_server.then(|| per_operation(Figure::ServerCpuPerOperation)));
+        let errors: u64 = results.of(workload, &subject).map(|run| run.measurement.errors).sum();
+        cells.extend(has_errors.then(|| errors.to_string()));
+        let cells: String = cells.iter().map(|cell| format!("<td>{cell}</td>")).collect();
+        let _ = write!(
+            html,
+            "<tr><td class=\"s{}\">{}</td>{cells}</tr>",
+            palette.index(&subject),
+            escape(&subject)
+        );
+    }
+    html + "</table>"
+}
+
+/// The machine, the versions, and what exactly was run.
+fn surroundings(results: &Results) -> String {
+    let environment = &results.environment;
+    let mut facts: Vec<(String, String)> = Vec::new();
+    let virtual_machine = if environment.virtual_machine { " (virtual machine)" } else { "" };
+    facts.push((
+        "Processor".into(),
+        format!("{}, {} cores{virtual_machine}", environment.cpu, environment.cores),
+    ));
+    facts.push(("Memory".into(), units::bytes(environment.memory as f64)));
+    facts.push(("Kernel".into(), environment.kernel.clone()));
+    facts.push(("System".into(), environment.system.clone()));
+    facts.extend(environment.file_systems.iter().map(|(file, kind)| (file.clone(), kind.clone())));
+    facts.extend(environment.versions.iter().map(|(program, version)| (program.clone(), version.clone())));
+    let list = |facts: &[(String, String)], code: bool| -> String {
+        let said = facts.iter().filter(|(_, value)| !value.is_empty());
+        let item = |(name, value): &(String, String)| {
+            let value = escape(value);
+            let value = if code { format!("<code>{value}</code>") } else { value };
+            format!("<dt>{}</dt><dd>{value}</dd>", escape(name))
+        };
+        format!("<dl>{}</dl>", said.map(item).collect::<String>())
+    };
+    let mut subjects: Vec<(String, String)> = Vec::new();
+    for run in &results.runs {
+        if !subjects.iter().any(|(name, _)| *name == run.subject) {
+            subjects.push((run.subject.clone(), run.stack.clone()));
+        }
+    }
+    format!(
+        "<h2>Where this was measured</h2>\n<div class=\"cards\"><div class=\"card wide\">{}</div></div>\n\
+         <h2>What was run</h2>\n<div class=\"cards\"><div class=\"card wide\">{}</div></div>\n",
+        list(&facts, false),
+        list(&subjects, true)
+    )
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::results::tests::{run, sample};
+    use proptest::prelude::*;
+
+    #[test]
+    fn everything_is_inside_and_nothing_is_loaded() {
+        let page = render(&sample());
+        for part in [
+            "At a glance",
+            "randread iodepth=32",
+            "<svg",
+            "×1.10 ▲ better",
+            "prefers-color-scheme",
+            "</html>",
+        ] {
+            assert!(page.contains(part), "{part}");
+        }
+        for foreign in ["http://", "https://", "src=", "@import", "url("] {
+            assert!(!page.contains(foreign), "{foreign}");
+        }
+        assert!(!page.contains("NaN") && !page.contains("inf\""), "only numbers in the pictures");
+        assert_eq!(page.matches("<svg").count(), 2 + 2 * 4);
+    }
+
+    #[test]
+    fn names_are_only_words() {
+        let evil = "<script>alert('x')</script>\" onload=\"{title}";
+        let mut results = sample();
+        results.title = Some(evil.into());
+        results.notes.push(evil.into());
+        results.environment.cpu = evil.into();
+        for run in &mut results.runs {
+            run.subject = format!("{evil}{}", run.peer);
+            run.workload.name = evil.into();
+            run.stack = evil.into();
+        }
+        results.compare(&[(format!("{evil}false"), format!("{evil}true"))]);
+        let page = render(&results);
+        assert!(!page.contains("<script>alert") && !page.contains("\" onload"), "escaped");
+        assert_eq!(page.matches("<script>").count(), 1, "only ours");
+        assert!(page.contains("{title}"), "a part's own braces stay");
+    }
+
+    #[test]
+    fn nothing_measured_is_a_page_too() {
+        let mut results = sample();
+        results.runs.clear();
+        results.compare(&[]);
+        results.interrupted = true;
+        assert!(render(&results).contains("Stopped before the end"));
+    }
+
+    proptest! {
+        #[test]
+        fn odd_figures_never_break_a_picture(iops in prop_oneof![0.001..10.0f64, 1e3..1e7], operations in 0..3u64) {
+            let mut results = sample();
+            let mut odd = run("file", "odd", 1, iops);
+            odd.measurement.operations = operations;
+            results.runs.push(odd.clone());
+            odd.measurement.latency_ns = None;
+            odd.measurement.curve.clear();
+            odd.subject = "fio".into();
+            odd.measurement.iops = 0.0;
+            results.runs.push(odd);
+            results.compare(&[("file".into(), "fio".into())]);
+            let page = render(&results);
+            prop_assert!(!page.contains("NaN") && !page.contains("inf\""));
+        }
+    }
+}

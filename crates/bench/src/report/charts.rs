@@ -1,0 +1,269 @@
+//! The pictures of a workload: bars, latency curves, operations over time, and the ratios to a baseline.
+//!
+//! Every card is as wide as a phone's screen and is set beside others where there is room. Lines and bars are
+//! labelled where they are; peers are dashed, so that colour is never the only difference.
+
+use super::Palette;
+use super::svg::{Anchor, Scale, Svg, spread_out};
+use crate::histogram::CurvePoint;
+use crate::results::{Comparison, Figure, Results, RunResult, median};
+use crate::table::Verdict;
+use crate::units;
+
+const WIDTH: f64 = 360.0;
+const HEIGHT: f64 = 232.0;
+/// The plotting area of charts with axes; to its right stand the labels of the lines.
+const LEFT: f64 = 54.0;
+const RIGHT: f64 = WIDTH - 76.0;
+const TOP: f64 = 16.0;
+const BOTTOM: f64 = HEIGHT - 40.0;
+
+/// A line's class: its colour, and dashes for peers.
+fn class(kind: &str, palette: &Palette, subject: &str) -> String {
+    let dashed = if palette.is_peer(subject) { " peer" } else { "" };
+    format!("{kind} s{}{dashed}", palette.index(subject))
+}
+
+/// A name that fits beside a line.
+fn short(name: &str, letters: usize) -> String {
+    match name.chars().count() <= letters {
+        true => name.into(),
+        false => name.chars().take(letters - 1).chain(['…']).collect(),
+    }
+}
+
+/// Bars of the median of a figure, with a dot for every repetition; None where nobody has the figure.
+pub(super) fn bars(results: &Results, workload: &str, palette: &Palette, figure: Figure) -> Option<String> {
+    const ROW: f64 = 42.0;
+    let say = |value: f64| match figure {
+        Figure::Iops => units::count(value),
+        Figure::P50 | Figure::P99 => units::nanoseconds(value),
+        Figure::CpuPerOperation | Figure::ServerCpuPerOperation => units::nanoseconds(value * 1e9),
+    };
+    let subjects = results.subjects(workload);
+    let of_runs = results.runs.iter().filter(|run| run.workload.name == workload);
+    let highest = of_runs.filter_map(|run| figure.of(&run.measurement)).fold(0.0, f64::max);
+    if highest <= 0.0 {
+        return None;
+    }
+    let mut svg =
+        Svg::new(WIDTH, 4.0 + ROW * subjects.len() as f64, &format!("{}, {workload}", figure.title()));
+    let x = Scale::linear((0.0, highest), (0.0, WIDTH - 8.0));
+    for (row, subject) in subjects.iter().enumerate() {
+        let top = ROW * row as f64;
+        let runs: Vec<_> = results
+            .of(workload, subject)
+            .filter_map(|run| Some((run.repetition, figure.of(&run.measurement)?)))
+            .collect();
+        svg.text("label strong", Anchor::Start, (0.0, top + 13.0), short(subject, 26));
+        let Some(middle) = results.median_of(workload, subject, figure) else {
+            svg.text("label soft", Anchor::End, (WIDTH - 8.0, top + 13.0), "no figure");
+            continue;
+        };
+        let spread = crate::table::spread(results, workload, subject, figure);
+        let spread = spread.map_or_else(String::new, |spread| format!("  ±{spread:.1} %"));
+        svg.text("label", Anchor::End, (WIDTH - 8.0, top + 13.0), format!("{}{spread}", say(middle)));
+        let tip = format!("{subject}: {} {}, median of {}", figure.title(), say(middle), runs.len());
+        svg.rect("track", (0.0, top + 18.0), (WIDTH - 8.0, 16.0), "");
+        svg.rect(&class("bar", palette, subject), (0.0, top + 18.0), (x.at(middle), 16.0), &tip);
+        for (repetition, value) in runs {
+            let tip = format!("{subject}, repetition {repetition}: {} {}", figure.title(), say(value));
+            svg.circle("dot hit", (x.at(value), top + 26.0), 3.0, &tip);
+        }
+    }
+    Some(svg.finish())
+}
+
+/// Where a percentile stands: each nine takes as much room as the one before.
+fn nines(percent: f64) -> f64 {
+    -(1.0 - percent / 100.0).max(1e-9).log10()
+}
+
+/// The median of the repetitions' curves, with the lowest and the highest, point by point.
+fn pooled(runs: &[&RunResult]) -> Vec<(CurvePoint, u64, u64)> {
+    let Some(first) = runs.iter().map(|run| &run.measurement.curve).max_by_key(|curve| curve.len()) else {
+        return Vec::new();
+    };
+    let at = |percent: f64| -> Vec<f64> {
+        let curves = runs.iter().flat_map(|run| &run.measurement.curve);
+        curves.filter(|point| point.percent == percent).map(|point| point.ns as f64).collect()
+    };
+    let point = |percent: f64| {
+        let values = at(percent);
+        let (low, high) =
+            values.iter().fold((f64::MAX, 0.0_f64), |(low, high), it| (low.min(*it), high.max(*it)));
+        median(&values).map(|ns| (CurvePoint { percent, ns: ns as u64 }, low as u64, high as u64))
+    };
+    first.iter().filter_map(|it| point(it.percent)).collect()
+}
+
+/// Latency over percentiles, both axes logarithmic.
+pub(super) fn latency(results: &Results, workload: &str, palette: &Palette) -> Option<String> {
+    let subjects = results.subjects(workload);
+    let curves: Vec<_> = subjects
+        .iter()
+        .map(|subject| (subject, pooled(&results.of(workload, subject).collect::<Vec<_>>())))
+        .filter(|(_, curve)| curve.len() > 1)
+        .collect();
+    let all = || curves.iter().flat_map(|(_, curve)| curve);
+    let low = all().map(|(_, low, _)| *low).min()?.max(1) as f64;
+    let high = all().map(|(_, _, high)| *high).max()? as f64;
+    let last = all().map(|(point, ..)| point.percent).fold(0.0, f64::max);
+    let x = Scale::linear((0.0, nines(last)), (LEFT, RIGHT));
+    let y = Scale::log((low * 0.9, high * 1.1), (BOTTOM, TOP));
+    let mut svg = Svg::new(WIDTH, HEIGHT, &format!("Latency percentiles, {workload}"));
+    for tick in y.ticks(5) {
+        svg.line("grid", (LEFT, y.at(tick)), (RIGHT, y.at(tick)));
+        svg.text(
+            "tick",
+            Anchor::End,
+            (LEFT - 6.0, y.at(tick) + 4.0),
+            units::nanoseconds(tick).replacen(".00", "", 1),
+        );
+    }
+    for tick in [0.0, 50.0, 90.0, 99.0, 99.9, 99.99, 99.999] {
+        if tick <= last {
+            svg.line("tickmark", (x.at(nines(tick)), BOTTOM), (x.at(nines(tick)), BOTTOM + 4.0));
+            svg.text("tick", Anchor::Middle, (x.at(nines(tick)), BOTTOM + 17.0), tick);
+        }
+    }
+    svg.text("axis", Anchor::End, (RIGHT, BOTTOM + 33.0), "percentile");
+    for (subject, curve) in &curves {
+        let upper = curve.iter().map(|(point, _, high)| (x.at(nines(point.percent)), y.at(*high as f64)));
+        let lower = curve.iter().rev().map(|(point, low, _)| (x.at(nines(point.percent)), y.at(*low as f64)));
+        svg.polygon(&class("band", palette, subject), &upper.chain(lower).collect::<Vec<_>>());
+    }
+    let mut ends = Vec::new();
+    for (subject, curve) in &curves {
+        let place = |point: &CurvePoint| (x.at(nines(point.percent)), y.at(point.ns as f64));
+        let points: Vec<(f64, f64)> = curve.iter().map(|(point, ..)| place(point)).collect();
+        svg.polyline(&class("curve", palette, subject), &points);
+        for (point, low, high) in curve {
+            let [ns, low, high] = [point.ns, *low, *high].map(|ns| units::nanoseconds(ns as f64));
+            let tip = format!("{subject}: {} % within {ns} ({low} to {high})", point.percent);
+            svg.circle(&class("hit point", palette, subject), place(point), 2.2, &tip);
+        }
+        ends.push((subject.as_str(), points.last().map_or(BOTTOM, |point| point.1)));
+    }
+    label_ends(&mut svg, palette, &ends);
+    Some(svg.finish())
+}
+
+/// Names at the right of lines, moved apart where they would meet.
+fn label_ends(svg: &mut Svg, palette: &Palette, ends: &[(&str, f64)]) {
+    let wanted: Vec<f64> = ends.iter().map(|(_, y)| *y).collect();
+    for ((subject, y), moved) in ends.iter().zip(spread_out(&wanted, 14.0, (TOP, BOTTOM))) {
+        svg.line(&class("leader", palette, subject), (RIGHT + 1.0, *y), (RIGHT + 6.0, moved));
+        let name = format!("label name s{}", palette.index(subject));
+        svg.text(&name, Anchor::Start, (RIGHT + 8.0, moved + 4.0), short(subject, 10));
+    }
+}
+
+/// Operations per second over the time of a run, a line for every repetition; the mean where nobody counted
+/// over time.
+pub(super) fn over_time(results: &Results, workload: &str, palette: &Palette) -> Option<String> {
+    let subjects = results.subjects(workload);
+    let runs = || results.runs.iter().filter(|run| run.workload.name == workload);
+    let rates = |run: &RunResult| run.measurement.series.as_ref().map(crate::histogram::Series::rates);
+    let seconds = runs().map(|run| run.measurement.seconds).fold(0.0, f64::max);
+    let highest = runs().flat_map(|run| rates(run).unwrap_or_default()).map(|(_, rate)| rate);
+    let highest = highest.chain(runs().map(|run| run.measurement.iops)).fold(0.0, f64::max);
+    if seconds <= 0.0 || highest <= 0.0 {
+        return None;
+    }
+    let x = Scale::linear((0.0, seconds), (LEFT, RIGHT));
+    let y = Scale::linear((0.0, highest * 1.05), (BOTTOM, TOP));
+    let mut svg = Svg::new(WIDTH, HEIGHT, &format!("Operations per second over time, {workload}"));
+    for tick in y.ticks(4) {
+        svg.line("grid", (LEFT, y.at(tick)), (RIGHT, y.at(tick)));
+        let text = units::count(tick).replace(".00", "").replace(".0 ", " ");
+        svg.text("tick", Anchor::End, (LEFT - 6.0, y.at(tick) + 4.0), text);
+    }
+    for tick in x.ticks(4) {
+        svg.text(
+            "tick",
+            Anchor::Middle,
+            (x.at(tick), BOTTOM + 17.0),
+            format!("{} s", (tick * 1000.0).round() / 1000.0),
+        );
+    }
+    svg.text("axis", Anchor::End, (RIGHT, BOTTOM + 33.0), "time since the start of measuring");
+    let mut ends = Vec::new();
+    for subject in &subjects {
+        let Some(middle) = results.median_of(workload, subject, Figure::Iops) else { continue };
+        let mut has_series = false;
+        for run in results.of(workload, subject) {
+            let Some(rates) = rates(run).filter(|rates| rates.len() > 1) else { continue };
+            has_series = true;
+            let place = |(second, rate): &(f64, f64)| (x.at(*second), y.at(*rate));
+            svg.polyline(&class("trace", palette, subject), &rates.iter().map(place).collect::<Vec<_>>());
+            for point in rates.iter().step_by((rates.len() / 60).max(1)) {
+                let tip = format!(
+                    "{subject}, repetition {}: {} IOPS at {:.1} s",
+                    run.repetition,
+                    units::count(point.1),
+                    point.0
+                );
+                svg.circle(&class("hit point hidden", palette, subject), place(point), 2.2, &tip);
+            }
+        }
+        if !has_series {
+            svg.line(&class("mean", palette, subject), (LEFT, y.at(middle)), (RIGHT, y.at(middle)));
+            let tip = format!("{subject}: {} IOPS on average", units::count(middle));
+            svg.circle(
+                &class("hit point hidden", palette, subject),
+                ((LEFT + RIGHT) / 2.0, y.at(middle)),
+                2.2,
+                &tip,
+            );
+        }
+        ends.push((subject.as_str(), y.at(middle)));
+    }
+    label_ends(&mut svg, palette, &ends);
+    Some(svg.finish())
+}
+
+/// A comparison: for each figure a dot per pair and the median, what is better always to the right.
+pub(super) fn ratios(comparison: &Comparison) -> String {
+    const ROW: f64 = 34.0;
+    const FROM: f64 = 92.0;
+    const TO: f64 = 246.0;
+    let rows = comparison.ratios.len() as f64;
+    let advantage = |figure: Figure, ratio: f64| if figure.more_is_better() { ratio } else { 1.0 / ratio };
+    let all = comparison.ratios.iter().flat_map(|(figure, ratios)| {
+        ratios.pairs.iter().chain([&ratios.median]).map(|ratio| advantage(*figure, *ratio))
+    });
+    // The same room on both sides of 1, and never so little that noise looks large.
+    let limit = all.map(|it| it.ln().abs()).filter(|it| it.is_finite()).fold(1.12_f64.ln(), f64::max) * 1.06;
+    let x = Scale::linear((-limit, limit), (FROM, TO));
+    let label = format!("{} compared with {}", comparison.subject, comparison.baseline);
+    let bottom = 4.0 + ROW * rows;
+    let mut svg = Svg::new(WIDTH, bottom + 20.0, &label);
+    svg.rect("better", (x.at(0.0), 2.0), (TO - x.at(0.0), bottom), "");
+    svg.line("one", (x.at(0.0), 2.0), (x.at(0.0), bottom + 2.0));
+    svg.text("axis", Anchor::Start, (FROM, bottom + 16.0), "← worse");
+    svg.text("axis", Anchor::Middle, (x.at(0.0), bottom + 16.0), "equal");
+    svg.text("axis", Anchor::End, (TO, bottom + 16.0), "better →");
+    for (row, (figure, ratios)) in comparison.ratios.iter().enumerate() {
+        let middle = 4.0 + ROW * (row as f64 + 0.5);
+        let verdict = Verdict::of(*figure, ratios.median);
+        let class = verdict.word();
+        let place = |ratio: f64| x.at(advantage(*figure, ratio).ln());
+        svg.text("label", Anchor::Start, (0.0, middle + 4.0), figure.title());
+        svg.line(&format!("stem {class}"), (x.at(0.0), middle), (place(ratios.median), middle));
+        for (pair, ratio) in ratios.pairs.iter().enumerate() {
+            let tip = format!("{}, pair {}: {}", figure.title(), pair + 1, units::ratio(*ratio));
+            svg.circle("pair hit", (place(*ratio), middle), 2.6, &tip);
+        }
+        let tip = format!(
+            "{}: median {} of {} pairs",
+            figure.title(),
+            units::ratio(ratios.median),
+            ratios.pairs.len()
+        );
+        svg.circle(&format!("median hit {class}"), (place(ratios.median), middle), 5.5, &tip);
+        let words = format!("{} {} {class}", units::ratio(ratios.median), verdict.sign());
+        svg.text(&format!("label strong {class}"), Anchor::End, (WIDTH - 2.0, middle + 4.0), words);
+    }
+    svg.finish()
+}

@@ -1,0 +1,414 @@
+//! What a plan's runs gave: `results.json`, and the ratios between runs of the same pair.
+//!
+//! Ratios are computed pair by pair, subject and baseline of one workload in the same repetition, and their
+//! median is what counts: what drifts in the machine meets both. The file's layout is described in the book;
+//! [`SCHEMA`] names its version.
+
+use crate::environment::Environment;
+use crate::histogram::{CurvePoint, Latency, Series};
+use serde::{Deserialize, Serialize};
+use std::collections::BTreeMap;
+
+/// The name and version of the layout of `results.json`.
+pub const SCHEMA: &str = "siltstone-results-1";
+
+/// A whole `results.json`.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct Results {
+    /// [`SCHEMA`].
+    pub schema: String,
+    /// The plan's name.
+    pub name: String,
+    /// What the plan is about, for people.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub title: Option<String>,
+    /// When it began, in seconds since 1970.
+    pub started: u64,
+    /// Whether it was stopped before all runs had been made.
+    #[serde(default)]
+    pub interrupted: bool,
+    /// The machine.
+    pub environment: Environment,
+    /// What a reader must know: peers left out, engines stood in for.
+    #[serde(default)]
+    pub notes: Vec<String>,
+    /// Every run that was measured, in the order in which they ran.
+    pub runs: Vec<RunResult>,
+    /// The ratios that the plan asked for.
+    #[serde(default)]
+    pub comparisons: Vec<Comparison>,
+}
+
+/// One measured run.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct RunResult {
+    /// Subject, workload and repetition in one word: `file/randread-qd32/1`.
+    pub name: String,
+    /// The name of the stack or peer that ran.
+    pub subject: String,
+    /// The stack's one-line form, or the peer's command.
+    pub stack: String,
+    /// What it did.
+    pub workload: Workload,
+    /// Which repetition, from 1.
+    pub repetition: u32,
+    /// Whether it is a peer, not ours.
+    pub peer: bool,
+    /// The figures.
+    #[serde(flatten)]
+    pub measurement: Measurement,
+}
+
+/// A workload as results name it.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct Workload {
+    /// Its name in the plan, with the values of its matrix: `randread iodepth=32`.
+    pub name: String,
+    /// Its options in fio's words.
+    pub options: BTreeMap<String, String>,
+    /// What holds when one of its writes is acknowledged; None without writes.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub acknowledged: Option<String>,
+}
+
+impl Workload {
+    /// Of this job, under the name that the plan gives it.
+    pub fn new(name: impl Into<String>, job: &crate::job::Job) -> Self {
+        let options = job.options().into_iter().map(|(key, value)| (key.to_owned(), value)).collect();
+        Workload { name: name.into(), options, acknowledged: job.acknowledged() }
+    }
+}
+
+/// The figures of a run.
+#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
+pub struct Measurement {
+    /// How many operations were completed, flushes not among them.
+    pub operations: u64,
+    /// How many bytes they transferred.
+    pub bytes: u64,
+    /// How long it was measured, in seconds.
+    pub seconds: f64,
+    /// Operations per second.
+    pub iops: f64,
+    /// Bytes per second.
+    pub bandwidth: f64,
+    /// From submission to completion, in nanoseconds; None where nothing was completed or timed.
+    pub latency_ns: Option<Latency>,
+    /// CPU time of the process that did the I/O, user and system, in seconds.
+    pub cpu_seconds: f64,
+    /// CPU time of the server that it talked to, in seconds, where there is one of its own.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub server_cpu_seconds: Option<f64>,
+    /// How many operations failed or were not what `verify` expected.
+    #[serde(default)]
+    pub errors: u64,
+    /// The first of them.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub first_error: Option<String>,
+    /// Each layer's own statistics, by its name in the stack.
+    #[serde(default)]
+    pub layers: serde_json::Map<String, serde_json::Value>,
+    /// The percentile curve.
+    #[serde(default)]
+    pub curve: Vec<CurvePoint>,
+    /// Operations over time.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub series: Option<Series>,
+}
+
+impl Measurement {
+    /// CPU time per operation in seconds, or None without operations.
+    pub fn cpu_per_operation(&self) -> Option<f64> {
+        (self.operations > 0).then(|| self.cpu_seconds / self.operations as f64)
+    }
+
+    /// The server's CPU time per operation in seconds.
+    pub fn server_cpu_per_operation(&self) -> Option<f64> {
+        self.server_cpu_seconds.filter(|_| self.operations > 0).map(|cpu| cpu / self.operations as f64)
+    }
+}
+
+/// A figure that runs are compared by.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Figure {
+    /// Operations per second: more is better.
+    Iops,
+    /// The median latency: less is better.
+    P50,
+    /// The 99th percentile of latency: less is better.
+    P99,
+    /// CPU time per operation: less is better.
+    CpuPerOperation,
+    /// The server's CPU time per operation: less is better.
+    ServerCpuPerOperation,
+}
+
+impl Figure {
+    /// All of them.
+    pub const ALL: [Figure; 5] =
+        [Figure::Iops, Figure::P50, Figure::P99, Figure::CpuPerOperation, Figure::ServerCpuPerOperation];
+
+    /// Its value for a run; None where the run doesn't have it.
+    pub fn of(self, measurement: &Measurement) -> Option<f64> {
+        let value = match self {
+            Figure::Iops => Some(measurement.iops),
+            Figure::P50 => measurement.latency_ns.map(|latency| latency.p50 as f64),
+            Figure::P99 => measurement.latency_ns.map(|latency| latency.p99 as f64),
+            Figure::CpuPerOperation => measurement.cpu_per_operation(),
+            Figure::ServerCpuPerOperation => measurement.server_cpu_per_operation(),
+        };
+        value.filter(|value| value.is_finite() && *value > 0.0)
+    }
+
+    /// Its name for people.
+    pub fn title(self) -> &'static str {
+        match self {
+            Figure::Iops => "IOPS",
+            Figure::P50 => "p50",
+            Figure::P99 => "p99",
+            Figure::CpuPerOperation => "CPU/op",
+            Figure::ServerCpuPerOperation => "server CPU/op",
+        }
+    }
+
+    /// Whether a ratio above 1 is good.
+    pub fn more_is_better(self) -> bool {
+        self == Figure::Iops
+    }
+}
+
+/// The ratios of one subject to one baseline on one workload.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct Comparison {
+    /// The workload's name.
+    pub workload: String,
+    /// Whose figures are divided.
+    pub subject: String,
+    /// By whose.
+    pub baseline: String,
+    /// For each figure that both have: the ratios pair by pair, in the order of repetitions, and their median.
+    pub ratios: BTreeMap<Figure, Ratios>,
+}
+
+/// Ratios of the pairs.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct Ratios {
+    /// The median: what counts.
+    pub median: f64,
+    /// One for each pair.
+    pub pairs: Vec<f64>,
+}
+
+impl Results {
+    /// Computes [`Results::comparisons`] for these pairs of subject and baseline, on every workload that both
+    /// have run. A repetition in which one of the two is missing or had errors doesn't count.
+    pub fn compare(&mut self, pairs: &[(String, String)]) {
+        let mut comparisons = Vec::new();
+        for workload in self.workloads() {
+            for (subject, baseline) in pairs {
+                let comparison = Comparison {
+                    workload: workload.clone(),
+                    subject: subject.clone(),
+                    baseline: baseline.clone(),
+                    ratios: self.ratios(&workload, subject, baseline),
+                };
+                if !comparison.ratios.is_empty() {
+                    comparisons.push(comparison);
+                }
+            }
+        }
+        self.comparisons = comparisons;
+    }
+
+    fn ratios(&self, workload: &str, subject: &str, baseline: &str) -> BTreeMap<Figure, Ratios> {
+        let mut all = BTreeMap::new();
+        for figure in Figure::ALL {
+            let mut pairs = Vec::new();
+            for run in self.of(workload, subject) {
+                let other = self.of(workload, baseline).find(|other| other.repetition == run.repetition);
+                let Some(other) =
+                    other.filter(|other| other.measurement.errors + run.measurement.errors == 0)
+                else {
+                    continue;
+                };
+                if let (Some(ours), Some(theirs)) =
+                    (figure.of(&run.measurement), figure.of(&other.measurement))
+                {
+                    pairs.push(ours / theirs);
+                }
+            }
+            if let Some(median) = median(&pairs) {
+                all.insert(figure, Ratios { median, pairs });
+            }
+        }
+        all
+    }
+
+    /// The names of the workloads, in the order in which they first ran.
+    pub fn workloads(&self) -> Vec<String> {
+        distinct(self.runs.iter().map(|run| &run.workload.name))
+    }
+
+    /// The subjects that ran a workload, in the order of their first repetition.
+    pub fn subjects(&self, workload: &str) -> Vec<String> {
+        let runs = self.runs.iter().filter(|run| run.workload.name == workload);
+        distinct(runs.map(|run| &run.subject))
+    }
+
+    /// The runs of a subject on a workload.
+    pub fn of<'a>(&'a self, workload: &'a str, subject: &'a str) -> impl Iterator<Item = &'a RunResult> {
+        self.runs.iter().filter(move |run| run.workload.name == workload && run.subject == subject)
+    }
+
+    /// The median of a figure over the repetitions that had no errors.
+    pub fn median_of(&self, workload: &str, subject: &str, figure: Figure) -> Option<f64> {
+        let runs = self.of(workload, subject).filter(|run| run.measurement.errors == 0);
+        let values: Vec<f64> = runs.filter_map(|run| figure.of(&run.measurement)).collect();
+        median(&values)
+    }
+
+    /// The comparisons of a subject on a workload.
+    pub fn comparisons_of<'a>(
+        &'a self,
+        workload: &'a str,
+        subject: &'a str,
+    ) -> impl Iterator<Item = &'a Comparison> {
+        let all = self.comparisons.iter();
+        all.filter(move |comparison| comparison.workload == workload && comparison.subject == subject)
+    }
+
+    /// As text for `results.json`.
+    pub fn to_json(&self) -> String {
+        serde_json::to_string_pretty(self).expect("results hold only what JSON can say")
+    }
+}
+
+fn distinct<'a>(names: impl Iterator<Item = &'a String>) -> Vec<String> {
+    let mut seen = Vec::new();
+    for name in names {
+        if !seen.contains(name) {
+            seen.push(name.clone());
+        }
+    }
+    seen
+}
+
+/// The middle value, or the mean of the two middle ones; None of nothing.
+pub fn median(values: &[f64]) -> Option<f64> {
+    let mut sorted = values.to_vec();
+    sorted.sort_by(f64::total_cmp);
+    let middle = sorted.len() / 2;
+    match sorted.len() {
+        0 => None,
+        odd if odd % 2 == 1 => Some(sorted[middle]),
+        _ => Some((sorted[middle - 1] + sorted[middle]) / 2.0),
+    }
+}
+
+#[cfg(test)]
+pub(crate) mod tests {
+    use super::*;
+    use crate::histogram::Histogram;
+    use crate::job::Job;
+
+    pub(crate) fn run(subject: &str, workload: &str, repetition: u32, iops: f64) -> RunResult {
+        let mut histogram = Histogram::new();
+        for step in 1..=2000u64 {
+            histogram.record((1e9 / iops) as u64 * 32 + step * step / 9);
+        }
+        let mut series = Series::default();
+        (0..20).for_each(|index| series.record(index * 100_000_000, (iops / 10.0) as u64));
+        let measurement = Measurement {
+            operations: (iops * 2.0) as u64,
+            bytes: (iops * 2.0) as u64 * 4096,
+            seconds: 2.0,
+            iops,
+            bandwidth: iops * 4096.0,
+            latency_ns: histogram.summary(),
+            cpu_seconds: 1.0,
+            curve: histogram.curve(),
+            series: (subject != "fio").then_some(series),
+            ..Measurement::default()
+        };
+        RunResult {
+            name: format!("{subject}/{workload}/{repetition}"),
+            subject: subject.into(),
+            stack: "file(quick.img, size=1GiB)".into(),
+            workload: Workload::new(workload, &Job::new(workload)),
+            repetition,
+            peer: subject == "fio",
+            measurement,
+        }
+    }
+
+    pub(crate) fn sample() -> Results {
+        let mut runs = Vec::new();
+        for (workload, scale) in [("randread iodepth=1", 1.0), ("randread iodepth=32", 4.0)] {
+            for repetition in 1..=3 {
+                runs.push(run("file", workload, repetition, scale * (11_000.0 + f64::from(repetition))));
+                runs.push(run("fio", workload, repetition, scale * 10_000.0));
+            }
+        }
+        let mut results = Results {
+            schema: SCHEMA.into(),
+            name: "quick".into(),
+            title: None,
+            started: 1_800_000_000,
+            interrupted: false,
+            environment: Environment::default(),
+            notes: vec![],
+            runs,
+            comparisons: vec![],
+        };
+        results.compare(&[("file".into(), "fio".into())]);
+        results
+    }
+
+    #[test]
+    fn ratios_are_medians_of_pairs() {
+        let results = sample();
+        assert_eq!(results.comparisons.len(), 2);
+        let ratios = &results.comparisons[0].ratios[&Figure::Iops];
+        assert_eq!(ratios.pairs, [1.1001, 1.1002, 1.1003]);
+        assert_eq!(ratios.median, 1.1002);
+        assert!(!results.comparisons[0].ratios.contains_key(&Figure::ServerCpuPerOperation));
+    }
+
+    #[test]
+    fn a_run_with_errors_makes_no_pair() {
+        let mut results = sample();
+        results.runs[0].measurement.errors = 1;
+        results.compare(&[("file".into(), "fio".into()), ("file".into(), "nobody".into())]);
+        assert_eq!(results.comparisons[0].ratios[&Figure::Iops].pairs.len(), 2);
+        assert_eq!(results.comparisons.len(), 2);
+    }
+
+    #[test]
+    fn json_comes_back_and_has_the_promised_names() {
+        let results = sample();
+        let json = results.to_json();
+        let back: Results = serde_json::from_str(&json).unwrap();
+        assert_eq!((back.runs.len(), &back.environment), (results.runs.len(), &results.environment));
+        assert_eq!(back.runs[0].measurement.latency_ns, results.runs[0].measurement.latency_ns);
+        assert!((back.comparisons[1].ratios[&Figure::P99].median - 0.94).abs() < 0.01);
+        let value: serde_json::Value = serde_json::from_str(&json).unwrap();
+        let run = &value["runs"][0];
+        for key in
+            ["name", "stack", "workload", "repetition", "peer", "iops", "bandwidth", "cpu_seconds", "layers"]
+        {
+            assert!(!run[key].is_null(), "{key}");
+        }
+        for key in ["min", "mean", "p50", "p90", "p95", "p99", "p99_9", "p99_99", "max"] {
+            assert!(run["latency_ns"][key].is_number(), "{key}");
+        }
+        assert!(value["comparisons"][0]["ratios"]["cpu_per_operation"]["median"].is_number());
+    }
+
+    #[test]
+    fn medians() {
+        assert_eq!(median(&[]), None);
+        assert_eq!(median(&[3.0, 1.0, 2.0]), Some(2.0));
+        assert_eq!(median(&[4.0, 1.0]), Some(2.5));
+    }
+}

@@ -1,0 +1,194 @@
+//! The table at the end of a run, for a terminal.
+
+use crate::results::{Comparison, Figure, Results};
+use crate::units;
+use std::fmt::Write;
+
+/// A verdict about a ratio. What is within two percent is called the same.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Verdict {
+    /// In favour of the subject.
+    Better,
+    /// Within two percent.
+    Same,
+    /// In favour of the baseline.
+    Worse,
+}
+
+impl Verdict {
+    /// About this ratio of this figure.
+    pub fn of(figure: Figure, ratio: f64) -> Verdict {
+        let advantage = if figure.more_is_better() { ratio } else { 1.0 / ratio };
+        match advantage {
+            advantage if advantage > 1.02 => Verdict::Better,
+            advantage if advantage < 1.0 / 1.02 => Verdict::Worse,
+            _ => Verdict::Same,
+        }
+    }
+
+    /// In a word.
+    pub fn word(self) -> &'static str {
+        match self {
+            Verdict::Better => "better",
+            Verdict::Same => "same",
+            Verdict::Worse => "worse",
+        }
+    }
+
+    /// As a sign, so that nobody needs the colour.
+    pub fn sign(self) -> &'static str {
+        match self {
+            Verdict::Better => "▲",
+            Verdict::Same => "≈",
+            Verdict::Worse => "▼",
+        }
+    }
+}
+
+/// Rows of cells under a heading, with columns as wide as their widest cell.
+#[derive(Default)]
+struct Grid {
+    rows: Vec<Vec<String>>,
+    /// Whether only the first column is words, and the others figures.
+    has_figures: bool,
+}
+
+impl Grid {
+    fn write(&self, out: &mut String) {
+        let columns = self.rows.iter().map(Vec::len).max().unwrap_or(0);
+        let width = |column: usize| {
+            let cells = self.rows.iter().filter_map(|row| row.get(column));
+            cells.map(|cell| cell.chars().count()).max().unwrap_or(0)
+        };
+        let widths: Vec<usize> = (0..columns).map(width).collect();
+        for row in &self.rows {
+            let mut line = String::from(" ");
+            for (column, cell) in row.iter().enumerate() {
+                let padding = " ".repeat(widths[column] - cell.chars().count());
+                // Names to the left, figures to the right.
+                let is_word = column == 0 || !self.has_figures;
+                let (before, after) = if is_word { ("", &padding[..]) } else { (&padding[..], "") };
+                let _ = write!(line, " {before}{cell}{after} ");
+            }
+            out.push_str(line.trim_end());
+            out.push('\n');
+        }
+    }
+}
+
+/// Everything that was measured, workload by workload, medians first and ratios below.
+pub fn render(results: &Results) -> String {
+    let mut out = String::new();
+    for workload in results.workloads() {
+        let _ = writeln!(out, "\n{workload}");
+        figures(results, &workload).write(&mut out);
+        let comparisons: Vec<_> = results.comparisons.iter().filter(|it| it.workload == workload).collect();
+        if !comparisons.is_empty() {
+            out.push('\n');
+            ratios(&comparisons).write(&mut out);
+        }
+    }
+    for note in &results.notes {
+        let _ = writeln!(out, "\nnote: {note}");
+    }
+    if results.interrupted {
+        out.push_str("\nstopped before the end: these are the runs that were made\n");
+    }
+    out
+}
+
+fn figures(results: &Results, workload: &str) -> Grid {
+    let mut grid = Grid { has_figures: true, ..Grid::default() };
+    let mut heading: Vec<String> =
+        ["", "IOPS", "spread", "bandwidth", "p50", "p99", "CPU/op"].map(String::from).to_vec();
+    let runs = results.runs.iter().filter(|run| run.workload.name == workload);
+    let has_server = runs.clone().any(|run| run.measurement.server_cpu_seconds.is_some());
+    if has_server {
+        heading.push("server CPU/op".into());
+    }
+    grid.rows.push(heading);
+    for subject in results.subjects(workload) {
+        let median = |figure| results.median_of(workload, &subject, figure);
+        let time = |figure, unit: f64| {
+            median(figure).map_or_else(|| "–".into(), |value| units::nanoseconds(value * unit))
+        };
+        let bandwidths: Vec<f64> =
+            results.of(workload, &subject).map(|run| run.measurement.bandwidth).collect();
+        let mut row = vec![
+            subject.clone(),
+            median(Figure::Iops).map_or_else(|| "–".into(), units::count),
+            spread(results, workload, &subject, Figure::Iops)
+                .map_or_else(String::new, |spread| format!("±{spread:.1} %")),
+            crate::results::median(&bandwidths).map_or_else(|| "–".into(), units::bandwidth),
+            time(Figure::P50, 1.0),
+            time(Figure::P99, 1.0),
+            time(Figure::CpuPerOperation, 1e9),
+        ];
+        if has_server {
+            row.push(time(Figure::ServerCpuPerOperation, 1e9));
+        }
+        let errors: u64 = results.of(workload, &subject).map(|run| run.measurement.errors).sum();
+        if errors > 0 {
+            row.push(format!("{errors} ERRORS"));
+        }
+        grid.rows.push(row);
+    }
+    grid
+}
+
+/// Half of the distance between the lowest and the highest repetition, in percent of the median.
+pub(crate) fn spread(results: &Results, workload: &str, subject: &str, figure: Figure) -> Option<f64> {
+    let runs = results.of(workload, subject);
+    let values: Vec<f64> = runs.filter_map(|run| figure.of(&run.measurement)).collect();
+    let (low, high) =
+        values.iter().fold((f64::MAX, 0.0_f64), |(low, high), it| (low.min(*it), high.max(*it)));
+    let median = crate::results::median(&values)?;
+    (values.len() > 1).then(|| (high - low) / 2.0 / median * 100.0)
+}
+
+fn ratios(comparisons: &[&Comparison]) -> Grid {
+    let mut grid = Grid::default();
+    for comparison in comparisons {
+        let mut row = vec![format!("{} / {}", comparison.subject, comparison.baseline)];
+        let mut pairs = 0;
+        for (figure, ratios) in &comparison.ratios {
+            let verdict = Verdict::of(*figure, ratios.median);
+            let ratio = units::ratio(ratios.median);
+            row.push(format!("{} {ratio} {} {}", figure.title(), verdict.sign(), verdict.word()));
+            pairs = pairs.max(ratios.pairs.len());
+        }
+        row.push(format!("({pairs} {})", if pairs == 1 { "pair" } else { "pairs" }));
+        grid.rows.push(row);
+    }
+    grid
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::results::tests::sample;
+
+    #[test]
+    fn aligned_with_ratios() {
+        let mut results = sample();
+        results.notes.push("qsd is left out: qemu-storage-daemon is not installed".into());
+        let text = render(&results);
+        println!("{text}");
+        let lines: Vec<&str> = text.lines().collect();
+        assert_eq!(lines[1], "randread iodepth=1");
+        let column =
+            |line: &str, word: &str| line.split(word).next().unwrap().chars().count() + word.chars().count();
+        assert_eq!(column(lines[2], "IOPS"), column(lines[3], "11.0 k"));
+        assert_eq!(column(lines[2], "bandwidth"), column(lines[4], "39.1 MiB/s"));
+        assert!(lines[6].contains("file / fio") && lines[6].contains("IOPS ×1.10 ▲ better"), "{}", lines[6]);
+        assert!(lines[6].contains("(3 pairs)"));
+        assert!(text.contains("note: qsd is left out"));
+    }
+
+    #[test]
+    fn verdicts_know_what_is_good() {
+        assert_eq!(Verdict::of(Figure::Iops, 1.1), Verdict::Better);
+        assert_eq!(Verdict::of(Figure::P99, 1.1), Verdict::Worse);
+        assert_eq!(Verdict::of(Figure::P99, 0.99), Verdict::Same);
+    }
+}

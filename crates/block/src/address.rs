@@ -1,0 +1,163 @@
+//! Addresses that can't be mixed up: a byte offset is not a block index, and neither is a zone.
+
+use std::fmt;
+use std::ops::{Add, AddAssign, Sub};
+
+macro_rules! number {
+    ($(#[$doc:meta])* $name:ident($inner:ty)) => {
+        $(#[$doc])*
+        #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Default)]
+        #[repr(transparent)]
+        pub struct $name(pub $inner);
+
+        impl fmt::Display for $name {
+            fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+                self.0.fmt(formatter)
+            }
+        }
+    };
+}
+
+number! {
+    /// A distance from the start of a file, a device or a zone, in bytes.
+    ByteOffset(u64)
+}
+number! {
+    /// A block of a [`Device`](crate::Device), counted from 0 in units of its block size.
+    BlockIndex(u64)
+}
+number! {
+    /// A number of blocks.
+    BlockCount(u64)
+}
+number! {
+    /// A zone of a [`Zones`](crate::Zones), counted from 0.
+    ZoneIndex(u32)
+}
+
+impl Add<u64> for ByteOffset {
+    type Output = ByteOffset;
+    fn add(self, bytes: u64) -> ByteOffset {
+        ByteOffset(self.0 + bytes)
+    }
+}
+
+impl AddAssign<u64> for ByteOffset {
+    fn add_assign(&mut self, bytes: u64) {
+        self.0 += bytes;
+    }
+}
+
+impl Sub for ByteOffset {
+    type Output = u64;
+    fn sub(self, other: ByteOffset) -> u64 {
+        self.0 - other.0
+    }
+}
+
+impl Add<BlockCount> for BlockIndex {
+    type Output = BlockIndex;
+    fn add(self, count: BlockCount) -> BlockIndex {
+        BlockIndex(self.0 + count.0)
+    }
+}
+
+impl AddAssign<BlockCount> for BlockIndex {
+    fn add_assign(&mut self, count: BlockCount) {
+        self.0 += count.0;
+    }
+}
+
+impl Sub for BlockIndex {
+    type Output = BlockCount;
+    fn sub(self, other: BlockIndex) -> BlockCount {
+        BlockCount(self.0 - other.0)
+    }
+}
+
+/// Consecutive blocks of a device.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub struct BlockRange {
+    /// The first block.
+    pub start: BlockIndex,
+    /// How many there are.
+    pub count: BlockCount,
+}
+
+impl BlockRange {
+    /// `count` blocks from `start` on.
+    pub const fn new(start: u64, count: u64) -> Self {
+        BlockRange { start: BlockIndex(start), count: BlockCount(count) }
+    }
+
+    /// The block behind the last one. The caller has checked the range against a geometry, or the sum
+    /// saturates at the largest index.
+    pub fn end(&self) -> BlockIndex {
+        BlockIndex(self.start.0.saturating_add(self.count.0))
+    }
+
+    /// Whether the range holds no block.
+    pub fn is_empty(&self) -> bool {
+        self.count.0 == 0
+    }
+
+    /// Whether the two share a block.
+    pub fn overlaps(&self, other: &BlockRange) -> bool {
+        self.start < other.end() && other.start < self.end()
+    }
+
+    /// Whether this block is one of the range's.
+    pub fn contains(&self, block: BlockIndex) -> bool {
+        self.start <= block && block < self.end()
+    }
+
+    /// The blocks that both ranges hold; empty, at the later start, where they share none.
+    pub fn intersection(&self, other: &BlockRange) -> BlockRange {
+        let start = self.start.max(other.start);
+        let end = self.end().min(other.end()).max(start);
+        BlockRange { start, count: end - start }
+    }
+}
+
+impl fmt::Display for BlockRange {
+    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(formatter, "blocks {}..{}", self.start, self.end())
+    }
+}
+
+/// A place in a [`Zones`](crate::Zones): bytes from the start of a zone.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Default)]
+pub struct ZoneAddress {
+    /// The zone.
+    pub zone: ZoneIndex,
+    /// Bytes from its start.
+    pub offset: ByteOffset,
+}
+
+impl ZoneAddress {
+    /// `offset` bytes into zone number `zone`.
+    pub const fn new(zone: u32, offset: u64) -> Self {
+        ZoneAddress { zone: ZoneIndex(zone), offset: ByteOffset(offset) }
+    }
+}
+
+impl fmt::Display for ZoneAddress {
+    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(formatter, "zone {} byte {}", self.zone, self.offset)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn ranges() {
+        let a = BlockRange::new(2, 4);
+        assert!(a.overlaps(&BlockRange::new(5, 1)));
+        assert!(!a.overlaps(&BlockRange::new(6, 1)));
+        assert_eq!(a.intersection(&BlockRange::new(4, 9)), BlockRange::new(4, 2));
+        assert!(a.intersection(&BlockRange::new(9, 1)).is_empty());
+        assert!(a.contains(BlockIndex(5)) && !a.contains(BlockIndex(6)));
+    }
+}

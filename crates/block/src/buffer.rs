@@ -1,0 +1,492 @@
+//! Buffers that travel by ownership.
+//!
+//! - [`Buffer`]: unique, being filled; what a read takes and gives back. It shows only bytes that were put
+//!   there since it was taken from the pool, never those of an earlier user.
+//! - [`Data`]: frozen and reference-counted; a slice of what was a buffer. A mirror and a promotion share it.
+//! - [`Payload`]: what a write takes: slices in order, up to [`INLINE_SLICES`] of them without an allocation.
+//!
+//! Memory comes from the [`pool`] of the thread, aligned to [`ALIGNMENT`], and goes back there from
+//! whichever thread drops it last. How large a buffer may be is left to whoever asks for it; how much memory
+//! is out at a time, to the queues, all of which are bounded.
+#![allow(unsafe_code)] // The kernel writes into these bytes; who may touch them when is stated at each use.
+
+pub mod pool;
+
+use crate::error::{Error, Result};
+use pool::Block;
+use smallvec::SmallVec;
+use std::fmt;
+use std::ops::{Deref, Range};
+use std::ptr::NonNull;
+
+/// The alignment of every buffer in memory, in bytes: enough for O_DIRECT on any device.
+pub const ALIGNMENT: usize = 4096;
+
+/// How many slices a [`Payload`] holds without an allocation.
+pub const INLINE_SLICES: usize = 4;
+
+/// Bytes that are being filled, owned by one.
+///
+/// `len` is how many bytes are wanted and `filled` those that are there, from the start. Where the buffer was
+/// split, each piece owns its own bytes and they share the memory.
+pub struct Buffer {
+    block: NonNull<Block>,
+    offset: u32,
+    length: u32,
+    filled: u32,
+}
+
+// SAFETY: a Buffer is the only one that may touch its bytes, and a block's count is atomic.
+unsafe impl Send for Buffer {}
+
+impl Buffer {
+    /// A buffer for `length` bytes, aligned to [`ALIGNMENT`], with nothing in it.
+    ///
+    /// # Panics
+    /// If `length` is above 2 GiB: lengths from outside are checked against a limit long before.
+    #[inline]
+    pub fn new(length: usize) -> Self {
+        assert!(length <= 1 << 31, "a buffer of {length} bytes was asked for: at most 2 GiB");
+        Buffer { block: pool::take(length), offset: 0, length: length as u32, filled: 0 }
+    }
+
+    /// A buffer that holds a copy of these bytes.
+    pub fn copy_of(bytes: &[u8]) -> Self {
+        let mut buffer = Buffer::new(bytes.len());
+        buffer.append(bytes);
+        buffer
+    }
+
+    /// A buffer filled with zeros.
+    pub fn zeroed(length: usize) -> Self {
+        let mut buffer = Buffer::new(length);
+        buffer.append_zeroes(length);
+        buffer
+    }
+
+    /// How many bytes are wanted.
+    #[inline]
+    pub fn len(&self) -> usize {
+        self.length as usize
+    }
+
+    /// Whether no bytes are wanted.
+    pub fn is_empty(&self) -> bool {
+        self.length == 0
+    }
+
+    /// How many bytes are still to come.
+    #[inline]
+    pub fn missing(&self) -> usize {
+        (self.length - self.filled) as usize
+    }
+
+    /// The bytes that are there.
+    #[inline]
+    pub fn filled(&self) -> &[u8] {
+        // SAFETY: these bytes were written since the buffer was taken, and only we may touch them.
+        unsafe { std::slice::from_raw_parts(self.address(), self.filled as usize) }
+    }
+
+    /// The bytes that are there, to be changed.
+    #[inline]
+    pub fn filled_mut(&mut self) -> &mut [u8] {
+        // SAFETY: as in `filled`, and we are borrowed exclusively.
+        unsafe { std::slice::from_raw_parts_mut(self.address(), self.filled as usize) }
+    }
+
+    /// Puts bytes behind those that are there.
+    ///
+    /// # Panics
+    /// If there are more than are missing.
+    pub fn append(&mut self, bytes: &[u8]) {
+        assert!(bytes.len() <= self.missing(), "{} bytes into room for {}", bytes.len(), self.missing());
+        // SAFETY: the room behind `filled` is ours alone and large enough.
+        unsafe { std::ptr::copy_nonoverlapping(bytes.as_ptr(), self.spare_address(), bytes.len()) }
+        self.filled += bytes.len() as u32;
+    }
+
+    /// Puts zeros behind the bytes that are there.
+    ///
+    /// # Panics
+    /// If there are more than are missing.
+    pub fn append_zeroes(&mut self, count: usize) {
+        assert!(count <= self.missing(), "{count} zeros into room for {}", self.missing());
+        // SAFETY: as in `append`.
+        unsafe { std::ptr::write_bytes(self.spare_address(), 0, count) }
+        self.filled += count as u32;
+    }
+
+    /// Forgets what is there.
+    #[inline]
+    pub fn clear(&mut self) {
+        self.filled = 0;
+    }
+
+    /// Forgets what is behind the first `count` bytes.
+    pub fn truncate_filled(&mut self, count: usize) {
+        self.filled = self.filled.min(count as u32);
+    }
+
+    /// Makes the buffer want `length` bytes, fewer than it did.
+    ///
+    /// # Panics
+    /// If `length` is more than it wants now.
+    pub fn shorten(&mut self, length: usize) {
+        assert!(length <= self.len(), "shortening {} bytes to {length}", self.length);
+        self.length = length as u32;
+        self.filled = self.filled.min(self.length);
+    }
+
+    /// Where the bytes begin, for the kernel.
+    #[inline]
+    pub fn address(&self) -> *mut u8 {
+        // SAFETY: the offset lies inside the block's memory.
+        unsafe { Block::memory(self.block).add(self.offset as usize) }
+    }
+
+    /// Where the first missing byte goes, for the kernel.
+    #[inline]
+    pub fn spare_address(&self) -> *mut u8 {
+        // SAFETY: `filled` is at most `length`, which lies inside the block's memory.
+        unsafe { self.address().add(self.filled as usize) }
+    }
+
+    /// Says that `count` more bytes are there.
+    ///
+    /// # Safety
+    /// They were written, by the kernel or through [`spare_address`](Self::spare_address).
+    #[inline]
+    pub unsafe fn add_filled(&mut self, count: usize) {
+        assert!(count <= self.missing(), "{count} bytes arrived in room for {}", self.missing());
+        self.filled += count as u32;
+    }
+
+    /// Whether the memory is part of the region that this thread's pool has registered with its ring.
+    #[inline]
+    pub fn is_registered_here(&self) -> bool {
+        Block::is_registered_here(self.block)
+    }
+
+    /// Cuts the buffer in two: this one keeps the first `at` bytes, the other has the rest. Each is filled
+    /// on its own; [`join`](Self::join) puts them together again.
+    ///
+    /// # Panics
+    /// If `at` is more than the length.
+    pub fn split_off(&mut self, at: usize) -> Buffer {
+        assert!(at <= self.len(), "splitting {} bytes at {at}", self.length);
+        let at = at as u32;
+        Block::add_reference(self.block);
+        let rest = Buffer {
+            block: self.block,
+            offset: self.offset + at,
+            length: self.length - at,
+            filled: self.filled.saturating_sub(at),
+        };
+        self.length = at;
+        self.filled = self.filled.min(at);
+        rest
+    }
+
+    /// Puts back what [`split_off`](Self::split_off) cut off. If this piece isn't full, what the other one
+    /// has is no longer shown.
+    ///
+    /// # Panics
+    /// If the two don't lie behind each other in one memory.
+    pub fn join(&mut self, rest: Buffer) {
+        let adjacent = self.block == rest.block && self.offset + self.length == rest.offset;
+        assert!(adjacent, "joining two buffers that don't lie behind each other");
+        if self.missing() == 0 {
+            self.filled += rest.filled;
+        }
+        self.length += rest.length;
+    }
+
+    /// The bytes that are there, as data that can be shared and no longer changed.
+    #[inline]
+    pub fn freeze(self) -> Data {
+        let this = std::mem::ManuallyDrop::new(self);
+        Data { block: this.block, offset: this.offset, length: this.filled }
+    }
+}
+
+impl Drop for Buffer {
+    #[inline]
+    fn drop(&mut self) {
+        Block::release(self.block);
+    }
+}
+
+impl fmt::Debug for Buffer {
+    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(formatter, "Buffer({} of {} bytes)", self.filled, self.length)
+    }
+}
+
+/// A slice of frozen bytes, shared by counting references.
+pub struct Data {
+    block: NonNull<Block>,
+    offset: u32,
+    length: u32,
+}
+
+// SAFETY: the bytes of a Data don't change while it lives, and the block's count is atomic.
+unsafe impl Send for Data {}
+// SAFETY: as above.
+unsafe impl Sync for Data {}
+
+impl Data {
+    /// A copy of these bytes.
+    pub fn copy_of(bytes: &[u8]) -> Self {
+        Buffer::copy_of(bytes).freeze()
+    }
+
+    /// A part of these bytes, sharing the memory.
+    ///
+    /// # Panics
+    /// If the range isn't inside.
+    #[inline]
+    pub fn slice(&self, range: Range<usize>) -> Data {
+        let inside = range.start <= range.end && range.end <= self.len();
+        assert!(inside, "slice {}..{} of {} bytes", range.start, range.end, self.length);
+        Block::add_reference(self.block);
+        Data {
+            block: self.block,
+            offset: self.offset + range.start as u32,
+            length: (range.end - range.start) as u32,
+        }
+    }
+
+    /// Whether the memory is part of the region that this thread's pool has registered with its ring.
+    #[inline]
+    pub fn is_registered_here(&self) -> bool {
+        Block::is_registered_here(self.block)
+    }
+}
+
+impl Deref for Data {
+    type Target = [u8];
+
+    #[inline]
+    fn deref(&self) -> &[u8] {
+        // SAFETY: the bytes were filled before they were frozen, and nobody changes them while we live.
+        unsafe {
+            let start = Block::memory(self.block).add(self.offset as usize);
+            std::slice::from_raw_parts(start, self.length as usize)
+        }
+    }
+}
+
+impl Clone for Data {
+    #[inline]
+    fn clone(&self) -> Self {
+        self.slice(0..self.len())
+    }
+}
+
+impl Drop for Data {
+    #[inline]
+    fn drop(&mut self) {
+        Block::release(self.block);
+    }
+}
+
+impl fmt::Debug for Data {
+    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(formatter, "Data({} bytes)", self.length)
+    }
+}
+
+impl PartialEq for Data {
+    fn eq(&self, other: &Data) -> bool {
+        **self == **other
+    }
+}
+
+impl Eq for Data {}
+
+/// What a write takes: slices of frozen bytes that are written one behind the other.
+#[derive(Clone, Debug, Default)]
+pub struct Payload {
+    slices: SmallVec<[Data; INLINE_SLICES]>,
+    length: usize,
+}
+
+impl Payload {
+    /// Nothing yet.
+    pub fn new() -> Self {
+        Payload::default()
+    }
+
+    /// Puts a slice behind the others; an empty one is left out.
+    pub fn push(&mut self, data: Data) {
+        if !data.is_empty() {
+            self.length += data.len();
+            self.slices.push(data);
+        }
+    }
+
+    /// Drops the slices and keeps the room for others.
+    pub fn clear(&mut self) {
+        self.slices.clear();
+        self.length = 0;
+    }
+
+    /// How many bytes there are.
+    #[inline]
+    pub fn len(&self) -> usize {
+        self.length
+    }
+
+    /// Whether there are none.
+    pub fn is_empty(&self) -> bool {
+        self.length == 0
+    }
+
+    /// The slices, in order, none of them empty.
+    #[inline]
+    pub fn slices(&self) -> &[Data] {
+        &self.slices
+    }
+
+    /// A part of the bytes, sharing the memory.
+    ///
+    /// # Panics
+    /// If the range isn't inside.
+    pub fn slice(&self, range: Range<usize>) -> Payload {
+        let inside = range.start <= range.end && range.end <= self.length;
+        assert!(inside, "slice {}..{} of {} bytes", range.start, range.end, self.length);
+        let mut part = Payload::new();
+        let mut begin = 0;
+        for data in &self.slices {
+            let end = begin + data.len();
+            if range.start < end && begin < range.end {
+                part.push(data.slice(range.start.max(begin) - begin..range.end.min(end) - begin));
+            }
+            begin = end;
+        }
+        part
+    }
+
+    /// The bytes in one piece: shared where there is one slice, copied where there are more.
+    pub fn to_data(&self) -> Data {
+        if let [one] = self.slices.as_slice() {
+            return one.clone();
+        }
+        let mut buffer = Buffer::new(self.length);
+        self.slices.iter().for_each(|slice| buffer.append(slice));
+        buffer.freeze()
+    }
+
+    /// Copies all bytes to `target`.
+    ///
+    /// # Errors
+    /// [`Error::Invalid`] if the lengths differ.
+    pub fn copy_to(&self, target: &mut [u8]) -> Result<()> {
+        if target.len() != self.length {
+            return Err(Error::invalid(format!("a payload of {} bytes into {}", self.length, target.len())));
+        }
+        let mut rest = target;
+        for data in &self.slices {
+            let (here, behind) = rest.split_at_mut(data.len());
+            here.copy_from_slice(data);
+            rest = behind;
+        }
+        Ok(())
+    }
+}
+
+impl From<Data> for Payload {
+    #[inline]
+    fn from(data: Data) -> Self {
+        let mut payload = Payload::new();
+        payload.push(data);
+        payload
+    }
+}
+
+impl From<Buffer> for Payload {
+    #[inline]
+    fn from(buffer: Buffer) -> Self {
+        buffer.freeze().into()
+    }
+}
+
+impl FromIterator<Data> for Payload {
+    fn from_iter<I: IntoIterator<Item = Data>>(slices: I) -> Self {
+        let mut payload = Payload::new();
+        slices.into_iter().for_each(|data| payload.push(data));
+        payload
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    #[test]
+    fn memory_is_aligned_and_old_bytes_are_never_shown() {
+        for length in [1, 512, 4096, 5000, 1 << 20, 3 << 20] {
+            let mut buffer = Buffer::copy_of(&vec![0xAA; length]);
+            assert_eq!(buffer.address() as usize % ALIGNMENT, 0);
+            assert_eq!(buffer.filled().len(), length);
+            buffer.clear();
+            assert!(buffer.filled().is_empty());
+            drop(buffer);
+            assert!(Buffer::new(length).filled().is_empty());
+        }
+    }
+
+    #[test]
+    fn memory_comes_back_from_another_thread() {
+        let buffer = Buffer::new(4096);
+        let address = buffer.address() as usize;
+        // Keep the local list empty, so that the next buffer must come from what the other thread returned.
+        let thread = std::thread::Builder::new().spawn(move || drop(buffer)).expect("a thread starts");
+        thread.join().expect("the thread ends");
+        let again: Vec<Buffer> = (0..64).map(|_| Buffer::new(4096)).collect();
+        assert!(again.iter().any(|buffer| buffer.address() as usize == address));
+    }
+
+    #[test]
+    fn data_outlives_the_thread_it_came_from() {
+        let thread = std::thread::Builder::new().spawn(|| Data::copy_of(b"abc")).expect("a thread starts");
+        let data = thread.join().expect("the thread ends");
+        assert_eq!(&*data, b"abc");
+    }
+
+    #[test]
+    fn split_pieces_fill_on_their_own() {
+        let mut first = Buffer::new(8);
+        let mut second = first.split_off(5);
+        second.append(b"xyz");
+        first.append(b"abcde");
+        first.join(second);
+        assert_eq!(first.filled(), b"abcdexyz");
+        let mut second = first.split_off(5);
+        first.truncate_filled(2);
+        second.append(b"");
+        first.join(second);
+        assert_eq!(first.filled(), b"ab");
+        assert_eq!(first.missing(), 6);
+    }
+
+    proptest! {
+        #[test]
+        fn a_payload_slices_like_its_bytes(
+            pieces in prop::collection::vec(prop::collection::vec(any::<u8>(), 0..20), 0..8),
+            cut in any::<(u8, u8)>(),
+        ) {
+            let whole: Vec<u8> = pieces.concat();
+            let payload: Payload = pieces.iter().map(|piece| Data::copy_of(piece)).collect();
+            prop_assert_eq!(&*payload.to_data(), whole.as_slice());
+            let (a, b) = (cut.0 as usize % (whole.len() + 1), cut.1 as usize % (whole.len() + 1));
+            let range = a.min(b)..a.max(b);
+            let part = payload.slice(range.clone());
+            let mut copy = vec![0; part.len()];
+            part.copy_to(&mut copy).expect("lengths agree");
+            prop_assert_eq!(copy.as_slice(), &whole[range]);
+        }
+    }
+}

@@ -1,0 +1,258 @@
+//! What a device or a set of zones says about itself before it is used.
+
+use crate::address::{BlockCount, BlockIndex, BlockRange, ByteOffset, ZoneAddress};
+use crate::error::{Error, Result};
+use std::fmt;
+
+/// The size of a block: a power of two from 512 bytes to 1 MiB.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub struct BlockSize(u32);
+
+impl BlockSize {
+    /// The smallest block size, in bytes.
+    pub const SMALLEST: u32 = 512;
+    /// The largest block size, in bytes.
+    pub const LARGEST: u32 = 1 << 20;
+
+    /// Checks that `bytes` is a power of two from 512 to 1 MiB.
+    pub fn new(bytes: u64) -> Result<Self> {
+        let allowed = u64::from(Self::SMALLEST)..=u64::from(Self::LARGEST);
+        if bytes.is_power_of_two() && allowed.contains(&bytes) {
+            return Ok(BlockSize(bytes as u32));
+        }
+        Err(Error::invalid(format!("block size {bytes}: expected a power of two from 512 to 1048576 bytes")))
+    }
+
+    /// In bytes.
+    pub fn bytes(self) -> u64 {
+        u64::from(self.0)
+    }
+
+    /// The power of two.
+    pub fn shift(self) -> u32 {
+        self.0.trailing_zeros()
+    }
+
+    /// Where a block begins.
+    pub fn offset_of(self, block: BlockIndex) -> ByteOffset {
+        ByteOffset(block.0 << self.shift())
+    }
+
+    /// How many bytes these blocks are.
+    pub fn bytes_of(self, count: BlockCount) -> u64 {
+        count.0 << self.shift()
+    }
+}
+
+impl Default for BlockSize {
+    fn default() -> Self {
+        BlockSize(4096)
+    }
+}
+
+impl fmt::Display for BlockSize {
+    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.0.fmt(formatter)
+    }
+}
+
+/// The shape and the promises of a [`Device`](crate::Device).
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct DeviceGeometry {
+    /// The unit in which the device is addressed.
+    pub block_size: BlockSize,
+    /// How many blocks there are.
+    pub blocks: BlockCount,
+    /// A write of this many bytes, aligned to as many, is never torn by a power cut: a leaf promises a
+    /// sector (512 bytes), the log its block.
+    pub atomic_write: u32,
+    /// Whether an acknowledged write may be lost by a power cut until `flush` or FUA has returned.
+    pub volatile_cache: bool,
+    /// Whether every write is refused with [`Error::ReadOnly`].
+    pub read_only: bool,
+}
+
+impl DeviceGeometry {
+    /// The capacity in bytes.
+    pub fn bytes(&self) -> u64 {
+        self.block_size.bytes_of(self.blocks)
+    }
+
+    /// All blocks.
+    pub fn whole(&self) -> BlockRange {
+        BlockRange { start: BlockIndex(0), count: self.blocks }
+    }
+
+    /// Checks that a range lies inside the device.
+    #[inline]
+    pub fn check(&self, range: BlockRange) -> Result<()> {
+        match range.start.0.checked_add(range.count.0) {
+            Some(end) if end <= self.blocks.0 => Ok(()),
+            _ => Err(Error::invalid(format!(
+                "{} blocks at block {}: the device has {} blocks",
+                range.count, range.start, self.blocks
+            ))),
+        }
+    }
+
+    /// Checks that `bytes` bytes at block `at` are whole blocks inside the device, and says which.
+    #[inline]
+    pub fn range(&self, at: BlockIndex, bytes: usize) -> Result<BlockRange> {
+        let bytes = bytes as u64;
+        if bytes & (self.block_size.bytes() - 1) != 0 {
+            return Err(Error::invalid(format!(
+                "{bytes} bytes at block {at}: expected a multiple of the block size, {}",
+                self.block_size
+            )));
+        }
+        let range = BlockRange { start: at, count: BlockCount(bytes >> self.block_size.shift()) };
+        self.check(range).map(|()| range)
+    }
+
+    /// As [`range`](Self::range), and refuses where the device is read-only.
+    #[inline]
+    pub fn writable_range(&self, at: BlockIndex, bytes: usize) -> Result<BlockRange> {
+        self.check_writable()?;
+        self.range(at, bytes)
+    }
+
+    /// Refuses where the device is read-only.
+    #[inline]
+    pub fn check_writable(&self) -> Result<()> {
+        if self.read_only {
+            return Err(Error::read_only("the device is read-only"));
+        }
+        Ok(())
+    }
+}
+
+/// When an append to a zone is safe from a power cut.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Durable {
+    /// As soon as it is acknowledged.
+    OnAppend,
+    /// Once a `flush` that began afterwards has returned.
+    OnFlush,
+    /// Once the zone is finished; `flush` finishes the zones that it is asked to make durable.
+    OnFinish,
+}
+
+/// What is known about the old bytes of a zone once `reset` has returned; from weakest to strongest.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub enum EraseGuarantee {
+    /// Nothing: the zone can be written again, that is all.
+    None,
+    /// The store below was told that they are not needed (a hole was punched, an object deleted).
+    Deallocated,
+    /// They were overwritten or erased on the medium.
+    Erased,
+    /// The key that they were encrypted with is gone.
+    Key,
+}
+
+impl fmt::Display for EraseGuarantee {
+    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        formatter.write_str(match self {
+            EraseGuarantee::None => "none",
+            EraseGuarantee::Deallocated => "deallocated",
+            EraseGuarantee::Erased => "erased",
+            EraseGuarantee::Key => "key",
+        })
+    }
+}
+
+/// The shape and the promises of a [`Zones`](crate::Zones).
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct ZoneGeometry {
+    /// How many zones there are.
+    pub zones: u32,
+    /// The distance between two zones in the address space, in bytes; at least the capacity.
+    pub zone_size: u64,
+    /// How many bytes a zone takes.
+    pub zone_capacity: u64,
+    /// Appends are multiples of this many bytes.
+    pub append_granularity: u32,
+    /// Reads begin at, and are, multiples of this many bytes.
+    pub read_granularity: u32,
+    /// The largest append, in bytes.
+    pub max_append: u64,
+    /// How many zones may be open at a time; 0 is no limit.
+    pub max_open: u32,
+    /// How many zones may be open or closed (begun and not finished) at a time; 0 is no limit.
+    pub max_active: u32,
+    /// When an append is safe.
+    pub durable: Durable,
+    /// The strongest guarantee that `reset` can give.
+    pub erase: EraseGuarantee,
+}
+
+impl ZoneGeometry {
+    /// How many bytes all zones take together.
+    pub fn capacity(&self) -> u64 {
+        u64::from(self.zones) * self.zone_capacity
+    }
+
+    /// Checks that the zone exists.
+    pub fn check_zone(&self, zone: crate::ZoneIndex) -> Result<()> {
+        if zone.0 < self.zones {
+            return Ok(());
+        }
+        Err(Error::invalid(format!("zone {zone}: there are {} zones", self.zones)))
+    }
+
+    /// Checks an append's length against granularity and limit.
+    pub fn check_append(&self, zone: crate::ZoneIndex, bytes: usize) -> Result<()> {
+        self.check_zone(zone)?;
+        let bytes = bytes as u64;
+        if bytes == 0 || !bytes.is_multiple_of(u64::from(self.append_granularity)) || bytes > self.max_append {
+            return Err(Error::invalid(format!(
+                "append of {bytes} bytes to zone {zone}: expected a multiple of {} up to {}",
+                self.append_granularity, self.max_append
+            )));
+        }
+        Ok(())
+    }
+
+    /// Checks a read's place and length against granularity and capacity.
+    pub fn check_read(&self, at: ZoneAddress, bytes: usize) -> Result<()> {
+        self.check_zone(at.zone)?;
+        let (bytes, unit) = (bytes as u64, u64::from(self.read_granularity));
+        let end = at.offset.0.checked_add(bytes);
+        let whole = at.offset.0.is_multiple_of(unit) && bytes.is_multiple_of(unit);
+        if !whole || end.is_none_or(|end| end > self.zone_capacity) {
+            return Err(Error::invalid(format!(
+                "read of {bytes} bytes at {at}: expected multiples of {unit} inside a zone's {} bytes",
+                self.zone_capacity
+            )));
+        }
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn block_sizes() {
+        assert!(BlockSize::new(256).is_err());
+        assert!(BlockSize::new(768).is_err());
+        assert!(BlockSize::new(2 << 20).is_err());
+        assert_eq!(BlockSize::new(4096).expect("valid").shift(), 12);
+    }
+
+    #[test]
+    fn ranges_are_checked_without_overflow() {
+        let geometry = DeviceGeometry {
+            block_size: BlockSize::default(),
+            blocks: BlockCount(10),
+            atomic_write: 512,
+            volatile_cache: true,
+            read_only: false,
+        };
+        assert!(geometry.range(BlockIndex(9), 4096).is_ok());
+        assert!(geometry.range(BlockIndex(9), 8192).is_err());
+        assert!(geometry.range(BlockIndex(u64::MAX), 4096).is_err());
+        assert!(geometry.range(BlockIndex(0), 100).is_err());
+    }
+}

@@ -1,0 +1,55 @@
+//! What is built once, from a stack file, and shared by all shards.
+
+use crate::call::Call;
+use crate::device::Device;
+use crate::error::{Error, Result};
+use crate::geometry::{DeviceGeometry, ZoneGeometry};
+use crate::zones::Zones;
+use std::rc::Rc;
+
+/// What a part says about itself: a JSON object, for people through a table and for machines as it is.
+pub type Status = serde_json::Map<String, serde_json::Value>;
+
+/// What every part can do, whichever contract it implements. Called from any shard.
+pub trait Part: Send + Sync {
+    /// The word by which a stack names this kind of part: `file`, `cache`, `log`.
+    fn kind(&self) -> &'static str;
+
+    /// Counters and state as they are now. Cheap, and never waits for I/O.
+    fn status(&self) -> Status {
+        Status::new()
+    }
+
+    /// Carries out an operator's message, as `dmsetup message` does (`flush`, `clear_stats`), and returns
+    /// what there is to say about it. A part that doesn't know the message returns
+    /// [`Error::Unsupported`] naming it.
+    fn message<'a>(&'a self, message: &'a str) -> Call<'a, Result<String>> {
+        Call::new(async move {
+            Err(Error::unsupported(format!("message \"{message}\": {} takes no messages", self.kind())))
+        })
+    }
+
+    /// The last call, on one shard, after every handle has been dropped: makes durable what has to be, and
+    /// notes a clean stop. Parts are closed from the top of the stack down.
+    fn close(&self) -> Call<'_, Result<()>> {
+        Call::ready(Ok(()))
+    }
+}
+
+/// A part that is a device.
+pub trait DevicePart: Part {
+    /// The shape, before any handle is opened.
+    fn geometry(&self) -> &DeviceGeometry;
+
+    /// Opens a handle for the shard that calls. A shard opens a part once and shares the handle.
+    fn open(&self) -> Call<'_, Result<Rc<dyn Device>>>;
+}
+
+/// A part that is a set of zones.
+pub trait ZonesPart: Part {
+    /// The shape, before any handle is opened.
+    fn geometry(&self) -> &ZoneGeometry;
+
+    /// Opens a handle for the shard that calls. A shard opens a part once and shares the handle.
+    fn open(&self) -> Call<'_, Result<Rc<dyn Zones>>>;
+}

@@ -1,0 +1,15 @@
+//! The suites that every implementation of a contract passes.
+//!
+//! [`device::run`] checks the promises of [`block::Device`], [`zones::run`] those of [`block::Zones`]: all that can
+//! be seen from outside without a power cut, and for zones those after one, if the implementation brings a way
+//! to cut it. A suite runs inside `runtime::run` or `runtime::simulate`, destroys what the part holds, and says
+//! which promise was broken, where, and with which seed; `SILTSTONE_SEED` in the environment repeats a run.
+//!
+//! The suites themselves are tested: each promise is broken on purpose, and the suite has to notice.
+//!
+//! Left to others: crashes of devices (the crash oracle), faults below (`fault`), speed.
+
+pub mod device;
+mod stamp;
+mod suite;
+pub mod zones;

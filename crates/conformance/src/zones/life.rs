@@ -1,0 +1,288 @@
+//! The life of a zone, one promise after the other.
+
+use super::model::{Known, Suite, check_append};
+use crate::stamp::append_bytes;
+use crate::suite::{Check, ensure, fails, invalid, succeeds, unsupported};
+use block::{Data, Durable, EraseGuarantee, Error, ZoneAddress, ZoneIndex, ZoneState};
+use runtime::ShardIndex;
+
+/// Appends of all lengths are contiguous, stay apart, and can be read at once, whole and in part.
+pub(super) async fn appends(suite: &mut Suite) -> Check {
+    let zones = suite.limit().min(3);
+    for zone in 0..zones {
+        for _ in 0..30 {
+            let room = suite.geometry.zone_capacity - suite.zones[zone as usize].end();
+            if room < u64::from(suite.geometry.append_granularity) {
+                break;
+            }
+            let length = suite.any_length(room);
+            let known = suite.append(zone, length).await?;
+            let handle = suite.any_handle();
+            suite.check_one(&*handle, zone, known).await?;
+        }
+        suite.check_zone(zone).await?;
+        read_in_parts(suite, zone).await?;
+    }
+    suite.check_all().await
+}
+
+/// Reads begin and end at any multiple of the read granularity.
+async fn read_in_parts(suite: &mut Suite, zone: u32) -> Check {
+    let unit = u64::from(suite.geometry.read_granularity);
+    for known in suite.zones[zone as usize].appends.clone() {
+        let units = known.length as u64 / unit;
+        let (from, count) = (suite.random.below(units), 1 + suite.random.below(units));
+        let (from, length) = (from * unit, count.min(units - from) * unit);
+        let at = ZoneAddress::new(zone, known.offset + from);
+        let handle = suite.any_handle();
+        let buffer = super::model::read(&*handle, at, length as usize, false).await?;
+        let buffer = succeeds(buffer, format!("a read of {length} bytes at {at}"))?;
+        let whole = append_bytes(suite.seed, known.id, known.length);
+        let expected = &whole[from as usize..(from + length) as usize];
+        ensure(buffer.filled() == expected, || {
+            format!("a read of {length} bytes at {at}, a part of append {}: other bytes", known.id)
+        })?;
+    }
+    Ok(())
+}
+
+/// Appends in flight at the same time, through both handles, land somewhere each, without overlap.
+pub(super) async fn concurrent_appends(suite: &mut Suite) -> Check {
+    suite.empty_all().await?;
+    let zones = suite.limit().min(3);
+    for _ in 0..10 {
+        let mut running = Vec::new();
+        for _ in 0..12 {
+            let zone = suite.random.below(u64::from(zones)) as u32;
+            let length = suite.any_length(suite.geometry.zone_capacity / 200);
+            let (id, payload) = suite.payload(length);
+            let handle = suite.any_handle();
+            running.push(async move { (zone, id, length, handle.append(ZoneIndex(zone), payload).await) });
+        }
+        for (zone, id, length, outcome) in runtime::join_all(running).await {
+            if let Err(Error::NoSpace(_)) = outcome
+                && suite.zones[zone as usize].end() + 12 * length as u64 > suite.geometry.zone_capacity
+            {
+                continue;
+            }
+            let at = succeeds(outcome, format!("append of {length} bytes to zone {zone}, beside others"))?;
+            suite.landed(zone, id, length, at)?;
+        }
+    }
+    suite.check_all().await
+}
+
+/// Every shard appends to the same zone at the same time; every shard reads what any of them has appended.
+pub(super) async fn several_shards(suite: &mut Suite) -> Check {
+    suite.empty_all().await?;
+    let unit = suite.geometry.append_granularity as usize;
+    let seed = suite.seed;
+    let each = (suite.geometry.zone_capacity / unit as u64 / runtime::shard_count() as u64).min(20);
+    let mut running = Vec::new();
+    for shard in 0..runtime::shard_count() {
+        let ids: Vec<u64> = (0..each).map(|_| suite.payload(unit).0).collect();
+        let part = suite.part();
+        let work = move || async move {
+            let handle = succeeds(part.open().await, format!("opening a handle on shard {shard}"))?;
+            let appends = ids.iter().map(|id| {
+                let payload = Data::copy_of(&append_bytes(seed, *id, unit)).into();
+                handle.append(ZoneIndex(0), payload)
+            });
+            let landed = runtime::join_all(appends).await;
+            ids.iter()
+                .zip(landed)
+                .map(|(id, at)| succeeds(at, format!("an append on shard {shard}")).map(|at| (*id, at)))
+                .collect::<Check<Vec<_>>>()
+        };
+        running.push(runtime::spawn_on(ShardIndex(shard), work));
+    }
+    for answer in runtime::join_all(running).await {
+        for (id, at) in succeeds(answer, "running on another shard")?? {
+            suite.landed(0, id, unit, at)?;
+        }
+    }
+    suite.check_zone(0).await?;
+    for shard in 0..runtime::shard_count() {
+        let (part, appends) = (suite.part(), suite.zones[0].appends.clone());
+        let work = move || async move {
+            let handle = succeeds(part.open().await, format!("opening a handle on shard {shard}"))?;
+            for known in appends {
+                check_append(&*handle, seed, 0, known).await?;
+            }
+            Check::Ok(())
+        };
+        let read = succeeds(runtime::spawn_on(ShardIndex(shard), work).await, "running on another shard")?;
+        read.map_err(|broken| format!("on shard {shard}, {broken}"))?;
+    }
+    Ok(())
+}
+
+/// A zone takes its capacity and not a byte more; a full zone takes nothing and keeps what it has.
+pub(super) async fn fill_and_finish(suite: &mut Suite) -> Check {
+    suite.empty_all().await?;
+    let unit = u64::from(suite.geometry.append_granularity);
+    let usable = suite.geometry.zone_capacity / unit * unit;
+    loop {
+        let room = usable - suite.zones[0].end();
+        if room == 0 {
+            break;
+        }
+        // An append that is too large for the rest is refused, and doesn't end the zone.
+        let too_much = room + unit;
+        if too_much <= suite.geometry.max_append {
+            let (_, payload) = suite.payload(too_much as usize);
+            let outcome = suite.first().append(ZoneIndex(0), payload).await;
+            let no_space = Error::no_space("Error::NoSpace");
+            fails(outcome, &no_space, format!("an append of {too_much} bytes where {room} are left"))?;
+        }
+        let length = suite.geometry.max_append.min(room) / unit * unit;
+        // The last appends are small.
+        let length = if room > length { length } else { (length / 2 / unit).max(1) * unit };
+        suite.append(0, length as usize).await?;
+    }
+    let (_, payload) = suite.payload(unit as usize);
+    match suite.first().append(ZoneIndex(0), payload).await {
+        Err(Error::NoSpace(_) | Error::Invalid(_)) => {}
+        other => return Err(format!("an append to zone 0, which has no room: expected NoSpace or Invalid, got {other:?}")),
+    }
+    suite.check_zone(0).await?;
+    suite.finish(0).await?;
+    suite.check_zone(0).await?;
+    // A zone that has room left, and one that never had anything.
+    suite.append(1, unit as usize).await?;
+    for zone in [1, 2] {
+        suite.finish(zone).await?;
+    }
+    for zone in 0..3 {
+        let (_, payload) = suite.payload(unit as usize);
+        let outcome = suite.any_handle().append(ZoneIndex(zone), payload).await;
+        fails(outcome, &invalid(), format!("an append to full zone {zone}"))?;
+        let before = suite.report_of(zone).await?;
+        suite.finish(zone).await?;
+        let after = suite.report_of(zone).await?;
+        ensure(before == after, || format!("finishing full zone {zone} changed {before:?} to {after:?}"))?;
+        suite.check_zone(zone).await?;
+    }
+    Ok(())
+}
+
+/// A reset empties, raises the generation, and keeps to the guarantee or is refused and does nothing.
+pub(super) async fn resets(suite: &mut Suite) -> Check {
+    suite.empty_all().await?;
+    let all = [EraseGuarantee::None, EraseGuarantee::Deallocated, EraseGuarantee::Erased, EraseGuarantee::Key];
+    for erase in all {
+        for finished in [false, true] {
+            let length = suite.any_length(suite.geometry.zone_capacity / 4);
+            suite.append(0, length).await?;
+            if finished {
+                suite.finish(0).await?;
+            }
+            if erase > suite.geometry.erase {
+                let before = suite.report_of(0).await?;
+                let outcome = suite.any_handle().reset(ZoneIndex(0), erase).await;
+                fails(outcome, &unsupported(), format!("a reset with the guarantee {erase}"))?;
+                let after = suite.report_of(0).await?;
+                ensure(before == after, || format!("a refused reset changed {before:?} to {after:?}"))?;
+                suite.check_zone(0).await?;
+                suite.reset(0, EraseGuarantee::None).await?;
+            } else {
+                suite.reset(0, erase).await?;
+            }
+            suite.check_zone(0).await?;
+            erased_is_gone(suite, erase, length).await?;
+        }
+    }
+    // Empty zones, too.
+    suite.reset(1, EraseGuarantee::None).await?;
+    suite.check_all().await
+}
+
+/// What was erased can't be read any more, before or after the zone is used again.
+async fn erased_is_gone(suite: &mut Suite, erase: EraseGuarantee, length: usize) -> Check {
+    if erase == EraseGuarantee::None || erase > suite.geometry.erase {
+        return Ok(());
+    }
+    let last_id = suite.payload(0).0 - 1;
+    let (old, unit) = (append_bytes(suite.seed, last_id, length), suite.geometry.append_granularity as usize);
+    if unit < 16 {
+        return Ok(()); // So few bytes can be the same by chance.
+    }
+    let handle = suite.any_handle();
+    if let Ok(buffer) = super::model::read(&*handle, ZoneAddress::new(0, 0), length, false).await? {
+        let shows_old = buffer.filled().chunks(unit).zip(old.chunks(unit)).any(|(found, old)| found == old);
+        ensure(!shows_old, || format!("zone 0 still shows what a reset with the guarantee {erase} erased"))?;
+    }
+    Ok(())
+}
+
+/// A flush of zones succeeds, keeps everything, and finishes zones that are durable only so.
+pub(super) async fn flushes(suite: &mut Suite) -> Check {
+    suite.empty_all().await?;
+    let zones = suite.limit().min(2);
+    for zone in 0..zones {
+        suite.append(zone, suite.geometry.append_granularity as usize).await?;
+    }
+    succeeds(suite.first().flush(&[]).await, "a flush of no zones")?;
+    suite.check_all().await?;
+    let asked: Vec<ZoneIndex> = (0..zones).map(ZoneIndex).collect();
+    succeeds(suite.any_handle().flush(&asked).await, "a flush")?;
+    for zone in 0..zones {
+        if suite.geometry.durable == Durable::OnFinish {
+            suite.zones[zone as usize].state = ZoneState::Full;
+        }
+        suite.check_zone(zone).await?;
+    }
+    let wrong = ZoneIndex(suite.geometry.zones);
+    fails(suite.first().flush(&[wrong]).await, &invalid(), "a flush of a zone that doesn't exist")?;
+    // Zones that need no flush stand it.
+    let all: Vec<ZoneIndex> = suite.all_zones().map(ZoneIndex).collect();
+    succeeds(suite.any_handle().flush(&all).await, "a flush of all zones")?;
+    for zone in 0..zones {
+        for known in suite.zones[zone as usize].appends.clone() {
+            let handle = suite.any_handle();
+            suite.check_one(&*handle, zone, known).await?;
+        }
+    }
+    Ok(())
+}
+
+/// Leaves zones of every state behind, for a close: 0 full, 1 open, 2 reset, 3 full and never appended to.
+pub(super) async fn leave_traces(suite: &mut Suite) -> Check {
+    suite.empty_all().await?;
+    for zone in [0, 2] {
+        for _ in 0..3 {
+            let length = suite.any_length(suite.geometry.zone_capacity / 4);
+            suite.append(zone, length).await?;
+        }
+        suite.finish(zone).await?;
+    }
+    suite.reset(2, EraseGuarantee::None).await?;
+    suite.finish(3).await?;
+    for _ in 0..3 {
+        let length = suite.any_length(suite.geometry.zone_capacity / 4);
+        suite.append(1, length).await?;
+    }
+    suite.check_all().await
+}
+
+/// After a close everything is there. An open zone may have been put aside or finished.
+pub(super) async fn check_traces(suite: &mut Suite) -> Check {
+    let report = suite.report_of(1).await?;
+    if matches!(report.state, ZoneState::Closed | ZoneState::Full) {
+        suite.zones[1].state = report.state;
+    }
+    suite.check_all().await.map_err(|broken| format!("after a close and a new open, {broken}"))?;
+    if report.state == ZoneState::Open {
+        let before: Vec<Known> = suite.zones[1].appends.clone();
+        suite.append(1, suite.geometry.append_granularity as usize).await?;
+        ensure(before.len() + 1 == suite.zones[1].appends.len(), || "an append got lost".into())?;
+        suite.check_zone(1).await?;
+    }
+    suite.append(2, suite.geometry.append_granularity as usize).await?;
+    suite.check_zone(2).await?;
+    let zones: Vec<u32> = suite.all_zones().collect();
+    for zone in zones {
+        suite.reset(zone, EraseGuarantee::None).await?;
+    }
+    suite.check_all().await
+}

@@ -1,0 +1,1 @@
+//! Leaves: file, ram, null.

@@ -1,0 +1,485 @@
+//! One client on one shard, from its first byte to its last, in one task.
+//!
+//! # Promises
+//! - All requests of a receive are started before anything is waited for; all replies that are ready leave in one
+//!   vectored send, straight from the buffers that the device filled. No task per request, and in steady state no
+//!   allocation.
+//! - At most [`SLOTS`] requests and about [`MOST_BYTES`] of their data are open at a time (started, or answered and
+//!   not sent); then nothing more is received until some have been sent.
+//! - A client that breaks the protocol, or is silent in the middle of a request or of the handshake, is cut off, and
+//!   nobody else notices. Whatever ends the connection, requests that were started run to their end first; after a
+//!   DISC or a stop they are answered, too.
+//!
+//! Left to others: who may connect ([`server`](super::server)), and what requests mean ([`request`](super::request),
+//! [`work`](super::work)).
+
+use super::export::{Export, Tally};
+use super::in_flight::{InFlight, SLOTS};
+use super::negotiation::{Agreement, ExportDescription, Negotiation, Progress};
+use super::protocol::{ErrorNumber, REQUEST_BYTES, Request, greeting};
+use super::replies::Replies;
+use super::request::{Intake, LARGE_WRITE, Operation, Session, Step};
+use super::work::{Ended, Target, Work};
+use block::{Buffer, Call, Data, Device, Durability, Error, Payload, Result};
+use runtime::Instant;
+use runtime::net::Stream;
+use std::cell::Cell;
+use std::fmt;
+use std::future::poll_fn;
+use std::pin::Pin;
+use std::task::{Context, Poll};
+use std::time::Duration;
+
+/// Bytes of requests and replies that a connection may have open.
+pub(super) const MOST_BYTES: u64 = 64 << 20;
+/// Bytes of the buffer that requests are received into.
+const RECEIVE_BYTES: usize = 256 << 10;
+/// How long the handshake may take.
+pub(super) const HANDSHAKE_LIMIT: Duration = Duration::from_secs(10);
+/// How long a client may be silent in the middle of a request, or let the last replies lie.
+pub(super) const SILENCE_LIMIT: Duration = Duration::from_secs(30);
+
+/// What the server watches a connection by.
+pub(super) struct Watch {
+    pub(super) stream: Stream,
+    /// When the client is cut off unless it does something.
+    pub(super) deadline: Cell<Option<Instant>>,
+    /// The deadline has passed.
+    pub(super) expired: Cell<bool>,
+    /// No more requests are to be taken.
+    pub(super) stopping: Cell<bool>,
+}
+
+/// Why a connection ended.
+#[derive(Debug)]
+pub(super) enum End {
+    /// The client said DISC or ABORT.
+    Goodbye,
+    /// The client closed the connection without a word.
+    HungUp,
+    /// The client was silent in the middle of something.
+    Silent,
+    /// The server stops.
+    Stopped,
+    /// The client broke the protocol.
+    Violation(Error),
+    /// The connection broke.
+    Lost(Error),
+}
+
+impl fmt::Display for End {
+    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            End::Goodbye => formatter.write_str("the client disconnected"),
+            End::HungUp => formatter.write_str("the client hung up"),
+            End::Silent => formatter.write_str("the client was silent in the middle of a message and was cut off"),
+            End::Stopped => formatter.write_str("the server stops"),
+            End::Violation(error) => write!(formatter, "the client was cut off: {}", error.detail()),
+            End::Lost(error) => write!(formatter, "the connection broke: {}", error.detail()),
+        }
+    }
+}
+
+/// Bytes that were received and not yet used.
+struct Received {
+    buffer: Buffer,
+    used: usize,
+}
+
+impl Received {
+    fn rest(&self) -> &[u8] {
+        &self.buffer.filled()[self.used..]
+    }
+
+    /// Makes room behind the rest for whatever may come next.
+    fn make_room(&mut self) {
+        let rest = self.rest().len();
+        if rest == 0 {
+            self.buffer.clear();
+        } else if self.used > 0 && self.buffer.missing() < RECEIVE_BYTES / 2 {
+            self.buffer.filled_mut().copy_within(self.used.., 0);
+            self.buffer.truncate_filled(rest);
+        } else {
+            return;
+        }
+        self.used = 0;
+    }
+}
+
+/// Serves a client until it leaves: handshake and transmission.
+pub(super) async fn serve(
+    watch: &Watch,
+    descriptions: &[ExportDescription],
+    exports: &[(&Export, &dyn Device)],
+    shard: usize,
+) -> End {
+    watch.deadline.set(Some(runtime::now() + HANDSHAKE_LIMIT));
+    let (agreement, received) = match negotiate(watch, descriptions).await {
+        Ok(agreed) => agreed,
+        Err(end) => return end,
+    };
+    watch.deadline.set(None);
+    let (export, device) = exports[agreement.export];
+    export.counters.add(&mut Tally { connections: 1, ..Tally::default() });
+    let mut connection = Connection::new(watch, export, device, shard, agreement, received);
+    poll_fn(|context| connection.poll(context)).await
+}
+
+async fn negotiate(watch: &Watch, descriptions: &[ExportDescription]) -> Result<(Agreement, Received), End> {
+    let stream = &watch.stream;
+    let send = async |bytes: &[u8]| stream.send(Data::copy_of(bytes).into()).await.0.map_err(End::Lost);
+    let end_of_input = || match (watch.expired.get(), watch.stopping.get()) {
+        (true, _) => End::Silent,
+        (_, true) => End::Stopped,
+        _ => End::HungUp,
+    };
+    let mut negotiation = Negotiation::new(descriptions);
+    let mut received = Received { buffer: Buffer::new(RECEIVE_BYTES), used: 0 };
+    let mut answer = Vec::new();
+    send(&greeting()).await?;
+    loop {
+        let (used, progress) = negotiation.advance(received.rest(), &mut answer).map_err(End::Violation)?;
+        received.used += used;
+        if !answer.is_empty() {
+            send(&answer).await?;
+            answer.clear();
+        }
+        match progress {
+            Progress::Continue => {}
+            Progress::Transmission(agreement) => return Ok((agreement, received)),
+            Progress::Ended => return Err(End::Goodbye),
+            Progress::Wait => {
+                received.make_room();
+                let (result, buffer) = stream.receive(received.buffer).await;
+                received.buffer = buffer;
+                match result {
+                    Ok(0) => return Err(end_of_input()),
+                    Ok(_) if watch.stopping.get() => return Err(End::Stopped),
+                    Ok(_) => {}
+                    Err(error) => return Err(End::Lost(error)),
+                }
+            }
+        }
+    }
+}
+
+/// The transmission phase of a connection.
+struct Connection<'c> {
+    watch: &'c Watch,
+    export: &'c Export,
+    session: Session,
+    target: Target<'c>,
+    intake: Intake,
+    /// Here unless a receive into it is in progress.
+    received: Option<Received>,
+    receiving: Option<Call<'c, (Result<usize>, Buffer)>>,
+    /// How much of the buffer was used when it went to the receive in progress.
+    used: usize,
+    /// A write whose payload is received into a buffer of its own; the buffer is here unless a receive has it.
+    large: Option<(Request, Durability)>,
+    large_buffer: Option<Buffer>,
+    /// The next request waits for room.
+    held_back: bool,
+    in_flight: InFlight<Work<'c>>,
+    replies: Replies,
+    sending: Option<Call<'c, (Result<()>, Payload)>>,
+    /// Requests and bytes for which the send in progress stands.
+    sent: (usize, u64),
+    /// A payload that was sent, whose room is used again.
+    spare: Payload,
+    output_failed: bool,
+    open_requests: usize,
+    open_bytes: u64,
+    tally: Tally,
+    end: Option<End>,
+}
+
+impl<'c> Connection<'c> {
+    fn new(
+        watch: &'c Watch,
+        export: &'c Export,
+        device: &'c dyn Device,
+        shard: usize,
+        agreement: Agreement,
+        received: Received,
+    ) -> Self {
+        let geometry = &export.geometry;
+        Connection {
+            watch,
+            export,
+            session: Session {
+                size: geometry.bytes(),
+                read_only: export.read_only,
+                structured: agreement.structured,
+                allocation_context: agreement.allocation_context,
+            },
+            target: Target { device, gate: &export.gate, shard, block_shift: geometry.block_size.shift() },
+            intake: Intake::default(),
+            received: Some(received),
+            receiving: None,
+            used: 0,
+            large: None,
+            large_buffer: None,
+            held_back: false,
+            in_flight: InFlight::new(),
+            replies: Replies::new(agreement.structured),
+            sending: None,
+            sent: (0, 0),
+            spare: Payload::new(),
+            output_failed: false,
+            open_requests: 0,
+            open_bytes: 0,
+            tally: Tally::default(),
+            end: None,
+        }
+    }
+
+    fn poll(&mut self, context: &mut Context<'_>) -> Poll<End> {
+        self.in_flight.register(context.waker());
+        loop {
+            self.collect();
+            let mut progress = self.poll_receive(context);
+            self.start_requests();
+            // Replies leave before more requests are asked for.
+            progress |= self.poll_send(context);
+            self.start_receive();
+            if self.receiving.is_some() {
+                progress |= self.poll_receive(context);
+            }
+            if !progress {
+                break;
+            }
+        }
+        self.export.counters.add(&mut self.tally);
+        let sent = self.sending.is_none() && (self.replies.is_empty() || self.output_failed);
+        if self.in_flight.is_empty() && sent {
+            if let Some(end) = self.end.take() {
+                return Poll::Ready(end);
+            }
+        }
+        Poll::Pending
+    }
+
+    /// Takes no more requests. What is in flight ends, and its replies have a limited time to be taken.
+    #[cold]
+    fn end(&mut self, end: End) {
+        if self.end.is_none() {
+            self.end = Some(end);
+            self.watch.deadline.set(Some(runtime::now() + SILENCE_LIMIT));
+        }
+    }
+
+    /// Answers the requests whose calls have ended.
+    fn collect(&mut self) {
+        let Connection { in_flight, replies, tally, .. } = self;
+        in_flight.collect(|ended| answer(replies, tally, ended));
+    }
+
+    /// Whether a receive has ended.
+    fn poll_receive(&mut self, context: &mut Context<'_>) -> bool {
+        let Some(receiving) = &mut self.receiving else { return false };
+        let Poll::Ready((result, buffer)) = Pin::new(receiving).poll(context) else { return false };
+        self.receiving = None;
+        match result {
+            Ok(0) if self.watch.expired.get() => self.end(End::Silent),
+            Ok(0) if self.watch.stopping.get() => self.end(End::Stopped),
+            Ok(0) => self.end(End::HungUp),
+            Ok(_) => {}
+            Err(error) => self.end(End::Lost(error)),
+        }
+        match self.large {
+            None => self.received = Some(Received { buffer, used: self.used }),
+            Some((request, durability)) if buffer.missing() == 0 => {
+                self.large = None;
+                self.begin(request, Operation::Write(durability), Some(buffer));
+            }
+            Some(_) => self.large_buffer = Some(buffer),
+        }
+        true
+    }
+
+    /// Starts a receive if there is room for what it brings, and sets the deadline if it must bring something.
+    fn start_receive(&mut self) {
+        if self.receiving.is_some() || self.end.is_some() {
+            return;
+        }
+        if self.watch.stopping.get() {
+            return self.end(End::Stopped);
+        }
+        if self.held_back {
+            return self.watch.deadline.set(None);
+        }
+        let stream = &self.watch.stream;
+        let (call, in_the_middle) = if let Some(buffer) = self.large_buffer.take() {
+            (Call::new(stream.receive(buffer)), true)
+        } else if let Some(mut received) = self.received.take() {
+            received.make_room();
+            let in_the_middle = !received.rest().is_empty() || self.intake.is_skipping();
+            self.used = received.used;
+            (Call::new(stream.receive(received.buffer)), in_the_middle)
+        } else {
+            return;
+        };
+        self.receiving = Some(call);
+        if in_the_middle {
+            self.watch.deadline.set(Some(runtime::now() + SILENCE_LIMIT));
+        } else if self.watch.deadline.get().is_some() {
+            self.watch.deadline.set(None);
+        }
+    }
+
+    /// Starts every request that is there, as long as there is room.
+    fn start_requests(&mut self) {
+        if self.end.is_some() || self.large.is_some() {
+            return;
+        }
+        let Some(mut received) = self.received.take() else { return };
+        self.held_back = false;
+        loop {
+            let bytes = received.rest();
+            let step = match self.intake.next(bytes, &self.session) {
+                Ok(step) => step,
+                Err(error) => {
+                    self.end(End::Violation(error));
+                    break;
+                }
+            };
+            if !self.has_room_for(&step) {
+                self.held_back = true;
+                break;
+            }
+            self.intake.take(&step);
+            received.used += step.consumed();
+            match step {
+                Step::Wait => break,
+                Step::Skip(_) => {}
+                Step::Disconnect => {
+                    self.end(End::Goodbye);
+                    break;
+                }
+                Step::Refuse(request, refusal) => {
+                    self.open_requests += 1;
+                    self.tally.errors += 1;
+                    self.replies.error(&request, refusal.number, refusal.words);
+                }
+                Step::Start(request, operation) => {
+                    self.open(&request, operation);
+                    let begin = received.used - step.consumed() + REQUEST_BYTES;
+                    let payload = &received.buffer.filled()[begin..received.used];
+                    let payload = (!payload.is_empty()).then(|| Buffer::copy_of(payload));
+                    self.begin(request, operation, payload);
+                }
+                Step::StartLarge(request, durability) => {
+                    self.open(&request, Operation::Write(durability));
+                    let here = received.rest().len().min(request.length as usize);
+                    let mut buffer = Buffer::new(request.length as usize);
+                    buffer.append(&received.rest()[..here]);
+                    received.used += here;
+                    if buffer.missing() > 0 {
+                        (self.large, self.large_buffer) = (Some((request, durability)), Some(buffer));
+                        break;
+                    }
+                    self.begin(request, Operation::Write(durability), Some(buffer));
+                }
+            }
+        }
+        self.received = Some(received);
+    }
+
+    fn has_room_for(&self, step: &Step) -> bool {
+        let bytes = match step {
+            Step::Start(request, operation) => budget(request, *operation),
+            Step::StartLarge(request, _) => u64::from(request.length),
+            Step::Refuse(..) => 0,
+            Step::Wait | Step::Skip(_) | Step::Disconnect => return true,
+        };
+        self.open_requests < SLOTS && (self.open_bytes == 0 || self.open_bytes + bytes <= MOST_BYTES)
+    }
+
+    fn open(&mut self, request: &Request, operation: Operation) {
+        self.open_requests += 1;
+        self.open_bytes += budget(request, operation);
+    }
+
+    /// Carries out a request for which there is room.
+    #[inline]
+    fn begin(&mut self, request: Request, operation: Operation, payload: Option<Buffer>) {
+        if request.length == 0 && operation != Operation::Flush {
+            let outcome = Ok(None);
+            return answer(&mut self.replies, &mut self.tally, Ended { request, operation, outcome });
+        }
+        let work = self.target.begin(request, operation, payload);
+        if let Some(ended) = self.in_flight.start(work) {
+            answer(&mut self.replies, &mut self.tally, ended);
+        }
+    }
+
+    /// Whether a send has ended. Starts the next one if there is something to send.
+    fn poll_send(&mut self, context: &mut Context<'_>) -> bool {
+        let mut progress = false;
+        loop {
+            if let Some(sending) = &mut self.sending {
+                let Poll::Ready((result, payload)) = Pin::new(sending).poll(context) else { return progress };
+                self.sending = None;
+                self.spare = payload;
+                self.spare.clear();
+                self.open_requests -= self.sent.0;
+                self.open_bytes -= self.sent.1;
+                progress = true;
+                if let Err(error) = result {
+                    self.output_failed = true;
+                    self.end(if self.watch.expired.get() { End::Silent } else { End::Lost(error) });
+                }
+            }
+            if self.replies.is_empty() {
+                return progress;
+            }
+            self.sent = self.replies.take(&mut self.spare);
+            if self.output_failed {
+                // Nobody is there to read them.
+                self.spare.clear();
+                self.open_requests -= self.sent.0;
+                self.open_bytes -= self.sent.1;
+                return progress;
+            }
+            self.sending = Some(Call::new(self.watch.stream.send(std::mem::take(&mut self.spare))));
+        }
+    }
+}
+
+/// What a request counts for in a connection's budget of bytes.
+fn budget(request: &Request, operation: Operation) -> u64 {
+    match operation {
+        Operation::Read | Operation::Write(_) => u64::from(request.length),
+        _ => 0,
+    }
+}
+
+/// Puts the reply to a request that has ended behind the others, and counts it.
+#[inline]
+fn answer(replies: &mut Replies, tally: &mut Tally, ended: Ended) {
+    let Ended { request, operation, outcome } = ended;
+    let bytes = u64::from(request.length);
+    match operation {
+        Operation::Read => (tally.reads, tally.read_bytes) = (tally.reads + 1, tally.read_bytes + bytes),
+        Operation::Write(_) => (tally.writes, tally.written_bytes) = (tally.writes + 1, tally.written_bytes + bytes),
+        Operation::Flush => tally.flushes += 1,
+        Operation::Trim(_) => (tally.trims, tally.trimmed_bytes) = (tally.trims + 1, tally.trimmed_bytes + bytes),
+        Operation::WriteZeroes(..) => {
+            (tally.write_zeroes, tally.zeroed_bytes) = (tally.write_zeroes + 1, tally.zeroed_bytes + bytes);
+        }
+        Operation::BlockStatus { .. } => tally.block_statuses += 1,
+    }
+    replies.bytes += budget(&request, operation);
+    match (outcome, operation) {
+        (Ok(Some(data)), Operation::BlockStatus { .. }) => replies.block_status(&request, data),
+        (Ok(Some(data)), _) => replies.data(&request, data),
+        (Ok(None), _) => replies.done(&request),
+        (Err(error), _) => {
+            tally.errors += 1;
+            replies.error(&request, ErrorNumber::of(&error), &error.to_string());
+        }
+    }
+}
+
+const _: () = assert!(RECEIVE_BYTES / 2 > LARGE_WRITE as usize + REQUEST_BYTES, "a small write fits the buffer");

@@ -1,0 +1,317 @@
+//! The server's side of the fixed newstyle handshake, as a state machine over bytes: sans-io.
+//!
+//! Promises: what it keeps and what it answers is bounded whatever arrives ([`LARGEST_OPTION`] bytes of an option,
+//! [`MOST_OPTIONS`] options); an option that is unknown, malformed or not allowed is answered with the error that
+//! the document asks for and the session goes on; only what can't be answered ends it (a wrong magic number, flags
+//! that were never offered, EXPORT_NAME for an export that isn't there). TLS and extended headers are not offered.
+//! Time limits and the socket are left to the connection.
+
+use super::protocol::{
+    ALLOCATION_CONTEXT, EXPORT_NAME_PADDING, LONGEST_STRING, MAXIMUM_PAYLOAD, OPTION_HEADER_BYTES, OPTION_MAGIC,
+    Reader, handshake_flag, info, option, option_reply, put_option_reply, string, transmission_flag,
+};
+use block::{Error, Result};
+
+/// The longest data of an option that is looked at, in bytes; longer ones are skipped and answered TOO_BIG.
+pub const LARGEST_OPTION: u32 = 32 << 10;
+/// The longest data of an option that is skipped, in bytes; longer ones end the session.
+pub const LARGEST_SKIPPED_OPTION: u32 = 1 << 20;
+/// How many options a client may send.
+pub const MOST_OPTIONS: u32 = 256;
+/// The id of the context `base:allocation`, the only one there is.
+pub const ALLOCATION_CONTEXT_ID: u32 = 1;
+
+/// What the handshake says about an export.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct ExportDescription {
+    /// The name by which clients ask for it.
+    pub name: String,
+    /// A text for people; may be empty.
+    pub description: String,
+    /// Bytes.
+    pub size: u64,
+    /// Whether writes are refused.
+    pub read_only: bool,
+    /// The smallest size of efficient requests, in bytes; a power of two from 512 on.
+    pub preferred_block: u32,
+}
+
+impl ExportDescription {
+    fn flags(&self, structured: bool) -> u16 {
+        let mut flags = transmission_flag::HAS_FLAGS
+            | transmission_flag::SEND_FLUSH
+            | transmission_flag::SEND_FUA
+            | transmission_flag::CAN_MULTI_CONN;
+        flags |= match self.read_only {
+            true => transmission_flag::READ_ONLY,
+            false => transmission_flag::SEND_TRIM | transmission_flag::SEND_WRITE_ZEROES,
+        };
+        if structured {
+            flags |= transmission_flag::SEND_DF;
+        }
+        flags
+    }
+}
+
+/// What both sides have agreed on when transmission begins.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Agreement {
+    /// Which export, counted from 0.
+    pub export: usize,
+    /// Whether replies are structured.
+    pub structured: bool,
+    /// Whether BLOCK_STATUS may be asked for `base:allocation`.
+    pub allocation_context: bool,
+}
+
+/// How far the handshake is.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Progress {
+    /// More bytes are needed.
+    Wait,
+    /// Something was consumed; look at the rest.
+    Continue,
+    /// Transmission begins behind what was consumed.
+    Transmission(Agreement),
+    /// The client has said goodbye.
+    Ended,
+}
+
+/// A handshake in progress.
+#[derive(Debug)]
+pub struct Negotiation<'a> {
+    exports: &'a [ExportDescription],
+    client_flags: Option<u16>,
+    /// Bytes of an option's data that are still to be thrown away.
+    skip: usize,
+    options: u32,
+    structured: bool,
+    /// The export for which `base:allocation` was selected last.
+    context_for: Option<usize>,
+}
+
+/// An option that was refused: the type of the reply and words for people.
+type Refused = (u32, &'static str);
+
+impl<'a> Negotiation<'a> {
+    /// The greeting has been sent; these are the exports, the first of which is also the default one.
+    pub fn new(exports: &'a [ExportDescription]) -> Self {
+        Negotiation { exports, client_flags: None, skip: 0, options: 0, structured: false, context_for: None }
+    }
+
+    /// Looks at what has arrived: takes at most one message off the front of `bytes`, puts its answer behind
+    /// `answer`, and says how many bytes were taken.
+    ///
+    /// # Errors
+    /// [`Error::Protocol`] where the session has to end without an answer.
+    pub fn advance(&mut self, bytes: &[u8], answer: &mut Vec<u8>) -> Result<(usize, Progress)> {
+        if self.skip > 0 {
+            let taken = self.skip.min(bytes.len());
+            self.skip -= taken;
+            return Ok((taken, if taken == 0 { Progress::Wait } else { Progress::Continue }));
+        }
+        if self.client_flags.is_none() {
+            return self.take_client_flags(bytes);
+        }
+        let mut reader = Reader(bytes);
+        let (Some(magic), Some(option), Some(length)) = (reader.u64(), reader.u32(), reader.u32()) else {
+            return check_magic_so_far(bytes).map(|()| (0, Progress::Wait));
+        };
+        if magic != OPTION_MAGIC {
+            return Err(Error::protocol(format!("an option begins with {magic:#018x}: expected IHAVEOPT")));
+        }
+        if length > LARGEST_OPTION {
+            return self.skip_option(option, length, answer);
+        }
+        let Some(data) = reader.take(length as usize) else { return Ok((0, Progress::Wait)) };
+        self.options += 1;
+        if self.options > MOST_OPTIONS {
+            return Err(Error::protocol(format!("more than {MOST_OPTIONS} options")));
+        }
+        let progress = self.answer_option(option, data, answer)?;
+        Ok((OPTION_HEADER_BYTES + data.len(), progress))
+    }
+
+    fn take_client_flags(&mut self, bytes: &[u8]) -> Result<(usize, Progress)> {
+        let Some(flags) = Reader(bytes).u32() else { return Ok((0, Progress::Wait)) };
+        let known = handshake_flag::FIXED_NEWSTYLE | handshake_flag::NO_ZEROES;
+        if flags & !u32::from(known) != 0 {
+            return Err(Error::protocol(format!("client flags {flags:#010x}: expected only bits of {known:#x}")));
+        }
+        self.client_flags = Some(flags as u16);
+        Ok((4, Progress::Continue))
+    }
+
+    fn skip_option(&mut self, option: u32, length: u32, answer: &mut Vec<u8>) -> Result<(usize, Progress)> {
+        self.options += 1;
+        if length > LARGEST_SKIPPED_OPTION || option == option::EXPORT_NAME || self.options > MOST_OPTIONS {
+            return Err(Error::protocol(format!("option {option} has {length} bytes: at most {LARGEST_OPTION}")));
+        }
+        self.skip = length as usize;
+        refuse(answer, option, (option_reply::ERR_TOO_BIG, "the option is too large"));
+        Ok((OPTION_HEADER_BYTES, Progress::Continue))
+    }
+
+    fn answer_option(&mut self, option: u32, data: &[u8], answer: &mut Vec<u8>) -> Result<Progress> {
+        let outcome = match option {
+            option::EXPORT_NAME => return self.take_export(data, answer),
+            option::ABORT => {
+                put_option_reply(answer, option, option_reply::ACK, &[]);
+                return Ok(Progress::Ended);
+            }
+            option::LIST => self.list(data, answer),
+            option::INFO => self.describe(option, data, answer).map(drop),
+            option::GO => match self.describe(option, data, answer) {
+                Ok(export) => {
+                    put_option_reply(answer, option, option_reply::ACK, &[]);
+                    return Ok(Progress::Transmission(self.agreement(export)));
+                }
+                Err(refused) => Err(refused),
+            },
+            option::STRUCTURED_REPLY if data.is_empty() => {
+                self.structured = true;
+                Ok(())
+            }
+            option::STRUCTURED_REPLY => Err((option_reply::ERR_INVALID, "the option takes no data")),
+            option::LIST_META_CONTEXT | option::SET_META_CONTEXT => self.contexts(option, data, answer),
+            option::STARTTLS if data.is_empty() => Err((option_reply::ERR_POLICY, "TLS is not offered")),
+            option::STARTTLS => Err((option_reply::ERR_INVALID, "the option takes no data")),
+            _ => Err((option_reply::ERR_UNSUP, "the option is unknown")),
+        };
+        match outcome {
+            Ok(()) => put_option_reply(answer, option, option_reply::ACK, &[]),
+            Err(refused) => refuse(answer, option, refused),
+        }
+        Ok(Progress::Continue)
+    }
+
+    fn find(&self, name: &str) -> Option<usize> {
+        let named = self.exports.iter().position(|export| export.name == name);
+        named.or_else(|| (name.is_empty() && !self.exports.is_empty()).then_some(0))
+    }
+
+    fn agreement(&self, export: usize) -> Agreement {
+        let allocation_context = self.context_for == Some(export);
+        Agreement { export, structured: self.structured, allocation_context }
+    }
+
+    fn take_export(&self, data: &[u8], answer: &mut Vec<u8>) -> Result<Progress> {
+        let Some(index) = string(data).and_then(|name| self.find(name)) else {
+            let name = String::from_utf8_lossy(&data[..data.len().min(LONGEST_STRING)]);
+            return Err(Error::protocol(format!("EXPORT_NAME asks for {name:?}, which is not exported")));
+        };
+        let export = &self.exports[index];
+        answer.extend_from_slice(&export.size.to_be_bytes());
+        answer.extend_from_slice(&export.flags(self.structured).to_be_bytes());
+        if self.client_flags.is_none_or(|flags| flags & handshake_flag::NO_ZEROES == 0) {
+            answer.extend_from_slice(&[0; EXPORT_NAME_PADDING]);
+        }
+        Ok(Progress::Transmission(self.agreement(index)))
+    }
+
+    fn list(&self, data: &[u8], answer: &mut Vec<u8>) -> Result<(), Refused> {
+        if !data.is_empty() {
+            return Err((option_reply::ERR_INVALID, "the option takes no data"));
+        }
+        for export in self.exports {
+            let length = (export.name.len() as u32).to_be_bytes();
+            let pieces = [length.as_slice(), export.name.as_bytes(), export.description.as_bytes()];
+            put_option_reply(answer, option::LIST, option_reply::SERVER, &pieces);
+        }
+        Ok(())
+    }
+
+    /// Answers INFO and GO, up to the last reply.
+    fn describe(&self, option: u32, data: &[u8], answer: &mut Vec<u8>) -> Result<usize, Refused> {
+        const MALFORMED: Refused = (option_reply::ERR_INVALID, "the option is malformed");
+        let mut reader = Reader(data);
+        let name = reader.string().ok_or(MALFORMED)?;
+        let count = reader.u16().ok_or(MALFORMED)?;
+        if reader.0.len() != usize::from(count) * 2 {
+            return Err(MALFORMED);
+        }
+        let index = self.find(name).ok_or((option_reply::ERR_UNKNOWN, "there is no such export"))?;
+        let export = &self.exports[index];
+        let mut tell = |kind: u16, data: &[&[u8]]| {
+            let kind = kind.to_be_bytes();
+            let pieces: Vec<&[u8]> = [kind.as_slice()].into_iter().chain(data.iter().copied()).collect();
+            put_option_reply(answer, option, option_reply::INFO, &pieces);
+        };
+        let (size, flags) = (export.size.to_be_bytes(), export.flags(self.structured).to_be_bytes());
+        tell(info::EXPORT, &[&size, &flags]);
+        let mut told = [false; 4];
+        while let Some(wanted) = reader.u16() {
+            let Some(told) = told.get_mut(usize::from(wanted)) else { continue };
+            if std::mem::replace(told, true) {
+                continue;
+            }
+            match wanted {
+                info::NAME => tell(info::NAME, &[export.name.as_bytes()]),
+                info::DESCRIPTION if !export.description.is_empty() => {
+                    tell(info::DESCRIPTION, &[export.description.as_bytes()]);
+                }
+                info::BLOCK_SIZE => {
+                    let sizes = [1, export.preferred_block, MAXIMUM_PAYLOAD].map(u32::to_be_bytes);
+                    tell(info::BLOCK_SIZE, &[&sizes[0], &sizes[1], &sizes[2]]);
+                }
+                _ => {}
+            }
+        }
+        Ok(index)
+    }
+
+    /// Answers LIST_META_CONTEXT and SET_META_CONTEXT, up to the last reply.
+    fn contexts(&mut self, option: u32, data: &[u8], answer: &mut Vec<u8>) -> Result<(), Refused> {
+        const MALFORMED: Refused = (option_reply::ERR_INVALID, "the option is malformed");
+        let set = option == option::SET_META_CONTEXT;
+        if set {
+            // What was selected before is gone, even if this fails.
+            self.context_for = None;
+        }
+        if !self.structured {
+            return Err((option_reply::ERR_INVALID, "structured replies have to be negotiated first"));
+        }
+        let mut reader = Reader(data);
+        let name = reader.string().ok_or(MALFORMED)?;
+        let count = reader.u32().ok_or(MALFORMED)?;
+        let mut found = count == 0 && !set;
+        for _ in 0..count {
+            let query = reader.string().ok_or(MALFORMED)?;
+            if !query.contains(':') {
+                return Err((option_reply::ERR_INVALID, "a query has no colon behind its namespace"));
+            }
+            found |= query == ALLOCATION_CONTEXT || (query == "base:" && !set);
+        }
+        if !reader.0.is_empty() {
+            return Err(MALFORMED);
+        }
+        let export = self.find(name).ok_or((option_reply::ERR_UNKNOWN, "there is no such export"))?;
+        if found {
+            let id = if set { ALLOCATION_CONTEXT_ID } else { 0 };
+            let pieces = [id.to_be_bytes().as_slice(), ALLOCATION_CONTEXT.as_bytes()];
+            put_option_reply(answer, option, option_reply::META_CONTEXT, &pieces);
+            if set {
+                self.context_for = Some(export);
+            }
+        }
+        Ok(())
+    }
+}
+
+fn refuse(answer: &mut Vec<u8>, option: u32, (reply, words): Refused) {
+    put_option_reply(answer, option, reply, &[words.as_bytes()]);
+}
+
+/// Refuses a wrong magic number as soon as its first bytes are there.
+fn check_magic_so_far(bytes: &[u8]) -> Result<()> {
+    let expected = OPTION_MAGIC.to_be_bytes();
+    let have = bytes.len().min(expected.len());
+    match bytes[..have] == expected[..have] {
+        true => Ok(()),
+        false => Err(Error::protocol(format!("an option begins with {:02x?}: expected IHAVEOPT", &bytes[..have]))),
+    }
+}
+
+#[cfg(test)]
+#[path = "negotiation_tests.rs"]
+mod tests;

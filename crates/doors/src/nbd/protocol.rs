@@ -1,0 +1,488 @@
+//! The words of the NBD protocol: numbers, messages and their bytes. Sans-io: nothing here waits or remembers.
+//!
+//! Source of every number: "The NBD protocol", doc/proto.md of the NetworkBlockDevice project. All integers on the
+//! wire are big-endian. What a session has agreed on is left to [`negotiation`](super::negotiation); whether a
+//! request makes sense for an export, to [`request`](super::request).
+
+use block::{Error, Result};
+
+/// The first eight bytes of a server, `NBDMAGIC`.
+pub const INITIAL_MAGIC: u64 = 0x4e42_444d_4147_4943;
+/// The second eight bytes of a newstyle server, and the first of every option: `IHAVEOPT`.
+pub const OPTION_MAGIC: u64 = 0x4948_4156_454F_5054;
+/// The first eight bytes of every reply to an option.
+pub const OPTION_REPLY_MAGIC: u64 = 0x0003_e889_0455_65a9;
+/// The first four bytes of a request.
+pub const REQUEST_MAGIC: u32 = 0x2560_9513;
+/// The first four bytes of a simple reply.
+pub const SIMPLE_REPLY_MAGIC: u32 = 0x6744_6698;
+/// The first four bytes of a structured reply's chunk.
+pub const STRUCTURED_REPLY_MAGIC: u32 = 0x668e_33ef;
+
+/// Bytes of a server's greeting.
+pub const GREETING_BYTES: usize = 18;
+/// Bytes of an option before its data.
+pub const OPTION_HEADER_BYTES: usize = 16;
+/// Bytes of an option's reply before its data.
+pub const OPTION_REPLY_HEADER_BYTES: usize = 20;
+/// Bytes of a request before its payload.
+pub const REQUEST_BYTES: usize = 28;
+/// Bytes of a simple reply before its data.
+pub const SIMPLE_REPLY_BYTES: usize = 16;
+/// Bytes of a structured reply's chunk before its payload.
+pub const CHUNK_BYTES: usize = 20;
+/// Bytes of an OFFSET_DATA chunk before the data itself.
+pub const DATA_CHUNK_BYTES: usize = CHUNK_BYTES + 8;
+/// The longest string that the protocol allows, in bytes.
+pub const LONGEST_STRING: usize = 4096;
+/// The largest payload of a request or a reply, in bytes: what the document calls the default, and what this
+/// server advertises.
+pub const MAXIMUM_PAYLOAD: u32 = 1 << 25;
+/// The zeros behind the reply to EXPORT_NAME, unless both sides agreed to leave them out.
+pub const EXPORT_NAME_PADDING: usize = 124;
+/// The name of the one metadata context that the document defines.
+pub const ALLOCATION_CONTEXT: &str = "base:allocation";
+
+/// Flags that the server sends first, and (with the same bits) those with which the client answers.
+pub mod handshake_flag {
+    /// Options are answered, and unknown ones don't end the session.
+    pub const FIXED_NEWSTYLE: u16 = 1 << 0;
+    /// The reply to EXPORT_NAME comes without its padding.
+    pub const NO_ZEROES: u16 = 1 << 1;
+}
+
+/// What an export can do.
+pub mod transmission_flag {
+    /// Always set.
+    pub const HAS_FLAGS: u16 = 1 << 0;
+    /// Nothing can be written.
+    pub const READ_ONLY: u16 = 1 << 1;
+    /// FLUSH is understood.
+    pub const SEND_FLUSH: u16 = 1 << 2;
+    /// The FUA flag is understood.
+    pub const SEND_FUA: u16 = 1 << 3;
+    /// TRIM is understood.
+    pub const SEND_TRIM: u16 = 1 << 5;
+    /// WRITE_ZEROES and its NO_HOLE are understood.
+    pub const SEND_WRITE_ZEROES: u16 = 1 << 6;
+    /// The DF flag is understood; only with structured replies.
+    pub const SEND_DF: u16 = 1 << 7;
+    /// FLUSH and FUA on one connection cover what others have written.
+    pub const CAN_MULTI_CONN: u16 = 1 << 8;
+    /// The FAST_ZERO flag is understood.
+    pub const SEND_FAST_ZERO: u16 = 1 << 11;
+}
+
+/// Options of the handshake.
+pub mod option {
+    /// Take this export, now; can't be answered with an error.
+    pub const EXPORT_NAME: u32 = 1;
+    /// End the session.
+    pub const ABORT: u32 = 2;
+    /// Name all exports.
+    pub const LIST: u32 = 3;
+    /// Begin TLS.
+    pub const STARTTLS: u32 = 5;
+    /// Describe an export.
+    pub const INFO: u32 = 6;
+    /// Describe an export and take it.
+    pub const GO: u32 = 7;
+    /// Use structured replies.
+    pub const STRUCTURED_REPLY: u32 = 8;
+    /// Name the metadata contexts.
+    pub const LIST_META_CONTEXT: u32 = 9;
+    /// Select metadata contexts.
+    pub const SET_META_CONTEXT: u32 = 10;
+}
+
+/// Types of replies to options.
+pub mod option_reply {
+    /// Done.
+    pub const ACK: u32 = 1;
+    /// An export's name.
+    pub const SERVER: u32 = 2;
+    /// Something about an export.
+    pub const INFO: u32 = 3;
+    /// A metadata context.
+    pub const META_CONTEXT: u32 = 4;
+    /// Set in every error.
+    pub const ERROR_BIT: u32 = 1 << 31;
+    /// The option is unknown.
+    pub const ERR_UNSUP: u32 = ERROR_BIT | 1;
+    /// The option is not allowed here.
+    pub const ERR_POLICY: u32 = ERROR_BIT | 2;
+    /// The option is malformed, or came at the wrong time.
+    pub const ERR_INVALID: u32 = ERROR_BIT | 3;
+    /// There is no such export.
+    pub const ERR_UNKNOWN: u32 = ERROR_BIT | 6;
+    /// The server is going down.
+    pub const ERR_SHUTDOWN: u32 = ERROR_BIT | 7;
+    /// The option or its reply is too large.
+    pub const ERR_TOO_BIG: u32 = ERROR_BIT | 9;
+}
+
+/// Types of information about an export.
+pub mod info {
+    /// Size and transmission flags.
+    pub const EXPORT: u16 = 0;
+    /// The canonical name.
+    pub const NAME: u16 = 1;
+    /// A text for people.
+    pub const DESCRIPTION: u16 = 2;
+    /// Smallest, preferred and largest sizes.
+    pub const BLOCK_SIZE: u16 = 3;
+}
+
+/// Types of requests.
+pub mod command {
+    /// Read bytes.
+    pub const READ: u16 = 0;
+    /// Write the bytes that follow.
+    pub const WRITE: u16 = 1;
+    /// Finish what is in flight and close.
+    pub const DISC: u16 = 2;
+    /// Make acknowledged writes durable.
+    pub const FLUSH: u16 = 3;
+    /// The bytes are no longer needed.
+    pub const TRIM: u16 = 4;
+    /// Prefetch; not offered by this server.
+    pub const CACHE: u16 = 5;
+    /// Make the bytes zeros.
+    pub const WRITE_ZEROES: u16 = 6;
+    /// Describe extents.
+    pub const BLOCK_STATUS: u16 = 7;
+}
+
+/// Flags of requests.
+pub mod command_flag {
+    /// Durable before it is acknowledged.
+    pub const FUA: u16 = 1 << 0;
+    /// WRITE_ZEROES keeps the space allocated.
+    pub const NO_HOLE: u16 = 1 << 1;
+    /// READ is answered with one content chunk.
+    pub const DF: u16 = 1 << 2;
+    /// BLOCK_STATUS is answered with one extent.
+    pub const REQ_ONE: u16 = 1 << 3;
+    /// WRITE_ZEROES fails where it isn't faster than writing.
+    pub const FAST_ZERO: u16 = 1 << 4;
+}
+
+/// The flag of a structured reply's last chunk.
+pub const REPLY_FLAG_DONE: u16 = 1 << 0;
+
+/// Types of chunks of structured replies.
+pub mod chunk_type {
+    /// Nothing more to say.
+    pub const NONE: u16 = 0;
+    /// Bytes that were read.
+    pub const OFFSET_DATA: u16 = 1;
+    /// Zeros that were read.
+    pub const OFFSET_HOLE: u16 = 2;
+    /// Extents.
+    pub const BLOCK_STATUS: u16 = 5;
+    /// Set in every error.
+    pub const ERROR_BIT: u16 = 1 << 15;
+    /// The request failed.
+    pub const ERROR: u16 = ERROR_BIT | 1;
+    /// The request failed at this offset.
+    pub const ERROR_OFFSET: u16 = ERROR_BIT | 2;
+}
+
+/// Flags of an extent in the context `base:allocation`.
+pub mod extent_flag {
+    /// No space of its own.
+    pub const HOLE: u32 = 1 << 0;
+    /// Reads as zeros.
+    pub const ZERO: u32 = 1 << 1;
+}
+
+/// The error numbers that a reply may carry.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[repr(u32)]
+pub enum ErrorNumber {
+    /// Not permitted: also for writes to a read-only export.
+    NotPermitted = 1,
+    /// The medium failed.
+    Io = 5,
+    /// No memory.
+    OutOfMemory = 12,
+    /// The request is wrong.
+    Invalid = 22,
+    /// No room: also for writes beyond the end.
+    NoSpace = 28,
+    /// The length is larger than the server allows.
+    Overflow = 75,
+    /// Only for FAST_ZERO.
+    NotSupported = 95,
+    /// The server is going down.
+    Shutdown = 108,
+}
+
+impl ErrorNumber {
+    /// The number for a device's error. The document reserves EOVERFLOW and ENOTSUP for cases that a device can't
+    /// know of, so that those of a device become EINVAL.
+    pub fn of(error: &Error) -> Self {
+        match error.errno() {
+            libc::EPERM | libc::EACCES | libc::EROFS => ErrorNumber::NotPermitted,
+            libc::ENOMEM => ErrorNumber::OutOfMemory,
+            libc::EINVAL | libc::EOPNOTSUPP | libc::EOVERFLOW => ErrorNumber::Invalid,
+            libc::ENOSPC | libc::EDQUOT | libc::EFBIG => ErrorNumber::NoSpace,
+            libc::ECANCELED | libc::ESHUTDOWN => ErrorNumber::Shutdown,
+            _ => ErrorNumber::Io,
+        }
+    }
+
+    /// The error that a client makes of a number; one that isn't in the document counts as EINVAL.
+    pub fn to_error(number: u32, what: String) -> Error {
+        match number {
+            1 => Error::permission_denied(what),
+            5 => Error::io(what),
+            12 => Error::out_of_memory(what),
+            28 => Error::no_space(what),
+            75 => Error::overflow(what),
+            95 => Error::unsupported(what),
+            108 => Error::disconnected(what),
+            _ => Error::invalid(what),
+        }
+    }
+}
+
+/// Takes big-endian numbers and strings off the front of some bytes.
+#[derive(Debug, Clone, Copy)]
+pub struct Reader<'a>(pub &'a [u8]);
+
+impl<'a> Reader<'a> {
+    /// So many bytes, or none if there are fewer.
+    pub fn take(&mut self, count: usize) -> Option<&'a [u8]> {
+        let (front, rest) = self.0.split_at_checked(count)?;
+        self.0 = rest;
+        Some(front)
+    }
+
+    fn array<const N: usize>(&mut self) -> Option<[u8; N]> {
+        let (front, rest) = self.0.split_first_chunk::<N>()?;
+        self.0 = rest;
+        Some(*front)
+    }
+
+    /// 16 bits.
+    pub fn u16(&mut self) -> Option<u16> {
+        self.array().map(u16::from_be_bytes)
+    }
+
+    /// 32 bits.
+    pub fn u32(&mut self) -> Option<u32> {
+        self.array().map(u32::from_be_bytes)
+    }
+
+    /// 64 bits.
+    pub fn u64(&mut self) -> Option<u64> {
+        self.array().map(u64::from_be_bytes)
+    }
+
+    /// A string behind its 32-bit length: UTF-8, no NUL, within the protocol's limit.
+    pub fn string(&mut self) -> Option<&'a str> {
+        let length = self.u32()? as usize;
+        if length > LONGEST_STRING {
+            return None;
+        }
+        string(self.take(length)?)
+    }
+}
+
+/// These bytes as a string of the protocol: UTF-8, no NUL, not too long.
+pub fn string(bytes: &[u8]) -> Option<&str> {
+    let text = std::str::from_utf8(bytes).ok()?;
+    (bytes.len() <= LONGEST_STRING && !text.contains('\0')).then_some(text)
+}
+
+/// A request as it is on the wire, nothing about it checked but the magic number.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Request {
+    /// [`command_flag`]s.
+    pub flags: u16,
+    /// One of [`command`], or not.
+    pub command: u16,
+    /// The client's own word, which comes back in every reply.
+    pub cookie: u64,
+    /// Bytes from the start of the export.
+    pub offset: u64,
+    /// Bytes.
+    pub length: u32,
+}
+
+impl Request {
+    /// Reads the first [`REQUEST_BYTES`] bytes; none if there are fewer.
+    ///
+    /// # Errors
+    /// [`Error::Protocol`] where they don't begin with the magic number.
+    #[inline]
+    pub fn parse(bytes: &[u8]) -> Result<Option<Request>> {
+        let Some((bytes, _)) = bytes.split_first_chunk::<REQUEST_BYTES>() else {
+            // A wrong beginning is wrong already.
+            let expected = REQUEST_MAGIC.to_be_bytes();
+            let have = bytes.len().min(expected.len());
+            return match bytes[..have] == expected[..have] {
+                true => Ok(None),
+                false => Err(wrong_magic(&bytes[..have])),
+            };
+        };
+        let field = |at: usize| u32::from_be_bytes([bytes[at], bytes[at + 1], bytes[at + 2], bytes[at + 3]]);
+        if field(0) != REQUEST_MAGIC {
+            return Err(wrong_magic(&bytes[..4]));
+        }
+        Ok(Some(Request {
+            flags: (field(4) >> 16) as u16,
+            command: field(4) as u16,
+            cookie: u64::from(field(8)) << 32 | u64::from(field(12)),
+            offset: u64::from(field(16)) << 32 | u64::from(field(20)),
+            length: field(24),
+        }))
+    }
+
+    /// As bytes.
+    pub fn encode(&self) -> [u8; REQUEST_BYTES] {
+        let mut bytes = [0; REQUEST_BYTES];
+        bytes[0..4].copy_from_slice(&REQUEST_MAGIC.to_be_bytes());
+        bytes[4..6].copy_from_slice(&self.flags.to_be_bytes());
+        bytes[6..8].copy_from_slice(&self.command.to_be_bytes());
+        bytes[8..16].copy_from_slice(&self.cookie.to_be_bytes());
+        bytes[16..24].copy_from_slice(&self.offset.to_be_bytes());
+        bytes[24..28].copy_from_slice(&self.length.to_be_bytes());
+        bytes
+    }
+}
+
+#[cold]
+fn wrong_magic(bytes: &[u8]) -> Error {
+    Error::protocol(format!("a request begins with {bytes:02x?}: expected {REQUEST_MAGIC:#010x}"))
+}
+
+/// A simple reply; data that was read follows it. Error 0 is success.
+#[inline]
+pub fn simple_reply(cookie: u64, error: u32) -> [u8; SIMPLE_REPLY_BYTES] {
+    let mut bytes = [0; SIMPLE_REPLY_BYTES];
+    bytes[0..4].copy_from_slice(&SIMPLE_REPLY_MAGIC.to_be_bytes());
+    bytes[4..8].copy_from_slice(&error.to_be_bytes());
+    bytes[8..16].copy_from_slice(&cookie.to_be_bytes());
+    bytes
+}
+
+/// The head of a structured reply's chunk whose payload has `length` bytes.
+#[inline]
+pub fn chunk(flags: u16, chunk_type: u16, cookie: u64, length: u32) -> [u8; CHUNK_BYTES] {
+    let mut bytes = [0; CHUNK_BYTES];
+    bytes[0..4].copy_from_slice(&STRUCTURED_REPLY_MAGIC.to_be_bytes());
+    bytes[4..6].copy_from_slice(&flags.to_be_bytes());
+    bytes[6..8].copy_from_slice(&chunk_type.to_be_bytes());
+    bytes[8..16].copy_from_slice(&cookie.to_be_bytes());
+    bytes[16..20].copy_from_slice(&length.to_be_bytes());
+    bytes
+}
+
+/// The head of the only content chunk of a read that succeeded; `length` bytes of data follow it.
+#[inline]
+pub fn data_chunk(cookie: u64, offset: u64, length: u32) -> [u8; DATA_CHUNK_BYTES] {
+    let mut bytes = [0; DATA_CHUNK_BYTES];
+    let head = chunk(REPLY_FLAG_DONE, chunk_type::OFFSET_DATA, cookie, length + 8);
+    bytes[..CHUNK_BYTES].copy_from_slice(&head);
+    bytes[CHUNK_BYTES..].copy_from_slice(&offset.to_be_bytes());
+    bytes
+}
+
+/// The greeting of a fixed newstyle server.
+pub fn greeting() -> [u8; GREETING_BYTES] {
+    let flags = handshake_flag::FIXED_NEWSTYLE | handshake_flag::NO_ZEROES;
+    let mut bytes = [0; GREETING_BYTES];
+    bytes[0..8].copy_from_slice(&INITIAL_MAGIC.to_be_bytes());
+    bytes[8..16].copy_from_slice(&OPTION_MAGIC.to_be_bytes());
+    bytes[16..18].copy_from_slice(&flags.to_be_bytes());
+    bytes
+}
+
+/// Puts an option behind `bytes`.
+pub fn put_option(bytes: &mut Vec<u8>, option: u32, data: &[u8]) {
+    bytes.extend_from_slice(&OPTION_MAGIC.to_be_bytes());
+    bytes.extend_from_slice(&option.to_be_bytes());
+    bytes.extend_from_slice(&(data.len() as u32).to_be_bytes());
+    bytes.extend_from_slice(data);
+}
+
+/// Puts a reply to an option behind `bytes`; `data` in pieces.
+pub fn put_option_reply(bytes: &mut Vec<u8>, option: u32, reply: u32, data: &[&[u8]]) {
+    let length: usize = data.iter().map(|piece| piece.len()).sum();
+    bytes.extend_from_slice(&OPTION_REPLY_MAGIC.to_be_bytes());
+    bytes.extend_from_slice(&option.to_be_bytes());
+    bytes.extend_from_slice(&reply.to_be_bytes());
+    bytes.extend_from_slice(&(length as u32).to_be_bytes());
+    data.iter().for_each(|piece| bytes.extend_from_slice(piece));
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn magic_numbers_are_the_documents_words() {
+        assert_eq!(&INITIAL_MAGIC.to_be_bytes(), b"NBDMAGIC");
+        assert_eq!(&OPTION_MAGIC.to_be_bytes(), b"IHAVEOPT");
+        assert_eq!(greeting(), *b"NBDMAGICIHAVEOPT\x00\x03");
+    }
+
+    #[test]
+    fn a_request_from_its_bytes() {
+        let bytes = [
+            0x25, 0x60, 0x95, 0x13, 0x00, 0x01, 0x00, 0x06, 1, 2, 3, 4, 5, 6, 7, 8, 0, 0, 0, 1, 0, 0, 0x10, 0, 0,
+            0, 2, 0,
+        ];
+        let request = Request::parse(&bytes).expect("valid").expect("whole");
+        let expected = Request {
+            flags: command_flag::FUA,
+            command: command::WRITE_ZEROES,
+            cookie: 0x0102_0304_0506_0708,
+            offset: 0x1_0000_1000,
+            length: 512,
+        };
+        assert_eq!(request, expected);
+        assert_eq!(request.encode(), bytes);
+        for cut in 0..REQUEST_BYTES {
+            assert_eq!(Request::parse(&bytes[..cut]), Ok(None), "cut at {cut}");
+        }
+    }
+
+    #[test]
+    fn a_wrong_beginning_is_refused_before_the_request_is_whole() {
+        assert!(Request::parse(b"G").is_err());
+        assert!(Request::parse(b"GET / HTTP/1.1\r\n").is_err());
+        assert!(Request::parse(&[0x25, 0x60, 0x95]).expect("a beginning").is_none());
+        assert!(Request::parse(&[0xff; 28]).is_err());
+    }
+
+    #[test]
+    fn replies_as_the_document_has_them() {
+        assert_eq!(simple_reply(9, 22), [0x67, 0x44, 0x66, 0x98, 0, 0, 0, 22, 0, 0, 0, 0, 0, 0, 0, 9]);
+        let bytes = data_chunk(1, 0x200, 512);
+        assert_eq!(&bytes[..8], &[0x66, 0x8e, 0x33, 0xef, 0, 1, 0, 1]);
+        assert_eq!(&bytes[16..], &[0, 0, 2, 8, 0, 0, 0, 0, 0, 0, 2, 0]);
+    }
+
+    #[test]
+    fn every_errno_becomes_an_allowed_number() {
+        let allowed = [1, 5, 12, 22, 28, 75, 95, 108];
+        for errno in 1..140 {
+            let number = ErrorNumber::of(&Error::from_errno(errno, "x"));
+            assert!(allowed.contains(&(number as u32)), "errno {errno}");
+        }
+        assert_eq!(ErrorNumber::of(&Error::read_only("x")), ErrorNumber::NotPermitted);
+        assert_eq!(ErrorNumber::of(&Error::corrupt("x")), ErrorNumber::Io);
+    }
+
+    #[test]
+    fn strings_are_checked() {
+        assert_eq!(Reader(&[0, 0, 0, 2, b'h', b'i', 9]).string(), Some("hi"));
+        assert_eq!(Reader(&[0, 0, 0, 3, b'h', b'i']).string(), None);
+        assert_eq!(Reader(&[0xff, 0xff, 0xff, 0xff]).string(), None);
+        assert_eq!(Reader(&[0, 0, 0, 1, 0]).string(), None);
+        assert_eq!(Reader(&[0, 0, 0, 1, 0xff]).string(), None);
+    }
+}

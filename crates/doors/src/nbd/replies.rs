@@ -1,0 +1,147 @@
+//! Replies that are ready and wait for the next send: heads in one buffer, data where the device put it.
+//!
+//! Promises: all of them leave in one vectored send, and no byte of data is copied. How many may wait is left to the
+//! connection, which has room for [`SLOTS`] of them.
+
+use super::in_flight::SLOTS;
+use super::protocol::{
+    CHUNK_BYTES, ErrorNumber, REPLY_FLAG_DONE, Request, chunk, chunk_type, data_chunk, simple_reply,
+};
+use block::{Buffer, Data, Payload};
+
+/// Bytes of an error's words that are sent.
+const LONGEST_WORDS: usize = 256;
+/// Room for the longest head of every reply that may wait.
+const HEADS: usize = (SLOTS * (CHUNK_BYTES + 8 + LONGEST_WORDS)).next_power_of_two();
+
+/// Replies that wait.
+pub(super) struct Replies {
+    structured: bool,
+    heads: Option<Buffer>,
+    /// Where the heads in front of the data end, and the data.
+    pieces: Vec<(usize, Data)>,
+    /// How many requests are answered.
+    pub(super) requests: usize,
+    /// How many bytes these requests count for in the connection's budget.
+    pub(super) bytes: u64,
+}
+
+impl Replies {
+    pub(super) fn new(structured: bool) -> Self {
+        Replies { structured, heads: None, pieces: Vec::with_capacity(SLOTS), requests: 0, bytes: 0 }
+    }
+
+    pub(super) fn is_empty(&self) -> bool {
+        self.requests == 0
+    }
+
+    fn put(&mut self, head: &[u8]) {
+        self.heads.get_or_insert_with(|| Buffer::new(HEADS)).append(head);
+    }
+
+    fn put_data(&mut self, data: Data) {
+        let end = self.heads.as_ref().map_or(0, |heads| heads.filled().len());
+        self.pieces.push((end, data));
+    }
+
+    /// Success without data.
+    #[inline]
+    pub(super) fn done(&mut self, request: &Request) {
+        self.requests += 1;
+        match self.structured {
+            true => self.put(&chunk(REPLY_FLAG_DONE, chunk_type::NONE, request.cookie, 0)),
+            false => self.put(&simple_reply(request.cookie, 0)),
+        }
+    }
+
+    /// The bytes that a read asked for; not empty.
+    #[inline]
+    pub(super) fn data(&mut self, request: &Request, data: Data) {
+        self.requests += 1;
+        match self.structured {
+            true => self.put(&data_chunk(request.cookie, request.offset, data.len() as u32)),
+            false => self.put(&simple_reply(request.cookie, 0)),
+        }
+        self.put_data(data);
+    }
+
+    /// The payload of a block status, which only exists with structured replies.
+    pub(super) fn block_status(&mut self, request: &Request, payload: Data) {
+        self.requests += 1;
+        self.put(&chunk(REPLY_FLAG_DONE, chunk_type::BLOCK_STATUS, request.cookie, payload.len() as u32));
+        self.put_data(payload);
+    }
+
+    /// A failure, with words where the client can take them.
+    #[cold]
+    pub(super) fn error(&mut self, request: &Request, number: ErrorNumber, words: &str) {
+        self.requests += 1;
+        if !self.structured {
+            return self.put(&simple_reply(request.cookie, number as u32));
+        }
+        let end = (0..=words.len().min(LONGEST_WORDS)).rev().find(|end| words.is_char_boundary(*end));
+        let words = &words[..end.unwrap_or(0)];
+        let length = 6 + words.len() as u32;
+        self.put(&chunk(REPLY_FLAG_DONE, chunk_type::ERROR, request.cookie, length));
+        self.put(&(number as u32).to_be_bytes());
+        self.put(&(words.len() as u16).to_be_bytes());
+        self.put(words.as_bytes());
+    }
+
+    /// Moves everything into a payload, and says for how many requests and bytes it stands.
+    pub(super) fn take(&mut self, payload: &mut Payload) -> (usize, u64) {
+        payload.clear();
+        if let Some(heads) = self.heads.take() {
+            let heads = heads.freeze();
+            let mut begin = 0;
+            for (end, data) in self.pieces.drain(..) {
+                payload.push(heads.slice(begin..end));
+                payload.push(data);
+                begin = end;
+            }
+            payload.push(heads.slice(begin..heads.len()));
+        }
+        (std::mem::take(&mut self.requests), std::mem::take(&mut self.bytes))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn request(cookie: u64) -> Request {
+        Request { flags: 0, command: 0, cookie, offset: 512, length: 3 }
+    }
+
+    #[test]
+    fn replies_leave_in_order_with_their_data_uncopied() {
+        for structured in [false, true] {
+            let mut replies = Replies::new(structured);
+            let data = Data::copy_of(b"abc");
+            replies.done(&request(1));
+            replies.data(&request(2), data.clone());
+            replies.error(&request(3), ErrorNumber::Io, "broken");
+            replies.done(&request(4));
+            let mut payload = Payload::new();
+            assert_eq!(replies.take(&mut payload), (4, 0));
+            assert_eq!(payload.slices().len(), 3, "heads, data, heads");
+            assert_eq!(payload.slices()[1].as_ptr(), data.as_ptr());
+            let expected = if structured { 20 + 28 + 3 + 20 + 6 + 6 + 20 } else { 16 * 4 + 3 };
+            assert_eq!(payload.len(), expected);
+            assert_eq!(replies.take(&mut payload), (0, 0));
+            assert!(payload.is_empty());
+        }
+    }
+
+    #[test]
+    fn the_longest_replies_fit_and_words_are_cut_at_a_letter() {
+        let mut replies = Replies::new(true);
+        let words = "é".repeat(5000);
+        for cookie in 0..SLOTS as u64 {
+            replies.error(&request(cookie), ErrorNumber::Io, &words);
+        }
+        let mut payload = Payload::new();
+        replies.take(&mut payload);
+        assert_eq!(payload.len(), SLOTS * (20 + 6 + 256));
+    }
+}

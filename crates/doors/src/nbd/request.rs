@@ -1,0 +1,324 @@
+//! What a request asks: the stream of a client is cut into requests, and each is judged against its export. Sans-io.
+//!
+//! Promises: whatever bytes arrive, [`Intake::next`] says what to do with the first of them without panicking and
+//! without remembering more than a count; a request that is refused for its contents is answered with the number
+//! that the document asks for, its payload is skipped and the session goes on; only a wrong magic number and a
+//! payload above [`MAXIMUM_PAYLOAD`] end it. Carrying requests out is left to the connection.
+
+use super::protocol::{ErrorNumber, MAXIMUM_PAYLOAD, REQUEST_BYTES, Request, command, command_flag};
+use block::{Durability, Error, Result, ZeroMode};
+
+/// A write of at least so many bytes is received into a buffer of its own.
+pub const LARGE_WRITE: u32 = 64 << 10;
+
+/// What requests are judged against.
+#[derive(Debug, Clone, Copy)]
+pub struct Session {
+    /// Bytes of the export.
+    pub size: u64,
+    /// Whether writes are refused.
+    pub read_only: bool,
+    /// Whether replies are structured.
+    pub structured: bool,
+    /// Whether BLOCK_STATUS has a context to ask for.
+    pub allocation_context: bool,
+}
+
+/// A request that makes sense.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Operation {
+    /// Read `length` bytes.
+    Read,
+    /// Write the payload.
+    Write(Durability),
+    /// Make acknowledged writes durable.
+    Flush,
+    /// Forget the bytes.
+    Trim(Durability),
+    /// Make the bytes zeros.
+    WriteZeroes(ZeroMode, Durability),
+    /// Describe the extents, or only the first one.
+    BlockStatus {
+        /// Only the first one.
+        only_one: bool,
+    },
+}
+
+/// Why a request is refused.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Refusal {
+    /// The number for the client.
+    pub number: ErrorNumber,
+    /// The words for people.
+    pub words: &'static str,
+}
+
+/// What to do with the bytes at the front.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Step {
+    /// Receive more.
+    Wait,
+    /// Throw so many bytes away.
+    Skip(usize),
+    /// Carry this out; for a write, the `length` bytes behind the header are its payload and are all there.
+    Start(Request, Operation),
+    /// Carry this write out once its payload is whole; it begins behind the header and goes into a buffer of its own.
+    StartLarge(Request, Durability),
+    /// Take the header, answer with an error; the payload is skipped by the steps that follow.
+    Refuse(Request, Refusal),
+    /// Finish what is in flight and close.
+    Disconnect,
+}
+
+impl Step {
+    /// How many bytes this step takes off the front at once.
+    pub fn consumed(&self) -> usize {
+        match self {
+            Step::Wait | Step::Disconnect => 0,
+            Step::Skip(count) => *count,
+            Step::Start(request, Operation::Write(_)) => REQUEST_BYTES + request.length as usize,
+            Step::Start(..) | Step::StartLarge(..) | Step::Refuse(..) => REQUEST_BYTES,
+        }
+    }
+}
+
+/// Cuts a client's stream into requests.
+#[derive(Debug, Default)]
+pub struct Intake {
+    /// Bytes of a refused request's payload that are still to come.
+    skip: usize,
+}
+
+impl Intake {
+    /// What to do with the bytes at the front. Changes nothing: [`take`](Self::take) says that it is done.
+    ///
+    /// # Errors
+    /// [`Error::Protocol`] where the session has to end.
+    #[inline]
+    pub fn next(&self, bytes: &[u8], session: &Session) -> Result<Step> {
+        if self.skip > 0 {
+            let count = self.skip.min(bytes.len());
+            return Ok(if count == 0 { Step::Wait } else { Step::Skip(count) });
+        }
+        let Some(request) = Request::parse(bytes)? else { return Ok(Step::Wait) };
+        let writes = request.command == command::WRITE;
+        if writes && request.length > MAXIMUM_PAYLOAD {
+            return Err(Error::protocol(format!(
+                "a write of {} bytes: expected at most {MAXIMUM_PAYLOAD}",
+                request.length
+            )));
+        }
+        if request.command == command::DISC {
+            return Ok(Step::Disconnect);
+        }
+        match examine(&request, session) {
+            Ok(Operation::Write(durability)) if request.length >= LARGE_WRITE => {
+                Ok(Step::StartLarge(request, durability))
+            }
+            Ok(Operation::Write(_)) if bytes.len() < REQUEST_BYTES + request.length as usize => Ok(Step::Wait),
+            Ok(operation) => Ok(Step::Start(request, operation)),
+            Err(refusal) => Ok(Step::Refuse(request, refusal)),
+        }
+    }
+
+    /// The bytes of this step have been taken off the front.
+    #[inline]
+    pub fn take(&mut self, step: &Step) {
+        match step {
+            Step::Skip(count) => self.skip -= count,
+            Step::Refuse(request, _) if request.command == command::WRITE => self.skip = request.length as usize,
+            _ => {}
+        }
+    }
+
+    /// Whether a payload is being skipped.
+    pub fn is_skipping(&self) -> bool {
+        self.skip > 0
+    }
+}
+
+/// Judges a request against its export, as the document's sections on commands, flags and errors ask.
+#[inline]
+pub fn examine(request: &Request, session: &Session) -> Result<Operation, Refusal> {
+    let refused = |number, words| Err(Refusal { number, words });
+    // FUA is offered, and then it is valid with every command.
+    let flags = request.flags & !command_flag::FUA;
+    let durability = match request.flags & command_flag::FUA {
+        0 => Durability::Visible,
+        _ => Durability::Durable,
+    };
+    let (operation, allowed_flags) = match request.command {
+        command::READ if session.structured => (Operation::Read, command_flag::DF),
+        command::READ => (Operation::Read, 0),
+        command::WRITE => (Operation::Write(durability), 0),
+        command::FLUSH => (Operation::Flush, 0),
+        command::TRIM => (Operation::Trim(durability), 0),
+        command::WRITE_ZEROES => {
+            let mode = match flags & command_flag::NO_HOLE {
+                0 => ZeroMode::MayDeallocate,
+                _ => ZeroMode::KeepAllocated,
+            };
+            (Operation::WriteZeroes(mode, durability), command_flag::NO_HOLE)
+        }
+        command::BLOCK_STATUS => {
+            let only_one = flags & command_flag::REQ_ONE != 0;
+            (Operation::BlockStatus { only_one }, command_flag::REQ_ONE)
+        }
+        _ => return refused(ErrorNumber::Invalid, "the command is unknown"),
+    };
+    if flags & !allowed_flags != 0 {
+        return refused(ErrorNumber::Invalid, "a flag is unknown, or not for this command");
+    }
+    let writes = matches!(operation, Operation::Write(_) | Operation::Trim(_) | Operation::WriteZeroes(..));
+    if writes && session.read_only {
+        return refused(ErrorNumber::NotPermitted, "the export is read-only");
+    }
+    let end = request.offset.checked_add(u64::from(request.length));
+    if end.is_none_or(|end| end > session.size) {
+        return match operation {
+            Operation::Write(_) | Operation::WriteZeroes(..) => {
+                refused(ErrorNumber::NoSpace, "the request ends behind the end of the export")
+            }
+            _ => refused(ErrorNumber::Invalid, "the request ends behind the end of the export"),
+        };
+    }
+    match operation {
+        Operation::Read if request.length > MAXIMUM_PAYLOAD => {
+            let structured = session.structured;
+            let number = if structured { ErrorNumber::Overflow } else { ErrorNumber::Invalid };
+            refused(number, "the read is larger than the largest payload")
+        }
+        Operation::Flush if request.offset != 0 || request.length != 0 => {
+            refused(ErrorNumber::Invalid, "a flush has neither offset nor length")
+        }
+        Operation::BlockStatus { .. } if !session.allocation_context => {
+            refused(ErrorNumber::Invalid, "no metadata context was selected for this export")
+        }
+        Operation::BlockStatus { .. } if request.length == 0 => {
+            refused(ErrorNumber::Invalid, "a block status needs a length")
+        }
+        _ => Ok(operation),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    const SESSION: Session =
+        Session { size: 1 << 20, read_only: false, structured: true, allocation_context: true };
+    const SIMPLE: Session =
+        Session { size: 1 << 40, read_only: true, structured: false, allocation_context: false };
+
+    fn request(command: u16, flags: u16, offset: u64, length: u32) -> Request {
+        Request { flags, command, cookie: 7, offset, length }
+    }
+
+    #[test]
+    fn requests_are_judged_as_the_document_says() {
+        use ErrorNumber::{Invalid, NoSpace, NotPermitted, Overflow};
+        let durable = Durability::Durable;
+        let cases: &[(Session, Request, Result<Operation, ErrorNumber>)] = &[
+            (SESSION, request(0, 0, 0, 1 << 20), Ok(Operation::Read)),
+            (SESSION, request(0, 0, 1, 1 << 20), Err(Invalid)),
+            (SESSION, request(0, 0, u64::MAX, 1), Err(Invalid)),
+            (SESSION, request(0, 4, 0, 512), Ok(Operation::Read)),
+            (SIMPLE, request(0, 4, 0, 512), Err(Invalid)),
+            (SIMPLE, request(0, 0, 0, MAXIMUM_PAYLOAD + 1), Err(Invalid)),
+            (Session { size: 1 << 40, ..SESSION }, request(0, 0, 0, MAXIMUM_PAYLOAD + 1), Err(Overflow)),
+            (SESSION, request(0, 1, 0, 1), Ok(Operation::Read)),
+            (SESSION, request(1, 1, 0, 1), Ok(Operation::Write(durable))),
+            (SESSION, request(1, 0, 1 << 20, 1), Err(NoSpace)),
+            (SESSION, request(1, 1 << 5, 0, 1), Err(Invalid)),
+            (SIMPLE, request(1, 0, 0, 1), Err(NotPermitted)),
+            (SIMPLE, request(4, 0, 0, 1), Err(NotPermitted)),
+            (SIMPLE, request(6, 0, 0, 1), Err(NotPermitted)),
+            (SESSION, request(3, 0, 0, 0), Ok(Operation::Flush)),
+            (SESSION, request(3, 0, 0, 1), Err(Invalid)),
+            (SESSION, request(4, 1, 0, 1), Ok(Operation::Trim(durable))),
+            (SESSION, request(4, 2, 0, 1), Err(Invalid)),
+            (SESSION, request(4, 0, 1 << 20, 1), Err(Invalid)),
+            (SESSION, request(5, 0, 0, 1), Err(Invalid)),
+            (SESSION, request(6, 3, 0, 1), Ok(Operation::WriteZeroes(ZeroMode::KeepAllocated, durable))),
+            (SESSION, request(6, 16, 0, 1), Err(Invalid)),
+            (SESSION, request(6, 0, 0, u32::MAX), Err(NoSpace)),
+            (SESSION, request(7, 8, 0, 1), Ok(Operation::BlockStatus { only_one: true })),
+            (SESSION, request(7, 0, 1 << 20, 1), Err(Invalid)),
+            (SESSION, request(7, 0, 0, 0), Err(Invalid)),
+            (SIMPLE, request(7, 0, 0, 1), Err(Invalid)),
+            (SESSION, request(8, 0, 0, 0), Err(Invalid)),
+        ];
+        for (session, request, expected) in cases {
+            let judged = examine(request, session).map_err(|refusal| refusal.number);
+            assert_eq!(judged, *expected, "{request:?} in {session:?}");
+        }
+    }
+
+    #[test]
+    fn a_refused_write_is_skipped_and_the_next_request_found() {
+        let mut bytes = request(1, 0, 1 << 20, 600).encode().to_vec();
+        bytes.extend_from_slice(&[0x25; 600]);
+        bytes.extend_from_slice(&request(3, 0, 0, 0).encode());
+        let mut intake = Intake::default();
+        let mut steps = Vec::new();
+        let mut at = 0;
+        while at < bytes.len() {
+            let window = &bytes[at..(at + 400).min(bytes.len())];
+            let step = intake.next(window, &SESSION).expect("valid");
+            intake.take(&step);
+            at += step.consumed();
+            steps.push(step);
+        }
+        assert!(matches!(steps[0], Step::Refuse(_, Refusal { number: ErrorNumber::NoSpace, .. })));
+        assert_eq!(steps[1..3], [Step::Skip(400), Step::Skip(200)]);
+        assert!(matches!(steps[3], Step::Start(_, Operation::Flush)));
+    }
+
+    #[test]
+    fn payloads_are_waited_for_and_absurd_ones_end_the_session() {
+        let intake = Intake::default();
+        let mut bytes = request(1, 0, 0, 4).encode().to_vec();
+        for byte in 0..4 {
+            assert_eq!(intake.next(&bytes, &SESSION), Ok(Step::Wait));
+            bytes.push(byte);
+        }
+        let step = intake.next(&bytes, &SESSION).expect("valid");
+        assert!(matches!(step, Step::Start(_, Operation::Write(_))));
+        assert_eq!(step.consumed(), 32);
+        let large = request(1, 0, 0, LARGE_WRITE).encode();
+        assert!(matches!(intake.next(&large, &SESSION), Ok(Step::StartLarge(..))));
+        assert!(intake.next(&request(1, 0, 0, u32::MAX).encode(), &SESSION).is_err());
+        assert_eq!(intake.next(&request(2, 0, 0, 0).encode(), &SESSION), Ok(Step::Disconnect));
+    }
+
+    fn some_request() -> impl Strategy<Value = Vec<u8>> {
+        let fields = (0_u16..10, 0_u16..40, 0_u64..1 << 21, 0_u32..200_000);
+        fields.prop_map(|(command, flags, offset, length)| request(command, flags, offset, length).encode().to_vec())
+    }
+
+    proptest! {
+        #[test]
+        fn arbitrary_bytes_never_panic_and_always_move_on(
+            pieces in prop::collection::vec(
+                prop_oneof![prop::collection::vec(any::<u8>(), 0..100), some_request()],
+                0..20,
+            ),
+            structured in any::<bool>(),
+            read_only in any::<bool>(),
+        ) {
+            let bytes = pieces.concat();
+            let session = Session { structured, read_only, allocation_context: structured, ..SESSION };
+            let mut intake = Intake::default();
+            let mut at = 0;
+            while let Ok(step) = intake.next(&bytes[at..], &session) {
+                intake.take(&step);
+                prop_assert!(at + step.consumed() <= bytes.len());
+                if step.consumed() == 0 {
+                    break;
+                }
+                at += step.consumed();
+            }
+        }
+    }
+}

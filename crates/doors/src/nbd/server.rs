@@ -1,0 +1,506 @@
+//! Listens, and hands each connection to a shard.
+//!
+//! # Promises
+//! - Connections are accepted on shard 0; the n-th one is served on shard n mod the number of shards, through that
+//!   shard's own handles, which are opened once per shard and export.
+//! - There are never more than `max_connections`; who comes then is closed at once.
+//! - [`Server::stop`] takes no new clients, lets requests in flight end (for at most [`STOP_LIMIT`]; devices always
+//!   end theirs), closes the connections, drops the handles and removes the unix socket's file.
+//! - A socket's file that nobody listens on any more is replaced; one that is in use, and anything that isn't a
+//!   socket, is left alone and refused.
+//!
+//! What happens on a connection is left to [`connection`](super::connection).
+
+use super::connection::{End, Watch, serve};
+use super::export::Export;
+use super::negotiation::ExportDescription;
+use super::protocol::LONGEST_STRING;
+use block::{Device, DevicePart, Error, Result, Status};
+use runtime::net::{Address, Listener, RemoteStream, Shutdown, Stream};
+use runtime::sync::{Notify, StopSource, StopToken};
+use runtime::{RemoteHandle, ShardIndex};
+use serde_json::json;
+use std::cell::{Cell, RefCell};
+use std::collections::BTreeMap;
+use std::future::poll_fn;
+use std::path::Path;
+use std::pin::pin;
+use std::rc::Rc;
+use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex, OnceLock, PoisonError};
+use std::task::Poll;
+use std::time::Duration;
+
+/// How long clients may take to fetch their last replies when the server stops.
+pub const STOP_LIMIT: Duration = Duration::from_secs(10);
+/// How often deadlines are looked at.
+const WATCH_INTERVAL: Duration = Duration::from_secs(1);
+/// How long the server waits when the system has no room for another connection.
+const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
+
+/// What an export is made of.
+pub struct ExportConfig {
+    /// The name by which clients ask for it: at most 4096 bytes, no NUL.
+    pub name: String,
+    /// A text for people; may be empty.
+    pub description: String,
+    /// What it serves.
+    pub device: Arc<dyn DevicePart>,
+    /// Whether writes are refused even if the device takes them.
+    pub read_only: bool,
+}
+
+/// What a server is made of.
+pub struct ServerConfig {
+    /// Where it listens.
+    pub address: Address,
+    /// What it serves; the first one is also the default export.
+    pub exports: Vec<ExportConfig>,
+    /// How many clients at a time.
+    pub max_connections: usize,
+}
+
+/// A server, listening or not.
+pub struct Server {
+    shared: Arc<Shared>,
+    running: Mutex<Option<Running>>,
+}
+
+struct Running {
+    address: Address,
+    stop: StopSource,
+    accepting: RemoteHandle<()>,
+}
+
+struct Shared {
+    /// Tells servers apart where a shard keeps its part of them.
+    id: u64,
+    address: Address,
+    max_connections: usize,
+    descriptions: Vec<ExportDescription>,
+    devices: Vec<Arc<dyn DevicePart>>,
+    read_only: Vec<bool>,
+    /// Made at the first start, when the number of shards is known.
+    exports: OnceLock<Vec<Export>>,
+    connections: AtomicUsize,
+    refused: AtomicU64,
+    cut_off: AtomicU64,
+}
+
+/// A server's part on one shard.
+struct ShardPart {
+    shared: Arc<Shared>,
+    devices: Vec<Rc<dyn Device>>,
+    connections: RefCell<BTreeMap<u64, Rc<Watch>>>,
+    next_connection: Cell<u64>,
+    /// A connection has ended.
+    ended: Notify,
+    watching: Cell<bool>,
+}
+
+thread_local! {
+    /// By server and shard: under simulation all shards share a thread.
+    static PARTS: RefCell<BTreeMap<(u64, usize), Rc<ShardPart>>> = const { RefCell::new(BTreeMap::new()) };
+}
+
+fn part_of(id: u64) -> Option<Rc<ShardPart>> {
+    let shard = runtime::current_shard().0;
+    PARTS.with(|parts| parts.borrow().get(&(id, shard)).cloned())
+}
+
+impl Server {
+    /// Checks the configuration; nothing is opened yet.
+    ///
+    /// # Errors
+    /// [`Error::Invalid`] where there is no export, or a name that can't be or is there twice.
+    pub fn new(config: ServerConfig) -> Result<Server> {
+        static SERVERS: AtomicU64 = AtomicU64::new(0);
+        if config.exports.is_empty() {
+            return Err(Error::invalid("an NBD server without exports: expected at least one device"));
+        }
+        let mut descriptions: Vec<ExportDescription> = Vec::new();
+        for export in &config.exports {
+            let name = &export.name;
+            if descriptions.iter().any(|other| other.name == *name) {
+                return Err(Error::invalid(format!("export \"{name}\" is there twice: expected names that differ")));
+            }
+            for text in [name, &export.description] {
+                if text.len() > LONGEST_STRING || text.contains('\0') {
+                    return Err(Error::invalid(format!(
+                        "export \"{}\": its name and description have at most {LONGEST_STRING} bytes and no NUL",
+                        name.escape_default()
+                    )));
+                }
+            }
+            let geometry = export.device.geometry();
+            descriptions.push(ExportDescription {
+                name: name.clone(),
+                description: export.description.clone(),
+                size: geometry.bytes(),
+                read_only: export.read_only || geometry.read_only,
+                preferred_block: (geometry.block_size.bytes() as u32).max(4096),
+            });
+        }
+        let shared = Shared {
+            id: SERVERS.fetch_add(1, Ordering::Relaxed),
+            address: config.address,
+            max_connections: config.max_connections,
+            descriptions,
+            read_only: config.exports.iter().map(|export| export.read_only).collect(),
+            devices: config.exports.into_iter().map(|export| export.device).collect(),
+            exports: OnceLock::new(),
+            connections: AtomicUsize::new(0),
+            refused: AtomicU64::new(0),
+            cut_off: AtomicU64::new(0),
+        };
+        Ok(Server { shared: Arc::new(shared), running: Mutex::new(None) })
+    }
+
+    fn running(&self) -> std::sync::MutexGuard<'_, Option<Running>> {
+        // Nothing panics while the lock is held.
+        self.running.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Opens the devices on every shard and listens; returns once clients can connect.
+    ///
+    /// # Errors
+    /// [`Error::Busy`] where it is running already or somebody else listens there; those of the devices and of the
+    /// kernel.
+    pub async fn start(&self) -> Result<()> {
+        if self.running().is_some() {
+            return Err(Error::busy(format!("the server on {} is running already", self.shared.address)));
+        }
+        self.shared.exports.get_or_init(|| self.shared.make_exports(runtime::shard_count()));
+        for shard in 0..runtime::shard_count() {
+            let shared = self.shared.clone();
+            let opened = runtime::spawn_on(ShardIndex(shard), move || open_part(shared)).await;
+            if let Err(error) = opened.and_then(|opened| opened) {
+                self.close_parts().await;
+                return Err(error);
+            }
+        }
+        let stop = StopSource::new();
+        let (shared, token) = (self.shared.clone(), stop.token());
+        let listening = runtime::spawn_on(ShardIndex(0), move || async move {
+            let listener = listen(&shared.address).await?;
+            let address = listener.local_address().clone();
+            let accepting = runtime::spawn_on(ShardIndex(0), {
+                // The listener stays on this shard: it crosses in the shard's own list.
+                let key = shared.id;
+                LISTENERS.with(|listeners| listeners.borrow_mut().insert(key, listener));
+                move || accept(shared, token)
+            });
+            Ok((address, accepting))
+        });
+        match listening.await.and_then(|listening| listening) {
+            Ok((address, accepting)) => {
+                *self.running() = Some(Running { address, stop, accepting });
+                Ok(())
+            }
+            Err(error) => {
+                self.close_parts().await;
+                Err(error)
+            }
+        }
+    }
+
+    /// Ends serving. Nothing to do where it isn't running.
+    ///
+    /// # Errors
+    /// Those of the kernel when it removes the socket's file; everything else is done nevertheless.
+    pub async fn stop(&self) -> Result<()> {
+        let Some(running) = self.running().take() else { return Ok(()) };
+        running.stop.stop();
+        running.accepting.await?;
+        self.close_parts().await;
+        match &running.address {
+            Address::Unix(path) => runtime::file::unlink(path).await,
+            Address::Tcp(_) => Ok(()),
+        }
+    }
+
+    async fn close_parts(&self) {
+        let closing = (0..runtime::shard_count()).map(|shard| {
+            let id = self.shared.id;
+            runtime::spawn_on(ShardIndex(shard), move || close_part(id))
+        });
+        for closed in runtime::join_all(closing.collect::<Vec<_>>()).await {
+            if let Err(error) = closed {
+                tracing::warn!("closing the connections of a shard: {error}");
+            }
+        }
+    }
+
+    /// Where it listens: with the port that was taken, while it is running.
+    pub fn address(&self) -> Address {
+        self.running().as_ref().map_or_else(|| self.shared.address.clone(), |running| running.address.clone())
+    }
+
+    /// The URI of each export, as the document "NBD URI" has it.
+    pub fn addresses(&self) -> Vec<String> {
+        let address = self.address();
+        self.shared.descriptions.iter().map(|export| uri(&address, &export.name)).collect()
+    }
+
+    /// How many clients are connected.
+    pub fn connections(&self) -> usize {
+        self.shared.connections.load(Ordering::Relaxed)
+    }
+
+    /// Connections, and what each export has done.
+    pub fn status(&self) -> Status {
+        let shared = &self.shared;
+        let mut status = Status::new();
+        status.insert("address".into(), json!(self.address().to_string()));
+        status.insert("connections".into(), json!(self.connections()));
+        status.insert("max_connections".into(), json!(shared.max_connections));
+        status.insert("refused_connections".into(), json!(shared.refused.load(Ordering::Relaxed)));
+        status.insert("cut_off_connections".into(), json!(shared.cut_off.load(Ordering::Relaxed)));
+        let exports = shared.exports.get().map(Vec::as_slice).unwrap_or_default();
+        let named = shared.descriptions.iter().zip(exports);
+        let exports = named.map(|(description, export)| (description.name.clone(), export.counters.status().into()));
+        status.insert("exports".into(), serde_json::Value::Object(exports.collect()));
+        status
+    }
+}
+
+impl Shared {
+    fn make_exports(&self, shards: usize) -> Vec<Export> {
+        let parts = self.devices.iter().zip(&self.read_only);
+        parts.map(|(device, read_only)| Export::new(device.geometry().clone(), *read_only, shards)).collect()
+    }
+}
+
+thread_local! {
+    static LISTENERS: RefCell<BTreeMap<u64, Listener>> = const { RefCell::new(BTreeMap::new()) };
+}
+
+/// Opens every export's device on this shard.
+async fn open_part(shared: Arc<Shared>) -> Result<()> {
+    let mut devices = Vec::new();
+    for (device, description) in shared.devices.iter().zip(&shared.descriptions) {
+        let opened = device.open().await;
+        devices.push(opened.map_err(|error| error.in_context(format_args!("export \"{}\"", description.name)))?);
+    }
+    let key = (shared.id, runtime::current_shard().0);
+    let part = ShardPart {
+        shared,
+        devices,
+        connections: RefCell::default(),
+        next_connection: Cell::new(0),
+        ended: Notify::new(),
+        watching: Cell::new(false),
+    };
+    PARTS.with(|parts| parts.borrow_mut().insert(key, Rc::new(part)));
+    Ok(())
+}
+
+/// Ends the connections of this shard and drops its handles.
+async fn close_part(id: u64) {
+    let Some(part) = part_of(id) else { return };
+    let watches = |part: &ShardPart| part.connections.borrow().values().cloned().collect::<Vec<_>>();
+    for watch in watches(&part) {
+        watch.stopping.set(true);
+        // It may be closed already.
+        let _ = watch.stream.shutdown(Shutdown::Read).await;
+    }
+    if runtime::timeout(STOP_LIMIT, part.all_ended()).await.is_err() {
+        for watch in watches(&part) {
+            let _ = watch.stream.shutdown(Shutdown::Both).await;
+        }
+        part.all_ended().await;
+    }
+    let key = (id, runtime::current_shard().0);
+    let removed = PARTS.with(|parts| parts.borrow_mut().remove(&key));
+    drop(removed);
+}
+
+impl ShardPart {
+    async fn all_ended(&self) {
+        while !self.connections.borrow().is_empty() {
+            self.ended.notified().await;
+        }
+    }
+}
+
+/// Binds, in place of a socket's file that nobody listens on any more.
+async fn listen(address: &Address) -> Result<Listener> {
+    if let Address::Unix(path) = address {
+        remove_stale_socket(address, path).await?;
+    }
+    Listener::bind(address)
+}
+
+async fn remove_stale_socket(address: &Address, path: &Path) -> Result<()> {
+    let refused = |what: &str| {
+        let path = path.display();
+        Err(Error::already_exists(format!("socket {path}: {what} of this name; remove it or choose another name")))
+    };
+    match runtime::file::metadata(path) {
+        Err(Error::NotFound(_)) => return Ok(()),
+        Err(error) => return Err(error),
+        Ok(found) if found.is_file => return refused("there is a regular file"),
+        Ok(found) if found.is_directory => return refused("there is a directory"),
+        Ok(found) if found.is_block_device => return refused("there is a block device"),
+        Ok(_) => {}
+    }
+    match Stream::connect(address).await {
+        Ok(_) => Err(Error::busy(format!(
+            "socket {}: another server listens there; stop it or choose another name",
+            path.display()
+        ))),
+        Err(error) if error.errno() == CONNECTION_REFUSED => runtime::file::unlink(path).await,
+        Err(error) => Err(error),
+    }
+}
+
+const CONNECTION_REFUSED: i32 = libc::ECONNREFUSED;
+
+/// Takes connections until it is told to stop.
+async fn accept(shared: Arc<Shared>, stop: StopToken) {
+    let Some(listener) = LISTENERS.with(|listeners| listeners.borrow_mut().remove(&shared.id)) else { return };
+    let mut stopped = pin!(stop.stopped());
+    let mut count = 0;
+    loop {
+        let mut accepting = pin!(listener.accept());
+        let accepted = poll_fn(|context| match stopped.as_mut().poll(context) {
+            Poll::Ready(()) => Poll::Ready(None),
+            Poll::Pending => accepting.as_mut().poll(context).map(Some),
+        });
+        match accepted.await {
+            None => return,
+            Some(Ok(stream)) => {
+                let shard = ShardIndex(count % runtime::shard_count());
+                if hand_over(&shared, stream, shard) {
+                    count += 1;
+                }
+            }
+            Some(Err(error)) => {
+                tracing::warn!("{error}");
+                runtime::sleep(ACCEPT_PAUSE).await;
+            }
+        }
+    }
+}
+
+/// Gives a connection to a shard, if there is room for it.
+fn hand_over(shared: &Arc<Shared>, stream: Stream, shard: ShardIndex) -> bool {
+    // Only this task adds, so there is no race to the last place.
+    if shared.connections.load(Ordering::Relaxed) >= shared.max_connections {
+        shared.refused.fetch_add(1, Ordering::Relaxed);
+        let most = shared.max_connections;
+        tracing::warn!("a client of {} was refused: there are {most} connections already", shared.address);
+        return false;
+    }
+    let remote = match stream.into_remote() {
+        Ok(remote) => remote,
+        Err(error) => {
+            tracing::warn!("{error}");
+            return false;
+        }
+    };
+    let place = Place::take(shared.clone());
+    runtime::spawn_on(shard, move || run_connection(remote, place)).detach();
+    true
+}
+
+/// A connection's place among the `max_connections`.
+struct Place(Arc<Shared>);
+
+impl Place {
+    fn take(shared: Arc<Shared>) -> Place {
+        shared.connections.fetch_add(1, Ordering::Relaxed);
+        Place(shared)
+    }
+}
+
+impl Drop for Place {
+    fn drop(&mut self) {
+        self.0.connections.fetch_sub(1, Ordering::Relaxed);
+    }
+}
+
+/// A connection on its shard, in the shard's list as long as it lives.
+async fn run_connection(remote: RemoteStream, place: Place) {
+    let Some(part) = part_of(place.0.id) else { return };
+    let number = part.next_connection.get();
+    part.next_connection.set(number + 1);
+    let watch = Rc::new(Watch {
+        stream: remote.into_stream(),
+        deadline: Cell::new(None),
+        expired: Cell::new(false),
+        stopping: Cell::new(false),
+    });
+    part.connections.borrow_mut().insert(number, watch.clone());
+    if !part.watching.replace(true) {
+        runtime::spawn(keep_watch(part.clone())).detach();
+    }
+    let exports = part.shared.exports.get().map(Vec::as_slice).unwrap_or_default();
+    let served: Vec<(&Export, &dyn Device)> =
+        exports.iter().zip(part.devices.iter().map(|device| &**device)).collect();
+    let end = serve(&watch, &part.shared.descriptions, &served, runtime::current_shard().0).await;
+    match end {
+        End::Goodbye | End::Stopped => tracing::debug!("{}: {end}", part.shared.address),
+        End::HungUp | End::Lost(_) => tracing::info!("{}: {end}", part.shared.address),
+        End::Silent | End::Violation(_) => {
+            part.shared.cut_off.fetch_add(1, Ordering::Relaxed);
+            tracing::warn!("{}: {end}", part.shared.address);
+        }
+    }
+    let listed = part.connections.borrow_mut().remove(&number);
+    drop((listed, watch, place));
+    part.ended.notify_all();
+}
+
+/// Cuts off the connections of this shard whose deadline has passed, as long as there are any.
+async fn keep_watch(part: Rc<ShardPart>) {
+    while !part.connections.borrow().is_empty() {
+        runtime::sleep(WATCH_INTERVAL).await;
+        let now = runtime::now();
+        let overdue = |watch: &Rc<Watch>| {
+            let late = watch.deadline.get().is_some_and(|deadline| deadline <= now);
+            late && !watch.expired.get()
+        };
+        let late: Vec<_> = part.connections.borrow().values().filter(|watch| overdue(watch)).cloned().collect();
+        for watch in late {
+            watch.expired.set(true);
+            // It may be closed already.
+            let _ = watch.stream.shutdown(Shutdown::Both).await;
+        }
+    }
+    part.watching.set(false);
+}
+
+/// The address of an export in the form that clients take.
+fn uri(address: &Address, export: &str) -> String {
+    let export = percent_encoded(export.as_bytes(), b"-._~/:");
+    match address {
+        Address::Unix(path) => {
+            use std::os::unix::ffi::OsStrExt;
+            let path = percent_encoded(path.as_os_str().as_bytes(), b"-._~/:");
+            format!("nbd+unix:///{export}?socket={path}")
+        }
+        Address::Tcp(address) => format!("nbd://{address}/{export}"),
+    }
+}
+
+fn percent_encoded(bytes: &[u8], kept: &[u8]) -> String {
+    let encode = |byte: &u8| match byte {
+        byte if byte.is_ascii_alphanumeric() || kept.contains(byte) => char::from(*byte).to_string(),
+        byte => format!("%{byte:02X}"),
+    };
+    bytes.iter().map(encode).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn uris_name_socket_and_export() {
+        let unix = Address::Unix("/run/a b.sock".into());
+        assert_eq!(uri(&unix, "disk"), "nbd+unix:///disk?socket=/run/a%20b.sock");
+        let tcp = Address::Tcp("127.0.0.1:10809".parse().expect("an address"));
+        assert_eq!(uri(&tcp, "a%?#"), "nbd://127.0.0.1:10809/a%25%3F%23");
+    }
+}

@@ -1,0 +1,281 @@
+//! `fault` over a device.
+
+use super::decide::{Decider, Faults, Plan, flip_bits, torn_length};
+use super::rule::{Action, Distance, Operation, Rule};
+use block::{
+    BlockIndex, BlockRange, Buffer, Call, Device, DeviceGeometry, DevicePart, Durability, Extent, Part,
+    Payload, ReadOutcome, Result, Status, ZeroMode,
+};
+use std::rc::Rc;
+use std::sync::Arc;
+
+/// A device that goes wrong by rule.
+pub struct FaultDevicePart {
+    inner: Arc<dyn DevicePart>,
+    faults: Arc<Faults>,
+}
+
+impl FaultDevicePart {
+    /// Applies the rules to the calls to `inner`; `seed` decides whatever is left to chance.
+    ///
+    /// # Errors
+    /// [`block::Error::Invalid`] where a rule doesn't fit the device.
+    pub fn new(inner: Arc<dyn DevicePart>, rules: Vec<Rule>, seed: u64) -> Result<Self> {
+        let block_size = inner.geometry().block_size.bytes();
+        rules.iter().try_for_each(|rule| rule.check_block_size(block_size))?;
+        Ok(FaultDevicePart { inner, faults: Faults::new(rules, seed) })
+    }
+}
+
+impl Part for FaultDevicePart {
+    fn kind(&self) -> &'static str {
+        "fault"
+    }
+
+    fn status(&self) -> Status {
+        self.faults.status()
+    }
+
+    fn message<'a>(&'a self, message: &'a str) -> Call<'a, Result<String>> {
+        super::answer(&self.faults, message)
+    }
+}
+
+impl DevicePart for FaultDevicePart {
+    fn geometry(&self) -> &DeviceGeometry {
+        self.inner.geometry()
+    }
+
+    fn open(&self) -> Call<'_, Result<Rc<dyn Device>>> {
+        Call::new(async move {
+            let inner = self.inner.open().await?;
+            Ok(Rc::new(FaultDevice { inner, decider: self.faults.open() }) as Rc<dyn Device>)
+        })
+    }
+}
+
+struct FaultDevice {
+    inner: Rc<dyn Device>,
+    decider: Decider,
+}
+
+impl FaultDevice {
+    /// Nothing is decided about calls that are refused anyway or do nothing.
+    fn decide(&self, operation: Operation, range: Result<BlockRange>) -> Option<(Plan, BlockRange)> {
+        let range = range.ok().filter(|range| !range.is_empty())?;
+        let size = self.inner.geometry().block_size;
+        let touched = size.offset_of(range.start).0..size.offset_of(range.end()).0;
+        Some((self.decider.decide(operation, Some(touched))?, range))
+    }
+
+    /// As [`decide`](Self::decide), for what writes.
+    fn decide_writing(&self, operation: Operation, range: BlockRange) -> Option<(Plan, BlockRange)> {
+        let geometry = self.inner.geometry();
+        let checked = geometry.check_writable().and_then(|()| geometry.check(range)).map(|()| range);
+        self.decide(operation, checked)
+    }
+}
+
+impl Device for FaultDevice {
+    fn geometry(&self) -> &DeviceGeometry {
+        self.inner.geometry()
+    }
+
+    fn read(&self, at: BlockIndex, buffer: Buffer) -> Call<'_, ReadOutcome> {
+        if self.decider.is_idle() {
+            return self.inner.read(at, buffer);
+        }
+        Call::new(async move {
+            let range = self.inner.geometry().range(at, buffer.len());
+            let Some((plan, range)) = self.decide(Operation::Read, range) else {
+                return self.inner.read(at, buffer).await;
+            };
+            let inner = self.inner.clone();
+            runtime::spawn(faulty_read(inner, plan, range, buffer)).await
+        })
+    }
+
+    fn write(&self, at: BlockIndex, payload: Payload, durability: Durability) -> Call<'_, Result<()>> {
+        if self.decider.is_idle() {
+            return self.inner.write(at, payload, durability);
+        }
+        Call::new(async move {
+            let range = self.inner.geometry().writable_range(at, payload.len());
+            let Some((plan, range)) = self.decide(Operation::Write, range) else {
+                return self.inner.write(at, payload, durability).await;
+            };
+            let inner = self.inner.clone();
+            runtime::spawn(faulty_write(inner, plan, range, payload, durability)).await
+        })
+    }
+
+    fn flush(&self) -> Call<'_, Result<()>> {
+        if self.decider.is_idle() {
+            return self.inner.flush();
+        }
+        Call::new(async move {
+            let Some(plan) = self.decider.decide(Operation::Flush, None) else {
+                return self.inner.flush().await;
+            };
+            let inner = self.inner.clone();
+            runtime::spawn(async move {
+                let (action, error) = begin(&plan).await?;
+                if action.is_none() {
+                    inner.flush().await?;
+                }
+                error
+            })
+            .await
+        })
+    }
+
+    fn discard(&self, range: BlockRange) -> Call<'_, Result<()>> {
+        if self.decider.is_idle() {
+            return self.inner.discard(range);
+        }
+        Call::new(async move {
+            let Some((plan, range)) = self.decide_writing(Operation::Discard, range) else {
+                return self.inner.discard(range).await;
+            };
+            let inner = self.inner.clone();
+            runtime::spawn(async move {
+                let (action, error) = begin(&plan).await?;
+                match action {
+                    Some(Action::Drop) => {}
+                    other => inner.discard(elsewhere(&*inner, other, range)).await?,
+                }
+                error
+            })
+            .await
+        })
+    }
+
+    fn write_zeroes(
+        &self,
+        range: BlockRange,
+        mode: ZeroMode,
+        durability: Durability,
+    ) -> Call<'_, Result<()>> {
+        if self.decider.is_idle() {
+            return self.inner.write_zeroes(range, mode, durability);
+        }
+        Call::new(async move {
+            let Some((plan, range)) = self.decide_writing(Operation::WriteZeroes, range) else {
+                return self.inner.write_zeroes(range, mode, durability).await;
+            };
+            let inner = self.inner.clone();
+            runtime::spawn(async move {
+                let (action, error) = begin(&plan).await?;
+                match action {
+                    Some(Action::Drop) => {}
+                    Some(Action::Lie) => inner.write_zeroes(range, mode, Durability::Visible).await?,
+                    other => {
+                        inner.write_zeroes(elsewhere(&*inner, other, range), mode, durability).await?;
+                    }
+                }
+                error
+            })
+            .await
+        })
+    }
+
+    fn extents(&self, range: BlockRange) -> Call<'_, Result<Vec<Extent>>> {
+        self.inner.extents(range)
+    }
+}
+
+/// Waits as long as the plan says. Gives the action, and how the call is to end; or fails at once where
+/// the plan is to fail without doing anything.
+pub(super) async fn begin(plan: &Plan) -> Result<(Option<Action>, Result<()>)> {
+    if !plan.delay.is_zero() {
+        runtime::sleep(plan.delay).await;
+    }
+    match (plan.action, plan.error.clone()) {
+        (None, Some(error)) => Err(error),
+        (action, error) => Ok((action, error.map_or(Ok(()), Err))),
+    }
+}
+
+/// Where a misdirected operation goes: so far behind its place, around the end of the device.
+fn elsewhere(inner: &dyn Device, action: Option<Action>, range: BlockRange) -> BlockRange {
+    let Some(Action::Misdirect { by }) = action else { return range };
+    let geometry = inner.geometry();
+    let by = match by {
+        Distance::Units(blocks) => blocks,
+        Distance::Bytes(bytes) => bytes >> geometry.block_size.shift(),
+    };
+    let places = geometry.blocks.0 - range.count.0 + 1;
+    let start = (u128::from(range.start.0) + u128::from(by)) % u128::from(places);
+    BlockRange::new(start as u64, range.count.0)
+}
+
+async fn faulty_read(inner: Rc<dyn Device>, mut plan: Plan, range: BlockRange, mut buffer: Buffer) -> ReadOutcome {
+    buffer.clear();
+    let (action, error) = match begin(&plan).await {
+        Ok(begun) => begun,
+        Err(error) => return (Err(error), buffer),
+    };
+    let (result, mut buffer) = inner.read(elsewhere(&*inner, action, range).start, buffer).await;
+    if let Some(Action::Corrupt { bits }) = action {
+        flip_bits(buffer.filled_mut(), bits, &mut plan.random);
+    }
+    let result = result.and(error);
+    if result.is_err() {
+        buffer.clear();
+    }
+    (result, buffer)
+}
+
+async fn faulty_write(
+    inner: Rc<dyn Device>,
+    mut plan: Plan,
+    range: BlockRange,
+    payload: Payload,
+    durability: Durability,
+) -> Result<()> {
+    let (action, error) = begin(&plan).await?;
+    match action {
+        Some(Action::Drop) => {}
+        Some(Action::Lie) => inner.write(range.start, payload, Durability::Visible).await?,
+        Some(Action::Torn { at }) => {
+            let length = torn_length(at, payload.len() as u64, &mut plan.random);
+            torn_write(&*inner, range, payload, length as usize, durability).await?;
+        }
+        Some(Action::Corrupt { bits }) => {
+            inner.write(range.start, corrupted(&payload, bits, &mut plan)?, durability).await?;
+        }
+        None | Some(Action::Misdirect { .. }) => {
+            inner.write(elsewhere(&*inner, action, range).start, payload, durability).await?;
+        }
+    }
+    error
+}
+
+/// A copy of the payload with bits flipped: the bytes are the caller's, too.
+pub(super) fn corrupted(payload: &Payload, bits: u64, plan: &mut Plan) -> Result<Payload> {
+    let mut copy = Buffer::zeroed(payload.len());
+    payload.copy_to(copy.filled_mut())?;
+    flip_bits(copy.filled_mut(), bits, &mut plan.random);
+    Ok(copy.into())
+}
+
+/// Writes the first bytes only. Where they end inside a block, the rest of the block stays as it is.
+async fn torn_write(
+    inner: &dyn Device,
+    range: BlockRange,
+    payload: Payload,
+    length: usize,
+    durability: Durability,
+) -> Result<()> {
+    let size = inner.geometry().block_size.bytes() as usize;
+    let whole = length / size * size;
+    let mut arrives = payload.slice(0..whole);
+    if whole < length {
+        let block = BlockIndex(range.start.0 + (whole / size) as u64);
+        let (result, mut old) = inner.read(block, Buffer::new(size)).await;
+        result?;
+        payload.slice(whole..length).copy_to(&mut old.filled_mut()[..length - whole])?;
+        arrives.push(old.freeze());
+    }
+    inner.write(range.start, arrives, durability).await
+}

@@ -1,0 +1,221 @@
+//! `fault` over zones.
+
+use super::decide::{Decider, Faults, Plan, flip_bits, torn_length};
+use super::device::{begin, corrupted};
+use super::rule::{Action, Distance, Operation, Rule};
+use block::{
+    Buffer, Call, EraseGuarantee, Part, Payload, ReadOutcome, Result, Status, ZoneAddress, ZoneGeometry,
+    ZoneIndex, ZoneReport, Zones, ZonesPart,
+};
+use std::rc::Rc;
+use std::sync::Arc;
+
+/// Zones that go wrong by rule.
+pub struct FaultZonesPart {
+    inner: Arc<dyn ZonesPart>,
+    faults: Arc<Faults>,
+}
+
+impl FaultZonesPart {
+    /// Applies the rules to the calls to `inner`; `seed` decides whatever is left to chance.
+    pub fn new(inner: Arc<dyn ZonesPart>, rules: Vec<Rule>, seed: u64) -> Self {
+        FaultZonesPart { inner, faults: Faults::new(rules, seed) }
+    }
+}
+
+impl Part for FaultZonesPart {
+    fn kind(&self) -> &'static str {
+        super::ZONES_NAME
+    }
+
+    fn status(&self) -> Status {
+        self.faults.status()
+    }
+
+    fn message<'a>(&'a self, message: &'a str) -> Call<'a, Result<String>> {
+        super::answer(&self.faults, message)
+    }
+}
+
+impl ZonesPart for FaultZonesPart {
+    fn geometry(&self) -> &ZoneGeometry {
+        self.inner.geometry()
+    }
+
+    fn open(&self) -> Call<'_, Result<Rc<dyn Zones>>> {
+        Call::new(async move {
+            let inner = self.inner.open().await?;
+            Ok(Rc::new(FaultZones { inner, decider: self.faults.open() }) as Rc<dyn Zones>)
+        })
+    }
+}
+
+struct FaultZones {
+    inner: Rc<dyn Zones>,
+    decider: Decider,
+}
+
+impl FaultZones {
+    /// Nothing is decided about calls that are refused anyway.
+    fn decide(&self, operation: Operation, zone: ZoneIndex, checked: Result<()>) -> Option<Plan> {
+        checked.ok()?;
+        let zone = u64::from(zone.0);
+        self.decider.decide(operation, Some(zone..zone + 1))
+    }
+
+    /// A flush touches what lies between the first and the last of its zones.
+    fn decide_flush(&self, zones: &[ZoneIndex]) -> Option<Plan> {
+        let first = zones.iter().min()?.0;
+        let last = zones.iter().max()?.0;
+        self.decider.decide(Operation::Flush, Some(u64::from(first)..u64::from(last) + 1))
+    }
+}
+
+impl Zones for FaultZones {
+    fn geometry(&self) -> &ZoneGeometry {
+        self.inner.geometry()
+    }
+
+    fn append(&self, zone: ZoneIndex, payload: Payload) -> Call<'_, Result<ZoneAddress>> {
+        if self.decider.is_idle() {
+            return self.inner.append(zone, payload);
+        }
+        Call::new(async move {
+            let checked = self.inner.geometry().check_append(zone, payload.len());
+            let Some(plan) = self.decide(Operation::Append, zone, checked) else {
+                return self.inner.append(zone, payload).await;
+            };
+            let inner = self.inner.clone();
+            runtime::spawn(faulty_append(inner, plan, zone, payload)).await
+        })
+    }
+
+    fn read(&self, at: ZoneAddress, buffer: Buffer) -> Call<'_, ReadOutcome> {
+        if self.decider.is_idle() {
+            return self.inner.read(at, buffer);
+        }
+        Call::new(async move {
+            let checked = self.inner.geometry().check_read(at, buffer.len());
+            let Some(plan) = self.decide(Operation::Read, at.zone, checked) else {
+                return self.inner.read(at, buffer).await;
+            };
+            let inner = self.inner.clone();
+            runtime::spawn(faulty_read(inner, plan, at, buffer)).await
+        })
+    }
+
+    fn flush<'a>(&'a self, zones: &'a [ZoneIndex]) -> Call<'a, Result<()>> {
+        if self.decider.is_idle() {
+            return self.inner.flush(zones);
+        }
+        Call::new(async move {
+            let Some(plan) = self.decide_flush(zones) else { return self.inner.flush(zones).await };
+            let (inner, zones) = (self.inner.clone(), zones.to_vec());
+            runtime::spawn(async move {
+                let (action, error) = begin(&plan).await?;
+                if action.is_none() {
+                    inner.flush(&zones).await?;
+                }
+                error
+            })
+            .await
+        })
+    }
+
+    fn finish(&self, zone: ZoneIndex) -> Call<'_, Result<()>> {
+        if self.decider.is_idle() {
+            return self.inner.finish(zone);
+        }
+        Call::new(async move {
+            let checked = self.inner.geometry().check_zone(zone);
+            let Some(plan) = self.decide(Operation::Finish, zone, checked) else {
+                return self.inner.finish(zone).await;
+            };
+            let inner = self.inner.clone();
+            runtime::spawn(async move {
+                let (action, error) = begin(&plan).await?;
+                if action.is_none() {
+                    inner.finish(zone).await?;
+                }
+                error
+            })
+            .await
+        })
+    }
+
+    fn reset(&self, zone: ZoneIndex, erase: EraseGuarantee) -> Call<'_, Result<u64>> {
+        if self.decider.is_idle() {
+            return self.inner.reset(zone, erase);
+        }
+        Call::new(async move {
+            let checked = self.inner.geometry().check_zone(zone);
+            let Some(plan) = self.decide(Operation::Reset, zone, checked) else {
+                return self.inner.reset(zone, erase).await;
+            };
+            let inner = self.inner.clone();
+            runtime::spawn(async move {
+                let (_, error) = begin(&plan).await?;
+                let generation = inner.reset(zone, erase).await?;
+                error.map(|()| generation)
+            })
+            .await
+        })
+    }
+
+    fn report(&self, first: ZoneIndex, count: u32) -> Call<'_, Result<Vec<ZoneReport>>> {
+        self.inner.report(first, count)
+    }
+}
+
+async fn faulty_append(
+    inner: Rc<dyn Zones>,
+    mut plan: Plan,
+    zone: ZoneIndex,
+    payload: Payload,
+) -> Result<ZoneAddress> {
+    let (action, error) = begin(&plan).await?;
+    let length = payload.len();
+    let landed = match action {
+        Some(Action::Drop) => inner.append(zone, Buffer::zeroed(length).into()).await?,
+        Some(Action::Torn { at }) => {
+            let arrives = torn_length(at, length as u64, &mut plan.random) as usize;
+            let mut torn = payload.slice(0..arrives);
+            torn.push(Buffer::zeroed(length - arrives).freeze());
+            inner.append(zone, torn).await?
+        }
+        Some(Action::Corrupt { bits }) => {
+            inner.append(zone, corrupted(&payload, bits, &mut plan)?).await?
+        }
+        Some(Action::Misdirect { by: Distance::Units(by) }) => {
+            let count = u64::from(inner.geometry().zones);
+            let other = ZoneIndex(((u64::from(zone.0) + by % count) % count) as u32);
+            // The caller is told the zone that it asked for: that is what makes it misdirected.
+            let landed = inner.append(other, payload).await?;
+            ZoneAddress { zone, offset: landed.offset }
+        }
+        _ => inner.append(zone, payload).await?,
+    };
+    error.map(|()| landed)
+}
+
+async fn faulty_read(inner: Rc<dyn Zones>, mut plan: Plan, at: ZoneAddress, mut buffer: Buffer) -> ReadOutcome {
+    buffer.clear();
+    let (action, error) = match begin(&plan).await {
+        Ok(begun) => begun,
+        Err(error) => return (Err(error), buffer),
+    };
+    let mut place = at;
+    if let Some(Action::Misdirect { by: Distance::Units(by) }) = action {
+        let count = u64::from(inner.geometry().zones);
+        place.zone = ZoneIndex(((u64::from(at.zone.0) + by % count) % count) as u32);
+    }
+    let (result, mut buffer) = inner.read(place, buffer).await;
+    if let Some(Action::Corrupt { bits }) = action {
+        flip_bits(buffer.filled_mut(), bits, &mut plan.random);
+    }
+    let result = result.and(error);
+    if result.is_err() {
+        buffer.clear();
+    }
+    (result, buffer)
+}

@@ -1,0 +1,235 @@
+//! `record` over a device.
+
+use super::format::{DeviceEntry, RecordType, Role, Shape, SubmissionFields};
+use super::recorder::Recorder;
+use block::{
+    BlockIndex, BlockRange, Buffer, Call, Device, DeviceGeometry, DevicePart, Durability, Error, Extent, Part,
+    Payload, ReadOutcome, Result, Status, ZeroMode,
+};
+use std::rc::Rc;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+
+/// The longest write that a record holds, in bytes.
+pub(super) const LONGEST_WRITE: usize = 1 << 30;
+
+/// A device whose writes, discards and flushes are written down.
+pub struct RecordDevicePart {
+    inner: Arc<dyn DevicePart>,
+    membership: Membership,
+}
+
+/// A layer's place in a timeline, which it leaves once.
+pub(super) struct Membership {
+    pub recorder: Arc<Recorder>,
+    pub number: u16,
+    role: Role,
+    left: AtomicBool,
+}
+
+impl Membership {
+    pub fn join(recorder: Arc<Recorder>, entry: &DeviceEntry) -> Result<Self> {
+        let number = recorder.join(entry)?;
+        Ok(Membership { recorder, number, role: entry.role, left: AtomicBool::new(false) })
+    }
+
+    pub fn status(&self) -> Status {
+        let mut status = self.recorder.status();
+        status.insert("device".into(), self.number.into());
+        status.insert("role".into(), if self.role == Role::Client { "client" } else { "disk" }.into());
+        status
+    }
+
+    pub async fn leave(&self) -> Result<()> {
+        if self.left.swap(true, Ordering::AcqRel) {
+            return Ok(());
+        }
+        self.recorder.leave().await
+    }
+}
+
+impl Drop for Membership {
+    fn drop(&mut self) {
+        if !self.left.swap(true, Ordering::AcqRel) {
+            self.recorder.abandon();
+        }
+    }
+}
+
+impl RecordDevicePart {
+    /// Records what passes to `inner`, under this name.
+    pub fn new(inner: Arc<dyn DevicePart>, recorder: Arc<Recorder>, name: &str, role: Role) -> Result<Self> {
+        let shape = Shape::Device(inner.geometry().clone());
+        let entry = DeviceEntry { name: name.to_owned(), role, shape };
+        Ok(RecordDevicePart { inner, membership: Membership::join(recorder, &entry)? })
+    }
+
+    /// The number of this device in the timeline.
+    pub fn number(&self) -> u16 {
+        self.membership.number
+    }
+}
+
+impl Part for RecordDevicePart {
+    fn kind(&self) -> &'static str {
+        "record"
+    }
+
+    fn status(&self) -> Status {
+        self.membership.status()
+    }
+
+    fn close(&self) -> Call<'_, Result<()>> {
+        Call::new(self.membership.leave())
+    }
+}
+
+impl DevicePart for RecordDevicePart {
+    fn geometry(&self) -> &DeviceGeometry {
+        self.inner.geometry()
+    }
+
+    fn open(&self) -> Call<'_, Result<Rc<dyn Device>>> {
+        Call::new(async move {
+            let inner = self.inner.open().await?;
+            let Membership { recorder, number, .. } = &self.membership;
+            let log = Log { recorder: recorder.clone(), device: *number };
+            Ok(Rc::new(RecordDevice { inner, log }) as Rc<dyn Device>)
+        })
+    }
+}
+
+/// Where a handle writes its events.
+#[derive(Clone)]
+pub(super) struct Log {
+    pub recorder: Arc<Recorder>,
+    pub device: u16,
+}
+
+impl Log {
+    pub fn submit(&self, fields: &SubmissionFields<'_>) -> Result<u64> {
+        let length = fields.data.map_or(0, Payload::len);
+        if length > LONGEST_WRITE {
+            return Err(Error::overflow(format!("a write of {length} bytes is too long to be recorded: at most 1 GiB")));
+        }
+        let mut body = Vec::with_capacity(64 + length + length / 128);
+        fields.encode(&mut body);
+        self.recorder.record(RecordType::Submit, self.device, &body)
+    }
+
+    pub fn complete(&self, submitted: u64, result: Result<()>) -> Result<()> {
+        self.recorder.complete(self.device, submitted, result, |()| 0)
+    }
+}
+
+struct RecordDevice {
+    inner: Rc<dyn Device>,
+    log: Log,
+}
+
+impl RecordDevice {
+    /// Runs a recorded operation: here, where there is room in the buffer; else in a task of its own that
+    /// waits for room, because dropping a call must not stop its operation.
+    async fn run<F: Future<Output = Result<()>> + 'static>(&self, operation: F) -> Result<()> {
+        let recorder = self.log.recorder.clone();
+        if recorder.has_room() {
+            return operation.await;
+        }
+        runtime::spawn(async move {
+            recorder.room().await;
+            operation.await
+        })
+        .await
+    }
+
+    fn writes(&self, range: BlockRange) -> bool {
+        let geometry = self.inner.geometry();
+        !range.is_empty() && geometry.check_writable().and_then(|()| geometry.check(range)).is_ok()
+    }
+
+    fn fields(&self, operation: u8, range: BlockRange) -> SubmissionFields<'static> {
+        let size = self.inner.geometry().block_size;
+        SubmissionFields::new(operation, size.offset_of(range.start).0, size.bytes_of(range.count))
+    }
+}
+
+// Calls that are refused by the contract, or do nothing, change nothing and aren't recorded.
+impl Device for RecordDevice {
+    fn geometry(&self) -> &DeviceGeometry {
+        self.inner.geometry()
+    }
+
+    fn read(&self, at: BlockIndex, buffer: Buffer) -> Call<'_, ReadOutcome> {
+        self.inner.read(at, buffer)
+    }
+
+    fn write(&self, at: BlockIndex, payload: Payload, durability: Durability) -> Call<'_, Result<()>> {
+        Call::new(async move {
+            let range = match self.inner.geometry().writable_range(at, payload.len()) {
+                Ok(range) if !range.is_empty() => range,
+                _ => return self.inner.write(at, payload, durability).await,
+            };
+            let (inner, log, mut fields) = (self.inner.clone(), self.log.clone(), self.fields(1, range));
+            fields.durable = durability == Durability::Durable;
+            self.run(async move {
+                let submitted = log.submit(&SubmissionFields { data: Some(&payload), ..fields })?;
+                let result = inner.write(at, payload, durability).await;
+                log.complete(submitted, result)
+            })
+            .await
+        })
+    }
+
+    fn flush(&self) -> Call<'_, Result<()>> {
+        Call::new(async move {
+            let (inner, log) = (self.inner.clone(), self.log.clone());
+            self.run(async move {
+                let submitted = log.submit(&SubmissionFields::new(4, 0, 0))?;
+                let result = inner.flush().await;
+                log.complete(submitted, result)
+            })
+            .await
+        })
+    }
+
+    fn discard(&self, range: BlockRange) -> Call<'_, Result<()>> {
+        Call::new(async move {
+            if !self.writes(range) {
+                return self.inner.discard(range).await;
+            }
+            let (inner, log, fields) = (self.inner.clone(), self.log.clone(), self.fields(3, range));
+            self.run(async move {
+                let submitted = log.submit(&fields)?;
+                let result = inner.discard(range).await;
+                log.complete(submitted, result)
+            })
+            .await
+        })
+    }
+
+    fn write_zeroes(
+        &self,
+        range: BlockRange,
+        mode: ZeroMode,
+        durability: Durability,
+    ) -> Call<'_, Result<()>> {
+        Call::new(async move {
+            if !self.writes(range) {
+                return self.inner.write_zeroes(range, mode, durability).await;
+            }
+            let (inner, log, mut fields) = (self.inner.clone(), self.log.clone(), self.fields(2, range));
+            fields.durable = durability == Durability::Durable;
+            fields.mode = u8::from(mode == ZeroMode::KeepAllocated);
+            self.run(async move {
+                let submitted = log.submit(&fields)?;
+                let result = inner.write_zeroes(range, mode, durability).await;
+                log.complete(submitted, result)
+            })
+            .await
+        })
+    }
+
+    fn extents(&self, range: BlockRange) -> Call<'_, Result<Vec<Extent>>> {
+        self.inner.extents(range)
+    }
+}

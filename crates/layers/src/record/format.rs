@@ -1,0 +1,668 @@
+//! The bytes of a timeline file, version 1, little-endian. The book's page `formats/timeline.md` says the
+//! same for people; a change here is a new version and a change there.
+//!
+//! This module turns values into bytes and bytes into values, and refuses what it doesn't understand. The
+//! order of records, and what may follow what, is [`timeline`](super::timeline)'s.
+
+use block::{BlockCount, BlockSize, DeviceGeometry, Durability, Durable, EraseGuarantee, ZeroMode, ZoneGeometry};
+use block::{Error, Payload, Result};
+use crc_fast::{CrcAlgorithm, checksum};
+use std::fmt;
+use std::ops::Range;
+use std::sync::Arc;
+
+/// The first bytes of a timeline.
+pub const MAGIC: [u8; 8] = *b"SILTLINE";
+/// The version that this program writes and reads.
+pub const VERSION: u32 = 1;
+/// How long the file's header is, in bytes.
+pub const FILE_HEADER: usize = 64;
+/// How long a record's header is, in bytes.
+pub const RECORD_HEADER: usize = 32;
+/// The longest body of a record, in bytes.
+pub const LONGEST_BODY: u64 = 1 << 31;
+/// Data is looked at in pieces of this many bytes when zeros are left out.
+const ZERO_UNIT: usize = 512;
+/// In the word before a segment: the segment is zeros and has no bytes.
+const ZEROS: u32 = 1 << 31;
+
+/// CRC-32C (Castagnoli).
+pub fn crc(bytes: &[u8]) -> u32 {
+    checksum(CrcAlgorithm::Crc32Iscsi, bytes) as u32
+}
+
+/// What a timeline says about itself.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct FileHeader {
+    /// Random; part of every record's checksum, so that records of another timeline never validate.
+    pub identity: [u8; 16],
+    /// When it was begun: nanoseconds since 1970.
+    pub began: u64,
+}
+
+impl FileHeader {
+    /// The header's bytes.
+    pub fn encode(&self) -> [u8; FILE_HEADER] {
+        let mut bytes = [0; FILE_HEADER];
+        bytes[0..8].copy_from_slice(&MAGIC);
+        bytes[8..12].copy_from_slice(&VERSION.to_le_bytes());
+        bytes[12..16].copy_from_slice(&(FILE_HEADER as u32).to_le_bytes());
+        bytes[16..32].copy_from_slice(&self.identity);
+        bytes[32..40].copy_from_slice(&self.began.to_le_bytes());
+        let sum = crc(&bytes[..60]);
+        bytes[60..64].copy_from_slice(&sum.to_le_bytes());
+        bytes
+    }
+
+    /// Reads the header at the start of `bytes`.
+    ///
+    /// # Errors
+    /// [`Error::Protocol`] if this isn't a timeline or is one of another version, [`Error::Corrupt`] if it is
+    /// damaged.
+    pub fn decode(bytes: &[u8]) -> Result<Self> {
+        let Some(header) = bytes.first_chunk::<FILE_HEADER>() else {
+            return Err(Error::protocol(format!("{} bytes are too few for a timeline", bytes.len())));
+        };
+        let mut reader = Reader::new(header);
+        if reader.array::<8>()? != MAGIC {
+            return Err(Error::protocol("this is not a timeline of the record layer: it begins with other bytes"));
+        }
+        let version = reader.u32()?;
+        if version != VERSION {
+            return Err(Error::protocol(format!(
+                "a timeline of version {version}: this program reads version {VERSION}; use the one that wrote it"
+            )));
+        }
+        let length = reader.u32()?;
+        if crc(&header[..60]).to_le_bytes() != header[60..64] || length as usize != FILE_HEADER {
+            return Err(Error::corrupt("the header of the timeline is damaged: its checksum is wrong"));
+        }
+        Ok(FileHeader { identity: reader.array()?, began: reader.u64()? })
+    }
+}
+
+/// What kind of record.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum RecordType {
+    /// A device or a set of zones joins the timeline.
+    Device = 1,
+    /// An operation is about to be given to what is below.
+    Submit = 2,
+    /// An operation has ended.
+    Complete = 3,
+    /// The recording ended in order.
+    End = 4,
+}
+
+/// What stands before every record's body.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct RecordHeader {
+    /// The kind of record.
+    pub kind: RecordType,
+    /// Which device it is about.
+    pub device: u16,
+    /// How many bytes follow.
+    pub body: u32,
+    /// Its place in the one order of all events.
+    pub sequence: u64,
+    /// When, in nanoseconds since the recording began.
+    pub time: u64,
+    /// Checksum of the body.
+    pub body_crc: u32,
+}
+
+/// The checksum of a record's header: over the timeline's identity and the header.
+fn header_crc(identity: &[u8; 16], header: &[u8]) -> u32 {
+    let mut bytes = [0; 16 + 28];
+    bytes[..16].copy_from_slice(identity);
+    bytes[16..].copy_from_slice(&header[..28]);
+    crc(&bytes)
+}
+
+impl RecordHeader {
+    /// The header's bytes.
+    pub fn encode(&self, identity: &[u8; 16]) -> [u8; RECORD_HEADER] {
+        let mut bytes = [0; RECORD_HEADER];
+        bytes[0] = self.kind as u8;
+        bytes[2..4].copy_from_slice(&self.device.to_le_bytes());
+        bytes[4..8].copy_from_slice(&self.body.to_le_bytes());
+        bytes[8..16].copy_from_slice(&self.sequence.to_le_bytes());
+        bytes[16..24].copy_from_slice(&self.time.to_le_bytes());
+        bytes[24..28].copy_from_slice(&self.body_crc.to_le_bytes());
+        let sum = header_crc(identity, &bytes);
+        bytes[28..32].copy_from_slice(&sum.to_le_bytes());
+        bytes
+    }
+
+    /// Reads the header at the start of `bytes`.
+    ///
+    /// # Errors
+    /// [`Error::Corrupt`] if there is no valid header.
+    pub fn decode(identity: &[u8; 16], bytes: &[u8]) -> Result<Self> {
+        let Some(header) = bytes.first_chunk::<RECORD_HEADER>() else {
+            return Err(Error::corrupt(format!("{} bytes are too few for a record", bytes.len())));
+        };
+        if header_crc(identity, header).to_le_bytes() != header[28..32] {
+            return Err(Error::corrupt("the checksum of a record's header is wrong"));
+        }
+        let mut reader = Reader::new(header);
+        let kind = match reader.u8()? {
+            1 => RecordType::Device,
+            2 => RecordType::Submit,
+            3 => RecordType::Complete,
+            4 => RecordType::End,
+            other => return Err(Error::corrupt(format!("record type {other} is unknown"))),
+        };
+        reader.u8()?;
+        Ok(RecordHeader {
+            kind,
+            device: reader.u16()?,
+            body: reader.u32()?,
+            sequence: reader.u64()?,
+            time: reader.u64()?,
+            body_crc: reader.u32()?,
+        })
+    }
+}
+
+/// On which side of a stack a recorder stands.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Role {
+    /// At the bottom: what is submitted here is what a disk may hold after a power cut.
+    Disk = 0,
+    /// At the top: completions are acknowledgements to a client, which are promises.
+    Client = 1,
+}
+
+/// The shape of what was recorded.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Shape {
+    /// A device.
+    Device(DeviceGeometry),
+    /// Zones.
+    Zones(ZoneGeometry),
+}
+
+/// An entry of the timeline's table of devices.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct DeviceEntry {
+    /// A name for people.
+    pub name: String,
+    /// Where it stood.
+    pub role: Role,
+    /// Its shape.
+    pub shape: Shape,
+}
+
+impl DeviceEntry {
+    /// The body of its record.
+    pub fn encode(&self, bytes: &mut Vec<u8>) {
+        match &self.shape {
+            Shape::Device(geometry) => {
+                let flags = u8::from(geometry.volatile_cache) | u8::from(geometry.read_only) << 1;
+                bytes.extend([0, self.role as u8, flags, 0]);
+                bytes.extend(geometry.atomic_write.to_le_bytes());
+                bytes.extend(geometry.block_size.bytes().to_le_bytes());
+                bytes.extend(geometry.blocks.0.to_le_bytes());
+            }
+            Shape::Zones(geometry) => {
+                bytes.extend([1, self.role as u8, geometry.durable as u8, geometry.erase as u8]);
+                bytes.extend(geometry.zones.to_le_bytes());
+                bytes.extend(geometry.zone_size.to_le_bytes());
+                bytes.extend(geometry.zone_capacity.to_le_bytes());
+                bytes.extend(geometry.max_append.to_le_bytes());
+                bytes.extend(geometry.append_granularity.to_le_bytes());
+                bytes.extend(geometry.read_granularity.to_le_bytes());
+                bytes.extend(geometry.max_open.to_le_bytes());
+                bytes.extend(geometry.max_active.to_le_bytes());
+            }
+        }
+        let name = &self.name.as_bytes()[..self.name.len().min(usize::from(u16::MAX))];
+        bytes.extend((name.len() as u16).to_le_bytes());
+        bytes.extend(name);
+    }
+
+    /// Reads the body of its record.
+    ///
+    /// # Errors
+    /// [`Error::Corrupt`] for anything that [`encode`](Self::encode) doesn't write.
+    pub fn decode(body: &[u8]) -> Result<Self> {
+        let mut reader = Reader::new(body);
+        let contract = reader.u8()?;
+        let role = match reader.u8()? {
+            0 => Role::Disk,
+            1 => Role::Client,
+            other => return Err(Error::corrupt(format!("role {other} is unknown"))),
+        };
+        let shape = match contract {
+            0 => Shape::Device(decode_device(&mut reader)?),
+            1 => Shape::Zones(decode_zones(&mut reader)?),
+            other => return Err(Error::corrupt(format!("contract {other} is unknown"))),
+        };
+        let length = reader.u16()?;
+        let name = String::from_utf8_lossy(reader.bytes(usize::from(length))?).into_owned();
+        reader.end()?;
+        Ok(DeviceEntry { name, role, shape })
+    }
+}
+
+fn decode_device(reader: &mut Reader<'_>) -> Result<DeviceGeometry> {
+    let flags = reader.u8()?;
+    reader.u8()?;
+    let atomic_write = reader.u32()?;
+    let block_size = BlockSize::new(reader.u64()?).map_err(|error| Error::corrupt(error.detail().to_owned()))?;
+    let blocks = reader.u64()?;
+    let whole = u64::from(atomic_write);
+    let fits = blocks.checked_mul(block_size.bytes()).is_some_and(|bytes| bytes <= i64::MAX as u64);
+    if flags > 3 || !whole.is_power_of_two() || whole < 512 || !fits {
+        return Err(Error::corrupt("the geometry of a device in the timeline makes no sense"));
+    }
+    Ok(DeviceGeometry {
+        block_size,
+        blocks: BlockCount(blocks),
+        atomic_write,
+        volatile_cache: flags & 1 != 0,
+        read_only: flags & 2 != 0,
+    })
+}
+
+fn decode_zones(reader: &mut Reader<'_>) -> Result<ZoneGeometry> {
+    let durable = match reader.u8()? {
+        0 => Durable::OnAppend,
+        1 => Durable::OnFlush,
+        2 => Durable::OnFinish,
+        other => return Err(Error::corrupt(format!("durability {other} is unknown"))),
+    };
+    let erase = decode_erase(reader.u8()?)?;
+    let zones = reader.u32()?;
+    let (zone_size, zone_capacity, max_append) = (reader.u64()?, reader.u64()?, reader.u64()?);
+    let (append_granularity, read_granularity) = (reader.u32()?, reader.u32()?);
+    let (max_open, max_active) = (reader.u32()?, reader.u32()?);
+    let fits = u64::from(zones).checked_mul(zone_size).is_some() && zone_capacity <= zone_size;
+    if append_granularity == 0 || read_granularity == 0 || !fits {
+        return Err(Error::corrupt("the geometry of zones in the timeline makes no sense"));
+    }
+    Ok(ZoneGeometry {
+        zones,
+        zone_size,
+        zone_capacity,
+        append_granularity,
+        read_granularity,
+        max_append,
+        max_open,
+        max_active,
+        durable,
+        erase,
+    })
+}
+
+fn decode_erase(byte: u8) -> Result<EraseGuarantee> {
+    use EraseGuarantee::{Deallocated, Erased, Key, None};
+    [None, Deallocated, Erased, Key]
+        .get(usize::from(byte))
+        .copied()
+        .ok_or_else(|| Error::corrupt(format!("erase guarantee {byte} is unknown")))
+}
+
+/// What was submitted. Offsets and lengths are bytes.
+#[derive(Debug, Clone)]
+pub enum Submission {
+    /// Data was written here.
+    Write {
+        /// From the start of the device.
+        offset: u64,
+        /// What was written.
+        content: Content,
+        /// With FUA or without.
+        durability: Durability,
+    },
+    /// Zeros were written here.
+    WriteZeroes {
+        /// From the start of the device.
+        offset: u64,
+        /// How many.
+        length: u64,
+        /// Whether space could be given back.
+        mode: ZeroMode,
+        /// With FUA or without.
+        durability: Durability,
+    },
+    /// This is no longer needed and reads as zeros.
+    Discard {
+        /// From the start of the device.
+        offset: u64,
+        /// How many bytes.
+        length: u64,
+    },
+    /// Everything acknowledged before is to be durable.
+    Flush,
+    /// Data was appended to a zone.
+    Append {
+        /// Which zone.
+        zone: u32,
+        /// What was appended.
+        content: Content,
+    },
+    /// These zones are to be durable.
+    FlushZones {
+        /// Which zones.
+        zones: Vec<u32>,
+    },
+    /// A zone is to take no more.
+    Finish {
+        /// Which zone.
+        zone: u32,
+    },
+    /// A zone is to be emptied.
+    Reset {
+        /// Which zone.
+        zone: u32,
+        /// The guarantee that was asked for.
+        erase: EraseGuarantee,
+    },
+}
+
+/// The bytes of a write, zeros left out: segments, one behind the other, that lie in the timeline.
+#[derive(Clone)]
+pub struct Content {
+    file: Arc<Vec<u8>>,
+    /// The end of each segment, counted from the start of the content, and where in the timeline its bytes
+    /// begin; none are zeros.
+    segments: Vec<(u64, Option<usize>)>,
+}
+
+impl fmt::Debug for Content {
+    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(formatter, "Content({} bytes in {} segments)", self.len(), self.segments.len())
+    }
+}
+
+impl Content {
+    /// How many bytes.
+    pub fn len(&self) -> u64 {
+        self.segments.last().map_or(0, |(end, _)| *end)
+    }
+
+    /// Whether there are none.
+    pub fn is_empty(&self) -> bool {
+        self.len() == 0
+    }
+
+    /// Copies the bytes from `offset` on to `target`. Behind the end there are zeros.
+    pub fn copy_to(&self, offset: u64, target: &mut [u8]) {
+        let mut index = self.segments.partition_point(|(end, _)| *end <= offset);
+        let (mut at, mut filled) = (offset, 0);
+        while filled < target.len() {
+            let Some((end, data)) = self.segments.get(index) else { break };
+            let begin = if index == 0 { 0 } else { self.segments[index - 1].0 };
+            let count = usize::try_from(end - at).unwrap_or(usize::MAX).min(target.len() - filled);
+            let place = &mut target[filled..filled + count];
+            match data {
+                Some(start) => {
+                    let from = start + (at - begin) as usize;
+                    place.copy_from_slice(&self.file[from..from + count]);
+                }
+                None => place.fill(0),
+            }
+            (at, filled, index) = (at + count as u64, filled + count, index + 1);
+        }
+        target[filled..].fill(0);
+    }
+
+    fn push(&mut self, length: u64, data: Option<usize>) {
+        self.segments.push((self.len() + length, data));
+    }
+}
+
+/// The body of the record of a submission, from what the layer holds. `data` is what is written or appended.
+#[derive(Debug, Clone, Copy)]
+pub struct SubmissionFields<'a> {
+    /// 1 write, 2 write_zeroes, 3 discard, 4 flush, 5 append, 6 flush of zones, 7 finish, 8 reset.
+    pub operation: u8,
+    /// 1 with FUA.
+    pub durable: bool,
+    /// The zero mode (1 keeps space allocated) or the erase guarantee.
+    pub mode: u8,
+    /// Byte offset or zone.
+    pub place: u64,
+    /// Bytes.
+    pub length: u64,
+    /// Zones of a flush.
+    pub zones: &'a [block::ZoneIndex],
+    /// What is written.
+    pub data: Option<&'a Payload>,
+}
+
+impl SubmissionFields<'_> {
+    /// A submission of this kind with nothing else.
+    pub fn new(operation: u8, place: u64, length: u64) -> Self {
+        SubmissionFields { operation, durable: false, mode: 0, place, length, zones: &[], data: None }
+    }
+
+    /// The body's bytes.
+    pub fn encode(&self, bytes: &mut Vec<u8>) {
+        bytes.extend([self.operation, u8::from(self.durable), self.mode, 0]);
+        bytes.extend((self.zones.len() as u32).to_le_bytes());
+        bytes.extend(self.place.to_le_bytes());
+        bytes.extend(self.length.to_le_bytes());
+        self.zones.iter().for_each(|zone| bytes.extend(zone.0.to_le_bytes()));
+        if let Some(payload) = self.data {
+            encode_payload(payload, bytes);
+        }
+    }
+}
+
+/// Segments: a word with the length, its top bit set for zeros; then the bytes, unless they are zeros.
+fn encode_payload(payload: &Payload, bytes: &mut Vec<u8>) {
+    // Where the word of the segment that is being written stands, and whether it is of zeros.
+    let mut open: Option<(usize, bool)> = None;
+    for piece in payload.slices().iter().flat_map(|slice| slice.chunks(ZERO_UNIT)) {
+        let zero = piece.iter().all(|byte| *byte == 0);
+        let place = match open {
+            Some((place, same)) if same == zero => place,
+            _ => {
+                let place = bytes.len();
+                bytes.extend((if zero { ZEROS } else { 0 }).to_le_bytes());
+                open = Some((place, zero));
+                place
+            }
+        };
+        let mut word = [0; 4];
+        word.copy_from_slice(&bytes[place..place + 4]);
+        let length = u32::from_le_bytes(word) + piece.len() as u32;
+        bytes[place..place + 4].copy_from_slice(&length.to_le_bytes());
+        if !zero {
+            bytes.extend(piece);
+        }
+    }
+}
+
+impl Submission {
+    /// Reads the body of a submission's record, which lies at `range` of `file`, without copying data.
+    ///
+    /// # Errors
+    /// [`Error::Corrupt`] for anything that isn't a submission.
+    pub fn decode(file: &Arc<Vec<u8>>, range: Range<usize>) -> Result<Self> {
+        let mut reader = Reader::new(&file[range.clone()]);
+        let (operation, durable, mode, _) = (reader.u8()?, reader.u8()?, reader.u8()?, reader.u8()?);
+        let count = reader.u32()?;
+        let (place, length) = (reader.u64()?, reader.u64()?);
+        let durability = match durable {
+            0 => Durability::Visible,
+            1 => Durability::Durable,
+            other => return Err(Error::corrupt(format!("durability {other} of an operation is unknown"))),
+        };
+        let zone = u32::try_from(place).map_err(|_| Error::corrupt(format!("zone {place} is too large")));
+        let submission = match operation {
+            1 => {
+                let content = decode_content(file, range.start, &mut reader, length)?;
+                Submission::Write { offset: place, content, durability }
+            }
+            2 => {
+                let mode = if mode == 0 { ZeroMode::MayDeallocate } else { ZeroMode::KeepAllocated };
+                Submission::WriteZeroes { offset: place, length, mode, durability }
+            }
+            3 => Submission::Discard { offset: place, length },
+            4 => Submission::Flush,
+            5 => {
+                let content = decode_content(file, range.start, &mut reader, length)?;
+                Submission::Append { zone: zone?, content }
+            }
+            6 => {
+                let zones: Result<Vec<u32>> = (0..count).map(|_| reader.u32()).collect();
+                Submission::FlushZones { zones: zones? }
+            }
+            7 => Submission::Finish { zone: zone? },
+            8 => Submission::Reset { zone: zone?, erase: decode_erase(mode)? },
+            other => return Err(Error::corrupt(format!("operation {other} is unknown"))),
+        };
+        reader.end()?;
+        Ok(submission)
+    }
+}
+
+fn decode_content(file: &Arc<Vec<u8>>, base: usize, reader: &mut Reader<'_>, length: u64) -> Result<Content> {
+    let mut content = Content { file: file.clone(), segments: Vec::new() };
+    while content.len() < length {
+        let word = reader.u32()?;
+        let count = u64::from(word & !ZEROS);
+        if count == 0 || count > length - content.len() {
+            return Err(Error::corrupt("a segment of a write is empty or longer than the write"));
+        }
+        let data = if word & ZEROS == 0 {
+            let from = base + reader.at;
+            reader.bytes(count as usize)?;
+            Some(from)
+        } else {
+            None
+        };
+        content.push(count, data);
+    }
+    Ok(content)
+}
+
+/// How an operation ended.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Completion {
+    /// The sequence of the record of its submission.
+    pub submitted: u64,
+    /// 0, or the POSIX error number.
+    pub errno: u32,
+    /// Of an append: the byte offset in the zone at which it landed. Of a reset: the new generation. Else 0.
+    pub value: u64,
+}
+
+impl Completion {
+    /// The body's bytes.
+    pub fn encode(&self, bytes: &mut Vec<u8>) {
+        bytes.extend(self.submitted.to_le_bytes());
+        bytes.extend(self.errno.to_le_bytes());
+        bytes.extend([0; 4]);
+        bytes.extend(self.value.to_le_bytes());
+    }
+
+    /// Reads the body.
+    ///
+    /// # Errors
+    /// [`Error::Corrupt`] if it isn't exactly a completion.
+    pub fn decode(body: &[u8]) -> Result<Self> {
+        let mut reader = Reader::new(body);
+        let (submitted, errno) = (reader.u64()?, reader.u32()?);
+        reader.u32()?;
+        let value = reader.u64()?;
+        reader.end()?;
+        Ok(Completion { submitted, errno, value })
+    }
+}
+
+/// Takes numbers off the front of bytes, and never more than there are.
+struct Reader<'a> {
+    bytes: &'a [u8],
+    at: usize,
+}
+
+macro_rules! numbers {
+    ($($name:ident)*) => {$(
+        fn $name(&mut self) -> Result<$name> {
+            Ok($name::from_le_bytes(self.array()?))
+        }
+    )*};
+}
+
+impl<'a> Reader<'a> {
+    fn new(bytes: &'a [u8]) -> Self {
+        Reader { bytes, at: 0 }
+    }
+
+    numbers! { u8 u16 u32 u64 }
+
+    fn array<const N: usize>(&mut self) -> Result<[u8; N]> {
+        let mut array = [0; N];
+        array.copy_from_slice(self.bytes(N)?);
+        Ok(array)
+    }
+
+    fn bytes(&mut self, count: usize) -> Result<&'a [u8]> {
+        let rest = &self.bytes[self.at..];
+        let taken = rest.get(..count).ok_or_else(|| {
+            Error::corrupt(format!("a record ends after {} of {count} bytes", rest.len()))
+        })?;
+        self.at += count;
+        Ok(taken)
+    }
+
+    fn end(&self) -> Result<()> {
+        match self.bytes.len() - self.at {
+            0 => Ok(()),
+            more => Err(Error::corrupt(format!("a record has {more} bytes too many"))),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use block::Data;
+    use proptest::prelude::*;
+
+    fn roundtrip(payload: &Payload) -> Content {
+        let mut bytes = Vec::new();
+        let mut fields = SubmissionFields::new(1, 4096, payload.len() as u64);
+        fields.data = Some(payload);
+        fields.encode(&mut bytes);
+        let range = 0..bytes.len();
+        match Submission::decode(&Arc::new(bytes), range).expect("own bytes are understood") {
+            Submission::Write { offset: 4096, content, .. } => content,
+            other => panic!("{other:?}"),
+        }
+    }
+
+    #[test]
+    fn zeros_take_no_room() {
+        let zeros = Payload::from(Data::copy_of(&vec![0; 1 << 20]));
+        let mut bytes = Vec::new();
+        encode_payload(&zeros, &mut bytes);
+        assert_eq!(bytes.len(), 4);
+        assert_eq!(roundtrip(&zeros).len(), 1 << 20);
+    }
+
+    proptest! {
+        #[test]
+        fn data_comes_back(sectors in prop::collection::vec((any::<u8>(), 0..3_u8), 1..40), cut in any::<usize>(), from in 0..30_000_u64) {
+            let whole: Vec<u8> = sectors.iter().flat_map(|(byte, zero)| [if *zero == 0 { *byte } else { 0 }; 512]).collect();
+            let cut = cut % whole.len();
+            let payload: Payload = [&whole[..cut], &whole[cut..]].iter().map(|part| Data::copy_of(part)).collect();
+            let content = roundtrip(&payload);
+            prop_assert_eq!(content.len(), whole.len() as u64);
+            let mut copy = vec![0xEE; whole.len()];
+            content.copy_to(0, &mut copy);
+            prop_assert_eq!(&copy, &whole);
+            let from = from % whole.len() as u64;
+            let mut part = vec![0xEE; 700];
+            content.copy_to(from, &mut part);
+            for (index, byte) in part.iter().enumerate() {
+                prop_assert_eq!(*byte, whole.get(from as usize + index).copied().unwrap_or(0));
+            }
+        }
+    }
+}

@@ -1,0 +1,149 @@
+//! What one device of a timeline went through.
+
+use crate::record::format::{Content, Submission};
+use crate::record::timeline::{Timeline, What};
+use block::{DeviceGeometry, Durability, Error, Result};
+use std::collections::BTreeMap;
+use std::ops::Range;
+use std::sync::Arc;
+
+/// An operation that changes data.
+#[derive(Debug)]
+pub struct Operation {
+    /// The event of its submission.
+    pub submitted: u64,
+    /// The event of its completion, if that came.
+    pub completed: Option<u64>,
+    /// Whether it completed without error.
+    pub succeeded: bool,
+    /// The bytes of the device that it changes.
+    pub range: Range<u64>,
+    /// Whether it was to be durable when acknowledged.
+    pub durable: bool,
+    /// What it writes; none is zeros.
+    content: Option<Content>,
+}
+
+impl Operation {
+    /// Whether this one had ended before the other one began.
+    pub fn is_before(&self, other: &Operation) -> bool {
+        self.completed.is_some_and(|completed| completed < other.submitted)
+    }
+
+    /// Whether it writes zeros, or gives the space back.
+    pub fn is_zeros(&self) -> bool {
+        self.content.is_none()
+    }
+
+    /// What it makes of the bytes from `offset` of the device on, all of which it covers.
+    pub fn copy_to(&self, offset: u64, target: &mut [u8]) {
+        match &self.content {
+            Some(content) => content.copy_to(offset - self.range.start, target),
+            None => target.fill(0),
+        }
+    }
+}
+
+/// What happens to a device in one event.
+#[derive(Debug, Clone, Copy)]
+pub(super) enum Step {
+    Submit(usize),
+    Complete(usize),
+    /// A flush that began with this event has returned.
+    Flushed { began: u64 },
+}
+
+/// All that happened to one device.
+#[derive(Debug)]
+pub struct History {
+    geometry: DeviceGeometry,
+    /// By the order of their submissions.
+    pub(super) operations: Vec<Operation>,
+    pub(super) steps: Vec<(u64, Step)>,
+    events: u64,
+}
+
+impl History {
+    /// The history of this device of the timeline.
+    ///
+    /// # Errors
+    /// [`Error::NotFound`] or [`Error::Invalid`] if the timeline has no such device.
+    pub fn new(timeline: &Timeline, device: u16) -> Result<Arc<Self>> {
+        let geometry = timeline.device_geometry(device)?.clone();
+        let mut history =
+            History { geometry, operations: Vec::new(), steps: Vec::new(), events: timeline.events.len() as u64 };
+        // By the event of submission: an operation, or a flush.
+        let mut open: BTreeMap<u64, Option<usize>> = BTreeMap::new();
+        for (sequence, event) in timeline.events.iter().enumerate() {
+            let sequence = sequence as u64;
+            match &event.what {
+                _ if event.device != device => {}
+                What::Submitted(submission) => {
+                    let index = history.submit(sequence, submission);
+                    open.insert(sequence, index);
+                }
+                What::Completed(completion) => {
+                    let succeeded = completion.errno == 0;
+                    match open.remove(&completion.submitted) {
+                        Some(Some(index)) => {
+                            history.operations[index].completed = Some(sequence);
+                            history.operations[index].succeeded = succeeded;
+                            history.steps.push((sequence, Step::Complete(index)));
+                        }
+                        Some(None) if succeeded => {
+                            history.steps.push((sequence, Step::Flushed { began: completion.submitted }));
+                        }
+                        _ => {}
+                    }
+                }
+                What::Joined | What::Ended => {}
+            }
+        }
+        Ok(Arc::new(history))
+    }
+
+    fn submit(&mut self, sequence: u64, submission: &Submission) -> Option<usize> {
+        let (offset, length, durability, content) = match submission {
+            Submission::Write { offset, content, durability } => {
+                (*offset, content.len(), *durability, Some(content.clone()))
+            }
+            Submission::WriteZeroes { offset, length, durability, .. } => (*offset, *length, *durability, None),
+            Submission::Discard { offset, length } => (*offset, *length, Durability::Visible, None),
+            _ => return None,
+        };
+        let index = self.operations.len();
+        self.operations.push(Operation {
+            submitted: sequence,
+            completed: None,
+            succeeded: false,
+            range: offset..offset + length,
+            durable: durability == Durability::Durable,
+            content,
+        });
+        self.steps.push((sequence, Step::Submit(index)));
+        Some(index)
+    }
+
+    /// The shape of the device.
+    pub fn geometry(&self) -> &DeviceGeometry {
+        &self.geometry
+    }
+
+    /// The operations that change data, in the order of their submissions.
+    pub fn operations(&self) -> &[Operation] {
+        &self.operations
+    }
+
+    /// How many events the whole timeline has: the last cut.
+    pub fn events(&self) -> u64 {
+        self.events
+    }
+
+    /// Checks that a cut lies inside the timeline.
+    pub(super) fn check_cut(&self, cut: u64) -> Result<()> {
+        if cut > self.events {
+            return Err(Error::invalid(format!("cut {cut}: the timeline has {} events", self.events)));
+        }
+        Ok(())
+    }
+}

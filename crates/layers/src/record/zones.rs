@@ -1,0 +1,155 @@
+//! `record` over zones.
+
+use super::device::{Log, Membership};
+use super::format::{DeviceEntry, Role, Shape, SubmissionFields};
+use super::recorder::Recorder;
+use block::{
+    Buffer, Call, EraseGuarantee, Part, Payload, ReadOutcome, Result, Status, ZoneAddress, ZoneGeometry,
+    ZoneIndex, ZoneReport, Zones, ZonesPart,
+};
+use std::rc::Rc;
+use std::sync::Arc;
+
+/// Zones whose appends, flushes, finishes and resets are written down.
+pub struct RecordZonesPart {
+    inner: Arc<dyn ZonesPart>,
+    membership: Membership,
+}
+
+impl RecordZonesPart {
+    /// Records what passes to `inner`, under this name.
+    pub fn new(inner: Arc<dyn ZonesPart>, recorder: Arc<Recorder>, name: &str, role: Role) -> Result<Self> {
+        let shape = Shape::Zones(inner.geometry().clone());
+        let entry = DeviceEntry { name: name.to_owned(), role, shape };
+        Ok(RecordZonesPart { inner, membership: Membership::join(recorder, &entry)? })
+    }
+
+    /// The number of these zones in the timeline.
+    pub fn number(&self) -> u16 {
+        self.membership.number
+    }
+}
+
+impl Part for RecordZonesPart {
+    fn kind(&self) -> &'static str {
+        super::ZONES_NAME
+    }
+
+    fn status(&self) -> Status {
+        self.membership.status()
+    }
+
+    fn close(&self) -> Call<'_, Result<()>> {
+        Call::new(self.membership.leave())
+    }
+}
+
+impl ZonesPart for RecordZonesPart {
+    fn geometry(&self) -> &ZoneGeometry {
+        self.inner.geometry()
+    }
+
+    fn open(&self) -> Call<'_, Result<Rc<dyn Zones>>> {
+        Call::new(async move {
+            let inner = self.inner.open().await?;
+            let Membership { recorder, number, .. } = &self.membership;
+            let log = Log { recorder: recorder.clone(), device: *number };
+            Ok(Rc::new(RecordZones { inner, log }) as Rc<dyn Zones>)
+        })
+    }
+}
+
+struct RecordZones {
+    inner: Rc<dyn Zones>,
+    log: Log,
+}
+
+impl RecordZones {
+    /// As for devices: where there is no room, in a task of its own.
+    async fn run<T: 'static>(&self, operation: impl Future<Output = Result<T>> + 'static) -> Result<T> {
+        let recorder = self.log.recorder.clone();
+        if recorder.has_room() {
+            return operation.await;
+        }
+        runtime::spawn(async move {
+            recorder.room().await;
+            operation.await
+        })
+        .await
+    }
+}
+
+impl Zones for RecordZones {
+    fn geometry(&self) -> &ZoneGeometry {
+        self.inner.geometry()
+    }
+
+    fn append(&self, zone: ZoneIndex, payload: Payload) -> Call<'_, Result<ZoneAddress>> {
+        Call::new(async move {
+            if self.inner.geometry().check_append(zone, payload.len()).is_err() {
+                return self.inner.append(zone, payload).await;
+            }
+            let (inner, log) = (self.inner.clone(), self.log.clone());
+            self.run(async move {
+                let fields = SubmissionFields::new(5, u64::from(zone.0), payload.len() as u64);
+                let submitted = log.submit(&SubmissionFields { data: Some(&payload), ..fields })?;
+                let result = inner.append(zone, payload).await;
+                log.recorder.complete(log.device, submitted, result, |landed| landed.offset.0)
+            })
+            .await
+        })
+    }
+
+    fn read(&self, at: ZoneAddress, buffer: Buffer) -> Call<'_, ReadOutcome> {
+        self.inner.read(at, buffer)
+    }
+
+    fn flush<'a>(&'a self, zones: &'a [ZoneIndex]) -> Call<'a, Result<()>> {
+        Call::new(async move {
+            let (inner, log, zones) = (self.inner.clone(), self.log.clone(), zones.to_vec());
+            self.run(async move {
+                let fields = SubmissionFields::new(6, 0, 0);
+                let submitted = log.submit(&SubmissionFields { zones: &zones, ..fields })?;
+                let result = inner.flush(&zones).await;
+                log.complete(submitted, result)
+            })
+            .await
+        })
+    }
+
+    fn finish(&self, zone: ZoneIndex) -> Call<'_, Result<()>> {
+        Call::new(async move {
+            if self.inner.geometry().check_zone(zone).is_err() {
+                return self.inner.finish(zone).await;
+            }
+            let (inner, log) = (self.inner.clone(), self.log.clone());
+            self.run(async move {
+                let submitted = log.submit(&SubmissionFields::new(7, u64::from(zone.0), 0))?;
+                let result = inner.finish(zone).await;
+                log.complete(submitted, result)
+            })
+            .await
+        })
+    }
+
+    fn reset(&self, zone: ZoneIndex, erase: EraseGuarantee) -> Call<'_, Result<u64>> {
+        Call::new(async move {
+            if self.inner.geometry().check_zone(zone).is_err() {
+                return self.inner.reset(zone, erase).await;
+            }
+            let (inner, log) = (self.inner.clone(), self.log.clone());
+            self.run(async move {
+                let mut fields = SubmissionFields::new(8, u64::from(zone.0), 0);
+                fields.mode = erase as u8;
+                let submitted = log.submit(&fields)?;
+                let result = inner.reset(zone, erase).await;
+                log.recorder.complete(log.device, submitted, result, |generation| *generation)
+            })
+            .await
+        })
+    }
+
+    fn report(&self, first: ZoneIndex, count: u32) -> Call<'_, Result<Vec<ZoneReport>>> {
+        self.inner.report(first, count)
+    }
+}

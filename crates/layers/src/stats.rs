@@ -1,0 +1,60 @@
+//! `stats`: counts and times every call to what is below it, on either contract.
+//!
+//! Promises: a call passes through unchanged; its cost is two clock reads and a few stores, so that the
+//! layer can always be on; [`status`](block::Part::status) tells, per kind of call, operations, bytes,
+//! errors, what is in flight and a latency histogram's summary, over all shards. The message `clear_stats`
+//! starts from zero. What happens over time (rates, curves) is left to whoever asks twice.
+
+mod counters;
+mod device;
+pub mod histogram;
+mod zones;
+
+pub use device::StatsDevicePart;
+pub use zones::StatsZonesPart;
+
+use block::{Call, Error, Result};
+use counters::PartCounters;
+use stack::{Built, Contract, Key, Kind, ValueKind};
+use std::sync::Arc;
+
+/// `stats` on a device.
+pub const KIND: Kind = Kind {
+    name: "stats",
+    contract: Contract::Device,
+    summary: "counts and times every call: operations, bytes, errors, latencies",
+    keys: &[Key::required("on", ValueKind::Device, "the device whose calls are counted").positional()],
+    shareable: false,
+    example: "stats(ram(size=64MiB))",
+    plan: |arguments| arguments.shape("on"),
+    build: |arguments| {
+        Call::ready(arguments.device("on").map(|on| Built::Device(Arc::new(StatsDevicePart::new(on)))))
+    },
+};
+
+/// `stats` on zones.
+pub const ZONES_KIND: Kind = Kind {
+    name: ZONES_NAME,
+    contract: Contract::Zones,
+    summary: "counts and times every call to zones: operations, bytes, errors, latencies",
+    keys: &[Key::required("on", ValueKind::Zones, "the zones whose calls are counted").positional()],
+    shareable: false,
+    example: "zone-stats(zones(ram(size=64MiB)))",
+    plan: |arguments| arguments.shape("on"),
+    build: |arguments| {
+        Call::ready(arguments.zones("on").map(|on| Built::Zones(Arc::new(StatsZonesPart::new(on)))))
+    },
+};
+
+/// What the Zones form of the layer is called in a stack.
+const ZONES_NAME: &str = "zone-stats";
+
+fn answer<'a>(counters: &'a PartCounters, message: &'a str) -> Call<'a, Result<String>> {
+    Call::ready(match message.trim() {
+        "clear_stats" => {
+            counters.clear();
+            Ok("statistics cleared".into())
+        }
+        _ => Err(Error::unsupported(format!("message \"{message}\": stats knows only \"clear_stats\""))),
+    })
+}

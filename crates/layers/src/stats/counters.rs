@@ -1,0 +1,150 @@
+//! The counters of one part: a set per shard handle, written by that shard alone and read from anywhere.
+//!
+//! Counting costs two clock reads and a handful of loads and stores, no locked instruction. Clearing from
+//! another shard raises a number that each writer compares with its own before it counts: a set that hasn't
+//! caught up yet reads as empty, so nothing from before a clear is ever shown.
+
+use super::histogram::{Histogram, SharedHistogram, add};
+use block::Status;
+use runtime::Instant;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
+
+/// What is counted of one kind of call.
+#[derive(Debug, Default)]
+struct KindCounters {
+    /// Successful calls and their latency in nanoseconds.
+    latency: SharedHistogram,
+    bytes: AtomicU64,
+    errors: AtomicU64,
+    in_flight: AtomicU64,
+}
+
+/// What one shard handle counts.
+#[derive(Debug)]
+pub struct ShardCounters {
+    part: Arc<PartCounters>,
+    /// The clearing that this set has caught up with.
+    clearings: AtomicU64,
+    kinds: Box<[KindCounters]>,
+}
+
+/// What a part has counted through all of its handles.
+#[derive(Debug)]
+pub struct PartCounters {
+    names: &'static [&'static str],
+    clearings: AtomicU64,
+    shards: Mutex<Vec<Arc<ShardCounters>>>,
+}
+
+impl PartCounters {
+    /// Counters for the kinds of call that are named.
+    pub fn new(names: &'static [&'static str]) -> Arc<Self> {
+        Arc::new(PartCounters { names, clearings: AtomicU64::new(0), shards: Mutex::new(Vec::new()) })
+    }
+
+    /// A set for one more shard handle.
+    pub fn open(self: &Arc<Self>) -> Arc<ShardCounters> {
+        let counters = Arc::new(ShardCounters {
+            part: self.clone(),
+            clearings: AtomicU64::new(self.clearings.load(Ordering::Acquire)),
+            kinds: self.names.iter().map(|_| KindCounters::default()).collect(),
+        });
+        self.shards.lock().unwrap_or_else(PoisonError::into_inner).push(counters.clone());
+        counters
+    }
+
+    /// Forgets everything but what is in flight.
+    pub fn clear(&self) {
+        self.clearings.fetch_add(1, Ordering::AcqRel);
+    }
+
+    /// Per kind of call: `operations` that succeeded, their `bytes` and `latency_ns`, `errors`, `in_flight`.
+    pub fn status(&self) -> Status {
+        let shards = self.shards.lock().unwrap_or_else(PoisonError::into_inner);
+        let clearings = self.clearings.load(Ordering::Acquire);
+        let mut status = Status::new();
+        for (kind, name) in self.names.iter().enumerate() {
+            let (mut latency, mut bytes, mut errors, mut in_flight) = (Histogram::new(), 0, 0, 0);
+            for shard in shards.iter() {
+                let counters = &shard.kinds[kind];
+                in_flight += counters.in_flight.load(Ordering::Relaxed);
+                if shard.clearings.load(Ordering::Acquire) == clearings {
+                    latency.merge(&counters.latency.snapshot());
+                    bytes += counters.bytes.load(Ordering::Relaxed);
+                    errors += counters.errors.load(Ordering::Relaxed);
+                }
+            }
+            let mut entry = Status::new();
+            entry.insert("operations".into(), latency.count().into());
+            entry.insert("bytes".into(), bytes.into());
+            entry.insert("errors".into(), errors.into());
+            entry.insert("in_flight".into(), in_flight.into());
+            if latency.count() > 0 {
+                entry.insert("latency_ns".into(), latency.summary());
+            }
+            status.insert((*name).into(), entry.into());
+        }
+        status
+    }
+}
+
+impl ShardCounters {
+    /// A call of this kind begins.
+    #[inline]
+    pub fn begin(&self, kind: usize) -> Running<'_> {
+        let counters = &self.kinds[kind];
+        add(&counters.in_flight, 1);
+        Running { shard: self, counters, started: runtime::now() }
+    }
+
+    /// Whoever clears may be on another shard; only the writer may store.
+    #[inline]
+    fn catch_up(&self) {
+        let clearings = self.part.clearings.load(Ordering::Relaxed);
+        if clearings != self.clearings.load(Ordering::Relaxed) {
+            self.forget(clearings);
+        }
+    }
+
+    #[cold]
+    fn forget(&self, clearings: u64) {
+        for counters in &self.kinds {
+            counters.latency.clear();
+            counters.bytes.store(0, Ordering::Relaxed);
+            counters.errors.store(0, Ordering::Relaxed);
+        }
+        // Whoever sees this number sees the zeros above, too.
+        self.clearings.store(clearings, Ordering::Release);
+    }
+}
+
+/// A call that somebody waits for. Dropping it without [`end`](Self::end) only takes it out of those in
+/// flight: nobody learns how a call ended that nobody waited for.
+pub struct Running<'a> {
+    shard: &'a ShardCounters,
+    counters: &'a KindCounters,
+    started: Instant,
+}
+
+impl Running<'_> {
+    /// The call has ended: it moved so many bytes, or failed.
+    #[inline]
+    pub fn end(self, bytes: u64, succeeded: bool) {
+        self.shard.catch_up();
+        if succeeded {
+            let took = runtime::now().nanoseconds().saturating_sub(self.started.nanoseconds());
+            self.counters.latency.record(took);
+            add(&self.counters.bytes, bytes);
+        } else {
+            add(&self.counters.errors, 1);
+        }
+    }
+}
+
+impl Drop for Running<'_> {
+    #[inline]
+    fn drop(&mut self) {
+        add(&self.counters.in_flight, u64::MAX);
+    }
+}

@@ -1,0 +1,124 @@
+//! `stats` over zones.
+
+use super::counters::{PartCounters, ShardCounters};
+use block::{
+    Buffer, Call, EraseGuarantee, Part, Payload, ReadOutcome, Result, Status, ZoneAddress, ZoneGeometry,
+    ZoneIndex, ZoneReport, Zones, ZonesPart,
+};
+use std::rc::Rc;
+use std::sync::Arc;
+
+const APPEND: usize = 0;
+const READ: usize = 1;
+const FLUSH: usize = 2;
+const FINISH: usize = 3;
+const RESET: usize = 4;
+const REPORT: usize = 5;
+const NAMES: &[&str] = &["append", "read", "flush", "finish", "reset", "report"];
+
+/// Zones whose calls are counted and timed.
+pub struct StatsZonesPart {
+    inner: Arc<dyn ZonesPart>,
+    counters: Arc<PartCounters>,
+}
+
+impl StatsZonesPart {
+    /// Counts the calls to `inner`.
+    pub fn new(inner: Arc<dyn ZonesPart>) -> Self {
+        StatsZonesPart { inner, counters: PartCounters::new(NAMES) }
+    }
+}
+
+impl Part for StatsZonesPart {
+    fn kind(&self) -> &'static str {
+        super::ZONES_NAME
+    }
+
+    fn status(&self) -> Status {
+        self.counters.status()
+    }
+
+    fn message<'a>(&'a self, message: &'a str) -> Call<'a, Result<String>> {
+        super::answer(&self.counters, message)
+    }
+}
+
+impl ZonesPart for StatsZonesPart {
+    fn geometry(&self) -> &ZoneGeometry {
+        self.inner.geometry()
+    }
+
+    fn open(&self) -> Call<'_, Result<Rc<dyn Zones>>> {
+        Call::new(async move {
+            let inner = self.inner.open().await?;
+            Ok(Rc::new(StatsZones { inner, counters: self.counters.open() }) as Rc<dyn Zones>)
+        })
+    }
+}
+
+struct StatsZones {
+    inner: Rc<dyn Zones>,
+    counters: Arc<ShardCounters>,
+}
+
+impl Zones for StatsZones {
+    fn geometry(&self) -> &ZoneGeometry {
+        self.inner.geometry()
+    }
+
+    fn append(&self, zone: ZoneIndex, payload: Payload) -> Call<'_, Result<ZoneAddress>> {
+        Call::new(async move {
+            let bytes = payload.len() as u64;
+            let running = self.counters.begin(APPEND);
+            let result = self.inner.append(zone, payload).await;
+            running.end(bytes, result.is_ok());
+            result
+        })
+    }
+
+    fn read(&self, at: ZoneAddress, buffer: Buffer) -> Call<'_, ReadOutcome> {
+        Call::new(async move {
+            let bytes = buffer.len() as u64;
+            let running = self.counters.begin(READ);
+            let outcome = self.inner.read(at, buffer).await;
+            running.end(bytes, outcome.0.is_ok());
+            outcome
+        })
+    }
+
+    fn flush<'a>(&'a self, zones: &'a [ZoneIndex]) -> Call<'a, Result<()>> {
+        Call::new(async move {
+            let running = self.counters.begin(FLUSH);
+            let result = self.inner.flush(zones).await;
+            running.end(0, result.is_ok());
+            result
+        })
+    }
+
+    fn finish(&self, zone: ZoneIndex) -> Call<'_, Result<()>> {
+        Call::new(async move {
+            let running = self.counters.begin(FINISH);
+            let result = self.inner.finish(zone).await;
+            running.end(0, result.is_ok());
+            result
+        })
+    }
+
+    fn reset(&self, zone: ZoneIndex, erase: EraseGuarantee) -> Call<'_, Result<u64>> {
+        Call::new(async move {
+            let running = self.counters.begin(RESET);
+            let result = self.inner.reset(zone, erase).await;
+            running.end(0, result.is_ok());
+            result
+        })
+    }
+
+    fn report(&self, first: ZoneIndex, count: u32) -> Call<'_, Result<Vec<ZoneReport>>> {
+        Call::new(async move {
+            let running = self.counters.begin(REPORT);
+            let result = self.inner.report(first, count).await;
+            running.end(0, result.is_ok());
+            result
+        })
+    }
+}

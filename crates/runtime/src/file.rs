@@ -1,0 +1,386 @@
+//! Files: positioned reads and writes, and what is done to names.
+//!
+//! A [`File`] belongs to the shard that opened it; each shard opens its own. Errors name the operation and the file.
+#![allow(unsafe_code)] // fcntl, flock, ioctl and statx have no safe form here; add_filled after the kernel wrote.
+
+use crate::operation::{Descriptor, Operation};
+use crate::remote::blocking;
+use crate::shard;
+use crate::slots::submit;
+use block::{Buffer, Durability, Error, Payload, Result};
+use std::ffi::CString;
+use std::fmt;
+use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
+use std::os::unix::ffi::OsStrExt;
+use std::os::unix::fs::FileTypeExt;
+use std::path::{Path, PathBuf};
+use std::rc::Rc;
+
+/// How a file is opened.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct OpenOptions {
+    /// For reading.
+    pub read: bool,
+    /// For writing.
+    pub write: bool,
+    /// Make it if it isn't there.
+    pub create: bool,
+    /// Make it, and refuse if it is there.
+    pub create_new: bool,
+    /// Empty it.
+    pub truncate: bool,
+    /// Around the page cache (O_DIRECT): offsets, lengths and memory must be aligned.
+    pub direct: bool,
+}
+
+impl Default for OpenOptions {
+    fn default() -> Self {
+        OpenOptions { read: true, write: false, create: false, create_new: false, truncate: false, direct: false }
+    }
+}
+
+impl OpenOptions {
+    /// For reading and writing.
+    pub fn read_write() -> Self {
+        OpenOptions { write: true, ..OpenOptions::default() }
+    }
+
+    fn flags(self) -> i32 {
+        let access = match (self.read, self.write) {
+            (true, true) => libc::O_RDWR,
+            (false, true) => libc::O_WRONLY,
+            (_, false) => libc::O_RDONLY,
+        };
+        let mut flags = access | libc::O_CLOEXEC;
+        for (wanted, flag) in [
+            (self.create || self.create_new, libc::O_CREAT),
+            (self.create_new, libc::O_EXCL),
+            (self.truncate, libc::O_TRUNC),
+            (self.direct, libc::O_DIRECT),
+        ] {
+            flags |= if wanted { flag } else { 0 };
+        }
+        flags
+    }
+}
+
+/// What a name stands for.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Metadata {
+    /// The length in bytes; for a block device its capacity.
+    pub length: u64,
+    /// Whether it is a regular file.
+    pub is_file: bool,
+    /// Whether it is a directory.
+    pub is_directory: bool,
+    /// Whether it is a block device.
+    pub is_block_device: bool,
+    /// How many bytes of space it has.
+    pub allocated: u64,
+}
+
+/// An open file of this shard.
+#[derive(Clone)]
+pub struct File {
+    descriptor: Rc<Descriptor>,
+    name: Rc<str>,
+}
+
+impl fmt::Debug for File {
+    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(formatter, "File({})", self.name)
+    }
+}
+
+fn c_path(path: &Path) -> Result<CString> {
+    CString::new(path.as_os_str().as_bytes())
+        .map_err(|_| Error::invalid(format!("path {}: it has a NUL byte", path.display())))
+}
+
+/// The result of an operation, or its error with words that are made only then.
+#[inline]
+fn checked(result: i32, doing: impl FnOnce() -> String) -> Result<usize> {
+    if result >= 0 {
+        return Ok(result as usize);
+    }
+    Err(os_error(-result, doing()))
+}
+
+#[cold]
+pub(crate) fn os_error(errno: i32, doing: String) -> Error {
+    Error::from_errno(errno, format!("{doing}: {}", std::io::Error::from_raw_os_error(errno)))
+}
+
+impl File {
+    /// Opens a file on this shard.
+    pub async fn open(path: &Path, options: OpenOptions) -> Result<File> {
+        let (c_path, name) = (c_path(path)?, path.display().to_string());
+        let (result, _) = submit(Operation::Open { path: c_path, flags: options.flags(), mode: 0o666 }).await;
+        let fd = checked(result, || format!("opening {name}"))?;
+        Ok(shard::with_current(|shard| {
+            let descriptor = match shard.world() {
+                Some(_) => Descriptor::Simulated(fd as u64),
+                // SAFETY: the kernel has just opened it for us.
+                None => shard.adopt(unsafe { OwnedFd::from_raw_fd(fd as i32) }),
+            };
+            File { descriptor: Rc::new(descriptor), name: name.into() }
+        }))
+    }
+
+    /// Takes over an open descriptor: an eventfd, a passed file.
+    pub fn from_descriptor(fd: OwnedFd, name: &str) -> File {
+        let descriptor = shard::with_current(|shard| shard.adopt(fd));
+        File { descriptor: Rc::new(descriptor), name: name.into() }
+    }
+
+    /// Its name, for errors.
+    pub fn name(&self) -> &str {
+        &self.name
+    }
+
+    /// Reads from `offset` on, behind what the buffer holds already, and says how many bytes there were: at
+    /// most what is missing, 0 at the end of the file. After an error the buffer is as it was.
+    #[inline]
+    pub async fn read_at(&self, offset: u64, buffer: Buffer) -> (Result<usize>, Buffer) {
+        let missing = buffer.missing();
+        let (result, operation) =
+            submit(Operation::Read { file: self.descriptor.clone(), offset, buffer }).await;
+        let Operation::Read { mut buffer, .. } = operation else { unreachable!("a read comes back as one") };
+        let doing = || format!("reading {missing} bytes at {offset} of {}", self.name);
+        let result = checked(result, doing);
+        if let Ok(count) = result {
+            // SAFETY: the kernel says that it wrote so many bytes.
+            unsafe { buffer.add_filled(count) };
+        }
+        (result, buffer)
+    }
+
+    /// Reads until the buffer is full.
+    ///
+    /// # Errors
+    /// [`Error::Io`] where the file ends before; the buffer then shows nothing.
+    #[inline]
+    pub async fn read_exact_at(&self, offset: u64, mut buffer: Buffer) -> (Result<()>, Buffer) {
+        let begin = buffer.filled().len();
+        while buffer.missing() > 0 {
+            let at = offset + (buffer.filled().len() - begin) as u64;
+            let (result, returned) = self.read_at(at, buffer).await;
+            buffer = returned;
+            let failure = match result {
+                Ok(0) => Error::io(format!("reading at {at} of {}: the file ends there", self.name)),
+                Ok(_) => continue,
+                Err(error) => error,
+            };
+            buffer.truncate_filled(begin);
+            return (Err(failure), buffer);
+        }
+        (Ok(()), buffer)
+    }
+
+    /// Writes the whole payload from `offset` on; [`Durability::Durable`] by RWF_DSYNC.
+    #[inline]
+    pub async fn write_at(&self, offset: u64, mut payload: Payload, durability: Durability) -> Result<()> {
+        let length = payload.len();
+        let durable = durability == Durability::Durable;
+        let mut skip = 0;
+        while skip < length {
+            let file = self.descriptor.clone();
+            let (result, operation) =
+                submit(Operation::Write { file, offset, payload, skip, durable }).await;
+            let Operation::Write { payload: returned, .. } = operation else {
+                unreachable!("a write comes back as one")
+            };
+            payload = returned;
+            let doing = || format!("writing {length} bytes at {offset} of {}", self.name);
+            match checked(result, doing)? {
+                0 => return Err(Error::no_space(doing())),
+                count => skip += count,
+            }
+        }
+        Ok(())
+    }
+
+    /// Makes the data durable, and of the metadata what is needed to read it (fdatasync).
+    pub async fn sync_data(&self) -> Result<()> {
+        self.sync(false).await
+    }
+
+    /// Makes data and metadata durable (fsync).
+    pub async fn sync_all(&self) -> Result<()> {
+        self.sync(true).await
+    }
+
+    async fn sync(&self, metadata: bool) -> Result<()> {
+        let (result, _) = submit(Operation::Sync { file: self.descriptor.clone(), metadata }).await;
+        checked(result, || format!("syncing {}", self.name)).map(drop)
+    }
+
+    async fn fallocate(&self, mode: i32, offset: u64, length: u64, what: &str) -> Result<()> {
+        let file = self.descriptor.clone();
+        let (result, _) = submit(Operation::Allocate { file, mode, offset, length }).await;
+        checked(result, || format!("{what} {length} bytes at {offset} of {}", self.name)).map(drop)
+    }
+
+    /// Gives back the space of a range, which reads as zeros afterwards.
+    pub async fn punch_hole(&self, offset: u64, length: u64) -> Result<()> {
+        let mode = libc::FALLOC_FL_PUNCH_HOLE | libc::FALLOC_FL_KEEP_SIZE;
+        self.fallocate(mode, offset, length, "punching a hole of").await
+    }
+
+    /// Makes a range read as zeros and keeps, or takes, its space.
+    pub async fn zero_range(&self, offset: u64, length: u64) -> Result<()> {
+        let mode = libc::FALLOC_FL_ZERO_RANGE | libc::FALLOC_FL_KEEP_SIZE;
+        self.fallocate(mode, offset, length, "zeroing").await
+    }
+
+    /// Takes space for a range and makes the file at least that long.
+    pub async fn allocate(&self, offset: u64, length: u64) -> Result<()> {
+        self.fallocate(0, offset, length, "allocating").await
+    }
+
+    /// Cuts the file, or makes it longer by a hole.
+    pub async fn set_len(&self, length: u64) -> Result<()> {
+        let (result, _) = submit(Operation::Truncate { file: self.descriptor.clone(), length }).await;
+        checked(result, || format!("setting the length of {} to {length}", self.name)).map(drop)
+    }
+
+    /// The length in bytes; the capacity of a block device.
+    pub fn length(&self) -> Result<u64> {
+        match &*self.descriptor {
+            Descriptor::Simulated(handle) => crate::simulated::with_world(|world| world.file_length(*handle)),
+            Descriptor::Kernel { fd, .. } => {
+                // SAFETY: no memory is passed; the position isn't used by anybody.
+                match unsafe { libc::lseek(fd.as_raw_fd(), 0, libc::SEEK_END) } {
+                    length if length >= 0 => Ok(length as u64),
+                    _ => Err(Error::from_io(&std::io::Error::last_os_error(), &self.name)),
+                }
+            }
+        }
+    }
+
+    /// Locks the file against every other opener that locks it: exclusively, or shared with other readers.
+    /// Held until the file is closed.
+    ///
+    /// # Errors
+    /// [`Error::Busy`] if somebody else has it.
+    pub fn lock(&self, exclusive: bool) -> Result<()> {
+        let Descriptor::Kernel { fd, .. } = &*self.descriptor else { return Ok(()) };
+        let how = if exclusive { libc::LOCK_EX } else { libc::LOCK_SH };
+        // SAFETY: no memory is passed.
+        if unsafe { libc::flock(fd.as_raw_fd(), how | libc::LOCK_NB) } == 0 {
+            return Ok(());
+        }
+        let error = std::io::Error::last_os_error();
+        match error.kind() {
+            std::io::ErrorKind::WouldBlock => Err(Error::busy(format!(
+                "{} is in use by another process (or by another part of this one): stop it first",
+                self.name
+            ))),
+            _ => Err(Error::from_io(&error, &format!("locking {}", self.name))),
+        }
+    }
+
+    /// The alignment that O_DIRECT needs, of memory and of offsets, in bytes; 0 where it isn't possible or
+    /// the kernel doesn't say (statx, STATX_DIOALIGN, Linux 6.1).
+    pub fn direct_alignment(&self) -> (u32, u32) {
+        let Descriptor::Kernel { fd, .. } = &*self.descriptor else { return (512, 512) };
+        // SAFETY: the kernel fills one statx, which is ours; the path is empty and ends.
+        unsafe {
+            let mut status: libc::statx = std::mem::zeroed();
+            let flags = libc::AT_EMPTY_PATH;
+            match libc::statx(fd.as_raw_fd(), c"".as_ptr(), flags, libc::STATX_DIOALIGN, &mut status) {
+                0 if status.stx_mask & libc::STATX_DIOALIGN != 0 => {
+                    (status.stx_dio_mem_align, status.stx_dio_offset_align)
+                }
+                _ => (0, 0),
+            }
+        }
+    }
+
+    /// Where the data of the file lies: the first byte at or behind `offset` that isn't in a hole, or that
+    /// is, with `hole`. None where there is none up to the end.
+    pub fn seek(&self, offset: u64, hole: bool) -> Result<Option<u64>> {
+        let Descriptor::Kernel { fd, .. } = &*self.descriptor else { return Ok(Some(offset)) };
+        let whence = if hole { libc::SEEK_HOLE } else { libc::SEEK_DATA };
+        // SAFETY: no memory is passed; the position isn't used by anybody.
+        match unsafe { libc::lseek(fd.as_raw_fd(), offset as libc::off_t, whence) } {
+            found if found >= 0 => Ok(Some(found as u64)),
+            _ => {
+                let error = std::io::Error::last_os_error();
+                match error.raw_os_error() {
+                    Some(libc::ENXIO) => Ok(None),
+                    _ => Err(Error::from_io(&error, &format!("looking for holes in {}", self.name))),
+                }
+            }
+        }
+    }
+}
+
+/// What a name stands for, without opening it.
+///
+/// # Errors
+/// [`Error::NotFound`] where there is nothing.
+pub fn metadata(path: &Path) -> Result<Metadata> {
+    use std::os::unix::fs::MetadataExt;
+    if let Some(found) = shard::try_with_current(|shard| shard.world().map(|world| world.metadata(path))).flatten() {
+        return found;
+    }
+    let found = std::fs::metadata(path).map_err(|error| Error::from_io(&error, &path.display().to_string()))?;
+    let is_block_device = found.file_type().is_block_device();
+    let length = if is_block_device { block_device_length(path)? } else { found.len() };
+    Ok(Metadata {
+        length,
+        is_file: found.is_file(),
+        is_directory: found.is_dir(),
+        is_block_device,
+        allocated: found.blocks() * 512,
+    })
+}
+
+fn block_device_length(path: &Path) -> Result<u64> {
+    use std::io::{Seek, SeekFrom};
+    let doing = |error: std::io::Error| Error::from_io(&error, &path.display().to_string());
+    let mut device = std::fs::File::open(path).map_err(doing)?;
+    device.seek(SeekFrom::End(0)).map_err(doing)
+}
+
+/// Gives a file another name, in place of whatever had it.
+pub async fn rename(from: &Path, to: &Path) -> Result<()> {
+    let (result, _) = submit(Operation::Rename { from: c_path(from)?, to: c_path(to)? }).await;
+    checked(result, || format!("renaming {} to {}", from.display(), to.display())).map(drop)
+}
+
+/// Removes a file's name.
+pub async fn unlink(path: &Path) -> Result<()> {
+    let (result, _) = submit(Operation::Unlink { path: c_path(path)? }).await;
+    checked(result, || format!("removing {}", path.display())).map(drop)
+}
+
+/// Makes a directory.
+pub async fn create_directory(path: &Path) -> Result<()> {
+    let (result, _) = submit(Operation::CreateDirectory { path: c_path(path)? }).await;
+    checked(result, || format!("making directory {}", path.display())).map(drop)
+}
+
+/// Makes durable which names a directory has.
+pub async fn sync_directory(path: &Path) -> Result<()> {
+    let directory = File::open(path, OpenOptions::default()).await?;
+    directory.sync_all().await
+}
+
+/// The names in a directory, sorted.
+pub async fn list(path: &Path) -> Result<Vec<PathBuf>> {
+    if let Some(found) = shard::with_current(|shard| shard.world().map(|world| world.list(path))) {
+        return found;
+    }
+    let owned = path.to_path_buf();
+    let names = blocking(move || -> std::io::Result<Vec<PathBuf>> {
+        let mut names = std::fs::read_dir(&owned)?
+            .map(|entry| entry.map(|entry| PathBuf::from(entry.file_name())))
+            .collect::<std::io::Result<Vec<_>>>()?;
+        names.sort();
+        Ok(names)
+    })
+    .await;
+    names.map_err(|error| Error::from_io(&error, &format!("listing {}", path.display())))
+}

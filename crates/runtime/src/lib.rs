@@ -1,0 +1,40 @@
+//! One executor per shard over io_uring; and, behind the same API, a simulated one with seeded order and
+//! virtual time.
+//!
+//! A *shard* is one thread with one ring and one run queue. What runs on it finds it in a thread-local, so the
+//! API is free functions: [`spawn`], [`sleep`], [`now`], [`file::File`], [`net::Stream`]. Futures stay on their
+//! shard; work for another one goes there as a message ([`spawn_on`]).
+//!
+//! # Promises
+//! - The kernel writes into memory only while the ring owns it: an operation owns its buffers, paths and
+//!   descriptors until its last completion, whatever becomes of the future that waits for it. A dropped
+//!   future abandons the operation: reads and writes of files end on their own, waiting on a socket is cancelled.
+//! - [`run`] returns after every shard has dropped its tasks and the ring has given back what it owned.
+//! - Under [`simulate`] nothing asks the machine for time, order or chance: the same seed gives the same run.
+//! - In steady state an operation allocates nothing.
+//!
+//! Left to others: what the bytes mean.
+
+pub mod clock;
+pub mod file;
+pub mod net;
+mod operation;
+mod random;
+mod remote;
+mod ring;
+mod shard;
+mod signal;
+mod simulated;
+mod slots;
+pub mod sync;
+mod task;
+mod timer;
+
+pub use clock::{Instant, now, process_cpu_time, thread_cpu_time, wall_clock};
+pub use random::{Random, random_u64};
+pub use remote::{RemoteHandle, blocking, spawn_on};
+pub use shard::{Config, ShardIndex, current_shard, run, shard_count};
+pub use signal::stop_signal;
+pub use simulated::{Simulated, Simulation, SimulatedFaults, power_cut, simulate};
+pub use task::{JoinHandle, join_all, spawn, yield_now};
+pub use timer::{sleep, sleep_until, timeout};

@@ -1,0 +1,366 @@
+//! Sockets: unix and TCP streams.
+#![allow(unsafe_code)] // Making sockets; add_filled after the kernel wrote.
+
+use crate::file::os_error;
+use crate::operation::{Descriptor, Operation};
+use crate::shard;
+use crate::simulated;
+use crate::slots::submit;
+use block::{Buffer, Error, Payload, Result};
+use std::fmt;
+use std::net::SocketAddr;
+use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
+use std::os::unix::ffi::OsStrExt;
+use std::path::PathBuf;
+use std::rc::Rc;
+use std::str::FromStr;
+
+/// Where a listener listens: a path or a TCP address.
+#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Address {
+    /// A unix socket.
+    Unix(PathBuf),
+    /// TCP, by number: names are not looked up.
+    Tcp(SocketAddr),
+}
+
+impl fmt::Display for Address {
+    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Address::Unix(path) => write!(formatter, "unix:{}", path.display()),
+            Address::Tcp(address) => address.fmt(formatter),
+        }
+    }
+}
+
+impl FromStr for Address {
+    type Err = Error;
+
+    fn from_str(text: &str) -> Result<Address> {
+        if let Some(path) = text.strip_prefix("unix:") {
+            let fits = (1..UNIX_PATH_ROOM).contains(&path.len()) && !path.contains('\0');
+            return match fits {
+                true => Ok(Address::Unix(PathBuf::from(path))),
+                false => Err(Error::invalid(format!(
+                    "address \"{text}\": a unix socket's path has 1 to {} bytes",
+                    UNIX_PATH_ROOM - 1
+                ))),
+            };
+        }
+        let with_address = text.replacen("localhost:", "127.0.0.1:", 1);
+        with_address.parse().map(Address::Tcp).map_err(|_| {
+            Error::invalid(format!("address \"{text}\": expected unix:PATH or IP:PORT, such as 127.0.0.1:10809"))
+        })
+    }
+}
+
+/// Bytes of `sun_path`, its end included.
+const UNIX_PATH_ROOM: usize = 108;
+
+/// An address in the kernel's form.
+pub(crate) struct SocketAddress {
+    storage: libc::sockaddr_storage,
+    length: libc::socklen_t,
+}
+
+impl SocketAddress {
+    pub(crate) fn of(address: &Address) -> Result<Self> {
+        // SAFETY: all zeros is a valid storage of no family.
+        let mut storage: libc::sockaddr_storage = unsafe { std::mem::zeroed() };
+        let length = match address {
+            Address::Unix(path) => {
+                let bytes = path.as_os_str().as_bytes();
+                if bytes.len() >= UNIX_PATH_ROOM {
+                    return Err(Error::invalid(format!(
+                        "unix socket {}: its path is {} bytes long, at most {} fit",
+                        path.display(),
+                        bytes.len(),
+                        UNIX_PATH_ROOM - 1
+                    )));
+                }
+                // SAFETY: a storage is as large and aligned as any address.
+                let unix = unsafe { &mut *std::ptr::from_mut(&mut storage).cast::<libc::sockaddr_un>() };
+                unix.sun_family = libc::AF_UNIX as libc::sa_family_t;
+                for (target, byte) in unix.sun_path.iter_mut().zip(bytes) {
+                    *target = *byte as libc::c_char;
+                }
+                std::mem::offset_of!(libc::sockaddr_un, sun_path) + bytes.len() + 1
+            }
+            Address::Tcp(SocketAddr::V4(address)) => {
+                // SAFETY: as above.
+                let inet = unsafe { &mut *std::ptr::from_mut(&mut storage).cast::<libc::sockaddr_in>() };
+                inet.sin_family = libc::AF_INET as libc::sa_family_t;
+                inet.sin_port = address.port().to_be();
+                inet.sin_addr.s_addr = u32::from_ne_bytes(address.ip().octets());
+                size_of::<libc::sockaddr_in>()
+            }
+            Address::Tcp(SocketAddr::V6(address)) => {
+                // SAFETY: as above.
+                let inet = unsafe { &mut *std::ptr::from_mut(&mut storage).cast::<libc::sockaddr_in6>() };
+                inet.sin6_family = libc::AF_INET6 as libc::sa_family_t;
+                inet.sin6_port = address.port().to_be();
+                inet.sin6_addr.s6_addr = address.ip().octets();
+                inet.sin6_scope_id = address.scope_id();
+                size_of::<libc::sockaddr_in6>()
+            }
+        };
+        Ok(SocketAddress { storage, length: length as libc::socklen_t })
+    }
+
+    pub(crate) fn as_ptr(&self) -> *const libc::sockaddr {
+        std::ptr::from_ref(&self.storage).cast()
+    }
+
+    pub(crate) fn len(&self) -> libc::socklen_t {
+        self.length
+    }
+}
+
+fn last_error(doing: String) -> Error {
+    let error = std::io::Error::last_os_error();
+    os_error(error.raw_os_error().unwrap_or(libc::EIO), doing)
+}
+
+fn new_socket(address: &Address) -> Result<OwnedFd> {
+    let family = match address {
+        Address::Unix(_) => libc::AF_UNIX,
+        Address::Tcp(SocketAddr::V4(_)) => libc::AF_INET,
+        Address::Tcp(SocketAddr::V6(_)) => libc::AF_INET6,
+    };
+    // SAFETY: no memory is passed.
+    let fd = unsafe { libc::socket(family, libc::SOCK_STREAM | libc::SOCK_CLOEXEC, 0) };
+    match fd {
+        // SAFETY: just created.
+        0.. => Ok(unsafe { OwnedFd::from_raw_fd(fd) }),
+        _ => Err(last_error(format!("making a socket for {address}"))),
+    }
+}
+
+fn set_option(fd: &OwnedFd, level: i32, option: i32) {
+    let one: libc::c_int = 1;
+    let length = size_of::<libc::c_int>() as libc::socklen_t;
+    // SAFETY: the option's value is read from `one`. These options only make things faster or kinder.
+    unsafe { libc::setsockopt(fd.as_raw_fd(), level, option, std::ptr::from_ref(&one).cast(), length) };
+}
+
+/// A socket that takes connections.
+pub struct Listener {
+    descriptor: Rc<Descriptor>,
+    address: Address,
+}
+
+impl Listener {
+    /// Listens. For TCP, port 0 takes a free one ([`local_address`](Self::local_address) says which). A unix
+    /// socket's file must not exist; removing it afterwards is left to the caller.
+    pub fn bind(address: &Address) -> Result<Listener> {
+        if let Some(world) = simulated::current_world() {
+            let handle = world.listen(address)?;
+            let descriptor = Rc::new(Descriptor::Simulated(handle));
+            return Ok(Listener { descriptor, address: address.clone() });
+        }
+        let fd = new_socket(address)?;
+        if matches!(address, Address::Tcp(_)) {
+            set_option(&fd, libc::SOL_SOCKET, libc::SO_REUSEADDR);
+        }
+        let kernel = SocketAddress::of(address)?;
+        // SAFETY: the address is valid for its length during the call.
+        if unsafe { libc::bind(fd.as_raw_fd(), kernel.as_ptr(), kernel.len()) } != 0 {
+            return Err(last_error(format!("listening on {address}")));
+        }
+        // SAFETY: no memory is passed.
+        if unsafe { libc::listen(fd.as_raw_fd(), 128) } != 0 {
+            return Err(last_error(format!("listening on {address}")));
+        }
+        let address = match address {
+            Address::Unix(_) => address.clone(),
+            Address::Tcp(_) => Address::Tcp(bound_port(&fd)?),
+        };
+        let descriptor = Rc::new(shard::with_current(|shard| shard.adopt(fd)));
+        Ok(Listener { descriptor, address })
+    }
+
+    /// Where it listens.
+    pub fn local_address(&self) -> &Address {
+        &self.address
+    }
+
+    /// Waits for a connection.
+    pub async fn accept(&self) -> Result<Stream> {
+        let (result, _) = submit(Operation::Accept { listener: self.descriptor.clone() }).await;
+        if result < 0 {
+            return Err(os_error(-result, format!("accepting a connection on {}", self.address)));
+        }
+        Ok(Stream::from_result(result, matches!(self.address, Address::Tcp(_))))
+    }
+}
+
+fn bound_port(fd: &OwnedFd) -> Result<SocketAddr> {
+    // SAFETY: duplicated, so that the standard library's socket can be dropped.
+    let copy = fd.try_clone().map_err(|error| Error::from_io(&error, "asking for a socket's address"))?;
+    let listener = std::net::TcpListener::from(copy);
+    listener.local_addr().map_err(|error| Error::from_io(&error, "asking for a socket's address"))
+}
+
+/// Which direction is shut down.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Shutdown {
+    /// Nothing more is received.
+    Read,
+    /// Nothing more is sent; the peer sees the end.
+    Write,
+    /// Both.
+    Both,
+}
+
+/// A connection of this shard. Clones share it, so that one task receives while another one sends; the last
+/// one that is dropped closes it.
+#[derive(Clone)]
+pub struct Stream {
+    descriptor: Rc<Descriptor>,
+}
+
+impl fmt::Debug for Stream {
+    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        formatter.write_str("Stream")
+    }
+}
+
+impl Stream {
+    fn from_result(result: i32, tcp: bool) -> Stream {
+        let descriptor = shard::with_current(|shard| match shard.world() {
+            Some(_) => Descriptor::Simulated(result as u64),
+            None => {
+                // SAFETY: the kernel has just made it for us.
+                let fd = unsafe { OwnedFd::from_raw_fd(result) };
+                if tcp {
+                    set_option(&fd, libc::IPPROTO_TCP, libc::TCP_NODELAY);
+                }
+                shard.adopt(fd)
+            }
+        });
+        Stream { descriptor: Rc::new(descriptor) }
+    }
+
+    /// Connects.
+    pub async fn connect(address: &Address) -> Result<Stream> {
+        let descriptor = match simulated::current_world() {
+            Some(world) => Descriptor::Simulated(world.new_socket()),
+            None => {
+                let fd = new_socket(address)?;
+                if matches!(address, Address::Tcp(_)) {
+                    set_option(&fd, libc::IPPROTO_TCP, libc::TCP_NODELAY);
+                }
+                shard::with_current(|shard| shard.adopt(fd))
+            }
+        };
+        let descriptor = Rc::new(descriptor);
+        let operation = Operation::Connect { socket: descriptor.clone(), address: address.clone() };
+        let (result, _) = submit(operation).await;
+        match result {
+            0.. => Ok(Stream { descriptor }),
+            _ => Err(os_error(-result, format!("connecting to {address}"))),
+        }
+    }
+
+    /// Receives some bytes behind what the buffer holds already; 0 of them at the end of the stream. After an
+    /// error the buffer is as it was.
+    #[inline]
+    pub async fn receive(&self, buffer: Buffer) -> (Result<usize>, Buffer) {
+        let (result, operation) =
+            submit(Operation::Receive { socket: self.descriptor.clone(), buffer }).await;
+        let Operation::Receive { mut buffer, .. } = operation else {
+            unreachable!("a receive comes back as one")
+        };
+        if result < 0 {
+            return (Err(os_error(-result, "receiving".into())), buffer);
+        }
+        // SAFETY: the kernel says that it wrote so many bytes.
+        unsafe { buffer.add_filled(result as usize) };
+        (Ok(result as usize), buffer)
+    }
+
+    /// Receives until the buffer is full.
+    ///
+    /// # Errors
+    /// [`Error::Disconnected`] where the stream ends before.
+    pub async fn receive_exact(&self, mut buffer: Buffer) -> (Result<()>, Buffer) {
+        while buffer.missing() > 0 {
+            let (result, returned) = self.receive(buffer).await;
+            buffer = returned;
+            match result {
+                Ok(0) => {
+                    let missing = buffer.missing();
+                    let error =
+                        Error::disconnected(format!("the peer closed with {missing} bytes still to come"));
+                    return (Err(error), buffer);
+                }
+                Ok(_) => {}
+                Err(error) => return (Err(error), buffer),
+            }
+        }
+        (Ok(()), buffer)
+    }
+
+    /// Sends the whole payload, in as few calls as the kernel takes, and gives it back.
+    #[inline]
+    pub async fn send(&self, mut payload: Payload) -> (Result<()>, Payload) {
+        let mut skip = 0;
+        while skip < payload.len() {
+            let socket = self.descriptor.clone();
+            let (result, operation) = submit(Operation::Send { socket, payload, skip }).await;
+            let Operation::Send { payload: returned, .. } = operation else {
+                unreachable!("a send comes back as one")
+            };
+            payload = returned;
+            if result < 0 {
+                return (Err(os_error(-result, "sending".into())), payload);
+            }
+            skip += result as usize;
+        }
+        (Ok(()), payload)
+    }
+
+    /// Shuts a direction down.
+    pub async fn shutdown(&self, direction: Shutdown) -> Result<()> {
+        let how = match direction {
+            Shutdown::Read => libc::SHUT_RD,
+            Shutdown::Write => libc::SHUT_WR,
+            Shutdown::Both => libc::SHUT_RDWR,
+        };
+        let (result, _) = submit(Operation::Shutdown { socket: self.descriptor.clone(), how }).await;
+        match result {
+            0.. => Ok(()),
+            _ => Err(os_error(-result, "shutting a connection down".into())),
+        }
+    }
+
+    /// The connection in a form that can go to another shard. Other clones of it stay usable here.
+    pub fn into_remote(self) -> Result<RemoteStream> {
+        match &*self.descriptor {
+            Descriptor::Kernel { fd, .. } => {
+                let fd = fd.try_clone().map_err(|error| Error::from_io(&error, "moving a connection"))?;
+                Ok(RemoteStream(Remote::Kernel(fd)))
+            }
+            Descriptor::Simulated(handle) => Ok(RemoteStream(Remote::Simulated(simulated::share(*handle)))),
+        }
+    }
+}
+
+enum Remote {
+    Kernel(OwnedFd),
+    Simulated(u64),
+}
+
+/// A connection between two shards.
+pub struct RemoteStream(Remote);
+
+impl RemoteStream {
+    /// The connection, on this shard.
+    pub fn into_stream(self) -> Stream {
+        let descriptor = match self.0 {
+            Remote::Kernel(fd) => shard::with_current(|shard| shard.adopt(fd)),
+            Remote::Simulated(handle) => Descriptor::Simulated(handle),
+        };
+        Stream { descriptor: Rc::new(descriptor) }
+    }
+}

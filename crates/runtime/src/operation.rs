@@ -1,0 +1,90 @@
+//! What a shard can ask of the kernel, or of the simulated world: one enum, which owns everything that the
+//! operation needs until it has ended.
+
+use block::{Buffer, Payload};
+use std::ffi::CString;
+use std::os::fd::OwnedFd;
+use std::rc::Rc;
+
+/// An open file or socket of one shard. Operations in flight keep it open.
+pub(crate) enum Descriptor {
+    /// The kernel's, and its slot in the ring's table of registered files.
+    Kernel {
+        fd: OwnedFd,
+        slot: Option<u32>,
+    },
+    /// The simulated world's.
+    Simulated(u64),
+}
+
+impl Drop for Descriptor {
+    fn drop(&mut self) {
+        match self {
+            Descriptor::Kernel { slot: Some(slot), .. } => crate::shard::release_file_slot(*slot),
+            Descriptor::Kernel { slot: None, .. } => {}
+            Descriptor::Simulated(handle) => crate::simulated::close(*handle),
+        }
+    }
+}
+
+/// An operation. Its result is what the kernel's call of the same name returns: a count or a descriptor, or a
+/// negative error number.
+pub(crate) enum Operation {
+    /// Reads behind what the buffer holds already.
+    Read { file: Rc<Descriptor>, offset: u64, buffer: Buffer },
+    /// Writes the payload without its first `skip` bytes.
+    Write { file: Rc<Descriptor>, offset: u64, payload: Payload, skip: usize, durable: bool },
+    /// fdatasync, or fsync with `metadata`.
+    Sync { file: Rc<Descriptor>, metadata: bool },
+    /// fallocate with these mode bits.
+    Allocate { file: Rc<Descriptor>, mode: i32, offset: u64, length: u64 },
+    /// ftruncate.
+    Truncate { file: Rc<Descriptor>, length: u64 },
+    /// openat relative to the working directory.
+    Open { path: CString, flags: i32, mode: u32 },
+    /// renameat.
+    Rename { from: CString, to: CString },
+    /// unlinkat.
+    Unlink { path: CString },
+    /// mkdirat.
+    CreateDirectory { path: CString },
+    /// Waits for a connection.
+    Accept { listener: Rc<Descriptor> },
+    /// Connects; the address is in the operation's slot.
+    Connect { socket: Rc<Descriptor>, address: crate::net::Address },
+    /// Receives behind what the buffer holds already.
+    Receive { socket: Rc<Descriptor>, buffer: Buffer },
+    /// Sends the payload without its first `skip` bytes.
+    Send { socket: Rc<Descriptor>, payload: Payload, skip: usize },
+    /// Shuts one or both directions down: SHUT_RD, SHUT_WR, SHUT_RDWR.
+    Shutdown { socket: Rc<Descriptor>, how: i32 },
+}
+
+impl Operation {
+    /// The word for it in a simulation's trace.
+    pub(crate) fn name(&self) -> &'static str {
+        match self {
+            Operation::Read { .. } => "read",
+            Operation::Write { .. } => "write",
+            Operation::Sync { .. } => "sync",
+            Operation::Allocate { .. } => "allocate",
+            Operation::Truncate { .. } => "truncate",
+            Operation::Open { .. } => "open",
+            Operation::Rename { .. } => "rename",
+            Operation::Unlink { .. } => "unlink",
+            Operation::CreateDirectory { .. } => "mkdir",
+            Operation::Accept { .. } => "accept",
+            Operation::Connect { .. } => "connect",
+            Operation::Receive { .. } => "receive",
+            Operation::Send { .. } => "send",
+            Operation::Shutdown { .. } => "shutdown",
+        }
+    }
+
+    /// Whether it may wait for a peer without end, so that abandoning it has to cancel it. What concerns
+    /// files ends on its own, and cancelling it could leave a write half done.
+    pub(crate) fn waits_for_a_peer(&self) -> bool {
+        use Operation::{Accept, Connect, Receive, Send};
+        matches!(self, Accept { .. } | Connect { .. } | Receive { .. } | Send { .. })
+    }
+}

@@ -1,0 +1,249 @@
+//! What crosses threads: wake-ups and messages from one shard to another, and calls that block.
+//!
+//! A mailbox has one lock, held for a push or a swap of two vectors and taken only when something crosses;
+//! a shard that runs looks at one flag per turn.
+#![allow(unsafe_code)] // eventfd.
+
+use crate::shard::{self, Shard, ShardIndex};
+use async_task::Runnable;
+use block::{Error, Result};
+use std::future::Future;
+use std::os::fd::{AsRawFd, FromRawFd, OwnedFd, RawFd};
+use std::pin::Pin;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::task::{Context, Poll, Waker};
+
+type Work = Box<dyn FnOnce() + Send>;
+
+enum Letter {
+    Run(Runnable),
+    Do(Work),
+}
+
+/// Where other threads leave what a shard shall do.
+pub(crate) struct Mailbox {
+    letters: Mutex<Vec<Letter>>,
+    has_letters: AtomicBool,
+    sleeping: AtomicBool,
+    stopped: AtomicBool,
+    failure: Mutex<Option<Error>>,
+    wake: OwnedFd,
+}
+
+pub(crate) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    // Nothing panics while one of these locks is held, so a poisoned one is as good as another.
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+impl Mailbox {
+    pub(crate) fn new() -> Result<Arc<Mailbox>> {
+        // SAFETY: no memory is passed.
+        let fd = unsafe { libc::eventfd(0, libc::EFD_CLOEXEC) };
+        if fd < 0 {
+            return Err(Error::from_io(&std::io::Error::last_os_error(), "creating an eventfd"));
+        }
+        Ok(Arc::new(Mailbox {
+            letters: Mutex::default(),
+            has_letters: AtomicBool::new(false),
+            sleeping: AtomicBool::new(false),
+            stopped: AtomicBool::new(false),
+            failure: Mutex::default(),
+            // SAFETY: the descriptor was just created and is nobody else's.
+            wake: unsafe { OwnedFd::from_raw_fd(fd) },
+        }))
+    }
+
+    pub(crate) fn wake_descriptor(&self) -> RawFd {
+        self.wake.as_raw_fd()
+    }
+
+    /// Puts a task that was woken into its shard's queue, from whichever thread this is.
+    #[inline]
+    pub(crate) fn schedule(&self, runnable: Runnable) {
+        if shard::is_current(self) {
+            shard::with_current(|shard| shard.queue.borrow_mut().push_back(runnable));
+        } else {
+            self.post(Letter::Run(runnable));
+        }
+    }
+
+    fn post(&self, letter: Letter) {
+        lock(&self.letters).push(letter);
+        self.has_letters.store(true, Ordering::SeqCst);
+        self.ring_the_bell();
+    }
+
+    fn ring_the_bell(&self) {
+        if self.sleeping.swap(false, Ordering::SeqCst) {
+            let one = 1_u64;
+            // SAFETY: eight bytes are read from `one`. It can't fail but by overflow, and then it is set.
+            unsafe { libc::write(self.wake.as_raw_fd(), std::ptr::from_ref(&one).cast(), 8) };
+        }
+    }
+
+    /// Says that the shard is about to wait. False if there is something to do after all.
+    pub(crate) fn fall_asleep(&self) -> bool {
+        self.sleeping.store(true, Ordering::SeqCst);
+        if self.has_letters.load(Ordering::SeqCst) || self.stopped.load(Ordering::SeqCst) {
+            self.wake_up();
+            return false;
+        }
+        true
+    }
+
+    pub(crate) fn wake_up(&self) {
+        self.sleeping.store(false, Ordering::SeqCst);
+    }
+
+    /// Hands what has arrived to the shard, whose mailbox this is.
+    #[inline]
+    pub(crate) fn deliver(&self, shard: &Shard) {
+        if self.has_letters.load(Ordering::Relaxed) {
+            self.has_letters.store(false, Ordering::SeqCst);
+            let letters = std::mem::take(&mut *lock(&self.letters));
+            for letter in letters {
+                match letter {
+                    Letter::Run(runnable) => shard.queue.borrow_mut().push_back(runnable),
+                    Letter::Do(work) => work(),
+                }
+            }
+        }
+    }
+
+    /// Throws away what has arrived; says whether there was anything.
+    pub(crate) fn discard(&self) -> bool {
+        let letters = std::mem::take(&mut *lock(&self.letters));
+        !letters.is_empty()
+    }
+
+    pub(crate) fn stop(&self) {
+        self.stopped.store(true, Ordering::SeqCst);
+        self.ring_the_bell();
+    }
+
+    pub(crate) fn is_stopped(&self) -> bool {
+        self.stopped.load(Ordering::Relaxed)
+    }
+
+    pub(crate) fn fail(&self, error: Error) {
+        lock(&self.failure).get_or_insert(error);
+    }
+
+    pub(crate) fn failure(&self) -> Option<Error> {
+        lock(&self.failure).take()
+    }
+}
+
+struct Answer<T> {
+    state: Mutex<AnswerState<T>>,
+}
+
+struct AnswerState<T> {
+    value: Option<T>,
+    waker: Option<Waker>,
+    closed: bool,
+}
+
+impl<T> Answer<T> {
+    fn settle(&self, value: Option<T>) {
+        let waker = {
+            let mut state = lock(&self.state);
+            state.closed = true;
+            if value.is_some() {
+                state.value = value;
+            }
+            state.waker.take()
+        };
+        if let Some(waker) = waker {
+            waker.wake();
+        }
+    }
+}
+
+/// The side that answers; dropped without an answer it says so.
+struct Answering<T>(Arc<Answer<T>>);
+
+impl<T> Drop for Answering<T> {
+    fn drop(&mut self) {
+        self.0.settle(None);
+    }
+}
+
+fn answer<T>() -> (Answering<T>, RemoteHandle<T>) {
+    let state = Mutex::new(AnswerState { value: None, waker: None, closed: false });
+    let answer = Arc::new(Answer { state });
+    (Answering(answer.clone()), RemoteHandle(answer))
+}
+
+/// A task on another shard. Awaiting it gives what it returned; dropping it lets the task go on.
+#[must_use = "a task on another shard goes on by itself; await it or drop it knowingly"]
+pub struct RemoteHandle<T>(Arc<Answer<T>>);
+
+impl<T> RemoteHandle<T> {
+    /// Lets the task go on by itself.
+    pub fn detach(self) {}
+}
+
+impl<T> Future for RemoteHandle<T> {
+    type Output = Result<T>;
+
+    fn poll(self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Result<T>> {
+        let mut state = lock(&self.0.state);
+        if let Some(value) = state.value.take() {
+            return Poll::Ready(Ok(value));
+        }
+        if state.closed {
+            return Poll::Ready(Err(Error::cancelled("the task's shard ended before it returned")));
+        }
+        state.waker = Some(context.waker().clone());
+        Poll::Pending
+    }
+}
+
+/// Starts a task on another shard (or this one): `make` travels there and makes the future.
+///
+/// # Panics
+/// If there is no such shard.
+pub fn spawn_on<T, Fut>(
+    shard: ShardIndex,
+    make: impl FnOnce() -> Fut + Send + 'static,
+) -> RemoteHandle<T>
+where
+    T: Send + 'static,
+    Fut: Future<Output = T> + 'static,
+{
+    let (answering, handle) = answer();
+    let work = move || {
+        crate::task::spawn(async move {
+            let value = make().await;
+            answering.0.settle(Some(value));
+        })
+        .detach();
+    };
+    let target = shard::with_current(|current| {
+        assert!(shard.0 < current.all.len(), "shard {shard}: there are {}", current.all.len());
+        current.all[shard.0].clone()
+    });
+    target.post(Letter::Do(Box::new(work)));
+    handle
+}
+
+/// Runs something that blocks (a program, a resolver) on a thread of its own, and waits for it. A panic in it
+/// becomes one here. Under simulation it runs at once, on this thread.
+pub async fn blocking<T: Send + 'static>(work: impl FnOnce() -> T + Send + 'static) -> T {
+    if shard::with_current(|shard| shard.world().is_some()) {
+        crate::task::yield_now().await;
+        return work();
+    }
+    let (answering, handle) = answer();
+    let spawned = std::thread::Builder::new().name("blocking".into()).spawn(move || {
+        let result = std::panic::catch_unwind(std::panic::AssertUnwindSafe(work));
+        answering.0.settle(Some(result));
+    });
+    spawned.expect("the system can start a thread");
+    match handle.await.expect("the thread always answers") {
+        Ok(value) => value,
+        Err(panic) => std::panic::resume_unwind(panic),
+    }
+}

@@ -1,0 +1,405 @@
+//! A shard: one thread, one ring, one run queue; and [`run`], which starts and ends them.
+
+use crate::clock::{self, now};
+use crate::operation::Descriptor;
+use crate::random::Random;
+use crate::remote::Mailbox;
+use crate::ring::Ring;
+use crate::simulated::World;
+use crate::slots::{Key, Slot, Slots};
+use crate::timer::Timers;
+use async_task::Runnable;
+use block::{Error, Result};
+use slab::Slab;
+use std::cell::{Cell, RefCell};
+use std::collections::VecDeque;
+use std::fmt;
+use std::future::Future;
+use std::os::fd::OwnedFd;
+use std::rc::Rc;
+use std::sync::Arc;
+use std::task::Waker;
+use std::time::Duration;
+
+/// How [`run`] sets up its shards.
+#[derive(Debug, Clone)]
+pub struct Config {
+    /// How many shards there are, 1 to 256.
+    pub shards: usize,
+    /// Whether shard n is pinned to the n-th processor that the process may use (modulo their number).
+    pub pin: bool,
+    /// Submission entries per ring, a power of two.
+    pub ring_entries: u32,
+    /// How many bytes of buffers each shard tries to register with its ring; the kernel may limit locked
+    /// memory, then fewer are, or none.
+    pub registered_bytes: usize,
+}
+
+impl Default for Config {
+    fn default() -> Self {
+        Config { shards: 1, pin: false, ring_entries: 256, registered_bytes: 4 << 20 }
+    }
+}
+
+impl Config {
+    /// The same with so many shards.
+    pub fn with_shards(mut self, shards: usize) -> Self {
+        self.shards = shards;
+        self
+    }
+
+    /// The same with shards pinned to processors.
+    pub fn pinned(mut self) -> Self {
+        self.pin = true;
+        self
+    }
+}
+
+/// The number of a shard, from 0.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct ShardIndex(pub usize);
+
+impl fmt::Display for ShardIndex {
+    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.0.fmt(formatter)
+    }
+}
+
+/// Who carries out operations.
+pub(crate) enum Driver {
+    Ring(RefCell<Option<Box<Ring>>>),
+    Simulated(Rc<World>),
+}
+
+/// The state of one shard, reached through the thread-local by whatever runs on it.
+pub(crate) struct Shard {
+    pub(crate) index: ShardIndex,
+    pub(crate) driver: Driver,
+    pub(crate) slots: RefCell<Slots>,
+    pub(crate) timers: RefCell<Timers>,
+    pub(crate) queue: RefCell<VecDeque<Runnable>>,
+    pub(crate) tasks: RefCell<Slab<Option<Waker>>>,
+    pub(crate) random: RefCell<Random>,
+    pub(crate) mailbox: Arc<Mailbox>,
+    pub(crate) all: Arc<[Arc<Mailbox>]>,
+}
+
+thread_local! {
+    static CURRENT: RefCell<Option<Rc<Shard>>> = const { RefCell::new(None) };
+    /// The mailbox of the current shard, to compare with; never followed.
+    static CURRENT_MAILBOX: Cell<*const Mailbox> = const { Cell::new(std::ptr::null()) };
+}
+
+/// Makes a shard the one that this thread runs, and returns the one that it was.
+pub(crate) fn set_current(shard: Option<Rc<Shard>>) -> Option<Rc<Shard>> {
+    CURRENT_MAILBOX.set(shard.as_ref().map_or(std::ptr::null(), |shard| Arc::as_ptr(&shard.mailbox)));
+    CURRENT.with(|current| current.replace(shard))
+}
+
+pub(crate) fn is_current(mailbox: &Mailbox) -> bool {
+    CURRENT_MAILBOX.get() == std::ptr::from_ref(mailbox)
+}
+
+#[inline]
+pub(crate) fn with_current<T>(use_shard: impl FnOnce(&Rc<Shard>) -> T) -> T {
+    CURRENT.with(|current| {
+        let current = current.borrow();
+        use_shard(current.as_ref().expect("called outside of runtime::run or runtime::simulate"))
+    })
+}
+
+pub(crate) fn try_with_current<T>(use_shard: impl FnOnce(&Rc<Shard>) -> T) -> Option<T> {
+    CURRENT.try_with(|current| current.borrow().as_ref().map(use_shard)).ok().flatten()
+}
+
+/// The shard that this runs on.
+pub fn current_shard() -> ShardIndex {
+    with_current(|shard| shard.index)
+}
+
+/// How many shards there are.
+pub fn shard_count() -> usize {
+    with_current(|shard| shard.all.len())
+}
+
+/// Gives a registered slot back to the ring of this thread.
+pub(crate) fn release_file_slot(slot: u32) {
+    try_with_current(|shard| {
+        if let Driver::Ring(ring) = &shard.driver
+            && let Some(ring) = ring.borrow_mut().as_mut()
+        {
+            ring.release_file_slot(slot);
+        }
+    });
+}
+
+impl Shard {
+    #[inline]
+    pub(crate) fn start(&self, key: Key, slot: &mut Slot) -> Option<i32> {
+        match &self.driver {
+            Driver::Ring(ring) => match ring.borrow_mut().as_mut() {
+                Some(ring) => ring.start(key, slot),
+                None => Some(-libc::ECANCELED),
+            },
+            Driver::Simulated(world) => world.start(self.index, key, slot),
+        }
+    }
+
+    pub(crate) fn cancel(&self, key: Key) {
+        match &self.driver {
+            Driver::Ring(ring) => {
+                if let Some(ring) = ring.borrow_mut().as_mut() {
+                    ring.cancel(key);
+                }
+            }
+            Driver::Simulated(world) => world.cancel(self.index, key),
+        }
+    }
+
+    /// Takes over a descriptor of the kernel's.
+    pub(crate) fn adopt(&self, fd: OwnedFd) -> Descriptor {
+        match &self.driver {
+            Driver::Ring(ring) => match ring.borrow_mut().as_mut() {
+                Some(ring) => ring.register_file(fd),
+                None => Descriptor::Kernel { fd, slot: None },
+            },
+            Driver::Simulated(_) => Descriptor::Kernel { fd, slot: None },
+        }
+    }
+
+    pub(crate) fn world(&self) -> Option<&Rc<World>> {
+        match &self.driver {
+            Driver::Ring(_) => None,
+            Driver::Simulated(world) => Some(world),
+        }
+    }
+
+    /// Notes the end of an operation, and wakes who waits or drops what nobody waits for.
+    #[inline]
+    pub(crate) fn complete(&self, key: Key, result: i32) {
+        let (waker, abandoned) = self.slots.borrow_mut().complete(key, result);
+        drop(abandoned);
+        if let Some(waker) = waker {
+            waker.wake();
+        }
+    }
+
+    /// Runs what is ready now; what becomes ready meanwhile waits for the next turn.
+    #[inline]
+    fn run_ready(&self) {
+        let ready = self.queue.borrow().len();
+        for _ in 0..ready {
+            let Some(runnable) = self.queue.borrow_mut().pop_front() else { break };
+            runnable.run();
+        }
+    }
+
+    pub(crate) fn expire_timers(&self) {
+        if self.timers.borrow().is_empty() {
+            return;
+        }
+        let now = now();
+        loop {
+            let due = self.timers.borrow_mut().pop_due(now);
+            match due {
+                Some(waker) => waker.wake(),
+                None => return,
+            }
+        }
+    }
+
+    /// One turn of the loop: tasks, messages, timers, the kernel.
+    fn turn(&self, ring: &RefCell<Option<Box<Ring>>>) {
+        self.run_ready();
+        self.mailbox.deliver(self);
+        self.expire_timers();
+        let mut wait = self.queue.borrow().is_empty();
+        let deadline = self.timers.borrow().next_deadline().filter(|_| wait);
+        let limit = deadline.map(|deadline| deadline - now());
+        if wait && !self.mailbox.fall_asleep() {
+            wait = false;
+        }
+        let mut ring = ring.borrow_mut();
+        let ring = ring.as_mut().expect("a shard that turns has its ring");
+        ring.turn(wait, limit);
+        if wait {
+            self.mailbox.wake_up();
+        }
+        ring.reap(|key, result| self.complete_inside_turn(key, result));
+    }
+
+    /// As [`complete`](Self::complete); dropping an operation may release a file's slot, which needs the ring
+    /// that is borrowed here, so what is abandoned goes through the queue of the dead.
+    #[inline]
+    fn complete_inside_turn(&self, key: Key, result: i32) {
+        let (waker, abandoned) = self.slots.borrow_mut().complete(key, result);
+        if let Some(waker) = waker {
+            waker.wake();
+        }
+        if abandoned.is_some() {
+            crate::task::drop_later(self, abandoned);
+        }
+    }
+
+    /// Drops every task, with what they hold, and waits for the kernel to let go of the rest.
+    fn end(self: &Rc<Self>, ring: &RefCell<Option<Box<Ring>>>) {
+        self.drop_tasks();
+        let give_up = now() + Duration::from_secs(30);
+        while self.slots.borrow().running() > 0 && now() < give_up {
+            if let Some(ring) = ring.borrow_mut().as_mut() {
+                ring.cancel_all();
+                ring.turn(true, Some(Duration::from_millis(20)));
+                ring.reap(|key, result| self.complete_inside_turn(key, result));
+            }
+            self.drop_tasks();
+        }
+        let ring = ring.borrow_mut().take();
+        if self.slots.borrow().running() > 0 {
+            tracing::error!("shard {}: operations did not end in 30 s; their memory is leaked", self.index);
+            std::mem::forget(self.slots.take());
+        }
+        if let Some(ring) = ring {
+            ring.close();
+        }
+    }
+
+    /// Cancels all tasks: a task that is woken after its handles are gone is dropped when it is taken out of
+    /// the queue and not run.
+    pub(crate) fn drop_tasks(self: &Rc<Self>) {
+        loop {
+            let wakers: Vec<Waker> = self.tasks.borrow_mut().drain().flatten().collect();
+            wakers.into_iter().for_each(Waker::wake);
+            let runnables: Vec<Runnable> = self.queue.borrow_mut().drain(..).collect();
+            let letters = self.mailbox.discard();
+            if runnables.is_empty() && !letters {
+                return;
+            }
+            drop(runnables);
+        }
+    }
+}
+
+/// Runs `main` on shard 0, and returns what it returns once all shards have ended.
+///
+/// # Errors
+/// [`Error::Invalid`] for a number of shards that can't be; the kernel's error where it gives no ring.
+///
+/// # Panics
+/// With the panic of any task.
+pub fn run<T, F, Fut>(config: Config, main: F) -> Result<T>
+where
+    F: FnOnce() -> Fut + Send,
+    Fut: Future<Output = T> + 'static,
+    T: Send + 'static,
+{
+    if !(1..=256).contains(&config.shards) {
+        return Err(Error::invalid(format!("{} shards: expected 1 to 256", config.shards)));
+    }
+    // Measured once, before anybody's latency is.
+    now();
+    let mailboxes = (0..config.shards).map(|_| Mailbox::new()).collect::<Result<Arc<[_]>>>()?;
+    let processors = crate::signal::allowed_processors();
+    std::thread::scope(|scope| {
+        let others: Vec<_> = (1..config.shards)
+            .map(|index| {
+                let (mailboxes, config, processors) = (mailboxes.clone(), &config, &processors);
+                scope.spawn(move || {
+                    let forever = || async { std::future::pending::<()>().await };
+                    let ended = run_shard(ShardIndex(index), mailboxes.clone(), config, processors, forever);
+                    if let Err(error) = ended {
+                        stop_all(&mailboxes, Some(error));
+                    }
+                })
+            })
+            .collect();
+        let first = {
+            let (mailboxes, config, processors) = (mailboxes.clone(), &config, &processors);
+            scope.spawn(move || run_shard(ShardIndex(0), mailboxes, config, processors, main))
+        };
+        let result = first.join();
+        stop_all(&mailboxes, None);
+        for thread in others {
+            if let Err(panic) = thread.join() {
+                std::panic::resume_unwind(panic);
+            }
+        }
+        let failure = mailboxes[0].failure();
+        match result {
+            Ok(Ok(Some(value))) => Ok(value),
+            Ok(Ok(None)) => Err(failure.unwrap_or_else(|| Error::cancelled("another shard ended with a panic"))),
+            Ok(Err(error)) => Err(error),
+            Err(panic) => std::panic::resume_unwind(panic),
+        }
+    })
+}
+
+pub(crate) fn stop_all(mailboxes: &[Arc<Mailbox>], failure: Option<Error>) {
+    if let Some(failure) = failure {
+        mailboxes[0].fail(failure);
+    }
+    mailboxes.iter().for_each(|mailbox| mailbox.stop());
+}
+
+fn run_shard<T, F, Fut>(
+    index: ShardIndex,
+    all: Arc<[Arc<Mailbox>]>,
+    config: &Config,
+    processors: &[usize],
+    main: F,
+) -> Result<Option<T>>
+where
+    F: FnOnce() -> Fut,
+    Fut: Future<Output = T> + 'static,
+    T: 'static,
+{
+    crate::signal::prepare_thread(config.pin.then(|| processors[index.0 % processors.len()]));
+    let mailbox = all[index.0].clone();
+    let ring = Ring::new(config, mailbox.wake_descriptor())?;
+    let shard = Rc::new(Shard {
+        index,
+        driver: Driver::Ring(RefCell::new(Some(Box::new(ring)))),
+        slots: RefCell::default(),
+        timers: RefCell::default(),
+        queue: RefCell::default(),
+        tasks: RefCell::default(),
+        random: RefCell::new(Random::new(crate::signal::kernel_random())),
+        mailbox,
+        all,
+    });
+    let Driver::Ring(ring) = &shard.driver else { unreachable!("made above") };
+    // Ends the shard in every case, a panic in a task included: what the kernel may still write to must live.
+    let _end = EndGuard(&shard);
+    set_current(Some(shard.clone()));
+    let value = Rc::new(RefCell::new(None));
+    let slot = value.clone();
+    // Called here and not by `run`, so that what it makes is made on its shard.
+    let main = main();
+    let own_mailbox = shard.mailbox.clone();
+    crate::task::spawn_in(&shard, async move {
+        let output = main.await;
+        *slot.borrow_mut() = Some(output);
+        // So that this turn doesn't wait for the kernel any more.
+        own_mailbox.stop();
+    })
+    .detach();
+    while value.borrow().is_none() && !shard.mailbox.is_stopped() {
+        shard.turn(ring);
+    }
+    let value = value.borrow_mut().take();
+    Ok(value)
+}
+
+struct EndGuard<'a>(&'a Rc<Shard>);
+
+impl Drop for EndGuard<'_> {
+    fn drop(&mut self) {
+        let Driver::Ring(ring) = &self.0.driver else { return };
+        if std::thread::panicking() {
+            // The other shards must not wait for this one.
+            stop_all(&self.0.all, None);
+        }
+        self.0.end(ring);
+        set_current(None);
+        clock::set_virtual(None);
+    }
+}

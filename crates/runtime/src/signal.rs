@@ -1,0 +1,97 @@
+//! What a thread and a process ask of the kernel besides I/O: signals, processors, a seed.
+#![allow(unsafe_code)] // sigaction, sched_setaffinity, getrandom, prctl.
+
+use crate::file::File;
+use block::{Buffer, Error, Result};
+use std::os::fd::{FromRawFd, OwnedFd};
+use std::sync::atomic::{AtomicI32, Ordering};
+
+static STOP_EVENT: AtomicI32 = AtomicI32::new(-1);
+
+extern "C" fn on_signal(_signal: libc::c_int) {
+    let one = 1_u64;
+    // SAFETY: write is async-signal-safe; eight bytes are read from `one`.
+    unsafe { libc::write(STOP_EVENT.load(Ordering::Relaxed), std::ptr::from_ref(&one).cast(), 8) };
+}
+
+/// Waits for SIGINT or SIGTERM. The first of each is caught from the first call on; a second one ends the
+/// process, as without us.
+///
+/// # Errors
+/// The kernel's, where it gives no eventfd or takes no handler.
+pub async fn stop_signal() -> Result<()> {
+    if crate::shard::with_current(|shard| shard.world().is_some()) {
+        return std::future::pending().await;
+    }
+    let fd = install()?;
+    let event = File::from_descriptor(fd, "stop signal");
+    let (result, _) = event.read_at(0, Buffer::new(8)).await;
+    result.map(drop)
+}
+
+fn install() -> Result<OwnedFd> {
+    let failed = |what: &str| Err(Error::from_io(&std::io::Error::last_os_error(), what));
+    // SAFETY: no memory is passed.
+    let fd = unsafe { libc::eventfd(0, libc::EFD_CLOEXEC) };
+    if fd < 0 {
+        return failed("creating an eventfd for signals");
+    }
+    // The handler may use this one for ever, so it is never closed; the caller gets a duplicate.
+    STOP_EVENT.store(fd, Ordering::Relaxed);
+    for signal in [libc::SIGINT, libc::SIGTERM] {
+        // SAFETY: a sigaction of zeros is valid; the handler only calls what is async-signal-safe.
+        let installed = unsafe {
+            let mut action: libc::sigaction = std::mem::zeroed();
+            action.sa_sigaction = on_signal as *const () as libc::sighandler_t;
+            action.sa_flags = libc::SA_RESTART | libc::SA_RESETHAND;
+            libc::sigaction(signal, &action, std::ptr::null_mut())
+        };
+        if installed != 0 {
+            return failed("installing a signal handler");
+        }
+    }
+    // SAFETY: duplicates a descriptor of ours.
+    let duplicate = unsafe { libc::fcntl(fd, libc::F_DUPFD_CLOEXEC, 0) };
+    if duplicate < 0 {
+        return failed("duplicating an eventfd");
+    }
+    // SAFETY: just created.
+    Ok(unsafe { OwnedFd::from_raw_fd(duplicate) })
+}
+
+/// The processors that this process may use.
+pub(crate) fn allowed_processors() -> Vec<usize> {
+    // SAFETY: a set of zeros is valid, and the kernel writes at most its size.
+    let set = unsafe {
+        let mut set: libc::cpu_set_t = std::mem::zeroed();
+        libc::sched_getaffinity(0, size_of::<libc::cpu_set_t>(), &mut set);
+        set
+    };
+    // SAFETY: every index is below the size of the set.
+    let allowed: Vec<usize> =
+        (0..libc::CPU_SETSIZE as usize).filter(|cpu| unsafe { libc::CPU_ISSET(*cpu, &set) }).collect();
+    if allowed.is_empty() { vec![0] } else { allowed }
+}
+
+/// Makes timers of this thread exact to a microsecond (the kernel's default is 50), and pins it if asked to.
+/// Neither is needed for anything to be right, so failures are let pass.
+pub(crate) fn prepare_thread(processor: Option<usize>) {
+    // SAFETY: no memory is passed.
+    unsafe { libc::prctl(libc::PR_SET_TIMERSLACK, 1000_u64, 0, 0, 0) };
+    if let Some(processor) = processor {
+        // SAFETY: the set is ours, and the index below its size.
+        unsafe {
+            let mut set: libc::cpu_set_t = std::mem::zeroed();
+            libc::CPU_SET(processor, &mut set);
+            libc::sched_setaffinity(0, size_of::<libc::cpu_set_t>(), &set);
+        }
+    }
+}
+
+/// A seed from the kernel.
+pub(crate) fn kernel_random() -> u64 {
+    let mut seed = 0_u64;
+    // SAFETY: eight bytes are written to `seed`. Below 256 bytes the call isn't interrupted.
+    unsafe { libc::getrandom(std::ptr::from_mut(&mut seed).cast(), 8, 0) };
+    seed
+}

@@ -1,0 +1,304 @@
+//! The simulated runtime: the same executor and API over a world that is made of a seed.
+//!
+//! All shards run on one thread. Which shard runs next, and which of its ready tasks, is drawn; operations
+//! take a drawn time and end in the order of their times; time passes only when nothing is ready. Nothing asks the
+//! machine for anything, so the same seed gives the same run, event for event, and the [`Trace`] shows it.
+//!
+//! The world has files ([`files`]) with a volatile cache that a [`power_cut`] loses in part, and
+//! sockets ([`network`]). Its faults are drawn with the probabilities of [`SimulatedFaults`].
+//!
+//! Left out: what goes around the operations of this crate (`uring_cmd`, threads).
+
+mod files;
+mod network;
+mod world;
+
+use crate::clock;
+use crate::random::Random;
+use crate::remote::Mailbox;
+use crate::shard::{self, Driver, Shard, ShardIndex};
+use block::{Error, Result};
+use std::cell::RefCell;
+use std::future::Future;
+use std::ops::Range;
+use std::path::PathBuf;
+use std::rc::Rc;
+use std::sync::Arc;
+use std::time::Duration;
+pub(crate) use world::World;
+
+/// What can go wrong in a simulated world, as probabilities per operation.
+#[derive(Debug, Clone, Copy, Default, PartialEq)]
+pub struct SimulatedFaults {
+    /// A read of a file fails with EIO.
+    pub read_error: f64,
+    /// A write to a file fails with EIO, after any part of it was done.
+    pub write_error: f64,
+    /// A sync fails with EIO.
+    pub sync_error: f64,
+    /// An operation takes a hundred times as long.
+    pub slow: f64,
+    /// A transfer is cut short, as the kernel may cut any.
+    pub short: f64,
+}
+
+/// What [`simulate`] starts from.
+#[derive(Debug, Clone)]
+pub struct Simulation {
+    /// Decides everything.
+    pub seed: u64,
+    /// How many shards there are.
+    pub shards: usize,
+    /// Between which times an operation on a file ends, in nanoseconds.
+    pub latency: Range<u64>,
+    /// What goes wrong.
+    pub faults: SimulatedFaults,
+    /// The run fails if `main` hasn't returned after this many events.
+    pub most_events: u64,
+    /// How many lines of the trace are kept; its hash covers all.
+    pub trace_lines: usize,
+    /// Files that are there from the beginning, with contents that are durable.
+    pub files: Vec<(PathBuf, Vec<u8>)>,
+}
+
+impl Simulation {
+    /// One shard, 10 to 100 µs per operation, no faults.
+    pub fn new(seed: u64) -> Self {
+        Simulation {
+            seed,
+            shards: 1,
+            latency: 10_000..100_000,
+            faults: SimulatedFaults::default(),
+            most_events: 100_000_000,
+            trace_lines: 1000,
+            files: Vec::new(),
+        }
+    }
+
+    /// The same with so many shards.
+    pub fn with_shards(mut self, shards: usize) -> Self {
+        self.shards = shards;
+        self
+    }
+
+    /// The same with these faults.
+    pub fn with_faults(mut self, faults: SimulatedFaults) -> Self {
+        self.faults = faults;
+        self
+    }
+
+    /// The same beginning with these files.
+    pub fn with_files(mut self, files: Vec<(PathBuf, Vec<u8>)>) -> Self {
+        self.files = files;
+        self
+    }
+}
+
+/// What happened, in order.
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
+pub struct Trace {
+    /// How many events there were.
+    pub events: u64,
+    /// A hash over all of them.
+    pub hash: u64,
+    /// The first of them, in words.
+    pub lines: Vec<String>,
+}
+
+impl Trace {
+    fn note(&mut self, most_lines: usize, time: u64, what: std::fmt::Arguments<'_>) {
+        let line = format!("{time} {what}");
+        self.events += 1;
+        // FNV-1a, 64 bits.
+        let seed = if self.hash == 0 { 0xCBF2_9CE4_8422_2325 } else { self.hash };
+        self.hash =
+            line.bytes().fold(seed, |hash, byte| (hash ^ u64::from(byte)).wrapping_mul(0x100_0000_01B3));
+        if self.lines.len() < most_lines {
+            self.lines.push(line);
+        }
+    }
+}
+
+/// What a simulation gave.
+#[derive(Debug)]
+pub struct Simulated<T> {
+    /// What `main` returned.
+    pub value: T,
+    /// What happened.
+    pub trace: Trace,
+    /// How much time passed.
+    pub elapsed: Duration,
+    /// The files at the end, as a program that runs on sees them, for the next simulation to begin with.
+    pub files: Vec<(PathBuf, Vec<u8>)>,
+}
+
+/// Runs `main` on shard 0 of a simulated world, and returns once it has returned.
+///
+/// # Errors
+/// [`Error::TimedOut`] if `main` waits while nothing will ever happen again, or takes more than
+/// `most_events`; the text names the seed.
+pub fn simulate<T, F, Fut>(simulation: Simulation, main: F) -> Result<Simulated<T>>
+where
+    F: FnOnce() -> Fut,
+    Fut: Future<Output = T> + 'static,
+    T: 'static,
+{
+    if !(1..=256).contains(&simulation.shards) {
+        return Err(Error::invalid(format!("{} shards: expected 1 to 256", simulation.shards)));
+    }
+    let mailboxes = (0..simulation.shards).map(|_| Mailbox::new()).collect::<Result<Arc<[_]>>>()?;
+    let world = Rc::new(World::new(&simulation));
+    let mut order = Random::new(simulation.seed ^ 0x0DE5_0DE5);
+    let shards: Vec<Rc<Shard>> = (0..simulation.shards)
+        .map(|index| {
+            Rc::new(Shard {
+                index: ShardIndex(index),
+                driver: Driver::Simulated(world.clone()),
+                slots: RefCell::default(),
+                timers: RefCell::default(),
+                queue: RefCell::default(),
+                tasks: RefCell::default(),
+                random: RefCell::new(Random::new(order.next_u64())),
+                mailbox: mailboxes[index].clone(),
+                all: mailboxes.clone(),
+            })
+        })
+        .collect();
+    let before = shard::set_current(Some(shards[0].clone()));
+    let scheduler = Scheduler { world: world.clone(), shards, order, before: Some(before) };
+    clock::set_virtual(Some(1));
+    let value = Rc::new(RefCell::new(None));
+    let slot = value.clone();
+    let main = main();
+    crate::task::spawn_in(&scheduler.shards[0], async move {
+        let output = main.await;
+        *slot.borrow_mut() = Some(output);
+    })
+    .detach();
+    let result = scheduler.run(&value, &simulation);
+    let files = world.contents();
+    result.map(|()| Simulated {
+        value: value.borrow_mut().take().expect("the scheduler returns once there is a value"),
+        trace: world.trace(),
+        elapsed: Duration::from_nanos(world.time()),
+        files,
+    })
+}
+
+struct Scheduler {
+    world: Rc<World>,
+    shards: Vec<Rc<Shard>>,
+    order: Random,
+    before: Option<Option<Rc<Shard>>>,
+}
+
+impl Scheduler {
+    fn run<T>(mut self, value: &RefCell<Option<T>>, simulation: &Simulation) -> Result<()> {
+        let seed = simulation.seed;
+        while value.borrow().is_none() {
+            if self.world.trace_length() > simulation.most_events {
+                let most = simulation.most_events;
+                return Err(Error::timed_out(format!("seed {seed}: not done after {most} events")));
+            }
+            if self.run_one() || self.advance() {
+                continue;
+            }
+            let text = format!("seed {seed}: every task waits and nothing will happen any more");
+            return Err(Error::timed_out(text));
+        }
+        Ok(())
+    }
+
+    /// Runs one task that is ready, drawn from all of them.
+    fn run_one(&mut self) -> bool {
+        for shard in &self.shards {
+            shard::set_current(Some(shard.clone()));
+            shard.mailbox.deliver(shard);
+        }
+        let ready: usize = self.shards.iter().map(|shard| shard.queue.borrow().len()).sum();
+        if ready == 0 {
+            return false;
+        }
+        let mut choice = self.order.below(ready as u64) as usize;
+        for shard in &self.shards {
+            let length = shard.queue.borrow().len();
+            if choice >= length {
+                choice -= length;
+                continue;
+            }
+            self.world.note(format_args!("run {} of {length} on shard {}", choice, shard.index));
+            let runnable = shard.queue.borrow_mut().remove(choice);
+            shard::set_current(Some(shard.clone()));
+            if let Some(runnable) = runnable {
+                runnable.run();
+            }
+            return true;
+        }
+        unreachable!("the choice is below the number of ready tasks");
+    }
+
+    /// Lets time pass until the next thing happens.
+    fn advance(&mut self) -> bool {
+        let deadline = self.shards.iter().filter_map(|shard| shard.timers.borrow().next_deadline()).min();
+        let deadline = deadline.map(clock::Instant::nanoseconds);
+        let Some(time) = self.world.next_event().into_iter().chain(deadline).min() else { return false };
+        self.world.set_time(time);
+        clock::set_virtual(Some(self.world.time()));
+        while let Some((index, key, result)) = self.world.pop_due(&self.shards) {
+            let shard = &self.shards[index.0];
+            shard::set_current(Some(shard.clone()));
+            shard.complete(key, result);
+        }
+        for shard in &self.shards {
+            shard::set_current(Some(shard.clone()));
+            shard.expire_timers();
+        }
+        true
+    }
+}
+
+impl Drop for Scheduler {
+    fn drop(&mut self) {
+        // A task of one shard may hold what another one waits for, so until nothing is left on any.
+        for _ in 0..2 {
+            for shard in &self.shards {
+                shard::set_current(Some(shard.clone()));
+                shard.drop_tasks();
+                let slots = shard.slots.take();
+                drop(slots);
+            }
+        }
+        clock::set_virtual(None);
+        shard::set_current(self.before.take().flatten());
+    }
+}
+
+/// The world of the simulation that runs here, if one does.
+pub(crate) fn current_world() -> Option<Rc<World>> {
+    shard::try_with_current(|shard| shard.world().cloned()).flatten()
+}
+
+pub(crate) fn with_world<T>(use_world: impl FnOnce(&World) -> T) -> T {
+    use_world(&current_world().expect("a simulated file is used inside its simulation"))
+}
+
+/// The last descriptor of a simulated file or socket is gone.
+pub(crate) fn close(handle: u64) {
+    if let Some(world) = current_world() {
+        world.close(handle);
+    }
+}
+
+/// Another descriptor for a simulated socket.
+pub(crate) fn share(handle: u64) -> u64 {
+    with_world(|world| world.share(handle))
+}
+
+/// What a power cut at this moment leaves of the simulated files: for each, what was synced, and of what was
+/// written since, a drawn part, torn at 512 bytes. Begin the next simulation with it.
+///
+/// # Panics
+/// Outside of [`simulate`].
+pub fn power_cut() -> Vec<(PathBuf, Vec<u8>)> {
+    with_world(World::power_cut)
+}

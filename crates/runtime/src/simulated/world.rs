@@ -1,0 +1,282 @@
+//! The world: time, what will happen, and who is waiting for what.
+
+use super::files::Files;
+use super::network::Network;
+use super::{Simulation, SimulatedFaults, Trace};
+use crate::file::Metadata;
+use crate::net::Address;
+use crate::operation::{Descriptor, Operation};
+use crate::random::Random;
+use crate::shard::{Shard, ShardIndex};
+use crate::slots::{Key, Slot};
+use block::{Buffer, Result};
+use std::cell::RefCell;
+use std::collections::BTreeMap;
+use std::ops::Range;
+use std::path::{Path, PathBuf};
+use std::rc::Rc;
+
+/// What an operation comes to when its time has come.
+pub(super) enum Step {
+    /// It has ended.
+    Done(i32),
+    /// It waits until something changes at this socket.
+    WaitFor(u64),
+}
+
+struct Event {
+    shard: ShardIndex,
+    key: Key,
+    /// Ends like this without being carried out.
+    forced: Option<i32>,
+}
+
+struct Inner {
+    time: u64,
+    sequence: u64,
+    events: BTreeMap<(u64, u64), Event>,
+    waiting: Vec<(u64, ShardIndex, Key)>,
+    random: Random,
+    latency: Range<u64>,
+    faults: SimulatedFaults,
+    trace: Trace,
+    trace_lines: usize,
+    files: Files,
+    network: Network,
+    next_handle: u64,
+}
+
+pub(crate) struct World(RefCell<Inner>);
+
+/// How long something on a socket takes, in nanoseconds.
+const NETWORK_LATENCY: Range<u64> = 1_000..20_000;
+
+impl Inner {
+    fn schedule(&mut self, latency: Range<u64>, event: Event) {
+        let span = latency.end.saturating_sub(latency.start).max(1);
+        let mut delay = latency.start + self.random.below(span);
+        if self.random.chance(self.faults.slow) {
+            delay *= 100;
+        }
+        self.sequence += 1;
+        self.events.insert((self.time + delay, self.sequence), event);
+    }
+
+    /// Something changed at this socket: whoever waits there tries again.
+    fn wake_socket(&mut self, handle: u64) {
+        let (woken, waiting) = std::mem::take(&mut self.waiting).into_iter().partition(|entry| entry.0 == handle);
+        self.waiting = waiting;
+        let woken: Vec<(u64, ShardIndex, Key)> = woken;
+        for (_, shard, key) in woken {
+            self.schedule(NETWORK_LATENCY, Event { shard, key, forced: None });
+        }
+    }
+
+    fn carry_out(&mut self, operation: &mut Operation) -> Step {
+        let (random, faults) = (&mut self.random, &self.faults);
+        match operation {
+            Operation::Read { file, offset, buffer } => {
+                Step::Done(self.files.read(handle_of(file), *offset, buffer, random, faults))
+            }
+            Operation::Write { file, offset, payload, skip, durable } => {
+                let rest = payload.slice(*skip..payload.len()).to_data();
+                let offset = *offset + *skip as u64;
+                Step::Done(self.files.write(handle_of(file), offset, &rest, *durable, random, faults))
+            }
+            Operation::Sync { file, .. } => Step::Done(self.files.sync(handle_of(file), random, faults)),
+            Operation::Allocate { file, mode, offset, length } => {
+                Step::Done(self.files.allocate(handle_of(file), *mode, *offset, *length))
+            }
+            Operation::Truncate { file, length } => {
+                Step::Done(self.files.truncate(handle_of(file), *length))
+            }
+            Operation::Open { path, flags, .. } => {
+                self.next_handle += 1;
+                Step::Done(self.files.open(path, *flags, self.next_handle))
+            }
+            Operation::Rename { from, to } => Step::Done(self.files.rename(from, to)),
+            Operation::Unlink { path } => Step::Done(self.files.unlink(path)),
+            Operation::CreateDirectory { path } => Step::Done(self.files.create_directory(path)),
+            Operation::Accept { listener } => self.network.accept(handle_of(listener)),
+            Operation::Connect { socket, address } => {
+                self.next_handle += 1;
+                let (socket, accepted) = (handle_of(socket), self.next_handle);
+                let (step, listener) = self.network.connect(socket, accepted, address);
+                listener.into_iter().for_each(|listener| self.wake_socket(listener));
+                step
+            }
+            Operation::Receive { socket, buffer } => {
+                let (step, peer) = self.network.receive(handle_of(socket), buffer, random, faults);
+                peer.into_iter().for_each(|peer| self.wake_socket(peer));
+                step
+            }
+            Operation::Send { socket, payload, skip } => {
+                let rest = payload.slice(*skip..payload.len()).to_data();
+                let (step, peer) = self.network.send(handle_of(socket), &rest, random, faults);
+                peer.into_iter().for_each(|peer| self.wake_socket(peer));
+                step
+            }
+            Operation::Shutdown { socket, how } => {
+                let socket = handle_of(socket);
+                let peer = self.network.shutdown(socket, *how);
+                self.wake_socket(socket);
+                peer.into_iter().for_each(|peer| self.wake_socket(peer));
+                Step::Done(0)
+            }
+        }
+    }
+}
+
+fn handle_of(descriptor: &Descriptor) -> u64 {
+    match descriptor {
+        Descriptor::Simulated(handle) => *handle,
+        Descriptor::Kernel { .. } => unreachable!("a file of the kernel's in a simulation"),
+    }
+}
+
+/// Puts bytes where the kernel would: behind what the buffer shows, without showing them yet.
+pub(super) fn put(buffer: &mut Buffer, bytes: &[u8]) {
+    let shown = buffer.filled().len();
+    buffer.append(bytes);
+    buffer.truncate_filled(shown);
+}
+
+impl World {
+    pub(super) fn new(simulation: &Simulation) -> World {
+        World(RefCell::new(Inner {
+            time: 1,
+            sequence: 0,
+            events: BTreeMap::new(),
+            waiting: Vec::new(),
+            random: Random::new(simulation.seed),
+            latency: simulation.latency.clone(),
+            faults: simulation.faults,
+            trace: Trace::default(),
+            trace_lines: simulation.trace_lines,
+            files: Files::new(&simulation.files),
+            network: Network::default(),
+            next_handle: 0,
+        }))
+    }
+
+    pub(crate) fn start(&self, shard: ShardIndex, key: Key, slot: &mut Slot) -> Option<i32> {
+        let mut inner = self.0.borrow_mut();
+        let operation = slot.operation.as_ref().expect("an operation that starts is in its slot");
+        let latency = if operation.waits_for_a_peer() { NETWORK_LATENCY } else { inner.latency.clone() };
+        let (time, lines, name) = (inner.time, inner.trace_lines, operation.name());
+        inner.trace.note(lines, time, format_args!("shard {shard} starts {name} {}", key.index));
+        inner.schedule(latency, Event { shard, key, forced: None });
+        None
+    }
+
+    pub(crate) fn cancel(&self, shard: ShardIndex, key: Key) {
+        let mut inner = self.0.borrow_mut();
+        let position = inner.waiting.iter().position(|entry| (entry.1, entry.2) == (shard, key));
+        if let Some(position) = position {
+            inner.waiting.remove(position);
+            inner.schedule(NETWORK_LATENCY, Event { shard, key, forced: Some(-libc::ECANCELED) });
+        }
+    }
+
+    /// Carries out the next operation whose time has come, and says how it ended. Those that have to wait
+    /// are put aside.
+    pub(super) fn pop_due(&self, shards: &[Rc<Shard>]) -> Option<(ShardIndex, Key, i32)> {
+        loop {
+            let mut inner = self.0.borrow_mut();
+            let entry = inner.events.first_entry()?;
+            if entry.key().0 > inner.time {
+                return None;
+            }
+            let ((_, _), event) = inner.events.pop_first()?;
+            let Event { shard, key, forced } = event;
+            let mut slots = shards[shard.0].slots.borrow_mut();
+            let operation = slots.slot(key.index).operation.as_mut();
+            let operation = operation.expect("an operation stays in its slot until its end");
+            let name = operation.name();
+            let step = forced.map_or_else(|| inner.carry_out(operation), Step::Done);
+            match step {
+                Step::WaitFor(handle) => inner.waiting.push((handle, shard, key)),
+                Step::Done(result) => {
+                    let (time, lines) = (inner.time, inner.trace_lines);
+                    let what = format_args!("shard {shard} ends {name} {} with {result}", key.index);
+                    inner.trace.note(lines, time, what);
+                    return Some((shard, key, result));
+                }
+            }
+        }
+    }
+
+    pub(super) fn note(&self, what: std::fmt::Arguments<'_>) {
+        let mut inner = self.0.borrow_mut();
+        let (time, lines) = (inner.time, inner.trace_lines);
+        inner.trace.note(lines, time, what);
+    }
+
+    pub(super) fn time(&self) -> u64 {
+        self.0.borrow().time
+    }
+
+    pub(super) fn set_time(&self, time: u64) {
+        let mut inner = self.0.borrow_mut();
+        inner.time = inner.time.max(time);
+    }
+
+    pub(super) fn next_event(&self) -> Option<u64> {
+        self.0.borrow().events.keys().next().map(|key| key.0)
+    }
+
+    pub(super) fn trace(&self) -> Trace {
+        self.0.borrow().trace.clone()
+    }
+
+    pub(super) fn trace_length(&self) -> u64 {
+        self.0.borrow().trace.events
+    }
+
+    pub(super) fn contents(&self) -> Vec<(PathBuf, Vec<u8>)> {
+        self.0.borrow().files.contents()
+    }
+
+    pub(super) fn power_cut(&self) -> Vec<(PathBuf, Vec<u8>)> {
+        let inner = &mut *self.0.borrow_mut();
+        inner.files.after_power_cut(&mut inner.random)
+    }
+
+    pub(crate) fn file_length(&self, handle: u64) -> Result<u64> {
+        self.0.borrow().files.length(handle)
+    }
+
+    pub(crate) fn metadata(&self, path: &Path) -> Result<Metadata> {
+        self.0.borrow().files.metadata(path)
+    }
+
+    pub(crate) fn list(&self, path: &Path) -> Result<Vec<PathBuf>> {
+        self.0.borrow().files.list(path)
+    }
+
+    pub(crate) fn listen(&self, address: &Address) -> Result<u64> {
+        let inner = &mut *self.0.borrow_mut();
+        inner.next_handle += 1;
+        inner.network.listen(inner.next_handle, address)
+    }
+
+    pub(crate) fn new_socket(&self) -> u64 {
+        let inner = &mut *self.0.borrow_mut();
+        inner.next_handle += 1;
+        inner.network.new_socket(inner.next_handle);
+        inner.next_handle
+    }
+
+    pub(crate) fn share(&self, handle: u64) -> u64 {
+        self.0.borrow_mut().network.share(handle);
+        handle
+    }
+
+    pub(crate) fn close(&self, handle: u64) {
+        // A descriptor may be dropped while the world carries something out; then it is only left open.
+        let Ok(mut inner) = self.0.try_borrow_mut() else { return };
+        inner.files.close(handle);
+        let peer = inner.network.close(handle);
+        peer.into_iter().for_each(|peer| inner.wake_socket(peer));
+    }
+}

@@ -1,0 +1,199 @@
+//! The operations of a shard that haven't ended, at addresses that don't move, and who waits for them.
+
+use crate::operation::Operation;
+use crate::shard;
+use std::future::Future;
+use std::pin::Pin;
+use std::rc::Rc;
+use std::task::{Context, Poll, Waker};
+
+/// Slots are allocated so many at a time and never moved or freed before the shard ends: the kernel reads
+/// message headers and vectors from them.
+const CHUNK: usize = 64;
+
+/// Identifies one use of one slot; what travels as `user_data`. A slot that is used again has another one,
+/// so that a late cancellation can't hit its successor.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub(crate) struct Key {
+    pub index: u32,
+    pub generation: u32,
+}
+
+impl Key {
+    pub(crate) fn user_data(self) -> u64 {
+        u64::from(self.generation) << 32 | u64::from(self.index)
+    }
+
+    pub(crate) fn from_user_data(user_data: u64) -> Self {
+        Key { index: user_data as u32, generation: (user_data >> 32) as u32 }
+    }
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum State {
+    Free,
+    Running,
+    /// Nobody waits any more; what it owns is dropped when it ends.
+    Abandoned,
+    Done(i32),
+}
+
+/// One operation and what the kernel needs beside it.
+pub(crate) struct Slot {
+    state: State,
+    generation: u32,
+    waker: Option<Waker>,
+    pub(crate) operation: Option<Operation>,
+    pub(crate) kernel: crate::ring::KernelMemory,
+}
+
+impl Slot {
+    fn new() -> Self {
+        Slot {
+            state: State::Free,
+            generation: 0,
+            waker: None,
+            operation: None,
+            kernel: crate::ring::KernelMemory::default(),
+        }
+    }
+}
+
+#[derive(Default)]
+pub(crate) struct Slots {
+    chunks: Vec<Box<[Slot]>>,
+    free: Vec<u32>,
+    running: usize,
+}
+
+impl Slots {
+    /// How many operations haven't ended.
+    pub(crate) fn running(&self) -> usize {
+        self.running
+    }
+
+    #[inline]
+    pub(crate) fn slot(&mut self, index: u32) -> &mut Slot {
+        &mut self.chunks[index as usize / CHUNK][index as usize % CHUNK]
+    }
+
+    #[inline]
+    pub(crate) fn insert(&mut self, operation: Operation) -> Key {
+        let index = match self.free.pop() {
+            Some(index) => index,
+            None => self.grow(),
+        };
+        self.running += 1;
+        let slot = self.slot(index);
+        slot.state = State::Running;
+        slot.generation = slot.generation.wrapping_add(1) & 0x7FFF_FFFF;
+        slot.operation = Some(operation);
+        Key { index, generation: slot.generation }
+    }
+
+    #[cold]
+    fn grow(&mut self) -> u32 {
+        let first = (self.chunks.len() * CHUNK) as u32;
+        self.chunks.push((0..CHUNK).map(|_| Slot::new()).collect());
+        self.free.extend((first + 1..first + CHUNK as u32).rev());
+        first
+    }
+
+    /// Notes the end of an operation. What is returned is dropped or woken by the caller, after the slots are
+    /// no longer borrowed: both can come back here.
+    #[inline]
+    pub(crate) fn complete(&mut self, key: Key, result: i32) -> (Option<Waker>, Option<Operation>) {
+        self.running -= 1;
+        let slot = self.slot(key.index);
+        debug_assert_eq!(slot.generation, key.generation, "an operation ended twice");
+        if slot.state == State::Abandoned {
+            slot.state = State::Free;
+            let operation = slot.operation.take();
+            self.free.push(key.index);
+            return (None, operation);
+        }
+        slot.state = State::Done(result);
+        (slot.waker.take(), None)
+    }
+
+    #[inline]
+    fn poll(&mut self, key: Key, context: &mut Context<'_>) -> Poll<(i32, Operation)> {
+        let slot = self.slot(key.index);
+        let State::Done(result) = slot.state else {
+            match &mut slot.waker {
+                Some(waker) if waker.will_wake(context.waker()) => {}
+                other => *other = Some(context.waker().clone()),
+            }
+            return Poll::Pending;
+        };
+        slot.state = State::Free;
+        let operation = slot.operation.take().expect("an operation that ended is in its slot");
+        self.free.push(key.index);
+        Poll::Ready((result, operation))
+    }
+
+    /// Returns whether the operation still runs, and what is left of it if not.
+    fn abandon(&mut self, key: Key) -> (bool, Option<Waker>, Option<Operation>) {
+        let slot = self.slot(key.index);
+        let waker = slot.waker.take();
+        if slot.state == State::Running {
+            slot.state = State::Abandoned;
+            return (true, waker, None);
+        }
+        slot.state = State::Free;
+        let operation = slot.operation.take();
+        self.free.push(key.index);
+        (false, waker, operation)
+    }
+}
+
+/// An operation in flight. Awaiting gives its result and what it owned; dropping abandons it.
+pub(crate) struct InFlight {
+    key: Option<Key>,
+}
+
+/// Starts an operation on the current shard.
+#[inline]
+pub(crate) fn submit(operation: Operation) -> InFlight {
+    shard::with_current(|shard| {
+        let mut slots = shard.slots.borrow_mut();
+        let key = slots.insert(operation);
+        let immediate = shard.start(key, slots.slot(key.index));
+        if let Some(result) = immediate {
+            let _nobody_waits_yet = slots.complete(key, result);
+        }
+        InFlight { key: Some(key) }
+    })
+}
+
+impl Future for InFlight {
+    type Output = (i32, Operation);
+
+    #[inline]
+    fn poll(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<(i32, Operation)> {
+        let key = self.key.expect("an operation is not polled again after its end");
+        let polled = shard::with_current(|shard| shard.slots.borrow_mut().poll(key, context));
+        if polled.is_ready() {
+            self.key = None;
+        }
+        polled
+    }
+}
+
+impl Drop for InFlight {
+    fn drop(&mut self) {
+        let Some(key) = self.key else { return };
+        let left = shard::try_with_current(|shard| abandon(shard, key));
+        // Drops buffers and descriptors with nothing borrowed.
+        drop(left);
+    }
+}
+
+fn abandon(shard: &Rc<shard::Shard>, key: Key) -> (Option<Waker>, Option<Operation>) {
+    let mut slots = shard.slots.borrow_mut();
+    let (running, waker, operation) = slots.abandon(key);
+    if running && slots.slot(key.index).operation.as_ref().is_some_and(Operation::waits_for_a_peer) {
+        shard.cancel(key);
+    }
+    (waker, operation)
+}

@@ -1,0 +1,383 @@
+//! Waiting for one another: on one shard, without atomics; and a stop signal that reaches all shards.
+
+use crate::remote::lock;
+use std::cell::{Cell, RefCell};
+use std::collections::VecDeque;
+use std::future::poll_fn;
+use std::rc::Rc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex};
+use std::task::{Context, Poll, Waker};
+
+/// Who waits, in order of arrival. A waiter that is dropped takes itself out.
+#[derive(Default)]
+struct Waiters {
+    list: RefCell<VecDeque<(u64, Option<Waker>)>>,
+    arrivals: Cell<u64>,
+}
+
+impl Waiters {
+    fn arrive(&self) -> u64 {
+        let ticket = self.arrivals.get() + 1;
+        self.arrivals.set(ticket);
+        self.list.borrow_mut().push_back((ticket, None));
+        ticket
+    }
+
+    fn is_waiting(&self, ticket: u64) -> bool {
+        self.list.borrow().iter().any(|entry| entry.0 == ticket)
+    }
+
+    fn is_first(&self, ticket: u64) -> bool {
+        self.list.borrow().front().is_some_and(|entry| entry.0 == ticket)
+    }
+
+    fn set_waker(&self, ticket: u64, context: &Context<'_>) {
+        if let Some(entry) = self.list.borrow_mut().iter_mut().find(|entry| entry.0 == ticket) {
+            entry.1 = Some(context.waker().clone());
+        }
+    }
+
+    fn leave(&self, ticket: u64) {
+        let mut list = self.list.borrow_mut();
+        if let Some(position) = list.iter().position(|entry| entry.0 == ticket) {
+            let entry = list.remove(position);
+            drop(list);
+            drop(entry);
+        }
+    }
+
+    /// Takes the first out and wakes it.
+    fn release_first(&self) -> bool {
+        let first = self.list.borrow_mut().pop_front();
+        if let Some((_, Some(waker))) = &first {
+            waker.wake_by_ref();
+        }
+        first.is_some()
+    }
+
+    fn wake_first(&self) {
+        let waker = self.list.borrow().front().and_then(|entry| entry.1.clone());
+        if let Some(waker) = waker {
+            waker.wake();
+        }
+    }
+}
+
+/// A place in the line, left when dropped.
+struct Place<'a> {
+    waiters: &'a Waiters,
+    ticket: u64,
+}
+
+impl Drop for Place<'_> {
+    fn drop(&mut self) {
+        self.waiters.leave(self.ticket);
+    }
+}
+
+/// Wakes those who wait at the moment. There is no memory: who comes later waits for the next time, so check
+/// the condition before waiting.
+#[derive(Default)]
+pub struct Notify {
+    waiters: Waiters,
+}
+
+impl Notify {
+    /// With nobody waiting.
+    pub fn new() -> Self {
+        Notify::default()
+    }
+
+    /// Wakes the one who waits longest.
+    pub fn notify_one(&self) {
+        self.waiters.release_first();
+    }
+
+    /// Wakes everybody.
+    pub fn notify_all(&self) {
+        while self.waiters.release_first() {}
+    }
+
+    /// Waits from this call on (not from the first poll on).
+    pub fn notified(&self) -> impl Future<Output = ()> + '_ {
+        let place = Place { waiters: &self.waiters, ticket: self.waiters.arrive() };
+        poll_fn(move |context| {
+            if !place.waiters.is_waiting(place.ticket) {
+                return Poll::Ready(());
+            }
+            place.waiters.set_waker(place.ticket, context);
+            Poll::Pending
+        })
+    }
+}
+
+/// So many permits, given in order of arrival: a large request isn't overtaken by small ones.
+pub struct Semaphore {
+    available: Cell<usize>,
+    waiters: Waiters,
+}
+
+impl Semaphore {
+    /// With this many permits.
+    pub fn new(permits: usize) -> Rc<Self> {
+        Rc::new(Semaphore { available: Cell::new(permits), waiters: Waiters::default() })
+    }
+
+    /// How many permits are free.
+    pub fn available(&self) -> usize {
+        self.available.get()
+    }
+
+    /// Takes permits if they are free and nobody waits.
+    pub fn try_acquire(self: &Rc<Self>, permits: usize) -> Option<Permit> {
+        let nobody_waits = self.waiters.list.borrow().is_empty();
+        (nobody_waits && self.available.get() >= permits).then(|| self.take(permits))
+    }
+
+    fn take(self: &Rc<Self>, permits: usize) -> Permit {
+        self.available.set(self.available.get() - permits);
+        Permit { semaphore: self.clone(), permits }
+    }
+
+    /// Waits for permits. Asking for more than there are in all waits for ever.
+    pub async fn acquire(self: &Rc<Self>, permits: usize) -> Permit {
+        if let Some(permit) = self.try_acquire(permits) {
+            return permit;
+        }
+        let place = Place { waiters: &self.waiters, ticket: self.waiters.arrive() };
+        poll_fn(|context| {
+            if self.waiters.is_first(place.ticket) && self.available.get() >= permits {
+                return Poll::Ready(());
+            }
+            self.waiters.set_waker(place.ticket, context);
+            Poll::Pending
+        })
+        .await;
+        let permit = self.take(permits);
+        drop(place);
+        // There may be enough for the next one too.
+        self.waiters.wake_first();
+        permit
+    }
+}
+
+/// Permits that go back when dropped.
+pub struct Permit {
+    semaphore: Rc<Semaphore>,
+    permits: usize,
+}
+
+impl Drop for Permit {
+    fn drop(&mut self) {
+        self.semaphore.available.set(self.semaphore.available.get() + self.permits);
+        self.semaphore.waiters.wake_first();
+    }
+}
+
+struct Channel<T> {
+    queue: RefCell<VecDeque<T>>,
+    capacity: usize,
+    senders: Cell<usize>,
+    receiver_alive: Cell<bool>,
+    receiver: RefCell<Option<Waker>>,
+    room: Waiters,
+}
+
+impl<T> Channel<T> {
+    fn wake_receiver(&self) {
+        let waker = self.receiver.borrow_mut().take();
+        if let Some(waker) = waker {
+            waker.wake();
+        }
+    }
+}
+
+/// A queue of at most `capacity` (at least 1), from many tasks of a shard to one.
+pub fn channel<T>(capacity: usize) -> (Sender<T>, Receiver<T>) {
+    let channel = Rc::new(Channel {
+        queue: RefCell::new(VecDeque::with_capacity(capacity.min(1024))),
+        capacity: capacity.max(1),
+        senders: Cell::new(1),
+        receiver_alive: Cell::new(true),
+        receiver: RefCell::default(),
+        room: Waiters::default(),
+    });
+    (Sender(channel.clone()), Receiver(channel))
+}
+
+/// The side that sends.
+pub struct Sender<T>(Rc<Channel<T>>);
+
+impl<T> Sender<T> {
+    /// Sends, or gives the value back if the queue is full or nobody receives any more.
+    pub fn try_send(&self, value: T) -> Result<(), T> {
+        if !self.0.receiver_alive.get() || self.0.queue.borrow().len() >= self.0.capacity {
+            return Err(value);
+        }
+        self.0.queue.borrow_mut().push_back(value);
+        self.0.wake_receiver();
+        Ok(())
+    }
+
+    /// Waits for room and sends; gives the value back if nobody receives any more.
+    pub async fn send(&self, value: T) -> Result<(), T> {
+        let mut value = value;
+        loop {
+            value = match self.try_send(value) {
+                Ok(()) => return Ok(()),
+                Err(value) => value,
+            };
+            if !self.0.receiver_alive.get() {
+                return Err(value);
+            }
+            let place = Place { waiters: &self.0.room, ticket: self.0.room.arrive() };
+            poll_fn(|context| {
+                if !place.waiters.is_waiting(place.ticket) {
+                    return Poll::Ready(());
+                }
+                place.waiters.set_waker(place.ticket, context);
+                Poll::Pending
+            })
+            .await;
+        }
+    }
+}
+
+impl<T> Clone for Sender<T> {
+    fn clone(&self) -> Self {
+        self.0.senders.set(self.0.senders.get() + 1);
+        Sender(self.0.clone())
+    }
+}
+
+impl<T> Drop for Sender<T> {
+    fn drop(&mut self) {
+        self.0.senders.set(self.0.senders.get() - 1);
+        if self.0.senders.get() == 0 {
+            self.0.wake_receiver();
+        }
+    }
+}
+
+/// The side that receives.
+pub struct Receiver<T>(Rc<Channel<T>>);
+
+impl<T> Receiver<T> {
+    /// The next value if there is one.
+    pub fn try_receive(&mut self) -> Option<T> {
+        let value = self.0.queue.borrow_mut().pop_front();
+        if value.is_some() {
+            self.0.room.release_first();
+        }
+        value
+    }
+
+    /// Waits for the next value; `None` once all senders are gone and everything was received.
+    pub async fn receive(&mut self) -> Option<T> {
+        poll_fn(|context| {
+            if let Some(value) = self.try_receive() {
+                return Poll::Ready(Some(value));
+            }
+            if self.0.senders.get() == 0 {
+                return Poll::Ready(None);
+            }
+            *self.0.receiver.borrow_mut() = Some(context.waker().clone());
+            Poll::Pending
+        })
+        .await
+    }
+}
+
+impl<T> Drop for Receiver<T> {
+    fn drop(&mut self) {
+        self.0.receiver_alive.set(false);
+        let left = std::mem::take(&mut *self.0.queue.borrow_mut());
+        drop(left);
+        while self.0.room.release_first() {}
+    }
+}
+
+/// One value, once. The receiver gives `None` if the sender is dropped without sending.
+pub fn oneshot<T>() -> (OneshotSender<T>, Receiver<T>) {
+    let (sender, receiver) = channel(1);
+    (OneshotSender(sender), receiver)
+}
+
+/// The side of [`oneshot`] that sends.
+pub struct OneshotSender<T>(Sender<T>);
+
+impl<T> OneshotSender<T> {
+    /// Sends; gives the value back if nobody waits for it any more.
+    pub fn send(self, value: T) -> Result<(), T> {
+        self.0.try_send(value)
+    }
+}
+
+#[derive(Default)]
+struct Stop {
+    stopped: AtomicBool,
+    waiting: Mutex<Vec<(u64, Waker)>>,
+    arrivals: std::sync::atomic::AtomicU64,
+}
+
+/// Says once, to everybody on every shard, that it is time to stop.
+#[derive(Clone, Default)]
+pub struct StopSource(Arc<Stop>);
+
+impl StopSource {
+    /// Not stopped yet.
+    pub fn new() -> Self {
+        StopSource::default()
+    }
+
+    /// Says so. A second time changes nothing.
+    pub fn stop(&self) {
+        self.0.stopped.store(true, Ordering::SeqCst);
+        let waiting = std::mem::take(&mut *lock(&self.0.waiting));
+        waiting.into_iter().for_each(|(_, waker)| waker.wake());
+    }
+
+    /// Something to ask and to wait with.
+    pub fn token(&self) -> StopToken {
+        StopToken(self.0.clone())
+    }
+}
+
+/// Hears of a [`StopSource`].
+#[derive(Clone)]
+pub struct StopToken(Arc<Stop>);
+
+impl StopToken {
+    /// Whether it is time.
+    #[inline]
+    pub fn is_stopped(&self) -> bool {
+        self.0.stopped.load(Ordering::Relaxed)
+    }
+
+    /// Waits until it is time.
+    pub async fn stopped(&self) {
+        struct Entry<'a>(&'a Stop, u64);
+        impl Drop for Entry<'_> {
+            fn drop(&mut self) {
+                let mut waiting = lock(&self.0.waiting);
+                let position = waiting.iter().position(|entry| entry.0 == self.1);
+                let removed = position.map(|position| waiting.swap_remove(position));
+                drop(waiting);
+                drop(removed);
+            }
+        }
+        let entry = Entry(&self.0, self.0.arrivals.fetch_add(1, Ordering::Relaxed));
+        poll_fn(|context| {
+            let mut waiting = lock(&self.0.waiting);
+            // Asked under the lock: a stop that comes now finds us in the list.
+            if self.0.stopped.load(Ordering::SeqCst) {
+                return Poll::Ready(());
+            }
+            waiting.retain(|other| other.0 != entry.1);
+            waiting.push((entry.1, context.waker().clone()));
+            Poll::Pending
+        })
+        .await;
+    }
+}

@@ -1,0 +1,133 @@
+//! Tasks of one shard.
+
+use crate::shard::{self, Shard};
+use async_task::Task;
+use std::future::Future;
+use std::pin::Pin;
+use std::rc::Rc;
+use std::task::{Context, Poll};
+
+/// A task that was spawned on this shard. Dropping the handle lets the task go on by itself; awaiting it
+/// gives what it returned.
+#[must_use = "dropping the handle detaches the task; say so with `detach`"]
+pub struct JoinHandle<T>(Option<Task<T>>);
+
+impl<T> JoinHandle<T> {
+    /// Lets the task go on by itself.
+    pub fn detach(self) {}
+
+    /// Drops the task where it waits. Operations that it has submitted end as those of any dropped future do.
+    pub fn abort(mut self) {
+        drop(self.0.take());
+    }
+
+    /// Whether it has returned.
+    pub fn is_finished(&self) -> bool {
+        self.0.as_ref().is_none_or(Task::is_finished)
+    }
+}
+
+impl<T> Drop for JoinHandle<T> {
+    fn drop(&mut self) {
+        if let Some(task) = self.0.take() {
+            task.detach();
+        }
+    }
+}
+
+impl<T> Future for JoinHandle<T> {
+    type Output = T;
+
+    fn poll(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<T> {
+        let task = self.0.as_mut().expect("an aborted handle is consumed");
+        Pin::new(task).poll(context)
+    }
+}
+
+/// Starts a task on this shard. A panic in it ends the whole [`run`](crate::run) with that panic.
+pub fn spawn<T: 'static>(future: impl Future<Output = T> + 'static) -> JoinHandle<T> {
+    shard::with_current(|shard| spawn_in(shard, future))
+}
+
+pub(crate) fn spawn_in<T: 'static>(
+    shard: &Rc<Shard>,
+    future: impl Future<Output = T> + 'static,
+) -> JoinHandle<T> {
+    let mailbox = shard.mailbox.clone();
+    let entry = shard.tasks.borrow_mut().insert(None);
+    let listed = Listed { shard: shard.clone(), entry };
+    let wrapped = async move {
+        let _listed = listed;
+        future.await
+    };
+    let (runnable, task) = async_task::spawn_local(wrapped, move |runnable| mailbox.schedule(runnable));
+    shard.tasks.borrow_mut()[entry] = Some(runnable.waker());
+    runnable.schedule();
+    JoinHandle(Some(task))
+}
+
+/// Keeps a task in its shard's list as long as its future lives, so that the end of the shard finds it.
+struct Listed {
+    shard: Rc<Shard>,
+    entry: usize,
+}
+
+impl Drop for Listed {
+    fn drop(&mut self) {
+        let waker = self.shard.tasks.borrow_mut().try_remove(self.entry);
+        drop(waker);
+    }
+}
+
+/// Goes once through the run queue, so that every other task that is ready runs first.
+pub fn yield_now() -> YieldNow {
+    YieldNow(false)
+}
+
+/// What [`yield_now`] returns.
+#[derive(Debug)]
+#[must_use = "a yield does nothing until it is awaited"]
+pub struct YieldNow(bool);
+
+impl Future for YieldNow {
+    type Output = ();
+
+    #[inline]
+    fn poll(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<()> {
+        if self.0 {
+            return Poll::Ready(());
+        }
+        self.0 = true;
+        context.waker().wake_by_ref();
+        Poll::Pending
+    }
+}
+
+/// Waits for all of these, at the same time, and gives what they return in their order.
+pub async fn join_all<F: Future>(futures: impl IntoIterator<Item = F>) -> Vec<F::Output> {
+    let mut waiting: Vec<_> = futures.into_iter().map(|future| (Some(Box::pin(future)), None)).collect();
+    std::future::poll_fn(move |context| {
+        let mut all_done = true;
+        for (future, output) in &mut waiting {
+            let Some(running) = future else { continue };
+            match running.as_mut().poll(context) {
+                Poll::Ready(value) => (*future, *output) = (None, Some(value)),
+                Poll::Pending => all_done = false,
+            }
+        }
+        if !all_done {
+            return Poll::Pending;
+        }
+        Poll::Ready(waiting.drain(..).map(|(_, output)| output.expect("every future has returned")).collect())
+    })
+    .await
+}
+
+/// Drops something in a task of its own, where nothing of the shard is borrowed.
+pub(crate) fn drop_later<T: 'static>(shard: &Shard, value: T) {
+    let mailbox = shard.mailbox.clone();
+    let (runnable, task) =
+        async_task::spawn_local(async move { drop(value) }, move |runnable| mailbox.schedule(runnable));
+    runnable.schedule();
+    task.detach();
+}

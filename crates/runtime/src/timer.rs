@@ -1,0 +1,98 @@
+//! Timers of one shard.
+
+use crate::clock::{Instant, now};
+use crate::shard;
+use block::{Error, Result};
+use std::collections::BTreeMap;
+use std::future::Future;
+use std::pin::{Pin, pin};
+use std::task::{Context, Poll, Waker};
+use std::time::Duration;
+
+/// Who waits for when, in order of time and then of arrival.
+#[derive(Default)]
+pub(crate) struct Timers {
+    waiting: BTreeMap<(Instant, u64), Waker>,
+    arrivals: u64,
+}
+
+impl Timers {
+    pub(crate) fn is_empty(&self) -> bool {
+        self.waiting.is_empty()
+    }
+
+    pub(crate) fn next_deadline(&self) -> Option<Instant> {
+        self.waiting.keys().next().map(|key| key.0)
+    }
+
+    /// Takes out one that is due.
+    pub(crate) fn pop_due(&mut self, now: Instant) -> Option<Waker> {
+        let entry = self.waiting.first_entry()?;
+        (entry.key().0 <= now).then(|| entry.remove())
+    }
+}
+
+/// Waits for a duration.
+pub fn sleep(duration: Duration) -> Sleep {
+    sleep_until(now() + duration)
+}
+
+/// Waits for a point in time.
+pub fn sleep_until(deadline: Instant) -> Sleep {
+    Sleep { deadline, entry: None }
+}
+
+/// What [`sleep`] returns.
+#[derive(Debug)]
+#[must_use = "a sleep does nothing until it is awaited"]
+pub struct Sleep {
+    deadline: Instant,
+    entry: Option<u64>,
+}
+
+impl Future for Sleep {
+    type Output = ();
+
+    fn poll(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<()> {
+        if now() >= self.deadline {
+            return Poll::Ready(());
+        }
+        shard::with_current(|shard| {
+            let mut timers = shard.timers.borrow_mut();
+            let arrival = self.entry.unwrap_or_else(|| {
+                timers.arrivals += 1;
+                timers.arrivals
+            });
+            self.entry = Some(arrival);
+            timers.waiting.insert((self.deadline, arrival), context.waker().clone());
+        });
+        Poll::Pending
+    }
+}
+
+impl Drop for Sleep {
+    fn drop(&mut self) {
+        if let Some(arrival) = self.entry {
+            shard::try_with_current(|shard| {
+                let waker = shard.timers.borrow_mut().waiting.remove(&(self.deadline, arrival));
+                drop(waker);
+            });
+        }
+    }
+}
+
+/// Waits for a future, at most this long, and then drops it.
+///
+/// # Errors
+/// [`Error::TimedOut`].
+pub async fn timeout<F: Future>(limit: Duration, future: F) -> Result<F::Output> {
+    let mut future = pin!(future);
+    let mut sleep = pin!(sleep(limit));
+    std::future::poll_fn(|context| {
+        if let Poll::Ready(output) = future.as_mut().poll(context) {
+            return Poll::Ready(Ok(output));
+        }
+        sleep.as_mut().poll(context).map(|()| Err(Error::timed_out(format!("not done within {limit:?}"))))
+    })
+    .await
+}

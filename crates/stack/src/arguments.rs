@@ -1,0 +1,234 @@
+//! What a kind is given when it plans and builds a part: the values of its keys and the parts that it stands on.
+//!
+//! The stack was checked before, so a getter fails only where a kind's code asks for a key that it didn't declare,
+//! or declared with another type. Keys with a default and required keys have plain getters; others have those
+//! that begin with `optional_`.
+
+use crate::built::BuiltPart;
+use crate::kind::{Built, Key, Kind, Shape};
+use crate::value::Value;
+use block::{DevicePart, Error, Result, ZonesPart};
+use std::cell::Cell;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::time::Duration;
+
+/// A part that another one stands on.
+#[derive(Debug, Clone)]
+pub(crate) struct Child {
+    pub key: &'static str,
+    pub name: String,
+    pub shape: Shape,
+    /// None while the stack is only planned.
+    pub built: Option<BuiltPart>,
+}
+
+/// The values of one part's keys, its name, and what it stands on.
+#[derive(Debug)]
+pub struct Arguments {
+    pub(crate) name: String,
+    pub(crate) kind: &'static Kind,
+    pub(crate) values: Vec<(&'static str, Value)>,
+    pub(crate) children: Vec<Child>,
+    pub(crate) base_directory: PathBuf,
+    pub(crate) format: bool,
+    pub(crate) shards: usize,
+    /// The key that the last refusal was about.
+    pub(crate) refused: Cell<Option<&'static str>>,
+}
+
+macro_rules! getters {
+    ($($(#[$doc:meta])* $getter:ident, $optional:ident: $variant:ident($value:ident) -> $type:ty = $convert:expr;)*) => {
+        $(
+            $(#[$doc])*
+            pub fn $getter(&self, key: &str) -> Result<$type> {
+                self.$optional(key)?.ok_or_else(|| self.not_given(key))
+            }
+
+            #[doc = concat!("As [`", stringify!($getter), "`](Self::", stringify!($getter), "); none if it isn't given and has no default.")]
+            pub fn $optional(&self, key: &str) -> Result<Option<$type>> {
+                match self.value(key)? {
+                    None => Ok(None),
+                    Some(Value::$variant($value)) => Ok(Some($convert)),
+                    Some(_) => Err(self.wrong_type(key)),
+                }
+            }
+        )*
+    };
+}
+
+impl Arguments {
+    /// The name of the part in its stack.
+    pub fn name(&self) -> &str {
+        &self.name
+    }
+
+    /// Whether what isn't there yet is to be created (`--format`).
+    pub fn format(&self) -> bool {
+        self.format
+    }
+
+    /// How many shards the stack runs on.
+    pub fn shards(&self) -> usize {
+        self.shards
+    }
+
+    /// Whether the stack gives this key, rather than leaving it to its default.
+    pub fn given(&self, key: &str) -> bool {
+        self.values.iter().any(|(name, _)| *name == key)
+    }
+
+    getters! {
+        /// A size in bytes.
+        size, optional_size: Size(value) -> u64 = value;
+        /// A whole number in the declared range.
+        integer, optional_integer: Integer(value) -> u64 = value;
+        /// A number in the declared range.
+        float, optional_float: Float(value) -> f64 = value;
+        /// True or false.
+        boolean, optional_boolean: Bool(value) -> bool = value;
+        /// A text.
+        text, optional_text: Text(value) -> String = value;
+        /// A span of time.
+        duration, optional_duration: Duration(value) -> Duration = value;
+        /// One of the declared words.
+        choice, optional_choice: Choice(value) -> &'static str = value;
+    }
+
+    /// A path, made absolute against the folder of the stack file.
+    pub fn path(&self, key: &str) -> Result<PathBuf> {
+        self.optional_path(key)?.ok_or_else(|| self.not_given(key))
+    }
+
+    /// As [`path`](Self::path); none if it isn't given and has no default.
+    pub fn optional_path(&self, key: &str) -> Result<Option<PathBuf>> {
+        match self.value(key)? {
+            None => Ok(None),
+            Some(Value::Path(path)) => self.absolute(Path::new(&path)).map(Some),
+            Some(_) => Err(self.wrong_type(key)),
+        }
+    }
+
+    /// Makes a path absolute as [`path`](Self::path) does: for keys whose text is a path only at times, such as
+    /// the address of a socket.
+    pub fn absolute(&self, path: &Path) -> Result<PathBuf> {
+        let joined = self.base_directory.join(path);
+        std::path::absolute(&joined)
+            .map_err(|error| Error::from_io(&error, &format!("finding the folder of {}", joined.display())))
+    }
+
+    /// Texts in order; empty if none are given.
+    pub fn texts(&self, key: &str) -> Result<Vec<String>> {
+        match self.value(key)? {
+            None => Ok(Vec::new()),
+            Some(Value::Texts(texts)) => Ok(texts),
+            Some(_) => Err(self.wrong_type(key)),
+        }
+    }
+
+    /// The device that this key names; only while building.
+    pub fn device(&self, key: &str) -> Result<Arc<dyn DevicePart>> {
+        self.optional_device(key)?.ok_or_else(|| self.not_given(key))
+    }
+
+    /// As [`device`](Self::device); none if it isn't given.
+    pub fn optional_device(&self, key: &str) -> Result<Option<Arc<dyn DevicePart>>> {
+        Ok(self.devices(key)?.pop())
+    }
+
+    /// The devices that this key names, in order; empty if none are given. Only while building.
+    pub fn devices(&self, key: &str) -> Result<Vec<Arc<dyn DevicePart>>> {
+        let device = |child: &Child| match child.built.as_ref().map(|built| &built.built) {
+            Some(Built::Device(device)) => Ok(device.clone()),
+            Some(_) => Err(self.wrong_type(key)),
+            None => Err(self.only_planned(key)),
+        };
+        self.children(key)?.map(device).collect()
+    }
+
+    /// The zones that this key names; only while building.
+    pub fn zones(&self, key: &str) -> Result<Arc<dyn ZonesPart>> {
+        self.optional_zones(key)?.ok_or_else(|| self.not_given(key))
+    }
+
+    /// As [`zones`](Self::zones); none if they aren't given.
+    pub fn optional_zones(&self, key: &str) -> Result<Option<Arc<dyn ZonesPart>>> {
+        let Some(child) = self.children(key)?.next() else { return Ok(None) };
+        match child.built.as_ref().map(|built| &built.built) {
+            Some(Built::Zones(zones)) => Ok(Some(zones.clone())),
+            Some(_) => Err(self.wrong_type(key)),
+            None => Err(self.only_planned(key)),
+        }
+    }
+
+    /// What is known about the part that this key names; nothing, if it isn't given.
+    pub fn shape(&self, key: &str) -> Result<Shape> {
+        Ok(self.children(key)?.next().map_or(Shape::default(), |child| child.shape))
+    }
+
+    /// What is known about the parts that this key names, in order.
+    pub fn shapes(&self, key: &str) -> Result<Vec<Shape>> {
+        Ok(self.children(key)?.map(|child| child.shape).collect())
+    }
+
+    /// The names of the parts that this key names, in order.
+    pub fn child_names(&self, key: &str) -> Result<Vec<&str>> {
+        Ok(self.children(key)?.map(|child| child.name.as_str()).collect())
+    }
+
+    /// An error about the value of a key, which the report then points at: `size 5000: expected a multiple of
+    /// the block size, 4096`.
+    #[cold]
+    pub fn refuse(&self, key: &'static str, detail: impl Into<block::error::Detail>) -> Error {
+        self.refused.set(Some(key));
+        Error::invalid(detail)
+    }
+
+    fn key(&self, key: &str) -> Result<&'static Key> {
+        self.kind.key(key).ok_or_else(|| {
+            let kind = self.kind.name;
+            Error::invalid(format!("kind \"{kind}\" asks for the key \"{key}\", which it doesn't declare"))
+        })
+    }
+
+    /// The value of a declared key, or its default.
+    fn value(&self, key: &str) -> Result<Option<Value>> {
+        let declared = self.key(key)?;
+        if let Some((_, value)) = self.values.iter().find(|(name, _)| *name == key) {
+            return Ok(Some(value.clone()));
+        }
+        let Some(default) = declared.default else { return Ok(None) };
+        Value::from_word(declared, default)
+            .map(Some)
+            .map_err(|wrong| Error::invalid(format!("the default of key \"{key}\": {wrong}")))
+    }
+
+    fn children(&self, key: &str) -> Result<impl Iterator<Item = &Child>> {
+        let declared = self.key(key)?;
+        if declared.value.child().is_none() {
+            return Err(self.wrong_type(key));
+        }
+        Ok(self.children.iter().filter(move |child| child.key == declared.name))
+    }
+
+    #[cold]
+    fn not_given(&self, key: &str) -> Error {
+        let name = &self.name;
+        Error::invalid(format!("\"{name}\" has no key \"{key}\", and its kind has no default for it"))
+    }
+
+    #[cold]
+    fn wrong_type(&self, key: &str) -> Error {
+        let (kind, declared) =
+            (self.kind.name, self.kind.key(key).map_or_else(String::new, |key| key.value.to_string()));
+        Error::invalid(format!("kind \"{kind}\" asks for the key \"{key}\" as another type than {declared}"))
+    }
+
+    #[cold]
+    fn only_planned(&self, key: &str) -> Error {
+        let kind = self.kind.name;
+        Error::invalid(format!(
+            "kind \"{kind}\" asks for the part \"{key}\" while planning; only its shape is known"
+        ))
+    }
+}

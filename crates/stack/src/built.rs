@@ -1,0 +1,173 @@
+//! A stack that is open: its parts by name, its doors, and how it is taken down.
+
+use crate::kind::{Built, Contract, Door};
+use block::{Call, DevicePart, Error, Result, Status, ZonesPart};
+use std::sync::Arc;
+
+/// One part of a built stack.
+#[derive(Debug, Clone)]
+pub struct BuiltPart {
+    /// Its name in the stack.
+    pub name: String,
+    /// The name of its kind.
+    pub kind: &'static str,
+    /// The part itself.
+    pub built: Built,
+}
+
+/// What [`Plan::build`](crate::Plan::build) returns. It can be shared by all shards.
+#[derive(Debug)]
+pub struct BuiltStack {
+    /// In the order of building, with the number that each has in its stack.
+    parts: Vec<(usize, BuiltPart)>,
+    /// The numbers of the parts that no device or zones stand on.
+    tops: Vec<usize>,
+}
+
+impl BuiltStack {
+    pub(crate) fn new(tops: Vec<usize>) -> Self {
+        BuiltStack { parts: Vec::new(), tops }
+    }
+
+    pub(crate) fn push(&mut self, number: usize, part: BuiltPart) {
+        self.parts.push((number, part));
+    }
+
+    pub(crate) fn by_number(&self, number: usize) -> Option<&BuiltPart> {
+        self.parts.iter().find(|(other, _)| *other == number).map(|(_, part)| part)
+    }
+
+    /// All parts, doors too, from the bottom up.
+    pub fn parts(&self) -> impl Iterator<Item = &BuiltPart> {
+        self.parts.iter().map(|(_, part)| part)
+    }
+
+    /// The doors, in the order of building.
+    pub fn doors(&self) -> impl Iterator<Item = (&str, &Arc<dyn Door>)> {
+        self.parts().filter_map(|part| match &part.built {
+            Built::Door(door) => Some((part.name.as_str(), door)),
+            _ => None,
+        })
+    }
+
+    /// The device with this name.
+    ///
+    /// # Errors
+    /// [`Error::NotFound`] with the names of the devices that there are.
+    pub fn device(&self, name: &str) -> Result<Arc<dyn DevicePart>> {
+        self.devices().find(|(other, _)| *other == name).map(|(_, device)| device.clone()).ok_or_else(|| {
+            let known = self.devices().map(|(name, _)| name).collect::<Vec<_>>().join(", ");
+            Error::not_found(format!("device \"{name}\": expected one of {known}"))
+        })
+    }
+
+    /// The zones with this name.
+    ///
+    /// # Errors
+    /// [`Error::NotFound`] with the names of the zones that there are.
+    pub fn zones(&self, name: &str) -> Result<Arc<dyn ZonesPart>> {
+        let zones = || {
+            self.parts().filter_map(|part| match &part.built {
+                Built::Zones(zones) => Some((part.name.as_str(), zones)),
+                _ => None,
+            })
+        };
+        zones().find(|(other, _)| *other == name).map(|(_, zones)| zones.clone()).ok_or_else(|| {
+            let known = zones().map(|(name, _)| name).collect::<Vec<_>>().join(", ");
+            Error::not_found(format!("zones \"{name}\": expected one of {known}"))
+        })
+    }
+
+    /// The device that no other part stands on; doors don't count.
+    ///
+    /// # Errors
+    /// [`Error::Invalid`] if there is none or more than one, naming them.
+    pub fn top(&self) -> Result<Arc<dyn DevicePart>> {
+        let tops = self.tops.iter().filter_map(|number| self.by_number(*number));
+        let devices = tops
+            .filter_map(|part| match &part.built {
+                Built::Device(device) => Some((part.name.as_str(), device)),
+                _ => None,
+            })
+            .collect::<Vec<_>>();
+        match devices.as_slice() {
+            [(_, device)] => Ok(Arc::clone(device)),
+            [] => Err(Error::invalid("this stack has no device on top, only zones: expected a device there")),
+            several => {
+                let names = several.iter().map(|(name, _)| *name).collect::<Vec<_>>().join(", ");
+                Err(Error::invalid(format!(
+                    "this stack has {} devices on top ({names}): say which one is meant",
+                    several.len()
+                )))
+            }
+        }
+    }
+
+    /// What every part says about itself: an object with `devices`, `zones` and `doors`, each an object by name;
+    /// `kind` is part of each status.
+    pub fn status(&self) -> serde_json::Value {
+        let of = |contract: Contract| {
+            let parts = self.parts().filter(|part| part.built.contract() == contract);
+            let status = |part: &BuiltPart| {
+                let mut status = Status::new();
+                status.insert("kind".to_owned(), part.kind.into());
+                status.extend(part.built.part().status());
+                (part.name.clone(), serde_json::Value::Object(status))
+            };
+            serde_json::Value::Object(parts.map(status).collect())
+        };
+        serde_json::json!({
+            "devices": of(Contract::Device),
+            "zones": of(Contract::Zones),
+            "doors": of(Contract::Door),
+        })
+    }
+
+    /// Starts every door.
+    ///
+    /// # Errors
+    /// That of the first door that can't start, with its name; those that were started have been stopped.
+    pub fn start(&self) -> Call<'_, Result<()>> {
+        Call::new(async move {
+            for (number, (name, door)) in self.doors().enumerate() {
+                if let Err(error) = door.start().await {
+                    for (_, started) in self.doors().take(number) {
+                        let _ = started.stop().await;
+                    }
+                    return Err(error.in_context(format!("door \"{name}\"")));
+                }
+            }
+            Ok(())
+        })
+    }
+
+    /// Stops the doors, then closes every part from the top down, also when one of them fails. The caller has
+    /// dropped the handles that it opened.
+    ///
+    /// # Errors
+    /// The first error, with the name of the part.
+    pub fn close(&self) -> Call<'_, Result<()>> {
+        Call::new(async move {
+            let mut outcome = Ok(());
+            for (name, door) in self.doors() {
+                let stopped = door.stop().await;
+                outcome =
+                    outcome.and(stopped.map_err(|error| error.in_context(format!("stopping \"{name}\""))));
+            }
+            for (_, part) in self.parts.iter().rev() {
+                let closed = part.built.part().close().await;
+                let named =
+                    |error: Error| error.in_context(format!("closing {} \"{}\"", part.kind, part.name));
+                outcome = outcome.and(closed.map_err(named));
+            }
+            outcome
+        })
+    }
+
+    fn devices(&self) -> impl Iterator<Item = (&str, &Arc<dyn DevicePart>)> {
+        self.parts().filter_map(|part| match &part.built {
+            Built::Device(device) => Some((part.name.as_str(), device)),
+            _ => None,
+        })
+    }
+}

@@ -1,0 +1,343 @@
+//! What a kind of part declares about itself, and the list of all kinds.
+//!
+//! Each part's file exports one `pub const KIND: Kind`; the program lists them in a [`Registry`]. Everything that
+//! can be said about a stack without opening it follows from these declarations.
+
+use crate::arguments::Arguments;
+use crate::model::Stack;
+use crate::value::Value;
+use block::{Call, DevicePart, Part, Result, ZonesPart};
+use std::fmt;
+use std::sync::Arc;
+
+/// What a part is to those above it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Contract {
+    /// Blocks, read and written in place: a `[device.NAME]`.
+    Device,
+    /// Append-only zones: a `[zones.NAME]`.
+    Zones,
+    /// A way for other programs to reach the stack; nothing stands on it: a `[door.NAME]`.
+    Door,
+}
+
+impl Contract {
+    /// All of them, in the order in which a stack file is written.
+    pub const ALL: [Contract; 3] = [Contract::Device, Contract::Zones, Contract::Door];
+
+    /// The first half of a section's name in TOML: `device`, `zones`, `door`.
+    pub fn section(self) -> &'static str {
+        match self {
+            Contract::Device => "device",
+            Contract::Zones => "zones",
+            Contract::Door => "door",
+        }
+    }
+
+    /// As it reads in a sentence: `a device`, `zones`, `a door`.
+    pub fn noun(self) -> &'static str {
+        match self {
+            Contract::Device => "a device",
+            Contract::Zones => "zones",
+            Contract::Door => "a door",
+        }
+    }
+}
+
+impl fmt::Display for Contract {
+    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        formatter.write_str(self.section())
+    }
+}
+
+/// What values a key takes.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub enum ValueKind {
+    /// Bytes: `4096`, `"64KiB"`, `"4GiB"`.
+    Size,
+    /// A whole number in a range that includes both ends.
+    Integer {
+        /// The smallest.
+        min: u64,
+        /// The largest.
+        max: u64,
+    },
+    /// A number in a range that includes both ends; never infinite and never "not a number".
+    Float {
+        /// The smallest.
+        min: f64,
+        /// The largest.
+        max: f64,
+    },
+    /// `true` or `false`.
+    Bool,
+    /// Any text.
+    Text,
+    /// A path; relative ones begin at the folder of the stack file.
+    Path,
+    /// A span of time: `"250us"`, `"10ms"`, `"1s"`, `"2m"`.
+    Duration,
+    /// One of these words.
+    Choice(&'static [&'static str]),
+    /// The name of a device of this stack.
+    Device,
+    /// The name of zones of this stack.
+    Zones,
+    /// The names of devices of this stack, in order.
+    Devices,
+    /// A list of texts.
+    Texts,
+}
+
+impl ValueKind {
+    /// The contract that a part named by this key must have; none for keys that don't name parts.
+    pub fn child(&self) -> Option<Contract> {
+        match self {
+            ValueKind::Device | ValueKind::Devices => Some(Contract::Device),
+            ValueKind::Zones => Some(Contract::Zones),
+            _ => None,
+        }
+    }
+
+    /// Whether the key takes a list.
+    pub fn is_list(&self) -> bool {
+        matches!(self, ValueKind::Devices | ValueKind::Texts)
+    }
+}
+
+/// What is expected, as it stands behind the word "expected".
+impl fmt::Display for ValueKind {
+    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            ValueKind::Size => formatter.write_str("a size such as 4096, \"64KiB\" or \"4GiB\""),
+            ValueKind::Integer { min, max } => write!(formatter, "a whole number from {min} to {max}"),
+            ValueKind::Float { min, max } => write!(formatter, "a number from {min} to {max}"),
+            ValueKind::Bool => formatter.write_str("true or false"),
+            ValueKind::Text => formatter.write_str("a text"),
+            ValueKind::Path => formatter.write_str("a path"),
+            ValueKind::Duration => formatter.write_str("a duration such as \"250us\", \"10ms\" or \"1s\""),
+            ValueKind::Choice(words) => write!(formatter, "one of {}", words.join(", ")),
+            ValueKind::Device => formatter.write_str("a device"),
+            ValueKind::Zones => formatter.write_str("zones"),
+            ValueKind::Devices => formatter.write_str("a list of devices"),
+            ValueKind::Texts => formatter.write_str("a list of texts"),
+        }
+    }
+}
+
+/// One key of a kind.
+#[derive(Debug, Clone, Copy)]
+pub struct Key {
+    /// The word before the `=`: lower-case letters, digits and `_`; not `kind`.
+    pub name: &'static str,
+    /// What it takes.
+    pub value: ValueKind,
+    /// Whether a stack that doesn't give it is refused. A list that is required has at least one element.
+    pub required: bool,
+    /// Whether the one-line form may leave the key's name out. Positional values fill the positional keys in
+    /// the order of [`Kind::keys`]; a list takes all that are left, so it must be the last positional key.
+    pub positional: bool,
+    /// The value of a key that isn't given, as the one-line form would write it. None means that the kind's
+    /// code decides, through the getters of [`Arguments`] that begin with `optional_`.
+    pub default: Option<&'static str>,
+    /// What it is for, in a few words, without a full stop.
+    pub help: &'static str,
+}
+
+impl Key {
+    /// A key that must be given.
+    pub const fn required(name: &'static str, value: ValueKind, help: &'static str) -> Self {
+        Key { name, value, required: true, positional: false, default: None, help }
+    }
+
+    /// A key that may be left out.
+    pub const fn optional(name: &'static str, value: ValueKind, help: &'static str) -> Self {
+        Key { name, value, required: false, positional: false, default: None, help }
+    }
+
+    /// The same key, which the one-line form takes without its name, too.
+    pub const fn positional(self) -> Self {
+        Key { positional: true, ..self }
+    }
+
+    /// The same key with this value where none is given.
+    pub const fn or(self, default: &'static str) -> Self {
+        Key { default: Some(default), ..self }
+    }
+}
+
+/// What is known about a part before anything is opened.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct Shape {
+    /// Its capacity in bytes; none if only opening it can tell.
+    pub bytes: Option<u64>,
+    /// The size of its blocks in bytes; none if only opening it can tell, and for zones and doors.
+    pub block_size: Option<u32>,
+}
+
+impl Shape {
+    /// A shape of which both are known.
+    pub const fn new(bytes: u64, block_size: u32) -> Self {
+        Shape { bytes: Some(bytes), block_size: Some(block_size) }
+    }
+}
+
+/// A kind of part: how a stack names it, what keys it takes, and how it is made.
+#[derive(Clone, Copy)]
+pub struct Kind {
+    /// The word after `kind =`: lower-case letters, digits, `_` and `-`.
+    pub name: &'static str,
+    /// What a part of this kind is to those above it.
+    pub contract: Contract,
+    /// What it does, in a few words.
+    pub summary: &'static str,
+    /// The keys, in the order in which they are shown.
+    pub keys: &'static [Key],
+    /// Whether several parts may stand on one part of this kind. Doors may always share a device among
+    /// themselves.
+    pub shareable: bool,
+    /// A one-line stack with a part of this kind, for the help.
+    pub example: &'static str,
+    /// Says the shape, or what doesn't fit: called from the bottom up, with the children's shapes, before
+    /// anything of the stack is opened. May look at files (`stat`), never opens or writes. What is missing
+    /// on the disk and may still be made by then is left to `build`. [`Arguments::refuse`] makes the error point at a key.
+    pub plan: fn(&Arguments) -> Result<Shape>,
+    /// Makes the part; its children are built.
+    pub build: fn(Arguments) -> Call<'static, Result<Built>>,
+}
+
+impl Kind {
+    /// The declaration of the key with this name.
+    pub fn key(&self, name: &str) -> Option<&'static Key> {
+        self.keys.iter().find(|key| key.name == name)
+    }
+
+    /// The names of all keys, separated by commas.
+    pub fn key_list(&self) -> String {
+        self.keys.iter().map(|key| key.name).collect::<Vec<_>>().join(", ")
+    }
+}
+
+impl fmt::Debug for Kind {
+    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(formatter, "Kind({} {})", self.contract, self.name)
+    }
+}
+
+/// A door: a part that lets other programs in.
+pub trait Door: Part {
+    /// Begins to serve; returns once clients can connect.
+    fn start(&self) -> Call<'_, Result<()>>;
+
+    /// Ends serving: no new clients, those that are there are finished, handles dropped. A door that isn't
+    /// serving has nothing to do.
+    fn stop(&self) -> Call<'_, Result<()>>;
+
+    /// Where clients find it, in the form that they take (`nbd+unix:///vol?socket=vol.sock`), one per export.
+    fn addresses(&self) -> Vec<String>;
+}
+
+/// What [`Kind::build`] returns, of the contract that the kind declares.
+#[derive(Clone)]
+pub enum Built {
+    /// A device.
+    Device(Arc<dyn DevicePart>),
+    /// Zones.
+    Zones(Arc<dyn ZonesPart>),
+    /// A door, not started yet.
+    Door(Arc<dyn Door>),
+}
+
+impl Built {
+    /// Which contract it is.
+    pub fn contract(&self) -> Contract {
+        match self {
+            Built::Device(_) => Contract::Device,
+            Built::Zones(_) => Contract::Zones,
+            Built::Door(_) => Contract::Door,
+        }
+    }
+
+    /// What all of them can do.
+    pub fn part(&self) -> &dyn Part {
+        match self {
+            Built::Device(part) => part.as_ref(),
+            Built::Zones(part) => part.as_ref(),
+            Built::Door(door) => door.as_ref(),
+        }
+    }
+}
+
+impl fmt::Debug for Built {
+    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(formatter, "Built({} {})", self.contract(), self.part().kind())
+    }
+}
+
+/// All kinds that a program knows.
+#[derive(Debug, Clone, Default)]
+pub struct Registry {
+    /// The kinds, in the order in which they are listed.
+    pub kinds: Vec<&'static Kind>,
+}
+
+impl Registry {
+    /// From a list.
+    pub fn new(kinds: Vec<&'static Kind>) -> Self {
+        Registry { kinds }
+    }
+
+    /// The kind with this name.
+    pub fn kind(&self, name: &str) -> Option<&'static Kind> {
+        self.kinds.iter().copied().find(|kind| kind.name == name)
+    }
+
+    /// Checks the declarations themselves: names are words and unique, defaults have the type of their key,
+    /// a positional list is the last positional key, examples are stacks with a part of that kind. A program
+    /// has one test that calls this.
+    ///
+    /// # Errors
+    /// The first declaration that is wrong, in words.
+    pub fn verify(&self) -> Result<(), String> {
+        for (number, kind) in self.kinds.iter().enumerate() {
+            if self.kinds[..number].iter().any(|other| other.name == kind.name) {
+                return Err(format!("kind \"{}\" is listed twice", kind.name));
+            }
+            let allowed = |letter: char| matches!(letter, 'a'..='z' | '0'..='9' | '_' | '-');
+            if kind.name.is_empty() || !kind.name.chars().all(allowed) {
+                return Err(format!("kind \"{}\": expected lower-case letters, digits, _ and -", kind.name));
+            }
+            verify_keys(kind)?;
+            let example = Stack::from_line("example", kind.example, self)
+                .map_err(|problems| format!("kind \"{}\": {problems}", kind.name))?;
+            if !example.parts().any(|part| part.kind().name == kind.name) {
+                return Err(format!("kind \"{}\": its example has no part of this kind", kind.name));
+            }
+        }
+        Ok(())
+    }
+}
+
+fn verify_keys(kind: &Kind) -> Result<(), String> {
+    let mut list_before = false;
+    for (number, key) in kind.keys.iter().enumerate() {
+        let of = format!("key \"{}\" of kind \"{}\"", key.name, kind.name);
+        let allowed = |letter: char| matches!(letter, 'a'..='z' | '0'..='9' | '_');
+        if key.name.is_empty() || key.name == "kind" || !key.name.chars().all(allowed) {
+            return Err(format!("{of}: expected lower-case letters, digits and _, and not \"kind\""));
+        }
+        if kind.keys[..number].iter().any(|other| other.name == key.name) {
+            return Err(format!("{of} is declared twice"));
+        }
+        if key.positional && list_before {
+            return Err(format!("{of} is positional behind a positional list, which takes all that is left"));
+        }
+        list_before |= key.positional && key.value.is_list();
+        let Some(default) = key.default else { continue };
+        if key.required || key.value.child().is_some() || key.value.is_list() {
+            return Err(format!("{of} can't have a default: it is required, a part or a list"));
+        }
+        Value::from_word(key, default).map_err(|problem| format!("{of}: its default {problem}"))?;
+    }
+    Ok(())
+}

@@ -1,0 +1,232 @@
+//! A stack that was read and makes sense: every kind and key is known, every value has its type, every name leads
+//! to a part, nothing stands on itself. Whether sizes fit is said by [`Stack::check`].
+
+use crate::graph::Reference;
+use crate::kind::{Contract, Kind, Registry};
+use crate::plan::Plan;
+use crate::problem::{Collector, Problem, Problems, Source};
+use crate::raw::Span;
+use crate::value::Value;
+use crate::{draw, line_form, line_writer, resolve, toml_form};
+use std::path::{Path, PathBuf};
+
+/// How long a stack's text may be, in bytes.
+pub const LONGEST_TEXT: usize = 1 << 20;
+
+/// One section of a stack.
+#[derive(Debug, Clone)]
+pub struct Part {
+    pub(crate) name: String,
+    pub(crate) name_span: Span,
+    pub(crate) kind: &'static Kind,
+    /// What was given, in the order of the kind's keys.
+    pub(crate) values: Vec<Given>,
+    /// What it stands on, in the order of the kind's keys.
+    pub(crate) references: Vec<Reference>,
+}
+
+/// A key that was given.
+#[derive(Debug, Clone)]
+pub(crate) struct Given {
+    pub key: &'static str,
+    pub key_span: Span,
+    pub value: Value,
+}
+
+impl Part {
+    /// Its name; doors have names of their own, so a door and a device may have the same one.
+    pub fn name(&self) -> &str {
+        &self.name
+    }
+
+    /// Its kind.
+    pub fn kind(&self) -> &'static Kind {
+        self.kind
+    }
+
+    /// The keys that were given, with their values, in the order of the kind's keys.
+    pub fn values(&self) -> impl Iterator<Item = (&'static str, &Value)> {
+        self.values.iter().map(|given| (given.key, &given.value))
+    }
+
+    /// The value of a key; none if it wasn't given.
+    pub fn value(&self, key: &str) -> Option<&Value> {
+        self.values.iter().find(|given| given.key == key).map(|given| &given.value)
+    }
+
+    /// Where a key stands, or else the part's name.
+    pub(crate) fn place_of(&self, key: Option<&str>) -> Span {
+        let given = self.values.iter().find(|given| Some(given.key) == key);
+        given.map_or_else(|| self.name_span.clone(), |given| given.key_span.clone())
+    }
+}
+
+/// Two parts are equal if they say the same; where it was written doesn't matter.
+impl PartialEq for Part {
+    fn eq(&self, other: &Self) -> bool {
+        self.name == other.name && self.kind.name == other.kind.name && self.values().eq(other.values())
+    }
+}
+
+/// Parts, what they stand on, and the number of shards. Reading one checks everything that its text can tell.
+#[derive(Debug, Clone)]
+pub struct Stack {
+    pub(crate) source: Source,
+    /// Absolute, or relative to where the program was started.
+    pub(crate) base_directory: PathBuf,
+    pub(crate) shards: usize,
+    pub(crate) parts: Vec<Part>,
+    /// The parts from the bottom up.
+    pub(crate) order: Vec<usize>,
+}
+
+impl Stack {
+    /// The largest number of shards.
+    pub const MOST_SHARDS: usize = 256;
+
+    /// Reads a stack from TOML. `name` is what goes before line and column in problems, usually the path of the
+    /// file. Relative paths begin where the program was started, unless
+    /// [`with_base_directory`](Self::with_base_directory) says otherwise.
+    ///
+    /// # Errors
+    /// Everything that is wrong with it.
+    pub fn from_toml(name: &str, text: &str, registry: &Registry) -> Result<Stack, Problems> {
+        read(name, text, registry, toml_form::read)
+    }
+
+    /// Reads a stack from its one-line form, as [`from_toml`](Self::from_toml) does from TOML.
+    ///
+    /// # Errors
+    /// Everything that is wrong with it.
+    pub fn from_line(name: &str, text: &str, registry: &Registry) -> Result<Stack, Problems> {
+        read(name, text, registry, |source, problems| line_form::read(source, registry, problems))
+    }
+
+    /// Reads what stands for a stack on a command line: a TOML file if there is one with this path or the text
+    /// ends in `.toml`, else the one-line form. Relative paths in a file begin at its folder.
+    ///
+    /// # Errors
+    /// Everything that is wrong with it, or that the file can't be read.
+    pub fn load(argument: &str, registry: &Registry) -> Result<Stack, Problems> {
+        let path = Path::new(argument);
+        if !argument.ends_with(".toml") && !path.is_file() {
+            return Stack::from_line("stack", argument, registry);
+        }
+        let text = std::fs::read_to_string(path).map_err(|error| {
+            let message = format!("can't read this stack file: {error}");
+            Problems::from(Problem::without_place(argument, message))
+        })?;
+        let stack = Stack::from_toml(argument, &text, registry)?;
+        Ok(stack.with_base_directory(path.parent().unwrap_or(Path::new(""))))
+    }
+
+    /// The same stack, with relative paths beginning at this folder.
+    #[must_use]
+    pub fn with_base_directory(mut self, folder: &Path) -> Stack {
+        self.base_directory = folder.to_owned();
+        self
+    }
+
+    /// The same stack on this many shards, from 1 to [`MOST_SHARDS`](Self::MOST_SHARDS).
+    #[must_use]
+    pub fn with_shards(mut self, shards: usize) -> Stack {
+        self.shards = shards.clamp(1, Self::MOST_SHARDS);
+        self
+    }
+
+    /// The text that it was read from.
+    pub fn source(&self) -> &Source {
+        &self.source
+    }
+
+    /// How many shards it runs on.
+    pub fn shards(&self) -> usize {
+        self.shards
+    }
+
+    /// All parts, doors too, in the order of the text; from the bottom up if it was one line.
+    pub fn parts(&self) -> impl Iterator<Item = &Part> {
+        self.parts.iter()
+    }
+
+    /// The device or zones with this name.
+    pub fn part(&self, name: &str) -> Option<&Part> {
+        self.parts.iter().find(|part| part.kind.contract != Contract::Door && part.name == name)
+    }
+
+    /// The door with this name.
+    pub fn door(&self, name: &str) -> Option<&Part> {
+        self.parts.iter().find(|part| part.kind.contract == Contract::Door && part.name == name)
+    }
+
+    /// As TOML that reads back to an equal stack. Comments are not kept.
+    pub fn to_toml(&self) -> String {
+        toml_form::write(self)
+    }
+
+    /// As one line, which reads back to the same stack with made-up names.
+    ///
+    /// # Errors
+    /// Two parts share a third, or there is more than one top or door: only trees can be one line.
+    pub fn to_line(&self) -> Result<String, Problem> {
+        line_writer::write(self)
+    }
+
+    /// Runs [`Kind::plan`] of every part from the bottom up: what comes out fits together. `format` says
+    /// whether what isn't there yet is to be created.
+    ///
+    /// # Errors
+    /// Everything that doesn't fit, each at its key or section.
+    pub fn check(&self, format: bool) -> Result<Plan, Problems> {
+        Plan::of(self.clone(), format)
+    }
+
+    /// A picture of the stack, as text.
+    pub fn draw(&self) -> String {
+        draw::draw(self, None)
+    }
+
+    /// The stack for machines: `shards`, `line` (null if it can't be one) and `parts`.
+    pub fn to_json(&self) -> serde_json::Value {
+        draw::to_json(self, None)
+    }
+
+    /// The numbers of the parts that no device or zones stand on; doors don't count as users.
+    pub(crate) fn tops(&self) -> Vec<usize> {
+        let mut used = vec![false; self.parts.len()];
+        for part in self.parts.iter().filter(|part| part.kind.contract != Contract::Door) {
+            part.references.iter().for_each(|reference| used[reference.part] = true);
+        }
+        let is_top = |number: &usize| !used[*number] && self.parts[*number].kind.contract != Contract::Door;
+        (0..self.parts.len()).filter(is_top).collect()
+    }
+}
+
+/// Two stacks are equal if they have the same shards and the same parts, in whatever order.
+impl PartialEq for Stack {
+    fn eq(&self, other: &Self) -> bool {
+        let sorted = |stack: &'_ Self| {
+            let mut parts = stack.parts.clone();
+            parts.sort_by(|a, b| (a.kind.contract, &a.name).cmp(&(b.kind.contract, &b.name)));
+            parts
+        };
+        self.shards == other.shards && sorted(self) == sorted(other)
+    }
+}
+
+fn read(
+    name: &str,
+    text: &str,
+    registry: &Registry,
+    form: impl FnOnce(&Source, &mut Collector) -> crate::raw::RawStack,
+) -> Result<Stack, Problems> {
+    if text.len() > LONGEST_TEXT {
+        let message =
+            format!("{} bytes are too long for a stack: expected at most {LONGEST_TEXT}", text.len());
+        return Err(Problem::without_place(name, message).into());
+    }
+    let source = Source::new(name, text);
+    let mut problems = Collector::default();
+    let raw = form(&source, &mut problems);
+    resolve::resolve(source, raw, registry, problems)
+}

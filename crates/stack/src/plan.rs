@@ -1,0 +1,129 @@
+//! A stack whose parts fit together, and how it is built.
+
+use crate::arguments::{Arguments, Child};
+use crate::built::{BuiltPart, BuiltStack};
+use crate::draw;
+use crate::kind::{Contract, Shape};
+use crate::model::{Part, Stack};
+use crate::problem::{Collector, Problems};
+use block::{Call, Error, Result};
+use std::cell::Cell;
+
+/// What [`Stack::check`] returns. It can be built any number of times.
+#[derive(Debug, Clone)]
+pub struct Plan {
+    stack: Stack,
+    /// By the number of the part.
+    shapes: Vec<Shape>,
+    format: bool,
+}
+
+impl Plan {
+    pub(crate) fn of(stack: Stack, format: bool) -> Result<Plan, Problems> {
+        let mut problems = Collector::default();
+        let mut shapes: Vec<Option<Shape>> = vec![None; stack.parts.len()];
+        for number in &stack.order {
+            let part = &stack.parts[*number];
+            let children = part.references.iter().map(|reference| {
+                let name = stack.parts[reference.part].name.clone();
+                shapes[reference.part].map(|shape| Child { key: reference.key, name, shape, built: None })
+            });
+            // What stands on a part that doesn't fit can't be judged.
+            let Some(children) = children.collect::<Option<Vec<_>>>() else { continue };
+            let arguments = arguments(&stack, part, children, format);
+            match (part.kind.plan)(&arguments) {
+                Ok(shape) => shapes[*number] = Some(shape),
+                Err(error) => problems.add(|| {
+                    let message = format!("{}: {}", title(part), error.detail());
+                    stack.source.problem(part.place_of(arguments.refused.get()), message)
+                }),
+            }
+        }
+        let shapes = shapes.into_iter().map(Option::unwrap_or_default).collect();
+        problems.finish(Plan { stack, shapes, format })
+    }
+
+    /// The stack that this is the plan of.
+    pub fn stack(&self) -> &Stack {
+        &self.stack
+    }
+
+    /// What is known about the device or zones with this name.
+    pub fn shape(&self, name: &str) -> Option<Shape> {
+        let is_it = |part: &Part| part.name == name && part.kind.contract != Contract::Door;
+        self.stack.parts.iter().position(is_it).map(|number| self.shapes[number])
+    }
+
+    /// A picture of the stack with sizes, as text.
+    pub fn draw(&self) -> String {
+        draw::draw(&self.stack, Some(&self.shapes))
+    }
+
+    /// As [`Stack::to_json`], with `bytes` and `block_size` of each part, null where they aren't known.
+    pub fn to_json(&self) -> serde_json::Value {
+        draw::to_json(&self.stack, Some(&self.shapes))
+    }
+
+    /// Builds every part from the bottom up; doors are made and not started. Runs where the kinds need it, on a
+    /// shard of the runtime.
+    ///
+    /// # Errors
+    /// That of the first part that can't be built, with its name. What was built by then has been closed, from
+    /// the top down.
+    pub fn build(&self) -> Call<'_, Result<BuiltStack>> {
+        Call::new(async move {
+            let mut stack = BuiltStack::new(self.stack.tops());
+            for number in &self.stack.order {
+                let part = &self.stack.parts[*number];
+                match self.build_part(*number, &stack).await {
+                    Ok(built) => stack.push(*number, built),
+                    Err(error) => {
+                        // The error of building says what to do about it; those of closing only follow from it.
+                        let _ = stack.close().await;
+                        return Err(error.in_context(title(part)));
+                    }
+                }
+            }
+            Ok(stack)
+        })
+    }
+
+    async fn build_part(&self, number: usize, below: &BuiltStack) -> Result<BuiltPart> {
+        let part = &self.stack.parts[number];
+        let children = part
+            .references
+            .iter()
+            .map(|reference| Child {
+                key: reference.key,
+                name: self.stack.parts[reference.part].name.clone(),
+                shape: self.shapes[reference.part],
+                built: below.by_number(reference.part).cloned(),
+            })
+            .collect();
+        let built = (part.kind.build)(arguments(&self.stack, part, children, self.format)).await?;
+        if built.contract() != part.kind.contract {
+            let (found, expected) = (built.contract().noun(), part.kind.contract.noun());
+            let _ = built.part().close().await;
+            return Err(Error::invalid(format!("it was built as {found}, but its kind declares {expected}")));
+        }
+        Ok(BuiltPart { name: part.name.clone(), kind: part.kind.name, built })
+    }
+}
+
+/// How errors name a part: `file "disk"`.
+fn title(part: &Part) -> String {
+    format!("{} \"{}\"", part.kind.name, part.name)
+}
+
+fn arguments(stack: &Stack, part: &Part, children: Vec<Child>, format: bool) -> Arguments {
+    Arguments {
+        name: part.name.clone(),
+        kind: part.kind,
+        values: part.values.iter().map(|given| (given.key, given.value.clone())).collect(),
+        children,
+        base_directory: stack.base_directory.clone(),
+        format,
+        shards: stack.shards,
+        refused: Cell::new(None),
+    }
+}

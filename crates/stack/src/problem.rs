@@ -1,0 +1,296 @@
+//! What is wrong with a text that somebody wrote, said so that it can be put right: file, line, column, what was
+//! found, what was expected, the nearest known word, and the line itself with a mark below.
+
+use std::fmt;
+use std::ops::Range;
+use std::sync::Arc;
+
+/// How many problems are reported at once; of the others only the number is.
+pub const MOST_PROBLEMS: usize = 50;
+/// How many characters of a source line are shown.
+const SHOWN: usize = 100;
+/// Longer words are not compared with known ones.
+const LONGEST_COMPARED: usize = 64;
+
+/// A text and where it comes from. Cheap to clone.
+#[derive(Debug, Clone)]
+pub struct Source {
+    name: Arc<str>,
+    text: Arc<str>,
+}
+
+impl Source {
+    /// A text, and the name that goes before line and column: a file's path, or what else tells people where
+    /// they wrote it.
+    pub fn new(name: &str, text: &str) -> Self {
+        Source { name: name.into(), text: text.into() }
+    }
+
+    /// The name that was given.
+    pub fn name(&self) -> &str {
+        &self.name
+    }
+
+    /// The text that was given.
+    pub fn text(&self) -> &str {
+        &self.text
+    }
+
+    /// The nearest place at or before this byte where a character begins.
+    fn boundary(&self, byte: usize) -> usize {
+        let byte = byte.min(self.text.len());
+        (0..=byte).rev().find(|byte| self.text.is_char_boundary(*byte)).unwrap_or(0)
+    }
+
+    /// A problem with these bytes of the text. Ends outside the text, or inside a character, are moved.
+    pub fn problem(&self, span: Range<usize>, message: impl Into<String>) -> Problem {
+        let start = self.boundary(span.start);
+        let before = &self.text[..start];
+        let line_start = before.rfind('\n').map_or(0, |newline| newline + 1);
+        let line_end = self.text[start..].find('\n').map_or(self.text.len(), |length| start + length);
+        let end = self.boundary(span.end).clamp(start, line_end);
+        let count = |range: Range<usize>| self.text[range].chars().count();
+        let column = count(line_start..start);
+        let first = column.saturating_sub(SHOWN / 2);
+        let shown = |letter: char| if letter.is_control() { ' ' } else { letter };
+        let line = self.text[line_start..line_end].trim_end_matches('\r');
+        let excerpt = line.chars().skip(first).take(SHOWN).map(shown).collect::<String>();
+        let marks = count(start..end).clamp(1, SHOWN - (column - first));
+        Problem {
+            source: self.name.to_string(),
+            line: before.matches('\n').count() + 1,
+            column: column + 1,
+            message: message.into(),
+            nearest: None,
+            excerpt: Some(Box::new(Excerpt { text: excerpt, offset: column - first, marks })),
+        }
+    }
+}
+
+/// One thing that is wrong.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Problem {
+    /// The name of the text that it is in.
+    pub source: String,
+    /// The line, from 1; 0 where the text as a whole is meant.
+    pub line: usize,
+    /// The column in characters, from 1; 0 where the text as a whole is meant.
+    pub column: usize,
+    /// What was found and what was expected.
+    pub message: String,
+    /// The known word that is nearest to the one that was found; it is in the message, too.
+    pub nearest: Option<String>,
+    excerpt: Option<Box<Excerpt>>,
+}
+
+#[derive(Debug, Clone, PartialEq, Eq)]
+struct Excerpt {
+    text: String,
+    offset: usize,
+    marks: usize,
+}
+
+impl Problem {
+    /// A problem with a text as a whole, such as a file that can't be read.
+    pub fn without_place(source: &str, message: impl Into<String>) -> Self {
+        Problem {
+            source: source.to_owned(),
+            line: 0,
+            column: 0,
+            message: message.into(),
+            nearest: None,
+            excerpt: None,
+        }
+    }
+
+    /// The same problem, remembering the word that was probably meant.
+    #[must_use]
+    pub fn with_nearest(mut self, nearest: Option<&str>) -> Self {
+        self.nearest = nearest.map(str::to_owned);
+        self
+    }
+
+    /// For machines: `source`, `line`, `column`, `message`, `nearest`.
+    pub fn to_json(&self) -> serde_json::Value {
+        serde_json::json!({
+            "source": self.source,
+            "line": self.line,
+            "column": self.column,
+            "message": self.message,
+            "nearest": self.nearest,
+        })
+    }
+}
+
+impl fmt::Display for Problem {
+    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        if self.line == 0 {
+            return write!(formatter, "{}: {}", self.source, self.message);
+        }
+        write!(formatter, "{}:{}:{}: {}", self.source, self.line, self.column, self.message)?;
+        let Some(excerpt) = &self.excerpt else { return Ok(()) };
+        let number = self.line.to_string();
+        write!(formatter, "\n {number} | {}\n", excerpt.text)?;
+        let (margin, offset) = (number.len() + 1, excerpt.offset);
+        write!(formatter, "{:margin$} | {:offset$}{}", "", "", "^".repeat(excerpt.marks))
+    }
+}
+
+/// Everything that is wrong with a text, in the order of the text; never empty.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Problems {
+    list: Vec<Problem>,
+    /// How many more there are than are in the list.
+    more: usize,
+}
+
+impl Problems {
+    /// In the order of the text.
+    pub fn iter(&self) -> impl Iterator<Item = &Problem> {
+        self.list.iter()
+    }
+
+    /// How many there are.
+    pub fn count(&self) -> usize {
+        self.list.len() + self.more
+    }
+}
+
+impl From<Problem> for Problems {
+    fn from(problem: Problem) -> Self {
+        Problems { list: vec![problem], more: 0 }
+    }
+}
+
+impl fmt::Display for Problems {
+    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        for (number, problem) in self.list.iter().enumerate() {
+            let between = if number == 0 { "" } else { "\n\n" };
+            write!(formatter, "{between}{problem}")?;
+        }
+        match self.more {
+            0 => Ok(()),
+            more => write!(formatter, "\n\n... and {more} more"),
+        }
+    }
+}
+
+impl std::error::Error for Problems {}
+
+/// Gathers problems while a text is read; plans and job files use it, too.
+#[derive(Debug, Default)]
+pub struct Collector {
+    list: Vec<Problem>,
+    more: usize,
+}
+
+impl Collector {
+    /// Adds a problem. Hostile texts have many, so beyond [`MOST_PROBLEMS`] they are only counted, and the
+    /// closure, which may compare many words, isn't called.
+    pub fn add(&mut self, make: impl FnOnce() -> Problem) {
+        if self.list.len() < MOST_PROBLEMS {
+            self.list.push(make());
+        } else {
+            self.more += 1;
+        }
+    }
+
+    /// How many there are by now.
+    pub fn count(&self) -> usize {
+        self.list.len() + self.more
+    }
+
+    /// The value if there is no problem.
+    pub fn finish<T>(mut self, value: T) -> Result<T, Problems> {
+        if self.list.is_empty() {
+            return Ok(value);
+        }
+        self.list.sort_by_key(|problem| (problem.line, problem.column));
+        Err(Problems { list: self.list, more: self.more })
+    }
+}
+
+/// The candidate that is nearest to a word that isn't one of them, if any is near enough to be what was meant.
+pub fn nearest<'a>(word: &str, candidates: impl IntoIterator<Item = &'a str>) -> Option<&'a str> {
+    if word.len() > LONGEST_COMPARED {
+        return None;
+    }
+    let word = word.to_lowercase();
+    let allowed = (word.chars().count() / 3).max(1);
+    let distance = |candidate: &str| {
+        let lower = candidate.to_lowercase();
+        if word.len() >= 3 && (lower.starts_with(&word) || word.starts_with(&lower) && lower.len() >= 3) {
+            return 1;
+        }
+        strsim::damerau_levenshtein(&word, &lower)
+    };
+    candidates
+        .into_iter()
+        .filter(|candidate| candidate.len() <= LONGEST_COMPARED)
+        .map(|candidate| (distance(candidate), candidate))
+        .filter(|(distance, candidate)| *distance <= allowed && *distance < candidate.chars().count())
+        .min_by_key(|(distance, _)| *distance)
+        .map(|(_, candidate)| candidate)
+}
+
+/// `: did you mean "size"?`, or nothing.
+pub(crate) fn meant(nearest: Option<&str>) -> String {
+    nearest.map_or_else(String::new, |word| format!(": did you mean \"{word}\"?"))
+}
+
+/// Text that somebody else wrote, shortened and with control characters escaped, for a message.
+pub(crate) fn shown(text: &str) -> String {
+    const LONGEST: usize = 60;
+    let mut shown = text.chars().take(LONGEST).collect::<String>().escape_debug().to_string();
+    if text.chars().nth(LONGEST).is_some() {
+        shown.push_str("...");
+    }
+    shown
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    #[test]
+    fn lines_columns_and_marks() {
+        let source = Source::new("a.toml", "one\n\tzwei drei\r\nvier");
+        let problem = source.problem(10..14, "bad");
+        assert_eq!(problem.to_string(), "a.toml:2:7: bad\n 2 |  zwei drei\n   |       ^^^^");
+        let problem = source.problem(20..20, "worse");
+        assert_eq!(problem.to_string(), "a.toml:3:5: worse\n 3 | vier\n   |     ^");
+        assert_eq!(Problem::without_place("a.toml", "gone").to_string(), "a.toml: gone");
+    }
+
+    #[test]
+    fn a_long_line_is_shown_around_the_mark() {
+        let source = Source::new("x", &format!("{}here{}", "ä".repeat(1000), "z".repeat(1000)));
+        let problem = source.problem(2000..2004, "bad");
+        assert_eq!(problem.column, 1001);
+        let text = problem.to_string();
+        let lines = text.lines().collect::<Vec<_>>();
+        assert_eq!(lines[1], format!(" 1 | {}here{}", "ä".repeat(50), "z".repeat(46)));
+        assert_eq!(lines[2], format!("   | {}^^^^", " ".repeat(50)));
+    }
+
+    #[test]
+    fn nearest_words() {
+        let known = ["size", "path", "block_size", "direct"];
+        assert_eq!(nearest("sise", known), Some("size"));
+        assert_eq!(nearest("SIZE", known), Some("size"));
+        assert_eq!(nearest("block", known), Some("block_size"));
+        assert_eq!(nearest("driect", known), Some("direct"));
+        assert_eq!(nearest("colour", known), None);
+        assert_eq!(nearest("", known), None);
+        assert_eq!(nearest("b", ["a", "c"]), None);
+    }
+
+    proptest! {
+        #[test]
+        fn any_span_of_any_text(text in "(.|\n){0,80}", start in 0_usize..100, length in 0_usize..100) {
+            let problem = Source::new("x", &text).problem(start..start + length, "bad").to_string();
+            prop_assert!(problem.starts_with("x:"));
+        }
+    }
+}

@@ -1,0 +1,154 @@
+//! A stack as TOML: a table `[stack]`, and sections `[device.NAME]`, `[zones.NAME]`, `[door.NAME]`.
+
+use crate::kind::Contract;
+use crate::model::Stack;
+use crate::problem::{Collector, Source, meant, nearest, shown};
+use crate::raw::{At, RawSection, RawSetting, RawStack, RawValue};
+use crate::value::Value;
+use toml::Spanned;
+use toml::de::{DeString, DeTable, DeValue};
+
+/// What a stack file consists of.
+const SECTIONS: &str = "A stack consists of [stack], [device.NAME], [zones.NAME] and [door.NAME]";
+
+/// Reads the text as far as it is TOML.
+pub(crate) fn read(source: &Source, problems: &mut Collector) -> RawStack {
+    let (document, errors) = DeTable::parse_recoverable(source.text());
+    for error in errors {
+        let end = source.text().len();
+        problems
+            .add(|| source.problem(error.span().unwrap_or(end..end), format!("TOML: {}", error.message())));
+    }
+    let mut stack = RawStack::default();
+    for (key, value) in document.get_ref() {
+        let contract = Contract::ALL.into_iter().find(|contract| contract.section() == key.get_ref());
+        match contract {
+            Some(contract) => read_sections(source, contract, key, value, &mut stack, problems),
+            None if key.get_ref() == "stack" => match value.get_ref() {
+                DeValue::Table(table) => stack.settings = settings(table),
+                _ => problems.add(|| {
+                    source.problem(key.span(), "\"stack\" is not a table: write [stack] and its keys below")
+                }),
+            },
+            None => problems.add(|| {
+                let known = Contract::ALL.map(Contract::section).into_iter().chain(["stack"]);
+                let nearest = nearest(key.get_ref(), known);
+                let hint = if nearest.is_some() { meant(nearest) } else { ".".to_owned() };
+                let message = format!("unknown section \"{}\"{hint} {SECTIONS}", shown(key.get_ref()));
+                source.problem(key.span(), message).with_nearest(nearest)
+            }),
+        }
+    }
+    // The parser sorts by name; people number things in the order of the file.
+    stack.sections.sort_by_key(|section| section.name.span.start);
+    stack
+}
+
+fn read_sections(
+    source: &Source,
+    contract: Contract,
+    key: &Spanned<DeString<'_>>,
+    value: &Spanned<DeValue<'_>>,
+    stack: &mut RawStack,
+    problems: &mut Collector,
+) {
+    let DeValue::Table(sections) = value.get_ref() else {
+        return problems.add(|| {
+            let message =
+                format!("\"{contract}\" is not a table: write [{contract}.NAME] and its keys below");
+            source.problem(key.span(), message)
+        });
+    };
+    for (name, value) in sections {
+        let DeValue::Table(table) = value.get_ref() else {
+            problems.add(|| {
+                let word = shown(name.get_ref());
+                let message =
+                    format!("\"{word}\" stands outside a section: write [{contract}.NAME] above it");
+                source.problem(name.span(), message)
+            });
+            continue;
+        };
+        let mut all = settings(table);
+        let kind = all.iter().position(|setting| setting.key.value == "kind").map(|at| all.remove(at).value);
+        let name = At::new(name.get_ref().to_string(), name.span());
+        stack.sections.push(RawSection { contract: Some(contract), name, kind, settings: all });
+    }
+}
+
+fn settings(table: &DeTable<'_>) -> Vec<RawSetting> {
+    let setting = |(key, value): (&Spanned<DeString<'_>>, &Spanned<DeValue<'_>>)| RawSetting {
+        key: At::new(key.get_ref().to_string(), key.span()),
+        value: raw_value(value),
+    };
+    let mut settings = table.iter().map(setting).collect::<Vec<_>>();
+    settings.sort_by_key(|setting| setting.key.span.start);
+    settings
+}
+
+fn raw_value(value: &Spanned<DeValue<'_>>) -> At<RawValue> {
+    let raw = match value.get_ref() {
+        DeValue::String(text) => RawValue::Text(text.to_string()),
+        DeValue::Integer(number) => {
+            let parsed = u64::from_str_radix(number.as_str(), number.radix()).ok();
+            RawValue::Integer(parsed, number.to_string())
+        }
+        DeValue::Float(number) => RawValue::Float(number.as_str().parse().unwrap_or(f64::NAN)),
+        DeValue::Boolean(value) => RawValue::Bool(*value),
+        DeValue::Datetime(_) => RawValue::Other("a date or time"),
+        DeValue::Array(items) => RawValue::List(items.iter().map(raw_value).collect()),
+        DeValue::Table(_) => RawValue::Other("a table"),
+    };
+    At::new(raw, value.span())
+}
+
+/// The text of a stack, sections in their order.
+pub(crate) fn write(stack: &Stack) -> String {
+    let mut text = String::new();
+    if stack.shards() != 1 {
+        text.push_str(&format!("[stack]\nshards = {}\n", stack.shards()));
+    }
+    for part in stack.parts() {
+        let between = if text.is_empty() { "" } else { "\n" };
+        let (section, name, kind) = (part.kind().contract, key_text(part.name()), part.kind().name);
+        text.push_str(&format!("{between}[{section}.{name}]\nkind = \"{kind}\"\n"));
+        for (key, value) in part.values() {
+            text.push_str(&format!("{key} = {}\n", value_text(value)));
+        }
+    }
+    text
+}
+
+fn value_text(value: &Value) -> String {
+    match value {
+        Value::Integer(_) | Value::Float(_) | Value::Bool(_) => value.to_text(),
+        Value::Parts(list) | Value::Texts(list) => {
+            let items = list.iter().map(|item| quoted(item)).collect::<Vec<_>>();
+            format!("[{}]", items.join(", "))
+        }
+        _ => quoted(&value.to_text()),
+    }
+}
+
+fn key_text(name: &str) -> String {
+    let bare = |letter: char| letter.is_ascii_alphanumeric() || matches!(letter, '_' | '-');
+    if !name.is_empty() && name.chars().all(bare) { name.to_owned() } else { quoted(name) }
+}
+
+/// A basic string on one line.
+fn quoted(text: &str) -> String {
+    let mut quoted = String::from("\"");
+    for letter in text.chars() {
+        match letter {
+            '"' => quoted.push_str("\\\""),
+            '\\' => quoted.push_str("\\\\"),
+            '\n' => quoted.push_str("\\n"),
+            '\r' => quoted.push_str("\\r"),
+            '\t' => quoted.push_str("\\t"),
+            control if control.is_control() => quoted.push_str(&format!("\\u{:04X}", u32::from(control))),
+            other => quoted.push(other),
+        }
+    }
+    quoted.push('"');
+    quoted
+}

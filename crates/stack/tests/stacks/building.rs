@@ -1,0 +1,166 @@
+//! Building from the bottom up, closing from the top down, and what happens when something fails in between.
+
+use crate::fixtures::{events, registry, run};
+use block::{BlockIndex, Buffer, Durability, Payload};
+use stack::{BuiltStack, Stack};
+
+const SERVED: &str = "
+[stack]
+shards = 2
+
+[door.vol]
+kind   = \"nbd\"
+device = \"vol\"
+
+[device.vol]
+kind = \"log\"
+on   = \"both\"
+
+[device.both]
+kind    = \"mirror\"
+devices = [\"a\", \"b\"]
+zones   = \"z\"
+
+[zones.z]
+kind = \"cut\"
+on   = \"c\"
+
+[device.a]
+kind = \"ram\"
+size = \"2MiB\"
+
+[device.b]
+kind = \"ram\"
+size = \"2MiB\"
+
+[device.c]
+kind = \"ram\"
+size = \"1MiB\"
+";
+
+fn build(text: &str) -> block::Result<BuiltStack> {
+    let stack = match text.contains('\n') {
+        true => Stack::from_toml("stack.toml", text, &registry()),
+        false => Stack::from_line("stack", text, &registry()),
+    };
+    let plan = stack.unwrap().check(true).unwrap();
+    run(plan.build())
+}
+
+#[test]
+fn the_kinds_of_these_tests_are_declared_well() {
+    registry().verify().unwrap();
+}
+
+#[test]
+fn builds_from_the_bottom_up_and_closes_from_the_top_down() {
+    let built = build(SERVED).unwrap();
+    let order = ["build a", "build b", "build c", "build z", "build both", "build vol", "build door vol"];
+    assert_eq!(events(), order);
+    run(built.start()).unwrap();
+    assert_eq!(events(), ["start door vol"]);
+    run(built.close()).unwrap();
+    let order = [
+        "stop door vol",
+        "close door vol",
+        "close vol",
+        "close both",
+        "close z",
+        "close c",
+        "close b",
+        "close a",
+    ];
+    assert_eq!(events(), order);
+}
+
+#[test]
+fn parts_are_found_by_name() {
+    fn shared_by_all_shards<T: Send + Sync>(_: &T) {}
+    let built = build(SERVED).unwrap();
+    shared_by_all_shards(&built);
+    assert_eq!(block::Part::kind(&*built.top().unwrap()), "log");
+    assert_eq!(block::Part::kind(&*built.device("both").unwrap()), "mirror");
+    assert_eq!(block::Part::kind(&*built.zones("z").unwrap()), "cut");
+    let missing = built.device("z").err().unwrap();
+    assert_eq!(missing.to_string(), "device \"z\": expected one of a, b, c, both, vol (not found)");
+    let missing = built.zones("a").err().unwrap();
+    assert_eq!(missing.to_string(), "zones \"a\": expected one of z (not found)");
+    let doors = built.doors().map(|(name, door)| (name, door.addresses())).collect::<Vec<_>>();
+    assert_eq!(doors, [("vol", vec!["vol.sock".to_owned()])]);
+    let status = built.status();
+    assert_eq!(status["devices"]["a"], serde_json::json!({"kind": "ram", "bytes": 2 << 20}));
+    assert_eq!(status["zones"]["z"]["kind"], "cut");
+    assert_eq!(status["doors"]["vol"]["kind"], "nbd");
+}
+
+#[test]
+fn what_is_written_at_the_top_is_read_below() {
+    let built = build("log(log(ram(3MiB)))").unwrap();
+    let top = built.top().unwrap();
+    let handle = run(top.open()).unwrap();
+    let payload = Payload::from(Buffer::copy_of(&[7; 512]).freeze());
+    run(handle.write(BlockIndex(3), payload, Durability::Visible)).unwrap();
+    let below = run(built.device("ram1").unwrap().open()).unwrap();
+    let (outcome, buffer) = run(below.read(BlockIndex(3), Buffer::new(512)));
+    outcome.unwrap();
+    assert_eq!(buffer.filled(), [7; 512]);
+}
+
+#[test]
+fn a_stack_may_have_several_tops_or_none() {
+    let two = build("[device.a]\nkind = \"null\"\n[device.b]\nkind = \"null\"\n").unwrap();
+    let error = two.top().err().unwrap();
+    assert_eq!(error.detail(), "this stack has 2 devices on top (a, b): say which one is meant");
+    let none = build("cut(null)").unwrap();
+    assert!(none.top().err().unwrap().detail().starts_with("this stack has no device on top, only zones"));
+    // A door doesn't hide the top, nor does another one that shares it.
+    let doors = "[door.x]\nkind = \"nbd\"\ndevice = \"a\"\n[door.y]\nkind = \"nbd\"\ndevice = \"a\"\n";
+    let served = build(&format!("[device.a]\nkind = \"null\"\n{doors}")).unwrap();
+    assert_eq!(block::Part::kind(&*served.top().unwrap()), "null");
+}
+
+#[test]
+fn a_failed_build_closes_what_was_built() {
+    let error = build("mirror(ram(1MiB), log(ram(2MiB), fail=build), ram(1MiB))").err().unwrap();
+    assert_eq!(error, block::Error::io("log \"log1\": it was told to fail"));
+    assert_eq!(events(), ["build ram1", "build ram2", "build log1", "close ram2", "close ram1"]);
+}
+
+#[test]
+fn every_part_is_closed_even_when_some_fail() {
+    let built = build("nbd(log(log(ram(4MiB, fail=close)), fail=close), fail=stop)").unwrap();
+    events();
+    let error = run(built.close()).unwrap_err();
+    assert_eq!(error, block::Error::busy("stopping \"top\": it was told to fail"));
+    assert_eq!(events(), ["stop door top", "close door top", "close top", "close log1", "close ram1"]);
+    let built = build("log(ram(4MiB, fail=close), fail=close)").unwrap();
+    assert_eq!(run(built.close()).unwrap_err(), block::Error::io("closing log \"top\": it was told to fail"));
+}
+
+#[test]
+fn doors_that_were_started_are_stopped_when_one_can_not() {
+    let door = |name: &str, fail: &str| {
+        format!("[door.{name}]\nkind = \"nbd\"\ndevice = \"a\"\nfail = \"{fail}\"\n")
+    };
+    let doors = door("x", "never") + &door("y", "start") + &door("z", "never");
+    let built = build(&format!("[device.a]\nkind = \"null\"\n{doors}")).unwrap();
+    events();
+    assert_eq!(run(built.start()).unwrap_err(), block::Error::busy("door \"y\": it was told to fail"));
+    assert_eq!(events(), ["start door x", "start door y", "stop door x"]);
+}
+
+#[test]
+fn a_kind_that_builds_something_else_is_found_out() {
+    let error = build("liar").err().unwrap();
+    assert_eq!(error.detail(), "liar \"top\": it was built as a device, but its kind declares zones");
+    assert_eq!(events(), ["build top", "close top"]);
+}
+
+#[test]
+fn a_plan_knows_sizes() {
+    let stack = Stack::from_toml("stack.toml", SERVED, &registry()).unwrap();
+    let plan = stack.check(false).unwrap();
+    assert_eq!(plan.shape("vol"), Some(stack::Shape::new(1 << 20, 512)));
+    assert_eq!(plan.shape("nothing"), None);
+    assert_eq!(plan.stack(), &stack);
+}

@@ -1,0 +1,47 @@
+//! Calls that are carried to their end although nobody waits any more.
+//!
+//! An append that has reserved its place, or a reset that has begun, must end whatever its caller does: else a
+//! zone would wait for ever for an append that nobody drives, or be emptied under a write that still runs. A
+//! task per call would do it and cost 110 ns each; here only a call that is dropped in the middle becomes a task.
+
+use block::Call;
+use std::future::Future;
+use std::pin::Pin;
+use std::task::{Context, Poll};
+
+/// A call that becomes a detached task of this shard if it is dropped after it has begun and before it has
+/// ended. Dropped before its first poll, it never begins.
+pub(crate) fn carry<'a, T: 'static>(future: impl Future<Output = T> + 'static) -> Call<'a, T> {
+    Call::new(Carried { call: Some(Call::new(future)), begun: false })
+}
+
+struct Carried<T: 'static> {
+    call: Option<Call<'static, T>>,
+    begun: bool,
+}
+
+impl<T: 'static> Future for Carried<T> {
+    type Output = T;
+
+    fn poll(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<T> {
+        self.begun = true;
+        let call = self.call.as_mut().expect("a call is not polled again once it has ended");
+        let outcome = Pin::new(call).poll(context);
+        if outcome.is_ready() {
+            self.call = None;
+        }
+        outcome
+    }
+}
+
+impl<T: 'static> Drop for Carried<T> {
+    fn drop(&mut self) {
+        // A panic tears the shard down; nothing is left to carry the call.
+        if self.begun
+            && !std::thread::panicking()
+            && let Some(call) = self.call.take()
+        {
+            runtime::spawn(call).detach();
+        }
+    }
+}

@@ -1,0 +1,17 @@
+//! The log kit: zones on any Device and in RAM.
+//!
+//! - [`on_device`]: cuts any [`Device`](block::Device) into zones, with a format of its own on the medium.
+//! - [`ram`]: zones in memory that behave as badly as the contract allows: appends land out of order and are
+//!   durable only once their zone is finished. What works on it works on an object store.
+//!
+//! Left to others: what the bytes in a zone mean (the log, the file system, the key-value store), and running
+//! the calls (`runtime`).
+
+mod carry;
+mod gate;
+mod limits;
+pub mod on_device;
+pub mod ram;
+
+pub use on_device::OnDevice;
+pub use ram::RamZones;

@@ -1,0 +1,60 @@
+//! How many zones may be open and active at a time.
+
+use block::{Error, Result, ZoneState};
+use std::sync::{Mutex, PoisonError};
+
+/// Counts open and active zones against `max_open` and `max_active`. The lock is held for a few additions,
+/// when a zone changes its state; appends to an open zone don't come here.
+#[derive(Debug)]
+pub(crate) struct Limits {
+    max_open: u32,
+    max_active: u32,
+    counts: Mutex<Counts>,
+}
+
+#[derive(Debug, Default, Clone, Copy)]
+struct Counts {
+    open: u32,
+    active: u32,
+}
+
+fn counts_of(state: ZoneState) -> (u32, u32) {
+    match state {
+        ZoneState::Open => (1, 1),
+        ZoneState::Closed => (0, 1),
+        ZoneState::Empty | ZoneState::Full | ZoneState::ReadOnly | ZoneState::Offline => (0, 0),
+    }
+}
+
+impl Limits {
+    /// 0 is no limit.
+    pub(crate) fn new(max_open: u32, max_active: u32) -> Self {
+        Limits { max_open, max_active, counts: Mutex::default() }
+    }
+
+    /// Counts one more open zone, or says which limit forbids it.
+    pub(crate) fn open_one(&self) -> Result<()> {
+        let mut counts = self.counts.lock().unwrap_or_else(PoisonError::into_inner);
+        if self.max_open != 0 && counts.open >= self.max_open {
+            return Err(Error::busy(format!("{} zones are open, max_open: finish or reset one", counts.open)));
+        }
+        if self.max_active != 0 && counts.active >= self.max_active {
+            return Err(Error::busy(format!(
+                "{} zones are active, max_active: finish or reset one",
+                counts.active
+            )));
+        }
+        counts.open += 1;
+        counts.active += 1;
+        Ok(())
+    }
+
+    /// A zone went from one state to another. Never refused: a zone that became closed by a failure, or was
+    /// found so, is what it is.
+    pub(crate) fn moved(&self, from: ZoneState, to: ZoneState) {
+        let ((open_before, active_before), (open, active)) = (counts_of(from), counts_of(to));
+        let mut counts = self.counts.lock().unwrap_or_else(PoisonError::into_inner);
+        counts.open = counts.open + open - open_before;
+        counts.active = counts.active + active - active_before;
+    }
+}

@@ -1,0 +1,206 @@
+//! Zones on any Device: it is cut into zones of one size, each of which begins with a header.
+//!
+//! # Promises
+//! - Those of [`block::Zones`], whatever the device is, after any power cut that keeps the device's own
+//!   promises. Appends are durable on flush where the device has a volatile cache, else at once.
+//! - An append to an open zone takes no lock, and adds no I/O to the device's own write. The first append to an
+//!   empty zone also writes its header, durably.
+//! - A header that says Empty means that nothing of its generation is there. After an unclean stop a zone that
+//!   was begun and not finished is closed, with the capacity as the upper bound of its write pointer.
+//! - What isn't a volume of this version, whole and of this device, is refused by name. A zone whose header is
+//!   damaged is offline, and says so, while the others go on.
+//!
+//! The zone's data is never checked: records carry their own checksums. A full zone is one that was finished;
+//! a zone that has no room left stays open until then, and counts against `max_open`.
+//!
+//! Who may change what: [`slot`] describes the one atomic word per zone that all shards share, [`volume`] the
+//! operations, [`format`] the bytes, [`open`] formatting and recovery, [`layout`] what lies where.
+
+pub mod format;
+mod layout;
+mod open;
+mod slot;
+mod volume;
+
+use crate::carry::carry;
+use block::{
+    Buffer, Call, Device, DevicePart, EraseGuarantee, Part, Payload, ReadOutcome, Result, Status,
+    ZoneAddress, ZoneGeometry, ZoneIndex, ZoneReport, ZoneState, Zones, ZonesPart,
+};
+use std::rc::Rc;
+use std::sync::Arc;
+use volume::Volume;
+
+/// The size of a zone where none is asked for, in bytes.
+pub const DEFAULT_ZONE_SIZE: u64 = 64 << 20;
+/// The largest append where none is asked for, in bytes.
+pub const DEFAULT_MAX_APPEND: u64 = 1 << 20;
+
+/// How a volume is made and used.
+#[derive(Debug, Clone, Copy, Default)]
+pub struct Options {
+    /// Make an empty volume of the whole device first. What was there is gone.
+    pub format: bool,
+    /// The distance between two zones, in bytes; where the volume exists it must be the same. Without it,
+    /// whatever the volume has, or [`DEFAULT_ZONE_SIZE`].
+    pub zone_size: Option<u64>,
+    /// How many zones may be open at a time; 0 is no limit.
+    pub max_open: u32,
+    /// How many zones may be open or closed at a time; 0 is no limit.
+    pub max_active: u32,
+    /// The largest append, in bytes; without it [`DEFAULT_MAX_APPEND`], or a zone where that is smaller.
+    pub max_append: Option<u64>,
+}
+
+/// A set of zones on a device.
+pub struct OnDevice {
+    device: Arc<dyn DevicePart>,
+    volume: Arc<Volume>,
+}
+
+impl OnDevice {
+    /// Opens the volume on this device, or makes one where `options.format` says so, and notes on the medium
+    /// that it is in use.
+    ///
+    /// # Errors
+    /// [`Error::Protocol`](block::Error::Protocol) for a device that holds something else or another version, 
+    /// [`Error::Corrupt`](block::Error::Corrupt) for damaged superblocks,
+    /// [`Error::Invalid`](block::Error::Invalid) for options or a device that don't fit the volume.
+    pub async fn open(device: Arc<dyn DevicePart>, options: Options) -> Result<OnDevice> {
+        let handle = device.open().await?;
+        if options.format {
+            open::format(&*handle, options.zone_size).await?;
+        }
+        let volume = open::read(&*handle, &options).await?;
+        if !volume.read_only {
+            volume.write_superblock(&*handle, false).await?;
+        }
+        drop(handle);
+        Ok(OnDevice { device, volume: Arc::new(volume) })
+    }
+
+    /// The identity of the volume.
+    pub fn uuid(&self) -> format::Uuid {
+        self.volume.uuid
+    }
+}
+
+impl Part for OnDevice {
+    fn kind(&self) -> &'static str {
+        "zones"
+    }
+
+    fn status(&self) -> Status {
+        let mut counts = [0_u64; 5];
+        let mut offline = Vec::new();
+        for slot in &self.volume.slots {
+            match slot.look().0.state() {
+                ZoneState::Empty => counts[0] += 1,
+                ZoneState::Open => counts[1] += 1,
+                ZoneState::Closed => counts[2] += 1,
+                ZoneState::Full => counts[3] += 1,
+                ZoneState::ReadOnly | ZoneState::Offline => {
+                    counts[4] += 1;
+                    offline.extend(slot.trouble().map(|trouble| trouble.to_string()));
+                }
+            }
+        }
+        // The first few tell the story; a status stays small.
+        offline.truncate(8);
+        let mut status = Status::new();
+        status.insert("uuid".into(), self.volume.uuid.to_string().into());
+        status.insert("zone_size".into(), self.volume.geometry.zone_size.into());
+        status.insert("zones".into(), self.volume.geometry.zones.into());
+        for (name, count) in ["empty", "open", "closed", "full", "offline"].into_iter().zip(counts) {
+            status.insert(name.into(), count.into());
+        }
+        if !offline.is_empty() {
+            status.insert("damage".into(), offline.into());
+        }
+        status
+    }
+
+    fn close(&self) -> Call<'_, Result<()>> {
+        Call::new(async move {
+            let device = self.device.open().await?;
+            self.volume.close(&*device).await
+        })
+    }
+}
+
+impl ZonesPart for OnDevice {
+    fn geometry(&self) -> &ZoneGeometry {
+        &self.volume.geometry
+    }
+
+    fn open(&self) -> Call<'_, Result<Rc<dyn Zones>>> {
+        Call::new(async move {
+            let device = self.device.open().await?;
+            let volume = self.volume.clone();
+            Ok(Rc::new(Handle { device, volume }) as Rc<dyn Zones>)
+        })
+    }
+}
+
+struct Handle {
+    device: Rc<dyn Device>,
+    volume: Arc<Volume>,
+}
+
+impl Handle {
+    fn check_change(&self, zone: ZoneIndex) -> Result<()> {
+        self.volume.geometry.check_zone(zone)?;
+        self.volume.check_writable()
+    }
+}
+
+impl Zones for Handle {
+    fn geometry(&self) -> &ZoneGeometry {
+        &self.volume.geometry
+    }
+
+    fn append(&self, zone: ZoneIndex, payload: Payload) -> Call<'_, Result<ZoneAddress>> {
+        let checked = self.volume.geometry.check_append(zone, payload.len());
+        if let Err(error) = checked.and_then(|()| self.volume.check_writable()) {
+            return Call::ready(Err(error));
+        }
+        let (device, volume) = (self.device.clone(), self.volume.clone());
+        carry(async move { volume.append(&*device, zone, payload).await })
+    }
+
+    fn read(&self, at: ZoneAddress, mut buffer: Buffer) -> Call<'_, ReadOutcome> {
+        buffer.clear();
+        match self.volume.check_read(at, buffer.len()) {
+            Ok(()) => self.device.read(self.volume.layout.data(at.zone.0, at.offset.0), buffer),
+            Err(error) => Call::ready((Err(error), buffer)),
+        }
+    }
+
+    fn flush<'a>(&'a self, zones: &'a [ZoneIndex]) -> Call<'a, Result<()>> {
+        match zones.iter().try_for_each(|zone| self.volume.geometry.check_zone(*zone)) {
+            Ok(()) if zones.is_empty() => Call::ready(Ok(())),
+            Ok(()) => self.device.flush(),
+            Err(error) => Call::ready(Err(error)),
+        }
+    }
+
+    fn finish(&self, zone: ZoneIndex) -> Call<'_, Result<()>> {
+        if let Err(error) = self.check_change(zone) {
+            return Call::ready(Err(error));
+        }
+        let (device, volume) = (self.device.clone(), self.volume.clone());
+        carry(async move { volume.finish(&*device, zone).await })
+    }
+
+    fn reset(&self, zone: ZoneIndex, erase: EraseGuarantee) -> Call<'_, Result<u64>> {
+        if let Err(error) = self.check_change(zone) {
+            return Call::ready(Err(error));
+        }
+        let (device, volume) = (self.device.clone(), self.volume.clone());
+        carry(async move { volume.reset(&*device, zone, erase).await })
+    }
+
+    fn report(&self, first: ZoneIndex, count: u32) -> Call<'_, Result<Vec<ZoneReport>>> {
+        Call::ready(self.volume.report(first, count))
+    }
+}

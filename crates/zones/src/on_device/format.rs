@@ -1,0 +1,276 @@
+//! The bytes of version 1 on the medium: superblock and zone header. The book's page "Zones on a device"
+//! describes them byte by byte.
+//!
+//! Decoding takes any bytes: it never panics, and what isn't exactly right is named, never accepted.
+
+use block::{Buffer, Error, Payload, Result, ZoneState};
+use crc_fast::{CrcAlgorithm, checksum};
+use zerocopy::little_endian::{U32, U64};
+use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
+
+/// The version of the format that this code writes and reads.
+pub const VERSION: u32 = 1;
+/// How long a record (superblock or zone header) is, in bytes: within one sector, so that it is never torn.
+pub const RECORD: usize = 512;
+/// The first bytes of a superblock.
+pub const SUPERBLOCK_MAGIC: [u8; 8] = *b"SILTZSUP";
+/// The first bytes of a zone header.
+pub const HEADER_MAGIC: [u8; 8] = *b"SILTZHDR";
+/// The flag of a superblock that says that the volume was closed cleanly.
+const CLEAN: u32 = 1;
+/// No sequence or generation was ever counted so far.
+const LARGEST_COUNT: u64 = 1 << 62;
+/// How long the checksummed part of a record is, in bytes.
+const CHECKED: usize = RECORD - 4;
+
+/// The identity of a volume: random, chosen when it is formatted.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Uuid(pub [u8; 16]);
+
+impl std::fmt::Display for Uuid {
+    fn fmt(&self, formatter: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        for (index, byte) in self.0.iter().enumerate() {
+            if matches!(index, 4 | 6 | 8 | 10) {
+                formatter.write_str("-")?;
+            }
+            write!(formatter, "{byte:02x}")?;
+        }
+        Ok(())
+    }
+}
+
+/// What a superblock says.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Superblock {
+    /// The size of the device's blocks when it was formatted, in bytes.
+    pub block_size: u32,
+    /// The volume.
+    pub uuid: Uuid,
+    /// Raised by every write of a superblock; copy `sequence % 2` holds it.
+    pub sequence: u64,
+    /// The distance between two zones, in bytes.
+    pub zone_size: u64,
+    /// Where zone 0 begins, in bytes from the start of the device.
+    pub first_zone: u64,
+    /// How many zones there are.
+    pub zones: u32,
+    /// Whether the headers of open zones hold their write pointers, because nothing was changed since.
+    pub clean: bool,
+}
+
+/// What a zone header says.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct ZoneHeader {
+    /// The volume.
+    pub uuid: Uuid,
+    /// Which zone.
+    pub zone: u32,
+    /// Empty, Open, Closed or Full.
+    pub state: ZoneState,
+    /// How many times the zone was formatted or reset.
+    pub generation: u64,
+    /// In bytes from the start of the data; what it is worth depends on the state and on a clean close.
+    pub write_pointer: u64,
+}
+
+#[derive(FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned)]
+#[repr(C)]
+struct RawSuperblock {
+    magic: [u8; 8],
+    version: U32,
+    block_size: U32,
+    uuid: [u8; 16],
+    sequence: U64,
+    zone_size: U64,
+    first_zone: U64,
+    zones: U32,
+    flags: U32,
+    reserved: [u8; 444],
+    crc: U32,
+}
+
+#[derive(FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned)]
+#[repr(C)]
+struct RawHeader {
+    magic: [u8; 8],
+    version: U32,
+    state: U32,
+    uuid: [u8; 16],
+    zone: U32,
+    padding: U32,
+    generation: U64,
+    write_pointer: U64,
+    reserved: [u8; 452],
+    crc: U32,
+}
+
+const _: () = assert!(size_of::<RawSuperblock>() == RECORD && size_of::<RawHeader>() == RECORD);
+
+fn crc(bytes: &[u8]) -> u32 {
+    checksum(CrcAlgorithm::Crc32Iscsi, &bytes[..CHECKED]) as u32
+}
+
+/// One block that begins with this record; the rest is zeros.
+fn block_of(record: &[u8], block_size: u64) -> Payload {
+    let mut buffer = Buffer::zeroed(block_size as usize);
+    let bytes = &mut buffer.filled_mut()[..RECORD];
+    bytes.copy_from_slice(record);
+    let crc = crc(bytes);
+    bytes[CHECKED..].copy_from_slice(&crc.to_le_bytes());
+    buffer.into()
+}
+
+/// The checks that both records share; `what` names the record.
+fn check_envelope(bytes: &[u8], magic: [u8; 8], what: &str) -> Result<()> {
+    if bytes.len() < RECORD {
+        return Err(Error::corrupt(format!("{what}: {} bytes, expected {RECORD}", bytes.len())));
+    }
+    if bytes[..8] != magic {
+        return Err(Error::protocol(format!("{what}: no magic number")));
+    }
+    let version = u32::from_le_bytes([bytes[8], bytes[9], bytes[10], bytes[11]]);
+    if version != VERSION {
+        return Err(Error::protocol(format!(
+            "{what}: version {version} of the format; this program reads version {VERSION}"
+        )));
+    }
+    let (found, expected) = (&bytes[CHECKED..RECORD], crc(&bytes[..RECORD]));
+    if found != expected.to_le_bytes() {
+        return Err(Error::corrupt(format!("{what}: its checksum is wrong: torn or rotten")));
+    }
+    Ok(())
+}
+
+impl Superblock {
+    /// The block that holds it.
+    pub fn encode(&self) -> Payload {
+        let raw = RawSuperblock {
+            magic: SUPERBLOCK_MAGIC,
+            version: VERSION.into(),
+            block_size: self.block_size.into(),
+            uuid: self.uuid.0,
+            sequence: self.sequence.into(),
+            zone_size: self.zone_size.into(),
+            first_zone: self.first_zone.into(),
+            zones: self.zones.into(),
+            flags: u32::from(self.clean).into(),
+            reserved: [0; 444],
+            crc: 0.into(),
+        };
+        block_of(raw.as_bytes(), u64::from(self.block_size))
+    }
+
+    /// Reads it from the first bytes of a block.
+    ///
+    /// # Errors
+    /// [`Error::Protocol`] for bytes of something else or of another version, [`Error::Corrupt`] for a
+    /// superblock that isn't what was written.
+    pub fn decode(bytes: &[u8]) -> Result<Self> {
+        check_envelope(bytes, SUPERBLOCK_MAGIC, "superblock")?;
+        let (raw, _) = RawSuperblock::ref_from_prefix(bytes)
+            .map_err(|_| Error::corrupt("superblock: shorter than 512 bytes"))?;
+        let flags = raw.flags.get();
+        if flags & !CLEAN != 0 || raw.reserved.iter().any(|byte| *byte != 0) {
+            return Err(Error::protocol("superblock: flags or fields that version 1 doesn't have"));
+        }
+        if raw.sequence.get() > LARGEST_COUNT {
+            return Err(Error::corrupt(format!("superblock: sequence {} can't be", raw.sequence)));
+        }
+        let superblock = Superblock {
+            block_size: raw.block_size.get(),
+            uuid: Uuid(raw.uuid),
+            sequence: raw.sequence.get(),
+            zone_size: raw.zone_size.get(),
+            first_zone: raw.first_zone.get(),
+            zones: raw.zones.get(),
+            clean: flags & CLEAN != 0,
+        };
+        Ok(superblock)
+    }
+}
+
+fn state_number(state: ZoneState) -> u32 {
+    match state {
+        ZoneState::Empty => 0,
+        ZoneState::Open => 1,
+        ZoneState::Closed => 2,
+        ZoneState::Full => 3,
+        ZoneState::ReadOnly => 4,
+        ZoneState::Offline => 5,
+    }
+}
+
+impl ZoneHeader {
+    /// The block that holds it.
+    pub fn encode(&self, block_size: u64) -> Payload {
+        let raw = RawHeader {
+            magic: HEADER_MAGIC,
+            version: VERSION.into(),
+            state: state_number(self.state).into(),
+            uuid: self.uuid.0,
+            zone: self.zone.into(),
+            padding: 0.into(),
+            generation: self.generation.into(),
+            write_pointer: self.write_pointer.into(),
+            reserved: [0; 452],
+            crc: 0.into(),
+        };
+        block_of(raw.as_bytes(), block_size)
+    }
+
+    /// Reads the header of zone `zone` of volume `uuid` from the first bytes of a block; `capacity` is how many
+    /// bytes of data a zone takes, in units of `granularity`.
+    ///
+    /// # Errors
+    /// [`Error::Protocol`] for other bytes or another version, [`Error::Corrupt`] for a header that isn't
+    /// what was written here.
+    pub fn decode(bytes: &[u8], uuid: Uuid, zone: u32, capacity: u64, granularity: u64) -> Result<Self> {
+        let what = format!("header of zone {zone}");
+        check_envelope(bytes, HEADER_MAGIC, &what)?;
+        let (raw, _) = RawHeader::ref_from_prefix(bytes)
+            .map_err(|_| Error::corrupt(format!("{what}: shorter than 512 bytes")))?;
+        if raw.padding.get() != 0 || raw.reserved.iter().any(|byte| *byte != 0) {
+            return Err(Error::protocol(format!("{what}: fields that version 1 doesn't have")));
+        }
+        if raw.uuid != uuid.0 {
+            let found = Uuid(raw.uuid);
+            return Err(Error::corrupt(format!("{what}: of volume {found}; this volume is {uuid}")));
+        }
+        if raw.zone.get() != zone {
+            return Err(Error::corrupt(format!("{what}: it is the header of zone {}", raw.zone)));
+        }
+        let state = match raw.state.get() {
+            0 => ZoneState::Empty,
+            1 => ZoneState::Open,
+            2 => ZoneState::Closed,
+            3 => ZoneState::Full,
+            other => return Err(Error::corrupt(format!("{what}: state {other} doesn't exist"))),
+        };
+        let (generation, write_pointer) = (raw.generation.get(), raw.write_pointer.get());
+        if generation == 0 || generation > LARGEST_COUNT {
+            return Err(Error::corrupt(format!("{what}: generation {generation} can't be")));
+        }
+        let possible = write_pointer <= capacity && write_pointer % granularity == 0;
+        if !possible || (state == ZoneState::Empty && write_pointer != 0) {
+            return Err(Error::corrupt(format!("{what}: write pointer {write_pointer} can't be")));
+        }
+        Ok(ZoneHeader { uuid, zone, state, generation, write_pointer })
+    }
+}
+
+/// What the first bytes of a device look like, for the one who has to decide whether they may go.
+pub fn describe(bytes: &[u8]) -> &'static str {
+    let at = |offset: usize, magic: &[u8]| bytes.get(offset..offset + magic.len()) == Some(magic);
+    match () {
+        () if bytes.iter().all(|byte| *byte == 0) => "nothing but zeros",
+        () if at(0, b"XFSB") => "an XFS file system",
+        () if at(0, b"QFI\xfb") => "a qcow2 image",
+        () if at(0, b"LUKS\xba\xbe") => "a LUKS volume",
+        () if at(512, b"LABELONE") => "an LVM physical volume",
+        () if at(1080, b"\x53\xef") => "an ext2, ext3 or ext4 file system",
+        () if at(512, b"EFI PART") || at(4096, b"EFI PART") => "a GPT partition table",
+        () if at(510, b"\x55\xaa") => "a boot sector or a partition table",
+        () if at(0, &HEADER_MAGIC) => "a zone header, where a superblock should be",
+        () => "data that Siltstone doesn't know",
+    }
+}

@@ -1,0 +1,235 @@
+//! Formatting a device, and finding out what a formatted one holds.
+
+use super::format::{self, RECORD, Superblock, Uuid, ZoneHeader};
+use super::layout::{self, Layout};
+use super::slot::Slot;
+use super::volume::Volume;
+use super::{DEFAULT_MAX_APPEND, DEFAULT_ZONE_SIZE, Options};
+use crate::limits::Limits;
+use block::{
+    BlockIndex, BlockSize, Buffer, Device, DeviceGeometry, Durability, Durable, EraseGuarantee, Error, Result,
+    ZeroMode, ZoneGeometry, ZoneState,
+};
+use block::{BlockCount, BlockRange};
+use std::sync::atomic::{AtomicBool, AtomicU64};
+
+/// How many zone headers are read or written at a time.
+const HEADERS_AT_A_TIME: u32 = 32;
+/// The generation of every zone of a volume that was just formatted; 0 is none, so that zeros never validate.
+const FIRST_GENERATION: u64 = 1;
+
+/// Makes an empty volume of the whole device. What was there is gone.
+pub(super) async fn format(device: &dyn Device, zone_size: Option<u64>) -> Result<()> {
+    let geometry = device.geometry();
+    layout::check_device(geometry)?;
+    let layout = Layout::for_device(geometry, zone_size.unwrap_or(DEFAULT_ZONE_SIZE))?;
+    let mut uuid = [0; 16];
+    uuid[..8].copy_from_slice(&runtime::random_u64().to_le_bytes());
+    uuid[8..].copy_from_slice(&runtime::random_u64().to_le_bytes());
+    // The form of a random UUID, RFC 9562 section 5.4.
+    uuid[6] = uuid[6] & 0x0F | 0x40;
+    uuid[8] = uuid[8] & 0x3F | 0x80;
+    let uuid = Uuid(uuid);
+
+    // A format that is interrupted leaves no valid superblock, old or new.
+    for copy in 0..2 {
+        let block = BlockRange { start: Layout::superblock(layout.block_size, copy), count: BlockCount(1) };
+        device.write_zeroes(block, ZeroMode::KeepAllocated, Durability::Durable).await?;
+    }
+    let mut first = 0;
+    while first < layout.zones {
+        let end = first.saturating_add(HEADERS_AT_A_TIME).min(layout.zones);
+        let writes = (first..end).map(|zone| {
+            let state = ZoneState::Empty;
+            let header = ZoneHeader { uuid, zone, state, generation: FIRST_GENERATION, write_pointer: 0 };
+            let payload = header.encode(layout.block_size.bytes());
+            device.write(layout.header(zone), payload, Durability::Visible)
+        });
+        runtime::join_all(writes).await.into_iter().collect::<Result<()>>()?;
+        first = end;
+    }
+    device.flush().await?;
+    for sequence in 0..2 {
+        let superblock = Superblock {
+            block_size: layout.block_size.bytes() as u32,
+            uuid,
+            sequence,
+            zone_size: layout.zone_size,
+            first_zone: layout.first_zone,
+            zones: layout.zones,
+            clean: true,
+        };
+        let block = Layout::superblock(layout.block_size, sequence % 2);
+        device.write(block, superblock.encode(), Durability::Durable).await?;
+    }
+    Ok(())
+}
+
+async fn read_block(device: &dyn Device, block: BlockIndex) -> Result<Buffer> {
+    let buffer = Buffer::new(device.geometry().block_size.bytes() as usize);
+    let (outcome, buffer) = device.read(block, buffer).await;
+    outcome.map(|()| buffer)
+}
+
+/// Chooses between the two copies of the superblock. The volume was closed cleanly only if both copies are
+/// whole, follow each other and the newer one says so: a copy that is torn or rotten may have been the one
+/// that says that the volume is in use.
+fn choose(copies: [Result<Superblock>; 2], device_begins_with: &[u8]) -> Result<Superblock> {
+    match copies {
+        [Ok(first), Ok(second)] => {
+            let (older, newer) = if first.sequence < second.sequence { (first, second) } else { (second, first) };
+            let same = Superblock { sequence: 0, clean: false, ..older }
+                == Superblock { sequence: 0, clean: false, ..newer };
+            if !same {
+                return Err(Error::corrupt(
+                    "the two superblocks of the zones belong to different volumes: restore one from a copy of \
+                     the device, or format it anew, which loses what is there",
+                ));
+            }
+            let adjacent = older.sequence.checked_add(1) == Some(newer.sequence);
+            Ok(Superblock { clean: newer.clean && adjacent, ..newer })
+        }
+        [Ok(only), Err(_)] | [Err(_), Ok(only)] => Ok(Superblock { clean: false, ..only }),
+        [Err(first), Err(second)] => Err(refusal(&first, &second, device_begins_with)),
+    }
+}
+
+/// The error for a device without a superblock that can be read.
+fn refusal(first: &Error, second: &Error, device_begins_with: &[u8]) -> Error {
+    let ours = device_begins_with.starts_with(&format::SUPERBLOCK_MAGIC);
+    match (first, second) {
+        (Error::Protocol(detail), _) if ours => Error::protocol(format!(
+            "zones that this program can't read: {detail}; use the program that wrote them, or format the \
+             device anew, which loses what is there"
+        )),
+        (Error::Io(_), _) | (_, Error::Io(_)) => first.in_context("reading the superblocks of the zones"),
+        (Error::Corrupt(_), _) | (_, Error::Corrupt(_)) => Error::corrupt(format!(
+            "both superblocks of the zones are damaged (first: {}; second: {}): restore the device, or format it \
+             anew, which loses what is there",
+            first.detail(),
+            second.detail()
+        )),
+        _ => Error::protocol(format!(
+            "the device holds no zones but {}: if it may go, make zones of it with --format",
+            format::describe(device_begins_with)
+        )),
+    }
+}
+
+async fn read_superblock(device: &dyn Device) -> Result<Superblock> {
+    let block_size = device.geometry().block_size;
+    let area = BlockRange {
+        start: BlockIndex(0),
+        count: Layout::superblock(block_size, 2) - BlockIndex(0),
+    };
+    device.geometry().check(area).map_err(|error| error.in_context("the device is too small for zones"))?;
+    let mut copies = [Err(Error::io("not read")), Err(Error::io("not read"))];
+    let mut begin = Vec::new();
+    for (number, copy) in copies.iter_mut().enumerate() {
+        let block = read_block(device, Layout::superblock(block_size, number as u64)).await;
+        if let Ok(block) = &block {
+            begin.extend_from_slice(block.filled());
+        }
+        *copy = block.and_then(|block| {
+            let superblock = Superblock::decode(block.filled())?;
+            if superblock.sequence % 2 != number as u64 {
+                return Err(Error::corrupt(format!("copy {number} holds sequence {}", superblock.sequence)));
+            }
+            Ok(superblock)
+        });
+    }
+    choose(copies, &begin)
+}
+
+/// The geometry that a volume has on this device with these options.
+fn zone_geometry(device: &DeviceGeometry, layout: &Layout, options: &Options) -> Result<ZoneGeometry> {
+    let capacity = layout.capacity();
+    let unit = device.block_size.bytes();
+    let max_append = options.max_append.unwrap_or(DEFAULT_MAX_APPEND.max(unit)).min(capacity);
+    if max_append < unit || max_append % unit != 0 {
+        return Err(Error::invalid(format!(
+            "max_append {max_append}: expected a multiple of the block size, {unit}, up to {capacity}"
+        )));
+    }
+    Ok(ZoneGeometry {
+        zones: layout.zones,
+        zone_size: layout.zone_size,
+        zone_capacity: capacity,
+        append_granularity: unit as u32,
+        read_granularity: unit as u32,
+        max_append,
+        max_open: options.max_open,
+        max_active: options.max_active,
+        durable: if device.volatile_cache { Durable::OnFlush } else { Durable::OnAppend },
+        erase: EraseGuarantee::Erased,
+    })
+}
+
+/// The state of a zone from its header, as it is believed after a clean or an unclean stop.
+async fn read_slot(device: &dyn Device, layout: &Layout, uuid: Uuid, clean: bool, zone: u32) -> Slot {
+    let (capacity, unit) = (layout.capacity(), layout.block_size.bytes());
+    let blocks = |bytes: u64| bytes >> layout.block_size.shift();
+    let block = read_block(device, layout.header(zone)).await;
+    let header = block.and_then(|block| {
+        let record = &block.filled()[..RECORD];
+        ZoneHeader::decode(record, uuid, zone, capacity, unit)
+    });
+    match header {
+        // Its generation is unknown, so it can't even be reset: old records would validate.
+        Err(error) => Slot::new(ZoneState::Offline, 0, 0, Some(error)),
+        Ok(header) if header.state == ZoneState::Open && clean && device.geometry().read_only => {
+            let trouble = Error::read_only("the device below the zones is read-only");
+            Slot::new(ZoneState::Closed, header.generation, blocks(header.write_pointer), Some(trouble))
+        }
+        Ok(header) if header.state == ZoneState::Open && !clean => {
+            let trouble = Error::invalid("it was open when the volume stopped uncleanly");
+            Slot::new(ZoneState::Closed, header.generation, blocks(capacity), Some(trouble))
+        }
+        Ok(header) => Slot::new(header.state, header.generation, blocks(header.write_pointer), None),
+    }
+}
+
+/// Reads the volume on a device; writes nothing.
+pub(super) async fn read(device: &dyn Device, options: &Options) -> Result<Volume> {
+    let geometry = device.geometry();
+    layout::check_device(geometry)?;
+    let superblock = read_superblock(device).await?;
+    let layout = Layout {
+        block_size: BlockSize::new(u64::from(superblock.block_size))
+            .map_err(|error| Error::corrupt(format!("superblock of the zones: {}", error.detail())))?,
+        zone_size: superblock.zone_size,
+        first_zone: superblock.first_zone,
+        zones: superblock.zones,
+    };
+    layout.check(geometry)?;
+    if let Some(wanted) = options.zone_size
+        && wanted != layout.zone_size
+    {
+        return Err(Error::invalid(format!(
+            "zone_size {wanted}: the device holds zones of {} bytes; leave the key out, or format it anew, which \
+             loses what is there",
+            layout.zone_size
+        )));
+    }
+    let mut slots = Vec::new();
+    while (slots.len() as u32) < layout.zones {
+        let first = slots.len() as u32;
+        let end = first.saturating_add(HEADERS_AT_A_TIME).min(layout.zones);
+        let reads = (first..end).map(|zone| {
+            read_slot(device, &layout, superblock.uuid, superblock.clean, zone)
+        });
+        slots.extend(runtime::join_all(reads).await);
+    }
+    let limits = Limits::new(options.max_open, options.max_active);
+    slots.iter().for_each(|slot| limits.moved(ZoneState::Empty, slot.look().0.state()));
+    Ok(Volume {
+        geometry: zone_geometry(geometry, &layout, options)?,
+        layout,
+        uuid: superblock.uuid,
+        sequence: AtomicU64::new(superblock.sequence),
+        slots,
+        limits,
+        read_only: geometry.read_only,
+        closed: AtomicBool::new(false),
+    })
+}

@@ -1,0 +1,291 @@
+//! The state of one zone, shared by all shards.
+//!
+//! Phase, appends in flight and write pointer are one atomic word. An append to an open zone is one
+//! compare-and-swap to reserve its place and one subtraction when it has ended: no lock. A change of state
+//! (open, finish, reset) is a compare-and-swap into a passing phase; whoever succeeds owns the zone until it
+//! settles it again, over as many awaits as it takes, and everybody else waits at the gate. So there is no
+//! lock to hold over an await, and no owner shard to hop to.
+
+use crate::gate::Gate;
+use block::{Error, ZoneState};
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Mutex, PoisonError};
+
+/// Where a zone is. The passing phases are those in which somebody owns it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[repr(u8)]
+pub(super) enum Phase {
+    Empty,
+    /// Passing: the first append writes the header.
+    Opening,
+    Open,
+    Closed,
+    /// Passing: a finish, or the end of the volume, waits for appends in flight and writes the header.
+    Finishing,
+    /// Passing: a reset does.
+    Resetting,
+    Full,
+    Offline,
+}
+
+impl Phase {
+    fn from_bits(bits: u64) -> Phase {
+        const ALL: [Phase; 8] = [
+            Phase::Empty,
+            Phase::Opening,
+            Phase::Open,
+            Phase::Closed,
+            Phase::Finishing,
+            Phase::Resetting,
+            Phase::Full,
+            Phase::Offline,
+        ];
+        ALL[(bits & 7) as usize]
+    }
+
+    /// Whether somebody owns the zone.
+    pub(super) fn is_passing(self) -> bool {
+        matches!(self, Phase::Opening | Phase::Finishing | Phase::Resetting)
+    }
+
+    /// The state that a report shows.
+    pub(super) fn state(self) -> ZoneState {
+        match self {
+            Phase::Empty => ZoneState::Empty,
+            Phase::Opening | Phase::Open => ZoneState::Open,
+            Phase::Closed | Phase::Finishing | Phase::Resetting => ZoneState::Closed,
+            Phase::Full => ZoneState::Full,
+            Phase::Offline => ZoneState::Offline,
+        }
+    }
+}
+
+impl From<ZoneState> for Phase {
+    fn from(state: ZoneState) -> Phase {
+        match state {
+            ZoneState::Empty => Phase::Empty,
+            ZoneState::Open => Phase::Open,
+            ZoneState::Closed => Phase::Closed,
+            ZoneState::Full => Phase::Full,
+            ZoneState::ReadOnly | ZoneState::Offline => Phase::Offline,
+        }
+    }
+}
+
+/// Bits 0..41: the write pointer in blocks. Bits 41..61: appends in flight. Bits 61..64: the phase.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+struct Word(u64);
+
+const POINTER_BITS: u32 = 41;
+const FLIGHT_BITS: u32 = 20;
+const PHASE_SHIFT: u32 = POINTER_BITS + FLIGHT_BITS;
+const ONE_IN_FLIGHT: u64 = 1 << POINTER_BITS;
+const MOST_IN_FLIGHT: u64 = (1 << FLIGHT_BITS) - 1;
+/// How many blocks a zone may have at most.
+pub(super) const MOST_BLOCKS: u64 = (1 << POINTER_BITS) - 1;
+
+impl Word {
+    fn new(phase: Phase, in_flight: u64, pointer: u64) -> Word {
+        Word((phase as u64) << PHASE_SHIFT | in_flight << POINTER_BITS | pointer)
+    }
+
+    fn phase(self) -> Phase {
+        Phase::from_bits(self.0 >> PHASE_SHIFT)
+    }
+
+    fn in_flight(self) -> u64 {
+        self.0 >> POINTER_BITS & MOST_IN_FLIGHT
+    }
+
+    fn pointer(self) -> u64 {
+        self.0 & MOST_BLOCKS
+    }
+}
+
+/// What became of an attempt to reserve a place.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Reserved {
+    /// The append goes to this block of the zone's data; [`Slot::ended`] must follow.
+    At(u64),
+    /// The zone has to be opened first.
+    Empty,
+    /// Somebody is changing the zone: wait until it has settled.
+    Passing,
+    /// So many blocks are left.
+    NoRoom(u64),
+    /// Too many appends are in flight.
+    Crowded,
+    /// The zone takes no appends.
+    Refused(Phase),
+}
+
+/// One zone.
+#[derive(Debug)]
+pub(super) struct Slot {
+    word: AtomicU64,
+    /// Written only by the owner of a passing phase.
+    generation: AtomicU64,
+    gate: Gate,
+    /// Why the zone is closed or offline. The lock is held for a clone, on paths that have failed.
+    trouble: Mutex<Option<Error>>,
+}
+
+impl Slot {
+    pub(super) fn new(state: ZoneState, generation: u64, pointer: u64, trouble: Option<Error>) -> Self {
+        Slot {
+            word: AtomicU64::new(Word::new(state.into(), 0, pointer).0),
+            generation: AtomicU64::new(generation),
+            gate: Gate::default(),
+            trouble: Mutex::new(trouble),
+        }
+    }
+
+    fn load(&self) -> Word {
+        Word(self.word.load(Ordering::Acquire))
+    }
+
+    /// Replaces the word where `change` gives another one; returns the word before, and whether it did.
+    fn update(&self, change: impl Fn(Word) -> Option<Word>) -> (Word, bool) {
+        let mut word = self.load();
+        loop {
+            let Some(next) = change(word) else { return (word, false) };
+            match self.word.compare_exchange_weak(word.0, next.0, Ordering::AcqRel, Ordering::Acquire) {
+                Ok(_) => return (word, true),
+                Err(other) => word = Word(other),
+            }
+        }
+    }
+
+    /// Phase and write pointer (in blocks) at one moment.
+    pub(super) fn look(&self) -> (Phase, u64) {
+        let word = self.load();
+        (word.phase(), word.pointer())
+    }
+
+    pub(super) fn generation(&self) -> u64 {
+        self.generation.load(Ordering::Acquire)
+    }
+
+    pub(super) fn trouble(&self) -> Option<Error> {
+        self.trouble.lock().unwrap_or_else(PoisonError::into_inner).clone()
+    }
+
+    pub(super) fn set_trouble(&self, trouble: Option<Error>) {
+        *self.trouble.lock().unwrap_or_else(PoisonError::into_inner) = trouble;
+    }
+
+    /// Reserves a place for so many blocks of `capacity`.
+    pub(super) fn reserve(&self, blocks: u64, capacity: u64) -> Reserved {
+        let fits = |word: Word| word.phase() == Phase::Open && capacity - word.pointer() >= blocks;
+        let (word, done) = self.update(|word| {
+            let possible = fits(word) && word.in_flight() < MOST_IN_FLIGHT;
+            possible.then(|| Word(word.0 + ONE_IN_FLIGHT + blocks))
+        });
+        match word.phase() {
+            _ if done => Reserved::At(word.pointer()),
+            Phase::Empty => Reserved::Empty,
+            Phase::Open if !fits(word) => Reserved::NoRoom(capacity - word.pointer()),
+            Phase::Open => Reserved::Crowded,
+            phase if phase.is_passing() => Reserved::Passing,
+            phase => Reserved::Refused(phase),
+        }
+    }
+
+    /// An append that had a place has ended, well or not.
+    pub(super) fn ended(&self) {
+        let word = Word(self.word.fetch_sub(ONE_IN_FLIGHT, Ordering::AcqRel));
+        if word.in_flight() == 1 && word.phase().is_passing() {
+            self.gate.open();
+        }
+    }
+
+    /// Closes an open zone, because an append failed; returns whether this call did it.
+    pub(super) fn close(&self) -> bool {
+        let closed = |word: Word| Word::new(Phase::Closed, word.in_flight(), word.pointer());
+        self.update(|word| (word.phase() == Phase::Open).then(|| closed(word))).1
+    }
+
+    /// Becomes the owner, if the zone is still in this phase.
+    pub(super) fn begin(&self, from: Phase, passing: Phase) -> bool {
+        let next = |word: Word| Word::new(passing, word.in_flight(), word.pointer());
+        self.update(|word| (word.phase() == from).then(|| next(word))).1
+    }
+
+    /// Ends the ownership. No append is in flight: the owner has [`drained`](Self::drained) them, or the zone
+    /// was empty.
+    pub(super) fn settle(&self, phase: Phase, pointer: u64) {
+        debug_assert!(self.load().phase().is_passing() && self.load().in_flight() == 0);
+        self.word.store(Word::new(phase, 0, pointer).0, Ordering::Release);
+        self.gate.open();
+    }
+
+    /// As [`settle`](Self::settle), as an empty zone of this generation.
+    pub(super) fn settle_empty(&self, generation: u64) {
+        self.generation.store(generation, Ordering::Release);
+        self.settle(Phase::Empty, 0);
+    }
+
+    /// Waits until nobody owns the zone.
+    pub(super) async fn settled(&self) {
+        self.gate.wait_until(|| !self.load().phase().is_passing()).await;
+    }
+
+    /// The owner waits until no append is in flight.
+    pub(super) async fn drained(&self) {
+        self.gate.wait_until(|| self.load().in_flight() == 0).await;
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_parts_of_a_word_do_not_touch() {
+        for phase in (0..8).map(Phase::from_bits) {
+            let word = Word::new(phase, MOST_IN_FLIGHT, MOST_BLOCKS);
+            assert_eq!((word.phase(), word.in_flight(), word.pointer()), (phase, MOST_IN_FLIGHT, MOST_BLOCKS));
+            let word = Word::new(phase, 0, 1);
+            assert_eq!((word.phase(), word.in_flight(), word.pointer()), (phase, 0, 1));
+        }
+    }
+
+    #[test]
+    fn places_are_reserved_in_turn_until_there_is_no_room() {
+        let slot = Slot::new(ZoneState::Open, 1, 0, None);
+        assert_eq!(slot.reserve(3, 8), Reserved::At(0));
+        assert_eq!(slot.reserve(3, 8), Reserved::At(3));
+        assert_eq!(slot.reserve(3, 8), Reserved::NoRoom(2));
+        assert!(slot.close() && !slot.close());
+        assert_eq!(slot.reserve(1, 8), Reserved::Refused(Phase::Closed));
+        slot.ended();
+        slot.ended();
+        assert!(!slot.begin(Phase::Open, Phase::Finishing));
+        assert!(slot.begin(Phase::Closed, Phase::Resetting));
+        assert_eq!(slot.reserve(1, 8), Reserved::Passing);
+        slot.settle_empty(2);
+        assert_eq!((slot.reserve(1, 8), slot.generation()), (Reserved::Empty, 2));
+    }
+
+    #[test]
+    fn threads_never_get_the_same_place() {
+        let slot = Slot::new(ZoneState::Open, 1, 0, None);
+        let capacity = 4000;
+        let mut places: Vec<u64> = std::thread::scope(|scope| {
+            let take = || {
+                std::iter::from_fn(|| match slot.reserve(2, capacity) {
+                    Reserved::At(place) => {
+                        slot.ended();
+                        Some(place)
+                    }
+                    _ => None,
+                })
+                .collect::<Vec<_>>()
+            };
+            let threads: Vec<_> = (0..4).map(|_| scope.spawn(take)).collect();
+            threads.into_iter().flat_map(|thread| thread.join().expect("no panic")).collect()
+        });
+        places.sort_unstable();
+        assert!(places.into_iter().eq((0..capacity).step_by(2)));
+    }
+}

@@ -1,0 +1,339 @@
+//! What all handles of one volume share, and the operations on its zones.
+//!
+//! Every function that changes a zone is carried to its end by its caller (`carry`), so an owner of a passing
+//! phase always settles it.
+
+use super::format::{Superblock, Uuid, ZoneHeader};
+use super::layout::Layout;
+use super::slot::{Phase, Reserved, Slot};
+use crate::limits::Limits;
+use block::{
+    BlockCount, BlockIndex, Device, Durability, EraseGuarantee, Error, Payload, Result, ZeroMode, ZoneAddress,
+    ZoneGeometry, ZoneIndex, ZoneReport, ZoneState,
+};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+
+/// The zones of one device.
+#[derive(Debug)]
+pub(super) struct Volume {
+    pub(super) geometry: ZoneGeometry,
+    pub(super) layout: Layout,
+    pub(super) uuid: Uuid,
+    /// The sequence of the newest superblock. Only opening and closing, which run alone, change it.
+    pub(super) sequence: AtomicU64,
+    pub(super) slots: Vec<Slot>,
+    pub(super) limits: Limits,
+    pub(super) read_only: bool,
+    pub(super) closed: AtomicBool,
+}
+
+impl Volume {
+    fn slot(&self, zone: ZoneIndex) -> &Slot {
+        &self.slots[zone.0 as usize]
+    }
+
+    fn bytes_of(&self, blocks: u64) -> u64 {
+        self.layout.block_size.bytes_of(BlockCount(blocks))
+    }
+
+    /// Refuses changes of a volume that is read-only or closed.
+    pub(super) fn check_writable(&self) -> Result<()> {
+        if self.read_only {
+            return Err(Error::read_only("the device below the zones is read-only"));
+        }
+        if self.closed.load(Ordering::Acquire) {
+            return Err(Error::closed("the zones are closed"));
+        }
+        Ok(())
+    }
+
+    fn refusal(&self, zone: ZoneIndex, phase: Phase) -> Error {
+        let state = match phase {
+            Phase::Full => "full: reset it first",
+            Phase::Offline => "offline",
+            _ => "closed: finish or reset it",
+        };
+        match self.slot(zone).trouble() {
+            Some(trouble) => Error::invalid(format!("zone {zone} is {state}: {trouble}")),
+            None => Error::invalid(format!("zone {zone} is {state}")),
+        }
+    }
+
+    /// Says whether bytes `offset..offset + length` of a zone may have been appended.
+    pub(super) fn check_read(&self, at: ZoneAddress, length: usize) -> Result<()> {
+        self.geometry.check_read(at, length)?;
+        let slot = self.slot(at.zone);
+        let (phase, pointer) = slot.look();
+        if phase == Phase::Offline {
+            let offline = || Error::corrupt(format!("zone {} is offline", at.zone));
+            return Err(slot.trouble().unwrap_or_else(offline));
+        }
+        let written = self.bytes_of(pointer);
+        if at.offset.0 + length as u64 > written {
+            return Err(Error::invalid(format!(
+                "read of {length} bytes at {at}: nothing was appended from byte {written} on"
+            )));
+        }
+        Ok(())
+    }
+
+    pub(super) async fn append(
+        &self,
+        device: &dyn Device,
+        zone: ZoneIndex,
+        payload: Payload,
+    ) -> Result<ZoneAddress> {
+        let slot = self.slot(zone);
+        let shift = self.layout.block_size.shift();
+        let blocks = payload.len() as u64 >> shift;
+        let at = loop {
+            match slot.reserve(blocks, self.geometry.zone_capacity >> shift) {
+                Reserved::At(block) => break self.bytes_of(block),
+                Reserved::Empty => self.open_zone(device, zone).await?,
+                Reserved::Passing => slot.settled().await,
+                Reserved::NoRoom(left) => {
+                    return Err(Error::no_space(format!(
+                        "append of {} bytes to zone {zone}, which has room for {}: finish it and take another",
+                        payload.len(),
+                        self.bytes_of(left)
+                    )));
+                }
+                Reserved::Crowded => {
+                    return Err(Error::busy(format!("zone {zone}: too many appends are in flight")));
+                }
+                Reserved::Refused(phase) => return Err(self.refusal(zone, phase)),
+            }
+        };
+        let written = device.write(self.layout.data(zone.0, at), payload, Durability::Visible).await;
+        if let Err(error) = &written {
+            self.close_zone(zone, error.in_context(format!("an append at byte {at} failed")));
+        }
+        slot.ended();
+        written.map(|()| ZoneAddress::new(zone.0, at))
+    }
+
+    /// After a failed append there is a hole below the write pointer: the zone takes no more.
+    fn close_zone(&self, zone: ZoneIndex, trouble: Error) {
+        let slot = self.slot(zone);
+        slot.set_trouble(Some(trouble));
+        if slot.close() {
+            self.limits.moved(ZoneState::Open, ZoneState::Closed);
+        }
+    }
+
+    async fn write_header(
+        &self,
+        device: &dyn Device,
+        zone: ZoneIndex,
+        state: ZoneState,
+        generation: u64,
+        pointer: u64,
+    ) -> Result<()> {
+        let write_pointer = self.bytes_of(pointer);
+        let header = ZoneHeader { uuid: self.uuid, zone: zone.0, state, generation, write_pointer };
+        let payload = header.encode(self.layout.block_size.bytes());
+        let written = device.write(self.layout.header(zone.0), payload, Durability::Durable).await;
+        written.map_err(|error| error.in_context(format!("writing the header of zone {zone}")))
+    }
+
+    /// Opens an empty zone for its first append; does nothing if somebody else has begun to.
+    ///
+    /// The header is durable before the first byte of data is written, so a header that says Empty means that
+    /// truly nothing of its generation is there.
+    async fn open_zone(&self, device: &dyn Device, zone: ZoneIndex) -> Result<()> {
+        let slot = self.slot(zone);
+        if !slot.begin(Phase::Empty, Phase::Opening) {
+            return Ok(());
+        }
+        if let Err(busy) = self.limits.open_one() {
+            slot.settle(Phase::Empty, 0);
+            return Err(busy.in_context(format!("append to empty zone {zone}")));
+        }
+        let written = self.write_header(device, zone, ZoneState::Open, slot.generation(), 0).await;
+        match &written {
+            Ok(()) => slot.settle(Phase::Open, 0),
+            Err(error) => {
+                slot.set_trouble(Some(error.clone()));
+                self.limits.moved(ZoneState::Open, ZoneState::Closed);
+                slot.settle(Phase::Closed, 0);
+            }
+        }
+        written
+    }
+
+    /// Becomes the owner of a zone for a finish or a reset, once nobody else is, with no append in flight.
+    /// Returns the phase that it had, or none if it is in `done` already.
+    async fn own(&self, zone: ZoneIndex, passing: Phase, done: Option<Phase>) -> Result<Option<Phase>> {
+        let slot = self.slot(zone);
+        loop {
+            let (phase, _) = slot.look();
+            if phase == Phase::Offline {
+                return Err(self.refusal(zone, phase));
+            }
+            if Some(phase) == done {
+                return Ok(None);
+            }
+            if phase.is_passing() {
+                slot.settled().await;
+            } else if slot.begin(phase, passing) {
+                slot.drained().await;
+                return Ok(Some(phase));
+            }
+        }
+    }
+
+    /// Gives a zone back in its new state, or, after a failure, closed.
+    fn settle(&self, zone: ZoneIndex, from: Phase, outcome: &Result<()>, to: Phase, pointer: u64) {
+        let slot = self.slot(zone);
+        let to = if outcome.is_ok() { to } else { Phase::Closed };
+        slot.set_trouble(outcome.as_ref().err().cloned());
+        self.limits.moved(from.state(), to.state());
+        slot.settle(to, pointer);
+    }
+
+    pub(super) async fn finish(&self, device: &dyn Device, zone: ZoneIndex) -> Result<()> {
+        let Some(before) = self.own(zone, Phase::Finishing, Some(Phase::Full)).await? else {
+            return Ok(());
+        };
+        let slot = self.slot(zone);
+        let (_, pointer) = slot.look();
+        let finished = async {
+            device.flush().await?;
+            self.write_header(device, zone, ZoneState::Full, slot.generation(), pointer).await
+        };
+        let finished = finished.await.map_err(|error| error.in_context(format!("finishing zone {zone}")));
+        self.settle(zone, before, &finished, Phase::Full, pointer);
+        finished
+    }
+
+    pub(super) async fn reset(&self, device: &dyn Device, zone: ZoneIndex, erase: EraseGuarantee) -> Result<u64> {
+        if erase > self.geometry.erase {
+            return Err(Error::unsupported(format!(
+                "resetting zone {zone} with the guarantee \"{erase}\": zones on a device give at most \"{}\"",
+                self.geometry.erase
+            )));
+        }
+        let Some(before) = self.own(zone, Phase::Resetting, None).await? else {
+            return Err(Error::invalid(format!("zone {zone} can't be reset")));
+        };
+        let slot = self.slot(zone);
+        let (_, pointer) = slot.look();
+        let generation = slot.generation() + 1;
+        let emptied = self.erase_and_mark(device, zone, erase, generation).await;
+        let emptied = emptied.map_err(|error| error.in_context(format!("resetting zone {zone}")));
+        if emptied.is_err() {
+            // The medium may say Empty already, of the generation that the next attempt writes again.
+            self.settle(zone, before, &emptied, Phase::Closed, pointer);
+            return emptied.map(|()| generation);
+        }
+        slot.set_trouble(None);
+        self.limits.moved(before.state(), ZoneState::Empty);
+        slot.settle_empty(generation);
+        Ok(generation)
+    }
+
+    async fn erase_and_mark(
+        &self,
+        device: &dyn Device,
+        zone: ZoneIndex,
+        erase: EraseGuarantee,
+        generation: u64,
+    ) -> Result<()> {
+        let data = self.layout.data_range(zone.0);
+        match erase {
+            EraseGuarantee::None => {}
+            EraseGuarantee::Deallocated => {
+                device.discard(data).await?;
+                device.flush().await?;
+            }
+            EraseGuarantee::Erased | EraseGuarantee::Key => {
+                device.write_zeroes(data, ZeroMode::KeepAllocated, Durability::Visible).await?;
+                device.flush().await?;
+            }
+        }
+        self.write_header(device, zone, ZoneState::Empty, generation, 0).await
+    }
+
+    pub(super) fn report(&self, first: ZoneIndex, count: u32) -> Result<Vec<ZoneReport>> {
+        if first.0 > self.geometry.zones {
+            return self.geometry.check_zone(first).map(|()| Vec::new());
+        }
+        let end = first.0.saturating_add(count).min(self.geometry.zones);
+        Ok((first.0..end).map(|zone| self.report_one(ZoneIndex(zone))).collect())
+    }
+
+    fn report_one(&self, zone: ZoneIndex) -> ZoneReport {
+        let slot = self.slot(zone);
+        // A reset between the looks would pair the old generation with the new pointer. While it runs, the
+        // zone shows as closed, with either generation.
+        loop {
+            let generation = slot.generation();
+            let (phase, pointer) = slot.look();
+            if slot.generation() == generation {
+                let write_pointer = self.bytes_of(pointer);
+                return ZoneReport { zone, state: phase.state(), write_pointer, generation };
+            }
+        }
+    }
+
+    pub(super) async fn write_superblock(&self, device: &dyn Device, clean: bool) -> Result<()> {
+        let sequence = self.sequence.load(Ordering::Acquire) + 1;
+        let superblock = Superblock {
+            block_size: self.layout.block_size.bytes() as u32,
+            uuid: self.uuid,
+            sequence,
+            zone_size: self.layout.zone_size,
+            first_zone: self.layout.first_zone,
+            zones: self.layout.zones,
+            clean,
+        };
+        let block: BlockIndex = Layout::superblock(self.layout.block_size, sequence % 2);
+        let written = device.write(block, superblock.encode(), Durability::Durable).await;
+        written.map_err(|error| error.in_context("writing a superblock of the zones"))?;
+        self.sequence.store(sequence, Ordering::Release);
+        Ok(())
+    }
+
+    /// Writes where every begun zone ends, then that the volume is clean.
+    pub(super) async fn close(&self, device: &dyn Device) -> Result<()> {
+        if self.read_only || self.closed.swap(true, Ordering::AcqRel) {
+            return Ok(());
+        }
+        let mut owned = Vec::new();
+        for zone in (0..self.geometry.zones).map(ZoneIndex) {
+            loop {
+                let slot = self.slot(zone);
+                let (phase, _) = slot.look();
+                if phase.is_passing() {
+                    slot.settled().await;
+                } else if !matches!(phase, Phase::Open | Phase::Closed) {
+                    break;
+                } else if slot.begin(phase, Phase::Finishing) {
+                    slot.drained().await;
+                    owned.push((zone, phase));
+                    break;
+                }
+            }
+        }
+        let noted = self.note_write_pointers(device, &owned).await;
+        for (zone, phase) in owned {
+            let (_, pointer) = self.slot(zone).look();
+            self.slot(zone).settle(phase, pointer);
+        }
+        noted?;
+        self.write_superblock(device, true).await
+    }
+
+    async fn note_write_pointers(&self, device: &dyn Device, zones: &[(ZoneIndex, Phase)]) -> Result<()> {
+        // What the headers will say is there must be there before they say it.
+        device.flush().await?;
+        for (zone, phase) in zones {
+            let (_, pointer) = self.slot(*zone).look();
+            // An append that failed while another one was being drained closes the zone, too.
+            let failed = *phase == Phase::Closed || self.slot(*zone).trouble().is_some();
+            let state = if failed { ZoneState::Closed } else { ZoneState::Open };
+            self.write_header(device, *zone, state, self.slot(*zone).generation(), pointer).await?;
+        }
+        Ok(())
+    }
+}

@@ -1,0 +1,3 @@
+//! What the tests that cross crates share.
+
+pub mod oracle;

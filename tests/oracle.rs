@@ -1,0 +1,293 @@
+//! The crash oracle: runs a seeded workload over a stack, cuts the power after every event of the run, and
+//! checks that the stack, opened again on what its disk then holds, has kept the promises of a device.
+//!
+//! ```text
+//! workload ─ record(role=client) ─ stack under test ─ record(role=disk) ─ delays ─ disk
+//! ```
+//! Both records share one timeline. For every cut, and for many of the states that the disk may be in there (see
+//! [`layers::record::replay`]), the stack is opened on a disk with these contents and read as a whole. Each
+//! piece of `atomic_write` bytes must hold the last version that was durable for the client at the cut, or a
+//! later one that had been submitted, whole and in its own place; and what is written then must be read back.
+//!
+//! Everything follows from the seed but the order in which the real runtime completes what is in flight; a
+//! failure therefore names the seed, the cut and the choice, and shows what was found. Left to others: what
+//! only a running stack can promise (the conformance suite), and cuts during a recovery.
+
+mod stamp;
+mod workload;
+
+pub use workload::Workload;
+
+use block::{BlockIndex, BlockRange, BlockSize, Buffer, Device, DeviceGeometry, DevicePart, Durability, Result};
+use layers::fault::{FaultDevicePart, parse_rules};
+use layers::record::replay::{CrashState, CrashStates, Cursor, History, ImageDisk, Mismatch, Search};
+use layers::record::{RecordDevicePart, Recorder, Role};
+use std::fmt;
+use std::ops::RangeInclusive;
+use std::rc::Rc;
+use std::sync::Arc;
+
+/// How long what the disk is given takes, so that much is in flight at the same time.
+const DELAYS: &str = "any delay=0us..300us probability=0.7";
+/// After how many states the stack is written to once more.
+const WRITE_EVERY: u64 = 16;
+
+/// Why the stack under test is opened.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Opening {
+    /// On a disk that is all zeros: a persistent layer formats it.
+    Format,
+    /// After a power cut.
+    Recover,
+}
+
+/// What to try.
+#[derive(Debug, Clone)]
+pub struct Oracle {
+    /// Decides the workload and the states that are tried.
+    pub seed: u64,
+    /// What the client does.
+    pub workload: Workload,
+    /// Which states are tried at each cut.
+    pub search: Search,
+    /// The shape of the disk, where the oracle makes it.
+    pub disk: DeviceGeometry,
+}
+
+/// What was tried, if nothing was found.
+#[derive(Debug, Clone, Copy)]
+pub struct Report {
+    /// Events of the whole run.
+    pub events: u64,
+    /// States of the disk from which the stack was opened again.
+    pub states: u64,
+    /// Comparisons of a whole device with what it may hold at a cut.
+    pub checks: u64,
+}
+
+/// A promise that was broken.
+#[derive(Debug, Clone)]
+pub struct Violation {
+    seed: u64,
+    state: Option<CrashState>,
+    cut: u64,
+    what: String,
+}
+
+impl fmt::Display for Violation {
+    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(formatter, "{}\n  SILTSTONE_SEED={}", self.what, self.seed)?;
+        if let Some(state) = &self.state {
+            let (from, choice, cut) = (state.cuts.start(), state.choice, self.cut);
+            write!(formatter, ", power cut before event {cut}, the disk as at {from} with {choice}")?;
+        }
+        Ok(())
+    }
+}
+
+/// The seed for a test: `SILTSTONE_SEED` of the environment, or this one. Printed, so that a failure can be repeated.
+pub fn seed(test: &str, usual: u64) -> u64 {
+    let asked = std::env::var("SILTSTONE_SEED").ok();
+    let seed = asked.map_or(usual, |text| text.trim().parse().expect("SILTSTONE_SEED is a whole number"));
+    println!("{test}: SILTSTONE_SEED={seed}");
+    seed
+}
+
+impl Oracle {
+    /// A run of moderate length on a small disk with a volatile cache and sectors of 512 bytes.
+    pub fn new(seed: u64) -> Self {
+        let disk = DeviceGeometry {
+            block_size: BlockSize::default(),
+            blocks: block::BlockCount(48),
+            atomic_write: 512,
+            volatile_cache: true,
+            read_only: false,
+        };
+        Oracle { seed, workload: Workload::new(seed), search: Search::new(seed), disk }
+    }
+
+    /// Tries the stack that `open` makes, on a disk in memory.
+    ///
+    /// # Errors
+    /// The first promise that was broken.
+    pub async fn run<F>(&self, open: F) -> Result<Report, Box<Violation>>
+    where
+        F: AsyncFn(Arc<dyn DevicePart>, Opening) -> Result<Arc<dyn DevicePart>>,
+    {
+        self.run_on(Arc::new(ImageDisk::empty(self.disk.clone())), open).await
+    }
+
+    /// As [`run`](Self::run), with this disk during the run; it is all zeros.
+    ///
+    /// # Errors
+    /// The first promise that was broken.
+    pub async fn run_on<F>(&self, disk: Arc<dyn DevicePart>, open: F) -> Result<Report, Box<Violation>>
+    where
+        F: AsyncFn(Arc<dyn DevicePart>, Opening) -> Result<Arc<dyn DevicePart>>,
+    {
+        let recorder = Recorder::in_memory();
+        let run = self.record(&recorder, disk, &open).await;
+        let run = run.map_err(|error| self.violation(0, None, format!("the run itself failed: {error}")))?;
+        let timeline = recorder.timeline().expect("a recorder in memory has its timeline");
+        let history = |device| History::new(&timeline, device).expect("both devices are in the timeline");
+        let (disk, client) = (history(run.disk), history(run.client));
+        let last = disk.events();
+        let mut check =
+            Check { oracle: self, open: &open, cursors: vec![Cursor::new(client)], cuts: 0..=0, states: 0, checks: 0 };
+        for state in CrashStates::new(disk, run.first..last + 1, self.search) {
+            check.state(state).await?;
+        }
+        Ok(Report { events: last, states: check.states, checks: check.checks })
+    }
+
+    async fn record<F>(&self, recorder: &Arc<Recorder>, disk: Arc<dyn DevicePart>, open: &F) -> Result<Run>
+    where
+        F: AsyncFn(Arc<dyn DevicePart>, Opening) -> Result<Arc<dyn DevicePart>>,
+    {
+        let delays = parse_rules(&[DELAYS.to_owned()], stack::Contract::Device)?;
+        let slow = Arc::new(FaultDevicePart::new(disk, delays, self.seed)?);
+        let disk = Arc::new(RecordDevicePart::new(slow, recorder.clone(), "disk", Role::Disk)?);
+        let stack = open(disk.clone(), Opening::Format).await?;
+        let client = Arc::new(RecordDevicePart::new(stack.clone(), recorder.clone(), "client", Role::Client)?);
+        let first = recorder.events();
+        let handle = client.open().await?;
+        self.workload.run(&handle).await?;
+        drop(handle);
+        // Cuts while the stack closes are part of the run.
+        stack.close().await?;
+        Ok(Run { first, disk: disk.number(), client: client.number() })
+    }
+
+    fn violation(&self, cut: u64, state: Option<CrashState>, what: String) -> Box<Violation> {
+        Box::new(Violation { seed: self.seed, state, cut, what })
+    }
+}
+
+/// What is known of a run that was recorded.
+struct Run {
+    /// The first cut that is tried: the stack has been opened, and nothing else has happened.
+    first: u64,
+    disk: u16,
+    client: u16,
+}
+
+/// Goes through the states with what the client may find at their cuts.
+struct Check<'a, F> {
+    oracle: &'a Oracle,
+    open: &'a F,
+    /// The client's device at each cut of the state at which something else may be found.
+    cursors: Vec<Cursor>,
+    cuts: RangeInclusive<u64>,
+    states: u64,
+    checks: u64,
+}
+
+impl<F> Check<'_, F>
+where
+    F: AsyncFn(Arc<dyn DevicePart>, Opening) -> Result<Arc<dyn DevicePart>>,
+{
+    async fn state(&mut self, state: CrashState) -> Result<(), Box<Violation>> {
+        self.move_to(&state.cuts);
+        self.states += 1;
+        let write_too = self.states.is_multiple_of(WRITE_EVERY);
+        let contents = match self.reopened(&state, write_too).await {
+            Ok(contents) => contents,
+            Err(error) => {
+                let what = format!("the stack can't be used after the cut: {error}");
+                return Err(self.oracle.violation(*state.cuts.start(), Some(state), what));
+            }
+        };
+        for cursor in &self.cursors {
+            self.checks += 1;
+            if let Err(mismatch) = cursor.check(0, &contents) {
+                let what = explain(cursor, &mismatch);
+                return Err(self.oracle.violation(cursor.cut(), Some(state), what));
+            }
+        }
+        Ok(())
+    }
+
+    fn move_to(&mut self, cuts: &RangeInclusive<u64>) {
+        if self.cuts == *cuts {
+            return;
+        }
+        self.cuts = cuts.clone();
+        let Some(mut cursor) = self.cursors.pop() else { return };
+        cursor.advance_to(*cuts.start());
+        self.cursors = vec![cursor.clone()];
+        while let Some(next) = cursor.next_change().filter(|next| next <= cuts.end()) {
+            cursor.advance_to(next);
+            self.cursors.push(cursor.clone());
+        }
+    }
+
+    /// Opens the stack on the state and reads all of it.
+    async fn reopened(&self, state: &CrashState, write_too: bool) -> Result<Vec<u8>> {
+        let disk = Arc::new(ImageDisk::new(state.image.clone()));
+        let part = (self.open)(disk, Opening::Recover).await?;
+        let handle = part.open().await?;
+        let contents = read_all(&*handle).await?;
+        if write_too {
+            self.write_and_read(&handle).await?;
+        }
+        drop(handle);
+        part.close().await?;
+        Ok(contents)
+    }
+
+    /// A stack that recovered must go on working.
+    async fn write_and_read(&self, handle: &Rc<dyn Device>) -> Result<()> {
+        let geometry = handle.geometry();
+        let block = self.states % geometry.blocks.0;
+        let data = stamp::stamped(BlockRange::new(block, 1), u64::MAX - self.states, geometry.block_size);
+        handle.write(BlockIndex(block), data.clone().into(), Durability::Durable).await?;
+        handle.flush().await?;
+        let (result, found) = handle.read(BlockIndex(block), Buffer::new(data.len())).await;
+        result?;
+        if found.filled() != &*data {
+            let text = format!("block {block}, written after the recovery, reads as something else");
+            return Err(block::Error::corrupt(text));
+        }
+        Ok(())
+    }
+}
+
+async fn read_all(device: &dyn Device) -> Result<Vec<u8>> {
+    const STEP: u64 = 256 << 10;
+    let geometry = device.geometry();
+    let mut contents = Vec::with_capacity(geometry.bytes() as usize);
+    while (contents.len() as u64) < geometry.bytes() {
+        let at = contents.len() as u64;
+        let length = (geometry.bytes() - at).min(STEP.max(geometry.block_size.bytes()));
+        let block = BlockIndex(at >> geometry.block_size.shift());
+        let (result, buffer) = device.read(block, Buffer::new(length as usize)).await;
+        result?;
+        contents.extend_from_slice(buffer.filled());
+    }
+    Ok(contents)
+}
+
+/// Says what was found and what could have been, in the words of the workload.
+fn explain(cursor: &Cursor, mismatch: &Mismatch) -> String {
+    let size = cursor.history().geometry().block_size;
+    let block = mismatch.range.start >> size.shift();
+    let mut legal = Vec::new();
+    for version in &mismatch.legal {
+        legal.push(match version {
+            None => "the zeros of the beginning".to_owned(),
+            Some(index) => {
+                let operation = &cursor.history().operations()[*index];
+                let mut bytes = vec![0; mismatch.found.len()];
+                operation.copy_to(mismatch.range.start, &mut bytes);
+                format!("{} (submitted in event {})", stamp::describe(&bytes), operation.submitted)
+            }
+        });
+    }
+    format!(
+        "block {block}, bytes {}..{}: found {}; legal: {}",
+        mismatch.range.start,
+        mismatch.range.end,
+        stamp::describe(&mismatch.found),
+        legal.join("; ")
+    )
+}
