@@ -1,1 +1,16 @@
-//! Leaves: file, ram, null.
+//! Leaves: devices with nothing below them but the kernel or memory.
+//!
+//! - [`file`]: a regular file or a block device, with O_DIRECT where the file system has it.
+//! - [`ram`]: memory of this process, gone with it.
+//! - [`null`]: takes everything, keeps nothing, reads zeros.
+//!
+//! A leaf promises an atomic write of a sector, 512 bytes. Each completion goes once through the run queue,
+//! also where the work was done at once, so that a task in a loop can't keep the others from running.
+
+pub mod file;
+pub mod null;
+pub mod ram;
+mod size;
+
+/// The atomic write that a leaf promises, in bytes.
+pub const SECTOR: u32 = 512;

@@ -117,6 +117,11 @@ pub fn current_shard() -> ShardIndex {
     with_current(|shard| shard.index)
 }
 
+/// Whether this runs under [`simulate`](crate::simulate).
+pub fn is_simulated() -> bool {
+    try_with_current(|shard| shard.world().is_some()).unwrap_or(false)
+}
+
 /// How many shards there are.
 pub fn shard_count() -> usize {
     with_current(|shard| shard.all.len())

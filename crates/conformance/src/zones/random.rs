@@ -171,7 +171,8 @@ pub(super) async fn changes_under_appends(suite: &mut Suite) -> Check {
                 Event::Appended(_, length, Err(error)) => {
                     return Err(format!("append of {length} bytes beside a change of zone {zone}: {error}"));
                 }
-                Event::Finished(outcome, _) => {
+                Event::Finished(outcome, pointer) => {
+                    finished_at = pointer;
                     succeeds(outcome, format!("finish of zone {zone} under appends"))?;
                     suite.zones[0].state = ZoneState::Full;
                 }

@@ -18,7 +18,7 @@ use super::protocol::LONGEST_STRING;
 use block::{Device, DevicePart, Error, Result, Status};
 use runtime::net::{Address, Listener, RemoteStream, Shutdown, Stream};
 use runtime::sync::{Notify, StopSource, StopToken};
-use runtime::{RemoteHandle, ShardIndex};
+use runtime::ShardIndex;
 use serde_json::json;
 use std::cell::{Cell, RefCell};
 use std::collections::BTreeMap;
@@ -69,7 +69,8 @@ pub struct Server {
 struct Running {
     address: Address,
     stop: StopSource,
-    accepting: RemoteHandle<()>,
+    /// Hears when the listener is closed.
+    closed: StopToken,
 }
 
 struct Shared {
@@ -180,21 +181,21 @@ impl Server {
             }
         }
         let stop = StopSource::new();
-        let (shared, token) = (self.shared.clone(), stop.token());
+        let closed = StopSource::new();
+        let (shared, token, closed_token) = (self.shared.clone(), stop.token(), closed.token());
         let listening = runtime::spawn_on(ShardIndex(0), move || async move {
             let listener = listen(&shared.address).await?;
             let address = listener.local_address().clone();
-            let accepting = runtime::spawn_on(ShardIndex(0), {
-                // The listener stays on this shard: it crosses in the shard's own list.
-                let key = shared.id;
-                LISTENERS.with(|listeners| listeners.borrow_mut().insert(key, listener));
-                move || accept(shared, token)
-            });
-            Ok((address, accepting))
+            runtime::spawn(async move {
+                accept(shared, listener, token).await;
+                closed.stop();
+            })
+            .detach();
+            Ok(address)
         });
         match listening.await.and_then(|listening| listening) {
-            Ok((address, accepting)) => {
-                *self.running() = Some(Running { address, stop, accepting });
+            Ok(address) => {
+                *self.running() = Some(Running { address, stop, closed: closed_token });
                 Ok(())
             }
             Err(error) => {
@@ -211,7 +212,7 @@ impl Server {
     pub async fn stop(&self) -> Result<()> {
         let Some(running) = self.running().take() else { return Ok(()) };
         running.stop.stop();
-        running.accepting.await?;
+        running.closed.stopped().await;
         self.close_parts().await;
         match &running.address {
             Address::Unix(path) => runtime::file::unlink(path).await,
@@ -269,10 +270,6 @@ impl Shared {
         let parts = self.devices.iter().zip(&self.read_only);
         parts.map(|(device, read_only)| Export::new(device.geometry().clone(), *read_only, shards)).collect()
     }
-}
-
-thread_local! {
-    static LISTENERS: RefCell<BTreeMap<u64, Listener>> = const { RefCell::new(BTreeMap::new()) };
 }
 
 /// Opens every export's device on this shard.
@@ -349,16 +346,13 @@ async fn remove_stale_socket(address: &Address, path: &Path) -> Result<()> {
             "socket {}: another server listens there; stop it or choose another name",
             path.display()
         ))),
-        Err(error) if error.errno() == CONNECTION_REFUSED => runtime::file::unlink(path).await,
+        Err(error) if error.errno() == libc::ECONNREFUSED => runtime::file::unlink(path).await,
         Err(error) => Err(error),
     }
 }
 
-const CONNECTION_REFUSED: i32 = libc::ECONNREFUSED;
-
 /// Takes connections until it is told to stop.
-async fn accept(shared: Arc<Shared>, stop: StopToken) {
-    let Some(listener) = LISTENERS.with(|listeners| listeners.borrow_mut().remove(&shared.id)) else { return };
+async fn accept(shared: Arc<Shared>, listener: Listener, stop: StopToken) {
     let mut stopped = pin!(stop.stopped());
     let mut count = 0;
     loop {

@@ -1,0 +1,212 @@
+//! One shard's handle on a file.
+
+use super::Shared;
+use block::{
+    BlockCount, BlockIndex, BlockRange, Buffer, Call, Data, Device, DeviceGeometry, Durability, Error, Extent,
+    ExtentState, Payload, ReadOutcome, Result, ZeroMode,
+};
+use runtime::file::File;
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+
+/// How many extents one call returns at most.
+const MOST_EXTENTS: usize = 256;
+/// How many zeros are written at a time where the file system can't do it, in bytes.
+const ZEROS: usize = 1 << 20;
+
+pub(super) struct FileHandle {
+    pub(super) file: File,
+    pub(super) geometry: DeviceGeometry,
+    /// What O_DIRECT asks of memory, in bytes; 1 is nothing.
+    pub(super) memory_alignment: usize,
+    pub(super) knows_holes: bool,
+    pub(super) shared: Arc<Shared>,
+}
+
+impl FileHandle {
+    #[inline]
+    fn offset(&self, at: BlockIndex) -> u64 {
+        self.geometry.block_size.offset_of(at).0
+    }
+
+    /// Where and how long a range is, in bytes.
+    fn bytes(&self, range: BlockRange) -> (u64, u64) {
+        (self.offset(range.start), self.geometry.block_size.bytes_of(range.count))
+    }
+
+    #[inline]
+    fn is_aligned(&self, payload: &Payload) -> bool {
+        let mask = self.memory_alignment - 1;
+        payload.slices().iter().all(|data| (data.as_ptr() as usize | data.len()) & mask == 0)
+    }
+
+    #[inline]
+    async fn write_bytes(&self, offset: u64, payload: Payload, durability: Durability) -> Result<()> {
+        let payload = if self.is_aligned(&payload) { payload } else { self.aligned_copy(&payload) };
+        if durability == Durability::Durable {
+            self.check_flushable()?;
+        }
+        self.file.write_at(offset, payload, durability).await
+    }
+
+    #[inline]
+    async fn read_bytes(&self, offset: u64, buffer: Buffer) -> ReadOutcome {
+        if buffer.address() as usize & (self.memory_alignment - 1) == 0 {
+            return self.file.read_exact_at(offset, buffer).await;
+        }
+        // A piece of a buffer that was split at an odd place.
+        let mut buffer = buffer;
+        let (result, aligned) = self.file.read_exact_at(offset, Buffer::new(buffer.len())).await;
+        if result.is_ok() {
+            buffer.append(aligned.filled());
+        }
+        (result, buffer)
+    }
+
+    #[cold]
+    fn aligned_copy(&self, payload: &Payload) -> Payload {
+        self.shared.copied_writes.fetch_add(1, Ordering::Relaxed);
+        let mut buffer = Buffer::new(payload.len());
+        payload.slices().iter().for_each(|data| buffer.append(data));
+        buffer.into()
+    }
+
+    fn check_flushable(&self) -> Result<()> {
+        if self.shared.flush_failed.load(Ordering::Acquire) {
+            return Err(Error::io(format!(
+                "{}: an earlier flush failed, so what was written before it may be lost; reopen and check it",
+                self.file.name()
+            )));
+        }
+        Ok(())
+    }
+
+    async fn sync(&self) -> Result<()> {
+        self.check_flushable()?;
+        let result = self.file.sync_data().await;
+        if result.is_err() {
+            self.shared.flush_failed.store(true, Ordering::Release);
+        }
+        result
+    }
+
+    /// Makes a range read as zeros: the first of these that the file system can do.
+    async fn zero(&self, range: BlockRange, mode: ZeroMode) -> Result<()> {
+        let (offset, length) = self.bytes(range);
+        if length == 0 {
+            return Ok(());
+        }
+        if mode == ZeroMode::MayDeallocate {
+            match self.file.punch_hole(offset, length).await {
+                Err(Error::Unsupported(_)) => {}
+                other => return other,
+            }
+        }
+        match self.file.zero_range(offset, length).await {
+            Err(Error::Unsupported(_)) => self.write_zeros(offset, length).await,
+            other => other,
+        }
+    }
+
+    async fn write_zeros(&self, offset: u64, length: u64) -> Result<()> {
+        let zeros: Data = Buffer::zeroed(ZEROS.min(length as usize)).freeze();
+        let mut done = 0;
+        while done < length {
+            let part = (length - done).min(zeros.len() as u64);
+            let payload = zeros.slice(0..part as usize).into();
+            self.write_bytes(offset + done, payload, Durability::Visible).await?;
+            done += part;
+        }
+        Ok(())
+    }
+
+    /// What the file system says of holes, in whole blocks: a block that is partly data is data.
+    fn find_extents(&self, range: BlockRange) -> Result<Vec<Extent>> {
+        let block_size = self.geometry.block_size;
+        let mut extents: Vec<Extent> = Vec::new();
+        let mut at = range.start;
+        while at < range.end() && extents.len() < MOST_EXTENTS {
+            let begin = self.offset(at);
+            let end = self.offset(range.end());
+            let data = self.file.seek(begin, false)?.unwrap_or(end);
+            let (next, state) = if data >= begin + block_size.bytes() {
+                (BlockIndex(data.min(end) >> block_size.shift()), ExtentState::Hole)
+            } else {
+                let hole = self.file.seek(data.max(begin), true)?.unwrap_or(end).min(end);
+                (BlockIndex(hole.div_ceil(block_size.bytes())), ExtentState::Data)
+            };
+            let next = next.max(at + BlockCount(1)).min(range.end());
+            match extents.last_mut() {
+                Some(last) if last.state == state => last.range.count.0 += (next - at).0,
+                _ => extents.push(Extent { range: BlockRange { start: at, count: next - at }, state }),
+            }
+            at = next;
+        }
+        Ok(extents)
+    }
+}
+
+impl Device for FileHandle {
+    fn geometry(&self) -> &DeviceGeometry {
+        &self.geometry
+    }
+
+    fn read(&self, at: BlockIndex, mut buffer: Buffer) -> Call<'_, ReadOutcome> {
+        Call::new(async move {
+            buffer.clear();
+            match self.geometry.range(at, buffer.len()) {
+                Ok(_) => self.read_bytes(self.offset(at), buffer).await,
+                Err(error) => (Err(error), buffer),
+            }
+        })
+    }
+
+    fn write(&self, at: BlockIndex, payload: Payload, durability: Durability) -> Call<'_, Result<()>> {
+        Call::new(async move {
+            self.geometry.writable_range(at, payload.len())?;
+            self.write_bytes(self.offset(at), payload, durability).await
+        })
+    }
+
+    fn flush(&self) -> Call<'_, Result<()>> {
+        Call::new(async move {
+            match self.geometry.read_only {
+                true => Ok(()),
+                false => self.sync().await,
+            }
+        })
+    }
+
+    fn discard(&self, range: BlockRange) -> Call<'_, Result<()>> {
+        Call::new(async move {
+            self.geometry.check_writable()?;
+            self.geometry.check(range)?;
+            self.zero(range, ZeroMode::MayDeallocate).await
+        })
+    }
+
+    fn write_zeroes(&self, range: BlockRange, mode: ZeroMode, durability: Durability) -> Call<'_, Result<()>> {
+        Call::new(async move {
+            self.geometry.check_writable()?;
+            self.geometry.check(range)?;
+            self.zero(range, mode).await?;
+            match durability {
+                Durability::Visible => Ok(()),
+                Durability::Durable => self.sync().await,
+            }
+        })
+    }
+
+    fn extents(&self, range: BlockRange) -> Call<'_, Result<Vec<Extent>>> {
+        Call::new(async move {
+            self.geometry.check(range)?;
+            if range.is_empty() {
+                return Ok(Vec::new());
+            }
+            match self.knows_holes {
+                true => self.find_extents(range),
+                false => Ok(vec![Extent { range, state: ExtentState::Data }]),
+            }
+        })
+    }
+}

@@ -1,0 +1,118 @@
+//! A device that keeps nothing: writes are taken and forgotten, reads are zeros. It shows what everything
+//! above it costs.
+
+use crate::{SECTOR, size};
+use block::{
+    BlockIndex, BlockRange, BlockSize, Buffer, Call, Device, DeviceGeometry, DevicePart, Durability, Extent,
+    ExtentState, Part, Payload, ReadOutcome, Result, ZeroMode,
+};
+use stack::{Built, Contract, Key, Kind, Shape, ValueKind};
+use std::rc::Rc;
+use std::sync::Arc;
+
+/// `null(size=1TiB)`.
+pub const KIND: Kind = Kind {
+    name: "null",
+    contract: Contract::Device,
+    summary: "takes everything, keeps nothing, reads zeros: shows what the layers above cost",
+    keys: &[
+        Key::optional("size", ValueKind::Size, "the capacity").or("1TiB"),
+        size::BLOCK_SIZE,
+    ],
+    shareable: true,
+    example: "stats(null(size=1GiB))",
+    plan: |arguments| Ok(Shape::new(shape(arguments)?.bytes(), shape(arguments)?.block_size.bytes() as u32)),
+    build: |arguments| {
+        Call::new(async move { Ok(Built::Device(Arc::new(NullPart { geometry: shape(&arguments)? }))) })
+    },
+};
+
+fn shape(arguments: &stack::Arguments) -> Result<DeviceGeometry> {
+    let block_size = size::block_size(arguments)?;
+    let blocks = size::blocks(arguments, "size", "size", arguments.size("size")?, block_size)?;
+    Ok(DeviceGeometry { block_size, blocks, atomic_write: SECTOR, volatile_cache: false, read_only: false })
+}
+
+/// The part: nothing but its geometry.
+pub struct NullPart {
+    geometry: DeviceGeometry,
+}
+
+impl NullPart {
+    /// A device of this many bytes, which are rounded down to whole blocks.
+    pub fn new(bytes: u64, block_size: BlockSize) -> Self {
+        let blocks = block::BlockCount(bytes >> block_size.shift());
+        let geometry =
+            DeviceGeometry { block_size, blocks, atomic_write: SECTOR, volatile_cache: false, read_only: false };
+        NullPart { geometry }
+    }
+}
+
+impl Part for NullPart {
+    fn kind(&self) -> &'static str {
+        KIND.name
+    }
+}
+
+impl DevicePart for NullPart {
+    fn geometry(&self) -> &DeviceGeometry {
+        &self.geometry
+    }
+
+    fn open(&self) -> Call<'_, Result<Rc<dyn Device>>> {
+        Call::ready(Ok(Rc::new(Null { geometry: self.geometry.clone() }) as Rc<dyn Device>))
+    }
+}
+
+struct Null {
+    geometry: DeviceGeometry,
+}
+
+impl Null {
+    fn done(&self, checked: Result<()>) -> Call<'_, Result<()>> {
+        Call::new(async move {
+            runtime::yield_now().await;
+            checked
+        })
+    }
+}
+
+impl Device for Null {
+    fn geometry(&self) -> &DeviceGeometry {
+        &self.geometry
+    }
+
+    fn read(&self, at: BlockIndex, mut buffer: Buffer) -> Call<'_, ReadOutcome> {
+        let checked = self.geometry.range(at, buffer.len()).map(drop);
+        buffer.clear();
+        if checked.is_ok() {
+            buffer.append_zeroes(buffer.len());
+        }
+        Call::new(async move {
+            runtime::yield_now().await;
+            (checked, buffer)
+        })
+    }
+
+    fn write(&self, at: BlockIndex, payload: Payload, _durability: Durability) -> Call<'_, Result<()>> {
+        self.done(self.geometry.range(at, payload.len()).map(drop))
+    }
+
+    fn flush(&self) -> Call<'_, Result<()>> {
+        self.done(Ok(()))
+    }
+
+    fn discard(&self, range: BlockRange) -> Call<'_, Result<()>> {
+        self.done(self.geometry.check(range))
+    }
+
+    fn write_zeroes(&self, range: BlockRange, _mode: ZeroMode, _durability: Durability) -> Call<'_, Result<()>> {
+        self.done(self.geometry.check(range))
+    }
+
+    fn extents(&self, range: BlockRange) -> Call<'_, Result<Vec<Extent>>> {
+        let whole = vec![Extent { range, state: ExtentState::Hole }];
+        let extents = if range.is_empty() { Vec::new() } else { whole };
+        Call::ready(self.geometry.check(range).map(|()| extents))
+    }
+}

@@ -1,0 +1,33 @@
+//! The keys `size` and `block_size`, which all leaves have.
+
+use block::{BlockCount, BlockSize, Result};
+use stack::{Arguments, Key, ValueKind, format_size};
+
+pub(crate) const BLOCK_SIZE: Key =
+    Key::optional("block_size", ValueKind::Size, "the unit of addressing, 512 to 1MiB").or("4KiB");
+
+/// The block size that was asked for.
+pub(crate) fn block_size(arguments: &Arguments) -> Result<BlockSize> {
+    let bytes = arguments.size("block_size")?;
+    BlockSize::new(bytes).map_err(|error| arguments.refuse("block_size", error.detail().to_string()))
+}
+
+/// How many blocks this many bytes are; refused, at `key`, if it isn't a whole number of at least one.
+pub(crate) fn blocks(
+    arguments: &Arguments,
+    key: &'static str,
+    what: &str,
+    bytes: u64,
+    block_size: BlockSize,
+) -> Result<BlockCount> {
+    if bytes > 0 && bytes.is_multiple_of(block_size.bytes()) {
+        return Ok(BlockCount(bytes >> block_size.shift()));
+    }
+    let below = bytes - bytes % block_size.bytes();
+    let advice = match below {
+        0 => format!("at least {block_size} is needed"),
+        _ => format!("{} would fit, or a smaller block_size", format_size(below)),
+    };
+    let text = format!("{what} is {bytes} bytes: expected a multiple of the block size, {block_size}; {advice}");
+    Err(arguments.refuse(key, text))
+}

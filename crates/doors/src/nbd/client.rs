@@ -1,0 +1,164 @@
+//! A client of the NBD protocol, as a device: what measures servers, and the leaf that uses another machine's disk.
+//!
+//! Promises: requests that are made in one turn of a shard leave in one vectored send; large reads are received
+//! straight into the caller's buffer; a request whose caller went away still ends. `discard` really leaves zeros (it
+//! is sent as WRITE_ZEROES that may deallocate: TRIM promises nothing). When the server goes away, everything in
+//! flight and everything later fails with [`Error::Disconnected`]; nothing is sent again.
+//!
+//! `handshake` agrees with the server, `link` is one connection, `device` turns a device's calls into requests.
+
+mod device;
+mod handshake;
+mod link;
+
+use block::{BlockCount, BlockSize, Call, Device, DeviceGeometry, DevicePart, Error, Part, Result, Status};
+use device::RemoteDevice;
+use handshake::{RemoteExport, examine};
+use runtime::net::Address;
+use serde_json::json;
+use stack::{Arguments, Built, Contract, Key, Kind, Shape, ValueKind};
+use std::path::Path;
+use std::rc::Rc;
+use std::sync::Arc;
+
+/// What a client connects to.
+#[derive(Debug, Clone)]
+pub struct ClientConfig {
+    /// Where the server listens.
+    pub address: Address,
+    /// The export's name; empty for the server's default one.
+    pub export: String,
+    /// How many connections each shard makes.
+    pub connections: usize,
+    /// The block size in bytes; if none is given, the server's preferred one where the export is a multiple of it.
+    pub block_size: Option<u64>,
+}
+
+/// A device on an NBD server.
+pub struct NbdClient {
+    config: ClientConfig,
+    remote: RemoteExport,
+    geometry: DeviceGeometry,
+}
+
+impl NbdClient {
+    /// Asks the server about the export. Connections for I/O are made when a shard opens a handle.
+    ///
+    /// # Errors
+    /// [`Error::NotFound`] where there is no such export, [`Error::Protocol`] where something else than an NBD
+    /// server answers, [`Error::Invalid`] where the export can't be cut into blocks of the wanted size.
+    pub async fn connect(config: ClientConfig) -> Result<NbdClient> {
+        let remote = examine(&config.address, &config.export).await?;
+        let block_size = choose_block_size(&config, &remote)?;
+        let geometry = DeviceGeometry {
+            block_size,
+            blocks: BlockCount(remote.size >> block_size.shift()),
+            // All that a disk promises; the protocol has no word for more.
+            atomic_write: BlockSize::SMALLEST,
+            volatile_cache: remote.can_flush(),
+            read_only: remote.is_read_only(),
+        };
+        Ok(NbdClient { config, remote, geometry })
+    }
+}
+
+fn choose_block_size(config: &ClientConfig, remote: &RemoteExport) -> Result<BlockSize> {
+    let smallest = u64::from(remote.minimum_block.max(BlockSize::SMALLEST));
+    let preferred = u64::from(remote.preferred_block);
+    let wanted = config.block_size.unwrap_or(match remote.size % preferred.max(1) {
+        0 if preferred > smallest && preferred <= u64::from(BlockSize::LARGEST) => preferred,
+        _ => smallest,
+    });
+    let block_size = BlockSize::new(wanted)?;
+    if wanted < smallest || remote.size % wanted != 0 {
+        return Err(Error::invalid(format!(
+            "export \"{}\" of {}: {} bytes in blocks of {wanted}: expected a multiple, and blocks of at least {smallest}",
+            config.export, config.address, remote.size
+        )));
+    }
+    Ok(block_size)
+}
+
+impl Part for NbdClient {
+    fn kind(&self) -> &'static str {
+        KIND.name
+    }
+
+    fn status(&self) -> Status {
+        let mut status = Status::new();
+        status.insert("address".into(), json!(self.config.address.to_string()));
+        status.insert("export".into(), json!(self.config.export));
+        status.insert("connections_per_shard".into(), json!(self.config.connections));
+        status.insert("transmission_flags".into(), json!(self.remote.flags));
+        status
+    }
+}
+
+impl DevicePart for NbdClient {
+    fn geometry(&self) -> &DeviceGeometry {
+        &self.geometry
+    }
+
+    fn open(&self) -> Call<'_, Result<Rc<dyn Device>>> {
+        Call::new(async move {
+            let several = self.config.connections > 1 || runtime::shard_count() > 1;
+            if several && !self.remote.can_share() {
+                return Err(Error::unsupported(format!(
+                    "export \"{}\" of {}: the server doesn't allow several connections; use one shard and \
+                     connections = 1",
+                    self.config.export, self.config.address
+                )));
+            }
+            let device = RemoteDevice::open(&self.config, &self.remote, self.geometry.clone()).await?;
+            Ok(Rc::new(device) as Rc<dyn Device>)
+        })
+    }
+}
+
+/// The declaration of the kind.
+pub const KIND: Kind = Kind {
+    name: "nbd-client",
+    contract: Contract::Device,
+    summary: "a device on an NBD server",
+    keys: &[
+        Key::required("address", ValueKind::Text, "where the server listens: unix:PATH or IP:PORT").positional(),
+        Key::optional("export", ValueKind::Text, "the export's name; empty is the server's default one").or(""),
+        Key::optional("connections", ValueKind::Integer { min: 1, max: 64 }, "connections of each shard").or("1"),
+        Key::optional("block_size", ValueKind::Size, "bytes of a block; if not given, what the server prefers"),
+    ],
+    shareable: false,
+    example: "nbd-client(unix:vol.sock)",
+    plan,
+    build: |arguments| Call::new(build(arguments)),
+};
+
+fn config_of(arguments: &Arguments) -> Result<ClientConfig> {
+    Ok(ClientConfig {
+        address: address_of(arguments, "address", &arguments.text("address")?)?,
+        export: arguments.text("export")?,
+        connections: arguments.integer("connections")? as usize,
+        block_size: arguments.optional_size("block_size")?,
+    })
+}
+
+/// An address from a stack: a relative path begins at the stack's folder.
+pub(super) fn address_of(arguments: &Arguments, key: &'static str, text: &str) -> Result<Address> {
+    let refused = |error: Error| arguments.refuse(key, error.detail().to_owned());
+    match text.parse().map_err(refused)? {
+        Address::Unix(path) => Ok(Address::Unix(arguments.absolute(Path::new(&path))?)),
+        tcp => Ok(tcp),
+    }
+}
+
+fn plan(arguments: &Arguments) -> Result<Shape> {
+    let config = config_of(arguments)?;
+    if let Some(bytes) = config.block_size {
+        BlockSize::new(bytes).map_err(|error| arguments.refuse("block_size", error.detail().to_owned()))?;
+    }
+    Ok(Shape { bytes: None, block_size: config.block_size.map(|bytes| bytes as u32) })
+}
+
+async fn build(arguments: Arguments) -> Result<Built> {
+    let client = NbdClient::connect(config_of(&arguments)?).await?;
+    Ok(Built::Device(Arc::new(client)))
+}

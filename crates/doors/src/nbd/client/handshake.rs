@@ -1,0 +1,230 @@
+//! The client's side of the handshake.
+//!
+//! Promises: what is received is bounded; whatever isn't an NBD server is an [`Error::Protocol`] that says what came
+//! instead. Servers that know neither INFO nor GO (older than 2016) are not spoken to.
+
+use crate::nbd::protocol::{
+    ALLOCATION_CONTEXT, GREETING_BYTES, INITIAL_MAGIC, MAXIMUM_PAYLOAD, OPTION_MAGIC, OPTION_REPLY_HEADER_BYTES,
+    OPTION_REPLY_MAGIC, Reader, handshake_flag, info, option, option_reply, put_option, transmission_flag,
+};
+use block::{Buffer, Data, Error, Result};
+use runtime::net::{Address, Stream};
+use std::time::Duration;
+
+/// How long connecting and the handshake may take.
+const LIMIT: Duration = Duration::from_secs(10);
+/// The longest reply to an option, in bytes.
+const LONGEST_REPLY: u32 = 64 << 10;
+/// How many replies an option may have.
+const MOST_REPLIES: usize = 64;
+
+/// What a server says about an export, and what was agreed on.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct RemoteExport {
+    pub(super) size: u64,
+    pub(super) flags: u16,
+    pub(super) minimum_block: u32,
+    pub(super) preferred_block: u32,
+    /// Bytes of the largest request with data.
+    pub(super) maximum_payload: u32,
+    pub(super) structured: bool,
+    /// The id of `base:allocation`, if the server has it.
+    pub(super) allocation: Option<u32>,
+}
+
+impl RemoteExport {
+    pub(super) fn has(&self, flag: u16) -> bool {
+        self.flags & flag != 0
+    }
+
+    pub(super) fn is_read_only(&self) -> bool {
+        self.has(transmission_flag::READ_ONLY)
+    }
+
+    pub(super) fn can_flush(&self) -> bool {
+        self.has(transmission_flag::SEND_FLUSH)
+    }
+
+    /// Whether several connections may be used.
+    pub(super) fn can_share(&self) -> bool {
+        self.has(transmission_flag::CAN_MULTI_CONN) || self.is_read_only()
+    }
+}
+
+/// Asks about an export and leaves.
+pub(super) async fn examine(address: &Address, export: &str) -> Result<RemoteExport> {
+    let handshake = async {
+        let mut handshake = Handshake::begin(address, export).await?;
+        let remote = handshake.describe(option::INFO).await?;
+        let mut goodbye = Vec::new();
+        put_option(&mut goodbye, option::ABORT, &[]);
+        // The server may close without reading it.
+        let _ = handshake.send(&goodbye).await;
+        Ok(remote)
+    };
+    limited(address, handshake).await
+}
+
+/// Connects for transmission.
+pub(super) async fn connect(address: &Address, export: &str) -> Result<(Stream, RemoteExport)> {
+    let handshake = async {
+        let mut handshake = Handshake::begin(address, export).await?;
+        let remote = handshake.describe(option::GO).await?;
+        Ok((handshake.stream, remote))
+    };
+    limited(address, handshake).await
+}
+
+async fn limited<T>(address: &Address, handshake: impl Future<Output = Result<T>>) -> Result<T> {
+    let outcome = runtime::timeout(LIMIT, handshake).await.and_then(|outcome| outcome);
+    outcome.map_err(|error| error.in_context(format_args!("NBD server {address}")))
+}
+
+struct Handshake<'a> {
+    stream: Stream,
+    export: &'a str,
+    structured: bool,
+    allocation: Option<u32>,
+}
+
+/// A reply to an option that isn't the last one.
+struct Reply {
+    kind: u32,
+    data: Buffer,
+}
+
+impl<'a> Handshake<'a> {
+    /// Connects, greets, and asks for structured replies and the context `base:allocation`.
+    async fn begin(address: &Address, export: &'a str) -> Result<Self> {
+        let stream = Stream::connect(address).await?;
+        let mut handshake = Handshake { stream, export, structured: false, allocation: None };
+        handshake.greet().await?;
+        handshake.structured = handshake.ask(option::STRUCTURED_REPLY, &[]).await.map(|_| true).or_else(refused)?;
+        if handshake.structured {
+            let mut query = with_length(export.as_bytes());
+            query.extend_from_slice(&1_u32.to_be_bytes());
+            query.extend_from_slice(&with_length(ALLOCATION_CONTEXT.as_bytes()));
+            let replies = handshake.ask(option::SET_META_CONTEXT, &query).await.or_else(refused)?;
+            handshake.allocation = replies.iter().find_map(|reply| {
+                let mut reader = Reader(reply.data.filled());
+                let id = reader.u32()?;
+                let found = reply.kind == option_reply::META_CONTEXT && reader.0 == ALLOCATION_CONTEXT.as_bytes();
+                found.then_some(id)
+            });
+        }
+        Ok(handshake)
+    }
+
+    async fn greet(&mut self) -> Result<()> {
+        let greeting = self.receive(GREETING_BYTES).await?;
+        let mut reader = Reader(greeting.filled());
+        let magic = (reader.u64(), reader.u64());
+        if magic != (Some(INITIAL_MAGIC), Some(OPTION_MAGIC)) {
+            let begin = &greeting.filled()[..8];
+            return Err(Error::protocol(format!("it says {begin:02x?}: expected a newstyle NBD server")));
+        }
+        let flags = reader.u16().unwrap_or_default();
+        if flags & handshake_flag::FIXED_NEWSTYLE == 0 {
+            return Err(Error::protocol("it doesn't know the fixed newstyle handshake"));
+        }
+        let ours = flags & (handshake_flag::FIXED_NEWSTYLE | handshake_flag::NO_ZEROES);
+        self.send(&u32::from(ours).to_be_bytes()).await
+    }
+
+    async fn send(&self, bytes: &[u8]) -> Result<()> {
+        self.stream.send(Data::copy_of(bytes).into()).await.0
+    }
+
+    async fn receive(&self, count: usize) -> Result<Buffer> {
+        let (result, buffer) = self.stream.receive_exact(Buffer::new(count)).await;
+        result.map(|()| buffer)
+    }
+
+    /// Sends an option and gives its replies up to the ACK.
+    async fn ask(&self, option: u32, data: &[u8]) -> Result<Vec<Reply>> {
+        let mut message = Vec::new();
+        put_option(&mut message, option, data);
+        self.send(&message).await?;
+        let mut replies = Vec::new();
+        while replies.len() < MOST_REPLIES {
+            let head = self.receive(OPTION_REPLY_HEADER_BYTES).await?;
+            let mut reader = Reader(head.filled());
+            let (magic, to, kind, length) = (reader.u64(), reader.u32(), reader.u32(), reader.u32());
+            let (kind, length) = (kind.unwrap_or_default(), length.unwrap_or_default());
+            if magic != Some(OPTION_REPLY_MAGIC) || to != Some(option) || length > LONGEST_REPLY {
+                return Err(Error::protocol(format!("it answers option {option} with {:02x?}", head.filled())));
+            }
+            let data = if length > 0 { self.receive(length as usize).await? } else { Buffer::new(0) };
+            if kind & option_reply::ERROR_BIT != 0 {
+                return Err(self.refusal(option, kind, data.filled()));
+            }
+            if kind == option_reply::ACK {
+                return Ok(replies);
+            }
+            replies.push(Reply { kind, data });
+        }
+        Err(Error::protocol(format!("it answers option {option} with more than {MOST_REPLIES} replies")))
+    }
+
+    fn refusal(&self, option: u32, kind: u32, words: &[u8]) -> Error {
+        let words = String::from_utf8_lossy(words);
+        let number = kind & !option_reply::ERROR_BIT;
+        match kind {
+            option_reply::ERR_UNKNOWN => Error::not_found(format!("it has no export \"{}\": {words}", self.export)),
+            option_reply::ERR_UNSUP => Error::unsupported(format!("it doesn't know option {option}: {words}")),
+            option_reply::ERR_POLICY => Error::permission_denied(format!("it refuses option {option}: {words}")),
+            _ => Error::invalid(format!("it refuses option {option} with error {number}: {words}")),
+        }
+    }
+
+    /// Asks for the export with INFO or GO.
+    async fn describe(&mut self, option: u32) -> Result<RemoteExport> {
+        let mut message = with_length(self.export.as_bytes());
+        message.extend_from_slice(&1_u16.to_be_bytes());
+        message.extend_from_slice(&info::BLOCK_SIZE.to_be_bytes());
+        let replies = self.ask(option, &message).await?;
+        let mut remote = RemoteExport {
+            size: 0,
+            flags: 0,
+            minimum_block: 1,
+            preferred_block: 4096,
+            maximum_payload: MAXIMUM_PAYLOAD,
+            structured: self.structured,
+            allocation: self.allocation,
+        };
+        for reply in replies.iter().filter(|reply| reply.kind == option_reply::INFO) {
+            let malformed = || Error::protocol("it describes the export in a malformed way");
+            let mut reader = Reader(reply.data.filled());
+            match reader.u16() {
+                Some(info::EXPORT) => {
+                    remote.size = reader.u64().ok_or_else(malformed)?;
+                    remote.flags = reader.u16().ok_or_else(malformed)?;
+                }
+                Some(info::BLOCK_SIZE) => {
+                    remote.minimum_block = reader.u32().ok_or_else(malformed)?.max(1);
+                    remote.preferred_block = reader.u32().ok_or_else(malformed)?.max(1);
+                    remote.maximum_payload = reader.u32().ok_or_else(malformed)?.min(MAXIMUM_PAYLOAD);
+                }
+                _ => {}
+            }
+        }
+        match remote.has(transmission_flag::HAS_FLAGS) {
+            true => Ok(remote),
+            false => Err(Error::protocol("it doesn't describe the export")),
+        }
+    }
+}
+
+/// A server that refuses an option can do without it; any other error stays one.
+fn refused<T: Default>(error: Error) -> Result<T> {
+    match error {
+        Error::Unsupported(_) | Error::Invalid(_) | Error::PermissionDenied(_) => Ok(T::default()),
+        other => Err(other),
+    }
+}
+
+fn with_length(bytes: &[u8]) -> Vec<u8> {
+    let mut message = (bytes.len() as u32).to_be_bytes().to_vec();
+    message.extend_from_slice(bytes);
+    message
+}
