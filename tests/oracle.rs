@@ -18,7 +18,9 @@ mod workload;
 
 pub use workload::Workload;
 
-use block::{BlockIndex, BlockRange, BlockSize, Buffer, Device, DeviceGeometry, DevicePart, Durability, Result};
+use block::{
+    BlockIndex, BlockRange, BlockSize, Buffer, Device, DeviceGeometry, DevicePart, Durability, Result,
+};
 use layers::fault::{FaultDevicePart, parse_rules};
 use layers::record::replay::{CrashState, CrashStates, Cursor, History, ImageDisk, Mismatch, Search};
 use layers::record::{RecordDevicePart, Recorder, Role};
@@ -132,8 +134,14 @@ impl Oracle {
         let history = |device| History::new(&timeline, device).expect("both devices are in the timeline");
         let (disk, client) = (history(run.disk), history(run.client));
         let last = disk.events();
-        let mut check =
-            Check { oracle: self, open: &open, cursors: vec![Cursor::new(client)], cuts: 0..=0, states: 0, checks: 0 };
+        let mut check = Check {
+            oracle: self,
+            open: &open,
+            cursors: vec![Cursor::new(client)],
+            cuts: 0..=0,
+            states: 0,
+            checks: 0,
+        };
         for state in CrashStates::new(disk, run.first..last + 1, self.search) {
             check.state(state).await?;
         }
@@ -148,7 +156,8 @@ impl Oracle {
         let slow = Arc::new(FaultDevicePart::new(disk, delays, self.seed)?);
         let disk = Arc::new(RecordDevicePart::new(slow, recorder.clone(), "disk", Role::Disk)?);
         let stack = open(disk.clone(), Opening::Format).await?;
-        let client = Arc::new(RecordDevicePart::new(stack.clone(), recorder.clone(), "client", Role::Client)?);
+        let client =
+            Arc::new(RecordDevicePart::new(stack.clone(), recorder.clone(), "client", Role::Client)?);
         let first = recorder.events();
         let handle = client.open().await?;
         self.workload.run(&handle).await?;

@@ -41,7 +41,12 @@ impl Workload {
     }
 }
 
-async fn client(device: Rc<dyn Device>, mut random: Random, sequence: Rc<Cell<u64>>, workload: Workload) -> Result<()> {
+async fn client(
+    device: Rc<dyn Device>,
+    mut random: Random,
+    sequence: Rc<Cell<u64>>,
+    workload: Workload,
+) -> Result<()> {
     let (blocks, size) = (device.geometry().blocks.0, device.geometry().block_size);
     while sequence.get() < workload.operations {
         sequence.set(sequence.get() + 1);

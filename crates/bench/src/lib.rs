@@ -1,5 +1,6 @@
 //! Workloads, histograms, plans, peers and the report.
 
+pub mod engine;
 pub mod environment;
 pub mod histogram;
 pub mod job;
@@ -9,5 +10,6 @@ pub mod plan;
 pub mod problem;
 pub mod report;
 pub mod results;
+pub mod runner;
 pub mod table;
 pub mod units;

@@ -26,9 +26,10 @@
 //! ```
 //!
 //! A peer may also be a `command` that prints fio's JSON, and may work on a `[server.NAME]` that is started
-//! afresh for every run. A plan is read and checked whole, everything wrong is said at once, and nothing is
+//! afresh for every run; a stack may, too (`server = "NAME"`, `line = "nbd-client(unix:{socket})"`, and
+//! `ours = false` where the server is somebody else's). A plan is read and checked whole, everything wrong is said at once, and nothing is
 //! started here: [`Plan::runs`] is the list of what is to be run, in order. What a stack's line means is left
-//! to crate `stack`; carrying the list out, to the command line.
+//! to crate `stack`; carrying the list out, to [`runner`](crate::runner).
 
 mod reader;
 mod runs;
@@ -80,6 +81,10 @@ pub struct StackSubject {
     pub fill: bool,
     /// Whether it is created before the first run, as with `--format`.
     pub format: bool,
+    /// The server that it works on, by its name in the plan: `{socket}` in its line is that server's.
+    pub server: Option<String>,
+    /// Whether what is measured is ours: false for our client on somebody else's server.
+    pub ours: bool,
 }
 
 /// Where a stack comes from.
@@ -144,7 +149,7 @@ impl Plan {
         let warm_up = reader.time(head, "warm_up").unwrap_or_default();
 
         let stacks: Vec<_> =
-            section(&mut reader, "stack").iter().filter_map(|it| stack(&mut reader, it)).collect();
+            section(&mut reader, "stack").iter().filter_map(|it| stack(&mut reader, it, &document)).collect();
         let servers: Vec<_> =
             section(&mut reader, "server").iter().filter_map(|it| server(&mut reader, it)).collect();
         let peer_entries = section(&mut reader, "peer");
@@ -189,19 +194,21 @@ impl Plan {
         self.workloads.extend(points);
     }
 
-    /// Leaves out every peer for which a program is missing, and says so in one line each.
+    /// Leaves out every peer and every stack on a server for which a program is missing, and says so in one line each.
     pub fn leave_out_missing(&mut self, is_installed: &dyn Fn(&str) -> bool) -> Vec<String> {
         let mut notes = Vec::new();
         let servers = &self.servers;
-        self.peers.retain(|peer| {
-            let server = servers.iter().find(|server| Some(&server.name) == peer.server.as_ref());
-            let mut needed = peer.programs().into_iter().chain(server.into_iter().flat_map(Server::programs));
+        let mut is_complete = |name: &str, programs: Vec<&str>, server: &Option<String>| {
+            let server = servers.iter().find(|found| Some(&found.name) == server.as_ref());
+            let mut needed = programs.into_iter().chain(server.into_iter().flat_map(Server::programs));
             let missing = needed.find(|program| !is_installed(program));
             if let Some(program) = missing {
-                notes.push(format!("{} is left out: {program} is not installed", peer.name));
+                notes.push(format!("{name} is left out: {program} is not installed"));
             }
             missing.is_none()
-        });
+        };
+        self.stacks.retain(|stack| is_complete(&stack.name, Vec::new(), &stack.server));
+        self.peers.retain(|peer| is_complete(&peer.name, peer.programs(), &peer.server));
         let names: Vec<String> = self.subject_names().map(str::to_owned).collect();
         for workload in &mut self.workloads {
             workload.subjects.retain(|subject| names.contains(subject));
@@ -223,9 +230,13 @@ impl Plan {
         stacks.chain(self.peers.iter().map(|peer| peer.name.as_str()))
     }
 
-    /// The server of a peer.
-    pub fn server_of(&self, peer: &Peer) -> Option<&Server> {
-        self.servers.iter().find(|server| Some(&server.name) == peer.server.as_ref())
+    /// The server that a subject works on.
+    pub fn server_of(&self, subject: Subject<'_>) -> Option<&Server> {
+        let name = match subject {
+            Subject::Stack(stack) => stack.server.as_ref(),
+            Subject::Peer(peer) => peer.server.as_ref(),
+        };
+        self.servers.iter().find(|server| Some(&server.name) == name)
     }
 }
 
@@ -264,10 +275,12 @@ fn check_name(reader: &mut Reader, place: Place, what: &str, name: &str, known: 
     }
 }
 
-fn stack(reader: &mut Reader, entry: &Entry) -> Option<StackSubject> {
+fn stack(reader: &mut Reader, entry: &Entry, document: &[Entry]) -> Option<StackSubject> {
     let entries = reader.table(entry);
     let what = format!("[stack.{}]", entry.key);
-    reader.check_keys(&what, entries, &["line", "file", "device", "shards", "fill", "format"]);
+    let known = ["line", "file", "device", "shards", "fill", "format", "server", "ours"];
+    reader.check_keys(&what, entries, &known);
+    let server = server_name(reader, entries, document);
     let line = reader.text(entries, "line");
     let file = reader.text(entries, "file");
     let device = reader.text(entries, "device");
@@ -290,6 +303,9 @@ fn stack(reader: &mut Reader, entry: &Entry) -> Option<StackSubject> {
             format!("{what}: device chooses from a stack file; a line has only its top"),
         );
     }
+    if let StackSource::Line(line) = &source {
+        check_placeholders(reader, entries, "line", &[line], server.is_some());
+    }
     Some(StackSubject {
         name: entry.key.clone(),
         source,
@@ -298,7 +314,21 @@ fn stack(reader: &mut Reader, entry: &Entry) -> Option<StackSubject> {
         shards: reader.integer(entries, "shards", 1..=1024).unwrap_or(1),
         fill: reader.boolean(entries, "fill").unwrap_or(false),
         format: reader.boolean(entries, "format").unwrap_or(false),
+        server,
+        ours: reader.boolean(entries, "ours").unwrap_or(true),
     })
+}
+
+/// The server that a stack or a peer names.
+fn server_name(reader: &mut Reader, entries: &[Entry], document: &[Entry]) -> Option<String> {
+    let server = reader.text(entries, "server")?;
+    let known: Vec<String> = match find(document, "server").map(|it| &it.value.kind) {
+        Some(reader::Kind::Table(servers)) => servers.iter().map(|it| it.key.clone()).collect(),
+        _ => Vec::new(),
+    };
+    let place = find(entries, "server").map_or(Place { line: 1, column: 1 }, |found| found.value.place);
+    check_name(reader, place, "server", &server, &known);
+    Some(server)
 }
 
 fn server(reader: &mut Reader, entry: &Entry) -> Option<Server> {
@@ -321,14 +351,7 @@ fn server(reader: &mut Reader, entry: &Entry) -> Option<Server> {
 fn peer(reader: &mut Reader, entry: &Entry, document: &[Entry]) -> Option<Peer> {
     let entries = reader.table(entry);
     let what = format!("[peer.{}]", entry.key);
-    let server = reader.text(entries, "server");
-    if let (Some(server), Some(found)) = (&server, find(entries, "server")) {
-        let known: Vec<String> = match find(document, "server").map(|it| &it.value.kind) {
-            Some(reader::Kind::Table(servers)) => servers.iter().map(|it| it.key.clone()).collect(),
-            _ => Vec::new(),
-        };
-        check_name(reader, found.value.place, "server", server, &known);
-    }
+    let server = server_name(reader, entries, document);
     let shared = ["kind", "server", "requires", "ours"];
     let kind = match reader.text(entries, "kind").as_deref() {
         Some("fio") => {
@@ -455,10 +478,11 @@ fn pairs(reader: &mut Reader, entries: &[Entry], subjects: &[String], plan: &Pla
         result.push((subject.clone(), baseline.clone()));
     }
     if entries.is_empty() {
-        let ours = plan.peers.iter().filter(|peer| peer.ours).map(|peer| &peer.name);
-        let ours: Vec<&String> = plan.stacks.iter().map(|stack| &stack.name).chain(ours).collect();
-        for peer in plan.peers.iter().filter(|peer| !peer.ours) {
-            result.extend(ours.iter().map(|name| ((*name).clone(), peer.name.clone())));
+        let stacks = plan.stacks.iter().map(|stack| (&stack.name, stack.ours));
+        let subjects: Vec<_> = stacks.chain(plan.peers.iter().map(|peer| (&peer.name, peer.ours))).collect();
+        for (baseline, _) in subjects.iter().filter(|(_, ours)| !ours) {
+            let ours = subjects.iter().filter(|(_, ours)| *ours);
+            result.extend(ours.map(|(name, _)| ((*name).clone(), (*baseline).clone())));
         }
     }
     result

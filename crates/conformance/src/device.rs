@@ -75,7 +75,10 @@ pub async fn run(make: impl AsyncFn() -> Arc<dyn DevicePart>, options: Options) 
         let reopened = async {
             let part = make().await;
             let handle = succeeds(part.open().await, "opening a handle after a close")?;
-            model.check_all(&*handle).await.map_err(|broken| format!("after a close and a new open, {broken}"))?;
+            model
+                .check_all(&*handle)
+                .await
+                .map_err(|broken| format!("after a close and a new open, {broken}"))?;
             drop(handle);
             succeeds(part.close().await, "closing the part")
         };

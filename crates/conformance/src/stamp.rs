@@ -15,7 +15,8 @@ fn stamp(bytes: &mut [u8], seed: u64, operation: u64, sector: u64) {
     }
     bytes[..8].copy_from_slice(&operation.to_le_bytes());
     bytes[8..16].copy_from_slice(&sector.to_le_bytes());
-    let mut word = seed ^ operation.wrapping_mul(0x9E37_79B9_7F4A_7C15) ^ sector.wrapping_mul(0xD6E8_FEB8_6659_FD93);
+    let mut word =
+        seed ^ operation.wrapping_mul(0x9E37_79B9_7F4A_7C15) ^ sector.wrapping_mul(0xD6E8_FEB8_6659_FD93);
     for chunk in bytes[16..].chunks_mut(8) {
         word = (word ^ (word >> 29)).wrapping_mul(0xBF58_476D_1CE4_E5B9).wrapping_add(1);
         chunk.copy_from_slice(&word.to_le_bytes()[..chunk.len()]);
@@ -46,7 +47,13 @@ pub(crate) fn describe(bytes: &[u8], seed: u64) -> String {
 
 /// The payload of operation `operation` for consecutive sectors, in slices that begin and end anywhere and lie
 /// anywhere in memory.
-pub(crate) fn sectors_payload(random: &mut Random, seed: u64, operation: u64, first: u64, count: u64) -> Payload {
+pub(crate) fn sectors_payload(
+    random: &mut Random,
+    seed: u64,
+    operation: u64,
+    first: u64,
+    count: u64,
+) -> Payload {
     let mut bytes = vec![0; count as usize * SECTOR];
     for (index, sector) in bytes.chunks_mut(SECTOR).enumerate() {
         stamp(sector, seed, operation, first + index as u64);
@@ -60,7 +67,8 @@ pub(crate) fn scattered(random: &mut Random, bytes: &[u8]) -> Payload {
     if random.below(4) == 0 || bytes.is_empty() {
         return Data::copy_of(bytes).into();
     }
-    let mut cuts: Vec<usize> = (0..random.below(6)).map(|_| random.below(bytes.len() as u64) as usize).collect();
+    let mut cuts: Vec<usize> =
+        (0..random.below(6)).map(|_| random.below(bytes.len() as u64) as usize).collect();
     cuts.extend([0, bytes.len()]);
     cuts.sort_unstable();
     cuts.windows(2)

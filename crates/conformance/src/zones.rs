@@ -82,7 +82,8 @@ pub async fn run(make: impl AsyncFn() -> Arc<dyn ZonesPart>, options: Options) -
 }
 
 fn check_geometry(geometry: &ZoneGeometry) -> Check {
-    let ZoneGeometry { zones, zone_size, zone_capacity, append_granularity, read_granularity, .. } = *geometry;
+    let ZoneGeometry { zones, zone_size, zone_capacity, append_granularity, read_granularity, .. } =
+        *geometry;
     ensure(zones >= 4, || format!("{zones} zones: this suite needs at least 4"))?;
     ensure(zone_capacity > 0 && zone_capacity <= zone_size, || {
         format!("a capacity of {zone_capacity} bytes in zones of {zone_size}")

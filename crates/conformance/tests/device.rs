@@ -1,8 +1,9 @@
 //! The suite for devices passes a right device and catches every wrong one.
+#![allow(clippy::unwrap_used)] // What fails here is the test.
 
 use block::{
-    BlockCount, BlockIndex, BlockRange, BlockSize, Buffer, Call, Device, DeviceGeometry, DevicePart, Durability,
-    Error, Extent, ExtentState, Part, Payload, ReadOutcome, Result, ZeroMode,
+    BlockCount, BlockIndex, BlockRange, BlockSize, Buffer, Call, Device, DeviceGeometry, DevicePart,
+    Durability, Error, Extent, ExtentState, Part, Payload, ReadOutcome, Result, ZeroMode,
 };
 use conformance::device::{Options, run};
 use std::cell::RefCell;
@@ -201,7 +202,7 @@ async fn apply(medium: Arc<Mutex<Medium>>, at: usize, bytes: Vec<u8>, fault: Fau
                 medium.hole[start / BLOCK] = false;
             }
         }
-        if (number + index as u64) % 5 == 0 {
+        if (number + index as u64).is_multiple_of(5) {
             runtime::yield_now().await;
         }
     }
@@ -259,8 +260,10 @@ impl Device for Handle {
         }
         let start = at.0.wrapping_mul(BLOCK as u64) as usize;
         if self.geometry.range(at, payload.len()).is_err() {
-            let aligned = payload.len() % BLOCK == 0;
-            if self.fault == Fault::AcceptsOutside && aligned || self.fault == Fault::AcceptsUnaligned && !aligned {
+            let aligned = payload.len().is_multiple_of(BLOCK);
+            if self.fault == Fault::AcceptsOutside && aligned
+                || self.fault == Fault::AcceptsUnaligned && !aligned
+            {
                 return Call::ready(Ok(()));
             }
             if self.fault == Fault::WritesPartOutside && aligned && at.0 < self.geometry.blocks.0 {
@@ -279,7 +282,9 @@ impl Device for Handle {
             return Call::ready(Ok(()));
         }
         if self.fault == Fault::CachesPerHandle {
-            self.cache.borrow_mut().retain(|place, _| (*place as usize) < start || *place as usize >= start + bytes.len());
+            self.cache
+                .borrow_mut()
+                .retain(|place, _| (*place as usize) < start || *place as usize >= start + bytes.len());
         }
         let applied = apply(self.medium.clone(), start, bytes, self.fault);
         match self.fault {
@@ -314,11 +319,13 @@ impl Device for Handle {
             return Call::ready(Err(error));
         }
         let mut range = range;
-        if self.fault == Fault::DiscardsTooMuch && range.count.0 == 3 && range.end() < BlockIndex(self.geometry.blocks.0)
+        if self.fault == Fault::DiscardsTooMuch
+            && range.count.0 == 3
+            && range.end() < BlockIndex(self.geometry.blocks.0)
         {
             range.count.0 += 1;
         }
-        if self.fault != Fault::IgnoresDiscard || range.count.0 % 3 != 0 {
+        if self.fault != Fault::IgnoresDiscard || !range.count.0.is_multiple_of(3) {
             self.zero(range, true);
         }
         if self.fault == Fault::CachesPerHandle {
@@ -372,7 +379,12 @@ fn judge(fault: Fault, read_only: bool, shards: usize) -> Result<(), String> {
     let judged = runtime::run(config, move || async move {
         let part = Arc::new(TestPart::new(256, fault, read_only));
         let make = async || part.clone() as Arc<dyn DevicePart>;
-        let options = Options { operations: 1500, window_bytes: 128 * BLOCK as u64, persistent: true, ..Options::default() };
+        let options = Options {
+            operations: 1500,
+            window_bytes: 128 * BLOCK as u64,
+            persistent: true,
+            ..Options::default()
+        };
         run(make, options).await
     });
     judged.expect("the runtime runs")

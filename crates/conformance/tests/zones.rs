@@ -1,8 +1,9 @@
 //! The suite for zones passes right zones and catches every wrong one.
+#![allow(clippy::unwrap_used)] // What fails here is the test.
 
 use block::{
-    Buffer, Call, Durable, EraseGuarantee, Error, Part, Payload, ReadOutcome, Result, ZoneAddress, ZoneGeometry,
-    ZoneIndex, ZoneReport, ZoneState, Zones, ZonesPart,
+    Buffer, Call, Durable, EraseGuarantee, Error, Part, Payload, ReadOutcome, Result, ZoneAddress,
+    ZoneGeometry, ZoneIndex, ZoneReport, ZoneState, Zones, ZonesPart,
 };
 use conformance::zones::{Options, run};
 use std::rc::Rc;
@@ -43,6 +44,7 @@ enum Fault {
     ShardsApart,
     ForgetsOnClose,
     FinishLosesTail,
+    FinishIsNotDurable,
     CrashLosesFlushed,
     CrashLosesFull,
     CrashLeavesOpen,
@@ -53,7 +55,7 @@ enum Fault {
 }
 
 use Fault as F;
-const ALL: [Fault; 37] = [
+const ALL: [Fault; 38] = [
     F::Overlaps,
     F::WrongAddress,
     F::ForgetsAppends,
@@ -84,6 +86,7 @@ const ALL: [Fault; 37] = [
     F::ShardsApart,
     F::ForgetsOnClose,
     F::FinishLosesTail,
+    F::FinishIsNotDurable,
     F::CrashLosesFlushed,
     F::CrashLosesFull,
     F::CrashLeavesOpen,
@@ -162,7 +165,12 @@ impl TestPart {
             durable: Durable::OnFlush,
             erase: EraseGuarantee::Erased,
         };
-        TestPart { geometry, medium: Arc::new(Mutex::new(medium)), alive: Arc::new(AtomicBool::new(true)), fault }
+        TestPart {
+            geometry,
+            medium: Arc::new(Mutex::new(medium)),
+            alive: Arc::new(AtomicBool::new(true)),
+            fault,
+        }
     }
 
     fn new(fault: Fault) -> TestPart {
@@ -179,6 +187,9 @@ impl TestPart {
             (zone.owned, zone.in_flight) = (false, 0);
             if self.fault == F::CrashLosesGeneration {
                 zone.generation = zone.durable_generation.max(1) - 1;
+            }
+            if self.fault == F::FinishIsNotDurable && zone.state == ZoneState::Full {
+                zone.bytes[zone.durable..].fill(0xCC);
             }
             if self.fault == F::CrashLosesFull && zone.state == ZoneState::Full {
                 zone.bytes.fill(0);
@@ -222,7 +233,8 @@ impl ZonesPart for TestPart {
             F::ShardsApart if runtime::current_shard().0 != 0 => TestPart::new(F::None).medium,
             _ => self.medium.clone(),
         };
-        let core = Core { geometry: self.geometry.clone(), medium, alive: self.alive.clone(), fault: self.fault };
+        let core =
+            Core { geometry: self.geometry.clone(), medium, alive: self.alive.clone(), fault: self.fault };
         Call::ready(Ok(Rc::new(Handle(core))))
     }
 }
@@ -240,7 +252,9 @@ struct Handle(Core);
 impl Core {
     /// Waits for a condition by going through the run queue: plain, and right for a test.
     async fn wait(&self, zone: ZoneIndex, ready: impl Fn(&Zone) -> bool) {
-        while self.alive.load(Ordering::Acquire) && !ready(&self.medium.lock().unwrap().zones[zone.0 as usize]) {
+        while self.alive.load(Ordering::Acquire)
+            && !ready(&self.medium.lock().unwrap().zones[zone.0 as usize])
+        {
             runtime::yield_now().await;
         }
     }
@@ -325,7 +339,9 @@ impl Core {
                 zone.bytes[zone.pointer - UNIT..].fill(0);
             }
             zone.state = ZoneState::Full;
-            zone.durable = zone.pointer;
+            if self.fault != F::FinishIsNotDurable {
+                zone.durable = zone.pointer;
+            }
         }
         zone.owned = false;
         Ok(())
@@ -359,7 +375,7 @@ impl Core {
 
     fn check_append(&self, zone: ZoneIndex, length: usize) -> Result<()> {
         let accepted = match self.fault {
-            F::AcceptsUnaligned => length % UNIT != 0,
+            F::AcceptsUnaligned => !length.is_multiple_of(UNIT),
             F::AcceptsEmpty => length == 0,
             F::AcceptsTooLong => length as u64 > self.geometry.max_append,
             _ => false,
@@ -400,7 +416,8 @@ impl Zones for Handle {
             }
             return Call::ready((Err(error), buffer));
         }
-        let zone = if self.0.fault == F::ReadsOtherZone && at.offset.0 > 9000 { 0 } else { at.zone.0 as usize };
+        let zone =
+            if self.0.fault == F::ReadsOtherZone && at.offset.0 > 9000 { 0 } else { at.zone.0 as usize };
         let medium = self.0.medium.lock().unwrap();
         let start = at.offset.0 as usize + buffer.filled().len();
         let missing = buffer.missing();
@@ -453,7 +470,12 @@ impl Zones for Handle {
             let zone = &medium.zones[index as usize];
             let low = self.0.fault == F::LowPointer && zone.pointer > 4 * UNIT;
             let write_pointer = (if low { zone.pointer - UNIT } else { zone.pointer }) as u64;
-            ZoneReport { zone: ZoneIndex(index), state: zone.state, write_pointer, generation: zone.generation }
+            ZoneReport {
+                zone: ZoneIndex(index),
+                state: zone.state,
+                write_pointer,
+                generation: zone.generation,
+            }
         };
         Call::ready(Ok((first.0..end).map(report).collect()))
     }

@@ -28,7 +28,8 @@ use stack::{Arguments, Built, Contract, Key, Kind, ValueKind};
 use std::sync::Arc;
 
 const TIMELINE: Key =
-    Key::required("timeline", ValueKind::Path, "the file; layers that name the same file share it").positional();
+    Key::required("timeline", ValueKind::Path, "the file; layers that name the same file share it")
+        .positional();
 const ROLE: Key = Key::optional(
     "role",
     ValueKind::Choice(&["disk", "client"]),
@@ -36,7 +37,8 @@ const ROLE: Key = Key::optional(
 )
 .or("disk");
 const OVERWRITE: Key =
-    Key::optional("overwrite", ValueKind::Bool, "whether an older timeline of this name may be lost").or("false");
+    Key::optional("overwrite", ValueKind::Bool, "whether an older timeline of this name may be lost")
+        .or("false");
 const BUFFER: Key =
     Key::optional("buffer", ValueKind::Size, "how much may wait to be written before calls wait").or("64MiB");
 

@@ -192,8 +192,7 @@ mod tests {
     fn agrees_with_the_monotonic_clock() {
         let (ours, theirs) = (now().nanoseconds(), clock_nanoseconds(libc::CLOCK_MONOTONIC));
         while clock_nanoseconds(libc::CLOCK_MONOTONIC) < theirs + 50_000_000 {}
-        let (ours, theirs) =
-            (now().nanoseconds() - ours, clock_nanoseconds(libc::CLOCK_MONOTONIC) - theirs);
+        let (ours, theirs) = (now().nanoseconds() - ours, clock_nanoseconds(libc::CLOCK_MONOTONIC) - theirs);
         // A preemption between the two readings would fail a tighter bound.
         assert!(ours.abs_diff(theirs) < 20_000_000, "{ours} ns by the counter, {theirs} ns by the clock");
     }

@@ -35,7 +35,14 @@ pub struct OpenOptions {
 
 impl Default for OpenOptions {
     fn default() -> Self {
-        OpenOptions { read: true, write: false, create: false, create_new: false, truncate: false, direct: false }
+        OpenOptions {
+            read: true,
+            write: false,
+            create: false,
+            create_new: false,
+            truncate: false,
+            direct: false,
+        }
     }
 }
 
@@ -185,8 +192,7 @@ impl File {
         let mut skip = 0;
         while skip < length {
             let file = self.descriptor.clone();
-            let (result, operation) =
-                submit(Operation::Write { file, offset, payload, skip, durable }).await;
+            let (result, operation) = submit(Operation::Write { file, offset, payload, skip, durable }).await;
             let Operation::Write { payload: returned, .. } = operation else {
                 unreachable!("a write comes back as one")
             };
@@ -322,10 +328,13 @@ impl File {
 /// [`Error::NotFound`] where there is nothing.
 pub fn metadata(path: &Path) -> Result<Metadata> {
     use std::os::unix::fs::MetadataExt;
-    if let Some(found) = shard::try_with_current(|shard| shard.world().map(|world| world.metadata(path))).flatten() {
+    if let Some(found) =
+        shard::try_with_current(|shard| shard.world().map(|world| world.metadata(path))).flatten()
+    {
         return found;
     }
-    let found = std::fs::metadata(path).map_err(|error| Error::from_io(&error, &path.display().to_string()))?;
+    let found =
+        std::fs::metadata(path).map_err(|error| Error::from_io(&error, &path.display().to_string()))?;
     let is_block_device = found.file_type().is_block_device();
     let length = if is_block_device { block_device_length(path)? } else { found.len() };
     Ok(Metadata {

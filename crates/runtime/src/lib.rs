@@ -35,6 +35,6 @@ pub use random::{Random, random_u64};
 pub use remote::{RemoteHandle, blocking, spawn_on};
 pub use shard::{Config, ShardIndex, current_shard, is_simulated, run, shard_count};
 pub use signal::stop_signal;
-pub use simulated::{Simulated, Simulation, SimulatedFaults, power_cut, simulate};
+pub use simulated::{Simulated, SimulatedFaults, Simulation, power_cut, simulate};
 pub use task::{JoinHandle, join_all, spawn, yield_now};
 pub use timer::{sleep, sleep_until, timeout};

@@ -49,7 +49,9 @@ impl FromStr for Address {
         }
         let with_address = text.replacen("localhost:", "127.0.0.1:", 1);
         with_address.parse().map(Address::Tcp).map_err(|_| {
-            Error::invalid(format!("address \"{text}\": expected unix:PATH or IP:PORT, such as 127.0.0.1:10809"))
+            Error::invalid(format!(
+                "address \"{text}\": expected unix:PATH or IP:PORT, such as 127.0.0.1:10809"
+            ))
         })
     }
 }

@@ -9,10 +9,7 @@ use std::rc::Rc;
 /// An open file or socket of one shard. Operations in flight keep it open.
 pub(crate) enum Descriptor {
     /// The kernel's, and its slot in the ring's table of registered files.
-    Kernel {
-        fd: OwnedFd,
-        slot: Option<u32>,
-    },
+    Kernel { fd: OwnedFd, slot: Option<u32> },
     /// The simulated world's.
     Simulated(u64),
 }

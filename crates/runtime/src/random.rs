@@ -79,7 +79,8 @@ mod tests {
 
     #[test]
     fn seeds_decide() {
-        let draw = |seed| (0..8).map(move |_| 0).scan(Random::new(seed), |random, _: u8| Some(random.next_u64()));
+        let draw =
+            |seed| (0..8).map(move |_| 0).scan(Random::new(seed), |random, _: u8| Some(random.next_u64()));
         assert!(draw(1).eq(draw(1)));
         assert!(!draw(1).eq(draw(2)));
     }

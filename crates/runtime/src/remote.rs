@@ -205,10 +205,7 @@ impl<T> Future for RemoteHandle<T> {
 ///
 /// # Panics
 /// If there is no such shard.
-pub fn spawn_on<T, Fut>(
-    shard: ShardIndex,
-    make: impl FnOnce() -> Fut + Send + 'static,
-) -> RemoteHandle<T>
+pub fn spawn_on<T, Fut>(shard: ShardIndex, make: impl FnOnce() -> Fut + Send + 'static) -> RemoteHandle<T>
 where
     T: Send + 'static,
     Fut: Future<Output = T> + 'static,

@@ -310,10 +310,7 @@ fn entry_for(operation: &mut Operation, memory: &mut KernelMemory) -> Result<squ
                     let (rest, registered) = (&data[*skip..], data.is_registered_here());
                     let (address, length) = (rest.as_ptr(), rest.len().min(LARGEST) as u32);
                     with_fd!(file, |fd| if registered {
-                        opcode::WriteFixed::new(fd, address, length, 0)
-                            .offset(offset)
-                            .rw_flags(flags)
-                            .build()
+                        opcode::WriteFixed::new(fd, address, length, 0).offset(offset).rw_flags(flags).build()
                     } else {
                         opcode::Write::new(fd, address, length).offset(offset).rw_flags(flags).build()
                     })
@@ -347,9 +344,7 @@ fn entry_for(operation: &mut Operation, memory: &mut KernelMemory) -> Result<squ
             opcode::RenameAt::new(HERE, from.as_ptr(), HERE, to.as_ptr()).build()
         }
         Operation::Unlink { path } => opcode::UnlinkAt::new(HERE, path.as_ptr()).build(),
-        Operation::CreateDirectory { path } => {
-            opcode::MkDirAt::new(HERE, path.as_ptr()).mode(0o777).build()
-        }
+        Operation::CreateDirectory { path } => opcode::MkDirAt::new(HERE, path.as_ptr()).mode(0o777).build(),
         Operation::Accept { listener } => {
             with_fd!(listener, |fd| opcode::Accept::new(fd, std::ptr::null_mut(), std::ptr::null_mut())
                 .flags(libc::SOCK_CLOEXEC)

@@ -331,7 +331,9 @@ where
         let failure = mailboxes[0].failure();
         match result {
             Ok(Ok(Some(value))) => Ok(value),
-            Ok(Ok(None)) => Err(failure.unwrap_or_else(|| Error::cancelled("another shard ended with a panic"))),
+            Ok(Ok(None)) => {
+                Err(failure.unwrap_or_else(|| Error::cancelled("another shard ended with a panic")))
+            }
             Ok(Err(error)) => Err(error),
             Err(panic) => std::panic::resume_unwind(panic),
         }

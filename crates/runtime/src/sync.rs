@@ -103,6 +103,8 @@ impl Notify {
     pub fn notified(&self) -> impl Future<Output = ()> + '_ {
         let place = Place { waiters: &self.waiters, ticket: self.waiters.arrive() };
         poll_fn(move |context| {
+            // By name, so that the closure takes all of it: single fields would be copied, and the place left.
+            let place: &Place<'_> = &place;
             if !place.waiters.is_waiting(place.ticket) {
                 return Poll::Ready(());
             }

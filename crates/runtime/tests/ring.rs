@@ -36,7 +36,10 @@ fn a_file_keeps_what_is_written_and_errors_name_it() {
         assert_eq!(buffer.filled(), b"\0\0\0\0efgh");
         let other = path.with_file_name("other");
         file::rename(&path, &other).await.expect("it renames");
-        assert_eq!(file::list(directory.path()).await.expect("it lists"), [std::path::PathBuf::from("other")]);
+        assert_eq!(
+            file::list(directory.path()).await.expect("it lists"),
+            [std::path::PathBuf::from("other")]
+        );
         let error = File::open(&path, OpenOptions::default()).await.expect_err("it is gone");
         assert_eq!(error.errno(), libc::ENOENT);
         assert!(error.to_string().contains("data"), "{error}");

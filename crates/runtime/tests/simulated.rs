@@ -79,7 +79,9 @@ fn a_power_cut_keeps_what_was_synced_and_may_tear_the_rest() {
         let simulated = runtime::simulate(Simulation::new(seed), || async {
             let options = OpenOptions { create: true, ..OpenOptions::read_write() };
             let file = File::open(Path::new("/d/data"), options).await.expect("it opens");
-            let write = |offset: u64, byte: u8| file.write_at(offset, Buffer::copy_of(&[byte; 2048]).into(), Durability::Visible);
+            let write = |offset: u64, byte: u8| {
+                file.write_at(offset, Buffer::copy_of(&[byte; 2048]).into(), Durability::Visible)
+            };
             write(0, 1).await.expect("it writes");
             file.sync_all().await.expect("it syncs");
             runtime::file::sync_directory(Path::new("/d")).await.expect("it syncs");

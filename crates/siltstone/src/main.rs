@@ -1,2 +1,62 @@
-//! The command line.
-fn main() {}
+//! The command line: `bench`, `serve`, `format`, `stack`, `record`. Puts together what the other crates offer; the
+//! only crate that knows them all.
+
+mod arguments;
+mod bench_verb;
+mod failure;
+mod kinds;
+mod load;
+mod output;
+mod progress;
+mod record_verb;
+mod serve_verb;
+mod stack_verb;
+
+use arguments::{CommandLine, LogLevel, Verb};
+use clap::{CommandFactory, Parser};
+use failure::Failure;
+use std::process::ExitCode;
+use tracing_subscriber::filter::LevelFilter;
+
+fn main() -> ExitCode {
+    let command_line = CommandLine::parse();
+    start_log(command_line.log);
+    match carry_out(command_line.verb) {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(failure) => {
+            let text = failure.to_string();
+            if !text.is_empty() {
+                eprintln!("{text}");
+            }
+            failure.exit_code()
+        }
+    }
+}
+
+fn carry_out(verb: Verb) -> Result<(), Failure> {
+    match verb {
+        Verb::Bench(bench) => bench_verb::bench(&bench),
+        Verb::Serve(serve) => serve_verb::serve(&serve),
+        Verb::Format(format) => serve_verb::format(&format),
+        Verb::Stack(verb) => stack_verb::stack(&verb),
+        Verb::Record(verb) => record_verb::record(verb),
+        Verb::Completions { shell } => {
+            let mut script = Vec::new();
+            clap_complete::generate(shell, &mut CommandLine::command(), "siltstone", &mut script);
+            output::print(&String::from_utf8_lossy(&script))
+        }
+    }
+}
+
+fn start_log(level: LogLevel) {
+    let filter = match level {
+        LogLevel::Off => LevelFilter::OFF,
+        LogLevel::Error => LevelFilter::ERROR,
+        LogLevel::Warn => LevelFilter::WARN,
+        LogLevel::Info => LevelFilter::INFO,
+        LogLevel::Debug => LevelFilter::DEBUG,
+        LogLevel::Trace => LevelFilter::TRACE,
+    };
+    let is_terminal = std::io::IsTerminal::is_terminal(&std::io::stderr());
+    tracing_subscriber::fmt().with_max_level(filter).with_writer(std::io::stderr).with_ansi(is_terminal).init();
+}

@@ -36,7 +36,10 @@ impl Limits {
     pub(crate) fn open_one(&self) -> Result<()> {
         let mut counts = self.counts.lock().unwrap_or_else(PoisonError::into_inner);
         if self.max_open != 0 && counts.open >= self.max_open {
-            return Err(Error::busy(format!("{} zones are open, max_open: finish or reset one", counts.open)));
+            return Err(Error::busy(format!(
+                "{} zones are open, max_open: finish or reset one",
+                counts.open
+            )));
         }
         if self.max_active != 0 && counts.active >= self.max_active {
             return Err(Error::busy(format!(

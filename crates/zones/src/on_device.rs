@@ -13,10 +13,11 @@
 //! The zone's data is never checked: records carry their own checksums. A full zone is one that was finished;
 //! a zone that has no room left stays open until then, and counts against `max_open`.
 //!
-//! Who may change what: [`slot`] describes the one atomic word per zone that all shards share, [`volume`] the
-//! operations, [`format`] the bytes, [`open`] formatting and recovery, [`layout`] what lies where.
+//! Who may change what: `slot` describes the one atomic word per zone that all shards share, `volume` the
+//! operations, [`mod@format`] the bytes, `open` formatting and recovery, `layout` what lies where.
 
 pub mod format;
+mod kind;
 mod layout;
 mod open;
 mod slot;
@@ -27,6 +28,7 @@ use block::{
     Buffer, Call, Device, DevicePart, EraseGuarantee, Part, Payload, ReadOutcome, Result, Status,
     ZoneAddress, ZoneGeometry, ZoneIndex, ZoneReport, ZoneState, Zones, ZonesPart,
 };
+pub use kind::KIND;
 use std::rc::Rc;
 use std::sync::Arc;
 use volume::Volume;
@@ -63,7 +65,7 @@ impl OnDevice {
     /// that it is in use.
     ///
     /// # Errors
-    /// [`Error::Protocol`](block::Error::Protocol) for a device that holds something else or another version, 
+    /// [`Error::Protocol`](block::Error::Protocol) for a device that holds something else or another version,
     /// [`Error::Corrupt`](block::Error::Corrupt) for damaged superblocks,
     /// [`Error::Invalid`](block::Error::Invalid) for options or a device that don't fit the volume.
     pub async fn open(device: Arc<dyn DevicePart>, options: Options) -> Result<OnDevice> {
@@ -87,7 +89,7 @@ impl OnDevice {
 
 impl Part for OnDevice {
     fn kind(&self) -> &'static str {
-        "zones"
+        KIND.name
     }
 
     fn status(&self) -> Status {

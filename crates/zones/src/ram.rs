@@ -17,10 +17,72 @@ use block::{
     ZoneGeometry, ZoneIndex, ZoneReport, ZoneState, Zones, ZonesPart,
 };
 use runtime::Random;
+use stack::{Arguments, Built, Contract, Key, Kind, Shape, ValueKind};
 use std::ops::Range;
 use std::rc::Rc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+/// `ramzones(zones=64, zone_size=1MiB)`.
+pub const KIND: Kind = Kind {
+    name: "ramzones",
+    contract: Contract::Zones,
+    summary: "zones in memory: out of order, durable on finish; for tests",
+    keys: &[
+        Key::optional("zones", ValueKind::Integer { min: 1, max: 1 << 20 }, "how many zones there are")
+            .or("16"),
+        Key::optional("zone_size", ValueKind::Size, "how many bytes a zone takes").or("1MiB"),
+        Key::optional("granularity", ValueKind::Size, "the unit of appends and reads").or("512"),
+        Key::optional("max_append", ValueKind::Size, "the largest append").or("256KiB"),
+        MAX_OPEN,
+        MAX_ACTIVE,
+    ],
+    shareable: false,
+    example: "ramzones(zones=64, zone_size=1MiB)",
+    plan: |arguments| {
+        let geometry = RamZones::new(from_arguments(arguments)?)?.shared.geometry.clone();
+        Ok(Shape { bytes: Some(geometry.capacity()), block_size: None })
+    },
+    build: |arguments| {
+        Call::new(async move { Ok(Built::Zones(Arc::new(RamZones::new(from_arguments(&arguments)?)?))) })
+    },
+};
+
+/// The key for [`ZoneGeometry::max_open`].
+pub(crate) const MAX_OPEN: Key = Key::optional(
+    "max_open",
+    ValueKind::Integer { min: 0, max: u32::MAX as u64 },
+    "zones open at a time; 0: no limit",
+)
+.or("0");
+/// The key for [`ZoneGeometry::max_active`].
+pub(crate) const MAX_ACTIVE: Key = Key::optional(
+    "max_active",
+    ValueKind::Integer { min: 0, max: u32::MAX as u64 },
+    "zones begun and not finished at a time; 0: no limit",
+)
+.or("0");
+
+/// A whole number whose declared range fits 32 bits.
+pub(crate) fn small(arguments: &Arguments, key: &str) -> Result<u32> {
+    let value = arguments.integer(key)?;
+    u32::try_from(value).map_err(|_| Error::overflow(format!("{key} {value}: expected at most {}", u32::MAX)))
+}
+
+fn from_arguments(arguments: &Arguments) -> Result<Options> {
+    let granularity = arguments.size("granularity")?;
+    let granularity = u32::try_from(granularity).map_err(|_| {
+        arguments.refuse("granularity", format!("granularity {granularity}: expected less than 4 GiB"))
+    })?;
+    Ok(Options {
+        zones: small(arguments, "zones")?,
+        zone_size: arguments.size("zone_size")?,
+        granularity,
+        max_append: arguments.size("max_append")?,
+        max_open: small(arguments, "max_open")?,
+        max_active: small(arguments, "max_active")?,
+    })
+}
 
 /// How many turns an append waits at most before it lands.
 const MOST_TURNS: u64 = 6;
@@ -44,7 +106,14 @@ pub struct Options {
 
 impl Default for Options {
     fn default() -> Self {
-        Options { zones: 16, zone_size: 1 << 20, granularity: 512, max_append: 1 << 18, max_open: 0, max_active: 0 }
+        Options {
+            zones: 16,
+            zone_size: 1 << 20,
+            granularity: 512,
+            max_append: 1 << 18,
+            max_open: 0,
+            max_active: 0,
+        }
     }
 }
 
@@ -174,7 +243,7 @@ impl RamZones {
 
 impl Part for RamZones {
     fn kind(&self) -> &'static str {
-        "ramzones"
+        KIND.name
     }
 
     fn status(&self) -> Status {

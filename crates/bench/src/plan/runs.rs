@@ -39,7 +39,10 @@ impl Subject<'_> {
 
     /// Whether it is somebody else's, whatever measures it.
     pub fn is_peer(&self) -> bool {
-        matches!(self, Subject::Peer(peer) if !peer.ours)
+        match self {
+            Subject::Stack(stack) => !stack.ours,
+            Subject::Peer(peer) => !peer.ours,
+        }
     }
 }
 

@@ -27,7 +27,12 @@ async fn in_turn(device: Rc<dyn Device>, calls: Calls, seed: u64) -> Check<Vec<(
 }
 
 /// As [`in_turn`], on another shard. Its future can't be named here, so it comes boxed.
-async fn on_shard(part: Arc<dyn DevicePart>, shard: usize, calls: Calls, seed: u64) -> Check<Vec<(Operation, Answer)>> {
+async fn on_shard(
+    part: Arc<dyn DevicePart>,
+    shard: usize,
+    calls: Calls,
+    seed: u64,
+) -> Check<Vec<(Operation, Answer)>> {
     let work = move || async move {
         let device = succeeds(part.open().await, format!("opening a handle on shard {shard}"))?;
         in_turn(device, calls, seed).await
@@ -82,7 +87,8 @@ pub(super) async fn handles(suite: &mut Suite) -> Check {
         let answers = answers.map_err(|broken| format!("on shard {shard}, {broken}"))?;
         for answer in answers {
             let judged = suite.model.judge(&[answer]);
-            judged.map_err(|broken| format!("shard {shard} doesn't see what shard {here} wrote: {broken}"))?;
+            judged
+                .map_err(|broken| format!("shard {shard} doesn't see what shard {here} wrote: {broken}"))?;
         }
         let seen = suite.model.step(&*suite.device, Operation::Read(again), 0).await;
         seen.map_err(|broken| format!("shard {here} doesn't see what shard {shard} wrote: {broken}"))?;
@@ -131,7 +137,9 @@ pub(super) async fn dropped_calls(suite: &mut Suite) -> Check {
     }
     for at in 0..8 {
         let length = (block * 2) as usize;
-        drop(begin_and_drop(device.read(BlockIndex(at % (suite.model.blocks - 1)), Buffer::new(length))).await);
+        drop(
+            begin_and_drop(device.read(BlockIndex(at % (suite.model.blocks - 1)), Buffer::new(length))).await,
+        );
         let reused: Vec<Buffer> = (0..64).map(|_| Buffer::copy_of(&vec![0x66; length])).collect();
         for _ in 0..4 {
             runtime::sleep(BETWEEN_LOOKS).await;

@@ -41,14 +41,20 @@ pub(super) enum Answer {
 }
 
 /// Makes the call. It has to succeed.
-pub(super) async fn perform(device: &dyn Device, operation: Operation, seed: u64, chance: u64) -> Check<Answer> {
+pub(super) async fn perform(
+    device: &dyn Device,
+    operation: Operation,
+    seed: u64,
+    chance: u64,
+) -> Check<Answer> {
     let block = device.geometry().block_size.bytes();
     let what = || format!("{operation:?}");
     match operation {
         Operation::Read(range) => {
             // One read in two gets a buffer that was used before.
             let length = (range.count.0 * block) as usize;
-            let buffer = if chance & 1 == 0 { Buffer::new(length) } else { Buffer::copy_of(&vec![0x77; length]) };
+            let buffer =
+                if chance & 1 == 0 { Buffer::new(length) } else { Buffer::copy_of(&vec![0x77; length]) };
             let (outcome, buffer) = device.read(range.start, buffer).await;
             succeeds(outcome, what())?;
             let filled = buffer.filled().len();
@@ -79,9 +85,10 @@ pub(super) async fn perform(device: &dyn Device, operation: Operation, seed: u64
 pub(super) fn check_cover(range: BlockRange, extents: &[Extent]) -> Check {
     let mut next = range.start;
     for extent in extents {
-        ensure(extent.range.start == next && !extent.range.is_empty() && extent.range.end() <= range.end(), || {
-            format!("extents of {range}: {} where the next one begins at block {next}", extent.range)
-        })?;
+        ensure(
+            extent.range.start == next && !extent.range.is_empty() && extent.range.end() <= range.end(),
+            || format!("extents of {range}: {} where the next one begins at block {next}", extent.range),
+        )?;
         next = extent.range.end();
     }
     ensure(range.is_empty() || next > range.start, || format!("extents of {range}: none at all"))
@@ -152,7 +159,8 @@ impl Model {
     /// Judges the answers to operations that were in flight at the same time, and takes over their changes.
     pub(super) fn judge(&mut self, answers: &[(Operation, Answer)]) -> Check {
         let changes: Vec<(BlockRange, u64)> = answers.iter().filter_map(|(call, _)| call.change()).collect();
-        self.history.extend(answers.iter().filter_map(|(call, _)| call.change().map(|change| (change.1, *call))));
+        self.history
+            .extend(answers.iter().filter_map(|(call, _)| call.change().map(|change| (change.1, *call))));
         for (operation, answer) in answers {
             match (operation, answer) {
                 (Operation::Read(range), Answer::Bytes(buffer)) => {
@@ -204,7 +212,8 @@ impl Model {
         changes: &'a [(BlockRange, u64)],
     ) -> impl Iterator<Item = u64> + Clone + 'a {
         let block = BlockIndex(sector / self.per_block());
-        let concurrent = changes.iter().filter(move |(range, _)| range.contains(block)).map(|(_, number)| *number);
+        let concurrent =
+            changes.iter().filter(move |(range, _)| range.contains(block)).map(|(_, number)| *number);
         self.sectors[sector as usize].iter().copied().chain(concurrent)
     }
 
@@ -214,9 +223,8 @@ impl Model {
             if self.sectors[sector as usize].is_empty() {
                 continue;
             }
-            let matching = self
-                .candidates(sector, changes)
-                .find(|number| is_stamp(found, self.seed, *number, sector));
+            let matching =
+                self.candidates(sector, changes).find(|number| is_stamp(found, self.seed, *number, sector));
             let Some(number) = matching else {
                 return Err(self.wrong_sector(sector, found, changes));
             };
@@ -229,7 +237,8 @@ impl Model {
     }
 
     fn wrong_sector(&self, sector: u64, found: &[u8], changes: &[(BlockRange, u64)]) -> String {
-        let expected: Vec<String> = self.candidates(sector, changes).map(|number| self.in_words(number)).collect();
+        let expected: Vec<String> =
+            self.candidates(sector, changes).map(|number| self.in_words(number)).collect();
         format!(
             "block {} (sector {sector}) must hold {}, and holds {}",
             sector / self.per_block(),

@@ -72,7 +72,8 @@ pub(super) async fn zeroes(suite: &mut Suite) -> Check {
 pub(super) async fn buffers(suite: &mut Suite) -> Check {
     let block = suite.device.geometry().block_size.bytes() as usize;
     for (at, used) in [(0, false), (1, true)] {
-        let mut whole = if used { Buffer::copy_of(&vec![0x77; block + 100]) } else { Buffer::new(block + 100) };
+        let mut whole =
+            if used { Buffer::copy_of(&vec![0x77; block + 100]) } else { Buffer::new(block + 100) };
         let mut piece = whole.split_off(100);
         let address = piece.address();
         let (outcome, filled) = suite.device.read(BlockIndex(at), piece).await;

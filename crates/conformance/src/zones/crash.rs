@@ -54,11 +54,17 @@ async fn use_zones(suite: &mut Suite) -> Check<Vec<Before>> {
     }
     let mut asked: Vec<ZoneIndex> = suite.all_zones().map(ZoneIndex).collect();
     asked.retain(|_| suite.random.below(2) == 0);
-    let handle = suite.any_handle();
-    succeeds(handle.flush(&asked).await, "a flush")?;
+    // One time in three nothing is flushed, so that what a finish promises isn't kept by a flush.
+    if suite.random.below(3) == 0 {
+        asked.clear();
+    } else {
+        let handle = suite.any_handle();
+        succeeds(handle.flush(&asked).await, "a flush")?;
+    }
     for (zone, model) in suite.zones.iter().enumerate() {
         let was_flushed = asked.contains(&ZoneIndex(zone as u32));
-        let durable = was_flushed || model.state == ZoneState::Full || suite.geometry.durable == Durable::OnAppend;
+        let durable =
+            was_flushed || model.state == ZoneState::Full || suite.geometry.durable == Durable::OnAppend;
         all.push(Before {
             state: model.state,
             generation: model.generation,
@@ -66,17 +72,28 @@ async fn use_zones(suite: &mut Suite) -> Check<Vec<Before>> {
             touched: model.state != ZoneState::Empty,
         });
     }
-    // Flushed, and appended to again: what was flushed stays.
     for (zone, before) in all.iter_mut().enumerate() {
-        let takes_more = before.state == ZoneState::Open && suite.report_of(zone as u32).await?.state == ZoneState::Open;
-        if takes_more && suite.random.below(2) == 0 {
-            append_some(suite, zone as u32).await?;
-            if suite.geometry.durable == Durable::OnAppend {
-                before.durable = suite.zones[zone].appends.clone();
-            }
-        }
+        use_again(suite, zone as u32, before).await?;
     }
     Ok(all)
+}
+
+/// Appends to some zones again after the flush, and finishes some: what was durable stays so.
+async fn use_again(suite: &mut Suite, zone: u32, before: &mut Before) -> Check {
+    let takes_more = before.state == ZoneState::Open && suite.report_of(zone).await?.state == ZoneState::Open;
+    if !takes_more || suite.random.below(2) == 0 {
+        return Ok(());
+    }
+    append_some(suite, zone).await?;
+    let finishes = suite.random.below(3) == 0;
+    if finishes {
+        suite.finish(zone).await?;
+        before.state = ZoneState::Full;
+    }
+    if finishes || suite.geometry.durable == Durable::OnAppend {
+        before.durable = suite.zones[zone as usize].appends.clone();
+    }
+    Ok(())
 }
 
 async fn append_some(suite: &mut Suite, zone: u32) -> Check {
@@ -114,7 +131,10 @@ async fn begin_more(suite: &mut Suite, before: &mut [Before]) {
 async fn check_zone(suite: &mut Suite, before: &Before, report: &ZoneReport) -> Check {
     let zone = report.zone.0;
     ensure(report.generation == before.generation, || {
-        format!("zone {zone}: generation {} after a power cut, expected {}", report.generation, before.generation)
+        format!(
+            "zone {zone}: generation {} after a power cut, expected {}",
+            report.generation, before.generation
+        )
     })?;
     let expected: &[ZoneState] = match (before.state, before.touched) {
         (ZoneState::Full, _) => &[ZoneState::Full],
@@ -125,13 +145,19 @@ async fn check_zone(suite: &mut Suite, before: &Before, report: &ZoneReport) -> 
         _ => &[ZoneState::Closed, ZoneState::Full],
     };
     ensure(expected.contains(&report.state), || {
-        format!("zone {zone} was {:?} and is {:?} after a power cut; expected one of {expected:?}", before.state, report.state)
+        format!(
+            "zone {zone} was {:?} and is {:?} after a power cut; expected one of {expected:?}",
+            before.state, report.state
+        )
     })?;
     let handle = suite.any_handle();
     for known in &before.durable {
         let end = known.offset + known.length as u64;
         ensure(report.write_pointer >= end, || {
-            format!("zone {zone}: write pointer {} after a power cut, and a durable append ends at {end}", report.write_pointer)
+            format!(
+                "zone {zone}: write pointer {} after a power cut, and a durable append ends at {end}",
+                report.write_pointer
+            )
         })?;
         let read = suite.check_one(&*handle, zone, *known).await;
         read.map_err(|broken| format!("after a power cut, of a durable append: {broken}"))?;
@@ -149,7 +175,9 @@ async fn end_of_zone(suite: &mut Suite, zone: u32, before: &Before) -> Check {
         if suite.random.below(2) == 0 {
             suite.finish(zone).await?;
             let report = suite.report_of(zone).await?;
-            ensure(report.state == ZoneState::Full, || format!("finished zone {zone} is {:?}", report.state))?;
+            ensure(report.state == ZoneState::Full, || {
+                format!("finished zone {zone} is {:?}", report.state)
+            })?;
         }
         let handle = suite.any_handle();
         for known in &before.durable {

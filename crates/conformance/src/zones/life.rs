@@ -143,7 +143,11 @@ pub(super) async fn fill_and_finish(suite: &mut Suite) -> Check {
     let (_, payload) = suite.payload(unit as usize);
     match suite.first().append(ZoneIndex(0), payload).await {
         Err(Error::NoSpace(_) | Error::Invalid(_)) => {}
-        other => return Err(format!("an append to zone 0, which has no room: expected NoSpace or Invalid, got {other:?}")),
+        other => {
+            return Err(format!(
+                "an append to zone 0, which has no room: expected NoSpace or Invalid, got {other:?}"
+            ));
+        }
     }
     suite.check_zone(0).await?;
     suite.finish(0).await?;
@@ -169,7 +173,8 @@ pub(super) async fn fill_and_finish(suite: &mut Suite) -> Check {
 /// A reset empties, raises the generation, and keeps to the guarantee or is refused and does nothing.
 pub(super) async fn resets(suite: &mut Suite) -> Check {
     suite.empty_all().await?;
-    let all = [EraseGuarantee::None, EraseGuarantee::Deallocated, EraseGuarantee::Erased, EraseGuarantee::Key];
+    let all =
+        [EraseGuarantee::None, EraseGuarantee::Deallocated, EraseGuarantee::Erased, EraseGuarantee::Key];
     for erase in all {
         for finished in [false, true] {
             let length = suite.any_length(suite.geometry.zone_capacity / 4);
@@ -277,6 +282,7 @@ pub(super) async fn check_traces(suite: &mut Suite) -> Check {
         suite.append(1, suite.geometry.append_granularity as usize).await?;
         ensure(before.len() + 1 == suite.zones[1].appends.len(), || "an append got lost".into())?;
         suite.check_zone(1).await?;
+        suite.finish(1).await?;
     }
     suite.append(2, suite.geometry.append_granularity as usize).await?;
     suite.check_zone(2).await?;

@@ -4,8 +4,8 @@ use super::open_handles;
 use crate::stamp::{append_bytes, scattered};
 use crate::suite::{Check, ensure, succeeds};
 use block::{
-    Buffer, EraseGuarantee, Payload, Result, ZoneAddress, ZoneGeometry, ZoneIndex, ZoneReport, ZoneState, Zones,
-    ZonesPart,
+    Buffer, EraseGuarantee, Payload, Result, ZoneAddress, ZoneGeometry, ZoneIndex, ZoneReport, ZoneState,
+    Zones, ZonesPart,
 };
 use runtime::Random;
 use std::rc::Rc;
@@ -119,14 +119,17 @@ impl Suite {
             format!("a report of {} zones has {} entries", self.geometry.zones, reports.len())
         })?;
         for (index, report) in reports.iter().enumerate() {
-            ensure(report.zone.0 as usize == index, || format!("entry {index} is about zone {}", report.zone))?;
+            ensure(report.zone.0 as usize == index, || {
+                format!("entry {index} is about zone {}", report.zone)
+            })?;
             self.check_report(report)?;
         }
         Ok(reports)
     }
 
     pub(super) async fn report_of(&self, zone: u32) -> Check<ZoneReport> {
-        let reports = succeeds(self.first().report(ZoneIndex(zone), 1).await, format!("report of zone {zone}"))?;
+        let reports =
+            succeeds(self.first().report(ZoneIndex(zone), 1).await, format!("report of zone {zone}"))?;
         match reports.as_slice() {
             [report] if report.zone.0 == zone => self.check_report(report).map(|()| *report),
             other => Err(format!("report of zone {zone}: {other:?}")),
@@ -152,12 +155,17 @@ impl Suite {
                 let reset = handle.reset(report.zone, EraseGuarantee::None).await;
                 let generation = succeeds(reset, format!("reset of zone {}", report.zone))?;
                 ensure(generation > report.generation, || {
-                    format!("reset of zone {}: generation {} after {}", report.zone, generation, report.generation)
+                    format!(
+                        "reset of zone {}: generation {} after {}",
+                        report.zone, generation, report.generation
+                    )
                 })?;
             }
         }
         for report in self.report().await? {
-            ensure(report.state == ZoneState::Empty, || format!("zone {} is {:?} after its reset", report.zone, report.state))?;
+            ensure(report.state == ZoneState::Empty, || {
+                format!("zone {} is {:?} after its reset", report.zone, report.state)
+            })?;
             if let Some(zone) = self.zones.get_mut(report.zone.0 as usize) {
                 let generation = report.generation;
                 *zone = ZoneModel { state: ZoneState::Empty, generation, appends: Vec::new() };
@@ -180,11 +188,14 @@ impl Suite {
         let end = known.offset.checked_add(length as u64);
         ensure(at.zone.0 == zone, || format!("an append to zone {zone} landed at {at}"))?;
         let inside = end.is_some_and(|end| end <= self.geometry.zone_capacity);
-        let aligned = known.offset % u64::from(self.geometry.read_granularity) == 0;
+        let aligned = known.offset.is_multiple_of(u64::from(self.geometry.read_granularity));
         ensure(inside && aligned, || format!("an append of {length} bytes landed at {at}"))?;
         let model = &mut self.zones[zone as usize];
         let end = known.offset + length as u64;
-        let other = model.appends.iter().find(|other| other.offset < end && known.offset < other.offset + other.length as u64);
+        let other = model
+            .appends
+            .iter()
+            .find(|other| other.offset < end && known.offset < other.offset + other.length as u64);
         if let Some(other) = other {
             return Err(format!(
                 "zone {zone}: append {id} landed at bytes {}..{end}, on append {} at byte {}",
@@ -218,7 +229,11 @@ impl Suite {
             format!("zone {zone} must be {:?}, and is {:?}", model.state, report.state)
         })?;
         ensure(report.write_pointer >= model.end(), || {
-            format!("zone {zone}: write pointer {}, and an append ends at {}", report.write_pointer, model.end())
+            format!(
+                "zone {zone}: write pointer {}, and an append ends at {}",
+                report.write_pointer,
+                model.end()
+            )
         })?;
         ensure(report.generation == model.generation, || {
             format!("zone {zone}: generation {}, expected {}", report.generation, model.generation)
@@ -255,17 +270,26 @@ impl Suite {
 }
 
 /// Reads bytes of a zone; a failure shows nothing.
-pub(super) async fn read(handle: &dyn Zones, at: ZoneAddress, length: usize, used: bool) -> Check<Result<Buffer>> {
+pub(super) async fn read(
+    handle: &dyn Zones,
+    at: ZoneAddress,
+    length: usize,
+    used: bool,
+) -> Check<Result<Buffer>> {
     let buffer = if used { Buffer::copy_of(&vec![0x77; length]) } else { Buffer::new(length) };
     let (outcome, buffer) = handle.read(at, buffer).await;
     ensure(buffer.len() == length, || format!("a read of {length} bytes at {at} gave back {buffer:?}"))?;
     match outcome {
         Ok(()) => {
-            ensure(buffer.missing() == 0, || format!("a read of {length} bytes at {at} succeeded with {buffer:?}"))?;
+            ensure(buffer.missing() == 0, || {
+                format!("a read of {length} bytes at {at} succeeded with {buffer:?}")
+            })?;
             Ok(Ok(buffer))
         }
         Err(error) => {
-            ensure(buffer.filled().is_empty(), || format!("a failed read at {at} shows {buffer:?}; expected nothing"))?;
+            ensure(buffer.filled().is_empty(), || {
+                format!("a failed read at {at} shows {buffer:?}; expected nothing")
+            })?;
             Ok(Err(error))
         }
     }

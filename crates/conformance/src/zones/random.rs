@@ -22,7 +22,9 @@ type Running = Pin<Box<dyn Future<Output = (u32, Event)>>>;
 fn append_call(suite: &mut Suite, zone: u32, length: usize) -> Running {
     let (id, payload) = suite.payload(length);
     let handle = suite.any_handle();
-    Box::pin(async move { (zone, Event::Appended(id, length, handle.append(ZoneIndex(zone), payload).await)) })
+    Box::pin(
+        async move { (zone, Event::Appended(id, length, handle.append(ZoneIndex(zone), payload).await)) },
+    )
 }
 
 fn finish_call(suite: &mut Suite, zone: u32) -> Running {
@@ -113,9 +115,12 @@ async fn one_round(suite: &mut Suite) -> Check {
     // A zone without room may be full by itself.
     let reports = suite.report().await?;
     for (model, report) in suite.zones.iter_mut().zip(reports) {
-        let filled_up = report.state == ZoneState::Full && report.write_pointer == suite.geometry.zone_capacity;
+        let filled_up =
+            report.state == ZoneState::Full && report.write_pointer == suite.geometry.zone_capacity;
         // Where nothing fitted, the zone may be open all the same.
-        let opened = report.state == ZoneState::Open && model.state == ZoneState::Empty && asked[report.zone.0 as usize] > 0;
+        let opened = report.state == ZoneState::Open
+            && model.state == ZoneState::Empty
+            && asked[report.zone.0 as usize] > 0;
         if (filled_up && model.state == ZoneState::Open) || opened {
             model.state = report.state;
         }
@@ -156,8 +161,11 @@ pub(super) async fn changes_under_appends(suite: &mut Suite) -> Check {
         let reset = round % 2 == 0;
         suite.append(0, suite.geometry.append_granularity as usize).await?;
         let mut running: Vec<Running> = Vec::new();
+        // The calls begin in this order: the first half of the appends is in flight when the zone changes.
+        let mut first_half = 0;
         for turn in 0..8 {
             if turn == 4 {
+                first_half = suite.payload(0).0;
                 running.push(if reset { reset_call(suite, 0) } else { finish_call(suite, 0) });
             }
             let length = suite.any_length(suite.geometry.zone_capacity / 16);
@@ -190,9 +198,17 @@ pub(super) async fn changes_under_appends(suite: &mut Suite) -> Check {
                 format!("zone 0 is {:?} after a reset under appends", report.state)
             })?;
             ensure(report.generation == suite.zones[0].generation, || {
-                format!("zone 0: a reset returned generation {}, and the report says {}", suite.zones[0].generation, report.generation)
+                format!(
+                    "zone 0: a reset returned generation {}, and the report says {}",
+                    suite.zones[0].generation, report.generation
+                )
             })?;
             suite.zones[0].state = report.state;
+            for (id, length, at) in landed.iter().filter(|(id, ..)| *id < first_half) {
+                ensure(!is_there(suite, *id, *length, *at, report.write_pointer).await?, || {
+                    format!("an append in flight when zone 0 was reset is there afterwards, at {at}")
+                })?;
+            }
             let known = suite.append(0, suite.geometry.append_granularity as usize).await?;
             ensure(known.offset >= report.write_pointer, || {
                 format!("an append landed at byte {} of zone 0, where something was before", known.offset)
@@ -201,7 +217,9 @@ pub(super) async fn changes_under_appends(suite: &mut Suite) -> Check {
             for (id, length, at) in landed {
                 let known = suite.landed(0, id, length, at)?;
                 ensure(known.offset + length as u64 <= finished_at, || {
-                    format!("zone 0: its finish had returned at byte {finished_at}, then an append landed at {at}")
+                    format!(
+                        "zone 0: its finish had returned at byte {finished_at}, then an append landed at {at}"
+                    )
                 })?;
             }
             suite.zones[0].state = ZoneState::Full;
@@ -210,6 +228,15 @@ pub(super) async fn changes_under_appends(suite: &mut Suite) -> Check {
         suite.reset(0, EraseGuarantee::None).await?;
     }
     Ok(())
+}
+
+/// Whether the zone has this append's bytes where it landed. So few that they may be there by chance don't count.
+async fn is_there(suite: &Suite, id: u64, length: usize, at: ZoneAddress, written: u64) -> Check<bool> {
+    if length < 16 || at.offset.0 + length as u64 > written {
+        return Ok(false);
+    }
+    let found = read(&*suite.first(), at, length, false).await?;
+    Ok(found.is_ok_and(|buffer| buffer.filled() == append_bytes(suite.seed, id, length)))
 }
 
 /// An append whose call was dropped after it had begun lands all the same; a finish waits for it.
@@ -254,7 +281,9 @@ pub(super) async fn dropped_calls(suite: &mut Suite) -> Check {
                 }
                 runtime::sleep(std::time::Duration::from_millis(5)).await;
             }
-            suite.was_reset(0, generation).map_err(|_| "a reset whose call was dropped never ended".to_owned())?;
+            suite
+                .was_reset(0, generation)
+                .map_err(|_| "a reset whose call was dropped never ended".to_owned())?;
         } else {
             suite.reset(0, EraseGuarantee::None).await?;
         }

@@ -49,7 +49,8 @@ async fn refused_reads(suite: &Suite) -> Check {
     let handle = suite.first();
     let (unit, capacity) = (u64::from(suite.geometry.read_granularity), suite.geometry.zone_capacity);
     let last = capacity / unit * unit;
-    let mut places = vec![(last, unit + capacity % unit), (last - unit, 2 * unit), (u64::MAX / unit * unit, unit)];
+    let mut places =
+        vec![(last, unit + capacity % unit), (last - unit, 2 * unit), (u64::MAX / unit * unit, unit)];
     if unit > 1 {
         places.extend([(1, unit), (0, unit - 1), (0, unit + 1), (unit / 2, unit)]);
     }
@@ -78,7 +79,9 @@ pub(super) async fn limits(suite: &mut Suite) -> Check {
         let outcome = suite.any_handle().append(ZoneIndex(most), junk(unit as u64)).await;
         fails(outcome, &busy, format!("an append to a zone beyond the {limit} that may be open"))?;
         let report = suite.report_of(most).await?;
-        ensure(report.state == ZoneState::Empty, || format!("zone {most} was refused and is {:?}", report.state))?;
+        ensure(report.state == ZoneState::Empty, || {
+            format!("zone {most} was refused and is {:?}", report.state)
+        })?;
         // Open zones go on.
         suite.append(0, unit).await?;
         if attempt == 0 {
@@ -101,6 +104,8 @@ pub(super) async fn limits(suite: &mut Suite) -> Check {
     for outcome in outcomes.into_iter().filter(|outcome| outcome.is_err()) {
         fails(outcome, &busy, "a first append beside others")?;
     }
-    ensure(opened <= limit as usize && opened > 0, || format!("{opened} zones opened at once, of at most {limit}"))?;
+    ensure(opened <= limit as usize && opened > 0, || {
+        format!("{opened} zones opened at once, of at most {limit}")
+    })?;
     suite.empty_all().await
 }

@@ -10,6 +10,8 @@
 mod device;
 mod handshake;
 mod link;
+mod reply_stream;
+mod table;
 
 use block::{BlockCount, BlockSize, Call, Device, DeviceGeometry, DevicePart, Error, Part, Result, Status};
 use device::RemoteDevice;

@@ -287,9 +287,8 @@ impl<'a> Negotiation<'a> {
         }
         let export = self.find(name).ok_or((option_reply::ERR_UNKNOWN, "there is no such export"))?;
         if found {
-            let id = if set { ALLOCATION_CONTEXT_ID } else { 0 };
-            let pieces = [id.to_be_bytes().as_slice(), ALLOCATION_CONTEXT.as_bytes()];
-            put_option_reply(answer, option, option_reply::META_CONTEXT, &pieces);
+            let id = if set { ALLOCATION_CONTEXT_ID } else { 0 }.to_be_bytes();
+            put_option_reply(answer, option, option_reply::META_CONTEXT, &[&id, ALLOCATION_CONTEXT.as_bytes()]);
             if set {
                 self.context_for = Some(export);
             }

@@ -154,9 +154,10 @@ fn describe(request: &Request, extents: &[Extent], block_shift: u32, only_one: b
         }
         let length = (to - at) as u32;
         at = to;
+        let full = found.len() == if only_one { 1 } else { MOST_EXTENTS };
         match found.last_mut() {
             Some(last) if last.1 == flags => last.0 += length,
-            _ if found.len() == MOST_EXTENTS || (only_one && found.len() == 1) => break,
+            _ if full => break,
             _ => found.push((length, flags)),
         }
     }

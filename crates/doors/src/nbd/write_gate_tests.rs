@@ -99,7 +99,7 @@ fn threads_lose_no_write() {
     const ROUNDS: u64 = 3000;
     let gate = WriteGate::new(4);
     // One block: a word of the partial writers each, and one of the writer of whole blocks.
-    let block: [AtomicU64; 4] = Default::default();
+    let block: &[AtomicU64; 4] = &Default::default();
     let read = || [0, 1, 2, 3].map(|word: usize| block[word].load(Ordering::SeqCst));
     let write = |words: [u64; 4]| (0..4).for_each(|word| block[word].store(words[word], Ordering::SeqCst));
     let range = BlockRange::new(0, 1);
@@ -166,7 +166,7 @@ proptest! {
             turns += 1;
             let index = choice.index(waiting.len() + holding.len());
             if index >= waiting.len() {
-                holding.remove(index - waiting.len());
+                drop(holding.remove(index - waiting.len()));
             } else if let Some(held) = poll(&mut waiting[index].1) {
                 let (number, _) = waiting.remove(index);
                 for (other, _) in &holding {

@@ -209,7 +209,12 @@ fn elsewhere(inner: &dyn Device, action: Option<Action>, range: BlockRange) -> B
     BlockRange::new(start as u64, range.count.0)
 }
 
-async fn faulty_read(inner: Rc<dyn Device>, mut plan: Plan, range: BlockRange, mut buffer: Buffer) -> ReadOutcome {
+async fn faulty_read(
+    inner: Rc<dyn Device>,
+    mut plan: Plan,
+    range: BlockRange,
+    mut buffer: Buffer,
+) -> ReadOutcome {
     buffer.clear();
     let (action, error) = match begin(&plan).await {
         Ok(begun) => begun,

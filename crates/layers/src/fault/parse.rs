@@ -8,7 +8,8 @@
 //! EFFECT      error=ERRNO   dead (= error=EIO)   delay=TIME or TIME..TIME
 //!             torn [at=BYTES]   corrupt [bits=N]   misdirect [by=N blocks|zones|bytes]   drop   lie
 //! ```
-//! Words come in any order. An effect with `error` does the wrong thing and then fails; `error` alone fails
+//! Words come in any order. A bare number behind `by=` counts blocks, or zones; `by=32KiB` and `by=512 bytes`
+//! are bytes. An effect with `error` does the wrong thing and then fails; `error` alone fails
 //! without doing anything.
 
 use super::rule::{Action, Distance, ERRORS, OPERATION_WORDS, Operations, Rule};
@@ -18,9 +19,32 @@ use std::ops::Range;
 use std::time::Duration;
 
 const WORDS: &[&str] = &[
-    "read", "write", "flush", "discard", "write_zeroes", "append", "finish", "reset", "any", "range", "zones",
-    "probability", "every", "after", "times", "error", "dead", "delay", "torn", "at", "corrupt", "bits",
-    "misdirect", "by", "drop", "lie",
+    "read",
+    "write",
+    "flush",
+    "discard",
+    "write_zeroes",
+    "append",
+    "finish",
+    "reset",
+    "any",
+    "range",
+    "zones",
+    "probability",
+    "every",
+    "after",
+    "times",
+    "error",
+    "dead",
+    "delay",
+    "torn",
+    "at",
+    "corrupt",
+    "bits",
+    "misdirect",
+    "by",
+    "drop",
+    "lie",
 ];
 
 /// Parses all rules of a layer.
@@ -108,7 +132,8 @@ fn read_word(
 ) -> Result<(), Wrong> {
     // Columns of values are those behind the `=`.
     let behind = column + name.chars().count() + 1;
-    let value_of = || value.ok_or_else(|| (column, format!("\"{name}\" needs a value, as in {}", example(name))));
+    let value_of =
+        || value.ok_or_else(|| (column, format!("\"{name}\" needs a value, as in {}", example(name))));
     let wrong = |error: Error| (behind, error.detail().to_owned());
     match name {
         "range" => {
@@ -138,7 +163,12 @@ fn read_word(
         "torn" | "corrupt" | "misdirect" | "drop" | "lie" => {
             let word = WORDS.iter().find(|word| **word == name).expect("every effect is a known word");
             if let Some((_, other)) = draft.action {
-                return Err((column, format!("a rule has one of torn, corrupt, misdirect, drop and lie, and this one has \"{other}\" already")));
+                return Err((
+                    column,
+                    format!(
+                        "a rule has one of torn, corrupt, misdirect, drop and lie, and this one has \"{other}\" already"
+                    ),
+                ));
             }
             draft.action = Some((column, word));
             Ok(())
@@ -166,7 +196,8 @@ fn read_word(
 fn finish(draft: Draft, text: &str, contract: Contract) -> Result<Rule, Wrong> {
     let end = text.trim_end().chars().count();
     if draft.action.is_none() && draft.error.is_none() && draft.delay.is_none() {
-        let expected = "expected an effect: error=ERRNO, dead, delay=TIME, torn, corrupt, misdirect, drop or lie";
+        let expected =
+            "expected an effect: error=ERRNO, dead, delay=TIME, torn, corrupt, misdirect, drop or lie";
         return Err((end, format!("the rule does nothing; {expected}")));
     }
     let name = draft.action.map(|(_, word)| word);
@@ -176,7 +207,10 @@ fn finish(draft: Draft, text: &str, contract: Contract) -> Result<Rule, Wrong> {
         (draft.by.map(|(column, _)| column), "by", "misdirect"),
     ] {
         if let Some(column) = given.filter(|_| name != Some(of)) {
-            return Err((column, format!("\"{parameter}\" belongs to \"{of}\", which this rule doesn't have")));
+            return Err((
+                column,
+                format!("\"{parameter}\" belongs to \"{of}\", which this rule doesn't have"),
+            ));
         }
     }
     let action = name.map(|word| match word {
@@ -191,7 +225,14 @@ fn finish(draft: Draft, text: &str, contract: Contract) -> Result<Rule, Wrong> {
         let able = action.applies_to().and(possible(contract));
         let asked_for_all = operations == possible(contract);
         if !asked_for_all && operations.and(able) != operations || able.is_empty() {
-            return Err((column, format!("\"{}\" can't be done to every operation named here; it can to {}", action.word(), list(able))));
+            return Err((
+                column,
+                format!(
+                    "\"{}\" can't be done to every operation named here; it can to {}",
+                    action.word(),
+                    list(able)
+                ),
+            ));
         }
         operations = operations.and(able);
     }
@@ -286,7 +327,9 @@ fn range(text: &str, parse: impl Fn(&str) -> Result<u64>) -> Result<Range<u64>> 
         .ok_or_else(|| Error::invalid(format!("\"{text}\": expected a range A..B, B not included")))?;
     let range = parse(start)?..parse(end)?;
     if range.is_empty() {
-        return Err(Error::invalid(format!("\"{text}\": the range is empty; its end must be above its start")));
+        return Err(Error::invalid(format!(
+            "\"{text}\": the range is empty; its end must be above its start"
+        )));
     }
     Ok(range)
 }
@@ -340,7 +383,10 @@ mod tests {
         let rule = one("any delay=5ms");
         assert_eq!(rule.delay, Some((Duration::from_millis(5), Duration::from_millis(5))));
         assert_eq!(rule.operations, Operations::DEVICE);
-        assert_eq!(one("write misdirect by=8 blocks").action, Some(Action::Misdirect { by: Distance::Units(8) }));
+        assert_eq!(
+            one("write misdirect by=8 blocks").action,
+            Some(Action::Misdirect { by: Distance::Units(8) })
+        );
         assert_eq!(one("misdirect by=32KiB").action, Some(Action::Misdirect { by: Distance::Bytes(32768) }));
         assert_eq!(one("flush lie").action, Some(Action::Lie));
         let rule = one("range=1GiB..2GiB dead");

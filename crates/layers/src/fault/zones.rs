@@ -183,9 +183,7 @@ async fn faulty_append(
             torn.push(Buffer::zeroed(length - arrives).freeze());
             inner.append(zone, torn).await?
         }
-        Some(Action::Corrupt { bits }) => {
-            inner.append(zone, corrupted(&payload, bits, &mut plan)?).await?
-        }
+        Some(Action::Corrupt { bits }) => inner.append(zone, corrupted(&payload, bits, &mut plan)?).await?,
         Some(Action::Misdirect { by: Distance::Units(by) }) => {
             let count = u64::from(inner.geometry().zones);
             let other = ZoneIndex(((u64::from(zone.0) + by % count) % count) as u32);
@@ -198,7 +196,12 @@ async fn faulty_append(
     error.map(|()| landed)
 }
 
-async fn faulty_read(inner: Rc<dyn Zones>, mut plan: Plan, at: ZoneAddress, mut buffer: Buffer) -> ReadOutcome {
+async fn faulty_read(
+    inner: Rc<dyn Zones>,
+    mut plan: Plan,
+    at: ZoneAddress,
+    mut buffer: Buffer,
+) -> ReadOutcome {
     buffer.clear();
     let (action, error) = match begin(&plan).await {
         Ok(begun) => begun,

@@ -3,8 +3,8 @@
 use super::format::{DeviceEntry, RecordType, Role, Shape, SubmissionFields};
 use super::recorder::Recorder;
 use block::{
-    BlockIndex, BlockRange, Buffer, Call, Device, DeviceGeometry, DevicePart, Durability, Error, Extent, Part,
-    Payload, ReadOutcome, Result, Status, ZeroMode,
+    BlockIndex, BlockRange, Buffer, Call, Device, DeviceGeometry, DevicePart, Durability, Error, Extent,
+    Part, Payload, ReadOutcome, Result, Status, ZeroMode,
 };
 use std::rc::Rc;
 use std::sync::Arc;
@@ -110,7 +110,9 @@ impl Log {
     pub fn submit(&self, fields: &SubmissionFields<'_>) -> Result<u64> {
         let length = fields.data.map_or(0, Payload::len);
         if length > LONGEST_WRITE {
-            return Err(Error::overflow(format!("a write of {length} bytes is too long to be recorded: at most 1 GiB")));
+            return Err(Error::overflow(format!(
+                "a write of {length} bytes is too long to be recorded: at most 1 GiB"
+            )));
         }
         let mut body = Vec::with_capacity(64 + length + length / 128);
         fields.encode(&mut body);

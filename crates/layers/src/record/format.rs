@@ -4,7 +4,9 @@
 //! This module turns values into bytes and bytes into values, and refuses what it doesn't understand. The
 //! order of records, and what may follow what, is [`timeline`](super::timeline)'s.
 
-use block::{BlockCount, BlockSize, DeviceGeometry, Durability, Durable, EraseGuarantee, ZeroMode, ZoneGeometry};
+use block::{
+    BlockCount, BlockSize, DeviceGeometry, Durability, Durable, EraseGuarantee, ZeroMode, ZoneGeometry,
+};
 use block::{Error, Payload, Result};
 use crc_fast::{CrcAlgorithm, checksum};
 use std::fmt;
@@ -65,7 +67,9 @@ impl FileHeader {
         };
         let mut reader = Reader::new(header);
         if reader.array::<8>()? != MAGIC {
-            return Err(Error::protocol("this is not a timeline of the record layer: it begins with other bytes"));
+            return Err(Error::protocol(
+                "this is not a timeline of the record layer: it begins with other bytes",
+            ));
         }
         let version = reader.u32()?;
         if version != VERSION {
@@ -250,7 +254,8 @@ fn decode_device(reader: &mut Reader<'_>) -> Result<DeviceGeometry> {
     let flags = reader.u8()?;
     reader.u8()?;
     let atomic_write = reader.u32()?;
-    let block_size = BlockSize::new(reader.u64()?).map_err(|error| Error::corrupt(error.detail().to_owned()))?;
+    let block_size =
+        BlockSize::new(reader.u64()?).map_err(|error| Error::corrupt(error.detail().to_owned()))?;
     let blocks = reader.u64()?;
     let whole = u64::from(atomic_write);
     let fits = blocks.checked_mul(block_size.bytes()).is_some_and(|bytes| bytes <= i64::MAX as u64);
@@ -604,9 +609,9 @@ impl<'a> Reader<'a> {
 
     fn bytes(&mut self, count: usize) -> Result<&'a [u8]> {
         let rest = &self.bytes[self.at..];
-        let taken = rest.get(..count).ok_or_else(|| {
-            Error::corrupt(format!("a record ends after {} of {count} bytes", rest.len()))
-        })?;
+        let taken = rest
+            .get(..count)
+            .ok_or_else(|| Error::corrupt(format!("a record ends after {} of {count} bytes", rest.len())))?;
         self.at += count;
         Ok(taken)
     }

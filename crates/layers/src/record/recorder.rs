@@ -137,7 +137,13 @@ impl Recorder {
     }
 
     /// The operation has ended so; what it gave goes on to whoever called.
-    pub(super) fn complete<T>(&self, device: u16, submitted: u64, result: Result<T>, value: impl Fn(&T) -> u64) -> Result<T> {
+    pub(super) fn complete<T>(
+        &self,
+        device: u16,
+        submitted: u64,
+        result: Result<T>,
+        value: impl Fn(&T) -> u64,
+    ) -> Result<T> {
         let (errno, value) = match &result {
             Ok(given) => (0, value(given)),
             Err(error) => (error.errno().unsigned_abs(), 0),
@@ -152,7 +158,14 @@ impl Recorder {
         self.push_checked(tail, kind, device, body, crc(body))
     }
 
-    fn push_checked(&self, tail: &mut Tail, kind: RecordType, device: u16, body: &[u8], body_crc: u32) -> Result<u64> {
+    fn push_checked(
+        &self,
+        tail: &mut Tail,
+        kind: RecordType,
+        device: u16,
+        body: &[u8],
+        body_crc: u32,
+    ) -> Result<u64> {
         if let Some(error) = &tail.error {
             return Err(error.clone());
         }
@@ -329,7 +342,10 @@ async fn create(path: &Path, overwrite: bool) -> Result<File> {
         let (result, start) = file.read_at(0, Buffer::new(FILE_HEADER)).await;
         result?;
         FileHeader::decode(start.filled()).map_err(|error| {
-            there.with_detail(format!("{shown} is not overwritten, because it isn't a timeline: {}", error.detail()))
+            there.with_detail(format!(
+                "{shown} is not overwritten, because it isn't a timeline: {}",
+                error.detail()
+            ))
         })?;
         file.set_len(0).await?;
     }

@@ -6,8 +6,8 @@
 //! follow, which is rot and not the torn tail of a recording that was cut off.
 
 use super::format::{
-    Completion, DeviceEntry, FILE_HEADER, FileHeader, LONGEST_BODY, RECORD_HEADER, RecordHeader, RecordType, Shape,
-    Submission, crc,
+    Completion, DeviceEntry, FILE_HEADER, FileHeader, LONGEST_BODY, RECORD_HEADER, RecordHeader, RecordType,
+    Shape, Submission, crc,
 };
 use block::{Buffer, DeviceGeometry, Error, Result};
 use runtime::file::{File, OpenOptions};
@@ -121,7 +121,9 @@ impl Timeline {
     pub fn device_geometry(&self, device: u16) -> Result<&DeviceGeometry> {
         match self.devices.get(usize::from(device)).map(|entry| &entry.shape) {
             Some(Shape::Device(geometry)) => Ok(geometry),
-            Some(Shape::Zones(_)) => Err(Error::invalid(format!("device {device} of the timeline is a set of zones"))),
+            Some(Shape::Zones(_)) => {
+                Err(Error::invalid(format!("device {device} of the timeline is a set of zones")))
+            }
             None => {
                 let count = self.devices.len();
                 Err(Error::not_found(format!("device {device}: the timeline has {count} devices, from 0 on")))
@@ -177,7 +179,8 @@ impl Parser {
                 let completion = Completion::decode(body)?;
                 let place = usize::try_from(completion.submitted).ok().and_then(|at| self.open.get_mut(at));
                 if place.as_ref().is_none_or(|place| **place != Some(header.device)) {
-                    let text = format!("event {expected} completes {}, which isn't open", completion.submitted);
+                    let text =
+                        format!("event {expected} completes {}, which isn't open", completion.submitted);
                     return Err(Error::corrupt(text));
                 }
                 place.into_iter().for_each(|place| *place = None);
@@ -199,7 +202,8 @@ impl Parser {
         let Some(entry) = self.timeline.devices.get(usize::from(device)) else {
             return Err(Error::corrupt(format!("device {device} has not joined")));
         };
-        let nonsense = || Err(Error::corrupt(format!("an operation that makes no sense for device {device}")));
+        let nonsense =
+            || Err(Error::corrupt(format!("an operation that makes no sense for device {device}")));
         let (offset, length) = match (submission, &entry.shape) {
             (Submission::Write { offset, content, .. }, Shape::Device(_)) => (*offset, content.len()),
             (Submission::WriteZeroes { offset, length, .. }, Shape::Device(_)) => (*offset, *length),

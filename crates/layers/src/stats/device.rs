@@ -2,8 +2,8 @@
 
 use super::counters::{PartCounters, ShardCounters};
 use block::{
-    BlockIndex, BlockRange, Buffer, Call, Device, DeviceGeometry, DevicePart, Durability, Extent, Part, Payload,
-    ReadOutcome, Result, Status, ZeroMode,
+    BlockIndex, BlockRange, Buffer, Call, Device, DeviceGeometry, DevicePart, Durability, Extent, Part,
+    Payload, ReadOutcome, Result, Status, ZeroMode,
 };
 use std::rc::Rc;
 use std::sync::Arc;

@@ -218,7 +218,7 @@ mod tests {
         #[test]
         fn quantiles_are_near_the_sorted_values(
             mut values in prop::collection::vec(0..1_u64 << 41, 1..300),
-            share in 0.0..=1.0,
+            share in 0.0..=1.0_f64,
         ) {
             let shared = SharedHistogram::default();
             let (mut first, mut second) = (Histogram::new(), Histogram::new());

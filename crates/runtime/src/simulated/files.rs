@@ -95,8 +95,11 @@ fn path_of(path: &CStr) -> PathBuf {
 
 impl Files {
     pub(super) fn new(files: &[(PathBuf, Vec<u8>)]) -> Files {
-        let inodes =
-            files.iter().map(|(_, contents)| Inode { seen: contents.clone(), durable: contents.clone(), pending: Vec::new() });
+        let inodes = files.iter().map(|(_, contents)| Inode {
+            seen: contents.clone(),
+            durable: contents.clone(),
+            pending: Vec::new(),
+        });
         let names: BTreeMap<PathBuf, usize> =
             files.iter().enumerate().map(|(index, (path, _))| (path.clone(), index)).collect();
         Files {
@@ -269,7 +272,13 @@ impl Files {
             return Err(Error::not_found(path.display().to_string()));
         }
         let length = found.unwrap_or(0);
-        Ok(Metadata { length, is_file: found.is_some(), is_directory, is_block_device: false, allocated: length })
+        Ok(Metadata {
+            length,
+            is_file: found.is_some(),
+            is_directory,
+            is_block_device: false,
+            allocated: length,
+        })
     }
 
     pub(super) fn list(&self, path: &Path) -> Result<Vec<PathBuf>> {

@@ -2,7 +2,7 @@
 
 use super::files::Files;
 use super::network::Network;
-use super::{Simulation, SimulatedFaults, Trace};
+use super::{SimulatedFaults, Simulation, Trace};
 use crate::file::Metadata;
 use crate::net::Address;
 use crate::operation::{Descriptor, Operation};
@@ -64,7 +64,8 @@ impl Inner {
 
     /// Something changed at this socket: whoever waits there tries again.
     fn wake_socket(&mut self, handle: u64) {
-        let (woken, waiting) = std::mem::take(&mut self.waiting).into_iter().partition(|entry| entry.0 == handle);
+        let (woken, waiting) =
+            std::mem::take(&mut self.waiting).into_iter().partition(|entry| entry.0 == handle);
         self.waiting = waiting;
         let woken: Vec<(u64, ShardIndex, Key)> = woken;
         for (_, shard, key) in woken {
@@ -87,9 +88,7 @@ impl Inner {
             Operation::Allocate { file, mode, offset, length } => {
                 Step::Done(self.files.allocate(handle_of(file), *mode, *offset, *length))
             }
-            Operation::Truncate { file, length } => {
-                Step::Done(self.files.truncate(handle_of(file), *length))
-            }
+            Operation::Truncate { file, length } => Step::Done(self.files.truncate(handle_of(file), *length)),
             Operation::Open { path, flags, .. } => {
                 self.next_handle += 1;
                 Step::Done(self.files.open(path, *flags, self.next_handle))

@@ -42,9 +42,12 @@ impl Layout {
     pub(super) fn for_device(geometry: &DeviceGeometry, zone_size: u64) -> Result<Self> {
         let block_size = geometry.block_size;
         let area = area(block_size);
-        if zone_size < 2 * area || zone_size % area != 0 || zone_size >> block_size.shift() > MOST_BLOCKS {
+        if zone_size < 2 * area
+            || !zone_size.is_multiple_of(area)
+            || zone_size >> block_size.shift() > MOST_BLOCKS
+        {
             return Err(Error::invalid(format!(
-                "zone_size {zone_size}: expected a multiple of {area} bytes, at least {} and at most 2^40 blocks",
+                "zone_size {zone_size}: expected a multiple of {area} bytes, at least {} and less than 2^41 blocks",
                 2 * area
             )));
         }
@@ -65,9 +68,10 @@ impl Layout {
                 self.block_size, geometry.block_size, self.block_size
             )));
         }
-        let size_is_possible = self.zone_size >= 2 * area && self.zone_size % area == 0;
-        let start_is_possible = self.first_zone >= 2 * area && self.first_zone % area == 0;
-        if !size_is_possible || !start_is_possible || self.capacity() >> self.block_size.shift() > MOST_BLOCKS {
+        let size_is_possible = self.zone_size >= 2 * area && self.zone_size.is_multiple_of(area);
+        let start_is_possible = self.first_zone >= 2 * area && self.first_zone.is_multiple_of(area);
+        if !size_is_possible || !start_is_possible || self.capacity() >> self.block_size.shift() > MOST_BLOCKS
+        {
             return Err(Error::corrupt(format!(
                 "zones of {} bytes from byte {} on can't be",
                 self.zone_size, self.first_zone
@@ -101,7 +105,7 @@ impl Layout {
 
     /// The block of superblock copy 0 or 1.
     pub(super) fn superblock(block_size: BlockSize, copy: u64) -> BlockIndex {
-        BlockIndex(copy * area(block_size) >> block_size.shift())
+        BlockIndex((copy * area(block_size)) >> block_size.shift())
     }
 
     /// The block of a zone's header.
@@ -140,7 +144,8 @@ mod tests {
             for zone in 0..layout.zones {
                 let data = layout.data_range(zone);
                 assert!(layout.header(zone) < data.start);
-                let next = if zone + 1 < layout.zones { layout.header(zone + 1).0 } else { geometry.blocks.0 };
+                let next =
+                    if zone + 1 < layout.zones { layout.header(zone + 1).0 } else { geometry.blocks.0 };
                 assert!(data.end().0 <= next);
             }
             assert!(Layout::superblock(layout.block_size, 1) < layout.header(0));
@@ -152,7 +157,7 @@ mod tests {
         for zone_size in [0, 4096, 8191, 65536 + 512, 64 << 20, u64::MAX, u64::MAX - 4095] {
             assert!(Layout::for_device(&geometry(40 << 20, 4096), zone_size).is_err(), "{zone_size}");
         }
-        let hostile = [(0, 8192, 9), (8192, 0, 9), (8192, 8192, 0), (u64::MAX & !4095, 8192, 2), (8192, u64::MAX & !4095, 1)];
+        let hostile = [(0, 8192, 9), (8192, 0, 9), (8192, 8192, 0), (!4095, 8192, 2), (8192, !4095, 1)];
         for (zone_size, first_zone, zones) in hostile {
             let layout = Layout { block_size: BlockSize::default(), zone_size, first_zone, zones };
             assert!(layout.check(&geometry(40 << 20, 4096)).is_err(), "{layout:?}");

@@ -6,11 +6,11 @@ use super::slot::Slot;
 use super::volume::Volume;
 use super::{DEFAULT_MAX_APPEND, DEFAULT_ZONE_SIZE, Options};
 use crate::limits::Limits;
-use block::{
-    BlockIndex, BlockSize, Buffer, Device, DeviceGeometry, Durability, Durable, EraseGuarantee, Error, Result,
-    ZeroMode, ZoneGeometry, ZoneState,
-};
 use block::{BlockCount, BlockRange};
+use block::{
+    BlockIndex, BlockSize, Buffer, Device, DeviceGeometry, Durability, Durable, EraseGuarantee, Error,
+    Result, ZeroMode, ZoneGeometry, ZoneState,
+};
 use std::sync::atomic::{AtomicBool, AtomicU64};
 
 /// How many zone headers are read or written at a time.
@@ -77,7 +77,8 @@ async fn read_block(device: &dyn Device, block: BlockIndex) -> Result<Buffer> {
 fn choose(copies: [Result<Superblock>; 2], device_begins_with: &[u8]) -> Result<Superblock> {
     match copies {
         [Ok(first), Ok(second)] => {
-            let (older, newer) = if first.sequence < second.sequence { (first, second) } else { (second, first) };
+            let (older, newer) =
+                if first.sequence < second.sequence { (first, second) } else { (second, first) };
             let same = Superblock { sequence: 0, clean: false, ..older }
                 == Superblock { sequence: 0, clean: false, ..newer };
             if !same {
@@ -118,10 +119,7 @@ fn refusal(first: &Error, second: &Error, device_begins_with: &[u8]) -> Error {
 
 async fn read_superblock(device: &dyn Device) -> Result<Superblock> {
     let block_size = device.geometry().block_size;
-    let area = BlockRange {
-        start: BlockIndex(0),
-        count: Layout::superblock(block_size, 2) - BlockIndex(0),
-    };
+    let area = BlockRange { start: BlockIndex(0), count: Layout::superblock(block_size, 2) - BlockIndex(0) };
     device.geometry().check(area).map_err(|error| error.in_context("the device is too small for zones"))?;
     let mut copies = [Err(Error::io("not read")), Err(Error::io("not read"))];
     let mut begin = Vec::new();
@@ -146,7 +144,7 @@ fn zone_geometry(device: &DeviceGeometry, layout: &Layout, options: &Options) ->
     let capacity = layout.capacity();
     let unit = device.block_size.bytes();
     let max_append = options.max_append.unwrap_or(DEFAULT_MAX_APPEND.max(unit)).min(capacity);
-    if max_append < unit || max_append % unit != 0 {
+    if max_append < unit || !max_append.is_multiple_of(unit) {
         return Err(Error::invalid(format!(
             "max_append {max_append}: expected a multiple of the block size, {unit}, up to {capacity}"
         )));
@@ -215,9 +213,8 @@ pub(super) async fn read(device: &dyn Device, options: &Options) -> Result<Volum
     while (slots.len() as u32) < layout.zones {
         let first = slots.len() as u32;
         let end = first.saturating_add(HEADERS_AT_A_TIME).min(layout.zones);
-        let reads = (first..end).map(|zone| {
-            read_slot(device, &layout, superblock.uuid, superblock.clean, zone)
-        });
+        let reads =
+            (first..end).map(|zone| read_slot(device, &layout, superblock.uuid, superblock.clean, zone));
         slots.extend(runtime::join_all(reads).await);
     }
     let limits = Limits::new(options.max_open, options.max_active);

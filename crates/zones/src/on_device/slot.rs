@@ -244,7 +244,10 @@ mod tests {
     fn the_parts_of_a_word_do_not_touch() {
         for phase in (0..8).map(Phase::from_bits) {
             let word = Word::new(phase, MOST_IN_FLIGHT, MOST_BLOCKS);
-            assert_eq!((word.phase(), word.in_flight(), word.pointer()), (phase, MOST_IN_FLIGHT, MOST_BLOCKS));
+            assert_eq!(
+                (word.phase(), word.in_flight(), word.pointer()),
+                (phase, MOST_IN_FLIGHT, MOST_BLOCKS)
+            );
             let word = Word::new(phase, 0, 1);
             assert_eq!((word.phase(), word.in_flight(), word.pointer()), (phase, 0, 1));
         }

@@ -8,8 +8,8 @@ use super::layout::Layout;
 use super::slot::{Phase, Reserved, Slot};
 use crate::limits::Limits;
 use block::{
-    BlockCount, BlockIndex, Device, Durability, EraseGuarantee, Error, Payload, Result, ZeroMode, ZoneAddress,
-    ZoneGeometry, ZoneIndex, ZoneReport, ZoneState,
+    BlockCount, BlockIndex, Device, Durability, EraseGuarantee, Error, Payload, Result, ZeroMode,
+    ZoneAddress, ZoneGeometry, ZoneIndex, ZoneReport, ZoneState,
 };
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
@@ -206,7 +206,12 @@ impl Volume {
         finished
     }
 
-    pub(super) async fn reset(&self, device: &dyn Device, zone: ZoneIndex, erase: EraseGuarantee) -> Result<u64> {
+    pub(super) async fn reset(
+        &self,
+        device: &dyn Device,
+        zone: ZoneIndex,
+        erase: EraseGuarantee,
+    ) -> Result<u64> {
         if erase > self.geometry.erase {
             return Err(Error::unsupported(format!(
                 "resetting zone {zone} with the guarantee \"{erase}\": zones on a device give at most \"{}\"",

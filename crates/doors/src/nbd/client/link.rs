@@ -1,122 +1,226 @@
-//! One connection of a client: requests in, replies out, driven by one task.
+//! One connection of a client: requests out, replies in, driven by one task.
 //!
-//! Promises: requests that are made before the task's next turn leave in one vectored send; replies find their
-//! requests by cookie, in any order; a read's data goes to the caller's buffer, directly where at least
-//! [`DIRECT_BYTES`] of it are still to come; a request ends even if its caller has gone. At most [`MOST_REQUESTS`] are
-//! in flight; who comes then waits. Bytes that aren't the protocol end the connection: everything in flight fails.
+//! Promises: requests that are made before the task's next turn leave in one vectored send; a request ends even if
+//! its caller has gone; at most [`MOST_REQUESTS`] are in flight, and who comes then waits; when the connection ends,
+//! whatever is in flight and whatever comes later fails. What replies mean is left to
+//! [`reply_stream`](super::reply_stream), what is in flight to [`table`](super::table).
 
 use super::handshake::RemoteExport;
 use super::reply_stream::ReplyStream;
-use crate::nbd::protocol::{REQUEST_BYTES, Request, command};
-use block::{Buffer, Call, Data, Error, Payload, Result};
+use super::table::{Answer, Table};
+use crate::nbd::protocol::{Request, command};
+use block::{Buffer, Call, Error, Payload, Result};
 use runtime::net::{Shutdown, Stream};
-use runtime::sync::{Permit, Semaphore};
+use runtime::sync::Semaphore;
 use std::cell::RefCell;
 use std::future::poll_fn;
 use std::pin::Pin;
 use std::rc::Rc;
-use std::task::{Context, Poll, Waker};
+use std::task::{Context, Poll};
 
 /// How many requests are in flight on a connection at most.
 pub(super) const MOST_REQUESTS: usize = 256;
-/// From so many missing bytes on, a read is received directly into its buffer.
-pub(super) const DIRECT_BYTES: usize = 64 << 10;
-const HEADS: usize = (MOST_REQUESTS + 1).next_power_of_two() * 32;
+const RECEIVE_BYTES: usize = 256 << 10;
 
-/// What a request returned.
-#[derive(Debug)]
-pub(super) struct Answer {
-    pub(super) result: Result<()>,
-    /// The buffer that a read brought.
-    pub(super) buffer: Option<Buffer>,
-    /// Lengths and flags of a block status.
-    pub(super) extents: Vec<(u32, u32)>,
+/// A connection. The task that drives it ends when [`close`](Self::close) was called and nothing is in flight.
+pub(super) struct Link {
+    table: RefCell<Table>,
+    permits: Rc<Semaphore>,
 }
 
-/// A request in flight.
-pub(super) struct Pending {
-    pub(super) request: Request,
-    pub(super) buffer: Option<Buffer>,
-    /// The parts of a read that have arrived, by their distance from its beginning.
-    pub(super) covered: Vec<(u32, u32)>,
-    pub(super) failure: Option<Error>,
-    pub(super) extents: Vec<(u32, u32)>,
-    _permit: Permit,
+impl Link {
+    /// Takes over a connection that has finished its handshake.
+    pub(super) fn start(stream: Stream, remote: &RemoteExport) -> Rc<Link> {
+        let link = Rc::new(Link { table: RefCell::default(), permits: Semaphore::new(MOST_REQUESTS) });
+        let (driven, structured) = (link.clone(), remote.structured);
+        runtime::spawn(async move {
+            let mut driver = Driver::new(&driven, &stream, structured);
+            poll_fn(|context| driver.poll(context)).await;
+        })
+        .detach();
+        link
+    }
+
+    /// Sends a request, whose cookie is chosen here, and waits for its end.
+    pub(super) async fn call(&self, request: Request, payload: Option<Payload>, buffer: Option<Buffer>) -> Answer {
+        let permit = match self.permits.try_acquire(1) {
+            Some(permit) => permit,
+            None => self.permits.acquire(1).await,
+        };
+        let submitted = self.table.borrow_mut().submit(request, payload, buffer, permit);
+        let index = match submitted {
+            Ok(index) => index,
+            Err(answer) => return answer,
+        };
+        let waiting = Waiting { link: self, index };
+        poll_fn(|context| waiting.link.table.borrow_mut().poll(waiting.index, context)).await
+    }
+
+    /// Lets what is in flight end, says goodbye and disconnects.
+    pub(super) fn close(&self) {
+        self.table.borrow_mut().close();
+    }
 }
 
-enum State {
-    Free,
-    InFlight(Box<Pending>),
-    Done(Answer),
+/// Somebody waits for the request in this slot.
+struct Waiting<'a> {
+    link: &'a Link,
+    index: usize,
 }
 
-struct Slot {
-    state: State,
-    /// Nobody waits for it any more.
-    abandoned: bool,
-    waker: Option<Waker>,
+impl Drop for Waiting<'_> {
+    fn drop(&mut self) {
+        self.link.table.borrow_mut().leave(self.index);
+    }
 }
 
-/// Requests in flight, by cookie, and those that are to be sent.
-pub(super) struct Table {
-    slots: Vec<Slot>,
-    free: Vec<usize>,
-    in_flight: usize,
-    serial: u64,
-    heads: Option<Buffer>,
-    pieces: Vec<(usize, Data)>,
-    failure: Option<Error>,
-    closing: bool,
-    driver: Option<Waker>,
-    /// Boxes of requests that have ended, to be used again.
-    spare: Vec<Box<Pending>>,
+struct Driver<'l> {
+    link: &'l Link,
+    stream: &'l Stream,
+    replies: ReplyStream,
+    /// Received bytes, and how many of them are used; here unless a receive into them is in progress.
+    received: Option<(Buffer, usize)>,
+    used: usize,
+    receiving: Option<Call<'l, (Result<usize>, Buffer)>>,
+    /// The receive in progress goes to a caller's buffer.
+    direct: bool,
+    sending: Option<Call<'l, (Result<()>, Payload)>>,
+    shutting_down: Option<Call<'l, Result<()>>>,
+    spare: Payload,
+    said_goodbye: bool,
+    ended: bool,
 }
 
-const SLOT_BITS: u32 = 16;
-
-impl Table {
-    /// The request that a reply is for.
-    pub(super) fn pending(&mut self, cookie: u64) -> Result<&mut Pending> {
-        let slot = self.slots.get_mut((cookie & ((1 << SLOT_BITS) - 1)) as usize);
-        match slot.map(|slot| &mut slot.state) {
-            Some(State::InFlight(pending)) if pending.request.cookie == cookie => Ok(pending),
-            _ => Err(Error::protocol(format!("a reply to a request that isn't in flight: cookie {cookie:#x}"))),
+impl<'l> Driver<'l> {
+    fn new(link: &'l Link, stream: &'l Stream, structured: bool) -> Self {
+        Driver {
+            link,
+            stream,
+            replies: ReplyStream::new(structured),
+            received: Some((Buffer::new(RECEIVE_BYTES), 0)),
+            used: 0,
+            receiving: None,
+            direct: false,
+            sending: None,
+            shutting_down: None,
+            spare: Payload::new(),
+            said_goodbye: false,
+            ended: false,
         }
     }
 
-    /// A request has ended: with what it failed with, or with this.
-    pub(super) fn finish(&mut self, cookie: u64, result: Result<()>) {
-        let index = (cookie & ((1 << SLOT_BITS) - 1)) as usize;
-        let slot = &mut self.slots[index];
-        let State::InFlight(mut pending) = std::mem::replace(&mut slot.state, State::Free) else { return };
-        self.in_flight -= 1;
-        let result = pending.failure.take().map_or(result, Err);
-        let mut buffer = pending.buffer.take();
-        if let (Err(_), Some(buffer)) = (&result, &mut buffer) {
-            // A failed read shows nothing.
-            buffer.clear();
-        }
-        let answer = Answer { result, buffer, extents: std::mem::take(&mut pending.extents) };
-        if slot.abandoned {
-            self.free.push(index);
-        } else {
-            slot.state = State::Done(answer);
-            if let Some(waker) = slot.waker.take() {
-                waker.wake();
+    fn poll(&mut self, context: &mut Context<'_>) -> Poll<()> {
+        self.link.table.borrow_mut().set_driver(context.waker());
+        loop {
+            let mut progress = self.poll_receive(context);
+            progress |= self.poll_send(context);
+            if let Some(call) = &mut self.shutting_down {
+                if Pin::new(call).poll(context).is_ready() {
+                    self.shutting_down = None;
+                }
+            }
+            if self.ended || (self.said_goodbye && self.sending.is_none()) {
+                return Poll::Ready(());
+            }
+            self.start_receive();
+            progress |= self.poll_receive(context);
+            if !progress {
+                return Poll::Pending;
             }
         }
-        drop(pending);
     }
 
-    fn fail(&mut self, error: &Error) {
-        self.failure.get_or_insert_with(|| error.clone());
-        let cookies: Vec<u64> = self.slots.iter().filter_map(|slot| match &slot.state {
-            State::InFlight(pending) => Some(pending.request.cookie),
-            _ => None,
-        }).collect();
-        for cookie in cookies {
-            self.finish(cookie, Err(error.clone()));
+    fn fail(&mut self, error: Error) {
+        self.ended = true;
+        self.link.table.borrow_mut().fail(&error);
+    }
+
+    fn poll_receive(&mut self, context: &mut Context<'_>) -> bool {
+        let Some(receiving) = &mut self.receiving else { return false };
+        let Poll::Ready((result, buffer)) = Pin::new(receiving).poll(context) else { return false };
+        self.receiving = None;
+        let broken = match result {
+            Ok(0) => Some(Error::disconnected("the NBD server closed the connection")),
+            Ok(_) => None,
+            Err(error) => Some(error.in_context("the connection to the NBD server")),
+        };
+        let table = &mut *self.link.table.borrow_mut();
+        let taken = if self.direct {
+            self.replies.give_back(buffer, table, broken.is_some())
+        } else {
+            let taken = self.replies.feed(&buffer.filled()[self.used..], table);
+            self.received = Some((buffer, self.used));
+            taken.map(|taken| self.use_up(taken))
+        };
+        let broken = broken.or(taken.err());
+        if let Some(error) = broken {
+            self.ended = true;
+            table.fail(&error);
         }
-        (self.heads, self.pieces) = (None, Vec::new());
+        true
+    }
+
+    /// So many received bytes were used; makes room behind the rest.
+    fn use_up(&mut self, taken: usize) {
+        let Some((buffer, used)) = &mut self.received else { return };
+        *used += taken;
+        let rest = buffer.filled().len() - *used;
+        if rest > 0 && buffer.missing() < RECEIVE_BYTES / 2 {
+            buffer.filled_mut().copy_within(*used.., 0);
+            buffer.truncate_filled(rest);
+            *used = 0;
+        } else if rest == 0 {
+            buffer.clear();
+            *used = 0;
+        }
+    }
+
+    fn start_receive(&mut self) {
+        if self.receiving.is_some() || self.ended {
+            return;
+        }
+        let nothing_left = self.received.as_ref().is_some_and(|(buffer, used)| buffer.filled().len() == *used);
+        let direct = if nothing_left { self.replies.take_direct(&mut self.link.table.borrow_mut()) } else { None };
+        self.direct = direct.is_some();
+        let buffer = direct.or_else(|| {
+            let (buffer, used) = self.received.take()?;
+            self.used = used;
+            Some(buffer)
+        });
+        if let Some(buffer) = buffer {
+            self.receiving = Some(Call::new(self.stream.receive(buffer)));
+        }
+    }
+
+    fn poll_send(&mut self, context: &mut Context<'_>) -> bool {
+        let mut progress = false;
+        loop {
+            if let Some(sending) = &mut self.sending {
+                let Poll::Ready((result, payload)) = Pin::new(sending).poll(context) else { return progress };
+                self.sending = None;
+                self.spare = payload;
+                self.spare.clear();
+                progress = true;
+                if result.is_err() && self.receiving.is_some() {
+                    // The receive in progress has a caller's buffer: it ends, with an error, before we do.
+                    self.shutting_down = Some(Call::new(self.stream.shutdown(Shutdown::Both)));
+                } else if let Err(error) = result {
+                    self.fail(error.in_context("the connection to the NBD server"));
+                }
+            }
+            if self.ended || self.said_goodbye || self.shutting_down.is_some() {
+                return progress;
+            }
+            let mut table = self.link.table.borrow_mut();
+            if !table.take_outgoing(&mut self.spare) {
+                if !table.is_closed() {
+                    return progress;
+                }
+                let goodbye = Request { flags: 0, command: command::DISC, cookie: 0, offset: 0, length: 0 };
+                self.spare.push(block::Data::copy_of(&goodbye.encode()));
+                self.said_goodbye = true;
+            }
+            self.sending = Some(Call::new(self.stream.send(std::mem::take(&mut self.spare))));
+        }
     }
 }

@@ -108,7 +108,8 @@ impl<'a> Chooser<'a> {
             }
             let index = candidates.swap_remove(random.below(candidates.len() as u64) as usize);
             let range = &self.cursor.operation(index).range;
-            let mut border = || (range.start / self.unit + 1 + random.below(self.units(range) - 1)) * self.unit;
+            let mut border =
+                || (range.start / self.unit + 1 + random.below(self.units(range) - 1)) * self.unit;
             let (one, other) = (border(), border());
             let kept = match random.below(3) {
                 0 => range.start..one,
@@ -186,16 +187,28 @@ impl<'a> Chooser<'a> {
     }
 
     /// When the operation took effect: at some moment between its submission and its completion, so that
-    /// ordered operations stay in order and concurrent ones come in any.
-    fn moment(&self, index: usize, at: u64) -> u64 {
+    /// ordered operations stay in order and concurrent ones come in any. The beginning and the end of that time are
+    /// taken as often as all between, so that a short operation can well come after a long one.
+    fn moment(&self, index: usize, at: u64) -> u128 {
+        /// An event is divided so finely that two operations hardly ever meet.
+        const FRACTIONS: u32 = 32;
         let operation = self.cursor.operation(index);
-        let cut = self.cursor.cut();
-        let lasted = operation.completed.map_or(cut, |completed| completed.min(cut)) - operation.submitted;
+        let submitted = u128::from(operation.submitted) << FRACTIONS;
         let (seed, place) = match self.choice {
             Choice::Subset(seed) | Choice::Torn(seed) => (seed, 0),
             Choice::Scattered(seed) => (seed, at / self.group(operation)),
-            _ => return operation.submitted,
+            _ => return submitted,
         };
-        operation.submitted + Random::new(mixed(seed, !(index as u64), place)).below(lasted.max(1))
+        let cut = self.cursor.cut();
+        let until = operation.completed.map_or(cut, |completed| completed.min(cut));
+        let events = until.saturating_sub(operation.submitted).clamp(1, u64::from(u32::MAX));
+        let mut random = Random::new(mixed(seed, !(index as u64), place));
+        let fraction = u128::from(random.below(1 << FRACTIONS));
+        submitted
+            + match random.below(3) {
+                0 => fraction,
+                1 => (u128::from(events - 1) << FRACTIONS) + fraction,
+                _ => (u128::from(random.below(events)) << FRACTIONS) + fraction,
+            }
     }
 }

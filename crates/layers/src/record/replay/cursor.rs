@@ -79,7 +79,8 @@ impl Cursor {
                 Step::Submit(index) => self.submit(index),
                 Step::Complete(index) => self.complete(index),
                 Step::Flushed { began } => {
-                    let durable = |index: &usize| self.operation(*index).completed.is_some_and(|at| at < began);
+                    let durable =
+                        |index: &usize| self.operation(*index).completed.is_some_and(|at| at < began);
                     let certain: Vec<usize> = self.unflushed.iter().copied().filter(durable).collect();
                     certain.into_iter().for_each(|index| self.settle(index));
                 }
@@ -112,7 +113,8 @@ impl Cursor {
         self.split(range.end);
         let mut at = range.start;
         while at < range.end {
-            let next = self.intervals.range(at..).next().map_or(range.end, |(start, _)| (*start).min(range.end));
+            let next =
+                self.intervals.range(at..).next().map_or(range.end, |(start, _)| (*start).min(range.end));
             if next > at {
                 self.intervals.insert(at, Interval { end: next, base: None, versions: Vec::new() });
             }
@@ -154,7 +156,9 @@ impl Cursor {
         let certain = &history.operations[index];
         for (start, interval) in self.intervals.range_mut(certain.range.clone()) {
             let versions = &mut interval.versions;
-            let Some(place) = versions.iter().position(|version| version.operation == index) else { continue };
+            let Some(place) = versions.iter().position(|version| version.operation == index) else {
+                continue;
+            };
             versions[place].certain = true;
             versions.retain(|version| !history.operations[version.operation].is_before(certain));
             // What came later than a certain version stands on it as on a base; a concurrent one doesn't.
@@ -202,7 +206,12 @@ impl Cursor {
         Ok(())
     }
 
-    fn check_piece(&self, interval: Option<&Interval>, piece: Range<u64>, found: &[u8]) -> Result<(), Mismatch> {
+    fn check_piece(
+        &self,
+        interval: Option<&Interval>,
+        piece: Range<u64>,
+        found: &[u8],
+    ) -> Result<(), Mismatch> {
         let legal = match interval {
             Some(interval) => {
                 let base = (!interval.has_certain()).then_some(interval.base);
@@ -239,6 +248,10 @@ pub struct Mismatch {
 impl fmt::Display for Mismatch {
     fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Range { start, end } = self.range;
-        write!(formatter, "bytes {start}..{end} hold none of the {} versions that may be there", self.legal.len())
+        write!(
+            formatter,
+            "bytes {start}..{end} hold none of the {} versions that may be there",
+            self.legal.len()
+        )
     }
 }

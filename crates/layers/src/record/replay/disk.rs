@@ -5,8 +5,8 @@
 
 use super::image::Image;
 use block::{
-    BlockIndex, BlockRange, Buffer, Call, Data, Device, DeviceGeometry, DevicePart, Durability, Part, Payload,
-    ReadOutcome, Result, ZeroMode,
+    BlockIndex, BlockRange, Buffer, Call, Data, Device, DeviceGeometry, DevicePart, Durability, Part,
+    Payload, ReadOutcome, Result, ZeroMode,
 };
 use std::collections::BTreeMap;
 use std::rc::Rc;

@@ -50,7 +50,9 @@ pub(super) enum Step {
     Submit(usize),
     Complete(usize),
     /// A flush that began with this event has returned.
-    Flushed { began: u64 },
+    Flushed {
+        began: u64,
+    },
 }
 
 /// All that happened to one device.
@@ -70,8 +72,12 @@ impl History {
     /// [`Error::NotFound`] or [`Error::Invalid`] if the timeline has no such device.
     pub fn new(timeline: &Timeline, device: u16) -> Result<Arc<Self>> {
         let geometry = timeline.device_geometry(device)?.clone();
-        let mut history =
-            History { geometry, operations: Vec::new(), steps: Vec::new(), events: timeline.events.len() as u64 };
+        let mut history = History {
+            geometry,
+            operations: Vec::new(),
+            steps: Vec::new(),
+            events: timeline.events.len() as u64,
+        };
         // By the event of submission: an operation, or a flush.
         let mut open: BTreeMap<u64, Option<usize>> = BTreeMap::new();
         for (sequence, event) in timeline.events.iter().enumerate() {
@@ -107,7 +113,9 @@ impl History {
             Submission::Write { offset, content, durability } => {
                 (*offset, content.len(), *durability, Some(content.clone()))
             }
-            Submission::WriteZeroes { offset, length, durability, .. } => (*offset, *length, *durability, None),
+            Submission::WriteZeroes { offset, length, durability, .. } => {
+                (*offset, *length, *durability, None)
+            }
             Submission::Discard { offset, length } => (*offset, *length, Durability::Visible, None),
             _ => return None,
         };

@@ -102,7 +102,13 @@ impl Image {
 ///
 /// # Errors
 /// [`block::Error::AlreadyExists`] if the file is there; [`block::Error::Invalid`] if the cut lies outside.
-pub async fn write_image(timeline: &Timeline, device: u16, cut: u64, choice: Choice, path: &Path) -> Result<()> {
+pub async fn write_image(
+    timeline: &Timeline,
+    device: u16,
+    cut: u64,
+    choice: Choice,
+    path: &Path,
+) -> Result<()> {
     let history = History::new(timeline, device)?;
     history.check_cut(cut)?;
     let mut cursor = Cursor::new(history.clone());

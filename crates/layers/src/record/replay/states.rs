@@ -63,8 +63,15 @@ impl CrashStates {
         let last = cuts.end.saturating_sub(1);
         let done = cuts.is_empty();
         let first = cuts.start;
-        let mut states =
-            CrashStates { cursor, search, last, cuts: first..=first, choices: Vec::new(), given: BTreeSet::new(), done };
+        let mut states = CrashStates {
+            cursor,
+            search,
+            last,
+            cuts: first..=first,
+            choices: Vec::new(),
+            given: BTreeSet::new(),
+            done,
+        };
         states.prepare(first);
         states
     }
@@ -83,7 +90,8 @@ impl CrashStates {
         if !possible.is_empty() {
             choices.push(Choice::Everything);
             if possible.len() > 1 && possible.len() <= self.search.single {
-                let events = possible.iter().map(|index| self.cursor.history().operations()[*index].submitted);
+                let events =
+                    possible.iter().map(|index| self.cursor.history().operations()[*index].submitted);
                 choices.extend(events.flat_map(|event| [Choice::Only(event), Choice::AllBut(event)]));
             }
             let mut random = Random::new(self.search.seed ^ first.wrapping_mul(0x9E37_79B9_7F4A_7C15));

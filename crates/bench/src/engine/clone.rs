@@ -1,0 +1,380 @@
+//! One clone of a job: its state, and the tasks that keep its operations in flight.
+
+use super::addresses::{Addresses, Direction, Request};
+use super::pace::Pace;
+use super::stamp::Ledger;
+use super::tally::Tally;
+use super::{Progress, incompressible};
+use crate::job::{Job, Region, Verify};
+use block::{BlockCount, BlockIndex, BlockRange, Buffer, Data, Device, Durability, Payload, Result};
+use runtime::Instant;
+use runtime::sync::{Notify, StopToken};
+use std::cell::{Cell, RefCell};
+use std::rc::Rc;
+use std::sync::Arc;
+use std::time::Duration;
+
+/// What the tasks do.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Phase {
+    /// The job.
+    Work,
+    /// Reading back what it wrote.
+    Verify,
+}
+
+/// Progress is told after so many operations.
+const TELL_EVERY: u32 = 64;
+
+pub(super) struct Clone {
+    pub(super) progress: Arc<Progress>,
+    device: Rc<dyn Device>,
+    stop: StopToken,
+    depth: u32,
+    durability: Durability,
+    flush_every: u32,
+    verify: Option<Verify>,
+    time_limit: Option<Duration>,
+    ramp: Duration,
+    repeats: bool,
+    transfer: u64,
+    shift: u32,
+    unit: u64,
+    contents: Option<Data>,
+    addresses: RefCell<Addresses>,
+    pace: RefCell<Pace>,
+    tally: RefCell<Tally>,
+    ledger: RefCell<Option<Ledger>>,
+    in_flight: RefCell<Vec<Request>>,
+    landed: Notify,
+    /// Bytes that may still be asked for.
+    remaining: Cell<u64>,
+    next_check: Cell<usize>,
+    measure_from: Cell<Instant>,
+    deadline: Cell<Instant>,
+    ended: Cell<bool>,
+    untold: Cell<(u32, u64)>,
+    unflushed: Cell<u32>,
+    writes: Cell<u64>,
+}
+
+impl Clone {
+    pub(super) fn new(
+        job: &Job,
+        region: &Region,
+        number: u32,
+        device: Rc<dyn Device>,
+        progress: Arc<Progress>,
+        stop: StopToken,
+    ) -> Result<Clone> {
+        let seed = job.seed(number).unwrap_or_else(runtime::random_u64);
+        let unit = job.used_block_sizes().map(|sizes| sizes.min).min().unwrap_or(4096);
+        let largest = job.used_block_sizes().map(|sizes| sizes.max).max().unwrap_or(4096);
+        let stamped = job.verify.is_some();
+        let ledger = stamped.then(|| Ledger::new(seed, region.offset, region.length, unit));
+        let contents = (job.rw.writes() && !stamped).then(|| incompressible(seed, largest as usize));
+        Ok(Clone {
+            progress,
+            stop,
+            depth: job.iodepth.max(1),
+            durability: if job.sync { Durability::Durable } else { Durability::Visible },
+            flush_every: job.flush_every().unwrap_or(0),
+            verify: job.verify,
+            time_limit: job.runtime,
+            ramp: job.ramp_time,
+            repeats: job.time_based,
+            transfer: region.transfer,
+            shift: device.geometry().block_size.shift(),
+            unit,
+            contents,
+            addresses: RefCell::new(Addresses::new(job, region, seed)),
+            pace: RefCell::new(Pace::new(job, runtime::now())),
+            tally: RefCell::new(Tally::new()),
+            ledger: RefCell::new(ledger),
+            in_flight: RefCell::default(),
+            landed: Notify::new(),
+            remaining: Cell::new(0),
+            next_check: Cell::new(0),
+            measure_from: Cell::default(),
+            deadline: Cell::default(),
+            ended: Cell::new(false),
+            untold: Cell::default(),
+            unflushed: Cell::new(0),
+            writes: Cell::new(0),
+            device,
+        })
+    }
+
+    /// Whether what was written has to be read back.
+    pub(super) fn has_to_verify(&self) -> bool {
+        let wanted = self.verify.is_some_and(|verify| verify.after_writes || verify.only);
+        let written = self.ledger.borrow().as_ref().is_some_and(|ledger| ledger.written() > 0);
+        wanted && written && !self.ended.get()
+    }
+
+    pub(super) fn take_tally(&self) -> Tally {
+        let mut tally = self.tally.replace(Tally::new());
+        if tally.begin == Instant::from_nanoseconds(u64::MAX) {
+            tally.begin = tally.end;
+        }
+        tally
+    }
+
+    /// Runs one phase to its end.
+    pub(super) async fn run(self: &Rc<Self>, phase: Phase) {
+        let begin = runtime::now();
+        if phase == Phase::Work {
+            let measure_from = begin + self.ramp;
+            self.measure_from.set(measure_from);
+            self.tally.borrow_mut().begin = measure_from;
+            self.tally.borrow_mut().end = measure_from;
+            let never = Instant::from_nanoseconds(u64::MAX);
+            self.deadline.set(self.time_limit.map_or(never, |limit| measure_from + limit));
+            self.remaining.set(self.transfer);
+            if self.verify.is_some_and(|verify| verify.only) {
+                return self.replay();
+            }
+        }
+        let workers = (0..self.depth).map(|_| {
+            let clone = self.clone();
+            runtime::spawn(async move {
+                match phase {
+                    Phase::Work => clone.work().await,
+                    Phase::Verify => clone.read_back().await,
+                }
+            })
+        });
+        let workers: Vec<_> = workers.collect();
+        // A device that stands still must not keep a run that is over from ending; its operations end in
+        // tasks of their own.
+        let all = runtime::join_all(workers);
+        let mut all = std::pin::pin!(all);
+        let stopped = self.stop.stopped();
+        let mut stopped = std::pin::pin!(stopped);
+        let interrupted = std::future::poll_fn(|context| {
+            if all.as_mut().poll(context).is_ready() {
+                return std::task::Poll::Ready(false);
+            }
+            stopped.as_mut().poll(context).map(|()| true)
+        })
+        .await;
+        if interrupted {
+            self.ended.set(true);
+            let _grace = runtime::timeout(Duration::from_secs(5), all).await;
+        }
+        self.tell();
+    }
+
+    /// Draws what a run would have written, and notes it as written.
+    fn replay(&self) {
+        let mut ledger = self.ledger.borrow_mut();
+        let Some(ledger) = ledger.as_mut() else { return };
+        while let Some(request) = self.draw() {
+            if request.direction == Direction::Write {
+                ledger.begin_write(request.offset, request.length);
+            }
+        }
+    }
+
+    #[inline]
+    fn draw(&self) -> Option<Request> {
+        let remaining = self.remaining.get();
+        if self.ended.get() {
+            return None;
+        }
+        let mut request = self.addresses.borrow_mut().draw();
+        if self.repeats {
+            return Some(request);
+        }
+        if remaining < self.unit {
+            return None;
+        }
+        request.length = request.length.min(remaining / self.unit * self.unit);
+        self.remaining.set(remaining - request.length);
+        Some(request)
+    }
+
+    async fn work(&self) {
+        // Kept from one operation to the next.
+        let mut spare: Option<Buffer> = None;
+        while let Some(request) = self.draw() {
+            let due = self.pace.borrow_mut().next(request.direction, runtime::now);
+            if let Some(due) = due {
+                // A clone that is past its time must not wait for the next start.
+                if due >= self.deadline.get() {
+                    self.ended.set(true);
+                    return;
+                }
+                runtime::sleep_until(due).await;
+            }
+            if self.verify.is_some() {
+                self.wait_for_overlap(&request).await;
+            }
+            let started = runtime::now();
+            let result = match request.direction {
+                Direction::Read => self.read(&request, &mut spare).await,
+                Direction::Write => self.write(&request).await,
+                Direction::Trim => self.device.discard(self.range(&request)).await,
+            };
+            let ended = runtime::now();
+            if self.verify.is_some() {
+                self.in_flight.borrow_mut().retain(|other| *other != request);
+                self.landed.notify_all();
+            }
+            if let Err(error) = result {
+                return self.fail(error.to_string(), true);
+            }
+            if let Err(error) = self.check(&request, spare.as_ref()) {
+                self.fail(error, false);
+            }
+            if !self.account(&request, started, ended) {
+                return;
+            }
+            if self.flush_every > 0 && request.direction == Direction::Write {
+                self.maybe_flush().await;
+            }
+        }
+    }
+
+    /// Counts an operation; false if the clone is done.
+    #[inline]
+    fn account(&self, request: &Request, started: Instant, ended: Instant) -> bool {
+        let (count, bytes) = self.untold.get();
+        self.untold.set((count + 1, bytes + request.length));
+        if count + 1 >= TELL_EVERY {
+            self.tell();
+        }
+        if ended >= self.measure_from.get() {
+            self.tally.borrow_mut().record(started, ended, request.length);
+        }
+        if ended >= self.deadline.get() || self.stop.is_stopped() {
+            self.ended.set(true);
+        }
+        !self.ended.get()
+    }
+
+    #[cold]
+    fn fail(&self, error: String, fatal: bool) {
+        self.tally.borrow_mut().fail(error);
+        if fatal || self.verify.is_some_and(|verify| verify.fatal) {
+            self.ended.set(true);
+        }
+    }
+
+    #[cold]
+    fn tell(&self) {
+        let (operations, bytes) = self.untold.take();
+        self.progress.add(u64::from(operations), bytes);
+    }
+
+    #[inline]
+    fn range(&self, request: &Request) -> BlockRange {
+        let start = BlockIndex(request.offset >> self.shift);
+        BlockRange { start, count: BlockCount(request.length >> self.shift) }
+    }
+
+    #[inline]
+    async fn read(&self, request: &Request, spare: &mut Option<Buffer>) -> Result<()> {
+        let length = request.length as usize;
+        let buffer = spare.take().filter(|buffer| buffer.len() == length);
+        let buffer = buffer.unwrap_or_else(|| Buffer::new(length));
+        let (result, buffer) = self.device.read(self.range(request).start, buffer).await;
+        *spare = Some(buffer);
+        result
+    }
+
+    #[inline]
+    async fn write(&self, request: &Request) -> Result<()> {
+        let length = request.length as usize;
+        let payload: Payload = match &self.contents {
+            Some(contents) => {
+                let number = self.writes.get();
+                self.writes.set(number + 1);
+                let begin = ((number as usize * 4096) % (contents.len() - length + 1)) & !4095;
+                contents.slice(begin..begin + length).into()
+            }
+            None => self.stamped(request),
+        };
+        self.device.write(self.range(request).start, payload, self.durability).await
+    }
+
+    fn stamped(&self, request: &Request) -> Payload {
+        let mut buffer = Buffer::zeroed(request.length as usize);
+        if let Some(ledger) = self.ledger.borrow_mut().as_mut() {
+            let sequence = ledger.begin_write(request.offset, request.length);
+            ledger.stamp(buffer.filled_mut(), request.offset, sequence);
+        }
+        buffer.into()
+    }
+
+    /// Where blocks are verified, two requests for the same ones don't run at the same time: nobody could say
+    /// what they hold afterwards.
+    async fn wait_for_overlap(&self, request: &Request) {
+        loop {
+            let overlaps = |other: &Request| {
+                request.offset < other.offset + other.length && other.offset < request.offset + request.length
+            };
+            if !self.in_flight.borrow().iter().any(overlaps) {
+                self.in_flight.borrow_mut().push(*request);
+                return;
+            }
+            self.landed.notified().await;
+        }
+    }
+
+    /// Looks at what a verified job has read.
+    #[inline]
+    fn check(&self, request: &Request, buffer: Option<&Buffer>) -> std::result::Result<(), String> {
+        if self.verify.is_none() {
+            return Ok(());
+        }
+        let mut ledger = self.ledger.borrow_mut();
+        let Some(ledger) = ledger.as_mut() else { return Ok(()) };
+        match (request.direction, buffer) {
+            // A job that only reads was written by one before it.
+            (Direction::Read, Some(buffer)) => {
+                ledger.check(buffer.filled(), request.offset, self.addresses.borrow().only_reads())
+            }
+            (Direction::Trim, _) => {
+                ledger.forget(request.offset, request.length);
+                Ok(())
+            }
+            _ => Ok(()),
+        }
+    }
+
+    async fn maybe_flush(&self) {
+        self.unflushed.set(self.unflushed.get() + 1);
+        if self.unflushed.get() < self.flush_every {
+            return;
+        }
+        self.unflushed.set(0);
+        if let Err(error) = self.device.flush().await {
+            self.fail(format!("flush: {error}"), true);
+        }
+    }
+
+    /// Reads every block that was written, in order, and checks it.
+    async fn read_back(&self) {
+        let mut buffer = Buffer::new(self.unit as usize);
+        while !self.ended.get() && !self.stop.is_stopped() {
+            let next =
+                self.ledger.borrow().as_ref().and_then(|ledger| ledger.next_written(self.next_check.get()));
+            let Some((index, offset)) = next else { return };
+            self.next_check.set(index + 1);
+            let (result, returned) = self.device.read(BlockIndex(offset >> self.shift), buffer).await;
+            buffer = returned;
+            let checked = match result {
+                Err(error) => Err(error.to_string()),
+                Ok(()) => self
+                    .ledger
+                    .borrow()
+                    .as_ref()
+                    .map_or(Ok(()), |ledger| ledger.check(buffer.filled(), offset, true)),
+            };
+            if let Err(error) = checked {
+                self.fail(error, false);
+            }
+        }
+    }
+}

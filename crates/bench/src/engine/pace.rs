@@ -1,0 +1,62 @@
+//! When operations may start: at a fixed rate, each at its own time, and at once where the clone is late.
+
+use super::addresses::Direction;
+use crate::job::Job;
+use runtime::Instant;
+
+/// The schedule of one clone.
+pub struct Pace {
+    /// Nanoseconds between two starts, per direction; 0 is as fast as possible.
+    intervals: [f64; 3],
+    started: [f64; 3],
+    begin: Instant,
+}
+
+impl Pace {
+    /// From `begin` on.
+    pub fn new(job: &Job, begin: Instant) -> Pace {
+        let rate = &job.rate_iops;
+        let interval =
+            |rate: Option<u64>| rate.filter(|rate| *rate > 0).map_or(0.0, |rate| 1e9 / rate as f64);
+        Pace { intervals: [rate.read, rate.write, rate.trim].map(interval), started: [0.0; 3], begin }
+    }
+
+    /// When the next operation may start; None is at once. Who is late by more than a second forgets the
+    /// rest: a device that stood still isn't hit with all that it missed.
+    #[inline]
+    pub fn next(&mut self, direction: Direction, now: impl FnOnce() -> Instant) -> Option<Instant> {
+        const MOST_LATE: f64 = 1e9;
+        let interval = self.intervals[direction as usize];
+        if interval == 0.0 {
+            return None;
+        }
+        let started = &mut self.started[direction as usize];
+        let late = now().nanoseconds() as f64 - (self.begin.nanoseconds() as f64 + *started * interval);
+        if late > MOST_LATE {
+            *started += ((late - MOST_LATE) / interval).ceil();
+        }
+        let due = Instant::from_nanoseconds(self.begin.nanoseconds() + (*started * interval) as u64);
+        *started += 1.0;
+        Some(due)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn starts_are_evenly_spaced_and_a_standstill_is_forgotten() {
+        let mut job = Job::new("x");
+        job.rate_iops.read = Some(1000);
+        let mut pace = Pace::new(&job, Instant::from_nanoseconds(5));
+        let at = |pace: &mut Pace, now: u64| {
+            let due = pace.next(Direction::Read, || Instant::from_nanoseconds(now));
+            due.expect("there is a rate").nanoseconds()
+        };
+        assert_eq!([at(&mut pace, 5), at(&mut pace, 5), at(&mut pace, 5)], [5, 1_000_005, 2_000_005]);
+        let much_later = at(&mut pace, 10_000_000_005);
+        assert!((8_999_000_000..=9_001_000_005).contains(&much_later), "{much_later}");
+        assert!(pace.next(Direction::Write, || Instant::from_nanoseconds(0)).is_none());
+    }
+}

@@ -1,0 +1,427 @@
+//! Carries a benchmark out: a plan, a job file, or one stack with the usual workloads.
+//!
+//! Everything that can be known to be wrong is said before anything is opened ([`Benchmark::of_plan`] and its
+//! siblings refuse it); what goes wrong afterwards, with one run or one peer, becomes a note, and the others
+//! go on. Each run has a runtime of its own, so that it begins with fresh shards, and its stack is built before it
+//! and closed after it. A [`Stop`] ends the benchmark with what was measured by then.
+//!
+//! It blocks its thread, which must not be a shard's. How progress is shown is left to an [`Observer`], where
+//! results go to the command line; what a run measures, to [`engine`](crate::engine) and [`peer`](crate::peer).
+
+mod drive;
+mod files;
+mod stacks;
+
+use crate::engine::Progress;
+use crate::environment::Environment;
+use crate::job::Job;
+use crate::job_file::JobFile;
+use crate::peer::{Context, Peer, Server, find_program};
+use crate::plan::{Plan, Role, Run, StackSubject, Subject};
+use crate::results::{Measurement, Results, RunResult, SCHEMA, Workload};
+use block::{Error, Result};
+use drive::{Fill, Target, Work, drive};
+use runtime::sync::{StopSource, StopToken};
+use stack::Registry;
+use std::collections::{BTreeMap, BTreeSet};
+use std::path::Path;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
+
+/// Ends a benchmark from outside, from whichever thread.
+#[derive(Clone, Default)]
+pub struct Stop {
+    source: StopSource,
+    /// The same for peers, which wait without a runtime.
+    flag: Arc<AtomicBool>,
+}
+
+impl Stop {
+    /// Not stopped.
+    pub fn new() -> Self {
+        Stop::default()
+    }
+
+    /// Stops: what runs ends at once, and nothing else begins.
+    pub fn stop(&self) {
+        self.flag.store(true, Ordering::SeqCst);
+        self.source.stop();
+    }
+
+    /// Whether it was stopped.
+    pub fn is_stopped(&self) -> bool {
+        self.flag.load(Ordering::SeqCst)
+    }
+
+    fn token(&self) -> StopToken {
+        self.source.token()
+    }
+}
+
+/// One thing that is being done, for those who watch.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Step {
+    /// Which one it is, from 1.
+    pub number: usize,
+    /// How many there are.
+    pub count: usize,
+    /// Subject, workload and repetition.
+    pub name: String,
+    /// How long it should take; a guess where no runtime is given.
+    pub expected: Duration,
+    /// How long those before it should have taken.
+    pub before: Duration,
+    /// How long all of them should take.
+    pub total: Duration,
+}
+
+/// Watches a benchmark. Called from the thread that carries it out.
+pub trait Observer: Send + Sync {
+    /// A step begins; `progress` moves where it is our engine that works.
+    fn begin(&self, step: &Step, progress: &Arc<Progress>);
+
+    /// It has ended: with a measurement if it was to give one.
+    fn end(&self, step: &Step, outcome: &Result<Option<Measurement>>);
+}
+
+/// Where a benchmark runs.
+#[derive(Clone, Copy)]
+pub struct Setting<'a> {
+    /// The kinds of parts that stacks may have.
+    pub registry: &'a Registry,
+    /// Where relative names begin: the plan's folder, for a job file the current one.
+    pub directory: &'a Path,
+    /// This program, for plans that call it.
+    pub program: &'a Path,
+}
+
+/// What came of a benchmark.
+#[derive(Debug)]
+pub struct Outcome {
+    /// Everything that was measured.
+    pub results: Results,
+    /// How many runs failed, or had operations that failed.
+    pub failures: usize,
+}
+
+/// How long something takes that doesn't say so.
+const GUESS: Duration = Duration::from_secs(5);
+
+/// A benchmark whose stacks and sizes were checked.
+pub struct Benchmark<'a> {
+    setting: Setting<'a>,
+    what: What,
+    notes: Vec<String>,
+}
+
+enum What {
+    Plan(Plan),
+    Files(files::Files),
+}
+
+impl<'a> Benchmark<'a> {
+    /// Of a plan. Peers for which a program is missing are left out, with a note. `file` is the plan's name for
+    /// messages.
+    ///
+    /// # Errors
+    /// In words, everything that is wrong with its stacks, and workloads that don't fit them.
+    pub fn of_plan(file: &str, mut plan: Plan, setting: Setting<'a>) -> Result<Self, String> {
+        let notes = plan.leave_out_missing(&|program| find_program(program).is_some());
+        stacks::check_plan(file, &plan, setting)?;
+        Ok(Benchmark { setting, what: What::Plan(plan), notes })
+    }
+
+    /// Of a stack, with the usual workloads: reads, and if `writes`, writes over all that is on it.
+    ///
+    /// # Errors
+    /// As for a plan.
+    pub fn of_stack(name: &str, argument: &str, writes: bool, setting: Setting<'a>) -> Result<Self, String> {
+        let plan = stacks::usual_plan(name, argument, writes)?;
+        Self::of_plan(argument, plan, setting)
+    }
+
+    /// Of a job file, on its `filename=`s or, if given, on one stack.
+    ///
+    /// # Errors
+    /// In words: the stack is wrong, a job has no file, a file isn't there and nobody says how large it shall be,
+    /// or a job doesn't fit.
+    pub fn of_job_file(
+        name: &str,
+        jobs: JobFile,
+        on: Option<&str>,
+        setting: Setting<'a>,
+    ) -> Result<Self, String> {
+        let mut notes = jobs.notes;
+        let files = files::Files::new(name, jobs.jobs, on, setting, &mut notes)?;
+        Ok(Benchmark { setting, what: What::Files(files), notes })
+    }
+
+    /// Its name.
+    pub fn name(&self) -> &str {
+        match &self.what {
+            What::Plan(plan) => &plan.name,
+            What::Files(files) => &files.name,
+        }
+    }
+
+    /// Only the workloads (of a job file: the jobs) that have one of these words in their names; all of them if
+    /// there are no words.
+    ///
+    /// # Errors
+    /// In words: a word that none of them has in its name.
+    pub fn only(mut self, words: &[String]) -> Result<Self, String> {
+        let names: Vec<String> = match &self.what {
+            What::Plan(plan) => plan.workloads.iter().map(|workload| workload.name.clone()).collect(),
+            What::Files(files) => files.job_names().map(str::to_owned).collect(),
+        };
+        if let Some(word) = words.iter().find(|word| !names.iter().any(|name| name.contains(*word))) {
+            let known = names.join(", ");
+            return Err(format!("{}: no workload has \"{word}\" in its name (known: {known})", self.name()));
+        }
+        let is_wanted = |name: &str| words.is_empty() || words.iter().any(|word| name.contains(word));
+        match &mut self.what {
+            What::Plan(plan) => plan.workloads.retain(|workload| is_wanted(&workload.name)),
+            What::Files(files) => files.retain(is_wanted),
+        }
+        Ok(self)
+    }
+
+    /// Carries it out.
+    pub fn run(self, observer: &dyn Observer, stop: &Stop) -> Outcome {
+        let mut environment = Environment::collect();
+        stacks::describe(&self.what, self.setting, &mut environment);
+        let mut session = Session {
+            setting: self.setting,
+            observer,
+            stop,
+            failures: 0,
+            formatted: BTreeSet::new(),
+            rates: BTreeMap::new(),
+            results: Results {
+                schema: SCHEMA.into(),
+                name: self.name().into(),
+                title: None,
+                started: runtime::wall_clock().as_secs(),
+                interrupted: false,
+                environment,
+                notes: self.notes,
+                runs: Vec::new(),
+                comparisons: Vec::new(),
+            },
+        };
+        match &self.what {
+            What::Plan(plan) => session.plan(plan),
+            What::Files(files) => session.files(files),
+        }
+        Outcome { results: session.results, failures: session.failures }
+    }
+}
+
+/// A benchmark that is being carried out.
+struct Session<'a> {
+    setting: Setting<'a>,
+    observer: &'a dyn Observer,
+    stop: &'a Stop,
+    failures: usize,
+    /// The stacks that were created as their plan says.
+    formatted: BTreeSet<String>,
+    /// By workload: the rate of which it takes a share.
+    rates: BTreeMap<String, f64>,
+    results: Results,
+}
+
+impl Session<'_> {
+    fn plan(&mut self, plan: &Plan) {
+        self.results.title.clone_from(&plan.title);
+        let runs: Vec<Run<'_>> = plan.runs().into_iter().filter(|run| !is_in_vain(run)).collect();
+        let expected: Vec<Duration> = runs.iter().map(|run| expected(&run.job, run.role)).collect();
+        for (index, run) in runs.iter().enumerate() {
+            if self.is_stopped() {
+                break;
+            }
+            let step = step(index, run.name(), &expected);
+            self.plan_run(plan, run, &step);
+        }
+        self.results.compare(&plan.pairs);
+    }
+
+    fn plan_run(&mut self, plan: &Plan, run: &Run<'_>, step: &Step) {
+        let job = match (&run.rate_share, self.rates.get(&run.workload)) {
+            (None, _) => run.job.clone(),
+            (Some(share), Some(rate)) => share.apply(&run.job, *rate),
+            // That the rate couldn't be found was said by then.
+            (Some(_), None) => return,
+        };
+        let progress = Arc::new(Progress::default());
+        self.observer.begin(step, &progress);
+        let server = plan.server_of(run.subject);
+        let outcome = match run.subject {
+            Subject::Stack(stack) => self.stack_run(stack, server, &job, run.role, progress),
+            Subject::Peer(peer) => self.peer_run(peer, server, &job),
+        };
+        let outcome = outcome.map(|(text, measured)| (text, measured.filter(has_measured)));
+        let measured = outcome.as_ref().map(|(_, measured)| measured.clone()).map_err(Error::clone);
+        self.observer.end(step, &measured);
+        match (outcome, run.role) {
+            (Ok((_, Some(measured))), Role::Calibration) => {
+                self.rates.insert(run.workload.clone(), measured.iops);
+            }
+            (Ok((stack, Some(measurement))), Role::Measured) => self.keep(RunResult {
+                name: run.name(),
+                subject: run.subject.name().into(),
+                stack,
+                workload: Workload::new(run.workload.clone(), &job),
+                repetition: run.repetition,
+                peer: run.subject.is_peer(),
+                measurement,
+            }),
+            (Ok(_), _) => {}
+            (Err(error), _) => self.fail(&run.name(), &error),
+        }
+    }
+
+    fn stack_run(
+        &mut self,
+        subject: &StackSubject,
+        named: Option<&Server>,
+        job: &Job,
+        role: Role,
+        progress: Arc<Progress>,
+    ) -> Result<(String, Option<Measurement>)> {
+        let context = self.context();
+        let server = named.map(|server| server.start(job, &context)).transpose()?.map(Arc::new);
+        let format = subject.format && !self.formatted.contains(&subject.name);
+        let planned = stacks::plan_subject("plan", subject, (job, named), self.setting, format);
+        let planned = planned.map_err(Error::invalid)?;
+        let text = planned.stack().to_line().unwrap_or_else(|_| planned.stack().source().name().to_owned());
+        let fill = match (role, subject.fill) {
+            (Role::Fill, _) => Fill::Only,
+            (_, true) => Fill::IfForgotten,
+            (_, false) => Fill::No,
+        };
+        let work = Work {
+            shards: planned.stack().shards(),
+            targets: vec![Target { stack: planned, device: subject.device.clone(), fill }],
+            jobs: vec![(0, job.clone())],
+            server,
+        };
+        let measured = drive(work, progress, self.stop.token())?;
+        self.formatted.insert(subject.name.clone());
+        Ok((text, measured.into_iter().next()))
+    }
+
+    fn peer_run(
+        &self,
+        peer: &Peer,
+        server: Option<&Server>,
+        job: &Job,
+    ) -> Result<(String, Option<Measurement>)> {
+        let context = self.context();
+        let text = command_text(&peer.command(job, server, &context), &context);
+        peer.run(job, server, &context).map(|measured| (text, Some(measured)))
+    }
+
+    fn files(&mut self, files: &files::Files) {
+        let steps = files.steps();
+        let expected: Vec<Duration> = steps.iter().map(|step| step.expected).collect();
+        for (index, group) in steps.into_iter().enumerate() {
+            if self.is_stopped() {
+                break;
+            }
+            let step = step(index, group.name, &expected);
+            let progress = Arc::new(Progress::default());
+            self.observer.begin(&step, &progress);
+            let work = files.work(&group.jobs, self.setting);
+            let outcome = work.and_then(|work| drive(work, progress, self.stop.token()));
+            let first = outcome.as_ref().map(|all| all.iter().find(|it| has_measured(it)).cloned());
+            self.observer.end(&step, &first.map_err(Error::clone));
+            match outcome {
+                Err(error) => self.fail(&step.name, &error),
+                Ok(measured) => {
+                    for (index, measurement) in group.jobs.iter().zip(measured) {
+                        if has_measured(&measurement) {
+                            self.keep(files.result(*index, measurement));
+                        }
+                    }
+                }
+            }
+        }
+    }
+
+    fn context(&self) -> Context<'_> {
+        Context { directory: self.setting.directory, program: self.setting.program, stop: &self.stop.flag }
+    }
+
+    fn is_stopped(&mut self) -> bool {
+        self.results.interrupted |= self.stop.is_stopped();
+        self.results.interrupted
+    }
+
+    fn keep(&mut self, run: RunResult) {
+        if run.measurement.errors > 0 {
+            self.failures += 1;
+            let first = run.measurement.first_error.as_deref().unwrap_or("no reason was given");
+            let note = format!("{}: {} errors, the first: {first}", run.name, run.measurement.errors);
+            self.results.notes.push(note);
+        }
+        self.results.interrupted |= self.stop.is_stopped();
+        self.results.runs.push(run);
+    }
+
+    fn fail(&mut self, name: &str, error: &Error) {
+        if self.stop.is_stopped() {
+            self.results.interrupted = true;
+            return;
+        }
+        self.failures += 1;
+        self.results.notes.push(format!("{name} failed: {error}"));
+    }
+}
+
+/// A run that was stopped before anything was measured has nothing to tell; one that failed at once has.
+fn has_measured(measurement: &Measurement) -> bool {
+    measurement.operations > 0 || measurement.errors > 0
+}
+
+/// A server's memory is as fresh as the server: filling it beforehand would be for nothing.
+fn is_in_vain(run: &Run<'_>) -> bool {
+    run.role == Role::Fill && matches!(run.subject, Subject::Stack(stack) if stack.server.is_some())
+}
+
+fn expected(job: &Job, role: Role) -> Duration {
+    match (role, job.runtime) {
+        (Role::Fill, _) | (_, None) => GUESS,
+        (_, Some(runtime)) => runtime + job.ramp_time,
+    }
+}
+
+fn step(index: usize, name: String, expected: &[Duration]) -> Step {
+    Step {
+        number: index + 1,
+        count: expected.len(),
+        name,
+        expected: expected[index],
+        before: expected[..index].iter().sum(),
+        total: expected.iter().sum(),
+    }
+}
+
+/// A command as somebody would type it in the plan's folder.
+fn command_text(words: &[String], context: &Context<'_>) -> String {
+    let folder = format!("{}/", context.directory.display());
+    let program = context.program.display().to_string();
+    let words = words.iter().map(|word| {
+        let word = if *word == program { "siltstone".to_owned() } else { word.replace(&folder, "") };
+        let is_plain = |letter: char| letter.is_ascii_alphanumeric() || "-_=./:,%+@".contains(letter);
+        match !word.is_empty() && word.chars().all(is_plain) {
+            true => word,
+            false => format!("'{}'", word.replace('\'', "'\\''")),
+        }
+    });
+    words.collect::<Vec<_>>().join(" ")
+}
+
+#[cfg(test)]
+#[path = "runner/tests.rs"]
+mod tests;

@@ -1,0 +1,287 @@
+//! A job file's jobs on its files, or on one stack.
+//!
+//! Each file becomes a stack with one `file` part. A file that isn't there is made as large as its jobs ask
+//! for, and written once if they read, as fio does; one that is there is never cut or made larger.
+
+use super::drive::{Fill, Target, Work};
+use super::{GUESS, Setting, stacks};
+use crate::job::{Amount, Job};
+use crate::results::{Measurement, RunResult, Workload};
+use block::{Error, Result};
+use stack::Stack;
+use std::collections::BTreeSet;
+use std::time::Duration;
+
+/// Where jobs run.
+struct Place {
+    /// As the user named it: a file, or a stack.
+    name: String,
+    /// What [`Stack::load`] makes the stack from.
+    text: String,
+    stack: stack::Plan,
+    /// Whether it is written before the jobs run.
+    fill: bool,
+}
+
+/// Jobs, and where they run.
+pub(super) struct Files {
+    pub name: String,
+    places: Vec<Place>,
+    /// With the number of their place; no two have the same name.
+    jobs: Vec<(usize, Job)>,
+    is_on_stack: bool,
+}
+
+/// Jobs that run at the same time.
+pub(super) struct Group {
+    pub name: String,
+    pub expected: Duration,
+    /// Their numbers.
+    pub jobs: Vec<usize>,
+}
+
+impl Files {
+    /// See [`Benchmark::of_job_file`](super::Benchmark::of_job_file).
+    pub fn new(
+        name: &str,
+        jobs: Vec<Job>,
+        on: Option<&str>,
+        setting: Setting<'_>,
+        notes: &mut Vec<String>,
+    ) -> Result<Files, String> {
+        note_reports(&jobs, notes);
+        let mut problems = Vec::new();
+        let mut targets: Vec<String> = Vec::new();
+        let mut placed: Vec<(usize, Job)> = Vec::new();
+        for mut job in jobs {
+            let Some(target) = on.map(str::to_owned).or_else(|| job.filename.clone()) else {
+                problems.push(format!(
+                    "{name}: [{}]: expected filename=PATH, or a stack for all jobs with --on STACK",
+                    job.name
+                ));
+                continue;
+            };
+            let place = targets.iter().position(|known| *known == target).unwrap_or_else(|| {
+                targets.push(target);
+                targets.len() - 1
+            });
+            job.name = another_name(&job.name, |name| placed.iter().any(|(_, other)| other.name == name));
+            placed.push((place, job));
+        }
+        let mut places = Vec::new();
+        for (number, target) in targets.into_iter().enumerate() {
+            let jobs: Vec<&Job> =
+                placed.iter().filter(|(place, _)| *place == number).map(|(_, job)| job).collect();
+            let place = Place::new(target, &jobs, on.is_some(), setting, notes);
+            match place.map_err(|problem| format!("{name}: {problem}")) {
+                Ok(place) => places.push(place),
+                Err(problem) => problems.push(problem),
+            }
+        }
+        match problems.is_empty() {
+            true => Ok(Files { name: name.into(), places, jobs: placed, is_on_stack: on.is_some() }),
+            false => Err(problems.join("\n\n")),
+        }
+    }
+
+    /// The stacks that are used.
+    pub fn stacks(&self) -> impl Iterator<Item = &stack::Plan> {
+        self.places.iter().map(|place| &place.stack)
+    }
+
+    /// The names of the jobs.
+    pub fn job_names(&self) -> impl Iterator<Item = &str> {
+        self.jobs.iter().map(|(_, job)| job.name.as_str())
+    }
+
+    /// Leaves out jobs.
+    pub fn retain(&mut self, is_wanted: impl Fn(&str) -> bool) {
+        self.jobs.retain(|(_, job)| is_wanted(&job.name));
+    }
+
+    /// What runs one after the other.
+    pub fn steps(&self) -> Vec<Group> {
+        let numbers: BTreeSet<usize> = self.jobs.iter().map(|(_, job)| job.group).collect();
+        let group = |number: usize| {
+            let jobs: Vec<usize> =
+                (0..self.jobs.len()).filter(|index| self.jobs[*index].1.group == number).collect();
+            let members = || jobs.iter().map(|index| &self.jobs[*index].1);
+            let time = |job: &Job| job.runtime.map_or(GUESS, |runtime| runtime + job.ramp_time);
+            let names: Vec<&str> = members().map(|job| job.name.as_str()).collect();
+            let expected = members().map(time).max().unwrap_or_default();
+            Group { name: names.join(" + "), expected, jobs }
+        };
+        numbers.into_iter().map(group).collect()
+    }
+
+    /// What is done for these jobs.
+    ///
+    /// # Errors
+    /// A file that has changed since the job file was checked.
+    pub fn work(&self, jobs: &[usize], setting: Setting<'_>) -> Result<Work> {
+        let mut used: Vec<usize> = Vec::new();
+        let mut assigned = Vec::new();
+        for index in jobs {
+            let (place, job) = &self.jobs[*index];
+            let target = used.iter().position(|known| known == place).unwrap_or_else(|| {
+                used.push(*place);
+                used.len() - 1
+            });
+            assigned.push((target, job.clone()));
+        }
+        let mut targets = Vec::new();
+        for number in used {
+            let place = &self.places[number];
+            let is_first = !self.jobs[..jobs[0]].iter().any(|(earlier, _)| *earlier == number);
+            let stack = match is_first {
+                true => place.stack.clone(),
+                // What the stack stands on was made by then.
+                false => load(&place.text, self.is_on_stack, setting).map_err(Error::invalid)?,
+            };
+            let fill = if place.fill && is_first { Fill::First } else { Fill::No };
+            targets.push(Target { stack, device: None, fill });
+        }
+        let clones: usize = assigned.iter().map(|(_, job)| job.numjobs as usize).sum();
+        let processors = std::thread::available_parallelism().map_or(1, usize::from);
+        let shards = match (self.is_on_stack, targets.first()) {
+            (true, Some(target)) => target.stack.stack().shards(),
+            // fio has a process for each clone.
+            _ => clones.clamp(1, processors),
+        };
+        Ok(Work { shards, targets, jobs: assigned, server: None })
+    }
+
+    /// What one of the jobs gave.
+    pub fn result(&self, index: usize, measurement: Measurement) -> RunResult {
+        let (place, job) = &self.jobs[index];
+        let place = &self.places[*place];
+        RunResult {
+            name: format!("{}/{}/1", place.name, job.name),
+            subject: place.name.clone(),
+            stack: place.stack.stack().to_line().unwrap_or_else(|_| place.text.clone()),
+            workload: Workload::new(job.name.clone(), job),
+            repetition: 1,
+            peer: false,
+            measurement,
+        }
+    }
+}
+
+impl Place {
+    fn new(
+        target: String,
+        jobs: &[&Job],
+        is_stack: bool,
+        setting: Setting<'_>,
+        notes: &mut Vec<String>,
+    ) -> Result<Place, String> {
+        let mut fill = false;
+        let text = match is_stack {
+            true => target.clone(),
+            false => {
+                let exists = setting.directory.join(&target).exists();
+                let reads = jobs.iter().any(|job| job.rw.reads() && job.verify.is_none_or(|it| !it.only));
+                fill = !exists && reads;
+                file_line(&target, jobs, exists)?
+            }
+        };
+        if fill {
+            notes.push(format!(
+                "{target} wasn't there: it was made and written once, so that reads meet data"
+            ));
+        }
+        let stack = load(&text, is_stack, setting)?;
+        stacks::check_jobs(&stack, None, jobs.iter().copied())
+            .map_err(|problem| format!("{target}: {problem}"))?;
+        Ok(Place { name: target, text, stack, fill })
+    }
+}
+
+fn load(text: &str, is_stack: bool, setting: Setting<'_>) -> Result<stack::Plan, String> {
+    let stack = match is_stack {
+        true => Stack::load(text, setting.registry),
+        false => Stack::from_line("filename", text, setting.registry)
+            .map(|stack| stack.with_base_directory(setting.directory)),
+    };
+    stack.and_then(|stack| stack.check(false)).map_err(|problems| problems.to_string())
+}
+
+/// The stack that a file name stands for.
+fn file_line(path: &str, jobs: &[&Job], exists: bool) -> Result<String, String> {
+    let mut keys = vec![stack::quote(path)];
+    if exists {
+        let writes = jobs.iter().any(|job| job.rw.writes() || job.rw.trims());
+        keys.extend((!writes).then(|| "read_only=true".to_owned()));
+    } else {
+        keys.push(format!("size={}", size_of_file(path, jobs)?));
+    }
+    let direct = jobs.iter().filter(|job| job.direct).count();
+    match direct {
+        0 => keys.push("direct=off".into()),
+        all if all == jobs.len() => {}
+        _ => {
+            return Err(format!(
+                "{path}: jobs with direct=1 and with direct=0 on one file: expected one of them"
+            ));
+        }
+    }
+    let block_size = block_size(jobs);
+    if block_size != DEFAULT_BLOCK_SIZE {
+        keys.push(format!("block_size={block_size}"));
+    }
+    Ok(format!("file({})", keys.join(", ")))
+}
+
+/// How large a file must be for its jobs, in bytes.
+fn size_of_file(path: &str, jobs: &[&Job]) -> Result<u64, String> {
+    let bytes = |amount: Amount| match amount {
+        Amount::Bytes(bytes) => Some(bytes),
+        Amount::Percent(_) => None,
+    };
+    let end = |job: &&Job| Some(bytes(job.offset)? + bytes(job.size?)?);
+    jobs.iter().filter_map(end).max().ok_or_else(|| {
+        format!("{path} isn't there, and no job says how large it shall be: expected size=BYTES")
+    })
+}
+
+const DEFAULT_BLOCK_SIZE: u64 = 4096;
+
+/// The largest block of which all requests and places are multiples, from a sector up to the usual size.
+fn block_size(jobs: &[&Job]) -> u64 {
+    let fits = |block: u64| {
+        jobs.iter().all(|job| {
+            let places = [Some(job.offset), job.size].into_iter().flatten();
+            let mut numbers = places.filter_map(|amount| match amount {
+                Amount::Bytes(bytes) => Some(bytes),
+                Amount::Percent(_) => None,
+            });
+            numbers.all(|number| number.is_multiple_of(block))
+                && job.used_block_sizes().all(|sizes| sizes.min.is_multiple_of(block))
+        })
+    };
+    [4096, 2048, 1024].into_iter().find(|block| fits(*block)).unwrap_or(512)
+}
+
+fn another_name(name: &str, is_taken: impl Fn(&str) -> bool) -> String {
+    let mut found = name.to_owned();
+    let mut number = 2;
+    while is_taken(&found) {
+        found = format!("{name} {number}");
+        number += 1;
+    }
+    found
+}
+
+/// Clones are reported as one and jobs one by one: said where fio would do otherwise.
+fn note_reports(jobs: &[Job], notes: &mut Vec<String>) {
+    let merges = |job: &Job| {
+        job.group_reporting
+            && jobs.iter().filter(|other| other.group == job.group && other.group_reporting).count() > 1
+    };
+    if jobs.iter().any(merges) {
+        notes.push("group_reporting: the clones of a job are reported as one, its group job by job".into());
+    }
+    if jobs.iter().any(|job| job.numjobs > 1 && !job.group_reporting) {
+        notes.push("numjobs: the clones of a job are reported as one, as with group_reporting".into());
+    }
+}

@@ -1,0 +1,186 @@
+//! The stacks of a benchmark: read, checked against the workloads, described.
+
+use super::{Setting, What};
+use crate::environment::Environment;
+use crate::job::Job;
+use crate::peer::{Context, Server};
+use crate::plan::{Plan, StackSource, StackSubject, Subject};
+use crate::problem::Place;
+use stack::{Contract, Stack, Value};
+use std::collections::BTreeSet;
+use std::path::Path;
+use std::sync::atomic::AtomicBool;
+
+/// What a stack alone stands for.
+const USUAL: &str = r#"
+[plan]
+repetitions = 1
+warm_up = "500ms"
+
+[workload."random reads"]
+rw = "randread"
+bs = "4KiB"
+iodepth = [1, 32]
+runtime = "3s"
+time_based = true
+
+[workload."sequential reads"]
+rw = "read"
+bs = "1MiB"
+iodepth = 8
+runtime = "3s"
+time_based = true
+"#;
+
+/// What it stands for where writes are allowed as well.
+const USUAL_WRITES: &str = r#"
+[workload."random writes"]
+rw = "randwrite"
+bs = "4KiB"
+iodepth = [1, 32]
+runtime = "3s"
+time_based = true
+
+[workload."sequential writes"]
+rw = "write"
+bs = "1MiB"
+iodepth = 8
+runtime = "3s"
+time_based = true
+"#;
+
+/// The plan that a stack alone stands for.
+pub(super) fn usual_plan(name: &str, argument: &str, writes: bool) -> Result<Plan, String> {
+    let is_file = argument.ends_with(".toml") || Path::new(argument).is_file();
+    let mut text = format!("{USUAL}{}", if writes { USUAL_WRITES } else { "" });
+    text.push_str("[stack.stack]\nline = \"null\"\n");
+    let mut plan = Plan::parse(argument, &text).map_err(|problems| problems.to_string())?;
+    name.clone_into(&mut plan.name);
+    plan.title = Some(argument.into());
+    if let Some(stack) = plan.stacks.first_mut() {
+        stack.fill = writes;
+        stack.source = match is_file {
+            true => StackSource::File(argument.into()),
+            false => StackSource::Line(argument.into()),
+        };
+    }
+    Ok(plan)
+}
+
+/// Reads a stack of the plan and checks that its parts fit together. What `{socket}` and the like stand for is put
+/// into its line for this job.
+pub(super) fn plan_subject(
+    file: &str,
+    subject: &StackSubject,
+    (job, server): (&Job, Option<&Server>),
+    setting: Setting<'_>,
+    format: bool,
+) -> Result<stack::Plan, String> {
+    let Place { line, column } = subject.place;
+    let stack = match &subject.source {
+        StackSource::Line(text) => {
+            let stop = AtomicBool::new(false);
+            let context = Context { directory: setting.directory, program: setting.program, stop: &stop };
+            let name = format!("{file}:{line}:{column}: [stack.{}]", subject.name);
+            let text = context.fill_in(text, job, server);
+            let stack = Stack::from_line(&name, &text, setting.registry);
+            stack.map(|stack| stack.with_base_directory(setting.directory))
+        }
+        StackSource::File(path) => {
+            Stack::load(&setting.directory.join(path).display().to_string(), setting.registry)
+        }
+    };
+    let stack = stack.map_err(|problems| problems.to_string())?;
+    let stack = match subject.shards {
+        1 => stack,
+        shards => stack.with_shards(shards as usize),
+    };
+    stack.check(format).map_err(|problems| problems.to_string())
+}
+
+/// The name of the device on top, if there is one and only one.
+fn top(stack: &Stack) -> Option<&str> {
+    let devices_and_zones = || stack.parts().filter(|part| part.kind().contract != Contract::Door);
+    let is_used = |name: &str| {
+        devices_and_zones().flat_map(|part| part.values()).any(|(_, value)| match value {
+            Value::Part(other) => other == name,
+            Value::Parts(others) => others.iter().any(|other| other == name),
+            _ => false,
+        })
+    };
+    let mut tops = devices_and_zones()
+        .filter(|part| part.kind().contract == Contract::Device && !is_used(part.name()))
+        .map(|part| part.name());
+    let first = tops.next();
+    first.filter(|_| tops.next().is_none())
+}
+
+/// Refuses jobs that don't fit a device, as far as its shape is known.
+pub(super) fn check_jobs<'j>(
+    plan: &stack::Plan,
+    device: Option<&str>,
+    jobs: impl IntoIterator<Item = &'j Job>,
+) -> Result<(), String> {
+    let Some(device) = device.or_else(|| top(plan.stack())) else {
+        return Err(
+            "it has no device on top, or more than one: say which one is meant by device = \"NAME\"".into()
+        );
+    };
+    let shape = plan.shape(device).ok_or_else(|| format!("it has no device \"{device}\""))?;
+    for job in jobs {
+        if let (Some(bytes), Some(block_size)) = (shape.bytes, shape.block_size) {
+            job.region(bytes, block_size.into()).map_err(|error| error.detail().to_owned())?;
+        }
+    }
+    Ok(())
+}
+
+/// Everything that is wrong with the stacks of a plan, or where a workload doesn't fit one.
+pub(super) fn check_plan(file: &str, plan: &Plan, setting: Setting<'_>) -> Result<(), String> {
+    let mut problems = Vec::new();
+    for subject in &plan.stacks {
+        let jobs = || {
+            let workloads = plan.workloads.iter().filter(|it| it.subjects.contains(&subject.name));
+            workloads.map(|workload| &workload.job)
+        };
+        let any = Job::new(&subject.name);
+        let server = plan.server_of(Subject::Stack(subject));
+        let planned =
+            plan_subject(file, subject, (jobs().next().unwrap_or(&any), server), setting, subject.format);
+        let Place { line, column } = subject.place;
+        let checked = planned.and_then(|planned| {
+            check_jobs(&planned, subject.device.as_deref(), jobs())
+                .map_err(|message| format!("{file}:{line}:{column}: [stack.{}]: {message}", subject.name))
+        });
+        problems.extend(checked.err());
+    }
+    if problems.is_empty() { Ok(()) } else { Err(problems.join("\n\n")) }
+}
+
+/// Notes the versions of the programs that take part, and the file systems under the files.
+pub(super) fn describe(what: &What, setting: Setting<'_>, environment: &mut Environment) {
+    let mut add_files = |stack: &Stack| {
+        for part in stack.parts().filter(|part| part.kind().contract == Contract::Device) {
+            if let Some(Value::Path(path)) = part.value("path") {
+                environment.add_file(path, &setting.directory.join(path));
+            }
+        }
+    };
+    match what {
+        What::Files(files) => files.stacks().for_each(|planned| add_files(planned.stack())),
+        What::Plan(plan) => {
+            for subject in &plan.stacks {
+                let any = Job::new("any");
+                let server = plan.server_of(Subject::Stack(subject));
+                if let Ok(planned) = plan_subject("", subject, (&any, server), setting, subject.format) {
+                    add_files(planned.stack());
+                }
+            }
+            let servers = plan.servers.iter().flat_map(Server::programs);
+            let used = plan.peers.iter().flat_map(|peer| peer.programs()).chain(servers);
+            for program in used.collect::<BTreeSet<_>>() {
+                environment.add_program(program);
+            }
+        }
+    }
+}

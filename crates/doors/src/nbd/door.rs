@@ -1,0 +1,130 @@
+//! The NBD door as a part of a stack: its keys, and its life.
+
+use super::client::address_of;
+use super::server::{ExportConfig, Server, ServerConfig};
+use block::{Call, Part, Result, Status};
+use runtime::net::Address;
+use stack::{Arguments, Built, Contract, Door, Key, Kind, Shape, ValueKind};
+use std::sync::Arc;
+
+/// Serves devices over NBD.
+pub struct NbdDoor {
+    server: Server,
+}
+
+impl NbdDoor {
+    /// A door that isn't open yet.
+    ///
+    /// # Errors
+    /// Those of [`Server::new`].
+    pub fn new(config: ServerConfig) -> Result<NbdDoor> {
+        Ok(NbdDoor { server: Server::new(config)? })
+    }
+
+    /// The server behind it.
+    pub fn server(&self) -> &Server {
+        &self.server
+    }
+}
+
+impl Part for NbdDoor {
+    fn kind(&self) -> &'static str {
+        KIND.name
+    }
+
+    fn status(&self) -> Status {
+        self.server.status()
+    }
+}
+
+impl Door for NbdDoor {
+    fn start(&self) -> Call<'_, Result<()>> {
+        Call::new(self.server.start())
+    }
+
+    fn stop(&self) -> Call<'_, Result<()>> {
+        Call::new(self.server.stop())
+    }
+
+    fn addresses(&self) -> Vec<String> {
+        self.server.addresses()
+    }
+}
+
+/// The declaration of the kind.
+pub const KIND: Kind = Kind {
+    name: "nbd",
+    contract: Contract::Door,
+    summary: "serves devices to NBD clients over a unix or TCP socket",
+    keys: &[
+        Key::optional("device", ValueKind::Device, "the device to serve").positional(),
+        Key::optional("exports", ValueKind::Devices, "several devices; the first one is the default export"),
+        Key::optional("socket", ValueKind::Path, "listen on a unix socket with this path"),
+        Key::optional("address", ValueKind::Text, "listen on TCP: IP:PORT, such as 127.0.0.1:10809"),
+        Key::optional("max_connections", ValueKind::Integer { min: 1, max: 65536 }, "clients at a time").or("256"),
+        Key::optional("read_only", ValueKind::Bool, "refuse writes").or("false"),
+        Key::optional("description", ValueKind::Text, "a text that clients can show").or(""),
+    ],
+    shareable: false,
+    example: "nbd(ram(size=64MiB), socket=vol.sock)",
+    plan,
+    build: |arguments| Call::new(async move { build(&arguments) }),
+};
+
+fn address(arguments: &Arguments) -> Result<Address> {
+    match (arguments.optional_path("socket")?, arguments.optional_text("address")?) {
+        (Some(path), None) => {
+            let text = format!("unix:{}", path.display());
+            text.parse().map_err(|error: block::Error| arguments.refuse("socket", error.detail().to_owned()))
+        }
+        (None, Some(text)) => address_of(arguments, "address", &text),
+        (Some(_), Some(_)) => {
+            Err(arguments.refuse("address", "socket and address are both given: expected one of them"))
+        }
+        (None, None) => Err(block::Error::invalid(format!(
+            "door \"{}\": expected where to listen: socket = \"PATH\" or address = \"IP:PORT\"",
+            arguments.name()
+        ))),
+    }
+}
+
+/// The names of the exports, which are those of the devices.
+fn names(arguments: &Arguments) -> Result<Vec<String>> {
+    let mut names: Vec<String> = Vec::new();
+    for name in arguments.child_names("device")?.into_iter().chain(arguments.child_names("exports")?) {
+        if names.iter().any(|other| other == name) {
+            return Err(arguments.refuse("exports", format!("\"{name}\" is exported twice: expected it once")));
+        }
+        names.push(name.to_owned());
+    }
+    match names.is_empty() {
+        true => Err(block::Error::invalid(format!(
+            "door \"{}\": expected what to serve: device = \"NAME\" or exports = [\"NAME\", …]",
+            arguments.name()
+        ))),
+        false => Ok(names),
+    }
+}
+
+fn plan(arguments: &Arguments) -> Result<Shape> {
+    address(arguments)?;
+    names(arguments)?;
+    Ok(Shape::default())
+}
+
+fn build(arguments: &Arguments) -> Result<Built> {
+    let devices = arguments.optional_device("device")?.into_iter().chain(arguments.devices("exports")?);
+    let (read_only, description) = (arguments.boolean("read_only")?, arguments.text("description")?);
+    let exports = names(arguments)?.into_iter().zip(devices).map(|(name, device)| ExportConfig {
+        name,
+        description: description.clone(),
+        device,
+        read_only,
+    });
+    let config = ServerConfig {
+        address: address(arguments)?,
+        exports: exports.collect(),
+        max_connections: arguments.integer("max_connections")? as usize,
+    };
+    Ok(Built::Door(Arc::new(NbdDoor::new(config)?)))
+}

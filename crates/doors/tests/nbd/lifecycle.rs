@@ -1,0 +1,123 @@
+//! Starting, stopping, and what is found in the way.
+
+use crate::support::{Raw, SlowDisk, client, export, ram, run, server, socket};
+use block::{BlockIndex, Buffer, DevicePart};
+use doors::nbd::protocol::command;
+use doors::nbd::server::{Server, ServerConfig};
+use runtime::net::{Address, Listener};
+use std::sync::atomic::Ordering;
+
+#[test]
+fn requests_in_flight_are_answered_before_the_server_stops() {
+    let (_folder, address) = socket();
+    run(2, move || async move {
+        let disk = SlowDisk::new(64, 4096);
+        let controls = disk.controls.clone();
+        let server = server(&address, vec![export("disk", disk)]);
+        server.start().await.expect("it starts");
+        let idle = Raw::open(&address, "disk", true).await;
+        let busy = Raw::open(&address, "disk", true).await;
+        controls.paused.store(true, Ordering::SeqCst);
+        busy.request(command::WRITE, 0, 0, 4096, &[5; 4096]).await;
+        while controls.begun.load(Ordering::SeqCst) == 0 {
+            runtime::yield_now().await;
+        }
+        let stopping = runtime::spawn({
+            let server = server.clone();
+            async move { server.stop().await }
+        });
+        assert!(idle.is_closed().await);
+        assert!(!stopping.is_finished());
+        controls.paused.store(false, Ordering::SeqCst);
+        assert_eq!(busy.reply(command::WRITE, 0).await, Ok(vec![]));
+        assert!(busy.is_closed().await);
+        stopping.await.expect("it stops");
+        let Address::Unix(path) = &address else { unreachable!("a unix socket") };
+        assert!(!path.exists(), "the socket's file is gone");
+        server.stop().await.expect("a second time changes nothing");
+        // And again, with what was written.
+        server.start().await.expect("it starts again");
+        let raw = Raw::open(&address, "disk", true).await;
+        assert_eq!(raw.call(command::READ, 0, 0, 2, &[]).await, Ok(vec![5; 2]));
+        server.stop().await.expect("it stops");
+    });
+}
+
+#[test]
+fn a_disconnect_waits_for_what_is_in_flight() {
+    let (_folder, address) = socket();
+    run(1, move || async move {
+        let disk = SlowDisk::new(64, 4096);
+        let server = server(&address, vec![export("disk", disk.clone())]);
+        server.start().await.expect("it starts");
+        let raw = Raw::open(&address, "disk", false).await;
+        disk.controls.paused.store(true, Ordering::SeqCst);
+        raw.request(command::WRITE, 0, 0, 4096, &[5; 4096]).await;
+        raw.request(command::DISC, 0, 0, 0, &[]).await;
+        while disk.controls.begun.load(Ordering::SeqCst) == 0 {
+            runtime::yield_now().await;
+        }
+        disk.controls.paused.store(false, Ordering::SeqCst);
+        assert_eq!(raw.reply(command::WRITE, 0).await, Ok(vec![]));
+        assert!(raw.is_closed().await);
+        server.stop().await.expect("it stops");
+    });
+}
+
+#[test]
+fn what_lies_at_the_sockets_path() {
+    let (folder, address) = socket();
+    let path = folder.path().join("nbd.sock");
+    run(1, move || async move {
+        let first = server(&address, vec![export("disk", ram(1 << 20, 512))]);
+        // A socket that nobody listens on: the file stays when its listener is gone.
+        drop(Listener::bind(&address).expect("bound"));
+        assert!(path.exists());
+        first.start().await.expect("a stale socket is replaced");
+        let second = server(&address, vec![export("disk", ram(1 << 20, 512))]);
+        let error = second.start().await.expect_err("somebody listens there");
+        assert_eq!(error.errno(), libc::EBUSY, "{error}");
+        assert!(error.to_string().contains("nbd.sock"), "{error}");
+        let part = client(&address, "disk", None).await;
+        let device = part.open().await.expect("the first one is not disturbed");
+        device.read(BlockIndex(0), Buffer::new(4096)).await.0.expect("read");
+        first.stop().await.expect("it stops");
+        std::fs::write(&path, "precious").expect("written");
+        let error = second.start().await.expect_err("a regular file is there");
+        assert_eq!(error.errno(), libc::EEXIST, "{error}");
+        assert_eq!(std::fs::read(&path).expect("still there"), b"precious");
+    });
+}
+
+#[test]
+fn there_are_never_more_connections_than_allowed() {
+    let (_folder, address) = socket();
+    run(2, move || async move {
+        let exports = vec![export("disk", ram(1 << 20, 512))];
+        let config = ServerConfig { address: address.clone(), exports, max_connections: 3 };
+        let server = Server::new(config).expect("valid");
+        server.start().await.expect("it starts");
+        let mut clients = Vec::new();
+        for _ in 0..3 {
+            clients.push(Raw::open(&address, "disk", true).await);
+        }
+        assert!(Raw::connect(&address).await.is_closed().await, "the fourth one is refused");
+        clients.pop();
+        while server.connections() == 3 {
+            runtime::yield_now().await;
+        }
+        let raw = Raw::open(&address, "disk", true).await;
+        assert_eq!(raw.call(command::READ, 0, 0, 1, &[]).await, Ok(vec![0]));
+        server.stop().await.expect("it stops");
+    });
+}
+
+#[test]
+fn configurations_that_cant_be_are_refused() {
+    let address: Address = "127.0.0.1:0".parse().expect("an address");
+    let with = |exports| Server::new(ServerConfig { address: address.clone(), exports, max_connections: 1 });
+    assert!(with(vec![]).is_err());
+    assert!(with(vec![export("a", ram(4096, 512)), export("a", ram(4096, 512))]).is_err());
+    assert!(with(vec![export("a\0", ram(4096, 512))]).is_err());
+    assert!(with(vec![export(&"a".repeat(5000), ram(4096, 512))]).is_err());
+}

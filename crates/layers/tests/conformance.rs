@@ -1,0 +1,88 @@
+//! The layers keep the promises of the contract that they stand on.
+
+use block::{BlockCount, BlockSize, DeviceGeometry, DevicePart, ZonesPart};
+use layers::fault::{FaultDevicePart, FaultZonesPart, parse_rules};
+use layers::record::replay::ImageDisk;
+use layers::record::{RecordDevicePart, RecordZonesPart, Recorder, Role};
+use layers::stats::{StatsDevicePart, StatsZonesPart};
+use stack::Contract;
+use std::sync::Arc;
+
+/// What the layers stand on. Requests from two shards must not mix inside a sector below a layer that is being
+/// checked, so each request to this one is done as a whole.
+fn disk() -> Arc<dyn DevicePart> {
+    Arc::new(ImageDisk::empty(DeviceGeometry {
+        block_size: BlockSize::default(),
+        blocks: BlockCount(1024),
+        atomic_write: 512,
+        volatile_cache: true,
+        read_only: false,
+    }))
+}
+
+fn zones() -> Arc<dyn ZonesPart> {
+    let options = zones::ram::Options { zone_size: 64 << 10, max_append: 16 << 10, ..Default::default() };
+    Arc::new(zones::ram::RamZones::new(options).expect("the shape makes sense"))
+}
+
+fn device(make: impl Fn() -> Arc<dyn DevicePart> + Send + 'static) {
+    let config = runtime::Config::default().with_shards(2);
+    let main = move || async move { conformance::device::run(async || make(), Default::default()).await };
+    runtime::run(config, main).expect("the runtime starts").unwrap_or_else(|broken| panic!("{broken}"));
+}
+
+fn zoned(make: impl Fn() -> Arc<dyn ZonesPart> + Send + 'static) {
+    let config = runtime::Config::default().with_shards(2);
+    let main = move || async move { conformance::zones::run(async || make(), Default::default()).await };
+    runtime::run(config, main).expect("the runtime starts").unwrap_or_else(|broken| panic!("{broken}"));
+}
+
+#[test]
+fn a_disk_from_an_image() {
+    device(disk);
+}
+
+#[test]
+fn stats_on_a_device() {
+    device(|| Arc::new(StatsDevicePart::new(disk())));
+}
+
+#[test]
+fn stats_on_zones() {
+    zoned(|| Arc::new(StatsZonesPart::new(zones())));
+}
+
+#[test]
+fn fault_without_rules_on_a_device() {
+    device(|| Arc::new(FaultDevicePart::new(disk(), Vec::new(), 0).expect("no rules fit any device")));
+}
+
+#[test]
+fn fault_with_delays_on_a_device() {
+    device(|| {
+        let rules = parse_rules(&["any delay=0us..50us probability=0.2".into()], Contract::Device);
+        let part = FaultDevicePart::new(disk(), rules.expect("the rule is right"), 7);
+        Arc::new(part.expect("the rule fits"))
+    });
+}
+
+#[test]
+fn fault_without_rules_on_zones() {
+    zoned(|| Arc::new(FaultZonesPart::new(zones(), Vec::new(), 0)));
+}
+
+#[test]
+fn record_on_a_device() {
+    device(|| {
+        let part = RecordDevicePart::new(disk(), Recorder::in_memory(), "disk", Role::Disk);
+        Arc::new(part.expect("a new timeline takes it"))
+    });
+}
+
+#[test]
+fn record_on_zones() {
+    zoned(|| {
+        let part = RecordZonesPart::new(zones(), Recorder::in_memory(), "disk", Role::Disk);
+        Arc::new(part.expect("a new timeline takes it"))
+    });
+}

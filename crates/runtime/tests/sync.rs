@@ -1,0 +1,123 @@
+//! Waiting for one another, under the simulated runtime, so that orders are drawn.
+
+use runtime::sync::{Notify, Semaphore, StopSource, channel, oneshot};
+use runtime::{ShardIndex, Simulation};
+use std::cell::{Cell, RefCell};
+use std::rc::Rc;
+use std::time::Duration;
+
+fn simulate<Fut: Future<Output = ()> + 'static>(main: impl Fn() -> Fut) {
+    for seed in 0..50 {
+        println!("seed {seed}");
+        runtime::simulate(Simulation::new(seed).with_shards(2), &main).expect("it ends");
+    }
+}
+
+#[test]
+fn a_notification_is_waited_for() {
+    simulate(|| async {
+        let notify = Rc::new(Notify::new());
+        let woken = Rc::new(Cell::new(0));
+        let tasks = (0..5).map(|_| {
+            let (notify, woken) = (notify.clone(), woken.clone());
+            runtime::spawn(async move {
+                notify.notified().await;
+                woken.set(woken.get() + 1);
+            })
+        });
+        let tasks: Vec<_> = tasks.collect();
+        runtime::sleep(Duration::from_secs(1)).await;
+        assert_eq!(woken.get(), 0, "nobody was notified");
+        notify.notify_one();
+        runtime::sleep(Duration::from_secs(1)).await;
+        assert_eq!(woken.get(), 1);
+        notify.notify_all();
+        runtime::join_all(tasks).await;
+        // A waiter that gave up takes no notification from another one.
+        assert!(runtime::timeout(Duration::from_secs(1), notify.notified()).await.is_err());
+        let other = notify.notified();
+        notify.notify_one();
+        other.await;
+    });
+}
+
+#[test]
+fn permits_bound_and_come_back_in_order() {
+    simulate(|| async {
+        let semaphore = Semaphore::new(3);
+        let (using, most) = (Rc::new(Cell::new(0)), Rc::new(Cell::new(0)));
+        let tasks = (0..20_usize).map(|index| {
+            let (semaphore, using, most) = (semaphore.clone(), using.clone(), most.clone());
+            runtime::spawn(async move {
+                let wanted = 1 + index % 3;
+                let acquire = semaphore.acquire(wanted);
+                // Some give up while they wait.
+                let patience = Duration::from_micros(if index % 5 == 0 { 1 } else { 1_000_000 });
+                let Ok(_permit) = runtime::timeout(patience, acquire).await else { return };
+                using.set(using.get() + wanted);
+                most.set(most.get().max(using.get()));
+                runtime::sleep(Duration::from_micros(50)).await;
+                using.set(using.get() - wanted);
+            })
+        });
+        let tasks: Vec<_> = tasks.collect();
+        runtime::join_all(tasks).await;
+        assert!(most.get() <= 3 && most.get() >= 2, "{}", most.get());
+        assert_eq!(semaphore.available(), 3);
+    });
+}
+
+#[test]
+fn channels_are_bounded_and_end() {
+    simulate(|| async {
+        let (sender, mut receiver) = channel(2);
+        let sent = Rc::new(RefCell::new(Vec::new()));
+        let senders = (0..3_u32).map(|who| {
+            let (sender, sent) = (sender.clone(), sent.clone());
+            runtime::spawn(async move {
+                for number in 0..10 {
+                    sender.send((who, number)).await.expect("somebody receives");
+                    sent.borrow_mut().push((who, number));
+                }
+            })
+        });
+        let senders: Vec<_> = senders.collect();
+        drop(sender);
+        runtime::sleep(Duration::from_millis(1)).await;
+        assert_eq!(sent.borrow().len(), 2, "the queue holds two");
+        let mut received = Vec::new();
+        while let Some(value) = receiver.receive().await {
+            received.push(value);
+        }
+        runtime::join_all(senders).await;
+        assert_eq!(received.len(), 30);
+        for who in 0..3 {
+            let numbers: Vec<u32> =
+                received.iter().filter(|entry| entry.0 == who).map(|entry| entry.1).collect();
+            assert!(numbers.into_iter().eq(0..10), "each sender's values keep their order");
+        }
+        let (sender, receiver) = oneshot::<u32>();
+        drop(receiver);
+        assert_eq!(sender.send(1), Err(1));
+    });
+}
+
+#[test]
+fn a_stop_reaches_every_shard() {
+    simulate(|| async {
+        let source = StopSource::new();
+        let waiting = (0..4).map(|index| {
+            let token = source.token();
+            runtime::spawn_on(ShardIndex(index % 2), move || async move { token.stopped().await })
+        });
+        let waiting: Vec<_> = waiting.collect();
+        let token = source.token();
+        assert!(runtime::timeout(Duration::from_secs(1), token.stopped()).await.is_err());
+        source.stop();
+        for handle in waiting {
+            handle.await.expect("it hears of it");
+        }
+        assert!(token.is_stopped());
+        token.stopped().await;
+    });
+}

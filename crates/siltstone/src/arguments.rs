@@ -1,0 +1,234 @@
+//! The command line as people type it: verbs, options, and help that teaches by example.
+
+use clap::{Args, Parser, Subcommand, ValueEnum};
+use clap_complete::Shell;
+use std::path::PathBuf;
+
+/// A storage stack in user space.
+#[derive(Debug, Parser)]
+#[command(
+    name = "siltstone",
+    version,
+    about = "A storage stack in user space: composed in one small file, measured, and served to programs",
+    after_help = "Examples:
+  siltstone bench examples/quick.toml                         run a plan and write its report
+  siltstone bench 'file(disk.img, size=1GiB)'                 measure reads of a stack
+  siltstone serve 'ram(1GiB)' --nbd unix:ram.sock             serve a stack to NBD clients
+  siltstone stack show 'stats(file(disk.img, size=1GiB))'     draw a stack
+  siltstone stack kinds                                       what stacks are made of
+
+Exit codes: 0 done; 1 it went wrong; 2 it was asked for wrongly; 130 stopped by Ctrl-C."
+)]
+pub struct CommandLine {
+    /// What is logged to standard error
+    #[arg(long, global = true, value_name = "LEVEL", default_value = "warn")]
+    pub log: LogLevel,
+    /// What to do
+    #[command(subcommand)]
+    pub verb: Verb,
+}
+
+/// How much is logged.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub enum LogLevel {
+    /// Nothing
+    Off,
+    /// What failed
+    Error,
+    /// What may be wrong
+    Warn,
+    /// What happens
+    Info,
+    /// What developers look for
+    Debug,
+    /// Everything
+    Trace,
+}
+
+/// The verbs.
+#[derive(Debug, Subcommand)]
+pub enum Verb {
+    Bench(Bench),
+    Serve(Serve),
+    Format(Format),
+    #[command(subcommand)]
+    Stack(StackVerb),
+    #[command(subcommand)]
+    Record(RecordVerb),
+    /// Print a script that completes this program's arguments
+    #[command(after_help = "Examples:
+  siltstone completions bash > ~/.local/share/bash-completion/completions/siltstone
+  siltstone completions zsh > ~/.zfunc/_siltstone
+  siltstone completions fish > ~/.config/fish/completions/siltstone.fish")]
+    Completions {
+        /// The shell
+        shell: Shell,
+    },
+}
+
+const STACK_HELP: &str =
+    "A stack: a file (stack.toml), or one line such as 'stats(file(disk.img, size=1GiB))'";
+
+/// Run a plan, a fio job file, or the usual workloads on a stack; print a table, write a report
+#[derive(Debug, Clone, Args)]
+#[command(after_help = "Examples:
+  siltstone bench examples/quick.toml                a plan: stacks, workloads, peers, repetitions
+  siltstone bench examples/quick.toml --only write   only the workloads with \"write\" in their names
+  siltstone bench randread.fio                       a fio job file, on the files that it names
+  siltstone bench randread.fio --on 'ram(1GiB)'      the same jobs on a stack
+  siltstone bench 'file(disk.img, size=1GiB)'        reads of a stack
+  siltstone bench 'ram(1GiB)' --writes               reads and writes; what is on the stack is lost
+  siltstone bench examples/quick.toml --json | jq '.runs[].iops'
+
+DIR/report.html needs nothing but a browser; DIR/results.json holds every figure.
+Ctrl-C ends it with what was measured by then.")]
+pub struct Bench {
+    /// Plans (.toml), fio job files (.fio) or stacks, one after the other
+    #[arg(required = true, value_name = "PLAN|JOB.fio|STACK")]
+    pub what: Vec<String>,
+    /// Where the report goes; without it, bench-out/NAME here. Several each get a folder in it
+    #[arg(long, value_name = "DIR")]
+    pub out: Option<PathBuf>,
+    /// Run a job file's jobs on this stack instead of its filename=
+    #[arg(long, value_name = "STACK")]
+    pub on: Option<String>,
+    /// Let the usual workloads of a stack write, too: everything on it is overwritten
+    #[arg(long)]
+    pub writes: bool,
+    /// Only the workloads whose names have this in them; may be given several times
+    #[arg(long, value_name = "NAME")]
+    pub only: Vec<String>,
+    /// Print results.json instead of the table
+    #[arg(long)]
+    pub json: bool,
+}
+
+/// Open a stack and its doors until SIGINT or SIGTERM
+#[derive(Debug, Args)]
+#[command(after_help = "Examples:
+  siltstone serve stack.toml                              a stack with doors of its own
+  siltstone serve 'ram(1GiB)' --nbd unix:ram.sock         one without: its top over NBD
+  siltstone serve 'file(disk.img, size=4GiB)' --nbd 127.0.0.1:10809
+  nbdinfo 'nbd+unix:///?socket=ram.sock'                  ask it what it serves
+
+It prints an address per line once clients can connect. Opening destroys nothing: a file that isn't there is
+made, one that is there is left as it is, unless --format says otherwise.")]
+pub struct Serve {
+    #[arg(help = STACK_HELP)]
+    pub stack: String,
+    /// Serve the device on top over NBD here; may be given several times
+    #[arg(long, value_name = "unix:PATH|IP:PORT")]
+    pub nbd: Vec<String>,
+    /// Create the stack anew: what is on it is lost
+    #[arg(long)]
+    pub format: bool,
+    /// Print the addresses as one line of JSON
+    #[arg(long)]
+    pub json: bool,
+}
+
+/// Create a stack anew: what is on it is lost
+#[derive(Debug, Args)]
+#[command(after_help = "Examples:
+  siltstone format 'zones(file(disk.img, size=1GiB), zone_size=16MiB)'
+  siltstone format stack.toml")]
+pub struct Format {
+    #[arg(help = STACK_HELP)]
+    pub stack: String,
+    /// Print the stack's status as JSON
+    #[arg(long)]
+    pub json: bool,
+}
+
+/// Read, check, draw and convert stacks; nothing is opened
+#[derive(Debug, Subcommand)]
+pub enum StackVerb {
+    /// Check a stack: errors name the file, line and column, and what was expected
+    #[command(after_help = "Examples:
+  siltstone stack check stack.toml
+  siltstone stack check 'stats(file(disk.img, size=1GiB))' --json
+  siltstone stack check - < stack.toml")]
+    Check {
+        #[arg(help = STACK_HELP)]
+        stack: String,
+        /// As it would be created anew, rather than opened
+        #[arg(long)]
+        format: bool,
+        /// Print the result as JSON
+        #[arg(long)]
+        json: bool,
+    },
+    /// Draw a stack, or write it in another form
+    #[command(after_help = "Examples:
+  siltstone stack show stack.toml
+  siltstone stack show 'stats(file(disk.img, size=1GiB))' --toml > stack.toml
+  siltstone stack show stack.toml --line
+  siltstone stack show --line stack.toml | siltstone stack show --toml -")]
+    Show {
+        #[arg(help = STACK_HELP)]
+        stack: String,
+        /// As JSON
+        #[arg(long, conflicts_with_all = ["line", "toml"])]
+        json: bool,
+        /// As one line
+        #[arg(long, conflicts_with = "toml")]
+        line: bool,
+        /// As TOML
+        #[arg(long)]
+        toml: bool,
+    },
+    /// List what stacks are made of, or explain one kind
+    #[command(after_help = "Examples:
+  siltstone stack kinds
+  siltstone stack kinds file")]
+    Kinds {
+        /// One kind
+        kind: Option<String>,
+        /// As JSON
+        #[arg(long)]
+        json: bool,
+    },
+}
+
+/// Look at what a record layer wrote down, and make the states that a power cut could have left
+#[derive(Debug, Subcommand)]
+pub enum RecordVerb {
+    /// Show what was recorded
+    #[command(after_help = "Examples:
+  siltstone record show run.timeline
+  siltstone record show run.timeline --events | less")]
+    Show {
+        /// The file that a record layer wrote
+        file: PathBuf,
+        /// Every event, one a line
+        #[arg(long)]
+        events: bool,
+        /// As JSON
+        #[arg(long)]
+        json: bool,
+    },
+    /// Make the image that a power cut could have left
+    #[command(after_help = "Examples:
+  siltstone record replay run.timeline --image after.img                 everything that was submitted
+  siltstone record replay run.timeline --at 120 --image cut.img          a power cut before event 120
+  siltstone record replay run.timeline --at 120 --choice torn:7 --image torn.img
+
+Choices: nothing (only what must have survived), everything, only:EVENT, all-but:EVENT, subset:SEED,
+torn:SEED, scattered:SEED.")]
+    Replay {
+        /// The file that a record layer wrote
+        file: PathBuf,
+        /// The image to make; it must not be there
+        #[arg(long, value_name = "PATH")]
+        image: PathBuf,
+        /// The number of the device, as `record show` lists it
+        #[arg(long, default_value_t = 0)]
+        device: u16,
+        /// The power cut comes before this event; without it, after the last
+        #[arg(long, value_name = "EVENT")]
+        at: Option<u64>,
+        /// Which of the unflushed writes got there
+        #[arg(long, default_value = "everything")]
+        choice: String,
+    },
+}

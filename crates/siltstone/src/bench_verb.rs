@@ -1,0 +1,210 @@
+//! `siltstone bench`: finds out what is to be measured, has it measured, and writes the report.
+
+use crate::arguments::Bench;
+use crate::failure::Failure;
+use crate::kinds::registry;
+use crate::output::{print, print_line};
+use crate::progress::Screen;
+use bench::job_file::JobFile;
+use bench::plan::Plan;
+use bench::results::Results;
+use bench::runner::{Benchmark, Outcome, Setting, Stop};
+use bench::{report, table};
+use runtime::Config;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::time::Duration;
+
+/// How often the bar is drawn.
+const DRAW_INTERVAL: Duration = Duration::from_millis(200);
+
+/// Runs all that was asked for, one after the other.
+///
+/// # Errors
+/// What is wrong with a plan, job file or stack, before anything runs; runs that failed; a stop.
+pub fn bench(arguments: &Bench) -> Result<(), Failure> {
+    let arguments = arguments.clone();
+    // Signals and the bar need a runtime; the benchmark itself makes one for each run, on its own thread.
+    let config = Config { registered_bytes: 0, ..Config::default() };
+    runtime::run(config, move || async move {
+        let (stop, screen) = (Stop::new(), Screen::new());
+        let (on_signal, drawn) = (stop.clone(), screen.clone());
+        runtime::spawn(async move {
+            if runtime::stop_signal().await.is_ok() {
+                on_signal.stop();
+            }
+        })
+        .detach();
+        runtime::spawn(async move {
+            while drawn.has_bar() {
+                drawn.draw();
+                runtime::sleep(DRAW_INTERVAL).await;
+            }
+        })
+        .detach();
+        runtime::blocking(move || run_all(&arguments, &stop, &screen)).await
+    })?
+}
+
+/// What an argument stands for.
+#[derive(Debug)]
+enum What {
+    Plan { text: String },
+    JobFile { text: String },
+    Stack,
+}
+
+fn what_is(argument: &str) -> Result<What, Failure> {
+    let path = Path::new(argument);
+    let has_ending = |ending: &str| path.extension().is_some_and(|found| found == ending);
+    let is_meant_as_file = has_ending("fio") || has_ending("toml");
+    if !is_meant_as_file && path.exists() {
+        return Err(Failure::Usage(format!(
+            "{argument}: expected a plan (.toml), a fio job file (.fio) or a stack; to measure this file: {}",
+            shell_quoted(&format!("file({})", stack::quote(argument)))
+        )));
+    }
+    if !is_meant_as_file && argument.contains('/') && !argument.contains('(') {
+        return Err(Failure::Usage(format!("{argument}: there is no such file")));
+    }
+    if !is_meant_as_file {
+        return Ok(What::Stack);
+    }
+    let text = std::fs::read_to_string(path)
+        .map_err(|error| Failure::Usage(format!("{argument}: can't read this file: {error}")))?;
+    if has_ending("fio") {
+        return Ok(What::JobFile { text });
+    }
+    let is_stack = text.lines().map(str::trim).any(|line| {
+        ["[device.", "[zones.", "[door."].iter().any(|section| line.starts_with(section))
+    });
+    Ok(if is_stack { What::Stack } else { What::Plan { text } })
+}
+
+fn shell_quoted(text: &str) -> String {
+    format!("'{}'", text.replace('\'', "'\\''"))
+}
+
+/// Where relative names of an argument begin.
+fn folder_of(argument: &str, what: &What) -> std::io::Result<PathBuf> {
+    match what {
+        // fio's names begin where it was started, and a stack file knows its own folder.
+        What::JobFile { .. } | What::Stack => std::env::current_dir(),
+        What::Plan { .. } => {
+            let path = std::path::absolute(argument)?;
+            Ok(path.parent().map(Path::to_owned).unwrap_or(path))
+        }
+    }
+}
+
+fn run_all(arguments: &Bench, stop: &Stop, screen: &Arc<Screen>) -> Result<(), Failure> {
+    let here = |error: std::io::Error| Failure::World(format!("finding the current folder: {error}"));
+    let program = std::env::current_exe()
+        .map_err(|error| Failure::World(format!("finding this program's own file: {error}")))?;
+    let registry = registry();
+    let mut named = Vec::new();
+    for argument in &arguments.what {
+        let what = what_is(argument)?;
+        named.push((argument, folder_of(argument, &what).map_err(here)?, what));
+    }
+    // All are checked before the first begins.
+    let mut benchmarks = Vec::new();
+    for (argument, directory, what) in &named {
+        let setting = Setting { registry: &registry, directory, program: &program };
+        let benchmark = prepare(argument, what, arguments, setting)?;
+        benchmarks.push(benchmark.only(&arguments.only).map_err(Failure::Usage)?);
+    }
+    let names = distinct(benchmarks.iter().map(|benchmark| folder_name(benchmark.name())));
+    let mut outcome = Ok(());
+    for (benchmark, name) in benchmarks.into_iter().zip(names) {
+        let folder = match (&arguments.out, named.len()) {
+            (Some(out), 1) => out.clone(),
+            (Some(out), _) => out.join(name),
+            (None, _) => Path::new("bench-out").join(name),
+        };
+        // Not being able to keep the results should be known before they are measured.
+        std::fs::create_dir_all(&folder)
+            .map_err(|error| Failure::World(format!("making the folder {}: {error}", folder.display())))?;
+        let Outcome { results, failures } = benchmark.run(screen.as_ref(), stop);
+        screen.clear();
+        tell(&results, &folder, arguments.json)?;
+        if results.interrupted {
+            return Err(Failure::Interrupted);
+        }
+        if failures > 0 {
+            outcome = Err(Failure::Said);
+        }
+    }
+    outcome
+}
+
+fn prepare<'a>(
+    argument: &str,
+    what: &What,
+    arguments: &Bench,
+    setting: Setting<'a>,
+) -> Result<Benchmark<'a>, Failure> {
+    let stem = Path::new(argument).file_stem().map_or_else(String::new, |stem| stem.to_string_lossy().into());
+    let refuse = |option: &str, what: &str| Err(Failure::Usage(format!("{argument}: {option} is for {what}")));
+    match what {
+        What::Plan { .. } | What::Stack if arguments.on.is_some() => refuse("--on", "fio job files"),
+        What::Plan { .. } | What::JobFile { .. } if arguments.writes => {
+            refuse("--writes", "a stack alone; a plan and a job file say themselves what is written")
+        }
+        What::Plan { text } => {
+            let plan = Plan::parse(argument, text)?;
+            Benchmark::of_plan(argument, plan, setting).map_err(Failure::Usage)
+        }
+        What::JobFile { text } => {
+            let jobs = JobFile::parse(argument, text, &|name| std::env::var(name).ok())?;
+            Benchmark::of_job_file(&stem, jobs, arguments.on.as_deref(), setting).map_err(Failure::Usage)
+        }
+        What::Stack => {
+            let kind = argument.split('(').next().unwrap_or_default();
+            let name = if argument.ends_with(".toml") { &stem } else { kind };
+            Benchmark::of_stack(name, argument, arguments.writes, setting).map_err(Failure::Usage)
+        }
+    }
+}
+
+/// A name that can be a folder's.
+fn folder_name(name: &str) -> String {
+    let letter = |letter: char| match letter {
+        letter if letter.is_alphanumeric() || "-_.+ ".contains(letter) => letter,
+        _ => '-',
+    };
+    let name: String = name.trim_matches(['.', ' ']).chars().map(letter).collect();
+    if name.is_empty() { "results".into() } else { name }
+}
+
+fn distinct(names: impl Iterator<Item = String>) -> Vec<String> {
+    let mut all: Vec<String> = Vec::new();
+    for name in names {
+        let mut found = name.clone();
+        let mut number = 2;
+        while all.contains(&found) {
+            found = format!("{name}-{number}");
+            number += 1;
+        }
+        all.push(found);
+    }
+    all
+}
+
+/// Writes the files, and prints the table or the figures.
+fn tell(results: &Results, folder: &Path, as_json: bool) -> Result<(), Failure> {
+    let (page, figures) = (folder.join("report.html"), folder.join("results.json"));
+    let json = results.to_json();
+    for (path, text) in [(&figures, &json), (&page, &report::render(results))] {
+        std::fs::write(path, text)
+            .map_err(|error| Failure::World(format!("writing {}: {error}", path.display())))?;
+    }
+    let places = format!("report:  {}\nfigures: {}", page.display(), figures.display());
+    match as_json {
+        true => {
+            eprintln!("{places}");
+            print_line(&json)
+        }
+        false => print(&format!("{}\n{places}\n", table::render(results))),
+    }
+}

@@ -1,0 +1,65 @@
+//! Which kinds of parts a stack may have. The one list of them: a new kind is one line here.
+
+use stack::Registry;
+
+/// All kinds, in the order in which they are shown.
+pub fn registry() -> Registry {
+    Registry::new(vec![
+        &disks::file::KIND,
+        &disks::ram::KIND,
+        &disks::null::KIND,
+        &doors::nbd::client::KIND,
+        &layers::stats::KIND,
+        &layers::fault::KIND,
+        &layers::record::KIND,
+        &zones::on_device::KIND,
+        &zones::ram::KIND,
+        &layers::stats::ZONES_KIND,
+        &layers::fault::ZONES_KIND,
+        &layers::record::ZONES_KIND,
+        &doors::nbd::door::KIND,
+    ])
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use stack::Stack;
+
+    #[test]
+    fn declarations_are_sound_and_examples_fit() {
+        let registry = registry();
+        registry.verify().unwrap();
+        let folder = tempfile::tempdir().unwrap();
+        for kind in &registry.kinds {
+            let stack = Stack::from_line(kind.name, kind.example, &registry).unwrap_or_else(|problems| {
+                panic!("the example of {}: {problems}", kind.name);
+            });
+            let plan = stack.with_base_directory(folder.path()).check(true);
+            plan.unwrap_or_else(|problems| panic!("the example of {}: {problems}", kind.name));
+        }
+    }
+
+    /// A declaration that is in no list can't be used by anybody.
+    #[test]
+    fn every_declaration_is_listed() {
+        fn declarations(folder: &std::path::Path) -> usize {
+            let entries = std::fs::read_dir(folder).unwrap().map(|entry| entry.unwrap().path());
+            let count = |path: std::path::PathBuf| match path {
+                path if path.is_dir() => declarations(&path),
+                path if path.extension().is_some_and(|it| it == "rs") => {
+                    let text = std::fs::read_to_string(&path).unwrap();
+                    text.lines().filter(|line| line.starts_with("pub const") && line.contains("KIND: Kind =")).count()
+                }
+                _ => 0,
+            };
+            entries.map(count).sum()
+        }
+        let crates = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).parent().unwrap();
+        let declared: usize = ["disks", "doors", "layers", "zones"]
+            .map(|name| declarations(&crates.join(name).join("src")))
+            .iter()
+            .sum();
+        assert_eq!(declared, registry().kinds.len());
+    }
+}

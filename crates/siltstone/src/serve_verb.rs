@@ -1,0 +1,140 @@
+//! `siltstone serve` and `siltstone format`: open a stack for others, or create it anew.
+
+use crate::arguments::{Format, Serve};
+use crate::failure::Failure;
+use crate::kinds::registry;
+use crate::output::{print_json, print_line};
+use crate::load;
+use block::{DevicePart, Error, Result};
+use doors::nbd::door::NbdDoor;
+use doors::nbd::server::{ExportConfig, ServerConfig};
+use runtime::Config;
+use runtime::net::Address;
+use serde_json::json;
+use stack::{Built, BuiltStack, Contract, Door, Plan};
+use std::sync::Arc;
+
+/// How many clients a door of `--nbd` takes at a time.
+const MAX_CONNECTIONS: usize = 256;
+
+/// Serves a stack until a signal.
+///
+/// # Errors
+/// A wrong stack or address; what building, listening or closing says.
+pub fn serve(arguments: &Serve) -> Result<(), Failure> {
+    let stack = load::stack(&arguments.stack, &registry())?;
+    let addresses = arguments.nbd.iter().map(|text| address(text)).collect::<Result<Vec<_>, _>>()?;
+    let has_door = stack.parts().any(|part| part.kind().contract == Contract::Door);
+    if !has_door && addresses.is_empty() {
+        return Err(Failure::Usage(format!(
+            "{}: this stack has no door: say where to serve it, such as --nbd unix:vol.sock",
+            arguments.stack
+        )));
+    }
+    let plan = stack.check(arguments.format)?;
+    let as_json = arguments.json;
+    let config = Config::default().with_shards(stack.shards());
+    runtime::run(config, move || async move { open(&plan, addresses, as_json).await })?
+}
+
+/// An address, a relative path in it made absolute: clients may be elsewhere.
+fn address(text: &str) -> Result<Address, Failure> {
+    let wrong = |reason: &str| Failure::Usage(format!("--nbd {text}: {reason}"));
+    match text.parse::<Address>().map_err(|error| wrong(error.detail()))? {
+        Address::Unix(path) => {
+            let path = std::path::absolute(path).map_err(|error| wrong(&error.to_string()))?;
+            format!("unix:{}", path.display()).parse().map_err(|error: Error| wrong(error.detail()))
+        }
+        tcp => Ok(tcp),
+    }
+}
+
+async fn open(plan: &Plan, addresses: Vec<Address>, as_json: bool) -> Result<(), Failure> {
+    let built = plan.build().await?;
+    let outcome = serve_built(&built, addresses, as_json).await;
+    let closed = built.close().await;
+    outcome?;
+    Ok(closed?)
+}
+
+async fn serve_built(built: &BuiltStack, addresses: Vec<Address>, as_json: bool) -> Result<(), Failure> {
+    let mut extra: Vec<NbdDoor> = Vec::new();
+    for address in addresses {
+        extra.push(nbd_door(built, address)?);
+    }
+    built.start().await?;
+    let mut outcome = Ok(());
+    let mut started = 0;
+    for door in &extra {
+        outcome = door.start().await;
+        if outcome.is_err() {
+            break;
+        }
+        started += 1;
+    }
+    let outcome = match outcome {
+        Ok(()) => until_signal(built, &extra, as_json).await,
+        Err(error) => Err(error.into()),
+    };
+    // In the reverse order of opening; the stack's own doors are stopped when it is closed.
+    let mut stopped = Ok(());
+    for door in extra[..started].iter().rev() {
+        stopped = stopped.and(door.stop().await);
+    }
+    outcome?;
+    Ok(stopped?)
+}
+
+async fn until_signal(built: &BuiltStack, extra: &[NbdDoor], as_json: bool) -> Result<(), Failure> {
+    let doors = built.doors().map(|(_, door)| door.addresses());
+    let addresses: Vec<String> = doors.chain(extra.iter().map(Door::addresses)).flatten().collect();
+    // The handler stands before anybody can know that there is something to stop.
+    let mut signal = std::pin::pin!(runtime::stop_signal());
+    let early = std::future::poll_fn(|context| std::task::Poll::Ready(signal.as_mut().poll(context))).await;
+    match as_json {
+        true => print_line(&json!({ "addresses": addresses }).to_string())?,
+        false => print_line(&addresses.join("\n"))?,
+    }
+    match early {
+        std::task::Poll::Ready(result) => result?,
+        std::task::Poll::Pending => signal.await?,
+    }
+    Ok(())
+}
+
+/// A door for the device on top, under its name in the stack.
+fn nbd_door(built: &BuiltStack, address: Address) -> Result<NbdDoor, Failure> {
+    let device = built.top()?;
+    let is_it = |built: &Built| matches!(built, Built::Device(other) if is_same(other, &device));
+    let name = built.parts().find(|part| is_it(&part.built)).map(|part| part.name.clone());
+    let export = ExportConfig {
+        name: name.unwrap_or_default(),
+        description: String::new(),
+        device,
+        read_only: false,
+    };
+    Ok(NbdDoor::new(ServerConfig { address, exports: vec![export], max_connections: MAX_CONNECTIONS })?)
+}
+
+fn is_same(one: &Arc<dyn DevicePart>, other: &Arc<dyn DevicePart>) -> bool {
+    std::ptr::addr_eq(Arc::as_ptr(one), Arc::as_ptr(other))
+}
+
+/// Creates a stack anew.
+///
+/// # Errors
+/// A wrong stack; what building or closing says.
+pub fn format(arguments: &Format) -> Result<(), Failure> {
+    let stack = load::stack(&arguments.stack, &registry())?;
+    let plan = stack.check(true)?;
+    let config = Config::default().with_shards(stack.shards());
+    let status = runtime::run(config, move || async move {
+        let built = plan.build().await?;
+        let status = built.status();
+        built.close().await.map(|()| status)
+    })??;
+    match arguments.json {
+        true => print_json(&status),
+        false => print_line(&format!("created: {}", arguments.stack)),
+    }
+}
