@@ -22,7 +22,7 @@ use crate::results::{Measurement, Results, RunResult, SCHEMA, Workload};
 use block::{Error, Result};
 use drive::{Fill, Target, Work, drive};
 use runtime::sync::{StopSource, StopToken};
-use stack::Registry;
+use stack::{Registry, Stack};
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;
 use std::sync::Arc;
@@ -137,6 +137,9 @@ impl<'a> Benchmark<'a> {
     /// # Errors
     /// As for a plan.
     pub fn of_stack(name: &str, argument: &str, writes: bool, setting: Setting<'a>) -> Result<Self, String> {
+        // Checked by itself first, so that what is wrong with it is said of it and not of a plan.
+        let stack = Stack::load(argument, setting.registry).and_then(|stack| stack.check(false));
+        stack.map_err(|problems| problems.to_string())?;
         let plan = stacks::usual_plan(name, argument, writes)?;
         Self::of_plan(argument, plan, setting)
     }
@@ -277,7 +280,7 @@ impl Session<'_> {
                 measurement,
             }),
             (Ok(_), _) => {}
-            (Err(error), _) => self.fail(&run.name(), &error),
+            (Err(error), _) => self.fail(&format!("{}/{}", run.subject.name(), run.workload), &error),
         }
     }
 
@@ -375,7 +378,11 @@ impl Session<'_> {
             return;
         }
         self.failures += 1;
-        self.results.notes.push(format!("{name} failed: {error}"));
+        // What goes wrong in one repetition often does in the others.
+        let note = format!("{name} failed: {error}");
+        if !self.results.notes.contains(&note) {
+            self.results.notes.push(note);
+        }
     }
 }
 

@@ -58,10 +58,11 @@ pub struct Extent {
 ///   power cut. Without a volatile cache it returns at once.
 /// - A write with [`Durability::Durable`] survives a power cut once acknowledged.
 /// - After a power cut each block holds the last durable version or a later one that was submitted, never
-///   torn below `geometry().atomic_write`, never another block's data.
+///   torn below `geometry().atomic_write` (by a power cut), never another block's data.
 /// - Discarded blocks, and those of `write_zeroes`, read as zeros until they are written again.
-/// - Overlapping requests in flight at the same time may take effect in any order; a read that overlaps a
-///   write in flight sees old or new sectors.
+/// - While two requests that overlap are in flight at the same time, and one of them writes, the bytes that
+///   both touch are any mixture of theirs: a read sees old and new bytes, two writes may leave some of each.
+///   Memory, the page cache and most disks promise no more; whoever needs more keeps them apart.
 /// - Dropping a call stops the waiting, never the operation; its buffers live until it has ended.
 ///
 /// Every method returns [`Error::Invalid`](crate::Error::Invalid) for a range outside the device or lengths

@@ -9,9 +9,7 @@
 mod handle;
 
 use crate::{SECTOR, size};
-use block::{
-    BlockSize, Call, Device, DeviceGeometry, DevicePart, Error, Part, Result, Status,
-};
+use block::{BlockSize, Call, Device, DeviceGeometry, DevicePart, Error, Part, Result, Status};
 use runtime::file::{File, Metadata, OpenOptions, metadata};
 use stack::{Arguments, Built, Contract, Key, Kind, Shape, ValueKind, format_size};
 use std::path::{Path, PathBuf};
@@ -25,10 +23,16 @@ pub const KIND: Kind = Kind {
     contract: Contract::Device,
     summary: "a regular file or a block device",
     keys: &[
-        Key::required("path", ValueKind::Path, "the file; made, with a hole of `size`, if it isn't there").positional(),
+        Key::required("path", ValueKind::Path, "the file; made, with a hole of `size`, if it isn't there")
+            .positional(),
         Key::optional("size", ValueKind::Size, "the capacity; the file's length if left out"),
         size::BLOCK_SIZE,
-        Key::optional("direct", ValueKind::Choice(&["auto", "on", "off"]), "around the page cache (O_DIRECT)").or("auto"),
+        Key::optional(
+            "direct",
+            ValueKind::Choice(&["auto", "on", "off"]),
+            "around the page cache (O_DIRECT)",
+        )
+        .or("auto"),
         Key::optional("read_only", ValueKind::Bool, "refuse every write").or("false"),
     ],
     shareable: false,
@@ -167,7 +171,8 @@ impl FilePart {
                 path.display()
             )));
         }
-        let options = OpenOptions { create: found.is_none(), write: !settings.read_only, ..OpenOptions::default() };
+        let options =
+            OpenOptions { create: found.is_none(), write: !settings.read_only, ..OpenOptions::default() };
         let file = File::open(path, options).await?;
         let lock = lock(path, settings.read_only)?;
         let is_file = found.is_none_or(|found| found.is_file);

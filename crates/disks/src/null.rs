@@ -15,10 +15,7 @@ pub const KIND: Kind = Kind {
     name: "null",
     contract: Contract::Device,
     summary: "takes everything, keeps nothing, reads zeros: shows what the layers above cost",
-    keys: &[
-        Key::optional("size", ValueKind::Size, "the capacity").or("1TiB"),
-        size::BLOCK_SIZE,
-    ],
+    keys: &[Key::optional("size", ValueKind::Size, "the capacity").or("1TiB"), size::BLOCK_SIZE],
     shareable: true,
     example: "stats(null(size=1GiB))",
     plan: |arguments| Ok(Shape::new(shape(arguments)?.bytes(), shape(arguments)?.block_size.bytes() as u32)),
@@ -42,8 +39,13 @@ impl NullPart {
     /// A device of this many bytes, which are rounded down to whole blocks.
     pub fn new(bytes: u64, block_size: BlockSize) -> Self {
         let blocks = block::BlockCount(bytes >> block_size.shift());
-        let geometry =
-            DeviceGeometry { block_size, blocks, atomic_write: SECTOR, volatile_cache: false, read_only: false };
+        let geometry = DeviceGeometry {
+            block_size,
+            blocks,
+            atomic_write: SECTOR,
+            volatile_cache: false,
+            read_only: false,
+        };
         NullPart { geometry }
     }
 }
@@ -106,7 +108,12 @@ impl Device for Null {
         self.done(self.geometry.check(range))
     }
 
-    fn write_zeroes(&self, range: BlockRange, _mode: ZeroMode, _durability: Durability) -> Call<'_, Result<()>> {
+    fn write_zeroes(
+        &self,
+        range: BlockRange,
+        _mode: ZeroMode,
+        _durability: Durability,
+    ) -> Call<'_, Result<()>> {
         self.done(self.geometry.check(range))
     }
 

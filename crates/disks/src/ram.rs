@@ -6,8 +6,8 @@
 
 use crate::{SECTOR, size};
 use block::{
-    BlockCount, BlockIndex, BlockRange, BlockSize, Buffer, Call, Device, DeviceGeometry, DevicePart, Durability,
-    Error, Extent, ExtentState, Part, Payload, ReadOutcome, Result, Status, ZeroMode,
+    BlockCount, BlockIndex, BlockRange, BlockSize, Buffer, Call, Device, DeviceGeometry, DevicePart,
+    Durability, Error, Extent, ExtentState, Part, Payload, ReadOutcome, Result, Status, ZeroMode,
 };
 use stack::{Arguments, Built, Contract, Key, Kind, Shape, ValueKind};
 use std::ptr::NonNull;
@@ -73,7 +73,9 @@ impl Memory {
         let start = NonNull::new(start.cast()).filter(|_| start != libc::MAP_FAILED);
         let start = start.ok_or_else(|| {
             let error = std::io::Error::last_os_error();
-            Error::out_of_memory(format!("ram of {bytes} bytes: {error}; take less than the machine's memory"))
+            Error::out_of_memory(format!(
+                "ram of {bytes} bytes: {error}; take less than the machine's memory"
+            ))
         })?;
         let written = (0..bytes.div_ceil(CHUNK)).map(|_| AtomicBool::new(false)).collect();
         Ok(Memory { start, bytes: length, written })
@@ -192,7 +194,10 @@ impl Part for RamPart {
         let chunks = self.memory.written.iter().filter(|written| written.load(Ordering::Relaxed)).count();
         let mut status = Status::new();
         status.insert("bytes".into(), self.geometry.bytes().into());
-        status.insert("written_bytes_at_most".into(), (chunks as u64 * CHUNK).min(self.geometry.bytes()).into());
+        status.insert(
+            "written_bytes_at_most".into(),
+            (chunks as u64 * CHUNK).min(self.geometry.bytes()).into(),
+        );
         status
     }
 }
@@ -260,7 +265,12 @@ impl Device for Ram {
         queued(self.zero(range, true))
     }
 
-    fn write_zeroes(&self, range: BlockRange, mode: ZeroMode, _durability: Durability) -> Call<'_, Result<()>> {
+    fn write_zeroes(
+        &self,
+        range: BlockRange,
+        mode: ZeroMode,
+        _durability: Durability,
+    ) -> Call<'_, Result<()>> {
         queued(self.zero(range, mode == ZeroMode::MayDeallocate))
     }
 
@@ -282,7 +292,8 @@ impl Ram {
             let end = (begin / CHUNK + 1) * CHUNK;
             let next = BlockIndex(end.div_ceil(block_size.bytes())).max(at + BlockCount(1)).min(range.end());
             let chunks = begin / CHUNK..block_size.offset_of(next).0.div_ceil(CHUNK);
-            let data = chunks.into_iter().any(|chunk| self.memory.written[chunk as usize].load(Ordering::Relaxed));
+            let data =
+                chunks.into_iter().any(|chunk| self.memory.written[chunk as usize].load(Ordering::Relaxed));
             let state = if data { ExtentState::Data } else { ExtentState::Hole };
             let piece = BlockRange { start: at, count: next - at };
             let full = extents.len() == MOST;

@@ -28,6 +28,7 @@ pub(crate) fn blocks(
         0 => format!("at least {block_size} is needed"),
         _ => format!("{} would fit, or a smaller block_size", format_size(below)),
     };
-    let text = format!("{what} is {bytes} bytes: expected a multiple of the block size, {block_size}; {advice}");
+    let text =
+        format!("{what} is {bytes} bytes: expected a multiple of the block size, {block_size}; {advice}");
     Err(arguments.refuse(key, text))
 }

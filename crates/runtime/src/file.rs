@@ -184,26 +184,22 @@ impl File {
         (Ok(()), buffer)
     }
 
-    /// Writes the whole payload from `offset` on; [`Durability::Durable`] by RWF_DSYNC.
+    /// Writes the whole payload from `offset` on; [`Durability::Durable`] by RWF_DSYNC. Once begun it is
+    /// carried out whole, also where the kernel cuts it short and nobody waits for it any more.
     #[inline]
-    pub async fn write_at(&self, offset: u64, mut payload: Payload, durability: Durability) -> Result<()> {
+    pub async fn write_at(&self, offset: u64, payload: Payload, durability: Durability) -> Result<()> {
         let length = payload.len();
-        let durable = durability == Durability::Durable;
-        let mut skip = 0;
-        while skip < length {
-            let file = self.descriptor.clone();
-            let (result, operation) = submit(Operation::Write { file, offset, payload, skip, durable }).await;
-            let Operation::Write { payload: returned, .. } = operation else {
-                unreachable!("a write comes back as one")
-            };
-            payload = returned;
-            let doing = || format!("writing {length} bytes at {offset} of {}", self.name);
-            match checked(result, doing)? {
-                0 => return Err(Error::no_space(doing())),
-                count => skip += count,
-            }
+        if length == 0 {
+            return Ok(());
         }
-        Ok(())
+        let durable = durability == Durability::Durable;
+        let file = self.descriptor.clone();
+        let (result, _) = submit(Operation::Write { file, offset, payload, skip: 0, durable }).await;
+        let doing = || format!("writing {length} bytes at {offset} of {}", self.name);
+        match checked(result, doing)? {
+            0 => Err(Error::no_space(doing())),
+            _ => Ok(()),
+        }
     }
 
     /// Makes the data durable, and of the metadata what is needed to read it (fdatasync).

@@ -78,6 +78,8 @@ pub(crate) struct Shard {
     pub(crate) slots: RefCell<Slots>,
     pub(crate) timers: RefCell<Timers>,
     pub(crate) queue: RefCell<VecDeque<Runnable>>,
+    /// Writes that the kernel cut short while the ring was in use.
+    pub(crate) cut_short: RefCell<Vec<Key>>,
     pub(crate) tasks: RefCell<Slab<Option<Waker>>>,
     pub(crate) random: RefCell<Random>,
     pub(crate) mailbox: Arc<Mailbox>,
@@ -182,10 +184,25 @@ impl Shard {
     /// Notes the end of an operation, and wakes who waits or drops what nobody waits for.
     #[inline]
     pub(crate) fn complete(&self, key: Key, result: i32) {
+        if self.slots.borrow_mut().goes_on(key, result) {
+            return self.start_again(key);
+        }
         let (waker, abandoned) = self.slots.borrow_mut().complete(key, result);
         drop(abandoned);
         if let Some(waker) = waker {
             waker.wake();
+        }
+    }
+
+    /// Starts what is left of an operation.
+    #[cold]
+    fn start_again(&self, key: Key) {
+        let immediate = {
+            let mut slots = self.slots.borrow_mut();
+            self.start(key, slots.slot(key.index))
+        };
+        if let Some(result) = immediate {
+            self.complete(key, result);
         }
     }
 
@@ -224,19 +241,34 @@ impl Shard {
         if wait && !self.mailbox.fall_asleep() {
             wait = false;
         }
-        let mut ring = ring.borrow_mut();
-        let ring = ring.as_mut().expect("a shard that turns has its ring");
-        ring.turn(wait, limit);
-        if wait {
-            self.mailbox.wake_up();
+        {
+            let mut ring = ring.borrow_mut();
+            let ring = ring.as_mut().expect("a shard that turns has its ring");
+            ring.turn(wait, limit);
+            if wait {
+                self.mailbox.wake_up();
+            }
+            ring.reap(|key, result| self.complete_inside_turn(key, result));
         }
-        ring.reap(|key, result| self.complete_inside_turn(key, result));
+        self.start_cut_short();
+    }
+
+    /// Starts again what [`complete_inside_turn`](Self::complete_inside_turn) put aside.
+    #[inline]
+    fn start_cut_short(&self) {
+        loop {
+            let Some(key) = self.cut_short.borrow_mut().pop() else { return };
+            self.start_again(key);
+        }
     }
 
     /// As [`complete`](Self::complete); dropping an operation may release a file's slot, which needs the ring
-    /// that is borrowed here, so what is abandoned goes through the queue of the dead.
+    /// that is borrowed here, so what is abandoned is dropped by a task of its own.
     #[inline]
     fn complete_inside_turn(&self, key: Key, result: i32) {
+        if self.slots.borrow_mut().goes_on(key, result) {
+            return self.cut_short.borrow_mut().push(key);
+        }
         let (waker, abandoned) = self.slots.borrow_mut().complete(key, result);
         if let Some(waker) = waker {
             waker.wake();
@@ -256,6 +288,7 @@ impl Shard {
                 ring.turn(true, Some(Duration::from_millis(20)));
                 ring.reap(|key, result| self.complete_inside_turn(key, result));
             }
+            self.start_cut_short();
             self.drop_tasks();
         }
         let ring = ring.borrow_mut().take();
@@ -368,6 +401,7 @@ where
         slots: RefCell::default(),
         timers: RefCell::default(),
         queue: RefCell::default(),
+        cut_short: RefCell::default(),
         tasks: RefCell::default(),
         random: RefCell::new(Random::new(crate::signal::kernel_random())),
         mailbox,

@@ -157,6 +157,7 @@ where
                 slots: RefCell::default(),
                 timers: RefCell::default(),
                 queue: RefCell::default(),
+                cut_short: RefCell::default(),
                 tasks: RefCell::default(),
                 random: RefCell::new(Random::new(order.next_u64())),
                 mailbox: mailboxes[index].clone(),

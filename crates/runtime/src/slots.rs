@@ -99,6 +99,21 @@ impl Slots {
         first
     }
 
+    /// Whether a write of a file was cut short by the kernel and has to go on with what is left of it. That
+    /// happens here and not where the write is awaited, so that it is carried out whole though nobody waits.
+    #[inline]
+    pub(crate) fn goes_on(&mut self, key: Key, result: i32) -> bool {
+        let Some(Operation::Write { payload, skip, .. }) = &mut self.slot(key.index).operation else {
+            return false;
+        };
+        let left = payload.len() - *skip;
+        if result <= 0 || result as usize >= left {
+            return false;
+        }
+        *skip += result as usize;
+        true
+    }
+
     /// Notes the end of an operation. What is returned is dropped or woken by the caller, after the slots are
     /// no longer borrowed: both can come back here.
     #[inline]

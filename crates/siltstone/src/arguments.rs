@@ -31,17 +31,11 @@ pub struct CommandLine {
 /// How much is logged.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
 pub enum LogLevel {
-    /// Nothing
     Off,
-    /// What failed
     Error,
-    /// What may be wrong
     Warn,
-    /// What happens
     Info,
-    /// What developers look for
     Debug,
-    /// Everything
     Trace,
 }
 

@@ -6,7 +6,7 @@ use crate::kinds::registry;
 use crate::output::{print, print_json, print_line};
 use crate::load;
 use serde_json::json;
-use stack::{Contract, Key, Kind, Problems, Stack, format_size};
+use stack::{Contract, Key, Kind, Problems, Stack};
 use std::fmt::Write;
 
 /// Carries one of them out.
@@ -36,11 +36,9 @@ fn check(argument: &str, format: bool, as_json: bool) -> Result<(), Failure> {
     let registry = registry();
     if !as_json {
         let stack = load::stack(argument, &registry)?;
-        let plan = stack.check(format)?;
+        stack.check(format)?;
         let parts = stack.parts().count();
-        let bytes = stack.parts().last().and_then(|part| plan.shape(part.name())).and_then(|shape| shape.bytes);
-        let size = bytes.map_or_else(String::new, |bytes| format!(", {}", format_size(bytes)));
-        return print_line(&format!("fine: {parts} {}{size}", if parts == 1 { "part" } else { "parts" }));
+        return print_line(&format!("{argument}: fine, {parts} {}", if parts == 1 { "part" } else { "parts" }));
     }
     let checked = match argument {
         "-" => load::stack(argument, &registry)?.check(format),

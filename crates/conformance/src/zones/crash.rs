@@ -3,7 +3,7 @@
 use super::Crash;
 use super::model::{Known, Suite};
 use crate::suite::{Check, begin_and_drop, ensure, fails, invalid, succeeds};
-use block::{Data, Durable, EraseGuarantee, ZoneIndex, ZoneReport, ZoneState};
+use block::{Data, Durable, ZoneIndex, ZoneReport, ZoneState};
 
 /// What was promised about a zone before the cut.
 struct Before {
@@ -44,10 +44,12 @@ async fn use_zones(suite: &mut Suite) -> Check<Vec<Before>> {
         append_some(suite, zone).await?;
         match suite.random.below(6) {
             0 => suite.finish(zone).await?,
-            1 => suite.reset(zone, EraseGuarantee::None).await?,
-            2 => {
-                suite.finish(zone).await?;
-                suite.reset(zone, EraseGuarantee::None).await?;
+            kind @ 1..=2 => {
+                if kind == 2 {
+                    suite.finish(zone).await?;
+                }
+                let erase = suite.any_guarantee();
+                suite.reset(zone, erase).await?;
             }
             _ => {}
         }

@@ -261,8 +261,8 @@ pub(super) async fn leave_traces(suite: &mut Suite) -> Check {
         }
         suite.finish(zone).await?;
     }
-    suite.reset(2, EraseGuarantee::None).await?;
     suite.finish(3).await?;
+    suite.reset(2, suite.geometry.erase).await?;
     for _ in 0..3 {
         let length = suite.any_length(suite.geometry.zone_capacity / 4);
         suite.append(1, length).await?;

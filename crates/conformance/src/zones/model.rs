@@ -96,6 +96,14 @@ impl Suite {
         limits.into_iter().filter(|limit| *limit != 0).min().unwrap_or(u32::MAX)
     }
 
+    /// A guarantee that these zones give.
+    pub(super) fn any_guarantee(&mut self) -> EraseGuarantee {
+        let all =
+            [EraseGuarantee::None, EraseGuarantee::Deallocated, EraseGuarantee::Erased, EraseGuarantee::Key];
+        let given: Vec<_> = all.into_iter().filter(|erase| *erase <= self.geometry.erase).collect();
+        given[self.random.below(given.len() as u64) as usize]
+    }
+
     /// A length that a zone with `room` bytes left takes, often a small one.
     pub(super) fn any_length(&mut self, room: u64) -> usize {
         let unit = u64::from(self.geometry.append_granularity);

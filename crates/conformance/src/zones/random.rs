@@ -40,8 +40,8 @@ fn finish_call(suite: &mut Suite, zone: u32) -> Running {
 }
 
 fn reset_call(suite: &mut Suite, zone: u32) -> Running {
-    let handle = suite.any_handle();
-    Box::pin(async move { (zone, Event::Reset(handle.reset(ZoneIndex(zone), EraseGuarantee::None).await)) })
+    let (handle, erase) = (suite.any_handle(), suite.any_guarantee());
+    Box::pin(async move { (zone, Event::Reset(handle.reset(ZoneIndex(zone), erase).await)) })
 }
 
 fn check_call(suite: &mut Suite, zone: u32, known: Known) -> Running {

@@ -2,8 +2,8 @@
 
 use super::Shared;
 use block::{
-    BlockCount, BlockIndex, BlockRange, Buffer, Call, Data, Device, DeviceGeometry, Durability, Error, Extent,
-    ExtentState, Payload, ReadOutcome, Result, ZeroMode,
+    BlockCount, BlockIndex, BlockRange, Buffer, Call, Data, Device, DeviceGeometry, Durability, Error,
+    Extent, ExtentState, Payload, ReadOutcome, Result, ZeroMode,
 };
 use runtime::file::File;
 use std::sync::Arc;
@@ -185,7 +185,12 @@ impl Device for FileHandle {
         })
     }
 
-    fn write_zeroes(&self, range: BlockRange, mode: ZeroMode, durability: Durability) -> Call<'_, Result<()>> {
+    fn write_zeroes(
+        &self,
+        range: BlockRange,
+        mode: ZeroMode,
+        durability: Durability,
+    ) -> Call<'_, Result<()>> {
         Call::new(async move {
             self.geometry.check_writable()?;
             self.geometry.check(range)?;

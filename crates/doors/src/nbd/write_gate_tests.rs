@@ -96,13 +96,14 @@ fn a_dropped_wait_leaves_nothing_behind() {
 /// Bytes of a block that several threads write in whole and in part; a write that is lost shows.
 #[test]
 fn threads_lose_no_write() {
-    const ROUNDS: u64 = 3000;
+    const ROUNDS: u64 = 1500;
     let gate = WriteGate::new(4);
     // One block: a word of the partial writers each, and one of the writer of whole blocks.
     let block: &[AtomicU64; 4] = &Default::default();
     let read = || [0, 1, 2, 3].map(|word: usize| block[word].load(Ordering::SeqCst));
     let write = |words: [u64; 4]| (0..4).for_each(|word| block[word].store(words[word], Ordering::SeqCst));
     let range = BlockRange::new(0, 1);
+    let finished = &AtomicU64::new(0);
     std::thread::scope(|scope| {
         for word in 0..3 {
             let gate = &gate;
@@ -111,23 +112,26 @@ fn threads_lose_no_write() {
                     let held = wait_for(gate.exclude(range));
                     let mut words = read();
                     words[word] = round;
-                    if round % 64 == 0 {
-                        std::thread::yield_now();
-                    }
+                    // Time for a write of the whole block to come between, if it could.
+                    std::thread::yield_now();
                     write(words);
                     drop(held);
                     // Only whole writes change this word besides, and they set all words to a mark.
                     let found = block[word].load(Ordering::SeqCst);
                     assert!(found == round || found >= 1 << 32, "write {round} of word {word} became {found}");
                 }
+                finished.fetch_add(1, Ordering::SeqCst);
             });
         }
         let gate = &gate;
         scope.spawn(move || {
-            for round in 1..=ROUNDS {
-                let mark = round << 32;
+            for round in (1..).take_while(|_| finished.load(Ordering::SeqCst) < 3) {
+                let mark = round << 32_u64;
                 match gate.pass(3) {
-                    Some(_counted) => write([mark; 4]),
+                    Some(_counted) => {
+                        std::thread::yield_now();
+                        write([mark; 4]);
+                    }
                     None => {
                         let _held = wait_for(gate.share(range));
                         write([mark; 4]);

@@ -3,5 +3,6 @@
 mod hostile;
 mod lifecycle;
 mod requests;
+mod silence;
 mod support;
 mod two_ends;

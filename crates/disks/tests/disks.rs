@@ -1,0 +1,221 @@
+//! The leaves against the conformance suite, on the real ring and in simulated worlds, and what is theirs alone.
+
+use block::{BlockIndex, BlockRange, BlockSize, Buffer, DevicePart, Durability, ExtentState, ZeroMode};
+use conformance::device::Options;
+use disks::file::FilePart;
+use disks::ram::RamPart;
+use runtime::{Config, SimulatedFaults, Simulation};
+use stack::{Registry, Stack};
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+fn registry() -> Registry {
+    Registry::new(vec![&disks::file::KIND, &disks::ram::KIND, &disks::null::KIND])
+}
+
+async fn build(line: &str, format: bool) -> block::Result<Arc<dyn DevicePart>> {
+    let stack = Stack::from_line("test", line, &registry())
+        .map_err(|problems| block::Error::invalid(problems.to_string()))?;
+    let plan = stack.check(format).map_err(|problems| block::Error::invalid(problems.to_string()))?;
+    plan.build().await?.top()
+}
+
+fn run<T: Send + 'static, Fut: Future<Output = T> + 'static>(main: impl FnOnce() -> Fut + Send) -> T {
+    runtime::run(Config::default().with_shards(2), main).expect("the runtime starts")
+}
+
+#[test]
+fn ram_conforms() {
+    for block_size in [512, 4096, 65536] {
+        let result = run(move || async move {
+            let block_size = BlockSize::new(block_size).expect("valid");
+            let make =
+                async || Arc::new(RamPart::new(8 << 20, block_size).expect("memory")) as Arc<dyn DevicePart>;
+            conformance::device::run(make, Options::default()).await
+        });
+        result.expect("ram keeps the contract");
+    }
+}
+
+/// Directories on file systems of different kinds: the temporary one, and memory if there is some.
+fn places() -> Vec<PathBuf> {
+    [std::env::temp_dir(), PathBuf::from("/var/tmp"), PathBuf::from("/dev/shm")]
+        .into_iter()
+        .filter(|path| path.is_dir())
+        .collect()
+}
+
+#[test]
+fn file_conforms_on_every_file_system_here() {
+    for place in places() {
+        let Ok(directory) = tempfile::tempdir_in(&place) else { continue };
+        for (index, settings) in
+            ["block_size=512", "block_size=4KiB", "block_size=64KiB", "direct=off"].into_iter().enumerate()
+        {
+            let line = format!("file({}/disk{index}, size=8MiB, {settings})", directory.path().display());
+            println!("{line}");
+            let result = run(move || async move {
+                let make = async || build(&line, false).await.expect("it builds");
+                conformance::device::run(make, Options { persistent: true, ..Options::default() }).await
+            });
+            result.expect("file keeps the contract");
+        }
+    }
+}
+
+#[test]
+fn file_and_ram_conform_in_simulated_worlds() {
+    let first = std::env::var("SILTSTONE_SEED").ok().and_then(|seed| seed.parse().ok()).unwrap_or(0);
+    for seed in first..first + 5 {
+        println!("seed {seed}");
+        let faults = SimulatedFaults { short: 0.1, slow: 0.05, ..SimulatedFaults::default() };
+        let simulation = Simulation::new(seed).with_shards(2).with_faults(faults);
+        let simulated = runtime::simulate(simulation, move || async move {
+            let options =
+                Options { seed: Some(seed), operations: 1000, persistent: true, ..Options::default() };
+            let file = async || {
+                let part = FilePart::open_path(Path::new("/disk"), Some(8 << 20)).await.expect("it opens");
+                Arc::new(part) as Arc<dyn DevicePart>
+            };
+            conformance::device::run(file, options.clone()).await?;
+            let ram = async || build("ram(8MiB)", false).await.expect("it builds");
+            conformance::device::run(ram, Options { persistent: false, ..options }).await
+        });
+        simulated.expect("it ends").value.expect("they keep the contract");
+    }
+}
+
+#[test]
+fn a_read_only_file_conforms_and_stays_as_it_is() {
+    let directory = tempfile::tempdir().expect("a directory");
+    let path = directory.path().join("disk");
+    std::fs::write(&path, vec![7; 1 << 20]).expect("it writes");
+    let line = format!("file({}, read_only=true)", path.display());
+    let result = run(move || async move {
+        let make = async || build(&line, false).await.expect("it builds");
+        conformance::device::run(make, Options::default()).await
+    });
+    result.expect("a read-only file keeps the contract");
+    assert!(std::fs::read(&path).expect("it reads").iter().all(|byte| *byte == 7));
+}
+
+#[test]
+fn null_takes_everything_and_reads_zeros() {
+    run(|| async {
+        let part = build("null(size=1GiB)", false).await.expect("it builds");
+        let device = part.open().await.expect("it opens");
+        device
+            .write(BlockIndex(3), Buffer::copy_of(&[1; 4096]).into(), Durability::Durable)
+            .await
+            .expect("it takes it");
+        let (result, buffer) = device.read(BlockIndex(3), Buffer::copy_of(&[9; 8192])).await;
+        result.expect("it reads");
+        assert_eq!(buffer.filled(), [0; 8192]);
+        let (result, buffer) = device.read(BlockIndex(1 << 18), Buffer::new(4096)).await;
+        assert_eq!((result.expect_err("outside").errno(), buffer.filled().len()), (libc::EINVAL, 0));
+    });
+}
+
+#[test]
+fn files_that_do_not_fit_are_refused_with_what_to_do() {
+    let directory = tempfile::tempdir().expect("a directory");
+    let path = |name: &str| directory.path().join(name).display().to_string();
+    std::fs::write(path("odd"), vec![0; 5000]).expect("it writes");
+    std::fs::write(path("even"), vec![1; 8192]).expect("it writes");
+    let cases = [
+        (format!("file({})", path("odd")), "the length of"),
+        (
+            format!("file({}, size=5000)", path("new")),
+            "expected a multiple of the block size, 4096; 4KiB would fit",
+        ),
+        (
+            format!("file({}, size=64KiB)", path("even")),
+            "leave size out to take the file as it is, or format it",
+        ),
+        (format!("file({})", path("missing")), "made only with a size"),
+        (format!("file({})", directory.path().display()), "neither a regular file nor a block device"),
+        (format!("file({}, block_size=1000, size=64KiB)", path("new")), "a power of two"),
+        ("ram(100)".to_string(), "at least 4096 is needed"),
+    ];
+    for (line, expected) in cases {
+        let shown = line.clone();
+        let error =
+            run(move || async move { build(&line, false).await.err() }).expect("it is refused").to_string();
+        assert!(error.contains(expected), "{shown}: {error}");
+    }
+    assert!(!Path::new(&path("new")).exists(), "nothing was made");
+    // Formatting may cut a file, and only then.
+    let line = format!("file({}, size=4KiB)", path("even"));
+    run(move || async move { build(&line, true).await.map(drop) }).expect("it builds");
+    assert_eq!(std::fs::metadata(path("even")).expect("it is there").len(), 4096);
+}
+
+#[test]
+fn a_file_in_use_is_refused_until_it_is_free() {
+    let directory = tempfile::tempdir().expect("a directory");
+    let line = format!("file({}/disk, size=1MiB)", directory.path().display());
+    run(move || async move {
+        let part = build(&line, false).await.expect("it builds");
+        let error = build(&line, false).await.err().expect("it is in use");
+        assert_eq!(error.errno(), libc::EBUSY);
+        assert!(error.to_string().contains("stop that one first"), "{error}");
+        drop(part);
+        build(&line, false).await.expect("it is free");
+    });
+}
+
+#[test]
+fn holes_are_told_and_made() {
+    let directory = tempfile::tempdir_in("/var/tmp").expect("a directory");
+    let line = format!("file({}/disk, size=64MiB)", directory.path().display());
+    run(move || async move {
+        let part = build(&line, false).await.expect("it builds");
+        let device = part.open().await.expect("it opens");
+        let whole = BlockRange::new(0, 16384);
+        let states = async |range| {
+            let extents = device.extents(range).await.expect("it tells");
+            extents
+                .into_iter()
+                .map(|extent| (extent.range.start.0, extent.range.count.0, extent.state))
+                .collect::<Vec<_>>()
+        };
+        assert_eq!(states(whole).await, [(0, 16384, ExtentState::Hole)]);
+        let megabyte = || Buffer::copy_of(&vec![1; 1 << 20]).into();
+        device.write(BlockIndex(1024), megabyte(), Durability::Durable).await.expect("it writes");
+        let (hole, data) = (ExtentState::Hole, ExtentState::Data);
+        assert_eq!(states(whole).await, [(0, 1024, hole), (1024, 256, data), (1280, 15104, hole)]);
+        device.discard(BlockRange::new(1024, 128)).await.expect("it discards");
+        assert_eq!(states(BlockRange::new(1000, 200)).await, [(1000, 152, hole), (1152, 48, data)]);
+        let keep = device.write_zeroes(BlockRange::new(0, 64), ZeroMode::KeepAllocated, Durability::Durable);
+        keep.await.expect("it zeroes");
+        let (result, buffer) = device.read(BlockIndex(0), Buffer::new(4096)).await;
+        result.expect("it reads");
+        assert_eq!(buffer.filled(), [0; 4096]);
+    });
+}
+
+#[test]
+fn after_a_failed_flush_nothing_is_called_durable_any_more() {
+    let mut failed = 0;
+    for seed in 0..20 {
+        let faults = SimulatedFaults { sync_error: 0.3, ..SimulatedFaults::default() };
+        let simulated = runtime::simulate(Simulation::new(seed).with_faults(faults), || async {
+            let part = FilePart::open_path(Path::new("/disk"), Some(1 << 20)).await?;
+            let device = part.open().await?;
+            let mut results = Vec::new();
+            for _ in 0..10 {
+                device.write(BlockIndex(1), Buffer::zeroed(4096).into(), Durability::Visible).await?;
+                results.push(device.flush().await.is_ok());
+            }
+            let durable = device.write(BlockIndex(1), Buffer::zeroed(4096).into(), Durability::Durable).await;
+            assert_eq!(durable.is_ok(), results.iter().all(|ok| *ok));
+            Ok::<Vec<bool>, block::Error>(results)
+        });
+        // Formatting syncs too, and may fail by itself.
+        let Ok(results) = simulated.expect("it ends").value else { continue };
+        let first_failure = results.iter().position(|ok| !ok).unwrap_or(results.len());
+        assert!(results[first_failure..].iter().all(|ok| !ok), "seed {seed}: {results:?}");
+        failed += u32::from(first_failure < results.len());
+    }
+    assert!(failed > 5, "{failed} of 20 seeds had a failed flush");
+}
