@@ -144,19 +144,19 @@ impl<'a> Benchmark<'a> {
         Self::of_plan(argument, plan, setting)
     }
 
-    /// Of a job file, on its `filename=`s or, if given, on one stack.
+    /// Of a job file, on its `filename=`s or, if given, on one stack. `file` is its name.
     ///
     /// # Errors
     /// In words: the stack is wrong, a job has no file, a file isn't there and nobody says how large it shall be,
     /// or a job doesn't fit.
     pub fn of_job_file(
-        name: &str,
+        file: &str,
         jobs: JobFile,
         on: Option<&str>,
         setting: Setting<'a>,
     ) -> Result<Self, String> {
         let mut notes = jobs.notes;
-        let files = files::Files::new(name, jobs.jobs, on, setting, &mut notes)?;
+        let files = files::Files::new(file, jobs.jobs, on, setting, &mut notes)?;
         Ok(Benchmark { setting, what: What::Files(files), notes })
     }
 

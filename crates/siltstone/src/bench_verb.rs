@@ -3,7 +3,7 @@
 use crate::arguments::Bench;
 use crate::failure::Failure;
 use crate::kinds::registry;
-use crate::output::{print, print_line};
+use crate::output::{print, print_line, say};
 use crate::progress::Screen;
 use bench::job_file::JobFile;
 use bench::plan::Plan;
@@ -157,7 +157,7 @@ fn prepare<'a>(
         }
         What::JobFile { text } => {
             let jobs = JobFile::parse(argument, text, &|name| std::env::var(name).ok())?;
-            Benchmark::of_job_file(&stem, jobs, arguments.on.as_deref(), setting).map_err(Failure::Usage)
+            Benchmark::of_job_file(argument, jobs, arguments.on.as_deref(), setting).map_err(Failure::Usage)
         }
         What::Stack => {
             let kind = argument.split('(').next().unwrap_or_default();
@@ -202,7 +202,7 @@ fn tell(results: &Results, folder: &Path, as_json: bool) -> Result<(), Failure> 
     let places = format!("report:  {}\nfigures: {}", page.display(), figures.display());
     match as_json {
         true => {
-            eprintln!("{places}");
+            say(&places);
             print_line(&json)
         }
         false => print(&format!("{}\n{places}\n", table::render(results))),

@@ -26,7 +26,7 @@ fn main() -> ExitCode {
         Err(failure) => {
             let text = failure.to_string();
             if !text.is_empty() {
-                eprintln!("{text}");
+                output::say(&text);
             }
             failure.exit_code()
         }

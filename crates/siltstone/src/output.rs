@@ -1,4 +1,4 @@
-//! Standard output, whose reader may go away: then there is nobody left to tell.
+//! Standard output and standard error, whose readers may go away: then there is nobody left to tell.
 
 use crate::failure::Failure;
 use std::io::{ErrorKind, Write};
@@ -31,4 +31,10 @@ pub fn print_line(text: &str) -> Result<(), Failure> {
 /// As [`print`].
 pub fn print_json(value: &serde_json::Value) -> Result<(), Failure> {
     print_line(&format!("{value:#}"))
+}
+
+/// Says something on standard error.
+pub fn say(text: &str) {
+    // A measurement goes on, and is written to its files, whether or not anybody listens.
+    let _ = writeln!(std::io::stderr(), "{text}");
 }

@@ -1,5 +1,6 @@
 //! What is shown while a benchmark runs: a bar where somebody looks on, a line per run where nobody does.
 
+use crate::output::say;
 use bench::engine::Progress;
 use bench::results::Measurement;
 use bench::runner::{Observer, Step};
@@ -89,7 +90,7 @@ impl Screen {
     fn say(&self, text: &str) {
         match &self.bar {
             Some(bar) => bar.println(text),
-            None => eprintln!("{text}"),
+            None => say(text),
         }
     }
 }

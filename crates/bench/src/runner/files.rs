@@ -10,6 +10,7 @@ use crate::results::{Measurement, RunResult, Workload};
 use block::{Error, Result};
 use stack::Stack;
 use std::collections::BTreeSet;
+use std::path::Path;
 use std::time::Duration;
 
 /// Where jobs run.
@@ -43,20 +44,21 @@ pub(super) struct Group {
 impl Files {
     /// See [`Benchmark::of_job_file`](super::Benchmark::of_job_file).
     pub fn new(
-        name: &str,
+        file: &str,
         jobs: Vec<Job>,
         on: Option<&str>,
         setting: Setting<'_>,
         notes: &mut Vec<String>,
     ) -> Result<Files, String> {
         note_reports(&jobs, notes);
+        let name = Path::new(file).file_stem().map_or_else(|| file.into(), |stem| stem.to_string_lossy().into());
         let mut problems = Vec::new();
         let mut targets: Vec<String> = Vec::new();
         let mut placed: Vec<(usize, Job)> = Vec::new();
         for mut job in jobs {
             let Some(target) = on.map(str::to_owned).or_else(|| job.filename.clone()) else {
                 problems.push(format!(
-                    "{name}: [{}]: expected filename=PATH, or a stack for all jobs with --on STACK",
+                    "{file}: [{}]: expected filename=PATH, or a stack for all jobs with --on STACK",
                     job.name
                 ));
                 continue;
@@ -73,13 +75,13 @@ impl Files {
             let jobs: Vec<&Job> =
                 placed.iter().filter(|(place, _)| *place == number).map(|(_, job)| job).collect();
             let place = Place::new(target, &jobs, on.is_some(), setting, notes);
-            match place.map_err(|problem| format!("{name}: {problem}")) {
+            match place.map_err(|problem| format!("{file}: {problem}")) {
                 Ok(place) => places.push(place),
                 Err(problem) => problems.push(problem),
             }
         }
         match problems.is_empty() {
-            true => Ok(Files { name: name.into(), places, jobs: placed, is_on_stack: on.is_some() }),
+            true => Ok(Files { name, places, jobs: placed, is_on_stack: on.is_some() }),
             false => Err(problems.join("\n\n")),
         }
     }

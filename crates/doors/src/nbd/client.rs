@@ -72,7 +72,7 @@ fn choose_block_size(config: &ClientConfig, remote: &RemoteExport) -> Result<Blo
         _ => smallest,
     });
     let block_size = BlockSize::new(wanted)?;
-    if wanted < smallest || remote.size % wanted != 0 {
+    if wanted < smallest || !remote.size.is_multiple_of(wanted) {
         return Err(Error::invalid(format!(
             "export \"{}\" of {}: {} bytes in blocks of {wanted}: expected a multiple, and blocks of at least {smallest}",
             config.export, config.address, remote.size
@@ -123,10 +123,17 @@ pub const KIND: Kind = Kind {
     contract: Contract::Device,
     summary: "a device on an NBD server",
     keys: &[
-        Key::required("address", ValueKind::Text, "where the server listens: unix:PATH or IP:PORT").positional(),
-        Key::optional("export", ValueKind::Text, "the export's name; empty is the server's default one").or(""),
-        Key::optional("connections", ValueKind::Integer { min: 1, max: 64 }, "connections of each shard").or("1"),
-        Key::optional("block_size", ValueKind::Size, "bytes of a block; if not given, what the server prefers"),
+        Key::required("address", ValueKind::Text, "where the server listens: unix:PATH or IP:PORT")
+            .positional(),
+        Key::optional("export", ValueKind::Text, "the export's name; empty is the server's default one")
+            .or(""),
+        Key::optional("connections", ValueKind::Integer { min: 1, max: 64 }, "connections of each shard")
+            .or("1"),
+        Key::optional(
+            "block_size",
+            ValueKind::Size,
+            "bytes of a block; if not given, what the server prefers",
+        ),
     ],
     shareable: false,
     example: "nbd-client(unix:vol.sock)",

@@ -72,7 +72,9 @@ impl fmt::Display for End {
         match self {
             End::Goodbye => formatter.write_str("the client disconnected"),
             End::HungUp => formatter.write_str("the client hung up"),
-            End::Silent => formatter.write_str("the client was silent in the middle of a message and was cut off"),
+            End::Silent => {
+                formatter.write_str("the client was silent in the middle of a message and was cut off")
+            }
             End::Stopped => formatter.write_str("the server stops"),
             End::Violation(error) => write!(formatter, "the client was cut off: {}", error.detail()),
             End::Lost(error) => write!(formatter, "the connection broke: {}", error.detail()),
@@ -252,12 +254,13 @@ impl<'c> Connection<'c> {
         }
         self.export.counters.add(&mut self.tally);
         let sent = self.sending.is_none() && (self.replies.is_empty() || self.output_failed);
-        if self.in_flight.is_empty() && sent {
-            if let Some(end) = self.end.take() {
-                return Poll::Ready(end);
+        match self.end.take() {
+            Some(end) if self.in_flight.is_empty() && sent => Poll::Ready(end),
+            end => {
+                self.end = end;
+                Poll::Pending
             }
         }
-        Poll::Pending
     }
 
     /// Takes no more requests. What is in flight ends, and its replies have a limited time to be taken.
@@ -462,9 +465,13 @@ fn answer(replies: &mut Replies, tally: &mut Tally, ended: Ended) {
     let bytes = u64::from(request.length);
     match operation {
         Operation::Read => (tally.reads, tally.read_bytes) = (tally.reads + 1, tally.read_bytes + bytes),
-        Operation::Write(_) => (tally.writes, tally.written_bytes) = (tally.writes + 1, tally.written_bytes + bytes),
+        Operation::Write(_) => {
+            (tally.writes, tally.written_bytes) = (tally.writes + 1, tally.written_bytes + bytes)
+        }
         Operation::Flush => tally.flushes += 1,
-        Operation::Trim(_) => (tally.trims, tally.trimmed_bytes) = (tally.trims + 1, tally.trimmed_bytes + bytes),
+        Operation::Trim(_) => {
+            (tally.trims, tally.trimmed_bytes) = (tally.trims + 1, tally.trimmed_bytes + bytes)
+        }
         Operation::WriteZeroes(..) => {
             (tally.write_zeroes, tally.zeroed_bytes) = (tally.write_zeroes + 1, tally.zeroed_bytes + bytes);
         }
@@ -482,4 +489,5 @@ fn answer(replies: &mut Replies, tally: &mut Tally, ended: Ended) {
     }
 }
 
-const _: () = assert!(RECEIVE_BYTES / 2 > LARGE_WRITE as usize + REQUEST_BYTES, "a small write fits the buffer");
+const _: () =
+    assert!(RECEIVE_BYTES / 2 > LARGE_WRITE as usize + REQUEST_BYTES, "a small write fits the buffer");

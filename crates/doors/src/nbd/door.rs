@@ -61,7 +61,8 @@ pub const KIND: Kind = Kind {
         Key::optional("exports", ValueKind::Devices, "several devices; the first one is the default export"),
         Key::optional("socket", ValueKind::Path, "listen on a unix socket with this path"),
         Key::optional("address", ValueKind::Text, "listen on TCP: IP:PORT, such as 127.0.0.1:10809"),
-        Key::optional("max_connections", ValueKind::Integer { min: 1, max: 65536 }, "clients at a time").or("256"),
+        Key::optional("max_connections", ValueKind::Integer { min: 1, max: 65536 }, "clients at a time")
+            .or("256"),
         Key::optional("read_only", ValueKind::Bool, "refuse writes").or("false"),
         Key::optional("description", ValueKind::Text, "a text that clients can show").or(""),
     ],
@@ -93,7 +94,9 @@ fn names(arguments: &Arguments) -> Result<Vec<String>> {
     let mut names: Vec<String> = Vec::new();
     for name in arguments.child_names("device")?.into_iter().chain(arguments.child_names("exports")?) {
         if names.iter().any(|other| other == name) {
-            return Err(arguments.refuse("exports", format!("\"{name}\" is exported twice: expected it once")));
+            return Err(
+                arguments.refuse("exports", format!("\"{name}\" is exported twice: expected it once"))
+            );
         }
         names.push(name.to_owned());
     }

@@ -54,6 +54,16 @@ macro_rules! counters {
 }
 
 counters!(
-    connections, reads, read_bytes, writes, written_bytes, flushes, trims, trimmed_bytes, write_zeroes,
-    zeroed_bytes, block_statuses, errors
+    connections,
+    reads,
+    read_bytes,
+    writes,
+    written_bytes,
+    flushes,
+    trims,
+    trimmed_bytes,
+    write_zeroes,
+    zeroed_bytes,
+    block_statuses,
+    errors
 );

@@ -7,8 +7,9 @@
 //! Time limits and the socket are left to the connection.
 
 use super::protocol::{
-    ALLOCATION_CONTEXT, EXPORT_NAME_PADDING, LONGEST_STRING, MAXIMUM_PAYLOAD, OPTION_HEADER_BYTES, OPTION_MAGIC,
-    Reader, handshake_flag, info, option, option_reply, put_option_reply, string, transmission_flag,
+    ALLOCATION_CONTEXT, EXPORT_NAME_PADDING, LONGEST_STRING, MAXIMUM_PAYLOAD, OPTION_HEADER_BYTES,
+    OPTION_MAGIC, Reader, handshake_flag, info, option, option_reply, put_option_reply, string,
+    transmission_flag,
 };
 use block::{Error, Result};
 
@@ -136,7 +137,9 @@ impl<'a> Negotiation<'a> {
         let Some(flags) = Reader(bytes).u32() else { return Ok((0, Progress::Wait)) };
         let known = handshake_flag::FIXED_NEWSTYLE | handshake_flag::NO_ZEROES;
         if flags & !u32::from(known) != 0 {
-            return Err(Error::protocol(format!("client flags {flags:#010x}: expected only bits of {known:#x}")));
+            return Err(Error::protocol(format!(
+                "client flags {flags:#010x}: expected only bits of {known:#x}"
+            )));
         }
         self.client_flags = Some(flags as u16);
         Ok((4, Progress::Continue))
@@ -145,7 +148,9 @@ impl<'a> Negotiation<'a> {
     fn skip_option(&mut self, option: u32, length: u32, answer: &mut Vec<u8>) -> Result<(usize, Progress)> {
         self.options += 1;
         if length > LARGEST_SKIPPED_OPTION || option == option::EXPORT_NAME || self.options > MOST_OPTIONS {
-            return Err(Error::protocol(format!("option {option} has {length} bytes: at most {LARGEST_OPTION}")));
+            return Err(Error::protocol(format!(
+                "option {option} has {length} bytes: at most {LARGEST_OPTION}"
+            )));
         }
         self.skip = length as usize;
         refuse(answer, option, (option_reply::ERR_TOO_BIG, "the option is too large"));
@@ -288,7 +293,12 @@ impl<'a> Negotiation<'a> {
         let export = self.find(name).ok_or((option_reply::ERR_UNKNOWN, "there is no such export"))?;
         if found {
             let id = if set { ALLOCATION_CONTEXT_ID } else { 0 }.to_be_bytes();
-            put_option_reply(answer, option, option_reply::META_CONTEXT, &[&id, ALLOCATION_CONTEXT.as_bytes()]);
+            put_option_reply(
+                answer,
+                option,
+                option_reply::META_CONTEXT,
+                &[&id, ALLOCATION_CONTEXT.as_bytes()],
+            );
             if set {
                 self.context_for = Some(export);
             }
@@ -307,7 +317,9 @@ fn check_magic_so_far(bytes: &[u8]) -> Result<()> {
     let have = bytes.len().min(expected.len());
     match bytes[..have] == expected[..have] {
         true => Ok(()),
-        false => Err(Error::protocol(format!("an option begins with {:02x?}: expected IHAVEOPT", &bytes[..have]))),
+        false => {
+            Err(Error::protocol(format!("an option begins with {:02x?}: expected IHAVEOPT", &bytes[..have])))
+        }
     }
 }
 

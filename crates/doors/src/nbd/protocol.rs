@@ -432,8 +432,8 @@ mod tests {
     #[test]
     fn a_request_from_its_bytes() {
         let bytes = [
-            0x25, 0x60, 0x95, 0x13, 0x00, 0x01, 0x00, 0x06, 1, 2, 3, 4, 5, 6, 7, 8, 0, 0, 0, 1, 0, 0, 0x10, 0, 0,
-            0, 2, 0,
+            0x25, 0x60, 0x95, 0x13, 0x00, 0x01, 0x00, 0x06, 1, 2, 3, 4, 5, 6, 7, 8, 0, 0, 0, 1, 0, 0, 0x10,
+            0, 0, 0, 2, 0,
         ];
         let request = Request::parse(&bytes).expect("valid").expect("whole");
         let expected = Request {

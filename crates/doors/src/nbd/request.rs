@@ -115,7 +115,9 @@ impl Intake {
             Ok(Operation::Write(durability)) if request.length >= LARGE_WRITE => {
                 Ok(Step::StartLarge(request, durability))
             }
-            Ok(Operation::Write(_)) if bytes.len() < REQUEST_BYTES + request.length as usize => Ok(Step::Wait),
+            Ok(Operation::Write(_)) if bytes.len() < REQUEST_BYTES + request.length as usize => {
+                Ok(Step::Wait)
+            }
             Ok(operation) => Ok(Step::Start(request, operation)),
             Err(refusal) => Ok(Step::Refuse(request, refusal)),
         }
@@ -126,7 +128,9 @@ impl Intake {
     pub fn take(&mut self, step: &Step) {
         match step {
             Step::Skip(count) => self.skip -= count,
-            Step::Refuse(request, _) if request.command == command::WRITE => self.skip = request.length as usize,
+            Step::Refuse(request, _) if request.command == command::WRITE => {
+                self.skip = request.length as usize
+            }
             _ => {}
         }
     }
@@ -294,7 +298,9 @@ mod tests {
 
     fn some_request() -> impl Strategy<Value = Vec<u8>> {
         let fields = (0_u16..10, 0_u16..40, 0_u64..1 << 21, 0_u32..200_000);
-        fields.prop_map(|(command, flags, offset, length)| request(command, flags, offset, length).encode().to_vec())
+        fields.prop_map(|(command, flags, offset, length)| {
+            request(command, flags, offset, length).encode().to_vec()
+        })
     }
 
     proptest! {

@@ -16,9 +16,9 @@ use super::export::Export;
 use super::negotiation::ExportDescription;
 use super::protocol::LONGEST_STRING;
 use block::{Device, DevicePart, Error, Result, Status};
+use runtime::ShardIndex;
 use runtime::net::{Address, Listener, RemoteStream, Shutdown, Stream};
 use runtime::sync::{Notify, StopSource, StopToken};
-use runtime::ShardIndex;
 use serde_json::json;
 use std::cell::{Cell, RefCell};
 use std::collections::BTreeMap;
@@ -123,7 +123,9 @@ impl Server {
         for export in &config.exports {
             let name = &export.name;
             if descriptions.iter().any(|other| other.name == *name) {
-                return Err(Error::invalid(format!("export \"{name}\" is there twice: expected names that differ")));
+                return Err(Error::invalid(format!(
+                    "export \"{name}\" is there twice: expected names that differ"
+                )));
             }
             for text in [name, &export.description] {
                 if text.len() > LONGEST_STRING || text.contains('\0') {
@@ -259,7 +261,8 @@ impl Server {
         status.insert("cut_off_connections".into(), json!(shared.cut_off.load(Ordering::Relaxed)));
         let exports = shared.exports.get().map(Vec::as_slice).unwrap_or_default();
         let named = shared.descriptions.iter().zip(exports);
-        let exports = named.map(|(description, export)| (description.name.clone(), export.counters.status().into()));
+        let exports =
+            named.map(|(description, export)| (description.name.clone(), export.counters.status().into()));
         status.insert("exports".into(), serde_json::Value::Object(exports.collect()));
         status
     }
@@ -277,7 +280,8 @@ async fn open_part(shared: Arc<Shared>) -> Result<()> {
     let mut devices = Vec::new();
     for (device, description) in shared.devices.iter().zip(&shared.descriptions) {
         let opened = device.open().await;
-        devices.push(opened.map_err(|error| error.in_context(format_args!("export \"{}\"", description.name)))?);
+        devices
+            .push(opened.map_err(|error| error.in_context(format_args!("export \"{}\"", description.name)))?);
     }
     let key = (shared.id, runtime::current_shard().0);
     let part = ShardPart {
@@ -331,7 +335,9 @@ async fn listen(address: &Address) -> Result<Listener> {
 async fn remove_stale_socket(address: &Address, path: &Path) -> Result<()> {
     let refused = |what: &str| {
         let path = path.display();
-        Err(Error::already_exists(format!("socket {path}: {what} of this name; remove it or choose another name")))
+        Err(Error::already_exists(format!(
+            "socket {path}: {what} of this name; remove it or choose another name"
+        )))
     };
     match runtime::file::metadata(path) {
         Err(Error::NotFound(_)) => return Ok(()),
@@ -455,7 +461,8 @@ async fn keep_watch(part: Rc<ShardPart>) {
             let late = watch.deadline.get().is_some_and(|deadline| deadline <= now);
             late && !watch.expired.get()
         };
-        let late: Vec<_> = part.connections.borrow().values().filter(|watch| overdue(watch)).cloned().collect();
+        let late: Vec<_> =
+            part.connections.borrow().values().filter(|watch| overdue(watch)).cloned().collect();
         for watch in late {
             watch.expired.set(true);
             // It may be closed already.

@@ -11,8 +11,8 @@ use super::protocol::{Request, extent_flag};
 use super::request::Operation;
 use super::write_gate::{Counted, WriteGate};
 use block::{
-    BlockIndex, BlockRange, Buffer, Call, Data, Device, Durability, Error, Extent, ExtentState, Payload, ReadOutcome,
-    Result, ZeroMode,
+    BlockIndex, BlockRange, Buffer, Call, Data, Device, Durability, Error, Extent, ExtentState, Payload,
+    ReadOutcome, Result, ZeroMode,
 };
 use std::pin::Pin;
 use std::task::{Context, Poll};
@@ -82,7 +82,9 @@ impl<'d> Target<'d> {
                     counted = self.gate.pass(self.shard);
                     match counted {
                         Some(_) => Calls::Done(self.device.write(range.start, payload.into(), durability)),
-                        None => Calls::Done(Call::new(write_shared(*self, range, payload.into(), durability))),
+                        None => {
+                            Calls::Done(Call::new(write_shared(*self, range, payload.into(), durability)))
+                        }
                     }
                 } else {
                     Calls::Done(Call::new(write_part(*self, request, payload, durability)))
@@ -107,7 +109,9 @@ impl Future for Work<'_> {
         let (request, operation, shift) = (self.request, self.operation, self.block_shift);
         let outcome = match &mut self.calls {
             Calls::Read(call) => {
-                let Poll::Ready((result, buffer)) = Pin::new(call).poll(context) else { return Poll::Pending };
+                let Poll::Ready((result, buffer)) = Pin::new(call).poll(context) else {
+                    return Poll::Pending;
+                };
                 result.and_then(|()| bytes_of(&request, buffer, shift)).map(Some)
             }
             Calls::Done(call) => {
@@ -148,7 +152,8 @@ fn describe(request: &Request, extents: &[Extent], block_shift: u32, only_one: b
             ExtentState::Zero => extent_flag::ZERO,
             ExtentState::Hole => extent_flag::HOLE | extent_flag::ZERO,
         };
-        let (from, to) = (extent.range.start.0 << block_shift, (extent.range.end().0 << block_shift).min(end));
+        let (from, to) =
+            (extent.range.start.0 << block_shift, (extent.range.end().0 << block_shift).min(end));
         if from > at || at >= to {
             break;
         }
@@ -219,7 +224,9 @@ async fn read_block(target: Target<'_>, block: BlockIndex) -> Result<Data> {
     result?;
     match buffer.filled().len() == bytes {
         true => Ok(buffer.freeze()),
-        false => Err(Error::io(format!("the device returned {} bytes: expected {bytes}", buffer.filled().len()))),
+        false => {
+            Err(Error::io(format!("the device returned {} bytes: expected {bytes}", buffer.filled().len())))
+        }
     }
 }
 

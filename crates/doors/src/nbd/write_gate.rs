@@ -68,9 +68,8 @@ impl Table {
         for index in 0..self.entries.len() {
             let (earlier, rest) = self.entries.split_at_mut(index);
             let entry = &mut rest[0];
-            let conflict = |other: &Entry| {
-                (other.exclusive || entry.exclusive) && other.range.overlaps(&entry.range)
-            };
+            let conflict =
+                |other: &Entry| (other.exclusive || entry.exclusive) && other.range.overlaps(&entry.range);
             if !entry.granted && !earlier.iter().any(conflict) {
                 entry.granted = true;
                 wake.extend(entry.waker.take());

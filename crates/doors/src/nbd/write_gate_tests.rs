@@ -118,7 +118,10 @@ fn threads_lose_no_write() {
                     drop(held);
                     // Only whole writes change this word besides, and they set all words to a mark.
                     let found = block[word].load(Ordering::SeqCst);
-                    assert!(found == round || found >= 1 << 32, "write {round} of word {word} became {found}");
+                    assert!(
+                        found == round || found >= 1 << 32,
+                        "write {round} of word {word} became {found}"
+                    );
                 }
                 finished.fetch_add(1, Ordering::SeqCst);
             });

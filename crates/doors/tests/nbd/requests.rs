@@ -33,7 +33,10 @@ fn bytes_anywhere_against_a_model() {
                     2 => {
                         model[range].fill(0);
                         let flags = if round % 2 == 0 { command_flag::NO_HOLE } else { command_flag::FUA };
-                        assert_eq!(raw.call(command::WRITE_ZEROES, flags, offset, length, &[]).await, Ok(vec![]));
+                        assert_eq!(
+                            raw.call(command::WRITE_ZEROES, flags, offset, length, &[]).await,
+                            Ok(vec![])
+                        );
                     }
                     _ => {
                         let found = raw.call(command::READ, 0, offset, length, &[]).await;

@@ -7,7 +7,10 @@ use runtime::{Simulation, simulate};
 use std::time::Duration;
 
 /// Runs a test in a simulated world of two shards, with a server that was started.
-fn in_simulation<Fut: Future<Output = ()> + 'static>(seed: u64, test: impl FnOnce(Address) -> Fut + Send + 'static) {
+fn in_simulation<Fut: Future<Output = ()> + 'static>(
+    seed: u64,
+    test: impl FnOnce(Address) -> Fut + Send + 'static,
+) {
     println!("seed {seed}");
     let simulated = simulate(Simulation::new(seed).with_shards(2), move || async move {
         let address: Address = "127.0.0.1:10809".parse().expect("an address");
@@ -30,7 +33,9 @@ async fn seconds_until_closed(raw: Raw) -> u64 {
 fn a_handshake_that_stops_is_cut_off() {
     for seed in 41..44 {
         in_simulation(seed, |address| async move {
-            for bytes in [&b""[..], b"\x00\x00", b"\x00\x00\x00\x03IHAVEOPT\x00\x00\x00\x07\x00\x00\x00\x09abc"] {
+            for bytes in
+                [&b""[..], b"\x00\x00", b"\x00\x00\x00\x03IHAVEOPT\x00\x00\x00\x07\x00\x00\x00\x09abc"]
+            {
                 let raw = Raw::connect(&address).await;
                 raw.send(bytes).await;
                 let seconds = seconds_until_closed(raw).await;

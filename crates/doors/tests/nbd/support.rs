@@ -1,8 +1,8 @@
 //! What the tests share: a server around devices, a client that sends what it is told to, and a slow disk.
 
 use block::{
-    BlockCount, BlockIndex, BlockRange, BlockSize, Buffer, Call, Data, Device, DeviceGeometry, DevicePart, Durability,
-    Error, Part, Payload, ReadOutcome, Result, ZeroMode,
+    BlockCount, BlockIndex, BlockRange, BlockSize, Buffer, Call, Data, Device, DeviceGeometry, DevicePart,
+    Durability, Error, Part, Payload, ReadOutcome, Result, ZeroMode,
 };
 use doors::nbd::client::{ClientConfig, NbdClient};
 use doors::nbd::protocol::{
@@ -128,7 +128,10 @@ impl Raw {
     pub async fn reply(&self, command: u16, length: u32) -> RawReply {
         if !self.structured {
             let head = self.receive(16).await;
-            assert_eq!((&head[..4], &head[8..]), (&[0x67, 0x44, 0x66, 0x98][..], &0xABCD_u64.to_be_bytes()[..]));
+            assert_eq!(
+                (&head[..4], &head[8..]),
+                (&[0x67, 0x44, 0x66, 0x98][..], &0xABCD_u64.to_be_bytes()[..])
+            );
             return match Reader(&head[4..]).u32().expect("error") {
                 0 if command == command::READ => Ok(self.receive(length as usize).await),
                 0 => Ok(Vec::new()),
@@ -203,8 +206,11 @@ impl DevicePart for SlowDisk {
     }
 
     fn open(&self) -> Call<'_, Result<Rc<dyn Device>>> {
-        let copy =
-            SlowDisk { geometry: self.geometry.clone(), bytes: self.bytes.clone(), controls: self.controls.clone() };
+        let copy = SlowDisk {
+            geometry: self.geometry.clone(),
+            bytes: self.bytes.clone(),
+            controls: self.controls.clone(),
+        };
         Call::ready(Ok(Rc::new(copy) as Rc<dyn Device>))
     }
 }

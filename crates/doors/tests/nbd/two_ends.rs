@@ -1,7 +1,9 @@
 //! The server and the client of the house against a model of a disk.
 
 use crate::support::{SlowDisk, client, export, ram, run, server, socket};
-use block::{BlockIndex, BlockRange, Buffer, Data, Device, DevicePart, Durability, ExtentState, Payload, ZeroMode};
+use block::{
+    BlockIndex, BlockRange, Buffer, Data, Device, DevicePart, Durability, ExtentState, Payload, ZeroMode,
+};
 use doors::nbd::client::{ClientConfig, NbdClient};
 use runtime::net::Address;
 use runtime::{Random, ShardIndex};
@@ -38,14 +40,19 @@ async fn check_against_model(device: Rc<dyn Device>, blocks: u64, seed: u64) {
                     0..=2 => {
                         let bytes = Data::copy_of(&expected);
                         let cut = bytes.len() / BLOCK / 2 * BLOCK;
-                        let payload: Payload = [bytes.slice(0..cut), bytes.slice(cut..bytes.len())].into_iter().collect();
+                        let payload: Payload =
+                            [bytes.slice(0..cut), bytes.slice(cut..bytes.len())].into_iter().collect();
                         device.write(BlockIndex(start), payload, durability).await.expect("written");
                     }
-                    3 => device.write_zeroes(blocks, ZeroMode::KeepAllocated, durability).await.expect("zeroed"),
+                    3 => device
+                        .write_zeroes(blocks, ZeroMode::KeepAllocated, durability)
+                        .await
+                        .expect("zeroed"),
                     4 => device.discard(blocks).await.expect("discarded"),
                     5 => device.flush().await.expect("flushed"),
                     _ => {
-                        let (result, buffer) = device.read(BlockIndex(start), Buffer::new(expected.len())).await;
+                        let (result, buffer) =
+                            device.read(BlockIndex(start), Buffer::new(expected.len())).await;
                         result.expect("read");
                         assert!(buffer.filled() == expected, "blocks {start}..{} differ", start + count);
                     }
@@ -99,8 +106,14 @@ fn requests_larger_than_any_payload_and_more_than_fit_in_flight() {
         assert_eq!(part.geometry().block_size.bytes(), 4096);
         let device = part.open().await.expect("it opens");
         let mut pattern = vec![0_u8; bytes];
-        pattern.chunks_mut(8).enumerate().for_each(|(index, chunk)| chunk.copy_from_slice(&index.to_le_bytes()));
-        device.write(BlockIndex(0), Data::copy_of(&pattern).into(), Durability::Durable).await.expect("written");
+        pattern
+            .chunks_mut(8)
+            .enumerate()
+            .for_each(|(index, chunk)| chunk.copy_from_slice(&index.to_le_bytes()));
+        device
+            .write(BlockIndex(0), Data::copy_of(&pattern).into(), Durability::Durable)
+            .await
+            .expect("written");
         let (result, buffer) = device.read(BlockIndex(0), Buffer::new(bytes)).await;
         result.expect("read");
         assert!(buffer.filled() == pattern, "80 MiB differ");
@@ -128,8 +141,12 @@ fn extents_travel() {
         let payload = Payload::from(Buffer::copy_of(&[7; 65536]));
         device.write(BlockIndex(32), payload, Durability::Visible).await.expect("written");
         let found = device.extents(device.geometry().whole()).await.expect("described");
-        let found: Vec<_> = found.iter().map(|extent| (extent.range.start.0, extent.range.count.0, extent.state)).collect();
-        assert_eq!(found, [(0, 32, ExtentState::Hole), (32, 16, ExtentState::Data), (48, 208, ExtentState::Hole)]);
+        let found: Vec<_> =
+            found.iter().map(|extent| (extent.range.start.0, extent.range.count.0, extent.state)).collect();
+        assert_eq!(
+            found,
+            [(0, 32, ExtentState::Hole), (32, 16, ExtentState::Data), (48, 208, ExtentState::Hole)]
+        );
         server.stop().await.expect("it stops");
     });
 }
@@ -152,7 +169,12 @@ fn errors_keep_their_meaning_and_a_failed_read_shows_nothing() {
         device.read(BlockIndex(6), Buffer::new(4096)).await.0.expect("the connection lives");
         let rom = client(&address, "rom", None).await;
         assert!(rom.geometry().read_only);
-        let missing = ClientConfig { address: address.clone(), export: "none".into(), connections: 1, block_size: None };
+        let missing = ClientConfig {
+            address: address.clone(),
+            export: "none".into(),
+            connections: 1,
+            block_size: None,
+        };
         let error = NbdClient::connect(missing).await.map(drop).expect_err("there is no such export");
         assert_eq!(error.errno(), libc::ENOENT, "{error}");
         // The server goes: what is in flight fails, and what comes later.
@@ -187,7 +209,10 @@ fn writes_of_parts_lose_no_writes_of_whole_blocks() {
                             let (result, buffer) = device.read(at, Buffer::new(512)).await;
                             result.expect("read");
                             let found = buffer.filled()[0];
-                            assert!(found == round as u8 || found >= 200, "sector {sector}: {found} for {round}");
+                            assert!(
+                                found == round as u8 || found >= 200,
+                                "sector {sector}: {found} for {round}"
+                            );
                         }
                     }
                 });
@@ -199,7 +224,10 @@ fn writes_of_parts_lose_no_writes_of_whole_blocks() {
         let device = part.open().await.expect("it opens");
         for round in 0..400_u64 {
             let (block, byte) = (BlockIndex(round % 4), 200 + (round % 50) as u8);
-            device.write(block, Buffer::copy_of(&[byte; 4096]).into(), Durability::Visible).await.expect("written");
+            device
+                .write(block, Buffer::copy_of(&[byte; 4096]).into(), Durability::Visible)
+                .await
+                .expect("written");
             let (result, buffer) = device.read(block, Buffer::new(4096)).await;
             result.expect("read");
             // Nobody else writes the last two sectors, but writers of parts write them back.

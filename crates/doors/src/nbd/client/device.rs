@@ -6,8 +6,8 @@ use super::link::Link;
 use super::table::Answer;
 use crate::nbd::protocol::{Request, command, command_flag, extent_flag, transmission_flag};
 use block::{
-    BlockIndex, BlockRange, Buffer, Call, Data, Device, DeviceGeometry, Durability, Error, Extent, ExtentState,
-    Payload, ReadOutcome, Result, ZeroMode,
+    BlockIndex, BlockRange, Buffer, Call, Data, Device, DeviceGeometry, Durability, Error, Extent,
+    ExtentState, Payload, ReadOutcome, Result, ZeroMode,
 };
 use std::cell::Cell;
 use std::rc::Rc;
@@ -252,7 +252,12 @@ impl Device for RemoteDevice {
         self.write_zeroes(range, ZeroMode::MayDeallocate, Durability::Visible)
     }
 
-    fn write_zeroes(&self, range: BlockRange, mode: ZeroMode, durability: Durability) -> Call<'_, Result<()>> {
+    fn write_zeroes(
+        &self,
+        range: BlockRange,
+        mode: ZeroMode,
+        durability: Durability,
+    ) -> Call<'_, Result<()>> {
         match self.geometry.check_writable().and_then(|()| self.geometry.check(range)) {
             Ok(()) => Call::new(self.zero(range, mode, durability)),
             Err(error) => Call::ready(Err(error)),
@@ -277,16 +282,24 @@ mod tests {
         let range = BlockRange::new(10, 8);
         let cut = |found: &[(u32, u32)]| {
             let extents = whole_blocks(found, range, 4096);
-            extents.iter().map(|extent| (extent.range.start.0, extent.range.count.0, extent.state)).collect::<Vec<_>>()
+            extents
+                .iter()
+                .map(|extent| (extent.range.start.0, extent.range.count.0, extent.state))
+                .collect::<Vec<_>>()
         };
         use ExtentState::{Data, Hole, Zero};
-        assert_eq!(cut(&[(8192, 0), (8192, hole), (1 << 20, extent_flag::ZERO)]), [
-            (10, 2, Data),
-            (12, 2, Hole),
-            (14, 4, Zero)
-        ]);
-        assert_eq!(cut(&[(5000, hole), (200, 0), (100_000, hole)]), [(10, 1, Hole), (11, 1, Data), (12, 6, Hole)]);
+        assert_eq!(
+            cut(&[(8192, 0), (8192, hole), (1 << 20, extent_flag::ZERO)]),
+            [(10, 2, Data), (12, 2, Hole), (14, 4, Zero)]
+        );
+        assert_eq!(
+            cut(&[(5000, hole), (200, 0), (100_000, hole)]),
+            [(10, 1, Hole), (11, 1, Data), (12, 6, Hole)]
+        );
         assert_eq!(cut(&[(100, hole)]), [(10, 1, Data)]);
-        assert_eq!(cut(&[(100, hole), (100, hole), (8192, hole)]), [(10, 1, Data), (11, 1, Hole), (12, 1, Data)]);
+        assert_eq!(
+            cut(&[(100, hole), (100, hole), (8192, hole)]),
+            [(10, 1, Data), (11, 1, Hole), (12, 1, Data)]
+        );
     }
 }

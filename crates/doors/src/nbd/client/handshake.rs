@@ -4,8 +4,9 @@
 //! instead. Servers that know neither INFO nor GO (older than 2016) are not spoken to.
 
 use crate::nbd::protocol::{
-    ALLOCATION_CONTEXT, GREETING_BYTES, INITIAL_MAGIC, MAXIMUM_PAYLOAD, OPTION_MAGIC, OPTION_REPLY_HEADER_BYTES,
-    OPTION_REPLY_MAGIC, Reader, handshake_flag, info, option, option_reply, put_option, transmission_flag,
+    ALLOCATION_CONTEXT, GREETING_BYTES, INITIAL_MAGIC, MAXIMUM_PAYLOAD, OPTION_MAGIC,
+    OPTION_REPLY_HEADER_BYTES, OPTION_REPLY_MAGIC, Reader, handshake_flag, info, option, option_reply,
+    put_option, transmission_flag,
 };
 use block::{Buffer, Data, Error, Result};
 use runtime::net::{Address, Stream};
@@ -99,7 +100,8 @@ impl<'a> Handshake<'a> {
         let stream = Stream::connect(address).await?;
         let mut handshake = Handshake { stream, export, structured: false, allocation: None };
         handshake.greet().await?;
-        handshake.structured = handshake.ask(option::STRUCTURED_REPLY, &[]).await.map(|_| true).or_else(refused)?;
+        handshake.structured =
+            handshake.ask(option::STRUCTURED_REPLY, &[]).await.map(|_| true).or_else(refused)?;
         if handshake.structured {
             let mut query = with_length(export.as_bytes());
             query.extend_from_slice(&1_u32.to_be_bytes());
@@ -108,7 +110,8 @@ impl<'a> Handshake<'a> {
             handshake.allocation = replies.iter().find_map(|reply| {
                 let mut reader = Reader(reply.data.filled());
                 let id = reader.u32()?;
-                let found = reply.kind == option_reply::META_CONTEXT && reader.0 == ALLOCATION_CONTEXT.as_bytes();
+                let found =
+                    reply.kind == option_reply::META_CONTEXT && reader.0 == ALLOCATION_CONTEXT.as_bytes();
                 found.then_some(id)
             });
         }
@@ -152,7 +155,10 @@ impl<'a> Handshake<'a> {
             let (magic, to, kind, length) = (reader.u64(), reader.u32(), reader.u32(), reader.u32());
             let (kind, length) = (kind.unwrap_or_default(), length.unwrap_or_default());
             if magic != Some(OPTION_REPLY_MAGIC) || to != Some(option) || length > LONGEST_REPLY {
-                return Err(Error::protocol(format!("it answers option {option} with {:02x?}", head.filled())));
+                return Err(Error::protocol(format!(
+                    "it answers option {option} with {:02x?}",
+                    head.filled()
+                )));
             }
             let data = if length > 0 { self.receive(length as usize).await? } else { Buffer::new(0) };
             if kind & option_reply::ERROR_BIT != 0 {
@@ -170,9 +176,15 @@ impl<'a> Handshake<'a> {
         let words = String::from_utf8_lossy(words);
         let number = kind & !option_reply::ERROR_BIT;
         match kind {
-            option_reply::ERR_UNKNOWN => Error::not_found(format!("it has no export \"{}\": {words}", self.export)),
-            option_reply::ERR_UNSUP => Error::unsupported(format!("it doesn't know option {option}: {words}")),
-            option_reply::ERR_POLICY => Error::permission_denied(format!("it refuses option {option}: {words}")),
+            option_reply::ERR_UNKNOWN => {
+                Error::not_found(format!("it has no export \"{}\": {words}", self.export))
+            }
+            option_reply::ERR_UNSUP => {
+                Error::unsupported(format!("it doesn't know option {option}: {words}"))
+            }
+            option_reply::ERR_POLICY => {
+                Error::permission_denied(format!("it refuses option {option}: {words}"))
+            }
             _ => Error::invalid(format!("it refuses option {option} with error {number}: {words}")),
         }
     }

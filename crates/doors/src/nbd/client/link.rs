@@ -42,7 +42,12 @@ impl Link {
     }
 
     /// Sends a request, whose cookie is chosen here, and waits for its end.
-    pub(super) async fn call(&self, request: Request, payload: Option<Payload>, buffer: Option<Buffer>) -> Answer {
+    pub(super) async fn call(
+        &self,
+        request: Request,
+        payload: Option<Payload>,
+        buffer: Option<Buffer>,
+    ) -> Answer {
         let permit = match self.permits.try_acquire(1) {
             Some(permit) => permit,
             None => self.permits.acquire(1).await,
@@ -114,10 +119,10 @@ impl<'l> Driver<'l> {
         loop {
             let mut progress = self.poll_receive(context);
             progress |= self.poll_send(context);
-            if let Some(call) = &mut self.shutting_down {
-                if Pin::new(call).poll(context).is_ready() {
-                    self.shutting_down = None;
-                }
+            if let Some(call) = &mut self.shutting_down
+                && Pin::new(call).poll(context).is_ready()
+            {
+                self.shutting_down = None;
             }
             if self.ended || (self.said_goodbye && self.sending.is_none()) {
                 return Poll::Ready(());
@@ -179,8 +184,10 @@ impl<'l> Driver<'l> {
         if self.receiving.is_some() || self.ended {
             return;
         }
-        let nothing_left = self.received.as_ref().is_some_and(|(buffer, used)| buffer.filled().len() == *used);
-        let direct = if nothing_left { self.replies.take_direct(&mut self.link.table.borrow_mut()) } else { None };
+        let nothing_left =
+            self.received.as_ref().is_some_and(|(buffer, used)| buffer.filled().len() == *used);
+        let direct =
+            if nothing_left { self.replies.take_direct(&mut self.link.table.borrow_mut()) } else { None };
         self.direct = direct.is_some();
         let buffer = direct.or_else(|| {
             let (buffer, used) = self.received.take()?;

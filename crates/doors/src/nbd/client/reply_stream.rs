@@ -7,8 +7,8 @@
 
 use super::table::{Pending, Table};
 use crate::nbd::protocol::{
-    CHUNK_BYTES, ErrorNumber, LONGEST_STRING, REPLY_FLAG_DONE, Reader, SIMPLE_REPLY_BYTES, SIMPLE_REPLY_MAGIC,
-    STRUCTURED_REPLY_MAGIC, chunk_type, command,
+    CHUNK_BYTES, ErrorNumber, LONGEST_STRING, REPLY_FLAG_DONE, Reader, SIMPLE_REPLY_BYTES,
+    SIMPLE_REPLY_MAGIC, STRUCTURED_REPLY_MAGIC, chunk_type, command,
 };
 use block::{Buffer, Error, Result};
 
@@ -254,7 +254,7 @@ fn place(pending: &mut Pending, at: usize, fill: Fill<'_>) {
 }
 
 fn take_extents(pending: &mut Pending, payload: &[u8], length: usize) -> Result<()> {
-    if length < 12 || (length - 4) % 8 != 0 || !pending.extents.is_empty() {
+    if length < 12 || !(length - 4).is_multiple_of(8) || !pending.extents.is_empty() {
         return Err(protocol(format!("sends a block status of {length} bytes")));
     }
     let mut reader = Reader(&payload[4..]);
@@ -306,3 +306,7 @@ fn complete(cookie: u64, table: &mut Table) -> Result<()> {
     }
     Ok(())
 }
+
+#[cfg(test)]
+#[path = "reply_stream_tests.rs"]
+mod tests;

@@ -165,7 +165,9 @@ impl Table {
     pub(super) fn pending(&mut self, cookie: u64) -> Result<&mut Pending> {
         match self.slots.get_mut(slot_of(cookie)).map(|slot| &mut slot.state) {
             Some(State::InFlight(pending)) if pending.request.cookie == cookie => Ok(pending),
-            _ => Err(Error::protocol(format!("the NBD server replies to cookie {cookie:#x}, which is not in flight"))),
+            _ => Err(Error::protocol(format!(
+                "the NBD server replies to cookie {cookie:#x}, which is not in flight"
+            ))),
         }
     }
 

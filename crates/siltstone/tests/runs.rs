@@ -1,0 +1,225 @@
+//! Verbs that do something: benchmarks that end, fail and are stopped; servers; recordings.
+#![allow(clippy::unwrap_used, missing_docs)]
+
+mod common;
+
+use common::{command, repository, run, signal, wait_for};
+use std::io::Read;
+use std::os::unix::net::UnixStream;
+use std::path::Path;
+
+fn results(folder: &Path) -> serde_json::Value {
+    serde_json::from_str(&std::fs::read_to_string(folder.join("results.json")).unwrap()).unwrap()
+}
+
+const SMALL: &str = r#"
+[plan]
+title = "Small"
+repetitions = 2
+[stack.file]
+line = "stats(file(small.img, size=1MiB))"
+fill = true
+[stack.memory]
+line = "ram(1MiB)"
+[peer.absent]
+kind = "command"
+command = ["no-such-program-anywhere"]
+[workload.read]
+rw = "randread"
+bs = "4KiB"
+iodepth = [1, 4]
+[workload.write]
+rw = "write"
+bs = "64KiB"
+subjects = ["file"]
+[compare]
+pairs = [["memory", "file"]]
+"#;
+
+#[test]
+fn a_plan_gives_a_table_a_report_and_figures() {
+    let folder = tempfile::tempdir().unwrap();
+    std::fs::create_dir(folder.path().join("plans")).unwrap();
+    std::fs::write(folder.path().join("plans/small.toml"), SMALL).unwrap();
+    let ran = run(folder.path(), &["bench", "plans/small.toml"]);
+    assert_eq!(ran.code, Some(0), "{ran:?}");
+    for part in [
+        "memory / file",
+        "(2 pairs)",
+        "note: absent is left out: no-such-program-anywhere is not installed",
+        "report:  bench-out/small/report.html",
+    ] {
+        assert!(ran.stdout.contains(part), "{part}: {}", ran.stdout);
+    }
+    assert_eq!(ran.stderr.lines().count(), 1 + 2 * (2 * 2 + 1), "a line for each run: {}", ran.stderr);
+    assert!(folder.path().join("plans/small.img").exists(), "relative names begin at the plan");
+    let results = results(&folder.path().join("bench-out/small"));
+    assert_eq!((&results["schema"], &results["interrupted"]), (&"siltstone-results-1".into(), &false.into()));
+    let runs = results["runs"].as_array().unwrap();
+    assert_eq!(runs.len(), 10);
+    let write = runs.iter().find(|run| run["name"] == "file/write/2").unwrap();
+    assert_eq!((&write["operations"], &write["bytes"], &write["errors"]), (&16.into(), &(1 << 20).into(), &0.into()));
+    assert_eq!(write["stack"], "stats(file(small.img, size=1MiB))");
+    let counted = &write["layers"]["top"]["write"]["operations"];
+    assert_eq!(counted, &16, "filling isn't counted: {}", write["layers"]);
+    let page = std::fs::read_to_string(folder.path().join("bench-out/small/report.html")).unwrap();
+    assert!(page.contains("Small") && page.contains("</html>"));
+
+    let ran = run(folder.path(), &["bench", "plans/small.toml", "--only", "write", "--json", "--out", "elsewhere"]);
+    let printed: serde_json::Value = serde_json::from_str(&ran.stdout).unwrap();
+    assert_eq!(printed, self::results(&folder.path().join("elsewhere")));
+    assert_eq!(printed["runs"].as_array().unwrap().len(), 2);
+}
+
+#[test]
+fn a_run_that_fails_is_a_note_and_the_others_go_on() {
+    let plan = r#"
+[plan]
+repetitions = 2
+[stack.good]
+line = "ram(1MiB)"
+[stack.bad]
+line = 'fault(ram(1MiB), "read error=EIO after=10")'
+[peer.broken]
+kind = "command"
+command = ["sh", "-c", "echo no disk >&2; exit 3"]
+[workload.read]
+rw = "read"
+bs = "4KiB"
+"#;
+    let folder = tempfile::tempdir().unwrap();
+    std::fs::write(folder.path().join("p.toml"), plan).unwrap();
+    let ran = run(folder.path(), &["bench", "p.toml", "--out", "out"]);
+    assert_eq!(ran.code, Some(1), "{ran:?}");
+    let results = results(&folder.path().join("out"));
+    let notes = results["notes"].to_string();
+    assert!(notes.contains("broken/read failed: sh: exit status: 3: no disk"), "{notes}");
+    assert!(notes.contains("bad/read/1: 1 errors, the first: "), "{notes}");
+    let good = results["runs"].as_array().unwrap().iter().filter(|run| run["subject"] == "good");
+    assert_eq!(good.count(), 2);
+}
+
+#[test]
+fn ctrl_c_keeps_what_was_measured() {
+    let plan = r#"
+[plan]
+repetitions = 1
+[stack.memory]
+line = "ram(1MiB)"
+[workload.short]
+rw = "read"
+bs = "4KiB"
+[workload.endless]
+rw = "randread"
+bs = "4KiB"
+runtime = "1h"
+time_based = true
+[workload.never]
+rw = "read"
+bs = "4KiB"
+"#;
+    let folder = tempfile::tempdir().unwrap();
+    std::fs::write(folder.path().join("p.toml"), plan).unwrap();
+    let mut child = command(folder.path(), &["bench", "p.toml", "--out", "out"]).spawn().unwrap();
+    wait_for(child.stderr.take().unwrap(), "[1/3] memory/short/1: ");
+    signal(&child, "INT");
+    let output = child.wait_with_output().unwrap();
+    assert_eq!(output.status.code(), Some(130), "{output:?}");
+    assert!(String::from_utf8_lossy(&output.stdout).contains("stopped before the end"));
+    let results = results(&folder.path().join("out"));
+    assert_eq!(results["interrupted"], true);
+    assert_eq!(results["runs"][0]["operations"], 256);
+    assert!(!results["runs"].to_string().contains("never"));
+    assert!(folder.path().join("out/report.html").exists());
+}
+
+#[test]
+fn job_files_make_their_files_and_run_on_stacks() {
+    let folder = tempfile::tempdir().unwrap();
+    let jobs = "[global]\nfilename=a.img\nsize=1m\nioengine=libaio\nbs=4k\n\
+                [reads]\nrw=randread\nnumjobs=2\ngroup_reporting\n\
+                [checked]\nstonewall\nrw=randwrite\nverify=crc32c\n";
+    std::fs::write(folder.path().join("j.fio"), jobs).unwrap();
+    let ran = run(folder.path(), &["bench", "j.fio", "--out", "out"]);
+    assert_eq!(ran.code, Some(0), "{ran:?}");
+    let data = std::fs::read(folder.path().join("a.img")).unwrap();
+    assert!(data.len() == 1 << 20 && data.chunks(4096).all(|block| block.iter().any(|byte| *byte != 0)));
+    let made = results(&folder.path().join("out"));
+    assert_eq!((&made["runs"][0]["operations"], &made["runs"][1]["workload"]["name"]), (&512.into(), &"checked".into()));
+    let notes = made["notes"].to_string();
+    assert!(notes.contains("ioengine=libaio") && notes.contains("a.img wasn't there"), "{notes}");
+
+    let ran = run(folder.path(), &["bench", "j.fio", "--on", "stats(ram(2MiB))", "--only", "reads", "--json"]);
+    let printed: serde_json::Value = serde_json::from_str(&ran.stdout).unwrap();
+    assert_eq!(printed["runs"][0]["layers"]["top"]["read"]["operations"], 512);
+    assert_eq!(std::fs::read(folder.path().join("a.img")).unwrap(), data, "the file was left alone");
+}
+
+#[test]
+fn serving_until_sigterm() {
+    let folder = tempfile::tempdir().unwrap();
+    std::fs::write(folder.path().join("disk.img"), vec![7; 1 << 20]).unwrap();
+    let mut child =
+        command(folder.path(), &["serve", "file(disk.img)", "--nbd", "unix:disk.sock"]).spawn().unwrap();
+    let said = wait_for(child.stdout.take().unwrap(), "nbd+unix:");
+    let socket = folder.path().join("disk.sock");
+    assert!(said.contains(socket.to_str().unwrap()), "{said}");
+    let mut greeting = [0; 8];
+    UnixStream::connect(&socket).unwrap().read_exact(&mut greeting).unwrap();
+    assert_eq!(&greeting, b"NBDMAGIC");
+    signal(&child, "TERM");
+    let output = child.wait_with_output().unwrap();
+    assert_eq!(output.status.code(), Some(0), "{output:?}");
+    assert!(!socket.exists(), "the socket went with the server");
+    assert_eq!(std::fs::read(folder.path().join("disk.img")).unwrap(), vec![7; 1 << 20], "as it was");
+}
+
+#[test]
+fn a_stack_with_doors_says_where_they_are() {
+    let folder = tempfile::tempdir().unwrap();
+    let stack = std::fs::read_to_string(repository().join("examples/nbd.toml")).unwrap();
+    std::fs::write(folder.path().join("nbd.toml"), stack).unwrap();
+    let mut child = command(Path::new("/"), &["serve", folder.path().join("nbd.toml").to_str().unwrap(), "--json"])
+        .spawn()
+        .unwrap();
+    let said = wait_for(child.stdout.take().unwrap(), "addresses");
+    let said: serde_json::Value = serde_json::from_str(&said).unwrap();
+    assert!(said["addresses"][0].as_str().unwrap().contains("nbd.sock"), "{said}");
+    signal(&child, "INT");
+    assert_eq!(child.wait_with_output().unwrap().status.code(), Some(0));
+    assert_eq!(std::fs::metadata(folder.path().join("nbd.img")).unwrap().len(), 256 << 20);
+}
+
+#[test]
+fn a_file_of_another_size_is_only_cut_when_formatted() {
+    let folder = tempfile::tempdir().unwrap();
+    let disk = folder.path().join("disk.img");
+    std::fs::write(&disk, vec![7; 1 << 20]).unwrap();
+    let refused = run(folder.path(), &["serve", "file(disk.img, size=512KiB)", "--nbd", "unix:disk.sock"]);
+    assert!(refused.code == Some(2) && refused.stderr.contains("--format"), "{refused:?}");
+    assert_eq!(std::fs::metadata(&disk).unwrap().len(), 1 << 20);
+    let formatted = run(folder.path(), &["format", "file(disk.img, size=512KiB)"]);
+    assert_eq!(formatted.code, Some(0), "{formatted:?}");
+    assert_eq!(std::fs::metadata(&disk).unwrap().len(), 512 << 10);
+}
+
+#[test]
+fn a_recording_gives_the_disk_back() {
+    let folder = tempfile::tempdir().unwrap();
+    let jobs = "[w]\nrw=randwrite\nbs=4k\nsize=256k\nfsync=8\n";
+    std::fs::write(folder.path().join("w.fio"), jobs).unwrap();
+    let stack = "record(file(disk.img, size=256KiB), run.timeline)";
+    let ran = run(folder.path(), &["bench", "w.fio", "--on", stack, "--out", "out"]);
+    assert_eq!(ran.code, Some(0), "{ran:?}");
+    let shown = run(folder.path(), &["record", "show", "run.timeline", "--json"]);
+    let shown: serde_json::Value = serde_json::from_str(&shown.stdout).unwrap();
+    assert_eq!(shown["ending"], "ended in order");
+    assert_eq!(shown["devices"][0]["submitted"]["write"]["bytes"], 256 << 10);
+    let replay = &["record", "replay", "run.timeline", "--image", "after.img"];
+    assert_eq!(run(folder.path(), replay).code, Some(0));
+    let read = |name: &str| std::fs::read(folder.path().join(name)).unwrap();
+    assert!(read("after.img") == read("disk.img"), "everything that was written is in the image");
+    let again = run(folder.path(), replay);
+    assert!(again.code == Some(1) && again.stderr.contains("after.img"), "{again:?}");
+    assert_eq!(run(folder.path(), &["record", "show", "disk.img"]).code, Some(1));
+}
