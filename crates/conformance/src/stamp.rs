@@ -30,6 +30,18 @@ pub(crate) fn is_stamp(bytes: &[u8], seed: u64, operation: u64, sector: u64) -> 
     bytes == expected
 }
 
+/// Whether every byte of a sector is one that one of these operations wrote there.
+pub(crate) fn is_mixture(bytes: &[u8], seed: u64, operations: impl Iterator<Item = u64>, sector: u64) -> bool {
+    let stamps: Vec<[u8; SECTOR]> = operations
+        .map(|operation| {
+            let mut expected = [0; SECTOR];
+            stamp(&mut expected, seed, operation, sector);
+            expected
+        })
+        .collect();
+    bytes.iter().enumerate().all(|(index, byte)| stamps.iter().any(|stamp| stamp[index] == *byte))
+}
+
 /// What a sector holds, in words.
 pub(crate) fn describe(bytes: &[u8], seed: u64) -> String {
     if bytes.iter().all(|byte| *byte == 0) {

@@ -193,7 +193,12 @@ async fn apply(medium: Arc<Mutex<Medium>>, at: usize, bytes: Vec<u8>, fault: Fau
         bytes.splice(0..0, [0x5A; BLOCK]);
     }
     let piece = if fault == Fault::TearsSectors { SECTOR / 2 } else { SECTOR };
+    let pieces = bytes.len().div_ceil(piece);
     for (index, sector) in bytes.chunks(piece).enumerate() {
+        // The last half of a sector is left as it was.
+        if fault == Fault::TearsSectors && index + 1 == pieces && number.is_multiple_of(3) {
+            continue;
+        }
         {
             let mut medium = medium.lock().unwrap();
             let start = at + index * piece;

@@ -75,9 +75,10 @@ fn what_is(argument: &str) -> Result<What, Failure> {
     if has_ending("fio") {
         return Ok(What::JobFile { text });
     }
-    let is_stack = text.lines().map(str::trim).any(|line| {
-        ["[device.", "[zones.", "[door."].iter().any(|section| line.starts_with(section))
-    });
+    let is_stack = text
+        .lines()
+        .map(str::trim)
+        .any(|line| ["[device.", "[zones.", "[door."].iter().any(|section| line.starts_with(section)));
     Ok(if is_stack { What::Stack } else { What::Plan { text } })
 }
 
@@ -145,7 +146,8 @@ fn prepare<'a>(
     setting: Setting<'a>,
 ) -> Result<Benchmark<'a>, Failure> {
     let stem = Path::new(argument).file_stem().map_or_else(String::new, |stem| stem.to_string_lossy().into());
-    let refuse = |option: &str, what: &str| Err(Failure::Usage(format!("{argument}: {option} is for {what}")));
+    let refuse =
+        |option: &str, what: &str| Err(Failure::Usage(format!("{argument}: {option} is for {what}")));
     match what {
         What::Plan { .. } | What::Stack if arguments.on.is_some() => refuse("--on", "fio job files"),
         What::Plan { .. } | What::JobFile { .. } if arguments.writes => {

@@ -49,7 +49,9 @@ mod tests {
                 path if path.is_dir() => declarations(&path),
                 path if path.extension().is_some_and(|it| it == "rs") => {
                     let text = std::fs::read_to_string(&path).unwrap();
-                    text.lines().filter(|line| line.starts_with("pub const") && line.contains("KIND: Kind =")).count()
+                    text.lines()
+                        .filter(|line| line.starts_with("pub const") && line.contains("KIND: Kind ="))
+                        .count()
                 }
                 _ => 0,
             };

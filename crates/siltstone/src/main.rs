@@ -58,5 +58,9 @@ fn start_log(level: LogLevel) {
         LogLevel::Trace => LevelFilter::TRACE,
     };
     let is_terminal = std::io::IsTerminal::is_terminal(&std::io::stderr());
-    tracing_subscriber::fmt().with_max_level(filter).with_writer(std::io::stderr).with_ansi(is_terminal).init();
+    tracing_subscriber::fmt()
+        .with_max_level(filter)
+        .with_writer(std::io::stderr)
+        .with_ansi(is_terminal)
+        .init();
 }

@@ -54,7 +54,8 @@ impl Screen {
         let Some(current) = current.as_mut() else { return };
         let (step, now) = (&current.step, runtime::now());
         let (operations, bytes) = (current.progress.operations(), current.progress.bytes());
-        let (then, operations_then, bytes_then) = std::mem::replace(&mut current.last, (now, operations, bytes));
+        let (then, operations_then, bytes_then) =
+            std::mem::replace(&mut current.last, (now, operations, bytes));
         let seconds = (now - then).as_secs_f64();
         let rate = |count: u64, before: u64| count.saturating_sub(before) as f64 / seconds.max(1e-3);
         // A peer tells nothing until it ends: there it is the time that it should take.
@@ -102,7 +103,8 @@ fn minutes(time: Duration) -> String {
 impl Observer for Screen {
     fn begin(&self, step: &Step, progress: &Arc<Progress>) {
         let now = runtime::now();
-        let current = Current { step: step.clone(), progress: progress.clone(), began: now, last: (now, 0, 0) };
+        let current =
+            Current { step: step.clone(), progress: progress.clone(), began: now, last: (now, 0, 0) };
         *self.current.lock().unwrap_or_else(PoisonError::into_inner) = Some(current);
     }
 
@@ -120,10 +122,8 @@ impl Observer for Screen {
 }
 
 fn in_short(measured: &Measurement) -> String {
-    let mut words = vec![
-        format!("{} IOPS", units::count(measured.iops)),
-        units::bandwidth(measured.bandwidth),
-    ];
+    let mut words =
+        vec![format!("{} IOPS", units::count(measured.iops)), units::bandwidth(measured.bandwidth)];
     if let Some(latency) = &measured.latency_ns {
         words.push(format!("p50 {}", units::nanoseconds(latency.p50 as f64)));
         words.push(format!("p99 {}", units::nanoseconds(latency.p99 as f64)));

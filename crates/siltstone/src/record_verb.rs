@@ -28,7 +28,9 @@ pub fn record(verb: RecordVerb) -> Result<(), Failure> {
             let last = timeline.events.len() as u64;
             let cut = at.unwrap_or(last);
             if cut > last {
-                return Err(Failure::Usage(format!("--at {cut}: expected at most {last}, where the timeline ends")));
+                return Err(Failure::Usage(format!(
+                    "--at {cut}: expected at most {last}, where the timeline ends"
+                )));
             }
             replay(timeline, device, cut, choice, &image)
         }
@@ -44,7 +46,10 @@ fn replay(timeline: Timeline, device: u16, cut: u64, choice: Choice, image: &Pat
     runtime::run(Config::default(), move || async move {
         write_image(&timeline, device, cut, choice, &path).await
     })??;
-    print_line(&format!("{}: device {device} after a power cut before event {cut}, {choice}", image.display()))
+    print_line(&format!(
+        "{}: device {device} after a power cut before event {cut}, {choice}",
+        image.display()
+    ))
 }
 
 fn show(timeline: &Timeline, events: bool, as_json: bool) -> Result<(), Failure> {
@@ -57,13 +62,15 @@ fn show(timeline: &Timeline, events: bool, as_json: bool) -> Result<(), Failure>
     let mut text = String::new();
     if events {
         for (number, event) in timeline.events.iter().enumerate() {
-            let _ = writeln!(text, "{number:8}  {:>12} ns  {:3}  {}", event.time, event.device, describe(event));
+            let _ =
+                writeln!(text, "{number:8}  {:>12} ns  {:3}  {}", event.time, event.device, describe(event));
         }
         return print(&text);
     }
     let _ = writeln!(text, "{} events; {}", timeline.events.len(), ending(&timeline.ending));
     for device in &devices {
-        let _ = writeln!(text, "device {}: {} \"{}\", {}", device.number, device.role, device.name, device.shape);
+        let _ =
+            writeln!(text, "device {}: {} \"{}\", {}", device.number, device.role, device.name, device.shape);
         for (what, (count, bytes)) in &device.counts {
             let bytes = if *bytes > 0 { format!(", {}", format_size(*bytes)) } else { String::new() };
             let _ = writeln!(text, "  {what}: {count}{bytes}");
@@ -118,7 +125,9 @@ fn parts(submission: &Submission) -> (&'static str, String, u64) {
             let fua = if *durability == block::Durability::Durable { " FUA" } else { "" };
             ("write", format!("{offset}+{}{fua}", content.len()), content.len())
         }
-        Submission::WriteZeroes { offset, length, .. } => ("write_zeroes", format!("{offset}+{length}"), *length),
+        Submission::WriteZeroes { offset, length, .. } => {
+            ("write_zeroes", format!("{offset}+{length}"), *length)
+        }
         Submission::Discard { offset, length } => ("discard", format!("{offset}+{length}"), *length),
         Submission::Flush => ("flush", String::new(), 0),
         Submission::Append { zone, content } => {
@@ -138,7 +147,9 @@ fn describe(event: &Event) -> String {
             format!("{what} {place}").trim_end().to_owned()
         }
         What::Completed(completion) if completion.errno == 0 => format!("completed {}", completion.submitted),
-        What::Completed(completion) => format!("failed {} (errno {})", completion.submitted, completion.errno),
+        What::Completed(completion) => {
+            format!("failed {} (errno {})", completion.submitted, completion.errno)
+        }
         What::Ended => "the end".into(),
     }
 }

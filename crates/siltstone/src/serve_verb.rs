@@ -3,8 +3,8 @@
 use crate::arguments::{Format, Serve};
 use crate::failure::Failure;
 use crate::kinds::registry;
-use crate::output::{print_json, print_line};
 use crate::load;
+use crate::output::{print_json, print_line};
 use block::{DevicePart, Error, Result};
 use doors::nbd::door::NbdDoor;
 use doors::nbd::server::{ExportConfig, ServerConfig};
@@ -107,12 +107,8 @@ fn nbd_door(built: &BuiltStack, address: Address) -> Result<NbdDoor, Failure> {
     let device = built.top()?;
     let is_it = |built: &Built| matches!(built, Built::Device(other) if is_same(other, &device));
     let name = built.parts().find(|part| is_it(&part.built)).map(|part| part.name.clone());
-    let export = ExportConfig {
-        name: name.unwrap_or_default(),
-        description: String::new(),
-        device,
-        read_only: false,
-    };
+    let export =
+        ExportConfig { name: name.unwrap_or_default(), description: String::new(), device, read_only: false };
     Ok(NbdDoor::new(ServerConfig { address, exports: vec![export], max_connections: MAX_CONNECTIONS })?)
 }
 

@@ -3,8 +3,8 @@
 use crate::arguments::StackVerb;
 use crate::failure::Failure;
 use crate::kinds::registry;
-use crate::output::{print, print_json, print_line};
 use crate::load;
+use crate::output::{print, print_json, print_line};
 use serde_json::json;
 use stack::{Contract, Key, Kind, Problems, Stack};
 use std::fmt::Write;
@@ -38,7 +38,10 @@ fn check(argument: &str, format: bool, as_json: bool) -> Result<(), Failure> {
         let stack = load::stack(argument, &registry)?;
         stack.check(format)?;
         let parts = stack.parts().count();
-        return print_line(&format!("{argument}: fine, {parts} {}", if parts == 1 { "part" } else { "parts" }));
+        return print_line(&format!(
+            "{argument}: fine, {parts} {}",
+            if parts == 1 { "part" } else { "parts" }
+        ));
     }
     let checked = match argument {
         "-" => load::stack(argument, &registry)?.check(format),

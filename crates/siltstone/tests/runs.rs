@@ -58,14 +58,18 @@ fn a_plan_gives_a_table_a_report_and_figures() {
     let runs = results["runs"].as_array().unwrap();
     assert_eq!(runs.len(), 10);
     let write = runs.iter().find(|run| run["name"] == "file/write/2").unwrap();
-    assert_eq!((&write["operations"], &write["bytes"], &write["errors"]), (&16.into(), &(1 << 20).into(), &0.into()));
+    assert_eq!(
+        (&write["operations"], &write["bytes"], &write["errors"]),
+        (&16.into(), &(1 << 20).into(), &0.into())
+    );
     assert_eq!(write["stack"], "stats(file(small.img, size=1MiB))");
     let counted = &write["layers"]["top"]["write"]["operations"];
     assert_eq!(counted, &16, "filling isn't counted: {}", write["layers"]);
     let page = std::fs::read_to_string(folder.path().join("bench-out/small/report.html")).unwrap();
     assert!(page.contains("Small") && page.contains("</html>"));
 
-    let ran = run(folder.path(), &["bench", "plans/small.toml", "--only", "write", "--json", "--out", "elsewhere"]);
+    let ran =
+        run(folder.path(), &["bench", "plans/small.toml", "--only", "write", "--json", "--out", "elsewhere"]);
     let printed: serde_json::Value = serde_json::from_str(&ran.stdout).unwrap();
     assert_eq!(printed, self::results(&folder.path().join("elsewhere")));
     assert_eq!(printed["runs"].as_array().unwrap().len(), 2);
@@ -145,11 +149,15 @@ fn job_files_make_their_files_and_run_on_stacks() {
     let data = std::fs::read(folder.path().join("a.img")).unwrap();
     assert!(data.len() == 1 << 20 && data.chunks(4096).all(|block| block.iter().any(|byte| *byte != 0)));
     let made = results(&folder.path().join("out"));
-    assert_eq!((&made["runs"][0]["operations"], &made["runs"][1]["workload"]["name"]), (&512.into(), &"checked".into()));
+    assert_eq!(
+        (&made["runs"][0]["operations"], &made["runs"][1]["workload"]["name"]),
+        (&512.into(), &"checked".into())
+    );
     let notes = made["notes"].to_string();
     assert!(notes.contains("ioengine=libaio") && notes.contains("a.img wasn't there"), "{notes}");
 
-    let ran = run(folder.path(), &["bench", "j.fio", "--on", "stats(ram(2MiB))", "--only", "reads", "--json"]);
+    let ran =
+        run(folder.path(), &["bench", "j.fio", "--on", "stats(ram(2MiB))", "--only", "reads", "--json"]);
     let printed: serde_json::Value = serde_json::from_str(&ran.stdout).unwrap();
     assert_eq!(printed["runs"][0]["layers"]["top"]["read"]["operations"], 512);
     assert_eq!(std::fs::read(folder.path().join("a.img")).unwrap(), data, "the file was left alone");
@@ -179,9 +187,10 @@ fn a_stack_with_doors_says_where_they_are() {
     let folder = tempfile::tempdir().unwrap();
     let stack = std::fs::read_to_string(repository().join("examples/nbd.toml")).unwrap();
     std::fs::write(folder.path().join("nbd.toml"), stack).unwrap();
-    let mut child = command(Path::new("/"), &["serve", folder.path().join("nbd.toml").to_str().unwrap(), "--json"])
-        .spawn()
-        .unwrap();
+    let mut child =
+        command(Path::new("/"), &["serve", folder.path().join("nbd.toml").to_str().unwrap(), "--json"])
+            .spawn()
+            .unwrap();
     let said = wait_for(child.stdout.take().unwrap(), "addresses");
     let said: serde_json::Value = serde_json::from_str(&said).unwrap();
     assert!(said["addresses"][0].as_str().unwrap().contains("nbd.sock"), "{said}");

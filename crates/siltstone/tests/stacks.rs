@@ -34,13 +34,17 @@ fn help_teaches_by_example() {
 fn completions_know_the_verbs() {
     for shell in ["bash", "zsh", "fish"] {
         let ran = run(Path::new("/"), &["completions", shell]);
-        assert!(ran.code == Some(0) && ran.stdout.contains("bench") && ran.stdout.contains("replay"), "{shell}");
+        assert!(
+            ran.code == Some(0) && ran.stdout.contains("bench") && ran.stdout.contains("replay"),
+            "{shell}"
+        );
     }
 }
 
 /// Through standard input and back.
 fn converted(form: &str, text: &str) -> String {
-    let mut child = command(Path::new("/"), &["stack", "show", form, "-"]).stdin(Stdio::piped()).spawn().unwrap();
+    let mut child =
+        command(Path::new("/"), &["stack", "show", form, "-"]).stdin(Stdio::piped()).spawn().unwrap();
     child.stdin.take().unwrap().write_all(text.as_bytes()).unwrap();
     let output = child.wait_with_output().unwrap();
     assert!(output.status.success(), "{text}: {}", String::from_utf8_lossy(&output.stderr));
@@ -57,7 +61,8 @@ fn lines_and_toml_convert_into_each_other() {
         assert!(toml.contains("[device."), "{toml}");
         assert_eq!(converted("--line", &toml), line);
     }
-    let kinds: serde_json::Value = serde_json::from_str(&run(Path::new("/"), &["stack", "kinds", "--json"]).stdout).unwrap();
+    let kinds: serde_json::Value =
+        serde_json::from_str(&run(Path::new("/"), &["stack", "kinds", "--json"]).stdout).unwrap();
     for kind in kinds.as_array().unwrap() {
         let example = kind["example"].as_str().unwrap();
         assert_eq!(converted("--line", &converted("--toml", example)), converted("--line", example));
@@ -79,10 +84,16 @@ fn check_as_json() {
     let value: serde_json::Value = serde_json::from_str(&ran.stdout).unwrap();
     assert_eq!(ran.code, Some(2));
     assert_eq!(value["fine"], false);
-    assert_eq!((&value["problems"][0]["column"], &value["problems"][0]["nearest"]), (&16.into(), &"size".into()));
+    assert_eq!(
+        (&value["problems"][0]["column"], &value["problems"][0]["nearest"]),
+        (&16.into(), &"size".into())
+    );
     let ran = run(folder.path(), &["stack", "check", "--json", "file(disk.img, size=1MiB)"]);
     let value: serde_json::Value = serde_json::from_str(&ran.stdout).unwrap();
-    assert_eq!((ran.code, &value["fine"], &value["stack"]["parts"][0]["bytes"]), (Some(0), &true.into(), &(1 << 20).into()));
+    assert_eq!(
+        (ran.code, &value["fine"], &value["stack"]["parts"][0]["bytes"]),
+        (Some(0), &true.into(), &(1 << 20).into())
+    );
 }
 
 #[test]

@@ -13,7 +13,8 @@ fn refused(files: &[(&str, &str)], arguments: &[&str], expected: &str) {
         std::fs::write(folder.path().join(name), text).unwrap();
     }
     let ran = run(folder.path(), arguments);
-    assert_eq!(ran.stderr.trim_end(), expected.trim_matches('\n'), "{arguments:?}");
+    let said = ran.stderr.replace(folder.path().to_str().unwrap(), "FOLDER");
+    assert_eq!(said.trim_end(), expected.trim_matches('\n'), "{arguments:?}");
     assert_eq!((ran.code, ran.stdout.as_str()), (Some(2), ""), "{arguments:?}");
     let left = std::fs::read_dir(folder.path()).unwrap().count();
     assert_eq!(left, files.len(), "{arguments:?}: nothing was made");
@@ -58,33 +59,118 @@ fn stacks() {
         &[("s.toml", STACK)],
         &["stack", "check", "s.toml"],
         r#"
-s.toml:5:1: unknown key "sise" of kind "file": did you mean "size"? Keys of "file": path, size, block_size, direct, read_only
+s.toml:5:1: unknown key "sise" for kind "file": did you mean "size"? It takes path, size, block_size, direct, read_only
  5 | sise = "64MiB"
    | ^^^^
 
-s.toml:9:6: there is no device "dsik": did you mean "disk"?
+s.toml:9:6: key "on": no part has the name "dsik": did you mean "disk"? Parts: counted, disk
  9 | on = "dsik"
    |      ^^^^^^"#,
     );
-    refused(&[("s.toml", CYCLE)], &["stack", "check", "s.toml"], "?");
-    refused(&[("s.toml", TWICE)], &["serve", "s.toml", "--nbd", "unix:x.sock"], "?");
-    refused(&[], &["stack", "check", "fiel(disk.img, size=1MiB)"], "?");
-    refused(&[], &["stack", "check", "file(disk.img, size=1MB)"], "?");
-    refused(&[], &["stack", "check", "file(disk.img, size=5000)"], "?");
-    refused(&[], &["stack", "check", "stats(ram(1MiB)"], "?");
-    refused(&[], &["stack", "show", "zones(ram(1MiB), zone_size=16MiB)", "--toml"], "?");
-    refused(&[], &["format", "zones(ram(1MiB), zone_size=16MiB)"], "?");
-    refused(&[], &["stack", "show", "none.toml"], "?");
-    refused(&[], &["stack", "show", "no/such/stack"], "?");
-    refused(&[], &["stack", "kinds", "fault-zone"], "?");
-    refused(&[("t.toml", TWICE)], &["stack", "show", "--line", "t.toml"], "?");
+    refused(
+        &[("s.toml", CYCLE)],
+        &["stack", "check", "s.toml"],
+        r#"
+s.toml:8:6: cycle: a -> b -> a: no part can stand on itself
+ 8 | on = "a"
+   |      ^^^"#,
+    );
+    refused(
+        &[("s.toml", TWICE)],
+        &["serve", "s.toml", "--nbd", "unix:x.sock"],
+        r#"
+s.toml:10:6: "disk" is used by "b" and by "a", but a part of kind "ram" takes only one user
+ 10 | on = "disk"
+    |      ^^^^^^"#,
+    );
+    refused(
+        &[],
+        &["stack", "check", "fiel(disk.img, size=1MiB)"],
+        r#"
+stack:1:1: unknown kind "fiel": did you mean "file"? Kinds: file, ram, null, nbd-client, stats, fault, record, zones, ramzones, zone-stats, zone-fault, zone-record, nbd
+ 1 | fiel(disk.img, size=1MiB)
+   | ^^^^"#,
+    );
+    refused(
+        &[],
+        &["stack", "check", "file(disk.img, size=1MB)"],
+        r#"
+stack:1:21: key "size" of kind "file": size "1MB": unknown unit "MB", expected whole bytes, with KiB, MiB, GiB or TiB where wanted, as in 4096 or 4GiB
+ 1 | file(disk.img, size=1MB)
+   |                     ^^^"#,
+    );
+    refused(
+        &[],
+        &["stack", "check", "file(disk.img, size=5000)"],
+        r#"
+stack:1:16: file "top": size is 5000 bytes: expected a multiple of the block size, 4096; 4KiB would fit, or a smaller block_size
+ 1 | file(disk.img, size=5000)
+   |                ^^^^"#,
+    );
+    refused(
+        &[],
+        &["stack", "check", "stats(ram(1MiB)"],
+        r#"
+stack:1:16: found the end of the line, expected "," or ")"
+ 1 | stats(ram(1MiB)
+   |                ^"#,
+    );
+    refused(
+        &[],
+        &["format", "zones(ram(1MiB), zone_size=16MiB)"],
+        r#"
+stack:1:18: zones "top": 0 zones of 16777216 bytes from byte 1048576 on: the device has 1048576 bytes; expected at least one zone, and room for all
+ 1 | zones(ram(1MiB), zone_size=16MiB)
+   |                  ^^^^^^^^^"#,
+    );
+    refused(
+        &[],
+        &["stack", "show", "none.toml"],
+        r#"
+none.toml: can't read this stack file: No such file or directory (os error 2)"#,
+    );
+    refused(
+        &[],
+        &["stack", "show", "no/such/stack"],
+        r#"
+no/such/stack: there is no such file: expected a stack file, or one line such as 'file(disk.img, size=1GiB)'"#,
+    );
+    refused(
+        &[],
+        &["stack", "kinds", "fault-zone"],
+        r#"
+there is no kind "fault-zone": did you mean "fault"? (known: file, ram, null, nbd-client, stats, fault, record, zones, ramzones, zone-stats, zone-fault, zone-record, nbd)"#,
+    );
+    refused(
+        &[("t.toml", TWICE)],
+        &["stack", "show", "--line", "t.toml"],
+        r#"
+t.toml:10:6: "disk" is used by "b" and by "a", but a part of kind "ram" takes only one user
+ 10 | on = "disk"
+    |      ^^^^^^"#,
+    );
 }
 
 #[test]
 fn servers() {
-    refused(&[], &["serve", "ram(1MiB)"], "?");
-    refused(&[], &["serve", "ram(1MiB)", "--nbd", "somewhere"], "?");
-    refused(&[], &["serve", "ram(1MiB)", "--nbd", "unix:"], "?");
+    refused(
+        &[],
+        &["serve", "ram(1MiB)"],
+        r#"
+ram(1MiB): this stack has no door: say where to serve it, such as --nbd unix:vol.sock"#,
+    );
+    refused(
+        &[],
+        &["serve", "ram(1MiB)", "--nbd", "somewhere"],
+        r#"
+--nbd somewhere: address "somewhere": expected unix:PATH or IP:PORT, such as 127.0.0.1:10809"#,
+    );
+    refused(
+        &[],
+        &["serve", "ram(1MiB)", "--nbd", "unix:"],
+        r#"
+--nbd unix:: address "unix:": a unix socket's path has 1 to 107 bytes"#,
+    );
 }
 
 const PLAN: &str = r#"
@@ -116,28 +202,117 @@ baseline = "foi"
 
 #[test]
 fn plans() {
-    refused(&[("p.toml", TYPOS)], &["bench", "p.toml"], "?");
-    refused(&[("p.toml", PLAN)], &["bench", "p.toml"], "?");
-    refused(&[("p.toml", "")], &["bench", "p.toml"], "?");
-    refused(&[], &["bench", "none.toml"], "?");
+    refused(
+        &[("p.toml", TYPOS)],
+        &["bench", "p.toml"],
+        r#"
+p.toml:3:1: [plan]: unknown key "repetitoins"; did you mean "repetitions"? (known: name, title, repetitions, warm_up)
+p.toml:7:6: rw=randraed: expected one of read, write, trim, randread, randwrite, randtrim, rw, readwrite, randrw; did you mean "randread"?
+p.toml:8:1: option "iodpeth" is not known; did you mean "iodepth"?
+p.toml:10:12: there is no subject "foi" (known: ram)"#,
+    );
+    refused(
+        &[("p.toml", PLAN)],
+        &["bench", "p.toml"],
+        r#"
+p.toml:5:8: [stack.file]:1:1: unknown kind "fiel": did you mean "file"? Kinds: file, ram, null, nbd-client, stats, fault, record, zones, ramzones, zone-stats, zone-fault, zone-record, nbd
+ 1 | fiel(x.img, size=1MiB)
+   | ^^^^
+
+p.toml:7:8: [stack.small]: job read: size=2097152 at offset 0: the device has only 1048576 bytes there; make it larger or the job smaller
+
+p.toml:9:8: [stack.nothing]: FOLDER/none.toml: can't read this stack file: No such file or directory (os error 2)"#,
+    );
+    refused(
+        &[("p.toml", "")],
+        &["bench", "p.toml"],
+        r#"
+p.toml:1:1: a plan needs at least one [workload.NAME] and one [stack.NAME] or [peer.NAME]"#,
+    );
+    refused(
+        &[],
+        &["bench", "none.toml"],
+        r#"
+none.toml: can't read this file: No such file or directory (os error 2)"#,
+    );
     let good = PLAN.replace("fiel(x.img, size=1MiB)", "ram(4MiB)").replace("ram(1MiB)", "ram(2MiB)");
     let good = good.replace("[stack.nothing]\nfile = \"none.toml\"\n", "");
-    refused(&[("p.toml", &good)], &["bench", "p.toml", "--only", "write"], "?");
-    refused(&[("p.toml", &good)], &["bench", "p.toml", "--on", "ram(1MiB)"], "?");
-    refused(&[("p.toml", &good)], &["bench", "p.toml", "--writes"], "?");
+    refused(
+        &[("p.toml", &good)],
+        &["bench", "p.toml", "--only", "write"],
+        r#"
+p: no workload has "write" in its name (known: read)"#,
+    );
+    refused(
+        &[("p.toml", &good)],
+        &["bench", "p.toml", "--on", "ram(1MiB)"],
+        r#"
+p.toml: --on is for fio job files"#,
+    );
+    refused(
+        &[("p.toml", &good)],
+        &["bench", "p.toml", "--writes"],
+        r#"
+p.toml: --writes is for a stack alone; a plan and a job file say themselves what is written"#,
+    );
 }
 
 #[test]
 fn job_files() {
     let job = "[a]\nrw=randread\nsize=1m\n";
-    refused(&[("j.fio", job)], &["bench", "j.fio"], "?");
-    refused(&[("j.fio", "[a]\nfilename=x.img\nrw=randread\n")], &["bench", "j.fio"], "?");
-    refused(&[("j.fio", "[a]\nfilename=x.img\nthinktime=5\nbz=4k\n")], &["bench", "j.fio"], "?");
-    refused(&[("j.fio", job)], &["bench", "j.fio", "--on", "ram(512KiB)"], "?");
-    refused(&[("j.fio", job)], &["bench", "j.fio", "--on", "rma(512KiB)"], "?");
-    refused(&[("x.img", "data")], &["bench", "x.img"], "?");
-    refused(&[], &["bench", "ram"], "?");
-    refused(&[], &["bench", "some/where"], "?");
+    refused(
+        &[("j.fio", job)],
+        &["bench", "j.fio"],
+        r#"
+j.fio: [a]: expected filename=PATH, or a stack for all jobs with --on STACK"#,
+    );
+    refused(
+        &[("j.fio", "[a]\nfilename=x.img\nrw=randread\n")],
+        &["bench", "j.fio"],
+        r#"
+j.fio: x.img isn't there, and no job says how large it shall be: expected size=BYTES"#,
+    );
+    refused(
+        &[("j.fio", "[a]\nfilename=x.img\nthinktime=5\nbz=4k\n")],
+        &["bench", "j.fio"],
+        r#"
+j.fio:3:1: option "thinktime": not supported: use rate_iops= to drive it slower
+j.fio:4:1: option "bz" is not known"#,
+    );
+    refused(
+        &[("j.fio", job)],
+        &["bench", "j.fio", "--on", "ram(512KiB)"],
+        r#"
+ram(512KiB): job a: size=1048576 at offset 0: the device has only 524288 bytes there; make it larger or the job smaller"#,
+    );
+    refused(
+        &[("j.fio", job)],
+        &["bench", "j.fio", "--on", "rma(512KiB)"],
+        r#"
+stack:1:1: unknown kind "rma": did you mean "ram"? Kinds: file, ram, null, nbd-client, stats, fault, record, zones, ramzones, zone-stats, zone-fault, zone-record, nbd
+ 1 | rma(512KiB)
+   | ^^^"#,
+    );
+    refused(
+        &[("x.img", "data")],
+        &["bench", "x.img"],
+        r#"
+x.img: expected a plan (.toml), a fio job file (.fio) or a stack; to measure this file: 'file(x.img)'"#,
+    );
+    refused(
+        &[],
+        &["bench", "ram"],
+        r#"
+stack:1:1: "top" has no key "size": kind "ram" needs it (the capacity; memory is taken as it is written), expected a size such as 4096, "64KiB" or "4GiB"
+ 1 | ram
+   | ^^^"#,
+    );
+    refused(
+        &[],
+        &["bench", "some/where"],
+        r#"
+some/where: there is no such file"#,
+    );
 }
 
 #[test]

@@ -148,6 +148,21 @@ fn servers_peers_and_default_pairs() {
 }
 
 #[test]
+fn a_stack_on_a_server() {
+    let stack = "[stack.client]\nline = \"nbd-client(unix:{socket})\"\nserver = \"nbdkit\"\nours = false\n";
+    let mut plan = Plan::parse("doors.toml", &format!("{NBD}{stack}")).unwrap();
+    let client = Subject::Stack(&plan.stacks[0]);
+    assert!(client.is_peer());
+    assert_eq!(plan.server_of(client).unwrap().name, "nbdkit");
+    assert!(plan.pairs.contains(&("siltstone".into(), "client".into())), "{:?}", plan.pairs);
+    let notes = plan.leave_out_missing(&|program| program != "nbdkit");
+    assert!(notes.contains(&"client is left out: nbdkit is not installed".into()), "{notes:?}");
+    assert!(plan.stacks.is_empty() && plan.pairs.iter().all(|(_, baseline)| baseline != "client"));
+    let nowhere = format!("{NBD}{}", stack.replace("server = \"nbdkit\"\n", ""));
+    assert!(problems(&nowhere).contains("{socket} is a server's: add server = \"NAME\""));
+}
+
+#[test]
 fn what_is_missing_is_left_out_and_said() {
     let mut plan = Plan::parse("doors.toml", NBD).unwrap();
     let notes = plan.leave_out_missing(&|program| program != "qemu-storage-daemon");

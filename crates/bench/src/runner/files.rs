@@ -51,7 +51,8 @@ impl Files {
         notes: &mut Vec<String>,
     ) -> Result<Files, String> {
         note_reports(&jobs, notes);
-        let name = Path::new(file).file_stem().map_or_else(|| file.into(), |stem| stem.to_string_lossy().into());
+        let name =
+            Path::new(file).file_stem().map_or_else(|| file.into(), |stem| stem.to_string_lossy().into());
         let mut problems = Vec::new();
         let mut targets: Vec<String> = Vec::new();
         let mut placed: Vec<(usize, Job)> = Vec::new();
@@ -74,8 +75,7 @@ impl Files {
         for (number, target) in targets.into_iter().enumerate() {
             let jobs: Vec<&Job> =
                 placed.iter().filter(|(place, _)| *place == number).map(|(_, job)| job).collect();
-            let place = Place::new(target, &jobs, on.is_some(), setting, notes);
-            match place.map_err(|problem| format!("{file}: {problem}")) {
+            match Place::new(file, target, &jobs, on.is_some(), setting, notes) {
                 Ok(place) => places.push(place),
                 Err(problem) => problems.push(problem),
             }
@@ -171,6 +171,7 @@ impl Files {
 
 impl Place {
     fn new(
+        file: &str,
         target: String,
         jobs: &[&Job],
         is_stack: bool,
@@ -184,7 +185,7 @@ impl Place {
                 let exists = setting.directory.join(&target).exists();
                 let reads = jobs.iter().any(|job| job.rw.reads() && job.verify.is_none_or(|it| !it.only));
                 fill = !exists && reads;
-                file_line(&target, jobs, exists)?
+                file_line(&target, jobs, exists).map_err(|problem| format!("{file}: {problem}"))?
             }
         };
         if fill {

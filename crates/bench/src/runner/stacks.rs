@@ -90,12 +90,16 @@ pub(super) fn plan_subject(
             Stack::load(&setting.directory.join(path).display().to_string(), setting.registry)
         }
     };
-    let stack = stack.map_err(|problems| problems.to_string())?;
+    let said = |problems: stack::Problems| match &subject.source {
+        StackSource::Line(_) => problems.to_string(),
+        StackSource::File(_) => format!("{file}:{line}:{column}: [stack.{}]: {problems}", subject.name),
+    };
+    let stack = stack.map_err(said)?;
     let stack = match subject.shards {
         1 => stack,
         shards => stack.with_shards(shards as usize),
     };
-    stack.check(format).map_err(|problems| problems.to_string())
+    stack.check(format).map_err(said)
 }
 
 /// The name of the device on top, if there is one and only one.

@@ -151,7 +151,7 @@ pub(super) async fn dropped_calls(suite: &mut Suite) -> Check {
     suite.model.check_all(&*device).await
 }
 
-/// Many writes and reads of the same few blocks at once: every sector is one of them, whole.
+/// Many writes and reads of the same few blocks at once: every byte is one of theirs.
 pub(super) async fn overlapping(suite: &mut Suite) -> Check {
     for _ in 0..60 {
         let start = suite.random.below(suite.model.blocks.min(8));

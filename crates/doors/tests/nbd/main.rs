@@ -1,6 +1,7 @@
 //! The NBD door over real sockets: its own client, clients that speak bytes, and hostile ones.
 
 mod hostile;
+mod kinds;
 mod lifecycle;
 mod requests;
 mod silence;

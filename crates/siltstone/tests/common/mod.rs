@@ -32,7 +32,9 @@ pub fn run(folder: &Path, arguments: &[&str]) -> Ran {
 /// Reads lines until one contains this.
 pub fn wait_for(stream: impl std::io::Read, text: &str) -> String {
     let mut lines = BufReader::new(stream).lines();
-    lines.find_map(|line| line.ok().filter(|line| line.contains(text))).unwrap_or_else(|| panic!("no line with {text}"))
+    lines
+        .find_map(|line| line.ok().filter(|line| line.contains(text)))
+        .unwrap_or_else(|| panic!("no line with {text}"))
 }
 
 pub fn signal(child: &Child, name: &str) {

@@ -8,7 +8,7 @@ use super::layout::Layout;
 use super::slot::{Phase, Reserved, Slot};
 use crate::limits::Limits;
 use block::{
-    BlockCount, BlockIndex, Device, Durability, EraseGuarantee, Error, Payload, Result, ZeroMode,
+    BlockCount, BlockIndex, BlockRange, Buffer, Device, Durability, EraseGuarantee, Error, Payload, Result,
     ZoneAddress, ZoneGeometry, ZoneIndex, ZoneReport, ZoneState,
 };
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -252,7 +252,7 @@ impl Volume {
                 device.flush().await?;
             }
             EraseGuarantee::Erased | EraseGuarantee::Key => {
-                device.write_zeroes(data, ZeroMode::KeepAllocated, Durability::Visible).await?;
+                overwrite_with_zeros(device, data).await?;
                 device.flush().await?;
             }
         }
@@ -341,4 +341,21 @@ impl Volume {
         }
         Ok(())
     }
+}
+
+/// Writes zeros as data, 1 MiB at a time. `write_zeroes` would not do: a file system may answer it by marking
+/// extents as unwritten, and the old bytes stay on the medium.
+async fn overwrite_with_zeros(device: &dyn Device, range: BlockRange) -> Result<()> {
+    const STEP: u64 = 1 << 20;
+    let block_size = device.geometry().block_size;
+    let step = BlockCount((STEP >> block_size.shift()).max(1));
+    let zeros = Buffer::zeroed(block_size.bytes_of(step) as usize).freeze();
+    let mut at = range.start;
+    while at < range.end() {
+        let count = step.min(range.end() - at);
+        let payload = zeros.slice(0..block_size.bytes_of(count) as usize).into();
+        device.write(at, payload, Durability::Visible).await?;
+        at += count;
+    }
+    Ok(())
 }

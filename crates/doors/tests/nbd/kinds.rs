@@ -1,0 +1,66 @@
+//! The door and the client as parts of a stack.
+
+use crate::support::{Raw, run};
+use doors::nbd::protocol::command;
+use doors::nbd::{client, door};
+use runtime::net::Address;
+use stack::{Registry, Stack};
+
+fn registry() -> Registry {
+    Registry::new(vec![&disks::ram::KIND, &door::KIND, &client::KIND])
+}
+
+#[test]
+fn declarations_hold() {
+    assert_eq!(registry().verify(), Ok(()));
+}
+
+#[test]
+fn a_stack_is_served_and_another_one_stands_on_it() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let path = folder.path().to_owned();
+    run(1, move || async move {
+        let text = "
+            [device.a]
+            kind = \"ram\"
+            size = \"1MiB\"
+            [device.b]
+            kind = \"ram\"
+            size = \"2MiB\"
+            [door.main]
+            kind = \"nbd\"
+            exports = [\"a\", \"b\"]
+            socket = \"vol.sock\"
+        ";
+        let stack = Stack::from_toml("test", text, &registry()).expect("parses").with_base_directory(&path);
+        let built = stack.check(false).expect("fits").build().await.expect("builds");
+        built.start().await.expect("starts");
+        let raw = Raw::open(&Address::Unix(path.join("vol.sock")), "b", false).await;
+        raw.call(command::WRITE, 0, 0, 4, b"here").await.expect("written");
+        let upper = Stack::from_line("upper", "nbd-client(unix:vol.sock, export=b)", &registry());
+        let upper = upper.expect("parses").with_base_directory(&path);
+        let client = upper.check(false).expect("fits").build().await.expect("builds");
+        client.close().await.expect("closes");
+        built.close().await.expect("closes");
+        assert!(raw.is_closed().await);
+    });
+}
+
+#[test]
+fn doors_that_cant_be_are_refused_with_the_key() {
+    for (keys, expected) in [
+        ("device = \"a\"", "where to listen"),
+        ("device = \"a\"\nsocket = \"x\"\naddress = \"127.0.0.1:1\"", "both given"),
+        ("socket = \"x\"", "what to serve"),
+        ("device = \"a\"\nexports = [\"a\"]\nsocket = \"x\"", "exported twice"),
+        ("device = \"a\"\naddress = \"nowhere\"", "IP:PORT"),
+        ("device = \"a\"\nsocket = \"x\"\nmax_connections = 0", "from 1 to 65536"),
+    ] {
+        let text =
+            format!("[device.a]\nkind = \"ram\"\nsize = \"1MiB\"\n[door.main]\nkind = \"nbd\"\n{keys}\n");
+        let checked =
+            Stack::from_toml("test", &text, &registry()).and_then(|stack| stack.check(false).map(drop));
+        let problems = checked.expect_err(keys).to_string();
+        assert!(problems.contains(expected), "{keys}: {problems}");
+    }
+}

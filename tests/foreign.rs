@@ -1,0 +1,40 @@
+//! Real programs against the real server: what the tests with foreign clients share.
+//!
+//! Promises: every program and server has a deadline and is ended by its own process id, also when a test fails;
+//! what a program said stands in the failure. Left to the tests: which programs they need ([`need!`](crate::need)).
+
+mod process;
+mod raw_client;
+mod server;
+
+pub use process::{Finished, PATTERN_CHUNK, is_installed, is_root, random_file, run, run_shell};
+pub use raw_client::{Command, RawClient, option, request};
+pub use server::{Background, Server, binary};
+
+/// Says that the running test is skipped, in the form that `scripts/test` counts.
+pub fn skip(reason: &str) {
+    let thread = std::thread::current();
+    println!("SKIPPED: {}: {reason}", thread.name().unwrap_or("a test"));
+}
+
+/// Ends the test as skipped unless all of these programs are installed.
+#[macro_export]
+macro_rules! need {
+    ($($program:expr),+ $(,)?) => {
+        $(if !$crate::foreign::is_installed($program) {
+            $crate::foreign::skip(concat!($program, " is not installed"));
+            return;
+        })+
+    };
+}
+
+/// Ends the test as skipped unless it runs as root.
+#[macro_export]
+macro_rules! need_root {
+    ($why:expr) => {
+        if !$crate::foreign::is_root() {
+            $crate::foreign::skip(concat!("only root can ", $why));
+            return;
+        }
+    };
+}

@@ -1,0 +1,110 @@
+//! Programs that run to their end, within a deadline.
+
+use std::path::Path;
+use std::process::{Command, Stdio};
+
+/// How long a program may take, in seconds, before it is killed and the test fails.
+const DEADLINE: u32 = 120;
+/// The unit of [`random_file`], in bytes.
+pub const PATTERN_CHUNK: usize = 64 << 10;
+
+/// What a program that has ended said.
+#[derive(Debug)]
+pub struct Finished {
+    /// Program and arguments, for failures.
+    pub line: String,
+    /// The exit status: 0 is success; `None` after a signal.
+    pub code: Option<i32>,
+    /// Its standard output.
+    pub out: String,
+    /// Its standard error.
+    pub err: String,
+}
+
+impl Finished {
+    /// It succeeded; gives its standard output.
+    ///
+    /// # Panics
+    /// It did not.
+    #[track_caller]
+    pub fn ok(self) -> String {
+        assert!(self.code == Some(0), "expected success of {self:#?}");
+        self.out
+    }
+
+    /// It failed by itself and in time; gives all that it said.
+    ///
+    /// # Panics
+    /// It succeeded, was killed or took too long.
+    #[track_caller]
+    pub fn refused(self) -> String {
+        let in_time = self.code.is_some_and(|code| code != 0 && code < 124);
+        assert!(in_time, "expected an orderly failure of {self:#?}");
+        self.out + &self.err
+    }
+}
+
+/// Whether a program can be found.
+pub fn is_installed(program: &str) -> bool {
+    // The administrator's programs (mkfs, debugfs) are not in everybody's path.
+    search_path().split(':').any(|folder| Path::new(folder).join(program).is_file())
+}
+
+/// Whether the tests run as root.
+pub fn is_root() -> bool {
+    rustix::process::geteuid().is_root()
+}
+
+/// The system's own folders come first: a python of somebody's own lacks the system's modules.
+fn search_path() -> String {
+    let usual = std::env::var("PATH").unwrap_or_default();
+    format!("/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin:{usual}")
+}
+
+/// Runs a program to its end, with nothing as its input.
+///
+/// # Panics
+/// It couldn't be started, or took longer than the deadline.
+#[track_caller]
+pub fn run<A: AsRef<str>>(program: &str, arguments: &[A]) -> Finished {
+    // `timeout` is a process group of its own and ends all of it, so that nothing outlives a test by long.
+    let mut command = Command::new("timeout");
+    command.arg("--kill-after=5").arg(DEADLINE.to_string()).arg(program).env("PATH", search_path());
+    let arguments = arguments.iter().map(AsRef::as_ref).collect::<Vec<_>>();
+    command.args(&arguments).stdin(Stdio::null());
+    let output = command.output().expect("`timeout` of coreutils is there");
+    let finished = Finished {
+        line: format!("{program} {}", arguments.join(" ")),
+        code: output.status.code(),
+        out: String::from_utf8_lossy(&output.stdout).into_owned(),
+        err: String::from_utf8_lossy(&output.stderr).into_owned(),
+    };
+    assert!(!matches!(finished.code, Some(124 | 137)), "took longer than {DEADLINE} s: {finished:#?}");
+    assert!(finished.code != Some(127), "not found: {finished:#?}");
+    finished
+}
+
+/// Runs a few lines of shell, which end at the first failure.
+///
+/// # Panics
+/// As [`run`].
+#[track_caller]
+pub fn run_shell(script: &str) -> Finished {
+    run("sh", &["-euc", script])
+}
+
+/// Writes a file of seeded bytes with zeroes in every third chunk; gives its contents.
+///
+/// # Panics
+/// The file can't be written.
+pub fn random_file(path: &Path, chunks: usize, seed: u64) -> Vec<u8> {
+    let mut random = runtime::Random::new(seed);
+    let mut bytes = vec![0; chunks * PATTERN_CHUNK];
+    for (index, chunk) in bytes.chunks_exact_mut(PATTERN_CHUNK).enumerate() {
+        if index % 3 != 2 {
+            chunk.chunks_exact_mut(8).for_each(|word| word.copy_from_slice(&random.next_u64().to_le_bytes()));
+        }
+    }
+    std::fs::write(path, &bytes).expect("the test's folder can be written");
+    bytes
+}
