@@ -87,7 +87,8 @@ impl Ring {
             .map_err(|error| {
                 Error::from_io(
                     &error,
-                    "setting up io_uring (Linux 6.1 or newer is needed, and kernel.io_uring_disabled = 0)",
+                    "setting up io_uring (it needs Linux 6.1 or newer, kernel.io_uring_disabled = 0, and 256 KiB of \
+                     locked memory per shard: ulimit -l)",
                 )
             })?;
         let registered_files = ring.submitter().register_files_sparse(FILE_SLOTS).is_ok();

@@ -326,3 +326,39 @@ mod allocations {
         });
     }
 }
+
+/// Runs this test again as a user who may lock just enough memory for a ring: everything works, with plain buffers.
+#[test]
+fn without_locked_memory_plain_buffers_serve() {
+    const UNDER_LIMIT: &str = "SILTSTONE_TEST_UNDER_LIMIT";
+    if std::env::var_os(UNDER_LIMIT).is_some() {
+        run(|| async {
+            assert!(!Buffer::new(4096).is_registered_here(), "too little memory can be locked");
+            let listener = Listener::bind(&"127.0.0.1:0".parse().expect("an address")).expect("it listens");
+            let client = Stream::connect(listener.local_address()).await.expect("it connects");
+            client.send(Data::copy_of(b"abc").into()).await.0.expect("it sends");
+            let server = listener.accept().await.expect("a connection");
+            assert_eq!(server.receive(Buffer::new(8)).await.1.filled(), b"abc");
+        });
+        return;
+    }
+    let this = std::env::current_exe().expect("this test has a file");
+    let command =
+        ["--memlock=262144:262144", "setpriv", "--reuid=65534", "--regid=65534", "--clear-groups", "--"];
+    let mut limited = std::process::Command::new("prlimit");
+    limited.args(command).arg(this).args(["--exact", "without_locked_memory_plain_buffers_serve"]);
+    match limited.env(UNDER_LIMIT, "1").output() {
+        Ok(output) => {
+            let text = String::from_utf8_lossy(&output.stdout).into_owned()
+                + &String::from_utf8_lossy(&output.stderr);
+            if text.contains("Operation not permitted") || text.contains("Permission denied") {
+                println!(
+                    "SKIPPED: without_locked_memory_plain_buffers_serve: needs root to become another user"
+                );
+                return;
+            }
+            assert!(output.status.success() && text.contains("1 passed"), "{text}");
+        }
+        Err(error) => println!("SKIPPED: without_locked_memory_plain_buffers_serve: prlimit: {error}"),
+    }
+}
