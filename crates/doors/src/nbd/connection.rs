@@ -11,7 +11,7 @@
 //!   DISC or a stop they are answered, too.
 //!
 //! Left to others: who may connect ([`server`](super::server)), and what requests mean ([`request`](super::request),
-//! [`work`](super::work)).
+//! `work`).
 
 use super::export::{Export, Tally};
 use super::in_flight::{InFlight, SLOTS};

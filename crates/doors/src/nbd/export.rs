@@ -1,23 +1,40 @@
-//! What all connections of an export share, on whichever shard: its gate for writes and its counters.
+//! What all connections of an export share, on whichever shard: its device's gate for writes, and its counters.
 
 use super::write_gate::WriteGate;
-use block::{DeviceGeometry, Status};
+use block::{DeviceGeometry, DevicePart, Status};
 use serde_json::json;
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, PoisonError, Weak};
 
 /// One export as all shards see it.
 pub(super) struct Export {
     pub(super) geometry: DeviceGeometry,
     pub(super) read_only: bool,
-    pub(super) gate: WriteGate,
+    pub(super) gate: Arc<WriteGate>,
     pub(super) counters: Counters,
 }
 
 impl Export {
-    pub(super) fn new(geometry: DeviceGeometry, read_only: bool, shards: usize) -> Self {
+    pub(super) fn new(device: &Arc<dyn DevicePart>, read_only: bool, shards: usize) -> Self {
+        let geometry = device.geometry().clone();
         let read_only = read_only || geometry.read_only;
-        Export { geometry, read_only, gate: WriteGate::new(shards), counters: Counters::default() }
+        Export { geometry, read_only, gate: gate_of(device, shards), counters: Counters::default() }
     }
+}
+
+/// The gate of a device, which all servers of this process share that serve it.
+fn gate_of(device: &Arc<dyn DevicePart>, shards: usize) -> Arc<WriteGate> {
+    /// By the device's address: whoever has the gate keeps the device, too, so that no other one can be there.
+    static GATES: Mutex<Vec<(usize, Weak<WriteGate>)>> = Mutex::new(Vec::new());
+    let address = Arc::as_ptr(device).cast::<()>() as usize;
+    let mut gates = GATES.lock().unwrap_or_else(PoisonError::into_inner);
+    gates.retain(|(_, gate)| gate.strong_count() > 0);
+    let known = gates.iter().find(|entry| entry.0 == address).and_then(|entry| entry.1.upgrade());
+    known.unwrap_or_else(|| {
+        let gate = Arc::new(WriteGate::new(shards));
+        gates.push((address, Arc::downgrade(&gate)));
+        gate
+    })
 }
 
 macro_rules! counters {

@@ -9,7 +9,7 @@
 //! - A socket's file that nobody listens on any more is replaced; one that is in use, and anything that isn't a
 //!   socket, is left alone and refused.
 //!
-//! What happens on a connection is left to [`connection`](super::connection).
+//! What happens on a connection is left to `connection`.
 
 use super::connection::{End, Watch, serve};
 use super::export::Export;
@@ -271,7 +271,7 @@ impl Server {
 impl Shared {
     fn make_exports(&self, shards: usize) -> Vec<Export> {
         let parts = self.devices.iter().zip(&self.read_only);
-        parts.map(|(device, read_only)| Export::new(device.geometry().clone(), *read_only, shards)).collect()
+        parts.map(|(device, read_only)| Export::new(device, *read_only, shards)).collect()
     }
 }
 

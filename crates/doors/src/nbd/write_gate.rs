@@ -1,5 +1,5 @@
-//! Keeps writes that aren't whole blocks from losing other writes to the same blocks, across all connections of an
-//! export and all shards, while writes of whole blocks cost two uncontended atomic additions as long as there are
+//! Keeps writes that aren't whole blocks from losing other writes to the same blocks, across all connections and exports
+//! of a device and all shards, while writes of whole blocks cost two uncontended atomic additions as long as there are
 //! no others.
 //!
 //! A write of part of a block reads the block, changes it and writes it back. Whatever else was written to that
@@ -24,7 +24,7 @@
 //! its range is released; writes that are still in the table by then stay there until they have ended, and the next
 //! exclusive write meets them there.
 //!
-//! What is left to others: writes that reach the device by another way than this export's connections.
+//! What is left to others: writes that reach the device by another way than an NBD server of this process.
 
 use block::BlockRange;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
@@ -36,7 +36,7 @@ use std::task::{Poll, Waker};
 #[derive(Default)]
 struct Padded<T>(T);
 
-/// The gate of one export.
+/// The gate of one device.
 pub struct WriteGate {
     /// How many exclusive writes are announced.
     announced: Padded<AtomicU32>,
@@ -147,6 +147,8 @@ impl WriteGate {
     /// [`share`](Self::share).
     #[inline]
     pub fn pass(&self, shard: usize) -> Option<Counted<'_>> {
+        // A gate may outlive the runtime that it was made for.
+        let shard = shard % self.counted.len();
         self.counted[shard].0.fetch_add(1, Ordering::SeqCst);
         // Dropping it takes the count back and wakes those who may have seen it.
         let counted = Counted { gate: self, shard };

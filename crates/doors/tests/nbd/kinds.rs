@@ -56,8 +56,9 @@ fn doors_that_cant_be_are_refused_with_the_key() {
         ("device = \"a\"\naddress = \"nowhere\"", "IP:PORT"),
         ("device = \"a\"\nsocket = \"x\"\nmax_connections = 0", "from 1 to 65536"),
     ] {
-        let text =
-            format!("[device.a]\nkind = \"ram\"\nsize = \"1MiB\"\n[door.main]\nkind = \"nbd\"\n{keys}\n");
+        let used = "[device.a]\nkind = \"ram\"\nsize = \"1MiB\"\n\
+                    [door.other]\nkind = \"nbd\"\ndevice = \"a\"\nsocket = \"other\"\n";
+        let text = format!("{used}[door.main]\nkind = \"nbd\"\n{keys}\n");
         let checked =
             Stack::from_toml("test", &text, &registry()).and_then(|stack| stack.check(false).map(drop));
         let problems = checked.expect_err(keys).to_string();

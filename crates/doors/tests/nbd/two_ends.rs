@@ -185,13 +185,17 @@ fn errors_keep_their_meaning_and_a_failed_read_shows_nothing() {
     });
 }
 
-/// A writer of whole blocks on one shard, writers of parts of the same blocks on both: no acknowledged write is lost.
+/// A writer of whole blocks on one shard and server, writers of parts of the same blocks on both shards and another
+/// server: no acknowledged write is lost.
 #[test]
 fn writes_of_parts_lose_no_writes_of_whole_blocks() {
-    let (_folder, address) = socket();
+    let ((_folder, address), (_other_folder, other_address)) = (socket(), socket());
     run(2, move || async move {
-        let server = server(&address, vec![export("disk", SlowDisk::new(4, 4096))]);
+        let disk = SlowDisk::new(4, 4096);
+        let server = server(&address, vec![export("disk", disk.clone())]);
         server.start().await.expect("it starts");
+        let other_server = crate::support::server(&other_address, vec![export("same", disk)]);
+        other_server.start().await.expect("it starts");
         let writers = (0..2).map(|shard| {
             let address = address.clone();
             runtime::spawn_on(ShardIndex(shard), move || async move {
@@ -220,7 +224,7 @@ fn writes_of_parts_lose_no_writes_of_whole_blocks() {
             })
         });
         let writers: Vec<_> = writers.collect();
-        let part = client(&address, "disk", Some(4096)).await;
+        let part = client(&other_address, "same", Some(4096)).await;
         let device = part.open().await.expect("it opens");
         for round in 0..400_u64 {
             let (block, byte) = (BlockIndex(round % 4), 200 + (round % 50) as u8);
@@ -236,6 +240,7 @@ fn writes_of_parts_lose_no_writes_of_whole_blocks() {
         for writer in writers {
             writer.await.expect("the shard lives");
         }
+        other_server.stop().await.expect("it stops");
         server.stop().await.expect("it stops");
     });
 }
