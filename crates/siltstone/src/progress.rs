@@ -78,7 +78,7 @@ impl Screen {
             ),
         };
         let Step { number, count, name, .. } = step;
-        bar.set_message(format!("{number}/{count} {name}{rates}{doing}  {left} left"));
+        bar.set_message(format!("{left} left  {number}/{count} {name}{rates}{doing}"));
     }
 
     /// Takes the bar away.

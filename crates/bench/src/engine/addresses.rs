@@ -260,7 +260,7 @@ mod tests {
                 let request = addresses.draw();
                 prop_assert!(request.offset >= region.offset);
                 prop_assert!(request.offset + request.length <= region.offset + region.length);
-                prop_assert!(request.length >= 4096 && request.offset % 4096 == 0);
+                prop_assert!(request.length >= 4096 && request.offset.is_multiple_of(4096));
             }
         }
     }

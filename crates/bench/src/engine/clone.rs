@@ -8,7 +8,7 @@ use super::{Progress, incompressible};
 use crate::job::{Job, Region, Verify};
 use block::{BlockCount, BlockIndex, BlockRange, Buffer, Data, Device, Durability, Payload, Result};
 use runtime::Instant;
-use runtime::sync::{Notify, StopToken};
+use runtime::sync::{Notify, Semaphore, StopToken};
 use std::cell::{Cell, RefCell};
 use std::rc::Rc;
 use std::sync::Arc;
@@ -47,6 +47,12 @@ pub(super) struct Clone {
     ledger: RefCell<Option<Ledger>>,
     in_flight: RefCell<Vec<Request>>,
     landed: Notify,
+    paced: bool,
+    /// With a rate, one task at a time waits for its start.
+    starter: Rc<Semaphore>,
+    /// Operations in flight, and who waits for there to be none.
+    started: Cell<u32>,
+    idle: Notify,
     /// Bytes that may still be asked for.
     remaining: Cell<u64>,
     next_check: Cell<usize>,
@@ -93,6 +99,10 @@ impl Clone {
             ledger: RefCell::new(ledger),
             in_flight: RefCell::default(),
             landed: Notify::new(),
+            paced: [job.rate_iops.read, job.rate_iops.write, job.rate_iops.trim].iter().any(Option::is_some),
+            starter: Semaphore::new(1),
+            started: Cell::new(0),
+            idle: Notify::new(),
             remaining: Cell::new(0),
             next_check: Cell::new(0),
             measure_from: Cell::default(),
@@ -197,19 +207,17 @@ impl Clone {
     async fn work(&self) {
         // Kept from one operation to the next.
         let mut spare: Option<Buffer> = None;
-        while let Some(request) = self.draw() {
-            let due = self.pace.borrow_mut().next(request.direction, runtime::now);
-            if let Some(due) = due {
-                // A clone that is past its time must not wait for the next start.
-                if due >= self.deadline.get() {
-                    self.ended.set(true);
-                    return;
-                }
-                runtime::sleep_until(due).await;
+        loop {
+            let turn = if self.paced { Some(self.starter.acquire(1).await) } else { None };
+            let Some(request) = self.draw() else { return };
+            if turn.is_some() && !self.wait_for_start(request.direction).await {
+                return;
             }
             if self.verify.is_some() {
                 self.wait_for_overlap(&request).await;
             }
+            drop(turn);
+            self.started.set(self.started.get() + 1);
             let started = runtime::now();
             let result = match request.direction {
                 Direction::Read => self.read(&request, &mut spare).await,
@@ -217,6 +225,10 @@ impl Clone {
                 Direction::Trim => self.device.discard(self.range(&request)).await,
             };
             let ended = runtime::now();
+            self.started.set(self.started.get() - 1);
+            if self.paced && self.started.get() == 0 {
+                self.idle.notify_all();
+            }
             if self.verify.is_some() {
                 self.in_flight.borrow_mut().retain(|other| *other != request);
                 self.landed.notify_all();
@@ -234,6 +246,38 @@ impl Clone {
                 self.maybe_flush().await;
             }
         }
+    }
+
+    /// Waits until an operation of a clone with a rate may start; false if the clone is done by then.
+    ///
+    /// As in fio (`io_submit_mode=inline`): where the next start lies in the future, what is in flight ends first,
+    /// and then the time is waited out that was left when the wait began; who has fallen behind by that starts
+    /// the next ones at once. And as in fio the last stretch is spent awake, so that starts are punctual and
+    /// the processor is as warm as under load.
+    async fn wait_for_start(&self, direction: Direction) -> bool {
+        const AWAKE: Duration = Duration::from_micros(60);
+        let due = self.pace.borrow_mut().next(direction, runtime::now);
+        let Some(due) = due else { return true };
+        let begin = runtime::now();
+        if due <= begin {
+            return true;
+        }
+        while self.started.get() > 0 {
+            self.idle.notified().await;
+        }
+        let start = runtime::now() + (due - begin);
+        // A clone that is past its time must not wait for the next start.
+        if start >= self.deadline.get() {
+            self.ended.set(true);
+            return false;
+        }
+        if due - begin > AWAKE {
+            runtime::sleep((due - begin) - AWAKE).await;
+        }
+        while runtime::now() < start {
+            runtime::yield_now().await;
+        }
+        !self.ended.get()
     }
 
     /// Counts an operation; false if the clone is done.

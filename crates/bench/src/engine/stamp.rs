@@ -13,7 +13,7 @@ const MAGIC: u64 = 0x5349_4c54_5645_5249;
 const HEADER: usize = 40;
 
 /// Refuses jobs that can't be verified.
-pub(super) fn check_job(job: &Job) -> Result<()> {
+pub(crate) fn check_job(job: &Job) -> Result<()> {
     if job.numjobs > 1 && job.rw.writes() {
         return Err(Error::invalid(format!(
             "job {}: verify with numjobs={}: the clones would overwrite each other's blocks; take numjobs=1, or \

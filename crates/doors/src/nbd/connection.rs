@@ -364,6 +364,11 @@ impl<'c> Connection<'c> {
                     self.open_requests += 1;
                     self.tally.errors += 1;
                     self.replies.error(&request, refusal.number, refusal.words);
+                    if refusal.ends_session {
+                        let text = format!("command {}: {}", request.command, refusal.words);
+                        self.end(End::Violation(Error::protocol(text)));
+                        break;
+                    }
                 }
                 Step::Start(request, operation) => {
                     self.open(&request, operation);

@@ -51,6 +51,8 @@ pub struct Refusal {
     pub number: ErrorNumber,
     /// The words for people.
     pub words: &'static str,
+    /// Whether the session ends with the answer: nobody knows how many bytes of an unknown command follow.
+    pub ends_session: bool,
 }
 
 /// What to do with the bytes at the front.
@@ -144,7 +146,7 @@ impl Intake {
 /// Judges a request against its export, as the document's sections on commands, flags and errors ask.
 #[inline]
 pub fn examine(request: &Request, session: &Session) -> Result<Operation, Refusal> {
-    let refused = |number, words| Err(Refusal { number, words });
+    let refused = |number, words| Err(Refusal { number, words, ends_session: false });
     // FUA is offered, and then it is valid with every command.
     let flags = request.flags & !command_flag::FUA;
     let durability = match request.flags & command_flag::FUA {
@@ -168,7 +170,11 @@ pub fn examine(request: &Request, session: &Session) -> Result<Operation, Refusa
             let only_one = flags & command_flag::REQ_ONE != 0;
             (Operation::BlockStatus { only_one }, command_flag::REQ_ONE)
         }
-        _ => return refused(ErrorNumber::Invalid, "the command is unknown"),
+        command::CACHE => return refused(ErrorNumber::Invalid, "the command is not offered"),
+        _ => {
+            let words = "the command is unknown";
+            return Err(Refusal { number: ErrorNumber::Invalid, words, ends_session: true });
+        }
     };
     if flags & !allowed_flags != 0 {
         return refused(ErrorNumber::Invalid, "a flag is unknown, or not for this command");
