@@ -33,7 +33,7 @@ mod timer;
 pub use clock::{Instant, now, process_cpu_time, thread_cpu_time, wall_clock};
 pub use random::{Random, random_u64};
 pub use remote::{RemoteHandle, blocking, spawn_on};
-pub use shard::{Config, ShardIndex, current_shard, is_simulated, run, shard_count};
+pub use shard::{Config, ShardIndex, current_shard, is_simulated, run, shard_count, submit_now};
 pub use signal::stop_signal;
 pub use simulated::{Simulated, SimulatedFaults, Simulation, power_cut, simulate};
 pub use task::{JoinHandle, join_all, spawn, yield_now};

@@ -180,6 +180,12 @@ impl Ring {
         }
     }
 
+    pub(crate) fn submit_now(&mut self) {
+        if self.unsubmitted > 0 {
+            self.submit();
+        }
+    }
+
     fn submit(&mut self) {
         match self.ring.submitter().submit() {
             Ok(count) => self.unsubmitted = self.unsubmitted.saturating_sub(count),

@@ -219,10 +219,10 @@ impl Clone {
             drop(turn);
             self.started.set(self.started.get() + 1);
             let started = runtime::now();
-            let result = match request.direction {
-                Direction::Read => self.read(&request, &mut spare).await,
-                Direction::Write => self.write(&request).await,
-                Direction::Trim => self.device.discard(self.range(&request)).await,
+            let result = if self.paced {
+                promptly(self.perform(&request, &mut spare)).await
+            } else {
+                self.perform(&request, &mut spare).await
             };
             let ended = runtime::now();
             self.started.set(self.started.get() - 1);
@@ -315,6 +315,15 @@ impl Clone {
     fn range(&self, request: &Request) -> BlockRange {
         let start = BlockIndex(request.offset >> self.shift);
         BlockRange { start, count: BlockCount(request.length >> self.shift) }
+    }
+
+    #[inline]
+    async fn perform(&self, request: &Request, spare: &mut Option<Buffer>) -> Result<()> {
+        match request.direction {
+            Direction::Read => self.read(request, spare).await,
+            Direction::Write => self.write(request).await,
+            Direction::Trim => self.device.discard(self.range(request)).await,
+        }
     }
 
     #[inline]
@@ -421,4 +430,19 @@ impl Clone {
             }
         }
     }
+}
+
+/// Hands an operation to the kernel as soon as it has begun: one that has its own time must not wait for others to
+/// be submitted with.
+async fn promptly<F: Future>(operation: F) -> F::Output {
+    let mut operation = std::pin::pin!(operation);
+    let mut begun = false;
+    std::future::poll_fn(|context| {
+        let polled = operation.as_mut().poll(context);
+        if !std::mem::replace(&mut begun, true) && polled.is_pending() {
+            runtime::submit_now();
+        }
+        polled
+    })
+    .await
 }
