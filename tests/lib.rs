@@ -1,4 +1,4 @@
 //! What the tests that cross crates share.
 
-pub mod oracle;
 pub mod foreign;
+pub mod oracle;

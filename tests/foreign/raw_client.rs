@@ -88,7 +88,14 @@ impl RawClient {
     ///
     /// # Errors
     /// The connection's.
-    pub fn send(&mut self, command: Command, cookie: u64, offset: u64, length: u32, data: &[u8]) -> Result<()> {
+    pub fn send(
+        &mut self,
+        command: Command,
+        cookie: u64,
+        offset: u64,
+        length: u32,
+        data: &[u8],
+    ) -> Result<()> {
         let mut bytes = request(command, cookie, offset, length).to_vec();
         bytes.extend_from_slice(data);
         self.stream.write_all(&bytes)
@@ -139,7 +146,9 @@ impl RawClient {
                 Ok(0) => return true,
                 Ok(_) => {}
                 Err(error) if error.kind() == ErrorKind::Interrupted => {}
-                Err(error) => return matches!(error.kind(), ErrorKind::ConnectionReset | ErrorKind::BrokenPipe),
+                Err(error) => {
+                    return matches!(error.kind(), ErrorKind::ConnectionReset | ErrorKind::BrokenPipe);
+                }
             }
         }
     }

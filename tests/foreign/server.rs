@@ -29,7 +29,15 @@ pub fn binary() -> &'static Path {
 fn build() -> PathBuf {
     let cargo = std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into());
     let mut command = Command::new(cargo);
-    command.args(["build", "--quiet", "--package", "siltstone", "--bin", "siltstone", "--message-format=json"]);
+    command.args([
+        "build",
+        "--quiet",
+        "--package",
+        "siltstone",
+        "--bin",
+        "siltstone",
+        "--message-format=json",
+    ]);
     let output = command.current_dir(env!("CARGO_MANIFEST_DIR")).output().expect("cargo runs");
     assert!(output.status.success(), "cargo build: {}", String::from_utf8_lossy(&output.stderr));
     let text = String::from_utf8(output.stdout).expect("cargo writes UTF-8");
@@ -138,7 +146,8 @@ impl Background {
     /// # Panics
     /// The process is gone.
     pub fn resident_bytes(&self) -> u64 {
-        let status = std::fs::read_to_string(format!("/proc/{}/status", self.pid())).expect("the process is there");
+        let status =
+            std::fs::read_to_string(format!("/proc/{}/status", self.pid())).expect("the process is there");
         let line = status.lines().find_map(|line| line.strip_prefix("VmRSS:")).expect("a process has memory");
         let kibibytes: u64 = line.trim().trim_end_matches(" kB").parse().expect("a number");
         kibibytes << 10
@@ -183,6 +192,29 @@ impl Server {
     pub fn start(folder: &Path, stack: &str) -> Server {
         let socket = folder.join("nbd.sock");
         Self::start_with(&["serve", stack, "--nbd", &format!("unix:{}", socket.display())], socket)
+    }
+
+    /// As [`start`](Self::start), after a server of the same name and files was killed.
+    ///
+    /// The kernel takes a killed process's ring apart, and closes what requests in flight still hold (the socket, the
+    /// file's lock), a moment after the process is gone: until then the new server is refused, and says so.
+    ///
+    /// # Panics
+    /// It isn't ready in time.
+    #[track_caller]
+    pub fn restart(folder: &Path, stack: &str) -> Server {
+        let socket = folder.join("nbd.sock");
+        let (program, address) = (binary().display().to_string(), format!("unix:{}", socket.display()));
+        for _ in 0..LOOKS {
+            let mut process = Background::start(&program, &["serve", stack, "--nbd", &address]);
+            while process.is_alive() && !process.out().ends_with('\n') {
+                std::thread::sleep(LOOK);
+            }
+            if process.is_alive() || !process.err().contains("(busy)") {
+                return Self::ready(process, socket);
+            }
+        }
+        panic!("the killed server's socket and files are still in use");
     }
 
     /// Serves a stack in TOML that has a door on the socket `nbd.sock` in this folder.

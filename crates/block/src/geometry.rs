@@ -204,7 +204,8 @@ impl ZoneGeometry {
     pub fn check_append(&self, zone: crate::ZoneIndex, bytes: usize) -> Result<()> {
         self.check_zone(zone)?;
         let bytes = bytes as u64;
-        if bytes == 0 || !bytes.is_multiple_of(u64::from(self.append_granularity)) || bytes > self.max_append {
+        if bytes == 0 || !bytes.is_multiple_of(u64::from(self.append_granularity)) || bytes > self.max_append
+        {
             return Err(Error::invalid(format!(
                 "append of {bytes} bytes to zone {zone}: expected a multiple of {} up to {}",
                 self.append_granularity, self.max_append

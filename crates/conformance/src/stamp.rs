@@ -31,7 +31,12 @@ pub(crate) fn is_stamp(bytes: &[u8], seed: u64, operation: u64, sector: u64) -> 
 }
 
 /// Whether every byte of a sector is one that one of these operations wrote there.
-pub(crate) fn is_mixture(bytes: &[u8], seed: u64, operations: impl Iterator<Item = u64>, sector: u64) -> bool {
+pub(crate) fn is_mixture(
+    bytes: &[u8],
+    seed: u64,
+    operations: impl Iterator<Item = u64>,
+    sector: u64,
+) -> bool {
     let stamps: Vec<[u8; SECTOR]> = operations
         .map(|operation| {
             let mut expected = [0; SECTOR];

@@ -20,7 +20,7 @@ pub fn print(text: &str) -> Result<(), Failure> {
 /// Prints a text and ends the line.
 ///
 /// # Errors
-/// As [`print`].
+/// As [`print()`].
 pub fn print_line(text: &str) -> Result<(), Failure> {
     print(&format!("{}\n", text.trim_end_matches('\n')))
 }
@@ -28,7 +28,7 @@ pub fn print_line(text: &str) -> Result<(), Failure> {
 /// Prints a value for machines.
 ///
 /// # Errors
-/// As [`print`].
+/// As [`print()`].
 pub fn print_json(value: &serde_json::Value) -> Result<(), Failure> {
     print_line(&format!("{value:#}"))
 }

@@ -16,6 +16,13 @@ use super::ALIGNMENT;
 const SMALLEST_SHIFT: u32 = ALIGNMENT.trailing_zeros();
 /// 4 KiB to 2 GiB.
 const CLASSES: usize = 20;
+/// The size and alignment of a huge page, in bytes. Memory that lies in one is one segment to a disk, where single
+/// pages are one each: a transfer of 1 MiB in small pages has more segments than many disks take at once.
+const HUGE_PAGE: usize = 2 << 20;
+/// Buffers from this size on are carved from huge pages,
+const SMALLEST_IN_HUGE_PAGES: usize = 64 << 10;
+/// as long as a thread has so few of them, in bytes; their memory isn't given back before the thread ends.
+const MOST_IN_HUGE_PAGES: usize = 64 << 20;
 /// How many bytes of one class a thread keeps free at most; more goes back to the allocator.
 const KEPT_BYTES: usize = 64 << 20;
 
@@ -25,6 +32,8 @@ pub(super) struct Block {
     class: u8,
     /// Carved from a region, which is freed as a whole.
     from_region: bool,
+    /// The region is the one that may be registered.
+    registrable: bool,
     memory: NonNull<u8>,
     home: Arc<Home>,
 }
@@ -38,6 +47,7 @@ struct Home {
     /// The thread has ended; blocks are freed instead of returned.
     closed: AtomicBool,
     region: Mutex<Option<Region>>,
+    huge_pages: Mutex<Vec<Region>>,
 }
 
 struct ReturnedBlock(NonNull<Block>);
@@ -54,12 +64,17 @@ pub struct Region {
 unsafe impl Send for Region {}
 
 impl Region {
-    /// Zeroed memory of `bytes` bytes, rounded up to whole pages.
+    /// Memory of `bytes` bytes, rounded up to whole pages; to huge ones from their size on.
     pub fn new(bytes: usize) -> Self {
-        let bytes = bytes.max(1).next_multiple_of(ALIGNMENT);
-        let layout = Layout::from_size_align(bytes, ALIGNMENT).expect("the size of a region fits a layout");
+        let page = if bytes >= HUGE_PAGE { HUGE_PAGE } else { ALIGNMENT };
+        let bytes = bytes.max(1).next_multiple_of(page);
+        let layout = Layout::from_size_align(bytes, page).expect("the size of a region fits a layout");
         // SAFETY: the layout's size isn't zero.
-        let memory = unsafe { std::alloc::alloc_zeroed(layout) };
+        let memory = unsafe { alloc(layout) };
+        if page == HUGE_PAGE {
+            // SAFETY: our own memory, whole pages of it. It's advice: a kernel without huge pages ignores it.
+            unsafe { libc::madvise(memory.cast(), bytes, libc::MADV_HUGEPAGE) };
+        }
         Region { memory: NonNull::new(memory).unwrap_or_else(|| handle_alloc_error(layout)), layout }
     }
 
@@ -91,6 +106,9 @@ struct Pool {
     free: [Vec<NonNull<Block>>; CLASSES],
     /// What is left of the region: address and bytes.
     uncarved: Option<(NonNull<u8>, usize)>,
+    /// What is left of the last huge pages, and how many bytes of them there are in all.
+    huge: Option<(NonNull<u8>, usize)>,
+    huge_total: usize,
     /// Whether the ring of this thread knows the region.
     registered: bool,
 }
@@ -102,11 +120,14 @@ impl Pool {
             has_returned: AtomicBool::new(false),
             closed: AtomicBool::new(false),
             region: Mutex::new(None),
+            huge_pages: Mutex::new(Vec::new()),
         };
         Pool {
             home: Arc::new(home),
             free: [const { Vec::new() }; CLASSES],
             uncarved: None,
+            huge: None,
+            huge_total: 0,
             registered: false,
         }
     }
@@ -150,16 +171,8 @@ impl Pool {
     #[cold]
     fn create(&mut self, class: usize) -> NonNull<Block> {
         let bytes = class_bytes(class);
-        let carved = match &mut self.uncarved {
-            Some((start, left)) if *left >= bytes => {
-                let memory = *start;
-                // SAFETY: `left` bytes from `start` on belong to the region and to nobody yet.
-                *start = unsafe { start.add(bytes) };
-                *left -= bytes;
-                Some(memory)
-            }
-            _ => None,
-        };
+        let registrable = carve(&mut self.uncarved, bytes);
+        let carved = registrable.or_else(|| self.carve_huge(bytes));
         let memory = carved.unwrap_or_else(|| {
             // SAFETY: the layout's size isn't zero.
             NonNull::new(unsafe { alloc(class_layout(class)) })
@@ -169,11 +182,37 @@ impl Pool {
             references: AtomicU32::new(1),
             class: class as u8,
             from_region: carved.is_some(),
+            registrable: registrable.is_some(),
             memory,
             home: self.home.clone(),
         });
         NonNull::from(Box::leak(block))
     }
+
+    fn carve_huge(&mut self, bytes: usize) -> Option<NonNull<u8>> {
+        if bytes < SMALLEST_IN_HUGE_PAGES {
+            return None;
+        }
+        let carved = carve(&mut self.huge, bytes);
+        if carved.is_some() || self.huge_total + bytes.max(HUGE_PAGE) > MOST_IN_HUGE_PAGES {
+            return carved;
+        }
+        let region = Region::new(bytes.max(HUGE_PAGE));
+        self.huge_total += region.len();
+        self.huge = Some((region.memory, region.len()));
+        lock(&self.home.huge_pages).push(region);
+        carve(&mut self.huge, bytes)
+    }
+}
+
+/// Takes so many bytes off the front of what is left, if there are as many.
+fn carve(rest: &mut Option<(NonNull<u8>, usize)>, bytes: usize) -> Option<NonNull<u8>> {
+    let (start, left) = rest.as_mut().filter(|(_, left)| *left >= bytes)?;
+    let memory = *start;
+    // SAFETY: `left` bytes from `start` on belong to a region and to nobody yet.
+    *start = unsafe { start.add(bytes) };
+    *left -= bytes;
+    Some(memory)
 }
 
 impl Drop for Pool {
@@ -269,7 +308,7 @@ impl Block {
         // SAFETY: the caller is a user of the block, so it is alive.
         let block = unsafe { block.as_ref() };
         // SAFETY: the cell is of this thread alone.
-        block.from_region
+        block.registrable
             && POOL.with(|pool| unsafe {
                 let pool = &*pool.get();
                 pool.registered && Arc::ptr_eq(&pool.home, &block.home)

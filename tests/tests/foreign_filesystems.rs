@@ -1,0 +1,173 @@
+//! File systems on an export: made, filled and checked by their own tools, through FUSE over NBD.
+//!
+//! `nbdfuse` shows the export as a file; with root, a loop device on this file lets the kernel's own ext4 and XFS
+//! write to it. The image behind the export is checked when the server has ended.
+
+use siltstone_tests::foreign::{
+    Background, Server, is_installed, is_root, random_file, run, run_shell, skip,
+};
+use siltstone_tests::{need, need_root};
+use std::path::Path;
+use tempfile::{TempDir, tempdir};
+
+const IMAGE_BYTES: u64 = 320 << 20;
+/// Root unmounts by itself; others through the helper that mounted it for them.
+const UNMOUNT: &str = "umount FOLDER || fusermount3 -u FOLDER || fusermount -u FOLDER";
+
+/// A server on a file, the export as a file in `nbd/`, and a folder of files in `tree/`.
+struct Bench {
+    folder: TempDir,
+    server: Option<Server>,
+    fuse: Option<Background>,
+}
+
+impl Bench {
+    fn new() -> Bench {
+        let folder = tempdir().expect("a folder");
+        let at = |name: &str| folder.path().join(name);
+        for name in ["nbd", "mnt", "tree"] {
+            std::fs::create_dir(at(name)).expect("a folder");
+        }
+        let stack = format!("file({}, size={IMAGE_BYTES}) shards=2", at("disk.img").display());
+        let server = Server::start(folder.path(), &stack);
+        let export = at("nbd/export").display().to_string();
+        let mut fuse = Background::start("nbdfuse", &[&export, server.uri()]);
+        fuse.wait_until("the export is there", |_| at("nbd/export").exists());
+        Bench { folder, server: Some(server), fuse: Some(fuse) }
+    }
+
+    fn path(&self, name: &str) -> String {
+        self.folder.path().join(name).display().to_string()
+    }
+
+    fn export(&self) -> String {
+        self.path("nbd/export")
+    }
+
+    fn image(&self) -> String {
+        self.path("disk.img")
+    }
+
+    /// A tree of seeded files, many small ones and a large one, with its checksums in `sums`.
+    fn fill_tree(&self, seed: u64) {
+        let tree = self.folder.path().join("tree");
+        random_file(&tree.join("large"), 256, seed);
+        for index in 0..8 {
+            let folder = tree.join(format!("folder{index}"));
+            std::fs::create_dir(&folder).expect("a folder");
+            for file in 0..24_u64 {
+                let bytes = vec![(seed + file) as u8; (file * 613) as usize];
+                std::fs::write(folder.join(format!("file{file}")), bytes).expect("a file");
+            }
+        }
+        run_shell(&format!(
+            "cd {}; find . -type f -print0 | sort -z | xargs -0 sha256sum > ../sums",
+            tree.display()
+        ))
+        .ok();
+    }
+
+    /// Ends nbdfuse, then the server: what remains is the image.
+    fn close(&mut self) {
+        run_shell(&UNMOUNT.replace("FOLDER", &self.path("nbd"))).ok();
+        let mut fuse = self.fuse.take().expect("it is closed once");
+        assert!(fuse.wait().success(), "nbdfuse: {}", fuse.err());
+        self.server.take().expect("it is closed once").stop();
+    }
+}
+
+impl Drop for Bench {
+    fn drop(&mut self) {
+        if self.fuse.is_some() {
+            // After a failure; what isn't mounted any more only fails. The order is that of the dependence.
+            let (mount, export) = (self.path("mnt"), self.path("nbd"));
+            run_shell(&format!(
+                "umount -l {mount} || true; fusermount3 -uz {export} || umount -l {export} || true"
+            ));
+        }
+    }
+}
+
+fn has_fuse() -> bool {
+    let can_mount = is_root() || is_installed("fusermount3") || is_installed("fusermount");
+    let there = Path::new("/dev/fuse").exists() && can_mount;
+    if !there {
+        skip("there is no /dev/fuse, or fusermount3 is not installed");
+    }
+    there
+}
+
+#[test]
+fn ext4_made_with_its_files_in_it() {
+    need!("nbdfuse", "mke2fs", "e2fsck", "debugfs");
+    if !has_fuse() {
+        return;
+    }
+    let mut bench = Bench::new();
+    bench.fill_tree(11);
+    run("mke2fs", &["-q", "-F", "-t", "ext4", "-d", &bench.path("tree"), &bench.export()]).ok();
+    run("e2fsck", &["-f", "-n", &bench.export()]).ok();
+    bench.close();
+    run("e2fsck", &["-f", "-n", &bench.image()]).ok();
+    let back = bench.path("back");
+    std::fs::create_dir(&back).expect("a folder");
+    run("debugfs", &["-R", &format!("rdump / {back}"), &bench.image()]).ok();
+    run_shell(&format!("cd {back}; sha256sum --quiet --check {}", bench.path("sums"))).ok();
+}
+
+/// The kernel's file system on a loop device on the export: filled, trimmed, emptied in part and filled again.
+fn in_the_kernel(make: &[&str], check: &[&str]) {
+    let mut bench = Bench::new();
+    bench.fill_tree(12);
+    run(make[0], &[&make[1..], &[&bench.export()]].concat()).ok();
+    let (export, mount, tree, sums) =
+        (bench.export(), bench.path("mnt"), bench.path("tree"), bench.path("sums"));
+    run_shell(&format!(
+        "mount -o loop {export} {mount}
+         cp -r {tree} {mount}/first
+         sync -f {mount}
+         rm -r {mount}/first
+         fstrim {mount}
+         cp -r {tree} {mount}/second
+         cp -r {mount}/second {mount}/third
+         umount {mount}"
+    ))
+    .ok();
+    bench.close();
+    let image = bench.image();
+    run(check[0], &[&check[1..], &[&image]].concat()).ok();
+    run_shell(&format!(
+        "mount -o loop,ro {image} {mount}
+         trap 'umount {mount}' EXIT
+         (cd {mount}/second; sha256sum --quiet --check {sums})
+         (cd {mount}/third; sha256sum --quiet --check {sums})
+         test ! -e {mount}/first"
+    ))
+    .ok();
+}
+
+fn can_mount_loop() -> bool {
+    let there = Path::new("/dev/loop-control").exists();
+    if !there {
+        skip("there are no loop devices");
+    }
+    there
+}
+
+#[test]
+fn ext4_of_the_kernel() {
+    need!("nbdfuse", "mkfs.ext4", "e2fsck", "fstrim");
+    need_root!("mount");
+    if has_fuse() && can_mount_loop() {
+        in_the_kernel(&["mkfs.ext4", "-q", "-F"], &["e2fsck", "-f", "-n"]);
+    }
+}
+
+#[test]
+fn xfs_of_the_kernel() {
+    need!("nbdfuse", "mkfs.xfs", "xfs_repair", "fstrim");
+    need_root!("mount");
+    if has_fuse() && can_mount_loop() {
+        in_the_kernel(&["mkfs.xfs", "-q", "-f"], &["xfs_repair", "-n", "-f"]);
+    }
+}
