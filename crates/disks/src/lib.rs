@@ -1,6 +1,6 @@
 //! Leaves: devices with nothing below them but the kernel or memory.
 //!
-//! - [`file`]: a regular file or a block device, with O_DIRECT where the file system has it.
+//! - [`mod@file`]: a regular file or a block device, with O_DIRECT where the file system has it.
 //! - [`ram`]: memory of this process, gone with it.
 //! - [`null`]: takes everything, keeps nothing, reads zeros.
 //!

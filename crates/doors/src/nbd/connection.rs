@@ -39,6 +39,13 @@ pub(super) const HANDSHAKE_LIMIT: Duration = Duration::from_secs(10);
 /// How long a client may be silent in the middle of a request, or let the last replies lie.
 pub(super) const SILENCE_LIMIT: Duration = Duration::from_secs(30);
 
+/// How long a receive waits for company.
+const GATHER: Duration = Duration::from_micros(20);
+/// A receive that brings so many requests is worth its cost, and the next one needn't wait.
+const ENOUGH_AT_ONCE: usize = 8;
+/// One receive in so many waits although nothing speaks for it.
+const PROBE_EVERY: u32 = 64;
+
 /// What the server watches a connection by.
 pub(super) struct Watch {
     pub(super) stream: Stream,
@@ -165,6 +172,51 @@ async fn negotiate(watch: &Watch, descriptions: &[ExportDescription]) -> Result<
     }
 }
 
+/// Whether receives shall wait for company.
+#[derive(Default)]
+struct Gathering {
+    /// The client sends requests before earlier ones are answered.
+    deep: bool,
+    /// The receive in progress waited.
+    waited: bool,
+    /// The task has been through the run queue since it was asked.
+    looked_again: bool,
+    /// How many requests the last receive has brought so far.
+    brought: Option<usize>,
+    last: usize,
+    receives: u32,
+}
+
+impl Gathering {
+    fn is_wanted(&self) -> bool {
+        (self.deep && self.last < ENOUGH_AT_ONCE) || self.receives.is_multiple_of(PROBE_EVERY)
+    }
+
+    /// A receive begins; says whether it waits.
+    fn begin(&mut self, all_answered: bool) -> bool {
+        self.waited = all_answered && self.is_wanted();
+        self.looked_again = false;
+        self.receives = self.receives.wrapping_add(1);
+        self.waited
+    }
+
+    #[inline]
+    fn count(&mut self) {
+        if let Some(count) = &mut self.brought {
+            *count += 1;
+        }
+    }
+
+    /// Learns from what a receive has brought. The step that waits for more bytes was counted, too.
+    fn judge(&mut self) {
+        let Some(count) = self.brought.take() else { return };
+        self.last = count.saturating_sub(1);
+        if self.waited || self.last > 1 {
+            self.deep = self.last > 1;
+        }
+    }
+}
+
 /// The transmission phase of a connection.
 struct Connection<'c> {
     watch: &'c Watch,
@@ -182,6 +234,7 @@ struct Connection<'c> {
     large_buffer: Option<Buffer>,
     /// The next request waits for room.
     held_back: bool,
+    gathering: Gathering,
     in_flight: InFlight<Work<'c>>,
     replies: Replies,
     sending: Option<Call<'c, (Result<()>, Payload)>>,
@@ -223,6 +276,7 @@ impl<'c> Connection<'c> {
             large: None,
             large_buffer: None,
             held_back: false,
+            gathering: Gathering::default(),
             in_flight: InFlight::new(),
             replies: Replies::new(agreement.structured),
             sending: None,
@@ -244,7 +298,7 @@ impl<'c> Connection<'c> {
             self.start_requests();
             // Replies leave before more requests are asked for.
             progress |= self.poll_send(context);
-            self.start_receive();
+            self.start_receive(context);
             if self.receiving.is_some() {
                 progress |= self.poll_receive(context);
             }
@@ -283,6 +337,7 @@ impl<'c> Connection<'c> {
         let Some(receiving) = &mut self.receiving else { return false };
         let Poll::Ready((result, buffer)) = Pin::new(receiving).poll(context) else { return false };
         self.receiving = None;
+        self.gathering.brought = Some(0);
         match result {
             Ok(0) if self.watch.expired.get() => self.end(End::Silent),
             Ok(0) if self.watch.stopping.get() => self.end(End::Stopped),
@@ -302,7 +357,7 @@ impl<'c> Connection<'c> {
     }
 
     /// Starts a receive if there is room for what it brings, and sets the deadline if it must bring something.
-    fn start_receive(&mut self) {
+    fn start_receive(&mut self, context: &mut Context<'_>) {
         if self.receiving.is_some() || self.end.is_some() {
             return;
         }
@@ -312,6 +367,11 @@ impl<'c> Connection<'c> {
         if self.held_back {
             return self.watch.deadline.set(None);
         }
+        if self.gathering.is_wanted() && !self.in_flight.is_empty() && !self.gathering.looked_again {
+            // Whether everything is answered at once shows when those that are ready have run.
+            self.gathering.looked_again = true;
+            return context.waker().wake_by_ref();
+        }
         let stream = &self.watch.stream;
         let (call, in_the_middle) = if let Some(buffer) = self.large_buffer.take() {
             (Call::new(stream.receive(buffer)), true)
@@ -319,7 +379,14 @@ impl<'c> Connection<'c> {
             received.make_room();
             let in_the_middle = !received.rest().is_empty() || self.intake.is_skipping();
             self.used = received.used;
-            (Call::new(stream.receive(received.buffer)), in_the_middle)
+            let gather = self.gathering.begin(self.in_flight.is_empty() && !in_the_middle);
+            let receive = async move {
+                if gather {
+                    runtime::sleep(GATHER).await;
+                }
+                stream.receive(received.buffer).await
+            };
+            (Call::new(receive), in_the_middle)
         } else {
             return;
         };
@@ -353,6 +420,7 @@ impl<'c> Connection<'c> {
             }
             self.intake.take(&step);
             received.used += step.consumed();
+            self.gathering.count();
             match step {
                 Step::Wait => break,
                 Step::Skip(_) => {}
@@ -392,6 +460,7 @@ impl<'c> Connection<'c> {
             }
         }
         self.received = Some(received);
+        self.gathering.judge();
     }
 
     fn has_room_for(&self, step: &Step) -> bool {
