@@ -51,6 +51,9 @@ pub struct Server {
     pub command: Vec<String>,
     /// Commands that are run, each to its end, before it is started.
     pub prepare: Vec<Vec<String>>,
+    /// Commands that are run, each to its end, once it accepts connections and before anything is measured: to fill
+    /// what it serves, for example.
+    pub after_start: Vec<Vec<String>>,
     /// Where it listens: the path of a unix socket, or `HOST:PORT`. The run begins once it accepts there.
     pub socket: String,
     /// Programs that must be installed besides the first word of its command.
@@ -137,7 +140,11 @@ impl Peer {
 impl Server {
     /// Every program that must be installed for it.
     pub fn programs(&self) -> Vec<&str> {
-        let prepared = self.prepare.iter().filter_map(|command| command.first().map(String::as_str));
+        let prepared = self
+            .prepare
+            .iter()
+            .chain(&self.after_start)
+            .filter_map(|command| command.first().map(String::as_str));
         let mut programs = needed(self.command.first().map(String::as_str), &self.requires);
         programs.extend(prepared.filter(|program| !is_ours(program)));
         programs
@@ -148,15 +155,21 @@ impl Server {
         let words = |command: &[String]| -> Vec<String> {
             command.iter().map(|word| context.fill_in(word, job, Some(self))).collect()
         };
-        for command in &self.prepare {
-            let limit = Limit { time: Duration::from_secs(120), stop: context.stop };
-            process::run(&words(command), context.directory, &limit)
-                .map_err(|error| error.in_context(format!("preparing server {}", self.name)))?;
-        }
+        let run_all = |commands: &[Vec<String>]| -> Result<()> {
+            for command in commands {
+                let limit = Limit { time: Duration::from_secs(120), stop: context.stop };
+                process::run(&words(command), context.directory, &limit)
+                    .map_err(|error| error.in_context(format!("preparing server {}", self.name)))?;
+            }
+            Ok(())
+        };
+        run_all(&self.prepare)?;
         let limit = Limit { time: SERVER_START, stop: context.stop };
         let socket = context.socket(self);
-        RunningServer::start(&words(&self.command), context.directory, &socket, &limit)
-            .map_err(|error| error.in_context(format!("server {}", self.name)))
+        let running = RunningServer::start(&words(&self.command), context.directory, &socket, &limit)
+            .map_err(|error| error.in_context(format!("server {}", self.name)))?;
+        run_all(&self.after_start)?;
+        Ok(running)
     }
 }
 

@@ -334,18 +334,21 @@ fn server_name(reader: &mut Reader, entries: &[Entry], document: &[Entry]) -> Op
 fn server(reader: &mut Reader, entry: &Entry) -> Option<Server> {
     let entries = reader.table(entry);
     let what = format!("[server.{}]", entry.key);
-    reader.check_keys(&what, entries, &["command", "prepare", "socket", "requires"]);
+    reader.check_keys(&what, entries, &["command", "prepare", "after_start", "socket", "requires"]);
     let command = required_command(reader, entry, entries, &what);
     let prepare = reader.lists_of_texts(entries, "prepare").unwrap_or_default();
-    for (key, words) in
-        [("command", command.iter().flatten().collect()), ("prepare", prepare.iter().flatten().collect())]
-    {
+    let after_start = reader.lists_of_texts(entries, "after_start").unwrap_or_default();
+    for (key, words) in [
+        ("command", command.iter().flatten().collect()),
+        ("prepare", prepare.iter().flatten().collect()),
+        ("after_start", after_start.iter().flatten().collect()),
+    ] {
         let words: Vec<&String> = words;
         check_placeholders(reader, entries, key, &words, true);
     }
     let socket = reader.text(entries, "socket").unwrap_or_else(|| format!("{}.sock", entry.key));
     let requires = reader.texts(entries, "requires").unwrap_or_default();
-    Some(Server { name: entry.key.clone(), command: command?, prepare, socket, requires })
+    Some(Server { name: entry.key.clone(), command: command?, prepare, after_start, socket, requires })
 }
 
 fn peer(reader: &mut Reader, entry: &Entry, document: &[Entry]) -> Option<Peer> {

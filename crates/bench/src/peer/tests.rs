@@ -78,6 +78,7 @@ fn fio_on_a_server_started_for_it() {
         name: "nbdkit".into(),
         command: words(&["nbdkit", "--foreground", "--unix", "{socket}", "memory", "1M"]),
         prepare: vec![words(&["touch", "{directory}/prepared"])],
+        after_start: vec![words(&["mv", "{directory}/prepared", "{directory}/filled"])],
         socket: "n.sock".into(),
         requires: vec![],
     };
@@ -93,7 +94,7 @@ fn fio_on_a_server_started_for_it() {
     let measured = peer.run(&quick_job(), Some(&server), &context).unwrap();
     assert_eq!(measured.operations, 256);
     assert!(measured.server_cpu_seconds.is_some());
-    assert!(directory.path().join("prepared").exists());
+    assert!(directory.path().join("filled").exists());
     assert!(!directory.path().join("n.sock").exists(), "the socket went with the server");
 }
 

@@ -41,8 +41,9 @@ pub(super) const SILENCE_LIMIT: Duration = Duration::from_secs(30);
 
 /// How long a receive waits for company.
 const GATHER: Duration = Duration::from_micros(20);
-/// A receive that brings so many requests is worth its cost, and the next one needn't wait.
-const ENOUGH_AT_ONCE: usize = 8;
+/// A receive that brings so many requests is worth its cost, and the next one needn't wait. A client that sends
+/// batches of its own is above it, and waiting would only keep the two from working.
+const ENOUGH_AT_ONCE: u32 = 4;
 /// One receive in so many waits although nothing speaks for it.
 const PROBE_EVERY: u32 = 64;
 
@@ -182,8 +183,8 @@ struct Gathering {
     /// The task has been through the run queue since it was asked.
     looked_again: bool,
     /// How many requests the last receive has brought so far.
-    brought: Option<usize>,
-    last: usize,
+    brought: Option<u32>,
+    last: u32,
     receives: u32,
 }
 
