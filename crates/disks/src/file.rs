@@ -16,6 +16,7 @@ use std::path::{Path, PathBuf};
 use std::rc::Rc;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::time::Duration;
 
 /// `file(disk.img, size=4GiB)`.
 pub const KIND: Kind = Kind {
@@ -174,7 +175,8 @@ impl FilePart {
         let options =
             OpenOptions { create: found.is_none(), write: !settings.read_only, ..OpenOptions::default() };
         let file = File::open(path, options).await?;
-        let lock = lock(path, settings.read_only)?;
+        let locking = async || lock(path, settings.read_only);
+        let lock = runtime::retry_while_busy(RESTART_LIMIT, locking).await?;
         let is_file = found.is_none_or(|found| found.is_file);
         let mut length = file.length()?;
         if let Some(size) = settings.size
@@ -247,6 +249,9 @@ impl FilePart {
 fn tracing_note(error: &Error) {
     tracing::debug!("not around the page cache: {error}");
 }
+
+/// How long the lock of a process that was killed may still seem to be held.
+const RESTART_LIMIT: Duration = Duration::from_secs(1);
 
 fn lock(path: &Path, shared: bool) -> Result<Option<std::fs::File>> {
     if runtime::is_simulated() {

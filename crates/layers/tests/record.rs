@@ -164,7 +164,7 @@ fn calls_wait_where_the_buffer_is_full_and_nothing_is_lost() {
 #[test]
 fn where_the_timeline_cannot_be_written_calls_fail() {
     if !std::path::Path::new("/dev/full").exists() {
-        println!("skipped: there is no /dev/full");
+        println!("SKIPPED: where_the_timeline_cannot_be_written_calls_fail: there is no /dev/full");
         return;
     }
     on_a_shard(|| async {

@@ -96,3 +96,17 @@ pub async fn timeout<F: Future>(limit: Duration, future: F) -> Result<F::Output>
     })
     .await
 }
+
+/// Tries again as long as the answer is [`Error::Busy`], for at most this long. What a killed process held (its
+/// locks, its listening sockets) is given back some tens of milliseconds after it is gone; who starts in its place
+/// waits for that.
+pub async fn retry_while_busy<T>(limit: Duration, mut attempt: impl AsyncFnMut() -> Result<T>) -> Result<T> {
+    const BETWEEN: Duration = Duration::from_millis(20);
+    let give_up = now() + limit;
+    loop {
+        match attempt().await {
+            Err(Error::Busy(_)) if now() < give_up => sleep(BETWEEN).await,
+            other => return other,
+        }
+    }
+}

@@ -325,9 +325,14 @@ impl ShardPart {
 }
 
 /// Binds, in place of a socket's file that nobody listens on any more.
+/// How long the socket of a server that was killed may still seem to be in use.
+const RESTART_LIMIT: Duration = Duration::from_secs(1);
+
 async fn listen(address: &Address) -> Result<Listener> {
     if let Address::Unix(path) = address {
-        remove_stale_socket(address, path).await?;
+        let removed =
+            runtime::retry_while_busy(RESTART_LIMIT, async || remove_stale_socket(address, path).await);
+        removed.await?;
     }
     Listener::bind(address)
 }
