@@ -19,8 +19,9 @@ const CLASSES: usize = 20;
 /// The size and alignment of a huge page, in bytes. Memory that lies in one is one segment to a disk, where single
 /// pages are one each: a transfer of 1 MiB in small pages has more segments than many disks take at once.
 const HUGE_PAGE: usize = 2 << 20;
-/// Buffers from this size on are carved from huge pages,
-const SMALLEST_IN_HUGE_PAGES: usize = 64 << 10;
+/// Buffers from this size on are carved from huge pages (smaller ones have few segments, and many are hardly
+/// touched: a connection's receive buffer has 256 KiB),
+const SMALLEST_IN_HUGE_PAGES: usize = 512 << 10;
 /// as long as a thread has so few of them, in bytes; their memory isn't given back before the thread ends.
 const MOST_IN_HUGE_PAGES: usize = 64 << 20;
 /// How many bytes of one class a thread keeps free at most; more goes back to the allocator.
