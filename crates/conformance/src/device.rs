@@ -19,7 +19,7 @@ use std::sync::Arc;
 /// What the suite does to a device.
 #[derive(Debug, Clone)]
 pub struct Options {
-    /// The seed; without it that of `SILTSTONE_SEED`, or a new one.
+    /// The seed; without it that of `SILTSTONE_SEED`, or 1.
     pub seed: Option<u64>,
     /// How many random operations the comparison with the model makes.
     pub operations: usize,

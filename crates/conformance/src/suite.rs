@@ -13,14 +13,17 @@ const PATIENCE: Duration = Duration::from_secs(120);
 /// What a check returns: nothing, or which promise was broken where.
 pub(crate) type Check<T = ()> = Result<T, String>;
 
-/// The seed of this run: the one that was asked for, that of the environment, or a new one.
+/// The seed where nobody names one: a run without further word is the same every time.
+const USUAL_SEED: u64 = 1;
+
+/// The seed of this run: the one that was asked for, that of the environment, or the usual one.
 pub(crate) fn seed(asked: Option<u64>, suite: &str) -> Check<u64> {
     let seed = match (std::env::var("SILTSTONE_SEED"), asked) {
         (_, Some(seed)) => seed,
         (Ok(text), None) => {
             text.trim().parse().map_err(|_| format!("SILTSTONE_SEED={text}: expected a number"))?
         }
-        (Err(_), None) => runtime::random_u64(),
+        (Err(_), None) => USUAL_SEED,
     };
     println!("conformance of {suite}: SILTSTONE_SEED={seed}");
     Ok(seed)

@@ -22,7 +22,7 @@ pub type Crash = Rc<dyn Fn(Arc<dyn ZonesPart>) -> Call<'static, Arc<dyn ZonesPar
 /// What the suite does to zones.
 #[derive(Clone)]
 pub struct Options {
-    /// The seed; without it that of `SILTSTONE_SEED`, or a new one.
+    /// The seed; without it that of `SILTSTONE_SEED`, or 1.
     pub seed: Option<u64>,
     /// How many rounds of random calls are compared with the model.
     pub rounds: usize,

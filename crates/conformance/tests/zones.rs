@@ -482,6 +482,10 @@ impl Zones for Handle {
 }
 
 fn judge(fault: Fault, shards: usize) -> Result<(), String> {
+    judge_seed(fault, shards, None)
+}
+
+fn judge_seed(fault: Fault, shards: usize, seed: Option<u64>) -> Result<(), String> {
     let config = runtime::Config::default().with_shards(shards);
     let judged = runtime::run(config, move || async move {
         let current = Arc::new(Mutex::new(Arc::new(TestPart::new(fault))));
@@ -492,7 +496,7 @@ fn judge(fault: Fault, shards: usize) -> Result<(), String> {
             *part = Arc::new(part.crash());
             Call::ready(part.clone() as Arc<dyn ZonesPart>)
         };
-        let options = Options { persistent: true, crash: Some(Rc::new(crash)), ..Options::default() };
+        let options = Options { seed, persistent: true, crash: Some(Rc::new(crash)), ..Options::default() };
         run(make, options).await
     });
     judged.expect("the runtime runs")
@@ -508,7 +512,9 @@ fn right_zones_pass() {
 #[test]
 fn all_wrong_zones_are_caught() {
     for fault in ALL {
-        let broken = judge(fault, 2).expect_err(&format!("{fault:?} must be caught"));
+        // One run may miss a fault that shows only where requests happen to meet.
+        let caught = (1..=5).find_map(|seed| judge_seed(fault, 2, Some(seed)).err());
+        let broken = caught.unwrap_or_else(|| panic!("{fault:?} must be caught"));
         println!("{fault:?}: {broken}");
         assert!(broken.contains("SILTSTONE_SEED="), "{fault:?}: {broken}");
     }
