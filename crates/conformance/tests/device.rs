@@ -388,12 +388,7 @@ fn judge_seed(fault: Fault, read_only: bool, shards: usize, seed: Option<u64>) -
     let judged = runtime::run(config, move || async move {
         let part = Arc::new(TestPart::new(256, fault, read_only));
         let make = async || part.clone() as Arc<dyn DevicePart>;
-        let options = Options {
-            seed,
-            operations: 1500,
-            window_bytes: 128 * BLOCK as u64,
-            persistent: true,
-        };
+        let options = Options { seed, operations: 1500, window_bytes: 128 * BLOCK as u64, persistent: true };
         run(make, options).await
     });
     judged.expect("the runtime runs")
