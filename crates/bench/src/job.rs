@@ -312,6 +312,16 @@ impl Job {
         used.into_iter().filter(|(is_used, _)| *is_used).map(|(_, sizes)| sizes)
     }
 
+    /// The smallest request that it makes, in bytes: the unit of its addresses.
+    pub fn smallest_request(&self) -> u64 {
+        self.used_block_sizes().map(|sizes| sizes.min).min().expect("every job has a direction")
+    }
+
+    /// The largest request that it makes, in bytes.
+    pub fn largest_request(&self) -> u64 {
+        self.used_block_sizes().map(|sizes| sizes.max).max().expect("every job has a direction")
+    }
+
     /// Fits the job to a device of `capacity` bytes in blocks of `block_size` bytes.
     ///
     /// # Errors
@@ -354,7 +364,7 @@ impl Job {
                 )));
             }
         };
-        let step = self.used_block_sizes().map(|sizes| sizes.min).min().unwrap_or(block_size);
+        let step = self.smallest_request();
         let length = length / step * step;
         if length < smallest {
             return Err(Error::invalid(format!(

@@ -220,7 +220,8 @@ impl FilePart {
             match self.open_direct(OpenOptions { direct: true, ..options }).await {
                 Ok(opened) => return Ok(opened),
                 Err(error) if settings.direct == Direct::On => return Err(error),
-                Err(error) => tracing_note(&error),
+                // What `auto` promises, so no more than a note; `status` says it too.
+                Err(error) => tracing::debug!("not around the page cache: {error}"),
             }
         }
         self.shared.direct.store(false, Ordering::Relaxed);
@@ -242,12 +243,6 @@ impl FilePart {
         self.shared.direct.store(true, Ordering::Relaxed);
         Ok((file, if memory == 0 { block::buffer::ALIGNMENT as u32 } else { memory }))
     }
-}
-
-/// Going through the page cache instead is what `auto` promises, so this is no more than a note; `status`
-/// says it too.
-fn tracing_note(error: &Error) {
-    tracing::debug!("not around the page cache: {error}");
 }
 
 /// How long the lock of a process that was killed may still seem to be held.

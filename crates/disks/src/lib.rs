@@ -14,3 +14,11 @@ mod size;
 
 /// The atomic write that a leaf promises, in bytes.
 pub const SECTOR: u32 = 512;
+
+/// Passes the result of what was done at once through the run queue.
+fn queued<'a, T: 'a>(result: T) -> block::Call<'a, T> {
+    block::Call::new(async move {
+        runtime::yield_now().await;
+        result
+    })
+}

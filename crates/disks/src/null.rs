@@ -1,7 +1,7 @@
 //! A device that keeps nothing: writes are taken and forgotten, reads are zeros. It shows what everything
 //! above it costs.
 
-use crate::{SECTOR, size};
+use crate::{SECTOR, queued, size};
 use block::{
     BlockIndex, BlockRange, BlockSize, Buffer, Call, Device, DeviceGeometry, DevicePart, Durability, Extent,
     ExtentState, Part, Payload, ReadOutcome, Result, ZeroMode,
@@ -18,17 +18,17 @@ pub const KIND: Kind = Kind {
     keys: &[Key::optional("size", ValueKind::Size, "the capacity").or("1TiB"), size::BLOCK_SIZE],
     shareable: true,
     example: "stats(null(size=1GiB))",
-    plan: |arguments| Ok(Shape::new(shape(arguments)?.bytes(), shape(arguments)?.block_size.bytes() as u32)),
+    plan: |arguments| {
+        let (bytes, block_size) = size::capacity(arguments)?;
+        Ok(Shape::new(bytes, block_size.bytes() as u32))
+    },
     build: |arguments| {
-        Call::new(async move { Ok(Built::Device(Arc::new(NullPart { geometry: shape(&arguments)? }))) })
+        Call::new(async move {
+            let (bytes, block_size) = size::capacity(&arguments)?;
+            Ok(Built::Device(Arc::new(NullPart::new(bytes, block_size))))
+        })
     },
 };
-
-fn shape(arguments: &stack::Arguments) -> Result<DeviceGeometry> {
-    let block_size = size::block_size(arguments)?;
-    let blocks = size::blocks(arguments, "size", "size", arguments.size("size")?, block_size)?;
-    Ok(DeviceGeometry { block_size, blocks, atomic_write: SECTOR, volatile_cache: false, read_only: false })
-}
 
 /// The part: nothing but its geometry.
 pub struct NullPart {
@@ -70,15 +70,6 @@ struct Null {
     geometry: DeviceGeometry,
 }
 
-impl Null {
-    fn done(&self, checked: Result<()>) -> Call<'_, Result<()>> {
-        Call::new(async move {
-            runtime::yield_now().await;
-            checked
-        })
-    }
-}
-
 impl Device for Null {
     fn geometry(&self) -> &DeviceGeometry {
         &self.geometry
@@ -90,22 +81,19 @@ impl Device for Null {
         if checked.is_ok() {
             buffer.append_zeroes(buffer.len());
         }
-        Call::new(async move {
-            runtime::yield_now().await;
-            (checked, buffer)
-        })
+        queued((checked, buffer))
     }
 
     fn write(&self, at: BlockIndex, payload: Payload, _durability: Durability) -> Call<'_, Result<()>> {
-        self.done(self.geometry.range(at, payload.len()).map(drop))
+        queued(self.geometry.range(at, payload.len()).map(drop))
     }
 
     fn flush(&self) -> Call<'_, Result<()>> {
-        self.done(Ok(()))
+        queued(Ok(()))
     }
 
     fn discard(&self, range: BlockRange) -> Call<'_, Result<()>> {
-        self.done(self.geometry.check(range))
+        queued(self.geometry.check(range))
     }
 
     fn write_zeroes(
@@ -114,7 +102,7 @@ impl Device for Null {
         _mode: ZeroMode,
         _durability: Durability,
     ) -> Call<'_, Result<()>> {
-        self.done(self.geometry.check(range))
+        queued(self.geometry.check(range))
     }
 
     fn extents(&self, range: BlockRange) -> Call<'_, Result<Vec<Extent>>> {

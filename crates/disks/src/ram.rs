@@ -4,12 +4,12 @@
 //! done, and a power cut takes everything either way.
 #![allow(unsafe_code)] // The blocks are memory that all shards share, as those of a disk are.
 
-use crate::{SECTOR, size};
+use crate::{SECTOR, queued, size};
 use block::{
     BlockCount, BlockIndex, BlockRange, BlockSize, Buffer, Call, Device, DeviceGeometry, DevicePart,
     Durability, Error, Extent, ExtentState, Part, Payload, ReadOutcome, Result, Status, ZeroMode,
 };
-use stack::{Arguments, Built, Contract, Key, Kind, Shape, ValueKind};
+use stack::{Built, Contract, Key, Kind, Shape, ValueKind};
 use std::ptr::NonNull;
 use std::rc::Rc;
 use std::sync::Arc;
@@ -27,23 +27,16 @@ pub const KIND: Kind = Kind {
     shareable: false,
     example: "ram(1GiB)",
     plan: |arguments| {
-        let (bytes, block_size) = shape(arguments)?;
+        let (bytes, block_size) = size::capacity(arguments)?;
         Ok(Shape::new(bytes, block_size.bytes() as u32))
     },
     build: |arguments| {
         Call::new(async move {
-            let (bytes, block_size) = shape(&arguments)?;
+            let (bytes, block_size) = size::capacity(&arguments)?;
             Ok(Built::Device(Arc::new(RamPart::new(bytes, block_size)?)))
         })
     },
 };
-
-fn shape(arguments: &Arguments) -> Result<(u64, BlockSize)> {
-    let block_size = size::block_size(arguments)?;
-    let bytes = arguments.size("size")?;
-    size::blocks(arguments, "size", "size", bytes, block_size)?;
-    Ok((bytes, block_size))
-}
 
 /// The unit in which it is remembered whether anything was written, in bytes.
 const CHUNK: u64 = 64 << 10;
@@ -225,14 +218,6 @@ impl Ram {
         self.memory.zero(offset, self.geometry.block_size.bytes_of(range.count), give_back);
         Ok(())
     }
-}
-
-/// Passes a result once through the run queue.
-fn queued<'a, T: 'a>(result: T) -> Call<'a, T> {
-    Call::new(async move {
-        runtime::yield_now().await;
-        result
-    })
 }
 
 impl Device for Ram {

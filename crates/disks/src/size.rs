@@ -12,6 +12,14 @@ pub(crate) fn block_size(arguments: &Arguments) -> Result<BlockSize> {
     BlockSize::new(bytes).map_err(|error| arguments.refuse("block_size", error.detail().to_string()))
 }
 
+/// The keys `size` and `block_size` of a leaf whose capacity is what the stack says.
+pub(crate) fn capacity(arguments: &Arguments) -> Result<(u64, BlockSize)> {
+    let block_size = block_size(arguments)?;
+    let bytes = arguments.size("size")?;
+    blocks(arguments, "size", "size", bytes, block_size)?;
+    Ok((bytes, block_size))
+}
+
 /// How many blocks this many bytes are; refused, at `key`, if it isn't a whole number of at least one.
 pub(crate) fn blocks(
     arguments: &Arguments,

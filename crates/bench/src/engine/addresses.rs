@@ -67,7 +67,7 @@ impl Addresses {
     /// For a clone of a job with this seed.
     pub fn new(job: &Job, region: &Region, seed: u64) -> Addresses {
         let per = &job.block_size;
-        let unit = job.used_block_sizes().map(|sizes| sizes.min).min().unwrap_or(4096);
+        let unit = job.smallest_request();
         let count = (region.length / unit).max(1);
         let place = match job.random_distribution {
             _ if !job.rw.is_random() => Place::Sequential([0; 3]),

@@ -74,8 +74,8 @@ impl Clone {
         stop: StopToken,
     ) -> Result<Clone> {
         let seed = job.seed(number).unwrap_or_else(runtime::random_u64);
-        let unit = job.used_block_sizes().map(|sizes| sizes.min).min().unwrap_or(4096);
-        let largest = job.used_block_sizes().map(|sizes| sizes.max).max().unwrap_or(4096);
+        let unit = job.smallest_request();
+        let largest = job.largest_request();
         let stamped = job.verify.is_some();
         let ledger = stamped.then(|| Ledger::new(seed, region.offset, region.length, unit));
         let contents = (job.rw.writes() && !stamped).then(|| incompressible(seed, largest as usize));

@@ -21,9 +21,8 @@ pub(crate) fn check_job(job: &Job) -> Result<()> {
             job.name, job.numjobs
         )));
     }
-    let sizes: Vec<u64> = job.used_block_sizes().map(|sizes| sizes.min).collect();
-    let unit = sizes.iter().copied().min().unwrap_or(0);
-    if unit < HEADER as u64 || sizes.iter().any(|size| !size.is_multiple_of(unit)) {
+    let unit = job.smallest_request();
+    if unit < HEADER as u64 || job.used_block_sizes().any(|sizes| !sizes.min.is_multiple_of(unit)) {
         return Err(Error::invalid(format!(
             "job {}: verify needs request sizes that are multiples of the smallest one, which is {unit}",
             job.name

@@ -208,10 +208,10 @@ impl Gathering {
         }
     }
 
-    /// Learns from what a receive has brought. The step that waits for more bytes was counted, too.
+    /// Learns from what a receive has brought.
     fn judge(&mut self) {
         let Some(count) = self.brought.take() else { return };
-        self.last = count.saturating_sub(1);
+        self.last = count;
         if self.waited || self.last > 1 {
             self.deep = self.last > 1;
         }
@@ -421,7 +421,6 @@ impl<'c> Connection<'c> {
             }
             self.intake.take(&step);
             received.used += step.consumed();
-            self.gathering.count();
             match step {
                 Step::Wait => break,
                 Step::Skip(_) => {}
@@ -477,6 +476,7 @@ impl<'c> Connection<'c> {
     fn open(&mut self, request: &Request, operation: Operation) {
         self.open_requests += 1;
         self.open_bytes += budget(request, operation);
+        self.gathering.count();
     }
 
     /// Carries out a request for which there is room.
