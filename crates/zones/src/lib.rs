@@ -3,11 +3,13 @@
 //! - [`on_device`]: cuts any [`Device`](block::Device) into zones, with a format of its own on the medium.
 //! - [`ram`]: zones in memory that behave as badly as the contract allows: appends land out of order and are
 //!   durable only once their zone is finished. What works on it works on an object store.
+//! - [`cleaning`]: which zone is emptied next, and what is written beside what.
 //!
 //! Left to others: what the bytes in a zone mean (the log, the file system, the key-value store), and running
 //! the calls (`runtime`).
 
 mod carry;
+pub mod cleaning;
 mod gate;
 mod limits;
 pub mod on_device;
