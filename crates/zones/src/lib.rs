@@ -3,6 +3,7 @@
 //! - [`on_device`]: cuts any [`Device`](block::Device) into zones, with a format of its own on the medium.
 //! - [`ram`]: zones in memory that behave as badly as the contract allows: appends land out of order and are
 //!   durable only once their zone is finished. What works on it works on an object store.
+//! - [`record`]: what the owner of a log appends, told from anything else; [`summary`]: what a full zone says of its records.
 //! - [`cleaning`]: which zone is emptied next, and what is written beside what.
 //!
 //! Left to others: what the bytes in a zone mean (the log, the file system, the key-value store), and running
@@ -14,6 +15,8 @@ mod gate;
 mod limits;
 pub mod on_device;
 pub mod ram;
+pub mod record;
+pub mod summary;
 
 pub use on_device::OnDevice;
 pub use ram::RamZones;

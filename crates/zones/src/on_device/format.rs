@@ -27,6 +27,18 @@ const CHECKED: usize = RECORD - 4;
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Uuid(pub [u8; 16]);
 
+impl Uuid {
+    /// A new one, in the form of a random UUID (RFC 9562, section 5.4), from the runtime's source of chance.
+    pub fn draw() -> Self {
+        let mut uuid = [0; 16];
+        uuid[..8].copy_from_slice(&runtime::random_u64().to_le_bytes());
+        uuid[8..].copy_from_slice(&runtime::random_u64().to_le_bytes());
+        uuid[6] = uuid[6] & 0x0F | 0x40;
+        uuid[8] = uuid[8] & 0x3F | 0x80;
+        Uuid(uuid)
+    }
+}
+
 impl std::fmt::Display for Uuid {
     fn fmt(&self, formatter: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         for (index, byte) in self.0.iter().enumerate() {

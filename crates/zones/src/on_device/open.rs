@@ -23,13 +23,7 @@ pub(super) async fn format(device: &dyn Device, zone_size: Option<u64>) -> Resul
     let geometry = device.geometry();
     layout::check_device(geometry)?;
     let layout = Layout::for_device(geometry, zone_size.unwrap_or(DEFAULT_ZONE_SIZE))?;
-    let mut uuid = [0; 16];
-    uuid[..8].copy_from_slice(&runtime::random_u64().to_le_bytes());
-    uuid[8..].copy_from_slice(&runtime::random_u64().to_le_bytes());
-    // The form of a random UUID, RFC 9562 section 5.4.
-    uuid[6] = uuid[6] & 0x0F | 0x40;
-    uuid[8] = uuid[8] & 0x3F | 0x80;
-    let uuid = Uuid(uuid);
+    let uuid = Uuid::draw();
 
     // A format that is interrupted leaves no valid superblock, old or new.
     for copy in 0..2 {

@@ -1,0 +1,343 @@
+//! Records: what the owners of a log append to zones, and how they are told from anything else.
+//!
+//! A record is one block of header and the data blocks that follow it, in one append. The header says to which log,
+//! epoch, stream, zone and place it belongs, carries a checksum of every data block, and the owner's own words
+//! (`meta`), which nobody here reads. Whatever differs in a single one of these (stale data of an earlier use of the
+//! zone, another volume, a copy of a record somewhere else, a planted one) doesn't validate: the checksum also covers
+//! a key that is drawn when the log is made, stands in its root and is shown to no client.
+//!
+//! A copy of the first [`Header::length`] bytes of a header is a valid header again; summaries are made of them.
+//!
+//! Decoding takes any bytes: it never panics, and what isn't exactly right is refused.
+
+use crate::on_device::format::Uuid;
+use block::{Error, Result};
+use crc_fast::{CrcAlgorithm, Digest, checksum};
+use zerocopy::little_endian::{U16, U32, U64};
+use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
+
+/// The first bytes of a record.
+pub const MAGIC: [u8; 8] = *b"SILTREC1";
+/// The version of the format that this code writes and reads.
+pub const VERSION: u16 = 1;
+/// How long a header is without checksums and meta, in bytes.
+pub const FIXED: usize = size_of::<Raw>();
+
+/// What binds records to one log.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Identity {
+    /// The identity of the log, which is no secret.
+    pub uuid: Uuid,
+    /// Drawn when the log is made. Who doesn't know it can't make a block that passes for a record.
+    pub key: u64,
+}
+
+impl Identity {
+    /// A new one, from the runtime's source of chance.
+    pub fn draw() -> Self {
+        Identity { uuid: Uuid::draw(), key: runtime::random_u64() }
+    }
+}
+
+/// Which of a log's sequences of records one belongs to. Each stream counts its own records from 1.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct StreamIndex(pub u8);
+
+/// What a header says, without checksums and meta.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Header {
+    /// The stream.
+    pub stream: StreamIndex,
+    /// The class of the zone in which it lies (see [`Policy::place`](crate::cleaning::Policy::place)).
+    pub class: u8,
+    /// How often the log had been opened when it was written.
+    pub epoch: u64,
+    /// Its number in its stream.
+    pub sequence: u64,
+    /// The record of stream 0 behind which it stands in the order of replay, where it is of another stream.
+    pub after: u64,
+    /// Every record of its stream up to this number was durable before this one was written.
+    pub durable: u64,
+    /// The owner's clock: how many data units users had written.
+    pub clock: u64,
+    /// The zone, and how many times it had been reset.
+    pub zone: u32,
+    /// See `zone`.
+    pub generation: u64,
+    /// The block of the zone in which the header stands.
+    pub position: u32,
+    /// How many data blocks follow it.
+    pub blocks: u32,
+}
+
+#[derive(FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned)]
+#[repr(C)]
+struct Raw {
+    magic: [u8; 8],
+    checksum: U32,
+    version: U16,
+    stream: u8,
+    class: u8,
+    uuid: [u8; 16],
+    epoch: U64,
+    sequence: U64,
+    after: U64,
+    durable: U64,
+    clock: U64,
+    generation: U64,
+    zone: U32,
+    position: U32,
+    blocks: U32,
+    meta_length: U32,
+}
+
+/// The checksum of a data block.
+#[inline]
+pub fn sum_of(block: &[u8]) -> u32 {
+    checksum(CrcAlgorithm::Crc32Iscsi, block) as u32
+}
+
+fn checksum_of(key: u64, header: &[u8]) -> u32 {
+    let mut digest = Digest::new(CrcAlgorithm::Crc32Iscsi);
+    digest.update(&key.to_le_bytes());
+    digest.update(&header[12..]);
+    digest.finalize() as u32
+}
+
+impl Header {
+    /// How many bytes a header with so many checksums and bytes of meta takes.
+    pub const fn length(blocks: usize, meta: usize) -> usize {
+        FIXED + 4 * blocks + meta
+    }
+
+    /// Writes the header to the start of `target`, which is one block of zeros, or as much as it needs; returns how
+    /// many bytes it took.
+    ///
+    /// # Panics
+    /// If there isn't room, or there aren't as many checksums as blocks: the owner counts before it begins.
+    pub fn encode(&self, identity: &Identity, sums: &[u32], meta: &[u8], target: &mut [u8]) -> usize {
+        assert_eq!(sums.len(), self.blocks as usize, "one checksum per data block");
+        let length = Header::length(sums.len(), meta.len());
+        let raw = Raw {
+            magic: MAGIC,
+            checksum: 0.into(),
+            version: VERSION.into(),
+            stream: self.stream.0,
+            class: self.class,
+            uuid: identity.uuid.0,
+            epoch: self.epoch.into(),
+            sequence: self.sequence.into(),
+            after: self.after.into(),
+            durable: self.durable.into(),
+            clock: self.clock.into(),
+            generation: self.generation.into(),
+            zone: self.zone.into(),
+            position: self.position.into(),
+            blocks: self.blocks.into(),
+            meta_length: (meta.len() as u32).into(),
+        };
+        let target = &mut target[..length];
+        target[..FIXED].copy_from_slice(raw.as_bytes());
+        let (place, rest) = target[FIXED..].split_at_mut(4 * sums.len());
+        for (place, sum) in place.as_chunks_mut::<4>().0.iter_mut().zip(sums) {
+            *place = sum.to_le_bytes();
+        }
+        rest.copy_from_slice(meta);
+        let sum = checksum_of(identity.key, target);
+        target[8..12].copy_from_slice(&sum.to_le_bytes());
+        length
+    }
+}
+
+/// A header that has been checked, with what belongs to it.
+#[derive(Debug, Clone, Copy)]
+pub struct Parsed<'a> {
+    /// What it says.
+    pub header: Header,
+    /// All of it.
+    pub bytes: &'a [u8],
+    sums: &'a [u8],
+    /// The owner's words.
+    pub meta: &'a [u8],
+}
+
+impl<'a> Parsed<'a> {
+    /// Reads a header of this log from the start of `bytes`.
+    ///
+    /// # Errors
+    /// [`Error::Protocol`] where there is no record of this log and version, [`Error::Corrupt`] for one whose checksum
+    /// is wrong.
+    pub fn decode(bytes: &'a [u8], identity: &Identity) -> Result<Self> {
+        let (parsed, found) = Self::decode_unchecked(bytes)?;
+        if parsed.uuid() != identity.uuid.0 {
+            return Err(Error::protocol("a record of another log"));
+        }
+        if checksum_of(identity.key, parsed.bytes) != found {
+            return Err(Error::corrupt("a record's header whose checksum is wrong: torn, rotten or not ours"));
+        }
+        Ok(parsed)
+    }
+
+    /// Reads the header of a root, from which the log's identity is yet to be learned: `identity` finds it in the
+    /// meta. Says what it was.
+    ///
+    /// # Errors
+    /// As [`decode`](Self::decode); whatever `identity` returns.
+    pub fn decode_with(
+        bytes: &'a [u8],
+        identity: impl FnOnce(&[u8]) -> Result<Identity>,
+    ) -> Result<(Self, Identity)> {
+        let (parsed, _) = Self::decode_unchecked(bytes)?;
+        let identity = identity(parsed.meta)?;
+        Self::decode(bytes, &identity).map(|parsed| (parsed, identity))
+    }
+
+    fn decode_unchecked(bytes: &'a [u8]) -> Result<(Self, u32)> {
+        let (raw, _) =
+            Raw::ref_from_prefix(bytes).map_err(|_| Error::protocol("too short for a record's header"))?;
+        if raw.magic != MAGIC {
+            return Err(Error::protocol("no record begins here"));
+        }
+        if raw.version.get() != VERSION {
+            return Err(Error::protocol(format!(
+                "a record of version {}; this program reads version {VERSION}",
+                raw.version.get()
+            )));
+        }
+        let (blocks, meta) = (raw.blocks.get() as usize, raw.meta_length.get() as usize);
+        let length = blocks.checked_mul(4).and_then(|sums| sums.checked_add(meta)?.checked_add(FIXED));
+        let Some(bytes) = length.and_then(|length| bytes.get(..length)) else {
+            return Err(Error::corrupt("a record's header that is longer than its block"));
+        };
+        let header = Header {
+            stream: StreamIndex(raw.stream),
+            class: raw.class,
+            epoch: raw.epoch.get(),
+            sequence: raw.sequence.get(),
+            after: raw.after.get(),
+            durable: raw.durable.get(),
+            clock: raw.clock.get(),
+            zone: raw.zone.get(),
+            generation: raw.generation.get(),
+            position: raw.position.get(),
+            blocks: raw.blocks.get(),
+        };
+        let (sums, meta) = bytes[FIXED..].split_at(4 * blocks);
+        Ok((Parsed { header, bytes, sums, meta }, raw.checksum.get()))
+    }
+
+    fn uuid(&self) -> [u8; 16] {
+        let mut uuid = [0; 16];
+        uuid.copy_from_slice(&self.bytes[16..32]);
+        uuid
+    }
+
+    /// The checksum of data block `number`.
+    ///
+    /// # Panics
+    /// If there is no such block.
+    pub fn sum(&self, number: usize) -> u32 {
+        u32::from_le_bytes(self.sums.as_chunks().0[number])
+    }
+
+    /// Refuses a record that stands elsewhere than it says.
+    ///
+    /// # Errors
+    /// [`Error::Protocol`] with what it says.
+    pub fn check_place(&self, zone: u32, generation: u64, position: u32) -> Result<()> {
+        let header = &self.header;
+        if (header.zone, header.generation, header.position) == (zone, generation, position) {
+            return Ok(());
+        }
+        Err(Error::protocol(format!(
+            "a record of zone {} generation {} block {}, found in zone {zone} generation {generation} block {position}",
+            header.zone, header.generation, header.position
+        )))
+    }
+
+    /// Checks the data, which is as long as the header says.
+    ///
+    /// # Errors
+    /// [`Error::Corrupt`] with the first block whose checksum is wrong.
+    pub fn check_data(&self, data: &[u8], block_size: usize) -> Result<()> {
+        debug_assert_eq!(data.len(), self.header.blocks as usize * block_size);
+        for (number, block) in data.chunks_exact(block_size).enumerate() {
+            if sum_of(block) != self.sum(number) {
+                return Err(Error::corrupt(format!(
+                    "record {} of stream {}: data block {number} of {} has a wrong checksum: torn or rotten",
+                    self.header.sequence, self.header.stream.0, self.header.blocks
+                )));
+            }
+        }
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    const IDENTITY: Identity = Identity { uuid: Uuid([7; 16]), key: 99 };
+
+    fn header(blocks: u32) -> Header {
+        Header {
+            stream: StreamIndex(1),
+            class: 2,
+            epoch: 3,
+            sequence: 4,
+            after: 5,
+            durable: 6,
+            clock: 7,
+            zone: 8,
+            generation: 9,
+            position: 10,
+            blocks,
+        }
+    }
+
+    fn encoded(meta: &[u8]) -> Vec<u8> {
+        let mut block = vec![0; 4096];
+        header(3).encode(&IDENTITY, &[11, 12, 13], meta, &mut block);
+        block
+    }
+
+    #[test]
+    fn what_was_written_is_read() {
+        let block = encoded(b"words");
+        let parsed = Parsed::decode(&block, &IDENTITY).expect("it is a record");
+        assert_eq!((parsed.header, parsed.meta), (header(3), b"words".as_slice()));
+        assert_eq!([parsed.sum(0), parsed.sum(1), parsed.sum(2)], [11, 12, 13]);
+        assert!(Parsed::decode(parsed.bytes, &IDENTITY).is_ok(), "a copy without the padding is a header, too");
+        assert!(parsed.check_place(8, 9, 10).is_ok() && parsed.check_place(8, 9, 11).is_err());
+    }
+
+    #[test]
+    fn without_the_key_no_record_can_be_made() {
+        let block = encoded(b"words");
+        let other = Identity { key: 98, ..IDENTITY };
+        assert!(matches!(Parsed::decode(&block, &other), Err(Error::Corrupt(_))));
+        let other = Identity { uuid: Uuid([8; 16]), ..IDENTITY };
+        assert!(matches!(Parsed::decode(&block, &other), Err(Error::Protocol(_))));
+    }
+
+    proptest! {
+        #![proptest_config(ProptestConfig { rng_seed: proptest::test_runner::RngSeed::Fixed(1), ..Default::default() })]
+
+        #[test]
+        fn every_changed_bit_is_noticed(byte in 0_usize..(FIXED + 12 + 5), bit in 0_u8..8) {
+            let mut block = encoded(b"words");
+            block[byte] ^= 1 << bit;
+            prop_assert!(Parsed::decode(&block, &IDENTITY).is_err());
+        }
+
+        #[test]
+        fn any_bytes_are_taken(mut bytes in prop::collection::vec(any::<u8>(), 0..300), magic in any::<bool>()) {
+            if magic && bytes.len() >= 16 {
+                bytes[..8].copy_from_slice(&MAGIC);
+                bytes[12..14].copy_from_slice(&VERSION.to_le_bytes());
+            }
+            prop_assert!(Parsed::decode(&bytes, &IDENTITY).is_err());
+        }
+    }
+}
