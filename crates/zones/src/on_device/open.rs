@@ -15,8 +15,9 @@ use std::sync::atomic::{AtomicBool, AtomicU64};
 
 /// How many zone headers are read or written at a time.
 const HEADERS_AT_A_TIME: u32 = 32;
-/// The generation of every zone of a volume that was just formatted; 0 is none, so that zeros never validate.
-const FIRST_GENERATION: u64 = 1;
+/// The generations with which zones of a volume that was just formatted begin: drawn from so many, so that nothing that
+/// was written before the format validates after it; 0 is none, so that zeros never do.
+const FIRST_GENERATIONS: u64 = 1 << 48;
 
 /// Makes an empty volume of the whole device. What was there is gone.
 pub(super) async fn format(device: &dyn Device, zone_size: Option<u64>) -> Result<()> {
@@ -24,6 +25,7 @@ pub(super) async fn format(device: &dyn Device, zone_size: Option<u64>) -> Resul
     layout::check_device(geometry)?;
     let layout = Layout::for_device(geometry, zone_size.unwrap_or(DEFAULT_ZONE_SIZE))?;
     let uuid = Uuid::draw();
+    let generation = runtime::random_u64() % FIRST_GENERATIONS + 1;
 
     // A format that is interrupted leaves no valid superblock, old or new.
     for copy in 0..2 {
@@ -35,7 +37,7 @@ pub(super) async fn format(device: &dyn Device, zone_size: Option<u64>) -> Resul
         let end = first.saturating_add(HEADERS_AT_A_TIME).min(layout.zones);
         let writes = (first..end).map(|zone| {
             let state = ZoneState::Empty;
-            let header = ZoneHeader { uuid, zone, state, generation: FIRST_GENERATION, write_pointer: 0 };
+            let header = ZoneHeader { uuid, zone, state, generation, write_pointer: 0 };
             let payload = header.encode(layout.block_size.bytes());
             device.write(layout.header(zone), payload, Durability::Visible)
         });

@@ -1,0 +1,623 @@
+//! The heart of a log, on its home shard: what was asked for and isn't written yet, and everything that changes.
+//!
+//! Writes of all shards come here whole and are numbered in the order in which they arrive, so overlapping ones need no
+//! lock. Reads don't come here: they look into the map, which any shard may do.
+
+use crate::flush::Flusher;
+use crate::format::{CHECKPOINT, CLEANER, Change, USER, VersionId};
+use crate::layout::Layout;
+use crate::open_zone::OpenZone;
+use crate::readers::Readers;
+use crate::root::RootWriter;
+use crate::stream::Stream;
+use crate::table::{Usage, ZoneTable};
+use crate::versions::Versions;
+use block::{Error, Payload, Result, ZoneIndex, Zones};
+use runtime::sync::{Notify, Permit, Semaphore};
+use slab::Slab;
+use std::cell::{Cell, RefCell};
+use std::collections::VecDeque;
+use std::rc::Rc;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::task::{Poll, Waker};
+use zones::cleaning::{Arrival, Policy};
+use zones::record::{Identity, StreamIndex};
+use zones::summary::Builder;
+
+/// When a write is acknowledged.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Acknowledge {
+    /// When its record is on the disk.
+    Log,
+    /// When it is in the buffer: a volatile cache.
+    Buffer,
+}
+
+/// How a log works; none of it is on the medium.
+#[derive(Debug, Clone)]
+pub struct Settings {
+    /// How many appends of users' writes are on their way at a time.
+    pub appends_in_flight: u32,
+    /// When a write is acknowledged.
+    pub acknowledge: Acknowledge,
+    /// How many blocks of users' writes may be in memory; writers wait beyond it.
+    pub dirty_blocks: u64,
+    /// How many blocks of data the log holds at most.
+    pub capacity: u64,
+    /// How many zones only the cleaner may take.
+    pub cleaner_reserve: u32,
+    /// How many bytes of log may be written between checkpoints, at least; more while a checkpoint would be large.
+    pub checkpoint_bytes: u64,
+}
+
+/// One thing that was asked for: part of a record.
+#[derive(Debug)]
+pub struct Item {
+    /// What.
+    pub change: Change,
+    /// Its data.
+    pub payload: Payload,
+    /// Who waits for it; none for the cleaner.
+    pub request: Option<usize>,
+    /// How many blocks of room were set aside for it.
+    pub growth: u32,
+}
+
+/// The items of one record.
+#[derive(Debug, Default)]
+pub struct Group {
+    /// In order.
+    pub items: Vec<Item>,
+    /// Where its first data block is.
+    pub zone: u32,
+    /// See `zone`.
+    pub position: u32,
+}
+
+#[derive(Debug)]
+struct Request {
+    /// Items that haven't committed.
+    left: u32,
+    outcome: Result<()>,
+    waker: Option<Waker>,
+    /// Nobody waits any more.
+    is_abandoned: bool,
+    /// Its share of the room for dirty data.
+    room: Option<Permit>,
+}
+
+/// What is counted for people.
+#[derive(Debug, Default)]
+pub struct Counters {
+    /// Data blocks that users wrote.
+    pub user_blocks: AtomicU64,
+    /// Data blocks that the cleaner moved.
+    pub moved_blocks: AtomicU64,
+    /// Blocks of headers, summaries, checkpoints and roots.
+    pub overhead_blocks: AtomicU64,
+    /// Of these, blocks of checkpoints.
+    pub checkpoint_blocks: AtomicU64,
+    /// Records of users' writes.
+    pub user_records: AtomicU64,
+    /// Zones that were cleaned.
+    pub cleaned_zones: AtomicU64,
+    /// Zones that were reset.
+    pub reset_zones: AtomicU64,
+    /// Checkpoints.
+    pub checkpoints: AtomicU64,
+}
+
+/// Adds to a counter that only this shard changes.
+pub fn count(counter: &AtomicU64, value: u64) {
+    counter.store(counter.load(Ordering::Relaxed) + value, Ordering::Relaxed);
+}
+
+/// See the module's head.
+#[derive(Debug)]
+pub struct Core {
+    /// The division into blocks.
+    pub layout: Layout,
+    /// How it works.
+    pub settings: Settings,
+    /// The zones, through this shard's handle.
+    pub zones: Rc<dyn Zones>,
+    /// What binds records to this log.
+    pub identity: Identity,
+    /// How often the log has been opened.
+    pub epoch: u64,
+    /// What is known of each zone.
+    pub table: ZoneTable,
+    /// Users' records, the cleaner's, and those of checkpoints.
+    pub streams: [RefCell<Stream<Group>>; 3],
+    /// How many data blocks users have written.
+    pub clock: Cell<u64>,
+    /// The maps.
+    pub versions: RefCell<Versions>,
+    /// Which zone to clean, and what goes where.
+    pub policy: RefCell<Box<dyn Policy>>,
+    /// Who is reading, on all shards.
+    pub readers: Arc<Readers>,
+    /// For people.
+    pub counters: Arc<Counters>,
+    /// What makes appends durable.
+    pub flusher: Flusher,
+    /// Writes roots; held while a checkpoint or a change of the versions runs.
+    pub root: RefCell<RootWriter>,
+    /// One checkpoint, or one change of the versions, at a time.
+    pub admin: Rc<Semaphore>,
+    /// The newest durable checkpoint.
+    pub checkpoint: RefCell<crate::checkpoint::Durable>,
+    /// How many blocks of log have been written since the last checkpoint.
+    pub since_checkpoint: Cell<u64>,
+    /// Something was queued, or an append has ended.
+    pub work: Notify,
+    /// A zone was freed, or won't be.
+    pub freed: Notify,
+    /// The cleaner should look whether there is something to do.
+    pub cleaner: Notify,
+    /// The cleaner can't free anything at the moment.
+    pub is_stuck: Cell<bool>,
+    /// The log is being closed; what is queued is still written.
+    pub is_closing: Cell<bool>,
+    /// Room for dirty data.
+    dirty: Rc<Semaphore>,
+    queues: RefCell<Vec<VecDeque<Item>>>,
+    queued_items: Cell<u64>,
+    requests: RefCell<Slab<Request>>,
+    /// Room that was set aside for what is queued or on its way.
+    growing: Cell<u64>,
+    /// Appends of users' writes that are on their way, and the items in them.
+    flying: Cell<(u32, u32)>,
+    failed: RefCell<Option<Error>>,
+    spare_items: RefCell<Vec<Vec<Item>>>,
+    spare_summaries: RefCell<Vec<Builder>>,
+}
+
+/// What a log is opened with, beside its settings.
+pub struct State {
+    /// The division into blocks.
+    pub layout: Layout,
+    /// The zones.
+    pub zones: Rc<dyn Zones>,
+    /// What binds records to this log.
+    pub identity: Identity,
+    /// How often the log has been opened.
+    pub epoch: u64,
+    /// What is known of each zone.
+    pub table: ZoneTable,
+    /// The last record of each stream.
+    pub last: [u64; 3],
+    /// How many data blocks users have written.
+    pub clock: u64,
+    /// The maps.
+    pub versions: Versions,
+    /// Where roots go.
+    pub root: RootWriter,
+    /// The newest durable checkpoint.
+    pub checkpoint: crate::checkpoint::Durable,
+}
+
+impl Core {
+    /// A log in this state.
+    pub fn new(state: State, settings: Settings, policy: Box<dyn Policy>) -> Rc<Self> {
+        let classes = usize::from(policy.classes());
+        let stream = |index: StreamIndex| RefCell::new(Stream::behind(state.last[usize::from(index.0)]));
+        Rc::new(Core {
+            layout: state.layout,
+            zones: state.zones,
+            identity: state.identity,
+            epoch: state.epoch,
+            table: state.table,
+            streams: [stream(USER), stream(CLEANER), stream(CHECKPOINT)],
+            clock: Cell::new(state.clock),
+            versions: RefCell::new(state.versions),
+            policy: RefCell::new(policy),
+            readers: Arc::default(),
+            counters: Arc::default(),
+            flusher: Flusher::default(),
+            root: RefCell::new(state.root),
+            admin: Semaphore::new(1),
+            checkpoint: RefCell::new(state.checkpoint),
+            since_checkpoint: Cell::new(0),
+            work: Notify::new(),
+            freed: Notify::new(),
+            cleaner: Notify::new(),
+            is_stuck: Cell::new(false),
+            is_closing: Cell::new(false),
+            dirty: Semaphore::new(settings.dirty_blocks as usize),
+            queues: RefCell::new((0..classes).map(|_| VecDeque::new()).collect()),
+            queued_items: Cell::new(0),
+            requests: RefCell::default(),
+            growing: Cell::new(0),
+            flying: Cell::new((0, 0)),
+            failed: RefCell::default(),
+            spare_items: RefCell::default(),
+            spare_summaries: RefCell::default(),
+            settings,
+        })
+    }
+
+    /// Why the log takes no writes, if so.
+    pub fn failure(&self) -> Option<Error> {
+        self.failed.borrow().clone()
+    }
+
+    /// The log takes no more writes: what is queued or can't commit fails with this.
+    pub fn fail(&self, error: &Error) {
+        let told = Error::read_only(format!("the log takes no more writes: {}", error.detail()));
+        tracing::error!("{told}");
+        self.failed.borrow_mut().get_or_insert(told.clone());
+        let mut items = Vec::new();
+        self.queues.borrow_mut().iter_mut().for_each(|queue| items.extend(queue.drain(..)));
+        self.queued_items.set(0);
+        for stream in &self.streams {
+            let waiting = stream.borrow_mut().take_waiting();
+            items.extend(waiting.into_iter().flat_map(|group| group.items));
+        }
+        items.iter().for_each(|item| self.item_done(item, Err(told.clone())));
+        self.work.notify_all();
+        self.freed.notify_all();
+        self.cleaner.notify_all();
+    }
+
+    /// Carries out changes of a version, data and all, and waits until they have committed. The blocks are in range.
+    ///
+    /// # Errors
+    /// [`Error::NoSpace`] where there is no room, [`Error::ReadOnly`] for a log that has failed.
+    pub async fn change(self: &Rc<Self>, changes: Vec1, payload: Payload) -> Result<()> {
+        let blocks = (payload.len() >> self.layout.block_size.shift()) as u64;
+        let room = match blocks {
+            0 => None,
+            _ => Some(self.dirty.acquire(blocks.min(self.settings.dirty_blocks) as usize).await),
+        };
+        let request = self.submit(changes, payload, room)?;
+        Waiting { core: self.clone(), request: Some(request) }.await
+    }
+
+    fn submit(&self, changes: Vec1, mut payload: Payload, room: Option<Permit>) -> Result<usize> {
+        if let Some(error) = self.failure() {
+            return Err(error);
+        }
+        if self.is_closing.get() {
+            return Err(Error::closed("the log is closed"));
+        }
+        let mut left = 0;
+        let mut at = 0;
+        let growth = self.admit(&changes)?;
+        let request = Request { left: 0, outcome: Ok(()), waker: None, is_abandoned: false, room };
+        let key = self.requests.borrow_mut().insert(request);
+        let shift = self.layout.block_size.shift();
+        for change in changes {
+            let bytes = (change.data_blocks() as usize) << shift;
+            let payload = match at == 0 && bytes == payload.len() {
+                true => std::mem::take(&mut payload),
+                false => payload.slice(at..at + bytes),
+            };
+            at += bytes;
+            let class = self.class_of(&change);
+            self.queued_items.set(self.queued_items.get() + 1);
+            let item = Item { change, payload, request: Some(key), growth: if left == 0 { growth } else { 0 } };
+            self.queues.borrow_mut()[usize::from(class)].push_back(item);
+            left += 1;
+        }
+        self.requests.borrow_mut()[key].left = left;
+        self.work.notify_one();
+        Ok(key)
+    }
+
+    /// Sets room aside for what the changes add, or says that there is none.
+    fn admit(&self, changes: &Vec1) -> Result<u32> {
+        let mut growth: u64 = changes.iter().map(|change| u64::from(change.data_blocks())).sum();
+        if growth == 0 {
+            return Ok(0);
+        }
+        let used = self.table.live_data() + self.growing.get();
+        if used + growth > self.settings.capacity {
+            let versions = self.versions.borrow();
+            growth = changes
+                .iter()
+                .map(|change| match change {
+                    Change::Write { version, block, count } => versions
+                        .position(*version)
+                        .map_or(0, |position| versions.growth(position, *block, u64::from(*count))),
+                    _ => 0,
+                })
+                .sum();
+            if growth > 0 && used + growth > self.settings.capacity {
+                return Err(Error::no_space(format!(
+                    "the log holds {} blocks of data and has room for {}: discard some, delete snapshots, or grow \
+                     the disk",
+                    self.table.live_data(),
+                    self.settings.capacity
+                )));
+            }
+        }
+        self.growing.set(self.growing.get() + growth);
+        Ok(growth as u32)
+    }
+
+    fn class_of(&self, change: &Change) -> u8 {
+        let policy = self.policy.borrow();
+        let arrival = match change {
+            Change::Write { version, block, .. } => {
+                let versions = self.versions.borrow();
+                let old = versions.get(*version).map(|version| version.map.lookup(*block));
+                match old.filter(|old| old.is_mapped()) {
+                    Some(old) => {
+                        let zone = self.table.get(self.layout.place(old).0);
+                        Arrival::Overwrite {
+                            age: self.clock.get().saturating_sub(zone.opened),
+                            class: zone.class,
+                        }
+                    }
+                    None => Arrival::New,
+                }
+            }
+            _ => Arrival::New,
+        };
+        policy.place(arrival)
+    }
+
+    /// Whether an append lane should take something from a queue now, and from which one.
+    ///
+    /// While other appends are on their way it waits until as much has gathered as they have: so the appends share what
+    /// a client keeps in flight, however it arrives.
+    pub fn ready_class(&self) -> Option<u8> {
+        let queues = self.queues.borrow();
+        let (class, queue) = queues.iter().enumerate().max_by_key(|(_, queue)| queue.len())?;
+        if queue.is_empty() {
+            return None;
+        }
+        let (appends, items) = self.flying.get();
+        let gathered = self.queued_items.get();
+        (appends == 0 || gathered * u64::from(appends) >= u64::from(items)).then_some(class as u8)
+    }
+
+    /// Whether anything is queued.
+    pub fn has_work(&self) -> bool {
+        self.queued_items.get() > 0
+    }
+
+    /// Takes items for one record from a queue: no more than fit the zone and the lane's share.
+    pub fn take_group(&self, class: u8, zone: &OpenZone) -> Group {
+        let mut group =
+            Group { items: self.spare_items.borrow_mut().pop().unwrap_or_default(), ..Group::default() };
+        let mut queues = self.queues.borrow_mut();
+        let queue = &mut queues[usize::from(class)];
+        let lanes = self.settings.appends_in_flight as usize;
+        let share = match self.flying.get().0 {
+            0 if queue.len() > lanes => queue.len().div_ceil(lanes),
+            _ => queue.len(),
+        };
+        let (mut blocks, mut meta) = (0_u32, 0_usize);
+        let fits = |blocks: u32, meta: usize| {
+            let header = zones::record::Header::length(blocks as usize, meta);
+            header <= self.layout.block_bytes()
+                && blocks < self.layout.max_append
+                && zone.fits(&self.layout, blocks, header)
+        };
+        while group.items.len() < share {
+            let Some(item) = queue.front_mut() else { break };
+            let (wanted, words) = (item.change.data_blocks(), item.change.encoded_length());
+            if fits(blocks + wanted, meta + words) {
+                blocks += wanted;
+                meta += words;
+                group.items.extend(queue.pop_front());
+                continue;
+            }
+            // The beginning of a large write may fit, where there is nothing else in the record to wait for it.
+            let is_worth_cutting = group.items.is_empty() || wanted > self.layout.max_append / 2;
+            let room = zone
+                .room(&self.layout, wanted.saturating_sub(1), |more| {
+                    zones::record::Header::length((blocks + more) as usize, meta + words)
+                })
+                .saturating_sub(blocks);
+            let room = (1..=room).rev().find(|more| fits(blocks + more, meta + words)).unwrap_or(0);
+            if room > 0 && is_worth_cutting {
+                group.items.push(self.cut(item, room));
+            }
+            break;
+        }
+        let taken = group.items.len() as u64;
+        self.queued_items.set(self.queued_items.get().saturating_sub(taken));
+        group
+    }
+
+    /// Whether nothing of this class is queued.
+    pub fn queue_is_empty(&self, class: u8) -> bool {
+        self.queues.borrow()[usize::from(class)].is_empty()
+    }
+
+    /// What is queued under this class can't be written, for want of a zone.
+    pub fn refuse_queued(&self, class: u8, error: &Error) {
+        let items: Vec<Item> = self.queues.borrow_mut()[usize::from(class)].drain(..).collect();
+        self.queued_items.set(self.queued_items.get() - items.len() as u64);
+        items.iter().for_each(|item| self.item_done(item, Err(error.clone())));
+    }
+
+    /// Cuts the first blocks off an item that is too large for one record.
+    fn cut(&self, item: &mut Item, blocks: u32) -> Item {
+        let bytes = (blocks as usize) << self.layout.block_size.shift();
+        let payload = item.payload.slice(0..bytes);
+        item.payload = item.payload.slice(bytes..item.payload.len());
+        let growth = std::mem::take(&mut item.growth);
+        let Change::Write { version, block, count } = &mut item.change else {
+            unreachable!("only writes are larger than a record");
+        };
+        let change = Change::Write { version: *version, block: *block, count: blocks };
+        *block += u64::from(blocks);
+        *count -= blocks;
+        if let Some(request) = item.request {
+            self.requests.borrow_mut()[request].left += 1;
+        }
+        // The queue has one item more than before: the caller counts what it took.
+        self.queued_items.set(self.queued_items.get() + 1);
+        Item { change, payload, request: item.request, growth }
+    }
+
+    /// An append of users' writes is on its way.
+    pub fn took_off(&self, items: usize) {
+        let (appends, flying) = self.flying.get();
+        self.flying.set((appends + 1, flying + items as u32));
+    }
+
+    /// It has ended.
+    pub fn landed(&self, items: usize) {
+        let (appends, flying) = self.flying.get();
+        self.flying.set((appends - 1, flying - items as u32));
+        self.work.notify_one();
+    }
+
+    /// An item has committed, or failed: its room is given back, and whoever waits is told.
+    pub fn item_done(&self, item: &Item, outcome: Result<()>) {
+        self.growing.set(self.growing.get() - u64::from(item.growth));
+        let Some(key) = item.request else { return };
+        let mut requests = self.requests.borrow_mut();
+        let request = &mut requests[key];
+        request.left = request.left.saturating_sub(1);
+        if outcome.is_err() {
+            request.outcome = outcome;
+        }
+        if request.left > 0 {
+            return;
+        }
+        let room = request.room.take();
+        if request.is_abandoned {
+            requests.remove(key);
+        } else if let Some(waker) = request.waker.take() {
+            drop(requests);
+            waker.wake();
+        }
+        drop(room);
+    }
+
+    /// Memory for the items of a group, to be used again.
+    pub fn recycle(&self, mut items: Vec<Item>) {
+        items.clear();
+        let mut spare = self.spare_items.borrow_mut();
+        if spare.len() < 8 {
+            spare.push(items);
+        }
+    }
+
+    /// Opens a zone for a class, if more than `keep` are free.
+    pub fn try_open_zone(&self, class: u8, keep: u32) -> Option<OpenZone> {
+        let zone = self.table.take(class, keep, self.clock.get())?;
+        let summary = self.spare_summaries.borrow_mut().pop().unwrap_or_default();
+        Some(OpenZone::new(zone, self.table.get(zone).generation, class, summary))
+    }
+
+    /// Opens a zone for users' writes, once there is one.
+    ///
+    /// # Errors
+    /// [`Error::NoSpace`] if the cleaner can't free any; what made the log fail.
+    pub async fn open_zone_for_users(self: &Rc<Self>, class: u8) -> Result<OpenZone> {
+        loop {
+            if let Some(error) = self.failure() {
+                return Err(error);
+            }
+            if let Some(zone) = self.try_open_zone(class, self.settings.cleaner_reserve) {
+                self.cleaner.notify_all();
+                return Ok(zone);
+            }
+            if self.is_stuck.get() {
+                return Err(Error::no_space(
+                    "the log has no free zone and nothing to clean: discard some data, or delete snapshots",
+                ));
+            }
+            let freed = self.freed.notified();
+            self.cleaner.notify_all();
+            freed.await;
+        }
+    }
+
+    /// Seals a zone in a task of its own: summary, finish.
+    pub fn seal(self: &Rc<Self>, zone: OpenZone) -> runtime::JoinHandle<()> {
+        let core = self.clone();
+        runtime::spawn(async move { core.seal_now(zone).await })
+    }
+
+    /// Seals a zone: summary, finish. A zone for which that fails keeps its records and takes no more.
+    pub async fn seal_now(self: &Rc<Self>, zone: OpenZone) {
+        let number = zone.zone;
+        if zone.position == 0 {
+            self.table.put_back(number);
+            return;
+        }
+        let end = zone.position;
+        match zone.seal(&*self.zones, &self.layout, &self.identity).await {
+            Ok((blocks, summary)) => {
+                count(&self.counters.overhead_blocks, u64::from(blocks - end));
+                self.table.change(number, |entry| entry.end = blocks);
+                self.spare_summaries.borrow_mut().push(summary);
+                self.table.set_full(number);
+                self.cleaner.notify_all();
+            }
+            Err(error) => {
+                tracing::warn!("sealing zone {number}: {error}");
+                self.abandon(number, end).await;
+            }
+        }
+    }
+
+    /// A zone to which an append failed: finished as it is, so that what is in it can be read and cleaned.
+    pub async fn abandon(self: &Rc<Self>, zone: u32, end: u32) {
+        self.table.change(zone, |entry| entry.end = end);
+        match self.zones.finish(ZoneIndex(zone)).await {
+            Ok(()) => {
+                self.table.set_full(zone);
+                self.cleaner.notify_all();
+            }
+            Err(error) => {
+                tracing::warn!("finishing zone {zone}: {error}; it isn't used again before the log is reopened");
+                self.table.change(zone, |entry| entry.usage = Usage::Damaged);
+            }
+        }
+    }
+
+    /// What can be said about room, for people.
+    pub fn version_is_writable(&self, id: VersionId) -> bool {
+        self.versions.borrow().get(id).is_some_and(|version| version.writable)
+    }
+}
+
+/// The changes of one request; nearly always one.
+pub type Vec1 = smallvec::SmallVec<[Change; 1]>;
+
+/// Waits for a request. Dropping it stops the waiting, not the request.
+struct Waiting {
+    core: Rc<Core>,
+    request: Option<usize>,
+}
+
+impl Future for Waiting {
+    type Output = Result<()>;
+
+    fn poll(mut self: std::pin::Pin<&mut Self>, context: &mut std::task::Context<'_>) -> Poll<Result<()>> {
+        let key = self.request.expect("a request is not polled again once it has ended");
+        let mut requests = self.core.requests.borrow_mut();
+        let request = &mut requests[key];
+        if request.left > 0 {
+            request.waker = Some(context.waker().clone());
+            return Poll::Pending;
+        }
+        let outcome = requests.remove(key).outcome;
+        drop(requests);
+        self.request = None;
+        Poll::Ready(outcome)
+    }
+}
+
+impl Drop for Waiting {
+    fn drop(&mut self) {
+        if let Some(key) = self.request {
+            let mut requests = self.core.requests.borrow_mut();
+            requests[key].is_abandoned = true;
+            requests[key].waker = None;
+            if requests[key].left == 0 {
+                requests.remove(key);
+            }
+        }
+    }
+}

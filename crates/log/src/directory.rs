@@ -1,0 +1,320 @@
+//! The directory of a checkpoint: all versions, where the pages of their maps are, and what is known of the zones.
+//!
+//! It is written as a whole with each checkpoint, into records of the stream of checkpoints, and a root says where. The
+//! pages themselves are written only if they changed: for 1 TiB the directory takes about 2 MiB and all pages 1 GiB.
+//! A page's checksum stands beside its place, so that a stale page can't be taken for the right one.
+
+use crate::bytes::{Reader, Writer};
+use crate::format::{LONGEST_NAME, REPLAYED, VersionId};
+use crate::layout::Layout;
+use crate::map::{PAGE_BLOCKS, Physical};
+use block::Result;
+use std::rc::Rc;
+
+/// How many pages share one chunk of a page table.
+pub const CHUNK: usize = 512;
+const MAGIC: &[u8; 8] = b"SILTDIR1";
+const NO_CHUNK: u32 = u32::MAX;
+
+/// Where a page of a map was written last, and its checksum. All zeros where the page maps nothing.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct PagePlace {
+    /// The block that holds it.
+    pub physical: Physical,
+    /// CRC32C of the page.
+    pub sum: u32,
+}
+
+/// Where all pages of a version's map are. Tables share chunks that are the same.
+#[derive(Debug, Clone, Default)]
+pub struct PageTable {
+    chunks: Vec<Option<Rc<[PagePlace; CHUNK]>>>,
+}
+
+impl PageTable {
+    /// Where this page is.
+    pub fn get(&self, page: u64) -> PagePlace {
+        let (chunk, entry) = (page as usize / CHUNK, page as usize % CHUNK);
+        self.chunks.get(chunk).and_then(Option::as_ref).map_or(PagePlace::default(), |chunk| chunk[entry])
+    }
+
+    /// Notes where it is now; returns where it was.
+    pub fn set(&mut self, page: u64, place: PagePlace) -> PagePlace {
+        let (number, entry) = (page as usize / CHUNK, page as usize % CHUNK);
+        if self.chunks.len() <= number {
+            self.chunks.resize(number + 1, None);
+        }
+        let chunk = self.chunks[number].get_or_insert_with(|| Rc::new([PagePlace::default(); CHUNK]));
+        std::mem::replace(&mut Rc::make_mut(chunk)[entry], place)
+    }
+
+    /// All pages that are anywhere, in order.
+    pub fn iter(&self) -> impl Iterator<Item = (u64, PagePlace)> + '_ {
+        let chunks = self.chunks.iter().enumerate();
+        chunks.filter_map(|(number, chunk)| Some((number, chunk.as_ref()?))).flat_map(|(number, chunk)| {
+            let places = chunk.iter().enumerate().filter(|(_, place)| place.physical.is_mapped());
+            places.map(move |(entry, place)| ((number * CHUNK + entry) as u64, *place))
+        })
+    }
+}
+
+/// A version, as a directory knows it.
+#[derive(Debug, Clone)]
+pub struct VersionEntry {
+    /// Its number.
+    pub id: VersionId,
+    /// The version that it began as a copy of, if that still exists.
+    pub parent: Option<VersionId>,
+    /// Whether it takes writes.
+    pub writable: bool,
+    /// When it was made, in seconds since 1970.
+    pub created: u64,
+    /// How many blocks it has.
+    pub blocks: u64,
+    /// Its name; empty for the volume itself.
+    pub name: String,
+    /// Where its map is.
+    pub table: PageTable,
+}
+
+/// A zone that holds records, as a directory knows it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct ZoneEntry {
+    /// Which.
+    pub zone: u32,
+    /// How many times it had been reset.
+    pub generation: u64,
+    /// Under which class it was written.
+    pub class: u8,
+    /// Whether it takes no more records.
+    pub full: bool,
+    /// How many data blocks were written to it.
+    pub written: u32,
+    /// When it was begun, in data blocks that users had written.
+    pub opened: u64,
+    /// When its last block died.
+    pub changed: u64,
+    /// The highest sequence in it, of each stream that is replayed.
+    pub last: [u64; REPLAYED],
+}
+
+/// All of it.
+#[derive(Debug, Clone, Default)]
+pub struct Directory {
+    /// Parents stand before their children.
+    pub versions: Vec<VersionEntry>,
+    /// The number of the next version.
+    pub next_version: u32,
+    /// Zones that hold records.
+    pub zones: Vec<ZoneEntry>,
+}
+
+const ZONE_BYTES: usize = 4 + 8 + 1 + 1 + 4 + 8 + 8 + 8 * REPLAYED;
+const VERSION_BYTES: usize = 4 + 4 + 1 + 8 + 8 + 1;
+
+/// How many blocks the directory of a log without snapshots takes at most, its records' headers included.
+pub fn blocks_at_most(layout: &Layout, pages: u64) -> u64 {
+    let chunks = pages.div_ceil(CHUNK as u64);
+    let bytes = 64
+        + VERSION_BYTES as u64
+        + chunks * (4 + 8 * CHUNK as u64)
+        + u64::from(layout.zones) * ZONE_BYTES as u64;
+    let blocks = bytes.div_ceil(layout.block_size.bytes());
+    blocks + blocks.div_ceil(u64::from(layout.max_append - 1))
+}
+
+impl Directory {
+    /// As bytes.
+    pub fn encode(&self) -> Vec<u8> {
+        let mut writer = Writer::default();
+        writer.bytes(MAGIC);
+        writer.u32(self.next_version);
+        let mut chunks: Vec<&Rc<[PagePlace; CHUNK]>> = Vec::new();
+        let mut tables = Vec::new();
+        for version in &self.versions {
+            let mut table = Vec::new();
+            for (number, chunk) in version.table.chunks.iter().enumerate() {
+                let Some(chunk) = chunk else {
+                    table.push(NO_CHUNK);
+                    continue;
+                };
+                // A chunk that is shared stands at the same place of a version before this one.
+                let shared = self.versions[..tables.len()].iter().zip(&tables).find_map(
+                    |(other, table): (_, &Vec<u32>)| {
+                        let theirs = other.table.chunks.get(number)?.as_ref()?;
+                        Rc::ptr_eq(theirs, chunk).then(|| table[number])
+                    },
+                );
+                table.push(shared.unwrap_or_else(|| {
+                    chunks.push(chunk);
+                    chunks.len() as u32 - 1
+                }));
+            }
+            tables.push(table);
+        }
+        writer.u32(chunks.len() as u32);
+        for place in chunks.iter().flat_map(|chunk| chunk.iter()) {
+            writer.u32(place.physical.0);
+            writer.u32(place.sum);
+        }
+        writer.u32(self.versions.len() as u32);
+        for (version, table) in self.versions.iter().zip(&tables) {
+            writer.u32(version.id.0);
+            writer.u32(version.parent.map_or(0, |parent| parent.0));
+            writer.u8(version.writable.into());
+            writer.u64(version.created);
+            writer.u64(version.blocks);
+            writer.u8(version.name.len() as u8);
+            writer.bytes(version.name.as_bytes());
+            writer.u32(table.len() as u32);
+            table.iter().for_each(|chunk| writer.u32(*chunk));
+        }
+        writer.u32(self.zones.len() as u32);
+        for zone in &self.zones {
+            writer.u32(zone.zone);
+            writer.u64(zone.generation);
+            writer.u8(zone.class);
+            writer.u8(zone.full.into());
+            writer.u32(zone.written);
+            writer.u64(zone.opened);
+            writer.u64(zone.changed);
+            zone.last.iter().for_each(|last| writer.u64(*last));
+        }
+        writer.0
+    }
+
+    /// From bytes, which may be anything.
+    ///
+    /// # Errors
+    /// [`block::Error::Corrupt`] for what no version of this program writes.
+    pub fn decode(bytes: &[u8]) -> Result<Directory> {
+        let mut reader = Reader::new(bytes, "the directory of a checkpoint");
+        if reader.bytes(8)? != MAGIC {
+            return Err(reader.strange("has no magic number"));
+        }
+        let next_version = reader.u32()?;
+        let mut chunks = Vec::new();
+        for _ in 0..reader.count(8 * CHUNK)? {
+            let mut chunk = [PagePlace::default(); CHUNK];
+            for place in &mut chunk {
+                *place = PagePlace { physical: Physical(reader.u32()?), sum: reader.u32()? };
+            }
+            chunks.push(Rc::new(chunk));
+        }
+        let mut versions: Vec<VersionEntry> = Vec::new();
+        for _ in 0..reader.count(VERSION_BYTES)? {
+            let version = Self::decode_version(&mut reader, &chunks)?;
+            let parent_is_known =
+                version.parent.is_none_or(|parent| versions.iter().any(|other| other.id == parent));
+            let is_new = versions.iter().all(|other| other.id != version.id);
+            if !parent_is_known || !is_new || version.id.0 >= next_version || version.id.0 == 0 {
+                return Err(reader.strange("has versions that can't be"));
+            }
+            versions.push(version);
+        }
+        if !versions.iter().any(|version| version.id == VersionId::HEAD) {
+            return Err(reader.strange("lacks the volume itself"));
+        }
+        let mut zones = Vec::new();
+        for _ in 0..reader.count(ZONE_BYTES)? {
+            let mut zone = ZoneEntry {
+                zone: reader.u32()?,
+                generation: reader.u64()?,
+                class: reader.u8()?,
+                full: reader.u8()? != 0,
+                written: reader.u32()?,
+                opened: reader.u64()?,
+                changed: reader.u64()?,
+                last: [0; REPLAYED],
+            };
+            for last in &mut zone.last {
+                *last = reader.u64()?;
+            }
+            zones.push(zone);
+        }
+        Ok(Directory { versions, next_version, zones })
+    }
+
+    fn decode_version(reader: &mut Reader<'_>, chunks: &[Rc<[PagePlace; CHUNK]>]) -> Result<VersionEntry> {
+        let id = VersionId(reader.u32()?);
+        let parent = Some(VersionId(reader.u32()?)).filter(|parent| parent.0 != 0);
+        let (writable, created, blocks) = (reader.u8()? != 0, reader.u64()?, reader.u64()?);
+        let length = usize::from(reader.u8()?);
+        debug_assert!(length <= LONGEST_NAME);
+        let name = std::str::from_utf8(reader.bytes(length)?)
+            .map_err(|_| reader.strange("has a name that isn't text"))?
+            .to_owned();
+        let mut table = PageTable::default();
+        let most = blocks.div_ceil(PAGE_BLOCKS).div_ceil(CHUNK as u64);
+        for _ in 0..reader.count(4)? {
+            table.chunks.push(match reader.u32()? {
+                NO_CHUNK => None,
+                number => Some(
+                    chunks
+                        .get(number as usize)
+                        .ok_or_else(|| reader.strange("names a chunk that isn't there"))?
+                        .clone(),
+                ),
+            });
+        }
+        if table.chunks.len() as u64 > most {
+            return Err(reader.strange("has pages behind the end of a version"));
+        }
+        Ok(VersionEntry { id, parent, writable, created, blocks, name, table })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn directory() -> Directory {
+        let mut table = PageTable::default();
+        for page in [0, 3, 511, 512, 2000] {
+            table.set(page, PagePlace { physical: Physical(page as u32 + 1), sum: 7 });
+        }
+        let mut changed = table.clone();
+        changed.set(3, PagePlace { physical: Physical(99), sum: 8 });
+        let version = |id, parent, name: &str, table| VersionEntry {
+            id: VersionId(id),
+            parent,
+            writable: id == 1,
+            created: 5,
+            blocks: 4 << 20,
+            name: name.to_owned(),
+            table,
+        };
+        Directory {
+            versions: vec![version(2, None, "before", table), version(1, Some(VersionId(2)), "", changed)],
+            next_version: 3,
+            zones: vec![ZoneEntry { zone: 4, generation: 9, last: [7, 8], ..ZoneEntry::default() }],
+        }
+    }
+
+    #[test]
+    fn what_was_written_is_read_and_what_is_shared_is_written_once() {
+        let directory = directory();
+        let bytes = directory.encode();
+        let decoded = Directory::decode(&bytes).expect("it was encoded");
+        for (ours, theirs) in directory.versions.iter().zip(&decoded.versions) {
+            assert!(ours.table.iter().eq(theirs.table.iter()));
+            assert_eq!((ours.id, ours.parent, &ours.name), (theirs.id, theirs.parent, &theirs.name));
+        }
+        assert_eq!(decoded.zones, directory.zones);
+        // Chunks 0, 1 and 3 of the first version, and one that differs.
+        assert!(bytes.len() < 5 * 8 * CHUNK, "{}", bytes.len());
+    }
+
+    #[test]
+    fn damaged_bytes_never_panic() {
+        let bytes = directory().encode();
+        let mut random = runtime::Random::new(1);
+        for _ in 0..2000 {
+            let mut damaged = bytes.clone();
+            let at = random.below(damaged.len() as u64) as usize;
+            damaged[at] ^= 1 << random.below(8);
+            damaged.truncate(random.below(bytes.len() as u64 + 1) as usize);
+            let _ = Directory::decode(&damaged);
+        }
+    }
+}

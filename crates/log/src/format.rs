@@ -1,0 +1,218 @@
+//! The log's words in a record: what its data blocks are, and what happens to the volume without data.
+//!
+//! The meta of a record of the streams [`USER`] and [`CLEANER`] is a row of extents; a [`Change::Create`] is followed by its
+//! name. The book's page "The log on the medium" describes them byte by byte. Decoding takes any bytes.
+
+use crate::map::Physical;
+use block::{Error, Result};
+use zerocopy::little_endian::{U32, U64};
+use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
+use zones::record::StreamIndex;
+
+/// Records of users' writes, in the order in which they were given.
+pub const USER: StreamIndex = StreamIndex(0);
+/// Records of blocks that were moved.
+pub const CLEANER: StreamIndex = StreamIndex(1);
+/// Records of checkpoints: pages of maps and directories. Never replayed: a root names what counts.
+pub const CHECKPOINT: StreamIndex = StreamIndex(2);
+/// Roots.
+pub const ROOT: StreamIndex = StreamIndex(3);
+/// The streams that are replayed.
+pub const REPLAYED: usize = 2;
+
+/// How long an extent is, in bytes.
+pub const EXTENT: usize = size_of::<Raw>();
+/// The longest name of a snapshot or clone, in bytes.
+pub const LONGEST_NAME: usize = 255;
+
+/// The number of a version of the volume: the volume itself, a snapshot or a clone. Never used twice.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct VersionId(pub u32);
+
+impl VersionId {
+    /// The volume itself.
+    pub const HEAD: VersionId = VersionId(1);
+}
+
+/// One entry of a record.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Change {
+    /// The next `count` data blocks of the record are blocks `block..block + count` of this version.
+    Write { version: VersionId, block: u64, count: u32 },
+    /// These blocks are no longer mapped.
+    Unmap { version: VersionId, block: u64, count: u32 },
+    /// The next `count` data blocks were at `from` and are mapped here by every version that had them there.
+    Move { version: VersionId, block: u64, count: u32, from: Physical },
+    /// From here on there is another version, with what `parent` has now.
+    Create { version: VersionId, parent: VersionId, writable: bool, created: u64, name: String },
+    /// The version is gone.
+    Delete { version: VersionId },
+    /// The version has so many blocks from now on.
+    Grow { version: VersionId, blocks: u64 },
+}
+
+#[derive(FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned)]
+#[repr(C)]
+struct Raw {
+    kind: u8,
+    flags: u8,
+    name_length: u8,
+    reserved: u8,
+    version: U32,
+    block: U64,
+    count: U32,
+    other: U32,
+}
+
+const WRITE: u8 = 1;
+const UNMAP: u8 = 2;
+const MOVE: u8 = 3;
+const CREATE: u8 = 4;
+const DELETE: u8 = 5;
+const GROW: u8 = 6;
+const WRITABLE: u8 = 1;
+
+impl Change {
+    /// How many data blocks it has.
+    pub fn data_blocks(&self) -> u32 {
+        match self {
+            Change::Write { count, .. } | Change::Move { count, .. } => *count,
+            _ => 0,
+        }
+    }
+
+    /// How many bytes of meta it takes.
+    #[inline]
+    pub fn encoded_length(&self) -> usize {
+        match self {
+            Change::Create { name, .. } => EXTENT + name.len().next_multiple_of(8),
+            _ => EXTENT,
+        }
+    }
+
+    /// Puts it behind the others.
+    pub fn encode(&self, meta: &mut Vec<u8>) {
+        let raw = |kind, flags, version: VersionId, block: u64, count: u32, other: u32| Raw {
+            kind,
+            flags,
+            name_length: 0,
+            reserved: 0,
+            version: version.0.into(),
+            block: block.into(),
+            count: count.into(),
+            other: other.into(),
+        };
+        let raw = match self {
+            Change::Write { version, block, count } => raw(WRITE, 0, *version, *block, *count, 0),
+            Change::Unmap { version, block, count } => raw(UNMAP, 0, *version, *block, *count, 0),
+            Change::Move { version, block, count, from } => raw(MOVE, 0, *version, *block, *count, from.0),
+            Change::Create { version, parent, writable, created, name } => Raw {
+                name_length: name.len() as u8,
+                ..raw(CREATE, if *writable { WRITABLE } else { 0 }, *version, *created, 0, parent.0)
+            },
+            Change::Delete { version } => raw(DELETE, 0, *version, 0, 0, 0),
+            Change::Grow { version, blocks } => raw(GROW, 0, *version, *blocks, 0, 0),
+        };
+        meta.extend_from_slice(raw.as_bytes());
+        if let Change::Create { name, .. } = self {
+            meta.extend_from_slice(name.as_bytes());
+            meta.resize(meta.len().next_multiple_of(8), 0);
+        }
+    }
+
+    /// Reads all entries of a record.
+    ///
+    /// # Errors
+    /// [`Error::Corrupt`] for what no version of this program writes.
+    pub fn decode_all(meta: &[u8]) -> Result<Vec<Change>> {
+        let mut changes = Vec::with_capacity(meta.len() / EXTENT);
+        let mut rest = meta;
+        while !rest.is_empty() {
+            let strange = |what: &str| Error::corrupt(format!("an entry of a record {what}"));
+            let (raw, behind) =
+                Raw::ref_from_prefix(rest).map_err(|_| strange("is shorter than an entry can be"))?;
+            rest = behind;
+            let (version, block, count) = (VersionId(raw.version.get()), raw.block.get(), raw.count.get());
+            if matches!(raw.kind, WRITE | UNMAP | MOVE)
+                && (count == 0 || block.checked_add(count.into()).is_none_or(|end| end > 1 << 40))
+            {
+                return Err(strange("is about blocks that no volume has"));
+            }
+            changes.push(match raw.kind {
+                WRITE => Change::Write { version, block, count },
+                UNMAP => Change::Unmap { version, block, count },
+                MOVE => Change::Move { version, block, count, from: Physical(raw.other.get()) },
+                CREATE => {
+                    let length = usize::from(raw.name_length);
+                    let padded = length.next_multiple_of(8);
+                    let bytes = rest.get(..padded).ok_or_else(|| strange("lacks the end of its name"))?;
+                    rest = &rest[padded..];
+                    let name = std::str::from_utf8(&bytes[..length])
+                        .map_err(|_| strange("has a name that isn't text"))?;
+                    Change::Create {
+                        version,
+                        parent: VersionId(raw.other.get()),
+                        writable: raw.flags & WRITABLE != 0,
+                        created: block,
+                        name: name.to_owned(),
+                    }
+                }
+                DELETE => Change::Delete { version },
+                GROW => Change::Grow { version, blocks: block },
+                other => return Err(strange(&format!("is of the unknown kind {other}"))),
+            });
+        }
+        Ok(changes)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    fn change() -> impl Strategy<Value = Change> {
+        let place = (1_u32..5, 0_u64..1 << 30, 1_u32..1000);
+        prop_oneof![
+            place.clone().prop_map(|(v, block, count)| Change::Write { version: VersionId(v), block, count }),
+            place.clone().prop_map(|(v, block, count)| Change::Unmap { version: VersionId(v), block, count }),
+            (place, any::<u32>()).prop_map(|((v, block, count), from)| Change::Move {
+                version: VersionId(v),
+                block,
+                count,
+                from: Physical(from)
+            }),
+            (any::<u32>(), any::<u32>(), any::<bool>(), any::<u64>(), "[a-zä]{0,100}").prop_map(
+                |(version, parent, writable, created, name)| Change::Create {
+                    version: VersionId(version),
+                    parent: VersionId(parent),
+                    writable,
+                    created,
+                    name
+                }
+            ),
+            any::<u32>().prop_map(|version| Change::Delete { version: VersionId(version) }),
+            (any::<u32>(), any::<u64>())
+                .prop_map(|(version, blocks)| Change::Grow { version: VersionId(version), blocks }),
+        ]
+    }
+
+    proptest! {
+        #![proptest_config(ProptestConfig { rng_seed: proptest::test_runner::RngSeed::Fixed(1), ..Default::default() })]
+
+        #[test]
+        fn what_was_written_is_read(changes in prop::collection::vec(change(), 0..20)) {
+            let mut meta = Vec::new();
+            changes.iter().for_each(|change| change.encode(&mut meta));
+            prop_assert_eq!(Change::decode_all(&meta).expect("it was encoded"), changes);
+        }
+
+        #[test]
+        fn any_bytes_are_taken(mut bytes in prop::collection::vec(any::<u8>(), 0..200), kind in 0_u8..8) {
+            if let Some(first) = bytes.first_mut() {
+                *first = kind;
+            }
+            let _ = Change::decode_all(&bytes);
+        }
+    }
+}

@@ -1,0 +1,165 @@
+//! Which physical block is which place in which zone, and how much a log of a given size can hold.
+
+use crate::map::Physical;
+use block::{BlockSize, Error, Result, ZoneAddress, ZoneGeometry};
+use zones::record;
+
+/// The zones of the two roots.
+pub const ROOT_ZONES: u32 = 2;
+/// The fewest blocks of a zone with which a log works at all.
+pub const SMALLEST_ZONE: u32 = 7;
+/// The largest share of the capacity for data that a volume may take, in percent: with less room the cleaner would
+/// move more than 16 blocks for each that is written.
+pub const LARGEST_SHARE: u64 = 97;
+
+/// The division of zones into blocks.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Layout {
+    /// The size of a block of the log.
+    pub block_size: BlockSize,
+    /// How many blocks a zone takes.
+    pub zone_blocks: u32,
+    /// How many zones there are.
+    pub zones: u32,
+    /// How many blocks an append takes at most, header included.
+    pub max_append: u32,
+}
+
+impl Layout {
+    /// The division of these zones into blocks of this size.
+    ///
+    /// # Errors
+    /// [`Error::Invalid`] for zones that are too small or too many.
+    pub fn new(geometry: &ZoneGeometry, block_size: BlockSize) -> Result<Self> {
+        let unit = u64::from(geometry.append_granularity.max(geometry.read_granularity));
+        if !block_size.bytes().is_multiple_of(unit) || block_size.bytes() < 4096 {
+            return Err(Error::invalid(format!(
+                "block_size {block_size}: expected a multiple of {unit}, the unit of the zones, from 4096 bytes on"
+            )));
+        }
+        let shift = block_size.shift();
+        let zone_blocks = (geometry.zone_capacity >> shift).min(u64::from(u32::MAX)) as u32;
+        let max_append = (geometry.max_append >> shift).min(u64::from(zone_blocks)) as u32;
+        if zone_blocks < SMALLEST_ZONE || max_append < 2 {
+            return Err(Error::invalid(format!(
+                "zones of {} bytes that take appends of {}: a log needs zones of at least {SMALLEST_ZONE} blocks of \
+                 {block_size} bytes, and appends of 2",
+                geometry.zone_capacity, geometry.max_append
+            )));
+        }
+        if u64::from(geometry.zones) * u64::from(zone_blocks) > u64::from(u32::MAX) {
+            return Err(Error::invalid(format!(
+                "{} zones of {zone_blocks} blocks: a log has at most {} blocks of {block_size} bytes; take larger ones \
+                 (block_size) or a smaller device",
+                geometry.zones,
+                u32::MAX
+            )));
+        }
+        Ok(Layout { block_size, zone_blocks, zones: geometry.zones, max_append })
+    }
+
+    /// A block of the log, in bytes.
+    #[inline]
+    pub fn block_bytes(&self) -> usize {
+        self.block_size.bytes() as usize
+    }
+
+    /// The number of a block of a zone.
+    #[inline]
+    pub fn physical(&self, zone: u32, position: u32) -> Physical {
+        Physical(zone * self.zone_blocks + position)
+    }
+
+    /// The zone of a block, and its place there.
+    #[inline]
+    pub fn place(&self, physical: Physical) -> (u32, u32) {
+        (physical.0 / self.zone_blocks, physical.0 % self.zone_blocks)
+    }
+
+    /// Where a block of a zone begins.
+    #[inline]
+    pub fn address(&self, zone: u32, position: u32) -> ZoneAddress {
+        ZoneAddress::new(zone, u64::from(position) << self.block_size.shift())
+    }
+
+    /// How many single blocks, of as many different places of the volume, a record takes at most.
+    pub fn single_blocks(&self) -> u32 {
+        let room = self.block_bytes() - record::FIXED;
+        ((room / (4 + crate::format::EXTENT)) as u32).min(self.max_append - 1)
+    }
+
+    /// How many data blocks fit a zone that the cleaner fills with single blocks, summary and headers subtracted.
+    pub fn data_blocks(&self) -> u32 {
+        let single = u64::from(self.single_blocks());
+        let header = |blocks: u64| record::Header::length(blocks as usize, blocks as usize * crate::format::EXTENT);
+        let fits = |data: u64| {
+            let (full, rest) = (data / single, data % single);
+            let records = full + u64::from(rest > 0);
+            let bytes = full * (header(single) as u64 + 8) + if rest > 0 { header(rest) as u64 + 8 } else { 0 };
+            let summary = (bytes + zones::summary::TRAILER as u64).div_ceil(self.block_size.bytes());
+            data + records + summary <= u64::from(self.zone_blocks)
+        };
+        let (mut low, mut high) = (0, u64::from(self.zone_blocks));
+        while low < high {
+            let middle = (low + high).div_ceil(2);
+            if fits(middle) { low = middle } else { high = middle - 1 }
+        }
+        low as u32
+    }
+}
+
+/// What a log keeps free of users' data, in zones.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Reserve {
+    /// Being written: users' and the cleaner's open zones, and those that are being sealed.
+    pub open: u32,
+    /// Free, so that the cleaner always gets on.
+    pub cleaner: u32,
+    /// For checkpoints of a map of this volume.
+    pub checkpoints: u32,
+}
+
+impl Reserve {
+    /// What a volume of so many blocks needs, with so many open zones.
+    pub fn new(layout: &Layout, blocks: u64, open: u32) -> Self {
+        let pages = blocks.div_ceil(crate::map::PAGE_BLOCKS);
+        // Two whole images and their directories may be there at a time: the durable one and the one in the making.
+        let image = pages + crate::directory::blocks_at_most(layout, pages);
+        let per_zone = u64::from(layout.zone_blocks.saturating_sub(2 + layout.zone_blocks / 64).max(1));
+        let checkpoints = (2 * image).div_ceil(per_zone) as u32 + 2;
+        Reserve { open, cleaner: 3, checkpoints }
+    }
+
+    /// All of it.
+    pub fn zones(&self) -> u32 {
+        self.open.saturating_add(self.cleaner).saturating_add(self.checkpoints).saturating_add(ROOT_ZONES)
+    }
+}
+
+/// How many blocks of data a log with this reserve can hold.
+pub fn capacity(layout: &Layout, reserve: &Reserve) -> u64 {
+    u64::from(layout.zones.saturating_sub(reserve.zones())) * u64::from(layout.data_blocks())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn places_go_both_ways() {
+        let layout = Layout { block_size: BlockSize::default(), zone_blocks: 15, zones: 9, max_append: 15 };
+        for zone in 0..9 {
+            for position in 0..15 {
+                assert_eq!(layout.place(layout.physical(zone, position)), (zone, position));
+            }
+        }
+    }
+
+    #[test]
+    fn a_zone_of_the_cleaner_is_nearly_all_data() {
+        let layout = Layout { block_size: BlockSize::default(), zone_blocks: 4095, zones: 9, max_append: 512 };
+        let share = f64::from(layout.data_blocks()) / f64::from(layout.zone_blocks);
+        assert!((0.98..0.99).contains(&share), "{share}");
+        assert!(layout.data_blocks() < layout.zone_blocks);
+    }
+}

@@ -1,0 +1,138 @@
+//! Who is reading: so that a zone is reset, and memory of a map used again, only when nobody looks at it any more.
+//!
+//! Each shard that has a handle counts its own reads; nobody else touches the count. A grace period asks every shard: a
+//! task there turns the page, and waits until the reads of the page before have ended. So a read costs two additions
+//! and no fence.
+
+use block::Result;
+use runtime::ShardIndex;
+use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::task::{Poll, Waker};
+
+/// The reads of one shard. Everything happens on that shard; it is shared only so that a message can carry it there.
+#[derive(Debug)]
+pub struct ShardReads {
+    shard: ShardIndex,
+    /// Which of the counts new reads go to.
+    page: AtomicU32,
+    running: [AtomicU32; 2],
+    /// Who waits for a page to end.
+    waiting: Mutex<Option<Waker>>,
+    /// One grace period at a time turns the page.
+    turning: Mutex<Vec<Waker>>,
+    is_turning: AtomicU32,
+}
+
+/// A read that runs; dropped when it has ended.
+#[derive(Debug)]
+pub struct Reading {
+    reads: Arc<ShardReads>,
+    page: u32,
+}
+
+fn add(count: &AtomicU32, value: u32) -> u32 {
+    // Only this shard changes it: a load and a store are enough.
+    let sum = count.load(Ordering::Relaxed).wrapping_add(value);
+    count.store(sum, Ordering::Relaxed);
+    sum
+}
+
+impl ShardReads {
+    /// For this shard, with nothing running.
+    pub fn new(shard: ShardIndex) -> Arc<Self> {
+        Arc::new(ShardReads {
+            shard,
+            page: AtomicU32::new(0),
+            running: [AtomicU32::new(0), AtomicU32::new(0)],
+            waiting: Mutex::default(),
+            turning: Mutex::default(),
+            is_turning: AtomicU32::new(0),
+        })
+    }
+
+    /// A read begins: what was looked up since the last await stays as it is until the guard is dropped.
+    #[inline]
+    pub fn begin(self: &Arc<Self>) -> Reading {
+        let page = self.page.load(Ordering::Relaxed);
+        add(&self.running[page as usize], 1);
+        Reading { reads: self.clone(), page }
+    }
+
+    /// Waits until every read that has begun by now has ended. Called on this shard.
+    async fn drain(&self) {
+        std::future::poll_fn(|context| {
+            if self.is_turning.load(Ordering::Relaxed) == 0 {
+                self.is_turning.store(1, Ordering::Relaxed);
+                return Poll::Ready(());
+            }
+            lock(&self.turning).push(context.waker().clone());
+            Poll::Pending
+        })
+        .await;
+        let page = self.page.load(Ordering::Relaxed);
+        self.page.store(1 - page, Ordering::Relaxed);
+        std::future::poll_fn(|context| {
+            if self.running[page as usize].load(Ordering::Relaxed) == 0 {
+                return Poll::Ready(());
+            }
+            *lock(&self.waiting) = Some(context.waker().clone());
+            Poll::Pending
+        })
+        .await;
+        self.is_turning.store(0, Ordering::Relaxed);
+        let turning = std::mem::take(&mut *lock(&self.turning));
+        turning.into_iter().for_each(Waker::wake);
+    }
+}
+
+impl Drop for Reading {
+    #[inline]
+    fn drop(&mut self) {
+        let left = add(&self.reads.running[self.page as usize], u32::MAX);
+        if left == 0 && self.page != self.reads.page.load(Ordering::Relaxed) {
+            let waiting = lock(&self.reads.waiting).take();
+            if let Some(waker) = waiting {
+                waker.wake();
+            }
+        }
+    }
+}
+
+fn lock<T>(mutex: &Mutex<T>) -> std::sync::MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// All shards that read.
+#[derive(Debug, Default)]
+pub struct Readers(Mutex<Vec<Arc<ShardReads>>>);
+
+impl Readers {
+    /// The count of this shard.
+    pub fn here(&self) -> Arc<ShardReads> {
+        let shard = runtime::current_shard();
+        let mut all = lock(&self.0);
+        if let Some(reads) = all.iter().find(|reads| reads.shard == shard) {
+            return reads.clone();
+        }
+        let reads = ShardReads::new(shard);
+        all.push(reads.clone());
+        reads
+    }
+
+    /// A grace period: returns when every lookup and every read that had begun, on any shard, has ended.
+    ///
+    /// # Errors
+    /// [`block::Error::Cancelled`] if a shard ends meanwhile.
+    pub async fn grace(&self) -> Result<()> {
+        let all: Vec<_> = lock(&self.0).clone();
+        for reads in all {
+            if reads.shard == runtime::current_shard() {
+                reads.drain().await;
+            } else {
+                runtime::spawn_on(reads.shard, move || async move { reads.drain().await }).await?;
+            }
+        }
+        Ok(())
+    }
+}

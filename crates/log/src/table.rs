@@ -1,0 +1,228 @@
+//! What the log knows of each zone: what it is used for, how much of it is live, what has to be durable before it is
+//! reset.
+
+use crate::format::REPLAYED;
+use block::ZoneIndex;
+use std::cell::{Cell, RefCell};
+use zones::cleaning::Candidate;
+
+/// The class of zones that hold checkpoints.
+pub const CHECKPOINT_CLASS: u8 = 0xFF;
+
+/// What a zone is used for.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Usage {
+    /// Empty, to be taken.
+    Free,
+    /// Of the two roots.
+    Root,
+    /// Being written, or about to be finished.
+    Open,
+    /// Takes no more records.
+    Full,
+    /// Being cleaned.
+    Cleaning,
+    /// Nothing in it is live: reset once that is durable.
+    Dead,
+    /// Something in it could not be read or finished; it is left as it is.
+    Damaged,
+}
+
+/// One zone.
+#[derive(Debug, Clone, Copy)]
+pub struct Zone {
+    /// See [`Usage`].
+    pub usage: Usage,
+    /// Under which class it is written.
+    pub class: u8,
+    /// How many times it has been reset.
+    pub generation: u64,
+    /// How many of its data blocks are live.
+    pub live: u32,
+    /// How many data blocks were written to it.
+    pub written: u32,
+    /// How many blocks of it were written, headers and summary included.
+    pub end: u32,
+    /// When it was begun, in data blocks that users had written.
+    pub opened: u64,
+    /// When its last block died.
+    pub changed: u64,
+    /// The highest sequence in it, of each stream that is replayed.
+    pub last: [u64; REPLAYED],
+}
+
+impl Zone {
+    fn free(generation: u64) -> Self {
+        Zone {
+            usage: Usage::Free,
+            class: 0,
+            generation,
+            live: 0,
+            written: 0,
+            end: 0,
+            opened: 0,
+            changed: 0,
+            last: [0; REPLAYED],
+        }
+    }
+}
+
+/// All zones of a log. Belongs to its home shard.
+#[derive(Debug)]
+pub struct ZoneTable {
+    zones: RefCell<Vec<Zone>>,
+    /// Free zones, the one that was freed last at the end.
+    free: RefCell<std::collections::VecDeque<u32>>,
+    /// Live data blocks in zones that aren't for checkpoints.
+    live_data: Cell<u64>,
+    /// Zones that became dead and haven't been looked at.
+    dead: RefCell<Vec<u32>>,
+}
+
+impl ZoneTable {
+    /// Of so many zones, about which nothing is known.
+    pub fn new(zones: u32) -> Self {
+        ZoneTable {
+            zones: RefCell::new(vec![Zone { usage: Usage::Damaged, ..Zone::free(0) }; zones as usize]),
+            free: RefCell::default(),
+            live_data: Cell::new(0),
+            dead: RefCell::default(),
+        }
+    }
+
+    /// One zone, as it is now.
+    pub fn get(&self, zone: u32) -> Zone {
+        self.zones.borrow()[zone as usize]
+    }
+
+    /// Changes one zone.
+    pub fn change<T>(&self, zone: u32, change: impl FnOnce(&mut Zone) -> T) -> T {
+        change(&mut self.zones.borrow_mut()[zone as usize])
+    }
+
+    /// All zones with a number.
+    pub fn list(&self) -> Vec<(u32, Zone)> {
+        self.zones.borrow().iter().enumerate().map(|(number, zone)| (number as u32, *zone)).collect()
+    }
+
+    /// How many zones are used so.
+    pub fn count(&self, wanted: impl Fn(&Zone) -> bool) -> u32 {
+        self.zones.borrow().iter().filter(|zone| wanted(zone)).count() as u32
+    }
+
+    /// The zone is empty, with this generation.
+    pub fn set_free(&self, zone: u32, generation: u64) {
+        self.change(zone, |entry| *entry = Zone::free(generation));
+        self.free.borrow_mut().push_back(zone);
+    }
+
+    /// How many zones are free.
+    pub fn free(&self) -> u32 {
+        self.free.borrow().len() as u32
+    }
+
+    /// Takes a free zone, if more than `keep` are, for this class.
+    pub fn take(&self, class: u8, keep: u32, clock: u64) -> Option<u32> {
+        if self.free() <= keep {
+            return None;
+        }
+        let zone = self.free.borrow_mut().pop_front()?;
+        self.change(zone, |entry| {
+            entry.usage = Usage::Open;
+            entry.class = class;
+            entry.opened = clock;
+            entry.changed = clock;
+        });
+        Some(zone)
+    }
+
+    /// A zone that was taken and not written to goes back.
+    pub fn put_back(&self, zone: u32) {
+        let generation = self.get(zone).generation;
+        self.change(zone, |entry| *entry = Zone::free(generation));
+        self.free.borrow_mut().push_front(zone);
+    }
+
+    /// How many data blocks are live, those of checkpoints not included.
+    pub fn live_data(&self) -> u64 {
+        self.live_data.get()
+    }
+
+    /// So many blocks of the zone are now referred to.
+    pub fn add_live(&self, zone: u32, blocks: u32) {
+        let class = self.change(zone, |entry| {
+            entry.live += blocks;
+            entry.class
+        });
+        if class != CHECKPOINT_CLASS {
+            self.live_data.set(self.live_data.get() + u64::from(blocks));
+        }
+    }
+
+    /// So many blocks of the zone are no longer referred to.
+    pub fn remove_live(&self, zone: u32, blocks: u32, clock: u64) {
+        let (class, is_dead) = self.change(zone, |entry| {
+            debug_assert!(entry.live >= blocks, "zone {zone}: {blocks} of {} live blocks die", entry.live);
+            entry.live = entry.live.saturating_sub(blocks);
+            entry.changed = clock;
+            (entry.class, entry.live == 0 && entry.usage == Usage::Full)
+        });
+        if class != CHECKPOINT_CLASS {
+            self.live_data.set(self.live_data.get().saturating_sub(u64::from(blocks)));
+        }
+        if is_dead {
+            self.bury(zone);
+        }
+    }
+
+    /// A zone takes no more records. Returns whether nothing in it is live.
+    pub fn set_full(&self, zone: u32) -> bool {
+        let is_dead = self.change(zone, |entry| {
+            entry.usage = Usage::Full;
+            entry.live == 0
+        });
+        if is_dead {
+            self.bury(zone);
+        }
+        is_dead
+    }
+
+    fn bury(&self, zone: u32) {
+        self.change(zone, |entry| entry.usage = Usage::Dead);
+        self.dead.borrow_mut().push(zone);
+    }
+
+    /// Zones in which nothing is live and that wait to be reset; the caller takes them over.
+    pub fn take_dead(&self) -> Vec<u32> {
+        std::mem::take(&mut *self.dead.borrow_mut())
+    }
+
+    /// Gives back what could not be reset yet.
+    pub fn return_dead(&self, zones: impl IntoIterator<Item = u32>) {
+        self.dead.borrow_mut().extend(zones);
+    }
+
+    /// How many zones wait to be reset.
+    pub fn dead(&self) -> u32 {
+        self.dead.borrow().len() as u32
+    }
+
+    /// The full zones with users' data of which cleaning would gain anything; `capacity` is how many data blocks fit a
+    /// zone that the cleaner fills.
+    pub fn candidates(&self, capacity: u32) -> Vec<Candidate> {
+        let zones = self.zones.borrow();
+        let full = zones.iter().enumerate().filter(|(_, zone)| {
+            zone.usage == Usage::Full && zone.class != CHECKPOINT_CLASS && zone.live < capacity
+        });
+        full.map(|(number, zone)| Candidate {
+            zone: ZoneIndex(number as u32),
+            live: zone.live.into(),
+            // What records cost beside their data is garbage, too, as soon as they can be packed better.
+            written: capacity.into(),
+            class: zone.class,
+            opened: zone.opened,
+            changed: zone.changed,
+        })
+        .collect()
+    }
+}

@@ -1,0 +1,245 @@
+//! The versions of a volume: the volume itself, its snapshots, and clones of them.
+//!
+//! Versions form a tree: a snapshot stands between a version and the parent that it had; a clone hangs below a
+//! snapshot. Only leaves are written. A physical block is live as long as any version maps it. Because a version's
+//! parent is older than it and doesn't change, a block that a version gives up is dead exactly if the parent doesn't
+//! have it at the same place of the volume: had an older ancestor or another branch it, so would the parent.
+
+use crate::directory::PageTable;
+use crate::format::VersionId;
+use crate::map::{Map, Mapping, PAGE_BLOCKS, Physical};
+use std::sync::Arc;
+
+/// A set of pages of a map.
+#[derive(Debug, Clone, Default)]
+pub struct PageSet {
+    words: Vec<u64>,
+    count: u64,
+}
+
+impl PageSet {
+    /// Adds the pages of these blocks.
+    #[inline]
+    pub fn insert_blocks(&mut self, block: u64, count: u64) {
+        for page in block / PAGE_BLOCKS..(block + count).div_ceil(PAGE_BLOCKS) {
+            self.insert(page);
+        }
+    }
+
+    /// Adds one page.
+    #[inline]
+    pub fn insert(&mut self, page: u64) {
+        let (word, bit) = ((page / 64) as usize, 1 << (page % 64));
+        if self.words.len() <= word {
+            self.words.resize(word + 1, 0);
+        }
+        if self.words[word] & bit == 0 {
+            self.words[word] |= bit;
+            self.count += 1;
+        }
+    }
+
+    /// How many there are.
+    pub fn len(&self) -> u64 {
+        self.count
+    }
+
+    /// Whether there is none.
+    pub fn is_empty(&self) -> bool {
+        self.count == 0
+    }
+
+    /// All of them, in order.
+    pub fn iter(&self) -> impl Iterator<Item = u64> + '_ {
+        let words = self.words.iter().enumerate().filter(|(_, word)| **word != 0);
+        words.flat_map(|(number, word)| {
+            (0..64).filter(move |bit| word >> bit & 1 == 1).map(move |bit| number as u64 * 64 + bit)
+        })
+    }
+}
+
+/// One version.
+#[derive(Debug)]
+pub struct Version {
+    /// Its number.
+    pub id: VersionId,
+    /// What it began as a copy of, if that still exists.
+    pub parent: Option<VersionId>,
+    /// Whether it takes writes.
+    pub writable: bool,
+    /// When it was made, in seconds since 1970.
+    pub created: u64,
+    /// How many blocks it has.
+    pub blocks: u64,
+    /// Its name; empty for the volume itself.
+    pub name: String,
+    /// Where its blocks are.
+    pub map: Arc<dyn Map>,
+    /// Pages of the map that aren't on the medium as they are now.
+    pub dirty: PageSet,
+    /// Where the pages are on the medium.
+    pub table: PageTable,
+}
+
+/// All versions, parents before their children.
+#[derive(Debug, Default)]
+pub struct Versions {
+    /// In order.
+    pub list: Vec<Version>,
+    /// The number of the next one.
+    pub next: u32,
+}
+
+impl Versions {
+    /// Where a version stands in the list.
+    #[inline]
+    pub fn position(&self, id: VersionId) -> Option<usize> {
+        self.list.iter().position(|version| version.id == id)
+    }
+
+    /// A version by its number.
+    pub fn get(&self, id: VersionId) -> Option<&Version> {
+        self.list.iter().find(|version| version.id == id)
+    }
+
+    /// The version with this name.
+    pub fn by_name(&self, name: &str) -> Option<&Version> {
+        self.list.iter().find(|version| version.id != VersionId::HEAD && version.name == name)
+    }
+
+    /// The versions whose parent this is.
+    pub fn children(&self, id: VersionId) -> impl Iterator<Item = &Version> {
+        self.list.iter().filter(move |version| version.parent == Some(id))
+    }
+
+    /// Changes the mapping of a version. `died` is told of each physical block that no version has any more.
+    pub fn insert(
+        &mut self,
+        position: usize,
+        block: u64,
+        count: u64,
+        to: Physical,
+        died: &mut dyn FnMut(Physical, u64),
+    ) {
+        let parent = self.list[position].parent.and_then(|id| self.get(id)).map(|parent| parent.map.clone());
+        let version = &mut self.list[position];
+        version.dirty.insert_blocks(block, count);
+        let range = block..block + count;
+        match parent {
+            None => version.map.insert(range, to, &mut |gone| died(gone.physical, gone.count)),
+            Some(parent) => version.map.insert(range, to, &mut |gone| {
+                unshared(&*parent, gone, &mut |piece| died(piece.physical, piece.count));
+            }),
+        }
+    }
+
+    /// Moves blocks in all versions that have them there. Returns how many blocks have moved, each counted once.
+    pub fn relocate(&mut self, block: u64, count: u64, from: Physical, to: Physical) -> u64 {
+        if let [only] = self.list.as_mut_slice() {
+            let mut moved = 0;
+            only.map.compare_and_move(block..block + count, from, to, &mut |piece| moved += piece.count);
+            if moved > 0 {
+                only.dirty.insert_blocks(block, count);
+            }
+            return moved;
+        }
+        let mut has_moved = vec![false; count as usize];
+        for version in &mut self.list {
+            let end = (block + count).min(version.blocks);
+            if block >= end {
+                continue;
+            }
+            version.map.compare_and_move(block..end, from, to, &mut |_| {});
+            // Maps that share parts see each other's moves; so what counts is where the blocks are now.
+            let mut any = false;
+            version.map.lookup_range(block..end, &mut |piece| {
+                for number in 0..piece.count {
+                    let offset = piece.block + number - block;
+                    if piece.physical.is_mapped() && piece.physical.offset(number) == to.offset(offset) {
+                        has_moved[offset as usize] = true;
+                        any = true;
+                    }
+                }
+            });
+            if any {
+                version.dirty.insert_blocks(block, end - block);
+            }
+        }
+        has_moved.iter().filter(|moved| **moved).count() as u64
+    }
+
+    /// Visits the blocks of a place in the log, said to be `block..` of a volume, that any version maps there: runs of
+    /// offsets from the first.
+    pub fn live(&self, block: u64, count: u64, at: Physical, visit: &mut dyn FnMut(u64, u64)) {
+        if let [only] = self.list.as_slice() {
+            let end = (block + count).min(only.blocks);
+            if block < end {
+                only.map.lookup_range(block..end, &mut |piece| {
+                    let offset = piece.block - block;
+                    // A piece is either all at this place or not at all.
+                    if piece.physical.is_mapped() && piece.physical == at.offset(offset) {
+                        visit(offset, piece.count);
+                    }
+                });
+            }
+            return;
+        }
+        let mut is_live = vec![false; count as usize];
+        for version in &self.list {
+            let end = (block + count).min(version.blocks);
+            if block < end {
+                version.map.lookup_range(block..end, &mut |piece| {
+                    let offset = piece.block - block;
+                    if piece.physical.is_mapped() && piece.physical == at.offset(offset) {
+                        is_live[offset as usize..(offset + piece.count) as usize].fill(true);
+                    }
+                });
+            }
+        }
+        let mut offset = 0;
+        for run in is_live.chunk_by(|one, other| one == other) {
+            if run[0] {
+                visit(offset, run.len() as u64);
+            }
+            offset += run.len() as u64;
+        }
+    }
+
+    /// How many blocks of a range a write would add to what is live: those that aren't mapped, and those that
+    /// the parent keeps.
+    pub fn growth(&self, position: usize, block: u64, count: u64) -> u64 {
+        let version = &self.list[position];
+        let mut growth = 0;
+        let parent = version.parent.and_then(|id| self.get(id));
+        version.map.lookup_range(block..block + count, &mut |piece| match (piece.physical.is_mapped(), parent) {
+            (false, _) => growth += piece.count,
+            (true, None) => {}
+            (true, Some(parent)) => {
+                let mut own = 0;
+                unshared(&*parent.map, piece, &mut |piece| own += piece.count);
+                growth += piece.count - own;
+            }
+        });
+        growth
+    }
+}
+
+/// Visits the parts of a mapping that `other` doesn't have at the same blocks.
+pub fn unshared(other: &dyn Map, mapping: Mapping, visit: &mut dyn FnMut(Mapping)) {
+    let end = (mapping.block + mapping.count).min(other.blocks());
+    if mapping.block < end {
+        other.lookup_range(mapping.block..end, &mut |piece| {
+            // Both go on block by block, so a piece that begins elsewhere shares nothing.
+            let physical = mapping.physical.offset(piece.block - mapping.block);
+            if piece.physical != physical {
+                visit(Mapping { physical, ..piece });
+            }
+        });
+    }
+    let behind = mapping.block + mapping.count;
+    let start = end.max(mapping.block);
+    if start < behind {
+        let physical = mapping.physical.offset(start - mapping.block);
+        visit(Mapping { block: start, count: behind - start, physical });
+    }
+}
