@@ -8,8 +8,8 @@
 //! path calls. A call goes one way, from the door down to the leaf; nothing below knows what is above it.
 //!
 //! What lives here besides: addresses that can't be mixed up ([`address`]), buffers that travel by
-//! ownership ([`buffer`]), the boxed future of a call that costs no allocation ([`Call`]), geometry, and the
-//! one error type. What is left to others: executing anything (`runtime`), storing anything (`disks`).
+//! ownership ([`buffer`]), large zeroed memory ([`memory`]), the boxed future of a call that costs no allocation
+//! ([`Call`]), geometry, and the one error type. What is left to others: executing anything (`runtime`), storing anything (`disks`).
 
 pub mod address;
 pub mod buffer;
@@ -17,6 +17,7 @@ pub mod call;
 pub mod device;
 pub mod error;
 pub mod geometry;
+pub mod memory;
 pub mod part;
 pub mod zones;
 

@@ -14,6 +14,11 @@
 //!   with [`end_grace`](Map::end_grace). A map that reclaims on its own does nothing there.
 //! - A snapshot has the contents of its moment, whatever happens to the other later; both can be changed.
 
+mod joined;
+pub mod radix;
+
+pub use radix::Radix;
+
 use std::fmt;
 use std::ops::Range;
 use std::sync::Arc;

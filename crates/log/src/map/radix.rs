@@ -1,0 +1,658 @@
+//! `radix`: the default map. A tree of fixed depth: the root's entries name middle nodes, a middle node's entries
+//! name leaves, a leaf covers a page ([`PAGE_BLOCKS`]).
+//!
+//! - A *dense* leaf has 4 bytes per block and is changed in place.
+//! - A leaf of *runs* (64 to 512 bytes) serves where extents are long. It is never changed but replaced by a new one.
+//!
+//! Lookups are wait-free: three dependent loads, the first two from tables that fit the processor's caches (4 bytes
+//! per 4 MiB of volume), no lock, no fence, no registration. Changes take one lock per family, which is a map and its
+//! snapshots: these share memory, and copy a node when they change one that others refer to.
+//!
+//! A family's grace periods are of all its maps: [`Map::end_grace`] on one of them says that lookups in any of them
+//! have returned. What a callback sees is called under the lock: it must not change a map of the family.
+
+mod arena;
+mod growing;
+mod runs;
+#[cfg(test)]
+mod tests;
+
+use super::joined::Joined;
+use super::{Map, Mapping, PAGE_BLOCKS, Physical};
+use arena::{Allocator, Kind, Reference, Shape};
+use block::Result;
+use block::memory::ZeroedWords;
+use growing::{Growing, Memory, Word};
+use runs::{REFERENCES, Runs};
+use std::fmt;
+use std::ops::Range;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+/// Changes to a dense leaf of so many blocks at once look whether it has few enough runs by now.
+const LONG: u32 = 32;
+
+/// One version: a map, or a snapshot of it.
+pub struct Radix<M: Memory = ZeroedWords> {
+    family: Arc<Family<M>>,
+    /// One word per middle node: its slab, or 0.
+    root: Growing<M>,
+    blocks: AtomicU64,
+}
+
+/// What a map and its snapshots share.
+#[derive(Debug)]
+struct Family<M> {
+    memory: Growing<M>,
+    state: Mutex<State>,
+}
+
+#[derive(Debug)]
+struct State {
+    allocator: Allocator,
+    /// Where a leaf is taken apart.
+    runs: Runs,
+    /// How many maps the family has.
+    versions: u64,
+}
+
+impl<M: Memory> Family<M> {
+    fn lock(&self) -> Writer<'_, M> {
+        let state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
+        Writer { memory: &self.memory, state }
+    }
+}
+
+/// Whoever holds the family's lock.
+struct Writer<'a, M> {
+    memory: &'a Growing<M>,
+    state: MutexGuard<'a, State>,
+}
+
+impl<M: Memory> Writer<'_, M> {
+    /// A leaf with what the runs say. One reference to it is counted.
+    fn build(&mut self) -> Reference {
+        let state = &mut *self.state;
+        let count = state.runs.list().len();
+        if state.runs.is_unmapped() {
+            return Reference::EMPTY;
+        }
+        if count > M::MOST_RUNS {
+            let slab = state.allocator.take_slab(self.memory);
+            let words = self.memory.slab(slab);
+            state.runs.spread(|block, place| words[block].set(place));
+            return Reference::dense(slab);
+        }
+        let unit = state.allocator.take_piece(self.memory, count);
+        let words = M::piece(self.memory, unit);
+        state.runs.write(words);
+        words[REFERENCES].set(1);
+        Reference::runs(unit)
+    }
+
+    /// The runs of a dense leaf as a leaf, if they are few.
+    fn compact(&mut self, slab: u32) -> Option<Reference> {
+        let places = self.memory.slab(slab).iter().map(Word::get);
+        // Half of what a leaf of runs may have: else it would be dense again after a few changes.
+        let few = self.state.runs.gather(places, M::MOST_RUNS / 2);
+        few.then(|| self.build())
+    }
+
+    fn is_sole(&mut self, slab: u32) -> bool {
+        *self.state.allocator.references(slab) == 1
+    }
+
+    /// One more refers to this leaf.
+    fn share(&mut self, leaf: Reference) {
+        match leaf.kind() {
+            Kind::Empty => {}
+            Kind::Dense(slab) => *self.state.allocator.references(slab) += 1,
+            Kind::Runs(unit) => {
+                let references = &M::piece(self.memory, unit)[REFERENCES];
+                references.set(references.get() + 1);
+            }
+        }
+    }
+
+    /// One less refers to this leaf.
+    fn release(&mut self, leaf: Reference) {
+        let left = match leaf.kind() {
+            Kind::Empty => return,
+            Kind::Dense(slab) => {
+                let references = self.state.allocator.references(slab);
+                *references -= 1;
+                *references
+            }
+            Kind::Runs(unit) => {
+                let references = &M::piece(self.memory, unit)[REFERENCES];
+                let left = references.get() - 1;
+                references.set(left);
+                left
+            }
+        };
+        if left == 0 {
+            self.state.allocator.retire(self.memory, leaf);
+        }
+    }
+
+    /// One less refers to this middle node.
+    fn release_middle(&mut self, slab: u32) {
+        if slab == 0 {
+            return;
+        }
+        let references = self.state.allocator.references(slab);
+        *references -= 1;
+        if *references == 0 {
+            for entry in self.memory.slab(slab) {
+                self.release(Reference(entry.get()));
+            }
+            self.state.allocator.retire(self.memory, Reference::dense(slab));
+        }
+    }
+
+    fn read_runs(&mut self, unit: u32) {
+        self.state.runs.read(M::piece(self.memory, unit));
+    }
+}
+
+impl Radix {
+    /// An empty map of so many blocks.
+    ///
+    /// # Errors
+    /// [`OutOfMemory`](block::Error::OutOfMemory) if there is none for its tables.
+    pub fn new(blocks: u64) -> Result<Self> {
+        Radix::in_memory(blocks)
+    }
+}
+
+/// A part of a range that lies in one leaf.
+#[derive(Debug, Clone, Copy)]
+struct Part {
+    page: u64,
+    /// The first block, and the one behind the last, counted in the leaf.
+    low: u32,
+    high: u32,
+}
+
+impl<M: Memory> Radix<M> {
+    const LEAF: u64 = 1 << M::SLAB_SHIFT;
+
+    fn in_memory(blocks: u64) -> Result<Self> {
+        let memory = Growing::new();
+        let allocator = Allocator::new(&memory)?;
+        let state = State { allocator, runs: Runs::new(Self::LEAF as u32), versions: 1 };
+        let family = Arc::new(Family { memory, state: Mutex::new(state) });
+        let root = Growing::new();
+        root.make_room(Self::root_slabs(blocks) - 1)?;
+        Ok(Radix { family, root, blocks: AtomicU64::new(blocks) })
+    }
+
+    /// How many middle nodes a map of so many blocks has at most.
+    fn middles(blocks: u64) -> u64 {
+        blocks.div_ceil(1 << (2 * M::SLAB_SHIFT))
+    }
+
+    /// How many slabs the root takes; at least one.
+    fn root_slabs(blocks: u64) -> u32 {
+        let slabs = Self::middles(blocks).div_ceil(Self::LEAF).max(1);
+        u32::try_from(slabs).unwrap_or(u32::MAX)
+    }
+
+    /// The root's word for a middle node, if the map is as large.
+    #[inline]
+    fn root_word(&self, middle: u64) -> Option<&M::Word> {
+        self.root.get((middle >> M::SLAB_SHIFT) as u32, (middle & (Self::LEAF - 1)) as usize)
+    }
+
+    /// The slab of a middle node; 0, which is empty, if it doesn't exist.
+    #[inline]
+    fn middle(&self, middle: u64) -> u32 {
+        self.root_word(middle).map_or(0, Word::get)
+    }
+
+    /// The leaf of a page.
+    #[inline]
+    fn leaf(&self, page: u64) -> Reference {
+        let middle = self.middle(page >> M::SLAB_SHIFT);
+        Reference(self.family.memory.slab(middle)[(page & (Self::LEAF - 1)) as usize].get())
+    }
+
+    /// Where a block lies of which the leaf is known.
+    #[inline]
+    fn find(&self, leaf: Reference, block: u64) -> Physical {
+        let at = (block & (Self::LEAF - 1)) as u32;
+        match leaf.kind() {
+            Kind::Dense(slab) => Physical(self.family.memory.slab(slab)[at as usize].get()),
+            Kind::Empty => Physical::NONE,
+            Kind::Runs(unit) => runs::find(M::piece(&self.family.memory, unit), at),
+        }
+    }
+
+    /// Calls `each` for what of every leaf lies in the range, with the offset in the range. If `skip_empty`, middle
+    /// nodes that don't exist are left out. After the last part of a middle node, `after` gets its number.
+    fn for_each_part(
+        &self,
+        range: Range<u64>,
+        skip_empty: bool,
+        mut each: impl FnMut(Part, u64) -> bool,
+        mut after: impl FnMut(u64),
+    ) {
+        let middle_blocks = 1 << (2 * M::SLAB_SHIFT);
+        let mut block = range.start;
+        while block < range.end {
+            let middle = block / middle_blocks;
+            let end = range.end.min((middle + 1) * middle_blocks);
+            if skip_empty && self.middle(middle) == 0 {
+                block = end;
+                continue;
+            }
+            let mut emptied = false;
+            while block < end {
+                let low = block & (Self::LEAF - 1);
+                let high = Self::LEAF.min(low + end - block);
+                let part = Part { page: block >> M::SLAB_SHIFT, low: low as u32, high: high as u32 };
+                emptied |= each(part, block - range.start);
+                block += high - low;
+            }
+            if emptied {
+                after(middle);
+            }
+        }
+    }
+
+    /// Puts a leaf in its place in this version, without releasing the one that was there.
+    fn set_leaf(&self, writer: &mut Writer<'_, M>, page: u64, leaf: Reference) {
+        let number = page >> M::SLAB_SHIFT;
+        let mut middle = self.middle(number);
+        if middle == 0 || !writer.is_sole(middle) {
+            let old = middle;
+            middle = writer.state.allocator.take_slab(writer.memory);
+            let (from, to) = (writer.memory.slab(old), writer.memory.slab(middle));
+            for (from, to) in from.iter().zip(to) {
+                let entry = Reference(from.get());
+                to.set(entry.0);
+                writer.share(entry);
+            }
+            self.root_word(number).expect("changes stay inside of the map").set(middle);
+            writer.release_middle(old);
+        }
+        writer.memory.slab(middle)[(page & (Self::LEAF - 1)) as usize].set(leaf.0);
+    }
+
+    /// Takes a middle node out if it has no leaf.
+    fn prune(&self, writer: &mut Writer<'_, M>, number: u64) {
+        let middle = self.middle(number);
+        if middle != 0 && writer.memory.slab(middle).iter().all(|entry| entry.get() == 0) {
+            self.root_word(number).expect("changes stay inside of the map").set(0);
+            writer.release_middle(middle);
+        }
+    }
+
+    /// Maps a part of a leaf; says whether the leaf is empty now.
+    fn insert_part(
+        &self,
+        writer: &mut Writer<'_, M>,
+        part: Part,
+        to: Physical,
+        displaced: &mut Joined<'_>,
+    ) -> bool {
+        let Part { page, low, high } = part;
+        let old = self.leaf(page);
+        let whole = u64::from(high - low) == Self::LEAF;
+        let new = match old.kind() {
+            Kind::Empty => {
+                if !to.is_mapped() {
+                    return false;
+                }
+                writer.state.runs.reset(Physical::NONE);
+                writer.state.runs.replace(low, high, to);
+                writer.build()
+            }
+            Kind::Runs(unit) => {
+                writer.read_runs(unit);
+                visit_runs(M::piece(writer.memory, unit), part, Self::LEAF * page, displaced);
+                writer.state.runs.replace(low, high, to);
+                writer.build()
+            }
+            Kind::Dense(slab) => {
+                let words = writer.memory.slab(slab);
+                visit_dense(words, part, Self::LEAF * page, displaced);
+                if whole {
+                    writer.state.runs.reset(to);
+                    writer.build()
+                } else {
+                    let middle = self.middle(page >> M::SLAB_SHIFT);
+                    let sole = writer.is_sole(middle) && writer.is_sole(slab);
+                    let target = if sole { slab } else { writer.state.allocator.take_slab(writer.memory) };
+                    let target_words = writer.memory.slab(target);
+                    if !sole {
+                        copy(words, target_words);
+                    }
+                    for (offset, word) in target_words[low as usize..high as usize].iter().enumerate() {
+                        word.set(to.offset(offset as u64).0);
+                    }
+                    let look = high - low >= LONG || !to.is_mapped();
+                    match look.then(|| writer.compact(target)).flatten() {
+                        Some(compact) if sole => compact,
+                        Some(compact) => {
+                            // No lookup has seen the copy; it waits for its grace period like everything.
+                            writer.release(Reference::dense(target));
+                            compact
+                        }
+                        None if sole => return false,
+                        None => Reference::dense(target),
+                    }
+                }
+            }
+        };
+        self.set_leaf(writer, page, new);
+        writer.release(old);
+        new == Reference::EMPTY
+    }
+
+    /// Moves what of a part of a leaf lies where it is expected.
+    fn move_part(
+        &self,
+        writer: &mut Writer<'_, M>,
+        part: Part,
+        from: Physical,
+        to: Physical,
+        moved: &mut Joined<'_>,
+    ) {
+        let Part { page, low, high } = part;
+        let (old, first) = (self.leaf(page), page * Self::LEAF);
+        let new = match old.kind() {
+            Kind::Empty => return,
+            Kind::Dense(slab) => {
+                // In place also where others refer to it: to them it is the same block, which has moved.
+                let mut count = 0;
+                for (offset, word) in writer.memory.slab(slab)[low as usize..high as usize].iter().enumerate()
+                {
+                    let offset = offset as u64;
+                    if word.get() == from.offset(offset).0 {
+                        word.set(to.offset(offset).0);
+                        moved.push(first + u64::from(low) + offset, 1, to.offset(offset));
+                        count += 1;
+                    }
+                }
+                if count < LONG || !writer.is_sole(slab) {
+                    return;
+                }
+                match writer.compact(slab) {
+                    Some(compact) => compact,
+                    None => return,
+                }
+            }
+            Kind::Runs(unit) => {
+                writer.read_runs(unit);
+                let runs = &mut writer.state.runs;
+                let mut found = Vec::new();
+                for (number, run) in runs.list().iter().enumerate() {
+                    let (start, end) = (run.start.max(low), runs.end(number).min(high));
+                    if start < end
+                        && run.physical.offset(u64::from(start - run.start))
+                            == from.offset(u64::from(start - low))
+                    {
+                        found.push(start..end);
+                    }
+                }
+                if found.is_empty() {
+                    return;
+                }
+                for range in found {
+                    let to = to.offset(u64::from(range.start - low));
+                    runs.replace(range.start, range.end, to);
+                    moved.push(first + u64::from(range.start), u64::from(range.end - range.start), to);
+                }
+                writer.build()
+            }
+        };
+        // In place also where others refer to the middle node.
+        let middle = self.middle(page >> M::SLAB_SHIFT);
+        writer.memory.slab(middle)[(page & (Self::LEAF - 1)) as usize].set(new.0);
+        writer.release(old);
+    }
+
+    fn load_leaf(&self, writer: &mut Writer<'_, M>, page: u64, entries: &[u32]) {
+        let old = self.leaf(page);
+        let new = if writer.state.runs.gather(entries.iter().copied(), M::MOST_RUNS) {
+            if writer.state.runs.is_unmapped() && old == Reference::EMPTY {
+                return;
+            }
+            writer.build()
+        } else {
+            let slab = writer.state.allocator.take_slab(writer.memory);
+            for (word, entry) in writer.memory.slab(slab).iter().zip(entries) {
+                word.set(*entry);
+            }
+            Reference::dense(slab)
+        };
+        self.set_leaf(writer, page, new);
+        writer.release(old);
+        if new == Reference::EMPTY {
+            self.prune(writer, page >> M::SLAB_SHIFT);
+        }
+    }
+}
+
+fn copy<W: Word>(from: &[W], to: &[W]) {
+    for (from, to) in from.iter().zip(to) {
+        to.set(from.get());
+    }
+}
+
+/// Visits what a part of a dense leaf maps; `first` is the leaf's first block.
+fn visit_dense<W: Word>(words: &[W], part: Part, first: u64, visitor: &mut Joined<'_>) {
+    for at in part.low..part.high {
+        visitor.push(first + u64::from(at), 1, Physical(words[at as usize].get()));
+    }
+}
+
+/// Visits what a part of a leaf of runs maps; `first` is the leaf's first block.
+fn visit_runs<W: Word>(words: &[W], part: Part, first: u64, visitor: &mut Joined<'_>) {
+    runs::visit(words, part.low, part.high, |start, count, physical| {
+        visitor.push(first + u64::from(start), count.into(), physical);
+    });
+}
+
+impl<M: Memory> Map for Radix<M> {
+    fn name(&self) -> &'static str {
+        "radix"
+    }
+
+    fn blocks(&self) -> u64 {
+        self.blocks.load(Ordering::Acquire)
+    }
+
+    #[inline]
+    fn lookup(&self, block: u64) -> Physical {
+        self.find(self.leaf(block >> M::SLAB_SHIFT), block)
+    }
+
+    fn lookup_batch(&self, blocks: &[u64], found: &mut [Physical]) {
+        assert_eq!(blocks.len(), found.len(), "as many places as blocks");
+        const AT_ONCE: usize = 32;
+        let mut leaves = [Reference::EMPTY; AT_ONCE];
+        // In two passes: the misses of each are independent of each other, and the processor overlaps them.
+        for (blocks, found) in blocks.chunks(AT_ONCE).zip(found.chunks_mut(AT_ONCE)) {
+            for (leaf, block) in leaves.iter_mut().zip(blocks) {
+                *leaf = self.leaf(block >> M::SLAB_SHIFT);
+            }
+            for ((found, leaf), block) in found.iter_mut().zip(&leaves).zip(blocks) {
+                *found = self.find(*leaf, *block);
+            }
+        }
+    }
+
+    fn lookup_range(&self, range: Range<u64>, visit: &mut dyn FnMut(Mapping)) {
+        let mut visitor = Joined::all(visit);
+        let middle_blocks = 1 << (2 * M::SLAB_SHIFT);
+        let mut block = range.start;
+        while block < range.end {
+            if self.middle(block / middle_blocks) == 0 {
+                let end = range.end.min((block / middle_blocks + 1) * middle_blocks);
+                visitor.push(block, end - block, Physical::NONE);
+                block = end;
+                continue;
+            }
+            let page = block >> M::SLAB_SHIFT;
+            let low = block & (Self::LEAF - 1);
+            let high = Self::LEAF.min(low + range.end - block);
+            let part = Part { page, low: low as u32, high: high as u32 };
+            match self.leaf(page).kind() {
+                Kind::Empty => visitor.push(block, high - low, Physical::NONE),
+                Kind::Dense(slab) => {
+                    visit_dense(self.family.memory.slab(slab), part, page * Self::LEAF, &mut visitor);
+                }
+                Kind::Runs(unit) => {
+                    let words = M::piece(&self.family.memory, unit);
+                    visit_runs(words, part, page * Self::LEAF, &mut visitor);
+                }
+            }
+            block += high - low;
+        }
+        visitor.finish();
+    }
+
+    fn insert(&self, range: Range<u64>, to: Physical, displaced: &mut dyn FnMut(Mapping)) {
+        let mut displaced = Joined::mapped(displaced);
+        let mut writer = self.family.lock();
+        let mut emptied = Vec::new();
+        self.for_each_part(
+            range,
+            !to.is_mapped(),
+            |part, offset| self.insert_part(&mut writer, part, to.offset(offset), &mut displaced),
+            |middle| emptied.push(middle),
+        );
+        for middle in emptied {
+            self.prune(&mut writer, middle);
+        }
+        displaced.finish();
+    }
+
+    fn compare_and_move(
+        &self,
+        range: Range<u64>,
+        from: Physical,
+        to: Physical,
+        moved: &mut dyn FnMut(Mapping),
+    ) {
+        if !(from.is_mapped() && to.is_mapped()) {
+            return;
+        }
+        let mut moved = Joined::mapped(moved);
+        let mut writer = self.family.lock();
+        self.for_each_part(
+            range,
+            true,
+            |part, offset| {
+                self.move_part(&mut writer, part, from.offset(offset), to.offset(offset), &mut moved);
+                false
+            },
+            |_| {},
+        );
+        moved.finish();
+    }
+
+    fn snapshot(&self) -> Arc<dyn Map> {
+        let mut writer = self.family.lock();
+        let blocks = self.blocks();
+        let root = Growing::new();
+        if let Err(error) = root.make_room(Self::root_slabs(blocks) - 1) {
+            panic!("a snapshot of the map can't be taken: {error}");
+        }
+        let snapshot = Radix { family: self.family.clone(), root, blocks: AtomicU64::new(blocks) };
+        writer.state.versions += 1;
+        for number in 0..Self::middles(blocks) {
+            let middle = self.middle(number);
+            if middle != 0 {
+                *writer.state.allocator.references(middle) += 1;
+                snapshot.root_word(number).expect("as large as the map").set(middle);
+            }
+        }
+        Arc::new(snapshot)
+    }
+
+    fn load_page(&self, page: u64, entries: &[u32]) {
+        assert_eq!(entries.len() as u64, PAGE_BLOCKS, "a whole page");
+        let mut writer = self.family.lock();
+        let first = page * PAGE_BLOCKS / Self::LEAF;
+        for (number, entries) in entries.chunks_exact(Self::LEAF as usize).enumerate() {
+            self.load_leaf(&mut writer, first + number as u64, entries);
+        }
+    }
+
+    fn save_page(&self, page: u64, entries: &mut [u32]) {
+        assert_eq!(entries.len() as u64, PAGE_BLOCKS, "a whole page");
+        let first = page * PAGE_BLOCKS / Self::LEAF;
+        for (number, entries) in entries.chunks_exact_mut(Self::LEAF as usize).enumerate() {
+            match self.leaf(first + number as u64).kind() {
+                Kind::Empty => entries.fill(0),
+                Kind::Dense(slab) => {
+                    for (entry, word) in entries.iter_mut().zip(self.family.memory.slab(slab)) {
+                        *entry = word.get();
+                    }
+                }
+                Kind::Runs(unit) => {
+                    let words = M::piece(&self.family.memory, unit);
+                    runs::visit(words, 0, Self::LEAF as u32, |start, count, physical| {
+                        for at in 0..count {
+                            entries[(start + at) as usize] = physical.offset(at.into()).0;
+                        }
+                    });
+                }
+            }
+        }
+    }
+
+    fn grow(&self, blocks: u64) {
+        let _writer = self.family.lock();
+        if blocks > self.blocks() {
+            if let Err(error) = self.root.make_room(Self::root_slabs(blocks) - 1) {
+                panic!("the map can't grow to {blocks} blocks: {error}");
+            }
+            self.blocks.store(blocks, Ordering::Release);
+        }
+    }
+
+    fn bytes(&self) -> u64 {
+        let writer = self.family.lock();
+        let root = Growing::<M>::bytes(Self::root_slabs(self.blocks()).into());
+        let here = size_of::<Self>() + size_of::<Family<M>>();
+        writer.state.allocator.bytes::<M>() + writer.state.runs.bytes() + root + here as u64
+    }
+
+    fn retired_bytes(&self) -> u64 {
+        self.family.lock().state.allocator.retired_bytes()
+    }
+
+    fn begin_grace(&self) -> u64 {
+        self.family.lock().state.allocator.begin_grace()
+    }
+
+    fn end_grace(&self, grace: u64) {
+        let mut writer = self.family.lock();
+        let memory = writer.memory;
+        writer.state.allocator.end_grace(memory, grace);
+    }
+}
+
+impl<M: Memory> Drop for Radix<M> {
+    fn drop(&mut self) {
+        let mut writer = self.family.lock();
+        writer.state.versions -= 1;
+        // With the last version the memory goes as a whole.
+        if writer.state.versions > 0 {
+            for number in 0..Self::middles(self.blocks()) {
+                let middle = self.middle(number);
+                writer.release_middle(middle);
+            }
+        }
+    }
+}
+
+impl<M: Memory> fmt::Debug for Radix<M> {
+    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(formatter, "radix map of {} blocks", self.blocks())
+    }
+}

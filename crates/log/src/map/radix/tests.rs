@@ -1,0 +1,77 @@
+//! The same model as for every map, with slabs so small that a history fills many middle nodes and roots.
+
+#[path = "../../../tests/map_model/mod.rs"]
+mod map_model;
+
+use super::*;
+use std::cell::RefCell;
+
+/// Words on the heap, in slabs of 32.
+#[derive(Debug)]
+struct Small(Box<[std::sync::atomic::AtomicU32]>);
+
+impl Memory for Small {
+    type Word = std::sync::atomic::AtomicU32;
+    const SLAB_SHIFT: u32 = 5;
+
+    fn zeroed(words: usize) -> Result<Self> {
+        Ok(Small((0..words).map(|_| Default::default()).collect()))
+    }
+
+    fn words(&self) -> &[Self::Word] {
+        &self.0
+    }
+}
+
+#[test]
+fn a_tree_of_small_nodes_is_like_the_model_and_gives_all_memory_back() {
+    let last: RefCell<Option<Arc<Family<Small>>>> = RefCell::new(None);
+    map_model::check(
+        400,
+        |blocks| {
+            let map = Radix::<Small>::in_memory(blocks).unwrap();
+            last.replace(Some(map.family.clone()));
+            Arc::new(map)
+        },
+        |_| {
+            let family = last.take().unwrap();
+            let state = &family.lock().state;
+            assert_eq!(state.allocator.in_use(), 1, "slabs in use beside the first, of an empty map");
+        },
+    );
+}
+
+#[test]
+fn what_is_retired_is_used_again_only_after_its_own_grace_period() {
+    let map = Radix::new(1 << 20).unwrap();
+    let mut to = 1;
+    let mut change = |count: u64| {
+        // Each replaces one leaf of one run.
+        for page in 0..count {
+            map.insert(page * PAGE_BLOCKS..(page + 1) * PAGE_BLOCKS, Physical(to), &mut |_| {});
+            to += 5000;
+        }
+    };
+    change(100);
+    assert_eq!(map.retired_bytes(), 0);
+    change(3);
+    let first = map.begin_grace();
+    assert_eq!(map.retired_bytes(), 3 * 64);
+    change(5);
+    let second = map.begin_grace();
+    change(7);
+    assert_eq!(map.retired_bytes(), 15 * 64);
+    map.end_grace(first);
+    assert_eq!(map.retired_bytes(), 12 * 64, "only what was retired before the first one began");
+    map.end_grace(second);
+    assert_eq!(map.retired_bytes(), 7 * 64);
+    map.end_grace(first);
+    map.end_grace(map.begin_grace());
+    assert_eq!(map.retired_bytes(), 0);
+    let bytes = map.bytes();
+    for _ in 0..1000 {
+        change(100);
+        map.end_grace(map.begin_grace());
+    }
+    assert!(map.bytes() < bytes + 100_000, "{} bytes grew to {}: nothing was used again", bytes, map.bytes());
+}
