@@ -8,6 +8,7 @@
 use crate::directory::PageTable;
 use crate::format::VersionId;
 use crate::map::{Map, Mapping, PAGE_BLOCKS, Physical};
+use block::{Error, Result};
 use std::sync::Arc;
 
 /// A set of pages of a map.
@@ -203,6 +204,104 @@ impl Versions {
             }
             offset += run.len() as u64;
         }
+    }
+
+    /// Adds a version with what `parent` has now. A snapshot of a version that can be written takes its place in the
+    /// tree, and the version goes on below it; a clone hangs below its parent, which is a snapshot.
+    ///
+    /// # Errors
+    /// [`Error::NotFound`] without the parent, [`Error::AlreadyExists`] for a number or name that is taken.
+    pub fn create(
+        &mut self,
+        id: VersionId,
+        parent: VersionId,
+        writable: bool,
+        created: u64,
+        name: &str,
+    ) -> Result<()> {
+        if self.position(id).is_some() || self.by_name(name).is_some() {
+            return Err(Error::already_exists(format!("a version with the name \"{name}\"")));
+        }
+        let position = self
+            .position(parent)
+            .ok_or_else(|| Error::not_found(format!("version {} of the volume", parent.0)))?;
+        let origin = &mut self.list[position];
+        let is_below = writable;
+        let version = Version {
+            id,
+            parent: if is_below { Some(parent) } else { origin.parent },
+            writable,
+            created,
+            blocks: origin.blocks,
+            name: name.to_owned(),
+            map: origin.map.snapshot(),
+            dirty: origin.dirty.clone(),
+            table: origin.table.clone(),
+        };
+        if is_below {
+            self.list.push(version);
+        } else {
+            origin.parent = Some(id);
+            self.list.insert(position, version);
+        }
+        self.next = self.next.max(id.0 + 1);
+        Ok(())
+    }
+
+    /// Removes a version. `died` is told of each block that no version has any more.
+    ///
+    /// # Errors
+    /// [`Error::NotFound`] without it.
+    pub fn delete(&mut self, id: VersionId, died: &mut dyn FnMut(Physical, u64)) -> Result<()> {
+        let position = self
+            .position(id)
+            .filter(|_| id != VersionId::HEAD)
+            .ok_or_else(|| Error::not_found(format!("version {} of the volume", id.0)))?;
+        let version = self.list.remove(position);
+        let parent = version.parent.and_then(|id| self.get(id)).map(|parent| parent.map.clone());
+        let mut relatives: Vec<Arc<dyn Map>> = parent.into_iter().collect();
+        relatives.extend(self.children(id).map(|child| child.map.clone()));
+        let mut own = vec![0; PAGE_BLOCKS as usize];
+        let mut other = vec![0; PAGE_BLOCKS as usize];
+        for page in 0..version.blocks.div_ceil(PAGE_BLOCKS) {
+            version.map.save_page(page, &mut own);
+            for relative in &relatives {
+                if own.iter().all(|entry| *entry == 0) {
+                    break;
+                }
+                if page * PAGE_BLOCKS < relative.blocks() {
+                    relative.save_page(page, &mut other);
+                    let same = own.iter_mut().zip(&other).filter(|(own, other)| own == other);
+                    same.for_each(|(own, _)| *own = 0);
+                }
+            }
+            for entry in own.iter().filter(|entry| **entry != 0) {
+                died(Physical(*entry), 1);
+            }
+        }
+        self.list.iter_mut().filter(|other| other.parent == Some(id)).for_each(|child| {
+            child.parent = version.parent;
+        });
+        Ok(())
+    }
+
+    /// Gives a version more blocks.
+    ///
+    /// # Errors
+    /// [`Error::NotFound`] without it, [`Error::Invalid`] for fewer blocks than it has.
+    pub fn grow(&mut self, id: VersionId, blocks: u64) -> Result<()> {
+        let position =
+            self.position(id).ok_or_else(|| Error::not_found(format!("version {} of the volume", id.0)))?;
+        let version = &mut self.list[position];
+        if blocks < version.blocks {
+            return Err(Error::invalid(format!(
+                "{blocks} blocks: the version has {}, and none is taken away",
+                version.blocks
+            )));
+        }
+        version.map.grow(blocks);
+        version.blocks = blocks;
+        Ok(())
     }
 
     /// How many blocks of a range a write would add to what is live: those that aren't mapped, and those that

@@ -208,6 +208,24 @@ pub fn channel<T>(capacity: usize) -> (Sender<T>, Receiver<T>) {
     (Sender(channel.clone()), Receiver(channel))
 }
 
+impl std::fmt::Debug for Notify {
+    fn fmt(&self, formatter: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        formatter.write_str("Notify")
+    }
+}
+
+impl std::fmt::Debug for Semaphore {
+    fn fmt(&self, formatter: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(formatter, "Semaphore({} free)", self.available.get())
+    }
+}
+
+impl std::fmt::Debug for Permit {
+    fn fmt(&self, formatter: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(formatter, "Permit({})", self.permits)
+    }
+}
+
 /// The side that sends.
 pub struct Sender<T>(Rc<Channel<T>>);
 

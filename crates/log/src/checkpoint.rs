@@ -1,0 +1,399 @@
+//! Checkpoints: the maps on the medium, so that a mount replays little and zones can be used again.
+//!
+//! Pages that changed are written while writes go on, each as it is at its moment; so the image as a whole is of no
+//! moment. It is made right by replay: the root names the records that had committed when the checkpoint began, and
+//! everything behind them is replayed over the image. For that, every record whose effect a page may show must be
+//! durable before the root is: the zones are flushed in between. The versions don't change meanwhile.
+
+use crate::core::{Core, count};
+use crate::directory::{Directory, PagePlace, VersionEntry, ZoneEntry};
+use crate::format::{CHECKPOINT, CLEANER, USER, VersionId};
+use crate::map::{PAGE_BLOCKS, Physical};
+use crate::open_zone::OpenZone;
+use crate::root::{MOST_PIECES, Piece, Root};
+use crate::table::{CHECKPOINT_CLASS, Usage};
+use block::{Buffer, Error, Payload, Result};
+use std::rc::Rc;
+use zones::record::{Header, sum_of};
+
+/// How many bytes of meta name a page in a record: version and page.
+const PAGE_NAME: usize = 8;
+
+/// The newest durable root, and what the next one makes free.
+#[derive(Debug)]
+pub struct Durable {
+    /// What it says.
+    pub root: Root,
+    /// Pages that aren't part of the maps any more and are part of the durable checkpoint.
+    pub superseded: Vec<(u64, Physical)>,
+    /// The zone into which checkpoints are being written.
+    pub zone: Option<OpenZone>,
+    /// How many blocks the last checkpoint took.
+    pub blocks: u64,
+}
+
+impl Durable {
+    /// With this root.
+    pub fn new(root: Root) -> Self {
+        Durable { root, superseded: Vec::new(), zone: None, blocks: 0 }
+    }
+}
+
+/// One page to be written.
+#[derive(Debug, Clone, Copy)]
+struct Job {
+    page: u64,
+    version: VersionId,
+}
+
+impl Core {
+    /// How many blocks a checkpoint would take now, about.
+    pub fn checkpoint_cost(&self) -> u64 {
+        let dirty: u64 = self.versions.borrow().list.iter().map(|version| version.dirty.len()).sum();
+        let directory = self.checkpoint.borrow().root.directory_length >> self.layout.block_size.shift();
+        dirty + dirty / 64 + directory + 2
+    }
+
+    /// Whether enough has been written since the last one that another is worth its cost.
+    pub fn wants_checkpoint(&self) -> bool {
+        let written = self.since_checkpoint.get();
+        let least = self.settings.checkpoint_bytes >> self.layout.block_size.shift();
+        written >= least && written >= 64 * self.checkpoint_cost()
+    }
+
+    /// Writes a checkpoint. With `clean`, it is the last one before the log is closed.
+    ///
+    /// # Errors
+    /// What writing says. The log goes on with the checkpoint before; unless it was the root that failed: then nobody
+    /// knows which one counts, and the log takes no more writes.
+    pub async fn take_checkpoint(self: &Rc<Self>, clean: bool) -> Result<()> {
+        let _alone = self.admin.acquire(1).await;
+        if let Some(error) = self.failure() {
+            return Err(error);
+        }
+        let since = self.since_checkpoint.replace(0);
+        self.compact_checkpoints();
+        let jobs = self.take_dirty();
+        let outcome = self.write_all(&jobs, clean).await;
+        if let Err(error) = &outcome {
+            self.since_checkpoint.set(self.since_checkpoint.get() + since);
+            let mut versions = self.versions.borrow_mut();
+            for job in jobs {
+                if let Some(position) = versions.position(job.version) {
+                    versions.list[position].dirty.insert(job.page);
+                }
+            }
+            drop(versions);
+            tracing::warn!("a checkpoint failed: {error}");
+        }
+        self.cleaner.notify_all();
+        outcome
+    }
+
+    fn take_dirty(&self) -> Vec<Job> {
+        let mut versions = self.versions.borrow_mut();
+        let mut jobs = Vec::new();
+        for version in &mut versions.list {
+            let dirty = std::mem::take(&mut version.dirty);
+            jobs.extend(dirty.iter().map(|page| Job { page, version: version.id }));
+        }
+        drop(versions);
+        // Stable: of one page, parents come before their children, whose images are often the same.
+        jobs.sort_by_key(|job| job.page);
+        jobs
+    }
+
+    /// Marks pages as dirty that lie in zones with few live ones, so that checkpoints don't spread.
+    fn compact_checkpoints(&self) {
+        let mut zones: Vec<(u32, u32)> = self
+            .table
+            .list()
+            .into_iter()
+            .filter(|(_, zone)| zone.class == CHECKPOINT_CLASS && zone.usage == Usage::Full)
+            .map(|(number, zone)| (zone.live, number))
+            .collect();
+        zones.sort_unstable();
+        let live: u64 = zones.iter().map(|(live, _)| u64::from(*live)).sum();
+        let per_zone = u64::from(self.layout.zone_blocks);
+        // As many as would do with a third of them empty; the emptiest beyond that are rewritten.
+        let enough = (live + live / 2).div_ceil(per_zone) as usize + 1;
+        let emptiest: Vec<u32> =
+            zones.iter().take(zones.len().saturating_sub(enough)).map(|(_, zone)| *zone).collect();
+        if emptiest.is_empty() {
+            return;
+        }
+        for version in &mut self.versions.borrow_mut().list {
+            let pages = version.table.iter();
+            let here =
+                pages.filter(|(_, place)| emptiest.contains(&self.layout.place(place.physical).0));
+            let here: Vec<u64> = here.map(|(page, _)| page).collect();
+            here.into_iter().for_each(|page| version.dirty.insert(page));
+        }
+    }
+
+    async fn write_all(self: &Rc<Self>, jobs: &[Job], clean: bool) -> Result<()> {
+        let committed = |stream: zones::record::StreamIndex| {
+            self.streams[usize::from(stream.0)].borrow().committed()
+        };
+        let covered = [committed(USER), committed(CLEANER)];
+        let clock = self.clock.get();
+        let before = self.counters.checkpoint_blocks.load(std::sync::atomic::Ordering::Relaxed);
+        self.write_pages(jobs).await?;
+        // What a page shows must survive whatever the root survives.
+        self.flush().await?;
+        let (pieces, length) = self.write_directory(clean).await?;
+        self.flush().await?;
+        let old = self.checkpoint.borrow().root.clone();
+        let root = Root {
+            clean,
+            covered,
+            checkpoint: committed(CHECKPOINT),
+            clock,
+            boundaries: Vec::new(),
+            directory_length: length,
+            directory: pieces,
+            epoch: self.epoch,
+            ..old.clone()
+        };
+        self.write_root(&root).await?;
+        for piece in &old.directory {
+            let (zone, _) = self.layout.place(piece.physical);
+            self.table.remove_live(zone, piece.blocks, self.clock.get());
+        }
+        let mut superseded = {
+            let mut durable = self.checkpoint.borrow_mut();
+            durable.root = root;
+            let after = self.counters.checkpoint_blocks.load(std::sync::atomic::Ordering::Relaxed);
+            durable.blocks = after - before;
+            std::mem::take(&mut durable.superseded)
+        };
+        // Versions with the same old page gave it up one after the other.
+        superseded.sort_unstable();
+        superseded.dedup();
+        let versions = self.versions.borrow();
+        for (page, physical) in superseded {
+            if versions.list.iter().all(|version| version.table.get(page).physical != physical) {
+                let (zone, _) = self.layout.place(physical);
+                self.table.remove_live(zone, 1, self.clock.get());
+            }
+        }
+        drop(versions);
+        count(&self.counters.checkpoints, 1);
+        Ok(())
+    }
+
+    /// Writes a root, durably. If that fails nobody knows which root counts, and the log fails.
+    pub async fn write_root(&self, root: &Root) -> Result<()> {
+        let mut writer = self.root.replace(crate::root::RootWriter::first());
+        let written = writer.write(&*self.zones, &self.layout, root).await;
+        self.root.replace(writer);
+        count(&self.counters.overhead_blocks, 1);
+        if let Err(error) = &written {
+            self.fail(&error.in_context("the root can't be written"));
+        }
+        written
+    }
+
+    /// Writes pages, as many to a record as fit.
+    async fn write_pages(self: &Rc<Self>, jobs: &[Job]) -> Result<()> {
+        let block = self.layout.block_bytes();
+        let mut entries = vec![0_u32; PAGE_BLOCKS as usize];
+        let mut at = 0;
+        // The page that was saved last, for versions that have the same.
+        let mut last: Option<(u64, PagePlace)> = None;
+        while at < jobs.len() {
+            let mut zone = self.checkpoint_zone().await?;
+            let header = |pages: u32| Header::length(pages as usize, pages as usize * PAGE_NAME);
+            let most = (block - zones::record::FIXED) / (4 + PAGE_NAME);
+            let wanted = most.min(self.layout.max_append as usize - 1).min(jobs.len() - at);
+            let room = zone.room(&self.layout, wanted as u32, header);
+            if room == 0 {
+                self.seal_now(zone).await;
+                continue;
+            }
+            let mut data = Buffer::new((1 + room as usize) * block);
+            data.append_zeroes(block);
+            let (mut sums, mut meta) = (Vec::new(), Vec::new());
+            let mut places: Vec<(Job, PagePlace)> = Vec::new();
+            while sums.len() < room as usize && at < jobs.len() {
+                let job = jobs[at];
+                at += 1;
+                let Some(map) = self.versions.borrow().get(job.version).map(|version| version.map.clone()) else {
+                    continue;
+                };
+                map.save_page(job.page, &mut entries);
+                if entries.iter().all(|entry| *entry == 0) {
+                    places.push((job, PagePlace::default()));
+                    continue;
+                }
+                let start = data.filled().len();
+                let bytes: Vec<u8> = entries.iter().flat_map(|entry| entry.to_le_bytes()).collect();
+                let sum = sum_of(&bytes);
+                if let Some((page, place)) = last
+                    && page == job.page
+                    && place.sum == sum
+                    && data.filled()[..start].ends_with(&bytes)
+                {
+                    places.push((job, place));
+                    continue;
+                }
+                data.append(&bytes);
+                let physical = self.layout.physical(zone.zone, zone.position + 1 + sums.len() as u32);
+                sums.push(sum);
+                meta.extend_from_slice(&job.version.0.to_le_bytes());
+                meta.extend_from_slice(&(job.page as u32).to_le_bytes());
+                let place = PagePlace { physical, sum };
+                last = Some((job.page, place));
+                places.push((job, place));
+            }
+            if !sums.is_empty() {
+                zone = self.append_checkpoint(zone, data, &sums, &meta).await?;
+            }
+            self.checkpoint.borrow_mut().zone = Some(zone);
+            self.note_places(&places);
+        }
+        Ok(())
+    }
+
+    fn note_places(&self, places: &[(Job, PagePlace)]) {
+        let mut versions = self.versions.borrow_mut();
+        let mut durable = self.checkpoint.borrow_mut();
+        let mut counted = Physical::NONE;
+        for (job, place) in places {
+            let Some(position) = versions.position(job.version) else { continue };
+            let old = versions.list[position].table.set(job.page, *place);
+            if old.physical.is_mapped() {
+                durable.superseded.push((job.page, old.physical));
+            }
+            if place.physical.is_mapped() && place.physical != counted {
+                self.table.add_live(self.layout.place(place.physical).0, 1);
+                counted = place.physical;
+            }
+        }
+    }
+
+    async fn write_directory(self: &Rc<Self>, clean: bool) -> Result<(Vec<Piece>, u64)> {
+        let bytes = self.directory().encode();
+        let block = self.layout.block_bytes();
+        let mut pieces = Vec::new();
+        let mut at = 0;
+        while at < bytes.len() {
+            let zone = self.checkpoint_zone().await?;
+            let header = |blocks: u32| Header::length(blocks as usize, 0);
+            let most = (block - zones::record::FIXED) / 4;
+            let wanted =
+                (bytes.len() - at).div_ceil(block).min(most).min(self.layout.max_append as usize - 1);
+            let room = zone.room(&self.layout, wanted as u32, header) as usize;
+            if room == 0 {
+                self.seal_now(zone).await;
+                continue;
+            }
+            let part = &bytes[at..(at + room * block).min(bytes.len())];
+            at += part.len();
+            let mut data = Buffer::new((1 + room) * block);
+            data.append_zeroes(block);
+            data.append(part);
+            data.append_zeroes(data.missing());
+            let sums: Vec<u32> = data.filled()[block..].chunks_exact(block).map(sum_of).collect();
+            let physical = self.layout.physical(zone.zone, zone.position + 1);
+            let sum = sum_of(&data.filled()[block..]);
+            pieces.push(Piece { physical, blocks: room as u32, sum });
+            let number = zone.zone;
+            let zone = self.append_checkpoint(zone, data, &sums, &[]).await?;
+            self.table.add_live(number, room as u32);
+            self.checkpoint.borrow_mut().zone = Some(zone);
+        }
+        if pieces.len() > MOST_PIECES {
+            return Err(Error::no_space(format!(
+                "the directory takes {} pieces, {MOST_PIECES} at most: make the log with larger zones",
+                pieces.len()
+            )));
+        }
+        let last = self.checkpoint.borrow_mut().zone.take();
+        match last {
+            Some(zone) if clean => self.seal_now(zone).await,
+            other => self.checkpoint.borrow_mut().zone = other,
+        }
+        Ok((pieces, bytes.len() as u64))
+    }
+
+    fn directory(&self) -> Directory {
+        let versions = self.versions.borrow();
+        let entry = |version: &crate::versions::Version| VersionEntry {
+            id: version.id,
+            parent: version.parent,
+            writable: version.writable,
+            created: version.created,
+            blocks: version.blocks,
+            name: version.name.clone(),
+            table: version.table.clone(),
+        };
+        let used = self.table.list().into_iter().filter(|(_, zone)| {
+            !matches!(zone.usage, Usage::Free | Usage::Root)
+        });
+        let zones = used.map(|(number, zone)| ZoneEntry {
+            zone: number,
+            generation: zone.generation,
+            class: zone.class,
+            full: !matches!(zone.usage, Usage::Open | Usage::Damaged),
+            written: zone.written,
+            opened: zone.opened,
+            changed: zone.changed,
+            last: zone.last,
+        });
+        Directory {
+            versions: versions.list.iter().map(entry).collect(),
+            next_version: versions.next,
+            zones: zones.collect(),
+        }
+    }
+
+    /// The zone into which checkpoints are written, with room or without.
+    async fn checkpoint_zone(self: &Rc<Self>) -> Result<OpenZone> {
+        let open = self.checkpoint.borrow_mut().zone.take();
+        match open.or_else(|| self.try_open_zone(CHECKPOINT_CLASS, 0)) {
+            Some(zone) => Ok(zone),
+            None => Err(Error::no_space("no zone is free for a checkpoint")),
+        }
+    }
+
+    /// Appends a record of checkpoint data: the buffer begins with an empty block for the header.
+    async fn append_checkpoint(
+        self: &Rc<Self>,
+        mut zone: OpenZone,
+        mut data: Buffer,
+        sums: &[u32],
+        meta: &[u8],
+    ) -> Result<OpenZone> {
+        let stream = &self.streams[usize::from(CHECKPOINT.0)];
+        let sequence = stream.borrow_mut().issue();
+        let header = Header {
+            stream: CHECKPOINT,
+            class: CHECKPOINT_CLASS,
+            epoch: self.epoch,
+            sequence,
+            after: 0,
+            durable: stream.borrow().durable(),
+            clock: self.clock.get(),
+            zone: zone.zone,
+            generation: zone.generation,
+            position: zone.position,
+            blocks: sums.len() as u32,
+        };
+        let length = header.encode(&self.identity, sums, meta, data.filled_mut());
+        let bytes = data.filled()[..length].to_vec();
+        let blocks = sums.len() as u64 + 1;
+        let outcome = zone.append(&*self.zones, &self.layout, &bytes, Payload::from(data)).await;
+        self.flusher.appended(zone.zone);
+        // A number that was not written is never looked for: roots name what counts.
+        self.written(CHECKPOINT, sequence, crate::core::Group::default());
+        if let Err(error) = outcome {
+            self.abandon(zone.zone, zone.position).await;
+            return Err(error.in_context("a record of a checkpoint"));
+        }
+        self.table.change(zone.zone, |entry| entry.written += blocks as u32 - 1);
+        count(&self.counters.overhead_blocks, blocks);
+        count(&self.counters.checkpoint_blocks, blocks);
+        Ok(zone)
+    }
+}

@@ -1,0 +1,463 @@
+//! The log as a device: a part, and a handle per shard.
+//!
+//! Reads look into the map of their version on whichever shard they come to, and read the zones through that shard's
+//! handle. Changes go to the home shard whole.
+
+use crate::core::{Acknowledge, Core, Settings, Vec1, count};
+use crate::format::{Change, VersionId};
+use crate::map::{Map, Mapping, Physical};
+use crate::readers::{Reading, ShardReads};
+use crate::recovery::Recovered;
+use crate::{cleaner, lane};
+use block::{
+    BlockIndex, BlockRange, Buffer, Call, Device, DeviceGeometry, DevicePart, Durability, Error, Extent,
+    ExtentState, Part, Payload, ReadOutcome, Result, Status, ZeroMode, Zones, ZonesPart,
+};
+use runtime::ShardIndex;
+use smallvec::SmallVec;
+use std::cell::RefCell;
+use std::rc::Rc;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+/// The longest range that one entry of a record unmaps, in blocks: applying it must not hold up a shard for long.
+const UNMAPPED_AT_ONCE: u64 = 1 << 18;
+
+static NEXT: AtomicU64 = AtomicU64::new(1);
+
+thread_local! {
+    /// The logs whose home this shard is.
+    static HOME: RefCell<Vec<(u64, Rc<Core>)>> = const { RefCell::new(Vec::new()) };
+}
+
+/// Where the core of a log is, and how it is reached.
+#[derive(Debug, Clone)]
+pub struct Home {
+    shard: ShardIndex,
+    number: u64,
+}
+
+impl Home {
+    /// Makes this shard the home of a log.
+    pub fn here(core: Rc<Core>) -> Self {
+        let number = NEXT.fetch_add(1, Ordering::Relaxed);
+        HOME.with_borrow_mut(|all| all.push((number, core)));
+        Home { shard: runtime::current_shard(), number }
+    }
+
+    /// The core, where this is its home.
+    ///
+    /// # Errors
+    /// [`Error::Closed`] once it has been closed, or elsewhere.
+    pub fn core(&self) -> Result<Rc<Core>> {
+        let found = HOME.with_borrow(|all| {
+            all.iter().find(|(number, _)| *number == self.number).map(|(_, core)| core.clone())
+        });
+        found.ok_or_else(|| Error::closed("the log is closed"))
+    }
+
+    /// Whether this is the home shard.
+    pub fn is_here(&self) -> bool {
+        runtime::current_shard() == self.shard
+    }
+
+    /// Does something with the core, on its shard.
+    ///
+    /// # Errors
+    /// What `work` returns; [`Error::Closed`] once the log is closed.
+    pub async fn with<T, Fut>(&self, work: impl FnOnce(Rc<Core>) -> Fut + Send + 'static) -> Result<T>
+    where
+        T: Send + 'static,
+        Fut: Future<Output = Result<T>> + 'static,
+    {
+        if self.is_here() {
+            return work(self.core()?).await;
+        }
+        let home = self.clone();
+        runtime::spawn_on(self.shard, move || async move { work(home.core()?).await }).await?
+    }
+
+    fn forget(&self) {
+        HOME.with_borrow_mut(|all| all.retain(|(number, _)| *number != self.number));
+    }
+}
+
+/// A log-structured volume.
+#[derive(Debug)]
+pub struct LogPart {
+    /// How its core is reached.
+    pub home: Home,
+    shared: Arc<Shared>,
+}
+
+/// What the handles of all shards, and of all versions, share.
+pub struct Shared {
+    zones: Arc<dyn ZonesPart>,
+    layout: crate::layout::Layout,
+    readers: Arc<crate::readers::Readers>,
+    /// For people.
+    pub counters: Arc<crate::core::Counters>,
+    /// What opening found.
+    pub recovered: Recovered,
+    version: VersionId,
+    map: Arc<dyn Map>,
+    geometry: DeviceGeometry,
+}
+
+impl std::fmt::Debug for Shared {
+    fn fmt(&self, formatter: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(formatter, "Shared({:?})", self.geometry)
+    }
+}
+
+impl LogPart {
+    /// A log whose core was just made, here.
+    pub fn new(zones: Arc<dyn ZonesPart>, core: Rc<Core>, recovered: Recovered) -> Result<LogPart> {
+        lane::start(&core).into_iter().for_each(runtime::JoinHandle::detach);
+        cleaner::start(&core).detach();
+        let shared = Shared::new(zones, &core, recovered, VersionId::HEAD)?;
+        Ok(LogPart { home: Home::here(core), shared: Arc::new(shared) })
+    }
+}
+
+impl Shared {
+    fn new(
+        zones: Arc<dyn ZonesPart>,
+        core: &Rc<Core>,
+        recovered: Recovered,
+        version: VersionId,
+    ) -> Result<Self> {
+        let versions = core.versions.borrow();
+        let entry = versions.get(version).ok_or_else(|| Error::not_found("a version of the volume"))?;
+        let durable = zones.geometry().durable == block::Durable::OnAppend;
+        let geometry = DeviceGeometry {
+            block_size: core.layout.block_size,
+            blocks: block::BlockCount(entry.blocks),
+            atomic_write: core.layout.block_bytes() as u32,
+            volatile_cache: !durable || core.settings.acknowledge == Acknowledge::Buffer,
+            read_only: !entry.writable,
+        };
+        Ok(Shared {
+            zones,
+            layout: core.layout,
+            readers: core.readers.clone(),
+            counters: core.counters.clone(),
+            recovered,
+            version,
+            map: entry.map.clone(),
+            geometry,
+        })
+    }
+}
+
+impl Part for LogPart {
+    fn kind(&self) -> &'static str {
+        crate::kind::KIND.name
+    }
+
+    fn status(&self) -> Status {
+        crate::status::status(self)
+    }
+
+    fn close(&self) -> Call<'_, Result<()>> {
+        Call::new(async move {
+            let closed = self.home.with(|core| async move { close(core).await }).await;
+            let home = self.home.clone();
+            match home.is_here() {
+                true => home.forget(),
+                false => runtime::spawn_on(home.shard, move || async move { home.forget() }).await?,
+            }
+            closed
+        })
+    }
+}
+
+/// Writes what is queued, and a last checkpoint.
+async fn close(core: Rc<Core>) -> Result<()> {
+    core.is_closing.set(true);
+    core.work.notify_all();
+    core.cleaner.notify_all();
+    // The lanes and the cleaner seal their zones when they end, and drop their hold on the core.
+    while Rc::strong_count(&core) > 2 {
+        core.work.notify_all();
+        core.cleaner.notify_all();
+        core.freed.notify_all();
+        runtime::sleep(std::time::Duration::from_millis(1)).await;
+    }
+    if let Some(error) = core.failure() {
+        return Err(error);
+    }
+    core.take_checkpoint(true).await
+}
+
+impl DevicePart for LogPart {
+    fn geometry(&self) -> &DeviceGeometry {
+        &self.shared.geometry
+    }
+
+    fn open(&self) -> Call<'_, Result<Rc<dyn Device>>> {
+        Call::new(async move {
+            let zones = self.shared.zones.open().await?;
+            let core = if self.home.is_here() { Some(self.home.core()?) } else { None };
+            let handle = Handle {
+                shared: self.shared.clone(),
+                home: self.home.clone(),
+                core,
+                reads: self.shared.readers.here(),
+                zones,
+            };
+            Ok(Rc::new(handle) as Rc<dyn Device>)
+        })
+    }
+}
+
+/// The handle of one shard on one version.
+struct Handle {
+    shared: Arc<Shared>,
+    home: Home,
+    /// Where this is the home shard.
+    core: Option<Rc<Core>>,
+    reads: Arc<ShardReads>,
+    zones: Rc<dyn Zones>,
+}
+
+impl Handle {
+    fn read_at(&self, physical: Physical, buffer: Buffer) -> Call<'_, ReadOutcome> {
+        let (zone, position) = self.shared.layout.place(physical);
+        self.zones.read(self.shared.layout.address(zone, position), buffer)
+    }
+
+    /// The pieces of a range, those that lie behind each other joined.
+    fn pieces(&self, block: u64, count: u64) -> SmallVec<[Mapping; 8]> {
+        let mut pieces: SmallVec<[Mapping; 8]> = SmallVec::new();
+        self.shared.map.lookup_range(block..block + count, &mut |piece| {
+            if let Some(last) = pieces.last_mut()
+                && last.physical.is_mapped() == piece.physical.is_mapped()
+                && last.physical.offset(last.count) == piece.physical
+            {
+                last.count += piece.count;
+                return;
+            }
+            pieces.push(piece);
+        });
+        pieces
+    }
+
+    async fn read_pieces(
+        &self,
+        pieces: SmallVec<[Mapping; 8]>,
+        mut buffer: Buffer,
+        reading: Reading,
+    ) -> ReadOutcome {
+        let shift = self.shared.layout.block_size.shift();
+        let mut parts = Vec::with_capacity(pieces.len());
+        let mut rest = Some(buffer.split_off(0));
+        for piece in &pieces {
+            let Some(mut part) = rest.take() else { break };
+            let bytes = (piece.count << shift) as usize;
+            if part.len() > bytes {
+                rest = Some(part.split_off(bytes));
+            }
+            parts.push((piece.physical, part));
+        }
+        let reads = parts.into_iter().map(|(physical, mut part)| match physical.is_mapped() {
+            true => self.read_at(physical, part),
+            false => {
+                part.append_zeroes(part.missing());
+                Call::ready((Ok(()), part))
+            }
+        });
+        let mut outcome = Ok(());
+        for (result, part) in runtime::join_all(reads).await {
+            outcome = outcome.and(result);
+            buffer.join(part);
+        }
+        drop(reading);
+        if outcome.is_err() {
+            buffer.clear();
+        }
+        (outcome, buffer)
+    }
+
+    async fn change(&self, changes: Vec1, payload: Payload, durability: Durability) -> Result<()> {
+        if let Some(core) = &self.core {
+            core.change(changes, payload).await?;
+            return match durability {
+                Durability::Visible => Ok(()),
+                Durability::Durable => core.flush().await,
+            };
+        }
+        let work = move |core: Rc<Core>| async move {
+            core.change(changes, payload).await?;
+            match durability {
+                Durability::Visible => Ok(()),
+                Durability::Durable => core.flush().await,
+            }
+        };
+        self.home.with(work).await
+    }
+
+    fn unmap(&self, range: BlockRange, durability: Durability) -> Call<'_, Result<()>> {
+        let checked = self.shared.geometry.check_writable().and_then(|()| self.shared.geometry.check(range));
+        if checked.is_err() || range.is_empty() {
+            return Call::ready(checked);
+        }
+        let version = self.shared.version;
+        Call::new(async move {
+            let mut at = range.start.0;
+            while at < range.end().0 {
+                let count = UNMAPPED_AT_ONCE.min(range.end().0 - at) as u32;
+                let change = Change::Unmap { version, block: at, count };
+                at += u64::from(count);
+                let last = at == range.end().0;
+                let durability = if last { durability } else { Durability::Visible };
+                self.change(SmallVec::from_elem(change, 1), Payload::new(), durability).await?;
+            }
+            Ok(())
+        })
+    }
+}
+
+impl Device for Handle {
+    fn geometry(&self) -> &DeviceGeometry {
+        &self.shared.geometry
+    }
+
+    fn read(&self, at: BlockIndex, mut buffer: Buffer) -> Call<'_, ReadOutcome> {
+        buffer.clear();
+        let range = match self.shared.geometry.range(at, buffer.len()) {
+            Ok(range) => range,
+            Err(error) => return Call::ready((Err(error), buffer)),
+        };
+        let pieces = match range.count.0 {
+            0 => return Call::ready((Ok(()), buffer)),
+            1 => {
+                let physical = self.shared.map.lookup(at.0);
+                SmallVec::from_elem(Mapping { block: at.0, count: 1, physical }, 1)
+            }
+            count => self.pieces(at.0, count),
+        };
+        if let [only] = pieces.as_slice() {
+            if !only.physical.is_mapped() {
+                buffer.append_zeroes(buffer.missing());
+                return Call::ready((Ok(()), buffer));
+            }
+            // From the lookup on, without an await between, so that the zone isn't reset under the read.
+            let reading = self.reads.begin();
+            let read = self.read_at(only.physical, buffer);
+            return Call::new(Guarded { read, _reading: reading });
+        }
+        let reading = self.reads.begin();
+        Call::new(self.read_pieces(pieces, buffer, reading))
+    }
+
+    fn write(&self, at: BlockIndex, payload: Payload, durability: Durability) -> Call<'_, Result<()>> {
+        let range = match self.shared.geometry.writable_range(at, payload.len()) {
+            Ok(range) => range,
+            Err(error) => return Call::ready(Err(error)),
+        };
+        if range.is_empty() {
+            return Call::ready(Ok(()));
+        }
+        let change = Change::Write { version: self.shared.version, block: at.0, count: range.count.0 as u32 };
+        Call::new(self.change(SmallVec::from_elem(change, 1), payload, durability))
+    }
+
+    fn flush(&self) -> Call<'_, Result<()>> {
+        if !self.shared.geometry.volatile_cache {
+            return Call::ready(Ok(()));
+        }
+        Call::new(async move {
+            match &self.core {
+                Some(core) => core.flush().await,
+                None => self.home.with(|core| async move { core.flush().await }).await,
+            }
+        })
+    }
+
+    fn discard(&self, range: BlockRange) -> Call<'_, Result<()>> {
+        self.unmap(range, Durability::Visible)
+    }
+
+    fn write_zeroes(
+        &self,
+        range: BlockRange,
+        _mode: ZeroMode,
+        durability: Durability,
+    ) -> Call<'_, Result<()>> {
+        self.unmap(range, durability)
+    }
+
+    fn extents(&self, range: BlockRange) -> Call<'_, Result<Vec<Extent>>> {
+        /// More than this many are told in the next call.
+        const MOST: usize = 256;
+        if let Err(error) = self.shared.geometry.check(range) {
+            return Call::ready(Err(error));
+        }
+        let mut extents: Vec<Extent> = Vec::new();
+        let mut at = range.start.0;
+        while at < range.end().0 && extents.len() < MOST {
+            // Page by page, so that a large range with many extents is not all looked up for nothing.
+            let end = range.end().0.min((at / crate::map::PAGE_BLOCKS + 1) * crate::map::PAGE_BLOCKS);
+            self.shared.map.lookup_range(at..end, &mut |piece| {
+                let state = if piece.physical.is_mapped() { ExtentState::Data } else { ExtentState::Hole };
+                match extents.last_mut() {
+                    Some(last) if last.state == state => last.range.count.0 += piece.count,
+                    _ => extents.push(Extent { range: BlockRange::new(piece.block, piece.count), state }),
+                }
+            });
+            at = end;
+        }
+        Call::ready(Ok(extents))
+    }
+}
+
+/// A read during which its zone isn't reset.
+struct Guarded<'a> {
+    read: Call<'a, ReadOutcome>,
+    _reading: Reading,
+}
+
+impl Future for Guarded<'_> {
+    type Output = ReadOutcome;
+
+    #[inline]
+    fn poll(
+        mut self: std::pin::Pin<&mut Self>,
+        context: &mut std::task::Context<'_>,
+    ) -> std::task::Poll<ReadOutcome> {
+        std::pin::Pin::new(&mut self.read).poll(context)
+    }
+}
+
+/// Opens the log on these zones, or makes one.
+///
+/// # Errors
+/// What recovering, formatting and writing say.
+pub async fn open(
+    zones: Arc<dyn ZonesPart>,
+    options: &crate::kind::Options,
+    policy: Box<dyn zones::cleaning::Policy>,
+) -> Result<LogPart> {
+    let handle = zones.open().await?;
+    let layout = crate::layout::Layout::new(zones.geometry(), block::BlockSize::new(crate::recovery::BLOCK)?)?;
+    let (mut state, recovered) = match options.format {
+        true => {
+            let blocks = options.blocks_to_make(&layout, &*policy)?;
+            (crate::recovery::format(handle, layout, blocks, &options.map).await?, Recovered::default())
+        }
+        false => crate::recovery::recover(handle, &options.map).await?,
+    };
+    let blocks = state.versions.get(VersionId::HEAD).map_or(0, |head| head.blocks);
+    options.check_existing(blocks)?;
+    let settings: Settings = options.settings(&layout, blocks, &*policy);
+    if !options.format {
+        crate::recovery::begin(&mut state).await?;
+    }
+    let core = Core::new(state, settings, policy);
+    if options.format {
+        core.take_checkpoint(false).await?;
+    }
+    count(&core.counters.checkpoints, 0);
+    LogPart::new(zones, core, recovered)
+}

@@ -1,0 +1,250 @@
+//! How a stack names a log.
+
+use crate::core::{Acknowledge, Settings};
+use crate::layout::{LARGEST_SHARE, Layout, Reserve, capacity};
+use block::{BlockCount, BlockSize, Call, DeviceGeometry, Error, Result};
+use stack::{Arguments, Built, Contract, Key, Kind, Shape, ValueKind, format_size};
+use std::sync::Arc;
+use zones::cleaning::Policy;
+use zones::on_device;
+
+/// `log(file(disk.img, size=4GiB), size=3GiB, map=radix)`.
+pub const KIND: Kind = Kind {
+    name: "log",
+    contract: Contract::Device,
+    summary: "a log-structured volume: every write is an append, a map says where each block is",
+    keys: &[
+        Key::required("on", ValueKind::Device, "the device that holds the log").positional(),
+        Key::optional(
+            "size",
+            ValueKind::Size,
+            "the volume's size; 90 % of what there is room for where it is made. Larger than the disk, it is thin",
+        ),
+        Key::optional("map", ValueKind::Choice(&crate::map::NAMES), "the structure of the map").or("radix"),
+        Key::optional("zone_size", ValueKind::Size, "where the log is made: 1/256 of the disk, up to 64MiB"),
+        Key::optional("cleaning", ValueKind::Choice(&zones::cleaning::NAMES), "the cleaning policy").or("greedy"),
+        Key::optional(
+            "appends_in_flight",
+            ValueKind::Integer { min: 1, max: 16 },
+            "how many records of writes are on their way at a time, while others gather",
+        )
+        .or("2"),
+        Key::optional(
+            "dirty",
+            ValueKind::Size,
+            "how much written data may wait in memory; writers wait beyond it",
+        )
+        .or("64MiB"),
+        Key::optional(
+            "checkpoint_after",
+            ValueKind::Size,
+            "how much is written before another checkpoint, at least; more while one would be large",
+        )
+        .or("64MiB"),
+    ],
+    shareable: true,
+    example: "log(ram(256MiB), size=192MiB, map=radix)",
+    plan,
+    build: |arguments| {
+        Call::new(async move {
+            let options = Options::new(&arguments)?;
+            let device = arguments.device("on")?;
+            let zone_size = match (options.format, options.zone_size) {
+                (true, None) => Some(default_zone_size(device.geometry().bytes())),
+                (_, given) => given,
+            };
+            let on_device = on_device::Options {
+                format: options.format,
+                zone_size,
+                max_append: Some(MAX_APPEND),
+                ..on_device::Options::default()
+            };
+            let zones = Arc::new(zones::OnDevice::open(device, on_device).await?);
+            let policy = zones::cleaning::make(&options.cleaning)?;
+            Ok(Built::Device(Arc::new(crate::device::open(zones, &options, policy).await?)))
+        })
+    },
+};
+
+/// The largest record, in bytes.
+pub const MAX_APPEND: u64 = 2 << 20;
+const LARGEST_ZONE: u64 = 64 << 20;
+const SMALLEST_ZONE: u64 = 64 << 10;
+/// Of what there is room for, a volume without a size takes so many percent.
+const USUAL_SHARE: u64 = 90;
+
+/// What a stack says about a log.
+#[derive(Debug, Clone)]
+pub struct Options {
+    /// Make it anew.
+    pub format: bool,
+    /// The volume's size in bytes, if it is said.
+    pub size: Option<u64>,
+    /// The size of the disk in bytes, if it is known; a larger volume is thin.
+    pub disk: Option<u64>,
+    /// The structure of the map.
+    pub map: String,
+    /// The distance of zones in bytes, if it is said.
+    pub zone_size: Option<u64>,
+    /// The cleaning policy.
+    pub cleaning: String,
+    /// See [`Settings`].
+    pub appends_in_flight: u32,
+    /// In bytes.
+    pub dirty: u64,
+    /// In bytes.
+    pub checkpoint_after: u64,
+}
+
+impl Options {
+    fn new(arguments: &Arguments) -> Result<Self> {
+        Ok(Options {
+            format: arguments.format(),
+            size: arguments.optional_size("size")?,
+            disk: arguments.shape("on")?.bytes,
+            map: arguments.choice("map")?.to_owned(),
+            zone_size: arguments.optional_size("zone_size")?,
+            cleaning: arguments.choice("cleaning")?.to_owned(),
+            appends_in_flight: arguments.integer("appends_in_flight")? as u32,
+            dirty: arguments.size("dirty")?,
+            checkpoint_after: arguments.size("checkpoint_after")?,
+        })
+    }
+
+    fn open_zones(&self, policy: &dyn Policy) -> u32 {
+        let users = (0..policy.classes()).filter(|class| policy.is_users(*class)).count() as u32;
+        let movers = u32::from(policy.classes()) - users;
+        // One per lane and class, one per class of the cleaner, and as many again while they are sealed.
+        users * self.appends_in_flight + movers + self.appends_in_flight
+    }
+
+    /// How many blocks a volume has that is made here.
+    ///
+    /// # Errors
+    /// [`Error::Invalid`] if it leaves the cleaner too little room, with what would work.
+    pub fn blocks_to_make(&self, layout: &Layout, policy: &dyn Policy) -> Result<u64> {
+        let open = self.open_zones(policy);
+        let disk_blocks = u64::from(layout.zones) * u64::from(layout.zone_blocks);
+        let most = {
+            // The map of a volume that fills the disk is the largest that matters here.
+            let reserve = Reserve::new(layout, disk_blocks, open);
+            capacity(layout, &reserve) * LARGEST_SHARE / 100
+        };
+        let block = layout.block_size.bytes();
+        let least_disk = |blocks: u64| {
+            let share = blocks as f64 * 100.0 / LARGEST_SHARE as f64 / f64::from(layout.data_blocks());
+            let reserve = Reserve::new(layout, blocks, open).zones();
+            ((share.ceil() + f64::from(reserve) + 1.0) * f64::from(layout.zone_blocks + 1)) as u64 * block
+                + (2 << 20)
+        };
+        let Some(size) = self.size else {
+            let blocks = most * USUAL_SHARE / LARGEST_SHARE;
+            if blocks == 0 {
+                return Err(Error::invalid(format!(
+                    "a disk of {} zones of {} blocks is too small for a log: it needs {} zones for itself; take a larger \
+                     disk or smaller zones (zone_size)",
+                    layout.zones,
+                    layout.zone_blocks,
+                    Reserve::new(layout, 1, open).zones()
+                )));
+            }
+            return Ok(blocks);
+        };
+        if size == 0 || !size.is_multiple_of(block) || size / block >= u64::from(u32::MAX) {
+            return Err(Error::invalid(format!(
+                "size {size}: expected a multiple of {block} bytes, above 0 and below 16TiB"
+            )));
+        }
+        let blocks = size / block;
+        let is_thin = self.disk.unwrap_or(disk_blocks * block) < size;
+        if blocks > most && (!is_thin || most == 0) {
+            return Err(Error::invalid(format!(
+                "size {}: a log on this disk has room for {}, what the cleaner needs subtracted; take that, or a disk of \
+                 at least {}; a volume larger than its disk is made thin",
+                format_size(size),
+                format_size(most * block),
+                format_size(least_disk(blocks)),
+            )));
+        }
+        Ok(blocks)
+    }
+
+    /// Refuses a size that the existing volume doesn't have.
+    ///
+    /// # Errors
+    /// [`Error::Invalid`] with its size.
+    pub fn check_existing(&self, blocks: u64) -> Result<()> {
+        match self.size {
+            Some(size) if size != blocks * crate::recovery::BLOCK => Err(Error::invalid(format!(
+                "size {}: the volume there has {}; leave the key out, or `siltstone resize` it first",
+                format_size(size),
+                format_size(blocks * crate::recovery::BLOCK)
+            ))),
+            _ => Ok(()),
+        }
+    }
+
+    /// How the log works with these options.
+    pub fn settings(&self, layout: &Layout, blocks: u64, policy: &dyn Policy) -> Settings {
+        let disk_blocks = u64::from(layout.zones) * u64::from(layout.zone_blocks);
+        let reserve = Reserve::new(layout, blocks.min(disk_blocks), self.open_zones(policy));
+        Settings {
+            appends_in_flight: self.appends_in_flight,
+            acknowledge: Acknowledge::Log,
+            dirty_blocks: (self.dirty / layout.block_size.bytes()).max(1),
+            capacity: capacity(layout, &reserve),
+            cleaner_reserve: reserve.cleaner,
+            checkpoint_bytes: self.checkpoint_after,
+        }
+    }
+}
+
+/// 1/256 of the disk, as a power of two.
+pub fn default_zone_size(disk: u64) -> u64 {
+    let share = disk / 256;
+    let power = if share == 0 { 0 } else { 1 << share.ilog2() };
+    power.clamp(SMALLEST_ZONE, LARGEST_ZONE)
+}
+
+/// What is known without opening anything: the size, where it is said.
+fn plan(arguments: &Arguments) -> Result<Shape> {
+    let on = arguments.shape("on")?;
+    if let Some(block_size) = on.block_size
+        && u64::from(block_size) > crate::recovery::BLOCK
+    {
+        return Err(arguments.refuse(
+            "on",
+            format!("its blocks have {block_size} bytes: a log has blocks of {}", crate::recovery::BLOCK),
+        ));
+    }
+    if arguments.format()
+        && let (Some(disk), Some(size)) = (on.bytes, arguments.optional_size("size")?)
+    {
+        check_plan(arguments, disk, size)?;
+    }
+    Ok(Shape {
+        bytes: arguments.optional_size("size")?,
+        block_size: Some(crate::recovery::BLOCK as u32),
+    })
+}
+
+fn check_plan(arguments: &Arguments, disk: u64, size: u64) -> Result<()> {
+    let options = Options::new(arguments)?;
+    let zone_size = options.zone_size.unwrap_or_else(|| default_zone_size(disk));
+    let geometry = DeviceGeometry {
+        block_size: BlockSize::new(512)?,
+        blocks: BlockCount(disk / 512),
+        atomic_write: 512,
+        volatile_cache: true,
+        read_only: false,
+    };
+    let zones = on_device::geometry(&geometry, zone_size, MAX_APPEND)
+        .map_err(|error| arguments.refuse("zone_size", error.detail().to_owned()))?;
+    let layout = Layout::new(&zones, BlockSize::new(crate::recovery::BLOCK)?)
+        .map_err(|error| arguments.refuse("zone_size", error.detail().to_owned()))?;
+    let policy = zones::cleaning::make(&options.cleaning)?;
+    options
+        .blocks_to_make(&layout, &*policy)
+        .map(|_| ())
+        .map_err(|error| arguments.refuse("size", error.detail().trim_start_matches(&format!("size {}: ", format_size(size))).to_owned()))
+}

@@ -1,0 +1,561 @@
+//! Opening a log: the newest checkpoint, and over it every record behind it, in order, up to the first that is
+//! missing.
+//!
+//! A record that is missing because the power went away before it was durable is the normal end of a log. A record that
+//! had been durable (a later one, or the root, says so) and is missing or damaged is not: then data is lost that was
+//! promised to be there, and the log isn't opened as if nothing had happened.
+
+use crate::checkpoint::Durable;
+use crate::commit::{Effect, apply};
+use crate::core::State;
+use crate::directory::{Directory, ZoneEntry};
+use crate::format::{CHECKPOINT, CLEANER, Change, REPLAYED, USER, VersionId};
+use crate::layout::{Layout, ROOT_ZONES};
+use crate::map::{self, PAGE_BLOCKS, Physical};
+use crate::root::{self, Boundary, Root, RootWriter};
+use crate::scan::{self, Found};
+use crate::table::{CHECKPOINT_CLASS, Usage, ZoneTable};
+use crate::versions::{PageSet, Version, Versions};
+use block::{BlockSize, Buffer, Error, Result, ZoneIndex, ZoneReport, ZoneState, Zones};
+use std::rc::Rc;
+use zones::record::{Identity, sum_of};
+
+/// The size of a log's blocks, in bytes.
+pub const BLOCK: u64 = 4096;
+/// How many bytes of pages are read at a time, at most.
+const RUN_BYTES: usize = 1 << 20;
+/// Pages that are so far apart are still read together, in blocks.
+const GAP: u32 = 8;
+/// How many reads of pages, or zones, are on their way at a time.
+const READS: usize = 8;
+
+/// What opening found, for people.
+#[derive(Debug, Clone, Default, serde::Serialize)]
+pub struct Recovered {
+    /// Whether the log had been closed cleanly.
+    pub clean: bool,
+    /// Records that were replayed.
+    pub replayed: u64,
+    /// Zones whose records were read.
+    pub scanned_zones: u64,
+    /// Valid records behind the end of what counts: they had been written and not acknowledged, or were lost with
+    /// what had to come before them.
+    pub discarded: u64,
+    /// Pages of maps that were loaded.
+    pub pages: u64,
+}
+
+/// Makes an empty log of all these zones. What was there is gone.
+///
+/// # Errors
+/// What resetting and writing say.
+pub async fn format(zones: Rc<dyn Zones>, layout: Layout, blocks: u64, map: &str) -> Result<State> {
+    for report in zones.report(ZoneIndex(0), layout.zones).await? {
+        if report.state != ZoneState::Empty {
+            zones.reset(report.zone, block::EraseGuarantee::None).await?;
+        }
+    }
+    let reports = zones.report(ZoneIndex(0), layout.zones).await?;
+    let table = ZoneTable::new(layout.zones);
+    for report in &reports {
+        match report.zone.0 < ROOT_ZONES {
+            true => table.change(report.zone.0, |entry| entry.usage = Usage::Root),
+            false => table.set_free(report.zone.0, report.generation),
+        }
+    }
+    let head = Version {
+        id: VersionId::HEAD,
+        parent: None,
+        writable: true,
+        created: runtime::wall_clock().as_secs(),
+        blocks,
+        name: String::new(),
+        map: map::make(map, blocks)?,
+        dirty: PageSet::default(),
+        table: crate::directory::PageTable::default(),
+    };
+    let identity = Identity::draw();
+    let root = Root {
+        identity,
+        block_size: layout.block_size,
+        zone_blocks: layout.zone_blocks,
+        zones: layout.zones,
+        epoch: 1,
+        clean: false,
+        covered: [0; REPLAYED],
+        checkpoint: 0,
+        clock: 0,
+        boundaries: Vec::new(),
+        directory_length: 0,
+        directory: Vec::new(),
+    };
+    Ok(State {
+        layout,
+        zones,
+        identity,
+        epoch: 1,
+        table,
+        last: [0; 3],
+        clock: 0,
+        versions: Versions { list: vec![head], next: VersionId::HEAD.0 + 1 },
+        root: RootWriter::first(),
+        checkpoint: Durable::new(root),
+    })
+}
+
+/// Finds the log on these zones and brings it to the state that it had, writing nothing. [`begin`] must follow before
+/// anything is written to it.
+///
+/// # Errors
+/// [`Error::Protocol`] where there is no log, [`Error::Corrupt`] for a damaged one; what reading says.
+pub async fn recover(zones: Rc<dyn Zones>, map: &str) -> Result<(State, Recovered)> {
+    let found = root::find(&*zones).await?;
+    let root = found.root.clone();
+    let layout = Layout::new(zones.geometry(), BlockSize::new(BLOCK)?)?;
+    if (root.zone_blocks, root.zones, root.block_size)
+        != (layout.zone_blocks, layout.zones, layout.block_size)
+    {
+        return Err(Error::corrupt(format!(
+            "the log was made on {} zones of {} blocks, and here are {} of {}",
+            root.zones, root.zone_blocks, layout.zones, layout.zone_blocks
+        )));
+    }
+    let mut recovered = Recovered { clean: root.clean, ..Recovered::default() };
+    let directory = read_directory(&*zones, &layout, &root).await?;
+    let reports = zones.report(ZoneIndex(0), layout.zones).await?;
+    let table = ZoneTable::new(layout.zones);
+    for report in &reports {
+        table.change(report.zone.0, |entry| {
+            entry.generation = report.generation;
+            entry.usage = Usage::Open;
+        });
+    }
+    for entry in &directory.zones {
+        if entry.zone < layout.zones && table.get(entry.zone).generation == entry.generation {
+            restore(&table, entry);
+        }
+    }
+    for piece in &root.directory {
+        table.change(layout.place(piece.physical).0, |entry| entry.class = CHECKPOINT_CLASS);
+        table.add_live(layout.place(piece.physical).0, piece.blocks);
+    }
+    let mut versions = load(&*zones, &layout, &directory, &table, map, &mut recovered).await?;
+    let mut clock = root.clock;
+    let mut last = [root.covered[0], root.covered[1], root.checkpoint];
+    if !root.clean {
+        let scans = scan_all(&*zones, &layout, &root, &directory, &reports, &table).await?;
+        let mut replay = Replay { versions: &mut versions, table: &table, layout: &layout, clock };
+        let end = replay.run(&root, scans, &mut recovered)?;
+        clock = replay.clock;
+        (last[0], last[1]) = (end[0], end[1]);
+    }
+    settle(&table, &reports, &layout)?;
+    let state = State {
+        layout,
+        identity: root.identity,
+        epoch: root.epoch,
+        table,
+        last,
+        clock,
+        versions,
+        root: RootWriter::behind(&found),
+        checkpoint: Durable::new(root),
+        zones,
+    };
+    Ok((state, recovered))
+}
+
+/// Begins a new life of a log that was recovered: what it recovered is made durable, and what isn't part of it never
+/// validates again.
+///
+/// # Errors
+/// What finishing and writing say.
+pub async fn begin(state: &mut State) -> Result<()> {
+    let reports = state.zones.report(ZoneIndex(ROOT_ZONES), state.layout.zones).await?;
+    for report in reports.iter().filter(|report| matches!(report.state, ZoneState::Open | ZoneState::Closed))
+    {
+        state.zones.finish(report.zone).await?;
+    }
+    let old = &state.checkpoint.root;
+    let mut boundaries = old.boundaries.clone();
+    boundaries.push(Boundary { epoch: old.epoch, last: [state.last[0], state.last[1]] });
+    let root = Root { epoch: old.epoch + 1, clean: false, boundaries, ..old.clone() };
+    state.root.write(&*state.zones, &state.layout, &root).await?;
+    state.epoch = root.epoch;
+    state.checkpoint.root = root;
+    Ok(())
+}
+
+fn restore(table: &ZoneTable, entry: &ZoneEntry) {
+    table.change(entry.zone, |zone| {
+        zone.class = entry.class;
+        zone.written = entry.written;
+        zone.opened = entry.opened;
+        zone.changed = entry.changed;
+        zone.last = entry.last;
+    });
+}
+
+/// Reads the directory that a root names.
+///
+/// # Errors
+/// [`Error::Corrupt`] for a damaged one; what reading says.
+pub async fn read_directory(zones: &dyn Zones, layout: &Layout, root: &Root) -> Result<Directory> {
+    let mut bytes = Vec::new();
+    for piece in &root.directory {
+        let (zone, position) = layout.place(piece.physical);
+        if zone >= layout.zones || position.saturating_add(piece.blocks) > layout.zone_blocks {
+            return Err(Error::corrupt("the root names a directory outside the log"));
+        }
+        let part = scan::read(zones, layout, zone, position, piece.blocks).await?;
+        if sum_of(&part) != piece.sum {
+            return Err(Error::corrupt(format!(
+                "the directory of the newest checkpoint is damaged in zone {zone}, block {position}"
+            )));
+        }
+        bytes.extend_from_slice(&part);
+    }
+    if root.directory_length > bytes.len() as u64 {
+        return Err(Error::corrupt("the directory of the newest checkpoint is shorter than the root says"));
+    }
+    bytes.truncate(root.directory_length as usize);
+    Directory::decode(&bytes)
+}
+
+/// Makes the maps of all versions from their pages, and counts what is live.
+async fn load(
+    zones: &dyn Zones,
+    layout: &Layout,
+    directory: &Directory,
+    table: &ZoneTable,
+    map: &str,
+    recovered: &mut Recovered,
+) -> Result<Versions> {
+    let mut versions = Versions { list: Vec::new(), next: directory.next_version };
+    for entry in &directory.versions {
+        let parent = entry.parent.and_then(|parent| directory.versions.iter().find(|other| other.id == parent));
+        let parent_map = entry.parent.and_then(|id| versions.get(id)).map(|parent| parent.map.clone());
+        let map = match &parent_map {
+            Some(parent) => {
+                let map = parent.snapshot();
+                map.grow(entry.blocks);
+                map
+            }
+            None => map::make(map, entry.blocks)?,
+        };
+        let mut pages = Vec::new();
+        for (page, place) in entry.table.iter() {
+            if page >= entry.blocks.div_ceil(PAGE_BLOCKS) {
+                return Err(Error::corrupt("a page of a map stands behind the end of its version"));
+            }
+            if parent.is_none_or(|parent| parent.table.get(page) != place) {
+                pages.push((place.physical, page, place.sum));
+                table.add_live(layout.place(place.physical).0, 1);
+            }
+        }
+        // What the parent has and the version has not.
+        if let Some(parent) = parent {
+            let gone = parent.table.iter().filter(|(page, _)| !entry.table.get(*page).physical.is_mapped());
+            let zeros = vec![0; PAGE_BLOCKS as usize];
+            gone.for_each(|(page, _)| map.load_page(page, &zeros));
+        }
+        pages.sort_unstable();
+        recovered.pages += pages.len() as u64;
+        let mut loader = Loader { layout, table, map: &*map, parent: parent_map.as_deref() };
+        loader.load(zones, &pages).await?;
+        versions.list.push(Version {
+            id: entry.id,
+            parent: entry.parent,
+            writable: entry.writable,
+            created: entry.created,
+            blocks: entry.blocks,
+            name: entry.name.clone(),
+            map,
+            dirty: PageSet::default(),
+            table: entry.table.clone(),
+        });
+    }
+    Ok(versions)
+}
+
+struct Loader<'a> {
+    layout: &'a Layout,
+    table: &'a ZoneTable,
+    map: &'a dyn map::Map,
+    parent: Option<&'a dyn map::Map>,
+}
+
+impl Loader<'_> {
+    /// Loads pages, sorted by where they are: neighbours are read together.
+    async fn load(&mut self, zones: &dyn Zones, pages: &[(Physical, u64, u32)]) -> Result<()> {
+        let mut runs: Vec<&[(Physical, u64, u32)]> = Vec::new();
+        let mut start = 0;
+        for next in 1..=pages.len() {
+            let ends = next == pages.len() || {
+                let (first, before, here) = (pages[start].0, pages[next - 1].0, pages[next].0);
+                here.0 - before.0 > GAP
+                    || ((here.0 - first.0 + 1) as usize) << self.layout.block_size.shift() > RUN_BYTES
+                    || self.layout.place(here).0 != self.layout.place(first).0
+            };
+            if ends {
+                runs.push(&pages[start..next]);
+                start = next;
+            }
+        }
+        let mut entries = vec![0_u32; PAGE_BLOCKS as usize];
+        for batch in runs.chunks(READS) {
+            let reads = batch.iter().map(|run| {
+                let (zone, position) = self.layout.place(run[0].0);
+                let blocks = (run[run.len() - 1].0.0 - run[0].0.0 + 1) as usize;
+                zones.read(
+                    self.layout.address(zone, position),
+                    Buffer::new(blocks << self.layout.block_size.shift()),
+                )
+            });
+            for (run, (outcome, buffer)) in batch.iter().zip(runtime::join_all(reads).await) {
+                outcome.map_err(|error| error.in_context("reading pages of a map"))?;
+                for (physical, page, sum) in *run {
+                    let at = ((physical.0 - run[0].0.0) as usize) << self.layout.block_size.shift();
+                    let bytes = &buffer.filled()[at..at + self.layout.block_bytes()];
+                    if sum_of(bytes) != *sum {
+                        let (zone, position) = self.layout.place(*physical);
+                        return Err(Error::corrupt(format!(
+                            "page {page} of a map is damaged: zone {zone}, block {position}"
+                        )));
+                    }
+                    for (entry, bytes) in entries.iter_mut().zip(bytes.as_chunks::<4>().0) {
+                        *entry = u32::from_le_bytes(*bytes);
+                    }
+                    self.take(*page, &entries)?;
+                }
+            }
+            runtime::yield_now().await;
+        }
+        Ok(())
+    }
+
+    fn take(&self, page: u64, entries: &[u32]) -> Result<()> {
+        let mut shared = Vec::new();
+        if let Some(parent) = self.parent {
+            shared.resize(PAGE_BLOCKS as usize, 0);
+            if page * PAGE_BLOCKS < parent.blocks() {
+                parent.save_page(page, &mut shared);
+            }
+        }
+        let most = self.layout.zones * self.layout.zone_blocks;
+        let (mut zone, mut live) = (0, 0);
+        for (number, entry) in entries.iter().enumerate() {
+            if *entry == 0 || shared.get(number) == Some(entry) {
+                continue;
+            }
+            if *entry >= most {
+                return Err(Error::corrupt(format!("page {page} of a map names block {entry}, of {most}")));
+            }
+            let (here, _) = self.layout.place(Physical(*entry));
+            if here != zone {
+                self.table.add_live(zone, live);
+                (zone, live) = (here, 0);
+            }
+            live += 1;
+        }
+        self.table.add_live(zone, live);
+        self.map.load_page(page, entries);
+        Ok(())
+    }
+}
+
+/// The records of all zones that may have some behind the checkpoint, and what they say was durable.
+struct Scans {
+    records: Vec<Found>,
+    durable: [u64; 4],
+}
+
+async fn scan_all(
+    zones: &dyn Zones,
+    layout: &Layout,
+    root: &Root,
+    directory: &Directory,
+    reports: &[ZoneReport],
+    table: &ZoneTable,
+) -> Result<Scans> {
+    let mut by_zone: Vec<Option<&ZoneEntry>> = vec![None; reports.len()];
+    for entry in &directory.zones {
+        if let Some(known) = by_zone.get_mut(entry.zone as usize) {
+            *known = Some(entry);
+        }
+    }
+    let is_covered = |report: &&ZoneReport| {
+        let known = by_zone[report.zone.0 as usize];
+        let known = known.filter(|entry| entry.generation == report.generation && entry.full);
+        // All its records are in the checkpoint.
+        known.is_some_and(|entry| {
+            report.state == ZoneState::Full
+                && entry.last.iter().zip(root.covered).all(|(last, covered)| *last <= covered)
+        })
+    };
+    let wanted: Vec<&ZoneReport> = reports
+        .iter()
+        .filter(|report| report.zone.0 >= ROOT_ZONES)
+        .filter(|report| !matches!(report.state, ZoneState::Empty | ZoneState::Offline))
+        .filter(|report| !is_covered(report))
+        .collect();
+    let mut scans = Scans { records: Vec::new(), durable: [0; 4] };
+    for batch in wanted.chunks(READS) {
+        let reads =
+            batch.iter().map(|report| scan::scan(zones, layout, &root.identity, report, true));
+        for (report, scanned) in batch.iter().zip(runtime::join_all(reads).await) {
+            let scanned = scanned?;
+            for (durable, found) in scans.durable.iter_mut().zip(scanned.durable) {
+                *durable = (*durable).max(found);
+            }
+            if let Some(first) = scanned.records.first() {
+                table.change(report.zone.0, |entry| {
+                    entry.class = first.header.class;
+                    entry.opened = first.header.clock;
+                    entry.changed = first.header.clock;
+                    entry.end = scanned.end;
+                    entry.written = scanned.records.iter().map(|record| record.header.blocks).sum();
+                });
+            }
+            for record in scanned.records {
+                let stream = usize::from(record.header.stream.0);
+                if stream >= REPLAYED || !root.admits(&record.header) {
+                    continue;
+                }
+                table.change(report.zone.0, |entry| {
+                    entry.last[stream] = entry.last[stream].max(record.header.sequence);
+                });
+                if record.header.sequence > root.covered[stream] {
+                    scans.records.push(record);
+                }
+            }
+        }
+    }
+    Ok(scans)
+}
+
+struct Replay<'a> {
+    versions: &'a mut Versions,
+    table: &'a ZoneTable,
+    layout: &'a Layout,
+    clock: u64,
+}
+
+impl Replay<'_> {
+    /// Replays records up to the first that is missing in each stream; returns the last of each.
+    fn run(&mut self, root: &Root, scans: Scans, recovered: &mut Recovered) -> Result<[u64; REPLAYED]> {
+        let mut end = root.covered;
+        let mut counted: Vec<Found> = Vec::new();
+        let mut records = scans.records;
+        records.sort_by_key(|record| (record.header.stream, record.header.sequence));
+        // A record whose append failed may be there twice, and is the same.
+        records.dedup_by_key(|record| (record.header.stream, record.header.sequence));
+        let found = records.len();
+        for record in records {
+            let stream = usize::from(record.header.stream.0);
+            if record.header.sequence == end[stream] + 1 {
+                end[stream] += 1;
+                counted.push(record);
+            }
+        }
+        for stream in [USER, CLEANER] {
+            let (durable, end) = (scans.durable[usize::from(stream.0)], end[usize::from(stream.0)]);
+            if durable > end {
+                return Err(Error::corrupt(format!(
+                    "record {} of stream {} is damaged or missing, and {durable} records had been durable: this is not \
+                     the end of the log but damage in its middle; restore the disk, or look at it with `siltstone \
+                     check`",
+                    end + 1,
+                    stream.0
+                )));
+            }
+        }
+        recovered.discarded = (found - counted.len()) as u64;
+        recovered.replayed = counted.len() as u64;
+        // Records of the cleaner stand behind the users' records that had committed when they were written; in another
+        // life, numbers of records that were lost count again.
+        counted.sort_by_key(|record| {
+            let header = &record.header;
+            match header.stream == USER {
+                true => (header.epoch, header.sequence, 0, 0),
+                false => (header.epoch, header.after, 1, header.sequence),
+            }
+        });
+        for record in &counted {
+            self.replay(record)?;
+        }
+        Ok(end)
+    }
+
+    fn replay(&mut self, record: &Found) -> Result<()> {
+        let header = &record.header;
+        let mut position = header.position + 1;
+        let (table, layout, clock) = (self.table, self.layout, self.clock);
+        for change in Change::decode_all(&record.meta)? {
+            let physical = layout.physical(header.zone, position);
+            position += change.data_blocks();
+            if let Change::Write { count, .. } = &change {
+                self.clock += u64::from(*count);
+            }
+            let applied = apply(self.versions, &change, header.zone, physical, &mut |effect| match effect {
+                Effect::Live(zone, blocks) => table.add_live(zone, blocks as u32),
+                Effect::Dead(physical, blocks) => {
+                    table.remove_live(layout.place(physical).0, blocks as u32, clock);
+                }
+            });
+            // What failed then, on the same state, fails again and changes nothing.
+            match applied {
+                Ok(()) | Err(Error::NotFound(_) | Error::Invalid(_) | Error::AlreadyExists(_)) => {}
+                Err(error) => return Err(error),
+            }
+        }
+        if position != header.position + 1 + header.blocks {
+            return Err(Error::corrupt(format!(
+                "record {} of stream {} has {} data blocks and names {}",
+                header.sequence,
+                header.stream.0,
+                header.blocks,
+                position - header.position - 1
+            )));
+        }
+        Ok(())
+    }
+}
+
+/// Decides what each zone is, once all counts are right.
+fn settle(
+    table: &ZoneTable,
+    reports: &[ZoneReport],
+    layout: &Layout,
+) -> Result<()> {
+    for report in reports {
+        let zone = report.zone.0;
+        let entry = table.get(zone);
+        if zone < ROOT_ZONES {
+            table.change(zone, |entry| entry.usage = Usage::Root);
+            continue;
+        }
+        if report.state == ZoneState::Empty || report.state == ZoneState::Offline {
+            if entry.live > 0 {
+                return Err(Error::corrupt(format!(
+                    "{} live blocks lie in zone {zone}, which is {:?}",
+                    entry.live, report.state
+                )));
+            }
+            match report.state {
+                ZoneState::Empty => table.set_free(zone, report.generation),
+                _ => table.change(zone, |entry| entry.usage = Usage::Damaged),
+            }
+            continue;
+        }
+        if entry.end == 0 {
+            let end = (report.write_pointer >> layout.block_size.shift()) as u32;
+            table.change(zone, |entry| entry.end = end);
+        }
+        table.set_full(zone);
+    }
+    Ok(())
+}
+
+/// The stream of checkpoints has a number of its own, which nobody replays.
+const _: () = assert!(CHECKPOINT.0 as usize == REPLAYED);

@@ -1,0 +1,59 @@
+//! What a log says about itself.
+
+use crate::device::LogPart;
+use block::Status;
+use serde_json::json;
+use std::sync::atomic::Ordering;
+
+/// Counters, and, on the home shard, the state of the zones.
+pub fn status(part: &LogPart) -> Status {
+    let mut status = Status::new();
+    let Ok(core) = part.home.core() else { return status };
+    let counters = &core.counters;
+    let value = |counter: &std::sync::atomic::AtomicU64| counter.load(Ordering::Relaxed);
+    let (user, moved) = (value(&counters.user_blocks), value(&counters.moved_blocks));
+    let overhead = value(&counters.overhead_blocks);
+    let factor = |blocks: u64| if user == 0 { 0.0 } else { blocks as f64 / user as f64 };
+    status.insert("uuid".into(), core.identity.uuid.to_string().into());
+    status.insert("capacity_blocks".into(), core.settings.capacity.into());
+    status.insert("live_blocks".into(), core.table.live_data().into());
+    status.insert("full".into(), (core.table.live_data() as f64 / core.settings.capacity as f64).into());
+    status.insert(
+        "zones".into(),
+        json!({
+            "total": core.layout.zones,
+            "free": core.table.free(),
+            "dead": core.table.dead(),
+            "size": u64::from(core.layout.zone_blocks) << core.layout.block_size.shift(),
+            "damaged": core.table.count(|zone| zone.usage == crate::table::Usage::Damaged),
+        }),
+    );
+    status.insert(
+        "write_amplification".into(),
+        json!({
+            "data": factor(user + moved),
+            "user": 1.0,
+            "cleaner": factor(moved),
+            "metadata": factor(overhead),
+            "metadata_share_of_data": if user == 0 { 0.0 } else { overhead as f64 / (user + moved) as f64 },
+        }),
+    );
+    status.insert("user_blocks".into(), user.into());
+    status.insert("moved_blocks".into(), moved.into());
+    status.insert("metadata_blocks".into(), overhead.into());
+    status.insert("checkpoint_blocks".into(), value(&counters.checkpoint_blocks).into());
+    status.insert("user_records".into(), value(&counters.user_records).into());
+    status.insert("cleaned_zones".into(), value(&counters.cleaned_zones).into());
+    status.insert("reset_zones".into(), value(&counters.reset_zones).into());
+    status.insert("checkpoints".into(), value(&counters.checkpoints).into());
+    status.insert("checkpoint_lag_blocks".into(), core.since_checkpoint.get().into());
+    let versions = core.versions.borrow();
+    let dirty: u64 = versions.list.iter().map(|version| version.dirty.len()).sum();
+    status.insert("dirty_pages".into(), dirty.into());
+    let bytes = versions.list.last().map_or(0, |version| version.map.bytes());
+    status.insert("map_bytes".into(), bytes.into());
+    if let Some(error) = core.failure() {
+        status.insert("failed".into(), error.detail().into());
+    }
+    status
+}
