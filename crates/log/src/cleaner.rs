@@ -35,7 +35,6 @@ struct Run {
 }
 
 /// The cleaner's task.
-#[derive(Debug)]
 pub struct Cleaner {
     core: Rc<Core>,
     zones: Vec<Option<OpenZone>>,
@@ -58,7 +57,8 @@ impl Core {
         Pressure {
             free: self.table.free() + self.table.dead(),
             total: self.layout.zones - crate::layout::ROOT_ZONES,
-            low: self.settings.cleaner_reserve + self.settings.appends_in_flight,
+            low: self.settings.cleaner_reserve + 1,
+            high: self.settings.cleaner_reserve + 3,
         }
     }
 }

@@ -114,7 +114,6 @@ pub fn count(counter: &AtomicU64, value: u64) {
 }
 
 /// See the module's head.
-#[derive(Debug)]
 pub struct Core {
     /// The division into blocks.
     pub layout: Layout,
@@ -172,6 +171,12 @@ pub struct Core {
     failed: RefCell<Option<Error>>,
     spare_items: RefCell<Vec<Vec<Item>>>,
     spare_summaries: RefCell<Vec<Builder>>,
+}
+
+impl std::fmt::Debug for Core {
+    fn fmt(&self, formatter: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(formatter, "Core({})", self.identity.uuid)
+    }
 }
 
 /// What a log is opened with, beside its settings.

@@ -3,7 +3,7 @@
 //! Reads look into the map of their version on whichever shard they come to, and read the zones through that shard's
 //! handle. Changes go to the home shard whole.
 
-use crate::core::{Acknowledge, Core, Settings, Vec1, count};
+use crate::core::{Acknowledge, Core, Settings, Vec1};
 use crate::format::{Change, VersionId};
 use crate::map::{Map, Mapping, Physical};
 use crate::readers::{Reading, ShardReads};
@@ -167,7 +167,8 @@ impl Part for LogPart {
                 true => home.forget(),
                 false => runtime::spawn_on(home.shard, move || async move { home.forget() }).await?,
             }
-            closed
+            // The zones are the log's own.
+            closed.and(self.shared.zones.close().await)
         })
     }
 }
@@ -437,8 +438,8 @@ impl Future for Guarded<'_> {
 pub async fn open(
     zones: Arc<dyn ZonesPart>,
     options: &crate::kind::Options,
-    policy: Box<dyn zones::cleaning::Policy>,
 ) -> Result<LogPart> {
+    let policy = options.policy()?;
     let handle = zones.open().await?;
     let layout = crate::layout::Layout::new(zones.geometry(), block::BlockSize::new(crate::recovery::BLOCK)?)?;
     let (mut state, recovered) = match options.format {
@@ -458,6 +459,5 @@ pub async fn open(
     if options.format {
         core.take_checkpoint(false).await?;
     }
-    count(&core.counters.checkpoints, 0);
     LogPart::new(zones, core, recovered)
 }

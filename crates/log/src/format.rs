@@ -34,8 +34,9 @@ impl VersionId {
     pub const HEAD: VersionId = VersionId(1);
 }
 
-/// One entry of a record.
+/// One entry of a record. Each sentence names its fields.
 #[derive(Debug, Clone, PartialEq, Eq)]
+#[allow(missing_docs)]
 pub enum Change {
     /// The next `count` data blocks of the record are blocks `block..block + count` of this version.
     Write { version: VersionId, block: u64, count: u32 },

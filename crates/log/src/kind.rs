@@ -2,7 +2,8 @@
 
 use crate::core::{Acknowledge, Settings};
 use crate::layout::{LARGEST_SHARE, Layout, Reserve, capacity};
-use block::{BlockCount, BlockSize, Call, DeviceGeometry, Error, Result};
+use crate::device::LogPart;
+use block::{BlockCount, BlockSize, Call, DeviceGeometry, DevicePart, Error, Result};
 use stack::{Arguments, Built, Contract, Key, Kind, Shape, ValueKind, format_size};
 use std::sync::Arc;
 use zones::cleaning::Policy;
@@ -48,20 +49,7 @@ pub const KIND: Kind = Kind {
     build: |arguments| {
         Call::new(async move {
             let options = Options::new(&arguments)?;
-            let device = arguments.device("on")?;
-            let zone_size = match (options.format, options.zone_size) {
-                (true, None) => Some(default_zone_size(device.geometry().bytes())),
-                (_, given) => given,
-            };
-            let on_device = on_device::Options {
-                format: options.format,
-                zone_size,
-                max_append: Some(MAX_APPEND),
-                ..on_device::Options::default()
-            };
-            let zones = Arc::new(zones::OnDevice::open(device, on_device).await?);
-            let policy = zones::cleaning::make(&options.cleaning)?;
-            Ok(Built::Device(Arc::new(crate::device::open(zones, &options, policy).await?)))
+            Ok(Built::Device(Arc::new(open(arguments.device("on")?, &options).await?)))
         })
     },
 };
@@ -96,6 +84,42 @@ pub struct Options {
     pub checkpoint_after: u64,
 }
 
+impl Default for Options {
+    /// As a stack without any key says.
+    fn default() -> Self {
+        Options {
+            format: false,
+            size: None,
+            disk: None,
+            map: "radix".to_owned(),
+            zone_size: None,
+            cleaning: "greedy".to_owned(),
+            appends_in_flight: 2,
+            dirty: 64 << 20,
+            checkpoint_after: 64 << 20,
+        }
+    }
+}
+
+/// Opens the log on a device, or makes one there.
+///
+/// # Errors
+/// What the zones, recovering, formatting and writing say.
+pub async fn open(device: Arc<dyn DevicePart>, options: &Options) -> Result<LogPart> {
+    let zone_size = match (options.format, options.zone_size) {
+        (true, None) => Some(default_zone_size(device.geometry().bytes())),
+        (_, given) => given,
+    };
+    let on_device = on_device::Options {
+        format: options.format,
+        zone_size,
+        max_append: Some(MAX_APPEND),
+        ..on_device::Options::default()
+    };
+    let zones = Arc::new(zones::OnDevice::open(device, on_device).await?);
+    crate::device::open(zones, options).await
+}
+
 impl Options {
     fn new(arguments: &Arguments) -> Result<Self> {
         Ok(Options {
@@ -109,6 +133,14 @@ impl Options {
             dirty: arguments.size("dirty")?,
             checkpoint_after: arguments.size("checkpoint_after")?,
         })
+    }
+
+    /// The cleaning policy.
+    ///
+    /// # Errors
+    /// [`Error::Invalid`] for a name that is none.
+    pub fn policy(&self) -> Result<Box<dyn Policy>> {
+        zones::cleaning::make(&self.cleaning, zones::cleaning::Parameters::default())
     }
 
     fn open_zones(&self, policy: &dyn Policy) -> u32 {
@@ -242,7 +274,7 @@ fn check_plan(arguments: &Arguments, disk: u64, size: u64) -> Result<()> {
         .map_err(|error| arguments.refuse("zone_size", error.detail().to_owned()))?;
     let layout = Layout::new(&zones, BlockSize::new(crate::recovery::BLOCK)?)
         .map_err(|error| arguments.refuse("zone_size", error.detail().to_owned()))?;
-    let policy = zones::cleaning::make(&options.cleaning)?;
+    let policy = options.policy()?;
     options
         .blocks_to_make(&layout, &*policy)
         .map(|_| ())

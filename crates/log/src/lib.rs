@@ -4,4 +4,28 @@
 //!
 //! Left to others: zones, records, roots and cleaning policies (`zones`), and running the calls (`runtime`).
 
+mod bytes;
+pub mod checkpoint;
+mod cleaner;
+mod commit;
+pub mod core;
+pub mod device;
+pub mod directory;
+mod flush;
+pub mod format;
+pub mod kind;
+mod lane;
+pub mod layout;
 pub mod map;
+mod open_zone;
+mod readers;
+pub mod recovery;
+pub mod root;
+pub mod scan;
+mod status;
+mod stream;
+mod table;
+mod versions;
+
+pub use device::LogPart;
+pub use kind::KIND;

@@ -167,3 +167,17 @@ pub trait Map: Send + Sync + fmt::Debug {
     /// Every lookup that had begun when this grace period did has returned: its memory may be used again.
     fn end_grace(&self, _grace: u64) {}
 }
+
+/// The structures, by the words by which a stack names them.
+pub const NAMES: [&str; 1] = ["radix"];
+
+/// An empty map of this structure.
+///
+/// # Errors
+/// [`block::Error::Invalid`] for a name that is none.
+pub fn make(name: &str, blocks: u64) -> block::Result<Arc<dyn Map>> {
+    match name {
+        "radix" => Ok(Arc::new(<radix::Radix>::new(blocks)?)),
+        _ => Err(block::Error::invalid(format!("map {name}: expected one of {}", NAMES.join(", ")))),
+    }
+}

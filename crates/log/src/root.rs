@@ -122,7 +122,7 @@ impl Root {
         let identity = Identity { uuid: Uuid(uuid), key: reader.u64()? };
         let (zone_blocks, zones) = (reader.u32()?, reader.u32()?);
         let (epoch, clean) = (reader.u64()?, reader.u32()? != 0);
-        let mut sequences = |reader: &mut Reader<'_>| -> Result<[u64; REPLAYED]> {
+        let sequences = |reader: &mut Reader<'_>| -> Result<[u64; REPLAYED]> {
             let mut all = [0; REPLAYED];
             for sequence in &mut all {
                 *sequence = reader.u64()?;

@@ -12,6 +12,7 @@ pub fn registry() -> Registry {
         &layers::stats::KIND,
         &layers::fault::KIND,
         &layers::record::KIND,
+        &log::KIND,
         &zones::on_device::KIND,
         &zones::ram::KIND,
         &layers::stats::ZONES_KIND,
@@ -58,7 +59,7 @@ mod tests {
             entries.map(count).sum()
         }
         let crates = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).parent().unwrap();
-        let declared: usize = ["disks", "doors", "layers", "zones"]
+        let declared: usize = ["disks", "doors", "layers", "log", "zones"]
             .map(|name| declarations(&crates.join(name).join("src")))
             .iter()
             .sum();

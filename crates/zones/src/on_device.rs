@@ -54,6 +54,16 @@ pub struct Options {
     pub max_append: Option<u64>,
 }
 
+/// The zones that a device of this shape would have.
+///
+/// # Errors
+/// As [`OnDevice::open`] with `format`, for what doesn't fit.
+pub fn geometry(device: &block::DeviceGeometry, zone_size: u64, max_append: u64) -> Result<ZoneGeometry> {
+    let layout = layout::Layout::for_device(device, zone_size)?;
+    let options = Options { max_append: Some(max_append), ..Options::default() };
+    open::zone_geometry(device, &layout, &options)
+}
+
 /// A set of zones on a device.
 pub struct OnDevice {
     device: Arc<dyn DevicePart>,
