@@ -1,0 +1,50 @@
+//! The zone is cleaned next whose freed space, times how long it will stay free, is worth most against what cleaning
+//! it costs: (1 - u) · age / (1 + u), with u the live share (Rosenblum and Ousterhout, "The design and implementation
+//! of a log-structured file system", 1992). Users' writes and the cleaner's go to zones of their own.
+//!
+//! The 1 of the cost stands for reading the whole zone, u for writing what is live. The paper's age is that of the
+//! youngest block in the segment; here it is that of the zone, which needs no bookkeeping per block: for a zone of
+//! the cleaner's it is the time since its data was moved.
+
+use super::{Arrival, Candidate, Policy, Pressure, by_writer, highest};
+use block::ZoneIndex;
+
+/// The word by which a stack names it.
+pub const NAME: &str = "cost-benefit";
+
+/// See the module.
+#[derive(Debug, Clone, Copy, Default)]
+pub struct CostBenefit;
+
+impl Policy for CostBenefit {
+    fn name(&self) -> &'static str {
+        NAME
+    }
+
+    fn classes(&self) -> u8 {
+        2
+    }
+
+    fn is_users(&self, class: u8) -> bool {
+        class == 0
+    }
+
+    fn place(&self, arrival: Arrival) -> u8 {
+        by_writer(arrival)
+    }
+
+    fn choose(
+        &mut self,
+        candidates: &mut dyn Iterator<Item = Candidate>,
+        pressure: Pressure,
+        now: u64,
+    ) -> Option<ZoneIndex> {
+        if !pressure.is_asked() {
+            return None;
+        }
+        highest(candidates, |candidate| {
+            let live = candidate.live_share();
+            (1.0 - live) * candidate.age(now) / (1.0 + live)
+        })
+    }
+}

@@ -1,0 +1,121 @@
+//! The rule of SeastarFS ("SeastarFS: system plików dla bazy danych Scylla", 2.5.1): a zone is a candidate while its
+//! live share is below `k`; once X candidates of one zone's size satisfy (X + 1) · k ≥ M, so that their live data is
+//! about worth one read of M, all of them are cleaned as one round. Users' writes and the cleaner's go to zones of
+//! their own.
+//!
+//! It cleans by its own rule, pressure or not, and in large reads. Zones above `k` are left alone until cleaning is
+//! urgent; then, and only then, the zone with the least live data is cleaned whatever its share: the source stops with
+//! "no space" there. So on a full volume it is `greedy` with less room.
+
+use super::{Arrival, Candidate, Policy, Pressure, by_writer};
+use block::{Error, Result, ZoneIndex};
+use std::collections::BTreeSet;
+
+/// The word by which a stack names it.
+pub const NAME: &str = "threshold";
+
+/// Where the limit `k` of the live share lies.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub enum Limit {
+    /// Where it was set.
+    #[default]
+    Fixed,
+    /// At the share of free zones, at most where it was set: so section 2.5.1 of the source. The fuller the volume,
+    /// the less is cleaned before it is urgent.
+    Free,
+    /// At the share of zones that aren't free, at most where it was set: so section 3.1.2 of the source. Nothing that
+    /// is hardly worth it is moved while there is room.
+    Used,
+}
+
+/// See the module.
+#[derive(Debug, Clone)]
+pub struct Threshold {
+    live_share: f64,
+    limit: Limit,
+    read_at_once: u64,
+    /// What is left of the round.
+    round: BTreeSet<ZoneIndex>,
+}
+
+impl Threshold {
+    /// With this limit of the live share (0 to 1; the cap of one that moves), and M in data units.
+    ///
+    /// # Errors
+    /// `Invalid` if the share isn't one.
+    pub fn new(live_share: f64, limit: Limit, read_at_once: u64) -> Result<Self> {
+        if !(0.0..=1.0).contains(&live_share) {
+            return Err(Error::invalid(format!(
+                "live share {live_share} of the cleaning policy \"{NAME}\": expected a number from 0 to 1"
+            )));
+        }
+        Ok(Threshold { live_share, limit, read_at_once, round: BTreeSet::new() })
+    }
+
+    /// The limit `k` now.
+    fn k(&self, pressure: Pressure) -> f64 {
+        let free = f64::from(pressure.free.min(pressure.total)) / f64::from(pressure.total.max(1));
+        match self.limit {
+            Limit::Fixed => self.live_share,
+            Limit::Free => self.live_share.min(free),
+            Limit::Used => self.live_share.min(1.0 - free),
+        }
+    }
+}
+
+impl Policy for Threshold {
+    fn name(&self) -> &'static str {
+        NAME
+    }
+
+    fn classes(&self) -> u8 {
+        2
+    }
+
+    fn is_users(&self, class: u8) -> bool {
+        class == 0
+    }
+
+    fn place(&self, arrival: Arrival) -> u8 {
+        by_writer(arrival)
+    }
+
+    fn choose(
+        &mut self,
+        candidates: &mut dyn Iterator<Item = Candidate>,
+        pressure: Pressure,
+        _now: u64,
+    ) -> Option<ZoneIndex> {
+        let k = self.k(pressure);
+        let mut below = Vec::new();
+        // The emptiest of the round that runs, and of all.
+        let (mut of_round, mut of_all): (Option<Candidate>, Option<Candidate>) = (None, None);
+        let emptier = |a: &Candidate, b: Option<Candidate>| b.is_none_or(|b| a.live_share() < b.live_share());
+        for candidate in candidates.filter(Candidate::gains) {
+            // Strictly below, as in the source; but what is wholly dead is a candidate even where k is 0.
+            if candidate.live_share() < k || candidate.live == 0 {
+                below.push(candidate);
+            }
+            if self.round.contains(&candidate.zone) && emptier(&candidate, of_round) {
+                of_round = Some(candidate);
+            }
+            if emptier(&candidate, of_all) {
+                of_all = Some(candidate);
+            }
+        }
+        let mut next = of_round;
+        if next.is_none() {
+            self.round.clear();
+            // Zones that were finished early may differ in size: the mean stands for the size of a zone.
+            let units: u64 = below.iter().map(|candidate| candidate.written).sum();
+            let mean = units as f64 / below.len().max(1) as f64;
+            if !below.is_empty() && (units as f64 + mean) * k >= self.read_at_once as f64 {
+                self.round.extend(below.iter().map(|candidate| candidate.zone));
+                next = below.into_iter().min_by(|a, b| a.live_share().total_cmp(&b.live_share()));
+            }
+        }
+        let chosen = next.or(of_all.filter(|_| pressure.is_urgent()))?;
+        self.round.remove(&chosen.zone);
+        Some(chosen.zone)
+    }
+}
