@@ -336,6 +336,16 @@ fn a_server_that_was_killed_leaves_nothing_in_the_way() {
     assert_eq!(user.json(&["status", "s.toml"])["live"], true);
     server.stop();
 
+    // Nor does one that nobody starts again.
+    let socket = user.serve(&["s.toml"]).kill();
+    let is_dead = || UnixStream::connect(&socket).is_err();
+    while !is_dead() {
+        std::thread::yield_now();
+    }
+    let other = user.serve(&["ram(1MiB)", "--nbd", "unix:other.sock"]);
+    assert_eq!(user.sockets(), [other.control()]);
+    other.stop();
+
     let own = user.serve(&["s.toml", "--control", "own.sock"]).kill();
     assert_eq!(own, user.path("own.sock"));
     let nobody = user.run(&["status", "s.toml", "--control", "own.sock"]);
@@ -375,7 +385,7 @@ fn where_a_socket_is_and_who_may_use_it() {
         assert!(!std::fs::metadata(user.path(name)).unwrap().file_type().is_socket());
     }
     let long = "x".repeat(120);
-    for (path, expected) in [("none/c.sock", "opening its folder"), (long.as_str(), "at most 107 fit")] {
+    for (path, expected) in [("none/c.sock", "opening folder"), (long.as_str(), "at most 107 fit")] {
         let refused = user.run(&["serve", "ram(1MiB)", "--nbd", "unix:vol.sock", "--control", path]);
         assert!(refused.code == Some(1) && refused.stderr.contains(expected), "{refused:?}");
     }

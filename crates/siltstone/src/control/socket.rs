@@ -2,8 +2,9 @@
 //!
 //! # Promises
 //! - Its mode is 0600 from its first moment on.
-//! - A file that a dead server left is replaced. One that a live server listens on, and anything that isn't a
-//!   socket, is left alone and refused. Servers that start at the same time don't take each other's.
+//! - A file that a dead server left is replaced, and removed from the usual folder by whoever comes next. One that a
+//!   live server listens on, and anything that isn't a socket, is left alone and refused. Servers that start at the
+//!   same time don't take each other's.
 //! - It is removed when the server gives it back, unless another one has its name by then.
 
 use super::place::{self, Identity, Place};
@@ -17,6 +18,9 @@ use std::time::Duration;
 
 /// How long the socket of a server that was killed may still seem to be in use.
 const RESTART_LIMIT: Duration = Duration::from_secs(1);
+
+/// How many files are looked at for what dead servers left.
+const MOST_SWEPT: usize = 1000;
 
 /// A file that is ours.
 #[derive(Debug)]
@@ -32,7 +36,7 @@ pub(super) struct SocketFile {
 /// [`Error::Busy`] where a live server has it; those of the kernel.
 pub(super) async fn take(place: &Place) -> Result<(SocketFile, Listener)> {
     let attempt = || match place {
-        Place::At(path) => bind(path),
+        Place::At(path) => bind_alone(path),
         Place::Of(identity) => take_in_folder(identity),
     };
     runtime::retry_while_busy(RESTART_LIMIT, async || attempt()).await
@@ -47,6 +51,8 @@ fn take_in_folder(identity: &Identity) -> Result<(SocketFile, Listener)> {
         return Err(in_use(path));
     }
     let folder = place::make_folder()?;
+    let _alone = lock(&folder)?;
+    sweep(&folder);
     let mut outcome = Err(Error::busy("no name for a control socket"));
     for name in identity.names() {
         outcome = bind(&folder.join(name));
@@ -57,6 +63,16 @@ fn take_in_folder(identity: &Identity) -> Result<(SocketFile, Listener)> {
     outcome
 }
 
+/// Removes what dead servers of other stacks have left: nobody else would.
+fn sweep(folder: &Path) {
+    let Ok(entries) = std::fs::read_dir(folder) else { return };
+    let names = entries.flatten().take(MOST_SWEPT).map(|entry| entry.path());
+    for path in names.filter(|path| path.extension().is_some_and(|ending| ending == "sock")) {
+        // What can't be removed is in nobody's way.
+        let _ = remove_stale(&path);
+    }
+}
+
 fn in_use(path: &Path) -> Error {
     Error::busy(format!(
         "control socket {}: another server of this stack listens there; stop it, or give this one another socket \
@@ -65,10 +81,15 @@ fn in_use(path: &Path) -> Error {
     ))
 }
 
+fn bind_alone(path: &Path) -> Result<(SocketFile, Listener)> {
+    let folder = path.parent().filter(|folder| !folder.as_os_str().is_empty()).unwrap_or(Path::new("."));
+    let _alone =
+        lock(folder).map_err(|error| error.in_context(format!("control socket {}", path.display())))?;
+    bind(path)
+}
+
+/// Listens, in place of what a dead server left; the folder is locked.
 fn bind(path: &Path) -> Result<(SocketFile, Listener)> {
-    // Who begins later looks only when the socket is there: else both could remove what a dead server left, the
-    // later one in truth the other's new socket.
-    let _alone = lock_folder(path)?;
     remove_stale(path)?;
     // Nothing else of this process runs yet that could make files.
     let before = rustix::process::umask(Mode::RWXG | Mode::RWXO | Mode::XUSR);
@@ -81,20 +102,21 @@ fn bind(path: &Path) -> Result<(SocketFile, Listener)> {
     Ok((SocketFile { path: path.to_owned(), device: found.dev(), inode: found.ino() }, listener))
 }
 
-/// Holds others off who want a socket in the same folder, until it is dropped.
-fn lock_folder(path: &Path) -> Result<std::fs::File> {
-    let folder = path.parent().filter(|folder| !folder.as_os_str().is_empty()).unwrap_or(Path::new("."));
-    let doing = || format!("control socket {}: opening its folder", path.display());
-    let file = std::fs::File::open(folder).map_err(|error| Error::from_io(&error, &doing()))?;
+/// Holds others off who want a socket in the same folder, until it is dropped. Without it two could find what a dead
+/// server left, and the later one remove in truth the other's new socket.
+fn lock(folder: &Path) -> Result<std::fs::File> {
+    let file = std::fs::File::open(folder)
+        .map_err(|error| Error::from_io(&error, &format!("opening folder {}", folder.display())))?;
     match flock(&file, FlockOperation::NonBlockingLockExclusive) {
         Ok(()) => Ok(file),
         Err(_) => Err(Error::busy(format!(
-            "control socket {}: another program has locked its folder; choose another one with --control PATH",
-            path.display()
+            "another program has locked folder {}; choose another one with --control PATH",
+            folder.display()
         ))),
     }
 }
 
+/// Removes a socket that nobody listens on; anything else that is there is an error.
 fn remove_stale(path: &Path) -> Result<()> {
     let named = |error: &std::io::Error, doing| {
         Error::from_io(error, &format!("control socket {}: {doing}", path.display()))

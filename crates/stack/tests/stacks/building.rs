@@ -127,6 +127,26 @@ fn operators_find_parts_by_name_or_kind() {
 }
 
 #[test]
+fn what_lies_below_a_part_is_built_alone() {
+    let plan = Stack::from_toml("stack.toml", SERVED, &registry()).unwrap().check(false).unwrap();
+    let below = |name: &str| {
+        let built = run(plan.build_below(name)).unwrap();
+        let names = built.parts().map(|part| part.name.clone()).collect::<Vec<_>>().join(" ");
+        run(built.close()).unwrap();
+        (names, built)
+    };
+    let (names, built) = below("both");
+    assert_eq!(names, "a b c z");
+    assert!(built.top().err().unwrap().detail().contains("2 devices on top (a, b)"));
+    assert_eq!(block::Part::kind(&*built.zones("z").unwrap()), "cut");
+    assert_eq!(below("z").0, "c");
+    assert_eq!(block::Part::kind(&*below("vol").1.top().unwrap()), "mirror", "not the door of this name");
+    assert_eq!(below("a").0, "");
+    let missing = run(plan.build_below("none")).err().unwrap();
+    assert_eq!(missing.detail(), "part \"none\": expected one of vol, both, z, a, b, c");
+}
+
+#[test]
 fn what_is_written_at_the_top_is_read_below() {
     let built = build("log(log(ram(3MiB)))").unwrap();
     let top = built.top().unwrap();
