@@ -384,8 +384,16 @@ fn where_a_socket_is_and_who_may_use_it() {
         assert!(refused.code == Some(1) && refused.stderr.contains("is no socket"), "{refused:?}");
         assert!(!std::fs::metadata(user.path(name)).unwrap().file_type().is_socket());
     }
+    // An XDG_RUNTIME_DIR in which no socket's name would fit is passed over.
     let long = "x".repeat(120);
-    for (path, expected) in [("none/c.sock", "opening folder"), (long.as_str(), "at most 107 fit")] {
+    std::fs::create_dir(user.path(&long)).unwrap();
+    let mut command = user.command(&["serve", "ram(1MiB)", "--nbd", "unix:vol.sock", "--json"]);
+    command.env("XDG_RUNTIME_DIR", user.path(&long));
+    let elsewhere = ready(command);
+    assert!(elsewhere.control().to_str().unwrap().starts_with("/tmp/siltstone-"), "{:?}", elsewhere.control);
+    elsewhere.stop();
+    for (path, expected) in [("none/c.sock", "opening folder"), (&format!("{long}.sock"), "at most 107 fit")]
+    {
         let refused = user.run(&["serve", "ram(1MiB)", "--nbd", "unix:vol.sock", "--control", path]);
         assert!(refused.code == Some(1) && refused.stderr.contains(expected), "{refused:?}");
     }

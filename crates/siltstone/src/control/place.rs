@@ -23,6 +23,9 @@ use std::path::{Path, PathBuf};
 /// How many servers of the same line are told apart.
 pub const MOST_ALIKE: usize = 16;
 
+/// How long XDG_RUNTIME_DIR may be, so that with a socket's name it fits into the 107 bytes of an address.
+const LONGEST_FOLDER: usize = 107 - "/siltstone/0123456789abcdef-16.sock".len();
+
 /// Where a server listens for operators, and where they look for it.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Place {
@@ -93,7 +96,8 @@ fn own_user() -> u32 {
 fn folders() -> Vec<PathBuf> {
     let own = |path: &PathBuf| {
         let found = std::fs::metadata(path);
-        path.is_absolute() && found.is_ok_and(|found| found.is_dir() && found.uid() == own_user())
+        let fits = path.as_os_str().len() <= LONGEST_FOLDER;
+        fits && path.is_absolute() && found.is_ok_and(|found| found.is_dir() && found.uid() == own_user())
     };
     let runtime = std::env::var_os("XDG_RUNTIME_DIR").map(PathBuf::from).filter(own);
     let fallback = PathBuf::from(format!("/tmp/siltstone-{}", own_user()));

@@ -64,6 +64,7 @@ impl ControlServer {
     /// [`Error::Busy`] where a live server listens there; those of the kernel.
     pub async fn start(place: &Place) -> Result<ControlServer> {
         let (file, listener) = socket::take(place).await?;
+        tracing::info!("control socket {}", file.path().display());
         Ok(Self::listening(Some(file), listener))
     }
 
