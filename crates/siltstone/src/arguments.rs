@@ -14,6 +14,8 @@ use std::path::PathBuf;
   siltstone bench examples/quick.toml                         run a plan and write its report
   siltstone bench 'file(disk.img, size=1GiB)'                 measure reads of a stack
   siltstone serve 'ram(1GiB)' --nbd unix:ram.sock             serve a stack to NBD clients
+  siltstone status stack.toml                                 what a stack says about itself, served or not
+  siltstone snapshot create stack.toml monday                 keep a log device as it is now
   siltstone stack show 'stats(file(disk.img, size=1GiB))'     draw a stack
   siltstone stack kinds                                       what stacks are made of
 
@@ -44,6 +46,11 @@ pub enum LogLevel {
 pub enum Verb {
     Bench(Bench),
     Serve(Serve),
+    Status(Status),
+    Message(Message),
+    #[command(subcommand)]
+    Snapshot(SnapshotVerb),
+    Resize(Resize),
     Format(Format),
     #[command(subcommand)]
     Stack(StackVerb),
@@ -106,19 +113,180 @@ pub struct Bench {
   nbdinfo 'nbd+unix:///?socket=ram.sock'                  ask it what it serves
 
 It prints an address per line once clients can connect. Opening destroys nothing: a file that isn't there is
-made, one that is there is left as it is, unless --format says otherwise.")]
+made, one that is there is left as it is, unless --format says otherwise.
+
+Operators reach it meanwhile with siltstone status STACK, siltstone message STACK PART TEXT and others. They find \
+it by its stack, through a unix socket in XDG_RUNTIME_DIR/siltstone or /tmp/siltstone-UID that only its user may \
+use.")]
 pub struct Serve {
     #[arg(help = STACK_HELP)]
     pub stack: String,
     /// Serve the device on top over NBD here; may be given several times
     #[arg(long, value_name = "unix:PATH|IP:PORT")]
     pub nbd: Vec<String>,
+    /// Listen for operators on this unix socket, rather than where they look by themselves
+    #[arg(long, value_name = "PATH")]
+    pub control: Option<PathBuf>,
+    /// Don't listen for operators
+    #[arg(long, conflicts_with = "control")]
+    pub no_control: bool,
     /// Create the stack anew: what is on it is lost
     #[arg(long)]
     pub format: bool,
-    /// Print the addresses as one line of JSON
+    /// Print the addresses, and the control socket, as one line of JSON
     #[arg(long)]
     pub json: bool,
+}
+
+/// A stack that is asked something, served or not
+#[derive(Debug, Args)]
+pub struct Operated {
+    #[arg(help = STACK_HELP)]
+    pub stack: String,
+    /// Ask the server that listens on this control socket
+    #[arg(long, value_name = "PATH")]
+    pub control: Option<PathBuf>,
+}
+
+/// Show what every part of a stack says about itself
+#[derive(Debug, Args)]
+#[command(after_help = "Examples:
+  siltstone status stack.toml
+  siltstone status 'stats(file(disk.img, size=1GiB))'
+  siltstone status stack.toml --json | jq .devices
+  siltstone status stack.toml --control vol.control       a server that was started with --control vol.control
+
+If the stack is being served, its server answers. If not, the stack is opened as serve opens it, without its \
+doors, asked, and closed again. Standard error says which. A stack of one line is known by what it says and by the \
+folder where it was typed: ask where the server was started.")]
+pub struct Status {
+    #[command(flatten)]
+    pub operated: Operated,
+    /// Print it as JSON
+    #[arg(long)]
+    pub json: bool,
+}
+
+/// Send a message to a part of a stack
+#[derive(Debug, Args)]
+#[command(after_help = "Examples:
+  siltstone message stack.toml disk rules off             to the part that the stack calls \"disk\"
+  siltstone message 'fault(ram(1GiB))' fault rules off    to the only part of kind \"fault\"
+  siltstone message stack.toml counted clear_stats
+
+stats takes clear_stats; fault takes rules on and rules off. siltstone stack show says what the parts of a stack \
+are called. If the stack is being served, its server passes the message on; if not, the stack is opened for it, \
+without its doors, and closed again.")]
+pub struct Message {
+    #[command(flatten)]
+    pub operated: Operated,
+    /// The part: its name, or its kind if there is only one of it
+    pub part: String,
+    /// What to tell it; several words are joined by spaces
+    #[arg(required = true)]
+    pub text: Vec<String>,
+    /// Print the answer as JSON
+    #[arg(long)]
+    pub json: bool,
+}
+
+/// Which part of a stack a verb is for, and how it is shown.
+#[derive(Debug, Args)]
+pub struct LogPart {
+    /// The part, if the stack has several of kind "log"
+    #[arg(long, value_name = "PART")]
+    pub part: Option<String>,
+    /// Print the part's answer as it is, which is JSON
+    #[arg(long)]
+    pub json: bool,
+}
+
+/// Make, list, compare and delete snapshots of a log device
+#[derive(Debug, Subcommand)]
+#[command(after_help = "Examples:
+  siltstone snapshot create stack.toml monday
+  siltstone snapshot list stack.toml
+  siltstone snapshot diff stack.toml monday           what was written since
+  siltstone snapshot clone stack.toml monday experiment
+  siltstone snapshot delete stack.toml monday
+
+They work on a stack that is being served, through its server, and on one that is not.")]
+pub enum SnapshotVerb {
+    /// Keep the device as it is now, under a name
+    #[command(after_help = "Examples:
+  siltstone snapshot create stack.toml monday
+  siltstone snapshot create stack.toml monday --part vol       a stack with several log devices")]
+    Create {
+        #[command(flatten)]
+        operated: Operated,
+        /// What it is to be called
+        name: String,
+        #[command(flatten)]
+        log: LogPart,
+    },
+    /// List snapshots and clones
+    #[command(after_help = "Examples:
+  siltstone snapshot list stack.toml
+  siltstone snapshot list stack.toml --json | jq -r '.snapshots[].name'")]
+    List {
+        #[command(flatten)]
+        operated: Operated,
+        #[command(flatten)]
+        log: LogPart,
+    },
+    /// Delete a snapshot or clone; what only it has is lost
+    #[command(after_help = "Examples:
+  siltstone snapshot delete stack.toml monday")]
+    Delete {
+        #[command(flatten)]
+        operated: Operated,
+        /// Which one
+        name: String,
+        #[command(flatten)]
+        log: LogPart,
+    },
+    /// Make a clone of a snapshot: it begins as the snapshot is, and can be written to
+    #[command(after_help = "Examples:
+  siltstone snapshot clone stack.toml monday experiment")]
+    Clone {
+        #[command(flatten)]
+        operated: Operated,
+        /// The snapshot
+        name: String,
+        /// What the clone is to be called
+        new: String,
+        #[command(flatten)]
+        log: LogPart,
+    },
+    /// Show which blocks differ between a snapshot and another one, or the device as it is now
+    #[command(after_help = "Examples:
+  siltstone snapshot diff stack.toml monday                    what was written since
+  siltstone snapshot diff stack.toml monday tuesday
+  siltstone snapshot diff stack.toml monday --json | jq '.ranges[]'")]
+    Diff {
+        #[command(flatten)]
+        operated: Operated,
+        /// The snapshot
+        name: String,
+        /// The other one; without it, the device as it is now
+        other: Option<String>,
+        #[command(flatten)]
+        log: LogPart,
+    },
+}
+
+/// Change the size of a log device
+#[derive(Debug, Args)]
+#[command(after_help = "Examples:
+  siltstone resize stack.toml 20GiB
+  siltstone resize stack.toml 20GiB --part vol                 a stack with several log devices")]
+pub struct Resize {
+    #[command(flatten)]
+    pub operated: Operated,
+    /// Its new size, such as 20GiB
+    pub size: String,
+    #[command(flatten)]
+    pub log: LogPart,
 }
 
 /// Create a stack anew: what is on it is lost

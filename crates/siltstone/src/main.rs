@@ -1,16 +1,21 @@
-//! The command line: `bench`, `serve`, `format`, `stack`, `record`. Puts together what the other crates offer; the
-//! only crate that knows them all.
+//! The command line: `bench`, `serve`, `status`, `message`, `snapshot`, `resize`, `format`, `stack`, `record`. Puts
+//! together what the other crates offer; the only crate that knows them all.
 
 mod arguments;
 mod bench_verb;
+mod control;
 mod failure;
 mod kinds;
 mod load;
+mod message_verb;
 mod output;
 mod progress;
 mod record_verb;
 mod serve_verb;
+mod snapshot_verb;
 mod stack_verb;
+mod status_verb;
+mod table;
 
 use arguments::{CommandLine, LogLevel, Verb};
 use clap::{CommandFactory, Parser};
@@ -37,6 +42,10 @@ fn carry_out(verb: Verb) -> Result<(), Failure> {
     match verb {
         Verb::Bench(bench) => bench_verb::bench(&bench),
         Verb::Serve(serve) => serve_verb::serve(&serve),
+        Verb::Status(status) => status_verb::status(&status),
+        Verb::Message(message) => message_verb::message(message),
+        Verb::Snapshot(verb) => snapshot_verb::snapshot(&verb),
+        Verb::Resize(resize) => snapshot_verb::resize(&resize),
         Verb::Format(format) => serve_verb::format(&format),
         Verb::Stack(verb) => stack_verb::stack(&verb),
         Verb::Record(verb) => record_verb::record(verb),

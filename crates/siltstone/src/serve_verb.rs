@@ -1,6 +1,9 @@
 //! `siltstone serve` and `siltstone format`: open a stack for others, or create it anew.
 
 use crate::arguments::{Format, Serve};
+use crate::control::operated::{OperatedStack, ServerFacts};
+use crate::control::place::{Identity, Place};
+use crate::control::server::ControlServer;
 use crate::failure::Failure;
 use crate::kinds::registry;
 use crate::load;
@@ -11,7 +14,9 @@ use doors::nbd::server::{ExportConfig, ServerConfig};
 use runtime::Config;
 use runtime::net::Address;
 use serde_json::json;
-use stack::{Built, BuiltStack, Contract, Door, Plan};
+use stack::{Built, BuiltStack, Contract, Door, Plan, Stack};
+use std::path::Path;
+use std::rc::Rc;
 use std::sync::Arc;
 
 /// How many clients a door of `--nbd` takes at a time.
@@ -31,10 +36,25 @@ pub fn serve(arguments: &Serve) -> Result<(), Failure> {
             arguments.stack
         )));
     }
+    let place = control_place(arguments, &stack)?;
     let plan = stack.check(arguments.format)?;
-    let as_json = arguments.json;
+    let (name, as_json) = (arguments.stack.clone(), arguments.json);
     let config = Config::default().with_shards(stack.shards());
-    runtime::run(config, move || async move { open(&plan, addresses, as_json).await })?
+    runtime::run(config, move || async move { open(&plan, name, addresses, place, as_json).await })?
+}
+
+/// Where it listens for operators; none if it shall not.
+fn control_place(arguments: &Serve, stack: &Stack) -> Result<Option<Place>, Failure> {
+    if arguments.no_control {
+        return Ok(None);
+    }
+    if let Some(path) = &arguments.control {
+        let path = std::path::absolute(path)
+            .map_err(|error| Failure::Usage(format!("--control {}: {error}", path.display())))?;
+        return Ok(Some(Place::At(path)));
+    }
+    let identity = Identity::of_file(&arguments.stack).map_or_else(|| Identity::of_text(stack), Ok);
+    Ok(Some(Place::Of(identity?)))
 }
 
 /// An address, a relative path in it made absolute: clients may be elsewhere.
@@ -49,23 +69,64 @@ fn address(text: &str) -> Result<Address, Failure> {
     }
 }
 
-async fn open(plan: &Plan, addresses: Vec<Address>, as_json: bool) -> Result<(), Failure> {
-    let built = plan.build().await?;
-    let outcome = serve_built(&built, addresses, as_json).await;
-    let closed = built.close().await;
+async fn open(
+    plan: &Plan,
+    name: String,
+    addresses: Vec<Address>,
+    place: Option<Place>,
+    as_json: bool,
+) -> Result<(), Failure> {
+    // It comes first: a second server of a stack is refused before it opens anything, and who asks meanwhile hears
+    // that the stack is being opened.
+    let control = match &place {
+        Some(place) => Some(ControlServer::start(place).await?),
+        None => None,
+    };
+    let (outcome, stack) = match open_stack(plan, name, addresses).await {
+        Ok(stack) => (serve_stack(&stack, control.as_ref(), as_json).await, Some(stack)),
+        Err(error) => (Err(error), None),
+    };
+    // In the reverse order of opening; the stack's own doors are stopped when it is closed.
+    if let Some(control) = control {
+        control.stop().await;
+    }
+    let closed = match stack {
+        Some(stack) => stack.built.close().await,
+        None => Ok(()),
+    };
     outcome?;
     Ok(closed?)
 }
 
-async fn serve_built(built: &BuiltStack, addresses: Vec<Address>, as_json: bool) -> Result<(), Failure> {
-    let mut extra: Vec<NbdDoor> = Vec::new();
-    for address in addresses {
-        extra.push(nbd_door(built, address)?);
+async fn open_stack(
+    plan: &Plan,
+    name: String,
+    addresses: Vec<Address>,
+) -> Result<Rc<OperatedStack>, Failure> {
+    let built = plan.build().await?;
+    let doors = addresses.into_iter().map(|address| nbd_door(&built, address));
+    match doors.collect::<Result<Vec<_>, _>>() {
+        Ok(extra_doors) => {
+            let server = Some(ServerFacts { stack: name, since: runtime::now() });
+            Ok(Rc::new(OperatedStack { built, extra_doors, server }))
+        }
+        Err(error) => {
+            // The error of the door says what to do about it.
+            let _ = built.close().await;
+            Err(error)
+        }
     }
-    built.start().await?;
+}
+
+async fn serve_stack(
+    stack: &Rc<OperatedStack>,
+    control: Option<&ControlServer>,
+    as_json: bool,
+) -> Result<(), Failure> {
+    stack.built.start().await?;
     let mut outcome = Ok(());
     let mut started = 0;
-    for door in &extra {
+    for door in &stack.extra_doors {
         outcome = door.start().await;
         if outcome.is_err() {
             break;
@@ -73,26 +134,32 @@ async fn serve_built(built: &BuiltStack, addresses: Vec<Address>, as_json: bool)
         started += 1;
     }
     let outcome = match outcome {
-        Ok(()) => until_signal(built, &extra, as_json).await,
+        Ok(()) => {
+            if let Some(control) = control {
+                control.opened(stack.clone());
+            }
+            until_signal(stack, control.and_then(ControlServer::path), as_json).await
+        }
         Err(error) => Err(error.into()),
     };
-    // In the reverse order of opening; the stack's own doors are stopped when it is closed.
     let mut stopped = Ok(());
-    for door in extra[..started].iter().rev() {
+    for door in stack.extra_doors[..started].iter().rev() {
         stopped = stopped.and(door.stop().await);
     }
     outcome?;
     Ok(stopped?)
 }
 
-async fn until_signal(built: &BuiltStack, extra: &[NbdDoor], as_json: bool) -> Result<(), Failure> {
-    let doors = built.doors().map(|(_, door)| door.addresses());
-    let addresses: Vec<String> = doors.chain(extra.iter().map(Door::addresses)).flatten().collect();
+async fn until_signal(stack: &OperatedStack, control: Option<&Path>, as_json: bool) -> Result<(), Failure> {
+    let addresses = stack.addresses();
     // The handler stands before anybody can know that there is something to stop.
     let mut signal = std::pin::pin!(runtime::stop_signal());
     let early = std::future::poll_fn(|context| std::task::Poll::Ready(signal.as_mut().poll(context))).await;
     match as_json {
-        true => print_line(&json!({ "addresses": addresses }).to_string())?,
+        true => {
+            let control = control.map(|path| path.display().to_string());
+            print_line(&json!({ "addresses": addresses, "control": control }).to_string())?;
+        }
         false => print_line(&addresses.join("\n"))?,
     }
     match early {

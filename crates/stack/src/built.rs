@@ -1,6 +1,7 @@
 //! A stack that is open: its parts by name, its doors, and how it is taken down.
 
 use crate::kind::{Built, Contract, Door};
+use crate::problem::nearest;
 use block::{Call, DevicePart, Error, Result, Status, ZonesPart};
 use std::sync::Arc;
 
@@ -76,6 +77,54 @@ impl BuiltStack {
             let known = zones().map(|(name, _)| name).collect::<Vec<_>>().join(", ");
             Error::not_found(format!("zones \"{name}\": expected one of {known}"))
         })
+    }
+
+    /// The part that this word means to an operator: the device or zones with this name, else the door with this
+    /// name, else the only part of this kind.
+    ///
+    /// # Errors
+    /// [`Error::NotFound`] with the parts that there are, [`Error::Invalid`] if it is a kind of several.
+    pub fn part(&self, word: &str) -> Result<&BuiltPart> {
+        let is_door = |part: &&BuiltPart| part.built.contract() == Contract::Door;
+        let named = || self.parts().filter(|part| part.name == word);
+        if let Some(part) = named().find(|part| !is_door(part)).or_else(|| named().next()) {
+            return Ok(part);
+        }
+        if self.parts().any(|part| part.kind == word) {
+            return self.part_of_kind(word);
+        }
+        let words = self.parts().flat_map(|part| [part.name.as_str(), part.kind]);
+        let meant =
+            nearest(word, words).map_or_else(String::new, |near| format!(" did you mean \"{near}\"?"));
+        let known = self.list(|_| true);
+        Err(Error::not_found(format!("there is no part \"{word}\":{meant} expected one of {known}")))
+    }
+
+    /// The only part of this kind.
+    ///
+    /// # Errors
+    /// [`Error::NotFound`] with the parts that there are if there is none, [`Error::Invalid`] with the names if
+    /// there are several.
+    pub fn part_of_kind(&self, kind: &str) -> Result<&BuiltPart> {
+        let mut found = self.parts().filter(|part| part.kind == kind);
+        match (found.next(), found.count()) {
+            (Some(part), 0) => Ok(part),
+            (Some(_), more) => Err(Error::invalid(format!(
+                "{} parts are of kind \"{kind}\": expected the name of one of them: {}",
+                more + 1,
+                self.list(|part| part.kind == kind)
+            ))),
+            (None, _) => Err(Error::not_found(format!(
+                "this stack has no part of kind \"{kind}\": there are {}",
+                self.list(|_| true)
+            ))),
+        }
+    }
+
+    /// Names and kinds, from the top down.
+    fn list(&self, wanted: impl Fn(&BuiltPart) -> bool) -> String {
+        let wanted = self.parts.iter().rev().map(|(_, part)| part).filter(|part| wanted(part));
+        wanted.map(|part| format!("\"{}\" ({})", part.name, part.kind)).collect::<Vec<_>>().join(", ")
     }
 
     /// The device that no other part stands on; doors don't count.

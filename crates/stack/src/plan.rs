@@ -71,21 +71,51 @@ impl Plan {
     /// That of the first part that can't be built, with its name. What was built by then has been closed, from
     /// the top down.
     pub fn build(&self) -> Call<'_, Result<BuiltStack>> {
-        Call::new(async move {
-            let mut stack = BuiltStack::new(self.stack.tops());
-            for number in &self.stack.order {
-                let part = &self.stack.parts[*number];
-                match self.build_part(*number, &stack).await {
-                    Ok(built) => stack.push(*number, built),
-                    Err(error) => {
-                        // The error of building says what to do about it; those of closing only follow from it.
-                        let _ = stack.close().await;
-                        return Err(error.in_context(title(part)));
-                    }
+        Call::new(self.build_wanted(self.stack.tops(), vec![true; self.stack.parts.len()]))
+    }
+
+    /// Builds the parts that are wanted, by their numbers: with each part those that it stands on.
+    async fn build_wanted(&self, tops: Vec<usize>, wanted: Vec<bool>) -> Result<BuiltStack> {
+        let mut stack = BuiltStack::new(tops);
+        for number in self.stack.order.iter().filter(|number| wanted[**number]) {
+            let part = &self.stack.parts[*number];
+            match self.build_part(*number, &stack).await {
+                Ok(built) => stack.push(*number, built),
+                Err(error) => {
+                    // The error of building says what to do about it; those of closing only follow from it.
+                    let _ = stack.close().await;
+                    return Err(error.in_context(title(part)));
                 }
             }
-            Ok(stack)
-        })
+        }
+        Ok(stack)
+    }
+
+    /// Builds what the device or zones with this name stand on, from the bottom up, and neither that part nor
+    /// anything else: for looking at what a part keeps there without opening the part. What it stands on directly
+    /// are the tops of what is built.
+    ///
+    /// # Errors
+    /// [`Error::NotFound`] where there is no such part; else as [`build`](Self::build).
+    pub fn build_below<'a>(&'a self, name: &str) -> Call<'a, Result<BuiltStack>> {
+        let is_it = |part: &Part| part.name == name && part.kind.contract != Contract::Door;
+        let Some(number) = self.stack.parts.iter().position(is_it) else {
+            let known = self.stack.parts.iter().filter(|part| part.kind.contract != Contract::Door);
+            let known = known.map(|part| part.name.as_str()).collect::<Vec<_>>().join(", ");
+            return Call::ready(Err(Error::not_found(format!("part \"{name}\": expected one of {known}"))));
+        };
+        let tops: Vec<usize> =
+            self.stack.parts[number].references.iter().map(|reference| reference.part).collect();
+        let mut wanted = vec![false; self.stack.parts.len()];
+        tops.iter().for_each(|top| wanted[*top] = true);
+        // Whoever stands on a part comes after it.
+        for user in self.stack.order.iter().rev() {
+            if wanted[*user] {
+                let below = self.stack.parts[*user].references.iter();
+                below.for_each(|reference| wanted[reference.part] = true);
+            }
+        }
+        Call::new(self.build_wanted(tops, wanted))
     }
 
     async fn build_part(&self, number: usize, below: &BuiltStack) -> Result<BuiltPart> {

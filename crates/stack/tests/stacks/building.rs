@@ -94,6 +94,59 @@ fn parts_are_found_by_name() {
 }
 
 #[test]
+fn operators_find_parts_by_name_or_kind() {
+    let built = build(SERVED).unwrap();
+    let found = |word: &str| {
+        let part = built.part(word).map_err(|error| error.to_string())?;
+        Ok::<_, String>((part.name.as_str(), part.kind))
+    };
+    assert_eq!(found("vol"), Ok(("vol", "log")), "the door has this name, too");
+    assert_eq!(found("log"), Ok(("vol", "log")));
+    assert_eq!(found("nbd"), Ok(("vol", "nbd")));
+    assert_eq!(
+        found("ram").unwrap_err(),
+        "3 parts are of kind \"ram\": expected the name of one of them: \"c\" (ram), \"b\" (ram), \"a\" (ram) \
+         (invalid argument)"
+    );
+    let missing = found("bott").unwrap_err();
+    assert!(
+        missing
+            .starts_with("there is no part \"bott\": did you mean \"both\"? expected one of \"vol\" (nbd), ")
+    );
+    assert_eq!(built.part_of_kind("cut").unwrap().name, "z");
+    let missing = built.part_of_kind("fs").unwrap_err().to_string();
+    assert!(
+        missing.starts_with("this stack has no part of kind \"fs\": there are \"vol\" (nbd), "),
+        "{missing}"
+    );
+    // A name comes before a kind.
+    let named =
+        build("[device.null]\nkind = \"ram\"\nsize = \"1MiB\"\n[device.b]\nkind = \"null\"\n").unwrap();
+    assert_eq!(named.part("null").unwrap().kind, "ram");
+    assert_eq!(named.part_of_kind("null").unwrap().name, "b");
+}
+
+#[test]
+fn what_lies_below_a_part_is_built_alone() {
+    let plan = Stack::from_toml("stack.toml", SERVED, &registry()).unwrap().check(false).unwrap();
+    let below = |name: &str| {
+        let built = run(plan.build_below(name)).unwrap();
+        let names = built.parts().map(|part| part.name.clone()).collect::<Vec<_>>().join(" ");
+        run(built.close()).unwrap();
+        (names, built)
+    };
+    let (names, built) = below("both");
+    assert_eq!(names, "a b c z");
+    assert!(built.top().err().unwrap().detail().contains("2 devices on top (a, b)"));
+    assert_eq!(block::Part::kind(&*built.zones("z").unwrap()), "cut");
+    assert_eq!(below("z").0, "c");
+    assert_eq!(block::Part::kind(&*below("vol").1.top().unwrap()), "mirror", "not the door of this name");
+    assert_eq!(below("a").0, "");
+    let missing = run(plan.build_below("none")).err().unwrap();
+    assert_eq!(missing.detail(), "part \"none\": expected one of vol, both, z, a, b, c");
+}
+
+#[test]
 fn what_is_written_at_the_top_is_read_below() {
     let built = build("log(log(ram(3MiB)))").unwrap();
     let top = built.top().unwrap();

@@ -1,0 +1,101 @@
+//! The operator's end of a control socket.
+
+use super::protocol::{self, Answer, LONGEST_ANSWER, Request, VERSION};
+use crate::failure::Failure;
+use std::io::{BufRead, BufReader, ErrorKind, Read, Write};
+use std::os::unix::net::UnixStream;
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+/// How long a server may take to say that it is there.
+const HELLO_LIMIT: Duration = Duration::from_secs(10);
+
+/// A server that has answered.
+pub struct Client {
+    path: PathBuf,
+    stream: BufReader<UnixStream>,
+}
+
+/// How an answer ends that doesn't come.
+enum Lost {
+    /// The other side is gone.
+    Gone,
+    /// Anything else, in words.
+    Otherwise(String),
+}
+
+impl Client {
+    /// Makes sure that somebody is there; none if there isn't: a server that was killed or has just ended.
+    ///
+    /// # Errors
+    /// [`Failure::World`] where what is there is no server, speaks another version, or doesn't answer in time.
+    pub fn new(path: PathBuf, stream: UnixStream) -> Result<Option<Client>, Failure> {
+        let limit = |limit| stream.set_read_timeout(limit).and_then(|()| stream.set_write_timeout(limit));
+        let set = limit(Some(HELLO_LIMIT));
+        set.map_err(|error| Failure::World(format!("control socket {}: {error}", path.display())))?;
+        let mut client = Client { path, stream: BufReader::new(stream) };
+        let hello = match client.exchange(&Request::Hello) {
+            Ok(Ok(hello)) => hello,
+            Ok(Err(refusal)) => return Err(client.failed(&refusal.to_string())),
+            Err(Lost::Gone) => return Ok(None),
+            Err(Lost::Otherwise(why)) => return Err(client.failed(&why)),
+        };
+        if hello["protocol"] != VERSION {
+            let (theirs, process) = (&hello["protocol"], &hello["process"]);
+            return Err(client.failed(&format!(
+                "its server (process {process}) speaks version {theirs} of the protocol, and this program {VERSION}: \
+                 use the program that the server was started with"
+            )));
+        }
+        // A message takes as long as it takes.
+        let stream = client.stream.get_ref();
+        let unset = stream.set_read_timeout(None).and_then(|()| stream.set_write_timeout(None));
+        unset.map_err(|error| client.failed(&error.to_string()))?;
+        Ok(Some(client))
+    }
+
+    /// The socket.
+    pub fn path(&self) -> &Path {
+        &self.path
+    }
+
+    /// Asks, and waits for the answer for as long as it takes.
+    ///
+    /// # Errors
+    /// [`Failure::World`] where the server goes away.
+    pub fn ask(mut self, request: &Request) -> Result<Answer, Failure> {
+        self.exchange(request).map_err(|lost| match lost {
+            Lost::Gone => self.failed("the server ended before it had answered; what was asked may be done"),
+            Lost::Otherwise(why) => self.failed(&why),
+        })
+    }
+
+    fn failed(&self, what: &str) -> Failure {
+        Failure::World(format!("control socket {}: {what}", self.path.display()))
+    }
+
+    fn exchange(&mut self, request: &Request) -> Result<Answer, Lost> {
+        // A server that takes no more clients says so and closes without having listened: what it says counts.
+        let sent = self.stream.get_mut().write_all(request.to_line().as_bytes());
+        let mut line = Vec::new();
+        let most = LONGEST_ANSWER as u64 + 1;
+        let read = self.stream.by_ref().take(most).read_until(b'\n', &mut line);
+        if line.last() == Some(&b'\n') {
+            return protocol::decode(&line).map_err(|error| Lost::Otherwise(error.to_string()));
+        }
+        match sent.and(read) {
+            Ok(count) if count as u64 == most => {
+                Err(Lost::Otherwise(format!("an answer of more than {LONGEST_ANSWER} bytes")))
+            }
+            Err(error) if matches!(error.kind(), ErrorKind::WouldBlock | ErrorKind::TimedOut) => {
+                let seconds = HELLO_LIMIT.as_secs();
+                Err(Lost::Otherwise(format!("its server has not answered in {seconds} s: is it stopped?")))
+            }
+            Ok(_) => Err(Lost::Gone),
+            Err(error) if matches!(error.kind(), ErrorKind::BrokenPipe | ErrorKind::ConnectionReset) => {
+                Err(Lost::Gone)
+            }
+            Err(error) => Err(Lost::Otherwise(error.to_string())),
+        }
+    }
+}

@@ -1,0 +1,234 @@
+//! Which control socket belongs to which stack.
+//!
+//! Unless a path is given, a server's socket lies in a folder of its user's own, under a name that follows from the
+//! stack alone, so that whoever names the stack finds its server:
+//!
+//! - A stack *file* is known by its absolute path, links followed. It has one server at a time.
+//! - A stack of *one line*, or from standard input, is known by what it says and by the folder where it was said,
+//!   since its relative paths begin there. Two memories of the same size are two stacks, so up to [`MOST_ALIKE`]
+//!   servers of one line get numbers; where several serve it, an operator has to say which one is meant.
+//!
+//! The folder is `siltstone` in `XDG_RUNTIME_DIR` if that is a folder of this user's, else `/tmp/siltstone-UID`. A
+//! server may have been started in another environment than its operator's, so both are looked through. A folder
+//! that others may write to is never used: they could pose as the server.
+
+use crate::failure::Failure;
+use block::{Error, Result};
+use stack::Stack;
+use std::io::ErrorKind;
+use std::os::unix::fs::{DirBuilderExt, MetadataExt};
+use std::os::unix::net::UnixStream;
+use std::path::{Path, PathBuf};
+
+/// How many servers of the same line are told apart.
+pub const MOST_ALIKE: usize = 16;
+
+/// How long XDG_RUNTIME_DIR may be, so that with a socket's name it fits into the 107 bytes of an address.
+const LONGEST_FOLDER: usize = 107 - "/siltstone/0123456789abcdef-16.sock".len();
+
+/// Where a server listens for operators, and where they look for it.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Place {
+    /// Where `--control` says.
+    At(PathBuf),
+    /// Where the stack says.
+    Of(Identity),
+}
+
+/// A stack as far as sockets are concerned.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Identity {
+    hash: u64,
+    is_file: bool,
+}
+
+impl Identity {
+    /// Of a stack file; none if the argument is a line, or there is no such file.
+    pub fn of_file(argument: &str) -> Option<Identity> {
+        let path = Path::new(argument);
+        if argument == "-" || !path.is_file() {
+            return None;
+        }
+        let path = std::fs::canonicalize(path).ok()?;
+        Some(Identity { hash: hash(&[b"file", path.as_os_str().as_encoded_bytes()]), is_file: true })
+    }
+
+    /// Of a stack that was read from one line or standard input.
+    ///
+    /// # Errors
+    /// The folder where the program was started is gone.
+    pub fn of_text(stack: &Stack) -> Result<Identity, Failure> {
+        let folder = std::env::current_dir()
+            .map_err(|error| Failure::World(format!("asking for the current folder: {error}")))?;
+        let text = stack.to_toml();
+        let parts: [&[u8]; 3] = [b"text", folder.as_os_str().as_encoded_bytes(), text.as_bytes()];
+        Ok(Identity { hash: hash(&parts), is_file: false })
+    }
+
+    /// Whether only one server of it makes sense.
+    pub fn is_file(&self) -> bool {
+        self.is_file
+    }
+
+    /// The names that a socket of it may have, the first one first.
+    pub fn names(&self) -> impl Iterator<Item = String> {
+        let hash = self.hash;
+        let numbers = if self.is_file { 1 } else { MOST_ALIKE };
+        (1..=numbers).map(move |number| match number {
+            1 => format!("{hash:016x}.sock"),
+            _ => format!("{hash:016x}-{number}.sock"),
+        })
+    }
+}
+
+/// 64-bit FNV-1a (Fowler, Noll and Vo; draft-eastlake-fnv), each part followed by a zero: it has to be the same in
+/// every version of the program, and there is nobody to defend against in a folder of one's own.
+fn hash(parts: &[&[u8]]) -> u64 {
+    let bytes = parts.iter().flat_map(|part| part.iter().chain([&0]));
+    bytes.fold(0xcbf2_9ce4_8422_2325, |hash, byte| (hash ^ u64::from(*byte)).wrapping_mul(0x100_0000_01b3))
+}
+
+fn own_user() -> u32 {
+    rustix::process::geteuid().as_raw()
+}
+
+/// The folders, whether they are there or not; new sockets go to the first one.
+fn folders() -> Vec<PathBuf> {
+    let own = |path: &PathBuf| {
+        let found = std::fs::metadata(path);
+        let fits = path.as_os_str().len() <= LONGEST_FOLDER;
+        fits && path.is_absolute() && found.is_ok_and(|found| found.is_dir() && found.uid() == own_user())
+    };
+    let runtime = std::env::var_os("XDG_RUNTIME_DIR").map(PathBuf::from).filter(own);
+    let fallback = PathBuf::from(format!("/tmp/siltstone-{}", own_user()));
+    runtime.map(|folder| folder.join("siltstone")).into_iter().chain([fallback]).collect()
+}
+
+/// Whether a folder is there and nobody else's.
+///
+/// # Errors
+/// Something else has its name, or others may write to it.
+fn is_ready(folder: &Path) -> Result<bool> {
+    let found = match std::fs::symlink_metadata(folder) {
+        Err(error) if error.kind() == ErrorKind::NotFound => return Ok(false),
+        Err(error) => return Err(Error::from_io(&error, &format!("looking at {}", folder.display()))),
+        Ok(found) => found,
+    };
+    if found.is_dir() && found.uid() == own_user() && found.mode() & 0o022 == 0 {
+        return Ok(true);
+    }
+    Err(Error::permission_denied(format!(
+        "{}: expected a folder for control sockets that only user {} may write to; remove it, or say --control PATH",
+        folder.display(),
+        own_user()
+    )))
+}
+
+/// The folder for new sockets, made if it isn't there.
+///
+/// # Errors
+/// It can't be made, or others may write to it.
+pub fn make_folder() -> Result<PathBuf> {
+    let folder = folders().swap_remove(0);
+    if !is_ready(&folder)? {
+        let made = std::fs::DirBuilder::new().mode(0o700).create(&folder);
+        if let Err(error) = made
+            && error.kind() != ErrorKind::AlreadyExists
+        {
+            let doing =
+                format!("making the folder {} for control sockets (or say --control PATH)", folder.display());
+            return Err(Error::from_io(&error, &doing));
+        }
+        is_ready(&folder)?;
+    }
+    Ok(folder)
+}
+
+/// Connects to a socket; none if there is nobody: no file, or one that a dead server has left.
+///
+/// # Errors
+/// The kernel's: not allowed, not a socket.
+pub fn connect(path: &Path) -> Result<Option<UnixStream>> {
+    match UnixStream::connect(path) {
+        Ok(stream) => Ok(Some(stream)),
+        Err(error) if matches!(error.kind(), ErrorKind::NotFound | ErrorKind::ConnectionRefused) => Ok(None),
+        Err(error) => {
+            Err(Error::from_io(&error, &format!("connecting to control socket {}", path.display())))
+        }
+    }
+}
+
+/// Everybody who serves this stack.
+///
+/// # Errors
+/// As [`connect`]'s; a folder that others may write to is passed over.
+pub fn servers(identity: &Identity) -> Result<Vec<(PathBuf, UnixStream)>> {
+    let mut found = Vec::new();
+    for folder in folders().into_iter().filter(|folder| is_ready(folder).unwrap_or(false)) {
+        for path in identity.names().map(|name| folder.join(name)) {
+            if let Some(stream) = connect(&path)? {
+                found.push((path, stream));
+            }
+        }
+    }
+    Ok(found)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::kinds::registry;
+    use std::os::unix::fs::PermissionsExt;
+
+    fn text(line: &str) -> Identity {
+        Identity::of_text(&Stack::from_line("stack", line, &registry()).unwrap()).unwrap()
+    }
+
+    #[test]
+    fn a_line_is_what_it_says() {
+        assert_eq!(text("stats(ram(1MiB))"), text("stats( on=ram(size=1024KiB) )"), "however it is written");
+        assert_ne!(text("stats(ram(1MiB))"), text("stats(ram(2MiB))"));
+        let names: Vec<String> = text("ram(1MiB)").names().collect();
+        assert!(names.len() == MOST_ALIKE && names[1] == names[0].replace(".sock", "-2.sock"), "{names:?}");
+    }
+
+    #[test]
+    fn a_file_is_where_it_lies() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = |name: &str| folder.path().join(name).to_str().unwrap().to_owned();
+        std::fs::write(path("a.toml"), "").unwrap();
+        std::fs::write(path("b.toml"), "").unwrap();
+        std::os::unix::fs::symlink(path("a.toml"), path("link.toml")).unwrap();
+        let of = |name: &str| Identity::of_file(&path(name)).unwrap();
+        assert_eq!(of("a.toml"), of("link.toml"));
+        assert_eq!(of("a.toml"), of("./a.toml"));
+        assert_ne!(of("a.toml"), of("b.toml"));
+        assert_eq!(Identity::of_file("ram(1MiB)"), None);
+        assert_eq!(of("a.toml").names().count(), 1);
+    }
+
+    /// Servers and operators may be of different versions.
+    #[test]
+    fn the_hash_is_fnv_1a() {
+        // From the test vectors of the draft, with the zero that ends each part.
+        assert_eq!(hash(&[]), 0xcbf2_9ce4_8422_2325);
+        assert_eq!(hash(&[b""]), 0xaf63_bd4c_8601_b7df);
+        assert_eq!(hash(&[b"foobar"]), 0x3453_1ca7_168b_8f38);
+    }
+
+    #[test]
+    fn a_folder_of_others_is_refused() {
+        let folder = tempfile::tempdir().unwrap();
+        let inside = folder.path().join("siltstone");
+        assert_eq!(is_ready(&inside), Ok(false));
+        std::fs::create_dir(&inside).unwrap();
+        for (mode, fine) in [(0o700, true), (0o755, true), (0o770, false), (0o702, false)] {
+            std::fs::set_permissions(&inside, PermissionsExt::from_mode(mode)).unwrap();
+            assert_eq!(is_ready(&inside).is_ok(), fine, "{mode:o}");
+        }
+        let link = folder.path().join("link");
+        std::fs::set_permissions(&inside, PermissionsExt::from_mode(0o700)).unwrap();
+        std::os::unix::fs::symlink(&inside, &link).unwrap();
+        assert!(matches!(is_ready(&link), Err(Error::PermissionDenied(_))), "a link may lead anywhere");
+    }
+}

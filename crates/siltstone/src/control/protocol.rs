@@ -1,0 +1,371 @@
+//! What is said over a control socket, without waiting: bytes into lines, lines into requests, answers into lines.
+//!
+//! One JSON object a line, both ways; an answer for each request, in order.
+//!
+//! ```text
+//! > {"verb":"hello"}
+//! < {"answer":{"protocol":1,"process":4711}}
+//! > {"verb":"status"}
+//! < {"answer":{"devices":{…},"zones":{…},"doors":{…},"server":{…}}}
+//! > {"verb":"message","part":"vol","text":"snapshot list"}
+//! < {"answer":"{\"snapshots\":[]}"}
+//! > {"verb":"massage"}
+//! < {"error":{"errno":22,"text":"verb \"massage\": did you mean …","wrongly_asked":true}}
+//! ```
+//!
+//! Whatever the bytes are: no panic, no more than [`LONGEST_REQUEST`] of a line remembered, and an error for what
+//! isn't a request. Left to others: sockets, and what a request does.
+
+use block::Error;
+use serde_json::{Map, Value, json};
+use std::fmt;
+
+/// How long a request may be, in bytes, without the end of its line.
+pub const LONGEST_REQUEST: usize = 64 << 10;
+/// How long an answer may be, in bytes, without the end of its line.
+pub const LONGEST_ANSWER: usize = 16 << 20;
+
+/// The version of all this, which [`Request::Hello`] is answered with. It changes when old clients would misunderstand.
+pub const VERSION: u32 = 1;
+
+/// What can be asked.
+const VERBS: [&str; 3] = ["hello", "status", "message"];
+
+/// What is asked of a stack, or of its server.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Request {
+    /// Whether a server is there. The socket of one that was killed takes connections for some time.
+    Hello,
+    /// What every part says about itself.
+    Status,
+    /// A message to one part.
+    Message {
+        /// Whom it is for.
+        to: Recipient,
+        /// What it says.
+        text: String,
+    },
+}
+
+/// Which part is meant.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Recipient {
+    /// The one with this name, else the only one of this kind.
+    Part(String),
+    /// The only one of this kind, whatever the others are called.
+    Kind(String),
+}
+
+/// Why there is no answer.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Refusal {
+    /// The error.
+    pub error: Error,
+    /// Whether it lies in the question, rather than in the stack.
+    pub wrongly_asked: bool,
+}
+
+impl Refusal {
+    /// The question is wrong.
+    pub fn wrongly_asked(error: Error) -> Self {
+        Refusal { error, wrongly_asked: true }
+    }
+}
+
+/// It lies in the stack.
+impl From<Error> for Refusal {
+    fn from(error: Error) -> Self {
+        Refusal { error, wrongly_asked: false }
+    }
+}
+
+impl fmt::Display for Refusal {
+    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.error.fmt(formatter)
+    }
+}
+
+/// What a request leads to.
+pub type Answer = Result<Value, Refusal>;
+
+impl Request {
+    /// Reads one line, without its end.
+    ///
+    /// # Errors
+    /// What is wrong with it, and what was expected.
+    pub fn parse(line: &[u8]) -> Result<Request, Refusal> {
+        parse(line).map_err(|text| Refusal::wrongly_asked(Error::invalid(text)))
+    }
+
+    /// The line, with its end.
+    pub fn to_line(&self) -> String {
+        let object = match self {
+            Request::Hello => json!({ "verb": "hello" }),
+            Request::Status => json!({ "verb": "status" }),
+            Request::Message { to: Recipient::Part(part), text } => {
+                json!({ "verb": "message", "part": part, "text": text })
+            }
+            Request::Message { to: Recipient::Kind(kind), text } => {
+                json!({ "verb": "message", "kind": kind, "text": text })
+            }
+        };
+        format!("{object}\n")
+    }
+}
+
+fn parse(line: &[u8]) -> Result<Request, String> {
+    const EXPECTED: &str = "expected a JSON object such as {\"verb\":\"status\"}";
+    let value: Value =
+        serde_json::from_slice(line).map_err(|error| format!("request: {error}; {EXPECTED}"))?;
+    let Value::Object(mut object) = value else { return Err(format!("request: {EXPECTED}")) };
+    let Some(verb) = take_text(&mut object, "verb")? else {
+        return Err(format!("request without a \"verb\": {EXPECTED}"));
+    };
+    let request = match verb.as_str() {
+        "hello" => Request::Hello,
+        "status" => Request::Status,
+        "message" => {
+            let to = match (take_text(&mut object, "part")?, take_text(&mut object, "kind")?) {
+                (Some(part), None) => Recipient::Part(part),
+                (None, Some(kind)) => Recipient::Kind(kind),
+                _ => return Err("message: expected \"part\", a name, or \"kind\"".into()),
+            };
+            let text = take_text(&mut object, "text")?.ok_or("message: expected \"text\"")?;
+            Request::Message { to, text }
+        }
+        unknown => {
+            let meant = stack::nearest(unknown, VERBS)
+                .map_or_else(String::new, |near| format!("did you mean \"{near}\"? "));
+            return Err(format!("verb \"{}\": {meant}Verbs: {}", excerpt(unknown), VERBS.join(", ")));
+        }
+    };
+    match object.keys().next() {
+        None => Ok(request),
+        Some(key) => Err(format!("{verb}: it has no key \"{}\"", excerpt(key))),
+    }
+}
+
+fn take_text(object: &mut Map<String, Value>, key: &str) -> Result<Option<String>, String> {
+    match object.remove(key) {
+        None => Ok(None),
+        Some(Value::String(text)) => Ok(Some(text)),
+        Some(_) => Err(format!("\"{key}\": expected a text")),
+    }
+}
+
+/// So much of a stranger's word as an error repeats.
+fn excerpt(word: &str) -> String {
+    let start: String = word.chars().take(60).collect();
+    let more = if start.len() < word.len() { "…" } else { "" };
+    format!("{}{more}", start.escape_debug())
+}
+
+/// An answer's line, with its end. One that is too long becomes an error.
+pub fn encode(answer: &Answer) -> Vec<u8> {
+    let mut line = match answer {
+        Ok(value) => json!({ "answer": value }).to_string().into_bytes(),
+        Err(refusal) => encode_refusal(refusal),
+    };
+    if line.len() > LONGEST_ANSWER {
+        let error = Error::overflow(format!(
+            "the answer has {} bytes, and a control socket passes at most {LONGEST_ANSWER}: ask for less, or ask \
+             while the stack is not served",
+            line.len()
+        ));
+        line = encode_refusal(&error.into());
+    }
+    line.push(b'\n');
+    line
+}
+
+fn encode_refusal(refusal: &Refusal) -> Vec<u8> {
+    let Refusal { error, wrongly_asked } = refusal;
+    let error = json!({ "errno": error.errno(), "text": error.detail(), "wrongly_asked": wrongly_asked });
+    json!({ "error": error }).to_string().into_bytes()
+}
+
+/// Reads an answer's line.
+///
+/// # Errors
+/// [`Error::Protocol`] where it isn't one.
+pub fn decode(line: &[u8]) -> Result<Answer, Error> {
+    let wrong =
+        |what: &str| Error::protocol(format!("the answer {what}: is this a control socket of siltstone?"));
+    let value: Value =
+        serde_json::from_slice(line).map_err(|error| wrong(&format!("isn't JSON ({error})")))?;
+    let Value::Object(mut object) = value else { return Err(wrong("isn't a JSON object")) };
+    if let Some(answer) = object.remove("answer") {
+        return Ok(Ok(answer));
+    }
+    let error = object.remove("error").ok_or_else(|| wrong("has neither \"answer\" nor \"error\""))?;
+    let errno = error["errno"].as_i64().and_then(|errno| i32::try_from(errno).ok());
+    let (Some(errno), Some(text)) = (errno, error["text"].as_str()) else {
+        return Err(wrong("has an error without \"errno\" and \"text\""));
+    };
+    let wrongly_asked = error["wrongly_asked"].as_bool().unwrap_or(false);
+    Ok(Err(Refusal { error: Error::from_errno(errno, text.to_owned()), wrongly_asked }))
+}
+
+/// Cuts what was received into lines.
+#[derive(Debug, Default)]
+pub struct Lines {
+    bytes: Vec<u8>,
+    /// Where the next line begins.
+    start: usize,
+    /// No line ends between `start` and this byte.
+    searched: usize,
+}
+
+impl Lines {
+    /// Takes what was received.
+    pub fn push(&mut self, bytes: &[u8]) {
+        self.bytes.drain(..self.start);
+        self.searched -= self.start;
+        self.start = 0;
+        self.bytes.extend_from_slice(bytes);
+    }
+
+    /// The next whole line, without its end; none until more is received.
+    ///
+    /// # Errors
+    /// The line is longer than [`LONGEST_REQUEST`]: nobody knows where the next one begins.
+    pub fn next_line(&mut self) -> Result<Option<&[u8]>, Refusal> {
+        let end = self.bytes[self.searched..].iter().position(|byte| *byte == b'\n');
+        self.searched = end.map_or(self.bytes.len(), |end| self.searched + end);
+        let (start, length) = (self.start, self.searched - self.start);
+        if length > LONGEST_REQUEST {
+            return Err(Refusal::wrongly_asked(Error::invalid(format!(
+                "a request of {length} bytes or more: expected at most {LONGEST_REQUEST} in a line"
+            ))));
+        }
+        if end.is_none() {
+            return Ok(None);
+        }
+        self.searched += 1;
+        self.start = self.searched;
+        Ok(Some(&self.bytes[start..start + length]))
+    }
+
+    /// What stands behind the last whole line.
+    pub fn rest(&self) -> &[u8] {
+        &self.bytes[self.start..]
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use runtime::Random;
+
+    #[test]
+    fn requests_survive_the_trip() {
+        let text = "snapshot create \"ä\"\n\u{1b}[2J\0".to_owned();
+        for request in [
+            Request::Hello,
+            Request::Status,
+            Request::Message { to: Recipient::Part("vol".into()), text: text.clone() },
+            Request::Message { to: Recipient::Kind("log".into()), text },
+        ] {
+            let line = request.to_line();
+            assert_eq!(line.matches('\n').count(), 1, "one line: {line}");
+            assert_eq!(Request::parse(line.as_bytes()), Ok(request));
+        }
+    }
+
+    #[test]
+    fn answers_survive_the_trip() {
+        let refusal = Refusal::wrongly_asked(Error::not_found("there is no part \"x\""));
+        for answer in [
+            Ok(json!("line\nline")),
+            Ok(json!({ "a": [1, null] })),
+            Err(refusal),
+            Err(Error::Os(4, "x".into()).into()),
+        ] {
+            let line = encode(&answer);
+            assert_eq!(line.iter().filter(|byte| **byte == b'\n').count(), 1);
+            assert_eq!(decode(&line), Ok(answer));
+        }
+    }
+
+    #[test]
+    fn an_answer_too_long_is_an_error() {
+        let fits = LONGEST_ANSWER - r#"{"answer":""}"#.len();
+        assert_eq!(encode(&Ok("x".repeat(fits).into())).len(), LONGEST_ANSWER + 1);
+        let answer = decode(&encode(&Ok("x".repeat(fits + 1).into()))).unwrap();
+        assert!(matches!(&answer, Err(refusal) if matches!(refusal.error, Error::Overflow(_))), "{answer:?}");
+    }
+
+    #[test]
+    fn what_is_wrong_is_said() {
+        let deep = "[".repeat(10_000);
+        for (line, expected) in [
+            ("", "EOF while parsing a value at line 1 column 0; expected a JSON object"),
+            ("[1]", "expected a JSON object such as {\"verb\":\"status\"}"),
+            ("{}", "without a \"verb\""),
+            (r#"{"verb":1}"#, "\"verb\": expected a text"),
+            (r#"{"verb":"stauts"}"#, "did you mean \"status\"?"),
+            (r#"{"verb":"status","part":"x"}"#, "it has no key \"part\""),
+            (r#"{"verb":"message","text":"x"}"#, "expected \"part\", a name, or \"kind\""),
+            (r#"{"verb":"message","part":"x","kind":"y","text":"x"}"#, "expected \"part\", a name, or"),
+            (r#"{"verb":"message","part":"x"}"#, "expected \"text\""),
+            (r#"{"verb":"\u001b[2J"}"#, r"\u{1b}[2J"),
+            (deep.as_str(), "recursion limit"),
+        ] {
+            let refusal = Request::parse(line.as_bytes()).unwrap_err();
+            assert!(
+                refusal.wrongly_asked && refusal.error.detail().contains(expected),
+                "{line:.40}: {refusal}"
+            );
+            assert!(refusal.error.detail().len() < 300);
+        }
+        assert!(Request::parse(b"\xff\xfe{\"verb\":\"status\"}").is_err());
+    }
+
+    #[test]
+    fn answers_of_others_are_no_answers() {
+        for line in ["NBDMAGIC", "7", "{}", r#"{"error":{}}"#, r#"{"error":{"errno":1e99,"text":""}}"#] {
+            assert!(matches!(decode(line.as_bytes()), Err(Error::Protocol(_))), "{line}");
+        }
+    }
+
+    /// However the bytes arrive, the lines are the same.
+    #[test]
+    fn lines_are_cut_at_their_ends() {
+        let seed = 7;
+        let mut random = Random::new(seed);
+        for round in 0..200 {
+            let count = random.below(2000) as usize;
+            let text: Vec<u8> = (0..count).map(|_| b"ab\n\xff"[random.below(4) as usize]).collect();
+            let (mut lines, mut cut, mut at) = (Lines::default(), Vec::new(), 0);
+            while at < text.len() {
+                let length = (1 + random.below(50) as usize).min(text.len() - at);
+                lines.push(&text[at..at + length]);
+                at += length;
+                while let Some(line) = lines.next_line().unwrap() {
+                    cut.push(line.to_vec());
+                }
+            }
+            cut.push(lines.rest().to_vec());
+            let expected: Vec<Vec<u8>> = text.split(|byte| *byte == b'\n').map(<[u8]>::to_vec).collect();
+            assert_eq!(cut, expected, "seed {seed}, round {round}");
+        }
+    }
+
+    #[test]
+    fn a_line_too_long_is_refused() {
+        let mut lines = Lines::default();
+        lines.push(&vec![b' '; LONGEST_REQUEST]);
+        assert_eq!(lines.next_line(), Ok(None));
+        lines.push(b"\n");
+        assert_eq!(lines.next_line().unwrap().map(<[u8]>::len), Some(LONGEST_REQUEST));
+        lines.push(&vec![b'x'; LONGEST_REQUEST + 1]);
+        assert!(lines.next_line().is_err(), "before its end has come");
+        let mut lines = Lines::default();
+        lines.push(&vec![b'\n'; 3 * LONGEST_REQUEST]);
+        let mut count = 0;
+        while lines.next_line().unwrap().is_some() {
+            count += 1;
+        }
+        assert_eq!(count, 3 * LONGEST_REQUEST, "many short ones are fine");
+    }
+}

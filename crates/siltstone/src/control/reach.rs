@@ -1,0 +1,112 @@
+//! Asks a stack: through its server's control socket if it is served, else by opening it for this one request.
+
+use super::client::Client;
+use super::operated::OperatedStack;
+use super::place::{self, Identity};
+use super::protocol::{Answer, Request};
+use crate::arguments::Operated;
+use crate::failure::Failure;
+use crate::load;
+use crate::output::say;
+use runtime::Config;
+use serde_json::Value;
+use stack::{Registry, Stack};
+
+/// What a stack answered.
+pub struct Reached {
+    /// The answer.
+    pub answer: Value,
+    /// Whether its server gave it.
+    pub is_live: bool,
+}
+
+/// Asks a stack, and says on standard error which way.
+///
+/// # Errors
+/// A wrong stack, a part that there isn't, what a part says to its message, what opening and closing say.
+pub fn ask(operated: &Operated, registry: &Registry, request: Request) -> Result<Reached, Failure> {
+    let reached = |answer: Answer, is_live| match answer {
+        Ok(answer) => Ok(Reached { answer, is_live }),
+        Err(refusal) if refusal.wrongly_asked => {
+            Err(Failure::Usage(format!("{}: {}", operated.stack, refusal.error.detail())))
+        }
+        Err(refusal) => Err(refusal.error.into()),
+    };
+    match find(operated, registry)? {
+        Found::Server(client) => {
+            say(&format!("live: asked its server, through {}", client.path().display()));
+            reached(client.ask(&request)?, true)
+        }
+        Found::Nobody(stack) => {
+            say("not served: opened for this, and closed again");
+            reached(ask_unserved(&stack, request)?, false)
+        }
+    }
+}
+
+enum Found {
+    Server(Client),
+    Nobody(Box<Stack>),
+}
+
+fn find(operated: &Operated, registry: &Registry) -> Result<Found, Failure> {
+    let argument = &operated.stack;
+    if let Some(path) = &operated.control {
+        let client = match place::connect(path)? {
+            Some(stream) => Client::new(path.clone(), stream)?,
+            None => None,
+        };
+        return client.map(Found::Server).ok_or_else(|| {
+            Failure::World(format!(
+                "control socket {}: no server listens there; leave --control out to open the stack itself",
+                path.display()
+            ))
+        });
+    }
+    // A server is asked even if its file has been changed since, and is wrong by now.
+    if let Some(identity) = Identity::of_file(argument) {
+        return match the_only_server(argument, &identity)? {
+            Some(client) => Ok(Found::Server(client)),
+            None => Ok(Found::Nobody(load::stack(argument, registry)?.into())),
+        };
+    }
+    let stack = load::stack(argument, registry)?;
+    match the_only_server(argument, &Identity::of_text(&stack)?)? {
+        Some(client) => Ok(Found::Server(client)),
+        None => Ok(Found::Nobody(stack.into())),
+    }
+}
+
+fn the_only_server(argument: &str, identity: &Identity) -> Result<Option<Client>, Failure> {
+    let mut servers = Vec::new();
+    for (path, stream) in place::servers(identity)? {
+        servers.extend(Client::new(path, stream)?);
+    }
+    if servers.len() > 1 {
+        let options: Vec<_> =
+            servers.iter().map(|client| format!("  --control {}", client.path().display())).collect();
+        return Err(Failure::Usage(format!(
+            "{argument}: {} servers serve this; say which one is meant:\n{}",
+            servers.len(),
+            options.join("\n")
+        )));
+    }
+    Ok(servers.pop())
+}
+
+/// Opens the stack without its doors.
+fn ask_unserved(stack: &Stack, request: Request) -> Result<Answer, Failure> {
+    let plan = stack.check(false)?;
+    let config = Config::default().with_shards(stack.shards());
+    let (answer, closed) = runtime::run(config, move || async move {
+        let built = plan.build().await?;
+        let stack = OperatedStack { built, extra_doors: Vec::new(), server: None };
+        let answer = stack.answer(&request).await;
+        Ok::<_, block::Error>((answer, stack.built.close().await))
+    })??;
+    // What was asked for comes first; that closing failed matters where it was done.
+    if answer.is_ok() {
+        closed?;
+    }
+    Ok(answer)
+}

@@ -1,0 +1,270 @@
+//! The control socket of a server: takes operators' requests on shard 0.
+//!
+//! # Promises
+//! - Each client has a task of its own: one that is slow, silent or hostile holds up nobody else. A client's requests
+//!   are carried out one after the other.
+//! - Never more than [`MOST_CLIENTS`]; who comes then is told so. A line that isn't whole after [`LINE_LIMIT`], an
+//!   answer that isn't taken after [`ANSWER_LIMIT`], and silence of [`SILENCE_LIMIT`] end a connection.
+//! - A client that goes away stops the waiting, never what it asked for.
+//! - [`ControlServer::stop`] takes no new clients, waits for the requests that are being carried out, gives their
+//!   answers [`STOP_LIMIT`] to be taken, and removes the socket's file.
+
+use super::operated::{OperatedStack, hello};
+use super::place::Place;
+use super::protocol::{self, Answer, Lines, Refusal, Request};
+use super::socket::{self, SocketFile};
+use block::{Buffer, Data, Error, Payload, Result};
+use runtime::net::{Listener, Stream};
+use runtime::sync::{Notify, StopSource, StopToken};
+use runtime::{Instant, JoinHandle};
+use std::cell::{Cell, OnceCell};
+use std::future::poll_fn;
+use std::path::Path;
+use std::pin::pin;
+use std::rc::Rc;
+use std::task::Poll;
+use std::time::Duration;
+
+/// How many clients at a time.
+pub const MOST_CLIENTS: usize = 16;
+/// How long a request may take from its first byte to the end of its line.
+pub const LINE_LIMIT: Duration = Duration::from_secs(30);
+/// How long a client may take to fetch an answer.
+pub const ANSWER_LIMIT: Duration = Duration::from_secs(30);
+/// How long a client may be silent between requests.
+pub const SILENCE_LIMIT: Duration = Duration::from_secs(600);
+/// How long clients may take to fetch their last answers when the server stops.
+pub const STOP_LIMIT: Duration = Duration::from_secs(2);
+/// How long the server waits when the system has no room for another connection.
+const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
+/// How many bytes are received or sent at a time.
+const PIECE: usize = 16 << 10;
+
+/// A control socket that is listened on.
+pub struct ControlServer {
+    file: Option<SocketFile>,
+    shared: Rc<Shared>,
+    stop: StopSource,
+    accepting: JoinHandle<()>,
+}
+
+struct Shared {
+    /// Not there yet while the stack is being opened.
+    stack: OnceCell<Rc<OperatedStack>>,
+    clients: Cell<usize>,
+    /// A client has gone.
+    gone: Notify,
+    stop: StopToken,
+}
+
+impl ControlServer {
+    /// Listens. Until [`opened`](Self::opened), clients hear that the stack is still being opened.
+    ///
+    /// # Errors
+    /// [`Error::Busy`] where a live server listens there; those of the kernel.
+    pub async fn start(place: &Place) -> Result<ControlServer> {
+        let (file, listener) = socket::take(place).await?;
+        tracing::info!("control socket {}", file.path().display());
+        Ok(Self::listening(Some(file), listener))
+    }
+
+    fn listening(file: Option<SocketFile>, listener: Listener) -> ControlServer {
+        let stop = StopSource::new();
+        let shared = Rc::new(Shared {
+            stack: OnceCell::new(),
+            clients: Cell::new(0),
+            gone: Notify::new(),
+            stop: stop.token(),
+        });
+        let accepting = runtime::spawn(accept(shared.clone(), listener));
+        ControlServer { file, shared, stop, accepting }
+    }
+
+    /// The stack is open: from now on it is asked.
+    pub fn opened(&self, stack: Rc<OperatedStack>) {
+        // It is opened once.
+        let _ = self.shared.stack.set(stack);
+    }
+
+    /// The socket's file.
+    pub fn path(&self) -> Option<&Path> {
+        self.file.as_ref().map(SocketFile::path)
+    }
+
+    /// Ends it, and lets go of the stack.
+    pub async fn stop(self) {
+        self.stop.stop();
+        self.accepting.await;
+        if let Some(file) = self.file {
+            file.give_back();
+        }
+        while self.shared.clients.get() > 0 {
+            self.shared.gone.notified().await;
+        }
+    }
+}
+
+/// Waits for a future, at most until it is time to stop.
+async fn unless_stopped<F: Future>(stop: &StopToken, future: F) -> Option<F::Output> {
+    let (mut stopped, mut future) = (pin!(stop.stopped()), pin!(future));
+    poll_fn(|context| match stopped.as_mut().poll(context) {
+        Poll::Ready(()) => Poll::Ready(None),
+        Poll::Pending => future.as_mut().poll(context).map(Some),
+    })
+    .await
+}
+
+async fn accept(shared: Rc<Shared>, listener: Listener) {
+    while let Some(accepted) = unless_stopped(&shared.stop, listener.accept()).await {
+        match accepted {
+            Ok(stream) if shared.clients.get() < MOST_CLIENTS => {
+                let client = Client::new(shared.clone(), stream);
+                runtime::spawn(client.serve()).detach();
+            }
+            Ok(stream) => {
+                tracing::warn!(
+                    "a client of the control socket was refused: there are {MOST_CLIENTS} already"
+                );
+                let error = Error::busy(format!(
+                    "the control socket has {MOST_CLIENTS} clients already: ask again later"
+                ));
+                let line = protocol::encode(&Err(error.into()));
+                // It fits into an empty socket; whoever doesn't take it is closed all the same.
+                let sending = stream.send(Data::copy_of(&line).into());
+                let _ = unless_stopped(&shared.stop, runtime::timeout(ACCEPT_PAUSE, sending)).await;
+            }
+            Err(error) => {
+                tracing::warn!("control socket: {error}");
+                unless_stopped(&shared.stop, runtime::sleep(ACCEPT_PAUSE)).await;
+            }
+        }
+    }
+}
+
+/// A client, counted as long as it lives.
+struct Client {
+    shared: Rc<Shared>,
+    stream: Stream,
+}
+
+impl Drop for Client {
+    fn drop(&mut self) {
+        self.shared.clients.set(self.shared.clients.get() - 1);
+        self.shared.gone.notify_all();
+    }
+}
+
+/// The connection is over.
+struct Over;
+
+impl Client {
+    fn new(shared: Rc<Shared>, stream: Stream) -> Client {
+        shared.clients.set(shared.clients.get() + 1);
+        Client { shared, stream }
+    }
+
+    async fn serve(self) {
+        // Why it is over is the client's own doing, or the server's end.
+        let _ = self.converse().await;
+    }
+
+    async fn converse(&self) -> Result<(), Over> {
+        let mut lines = Lines::default();
+        let mut buffer = Buffer::new(PIECE);
+        // The silence, or the line that isn't whole yet.
+        let mut begun = runtime::now();
+        loop {
+            if self.answer_whole_lines(&mut lines).await? {
+                begun = runtime::now();
+            }
+            let (limit, what) = match lines.rest().is_empty() {
+                true => (SILENCE_LIMIT, "silence"),
+                false => (LINE_LIMIT, "waiting for the end of a line"),
+            };
+            let received = self.receive(buffer, begun + limit).await?;
+            let Some((count, filled)) = received else {
+                let error = Error::timed_out(format!(
+                    "after {} s of {what} the connection is closed",
+                    limit.as_secs()
+                ));
+                return self.send(&Err(Refusal::wrongly_asked(error))).await.and(Err(Over));
+            };
+            buffer = filled;
+            if count == 0 {
+                // What `printf | nc` sends ends without the end of its line.
+                let last = lines.rest();
+                return if last.is_empty() {
+                    Err(Over)
+                } else {
+                    self.send(&self.shared.answer(last).await).await
+                };
+            }
+            if lines.rest().is_empty() {
+                begun = runtime::now();
+            }
+            lines.push(buffer.filled());
+            buffer.clear();
+        }
+    }
+
+    /// Answers every request that is there, and says whether there was one.
+    async fn answer_whole_lines(&self, lines: &mut Lines) -> Result<bool, Over> {
+        let mut any = false;
+        loop {
+            let answer = match lines.next_line() {
+                Ok(Some(line)) => self.shared.answer(line).await,
+                Ok(None) => return Ok(any),
+                Err(too_long) => return self.send(&Err(too_long)).await.and(Err(Over)),
+            };
+            any = true;
+            self.send(&answer).await?;
+            if self.shared.stop.is_stopped() {
+                return Err(Over);
+            }
+        }
+    }
+
+    /// Receives something; none where nothing comes in time.
+    async fn receive(&self, buffer: Buffer, deadline: Instant) -> Result<Option<(usize, Buffer)>, Over> {
+        let left = deadline - runtime::now();
+        let receiving = runtime::timeout(left, self.stream.receive(buffer));
+        match unless_stopped(&self.shared.stop, receiving).await {
+            Some(Ok((Ok(count), buffer))) => Ok(Some((count, buffer))),
+            Some(Err(_)) => Ok(None),
+            Some(Ok((Err(_), _))) | None => Err(Over),
+        }
+    }
+
+    /// Sends an answer, a piece at a time: what is in flight is memory.
+    async fn send(&self, answer: &Answer) -> Result<(), Over> {
+        let line = protocol::encode(answer);
+        let mut sending = pin!(runtime::timeout(ANSWER_LIMIT, async {
+            for piece in line.chunks(PIECE) {
+                let (sent, _) = self.stream.send(Payload::from(Data::copy_of(piece))).await;
+                if sent.is_err() {
+                    return Err(Over);
+                }
+            }
+            Ok(())
+        }));
+        let sent = match unless_stopped(&self.shared.stop, sending.as_mut()).await {
+            Some(sent) => sent,
+            None => runtime::timeout(STOP_LIMIT, sending).await.and_then(|sent| sent),
+        };
+        sent.unwrap_or(Err(Over))
+    }
+}
+
+impl Shared {
+    async fn answer(&self, line: &[u8]) -> Answer {
+        let request = Request::parse(line)?;
+        match self.stack.get() {
+            Some(stack) => stack.answer(&request).await,
+            None if request == Request::Hello => Ok(hello()),
+            None => Err(Error::busy("the stack is still being opened: ask again later").into()),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,232 @@
+//! The server in a simulated world, where half a minute passes in no time.
+
+use super::*;
+use crate::control::protocol::{LONGEST_REQUEST, decode};
+use crate::control::test_log::registry;
+use runtime::net::{Address, Shutdown};
+use runtime::{Random, Simulation, simulate};
+use serde_json::{Value, json};
+use stack::Stack;
+
+const STATUS: &[u8] = b"{\"verb\":\"status\"}\n";
+const WAIT: &[u8] = b"{\"verb\":\"message\",\"kind\":\"log\",\"text\":\"wait\"}\n";
+const LIST: &[u8] = b"{\"verb\":\"message\",\"part\":\"log\",\"text\":\"snapshot list\"}\n";
+
+fn address() -> Address {
+    Address::Unix("/control.sock".into())
+}
+
+/// A server and its stack, which is open already.
+async fn serving() -> (ControlServer, Rc<OperatedStack>) {
+    let server = ControlServer::listening(None, Listener::bind(&address()).unwrap());
+    let stack = Stack::from_line("stack", "log(stats(ram(1MiB)))", &registry()).unwrap();
+    let built = stack.check(false).unwrap().build().await.unwrap();
+    let stack = Rc::new(OperatedStack { built, extra_doors: Vec::new(), server: None });
+    server.opened(stack.clone());
+    (server, stack)
+}
+
+fn in_a_world<Fut: Future<Output = ()> + 'static>(main: impl Fn() -> Fut) {
+    for seed in [1, 2, 3] {
+        println!("seed {seed}");
+        simulate(Simulation::new(seed), &main).expect("it ends");
+    }
+}
+
+async fn connect() -> Stream {
+    Stream::connect(&address()).await.unwrap()
+}
+
+async fn send(stream: &Stream, bytes: &[u8]) {
+    stream.send(Data::copy_of(bytes).into()).await.0.unwrap();
+}
+
+/// Everything up to the end of a line, or of the stream.
+async fn line(stream: &Stream) -> Vec<u8> {
+    let mut line = Vec::new();
+    while line.last() != Some(&b'\n') {
+        let (result, byte) = stream.receive(Buffer::new(1)).await;
+        if result.unwrap_or(0) == 0 {
+            break;
+        }
+        line.extend_from_slice(byte.filled());
+    }
+    line
+}
+
+async fn answer(stream: &Stream) -> Answer {
+    decode(&line(stream).await).unwrap()
+}
+
+async fn error(stream: &Stream) -> String {
+    answer(stream).await.unwrap_err().to_string()
+}
+
+#[test]
+fn requests_are_answered_in_order() {
+    in_a_world(|| async {
+        let (server, _stack) = serving().await;
+        let client = connect().await;
+        send(&client, &[STATUS, LIST, b"\n", STATUS].concat()).await;
+        let status = answer(&client).await.unwrap();
+        assert_eq!(status["devices"]["top"]["kind"], "log");
+        assert_eq!(answer(&client).await.unwrap(), json!("{\"snapshots\":[]}"));
+        assert!(error(&client).await.contains("expected a JSON object"));
+        assert_eq!(answer(&client).await.unwrap(), status);
+        // The last one without the end of its line.
+        send(&client, &STATUS[..STATUS.len() - 1]).await;
+        client.shutdown(Shutdown::Write).await.unwrap();
+        assert_eq!(answer(&client).await.unwrap(), status);
+        assert_eq!(line(&client).await, b"");
+        server.stop().await;
+    });
+}
+
+#[test]
+fn parts_that_there_are_not_are_refused() {
+    in_a_world(|| async {
+        let (server, _stack) = serving().await;
+        let client = connect().await;
+        for (to, expected) in [
+            (
+                r#""part":"lgo""#,
+                r#"there is no part "lgo": did you mean "log"? expected one of "top" (log), "#,
+            ),
+            (r#""kind":"file""#, r#"this stack has no part of kind "file": there are "top" (log), "#),
+            (r#""part":"ram""#, "ram takes no messages"),
+        ] {
+            send(&client, format!("{{\"verb\":\"message\",{to},\"text\":\"x\"}}\n").as_bytes()).await;
+            let error = error(&client).await;
+            assert!(error.contains(expected), "{error}");
+        }
+        server.stop().await;
+    });
+}
+
+#[test]
+fn while_the_stack_is_opened_it_is_busy() {
+    in_a_world(|| async {
+        let server = ControlServer::listening(None, Listener::bind(&address()).unwrap());
+        let client = connect().await;
+        send(&client, b"{\"verb\":\"hello\"}\n").await;
+        assert_eq!(answer(&client).await.unwrap()["protocol"], 1, "it is there all the same");
+        send(&client, STATUS).await;
+        let Err(refusal) = answer(&client).await else { panic!("an answer without a stack") };
+        assert!(matches!(refusal.error, Error::Busy(_)) && !refusal.wrongly_asked, "{refusal}");
+        server.stop().await;
+    });
+}
+
+#[test]
+fn who_is_silent_is_cut_off_in_time() {
+    in_a_world(|| async {
+        let (server, _stack) = serving().await;
+        for (sent, limit) in [(&b""[..], SILENCE_LIMIT), (b"{\"verb\":", LINE_LIMIT)] {
+            let (client, begun) = (connect().await, runtime::now());
+            // Another one is answered all the time.
+            let other = connect().await;
+            send(&client, sent).await;
+            send(&other, STATUS).await;
+            answer(&other).await.unwrap();
+            assert!(error(&client).await.contains(&format!("after {} s", limit.as_secs())));
+            let passed = begun.elapsed();
+            assert!((limit..limit + Duration::from_secs(1)).contains(&passed), "{passed:?}");
+            assert_eq!(line(&client).await, b"");
+        }
+        // Bytes that come one by one don't stretch the limit, and silence before them doesn't shorten it.
+        let client = connect().await;
+        runtime::sleep(Duration::from_secs(500)).await;
+        let begun = runtime::now();
+        for byte in STATUS.iter().take(9) {
+            send(&client, &[*byte]).await;
+            runtime::sleep(Duration::from_secs(3)).await;
+        }
+        assert!(error(&client).await.contains("the end of a line"));
+        let passed = begun.elapsed();
+        assert!((LINE_LIMIT..LINE_LIMIT + Duration::from_secs(1)).contains(&passed), "{passed:?}");
+        server.stop().await;
+    });
+}
+
+#[test]
+fn one_too_many_is_told_so() {
+    in_a_world(|| async {
+        let (server, _stack) = serving().await;
+        let mut clients = Vec::new();
+        for _ in 0..MOST_CLIENTS {
+            let client = connect().await;
+            send(&client, STATUS).await;
+            answer(&client).await.unwrap();
+            clients.push(client);
+        }
+        let refused = connect().await;
+        assert!(error(&refused).await.contains("16 clients already"));
+        clients.pop();
+        runtime::sleep(Duration::from_secs(1)).await;
+        let client = connect().await;
+        send(&client, STATUS).await;
+        answer(&client).await.unwrap();
+        server.stop().await;
+    });
+}
+
+#[test]
+fn a_message_under_way_is_waited_for() {
+    in_a_world(|| async {
+        let (server, stack) = serving().await;
+        let (client, gone, idle) = (connect().await, connect().await, connect().await);
+        send(&client, WAIT).await;
+        send(&gone, WAIT).await;
+        runtime::sleep(Duration::from_secs(1)).await;
+        drop(gone);
+        let begun = runtime::now();
+        server.stop().await;
+        let passed = begun.elapsed();
+        assert!((Duration::from_secs(3)..Duration::from_secs(5)).contains(&passed), "{passed:?}");
+        assert_eq!(answer(&client).await.unwrap(), "waited");
+        assert_eq!(line(&idle).await, b"");
+        let list = stack.built.part("log").unwrap().built.part().message("snapshot list").await.unwrap();
+        let list: Value = serde_json::from_str(&list).unwrap();
+        assert_eq!(list["snapshots"].as_array().unwrap().len(), 2, "whoever went away, it was done");
+        assert_eq!(Rc::strong_count(&stack), 1, "the stack can be closed");
+    });
+}
+
+/// Arbitrary bytes, and requests with bytes of them changed: each line gets an answer, and the next client too.
+#[test]
+fn hostile_bytes_are_answered_with_errors() {
+    in_a_world(|| async {
+        let (server, _stack) = serving().await;
+        let mut random = Random::new(5);
+        for _ in 0..100 {
+            let mut bytes = match random.below(2) {
+                0 => vec![0; random.below(300) as usize],
+                _ => [STATUS, LIST].concat(),
+            };
+            match bytes.len() {
+                // Nothing but chance, or a few changes.
+                _ if bytes.iter().all(|byte| *byte == 0) => random.fill(&mut bytes),
+                length => (0..3).for_each(|_| {
+                    bytes[random.below(length as u64) as usize] = random.next_u64() as u8;
+                }),
+            }
+            let client = connect().await;
+            send(&client, &bytes).await;
+            client.shutdown(Shutdown::Write).await.unwrap();
+            let whole = bytes.split(|byte| *byte == b'\n').count() - usize::from(bytes.ends_with(b"\n"));
+            let expected = if bytes.is_empty() { 0 } else { whole };
+            for _ in 0..expected {
+                let _ = answer(&client).await;
+            }
+            assert_eq!(line(&client).await, b"", "as many answers as lines: {bytes:?}");
+        }
+        let client = connect().await;
+        send(&client, &vec![b'['; LONGEST_REQUEST + 1]).await;
+        assert!(error(&client).await.contains("expected at most 65536 in a line"));
+        assert_eq!(line(&client).await, b"");
+        let client = connect().await;
+        send(&client, STATUS).await;
+        answer(&client).await.unwrap();
+        server.stop().await;
+    });
+}
