@@ -513,18 +513,21 @@ impl Core {
         Some(OpenZone::new(zone, self.table.get(zone).generation, class, summary))
     }
 
-    /// Opens a zone for users' writes, once there is one.
+    /// Opens a zone for users' writes, once there is one; none if nothing is queued for it any more.
     ///
     /// # Errors
     /// [`Error::NoSpace`] if the cleaner can't free any; what made the log fail.
-    pub async fn open_zone_for_users(self: &Rc<Self>, class: u8) -> Result<OpenZone> {
+    pub async fn open_zone_for_users(self: &Rc<Self>, class: u8) -> Result<Option<OpenZone>> {
         loop {
             if let Some(error) = self.failure() {
                 return Err(error);
             }
+            if self.queue_is_empty(class) {
+                return Ok(None);
+            }
             if let Some(zone) = self.try_open_zone(class, self.settings.cleaner_reserve) {
                 self.cleaner.notify_all();
-                return Ok(zone);
+                return Ok(Some(zone));
             }
             if self.is_stuck.get() {
                 return Err(Error::no_space(

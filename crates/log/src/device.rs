@@ -118,6 +118,16 @@ impl LogPart {
         let shared = Shared::new(zones, &core, recovered, VersionId::HEAD)?;
         Ok(LogPart { home: Home::here(core), shared: Arc::new(shared) })
     }
+
+    /// What is counted for people.
+    pub fn counters(&self) -> &Arc<crate::core::Counters> {
+        &self.shared.counters
+    }
+
+    /// What opening found.
+    pub fn recovered(&self) -> &Recovered {
+        &self.shared.recovered
+    }
 }
 
 impl Shared {
@@ -439,7 +449,7 @@ pub async fn open(
     zones: Arc<dyn ZonesPart>,
     options: &crate::kind::Options,
 ) -> Result<LogPart> {
-    let policy = options.policy()?;
+    let policy = options.policy(zones.geometry().zones)?;
     let handle = zones.open().await?;
     let layout = crate::layout::Layout::new(zones.geometry(), block::BlockSize::new(crate::recovery::BLOCK)?)?;
     let (mut state, recovered) = match options.format {

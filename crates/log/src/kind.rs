@@ -139,8 +139,8 @@ impl Options {
     ///
     /// # Errors
     /// [`Error::Invalid`] for a name that is none.
-    pub fn policy(&self) -> Result<Box<dyn Policy>> {
-        zones::cleaning::make(&self.cleaning, zones::cleaning::Parameters::default())
+    pub fn policy(&self, zones: u32) -> Result<Box<dyn Policy>> {
+        zones::cleaning::make(&self.cleaning, zones::cleaning::Parameters::for_zones(zones))
     }
 
     fn open_zones(&self, policy: &dyn Policy) -> u32 {
@@ -274,7 +274,7 @@ fn check_plan(arguments: &Arguments, disk: u64, size: u64) -> Result<()> {
         .map_err(|error| arguments.refuse("zone_size", error.detail().to_owned()))?;
     let layout = Layout::new(&zones, BlockSize::new(crate::recovery::BLOCK)?)
         .map_err(|error| arguments.refuse("zone_size", error.detail().to_owned()))?;
-    let policy = options.policy()?;
+    let policy = options.policy(layout.zones)?;
     options
         .blocks_to_make(&layout, &*policy)
         .map(|_| ())

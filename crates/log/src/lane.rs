@@ -47,7 +47,8 @@ async fn lane(core: Rc<Core>) {
         let zone = match zones[usize::from(class)].take() {
             Some(zone) => zone,
             None => match core.open_zone_for_users(class).await {
-                Ok(zone) => zone,
+                Ok(Some(zone)) => zone,
+                Ok(None) => continue,
                 Err(error) => {
                     core.refuse_queued(class, &error);
                     continue;
