@@ -15,8 +15,11 @@
 //! - A snapshot has the contents of its moment, whatever happens to the other later; both can be changed.
 
 mod joined;
+mod make;
+pub mod measure;
 pub mod radix;
 
+pub use make::{NAMES, make};
 pub use radix::Radix;
 
 use std::fmt;
