@@ -14,13 +14,24 @@
 //!   with [`end_grace`](Map::end_grace). A map that reclaims on its own does nothing there.
 //! - A snapshot has the contents of its moment, whatever happens to the other later; both can be changed.
 
+pub mod btree;
+pub mod delta;
+mod extents;
+pub mod hash;
 mod joined;
 mod make;
 pub mod measure;
+mod plain;
 pub mod radix;
+pub mod skiplist;
 
+pub use btree::{Btree, MutexBtree};
+pub use delta::Versioned;
+pub use hash::Hash;
 pub use make::{NAMES, make};
+pub use plain::Plain;
 pub use radix::Radix;
+pub use skiplist::SkipList;
 
 use std::fmt;
 use std::ops::Range;
