@@ -1,88 +1,151 @@
 //! Large zeroed memory for structures that many threads read while some change them.
 //!
-//! [`ZeroedWords`] promises a fixed number of atomic words, zero at first, that the kernel provides as they are
-//! touched; in huge pages (2 MiB, by advice) where there are enough of them for one, so that random reads of
-//! gigabytes don't miss the processor's table of pages each time. What the words mean is left to others.
-#![allow(unsafe_code)] // Memory that isn't touched, and huge pages, can only be had from the kernel itself.
+//! [`GrowingWords`] promises atomic words, zero at first, that never move while more of them are made usable, so that
+//! they are reached without any table; in huge pages (2 MiB, by advice) behind the first [`HUGE_PAGE`] bytes, so that
+//! random reads of gigabytes don't miss the processor's table of pages each time. Memory is taken as it is touched.
+//! What the words mean is left to others.
+#![allow(unsafe_code)] // Address space without memory, and huge pages, can only be had from the kernel itself.
 
 use crate::error::{Error, Result};
 use std::fmt;
 use std::ops::Deref;
 use std::ptr::NonNull;
-use std::sync::atomic::AtomicU32;
+use std::sync::atomic::{AtomicU32, AtomicUsize, Ordering};
 
-/// The size of a huge page, in bytes. From this size on [`ZeroedWords`] asks for them.
+/// The size of a huge page, in bytes.
 pub const HUGE_PAGE: usize = 2 << 20;
 
-/// Zeroed words in memory of their own. Dereferences to them.
-pub struct ZeroedWords {
+/// What is made usable at least at a time, in bytes; a multiple of every processor's small pages.
+const STEP: usize = 64 << 10;
+
+/// Zeroed words of which more can be made usable. Dereferences to those that are.
+pub struct GrowingWords {
     start: NonNull<AtomicU32>,
-    count: usize,
-    /// What was mapped: where it starts, and bytes.
-    mapped: (NonNull<u8>, usize),
+    usable: AtomicUsize,
+    most: usize,
+    /// The address space: where it starts, and bytes.
+    reserved: (NonNull<u8>, usize),
 }
 
 // SAFETY: the words are atomic, and the mapping belongs to this value alone until it is dropped.
-unsafe impl Send for ZeroedWords {}
-// SAFETY: as above.
-unsafe impl Sync for ZeroedWords {}
+unsafe impl Send for GrowingWords {}
+// SAFETY: as above; `usable` only says more once the kernel has made more usable.
+unsafe impl Sync for GrowingWords {}
 
-impl ZeroedWords {
-    /// So many words, all zero. No memory is taken before they are touched.
+impl GrowingWords {
+    /// Address space for at most so many words, none of them usable yet. It costs nothing but addresses.
     ///
     /// # Errors
-    /// [`Error::OutOfMemory`] if the kernel has no room for them; [`Error::Invalid`] for none.
-    pub fn new(count: usize) -> Result<Self> {
-        if count == 0 || count > isize::MAX as usize / 8 {
-            return Err(Error::invalid(format!("memory for {count} words: expected 1 to 2^60")));
-        }
-        let bytes = count * size_of::<AtomicU32>();
-        let huge = bytes >= HUGE_PAGE;
+    /// [`Error::OutOfMemory`] if the process may not have as many addresses; [`Error::Invalid`] for no words.
+    pub fn reserve(most: usize) -> Result<Self> {
+        let bytes = most.checked_mul(size_of::<AtomicU32>()).filter(|bytes| (1..=1 << 60).contains(bytes));
+        let Some(bytes) = bytes else {
+            return Err(Error::invalid(format!("memory for {most} words: expected 1 to 2^58")));
+        };
         // Mappings are aligned to small pages: one huge page more gives room to align to huge ones.
-        let length = if huge { bytes.next_multiple_of(HUGE_PAGE) + HUGE_PAGE } else { bytes };
-        let protection = libc::PROT_READ | libc::PROT_WRITE;
-        let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS;
-        // SAFETY: asks for new pages wherever the kernel likes.
-        let mapping = unsafe { libc::mmap(std::ptr::null_mut(), length, protection, flags, -1, 0) };
-        let mapping = NonNull::new(mapping.cast::<u8>()).filter(|_| mapping != libc::MAP_FAILED);
-        let mapping = mapping.ok_or_else(|| {
-            let error = std::io::Error::last_os_error();
-            Error::out_of_memory(format!("{bytes} bytes of memory: {error}; give this process more"))
-        })?;
-        let skipped = if huge { mapping.as_ptr().align_offset(HUGE_PAGE) } else { 0 };
-        // SAFETY: for huge pages one more than needed was mapped, and less than one is skipped.
-        let start = unsafe { mapping.add(skipped) };
-        if huge {
+        let length = bytes.next_multiple_of(STEP) + HUGE_PAGE;
+        let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_NORESERVE;
+        // SAFETY: asks for addresses wherever the kernel likes.
+        let mapping = unsafe { libc::mmap(std::ptr::null_mut(), length, libc::PROT_NONE, flags, -1, 0) };
+        let reserved = NonNull::new(mapping.cast::<u8>()).filter(|_| mapping != libc::MAP_FAILED);
+        let reserved = reserved.ok_or_else(|| failed(bytes, "reserving addresses"))?;
+        // SAFETY: a huge page more than needed was mapped, and less than one is skipped.
+        let start = unsafe { reserved.add(reserved.as_ptr().align_offset(HUGE_PAGE)) };
+        let huge = bytes.next_multiple_of(STEP).saturating_sub(HUGE_PAGE);
+        if huge > 0 {
             // SAFETY: whole pages inside our own mapping. It's advice: a kernel without huge pages ignores it.
-            unsafe {
-                libc::madvise(start.as_ptr().cast(), bytes.next_multiple_of(HUGE_PAGE), libc::MADV_HUGEPAGE)
-            };
+            unsafe { libc::madvise(start.as_ptr().add(HUGE_PAGE).cast(), huge, libc::MADV_HUGEPAGE) };
         }
-        Ok(ZeroedWords { start: start.cast(), count, mapped: (mapping, length) })
+        Ok(GrowingWords {
+            start: start.cast(),
+            usable: AtomicUsize::new(0),
+            most,
+            reserved: (reserved, length),
+        })
+    }
+
+    /// Makes at least the first `count` words usable. Calls of several threads must not overlap, or may make fewer
+    /// usable.
+    ///
+    /// # Errors
+    /// [`Error::OutOfMemory`] if there is no address space or no memory for them.
+    pub fn grow(&self, count: usize) -> Result<()> {
+        let usable = self.usable.load(Ordering::Acquire);
+        if count <= usable {
+            return Ok(());
+        }
+        if count > self.most {
+            let text = format!("memory for {count} words: there are addresses for {} at most", self.most);
+            return Err(Error::out_of_memory(text));
+        }
+        // Half as much again, up to 64 MiB at a time, so that the kernel is called rarely.
+        let more = (usable / 2).min(16 << 20);
+        let count = count.max(usable + more).next_multiple_of(STEP / size_of::<AtomicU32>()).min(self.most);
+        let bytes = count * size_of::<AtomicU32>();
+        // SAFETY: inside our own mapping, from its aligned start; whoever uses it already keeps what it has.
+        let result =
+            unsafe { libc::mprotect(self.start.as_ptr().cast(), bytes, libc::PROT_READ | libc::PROT_WRITE) };
+        if result != 0 {
+            return Err(failed(bytes, "growing"));
+        }
+        self.usable.fetch_max(count, Ordering::Release);
+        Ok(())
+    }
+
+    /// Asks the processor to have a word at hand soon, without waiting for it. Nothing happens where it isn't usable.
+    #[inline]
+    pub fn prefetch(&self, word: usize) {
+        if let Some(word) = self.get(word) {
+            #[cfg(target_arch = "x86_64")]
+            // SAFETY: a prefetch is a hint, and has no effect but on the processor's caches.
+            unsafe {
+                use std::arch::x86_64::{_MM_HINT_T0, _mm_prefetch};
+                _mm_prefetch(std::ptr::from_ref(word).cast(), _MM_HINT_T0);
+            }
+            #[cfg(not(target_arch = "x86_64"))]
+            let _ = word;
+        }
+    }
+
+    /// How much memory the first `count` words take at most once they have been touched, in bytes.
+    pub fn bytes_for(count: u64) -> u64 {
+        let bytes = count * size_of::<AtomicU32>() as u64;
+        if bytes <= HUGE_PAGE as u64 {
+            bytes.next_multiple_of(4096)
+        } else {
+            bytes.next_multiple_of(HUGE_PAGE as u64)
+        }
     }
 }
 
-impl Deref for ZeroedWords {
+#[cold]
+fn failed(bytes: usize, what: &str) -> Error {
+    let error = std::io::Error::last_os_error();
+    Error::out_of_memory(format!("{what} for {bytes} bytes of memory: {error}; give this process more"))
+}
+
+impl Deref for GrowingWords {
     type Target = [AtomicU32];
 
     #[inline]
     fn deref(&self) -> &[AtomicU32] {
-        // SAFETY: `count` words lie inside the mapping from `start` on, aligned to a page; the kernel's zeros are
-        // valid words, and nobody touches them but through this slice.
-        unsafe { std::slice::from_raw_parts(self.start.as_ptr(), self.count) }
+        // SAFETY: `usable` words lie inside the mapping from `start` on, aligned to a page, and were made readable
+        // and writable before `usable` said so; the kernel's zeros are valid words, and nobody touches them but
+        // through this slice.
+        unsafe { std::slice::from_raw_parts(self.start.as_ptr(), self.usable.load(Ordering::Acquire)) }
     }
 }
 
-impl Drop for ZeroedWords {
+impl Drop for GrowingWords {
     fn drop(&mut self) {
         // SAFETY: our own mapping, and nobody uses it any more.
-        unsafe { libc::munmap(self.mapped.0.as_ptr().cast(), self.mapped.1) };
+        unsafe { libc::munmap(self.reserved.0.as_ptr().cast(), self.reserved.1) };
     }
 }
 
-impl fmt::Debug for ZeroedWords {
+impl fmt::Debug for GrowingWords {
     fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(formatter, "ZeroedWords({})", self.count)
+        write!(formatter, "GrowingWords({} of {})", self.len(), self.most)
     }
 }
 
@@ -93,25 +156,36 @@ mod tests {
     use std::sync::atomic::Ordering::Relaxed;
 
     #[test]
-    fn words_are_zero_and_stay_apart() {
-        for count in [1, 1023, HUGE_PAGE / 4 - 1, HUGE_PAGE / 4, HUGE_PAGE / 2 + 5] {
-            let (first, second) = (ZeroedWords::new(count).unwrap(), ZeroedWords::new(count).unwrap());
-            assert_eq!(first.len(), count);
-            for at in BTreeSet::from([0, count / 2, count - 1]) {
-                assert_eq!(first[at].load(Relaxed), 0);
-                first[at].store(at as u32 + 1, Relaxed);
+    fn words_are_zero_and_stay_where_they_are() {
+        let (words, other) =
+            (GrowingWords::reserve(1 << 38).unwrap(), GrowingWords::reserve(3 << 20).unwrap());
+        assert_eq!((words.len(), other.len()), (0, 0));
+        assert_eq!(words.as_ptr().align_offset(HUGE_PAGE), 0);
+        let mut written = BTreeSet::new();
+        for count in [1, 1023, 1 << 14, HUGE_PAGE / 4 - 1, HUGE_PAGE / 4 + 1, 3 << 20] {
+            words.grow(count).unwrap();
+            other.grow(count).unwrap();
+            assert!(words.len() >= count && other.len() >= count);
+            for at in [0, count / 2, count - 1, words.len() - 1] {
+                assert_eq!(words[at].load(Relaxed), if written.insert(at) { 0 } else { at as u32 + 1 });
+                words[at].store(at as u32 + 1, Relaxed);
             }
-            assert!(second.iter().all(|word| word.load(Relaxed) == 0));
-            assert_eq!(first[count - 1].load(Relaxed), count as u32);
-            if count * 4 >= HUGE_PAGE {
-                assert_eq!(first.as_ptr().align_offset(HUGE_PAGE), 0);
+            for at in &written {
+                assert_eq!(words[*at].load(Relaxed), *at as u32 + 1);
             }
         }
+        assert_eq!(other.len(), 3 << 20);
+        assert!(other.iter().all(|word| word.load(Relaxed) == 0));
+        words.grow(1).unwrap();
+        assert!(words.len() >= 3 << 20);
     }
 
     #[test]
     fn what_can_not_be_had_is_an_error() {
-        assert!(matches!(ZeroedWords::new(0), Err(Error::Invalid(_))));
-        assert!(matches!(ZeroedWords::new(1 << 50), Err(Error::OutOfMemory(_))));
+        assert!(matches!(GrowingWords::reserve(0), Err(Error::Invalid(_))));
+        assert!(matches!(GrowingWords::reserve(1 << 50), Err(Error::OutOfMemory(_))));
+        let words = GrowingWords::reserve(5000).unwrap();
+        words.grow(5000).unwrap();
+        assert!(matches!(words.grow(5001), Err(Error::OutOfMemory(_))));
     }
 }

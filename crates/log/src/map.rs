@@ -14,10 +14,24 @@
 //!   with [`end_grace`](Map::end_grace). A map that reclaims on its own does nothing there.
 //! - A snapshot has the contents of its moment, whatever happens to the other later; both can be changed.
 
+pub mod btree;
+pub mod delta;
+mod extents;
+pub mod hash;
 mod joined;
+mod make;
+pub mod measure;
+mod plain;
 pub mod radix;
+pub mod skiplist;
 
+pub use btree::{Btree, MutexBtree};
+pub use delta::Versioned;
+pub use hash::Hash;
+pub use make::{NAMES, make};
+pub use plain::Plain;
 pub use radix::Radix;
+pub use skiplist::SkipList;
 
 use std::fmt;
 use std::ops::Range;
@@ -166,18 +180,4 @@ pub trait Map: Send + Sync + fmt::Debug {
 
     /// Every lookup that had begun when this grace period did has returned: its memory may be used again.
     fn end_grace(&self, _grace: u64) {}
-}
-
-/// The structures, by the words by which a stack names them.
-pub const NAMES: [&str; 1] = ["radix"];
-
-/// An empty map of this structure.
-///
-/// # Errors
-/// [`block::Error::Invalid`] for a name that is none.
-pub fn make(name: &str, blocks: u64) -> block::Result<Arc<dyn Map>> {
-    match name {
-        "radix" => Ok(Arc::new(<radix::Radix>::new(blocks)?)),
-        _ => Err(block::Error::invalid(format!("map {name}: expected one of {}", NAMES.join(", ")))),
-    }
 }

@@ -12,18 +12,18 @@
 //! have returned. What a callback sees is called under the lock: it must not change a map of the family.
 
 mod arena;
-mod growing;
+mod memory;
 mod runs;
 #[cfg(test)]
 mod tests;
 
 use super::joined::Joined;
 use super::{Map, Mapping, PAGE_BLOCKS, Physical};
-use arena::{Allocator, Kind, Reference, Shape};
+use arena::{Allocator, Kind, MOST_SLABS, Piece, Reference, most_runs};
 use block::Result;
-use block::memory::ZeroedWords;
-use growing::{Growing, Memory, Word};
-use runs::{REFERENCES, Runs};
+use block::memory::GrowingWords;
+use memory::{Memory, Word};
+use runs::{Class, REFERENCES, Runs};
 use std::fmt;
 use std::ops::Range;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -32,18 +32,21 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 /// Changes to a dense leaf of so many blocks at once look whether it has few enough runs by now.
 const LONG: u32 = 32;
 
+/// How many lookups of a batch go on at the same time: more than the processor can have cache misses.
+const AT_ONCE: usize = 32;
+
 /// One version: a map, or a snapshot of it.
-pub struct Radix<M: Memory = ZeroedWords> {
+pub struct Radix<M: Memory = GrowingWords> {
     family: Arc<Family<M>>,
     /// One word per middle node: its slab, or 0.
-    root: Growing<M>,
+    root: M,
     blocks: AtomicU64,
 }
 
 /// What a map and its snapshots share.
 #[derive(Debug)]
 struct Family<M> {
-    memory: Growing<M>,
+    memory: M,
     state: Mutex<State>,
 }
 
@@ -65,7 +68,7 @@ impl<M: Memory> Family<M> {
 
 /// Whoever holds the family's lock.
 struct Writer<'a, M> {
-    memory: &'a Growing<M>,
+    memory: &'a M,
     state: MutexGuard<'a, State>,
 }
 
@@ -77,24 +80,28 @@ impl<M: Memory> Writer<'_, M> {
         if state.runs.is_unmapped() {
             return Reference::EMPTY;
         }
-        if count > M::MOST_RUNS {
-            let slab = state.allocator.take_slab(self.memory);
-            let words = self.memory.slab(slab);
-            state.runs.spread(|block, place| words[block].set(place));
-            return Reference::dense(slab);
+        let few = count <= most_runs::<M>();
+        match few.then(|| state.allocator.take_piece(self.memory, count)).flatten() {
+            Some(piece) => {
+                let words = piece.words(self.memory);
+                state.runs.write(words, piece.class);
+                words[REFERENCES].set(1);
+                Reference::runs(piece)
+            }
+            None => {
+                let slab = state.allocator.take_slab(self.memory);
+                let words = self.memory.slab(slab);
+                state.runs.spread(|block, place| words[block].set(place));
+                Reference::dense(slab)
+            }
         }
-        let unit = state.allocator.take_piece(self.memory, count);
-        let words = M::piece(self.memory, unit);
-        state.runs.write(words);
-        words[REFERENCES].set(1);
-        Reference::runs(unit)
     }
 
     /// The runs of a dense leaf as a leaf, if they are few.
     fn compact(&mut self, slab: u32) -> Option<Reference> {
         let places = self.memory.slab(slab).iter().map(Word::get);
         // Half of what a leaf of runs may have: else it would be dense again after a few changes.
-        let few = self.state.runs.gather(places, M::MOST_RUNS / 2);
+        let few = self.state.runs.gather(places, most_runs::<M>() / 2);
         few.then(|| self.build())
     }
 
@@ -107,8 +114,8 @@ impl<M: Memory> Writer<'_, M> {
         match leaf.kind() {
             Kind::Empty => {}
             Kind::Dense(slab) => *self.state.allocator.references(slab) += 1,
-            Kind::Runs(unit) => {
-                let references = &M::piece(self.memory, unit)[REFERENCES];
+            Kind::Runs(piece) => {
+                let references = &piece.words(self.memory)[REFERENCES];
                 references.set(references.get() + 1);
             }
         }
@@ -123,15 +130,15 @@ impl<M: Memory> Writer<'_, M> {
                 *references -= 1;
                 *references
             }
-            Kind::Runs(unit) => {
-                let references = &M::piece(self.memory, unit)[REFERENCES];
+            Kind::Runs(piece) => {
+                let references = &piece.words(self.memory)[REFERENCES];
                 let left = references.get() - 1;
                 references.set(left);
                 left
             }
         };
         if left == 0 {
-            self.state.allocator.retire(self.memory, leaf);
+            self.state.allocator.retire::<M>(leaf);
         }
     }
 
@@ -146,12 +153,12 @@ impl<M: Memory> Writer<'_, M> {
             for entry in self.memory.slab(slab) {
                 self.release(Reference(entry.get()));
             }
-            self.state.allocator.retire(self.memory, Reference::dense(slab));
+            self.state.allocator.retire::<M>(Reference::dense(slab));
         }
     }
 
-    fn read_runs(&mut self, unit: u32) {
-        self.state.runs.read(M::piece(self.memory, unit));
+    fn read_runs(&mut self, piece: Piece) {
+        self.state.runs.read(piece.words(self.memory), piece.class);
     }
 }
 
@@ -178,13 +185,19 @@ impl<M: Memory> Radix<M> {
     const LEAF: u64 = 1 << M::SLAB_SHIFT;
 
     fn in_memory(blocks: u64) -> Result<Self> {
-        let memory = Growing::new();
+        let memory = M::reserve(MOST_SLABS)?;
         let allocator = Allocator::new(&memory)?;
         let state = State { allocator, runs: Runs::new(Self::LEAF as u32), versions: 1 };
         let family = Arc::new(Family { memory, state: Mutex::new(state) });
-        let root = Growing::new();
-        root.make_room(Self::root_slabs(blocks) - 1)?;
+        let root = Self::new_root(blocks)?;
         Ok(Radix { family, root, blocks: AtomicU64::new(blocks) })
+    }
+
+    /// An empty root for so many blocks; it can grow to any number of them whose bytes fit 64 bits.
+    fn new_root(blocks: u64) -> Result<M> {
+        let root = M::reserve(1 << 12)?;
+        root.grow(Self::root_slabs(blocks))?;
+        Ok(root)
     }
 
     /// How many middle nodes a map of so many blocks has at most.
@@ -201,7 +214,7 @@ impl<M: Memory> Radix<M> {
     /// The root's word for a middle node, if the map is as large.
     #[inline]
     fn root_word(&self, middle: u64) -> Option<&M::Word> {
-        self.root.get((middle >> M::SLAB_SHIFT) as u32, (middle & (Self::LEAF - 1)) as usize)
+        self.root.words().get(middle as usize)
     }
 
     /// The slab of a middle node; 0, which is empty, if it doesn't exist.
@@ -210,21 +223,57 @@ impl<M: Memory> Radix<M> {
         self.root_word(middle).map_or(0, Word::get)
     }
 
+    /// The word that names the leaf of a page.
+    #[inline]
+    fn leaf_word(&self, page: u64) -> usize {
+        let middle = self.middle(page >> M::SLAB_SHIFT);
+        ((middle as usize) << M::SLAB_SHIFT) | (page & (Self::LEAF - 1)) as usize
+    }
+
     /// The leaf of a page.
     #[inline]
     fn leaf(&self, page: u64) -> Reference {
-        let middle = self.middle(page >> M::SLAB_SHIFT);
-        Reference(self.family.memory.slab(middle)[(page & (Self::LEAF - 1)) as usize].get())
+        Reference(self.family.memory.words()[self.leaf_word(page)].get())
+    }
+
+    /// The word of a dense leaf's block.
+    #[inline]
+    fn dense_word(slab: u32, block: u64) -> usize {
+        ((slab as usize) << M::SLAB_SHIFT) | (block & (Self::LEAF - 1)) as usize
     }
 
     /// Where a block lies of which the leaf is known.
     #[inline]
     fn find(&self, leaf: Reference, block: u64) -> Physical {
-        let at = (block & (Self::LEAF - 1)) as u32;
+        let memory = &self.family.memory;
         match leaf.kind() {
-            Kind::Dense(slab) => Physical(self.family.memory.slab(slab)[at as usize].get()),
+            Kind::Dense(slab) => Physical(memory.words()[Self::dense_word(slab, block)].get()),
             Kind::Empty => Physical::NONE,
-            Kind::Runs(unit) => runs::find(M::piece(&self.family.memory, unit), at),
+            Kind::Runs(piece) => {
+                runs::find(piece.words(memory), piece.class, (block & (Self::LEAF - 1)) as u32)
+            }
+        }
+    }
+
+    /// Looks up at most [`AT_ONCE`] blocks, step by step for all of them, so that their cache misses overlap.
+    fn lookup_some(&self, blocks: &[u64], found: &mut [Physical]) {
+        let memory = &self.family.memory;
+        let mut words = [0; AT_ONCE];
+        for (word, block) in words.iter_mut().zip(blocks) {
+            *word = self.leaf_word(block >> M::SLAB_SHIFT);
+            memory.prefetch(*word);
+        }
+        let mut leaves = [Reference::EMPTY; AT_ONCE];
+        for ((leaf, word), block) in leaves.iter_mut().zip(words).zip(blocks) {
+            *leaf = Reference(memory.words()[word].get());
+            match leaf.kind() {
+                Kind::Empty => {}
+                Kind::Dense(slab) => memory.prefetch(Self::dense_word(slab, *block)),
+                Kind::Runs(piece) => piece.prefetch(memory),
+            }
+        }
+        for ((found, leaf), block) in found.iter_mut().zip(leaves).zip(blocks) {
+            *found = self.find(leaf, *block);
         }
     }
 
@@ -308,9 +357,9 @@ impl<M: Memory> Radix<M> {
                 writer.state.runs.replace(low, high, to);
                 writer.build()
             }
-            Kind::Runs(unit) => {
-                writer.read_runs(unit);
-                visit_runs(M::piece(writer.memory, unit), part, Self::LEAF * page, displaced);
+            Kind::Runs(piece) => {
+                writer.read_runs(piece);
+                visit_runs(piece.words(writer.memory), piece.class, part, Self::LEAF * page, displaced);
                 writer.state.runs.replace(low, high, to);
                 writer.build()
             }
@@ -383,8 +432,8 @@ impl<M: Memory> Radix<M> {
                     None => return,
                 }
             }
-            Kind::Runs(unit) => {
-                writer.read_runs(unit);
+            Kind::Runs(piece) => {
+                writer.read_runs(piece);
                 let runs = &mut writer.state.runs;
                 let mut found = Vec::new();
                 for (number, run) in runs.list().iter().enumerate() {
@@ -415,7 +464,7 @@ impl<M: Memory> Radix<M> {
 
     fn load_leaf(&self, writer: &mut Writer<'_, M>, page: u64, entries: &[u32]) {
         let old = self.leaf(page);
-        let new = if writer.state.runs.gather(entries.iter().copied(), M::MOST_RUNS) {
+        let new = if writer.state.runs.gather(entries.iter().copied(), most_runs::<M>()) {
             if writer.state.runs.is_unmapped() && old == Reference::EMPTY {
                 return;
             }
@@ -449,8 +498,8 @@ fn visit_dense<W: Word>(words: &[W], part: Part, first: u64, visitor: &mut Joine
 }
 
 /// Visits what a part of a leaf of runs maps; `first` is the leaf's first block.
-fn visit_runs<W: Word>(words: &[W], part: Part, first: u64, visitor: &mut Joined<'_>) {
-    runs::visit(words, part.low, part.high, |start, count, physical| {
+fn visit_runs<W: Word>(words: &[W], class: Class, part: Part, first: u64, visitor: &mut Joined<'_>) {
+    runs::visit(words, class, part.low, part.high, |start, count, physical| {
         visitor.push(first + u64::from(start), count.into(), physical);
     });
 }
@@ -471,16 +520,8 @@ impl<M: Memory> Map for Radix<M> {
 
     fn lookup_batch(&self, blocks: &[u64], found: &mut [Physical]) {
         assert_eq!(blocks.len(), found.len(), "as many places as blocks");
-        const AT_ONCE: usize = 32;
-        let mut leaves = [Reference::EMPTY; AT_ONCE];
-        // In two passes: the misses of each are independent of each other, and the processor overlaps them.
         for (blocks, found) in blocks.chunks(AT_ONCE).zip(found.chunks_mut(AT_ONCE)) {
-            for (leaf, block) in leaves.iter_mut().zip(blocks) {
-                *leaf = self.leaf(block >> M::SLAB_SHIFT);
-            }
-            for ((found, leaf), block) in found.iter_mut().zip(&leaves).zip(blocks) {
-                *found = self.find(*leaf, *block);
-            }
+            self.lookup_some(blocks, found);
         }
     }
 
@@ -504,9 +545,9 @@ impl<M: Memory> Map for Radix<M> {
                 Kind::Dense(slab) => {
                     visit_dense(self.family.memory.slab(slab), part, page * Self::LEAF, &mut visitor);
                 }
-                Kind::Runs(unit) => {
-                    let words = M::piece(&self.family.memory, unit);
-                    visit_runs(words, part, page * Self::LEAF, &mut visitor);
+                Kind::Runs(piece) => {
+                    let words = piece.words(&self.family.memory);
+                    visit_runs(words, piece.class, part, page * Self::LEAF, &mut visitor);
                 }
             }
             block += high - low;
@@ -557,10 +598,10 @@ impl<M: Memory> Map for Radix<M> {
     fn snapshot(&self) -> Arc<dyn Map> {
         let mut writer = self.family.lock();
         let blocks = self.blocks();
-        let root = Growing::new();
-        if let Err(error) = root.make_room(Self::root_slabs(blocks) - 1) {
-            panic!("a snapshot of the map can't be taken: {error}");
-        }
+        let root = match Self::new_root(blocks) {
+            Ok(root) => root,
+            Err(error) => panic!("a snapshot of the map can't be taken: {error}"),
+        };
         let snapshot = Radix { family: self.family.clone(), root, blocks: AtomicU64::new(blocks) };
         writer.state.versions += 1;
         for number in 0..Self::middles(blocks) {
@@ -593,9 +634,9 @@ impl<M: Memory> Map for Radix<M> {
                         *entry = word.get();
                     }
                 }
-                Kind::Runs(unit) => {
-                    let words = M::piece(&self.family.memory, unit);
-                    runs::visit(words, 0, Self::LEAF as u32, |start, count, physical| {
+                Kind::Runs(piece) => {
+                    let words = piece.words(&self.family.memory);
+                    runs::visit(words, piece.class, 0, Self::LEAF as u32, |start, count, physical| {
                         for at in 0..count {
                             entries[(start + at) as usize] = physical.offset(at.into()).0;
                         }
@@ -608,7 +649,7 @@ impl<M: Memory> Map for Radix<M> {
     fn grow(&self, blocks: u64) {
         let _writer = self.family.lock();
         if blocks > self.blocks() {
-            if let Err(error) = self.root.make_room(Self::root_slabs(blocks) - 1) {
+            if let Err(error) = self.root.grow(Self::root_slabs(blocks)) {
                 panic!("the map can't grow to {blocks} blocks: {error}");
             }
             self.blocks.store(blocks, Ordering::Release);
@@ -617,7 +658,7 @@ impl<M: Memory> Map for Radix<M> {
 
     fn bytes(&self) -> u64 {
         let writer = self.family.lock();
-        let root = Growing::<M>::bytes(Self::root_slabs(self.blocks()).into());
+        let root = M::bytes_for(Self::root_slabs(self.blocks()));
         let here = size_of::<Self>() + size_of::<Family<M>>();
         writer.state.allocator.bytes::<M>() + writer.state.runs.bytes() + root + here as u64
     }
@@ -632,8 +673,7 @@ impl<M: Memory> Map for Radix<M> {
 
     fn end_grace(&self, grace: u64) {
         let mut writer = self.family.lock();
-        let memory = writer.memory;
-        writer.state.allocator.end_grace(memory, grace);
+        writer.state.allocator.end_grace::<M>(grace);
     }
 }
 

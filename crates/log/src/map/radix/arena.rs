@@ -7,8 +7,8 @@
 //! All of this is the writer's, under the family's lock. Slab 0 is never handed out, so that a reference of 0 is
 //! none, and it stays zero, so that a middle node that doesn't exist reads as an empty one.
 
-use super::growing::{Growing, Memory};
-use super::runs;
+use super::memory::Memory;
+use super::runs::Class;
 use std::collections::{BTreeSet, VecDeque};
 
 /// What an entry of a middle node holds: nothing, a dense leaf, or a leaf of runs.
@@ -22,13 +22,45 @@ pub(super) enum Kind {
     Empty,
     /// The slab of a dense leaf: one word per block.
     Dense(u32),
-    /// The number of a leaf of runs, in units.
-    Runs(u32),
+    /// A leaf of runs.
+    Runs(Piece),
+}
+
+/// A part of a cut slab.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) struct Piece {
+    /// Its size.
+    pub(super) class: Class,
+    /// Where it is, in multiples of its size.
+    pub(super) number: u32,
+}
+
+impl Piece {
+    /// Its first word.
+    #[inline]
+    fn word(self) -> usize {
+        self.number as usize * self.class.words()
+    }
+
+    /// Says that it will be searched soon: of a large one the lines that every search passes.
+    #[inline]
+    pub(super) fn prefetch<M: Memory>(self, memory: &M) {
+        memory.prefetch(self.word());
+        if self.class > Class(0) {
+            memory.prefetch(self.word() + self.class.words() / 2);
+        }
+    }
+
+    /// Its words.
+    #[inline]
+    pub(super) fn words<M: Memory>(self, memory: &M) -> &[M::Word] {
+        &memory.words()[self.word()..][..self.class.words()]
+    }
 }
 
 const DENSE: u32 = 1 << 31;
-/// The logarithm of a unit in words: 64 bytes, a line of the processor's cache.
-const UNIT_SHIFT: u32 = 4;
+/// Above the number of a piece lies its class.
+const CLASS_SHIFT: u32 = 29;
 
 impl Reference {
     pub(super) const EMPTY: Reference = Reference(0);
@@ -37,8 +69,8 @@ impl Reference {
         Reference(slab | DENSE)
     }
 
-    pub(super) fn runs(unit: u32) -> Self {
-        Reference(unit)
+    pub(super) fn runs(piece: Piece) -> Self {
+        Reference(piece.class.0 << CLASS_SHIFT | piece.number)
     }
 
     #[inline]
@@ -48,40 +80,22 @@ impl Reference {
         } else if self.0 == 0 {
             Kind::Empty
         } else {
-            Kind::Runs(self.0)
+            let class = Class(self.0 >> CLASS_SHIFT);
+            Kind::Runs(Piece { class, number: self.0 & ((1 << CLASS_SHIFT) - 1) })
         }
     }
 }
 
-/// How a memory's slabs are cut.
-pub(super) trait Shape: Memory {
-    /// Words in a slab.
-    const SLAB_WORDS: usize = 1 << Self::SLAB_SHIFT;
-    /// The largest leaf of runs, in words: an eighth of a dense leaf.
-    const MOST_WORDS: usize =
-        if Self::SLAB_WORDS / 8 > 1 << UNIT_SHIFT { Self::SLAB_WORDS / 8 } else { 1 << UNIT_SHIFT };
-    /// A leaf of more runs than this is dense.
-    const MOST_RUNS: usize = runs::runs_in(Self::MOST_WORDS);
+/// How many slabs a family has at most: 1 TiB of memory.
+pub(super) const MOST_SLABS: u32 = 1 << 28;
 
-    /// The words of a leaf of runs, and of what is behind it in its slab.
-    #[inline]
-    fn piece(memory: &Growing<Self>, unit: u32) -> &[Self::Word] {
-        let (slab, word) = Self::place(unit);
-        &memory.slab(slab)[word..]
-    }
-
-    /// In which slab a unit lies, and at which word.
-    #[inline]
-    fn place(unit: u32) -> (u32, usize) {
-        let shift = Self::SLAB_SHIFT - UNIT_SHIFT;
-        (unit >> shift, ((unit & ((1 << shift) - 1)) << UNIT_SHIFT) as usize)
-    }
+/// The largest leaf of runs: an eighth of a dense leaf.
+pub(super) fn most_runs<M: Memory>() -> usize {
+    (0..Class::COUNT as u32)
+        .map(Class)
+        .rfind(|class| class.0 == 0 || class.words() * 8 <= M::SLAB_WORDS)
+        .map_or(0, Class::runs)
 }
-
-impl<M: Memory> Shape for M {}
-
-/// Sizes of leaves of runs: 64, 128, 256 and 512 bytes.
-const CLASSES: usize = 4;
 
 #[derive(Debug, Clone, Copy)]
 enum Slab {
@@ -104,7 +118,7 @@ pub(super) struct Allocator {
     used: u32,
     first_free: u32,
     /// Per class, cut slabs with room. The lowest is filled first, so that others become free as a whole.
-    with_room: [BTreeSet<u32>; CLASSES],
+    with_room: [BTreeSet<u32>; Class::COUNT],
     /// Retired since the last grace period began.
     retired: Vec<Reference>,
     /// Retired before the grace period of this number began.
@@ -114,18 +128,18 @@ pub(super) struct Allocator {
 }
 
 impl Allocator {
-    pub(super) fn new<M: Memory>(memory: &Growing<M>) -> block::Result<Self> {
+    pub(super) fn new<M: Memory>(memory: &M) -> block::Result<Self> {
         let mut allocator = Allocator {
             slabs: Vec::new(),
             used: 0,
             first_free: 0,
-            with_room: [const { BTreeSet::new() }; CLASSES],
+            with_room: [const { BTreeSet::new() }; Class::COUNT],
             retired: Vec::new(),
             waiting: VecDeque::new(),
             retired_bytes: 0,
             last_grace: 0,
         };
-        memory.make_room(0)?;
+        memory.grow(1)?;
         allocator.take_slab(memory);
         Ok(allocator)
     }
@@ -138,7 +152,7 @@ impl Allocator {
     ///
     /// # Panics
     /// If the kernel has no more memory, as every allocation does.
-    pub(super) fn take_slab<M: Memory>(&mut self, memory: &Growing<M>) -> u32 {
+    pub(super) fn take_slab<M: Memory>(&mut self, memory: &M) -> u32 {
         let slab = self.first_free;
         if slab != 0 {
             let Slab::Free(next) = *self.slab(slab) else {
@@ -149,7 +163,7 @@ impl Allocator {
             return slab;
         }
         let slab = self.used;
-        if let Err(error) = memory.make_room(slab) {
+        if let Err(error) = memory.grow(slab + 1) {
             panic!("the map can't grow: {error}");
         }
         if (slab as usize).is_multiple_of(PART) {
@@ -160,35 +174,42 @@ impl Allocator {
         slab
     }
 
-    /// A piece for a leaf of so many runs, with whatever was in it.
+    /// A piece for a leaf of so many runs, with whatever was in it. None if there are too many runs, or none that
+    /// a reference could name: then the leaf is to be dense.
     ///
     /// # Panics
     /// As [`take_slab`](Self::take_slab).
-    pub(super) fn take_piece<M: Memory>(&mut self, memory: &Growing<M>, runs: usize) -> u32 {
-        let class = Self::class(runs);
-        let slab = match self.with_room[class].first() {
+    pub(super) fn take_piece<M: Memory>(&mut self, memory: &M, runs: usize) -> Option<Piece> {
+        let class = Class::for_runs(runs)?;
+        let pieces = Self::pieces::<M>(class);
+        let room = &mut self.with_room[class.0 as usize];
+        let slab = match room.first() {
             Some(slab) => *slab,
             None => {
                 let slab = self.take_slab(memory);
-                assert!(
-                    slab < DENSE >> (M::SLAB_SHIFT - UNIT_SHIFT),
-                    "leaves of runs lie in 128 GiB at most"
-                );
-                let pieces = (M::SLAB_WORDS >> UNIT_SHIFT) >> class;
+                if slab as usize * pieces >= 1 << CLASS_SHIFT {
+                    self.free_slab(slab);
+                    return None;
+                }
                 let all = if pieces == 64 { u64::MAX } else { (1 << pieces) - 1 };
                 *self.slab(slab) = Slab::Cut(halves(all));
-                self.with_room[class].insert(slab);
+                self.with_room[class.0 as usize].insert(slab);
                 slab
             }
         };
         let Slab::Cut(free) = self.slab(slab) else { unreachable!("slabs with room for pieces are cut") };
         let bits = whole(*free);
-        let piece = bits.trailing_zeros();
-        *free = halves(bits & (bits - 1));
-        if bits & (bits - 1) == 0 {
-            self.with_room[class].remove(&slab);
+        let rest = bits & (bits - 1);
+        *free = halves(rest);
+        if rest == 0 {
+            self.with_room[class.0 as usize].remove(&slab);
         }
-        (slab << (M::SLAB_SHIFT - UNIT_SHIFT)) + (piece << class)
+        Some(Piece { class, number: slab * pieces as u32 + bits.trailing_zeros() })
+    }
+
+    /// How many pieces a slab is cut into.
+    fn pieces<M: Memory>(class: Class) -> usize {
+        M::SLAB_WORDS / class.words()
     }
 
     /// How many refer to a whole slab, to be changed.
@@ -199,42 +220,36 @@ impl Allocator {
         }
     }
 
-    /// Which size a leaf of so many runs takes.
-    fn class(runs: usize) -> usize {
-        let words = runs::words_for(runs).next_power_of_two().max(1 << UNIT_SHIFT);
-        (words.trailing_zeros() - UNIT_SHIFT) as usize
-    }
-
-    fn size<M: Memory>(memory: &Growing<M>, what: Reference) -> u64 {
+    fn size<M: Memory>(what: Reference) -> u64 {
         match what.kind() {
             Kind::Empty => 0,
             Kind::Dense(_) => 4 << M::SLAB_SHIFT,
-            Kind::Runs(unit) => (4 << UNIT_SHIFT) << Self::class(runs::count(M::piece(memory, unit))),
+            Kind::Runs(piece) => 4 * piece.class.words() as u64,
         }
     }
 
     /// Nobody refers to this leaf or middle node (as if it were a dense leaf) any more, but for lookups that have begun.
-    pub(super) fn retire<M: Memory>(&mut self, memory: &Growing<M>, what: Reference) {
-        self.retired_bytes += Self::size(memory, what);
+    pub(super) fn retire<M: Memory>(&mut self, what: Reference) {
+        self.retired_bytes += Self::size::<M>(what);
         self.retired.push(what);
     }
 
-    fn free<M: Memory>(&mut self, memory: &Growing<M>, what: Reference) {
-        self.retired_bytes -= Self::size(memory, what);
+    fn free<M: Memory>(&mut self, what: Reference) {
+        self.retired_bytes -= Self::size::<M>(what);
         match what.kind() {
             Kind::Empty => {}
             Kind::Dense(slab) => self.free_slab(slab),
-            Kind::Runs(unit) => {
-                let class = Self::class(runs::count(M::piece(memory, unit)));
-                let (slab, word) = M::place(unit);
+            Kind::Runs(Piece { class, number }) => {
+                let pieces = Self::pieces::<M>(class);
+                let slab = number / pieces as u32;
                 let Slab::Cut(free) = self.slab(slab) else { unreachable!("pieces lie in cut slabs") };
-                let bits = whole(*free) | 1 << (word >> UNIT_SHIFT >> class);
+                let bits = whole(*free) | 1 << (number % pieces as u32);
                 *free = halves(bits);
-                if bits.count_ones() as usize == (M::SLAB_WORDS >> UNIT_SHIFT) >> class {
-                    self.with_room[class].remove(&slab);
+                if bits.count_ones() as usize == pieces {
+                    self.with_room[class.0 as usize].remove(&slab);
                     self.free_slab(slab);
                 } else if bits.is_power_of_two() {
-                    self.with_room[class].insert(slab);
+                    self.with_room[class.0 as usize].insert(slab);
                 }
             }
         }
@@ -255,13 +270,13 @@ impl Allocator {
     }
 
     /// See [`Map::end_grace`](crate::map::Map::end_grace). Earlier grace periods have ended with this one.
-    pub(super) fn end_grace<M: Memory>(&mut self, memory: &Growing<M>, grace: u64) {
+    pub(super) fn end_grace<M: Memory>(&mut self, grace: u64) {
         while let Some((number, _)) = self.waiting.front()
             && *number <= grace
             && let Some((_, retired)) = self.waiting.pop_front()
         {
             for what in retired {
-                self.free(memory, what);
+                self.free::<M>(what);
             }
         }
     }
@@ -285,7 +300,7 @@ impl Allocator {
         let room: usize = self.with_room.iter().map(|set| set.len() * 8).sum();
         let retired =
             self.retired.capacity() + self.waiting.iter().map(|(_, list)| list.capacity()).sum::<usize>();
-        Growing::<M>::bytes(self.used.into()) + (tables + room + retired * 4 + size_of::<Self>()) as u64
+        M::bytes_for(self.used) + (tables + room + retired * 4 + size_of::<Self>()) as u64
     }
 }
 

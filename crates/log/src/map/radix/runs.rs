@@ -1,98 +1,134 @@
 //! A leaf as runs: pieces of consecutive blocks at consecutive places, from the leaf's first block to its last,
 //! unmapped pieces included.
 //!
-//! In memory a leaf of `n` runs is 1 + ceil(n / 2) + n words and never changes, but for its first word:
+//! In memory a leaf is 64, 128, 256 or 512 bytes: its [`Class`]. It never changes, but for its first word:
 //!
 //! ```text
-//! word 0                how many middle nodes refer to it; only the writer looks at it
-//! words 1 ..            16 bits each: n, then where runs 1 to n - 1 start (run 0 starts at 0)
-//! words 1 + ceil(n/2) ..   where each run lies, 0 for an unmapped one
+//! word 0               how many middle nodes refer to it; only the writer looks at it
+//! words 1 ..           16 bits per run: 0x8000 + its first block; 0xffff where there is no run
+//! words 1 + C / 2 ..   where each run lies, 0 for an unmapped one; C is how many runs there is room for
 //! ```
+//!
+//! How many runs there are isn't needed to find one, and nothing is decided on what was read: the processor doesn't
+//! guess, and goes on to the next lookups while the line is on its way.
 
-use super::growing::Word;
+use super::memory::Word;
 use crate::map::Physical;
 
 /// The word in which references are counted.
 pub(super) const REFERENCES: usize = 0;
 
-/// How many words `runs` runs take.
-pub(super) const fn words_for(runs: usize) -> usize {
-    1 + runs.div_ceil(2) + runs
-}
+/// Where a run's start is kept, this is added.
+const PRESENT: u32 = 0x8000;
 
-/// How many runs fit into `words` words.
-pub(super) const fn runs_in(words: usize) -> usize {
-    let mut runs = 0;
-    while words_for(runs + 1) <= words {
-        runs += 1;
+/// The size of a leaf of runs: 16 words (64 bytes, a line of the processor's cache), or 2, 4 or 8 times as much.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub(super) struct Class(pub(super) u32);
+
+impl Class {
+    /// How many there are.
+    pub(super) const COUNT: usize = 4;
+
+    /// The smallest one for so many runs, if there is one.
+    pub(super) fn for_runs(runs: usize) -> Option<Class> {
+        (0..Self::COUNT as u32).map(Class).find(|class| runs <= class.runs())
     }
-    runs
+
+    /// Its size in words.
+    #[inline]
+    pub(super) const fn words(self) -> usize {
+        16 << self.0
+    }
+
+    /// How many runs fit; an even number.
+    #[inline]
+    pub(super) const fn runs(self) -> usize {
+        (self.words() - 1) / 3 * 2
+    }
+
+    /// The first word of the places.
+    #[inline]
+    const fn places(self) -> usize {
+        1 + self.runs() / 2
+    }
 }
 
-/// How many runs the leaf in these words has.
+/// The 16 bits of a run.
 #[inline]
-pub(super) fn count<W: Word>(words: &[W]) -> usize {
-    (words[1].get() & 0xffff) as usize
+fn half<W: Word>(words: &[W], run: usize) -> u32 {
+    (words[1 + run / 2].get() >> (16 * (run % 2))) & 0xffff
 }
 
-/// The 16 bits at a position: of position 0, the count; of `i`, where run `i` starts.
+/// Where run `run` starts, if there is one.
 #[inline]
-fn half<W: Word>(words: &[W], position: usize) -> u32 {
-    (words[1 + position / 2].get() >> (16 * (position % 2))) & 0xffff
+fn start<W: Word>(words: &[W], class: Class, run: usize) -> Option<u32> {
+    (run < class.runs()).then(|| half(words, run)).filter(|half| *half != 0xffff).map(|half| half - PRESENT)
 }
-
-/// Up to so many runs are looked through one by one, which the processor predicts well; more are halved.
-const LINEAR: usize = 20;
 
 /// Where a block of the leaf lies.
 #[inline]
-pub(super) fn find<W: Word>(words: &[W], block: u32) -> Physical {
-    let first = words[1].get();
-    let count = (first & 0xffff) as usize;
-    let (mut low, mut start) = (0, 0);
-    if count <= LINEAR {
-        let mut halves = first >> 16;
-        for run in 1..count {
-            if run % 2 == 0 {
-                halves = words[1 + run / 2].get();
-            } else if run > 1 {
-                halves >>= 16;
-            }
-            let here = halves & 0xffff;
-            if here > block {
-                break;
-            }
-            (low, start) = (run, here);
-        }
-    } else {
-        let mut high = count;
-        while high - low > 1 {
-            let middle = low.midpoint(high);
-            let here = half(words, middle);
-            if here <= block { (low, start) = (middle, here) } else { high = middle }
-        }
+pub(super) fn find<W: Word>(words: &[W], class: Class, block: u32) -> Physical {
+    // With constant sizes the compiler unrolls.
+    match class.0 {
+        0 => find_in(&words[..Class(0).words()], Class(0), block),
+        1 => find_in(&words[..Class(1).words()], Class(1), block),
+        2 => find_in(&words[..Class(2).words()], Class(2), block),
+        _ => find_in(&words[..Class(3).words()], Class(3), block),
     }
-    let physical = Physical(words[1 + count.div_ceil(2) + low].get());
-    physical.offset(u64::from(block - start))
+}
+
+#[inline(always)]
+fn find_in<W: Word>(words: &[W], class: Class, block: u32) -> Physical {
+    let run = if class.0 < 2 { count(words, class, block) } else { halve(words, class, block) };
+    let start = half(words, run) & !PRESENT;
+    let place = words[class.places() + run].get();
+    Physical(place.wrapping_add((block.wrapping_sub(start)) * u32::from(place != 0)))
+}
+
+/// The last run that starts at or before a block: all of them are looked at, two per subtraction.
+#[inline(always)]
+fn count<W: Word>(words: &[W], class: Class, block: u32) -> usize {
+    let behind = (block + 1) * 0x0001_0001;
+    // In each half, the upper bit stays if the run starts behind the block.
+    let later = words[1..class.places()]
+        .iter()
+        .fold(0, |later, word| later + ((word.get().wrapping_sub(behind) >> 15) & 0x0001_0001));
+    class.runs() - 1 - ((later & 0xffff) + (later >> 16)) as usize
+}
+
+/// The same by halving, in as many steps whatever is found.
+#[inline(always)]
+fn halve<W: Word>(words: &[W], class: Class, block: u32) -> usize {
+    let (mut run, mut left) = (0, class.runs());
+    while left > 1 {
+        let step = left / 2;
+        run += step * usize::from(half(words, run + step) <= block + PRESENT);
+        left -= step;
+    }
+    run
 }
 
 /// Calls `visit` for each run in these words, with its first block and how many it has, clipped to blocks `low` to
 /// `high` - 1 of the leaf.
 #[inline]
-pub(super) fn visit<W: Word>(words: &[W], low: u32, high: u32, mut visit: impl FnMut(u32, u32, Physical)) {
-    let count = count(words);
-    let places = &words[1 + count.div_ceil(2)..][..count];
-    let mut start = 0;
-    for (number, place) in places.iter().enumerate() {
-        let end = if number + 1 == count { high } else { half(words, number + 1).min(high) };
-        let first = start.max(low);
+pub(super) fn visit<W: Word>(
+    words: &[W],
+    class: Class,
+    low: u32,
+    high: u32,
+    mut visit: impl FnMut(u32, u32, Physical),
+) {
+    let mut from = 0;
+    for (run, place) in words[class.places()..].iter().take(class.runs()).enumerate() {
+        let end = start(words, class, run + 1).map_or(high, |start| start.min(high));
+        let first = from.max(low);
         if first < end {
-            visit(first, end - first, Physical(place.get()).offset(u64::from(first - start)));
+            visit(first, end - first, Physical(place.get()).offset(u64::from(first - from)));
         }
         if end >= high {
             break;
         }
-        start = end;
+        from = end;
     }
 }
 
@@ -175,26 +211,23 @@ impl Runs {
     }
 
     /// Reads the leaf in these words.
-    pub(super) fn read<W: Word>(&mut self, words: &[W]) {
+    pub(super) fn read<W: Word>(&mut self, words: &[W], class: Class) {
         self.list.clear();
-        let count = count(words);
-        let places = &words[1 + count.div_ceil(2)..];
-        for (number, place) in places.iter().take(count).enumerate() {
-            let start = if number == 0 { 0 } else { half(words, number) };
+        for (run, place) in words[class.places()..].iter().take(class.runs()).enumerate() {
+            let Some(start) = start(words, class, run) else { break };
             self.list.push(Run { start, physical: Physical(place.get()) });
         }
     }
 
-    /// Writes the leaf to these words, without references.
-    pub(super) fn write<W: Word>(&self, words: &[W]) {
+    /// Writes the leaf to these words, without references. There must be room for all runs.
+    pub(super) fn write<W: Word>(&self, words: &[W], class: Class) {
+        debug_assert!(self.list.len() <= class.runs(), "{} runs into {class:?}", self.list.len());
         words[REFERENCES].set(0);
-        let count = self.list.len();
-        for position in (0..count).step_by(2) {
-            let low = if position == 0 { count as u32 } else { self.list[position].start };
-            let high = self.list.get(position + 1).map_or(0, |run| run.start);
-            words[1 + position / 2].set(low | high << 16);
+        let half = |run: usize| self.list.get(run).map_or(0xffff, |run| run.start | PRESENT);
+        for (pair, word) in words[1..class.places()].iter().enumerate() {
+            word.set(half(2 * pair) | half(2 * pair + 1) << 16);
         }
-        for (run, word) in self.list.iter().zip(&words[1 + count.div_ceil(2)..]) {
+        for (run, word) in self.list.iter().zip(&words[class.places()..]) {
             word.set(run.physical.0);
         }
     }

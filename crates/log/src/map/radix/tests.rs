@@ -14,12 +14,22 @@ impl Memory for Small {
     type Word = std::sync::atomic::AtomicU32;
     const SLAB_SHIFT: u32 = 5;
 
-    fn zeroed(words: usize) -> Result<Self> {
-        Ok(Small((0..words).map(|_| Default::default()).collect()))
+    fn reserve(slabs: u32) -> Result<Self> {
+        let slabs = slabs.min(1 << 11) as usize;
+        Ok(Small((0..slabs << Self::SLAB_SHIFT).map(|_| Default::default()).collect()))
+    }
+
+    fn grow(&self, slabs: u32) -> Result<()> {
+        assert!((slabs as usize) << Self::SLAB_SHIFT <= self.0.len(), "{slabs} slabs");
+        Ok(())
     }
 
     fn words(&self) -> &[Self::Word] {
         &self.0
+    }
+
+    fn bytes_for(slabs: u32) -> u64 {
+        u64::from(slabs) << (Self::SLAB_SHIFT + 2)
     }
 }
 

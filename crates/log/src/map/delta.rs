@@ -1,0 +1,323 @@
+//! Snapshots for maps that have none of their own: the map is frozen, and each version keeps what it changed.
+//!
+//! ```text
+//!   the map      a snapshot     another
+//!   [delta]        [delta]      [delta]     what only this version changed
+//!       \___________/              |
+//!          [delta]                 |        frozen: what these two have in common
+//!              \___________________/
+//!                     base                  the map itself, frozen while there are several versions
+//! ```
+//!
+//! A lookup goes from its version's delta down until something is said of the block. When a version is dropped, each
+//! delta that has the same users as what is below it is merged into that. With one version left everything is merged
+//! into the map, which is then used directly again: a map without snapshots costs one look at a flag more than alone.
+//!
+//! Deltas are extents behind a reader–writer lock, whatever the map is: with snapshots lookups aren't lock-free.
+
+use super::extents::{Extents, SOME};
+use super::joined::Joined;
+use super::{Map, Mapping, Physical, Plain};
+use std::fmt;
+use std::ops::Range;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Arc, PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard};
+
+/// What some versions changed: where blocks lie, or that they are unmapped.
+#[derive(Debug, Default)]
+struct Delta(RwLock<Extents>);
+
+impl Delta {
+    fn read(&self) -> RwLockReadGuard<'_, Extents> {
+        read(&self.0)
+    }
+}
+
+fn read<T>(lock: &RwLock<T>) -> RwLockReadGuard<'_, T> {
+    lock.read().unwrap_or_else(PoisonError::into_inner)
+}
+
+fn write<T>(lock: &RwLock<T>) -> RwLockWriteGuard<'_, T> {
+    lock.write().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// The deltas of a version, its own first.
+#[derive(Debug, Default)]
+struct Path {
+    /// Whether there are any.
+    layered: AtomicBool,
+    deltas: RwLock<Vec<Arc<Delta>>>,
+}
+
+impl Path {
+    fn new(deltas: Vec<Arc<Delta>>) -> Arc<Self> {
+        Arc::new(Path { layered: AtomicBool::new(!deltas.is_empty()), deltas: RwLock::new(deltas) })
+    }
+
+    fn set(&self, deltas: Vec<Arc<Delta>>) {
+        let layered = !deltas.is_empty();
+        *write(&self.deltas) = deltas;
+        self.layered.store(layered, Ordering::Release);
+    }
+
+    /// A new delta of its own above those that it had, or instead of one that says nothing.
+    fn above(deltas: &[Arc<Delta>]) -> Vec<Arc<Delta>> {
+        let frozen = deltas.iter().filter(|delta| delta.read().len() > 0).cloned();
+        std::iter::once(Arc::default()).chain(frozen).collect()
+    }
+}
+
+/// A map and its snapshots: the paths of all versions. While there is one, its changes take this for reading (the base
+/// orders them); everything else that changes takes it for writing.
+type Family = RwLock<Vec<Arc<Path>>>;
+
+/// A version of a map.
+pub struct Versioned<P: Plain> {
+    base: Arc<P>,
+    path: Arc<Path>,
+    family: Arc<Family>,
+    blocks: AtomicU64,
+}
+
+impl<P: Plain> Versioned<P> {
+    /// A map of so many blocks without snapshots.
+    pub fn new(base: P, blocks: u64) -> Self {
+        let path = Path::new(Vec::new());
+        let family = Arc::new(RwLock::new(vec![path.clone()]));
+        Versioned { base: Arc::new(base), path, family, blocks: AtomicU64::new(blocks) }
+    }
+
+    #[cold]
+    fn lookup_layered(&self, block: u64) -> Physical {
+        for delta in read(&self.path.deltas).iter() {
+            if let Some(physical) = delta.read().get(block) {
+                return physical;
+            }
+        }
+        self.base.lookup(block)
+    }
+
+    /// Runs `alone` if this is the only version, else `layered` with its deltas.
+    fn change(&self, alone: impl FnOnce(), layered: impl FnOnce(&[Arc<Delta>])) {
+        {
+            let _versions = read(&self.family);
+            if !self.path.layered.load(Ordering::Acquire) {
+                return alone();
+            }
+        }
+        // A version that has deltas may lose them in between, and then has an empty list.
+        let _versions = write(&self.family);
+        let deltas = read(&self.path.deltas).clone();
+        if deltas.is_empty() { alone() } else { layered(&deltas) }
+    }
+}
+
+/// Visits what the deltas, and where they say nothing the base, say of a range.
+fn visit_layers<P: Plain>(
+    deltas: &[Arc<Delta>],
+    base: &P,
+    range: Range<u64>,
+    visit: &mut dyn FnMut(Mapping),
+) {
+    let Some((delta, below)) = deltas.split_first() else {
+        return base.lookup_range(range, visit);
+    };
+    let mut some = Vec::new();
+    let mut block = range.start;
+    while block < range.end {
+        some.clear();
+        // Not visited with the lock held.
+        let end = delta.read().visit(block..range.end, SOME, |piece| some.push(piece));
+        for piece in &some {
+            if block < piece.block {
+                visit_layers(below, base, block..piece.block, visit);
+            }
+            visit(*piece);
+            block = piece.block + piece.count;
+        }
+        if block < end {
+            visit_layers(below, base, block..end, visit);
+            block = end;
+        }
+    }
+}
+
+/// Moves what of a range lies where it is expected, in the layer that says so: for all versions that share it.
+fn move_layers<P: Plain>(
+    deltas: &[Arc<Delta>],
+    base: &P,
+    range: Range<u64>,
+    [from, to]: [Physical; 2],
+    moved: &mut Joined<'_>,
+) {
+    let Some((delta, below)) = deltas.split_first() else {
+        return base.compare_and_move(range, from, to, &mut |piece| {
+            moved.push(piece.block, piece.count, piece.physical);
+        });
+    };
+    let places = |block: u64| [from, to].map(|place| place.offset(block - range.start));
+    let mut pieces = Vec::new();
+    delta.read().visit(range.clone(), usize::MAX, |piece| pieces.push(piece));
+    let mut block = range.start;
+    for piece in pieces {
+        if block < piece.block {
+            move_layers(below, base, block..piece.block, places(block), moved);
+        }
+        block = piece.block + piece.count;
+        write(&delta.0).compare_and_move(
+            piece.block..block,
+            places(piece.block)[0],
+            places(piece.block)[1],
+            moved,
+        );
+    }
+    if block < range.end {
+        move_layers(below, base, block..range.end, places(block), moved);
+    }
+}
+
+/// How many paths have this delta.
+fn users(paths: &[Arc<Path>], delta: &Arc<Delta>) -> usize {
+    paths.iter().filter(|path| read(&path.deltas).iter().any(|other| Arc::ptr_eq(other, delta))).count()
+}
+
+/// Merges every delta into what is below it that has the same users. Lookups go on meanwhile: a delta is taken out of
+/// the paths only when all that it says is also below.
+fn merge<P: Plain>(paths: &[Arc<Path>], base: &P) {
+    while let Some((upper, lower)) = mergeable(paths) {
+        let mut pieces = Vec::new();
+        upper.read().visit(0..u64::MAX, usize::MAX, |piece| pieces.push(piece));
+        for piece in pieces {
+            let range = piece.block..piece.block + piece.count;
+            match &lower {
+                Some(lower) => write(&lower.0).set(range, piece.physical),
+                None => base.insert(range, piece.physical, &mut |_| {}),
+            }
+        }
+        for path in paths {
+            let mut deltas = read(&path.deltas).clone();
+            deltas.retain(|delta| !Arc::ptr_eq(delta, &upper));
+            path.set(deltas);
+        }
+    }
+}
+
+/// A delta that has the same users as what is below it, which is the base if it is none.
+fn mergeable(paths: &[Arc<Path>]) -> Option<(Arc<Delta>, Option<Arc<Delta>>)> {
+    for path in paths {
+        let deltas = read(&path.deltas).clone();
+        for (at, upper) in deltas.iter().enumerate() {
+            let lower = deltas.get(at + 1);
+            let users_below = lower.map_or(paths.len(), |lower| users(paths, lower));
+            if users(paths, upper) == users_below {
+                return Some((upper.clone(), lower.cloned()));
+            }
+        }
+    }
+    None
+}
+
+impl<P: Plain> Map for Versioned<P> {
+    fn name(&self) -> &'static str {
+        self.base.name()
+    }
+
+    fn blocks(&self) -> u64 {
+        self.blocks.load(Ordering::Acquire)
+    }
+
+    #[inline]
+    fn lookup(&self, block: u64) -> Physical {
+        if self.path.layered.load(Ordering::Acquire) {
+            self.lookup_layered(block)
+        } else {
+            self.base.lookup(block)
+        }
+    }
+
+    fn lookup_range(&self, range: Range<u64>, visit: &mut dyn FnMut(Mapping)) {
+        if !self.path.layered.load(Ordering::Acquire) {
+            return self.base.lookup_range(range, visit);
+        }
+        let deltas = read(&self.path.deltas).clone();
+        let mut visitor = Joined::all(visit);
+        visit_layers(&deltas, &*self.base, range, &mut |piece| {
+            visitor.push(piece.block, piece.count, piece.physical);
+        });
+        visitor.finish();
+    }
+
+    fn insert(&self, range: Range<u64>, to: Physical, displaced: &mut dyn FnMut(Mapping)) {
+        if range.is_empty() {
+            return;
+        }
+        let displaced = std::cell::RefCell::new(displaced);
+        self.change(
+            || self.base.insert(range.clone(), to, &mut **displaced.borrow_mut()),
+            |deltas| {
+                let mut displaced = displaced.borrow_mut();
+                let mut displaced = Joined::mapped(&mut **displaced);
+                visit_layers(deltas, &*self.base, range.clone(), &mut |piece| {
+                    displaced.push(piece.block, piece.count, piece.physical);
+                });
+                write(&deltas[0].0).set(range.clone(), to);
+                displaced.finish();
+            },
+        );
+    }
+
+    fn compare_and_move(
+        &self,
+        range: Range<u64>,
+        from: Physical,
+        to: Physical,
+        moved: &mut dyn FnMut(Mapping),
+    ) {
+        if range.is_empty() || !(from.is_mapped() && to.is_mapped()) {
+            return;
+        }
+        let moved = std::cell::RefCell::new(moved);
+        self.change(
+            || self.base.compare_and_move(range.clone(), from, to, &mut **moved.borrow_mut()),
+            |deltas| {
+                let mut moved = moved.borrow_mut();
+                let mut moved = Joined::mapped(&mut **moved);
+                move_layers(deltas, &*self.base, range.clone(), [from, to], &mut moved);
+                moved.finish();
+            },
+        );
+    }
+
+    fn snapshot(&self) -> Arc<dyn Map> {
+        let mut paths = write(&self.family);
+        let deltas = read(&self.path.deltas).clone();
+        self.path.set(Path::above(&deltas));
+        let path = Path::new(Path::above(&deltas));
+        paths.push(path.clone());
+        let blocks = AtomicU64::new(self.blocks());
+        Arc::new(Versioned { base: self.base.clone(), path, family: self.family.clone(), blocks })
+    }
+
+    fn grow(&self, blocks: u64) {
+        self.blocks.fetch_max(blocks, Ordering::AcqRel);
+    }
+
+    fn bytes(&self) -> u64 {
+        let deltas: u64 = read(&self.path.deltas).iter().map(|delta| delta.read().bytes()).sum();
+        self.base.bytes() + deltas + size_of::<Self>() as u64
+    }
+}
+
+impl<P: Plain> Drop for Versioned<P> {
+    fn drop(&mut self) {
+        let mut paths = write(&self.family);
+        paths.retain(|path| !Arc::ptr_eq(path, &self.path));
+        merge(&paths, &*self.base);
+    }
+}
+
+impl<P: Plain> fmt::Debug for Versioned<P> {
+    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(formatter, "{} map of {} blocks", self.name(), self.blocks())
+    }
+}

@@ -1,0 +1,180 @@
+//! Extents in a B-tree, for one user at a time: what the maps with locks, and the differences between versions, keep.
+
+use super::joined::Joined;
+use super::{Mapping, Physical};
+use std::collections::BTreeMap;
+use std::ops::Range;
+
+/// How many blocks an extent has, and where its first one lies.
+#[derive(Debug, Clone, Copy)]
+struct Extent {
+    count: u32,
+    physical: Physical,
+}
+
+impl Extent {
+    fn end(self, start: u64) -> u64 {
+        start + u64::from(self.count)
+    }
+
+    fn at(self, offset: u64) -> Physical {
+        self.physical.offset(offset)
+    }
+}
+
+/// Larger extents are kept in parts.
+const MOST_BLOCKS: u64 = 1 << 31;
+
+/// Extents by their first block. They don't overlap, and neighbours that continue each other are one. An extent may
+/// say that its blocks are unmapped: nothing is said of blocks outside of all extents.
+#[derive(Debug, Default)]
+pub(super) struct Extents {
+    tree: BTreeMap<u64, Extent>,
+}
+
+impl Extents {
+    /// What is said of a block.
+    pub(super) fn get(&self, block: u64) -> Option<Physical> {
+        let (start, extent) = self.tree.range(..=block).next_back()?;
+        (block < extent.end(*start)).then(|| extent.at(block - start))
+    }
+
+    /// Calls `visit` for what is said of the range, in order, and returns where it stopped: after `most` pieces or at
+    /// the end.
+    pub(super) fn visit(&self, range: Range<u64>, most: usize, mut visit: impl FnMut(Mapping)) -> u64 {
+        let before = self.tree.range(..range.start).next_back();
+        let inside = self.tree.range(range.clone());
+        let mut left = most;
+        for (start, extent) in before.into_iter().chain(inside) {
+            let (from, to) = (range.start.max(*start), range.end.min(extent.end(*start)));
+            if from < to {
+                visit(Mapping { block: from, count: to - from, physical: extent.at(from - start) });
+                left -= 1;
+                if left == 0 {
+                    return to;
+                }
+            }
+        }
+        range.end
+    }
+
+    /// Makes an extent's border of a block, if it lies inside of one.
+    fn cut(&mut self, block: u64) {
+        if let Some((start, extent)) = self.tree.range_mut(..block).next_back()
+            && block < extent.end(*start)
+        {
+            let count = (block - start) as u32;
+            let rest = Extent { count: extent.count - count, physical: extent.at(count.into()) };
+            extent.count = count;
+            self.tree.insert(block, rest);
+        }
+    }
+
+    /// Says nothing of a range any more.
+    pub(super) fn forget(&mut self, range: Range<u64>) {
+        self.cut(range.start);
+        self.cut(range.end);
+        while let Some((start, _)) = self.tree.range(range.clone()).next() {
+            let start = *start;
+            self.tree.remove(&start);
+        }
+    }
+
+    /// Says of a range where it lies, or that it is unmapped.
+    pub(super) fn set(&mut self, range: Range<u64>, to: Physical) {
+        self.forget(range.clone());
+        let mut start = range.start;
+        while start < range.end {
+            let count = MOST_BLOCKS.min(range.end - start);
+            let physical = to.offset(start - range.start);
+            self.tree.insert(start, Extent { count: count as u32, physical });
+            self.join(start);
+            start += count;
+        }
+        self.join(range.end);
+    }
+
+    /// Makes one of the extents to both sides of a block, if they continue each other.
+    fn join(&mut self, block: u64) {
+        let Some(right) = self.tree.get(&block).copied() else { return };
+        let Some((start, left)) = self.tree.range_mut(..block).next_back() else { return };
+        let both = u64::from(left.count) + u64::from(right.count);
+        let continues = if left.physical.is_mapped() {
+            u64::from(right.physical.0) == u64::from(left.physical.0) + u64::from(left.count)
+        } else {
+            !right.physical.is_mapped()
+        };
+        if left.end(*start) == block && both <= MOST_BLOCKS && continues {
+            left.count = both as u32;
+            self.tree.remove(&block);
+        }
+    }
+
+    /// The same as the map's `insert`, where nothing is said of unmapped blocks.
+    pub(super) fn insert(&mut self, range: Range<u64>, to: Physical, displaced: &mut Joined<'_>) {
+        self.visit(range.clone(), usize::MAX, |piece| {
+            displaced.push(piece.block, piece.count, piece.physical)
+        });
+        if to.is_mapped() { self.set(range, to) } else { self.forget(range) }
+    }
+
+    /// The same as the map's `compare_and_move`.
+    pub(super) fn compare_and_move(
+        &mut self,
+        range: Range<u64>,
+        from: Physical,
+        to: Physical,
+        moved: &mut Joined<'_>,
+    ) {
+        let mut found = Vec::new();
+        self.visit(range.clone(), usize::MAX, |piece| {
+            if piece.physical == from.offset(piece.block - range.start) {
+                found.push(piece.block..piece.block + piece.count);
+            }
+        });
+        for piece in found {
+            let to = to.offset(piece.start - range.start);
+            moved.push(piece.start, piece.end - piece.start, to);
+            self.set(piece, to);
+        }
+    }
+
+    /// How many extents there are.
+    pub(super) fn len(&self) -> usize {
+        self.tree.len()
+    }
+
+    /// About how much memory they take: nodes of the standard library's B-tree have room for 11 entries and are two
+    /// thirds full on average, and one in seven is an inner one with 12 pointers.
+    pub(super) fn bytes(&self) -> u64 {
+        const NODE: u64 = 11 * (size_of::<u64>() + size_of::<Extent>()) as u64 + 16;
+        (self.len() as u64).div_ceil(7) * (NODE + 12 * 8 / 7)
+    }
+}
+
+/// Visits a range without gaps: what is said of it as it is said, the rest as unmapped. Takes `pieces` a few at a time,
+/// so that nothing is locked while the visitor runs.
+pub(super) fn visit_all(
+    range: Range<u64>,
+    visit: &mut dyn FnMut(Mapping),
+    mut pieces: impl FnMut(Range<u64>, &mut Vec<Mapping>) -> u64,
+) {
+    let mut visitor = Joined::all(visit);
+    let mut some = Vec::new();
+    let mut block = range.start;
+    while block < range.end {
+        some.clear();
+        let end = pieces(block..range.end, &mut some);
+        for piece in &some {
+            visitor.push(block, piece.block - block, Physical::NONE);
+            visitor.push(piece.block, piece.count, piece.physical);
+            block = piece.block + piece.count;
+        }
+        visitor.push(block, end - block, Physical::NONE);
+        block = end;
+    }
+    visitor.finish();
+}
+
+/// How many pieces are taken at a time.
+pub(super) const SOME: usize = 64;

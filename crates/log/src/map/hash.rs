@@ -1,0 +1,147 @@
+//! `hash`: a lock-free hash table (papaya) with an entry per block.
+//!
+//! Lookups and changes of a block are lock-free. Long extents cost an entry per block like everything else, and
+//! changes of many blocks are as many changes: of two that run at the same time each block gets the later one's.
+
+use super::joined::Joined;
+use super::{Mapping, Physical, Plain};
+use papaya::{Compute, HashMap, Operation};
+use std::hash::{BuildHasherDefault, Hasher};
+use std::ops::Range;
+
+/// The table.
+#[derive(Debug, Default)]
+pub struct Hash {
+    entries: HashMap<u64, Physical, BuildHasherDefault<BlockHasher>>,
+}
+
+/// The finalizer of MurmurHash3 (Appleby): every bit of a block's number changes about half of the bits.
+#[derive(Debug, Default)]
+pub struct BlockHasher(u64);
+
+impl Hasher for BlockHasher {
+    fn write(&mut self, bytes: &[u8]) {
+        bytes.iter().for_each(|byte| self.write_u64(self.0.rotate_left(8) ^ u64::from(*byte)));
+    }
+
+    #[inline]
+    fn write_u64(&mut self, number: u64) {
+        let mut mixed = number;
+        mixed = (mixed ^ (mixed >> 33)).wrapping_mul(0xff51_afd7_ed55_8ccd);
+        mixed = (mixed ^ (mixed >> 33)).wrapping_mul(0xc4ce_b9fe_1a85_ec53);
+        self.0 = mixed ^ (mixed >> 33);
+    }
+
+    #[inline]
+    fn finish(&self) -> u64 {
+        self.0
+    }
+}
+
+/// How many blocks are done between two looks whether memory can be reclaimed.
+const AT_ONCE: u64 = 1024;
+
+impl Hash {
+    /// Calls `each` for every block of the range that may be mapped, in order, with a guard.
+    fn for_each(&self, range: Range<u64>, mut each: impl FnMut(u64, &papaya::LocalGuard<'_>)) {
+        if (self.entries.len() as u64) < range.end.saturating_sub(range.start) {
+            // Fewer entries than blocks: they are looked through, and put in order.
+            let guard = self.entries.guard();
+            let mut blocks: Vec<u64> =
+                self.entries.keys(&guard).copied().filter(|block| range.contains(block)).collect();
+            drop(guard);
+            blocks.sort_unstable();
+            for blocks in blocks.chunks(AT_ONCE as usize) {
+                let guard = self.entries.guard();
+                blocks.iter().for_each(|block| each(*block, &guard));
+            }
+            return;
+        }
+        let mut start = range.start;
+        while start < range.end {
+            let end = range.end.min(start + AT_ONCE);
+            let guard = self.entries.guard();
+            (start..end).for_each(|block| each(block, &guard));
+            start = end;
+        }
+    }
+}
+
+impl Plain for Hash {
+    fn name(&self) -> &'static str {
+        "hash"
+    }
+
+    #[inline]
+    fn lookup(&self, block: u64) -> Physical {
+        self.entries.pin().get(&block).copied().unwrap_or(Physical::NONE)
+    }
+
+    fn lookup_range(&self, range: Range<u64>, visit: &mut dyn FnMut(Mapping)) {
+        let mut visitor = Joined::all(visit);
+        let mut next = range.start;
+        self.for_each(range.clone(), |block, guard| {
+            if let Some(physical) = self.entries.get(&block, guard) {
+                visitor.push(next, block - next, Physical::NONE);
+                visitor.push(block, 1, *physical);
+                next = block + 1;
+            }
+        });
+        visitor.push(next, range.end.saturating_sub(next), Physical::NONE);
+        visitor.finish();
+    }
+
+    fn insert(&self, range: Range<u64>, to: Physical, displaced: &mut dyn FnMut(Mapping)) {
+        let mut displaced = Joined::mapped(displaced);
+        if to.is_mapped() {
+            let mut start = range.start;
+            while start < range.end {
+                let end = range.end.min(start + AT_ONCE);
+                let guard = self.entries.guard();
+                for block in start..end {
+                    if let Some(old) = self.entries.insert(block, to.offset(block - range.start), &guard) {
+                        displaced.push(block, 1, *old);
+                    }
+                }
+                start = end;
+            }
+        } else {
+            self.for_each(range, |block, guard| {
+                if let Some(old) = self.entries.remove(&block, guard) {
+                    displaced.push(block, 1, *old);
+                }
+            });
+        }
+        displaced.finish();
+    }
+
+    fn compare_and_move(
+        &self,
+        range: Range<u64>,
+        from: Physical,
+        to: Physical,
+        moved: &mut dyn FnMut(Mapping),
+    ) {
+        let mut moved = Joined::mapped(moved);
+        let start = range.start;
+        self.for_each(range, |block, guard| {
+            let (from, to) = (from.offset(block - start), to.offset(block - start));
+            let compare = |entry: Option<(&u64, &Physical)>| match entry {
+                Some((_, physical)) if *physical == from => Operation::Insert(to),
+                _ => Operation::Abort(()),
+            };
+            if let Compute::Updated { .. } = self.entries.compute(block, compare, guard) {
+                moved.push(block, 1, to);
+            }
+        });
+        moved.finish();
+    }
+
+    fn bytes(&self) -> u64 {
+        // An entry is 16 bytes, in 32 of the allocator's. The table is at most seven eighths full, and of a power of
+        // two; a place in it takes a pointer and a byte.
+        let entries = self.entries.len() as u64;
+        let places = (entries * 8 / 7).next_power_of_two().max(32);
+        entries * 32 + places * 9 + size_of::<Self>() as u64
+    }
+}

@@ -1,0 +1,26 @@
+//! Maps by name.
+
+use super::{Btree, Hash, Map, MutexBtree, Radix, SkipList, Versioned};
+use block::{Error, Result};
+use std::sync::Arc;
+
+/// The names of all maps, the default first.
+pub const NAMES: [&str; 5] = ["radix", "hash", "skiplist", "btree", "mutex-btree"];
+
+/// An empty map of this kind, of so many blocks.
+///
+/// # Errors
+/// [`Error::Invalid`] if there is none of this name; [`Error::OutOfMemory`] where its tables don't fit.
+pub fn make(name: &str, blocks: u64) -> Result<Arc<dyn Map>> {
+    Ok(match name {
+        "radix" => Arc::new(Radix::new(blocks)?),
+        "hash" => Arc::new(Versioned::new(Hash::default(), blocks)),
+        "skiplist" => Arc::new(Versioned::new(SkipList::default(), blocks)),
+        "btree" => Arc::new(Versioned::new(Btree::default(), blocks)),
+        "mutex-btree" => Arc::new(Versioned::new(MutexBtree::default(), blocks)),
+        other => {
+            let text = format!("map {other:?}: expected one of {}", NAMES.join(", "));
+            return Err(Error::invalid(text));
+        }
+    })
+}

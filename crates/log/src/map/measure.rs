@@ -1,0 +1,294 @@
+//! How fast a map looks up, and how much memory it takes.
+//!
+//! The map is filled page by page in random order, so that neighbours in the volume aren't neighbours in memory, as in
+//! a volume that has been written for a while. Everything runs on one thread, pinned to one core, through the trait,
+//! as the device calls it. Lookups are of random blocks, all of which are mapped; making up the blocks' numbers
+//! (a multiplication or two each) is part of the time.
+
+use super::{Map, PAGE_BLOCKS, Physical, make};
+use block::memory::GrowingWords;
+use block::{Error, Result};
+use runtime::{Random, now};
+use std::sync::atomic::Ordering;
+use std::time::Duration;
+
+/// What the volume is full of.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Contents {
+    /// Single blocks at random places: the most that a map has to hold.
+    Random,
+    /// What a log has after sequential writes: extents of 255 blocks, one block apart.
+    Sequential,
+}
+
+/// Lookups per second. Each is the median of many short rounds, so that what else the machine does counts little.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct Rates {
+    /// Independent of each other, one call each.
+    pub single: f64,
+    /// Independent of each other, in batches of [`BATCH`].
+    pub batched: f64,
+    /// Each depends on the one before.
+    pub dependent: f64,
+}
+
+/// What [`measure`] found out. All rates are per second.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Measured {
+    /// The map's name.
+    pub map: &'static str,
+    /// How many blocks it has, all of them mapped.
+    pub blocks: u64,
+    /// What it was full of.
+    pub contents: Contents,
+    /// Pages loaded while it was filled, fresh memory from the kernel included.
+    pub pages_loaded: f64,
+    /// What the map's lookups reach.
+    pub lookups: Rates,
+    /// What a plain array of the same entries (4 bytes per block, in huge pages) reaches in the same seconds: what the
+    /// memory allows. Where the map is smaller than the array it can be faster.
+    pub array: Rates,
+    /// Changes of one mapped block each, at random.
+    pub inserts: f64,
+    /// What the map said it takes, when it was full.
+    pub bytes: u64,
+}
+
+impl Measured {
+    /// Memory per mapped block, in bytes.
+    pub fn bytes_per_block(&self) -> f64 {
+        self.bytes as f64 / self.blocks as f64
+    }
+}
+
+/// How many lookups a batch has.
+pub const BATCH: usize = 32;
+
+/// Each kind of operation is timed in rounds of so many: short enough that most of them aren't interrupted.
+const ROUND: u64 = 1 << 13;
+
+/// Fills a map of so many blocks, and an array of 4 bytes per block to compare it with, and measures each kind of
+/// lookup on each of them for at least `duration`.
+///
+/// # Errors
+/// [`Error::Invalid`] if there is no such map or the volume has no whole page or more than 2^32 - 1 blocks;
+/// [`Error::OutOfMemory`]; those of [`runtime::run`].
+pub fn measure(name: &str, blocks: u64, contents: Contents, duration: Duration) -> Result<Measured> {
+    if blocks == 0 || !blocks.is_multiple_of(PAGE_BLOCKS) || blocks > u64::from(u32::MAX) {
+        let text =
+            format!("measuring a map of {blocks} blocks: expected a multiple of {PAGE_BLOCKS} below 2^32");
+        return Err(Error::invalid(text));
+    }
+    let name = name.to_owned();
+    runtime::run(runtime::Config::default().pinned(), move || async move {
+        let map = make(&name, blocks)?;
+        let array = GrowingWords::reserve(blocks as usize)?;
+        array.grow(blocks as usize)?;
+        let pages_loaded = fill(&*map, &array, contents);
+        let bytes = map.bytes();
+        let [lookups, array] = rates(&*map, &array, duration);
+        Ok(Measured {
+            map: map.name(),
+            blocks,
+            contents,
+            pages_loaded,
+            lookups,
+            array,
+            inserts: inserts(&*map, duration),
+            bytes,
+        })
+    })?
+}
+
+/// Loads all pages, in random order, and returns how many per second.
+fn fill(map: &dyn Map, array: &GrowingWords, contents: Contents) -> f64 {
+    let mut random = Random::new(1);
+    let mut pages: Vec<u32> = (0..(map.blocks() / PAGE_BLOCKS) as u32).collect();
+    for at in (1..pages.len()).rev() {
+        pages.swap(at, random.below(at as u64 + 1) as usize);
+    }
+    let mut entries = vec![0; PAGE_BLOCKS as usize];
+    let mut took = Duration::ZERO;
+    for page in &pages {
+        let first = u64::from(*page) * PAGE_BLOCKS;
+        for (block, entry) in (first..).zip(&mut entries) {
+            *entry = match contents {
+                Contents::Random => (random.next_u64() as u32).max(1),
+                // A header before each extent.
+                Contents::Sequential => (block + block / 255 + 1).max(1) as u32,
+            };
+        }
+        let start = now();
+        map.load_page((*page).into(), &entries);
+        took += start.elapsed();
+        for (word, entry) in array[first as usize..].iter().zip(&entries) {
+            word.store(*entry, Ordering::Relaxed);
+        }
+    }
+    pages.len() as f64 / took.as_secs_f64()
+}
+
+/// Times rounds of two things in turn until the time is up for both, and returns how many operations per second the
+/// median round of each had.
+fn rate_both(duration: Duration, mut rounds: [&mut dyn FnMut() -> u32; 2]) -> [f64; 2] {
+    let mut took = [Vec::new(), Vec::new()];
+    let start = now();
+    while start.elapsed() < 2 * duration {
+        for (round, took) in rounds.iter_mut().zip(&mut took) {
+            // Several in a row, so that each warms up the caches for itself; the first isn't counted.
+            std::hint::black_box(round());
+            for _ in 0..8 {
+                let start = now();
+                std::hint::black_box(round());
+                took.push(start.elapsed());
+            }
+        }
+    }
+    took.map(|mut took| {
+        took.sort_unstable();
+        ROUND as f64 / took[took.len() / 2].as_secs_f64()
+    })
+}
+
+/// Numbers that look random, cheaply: a linear congruential generator (Knuth's MMIX constants), its upper bits
+/// scaled to the limit.
+#[derive(Debug)]
+struct Blocks {
+    state: u64,
+    limit: u64,
+}
+
+impl Blocks {
+    fn below(limit: u64) -> Self {
+        Blocks { state: 1, limit }
+    }
+
+    #[inline]
+    fn next(&mut self) -> u64 {
+        self.state =
+            self.state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+        ((self.state >> 32) * self.limit) >> 32
+    }
+}
+
+/// What lookups of the map and of the array reach.
+fn rates(map: &dyn Map, array: &GrowingWords, duration: Duration) -> [Rates; 2] {
+    let limit = map.blocks();
+    let in_map = |block| map.lookup(block).0;
+    let in_array = |block| array[block as usize].load(Ordering::Relaxed);
+    let single = rate_both(duration, [&mut single(limit, in_map), &mut single(limit, in_array)]);
+    let batch_in_map = |blocks: &[u64], found: &mut [Physical]| map.lookup_batch(blocks, found);
+    let batch_in_array = |blocks: &[u64], found: &mut [Physical]| {
+        blocks.iter().for_each(|block| array.prefetch(*block as usize));
+        blocks.iter().zip(found).for_each(|(block, found)| found.0 = in_array(*block));
+    };
+    let batched =
+        rate_both(duration, [&mut batched(limit, batch_in_map), &mut batched(limit, batch_in_array)]);
+    let dependent = rate_both(duration, [&mut dependent(limit, in_map), &mut dependent(limit, in_array)]);
+    [0, 1].map(|which| Rates { single: single[which], batched: batched[which], dependent: dependent[which] })
+}
+
+fn single(limit: u64, lookup: impl Fn(u64) -> u32) -> impl FnMut() -> u32 {
+    let mut blocks = Blocks::below(limit);
+    move || (0..ROUND).fold(0, |sum: u32, _| sum.wrapping_add(lookup(blocks.next())))
+}
+
+fn batched(limit: u64, lookup: impl Fn(&[u64], &mut [Physical])) -> impl FnMut() -> u32 {
+    let mut blocks = Blocks::below(limit);
+    let (mut batch, mut found) = ([0; BATCH], [Physical::NONE; BATCH]);
+    move || {
+        let mut sum = 0_u32;
+        for _ in 0..ROUND / BATCH as u64 {
+            batch.fill_with(|| blocks.next());
+            lookup(&batch, &mut found);
+            sum = found.iter().fold(sum, |sum, found| sum.wrapping_add(found.0));
+        }
+        sum
+    }
+}
+
+fn dependent(limit: u64, lookup: impl Fn(u64) -> u32) -> impl FnMut() -> u32 {
+    let mut blocks = Blocks::below(limit);
+    let mut last = 0;
+    move || {
+        for _ in 0..ROUND {
+            blocks.state ^= u64::from(last) << 32;
+            last = lookup(blocks.next());
+        }
+        last
+    }
+}
+
+/// Changes of single blocks per second, with a grace period per round.
+fn inserts(map: &dyn Map, duration: Duration) -> f64 {
+    let mut blocks = Blocks::below(map.blocks());
+    let mut round = || {
+        let mut displaced = 0_u32;
+        for _ in 0..ROUND {
+            let block = blocks.next();
+            let to = Physical((blocks.state as u32).max(1));
+            map.insert(block..block + 1, to, &mut |piece| {
+                displaced = displaced.wrapping_add(piece.physical.0)
+            });
+        }
+        map.end_grace(map.begin_grace());
+        displaced
+    };
+    rate_both(duration / 2, [&mut round, &mut || 0])[0]
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::NAMES;
+    use super::*;
+
+    #[test]
+    fn every_map_can_be_measured() {
+        for name in NAMES {
+            for contents in [Contents::Random, Contents::Sequential] {
+                let measured = measure(name, 8 * PAGE_BLOCKS, contents, Duration::from_millis(1)).unwrap();
+                assert_eq!((measured.map, measured.blocks), (name, 8 * PAGE_BLOCKS));
+                let Rates { single, batched, dependent } = measured.lookups;
+                let rates = [single, batched, dependent];
+                assert!(rates.iter().all(|rate| *rate > 0.0), "{measured:?}");
+                assert!(measured.bytes_per_block() > 0.01, "{measured:?}");
+            }
+        }
+        let short = Duration::from_millis(1);
+        assert!(measure("tree", PAGE_BLOCKS, Contents::Random, short).is_err());
+        assert!(measure("radix", PAGE_BLOCKS + 1, Contents::Random, short).is_err());
+    }
+
+    /// `cargo test --release -p siltstone-log measure::tests::figures -- --ignored --nocapture`, with
+    /// `MAP_FIGURES="radix:28 hash:22"` for other maps and numbers of blocks (2^28 is 1 TiB).
+    #[test]
+    #[ignore = "prints figures; takes a minute, and 1.1 GiB of memory"]
+    fn figures() {
+        let wanted = std::env::var("MAP_FIGURES");
+        let wanted =
+            wanted.as_deref().unwrap_or("radix:28 radix:22 hash:22 skiplist:22 btree:22 mutex-btree:22");
+        for word in wanted.split_whitespace() {
+            let (name, shift) = word.split_once(':').unwrap();
+            for contents in [Contents::Random, Contents::Sequential] {
+                let blocks = 1 << shift.parse::<u32>().unwrap();
+                let measured = measure(name, blocks, contents, Duration::from_millis(400)).unwrap();
+                let million = |rate: f64| rate / 1e6;
+                let Measured { lookups, array, .. } = measured;
+                println!(
+                    "{name:12} 2^{shift} {contents:?}: M lookups/s (of a plain array's): {:.1} ({:.2}), batched {:.1} \
+                     ({:.2}), dependent {:.2} ({:.2}); {:.2} M inserts/s, {:.0} pages loaded/s, {} bytes, {:.3} per block",
+                    million(lookups.single),
+                    lookups.single / array.single,
+                    million(lookups.batched),
+                    lookups.batched / array.batched,
+                    million(lookups.dependent),
+                    lookups.dependent / array.dependent,
+                    million(measured.inserts),
+                    measured.pages_loaded,
+                    measured.bytes,
+                    measured.bytes_per_block(),
+                );
+            }
+        }
+    }
+}
