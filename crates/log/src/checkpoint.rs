@@ -141,8 +141,18 @@ impl Core {
         self.write_pages(jobs).await?;
         // What a page shows must survive whatever the root survives.
         self.flush().await?;
-        let (pieces, length) = self.write_directory(clean).await?;
-        self.flush().await?;
+        let mut pieces = Vec::new();
+        let written = match self.write_directory(clean, &mut pieces).await {
+            Ok(length) => self.flush().await.map(|()| length),
+            Err(error) => Err(error),
+        };
+        let length = match written {
+            Ok(length) => length,
+            Err(error) => {
+                self.forget(&pieces);
+                return Err(error);
+            }
+        };
         let old = self.checkpoint.borrow().root.clone();
         let root = Root {
             clean,
@@ -156,10 +166,7 @@ impl Core {
             ..old.clone()
         };
         self.write_root(&root).await?;
-        for piece in &old.directory {
-            let (zone, _) = self.layout.place(piece.physical);
-            self.table.remove_live(zone, piece.blocks, self.clock.get());
-        }
+        self.forget(&old.directory);
         let mut superseded = {
             let mut durable = self.checkpoint.borrow_mut();
             durable.root = root;
@@ -272,10 +279,18 @@ impl Core {
         }
     }
 
-    async fn write_directory(self: &Rc<Self>, clean: bool) -> Result<(Vec<Piece>, u64)> {
+    /// These pieces of a directory don't count any more, or never will.
+    fn forget(&self, pieces: &[Piece]) {
+        for piece in pieces {
+            let (zone, _) = self.layout.place(piece.physical);
+            self.table.remove_live(zone, piece.blocks, self.clock.get());
+        }
+    }
+
+    /// Writes the directory; returns its length in bytes. What was written of it is in `pieces`, also after a failure.
+    async fn write_directory(self: &Rc<Self>, clean: bool, pieces: &mut Vec<Piece>) -> Result<u64> {
         let bytes = self.directory().encode();
         let block = self.layout.block_bytes();
-        let mut pieces = Vec::new();
         let mut at = 0;
         while at < bytes.len() {
             let zone = self.checkpoint_zone().await?;
@@ -297,10 +312,10 @@ impl Core {
             let sums: Vec<u32> = data.filled()[block..].chunks_exact(block).map(sum_of).collect();
             let physical = self.layout.physical(zone.zone, zone.position + 1);
             let sum = sum_of(&data.filled()[block..]);
-            pieces.push(Piece { physical, blocks: room as u32, sum });
             let number = zone.zone;
             let zone = self.append_checkpoint(zone, data, &sums, &[]).await?;
             self.table.add_live(number, room as u32);
+            pieces.push(Piece { physical, blocks: room as u32, sum });
             self.checkpoint.borrow_mut().zone = Some(zone);
         }
         if pieces.len() > MOST_PIECES {
@@ -314,7 +329,7 @@ impl Core {
             Some(zone) if clean => self.seal_now(zone).await,
             other => self.checkpoint.borrow_mut().zone = other,
         }
-        Ok((pieces, bytes.len() as u64))
+        Ok(bytes.len() as u64)
     }
 
     fn directory(&self) -> Directory {

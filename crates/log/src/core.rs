@@ -166,6 +166,8 @@ pub struct Core {
     requests: RefCell<Slab<Request>>,
     /// Room that was set aside for what is queued or on its way.
     growing: Cell<u64>,
+    /// Less room is set aside than before.
+    settled: Notify,
     /// Appends of users' writes that are on their way, and the items in them.
     flying: Cell<(u32, u32)>,
     failed: RefCell<Option<Error>>,
@@ -235,6 +237,7 @@ impl Core {
             queued_items: Cell::new(0),
             requests: RefCell::default(),
             growing: Cell::new(0),
+            settled: Notify::new(),
             flying: Cell::new((0, 0)),
             failed: RefCell::default(),
             spare_items: RefCell::default(),
@@ -263,6 +266,7 @@ impl Core {
         items.iter().for_each(|item| self.item_done(item, Err(told.clone())));
         self.work.notify_all();
         self.freed.notify_all();
+        self.settled.notify_all();
         self.cleaner.notify_all();
     }
 
@@ -276,20 +280,27 @@ impl Core {
             0 => None,
             _ => Some(self.dirty.acquire(blocks.min(self.settings.dirty_blocks) as usize).await),
         };
-        let request = self.submit(changes, payload, room)?;
+        let growth = loop {
+            if let Some(error) = self.failure() {
+                return Err(error);
+            }
+            if self.is_closing.get() {
+                return Err(Error::closed("the log is closed"));
+            }
+            let settled = self.settled.notified();
+            match self.admit(&changes)? {
+                Some(growth) => break growth,
+                None => settled.await,
+            }
+        };
+        let request = self.submit(changes, payload, room, growth);
         Waiting { core: self.clone(), request: Some(request) }.await
     }
 
-    fn submit(&self, changes: Vec1, mut payload: Payload, room: Option<Permit>) -> Result<usize> {
-        if let Some(error) = self.failure() {
-            return Err(error);
-        }
-        if self.is_closing.get() {
-            return Err(Error::closed("the log is closed"));
-        }
+    /// Queues changes for which there is room.
+    fn submit(&self, changes: Vec1, mut payload: Payload, room: Option<Permit>, growth: u32) -> usize {
         let mut left = 0;
         let mut at = 0;
-        let growth = self.admit(&changes)?;
         let request = Request { left: 0, outcome: Ok(()), waker: None, is_abandoned: false, room };
         let key = self.requests.borrow_mut().insert(request);
         let shift = self.layout.block_size.shift();
@@ -308,17 +319,19 @@ impl Core {
         }
         self.requests.borrow_mut()[key].left = left;
         self.work.notify_one();
-        Ok(key)
+        key
     }
 
-    /// Sets room aside for what the changes add, or says that there is none.
-    fn admit(&self, changes: &Vec1) -> Result<u32> {
+    /// Sets room aside for what the changes add, or says that there is none. None where that is to be seen: what is on
+    /// its way has more room set aside than it may need, because what it overwrites isn't looked up while there is
+    /// plenty.
+    fn admit(&self, changes: &Vec1) -> Result<Option<u32>> {
         let mut growth: u64 = changes.iter().map(|change| u64::from(change.data_blocks())).sum();
         if growth == 0 {
-            return Ok(0);
+            return Ok(Some(0));
         }
-        let used = self.table.live_data() + self.growing.get();
-        if used + growth > self.settings.capacity {
+        let (live, growing) = (self.table.live_data(), self.growing.get());
+        if live + growing + growth > self.settings.capacity {
             let versions = self.versions.borrow();
             growth = changes
                 .iter()
@@ -329,7 +342,11 @@ impl Core {
                     _ => 0,
                 })
                 .sum();
-            if growth > 0 && used + growth > self.settings.capacity {
+            let has_room = growth == 0 || live + growing + growth <= self.settings.capacity;
+            if !has_room && growing > 0 && live + growth <= self.settings.capacity {
+                return Ok(None);
+            }
+            if !has_room {
                 return Err(Error::no_space(format!(
                     "the log holds {} blocks of data and has room for {}: discard some, delete snapshots, or grow \
                      the disk",
@@ -338,8 +355,8 @@ impl Core {
                 )));
             }
         }
-        self.growing.set(self.growing.get() + growth);
-        Ok(growth as u32)
+        self.growing.set(growing + growth);
+        Ok(Some(growth as u32))
     }
 
     fn class_of(&self, change: &Change) -> u8 {
@@ -446,7 +463,8 @@ impl Core {
         let bytes = (blocks as usize) << self.layout.block_size.shift();
         let payload = item.payload.slice(0..bytes);
         item.payload = item.payload.slice(bytes..item.payload.len());
-        let growth = std::mem::take(&mut item.growth);
+        let growth = item.growth.min(blocks);
+        item.growth -= growth;
         let Change::Write { version, block, count } = &mut item.change else {
             unreachable!("only writes are larger than a record");
         };
@@ -476,7 +494,10 @@ impl Core {
 
     /// An item has committed, or failed: its room is given back, and whoever waits is told.
     pub fn item_done(&self, item: &Item, outcome: Result<()>) {
-        self.growing.set(self.growing.get() - u64::from(item.growth));
+        if item.growth > 0 {
+            self.growing.set(self.growing.get() - u64::from(item.growth));
+            self.settled.notify_all();
+        }
         let Some(key) = item.request else { return };
         let mut requests = self.requests.borrow_mut();
         let request = &mut requests[key];

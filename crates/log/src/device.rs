@@ -16,7 +16,7 @@ use block::{
 use runtime::ShardIndex;
 use smallvec::SmallVec;
 use std::cell::RefCell;
-use std::rc::Rc;
+use std::rc::{Rc, Weak};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
@@ -27,7 +27,15 @@ static NEXT: AtomicU64 = AtomicU64::new(1);
 
 thread_local! {
     /// The logs whose home this shard is.
-    static HOME: RefCell<Vec<(u64, Rc<Core>)>> = const { RefCell::new(Vec::new()) };
+    static HOME: RefCell<Vec<AtHome>> = const { RefCell::new(Vec::new()) };
+}
+
+/// A log on its home shard. A task holds it, so that it goes with the shard's tasks where it isn't closed: a
+/// thread-local would be dropped when other thread-locals, which maps use, may be gone already.
+struct AtHome {
+    number: u64,
+    core: Weak<Core>,
+    keeper: runtime::JoinHandle<()>,
 }
 
 /// Where the core of a log is, and how it is reached.
@@ -41,7 +49,12 @@ impl Home {
     /// Makes this shard the home of a log.
     pub fn here(core: Rc<Core>) -> Self {
         let number = NEXT.fetch_add(1, Ordering::Relaxed);
-        HOME.with_borrow_mut(|all| all.push((number, core)));
+        let weak = Rc::downgrade(&core);
+        let keeper = runtime::spawn(async move {
+            let _core = core;
+            std::future::pending::<()>().await;
+        });
+        HOME.with_borrow_mut(|all| all.push(AtHome { number, core: weak, keeper }));
         Home { shard: runtime::current_shard(), number }
     }
 
@@ -51,7 +64,7 @@ impl Home {
     /// [`Error::Closed`] once it has been closed, or elsewhere.
     pub fn core(&self) -> Result<Rc<Core>> {
         let found = HOME.with_borrow(|all| {
-            all.iter().find(|(number, _)| *number == self.number).map(|(_, core)| core.clone())
+            all.iter().find(|home| home.number == self.number).and_then(|home| home.core.upgrade())
         });
         found.ok_or_else(|| Error::closed("the log is closed"))
     }
@@ -78,7 +91,13 @@ impl Home {
     }
 
     fn forget(&self) {
-        HOME.with_borrow_mut(|all| all.retain(|(number, _)| *number != self.number));
+        let found = HOME.with_borrow_mut(|all| {
+            let place = all.iter().position(|home| home.number == self.number)?;
+            Some(all.swap_remove(place))
+        });
+        if let Some(home) = found {
+            home.keeper.abort();
+        }
     }
 }
 
@@ -465,8 +484,9 @@ pub async fn open(
     if !options.format {
         crate::recovery::begin(&mut state).await?;
     }
+    let has_many_epochs = state.checkpoint.root.boundaries.len() >= crate::root::MOST_EPOCHS;
     let core = Core::new(state, settings, policy);
-    if options.format {
+    if options.format || has_many_epochs {
         core.take_checkpoint(false).await?;
     }
     LogPart::new(zones, core, recovered)

@@ -164,7 +164,7 @@ impl Options {
         };
         let block = layout.block_size.bytes();
         let least_disk = |blocks: u64| {
-            let share = blocks as f64 * 100.0 / LARGEST_SHARE as f64 / f64::from(layout.data_blocks());
+            let share = blocks as f64 * 100.0 / LARGEST_SHARE as f64 / f64::from(layout.cleanable_blocks());
             let reserve = Reserve::new(layout, blocks, open).zones();
             ((share.ceil() + f64::from(reserve) + 1.0) * f64::from(layout.zone_blocks + 1)) as u64 * block
                 + (2 << 20)
@@ -224,7 +224,7 @@ impl Options {
             appends_in_flight: self.appends_in_flight,
             acknowledge: Acknowledge::Log,
             dirty_blocks: (self.dirty / layout.block_size.bytes()).max(1),
-            capacity: capacity(layout, &reserve),
+            capacity: capacity(layout, &reserve) * LARGEST_SHARE / 100,
             cleaner_reserve: reserve.cleaner,
             checkpoint_bytes: self.checkpoint_after,
         }

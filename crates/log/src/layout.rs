@@ -106,6 +106,12 @@ impl Layout {
         }
         low as u32
     }
+
+    /// With how many live blocks a zone is worth cleaning: what is moved from one zone and leaves room for the header of
+    /// the next record and one block. With more the cleaner could go on for ever and gain nothing.
+    pub fn cleanable_blocks(&self) -> u32 {
+        self.data_blocks().saturating_sub(2)
+    }
 }
 
 /// What a log keeps free of users' data, in zones.
@@ -138,7 +144,7 @@ impl Reserve {
 
 /// How many blocks of data a log with this reserve can hold.
 pub fn capacity(layout: &Layout, reserve: &Reserve) -> u64 {
-    u64::from(layout.zones.saturating_sub(reserve.zones())) * u64::from(layout.data_blocks())
+    u64::from(layout.zones.saturating_sub(reserve.zones())) * u64::from(layout.cleanable_blocks())
 }
 
 #[cfg(test)]

@@ -149,7 +149,7 @@ pub async fn recover(zones: Rc<dyn Zones>, map: &str) -> Result<(State, Recovere
         clock = replay.clock;
         (last[0], last[1]) = (end[0], end[1]);
     }
-    settle(&table, &reports, &layout)?;
+    settle(&*zones, &table, &reports, &layout).await?;
     let state = State {
         layout,
         identity: root.identity,
@@ -178,7 +178,11 @@ pub async fn begin(state: &mut State) -> Result<()> {
     }
     let old = &state.checkpoint.root;
     let mut boundaries = old.boundaries.clone();
-    boundaries.push(Boundary { epoch: old.epoch, last: [state.last[0], state.last[1]] });
+    let last = [state.last[0], state.last[1]];
+    // A life that wrote nothing needs no mention: so the list doesn't grow while a log can't be opened for longer.
+    if boundaries.last().is_none_or(|before| before.last != last) {
+        boundaries.push(Boundary { epoch: old.epoch, last });
+    }
     let root = Root { epoch: old.epoch + 1, clean: false, boundaries, ..old.clone() };
     state.root.write(&*state.zones, &state.layout, &root).await?;
     state.epoch = root.epoch;
@@ -396,9 +400,13 @@ async fn scan_all(
     let wanted: Vec<&ZoneReport> = reports
         .iter()
         .filter(|report| report.zone.0 >= ROOT_ZONES)
-        .filter(|report| !matches!(report.state, ZoneState::Empty | ZoneState::Offline))
+        .filter(|report| report.state != ZoneState::Empty)
         .filter(|report| !is_covered(report))
         .collect();
+    for report in wanted.iter().filter(|report| report.state == ZoneState::Offline) {
+        // Nobody knows what is in it: it may be the newest that was promised to be durable.
+        scan::refuse_offline(zones, report.zone).await?;
+    }
     let mut scans = Scans { records: Vec::new(), durable: [0; 4] };
     for batch in wanted.chunks(READS) {
         let reads =
@@ -419,6 +427,13 @@ async fn scan_all(
             }
             for record in scanned.records {
                 let stream = usize::from(record.header.stream.0);
+                if record.header.epoch > root.epoch {
+                    return Err(Error::corrupt(format!(
+                        "zone {} holds a record of epoch {}, and the newest root that can be read is of epoch {}: a root is \
+                         damaged; restore the disk",
+                        report.zone, record.header.epoch, root.epoch
+                    )));
+                }
                 if stream >= REPLAYED || !root.admits(&record.header) {
                     continue;
                 }
@@ -523,7 +538,8 @@ impl Replay<'_> {
 }
 
 /// Decides what each zone is, once all counts are right.
-fn settle(
+async fn settle(
+    zones: &dyn Zones,
     table: &ZoneTable,
     reports: &[ZoneReport],
     layout: &Layout,
@@ -536,6 +552,9 @@ fn settle(
             continue;
         }
         if report.state == ZoneState::Empty || report.state == ZoneState::Offline {
+            if entry.live > 0 && report.state == ZoneState::Offline {
+                scan::refuse_offline(zones, report.zone).await?;
+            }
             if entry.live > 0 {
                 return Err(Error::corrupt(format!(
                     "{} live blocks lie in zone {zone}, which is {:?}",
