@@ -15,6 +15,8 @@ mod arena;
 mod memory;
 mod runs;
 #[cfg(test)]
+mod shuttle_tests;
+#[cfg(test)]
 mod tests;
 
 use super::joined::Joined;
