@@ -244,38 +244,54 @@ impl<M: Memory> Radix<M> {
         ((slab as usize) << M::SLAB_SHIFT) | (block & (Self::LEAF - 1)) as usize
     }
 
-    /// Where a block lies of which the leaf is known.
-    #[inline]
-    fn find(&self, leaf: Reference, block: u64) -> Physical {
-        let memory = &self.family.memory;
+    /// Where a block lies whose leaf isn't dense. Not inlined, so that dense leaves don't pay for its registers.
+    #[inline(never)]
+    fn find_in_runs(&self, leaf: Reference, block: u64) -> Physical {
         match leaf.kind() {
-            Kind::Dense(slab) => Physical(memory.words()[Self::dense_word(slab, block)].get()),
-            Kind::Empty => Physical::NONE,
             Kind::Runs(piece) => {
-                runs::find(piece.words(memory), piece.class, (block & (Self::LEAF - 1)) as u32)
+                let words = piece.words(&self.family.memory);
+                runs::find(words, piece.class, (block & (Self::LEAF - 1)) as u32)
             }
+            _ => Physical::NONE,
         }
     }
 
     /// Looks up at most [`AT_ONCE`] blocks, step by step for all of them, so that their cache misses overlap.
     fn lookup_some(&self, blocks: &[u64], found: &mut [Physical]) {
         let memory = &self.family.memory;
-        let mut words = [0; AT_ONCE];
-        for (word, block) in words.iter_mut().zip(blocks) {
-            *word = self.leaf_word(block >> M::SLAB_SHIFT);
-            memory.prefetch(*word);
+        let mut places = [0; AT_ONCE];
+        for (place, block) in places.iter_mut().zip(blocks) {
+            *place = self.leaf_word(block >> M::SLAB_SHIFT);
+            memory.prefetch(*place);
         }
         let mut leaves = [Reference::EMPTY; AT_ONCE];
-        for ((leaf, word), block) in leaves.iter_mut().zip(words).zip(blocks) {
-            *leaf = Reference(memory.words()[word].get());
-            match leaf.kind() {
-                Kind::Empty => {}
-                Kind::Dense(slab) => memory.prefetch(Self::dense_word(slab, *block)),
-                Kind::Runs(piece) => piece.prefetch(memory),
+        let mut all_dense = true;
+        let words = memory.words();
+        for ((leaf, place), block) in leaves.iter_mut().zip(&mut places).zip(blocks) {
+            *leaf = Reference(words[*place].get());
+            // Of other leaves, word 0: it is there and holds nothing.
+            *place = if let Kind::Dense(slab) = leaf.kind() { Self::dense_word(slab, *block) } else { 0 };
+            all_dense &= *place != 0;
+            memory.prefetch(*place);
+        }
+        if !all_dense {
+            for leaf in leaves {
+                if let Kind::Runs(piece) = leaf.kind() {
+                    piece.prefetch(memory);
+                }
             }
         }
-        for ((found, leaf), block) in found.iter_mut().zip(leaves).zip(blocks) {
-            *found = self.find(leaf, *block);
+        // Anew: a leaf that was published meanwhile may lie behind what was usable before.
+        let words = memory.words();
+        for (found, place) in found.iter_mut().zip(places) {
+            *found = Physical(words[place].get());
+        }
+        if !all_dense {
+            for ((found, leaf), block) in found.iter_mut().zip(leaves).zip(blocks) {
+                if let Kind::Runs(_) = leaf.kind() {
+                    *found = self.find_in_runs(leaf, *block);
+                }
+            }
         }
     }
 
@@ -517,7 +533,11 @@ impl<M: Memory> Map for Radix<M> {
 
     #[inline]
     fn lookup(&self, block: u64) -> Physical {
-        self.find(self.leaf(block >> M::SLAB_SHIFT), block)
+        let leaf = self.leaf(block >> M::SLAB_SHIFT);
+        match leaf.kind() {
+            Kind::Dense(slab) => Physical(self.family.memory.words()[Self::dense_word(slab, block)].get()),
+            _ => self.find_in_runs(leaf, block),
+        }
     }
 
     fn lookup_batch(&self, blocks: &[u64], found: &mut [Physical]) {
