@@ -195,7 +195,7 @@ impl<M: Memory> Radix<M> {
         Ok(Radix { family, root, blocks: AtomicU64::new(blocks) })
     }
 
-    /// An empty root for so many blocks; it can grow to any number of them whose bytes fit 64 bits.
+    /// An empty root for so many blocks. There are addresses for 2^42: 16 PiB in blocks of 4 KiB.
     fn new_root(blocks: u64) -> Result<M> {
         let root = M::reserve(1 << 12)?;
         root.grow(Self::root_slabs(blocks))?;
@@ -295,8 +295,9 @@ impl<M: Memory> Radix<M> {
         }
     }
 
-    /// Calls `each` for what of every leaf lies in the range, with the offset in the range. If `skip_empty`, middle
-    /// nodes that don't exist are left out. After the last part of a middle node, `after` gets its number.
+    /// Calls `each` for what of every leaf lies in the range, with the offset in the range; it says whether that leaf
+    /// is empty now. If `skip_empty`, middle nodes that don't exist are left out. After the last part of a middle node
+    /// in which a leaf became empty, `after` gets its number.
     fn for_each_part(
         &self,
         range: Range<u64>,
@@ -365,7 +366,6 @@ impl<M: Memory> Radix<M> {
     ) -> bool {
         let Part { page, low, high } = part;
         let old = self.leaf(page);
-        let whole = u64::from(high - low) == Self::LEAF;
         let new = match old.kind() {
             Kind::Empty => {
                 if !to.is_mapped() {
@@ -382,39 +382,48 @@ impl<M: Memory> Radix<M> {
                 writer.build()
             }
             Kind::Dense(slab) => {
-                let words = writer.memory.slab(slab);
-                visit_dense(words, part, Self::LEAF * page, displaced);
-                if whole {
+                visit_dense(writer.memory.slab(slab), part, Self::LEAF * page, displaced);
+                if u64::from(high - low) == Self::LEAF {
                     writer.state.runs.reset(to);
                     writer.build()
                 } else {
-                    let middle = self.middle(page >> M::SLAB_SHIFT);
-                    let sole = writer.is_sole(middle) && writer.is_sole(slab);
-                    let target = if sole { slab } else { writer.state.allocator.take_slab(writer.memory) };
-                    let target_words = writer.memory.slab(target);
-                    if !sole {
-                        copy(words, target_words);
-                    }
-                    for (offset, word) in target_words[low as usize..high as usize].iter().enumerate() {
-                        word.set(to.offset(offset as u64).0);
-                    }
-                    let look = high - low >= LONG || !to.is_mapped();
-                    match look.then(|| writer.compact(target)).flatten() {
-                        Some(compact) if sole => compact,
-                        Some(compact) => {
-                            // No lookup has seen the copy; it waits for its grace period like everything.
-                            writer.release(Reference::dense(target));
-                            compact
-                        }
-                        None if sole => return false,
-                        None => Reference::dense(target),
-                    }
+                    self.insert_in_dense(writer, slab, part, to)
                 }
             }
         };
+        if new == old {
+            return false;
+        }
         self.set_leaf(writer, page, new);
         writer.release(old);
         new == Reference::EMPTY
+    }
+
+    /// Maps a part of a dense leaf, in place if nobody else refers to it, and returns the leaf that it is now.
+    fn insert_in_dense(&self, writer: &mut Writer<'_, M>, slab: u32, part: Part, to: Physical) -> Reference {
+        let middle = self.middle(part.page >> M::SLAB_SHIFT);
+        let sole = writer.is_sole(middle) && writer.is_sole(slab);
+        let target = if sole { slab } else { writer.state.allocator.take_slab(writer.memory) };
+        let words = writer.memory.slab(target);
+        if !sole {
+            for (word, from) in words.iter().zip(writer.memory.slab(slab)) {
+                word.set(from.get());
+            }
+        }
+        for (offset, word) in words[part.low as usize..part.high as usize].iter().enumerate() {
+            word.set(to.offset(offset as u64).0);
+        }
+        let look = part.high - part.low >= LONG || !to.is_mapped();
+        match look.then(|| writer.compact(target)).flatten() {
+            Some(compact) => {
+                if !sole {
+                    // No lookup has seen the copy; it waits for a grace period like everything.
+                    writer.release(Reference::dense(target));
+                }
+                compact
+            }
+            None => Reference::dense(target),
+        }
     }
 
     /// Moves what of a part of a leaf lies where it is expected.
@@ -499,12 +508,6 @@ impl<M: Memory> Radix<M> {
         if new == Reference::EMPTY {
             self.prune(writer, page >> M::SLAB_SHIFT);
         }
-    }
-}
-
-fn copy<W: Word>(from: &[W], to: &[W]) {
-    for (from, to) in from.iter().zip(to) {
-        to.set(from.get());
     }
 }
 
