@@ -70,3 +70,19 @@ fn cleaning_and_checkpoints() {
     assert!(counters.moved_blocks.load(Ordering::Relaxed) > 0, "the cleaner had nothing to do");
     assert!(counters.reset_zones.load(Ordering::Relaxed) > 10, "the log did not go round");
 }
+
+#[test]
+fn acknowledged_from_the_buffer() {
+    let (blocks, options) = small(400, 60);
+    let options = Options { acknowledge: log::core::Acknowledge::Buffer, ..options };
+    holds("acknowledged from the buffer", 23, (blocks, options), 300);
+}
+
+#[test]
+fn every_map() {
+    for (number, map) in log::map::NAMES.into_iter().enumerate().skip(1) {
+        let (blocks, options) = small(300, 60);
+        let options = Options { map: map.to_owned(), ..options };
+        holds(&format!("map {map}"), 40 + number as u64, (blocks, options), 200);
+    }
+}

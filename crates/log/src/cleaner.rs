@@ -256,6 +256,7 @@ impl Cleaner {
                     payload: Payload::from(data.slice(0..taken as usize * block)),
                     request: None,
                     growth: 0,
+                    ticket: 0,
                 });
                 blocks += taken;
                 meta += EXTENT;

@@ -10,8 +10,8 @@ use crate::readers::{Reading, ShardReads};
 use crate::recovery::Recovered;
 use crate::{cleaner, lane};
 use block::{
-    BlockIndex, BlockRange, Buffer, Call, Device, DeviceGeometry, DevicePart, Durability, Error, Extent,
-    ExtentState, Part, Payload, ReadOutcome, Result, Status, ZeroMode, Zones, ZonesPart,
+    BlockIndex, BlockRange, Buffer, Call, Data, Device, DeviceGeometry, DevicePart, Durability, Error,
+    Extent, ExtentState, Part, Payload, ReadOutcome, Result, Status, ZeroMode, Zones, ZonesPart,
 };
 use runtime::ShardIndex;
 use smallvec::SmallVec;
@@ -105,6 +105,7 @@ pub struct Shared {
     pub counters: Arc<crate::core::Counters>,
     /// What opening found.
     pub recovered: Recovered,
+    buffer: Arc<crate::buffered::Buffered>,
     version: VersionId,
     map: Arc<dyn Map>,
     geometry: DeviceGeometry,
@@ -159,6 +160,7 @@ impl Shared {
             readers: core.readers.clone(),
             counters: core.counters.clone(),
             recovered,
+            buffer: core.buffer.clone(),
             version,
             map: entry.map.clone(),
             geometry,
@@ -256,7 +258,7 @@ impl Part for VersionPart {
     fn close(&self) -> Call<'_, Result<()>> {
         match self.shared.geometry.read_only {
             true => Call::ready(Ok(())),
-            false => Call::new(self.home.with(|core| async move { core.flush().await })),
+            false => Call::new(self.home.with(|core| async move { core.flush_acknowledged().await })),
         }
     }
 }
@@ -346,21 +348,31 @@ impl Handle {
         (outcome, buffer)
     }
 
+    /// Reads what the buffer doesn't have, and puts what it has over it.
+    async fn read_patched(&self, at: BlockIndex, buffer: Buffer, patches: Vec<(u64, Data)>) -> ReadOutcome {
+        let shift = self.shared.layout.block_size.shift();
+        let blocks = (buffer.len() >> shift) as u64;
+        let mut buffer = buffer;
+        if patches.len() as u64 == blocks {
+            patches.iter().for_each(|(_, data)| buffer.append(data));
+            return (Ok(()), buffer);
+        }
+        let pieces = self.pieces(at.0, blocks);
+        let (outcome, mut buffer) = self.read_pieces(pieces, buffer, self.reads.begin()).await;
+        if outcome.is_ok() {
+            for (block, data) in patches {
+                let offset = ((block - at.0) << shift) as usize;
+                buffer.filled_mut()[offset..offset + data.len()].copy_from_slice(&data);
+            }
+        }
+        (outcome, buffer)
+    }
+
     async fn change(&self, changes: Vec1, payload: Payload, durability: Durability) -> Result<()> {
         if let Some(core) = &self.core {
-            core.change(changes, payload).await?;
-            return match durability {
-                Durability::Visible => Ok(()),
-                Durability::Durable => core.flush().await,
-            };
+            return core.change(changes, payload, durability).await;
         }
-        let work = move |core: Rc<Core>| async move {
-            core.change(changes, payload).await?;
-            match durability {
-                Durability::Visible => Ok(()),
-                Durability::Durable => core.flush().await,
-            }
-        };
+        let work = move |core: Rc<Core>| async move { core.change(changes, payload, durability).await };
         self.home.with(work).await
     }
 
@@ -396,6 +408,12 @@ impl Device for Handle {
             Ok(range) => range,
             Err(error) => return Call::ready((Err(error), buffer)),
         };
+        if !self.shared.buffer.is_empty() {
+            let patches = self.shared.buffer.find(self.shared.version, at.0, range.count.0);
+            if !patches.is_empty() {
+                return Call::new(self.read_patched(at, buffer, patches));
+            }
+        }
         let pieces = match range.count.0 {
             0 => return Call::ready((Ok(()), buffer)),
             1 => {
@@ -436,8 +454,8 @@ impl Device for Handle {
         }
         Call::new(async move {
             match &self.core {
-                Some(core) => core.flush().await,
-                None => self.home.with(|core| async move { core.flush().await }).await,
+                Some(core) => core.flush_acknowledged().await,
+                None => self.home.with(|core| async move { core.flush_acknowledged().await }).await,
             }
         })
     }
@@ -460,6 +478,15 @@ impl Device for Handle {
         const MOST: usize = 256;
         if let Err(error) = self.shared.geometry.check(range) {
             return Call::ready(Err(error));
+        }
+        if !self.shared.buffer.is_empty() {
+            // What isn't in the map yet isn't known to be a hole.
+            let state = ExtentState::Data;
+            return Call::ready(Ok(if range.is_empty() {
+                Vec::new()
+            } else {
+                vec![Extent { range, state }]
+            }));
         }
         let mut extents: Vec<Extent> = Vec::new();
         let mut at = range.start.0;

@@ -32,6 +32,12 @@ pub const KIND: Kind = Kind {
         )
         .or("2"),
         Key::optional(
+            "ack",
+            ValueKind::Choice(&["log", "buffer"]),
+            "when a write is acknowledged: when its record is on the disk, or from memory, a volatile cache",
+        )
+        .or("log"),
+        Key::optional(
             "dirty",
             ValueKind::Size,
             "how much written data may wait in memory; writers wait beyond it",
@@ -79,6 +85,8 @@ pub struct Options {
     pub cleaning: String,
     /// See [`Settings`].
     pub appends_in_flight: u32,
+    /// See [`Settings`].
+    pub acknowledge: Acknowledge,
     /// In bytes.
     pub dirty: u64,
     /// In bytes.
@@ -96,6 +104,7 @@ impl Default for Options {
             zone_size: None,
             cleaning: "greedy".to_owned(),
             appends_in_flight: 2,
+            acknowledge: Acknowledge::Log,
             dirty: 64 << 20,
             checkpoint_after: 64 << 20,
         }
@@ -131,6 +140,10 @@ impl Options {
             zone_size: arguments.optional_size("zone_size")?,
             cleaning: arguments.choice("cleaning")?.to_owned(),
             appends_in_flight: arguments.integer("appends_in_flight")? as u32,
+            acknowledge: match arguments.choice("ack")? {
+                "buffer" => Acknowledge::Buffer,
+                _ => Acknowledge::Log,
+            },
             dirty: arguments.size("dirty")?,
             checkpoint_after: arguments.size("checkpoint_after")?,
         })
@@ -223,7 +236,7 @@ impl Options {
         let reserve = Reserve::new(layout, blocks.min(disk_blocks), self.open_zones(policy));
         Settings {
             appends_in_flight: self.appends_in_flight,
-            acknowledge: Acknowledge::Log,
+            acknowledge: self.acknowledge,
             dirty_blocks: (self.dirty / layout.block_size.bytes()).max(1),
             capacity: capacity(layout, &reserve),
             cleaner_reserve: reserve.cleaner,

@@ -4,6 +4,7 @@
 //!
 //! Left to others: zones, records, roots and cleaning policies (`zones`), and running the calls (`runtime`).
 
+mod buffered;
 mod bytes;
 pub mod checkpoint;
 mod cleaner;

@@ -8,7 +8,7 @@ use crate::core::Core;
 use crate::format::{Change, LONGEST_NAME, VersionId};
 use crate::map::{Map, PAGE_BLOCKS};
 use crate::versions::own_page;
-use block::{Call, Error, Payload, Result};
+use block::{Call, Durability, Error, Payload, Result};
 use serde_json::{Value, json};
 use stack::{Built, Contract, Key, Kind, Shape, ValueKind};
 use std::rc::Rc;
@@ -139,8 +139,7 @@ pub fn not_found(core: &Core, name: &str) -> Error {
 
 /// Carries out a change of the versions; it is durable when this returns.
 async fn change(core: &Rc<Core>, change: Change) -> Result<()> {
-    core.change(smallvec::smallvec![change], Payload::new()).await?;
-    core.flush().await
+    core.change(smallvec::smallvec![change], Payload::new(), Durability::Durable).await
 }
 
 async fn create(core: &Rc<Core>, parent: VersionId, name: String, writable: bool) -> Result<Value> {
