@@ -74,11 +74,7 @@ pub fn render(results: &Results) -> String {
     for table in &results.tables {
         content.push_str(&printed(table));
     }
-    let matrices = matrix::large(results);
-    if !matrices.is_empty() {
-        content.push_str(grids::LEGEND);
-    }
-    for matrix in matrices {
+    for matrix in matrix::large(results) {
         content.push_str(&grids::section(results, &matrix, &palette));
     }
     for workload in others {

@@ -20,14 +20,15 @@ pub(super) fn section(results: &Results, matrix: &Matrix, palette: &Palette) -> 
         escape(&lists.collect::<Vec<_>>().join(" "))
     );
     html.push_str(&corners(results, matrix, palette));
+    html.push_str(LEGEND);
     let panels = matrix.panel_axes();
-    let (first, rest) = panels.split_at(panels.len().min(1));
+    // The first list makes groups, the others the grids of a group; alone it makes the grids.
+    let (first, rest) = panels.split_at(usize::from(panels.len() > 1));
     for chosen in matrix.combinations(first) {
-        let title = match first {
-            [] => "Every point".to_owned(),
-            _ => matrix.words(first, &chosen),
-        };
-        let _ = writeln!(html, "<h3 class=\"group\">{}</h3>", escape(&title));
+        let title = matrix.words(first, &chosen);
+        if !first.is_empty() {
+            let _ = writeln!(html, "<h3 class=\"group\">{}</h3>", escape(&title));
+        }
         let grids = |value: Value| {
             let mut cards = String::from("<div class=\"cards\">\n");
             for others in matrix.combinations(rest) {
@@ -42,9 +43,9 @@ pub(super) fn section(results: &Results, matrix: &Matrix, palette: &Palette) -> 
         html.push_str(&grids(Value::Iops));
         let _ = writeln!(
             html,
-            "<details><summary>{}: p99.99 of the same points, and every figure</summary>\n{}\
+            "<details><summary>{}p99.99 of the same points, and every figure</summary>\n{}\
              <div class=\"cards\"><div class=\"card wide\"><div class=\"scroll\">{}</div></div></div>\n</details>",
-            escape(&title),
+            if title.is_empty() { String::new() } else { format!("{}: ", escape(&title)) },
             grids(Value::P9999),
             table(results, matrix, palette, (first, &chosen))
         );
@@ -52,10 +53,9 @@ pub(super) fn section(results: &Results, matrix: &Matrix, palette: &Palette) -> 
     html + "</section>\n"
 }
 
-/// How grids are to be read; once for all of them.
-pub(super) const LEGEND: &str = "<p class=\"about\">In a grid every cell is a point. The stronger its colour, the nearer \
-     it comes to the best of all grids at the same point, whose figure is bold; at half of the best and below there is \
-     no colour left. A grid without colours is the baseline.</p>\n";
+/// How grids are to be read.
+const LEGEND: &str = "<h3 class=\"group\">Every point</h3>\n<p class=\"about\">A cell is a point. The stronger its colour, the \
+     nearer it comes to the best at the same point, whose figure is bold. What has no colours is the baseline.</p>\n";
 
 fn corners(results: &Results, matrix: &Matrix, palette: &Palette) -> String {
     let corners = matrix.corners();
@@ -186,7 +186,7 @@ fn grid(
                 let size = (cell - 2.0, CELL - 2.0);
                 svg.rect("track", (x, y), size, if share.is_none() { &tip } else { "" });
                 if let Some(share) = share {
-                    svg.shade("heat", (x, y), size, ((share - 0.5) * 2.0).clamp(0.0, 1.0) * 0.62, &tip);
+                    svg.shade("heat", (x, y), size, share.clamp(0.0, 1.0) * 0.62, &tip);
                 }
                 let is_best = share.is_some_and(|share| share >= 1.0);
                 let weight = if is_best { "cell strong" } else { "cell" };
