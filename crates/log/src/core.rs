@@ -141,9 +141,9 @@ pub struct Core {
     pub counters: Arc<Counters>,
     /// What makes appends durable.
     pub flusher: Flusher,
-    /// Writes roots; held while a checkpoint or a change of the versions runs.
+    /// Writes roots.
     pub root: RefCell<RootWriter>,
-    /// One checkpoint, or one change of the versions, at a time.
+    /// One checkpoint at a time.
     pub admin: Rc<Semaphore>,
     /// The newest durable checkpoint.
     pub checkpoint: RefCell<crate::checkpoint::Durable>,
@@ -159,6 +159,8 @@ pub struct Core {
     pub is_stuck: Cell<bool>,
     /// The log is being closed; what is queued is still written.
     pub is_closing: Cell<bool>,
+    /// Snapshots and clones that are open as devices.
+    pub views: RefCell<Vec<(VersionId, std::sync::Weak<crate::device::Shared>)>>,
     /// Room for dirty data.
     dirty: Rc<Semaphore>,
     queues: RefCell<Vec<VecDeque<Item>>>,
@@ -230,6 +232,7 @@ impl Core {
             cleaner: Notify::new(),
             is_stuck: Cell::new(false),
             is_closing: Cell::new(false),
+            views: RefCell::default(),
             dirty: Semaphore::new(settings.dirty_blocks as usize),
             queues: RefCell::new((0..classes).map(|_| VecDeque::new()).collect()),
             queued_items: Cell::new(0),
@@ -302,7 +305,8 @@ impl Core {
             at += bytes;
             let class = self.class_of(&change);
             self.queued_items.set(self.queued_items.get() + 1);
-            let item = Item { change, payload, request: Some(key), growth: if left == 0 { growth } else { 0 } };
+            let item =
+                Item { change, payload, request: Some(key), growth: if left == 0 { growth } else { 0 } };
             self.queues.borrow_mut()[usize::from(class)].push_back(item);
             left += 1;
         }
@@ -525,7 +529,8 @@ impl Core {
             if self.queue_is_empty(class) {
                 return Ok(None);
             }
-            if let Some(zone) = self.try_open_zone(class, self.settings.cleaner_reserve) {
+            let keep = self.settings.cleaner_reserve + self.zones_for_checkpoint();
+            if let Some(zone) = self.try_open_zone(class, keep) {
                 self.cleaner.notify_all();
                 return Ok(Some(zone));
             }
@@ -578,7 +583,9 @@ impl Core {
                 self.cleaner.notify_all();
             }
             Err(error) => {
-                tracing::warn!("finishing zone {zone}: {error}; it isn't used again before the log is reopened");
+                tracing::warn!(
+                    "finishing zone {zone}: {error}; it isn't used again before the log is reopened"
+                );
                 self.table.change(zone, |entry| entry.usage = Usage::Damaged);
             }
         }

@@ -16,6 +16,7 @@ use block::{
 use runtime::ShardIndex;
 use smallvec::SmallVec;
 use std::cell::RefCell;
+use std::mem::ManuallyDrop;
 use std::rc::Rc;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -26,8 +27,9 @@ const UNMAPPED_AT_ONCE: u64 = 1 << 18;
 static NEXT: AtomicU64 = AtomicU64::new(1);
 
 thread_local! {
-    /// The logs whose home this shard is.
-    static HOME: RefCell<Vec<(u64, Rc<Core>)>> = const { RefCell::new(Vec::new()) };
+    /// The logs whose home this shard is. One that is never closed is left behind when the thread ends: its parts need
+    /// other thread-locals, which may be gone by then.
+    static HOME: RefCell<Vec<(u64, ManuallyDrop<Rc<Core>>)>> = const { RefCell::new(Vec::new()) };
 }
 
 /// Where the core of a log is, and how it is reached.
@@ -41,7 +43,7 @@ impl Home {
     /// Makes this shard the home of a log.
     pub fn here(core: Rc<Core>) -> Self {
         let number = NEXT.fetch_add(1, Ordering::Relaxed);
-        HOME.with_borrow_mut(|all| all.push((number, core)));
+        HOME.with_borrow_mut(|all| all.push((number, ManuallyDrop::new(core))));
         Home { shard: runtime::current_shard(), number }
     }
 
@@ -51,7 +53,7 @@ impl Home {
     /// [`Error::Closed`] once it has been closed, or elsewhere.
     pub fn core(&self) -> Result<Rc<Core>> {
         let found = HOME.with_borrow(|all| {
-            all.iter().find(|(number, _)| *number == self.number).map(|(_, core)| core.clone())
+            all.iter().find(|(number, _)| *number == self.number).map(|(_, core)| Rc::clone(core))
         });
         found.ok_or_else(|| Error::closed("the log is closed"))
     }
@@ -78,7 +80,11 @@ impl Home {
     }
 
     fn forget(&self) {
-        HOME.with_borrow_mut(|all| all.retain(|(number, _)| *number != self.number));
+        let core = HOME.with_borrow_mut(|all| {
+            let position = all.iter().position(|(number, _)| *number == self.number)?;
+            Some(all.swap_remove(position).1)
+        });
+        drop(core.map(ManuallyDrop::into_inner));
     }
 }
 
@@ -169,6 +175,13 @@ impl Part for LogPart {
         crate::status::status(self)
     }
 
+    fn message<'a>(&'a self, message: &'a str) -> Call<'a, Result<String>> {
+        Call::new(async move {
+            let request = crate::snapshot::Message::parse(message)?;
+            self.home.with(|core| async move { crate::snapshot::carry_out(&core, request).await }).await
+        })
+    }
+
     fn close(&self) -> Call<'_, Result<()>> {
         Call::new(async move {
             let closed = self.home.with(|core| async move { close(core).await }).await;
@@ -207,19 +220,62 @@ impl DevicePart for LogPart {
     }
 
     fn open(&self) -> Call<'_, Result<Rc<dyn Device>>> {
+        Call::new(open_handle(&self.home, &self.shared))
+    }
+
+    fn version<'a>(&'a self, name: &'a str) -> Call<'a, Result<Arc<dyn DevicePart>>> {
+        let (name, zones, recovered) =
+            (name.to_owned(), self.shared.zones.clone(), self.shared.recovered.clone());
         Call::new(async move {
-            let zones = self.shared.zones.open().await?;
-            let core = if self.home.is_here() { Some(self.home.core()?) } else { None };
-            let handle = Handle {
-                shared: self.shared.clone(),
-                home: self.home.clone(),
-                core,
-                reads: self.shared.readers.here(),
-                zones,
+            let find = |core: Rc<Core>| async move {
+                let id = core.versions.borrow().by_name(&name).map(|version| version.id);
+                let id = id.ok_or_else(|| crate::snapshot::not_found(&core, &name))?;
+                let shared = Arc::new(Shared::new(zones, &core, recovered, id)?);
+                core.views.borrow_mut().retain(|(_, view)| view.strong_count() > 0);
+                core.views.borrow_mut().push((id, Arc::downgrade(&shared)));
+                Ok(shared)
             };
-            Ok(Rc::new(handle) as Rc<dyn Device>)
+            let shared = self.home.with(find).await?;
+            Ok(Arc::new(VersionPart { home: self.home.clone(), shared }) as Arc<dyn DevicePart>)
         })
     }
+}
+
+/// A snapshot or a clone, as a device.
+#[derive(Debug)]
+struct VersionPart {
+    home: Home,
+    shared: Arc<Shared>,
+}
+
+impl Part for VersionPart {
+    fn kind(&self) -> &'static str {
+        crate::snapshot::KIND.name
+    }
+
+    fn close(&self) -> Call<'_, Result<()>> {
+        match self.shared.geometry.read_only {
+            true => Call::ready(Ok(())),
+            false => Call::new(self.home.with(|core| async move { core.flush().await })),
+        }
+    }
+}
+
+impl DevicePart for VersionPart {
+    fn geometry(&self) -> &DeviceGeometry {
+        &self.shared.geometry
+    }
+
+    fn open(&self) -> Call<'_, Result<Rc<dyn Device>>> {
+        Call::new(open_handle(&self.home, &self.shared))
+    }
+}
+
+async fn open_handle(home: &Home, shared: &Arc<Shared>) -> Result<Rc<dyn Device>> {
+    let core = if home.is_here() { Some(home.core()?) } else { None };
+    let zones = shared.zones.open().await?;
+    let reads = shared.readers.here();
+    Ok(Rc::new(Handle { shared: shared.clone(), home: home.clone(), core, reads, zones }))
 }
 
 /// The handle of one shard on one version.
@@ -445,13 +501,11 @@ impl Future for Guarded<'_> {
 ///
 /// # Errors
 /// What recovering, formatting and writing say.
-pub async fn open(
-    zones: Arc<dyn ZonesPart>,
-    options: &crate::kind::Options,
-) -> Result<LogPart> {
+pub async fn open(zones: Arc<dyn ZonesPart>, options: &crate::kind::Options) -> Result<LogPart> {
     let policy = options.policy(zones.geometry().zones)?;
     let handle = zones.open().await?;
-    let layout = crate::layout::Layout::new(zones.geometry(), block::BlockSize::new(crate::recovery::BLOCK)?)?;
+    let layout =
+        crate::layout::Layout::new(zones.geometry(), block::BlockSize::new(crate::recovery::BLOCK)?)?;
     let (mut state, recovered) = match options.format {
         true => {
             let blocks = options.blocks_to_make(&layout, &*policy)?;

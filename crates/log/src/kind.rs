@@ -1,8 +1,8 @@
 //! How a stack names a log.
 
 use crate::core::{Acknowledge, Settings};
-use crate::layout::{LARGEST_SHARE, Layout, Reserve, capacity};
 use crate::device::LogPart;
+use crate::layout::{LARGEST_SHARE, Layout, Reserve, capacity};
 use block::{BlockCount, BlockSize, Call, DeviceGeometry, DevicePart, Error, Result};
 use stack::{Arguments, Built, Contract, Key, Kind, Shape, ValueKind, format_size};
 use std::sync::Arc;
@@ -23,7 +23,8 @@ pub const KIND: Kind = Kind {
         ),
         Key::optional("map", ValueKind::Choice(&crate::map::NAMES), "the structure of the map").or("radix"),
         Key::optional("zone_size", ValueKind::Size, "where the log is made: 1/256 of the disk, up to 64MiB"),
-        Key::optional("cleaning", ValueKind::Choice(&zones::cleaning::NAMES), "the cleaning policy").or("greedy"),
+        Key::optional("cleaning", ValueKind::Choice(&zones::cleaning::NAMES), "the cleaning policy")
+            .or("greedy"),
         Key::optional(
             "appends_in_flight",
             ValueKind::Integer { min: 1, max: 16 },
@@ -254,10 +255,7 @@ fn plan(arguments: &Arguments) -> Result<Shape> {
     {
         check_plan(arguments, disk, size)?;
     }
-    Ok(Shape {
-        bytes: arguments.optional_size("size")?,
-        block_size: Some(crate::recovery::BLOCK as u32),
-    })
+    Ok(Shape { bytes: arguments.optional_size("size")?, block_size: Some(crate::recovery::BLOCK as u32) })
 }
 
 fn check_plan(arguments: &Arguments, disk: u64, size: u64) -> Result<()> {
@@ -275,8 +273,10 @@ fn check_plan(arguments: &Arguments, disk: u64, size: u64) -> Result<()> {
     let layout = Layout::new(&zones, BlockSize::new(crate::recovery::BLOCK)?)
         .map_err(|error| arguments.refuse("zone_size", error.detail().to_owned()))?;
     let policy = options.policy(layout.zones)?;
-    options
-        .blocks_to_make(&layout, &*policy)
-        .map(|_| ())
-        .map_err(|error| arguments.refuse("size", error.detail().trim_start_matches(&format!("size {}: ", format_size(size))).to_owned()))
+    options.blocks_to_make(&layout, &*policy).map(|_| ()).map_err(|error| {
+        arguments.refuse(
+            "size",
+            error.detail().trim_start_matches(&format!("size {}: ", format_size(size))).to_owned(),
+        )
+    })
 }

@@ -22,6 +22,7 @@ mod readers;
 pub mod recovery;
 pub mod root;
 pub mod scan;
+pub mod snapshot;
 mod status;
 mod stream;
 mod table;
@@ -29,3 +30,4 @@ mod versions;
 
 pub use device::LogPart;
 pub use kind::KIND;
+pub use snapshot::KIND as SNAPSHOT_KIND;
