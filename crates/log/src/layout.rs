@@ -88,14 +88,17 @@ impl Layout {
         ((room / (4 + crate::format::EXTENT)) as u32).min(self.max_append - 1)
     }
 
-    /// How many data blocks fit a zone that the cleaner fills with single blocks, summary and headers subtracted.
+    /// How many data blocks surely fit a zone that the cleaner fills with single blocks, summary and headers subtracted.
     pub fn data_blocks(&self) -> u32 {
-        let single = u64::from(self.single_blocks());
-        let header = |blocks: u64| record::Header::length(blocks as usize, blocks as usize * crate::format::EXTENT);
+        // Records end where what was gathered does, so a small zone has several.
+        let single = u64::from(self.single_blocks().min((self.zone_blocks / 4).max(1)));
+        let header =
+            |blocks: u64| record::Header::length(blocks as usize, blocks as usize * crate::format::EXTENT);
         let fits = |data: u64| {
             let (full, rest) = (data / single, data % single);
             let records = full + u64::from(rest > 0);
-            let bytes = full * (header(single) as u64 + 8) + if rest > 0 { header(rest) as u64 + 8 } else { 0 };
+            let bytes =
+                full * (header(single) as u64 + 8) + if rest > 0 { header(rest) as u64 + 8 } else { 0 };
             let summary = (bytes + zones::summary::TRAILER as u64).div_ceil(self.block_size.bytes());
             data + records + summary <= u64::from(self.zone_blocks)
         };
@@ -105,12 +108,6 @@ impl Layout {
             if fits(middle) { low = middle } else { high = middle - 1 }
         }
         low as u32
-    }
-
-    /// With how many live blocks a zone is worth cleaning: what is moved from one zone and leaves room for the header of
-    /// the next record and one block. With more the cleaner could go on for ever and gain nothing.
-    pub fn cleanable_blocks(&self) -> u32 {
-        self.data_blocks().saturating_sub(2)
     }
 }
 
@@ -144,7 +141,7 @@ impl Reserve {
 
 /// How many blocks of data a log with this reserve can hold.
 pub fn capacity(layout: &Layout, reserve: &Reserve) -> u64 {
-    u64::from(layout.zones.saturating_sub(reserve.zones())) * u64::from(layout.cleanable_blocks())
+    u64::from(layout.zones.saturating_sub(reserve.zones())) * u64::from(layout.data_blocks())
 }
 
 #[cfg(test)]
@@ -163,7 +160,8 @@ mod tests {
 
     #[test]
     fn a_zone_of_the_cleaner_is_nearly_all_data() {
-        let layout = Layout { block_size: BlockSize::default(), zone_blocks: 4095, zones: 9, max_append: 512 };
+        let layout =
+            Layout { block_size: BlockSize::default(), zone_blocks: 4095, zones: 9, max_append: 512 };
         let share = f64::from(layout.data_blocks()) / f64::from(layout.zone_blocks);
         assert!((0.98..0.99).contains(&share), "{share}");
         assert!(layout.data_blocks() < layout.zone_blocks);

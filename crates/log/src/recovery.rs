@@ -97,7 +97,7 @@ pub async fn format(zones: Rc<dyn Zones>, layout: Layout, blocks: u64, map: &str
         table,
         last: [0; 3],
         clock: 0,
-        versions: Versions { list: vec![head], next: VersionId::HEAD.0 + 1 },
+        versions: Versions { list: vec![head], next: VersionId::HEAD.0 + 1, ..Versions::default() },
         root: RootWriter::first(),
         checkpoint: Durable::new(root),
     })
@@ -235,9 +235,10 @@ async fn load(
     map: &str,
     recovered: &mut Recovered,
 ) -> Result<Versions> {
-    let mut versions = Versions { list: Vec::new(), next: directory.next_version };
+    let mut versions = Versions { next: directory.next_version, ..Versions::default() };
     for entry in &directory.versions {
-        let parent = entry.parent.and_then(|parent| directory.versions.iter().find(|other| other.id == parent));
+        let parent =
+            entry.parent.and_then(|parent| directory.versions.iter().find(|other| other.id == parent));
         let parent_map = entry.parent.and_then(|id| versions.get(id)).map(|parent| parent.map.clone());
         let map = match &parent_map {
             Some(parent) => {
@@ -409,8 +410,7 @@ async fn scan_all(
     }
     let mut scans = Scans { records: Vec::new(), durable: [0; 4] };
     for batch in wanted.chunks(READS) {
-        let reads =
-            batch.iter().map(|report| scan::scan(zones, layout, &root.identity, report, true));
+        let reads = batch.iter().map(|report| scan::scan(zones, layout, &root.identity, report, true));
         for (report, scanned) in batch.iter().zip(runtime::join_all(reads).await) {
             let scanned = scanned?;
             for (durable, found) in scans.durable.iter_mut().zip(scanned.durable) {

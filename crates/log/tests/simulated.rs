@@ -10,6 +10,7 @@ mod model;
 
 use block::{BlockIndex, BlockRange, Buffer, Data, Device, DevicePart, Durability, Error, Part, ZeroMode};
 use layers::fault::{FaultDevicePart, parse_rules};
+use log::core::Acknowledge;
 use log::kind::{Options, open};
 use model::{Model, Stop, Version};
 use runtime::{Random, ShardIndex, SimulatedFaults, Simulation};
@@ -86,6 +87,7 @@ impl Setup {
                 &[32 << 10, 32 << 10, 48 << 10, 64 << 10]
             })),
             cleaning: cleaning.to_owned(),
+            acknowledge: [Acknowledge::Log, Acknowledge::Buffer][pick(&[0, 0, 1]) as usize],
             appends_in_flight: pick(&[1, 2, 2, 3, 4]) as u32,
             dirty: pick(&[4 << 10, 64 << 10, 1 << 20, 64 << 20]),
             checkpoint_after: pick(&[16 << 10, 64 << 10, 256 << 10, 64 << 20]),
@@ -385,7 +387,9 @@ fn one_life(
             Some(Err(broken)) => return Err(broken),
         };
         let is_killed = shared.life.end == End::Killed;
-        let stop = if is_closed || is_killed { Stop::Orderly } else { Stop::PowerCut };
+        // What is acknowledged from memory dies with the process.
+        let is_kept = is_killed && shared.setup.options.acknowledge == Acknowledge::Log;
+        let stop = if is_closed || is_kept { Stop::Orderly } else { Stop::PowerCut };
         Ok((stop, (!is_killed).then(runtime::power_cut)))
     });
     let simulated = simulated.map_err(|error| error.to_string())?;

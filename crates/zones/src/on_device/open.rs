@@ -136,7 +136,11 @@ async fn read_superblock(device: &dyn Device) -> Result<Superblock> {
 }
 
 /// The geometry that a volume has on this device with these options.
-pub(super) fn zone_geometry(device: &DeviceGeometry, layout: &Layout, options: &Options) -> Result<ZoneGeometry> {
+pub(super) fn zone_geometry(
+    device: &DeviceGeometry,
+    layout: &Layout,
+    options: &Options,
+) -> Result<ZoneGeometry> {
     let capacity = layout.capacity();
     let unit = device.block_size.bytes();
     let max_append = options.max_append.unwrap_or(DEFAULT_MAX_APPEND.max(unit)).min(capacity);
