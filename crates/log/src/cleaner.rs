@@ -70,7 +70,8 @@ impl Cleaner {
         loop {
             let core = self.core.clone();
             let kicked = core.cleaner.notified();
-            if core.failure().is_some() || core.is_closing.get() {
+            // What is queued when the log is closed may still need zones.
+            if core.failure().is_some() || core.is_closing.get() && !core.has_work() {
                 break;
             }
             match self.step().await {
