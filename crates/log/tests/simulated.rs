@@ -344,7 +344,10 @@ async fn live(world: Arc<World>) -> Result<bool, String> {
         Ok(()) => Ok(true),
         Err(error) => {
             let status = part.status();
-            world.judge("closing", error, false).map(|()| false).map_err(|broken| format!("{broken}; {status:?}"))
+            world
+                .judge("closing", error, false)
+                .map(|()| false)
+                .map_err(|broken| format!("{broken}; {status:?}"))
         }
     }
 }
