@@ -349,6 +349,14 @@ impl Core {
     }
 
     async fn reset_zones(self: &Rc<Self>, dead: &mut Vec<u32>, is_urgent: bool) -> Result<bool> {
+        // A zone can be sealed before its last record commits: until then nothing of that counted as live.
+        dead.retain(|zone| {
+            let is_dead = self.table.get(*zone).live == 0;
+            if !is_dead {
+                self.table.set_full(*zone);
+            }
+            is_dead
+        });
         let is_covered = |zone: &u32| {
             let covered = self.checkpoint.borrow().root.covered;
             self.table.get(*zone).last.iter().zip(covered).all(|(last, covered)| *last <= covered)
@@ -356,7 +364,9 @@ impl Core {
         if is_urgent && !dead.iter().any(is_covered) {
             self.take_checkpoint(false).await?;
         }
-        let ready: Vec<u32> = dead.iter().copied().filter(is_covered).collect();
+        // Covered means committed, so what isn't live now never will be.
+        let is_dead = |zone: &u32| self.table.get(*zone).live == 0;
+        let ready: Vec<u32> = dead.iter().copied().filter(|zone| is_covered(zone) && is_dead(zone)).collect();
         if ready.is_empty() {
             return Ok(false);
         }
