@@ -9,10 +9,7 @@ use std::cell::RefCell;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-fn run(
-    oracle: Oracle,
-    options: Options,
-) -> (Result<Report, Box<Violation>>, Arc<Counters>) {
+fn run(oracle: Oracle, options: Options) -> (Result<Report, Box<Violation>>, Arc<Counters>) {
     let main = move || async move {
         let counters: RefCell<Arc<Counters>> = RefCell::default();
         let open = async |disk: Arc<dyn DevicePart>, opening: Opening| {
@@ -39,7 +36,12 @@ fn small(disk_blocks: u64, volume_blocks: u64) -> (u64, Options) {
     (disk_blocks, options)
 }
 
-fn holds(name: &str, usual_seed: u64, (disk_blocks, options): (u64, Options), operations: u64) -> Arc<Counters> {
+fn holds(
+    name: &str,
+    usual_seed: u64,
+    (disk_blocks, options): (u64, Options),
+    operations: u64,
+) -> Arc<Counters> {
     let mut oracle = Oracle::new(seed(name, usual_seed));
     oracle.disk.blocks = BlockCount(disk_blocks);
     oracle.workload.operations = operations;
@@ -64,7 +66,23 @@ fn records_and_roots() {
 
 #[test]
 fn cleaning_and_checkpoints() {
-    let counters = holds("cleaning and checkpoints", 22, small(256, 60), 500);
+    let counters = holds("cleaning and checkpoints", 22, small(300, 60), 500);
     assert!(counters.moved_blocks.load(Ordering::Relaxed) > 0, "the cleaner had nothing to do");
     assert!(counters.reset_zones.load(Ordering::Relaxed) > 10, "the log did not go round");
+}
+
+#[test]
+fn acknowledged_from_the_buffer() {
+    let (blocks, options) = small(400, 60);
+    let options = Options { acknowledge: log::core::Acknowledge::Buffer, ..options };
+    holds("acknowledged from the buffer", 23, (blocks, options), 300);
+}
+
+#[test]
+fn every_map() {
+    for (number, map) in log::map::NAMES.into_iter().enumerate().skip(1) {
+        let (blocks, options) = small(300, 60);
+        let options = Options { map: map.to_owned(), ..options };
+        holds(&format!("map {map}"), 40 + number as u64, (blocks, options), 200);
+    }
 }

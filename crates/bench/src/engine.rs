@@ -270,3 +270,28 @@ pub async fn fill(part: &Arc<dyn DevicePart>, progress: Arc<Progress>, stop: Sto
     results.into_iter().collect::<Result<()>>()?;
     device.flush().await
 }
+
+/// Writes every 4 KiB of the device once, in random order (always the same one), and flushes it: what has been written
+/// once from start to end looks after it as a volume does that was used for a while.
+///
+/// # Errors
+/// The device's, and [`Error::Cancelled`] if it was stopped.
+pub async fn overwrite_at_random(
+    part: &Arc<dyn DevicePart>,
+    progress: Arc<Progress>,
+    stop: StopToken,
+) -> Result<()> {
+    let mut job = Job::new("fill");
+    job.rw = crate::job::ReadWrite::RandWrite;
+    let block = part.geometry().block_size.bytes();
+    job.block_size = crate::job::PerDirection::all(crate::job::BlockSizes::fixed(block.max(4096)));
+    job.iodepth = 32;
+    let measured = run(vec![Assignment { job, part: part.clone() }], progress, stop.clone()).await?;
+    if stop.is_stopped() {
+        return Err(Error::cancelled("filling the device was stopped"));
+    }
+    match measured.into_iter().find_map(|measured| measured.first_error) {
+        Some(error) => Err(Error::io(format!("filling the device: {error}"))),
+        None => part.open().await?.flush().await,
+    }
+}

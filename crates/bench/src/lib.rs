@@ -5,6 +5,7 @@ pub mod environment;
 pub mod histogram;
 pub mod job;
 pub mod job_file;
+pub mod matrix;
 pub mod peer;
 pub mod plan;
 pub mod problem;

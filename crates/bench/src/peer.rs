@@ -177,7 +177,7 @@ fn is_ours(program: &str) -> bool {
     program == "{siltstone}"
 }
 
-fn needed<'a>(first: Option<&'a str>, requires: &'a [String]) -> Vec<&'a str> {
+pub(crate) fn needed<'a>(first: Option<&'a str>, requires: &'a [String]) -> Vec<&'a str> {
     let others = requires.iter().map(String::as_str);
     first.into_iter().chain(others).filter(|program| !is_ours(program)).collect()
 }

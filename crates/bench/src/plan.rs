@@ -27,21 +27,24 @@
 //!
 //! A peer may also be a `command` that prints fio's JSON, and may work on a `[server.NAME]` that is started
 //! afresh for every run; a stack may, too (`server = "NAME"`, `line = "nbd-client(unix:{socket})"`, and
-//! `ours = false` where the server is somebody else's). A plan is read and checked whole, everything wrong is said at once, and nothing is
+//! `ours = false` where the server is somebody else's). What isn't a workload, but a command that prints a table,
+//! is a `[table.NAME]`. A plan is read and checked whole, everything wrong is said at once, and nothing is
 //! started here: [`Plan::runs`] is the list of what is to be run, in order. What a stack's line means is left
 //! to crate `stack`; carrying the list out, to [`runner`](crate::runner).
 
 mod reader;
 mod runs;
+mod tables;
 mod workload;
 
 pub use runs::{Role, Run, Subject};
+pub use tables::TableCommand;
 
 use crate::job::Job;
 use crate::peer::fio::Fio;
 use crate::peer::{PLACEHOLDERS, Peer, PeerKind, Server};
 use crate::problem::{Place, Problems, did_you_mean};
-use reader::{Entry, Reader, find};
+use reader::{Choice, Entry, Reader, find};
 use std::time::Duration;
 use workload::Extras;
 
@@ -60,6 +63,8 @@ pub struct Plan {
     pub servers: Vec<Server>,
     /// The workloads, their matrices spread out.
     pub workloads: Vec<Workload>,
+    /// Commands that print tables, in the order of the text.
+    pub tables: Vec<TableCommand>,
     /// Which ratios are computed: subject and baseline.
     pub pairs: Vec<(String, String)>,
 }
@@ -77,14 +82,37 @@ pub struct StackSubject {
     pub device: Option<String>,
     /// On how many shards it runs.
     pub shards: u32,
-    /// Whether it is written from start to end before the first run.
-    pub fill: bool,
-    /// Whether it is created before the first run, as with `--format`.
-    pub format: bool,
+    /// Whether, and how, it is written before the first run.
+    pub fill: Filling,
+    /// Whether it is created anew, as with `--format`.
+    pub format: Formatting,
     /// The server that it works on, by its name in the plan: `{socket}` in its line is that server's.
     pub server: Option<String>,
     /// Whether what is measured is ours: false for our client on somebody else's server.
     pub ours: bool,
+}
+
+/// What is written to a stack before it is measured.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Filling {
+    /// Nothing.
+    No,
+    /// All of it, from start to end.
+    InOrder,
+    /// All of it, from start to end, and then every 4 KiB once more in random order: as a volume is that has been
+    /// used for a while.
+    AtRandom,
+}
+
+/// Whether a stack is created anew.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Formatting {
+    /// It is opened as it is.
+    No,
+    /// Before its first run.
+    Once,
+    /// Whenever it is built: what lies in memory forgets.
+    Always,
 }
 
 /// Where a stack comes from.
@@ -101,6 +129,12 @@ pub enum StackSource {
 pub struct Workload {
     /// Its name and what tells it from the matrix's other points: `randread iodepth=32`.
     pub name: String,
+    /// Its section's name: `randread`.
+    pub section: String,
+    /// What tells it from the matrix's other points, in the order of the text: `("iodepth", "32")`.
+    pub choices: Vec<(String, String)>,
+    /// Whether all points of the matrix run on a stack that is built and filled once.
+    pub one_setup: bool,
     /// What is done.
     pub job: Job,
     /// By whom: names of stacks and peers.
@@ -123,7 +157,7 @@ pub struct RateShare {
 }
 
 /// The keys of a workload that aren't fio's.
-const WORKLOAD_KEYS: &[&str] = &["subjects", "repetitions"];
+const WORKLOAD_KEYS: &[&str] = &["subjects", "repetitions", "one_setup"];
 
 impl Plan {
     /// Reads a plan. `file` is its name for messages.
@@ -133,7 +167,7 @@ impl Plan {
     pub fn parse(file: &str, text: &str) -> Result<Plan, Problems> {
         let mut reader = Reader::default();
         let document = reader.document(text);
-        let sections = ["plan", "stack", "workload", "peer", "server", "compare"];
+        let sections = ["plan", "stack", "workload", "peer", "server", "table", "compare"];
         reader.check_keys("a plan", &document, &sections);
         let section = |reader: &mut Reader, key: &str| -> &[Entry] {
             find(&document, key).map_or(&[], |entry| reader.table(entry))
@@ -154,7 +188,10 @@ impl Plan {
             section(&mut reader, "server").iter().filter_map(|it| server(&mut reader, it)).collect();
         let peer_entries = section(&mut reader, "peer");
         let peers: Vec<_> = peer_entries.iter().filter_map(|it| peer(&mut reader, it, &document)).collect();
-        let mut plan = Plan { name, title, stacks, peers, servers, workloads: Vec::new(), pairs: Vec::new() };
+        let tables: Vec<_> =
+            section(&mut reader, "table").iter().filter_map(|it| tables::table(&mut reader, it)).collect();
+        let mut plan =
+            Plan { name, title, stacks, peers, servers, workloads: Vec::new(), tables, pairs: Vec::new() };
         // Names, not what could be read: one slip in a stack shall not make its name unknown as well.
         let subjects = subject_names(&mut reader, &document);
         for entry in section(&mut reader, "workload") {
@@ -181,6 +218,7 @@ impl Plan {
             subjects: Some(subjects.to_vec()),
             repetitions: reader.integer(entries, "repetitions", 1..=1000).unwrap_or(repetitions),
             warm_up,
+            one_setup: reader.boolean(entries, "one_setup").unwrap_or(false),
         };
         if let Some(chosen) = reader.texts(entries, "subjects") {
             let place = find(entries, "subjects").map_or(entry.place, |found| found.value.place);
@@ -209,6 +247,7 @@ impl Plan {
         };
         self.stacks.retain(|stack| is_complete(&stack.name, Vec::new(), &stack.server));
         self.peers.retain(|peer| is_complete(&peer.name, peer.programs(), &peer.server));
+        self.tables.retain(|table| is_complete(&table.name, table.programs(), &None));
         let names: Vec<String> = self.subject_names().map(str::to_owned).collect();
         for workload in &mut self.workloads {
             workload.subjects.retain(|subject| names.contains(subject));
@@ -222,6 +261,18 @@ impl Plan {
         });
         self.pairs.retain(|(subject, baseline)| names.contains(subject) && names.contains(baseline));
         notes
+    }
+
+    /// Makes a shorter plan of it, to be tried out: other repetitions and another runtime for every workload. What runs
+    /// before anything is measured is then no longer than the runtime.
+    pub fn shorten(&mut self, repetitions: Option<u32>, runtime: Option<Duration>) {
+        for workload in &mut self.workloads {
+            workload.repetitions = repetitions.unwrap_or(workload.repetitions);
+            if let Some(runtime) = runtime {
+                workload.job.runtime = Some(runtime);
+                workload.job.ramp_time = workload.job.ramp_time.min(runtime);
+            }
+        }
     }
 
     /// The names of stacks and peers.
@@ -311,12 +362,29 @@ fn stack(reader: &mut Reader, entry: &Entry, document: &[Entry]) -> Option<Stack
         source,
         place,
         device,
-        shards: reader.integer(entries, "shards", 1..=1024).unwrap_or(1),
-        fill: reader.boolean(entries, "fill").unwrap_or(false),
-        format: reader.boolean(entries, "format").unwrap_or(false),
+        shards: shards(reader, entries),
+        fill: match reader.boolean_or(entries, "fill", "random") {
+            None | Some(Choice::No) => Filling::No,
+            Some(Choice::Yes) => Filling::InOrder,
+            Some(Choice::Word) => Filling::AtRandom,
+        },
+        format: match reader.boolean_or(entries, "format", "always") {
+            None | Some(Choice::No) => Formatting::No,
+            Some(Choice::Yes) => Formatting::Once,
+            Some(Choice::Word) => Formatting::Always,
+        },
         server,
         ours: reader.boolean(entries, "ours").unwrap_or(true),
     })
+}
+
+/// How many shards a stack has: a number, or as many as this machine has processors.
+fn shards(reader: &mut Reader, entries: &[Entry]) -> u32 {
+    let is_word = |entry: &&Entry| matches!(&entry.value.kind, reader::Kind::Text(text) if text == "cores");
+    match find(entries, "shards").filter(is_word) {
+        Some(_) => std::thread::available_parallelism().map_or(1, |cores| cores.get().min(256) as u32),
+        None => reader.integer(entries, "shards", 1..=1024).unwrap_or(1),
+    }
 }
 
 /// The server that a stack or a peer names.

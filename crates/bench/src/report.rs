@@ -5,9 +5,11 @@
 //! and the page's own policy forbids it to load anything. What the figures mean is left to [`Results`].
 
 mod charts;
+mod grids;
 mod svg;
 
-use crate::results::{Figure, Results, RunResult, median};
+use crate::matrix;
+use crate::results::{Figure, Results, RunResult, Table, median};
 use crate::units;
 use std::collections::BTreeMap;
 use std::fmt::Write;
@@ -16,6 +18,8 @@ use svg::escape;
 /// Which colour a subject has, the same in every picture, and whether it is a peer.
 pub(crate) struct Palette {
     subjects: Vec<(String, bool)>,
+    /// Those that others are compared with and that are compared with nobody.
+    baselines: Vec<String>,
 }
 
 /// How many colours there are that can be told apart in light and dark, and by the colour-blind.
@@ -32,7 +36,15 @@ impl Palette {
                 }
             }
         }
-        Palette { subjects }
+        let compared = |name: &str| results.comparisons.iter().any(|it| it.subject == name);
+        let is_baseline = |name: &str| results.comparisons.iter().any(|it| it.baseline == name);
+        let names = subjects.iter().map(|(name, _)| name);
+        let baselines = names.filter(|name| is_baseline(name) && !compared(name)).cloned().collect();
+        Palette { subjects, baselines }
+    }
+
+    fn is_baseline(&self, subject: &str) -> bool {
+        self.baselines.iter().any(|name| name == subject)
     }
 
     fn index(&self, subject: &str) -> usize {
@@ -57,8 +69,15 @@ pub fn render(results: &Results) -> String {
         let items: String = results.notes.iter().map(|note| format!("<li>{}</li>", escape(note))).collect();
         let _ = writeln!(content, "<ul class=\"notes\">{items}</ul>");
     }
-    content.push_str(&at_a_glance(results));
-    for workload in results.workloads() {
+    let others = matrix::others(results);
+    content.push_str(&at_a_glance(results, &others));
+    for table in &results.tables {
+        content.push_str(&printed(table));
+    }
+    for matrix in matrix::large(results) {
+        content.push_str(&grids::section(results, &matrix, &palette));
+    }
+    for workload in others {
         content.push_str(&section(results, &workload, &palette));
     }
     content.push_str(&surroundings(results));
@@ -115,17 +134,40 @@ fn lead(results: &Results) -> String {
     words.join(" · ")
 }
 
-fn at_a_glance(results: &Results) -> String {
-    if results.comparisons.is_empty() {
+/// What a command has printed.
+fn printed(table: &Table) -> String {
+    let title = table.title.as_ref().unwrap_or(&table.name);
+    let about = table.about.as_ref().map_or_else(String::new, |about| format!("{}<br>", escape(about)));
+    let mut html = format!(
+        "<section>\n<h2>{}</h2>\n<p class=\"about\">{about}<code>{}</code></p>\n<div class=\"cards\"><div \
+         class=\"card wide\"><div class=\"scroll\"><table class=\"printed\"><tr>",
+        escape(title),
+        escape(&table.command)
+    );
+    for column in &table.columns {
+        let _ = write!(html, "<th scope=\"col\">{}</th>", escape(&column.title));
+    }
+    for row in &table.rows {
+        let cells = table.columns.iter().map(|column| column.unit.say(row.get(&column.name)));
+        let cells: String = cells.map(|cell| format!("<td>{}</td>", escape(&cell))).collect();
+        let _ = write!(html, "</tr>\n<tr>{cells}");
+    }
+    html + "</tr></table></div></div></div>\n</section>\n"
+}
+
+fn at_a_glance(results: &Results, workloads: &[String]) -> String {
+    let comparisons: Vec<_> =
+        results.comparisons.iter().filter(|it| workloads.contains(&it.workload)).collect();
+    if comparisons.is_empty() {
         return String::new();
     }
-    let pairs = results.comparisons.iter().flat_map(|it| it.ratios.values()).map(|it| it.pairs.len()).max();
+    let pairs = comparisons.iter().flat_map(|it| it.ratios.values()).map(|it| it.pairs.len()).max();
     let mut html = format!(
         "<h2>At a glance</h2>\n<p class=\"about\">Ratios of pairs that ran right after each other, up to {} per \
          comparison. The large dot is their median; within 2 % counts as the same.</p>\n<div class=\"cards\">\n",
         pairs.unwrap_or(0)
     );
-    for comparison in &results.comparisons {
+    for comparison in comparisons {
         let _ = writeln!(
             html,
             "<div class=\"card\"><b class=\"title\">{}</b><h3>{} compared with {}</h3>{}</div>",
@@ -166,6 +208,10 @@ fn section(results: &Results, workload: &str, palette: &Palette) -> String {
         None => ("CPU time per operation", charts::bars(results, workload, palette, Figure::CpuPerOperation)),
     };
     let cpu = cpu.map_or_else(String::new, |cpu| format!("<h3 class=\"second\">{name}</h3>{cpu}"));
+    let amplification = charts::bars(results, workload, palette, Figure::WriteAmplification);
+    let amplification = amplification
+        .map_or_else(String::new, |it| format!("<h3 class=\"second\">Write amplification</h3>{it}"));
+    let cpu = cpu + &amplification;
     card("IOPS: median, and a dot per repetition", iops.map(|iops| iops + &cpu));
     card("Latency: median and range of repetitions", charts::latency(results, workload, palette));
     card("IOPS over time, a line per repetition", charts::over_time(results, workload, palette));
@@ -180,10 +226,14 @@ fn section(results: &Results, workload: &str, palette: &Palette) -> String {
 fn figures(results: &Results, workload: &str, palette: &Palette) -> String {
     let runs = || results.runs.iter().filter(|run| run.workload.name == workload);
     let has_server = runs().any(|run| run.measurement.server_cpu_seconds.is_some());
+    let has_amplification = runs().any(|run| run.measurement.write_amplification.is_some());
     let has_errors = runs().any(|run| run.measurement.errors > 0);
     let mut heading = vec!["median", "IOPS", "bandwidth", "mean", "p50", "p90", "p99", "p99.9", "max"];
     heading.push("CPU/op");
     heading.extend(has_server.then_some("server CPU/op"));
+    if has_amplification {
+        heading.extend(["write amp.", "with metadata"]);
+    }
     heading.extend(has_errors.then_some("errors"));
     let cells: String = heading.iter().map(|cell| format!("<th scope=\"col\">{cell}</th>")).collect();
     let mut html = format!("<table><tr>{cells}</tr>");
@@ -210,6 +260,10 @@ fn figures(results: &Results, workload: &str, palette: &Palette) -> String {
             per_operation(Figure::CpuPerOperation),
         ];
         cells.extend(has_server.then(|| per_operation(Figure::ServerCpuPerOperation)));
+        if has_amplification {
+            cells.push(of_all(&|run| Some(run.measurement.write_amplification?.data), &units::number));
+            cells.push(of_all(&|run| Some(run.measurement.write_amplification?.all), &units::number));
+        }
         let errors: u64 = results.of(workload, &subject).map(|run| run.measurement.errors).sum();
         cells.extend(has_errors.then(|| errors.to_string()));
         let cells: String = cells.iter().map(|cell| format!("<td>{cell}</td>")).collect();

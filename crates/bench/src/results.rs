@@ -32,6 +32,9 @@ pub struct Results {
     /// What a reader must know: peers left out, engines stood in for.
     #[serde(default)]
     pub notes: Vec<String>,
+    /// What commands have printed.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub tables: Vec<Table>,
     /// Every run that was measured, in the order in which they ran.
     pub runs: Vec<RunResult>,
     /// The ratios that the plan asked for.
@@ -64,6 +67,9 @@ pub struct RunResult {
 pub struct Workload {
     /// Its name in the plan, with the values of its matrix: `randread iodepth=32`.
     pub name: String,
+    /// Of a point of a matrix: which.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub point: Option<Point>,
     /// Its options in fio's words.
     pub options: BTreeMap<String, String>,
     /// What holds when one of its writes is acknowledged; None without writes.
@@ -75,8 +81,125 @@ impl Workload {
     /// Of this job, under the name that the plan gives it.
     pub fn new(name: impl Into<String>, job: &crate::job::Job) -> Self {
         let options = job.options().into_iter().map(|(key, value)| (key.to_owned(), value)).collect();
-        Workload { name: name.into(), options, acknowledged: job.acknowledged() }
+        Workload { name: name.into(), point: None, options, acknowledged: job.acknowledged() }
     }
+
+    /// Of a plan's workload, doing this job.
+    pub fn of_point(workload: &crate::plan::Workload, job: &crate::job::Job) -> Self {
+        let choices = workload.choices.iter().map(|(option, value)| Choice::new(option, value)).collect();
+        let point = Point { section: workload.section.clone(), choices };
+        Workload {
+            point: (!workload.choices.is_empty()).then_some(point),
+            ..Workload::new(workload.name.clone(), job)
+        }
+    }
+}
+
+/// Where a workload stands in the matrix of its section of the plan.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Point {
+    /// The section's name.
+    pub section: String,
+    /// What tells it from the matrix's other points, in the order of the plan.
+    pub choices: Vec<Choice>,
+}
+
+/// The value of an option that has several in a matrix.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Choice {
+    /// fio's word.
+    pub option: String,
+    /// As the plan says it.
+    pub value: String,
+}
+
+impl Choice {
+    /// This value of this option.
+    pub fn new(option: impl Into<String>, value: impl Into<String>) -> Self {
+        Choice { option: option.into(), value: value.into() }
+    }
+}
+
+/// A table that a command has printed.
+#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
+pub struct Table {
+    /// Its name in the plan; nothing of the command's.
+    #[serde(default)]
+    pub name: String,
+    /// What it shows, for people.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub title: Option<String>,
+    /// What a reader should know of it.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub about: Option<String>,
+    /// The command; nothing that it prints itself.
+    #[serde(default)]
+    pub command: String,
+    /// The columns, the first of which names the rows.
+    pub columns: Vec<Column>,
+    /// The rows: by the columns' names, numbers, or texts that are shown as they are.
+    pub rows: Vec<serde_json::Map<String, serde_json::Value>>,
+}
+
+impl Table {
+    /// The column of this name.
+    pub fn column(&self, name: &str) -> Option<&Column> {
+        self.columns.iter().find(|column| column.name == name)
+    }
+}
+
+/// A column of a table.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct Column {
+    /// What rows call it.
+    pub name: String,
+    /// Its heading.
+    pub title: String,
+    /// What its numbers count.
+    #[serde(default)]
+    pub unit: Unit,
+}
+
+/// What a number counts.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Unit {
+    /// As it is, to three digits.
+    #[default]
+    Number,
+    /// Many things: with k and M.
+    Count,
+    /// Bytes: with KiB and MiB.
+    Bytes,
+    /// Nanoseconds.
+    Nanoseconds,
+}
+
+impl Unit {
+    /// A cell for people; a dash where there is nothing.
+    pub fn say(self, cell: Option<&serde_json::Value>) -> String {
+        use crate::units;
+        match cell {
+            Some(serde_json::Value::String(text)) => text.clone(),
+            Some(value) => match (value.as_f64(), self) {
+                (None, _) => "–".into(),
+                (Some(number), Unit::Number) => units::number(number),
+                (Some(number), Unit::Count) => units::count(number),
+                (Some(number), Unit::Bytes) => units::bytes(number),
+                (Some(number), Unit::Nanoseconds) => units::nanoseconds(number),
+            },
+            None => "–".into(),
+        }
+    }
+}
+
+/// What is written for each block that a user writes.
+#[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
+pub struct WriteAmplification {
+    /// Users' blocks and those that had to be moved.
+    pub data: f64,
+    /// And what describes them.
+    pub all: f64,
 }
 
 /// The figures of a run.
@@ -105,6 +228,9 @@ pub struct Measurement {
     /// The first of them.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub first_error: Option<String>,
+    /// What was written per block that was written by the job; None where no layer counts it.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub write_amplification: Option<WriteAmplification>,
     /// Each layer's own statistics, by its name in the stack.
     #[serde(default)]
     pub layers: serde_json::Map<String, serde_json::Value>,
@@ -134,6 +260,8 @@ impl Measurement {
 pub enum Figure {
     /// Operations per second: more is better.
     Iops,
+    /// Bytes per second: more is better. Ratios say it where the two made requests of different sizes.
+    Bandwidth,
     /// The median latency: less is better.
     P50,
     /// The 99th percentile of latency: less is better.
@@ -142,21 +270,32 @@ pub enum Figure {
     CpuPerOperation,
     /// The server's CPU time per operation: less is better.
     ServerCpuPerOperation,
+    /// Blocks written for each block that the job wrote, without metadata: less is better.
+    WriteAmplification,
 }
 
 impl Figure {
     /// All of them.
-    pub const ALL: [Figure; 5] =
-        [Figure::Iops, Figure::P50, Figure::P99, Figure::CpuPerOperation, Figure::ServerCpuPerOperation];
+    pub const ALL: [Figure; 7] = [
+        Figure::Iops,
+        Figure::Bandwidth,
+        Figure::P50,
+        Figure::P99,
+        Figure::CpuPerOperation,
+        Figure::ServerCpuPerOperation,
+        Figure::WriteAmplification,
+    ];
 
     /// Its value for a run; None where the run doesn't have it.
     pub fn of(self, measurement: &Measurement) -> Option<f64> {
         let value = match self {
             Figure::Iops => Some(measurement.iops),
+            Figure::Bandwidth => Some(measurement.bandwidth),
             Figure::P50 => measurement.latency_ns.map(|latency| latency.p50 as f64),
             Figure::P99 => measurement.latency_ns.map(|latency| latency.p99 as f64),
             Figure::CpuPerOperation => measurement.cpu_per_operation(),
             Figure::ServerCpuPerOperation => measurement.server_cpu_per_operation(),
+            Figure::WriteAmplification => measurement.write_amplification.map(|factor| factor.data),
         };
         value.filter(|value| value.is_finite() && *value > 0.0)
     }
@@ -165,16 +304,30 @@ impl Figure {
     pub fn title(self) -> &'static str {
         match self {
             Figure::Iops => "IOPS",
+            Figure::Bandwidth => "bandwidth",
             Figure::P50 => "p50",
             Figure::P99 => "p99",
             Figure::CpuPerOperation => "CPU/op",
             Figure::ServerCpuPerOperation => "server CPU/op",
+            Figure::WriteAmplification => "write amp.",
+        }
+    }
+
+    /// A value of it for people.
+    pub fn say(self, value: f64) -> String {
+        use crate::units;
+        match self {
+            Figure::Iops => units::count(value),
+            Figure::Bandwidth => units::bandwidth(value),
+            Figure::P50 | Figure::P99 => units::nanoseconds(value),
+            Figure::CpuPerOperation | Figure::ServerCpuPerOperation => units::nanoseconds(value * 1e9),
+            Figure::WriteAmplification => units::number(value),
         }
     }
 
     /// Whether a ratio above 1 is good.
     pub fn more_is_better(self) -> bool {
-        self == Figure::Iops
+        matches!(self, Figure::Iops | Figure::Bandwidth)
     }
 }
 
@@ -234,6 +387,7 @@ impl Results {
                 };
                 if let (Some(ours), Some(theirs)) =
                     (figure.of(&run.measurement), figure.of(&other.measurement))
+                    && (figure != Figure::Bandwidth || have_other_sizes(&run.measurement, &other.measurement))
                 {
                     pairs.push(ours / theirs);
                 }
@@ -282,6 +436,12 @@ impl Results {
     pub fn to_json(&self) -> String {
         serde_json::to_string_pretty(self).expect("results hold only what JSON can say")
     }
+}
+
+/// Whether the requests of two runs had different sizes: else bandwidth says what IOPS say.
+fn have_other_sizes(one: &Measurement, other: &Measurement) -> bool {
+    let size = |it: &Measurement| it.bytes as f64 / it.operations.max(1) as f64;
+    (size(one) / size(other) - 1.0).abs() > 0.01
 }
 
 fn distinct<'a>(names: impl Iterator<Item = &'a String>) -> Vec<String> {
@@ -358,6 +518,7 @@ pub(crate) mod tests {
             interrupted: false,
             environment: Environment::default(),
             notes: vec![],
+            tables: vec![],
             runs,
             comparisons: vec![],
         };

@@ -3,24 +3,26 @@
 //! Everything that can be known to be wrong is said before anything is opened ([`Benchmark::of_plan`] and its
 //! siblings refuse it); what goes wrong afterwards, with one run or one peer, becomes a note, and the others
 //! go on. Each run has a runtime of its own, so that it begins with fresh shards, and its stack is built before it
-//! and closed after it. A [`Stop`] ends the benchmark with what was measured by then.
+//! and closed after it; the points of a matrix with one setup share theirs. A [`Stop`] ends the benchmark with what was measured by then.
 //!
 //! It blocks its thread, which must not be a shard's. How progress is shown is left to an [`Observer`], where
 //! results go to the command line; what a run measures, to [`engine`](crate::engine) and [`peer`](crate::peer).
 
+mod amplification;
 mod drive;
 mod files;
 mod stacks;
+mod tables;
 
 use crate::engine::Progress;
 use crate::environment::Environment;
 use crate::job::Job;
 use crate::job_file::JobFile;
 use crate::peer::{Context, Peer, Server, find_program};
-use crate::plan::{Plan, Role, Run, StackSubject, Subject};
+use crate::plan::{Filling, Formatting, Plan, Role, Run, StackSubject, Subject};
 use crate::results::{Measurement, Results, RunResult, SCHEMA, Workload};
 use block::{Error, Result};
-use drive::{Fill, Target, Work, drive};
+use drive::{Fill, Round, Target, Watch, Work, drive};
 use runtime::sync::{StopSource, StopToken};
 use stack::{Registry, Stack};
 use std::collections::{BTreeMap, BTreeSet};
@@ -76,7 +78,7 @@ pub struct Step {
     pub total: Duration,
 }
 
-/// Watches a benchmark. Called from the thread that carries it out.
+/// Watches a benchmark. Called from the threads that carry it out, one at a time.
 pub trait Observer: Send + Sync {
     /// A step begins; `progress` moves where it is our engine that works.
     fn begin(&self, step: &Step, progress: &Arc<Progress>);
@@ -191,7 +193,7 @@ impl<'a> Benchmark<'a> {
     }
 
     /// Carries it out.
-    pub fn run(self, observer: &dyn Observer, stop: &Stop) -> Outcome {
+    pub fn run(self, observer: &Arc<dyn Observer>, stop: &Stop) -> Outcome {
         let mut environment = Environment::collect();
         stacks::describe(&self.what, self.setting, &mut environment);
         let mut session = Session {
@@ -209,6 +211,7 @@ impl<'a> Benchmark<'a> {
                 interrupted: false,
                 environment,
                 notes: self.notes,
+                tables: Vec::new(),
                 runs: Vec::new(),
                 comparisons: Vec::new(),
             },
@@ -224,7 +227,7 @@ impl<'a> Benchmark<'a> {
 /// A benchmark that is being carried out.
 struct Session<'a> {
     setting: Setting<'a>,
-    observer: &'a dyn Observer,
+    observer: &'a Arc<dyn Observer>,
     stop: &'a Stop,
     failures: usize,
     /// The stacks that were created as their plan says.
@@ -238,49 +241,92 @@ impl Session<'_> {
     fn plan(&mut self, plan: &Plan) {
         self.results.title.clone_from(&plan.title);
         let runs: Vec<Run<'_>> = plan.runs().into_iter().filter(|run| !is_in_vain(run)).collect();
-        let expected: Vec<Duration> = runs.iter().map(|run| expected(&run.job, run.role)).collect();
-        for (index, run) in runs.iter().enumerate() {
+        let tables = plan.tables.iter().map(|_| GUESS);
+        let expected: Vec<Duration> =
+            tables.chain(runs.iter().map(|run| expected(&run.job, run.role))).collect();
+        for (index, table) in plan.tables.iter().enumerate() {
             if self.is_stopped() {
                 break;
             }
-            let step = step(index, run.name(), &expected);
-            self.plan_run(plan, run, &step);
+            self.table(table, &step(index, format!("table {}", table.name), &expected));
+        }
+        let mut index = plan.tables.len();
+        for batch in runs.chunk_by(|_, next| next.continues) {
+            if self.is_stopped() {
+                break;
+            }
+            let steps = batch.iter().enumerate();
+            let steps = steps.map(|(number, run)| step(index + number, run.name(), &expected)).collect();
+            index += batch.len();
+            self.batch(plan, batch, steps);
         }
         self.results.compare(&plan.pairs);
     }
 
-    fn plan_run(&mut self, plan: &Plan, run: &Run<'_>, step: &Step) {
-        let job = match (&run.rate_share, self.rates.get(&run.workload)) {
-            (None, _) => run.job.clone(),
-            (Some(share), Some(rate)) => share.apply(&run.job, *rate),
-            // That the rate couldn't be found was said by then.
-            (Some(_), None) => return,
+    /// Runs of one subject on one setup; of a peer, a single one.
+    fn batch(&mut self, plan: &Plan, batch: &[Run<'_>], mut steps: Vec<Step>) {
+        let mut runs: Vec<(&Run<'_>, Job)> = Vec::new();
+        for run in batch {
+            match (&run.rate_share, self.rates.get(&run.workload)) {
+                (None, _) => runs.push((run, run.job.clone())),
+                (Some(share), Some(rate)) => runs.push((run, share.apply(&run.job, *rate))),
+                // That the rate couldn't be found was said by then.
+                (Some(_), None) => steps.retain(|step| step.name != run.name()),
+            }
+        }
+        let Some((first, job)) = runs.first() else { return };
+        let server = plan.server_of(first.subject);
+        let outcome = match first.subject {
+            Subject::Stack(stack) => {
+                let watch = Watch { observer: self.observer.clone(), steps };
+                let jobs = runs.iter().map(|(_, job)| job.clone()).collect();
+                self.stack_run(stack, server, jobs, first.role, watch)
+            }
+            Subject::Peer(peer) => {
+                let step = &steps[0];
+                self.observer.begin(step, &Arc::default());
+                let outcome = self.peer_run(peer, server, job);
+                let measured = outcome.as_ref().map(|(_, measured)| Some(measured.clone()));
+                self.observer.end(step, &measured.map_err(Error::clone));
+                outcome.map(|(text, measured)| (text, vec![Ok(vec![measured])]))
+            }
         };
-        let progress = Arc::new(Progress::default());
-        self.observer.begin(step, &progress);
-        let server = plan.server_of(run.subject);
-        let outcome = match run.subject {
-            Subject::Stack(stack) => self.stack_run(stack, server, &job, run.role, progress),
-            Subject::Peer(peer) => self.peer_run(peer, server, &job),
+        match outcome {
+            Err(error) => self.fail(&format!("{}/{}", first.subject.name(), first.workload), &error),
+            Ok((stack, rounds)) => {
+                for ((run, job), round) in runs.iter().zip(rounds) {
+                    self.account(plan, run, job, (&stack, round));
+                }
+            }
+        }
+    }
+
+    /// Keeps what a run gave.
+    fn account(&mut self, plan: &Plan, run: &Run<'_>, job: &Job, (stack, round): (&str, Round)) {
+        let measured = match round {
+            Ok(measured) => measured.into_iter().next().filter(has_measured),
+            Err(error) => {
+                self.fail(&format!("{}/{}", run.subject.name(), run.workload), &error);
+                None
+            }
         };
-        let outcome = outcome.map(|(text, measured)| (text, measured.filter(has_measured)));
-        let measured = outcome.as_ref().map(|(_, measured)| measured.clone()).map_err(Error::clone);
-        self.observer.end(step, &measured);
-        match (outcome, run.role) {
-            (Ok((_, Some(measured))), Role::Calibration) => {
+        match (measured, run.role) {
+            (Some(measured), Role::Calibration) => {
                 self.rates.insert(run.workload.clone(), measured.iops);
             }
-            (Ok((stack, Some(measurement))), Role::Measured) => self.keep(RunResult {
+            (Some(measurement), Role::Measured) => self.keep(RunResult {
                 name: run.name(),
                 subject: run.subject.name().into(),
-                stack,
-                workload: Workload::new(run.workload.clone(), &job),
+                stack: stack.into(),
+                workload: match plan.workloads.iter().find(|it| it.name == run.workload) {
+                    Some(point) => Workload::of_point(point, job),
+                    None => Workload::new(run.workload.clone(), job),
+                },
                 repetition: run.repetition,
                 peer: run.subject.is_peer(),
                 measurement,
             }),
-            (Ok(_), _) => {}
-            (Err(error), _) => self.fail(&format!("{}/{}", run.subject.name(), run.workload), &error),
+            _ => {}
         }
     }
 
@@ -288,41 +334,60 @@ impl Session<'_> {
         &mut self,
         subject: &StackSubject,
         named: Option<&Server>,
-        job: &Job,
+        jobs: Vec<Job>,
         role: Role,
-        progress: Arc<Progress>,
-    ) -> Result<(String, Option<Measurement>)> {
-        let context = self.context();
-        let server = named.map(|server| server.start(job, &context)).transpose()?.map(Arc::new);
-        let format = subject.format && !self.formatted.contains(&subject.name);
-        let planned = stacks::plan_subject("plan", subject, (job, named), self.setting, format);
-        let planned = planned.map_err(Error::invalid)?;
-        let text = planned.stack().to_line().unwrap_or_else(|_| planned.stack().source().name().to_owned());
-        let fill = match (role, subject.fill) {
-            (Role::Fill, _) => Fill::Only,
-            (_, true) => Fill::IfForgotten,
-            (_, false) => Fill::No,
-        };
-        let work = Work {
-            shards: planned.stack().shards(),
-            targets: vec![Target { stack: planned, device: subject.device.clone(), fill }],
-            jobs: vec![(0, job.clone())],
-            server,
-        };
-        let measured = drive(work, progress, self.stop.token())?;
+        watch: Watch,
+    ) -> Result<(String, Vec<Round>)> {
+        let steps = watch.steps.clone();
+        let prepared = self.prepared(subject, named, jobs, role);
+        let (text, work) = prepared.inspect_err(|error| {
+            self.observer.begin(&steps[0], &Arc::default());
+            self.observer.end(&steps[0], &Err(error.clone()));
+        })?;
+        let rounds = drive(work, watch, self.stop.token())?;
         self.formatted.insert(subject.name.clone());
-        Ok((text, measured.into_iter().next()))
+        Ok((text, rounds))
     }
 
-    fn peer_run(
+    /// A stack as text, and what is done with it.
+    fn prepared(
         &self,
-        peer: &Peer,
-        server: Option<&Server>,
-        job: &Job,
-    ) -> Result<(String, Option<Measurement>)> {
+        subject: &StackSubject,
+        named: Option<&Server>,
+        jobs: Vec<Job>,
+        role: Role,
+    ) -> Result<(String, Work)> {
+        let context = self.context();
+        let job = jobs.first().cloned().unwrap_or_else(|| Job::new("nothing"));
+        let server = named.map(|server| server.start(&job, &context)).transpose()?.map(Arc::new);
+        let format = match subject.format {
+            Formatting::No => false,
+            Formatting::Once => !self.formatted.contains(&subject.name),
+            Formatting::Always => true,
+        };
+        let planned = stacks::plan_subject("plan", subject, (&job, named), self.setting, format);
+        let planned = planned.map_err(Error::invalid)?;
+        let text = planned.stack().to_line().unwrap_or_else(|_| planned.stack().source().name().to_owned());
+        let fill = match (role, subject.fill, subject.format) {
+            (Role::Fill, ..) => Fill::Only,
+            (_, Filling::No, _) => Fill::No,
+            (_, _, Formatting::Always) => Fill::First,
+            _ => Fill::IfForgotten,
+        };
+        let shards = planned.stack().shards();
+        let fill_at_random = subject.fill == Filling::AtRandom;
+        let targets = vec![Target { stack: planned, device: subject.device.clone(), fill, fill_at_random }];
+        let rounds = match role {
+            Role::Fill => Vec::new(),
+            _ => jobs.into_iter().map(|job| vec![(0, job)]).collect(),
+        };
+        Ok((text, Work { shards, targets, rounds, server }))
+    }
+
+    fn peer_run(&self, peer: &Peer, server: Option<&Server>, job: &Job) -> Result<(String, Measurement)> {
         let context = self.context();
         let text = command_text(&peer.command(job, server, &context), &context);
-        peer.run(job, server, &context).map(|measured| (text, Some(measured)))
+        peer.run(job, server, &context).map(|measured| (text, measured))
     }
 
     fn files(&mut self, files: &files::Files) {
@@ -333,13 +398,16 @@ impl Session<'_> {
                 break;
             }
             let step = step(index, group.name, &expected);
-            let progress = Arc::new(Progress::default());
-            self.observer.begin(&step, &progress);
-            let work = files.work(&group.jobs, self.setting);
-            let outcome = work.and_then(|work| drive(work, progress, self.stop.token()));
-            let first = outcome.as_ref().map(|all| all.iter().find(|it| has_measured(it)).cloned());
-            self.observer.end(&step, &first.map_err(Error::clone));
-            match outcome {
+            let watch = Watch { observer: self.observer.clone(), steps: vec![step.clone()] };
+            let outcome = match files.work(&group.jobs, self.setting) {
+                Ok(work) => drive(work, watch, self.stop.token()),
+                Err(error) => {
+                    self.observer.begin(&step, &Arc::default());
+                    self.observer.end(&step, &Err(error.clone()));
+                    Err(error)
+                }
+            };
+            match outcome.and_then(|rounds| rounds.into_iter().next().unwrap_or_else(|| Ok(Vec::new()))) {
                 Err(error) => self.fail(&step.name, &error),
                 Ok(measured) => {
                     for (index, measurement) in group.jobs.iter().zip(measured) {
@@ -391,9 +459,11 @@ fn has_measured(measurement: &Measurement) -> bool {
     measurement.operations > 0 || measurement.errors > 0
 }
 
-/// A server's memory is as fresh as the server: filling it beforehand would be for nothing.
+/// A server's memory is as fresh as the server, and what is created anew each time is empty: filling it beforehand
+/// would be for nothing.
 fn is_in_vain(run: &Run<'_>) -> bool {
-    run.role == Role::Fill && matches!(run.subject, Subject::Stack(stack) if stack.server.is_some())
+    let forgets = |stack: &StackSubject| stack.server.is_some() || stack.format == Formatting::Always;
+    run.role == Role::Fill && matches!(run.subject, Subject::Stack(stack) if forgets(stack))
 }
 
 fn expected(job: &Job, role: Role) -> Duration {

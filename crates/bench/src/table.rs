@@ -1,6 +1,7 @@
 //! The table at the end of a run, for a terminal.
 
-use crate::results::{Comparison, Figure, Results};
+use crate::matrix::{self, Matrix};
+use crate::results::{Comparison, Figure, Results, Table};
 use crate::units;
 use std::fmt::Write;
 
@@ -49,8 +50,8 @@ impl Verdict {
 #[derive(Default)]
 struct Grid {
     rows: Vec<Vec<String>>,
-    /// Whether only the first column is words, and the others figures.
-    has_figures: bool,
+    /// How many columns at the left are words, the others being figures; all of them if 0.
+    words: usize,
 }
 
 impl Grid {
@@ -66,7 +67,7 @@ impl Grid {
             for (column, cell) in row.iter().enumerate() {
                 let padding = " ".repeat(widths[column] - cell.chars().count());
                 // Names to the left, figures to the right.
-                let is_word = column == 0 || !self.has_figures;
+                let is_word = column < self.words || self.words == 0;
                 let (before, after) = if is_word { ("", &padding[..]) } else { (&padding[..], "") };
                 let _ = write!(line, " {before}{cell}{after} ");
             }
@@ -79,7 +80,14 @@ impl Grid {
 /// Everything that was measured, workload by workload, medians first and ratios below.
 pub fn render(results: &Results) -> String {
     let mut out = String::new();
-    for workload in results.workloads() {
+    for table in &results.tables {
+        let _ = writeln!(out, "\n{}", table.title.as_ref().unwrap_or(&table.name));
+        out.push_str(&of_table(table));
+    }
+    for matrix in matrix::large(results) {
+        out.push_str(&of_matrix(results, &matrix));
+    }
+    for workload in matrix::others(results) {
         let _ = writeln!(out, "\n{workload}");
         figures(results, &workload).write(&mut out);
         let comparisons: Vec<_> = results.comparisons.iter().filter(|it| it.workload == workload).collect();
@@ -97,14 +105,55 @@ pub fn render(results: &Results) -> String {
     out
 }
 
+/// What a command has printed.
+pub fn of_table(table: &Table) -> String {
+    let mut grid = Grid { words: 1, ..Grid::default() };
+    grid.rows.push(table.columns.iter().map(|column| column.title.clone()).collect());
+    for row in &table.rows {
+        grid.rows.push(table.columns.iter().map(|column| column.unit.say(row.get(&column.name))).collect());
+    }
+    let mut out = String::new();
+    grid.write(&mut out);
+    out
+}
+
+/// The corners of a matrix that has too many points for a terminal.
+fn of_matrix(results: &Results, matrix: &Matrix) -> String {
+    let mut out = String::new();
+    for (load, corner) in matrix.corners() {
+        let _ = writeln!(out, "\n{}: {load}", matrix.section);
+        let mut grid = Grid { words: 2, ..Grid::default() };
+        let mut heading: Vec<String> = vec![String::new(), "".into()];
+        heading.extend(["IOPS", "bandwidth", "p50", "p99", "p99.99"].map(String::from));
+        grid.rows.push(heading);
+        for (words, workload) in &corner {
+            for subject in results.subjects(workload) {
+                let mut row = vec![words.clone(), subject.clone()];
+                for value in matrix::Value::ALL {
+                    let found = value.median(results, workload, &subject);
+                    row.push(found.map_or_else(|| "–".into(), |found| value.say(found)));
+                }
+                grid.rows.push(row);
+            }
+        }
+        grid.write(&mut out);
+    }
+    let _ = writeln!(out, "\nthe other points of {} are in the report", matrix.section);
+    out
+}
+
 fn figures(results: &Results, workload: &str) -> Grid {
-    let mut grid = Grid { has_figures: true, ..Grid::default() };
+    let mut grid = Grid { words: 1, ..Grid::default() };
     let mut heading: Vec<String> =
         ["", "IOPS", "spread", "bandwidth", "p50", "p99", "CPU/op"].map(String::from).to_vec();
     let runs = results.runs.iter().filter(|run| run.workload.name == workload);
     let has_server = runs.clone().any(|run| run.measurement.server_cpu_seconds.is_some());
     if has_server {
         heading.push("server CPU/op".into());
+    }
+    let has_amplification = runs.clone().any(|run| run.measurement.write_amplification.is_some());
+    if has_amplification {
+        heading.push(Figure::WriteAmplification.title().into());
     }
     grid.rows.push(heading);
     for subject in results.subjects(workload) {
@@ -126,6 +175,10 @@ fn figures(results: &Results, workload: &str) -> Grid {
         ];
         if has_server {
             row.push(time(Figure::ServerCpuPerOperation, 1e9));
+        }
+        if has_amplification {
+            let factor = median(Figure::WriteAmplification);
+            row.push(factor.map_or_else(|| "–".into(), units::number));
         }
         let errors: u64 = results.of(workload, &subject).map(|run| run.measurement.errors).sum();
         if errors > 0 {

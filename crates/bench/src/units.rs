@@ -23,6 +23,11 @@ fn in_units(value: f64, base: f64, units: &[&str]) -> String {
     }
 }
 
+/// A number as it is: `7`, `1.86`, `133`.
+pub fn number(value: f64) -> String {
+    if value.fract() == 0.0 { format!("{value:.0}") } else { three(value) }
+}
+
 /// A number of things: `950`, `189 k`, `1.25 M`.
 pub fn count(value: f64) -> String {
     in_units(value, 1000.0, &["", "k", "M", "G"])

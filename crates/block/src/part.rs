@@ -6,6 +6,7 @@ use crate::error::{Error, Result};
 use crate::geometry::{DeviceGeometry, ZoneGeometry};
 use crate::zones::Zones;
 use std::rc::Rc;
+use std::sync::Arc;
 
 /// What a part says about itself: a JSON object, for people through a table and for machines as it is.
 pub type Status = serde_json::Map<String, serde_json::Value>;
@@ -43,6 +44,17 @@ pub trait DevicePart: Part {
 
     /// Opens a handle for the shard that calls. A shard opens a part once and shares the handle.
     fn open(&self) -> Call<'_, Result<Rc<dyn Device>>>;
+
+    /// An earlier version of the device, or another one that began as a copy, by the name that it was given when it was
+    /// made. It is closed before this part is. A part that keeps no versions returns [`Error::Unsupported`].
+    fn version<'a>(&'a self, name: &'a str) -> Call<'a, Result<Arc<dyn DevicePart>>> {
+        Call::new(async move {
+            Err(Error::unsupported(format!(
+                "version \"{name}\": {} keeps no versions of itself",
+                self.kind()
+            )))
+        })
+    }
 }
 
 /// A part that is a set of zones.

@@ -3,7 +3,9 @@
 //! Pages that changed are written while writes go on, each as it is at its moment; so the image as a whole is of no
 //! moment. It is made right by replay: the root names the records that had committed when the checkpoint began, and
 //! everything behind them is replayed over the image. For that, every record whose effect a page may show must be
-//! durable before the root is: the zones are flushed in between. The versions don't change meanwhile.
+//! durable before the root is: the zones are flushed in between. And no version may be made or deleted between the
+//! first page and the directory: the pages would be of both sides of it. Where that happens the checkpoint begins again;
+//! what it has written stays.
 
 use crate::core::{Core, count};
 use crate::directory::{Directory, PagePlace, VersionEntry, ZoneEntry};
@@ -18,6 +20,8 @@ use zones::record::{Header, sum_of};
 
 /// How many bytes of meta name a page in a record: version and page.
 const PAGE_NAME: usize = 8;
+/// So often a checkpoint begins again because versions were made or deleted meanwhile.
+const MOST_ATTEMPTS: u32 = 100;
 
 /// The newest durable root, and what the next one makes free.
 #[derive(Debug)]
@@ -54,6 +58,13 @@ impl Core {
         dirty + dirty / 64 + directory + 2
     }
 
+    /// How many free zones a checkpoint may need: nobody else takes the last ones.
+    pub fn zones_for_checkpoint(&self) -> u32 {
+        let per_zone = u64::from(self.layout.zone_blocks - 3).max(1);
+        // What is dirty now, and as much again for what becomes dirty before the checkpoint begins.
+        (self.checkpoint_cost() + self.checkpoint_cost() / 4).div_ceil(per_zone) as u32 + 1
+    }
+
     /// Whether enough has been written since the last one that another is worth its cost.
     pub fn wants_checkpoint(&self) -> bool {
         let written = self.since_checkpoint.get();
@@ -73,17 +84,9 @@ impl Core {
         }
         let since = self.since_checkpoint.replace(0);
         self.compact_checkpoints();
-        let jobs = self.take_dirty();
-        let outcome = self.write_all(&jobs, clean).await;
+        let outcome = self.write_all(clean).await;
         if let Err(error) = &outcome {
             self.since_checkpoint.set(self.since_checkpoint.get() + since);
-            let mut versions = self.versions.borrow_mut();
-            for job in jobs {
-                if let Some(position) = versions.position(job.version) {
-                    versions.list[position].dirty.insert(job.page);
-                }
-            }
-            drop(versions);
             tracing::warn!("a checkpoint failed: {error}");
         }
         self.cleaner.notify_all();
@@ -101,6 +104,16 @@ impl Core {
         // Stable: of one page, parents come before their children, whose images are often the same.
         jobs.sort_by_key(|job| job.page);
         jobs
+    }
+
+    /// Pages that were to be written and may not have been.
+    fn give_back(&self, jobs: &[Job]) {
+        let mut versions = self.versions.borrow_mut();
+        for job in jobs {
+            if let Some(position) = versions.position(job.version) {
+                versions.list[position].dirty.insert(job.page);
+            }
+        }
     }
 
     /// Marks pages as dirty that lie in zones with few live ones, so that checkpoints don't spread.
@@ -124,25 +137,56 @@ impl Core {
         }
         for version in &mut self.versions.borrow_mut().list {
             let pages = version.table.iter();
-            let here =
-                pages.filter(|(_, place)| emptiest.contains(&self.layout.place(place.physical).0));
+            let here = pages.filter(|(_, place)| emptiest.contains(&self.layout.place(place.physical).0));
             let here: Vec<u64> = here.map(|(page, _)| page).collect();
             here.into_iter().for_each(|page| version.dirty.insert(page));
         }
     }
 
-    async fn write_all(self: &Rc<Self>, jobs: &[Job], clean: bool) -> Result<()> {
-        let committed = |stream: zones::record::StreamIndex| {
-            self.streams[usize::from(stream.0)].borrow().committed()
-        };
-        let covered = [committed(USER), committed(CLEANER)];
-        let clock = self.clock.get();
+    async fn write_all(self: &Rc<Self>, clean: bool) -> Result<()> {
+        let committed =
+            |stream: zones::record::StreamIndex| self.streams[usize::from(stream.0)].borrow().committed();
         let before = self.counters.checkpoint_blocks.load(std::sync::atomic::Ordering::Relaxed);
-        self.write_pages(jobs).await?;
-        // What a page shows must survive whatever the root survives.
-        self.flush().await?;
-        let (pieces, length) = self.write_directory(clean).await?;
-        self.flush().await?;
+        let mut attempts = 0;
+        let (covered, clock, directory, mut orphaned) = loop {
+            attempts += 1;
+            let changes = self.versions.borrow().changes;
+            let covered = [committed(USER), committed(CLEANER)];
+            let clock = self.clock.get();
+            let jobs = self.take_dirty();
+            // What a page shows must survive whatever the root survives.
+            let written = self.write_pages(&jobs).await;
+            if let Err(error) = match written {
+                Ok(()) => self.flush().await,
+                failed => failed,
+            } {
+                self.give_back(&jobs);
+                return Err(error);
+            }
+            let mut versions = self.versions.borrow_mut();
+            if versions.changes == changes {
+                let orphaned = std::mem::take(&mut versions.orphaned);
+                drop(versions);
+                break (covered, clock, self.directory().encode(), orphaned);
+            }
+            if attempts == MOST_ATTEMPTS {
+                return Err(Error::busy(
+                    "snapshots are made and deleted faster than a checkpoint can be written",
+                ));
+            }
+        };
+        let written = self.write_directory(directory, clean).await;
+        let written = match written {
+            Ok(written) => self.flush().await.map(|()| written),
+            failed => failed,
+        };
+        let (pieces, length) = match written {
+            Ok(written) => written,
+            Err(error) => {
+                self.versions.borrow_mut().orphaned.append(&mut orphaned);
+                return Err(error);
+            }
+        };
         let old = self.checkpoint.borrow().root.clone();
         let root = Root {
             clean,
@@ -167,6 +211,7 @@ impl Core {
             durable.blocks = after - before;
             std::mem::take(&mut durable.superseded)
         };
+        superseded.append(&mut orphaned);
         // Versions with the same old page gave it up one after the other.
         superseded.sort_unstable();
         superseded.dedup();
@@ -218,7 +263,8 @@ impl Core {
             while sums.len() < room as usize && at < jobs.len() {
                 let job = jobs[at];
                 at += 1;
-                let Some(map) = self.versions.borrow().get(job.version).map(|version| version.map.clone()) else {
+                let Some(map) = self.versions.borrow().get(job.version).map(|version| version.map.clone())
+                else {
                     continue;
                 };
                 map.save_page(job.page, &mut entries);
@@ -272,8 +318,7 @@ impl Core {
         }
     }
 
-    async fn write_directory(self: &Rc<Self>, clean: bool) -> Result<(Vec<Piece>, u64)> {
-        let bytes = self.directory().encode();
+    async fn write_directory(self: &Rc<Self>, bytes: Vec<u8>, clean: bool) -> Result<(Vec<Piece>, u64)> {
         let block = self.layout.block_bytes();
         let mut pieces = Vec::new();
         let mut at = 0;
@@ -328,9 +373,11 @@ impl Core {
             name: version.name.clone(),
             table: version.table.clone(),
         };
-        let used = self.table.list().into_iter().filter(|(_, zone)| {
-            !matches!(zone.usage, Usage::Free | Usage::Root)
-        });
+        let used = self
+            .table
+            .list()
+            .into_iter()
+            .filter(|(_, zone)| !matches!(zone.usage, Usage::Free | Usage::Root));
         let zones = used.map(|(number, zone)| ZoneEntry {
             zone: number,
             generation: zone.generation,

@@ -57,8 +57,8 @@ impl Core {
         Pressure {
             free: self.table.free() + self.table.dead(),
             total: self.layout.zones - crate::layout::ROOT_ZONES,
-            low: self.settings.cleaner_reserve + 1,
-            high: self.settings.cleaner_reserve + 3,
+            low: self.settings.cleaner_reserve + self.zones_for_checkpoint() + 1,
+            high: self.settings.cleaner_reserve + self.zones_for_checkpoint() + 3,
         }
     }
 }
@@ -82,7 +82,7 @@ impl Cleaner {
                 Err(error) => tracing::warn!("cleaning: {error}"),
             }
             // Nothing to do, or it can't be done now: whoever waits for a zone is told.
-            core.is_stuck.set(core.pressure().free <= core.settings.cleaner_reserve);
+            core.is_stuck.set(core.pressure().free < core.pressure().low);
             core.freed.notify_all();
             kicked.await;
         }
@@ -96,7 +96,9 @@ impl Cleaner {
         let core = self.core.clone();
         let pressure = core.pressure();
         let is_urgent = core.table.free() <= pressure.low;
-        if core.table.dead() >= if is_urgent { 1 } else { RESET_TOGETHER } && core.reset_dead(is_urgent).await? {
+        if core.table.dead() >= if is_urgent { 1 } else { RESET_TOGETHER }
+            && core.reset_dead(is_urgent).await?
+        {
             return Ok(true);
         }
         if core.wants_checkpoint() {
@@ -176,7 +178,12 @@ impl Cleaner {
     }
 
     /// Reads the first runs, as many as one read takes, gaps included where they are small; checks every block.
-    async fn read_some(&self, zone: u32, runs: &[Run], records: &[Found]) -> Result<(usize, Vec<(Run, Data)>)> {
+    async fn read_some(
+        &self,
+        zone: u32,
+        runs: &[Run],
+        records: &[Found],
+    ) -> Result<(usize, Vec<(Run, Data)>)> {
         let core = &self.core;
         let block = core.layout.block_bytes();
         let most = READ / block as u32;
@@ -215,7 +222,13 @@ impl Cleaner {
     }
 
     /// Writes pieces that were read, in the order of the volume, as few records as they fit into.
-    async fn write(&mut self, source: u32, mut pieces: Vec<(Run, Data)>, class: u8, opened: u64) -> Result<()> {
+    async fn write(
+        &mut self,
+        source: u32,
+        mut pieces: Vec<(Run, Data)>,
+        class: u8,
+        opened: u64,
+    ) -> Result<()> {
         let core = self.core.clone();
         let age = core.clock.get().saturating_sub(opened);
         let class = core.policy.borrow().place(Arrival::Moved { age, class });
@@ -243,6 +256,7 @@ impl Cleaner {
                     payload: Payload::from(data.slice(0..taken as usize * block)),
                     request: None,
                     growth: 0,
+                    ticket: 0,
                 });
                 blocks += taken;
                 meta += EXTENT;
@@ -271,13 +285,14 @@ impl Cleaner {
 
     /// Opens a zone for what is moved. The last free zones are for this.
     async fn open_zone(&self, class: u8) -> Result<OpenZone> {
-        if let Some(zone) = self.core.try_open_zone(class, 1) {
+        let keep = self.core.zones_for_checkpoint();
+        if let Some(zone) = self.core.try_open_zone(class, keep) {
             return Ok(zone);
         }
         // What was cleaned before may be waiting to be reset.
         self.core.reset_dead(true).await?;
         self.core
-            .try_open_zone(class, 0)
+            .try_open_zone(class, self.core.zones_for_checkpoint())
             .ok_or_else(|| Error::no_space("no zone is free for what the cleaner moves"))
     }
 }
@@ -289,7 +304,8 @@ fn live_runs(core: &Core, zone: u32, records: &[Found]) -> Result<Vec<Run>> {
     for (record, found) in records.iter().enumerate() {
         let mut first = 0;
         for change in Change::decode_all(&found.meta)? {
-            let (Change::Write { version, block, count } | Change::Move { version, block, count, .. }) = change
+            let (Change::Write { version, block, count } | Change::Move { version, block, count, .. }) =
+                change
             else {
                 continue;
             };
@@ -358,7 +374,9 @@ impl Core {
                     count(&self.counters.reset_zones, 1);
                 }
                 Err(error) => {
-                    tracing::warn!("resetting zone {zone}: {error}; it isn't used again before the log is reopened");
+                    tracing::warn!(
+                        "resetting zone {zone}: {error}; it isn't used again before the log is reopened"
+                    );
                     self.table.change(zone, |entry| entry.usage = Usage::Damaged);
                 }
             }

@@ -35,6 +35,13 @@ impl Core {
             let physical = self.layout.physical(group.zone, position);
             let outcome = self.apply(&item.change, group.zone, physical);
             position += item.change.data_blocks();
+            if item.ticket != 0
+                && let Change::Write { version, block, count } = &item.change
+            {
+                // The map has it now: whoever doesn't find it in the buffer any more finds it there.
+                self.buffer.committed_write(*version, *block, *count, item.ticket);
+                self.buffer_changed.notify_all();
+            }
             self.item_done(item, outcome);
         }
     }

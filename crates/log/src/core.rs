@@ -3,6 +3,7 @@
 //! Writes of all shards come here whole and are numbered in the order in which they arrive, so overlapping ones need no
 //! lock. Reads don't come here: they look into the map, which any shard may do.
 
+use crate::buffered::Buffered;
 use crate::flush::Flusher;
 use crate::format::{CHECKPOINT, CLEANER, Change, USER, VersionId};
 use crate::layout::Layout;
@@ -12,7 +13,7 @@ use crate::root::RootWriter;
 use crate::stream::Stream;
 use crate::table::{Usage, ZoneTable};
 use crate::versions::Versions;
-use block::{Error, Payload, Result, ZoneIndex, Zones};
+use block::{Durability, Error, Payload, Result, ZoneIndex, Zones};
 use runtime::sync::{Notify, Permit, Semaphore};
 use slab::Slab;
 use std::cell::{Cell, RefCell};
@@ -62,6 +63,8 @@ pub struct Item {
     pub request: Option<usize>,
     /// How many blocks of room were set aside for it.
     pub growth: u32,
+    /// Under which number its data is in the buffer, if it was acknowledged from there; else 0.
+    pub ticket: u64,
 }
 
 /// The items of one record.
@@ -141,9 +144,9 @@ pub struct Core {
     pub counters: Arc<Counters>,
     /// What makes appends durable.
     pub flusher: Flusher,
-    /// Writes roots; held while a checkpoint or a change of the versions runs.
+    /// Writes roots.
     pub root: RefCell<RootWriter>,
-    /// One checkpoint, or one change of the versions, at a time.
+    /// One checkpoint at a time.
     pub admin: Rc<Semaphore>,
     /// The newest durable checkpoint.
     pub checkpoint: RefCell<crate::checkpoint::Durable>,
@@ -159,6 +162,12 @@ pub struct Core {
     pub is_stuck: Cell<bool>,
     /// The log is being closed; what is queued is still written.
     pub is_closing: Cell<bool>,
+    /// Snapshots and clones that are open as devices.
+    pub views: RefCell<Vec<(VersionId, std::sync::Weak<crate::device::Shared>)>>,
+    /// What was acknowledged and hasn't committed, where that is allowed.
+    pub buffer: Arc<Buffered>,
+    /// Some of it has committed.
+    pub buffer_changed: Notify,
     /// Room for dirty data.
     dirty: Rc<Semaphore>,
     queues: RefCell<Vec<VecDeque<Item>>>,
@@ -230,6 +239,9 @@ impl Core {
             cleaner: Notify::new(),
             is_stuck: Cell::new(false),
             is_closing: Cell::new(false),
+            views: RefCell::default(),
+            buffer: Arc::default(),
+            buffer_changed: Notify::new(),
             dirty: Semaphore::new(settings.dirty_blocks as usize),
             queues: RefCell::new((0..classes).map(|_| VecDeque::new()).collect()),
             queued_items: Cell::new(0),
@@ -261,23 +273,79 @@ impl Core {
             items.extend(waiting.into_iter().flat_map(|group| group.items));
         }
         items.iter().for_each(|item| self.item_done(item, Err(told.clone())));
+        self.buffer_changed.notify_all();
         self.work.notify_all();
         self.freed.notify_all();
         self.cleaner.notify_all();
     }
 
-    /// Carries out changes of a version, data and all, and waits until they have committed. The blocks are in range.
+    /// Carries out changes of a version, data and all, and waits until they have committed; or, where writes are
+    /// acknowledged from the buffer, until they are there. The blocks are in range.
     ///
     /// # Errors
     /// [`Error::NoSpace`] where there is no room, [`Error::ReadOnly`] for a log that has failed.
-    pub async fn change(self: &Rc<Self>, changes: Vec1, payload: Payload) -> Result<()> {
+    pub async fn change(
+        self: &Rc<Self>,
+        changes: Vec1,
+        payload: Payload,
+        durability: Durability,
+    ) -> Result<()> {
         let blocks = (payload.len() >> self.layout.block_size.shift()) as u64;
-        let room = match blocks {
-            0 => None,
-            _ => Some(self.dirty.acquire(blocks.min(self.settings.dirty_blocks) as usize).await),
-        };
+        let wanted = blocks.min(self.settings.dirty_blocks) as usize;
+        if blocks == 0 {
+            return self.change_now(changes, payload, durability, None).await;
+        }
+        if let Some(room) = self.dirty.try_acquire(wanted) {
+            return self.change_now(changes, payload, durability, Some(room)).await;
+        }
+        // Whoever drops the call while it waits for room doesn't take the write back.
+        let core = self.clone();
+        let task = runtime::spawn(async move {
+            let room = core.dirty.acquire(wanted).await;
+            core.change_now(changes, payload, durability, Some(room)).await
+        });
+        task.await
+    }
+
+    async fn change_now(
+        self: &Rc<Self>,
+        changes: Vec1,
+        payload: Payload,
+        durability: Durability,
+        room: Option<Permit>,
+    ) -> Result<()> {
+        let has_data = !payload.is_empty();
         let request = self.submit(changes, payload, room)?;
-        Waiting { core: self.clone(), request: Some(request) }.await
+        let waiting = Waiting { core: self.clone(), request: Some(request) };
+        if self.settings.acknowledge == Acknowledge::Buffer && has_data && durability == Durability::Visible {
+            // The request goes on; reads find its data in the buffer.
+            return Ok(());
+        }
+        waiting.await?;
+        match durability {
+            Durability::Visible => Ok(()),
+            Durability::Durable => self.flush().await,
+        }
+    }
+
+    /// Makes everything durable that was acknowledged by now.
+    ///
+    /// # Errors
+    /// What made the log fail; what flushing says.
+    pub async fn flush_acknowledged(self: &Rc<Self>) -> Result<()> {
+        self.drain_buffer().await?;
+        self.flush().await
+    }
+
+    async fn drain_buffer(&self) -> Result<()> {
+        let ticket = self.buffer.last_ticket();
+        while !self.buffer.has_committed(ticket) {
+            if let Some(error) = self.failure() {
+                return Err(error);
+            }
+            self.buffer_changed.notified().await;
+        }
+        Ok(())
     }
 
     fn submit(&self, changes: Vec1, mut payload: Payload, room: Option<Permit>) -> Result<usize> {
@@ -302,7 +370,14 @@ impl Core {
             at += bytes;
             let class = self.class_of(&change);
             self.queued_items.set(self.queued_items.get() + 1);
-            let item = Item { change, payload, request: Some(key), growth: if left == 0 { growth } else { 0 } };
+            let ticket = match (&self.settings.acknowledge, &change) {
+                (Acknowledge::Buffer, Change::Write { version, block, .. }) => {
+                    self.buffer.insert(*version, *block, &payload, self.layout.block_bytes())
+                }
+                _ => 0,
+            };
+            let growth = if left == 0 { growth } else { 0 };
+            let item = Item { change, payload, request: Some(key), growth, ticket };
             self.queues.borrow_mut()[usize::from(class)].push_back(item);
             left += 1;
         }
@@ -345,6 +420,8 @@ impl Core {
     fn class_of(&self, change: &Change) -> u8 {
         let policy = self.policy.borrow();
         let arrival = match change {
+            // What was acknowledged must be numbered in the order in which it was: one queue for all.
+            _ if self.settings.acknowledge == Acknowledge::Buffer => Arrival::New,
             Change::Write { version, block, .. } => {
                 let versions = self.versions.borrow();
                 let old = versions.get(*version).map(|version| version.map.lookup(*block));
@@ -439,6 +516,10 @@ impl Core {
         let items: Vec<Item> = self.queues.borrow_mut()[usize::from(class)].drain(..).collect();
         self.queued_items.set(self.queued_items.get() - items.len() as u64);
         items.iter().for_each(|item| self.item_done(item, Err(error.clone())));
+        // What was acknowledged can't be taken back: reads find it as long as the log is open, and nothing is added.
+        if items.iter().any(|item| item.ticket != 0) {
+            self.fail(&error.in_context("acknowledged writes can't be written"));
+        }
     }
 
     /// Cuts the first blocks off an item that is too large for one record.
@@ -458,7 +539,7 @@ impl Core {
         }
         // The queue has one item more than before: the caller counts what it took.
         self.queued_items.set(self.queued_items.get() + 1);
-        Item { change, payload, request: item.request, growth }
+        Item { change, payload, request: item.request, growth, ticket: item.ticket }
     }
 
     /// An append of users' writes is on its way.
@@ -525,7 +606,8 @@ impl Core {
             if self.queue_is_empty(class) {
                 return Ok(None);
             }
-            if let Some(zone) = self.try_open_zone(class, self.settings.cleaner_reserve) {
+            let keep = self.settings.cleaner_reserve + self.zones_for_checkpoint();
+            if let Some(zone) = self.try_open_zone(class, keep) {
                 self.cleaner.notify_all();
                 return Ok(Some(zone));
             }
@@ -578,7 +660,9 @@ impl Core {
                 self.cleaner.notify_all();
             }
             Err(error) => {
-                tracing::warn!("finishing zone {zone}: {error}; it isn't used again before the log is reopened");
+                tracing::warn!(
+                    "finishing zone {zone}: {error}; it isn't used again before the log is reopened"
+                );
                 self.table.change(zone, |entry| entry.usage = Usage::Damaged);
             }
         }

@@ -10,12 +10,13 @@ use crate::readers::{Reading, ShardReads};
 use crate::recovery::Recovered;
 use crate::{cleaner, lane};
 use block::{
-    BlockIndex, BlockRange, Buffer, Call, Device, DeviceGeometry, DevicePart, Durability, Error, Extent,
-    ExtentState, Part, Payload, ReadOutcome, Result, Status, ZeroMode, Zones, ZonesPart,
+    BlockIndex, BlockRange, Buffer, Call, Data, Device, DeviceGeometry, DevicePart, Durability, Error,
+    Extent, ExtentState, Part, Payload, ReadOutcome, Result, Status, ZeroMode, Zones, ZonesPart,
 };
 use runtime::ShardIndex;
 use smallvec::SmallVec;
 use std::cell::RefCell;
+use std::mem::ManuallyDrop;
 use std::rc::Rc;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -26,8 +27,9 @@ const UNMAPPED_AT_ONCE: u64 = 1 << 18;
 static NEXT: AtomicU64 = AtomicU64::new(1);
 
 thread_local! {
-    /// The logs whose home this shard is.
-    static HOME: RefCell<Vec<(u64, Rc<Core>)>> = const { RefCell::new(Vec::new()) };
+    /// The logs whose home this shard is. One that is never closed is left behind when the thread ends: its parts need
+    /// other thread-locals, which may be gone by then.
+    static HOME: RefCell<Vec<(u64, ManuallyDrop<Rc<Core>>)>> = const { RefCell::new(Vec::new()) };
 }
 
 /// Where the core of a log is, and how it is reached.
@@ -41,7 +43,7 @@ impl Home {
     /// Makes this shard the home of a log.
     pub fn here(core: Rc<Core>) -> Self {
         let number = NEXT.fetch_add(1, Ordering::Relaxed);
-        HOME.with_borrow_mut(|all| all.push((number, core)));
+        HOME.with_borrow_mut(|all| all.push((number, ManuallyDrop::new(core))));
         Home { shard: runtime::current_shard(), number }
     }
 
@@ -51,7 +53,7 @@ impl Home {
     /// [`Error::Closed`] once it has been closed, or elsewhere.
     pub fn core(&self) -> Result<Rc<Core>> {
         let found = HOME.with_borrow(|all| {
-            all.iter().find(|(number, _)| *number == self.number).map(|(_, core)| core.clone())
+            all.iter().find(|(number, _)| *number == self.number).map(|(_, core)| Rc::clone(core))
         });
         found.ok_or_else(|| Error::closed("the log is closed"))
     }
@@ -78,7 +80,11 @@ impl Home {
     }
 
     fn forget(&self) {
-        HOME.with_borrow_mut(|all| all.retain(|(number, _)| *number != self.number));
+        let core = HOME.with_borrow_mut(|all| {
+            let position = all.iter().position(|(number, _)| *number == self.number)?;
+            Some(all.swap_remove(position).1)
+        });
+        drop(core.map(ManuallyDrop::into_inner));
     }
 }
 
@@ -99,6 +105,7 @@ pub struct Shared {
     pub counters: Arc<crate::core::Counters>,
     /// What opening found.
     pub recovered: Recovered,
+    buffer: Arc<crate::buffered::Buffered>,
     version: VersionId,
     map: Arc<dyn Map>,
     geometry: DeviceGeometry,
@@ -153,6 +160,7 @@ impl Shared {
             readers: core.readers.clone(),
             counters: core.counters.clone(),
             recovered,
+            buffer: core.buffer.clone(),
             version,
             map: entry.map.clone(),
             geometry,
@@ -167,6 +175,13 @@ impl Part for LogPart {
 
     fn status(&self) -> Status {
         crate::status::status(self)
+    }
+
+    fn message<'a>(&'a self, message: &'a str) -> Call<'a, Result<String>> {
+        Call::new(async move {
+            let request = crate::snapshot::Message::parse(message)?;
+            self.home.with(|core| async move { crate::snapshot::carry_out(&core, request).await }).await
+        })
     }
 
     fn close(&self) -> Call<'_, Result<()>> {
@@ -207,19 +222,62 @@ impl DevicePart for LogPart {
     }
 
     fn open(&self) -> Call<'_, Result<Rc<dyn Device>>> {
+        Call::new(open_handle(&self.home, &self.shared))
+    }
+
+    fn version<'a>(&'a self, name: &'a str) -> Call<'a, Result<Arc<dyn DevicePart>>> {
+        let (name, zones, recovered) =
+            (name.to_owned(), self.shared.zones.clone(), self.shared.recovered.clone());
         Call::new(async move {
-            let zones = self.shared.zones.open().await?;
-            let core = if self.home.is_here() { Some(self.home.core()?) } else { None };
-            let handle = Handle {
-                shared: self.shared.clone(),
-                home: self.home.clone(),
-                core,
-                reads: self.shared.readers.here(),
-                zones,
+            let find = |core: Rc<Core>| async move {
+                let id = core.versions.borrow().by_name(&name).map(|version| version.id);
+                let id = id.ok_or_else(|| crate::snapshot::not_found(&core, &name))?;
+                let shared = Arc::new(Shared::new(zones, &core, recovered, id)?);
+                core.views.borrow_mut().retain(|(_, view)| view.strong_count() > 0);
+                core.views.borrow_mut().push((id, Arc::downgrade(&shared)));
+                Ok(shared)
             };
-            Ok(Rc::new(handle) as Rc<dyn Device>)
+            let shared = self.home.with(find).await?;
+            Ok(Arc::new(VersionPart { home: self.home.clone(), shared }) as Arc<dyn DevicePart>)
         })
     }
+}
+
+/// A snapshot or a clone, as a device.
+#[derive(Debug)]
+struct VersionPart {
+    home: Home,
+    shared: Arc<Shared>,
+}
+
+impl Part for VersionPart {
+    fn kind(&self) -> &'static str {
+        crate::snapshot::KIND.name
+    }
+
+    fn close(&self) -> Call<'_, Result<()>> {
+        match self.shared.geometry.read_only {
+            true => Call::ready(Ok(())),
+            false => Call::new(self.home.with(|core| async move { core.flush_acknowledged().await })),
+        }
+    }
+}
+
+impl DevicePart for VersionPart {
+    fn geometry(&self) -> &DeviceGeometry {
+        &self.shared.geometry
+    }
+
+    fn open(&self) -> Call<'_, Result<Rc<dyn Device>>> {
+        Call::new(open_handle(&self.home, &self.shared))
+    }
+}
+
+async fn open_handle(home: &Home, shared: &Arc<Shared>) -> Result<Rc<dyn Device>> {
+    let core = if home.is_here() { Some(home.core()?) } else { None };
+    let zones = shared.zones.open().await?;
+    let reads = shared.readers.here();
+    Ok(Rc::new(Handle { shared: shared.clone(), home: home.clone(), core, reads, zones }))
 }
 
 /// The handle of one shard on one version.
@@ -290,21 +348,31 @@ impl Handle {
         (outcome, buffer)
     }
 
+    /// Reads what the buffer doesn't have, and puts what it has over it.
+    async fn read_patched(&self, at: BlockIndex, buffer: Buffer, patches: Vec<(u64, Data)>) -> ReadOutcome {
+        let shift = self.shared.layout.block_size.shift();
+        let blocks = (buffer.len() >> shift) as u64;
+        let mut buffer = buffer;
+        if patches.len() as u64 == blocks {
+            patches.iter().for_each(|(_, data)| buffer.append(data));
+            return (Ok(()), buffer);
+        }
+        let pieces = self.pieces(at.0, blocks);
+        let (outcome, mut buffer) = self.read_pieces(pieces, buffer, self.reads.begin()).await;
+        if outcome.is_ok() {
+            for (block, data) in patches {
+                let offset = ((block - at.0) << shift) as usize;
+                buffer.filled_mut()[offset..offset + data.len()].copy_from_slice(&data);
+            }
+        }
+        (outcome, buffer)
+    }
+
     async fn change(&self, changes: Vec1, payload: Payload, durability: Durability) -> Result<()> {
         if let Some(core) = &self.core {
-            core.change(changes, payload).await?;
-            return match durability {
-                Durability::Visible => Ok(()),
-                Durability::Durable => core.flush().await,
-            };
+            return core.change(changes, payload, durability).await;
         }
-        let work = move |core: Rc<Core>| async move {
-            core.change(changes, payload).await?;
-            match durability {
-                Durability::Visible => Ok(()),
-                Durability::Durable => core.flush().await,
-            }
-        };
+        let work = move |core: Rc<Core>| async move { core.change(changes, payload, durability).await };
         self.home.with(work).await
     }
 
@@ -340,6 +408,12 @@ impl Device for Handle {
             Ok(range) => range,
             Err(error) => return Call::ready((Err(error), buffer)),
         };
+        if !self.shared.buffer.is_empty() {
+            let patches = self.shared.buffer.find(self.shared.version, at.0, range.count.0);
+            if !patches.is_empty() {
+                return Call::new(self.read_patched(at, buffer, patches));
+            }
+        }
         let pieces = match range.count.0 {
             0 => return Call::ready((Ok(()), buffer)),
             1 => {
@@ -380,8 +454,8 @@ impl Device for Handle {
         }
         Call::new(async move {
             match &self.core {
-                Some(core) => core.flush().await,
-                None => self.home.with(|core| async move { core.flush().await }).await,
+                Some(core) => core.flush_acknowledged().await,
+                None => self.home.with(|core| async move { core.flush_acknowledged().await }).await,
             }
         })
     }
@@ -404,6 +478,15 @@ impl Device for Handle {
         const MOST: usize = 256;
         if let Err(error) = self.shared.geometry.check(range) {
             return Call::ready(Err(error));
+        }
+        if !self.shared.buffer.is_empty() {
+            // What isn't in the map yet isn't known to be a hole.
+            let state = ExtentState::Data;
+            return Call::ready(Ok(if range.is_empty() {
+                Vec::new()
+            } else {
+                vec![Extent { range, state }]
+            }));
         }
         let mut extents: Vec<Extent> = Vec::new();
         let mut at = range.start.0;
@@ -445,13 +528,11 @@ impl Future for Guarded<'_> {
 ///
 /// # Errors
 /// What recovering, formatting and writing say.
-pub async fn open(
-    zones: Arc<dyn ZonesPart>,
-    options: &crate::kind::Options,
-) -> Result<LogPart> {
+pub async fn open(zones: Arc<dyn ZonesPart>, options: &crate::kind::Options) -> Result<LogPart> {
     let policy = options.policy(zones.geometry().zones)?;
     let handle = zones.open().await?;
-    let layout = crate::layout::Layout::new(zones.geometry(), block::BlockSize::new(crate::recovery::BLOCK)?)?;
+    let layout =
+        crate::layout::Layout::new(zones.geometry(), block::BlockSize::new(crate::recovery::BLOCK)?)?;
     let (mut state, recovered) = match options.format {
         true => {
             let blocks = options.blocks_to_make(&layout, &*policy)?;

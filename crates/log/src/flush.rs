@@ -31,7 +31,7 @@ impl Flusher {
 }
 
 impl Core {
-    /// Makes durable what has been appended by now.
+    /// Makes durable what has been appended by now; not what waits to be appended, which may be waiting for the caller.
     ///
     /// # Errors
     /// What flushing the zones says; what was not flushed is flushed again by the next call.

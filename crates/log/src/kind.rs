@@ -1,8 +1,8 @@
 //! How a stack names a log.
 
 use crate::core::{Acknowledge, Settings};
-use crate::layout::{LARGEST_SHARE, Layout, Reserve, capacity};
 use crate::device::LogPart;
+use crate::layout::{LARGEST_SHARE, Layout, Reserve, capacity};
 use block::{BlockCount, BlockSize, Call, DeviceGeometry, DevicePart, Error, Result};
 use stack::{Arguments, Built, Contract, Key, Kind, Shape, ValueKind, format_size};
 use std::sync::Arc;
@@ -23,13 +23,20 @@ pub const KIND: Kind = Kind {
         ),
         Key::optional("map", ValueKind::Choice(&crate::map::NAMES), "the structure of the map").or("radix"),
         Key::optional("zone_size", ValueKind::Size, "where the log is made: 1/256 of the disk, up to 64MiB"),
-        Key::optional("cleaning", ValueKind::Choice(&zones::cleaning::NAMES), "the cleaning policy").or("greedy"),
+        Key::optional("cleaning", ValueKind::Choice(&zones::cleaning::NAMES), "the cleaning policy")
+            .or("greedy"),
         Key::optional(
             "appends_in_flight",
             ValueKind::Integer { min: 1, max: 16 },
             "how many records of writes are on their way at a time, while others gather",
         )
         .or("2"),
+        Key::optional(
+            "ack",
+            ValueKind::Choice(&["log", "buffer"]),
+            "when a write is acknowledged: when its record is on the disk, or from memory, a volatile cache",
+        )
+        .or("log"),
         Key::optional(
             "dirty",
             ValueKind::Size,
@@ -78,6 +85,8 @@ pub struct Options {
     pub cleaning: String,
     /// See [`Settings`].
     pub appends_in_flight: u32,
+    /// See [`Settings`].
+    pub acknowledge: Acknowledge,
     /// In bytes.
     pub dirty: u64,
     /// In bytes.
@@ -95,6 +104,7 @@ impl Default for Options {
             zone_size: None,
             cleaning: "greedy".to_owned(),
             appends_in_flight: 2,
+            acknowledge: Acknowledge::Log,
             dirty: 64 << 20,
             checkpoint_after: 64 << 20,
         }
@@ -130,6 +140,10 @@ impl Options {
             zone_size: arguments.optional_size("zone_size")?,
             cleaning: arguments.choice("cleaning")?.to_owned(),
             appends_in_flight: arguments.integer("appends_in_flight")? as u32,
+            acknowledge: match arguments.choice("ack")? {
+                "buffer" => Acknowledge::Buffer,
+                _ => Acknowledge::Log,
+            },
             dirty: arguments.size("dirty")?,
             checkpoint_after: arguments.size("checkpoint_after")?,
         })
@@ -222,7 +236,7 @@ impl Options {
         let reserve = Reserve::new(layout, blocks.min(disk_blocks), self.open_zones(policy));
         Settings {
             appends_in_flight: self.appends_in_flight,
-            acknowledge: Acknowledge::Log,
+            acknowledge: self.acknowledge,
             dirty_blocks: (self.dirty / layout.block_size.bytes()).max(1),
             capacity: capacity(layout, &reserve),
             cleaner_reserve: reserve.cleaner,
@@ -254,10 +268,7 @@ fn plan(arguments: &Arguments) -> Result<Shape> {
     {
         check_plan(arguments, disk, size)?;
     }
-    Ok(Shape {
-        bytes: arguments.optional_size("size")?,
-        block_size: Some(crate::recovery::BLOCK as u32),
-    })
+    Ok(Shape { bytes: arguments.optional_size("size")?, block_size: Some(crate::recovery::BLOCK as u32) })
 }
 
 fn check_plan(arguments: &Arguments, disk: u64, size: u64) -> Result<()> {
@@ -275,8 +286,10 @@ fn check_plan(arguments: &Arguments, disk: u64, size: u64) -> Result<()> {
     let layout = Layout::new(&zones, BlockSize::new(crate::recovery::BLOCK)?)
         .map_err(|error| arguments.refuse("zone_size", error.detail().to_owned()))?;
     let policy = options.policy(layout.zones)?;
-    options
-        .blocks_to_make(&layout, &*policy)
-        .map(|_| ())
-        .map_err(|error| arguments.refuse("size", error.detail().trim_start_matches(&format!("size {}: ", format_size(size))).to_owned()))
+    options.blocks_to_make(&layout, &*policy).map(|_| ()).map_err(|error| {
+        arguments.refuse(
+            "size",
+            error.detail().trim_start_matches(&format!("size {}: ", format_size(size))).to_owned(),
+        )
+    })
 }

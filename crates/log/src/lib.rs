@@ -5,6 +5,7 @@
 //!
 //! Left to others: zones, records, roots and cleaning policies (`zones`), and running the calls (`runtime`).
 
+mod buffered;
 mod bytes;
 pub mod check;
 pub mod checkpoint;
@@ -25,6 +26,7 @@ mod readers;
 pub mod recovery;
 pub mod root;
 pub mod scan;
+pub mod snapshot;
 mod status;
 mod stream;
 mod table;
@@ -32,3 +34,4 @@ mod versions;
 
 pub use device::LogPart;
 pub use kind::KIND;
+pub use snapshot::KIND as SNAPSHOT_KIND;

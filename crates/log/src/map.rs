@@ -12,6 +12,8 @@
 //! - Memory that a change took out of the structure is used again only after a grace period: the caller asks
 //!   [`begin_grace`](Map::begin_grace), waits until every lookup that had begun by then has returned, and says so
 //!   with [`end_grace`](Map::end_grace). A map that reclaims on its own does nothing there.
+//!   A map and its snapshots have their grace periods together: "every lookup" is one of any of them.
+//! - What a change visits, it visits while it runs: a visitor must not change the map or a snapshot of it.
 //! - A snapshot has the contents of its moment, whatever happens to the other later; both can be changed.
 
 pub mod btree;
@@ -111,7 +113,8 @@ pub trait Map: Send + Sync + fmt::Debug {
 
     /// For each block `i` of the range that is mapped to `from + i`: maps it to `to + i`. Blocks that lie elsewhere
     /// by now stay where they are. Visits what was moved, with its new place. Where a map shares parts with
-    /// snapshots, they may see the move too: to them it is the same block, which has moved.
+    /// snapshots, they may see the move too: to them it is the same block, which has moved. If `from` or `to` is
+    /// [`Physical::NONE`], nothing moves.
     fn compare_and_move(
         &self,
         range: Range<u64>,

@@ -97,7 +97,7 @@ pub async fn format(zones: Rc<dyn Zones>, layout: Layout, blocks: u64, map: &str
         table,
         last: [0; 3],
         clock: 0,
-        versions: Versions { list: vec![head], next: VersionId::HEAD.0 + 1 },
+        versions: Versions { list: vec![head], next: VersionId::HEAD.0 + 1, ..Versions::default() },
         root: RootWriter::first(),
         checkpoint: Durable::new(root),
     })
@@ -242,9 +242,10 @@ pub(crate) async fn load(
     map: &str,
     recovered: &mut Recovered,
 ) -> Result<Versions> {
-    let mut versions = Versions { list: Vec::new(), next: directory.next_version };
+    let mut versions = Versions { next: directory.next_version, ..Versions::default() };
     for entry in &directory.versions {
-        let parent = entry.parent.and_then(|parent| directory.versions.iter().find(|other| other.id == parent));
+        let parent =
+            entry.parent.and_then(|parent| directory.versions.iter().find(|other| other.id == parent));
         let parent_map = entry.parent.and_then(|id| versions.get(id)).map(|parent| parent.map.clone());
         let map = match &parent_map {
             Some(parent) => {
@@ -412,8 +413,7 @@ pub(crate) async fn scan_all(
         .collect();
     let mut scans = Scans { records: Vec::new(), durable: [0; 4] };
     for batch in wanted.chunks(READS) {
-        let reads =
-            batch.iter().map(|report| scan::scan(zones, layout, &root.identity, report, true));
+        let reads = batch.iter().map(|report| scan::scan(zones, layout, &root.identity, report, true));
         for (report, scanned) in batch.iter().zip(runtime::join_all(reads).await) {
             let scanned = scanned?;
             for (durable, found) in scans.durable.iter_mut().zip(scanned.durable) {
@@ -535,11 +535,7 @@ impl Replay<'_> {
 }
 
 /// Decides what each zone is, once all counts are right.
-fn settle(
-    table: &ZoneTable,
-    reports: &[ZoneReport],
-    layout: &Layout,
-) -> Result<()> {
+fn settle(table: &ZoneTable, reports: &[ZoneReport], layout: &Layout) -> Result<()> {
     for report in reports {
         let zone = report.zone.0;
         let entry = table.get(zone);

@@ -226,7 +226,8 @@ async fn find_in(zones: &dyn Zones, report: &ZoneReport) -> Result<FoundRoot> {
         let address = ZoneAddress { zone: report.zone, offset: block::ByteOffset(at) };
         let (outcome, buffer) = zones.read(address, Buffer::new(block)).await;
         outcome.map_err(|error| error.in_context("reading the roots of the log"))?;
-        let parsed = Parsed::decode_with(buffer.filled(), |meta| Root::decode(meta).map(|root| root.identity));
+        let parsed =
+            Parsed::decode_with(buffer.filled(), |meta| Root::decode(meta).map(|root| root.identity));
         let root = parsed.and_then(|(parsed, _)| {
             let root = Root::decode(parsed.meta)?;
             let position = (at / root.block_size.bytes()) as u32;
@@ -354,10 +355,7 @@ mod tests {
             covered: [10, 20],
             checkpoint: 30,
             clock: 40,
-            boundaries: vec![
-                Boundary { epoch: 3, last: [12, 22] },
-                Boundary { epoch: 4, last: [15, 22] },
-            ],
+            boundaries: vec![Boundary { epoch: 3, last: [12, 22] }, Boundary { epoch: 4, last: [15, 22] }],
             directory_length: 100,
             directory: vec![Piece { physical: Physical(7), blocks: 1, sum: 9 }],
         }

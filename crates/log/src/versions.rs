@@ -89,6 +89,10 @@ pub struct Versions {
     pub list: Vec<Version>,
     /// The number of the next one.
     pub next: u32,
+    /// How many versions have been made and deleted, since the log was opened.
+    pub changes: u64,
+    /// Pages of versions that were deleted, which the durable checkpoint still names.
+    pub orphaned: Vec<(u64, Physical)>,
 }
 
 impl Versions {
@@ -245,6 +249,7 @@ impl Versions {
             self.list.insert(position, version);
         }
         self.next = self.next.max(id.0 + 1);
+        self.changes += 1;
         Ok(())
     }
 
@@ -258,31 +263,32 @@ impl Versions {
             .filter(|_| id != VersionId::HEAD)
             .ok_or_else(|| Error::not_found(format!("version {} of the volume", id.0)))?;
         let version = self.list.remove(position);
-        let parent = version.parent.and_then(|id| self.get(id)).map(|parent| parent.map.clone());
-        let mut relatives: Vec<Arc<dyn Map>> = parent.into_iter().collect();
-        relatives.extend(self.children(id).map(|child| child.map.clone()));
-        let mut own = vec![0; PAGE_BLOCKS as usize];
-        let mut other = vec![0; PAGE_BLOCKS as usize];
-        for page in 0..version.blocks.div_ceil(PAGE_BLOCKS) {
-            version.map.save_page(page, &mut own);
-            for relative in &relatives {
-                if own.iter().all(|entry| *entry == 0) {
-                    break;
-                }
-                if page * PAGE_BLOCKS < relative.blocks() {
-                    relative.save_page(page, &mut other);
-                    let same = own.iter_mut().zip(&other).filter(|(own, other)| own == other);
-                    same.for_each(|(own, _)| *own = 0);
-                }
-            }
-            for entry in own.iter().filter(|entry| **entry != 0) {
-                died(Physical(*entry), 1);
-            }
-        }
+        self.own_blocks(&version, &mut |page| {
+            page.iter().filter(|entry| **entry != 0).for_each(|entry| died(Physical(*entry), 1));
+        });
         self.list.iter_mut().filter(|other| other.parent == Some(id)).for_each(|child| {
             child.parent = version.parent;
         });
+        self.changes += 1;
+        self.orphaned.extend(version.table.iter().map(|(page, place)| (page, place.physical)));
         Ok(())
+    }
+
+    /// Visits the pages of a version, with 0 where its parent or a child has the same block at the same place.
+    fn own_blocks(&self, version: &Version, visit: &mut dyn FnMut(&[u32])) {
+        let relatives = self.relatives(version);
+        let mut own = vec![0; PAGE_BLOCKS as usize];
+        for page in 0..version.blocks.div_ceil(PAGE_BLOCKS) {
+            own_page(&*version.map, &relatives, page, &mut own);
+            visit(&own);
+        }
+    }
+
+    /// The maps of a version's parent and children.
+    pub fn relatives(&self, version: &Version) -> Vec<Arc<dyn Map>> {
+        let parent = version.parent.and_then(|id| self.get(id));
+        let children = self.children(version.id);
+        parent.into_iter().chain(children).map(|relative| relative.map.clone()).collect()
     }
 
     /// Gives a version more blocks.
@@ -310,16 +316,35 @@ impl Versions {
         let version = &self.list[position];
         let mut growth = 0;
         let parent = version.parent.and_then(|id| self.get(id));
-        version.map.lookup_range(block..block + count, &mut |piece| match (piece.physical.is_mapped(), parent) {
-            (false, _) => growth += piece.count,
-            (true, None) => {}
-            (true, Some(parent)) => {
-                let mut own = 0;
-                unshared(&*parent.map, piece, &mut |piece| own += piece.count);
-                growth += piece.count - own;
-            }
-        });
+        version.map.lookup_range(
+            block..block + count,
+            &mut |piece| match (piece.physical.is_mapped(), parent) {
+                (false, _) => growth += piece.count,
+                (true, None) => {}
+                (true, Some(parent)) => {
+                    let mut own = 0;
+                    unshared(&*parent.map, piece, &mut |piece| own += piece.count);
+                    growth += piece.count - own;
+                }
+            },
+        );
         growth
+    }
+}
+
+/// Copies a page of a map, with 0 where one of the others has the same block at the same place.
+pub fn own_page(map: &dyn Map, others: &[Arc<dyn Map>], page: u64, own: &mut [u32]) {
+    map.save_page(page, own);
+    let mut other = [0; PAGE_BLOCKS as usize];
+    for relative in others {
+        if own.iter().all(|entry| *entry == 0) {
+            return;
+        }
+        if page * PAGE_BLOCKS < relative.blocks() {
+            relative.save_page(page, &mut other);
+            let same = own.iter_mut().zip(&other).filter(|(own, other)| own == other);
+            same.for_each(|(own, _)| *own = 0);
+        }
     }
 }
 

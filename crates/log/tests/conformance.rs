@@ -62,3 +62,32 @@ fn with_one_append_at_a_time_and_little_dirty_data() {
     let options = Options { appends_in_flight: 1, dirty: 64 << 10, ..Options::default() };
     conforms(1, disk(8192, 4096, true), options);
 }
+
+#[test]
+fn acknowledged_from_the_buffer() {
+    let options =
+        Options { acknowledge: log::core::Acknowledge::Buffer, dirty: 1 << 20, ..Options::default() };
+    conforms(2, disk(8192, 4096, true), options.clone());
+    conforms(1, disk(8192, 4096, false), options);
+}
+
+#[test]
+fn every_map() {
+    for map in log::map::NAMES {
+        println!("{map}");
+        conforms(2, disk(8192, 4096, true), Options { map: map.to_owned(), ..Options::default() });
+    }
+}
+
+#[test]
+fn every_policy() {
+    for cleaning in zones::cleaning::NAMES {
+        println!("{cleaning}");
+        let size = Some(12 << 20);
+        conforms(
+            1,
+            disk(8192, 4096, true),
+            Options { cleaning: cleaning.to_owned(), size, ..Options::default() },
+        );
+    }
+}

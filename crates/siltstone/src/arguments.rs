@@ -56,6 +56,7 @@ pub enum Verb {
     Stack(StackVerb),
     #[command(subcommand)]
     Record(RecordVerb),
+    MapLookups(MapLookups),
     /// Print a script that completes this program's arguments
     #[command(after_help = "Examples:
   siltstone completions bash > ~/.local/share/bash-completion/completions/siltstone
@@ -79,6 +80,7 @@ const STACK_HELP: &str =
   siltstone bench randread.fio --on 'ram(1GiB)'      the same jobs on a stack
   siltstone bench 'file(disk.img, size=1GiB)'        reads of a stack
   siltstone bench 'ram(1GiB)' --writes               reads and writes; what is on the stack is lost
+  siltstone bench bench/plans/log.toml --repetitions 1 --runtime 500ms     try a long plan out
   siltstone bench examples/quick.toml --json | jq '.runs[].iops'
 
 DIR/report.html needs nothing but a browser; DIR/results.json holds every figure.
@@ -99,6 +101,12 @@ pub struct Bench {
     /// Only the workloads whose names have this in them; may be given several times
     #[arg(long, value_name = "NAME")]
     pub only: Vec<String>,
+    /// Do each workload of a plan so often, instead of what it says
+    #[arg(long, visible_alias = "pairs", value_name = "N", value_parser = clap::value_parser!(u32).range(1..=1000))]
+    pub repetitions: Option<u32>,
+    /// Measure each workload of a plan so long, such as 500ms or 10s, instead of what it says
+    #[arg(long, value_name = "TIME", value_parser = bench::job_file::number::time)]
+    pub runtime: Option<std::time::Duration>,
     /// Print results.json instead of the table
     #[arg(long)]
     pub json: bool,
@@ -393,4 +401,40 @@ torn:SEED, scattered:SEED.")]
         #[arg(long, default_value = "everything")]
         choice: String,
     },
+}
+
+/// Measure the maps of the log device alone: memory per block, and lookups a second
+#[derive(Debug, Args)]
+#[command(after_help = "Examples:
+  siltstone map-lookups                                  every map, of a volume of 4Mi blocks (16 GiB)
+  siltstone map-lookups --map radix --blocks 256Mi       a volume of 1 TiB; takes 2 GiB of memory
+  siltstone map-lookups --json | jq '.rows[] | [.map, .lookups_dependent]'
+
+A map is filled with single blocks at random places; all lookups are of random blocks, on one thread. The row \
+\"plain array\" is what the memory allows: 4 bytes per block, and nothing to search. Bytes per block are also given \
+for a map of what sequential writes leave behind.")]
+pub struct MapLookups {
+    /// Only this map; may be given several times
+    #[arg(long, value_name = "MAP")]
+    pub map: Vec<String>,
+    /// How many blocks the volume has, all of them mapped; Ki, Mi and Gi may follow the number
+    #[arg(long, value_name = "N", default_value = "4Mi", value_parser = blocks)]
+    pub blocks: u64,
+    /// How long each kind of lookup is measured, in milliseconds
+    #[arg(long, value_name = "MS", default_value_t = 300, value_parser = clap::value_parser!(u64).range(1..=60_000))]
+    pub time: u64,
+    /// Print it as JSON: columns and rows
+    #[arg(long)]
+    pub json: bool,
+}
+
+/// A number of blocks: `4Mi`.
+fn blocks(text: &str) -> Result<u64, String> {
+    let units = [("Ki", 10), ("Mi", 20), ("Gi", 30)];
+    let (digits, shift) =
+        units.iter().find_map(|(unit, shift)| Some((text.strip_suffix(unit)?, *shift))).unwrap_or((text, 0));
+    let number: Option<u64> = digits.trim().parse().ok();
+    number
+        .and_then(|number| number.checked_mul(1 << shift))
+        .ok_or_else(|| "expected a number of blocks, such as 4Mi or 1000000".to_owned())
 }

@@ -8,7 +8,7 @@ use crate::progress::Screen;
 use bench::job_file::JobFile;
 use bench::plan::Plan;
 use bench::results::Results;
-use bench::runner::{Benchmark, Outcome, Setting, Stop};
+use bench::runner::{Benchmark, Observer, Outcome, Setting, Stop};
 use bench::{report, table};
 use runtime::Config;
 use std::path::{Path, PathBuf};
@@ -126,7 +126,7 @@ fn run_all(arguments: &Bench, stop: &Stop, screen: &Arc<Screen>) -> Result<(), F
         // Not being able to keep the results should be known before they are measured.
         std::fs::create_dir_all(&folder)
             .map_err(|error| Failure::World(format!("making the folder {}: {error}", folder.display())))?;
-        let Outcome { results, failures } = benchmark.run(screen.as_ref(), stop);
+        let Outcome { results, failures } = benchmark.run(&(screen.clone() as Arc<dyn Observer>), stop);
         screen.clear();
         tell(&results, &folder, arguments.json)?;
         if results.interrupted {
@@ -153,8 +153,13 @@ fn prepare<'a>(
         What::Plan { .. } | What::JobFile { .. } if arguments.writes => {
             refuse("--writes", "a stack alone; a plan and a job file say themselves what is written")
         }
+        What::JobFile { .. } | What::Stack if arguments.repetitions.is_some() => {
+            refuse("--repetitions", "plans")
+        }
+        What::JobFile { .. } | What::Stack if arguments.runtime.is_some() => refuse("--runtime", "plans"),
         What::Plan { text } => {
-            let plan = Plan::parse(argument, text)?;
+            let mut plan = Plan::parse(argument, text)?;
+            plan.shorten(arguments.repetitions, arguments.runtime);
             Benchmark::of_plan(argument, plan, setting).map_err(Failure::Usage)
         }
         What::JobFile { text } => {

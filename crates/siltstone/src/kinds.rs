@@ -13,6 +13,7 @@ pub fn registry() -> Registry {
         &layers::fault::KIND,
         &layers::record::KIND,
         &log::KIND,
+        &log::SNAPSHOT_KIND,
         &zones::on_device::KIND,
         &zones::ram::KIND,
         &layers::stats::ZONES_KIND,

@@ -1,4 +1,5 @@
-//! The command line: `bench`, `serve`, `status`, `message`, `snapshot`, `resize`, `format`, `stack`, `record`. Puts
+//! The command line: `bench`, `serve`, `status`, `message`, `snapshot`, `resize`, `format`, `stack`, `record`,
+//! `map-lookups`. Puts
 //! together what the other crates offer; the only crate that knows them all.
 
 mod arguments;
@@ -7,6 +8,7 @@ mod control;
 mod failure;
 mod kinds;
 mod load;
+mod map_lookups_verb;
 mod message_verb;
 mod output;
 mod progress;
@@ -49,6 +51,7 @@ fn carry_out(verb: Verb) -> Result<(), Failure> {
         Verb::Format(format) => serve_verb::format(&format),
         Verb::Stack(verb) => stack_verb::stack(&verb),
         Verb::Record(verb) => record_verb::record(verb),
+        Verb::MapLookups(map_lookups) => map_lookups_verb::map_lookups(&map_lookups),
         Verb::Completions { shell } => {
             let mut script = Vec::new();
             clap_complete::generate(shell, &mut CommandLine::command(), "siltstone", &mut script);

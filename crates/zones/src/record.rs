@@ -173,7 +173,9 @@ impl<'a> Parsed<'a> {
             return Err(Error::protocol("a record of another log"));
         }
         if checksum_of(identity.key, parsed.bytes) != found {
-            return Err(Error::corrupt("a record's header whose checksum is wrong: torn, rotten or not ours"));
+            return Err(Error::corrupt(
+                "a record's header whose checksum is wrong: torn, rotten or not ours",
+            ));
         }
         Ok(parsed)
     }
@@ -308,7 +310,10 @@ mod tests {
         let parsed = Parsed::decode(&block, &IDENTITY).expect("it is a record");
         assert_eq!((parsed.header, parsed.meta), (header(3), b"words".as_slice()));
         assert_eq!([parsed.sum(0), parsed.sum(1), parsed.sum(2)], [11, 12, 13]);
-        assert!(Parsed::decode(parsed.bytes, &IDENTITY).is_ok(), "a copy without the padding is a header, too");
+        assert!(
+            Parsed::decode(parsed.bytes, &IDENTITY).is_ok(),
+            "a copy without the padding is a header, too"
+        );
         assert!(parsed.check_place(8, 9, 10).is_ok() && parsed.check_place(8, 9, 11).is_err());
     }
 

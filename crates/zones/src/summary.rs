@@ -143,11 +143,8 @@ impl Summary {
             return Err(Error::protocol("a summary of another length"));
         }
         let (raw, _) = Raw::ref_from_prefix(last).map_err(|_| Error::protocol("too short for a summary"))?;
-        let found = Place {
-            zone: raw.zone.get(),
-            generation: raw.generation.get(),
-            position: raw.position.get(),
-        };
+        let found =
+            Place { zone: raw.zone.get(), generation: raw.generation.get(), position: raw.position.get() };
         if raw.uuid != identity.uuid.0 || found != place {
             return Err(Error::protocol(format!("a summary of {found:?}, expected {place:?}")));
         }
@@ -219,8 +216,7 @@ mod tests {
             builder.encode(place, &IDENTITY, BLOCK, &mut blocks);
             assert_eq!(blocks_of(&blocks[blocks.len() - BLOCK..]), Ok((blocks.len() / BLOCK) as u32));
             let summary = Summary::decode(&blocks, place, &IDENTITY, BLOCK).expect("it is a summary");
-            let found: Vec<u64> =
-                summary.records(&IDENTITY).map(|parsed| parsed.header.sequence).collect();
+            let found: Vec<u64> = summary.records(&IDENTITY).map(|parsed| parsed.header.sequence).collect();
             assert_eq!(found, (0..records).collect::<Vec<_>>());
             for byte in [0, 12, blocks.len() - 1, blocks.len() / 2] {
                 let mut damaged = blocks.clone();

@@ -59,6 +59,14 @@ impl Value {
     }
 }
 
+/// What a key says that takes a boolean or one word.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Choice {
+    No,
+    Yes,
+    Word,
+}
+
 /// Notes what is wrong while a text is read.
 #[derive(Default)]
 pub(super) struct Reader {
@@ -127,6 +135,17 @@ impl Reader {
             _ => None,
         };
         self.expect(entry, "true or false", value)
+    }
+
+    pub fn boolean_or(&mut self, entries: &[Entry], key: &str, word: &str) -> Option<Choice> {
+        let entry = find(entries, key)?;
+        let value = match &entry.value.kind {
+            Kind::Bool(false) => Some(Choice::No),
+            Kind::Bool(true) => Some(Choice::Yes),
+            Kind::Text(text) if text == word => Some(Choice::Word),
+            _ => None,
+        };
+        self.expect(entry, &format!("true, false or \"{word}\""), value)
     }
 
     pub fn integer(&mut self, entries: &[Entry], key: &str, range: RangeInclusive<u32>) -> Option<u32> {

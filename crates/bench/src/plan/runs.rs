@@ -2,9 +2,10 @@
 //!
 //! Repetitions are interleaved: within one, every workload is done by all its subjects one right after the
 //! other, so that a pair meets the machine in the same state; and from one repetition to the next the order of
-//! the subjects turns round, so that nobody is always the first.
+//! the subjects turns round, so that nobody is always the first. Where a matrix has one setup, each subject does all
+//! of its points before the next subject begins.
 
-use super::{Plan, RateShare, StackSubject};
+use super::{Filling, Plan, RateShare, StackSubject, Workload};
 use crate::job::{Amount, BlockSizes, Job, PerDirection, ReadWrite};
 use crate::peer::Peer;
 
@@ -59,6 +60,8 @@ pub struct Run<'a> {
     pub job: Job,
     /// Which repetition, from 1; 0 where nothing is measured.
     pub repetition: u32,
+    /// Whether it goes on with what the run before it has built.
+    pub continues: bool,
     /// The share of the rate that the [`Role::Calibration`] run of the same workload has found.
     pub rate_share: Option<RateShare>,
 }
@@ -88,7 +91,7 @@ fn fill_job() -> Job {
 impl Plan {
     /// Everything that is to be run, in order.
     pub fn runs(&self) -> Vec<Run<'_>> {
-        let filled = self.stacks.iter().filter(|stack| stack.fill);
+        let filled = self.stacks.iter().filter(|stack| stack.fill != Filling::No);
         let mut runs: Vec<Run<'_>> = filled
             .map(|stack| Run {
                 role: Role::Fill,
@@ -96,6 +99,7 @@ impl Plan {
                 workload: "fill".into(),
                 job: fill_job(),
                 repetition: 0,
+                continues: false,
                 rate_share: None,
             })
             .collect();
@@ -107,25 +111,31 @@ impl Plan {
                 workload: workload.name.clone(),
                 job: workload.job.clone(),
                 repetition: 0,
+                continues: false,
                 rate_share: None,
             })
         }));
         let most = self.workloads.iter().map(|workload| workload.repetitions).max().unwrap_or(0);
         for repetition in 1..=most {
-            for workload in self.workloads.iter().filter(|workload| repetition <= workload.repetitions) {
+            let due: Vec<&Workload> =
+                self.workloads.iter().filter(|workload| repetition <= workload.repetitions).collect();
+            for group in due.chunk_by(|one, next| one.one_setup && one.section == next.section) {
                 let mut subjects: Vec<_> =
-                    workload.subjects.iter().filter_map(|name| self.subject(name)).collect();
+                    group[0].subjects.iter().filter_map(|name| self.subject(name)).collect();
                 if repetition % 2 == 0 {
                     subjects.reverse();
                 }
-                runs.extend(subjects.into_iter().map(|subject| Run {
-                    role: Role::Measured,
-                    subject,
-                    workload: workload.name.clone(),
-                    job: workload.job.clone(),
-                    repetition,
-                    rate_share: workload.rate_share.clone(),
-                }));
+                for subject in subjects {
+                    runs.extend(group.iter().enumerate().map(|(index, workload)| Run {
+                        role: Role::Measured,
+                        subject,
+                        workload: workload.name.clone(),
+                        job: workload.job.clone(),
+                        repetition,
+                        continues: index > 0 && matches!(subject, Subject::Stack(_)),
+                        rate_share: workload.rate_share.clone(),
+                    }));
+                }
             }
         }
         runs

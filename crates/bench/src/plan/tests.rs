@@ -162,6 +162,122 @@ fn a_stack_on_a_server() {
     assert!(problems(&nowhere).contains("{socket} is a server's: add server = \"NAME\""));
 }
 
+const MAPS: &str = r#"
+[plan]
+repetitions = 2
+[table.alone]
+title = "Alone"
+command = ["{siltstone}", "map-lookups", "--json"]
+rows = [{ map = "published", bytes = "133 (224)" }, { map = "another", bytes = 4 }]
+[stack.radix]
+line = "log(ram(1GiB), map=radix)"
+shards = "cores"
+format = "always"
+fill = "random"
+[stack.ram]
+line = "ram(1GiB)"
+fill = true
+format = true
+[peer.fio]
+kind = "fio"
+filename = "x"
+[workload.points]
+one_setup = true
+rw = ["randread", "randwrite"]
+iodepth = [1, 32]
+runtime = "1s"
+[workload.alone]
+subjects = ["radix", "ram"]
+runtime = "1s"
+"#;
+
+#[test]
+fn a_matrix_on_one_setup_goes_subject_by_subject() {
+    let plan = Plan::parse("maps.toml", MAPS).unwrap();
+    let [radix, ram] = &plan.stacks[..] else { panic!("two stacks") };
+    assert_eq!((radix.fill, radix.format), (Filling::AtRandom, Formatting::Always));
+    assert_eq!((ram.fill, ram.format, ram.shards), (Filling::InOrder, Formatting::Once, 1));
+    assert!(radix.shards >= 1);
+    let workload = &plan.workloads[1];
+    assert_eq!((workload.section.as_str(), workload.one_setup), ("points", true));
+    let choices: Vec<String> = workload.choices.iter().map(|(key, value)| format!("{key}={value}")).collect();
+    assert_eq!(choices, ["rw=randread", "iodepth=32"]);
+    let runs = plan.runs();
+    let measured: Vec<(&str, u32, bool)> = runs
+        .iter()
+        .filter(|run| run.role == Role::Measured)
+        .map(|run| (run.subject.name(), run.repetition, run.continues))
+        .collect();
+    let points = |subject, repetition, continues| {
+        let first = (subject, repetition, false);
+        std::iter::once(first).chain(std::iter::repeat_n((subject, repetition, continues), 3))
+    };
+    let expected: Vec<_> = points("radix", 1, true)
+        .chain(points("ram", 1, true))
+        .chain(points("fio", 1, false))
+        .chain([("radix", 1, false), ("ram", 1, false)])
+        .chain(points("fio", 2, false))
+        .chain(points("ram", 2, true))
+        .chain(points("radix", 2, true))
+        .chain([("ram", 2, false), ("radix", 2, false)])
+        .collect();
+    assert_eq!(measured, expected);
+}
+
+#[test]
+fn tables_and_their_rows() {
+    let mut plan = Plan::parse("maps.toml", MAPS).unwrap();
+    let table = &plan.tables[0];
+    assert_eq!((table.title.as_deref(), table.command.len(), table.rows.len()), (Some("Alone"), 3, 2));
+    assert_eq!(table.rows[1][1], ("bytes".into(), "4".into()));
+    assert!(plan.leave_out_missing(&|program| program == "fio").is_empty(), "ours is always there");
+    let foreign = MAPS.replace("{siltstone}", "numbers");
+    let notes = Plan::parse("maps.toml", &foreign).unwrap().leave_out_missing(&|program| program == "fio");
+    assert_eq!(notes, ["alone is left out: numbers is not installed"]);
+    for (from, to, expected) in [
+        ("rows = [", "rows = [3, ", "rows: expected a list of rows"),
+        ("title = \"Alone\"", "titel = \"Alone\"", "did you mean \"title\"?"),
+        ("\"--json\"]", "\"{socket}\"]", "{socket} is a server's"),
+        ("fill = \"random\"", "fill = \"often\"", "fill: expected true, false or \"random\", found a text"),
+        ("shards = \"cores\"", "shards = \"all\"", "shards: expected a whole number from 1 to 1024"),
+        ("one_setup = true", "one_setup = 3", "one_setup: expected true or false"),
+    ] {
+        let text = MAPS.replacen(from, to, 1);
+        assert!(problems(&text).contains(expected), "{expected}: {}", problems(&text));
+    }
+}
+
+#[test]
+fn a_shorter_plan_to_try() {
+    let mut plan = Plan::parse("x", &FILE.replace("[plan]", "[plan]\nwarm_up = \"2s\"")).unwrap();
+    plan.shorten(Some(1), Some(Duration::from_millis(500)));
+    let half = Duration::from_millis(500);
+    assert!(plan.workloads.iter().all(|it| it.repetitions == 1 && it.job.runtime == Some(half)));
+    assert!(plan.workloads.iter().all(|it| it.job.ramp_time == half));
+    plan.shorten(None, None);
+    assert!(plan.workloads.iter().all(|it| it.repetitions == 1));
+}
+
+/// What the plans of the repository are spread out to.
+#[test]
+fn the_plans_of_the_log() {
+    let folder = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("../../bench/plans");
+    let read = |name: &str| {
+        let plan = Plan::parse(name, &std::fs::read_to_string(folder.join(name)).unwrap());
+        plan.unwrap_or_else(|problems| panic!("{problems}"))
+    };
+    let maps = read("maps.toml");
+    assert_eq!((maps.workloads.len(), maps.stacks.len(), maps.runs().len()), (216, 6, 216 * 6 + 6));
+    let times = maps.runs().into_iter().filter_map(|run| Some(run.job.runtime? + run.job.ramp_time));
+    let seconds = times.map(|time| time.as_secs_f64()).sum::<f64>();
+    assert!(seconds < 800.0, "{seconds}");
+    assert_eq!(read("maps-quick.toml").workloads.len(), 24);
+    let log = read("log.toml");
+    assert!(log.workloads.iter().all(|workload| workload.repetitions >= 10));
+    assert!(log.stacks.iter().all(|stack| stack.fill != Filling::No));
+    assert_eq!(read("cleaning.toml").workloads.len(), 2);
+}
+
 #[test]
 fn what_is_missing_is_left_out_and_said() {
     let mut plan = Plan::parse("doors.toml", NBD).unwrap();
@@ -254,8 +370,8 @@ proptest! {
 
     /// A good plan with something cut out of it or put into it.
     #[test]
-    fn damaged_plans_never_panic(from in 0..NBD.len(), length in 0..40usize, put in "\\PC{0,6}", which: bool) {
-        let source = if which { NBD } else { FILE };
+    fn damaged_plans_never_panic(from in 0..NBD.len(), length in 0..40usize, put in "\\PC{0,6}", which in 0..3usize) {
+        let source = [NBD, FILE, MAPS][which];
         let mut text: Vec<char> = source.chars().collect();
         let from = from.min(text.len());
         let to = (from + length).min(text.len());

@@ -29,6 +29,7 @@ pub(super) struct Extras {
     pub subjects: Option<Vec<String>>,
     pub repetitions: u32,
     pub warm_up: Duration,
+    pub one_setup: bool,
 }
 
 /// The points of one workload's matrix, the last list's values changing fastest.
@@ -78,6 +79,7 @@ fn point(reader: &mut Reader, entry: &Entry, choices: &[Choice<'_>], extras: &Ex
     let mut job = Job::new(entry.key.clone());
     job.ramp_time = extras.warm_up;
     let mut name = entry.key.clone();
+    let mut named = Vec::new();
     let mut rate_share = None;
     let mut said = BTreeSet::new();
     for Choice { entry: option, value, is_named } in choices {
@@ -87,6 +89,7 @@ fn point(reader: &mut Reader, entry: &Entry, choices: &[Choice<'_>], extras: &Ex
         };
         if *is_named {
             name.push_str(&format!(" {}={text}", option.key));
+            named.push((option.key.clone(), text.clone()));
         }
         match option.key.as_str() {
             "rate_iops" if text.contains('%') => match share(&text, value.place) {
@@ -118,6 +121,9 @@ fn point(reader: &mut Reader, entry: &Entry, choices: &[Choice<'_>], extras: &Ex
     job.group_reporting = true;
     (reader.problems.len() == before).then(|| Workload {
         name,
+        section: entry.key.clone(),
+        choices: named,
+        one_setup: extras.one_setup,
         job,
         subjects: extras.subjects.clone().unwrap_or_default(),
         repetitions: extras.repetitions,

@@ -10,7 +10,7 @@ use crate::results::{Comparison, Figure, Results, RunResult, median};
 use crate::table::Verdict;
 use crate::units;
 
-const WIDTH: f64 = 360.0;
+pub(super) const WIDTH: f64 = 360.0;
 const HEIGHT: f64 = 232.0;
 /// The plotting area of charts with axes; to its right stand the labels of the lines.
 const LEFT: f64 = 54.0;
@@ -19,13 +19,13 @@ const TOP: f64 = 16.0;
 const BOTTOM: f64 = HEIGHT - 40.0;
 
 /// A line's class: its colour, and dashes for peers.
-fn class(kind: &str, palette: &Palette, subject: &str) -> String {
+pub(super) fn class(kind: &str, palette: &Palette, subject: &str) -> String {
     let dashed = if palette.is_peer(subject) { " peer" } else { "" };
     format!("{kind} s{}{dashed}", palette.index(subject))
 }
 
 /// A name that fits beside a line.
-fn short(name: &str, letters: usize) -> String {
+pub(super) fn short(name: &str, letters: usize) -> String {
     match name.chars().count() <= letters {
         true => name.into(),
         false => name.chars().take(letters - 1).chain(['…']).collect(),
@@ -35,11 +35,7 @@ fn short(name: &str, letters: usize) -> String {
 /// Bars of the median of a figure, with a dot for every repetition; None where nobody has the figure.
 pub(super) fn bars(results: &Results, workload: &str, palette: &Palette, figure: Figure) -> Option<String> {
     const ROW: f64 = 42.0;
-    let say = |value: f64| match figure {
-        Figure::Iops => units::count(value),
-        Figure::P50 | Figure::P99 => units::nanoseconds(value),
-        Figure::CpuPerOperation | Figure::ServerCpuPerOperation => units::nanoseconds(value * 1e9),
-    };
+    let say = |value: f64| figure.say(value);
     let subjects = results.subjects(workload);
     let of_runs = results.runs.iter().filter(|run| run.workload.name == workload);
     let highest = of_runs.filter_map(|run| figure.of(&run.measurement)).fold(0.0, f64::max);

@@ -62,6 +62,23 @@ impl Svg {
         );
     }
 
+    /// A rectangle whose colour is as strong as this, from 0 to 1.
+    pub fn shade(
+        &mut self,
+        class: &str,
+        (x, y): (f64, f64),
+        (width, height): (f64, f64),
+        strength: f64,
+        tip: &str,
+    ) {
+        let tip = tip_attribute(tip);
+        let _ = write!(
+            self.body,
+            "<rect class=\"{class}\" x=\"{x:.1}\" y=\"{y:.1}\" width=\"{width:.1}\" height=\"{height:.1}\" \
+             rx=\"2\" fill-opacity=\"{strength:.2}\"{tip}/>"
+        );
+    }
+
     pub fn rect(&mut self, class: &str, (x, y): (f64, f64), (width, height): (f64, f64), tip: &str) {
         let tip = tip_attribute(tip);
         let _ = write!(

@@ -1,13 +1,15 @@
-//! One run of our own engine: builds the stacks in a runtime of their own, runs jobs on them, closes them.
+//! Runs of our own engine: builds the stacks in a runtime of their own, runs jobs on them, closes them.
 
+use super::{Observer, Step, amplification, has_measured};
 use crate::engine::{self, Assignment, Progress};
 use crate::job::Job;
 use crate::peer::process::RunningServer;
 use crate::results::Measurement;
-use block::{BlockIndex, Buffer, DevicePart, Result};
+use block::{BlockIndex, Buffer, DevicePart, Error, Result};
 use runtime::sync::StopToken;
 use stack::BuiltStack;
 use std::sync::Arc;
+use std::time::Duration;
 
 /// Whether a stack is written from start to end.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -28,25 +30,57 @@ pub(super) struct Target {
     /// The device's name; none is the top.
     pub device: Option<String>,
     pub fill: Fill,
+    /// Whether filling it overwrites it in random order, too.
+    pub fill_at_random: bool,
 }
 
 /// What is to be done.
 pub(super) struct Work {
     pub shards: usize,
     pub targets: Vec<Target>,
-    /// Jobs that run at the same time, each with the number of its target.
-    pub jobs: Vec<(usize, Job)>,
+    /// One after the other; each has jobs that run at the same time, with the numbers of their targets.
+    pub rounds: Vec<Vec<(usize, Job)>>,
     /// The server that the stacks talk to, whose CPU time is measured, too.
     pub server: Option<Arc<RunningServer>>,
 }
 
-/// Does it, and gives a measurement for each job; none where there was only something to fill.
-pub(super) fn drive(work: Work, progress: Arc<Progress>, stop: StopToken) -> Result<Vec<Measurement>> {
-    let config = runtime::Config::default().with_shards(work.shards);
-    runtime::run(config, move || run(work, progress, stop))?
+/// Tells an observer what is being done: a step for each round; one for filling, where that is all.
+pub(super) struct Watch {
+    pub observer: Arc<dyn Observer>,
+    pub steps: Vec<Step>,
 }
 
-async fn run(work: Work, progress: Arc<Progress>, stop: StopToken) -> Result<Vec<Measurement>> {
+impl Watch {
+    fn begin(&self, number: usize) -> Arc<Progress> {
+        let progress = Arc::new(Progress::default());
+        if let Some(step) = self.steps.get(number) {
+            self.observer.begin(step, &progress);
+        }
+        progress
+    }
+
+    fn end(&self, number: usize, outcome: &Round) {
+        if let Some(step) = self.steps.get(number) {
+            let first = outcome.as_ref().map(|all| all.iter().find(|it| has_measured(it)).cloned());
+            self.observer.end(step, &first.map_err(Error::clone));
+        }
+    }
+}
+
+/// What a round gave: a measurement for each job.
+pub(super) type Round = Result<Vec<Measurement>>;
+
+/// Does it, and gives what each round gave; none where there was only something to fill, fewer after a stop.
+///
+/// # Errors
+/// What building, filling and closing say; those of a round are its own, and the next one begins all the same.
+pub(super) fn drive(work: Work, watch: Watch, stop: StopToken) -> Result<Vec<Round>> {
+    let config = runtime::Config::default().with_shards(work.shards);
+    runtime::run(config, move || run(work, watch, stop))?
+}
+
+async fn run(work: Work, watch: Watch, stop: StopToken) -> Result<Vec<Round>> {
+    let progress = watch.begin(0);
     let mut built = Vec::new();
     let mut outcome = Ok(Vec::new());
     for target in &work.targets {
@@ -58,8 +92,16 @@ async fn run(work: Work, progress: Arc<Progress>, stop: StopToken) -> Result<Vec
             }
         }
     }
+    let mut parts = Vec::new();
     if outcome.is_ok() {
-        outcome = measure(&work, &built, progress, stop).await;
+        match prepare(&work, &built, &progress, &stop).await {
+            Ok(prepared) => parts = prepared,
+            Err(error) => outcome = Err(error),
+        }
+    }
+    match &mut outcome {
+        Ok(rounds) => *rounds = measure_all(&work, &built, &parts, (progress, &watch), &stop).await,
+        Err(error) => watch.end(0, &Err(error.clone())),
     }
     // The reason for the end is more than what closing says about it.
     for stack in built.iter().rev() {
@@ -71,12 +113,13 @@ async fn run(work: Work, progress: Arc<Progress>, stop: StopToken) -> Result<Vec
     outcome
 }
 
-async fn measure(
+/// What is driven of each target, filled.
+async fn prepare(
     work: &Work,
     built: &[BuiltStack],
-    progress: Arc<Progress>,
-    stop: StopToken,
-) -> Result<Vec<Measurement>> {
+    progress: &Arc<Progress>,
+    stop: &StopToken,
+) -> Result<Vec<Arc<dyn DevicePart>>> {
     let mut parts = Vec::new();
     for (target, stack) in work.targets.iter().zip(built) {
         let part = match &target.device {
@@ -90,8 +133,11 @@ async fn measure(
         };
         if is_due {
             // The bar of a run that is only preceded by it is the run's.
-            let shown = if target.fill == Fill::Only { progress.clone() } else { Arc::default() };
-            engine::fill(&part, shown, stop.clone()).await?;
+            let shown = || if target.fill == Fill::Only { progress.clone() } else { Arc::default() };
+            engine::fill(&part, shown(), stop.clone()).await?;
+            if target.fill_at_random {
+                engine::overwrite_at_random(&part, shown(), stop.clone()).await?;
+            }
             // What was counted by then isn't the run's. Most parts count nothing, and say so.
             for part in stack.parts() {
                 let _ = part.built.part().message("clear_stats").await;
@@ -99,14 +145,48 @@ async fn measure(
         }
         parts.push(part);
     }
-    if work.targets.iter().any(|target| target.fill == Fill::Only) {
-        return Ok(Vec::new());
+    Ok(parts)
+}
+
+async fn measure_all(
+    work: &Work,
+    built: &[BuiltStack],
+    parts: &[Arc<dyn DevicePart>],
+    (progress, watch): (Arc<Progress>, &Watch),
+    stop: &StopToken,
+) -> Vec<Round> {
+    let mut rounds = Vec::new();
+    if work.rounds.is_empty() {
+        watch.end(0, &Ok(Vec::new()));
     }
+    let mut progress = Some(progress);
+    for (number, jobs) in work.rounds.iter().enumerate() {
+        if stop.is_stopped() && number > 0 {
+            break;
+        }
+        let progress = progress.take().unwrap_or_else(|| watch.begin(number));
+        let outcome = measure(work, jobs, (built, parts), progress, stop.clone()).await;
+        watch.end(number, &outcome);
+        rounds.push(outcome);
+    }
+    rounds
+}
+
+async fn measure(
+    work: &Work,
+    jobs: &[(usize, Job)],
+    (built, parts): (&[BuiltStack], &[Arc<dyn DevicePart>]),
+    progress: Arc<Progress>,
+    stop: StopToken,
+) -> Round {
     let before = work.server.as_ref().map(|server| server.cpu_seconds()).transpose()?;
     let assignments =
-        work.jobs.iter().map(|(target, job)| Assignment { job: job.clone(), part: parts[*target].clone() });
-    let mut measured = engine::run(assignments.collect(), progress, stop).await?;
-    for (measurement, (target, job)) in measured.iter_mut().zip(&work.jobs) {
+        jobs.iter().map(|(target, job)| Assignment { job: job.clone(), part: parts[*target].clone() });
+    let ramp = jobs.iter().map(|(_, job)| job.ramp_time).min().unwrap_or_default();
+    let running = engine::run(assignments.collect(), progress, stop);
+    let (measured, counted) = beside(running, ramp, || built.iter().map(layers).collect::<Vec<_>>()).await;
+    let mut measured = measured?;
+    for (measurement, (target, job)) in measured.iter_mut().zip(jobs) {
         if let (Some(server), Some(before)) = (&work.server, before) {
             // As for peers: the server also worked during the ramp, whose operations nobody counted.
             let share = measurement.seconds / (measurement.seconds + job.ramp_time.as_secs_f64());
@@ -114,8 +194,26 @@ async fn measure(
             measurement.server_cpu_seconds = Some(seconds).filter(|seconds| seconds.is_finite());
         }
         measurement.layers = layers(&built[*target]);
+        let before = counted.get(*target);
+        measurement.write_amplification =
+            before.and_then(|it| amplification::between(it, &measurement.layers));
     }
     Ok(measured)
+}
+
+/// Waits for a future, and looks at something once, `after` so much time; sooner if the future ends before.
+async fn beside<T, L>(future: impl Future<Output = T>, after: Duration, look: impl Fn() -> L) -> (T, L) {
+    let mut future = std::pin::pin!(future);
+    let mut seen = after.is_zero().then(&look);
+    let mut pause = std::pin::pin!(runtime::sleep(after));
+    let output = std::future::poll_fn(|context| {
+        if seen.is_none() && pause.as_mut().poll(context).is_ready() {
+            seen = Some(look());
+        }
+        future.as_mut().poll(context)
+    })
+    .await;
+    (output, seen.unwrap_or_else(look))
 }
 
 /// What each layer says about itself, by its name in the stack.

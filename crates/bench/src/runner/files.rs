@@ -141,7 +141,7 @@ impl Files {
                 false => load(&place.text, self.is_on_stack, setting).map_err(Error::invalid)?,
             };
             let fill = if place.fill && is_first { Fill::First } else { Fill::No };
-            targets.push(Target { stack, device: None, fill });
+            targets.push(Target { stack, device: None, fill, fill_at_random: false });
         }
         let clones: usize = assigned.iter().map(|(_, job)| job.numjobs as usize).sum();
         let processors = std::thread::available_parallelism().map_or(1, usize::from);
@@ -150,7 +150,7 @@ impl Files {
             // fio has a process for each clone.
             _ => clones.clamp(1, processors),
         };
-        Ok(Work { shards, targets, jobs: assigned, server: None })
+        Ok(Work { shards, targets, rounds: vec![assigned], server: None })
     }
 
     /// What one of the jobs gave.

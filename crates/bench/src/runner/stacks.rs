@@ -4,7 +4,7 @@ use super::{Setting, What};
 use crate::environment::Environment;
 use crate::job::Job;
 use crate::peer::{Context, Server};
-use crate::plan::{Plan, StackSource, StackSubject, Subject};
+use crate::plan::{Filling, Formatting, Plan, StackSource, StackSubject, Subject};
 use crate::problem::Place;
 use stack::{Contract, Stack, Value};
 use std::collections::BTreeSet;
@@ -58,7 +58,7 @@ pub(super) fn usual_plan(name: &str, argument: &str, writes: bool) -> Result<Pla
     name.clone_into(&mut plan.name);
     plan.title = Some(argument.into());
     if let Some(stack) = plan.stacks.first_mut() {
-        stack.fill = writes;
+        stack.fill = if writes { Filling::InOrder } else { Filling::No };
         stack.source = match is_file {
             true => StackSource::File(argument.into()),
             false => StackSource::Line(argument.into()),
@@ -149,8 +149,8 @@ pub(super) fn check_plan(file: &str, plan: &Plan, setting: Setting<'_>) -> Resul
         };
         let any = Job::new(&subject.name);
         let server = plan.server_of(Subject::Stack(subject));
-        let planned =
-            plan_subject(file, subject, (jobs().next().unwrap_or(&any), server), setting, subject.format);
+        let format = subject.format != Formatting::No;
+        let planned = plan_subject(file, subject, (jobs().next().unwrap_or(&any), server), setting, format);
         let Place { line, column } = subject.place;
         let checked = planned.and_then(|planned| {
             check_jobs(&planned, subject.device.as_deref(), jobs())
@@ -176,12 +176,14 @@ pub(super) fn describe(what: &What, setting: Setting<'_>, environment: &mut Envi
             for subject in &plan.stacks {
                 let any = Job::new("any");
                 let server = plan.server_of(Subject::Stack(subject));
-                if let Ok(planned) = plan_subject("", subject, (&any, server), setting, subject.format) {
+                let format = subject.format != Formatting::No;
+                if let Ok(planned) = plan_subject("", subject, (&any, server), setting, format) {
                     add_files(planned.stack());
                 }
             }
             let servers = plan.servers.iter().flat_map(Server::programs);
-            let used = plan.peers.iter().flat_map(|peer| peer.programs()).chain(servers);
+            let tables = plan.tables.iter().flat_map(|table| table.programs());
+            let used = plan.peers.iter().flat_map(|peer| peer.programs()).chain(servers).chain(tables);
             for program in used.collect::<BTreeSet<_>>() {
                 environment.add_program(program);
             }

@@ -26,6 +26,11 @@ impl Observer for Watcher {
     }
 }
 
+fn watched(watcher: Watcher) -> (Arc<Watcher>, Arc<dyn Observer>) {
+    let watcher = Arc::new(watcher);
+    (watcher.clone(), watcher)
+}
+
 fn registry() -> Registry {
     Registry::new(vec![&disks::file::KIND, &disks::ram::KIND, &disks::null::KIND, &layers::stats::KIND])
 }
@@ -66,8 +71,8 @@ fn fills_calibrates_and_measures() {
         // Created anew before its first run, and only then: the file is larger than the plan says.
         std::fs::write(setting.directory.join("x.img"), vec![1; 2 << 20]).unwrap();
         let plan = Plan::parse("p.toml", RATES).unwrap();
-        let watcher = Watcher::default();
-        let outcome = Benchmark::of_plan("p.toml", plan, setting).unwrap().run(&watcher, &Stop::new());
+        let (watcher, observer) = watched(Watcher::default());
+        let outcome = Benchmark::of_plan("p.toml", plan, setting).unwrap().run(&observer, &Stop::new());
         assert_eq!(
             *watcher.steps.lock().unwrap(),
             [
@@ -98,9 +103,9 @@ fn a_stop_begins_nothing_more() {
     within(|setting| {
         let stop = Stop::new();
         let plan = Plan::parse("p.toml", &RATES.replace("50ms", "1h")).unwrap();
-        let watcher =
-            Watcher { stop_at: Some(("memory/read/calibration", stop.clone())), ..Watcher::default() };
-        let outcome = Benchmark::of_plan("p.toml", plan, setting).unwrap().run(&watcher, &stop);
+        let stop_at = Some(("memory/read/calibration", stop.clone()));
+        let (watcher, observer) = watched(Watcher { stop_at, ..Watcher::default() });
+        let outcome = Benchmark::of_plan("p.toml", plan, setting).unwrap().run(&observer, &stop);
         assert!(outcome.results.interrupted && outcome.results.runs.is_empty() && outcome.failures == 0);
         assert_eq!(watcher.steps.lock().unwrap().len(), 2);
     });
@@ -130,9 +135,9 @@ fn jobs_share_their_files_and_keep_their_names_apart() {
         let text = "[global]\nfilename=f.img\nsize=64k\nbs=512\n[a]\nrw=read\n[a]\nrw=write\n\
                     [b]\nstonewall\nrw=randrw\nbs=2k\nfilename=g.img\n";
         let jobs = JobFile::parse("j.fio", text, &|_| None).unwrap();
-        let watcher = Watcher::default();
+        let (watcher, observer) = watched(Watcher::default());
         let outcome =
-            Benchmark::of_job_file("j.fio", jobs, None, setting).unwrap().run(&watcher, &Stop::new());
+            Benchmark::of_job_file("j.fio", jobs, None, setting).unwrap().run(&observer, &Stop::new());
         assert_eq!(*watcher.steps.lock().unwrap(), ["a + a 2 measured", "b measured"]);
         let stacks: Vec<&str> = outcome.results.runs.iter().map(|run| run.stack.as_str()).collect();
         let small = "file(f.img, size=64KiB, block_size=512, direct=off)";
@@ -152,4 +157,91 @@ fn commands_are_kept_as_somebody_would_type_them() {
         ["/opt/siltstone", "serve", "ram(1MiB)", "--nbd", "unix:/plans/x.sock", "it's"].map(String::from);
     let text = command_text(&words, &context);
     assert_eq!(text, r"siltstone serve 'ram(1MiB)' --nbd unix:x.sock 'it'\''s'");
+}
+
+const MATRIX: &str = r#"
+[plan]
+repetitions = 2
+[stack.memory]
+line = "stats(ram(size=1MiB))"
+format = "always"
+fill = "random"
+[stack.file]
+line = "file(x.img, size=1MiB)"
+[workload.points]
+one_setup = true
+rw = ["read", "write"]
+bs = ["4KiB", "8KiB"]
+"#;
+
+#[test]
+fn a_matrix_on_one_setup_builds_and_fills_once() {
+    within(|setting| {
+        std::fs::write(setting.directory.join("x.img"), vec![1; 1 << 20]).unwrap();
+        let (watcher, observer) = watched(Watcher::default());
+        let plan = Plan::parse("p.toml", MATRIX).unwrap();
+        let outcome = Benchmark::of_plan("p.toml", plan, setting).unwrap().run(&observer, &Stop::new());
+        let steps = watcher.steps.lock().unwrap();
+        assert_eq!((steps.len(), outcome.failures), (16, 0), "{steps:?} {:?}", outcome.results.notes);
+        assert_eq!(steps[0], "memory/points rw=read bs=4KiB/1 measured");
+        assert_eq!(steps[4], "file/points rw=read bs=4KiB/1 measured");
+        assert_eq!(steps[8], "file/points rw=read bs=4KiB/2 measured");
+        let runs = &outcome.results.runs;
+        let count =
+            |run: &RunResult, what: &str| run.measurement.layers["top"][what]["operations"].as_u64().unwrap();
+        // The same stack: it counts on. What filling it wrote was forgotten before.
+        assert_eq!((count(&runs[1], "read"), count(&runs[1], "write")), (256 + 128, 0));
+        assert_eq!(count(&runs[3], "write"), 256 + 128);
+        assert_eq!(count(&runs[12], "read"), 256, "the next repetition has another one");
+        let point = runs[1].workload.point.as_ref().unwrap();
+        assert_eq!((point.section.as_str(), point.choices.len()), ("points", 2));
+    });
+}
+
+#[test]
+fn a_stop_in_a_matrix_keeps_what_was_measured() {
+    within(|setting| {
+        let stop = Stop::new();
+        let stop_at = Some(("memory/points rw=write bs=4KiB/1", stop.clone()));
+        let (watcher, observer) = watched(Watcher { stop_at, ..Watcher::default() });
+        let plan = Plan::parse("p.toml", MATRIX).unwrap();
+        let outcome = Benchmark::of_plan("p.toml", plan, setting).unwrap().run(&observer, &stop);
+        assert!(outcome.results.interrupted && outcome.failures == 0, "{:?}", outcome.results.notes);
+        assert_eq!(watcher.steps.lock().unwrap().len(), 3, "the fourth never begins");
+        assert!((2..=3).contains(&outcome.results.runs.len()));
+    });
+}
+
+#[test]
+fn tables_of_commands() {
+    let outcome = |command: &str, rows: &str| {
+        let text = format!(
+            "[table.t]\ntitle = \"T\"\ncommand = {command}\nrows = [{rows}]\n\
+             [stack.memory]\nline = \"ram(size=64KiB)\"\n[workload.read]\nrw = \"read\"\n"
+        );
+        within(|setting| {
+            let columns = r#"{"name":"map","title":"map"},{"name":"bytes","title":"bytes","unit":"bytes"}"#;
+            let table = format!(r#"{{"columns":[{columns}],"rows":[{{"map":"radix","bytes":4096}}]}}"#);
+            std::fs::write(setting.directory.join("table.json"), table).unwrap();
+            let plan = Plan::parse("p.toml", &text).unwrap();
+            let (_, observer) = watched(Watcher::default());
+            Benchmark::of_plan("p.toml", plan, setting).unwrap().run(&observer, &Stop::new())
+        })
+    };
+    let good = outcome(r#"["cat", "table.json"]"#, r#"{ map = "published", bytes = "133 (224)" }"#);
+    assert_eq!((good.failures, good.results.runs.len()), (0, 5), "{:?}", good.results.notes);
+    let found = &good.results.tables[0];
+    assert_eq!((found.name.as_str(), found.title.as_deref()), ("t", Some("T")));
+    assert_eq!(found.command, "cat table.json");
+    let cells: Vec<String> =
+        found.rows.iter().map(|row| found.columns[1].unit.say(row.get("bytes"))).collect();
+    assert_eq!(cells, ["4 KiB", "133 (224)"]);
+    let page = crate::report::render(&good.results);
+    assert!(page.contains("<td>published</td><td>133 (224)</td>"));
+    assert!(crate::table::render(&good.results).contains("133 (224)"));
+    let notes = |command, rows| outcome(command, rows).results.notes.join("\n");
+    let unknown = notes(r#"["cat", "table.json"]"#, r#"{ mop = "x" }"#);
+    assert!(unknown.contains("there is no column \"mop\" (known: map, bytes)"), "{unknown}");
+    let nonsense = notes(r#"["echo", "nonsense"]"#, "");
+    assert!(nonsense.contains("table t failed: ") && nonsense.contains("found \"nonsense"), "{nonsense}");
 }

@@ -1,6 +1,6 @@
 //! `btree` and `mutex-btree`: extents in B-trees behind locks.
 //!
-//! [`Btree`] has many trees, each for groups of [`GROUP`] blocks in turn, behind a reader–writer lock each: lookups and
+//! [`Btree`] has many trees, each for groups of 4096 blocks in turn, behind a reader–writer lock each: lookups and
 //! changes of different groups don't wait for each other. [`MutexBtree`] is one tree behind one mutex, as the baseline.
 
 use super::extents::{Extents, SOME, visit_all};

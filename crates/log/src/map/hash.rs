@@ -138,10 +138,10 @@ impl Plain for Hash {
     }
 
     fn bytes(&self) -> u64 {
-        // An entry is 16 bytes, in 32 of the allocator's. The table is at most seven eighths full, and of a power of
-        // two; a place in it takes a pointer and a byte.
+        // An entry is 16 bytes, in 32 of the allocator's. The table has a power of two of places, a pointer and a byte
+        // each, and papaya doubles it when 45 in 100 are taken (measured, with this hash).
         let entries = self.entries.len() as u64;
-        let places = (entries * 8 / 7).next_power_of_two().max(32);
+        let places = (entries * 20 / 9).next_power_of_two().max(32);
         entries * 32 + places * 9 + size_of::<Self>() as u64
     }
 }

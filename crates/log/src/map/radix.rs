@@ -15,6 +15,8 @@ mod arena;
 mod memory;
 mod runs;
 #[cfg(test)]
+mod shuttle_tests;
+#[cfg(test)]
 mod tests;
 
 use super::joined::Joined;
@@ -193,7 +195,7 @@ impl<M: Memory> Radix<M> {
         Ok(Radix { family, root, blocks: AtomicU64::new(blocks) })
     }
 
-    /// An empty root for so many blocks; it can grow to any number of them whose bytes fit 64 bits.
+    /// An empty root for so many blocks. There are addresses for 2^42: 16 PiB in blocks of 4 KiB.
     fn new_root(blocks: u64) -> Result<M> {
         let root = M::reserve(1 << 12)?;
         root.grow(Self::root_slabs(blocks))?;
@@ -242,43 +244,60 @@ impl<M: Memory> Radix<M> {
         ((slab as usize) << M::SLAB_SHIFT) | (block & (Self::LEAF - 1)) as usize
     }
 
-    /// Where a block lies of which the leaf is known.
-    #[inline]
-    fn find(&self, leaf: Reference, block: u64) -> Physical {
-        let memory = &self.family.memory;
+    /// Where a block lies whose leaf isn't dense. Not inlined, so that dense leaves don't pay for its registers.
+    #[inline(never)]
+    fn find_in_runs(&self, leaf: Reference, block: u64) -> Physical {
         match leaf.kind() {
-            Kind::Dense(slab) => Physical(memory.words()[Self::dense_word(slab, block)].get()),
-            Kind::Empty => Physical::NONE,
             Kind::Runs(piece) => {
-                runs::find(piece.words(memory), piece.class, (block & (Self::LEAF - 1)) as u32)
+                let words = piece.words(&self.family.memory);
+                runs::find(words, piece.class, (block & (Self::LEAF - 1)) as u32)
             }
+            _ => Physical::NONE,
         }
     }
 
     /// Looks up at most [`AT_ONCE`] blocks, step by step for all of them, so that their cache misses overlap.
     fn lookup_some(&self, blocks: &[u64], found: &mut [Physical]) {
         let memory = &self.family.memory;
-        let mut words = [0; AT_ONCE];
-        for (word, block) in words.iter_mut().zip(blocks) {
-            *word = self.leaf_word(block >> M::SLAB_SHIFT);
-            memory.prefetch(*word);
+        let mut places = [0; AT_ONCE];
+        for (place, block) in places.iter_mut().zip(blocks) {
+            *place = self.leaf_word(block >> M::SLAB_SHIFT);
+            memory.prefetch(*place);
         }
         let mut leaves = [Reference::EMPTY; AT_ONCE];
-        for ((leaf, word), block) in leaves.iter_mut().zip(words).zip(blocks) {
-            *leaf = Reference(memory.words()[word].get());
-            match leaf.kind() {
-                Kind::Empty => {}
-                Kind::Dense(slab) => memory.prefetch(Self::dense_word(slab, *block)),
-                Kind::Runs(piece) => piece.prefetch(memory),
+        let mut all_dense = true;
+        let words = memory.words();
+        for ((leaf, place), block) in leaves.iter_mut().zip(&mut places).zip(blocks) {
+            *leaf = Reference(words[*place].get());
+            // Of other leaves, word 0: it is there and holds nothing.
+            *place = if let Kind::Dense(slab) = leaf.kind() { Self::dense_word(slab, *block) } else { 0 };
+            all_dense &= *place != 0;
+            memory.prefetch(*place);
+        }
+        if !all_dense {
+            for leaf in leaves {
+                if let Kind::Runs(piece) = leaf.kind() {
+                    piece.prefetch(memory);
+                }
             }
         }
-        for ((found, leaf), block) in found.iter_mut().zip(leaves).zip(blocks) {
-            *found = self.find(leaf, *block);
+        // Anew: a leaf that was published meanwhile may lie behind what was usable before.
+        let words = memory.words();
+        for (found, place) in found.iter_mut().zip(places) {
+            *found = Physical(words[place].get());
+        }
+        if !all_dense {
+            for ((found, leaf), block) in found.iter_mut().zip(leaves).zip(blocks) {
+                if let Kind::Runs(_) = leaf.kind() {
+                    *found = self.find_in_runs(leaf, *block);
+                }
+            }
         }
     }
 
-    /// Calls `each` for what of every leaf lies in the range, with the offset in the range. If `skip_empty`, middle
-    /// nodes that don't exist are left out. After the last part of a middle node, `after` gets its number.
+    /// Calls `each` for what of every leaf lies in the range, with the offset in the range; it says whether that leaf
+    /// is empty now. If `skip_empty`, middle nodes that don't exist are left out. After the last part of a middle node
+    /// in which a leaf became empty, `after` gets its number.
     fn for_each_part(
         &self,
         range: Range<u64>,
@@ -347,7 +366,6 @@ impl<M: Memory> Radix<M> {
     ) -> bool {
         let Part { page, low, high } = part;
         let old = self.leaf(page);
-        let whole = u64::from(high - low) == Self::LEAF;
         let new = match old.kind() {
             Kind::Empty => {
                 if !to.is_mapped() {
@@ -364,39 +382,48 @@ impl<M: Memory> Radix<M> {
                 writer.build()
             }
             Kind::Dense(slab) => {
-                let words = writer.memory.slab(slab);
-                visit_dense(words, part, Self::LEAF * page, displaced);
-                if whole {
+                visit_dense(writer.memory.slab(slab), part, Self::LEAF * page, displaced);
+                if u64::from(high - low) == Self::LEAF {
                     writer.state.runs.reset(to);
                     writer.build()
                 } else {
-                    let middle = self.middle(page >> M::SLAB_SHIFT);
-                    let sole = writer.is_sole(middle) && writer.is_sole(slab);
-                    let target = if sole { slab } else { writer.state.allocator.take_slab(writer.memory) };
-                    let target_words = writer.memory.slab(target);
-                    if !sole {
-                        copy(words, target_words);
-                    }
-                    for (offset, word) in target_words[low as usize..high as usize].iter().enumerate() {
-                        word.set(to.offset(offset as u64).0);
-                    }
-                    let look = high - low >= LONG || !to.is_mapped();
-                    match look.then(|| writer.compact(target)).flatten() {
-                        Some(compact) if sole => compact,
-                        Some(compact) => {
-                            // No lookup has seen the copy; it waits for its grace period like everything.
-                            writer.release(Reference::dense(target));
-                            compact
-                        }
-                        None if sole => return false,
-                        None => Reference::dense(target),
-                    }
+                    self.insert_in_dense(writer, slab, part, to)
                 }
             }
         };
+        if new == old {
+            return false;
+        }
         self.set_leaf(writer, page, new);
         writer.release(old);
         new == Reference::EMPTY
+    }
+
+    /// Maps a part of a dense leaf, in place if nobody else refers to it, and returns the leaf that it is now.
+    fn insert_in_dense(&self, writer: &mut Writer<'_, M>, slab: u32, part: Part, to: Physical) -> Reference {
+        let middle = self.middle(part.page >> M::SLAB_SHIFT);
+        let sole = writer.is_sole(middle) && writer.is_sole(slab);
+        let target = if sole { slab } else { writer.state.allocator.take_slab(writer.memory) };
+        let words = writer.memory.slab(target);
+        if !sole {
+            for (word, from) in words.iter().zip(writer.memory.slab(slab)) {
+                word.set(from.get());
+            }
+        }
+        for (offset, word) in words[part.low as usize..part.high as usize].iter().enumerate() {
+            word.set(to.offset(offset as u64).0);
+        }
+        let look = part.high - part.low >= LONG || !to.is_mapped();
+        match look.then(|| writer.compact(target)).flatten() {
+            Some(compact) => {
+                if !sole {
+                    // No lookup has seen the copy; it waits for a grace period like everything.
+                    writer.release(Reference::dense(target));
+                }
+                compact
+            }
+            None => Reference::dense(target),
+        }
     }
 
     /// Moves what of a part of a leaf lies where it is expected.
@@ -484,12 +511,6 @@ impl<M: Memory> Radix<M> {
     }
 }
 
-fn copy<W: Word>(from: &[W], to: &[W]) {
-    for (from, to) in from.iter().zip(to) {
-        to.set(from.get());
-    }
-}
-
 /// Visits what a part of a dense leaf maps; `first` is the leaf's first block.
 fn visit_dense<W: Word>(words: &[W], part: Part, first: u64, visitor: &mut Joined<'_>) {
     for at in part.low..part.high {
@@ -515,7 +536,11 @@ impl<M: Memory> Map for Radix<M> {
 
     #[inline]
     fn lookup(&self, block: u64) -> Physical {
-        self.find(self.leaf(block >> M::SLAB_SHIFT), block)
+        let leaf = self.leaf(block >> M::SLAB_SHIFT);
+        match leaf.kind() {
+            Kind::Dense(slab) => Physical(self.family.memory.words()[Self::dense_word(slab, block)].get()),
+            _ => self.find_in_runs(leaf, block),
+        }
     }
 
     fn lookup_batch(&self, blocks: &[u64], found: &mut [Physical]) {

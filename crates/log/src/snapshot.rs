@@ -1,0 +1,265 @@
+//! Snapshots and clones: the operator's messages, and the kind by which a stack opens one as a device.
+//!
+//! A snapshot is a record between two others: it has what was written before it and nothing of what came after. It costs
+//! what the map's own snapshot costs, and later what changes. A clone is a version that can be written, below a
+//! snapshot.
+
+use crate::core::Core;
+use crate::format::{Change, LONGEST_NAME, VersionId};
+use crate::map::{Map, PAGE_BLOCKS};
+use crate::versions::own_page;
+use block::{Call, Durability, Error, Payload, Result};
+use serde_json::{Value, json};
+use stack::{Built, Contract, Key, Kind, Shape, ValueKind};
+use std::rc::Rc;
+use std::sync::Arc;
+
+/// `snapshot(log(file(disk.img)), before)`.
+pub const KIND: Kind = Kind {
+    name: "snapshot",
+    contract: Contract::Device,
+    summary: "a snapshot of a log, to be read, or a clone, to be written, too",
+    keys: &[
+        Key::required("of", ValueKind::Device, "the log").positional(),
+        Key::required("name", ValueKind::Text, "the name that the snapshot or clone was given").positional(),
+    ],
+    shareable: true,
+    example: "snapshot(log(ram(256MiB), size=192MiB), before)",
+    plan: |_| Ok(Shape { bytes: None, block_size: Some(crate::recovery::BLOCK as u32) }),
+    build: |arguments| {
+        Call::new(async move {
+            let name = arguments.text("name")?;
+            Ok(Built::Device(arguments.device("of")?.version(&name).await?))
+        })
+    },
+};
+
+/// After so many pages others get their turn.
+const PAGES_AT_ONCE: u64 = 64;
+/// More ranges than this are not told by `diff`.
+const MOST_RANGES: usize = 200_000;
+
+/// What an operator asks a log.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Message {
+    /// Make a snapshot with this name.
+    Create(String),
+    /// Say what there is.
+    List,
+    /// Delete the snapshot or clone with this name.
+    Delete(String),
+    /// Make a clone of a snapshot.
+    Clone {
+        /// The snapshot.
+        of: String,
+        /// The clone.
+        name: String,
+    },
+    /// Say which blocks differ between a version and another, or the volume itself.
+    Diff(String, Option<String>),
+    /// Give the volume so many bytes.
+    Resize(u64),
+    /// Write a checkpoint now.
+    Checkpoint,
+}
+
+impl Message {
+    /// Reads a message.
+    ///
+    /// # Errors
+    /// [`Error::Unsupported`] for one that isn't known, [`Error::Invalid`] for one that isn't complete.
+    pub fn parse(text: &str) -> Result<Message> {
+        let words: Vec<&str> = text.split_whitespace().collect();
+        let own = |word: &&str| (*word).to_owned();
+        Ok(match words.as_slice() {
+            ["snapshot", "create", name] => Message::Create(own(name)),
+            ["snapshot", "list"] => Message::List,
+            ["snapshot", "delete", name] => Message::Delete(own(name)),
+            ["snapshot", "clone", of, name] => Message::Clone { of: own(of), name: own(name) },
+            ["snapshot", "diff", name] => Message::Diff(own(name), None),
+            ["snapshot", "diff", name, other] => Message::Diff(own(name), Some(own(other))),
+            ["resize", bytes] => Message::Resize(
+                bytes
+                    .parse()
+                    .map_err(|_| Error::invalid(format!("resize {bytes}: expected a number of bytes")))?,
+            ),
+            ["checkpoint"] => Message::Checkpoint,
+            _ => {
+                return Err(Error::unsupported(format!(
+                    "message \"{text}\": a log takes snapshot create|delete NAME, snapshot list, snapshot clone NAME NEW, \
+                     snapshot diff NAME [OTHER], resize BYTES, checkpoint"
+                )));
+            }
+        })
+    }
+}
+
+/// Does what was asked and answers with a JSON text.
+///
+/// # Errors
+/// [`Error::NotFound`] and [`Error::AlreadyExists`] for names, [`Error::Busy`] for a version that is in use,
+/// [`Error::Invalid`] for what can't be; what writing says.
+pub async fn carry_out(core: &Rc<Core>, message: Message) -> Result<String> {
+    let answer = match message {
+        Message::Create(name) => create(core, VersionId::HEAD, name, false).await?,
+        Message::Clone { of, name } => {
+            let parent = find(core, &of)?;
+            if core.version_is_writable(parent) {
+                return Err(Error::invalid(format!("{of} is a clone: make a clone of a snapshot")));
+            }
+            create(core, parent, name, true).await?
+        }
+        Message::List => list(core).await,
+        Message::Delete(name) => delete(core, &name).await?,
+        Message::Diff(name, other) => diff(core, &name, other.as_deref()).await?,
+        Message::Resize(bytes) => resize(core, bytes).await?,
+        Message::Checkpoint => {
+            core.take_checkpoint(false).await?;
+            json!({ "checkpoint": true })
+        }
+    };
+    Ok(answer.to_string())
+}
+
+fn find(core: &Core, name: &str) -> Result<VersionId> {
+    let found = core.versions.borrow().by_name(name).map(|version| version.id);
+    found.ok_or_else(|| not_found(core, name))
+}
+
+/// The error for a name that no snapshot or clone has.
+pub fn not_found(core: &Core, name: &str) -> Error {
+    let versions = core.versions.borrow();
+    let names: Vec<&str> = versions.list.iter().map(|version| version.name.as_str()).collect();
+    let names: Vec<&str> = names.into_iter().filter(|name| !name.is_empty()).collect();
+    Error::not_found(match names.is_empty() {
+        true => format!("snapshot \"{name}\": the log has no snapshots"),
+        false => format!("snapshot \"{name}\": expected one of {}", names.join(", ")),
+    })
+}
+
+/// Carries out a change of the versions; it is durable when this returns.
+async fn change(core: &Rc<Core>, change: Change) -> Result<()> {
+    core.change(smallvec::smallvec![change], Payload::new(), Durability::Durable).await
+}
+
+async fn create(core: &Rc<Core>, parent: VersionId, name: String, writable: bool) -> Result<Value> {
+    let is_plain = |letter: char| !letter.is_whitespace() && !letter.is_control();
+    if name.is_empty() || name.len() > LONGEST_NAME || !name.chars().all(is_plain) {
+        return Err(Error::invalid(format!(
+            "the name {name:?}: expected 1 to {LONGEST_NAME} bytes without spaces"
+        )));
+    }
+    let version = {
+        let mut versions = core.versions.borrow_mut();
+        if versions.by_name(&name).is_some() {
+            return Err(Error::already_exists(format!("a snapshot or clone with the name {name}")));
+        }
+        versions.next += 1;
+        VersionId(versions.next - 1)
+    };
+    let created = runtime::wall_clock().as_secs();
+    change(core, Change::Create { version, parent, writable, created, name: name.clone() }).await?;
+    Ok(json!({ "name": name, "kind": if writable { "clone" } else { "snapshot" }, "created": created }))
+}
+
+async fn delete(core: &Rc<Core>, name: &str) -> Result<Value> {
+    let version = find(core, name)?;
+    let is_open = |(id, view): &(VersionId, std::sync::Weak<_>)| *id == version && view.strong_count() > 0;
+    if core.views.borrow().iter().any(is_open) {
+        return Err(Error::busy(format!("{name} is open as a device: take it out of the stack first")));
+    }
+    change(core, Change::Delete { version }).await?;
+    core.cleaner.notify_all();
+    Ok(json!({ "deleted": name }))
+}
+
+async fn list(core: &Rc<Core>) -> Value {
+    let entries: Vec<_> = {
+        let versions = core.versions.borrow();
+        let named = versions.list.iter().filter(|version| version.id != VersionId::HEAD);
+        let entries = named.map(|version| {
+            let parent = version.parent.and_then(|id| versions.get(id)).map(|parent| parent.name.clone());
+            let kind = if version.writable { "clone" } else { "snapshot" };
+            let told = json!({
+                "name": version.name,
+                "kind": kind,
+                "created": version.created,
+                "parent": parent,
+                "blocks": version.blocks,
+            });
+            (told, version.map.clone(), versions.relatives(version), version.blocks)
+        });
+        entries.collect()
+    };
+    let mut snapshots = Vec::new();
+    for (mut told, map, relatives, blocks) in entries {
+        let mut own = vec![0; PAGE_BLOCKS as usize];
+        let mut unique: u64 = 0;
+        for page in 0..blocks.div_ceil(PAGE_BLOCKS) {
+            own_page(&*map, &relatives, page, &mut own);
+            unique += own.iter().filter(|entry| **entry != 0).count() as u64;
+            if page % PAGES_AT_ONCE == 0 {
+                runtime::yield_now().await;
+            }
+        }
+        told["bytes_unique"] = (unique << core.layout.block_size.shift()).into();
+        snapshots.push(told);
+    }
+    json!({ "snapshots": snapshots })
+}
+
+async fn diff(core: &Rc<Core>, name: &str, other: Option<&str>) -> Result<Value> {
+    let id = find(core, name)?;
+    let other = match other {
+        Some(other) => find(core, other)?,
+        None => VersionId::HEAD,
+    };
+    let map = |id: VersionId| -> Result<(Arc<dyn Map>, u64)> {
+        let versions = core.versions.borrow();
+        let version = versions.get(id).ok_or_else(|| not_found(core, name))?;
+        Ok((version.map.clone(), version.blocks))
+    };
+    let ((one, blocks), (two, others)) = (map(id)?, map(other)?);
+    let (mut left, mut right) = (vec![0; PAGE_BLOCKS as usize], vec![0; PAGE_BLOCKS as usize]);
+    let mut ranges: Vec<[u64; 2]> = Vec::new();
+    for page in 0..blocks.max(others).div_ceil(PAGE_BLOCKS) {
+        let first = page * PAGE_BLOCKS;
+        for (map, blocks, entries) in [(&one, blocks, &mut left), (&two, others, &mut right)] {
+            match first < blocks {
+                true => map.save_page(page, entries),
+                false => entries.fill(0),
+            }
+        }
+        for (number, _) in left.iter().zip(&right).enumerate().filter(|(_, (left, right))| left != right) {
+            let block = first + number as u64;
+            match ranges.last_mut() {
+                Some([start, count]) if *start + *count == block => *count += 1,
+                _ => ranges.push([block, 1]),
+            }
+        }
+        if ranges.len() > MOST_RANGES {
+            ranges.truncate(MOST_RANGES);
+            break;
+        }
+        if page % PAGES_AT_ONCE == 0 {
+            runtime::yield_now().await;
+        }
+    }
+    let is_cut = ranges.len() == MOST_RANGES;
+    Ok(json!({ "ranges": ranges, "block_size": core.layout.block_size.bytes(), "truncated": is_cut }))
+}
+
+async fn resize(core: &Rc<Core>, bytes: u64) -> Result<Value> {
+    let block = core.layout.block_size.bytes();
+    let now = core.versions.borrow().get(VersionId::HEAD).map_or(0, |head| head.blocks);
+    let blocks = bytes / block;
+    if !bytes.is_multiple_of(block) || blocks < now || blocks >= u64::from(u32::MAX) {
+        return Err(Error::invalid(format!(
+            "resize to {bytes} bytes: the volume has {}; expected a multiple of {block}, no less than that and below \
+             16TiB",
+            now * block
+        )));
+    }
+    change(core, Change::Grow { version: VersionId::HEAD, blocks }).await?;
+    Ok(json!({ "bytes": bytes, "takes_effect": "when the stack is opened again" }))
+}
