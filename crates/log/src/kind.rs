@@ -238,7 +238,7 @@ impl Options {
             appends_in_flight: self.appends_in_flight,
             acknowledge: self.acknowledge,
             dirty_blocks: (self.dirty / layout.block_size.bytes()).max(1),
-            capacity: capacity(layout, &reserve),
+            capacity: capacity(layout, &reserve) * LARGEST_SHARE / 100,
             cleaner_reserve: reserve.cleaner,
             checkpoint_bytes: self.checkpoint_after,
         }
