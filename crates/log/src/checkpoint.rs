@@ -175,14 +175,15 @@ impl Core {
                 ));
             }
         };
-        let written = self.write_directory(directory, clean).await;
-        let written = match written {
-            Ok(written) => self.flush().await.map(|()| written),
+        let mut pieces = Vec::new();
+        let written = match self.write_directory(directory, clean, &mut pieces).await {
+            Ok(length) => self.flush().await.map(|()| length),
             failed => failed,
         };
-        let (pieces, length) = match written {
-            Ok(written) => written,
+        let length = match written {
+            Ok(length) => length,
             Err(error) => {
+                self.forget(&pieces);
                 self.versions.borrow_mut().orphaned.append(&mut orphaned);
                 return Err(error);
             }
@@ -200,10 +201,7 @@ impl Core {
             ..old.clone()
         };
         self.write_root(&root).await?;
-        for piece in &old.directory {
-            let (zone, _) = self.layout.place(piece.physical);
-            self.table.remove_live(zone, piece.blocks, self.clock.get());
-        }
+        self.forget(&old.directory);
         let mut superseded = {
             let mut durable = self.checkpoint.borrow_mut();
             durable.root = root;
@@ -318,9 +316,22 @@ impl Core {
         }
     }
 
-    async fn write_directory(self: &Rc<Self>, bytes: Vec<u8>, clean: bool) -> Result<(Vec<Piece>, u64)> {
+    /// These pieces of a directory don't count any more, or never will.
+    fn forget(&self, pieces: &[Piece]) {
+        for piece in pieces {
+            let (zone, _) = self.layout.place(piece.physical);
+            self.table.remove_live(zone, piece.blocks, self.clock.get());
+        }
+    }
+
+    /// Writes the directory; returns its length in bytes. What was written of it is in `pieces`, also after a failure.
+    async fn write_directory(
+        self: &Rc<Self>,
+        bytes: Vec<u8>,
+        clean: bool,
+        pieces: &mut Vec<Piece>,
+    ) -> Result<u64> {
         let block = self.layout.block_bytes();
-        let mut pieces = Vec::new();
         let mut at = 0;
         while at < bytes.len() {
             let zone = self.checkpoint_zone().await?;
@@ -342,10 +353,10 @@ impl Core {
             let sums: Vec<u32> = data.filled()[block..].chunks_exact(block).map(sum_of).collect();
             let physical = self.layout.physical(zone.zone, zone.position + 1);
             let sum = sum_of(&data.filled()[block..]);
-            pieces.push(Piece { physical, blocks: room as u32, sum });
             let number = zone.zone;
             let zone = self.append_checkpoint(zone, data, &sums, &[]).await?;
             self.table.add_live(number, room as u32);
+            pieces.push(Piece { physical, blocks: room as u32, sum });
             self.checkpoint.borrow_mut().zone = Some(zone);
         }
         if pieces.len() > MOST_PIECES {
@@ -359,7 +370,7 @@ impl Core {
             Some(zone) if clean => self.seal_now(zone).await,
             other => self.checkpoint.borrow_mut().zone = other,
         }
-        Ok((pieces, bytes.len() as u64))
+        Ok(bytes.len() as u64)
     }
 
     fn directory(&self) -> Directory {

@@ -21,6 +21,8 @@ use zones::record::{Header, sum_of};
 const READ: u32 = 1 << 20;
 /// How many dead zones are reset together, if there is no hurry: they share a flush and a grace period.
 const RESET_TOGETHER: u32 = 4;
+/// How long the cleaner rests after something went wrong: what failed may fail again at once.
+const AFTER_A_FAILURE: std::time::Duration = std::time::Duration::from_millis(10);
 
 /// A run of live blocks in the zone that is being cleaned.
 #[derive(Debug, Clone, Copy)]
@@ -68,7 +70,8 @@ impl Cleaner {
         loop {
             let core = self.core.clone();
             let kicked = core.cleaner.notified();
-            if core.failure().is_some() || core.is_closing.get() {
+            // What is queued when the log is closed may still need zones.
+            if core.failure().is_some() || core.is_closing.get() && !core.has_work() {
                 break;
             }
             match self.step().await {
@@ -78,13 +81,22 @@ impl Cleaner {
                     runtime::yield_now().await;
                     continue;
                 }
-                Ok(false) => {}
-                Err(error) => tracing::warn!("cleaning: {error}"),
+                Ok(false) => {
+                    // Nothing to do: whoever waits for a zone is told.
+                    core.is_stuck.set(core.pressure().free < core.pressure().low);
+                    core.freed.notify_all();
+                    kicked.await;
+                }
+                Err(error) => {
+                    tracing::warn!("cleaning: {error}");
+                    core.is_stuck.set(core.pressure().free < core.pressure().low);
+                    core.freed.notify_all();
+                    // What the attempt itself has set off doesn't count, or it would be repeated at once.
+                    let kicked = core.cleaner.notified();
+                    runtime::sleep(AFTER_A_FAILURE).await;
+                    kicked.await;
+                }
             }
-            // Nothing to do, or it can't be done now: whoever waits for a zone is told.
-            core.is_stuck.set(core.pressure().free < core.pressure().low);
-            core.freed.notify_all();
-            kicked.await;
         }
         for zone in self.zones.iter_mut().filter_map(Option::take) {
             self.core.seal_now(zone).await;
@@ -356,6 +368,15 @@ impl Core {
         if is_urgent && !dead.iter().any(is_covered) {
             self.take_checkpoint(false).await?;
         }
+        // A zone may be full before its last record has committed, behind one that took longer: it looked dead, and has
+        // come to life since. Once all its records are covered, all of them have committed, and what is live can only die.
+        dead.retain(|zone| {
+            let is_alive = is_covered(zone) && self.table.get(*zone).live > 0;
+            if is_alive {
+                self.table.set_full(*zone);
+            }
+            !is_alive
+        });
         let ready: Vec<u32> = dead.iter().copied().filter(is_covered).collect();
         if ready.is_empty() {
             return Ok(false);

@@ -11,6 +11,11 @@ impl Core {
     /// A record is written: it commits, and whatever had waited for it, if nothing is missing before it.
     pub fn written(&self, stream: StreamIndex, sequence: u64, group: Group) {
         let index = usize::from(stream.0);
+        if let Some(error) = self.failure() {
+            // A record before it may be missing for good.
+            group.items.iter().for_each(|item| self.item_done(item, Err(error.clone())));
+            return;
+        }
         self.streams[index].borrow_mut().written(sequence, group);
         loop {
             let next = self.streams[index].borrow_mut().next_committed();

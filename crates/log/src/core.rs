@@ -175,6 +175,8 @@ pub struct Core {
     requests: RefCell<Slab<Request>>,
     /// Room that was set aside for what is queued or on its way.
     growing: Cell<u64>,
+    /// Less room is set aside than before.
+    settled: Notify,
     /// Appends of users' writes that are on their way, and the items in them.
     flying: Cell<(u32, u32)>,
     failed: RefCell<Option<Error>>,
@@ -247,6 +249,7 @@ impl Core {
             queued_items: Cell::new(0),
             requests: RefCell::default(),
             growing: Cell::new(0),
+            settled: Notify::new(),
             flying: Cell::new((0, 0)),
             failed: RefCell::default(),
             spare_items: RefCell::default(),
@@ -276,6 +279,7 @@ impl Core {
         self.buffer_changed.notify_all();
         self.work.notify_all();
         self.freed.notify_all();
+        self.settled.notify_all();
         self.cleaner.notify_all();
     }
 
@@ -292,19 +296,42 @@ impl Core {
     ) -> Result<()> {
         let blocks = (payload.len() >> self.layout.block_size.shift()) as u64;
         let wanted = blocks.min(self.settings.dirty_blocks) as usize;
-        if blocks == 0 {
-            return self.change_now(changes, payload, durability, None).await;
-        }
-        if let Some(room) = self.dirty.try_acquire(wanted) {
-            return self.change_now(changes, payload, durability, Some(room)).await;
+        let mut room = match blocks {
+            0 => Some(None),
+            _ => self.dirty.try_acquire(wanted).map(Some),
+        };
+        if let Some(room) = &mut room {
+            self.check_open()?;
+            if let Some(growth) = self.admit(&changes)? {
+                return self.change_now(changes, payload, durability, (room.take(), growth)).await;
+            }
         }
         // Whoever drops the call while it waits for room doesn't take the write back.
         let core = self.clone();
         let task = runtime::spawn(async move {
-            let room = core.dirty.acquire(wanted).await;
-            core.change_now(changes, payload, durability, Some(room)).await
+            let room = match room {
+                Some(room) => room,
+                None => Some(core.dirty.acquire(wanted).await),
+            };
+            let growth = loop {
+                core.check_open()?;
+                let settled = core.settled.notified();
+                match core.admit(&changes)? {
+                    Some(growth) => break growth,
+                    None => settled.await,
+                }
+            };
+            core.change_now(changes, payload, durability, (room, growth)).await
         });
         task.await
+    }
+
+    fn check_open(&self) -> Result<()> {
+        match self.failure() {
+            Some(error) => Err(error),
+            None if self.is_closing.get() => Err(Error::closed("the log is closed")),
+            None => Ok(()),
+        }
     }
 
     async fn change_now(
@@ -312,10 +339,10 @@ impl Core {
         changes: Vec1,
         payload: Payload,
         durability: Durability,
-        room: Option<Permit>,
+        (room, growth): (Option<Permit>, u32),
     ) -> Result<()> {
         let has_data = !payload.is_empty();
-        let request = self.submit(changes, payload, room)?;
+        let request = self.submit(changes, payload, room, growth);
         let waiting = Waiting { core: self.clone(), request: Some(request) };
         if self.settings.acknowledge == Acknowledge::Buffer && has_data && durability == Durability::Visible {
             // The request goes on; reads find its data in the buffer.
@@ -348,16 +375,10 @@ impl Core {
         Ok(())
     }
 
-    fn submit(&self, changes: Vec1, mut payload: Payload, room: Option<Permit>) -> Result<usize> {
-        if let Some(error) = self.failure() {
-            return Err(error);
-        }
-        if self.is_closing.get() {
-            return Err(Error::closed("the log is closed"));
-        }
+    /// Queues changes for which there is room.
+    fn submit(&self, changes: Vec1, mut payload: Payload, room: Option<Permit>, growth: u32) -> usize {
         let mut left = 0;
         let mut at = 0;
-        let growth = self.admit(&changes)?;
         let request = Request { left: 0, outcome: Ok(()), waker: None, is_abandoned: false, room };
         let key = self.requests.borrow_mut().insert(request);
         let shift = self.layout.block_size.shift();
@@ -383,17 +404,19 @@ impl Core {
         }
         self.requests.borrow_mut()[key].left = left;
         self.work.notify_one();
-        Ok(key)
+        key
     }
 
-    /// Sets room aside for what the changes add, or says that there is none.
-    fn admit(&self, changes: &Vec1) -> Result<u32> {
+    /// Sets room aside for what the changes add, or says that there is none. None where that is to be seen: what is on
+    /// its way has more room set aside than it may need, because what it overwrites isn't looked up while there is
+    /// plenty.
+    fn admit(&self, changes: &Vec1) -> Result<Option<u32>> {
         let mut growth: u64 = changes.iter().map(|change| u64::from(change.data_blocks())).sum();
         if growth == 0 {
-            return Ok(0);
+            return Ok(Some(0));
         }
-        let used = self.table.live_data() + self.growing.get();
-        if used + growth > self.settings.capacity {
+        let (live, growing) = (self.table.live_data(), self.growing.get());
+        if live + growing + growth > self.settings.capacity {
             let versions = self.versions.borrow();
             growth = changes
                 .iter()
@@ -404,7 +427,11 @@ impl Core {
                     _ => 0,
                 })
                 .sum();
-            if growth > 0 && used + growth > self.settings.capacity {
+            let has_room = growth == 0 || live + growing + growth <= self.settings.capacity;
+            if !has_room && growing > 0 && live + growth <= self.settings.capacity {
+                return Ok(None);
+            }
+            if !has_room {
                 return Err(Error::no_space(format!(
                     "the log holds {} blocks of data and has room for {}: discard some, delete snapshots, or grow \
                      the disk",
@@ -413,8 +440,8 @@ impl Core {
                 )));
             }
         }
-        self.growing.set(self.growing.get() + growth);
-        Ok(growth as u32)
+        self.growing.set(growing + growth);
+        Ok(Some(growth as u32))
     }
 
     fn class_of(&self, change: &Change) -> u8 {
@@ -527,7 +554,8 @@ impl Core {
         let bytes = (blocks as usize) << self.layout.block_size.shift();
         let payload = item.payload.slice(0..bytes);
         item.payload = item.payload.slice(bytes..item.payload.len());
-        let growth = std::mem::take(&mut item.growth);
+        let growth = item.growth.min(blocks);
+        item.growth -= growth;
         let Change::Write { version, block, count } = &mut item.change else {
             unreachable!("only writes are larger than a record");
         };
@@ -557,7 +585,10 @@ impl Core {
 
     /// An item has committed, or failed: its room is given back, and whoever waits is told.
     pub fn item_done(&self, item: &Item, outcome: Result<()>) {
-        self.growing.set(self.growing.get() - u64::from(item.growth));
+        if item.growth > 0 {
+            self.growing.set(self.growing.get() - u64::from(item.growth));
+            self.settled.notify_all();
+        }
         let Some(key) = item.request else { return };
         let mut requests = self.requests.borrow_mut();
         let request = &mut requests[key];

@@ -16,8 +16,7 @@ use block::{
 use runtime::ShardIndex;
 use smallvec::SmallVec;
 use std::cell::RefCell;
-use std::mem::ManuallyDrop;
-use std::rc::Rc;
+use std::rc::{Rc, Weak};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
@@ -27,9 +26,16 @@ const UNMAPPED_AT_ONCE: u64 = 1 << 18;
 static NEXT: AtomicU64 = AtomicU64::new(1);
 
 thread_local! {
-    /// The logs whose home this shard is. One that is never closed is left behind when the thread ends: its parts need
-    /// other thread-locals, which may be gone by then.
-    static HOME: RefCell<Vec<(u64, ManuallyDrop<Rc<Core>>)>> = const { RefCell::new(Vec::new()) };
+    /// The logs whose home this shard is.
+    static HOME: RefCell<Vec<AtHome>> = const { RefCell::new(Vec::new()) };
+}
+
+/// A log on its home shard. A task holds it, so that it goes with the shard's tasks where it isn't closed: a
+/// thread-local would be dropped when other thread-locals, which maps use, may be gone already.
+struct AtHome {
+    number: u64,
+    core: Weak<Core>,
+    keeper: runtime::JoinHandle<()>,
 }
 
 /// Where the core of a log is, and how it is reached.
@@ -43,7 +49,12 @@ impl Home {
     /// Makes this shard the home of a log.
     pub fn here(core: Rc<Core>) -> Self {
         let number = NEXT.fetch_add(1, Ordering::Relaxed);
-        HOME.with_borrow_mut(|all| all.push((number, ManuallyDrop::new(core))));
+        let weak = Rc::downgrade(&core);
+        let keeper = runtime::spawn(async move {
+            let _core = core;
+            std::future::pending::<()>().await;
+        });
+        HOME.with_borrow_mut(|all| all.push(AtHome { number, core: weak, keeper }));
         Home { shard: runtime::current_shard(), number }
     }
 
@@ -53,7 +64,7 @@ impl Home {
     /// [`Error::Closed`] once it has been closed, or elsewhere.
     pub fn core(&self) -> Result<Rc<Core>> {
         let found = HOME.with_borrow(|all| {
-            all.iter().find(|(number, _)| *number == self.number).map(|(_, core)| Rc::clone(core))
+            all.iter().find(|home| home.number == self.number).and_then(|home| home.core.upgrade())
         });
         found.ok_or_else(|| Error::closed("the log is closed"))
     }
@@ -80,11 +91,13 @@ impl Home {
     }
 
     fn forget(&self) {
-        let core = HOME.with_borrow_mut(|all| {
-            let position = all.iter().position(|(number, _)| *number == self.number)?;
-            Some(all.swap_remove(position).1)
+        let found = HOME.with_borrow_mut(|all| {
+            let place = all.iter().position(|home| home.number == self.number)?;
+            Some(all.swap_remove(place))
         });
-        drop(core.map(ManuallyDrop::into_inner));
+        if let Some(home) = found {
+            home.keeper.abort();
+        }
     }
 }
 
@@ -546,8 +559,9 @@ pub async fn open(zones: Arc<dyn ZonesPart>, options: &crate::kind::Options) -> 
     if !options.format {
         crate::recovery::begin(&mut state).await?;
     }
+    let has_many_epochs = state.checkpoint.root.boundaries.len() >= crate::root::MOST_EPOCHS;
     let core = Core::new(state, settings, policy);
-    if options.format {
+    if options.format || has_many_epochs {
         core.take_checkpoint(false).await?;
     }
     LogPart::new(zones, core, recovered)

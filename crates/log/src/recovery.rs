@@ -134,7 +134,7 @@ pub async fn recover(zones: Rc<dyn Zones>, map: &str) -> Result<(State, Recovere
         clock = replay.clock;
         (last[0], last[1]) = (end[0], end[1]);
     }
-    settle(&table, &reports, &layout)?;
+    settle(&*zones, &table, &reports, &layout).await?;
     let state = State {
         layout,
         identity: root.identity,
@@ -163,7 +163,11 @@ pub async fn begin(state: &mut State) -> Result<()> {
     }
     let old = &state.checkpoint.root;
     let mut boundaries = old.boundaries.clone();
-    boundaries.push(Boundary { epoch: old.epoch, last: [state.last[0], state.last[1]] });
+    let last = [state.last[0], state.last[1]];
+    // A life that wrote nothing needs no mention: so the list doesn't grow while a log can't be opened for longer.
+    if boundaries.last().is_none_or(|before| before.last != last) {
+        boundaries.push(Boundary { epoch: old.epoch, last });
+    }
     let root = Root { epoch: old.epoch + 1, clean: false, boundaries, ..old.clone() };
     state.root.write(&*state.zones, &state.layout, &root).await?;
     state.epoch = root.epoch;
@@ -408,9 +412,13 @@ pub(crate) async fn scan_all(
     let wanted: Vec<&ZoneReport> = reports
         .iter()
         .filter(|report| report.zone.0 >= ROOT_ZONES)
-        .filter(|report| !matches!(report.state, ZoneState::Empty | ZoneState::Offline))
+        .filter(|report| report.state != ZoneState::Empty)
         .filter(|report| !is_covered(report))
         .collect();
+    for report in wanted.iter().filter(|report| report.state == ZoneState::Offline) {
+        // Nobody knows what is in it: it may be the newest that was promised to be durable.
+        scan::refuse_offline(zones, report.zone).await?;
+    }
     let mut scans = Scans { records: Vec::new(), durable: [0; 4] };
     for batch in wanted.chunks(READS) {
         let reads = batch.iter().map(|report| scan::scan(zones, layout, &root.identity, report, true));
@@ -430,6 +438,13 @@ pub(crate) async fn scan_all(
             }
             for record in scanned.records {
                 let stream = usize::from(record.header.stream.0);
+                if record.header.epoch > root.epoch {
+                    return Err(Error::corrupt(format!(
+                        "zone {} holds a record of epoch {}, and the newest root that can be read is of epoch {}: a root is \
+                         damaged; restore the disk",
+                        report.zone, record.header.epoch, root.epoch
+                    )));
+                }
                 if stream >= REPLAYED || !root.admits(&record.header) {
                     continue;
                 }
@@ -455,7 +470,12 @@ pub(crate) struct Replay<'a> {
 
 impl Replay<'_> {
     /// Replays records up to the first that is missing in each stream; returns the last of each.
-    pub(crate) fn run(&mut self, root: &Root, scans: Scans, recovered: &mut Recovered) -> Result<[u64; REPLAYED]> {
+    pub(crate) fn run(
+        &mut self,
+        root: &Root,
+        scans: Scans,
+        recovered: &mut Recovered,
+    ) -> Result<[u64; REPLAYED]> {
         let mut end = root.covered;
         let mut counted: Vec<Found> = Vec::new();
         let mut records = scans.records;
@@ -535,7 +555,7 @@ impl Replay<'_> {
 }
 
 /// Decides what each zone is, once all counts are right.
-fn settle(table: &ZoneTable, reports: &[ZoneReport], layout: &Layout) -> Result<()> {
+async fn settle(zones: &dyn Zones, table: &ZoneTable, reports: &[ZoneReport], layout: &Layout) -> Result<()> {
     for report in reports {
         let zone = report.zone.0;
         let entry = table.get(zone);
@@ -544,6 +564,9 @@ fn settle(table: &ZoneTable, reports: &[ZoneReport], layout: &Layout) -> Result<
             continue;
         }
         if report.state == ZoneState::Empty || report.state == ZoneState::Offline {
+            if entry.live > 0 && report.state == ZoneState::Offline {
+                scan::refuse_offline(zones, report.zone).await?;
+            }
             if entry.live > 0 {
                 return Err(Error::corrupt(format!(
                     "{} live blocks lie in zone {zone}, which is {:?}",

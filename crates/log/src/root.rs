@@ -197,6 +197,8 @@ pub async fn find(zones: &dyn Zones) -> Result<FoundRoot> {
                 newest = Some(found);
             }
             Ok(_) => {}
+            // The root there may be the newest: an older one must not take its place because of this.
+            Err(error @ Error::Io(_)) => return Err(error),
             Err(error) => reasons.push(error),
         }
     }
@@ -216,6 +218,9 @@ fn is_nothing(error: &Error) -> bool {
 
 /// The last valid root of one zone.
 async fn find_in(zones: &dyn Zones, report: &ZoneReport) -> Result<FoundRoot> {
+    if report.state == ZoneState::Offline {
+        return crate::scan::refuse_offline(zones, report.zone).await.and(Err(Error::not_found("no root")));
+    }
     let unit = zones.geometry().read_granularity.max(4096) as usize;
     let mut found = None;
     let mut reason = Error::not_found("no root");

@@ -77,6 +77,19 @@ pub async fn read(
     Ok(bytes)
 }
 
+/// The error for a zone that can't be read, and is needed.
+///
+/// # Errors
+/// Always: what the zones say about it.
+pub async fn refuse_offline(zones: &dyn Zones, zone: ZoneIndex) -> Result<()> {
+    let unit = zones.geometry().read_granularity as usize;
+    let address = ZoneAddress { zone, offset: ByteOffset(0) };
+    let (outcome, _) = zones.read(address, Buffer::new(unit)).await;
+    let unknown = || Error::corrupt(format!("zone {zone} is offline"));
+    let trouble = outcome.err().unwrap_or_else(unknown);
+    Err(trouble.in_context("the log can't be opened without knowing what is in each of its zones"))
+}
+
 /// The summary of a zone that is full.
 ///
 /// # Errors
