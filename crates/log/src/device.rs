@@ -544,6 +544,12 @@ impl Future for Guarded<'_> {
 /// # Errors
 /// What recovering, formatting and writing say.
 pub async fn open(zones: Arc<dyn ZonesPart>, options: &crate::kind::Options) -> Result<LogPart> {
+    if zones.geometry().durable == block::Durable::OnFinish {
+        return Err(Error::unsupported(
+            "a log on zones whose appends are durable only when the zone is finished: expected durable on append or on \
+             flush",
+        ));
+    }
     let policy = options.policy(zones.geometry().zones)?;
     let handle = zones.open().await?;
     let layout =
