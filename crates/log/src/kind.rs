@@ -24,7 +24,7 @@ pub const KIND: Kind = Kind {
         Key::optional("map", ValueKind::Choice(&crate::map::NAMES), "the structure of the map").or("radix"),
         Key::optional("zone_size", ValueKind::Size, "where the log is made: 1/256 of the disk, up to 64MiB"),
         Key::optional("cleaning", ValueKind::Choice(&zones::cleaning::NAMES), "the cleaning policy")
-            .or("greedy"),
+            .or(zones::cleaning::DEFAULT),
         Key::optional(
             "appends_in_flight",
             ValueKind::Integer { min: 1, max: 16 },
@@ -102,7 +102,7 @@ impl Default for Options {
             disk: None,
             map: "radix".to_owned(),
             zone_size: None,
-            cleaning: "greedy".to_owned(),
+            cleaning: zones::cleaning::DEFAULT.to_owned(),
             appends_in_flight: 2,
             acknowledge: Acknowledge::Log,
             dirty: 64 << 20,

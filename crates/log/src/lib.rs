@@ -1,17 +1,20 @@
 //! The log-structured device and its maps.
 //!
 //! - [`map`]: where each block of a volume lies: one trait, several structures behind it, to be compared.
+//! - [`mod@check`] looks at a whole log for damage, [`dump`] shows what is on the medium; both write nothing.
 //!
 //! Left to others: zones, records, roots and cleaning policies (`zones`), and running the calls (`runtime`).
 
 mod buffered;
 mod bytes;
+pub mod check;
 pub mod checkpoint;
 mod cleaner;
 mod commit;
 pub mod core;
 pub mod device;
 pub mod directory;
+pub mod dump;
 mod flush;
 pub mod format;
 pub mod kind;

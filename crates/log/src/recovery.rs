@@ -123,22 +123,7 @@ pub async fn recover(zones: Rc<dyn Zones>, map: &str) -> Result<(State, Recovere
     let mut recovered = Recovered { clean: root.clean, ..Recovered::default() };
     let directory = read_directory(&*zones, &layout, &root).await?;
     let reports = zones.report(ZoneIndex(0), layout.zones).await?;
-    let table = ZoneTable::new(layout.zones);
-    for report in &reports {
-        table.change(report.zone.0, |entry| {
-            entry.generation = report.generation;
-            entry.usage = Usage::Open;
-        });
-    }
-    for entry in &directory.zones {
-        if entry.zone < layout.zones && table.get(entry.zone).generation == entry.generation {
-            restore(&table, entry);
-        }
-    }
-    for piece in &root.directory {
-        table.change(layout.place(piece.physical).0, |entry| entry.class = CHECKPOINT_CLASS);
-        table.add_live(layout.place(piece.physical).0, piece.blocks);
-    }
+    let table = known_zones(&layout, &root, &directory, &reports);
     let mut versions = load(&*zones, &layout, &directory, &table, map, &mut recovered).await?;
     let mut clock = root.clock;
     let mut last = [root.covered[0], root.covered[1], root.checkpoint];
@@ -201,6 +186,32 @@ pub async fn begin(state: &mut State) -> Result<()> {
     Ok(())
 }
 
+/// What the checkpoint knows of each zone; live are the blocks of the directory.
+pub(crate) fn known_zones(
+    layout: &Layout,
+    root: &Root,
+    directory: &Directory,
+    reports: &[ZoneReport],
+) -> ZoneTable {
+    let table = ZoneTable::new(layout.zones);
+    for report in reports {
+        table.change(report.zone.0, |entry| {
+            entry.generation = report.generation;
+            entry.usage = Usage::Open;
+        });
+    }
+    for entry in &directory.zones {
+        if entry.zone < layout.zones && table.get(entry.zone).generation == entry.generation {
+            restore(&table, entry);
+        }
+    }
+    for piece in &root.directory {
+        table.change(layout.place(piece.physical).0, |entry| entry.class = CHECKPOINT_CLASS);
+        table.add_live(layout.place(piece.physical).0, piece.blocks);
+    }
+    table
+}
+
 fn restore(table: &ZoneTable, entry: &ZoneEntry) {
     table.change(entry.zone, |zone| {
         zone.class = entry.class;
@@ -238,7 +249,7 @@ pub async fn read_directory(zones: &dyn Zones, layout: &Layout, root: &Root) -> 
 }
 
 /// Makes the maps of all versions from their pages, and counts what is live.
-async fn load(
+pub(crate) async fn load(
     zones: &dyn Zones,
     layout: &Layout,
     directory: &Directory,
@@ -381,12 +392,12 @@ impl Loader<'_> {
 }
 
 /// The records of all zones that may have some behind the checkpoint, and what they say was durable.
-struct Scans {
-    records: Vec<Found>,
-    durable: [u64; 4],
+pub(crate) struct Scans {
+    pub(crate) records: Vec<Found>,
+    pub(crate) durable: [u64; 4],
 }
 
-async fn scan_all(
+pub(crate) async fn scan_all(
     zones: &dyn Zones,
     layout: &Layout,
     root: &Root,
@@ -460,16 +471,22 @@ async fn scan_all(
     Ok(scans)
 }
 
-struct Replay<'a> {
-    versions: &'a mut Versions,
-    table: &'a ZoneTable,
-    layout: &'a Layout,
-    clock: u64,
+/// Puts records over the maps of a checkpoint.
+pub(crate) struct Replay<'a> {
+    pub(crate) versions: &'a mut Versions,
+    pub(crate) table: &'a ZoneTable,
+    pub(crate) layout: &'a Layout,
+    pub(crate) clock: u64,
 }
 
 impl Replay<'_> {
     /// Replays records up to the first that is missing in each stream; returns the last of each.
-    fn run(&mut self, root: &Root, scans: Scans, recovered: &mut Recovered) -> Result<[u64; REPLAYED]> {
+    pub(crate) fn run(
+        &mut self,
+        root: &Root,
+        scans: Scans,
+        recovered: &mut Recovered,
+    ) -> Result<[u64; REPLAYED]> {
         let mut end = root.covered;
         let mut counted: Vec<Found> = Vec::new();
         let mut records = scans.records;
@@ -549,12 +566,7 @@ impl Replay<'_> {
 }
 
 /// Decides what each zone is, once all counts are right.
-async fn settle(
-    zones: &dyn Zones,
-    table: &ZoneTable,
-    reports: &[ZoneReport],
-    layout: &Layout,
-) -> Result<()> {
+async fn settle(zones: &dyn Zones, table: &ZoneTable, reports: &[ZoneReport], layout: &Layout) -> Result<()> {
     for report in reports {
         let zone = report.zone.0;
         let entry = table.get(zone);

@@ -11,7 +11,7 @@ const STEP: usize = 1 << 20;
 const READS: usize = 4;
 
 /// A record that was found.
-#[derive(Debug, Clone)]
+#[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Found {
     /// Its header.
     pub header: Header,
@@ -22,7 +22,8 @@ pub struct Found {
 }
 
 impl Found {
-    fn new(parsed: &Parsed<'_>) -> Self {
+    /// A copy of what was parsed.
+    pub(crate) fn new(parsed: &Parsed<'_>) -> Self {
         Found {
             header: parsed.header,
             sums: (0..parsed.header.blocks as usize).map(|number| parsed.sum(number)).collect(),

@@ -51,6 +51,8 @@ pub enum Verb {
     #[command(subcommand)]
     Snapshot(SnapshotVerb),
     Resize(Resize),
+    Check(Check),
+    Dump(Dump),
     Format(Format),
     #[command(subcommand)]
     Stack(StackVerb),
@@ -295,6 +297,51 @@ pub struct Resize {
     pub size: String,
     #[command(flatten)]
     pub log: LogPart,
+}
+
+/// Look at a whole log device for damage; nothing is written
+#[derive(Debug, Args)]
+#[command(after_help = "Examples:
+  siltstone check stack.toml
+  siltstone check 'log(file(disk.img))'
+  siltstone check stack.toml --part vol                        a stack with several log devices
+  siltstone check stack.toml --json | jq '.damage[].hits'
+
+Everything that has a checksum is read, and the maps are held against it: this takes as long as reading the disk. It \
+works on a log that was not closed cleanly, too. A stack that is being served can't be checked.
+
+Damage is what is lost; a note is something wrong that nothing needs. Exit code 1 if there is damage.")]
+pub struct Check {
+    #[arg(help = STACK_HELP)]
+    pub stack: String,
+    /// The part, if the stack has several of kind "log"
+    #[arg(long, value_name = "PART")]
+    pub part: Option<String>,
+    /// Print the report as JSON
+    #[arg(long)]
+    pub json: bool,
+}
+
+/// Show what a log device keeps on its disk; nothing is written
+#[derive(Debug, Args)]
+#[command(after_help = "Examples:
+  siltstone dump stack.toml
+  siltstone dump stack.toml --zone 17                          also each record of this zone
+  siltstone dump stack.toml --json | jq '.zone_list[] | select(.live == 0)'
+
+A stack that is being served can't be dumped.")]
+pub struct Dump {
+    #[arg(help = STACK_HELP)]
+    pub stack: String,
+    /// The part, if the stack has several of kind "log"
+    #[arg(long, value_name = "PART")]
+    pub part: Option<String>,
+    /// Also show each record of this zone
+    #[arg(long, value_name = "N")]
+    pub zone: Option<u32>,
+    /// Print it as JSON
+    #[arg(long)]
+    pub json: bool,
 }
 
 /// Create a stack anew: what is on it is lost

@@ -1,12 +1,15 @@
-//! The command line: `bench`, `serve`, `status`, `message`, `snapshot`, `resize`, `format`, `stack`, `record`,
+//! The command line: `bench`, `serve`, `status`, `message`, `snapshot`, `resize`, `check`, `dump`, `format`, `stack`, `record`,
 //! `map-lookups`. Puts
 //! together what the other crates offer; the only crate that knows them all.
 
 mod arguments;
 mod bench_verb;
+mod check_verb;
 mod control;
+mod dump_verb;
 mod failure;
 mod kinds;
+mod lifted;
 mod load;
 mod map_lookups_verb;
 mod message_verb;
@@ -48,6 +51,8 @@ fn carry_out(verb: Verb) -> Result<(), Failure> {
         Verb::Message(message) => message_verb::message(message),
         Verb::Snapshot(verb) => snapshot_verb::snapshot(&verb),
         Verb::Resize(resize) => snapshot_verb::resize(&resize),
+        Verb::Check(check) => check_verb::check(&check),
+        Verb::Dump(dump) => dump_verb::dump(&dump),
         Verb::Format(format) => serve_verb::format(&format),
         Verb::Stack(verb) => stack_verb::stack(&verb),
         Verb::Record(verb) => record_verb::record(verb),

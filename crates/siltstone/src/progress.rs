@@ -1,4 +1,5 @@
-//! What is shown while a benchmark runs: a bar where somebody looks on, a line per run where nobody does.
+//! What is shown while a benchmark runs: a bar where somebody looks on, a line per run where nobody does; and a bar for
+//! what reads a disk from its beginning to its end.
 
 use crate::output::say;
 use bench::engine::Progress;
@@ -92,6 +93,39 @@ impl Screen {
         match &self.bar {
             Some(bar) => bar.println(text),
             None => say(text),
+        }
+    }
+}
+
+/// A bar for reading a disk, if standard error is a terminal.
+pub struct Reading(Option<ProgressBar>);
+
+impl Reading {
+    /// At the beginning.
+    pub fn new() -> Reading {
+        let bar = std::io::stderr().is_terminal().then(|| {
+            let bar = ProgressBar::with_draw_target(Some(0), ProgressDrawTarget::stderr());
+            let style = "{bar:24.cyan/blue.dim} {percent:>3} %  {bytes} of {total_bytes}  {bytes_per_sec}  {eta} left";
+            let style = ProgressStyle::with_template(style);
+            bar.set_style(style.expect("the template is constant and valid").progress_chars("━╸─"));
+            bar
+        });
+        Reading(bar)
+    }
+
+    /// So many bytes of so many have been read.
+    pub fn at(&self, done: u64, total: u64) {
+        if let Some(bar) = &self.0 {
+            bar.set_length(total);
+            bar.set_position(done);
+        }
+    }
+}
+
+impl Drop for Reading {
+    fn drop(&mut self) {
+        if let Some(bar) = &self.0 {
+            bar.finish_and_clear();
         }
     }
 }

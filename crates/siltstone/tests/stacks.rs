@@ -25,6 +25,8 @@ fn help_teaches_by_example() {
         &["snapshot", "clone"],
         &["snapshot", "diff"],
         &["resize"],
+        &["check"],
+        &["dump"],
         &["format"],
         &["completions"],
         &["stack", "check"],

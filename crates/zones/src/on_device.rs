@@ -52,6 +52,9 @@ pub struct Options {
     pub max_active: u32,
     /// The largest append, in bytes; without it [`DEFAULT_MAX_APPEND`], or a zone where that is smaller.
     pub max_append: Option<u64>,
+    /// Refuse every change and write nothing, not even that the volume is in use: for looking at a volume. Zones that
+    /// were open at a clean close are shown as closed, with their write pointers.
+    pub read_only: bool,
 }
 
 /// The zones that a device of this shape would have.
@@ -72,13 +75,18 @@ pub struct OnDevice {
 
 impl OnDevice {
     /// Opens the volume on this device, or makes one where `options.format` says so, and notes on the medium
-    /// that it is in use.
+    /// that it is in use, unless it is opened read-only.
     ///
     /// # Errors
     /// [`Error::Protocol`](block::Error::Protocol) for a device that holds something else or another version,
     /// [`Error::Corrupt`](block::Error::Corrupt) for damaged superblocks,
     /// [`Error::Invalid`](block::Error::Invalid) for options or a device that don't fit the volume.
     pub async fn open(device: Arc<dyn DevicePart>, options: Options) -> Result<OnDevice> {
+        if options.format && options.read_only {
+            return Err(block::Error::invalid(
+                "zones can't be formatted and opened read-only at the same time",
+            ));
+        }
         let handle = device.open().await?;
         if options.format {
             open::format(&*handle, options.zone_size).await?;

@@ -411,6 +411,29 @@ fn a_read_only_device_is_read_and_not_written() {
 }
 
 #[test]
+fn zones_that_are_opened_read_only_are_not_written() {
+    inside(|| async {
+        let (disk, _) = used().await;
+        let before = disk.bytes();
+        let options = Options { read_only: true, ..Options::default() };
+        let zones = OnDevice::open(disk.clone(), options).await.unwrap();
+        let handle = handle(&zones).await;
+        let (outcome, buffer) = handle.read(ZoneAddress::new(0, 0), block::Buffer::new(16384)).await;
+        assert!(outcome.is_ok() && buffer.filled() == [1; 16384]);
+        assert!(matches!(handle.append(ZoneIndex(2), payload(4096, 1)).await, Err(Error::ReadOnly(_))));
+        assert!(matches!(handle.reset(ZoneIndex(0), EraseGuarantee::None).await, Err(Error::ReadOnly(_))));
+        let report = handle.report(ZoneIndex(0), 1).await.unwrap()[0];
+        assert_eq!((report.state, report.write_pointer), (ZoneState::Closed, 16384));
+        drop(handle);
+        zones.close().await.unwrap();
+        assert!(before == disk.bytes());
+        let both = Options { read_only: true, ..format() };
+        assert!(matches!(OnDevice::open(disk.clone(), both).await, Err(Error::Invalid(_))));
+        assert!(before == disk.bytes());
+    });
+}
+
+#[test]
 fn an_interrupted_format_leaves_nothing_that_opens() {
     inside(|| async {
         let seed = runtime::random_u64();

@@ -45,6 +45,7 @@ fn options(arguments: &Arguments) -> Result<Options> {
         max_open: small(arguments, "max_open")?,
         max_active: small(arguments, "max_active")?,
         max_append: arguments.optional_size("max_append")?,
+        read_only: false,
     })
 }
 

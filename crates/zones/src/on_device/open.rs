@@ -164,7 +164,14 @@ pub(super) fn zone_geometry(
 }
 
 /// The state of a zone from its header, as it is believed after a clean or an unclean stop.
-async fn read_slot(device: &dyn Device, layout: &Layout, uuid: Uuid, clean: bool, zone: u32) -> Slot {
+async fn read_slot(
+    device: &dyn Device,
+    layout: &Layout,
+    uuid: Uuid,
+    clean: bool,
+    read_only: bool,
+    zone: u32,
+) -> Slot {
     let (capacity, unit) = (layout.capacity(), layout.block_size.bytes());
     let blocks = |bytes: u64| bytes >> layout.block_size.shift();
     let block = read_block(device, layout.header(zone)).await;
@@ -175,8 +182,8 @@ async fn read_slot(device: &dyn Device, layout: &Layout, uuid: Uuid, clean: bool
     match header {
         // Its generation is unknown, so it can't even be reset: old records would validate.
         Err(error) => Slot::new(ZoneState::Offline, 0, 0, Some(error)),
-        Ok(header) if header.state == ZoneState::Open && clean && device.geometry().read_only => {
-            let trouble = Error::read_only("the device below the zones is read-only");
+        Ok(header) if header.state == ZoneState::Open && clean && read_only => {
+            let trouble = Error::read_only("the zones are read-only");
             Slot::new(ZoneState::Closed, header.generation, blocks(header.write_pointer), Some(trouble))
         }
         Ok(header) if header.state == ZoneState::Open && !clean => {
@@ -209,12 +216,13 @@ pub(super) async fn read(device: &dyn Device, options: &Options) -> Result<Volum
             layout.zone_size
         )));
     }
+    let read_only = geometry.read_only || options.read_only;
     let mut slots = Vec::new();
     while (slots.len() as u32) < layout.zones {
         let first = slots.len() as u32;
         let end = first.saturating_add(HEADERS_AT_A_TIME).min(layout.zones);
-        let reads =
-            (first..end).map(|zone| read_slot(device, &layout, superblock.uuid, superblock.clean, zone));
+        let reads = (first..end)
+            .map(|zone| read_slot(device, &layout, superblock.uuid, superblock.clean, read_only, zone));
         slots.extend(runtime::join_all(reads).await);
     }
     let limits = Limits::new(options.max_open, options.max_active);
@@ -226,7 +234,7 @@ pub(super) async fn read(device: &dyn Device, options: &Options) -> Result<Volum
         sequence: AtomicU64::new(superblock.sequence),
         slots,
         limits,
-        read_only: geometry.read_only,
+        read_only,
         closed: AtomicBool::new(false),
     })
 }

@@ -39,7 +39,7 @@ impl Volume {
     /// Refuses changes of a volume that is read-only or closed.
     pub(super) fn check_writable(&self) -> Result<()> {
         if self.read_only {
-            return Err(Error::read_only("the device below the zones is read-only"));
+            return Err(Error::read_only("the zones are read-only, or the device below them is"));
         }
         if self.closed.load(Ordering::Acquire) {
             return Err(Error::closed("the zones are closed"));

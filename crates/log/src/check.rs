@@ -1,0 +1,318 @@
+//! Looking at a whole log for damage: writes nothing, and works on a log that was not closed cleanly, too.
+//!
+//! Everything that has a checksum is read: the roots, the directory of the newest checkpoint, the pages of the maps, and
+//! every record of every zone with all its data, beside the summary of its zone. The tail is replayed as recovery does
+//! it. Then the maps are held against the records: whatever a version maps must stand where a record says so, and be
+//! good.
+//!
+//! What is wrong is *damage* if something is lost that the log still needs: a version has the block, or the log can't be
+//! opened as it was. Else it is a *note*: the bytes are wrong and nothing is lost. Two things can't be told from what a
+//! power cut leaves, and are silent where nothing refers to them: what stands behind the last record of a zone that was
+//! never finished, and a root that was being written.
+//!
+//! Besides the maps, which it loads as opening the log does, it holds a few windows of a zone at a time.
+//!
+//! One concept per module: [`roots`] the two root zones, [`pages`] the pages of the maps, [`zone`] the records of one
+//! zone, [`owners`] which versions need what is damaged, [`report`] what is said in the end.
+
+mod owners;
+mod pages;
+mod report;
+pub(crate) mod roots;
+mod window;
+pub(crate) mod zone;
+
+pub use report::{CheckReport, Checked, Finding, Hit};
+pub(crate) use window::Window;
+
+use crate::directory::Directory;
+use crate::format::{CLEANER, REPLAYED, USER, VersionId};
+use crate::layout::{Layout, ROOT_ZONES};
+use crate::recovery::{self, Recovered, Replay};
+use crate::root::{self, Root};
+use crate::table::ZoneTable;
+use crate::versions::Versions;
+use block::{BlockSize, DevicePart, Error, Result, ZoneIndex, ZoneReport, ZoneState, Zones, ZonesPart};
+use owners::Owners;
+use report::Findings;
+use std::sync::Arc;
+use zones::record::StreamIndex;
+
+/// The map in which the log is loaded to be looked at.
+const MAP: &str = "radix";
+
+/// Looks at the log on a device, and writes nothing to it.
+///
+/// # Errors
+/// As [`check`]; what opening the zones says.
+pub async fn check_device(device: Arc<dyn DevicePart>, progress: &dyn Fn(u64, u64)) -> Result<CheckReport> {
+    check(open_zones(device).await?, progress).await
+}
+
+/// Opens the zones of a log for looking at them: nothing is written.
+///
+/// # Errors
+/// What opening the zones says.
+pub async fn open_zones(device: Arc<dyn DevicePart>) -> Result<Arc<dyn ZonesPart>> {
+    let options = zones::on_device::Options {
+        max_append: Some(crate::kind::MAX_APPEND),
+        read_only: true,
+        ..zones::on_device::Options::default()
+    };
+    Ok(Arc::new(zones::OnDevice::open(device, options).await?))
+}
+
+/// Looks at the log on these zones, which nobody else uses meanwhile, and writes nothing. `progress` is told how many
+/// bytes have been read, of how many.
+///
+/// # Errors
+/// [`Error::Protocol`] where there is no log, or one of another version; [`Error::Corrupt`] where no root can be read,
+/// so that nothing can be told; [`Error::OutOfMemory`] where the maps don't fit.
+pub async fn check(zones: Arc<dyn ZonesPart>, progress: &dyn Fn(u64, u64)) -> Result<CheckReport> {
+    let handle = zones.open().await?;
+    let found = root::find(&*handle).await?;
+    let root = found.root.clone();
+    let layout = layout_of(&*handle, &root)?;
+    let reports = handle.report(ZoneIndex(0), layout.zones).await?;
+    let mut check = Check {
+        zones: &*handle,
+        layout,
+        reports: &reports,
+        root: &root,
+        findings: Findings::default(),
+        checked: Checked::default(),
+        recovered: Recovered { clean: root.clean, ..Recovered::default() },
+    };
+    roots::check(&mut check, &found).await?;
+    let state = check.load().await?;
+    let mut owners = Owners::new(&check, &state);
+    check.walk(&state, &mut owners, progress).await?;
+    owners.settle(&mut check, &state).await;
+    check.count_live(&state, &owners);
+    Ok(check.findings.into_report(&found, check.checked, &check.recovered))
+}
+
+/// The division into blocks that a log was made with.
+///
+/// # Errors
+/// [`Error::Corrupt`] if these zones are others.
+pub(crate) fn layout_of(zones: &dyn Zones, root: &Root) -> Result<Layout> {
+    let layout = Layout::new(zones.geometry(), BlockSize::new(recovery::BLOCK)?)?;
+    let here = (layout.zone_blocks, layout.zones, layout.block_size);
+    if (root.zone_blocks, root.zones, root.block_size) != here {
+        return Err(Error::corrupt(format!(
+            "the log was made on {} zones of {} blocks of {} bytes, and here are {} of {}",
+            root.zones, root.zone_blocks, root.block_size, layout.zones, layout.zone_blocks
+        )));
+    }
+    Ok(layout)
+}
+
+/// How people call the records of a stream.
+pub(crate) fn stream_name(stream: StreamIndex) -> &'static str {
+    match stream {
+        USER => "users' writes",
+        CLEANER => "the cleaner",
+        crate::format::CHECKPOINT => "checkpoints",
+        crate::format::ROOT => "roots",
+        _ => "an unknown stream",
+    }
+}
+
+/// What all steps share.
+struct Check<'a> {
+    zones: &'a dyn Zones,
+    layout: Layout,
+    reports: &'a [ZoneReport],
+    root: &'a Root,
+    findings: Findings,
+    checked: Checked,
+    recovered: Recovered,
+}
+
+/// The log as it would be opened, as far as it can be.
+struct Loaded {
+    /// Without any if the directory is damaged.
+    versions: Versions,
+    directory: Directory,
+    table: ZoneTable,
+    pages: pages::Pages,
+    /// Up to where the records of each stream count.
+    end: [u64; REPLAYED],
+    /// Up to where records say that they had been durable.
+    durable: [u64; REPLAYED],
+    /// The directory can't be read: nobody knows what is needed.
+    is_unknown: bool,
+}
+
+impl Check<'_> {
+    /// Loads the newest checkpoint and replays what is behind it; goes on after damage with what is left.
+    async fn load(&mut self) -> Result<Loaded> {
+        let (mut directory, is_unknown) =
+            match recovery::read_directory(self.zones, &self.layout, self.root).await {
+                Ok(directory) => (directory, false),
+                Err(error @ Error::OutOfMemory(_)) => return Err(error),
+                Err(error) => {
+                    let place = self.root.directory.first().map(|piece| self.layout.place(piece.physical));
+                    let what = format!("{}: the log can't be opened", error.detail());
+                    self.findings.damage(Finding::at(place, 0, what));
+                    (Directory::default(), true)
+                }
+            };
+        let pages = pages::check(self, &mut directory).await;
+        let mut root = self.root.clone();
+        if is_unknown {
+            root.directory.clear();
+        }
+        let table = recovery::known_zones(&self.layout, &root, &directory, self.reports);
+        let recovered = &mut self.recovered;
+        let mut versions =
+            recovery::load(self.zones, &self.layout, &directory, &table, MAP, recovered).await?;
+        self.checked.versions = versions.list.len() as u64;
+        let (mut end, mut durable) = (self.root.covered, [0; REPLAYED]);
+        if !self.root.clean && !is_unknown {
+            (end, durable) = self.replay(&directory, &table, &mut versions).await;
+        }
+        Ok(Loaded { versions, directory, table, pages, end, durable, is_unknown })
+    }
+
+    async fn replay(
+        &mut self,
+        directory: &Directory,
+        table: &ZoneTable,
+        versions: &mut Versions,
+    ) -> ([u64; REPLAYED], [u64; REPLAYED]) {
+        let (zones, layout, root) = (self.zones, &self.layout, self.root);
+        let mut scans = match recovery::scan_all(zones, layout, root, directory, self.reports, table).await {
+            Ok(scans) => scans,
+            Err(error) => {
+                let what = format!("the records behind the checkpoint can't be read: {}", error.detail());
+                self.findings.damage(Finding::at(None, 0, what));
+                return (root.covered, [0; REPLAYED]);
+            }
+        };
+        let durable = [scans.durable[0], scans.durable[1]];
+        // What recovery refuses is told here, and what can be replayed is.
+        scans.durable = [0; 4];
+        let numbers: Vec<(StreamIndex, u64)> =
+            scans.records.iter().map(|record| (record.header.stream, record.header.sequence)).collect();
+        let mut replay = Replay { versions, table, layout, clock: root.clock };
+        let end = match replay.run(root, scans, &mut self.recovered) {
+            Ok(end) => end,
+            Err(error) => {
+                let what = format!("the records behind the checkpoint can't be replayed: {}", error.detail());
+                self.findings.damage(Finding::at(None, 0, what));
+                return (root.covered, durable);
+            }
+        };
+        for stream in [USER, CLEANER] {
+            let index = usize::from(stream.0);
+            if durable[index] > end[index] {
+                let mut behind: Vec<u64> = numbers
+                    .iter()
+                    .filter(|(other, number)| *other == stream && *number > end[index])
+                    .map(|(_, number)| *number)
+                    .collect();
+                behind.sort_unstable();
+                behind.dedup();
+                self.findings.damage(Finding::at(
+                    None,
+                    0,
+                    format!(
+                        "record {} of {} is damaged or missing, and {} had been durable: the log can't be opened; {} good \
+                         records behind it don't count without it",
+                        end[index] + 1,
+                        stream_name(stream),
+                        durable[index],
+                        behind.len()
+                    ),
+                ));
+            }
+        }
+        (end, durable)
+    }
+
+    /// Looks at every zone, one after the other.
+    async fn walk(&mut self, state: &Loaded, owners: &mut Owners, progress: &dyn Fn(u64, u64)) -> Result<()> {
+        let total = self.reports.iter().map(|report| report.write_pointer).sum();
+        let mut done = 0;
+        let mut newer = 0;
+        progress(done, total);
+        for report in self.reports {
+            let zone = report.zone.0;
+            if zone >= ROOT_ZONES && !matches!(report.state, ZoneState::Empty | ZoneState::Offline) {
+                let mut walk = zone::Walk::new(
+                    self.zones,
+                    &self.layout,
+                    self.root,
+                    report,
+                    zone::Tail { end: state.end, durable: state.durable },
+                );
+                walk.on_read = Some(Box::new(move |bytes| progress((done + bytes).min(total), total)));
+                let walked = walk.run().await;
+                self.checked.zones += 1;
+                self.checked.records += walked.records;
+                self.checked.data_blocks += walked.data_blocks;
+                self.checked.summaries += u64::from(walked.has_summary);
+                newer += walked.newer;
+                owners.walked(self, state, zone, walked).await;
+            } else {
+                owners.not_walked(self, state, report).await;
+            }
+            done += report.write_pointer;
+            progress(done, total);
+            runtime::yield_now().await;
+        }
+        if newer > 0 {
+            self.findings.damage(Finding::at(
+                None,
+                0,
+                format!(
+                    "{newer} records are of a later life of the log than the newest root that can be read (life {}): a \
+                     root is lost, and what they say with it",
+                    self.root.epoch
+                ),
+            ));
+        }
+        Ok(())
+    }
+
+    /// Holds what is live by the maps against what recovery counted.
+    fn count_live(&mut self, state: &Loaded, owners: &Owners) {
+        if state.is_unknown {
+            return;
+        }
+        let mut live = owners.live.clone();
+        let mut blocks: Vec<u32> = state
+            .directory
+            .versions
+            .iter()
+            .flat_map(|version| version.table.iter().map(|(_, place)| place.physical.0))
+            .collect();
+        blocks.sort_unstable();
+        blocks.dedup();
+        let pieces = self.root.directory.iter();
+        let pieces = pieces.flat_map(|piece| piece.physical.0..piece.physical.0 + piece.blocks);
+        for block in blocks.into_iter().chain(pieces) {
+            live[(block / self.layout.zone_blocks) as usize] += 1;
+        }
+        for (zone, counted) in state.table.list() {
+            let expected = live[zone as usize];
+            if zone < ROOT_ZONES || counted.live == expected {
+                continue;
+            }
+            let what = format!("{expected} blocks are in use, and opening the log counts {}", counted.live);
+            let finding = Finding::at(Some((zone, 0)), 0, what);
+            match counted.live < expected {
+                true => self.findings.damage(finding),
+                false => self.findings.note(finding),
+            }
+        }
+    }
+}
+
+/// Whether a version can have what was written to `writer`: its own, or of an older version that it is, directly or
+/// not, a copy of. The copies in between may have been deleted, so more can't be asked.
+pub(crate) fn can_come_from(version: VersionId, writer: VersionId) -> bool {
+    writer.0 > 0 && writer <= version
+}

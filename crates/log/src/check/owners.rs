@@ -1,0 +1,267 @@
+//! Which versions have what: the maps held against what the zones were found to hold.
+//!
+//! While a zone is walked, its blocks are looked up in the maps: those that a version has are counted. Where that is all
+//! that the version has in the zone, nothing is wrong with it. Of the others what was found is kept, and the maps are
+//! gone through for what they have there, many zones at a time.
+
+use super::zone::{Entry, Region, Sort, Walked};
+use super::{Check, Finding, Loaded, can_come_from};
+use crate::format::VersionId;
+use crate::layout::ROOT_ZONES;
+use crate::map::{Mapping, Physical};
+use block::{ZoneReport, ZoneState};
+use std::collections::BTreeMap;
+
+/// After so many zones with something wrong the maps are gone through.
+const MOST_SUSPECTS: usize = 64;
+/// How many blocks of a map are looked at before others get their turn.
+const AT_ONCE: u64 = 1 << 20;
+
+/// What is kept of a zone with which something is wrong.
+#[derive(Debug)]
+struct Suspect {
+    entries: Vec<Entry>,
+    regions: Vec<Region>,
+    /// The region of blocks that are good and that some version should not have there.
+    misplaced: BTreeMap<u32, usize>,
+    /// What each region loses.
+    findings: BTreeMap<usize, Finding>,
+    live: Vec<bool>,
+}
+
+pub(super) struct Owners {
+    /// How many blocks of each zone each version has.
+    mapped: Vec<Vec<u32>>,
+    /// How many blocks of each zone any version has.
+    pub(super) live: Vec<u32>,
+    suspects: BTreeMap<u32, Suspect>,
+}
+
+impl Owners {
+    pub(super) fn new(check: &Check<'_>, state: &Loaded) -> Self {
+        let zones = check.layout.zones as usize;
+        let zone_blocks = u64::from(check.layout.zone_blocks);
+        let mut mapped = Vec::new();
+        for version in &state.versions.list {
+            let mut counts = vec![0_u32; zones];
+            version.map.lookup_range(0..version.blocks, &mut |piece| {
+                let (mut at, end) = (u64::from(piece.physical.0), u64::from(piece.physical.0) + piece.count);
+                while piece.physical.is_mapped() && at < end {
+                    let zone = at / zone_blocks;
+                    let next = end.min((zone + 1) * zone_blocks);
+                    counts[zone as usize] += (next - at) as u32;
+                    at = next;
+                }
+            });
+            mapped.push(counts);
+        }
+        Owners { mapped, live: vec![0; zones], suspects: BTreeMap::new() }
+    }
+
+    /// A zone was walked: says what is wrong, or keeps it until more is known.
+    pub(super) async fn walked(&mut self, check: &mut Check<'_>, state: &Loaded, zone: u32, walked: Walked) {
+        for lost in &walked.lost {
+            let mut finding = Finding::at(Some((zone, lost.position)), lost.blocks, lost.what.clone());
+            for (version, block, count) in &lost.changes {
+                finding.hit(version.0, name_of(state, *version), *block, u64::from(*count));
+            }
+            check.findings.damage(finding);
+        }
+        let mut live = vec![false; walked.entries.len()];
+        let mut is_suspect = false;
+        for (number, version) in state.versions.list.iter().enumerate() {
+            let mut good = 0;
+            let mut behind = 0;
+            let follows = |one: &Entry, next: &Entry| {
+                (one.version, one.region, one.block + 1) == (next.version, next.region, next.block)
+            };
+            for run in walked.entries.chunk_by(follows) {
+                let (first, position) = (run[0], behind);
+                behind += run.len();
+                let end = version.blocks.min(first.block + run.len() as u64);
+                if first.region != 0 || !can_come_from(version.id, first.version) || first.block >= end {
+                    continue;
+                }
+                let at = check.layout.physical(zone, position as u32);
+                version.map.lookup_range(first.block..end, &mut |piece| {
+                    let offset = piece.block - first.block;
+                    if piece.physical.is_mapped() && piece.physical == at.offset(offset) {
+                        good += piece.count as u32;
+                        let from = position + offset as usize;
+                        live[from..from + piece.count as usize].fill(true);
+                    }
+                });
+            }
+            check.checked.mapped_blocks += u64::from(good);
+            is_suspect |= good != self.mapped[number][zone as usize];
+        }
+        if !is_suspect {
+            self.live[zone as usize] = live.iter().filter(|live| **live).count() as u32;
+            report_unowned(check, state, zone, &walked);
+            return;
+        }
+        self.keep(check, state, zone, walked).await;
+    }
+
+    /// A zone without records: no version may have anything there.
+    pub(super) async fn not_walked(&mut self, check: &mut Check<'_>, state: &Loaded, report: &ZoneReport) {
+        let zone = report.zone.0;
+        let why = match report.state {
+            _ if zone < ROOT_ZONES => "the zone is for roots",
+            ZoneState::Offline => "the zone is offline: its header is damaged",
+            _ => "the zone is empty",
+        };
+        let is_needed = state.pages.needed.iter().any(|block| check.layout.place(Physical(*block)).0 == zone);
+        if self.mapped.iter().all(|counts| counts[zone as usize] == 0) {
+            // Pages in it have been missed already.
+            if report.state == ZoneState::Offline && zone >= ROOT_ZONES && !is_needed {
+                let what = format!("{why}; nothing that is needed was in it");
+                let finding = Finding::at(Some((zone, 0)), 0, what);
+                match state.is_unknown {
+                    true => check.findings.damage(finding),
+                    false => check.findings.note(finding),
+                }
+            }
+            return;
+        }
+        let blocks = check.layout.zone_blocks;
+        let region = Region { position: 0, blocks, what: why.to_owned(), sort: Sort::Data };
+        let entry = Entry { region: 1, ..Entry::NONE };
+        let walked =
+            Walked { entries: vec![entry; blocks as usize], regions: vec![region], ..Walked::default() };
+        self.keep(check, state, zone, walked).await;
+    }
+
+    async fn keep(&mut self, check: &mut Check<'_>, state: &Loaded, zone: u32, walked: Walked) {
+        let live = vec![false; walked.entries.len()];
+        let Walked { entries, regions, .. } = walked;
+        let suspect =
+            Suspect { entries, regions, misplaced: BTreeMap::new(), findings: BTreeMap::new(), live };
+        self.suspects.insert(zone, suspect);
+        if self.suspects.len() >= MOST_SUSPECTS {
+            self.settle(check, state).await;
+        }
+    }
+
+    /// Goes through the maps for what they have in the zones that were kept, and reports it.
+    pub(super) async fn settle(&mut self, check: &mut Check<'_>, state: &Loaded) {
+        if self.suspects.is_empty() {
+            return;
+        }
+        for version in &state.versions.list {
+            let mut at = 0;
+            while at < version.blocks {
+                let end = version.blocks.min(at + AT_ONCE);
+                version.map.lookup_range(at..end, &mut |piece: Mapping| {
+                    if !piece.physical.is_mapped() {
+                        return;
+                    }
+                    for number in 0..piece.count {
+                        let (zone, position) = check.layout.place(piece.physical.offset(number));
+                        if let Some(suspect) = self.suspects.get_mut(&zone) {
+                            suspect.judge(version.id, &version.name, piece.block + number, zone, position);
+                        }
+                    }
+                });
+                at = end;
+                runtime::yield_now().await;
+            }
+        }
+        for (zone, suspect) in std::mem::take(&mut self.suspects) {
+            self.live[zone as usize] = suspect.live.iter().filter(|live| **live).count() as u32;
+            let Suspect { entries, regions, findings, .. } = suspect;
+            let left: Vec<Region> = regions
+                .iter()
+                .enumerate()
+                .filter(|(number, _)| !findings.contains_key(number))
+                .map(|(_, region)| region.clone())
+                .collect();
+            findings.into_values().for_each(|finding| check.findings.damage(finding));
+            let walked = Walked { entries, regions: left, ..Walked::default() };
+            report_unowned(check, state, zone, &walked);
+        }
+    }
+}
+
+impl Suspect {
+    /// A version has this block of the zone.
+    fn judge(&mut self, id: VersionId, name: &str, block: u64, zone: u32, position: u32) {
+        self.live[position as usize] = true;
+        let entry = self.entries[position as usize];
+        let is_described = entry.block == block && can_come_from(id, entry.version);
+        if entry.region == 0 && is_described {
+            return;
+        }
+        let number = match entry.region.checked_sub(1) {
+            Some(region) => region as usize,
+            None => self.misplaced_region(entry, position),
+        };
+        let region = &self.regions[number];
+        let finding = self.findings.entry(number).or_insert_with(|| {
+            Finding::at(Some((zone, region.position)), region.blocks, region.what.clone())
+        });
+        finding.hit(id.0, name, block, 1);
+    }
+
+    /// A region for a block that is good, and that a version has as what it isn't.
+    fn misplaced_region(&mut self, entry: Entry, position: u32) -> usize {
+        if let Some(known) = self.misplaced.get(&position) {
+            return *known;
+        }
+        let what = match entry.version.0 {
+            0 => "a map leads here, and no record says what is here".to_owned(),
+            version => format!(
+                "a map leads here, and the record says that this is block {} of version {version}",
+                entry.block
+            ),
+        };
+        // Blocks that follow each other, and are strange in the same way, are told together.
+        let before = position.checked_sub(1).and_then(|before| self.misplaced.get(&before)).copied();
+        let number = match before {
+            Some(before)
+                if self.regions[before].what == what
+                    && self.regions[before].position + self.regions[before].blocks == position =>
+            {
+                self.regions[before].blocks += 1;
+                if let Some(finding) = self.findings.get_mut(&before) {
+                    finding.blocks += 1;
+                }
+                before
+            }
+            _ => {
+                self.regions.push(Region { position, blocks: 1, what, sort: Sort::Data });
+                self.regions.len() - 1
+            }
+        };
+        self.misplaced.insert(position, number);
+        number
+    }
+}
+
+/// What is wrong in a zone and no version has.
+fn report_unowned(check: &mut Check<'_>, state: &Loaded, zone: u32, walked: &Walked) {
+    for region in &walked.regions {
+        let place = Some((zone, region.position));
+        let finding = |more: &str| Finding::at(place, region.blocks, format!("{}{more}", region.what));
+        let first = check.layout.physical(zone, region.position).0;
+        let is_told = |number: u32| state.pages.needed.binary_search(&(first + number)).is_ok();
+        match region.sort {
+            Sort::Tail => {}
+            Sort::Spare => check.findings.note(finding("")),
+            // Pages and pieces of the directory have been told of.
+            Sort::Data if (0..region.blocks).all(is_told) => {}
+            Sort::Data if state.is_unknown => {
+                check.findings.damage(finding("; whether it is needed nobody knows without the directory"));
+            }
+            Sort::Data if walked.may_be_needed(region, &state.pages.lost) => {
+                let more = "; it may be needed: the page of the map that would say so is lost";
+                check.findings.damage(finding(more));
+            }
+            Sort::Data => check.findings.note(finding("; nothing needs it")),
+        }
+    }
+}
+
+fn name_of(state: &Loaded, version: VersionId) -> &str {
+    state.versions.get(version).map_or("", |version| &version.name)
+}

@@ -1,0 +1,103 @@
+//! The two root zones: every root in them, and whether one is missing that may have been newer than the newest that
+//! opening the log finds.
+
+use super::{Check, Finding, Window};
+use crate::format::ROOT;
+use crate::layout::ROOT_ZONES;
+use crate::root::{FoundRoot, Root};
+use block::{Error, Result, ZoneReport, ZoneState};
+use zones::record::{Identity, Parsed};
+
+/// A root that was found.
+pub(crate) struct Place {
+    /// Its block.
+    pub(crate) position: u32,
+    /// Its number.
+    pub(crate) number: u64,
+    /// What it says.
+    pub(crate) root: Root,
+}
+
+/// Reads the root in a block of a root zone.
+pub(crate) fn read(bytes: &[u8], identity: &Identity, report: &ZoneReport, position: u32) -> Result<Place> {
+    let parsed = Parsed::decode(bytes, identity)?;
+    parsed.check_place(report.zone.0, report.generation, position)?;
+    if parsed.header.stream != ROOT {
+        return Err(Error::corrupt("a record that is no root"));
+    }
+    let root = Root::decode(parsed.meta)?;
+    Ok(Place { position, number: parsed.header.sequence, root })
+}
+
+pub(super) async fn check(check: &mut Check<'_>, found: &FoundRoot) -> Result<()> {
+    for report in check.reports.iter().filter(|report| report.zone.0 < ROOT_ZONES) {
+        match report.state {
+            ZoneState::Empty => {}
+            ZoneState::Offline => {
+                let what = "the zone is offline, and holds roots: a newer one may have been there";
+                check.findings.damage(Finding::at(Some((report.zone.0, 0)), 0, what.to_owned()));
+            }
+            _ => check_zone(check, found, report).await,
+        }
+    }
+    Ok(())
+}
+
+async fn check_zone(check: &mut Check<'_>, found: &FoundRoot, report: &ZoneReport) {
+    let zone = report.zone.0;
+    let layout = check.layout;
+    let end = (report.write_pointer >> layout.block_size.shift()) as u32;
+    let mut window = Window::new(check.zones, &layout, zone, end);
+    let mut good: Vec<(u32, u64)> = Vec::new();
+    let mut bad: Vec<(u32, Error)> = Vec::new();
+    for position in 0..end {
+        match read(window.blocks(position, 1).await, &check.root.identity, report, position) {
+            Ok(place) => good.push((position, place.number)),
+            Err(error) => {
+                let error = window.unreadable.remove(&position).unwrap_or(error);
+                bad.push((position, error));
+            }
+        }
+    }
+    check.checked.roots += good.len() as u64;
+    let last = good.last().map(|(position, _)| *position);
+    // What stands behind the last root of a zone that was left open by a power cut means nothing.
+    let is_exact = end < layout.zone_blocks;
+    let counts =
+        bad.into_iter().filter(|(position, _)| is_exact || last.is_some_and(|last| *position < last));
+    for (position, error) in counts {
+        // Roots are numbered, and stand behind each other.
+        let nearest = good.iter().min_by_key(|(other, _)| other.abs_diff(position));
+        let number = nearest.map(|(other, number)| {
+            number.saturating_add(u64::from(position)).saturating_sub(u64::from(*other))
+        });
+        let newest = good.last().map_or(0, |(_, number)| *number);
+        let reason = error.detail();
+        let place = Some((zone, position));
+        match number {
+            Some(number) if number < found.number && newest <= found.number => {
+                let what = format!("root {number} can't be read, and isn't needed any more: {reason}");
+                check.findings.note(Finding::at(place, 1, what));
+            }
+            Some(number) => {
+                let what = format!(
+                    "root {number} can't be read: {reason}; the log is opened by root {} instead, as it was then{}",
+                    found.number,
+                    if newest > found.number {
+                        format!(", although root {newest} is there")
+                    } else {
+                        String::new()
+                    }
+                );
+                check.findings.damage(Finding::at(place, 1, what));
+            }
+            None => {
+                let what = format!(
+                    "a root can't be read: {reason}; it may have been newer than root {}, by which the log is opened",
+                    found.number
+                );
+                check.findings.damage(Finding::at(place, 1, what));
+            }
+        }
+    }
+}

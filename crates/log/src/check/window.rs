@@ -1,0 +1,79 @@
+//! Reading a zone from its beginning to its end, a window at a time; blocks that can't be read are known by their
+//! numbers, and hold zeros.
+
+use crate::layout::Layout;
+use crate::scan;
+use block::{Error, Zones};
+use std::collections::BTreeMap;
+
+/// How many bytes a window has, at least.
+const BYTES: usize = 8 << 20;
+
+/// The blocks of one zone.
+pub(crate) struct Window<'a> {
+    zones: &'a dyn Zones,
+    layout: &'a Layout,
+    zone: u32,
+    /// Nothing is read from here on.
+    end: u32,
+    start: u32,
+    bytes: Vec<u8>,
+    /// Blocks that can't be read, and why.
+    pub(crate) unreadable: BTreeMap<u32, Error>,
+    /// Told how many bytes lie before the end of the window, each time that it moves on.
+    pub(crate) on_read: Option<Box<dyn Fn(u64) + 'a>>,
+}
+
+impl<'a> Window<'a> {
+    /// Of the first `end` blocks of a zone.
+    pub(crate) fn new(zones: &'a dyn Zones, layout: &'a Layout, zone: u32, end: u32) -> Self {
+        Window {
+            zones,
+            layout,
+            zone,
+            end,
+            start: 0,
+            bytes: Vec::new(),
+            unreadable: BTreeMap::new(),
+            on_read: None,
+        }
+    }
+
+    /// So many blocks from this one on; they lie before the end.
+    pub(crate) async fn blocks(&mut self, position: u32, count: u32) -> &[u8] {
+        debug_assert!(position + count <= self.end, "blocks behind the end of a zone");
+        let block = self.layout.block_bytes();
+        let held = self.start..self.start + (self.bytes.len() / block) as u32;
+        if position < held.start || position + count > held.end {
+            let most = ((BYTES / block) as u32).max(count).min(self.end - position);
+            self.fill(position, most).await;
+        }
+        let from = (position - self.start) as usize * block;
+        &self.bytes[from..from + count as usize * block]
+    }
+
+    async fn fill(&mut self, position: u32, count: u32) {
+        self.start = position;
+        let (zones, layout, zone) = (self.zones, self.layout, self.zone);
+        self.bytes = match scan::read(zones, layout, zone, position, count).await {
+            Ok(bytes) => bytes,
+            // Block by block: the others may be good.
+            Err(_) => {
+                let mut bytes = Vec::with_capacity(count as usize * layout.block_bytes());
+                for number in position..position + count {
+                    match scan::read(zones, layout, zone, number, 1).await {
+                        Ok(block) => bytes.extend_from_slice(&block),
+                        Err(error) => {
+                            self.unreadable.insert(number, error);
+                            bytes.resize(bytes.len() + layout.block_bytes(), 0);
+                        }
+                    }
+                }
+                bytes
+            }
+        };
+        if let Some(on_read) = &self.on_read {
+            on_read(u64::from(position + count) << layout.block_size.shift());
+        }
+    }
+}

@@ -1,0 +1,299 @@
+//! What is on the medium, as JSON: for people who look at a log, and for programs. Writes nothing.
+//!
+//! The roots and the directory are shown as they are there. Versions and live counts are those that opening the log
+//! would find; where it can't be opened, `trouble` says why, and they are those of the checkpoint, without counts.
+
+use crate::check::{Window, layout_of, stream_name};
+use crate::check::{roots, zone::header_at};
+use crate::directory::{Directory, PageTable};
+use crate::format::{CLEANER, Change, USER, VersionId};
+use crate::layout::{Layout, ROOT_ZONES};
+use crate::map::Physical;
+use crate::recovery::{self, Recovered};
+use crate::root::{self, Root};
+use crate::table::{CHECKPOINT_CLASS, ZoneTable};
+use crate::versions::Versions;
+use block::{Error, Result, ZoneIndex, ZoneReport, ZoneState, Zones, ZonesPart};
+use serde_json::{Value, json};
+use std::rc::Rc;
+use std::sync::Arc;
+use zones::record::{Header, sum_of};
+
+/// How many of the newest roots of each root zone are shown.
+const ROOTS: usize = 8;
+
+/// Shows the log on these zones; with `zone`, also each record of that one.
+///
+/// # Errors
+/// [`Error::Protocol`] where there is no log, [`Error::Invalid`] for a zone that isn't there; what reading says.
+pub async fn dump(zones: Arc<dyn ZonesPart>, zone: Option<u32>) -> Result<Value> {
+    let handle = zones.open().await?;
+    let found = root::find(&*handle).await?;
+    let root = &found.root;
+    let layout = layout_of(&*handle, root)?;
+    let reports = handle.report(ZoneIndex(0), layout.zones).await?;
+    if let Some(zone) = zone
+        && zone >= layout.zones
+    {
+        return Err(Error::invalid(format!("zone {zone}: the log has zones 0 to {}", layout.zones - 1)));
+    }
+    let mut value = json!({
+        "uuid": root.identity.uuid.to_string(),
+        "block_size": root.block_size.bytes(),
+        "zone_blocks": root.zone_blocks,
+        "zones": root.zones,
+        "epoch": root.epoch,
+        "clean": root.clean,
+        "roots": all_roots(&*handle, &layout, root, &reports).await,
+    });
+    match recovery::read_directory(&*handle, &layout, root).await {
+        Ok(directory) => {
+            value["directory"] = json!({
+                "bytes": root.directory_length,
+                "pieces": root.directory.len(),
+                "versions": directory.versions.len(),
+                "next_version": directory.next_version,
+                "zones": directory.zones.len(),
+            });
+            // Where the log can be opened this is what it is then; else what the checkpoint says.
+            match recovery::recover(handle.clone(), crate::map::NAMES[0]).await {
+                Ok((state, recovered)) => {
+                    value["tail"] = tail(&recovered, state.last, state.clock);
+                    value["versions"] = versions(&state.versions);
+                    value["zone_list"] = zone_list(&layout, &reports, &state.table, true);
+                }
+                Err(error) => {
+                    value["trouble"] = error.to_string().into();
+                    value["versions"] = versions_of(&directory);
+                    let table = recovery::known_zones(&layout, root, &directory, &reports);
+                    value["zone_list"] = zone_list(&layout, &reports, &table, false);
+                }
+            }
+        }
+        Err(error) => {
+            value["trouble"] = error.to_string().into();
+            let table = ZoneTable::new(layout.zones);
+            value["zone_list"] = zone_list(&layout, &reports, &table, false);
+        }
+    }
+    if let Some(zone) = zone {
+        value["records"] = records(handle, &layout, root, &reports[zone as usize]).await;
+    }
+    Ok(value)
+}
+
+async fn all_roots(zones: &dyn Zones, layout: &Layout, newest: &Root, reports: &[ZoneReport]) -> Vec<Value> {
+    let mut all = Vec::new();
+    for report in reports.iter().take(ROOT_ZONES as usize) {
+        if matches!(report.state, ZoneState::Empty | ZoneState::Offline) {
+            continue;
+        }
+        let end = (report.write_pointer >> layout.block_size.shift()) as u32;
+        let mut window = Window::new(zones, layout, report.zone.0, end);
+        let mut here = Vec::new();
+        for position in 0..end {
+            let bytes = window.blocks(position, 1).await;
+            if let Ok(place) = roots::read(bytes, &newest.identity, report, position) {
+                here.push(place);
+            }
+        }
+        let skipped = here.len().saturating_sub(ROOTS);
+        all.extend(here.into_iter().skip(skipped).map(|place| {
+            let roots::Place { position, number, root } = place;
+            let boundary = |boundary: &root::Boundary| {
+                json!({ "epoch": boundary.epoch, "users": boundary.last[0], "cleaner": boundary.last[1] })
+            };
+            json!({
+                "number": number,
+                "zone": report.zone.0,
+                "block": position,
+                "epoch": root.epoch,
+                "clean": root.clean,
+                "covered": { "users": root.covered[0], "cleaner": root.covered[1] },
+                "checkpoint": root.checkpoint,
+                "clock": root.clock,
+                "boundaries": root.boundaries.iter().map(boundary).collect::<Vec<_>>(),
+                "directory": root.directory.iter().map(|piece| {
+                    let (zone, block) = layout.place(piece.physical);
+                    json!({ "zone": zone, "block": block, "blocks": piece.blocks })
+                }).collect::<Vec<_>>(),
+            })
+        }));
+    }
+    all.sort_by_key(|root| root["number"].as_u64());
+    all
+}
+
+fn tail(recovered: &Recovered, last: [u64; 3], clock: u64) -> Value {
+    json!({
+        "replayed": recovered.replayed,
+        "discarded": recovered.discarded,
+        "last": { "users": last[0], "cleaner": last[1], "checkpoint": last[2] },
+        "clock": clock,
+    })
+}
+
+fn version(
+    id: VersionId,
+    parent: Option<VersionId>,
+    name: &str,
+    (writable, created, blocks): (bool, u64, u64),
+    table: &PageTable,
+) -> Value {
+    json!({
+        "version": id.0,
+        "name": name,
+        "parent": parent.map(|parent| parent.0),
+        "writable": writable,
+        "created": created,
+        "blocks": blocks,
+        "pages": table.iter().count(),
+    })
+}
+
+fn versions(versions: &Versions) -> Value {
+    let one = |entry: &crate::versions::Version| {
+        let facts = (entry.writable, entry.created, entry.blocks);
+        let mut value = version(entry.id, entry.parent, &entry.name, facts, &entry.table);
+        let mut mapped = 0;
+        entry.map.lookup_range(0..entry.blocks, &mut |piece| {
+            mapped += if piece.physical.is_mapped() { piece.count } else { 0 };
+        });
+        value["mapped_blocks"] = mapped.into();
+        value
+    };
+    versions.list.iter().map(one).collect()
+}
+
+fn versions_of(directory: &Directory) -> Value {
+    let one = |entry: &crate::directory::VersionEntry| {
+        let facts = (entry.writable, entry.created, entry.blocks);
+        version(entry.id, entry.parent, &entry.name, facts, &entry.table)
+    };
+    directory.versions.iter().map(one).collect()
+}
+
+fn zone_list(layout: &Layout, reports: &[ZoneReport], table: &ZoneTable, has_counts: bool) -> Value {
+    let one = |report: &ZoneReport| {
+        let zone = report.zone.0;
+        let entry = table.get(zone);
+        let mut value = json!({
+            "zone": zone,
+            "state": format!("{:?}", report.state).to_lowercase(),
+            "generation": report.generation,
+            "end": report.write_pointer >> layout.block_size.shift(),
+        });
+        let holds_records =
+            zone >= ROOT_ZONES && !matches!(report.state, ZoneState::Empty | ZoneState::Offline);
+        value["use"] = match entry.class {
+            _ if zone < ROOT_ZONES => "roots",
+            _ if !holds_records => "none",
+            CHECKPOINT_CLASS => "checkpoints",
+            _ => "data",
+        }
+        .into();
+        if holds_records {
+            value["class"] = entry.class.into();
+            value["live"] = if has_counts { entry.live.into() } else { Value::Null };
+            value["written"] = entry.written.into();
+            value["opened"] = entry.opened.into();
+            value["changed"] = entry.changed.into();
+            value["last_user"] = entry.last[usize::from(USER.0)].into();
+            value["last_cleaner"] = entry.last[usize::from(CLEANER.0)].into();
+        }
+        value
+    };
+    reports.iter().map(one).collect()
+}
+
+/// Every record of a zone whose header is there, wherever it stands.
+async fn records(zones: Rc<dyn Zones>, layout: &Layout, root: &Root, report: &ZoneReport) -> Value {
+    let mut all = Vec::new();
+    if matches!(report.state, ZoneState::Empty | ZoneState::Offline) {
+        return all.into();
+    }
+    let end = (report.write_pointer >> layout.block_size.shift()) as u32;
+    let mut window = Window::new(&*zones, layout, report.zone.0, end);
+    let mut position = 0;
+    while position < end {
+        let bytes = window.blocks(position, 1).await;
+        let Ok(parsed) = header_at(bytes, &root.identity, report, position) else {
+            position += 1;
+            continue;
+        };
+        let header = parsed.header;
+        let sums: Vec<u32> = (0..header.blocks as usize).map(|number| parsed.sum(number)).collect();
+        let entries = entries(&header, parsed.meta, layout);
+        let mut value = json!({
+            "block": position,
+            "stream": stream_name(header.stream),
+            "sequence": header.sequence,
+            "epoch": header.epoch,
+            "after": header.after,
+            "durable": header.durable,
+            "clock": header.clock,
+            "class": header.class,
+            "blocks": header.blocks,
+            "counts": root.admits(&header),
+            "entries": entries,
+        });
+        // Roots and pages aren't replayed, so they don't count or not.
+        if header.stream != USER && header.stream != CLEANER {
+            value["counts"] = Value::Null;
+        }
+        position += 1;
+        if header.blocks <= end - position {
+            let data = window.blocks(position, header.blocks).await;
+            let blocks = data.chunks_exact(layout.block_bytes()).zip(&sums);
+            value["bad_blocks"] = blocks.filter(|(bytes, sum)| sum_of(bytes) != **sum).count().into();
+            position += header.blocks;
+        }
+        all.push(value);
+    }
+    all.into()
+}
+
+fn entries(header: &Header, meta: &[u8], layout: &Layout) -> Value {
+    if header.stream != USER && header.stream != CLEANER {
+        // Pages by version and number; a directory's pieces and roots have no names.
+        let is_pages = header.stream == crate::format::CHECKPOINT && meta.len() == 8 * header.blocks as usize;
+        let pages = if is_pages { meta.as_chunks::<8>().0 } else { &[] };
+        let page = |bytes: &[u8; 8]| {
+            let number =
+                |at: usize| u32::from_le_bytes([bytes[at], bytes[at + 1], bytes[at + 2], bytes[at + 3]]);
+            json!({ "page": number(4), "version": number(0) })
+        };
+        return pages.iter().map(page).collect();
+    }
+    let changes = match Change::decode_all(meta) {
+        Ok(changes) => changes,
+        Err(error) => return error.to_string().into(),
+    };
+    changes.iter().map(|change| entry(change, layout)).collect()
+}
+
+fn entry(change: &Change, layout: &Layout) -> Value {
+    let place = |physical: Physical| {
+        let (zone, block) = layout.place(physical);
+        json!({ "zone": zone, "block": block })
+    };
+    match change {
+        Change::Write { version, block, count } => {
+            json!({ "change": "write", "version": version.0, "block": block, "count": count })
+        }
+        Change::Unmap { version, block, count } => {
+            json!({ "change": "unmap", "version": version.0, "block": block, "count": count })
+        }
+        Change::Move { version, block, count, from } => json!({
+            "change": "move", "version": version.0, "block": block, "count": count, "from": place(*from),
+        }),
+        Change::Create { version, parent, writable, created, name } => json!({
+            "change": "create", "version": version.0, "parent": parent.0, "writable": writable,
+            "created": created, "name": name,
+        }),
+        Change::Delete { version } => json!({ "change": "delete", "version": version.0 }),
+        Change::Grow { version, blocks } => {
+            json!({ "change": "grow", "version": version.0, "blocks": blocks })
+        }
+    }
+}

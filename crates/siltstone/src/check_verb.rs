@@ -1,0 +1,111 @@
+//! `siltstone check`: looks at a whole log device for damage.
+
+use crate::arguments;
+use crate::failure::Failure;
+use crate::lifted;
+use crate::output::{print, print_json};
+use crate::progress::Reading;
+use crate::table::plain;
+use log::check::{CheckReport, Finding, Hit};
+use std::fmt::Write;
+
+/// Checks it, and says what was found.
+///
+/// # Errors
+/// A wrong stack or part, a stack that is being served; [`Failure::Said`] if there is damage.
+pub fn check(arguments: &arguments::Check) -> Result<(), Failure> {
+    let report = lifted::with_zones(&arguments.stack, arguments.part.as_deref(), async |zones| {
+        let reading = Reading::new();
+        log::check::check(zones, &|done, total| reading.at(done, total)).await
+    })?;
+    match arguments.json {
+        true => {
+            let value = serde_json::to_value(&report)
+                .map_err(|error| Failure::World(format!("the report can't be written as JSON: {error}")))?;
+            print_json(&value)?;
+        }
+        false => print(&page(&report))?,
+    }
+    if report.is_damaged() { Err(Failure::Said) } else { Ok(()) }
+}
+
+fn page(report: &CheckReport) -> String {
+    let mut out = String::new();
+    let checked = &report.checked;
+    let ended = if report.clean { "closed cleanly" } else { "not closed cleanly" };
+    let _ = writeln!(out, "log {}: {ended}, opened {}", report.uuid, times(report.epoch));
+    let _ = writeln!(
+        out,
+        "read {} zones, {} records, {} blocks of data, {} pages of maps; held {} mapped blocks of {} against them",
+        checked.zones,
+        checked.records,
+        checked.data_blocks,
+        checked.pages,
+        checked.mapped_blocks,
+        match checked.versions {
+            1 => "the volume".to_owned(),
+            several => format!("the volume and {} snapshots and clones", several.saturating_sub(1)),
+        }
+    );
+    if report.replayed > 0 || report.discarded > 0 {
+        let _ = writeln!(
+            out,
+            "behind the checkpoint: {} records to be replayed, {} that don't count",
+            report.replayed, report.discarded
+        );
+    }
+    list(&mut out, "damage", &report.damage, report.not_listed.0);
+    list(&mut out, "notes", &report.notes, report.not_listed.1);
+    out.push_str(&match (report.is_damaged(), report.damaged_blocks) {
+        (false, _) => "\nno damage\n".to_owned(),
+        (true, 0) => "\nDAMAGED\n".to_owned(),
+        (true, blocks) => format!("\nDAMAGED: {blocks} blocks are lost, or may be\n"),
+    });
+    out
+}
+
+fn times(count: u64) -> String {
+    if count == 1 { "once".to_owned() } else { format!("{count} times") }
+}
+
+fn list(out: &mut String, heading: &str, findings: &[Finding], not_listed: u64) {
+    if findings.is_empty() {
+        return;
+    }
+    let _ = writeln!(out, "\n{heading}: {}", findings.len() as u64 + not_listed);
+    for finding in findings {
+        let place = match (finding.zone, finding.block, finding.blocks) {
+            (Some(zone), Some(block), 2..) => {
+                format!(
+                    "zone {zone}, blocks {block} to {}: ",
+                    u64::from(block) + u64::from(finding.blocks) - 1
+                )
+            }
+            (Some(zone), Some(block), 1) => format!("zone {zone}, block {block}: "),
+            (Some(zone), ..) => format!("zone {zone}: "),
+            _ => String::new(),
+        };
+        let _ = writeln!(out, "  {place}{}", plain(&finding.what));
+        for hit in &finding.hits {
+            let _ = writeln!(out, "    {}", lost(hit));
+        }
+        if finding.hits_not_listed > 0 {
+            let _ = writeln!(out, "    … {} more blocks", finding.hits_not_listed);
+        }
+    }
+    if not_listed > 0 {
+        let _ = writeln!(out, "  … {not_listed} more");
+    }
+}
+
+fn lost(hit: &Hit) -> String {
+    let owner = match (hit.version, hit.name.as_str()) {
+        (1, _) => "the volume".to_owned(),
+        (version, "") => format!("version {version}"),
+        (_, name) => format!("\"{}\"", plain(name)),
+    };
+    match hit.count {
+        1 => format!("{owner}: block {}", hit.block),
+        count => format!("{owner}: blocks {} to {}", hit.block, hit.block + count - 1),
+    }
+}

@@ -1,0 +1,93 @@
+//! `siltstone dump`: what a log device keeps on its disk.
+
+use crate::arguments;
+use crate::failure::Failure;
+use crate::lifted;
+use crate::output::{print, print_json};
+use crate::table;
+use serde_json::{Map, Value};
+
+/// Shows it.
+///
+/// # Errors
+/// A wrong stack, part or zone; a stack that is being served; a disk without a log.
+pub fn dump(arguments: &arguments::Dump) -> Result<(), Failure> {
+    let zone = arguments.zone;
+    let value = lifted::with_zones(&arguments.stack, arguments.part.as_deref(), async move |zones| {
+        log::dump::dump(zones, zone).await
+    })?;
+    if arguments.json { print_json(&value) } else { print(&page(value)) }
+}
+
+/// As tables: of roots, versions, zones and records the rows, and everything else above them.
+fn page(mut value: Value) -> String {
+    let mut out = String::new();
+    let mut take = |key: &str| value.as_object_mut().and_then(|object| object.remove(key));
+    let lists = ["roots", "versions", "zone_list", "records"].map(|key| (key, take(key)));
+    let (directory, tail) = (take("directory"), take("tail"));
+    if let Some(object) = value.as_object() {
+        table::section(&mut out, "log", object);
+    }
+    for (heading, part) in [("directory", directory), ("tail", tail)] {
+        if let Some(object) = part.as_ref().and_then(Value::as_object) {
+            table::section(&mut out, heading, object);
+        }
+    }
+    for (key, list) in lists {
+        let Some(Value::Array(rows)) = list else { continue };
+        let rows: Vec<Value> = rows.into_iter().map(row).collect();
+        out.push('\n');
+        let heading = if key == "zone_list" { "zones" } else { key };
+        table::object(&mut out, 0, &Map::from_iter([(heading.to_owned(), Value::Array(rows))]));
+    }
+    out
+}
+
+/// A row without what has lists inside: those are in the JSON.
+fn row(mut value: Value) -> Value {
+    if let Some(object) = value.as_object_mut() {
+        object.remove("directory");
+        object.remove("boundaries");
+        if let Some(entries) = object.remove("entries") {
+            object.insert("entries".to_owned(), entries_in_words(&entries).into());
+        }
+    }
+    value
+}
+
+fn entries_in_words(entries: &Value) -> String {
+    /// More than this are counted.
+    const MOST: usize = 8;
+    let Some(list) = entries.as_array() else { return table::plain(&entries.to_string()) };
+    let mut words: Vec<String> = list.iter().take(MOST).map(entry_in_words).collect();
+    if list.len() > MOST {
+        words.push(format!("… {} more", list.len() - MOST));
+    }
+    words.join(", ")
+}
+
+fn entry_in_words(entry: &Value) -> String {
+    let number = |key: &str| entry[key].as_u64().unwrap_or(0);
+    let range = || {
+        let version =
+            if number("version") == 1 { String::new() } else { format!(" of {}", number("version")) };
+        match number("count") {
+            0 | 1 => format!("{}{version}", number("block")),
+            count => format!("{}+{count}{version}", number("block")),
+        }
+    };
+    match entry["change"].as_str() {
+        Some("move") => {
+            let from = &entry["from"];
+            format!("move {} from {}/{}", range(), from["zone"], from["block"])
+        }
+        Some("create") => {
+            let name = entry["name"].as_str().unwrap_or("?");
+            format!("create {} \"{}\" of {}", number("version"), table::plain(name), number("parent"))
+        }
+        Some("delete") => format!("delete {}", number("version")),
+        Some("grow") => format!("grow {} to {}", number("version"), number("blocks")),
+        Some(change) => format!("{change} {}", range()),
+        None => format!("page {} of {}", number("page"), number("version")),
+    }
+}

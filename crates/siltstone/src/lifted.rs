@@ -1,0 +1,124 @@
+//! A log device from whose disk it is lifted: the disk is opened, the log is not, and nothing is written.
+//!
+//! What the log stands on is built as the stack says, but files are opened read-only, so that none is made or changed,
+//! and a `record` right below the log is passed over: it would begin its timeline anew.
+
+use crate::control::client::Client;
+use crate::control::place::{self, Identity};
+use crate::failure::Failure;
+use crate::kinds::registry;
+use crate::load;
+use block::{Result, ZonesPart};
+use runtime::Config;
+use stack::{Part, Stack, Value};
+use std::path::Path;
+use std::sync::Arc;
+
+/// The kind of the parts that can be looked at.
+const KIND: &str = "log";
+/// The kind that is passed over.
+const RECORD: &str = "record";
+
+/// Does something with the zones of a log device that nobody serves.
+///
+/// # Errors
+/// A wrong stack or part; a stack that is being served; what opening the disk says, and what `work` returns.
+pub fn with_zones<T: Send + 'static>(
+    argument: &str,
+    part: Option<&str>,
+    work: impl AsyncFnOnce(Arc<dyn ZonesPart>) -> Result<T> + Send + 'static,
+) -> Result<T, Failure> {
+    let stack = load::stack(argument, &registry())?;
+    refuse_if_served(argument, &stack)?;
+    let (log, on) = log_of(argument, &stack, part)?;
+    let stack = read_only(argument, &stack)?;
+    let plan = stack.check(false)?;
+    let config = Config::default().with_shards(stack.shards());
+    let outcome = runtime::run(config, move || async move {
+        let built = plan.build_below(&log).await?;
+        let outcome = async { work(log::check::open_zones(built.device(&on)?).await?).await }.await;
+        let closed = built.close().await;
+        outcome.and_then(|value| closed.map(|()| value))
+    })?;
+    Ok(outcome?)
+}
+
+/// While somebody writes to it, a log is never as its disk says.
+fn refuse_if_served(argument: &str, stack: &Stack) -> Result<(), Failure> {
+    let identity = Identity::of_file(argument).map_or_else(|| Identity::of_text(stack), Ok)?;
+    for (path, stream) in place::servers(&identity)? {
+        if Client::new(path.clone(), stream)?.is_some() {
+            return Err(Failure::World(format!(
+                "{argument}: it is being served (control socket {}): stop its server first",
+                path.display()
+            )));
+        }
+    }
+    Ok(())
+}
+
+/// The name of the part whose disk is to be opened, and of that disk.
+fn log_of(argument: &str, stack: &Stack, wanted: Option<&str>) -> Result<(String, String), Failure> {
+    let wrong = |what: String| Failure::Usage(format!("{argument}: {what}"));
+    let logs: Vec<&Part> = stack.parts().filter(|part| part.kind().name == KIND).collect();
+    let names = || logs.iter().map(|part| format!("\"{}\"", part.name())).collect::<Vec<_>>().join(", ");
+    let mut part = match (wanted, logs.as_slice()) {
+        (_, []) => return Err(wrong(format!("this stack has no part of kind \"{KIND}\""))),
+        (Some(name), logs) => *logs.iter().find(|part| part.name() == name).ok_or_else(|| {
+            wrong(format!("--part {name}: expected a part of kind \"{KIND}\": {}", names()))
+        })?,
+        (None, [only]) => only,
+        (None, several) => {
+            let what =
+                format!("{} parts are of kind \"{KIND}\": say --part with one of {}", several.len(), names());
+            return Err(wrong(what));
+        }
+    };
+    loop {
+        let Some(Value::Part(on)) = part.value("on") else {
+            return Err(wrong(format!("part \"{}\" doesn't say on which device it stands", part.name())));
+        };
+        match stack.part(on) {
+            Some(below) if below.kind().name == RECORD => part = below,
+            Some(below) => {
+                refuse_records(argument, stack, below)?;
+                return Ok((part.name().to_owned(), on.clone()));
+            }
+            None => return Err(wrong(format!("there is no part \"{on}\""))),
+        }
+    }
+}
+
+fn refuse_records(argument: &str, stack: &Stack, part: &Part) -> Result<(), Failure> {
+    for name in part.values().flat_map(|(_, value)| value.children()) {
+        let Some(below) = stack.part(name) else { continue };
+        if below.kind().name == RECORD {
+            return Err(Failure::Usage(format!(
+                "{argument}: opening part \"{name}\" (record) would begin its timeline anew: leave it out"
+            )));
+        }
+        refuse_records(argument, stack, below)?;
+    }
+    Ok(())
+}
+
+/// The same stack with all files read-only.
+fn read_only(argument: &str, stack: &Stack) -> Result<Stack, Failure> {
+    let mut text = String::new();
+    let whole = stack.to_toml();
+    // The key `read_only` means the same wherever it is, and doors aren't built.
+    for line in whole.lines().filter(|line| !line.starts_with("read_only = ")) {
+        text.push_str(line);
+        text.push('\n');
+        if line == "kind = \"file\"" {
+            text.push_str("read_only = true\n");
+        }
+    }
+    let stack = Stack::from_toml(argument, &text, &registry())?.with_shards(stack.shards());
+    Ok(match Path::new(argument) {
+        path if argument != "-" && (argument.ends_with(".toml") || path.is_file()) => {
+            stack.with_base_directory(path.parent().unwrap_or(Path::new("")))
+        }
+        _ => stack,
+    })
+}
