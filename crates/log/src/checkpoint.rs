@@ -22,6 +22,8 @@ use zones::record::{Header, sum_of};
 const PAGE_NAME: usize = 8;
 /// So often a checkpoint begins again because versions were made or deleted meanwhile.
 const MOST_ATTEMPTS: u32 = 100;
+/// After so many pages others get their turn.
+const PAGES_AT_ONCE: usize = 4;
 
 /// The newest durable root, and what the next one makes free.
 #[derive(Debug)]
@@ -265,6 +267,10 @@ impl Core {
                 else {
                     continue;
                 };
+                // A map that looks up block by block takes long for a page; others get their turn.
+                if at.is_multiple_of(PAGES_AT_ONCE) {
+                    runtime::yield_now().await;
+                }
                 map.save_page(job.page, &mut entries);
                 if entries.iter().all(|entry| *entry == 0) {
                     places.push((job, PagePlace::default()));

@@ -309,6 +309,18 @@ impl Handle {
         self.zones.read(self.shared.layout.address(zone, position), buffer)
     }
 
+    /// Reads what lies in one piece, or nowhere.
+    #[inline]
+    fn read_piece(&self, physical: Physical, mut buffer: Buffer) -> Call<'_, ReadOutcome> {
+        if !physical.is_mapped() {
+            buffer.append_zeroes(buffer.missing());
+            return Call::ready((Ok(()), buffer));
+        }
+        // From the lookup on, without an await between, so that the zone isn't reset under the read.
+        let reading = self.reads.begin();
+        Call::new(Guarded { read: self.read_at(physical, buffer), _reading: reading })
+    }
+
     /// The pieces of a range, those that lie behind each other joined.
     fn pieces(&self, block: u64, count: u64) -> SmallVec<[Mapping; 8]> {
         let mut pieces: SmallVec<[Mapping; 8]> = SmallVec::new();
@@ -329,7 +341,7 @@ impl Handle {
         &self,
         pieces: SmallVec<[Mapping; 8]>,
         mut buffer: Buffer,
-        reading: Reading,
+        reading: Reading<'_>,
     ) -> ReadOutcome {
         let shift = self.shared.layout.block_size.shift();
         let mut parts = Vec::with_capacity(pieces.len());
@@ -429,21 +441,11 @@ impl Device for Handle {
         }
         let pieces = match range.count.0 {
             0 => return Call::ready((Ok(()), buffer)),
-            1 => {
-                let physical = self.shared.map.lookup(at.0);
-                SmallVec::from_elem(Mapping { block: at.0, count: 1, physical }, 1)
-            }
+            1 => return self.read_piece(self.shared.map.lookup(at.0), buffer),
             count => self.pieces(at.0, count),
         };
         if let [only] = pieces.as_slice() {
-            if !only.physical.is_mapped() {
-                buffer.append_zeroes(buffer.missing());
-                return Call::ready((Ok(()), buffer));
-            }
-            // From the lookup on, without an await between, so that the zone isn't reset under the read.
-            let reading = self.reads.begin();
-            let read = self.read_at(only.physical, buffer);
-            return Call::new(Guarded { read, _reading: reading });
+            return self.read_piece(only.physical, buffer);
         }
         let reading = self.reads.begin();
         Call::new(self.read_pieces(pieces, buffer, reading))
@@ -522,7 +524,7 @@ impl Device for Handle {
 /// A read during which its zone isn't reset.
 struct Guarded<'a> {
     read: Call<'a, ReadOutcome>,
-    _reading: Reading,
+    _reading: Reading<'a>,
 }
 
 impl Future for Guarded<'_> {
@@ -542,6 +544,12 @@ impl Future for Guarded<'_> {
 /// # Errors
 /// What recovering, formatting and writing say.
 pub async fn open(zones: Arc<dyn ZonesPart>, options: &crate::kind::Options) -> Result<LogPart> {
+    if zones.geometry().durable == block::Durable::OnFinish {
+        return Err(Error::unsupported(
+            "a log on zones whose appends are durable only when the zone is finished: expected durable on append or on \
+             flush",
+        ));
+    }
     let policy = options.policy(zones.geometry().zones)?;
     let handle = zones.open().await?;
     let layout =

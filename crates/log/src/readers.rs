@@ -26,8 +26,8 @@ pub struct ShardReads {
 
 /// A read that runs; dropped when it has ended.
 #[derive(Debug)]
-pub struct Reading {
-    reads: Arc<ShardReads>,
+pub struct Reading<'a> {
+    reads: &'a ShardReads,
     page: u32,
 }
 
@@ -53,10 +53,10 @@ impl ShardReads {
 
     /// A read begins: what was looked up since the last await stays as it is until the guard is dropped.
     #[inline]
-    pub fn begin(self: &Arc<Self>) -> Reading {
+    pub fn begin(&self) -> Reading<'_> {
         let page = self.page.load(Ordering::Relaxed);
         add(&self.running[page as usize], 1);
-        Reading { reads: self.clone(), page }
+        Reading { reads: self, page }
     }
 
     /// Waits until every read that has begun by now has ended. Called on this shard.
@@ -86,7 +86,7 @@ impl ShardReads {
     }
 }
 
-impl Drop for Reading {
+impl Drop for Reading<'_> {
     #[inline]
     fn drop(&mut self) {
         let left = add(&self.reads.running[self.page as usize], u32::MAX);

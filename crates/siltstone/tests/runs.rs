@@ -232,3 +232,91 @@ fn a_recording_gives_the_disk_back() {
     assert!(again.code == Some(1) && again.stderr.contains("after.img"), "{again:?}");
     assert_eq!(run(folder.path(), &["record", "show", "disk.img"]).code, Some(1));
 }
+
+/// The shape of the plans that compare the maps: one setup for a matrix, memory that is made anew, a table.
+const MAPS: &str = r#"
+[plan]
+repetitions = 1
+[table.alone]
+title = "Alone"
+command = ["{siltstone}", "map-lookups", "--map", "radix", "--blocks", "8Ki", "--time", "1", "--json"]
+rows = [{ map = "published", bytes_random = "133 (224) a node" }]
+[stack.radix]
+line = "log(ram(48MiB), size=16MiB, map=radix)"
+shards = 2
+format = "always"
+fill = "random"
+[stack.hash]
+line = "log(ram(48MiB), size=16MiB, map=hash)"
+shards = 2
+format = "always"
+fill = "random"
+[workload.maps]
+one_setup = true
+rw = ["randread", "randwrite"]
+bs = ["4KiB", "8KiB"]
+numjobs = [1, 2]
+iodepth = [1, 8]
+size = "1MiB"
+"#;
+
+#[test]
+fn maps_are_compared_on_grids() {
+    let folder = tempfile::tempdir().unwrap();
+    std::fs::write(folder.path().join("maps.toml"), MAPS).unwrap();
+    let ran = run(folder.path(), &["bench", "maps.toml"]);
+    assert_eq!(ran.code, Some(0), "{ran:?}");
+    for part in [
+        "133 (224) a node",
+        "maps: bs=4KiB numjobs=2 iodepth=8",
+        "the other points of maps are in the report",
+    ] {
+        assert!(ran.stdout.contains(part), "{part}: {}", ran.stdout);
+    }
+    let results = results(&folder.path().join("bench-out/maps"));
+    let rows = results["tables"][0]["rows"].as_array().unwrap();
+    let maps: Vec<&str> = rows.iter().map(|row| row["map"].as_str().unwrap()).collect();
+    assert_eq!(maps, ["plain array", "radix", "published"]);
+    assert!(rows[1]["bytes_random"].as_f64().unwrap() >= 4.0, "{:?}", rows[1]);
+    let runs = results["runs"].as_array().unwrap();
+    assert_eq!(runs.len(), 2 * 16);
+    let writes = runs.iter().filter(|run| run["workload"]["options"]["rw"] == "randwrite");
+    for run in writes {
+        let factor = run["write_amplification"]["data"].as_f64();
+        assert!(factor.is_some_and(|factor| factor >= 1.0), "what the log says of its zones is kept: {run}");
+    }
+    assert!(
+        runs.iter().filter(|run| run["write_amplification"].is_object()).count() == 16,
+        "reads have none"
+    );
+    let page = std::fs::read_to_string(folder.path().join("bench-out/maps/report.html")).unwrap();
+    assert!(page.contains("down: numjobs, across: iodepth") && page.contains("hash, numjobs=2 iodepth=8"));
+}
+
+#[test]
+fn maps_alone_and_plans_cut_short() {
+    let folder = tempfile::tempdir().unwrap();
+    let lookups = ["map-lookups", "--map", "btree", "--map", "hash", "--blocks", "8Ki", "--time", "1"];
+    let ran = run(folder.path(), &lookups);
+    assert_eq!(ran.code, Some(0), "{ran:?}");
+    let names: Vec<&str> = ran.stdout.lines().filter_map(|line| line.split_whitespace().next()).collect();
+    assert_eq!(names, ["map", "plain", "hash", "btree"], "{}", ran.stdout);
+    for (arguments, said) in [
+        (["map-lookups", "--map", "tree"], "map tree: expected one of radix"),
+        (["map-lookups", "--blocks", "100"], "--blocks 100: expected a multiple of 1024"),
+        (["map-lookups", "--blocks", "4MiB"], "expected a number of blocks, such as 4Mi"),
+        (["bench", "null(size=1MiB)", "--pairs=3"], "--repetitions is for plans"),
+    ] {
+        let ran = run(folder.path(), &arguments);
+        assert!(ran.code == Some(2) && ran.stderr.contains(said), "{said}: {ran:?}");
+    }
+    std::fs::write(folder.path().join("small.toml"), SMALL).unwrap();
+    let ran = run(
+        folder.path(),
+        &["bench", "small.toml", "--repetitions", "1", "--runtime", "10ms", "--only", "read"],
+    );
+    assert_eq!(ran.code, Some(0), "{ran:?}");
+    let results = results(&folder.path().join("bench-out/small"));
+    assert_eq!(results["runs"].as_array().unwrap().len(), 2 * 2);
+    assert_eq!(results["runs"][0]["workload"]["options"]["runtime"], "10ms");
+}

@@ -186,7 +186,7 @@ fn grid(
                 let size = (cell - 2.0, CELL - 2.0);
                 svg.rect("track", (x, y), size, if share.is_none() { &tip } else { "" });
                 if let Some(share) = share {
-                    svg.shade("heat", (x, y), size, share.clamp(0.0, 1.0) * 0.62, &tip);
+                    svg.shade("heat", (x, y), size, share.clamp(0.0, 1.0).powi(2) * 0.62, &tip);
                 }
                 let is_best = share.is_some_and(|share| share >= 1.0);
                 let weight = if is_best { "cell strong" } else { "cell" };
