@@ -247,6 +247,7 @@ pub(crate) async fn load(
     recovered: &mut Recovered,
 ) -> Result<Versions> {
     let mut versions = Versions { next: directory.next_version, ..Versions::default() };
+    let mut counted = Vec::new();
     for entry in &directory.versions {
         let parent =
             entry.parent.and_then(|parent| directory.versions.iter().find(|other| other.id == parent));
@@ -266,7 +267,7 @@ pub(crate) async fn load(
             }
             if parent.is_none_or(|parent| parent.table.get(page) != place) {
                 pages.push((place.physical, page, place.sum));
-                table.add_live(layout.place(place.physical).0, 1);
+                counted.push(place.physical);
             }
         }
         // What the parent has and the version has not.
@@ -291,6 +292,10 @@ pub(crate) async fn load(
             table: entry.table.clone(),
         });
     }
+    // Clones of one snapshot may have the same page, and the snapshot another one.
+    counted.sort_unstable();
+    counted.dedup();
+    counted.iter().for_each(|page: &Physical| table.add_live(layout.place(*page).0, 1));
     Ok(versions)
 }
 

@@ -289,6 +289,27 @@ fn snapshots_and_clones_are_held_against_the_records_too() {
     });
 }
 
+/// Clones that lost the same blocks have the same page, which their parent doesn't have.
+#[test]
+fn pages_that_only_clones_share_are_counted_once() {
+    run(async || {
+        let mut client = Client::new(1536).await;
+        for block in 0..LAST {
+            client.write(block).await;
+        }
+        message(&client, "snapshot create monday").await;
+        message(&client, "checkpoint").await;
+        for name in ["one", "two"] {
+            message(&client, &format!("snapshot clone monday {name}")).await;
+            let clone = client.log.version(name).await.expect("it is there");
+            let device = clone.open().await.expect("it opens");
+            device.discard(BlockRange::new(5, 3)).await.expect("it can be discarded");
+        }
+        message(&client, "checkpoint").await;
+        is_silent("two clones", client.cut().await.check().await);
+    });
+}
+
 /// The only finding, which must be damage.
 fn the_damage(report: CheckReport) -> Finding {
     assert!(report.is_damaged() && report.damage.len() == 1, "{report:#?}");
