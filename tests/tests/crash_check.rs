@@ -3,19 +3,20 @@
 
 use block::{BlockCount, DevicePart, Error};
 use log::check::check_device;
+use log::core::Counters;
 use log::kind::{Options, open};
 use siltstone_tests::oracle::{Opening, Oracle, seed};
-use std::cell::Cell;
-use std::rc::Rc;
+use std::cell::{Cell, RefCell};
 use std::sync::Arc;
+use std::sync::atomic::Ordering;
 
-fn silent(name: &str, usual_seed: u64, disk_blocks: u64, volume_blocks: u64, operations: u64) {
+fn silent(name: &str, usual_seed: u64, disk_blocks: u64, volume_blocks: u64, operations: u64) -> u64 {
     let mut oracle = Oracle::new(seed(name, usual_seed));
     oracle.disk.blocks = BlockCount(disk_blocks);
     oracle.workload.operations = operations;
     let main = move || async move {
-        let checked = Rc::new(Cell::new((0_u64, 0_u64)));
-        let counted = checked.clone();
+        let checked = Cell::new((0_u64, 0_u64));
+        let counters: RefCell<Arc<Counters>> = RefCell::default();
         let open = async |disk: Arc<dyn DevicePart>, opening: Opening| {
             let options = Options {
                 format: opening == Opening::Format,
@@ -25,27 +26,32 @@ fn silent(name: &str, usual_seed: u64, disk_blocks: u64, volume_blocks: u64, ope
                 ..Options::default()
             };
             if opening == Opening::Recover {
-                // Until the log is made there is none.
                 match check_device(disk.clone(), &|_, _| {}).await {
                     Ok(report) if report.is_damaged() => {
                         return Err(Error::corrupt(format!("the check says: {:#?}", report.damage)));
                     }
                     Ok(report) => {
-                        let (states, notes) = counted.get();
-                        counted.set((states + 1, notes + report.notes.len() as u64));
+                        let (states, notes) = checked.get();
+                        checked.set((states + 1, notes + report.notes.len() as u64));
                     }
                     Err(error) => return Err(error),
                 }
             }
-            Ok(Arc::new(open(disk, &options).await?) as Arc<dyn DevicePart>)
+            let part = open(disk, &options).await?;
+            if opening == Opening::Format {
+                *counters.borrow_mut() = part.counters().clone();
+            }
+            Ok(Arc::new(part) as Arc<dyn DevicePart>)
         };
-        (oracle.run(open).await, checked.get())
+        let report = oracle.run(open).await;
+        (report, checked.get(), counters.take())
     };
-    let (report, (states, notes)) =
+    let (report, (states, notes), counters) =
         runtime::run(runtime::Config::default(), main).expect("the runtime starts");
     let report = report.unwrap_or_else(|violation| panic!("{name}: {violation}"));
     println!("{name}: {report:?}; {states} states checked, {notes} notes");
     assert!(states > 1000, "{name}: only {states} states were checked");
+    counters.moved_blocks.load(Ordering::Relaxed)
 }
 
 #[test]
@@ -55,5 +61,6 @@ fn a_log_that_is_cut_is_not_damaged() {
 
 #[test]
 fn a_log_that_is_cleaned_and_cut_is_not_damaged() {
-    silent("checking a cleaned log", 32, 256, 60, 400);
+    let moved = silent("checking a cleaned log", 32, 320, 60, 250);
+    assert!(moved > 0, "the cleaner had nothing to do");
 }
