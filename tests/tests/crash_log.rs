@@ -66,7 +66,7 @@ fn records_and_roots() {
 
 #[test]
 fn cleaning_and_checkpoints() {
-    let counters = holds("cleaning and checkpoints", 22, small(300, 60), 500);
+    let counters = holds("cleaning and checkpoints", 22, small(360, 50), 500);
     assert!(counters.moved_blocks.load(Ordering::Relaxed) > 0, "the cleaner had nothing to do");
     assert!(counters.reset_zones.load(Ordering::Relaxed) > 10, "the log did not go round");
 }
@@ -81,7 +81,7 @@ fn acknowledged_from_the_buffer() {
 #[test]
 fn every_map() {
     for (number, map) in log::map::NAMES.into_iter().enumerate().skip(1) {
-        let (blocks, options) = small(300, 60);
+        let (blocks, options) = small(360, 50);
         let options = Options { map: map.to_owned(), ..options };
         holds(&format!("map {map}"), 40 + number as u64, (blocks, options), 200);
     }

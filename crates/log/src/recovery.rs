@@ -542,7 +542,8 @@ impl Replay<'_> {
             });
             // What failed then, on the same state, fails again and changes nothing.
             match applied {
-                Ok(()) | Err(Error::NotFound(_) | Error::Invalid(_) | Error::AlreadyExists(_)) => {}
+                Ok(())
+                | Err(Error::NotFound(_) | Error::Invalid(_) | Error::AlreadyExists(_) | Error::Busy(_)) => {}
                 Err(error) => return Err(error),
             }
         }
