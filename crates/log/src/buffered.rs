@@ -14,9 +14,10 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 pub struct Buffered {
     blocks: Mutex<BTreeMap<(VersionId, u64), (u64, Data)>>,
     count: AtomicUsize,
-    /// The number of the last write that was put here, and of the last one that committed: they do so in order.
+    /// The number of the last write that was put here.
     last: AtomicU64,
-    committed: AtomicU64,
+    /// By number: how many blocks of each write haven't committed. What a later write has taken the place of counts, too.
+    waiting: Mutex<BTreeMap<u64, u64>>,
 }
 
 impl Buffered {
@@ -30,6 +31,10 @@ impl Buffered {
         self.blocks.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
+    fn waiting(&self) -> MutexGuard<'_, BTreeMap<u64, u64>> {
+        self.waiting.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
     /// Puts a write here, block by block, and returns its number.
     pub fn insert(&self, version: VersionId, block: u64, payload: &Payload, block_bytes: usize) -> u64 {
         let ticket = self.last.load(Ordering::Relaxed) + 1;
@@ -40,6 +45,7 @@ impl Buffered {
             blocks.insert((version, block + number as u64), (ticket, data));
         }
         self.count.store(blocks.len(), Ordering::Release);
+        self.waiting().insert(ticket, (payload.len() / block_bytes) as u64);
         ticket
     }
 
@@ -59,8 +65,14 @@ impl Buffered {
             }
         }
         self.count.store(blocks.len(), Ordering::Release);
-        // A large write commits in parts; the last one has the same number.
-        self.committed.store(ticket, Ordering::Relaxed);
+        // A large write commits in parts.
+        let mut waiting = self.waiting();
+        if let Some(left) = waiting.get_mut(&ticket) {
+            *left = left.saturating_sub(u64::from(count));
+            if *left == 0 {
+                waiting.remove(&ticket);
+            }
+        }
     }
 
     /// The number of the last write that was put here.
@@ -68,14 +80,8 @@ impl Buffered {
         self.last.load(Ordering::Relaxed)
     }
 
-    /// Every write before this one has committed, and this one at least in part.
-    pub fn committed(&self) -> u64 {
-        self.committed.load(Ordering::Relaxed)
-    }
-
     /// Whether every write up to this one has committed as a whole.
     pub fn has_committed(&self, ticket: u64) -> bool {
-        let committed = self.committed();
-        committed > ticket || committed == ticket && !self.lock().values().any(|(own, _)| *own == ticket)
+        self.waiting().first_key_value().is_none_or(|(first, _)| *first > ticket)
     }
 }

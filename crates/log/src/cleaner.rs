@@ -21,6 +21,8 @@ use zones::record::{Header, sum_of};
 const READ: u32 = 1 << 20;
 /// How many dead zones are reset together, if there is no hurry: they share a flush and a grace period.
 const RESET_TOGETHER: u32 = 4;
+/// After so many failures in a row, writers that wait for a zone are told.
+const MOST_FAILURES: u32 = 3;
 /// How long the cleaner rests after something went wrong: what failed may fail again at once.
 const AFTER_A_FAILURE: std::time::Duration = std::time::Duration::from_millis(10);
 
@@ -41,6 +43,8 @@ pub struct Cleaner {
     core: Rc<Core>,
     zones: Vec<Option<OpenZone>>,
     scratch: Scratch,
+    /// Whether zones were short when a candidate was last looked for.
+    was_short: bool,
 }
 
 /// Starts the cleaner.
@@ -50,6 +54,7 @@ pub fn start(core: &Rc<Core>) -> runtime::JoinHandle<()> {
         core: core.clone(),
         zones: (0..classes).map(|_| None).collect(),
         scratch: Scratch::default(),
+        was_short: false,
     };
     runtime::spawn(cleaner.run())
 }
@@ -67,6 +72,7 @@ impl Core {
 
 impl Cleaner {
     async fn run(mut self) {
+        let mut failures = 0;
         loop {
             let core = self.core.clone();
             let kicked = core.cleaner.notified();
@@ -76,20 +82,34 @@ impl Cleaner {
             }
             match self.step().await {
                 Ok(true) => {
-                    core.is_stuck.set(false);
+                    failures = 0;
+                    *core.stuck.borrow_mut() = None;
                     core.freed.notify_all();
                     runtime::yield_now().await;
                     continue;
                 }
                 Ok(false) => {
                     // Nothing to do: whoever waits for a zone is told.
-                    core.is_stuck.set(core.pressure().free < core.pressure().low);
+                    failures = 0;
+                    let is_short = core.pressure().is_urgent();
+                    if is_short && !self.was_short {
+                        // It became so while something else was done.
+                        continue;
+                    }
+                    *core.stuck.borrow_mut() = is_short.then(|| {
+                        Error::no_space(
+                            "the log has no free zone and nothing to clean: discard some data, or delete snapshots",
+                        )
+                    });
                     core.freed.notify_all();
                     kicked.await;
                 }
                 Err(error) => {
                     tracing::warn!("cleaning: {error}");
-                    core.is_stuck.set(core.pressure().free < core.pressure().low);
+                    failures += 1;
+                    // What is dead doesn't help as long as it can't be reset.
+                    let is_stuck = failures >= MOST_FAILURES && core.table.free() < core.pressure().low;
+                    *core.stuck.borrow_mut() = is_stuck.then(|| error.in_context("no zone can be freed"));
                     core.freed.notify_all();
                     // What the attempt itself has set off doesn't count, or it would be repeated at once.
                     let kicked = core.cleaner.notified();
@@ -117,6 +137,10 @@ impl Cleaner {
             core.take_checkpoint(false).await?;
             return Ok(true);
         }
+        // Zones were taken meanwhile.
+        let pressure = core.pressure();
+        self.was_short = pressure.is_urgent();
+        let is_urgent = core.table.free() <= pressure.low;
         let now = core.clock.get();
         let candidates = core.table.candidates(core.layout.data_blocks());
         let chosen = core.policy.borrow_mut().choose(&mut candidates.iter().copied(), pressure, now);

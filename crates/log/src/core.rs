@@ -158,8 +158,8 @@ pub struct Core {
     pub freed: Notify,
     /// The cleaner should look whether there is something to do.
     pub cleaner: Notify,
-    /// The cleaner can't free anything at the moment.
-    pub is_stuck: Cell<bool>,
+    /// Why the cleaner can't free anything at the moment, if so.
+    pub stuck: RefCell<Option<Error>>,
     /// The log is being closed; what is queued is still written.
     pub is_closing: Cell<bool>,
     /// Snapshots and clones that are open as devices.
@@ -239,7 +239,7 @@ impl Core {
             work: Notify::new(),
             freed: Notify::new(),
             cleaner: Notify::new(),
-            is_stuck: Cell::new(false),
+            stuck: RefCell::default(),
             is_closing: Cell::new(false),
             views: RefCell::default(),
             buffer: Arc::default(),
@@ -642,10 +642,8 @@ impl Core {
                 self.cleaner.notify_all();
                 return Ok(Some(zone));
             }
-            if self.is_stuck.get() {
-                return Err(Error::no_space(
-                    "the log has no free zone and nothing to clean: discard some data, or delete snapshots",
-                ));
+            if let Some(error) = &*self.stuck.borrow() {
+                return Err(error.clone());
             }
             let freed = self.freed.notified();
             self.cleaner.notify_all();

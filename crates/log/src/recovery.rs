@@ -133,6 +133,13 @@ pub async fn recover(zones: Rc<dyn Zones>, map: &str) -> Result<(State, Recovere
         let end = replay.run(&root, scans, &mut recovered)?;
         clock = replay.clock;
         (last[0], last[1]) = (end[0], end[1]);
+        // Records behind the end will never count: a zone needn't wait until their numbers are covered. They are given again,
+        // and if nothing but this zone could be freed, they never would be.
+        for (zone, _) in table.list() {
+            table.change(zone, |entry| {
+                entry.last.iter_mut().zip(end).for_each(|(last, end)| *last = (*last).min(end));
+            });
+        }
     }
     settle(&*zones, &table, &reports, &layout).await?;
     let state = State {
@@ -157,10 +164,9 @@ pub async fn recover(zones: Rc<dyn Zones>, map: &str) -> Result<(State, Recovere
 /// What finishing and writing say.
 pub async fn begin(state: &mut State) -> Result<()> {
     let reports = state.zones.report(ZoneIndex(ROOT_ZONES), state.layout.zones).await?;
-    for report in reports.iter().filter(|report| matches!(report.state, ZoneState::Open | ZoneState::Closed))
-    {
-        state.zones.finish(report.zone).await?;
-    }
+    let is_begun = |report: &&ZoneReport| matches!(report.state, ZoneState::Open | ZoneState::Closed);
+    let begun: Vec<ZoneIndex> = reports.iter().filter(is_begun).map(|report| report.zone).collect();
+    state.zones.flush(&begun).await?;
     let old = &state.checkpoint.root;
     let mut boundaries = old.boundaries.clone();
     let last = [state.last[0], state.last[1]];
@@ -172,6 +178,11 @@ pub async fn begin(state: &mut State) -> Result<()> {
     state.root.write(&*state.zones, &state.layout, &root).await?;
     state.epoch = root.epoch;
     state.checkpoint.root = root;
+    // Only now: a zone that is full is believed what its summary says, and of one that was begun the summary may be there
+    // and records be lost. From here on the root tells which of them count.
+    for zone in begun {
+        state.zones.finish(zone).await?;
+    }
     Ok(())
 }
 

@@ -192,6 +192,10 @@ pub async fn find(zones: &dyn Zones) -> Result<FoundRoot> {
     let mut newest: Option<FoundRoot> = None;
     let mut reasons = Vec::new();
     for report in reports {
+        if report.state == ZoneState::Offline {
+            // The newest root may be there, and the next one would have to go there.
+            crate::scan::refuse_offline(zones, report.zone).await?;
+        }
         match find_in(zones, &report).await {
             Ok(found) if newest.as_ref().is_none_or(|newest| newest.number < found.number) => {
                 newest = Some(found);
@@ -218,9 +222,6 @@ fn is_nothing(error: &Error) -> bool {
 
 /// The last valid root of one zone.
 async fn find_in(zones: &dyn Zones, report: &ZoneReport) -> Result<FoundRoot> {
-    if report.state == ZoneState::Offline {
-        return crate::scan::refuse_offline(zones, report.zone).await.and(Err(Error::not_found("no root")));
-    }
     let unit = zones.geometry().read_granularity.max(4096) as usize;
     let mut found = None;
     let mut reason = Error::not_found("no root");

@@ -170,7 +170,6 @@ struct World {
     /// The log has opened.
     opened: AtomicU64,
     refused: AtomicU64,
-    reports: Mutex<Vec<String>>,
 }
 
 impl World {
@@ -335,16 +334,21 @@ async fn live(world: Arc<World>) -> Result<bool, String> {
         })
     });
     for outcome in runtime::join_all(clients).await {
-        outcome.map_err(|error| error.to_string())??;
+        let outcome = outcome.map_err(|error| error.to_string())?;
+        outcome.map_err(|broken| format!("{broken}; the log: {:?}", part.status()))?;
     }
-    let status = part.status().to_owned();
-    world.reports.lock().unwrap().push(format!("{status:?}"));
     if world.life.end != End::Closed {
         return Ok(false);
     }
     match part.close().await {
         Ok(()) => Ok(true),
-        Err(error) => world.judge("closing", error, false).map(|()| false),
+        Err(error) => {
+            let status = part.status();
+            world
+                .judge("closing", error, false)
+                .map(|()| false)
+                .map_err(|broken| format!("{broken}; {status:?}"))
+        }
     }
 }
 
@@ -373,7 +377,6 @@ fn one_life(
         started: AtomicU64::new(0),
         opened: AtomicU64::new(0),
         refused: AtomicU64::new(0),
-        reports: Mutex::default(),
     });
     let shared = world.clone();
     let simulated = runtime::simulate(simulation, move || async move {
