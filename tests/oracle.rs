@@ -13,6 +13,7 @@
 //! failure therefore names the seed, the cut and the choice, and shows what was found. Left to others: what
 //! only a running stack can promise (the conformance suite), and cuts during a recovery.
 
+mod prefix;
 mod stamp;
 mod workload;
 
@@ -54,6 +55,9 @@ pub struct Oracle {
     pub search: Search,
     /// The shape of the disk, where the oracle makes it.
     pub disk: DeviceGeometry,
+    /// What is found must also be a prefix: where an operation is there, so is every one that had completed before it
+    /// was submitted. Not what a device promises; a log does.
+    pub prefix: bool,
 }
 
 /// What was tried, if nothing was found.
@@ -105,7 +109,7 @@ impl Oracle {
             volatile_cache: true,
             read_only: false,
         };
-        Oracle { seed, workload: Workload::new(seed), search: Search::new(seed), disk }
+        Oracle { seed, workload: Workload::new(seed), search: Search::new(seed), disk, prefix: false }
     }
 
     /// Tries the stack that `open` makes, on a disk in memory.
@@ -206,6 +210,12 @@ where
                 return Err(self.oracle.violation(*state.cuts.start(), Some(state), what));
             }
         };
+        if self.oracle.prefix
+            && let Some(cursor) = self.cursors.last()
+            && let Err(broken) = prefix::check(cursor.history(), &contents)
+        {
+            return Err(self.oracle.violation(cursor.cut(), Some(state), broken));
+        }
         for cursor in &self.cursors {
             self.checks += 1;
             if let Err(mismatch) = cursor.check(0, &contents) {

@@ -17,12 +17,14 @@ pub struct Workload {
     pub queue_depth: u64,
     /// The longest operation, in blocks.
     pub longest: u64,
+    /// Whether the whole device is discarded now and then.
+    pub discards_all: bool,
 }
 
 impl Workload {
     /// A few hundred operations, four at a time.
     pub fn new(seed: u64) -> Self {
-        Workload { seed, operations: 240, queue_depth: 4, longest: 3 }
+        Workload { seed, operations: 240, queue_depth: 4, longest: 3, discards_all: false }
     }
 
     /// Runs to the end, with a flush.
@@ -58,6 +60,7 @@ async fn client(
             0..62 => device.write(range.start, stamped(range, number, size).into(), durability).await?,
             62..76 => device.flush().await?,
             76..84 => device.write_zeroes(range, ZeroMode::default(), durability).await?,
+            84..85 if workload.discards_all => device.discard(BlockRange::new(0, blocks)).await?,
             84..92 => device.discard(range).await?,
             _ => {
                 let length = size.bytes_of(range.count) as usize;

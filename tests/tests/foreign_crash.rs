@@ -141,14 +141,28 @@ fn run_and_kill(server: &mut Server, random: &mut runtime::Random, log: &mut Log
     assert!(!server.process.wait().success(), "the server was killed");
 }
 
+/// What of a client's writes must be there after a kill.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Kept {
+    /// What was promised to be durable.
+    Durable,
+    /// Everything that was acknowledged: nothing is held back in the server.
+    Acknowledged,
+}
+
 /// Three lives on the same file: the lock of a killed server is gone with it.
-fn live_three_times(stack: &str, folder: &Path, random: &mut runtime::Random) -> Result<Log, String> {
+fn live_three_times(
+    stack: &str,
+    folder: &Path,
+    random: &mut runtime::Random,
+    kept: Kept,
+) -> Result<Log, String> {
     let mut log = Log::default();
     for _ in 0..3 {
         let mut server = Server::restart(folder, stack);
         run_and_kill(&mut server, random, &mut log);
         let server = Server::restart(folder, stack);
-        check(&server, &mut log)?;
+        check(&server, &mut log, kept)?;
         server.stop();
     }
     Ok(log)
@@ -156,16 +170,20 @@ fn live_three_times(stack: &str, folder: &Path, random: &mut runtime::Random) ->
 
 /// Each block holds its last durable version or a later one that was sent, whole. What is there is durable from now
 /// on: a process's death loses no page of the kernel's.
-fn check(server: &Server, log: &mut Log) -> Result<(), String> {
+fn check(server: &Server, log: &mut Log, kept: Kept) -> Result<(), String> {
     let mut client = RawClient::open(&server.socket).expect("a ready server answers");
     for block in 0..BLOCKS {
         let bytes = client.read(block * BLOCK as u64, BLOCK as u32).expect("a block is read");
         let found = version_of(block, &bytes)?;
         let at = |versions: &BTreeMap<u64, u64>| versions.get(&block).copied().unwrap_or(0);
         let (durable, sent) = (at(&log.durable), at(&log.sent));
-        if !(durable..=sent).contains(&found) {
+        let least = match kept {
+            Kept::Durable => durable,
+            Kept::Acknowledged => at(&log.acknowledged).max(durable),
+        };
+        if !(least..=sent).contains(&found) {
             return Err(format!(
-                "block {block} holds version {found}: {durable} was durable, {sent} was the last one sent"
+                "block {block} holds version {found}: {least} was {kept:?}, {sent} was the last one sent"
             ));
         }
         log.sent.insert(block, found);
@@ -191,20 +209,48 @@ fn a_killed_server_has_kept_what_was_flushed() {
             _ => format!("stats({file})) shards=2"),
         };
         println!("SILTSTONE_SEED={round}, {layers}");
-        let log = live_three_times(&stack, folder.path(), &mut runtime::Random::new(round));
+        let log = live_three_times(&stack, folder.path(), &mut runtime::Random::new(round), Kept::Durable);
         let log = log.unwrap_or_else(|broken| panic!("{broken}"));
         println!("{} writes, {} flushes", log.next_version, log.flushes);
         assert!(log.flushes > 10 && !log.durable.is_empty(), "too little happened before the end");
     }
 }
 
-/// The proof that the test above can fail.
+/// A log on a file: small zones, so that it is killed while it cleans, checkpoints and recovers. Everything that was
+/// acknowledged from the log is there, and what was promised to be durable where it is acknowledged from memory.
+#[test]
+fn a_killed_log_has_kept_what_it_acknowledged() {
+    let first = seed("a_killed_log_has_kept_what_it_acknowledged", 100);
+    let modes = [("ack=log", Kept::Acknowledged), ("ack=buffer", Kept::Durable)];
+    for (round, (mode, kept)) in (first..first + ROUNDS).zip(modes.into_iter().cycle()) {
+        let folder = tempfile::tempdir().expect("a folder");
+        let disk = folder.path().join("disk.img");
+        let shards = 1 + round % 2;
+        let stack = format!(
+            "log(file({}, size=6MiB), size={}, zone_size=64KiB, checkpoint_after=256KiB, {mode}) shards={shards}",
+            disk.display(),
+            BLOCKS * BLOCK as u64
+        );
+        println!("SILTSTONE_SEED={round}, {stack}");
+        siltstone_tests::foreign::run(
+            &siltstone_tests::foreign::binary().display().to_string(),
+            &["format", &stack],
+        )
+        .ok();
+        let log = live_three_times(&stack, folder.path(), &mut runtime::Random::new(round), kept);
+        let log = log.unwrap_or_else(|broken| panic!("{broken}"));
+        println!("{} writes, {} flushes", log.next_version, log.flushes);
+        assert!(log.flushes > 10 && !log.durable.is_empty(), "too little happened before the end");
+    }
+}
+
+/// The proof that the tests above can fail.
 #[test]
 fn writes_that_were_dropped_are_found_out() {
     for rule in ["write drop every=40", "write torn at=512 every=40", "write misdirect by=32KiB every=40"] {
         let folder = tempfile::tempdir().expect("a folder");
         let stack = format!("fault({}), \"{rule}\", seed=1)", file_in(folder.path()));
-        let broken = live_three_times(&stack, folder.path(), &mut runtime::Random::new(1));
+        let broken = live_three_times(&stack, folder.path(), &mut runtime::Random::new(1), Kept::Durable);
         println!("{rule}: {}", broken.err().expect("what the disk lost is found"));
     }
 }

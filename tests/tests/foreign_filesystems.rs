@@ -4,7 +4,7 @@
 //! write to it. The image behind the export is checked when the server has ended.
 
 use siltstone_tests::foreign::{
-    Background, Server, is_installed, is_root, random_file, run, run_shell, skip,
+    Background, Server, binary, is_installed, is_root, random_file, run, run_shell, skip,
 };
 use siltstone_tests::{need, need_root};
 use std::path::Path;
@@ -23,12 +23,18 @@ struct Bench {
 
 impl Bench {
     fn new() -> Bench {
+        Bench::on(|image| format!("file({image}, size={IMAGE_BYTES}) shards=2"))
+    }
+
+    /// On the stack that is made of the image's path; `--format` makes what has a format.
+    fn on(stack: impl Fn(&str) -> String) -> Bench {
         let folder = tempdir().expect("a folder");
         let at = |name: &str| folder.path().join(name);
         for name in ["nbd", "mnt", "tree"] {
             std::fs::create_dir(at(name)).expect("a folder");
         }
-        let stack = format!("file({}, size={IMAGE_BYTES}) shards=2", at("disk.img").display());
+        let stack = stack(&at("disk.img").display().to_string());
+        run(&binary().display().to_string(), &["format", &stack]).ok();
         let server = Server::start(folder.path(), &stack);
         let export = at("nbd/export").display().to_string();
         let mut fuse = Background::start("nbdfuse", &[&export, server.uri()]);
@@ -170,4 +176,46 @@ fn xfs_of_the_kernel() {
     if has_fuse() && can_mount_loop() {
         in_the_kernel(&["mkfs.xfs", "-q", "-f"], &["xfs_repair", "-n", "-f"]);
     }
+}
+
+/// ext4 in a log that it fills to the last block, with the cleaner at work all the time: what fits is there, what doesn't
+/// is told, and the file system is whole.
+#[test]
+fn ext4_in_a_log_that_is_full() {
+    need!("nbdfuse", "mkfs.ext4", "e2fsck", "fstrim");
+    need_root!("mount");
+    if !has_fuse() || !can_mount_loop() {
+        return;
+    }
+    let mut bench =
+        Bench::on(|image| format!("log(file({image}, size=96MiB), zone_size=256KiB, checkpoint_after=4MiB)"));
+    bench.fill_tree(13);
+    let (export, mount, tree, sums) =
+        (bench.export(), bench.path("mnt"), bench.path("tree"), bench.path("sums"));
+    run_shell(&format!(
+        "mkfs.ext4 -q -F {export}
+         mount -o loop {export} {mount}
+         trap 'umount {mount}' EXIT
+         cp -r {tree} {mount}/kept
+         for round in 1 2 3; do
+             ! cat /dev/zero | tr '\\0' 'x' > {mount}/full
+             sync -f {mount}
+             test $(stat -c %s {mount}/full) -gt 30000000
+             rm {mount}/full
+             fstrim {mount}
+         done
+         cp -r {tree} {mount}/last
+         sync -f {mount}
+         (cd {mount}/kept; sha256sum --quiet --check {sums})"
+    ))
+    .ok();
+    run("e2fsck", &["-f", "-n", &export]).ok();
+    run_shell(&format!(
+        "mount -o loop,ro {export} {mount}
+         trap 'umount {mount}' EXIT
+         (cd {mount}/kept; sha256sum --quiet --check {sums})
+         (cd {mount}/last; sha256sum --quiet --check {sums})"
+    ))
+    .ok();
+    bench.close();
 }

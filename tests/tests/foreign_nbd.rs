@@ -280,6 +280,41 @@ fn fio_verifies_what_it_wrote() {
     }
 }
 
+/// A log that its writes go round many times, with the cleaner running: 512 MiB onto 64 MiB, or as many as
+/// `SILTSTONE_FIO_MIB` says onto a sixteenth of it, up to 1 GiB (20480 is the long run).
+#[test]
+fn fio_verifies_what_it_wrote_to_a_log() {
+    need!("fio");
+    if !run("fio", &["--enghelp"]).ok().contains("nbd") {
+        siltstone_tests::foreign::skip("this fio has no nbd engine");
+        return;
+    }
+    let asked = std::env::var("SILTSTONE_FIO_MIB").ok();
+    let written: u64 =
+        asked.map_or(512, |text| text.trim().parse().expect("SILTSTONE_FIO_MIB is a whole number"));
+    let size = (written / 8).min(1024);
+    for (distribution, ack) in [("random", "log"), ("zipf:1.1", "buffer")] {
+        let folder = folder();
+        // The volume takes most of what the log has room for.
+        let disk = size + size / 4 + 16;
+        let stack = format!(
+            "log(file({}, size={disk}MiB), size={size}MiB, checkpoint_after=8MiB, ack={ack}) shards=2",
+            path(&folder, "disk.img")
+        );
+        run(&siltstone_tests::foreign::binary().display().to_string(), &["format", &stack]).ok();
+        let server = Server::start(folder.path(), &stack);
+        let (uri, size) = (format!("--uri={}", server.uri()), format!("--size={size}m"));
+        let job = ["--name=verify", "--ioengine=nbd", "--iodepth=32", "--bsrange=4k-64k", "--randseed=7"];
+        let how = [format!("--random_distribution={distribution}"), format!("--io_size={written}m")];
+        // Over and over, and then the whole volume once more, with what was written read back.
+        let churn = ["--rw=randwrite", "--fsync=256", &how[0], &how[1]];
+        run("fio", &[job.as_slice(), &[&uri, &size], &churn].concat()).ok();
+        let verify = ["--rw=randwrite", "--verify=crc32c", "--verify_fatal=1", "--verify_state_save=0"];
+        run("fio", &[job.as_slice(), &[&uri, &size], &verify].concat()).ok();
+        server.stop();
+    }
+}
+
 /// What only a client without manners sends, through libnbd with its own checks switched off.
 const UNALIGNED: &str = r#"
 h.set_strict_mode(0)
