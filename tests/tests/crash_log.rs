@@ -91,7 +91,7 @@ fn every_map() {
     for (number, map) in log::map::NAMES.into_iter().enumerate().skip(1) {
         let (blocks, options) = small(320, 60);
         let options = Options { map: map.to_owned(), ..options };
-        holds(&format!("map {map}"), 40 + number as u64, (blocks, options), 200);
+        holds(&format!("map {map}"), 40 + number as u64, (blocks, options), 120);
     }
 }
 

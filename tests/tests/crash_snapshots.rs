@@ -84,7 +84,7 @@ impl Device for Handle {
                 let name = format!("s{number:04}");
                 // Nothing else is in flight: what the volume holds is what the snapshot will.
                 let now = contents(&*self.device).await?;
-                self.expected.lock().unwrap().insert(name.clone(), now);
+                self.expected.lock().expect("nothing panics under it").insert(name.clone(), now);
                 self.log.message(&format!("snapshot create {name}")).await?;
                 if number.is_multiple_of(2) && number >= 9 {
                     self.log.message(&format!("snapshot delete s{:04}", number - 3)).await?;
@@ -122,7 +122,7 @@ async fn check(log: &dyn DevicePart, expected: &Expected) -> Result<usize> {
         let version = log.version(name).await?;
         let device = version.open().await?;
         let found = contents(&*device).await?;
-        let wanted = expected.lock().unwrap().get(name).cloned();
+        let wanted = expected.lock().expect("nothing panics under it").get(name).cloned();
         if Some(found) != wanted {
             return Err(block::Error::corrupt(format!(
                 "snapshot {name} shows something else than it was taken of"

@@ -12,8 +12,8 @@
 //!
 //! Besides the maps, which it loads as opening the log does, it holds a few windows of a zone at a time.
 //!
-//! One concept per module: [`roots`] the two root zones, [`pages`] the pages of the maps, [`zone`] the records of one
-//! zone, [`owners`] which versions need what is damaged, [`report`] what is said in the end.
+//! One concept per module: `roots` the two root zones, `pages` the pages of the maps, `zone` the records of one
+//! zone, `owners` which versions need what is damaged, `report` what is said in the end.
 
 mod owners;
 mod pages;

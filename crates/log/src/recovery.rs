@@ -258,6 +258,7 @@ pub(crate) async fn load(
     recovered: &mut Recovered,
 ) -> Result<Versions> {
     let mut versions = Versions { next: directory.next_version, ..Versions::default() };
+    let mut counted = Vec::new();
     for entry in &directory.versions {
         let parent =
             entry.parent.and_then(|parent| directory.versions.iter().find(|other| other.id == parent));
@@ -277,7 +278,7 @@ pub(crate) async fn load(
             }
             if parent.is_none_or(|parent| parent.table.get(page) != place) {
                 pages.push((place.physical, page, place.sum));
-                table.add_live(layout.place(place.physical).0, 1);
+                counted.push(place.physical);
             }
         }
         // What the parent has and the version has not.
@@ -302,6 +303,10 @@ pub(crate) async fn load(
             table: entry.table.clone(),
         });
     }
+    // Clones of one snapshot may have the same page, and the snapshot another one.
+    counted.sort_unstable();
+    counted.dedup();
+    counted.iter().for_each(|page: &Physical| table.add_live(layout.place(*page).0, 1));
     Ok(versions)
 }
 
@@ -548,7 +553,8 @@ impl Replay<'_> {
             });
             // What failed then, on the same state, fails again and changes nothing.
             match applied {
-                Ok(()) | Err(Error::NotFound(_) | Error::Invalid(_) | Error::AlreadyExists(_)) => {}
+                Ok(())
+                | Err(Error::NotFound(_) | Error::Invalid(_) | Error::AlreadyExists(_) | Error::Busy(_)) => {}
                 Err(error) => return Err(error),
             }
         }

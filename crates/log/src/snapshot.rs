@@ -168,6 +168,19 @@ async fn delete(core: &Rc<Core>, name: &str) -> Result<Value> {
     if core.views.borrow().iter().any(is_open) {
         return Err(Error::busy(format!("{name} is open as a device: take it out of the stack first")));
     }
+    let clones = {
+        let versions = core.versions.borrow();
+        let children: Vec<String> = versions.children(version).map(|child| child.name.clone()).collect();
+        children
+    };
+    // Below a snapshot, versions share blocks that only it is known to have.
+    if clones.len() > 1 {
+        let clones: Vec<&str> = clones.iter().map(String::as_str).filter(|name| !name.is_empty()).collect();
+        return Err(Error::busy(format!(
+            "{name} is what {} began with: delete all but one of those first",
+            clones.join(", ")
+        )));
+    }
     change(core, Change::Delete { version }).await?;
     core.cleaner.notify_all();
     Ok(json!({ "deleted": name }))

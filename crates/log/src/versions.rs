@@ -256,12 +256,18 @@ impl Versions {
     /// Removes a version. `died` is told of each block that no version has any more.
     ///
     /// # Errors
-    /// [`Error::NotFound`] without it.
+    /// [`Error::NotFound`] without it, [`Error::Busy`] for a snapshot with several children.
     pub fn delete(&mut self, id: VersionId, died: &mut dyn FnMut(Physical, u64)) -> Result<()> {
         let position = self
             .position(id)
             .filter(|_| id != VersionId::HEAD)
             .ok_or_else(|| Error::not_found(format!("version {} of the volume", id.0)))?;
+        // What two versions share below this one, its parent may not have: only with this one is it known.
+        if self.children(id).count() > 1 {
+            return Err(Error::busy(
+                "several versions began with this one: delete all but one of those first",
+            ));
+        }
         let version = self.list.remove(position);
         self.own_blocks(&version, &mut |page| {
             page.iter().filter(|entry| **entry != 0).for_each(|entry| died(Physical(*entry), 1));

@@ -32,6 +32,8 @@ fn options() -> Options {
         size: Some(VOLUME * BLOCK as u64),
         zone_size: Some(64 << 10),
         checkpoint_after: 256 << 10,
+        // With few classes, so that the cleaner has something to do on a small disk.
+        cleaning: "greedy".to_owned(),
         ..Options::default()
     }
 }
@@ -224,7 +226,7 @@ fn healthy_logs_are_silent() {
 #[test]
 fn logs_that_were_recovered_and_cleaned_are_silent() {
     run(async || {
-        let mut client = Client::new(512).await;
+        let mut client = Client::new(640).await;
         client.work(1, 3000).await;
         let image = client.cut().await;
         let has_moves = |dump: &Value| dump["tail"]["last"]["cleaner"].as_u64() > Some(0);
@@ -239,6 +241,72 @@ fn logs_that_were_recovered_and_cleaned_are_silent() {
             log.close().await.expect("it can be closed");
             is_silent("recovered and closed", Image::of(&*disk).await.check().await);
         }
+    });
+}
+
+async fn message(client: &Client, text: &str) {
+    client.log.message(text).await.unwrap_or_else(|error| panic!("{text}: {error}"));
+}
+
+#[test]
+fn snapshots_and_clones_are_held_against_the_records_too() {
+    run(async || {
+        let mut client = Client::new(1536).await;
+        client.work(1, 500).await;
+        client.write(150).await;
+        let kept = contents(150, client.version);
+        message(&client, "snapshot create monday").await;
+        client.work(2, 300).await;
+        client.write(150).await;
+        message(&client, "snapshot clone monday experiment").await;
+        let clone = client.log.version("experiment").await.expect("it is there");
+        let device = clone.open().await.expect("it opens");
+        for block in 0..40 {
+            write(&*device, block, &contents(block, 1 << 20)).await;
+        }
+        device.discard(BlockRange::new(50, 20)).await.expect("it can be discarded");
+        message(&client, "checkpoint").await;
+        message(&client, "snapshot create tuesday").await;
+        client.work(3, 900).await;
+        let report = is_silent("cut", client.cut().await.check().await);
+        assert_eq!(report.checked.versions, 4);
+        message(&client, "snapshot delete tuesday").await;
+        client.work(4, 900).await;
+        is_silent("a snapshot less", client.cut().await.check().await);
+        drop(device);
+        drop(clone);
+        let image = client.closed().await;
+        let report = is_silent("closed", image.check().await);
+        assert_eq!(report.checked.versions, 3);
+
+        // What only they have, wherever it was moved to.
+        let copies = image.copies(&kept);
+        let flipped = copies.iter().fold(image.clone(), |image, at| image.flipped(at + 9));
+        let report = flipped.check().await.expect("it can be checked");
+        let finding = the_damage(report);
+        let hits: Vec<_> = finding.hits.iter().map(|hit| (hit.name.as_str(), hit.block, hit.count)).collect();
+        assert_eq!(hits, [("monday", 150, 1), ("experiment", 150, 1)]);
+    });
+}
+
+/// Clones that lost the same blocks have the same page, which their parent doesn't have.
+#[test]
+fn pages_that_only_clones_share_are_counted_once() {
+    run(async || {
+        let mut client = Client::new(1536).await;
+        for block in 0..LAST {
+            client.write(block).await;
+        }
+        message(&client, "snapshot create monday").await;
+        message(&client, "checkpoint").await;
+        for name in ["one", "two"] {
+            message(&client, &format!("snapshot clone monday {name}")).await;
+            let clone = client.log.version(name).await.expect("it is there");
+            let device = clone.open().await.expect("it opens");
+            device.discard(BlockRange::new(5, 3)).await.expect("it can be discarded");
+        }
+        message(&client, "checkpoint").await;
+        is_silent("two clones", client.cut().await.check().await);
     });
 }
 
@@ -381,7 +449,7 @@ async fn read_all(image: &Image) -> Option<Vec<u8>> {
 fn no_flip_is_missed(seed: u64, is_closed: bool) {
     println!("seed {seed}");
     run(async move || {
-        let mut client = Client::new(512).await;
+        let mut client = Client::new(640).await;
         client.work(seed, 2500).await;
         let image = if is_closed { client.closed().await } else { client.cut().await };
         let mut expected = vec![0; LAST as usize * BLOCK];
@@ -396,7 +464,7 @@ fn no_flip_is_missed(seed: u64, is_closed: bool) {
         let (mut damaged, mut noted, mut silent) = (0, 0, 0);
         // From behind the superblocks on, which have nothing to do with the log; the beginnings of blocks more often.
         for _ in 0..400 {
-            let block = 2 + random.below(510) as usize;
+            let block = 2 + random.below((image.0.len() / BLOCK - 2) as u64) as usize;
             let byte = if random.below(2) == 0 { random.below(160) } else { random.below(BLOCK as u64) };
             let offset = block * BLOCK + byte as usize;
             if image.0[offset] == 0 && random.below(4) > 0 {

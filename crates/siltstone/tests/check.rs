@@ -7,7 +7,7 @@ use block::{BlockIndex, Buffer, DevicePart, Durability, Part};
 use common::{Ran, command, run, signal, wait_for};
 use disks::file::FilePart;
 use serde_json::Value;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::sync::Arc;
 
 const STACK: &str = r#"
@@ -172,7 +172,19 @@ fn nothing_is_made_or_begun_anew() {
 #[test]
 fn what_is_asked_wrongly() {
     let folder = made(true);
-    let other = "[device.other]\nkind = \"file\"\npath = \"other.img\"\nsize = \"16MiB\"\n[device.second]\nkind = \"log\"\non = \"other\"\n";
+    let other = r#"
+[device.other]
+kind = "file"
+path = "other.img"
+size = "16MiB"
+[device.second]
+kind = "log"
+on = "other"
+[door.second]
+kind = "nbd"
+device = "second"
+socket = "second.sock"
+"#;
     std::fs::write(folder.path().join("two.toml"), format!("{STACK}{other}")).unwrap();
     for (arguments, code, expected) in [
         (
@@ -189,5 +201,5 @@ fn what_is_asked_wrongly() {
     }
     let ran = looks(&folder, &["check", "two.toml", "--part", "vol"]);
     assert_eq!(ran.code, Some(0), "{ran:?}");
-    assert!(!Path::new(&folder.path().join("other.img")).exists());
+    assert!(!folder.path().join("other.img").exists());
 }
