@@ -14,6 +14,7 @@ use crate::map::{PAGE_BLOCKS, Physical};
 use crate::open_zone::OpenZone;
 use crate::root::{MOST_PIECES, Piece, Root};
 use crate::table::{CHECKPOINT_CLASS, Usage};
+use crate::versions::PageSet;
 use block::{Buffer, Error, Payload, Result};
 use std::rc::Rc;
 use zones::record::{Header, sum_of};
@@ -87,6 +88,7 @@ impl Core {
         let since = self.since_checkpoint.replace(0);
         self.compact_checkpoints();
         let outcome = self.write_all(clean).await;
+        self.versions.borrow_mut().list.iter_mut().for_each(|version| version.writing = PageSet::default());
         if let Err(error) = &outcome {
             self.since_checkpoint.set(self.since_checkpoint.get() + since);
             tracing::warn!("a checkpoint failed: {error}");
@@ -101,6 +103,7 @@ impl Core {
         for version in &mut versions.list {
             let dirty = std::mem::take(&mut version.dirty);
             jobs.extend(dirty.iter().map(|page| Job { page, version: version.id }));
+            version.writing = dirty;
         }
         drop(versions);
         // Stable: of one page, parents come before their children, whose images are often the same.

@@ -72,6 +72,7 @@ pub async fn format(zones: Rc<dyn Zones>, layout: Layout, blocks: u64, map: &str
         name: String::new(),
         map: map::make(map, blocks)?,
         dirty: PageSet::default(),
+        writing: PageSet::default(),
         table: crate::directory::PageTable::default(),
     };
     let identity = Identity::draw();
@@ -300,6 +301,7 @@ pub(crate) async fn load(
             name: entry.name.clone(),
             map,
             dirty: PageSet::default(),
+            writing: PageSet::default(),
             table: entry.table.clone(),
         });
     }

@@ -40,6 +40,13 @@ impl PageSet {
         }
     }
 
+    /// The pages of both.
+    pub fn with(&self, other: &PageSet) -> PageSet {
+        let mut all = self.clone();
+        other.iter().for_each(|page| all.insert(page));
+        all
+    }
+
     /// How many there are.
     pub fn len(&self) -> u64 {
         self.count
@@ -78,6 +85,8 @@ pub struct Version {
     pub map: Arc<dyn Map>,
     /// Pages of the map that aren't on the medium as they are now.
     pub dirty: PageSet,
+    /// Those of them that a checkpoint has taken and may not have written yet.
+    pub writing: PageSet,
     /// Where the pages are on the medium.
     pub table: PageTable,
 }
@@ -239,7 +248,9 @@ impl Versions {
             blocks: origin.blocks,
             name: name.to_owned(),
             map: origin.map.snapshot(),
-            dirty: origin.dirty.clone(),
+            // What a checkpoint is about to write, it writes for the origin alone.
+            dirty: origin.dirty.with(&origin.writing),
+            writing: PageSet::default(),
             table: origin.table.clone(),
         };
         if is_below {

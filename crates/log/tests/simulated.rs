@@ -15,6 +15,7 @@ use log::kind::{Options, open};
 use model::{Model, Stop, Version};
 use runtime::{Random, ShardIndex, SimulatedFaults, Simulation};
 use stack::{Registry, Stack};
+use std::collections::BTreeMap;
 use std::path::PathBuf;
 use std::rc::Rc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -22,7 +23,7 @@ use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 /// As many as take about 20 seconds.
-const USUAL_SEEDS: u64 = 200;
+const USUAL_SEEDS: u64 = 250;
 const BLOCK: usize = 4096;
 
 type Files = Vec<(PathBuf, Vec<u8>)>;
@@ -63,6 +64,8 @@ struct Setup {
     options: Options,
     shards: usize,
     is_thin: bool,
+    /// Snapshots are made and deleted meanwhile.
+    has_snapshots: bool,
 }
 
 impl Setup {
@@ -93,7 +96,14 @@ impl Setup {
             checkpoint_after: pick(&[16 << 10, 64 << 10, 256 << 10, 64 << 20]),
             ..Options::default()
         };
-        Setup { disk_bytes, sector: pick(&[512, 4096]), options, shards: pick(&[1, 1, 2]) as usize, is_thin }
+        Setup {
+            disk_bytes,
+            sector: pick(&[512, 4096]),
+            options,
+            shards: pick(&[1, 1, 2]) as usize,
+            is_thin,
+            has_snapshots: pick(&[0, 0, 1]) == 1,
+        }
     }
 }
 
@@ -158,6 +168,16 @@ impl Life {
     }
 }
 
+/// What is known of a snapshot.
+#[derive(Debug, Default)]
+struct Snapshot {
+    /// What it was seen to hold, which it holds for ever.
+    contents: Option<Vec<Version>>,
+    /// It was said to be there, and its end was asked for.
+    is_made: bool,
+    is_deleted: bool,
+}
+
 /// What all tasks of a life share.
 #[derive(Debug)]
 struct World {
@@ -165,6 +185,8 @@ struct World {
     life: Life,
     /// None before the volume has been made.
     model: Mutex<Option<Model>>,
+    /// By name.
+    snapshots: Mutex<BTreeMap<String, Snapshot>>,
     stop: Stop,
     started: AtomicU64,
     /// The log has opened.
@@ -180,7 +202,10 @@ impl World {
     /// An error that mustn't be in this life breaks it.
     fn judge(&self, what: &str, error: Error, is_write: bool) -> Result<(), String> {
         let is_allowed = match &error {
-            Error::NoSpace(_) => self.setup.is_thin && is_write || self.life.may_fail(),
+            // What only snapshots have takes room beyond the volume's own.
+            Error::NoSpace(_) => {
+                (self.setup.is_thin || self.setup.has_snapshots) && is_write || self.life.may_fail()
+            }
             Error::Corrupt(_) => false,
             _ => self.life.may_fail(),
         };
@@ -299,6 +324,89 @@ async fn client(world: Arc<World>, device: Rc<dyn Device>, number: u64) -> Resul
     Ok(())
 }
 
+/// Reads a snapshot; none if there is none with this name.
+async fn read_snapshot(
+    part: &log::LogPart,
+    name: &str,
+) -> Result<Option<Vec<Version>>, Result<Error, String>> {
+    let version = match part.version(name).await {
+        Ok(version) => version,
+        Err(Error::NotFound(_)) => return Ok(None),
+        Err(error) => return Err(Ok(error)),
+    };
+    let device = version.open().await.map_err(Ok)?;
+    read_all(&*device).await.map(Some)
+}
+
+/// Compares all snapshots with what they held.
+async fn check_snapshots(world: &World, part: &log::LogPart) -> Result<(), String> {
+    let names: Vec<String> = world.snapshots.lock().unwrap().keys().cloned().collect();
+    for name in names {
+        let found = match read_snapshot(part, &name).await {
+            Ok(found) => found,
+            Err(Ok(error)) => {
+                world.judge("reading a snapshot", error, false)?;
+                continue;
+            }
+            Err(Err(broken)) => return Err(format!("snapshot {name}: {broken}")),
+        };
+        let mut snapshots = world.snapshots.lock().unwrap();
+        let known = snapshots.get_mut(&name).unwrap();
+        match (found, &known.contents) {
+            (None, _) if known.is_made && !known.is_deleted => {
+                return Err(format!("snapshot {name} is gone"));
+            }
+            (None, _) => drop(snapshots.remove(&name)),
+            (Some(found), Some(contents)) if found != *contents => {
+                return Err(format!("snapshot {name} holds {found:?}, not {contents:?}"));
+            }
+            (Some(found), _) => {
+                // Whatever was asked before a stop is decided now.
+                *known = Snapshot { contents: Some(found), is_made: true, is_deleted: false };
+            }
+        }
+    }
+    Ok(())
+}
+
+/// Makes, reads and deletes snapshots while the clients run.
+async fn operator(world: Arc<World>, part: Arc<log::LogPart>) -> Result<(), String> {
+    let mut random = Random::new(world.life.seed ^ 0x0B5E);
+    let mut number = 0;
+    while world.started.load(Ordering::Relaxed) < world.life.operations {
+        runtime::sleep(Duration::from_nanos(random.below(3_000_000))).await;
+        let names: Vec<String> = world.snapshots.lock().unwrap().keys().cloned().collect();
+        if names.len() < 3 {
+            number += 1;
+            let name = format!("{}-{number}", world.life.seed);
+            world.snapshots.lock().unwrap().insert(name.clone(), Snapshot::default());
+            let began = world.model(Model::begin);
+            if let Err(error) = part.message(&format!("snapshot create {name}")).await {
+                world.judge("making a snapshot", error, true)?;
+                continue;
+            }
+            world.snapshots.lock().unwrap().get_mut(&name).unwrap().is_made = true;
+            check_snapshots(&world, &part).await?;
+            let contents = world.snapshots.lock().unwrap()[&name].contents.clone();
+            for (found, block) in contents.iter().flatten().zip(0..) {
+                let checked = world.model(|model| model.check_read(block, *found, began));
+                checked.map_err(|broken| format!("in a snapshot: {broken}"))?;
+            }
+        } else if random.chance(0.5) {
+            let name = &names[random.below(names.len() as u64) as usize];
+            world.snapshots.lock().unwrap().get_mut(name).unwrap().is_deleted = true;
+            match part.message(&format!("snapshot delete {name}")).await {
+                Ok(_) => drop(world.snapshots.lock().unwrap().remove(name)),
+                Err(Error::NotFound(_)) => {}
+                Err(error) => world.judge("deleting a snapshot", error, false)?,
+            }
+        } else {
+            check_snapshots(&world, &part).await?;
+        }
+    }
+    Ok(())
+}
+
 /// Everything up to the end of the life, if the power isn't cut before. Returns whether the log had been closed.
 async fn live(world: Arc<World>) -> Result<bool, String> {
     let part = match open_log(&world.setup, &world.life).await {
@@ -307,6 +415,7 @@ async fn live(world: Arc<World>) -> Result<bool, String> {
     };
     let device = part.open().await.map_err(|error| error.to_string())?;
     if world.life.format {
+        world.snapshots.lock().unwrap().clear();
         let mut model = world.model.lock().unwrap();
         let blocks = device.geometry().blocks.0;
         match &mut *model {
@@ -326,6 +435,8 @@ async fn live(world: Arc<World>) -> Result<bool, String> {
     world.model(|model| model.restart(&found));
     world.opened.store(1, Ordering::Relaxed);
     drop(device);
+    check_snapshots(&world, &part).await?;
+    let operating = world.setup.has_snapshots.then(|| runtime::spawn(operator(world.clone(), part.clone())));
     let clients = (0..world.life.depth).map(|number| {
         let (world, part) = (world.clone(), part.clone());
         runtime::spawn_on(ShardIndex(number as usize % runtime::shard_count()), move || async move {
@@ -337,6 +448,10 @@ async fn live(world: Arc<World>) -> Result<bool, String> {
         let outcome = outcome.map_err(|error| error.to_string())?;
         outcome.map_err(|broken| format!("{broken}; the log: {:?}", part.status()))?;
     }
+    if let Some(operating) = operating {
+        operating.await?;
+    }
+    check_snapshots(&world, &part).await?;
     if world.life.end != End::Closed {
         return Ok(false);
     }
@@ -358,13 +473,14 @@ struct Left {
     stop: Stop,
     opened: bool,
     model: Option<Model>,
+    snapshots: BTreeMap<String, Snapshot>,
 }
 
 fn one_life(
     setup: &Setup,
     life: &Life,
     model: Option<Model>,
-    stop: Stop,
+    (stop, snapshots): (Stop, BTreeMap<String, Snapshot>),
     files: Files,
 ) -> Result<Left, String> {
     let simulation = Simulation { most_events: 3_000_000, trace_lines: 0, ..Simulation::new(life.seed) };
@@ -373,6 +489,7 @@ fn one_life(
         setup: setup.clone(),
         life: life.clone(),
         model: Mutex::new(model),
+        snapshots: Mutex::new(snapshots),
         stop,
         started: AtomicU64::new(0),
         opened: AtomicU64::new(0),
@@ -405,6 +522,7 @@ fn one_life(
         stop,
         opened: world.opened.load(Ordering::Relaxed) == 1,
         model: world.model.into_inner().unwrap(),
+        snapshots: world.snapshots.into_inner().unwrap(),
     })
 }
 
@@ -416,6 +534,7 @@ fn run_seed(seed: u64, verbose: bool) -> Result<(), String> {
     }
     let mut files: Files = vec![(PathBuf::from("/disk"), vec![0; setup.disk_bytes as usize])];
     let (mut model, mut stop) = (None, Stop::Orderly);
+    let mut snapshots = BTreeMap::new();
     let mut is_made = false;
     for number in 0..3 + random.below(6) {
         let again = random.chance(0.04);
@@ -423,9 +542,9 @@ fn run_seed(seed: u64, verbose: bool) -> Result<(), String> {
         if verbose {
             println!("life {number}, after {stop:?}: {life:?}");
         }
-        let left = one_life(&setup, &life, model.take(), stop, files)
+        let left = one_life(&setup, &life, model.take(), (stop, snapshots), files)
             .map_err(|broken| format!("life {number}, after {stop:?}, {life:?}: {broken}"))?;
-        (files, model) = (left.files, left.model);
+        (files, model, snapshots) = (left.files, left.model, left.snapshots);
         is_made = left.opened || is_made && !life.format;
         // What was not opened is as it was stopped before, or worse.
         if left.opened || left.stop == Stop::PowerCut {
