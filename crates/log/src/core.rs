@@ -326,6 +326,11 @@ impl Core {
         task.await
     }
 
+    /// Waits until no write is on its way, and keeps others waiting as long as this is held.
+    pub async fn without_writes(&self) -> Permit {
+        self.dirty.acquire(self.settings.dirty_blocks as usize).await
+    }
+
     fn check_open(&self) -> Result<()> {
         match self.failure() {
             Some(error) => Err(error),

@@ -575,6 +575,7 @@ impl Replay<'_> {
 
 /// Decides what each zone is, once all counts are right.
 async fn settle(zones: &dyn Zones, table: &ZoneTable, reports: &[ZoneReport], layout: &Layout) -> Result<()> {
+    table.recount();
     for report in reports {
         let zone = report.zone.0;
         let entry = table.get(zone);

@@ -158,7 +158,14 @@ async fn create(core: &Rc<Core>, parent: VersionId, name: String, writable: bool
         VersionId(versions.next - 1)
     };
     let created = runtime::wall_clock().as_secs();
-    change(core, Change::Create { version, parent, writable, created, name: name.clone() }).await?;
+    {
+        // A write that was let in because it overwrites takes new room if the snapshot comes before it: none may be on its
+        // way.
+        let _alone = core.without_writes().await;
+        let create = Change::Create { version, parent, writable, created, name: name.clone() };
+        core.change(smallvec::smallvec![create], Payload::new(), Durability::Visible).await?;
+    }
+    core.flush().await?;
     Ok(json!({ "name": name, "kind": if writable { "clone" } else { "snapshot" }, "created": created }))
 }
 

@@ -148,6 +148,13 @@ impl ZoneTable {
         self.live_data.get()
     }
 
+    /// Adds up again how much data is live: for who learned after counting which zones are for checkpoints.
+    pub fn recount(&self) {
+        let zones = self.zones.borrow();
+        let of_data = zones.iter().filter(|zone| zone.class != CHECKPOINT_CLASS);
+        self.live_data.set(of_data.map(|zone| u64::from(zone.live)).sum());
+    }
+
     /// So many blocks of the zone are now referred to.
     pub fn add_live(&self, zone: u32, blocks: u32) {
         let class = self.change(zone, |entry| {

@@ -15,7 +15,7 @@ use log::kind::{Options, open};
 use model::{Model, Stop, Version};
 use runtime::{Random, ShardIndex, SimulatedFaults, Simulation};
 use stack::{Registry, Stack};
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::path::PathBuf;
 use std::rc::Rc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -25,6 +25,8 @@ use std::time::Duration;
 /// As many as take about 20 seconds.
 const USUAL_SEEDS: u64 = 250;
 const BLOCK: usize = 4096;
+/// The class of zones with checkpoints, whose blocks no map has.
+const CHECKPOINT_CLASS: u8 = 0xFF;
 
 type Files = Vec<(PathBuf, Vec<u8>)>;
 
@@ -324,6 +326,30 @@ async fn client(world: Arc<World>, device: Rc<dyn Device>, number: u64) -> Resul
     Ok(())
 }
 
+/// Counts what is live in each zone, and compares it with what the log counts as it goes: it resets zones by that.
+fn check_counts(part: &log::LogPart) -> Result<(), String> {
+    let Ok(core) = part.home.core() else { return Ok(()) };
+    let mut live = BTreeSet::new();
+    for version in &core.versions.borrow().list {
+        let places = (0..version.blocks).map(|block| version.map.lookup(block));
+        live.extend(places.filter(|place| place.is_mapped()));
+    }
+    let mut by_zone = vec![0_u32; core.layout.zones as usize];
+    live.iter().for_each(|place| by_zone[core.layout.place(*place).0 as usize] += 1);
+    for (number, zone) in core.table.list() {
+        let counted = by_zone[number as usize];
+        if zone.class != CHECKPOINT_CLASS && zone.live != counted {
+            return Err(format!("zone {number} has {counted} live blocks, and the log counts {zone:?}"));
+        }
+    }
+    match core.table.live_data() == live.len() as u64 {
+        true => Ok(()),
+        false => {
+            Err(format!("{} blocks are live, and the log counts {}", live.len(), core.table.live_data()))
+        }
+    }
+}
+
 /// Reads a snapshot; none if there is none with this name.
 async fn read_snapshot(
     part: &log::LogPart,
@@ -423,6 +449,8 @@ async fn live(world: Arc<World>) -> Result<bool, String> {
             other => *other = Some(Model::new(blocks)),
         }
     }
+    check_counts(&part)
+        .map_err(|broken| format!("after {:?}: {broken}, {:?}", world.stop, part.recovered()))?;
     let found = match read_all(&*device).await {
         Ok(found) => found,
         Err(Ok(error)) => return world.judge("reading all of it", error, false).map(|()| false),
@@ -452,6 +480,7 @@ async fn live(world: Arc<World>) -> Result<bool, String> {
         operating.await?;
     }
     check_snapshots(&world, &part).await?;
+    check_counts(&part)?;
     if world.life.end != End::Closed {
         return Ok(false);
     }
