@@ -153,7 +153,7 @@ impl Core {
             |stream: zones::record::StreamIndex| self.streams[usize::from(stream.0)].borrow().committed();
         let before = self.counters.checkpoint_blocks.load(std::sync::atomic::Ordering::Relaxed);
         let mut attempts = 0;
-        let (covered, clock, directory, mut orphaned) = loop {
+        let (covered, clock, directory, freed) = loop {
             attempts += 1;
             let changes = self.versions.borrow().changes;
             let covered = [committed(USER), committed(CLEANER)];
@@ -172,7 +172,8 @@ impl Core {
             if versions.changes == changes {
                 let orphaned = std::mem::take(&mut versions.orphaned);
                 drop(versions);
-                break (covered, clock, self.directory().encode(), orphaned);
+                // What this directory doesn't name; a version that is deleted before the root is written is still in it.
+                break (covered, clock, self.directory().encode(), self.freed_pages(orphaned));
             }
             if attempts == MOST_ATTEMPTS {
                 return Err(Error::busy(
@@ -189,7 +190,7 @@ impl Core {
             Ok(length) => length,
             Err(error) => {
                 self.forget(&pieces);
-                self.versions.borrow_mut().orphaned.append(&mut orphaned);
+                self.checkpoint.borrow_mut().superseded.extend(freed);
                 return Err(error);
             }
         };
@@ -207,27 +208,31 @@ impl Core {
         };
         self.write_root(&root).await?;
         self.forget(&old.directory);
-        let mut superseded = {
+        {
             let mut durable = self.checkpoint.borrow_mut();
             durable.root = root;
             let after = self.counters.checkpoint_blocks.load(std::sync::atomic::Ordering::Relaxed);
             durable.blocks = after - before;
-            std::mem::take(&mut durable.superseded)
-        };
-        superseded.append(&mut orphaned);
-        // Versions with the same old page gave it up one after the other.
-        superseded.sort_unstable();
-        superseded.dedup();
-        let versions = self.versions.borrow();
-        for (page, physical) in superseded {
-            if versions.list.iter().all(|version| version.table.get(page).physical != physical) {
-                let (zone, _) = self.layout.place(physical);
-                self.table.remove_live(zone, 1, self.clock.get());
-            }
         }
-        drop(versions);
+        for (_, physical) in freed {
+            self.table.remove_live(self.layout.place(physical).0, 1, self.clock.get());
+        }
         count(&self.counters.checkpoints, 1);
         Ok(())
+    }
+
+    /// The pages that are part of the durable checkpoint and of no version as it is now.
+    fn freed_pages(&self, orphaned: Vec<(u64, Physical)>) -> Vec<(u64, Physical)> {
+        let mut freed = std::mem::take(&mut self.checkpoint.borrow_mut().superseded);
+        freed.extend(orphaned);
+        // Versions with the same old page gave it up one after the other.
+        freed.sort_unstable();
+        freed.dedup();
+        let versions = self.versions.borrow();
+        freed.retain(|(page, physical)| {
+            versions.list.iter().all(|version| version.table.get(*page).physical != *physical)
+        });
+        freed
     }
 
     /// Writes a root, durably. If that fails nobody knows which root counts, and the log fails.

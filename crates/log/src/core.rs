@@ -543,15 +543,24 @@ impl Core {
         self.queues.borrow()[usize::from(class)].is_empty()
     }
 
-    /// What is queued under this class can't be written, for want of a zone.
-    pub fn refuse_queued(&self, class: u8, error: &Error) {
-        let items: Vec<Item> = self.queues.borrow_mut()[usize::from(class)].drain(..).collect();
+    /// What is queued under this class can't be written, for want of a zone. What only takes data away gets one of those
+    /// that are the cleaner's: else a full log could never be emptied.
+    pub fn refuse_queued(&self, class: u8, error: &Error) -> Option<OpenZone> {
+        let mut items: Vec<Item> = self.queues.borrow_mut()[usize::from(class)].drain(..).collect();
+        let takes_away = |item: &Item| matches!(item.change, Change::Unmap { .. } | Change::Delete { .. });
+        let is_worth_it = items.iter().any(takes_away);
+        let zone = if is_worth_it { self.try_open_zone(class, self.zones_for_checkpoint()) } else { None };
+        if zone.is_some() {
+            let kept = items.extract_if(.., |item| takes_away(item)).collect::<VecDeque<Item>>();
+            self.queues.borrow_mut()[usize::from(class)] = kept;
+        }
         self.queued_items.set(self.queued_items.get() - items.len() as u64);
         items.iter().for_each(|item| self.item_done(item, Err(error.clone())));
         // What was acknowledged can't be taken back: reads find it as long as the log is open, and nothing is added.
         if items.iter().any(|item| item.ticket != 0) {
             self.fail(&error.in_context("acknowledged writes can't be written"));
         }
+        zone
     }
 
     /// Cuts the first blocks off an item that is too large for one record.

@@ -50,7 +50,7 @@ async fn lane(core: Rc<Core>) {
                 Ok(Some(zone)) => zone,
                 Ok(None) => continue,
                 Err(error) => {
-                    core.refuse_queued(class, &error);
+                    zones[usize::from(class)] = core.refuse_queued(class, &error);
                     continue;
                 }
             },
