@@ -72,6 +72,9 @@ impl Core {
             Effect::Dead(physical, blocks) => {
                 let (zone, _) = self.layout.place(physical);
                 self.table.remove_live(zone, blocks as u32, self.clock.get());
+                if self.stuck.borrow().is_some() {
+                    self.look_again();
+                }
             }
         }
     }

@@ -665,6 +665,12 @@ impl Core {
         }
     }
 
+    /// Something may be freed that couldn't be before: nobody is told otherwise before the cleaner has looked.
+    pub fn look_again(&self) {
+        *self.stuck.borrow_mut() = None;
+        self.cleaner.notify_all();
+    }
+
     /// Seals a zone in a task of its own: summary, finish.
     pub fn seal(self: &Rc<Self>, zone: OpenZone) -> runtime::JoinHandle<()> {
         let core = self.clone();
@@ -685,7 +691,7 @@ impl Core {
                 self.table.change(number, |entry| entry.end = blocks);
                 self.spare_summaries.borrow_mut().push(summary);
                 self.table.set_full(number);
-                self.cleaner.notify_all();
+                self.look_again();
             }
             Err(error) => {
                 tracing::warn!("sealing zone {number}: {error}");
@@ -700,7 +706,7 @@ impl Core {
         match self.zones.finish(ZoneIndex(zone)).await {
             Ok(()) => {
                 self.table.set_full(zone);
-                self.cleaner.notify_all();
+                self.look_again();
             }
             Err(error) => {
                 tracing::warn!(
