@@ -365,7 +365,7 @@ async fn read_snapshot(
 }
 
 /// Compares all snapshots with what they held.
-async fn check_snapshots(world: &World, part: &log::LogPart) -> Result<(), String> {
+async fn check_snapshots(world: &World, part: &log::LogPart, is_opening: bool) -> Result<(), String> {
     let names: Vec<String> = world.snapshots.lock().unwrap().keys().cloned().collect();
     for name in names {
         let found = match read_snapshot(part, &name).await {
@@ -386,10 +386,11 @@ async fn check_snapshots(world: &World, part: &log::LogPart) -> Result<(), Strin
             (Some(found), Some(contents)) if found != *contents => {
                 return Err(format!("snapshot {name} holds {found:?}, not {contents:?}"));
             }
-            (Some(found), _) => {
-                // Whatever was asked before a stop is decided now.
+            // What an opening finds is decided: whatever was asked before.
+            (Some(found), _) if is_opening => {
                 *known = Snapshot { contents: Some(found), is_made: true, is_deleted: false };
             }
+            (Some(found), _) => known.contents = Some(found),
         }
     }
     Ok(())
@@ -412,7 +413,7 @@ async fn operator(world: Arc<World>, part: Arc<log::LogPart>) -> Result<(), Stri
                 continue;
             }
             world.snapshots.lock().unwrap().get_mut(&name).unwrap().is_made = true;
-            check_snapshots(&world, &part).await?;
+            check_snapshots(&world, &part, false).await?;
             let contents = world.snapshots.lock().unwrap()[&name].contents.clone();
             for (found, block) in contents.iter().flatten().zip(0..) {
                 let checked = world.model(|model| model.check_read(block, *found, began));
@@ -427,7 +428,7 @@ async fn operator(world: Arc<World>, part: Arc<log::LogPart>) -> Result<(), Stri
                 Err(error) => world.judge("deleting a snapshot", error, false)?,
             }
         } else {
-            check_snapshots(&world, &part).await?;
+            check_snapshots(&world, &part, false).await?;
         }
     }
     Ok(())
@@ -463,7 +464,7 @@ async fn live(world: Arc<World>) -> Result<bool, String> {
     world.model(|model| model.restart(&found));
     world.opened.store(1, Ordering::Relaxed);
     drop(device);
-    check_snapshots(&world, &part).await?;
+    check_snapshots(&world, &part, true).await?;
     let operating = world.setup.has_snapshots.then(|| runtime::spawn(operator(world.clone(), part.clone())));
     let clients = (0..world.life.depth).map(|number| {
         let (world, part) = (world.clone(), part.clone());
@@ -479,7 +480,7 @@ async fn live(world: Arc<World>) -> Result<bool, String> {
     if let Some(operating) = operating {
         operating.await?;
     }
-    check_snapshots(&world, &part).await?;
+    check_snapshots(&world, &part, false).await?;
     check_counts(&part)?;
     if world.life.end != End::Closed {
         return Ok(false);
