@@ -717,7 +717,7 @@ impl Core {
         }
     }
 
-    /// What can be said about room, for people.
+    /// Whether there is such a version and it takes writes.
     pub fn version_is_writable(&self, id: VersionId) -> bool {
         self.versions.borrow().get(id).is_some_and(|version| version.writable)
     }

@@ -132,14 +132,21 @@ pub trait Policy: std::fmt::Debug {
     /// The word by which a stack names it: one of [`NAMES`].
     fn name(&self) -> &'static str;
 
-    /// How many classes of zones it tells apart, counted from 0. Each has open zones of its own.
-    fn classes(&self) -> u8;
+    /// How many classes of zones it tells apart, counted from 0. Each has open zones of its own. These three methods
+    /// together: without more, users' writes (0) and the cleaner's (1) are kept apart.
+    fn classes(&self) -> u8 {
+        2
+    }
 
     /// Whether users' writes go to this class; else the cleaner's do. No class takes both.
-    fn is_users(&self, class: u8) -> bool;
+    fn is_users(&self, class: u8) -> bool {
+        class == 0
+    }
 
     /// Under which class this is written.
-    fn place(&self, arrival: Arrival) -> u8;
+    fn place(&self, arrival: Arrival) -> u8 {
+        u8::from(matches!(arrival, Arrival::Moved { .. }))
+    }
 
     /// The zone to clean next, at time `now`; none if cleaning is not worth it, or not asked for, yet. While
     /// cleaning is urgent it names a zone as long as one of them would gain anything. It looks at every candidate:
@@ -221,9 +228,4 @@ fn highest(
         }
     }
     best.map(|(_, candidate)| candidate.zone)
-}
-
-/// Where those put a block that only keep users' writes (0) and the cleaner's (1) apart.
-fn by_writer(arrival: Arrival) -> u8 {
-    u8::from(matches!(arrival, Arrival::Moved { .. }))
 }

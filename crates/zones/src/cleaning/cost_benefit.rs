@@ -6,7 +6,7 @@
 //! youngest block in the segment; here it is that of the zone, which needs no bookkeeping per block: for a zone of
 //! the cleaner's it is the time since its data was moved.
 
-use super::{Arrival, Candidate, Policy, Pressure, by_writer, highest};
+use super::{Candidate, Policy, Pressure, highest};
 use block::ZoneIndex;
 
 /// The word by which a stack names it.
@@ -19,18 +19,6 @@ pub struct CostBenefit;
 impl Policy for CostBenefit {
     fn name(&self) -> &'static str {
         NAME
-    }
-
-    fn classes(&self) -> u8 {
-        2
-    }
-
-    fn is_users(&self, class: u8) -> bool {
-        class == 0
-    }
-
-    fn place(&self, arrival: Arrival) -> u8 {
-        by_writer(arrival)
     }
 
     fn choose(

@@ -4,7 +4,7 @@
 //! and others hardly ever it isn't: zones of rarely written data stay a little below full for ever, and each of
 //! them holds dead blocks that are never regained.
 
-use super::{Arrival, Candidate, Policy, Pressure, by_writer, highest};
+use super::{Candidate, Policy, Pressure, highest};
 use block::ZoneIndex;
 
 /// The word by which a stack names it.
@@ -17,18 +17,6 @@ pub struct Greedy;
 impl Policy for Greedy {
     fn name(&self) -> &'static str {
         NAME
-    }
-
-    fn classes(&self) -> u8 {
-        2
-    }
-
-    fn is_users(&self, class: u8) -> bool {
-        class == 0
-    }
-
-    fn place(&self, arrival: Arrival) -> u8 {
-        by_writer(arrival)
     }
 
     fn choose(

@@ -7,7 +7,7 @@
 //! urgent; then, and only then, the zone with the least live data is cleaned whatever its share: the source stops with
 //! "no space" there. So on a full volume it is `greedy` with less room.
 
-use super::{Arrival, Candidate, Policy, Pressure, by_writer};
+use super::{Candidate, Policy, Pressure};
 use block::{Error, Result, ZoneIndex};
 use std::collections::BTreeSet;
 
@@ -66,18 +66,6 @@ impl Threshold {
 impl Policy for Threshold {
     fn name(&self) -> &'static str {
         NAME
-    }
-
-    fn classes(&self) -> u8 {
-        2
-    }
-
-    fn is_users(&self, class: u8) -> bool {
-        class == 0
-    }
-
-    fn place(&self, arrival: Arrival) -> u8 {
-        by_writer(arrival)
     }
 
     fn choose(
