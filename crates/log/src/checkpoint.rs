@@ -256,10 +256,8 @@ impl Core {
         let mut last: Option<(u64, PagePlace)> = None;
         while at < jobs.len() {
             let mut zone = self.checkpoint_zone().await?;
-            let header = |pages: u32| Header::length(pages as usize, pages as usize * PAGE_NAME);
-            let most = (block - zones::record::FIXED) / (4 + PAGE_NAME);
-            let wanted = most.min(self.layout.max_append as usize - 1).min(jobs.len() - at);
-            let room = zone.room(&self.layout, wanted as u32, header);
+            let wanted = u32::try_from(jobs.len() - at).unwrap_or(u32::MAX);
+            let room = zone.room(&self.layout, wanted, |pages| pages as usize * PAGE_NAME);
             if room == 0 {
                 self.seal_now(zone).await;
                 continue;
@@ -349,11 +347,8 @@ impl Core {
         let mut at = 0;
         while at < bytes.len() {
             let zone = self.checkpoint_zone().await?;
-            let header = |blocks: u32| Header::length(blocks as usize, 0);
-            let most = (block - zones::record::FIXED) / 4;
-            let wanted =
-                (bytes.len() - at).div_ceil(block).min(most).min(self.layout.max_append as usize - 1);
-            let room = zone.room(&self.layout, wanted as u32, header) as usize;
+            let wanted = u32::try_from((bytes.len() - at).div_ceil(block)).unwrap_or(u32::MAX);
+            let room = zone.room(&self.layout, wanted, |_| 0) as usize;
             if room == 0 {
                 self.seal_now(zone).await;
                 continue;

@@ -15,7 +15,7 @@ use crate::table::{CHECKPOINT_CLASS, Usage};
 use block::{Buffer, Data, Error, Payload, Result, ZoneIndex};
 use std::rc::Rc;
 use zones::cleaning::{Arrival, Candidate, Pressure};
-use zones::record::{Header, sum_of};
+use zones::record::sum_of;
 
 /// How many bytes of a zone are read at a time.
 const READ: u32 = 1 << 20;
@@ -279,13 +279,11 @@ impl Cleaner {
             let mut group = Group::default();
             let (mut blocks, mut meta) = (0, 0);
             while let Some((run, data)) = rest.peek_mut() {
-                let fits = |more: u32| {
-                    let header = Header::length((blocks + more) as usize, meta + EXTENT);
-                    header <= block
-                        && blocks + more < core.layout.max_append
-                        && zone.fits(&core.layout, blocks + more, header)
-                };
-                let Some(taken) = (1..=run.count).rev().find(|more| fits(*more)) else { break };
+                let room = zone.room(&core.layout, blocks + run.count, |_| meta + EXTENT);
+                let taken = room.saturating_sub(blocks);
+                if taken == 0 {
+                    break;
+                }
                 let from = core.layout.physical(source, run.position);
                 group.items.push(Item {
                     change: Change::Move { version: run.version, block: run.block, count: taken, from },

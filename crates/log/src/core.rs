@@ -505,16 +505,10 @@ impl Core {
             _ => queue.len(),
         };
         let (mut blocks, mut meta) = (0_u32, 0_usize);
-        let fits = |blocks: u32, meta: usize| {
-            let header = zones::record::Header::length(blocks as usize, meta);
-            header <= self.layout.block_bytes()
-                && blocks < self.layout.max_append
-                && zone.fits(&self.layout, blocks, header)
-        };
         while group.items.len() < share {
             let Some(item) = queue.front_mut() else { break };
             let (wanted, words) = (item.change.data_blocks(), item.change.encoded_length());
-            if fits(blocks + wanted, meta + words) {
+            if zone.takes(&self.layout, blocks + wanted, meta + words) {
                 blocks += wanted;
                 meta += words;
                 group.items.extend(queue.pop_front());
@@ -522,12 +516,8 @@ impl Core {
             }
             // The beginning of a large write may fit, where there is nothing else in the record to wait for it.
             let is_worth_cutting = group.items.is_empty() || wanted > self.layout.max_append / 2;
-            let room = zone
-                .room(&self.layout, wanted.saturating_sub(1), |more| {
-                    zones::record::Header::length((blocks + more) as usize, meta + words)
-                })
-                .saturating_sub(blocks);
-            let room = (1..=room).rev().find(|more| fits(blocks + more, meta + words)).unwrap_or(0);
+            let most = blocks + wanted.saturating_sub(1);
+            let room = zone.room(&self.layout, most, |_| meta + words).saturating_sub(blocks);
             if room > 0 && is_worth_cutting {
                 group.items.push(self.cut(item, room));
             }

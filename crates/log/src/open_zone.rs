@@ -3,7 +3,7 @@
 
 use crate::layout::Layout;
 use block::{Buffer, Error, Payload, Result, ZoneIndex, Zones};
-use zones::record::Identity;
+use zones::record::{Header, Identity};
 use zones::summary::{Builder, Place};
 
 /// A zone with room, and what was written to it.
@@ -27,25 +27,25 @@ impl OpenZone {
         OpenZone { zone, generation, class, position: 0, summary }
     }
 
-    /// How many data blocks a record of at most `wanted` can have here, where a header with so many takes
-    /// `header(blocks)` bytes; 0 where not even one fits. `wanted` may be 0: then 0 says nothing.
-    pub fn room(&self, layout: &Layout, wanted: u32, header: impl Fn(u32) -> usize) -> u32 {
-        let fits = |blocks: u32| self.fits(layout, blocks, header(blocks));
-        if fits(wanted) {
-            return wanted;
-        }
-        let (mut low, mut high) = (0, wanted);
-        while low < high {
-            let middle = (low + high).div_ceil(2);
-            if fits(middle) { low = middle } else { high = middle - 1 }
-        }
-        low
+    /// Whether a record with so many data blocks and bytes of meta can be appended here: its header fits a block, all of
+    /// it an append, and the zone has room for it and for the summary behind it.
+    pub fn takes(&self, layout: &Layout, blocks: u32, meta: usize) -> bool {
+        let header = Header::length(blocks as usize, meta);
+        let summary = self.summary.blocks_with(header, layout.block_bytes()) as u32;
+        header <= layout.block_bytes()
+            && blocks < layout.max_append
+            && self.position + 1 + blocks + summary <= layout.zone_blocks
     }
 
-    /// Whether a record with so many data blocks and a header of so many bytes fits, and the summary behind it.
-    pub fn fits(&self, layout: &Layout, blocks: u32, header: usize) -> bool {
-        let summary = self.summary.blocks_with(header, layout.block_bytes()) as u32;
-        self.position + 1 + blocks + summary <= layout.zone_blocks
+    /// How many data blocks, of at most `wanted`, a record can have here whose meta takes `meta(blocks)` bytes, which
+    /// doesn't shrink as blocks are added; 0 where not even one fits.
+    pub fn room(&self, layout: &Layout, wanted: u32, meta: impl Fn(u32) -> usize) -> u32 {
+        let (mut low, mut high) = (0, wanted.min(layout.zone_blocks));
+        while low < high {
+            let middle = (low + high).div_ceil(2);
+            if self.takes(layout, middle, meta(middle)) { low = middle } else { high = middle - 1 }
+        }
+        low
     }
 
     /// Appends a record whose header is the first `header` bytes of the payload, and counts it.
