@@ -176,14 +176,14 @@ impl Cleaner {
             }
             Ok(()) => {
                 tracing::error!("zone {zone}: {left} live blocks can't be moved; the zone is left as it is");
-                core.table.change(zone, |entry| entry.usage = Usage::Damaged);
+                core.set_damaged(zone);
             }
             Err(Error::NoSpace(_)) => {
                 core.table.set_full(zone);
             }
             Err(error) => {
                 tracing::error!("zone {zone} can't be cleaned and is left as it is: {error}");
-                core.table.change(zone, |entry| entry.usage = Usage::Damaged);
+                core.set_damaged(zone);
                 return Ok(());
             }
         }
@@ -420,7 +420,7 @@ impl Core {
                     tracing::warn!(
                         "resetting zone {zone}: {error}; it isn't used again before the log is reopened"
                     );
-                    self.table.change(zone, |entry| entry.usage = Usage::Damaged);
+                    self.set_damaged(zone);
                 }
             }
         }

@@ -24,6 +24,7 @@ pub mod map;
 mod open_zone;
 mod readers;
 pub mod recovery;
+mod room;
 pub mod root;
 pub mod scan;
 pub mod snapshot;

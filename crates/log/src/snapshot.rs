@@ -7,6 +7,7 @@
 use crate::core::Core;
 use crate::format::{Change, LONGEST_NAME, VersionId};
 use crate::map::{Map, PAGE_BLOCKS};
+use crate::room::Planned;
 use crate::versions::own_page;
 use block::{Call, Durability, Error, Payload, Result};
 use serde_json::{Value, json};
@@ -162,6 +163,7 @@ async fn create(core: &Rc<Core>, parent: VersionId, name: String, writable: bool
         // A write that was let in because it overwrites takes new room if the snapshot comes before it: none may be on its
         // way.
         let _alone = core.without_writes().await;
+        core.admit_version(Planned { parent, writable })?;
         let create = Change::Create { version, parent, writable, created, name: name.clone() };
         core.change(smallvec::smallvec![create], Payload::new(), Durability::Visible).await?;
     }

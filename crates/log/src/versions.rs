@@ -87,6 +87,8 @@ pub struct Version {
     pub dirty: PageSet,
     /// Those of them that a checkpoint has taken and may not have written yet.
     pub writing: PageSet,
+    /// How many pages differed from those on the medium when it was made, until a checkpoint has written them.
+    pub unsaved: u64,
     /// Where the pages are on the medium.
     pub table: PageTable,
 }
@@ -136,15 +138,22 @@ impl Versions {
         died: &mut dyn FnMut(Physical, u64),
     ) {
         let parent = self.list[position].parent.and_then(|id| self.get(id)).map(|parent| parent.map.clone());
-        let version = &mut self.list[position];
-        version.dirty.insert_blocks(block, count);
+        let Version { map, dirty, .. } = &mut self.list[position];
         let range = block..block + count;
-        match parent {
-            None => version.map.insert(range, to, &mut |gone| died(gone.physical, gone.count)),
-            Some(parent) => version.map.insert(range, to, &mut |gone| {
-                unshared(&*parent, gone, &mut |piece| died(piece.physical, piece.count));
-            }),
+        // Where nothing was mapped, unmapping changes no page.
+        let unmaps = !to.is_mapped();
+        if !unmaps {
+            dirty.insert_blocks(block, count);
         }
+        map.insert(range, to, &mut |gone| {
+            if unmaps {
+                dirty.insert_blocks(gone.block, gone.count);
+            }
+            match &parent {
+                None => died(gone.physical, gone.count),
+                Some(parent) => unshared(&**parent, gone, &mut |piece| died(piece.physical, piece.count)),
+            }
+        });
     }
 
     /// Moves blocks in all versions that have them there. Returns how many blocks have moved, each counted once.
@@ -240,6 +249,8 @@ impl Versions {
             .ok_or_else(|| Error::not_found(format!("version {} of the volume", parent.0)))?;
         let origin = &mut self.list[position];
         let is_below = writable;
+        // What a checkpoint is about to write, it writes for the origin alone.
+        let dirty = origin.dirty.with(&origin.writing);
         let version = Version {
             id,
             parent: if is_below { Some(parent) } else { origin.parent },
@@ -248,8 +259,8 @@ impl Versions {
             blocks: origin.blocks,
             name: name.to_owned(),
             map: origin.map.snapshot(),
-            // What a checkpoint is about to write, it writes for the origin alone.
-            dirty: origin.dirty.with(&origin.writing),
+            unsaved: dirty.len(),
+            dirty,
             writing: PageSet::default(),
             table: origin.table.clone(),
         };
