@@ -169,6 +169,8 @@ pub struct Core {
     pub is_closing: Cell<bool>,
     /// Snapshots and clones that are open as devices.
     pub views: RefCell<Vec<(VersionId, std::sync::Weak<crate::device::Shared>)>>,
+    /// How many handles are open on this shard: each holds the core.
+    pub handles: Cell<usize>,
     /// What was acknowledged and hasn't committed, where that is allowed.
     pub buffer: Arc<Buffered>,
     /// Some of it has committed.
@@ -248,6 +250,7 @@ impl Core {
             stuck: RefCell::default(),
             is_closing: Cell::new(false),
             views: RefCell::default(),
+            handles: Cell::new(0),
             buffer: Arc::default(),
             buffer_changed: Notify::new(),
             dirty: Semaphore::new(settings.dirty_blocks as usize),
@@ -504,6 +507,19 @@ impl Core {
         let (appends, items) = self.flying.get();
         let gathered = self.queued_items.get();
         (appends == 0 || gathered * u64::from(appends) >= u64::from(items)).then_some(class as u8)
+    }
+
+    /// What the log is busy with, for people.
+    pub fn occupation(&self) -> String {
+        let (appends, items) = self.flying.get();
+        let requests = self.requests.borrow().len();
+        format!(
+            "{} changes queued, {appends} appends with {items} changes on their way, {requests} requests not answered, \
+             {} zones free, {} dead",
+            self.queued_items.get(),
+            self.table.free(),
+            self.table.dead()
+        )
     }
 
     /// Whether anything is queued.

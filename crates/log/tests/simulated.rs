@@ -143,6 +143,7 @@ impl Life {
         if is_faulty {
             faults.read_error = fault(0.01);
             faults.sync_error = fault(0.005);
+            faults.write_error = fault(0.005);
         }
         // A write that fails leaves part of itself, in whole sectors: the simulated world would tear those, too.
         let rules = [
@@ -166,7 +167,8 @@ impl Life {
     }
 
     fn may_fail(&self) -> bool {
-        self.faults.read_error + self.faults.sync_error > 0.0 || !self.rules.is_empty()
+        self.faults.read_error + self.faults.sync_error + self.faults.write_error > 0.0
+            || !self.rules.is_empty()
     }
 }
 
