@@ -177,19 +177,6 @@ async fn delete(core: &Rc<Core>, name: &str) -> Result<Value> {
     if core.views.borrow().iter().any(is_open) {
         return Err(Error::busy(format!("{name} is open as a device: take it out of the stack first")));
     }
-    let clones = {
-        let versions = core.versions.borrow();
-        let children: Vec<String> = versions.children(version).map(|child| child.name.clone()).collect();
-        children
-    };
-    // Below a snapshot, versions share blocks that only it is known to have.
-    if clones.len() > 1 {
-        let clones: Vec<&str> = clones.iter().map(String::as_str).filter(|name| !name.is_empty()).collect();
-        return Err(Error::busy(format!(
-            "{name} is what {} began with: delete all but one of those first",
-            clones.join(", ")
-        )));
-    }
     change(core, Change::Delete { version }).await?;
     core.cleaner.notify_all();
     Ok(json!({ "deleted": name }))
@@ -198,9 +185,13 @@ async fn delete(core: &Rc<Core>, name: &str) -> Result<Value> {
 async fn list(core: &Rc<Core>) -> Value {
     let entries: Vec<_> = {
         let versions = core.versions.borrow();
-        let named = versions.list.iter().filter(|version| version.id != VersionId::HEAD);
+        let named = versions.list.iter().filter(|version| !version.name.is_empty());
         let entries = named.map(|version| {
-            let parent = version.parent.and_then(|id| versions.get(id)).map(|parent| parent.name.clone());
+            let mut parent = version.parent.and_then(|id| versions.get(id));
+            while let Some(deleted) = parent.filter(|parent| parent.is_deleted()) {
+                parent = deleted.parent.and_then(|id| versions.get(id));
+            }
+            let parent = parent.map(|parent| parent.name.clone());
             let kind = if version.writable { "clone" } else { "snapshot" };
             let told = json!({
                 "name": version.name,
@@ -209,7 +200,7 @@ async fn list(core: &Rc<Core>) -> Value {
                 "parent": parent,
                 "blocks": version.blocks,
             });
-            (told, version.map.clone(), versions.relatives(version), version.blocks)
+            (told, version.map.clone(), versions.relatives(version.parent, version.id), version.blocks)
         });
         entries.collect()
     };

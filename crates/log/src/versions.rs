@@ -4,6 +4,9 @@
 //! snapshot. Only leaves are written. A physical block is live as long as any version maps it. Because a version's
 //! parent is older than it and doesn't change, a block that a version gives up is dead exactly if the parent doesn't
 //! have it at the same place of the volume: had an older ancestor or another branch it, so would the parent.
+//!
+//! What two versions share below a snapshot, only that snapshot is known to have. So one that is deleted while several
+//! versions hang below it stays, without a name and without the blocks that none of them has, until one is left.
 
 use crate::directory::PageTable;
 use crate::format::VersionId;
@@ -79,7 +82,7 @@ pub struct Version {
     pub created: u64,
     /// How many blocks it has.
     pub blocks: u64,
-    /// Its name; empty for the volume itself.
+    /// Its name; empty for the volume itself, and for a snapshot that was deleted and has to stay.
     pub name: String,
     /// Where its blocks are.
     pub map: Arc<dyn Map>,
@@ -91,6 +94,18 @@ pub struct Version {
     pub unsaved: u64,
     /// Where the pages are on the medium.
     pub table: PageTable,
+}
+
+impl Version {
+    /// Whether it was deleted and has to stay.
+    pub fn is_deleted(&self) -> bool {
+        is_deleted(self.id, &self.name)
+    }
+}
+
+/// Whether the version with this number and name was deleted and has to stay.
+pub fn is_deleted(id: VersionId, name: &str) -> bool {
+    name.is_empty() && id != VersionId::HEAD
 }
 
 /// All versions, parents before their children.
@@ -120,7 +135,7 @@ impl Versions {
 
     /// The version with this name.
     pub fn by_name(&self, name: &str) -> Option<&Version> {
-        self.list.iter().find(|version| version.id != VersionId::HEAD && version.name == name)
+        self.list.iter().find(|version| !name.is_empty() && version.name == name)
     }
 
     /// The versions whose parent this is.
@@ -275,47 +290,63 @@ impl Versions {
         Ok(())
     }
 
-    /// Removes a version. `died` is told of each block that no version has any more.
+    /// Removes a version; and its parent, if that had been deleted and needn't stay any longer. `died` is told of each block
+    /// that no version has any more.
     ///
     /// # Errors
-    /// [`Error::NotFound`] without it, [`Error::Busy`] for a snapshot with several children.
+    /// [`Error::NotFound`] without it.
     pub fn delete(&mut self, id: VersionId, died: &mut dyn FnMut(Physical, u64)) -> Result<()> {
         let position = self
             .position(id)
             .filter(|_| id != VersionId::HEAD)
             .ok_or_else(|| Error::not_found(format!("version {} of the volume", id.0)))?;
-        // What two versions share below this one, its parent may not have: only with this one is it known.
+        self.changes += 1;
+        let mut version = self.list.remove(position);
         if self.children(id).count() > 1 {
-            return Err(Error::busy(
-                "several versions began with this one: delete all but one of those first",
-            ));
+            version.name.clear();
+            let Version { parent, map, dirty, .. } = &mut version;
+            self.own_blocks(&**map, *parent, id, &mut |block, physical| {
+                map.insert(block..block + 1, Physical::NONE, &mut |_| {});
+                dirty.insert_blocks(block, 1);
+                died(physical, 1);
+            });
+            self.list.insert(position, version);
+            return Ok(());
         }
-        let version = self.list.remove(position);
-        self.own_blocks(&version, &mut |page| {
-            page.iter().filter(|entry| **entry != 0).for_each(|entry| died(Physical(*entry), 1));
-        });
+        self.own_blocks(&*version.map, version.parent, id, &mut |_, physical| died(physical, 1));
         self.list.iter_mut().filter(|other| other.parent == Some(id)).for_each(|child| {
             child.parent = version.parent;
         });
-        self.changes += 1;
         self.orphaned.extend(version.table.iter().map(|(page, place)| (page, place.physical)));
-        Ok(())
+        let parent = version.parent.and_then(|id| self.get(id));
+        match parent.filter(|parent| parent.is_deleted() && self.children(parent.id).count() <= 1) {
+            Some(parent) => self.delete(parent.id, died),
+            None => Ok(()),
+        }
     }
 
-    /// Visits the pages of a version, with 0 where its parent or a child has the same block at the same place.
-    fn own_blocks(&self, version: &Version, visit: &mut dyn FnMut(&[u32])) {
-        let relatives = self.relatives(version);
+    /// Visits the blocks of a version, with their places, that neither its parent nor a child has at the same place.
+    fn own_blocks(
+        &self,
+        map: &dyn Map,
+        parent: Option<VersionId>,
+        id: VersionId,
+        visit: &mut dyn FnMut(u64, Physical),
+    ) {
+        let relatives = self.relatives(parent, id);
         let mut own = vec![0; PAGE_BLOCKS as usize];
-        for page in 0..version.blocks.div_ceil(PAGE_BLOCKS) {
-            own_page(&*version.map, &relatives, page, &mut own);
-            visit(&own);
+        for page in 0..map.blocks().div_ceil(PAGE_BLOCKS) {
+            own_page(map, &relatives, page, &mut own);
+            for (entry, block) in own.iter().zip(page * PAGE_BLOCKS..).filter(|(entry, _)| **entry != 0) {
+                visit(block, Physical(*entry));
+            }
         }
     }
 
     /// The maps of a version's parent and children.
-    pub fn relatives(&self, version: &Version) -> Vec<Arc<dyn Map>> {
-        let parent = version.parent.and_then(|id| self.get(id));
-        let children = self.children(version.id);
+    pub fn relatives(&self, parent: Option<VersionId>, id: VersionId) -> Vec<Arc<dyn Map>> {
+        let parent = parent.and_then(|id| self.get(id));
+        let children = self.children(id);
         parent.into_iter().chain(children).map(|relative| relative.map.clone()).collect()
     }
 
