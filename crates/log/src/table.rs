@@ -155,6 +155,13 @@ impl ZoneTable {
         self.live_data.set(of_data.map(|zone| u64::from(zone.live)).sum());
     }
 
+    /// Of each zone that isn't for checkpoints, so many blocks are referred to.
+    pub fn set_live(&self, live: &[u32]) {
+        let mut zones = self.zones.borrow_mut();
+        let of_data = zones.iter_mut().zip(live).filter(|(zone, _)| zone.class != CHECKPOINT_CLASS);
+        of_data.for_each(|(zone, live)| zone.live = *live);
+    }
+
     /// So many blocks of the zone are now referred to.
     pub fn add_live(&self, zone: u32, blocks: u32) {
         let class = self.change(zone, |entry| {
