@@ -17,6 +17,7 @@ use crate::scan::{self, Found};
 use crate::table::{CHECKPOINT_CLASS, Usage, ZoneTable};
 use crate::versions::{PageSet, Version, Versions};
 use block::{BlockSize, Buffer, Error, Result, ZoneIndex, ZoneReport, ZoneState, Zones};
+use smallvec::SmallVec;
 use std::cell::{Cell, RefCell};
 use std::rc::Rc;
 use zones::record::{Identity, sum_of};
@@ -386,14 +387,12 @@ impl Loader<'_> {
             }
         }
         let most = self.layout.zones * self.layout.zone_blocks;
+        if let Some(entry) = entries.iter().find(|entry| **entry >= most) {
+            return Err(Error::corrupt(format!("page {page} of a map names block {entry}, of {most}")));
+        }
         let mut live = self.live.borrow_mut();
-        for (number, entry) in entries.iter().enumerate() {
-            if *entry == 0 || shared.get(number) == Some(entry) {
-                continue;
-            }
-            if *entry >= most {
-                return Err(Error::corrupt(format!("page {page} of a map names block {entry}, of {most}")));
-            }
+        let is_own = |(number, entry): &(usize, &u32)| **entry != 0 && shared.get(*number) != Some(*entry);
+        for (_, entry) in entries.iter().enumerate().filter(is_own) {
             live[self.layout.place(Physical(*entry)).0 as usize] += 1;
         }
         self.map.load_page(page, entries);
@@ -540,11 +539,31 @@ impl Replay<'_> {
         Ok(end)
     }
 
+    /// Looks up what a record writes, all at once: single changes of a large map would wait for memory one by one.
+    fn touch(&self, changes: &[Change]) {
+        let mut blocks = SmallVec::<[u64; 256]>::new();
+        let mut map = None;
+        for change in changes {
+            if let Change::Write { version, block, .. } = change
+                && *map.get_or_insert(*version) == *version
+            {
+                blocks.push(*block);
+            }
+        }
+        if let Some(version) = map.and_then(|map| self.versions.get(map)) {
+            blocks.retain(|block| *block < version.blocks);
+            let mut found = SmallVec::<[Physical; 256]>::from_elem(Physical::NONE, blocks.len());
+            version.map.lookup_batch(&blocks, &mut found);
+        }
+    }
+
     fn replay(&mut self, record: &Found) -> Result<()> {
         let header = &record.header;
         let mut position = header.position + 1;
         let (table, layout, clock) = (self.table, self.layout, self.clock);
-        for change in Change::decode_all(&record.meta)? {
+        let changes = Change::decode_all(&record.meta)?;
+        self.touch(&changes);
+        for change in changes {
             let physical = layout.physical(header.zone, position);
             position += change.data_blocks();
             if let Change::Write { count, .. } = &change {
