@@ -15,7 +15,7 @@ use std::sync::atomic::{AtomicBool, AtomicU64};
 use std::time::Duration;
 
 /// How many zone headers are read or written at a time.
-const HEADERS_AT_A_TIME: u32 = 32;
+const HEADERS_AT_A_TIME: u32 = 128;
 /// How many times a header or superblock that can't be read is tried, and how long to wait after the first attempt: then
 /// twice as long, and so on.
 const READS: u32 = 4;
