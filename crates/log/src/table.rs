@@ -41,7 +41,7 @@ pub struct Zone {
     pub live: u32,
     /// How many data blocks were written to it.
     pub written: u32,
-    /// How many blocks of it were written, headers and summary included.
+    /// How many blocks of it were written, headers and summary included; of an open zone, by records that have committed.
     pub end: u32,
     /// When it was begun, in data blocks that users had written.
     pub opened: u64,
@@ -77,6 +77,8 @@ pub struct ZoneTable {
     live_data: Cell<u64>,
     /// Zones that became dead and haven't been looked at.
     dead: RefCell<Vec<u32>>,
+    /// Zones for data that were taken and, all but some, are open still.
+    open: RefCell<Vec<u32>>,
 }
 
 impl ZoneTable {
@@ -87,6 +89,7 @@ impl ZoneTable {
             free: RefCell::default(),
             live_data: Cell::new(0),
             dead: RefCell::default(),
+            open: RefCell::default(),
         }
     }
 
@@ -133,7 +136,26 @@ impl ZoneTable {
             entry.opened = clock;
             entry.changed = clock;
         });
+        if class != CHECKPOINT_CLASS {
+            let mut open = self.open.borrow_mut();
+            open.retain(|other| *other != zone && self.get(*other).usage == Usage::Open);
+            open.push(zone);
+        }
         Some(zone)
+    }
+
+    /// How many zones for data are open.
+    pub fn open_zones(&self) -> u32 {
+        self.open.borrow().iter().filter(|zone| self.get(**zone).usage == Usage::Open).count() as u32
+    }
+
+    /// How much room is left in them, in data blocks of which an empty zone has `capacity` of its `blocks`.
+    pub fn open_room(&self, capacity: u32, blocks: u32) -> u64 {
+        let open = self.open.borrow();
+        let zones = open.iter().map(|zone| self.get(*zone)).filter(|zone| zone.usage == Usage::Open);
+        zones
+            .map(|zone| u64::from(blocks.saturating_sub(zone.end)) * u64::from(capacity) / u64::from(blocks))
+            .sum()
     }
 
     /// A zone that was taken and not written to goes back.
