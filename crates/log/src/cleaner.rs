@@ -20,6 +20,7 @@ use crate::pace::{Admission, IDLE};
 use crate::scan::{self, Found};
 use crate::table::{CHECKPOINT_CLASS, Usage};
 use block::{Buffer, Data, Error, Payload, Result, ZoneIndex};
+use std::cell::RefCell;
 use std::ops::Range;
 use std::rc::Rc;
 use zones::cleaning::{Arrival, Candidate, ReadCost, read_plan};
@@ -31,6 +32,8 @@ const REQUEST_BYTES: usize = 32 << 10;
 const LARGEST_READ: usize = 1 << 20;
 /// How many reads of a victim are on their way at a time.
 const READS: usize = 8;
+/// How many records' worth is read at once at most.
+const MOST_RECORDS: u32 = 4;
 /// How many dead zones are reset together, if there is no hurry: they share a flush and a grace period.
 const RESET_TOGETHER: u32 = 4;
 /// After so many failures in a row, writers that wait for a zone are told.
@@ -87,12 +90,63 @@ enum Step {
     Nothing,
 }
 
+/// Something that a task of its own does, and how that ended: moves needn't wait for a flush or a checkpoint.
+#[derive(Debug, Default)]
+struct Aside(Option<Rc<RefCell<Option<Result<()>>>>>);
+
+impl Aside {
+    /// Whether it goes on, or has ended and nobody has asked how.
+    fn is_running(&self) -> bool {
+        self.0.is_some()
+    }
+
+    /// Begins it, unless it runs. The cleaner is woken at its end.
+    fn begin<Fut: Future<Output = Result<()>> + 'static>(
+        &mut self,
+        core: &Rc<Core>,
+        work: impl FnOnce(Rc<Core>) -> Fut,
+    ) {
+        if self.is_running() {
+            return;
+        }
+        let ended = Rc::new(RefCell::new(None));
+        self.0 = Some(ended.clone());
+        let (core, work) = (core.clone(), work(core.clone()));
+        let task = async move {
+            let outcome = work.await;
+            *ended.borrow_mut() = Some(outcome);
+            core.freed.notify_all();
+            core.cleaner.notify_all();
+        };
+        runtime::spawn(task).detach();
+    }
+
+    /// How it ended, if it has.
+    fn end(&mut self) -> Result<()> {
+        let outcome = self.0.as_ref().and_then(|ended| ended.borrow_mut().take());
+        outcome.map_or(Ok(()), |outcome| {
+            self.0 = None;
+            outcome
+        })
+    }
+
+    /// Waits until it has ended.
+    async fn wait(&self, core: &Core) {
+        while self.0.as_ref().is_some_and(|ended| ended.borrow().is_none()) {
+            core.freed.notified().await;
+        }
+    }
+}
+
 /// The cleaner's task.
 pub struct Cleaner {
     core: Rc<Core>,
     zones: Vec<Option<OpenZone>>,
     scratch: Scratch,
     victim: Option<Victim>,
+    /// What goes on beside cleaning.
+    checkpoint: Aside,
+    reset: Aside,
     /// Whether zones were short when a candidate was last looked for.
     was_short: bool,
 }
@@ -105,6 +159,8 @@ pub fn start(core: &Rc<Core>) -> runtime::JoinHandle<()> {
         zones: (0..classes).map(|_| None).collect(),
         scratch: Scratch::default(),
         victim: None,
+        checkpoint: Aside::default(),
+        reset: Aside::default(),
         was_short: false,
     };
     runtime::spawn(cleaner.run())
@@ -177,15 +233,18 @@ impl Cleaner {
         if core.give_up_some() {
             return Ok(Step::Done);
         }
-        let is_urgent = core.table.free() <= core.kept_zones() + 1;
-        if core.table.dead() >= if is_urgent { 1 } else { RESET_TOGETHER }
-            && core.reset_dead(is_urgent).await?
-        {
-            return Ok(Step::Done);
+        self.reset.end()?;
+        self.checkpoint.end()?;
+        let is_urgent = core.needs_zones_soon();
+        let has_dead = core.table.dead() >= if is_urgent { 1 } else { RESET_TOGETHER };
+        if has_dead && core.has_resettable() {
+            self.reset.begin(&core, async |core| core.reset_dead().await.map(|_| ()));
         }
-        if core.wants_checkpoint() {
-            core.take_checkpoint(false).await?;
-            return Ok(Step::Done);
+        // It lets zones be reset that it covers.
+        let is_waited_for =
+            is_urgent && has_dead && !self.reset.is_running() && core.since_checkpoint.get() > 0;
+        if core.wants_checkpoint() || is_waited_for {
+            self.begin_checkpoint();
         }
         if self.victim.is_none() {
             // Zones were taken meanwhile.
@@ -197,14 +256,16 @@ impl Cleaner {
         if self.victim.is_some() {
             return self.clean_some().await;
         }
-        // A checkpoint makes pages of the one before free, and lets zones be reset that it covers.
-        let is_urgent = core.table.free() <= core.kept_zones() + 1;
-        let waiting = core.table.dead() > 0 || core.has_superseded();
-        if is_urgent && waiting && core.since_checkpoint.get() > 0 {
-            core.take_checkpoint(false).await?;
-            return Ok(if core.reset_dead(true).await? { Step::Done } else { Step::Nothing });
+        // It makes pages of the one before free.
+        if core.needs_zones_soon() && core.has_superseded() && core.since_checkpoint.get() > 0 {
+            self.begin_checkpoint();
         }
-        Ok(Step::Nothing)
+        let waits = self.checkpoint.is_running() || self.reset.is_running();
+        Ok(if waits { Step::Later } else { Step::Nothing })
+    }
+
+    fn begin_checkpoint(&mut self) {
+        self.checkpoint.begin(&self.core, async |core| core.take_checkpoint(false).await);
     }
 
     /// Lets the policy choose a victim, if it wants one, and finds what is live in it.
@@ -234,10 +295,16 @@ impl Cleaner {
         let zone = candidate.zone.0;
         core.table.change(zone, |entry| entry.usage = Usage::Cleaning);
         match find_live(&core, candidate).await {
-            Ok(victim) => self.victim = Some(victim),
-            Err(error) => leave_as_it_is(&core, zone, &error),
+            Ok(victim) => {
+                core.pace.pass(Some(0));
+                self.victim = Some(victim);
+            }
+            Err(error) => {
+                leave_as_it_is(&core, zone, &error);
+                return Ok(Some(Step::Done));
+            }
         }
-        Ok(Some(Step::Done))
+        Ok(None)
     }
 
     /// Moves a record's worth of the victim, if it is time.
@@ -250,12 +317,15 @@ impl Cleaner {
             self.victim = Some(victim);
             return Ok(Step::Later);
         }
-        let outcome = if has_moves { self.move_some(&mut victim).await } else { Ok(()) };
+        // The faster it has to be, the more is on its way together.
+        let records =
+            core.moves_per_write().map_or(MOST_RECORDS, |rate| (rate.ceil() as u32).clamp(1, MOST_RECORDS));
+        let outcome = if has_moves { self.move_some(&mut victim, records).await } else { Ok(()) };
         match outcome {
             Ok(()) if victim.next < victim.runs.len() && core.table.get(zone).live > 0 => {
                 let passed = u64::from(victim.runs[victim.next].position);
                 let blocks = u64::from(core.layout.data_blocks());
-                core.pace.pass(passed * blocks / u64::from(core.layout.zone_blocks));
+                core.pace.pass(Some(passed * blocks / u64::from(core.layout.zone_blocks)));
                 self.victim = Some(victim);
                 return Ok(Step::Done);
             }
@@ -271,12 +341,12 @@ impl Cleaner {
             }
             Err(error @ Error::NoSpace(_)) => {
                 core.table.set_full(zone);
-                core.pace.pass(0);
+                core.pace.pass(None);
                 return Err(error);
             }
             Err(error) => leave_as_it_is(&core, zone, &error),
         }
-        core.pace.pass(0);
+        core.pace.pass(None);
         Ok(Step::Done)
     }
 
@@ -284,16 +354,16 @@ impl Cleaner {
     fn let_go(&mut self) {
         if let Some(victim) = self.victim.take() {
             self.core.table.set_full(victim.zone);
-            self.core.pace.pass(0);
+            self.core.pace.pass(None);
         }
     }
 
-    /// Moves what is still live of the next runs, as much as a record of single blocks takes.
-    async fn move_some(&mut self, victim: &mut Victim) -> Result<()> {
+    /// Moves what is still live of the next runs, as much as so many records of single blocks take.
+    async fn move_some(&mut self, victim: &mut Victim, records: u32) -> Result<()> {
         let core = self.core.clone();
         let mut runs: Vec<Run> = Vec::new();
         let mut gathered = 0;
-        while gathered < core.layout.single_blocks()
+        while gathered < records * core.layout.single_blocks()
             && let Some(run) = victim.runs.get(victim.next)
         {
             victim.next += 1;
@@ -396,6 +466,7 @@ impl Cleaner {
             if let Some(error) = core.failure() {
                 return Err(error);
             }
+            runtime::yield_now().await;
         }
         Ok(())
     }
@@ -407,7 +478,11 @@ impl Cleaner {
             return Ok(zone);
         }
         // What was cleaned before may be waiting to be reset.
-        self.core.reset_dead(true).await?;
+        self.reset.wait(&self.core).await;
+        if !self.core.reset_dead().await? {
+            self.core.take_checkpoint(false).await?;
+            self.core.reset_dead().await?;
+        }
         self.core
             .try_open_zone(class, self.core.zones_for_checkpoint())
             .ok_or_else(|| Error::no_space("no zone is free for what the cleaner moves"))
@@ -500,39 +575,42 @@ impl Core {
         self.table.count(|zone| zone.class == CHECKPOINT_CLASS && zone.usage == Usage::Full) > 1
     }
 
-    /// Resets dead zones that may be; with `is_urgent`, a checkpoint is taken if it takes one. Returns whether any was.
+    /// Resets dead zones that may be: those that the durable checkpoint covers. Returns whether any was.
     ///
     /// # Errors
-    /// What flushing, writing the checkpoint and resetting say.
-    pub async fn reset_dead(self: &Rc<Self>, is_urgent: bool) -> Result<bool> {
-        let dead = self.table.take_dead();
+    /// What flushing says.
+    pub async fn reset_dead(self: &Rc<Self>) -> Result<bool> {
+        let mut dead = self.table.take_dead();
         if dead.is_empty() {
             return Ok(false);
         }
-        let mut left = dead;
-        let outcome = self.reset_zones(&mut left, is_urgent).await;
-        self.table.return_dead(left);
+        let outcome = self.reset_zones(&mut dead).await;
+        self.table.return_dead(dead);
         outcome
     }
 
-    async fn reset_zones(self: &Rc<Self>, dead: &mut Vec<u32>, is_urgent: bool) -> Result<bool> {
-        let is_covered = |zone: &u32| {
-            let covered = self.checkpoint.borrow().root.covered;
-            self.table.get(*zone).last.iter().zip(covered).all(|(last, covered)| *last <= covered)
-        };
-        if is_urgent && !dead.iter().any(is_covered) {
-            self.take_checkpoint(false).await?;
-        }
+    fn is_covered(&self, zone: u32) -> bool {
+        let covered = self.checkpoint.borrow().root.covered;
+        self.table.get(zone).last.iter().zip(covered).all(|(last, covered)| *last <= covered)
+    }
+
+    /// Whether the durable checkpoint covers any dead zone.
+    fn has_resettable(&self) -> bool {
+        self.table.any_dead(|zone| self.is_covered(zone))
+    }
+
+    async fn reset_zones(self: &Rc<Self>, dead: &mut Vec<u32>) -> Result<bool> {
         // A zone may be full before its last record has committed, behind one that took longer: it looked dead, and has
         // come to life since. Once all its records are covered, all of them have committed, and what is live can only die.
         dead.retain(|zone| {
-            let is_alive = is_covered(zone) && self.table.get(*zone).live > 0;
+            let is_alive = self.is_covered(*zone) && self.table.get(*zone).live > 0;
             if is_alive {
                 self.table.set_full(*zone);
             }
             !is_alive
         });
-        let ready: Vec<u32> = dead.iter().copied().filter(is_covered).collect();
+        self.table.note_resetting(dead.len());
+        let ready: Vec<u32> = dead.iter().copied().filter(|zone| self.is_covered(*zone)).collect();
         if ready.is_empty() {
             return Ok(false);
         }
@@ -544,6 +622,7 @@ impl Core {
         maps.iter().zip(graces).for_each(|(map, grace)| map.end_grace(grace));
         for zone in ready {
             dead.retain(|other| *other != zone);
+            self.table.note_resetting(dead.len());
             match self.zones.reset(ZoneIndex(zone), block::EraseGuarantee::None).await {
                 Ok(generation) => {
                     self.table.set_free(zone, generation);

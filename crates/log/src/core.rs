@@ -652,6 +652,7 @@ impl Core {
     /// # Errors
     /// [`Error::NoSpace`] if the cleaner can't free any; what made the log fail.
     pub async fn open_zone_for_users(self: &Rc<Self>, class: u8) -> Result<Option<OpenZone>> {
+        let mut has_waited = false;
         loop {
             if let Some(error) = self.failure() {
                 return Err(error);
@@ -667,7 +668,7 @@ impl Core {
                 return Err(error.clone());
             }
             let freed = self.freed.notified();
-            count(&self.counters.zone_waits, 1);
+            count(&self.counters.zone_waits, u64::from(!std::mem::replace(&mut has_waited, true)));
             self.cleaner.notify_all();
             freed.await;
         }

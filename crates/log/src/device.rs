@@ -245,7 +245,7 @@ impl DevicePart for LogPart {
             (name.to_owned(), self.shared.zones.clone(), self.shared.recovered.clone());
         Call::new(async move {
             let find = |core: Rc<Core>| async move {
-                let id = core.versions.borrow().by_name(&name).map(|version| version.id);
+                let id = core.versions.borrow().by_name(&name).filter(|it| !it.is_leaving).map(|it| it.id);
                 let id = id.ok_or_else(|| crate::snapshot::not_found(&core, &name))?;
                 let shared = Arc::new(Shared::new(zones, &core, recovered, id)?);
                 core.views.borrow_mut().retain(|(_, view)| view.strong_count() > 0);

@@ -9,7 +9,8 @@
 //!
 //! *Room* is counted in data blocks: those of free and of dead zones, what is left of open ones, and what has been passed
 //! of the victim. So it goes down by one with each block that a user writes and up by one with each dead block that is
-//! passed; a move leaves it as it is. Zones that are open count half against the marks, what they have left on average.
+//! passed; a move leaves it as it is. Half a zone is subtracted for each that is open, and for the victim: what they have
+//! left, or have passed, on average. So room is what the free zones below are on average, without their steps.
 //!
 //! `keep` is what users leave: three zones of the cleaner's own, and what a checkpoint may need now. `low` is one more,
 //! `high` at least two more than `low`; the keys `low_watermark` and `high_watermark` put them higher.
@@ -48,8 +49,8 @@ pub struct Pace {
     counted: Cell<u64>,
     /// The cleaner waits until users have written so much in all.
     wakes_at: Cell<u64>,
-    /// What has been passed of the victim, in data blocks.
-    passed: Cell<u64>,
+    /// What has been passed of the victim, in data blocks, if there is one.
+    passed: Cell<Option<u64>>,
     /// Nobody had written for a while, and users had written so much then.
     idle_at: Cell<Option<u64>>,
 }
@@ -71,7 +72,7 @@ impl Pace {
             due: Cell::new(0.0),
             counted: Cell::new(0),
             wakes_at: Cell::new(u64::MAX),
-            passed: Cell::new(0),
+            passed: Cell::new(None),
             idle_at: Cell::new(None),
         }
     }
@@ -81,8 +82,8 @@ impl Pace {
         self.pacer.borrow_mut().begin(victim);
     }
 
-    /// So many data blocks of the victim have been passed; none once there is no victim any more.
-    pub fn pass(&self, blocks: u64) {
+    /// So many data blocks of the victim have been passed; none if there is no victim any more.
+    pub fn pass(&self, blocks: Option<u64>) {
         self.passed.set(blocks);
     }
 
@@ -98,9 +99,14 @@ impl Core {
         self.settings.cleaner_reserve + self.zones_for_checkpoint()
     }
 
+    /// Whether users wait for zones, or will when each lane needs one.
+    pub fn needs_zones_soon(&self) -> bool {
+        self.table.free() <= self.kept_zones() + self.settings.appends_in_flight
+    }
+
     /// Whether users wait for zones, or will when they need one, and resetting what is dead wouldn't change that.
     pub fn is_short(&self) -> bool {
-        self.table.free() + self.table.dead() <= self.kept_zones()
+        self.table.free_soon() <= self.kept_zones()
     }
 
     fn data_zones(&self) -> u32 {
@@ -119,19 +125,19 @@ impl Core {
     }
 
     fn marks(&self) -> Marks {
-        let zone = self.zone_room();
-        let open = self.table.open_zones() / 2;
-        let room = |free: u32| u64::from(free + open) * zone;
+        let room = |free: u32| u64::from(free) * self.zone_room();
         let (low, high) = self.watermarks();
         Marks { stop: room(self.kept_zones()), low: room(low), high: room(high) }
     }
 
     /// The room, in data blocks: no more than at `stop` if users wait, or would.
     fn room(&self, marks: &Marks) -> u64 {
-        let empty = u64::from(self.table.free() + self.table.dead()) * self.zone_room();
-        let room = empty
-            + self.table.open_room(self.layout.data_blocks(), self.layout.zone_blocks)
-            + self.pace.passed.get();
+        let zone = self.zone_room();
+        let (open, left) = self.table.open_room(self.layout.data_blocks(), self.layout.zone_blocks);
+        let passed = self.pace.passed.get();
+        let begun = u64::from(open) + u64::from(passed.is_some());
+        let room = u64::from(self.table.free_soon()) * zone + left + passed.unwrap_or(0);
+        let room = room.saturating_sub(begun * zone / 2);
         match self.table.free() <= self.kept_zones() {
             true => room.min(marks.stop),
             false => room,

@@ -188,7 +188,15 @@ async fn delete(core: &Rc<Core>, name: &str) -> Result<Value> {
             clones.join(", ")
         )));
     }
-    change(core, Change::Delete { version }).await?;
+    let leaves = |is_leaving| {
+        let mut versions = core.versions.borrow_mut();
+        versions.list.iter_mut().filter(|it| it.id == version).for_each(|it| it.is_leaving = is_leaving);
+    };
+    leaves(true);
+    if let Err(error) = change(core, Change::Delete { version }).await {
+        leaves(false);
+        return Err(error);
+    }
     // It is gone, whatever happens. Its room comes back piece by piece; after a stop, when the log is opened again.
     while core.versions.borrow().is_dying(version) && !core.is_closing.get() && core.failure().is_none() {
         core.freed.notified().await;

@@ -88,6 +88,8 @@ pub struct Version {
     pub blocks: u64,
     /// Its name; empty for the volume itself.
     pub name: String,
+    /// Its end has been asked for: nobody opens it any more.
+    pub is_leaving: bool,
     /// Where its blocks are.
     pub map: Arc<dyn Map>,
     /// Pages of the map that aren't on the medium as they are now.
@@ -307,6 +309,7 @@ impl Versions {
             created,
             blocks: origin.blocks,
             name: name.to_owned(),
+            is_leaving: false,
             map: origin.map.snapshot(),
             // What a checkpoint is about to write, it writes for the origin alone.
             dirty: origin.dirty.with(&origin.writing),
