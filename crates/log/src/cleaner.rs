@@ -16,7 +16,7 @@ use crate::core::{Core, Group, Item, count};
 use crate::format::{CLEANER, Change, EXTENT, VersionId};
 use crate::lane::{Scratch, write_group};
 use crate::open_zone::OpenZone;
-use crate::pace::{Admission, IDLE};
+use crate::pace::Admission;
 use crate::scan::{self, Found};
 use crate::table::{CHECKPOINT_CLASS, Usage};
 use block::{Buffer, Data, Error, Payload, Result, ZoneIndex};
@@ -186,10 +186,8 @@ impl Cleaner {
                 Ok(Step::Later) => {
                     failures = 0;
                     *core.stuck.borrow_mut() = None;
-                    core.freed.notify_all();
-                    if runtime::timeout(IDLE, kicked).await.is_err() {
-                        core.note_idle();
-                    }
+                    core.tell_writers();
+                    kicked.await;
                 }
                 Ok(Step::Nothing) => {
                     // Whoever waits for a zone is told.
@@ -204,7 +202,7 @@ impl Cleaner {
                             "the log has no free zone and nothing to clean: discard some data, or delete snapshots",
                         )
                     });
-                    core.freed.notify_all();
+                    core.tell_writers();
                     kicked.await;
                 }
                 Err(error) => {
@@ -260,6 +258,10 @@ impl Cleaner {
         if core.needs_zones_soon() && core.has_superseded() && core.since_checkpoint.get() > 0 {
             self.begin_checkpoint();
         }
+        if core.table.dead() > 0 {
+            // It may be what keeps a zone from being reset.
+            core.wake_cleaner_with_next_commit();
+        }
         let waits = self.checkpoint.is_running() || self.reset.is_running();
         Ok(if waits { Step::Later } else { Step::Nothing })
     }
@@ -313,7 +315,7 @@ impl Cleaner {
         let Some(mut victim) = self.victim.take() else { return Ok(Step::Nothing) };
         let zone = victim.zone;
         let has_moves = victim.next < victim.runs.len() && core.table.get(zone).live > 0;
-        if has_moves && core.admit_moves() == Admission::Later {
+        if has_moves && (core.moves_wait() || core.admit_moves() == Admission::Later) {
             self.victim = Some(victim);
             return Ok(Step::Later);
         }
@@ -460,9 +462,11 @@ impl Cleaner {
                 core.seal(zone).detach();
                 continue;
             }
+            let moving = core.begin_moves().await;
             core.pace.moved(blocks);
             self.zones[usize::from(class)] =
                 write_group(&core, CLEANER, group, zone, &mut self.scratch).await;
+            drop(moving);
             if let Some(error) = core.failure() {
                 return Err(error);
             }
@@ -560,6 +564,14 @@ fn live_runs(core: &Core, zone: u32, records: &[Found]) -> Result<Vec<Run>> {
 }
 
 impl Core {
+    /// Wakes whoever waits for a zone, if there is one, or there won't be. Else they would ask for what is on its way
+    /// already, over and over.
+    fn tell_writers(&self) {
+        if self.stuck.borrow().is_some() || self.table.free() > self.kept_zones() {
+            self.freed.notify_all();
+        }
+    }
+
     /// Gives up the next piece of what was deleted. Returns whether there was any.
     fn give_up_some(&self) -> bool {
         if self.versions.borrow().dying.is_empty() {

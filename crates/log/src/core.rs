@@ -158,6 +158,8 @@ pub struct Core {
     pub admin: Rc<Semaphore>,
     /// The newest durable checkpoint.
     pub checkpoint: RefCell<crate::checkpoint::Durable>,
+    /// Moves and checkpoints, which keep out of each other's way where there are several versions.
+    pub turns: crate::checkpoint::Turns,
     /// How many blocks of log have been written since the last checkpoint.
     pub since_checkpoint: Cell<u64>,
     /// Something was queued, or an append has ended.
@@ -245,6 +247,7 @@ impl Core {
             root: RefCell::new(state.root),
             admin: Semaphore::new(1),
             checkpoint: RefCell::new(state.checkpoint),
+            turns: crate::checkpoint::Turns::default(),
             since_checkpoint: Cell::new(0),
             work: Notify::new(),
             freed: Notify::new(),

@@ -25,17 +25,17 @@
 //! - *If nothing gains anything*, the cleaner says so and writers are refused with ENOSPC (`stuck`). A victim in hand is
 //!   something to gain: as long as there is one, nobody is refused. Whoever frees anything has the cleaner look again.
 //! - *The cleaner waits* in two ways: for users to write so many blocks more, while more than `keep` zones are free (their
-//!   commits wake it; where nobody writes for [`IDLE`], it goes on without them up to `high`); and for nothing in
-//!   particular, when no zone is worth cleaning. Whatever may change that wakes it.
+//!   commits wake it); and for nothing in particular, when no zone is worth cleaning, or a reset or a checkpoint is on its
+//!   way. Whatever may change that wakes it.
+//!
+//! So a log that nobody writes to is left alone, however its marks are set: marks that can't be reached would have it
+//! move the same blocks for ever.
 
 use crate::core::Core;
 use std::cell::{Cell, RefCell};
 use std::sync::atomic::Ordering;
-use std::time::Duration;
 use zones::cleaning::{Candidate, Marks, Pacer, Pressure, pacing::SPAN};
 
-/// When nobody has written for so long, the cleaner uses the time.
-pub const IDLE: Duration = Duration::from_millis(50);
 /// The pace is looked at again at least so often in the time in which users fill a zone.
 const LOOKS_PER_ZONE: u64 = 16;
 
@@ -51,8 +51,6 @@ pub struct Pace {
     wakes_at: Cell<u64>,
     /// What has been passed of the victim, in data blocks, if there is one.
     passed: Cell<Option<u64>>,
-    /// Nobody had written for a while, and users had written so much then.
-    idle_at: Cell<Option<u64>>,
 }
 
 /// Whether the cleaner may move something.
@@ -60,7 +58,7 @@ pub struct Pace {
 pub enum Admission {
     /// Now.
     Now,
-    /// When users have written more, or nobody does.
+    /// When users have written more.
     Later,
 }
 
@@ -73,7 +71,6 @@ impl Pace {
             counted: Cell::new(0),
             wakes_at: Cell::new(u64::MAX),
             passed: Cell::new(None),
-            idle_at: Cell::new(None),
         }
     }
 
@@ -183,20 +180,9 @@ impl Core {
         if due >= 1.0 {
             return Admission::Now;
         }
-        if pace.idle_at.get() == Some(written) {
-            pace.due.set(0.0);
-            return Admission::Now;
-        }
-        pace.idle_at.set(None);
         let wait = ((1.0 - due) / rate).ceil().min((self.zone_room() / LOOKS_PER_ZONE).max(1) as f64);
         pace.wakes_at.set(written + wait as u64);
         Admission::Later
-    }
-
-    /// The cleaner has waited for [`IDLE`].
-    pub fn note_idle(&self) {
-        let written = self.written_by_users();
-        self.pace.idle_at.set((written == self.pace.counted.get()).then_some(written));
     }
 
     /// What the cleaner waits for is what users are writing just now.
