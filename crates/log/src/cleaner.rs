@@ -121,13 +121,15 @@ impl Aside {
         runtime::spawn(task).detach();
     }
 
-    /// How it ended, if it has.
-    fn end(&mut self) -> Result<()> {
+    /// Whether it has ended since this was asked last.
+    ///
+    /// # Errors
+    /// How it ended.
+    fn has_ended(&mut self) -> Result<bool> {
         let outcome = self.0.as_ref().and_then(|ended| ended.borrow_mut().take());
-        outcome.map_or(Ok(()), |outcome| {
-            self.0 = None;
-            outcome
-        })
+        let Some(outcome) = outcome else { return Ok(false) };
+        self.0 = None;
+        outcome.map(|()| true)
     }
 
     /// Waits until it has ended.
@@ -184,8 +186,9 @@ impl Cleaner {
                     runtime::yield_now().await;
                 }
                 Ok(Step::Later) => {
-                    failures = 0;
-                    *core.stuck.borrow_mut() = None;
+                    if failures == 0 {
+                        *core.stuck.borrow_mut() = None;
+                    }
                     core.tell_writers();
                     kicked.await;
                 }
@@ -231,8 +234,9 @@ impl Cleaner {
         if core.give_up_some() {
             return Ok(Step::Done);
         }
-        self.reset.end()?;
-        self.checkpoint.end()?;
+        if self.reset.has_ended()? || self.checkpoint.has_ended()? {
+            return Ok(Step::Done);
+        }
         let is_urgent = core.needs_zones_soon();
         let has_dead = core.table.dead() >= if is_urgent { 1 } else { RESET_TOGETHER };
         if has_dead && core.has_resettable() {
