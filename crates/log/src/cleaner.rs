@@ -13,7 +13,7 @@
 
 use crate::commit::Effect;
 use crate::core::{Core, Group, Item, count};
-use crate::format::{CLEANER, Change, EXTENT, VersionId};
+use crate::format::{CLEANER, Change, EXTENT, REPLAYED, USER, VersionId};
 use crate::lane::{Scratch, write_group};
 use crate::open_zone::OpenZone;
 use crate::pace::Admission;
@@ -26,7 +26,9 @@ use std::rc::Rc;
 use zones::cleaning::{Arrival, Candidate, ReadCost, read_plan};
 use zones::record::sum_of;
 
-/// What reading of a victim costs, per request, in bytes that could have been read meanwhile.
+/// What a read of a victim costs beside its bytes, in bytes that could have been read meanwhile. fio, randread, direct,
+/// iodepth=8, on a virtual SSD, 2026-11-21: 45 800 reads of 4 KiB a second or 1568 of 1 MiB, so 19 µs per request and
+/// 2.5 µs per 4 KiB.
 const REQUEST_BYTES: usize = 32 << 10;
 /// The longest read of a victim, in bytes.
 const LARGEST_READ: usize = 1 << 20;
@@ -243,8 +245,7 @@ impl Cleaner {
             self.reset.begin(&core, async |core| core.reset_dead().await.map(|_| ()));
         }
         // It lets zones be reset that it covers.
-        let is_waited_for =
-            is_urgent && has_dead && !self.reset.is_running() && core.since_checkpoint.get() > 0;
+        let is_waited_for = is_urgent && !self.reset.is_running() && core.has_coverable();
         if core.wants_checkpoint() || is_waited_for {
             self.begin_checkpoint();
         }
@@ -277,14 +278,10 @@ impl Cleaner {
     /// Lets the policy choose a victim, if it wants one, and finds what is live in it.
     async fn choose(&mut self) -> Result<Option<Step>> {
         let core = self.core.clone();
-        let committed = [0, 1].map(|stream: usize| core.streams[stream].borrow().committed());
         let mut candidates = core.table.candidates(core.layout.data_blocks());
         // What is live in it can still grow: then not all of it would be found.
         let all = candidates.len();
-        candidates.retain(|candidate| {
-            let last = core.table.get(candidate.zone.0).last;
-            last.iter().zip(committed).all(|(last, committed)| *last <= committed)
-        });
+        candidates.retain(|candidate| core.has_committed(candidate.zone.0));
         let (pressure, now) = (core.pressure(), core.clock.get());
         let chosen = core.policy.borrow_mut().choose(&mut candidates.iter().copied(), pressure, now);
         let Some(candidate) = chosen.and_then(|zone| candidates.iter().find(|other| other.zone == zone))
@@ -497,7 +494,7 @@ impl Cleaner {
     }
 }
 
-/// What reading of a victim costs, in blocks. A request costs [`REQUEST_BYTES`]: see there.
+/// What reading of a victim costs, in blocks.
 fn read_cost(block: usize) -> ReadCost {
     let request = (REQUEST_BYTES / block) as u64;
     ReadCost { request, largest_gap: request, largest_request: (LARGEST_READ / block).max(1) as u64 }
@@ -605,14 +602,27 @@ impl Core {
         outcome
     }
 
+    fn ends_before(&self, zone: u32, last: [u64; REPLAYED]) -> bool {
+        self.table.get(zone).last.iter().zip(last).all(|(own, last)| *own <= last)
+    }
+
     fn is_covered(&self, zone: u32) -> bool {
-        let covered = self.checkpoint.borrow().root.covered;
-        self.table.get(zone).last.iter().zip(covered).all(|(last, covered)| *last <= covered)
+        self.ends_before(zone, self.checkpoint.borrow().root.covered)
+    }
+
+    /// Whether all records of a zone have committed: what is live in it can only die.
+    fn has_committed(&self, zone: u32) -> bool {
+        self.ends_before(zone, [USER, CLEANER].map(|it| self.streams[usize::from(it.0)].borrow().committed()))
     }
 
     /// Whether the durable checkpoint covers any dead zone.
     fn has_resettable(&self) -> bool {
         self.table.any_dead(|zone| self.is_covered(zone))
+    }
+
+    /// Whether a checkpoint would cover any dead zone that the durable one doesn't.
+    fn has_coverable(&self) -> bool {
+        self.table.any_dead(|zone| self.has_committed(zone) && !self.is_covered(zone))
     }
 
     async fn reset_zones(self: &Rc<Self>, dead: &mut Vec<u32>) -> Result<bool> {
@@ -654,5 +664,24 @@ impl Core {
         }
         self.freed.notify_all();
         Ok(true)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Of a zone of 1024 blocks of which each `of`th is live.
+    fn reads(of: usize) -> Vec<u64> {
+        let live = (0..1024).step_by(of).map(|block| block..block + 1);
+        read_plan(live, read_cost(4096)).iter().map(|range| range.end - range.start).collect()
+    }
+
+    #[test]
+    fn a_victim_is_read_whole_or_in_fragments_by_what_that_costs() {
+        assert_eq!(reads(1), [256; 4], "all of it, in reads of 1 MiB");
+        assert_eq!(reads(4).len(), 4, "gaps of 3 blocks are read through");
+        assert_eq!(reads(9).len(), 4, "gaps of 8 cost as much as a request");
+        assert_eq!(reads(10), [1; 103], "gaps of 9 cost more");
     }
 }

@@ -50,9 +50,9 @@ pub struct Settings {
     pub cleaner_reserve: u32,
     /// How many bytes of log may be written between checkpoints, at least; more while a checkpoint would be large.
     pub checkpoint_bytes: u64,
-    /// With fewer free zones than this share of all the cleaner is as fast as it can be; 0 to 1, at least what it needs.
+    /// With fewer free zones than this share of all, cleaning gains on users' writes; 0 to 1, at least what it needs.
     pub low_watermark: f64,
-    /// With fewer free zones than this share of all it cleans in proportion to what users write; 0 to 1.
+    /// With fewer free zones than this share of all, cleaning goes along with users' writes; 0 to 1.
     pub high_watermark: f64,
     /// How many blocks of a volume are discarded, or given up by what was deleted, before others get their turn.
     pub blocks_at_once: u64,

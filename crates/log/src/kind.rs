@@ -52,13 +52,13 @@ pub const KIND: Kind = Kind {
         Key::optional(
             "high_watermark",
             ValueKind::Float { min: 0.0, max: 50.0 },
-            "with less than this percentage of zones free, cleaning goes along with writes; at least what it needs",
+            "with less than this percentage of zones free, cleaning goes along with writes; two zones above the low one at least",
         )
         .or("1"),
         Key::optional(
             "low_watermark",
             ValueKind::Float { min: 0.0, max: 50.0 },
-            "with less than this percentage of zones free, the cleaner is as fast as it can be; at least what it needs",
+            "with less than this percentage of zones free, cleaning gains on writes; at least what the cleaner needs",
         )
         .or("0"),
     ],

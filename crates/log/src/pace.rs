@@ -2,9 +2,9 @@
 //! is [`Pacer`]'s; here is what room is in a log, where its marks lie, and why nobody waits for ever.
 //!
 //! ```text
-//!   free zones   0 ─────── keep ── low ─────────── high ──────────
-//!   users        wait      write ──────────────────────────────────►
-//!   the cleaner  as fast as it can  in proportion   rests
+//!   free zones   0 ─────────────── keep ──────────── low ──────────────── high ────────
+//!   users        wait              write ───────────────────────────────────────────►
+//!   the cleaner  as fast as it can  gains on them    goes along with them  rests
 //! ```
 //!
 //! *Room* is counted in data blocks: those of free and of dead zones, what is left of open ones, and what has been passed
@@ -114,7 +114,7 @@ impl Core {
         u64::from(self.layout.data_blocks().max(1))
     }
 
-    /// The marks of the room, in free zones: below which the cleaner is as fast as it can be, and from which on it rests.
+    /// The marks of the room, in free zones: below which the cleaner gains on users, and from which on it rests.
     pub fn watermarks(&self) -> (u32, u32) {
         let share = |share: f64| (f64::from(self.data_zones()) * share) as u32;
         let low = share(self.settings.low_watermark).max(self.kept_zones() + 1);
