@@ -98,14 +98,18 @@ impl Setup {
             checkpoint_after: pick(&[16 << 10, 64 << 10, 256 << 10, 64 << 20]),
             ..Options::default()
         };
-        Setup {
+        let mut setup = Setup {
             disk_bytes,
             sector: pick(&[512, 4096]),
             options,
             shards: pick(&[1, 1, 2]) as usize,
             is_thin,
             has_snapshots: pick(&[0, 0, 1]) == 1,
-        }
+        };
+        setup.options.blocks_at_once = pick(&[1, 7, 64, 1 << 14]);
+        setup.options.high_watermark = pick(&[0, 1, 10, 30]) as f64;
+        setup.options.low_watermark = pick(&[0, 0, 5, 40]) as f64;
+        setup
     }
 }
 
@@ -330,8 +334,13 @@ async fn client(world: Arc<World>, device: Rc<dyn Device>, number: u64) -> Resul
 fn check_counts(part: &log::LogPart) -> Result<(), String> {
     let Ok(core) = part.home.core() else { return Ok(()) };
     let mut live = BTreeSet::new();
-    for version in &core.versions.borrow().list {
+    let versions = core.versions.borrow();
+    for version in &versions.list {
         let places = (0..version.blocks).map(|block| version.map.lookup(block));
+        live.extend(places.filter(|place| place.is_mapped()));
+    }
+    for dying in &versions.dying {
+        let places = (dying.given_up..dying.blocks).map(|block| dying.map.lookup(block));
         live.extend(places.filter(|place| place.is_mapped()));
     }
     let mut by_zone = vec![0_u32; core.layout.zones as usize];
@@ -422,7 +431,15 @@ async fn operator(world: Arc<World>, part: Arc<log::LogPart>) -> Result<(), Stri
         } else if random.chance(0.5) {
             let name = &names[random.below(names.len() as u64) as usize];
             world.snapshots.lock().unwrap().get_mut(name).unwrap().is_deleted = true;
-            match part.message(&format!("snapshot delete {name}")).await {
+            // Who doesn't wait for the end of it may find it half given up in whatever it does next.
+            let patience =
+                Duration::from_nanos(random.below(3_000_000) + if random.chance(0.5) { 1 << 40 } else { 0 });
+            let message = format!("snapshot delete {name}");
+            let Ok(outcome) = runtime::timeout(patience, part.message(&message)).await else {
+                check_counts(&part)?;
+                continue;
+            };
+            match outcome {
                 Ok(_) => drop(world.snapshots.lock().unwrap().remove(name)),
                 Err(Error::NotFound(_)) => {}
                 Err(error) => world.judge("deleting a snapshot", error, false)?,
