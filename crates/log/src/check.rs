@@ -196,15 +196,9 @@ impl Check<'_> {
         scans.durable = [0; 4];
         let numbers: Vec<(StreamIndex, u64)> =
             scans.records.iter().map(|record| (record.header.stream, record.header.sequence)).collect();
-        let is_alone = versions.list.len() == 1;
-        let mut replay = Replay { versions, table, layout, clock: root.clock, counts: is_alone };
+        let mut replay = Replay { versions, table, layout, clock: root.clock };
         let end = match replay.run(root, scans, &mut self.recovered) {
-            Ok(end) => {
-                if !is_alone {
-                    recovery::count_live(versions, table, layout).await;
-                }
-                end
-            }
+            Ok(end) => end,
             Err(error) => {
                 let what = format!("the records behind the checkpoint can't be replayed: {}", error.detail());
                 self.findings.damage(Finding::at(None, 0, what));

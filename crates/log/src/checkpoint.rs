@@ -6,6 +6,9 @@
 //! durable before the root is: the zones are flushed in between. And no version may be made or deleted between the
 //! first page and the directory: the pages would be of both sides of it. Where that happens the checkpoint begins again;
 //! what it has written stays.
+//!
+//! Nor may a block be moved meanwhile that several versions have ([`Turns`]): the page of one would show it here, the page
+//! of another there, and who loads them can't tell that it is one block. With one version, moves go on.
 
 use crate::core::{Core, count};
 use crate::directory::{Directory, PagePlace, VersionEntry, ZoneEntry};
@@ -16,6 +19,8 @@ use crate::root::{MOST_PIECES, Piece, Root};
 use crate::table::{CHECKPOINT_CLASS, Usage};
 use crate::versions::PageSet;
 use block::{Buffer, Error, Payload, Result};
+use runtime::sync::Notify;
+use std::cell::Cell;
 use std::collections::BTreeSet;
 use std::ops::Range;
 use std::rc::Rc;
@@ -45,6 +50,48 @@ impl Durable {
     /// With this root.
     pub fn new(root: Root) -> Self {
         Durable { root, superseded: Vec::new(), zone: None, blocks: 0 }
+    }
+}
+
+/// Who keeps out of whose way: see the module's head.
+#[derive(Debug, Default)]
+pub struct Turns {
+    is_checkpointing: Cell<bool>,
+    is_moving: Cell<bool>,
+    changed: Notify,
+}
+
+/// A record of moves is on its way; until this is dropped.
+#[derive(Debug)]
+pub struct Moving<'a>(&'a Turns);
+
+impl Drop for Moving<'_> {
+    fn drop(&mut self) {
+        self.0.is_moving.set(false);
+        self.0.changed.notify_all();
+    }
+}
+
+impl Core {
+    /// Whether moves have to wait for a checkpoint. At its end the cleaner is woken.
+    pub fn moves_wait(&self) -> bool {
+        self.turns.is_checkpointing.get() && self.versions.borrow().list.len() > 1
+    }
+
+    /// Begins a record of moves, as soon as that may be.
+    pub async fn begin_moves(&self) -> Moving<'_> {
+        while self.moves_wait() {
+            self.turns.changed.notified().await;
+        }
+        self.turns.is_moving.set(true);
+        Moving(&self.turns)
+    }
+
+    /// Waits until no record of moves is on its way if there are several versions; none follows before the checkpoint ends.
+    async fn wait_for_moves(&self) {
+        while self.turns.is_moving.get() && self.moves_wait() {
+            self.turns.changed.notified().await;
+        }
     }
 }
 
@@ -92,7 +139,10 @@ impl Core {
         }
         let since = self.since_checkpoint.replace(0);
         self.compact_checkpoints();
+        self.turns.is_checkpointing.set(true);
         let outcome = self.write_all(clean).await;
+        self.turns.is_checkpointing.set(false);
+        self.turns.changed.notify_all();
         self.versions.borrow_mut().list.iter_mut().for_each(|version| version.writing = PageSet::default());
         if let Err(error) = &outcome {
             self.since_checkpoint.set(self.since_checkpoint.get() + since);
@@ -160,6 +210,7 @@ impl Core {
         let mut attempts = 0;
         let (covered, clock, directory, freed, saved) = loop {
             attempts += 1;
+            self.wait_for_moves().await;
             let changes = self.versions.borrow().changes;
             let covered = [committed(USER), committed(CLEANER)];
             let clock = self.clock.get();
@@ -443,7 +494,7 @@ impl Core {
             return Ok(zone);
         }
         // The cleaner may not have come to reset what is dead, or have ended.
-        Box::pin(self.reset_dead(false)).await?;
+        Box::pin(self.reset_dead()).await?;
         self.try_open_zone(CHECKPOINT_CLASS, 0)
             .ok_or_else(|| Error::no_space("no zone is free for a checkpoint"))
     }

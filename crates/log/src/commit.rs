@@ -25,6 +25,7 @@ impl Core {
             }
             if stream == USER {
                 count(&self.counters.user_records, 1);
+                self.wake_paced_cleaner();
             }
             self.recycle(group.items);
         }
@@ -49,6 +50,7 @@ impl Core {
             }
             self.item_done(item, outcome);
         }
+        self.table.change(group.zone, |entry| entry.end = entry.end.max(position));
     }
 
     /// Applies one change of a committed record.
@@ -59,6 +61,8 @@ impl Core {
                 count(&self.counters.user_blocks, u64::from(*blocks));
             }
             Change::Move { count: blocks, .. } => count(&self.counters.moved_blocks, u64::from(*blocks)),
+            // The cleaner gives up what only it had.
+            Change::Delete { .. } => self.look_again(),
             _ => {}
         }
         let mut versions = self.versions.borrow_mut();
@@ -130,9 +134,7 @@ pub fn apply(
         Change::Create { version, parent, writable, created, name } => {
             versions.create(*version, *parent, *writable, *created, name)?;
         }
-        Change::Delete { version } => versions.delete(*version, &mut |gone, blocks| {
-            effect(Effect::Dead(gone, blocks));
-        })?,
+        Change::Delete { version } => versions.delete(*version)?,
         Change::Grow { version, blocks } => versions.grow(*version, *blocks)?,
     }
     Ok(())

@@ -53,6 +53,12 @@ pub struct Settings {
     pub cleaner_reserve: u32,
     /// How many bytes of log may be written between checkpoints, at least; more while a checkpoint would be large.
     pub checkpoint_bytes: u64,
+    /// With fewer free zones than this share of all, cleaning gains on users' writes; 0 to 1, at least what it needs.
+    pub low_watermark: f64,
+    /// With fewer free zones than this share of all, cleaning goes along with users' writes; 0 to 1.
+    pub high_watermark: f64,
+    /// How many blocks of a volume are discarded, or given up by what was deleted, before others get their turn.
+    pub blocks_at_once: u64,
 }
 
 /// One thing that was asked for: part of a record.
@@ -112,6 +118,8 @@ pub struct Counters {
     pub reset_zones: AtomicU64,
     /// Checkpoints.
     pub checkpoints: AtomicU64,
+    /// How often users' writes found no free zone, and waited for the cleaner.
+    pub zone_waits: AtomicU64,
 }
 
 /// Adds to a counter that only this shard changes.
@@ -155,6 +163,8 @@ pub struct Core {
     pub admin: Rc<Semaphore>,
     /// The newest durable checkpoint.
     pub checkpoint: RefCell<crate::checkpoint::Durable>,
+    /// Moves and checkpoints, which keep out of each other's way where there are several versions.
+    pub turns: crate::checkpoint::Turns,
     /// How many blocks of log have been written since the last checkpoint.
     pub since_checkpoint: Cell<u64>,
     /// Something was queued, or an append has ended.
@@ -163,6 +173,8 @@ pub struct Core {
     pub freed: Notify,
     /// The cleaner should look whether there is something to do.
     pub cleaner: Notify,
+    /// How fast it goes.
+    pub pace: crate::pace::Pace,
     /// Why the cleaner can't free anything at the moment, if so.
     pub stuck: RefCell<Option<Error>>,
     /// The log is being closed; what is queued is still written.
@@ -243,10 +255,12 @@ impl Core {
             root: RefCell::new(state.root),
             admin: Semaphore::new(1),
             checkpoint: RefCell::new(state.checkpoint),
+            turns: crate::checkpoint::Turns::default(),
             since_checkpoint: Cell::new(0),
             work: Notify::new(),
             freed: Notify::new(),
             cleaner: Notify::new(),
+            pace: crate::pace::Pace::new(state.layout.data_blocks()),
             stuck: RefCell::default(),
             is_closing: Cell::new(false),
             views: RefCell::default(),
@@ -538,10 +552,17 @@ impl Core {
             0 if queue.len() > lanes => queue.len().div_ceil(lanes),
             _ => queue.len(),
         };
-        let (mut blocks, mut meta) = (0_u32, 0_usize);
+        let (mut blocks, mut meta, mut unmapped) = (0_u32, 0_usize, 0_u64);
         while group.items.len() < share {
             let Some(item) = queue.front_mut() else { break };
             let (wanted, words) = (item.change.data_blocks(), item.change.encoded_length());
+            // All of a record takes effect at once.
+            if let Change::Unmap { count, .. } = &item.change {
+                unmapped += u64::from(*count);
+                if unmapped > self.settings.blocks_at_once && !group.items.is_empty() {
+                    break;
+                }
+            }
             if zone.takes(&self.layout, blocks + wanted, meta + words) {
                 blocks += wanted;
                 meta += words;
@@ -668,6 +689,7 @@ impl Core {
     /// # Errors
     /// [`Error::NoSpace`] if the cleaner can't free any; what made the log fail.
     pub async fn open_zone_for_users(self: &Rc<Self>, class: u8) -> Result<Option<OpenZone>> {
+        let mut has_waited = false;
         loop {
             if let Some(error) = self.failure() {
                 return Err(error);
@@ -675,8 +697,7 @@ impl Core {
             if self.queue_is_empty(class) {
                 return Ok(None);
             }
-            let keep = self.settings.cleaner_reserve + self.zones_for_checkpoint();
-            if let Some(zone) = self.try_open_zone(class, keep) {
+            if let Some(zone) = self.try_open_zone(class, self.kept_zones()) {
                 self.cleaner.notify_all();
                 return Ok(Some(zone));
             }
@@ -684,6 +705,7 @@ impl Core {
                 return Err(error.clone());
             }
             let freed = self.freed.notified();
+            count(&self.counters.zone_waits, u64::from(!std::mem::replace(&mut has_waited, true)));
             self.cleaner.notify_all();
             freed.await;
         }

@@ -20,8 +20,8 @@ use std::rc::{Rc, Weak};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-/// The longest range that one entry of a record unmaps, in blocks: applying it must not hold up a shard for long.
-const UNMAPPED_AT_ONCE: u64 = 1 << 18;
+/// How many pieces of a range are discarded by one request at most.
+const PIECES_AT_ONCE: usize = 16;
 
 /// After so many seconds each, people are told what a close waits for.
 const CLOSE_TELLS: u64 = 5;
@@ -124,6 +124,7 @@ pub struct Shared {
     buffer: Arc<crate::buffered::Buffered>,
     version: VersionId,
     map: Arc<dyn Map>,
+    blocks_at_once: u64,
     geometry: DeviceGeometry,
 }
 
@@ -179,6 +180,7 @@ impl Shared {
             buffer: core.buffer.clone(),
             version,
             map: entry.map.clone(),
+            blocks_at_once: core.settings.blocks_at_once,
             geometry,
         })
     }
@@ -258,7 +260,7 @@ impl DevicePart for LogPart {
             (name.to_owned(), self.shared.zones.clone(), self.shared.recovered.clone());
         Call::new(async move {
             let find = |core: Rc<Core>| async move {
-                let id = core.versions.borrow().by_name(&name).map(|version| version.id);
+                let id = core.versions.borrow().by_name(&name).filter(|it| !it.is_leaving).map(|it| it.id);
                 let id = id.ok_or_else(|| crate::snapshot::not_found(&core, &name))?;
                 let shared = Arc::new(Shared::new(zones, &core, recovered, id)?);
                 core.views.borrow_mut().retain(|(_, view)| view.strong_count() > 0);
@@ -432,19 +434,45 @@ impl Handle {
         if checked.is_err() || range.is_empty() {
             return Call::ready(checked);
         }
-        let version = self.shared.version;
         Call::new(async move {
             let mut at = range.start.0;
+            let mut changes = Vec1::new();
             while at < range.end().0 {
-                let count = UNMAPPED_AT_ONCE.min(range.end().0 - at) as u32;
-                let change = Change::Unmap { version, block: at, count };
-                at += u64::from(count);
-                let last = at == range.end().0;
-                let durability = if last { durability } else { Durability::Visible };
-                self.change(SmallVec::from_elem(change, 1), Payload::new(), durability).await?;
+                let count = self.shared.blocks_at_once.min(range.end().0 - at);
+                changes.extend(self.unmapping(at, count));
+                at += count;
+                if changes.len() == PIECES_AT_ONCE {
+                    self.change(std::mem::take(&mut changes), Payload::new(), Durability::Visible).await?;
+                }
+                runtime::yield_now().await;
             }
-            Ok(())
+            if !changes.is_empty() {
+                return self.change(changes, Payload::new(), durability).await;
+            }
+            match durability {
+                Durability::Visible => Ok(()),
+                // What had unmapped it before may not be durable.
+                Durability::Durable => self.flush().await,
+            }
         })
+    }
+
+    /// The change that unmaps these blocks; none if all that was acknowledged has nothing there.
+    fn unmapping(&self, block: u64, count: u64) -> Option<Change> {
+        let mut mapped = block..block + count;
+        // In this order: what is taken from the buffer is in the map before.
+        if self.shared.buffer.is_empty() {
+            mapped = 0..0;
+            self.shared.map.lookup_range(block..block + count, &mut |piece| {
+                if piece.physical.is_mapped() {
+                    mapped.start = if mapped.is_empty() { piece.block } else { mapped.start };
+                    mapped.end = piece.block + piece.count;
+                }
+            });
+        }
+        let count = mapped.end - mapped.start;
+        let version = self.shared.version;
+        (count > 0).then_some(Change::Unmap { version, block: mapped.start, count: count as u32 })
     }
 }
 

@@ -50,6 +50,18 @@ pub const KIND: Kind = Kind {
             "how much is written before another checkpoint, at least; more while one would be large",
         )
         .or("64MiB"),
+        Key::optional(
+            "high_watermark",
+            ValueKind::Float { min: 0.0, max: 50.0 },
+            "with less than this percentage of zones free, cleaning goes along with writes; two zones above the low one at least",
+        )
+        .or("1"),
+        Key::optional(
+            "low_watermark",
+            ValueKind::Float { min: 0.0, max: 50.0 },
+            "with less than this percentage of zones free, cleaning gains on writes; at least what the cleaner needs",
+        )
+        .or("0"),
     ],
     shareable: true,
     example: "log(ram(256MiB), size=192MiB, map=radix)",
@@ -92,7 +104,16 @@ pub struct Options {
     pub dirty: u64,
     /// In bytes.
     pub checkpoint_after: u64,
+    /// In percent of all zones. See [`Settings`].
+    pub high_watermark: f64,
+    /// In percent of all zones. See [`Settings`].
+    pub low_watermark: f64,
+    /// See [`Settings`]. Not a key: what is right for a processor is right for every log.
+    pub blocks_at_once: u64,
 }
+
+/// As many as the slowest map unmaps in a few milliseconds.
+const BLOCKS_AT_ONCE: u64 = 1 << 14;
 
 impl Default for Options {
     /// As a stack without any key says.
@@ -108,6 +129,9 @@ impl Default for Options {
             acknowledge: Acknowledge::Log,
             dirty: 64 << 20,
             checkpoint_after: 64 << 20,
+            high_watermark: 1.0,
+            low_watermark: 0.0,
+            blocks_at_once: BLOCKS_AT_ONCE,
         }
     }
 }
@@ -147,6 +171,9 @@ impl Options {
             },
             dirty: arguments.size("dirty")?,
             checkpoint_after: arguments.size("checkpoint_after")?,
+            high_watermark: arguments.float("high_watermark")?,
+            low_watermark: arguments.float("low_watermark")?,
+            blocks_at_once: BLOCKS_AT_ONCE,
         })
     }
 
@@ -243,6 +270,9 @@ impl Options {
             reserved: Images::of_volume(layout, blocks.min(disk_blocks)),
             cleaner_reserve: reserve.cleaner,
             checkpoint_bytes: self.checkpoint_after,
+            low_watermark: self.low_watermark / 100.0,
+            high_watermark: self.high_watermark / 100.0,
+            blocks_at_once: self.blocks_at_once.max(1),
         }
     }
 }

@@ -22,6 +22,7 @@ mod lane;
 pub mod layout;
 pub mod map;
 mod open_zone;
+mod pace;
 mod readers;
 pub mod recovery;
 mod room;

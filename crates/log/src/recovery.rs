@@ -15,7 +15,7 @@ use crate::map::{self, PAGE_BLOCKS, Physical};
 use crate::root::{self, Boundary, Root, RootWriter};
 use crate::scan::{self, Found};
 use crate::table::{CHECKPOINT_CLASS, Usage, ZoneTable};
-use crate::versions::{PageSet, Version, Versions, own_page};
+use crate::versions::{PageSet, Version, Versions};
 use block::{BlockSize, Buffer, Error, Result, ZoneIndex, ZoneReport, ZoneState, Zones};
 use smallvec::SmallVec;
 use std::cell::{Cell, RefCell};
@@ -28,8 +28,6 @@ pub const BLOCK: u64 = 4096;
 const RUN_BYTES: usize = 1 << 20;
 /// Pages that are so far apart are still read together, in blocks.
 const GAP: u32 = 8;
-/// After so many pages that are counted others get their turn.
-const PAGES_AT_ONCE: u64 = 64;
 /// How many reads of pages, or zones, are on their way at a time.
 const READS: usize = 8;
 
@@ -74,6 +72,7 @@ pub async fn format(zones: Rc<dyn Zones>, layout: Layout, blocks: u64, map: &str
         created: runtime::wall_clock().as_secs(),
         blocks,
         name: String::new(),
+        is_leaving: false,
         map: map::make(map, blocks)?,
         dirty: PageSet::default(),
         writing: PageSet::default(),
@@ -135,14 +134,9 @@ pub async fn recover(zones: Rc<dyn Zones>, map: &str) -> Result<(State, Recovere
     let mut last = [root.covered[0], root.covered[1], root.checkpoint];
     if !root.clean {
         let scans = scan_all(&*zones, &layout, &root, &directory, &reports, &table).await?;
-        let is_alone = versions.list.len() == 1;
-        let mut replay =
-            Replay { versions: &mut versions, table: &table, layout: &layout, clock, counts: is_alone };
+        let mut replay = Replay { versions: &mut versions, table: &table, layout: &layout, clock };
         let end = replay.run(&root, scans, &mut recovered)?;
         clock = replay.clock;
-        if !is_alone {
-            count_live(&versions, &table, &layout).await;
-        }
         (last[0], last[1]) = (end[0], end[1]);
         // Records behind the end will never count: a zone needn't wait until their numbers are covered. They are given again,
         // and if nothing but this zone could be freed, they never would be.
@@ -312,6 +306,7 @@ pub(crate) async fn load(
             created: entry.created,
             blocks: entry.blocks,
             name: entry.name.clone(),
+            is_leaving: false,
             map,
             dirty: PageSet::default(),
             writing: PageSet::default(),
@@ -495,8 +490,6 @@ pub(crate) struct Replay<'a> {
     pub(crate) table: &'a ZoneTable,
     pub(crate) layout: &'a Layout,
     pub(crate) clock: u64,
-    /// Whether what is live is counted on the way; else it is to be counted afterwards.
-    pub(crate) counts: bool,
 }
 
 impl Replay<'_> {
@@ -580,14 +573,13 @@ impl Replay<'_> {
             if let Change::Write { count, .. } = &change {
                 self.clock += u64::from(*count);
             }
-            let counts = self.counts;
+            let died = |physical, blocks| table.remove_live(layout.place(physical).0, blocks, clock);
             let applied = apply(self.versions, &change, header.zone, physical, &mut |effect| match effect {
-                _ if !counts => {}
                 Effect::Live(zone, blocks) => table.add_live(zone, blocks as u32),
-                Effect::Dead(physical, blocks) => {
-                    table.remove_live(layout.place(physical).0, blocks as u32, clock);
-                }
+                Effect::Dead(physical, blocks) => died(physical, blocks as u32),
             });
+            // Nobody waits for anything else yet.
+            while self.versions.give_up(u64::MAX, &mut |physical| died(physical, 1)) {}
             // What failed then, on the same state, fails again and changes nothing.
             match applied {
                 Ok(())
@@ -606,27 +598,6 @@ impl Replay<'_> {
         }
         Ok(())
     }
-}
-
-/// Counts the live blocks of all zones with data. Pages of a checkpoint are of different moments, so of two versions that
-/// share a block one may have it where it was and the other where it has moved since: what is live is known of them only
-/// when everything has been replayed.
-pub(crate) async fn count_live(versions: &Versions, table: &ZoneTable, layout: &Layout) {
-    let mut live = vec![0; layout.zones as usize];
-    let mut own = vec![0; PAGE_BLOCKS as usize];
-    for version in &versions.list {
-        let parent = version.parent.and_then(|id| versions.get(id)).map(|parent| parent.map.clone());
-        for page in 0..version.blocks.div_ceil(PAGE_BLOCKS) {
-            own_page(&*version.map, parent.as_slice(), page, &mut own);
-            for entry in own.iter().filter(|entry| **entry != 0) {
-                live[layout.place(Physical(*entry)).0 as usize] += 1;
-            }
-            if page % PAGES_AT_ONCE == 0 {
-                runtime::yield_now().await;
-            }
-        }
-    }
-    table.set_live(&live);
 }
 
 /// Decides what each zone is, once all counts are right.

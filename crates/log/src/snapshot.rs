@@ -177,8 +177,19 @@ async fn delete(core: &Rc<Core>, name: &str) -> Result<Value> {
     if core.views.borrow().iter().any(is_open) {
         return Err(Error::busy(format!("{name} is open as a device: take it out of the stack first")));
     }
-    change(core, Change::Delete { version }).await?;
-    core.cleaner.notify_all();
+    let leaves = |is_leaving| {
+        let mut versions = core.versions.borrow_mut();
+        versions.list.iter_mut().filter(|it| it.id == version).for_each(|it| it.is_leaving = is_leaving);
+    };
+    leaves(true);
+    if let Err(error) = change(core, Change::Delete { version }).await {
+        leaves(false);
+        return Err(error);
+    }
+    // It is gone, whatever happens. Its room comes back piece by piece; after a stop, when the log is opened again.
+    while core.versions.borrow().is_dying(version) && !core.is_closing.get() && core.failure().is_none() {
+        core.freed.notified().await;
+    }
     Ok(json!({ "deleted": name }))
 }
 
@@ -200,7 +211,7 @@ async fn list(core: &Rc<Core>) -> Value {
                 "parent": parent,
                 "blocks": version.blocks,
             });
-            (told, version.map.clone(), versions.relatives(version.parent, version.id), version.blocks)
+            (told, version.map.clone(), versions.relatives(version), version.blocks)
         });
         entries.collect()
     };
@@ -209,7 +220,7 @@ async fn list(core: &Rc<Core>) -> Value {
         let mut own = vec![0; PAGE_BLOCKS as usize];
         let mut unique: u64 = 0;
         for page in 0..blocks.div_ceil(PAGE_BLOCKS) {
-            own_page(&*map, &relatives, page, &mut own);
+            own_page(&*map, relatives.iter().map(|relative| (&**relative, 0)), page, &mut own);
             unique += own.iter().filter(|entry| **entry != 0).count() as u64;
             if page % PAGES_AT_ONCE == 0 {
                 runtime::yield_now().await;

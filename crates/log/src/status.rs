@@ -39,6 +39,16 @@ pub fn status(part: &LogPart) -> Status {
             "metadata_share_of_data": if user == 0 { 0.0 } else { overhead as f64 / (user + moved) as f64 },
         }),
     );
+    let (low, high) = core.watermarks();
+    status.insert(
+        "cleaning".into(),
+        json!({
+            "low_watermark": low,
+            "high_watermark": high,
+            "moves_per_write": core.moves_per_write(),
+            "zone_waits": value(&counters.zone_waits),
+        }),
+    );
     status.insert("user_blocks".into(), user.into());
     status.insert("moved_blocks".into(), moved.into());
     status.insert("metadata_blocks".into(), overhead.into());

@@ -101,14 +101,18 @@ impl Setup {
             checkpoint_after: pick(&[16 << 10, 64 << 10, 256 << 10, 64 << 20]),
             ..Options::default()
         };
-        Setup {
+        let mut setup = Setup {
             disk_bytes,
             sector: pick(&[512, 4096]),
             options,
             shards: pick(&[1, 1, 2]) as usize,
             is_thin,
             is_operated: pick(&[0, 0, 1]) == 1,
-        }
+        };
+        setup.options.blocks_at_once = pick(&[1, 7, 64, 1 << 14]);
+        setup.options.high_watermark = pick(&[0, 1, 10, 30]) as f64;
+        setup.options.low_watermark = pick(&[0, 0, 5, 40]) as f64;
+        setup
     }
 }
 
@@ -325,8 +329,13 @@ async fn client(world: Arc<World>, device: Rc<dyn Device>, number: u64) -> Resul
 fn check_counts(part: &log::LogPart) -> Result<(), String> {
     let Ok(core) = part.home.core() else { return Ok(()) };
     let mut live = BTreeSet::new();
-    for version in &core.versions.borrow().list {
+    let versions = core.versions.borrow();
+    for version in &versions.list {
         let places = (0..version.blocks).map(|block| version.map.lookup(block));
+        live.extend(places.filter(|place| place.is_mapped()));
+    }
+    for dying in &versions.dying {
+        let places = (dying.given_up..dying.blocks).map(|block| dying.map.lookup(block));
         live.extend(places.filter(|place| place.is_mapped()));
     }
     let mut by_zone = vec![0_u32; core.layout.zones as usize];

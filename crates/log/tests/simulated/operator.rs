@@ -2,7 +2,7 @@
 //! be there of that after each stop.
 
 use super::model::{Model, Stop, Version};
-use super::{BLOCK, World, read_all, stamped, version_of};
+use super::{BLOCK, World, check_counts, read_all, stamped, version_of};
 use block::{BlockIndex, BlockRange, Buffer, Device, DevicePart, Durability, Error, Part, ZeroMode};
 use runtime::Random;
 use std::collections::BTreeMap;
@@ -243,7 +243,13 @@ async fn delete(world: &World, part: &log::LogPart, random: &mut Random) -> Resu
         }
         name
     };
-    match part.message(&format!("snapshot delete {name}")).await {
+    // Who doesn't wait for the end of it may find it half given up in whatever it does next.
+    let patience = random.below(3_000_000) + if random.chance(0.5) { 1 << 40 } else { 0 };
+    let message = format!("snapshot delete {name}");
+    let Ok(outcome) = runtime::timeout(Duration::from_nanos(patience), part.message(&message)).await else {
+        return check_counts(part);
+    };
+    match outcome {
         Ok(_) => {
             let operated = &mut world.operated.lock().unwrap();
             operated.snapshots.remove(&name);
