@@ -139,6 +139,7 @@ fn holds(name: &str, usual_seed: u64, map: &'static str) {
     oracle.disk.blocks = block::BlockCount(900);
     oracle.workload.operations = 220;
     oracle.workload.queue_depth = 1;
+    oracle.again_every = 499;
     let main = move || async move {
         let expected = Expected::default();
         let seen = RefCell::new(0);

@@ -340,7 +340,7 @@ impl Cleaner {
             Ok(()) => {
                 let left = core.table.get(zone).live;
                 tracing::error!("zone {zone}: {left} live blocks can't be moved; the zone is left as it is");
-                core.table.change(zone, |entry| entry.usage = Usage::Damaged);
+                core.set_damaged(zone);
             }
             Err(error @ Error::NoSpace(_)) => {
                 core.table.set_full(zone);
@@ -519,7 +519,7 @@ fn check(victim: &Victim, run: &Run, bytes: &[u8], block: usize) -> Result<()> {
 /// Something in the zone can't be read: it isn't cleaned again before the log is reopened.
 fn leave_as_it_is(core: &Core, zone: u32, error: &Error) {
     tracing::error!("zone {zone} can't be cleaned and is left as it is: {error}");
-    core.table.change(zone, |entry| entry.usage = Usage::Damaged);
+    core.set_damaged(zone);
 }
 
 /// Finds what is live in a zone.
@@ -658,7 +658,7 @@ impl Core {
                     tracing::warn!(
                         "resetting zone {zone}: {error}; it isn't used again before the log is reopened"
                     );
-                    self.table.change(zone, |entry| entry.usage = Usage::Damaged);
+                    self.set_damaged(zone);
                 }
             }
         }

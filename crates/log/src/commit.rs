@@ -66,7 +66,12 @@ impl Core {
             _ => {}
         }
         let mut versions = self.versions.borrow_mut();
-        apply(&mut versions, change, zone, physical, &mut |effect| self.account(effect))
+        let outcome = apply(&mut versions, change, zone, physical, &mut |effect| self.account(effect));
+        drop(versions);
+        if matches!(change, Change::Create { .. } | Change::Delete { .. } | Change::Grow { .. }) {
+            self.measure_images();
+        }
+        outcome
     }
 
     /// Counts what a change did to zones.

@@ -9,6 +9,7 @@ use crate::format::{CHECKPOINT, CLEANER, Change, USER, VersionId};
 use crate::layout::Layout;
 use crate::open_zone::OpenZone;
 use crate::readers::Readers;
+use crate::room::Images;
 use crate::root::RootWriter;
 use crate::stream::Stream;
 use crate::table::{Usage, ZoneTable};
@@ -44,8 +45,10 @@ pub struct Settings {
     pub acknowledge: Acknowledge,
     /// How many blocks of users' writes may be in memory; writers wait beyond it.
     pub dirty_blocks: u64,
-    /// How many blocks of data the log holds at most.
+    /// How many blocks of data the log holds at most, if the volume has no snapshots.
     pub capacity: u64,
+    /// The checkpoints for which `capacity` leaves room.
+    pub reserved: Images,
     /// How many zones only the cleaner may take.
     pub cleaner_reserve: u32,
     /// How many bytes of log may be written between checkpoints, at least; more while a checkpoint would be large.
@@ -150,6 +153,8 @@ pub struct Core {
     pub readers: Arc<Readers>,
     /// For people.
     pub counters: Arc<Counters>,
+    /// What checkpoints may take.
+    pub images: Cell<Images>,
     /// What makes appends durable.
     pub flusher: Flusher,
     /// Writes roots.
@@ -176,6 +181,8 @@ pub struct Core {
     pub is_closing: Cell<bool>,
     /// Snapshots and clones that are open as devices.
     pub views: RefCell<Vec<(VersionId, std::sync::Weak<crate::device::Shared>)>>,
+    /// How many handles are open on this shard: each holds the core.
+    pub handles: Cell<usize>,
     /// What was acknowledged and hasn't committed, where that is allowed.
     pub buffer: Arc<Buffered>,
     /// Some of it has committed.
@@ -187,8 +194,8 @@ pub struct Core {
     requests: RefCell<Slab<Request>>,
     /// Room that was set aside for what is queued or on its way.
     growing: Cell<u64>,
-    /// Less room is set aside than before.
-    settled: Notify,
+    /// Less room is set aside than before, or there is more of it.
+    pub settled: Notify,
     /// Appends of users' writes that are on their way, and the items in them.
     flying: Cell<(u32, u32)>,
     failed: RefCell<Option<Error>>,
@@ -231,7 +238,7 @@ impl Core {
     pub fn new(state: State, settings: Settings, policy: Box<dyn Policy>) -> Rc<Self> {
         let classes = usize::from(policy.classes());
         let stream = |index: StreamIndex| RefCell::new(Stream::behind(state.last[usize::from(index.0)]));
-        Rc::new(Core {
+        let core = Rc::new(Core {
             layout: state.layout,
             zones: state.zones,
             identity: state.identity,
@@ -243,6 +250,7 @@ impl Core {
             policy: RefCell::new(policy),
             readers: Arc::default(),
             counters: Arc::default(),
+            images: Cell::default(),
             flusher: Flusher::default(),
             root: RefCell::new(state.root),
             admin: Semaphore::new(1),
@@ -256,6 +264,7 @@ impl Core {
             stuck: RefCell::default(),
             is_closing: Cell::new(false),
             views: RefCell::default(),
+            handles: Cell::new(0),
             buffer: Arc::default(),
             buffer_changed: Notify::new(),
             dirty: Semaphore::new(settings.dirty_blocks as usize),
@@ -269,7 +278,9 @@ impl Core {
             spare_items: RefCell::default(),
             spare_summaries: RefCell::default(),
             settings,
-        })
+        });
+        core.measure_images();
+        core
     }
 
     /// Why the log takes no writes, if so.
@@ -316,8 +327,12 @@ impl Core {
         };
         if let Some(room) = &mut room {
             self.check_open()?;
-            if let Some(growth) = self.admit(&changes)? {
-                return self.change_now(changes, payload, durability, (room.take(), growth)).await;
+            match self.admit(&changes) {
+                Ok(Some(growth)) => {
+                    return self.change_now(changes, payload, durability, (room.take(), growth)).await;
+                }
+                Err(error) if !self.checkpoint_may_help() => return Err(error),
+                _ => {}
             }
         }
         // Whoever drops the call while it waits for room doesn't take the write back.
@@ -327,12 +342,18 @@ impl Core {
                 Some(room) => room,
                 None => Some(core.dirty.acquire(wanted).await),
             };
+            let mut is_certain = false;
             let growth = loop {
                 core.check_open()?;
                 let settled = core.settled.notified();
-                match core.admit(&changes)? {
-                    Some(growth) => break growth,
-                    None => settled.await,
+                match core.admit(&changes) {
+                    Ok(Some(growth)) => break growth,
+                    Ok(None) => settled.await,
+                    Err(_) if !is_certain && core.checkpoint_may_help() => {
+                        is_certain = true;
+                        core.take_checkpoint(false).await?;
+                    }
+                    Err(error) => return Err(error),
                 }
             };
             core.change_now(changes, payload, durability, (room, growth)).await
@@ -435,7 +456,7 @@ impl Core {
             return Ok(Some(0));
         }
         let (live, growing) = (self.table.live_data(), self.growing.get());
-        if live + growing + growth > self.settings.capacity {
+        if live + growing + growth > self.capacity(growing + growth) {
             let versions = self.versions.borrow();
             growth = changes
                 .iter()
@@ -446,16 +467,16 @@ impl Core {
                     _ => 0,
                 })
                 .sum();
-            let has_room = growth == 0 || live + growing + growth <= self.settings.capacity;
-            if !has_room && growing > 0 && live + growth <= self.settings.capacity {
+            drop(versions);
+            let has_room = growth == 0 || live + growing + growth <= self.capacity(growing + growth);
+            if !has_room && growing > 0 && live + growth <= self.capacity(growth) {
                 return Ok(None);
             }
             if !has_room {
                 return Err(Error::no_space(format!(
-                    "the log holds {} blocks of data and has room for {}: discard some, delete snapshots, or grow \
+                    "the log holds {live} blocks of data and has room for {}: discard some, delete snapshots, or grow \
                      the disk",
-                    self.table.live_data(),
-                    self.settings.capacity
+                    self.capacity(growth)
                 )));
             }
         }
@@ -500,6 +521,19 @@ impl Core {
         let (appends, items) = self.flying.get();
         let gathered = self.queued_items.get();
         (appends == 0 || gathered * u64::from(appends) >= u64::from(items)).then_some(class as u8)
+    }
+
+    /// What the log is busy with, for people.
+    pub fn occupation(&self) -> String {
+        let (appends, items) = self.flying.get();
+        let requests = self.requests.borrow().len();
+        format!(
+            "{} changes queued, {appends} appends with {items} changes on their way, {requests} requests not answered, \
+             {} zones free, {} dead",
+            self.queued_items.get(),
+            self.table.free(),
+            self.table.dead()
+        )
     }
 
     /// Whether anything is queued.
@@ -724,9 +758,15 @@ impl Core {
                 tracing::warn!(
                     "finishing zone {zone}: {error}; it isn't used again before the log is reopened"
                 );
-                self.table.change(zone, |entry| entry.usage = Usage::Damaged);
+                self.set_damaged(zone);
             }
         }
+    }
+
+    /// A zone is left as it is until the log is opened again.
+    pub fn set_damaged(&self, zone: u32) {
+        self.table.change(zone, |entry| entry.usage = Usage::Damaged);
+        self.measure_images();
     }
 
     /// Whether there is such a version and it takes writes.

@@ -23,6 +23,9 @@ use std::sync::atomic::{AtomicU64, Ordering};
 /// How many pieces of a range are discarded by one request at most.
 const PIECES_AT_ONCE: usize = 16;
 
+/// After so many seconds each, people are told what a close waits for.
+const CLOSE_TELLS: u64 = 5;
+
 static NEXT: AtomicU64 = AtomicU64::new(1);
 
 thread_local! {
@@ -218,12 +221,24 @@ async fn close(core: Rc<Core>) -> Result<()> {
     core.is_closing.set(true);
     core.work.notify_all();
     core.cleaner.notify_all();
-    // The lanes and the cleaner seal their zones when they end, and drop their hold on the core.
-    while Rc::strong_count(&core) > 2 {
+    // The lanes and the cleaner seal their zones when they end, and drop their hold on the core. A handle that is still
+    // open can't change anything any more, and may never be dropped: nobody waits for it.
+    let begun = runtime::now();
+    let mut told = 0;
+    while Rc::strong_count(&core) > 2 + core.handles.get() {
         core.work.notify_all();
         core.cleaner.notify_all();
         core.freed.notify_all();
         runtime::sleep(std::time::Duration::from_millis(1)).await;
+        let waited = begun.elapsed().as_secs();
+        if waited >= told + CLOSE_TELLS {
+            told = waited;
+            tracing::warn!("closing the log takes {waited} s so far: {}", core.occupation());
+        }
+    }
+    match core.handles.get() {
+        0 => {}
+        open => tracing::warn!("the log is closed while {open} handles on its home shard are open"),
     }
     if let Some(error) = core.failure() {
         return Err(error);
@@ -292,6 +307,9 @@ async fn open_handle(home: &Home, shared: &Arc<Shared>) -> Result<Rc<dyn Device>
     let core = if home.is_here() { Some(home.core()?) } else { None };
     let zones = shared.zones.open().await?;
     let reads = shared.readers.here();
+    if let Some(core) = &core {
+        core.handles.set(core.handles.get() + 1);
+    }
     Ok(Rc::new(Handle { shared: shared.clone(), home: home.clone(), core, reads, zones }))
 }
 
@@ -303,6 +321,14 @@ struct Handle {
     core: Option<Rc<Core>>,
     reads: Arc<ShardReads>,
     zones: Rc<dyn Zones>,
+}
+
+impl Drop for Handle {
+    fn drop(&mut self) {
+        if let Some(core) = &self.core {
+            core.handles.set(core.handles.get() - 1);
+        }
+    }
 }
 
 impl Handle {

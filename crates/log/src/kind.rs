@@ -3,6 +3,7 @@
 use crate::core::{Acknowledge, Settings};
 use crate::device::LogPart;
 use crate::layout::{LARGEST_SHARE, Layout, Reserve, capacity};
+use crate::room::Images;
 use block::{BlockCount, BlockSize, Call, DeviceGeometry, DevicePart, Error, Result};
 use stack::{Arguments, Built, Contract, Key, Kind, Shape, ValueKind, format_size};
 use std::sync::Arc;
@@ -197,7 +198,7 @@ impl Options {
     /// [`Error::Invalid`] if it leaves the cleaner too little room, with what would work.
     pub fn blocks_to_make(&self, layout: &Layout, policy: &dyn Policy) -> Result<u64> {
         let open = self.open_zones(policy);
-        let disk_blocks = u64::from(layout.zones) * u64::from(layout.zone_blocks);
+        let disk_blocks = layout.blocks();
         let most = {
             // The map of a volume that fills the disk is the largest that matters here.
             let reserve = Reserve::new(layout, disk_blocks, open);
@@ -259,13 +260,14 @@ impl Options {
 
     /// How the log works with these options.
     pub fn settings(&self, layout: &Layout, blocks: u64, policy: &dyn Policy) -> Settings {
-        let disk_blocks = u64::from(layout.zones) * u64::from(layout.zone_blocks);
+        let disk_blocks = layout.blocks();
         let reserve = Reserve::new(layout, blocks.min(disk_blocks), self.open_zones(policy));
         Settings {
             appends_in_flight: self.appends_in_flight,
             acknowledge: self.acknowledge,
             dirty_blocks: (self.dirty / layout.block_size.bytes()).max(1),
             capacity: capacity(layout, &reserve) * LARGEST_SHARE / 100,
+            reserved: Images::of_volume(layout, blocks.min(disk_blocks)),
             cleaner_reserve: reserve.cleaner,
             checkpoint_bytes: self.checkpoint_after,
             low_watermark: self.low_watermark / 100.0,

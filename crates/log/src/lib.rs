@@ -25,6 +25,7 @@ mod open_zone;
 mod pace;
 mod readers;
 pub mod recovery;
+mod room;
 pub mod root;
 pub mod scan;
 pub mod snapshot;

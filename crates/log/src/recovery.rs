@@ -76,6 +76,7 @@ pub async fn format(zones: Rc<dyn Zones>, layout: Layout, blocks: u64, map: &str
         map: map::make(map, blocks)?,
         dirty: PageSet::default(),
         writing: PageSet::default(),
+        unsaved: 0,
         table: crate::directory::PageTable::default(),
     };
     let identity = Identity::draw();
@@ -309,6 +310,7 @@ pub(crate) async fn load(
             map,
             dirty: PageSet::default(),
             writing: PageSet::default(),
+            unsaved: 0,
             table: entry.table.clone(),
         });
     }

@@ -7,6 +7,7 @@
 use crate::core::Core;
 use crate::format::{Change, LONGEST_NAME, VersionId};
 use crate::map::{Map, PAGE_BLOCKS};
+use crate::room::Planned;
 use crate::versions::own_page;
 use block::{Call, Durability, Error, Payload, Result};
 use serde_json::{Value, json};
@@ -162,6 +163,7 @@ async fn create(core: &Rc<Core>, parent: VersionId, name: String, writable: bool
         // A write that was let in because it overwrites takes new room if the snapshot comes before it: none may be on its
         // way.
         let _alone = core.without_writes().await;
+        core.admit_version(Planned { parent, writable })?;
         let create = Change::Create { version, parent, writable, created, name: name.clone() };
         core.change(smallvec::smallvec![create], Payload::new(), Durability::Visible).await?;
     }
@@ -174,19 +176,6 @@ async fn delete(core: &Rc<Core>, name: &str) -> Result<Value> {
     let is_open = |(id, view): &(VersionId, std::sync::Weak<_>)| *id == version && view.strong_count() > 0;
     if core.views.borrow().iter().any(is_open) {
         return Err(Error::busy(format!("{name} is open as a device: take it out of the stack first")));
-    }
-    let clones = {
-        let versions = core.versions.borrow();
-        let children: Vec<String> = versions.children(version).map(|child| child.name.clone()).collect();
-        children
-    };
-    // Below a snapshot, versions share blocks that only it is known to have.
-    if clones.len() > 1 {
-        let clones: Vec<&str> = clones.iter().map(String::as_str).filter(|name| !name.is_empty()).collect();
-        return Err(Error::busy(format!(
-            "{name} is what {} began with: delete all but one of those first",
-            clones.join(", ")
-        )));
     }
     let leaves = |is_leaving| {
         let mut versions = core.versions.borrow_mut();
@@ -207,9 +196,13 @@ async fn delete(core: &Rc<Core>, name: &str) -> Result<Value> {
 async fn list(core: &Rc<Core>) -> Value {
     let entries: Vec<_> = {
         let versions = core.versions.borrow();
-        let named = versions.list.iter().filter(|version| version.id != VersionId::HEAD);
+        let named = versions.list.iter().filter(|version| !version.name.is_empty());
         let entries = named.map(|version| {
-            let parent = version.parent.and_then(|id| versions.get(id)).map(|parent| parent.name.clone());
+            let mut parent = version.parent.and_then(|id| versions.get(id));
+            while let Some(deleted) = parent.filter(|parent| parent.is_deleted()) {
+                parent = deleted.parent.and_then(|id| versions.get(id));
+            }
+            let parent = parent.map(|parent| parent.name.clone());
             let kind = if version.writable { "clone" } else { "snapshot" };
             let told = json!({
                 "name": version.name,

@@ -14,10 +14,11 @@ pub fn status(part: &LogPart) -> Status {
     let (user, moved) = (value(&counters.user_blocks), value(&counters.moved_blocks));
     let overhead = value(&counters.overhead_blocks);
     let factor = |blocks: u64| if user == 0 { 0.0 } else { blocks as f64 / user as f64 };
+    let capacity = core.capacity(0);
     status.insert("uuid".into(), core.identity.uuid.to_string().into());
-    status.insert("capacity_blocks".into(), core.settings.capacity.into());
+    status.insert("capacity_blocks".into(), capacity.into());
     status.insert("live_blocks".into(), core.table.live_data().into());
-    status.insert("full".into(), (core.table.live_data() as f64 / core.settings.capacity as f64).into());
+    status.insert("full".into(), (core.table.live_data() as f64 / capacity.max(1) as f64).into());
     status.insert(
         "zones".into(),
         json!({

@@ -5,6 +5,9 @@
 //! parent is older than it and doesn't change, a block that a version gives up is dead exactly if the parent doesn't
 //! have it at the same place of the volume: had an older ancestor or another branch it, so would the parent.
 //!
+//! What two versions share below a snapshot, only that snapshot is known to have. So one that is deleted while several
+//! versions hang below it stays, without a name, until one is left.
+//!
 //! A version that is deleted is gone at once, for everybody who asks and for checkpoints. What only it had is given up
 //! piece by piece ([`Versions::give_up`]), so that nobody waits for all of a large volume. Until a piece's turn comes, its
 //! blocks live, and move, as those of any version do: [`Dying`] holds them. None of that is on the medium: who opens the
@@ -86,7 +89,7 @@ pub struct Version {
     pub created: u64,
     /// How many blocks it has.
     pub blocks: u64,
-    /// Its name; empty for the volume itself.
+    /// Its name; empty for the volume itself, and for a snapshot that was deleted and has to stay.
     pub name: String,
     /// Its end has been asked for: nobody opens it any more.
     pub is_leaving: bool,
@@ -96,8 +99,22 @@ pub struct Version {
     pub dirty: PageSet,
     /// Those of them that a checkpoint has taken and may not have written yet.
     pub writing: PageSet,
+    /// How many pages differed from those on the medium when it was made, until a checkpoint has written them.
+    pub unsaved: u64,
     /// Where the pages are on the medium.
     pub table: PageTable,
+}
+
+impl Version {
+    /// Whether it was deleted and has to stay.
+    pub fn is_deleted(&self) -> bool {
+        is_deleted(self.id, &self.name)
+    }
+}
+
+/// Whether the version with this number and name was deleted and has to stay.
+pub fn is_deleted(id: VersionId, name: &str) -> bool {
+    name.is_empty() && id != VersionId::HEAD
 }
 
 /// A version that was deleted, and not everything that only it had is given up.
@@ -161,7 +178,7 @@ impl Versions {
 
     /// The version with this name.
     pub fn by_name(&self, name: &str) -> Option<&Version> {
-        self.list.iter().find(|version| version.id != VersionId::HEAD && version.name == name)
+        self.list.iter().find(|version| !name.is_empty() && version.name == name)
     }
 
     /// The versions whose parent this is.
@@ -302,6 +319,8 @@ impl Versions {
             .ok_or_else(|| Error::not_found(format!("version {} of the volume", parent.0)))?;
         let origin = &mut self.list[position];
         let is_below = writable;
+        // What a checkpoint is about to write, it writes for the origin alone.
+        let dirty = origin.dirty.with(&origin.writing);
         let version = Version {
             id,
             parent: if is_below { Some(parent) } else { origin.parent },
@@ -311,8 +330,8 @@ impl Versions {
             name: name.to_owned(),
             is_leaving: false,
             map: origin.map.snapshot(),
-            // What a checkpoint is about to write, it writes for the origin alone.
-            dirty: origin.dirty.with(&origin.writing),
+            unsaved: dirty.len(),
+            dirty,
             writing: PageSet::default(),
             table: origin.table.clone(),
         };
@@ -327,30 +346,33 @@ impl Versions {
         Ok(())
     }
 
-    /// Removes a version. What only it had is given up later: [`give_up`](Self::give_up).
+    /// Removes a version; and its parent, if that had been deleted and needn't stay any longer. What only they had is given
+    /// up later: [`give_up`](Self::give_up). A snapshot with several children stays, without its name.
     ///
     /// # Errors
-    /// [`Error::NotFound`] without it, [`Error::Busy`] for a snapshot with several children.
+    /// [`Error::NotFound`] without it.
     pub fn delete(&mut self, id: VersionId) -> Result<()> {
         let position = self
             .position(id)
             .filter(|_| id != VersionId::HEAD)
             .ok_or_else(|| Error::not_found(format!("version {} of the volume", id.0)))?;
-        // What two versions share below this one, its parent may not have: only with this one is it known.
+        self.changes += 1;
         if self.children(id).count() > 1 {
-            return Err(Error::busy(
-                "several versions began with this one: delete all but one of those first",
-            ));
+            self.list[position].name.clear();
+            return Ok(());
         }
         let version = self.list.remove(position);
         let parents = self.list.iter_mut().map(|other| &mut other.parent);
         let parents = parents.chain(self.dying.iter_mut().map(|other| &mut other.parent));
         parents.filter(|parent| **parent == Some(id)).for_each(|parent| *parent = version.parent);
-        self.changes += 1;
         self.orphaned.extend(version.table.iter().map(|(page, place)| (page, place.physical)));
         let Version { parent, blocks, map, .. } = version;
         self.dying.push(Dying { id, parent, blocks, map, given_up: 0 });
-        Ok(())
+        let stays = |parent: &&Version| !parent.is_deleted() || self.children(parent.id).count() > 1;
+        match parent.and_then(|id| self.get(id)).filter(|parent| !stays(parent)) {
+            Some(parent) => self.delete(parent.id),
+            None => Ok(()),
+        }
     }
 
     /// Gives up the next `most` blocks of a version that was deleted. `died` is told of each physical block that no
