@@ -56,6 +56,9 @@ struct Job {
 impl Core {
     /// How many blocks a checkpoint would take now, about.
     pub fn checkpoint_cost(&self) -> u64 {
+        if let Some(home) = &self.home {
+            return home.dirty_lines() * crate::home::LINE as u64 >> self.layout.block_size.shift();
+        }
         let dirty: u64 = self.versions.borrow().list.iter().map(|version| version.dirty.len()).sum();
         let directory = self.checkpoint.borrow().root.directory_length >> self.layout.block_size.shift();
         dirty + dirty / 64 + directory + 2
@@ -63,6 +66,9 @@ impl Core {
 
     /// How many free zones a checkpoint may need: nobody else takes the last ones.
     pub fn zones_for_checkpoint(&self) -> u32 {
+        if self.home.is_some() {
+            return 0;
+        }
         let per_zone = u64::from(self.layout.zone_blocks - 3).max(1);
         // What is dirty now, and as much again for what becomes dirty before the checkpoint begins.
         (self.checkpoint_cost() + self.checkpoint_cost() / 4).div_ceil(per_zone) as u32 + 1
@@ -81,6 +87,9 @@ impl Core {
     /// What writing says. The log goes on with the checkpoint before; unless it was the root that failed: then nobody
     /// knows which one counts, and the log takes no more writes.
     pub async fn take_checkpoint(self: &Rc<Self>, clean: bool) -> Result<()> {
+        if self.home.is_some() {
+            return self.take_transaction(clean).await;
+        }
         let _alone = self.admin.acquire(1).await;
         if let Some(error) = self.failure() {
             return Err(error);

@@ -194,7 +194,7 @@ impl Cleaner {
         let core = self.core.clone();
         let report = core.zones.report(ZoneIndex(zone), 1).await?;
         let report = report.first().ok_or_else(|| Error::invalid(format!("zone {zone} isn't there")))?;
-        let scanned = scan::scan(&*core.zones, &core.layout, &core.identity, report, false).await?;
+        let scanned = scan::scan(&*core.zones, &core.layout, &core.identity, report, 0, false).await?;
         let mut runs = live_runs(&core, zone, &scanned.records)?;
         runs.sort_unstable_by_key(|run| run.position);
         let mut pieces: Vec<(Run, Data)> = Vec::new();
@@ -405,6 +405,7 @@ impl Core {
         }
         // What made these zones dead has committed; from here on it is durable.
         self.flush().await?;
+        self.demand_home().await?;
         let maps: Vec<_> = self.versions.borrow().list.iter().map(|version| version.map.clone()).collect();
         let graces: Vec<u64> = maps.iter().map(|map| map.begin_grace()).collect();
         self.readers.grace().await?;

@@ -49,6 +49,7 @@ impl Core {
             }
             self.item_done(item, outcome);
         }
+        self.table.change(group.zone, |zone| zone.committed = zone.committed.max(position));
     }
 
     /// Applies one change of a committed record.

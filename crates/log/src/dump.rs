@@ -56,7 +56,7 @@ pub async fn dump(zones: Arc<dyn ZonesPart>, zone: Option<u32>) -> Result<Value>
                 "zones": directory.zones.len(),
             });
             // Where the log can be opened this is what it is then; else what the checkpoint says.
-            match recovery::recover(handle.clone(), crate::map::NAMES[0]).await {
+            match recovery::recover(handle.clone(), crate::map::NAMES[0], None).await {
                 Ok((state, recovered)) => {
                     value["tail"] = tail(&recovered, state.last, state.clock);
                     value["versions"] = versions(&state.versions);

@@ -5,6 +5,7 @@ use crate::device::LogPart;
 use crate::layout::{LARGEST_SHARE, Layout, Reserve, capacity};
 use block::{BlockCount, BlockSize, Call, DeviceGeometry, DevicePart, Error, Result};
 use stack::{Arguments, Built, Contract, Key, Kind, Shape, ValueKind, format_size};
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use zones::cleaning::Policy;
 use zones::on_device;
@@ -22,6 +23,13 @@ pub const KIND: Kind = Kind {
             "the volume's size; 90 % of what there is room for where it is made. Larger than the disk, it is thin",
         ),
         Key::optional("map", ValueKind::Choice(&crate::map::NAMES), "the structure of the map").or("radix"),
+        Key::optional(
+            "map_home",
+            ValueKind::Text,
+            "where the map is kept: memory, and checkpoints on the disk; or pmem:PATH, a mapped file, best in \
+             non-volatile memory (DAX), so that opening reads no log",
+        )
+        .or("memory"),
         Key::optional("zone_size", ValueKind::Size, "where the log is made: 1/256 of the disk, up to 64MiB"),
         Key::optional("cleaning", ValueKind::Choice(&zones::cleaning::NAMES), "the cleaning policy")
             .or(zones::cleaning::DEFAULT),
@@ -68,6 +76,15 @@ const SMALLEST_ZONE: u64 = 64 << 10;
 /// Of what there is room for, a volume without a size takes so many percent.
 const USUAL_SHARE: u64 = 90;
 
+/// Where a map is kept.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum MapPlace {
+    /// In memory; checkpoints on the log's disk.
+    Memory,
+    /// In this file, mapped.
+    Pmem(PathBuf),
+}
+
 /// What a stack says about a log.
 #[derive(Debug, Clone)]
 pub struct Options {
@@ -79,6 +96,8 @@ pub struct Options {
     pub disk: Option<u64>,
     /// The structure of the map.
     pub map: String,
+    /// Where the map is kept.
+    pub map_home: MapPlace,
     /// The distance of zones in bytes, if it is said.
     pub zone_size: Option<u64>,
     /// The cleaning policy.
@@ -101,6 +120,7 @@ impl Default for Options {
             size: None,
             disk: None,
             map: "radix".to_owned(),
+            map_home: MapPlace::Memory,
             zone_size: None,
             cleaning: zones::cleaning::DEFAULT.to_owned(),
             appends_in_flight: 2,
@@ -137,6 +157,7 @@ impl Options {
             size: arguments.optional_size("size")?,
             disk: arguments.shape("on")?.bytes,
             map: arguments.choice("map")?.to_owned(),
+            map_home: map_place(arguments)?,
             zone_size: arguments.optional_size("zone_size")?,
             cleaning: arguments.choice("cleaning")?.to_owned(),
             appends_in_flight: arguments.integer("appends_in_flight")? as u32,
@@ -245,6 +266,22 @@ impl Options {
     }
 }
 
+/// Where a stack says that the map is kept.
+fn map_place(arguments: &Arguments) -> Result<MapPlace> {
+    let said = arguments.text("map_home")?;
+    let wrong = |what: String| Err(arguments.refuse("map_home", what));
+    let path = match said.split_once(':') {
+        None if said == "memory" => return Ok(MapPlace::Memory),
+        Some(("pmem", path)) if !path.is_empty() => path,
+        _ => return wrong("expected memory, or pmem:PATH".to_owned()),
+    };
+    let (map, radix) = (arguments.choice("map")?, crate::map::NAMES[0]);
+    if map != radix {
+        return wrong(format!("only the map \"{radix}\" can be kept in a file of its own, not \"{map}\""));
+    }
+    Ok(MapPlace::Pmem(arguments.absolute(Path::new(path))?))
+}
+
 /// 1/256 of the disk, as a power of two.
 pub fn default_zone_size(disk: u64) -> u64 {
     let share = disk / 256;
@@ -254,6 +291,7 @@ pub fn default_zone_size(disk: u64) -> u64 {
 
 /// What is known without opening anything: the size, where it is said.
 fn plan(arguments: &Arguments) -> Result<Shape> {
+    map_place(arguments)?;
     let on = arguments.shape("on")?;
     if let Some(block_size) = on.block_size
         && u64::from(block_size) > crate::recovery::BLOCK

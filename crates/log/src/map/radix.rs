@@ -32,7 +32,7 @@ use std::ops::Range;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-pub use at_home::{Family as HomeFamily, HomeWords, OpenVersion, create, open};
+pub use at_home::{Family as HomeFamily, HomeWords, OpenVersion, create, open, overlay};
 
 /// Changes to a dense leaf of so many blocks at once look whether it has few enough runs by now.
 const LONG: u32 = 32;

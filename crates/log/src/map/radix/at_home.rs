@@ -209,6 +209,26 @@ pub struct OpenVersion {
     pub roots: Vec<u32>,
 }
 
+/// Puts bytes over words before they are opened, privately: `changes` calls back with a word and what it and those behind it
+/// are to hold. The first `slabs` slabs are made usable.
+///
+/// # Errors
+/// What making words usable says.
+pub fn overlay(
+    words: &HomeWords,
+    slabs: u32,
+    changes: impl FnOnce(&mut dyn FnMut(usize, &[u8])),
+) -> Result<()> {
+    words.grow(slabs.max(1))?;
+    changes(&mut |first, bytes| {
+        let words = words.words().get(first..).unwrap_or_default();
+        for (word, bytes) in words.iter().zip(bytes.as_chunks::<4>().0) {
+            word.set(u32::from_ne_bytes(*bytes));
+        }
+    });
+    Ok(())
+}
+
 /// Opens the maps of a family whose first `slabs` slabs have been used.
 ///
 /// # Errors
