@@ -14,6 +14,10 @@
 
 mod format;
 mod medium;
+#[cfg(test)]
+mod oracle_tests;
+#[cfg(test)]
+mod recorded;
 pub mod recovery;
 mod state;
 
