@@ -586,7 +586,7 @@ pub async fn open_with(
             let state = crate::recovery::format(handle, layout, blocks, &options.map, home).await?;
             (state, Recovered::default())
         }
-        false => crate::recovery::recover(handle, &options.map, home).await?,
+        false => crate::recovery::recover(handle, &options.map, home, false).await?,
     };
     let blocks = state.versions.get(VersionId::HEAD).map_or(0, |head| head.blocks);
     options.check_existing(blocks)?;

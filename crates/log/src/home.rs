@@ -229,11 +229,6 @@ impl MapHome {
         self.sequence.get()
     }
 
-    /// How many lines a transaction would change now, at most; those of zones and versions not counted.
-    pub fn dirty_lines(&self) -> u64 {
-        self.family.touched() * SLAB_LINES as u64
-    }
-
     /// Whether nobody knows any more what is there: no transaction will be durable again before the log is reopened.
     pub fn is_broken(&self) -> bool {
         self.is_broken.get()

@@ -266,14 +266,19 @@ impl Options {
     }
 }
 
+/// The file that a value of the key `map_home` names, if it names one.
+pub fn file_of_home(said: &str) -> Option<&str> {
+    said.strip_prefix("pmem:").filter(|path| !path.is_empty())
+}
+
 /// Where a stack says that the map is kept.
 fn map_place(arguments: &Arguments) -> Result<MapPlace> {
     let said = arguments.text("map_home")?;
     let wrong = |what: String| Err(arguments.refuse("map_home", what));
-    let path = match said.split_once(':') {
+    let path = match file_of_home(&said) {
+        Some(path) => path,
         None if said == "memory" => return Ok(MapPlace::Memory),
-        Some(("pmem", path)) if !path.is_empty() => path,
-        _ => return wrong("expected memory, or pmem:PATH".to_owned()),
+        None => return wrong("expected memory, or pmem:PATH".to_owned()),
     };
     let (map, radix) = (arguments.choice("map")?, crate::map::NAMES[0]);
     if map != radix {

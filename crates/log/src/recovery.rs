@@ -121,8 +121,8 @@ pub async fn format(
     })
 }
 
-/// Finds the log on these zones and brings it to the state that it had, writing nothing. [`begin`] must follow before
-/// anything is written to it. A log whose map is at home needs that home, and another one takes none.
+/// Finds the log on these zones and brings it to the state that it had, writing nothing there. [`begin`] must follow before
+/// anything is written to it. With `look_only` nothing is written to the home either, and nothing may follow. A log whose map is at home needs that home, and another one takes none.
 ///
 /// # Errors
 /// [`Error::Protocol`] where there is no log, [`Error::Corrupt`] for a damaged one, [`Error::Invalid`] without the home or
@@ -131,6 +131,7 @@ pub async fn recover(
     zones: Rc<dyn Zones>,
     map: &str,
     medium: Option<Rc<dyn Medium>>,
+    look_only: bool,
 ) -> Result<(State, Recovered)> {
     let found = root::find(&*zones).await?;
     let mut root = found.root.clone();
@@ -148,7 +149,7 @@ pub async fn recover(
     let (directory, table, mut versions, home);
     match at_home(&root, medium)? {
         Some((medium, demanded)) => {
-            let found = home::recovery::open(&layout, &root, demanded, &reports, medium, false).await?;
+            let found = home::recovery::open(&layout, &root, demanded, &reports, medium, look_only).await?;
             (root, directory, table, versions, home) =
                 (found.root, found.directory, found.table, found.versions, found.home);
         }

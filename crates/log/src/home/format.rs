@@ -26,7 +26,7 @@ const ORDER: u32 = 0x0102_0304;
 const ALIGNMENT: u64 = 2 << 20;
 /// Room for what is said of versions: their names, and 4 bytes per 4 GiB of each.
 const VERSIONS: u64 = 64 << 20;
-const SMALLEST_JOURNAL: u64 = 1 << 20;
+const SMALLEST_JOURNAL: u64 = 64 << 10;
 const LARGEST_JOURNAL: u64 = 64 << 20;
 
 /// A line: eight words, each of which is stored as a whole.

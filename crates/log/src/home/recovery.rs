@@ -97,10 +97,13 @@ fn check_age(
     }
     for zone in &known.zones {
         let Some(report) = reports.get(zone.entry.zone as usize) else { continue };
+        // Without a record in it, that a zone was reset may not have been durable yet.
+        if zone.committed == 0 || report.state == ZoneState::Offline {
+            continue;
+        }
         let end = (report.write_pointer >> layout.block_size.shift()) as u32;
-        let lacks = report.generation == zone.entry.generation
-            && report.state != ZoneState::Offline
-            && (end < zone.committed || report.state == ZoneState::Empty && zone.committed > 0);
+        let is_same = report.generation == zone.entry.generation;
+        let lacks = is_same && (end < zone.committed || report.state == ZoneState::Empty);
         if report.generation < zone.entry.generation || lacks {
             return is_older(format!("zone {} lacks records that had been durable", report.zone));
         }

@@ -126,12 +126,6 @@ impl Family {
         slabs.iter().for_each(|slab| writer.memory.touched(*slab));
     }
 
-    /// How many slabs were changed since the last time.
-    pub fn touched(&self) -> u64 {
-        let memory = &self.0.memory;
-        memory.touched.lock().unwrap_or_else(PoisonError::into_inner).len() as u64
-    }
-
     /// How many slabs have been handed out at some time: behind them nothing counts.
     pub fn used(&self) -> u32 {
         self.0.lock().state.allocator.used()
