@@ -268,6 +268,8 @@ pub async fn open(
     };
     let zones = Arc::new(zones::OnDevice::open(First::new(disk.clone(), blocks), on_device).await?);
     let zone_count = block::ZonesPart::geometry(&*zones).zones;
+    let map_home = log::kind::MapPlace::Pmem("the rest of the disk".into());
+    let options = &log::kind::Options { map_home, ..options.clone() };
     let volume = options.size.unwrap_or(0) >> 12;
     let medium = Rest::open(&disk, blocks, Places::new(zone_count, volume), blocks, is_lying).await?;
     log::device::open_with(zones, options, Some(medium)).await

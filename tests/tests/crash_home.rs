@@ -22,7 +22,7 @@ fn run(
 ) -> (Result<Report, Box<Violation>>, Arc<Counters>) {
     let mut oracle = Oracle::new(seed(name, usual_seed));
     oracle.disk.blocks = BlockCount(disk_blocks + HOME);
-    oracle.workload.operations = 200;
+    oracle.workload.operations = 150;
     oracle.prefix = true;
     change(&mut oracle);
     let main = move || async move {
@@ -71,7 +71,7 @@ fn transactions_and_roots() {
 
 #[test]
 fn cleaning() {
-    let counters = holds("cleaning", 122, small(320, 60), |oracle| oracle.workload.operations = 400);
+    let counters = holds("cleaning", 122, small(288, 66), |oracle| oracle.workload.operations = 300);
     assert!(counters.moved_blocks.load(Ordering::Relaxed) > 0, "the cleaner had nothing to do");
     assert!(counters.reset_zones.load(Ordering::Relaxed) > 10, "the log did not go round");
 }

@@ -554,7 +554,8 @@ pub async fn open(zones: Arc<dyn ZonesPart>, options: &crate::kind::Options) -> 
     open_with(zones, options, home).await
 }
 
-/// The same, with the map's home on this medium, whatever the options say.
+/// The same, with the map's home on this medium. That there is one, the options must say, too: what room there is depends on
+/// it.
 ///
 /// # Errors
 /// As [`open`].

@@ -186,8 +186,8 @@ impl MapHome {
         let known = journal.state(zones, over).await.map_err(named)?;
         if known.sequence != found.sequence {
             return Err(named(Error::corrupt(format!(
-                "it says that it is of transaction {}, and its journal ends with {}: it is damaged; restore it and the disk",
-                known.sequence, found.sequence
+                "it says that it is of transaction {}, and its journal goes from {} to {}: it is damaged; restore it and the disk",
+                known.sequence, header.base, found.sequence
             ))));
         }
         if known.sequence < demanded {

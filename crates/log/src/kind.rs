@@ -185,6 +185,16 @@ impl Options {
         users * self.appends_in_flight + movers + self.appends_in_flight
     }
 
+    /// What the log keeps free for a volume of so many blocks, with so many open zones.
+    fn reserve(&self, layout: &Layout, blocks: u64, open: u32) -> Reserve {
+        let reserve = Reserve::new(layout, blocks, open);
+        match self.map_home {
+            MapPlace::Memory => reserve,
+            // No checkpoint is ever written.
+            MapPlace::Pmem(_) => Reserve { checkpoints: 0, ..reserve },
+        }
+    }
+
     /// How many blocks a volume has that is made here.
     ///
     /// # Errors
@@ -194,13 +204,13 @@ impl Options {
         let disk_blocks = u64::from(layout.zones) * u64::from(layout.zone_blocks);
         let most = {
             // The map of a volume that fills the disk is the largest that matters here.
-            let reserve = Reserve::new(layout, disk_blocks, open);
+            let reserve = self.reserve(layout, disk_blocks, open);
             capacity(layout, &reserve) * LARGEST_SHARE / 100
         };
         let block = layout.block_size.bytes();
         let least_disk = |blocks: u64| {
             let share = blocks as f64 * 100.0 / LARGEST_SHARE as f64 / f64::from(layout.data_blocks());
-            let reserve = Reserve::new(layout, blocks, open).zones();
+            let reserve = self.reserve(layout, blocks, open).zones();
             ((share.ceil() + f64::from(reserve) + 1.0) * f64::from(layout.zone_blocks + 1)) as u64 * block
                 + (2 << 20)
         };
@@ -212,7 +222,7 @@ impl Options {
                      disk or smaller zones (zone_size)",
                     layout.zones,
                     layout.zone_blocks,
-                    Reserve::new(layout, 1, open).zones()
+                    self.reserve(layout, 1, open).zones()
                 )));
             }
             return Ok(blocks);
@@ -254,7 +264,7 @@ impl Options {
     /// How the log works with these options.
     pub fn settings(&self, layout: &Layout, blocks: u64, policy: &dyn Policy) -> Settings {
         let disk_blocks = u64::from(layout.zones) * u64::from(layout.zone_blocks);
-        let reserve = Reserve::new(layout, blocks.min(disk_blocks), self.open_zones(policy));
+        let reserve = self.reserve(layout, blocks.min(disk_blocks), self.open_zones(policy));
         Settings {
             appends_in_flight: self.appends_in_flight,
             acknowledge: self.acknowledge,
