@@ -318,6 +318,11 @@ impl Payload {
         Payload::default()
     }
 
+    /// Nothing yet, with room for so many slices.
+    pub fn with_room(slices: usize) -> Self {
+        Payload { slices: SmallVec::with_capacity(slices), length: 0 }
+    }
+
     /// Puts a slice behind the others; an empty one is left out.
     pub fn push(&mut self, data: Data) {
         if !data.is_empty() {

@@ -11,9 +11,6 @@ use block::{Buffer, Payload};
 use std::rc::Rc;
 use zones::record::{Header, StreamIndex, sum_of};
 
-/// Slices that are larger on average go to the disk from where they are; smaller ones are copied into one piece, which
-/// costs less than what the kernel needs for each piece of a vector.
-const COPIED_SLICE: usize = 32 << 10;
 /// After so many failed appends of one record, in as many zones, the log takes no more writes.
 const MOST_ATTEMPTS: usize = 4;
 
@@ -155,7 +152,6 @@ impl Scratch {
         items: &[Item],
         zone: &OpenZone,
     ) -> Payload {
-        let block = core.layout.block_bytes();
         let header = Header {
             stream,
             class: zone.class,
@@ -170,21 +166,17 @@ impl Scratch {
             position: zone.position,
             blocks: self.sums.len() as u32,
         };
-        let slices = items.iter().flat_map(|item| item.payload.slices());
-        let count = items.iter().map(|item| item.payload.slices().len()).sum::<usize>().max(1);
-        let bytes = self.sums.len() * block;
-        let copies = bytes / count < COPIED_SLICE;
-        let mut buffer = Buffer::new(if copies { block + bytes } else { block });
-        buffer.append_zeroes(block);
+        let mut buffer = Buffer::zeroed(core.layout.block_bytes());
         let length = header.encode(&core.identity, &self.sums, &self.meta, buffer.filled_mut());
         self.header.clear();
         self.header.extend_from_slice(&buffer.filled()[..length]);
-        if copies {
-            slices.for_each(|slice| buffer.append(slice));
-            return buffer.into();
+        // The data goes to the disk from where it is.
+        let mut payload =
+            Payload::with_room(1 + items.iter().map(|item| item.payload.slices().len()).sum::<usize>());
+        payload.push(buffer.freeze());
+        for slice in items.iter().flat_map(|item| item.payload.slices()) {
+            payload.push(slice.clone());
         }
-        let mut payload = Payload::from(buffer);
-        slices.for_each(|slice| payload.push(slice.clone()));
         payload
     }
 }

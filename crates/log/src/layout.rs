@@ -23,6 +23,8 @@ pub struct Layout {
     pub zones: u32,
     /// How many blocks an append takes at most, header included.
     pub max_append: u32,
+    /// 2^64 / `zone_blocks`, rounded up: every block that a map names is divided by it, a thousand to a page.
+    reciprocal: u64,
 }
 
 impl Layout {
@@ -55,7 +57,13 @@ impl Layout {
                 u32::MAX
             )));
         }
-        Ok(Layout { block_size, zone_blocks, zones: geometry.zones, max_append })
+        Ok(Self::of(block_size, zone_blocks, geometry.zones, max_append))
+    }
+
+    /// So many zones of so many blocks, at least two, of this size; see the fields.
+    fn of(block_size: BlockSize, zone_blocks: u32, zones: u32, max_append: u32) -> Self {
+        let reciprocal = u64::MAX / u64::from(zone_blocks) + 1;
+        Layout { block_size, zone_blocks, zones, max_append, reciprocal }
     }
 
     /// A block of the log, in bytes.
@@ -73,7 +81,10 @@ impl Layout {
     /// The zone of a block, and its place there.
     #[inline]
     pub fn place(&self, physical: Physical) -> (u32, u32) {
-        (physical.0 / self.zone_blocks, physical.0 % self.zone_blocks)
+        // Exact for every 32-bit dividend: Granlund and Montgomery, "Division by invariant integers using
+        // multiplication", PLDI 1994. The processor's division takes several times as long.
+        let zone = ((u128::from(physical.0) * u128::from(self.reciprocal)) >> 64) as u32;
+        (zone, physical.0 - zone * self.zone_blocks)
     }
 
     /// Where a block of a zone begins.
@@ -150,7 +161,7 @@ mod tests {
 
     #[test]
     fn places_go_both_ways() {
-        let layout = Layout { block_size: BlockSize::default(), zone_blocks: 15, zones: 9, max_append: 15 };
+        let layout = Layout::of(BlockSize::default(), 15, 9, 15);
         for zone in 0..9 {
             for position in 0..15 {
                 assert_eq!(layout.place(layout.physical(zone, position)), (zone, position));
@@ -159,9 +170,25 @@ mod tests {
     }
 
     #[test]
+    fn places_are_exact_for_every_size_of_zone() {
+        for zone_blocks in [2, 3, 7, 15, 64, 4095, 4096, 65_535, 65_537, 1 << 31, u32::MAX] {
+            let layout = Layout::of(BlockSize::default(), zone_blocks, 1, zone_blocks);
+            let near = |block: u32| [block.wrapping_sub(1), block, block.wrapping_add(1)];
+            let multiples = (0..40).map(|shift| (u64::from(zone_blocks) << shift) as u32);
+            for block in multiples.chain([u32::MAX]).flat_map(near) {
+                let expected = (block / zone_blocks, block % zone_blocks);
+                assert_eq!(
+                    layout.place(Physical(block)),
+                    expected,
+                    "block {block} of zones of {zone_blocks}"
+                );
+            }
+        }
+    }
+
+    #[test]
     fn a_zone_of_the_cleaner_is_nearly_all_data() {
-        let layout =
-            Layout { block_size: BlockSize::default(), zone_blocks: 4095, zones: 9, max_append: 512 };
+        let layout = Layout::of(BlockSize::default(), 4095, 9, 512);
         let share = f64::from(layout.data_blocks()) / f64::from(layout.zone_blocks);
         assert!((0.98..0.99).contains(&share), "{share}");
         assert!(layout.data_blocks() < layout.zone_blocks);

@@ -18,6 +18,8 @@ use crate::scan::{self, Found};
 use crate::table::{CHECKPOINT_CLASS, Usage, ZoneTable};
 use crate::versions::{PageSet, Version, Versions};
 use block::{BlockSize, Buffer, Error, Result, ZoneIndex, ZoneReport, ZoneState, Zones};
+use smallvec::SmallVec;
+use std::cell::{Cell, RefCell};
 use std::rc::Rc;
 use std::sync::Arc;
 use zones::record::{Identity, sum_of};
@@ -343,8 +345,11 @@ pub(crate) async fn load(
         }
         pages.sort_unstable();
         recovered.pages += pages.len() as u64;
-        let mut loader = Loader { layout, table, map: &*map, parent: parent_map.as_deref() };
-        loader.load(zones, &pages).await?;
+        let live = RefCell::new(vec![0; layout.zones as usize]);
+        Loader { layout, live: &live, map: &*map, parent: parent_map.as_deref() }.load(zones, &pages).await?;
+        for (zone, live) in live.take().into_iter().enumerate().filter(|(_, live)| *live > 0) {
+            table.add_live(zone as u32, live);
+        }
         versions.list.push(Version {
             id: entry.id,
             parent: entry.parent,
@@ -367,14 +372,16 @@ pub(crate) async fn load(
 
 struct Loader<'a> {
     layout: &'a Layout,
-    table: &'a ZoneTable,
+    /// What is live in each zone.
+    live: &'a RefCell<Vec<u32>>,
     map: &'a dyn map::Map,
     parent: Option<&'a dyn map::Map>,
 }
 
 impl Loader<'_> {
-    /// Loads pages, sorted by where they are: neighbours are read together.
-    async fn load(&mut self, zones: &dyn Zones, pages: &[(Physical, u64, u32)]) -> Result<()> {
+    /// Loads pages, sorted by where they are: neighbours are read together, and some are read while others are taken
+    /// over.
+    async fn load(&self, zones: &dyn Zones, pages: &[(Physical, u64, u32)]) -> Result<()> {
         let mut runs: Vec<&[(Physical, u64, u32)]> = Vec::new();
         let mut start = 0;
         for next in 1..=pages.len() {
@@ -389,34 +396,37 @@ impl Loader<'_> {
                 start = next;
             }
         }
-        let mut entries = vec![0_u32; PAGE_BLOCKS as usize];
-        for batch in runs.chunks(READS) {
-            let reads = batch.iter().map(|run| {
-                let (zone, position) = self.layout.place(run[0].0);
-                let blocks = (run[run.len() - 1].0.0 - run[0].0.0 + 1) as usize;
-                zones.read(
-                    self.layout.address(zone, position),
-                    Buffer::new(blocks << self.layout.block_size.shift()),
-                )
-            });
-            for (run, (outcome, buffer)) in batch.iter().zip(runtime::join_all(reads).await) {
-                outcome.map_err(|error| error.in_context("reading pages of a map"))?;
-                for (physical, page, sum) in *run {
-                    let at = ((physical.0 - run[0].0.0) as usize) << self.layout.block_size.shift();
-                    let bytes = &buffer.filled()[at..at + self.layout.block_bytes()];
-                    if sum_of(bytes) != *sum {
-                        let (zone, position) = self.layout.place(*physical);
-                        return Err(Error::corrupt(format!(
-                            "page {page} of a map is damaged: zone {zone}, block {position}"
-                        )));
-                    }
-                    for (entry, bytes) in entries.iter_mut().zip(bytes.as_chunks::<4>().0) {
-                        *entry = u32::from_le_bytes(*bytes);
-                    }
-                    self.take(*page, &entries)?;
-                }
+        let next = Cell::new(0);
+        let readers = (0..READS.min(runs.len())).map(|_| async {
+            while let Some(run) = runs.get(next.replace(next.get() + 1)) {
+                self.load_run(zones, run).await?;
             }
-            runtime::yield_now().await;
+            Ok(())
+        });
+        runtime::join_all(readers).await.into_iter().collect()
+    }
+
+    async fn load_run(&self, zones: &dyn Zones, run: &[(Physical, u64, u32)]) -> Result<()> {
+        let first = run[0].0;
+        let (zone, position) = self.layout.place(first);
+        let blocks = (run[run.len() - 1].0.0 - first.0 + 1) as usize;
+        let buffer = Buffer::new(blocks << self.layout.block_size.shift());
+        let (outcome, buffer) = zones.read(self.layout.address(zone, position), buffer).await;
+        outcome.map_err(|error| error.in_context("reading pages of a map"))?;
+        let mut entries = [0_u32; PAGE_BLOCKS as usize];
+        for (physical, page, sum) in run {
+            let at = ((physical.0 - first.0) as usize) << self.layout.block_size.shift();
+            let bytes = &buffer.filled()[at..at + self.layout.block_bytes()];
+            if sum_of(bytes) != *sum {
+                let (zone, position) = self.layout.place(*physical);
+                return Err(Error::corrupt(format!(
+                    "page {page} of a map is damaged: zone {zone}, block {position}"
+                )));
+            }
+            for (entry, bytes) in entries.iter_mut().zip(bytes.as_chunks::<4>().0) {
+                *entry = u32::from_le_bytes(*bytes);
+            }
+            self.take(*page, &entries)?;
         }
         Ok(())
     }
@@ -430,22 +440,14 @@ impl Loader<'_> {
             }
         }
         let most = self.layout.zones * self.layout.zone_blocks;
-        let (mut zone, mut live) = (0, 0);
-        for (number, entry) in entries.iter().enumerate() {
-            if *entry == 0 || shared.get(number) == Some(entry) {
-                continue;
-            }
-            if *entry >= most {
-                return Err(Error::corrupt(format!("page {page} of a map names block {entry}, of {most}")));
-            }
-            let (here, _) = self.layout.place(Physical(*entry));
-            if here != zone {
-                self.table.add_live(zone, live);
-                (zone, live) = (here, 0);
-            }
-            live += 1;
+        if let Some(entry) = entries.iter().find(|entry| **entry >= most) {
+            return Err(Error::corrupt(format!("page {page} of a map names block {entry}, of {most}")));
         }
-        self.table.add_live(zone, live);
+        let mut live = self.live.borrow_mut();
+        let is_own = |(number, entry): &(usize, &u32)| **entry != 0 && shared.get(*number) != Some(*entry);
+        for (_, entry) in entries.iter().enumerate().filter(is_own) {
+            live[self.layout.place(Physical(*entry)).0 as usize] += 1;
+        }
         self.map.load_page(page, entries);
         Ok(())
     }
@@ -597,11 +599,31 @@ impl Replay<'_> {
         Ok(end)
     }
 
+    /// Looks up what a record writes, all at once: single changes of a large map would wait for memory one by one.
+    fn touch(&self, changes: &[Change]) {
+        let mut blocks = SmallVec::<[u64; 256]>::new();
+        let mut map = None;
+        for change in changes {
+            if let Change::Write { version, block, .. } = change
+                && *map.get_or_insert(*version) == *version
+            {
+                blocks.push(*block);
+            }
+        }
+        if let Some(version) = map.and_then(|map| self.versions.get(map)) {
+            blocks.retain(|block| *block < version.blocks);
+            let mut found = SmallVec::<[Physical; 256]>::from_elem(Physical::NONE, blocks.len());
+            version.map.lookup_batch(&blocks, &mut found);
+        }
+    }
+
     fn replay(&mut self, record: &Found) -> Result<()> {
         let header = &record.header;
         let mut position = header.position + 1;
         let (table, layout, clock) = (self.table, self.layout, self.clock);
-        for change in Change::decode_all(&record.meta)? {
+        let changes = Change::decode_all(&record.meta)?;
+        self.touch(&changes);
+        for change in changes {
             let physical = layout.physical(header.zone, position);
             position += change.data_blocks();
             if let Change::Write { count, .. } = &change {

@@ -106,6 +106,8 @@ pub(super) fn benefit(candidate: &Candidate, now: u64) -> f64 {
 #[derive(Debug, Clone, Default)]
 pub(super) struct Lifespan {
     recent: VecDeque<u64>,
+    /// Of them all: whoever places a block asks.
+    sum: u64,
 }
 
 impl Lifespan {
@@ -114,16 +116,18 @@ impl Lifespan {
 
     pub fn learn(&mut self, lifespan: u64) {
         if self.recent.len() == Self::ZONES {
-            self.recent.pop_front();
+            self.sum -= self.recent.pop_front().unwrap_or(0);
         }
+        // A log that had written 2^60 blocks would be at its end.
+        let lifespan = lifespan.min(u64::MAX / (2 * Self::ZONES as u64));
         self.recent.push_back(lifespan);
+        self.sum += lifespan;
     }
 
     /// Whether `times` lifespans are longer than this.
     pub fn times_is_longer_than(&self, times: u64, age: u64) -> bool {
-        let sum: u128 = self.recent.iter().copied().map(u128::from).sum();
-        let zones = self.recent.len() as u128;
-        zones == 0 || sum * u128::from(times) > u128::from(age) * zones
+        let zones = self.recent.len() as u64;
+        zones == 0 || u128::from(self.sum) * u128::from(times) > u128::from(age) * u128::from(zones)
     }
 
     pub fn is_longer_than(&self, age: u64) -> bool {

@@ -14,7 +14,7 @@ use block::{
 use std::sync::atomic::{AtomicBool, AtomicU64};
 
 /// How many zone headers are read or written at a time.
-const HEADERS_AT_A_TIME: u32 = 32;
+const HEADERS_AT_A_TIME: u32 = 128;
 /// The generations with which zones of a volume that was just formatted begin: drawn from so many, so that nothing that
 /// was written before the format validates after it; 0 is none, so that zeros never do.
 const FIRST_GENERATIONS: u64 = 1 << 48;
