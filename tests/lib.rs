@@ -1,4 +1,5 @@
 //! What the tests that cross crates share.
 
 pub mod foreign;
+pub mod halves;
 pub mod oracle;

@@ -6,6 +6,7 @@ use block::{
     Payload, ReadOutcome, Result, ZeroMode,
 };
 use log::kind::{Options, open};
+use siltstone_tests::halves;
 use siltstone_tests::oracle::{Opening, Oracle, seed};
 use std::cell::RefCell;
 use std::collections::BTreeMap;
@@ -134,9 +135,9 @@ async fn check(log: &dyn DevicePart, expected: &Expected) -> Result<usize> {
     Ok(snapshots.len())
 }
 
-fn holds(name: &str, usual_seed: u64, map: &'static str) {
+fn holds(name: &str, usual_seed: u64, map: &'static str, at_home: bool) {
     let mut oracle = Oracle::new(seed(name, usual_seed));
-    oracle.disk.blocks = block::BlockCount(900);
+    oracle.disk.blocks = block::BlockCount(if at_home { 900 + 400 } else { 900 });
     oracle.workload.operations = 220;
     oracle.workload.queue_depth = 1;
     oracle.again_every = 499;
@@ -144,15 +145,22 @@ fn holds(name: &str, usual_seed: u64, map: &'static str) {
         let expected = Expected::default();
         let seen = RefCell::new(0);
         let open = async |disk: Arc<dyn DevicePart>, opening: Opening| {
+            let format = opening == Opening::Format;
             let options = Options {
-                format: opening == Opening::Format,
+                format,
                 size: Some(40 * 4096),
                 zone_size: Some(32 << 10),
                 checkpoint_after: 64 << 10,
                 map: map.to_owned(),
                 ..Options::default()
             };
-            let log: Arc<dyn DevicePart> = Arc::new(open(disk, &options).await?);
+            let log: Arc<dyn DevicePart> = match at_home {
+                true => {
+                    let options = Options { zone_size: options.zone_size.filter(|_| format), ..options };
+                    Arc::new(halves::open(disk, 900, &options, false).await?)
+                }
+                false => Arc::new(open(disk, &options).await?),
+            };
             if opening == Opening::Recover {
                 *seen.borrow_mut() += check(&*log, &expected).await?;
                 return Ok(log);
@@ -169,10 +177,15 @@ fn holds(name: &str, usual_seed: u64, map: &'static str) {
 
 #[test]
 fn radix() {
-    holds("snapshots of radix", 31, "radix");
+    holds("snapshots of radix", 31, "radix", false);
+}
+
+#[test]
+fn at_home() {
+    holds("snapshots at home", 33, "radix", true);
 }
 
 #[test]
 fn hash() {
-    holds("snapshots of hash", 32, "hash");
+    holds("snapshots of hash", 32, "hash", false);
 }

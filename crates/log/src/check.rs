@@ -10,6 +10,9 @@
 //! power cut leaves, and are silent where nothing refers to them: what stands behind the last record of a zone that was
 //! never finished, and a root that was being written.
 //!
+//! Where the map is at home, that takes the place of the directory and the pages; of the map's words only what leads to the
+//! leaves is checked, and then every block against the records.
+//!
 //! Besides the maps, which it loads as opening the log does, it holds a few windows of a zone at a time.
 //!
 //! One concept per module: `roots` the two root zones, `pages` the pages of the maps, `zone` the records of one
@@ -27,6 +30,8 @@ pub(crate) use window::Window;
 
 use crate::directory::Directory;
 use crate::format::{CLEANER, REPLAYED, USER, VersionId};
+use crate::home::recovery::AtHome;
+use crate::home::{self, Medium};
 use crate::layout::{Layout, ROOT_ZONES};
 use crate::recovery::{self, Recovered, Replay};
 use crate::root::{self, Root};
@@ -35,6 +40,7 @@ use crate::versions::Versions;
 use block::{BlockSize, DevicePart, Error, Result, ZoneIndex, ZoneReport, ZoneState, Zones, ZonesPart};
 use owners::Owners;
 use report::Findings;
+use std::rc::Rc;
 use std::sync::Arc;
 use zones::record::StreamIndex;
 
@@ -46,7 +52,7 @@ const MAP: &str = "radix";
 /// # Errors
 /// As [`check`]; what opening the zones says.
 pub async fn check_device(device: Arc<dyn DevicePart>, progress: &dyn Fn(u64, u64)) -> Result<CheckReport> {
-    check(open_zones(device).await?, progress).await
+    check(open_zones(device).await?, None, progress).await
 }
 
 /// Opens the zones of a log for looking at them: nothing is written.
@@ -62,18 +68,30 @@ pub async fn open_zones(device: Arc<dyn DevicePart>) -> Result<Arc<dyn ZonesPart
     Ok(Arc::new(zones::OnDevice::open(device, options).await?))
 }
 
-/// Looks at the log on these zones, which nobody else uses meanwhile, and writes nothing. `progress` is told how many
+/// Looks at the log on these zones, which nobody else uses meanwhile, and writes nothing. A log whose map is at home needs
+/// that, opened to be looked at. `progress` is told how many
 /// bytes have been read, of how many.
 ///
 /// # Errors
 /// [`Error::Protocol`] where there is no log, or one of another version; [`Error::Corrupt`] where no root can be read,
-/// so that nothing can be told; [`Error::OutOfMemory`] where the maps don't fit.
-pub async fn check(zones: Arc<dyn ZonesPart>, progress: &dyn Fn(u64, u64)) -> Result<CheckReport> {
+/// so that nothing can be told, and for a damaged home; [`Error::OutOfMemory`] where the maps don't fit.
+pub async fn check(
+    zones: Arc<dyn ZonesPart>,
+    home: Option<Rc<dyn Medium>>,
+    progress: &dyn Fn(u64, u64),
+) -> Result<CheckReport> {
     let handle = zones.open().await?;
     let found = root::find(&*handle).await?;
-    let root = found.root.clone();
+    let mut root = found.root.clone();
     let layout = layout_of(&*handle, &root)?;
     let reports = handle.report(ZoneIndex(0), layout.zones).await?;
+    let mut at_home = None;
+    if let Some((medium, demanded)) = recovery::at_home(&root, home)? {
+        let opened = home::recovery::open(&layout, &root, demanded, &reports, medium, true).await?;
+        // Of which moment the map is, the home says.
+        root = opened.root.clone();
+        at_home = Some(opened);
+    }
     let mut check = Check {
         zones: &*handle,
         layout,
@@ -84,7 +102,7 @@ pub async fn check(zones: Arc<dyn ZonesPart>, progress: &dyn Fn(u64, u64)) -> Re
         recovered: Recovered { clean: root.clean, ..Recovered::default() },
     };
     roots::check(&mut check, &found).await?;
-    let state = check.load().await?;
+    let state = check.load(at_home).await?;
     let mut owners = Owners::new(&check, &state);
     check.walk(&state, &mut owners, progress).await?;
     owners.settle(&mut check, &state).await;
@@ -147,7 +165,16 @@ struct Loaded {
 
 impl Check<'_> {
     /// Loads the newest checkpoint and replays what is behind it; goes on after damage with what is left.
-    async fn load(&mut self) -> Result<Loaded> {
+    async fn load(&mut self, at_home: Option<AtHome>) -> Result<Loaded> {
+        if let Some(AtHome { directory, table, mut versions, .. }) = at_home {
+            self.checked.versions = versions.list.len() as u64;
+            let (mut end, mut durable) = (self.root.covered, [0; REPLAYED]);
+            if !self.root.clean {
+                (end, durable) = self.replay(&directory, &table, &mut versions).await;
+            }
+            let pages = pages::Pages::default();
+            return Ok(Loaded { versions, directory, table, pages, end, durable, is_unknown: false });
+        }
         let (mut directory, is_unknown) =
             match recovery::read_directory(self.zones, &self.layout, self.root).await {
                 Ok(directory) => (directory, false),

@@ -105,6 +105,10 @@ struct Job {
 impl Core {
     /// How many blocks a checkpoint would take now, about.
     pub fn checkpoint_cost(&self) -> u64 {
+        if self.home.is_some() {
+            // A transaction takes a line for a block, or a few.
+            return 0;
+        }
         let dirty: u64 = self.versions.borrow().list.iter().map(|version| version.dirty.len()).sum();
         // What versions share is written once.
         let dirty = dirty.min(self.most_pages());
@@ -114,6 +118,9 @@ impl Core {
 
     /// How many free zones a checkpoint may need: nobody else takes the last ones.
     pub fn zones_for_checkpoint(&self) -> u32 {
+        if self.home.is_some() {
+            return 0;
+        }
         let per_zone = u64::from(self.layout.zone_blocks - 3).max(1);
         let cost = self.checkpoint_cost();
         // What is dirty now, and a quarter for what becomes dirty before the checkpoint begins.
@@ -133,6 +140,9 @@ impl Core {
     /// What writing says. The log goes on with the checkpoint before; unless it was the root that failed: then nobody
     /// knows which one counts, and the log takes no more writes.
     pub async fn take_checkpoint(self: &Rc<Self>, clean: bool) -> Result<()> {
+        if self.home.is_some() {
+            return self.take_transaction(clean).await;
+        }
         let _alone = self.admin.acquire(1).await;
         if let Some(error) = self.failure() {
             return Err(error);

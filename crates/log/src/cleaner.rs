@@ -527,7 +527,7 @@ async fn find_live(core: &Core, candidate: &Candidate) -> Result<Victim> {
     let zone = candidate.zone.0;
     let report = core.zones.report(candidate.zone, 1).await?;
     let report = report.first().ok_or_else(|| Error::invalid(format!("zone {zone} isn't there")))?;
-    let scanned = scan::scan(&*core.zones, &core.layout, &core.identity, report, false).await?;
+    let scanned = scan::scan(&*core.zones, &core.layout, &core.identity, report, 0, false).await?;
     let mut runs = live_runs(core, zone, &scanned.records)?;
     runs.sort_unstable_by_key(|run| run.position);
     let Candidate { class, opened, .. } = *candidate;
@@ -574,7 +574,7 @@ impl Core {
     }
 
     /// Gives up the next piece of what was deleted. Returns whether there was any.
-    fn give_up_some(&self) -> bool {
+    pub fn give_up_some(&self) -> bool {
         if self.versions.borrow().dying.is_empty() {
             return false;
         }
@@ -642,6 +642,7 @@ impl Core {
         }
         // What made these zones dead has committed; from here on it is durable.
         self.flush().await?;
+        self.demand_home().await?;
         let maps: Vec<_> = self.versions.borrow().list.iter().map(|version| version.map.clone()).collect();
         let graces: Vec<u64> = maps.iter().map(|map| map.begin_grace()).collect();
         self.readers.grace().await?;

@@ -50,7 +50,10 @@ impl Core {
             }
             self.item_done(item, outcome);
         }
-        self.table.change(group.zone, |entry| entry.end = entry.end.max(position));
+        self.table.change(group.zone, |entry| {
+            entry.end = entry.end.max(position);
+            entry.committed = entry.committed.max(position);
+        });
     }
 
     /// Applies one change of a committed record.

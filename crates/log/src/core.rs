@@ -6,6 +6,7 @@
 use crate::buffered::Buffered;
 use crate::flush::Flusher;
 use crate::format::{CHECKPOINT, CLEANER, Change, USER, VersionId};
+use crate::home::MapHome;
 use crate::layout::Layout;
 use crate::open_zone::OpenZone;
 use crate::readers::Readers;
@@ -161,6 +162,10 @@ pub struct Core {
     pub root: RefCell<RootWriter>,
     /// One checkpoint at a time.
     pub admin: Rc<Semaphore>,
+    /// Where the map is kept, if it is at home.
+    pub home: Option<MapHome>,
+    /// The number of the last transaction of the home that was begun, and of the last that is durable.
+    pub home_turns: Cell<(u64, u64)>,
     /// The newest durable checkpoint.
     pub checkpoint: RefCell<crate::checkpoint::Durable>,
     /// Moves and checkpoints, which keep out of each other's way where there are several versions.
@@ -231,6 +236,8 @@ pub struct State {
     pub root: RootWriter,
     /// The newest durable checkpoint.
     pub checkpoint: crate::checkpoint::Durable,
+    /// Where the map is kept, if it is at home.
+    pub home: Option<MapHome>,
 }
 
 impl Core {
@@ -254,6 +261,8 @@ impl Core {
             flusher: Flusher::default(),
             root: RefCell::new(state.root),
             admin: Semaphore::new(1),
+            home: state.home,
+            home_turns: Cell::default(),
             checkpoint: RefCell::new(state.checkpoint),
             turns: crate::checkpoint::Turns::default(),
             since_checkpoint: Cell::new(0),
@@ -401,7 +410,10 @@ impl Core {
     /// What made the log fail; what flushing says.
     pub async fn flush_acknowledged(self: &Rc<Self>) -> Result<()> {
         self.drain_buffer().await?;
-        self.flush().await
+        match self.home.is_some() {
+            true => self.flush_home().await,
+            false => self.flush().await,
+        }
     }
 
     async fn drain_buffer(&self) -> Result<()> {

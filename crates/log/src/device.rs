@@ -5,6 +5,8 @@
 
 use crate::core::{Acknowledge, Core, Settings, Vec1};
 use crate::format::{Change, VersionId};
+use crate::home::{FileMedium, Medium};
+use crate::kind::MapPlace;
 use crate::map::{Map, Mapping, Physical};
 use crate::readers::{Reading, ShardReads};
 use crate::recovery::Recovered;
@@ -598,6 +600,31 @@ impl Future for Guarded<'_> {
 /// # Errors
 /// What recovering, formatting and writing say.
 pub async fn open(zones: Arc<dyn ZonesPart>, options: &crate::kind::Options) -> Result<LogPart> {
+    let home = match (&options.map_home, options.format) {
+        (MapPlace::Memory, _) => None,
+        (MapPlace::Pmem(path), true) => Some(FileMedium::create(path).await?),
+        (MapPlace::Pmem(path), false) => Some(FileMedium::open(path).await?),
+    };
+    open_with(zones, options, home).await
+}
+
+/// The same, with the map's home on this medium. That there is one, the options must say, too: what room there is depends on
+/// it.
+///
+/// # Errors
+/// As [`open`].
+pub async fn open_with(
+    zones: Arc<dyn ZonesPart>,
+    options: &crate::kind::Options,
+    home: Option<Rc<dyn Medium>>,
+) -> Result<LogPart> {
+    if home.is_some() && options.map != crate::map::NAMES[0] {
+        return Err(Error::invalid(format!(
+            "map_home: only the map \"{}\" can be kept in a file of its own, not \"{}\"",
+            crate::map::NAMES[0],
+            options.map
+        )));
+    }
     if zones.geometry().durable == block::Durable::OnFinish {
         return Err(Error::unsupported(
             "a log on zones whose appends are durable only when the zone is finished: expected durable on append or on \
@@ -611,9 +638,10 @@ pub async fn open(zones: Arc<dyn ZonesPart>, options: &crate::kind::Options) -> 
     let (mut state, recovered) = match options.format {
         true => {
             let blocks = options.blocks_to_make(&layout, &*policy)?;
-            (crate::recovery::format(handle, layout, blocks, &options.map).await?, Recovered::default())
+            let state = crate::recovery::format(handle, layout, blocks, &options.map, home).await?;
+            (state, Recovered::default())
         }
-        false => crate::recovery::recover(handle, &options.map).await?,
+        false => crate::recovery::recover(handle, &options.map, home, false).await?,
     };
     let blocks = state.versions.get(VersionId::HEAD).map_or(0, |head| head.blocks);
     options.check_existing(blocks)?;
@@ -625,6 +653,7 @@ pub async fn open(zones: Arc<dyn ZonesPart>, options: &crate::kind::Options) -> 
     let core = Core::new(state, settings, policy);
     if options.format || has_many_epochs {
         core.take_checkpoint(false).await?;
+        core.demand_home().await?;
     }
     LogPart::new(zones, core, recovered)
 }

@@ -7,6 +7,7 @@ use crate::check::{Window, layout_of, stream_name};
 use crate::check::{roots, zone::header_at};
 use crate::directory::{Directory, PageTable};
 use crate::format::{CLEANER, Change, USER, VersionId};
+use crate::home::Medium;
 use crate::layout::{Layout, ROOT_ZONES};
 use crate::map::Physical;
 use crate::recovery::{self, Recovered};
@@ -22,11 +23,16 @@ use zones::record::{Header, sum_of};
 /// How many of the newest roots of each root zone are shown.
 const ROOTS: usize = 8;
 
-/// Shows the log on these zones; with `zone`, also each record of that one.
+/// Shows the log on these zones; with `zone`, also each record of that one. A log whose map is at home needs that, opened to
+/// be looked at.
 ///
 /// # Errors
 /// [`Error::Protocol`] where there is no log, [`Error::Invalid`] for a zone that isn't there; what reading says.
-pub async fn dump(zones: Arc<dyn ZonesPart>, zone: Option<u32>) -> Result<Value> {
+pub async fn dump(
+    zones: Arc<dyn ZonesPart>,
+    home: Option<Rc<dyn Medium>>,
+    zone: Option<u32>,
+) -> Result<Value> {
     let handle = zones.open().await?;
     let found = root::find(&*handle).await?;
     let root = &found.root;
@@ -46,17 +52,26 @@ pub async fn dump(zones: Arc<dyn ZonesPart>, zone: Option<u32>) -> Result<Value>
         "clean": root.clean,
         "roots": all_roots(&*handle, &layout, root, &reports).await,
     });
-    match recovery::read_directory(&*handle, &layout, root).await {
+    let is_at_home = recovery::at_home(root, home.clone())?.is_some();
+    let directory = match is_at_home {
+        true => Ok(Directory::default()),
+        false => recovery::read_directory(&*handle, &layout, root).await,
+    };
+    match directory {
         Ok(directory) => {
-            value["directory"] = json!({
+            let told = json!({
                 "bytes": root.directory_length,
                 "pieces": root.directory.len(),
                 "versions": directory.versions.len(),
                 "next_version": directory.next_version,
                 "zones": directory.zones.len(),
             });
+            match root.home {
+                Some(demanded) => value["home"] = json!({ "demanded_transaction": demanded }),
+                None => value["directory"] = told,
+            }
             // Where the log can be opened this is what it is then; else what the checkpoint says.
-            match recovery::recover(handle.clone(), crate::map::NAMES[0]).await {
+            match recovery::recover(handle.clone(), crate::map::NAMES[0], home, true).await {
                 Ok((state, recovered)) => {
                     value["tail"] = tail(&recovered, state.last, state.clock);
                     value["versions"] = versions(&state.versions);
@@ -111,6 +126,7 @@ async fn all_roots(zones: &dyn Zones, layout: &Layout, newest: &Root, reports: &
                 "clean": root.clean,
                 "covered": { "users": root.covered[0], "cleaner": root.covered[1] },
                 "checkpoint": root.checkpoint,
+                "home": root.home,
                 "clock": root.clock,
                 "boundaries": root.boundaries.iter().map(boundary).collect::<Vec<_>>(),
                 "directory": root.directory.iter().map(|piece| {

@@ -6,6 +6,7 @@ use crate::layout::{LARGEST_SHARE, Layout, Reserve, capacity};
 use crate::room::Images;
 use block::{BlockCount, BlockSize, Call, DeviceGeometry, DevicePart, Error, Result};
 use stack::{Arguments, Built, Contract, Key, Kind, Shape, ValueKind, format_size};
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use zones::cleaning::Policy;
 use zones::on_device;
@@ -23,6 +24,13 @@ pub const KIND: Kind = Kind {
             "the volume's size; 90 % of what there is room for where it is made. Larger than the disk, it is thin",
         ),
         Key::optional("map", ValueKind::Choice(&crate::map::NAMES), "the structure of the map").or("radix"),
+        Key::optional(
+            "map_home",
+            ValueKind::Text,
+            "where the map is kept: memory, and checkpoints on the disk; or pmem:PATH, a mapped file, best in \
+             non-volatile memory (DAX), so that opening reads no log",
+        )
+        .or("memory"),
         Key::optional("zone_size", ValueKind::Size, "where the log is made: 1/256 of the disk, up to 64MiB"),
         Key::optional("cleaning", ValueKind::Choice(&zones::cleaning::NAMES), "the cleaning policy")
             .or(zones::cleaning::DEFAULT),
@@ -81,6 +89,15 @@ const SMALLEST_ZONE: u64 = 64 << 10;
 /// Of what there is room for, a volume without a size takes so many percent.
 const USUAL_SHARE: u64 = 90;
 
+/// Where a map is kept.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum MapPlace {
+    /// In memory; checkpoints on the log's disk.
+    Memory,
+    /// In this file, mapped.
+    Pmem(PathBuf),
+}
+
 /// What a stack says about a log.
 #[derive(Debug, Clone)]
 pub struct Options {
@@ -92,6 +109,8 @@ pub struct Options {
     pub disk: Option<u64>,
     /// The structure of the map.
     pub map: String,
+    /// Where the map is kept.
+    pub map_home: MapPlace,
     /// The distance of zones in bytes, if it is said.
     pub zone_size: Option<u64>,
     /// The cleaning policy.
@@ -123,6 +142,7 @@ impl Default for Options {
             size: None,
             disk: None,
             map: "radix".to_owned(),
+            map_home: MapPlace::Memory,
             zone_size: None,
             cleaning: zones::cleaning::DEFAULT.to_owned(),
             appends_in_flight: 2,
@@ -162,6 +182,7 @@ impl Options {
             size: arguments.optional_size("size")?,
             disk: arguments.shape("on")?.bytes,
             map: arguments.choice("map")?.to_owned(),
+            map_home: map_place(arguments)?,
             zone_size: arguments.optional_size("zone_size")?,
             cleaning: arguments.choice("cleaning")?.to_owned(),
             appends_in_flight: arguments.integer("appends_in_flight")? as u32,
@@ -192,6 +213,16 @@ impl Options {
         users * self.appends_in_flight + movers + self.appends_in_flight
     }
 
+    /// What the log keeps free for a volume of so many blocks, with so many open zones.
+    fn reserve(&self, layout: &Layout, blocks: u64, open: u32) -> Reserve {
+        let reserve = Reserve::new(layout, blocks, open);
+        match self.map_home {
+            MapPlace::Memory => reserve,
+            // No checkpoint is ever written.
+            MapPlace::Pmem(_) => Reserve { checkpoints: 0, ..reserve },
+        }
+    }
+
     /// How many blocks a volume has that is made here.
     ///
     /// # Errors
@@ -201,13 +232,13 @@ impl Options {
         let disk_blocks = layout.blocks();
         let most = {
             // The map of a volume that fills the disk is the largest that matters here.
-            let reserve = Reserve::new(layout, disk_blocks, open);
+            let reserve = self.reserve(layout, disk_blocks, open);
             capacity(layout, &reserve) * LARGEST_SHARE / 100
         };
         let block = layout.block_size.bytes();
         let least_disk = |blocks: u64| {
             let share = blocks as f64 * 100.0 / LARGEST_SHARE as f64 / f64::from(layout.data_blocks());
-            let reserve = Reserve::new(layout, blocks, open).zones();
+            let reserve = self.reserve(layout, blocks, open).zones();
             ((share.ceil() + f64::from(reserve) + 1.0) * f64::from(layout.zone_blocks + 1)) as u64 * block
                 + (2 << 20)
         };
@@ -219,7 +250,7 @@ impl Options {
                      disk or smaller zones (zone_size)",
                     layout.zones,
                     layout.zone_blocks,
-                    Reserve::new(layout, 1, open).zones()
+                    self.reserve(layout, 1, open).zones()
                 )));
             }
             return Ok(blocks);
@@ -261,7 +292,7 @@ impl Options {
     /// How the log works with these options.
     pub fn settings(&self, layout: &Layout, blocks: u64, policy: &dyn Policy) -> Settings {
         let disk_blocks = layout.blocks();
-        let reserve = Reserve::new(layout, blocks.min(disk_blocks), self.open_zones(policy));
+        let reserve = self.reserve(layout, blocks.min(disk_blocks), self.open_zones(policy));
         Settings {
             appends_in_flight: self.appends_in_flight,
             acknowledge: self.acknowledge,
@@ -277,6 +308,27 @@ impl Options {
     }
 }
 
+/// The file that a value of the key `map_home` names, if it names one.
+pub fn file_of_home(said: &str) -> Option<&str> {
+    said.strip_prefix("pmem:").filter(|path| !path.is_empty())
+}
+
+/// Where a stack says that the map is kept.
+fn map_place(arguments: &Arguments) -> Result<MapPlace> {
+    let said = arguments.text("map_home")?;
+    let wrong = |what: String| Err(arguments.refuse("map_home", what));
+    let path = match file_of_home(&said) {
+        Some(path) => path,
+        None if said == "memory" => return Ok(MapPlace::Memory),
+        None => return wrong("expected memory, or pmem:PATH".to_owned()),
+    };
+    let (map, radix) = (arguments.choice("map")?, crate::map::NAMES[0]);
+    if map != radix {
+        return wrong(format!("only the map \"{radix}\" can be kept in a file of its own, not \"{map}\""));
+    }
+    Ok(MapPlace::Pmem(arguments.absolute(Path::new(path))?))
+}
+
 /// 1/256 of the disk, as a power of two.
 pub fn default_zone_size(disk: u64) -> u64 {
     let share = disk / 256;
@@ -286,6 +338,7 @@ pub fn default_zone_size(disk: u64) -> u64 {
 
 /// What is known without opening anything: the size, where it is said.
 fn plan(arguments: &Arguments) -> Result<Shape> {
+    map_place(arguments)?;
     let on = arguments.shape("on")?;
     if let Some(block_size) = on.block_size
         && u64::from(block_size) > crate::recovery::BLOCK

@@ -1,6 +1,7 @@
 //! The log-structured device and its maps.
 //!
 //! - [`map`]: where each block of a volume lies: one trait, several structures behind it, to be compared.
+//! - [`home`]: the map kept in memory that survives.
 //! - [`mod@check`] looks at a whole log for damage, [`dump`] shows what is on the medium; both write nothing.
 //!
 //! Left to others: zones, records, roots and cleaning policies (`zones`), and running the calls (`runtime`).
@@ -17,6 +18,7 @@ pub mod directory;
 pub mod dump;
 mod flush;
 pub mod format;
+pub mod home;
 pub mod kind;
 mod lane;
 pub mod layout;
@@ -32,6 +34,7 @@ pub mod snapshot;
 mod status;
 mod stream;
 mod table;
+mod transaction;
 mod versions;
 
 pub use device::LogPart;

@@ -164,6 +164,10 @@ pub trait Map: Send + Sync + fmt::Debug {
         });
     }
 
+    /// Of a map whose memory survives in a home of its own: adds the words that, beside that memory, are all it takes to
+    /// open it again. Other maps add none.
+    fn roots(&self, _roots: &mut Vec<u32>) {}
+
     /// Makes room for more blocks, which aren't mapped. Never shrinks.
     fn grow(&self, blocks: u64);
 

@@ -10,6 +10,7 @@ use crate::commit::{Effect, apply};
 use crate::core::State;
 use crate::directory::{Directory, ZoneEntry};
 use crate::format::{CHECKPOINT, CLEANER, Change, REPLAYED, USER, VersionId};
+use crate::home::{self, MapHome, Medium};
 use crate::layout::{Layout, ROOT_ZONES};
 use crate::map::{self, PAGE_BLOCKS, Physical};
 use crate::root::{self, Boundary, Root, RootWriter};
@@ -20,6 +21,7 @@ use block::{BlockSize, Buffer, Error, Result, ZoneIndex, ZoneReport, ZoneState, 
 use smallvec::SmallVec;
 use std::cell::{Cell, RefCell};
 use std::rc::Rc;
+use std::sync::Arc;
 use zones::record::{Identity, sum_of};
 
 /// The size of a log's blocks, in bytes.
@@ -51,7 +53,13 @@ pub struct Recovered {
 ///
 /// # Errors
 /// What resetting and writing say.
-pub async fn format(zones: Rc<dyn Zones>, layout: Layout, blocks: u64, map: &str) -> Result<State> {
+pub async fn format(
+    zones: Rc<dyn Zones>,
+    layout: Layout,
+    blocks: u64,
+    map: &str,
+    home: Option<Rc<dyn Medium>>,
+) -> Result<State> {
     for report in zones.report(ZoneIndex(0), layout.zones).await? {
         if report.state != ZoneState::Empty {
             zones.reset(report.zone, block::EraseGuarantee::None).await?;
@@ -65,6 +73,14 @@ pub async fn format(zones: Rc<dyn Zones>, layout: Layout, blocks: u64, map: &str
             false => table.set_free(report.zone.0, report.generation),
         }
     }
+    let identity = Identity::draw();
+    let (home, map) = match home {
+        None => (None, map::make(map, blocks)?),
+        Some(medium) => {
+            let (home, map) = MapHome::create(medium, identity, layout.zones, blocks).await?;
+            (Some(home), Arc::new(map) as Arc<dyn map::Map>)
+        }
+    };
     let head = Version {
         id: VersionId::HEAD,
         parent: None,
@@ -73,13 +89,12 @@ pub async fn format(zones: Rc<dyn Zones>, layout: Layout, blocks: u64, map: &str
         blocks,
         name: String::new(),
         is_leaving: false,
-        map: map::make(map, blocks)?,
+        map,
         dirty: PageSet::default(),
         writing: PageSet::default(),
         unsaved: 0,
         table: crate::directory::PageTable::default(),
     };
-    let identity = Identity::draw();
     let root = Root {
         identity,
         block_size: layout.block_size,
@@ -93,6 +108,7 @@ pub async fn format(zones: Rc<dyn Zones>, layout: Layout, blocks: u64, map: &str
         boundaries: Vec::new(),
         directory_length: 0,
         directory: Vec::new(),
+        home: home.as_ref().map(MapHome::sequence),
     };
     Ok(State {
         layout,
@@ -105,17 +121,24 @@ pub async fn format(zones: Rc<dyn Zones>, layout: Layout, blocks: u64, map: &str
         versions: Versions { list: vec![head], next: VersionId::HEAD.0 + 1, ..Versions::default() },
         root: RootWriter::first(),
         checkpoint: Durable::new(root),
+        home,
     })
 }
 
-/// Finds the log on these zones and brings it to the state that it had, writing nothing. [`begin`] must follow before
-/// anything is written to it.
+/// Finds the log on these zones and brings it to the state that it had, writing nothing there. [`begin`] must follow before
+/// anything is written to it. With `look_only` nothing is written to the home either, and nothing may follow. A log whose map is at home needs that home, and another one takes none.
 ///
 /// # Errors
-/// [`Error::Protocol`] where there is no log, [`Error::Corrupt`] for a damaged one; what reading says.
-pub async fn recover(zones: Rc<dyn Zones>, map: &str) -> Result<(State, Recovered)> {
+/// [`Error::Protocol`] where there is no log, [`Error::Corrupt`] for a damaged one, [`Error::Invalid`] without the home or
+/// with one too many; what reading says.
+pub async fn recover(
+    zones: Rc<dyn Zones>,
+    map: &str,
+    medium: Option<Rc<dyn Medium>>,
+    look_only: bool,
+) -> Result<(State, Recovered)> {
     let found = root::find(&*zones).await?;
-    let root = found.root.clone();
+    let mut root = found.root.clone();
     let layout = Layout::new(zones.geometry(), BlockSize::new(BLOCK)?)?;
     if (root.zone_blocks, root.zones, root.block_size)
         != (layout.zone_blocks, layout.zones, layout.block_size)
@@ -126,10 +149,21 @@ pub async fn recover(zones: Rc<dyn Zones>, map: &str) -> Result<(State, Recovere
         )));
     }
     let mut recovered = Recovered { clean: root.clean, ..Recovered::default() };
-    let directory = read_directory(&*zones, &layout, &root).await?;
     let reports = zones.report(ZoneIndex(0), layout.zones).await?;
-    let table = known_zones(&layout, &root, &directory, &reports);
-    let mut versions = load(&*zones, &layout, &directory, &table, map, &mut recovered).await?;
+    let (directory, table, mut versions, home);
+    match at_home(&root, medium)? {
+        Some((medium, demanded)) => {
+            let found = home::recovery::open(&layout, &root, demanded, &reports, medium, look_only).await?;
+            (root, directory, table, versions, home) =
+                (found.root, found.directory, found.table, found.versions, found.home);
+        }
+        None => {
+            directory = read_directory(&*zones, &layout, &root).await?;
+            table = known_zones(&layout, &root, &directory, &reports);
+            versions = load(&*zones, &layout, &directory, &table, map, &mut recovered).await?;
+            home = None;
+        }
+    }
     let mut clock = root.clock;
     let mut last = [root.covered[0], root.covered[1], root.checkpoint];
     if !root.clean {
@@ -158,8 +192,27 @@ pub async fn recover(zones: Rc<dyn Zones>, map: &str) -> Result<(State, Recovere
         root: RootWriter::behind(&found),
         checkpoint: Durable::new(root),
         zones,
+        home,
     };
     Ok((state, recovered))
+}
+
+/// What a log's map is kept on, and the oldest transaction that will do, where it is at home.
+///
+/// # Errors
+/// [`Error::Invalid`] where the log's map is elsewhere than was said.
+pub(crate) fn at_home(root: &Root, medium: Option<Rc<dyn Medium>>) -> Result<Option<(Rc<dyn Medium>, u64)>> {
+    match (root.home, medium) {
+        (Some(demanded), Some(medium)) => Ok(Some((medium, demanded))),
+        (None, None) => Ok(None),
+        (Some(_), None) => Err(Error::invalid(
+            "this log's map is kept in a file of its own: say where with map_home = \"pmem:PATH\"",
+        )),
+        (None, Some(medium)) => Err(Error::invalid(format!(
+            "this log keeps its map on its own disk, not in {}: leave map_home out, or make the log anew with it",
+            medium.name()
+        ))),
+    }
 }
 
 /// Begins a new life of a log that was recovered: what it recovered is made durable, and what isn't part of it never
@@ -445,7 +498,9 @@ pub(crate) async fn scan_all(
     }
     let mut scans = Scans { records: Vec::new(), durable: [0; 4] };
     for batch in wanted.chunks(READS) {
-        let reads = batch.iter().map(|report| scan::scan(zones, layout, &root.identity, report, true));
+        let known = |report: &ZoneReport| table.get(report.zone.0).committed;
+        let reads =
+            batch.iter().map(|report| scan::scan(zones, layout, &root.identity, report, known(report), true));
         for (report, scanned) in batch.iter().zip(runtime::join_all(reads).await) {
             let scanned = scanned?;
             for (durable, found) in scans.durable.iter_mut().zip(scanned.durable) {
@@ -453,11 +508,16 @@ pub(crate) async fn scan_all(
             }
             if let Some(first) = scanned.records.first() {
                 table.change(report.zone.0, |entry| {
+                    let written = scanned.records.iter().map(|record| record.header.blocks).sum::<u32>();
+                    entry.end = scanned.end;
+                    if scanned.first > 0 {
+                        entry.written += written;
+                        return;
+                    }
                     entry.class = first.header.class;
                     entry.opened = first.header.clock;
                     entry.changed = first.header.clock;
-                    entry.end = scanned.end;
-                    entry.written = scanned.records.iter().map(|record| record.header.blocks).sum();
+                    entry.written = written;
                 });
             }
             for record in scanned.records {

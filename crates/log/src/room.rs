@@ -124,7 +124,11 @@ impl Core {
             // Each block that is on its way may be the first of its page.
             _ => more + self.dirty_thin_pages(),
         };
-        let taken = images.zones(&self.layout, dirty);
+        let taken = match self.home {
+            // No checkpoint is ever written.
+            Some(_) => 0,
+            None => images.zones(&self.layout, dirty),
+        };
         let reserved = self.settings.reserved.zones(&self.layout, 0);
         let missing = taken.saturating_sub(reserved) + images.damaged;
         self.settings.capacity.saturating_sub(missing * u64::from(self.layout.data_blocks()))

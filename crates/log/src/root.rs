@@ -13,6 +13,8 @@ use zones::record::{Header, Identity, Parsed};
 
 /// The version of the log's format that this code writes and reads.
 pub const VERSION: u32 = 1;
+/// The version of a log whose map is at a home of its own: what doesn't know of homes doesn't read it.
+pub const VERSION_AT_HOME: u32 = 2;
 const MAGIC: &[u8; 8] = b"SILTLOG1";
 /// The most epochs that a root remembers: a log that ended uncleanly so often without a checkpoint in between takes one
 /// when it is opened.
@@ -67,6 +69,9 @@ pub struct Root {
     pub directory_length: u64,
     /// Where it is.
     pub directory: Vec<Piece>,
+    /// The map is at a home of its own: the oldest transaction of it that the log can be opened with. Then there is no
+    /// directory, and what is covered is said there.
+    pub home: Option<u64>,
 }
 
 impl Root {
@@ -74,7 +79,7 @@ impl Root {
     pub fn encode(&self) -> Vec<u8> {
         let mut writer = Writer::default();
         writer.bytes(MAGIC);
-        writer.u32(VERSION);
+        writer.u32(if self.home.is_some() { VERSION_AT_HOME } else { VERSION });
         writer.u32(self.block_size.bytes() as u32);
         writer.bytes(&self.identity.uuid.0);
         writer.u64(self.identity.key);
@@ -97,6 +102,7 @@ impl Root {
             writer.u32(piece.blocks);
             writer.u32(piece.sum);
         }
+        self.home.iter().for_each(|sequence| writer.u64(*sequence));
         writer.0
     }
 
@@ -110,10 +116,10 @@ impl Root {
             return Err(Error::protocol("no root of a log"));
         }
         let version = reader.u32()?;
-        if version != VERSION {
+        if version != VERSION && version != VERSION_AT_HOME {
             return Err(Error::protocol(format!(
-                "a log of version {version} of the format; this program reads version {VERSION}: use the program that \
-                 wrote it, or make the log anew, which loses what is there"
+                "a log of version {version} of the format; this program reads versions {VERSION} and {VERSION_AT_HOME}: use \
+                 the program that wrote it, or make the log anew, which loses what is there"
             )));
         }
         let block_size = BlockSize::new(u64::from(reader.u32()?))?;
@@ -141,6 +147,7 @@ impl Root {
             let (physical, blocks, sum) = (Physical(reader.u32()?), reader.u32()?, reader.u32()?);
             directory.push(Piece { physical, blocks, sum });
         }
+        let home = if version == VERSION_AT_HOME { Some(reader.u64()?) } else { None };
         Ok(Root {
             identity,
             block_size,
@@ -154,6 +161,7 @@ impl Root {
             boundaries,
             directory_length,
             directory,
+            home,
         })
     }
 
@@ -364,6 +372,7 @@ mod tests {
             boundaries: vec![Boundary { epoch: 3, last: [12, 22] }, Boundary { epoch: 4, last: [15, 22] }],
             directory_length: 100,
             directory: vec![Piece { physical: Physical(7), blocks: 1, sum: 9 }],
+            home: None,
         }
     }
 
@@ -371,6 +380,10 @@ mod tests {
     fn what_was_written_is_read() {
         assert_eq!(Root::decode(&root().encode()), Ok(root()));
         let bytes = root().encode();
+        (0..bytes.len()).for_each(|length| assert!(Root::decode(&bytes[..length]).is_err()));
+        let at_home = Root { home: Some(77), ..root() };
+        assert_eq!(Root::decode(&at_home.encode()), Ok(at_home.clone()));
+        let bytes = at_home.encode();
         (0..bytes.len()).for_each(|length| assert!(Root::decode(&bytes[..length]).is_err()));
     }
 

@@ -39,6 +39,8 @@ pub struct Scanned {
     pub records: Vec<Found>,
     /// Where that is.
     pub end: u32,
+    /// Records before this block weren't looked at.
+    pub first: u32,
     /// The highest sequence that any record of the zone says was durable, by stream, those behind `end` included.
     pub durable: [u64; 4],
     /// Whether a valid summary gave the records.
@@ -116,8 +118,9 @@ pub async fn summary(
     Ok((summary, position))
 }
 
-/// Finds the records of a zone. Where no summary gives them, every header is looked at and, with `check_data`, all
-/// data, too; and behind the end of what validates, headers are looked for that say what had been durable.
+/// Finds the records of a zone. Where no summary gives them, every header from block `first` on is looked at, where a record
+/// begins or none is, and, with `check_data`, all data, too; and behind the end of what validates, headers are looked for
+/// that say what had been durable.
 ///
 /// # Errors
 /// What reading says.
@@ -126,6 +129,7 @@ pub async fn scan(
     layout: &Layout,
     identity: &Identity,
     report: &ZoneReport,
+    first: u32,
     check_data: bool,
 ) -> Result<Scanned> {
     match summary(zones, layout, identity, report).await {
@@ -141,24 +145,26 @@ pub async fn scan(
         Err(error) => return Err(error),
     }
     let blocks = (report.write_pointer >> layout.block_size.shift()) as u32;
-    let bytes = read(zones, layout, report.zone.0, 0, blocks).await?;
-    Ok(scan_bytes(&bytes, layout, identity, report.zone.0, report.generation, check_data))
+    let first = first.min(blocks);
+    let bytes = read(zones, layout, report.zone.0, first, blocks - first).await?;
+    let place = Place { zone: report.zone.0, generation: report.generation, position: first };
+    Ok(scan_bytes(&bytes, layout, identity, place, check_data))
 }
 
-/// Finds the records in the bytes of a zone.
+/// Finds the records in the bytes of a zone from this place on.
 pub fn scan_bytes(
     bytes: &[u8],
     layout: &Layout,
     identity: &Identity,
-    zone: u32,
-    generation: u64,
+    place: Place,
     check_data: bool,
 ) -> Scanned {
+    let Place { zone, generation, position: first } = place;
     let block = layout.block_bytes();
-    let blocks = (bytes.len() / block) as u32;
-    let mut scanned = Scanned::default();
+    let blocks = first + (bytes.len() / block) as u32;
+    let mut scanned = Scanned { first, end: first, ..Scanned::default() };
     let parsed_at = |position: u32| {
-        let start = position as usize * block;
+        let start = (position - first) as usize * block;
         let parsed = Parsed::decode(&bytes[start..start + block], identity).ok()?;
         parsed.check_place(zone, generation, position).ok()?;
         Some(parsed)
@@ -166,7 +172,7 @@ pub fn scan_bytes(
     while scanned.end < blocks {
         let position = scanned.end;
         let Some(parsed) = parsed_at(position) else { break };
-        let start = (position as usize + 1) * block;
+        let start = ((position - first) as usize + 1) * block;
         let data = bytes.get(start..start + parsed.header.blocks as usize * block);
         let Some(data) = data else { break };
         if check_data && parsed.check_data(data, block).is_err() {

@@ -63,6 +63,9 @@ pub fn status(part: &LogPart) -> Status {
     status.insert("dirty_pages".into(), dirty.into());
     let bytes = versions.list.last().map_or(0, |version| version.map.bytes());
     status.insert("map_bytes".into(), bytes.into());
+    if let Some(home) = &core.home {
+        status.insert("map_home".into(), home.status());
+    }
     if let Some(error) = core.failure() {
         status.insert("failed".into(), error.detail().into());
     }

@@ -43,6 +43,8 @@ pub struct Zone {
     pub written: u32,
     /// How many blocks of it were written, headers and summary included; of an open zone, by records that have committed.
     pub end: u32,
+    /// Before this block of it, all records have committed; 0 where that isn't known.
+    pub committed: u32,
     /// When it was begun, in data blocks that users had written.
     pub opened: u64,
     /// When its last block died.
@@ -60,6 +62,7 @@ impl Zone {
             live: 0,
             written: 0,
             end: 0,
+            committed: 0,
             opened: 0,
             changed: 0,
             last: [0; REPLAYED],
@@ -81,6 +84,8 @@ pub struct ZoneTable {
     resetting: Cell<u32>,
     /// Zones for data that were taken and, all but some, are open still.
     open: RefCell<Vec<u32>>,
+    /// Zones that were changed since somebody asked, and whether each of all zones is one of them.
+    touched: RefCell<(Vec<u32>, Vec<bool>)>,
 }
 
 impl ZoneTable {
@@ -93,6 +98,7 @@ impl ZoneTable {
             dead: RefCell::default(),
             resetting: Cell::new(0),
             open: RefCell::default(),
+            touched: RefCell::new((Vec::new(), vec![false; zones as usize])),
         }
     }
 
@@ -103,7 +109,25 @@ impl ZoneTable {
 
     /// Changes one zone.
     pub fn change<T>(&self, zone: u32, change: impl FnOnce(&mut Zone) -> T) -> T {
+        self.touch(zone);
         change(&mut self.zones.borrow_mut()[zone as usize])
+    }
+
+    /// The zone counts as changed.
+    pub fn touch(&self, zone: u32) {
+        let (list, is_in_it) = &mut *self.touched.borrow_mut();
+        if !std::mem::replace(&mut is_in_it[zone as usize], true) {
+            list.push(zone);
+        }
+    }
+
+    /// The zones that were changed since the last time, in order.
+    pub fn take_touched(&self) -> Vec<u32> {
+        let (list, is_in_it) = &mut *self.touched.borrow_mut();
+        let mut taken = std::mem::take(list);
+        taken.iter().for_each(|zone| is_in_it[*zone as usize] = false);
+        taken.sort_unstable();
+        taken
     }
 
     /// All zones with a number.

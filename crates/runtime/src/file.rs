@@ -140,6 +140,18 @@ impl File {
         File { descriptor: Rc::new(descriptor), name: name.into() }
     }
 
+    /// Another descriptor of the same open file, for mappings.
+    pub(crate) fn duplicate_descriptor(&self) -> Result<OwnedFd> {
+        match &*self.descriptor {
+            Descriptor::Kernel { fd, .. } => fd.try_clone().map_err(|error| {
+                Error::from_io(&error, &format!("duplicating a descriptor of {}", self.name))
+            }),
+            Descriptor::Simulated(_) => {
+                Err(Error::unsupported(format!("{}: simulated files can't be mapped", self.name)))
+            }
+        }
+    }
+
     /// Its name, for errors.
     pub fn name(&self) -> &str {
         &self.name

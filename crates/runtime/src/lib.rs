@@ -17,6 +17,7 @@
 
 pub mod clock;
 pub mod file;
+pub mod mapping;
 pub mod net;
 mod operation;
 mod random;

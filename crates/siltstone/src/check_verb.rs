@@ -14,9 +14,9 @@ use std::fmt::Write;
 /// # Errors
 /// A wrong stack or part, a stack that is being served; [`Failure::Said`] if there is damage.
 pub fn check(arguments: &arguments::Check) -> Result<(), Failure> {
-    let report = lifted::with_zones(&arguments.stack, arguments.part.as_deref(), async |zones| {
+    let report = lifted::with_zones(&arguments.stack, arguments.part.as_deref(), async |zones, home| {
         let reading = Reading::new();
-        log::check::check(zones, &|done, total| reading.at(done, total)).await
+        log::check::check(zones, home, &|done, total| reading.at(done, total)).await
     })?;
     match arguments.json {
         true => {

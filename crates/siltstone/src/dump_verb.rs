@@ -13,8 +13,8 @@ use serde_json::{Map, Value};
 /// A wrong stack, part or zone; a stack that is being served; a disk without a log.
 pub fn dump(arguments: &arguments::Dump) -> Result<(), Failure> {
     let zone = arguments.zone;
-    let value = lifted::with_zones(&arguments.stack, arguments.part.as_deref(), async move |zones| {
-        log::dump::dump(zones, zone).await
+    let value = lifted::with_zones(&arguments.stack, arguments.part.as_deref(), async move |zones, home| {
+        log::dump::dump(zones, home, zone).await
     })?;
     if arguments.json { print_json(&value) } else { print(&page(value)) }
 }
@@ -24,11 +24,11 @@ fn page(mut value: Value) -> String {
     let mut out = String::new();
     let mut take = |key: &str| value.as_object_mut().and_then(|object| object.remove(key));
     let lists = ["roots", "versions", "zone_list", "records"].map(|key| (key, take(key)));
-    let (directory, tail) = (take("directory"), take("tail"));
+    let (directory, home, tail) = (take("directory"), take("home"), take("tail"));
     if let Some(object) = value.as_object() {
         table::section(&mut out, "log", object);
     }
-    for (heading, part) in [("directory", directory), ("tail", tail)] {
+    for (heading, part) in [("directory", directory), ("map's home", home), ("tail", tail)] {
         if let Some(object) = part.as_ref().and_then(Value::as_object) {
             table::section(&mut out, heading, object);
         }

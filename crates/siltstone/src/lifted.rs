@@ -9,9 +9,11 @@ use crate::failure::Failure;
 use crate::kinds::registry;
 use crate::load;
 use block::{Result, ZonesPart};
+use log::home::{FileMedium, Medium};
 use runtime::Config;
 use stack::{Part, Stack, Value};
 use std::path::Path;
+use std::rc::Rc;
 use std::sync::Arc;
 
 /// The kind of the parts that can be looked at.
@@ -19,24 +21,36 @@ const KIND: &str = "log";
 /// The kind that is passed over.
 const RECORD: &str = "record";
 
-/// Does something with the zones of a log device that nobody serves.
+/// Does something with the zones of a log device that nobody serves, and with its map's home, if it has one.
 ///
 /// # Errors
 /// A wrong stack or part; a stack that is being served; what opening the disk says, and what `work` returns.
 pub fn with_zones<T: Send + 'static>(
     argument: &str,
     part: Option<&str>,
-    work: impl AsyncFnOnce(Arc<dyn ZonesPart>) -> Result<T> + Send + 'static,
+    work: impl AsyncFnOnce(Arc<dyn ZonesPart>, Option<Rc<dyn Medium>>) -> Result<T> + Send + 'static,
 ) -> Result<T, Failure> {
     let stack = load::stack(argument, &registry())?;
     refuse_if_served(argument, &stack)?;
     let (log, on) = log_of(argument, &stack, part)?;
+    let home = match stack.part(&log).and_then(|part| part.value("map_home")) {
+        Some(Value::Text(said)) => log::kind::file_of_home(said),
+        _ => None,
+    };
+    let home = home.map(|path| stack.absolute(Path::new(path))).transpose()?;
     let stack = read_only(argument, &stack)?;
     let plan = stack.check(false)?;
     let config = Config::default().with_shards(stack.shards());
     let outcome = runtime::run(config, move || async move {
         let built = plan.build_below(&log).await?;
-        let outcome = async { work(log::check::open_zones(built.device(&on)?).await?).await }.await;
+        let work = async {
+            let home = match &home {
+                Some(path) => Some(FileMedium::open_read_only(path).await?),
+                None => None,
+            };
+            work(log::check::open_zones(built.device(&on)?).await?, home).await
+        };
+        let outcome = work.await;
         let closed = built.close().await;
         outcome.and_then(|value| closed.map(|()| value))
     })?;

@@ -127,6 +127,16 @@ impl Stack {
         self
     }
 
+    /// Where a path that the stack says in a text is.
+    ///
+    /// # Errors
+    /// [`block::Error::Io`] where there is no working directory.
+    pub fn absolute(&self, path: &Path) -> block::Result<PathBuf> {
+        let joined = self.base_directory.join(path);
+        std::path::absolute(&joined)
+            .map_err(|error| block::Error::from_io(&error, &joined.display().to_string()))
+    }
+
     /// The same stack on this many shards, from 1 to [`MOST_SHARDS`](Self::MOST_SHARDS).
     #[must_use]
     pub fn with_shards(mut self, shards: usize) -> Stack {

@@ -12,6 +12,7 @@
 //! have returned. What a callback sees is called under the lock: it must not change a map of the family.
 
 mod arena;
+mod at_home;
 mod memory;
 mod runs;
 #[cfg(test)]
@@ -31,6 +32,8 @@ use std::ops::Range;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
+pub use at_home::{Family as HomeFamily, HomeWords, OpenVersion, create, open, overlay};
+
 /// Changes to a dense leaf of so many blocks at once look whether it has few enough runs by now.
 const LONG: u32 = 32;
 
@@ -41,7 +44,7 @@ const AT_ONCE: usize = 32;
 pub struct Radix<M: Memory = GrowingWords> {
     family: Arc<Family<M>>,
     /// One word per middle node: its slab, or 0.
-    root: M,
+    root: M::Roots,
     blocks: AtomicU64,
 }
 
@@ -74,7 +77,20 @@ struct Writer<'a, M> {
     state: MutexGuard<'a, State>,
 }
 
-impl<M: Memory> Writer<'_, M> {
+impl<'a, M: Memory> Writer<'a, M> {
+    /// The words of a slab that is about to be changed. Nothing is changed but through this and
+    /// [`piece_to_change`](Self::piece_to_change): memory that is kept elsewhere, too, must be told.
+    fn slab_to_change(&self, slab: u32) -> &'a [M::Word] {
+        self.memory.touched(slab);
+        self.memory.slab(slab)
+    }
+
+    /// The words of a piece that is about to be changed.
+    fn piece_to_change(&self, piece: Piece) -> &'a [M::Word] {
+        self.memory.touched(piece.slab::<M>());
+        piece.words(self.memory)
+    }
+
     /// A leaf with what the runs say. One reference to it is counted.
     fn build(&mut self) -> Reference {
         let state = &mut *self.state;
@@ -85,15 +101,15 @@ impl<M: Memory> Writer<'_, M> {
         let few = count <= most_runs::<M>();
         match few.then(|| state.allocator.take_piece(self.memory, count)).flatten() {
             Some(piece) => {
-                let words = piece.words(self.memory);
-                state.runs.write(words, piece.class);
+                let words = self.piece_to_change(piece);
+                self.state.runs.write(words, piece.class);
                 words[REFERENCES].set(1);
                 Reference::runs(piece)
             }
             None => {
                 let slab = state.allocator.take_slab(self.memory);
-                let words = self.memory.slab(slab);
-                state.runs.spread(|block, place| words[block].set(place));
+                let words = self.slab_to_change(slab);
+                self.state.runs.spread(|block, place| words[block].set(place));
                 Reference::dense(slab)
             }
         }
@@ -117,7 +133,7 @@ impl<M: Memory> Writer<'_, M> {
             Kind::Empty => {}
             Kind::Dense(slab) => *self.state.allocator.references(slab) += 1,
             Kind::Runs(piece) => {
-                let references = &piece.words(self.memory)[REFERENCES];
+                let references = &self.piece_to_change(piece)[REFERENCES];
                 references.set(references.get() + 1);
             }
         }
@@ -133,7 +149,7 @@ impl<M: Memory> Writer<'_, M> {
                 *references
             }
             Kind::Runs(piece) => {
-                let references = &piece.words(self.memory)[REFERENCES];
+                let references = &self.piece_to_change(piece)[REFERENCES];
                 let left = references.get() - 1;
                 references.set(left);
                 left
@@ -187,7 +203,11 @@ impl<M: Memory> Radix<M> {
     const LEAF: u64 = 1 << M::SLAB_SHIFT;
 
     fn in_memory(blocks: u64) -> Result<Self> {
-        let memory = M::reserve(MOST_SLABS)?;
+        Self::in_this_memory(M::reserve(MOST_SLABS)?, blocks)
+    }
+
+    /// An empty map in memory of which nothing is usable yet.
+    fn in_this_memory(memory: M, blocks: u64) -> Result<Self> {
         let allocator = Allocator::new(&memory)?;
         let state = State { allocator, runs: Runs::new(Self::LEAF as u32), versions: 1 };
         let family = Arc::new(Family { memory, state: Mutex::new(state) });
@@ -196,8 +216,8 @@ impl<M: Memory> Radix<M> {
     }
 
     /// An empty root for so many blocks. There are addresses for 2^42: 16 PiB in blocks of 4 KiB.
-    fn new_root(blocks: u64) -> Result<M> {
-        let root = M::reserve(1 << 12)?;
+    fn new_root(blocks: u64) -> Result<M::Roots> {
+        let root = M::Roots::reserve(1 << 12)?;
         root.grow(Self::root_slabs(blocks))?;
         Ok(root)
     }
@@ -335,7 +355,7 @@ impl<M: Memory> Radix<M> {
         if middle == 0 || !writer.is_sole(middle) {
             let old = middle;
             middle = writer.state.allocator.take_slab(writer.memory);
-            let (from, to) = (writer.memory.slab(old), writer.memory.slab(middle));
+            let (from, to) = (writer.memory.slab(old), writer.slab_to_change(middle));
             for (from, to) in from.iter().zip(to) {
                 let entry = Reference(from.get());
                 to.set(entry.0);
@@ -344,7 +364,7 @@ impl<M: Memory> Radix<M> {
             self.root_word(number).expect("changes stay inside of the map").set(middle);
             writer.release_middle(old);
         }
-        writer.memory.slab(middle)[(page & (Self::LEAF - 1)) as usize].set(leaf.0);
+        writer.slab_to_change(middle)[(page & (Self::LEAF - 1)) as usize].set(leaf.0);
     }
 
     /// Takes a middle node out if it has no leaf.
@@ -404,7 +424,7 @@ impl<M: Memory> Radix<M> {
         let middle = self.middle(part.page >> M::SLAB_SHIFT);
         let sole = writer.is_sole(middle) && writer.is_sole(slab);
         let target = if sole { slab } else { writer.state.allocator.take_slab(writer.memory) };
-        let words = writer.memory.slab(target);
+        let words = writer.slab_to_change(target);
         if !sole {
             for (word, from) in words.iter().zip(writer.memory.slab(slab)) {
                 word.set(from.get());
@@ -442,8 +462,8 @@ impl<M: Memory> Radix<M> {
             Kind::Dense(slab) => {
                 // In place also where others refer to it: to them it is the same block, which has moved.
                 let mut count = 0;
-                for (offset, word) in writer.memory.slab(slab)[low as usize..high as usize].iter().enumerate()
-                {
+                let words = &writer.slab_to_change(slab)[low as usize..high as usize];
+                for (offset, word) in words.iter().enumerate() {
                     let offset = offset as u64;
                     if word.get() == from.offset(offset).0 {
                         word.set(to.offset(offset).0);
@@ -485,7 +505,7 @@ impl<M: Memory> Radix<M> {
         };
         // In place also where others refer to the middle node.
         let middle = self.middle(page >> M::SLAB_SHIFT);
-        writer.memory.slab(middle)[(page & (Self::LEAF - 1)) as usize].set(new.0);
+        writer.slab_to_change(middle)[(page & (Self::LEAF - 1)) as usize].set(new.0);
         writer.release(old);
     }
 
@@ -498,7 +518,7 @@ impl<M: Memory> Radix<M> {
             writer.build()
         } else {
             let slab = writer.state.allocator.take_slab(writer.memory);
-            for (word, entry) in writer.memory.slab(slab).iter().zip(entries) {
+            for (word, entry) in writer.slab_to_change(slab).iter().zip(entries) {
                 word.set(*entry);
             }
             Reference::dense(slab)
@@ -671,6 +691,10 @@ impl<M: Memory> Map for Radix<M> {
         }
     }
 
+    fn roots(&self, roots: &mut Vec<u32>) {
+        roots.extend((0..Self::middles(self.blocks())).map(|number| self.middle(number)));
+    }
+
     fn grow(&self, blocks: u64) {
         let _writer = self.family.lock();
         if blocks > self.blocks() {
@@ -683,7 +707,7 @@ impl<M: Memory> Map for Radix<M> {
 
     fn bytes(&self) -> u64 {
         let writer = self.family.lock();
-        let root = M::bytes_for(Self::root_slabs(self.blocks()));
+        let root = M::Roots::bytes_for(Self::root_slabs(self.blocks()));
         let here = size_of::<Self>() + size_of::<Family<M>>();
         writer.state.allocator.bytes::<M>() + writer.state.runs.bytes() + root + here as u64
     }

@@ -42,6 +42,12 @@ impl Piece {
         self.number as usize * self.class.words()
     }
 
+    /// The slab that it is a part of.
+    #[inline]
+    pub(super) fn slab<M: Memory>(self) -> u32 {
+        (self.word() >> M::SLAB_SHIFT) as u32
+    }
+
     /// Says that it will be searched soon: of a large one the lines that every search passes.
     #[inline]
     pub(super) fn prefetch<M: Memory>(self, memory: &M) {
@@ -142,6 +148,82 @@ impl Allocator {
         memory.grow(1)?;
         allocator.take_slab(memory);
         Ok(allocator)
+    }
+
+    /// The account of memory whose first `slabs` slabs have been handed out, of which nothing is known yet: whoever has maps
+    /// there claims what they use, and then calls [`settle`](Self::settle).
+    pub(super) fn of_slabs(slabs: u32) -> Self {
+        let mut allocator = Allocator {
+            slabs: Vec::new(),
+            used: slabs,
+            first_free: 0,
+            with_room: [const { BTreeSet::new() }; Class::COUNT],
+            retired: Vec::new(),
+            waiting: VecDeque::new(),
+            retired_bytes: 0,
+            last_grace: 0,
+        };
+        for first in (0..slabs as usize).step_by(PART) {
+            let mut part = Vec::with_capacity(PART);
+            part.resize(PART.min(slabs as usize - first), Slab::Free(0));
+            allocator.slabs.push(part);
+        }
+        *allocator.slab(0) = Slab::Whole(1);
+        allocator
+    }
+
+    /// One more refers to this whole slab; says whether nobody did before. None if it can't be: pieces of it were claimed.
+    pub(super) fn claim_whole(&mut self, slab: u32) -> Option<bool> {
+        match self.slab(slab) {
+            _ if slab == 0 => None,
+            Slab::Cut(_) => None,
+            Slab::Whole(references) => {
+                *references += 1;
+                Some(false)
+            }
+            free => {
+                *free = Slab::Whole(1);
+                Some(true)
+            }
+        }
+    }
+
+    /// Somebody refers to this piece. False if it can't be: its slab was claimed as a whole, or has pieces of another size.
+    pub(super) fn claim_piece<M: Memory>(&mut self, piece: Piece) -> bool {
+        let (slab, class) = (piece.slab::<M>(), piece.class.0 as usize);
+        let pieces = Self::pieces::<M>(piece.class);
+        let bit = 1 << (piece.number % pieces as u32);
+        match self.slab(slab) {
+            Slab::Whole(_) => return false,
+            Slab::Cut(free) => *free = halves(whole(*free) & !bit),
+            free => {
+                let all: u64 = if pieces == 64 { u64::MAX } else { (1 << pieces) - 1 };
+                *free = Slab::Cut(halves(all & !bit));
+                // For now also where there is no room, to know the size.
+                self.with_room[class].insert(slab);
+            }
+        }
+        self.with_room[class].contains(&slab)
+    }
+
+    /// Everything in use has been claimed.
+    pub(super) fn settle(&mut self) {
+        for slab in (1..self.used).rev() {
+            match *self.slab(slab) {
+                Slab::Free(_) => self.free_slab(slab),
+                Slab::Cut(free) if whole(free) == 0 => {
+                    for room in &mut self.with_room {
+                        room.remove(&slab);
+                    }
+                }
+                _ => {}
+            }
+        }
+    }
+
+    /// How many slabs have been handed out at some time.
+    pub(super) fn used(&self) -> u32 {
+        self.used
     }
 
     fn slab(&mut self, slab: u32) -> &mut Slab {

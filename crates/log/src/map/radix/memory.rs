@@ -30,6 +30,9 @@ pub trait Memory: Sized + Debug + Send + Sync + 'static {
     /// The atomic word.
     type Word: Word;
 
+    /// The memory of a map's root.
+    type Roots: Memory<Word = Self::Word>;
+
     /// The logarithm of how many words a slab has; also of how many blocks a leaf covers and how many leaves a
     /// middle node has.
     const SLAB_SHIFT: u32;
@@ -55,6 +58,10 @@ pub trait Memory: Sized + Debug + Send + Sync + 'static {
     /// How much memory so many slabs take once they have been touched, in bytes.
     fn bytes_for(slabs: u32) -> u64;
 
+    /// Says that words of a slab are about to be changed.
+    #[inline]
+    fn touched(&self, _slab: u32) {}
+
     /// Says that a word will be read soon, if the processor can make use of that.
     #[inline]
     fn prefetch(&self, _word: usize) {}
@@ -71,6 +78,7 @@ pub trait Memory: Sized + Debug + Send + Sync + 'static {
 
 impl Memory for GrowingWords {
     type Word = AtomicU32;
+    type Roots = GrowingWords;
     const SLAB_SHIFT: u32 = super::super::PAGE_BLOCKS.trailing_zeros();
 
     fn reserve(slabs: u32) -> Result<Self> {

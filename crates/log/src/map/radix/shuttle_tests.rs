@@ -22,6 +22,7 @@ impl Word for shuttle::sync::atomic::AtomicU32 {
 
 impl Memory for Watched {
     type Word = shuttle::sync::atomic::AtomicU32;
+    type Roots = Watched;
     const SLAB_SHIFT: u32 = 5;
 
     fn reserve(_slabs: u32) -> Result<Self> {

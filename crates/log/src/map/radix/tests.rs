@@ -12,6 +12,7 @@ struct Small(Box<[std::sync::atomic::AtomicU32]>);
 
 impl Memory for Small {
     type Word = std::sync::atomic::AtomicU32;
+    type Roots = Small;
     const SLAB_SHIFT: u32 = 5;
 
     fn reserve(slabs: u32) -> Result<Self> {

@@ -1,0 +1,561 @@
+//! A map's home: the radix map kept in memory that survives, so that opening the log reads no log.
+//!
+//! The map works on a private mapping of the home, so a change never reaches it by itself. A *transaction* brings the home
+//! to what the map was at one moment between two commits: the lines that changed go to a journal first; once they are
+//! durable there, they are stored in their places; and once those are durable, the journal begins anew. Opening puts
+//! whole transactions of the journal in place (again: they say what lines hold, not how they change), and the map is
+//! there. A transaction that isn't whole is dropped: the home is as the one before left it.
+//!
+//! What a transaction holds must survive whatever it survives: the caller collects at a moment, makes every record
+//! that had committed by then durable, and only then commits it.
+//!
+//! One concept per module: `format` the bytes, `state` what is known beside the map, `medium` what it is kept on,
+//! `recovery` how a log is opened with it.
+
+mod format;
+mod medium;
+#[cfg(test)]
+mod oracle_tests;
+#[cfg(test)]
+mod recorded;
+pub mod recovery;
+mod state;
+
+pub use format::{LINE, Line, Places};
+pub use medium::{FileMedium, Medium};
+pub use state::{Known, KnownZone, Moment};
+
+use crate::map::radix::{self, HomeFamily, HomeWords, Radix};
+use crate::table::ZoneTable;
+use crate::versions::Versions;
+use block::{Error, Result};
+use format::{HEADER, Header, SLAB, SLOT, TRANSACTION, Transaction, body_length, bytes_of, line_of};
+use std::cell::{Cell, RefCell};
+use std::collections::BTreeMap;
+use std::rc::Rc;
+use std::sync::atomic::Ordering;
+use zones::on_device::format::Uuid;
+use zones::record::Identity;
+
+/// Space is taken in steps of so many slabs: 1 MiB.
+const SLABS_AT_ONCE: u32 = 256;
+/// With more slabs than these in memory of their own, those that are at home anyway give theirs back: 64 MiB.
+const MOST_PRIVATE: u64 = 16 << 10;
+/// The lines of a slab.
+const SLAB_LINES: usize = SLAB as usize / LINE;
+
+/// See the module's head. Belongs to the log's home shard.
+pub struct MapHome {
+    medium: Rc<dyn Medium>,
+    identity: Identity,
+    zones: u32,
+    places: Places,
+    family: HomeFamily,
+    /// The newest slot of the header.
+    header: Cell<Header>,
+    /// The last transaction that is durable.
+    sequence: Cell<u64>,
+    /// Where in the journal the next one goes.
+    position: Cell<u64>,
+    /// Slabs and bytes of state for which space has been taken.
+    allocated: Cell<(u32, u64)>,
+    /// The versions and the moment of the last transaction.
+    last: RefCell<(Vec<u8>, Option<Moment>)>,
+    /// It failed in a way after which nobody knows what is there.
+    is_broken: Cell<bool>,
+    /// For people: lines that transactions changed, and bytes that they wrote.
+    lines: Cell<u64>,
+    bytes: Cell<u64>,
+}
+
+impl std::fmt::Debug for MapHome {
+    fn fmt(&self, formatter: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(formatter, "MapHome({} on {})", self.identity.uuid, self.medium.name())
+    }
+}
+
+/// What changed up to one moment.
+#[derive(Debug)]
+pub struct Collected {
+    lines: Vec<(u64, Line)>,
+    slabs: Vec<u32>,
+    zones: Vec<u32>,
+    versions: Vec<u8>,
+    moment: Moment,
+}
+
+impl Collected {
+    /// The records that had committed at its moment.
+    pub fn moment(&self) -> &Moment {
+        &self.moment
+    }
+}
+
+/// A home that was opened.
+#[derive(Debug)]
+pub struct Opened {
+    /// What it says beside the map.
+    pub known: Known,
+    /// The maps of the versions, in the same order.
+    pub maps: Vec<Radix<HomeWords>>,
+    /// What keeps them there; none if it was opened to be looked at.
+    pub home: Option<MapHome>,
+}
+
+impl MapHome {
+    /// Makes a home for a log of so many zones with a volume of so many blocks, and an empty map. Nothing of it counts before
+    /// the first transaction.
+    ///
+    /// # Errors
+    /// What allocating, writing and mapping say.
+    pub async fn create(
+        medium: Rc<dyn Medium>,
+        identity: Identity,
+        zones: u32,
+        blocks: u64,
+    ) -> Result<(MapHome, Radix<HomeWords>)> {
+        Self::create_in(medium, identity, zones, blocks, Places::new(zones, blocks)).await
+    }
+
+    /// The same, with everything where it is said.
+    ///
+    /// # Errors
+    /// As [`create`](Self::create).
+    pub async fn create_in(
+        medium: Rc<dyn Medium>,
+        identity: Identity,
+        zones: u32,
+        blocks: u64,
+        places: Places,
+    ) -> Result<(MapHome, Radix<HomeWords>)> {
+        medium.allocate(0, places.state).await?;
+        let (map, family) =
+            radix::create(HomeWords::new(medium.words(places.words, HomeWords::MOST)?)?, blocks)?;
+        let header = Header { uuid: identity.uuid, zones, places, number: 0, base: 0 };
+        let home = Self::new(medium, identity, header, family, 0);
+        home.write_header(header).await?;
+        Ok((home, map))
+    }
+
+    fn new(
+        medium: Rc<dyn Medium>,
+        identity: Identity,
+        header: Header,
+        family: HomeFamily,
+        sequence: u64,
+    ) -> Self {
+        MapHome {
+            medium,
+            identity,
+            zones: header.zones,
+            places: header.places,
+            family,
+            header: Cell::new(header),
+            sequence: Cell::new(sequence),
+            position: Cell::new(0),
+            allocated: Cell::new((0, 0)),
+            last: RefCell::new((Vec::new(), None)),
+            is_broken: Cell::new(false),
+            lines: Cell::new(0),
+            bytes: Cell::new(0),
+        }
+    }
+
+    /// Opens the home of a log; `demanded` is the oldest transaction that its root takes. What the journal holds is put in
+    /// place. With `look_only` nothing is written, and the journal is put over what is read.
+    ///
+    /// # Errors
+    /// [`Error::Protocol`] for something else or another log's home, [`Error::Corrupt`] for a damaged or an older one; what
+    /// reading, writing and mapping say.
+    pub async fn open(
+        medium: Rc<dyn Medium>,
+        identity: Identity,
+        zones: u32,
+        demanded: u64,
+        look_only: bool,
+    ) -> Result<Opened> {
+        let named = |error: Error| error.in_context(format!("the map's home {}", medium.name()));
+        let header = find_header(&*medium, &identity.uuid, zones).await.map_err(named)?;
+        let journal =
+            Journal { medium: &*medium, key: identity.key, places: header.places, length: medium.length()? };
+        let found = journal.read(header.base).await.map_err(named)?;
+        if !look_only && !found.lines.is_empty() {
+            journal.put_in_place(&found.lines).await.map_err(named)?;
+        }
+        let over = if look_only { &found.lines } else { &BTreeMap::new() };
+        let known = journal.state(zones, over).await.map_err(named)?;
+        if known.sequence != found.sequence {
+            return Err(named(Error::corrupt(format!(
+                "it says that it is of transaction {}, and its journal goes from {} to {}: it is damaged; restore it and the disk",
+                known.sequence, header.base, found.sequence
+            ))));
+        }
+        if known.sequence < demanded {
+            return Err(named(Error::corrupt(format!(
+                "it is of transaction {}, and the log needs {demanded} or a later one: it is an older copy; restore the \
+                 newest, or an older copy of the disk with it",
+                known.sequence
+            ))));
+        }
+        let end = header.places.slab(known.moment.slabs);
+        if journal.length < end {
+            return Err(named(Error::corrupt(format!(
+                "it has {} bytes, and the map needs {end}: it was cut; restore it",
+                journal.length
+            ))));
+        }
+        let words = HomeWords::new(medium.words(header.places.words, HomeWords::MOST)?)?;
+        radix::overlay(&words, known.moment.slabs, |change| {
+            for (offset, line) in over.range(header.places.words..) {
+                change(((offset - header.places.words) / 4) as usize, &bytes_of(line));
+            }
+        })?;
+        let roots: Vec<_> = known.versions.iter().map(|(_, version)| version.clone()).collect();
+        let (maps, family) = radix::open(words, known.moment.slabs, &roots).map_err(named)?;
+        if look_only {
+            return Ok(Opened { known, maps, home: None });
+        }
+        let home = Self::new(medium.clone(), identity, header, family, known.sequence);
+        if known.sequence != header.base {
+            home.begin_journal().await.map_err(named)?;
+        }
+        home.take_space(known.moment.slabs, 0).await.map_err(named)?;
+        home.last.borrow_mut().1 = Some(known.moment);
+        Ok(Opened { known, maps, home: Some(home) })
+    }
+
+    /// The last transaction that is durable.
+    pub fn sequence(&self) -> u64 {
+        self.sequence.get()
+    }
+
+    /// Whether nobody knows any more what is there: no transaction will be durable again before the log is reopened.
+    pub fn is_broken(&self) -> bool {
+        self.is_broken.get()
+    }
+
+    /// For people.
+    pub fn status(&self) -> serde_json::Value {
+        serde_json::json!({
+            "file": self.medium.name(),
+            "durable_by": self.medium.durable_by(),
+            "transactions": self.sequence.get(),
+            "lines": self.lines.get(),
+            "bytes_written": self.bytes.get(),
+            "journal_bytes": self.position.get(),
+            "journal_size": self.places.journal_length,
+            "map_bytes": u64::from(self.family.used()) * SLAB,
+            "private_bytes": self.family.private() * SLAB,
+        })
+    }
+
+    /// Collects what has changed since the last time, without waiting: all of it is of this moment. None if nothing has.
+    /// What was collected must be committed or given back before this is called again.
+    pub fn collect(&self, versions: &Versions, table: &ZoneTable, moment: Moment) -> Option<Collected> {
+        let moment = Moment { slabs: self.family.used(), next_version: versions.next, ..moment };
+        let key = self.identity.key;
+        let mut lines = Vec::new();
+        let allocated = self.allocated.get().0;
+        let mut there = [[0; LINE / 8]; SLAB_LINES];
+        let slabs = self.family.take_touched(|slab, words| {
+            let offset = self.places.slab(slab);
+            if slab < allocated {
+                self.medium.load(offset, &mut there);
+            }
+            for (number, words) in words.chunks_exact(LINE / 4).enumerate() {
+                let mut bytes = [0; LINE];
+                for (bytes, word) in bytes.as_chunks_mut::<4>().0.iter_mut().zip(words) {
+                    *bytes = word.load(Ordering::Relaxed).to_ne_bytes();
+                }
+                let line = line_of(&bytes);
+                // Where nothing was ever stored, anything may be.
+                if slab >= allocated || line != there[number] {
+                    lines.push((offset + (number * LINE) as u64, line));
+                }
+            }
+        });
+        let zones = table.take_touched();
+        for zone in &zones {
+            lines.push((self.places.zone(*zone), state::encode_zone(*zone, &table.get(*zone), key)));
+        }
+        let now = state::encode_versions(versions, key);
+        let last = self.last.borrow();
+        let start = self.places.versions(self.zones);
+        for (number, bytes) in now.chunks(LINE).enumerate() {
+            let before = last.0.get(number * LINE..((number + 1) * LINE).min(last.0.len()));
+            if before != Some(bytes) {
+                lines.push((start + (number * LINE) as u64, line_of(bytes)));
+            }
+        }
+        if lines.is_empty() && last.1 == Some(moment) {
+            return None;
+        }
+        Some(Collected { lines, slabs, zones, versions: now, moment })
+    }
+
+    /// What was collected isn't committed: it will be collected again.
+    pub fn give_back(&self, collected: &Collected, table: &ZoneTable) {
+        self.family.touch(&collected.slabs);
+        collected.zones.iter().for_each(|zone| table.touch(*zone));
+    }
+
+    /// Makes a transaction of what was collected: it is durable when this returns. Every record that had committed at its
+    /// moment must be.
+    ///
+    /// # Errors
+    /// [`Error::NoSpace`] before anything was changed; else what writing says, and the home [is broken](Self::is_broken).
+    pub async fn commit(&self, mut collected: Collected, table: &ZoneTable) -> Result<()> {
+        if self.is_broken() {
+            self.give_back(&collected, table);
+            return Err(Error::io("the map's home failed before"));
+        }
+        let sequence = self.sequence.get() + 1;
+        let moment = collected.moment;
+        let first = state::encode_moment(&moment, sequence, collected.versions.len(), self.identity.key);
+        collected.lines.push((self.places.state, first));
+        let body = format::encode_body(&collected.lines);
+        let place = match self.prepare(&collected, body.len() as u64).await {
+            Ok(place) => place,
+            Err(error) => {
+                self.give_back(&collected, table);
+                return Err(error.in_context(format!("the map's home {}", self.medium.name())));
+            }
+        };
+        if let Err(error) = self.write(sequence, &collected, body, place).await {
+            self.is_broken.set(true);
+            self.give_back(&collected, table);
+            return Err(error.in_context(format!("the map's home {}", self.medium.name())));
+        }
+        *self.last.borrow_mut() = (collected.versions, Some(moment));
+        if self.family.private() > MOST_PRIVATE {
+            self.family.forget_private();
+        }
+        Ok(())
+    }
+
+    /// Takes the space that a transaction needs; returns where its body goes, if not to the journal.
+    async fn prepare(&self, collected: &Collected, body: u64) -> Result<Option<u64>> {
+        let state_end =
+            self.places.versions(self.zones) - self.places.state + collected.versions.len() as u64;
+        if state_end > self.places.state_length {
+            return Err(Error::no_space("there is no room for as many versions: delete snapshots"));
+        }
+        self.take_space(collected.moment.slabs, state_end).await?;
+        if TRANSACTION as u64 + body <= self.places.journal_length {
+            return Ok(None);
+        }
+        // Behind everything that counts. The map may begin to use it meanwhile: what is in a slab before isn't looked at.
+        let start = self.family.used().max(self.allocated.get().0).next_multiple_of(SLABS_AT_ONCE);
+        let end = start.saturating_add(body.div_ceil(SLAB) as u32);
+        self.family.reach(end)?;
+        let offset = self.places.slab(start);
+        self.medium.allocate(offset, body).await?;
+        Ok(Some(offset))
+    }
+
+    /// Takes space for so many slabs, and bytes of the state.
+    async fn take_space(&self, slabs: u32, state: u64) -> Result<()> {
+        let (slabs, state) = (
+            slabs.next_multiple_of(SLABS_AT_ONCE),
+            state.next_multiple_of(SLAB).min(self.places.state_length),
+        );
+        let (slabs_before, state_before) = self.allocated.get();
+        if state > state_before {
+            self.medium.allocate(self.places.state + state_before, state - state_before).await?;
+            self.allocated.set((slabs_before, state));
+        }
+        if slabs > slabs_before {
+            // As long as that first: only then does taking space leave the file's length alone.
+            self.family.reach(slabs)?;
+            let length = SLAB * u64::from(slabs - slabs_before);
+            self.medium.allocate(self.places.slab(slabs_before), length).await?;
+            self.allocated.set((slabs, self.allocated.get().1));
+        }
+        Ok(())
+    }
+
+    async fn write(
+        &self,
+        sequence: u64,
+        collected: &Collected,
+        body: Vec<u8>,
+        elsewhere: Option<u64>,
+    ) -> Result<()> {
+        let length = TRANSACTION as u64 + if elsewhere.is_some() { 0 } else { body.len() as u64 };
+        if self.position.get() + length > self.places.journal_length {
+            self.begin_journal().await?;
+        }
+        let transaction = Transaction {
+            sequence,
+            lines: collected.lines.len() as u32,
+            elsewhere: elsewhere.unwrap_or(0),
+            body_sum: format::sum(self.identity.key, &body),
+        };
+        let written = TRANSACTION + body.len();
+        let mut bytes = transaction.encode(self.identity.key);
+        match elsewhere {
+            Some(offset) => self.medium.write(offset, body).await?,
+            None => bytes.extend_from_slice(&body),
+        }
+        let position = self.position.get();
+        self.medium.write(self.places.journal + position, bytes).await?;
+        self.sequence.set(sequence);
+        self.position.set(position + length);
+        for (offset, line) in &collected.lines {
+            self.medium.store(*offset, line);
+        }
+        self.lines.set(self.lines.get() + collected.lines.len() as u64);
+        self.bytes.set(self.bytes.get() + written as u64);
+        match elsewhere {
+            // The place of the body may be used by the next transaction.
+            Some(_) => self.begin_journal().await,
+            None => Ok(()),
+        }
+    }
+
+    /// Makes durable what transactions have put in place, and begins the journal anew.
+    async fn begin_journal(&self) -> Result<()> {
+        self.medium.persist().await?;
+        let header = self.header.get();
+        self.write_header(Header { number: header.number + 1, base: self.sequence.get(), ..header }).await?;
+        self.position.set(0);
+        Ok(())
+    }
+
+    async fn write_header(&self, header: Header) -> Result<()> {
+        self.medium.write(header.offset(), header.encode()).await?;
+        self.header.set(header);
+        Ok(())
+    }
+}
+
+/// The newest header of the home of this log.
+async fn find_header(medium: &dyn Medium, uuid: &Uuid, zones: u32) -> Result<Header> {
+    if medium.length()? < 2 * SLOT {
+        return Err(Error::protocol("it is no map's home: it is too short; restore it"));
+    }
+    let mut newest: Option<Header> = None;
+    let mut reason = None;
+    for slot in 0..2 {
+        match Header::decode(&medium.read(slot * SLOT, HEADER).await?) {
+            Ok(header) if newest.is_none_or(|newest| newest.number < header.number) => newest = Some(header),
+            Ok(_) => {}
+            // Damage says more than that a slot was never written.
+            Err(error @ Error::Corrupt(_)) => reason = Some(error),
+            Err(error) => reason = reason.or(Some(error)),
+        }
+    }
+    let header = match (newest, reason) {
+        (Some(header), _) => header,
+        (None, Some(Error::Corrupt(detail))) => {
+            return Err(Error::corrupt(format!("{detail}, both of its slots: restore it")));
+        }
+        (None, reason) => return Err(reason.unwrap_or_else(|| Error::protocol("it is no map's home"))),
+    };
+    if header.uuid != *uuid {
+        return Err(Error::protocol(format!(
+            "it is of log {}, and this is log {uuid}: name the file that belongs to it",
+            header.uuid
+        )));
+    }
+    if header.zones != zones {
+        return Err(Error::corrupt(format!(
+            "it is of a log with {} zones, and here are {zones}",
+            header.zones
+        )));
+    }
+    Ok(header)
+}
+
+/// What a journal holds.
+struct FoundLines {
+    /// The last whole transaction; the base without any.
+    sequence: u64,
+    /// What all of them change, the newest of each line.
+    lines: BTreeMap<u64, Line>,
+}
+
+/// A home that is being opened.
+struct Journal<'a> {
+    medium: &'a dyn Medium,
+    key: u64,
+    places: Places,
+    length: u64,
+}
+
+impl Journal<'_> {
+    /// Reads whole transactions behind `base`, up to the first that isn't one.
+    async fn read(&self, base: u64) -> Result<FoundLines> {
+        let mut found = FoundLines { sequence: base, lines: BTreeMap::new() };
+        let mut at = 0;
+        while at + TRANSACTION as u64 <= self.places.journal_length {
+            let bytes = self.medium.read(self.places.journal + at, TRANSACTION).await?;
+            let Some(transaction) = Transaction::decode(&bytes, self.key) else { break };
+            // The first one may be behind a slot of the header that is damaged now: it was written only after that, and that
+            // only after everything before it was in place.
+            let is_next = transaction.sequence == found.sequence + 1;
+            if !is_next && (at > 0 || transaction.sequence <= base) {
+                break;
+            }
+            let length = body_length(transaction.lines);
+            let (offset, behind) = match transaction.elsewhere {
+                0 => (self.places.journal + at + TRANSACTION as u64, length),
+                offset => (offset, 0),
+            };
+            let is_inside = match transaction.elsewhere {
+                0 => at + TRANSACTION as u64 + length <= self.places.journal_length,
+                offset => offset.checked_add(length).is_some_and(|end| end <= self.length),
+            };
+            if !is_inside {
+                break;
+            }
+            let body = self.medium.read(offset, length as usize).await?;
+            if format::sum(self.key, &body) != transaction.body_sum {
+                break;
+            }
+            found.lines.extend(format::decode_body(&body, transaction.lines, &self.places)?);
+            found.sequence = transaction.sequence;
+            at += TRANSACTION as u64 + behind;
+        }
+        match found.lines.last_key_value() {
+            Some((offset, _)) if offset + LINE as u64 > self.length => Err(Error::corrupt(format!(
+                "it has {} bytes, and a transaction of its journal changes byte {offset}: it was cut; restore it",
+                self.length
+            ))),
+            _ => Ok(found),
+        }
+    }
+
+    /// Puts lines in place. They aren't durable before the medium is persisted.
+    async fn put_in_place(&self, lines: &BTreeMap<u64, Line>) -> Result<()> {
+        // Space was taken for them before they were written; a copy of the file may have holes.
+        let mut from = None;
+        for offset in lines.keys() {
+            let slab = offset / SLAB * SLAB;
+            if from != Some(slab) {
+                self.medium.allocate(slab, SLAB.min(self.length - slab)).await?;
+                from = Some(slab);
+            }
+        }
+        lines.iter().for_each(|(offset, line)| self.medium.store(*offset, line));
+        Ok(())
+    }
+
+    /// What is said beside the map, with these lines over what is there.
+    async fn state(&self, zones: u32, over: &BTreeMap<u64, Line>) -> Result<Known> {
+        let start = self.places.state;
+        let first = self.patched(start, LINE, over).await?;
+        let length = Known::length(&first, zones, &self.places, self.key)?;
+        let bytes = self.patched(start, length.next_multiple_of(LINE), over).await?;
+        Known::decode(&bytes[..length], zones, self.key)
+    }
+
+    async fn patched(&self, offset: u64, length: usize, over: &BTreeMap<u64, Line>) -> Result<Vec<u8>> {
+        let mut bytes = self.medium.read(offset, length).await?;
+        for (at, line) in over.range(offset..offset + length as u64) {
+            let at = (at - offset) as usize;
+            bytes[at..at + LINE].copy_from_slice(&bytes_of(line));
+        }
+        Ok(bytes)
+    }
+}

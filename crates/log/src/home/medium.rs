@@ -1,0 +1,248 @@
+//! What a map's home is kept on: [`Medium`], and a file as one.
+//!
+//! The home's own code decides what is written when, and in which order it must be durable; a medium does it. So the same
+//! code runs on a file with direct access, on any other file, and on what tests cut at every line.
+
+use super::format::{LINE, Line};
+use block::{Buffer, Call, Durability, Error, Payload, Result};
+use runtime::file::{File, OpenOptions, metadata};
+use runtime::mapping::{PrivateWords, SharedLines};
+use std::path::Path;
+use std::rc::Rc;
+use std::time::Duration;
+
+/// Bytes that survive. Offsets of lines are multiples of 64.
+pub trait Medium {
+    /// How people call it.
+    fn name(&self) -> &str;
+
+    /// The word for how stores become durable: `flush` or `sync`.
+    fn durable_by(&self) -> &'static str;
+
+    /// How long it is, in bytes.
+    ///
+    /// # Errors
+    /// What asking says.
+    fn length(&self) -> Result<u64>;
+
+    /// Words that begin with what is here from byte `offset` on, a multiple of 4096; their changes stay private. Making more
+    /// of them usable makes the medium as long.
+    ///
+    /// # Errors
+    /// What mapping says.
+    fn words(&self, offset: u64, most: usize) -> Result<PrivateWords>;
+
+    /// Reads bytes.
+    ///
+    /// # Errors
+    /// What reading says, also where the medium ends before.
+    fn read(&self, offset: u64, length: usize) -> Call<'_, Result<Vec<u8>>>;
+
+    /// Takes space for these bytes, so that storing to them can't fail.
+    ///
+    /// # Errors
+    /// [`Error::NoSpace`] where there is none.
+    fn allocate(&self, offset: u64, length: u64) -> Call<'_, Result<()>>;
+
+    /// Writes whole lines of bytes, and returns when they are durable.
+    ///
+    /// # Errors
+    /// What writing says; what is there then is anybody's guess.
+    fn write(&self, offset: u64, bytes: Vec<u8>) -> Call<'_, Result<()>>;
+
+    /// What these lines hold, where space has been taken.
+    fn load(&self, offset: u64, lines: &mut [Line]);
+
+    /// Changes a line, where space has been taken. It is durable at any time from now on, each of its words as a whole; and
+    /// surely after [`persist`](Self::persist).
+    fn store(&self, offset: u64, line: &Line);
+
+    /// Makes every store before it durable.
+    ///
+    /// # Errors
+    /// What syncing says; which stores are durable then is anybody's guess.
+    fn persist(&self) -> Call<'_, Result<()>>;
+}
+
+/// How long the lock of a process that was killed may still seem to be held.
+const RESTART_LIMIT: Duration = Duration::from_secs(1);
+/// So many bytes of a file can be mapped at most: those of the largest map, and what stands before it.
+const MOST: usize = 2 << 40;
+
+/// A file, mapped. It is locked as long as this lives.
+#[derive(Debug)]
+pub struct FileMedium {
+    file: File,
+    /// None of one that is only read.
+    lines: Option<SharedLines>,
+}
+
+impl FileMedium {
+    /// Makes the file, or empties one that is a map's home, or empty, already.
+    ///
+    /// # Errors
+    /// [`Error::AlreadyExists`] for a file that is something else; what opening and locking say.
+    pub async fn create(path: &Path) -> Result<Rc<dyn Medium>> {
+        Self::check_kind(path)?;
+        let options = OpenOptions { create: true, ..OpenOptions::read_write() };
+        let file = Self::open_locked(path, options).await?;
+        let length = file.length()?;
+        if length > 0 {
+            let (outcome, buffer) = file.read_at(0, Buffer::new(8)).await;
+            outcome?;
+            if !buffer.filled().starts_with(b"SILTHOME") {
+                return Err(Error::already_exists(format!(
+                    "map_home: {} holds something that is no map's home: take another name, or remove it",
+                    path.display()
+                )));
+            }
+            file.set_len(0).await?;
+        }
+        // The name must survive, too.
+        let folder = path.parent().filter(|folder| !folder.as_os_str().is_empty()).unwrap_or(Path::new("."));
+        runtime::file::sync_directory(folder).await?;
+        Self::map(file)
+    }
+
+    /// Opens the file.
+    ///
+    /// # Errors
+    /// [`Error::NotFound`] without one; what opening, locking and mapping say.
+    pub async fn open(path: &Path) -> Result<Rc<dyn Medium>> {
+        Self::check_kind(path)?;
+        Self::map(Self::open_locked(path, OpenOptions::read_write()).await?)
+    }
+
+    /// Opens the file for looking at it.
+    ///
+    /// # Errors
+    /// As [`open`](Self::open).
+    pub async fn open_read_only(path: &Path) -> Result<Rc<dyn Medium>> {
+        Self::check_kind(path)?;
+        let file = Self::open_locked(path, OpenOptions::default()).await?;
+        Ok(Rc::new(FileMedium { file, lines: None }))
+    }
+
+    fn check_kind(path: &Path) -> Result<()> {
+        match metadata(path) {
+            Ok(found) if !found.is_file => Err(Error::invalid(format!(
+                "map_home: {} is no regular file: take one on a file system that is mounted with direct access (DAX), \
+                 or on any other",
+                path.display()
+            ))),
+            _ => Ok(()),
+        }
+    }
+
+    async fn open_locked(path: &Path, options: OpenOptions) -> Result<File> {
+        let missing = |error: Error| match error {
+            Error::NotFound(_) => Error::not_found(format!(
+                "map_home: there is no {}: this log's map is in that file, and nowhere else; restore it",
+                path.display()
+            )),
+            other => other.in_context("map_home"),
+        };
+        let file = File::open(path, options).await.map_err(missing)?;
+        let attempt = async || file.lock(options.write);
+        runtime::retry_while_busy(RESTART_LIMIT, attempt)
+            .await
+            .map_err(|error| error.in_context("map_home"))?;
+        Ok(file)
+    }
+
+    fn map(file: File) -> Result<Rc<dyn Medium>> {
+        let lines = SharedLines::of_file(&file, MOST)?;
+        lines.reach()?;
+        Ok(Rc::new(FileMedium { file, lines: Some(lines) }))
+    }
+
+    fn lines(&self) -> &SharedLines {
+        self.lines.as_ref().expect("a home that is only looked at is not stored to")
+    }
+}
+
+impl Medium for FileMedium {
+    fn name(&self) -> &str {
+        self.file.name()
+    }
+
+    fn durable_by(&self) -> &'static str {
+        match self.lines.as_ref().is_some_and(SharedLines::is_direct) {
+            true => "flush",
+            false => "sync",
+        }
+    }
+
+    fn length(&self) -> Result<u64> {
+        self.file.length()
+    }
+
+    fn words(&self, offset: u64, most: usize) -> Result<PrivateWords> {
+        PrivateWords::of_file(&self.file, offset, most)
+    }
+
+    fn read(&self, offset: u64, length: usize) -> Call<'_, Result<Vec<u8>>> {
+        /// At a time, so that no buffer is too large.
+        const STEP: usize = 1 << 20;
+        Call::new(async move {
+            let mut bytes = Vec::with_capacity(length);
+            while bytes.len() < length {
+                let part = STEP.min(length - bytes.len());
+                let (outcome, buffer) =
+                    self.file.read_exact_at(offset + bytes.len() as u64, Buffer::new(part)).await;
+                outcome?;
+                bytes.extend_from_slice(buffer.filled());
+            }
+            Ok(bytes)
+        })
+    }
+
+    fn allocate(&self, offset: u64, length: u64) -> Call<'_, Result<()>> {
+        Call::new(async move {
+            self.file.allocate(offset, length).await?;
+            self.lines().reach()
+        })
+    }
+
+    fn write(&self, offset: u64, bytes: Vec<u8>) -> Call<'_, Result<()>> {
+        /// At a time, so that no buffer is too large.
+        const STEP: usize = 1 << 20;
+        let lines = self.lines();
+        if lines.is_direct() {
+            let (words, _) = bytes.as_chunks::<8>();
+            let words: Vec<u64> = words.iter().map(|word| u64::from_ne_bytes(*word)).collect();
+            lines.store(offset, &words);
+            lines.flush(offset, bytes.len());
+            lines.fence();
+            return Call::ready(Ok(()));
+        }
+        Call::new(async move {
+            for (number, part) in bytes.chunks(STEP).enumerate() {
+                let mut buffer = Buffer::new(part.len());
+                buffer.append(part);
+                let at = offset + (number * STEP) as u64;
+                self.file.write_at(at, Payload::from(buffer), Durability::Durable).await?;
+            }
+            Ok(())
+        })
+    }
+
+    fn load(&self, offset: u64, lines: &mut [Line]) {
+        self.lines().load(offset, lines.as_flattened_mut());
+    }
+
+    fn store(&self, offset: u64, line: &Line) {
+        let lines = self.lines();
+        lines.store(offset, line);
+        lines.flush(offset, LINE);
+    }
+
+    fn persist(&self) -> Call<'_, Result<()>> {
+        let lines = self.lines();
+        if lines.is_direct() {
+            lines.fence();
+            return Call::ready(Ok(()));
+        }
+        Call::new(async move { self.file.sync_data().await })
+    }
+}

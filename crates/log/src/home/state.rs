@@ -1,0 +1,304 @@
+//! What a map's home says beside the words of the map: of which moment it is, its versions, and what is known of each
+//! zone. In the journal of changes it is lines like all others: one for the moment, one per zone, the versions behind.
+
+use super::format::{LINE, Line, Places, line_of, sum};
+use crate::bytes::{Reader, Writer};
+use crate::directory::{Directory, VersionEntry, ZoneEntry};
+use crate::format::{LONGEST_NAME, REPLAYED, VersionId};
+use crate::map::radix::OpenVersion;
+use crate::table::{Usage, Zone, ZoneTable};
+use crate::versions::Versions;
+use block::{Error, Result};
+
+const MAGIC: &[u8; 8] = b"SILTHST1";
+const VERSION_BYTES: usize = 4 + 4 + 1 + 8 + 8 + 1 + 4;
+
+/// Between which records a home is as it is.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Moment {
+    /// The life of the log in which it was.
+    pub epoch: u64,
+    /// The clock then.
+    pub clock: u64,
+    /// The last record of each stream that had committed.
+    pub covered: [u64; REPLAYED],
+    /// The number of the next version.
+    pub next_version: u32,
+    /// How many slabs of the map have been used.
+    pub slabs: u32,
+}
+
+/// The line that says it: of transaction `sequence`, with so many bytes of versions.
+pub fn encode_moment(moment: &Moment, sequence: u64, versions: usize, key: u64) -> Line {
+    let mut writer = Writer::default();
+    writer.u64(sequence);
+    writer.u64(moment.epoch);
+    writer.u64(moment.clock);
+    moment.covered.iter().for_each(|last| writer.u64(*last));
+    writer.u32(moment.next_version);
+    writer.u32(moment.slabs);
+    writer.u32(versions as u32);
+    writer.0.resize(LINE - 4, 0);
+    let sum = sum(key ^ u64::from_le_bytes(*MAGIC), &writer.0);
+    writer.u32(sum);
+    line_of(&writer.0)
+}
+
+/// What the line says: the transaction, the moment, and how many bytes of versions there are.
+///
+/// # Errors
+/// [`Error::Corrupt`] for a damaged one.
+pub fn decode_moment(line: &[u8], key: u64) -> Result<(u64, Moment, usize)> {
+    let mut reader = Reader::new(line, "the state at the map's home");
+    let content = line.get(..LINE - 4).ok_or_else(|| reader.strange("ends too early"))?;
+    let own = Reader::new(&line[LINE - 4..], "the state at the map's home").u32()?;
+    if sum(key ^ u64::from_le_bytes(*MAGIC), content) != own {
+        return Err(reader.strange("is damaged"));
+    }
+    let (sequence, epoch, clock) = (reader.u64()?, reader.u64()?, reader.u64()?);
+    let mut covered = [0; REPLAYED];
+    for last in &mut covered {
+        *last = reader.u64()?;
+    }
+    let (next_version, slabs, versions) = (reader.u32()?, reader.u32()?, reader.u32()? as usize);
+    Ok((sequence, Moment { epoch, clock, covered, next_version, slabs }, versions))
+}
+
+/// The line of a zone.
+pub fn encode_zone(number: u32, zone: &Zone, key: u64) -> Line {
+    let mut writer = Writer::default();
+    let is_used = !matches!(zone.usage, Usage::Free | Usage::Root);
+    let is_full = !matches!(zone.usage, Usage::Open | Usage::Damaged);
+    writer.u64(zone.generation);
+    writer.u64(zone.opened);
+    writer.u64(zone.changed);
+    zone.last.iter().for_each(|last| writer.u64(*last));
+    writer.u32(zone.live);
+    writer.u32(zone.written);
+    writer.u32(zone.committed);
+    writer.u8(zone.class);
+    writer.u8(is_used.into());
+    writer.u8((is_used && is_full).into());
+    writer.0.resize(LINE - 4, 0);
+    let sum = sum(key ^ u64::from(number), &writer.0);
+    writer.u32(sum);
+    line_of(&writer.0)
+}
+
+/// What is known of a zone.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct KnownZone {
+    /// As a directory says it.
+    pub entry: ZoneEntry,
+    /// How many of its blocks the map refers to.
+    pub live: u32,
+    /// Before this block of it, all records had committed.
+    pub committed: u32,
+}
+
+/// What the line says of a zone; none of one that holds no records and nothing that is referred to.
+///
+/// # Errors
+/// [`Error::Corrupt`] for a damaged one.
+pub fn decode_zone(number: u32, line: &[u8], key: u64) -> Result<Option<KnownZone>> {
+    let mut reader = Reader::new(line, "what the map's home says of a zone");
+    let content = line.get(..LINE - 4).ok_or_else(|| reader.strange("ends too early"))?;
+    let own = Reader::new(&line[LINE - 4..], "what the map's home says of a zone").u32()?;
+    if sum(key ^ u64::from(number), content) != own {
+        return Err(reader.strange(&format!("is damaged (zone {number})")));
+    }
+    let mut known = KnownZone::default();
+    known.entry.zone = number;
+    known.entry.generation = reader.u64()?;
+    known.entry.opened = reader.u64()?;
+    known.entry.changed = reader.u64()?;
+    for last in &mut known.entry.last {
+        *last = reader.u64()?;
+    }
+    (known.live, known.entry.written, known.committed) = (reader.u32()?, reader.u32()?, reader.u32()?);
+    known.entry.class = reader.u8()?;
+    let is_used = reader.u8()? != 0;
+    known.entry.full = reader.u8()? != 0;
+    Ok((is_used || known.live > 0).then_some(known))
+}
+
+/// All versions.
+pub fn encode_versions(versions: &Versions, key: u64) -> Vec<u8> {
+    let mut writer = Writer::default();
+    writer.u32(0);
+    writer.u32(versions.list.len() as u32);
+    let mut roots = Vec::new();
+    for version in &versions.list {
+        roots.clear();
+        version.map.roots(&mut roots);
+        writer.u32(version.id.0);
+        writer.u32(version.parent.map_or(0, |parent| parent.0));
+        writer.u8(version.writable.into());
+        writer.u64(version.created);
+        writer.u64(version.blocks);
+        writer.u8(version.name.len() as u8);
+        writer.bytes(version.name.as_bytes());
+        writer.u32(roots.len() as u32);
+        roots.iter().for_each(|root| writer.u32(*root));
+    }
+    let sum = sum(key, &writer.0[4..]);
+    writer.0[..4].copy_from_slice(&sum.to_le_bytes());
+    writer.0
+}
+
+/// All versions, and what it takes to open their maps; parents before their children.
+///
+/// # Errors
+/// [`Error::Corrupt`] for damaged ones.
+pub fn decode_versions(bytes: &[u8], next: u32, key: u64) -> Result<Vec<(VersionEntry, OpenVersion)>> {
+    let mut reader = Reader::new(bytes, "the list of versions at the map's home");
+    let own = reader.u32()?;
+    if sum(key, &bytes[4..]) != own {
+        return Err(reader.strange("is damaged"));
+    }
+    let mut versions: Vec<(VersionEntry, OpenVersion)> = Vec::new();
+    for _ in 0..reader.count(VERSION_BYTES)? {
+        let id = VersionId(reader.u32()?);
+        let parent = Some(VersionId(reader.u32()?)).filter(|parent| parent.0 != 0);
+        let (writable, created, blocks) = (reader.u8()? != 0, reader.u64()?, reader.u64()?);
+        let length = usize::from(reader.u8()?);
+        debug_assert!(length <= LONGEST_NAME);
+        let name = std::str::from_utf8(reader.bytes(length)?)
+            .map_err(|_| reader.strange("has a name that isn't text"))?
+            .to_owned();
+        let mut roots = Vec::new();
+        for _ in 0..reader.count(4)? {
+            roots.push(reader.u32()?);
+        }
+        let knows = |id: VersionId| versions.iter().any(|(other, _)| other.id == id);
+        if parent.is_some_and(|parent| !knows(parent)) || knows(id) || id.0 == 0 || id.0 >= next {
+            return Err(reader.strange("has versions that can't be"));
+        }
+        let table = crate::directory::PageTable::default();
+        let entry = VersionEntry { id, parent, writable, created, blocks, name, table };
+        versions.push((entry, OpenVersion { blocks, roots }));
+    }
+    match versions.iter().any(|(version, _)| version.id == VersionId::HEAD) {
+        true => Ok(versions),
+        false => Err(reader.strange("lacks the volume itself")),
+    }
+}
+
+/// What a home says at its moment, beside the words of the map.
+#[derive(Debug, Clone)]
+pub struct Known {
+    /// The last transaction.
+    pub sequence: u64,
+    /// The moment.
+    pub moment: Moment,
+    /// The versions, and what it takes to open their maps.
+    pub versions: Vec<(VersionEntry, OpenVersion)>,
+    /// The zones of which something is known.
+    pub zones: Vec<KnownZone>,
+}
+
+impl Known {
+    /// From the bytes of the state, which may be anything.
+    ///
+    /// # Errors
+    /// [`Error::Corrupt`] for what no version of this program writes.
+    pub fn decode(bytes: &[u8], zones: u32, key: u64) -> Result<Known> {
+        let (sequence, moment, length) = decode_moment(bytes, key)?;
+        let line = |number: usize| bytes.get(number * LINE..(number + 1) * LINE).unwrap_or_default();
+        let mut known = Vec::new();
+        for zone in 0..zones {
+            known.extend(decode_zone(zone, line(1 + zone as usize), key)?);
+        }
+        let start = (1 + zones as usize) * LINE;
+        let versions = bytes.get(start..start.saturating_add(length)).ok_or_else(|| {
+            Error::corrupt("the list of versions at the map's home is longer than there is room for")
+        })?;
+        let versions = decode_versions(versions, moment.next_version, key)?;
+        Ok(Known { sequence, moment, versions, zones: known })
+    }
+
+    /// How many bytes of state there are, by its first line.
+    ///
+    /// # Errors
+    /// [`Error::Corrupt`] for a damaged line.
+    pub fn length(line: &[u8], zones: u32, places: &Places, key: u64) -> Result<usize> {
+        let (_, _, versions) = decode_moment(line, key)?;
+        let length = (1 + zones as usize) * LINE + versions;
+        match length as u64 <= places.state_length {
+            true => Ok(length),
+            false => Err(Error::corrupt("the state at the map's home is longer than there is room for")),
+        }
+    }
+
+    /// The zones as a directory tells them, for those who compare them with what there is.
+    pub fn directory(&self) -> Directory {
+        Directory {
+            versions: self.versions.iter().map(|(version, _)| version.clone()).collect(),
+            next_version: self.moment.next_version,
+            zones: self.zones.iter().map(|zone| zone.entry).collect(),
+        }
+    }
+
+    /// Notes what had been live, and up to where records had committed.
+    pub fn restore(&self, table: &ZoneTable) {
+        for known in &self.zones {
+            table.change(known.entry.zone, |zone| {
+                // Also of a zone that was reset since: the records that made it so are replayed, and take this away again.
+                zone.live = known.live;
+                if zone.generation == known.entry.generation {
+                    zone.committed = known.committed;
+                }
+            });
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::format::bytes_of;
+    use super::*;
+
+    #[test]
+    fn what_was_written_is_read_and_damage_is_noticed() {
+        let moment = Moment { epoch: 3, clock: 4, covered: [5, 6], next_version: 7, slabs: 8 };
+        let line = bytes_of(&encode_moment(&moment, 9, 100, 11));
+        assert_eq!(decode_moment(&line, 11), Ok((9, moment, 100)));
+        let zone = Zone {
+            usage: Usage::Full,
+            class: 3,
+            generation: 9,
+            live: 12,
+            written: 13,
+            end: 14,
+            committed: 15,
+            opened: 16,
+            changed: 17,
+            last: [18, 19],
+        };
+        let known = bytes_of(&encode_zone(5, &zone, 11));
+        let read = decode_zone(5, &known, 11).unwrap().unwrap();
+        let entry = ZoneEntry {
+            zone: 5,
+            generation: 9,
+            class: 3,
+            full: true,
+            written: 13,
+            opened: 16,
+            changed: 17,
+            last: [18, 19],
+        };
+        assert_eq!(read, KnownZone { entry, live: 12, committed: 15 });
+        assert!(decode_zone(6, &known, 11).is_err(), "the line of another zone");
+        let free = Zone { usage: Usage::Free, live: 0, ..zone };
+        assert_eq!(decode_zone(5, &bytes_of(&encode_zone(5, &free, 11)), 11), Ok(None));
+        for bit in 0..8 * LINE {
+            let flipped = |line: &[u8; LINE]| {
+                let mut damaged = *line;
+                damaged[bit / 8] ^= 1 << (bit % 8);
+                damaged
+            };
+            assert!(decode_moment(&flipped(&line), 11).is_err(), "bit {bit}");
+            assert!(decode_zone(5, &flipped(&known), 11).is_err(), "bit {bit}");
+        }
+    }
+}
