@@ -389,7 +389,7 @@ impl MapHome {
             sequence,
             lines: collected.lines.len() as u32,
             elsewhere: elsewhere.unwrap_or(0),
-            body_sum: format::sum(self.identity.key, &body),
+            body_sum: format::body_sum(self.identity.key, &body),
         };
         let written = TRANSACTION + body.len();
         let mut bytes = transaction.encode(self.identity.key);
@@ -510,7 +510,7 @@ impl Journal<'_> {
                 break;
             }
             let body = self.medium.read(offset, length as usize).await?;
-            if format::sum(self.key, &body) != transaction.body_sum {
+            if format::body_sum(self.key, &body) != transaction.body_sum {
                 break;
             }
             found.lines.extend(format::decode_body(&body, transaction.lines, &self.places)?);

@@ -60,6 +60,16 @@ pub fn sum(key: u64, bytes: &[u8]) -> u32 {
     digest.finalize() as u32
 }
 
+/// CRC-64/NVME of the log's key and the body of a transaction. Lines of the state end with a CRC32C of their own, so another
+/// CRC32C over them would be the same whatever they say: in a body that is half of one transaction and half of an older one, it
+/// would miss exactly these.
+pub fn body_sum(key: u64, body: &[u8]) -> u64 {
+    let mut digest = Digest::new(CrcAlgorithm::Crc64Nvme);
+    digest.update(&key.to_le_bytes());
+    digest.update(body);
+    digest.finalize()
+}
+
 /// Where the parts of a home are, in bytes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Places {
@@ -239,7 +249,7 @@ pub struct Transaction {
     /// Where its body is if it doesn't follow the header; else 0.
     pub elsewhere: u64,
     /// The checksum of the body.
-    pub body_sum: u32,
+    pub body_sum: u64,
 }
 
 /// How long the body of a transaction of so many lines is, in bytes.
@@ -282,8 +292,8 @@ impl Transaction {
         writer.bytes(TRANSACTION_MAGIC);
         writer.u64(self.sequence);
         writer.u64(self.elsewhere);
+        writer.u64(self.body_sum);
         writer.u32(self.lines);
-        writer.u32(self.body_sum);
         writer.0.resize(TRANSACTION - 4, 0);
         let sum = sum(key, &writer.0);
         writer.u32(sum);
@@ -300,8 +310,8 @@ impl Transaction {
         Some(Transaction {
             sequence: reader.u64().ok()?,
             elsewhere: reader.u64().ok()?,
+            body_sum: reader.u64().ok()?,
             lines: reader.u32().ok()?,
-            body_sum: reader.u32().ok()?,
         })
     }
 }
@@ -336,7 +346,7 @@ mod tests {
             decode_body(&encode_body(&[(0, [0; 8])]), 1, &places).is_err(),
             "the header isn't changed so"
         );
-        let transaction = Transaction { sequence: 3, lines: 11, elsewhere: 0, body_sum: sum(7, &body) };
+        let transaction = Transaction { sequence: 3, lines: 11, elsewhere: 0, body_sum: body_sum(7, &body) };
         let bytes = transaction.encode(7);
         assert_eq!(bytes.len(), TRANSACTION);
         assert_eq!(Transaction::decode(&bytes, 7), Some(transaction));

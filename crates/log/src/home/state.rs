@@ -258,6 +258,16 @@ mod tests {
     use super::super::format::bytes_of;
     use super::*;
 
+    /// A body of which some lines are an older transaction's, each of them whole: what the power left of the journal.
+    #[test]
+    fn the_sum_of_a_body_sees_lines_that_are_right_in_themselves_and_older() {
+        use super::super::format::{body_sum, encode_body};
+        let moment = Moment { epoch: 3, clock: 4, covered: [5, 6], next_version: 7, slabs: 8 };
+        let body = |sequence| encode_body(&[(4096, encode_moment(&moment, sequence, 100, 11))]);
+        assert_eq!(super::sum(11, &body(9)), super::sum(11, &body(10)), "CRC32C doesn't see it");
+        assert_ne!(body_sum(11, &body(9)), body_sum(11, &body(10)));
+    }
+
     #[test]
     fn what_was_written_is_read_and_damage_is_noticed() {
         let moment = Moment { epoch: 3, clock: 4, covered: [5, 6], next_version: 7, slabs: 8 };
