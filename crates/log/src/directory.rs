@@ -107,6 +107,14 @@ pub struct VersionEntry {
     pub table: PageTable,
 }
 
+impl VersionEntry {
+    /// The volume itself, of so many blocks, when it is made.
+    pub fn head(blocks: u64, created: u64) -> Self {
+        let (name, table) = (String::new(), PageTable::default());
+        VersionEntry { id: VersionId::HEAD, parent: None, writable: true, created, blocks, name, table }
+    }
+}
+
 /// A zone that holds records, as a directory knows it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct ZoneEntry {

@@ -8,7 +8,7 @@
 use crate::checkpoint::Durable;
 use crate::commit::{Effect, apply};
 use crate::core::State;
-use crate::directory::{Directory, ZoneEntry};
+use crate::directory::{Directory, VersionEntry, ZoneEntry};
 use crate::format::{CHECKPOINT, CLEANER, Change, REPLAYED, USER, VersionId};
 use crate::home::{self, MapHome, Medium};
 use crate::layout::{Layout, ROOT_ZONES};
@@ -16,7 +16,7 @@ use crate::map::{self, PAGE_BLOCKS, Physical};
 use crate::root::{self, Boundary, Root, RootWriter};
 use crate::scan::{self, Found};
 use crate::table::{CHECKPOINT_CLASS, Usage, ZoneTable};
-use crate::versions::{PageSet, Version, Versions};
+use crate::versions::{Version, Versions};
 use block::{BlockSize, Buffer, Error, Result, ZoneIndex, ZoneReport, ZoneState, Zones};
 use smallvec::SmallVec;
 use std::cell::{Cell, RefCell};
@@ -81,20 +81,7 @@ pub async fn format(
             (Some(home), Arc::new(map) as Arc<dyn map::Map>)
         }
     };
-    let head = Version {
-        id: VersionId::HEAD,
-        parent: None,
-        writable: true,
-        created: runtime::wall_clock().as_secs(),
-        blocks,
-        name: String::new(),
-        is_leaving: false,
-        map,
-        dirty: PageSet::default(),
-        writing: PageSet::default(),
-        unsaved: 0,
-        table: crate::directory::PageTable::default(),
-    };
+    let head = Version::new(VersionEntry::head(blocks, runtime::wall_clock().as_secs()), map);
     let root = Root {
         identity,
         block_size: layout.block_size,
@@ -352,20 +339,7 @@ pub(crate) async fn load(
         for (zone, live) in live.take().into_iter().enumerate().filter(|(_, live)| *live > 0) {
             table.add_live(zone as u32, live);
         }
-        versions.list.push(Version {
-            id: entry.id,
-            parent: entry.parent,
-            writable: entry.writable,
-            created: entry.created,
-            blocks: entry.blocks,
-            name: entry.name.clone(),
-            is_leaving: false,
-            map,
-            dirty: PageSet::default(),
-            writing: PageSet::default(),
-            unsaved: 0,
-            table: entry.table.clone(),
-        });
+        versions.list.push(Version::new(entry.clone(), map));
     }
     // Clones of one snapshot may have the same page, and the snapshot another one.
     counted.sort_unstable();

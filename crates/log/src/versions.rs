@@ -13,7 +13,7 @@
 //! blocks live, and move, as those of any version do: [`Dying`] holds them. None of that is on the medium: who opens the
 //! log counts what the versions that are left have, so a power cut in the middle loses nothing but the work.
 
-use crate::directory::PageTable;
+use crate::directory::{PageTable, VersionEntry};
 use crate::format::VersionId;
 use crate::map::{Map, Mapping, PAGE_BLOCKS, Physical};
 use block::{Error, Result};
@@ -106,6 +106,26 @@ pub struct Version {
 }
 
 impl Version {
+    /// A version with this map, which is what the medium has of it.
+    pub fn new(entry: VersionEntry, map: Arc<dyn Map>) -> Self {
+        let VersionEntry { id, parent, writable, created, blocks, name, table } = entry;
+        let (dirty, writing) = (PageSet::default(), PageSet::default());
+        Version {
+            id,
+            parent,
+            writable,
+            created,
+            blocks,
+            name,
+            is_leaving: false,
+            map,
+            dirty,
+            writing,
+            unsaved: 0,
+            table,
+        }
+    }
+
     /// Whether it was deleted and has to stay.
     pub fn is_deleted(&self) -> bool {
         is_deleted(self.id, &self.name)

@@ -4,11 +4,11 @@
 
 use super::recorded::{Broken, Event, Image, Recorded};
 use super::{Known, MapHome, Moment, Places};
-use crate::directory::PageTable;
+use crate::directory::VersionEntry;
 use crate::format::VersionId;
 use crate::map::{Map, Physical};
 use crate::table::{Usage, ZoneTable};
-use crate::versions::{PageSet, Version, Versions};
+use crate::versions::{Version, Versions};
 use block::Error;
 use runtime::Random;
 use std::collections::BTreeMap;
@@ -61,20 +61,7 @@ struct World {
 
 impl World {
     fn new(seed: u64, map: Arc<dyn Map>) -> World {
-        let head = Version {
-            id: VersionId::HEAD,
-            parent: None,
-            writable: true,
-            created: 1,
-            blocks: BLOCKS,
-            name: String::new(),
-            is_leaving: false,
-            map,
-            dirty: PageSet::default(),
-            writing: PageSet::default(),
-            unsaved: 0,
-            table: PageTable::default(),
-        };
+        let head = Version::new(VersionEntry::head(BLOCKS, 1), map);
         let versions = Versions { list: vec![head], next: 2, ..Versions::default() };
         let table = ZoneTable::new(ZONES);
         (0..ZONES).for_each(|zone| table.set_free(zone, 1));

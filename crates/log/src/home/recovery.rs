@@ -6,7 +6,7 @@ use crate::layout::Layout;
 use crate::recovery::known_zones;
 use crate::root::Root;
 use crate::table::ZoneTable;
-use crate::versions::{PageSet, Version, Versions};
+use crate::versions::{Version, Versions};
 use block::{Error, Result, ZoneReport, ZoneState};
 use std::rc::Rc;
 use std::sync::Arc;
@@ -56,20 +56,7 @@ pub async fn open(
     known.restore(&table);
     let mut versions = Versions { next: moment.next_version, ..Versions::default() };
     for ((entry, _), map) in known.versions.into_iter().zip(maps) {
-        versions.list.push(Version {
-            id: entry.id,
-            parent: entry.parent,
-            writable: entry.writable,
-            created: entry.created,
-            blocks: entry.blocks,
-            name: entry.name,
-            is_leaving: false,
-            map: Arc::new(map),
-            dirty: PageSet::default(),
-            writing: PageSet::default(),
-            unsaved: 0,
-            table: entry.table,
-        });
+        versions.list.push(Version::new(entry, Arc::new(map)));
     }
     Ok(AtHome { root, directory, table, versions, home })
 }
