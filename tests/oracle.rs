@@ -11,8 +11,9 @@
 //!
 //! Everything follows from the seed but the order in which the real runtime completes what is in flight; a
 //! failure therefore names the seed, the cut and the choice, and shows what was found. Left to others: what
-//! only a running stack can promise (the conformance suite), and cuts during a recovery.
+//! only a running stack can promise (the conformance suite).
 
+mod again;
 mod prefix;
 mod stamp;
 mod workload;
@@ -55,6 +56,8 @@ pub struct Oracle {
     pub search: Search,
     /// The shape of the disk, where the oracle makes it.
     pub disk: DeviceGeometry,
+    /// Of so many states one is recovered from twice: the first recovery is cut in turn, at each of its events. 0: none.
+    pub again_every: u64,
     /// What is found must also be a prefix: where an operation is there, so is every one that had completed before it
     /// was submitted. Not what a device promises; a log does.
     pub prefix: bool,
@@ -67,6 +70,8 @@ pub struct Report {
     pub events: u64,
     /// States of the disk from which the stack was opened again.
     pub states: u64,
+    /// States of the disk in which a recovery was cut.
+    pub recoveries: u64,
     /// Comparisons of a whole device with what it may hold at a cut.
     pub checks: u64,
 }
@@ -109,7 +114,14 @@ impl Oracle {
             volatile_cache: true,
             read_only: false,
         };
-        Oracle { seed, workload: Workload::new(seed), search: Search::new(seed), disk, prefix: false }
+        Oracle {
+            seed,
+            workload: Workload::new(seed),
+            search: Search::new(seed),
+            disk,
+            again_every: 0,
+            prefix: false,
+        }
     }
 
     /// Tries the stack that `open` makes, on a disk in memory.
@@ -144,12 +156,13 @@ impl Oracle {
             cursors: vec![Cursor::new(client)],
             cuts: 0..=0,
             states: 0,
+            recoveries: 0,
             checks: 0,
         };
         for state in CrashStates::new(disk, run.first..last + 1, self.search) {
             check.state(state).await?;
         }
-        Ok(Report { events: last, states: check.states, checks: check.checks })
+        Ok(Report { events: last, states: check.states, recoveries: check.recoveries, checks: check.checks })
     }
 
     async fn record<F>(&self, recorder: &Arc<Recorder>, disk: Arc<dyn DevicePart>, open: &F) -> Result<Run>
@@ -192,6 +205,7 @@ struct Check<'a, F> {
     cursors: Vec<Cursor>,
     cuts: RangeInclusive<u64>,
     states: u64,
+    recoveries: u64,
     checks: u64,
 }
 
@@ -210,17 +224,28 @@ where
                 return Err(self.oracle.violation(*state.cuts.start(), Some(state), what));
             }
         };
+        if let Err((cut, what)) = self.compare(&contents) {
+            return Err(self.oracle.violation(cut, Some(state), what));
+        }
+        match self.oracle.again_every {
+            0 => Ok(()),
+            every if !self.states.is_multiple_of(every) => Ok(()),
+            _ => self.recover_again(&state).await,
+        }
+    }
+
+    /// Compares what was found with what the client may find; says at which cut it can't be so, and why.
+    fn compare(&mut self, contents: &[u8]) -> Result<(), (u64, String)> {
         if self.oracle.prefix
             && let Some(cursor) = self.cursors.last()
-            && let Err(broken) = prefix::check(cursor.history(), &contents)
+            && let Err(broken) = prefix::check(cursor.history(), contents)
         {
-            return Err(self.oracle.violation(cursor.cut(), Some(state), broken));
+            return Err((cursor.cut(), broken));
         }
         for cursor in &self.cursors {
             self.checks += 1;
-            if let Err(mismatch) = cursor.check(0, &contents) {
-                let what = explain(cursor, &mismatch);
-                return Err(self.oracle.violation(cursor.cut(), Some(state), what));
+            if let Err(mismatch) = cursor.check(0, contents) {
+                return Err((cursor.cut(), explain(cursor, &mismatch)));
             }
         }
         Ok(())

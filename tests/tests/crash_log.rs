@@ -44,10 +44,20 @@ fn holds(name: &str, usual_seed: u64, on: (u64, Options), operations: u64) -> Ar
 fn holds_with(
     name: &str,
     usual_seed: u64,
-    (disk_blocks, options): (u64, Options),
+    on: (u64, Options),
     operations: u64,
     change: impl FnOnce(&mut Oracle),
 ) -> Arc<Counters> {
+    tried(name, usual_seed, on, operations, change).1
+}
+
+fn tried(
+    name: &str,
+    usual_seed: u64,
+    (disk_blocks, options): (u64, Options),
+    operations: u64,
+    change: impl FnOnce(&mut Oracle),
+) -> (Report, Arc<Counters>) {
     let mut oracle = Oracle::new(seed(name, usual_seed));
     oracle.disk.blocks = BlockCount(disk_blocks);
     oracle.workload.operations = operations;
@@ -64,7 +74,7 @@ fn holds_with(
         value(&counters.checkpoints)
     );
     assert!(report.states > 1000, "{name}: only {} states were tried", report.states);
-    counters
+    (report, counters)
 }
 
 #[test]
@@ -92,6 +102,23 @@ fn every_map() {
         let (blocks, options) = small(320, 60);
         let options = Options { map: map.to_owned(), ..options };
         holds(&format!("map {map}"), 40 + number as u64, (blocks, options), 120);
+    }
+}
+
+/// Recoveries that are cut in turn.
+#[test]
+fn cuts_during_a_recovery() {
+    for (number, map) in ["radix", "hash", "btree"].into_iter().enumerate() {
+        let (blocks, options) = small(320, 60);
+        let options = Options { map: map.to_owned(), ..options };
+        let name = format!("recoveries, map {map}");
+        let (report, _) =
+            tried(&name, 100 + number as u64, (blocks, options), 120, |oracle| oracle.again_every = 331);
+        assert!(
+            report.recoveries > 500,
+            "{name}: only {} states of recoveries were tried",
+            report.recoveries
+        );
     }
 }
 

@@ -1,6 +1,6 @@
 //! The crash oracle over what stands on one disk; and the proof that it can fail.
 
-use block::{Call, Device, DeviceGeometry, DevicePart, Part, Result};
+use block::{BlockIndex, Buffer, Call, Device, DeviceGeometry, DevicePart, Durability, Part, Result};
 use layers::fault::{FaultDevicePart, parse_rules};
 use layers::stats::StatsDevicePart;
 use siltstone_tests::oracle::{Opening, Oracle, Report, Violation, seed};
@@ -152,6 +152,35 @@ fn misdirected_writes_are_caught() {
 #[test]
 fn corrupted_writes_are_caught() {
     wrong("corrupted writes", 11, &["write corrupt bits=1 every=10"], "damaged data");
+}
+
+/// It leaves everything as it was, if nobody cuts it: it writes what is there again, in place, after zeros.
+async fn scrub(disk: &dyn DevicePart) -> Result<()> {
+    let handle = disk.open().await?;
+    for at in (0..handle.geometry().blocks.0).map(BlockIndex) {
+        let bytes = handle.geometry().block_size.bytes() as usize;
+        let (outcome, found) = handle.read(at, Buffer::new(bytes)).await;
+        outcome?;
+        if found.filled().iter().any(|byte| *byte != 0) {
+            handle.write(at, Buffer::zeroed(bytes).into(), Durability::Durable).await?;
+            handle.write(at, found.into(), Durability::Durable).await?;
+        }
+    }
+    Ok(())
+}
+
+#[test]
+fn a_recovery_that_must_not_be_cut_is_caught() {
+    let seed = seed("a recovery that must not be cut", 17);
+    let scrubbing = async |disk: Arc<dyn DevicePart>, opening: Opening| {
+        if opening == Opening::Recover {
+            scrub(&*disk).await?;
+        }
+        Ok(disk)
+    };
+    holds("a recovery that isn't cut", run(Oracle::new(seed), scrubbing));
+    let oracle = Oracle { again_every: 61, ..Oracle::new(seed) };
+    is_caught("a recovery that must not be cut", run(oracle, scrubbing), "in a second recovery");
 }
 
 #[test]

@@ -140,6 +140,7 @@ fn holds(name: &str, usual_seed: u64, map: &'static str, at_home: bool) {
     oracle.disk.blocks = block::BlockCount(if at_home { 900 + 400 } else { 900 });
     oracle.workload.operations = 220;
     oracle.workload.queue_depth = 1;
+    oracle.again_every = 499;
     let main = move || async move {
         let expected = Expected::default();
         let seen = RefCell::new(0);

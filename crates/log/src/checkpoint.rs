@@ -6,6 +6,9 @@
 //! durable before the root is: the zones are flushed in between. And no version may be made or deleted between the
 //! first page and the directory: the pages would be of both sides of it. Where that happens the checkpoint begins again;
 //! what it has written stays.
+//!
+//! Nor may a block be moved meanwhile that several versions have ([`Turns`]): the page of one would show it here, the page
+//! of another there, and who loads them can't tell that it is one block. With one version, moves go on.
 
 use crate::core::{Core, count};
 use crate::directory::{Directory, PagePlace, VersionEntry, ZoneEntry};
@@ -16,6 +19,10 @@ use crate::root::{MOST_PIECES, Piece, Root};
 use crate::table::{CHECKPOINT_CLASS, Usage};
 use crate::versions::PageSet;
 use block::{Buffer, Error, Payload, Result};
+use runtime::sync::Notify;
+use std::cell::Cell;
+use std::collections::BTreeSet;
+use std::ops::Range;
 use std::rc::Rc;
 use zones::record::{Header, sum_of};
 
@@ -46,6 +53,48 @@ impl Durable {
     }
 }
 
+/// Who keeps out of whose way: see the module's head.
+#[derive(Debug, Default)]
+pub struct Turns {
+    is_checkpointing: Cell<bool>,
+    is_moving: Cell<bool>,
+    changed: Notify,
+}
+
+/// A record of moves is on its way; until this is dropped.
+#[derive(Debug)]
+pub struct Moving<'a>(&'a Turns);
+
+impl Drop for Moving<'_> {
+    fn drop(&mut self) {
+        self.0.is_moving.set(false);
+        self.0.changed.notify_all();
+    }
+}
+
+impl Core {
+    /// Whether moves have to wait for a checkpoint. At its end the cleaner is woken.
+    pub fn moves_wait(&self) -> bool {
+        self.turns.is_checkpointing.get() && self.versions.borrow().list.len() > 1
+    }
+
+    /// Begins a record of moves, as soon as that may be.
+    pub async fn begin_moves(&self) -> Moving<'_> {
+        while self.moves_wait() {
+            self.turns.changed.notified().await;
+        }
+        self.turns.is_moving.set(true);
+        Moving(&self.turns)
+    }
+
+    /// Waits until no record of moves is on its way if there are several versions; none follows before the checkpoint ends.
+    async fn wait_for_moves(&self) {
+        while self.turns.is_moving.get() && self.moves_wait() {
+            self.turns.changed.notified().await;
+        }
+    }
+}
+
 /// One page to be written.
 #[derive(Debug, Clone, Copy)]
 struct Job {
@@ -61,6 +110,8 @@ impl Core {
             return 0;
         }
         let dirty: u64 = self.versions.borrow().list.iter().map(|version| version.dirty.len()).sum();
+        // What versions share is written once.
+        let dirty = dirty.min(self.most_pages());
         let directory = self.checkpoint.borrow().root.directory_length >> self.layout.block_size.shift();
         dirty + dirty / 64 + directory + 2
     }
@@ -71,8 +122,9 @@ impl Core {
             return 0;
         }
         let per_zone = u64::from(self.layout.zone_blocks - 3).max(1);
-        // What is dirty now, and as much again for what becomes dirty before the checkpoint begins.
-        (self.checkpoint_cost() + self.checkpoint_cost() / 4).div_ceil(per_zone) as u32 + 1
+        let cost = self.checkpoint_cost();
+        // What is dirty now, and a quarter for what becomes dirty before the checkpoint begins.
+        (cost + cost / 4).div_ceil(per_zone) as u32 + 1
     }
 
     /// Whether enough has been written since the last one that another is worth its cost.
@@ -97,7 +149,10 @@ impl Core {
         }
         let since = self.since_checkpoint.replace(0);
         self.compact_checkpoints();
+        self.turns.is_checkpointing.set(true);
         let outcome = self.write_all(clean).await;
+        self.turns.is_checkpointing.set(false);
+        self.turns.changed.notify_all();
         self.versions.borrow_mut().list.iter_mut().for_each(|version| version.writing = PageSet::default());
         if let Err(error) = &outcome {
             self.since_checkpoint.set(self.since_checkpoint.get() + since);
@@ -163,8 +218,9 @@ impl Core {
             |stream: zones::record::StreamIndex| self.streams[usize::from(stream.0)].borrow().committed();
         let before = self.counters.checkpoint_blocks.load(std::sync::atomic::Ordering::Relaxed);
         let mut attempts = 0;
-        let (covered, clock, directory, freed) = loop {
+        let (covered, clock, directory, freed, saved) = loop {
             attempts += 1;
+            self.wait_for_moves().await;
             let changes = self.versions.borrow().changes;
             let covered = [committed(USER), committed(CLEANER)];
             let clock = self.clock.get();
@@ -181,9 +237,10 @@ impl Core {
             let mut versions = self.versions.borrow_mut();
             if versions.changes == changes {
                 let orphaned = std::mem::take(&mut versions.orphaned);
+                let saved: Vec<VersionId> = versions.list.iter().map(|version| version.id).collect();
                 drop(versions);
                 // What this directory doesn't name; a version that is deleted before the root is written is still in it.
-                break (covered, clock, self.directory().encode(), self.freed_pages(orphaned));
+                break (covered, clock, self.directory().encode(), self.freed_pages(orphaned), saved);
             }
             if attempts == MOST_ATTEMPTS {
                 return Err(Error::busy(
@@ -227,6 +284,12 @@ impl Core {
         for (_, physical) in freed {
             self.table.remove_live(self.layout.place(physical).0, 1, self.clock.get());
         }
+        for version in
+            self.versions.borrow_mut().list.iter_mut().filter(|version| saved.contains(&version.id))
+        {
+            version.unsaved = 0;
+        }
+        self.measure_images();
         count(&self.counters.checkpoints, 1);
         Ok(())
     }
@@ -262,8 +325,8 @@ impl Core {
         let block = self.layout.block_bytes();
         let mut entries = vec![0_u32; PAGE_BLOCKS as usize];
         let mut at = 0;
-        // The page that was saved last, for versions that have the same.
-        let mut last: Option<(u64, PagePlace)> = None;
+        // What was saved of the page that is being saved, for versions that have the same.
+        let mut same_page: (u64, Vec<(PagePlace, Vec<u8>)>) = (u64::MAX, Vec::new());
         while at < jobs.len() {
             let mut zone = self.checkpoint_zone().await?;
             let wanted = u32::try_from(jobs.len() - at).unwrap_or(u32::MAX);
@@ -272,6 +335,7 @@ impl Core {
                 self.seal_now(zone).await;
                 continue;
             }
+            let first = self.layout.physical(zone.zone, zone.position + 1);
             let mut data = Buffer::new((1 + room as usize) * block);
             data.append_zeroes(block);
             let (mut sums, mut meta) = (Vec::new(), Vec::new());
@@ -292,50 +356,58 @@ impl Core {
                     places.push((job, PagePlace::default()));
                     continue;
                 }
-                let start = data.filled().len();
                 let bytes: Vec<u8> = entries.iter().flat_map(|entry| entry.to_le_bytes()).collect();
                 let sum = sum_of(&bytes);
-                if let Some((page, place)) = last
-                    && page == job.page
-                    && place.sum == sum
-                    && data.filled()[..start].ends_with(&bytes)
-                {
-                    places.push((job, place));
+                if same_page.0 != job.page {
+                    same_page = (job.page, Vec::new());
+                }
+                let same = same_page.1.iter().find(|(place, other)| place.sum == sum && *other == bytes);
+                if let Some((place, _)) = same {
+                    places.push((job, *place));
                     continue;
                 }
                 data.append(&bytes);
-                let physical = self.layout.physical(zone.zone, zone.position + 1 + sums.len() as u32);
+                let physical = first.offset(sums.len() as u64);
                 sums.push(sum);
                 meta.extend_from_slice(&job.version.0.to_le_bytes());
                 meta.extend_from_slice(&(job.page as u32).to_le_bytes());
                 let place = PagePlace { physical, sum };
-                last = Some((job.page, place));
+                same_page.1.push((place, bytes));
                 places.push((job, place));
             }
             if !sums.is_empty() {
                 zone = self.append_checkpoint(zone, data, &sums, &meta).await?;
             }
             self.checkpoint.borrow_mut().zone = Some(zone);
-            self.note_places(&places);
+            if !self.note_places(&places, first..first.offset(room.into())) {
+                // A place of which nobody took note doesn't count as live.
+                same_page.1.clear();
+            }
         }
         Ok(())
     }
 
-    fn note_places(&self, places: &[(Job, PagePlace)]) {
+    /// Notes where pages are now; counts those that were just written, here. Returns whether all versions are still there.
+    fn note_places(&self, places: &[(Job, PagePlace)], here: Range<Physical>) -> bool {
         let mut versions = self.versions.borrow_mut();
         let mut durable = self.checkpoint.borrow_mut();
-        let mut counted = Physical::NONE;
+        let mut counted = BTreeSet::new();
+        let mut all = true;
         for (job, place) in places {
-            let Some(position) = versions.position(job.version) else { continue };
+            let Some(position) = versions.position(job.version) else {
+                all = false;
+                continue;
+            };
             let old = versions.list[position].table.set(job.page, *place);
             if old.physical.is_mapped() {
                 durable.superseded.push((job.page, old.physical));
             }
-            if place.physical.is_mapped() && place.physical != counted {
+            // Several versions may have it.
+            if here.contains(&place.physical) && counted.insert(place.physical) {
                 self.table.add_live(self.layout.place(place.physical).0, 1);
-                counted = place.physical;
             }
         }
+        all
     }
 
     /// These pieces of a directory don't count any more, or never will.
@@ -428,10 +500,13 @@ impl Core {
     /// The zone into which checkpoints are written, with room or without.
     async fn checkpoint_zone(self: &Rc<Self>) -> Result<OpenZone> {
         let open = self.checkpoint.borrow_mut().zone.take();
-        match open.or_else(|| self.try_open_zone(CHECKPOINT_CLASS, 0)) {
-            Some(zone) => Ok(zone),
-            None => Err(Error::no_space("no zone is free for a checkpoint")),
+        if let Some(zone) = open.or_else(|| self.try_open_zone(CHECKPOINT_CLASS, 0)) {
+            return Ok(zone);
         }
+        // The cleaner may not have come to reset what is dead, or have ended.
+        Box::pin(self.reset_dead()).await?;
+        self.try_open_zone(CHECKPOINT_CLASS, 0)
+            .ok_or_else(|| Error::no_space("no zone is free for a checkpoint"))
     }
 
     /// Appends a record of checkpoint data: the buffer begins with an empty block for the header.

@@ -25,6 +25,7 @@ impl Core {
             }
             if stream == USER {
                 count(&self.counters.user_records, 1);
+                self.wake_paced_cleaner();
             }
             self.recycle(group.items);
         }
@@ -49,7 +50,10 @@ impl Core {
             }
             self.item_done(item, outcome);
         }
-        self.table.change(group.zone, |zone| zone.committed = zone.committed.max(position));
+        self.table.change(group.zone, |entry| {
+            entry.end = entry.end.max(position);
+            entry.committed = entry.committed.max(position);
+        });
     }
 
     /// Applies one change of a committed record.
@@ -60,10 +64,17 @@ impl Core {
                 count(&self.counters.user_blocks, u64::from(*blocks));
             }
             Change::Move { count: blocks, .. } => count(&self.counters.moved_blocks, u64::from(*blocks)),
+            // The cleaner gives up what only it had.
+            Change::Delete { .. } => self.look_again(),
             _ => {}
         }
         let mut versions = self.versions.borrow_mut();
-        apply(&mut versions, change, zone, physical, &mut |effect| self.account(effect))
+        let outcome = apply(&mut versions, change, zone, physical, &mut |effect| self.account(effect));
+        drop(versions);
+        if matches!(change, Change::Create { .. } | Change::Delete { .. } | Change::Grow { .. }) {
+            self.measure_images();
+        }
+        outcome
     }
 
     /// Counts what a change did to zones.
@@ -126,9 +137,7 @@ pub fn apply(
         Change::Create { version, parent, writable, created, name } => {
             versions.create(*version, *parent, *writable, *created, name)?;
         }
-        Change::Delete { version } => versions.delete(*version, &mut |gone, blocks| {
-            effect(Effect::Dead(gone, blocks));
-        })?,
+        Change::Delete { version } => versions.delete(*version)?,
         Change::Grow { version, blocks } => versions.grow(*version, *blocks)?,
     }
     Ok(())

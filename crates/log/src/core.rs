@@ -10,6 +10,7 @@ use crate::home::MapHome;
 use crate::layout::Layout;
 use crate::open_zone::OpenZone;
 use crate::readers::Readers;
+use crate::room::Images;
 use crate::root::RootWriter;
 use crate::stream::Stream;
 use crate::table::{Usage, ZoneTable};
@@ -45,12 +46,20 @@ pub struct Settings {
     pub acknowledge: Acknowledge,
     /// How many blocks of users' writes may be in memory; writers wait beyond it.
     pub dirty_blocks: u64,
-    /// How many blocks of data the log holds at most.
+    /// How many blocks of data the log holds at most, if the volume has no snapshots.
     pub capacity: u64,
+    /// The checkpoints for which `capacity` leaves room.
+    pub reserved: Images,
     /// How many zones only the cleaner may take.
     pub cleaner_reserve: u32,
     /// How many bytes of log may be written between checkpoints, at least; more while a checkpoint would be large.
     pub checkpoint_bytes: u64,
+    /// With fewer free zones than this share of all, cleaning gains on users' writes; 0 to 1, at least what it needs.
+    pub low_watermark: f64,
+    /// With fewer free zones than this share of all, cleaning goes along with users' writes; 0 to 1.
+    pub high_watermark: f64,
+    /// How many blocks of a volume are discarded, or given up by what was deleted, before others get their turn.
+    pub blocks_at_once: u64,
 }
 
 /// One thing that was asked for: part of a record.
@@ -110,6 +119,8 @@ pub struct Counters {
     pub reset_zones: AtomicU64,
     /// Checkpoints.
     pub checkpoints: AtomicU64,
+    /// How often users' writes found no free zone, and waited for the cleaner.
+    pub zone_waits: AtomicU64,
 }
 
 /// Adds to a counter that only this shard changes.
@@ -143,6 +154,8 @@ pub struct Core {
     pub readers: Arc<Readers>,
     /// For people.
     pub counters: Arc<Counters>,
+    /// What checkpoints may take.
+    pub images: Cell<Images>,
     /// What makes appends durable.
     pub flusher: Flusher,
     /// Writes roots.
@@ -155,6 +168,8 @@ pub struct Core {
     pub home_turns: Cell<(u64, u64)>,
     /// The newest durable checkpoint.
     pub checkpoint: RefCell<crate::checkpoint::Durable>,
+    /// Moves and checkpoints, which keep out of each other's way where there are several versions.
+    pub turns: crate::checkpoint::Turns,
     /// How many blocks of log have been written since the last checkpoint.
     pub since_checkpoint: Cell<u64>,
     /// Something was queued, or an append has ended.
@@ -163,12 +178,16 @@ pub struct Core {
     pub freed: Notify,
     /// The cleaner should look whether there is something to do.
     pub cleaner: Notify,
+    /// How fast it goes.
+    pub pace: crate::pace::Pace,
     /// Why the cleaner can't free anything at the moment, if so.
     pub stuck: RefCell<Option<Error>>,
     /// The log is being closed; what is queued is still written.
     pub is_closing: Cell<bool>,
     /// Snapshots and clones that are open as devices.
     pub views: RefCell<Vec<(VersionId, std::sync::Weak<crate::device::Shared>)>>,
+    /// How many handles are open on this shard: each holds the core.
+    pub handles: Cell<usize>,
     /// What was acknowledged and hasn't committed, where that is allowed.
     pub buffer: Arc<Buffered>,
     /// Some of it has committed.
@@ -180,8 +199,8 @@ pub struct Core {
     requests: RefCell<Slab<Request>>,
     /// Room that was set aside for what is queued or on its way.
     growing: Cell<u64>,
-    /// Less room is set aside than before.
-    settled: Notify,
+    /// Less room is set aside than before, or there is more of it.
+    pub settled: Notify,
     /// Appends of users' writes that are on their way, and the items in them.
     flying: Cell<(u32, u32)>,
     failed: RefCell<Option<Error>>,
@@ -226,7 +245,7 @@ impl Core {
     pub fn new(state: State, settings: Settings, policy: Box<dyn Policy>) -> Rc<Self> {
         let classes = usize::from(policy.classes());
         let stream = |index: StreamIndex| RefCell::new(Stream::behind(state.last[usize::from(index.0)]));
-        Rc::new(Core {
+        let core = Rc::new(Core {
             layout: state.layout,
             zones: state.zones,
             identity: state.identity,
@@ -238,19 +257,23 @@ impl Core {
             policy: RefCell::new(policy),
             readers: Arc::default(),
             counters: Arc::default(),
+            images: Cell::default(),
             flusher: Flusher::default(),
             root: RefCell::new(state.root),
             admin: Semaphore::new(1),
             home: state.home,
             home_turns: Cell::default(),
             checkpoint: RefCell::new(state.checkpoint),
+            turns: crate::checkpoint::Turns::default(),
             since_checkpoint: Cell::new(0),
             work: Notify::new(),
             freed: Notify::new(),
             cleaner: Notify::new(),
+            pace: crate::pace::Pace::new(state.layout.data_blocks()),
             stuck: RefCell::default(),
             is_closing: Cell::new(false),
             views: RefCell::default(),
+            handles: Cell::new(0),
             buffer: Arc::default(),
             buffer_changed: Notify::new(),
             dirty: Semaphore::new(settings.dirty_blocks as usize),
@@ -264,7 +287,9 @@ impl Core {
             spare_items: RefCell::default(),
             spare_summaries: RefCell::default(),
             settings,
-        })
+        });
+        core.measure_images();
+        core
     }
 
     /// Why the log takes no writes, if so.
@@ -311,8 +336,12 @@ impl Core {
         };
         if let Some(room) = &mut room {
             self.check_open()?;
-            if let Some(growth) = self.admit(&changes)? {
-                return self.change_now(changes, payload, durability, (room.take(), growth)).await;
+            match self.admit(&changes) {
+                Ok(Some(growth)) => {
+                    return self.change_now(changes, payload, durability, (room.take(), growth)).await;
+                }
+                Err(error) if !self.checkpoint_may_help() => return Err(error),
+                _ => {}
             }
         }
         // Whoever drops the call while it waits for room doesn't take the write back.
@@ -322,12 +351,18 @@ impl Core {
                 Some(room) => room,
                 None => Some(core.dirty.acquire(wanted).await),
             };
+            let mut is_certain = false;
             let growth = loop {
                 core.check_open()?;
                 let settled = core.settled.notified();
-                match core.admit(&changes)? {
-                    Some(growth) => break growth,
-                    None => settled.await,
+                match core.admit(&changes) {
+                    Ok(Some(growth)) => break growth,
+                    Ok(None) => settled.await,
+                    Err(_) if !is_certain && core.checkpoint_may_help() => {
+                        is_certain = true;
+                        core.take_checkpoint(false).await?;
+                    }
+                    Err(error) => return Err(error),
                 }
             };
             core.change_now(changes, payload, durability, (room, growth)).await
@@ -433,7 +468,7 @@ impl Core {
             return Ok(Some(0));
         }
         let (live, growing) = (self.table.live_data(), self.growing.get());
-        if live + growing + growth > self.settings.capacity {
+        if live + growing + growth > self.capacity(growing + growth) {
             let versions = self.versions.borrow();
             growth = changes
                 .iter()
@@ -444,16 +479,16 @@ impl Core {
                     _ => 0,
                 })
                 .sum();
-            let has_room = growth == 0 || live + growing + growth <= self.settings.capacity;
-            if !has_room && growing > 0 && live + growth <= self.settings.capacity {
+            drop(versions);
+            let has_room = growth == 0 || live + growing + growth <= self.capacity(growing + growth);
+            if !has_room && growing > 0 && live + growth <= self.capacity(growth) {
                 return Ok(None);
             }
             if !has_room {
                 return Err(Error::no_space(format!(
-                    "the log holds {} blocks of data and has room for {}: discard some, delete snapshots, or grow \
+                    "the log holds {live} blocks of data and has room for {}: discard some, delete snapshots, or grow \
                      the disk",
-                    self.table.live_data(),
-                    self.settings.capacity
+                    self.capacity(growth)
                 )));
             }
         }
@@ -500,6 +535,19 @@ impl Core {
         (appends == 0 || gathered * u64::from(appends) >= u64::from(items)).then_some(class as u8)
     }
 
+    /// What the log is busy with, for people.
+    pub fn occupation(&self) -> String {
+        let (appends, items) = self.flying.get();
+        let requests = self.requests.borrow().len();
+        format!(
+            "{} changes queued, {appends} appends with {items} changes on their way, {requests} requests not answered, \
+             {} zones free, {} dead",
+            self.queued_items.get(),
+            self.table.free(),
+            self.table.dead()
+        )
+    }
+
     /// Whether anything is queued.
     pub fn has_work(&self) -> bool {
         self.queued_items.get() > 0
@@ -516,10 +564,17 @@ impl Core {
             0 if queue.len() > lanes => queue.len().div_ceil(lanes),
             _ => queue.len(),
         };
-        let (mut blocks, mut meta) = (0_u32, 0_usize);
+        let (mut blocks, mut meta, mut unmapped) = (0_u32, 0_usize, 0_u64);
         while group.items.len() < share {
             let Some(item) = queue.front_mut() else { break };
             let (wanted, words) = (item.change.data_blocks(), item.change.encoded_length());
+            // All of a record takes effect at once.
+            if let Change::Unmap { count, .. } = &item.change {
+                unmapped += u64::from(*count);
+                if unmapped > self.settings.blocks_at_once && !group.items.is_empty() {
+                    break;
+                }
+            }
             if zone.takes(&self.layout, blocks + wanted, meta + words) {
                 blocks += wanted;
                 meta += words;
@@ -646,6 +701,7 @@ impl Core {
     /// # Errors
     /// [`Error::NoSpace`] if the cleaner can't free any; what made the log fail.
     pub async fn open_zone_for_users(self: &Rc<Self>, class: u8) -> Result<Option<OpenZone>> {
+        let mut has_waited = false;
         loop {
             if let Some(error) = self.failure() {
                 return Err(error);
@@ -653,8 +709,7 @@ impl Core {
             if self.queue_is_empty(class) {
                 return Ok(None);
             }
-            let keep = self.settings.cleaner_reserve + self.zones_for_checkpoint();
-            if let Some(zone) = self.try_open_zone(class, keep) {
+            if let Some(zone) = self.try_open_zone(class, self.kept_zones()) {
                 self.cleaner.notify_all();
                 return Ok(Some(zone));
             }
@@ -662,6 +717,7 @@ impl Core {
                 return Err(error.clone());
             }
             let freed = self.freed.notified();
+            count(&self.counters.zone_waits, u64::from(!std::mem::replace(&mut has_waited, true)));
             self.cleaner.notify_all();
             freed.await;
         }
@@ -714,9 +770,15 @@ impl Core {
                 tracing::warn!(
                     "finishing zone {zone}: {error}; it isn't used again before the log is reopened"
                 );
-                self.table.change(zone, |entry| entry.usage = Usage::Damaged);
+                self.set_damaged(zone);
             }
         }
+    }
+
+    /// A zone is left as it is until the log is opened again.
+    pub fn set_damaged(&self, zone: u32) {
+        self.table.change(zone, |entry| entry.usage = Usage::Damaged);
+        self.measure_images();
     }
 
     /// Whether there is such a version and it takes writes.

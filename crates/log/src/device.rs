@@ -22,8 +22,11 @@ use std::rc::{Rc, Weak};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-/// The longest range that one entry of a record unmaps, in blocks: applying it must not hold up a shard for long.
-const UNMAPPED_AT_ONCE: u64 = 1 << 18;
+/// How many pieces of a range are discarded by one request at most.
+const PIECES_AT_ONCE: usize = 16;
+
+/// After so many seconds each, people are told what a close waits for.
+const CLOSE_TELLS: u64 = 5;
 
 static NEXT: AtomicU64 = AtomicU64::new(1);
 
@@ -123,6 +126,7 @@ pub struct Shared {
     buffer: Arc<crate::buffered::Buffered>,
     version: VersionId,
     map: Arc<dyn Map>,
+    blocks_at_once: u64,
     geometry: DeviceGeometry,
 }
 
@@ -178,6 +182,7 @@ impl Shared {
             buffer: core.buffer.clone(),
             version,
             map: entry.map.clone(),
+            blocks_at_once: core.settings.blocks_at_once,
             geometry,
         })
     }
@@ -218,12 +223,24 @@ async fn close(core: Rc<Core>) -> Result<()> {
     core.is_closing.set(true);
     core.work.notify_all();
     core.cleaner.notify_all();
-    // The lanes and the cleaner seal their zones when they end, and drop their hold on the core.
-    while Rc::strong_count(&core) > 2 {
+    // The lanes and the cleaner seal their zones when they end, and drop their hold on the core. A handle that is still
+    // open can't change anything any more, and may never be dropped: nobody waits for it.
+    let begun = runtime::now();
+    let mut told = 0;
+    while Rc::strong_count(&core) > 2 + core.handles.get() {
         core.work.notify_all();
         core.cleaner.notify_all();
         core.freed.notify_all();
         runtime::sleep(std::time::Duration::from_millis(1)).await;
+        let waited = begun.elapsed().as_secs();
+        if waited >= told + CLOSE_TELLS {
+            told = waited;
+            tracing::warn!("closing the log takes {waited} s so far: {}", core.occupation());
+        }
+    }
+    match core.handles.get() {
+        0 => {}
+        open => tracing::warn!("the log is closed while {open} handles on its home shard are open"),
     }
     if let Some(error) = core.failure() {
         return Err(error);
@@ -245,7 +262,7 @@ impl DevicePart for LogPart {
             (name.to_owned(), self.shared.zones.clone(), self.shared.recovered.clone());
         Call::new(async move {
             let find = |core: Rc<Core>| async move {
-                let id = core.versions.borrow().by_name(&name).map(|version| version.id);
+                let id = core.versions.borrow().by_name(&name).filter(|it| !it.is_leaving).map(|it| it.id);
                 let id = id.ok_or_else(|| crate::snapshot::not_found(&core, &name))?;
                 let shared = Arc::new(Shared::new(zones, &core, recovered, id)?);
                 core.views.borrow_mut().retain(|(_, view)| view.strong_count() > 0);
@@ -292,6 +309,9 @@ async fn open_handle(home: &Home, shared: &Arc<Shared>) -> Result<Rc<dyn Device>
     let core = if home.is_here() { Some(home.core()?) } else { None };
     let zones = shared.zones.open().await?;
     let reads = shared.readers.here();
+    if let Some(core) = &core {
+        core.handles.set(core.handles.get() + 1);
+    }
     Ok(Rc::new(Handle { shared: shared.clone(), home: home.clone(), core, reads, zones }))
 }
 
@@ -303,6 +323,14 @@ struct Handle {
     core: Option<Rc<Core>>,
     reads: Arc<ShardReads>,
     zones: Rc<dyn Zones>,
+}
+
+impl Drop for Handle {
+    fn drop(&mut self) {
+        if let Some(core) = &self.core {
+            core.handles.set(core.handles.get() - 1);
+        }
+    }
 }
 
 impl Handle {
@@ -408,19 +436,45 @@ impl Handle {
         if checked.is_err() || range.is_empty() {
             return Call::ready(checked);
         }
-        let version = self.shared.version;
         Call::new(async move {
             let mut at = range.start.0;
+            let mut changes = Vec1::new();
             while at < range.end().0 {
-                let count = UNMAPPED_AT_ONCE.min(range.end().0 - at) as u32;
-                let change = Change::Unmap { version, block: at, count };
-                at += u64::from(count);
-                let last = at == range.end().0;
-                let durability = if last { durability } else { Durability::Visible };
-                self.change(SmallVec::from_elem(change, 1), Payload::new(), durability).await?;
+                let count = self.shared.blocks_at_once.min(range.end().0 - at);
+                changes.extend(self.unmapping(at, count));
+                at += count;
+                if changes.len() == PIECES_AT_ONCE {
+                    self.change(std::mem::take(&mut changes), Payload::new(), Durability::Visible).await?;
+                }
+                runtime::yield_now().await;
             }
-            Ok(())
+            if !changes.is_empty() {
+                return self.change(changes, Payload::new(), durability).await;
+            }
+            match durability {
+                Durability::Visible => Ok(()),
+                // What had unmapped it before may not be durable.
+                Durability::Durable => self.flush().await,
+            }
         })
+    }
+
+    /// The change that unmaps these blocks; none if all that was acknowledged has nothing there.
+    fn unmapping(&self, block: u64, count: u64) -> Option<Change> {
+        let mut mapped = block..block + count;
+        // In this order: what is taken from the buffer is in the map before.
+        if self.shared.buffer.is_empty() {
+            mapped = 0..0;
+            self.shared.map.lookup_range(block..block + count, &mut |piece| {
+                if piece.physical.is_mapped() {
+                    mapped.start = if mapped.is_empty() { piece.block } else { mapped.start };
+                    mapped.end = piece.block + piece.count;
+                }
+            });
+        }
+        let count = mapped.end - mapped.start;
+        let version = self.shared.version;
+        (count > 0).then_some(Change::Unmap { version, block: mapped.start, count: count as u32 })
     }
 }
 

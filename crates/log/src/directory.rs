@@ -48,6 +48,12 @@ impl PageTable {
         std::mem::replace(&mut Rc::make_mut(chunk)[entry], place)
     }
 
+    /// A chunk that names any page.
+    fn chunk(&self, number: usize) -> Option<&Rc<[PagePlace; CHUNK]>> {
+        let chunk = self.chunks.get(number)?.as_ref()?;
+        chunk.iter().any(|place| place.physical.is_mapped()).then_some(chunk)
+    }
+
     /// All pages that are anywhere, in order.
     pub fn iter(&self) -> impl Iterator<Item = (u64, PagePlace)> + '_ {
         let chunks = self.chunks.iter().enumerate();
@@ -56,6 +62,30 @@ impl PageTable {
             places.map(move |(entry, place)| ((number * CHUNK + entry) as u64, *place))
         })
     }
+}
+
+/// How many different pages these tables name together, and how many different chunks they have.
+pub fn count_distinct(tables: &[&PageTable]) -> (u64, u64) {
+    let (mut pages, mut parts) = (0, 0);
+    let mut chunks: Vec<&Rc<[PagePlace; CHUNK]>> = Vec::new();
+    let mut places: Vec<Physical> = Vec::new();
+    for number in 0..tables.iter().map(|table| table.chunks.len()).max().unwrap_or(0) {
+        chunks.clear();
+        for chunk in tables.iter().filter_map(|table| table.chunk(number)) {
+            if !chunks.iter().any(|other| Rc::ptr_eq(other, chunk)) && chunks.last() != Some(&chunk) {
+                chunks.push(chunk);
+            }
+        }
+        parts += chunks.len() as u64;
+        for entry in 0..CHUNK {
+            places.clear();
+            places.extend(chunks.iter().map(|chunk| chunk[entry].physical).filter(|place| place.is_mapped()));
+            places.sort_unstable();
+            places.dedup();
+            pages += places.len() as u64;
+        }
+    }
+    (pages, parts)
 }
 
 /// A version, as a directory knows it.
@@ -114,11 +144,23 @@ const VERSION_BYTES: usize = 4 + 4 + 1 + 8 + 8 + 1;
 
 /// How many blocks the directory of a log without snapshots takes at most, its records' headers included.
 pub fn blocks_at_most(layout: &Layout, pages: u64) -> u64 {
-    let chunks = pages.div_ceil(CHUNK as u64);
-    let bytes = 64
-        + VERSION_BYTES as u64
-        + chunks * (4 + 8 * CHUNK as u64)
-        + u64::from(layout.zones) * ZONE_BYTES as u64;
+    let blocks = pages * PAGE_BLOCKS;
+    self::blocks(layout, chunks_of(blocks), entry_bytes(blocks, 0))
+}
+
+/// How many chunks the page table of a version of so many blocks has at most.
+pub fn chunks_of(blocks: u64) -> u64 {
+    blocks.div_ceil(PAGE_BLOCKS).div_ceil(CHUNK as u64)
+}
+
+/// How many bytes of a directory a version of so many blocks takes at most, its chunks not included.
+pub fn entry_bytes(blocks: u64, name: usize) -> u64 {
+    (VERSION_BYTES + name) as u64 + 4 + 4 * chunks_of(blocks)
+}
+
+/// How many blocks a directory takes, its records' headers included, with so many chunks and bytes of versions.
+pub fn blocks(layout: &Layout, chunks: u64, versions: u64) -> u64 {
+    let bytes = 64 + versions + chunks * 8 * CHUNK as u64 + u64::from(layout.zones) * ZONE_BYTES as u64;
     let blocks = bytes.div_ceil(layout.block_size.bytes());
     blocks + blocks.div_ceil(u64::from(layout.max_append - 1))
 }
@@ -133,18 +175,18 @@ impl Directory {
         let mut tables = Vec::new();
         for version in &self.versions {
             let mut table = Vec::new();
-            for (number, chunk) in version.table.chunks.iter().enumerate() {
-                let Some(chunk) = chunk else {
+            for number in 0..version.table.chunks.len() {
+                let Some(chunk) = version.table.chunk(number) else {
                     table.push(NO_CHUNK);
                     continue;
                 };
                 // A chunk that is shared stands at the same place of a version before this one.
-                let shared = self.versions[..tables.len()].iter().zip(&tables).find_map(
-                    |(other, table): (_, &Vec<u32>)| {
-                        let theirs = other.table.chunks.get(number)?.as_ref()?;
-                        Rc::ptr_eq(theirs, chunk).then(|| table[number])
-                    },
-                );
+                let before = self.versions[..tables.len()].iter().zip(&tables);
+                let shared = before.rev().find_map(|(other, table): (_, &Vec<u32>)| {
+                    let theirs = other.table.chunks.get(number)?.as_ref()?;
+                    // Two tables in which the same pages were noted one by one don't know that they are the same.
+                    (Rc::ptr_eq(theirs, chunk) || theirs == chunk).then(|| table[number])
+                });
                 table.push(shared.unwrap_or_else(|| {
                     chunks.push(chunk);
                     chunks.len() as u32 - 1

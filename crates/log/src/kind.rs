@@ -3,6 +3,7 @@
 use crate::core::{Acknowledge, Settings};
 use crate::device::LogPart;
 use crate::layout::{LARGEST_SHARE, Layout, Reserve, capacity};
+use crate::room::Images;
 use block::{BlockCount, BlockSize, Call, DeviceGeometry, DevicePart, Error, Result};
 use stack::{Arguments, Built, Contract, Key, Kind, Shape, ValueKind, format_size};
 use std::path::{Path, PathBuf};
@@ -57,6 +58,18 @@ pub const KIND: Kind = Kind {
             "how much is written before another checkpoint, at least; more while one would be large",
         )
         .or("64MiB"),
+        Key::optional(
+            "high_watermark",
+            ValueKind::Float { min: 0.0, max: 50.0 },
+            "with less than this percentage of zones free, cleaning goes along with writes; two zones above the low one at least",
+        )
+        .or("1"),
+        Key::optional(
+            "low_watermark",
+            ValueKind::Float { min: 0.0, max: 50.0 },
+            "with less than this percentage of zones free, cleaning gains on writes; at least what the cleaner needs",
+        )
+        .or("0"),
     ],
     shareable: true,
     example: "log(ram(256MiB), size=192MiB, map=radix)",
@@ -110,7 +123,16 @@ pub struct Options {
     pub dirty: u64,
     /// In bytes.
     pub checkpoint_after: u64,
+    /// In percent of all zones. See [`Settings`].
+    pub high_watermark: f64,
+    /// In percent of all zones. See [`Settings`].
+    pub low_watermark: f64,
+    /// See [`Settings`]. Not a key: what is right for a processor is right for every log.
+    pub blocks_at_once: u64,
 }
+
+/// As many as the slowest map unmaps in a few milliseconds.
+const BLOCKS_AT_ONCE: u64 = 1 << 14;
 
 impl Default for Options {
     /// As a stack without any key says.
@@ -127,6 +149,9 @@ impl Default for Options {
             acknowledge: Acknowledge::Log,
             dirty: 64 << 20,
             checkpoint_after: 64 << 20,
+            high_watermark: 1.0,
+            low_watermark: 0.0,
+            blocks_at_once: BLOCKS_AT_ONCE,
         }
     }
 }
@@ -167,6 +192,9 @@ impl Options {
             },
             dirty: arguments.size("dirty")?,
             checkpoint_after: arguments.size("checkpoint_after")?,
+            high_watermark: arguments.float("high_watermark")?,
+            low_watermark: arguments.float("low_watermark")?,
+            blocks_at_once: BLOCKS_AT_ONCE,
         })
     }
 
@@ -201,7 +229,7 @@ impl Options {
     /// [`Error::Invalid`] if it leaves the cleaner too little room, with what would work.
     pub fn blocks_to_make(&self, layout: &Layout, policy: &dyn Policy) -> Result<u64> {
         let open = self.open_zones(policy);
-        let disk_blocks = u64::from(layout.zones) * u64::from(layout.zone_blocks);
+        let disk_blocks = layout.blocks();
         let most = {
             // The map of a volume that fills the disk is the largest that matters here.
             let reserve = self.reserve(layout, disk_blocks, open);
@@ -263,15 +291,19 @@ impl Options {
 
     /// How the log works with these options.
     pub fn settings(&self, layout: &Layout, blocks: u64, policy: &dyn Policy) -> Settings {
-        let disk_blocks = u64::from(layout.zones) * u64::from(layout.zone_blocks);
+        let disk_blocks = layout.blocks();
         let reserve = self.reserve(layout, blocks.min(disk_blocks), self.open_zones(policy));
         Settings {
             appends_in_flight: self.appends_in_flight,
             acknowledge: self.acknowledge,
             dirty_blocks: (self.dirty / layout.block_size.bytes()).max(1),
             capacity: capacity(layout, &reserve) * LARGEST_SHARE / 100,
+            reserved: Images::of_volume(layout, blocks.min(disk_blocks)),
             cleaner_reserve: reserve.cleaner,
             checkpoint_bytes: self.checkpoint_after,
+            low_watermark: self.low_watermark / 100.0,
+            high_watermark: self.high_watermark / 100.0,
+            blocks_at_once: self.blocks_at_once.max(1),
         }
     }
 }

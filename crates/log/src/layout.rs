@@ -66,6 +66,11 @@ impl Layout {
         Layout { block_size, zone_blocks, zones, max_append, reciprocal }
     }
 
+    /// How many blocks all zones have.
+    pub fn blocks(&self) -> u64 {
+        u64::from(self.zones) * u64::from(self.zone_blocks)
+    }
+
     /// A block of the log, in bytes.
     #[inline]
     pub fn block_bytes(&self) -> usize {

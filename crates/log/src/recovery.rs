@@ -88,9 +88,11 @@ pub async fn format(
         created: runtime::wall_clock().as_secs(),
         blocks,
         name: String::new(),
+        is_leaving: false,
         map,
         dirty: PageSet::default(),
         writing: PageSet::default(),
+        unsaved: 0,
         table: crate::directory::PageTable::default(),
     };
     let root = Root {
@@ -357,9 +359,11 @@ pub(crate) async fn load(
             created: entry.created,
             blocks: entry.blocks,
             name: entry.name.clone(),
+            is_leaving: false,
             map,
             dirty: PageSet::default(),
             writing: PageSet::default(),
+            unsaved: 0,
             table: entry.table.clone(),
         });
     }
@@ -629,12 +633,13 @@ impl Replay<'_> {
             if let Change::Write { count, .. } = &change {
                 self.clock += u64::from(*count);
             }
+            let died = |physical, blocks| table.remove_live(layout.place(physical).0, blocks, clock);
             let applied = apply(self.versions, &change, header.zone, physical, &mut |effect| match effect {
                 Effect::Live(zone, blocks) => table.add_live(zone, blocks as u32),
-                Effect::Dead(physical, blocks) => {
-                    table.remove_live(layout.place(physical).0, blocks as u32, clock);
-                }
+                Effect::Dead(physical, blocks) => died(physical, blocks as u32),
             });
+            // Nobody waits for anything else yet.
+            while self.versions.give_up(u64::MAX, &mut |physical| died(physical, 1)) {}
             // What failed then, on the same state, fails again and changes nothing.
             match applied {
                 Ok(())

@@ -7,6 +7,7 @@
 use crate::core::Core;
 use crate::format::{Change, LONGEST_NAME, VersionId};
 use crate::map::{Map, PAGE_BLOCKS};
+use crate::room::Planned;
 use crate::versions::own_page;
 use block::{Call, Durability, Error, Payload, Result};
 use serde_json::{Value, json};
@@ -162,6 +163,7 @@ async fn create(core: &Rc<Core>, parent: VersionId, name: String, writable: bool
         // A write that was let in because it overwrites takes new room if the snapshot comes before it: none may be on its
         // way.
         let _alone = core.without_writes().await;
+        core.admit_version(Planned { parent, writable })?;
         let create = Change::Create { version, parent, writable, created, name: name.clone() };
         core.change(smallvec::smallvec![create], Payload::new(), Durability::Visible).await?;
     }
@@ -175,30 +177,32 @@ async fn delete(core: &Rc<Core>, name: &str) -> Result<Value> {
     if core.views.borrow().iter().any(is_open) {
         return Err(Error::busy(format!("{name} is open as a device: take it out of the stack first")));
     }
-    let clones = {
-        let versions = core.versions.borrow();
-        let children: Vec<String> = versions.children(version).map(|child| child.name.clone()).collect();
-        children
+    let leaves = |is_leaving| {
+        let mut versions = core.versions.borrow_mut();
+        versions.list.iter_mut().filter(|it| it.id == version).for_each(|it| it.is_leaving = is_leaving);
     };
-    // Below a snapshot, versions share blocks that only it is known to have.
-    if clones.len() > 1 {
-        let clones: Vec<&str> = clones.iter().map(String::as_str).filter(|name| !name.is_empty()).collect();
-        return Err(Error::busy(format!(
-            "{name} is what {} began with: delete all but one of those first",
-            clones.join(", ")
-        )));
+    leaves(true);
+    if let Err(error) = change(core, Change::Delete { version }).await {
+        leaves(false);
+        return Err(error);
     }
-    change(core, Change::Delete { version }).await?;
-    core.cleaner.notify_all();
+    // It is gone, whatever happens. Its room comes back piece by piece; after a stop, when the log is opened again.
+    while core.versions.borrow().is_dying(version) && !core.is_closing.get() && core.failure().is_none() {
+        core.freed.notified().await;
+    }
     Ok(json!({ "deleted": name }))
 }
 
 async fn list(core: &Rc<Core>) -> Value {
     let entries: Vec<_> = {
         let versions = core.versions.borrow();
-        let named = versions.list.iter().filter(|version| version.id != VersionId::HEAD);
+        let named = versions.list.iter().filter(|version| !version.name.is_empty());
         let entries = named.map(|version| {
-            let parent = version.parent.and_then(|id| versions.get(id)).map(|parent| parent.name.clone());
+            let mut parent = version.parent.and_then(|id| versions.get(id));
+            while let Some(deleted) = parent.filter(|parent| parent.is_deleted()) {
+                parent = deleted.parent.and_then(|id| versions.get(id));
+            }
+            let parent = parent.map(|parent| parent.name.clone());
             let kind = if version.writable { "clone" } else { "snapshot" };
             let told = json!({
                 "name": version.name,
@@ -216,7 +220,7 @@ async fn list(core: &Rc<Core>) -> Value {
         let mut own = vec![0; PAGE_BLOCKS as usize];
         let mut unique: u64 = 0;
         for page in 0..blocks.div_ceil(PAGE_BLOCKS) {
-            own_page(&*map, &relatives, page, &mut own);
+            own_page(&*map, relatives.iter().map(|relative| (&**relative, 0)), page, &mut own);
             unique += own.iter().filter(|entry| **entry != 0).count() as u64;
             if page % PAGES_AT_ONCE == 0 {
                 runtime::yield_now().await;

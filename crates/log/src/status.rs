@@ -14,10 +14,11 @@ pub fn status(part: &LogPart) -> Status {
     let (user, moved) = (value(&counters.user_blocks), value(&counters.moved_blocks));
     let overhead = value(&counters.overhead_blocks);
     let factor = |blocks: u64| if user == 0 { 0.0 } else { blocks as f64 / user as f64 };
+    let capacity = core.capacity(0);
     status.insert("uuid".into(), core.identity.uuid.to_string().into());
-    status.insert("capacity_blocks".into(), core.settings.capacity.into());
+    status.insert("capacity_blocks".into(), capacity.into());
     status.insert("live_blocks".into(), core.table.live_data().into());
-    status.insert("full".into(), (core.table.live_data() as f64 / core.settings.capacity as f64).into());
+    status.insert("full".into(), (core.table.live_data() as f64 / capacity.max(1) as f64).into());
     status.insert(
         "zones".into(),
         json!({
@@ -36,6 +37,16 @@ pub fn status(part: &LogPart) -> Status {
             "cleaner": factor(moved),
             "metadata": factor(overhead),
             "metadata_share_of_data": if user == 0 { 0.0 } else { overhead as f64 / (user + moved) as f64 },
+        }),
+    );
+    let (low, high) = core.watermarks();
+    status.insert(
+        "cleaning".into(),
+        json!({
+            "low_watermark": low,
+            "high_watermark": high,
+            "moves_per_write": core.moves_per_write(),
+            "zone_waits": value(&counters.zone_waits),
         }),
     );
     status.insert("user_blocks".into(), user.into());

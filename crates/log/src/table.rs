@@ -41,7 +41,7 @@ pub struct Zone {
     pub live: u32,
     /// How many data blocks were written to it.
     pub written: u32,
-    /// How many blocks of it were written, headers and summary included.
+    /// How many blocks of it were written, headers and summary included; of an open zone, by records that have committed.
     pub end: u32,
     /// Before this block of it, all records have committed; 0 where that isn't known.
     pub committed: u32,
@@ -78,8 +78,12 @@ pub struct ZoneTable {
     free: RefCell<std::collections::VecDeque<u32>>,
     /// Live data blocks in zones that aren't for checkpoints.
     live_data: Cell<u64>,
-    /// Zones that became dead and haven't been looked at.
+    /// Zones that became dead and wait to be reset.
     dead: RefCell<Vec<u32>>,
+    /// How many of those that were taken for that haven't been yet.
+    resetting: Cell<u32>,
+    /// Zones for data that were taken and, all but some, are open still.
+    open: RefCell<Vec<u32>>,
     /// Zones that were changed since somebody asked, and whether each of all zones is one of them.
     touched: RefCell<(Vec<u32>, Vec<bool>)>,
 }
@@ -92,6 +96,8 @@ impl ZoneTable {
             free: RefCell::default(),
             live_data: Cell::new(0),
             dead: RefCell::default(),
+            resetting: Cell::new(0),
+            open: RefCell::default(),
             touched: RefCell::new((Vec::new(), vec![false; zones as usize])),
         }
     }
@@ -157,7 +163,22 @@ impl ZoneTable {
             entry.opened = clock;
             entry.changed = clock;
         });
+        if class != CHECKPOINT_CLASS {
+            let mut open = self.open.borrow_mut();
+            open.retain(|other| *other != zone && self.get(*other).usage == Usage::Open);
+            open.push(zone);
+        }
         Some(zone)
+    }
+
+    /// How many zones for data are open, and how much room is left in them, in data blocks: of `blocks` blocks of a zone
+    /// `capacity` can be data.
+    pub fn open_room(&self, capacity: u32, blocks: u32) -> (u32, u64) {
+        let left =
+            |zone: Zone| u64::from(blocks.saturating_sub(zone.end)) * u64::from(capacity) / u64::from(blocks);
+        let open = self.open.borrow();
+        let zones = open.iter().map(|zone| self.get(*zone)).filter(|zone| zone.usage == Usage::Open);
+        zones.fold((0, 0), |(zones, room), zone| (zones + 1, room + left(zone)))
     }
 
     /// A zone that was taken and not written to goes back.
@@ -225,17 +246,35 @@ impl ZoneTable {
 
     /// Zones in which nothing is live and that wait to be reset; the caller takes them over.
     pub fn take_dead(&self) -> Vec<u32> {
-        std::mem::take(&mut *self.dead.borrow_mut())
+        let dead = std::mem::take(&mut *self.dead.borrow_mut());
+        self.note_resetting(dead.len());
+        dead
+    }
+
+    /// Of those that were taken, so many haven't been reset yet.
+    pub fn note_resetting(&self, zones: usize) {
+        self.resetting.set(zones as u32);
     }
 
     /// Gives back what could not be reset yet.
     pub fn return_dead(&self, zones: impl IntoIterator<Item = u32>) {
         self.dead.borrow_mut().extend(zones);
+        self.note_resetting(0);
     }
 
     /// How many zones wait to be reset.
     pub fn dead(&self) -> u32 {
         self.dead.borrow().len() as u32
+    }
+
+    /// How many zones are as good as free: empty, or dead.
+    pub fn free_soon(&self) -> u32 {
+        self.free() + self.dead() + self.resetting.get()
+    }
+
+    /// Whether this holds for any zone that waits to be reset.
+    pub fn any_dead(&self, is_wanted: impl Fn(u32) -> bool) -> bool {
+        self.dead.borrow().iter().any(|zone| is_wanted(*zone))
     }
 
     /// The full zones with users' data of which cleaning would gain anything; `capacity` is how many data blocks fit a

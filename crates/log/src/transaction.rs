@@ -73,6 +73,10 @@ impl Core {
     }
 
     async fn transact_now(self: &Rc<Self>, home: &MapHome, clean: bool) -> Result<()> {
+        // What the home says is live is believed when it is opened: nothing may be half given up at its moment.
+        while self.give_up_some() {
+            runtime::yield_now().await;
+        }
         let since = self.since_checkpoint.replace(0);
         let collected = {
             let mut versions = self.versions.borrow_mut();

@@ -4,11 +4,21 @@
 //! snapshot. Only leaves are written. A physical block is live as long as any version maps it. Because a version's
 //! parent is older than it and doesn't change, a block that a version gives up is dead exactly if the parent doesn't
 //! have it at the same place of the volume: had an older ancestor or another branch it, so would the parent.
+//!
+//! What two versions share below a snapshot, only that snapshot is known to have. So one that is deleted while several
+//! versions hang below it stays, without a name, until one is left.
+//!
+//! A version that is deleted is gone at once, for everybody who asks and for checkpoints. What only it had is given up
+//! piece by piece ([`Versions::give_up`]), so that nobody waits for all of a large volume. Until a piece's turn comes, its
+//! blocks live, and move, as those of any version do: [`Dying`] holds them. None of that is on the medium: who opens the
+//! log counts what the versions that are left have, so a power cut in the middle loses nothing but the work.
 
 use crate::directory::PageTable;
 use crate::format::VersionId;
 use crate::map::{Map, Mapping, PAGE_BLOCKS, Physical};
 use block::{Error, Result};
+use smallvec::SmallVec;
+use std::ops::Range;
 use std::sync::Arc;
 
 /// A set of pages of a map.
@@ -79,16 +89,64 @@ pub struct Version {
     pub created: u64,
     /// How many blocks it has.
     pub blocks: u64,
-    /// Its name; empty for the volume itself.
+    /// Its name; empty for the volume itself, and for a snapshot that was deleted and has to stay.
     pub name: String,
+    /// Its end has been asked for: nobody opens it any more.
+    pub is_leaving: bool,
     /// Where its blocks are.
     pub map: Arc<dyn Map>,
     /// Pages of the map that aren't on the medium as they are now.
     pub dirty: PageSet,
     /// Those of them that a checkpoint has taken and may not have written yet.
     pub writing: PageSet,
+    /// How many pages differed from those on the medium when it was made, until a checkpoint has written them.
+    pub unsaved: u64,
     /// Where the pages are on the medium.
     pub table: PageTable,
+}
+
+impl Version {
+    /// Whether it was deleted and has to stay.
+    pub fn is_deleted(&self) -> bool {
+        is_deleted(self.id, &self.name)
+    }
+}
+
+/// Whether the version with this number and name was deleted and has to stay.
+pub fn is_deleted(id: VersionId, name: &str) -> bool {
+    name.is_empty() && id != VersionId::HEAD
+}
+
+/// A version that was deleted, and not everything that only it had is given up.
+#[derive(Debug)]
+pub struct Dying {
+    /// Its number.
+    pub id: VersionId,
+    /// What it hung below, or what that did once that was deleted, too.
+    parent: Option<VersionId>,
+    /// How many blocks it had.
+    pub blocks: u64,
+    /// Where its blocks are, from `given_up` on. What is before that means nothing.
+    pub map: Arc<dyn Map>,
+    /// The first block that isn't given up.
+    pub given_up: u64,
+}
+
+/// A map that keeps blocks alive, from a block on.
+#[derive(Debug, Clone)]
+struct Keeper {
+    map: Arc<dyn Map>,
+    from: u64,
+}
+
+impl Keeper {
+    fn of(version: &Version) -> Self {
+        Keeper { map: version.map.clone(), from: 0 }
+    }
+
+    fn of_dying(dying: &Dying) -> Self {
+        Keeper { map: dying.map.clone(), from: dying.given_up }
+    }
 }
 
 /// All versions, parents before their children.
@@ -102,6 +160,8 @@ pub struct Versions {
     pub changes: u64,
     /// Pages of versions that were deleted, which the durable checkpoint still names.
     pub orphaned: Vec<(u64, Physical)>,
+    /// Versions that were deleted, the one that is given up next first.
+    pub dying: Vec<Dying>,
 }
 
 impl Versions {
@@ -118,12 +178,18 @@ impl Versions {
 
     /// The version with this name.
     pub fn by_name(&self, name: &str) -> Option<&Version> {
-        self.list.iter().find(|version| version.id != VersionId::HEAD && version.name == name)
+        self.list.iter().find(|version| !name.is_empty() && version.name == name)
     }
 
     /// The versions whose parent this is.
     pub fn children(&self, id: VersionId) -> impl Iterator<Item = &Version> {
         self.list.iter().filter(move |version| version.parent == Some(id))
+    }
+
+    /// The maps, beside its own, in which a block of this version may be at the same place, once it is given up here.
+    fn keepers(&self, parent: Option<VersionId>) -> SmallVec<[Keeper; 1]> {
+        let parent = parent.and_then(|id| self.get(id)).map(Keeper::of);
+        parent.into_iter().chain(self.dying.iter().map(Keeper::of_dying)).collect()
     }
 
     /// Changes the mapping of a version. `died` is told of each physical block that no version has any more.
@@ -135,21 +201,24 @@ impl Versions {
         to: Physical,
         died: &mut dyn FnMut(Physical, u64),
     ) {
-        let parent = self.list[position].parent.and_then(|id| self.get(id)).map(|parent| parent.map.clone());
-        let version = &mut self.list[position];
-        version.dirty.insert_blocks(block, count);
-        let range = block..block + count;
-        match parent {
-            None => version.map.insert(range, to, &mut |gone| died(gone.physical, gone.count)),
-            Some(parent) => version.map.insert(range, to, &mut |gone| {
-                unshared(&*parent, gone, &mut |piece| died(piece.physical, piece.count));
-            }),
+        let keepers = self.keepers(self.list[position].parent);
+        let Version { map, dirty, .. } = &mut self.list[position];
+        // A page that had nothing to unmap is as it was: so a discard of much that is empty costs no checkpoint anything.
+        let unmaps = !to.is_mapped();
+        if !unmaps {
+            dirty.insert_blocks(block, count);
         }
+        map.insert(block..block + count, to, &mut |gone| {
+            if unmaps {
+                dirty.insert_blocks(gone.block, gone.count);
+            }
+            unshared(&keepers, gone, &mut |piece| died(piece.physical, piece.count));
+        });
     }
 
     /// Moves blocks in all versions that have them there. Returns how many blocks have moved, each counted once.
     pub fn relocate(&mut self, block: u64, count: u64, from: Physical, to: Physical) -> u64 {
-        if let [only] = self.list.as_mut_slice() {
+        if let ([only], []) = (self.list.as_mut_slice(), self.dying.as_slice()) {
             let mut moved = 0;
             only.map.compare_and_move(block..block + count, from, to, &mut |piece| moved += piece.count);
             if moved > 0 {
@@ -158,15 +227,15 @@ impl Versions {
             return moved;
         }
         let mut has_moved = vec![false; count as usize];
-        for version in &mut self.list {
-            let end = (block + count).min(version.blocks);
-            if block >= end {
-                continue;
+        let mut relocate_in = |map: &dyn Map, range: Range<u64>| {
+            if range.is_empty() {
+                return false;
             }
-            version.map.compare_and_move(block..end, from, to, &mut |_| {});
+            let offset = range.start - block;
+            map.compare_and_move(range.clone(), from.offset(offset), to.offset(offset), &mut |_| {});
             // Maps that share parts see each other's moves; so what counts is where the blocks are now.
             let mut any = false;
-            version.map.lookup_range(block..end, &mut |piece| {
+            map.lookup_range(range, &mut |piece| {
                 for number in 0..piece.count {
                     let offset = piece.block + number - block;
                     if piece.physical.is_mapped() && piece.physical.offset(number) == to.offset(offset) {
@@ -175,9 +244,16 @@ impl Versions {
                     }
                 }
             });
-            if any {
+            any
+        };
+        for version in &mut self.list {
+            let end = (block + count).min(version.blocks);
+            if relocate_in(&*version.map, block..end) {
                 version.dirty.insert_blocks(block, end - block);
             }
+        }
+        for dying in &self.dying {
+            relocate_in(&*dying.map, block.max(dying.given_up)..(block + count).min(dying.blocks));
         }
         has_moved.iter().filter(|moved| **moved).count() as u64
     }
@@ -185,7 +261,7 @@ impl Versions {
     /// Visits the blocks of a place in the log, said to be `block..` of a volume, that any version maps there: runs of
     /// offsets from the first.
     pub fn live(&self, block: u64, count: u64, at: Physical, visit: &mut dyn FnMut(u64, u64)) {
-        if let [only] = self.list.as_slice() {
+        if let ([only], []) = (self.list.as_slice(), self.dying.as_slice()) {
             let end = (block + count).min(only.blocks);
             if block < end {
                 only.map.lookup_range(block..end, &mut |piece| {
@@ -199,16 +275,19 @@ impl Versions {
             return;
         }
         let mut is_live = vec![false; count as usize];
-        for version in &self.list {
-            let end = (block + count).min(version.blocks);
-            if block < end {
-                version.map.lookup_range(block..end, &mut |piece| {
-                    let offset = piece.block - block;
-                    if piece.physical.is_mapped() && piece.physical == at.offset(offset) {
-                        is_live[offset as usize..(offset + piece.count) as usize].fill(true);
-                    }
-                });
+        let versions = self.list.iter().map(|version| (&version.map, block..version.blocks));
+        let dying = self.dying.iter().map(|dying| (&dying.map, block.max(dying.given_up)..dying.blocks));
+        for (map, range) in versions.chain(dying) {
+            let range = range.start..range.end.min(block + count);
+            if range.is_empty() {
+                continue;
             }
+            map.lookup_range(range, &mut |piece| {
+                let offset = piece.block - block;
+                if piece.physical.is_mapped() && piece.physical == at.offset(offset) {
+                    is_live[offset as usize..(offset + piece.count) as usize].fill(true);
+                }
+            });
         }
         let mut offset = 0;
         for run in is_live.chunk_by(|one, other| one == other) {
@@ -240,6 +319,8 @@ impl Versions {
             .ok_or_else(|| Error::not_found(format!("version {} of the volume", parent.0)))?;
         let origin = &mut self.list[position];
         let is_below = writable;
+        // What a checkpoint is about to write, it writes for the origin alone.
+        let dirty = origin.dirty.with(&origin.writing);
         let version = Version {
             id,
             parent: if is_below { Some(parent) } else { origin.parent },
@@ -247,9 +328,10 @@ impl Versions {
             created,
             blocks: origin.blocks,
             name: name.to_owned(),
+            is_leaving: false,
             map: origin.map.snapshot(),
-            // What a checkpoint is about to write, it writes for the origin alone.
-            dirty: origin.dirty.with(&origin.writing),
+            unsaved: dirty.len(),
+            dirty,
             writing: PageSet::default(),
             table: origin.table.clone(),
         };
@@ -264,41 +346,68 @@ impl Versions {
         Ok(())
     }
 
-    /// Removes a version. `died` is told of each block that no version has any more.
+    /// Removes a version; and its parent, if that had been deleted and needn't stay any longer. What only they had is given
+    /// up later: [`give_up`](Self::give_up). A snapshot with several children stays, without its name.
     ///
     /// # Errors
-    /// [`Error::NotFound`] without it, [`Error::Busy`] for a snapshot with several children.
-    pub fn delete(&mut self, id: VersionId, died: &mut dyn FnMut(Physical, u64)) -> Result<()> {
+    /// [`Error::NotFound`] without it.
+    pub fn delete(&mut self, id: VersionId) -> Result<()> {
         let position = self
             .position(id)
             .filter(|_| id != VersionId::HEAD)
             .ok_or_else(|| Error::not_found(format!("version {} of the volume", id.0)))?;
-        // What two versions share below this one, its parent may not have: only with this one is it known.
+        self.changes += 1;
         if self.children(id).count() > 1 {
-            return Err(Error::busy(
-                "several versions began with this one: delete all but one of those first",
-            ));
+            self.list[position].name.clear();
+            return Ok(());
         }
         let version = self.list.remove(position);
-        self.own_blocks(&version, &mut |page| {
-            page.iter().filter(|entry| **entry != 0).for_each(|entry| died(Physical(*entry), 1));
-        });
-        self.list.iter_mut().filter(|other| other.parent == Some(id)).for_each(|child| {
-            child.parent = version.parent;
-        });
-        self.changes += 1;
+        let parents = self.list.iter_mut().map(|other| &mut other.parent);
+        let parents = parents.chain(self.dying.iter_mut().map(|other| &mut other.parent));
+        parents.filter(|parent| **parent == Some(id)).for_each(|parent| *parent = version.parent);
         self.orphaned.extend(version.table.iter().map(|(page, place)| (page, place.physical)));
-        Ok(())
+        let Version { parent, blocks, map, .. } = version;
+        self.dying.push(Dying { id, parent, blocks, map, given_up: 0 });
+        let stays = |parent: &&Version| !parent.is_deleted() || self.children(parent.id).count() > 1;
+        match parent.and_then(|id| self.get(id)).filter(|parent| !stays(parent)) {
+            Some(parent) => self.delete(parent.id),
+            None => Ok(()),
+        }
     }
 
-    /// Visits the pages of a version, with 0 where its parent or a child has the same block at the same place.
-    fn own_blocks(&self, version: &Version, visit: &mut dyn FnMut(&[u32])) {
-        let relatives = self.relatives(version);
-        let mut own = vec![0; PAGE_BLOCKS as usize];
-        for page in 0..version.blocks.div_ceil(PAGE_BLOCKS) {
-            own_page(&*version.map, &relatives, page, &mut own);
-            visit(&own);
+    /// Gives up the next `most` blocks of a version that was deleted. `died` is told of each physical block that no
+    /// version has any more. Returns whether there was any.
+    ///
+    /// Who may have a block of it at the same place? Its parent; what hangs below that now, its own child among it; and
+    /// other versions that were deleted. Anybody else has it only if one of these does, as with versions that are there.
+    pub fn give_up(&mut self, most: u64, died: &mut dyn FnMut(Physical)) -> bool {
+        let Some((dying, others)) = self.dying.split_first() else { return false };
+        let siblings = self.list.iter().filter(|version| version.parent == dying.parent);
+        let parent = dying.parent.and_then(|id| self.get(id));
+        let keepers = parent.into_iter().chain(siblings).map(Keeper::of);
+        let keepers: Vec<Keeper> = keepers.chain(others.iter().map(Keeper::of_dying)).collect();
+        let end = dying.blocks.min(dying.given_up.saturating_add(most));
+        let mut own = [0; PAGE_BLOCKS as usize];
+        let mut at = dying.given_up;
+        while at < end {
+            let page = at / PAGE_BLOCKS;
+            let first = page * PAGE_BLOCKS;
+            let next = end.min(first + PAGE_BLOCKS);
+            own_page(&*dying.map, keepers.iter().map(|keeper| (&*keeper.map, keeper.from)), page, &mut own);
+            let own = &own[(at - first) as usize..(next - first) as usize];
+            own.iter().filter(|entry| **entry != 0).for_each(|entry| died(Physical(*entry)));
+            at = next;
         }
+        match end == dying.blocks {
+            true => drop(self.dying.remove(0)),
+            false => self.dying[0].given_up = end,
+        }
+        true
+    }
+
+    /// Whether a version was deleted and isn't given up as a whole.
+    pub fn is_dying(&self, id: VersionId) -> bool {
+        self.dying.iter().any(|dying| dying.id == id)
     }
 
     /// The maps of a version's parent and children.
@@ -328,59 +437,65 @@ impl Versions {
     }
 
     /// How many blocks of a range a write would add to what is live: those that aren't mapped, and those that
-    /// the parent keeps.
+    /// something else keeps.
     pub fn growth(&self, position: usize, block: u64, count: u64) -> u64 {
         let version = &self.list[position];
-        let mut growth = 0;
-        let parent = version.parent.and_then(|id| self.get(id));
-        version.map.lookup_range(
-            block..block + count,
-            &mut |piece| match (piece.physical.is_mapped(), parent) {
-                (false, _) => growth += piece.count,
-                (true, None) => {}
-                (true, Some(parent)) => {
-                    let mut own = 0;
-                    unshared(&*parent.map, piece, &mut |piece| own += piece.count);
-                    growth += piece.count - own;
-                }
-            },
-        );
+        let keepers = self.keepers(version.parent);
+        let mut growth = count;
+        version.map.lookup_range(block..block + count, &mut |piece| {
+            if piece.physical.is_mapped() {
+                unshared(&keepers, piece, &mut |piece| growth -= piece.count);
+            }
+        });
         growth
     }
 }
 
-/// Copies a page of a map, with 0 where one of the others has the same block at the same place.
-pub fn own_page(map: &dyn Map, others: &[Arc<dyn Map>], page: u64, own: &mut [u32]) {
+/// Copies a page of a map, with 0 where one of the others, each from a block on, has the same block at the same place.
+pub fn own_page<'a>(
+    map: &dyn Map,
+    others: impl IntoIterator<Item = (&'a dyn Map, u64)>,
+    page: u64,
+    own: &mut [u32],
+) {
     map.save_page(page, own);
     let mut other = [0; PAGE_BLOCKS as usize];
-    for relative in others {
+    let first = page * PAGE_BLOCKS;
+    for (relative, from) in others {
         if own.iter().all(|entry| *entry == 0) {
             return;
         }
-        if page * PAGE_BLOCKS < relative.blocks() {
+        if first < relative.blocks() && from < first + PAGE_BLOCKS {
             relative.save_page(page, &mut other);
-            let same = own.iter_mut().zip(&other).filter(|(own, other)| own == other);
-            same.for_each(|(own, _)| *own = 0);
+            let kept = own.iter_mut().zip(&other).skip(from.saturating_sub(first) as usize);
+            kept.filter(|(own, other)| own == other).for_each(|(own, _)| *own = 0);
         }
     }
 }
 
-/// Visits the parts of a mapping that `other` doesn't have at the same blocks.
-pub fn unshared(other: &dyn Map, mapping: Mapping, visit: &mut dyn FnMut(Mapping)) {
-    let end = (mapping.block + mapping.count).min(other.blocks());
-    if mapping.block < end {
-        other.lookup_range(mapping.block..end, &mut |piece| {
+/// Visits the parts of a mapping that none of the others has at the same blocks.
+fn unshared(others: &[Keeper], mapping: Mapping, visit: &mut dyn FnMut(Mapping)) {
+    let Some((other, others)) = others.split_first() else { return visit(mapping) };
+    let behind = mapping.block + mapping.count;
+    let part = |range: Range<u64>| {
+        let physical = mapping.physical.offset(range.start - mapping.block);
+        Mapping { block: range.start, count: range.end - range.start, physical }
+    };
+    let start = other.from.clamp(mapping.block, behind);
+    let end = other.map.blocks().clamp(start, behind);
+    if mapping.block < start {
+        unshared(others, part(mapping.block..start), visit);
+    }
+    if start < end {
+        other.map.lookup_range(start..end, &mut |piece| {
             // Both go on block by block, so a piece that begins elsewhere shares nothing.
-            let physical = mapping.physical.offset(piece.block - mapping.block);
-            if piece.physical != physical {
-                visit(Mapping { physical, ..piece });
+            let own = part(piece.block..piece.block + piece.count);
+            if piece.physical != own.physical {
+                unshared(others, own, visit);
             }
         });
     }
-    let behind = mapping.block + mapping.count;
-    let start = end.max(mapping.block);
-    if start < behind {
-        let physical = mapping.physical.offset(start - mapping.block);
-        visit(Mapping { block: start, count: behind - start, physical });
+    if end < behind {
+        unshared(others, part(end..behind), visit);
     }
 }

@@ -504,7 +504,9 @@ fn no_flip_in_a_log_that_was_cut_is_missed() {
 fn a_dump_shows_records_with_their_entries() {
     run(async || {
         let mut client = Client::new(1024).await;
-        client.write(7).await;
+        for block in [7, 9, 10, 11] {
+            client.write(block).await;
+        }
         client.discard(9, 3).await;
         let image = client.cut().await;
         let dump = image.dump(None).await;

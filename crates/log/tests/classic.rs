@@ -3,7 +3,7 @@
 
 mod life;
 
-use block::{BlockIndex, Buffer, Durability, Error};
+use block::{BlockIndex, Buffer, Durability, Error, Part};
 use layers::fault::{FaultDevicePart, parse_rules};
 use layers::record::replay::Choice;
 use life::{BLOCK, Losing, Version, Volume, disk, run, small, stamped};
@@ -491,6 +491,26 @@ fn closed_and_opened_a_hundred_times() {
             assert_eq!(volume.part.recovered().replayed, 0, "round {round}");
             assert_eq!(volume.all().await, model, "round {round}");
         }
+    });
+}
+
+/// Whoever forgets a handle doesn't keep the log from being closed, and can't write to it any more.
+#[test]
+fn closed_while_handles_are_open() {
+    run(|| async {
+        let disk = disk(4);
+        let Volume { part, device } = Volume::make(&disk, &small()).await;
+        let data = |version| stamped(0, 4, version).into();
+        device.write(BlockIndex(0), data(1), Durability::Visible).await.expect("it writes");
+        part.close().await.expect("it closes");
+        let refused = device.write(BlockIndex(0), data(2), Durability::Visible).await;
+        assert!(matches!(refused, Err(Error::Closed(_))), "{refused:?}");
+        assert!(part.close().await.is_err(), "it is closed");
+        let volume = Volume::open(&disk, &small()).await;
+        assert!(volume.part.recovered().clean);
+        assert_eq!(volume.versions(0, 5).await, [1, 1, 1, 1, 0]);
+        drop(device);
+        volume.close().await;
     });
 }
 

@@ -7,23 +7,26 @@
 
 #[path = "simulated/model.rs"]
 mod model;
+#[path = "simulated/operator.rs"]
+mod operator;
 
 use block::{BlockIndex, BlockRange, Buffer, Data, Device, DevicePart, Durability, Error, Part, ZeroMode};
 use layers::fault::{FaultDevicePart, parse_rules};
 use log::core::Acknowledge;
 use log::kind::{Options, open};
 use model::{Model, Stop, Version};
+use operator::{Operated, check_versions, operate};
 use runtime::{Random, ShardIndex, SimulatedFaults, Simulation};
 use stack::{Registry, Stack};
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeSet;
 use std::path::PathBuf;
 use std::rc::Rc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
-/// As many as take about 20 seconds.
-const USUAL_SEEDS: u64 = 250;
+/// As many as take about a minute on two quiet cores.
+const USUAL_SEEDS: u64 = 1500;
 const BLOCK: usize = 4096;
 /// The class of zones with checkpoints, whose blocks no map has.
 const CHECKPOINT_CLASS: u8 = 0xFF;
@@ -66,8 +69,8 @@ struct Setup {
     options: Options,
     shards: usize,
     is_thin: bool,
-    /// Snapshots are made and deleted meanwhile.
-    has_snapshots: bool,
+    /// Snapshots and clones are made, written and deleted meanwhile, and the volume grows.
+    is_operated: bool,
 }
 
 impl Setup {
@@ -98,14 +101,18 @@ impl Setup {
             checkpoint_after: pick(&[16 << 10, 64 << 10, 256 << 10, 64 << 20]),
             ..Options::default()
         };
-        Setup {
+        let mut setup = Setup {
             disk_bytes,
             sector: pick(&[512, 4096]),
             options,
             shards: pick(&[1, 1, 2]) as usize,
             is_thin,
-            has_snapshots: pick(&[0, 0, 1]) == 1,
-        }
+            is_operated: pick(&[0, 0, 1]) == 1,
+        };
+        setup.options.blocks_at_once = pick(&[1, 7, 64, 1 << 14]);
+        setup.options.high_watermark = pick(&[0, 1, 10, 30]) as f64;
+        setup.options.low_watermark = pick(&[0, 0, 5, 40]) as f64;
+        setup
     }
 }
 
@@ -143,6 +150,7 @@ impl Life {
         if is_faulty {
             faults.read_error = fault(0.01);
             faults.sync_error = fault(0.005);
+            faults.write_error = fault(0.005);
         }
         // A write that fails leaves part of itself, in whole sectors: the simulated world would tear those, too.
         let rules = [
@@ -166,18 +174,9 @@ impl Life {
     }
 
     fn may_fail(&self) -> bool {
-        self.faults.read_error + self.faults.sync_error > 0.0 || !self.rules.is_empty()
+        self.faults.read_error + self.faults.sync_error + self.faults.write_error > 0.0
+            || !self.rules.is_empty()
     }
-}
-
-/// What is known of a snapshot.
-#[derive(Debug, Default)]
-struct Snapshot {
-    /// What it was seen to hold, which it holds for ever.
-    contents: Option<Vec<Version>>,
-    /// It was said to be there, and its end was asked for.
-    is_made: bool,
-    is_deleted: bool,
 }
 
 /// What all tasks of a life share.
@@ -187,8 +186,8 @@ struct World {
     life: Life,
     /// None before the volume has been made.
     model: Mutex<Option<Model>>,
-    /// By name.
-    snapshots: Mutex<BTreeMap<String, Snapshot>>,
+    /// Snapshots, clones, and the size.
+    operated: Mutex<Operated>,
     stop: Stop,
     started: AtomicU64,
     /// The log has opened.
@@ -204,9 +203,9 @@ impl World {
     /// An error that mustn't be in this life breaks it.
     fn judge(&self, what: &str, error: Error, is_write: bool) -> Result<(), String> {
         let is_allowed = match &error {
-            // What only snapshots have takes room beyond the volume's own.
+            // What only snapshots have takes room beyond the volume's own, and so does what it has grown by.
             Error::NoSpace(_) => {
-                (self.setup.is_thin || self.setup.has_snapshots) && is_write || self.life.may_fail()
+                (self.setup.is_thin || self.setup.is_operated) && is_write || self.life.may_fail()
             }
             Error::Corrupt(_) => false,
             _ => self.life.may_fail(),
@@ -330,8 +329,13 @@ async fn client(world: Arc<World>, device: Rc<dyn Device>, number: u64) -> Resul
 fn check_counts(part: &log::LogPart) -> Result<(), String> {
     let Ok(core) = part.home.core() else { return Ok(()) };
     let mut live = BTreeSet::new();
-    for version in &core.versions.borrow().list {
+    let versions = core.versions.borrow();
+    for version in &versions.list {
         let places = (0..version.blocks).map(|block| version.map.lookup(block));
+        live.extend(places.filter(|place| place.is_mapped()));
+    }
+    for dying in &versions.dying {
+        let places = (dying.given_up..dying.blocks).map(|block| dying.map.lookup(block));
         live.extend(places.filter(|place| place.is_mapped()));
     }
     let mut by_zone = vec![0_u32; core.layout.zones as usize];
@@ -350,90 +354,6 @@ fn check_counts(part: &log::LogPart) -> Result<(), String> {
     }
 }
 
-/// Reads a snapshot; none if there is none with this name.
-async fn read_snapshot(
-    part: &log::LogPart,
-    name: &str,
-) -> Result<Option<Vec<Version>>, Result<Error, String>> {
-    let version = match part.version(name).await {
-        Ok(version) => version,
-        Err(Error::NotFound(_)) => return Ok(None),
-        Err(error) => return Err(Ok(error)),
-    };
-    let device = version.open().await.map_err(Ok)?;
-    read_all(&*device).await.map(Some)
-}
-
-/// Compares all snapshots with what they held.
-async fn check_snapshots(world: &World, part: &log::LogPart, is_opening: bool) -> Result<(), String> {
-    let names: Vec<String> = world.snapshots.lock().unwrap().keys().cloned().collect();
-    for name in names {
-        let found = match read_snapshot(part, &name).await {
-            Ok(found) => found,
-            Err(Ok(error)) => {
-                world.judge("reading a snapshot", error, false)?;
-                continue;
-            }
-            Err(Err(broken)) => return Err(format!("snapshot {name}: {broken}")),
-        };
-        let mut snapshots = world.snapshots.lock().unwrap();
-        let known = snapshots.get_mut(&name).unwrap();
-        match (found, &known.contents) {
-            (None, _) if known.is_made && !known.is_deleted => {
-                return Err(format!("snapshot {name} is gone"));
-            }
-            (None, _) => drop(snapshots.remove(&name)),
-            (Some(found), Some(contents)) if found != *contents => {
-                return Err(format!("snapshot {name} holds {found:?}, not {contents:?}"));
-            }
-            // What an opening finds is decided: whatever was asked before.
-            (Some(found), _) if is_opening => {
-                *known = Snapshot { contents: Some(found), is_made: true, is_deleted: false };
-            }
-            (Some(found), _) => known.contents = Some(found),
-        }
-    }
-    Ok(())
-}
-
-/// Makes, reads and deletes snapshots while the clients run.
-async fn operator(world: Arc<World>, part: Arc<log::LogPart>) -> Result<(), String> {
-    let mut random = Random::new(world.life.seed ^ 0x0B5E);
-    let mut number = 0;
-    while world.started.load(Ordering::Relaxed) < world.life.operations {
-        runtime::sleep(Duration::from_nanos(random.below(3_000_000))).await;
-        let names: Vec<String> = world.snapshots.lock().unwrap().keys().cloned().collect();
-        if names.len() < 3 {
-            number += 1;
-            let name = format!("{}-{number}", world.life.seed);
-            world.snapshots.lock().unwrap().insert(name.clone(), Snapshot::default());
-            let began = world.model(Model::begin);
-            if let Err(error) = part.message(&format!("snapshot create {name}")).await {
-                world.judge("making a snapshot", error, true)?;
-                continue;
-            }
-            world.snapshots.lock().unwrap().get_mut(&name).unwrap().is_made = true;
-            check_snapshots(&world, &part, false).await?;
-            let contents = world.snapshots.lock().unwrap()[&name].contents.clone();
-            for (found, block) in contents.iter().flatten().zip(0..) {
-                let checked = world.model(|model| model.check_read(block, *found, began));
-                checked.map_err(|broken| format!("in a snapshot: {broken}"))?;
-            }
-        } else if random.chance(0.5) {
-            let name = &names[random.below(names.len() as u64) as usize];
-            world.snapshots.lock().unwrap().get_mut(name).unwrap().is_deleted = true;
-            match part.message(&format!("snapshot delete {name}")).await {
-                Ok(_) => drop(world.snapshots.lock().unwrap().remove(name)),
-                Err(Error::NotFound(_)) => {}
-                Err(error) => world.judge("deleting a snapshot", error, false)?,
-            }
-        } else {
-            check_snapshots(&world, &part, false).await?;
-        }
-    }
-    Ok(())
-}
-
 /// Everything up to the end of the life, if the power isn't cut before. Returns whether the log had been closed.
 async fn live(world: Arc<World>) -> Result<bool, String> {
     let part = match open_log(&world.setup, &world.life).await {
@@ -441,10 +361,10 @@ async fn live(world: Arc<World>) -> Result<bool, String> {
         Err(error) => return world.judge("opening", error, false).map(|()| false),
     };
     let device = part.open().await.map_err(|error| error.to_string())?;
+    let blocks = device.geometry().blocks.0;
+    world.operated.lock().unwrap().check_size(blocks, world.life.format)?;
     if world.life.format {
-        world.snapshots.lock().unwrap().clear();
         let mut model = world.model.lock().unwrap();
-        let blocks = device.geometry().blocks.0;
         match &mut *model {
             Some(model) if model.len() == blocks => model.restart(&vec![0; blocks as usize]),
             other => *other = Some(Model::new(blocks)),
@@ -458,14 +378,15 @@ async fn live(world: Arc<World>) -> Result<bool, String> {
         Err(Err(broken)) => return Err(format!("after {:?}: {broken}", world.stop)),
     };
     world.model(|model| {
+        model.grow(blocks);
         model.check_stopped(&found, if world.life.format { Stop::Orderly } else { world.stop })
     })?;
     // What a recovery found is durable: the next one must find no less.
     world.model(|model| model.restart(&found));
     world.opened.store(1, Ordering::Relaxed);
     drop(device);
-    check_snapshots(&world, &part, true).await?;
-    let operating = world.setup.has_snapshots.then(|| runtime::spawn(operator(world.clone(), part.clone())));
+    check_versions(&world, &part, true).await?;
+    let operating = world.setup.is_operated.then(|| runtime::spawn(operate(world.clone(), part.clone())));
     let clients = (0..world.life.depth).map(|number| {
         let (world, part) = (world.clone(), part.clone());
         runtime::spawn_on(ShardIndex(number as usize % runtime::shard_count()), move || async move {
@@ -480,7 +401,7 @@ async fn live(world: Arc<World>) -> Result<bool, String> {
     if let Some(operating) = operating {
         operating.await?;
     }
-    check_snapshots(&world, &part, false).await?;
+    check_versions(&world, &part, false).await?;
     check_counts(&part)?;
     if world.life.end != End::Closed {
         return Ok(false);
@@ -503,14 +424,14 @@ struct Left {
     stop: Stop,
     opened: bool,
     model: Option<Model>,
-    snapshots: BTreeMap<String, Snapshot>,
+    operated: Operated,
 }
 
 fn one_life(
     setup: &Setup,
     life: &Life,
     model: Option<Model>,
-    (stop, snapshots): (Stop, BTreeMap<String, Snapshot>),
+    (stop, operated): (Stop, Operated),
     files: Files,
 ) -> Result<Left, String> {
     let simulation = Simulation { most_events: 3_000_000, trace_lines: 0, ..Simulation::new(life.seed) };
@@ -519,7 +440,7 @@ fn one_life(
         setup: setup.clone(),
         life: life.clone(),
         model: Mutex::new(model),
-        snapshots: Mutex::new(snapshots),
+        operated: Mutex::new(operated),
         stop,
         started: AtomicU64::new(0),
         opened: AtomicU64::new(0),
@@ -552,7 +473,7 @@ fn one_life(
         stop,
         opened: world.opened.load(Ordering::Relaxed) == 1,
         model: world.model.into_inner().unwrap(),
-        snapshots: world.snapshots.into_inner().unwrap(),
+        operated: world.operated.into_inner().unwrap(),
     })
 }
 
@@ -564,7 +485,7 @@ fn run_seed(seed: u64, verbose: bool) -> Result<(), String> {
     }
     let mut files: Files = vec![(PathBuf::from("/disk"), vec![0; setup.disk_bytes as usize])];
     let (mut model, mut stop) = (None, Stop::Orderly);
-    let mut snapshots = BTreeMap::new();
+    let mut operated = Operated::default();
     let mut is_made = false;
     for number in 0..3 + random.below(6) {
         let again = random.chance(0.04);
@@ -572,9 +493,10 @@ fn run_seed(seed: u64, verbose: bool) -> Result<(), String> {
         if verbose {
             println!("life {number}, after {stop:?}: {life:?}");
         }
-        let left = one_life(&setup, &life, model.take(), (stop, snapshots), files)
+        let left = one_life(&setup, &life, model.take(), (stop, operated), files)
             .map_err(|broken| format!("life {number}, after {stop:?}, {life:?}: {broken}"))?;
-        (files, model, snapshots) = (left.files, left.model, left.snapshots);
+        (files, model, operated) = (left.files, left.model, left.operated);
+        operated.stopped(left.stop);
         is_made = left.opened || is_made && !life.format;
         // What was not opened is as it was stopped before, or worse.
         if left.opened || left.stop == Stop::PowerCut {

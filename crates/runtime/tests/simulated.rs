@@ -103,6 +103,61 @@ fn a_power_cut_keeps_what_was_synced_and_may_tear_the_rest() {
     assert!(torn > 10 && lost > 10, "torn {torn}, lost {lost} of 200");
 }
 
+/// A cache that holds an older write of a sector has nothing to write back there once a newer one is durable.
+#[test]
+fn a_durable_write_is_never_undone_by_an_older_one() {
+    let mut kept = 0;
+    for seed in 0..200 {
+        let simulated = runtime::simulate(Simulation::new(seed), || async {
+            let options = OpenOptions { create: true, ..OpenOptions::read_write() };
+            let file = File::open(Path::new("/d/data"), options).await.expect("it opens");
+            file.write_at(0, Buffer::copy_of(&[1; 2048]).into(), Durability::Visible)
+                .await
+                .expect("it writes");
+            file.write_at(512, Buffer::copy_of(&[2; 512]).into(), Durability::Durable)
+                .await
+                .expect("it writes");
+            file.write_at(1024, Buffer::copy_of(&[3; 512]).into(), Durability::Durable)
+                .await
+                .expect("it writes");
+            file.write_at(1024, Buffer::copy_of(&[4; 512]).into(), Durability::Visible)
+                .await
+                .expect("it writes");
+            runtime::file::sync_directory(Path::new("/d")).await.expect("it syncs");
+            runtime::power_cut()
+        });
+        let files = simulated.expect("it ends").value;
+        let sectors: Vec<u8> = files[0].1.chunks(512).map(|sector| sector[0]).collect();
+        assert_eq!(sectors[1], 2, "seed {seed}: {sectors:?}");
+        assert!([3, 4].contains(&sectors[2]), "seed {seed}: {sectors:?}");
+        kept += u32::from(sectors[0] == 1);
+    }
+    assert!((50..150).contains(&kept), "the older write was kept {kept} times of 200");
+}
+
+#[test]
+fn a_write_that_fails_is_torn_between_sectors() {
+    let faults = SimulatedFaults { write_error: 1.0, ..SimulatedFaults::default() };
+    let files = vec![(PathBuf::from("data"), vec![7; 4096])];
+    let mut seen = std::collections::BTreeSet::new();
+    for seed in 0..200 {
+        let simulation = Simulation::new(seed).with_faults(faults).with_files(files.clone());
+        let simulated = runtime::simulate(simulation, || async {
+            let file = File::open(Path::new("data"), OpenOptions::read_write()).await.expect("it opens");
+            let written = file.write_at(700, Buffer::copy_of(&[8; 2000]).into(), Durability::Visible).await;
+            assert!(written.is_err());
+        });
+        let contents = simulated.expect("it ends").files.remove(0).1;
+        let arrived = contents.iter().filter(|byte| **byte == 8).count();
+        assert!(
+            contents[700..700 + arrived].iter().all(|byte| *byte == 8),
+            "seed {seed}: not the first bytes"
+        );
+        seen.insert(700 + arrived);
+    }
+    assert!(seen.into_iter().eq([700, 1024, 1536, 2048, 2560, 2700]));
+}
+
 #[test]
 fn faults_come_with_the_seed() {
     let faults = SimulatedFaults { read_error: 0.5, ..SimulatedFaults::default() };

@@ -29,7 +29,7 @@ pub mod threshold;
 pub use cost_benefit::CostBenefit;
 pub use greedy::Greedy;
 pub use lifetime::Lifetime;
-pub use pacing::{Pace, Pacer};
+pub use pacing::{Marks, Pace, Pacer};
 pub use reading::{ReadCost, read_plan};
 pub use sepbit::SepBit;
 pub use threshold::{Limit, Threshold};
@@ -79,7 +79,7 @@ impl Candidate {
     }
 }
 
-/// How much room there is. [`Pacer::pressure`] fills it in.
+/// How much room there is. [`Marks::pressure`] fills it in.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Pressure {
     /// Room in whole zones: empty ones, what is left of open ones, what has been passed of one being cleaned.

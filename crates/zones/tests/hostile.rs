@@ -306,6 +306,25 @@ fn a_clean_volume_continues_and_an_unclean_one_does_not() {
     });
 }
 
+/// A disk that stumbles and finds its feet again costs no zone.
+#[test]
+fn headers_that_can_be_read_at_the_fourth_attempt_are_read() {
+    inside(|| async {
+        let (disk, _) = used().await;
+        let states = async |failures: u64| {
+            disk.fail_reads.store(failures, Ordering::Release);
+            let zones = open(&disk).await?;
+            let report = handle(&zones).await.report(ZoneIndex(0), u32::MAX).await.unwrap();
+            zones.close().await.unwrap();
+            Ok::<_, Error>(report.iter().map(|report| report.state).collect::<Vec<_>>())
+        };
+        let usual = states(0).await.unwrap();
+        assert_eq!(usual[0], ZoneState::Open);
+        assert_eq!(states(3).await.unwrap(), usual);
+        assert!(matches!(states(4).await, Err(Error::Io(_))));
+    });
+}
+
 #[test]
 fn a_damaged_header_takes_its_zone_offline_and_no_other() {
     inside(|| async {

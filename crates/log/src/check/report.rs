@@ -86,7 +86,7 @@ pub struct Finding {
 pub struct Hit {
     /// The number of the version.
     pub version: u32,
-    /// Its name; empty for the volume itself.
+    /// Its name; empty for the volume itself; in brackets for a snapshot that was deleted and is still needed.
     pub name: String,
     /// The first block.
     pub block: u64,
@@ -112,7 +112,13 @@ impl Finding {
         let is_full = self.hits.len() >= MOST_HITS;
         match self.hits.last_mut() {
             Some(last) if last.version == version && last.block + last.count == block => last.count += count,
-            _ if !is_full => self.hits.push(Hit { version, name: name.to_owned(), block, count }),
+            _ if !is_full => {
+                let name = match crate::versions::is_deleted(crate::format::VersionId(version), name) {
+                    true => format!("[deleted snapshot {version}]"),
+                    false => name.to_owned(),
+                };
+                self.hits.push(Hit { version, name, block, count });
+            }
             _ => self.hits_not_listed += count,
         }
     }

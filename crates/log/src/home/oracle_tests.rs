@@ -68,9 +68,11 @@ impl World {
             created: 1,
             blocks: BLOCKS,
             name: String::new(),
+            is_leaving: false,
             map,
             dirty: PageSet::default(),
             writing: PageSet::default(),
+            unsaved: 0,
             table: PageTable::default(),
         };
         let versions = Versions { list: vec![head], next: 2, ..Versions::default() };
@@ -116,7 +118,10 @@ impl World {
                 let writable = id != VersionId::HEAD && random.below(2) == 0;
                 versions.create(VersionId(versions.next), id, writable, *clock, &name).unwrap();
             }
-            1 if id != VersionId::HEAD => drop(versions.delete(id, &mut |_, _| {})),
+            1 if id != VersionId::HEAD => {
+                versions.delete(id).unwrap();
+                while versions.give_up(u64::MAX, &mut |_| {}) {}
+            }
             _ => {
                 let block = random.below(BLOCKS - 4000);
                 let block = if random.below(4) > 0 { block % 9000 } else { block };

@@ -63,9 +63,11 @@ pub async fn open(
             created: entry.created,
             blocks: entry.blocks,
             name: entry.name,
+            is_leaving: false,
             map: Arc::new(map),
             dirty: PageSet::default(),
             writing: PageSet::default(),
+            unsaved: 0,
             table: entry.table,
         });
     }

@@ -59,6 +59,19 @@ impl Model {
         self.time = 0;
     }
 
+    /// Its own numbers begin here, so that no other device's contents pass for its own.
+    pub fn number_from(&mut self, version: Version) {
+        self.next_version = version;
+    }
+
+    /// It may have become larger, by zeros.
+    pub fn grow(&mut self, blocks: u64) {
+        while self.len() < blocks {
+            self.operations.push(Operation { version: 0, submitted: 0, completed: Some(0), certain: true });
+            self.blocks.push(vec![self.operations.len() - 1]);
+        }
+    }
+
     fn tick(&mut self) -> u64 {
         self.time += 1;
         self.time

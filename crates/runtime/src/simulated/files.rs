@@ -32,15 +32,23 @@ impl Change {
         match (self, random.below(3)) {
             (_, 0) => {}
             (Change::Write { offset, bytes }, 1) => {
-                for (index, sector) in bytes.chunks(SECTOR).enumerate() {
+                let mut at = 0;
+                while at < bytes.len() {
+                    let end = (at + to_sector_end(offset + at)).min(bytes.len());
                     if random.chance(0.5) {
-                        overwrite(contents, offset + index * SECTOR, sector);
+                        overwrite(contents, offset + at, &bytes[at..end]);
                     }
+                    at = end;
                 }
             }
             _ => self.apply(contents),
         }
     }
+}
+
+/// How many bytes it is to the end of the sector that this one is in.
+fn to_sector_end(offset: usize) -> usize {
+    SECTOR - offset % SECTOR
 }
 
 fn overwrite(contents: &mut Vec<u8>, offset: usize, bytes: &[u8]) {
@@ -54,23 +62,25 @@ fn overwrite(contents: &mut Vec<u8>, offset: usize, bytes: &[u8]) {
 #[derive(Default)]
 struct Inode {
     seen: Vec<u8>,
+    /// As of the last sync; and durable writes up to the first one that wasn't.
     durable: Vec<u8>,
-    pending: Vec<Change>,
+    /// What came after, in order, and whether it is durable: what is doesn't make earlier ones so, but what it took the place
+    /// of never comes back.
+    after: Vec<(Change, bool)>,
 }
 
 impl Inode {
     fn change(&mut self, change: Change, durable: bool) {
         change.apply(&mut self.seen);
-        if durable {
-            // Only this change, not the earlier ones: that is all that RWF_DSYNC promises.
+        if durable && self.after.is_empty() {
             change.apply(&mut self.durable);
         } else {
-            self.pending.push(change);
+            self.after.push((change, durable));
         }
     }
 
     fn sync(&mut self) {
-        self.pending.clear();
+        self.after.clear();
         self.durable.clone_from(&self.seen);
     }
 }
@@ -98,7 +108,7 @@ impl Files {
         let inodes = files.iter().map(|(_, contents)| Inode {
             seen: contents.clone(),
             durable: contents.clone(),
-            pending: Vec::new(),
+            after: Vec::new(),
         });
         let names: BTreeMap<PathBuf, usize> =
             files.iter().enumerate().map(|(index, (path, _))| (path.clone(), index)).collect();
@@ -156,7 +166,7 @@ impl Files {
         };
         let failed = random.chance(faults.write_error);
         let count = match failed {
-            true => random.below(bytes.len() as u64 + 1) as usize,
+            true => torn(offset as usize, bytes.len(), random),
             false => cut(bytes.len(), random, faults),
         };
         let change = Change::Write { offset: offset as usize, bytes: bytes[..count].to_vec() };
@@ -300,10 +310,25 @@ impl Files {
         }
         let left = |index: usize, random: &mut Random| {
             let mut contents = self.inodes[index].durable.clone();
-            self.inodes[index].pending.iter().for_each(|change| change.apply_in_part(&mut contents, random));
+            for (change, durable) in &self.inodes[index].after {
+                match durable {
+                    // Only this change, not the earlier ones: that is all that RWF_DSYNC promises.
+                    true => change.apply(&mut contents),
+                    false => change.apply_in_part(&mut contents, random),
+                }
+            }
             contents
         };
         names.into_iter().map(|(path, index)| (path, left(index, random))).collect()
+    }
+}
+
+/// How many bytes of a write that fails have arrived: it ends with a whole sector, or where it was to end.
+fn torn(offset: usize, length: usize, random: &mut Random) -> usize {
+    let sectors = (offset % SECTOR + length).div_ceil(SECTOR);
+    match random.below(sectors as u64 + 1) as usize {
+        0 => 0,
+        arrived => (to_sector_end(offset) + (arrived - 1) * SECTOR).min(length),
     }
 }
 

@@ -21,13 +21,6 @@ pub struct ReadCost {
     pub largest_request: u64,
 }
 
-impl ReadCost {
-    /// What these requests cost together.
-    pub fn of(&self, requests: &[Range<u64>]) -> u64 {
-        requests.iter().map(|range| self.request + (range.end - range.start)).sum()
-    }
-}
-
 /// The requests that read these runs of live data (in order, not overlapping; empty ones are left out) at least cost:
 /// in order, not overlapping, each beginning and ending with live data and no longer than the longest.
 ///

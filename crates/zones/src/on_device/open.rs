@@ -12,9 +12,14 @@ use block::{
     Result, ZeroMode, ZoneGeometry, ZoneState,
 };
 use std::sync::atomic::{AtomicBool, AtomicU64};
+use std::time::Duration;
 
 /// How many zone headers are read or written at a time.
 const HEADERS_AT_A_TIME: u32 = 128;
+/// How many times a header or superblock that can't be read is tried, and how long to wait after the first attempt: then
+/// twice as long, and so on.
+const READS: u32 = 4;
+const BETWEEN_READS: Duration = Duration::from_millis(5);
 /// The generations with which zones of a volume that was just formatted begin: drawn from so many, so that nothing that
 /// was written before the format validates after it; 0 is none, so that zeros never do.
 const FIRST_GENERATIONS: u64 = 1 << 48;
@@ -61,10 +66,24 @@ pub(super) async fn format(device: &dyn Device, zone_size: Option<u64>) -> Resul
     Ok(())
 }
 
+/// Reads a block, with patience: what can't be read here is out of use as long as the volume is open.
 async fn read_block(device: &dyn Device, block: BlockIndex) -> Result<Buffer> {
-    let buffer = Buffer::new(device.geometry().block_size.bytes() as usize);
-    let (outcome, buffer) = device.read(block, buffer).await;
-    outcome.map(|()| buffer)
+    let mut buffer = Buffer::new(device.geometry().block_size.bytes() as usize);
+    for attempt in 1.. {
+        let (outcome, same) = device.read(block, buffer).await;
+        buffer = same;
+        match outcome {
+            Ok(()) => break,
+            Err(error) if attempt == READS => return Err(error),
+            Err(error) => {
+                tracing::warn!(
+                    "reading block {block} of the zones' device, attempt {attempt} of {READS}: {error}"
+                );
+                runtime::sleep(BETWEEN_READS * attempt).await;
+            }
+        }
+    }
+    Ok(buffer)
 }
 
 /// Chooses between the two copies of the superblock. The volume was closed cleanly only if both copies are

@@ -5,7 +5,7 @@
 //! to show what that would be worth.
 
 use block::ZoneIndex;
-use zones::cleaning::{Arrival, Candidate, Pacer, Policy};
+use zones::cleaning::{Arrival, Candidate, Marks, Pacer, Policy};
 
 /// How exactly ages are known.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -71,6 +71,7 @@ pub const WINDOW: u64 = 64;
 pub struct Log {
     policy: Box<dyn Policy>,
     pacer: Pacer,
+    marks: Marks,
     knowledge: Knowledge,
     zones: Vec<Zone>,
     zone_blocks: u32,
@@ -95,7 +96,7 @@ pub struct Log {
 impl Log {
     pub fn new(
         policy: Box<dyn Policy>,
-        pacer: Pacer,
+        marks: Marks,
         zones: u32,
         zone_blocks: u32,
         logical: u32,
@@ -104,7 +105,8 @@ impl Log {
         let empty = Zone { state: State::Empty, class: 0, written: 0, live: 0, opened: 0, changed: 0 };
         let places = (zones * zone_blocks) as usize;
         Log {
-            pacer,
+            pacer: Pacer::new(u64::from(zone_blocks)),
+            marks,
             open: vec![None; usize::from(policy.classes())],
             policy,
             knowledge,
@@ -146,17 +148,17 @@ impl Log {
 
     /// Moves what is due before the next user write.
     fn clean(&mut self) {
-        let pace = self.pacer.pace(self.room);
+        let pace = self.pacer.pace(self.room, &self.marks);
         if pace.must.is_infinite() {
             self.counts.waits += 1;
-            while self.room <= self.pacer.stop() {
+            while self.room <= self.marks.stop {
                 assert!(self.move_one(), "{}: nothing to clean and no room", self.policy.name());
             }
             self.due = 0.0;
             return;
         }
         // A policy that cleans unasked is asked now and then.
-        let asked = self.room < self.pacer.high();
+        let asked = self.room < self.marks.high;
         if asked || self.victim.is_some() || self.now.is_multiple_of(32) {
             self.due += if asked { pace.must } else { pace.may };
             while self.due >= 1.0 {
@@ -218,7 +220,7 @@ impl Log {
             opened: zone.opened,
             changed: zone.changed,
         };
-        let pressure = self.pacer.pressure(self.room, self.zones.len() as u32);
+        let pressure = self.marks.pressure(u64::from(self.zone_blocks), self.room, self.zones.len() as u32);
         let mut full = (0..).zip(&self.zones).filter(|(_, zone)| zone.state == State::Full);
         let chosen = self.policy.choose(
             &mut full.by_ref().map(|(number, zone)| candidate(number, zone)),

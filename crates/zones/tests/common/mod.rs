@@ -7,6 +7,8 @@ use block::{
     Durability, Error, Part, Payload, ReadOutcome, Result, ZeroMode,
 };
 use runtime::Random;
+use std::cell::RefCell;
+use std::collections::BTreeMap;
 use std::rc::Rc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
@@ -29,6 +31,8 @@ pub struct CrashDisk {
     medium: Arc<Mutex<Medium>>,
     /// Writes fail from now on.
     pub fail_writes: Arc<AtomicBool>,
+    /// So many reads of each block fail, before one succeeds.
+    pub fail_reads: Arc<AtomicU64>,
     /// How many writes there were.
     pub writes: Arc<AtomicU64>,
 }
@@ -51,6 +55,7 @@ impl CrashDisk {
             geometry,
             medium: Arc::new(Mutex::new(medium)),
             fail_writes: Arc::default(),
+            fail_reads: Arc::default(),
             writes: Arc::default(),
         }
     }
@@ -106,6 +111,8 @@ impl DevicePart for CrashDisk {
             geometry: self.geometry.clone(),
             medium: self.medium.clone(),
             fail_writes: self.fail_writes.clone(),
+            fail_reads: self.fail_reads.clone(),
+            failed_reads: RefCell::default(),
             writes: self.writes.clone(),
         })))
     }
@@ -115,6 +122,8 @@ struct Handle {
     geometry: DeviceGeometry,
     medium: Arc<Mutex<Medium>>,
     fail_writes: Arc<AtomicBool>,
+    fail_reads: Arc<AtomicU64>,
+    failed_reads: RefCell<BTreeMap<u64, u64>>,
     writes: Arc<AtomicU64>,
 }
 
@@ -170,6 +179,12 @@ impl Device for Handle {
         buffer.clear();
         if let Err(error) = self.geometry.range(at, buffer.len()) {
             return Call::ready((Err(error), buffer));
+        }
+        let mut failed = self.failed_reads.borrow_mut();
+        let failed = failed.entry(at.0).or_default();
+        if *failed < self.fail_reads.load(Ordering::Acquire) {
+            *failed += 1;
+            return Call::ready((Err(Error::io("reads fail")), buffer));
         }
         let start = self.offset(at);
         buffer.append(&self.medium.lock().unwrap().visible[start..start + buffer.len()]);

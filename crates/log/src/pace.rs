@@ -1,0 +1,200 @@
+//! How fast the cleaner goes: in proportion to what users write, by the room that is left and what victims cost. The rule
+//! is [`Pacer`]'s; here is what room is in a log, where its marks lie, and why nobody waits for ever.
+//!
+//! ```text
+//!   free zones   0 ─────────────── keep ──────────── low ──────────────── high ────────
+//!   users        wait              write ───────────────────────────────────────────►
+//!   the cleaner  as fast as it can  gains on them    goes along with them  rests
+//! ```
+//!
+//! *Room* is counted in data blocks: those of free and of dead zones, what is left of open ones, and what has been passed
+//! of the victim. So it goes down by one with each block that a user writes and up by one with each dead block that is
+//! passed; a move leaves it as it is. Half a zone is subtracted for each that is open, and for the victim: what they have
+//! left, or have passed, on average. So room is what the free zones below are on average, without their steps.
+//!
+//! `keep` is what users leave: three zones of the cleaner's own, and what a checkpoint may need now. `low` is one more,
+//! `high` at least two more than `low`; the keys `low_watermark` and `high_watermark` put them higher.
+//!
+//! # Why nobody waits for ever
+//! - *A user's write* waits for a zone only while no more than `keep` are free, and for nothing else of the cleaner's. In
+//!   just that state [`Core::room`] is no more than `stop`: the pace is infinite, and the cleaner waits for no user. The
+//!   writer wakes it when it begins to wait. So the two never wait for each other.
+//! - *The cleaner* then gets a zone for what it moves, because users leave it three; the class of its victim opens one
+//!   zone at most before the victim is empty, and an empty victim is a zone again. What stands between the two is a reset,
+//!   which needs a checkpoint at most; and that takes zones that nobody else does.
+//! - *If nothing gains anything*, the cleaner says so and writers are refused with ENOSPC (`stuck`). A victim in hand is
+//!   something to gain: as long as there is one, nobody is refused. Whoever frees anything has the cleaner look again.
+//! - *The cleaner waits* in two ways: for users to write so many blocks more, while more than `keep` zones are free (their
+//!   commits wake it); and for nothing in particular, when no zone is worth cleaning, or a reset or a checkpoint is on its
+//!   way. Whatever may change that wakes it.
+//!
+//! So a log that nobody writes to is left alone, however its marks are set: marks that can't be reached would have it
+//! move the same blocks for ever.
+
+use crate::core::Core;
+use std::cell::{Cell, RefCell};
+use std::sync::atomic::Ordering;
+use zones::cleaning::{Candidate, Marks, Pacer, Pressure, pacing::SPAN};
+
+/// The pace is looked at again at least so often in the time in which users fill a zone.
+const LOOKS_PER_ZONE: u64 = 16;
+
+/// What is known of the pace. Belongs to the home shard.
+#[derive(Debug)]
+pub struct Pace {
+    pacer: RefCell<Pacer>,
+    /// Moves that are due; negative where more was moved than was due.
+    due: Cell<f64>,
+    /// How much users had written when that was computed.
+    counted: Cell<u64>,
+    /// The cleaner waits until users have written so much in all.
+    wakes_at: Cell<u64>,
+    /// What has been passed of the victim, in data blocks, if there is one.
+    passed: Cell<Option<u64>>,
+}
+
+/// Whether the cleaner may move something.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Admission {
+    /// Now.
+    Now,
+    /// When users have written more.
+    Later,
+}
+
+impl Pace {
+    /// For zones of so many data blocks.
+    pub fn new(zone: u32) -> Self {
+        Pace {
+            pacer: RefCell::new(Pacer::new(u64::from(zone.max(1)))),
+            due: Cell::new(0.0),
+            counted: Cell::new(0),
+            wakes_at: Cell::new(u64::MAX),
+            passed: Cell::new(None),
+        }
+    }
+
+    /// A zone is about to be cleaned.
+    pub fn begin(&self, victim: &Candidate) {
+        self.pacer.borrow_mut().begin(victim);
+    }
+
+    /// So many data blocks of the victim have been passed; none if there is no victim any more.
+    pub fn pass(&self, blocks: Option<u64>) {
+        self.passed.set(blocks);
+    }
+
+    /// So many blocks were moved.
+    pub fn moved(&self, blocks: u32) {
+        self.due.set(self.due.get() - f64::from(blocks));
+    }
+}
+
+impl Core {
+    /// How many free zones users leave.
+    pub fn kept_zones(&self) -> u32 {
+        self.settings.cleaner_reserve + self.zones_for_checkpoint()
+    }
+
+    /// Whether users wait for zones, or will when each lane needs one.
+    pub fn needs_zones_soon(&self) -> bool {
+        self.table.free() <= self.kept_zones() + self.settings.appends_in_flight
+    }
+
+    /// Whether users wait for zones, or will when they need one, and resetting what is dead wouldn't change that.
+    pub fn is_short(&self) -> bool {
+        self.table.free_soon() <= self.kept_zones()
+    }
+
+    fn data_zones(&self) -> u32 {
+        self.layout.zones - crate::layout::ROOT_ZONES
+    }
+
+    fn zone_room(&self) -> u64 {
+        u64::from(self.layout.data_blocks().max(1))
+    }
+
+    /// The marks of the room, in free zones: below which the cleaner gains on users, and from which on it rests.
+    pub fn watermarks(&self) -> (u32, u32) {
+        let share = |share: f64| (f64::from(self.data_zones()) * share) as u32;
+        let low = share(self.settings.low_watermark).max(self.kept_zones() + 1);
+        (low, share(self.settings.high_watermark).max(low + SPAN as u32))
+    }
+
+    fn marks(&self) -> Marks {
+        let room = |free: u32| u64::from(free) * self.zone_room();
+        let (low, high) = self.watermarks();
+        Marks { stop: room(self.kept_zones()), low: room(low), high: room(high) }
+    }
+
+    /// The room, in data blocks: no more than at `stop` if users wait, or would.
+    fn room(&self, marks: &Marks) -> u64 {
+        let zone = self.zone_room();
+        let (open, left) = self.table.open_room(self.layout.data_blocks(), self.layout.zone_blocks);
+        let passed = self.pace.passed.get();
+        let begun = u64::from(open) + u64::from(passed.is_some());
+        let room = u64::from(self.table.free_soon()) * zone + left + passed.unwrap_or(0);
+        let room = room.saturating_sub(begun * zone / 2);
+        match self.table.free() <= self.kept_zones() {
+            true => room.min(marks.stop),
+            false => room,
+        }
+    }
+
+    /// What a policy is told.
+    pub fn pressure(&self) -> Pressure {
+        let marks = self.marks();
+        marks.pressure(self.zone_room(), self.room(&marks), self.data_zones())
+    }
+
+    /// How many blocks are moved for each that users write, at the moment; none: as many as can be.
+    pub fn moves_per_write(&self) -> Option<f64> {
+        let marks = self.marks();
+        let pace = self.pace.pacer.borrow().pace(self.room(&marks), &marks);
+        pace.must.is_finite().then_some(pace.must)
+    }
+
+    /// How many blocks users have written, headers of records included: those take room, too.
+    fn written_by_users(&self) -> u64 {
+        let value = |counter: &std::sync::atomic::AtomicU64| counter.load(Ordering::Relaxed);
+        value(&self.counters.user_blocks) + value(&self.counters.user_records)
+    }
+
+    /// Whether something of the victim may be moved now. If not, commits of users wake the cleaner when it may be.
+    pub fn admit_moves(&self) -> Admission {
+        let pace = &self.pace;
+        let written = self.written_by_users();
+        let new = written - pace.counted.replace(written);
+        let marks = self.marks();
+        let room = self.room(&marks);
+        let speed = pace.pacer.borrow().pace(room, &marks);
+        // What is cleaned unasked pays for itself.
+        let rate = if room < marks.high { speed.must } else { speed.may };
+        if rate.is_infinite() {
+            pace.due.set(0.0);
+            return Admission::Now;
+        }
+        let most = f64::from(self.layout.single_blocks());
+        let due = (pace.due.get() + new as f64 * rate).min(most);
+        pace.due.set(due);
+        if due >= 1.0 {
+            return Admission::Now;
+        }
+        let wait = ((1.0 - due) / rate).ceil().min((self.zone_room() / LOOKS_PER_ZONE).max(1) as f64);
+        pace.wakes_at.set(written + wait as u64);
+        Admission::Later
+    }
+
+    /// What the cleaner waits for is what users are writing just now.
+    pub fn wake_cleaner_with_next_commit(&self) {
+        self.pace.wakes_at.set(self.written_by_users() + 1);
+    }
+
+    /// Users have written: wakes the cleaner if that is what it waits for.
+    pub fn wake_paced_cleaner(&self) {
+        if self.written_by_users() >= self.pace.wakes_at.get() {
+            self.pace.wakes_at.set(u64::MAX);
+            self.cleaner.notify_all();
+        }
+    }
+}

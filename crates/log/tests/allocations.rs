@@ -1,0 +1,108 @@
+//! In steady state a write (queue, commit, acknowledgement) and a read allocate nothing; a record, which carries many
+//! writes, allocates once: the list of the slices that it is made of.
+//!
+//! What may allocate now and then, and is amortised over thousands of operations: checkpoints, opening and sealing zones,
+//! and the cleaner per zone that it cleans; lists that grow when more happens at a time than in the warm-up. So what is
+//! counted here happens between them: within a zone, and overwrites of few blocks, so that nothing has to be moved.
+#![allow(unsafe_code)] // An allocator that counts.
+
+use block::{BlockIndex, BlockSize, Buffer, Device, DevicePart, Durability, Part};
+use log::kind::{Options, open};
+use std::alloc::{GlobalAlloc, Layout, System};
+use std::rc::Rc;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+struct Counting;
+
+static ALLOCATIONS: AtomicU64 = AtomicU64::new(0);
+
+// SAFETY: everything is left to the system's allocator.
+unsafe impl GlobalAlloc for Counting {
+    unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
+        ALLOCATIONS.fetch_add(1, Ordering::Relaxed);
+        // SAFETY: the caller keeps the contract.
+        unsafe { System.alloc(layout) }
+    }
+
+    unsafe fn dealloc(&self, memory: *mut u8, layout: Layout) {
+        // SAFETY: as above.
+        unsafe { System.dealloc(memory, layout) }
+    }
+}
+
+#[global_allocator]
+static COUNTING: Counting = Counting;
+
+const BLOCK: usize = 4096;
+const CLIENTS: u64 = 16;
+
+async fn writes(device: Rc<dyn Device>, client: u64, requests: u64) {
+    for number in 0..requests {
+        let at = BlockIndex(client * 64 + number % 64);
+        device.write(at, Buffer::zeroed(BLOCK).into(), Durability::Visible).await.expect("written");
+    }
+}
+
+async fn reads(device: Rc<dyn Device>, client: u64, requests: u64) {
+    for number in 0..requests {
+        let at = BlockIndex(client * 64 + number % 64);
+        device.read(at, Buffer::new(BLOCK)).await.0.expect("read");
+    }
+}
+
+/// Allocations of so many requests per client, those of starting the clients subtracted.
+async fn counted<Fut: Future<Output = ()> + 'static>(
+    device: &Rc<dyn Device>,
+    work: impl Fn(Rc<dyn Device>, u64, u64) -> Fut,
+    requests: u64,
+) -> u64 {
+    let run = async |requests| {
+        let tasks = (0..CLIENTS).map(|client| runtime::spawn(work(device.clone(), client, requests)));
+        for task in tasks.collect::<Vec<_>>() {
+            task.await;
+        }
+    };
+    let before = ALLOCATIONS.load(Ordering::Relaxed);
+    run(0).await;
+    let tasks = ALLOCATIONS.load(Ordering::Relaxed) - before;
+    let before = ALLOCATIONS.load(Ordering::Relaxed);
+    run(requests).await;
+    (ALLOCATIONS.load(Ordering::Relaxed) - before).saturating_sub(tasks)
+}
+
+#[test]
+fn writes_and_reads_allocate_nothing() {
+    let found = runtime::run(runtime::Config::default(), || async {
+        let ram = disks::ram::RamPart::new(256 << 20, BlockSize::new(BLOCK as u64).expect("a size"));
+        let ram: Arc<dyn DevicePart> = Arc::new(ram.expect("memory"));
+        // Zones that take all of a measurement, and no checkpoint meanwhile.
+        let options = Options {
+            format: true,
+            zone_size: Some(8 << 20),
+            checkpoint_after: 1 << 40,
+            ..Options::default()
+        };
+        let part = open(ram, &options).await.expect("it is made");
+        let device = part.open().await.expect("a handle");
+        counted(&device, writes, 100).await;
+        counted(&device, reads, 100).await;
+        let records = || part.counters().user_records.load(Ordering::Relaxed);
+        let before = records();
+        let written = counted(&device, writes, 100).await;
+        let records = records() - before;
+        let read = counted(&device, reads, 1000).await;
+        drop(device);
+        part.close().await.expect("it closes");
+        (written, records, read)
+    });
+    let (written, records, read) = found.expect("the runtime runs");
+    let writes = 100 * CLIENTS;
+    println!(
+        "{written} allocations for {writes} writes in {records} records, {read} for {} reads",
+        1000 * CLIENTS
+    );
+    assert!(records < writes / 4, "{writes} writes in {records} records");
+    assert!(written < records + 20, "{written} allocations for {writes} writes in {records} records");
+    assert!(read < 10, "{read} allocations for {} reads", 1000 * CLIENTS);
+}
