@@ -27,7 +27,7 @@ struct FirstHandle {
 
 impl First {
     /// So many of them.
-    pub fn new(inner: Arc<dyn DevicePart>, blocks: u64) -> Arc<dyn DevicePart> {
+    pub fn of(inner: Arc<dyn DevicePart>, blocks: u64) -> Arc<dyn DevicePart> {
         let geometry = DeviceGeometry { blocks: BlockCount(blocks), ..inner.geometry().clone() };
         Arc::new(First { inner, geometry })
     }
@@ -266,7 +266,7 @@ pub async fn open(
         max_append: Some(log::kind::MAX_APPEND),
         ..Default::default()
     };
-    let zones = Arc::new(zones::OnDevice::open(First::new(disk.clone(), blocks), on_device).await?);
+    let zones = Arc::new(zones::OnDevice::open(First::of(disk.clone(), blocks), on_device).await?);
     let zone_count = block::ZonesPart::geometry(&*zones).zones;
     let map_home = log::kind::MapPlace::Pmem("the rest of the disk".into());
     let options = &log::kind::Options { map_home, ..options.clone() };

@@ -71,7 +71,7 @@ fn transactions_and_roots() {
 
 #[test]
 fn cleaning() {
-    let counters = holds("cleaning", 122, small(288, 66), |oracle| oracle.workload.operations = 300);
+    let counters = holds("cleaning", 122, small(288, 66), |oracle| oracle.workload.operations = 450);
     assert!(counters.moved_blocks.load(Ordering::Relaxed) > 0, "the cleaner had nothing to do");
     assert!(counters.reset_zones.load(Ordering::Relaxed) > 10, "the log did not go round");
 }
