@@ -93,7 +93,7 @@ impl Places {
         Self::with_journal(zones, journal_length)
     }
 
-    /// With a journal of this length, a multiple of [`SLAB`].
+    /// With a journal of this length, a multiple of the size of a slab.
     pub fn with_journal(zones: u32, journal_length: u64) -> Self {
         let journal = 2 * SLOT;
         let state = (journal + journal_length).next_multiple_of(SLAB);
