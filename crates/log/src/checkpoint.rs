@@ -11,13 +11,13 @@
 //! of another there, and who loads them can't tell that it is one block. With one version, moves go on.
 
 use crate::core::{Core, count};
-use crate::directory::{Directory, PagePlace, VersionEntry, ZoneEntry};
+use crate::directory::{Directory, PagePlace, ZoneEntry};
 use crate::format::{CHECKPOINT, CLEANER, USER, VersionId};
 use crate::map::{PAGE_BLOCKS, Physical};
 use crate::open_zone::OpenZone;
 use crate::root::{MOST_PIECES, Piece, Root};
 use crate::table::{CHECKPOINT_CLASS, Usage};
-use crate::versions::PageSet;
+use crate::versions::{PageSet, Version};
 use block::{Buffer, Error, Payload, Result};
 use runtime::sync::Notify;
 use std::cell::Cell;
@@ -466,15 +466,6 @@ impl Core {
 
     fn directory(&self) -> Directory {
         let versions = self.versions.borrow();
-        let entry = |version: &crate::versions::Version| VersionEntry {
-            id: version.id,
-            parent: version.parent,
-            writable: version.writable,
-            created: version.created,
-            blocks: version.blocks,
-            name: version.name.clone(),
-            table: version.table.clone(),
-        };
         let used = self
             .table
             .list()
@@ -491,7 +482,7 @@ impl Core {
             last: zone.last,
         });
         Directory {
-            versions: versions.list.iter().map(entry).collect(),
+            versions: versions.list.iter().map(Version::entry).collect(),
             next_version: versions.next,
             zones: zones.collect(),
         }

@@ -113,6 +113,58 @@ impl VersionEntry {
         let (name, table) = (String::new(), PageTable::default());
         VersionEntry { id: VersionId::HEAD, parent: None, writable: true, created, blocks, name, table }
     }
+
+    /// Its bytes, without where its map is.
+    pub fn encode(&self, writer: &mut Writer) {
+        writer.u32(self.id.0);
+        writer.u32(self.parent.map_or(0, |parent| parent.0));
+        writer.u8(self.writable.into());
+        writer.u64(self.created);
+        writer.u64(self.blocks);
+        writer.u8(self.name.len() as u8);
+        writer.bytes(self.name.as_bytes());
+    }
+
+    /// From its bytes, without where its map is.
+    ///
+    /// # Errors
+    /// [`Error::Corrupt`](block::Error::Corrupt) for what no version of this program writes.
+    pub fn decode(reader: &mut Reader<'_>) -> Result<Self> {
+        let id = VersionId(reader.u32()?);
+        let parent = Some(VersionId(reader.u32()?)).filter(|parent| parent.0 != 0);
+        let (writable, created, blocks) = (reader.u8()? != 0, reader.u64()?, reader.u64()?);
+        let length = usize::from(reader.u8()?);
+        debug_assert!(length <= LONGEST_NAME);
+        let name = std::str::from_utf8(reader.bytes(length)?)
+            .map_err(|_| reader.strange("has a name that isn't text"))?
+            .to_owned();
+        let table = PageTable::default();
+        Ok(VersionEntry { id, parent, writable, created, blocks, name, table })
+    }
+}
+
+/// Whether all versions of a log can be these: parents stand before their children, numbers are below `next`, and the
+/// volume itself is there.
+///
+/// # Errors
+/// [`Error::Corrupt`](block::Error::Corrupt) if not, about what `reader` reads.
+pub fn check_versions<'a>(
+    versions: impl Iterator<Item = &'a VersionEntry>,
+    next: u32,
+    reader: &Reader<'_>,
+) -> Result<()> {
+    let mut known: Vec<VersionId> = Vec::new();
+    for version in versions {
+        let is_orphan = version.parent.is_some_and(|parent| !known.contains(&parent));
+        if is_orphan || known.contains(&version.id) || version.id.0 == 0 || version.id.0 >= next {
+            return Err(reader.strange("has versions that can't be"));
+        }
+        known.push(version.id);
+    }
+    match known.contains(&VersionId::HEAD) {
+        true => Ok(()),
+        false => Err(reader.strange("lacks the volume itself")),
+    }
 }
 
 /// A zone that holds records, as a directory knows it.
@@ -209,13 +261,7 @@ impl Directory {
         }
         writer.u32(self.versions.len() as u32);
         for (version, table) in self.versions.iter().zip(&tables) {
-            writer.u32(version.id.0);
-            writer.u32(version.parent.map_or(0, |parent| parent.0));
-            writer.u8(version.writable.into());
-            writer.u64(version.created);
-            writer.u64(version.blocks);
-            writer.u8(version.name.len() as u8);
-            writer.bytes(version.name.as_bytes());
+            version.encode(&mut writer);
             writer.u32(table.len() as u32);
             table.iter().for_each(|chunk| writer.u32(*chunk));
         }
@@ -253,18 +299,9 @@ impl Directory {
         }
         let mut versions: Vec<VersionEntry> = Vec::new();
         for _ in 0..reader.count(VERSION_BYTES)? {
-            let version = Self::decode_version(&mut reader, &chunks)?;
-            let parent_is_known =
-                version.parent.is_none_or(|parent| versions.iter().any(|other| other.id == parent));
-            let is_new = versions.iter().all(|other| other.id != version.id);
-            if !parent_is_known || !is_new || version.id.0 >= next_version || version.id.0 == 0 {
-                return Err(reader.strange("has versions that can't be"));
-            }
-            versions.push(version);
+            versions.push(Self::decode_version(&mut reader, &chunks)?);
         }
-        if !versions.iter().any(|version| version.id == VersionId::HEAD) {
-            return Err(reader.strange("lacks the volume itself"));
-        }
+        check_versions(versions.iter(), next_version, &reader)?;
         let mut zones = Vec::new();
         for _ in 0..reader.count(ZONE_BYTES)? {
             let mut zone = ZoneEntry {
@@ -286,16 +323,9 @@ impl Directory {
     }
 
     fn decode_version(reader: &mut Reader<'_>, chunks: &[Rc<[PagePlace; CHUNK]>]) -> Result<VersionEntry> {
-        let id = VersionId(reader.u32()?);
-        let parent = Some(VersionId(reader.u32()?)).filter(|parent| parent.0 != 0);
-        let (writable, created, blocks) = (reader.u8()? != 0, reader.u64()?, reader.u64()?);
-        let length = usize::from(reader.u8()?);
-        debug_assert!(length <= LONGEST_NAME);
-        let name = std::str::from_utf8(reader.bytes(length)?)
-            .map_err(|_| reader.strange("has a name that isn't text"))?
-            .to_owned();
-        let mut table = PageTable::default();
-        let most = blocks.div_ceil(PAGE_BLOCKS).div_ceil(CHUNK as u64);
+        let mut version = VersionEntry::decode(reader)?;
+        let table = &mut version.table;
+        let most = version.blocks.div_ceil(PAGE_BLOCKS).div_ceil(CHUNK as u64);
         for _ in 0..reader.count(4)? {
             table.chunks.push(match reader.u32()? {
                 NO_CHUNK => None,
@@ -310,7 +340,7 @@ impl Directory {
         if table.chunks.len() as u64 > most {
             return Err(reader.strange("has pages behind the end of a version"));
         }
-        Ok(VersionEntry { id, parent, writable, created, blocks, name, table })
+        Ok(version)
     }
 }
 

@@ -126,6 +126,19 @@ impl Version {
         }
     }
 
+    /// What a directory or a home says of it.
+    pub fn entry(&self) -> VersionEntry {
+        VersionEntry {
+            id: self.id,
+            parent: self.parent,
+            writable: self.writable,
+            created: self.created,
+            blocks: self.blocks,
+            name: self.name.clone(),
+            table: self.table.clone(),
+        }
+    }
+
     /// Whether it was deleted and has to stay.
     pub fn is_deleted(&self) -> bool {
         is_deleted(self.id, &self.name)

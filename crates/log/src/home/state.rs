@@ -3,8 +3,8 @@
 
 use super::format::{LINE, Line, Places, line_of, sum};
 use crate::bytes::{Reader, Writer};
-use crate::directory::{Directory, VersionEntry, ZoneEntry};
-use crate::format::{LONGEST_NAME, REPLAYED, VersionId};
+use crate::directory::{Directory, VersionEntry, ZoneEntry, check_versions};
+use crate::format::REPLAYED;
 use crate::map::radix::OpenVersion;
 use crate::table::{Usage, Zone, ZoneTable};
 use crate::versions::Versions;
@@ -131,13 +131,7 @@ pub fn encode_versions(versions: &Versions, key: u64) -> Vec<u8> {
     for version in &versions.list {
         roots.clear();
         version.map.roots(&mut roots);
-        writer.u32(version.id.0);
-        writer.u32(version.parent.map_or(0, |parent| parent.0));
-        writer.u8(version.writable.into());
-        writer.u64(version.created);
-        writer.u64(version.blocks);
-        writer.u8(version.name.len() as u8);
-        writer.bytes(version.name.as_bytes());
+        version.entry().encode(&mut writer);
         writer.u32(roots.len() as u32);
         roots.iter().for_each(|root| writer.u32(*root));
     }
@@ -158,30 +152,16 @@ pub fn decode_versions(bytes: &[u8], next: u32, key: u64) -> Result<Vec<(Version
     }
     let mut versions: Vec<(VersionEntry, OpenVersion)> = Vec::new();
     for _ in 0..reader.count(VERSION_BYTES)? {
-        let id = VersionId(reader.u32()?);
-        let parent = Some(VersionId(reader.u32()?)).filter(|parent| parent.0 != 0);
-        let (writable, created, blocks) = (reader.u8()? != 0, reader.u64()?, reader.u64()?);
-        let length = usize::from(reader.u8()?);
-        debug_assert!(length <= LONGEST_NAME);
-        let name = std::str::from_utf8(reader.bytes(length)?)
-            .map_err(|_| reader.strange("has a name that isn't text"))?
-            .to_owned();
+        let entry = VersionEntry::decode(&mut reader)?;
         let mut roots = Vec::new();
         for _ in 0..reader.count(4)? {
             roots.push(reader.u32()?);
         }
-        let knows = |id: VersionId| versions.iter().any(|(other, _)| other.id == id);
-        if parent.is_some_and(|parent| !knows(parent)) || knows(id) || id.0 == 0 || id.0 >= next {
-            return Err(reader.strange("has versions that can't be"));
-        }
-        let table = crate::directory::PageTable::default();
-        let entry = VersionEntry { id, parent, writable, created, blocks, name, table };
+        let blocks = entry.blocks;
         versions.push((entry, OpenVersion { blocks, roots }));
     }
-    match versions.iter().any(|(version, _)| version.id == VersionId::HEAD) {
-        true => Ok(versions),
-        false => Err(reader.strange("lacks the volume itself")),
-    }
+    check_versions(versions.iter().map(|(version, _)| version), next, &reader)?;
+    Ok(versions)
 }
 
 /// What a home says at its moment, beside the words of the map.
