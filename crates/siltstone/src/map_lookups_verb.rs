@@ -58,6 +58,7 @@ fn columns() -> Vec<Column> {
         column("lookups_batched", &format!("in batches of {BATCH}"), Unit::Count),
         column("lookups_dependent", "dependent", Unit::Count),
         column("changes", "changes/s", Unit::Count),
+        column("pages_loaded", "pages loaded/s", Unit::Count),
     ]
 }
 
@@ -67,6 +68,7 @@ fn row(random: &Measured, sequential: &Measured) -> Map<String, Value> {
     row.insert("bytes_sequential".into(), sequential.bytes_per_block().into());
     row.insert("gigabytes_published".into(), (random.bytes_per_block() * PUBLISHED_BLOCKS / 1e9).into());
     row.insert("changes".into(), random.inserts.into());
+    row.insert("pages_loaded".into(), random.pages_loaded.into());
     row
 }
 

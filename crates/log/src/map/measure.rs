@@ -258,37 +258,4 @@ mod tests {
         assert!(measure("tree", PAGE_BLOCKS, Contents::Random, short).is_err());
         assert!(measure("radix", PAGE_BLOCKS + 1, Contents::Random, short).is_err());
     }
-
-    /// `cargo test --release -p siltstone-log measure::tests::figures -- --ignored --nocapture`, with
-    /// `MAP_FIGURES="radix:28 hash:22"` for other maps and numbers of blocks (2^28 is 1 TiB).
-    #[test]
-    #[ignore = "prints figures; takes a minute, and 1.1 GiB of memory"]
-    fn figures() {
-        let wanted = std::env::var("MAP_FIGURES");
-        let wanted =
-            wanted.as_deref().unwrap_or("radix:28 radix:22 hash:22 skiplist:22 btree:22 mutex-btree:22");
-        for word in wanted.split_whitespace() {
-            let (name, shift) = word.split_once(':').unwrap();
-            for contents in [Contents::Random, Contents::Sequential] {
-                let blocks = 1 << shift.parse::<u32>().unwrap();
-                let measured = measure(name, blocks, contents, Duration::from_millis(400)).unwrap();
-                let million = |rate: f64| rate / 1e6;
-                let Measured { lookups, array, .. } = measured;
-                println!(
-                    "{name:12} 2^{shift} {contents:?}: M lookups/s (of a plain array's): {:.1} ({:.2}), batched {:.1} \
-                     ({:.2}), dependent {:.2} ({:.2}); {:.2} M inserts/s, {:.0} pages loaded/s, {} bytes, {:.3} per block",
-                    million(lookups.single),
-                    lookups.single / array.single,
-                    million(lookups.batched),
-                    lookups.batched / array.batched,
-                    million(lookups.dependent),
-                    lookups.dependent / array.dependent,
-                    million(measured.inserts),
-                    measured.pages_loaded,
-                    measured.bytes,
-                    measured.bytes_per_block(),
-                );
-            }
-        }
-    }
 }
