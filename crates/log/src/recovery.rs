@@ -143,7 +143,7 @@ pub async fn recover(
     };
     // First the records, then the maps: so pages can be changed by the records while they are loaded.
     let tail = match root.clean {
-        true => Tail { records: Vec::new(), end: root.covered },
+        true => Tail { records: Arc::default(), end: root.covered },
         false => {
             let scans = scan_all(&*zones, &layout, &root, &directory, &reports, &table).await?;
             choose(&root, scans, &mut recovered)?
@@ -151,7 +151,7 @@ pub async fn recover(
     };
     let mut gathered = None;
     if let (None, [only]) = (&known, directory.versions.as_slice()) {
-        gathered = Gathered::of(&tail.records, only.blocks, &layout, root.clock)?;
+        gathered = Gathered::of(&tail.records, only.blocks, &layout, root.clock).await?;
     }
     let gathered_clock = gathered.as_ref().map(|gathered| gathered.clock);
     let (mut versions, home) = match known.take() {

@@ -13,9 +13,10 @@ use zones::record::{Header, Identity, Parsed, sum_of};
 use zones::summary::{Place, Summary, blocks_of};
 
 /// How many bytes are read at a time.
-const STEP: usize = 1 << 20;
-/// How many of these reads are on their way at a time.
-const READS: usize = 4;
+const STEP: usize = 512 << 10;
+/// How many of these reads are on their way at a time. Several zones are read at once, and memory that is touched for the
+/// first time costs more than it gains.
+const READS: usize = 2;
 
 /// A record that was found.
 #[derive(Debug, Clone, PartialEq, Eq)]

@@ -16,9 +16,14 @@ use crate::recovery::replay::check_length;
 use crate::scan::Found;
 use block::Result;
 use std::ops::Range;
+use std::sync::Arc;
 
 /// How many pages share a bucket: as many steps as such a bucket of a volume of 1 TiB has, fit the processor's cache.
 const BUCKET_PAGES: u64 = 512;
+/// How many threads share many records.
+const THREADS: usize = 4;
+/// Fewer records aren't worth a thread.
+const WORTH_A_THREAD: usize = 512;
 const OFFSET_BITS: u32 = PAGE_BLOCKS.trailing_zeros();
 
 /// What happens to blocks of one page.
@@ -80,62 +85,131 @@ impl Bucket {
 /// All changes of records, by page.
 #[derive(Debug)]
 pub(crate) struct Gathered {
-    buckets: Vec<Bucket>,
-    /// The clock before each record.
-    clocks: Vec<u64>,
-    /// The clock after the last one.
+    /// One behind the other in the order of the records.
+    parts: Vec<Part>,
+    /// The clock after the last record.
     pub(crate) clock: u64,
 }
 
+/// The changes of some records that follow each other.
+#[derive(Debug, Default)]
+struct Part {
+    buckets: Vec<Bucket>,
+    /// The clock before each record, from where the part begins.
+    clocks: Vec<u64>,
+    /// The clock before the part.
+    begin: u64,
+    /// By how much it goes on in it.
+    ticks: u64,
+}
+
 impl Gathered {
-    /// Gathers what these records, in this order, change in the volume, of so many blocks. None if they don't only map,
-    /// unmap and move blocks.
+    /// Gathers what these records, in this order, change in the volume, of so many blocks; some threads share many of them.
+    /// None if they don't only map, unmap and move blocks.
     ///
     /// # Errors
     /// [`Error::Corrupt`](block::Error::Corrupt) for what no version of this program writes.
-    pub(crate) fn of(records: &[Found], blocks: u64, layout: &Layout, clock: u64) -> Result<Option<Self>> {
-        let mut all = Gathered { buckets: Vec::new(), clocks: Vec::with_capacity(records.len()), clock };
-        for record in records {
-            all.clocks.push(all.clock);
-            let first = record.header.position + 1;
-            let mut position = first;
-            for change in Change::decode_each(&record.meta) {
-                let change = change?;
-                let behind = position.saturating_add(change.data_blocks());
-                if behind > first + record.header.blocks {
-                    check_length(record, behind - first)?;
-                }
-                let physical = layout.physical(record.header.zone, position);
-                position = behind;
-                let is_there = |block: u64, count: u32| {
-                    block.checked_add(u64::from(count)).is_some_and(|end| end <= blocks)
-                };
-                // What failed then, on the same state, fails again and changes nothing.
-                match change {
-                    Change::Write { version, block, count } => {
-                        all.clock += u64::from(count);
-                        if version == VersionId::HEAD && is_there(block, count) {
-                            all.push(block, count, physical, Physical::NONE);
-                        }
-                    }
-                    Change::Unmap { version, block, count } => {
-                        if version == VersionId::HEAD && is_there(block, count) {
-                            all.push(block, count, Physical::NONE, Physical::NONE);
-                        }
-                    }
-                    Change::Move { block, count, from, .. } => {
-                        if from.is_mapped() && is_there(block, count) {
-                            all.push(block, count, physical, from);
-                        }
-                    }
-                    Change::Create { .. } | Change::Delete { .. } | Change::Grow { .. } => return Ok(None),
+    pub(crate) async fn of(
+        records: &Arc<Vec<Found>>,
+        blocks: u64,
+        layout: &Layout,
+        mut clock: u64,
+    ) -> Result<Option<Self>> {
+        let each = records.len().div_ceil(THREADS).max(WORTH_A_THREAD);
+        let layout = *layout;
+        let gathered = (0..records.len()).step_by(each).map(|first| {
+            let records = records.clone();
+            let gather = move || {
+                let end = records.len().min(first + each);
+                Part::of(&records[first..end], blocks, &layout)
+            };
+            async move {
+                match each > WORTH_A_THREAD {
+                    true => runtime::blocking(gather).await,
+                    false => gather(),
                 }
             }
-            check_length(record, position - first)?;
+        });
+        let mut parts = Vec::new();
+        for part in runtime::join_all(gathered).await {
+            let Some(mut part) = part? else { return Ok(None) };
+            part.begin = clock;
+            clock += part.ticks;
+            parts.push(part);
+        }
+        Ok(Some(Gathered { parts, clock }))
+    }
+
+    /// The pages that may change, in order.
+    pub(crate) fn pages(&self) -> Vec<u64> {
+        let mut pages: Vec<u64> = self.parts.iter().flat_map(Part::pages).collect();
+        pages.sort_unstable();
+        pages.dedup();
+        pages
+    }
+
+    /// Changes the places of a page; `died` gets what was there and isn't any more, and the clock then. Returns whether
+    /// the page isn't as it was.
+    pub(crate) fn change(&self, page: u64, places: &mut [u32], died: &mut dyn FnMut(Physical, u64)) -> bool {
+        let mut has_changed = false;
+        for part in &self.parts {
+            has_changed |= part.change(page, places, died);
+        }
+        has_changed
+    }
+}
+
+impl Part {
+    fn of(records: &[Found], blocks: u64, layout: &Layout) -> Result<Option<Self>> {
+        let mut all = Part { clocks: Vec::with_capacity(records.len()), ..Part::default() };
+        for record in records {
+            all.clocks.push(all.ticks);
+            if !all.take(record, blocks, layout)? {
+                return Ok(None);
+            }
         }
         let mut other = Vec::new();
         all.buckets.iter_mut().for_each(|bucket| bucket.sort(&mut other));
         Ok(Some(all))
+    }
+
+    /// Takes over the changes of a record; returns whether all of them can be.
+    fn take(&mut self, record: &Found, blocks: u64, layout: &Layout) -> Result<bool> {
+        let first = record.header.position + 1;
+        let mut position = first;
+        for change in Change::decode_each(&record.meta) {
+            let change = change?;
+            let behind = position.saturating_add(change.data_blocks());
+            if behind > first + record.header.blocks {
+                check_length(record, behind - first)?;
+            }
+            let physical = layout.physical(record.header.zone, position);
+            position = behind;
+            let is_there =
+                |block: u64, count: u32| block.checked_add(u64::from(count)).is_some_and(|end| end <= blocks);
+            // What failed then, on the same state, fails again and changes nothing.
+            match change {
+                Change::Write { version, block, count } => {
+                    self.ticks += u64::from(count);
+                    if version == VersionId::HEAD && is_there(block, count) {
+                        self.push(block, count, physical, Physical::NONE);
+                    }
+                }
+                Change::Unmap { version, block, count } => {
+                    if version == VersionId::HEAD && is_there(block, count) {
+                        self.push(block, count, Physical::NONE, Physical::NONE);
+                    }
+                }
+                Change::Move { block, count, from, .. } => {
+                    if from.is_mapped() && is_there(block, count) {
+                        self.push(block, count, physical, from);
+                    }
+                }
+                Change::Create { .. } | Change::Delete { .. } | Change::Grow { .. } => return Ok(false),
+            }
+        }
+        check_length(record, position - first)?;
+        Ok(true)
     }
 
     /// Adds a step for each page of a range.
@@ -145,7 +219,7 @@ impl Gathered {
         while at < end {
             let (page, offset) = (at / PAGE_BLOCKS, at % PAGE_BLOCKS);
             let blocks = (PAGE_BLOCKS - offset).min(end - at);
-            let place = page % BUCKET_PAGES << (2 * OFFSET_BITS) | offset << OFFSET_BITS | (blocks - 1);
+            let place = ((page % BUCKET_PAGES) << (2 * OFFSET_BITS)) | (offset << OFFSET_BITS) | (blocks - 1);
             let further = |physical: Physical| match physical.is_mapped() {
                 true => physical.0.wrapping_add((at - block) as u32),
                 false => 0,
@@ -160,8 +234,7 @@ impl Gathered {
         }
     }
 
-    /// The pages that may change, in order.
-    pub(crate) fn pages(&self) -> impl Iterator<Item = u64> + '_ {
+    fn pages(&self) -> impl Iterator<Item = u64> + '_ {
         let with_number = self.buckets.iter().enumerate();
         with_number.flat_map(|(number, bucket)| {
             let pages = bucket.starts.windows(2).enumerate().filter(|(_, ends)| ends[0] < ends[1]);
@@ -178,12 +251,10 @@ impl Gathered {
         }
     }
 
-    /// Changes the places of a page; `died` gets what was there and isn't any more, and the clock then. Returns whether
-    /// the page isn't as it was.
-    pub(crate) fn change(&self, page: u64, places: &mut [u32], died: &mut dyn FnMut(Physical, u64)) -> bool {
+    fn change(&self, page: u64, places: &mut [u32], died: &mut dyn FnMut(Physical, u64)) -> bool {
         let mut has_changed = false;
         for step in self.steps(page) {
-            let clock = self.clocks[step.record as usize];
+            let clock = self.begin + self.clocks[step.record as usize];
             let &Step { to, from, .. } = step;
             let here = places[step.blocks()].iter_mut().zip(0_u32..);
             // A write counts as a change even of what it finds: it never finds itself.
@@ -218,7 +289,6 @@ mod tests {
     use crate::versions::{Version, Versions};
     use block::{Durable, EraseGuarantee, ZoneGeometry};
     use runtime::Random;
-    use std::sync::Arc;
     use zones::record::Header;
 
     const BLOCKS: u64 = 5 * PAGE_BLOCKS + 100;
@@ -347,8 +417,14 @@ mod tests {
         replay.run(&records).expect("it replays");
         let clock = replay.clock;
 
-        let gathered =
-            Gathered::of(&records, BLOCKS, &layout, 1000).expect("it is right").expect("it is simple");
+        // In parts of other lengths than threads would have.
+        let mut gathered = Gathered { parts: Vec::new(), clock: 1000 };
+        for records in records.chunks(25) {
+            let part = Part::of(records, BLOCKS, &layout).expect("it is right").expect("it is simple");
+            let begin = gathered.clock;
+            gathered.clock += part.ticks;
+            gathered.parts.push(Part { begin, ..part });
+        }
         assert_eq!(gathered.clock, clock, "seed {seed}");
         let head = &versions.list[0];
         let (mut live, mut changed, mut dirty) = ([0; ZONES as usize], [0; ZONES as usize], Vec::new());
@@ -373,7 +449,7 @@ mod tests {
         // Of a move that changed one of two pages, the other needn't be written.
         let expected: Vec<u64> = head.dirty.iter().collect();
         assert!(dirty.iter().all(|page| expected.contains(page)), "seed {seed}: {dirty:?}, {expected:?}");
-        assert!(gathered.pages().all(|page| page * PAGE_BLOCKS < BLOCKS));
+        assert!(gathered.pages().iter().all(|page| page * PAGE_BLOCKS < BLOCKS));
     }
 
     #[test]
@@ -385,7 +461,7 @@ mod tests {
     fn only_changes_of_one_version_are_gathered() {
         let write = Change::Write { version: VersionId::HEAD, block: 5, count: 2 };
         let gathered = |changes: &[Change]| {
-            Gathered::of(&[record(changes, 4, 0, 1)], BLOCKS, &layout(), 0).expect("it is right").is_some()
+            Part::of(&[record(changes, 4, 0, 1)], BLOCKS, &layout()).expect("it is right").is_some()
         };
         assert!(gathered(std::slice::from_ref(&write)));
         let name = String::new();
@@ -405,7 +481,7 @@ mod tests {
             let mut record = record(&[], 4, 0, 1);
             changes.iter().for_each(|change| change.encode(&mut record.meta));
             record.header.blocks = blocks;
-            let outcome = Gathered::of(&[record], BLOCKS, &layout(), 0);
+            let outcome = Part::of(&[record], BLOCKS, &layout());
             assert!(matches!(outcome, Err(block::Error::Corrupt(_))), "{blocks} blocks");
         }
     }

@@ -128,8 +128,8 @@ impl Loader {
     async fn load(self: &Arc<Self>, zones: &dyn Zones, pages: &[PageAt], table: &PageTable) -> Result<()> {
         let batches = pages.chunks(BATCH).map(|batch| self.load_batch(zones, batch));
         runtime::join_limited(BATCHES, batches).await.into_iter().collect::<Result<()>>()?;
-        let new = self.gathered.iter().flat_map(|gathered| gathered.pages());
-        let new: Vec<u64> = new.filter(|page| !table.get(*page).physical.is_mapped()).collect();
+        let mut new = self.gathered.as_ref().map_or(Vec::new(), |gathered| gathered.pages());
+        new.retain(|page| !table.get(*page).physical.is_mapped());
         let batches = new.chunks(BATCH).map(|batch| {
             let (loader, batch) = (self.clone(), batch.to_vec());
             elsewhere(batch.len(), move || {

@@ -8,6 +8,7 @@ use crate::root::Root;
 use crate::scan::{self, Found, Scanned};
 use crate::table::{CHECKPOINT_CLASS, ZoneTable};
 use block::{Error, Result, ZoneReport, ZoneState, Zones};
+use std::sync::Arc;
 
 /// How many zones are looked at at a time.
 const ZONES_AT_ONCE: usize = 8;
@@ -20,7 +21,7 @@ pub(crate) struct Scans {
 
 /// The records that count, in the order in which they are replayed.
 pub(crate) struct Tail {
-    pub(crate) records: Vec<Found>,
+    pub(crate) records: Arc<Vec<Found>>,
     /// The last of each stream.
     pub(crate) end: [u64; REPLAYED],
 }
@@ -189,5 +190,5 @@ pub(crate) fn choose(root: &Root, scans: Scans, recovered: &mut Recovered) -> Re
             false => (header.epoch, header.after, 1, header.sequence),
         }
     });
-    Ok(Tail { records, end })
+    Ok(Tail { records: Arc::new(records), end })
 }
