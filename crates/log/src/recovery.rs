@@ -33,6 +33,7 @@ use zones::record::{Identity, sum_of};
 
 /// The size of a log's blocks, in bytes.
 pub const BLOCK: u64 = 4096;
+
 /// What opening found, for people.
 #[derive(Debug, Clone, Default, serde::Serialize)]
 pub struct Recovered {

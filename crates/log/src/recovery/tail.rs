@@ -17,6 +17,8 @@ const ZONES_AT_ONCE: usize = 8;
 pub(crate) struct Scans {
     pub(crate) records: Vec<Found>,
     pub(crate) durable: [u64; 4],
+    /// How many zones these are.
+    pub(crate) zones: u64,
 }
 
 /// The records that count, in the order in which they are replayed.
@@ -63,7 +65,7 @@ pub(crate) async fn scan_all(
         // Nobody knows what is in it: it may be the newest that was promised to be durable.
         scan::refuse_offline(zones, report.zone).await?;
     }
-    let mut scans = Scans { records: Vec::new(), durable: [0; 4] };
+    let mut scans = Scans { records: Vec::new(), durable: [0; 4], zones: wanted.len() as u64 };
     let looks = wanted.iter().map(|report| look_at(zones, layout, root, report, table));
     for (report, scanned) in wanted.iter().zip(runtime::join_limited(ZONES_AT_ONCE, looks).await) {
         take(&mut scans, root, report, scanned?, table)?;
@@ -179,6 +181,7 @@ pub(crate) fn choose(root: &Root, scans: Scans, recovered: &mut Recovered) -> Re
             )));
         }
     }
+    recovered.scanned_zones = scans.zones;
     recovered.discarded = (found - records.len()) as u64;
     recovered.replayed = records.len() as u64;
     // Records of the cleaner stand behind the users' records that had committed when they were written; in another
