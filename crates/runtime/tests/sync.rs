@@ -135,7 +135,7 @@ fn only_so_many_run_at_a_time_and_what_they_return_is_in_order() {
                     most.set(most.get().max(running.get()));
                     assert!(taken.get() <= number + expected, "a future was taken before its turn");
                     // They end in another order.
-                    runtime::sleep(Duration::from_micros(number * 7 % 20)).await;
+                    runtime::sleep(Duration::from_micros(1 + number * 7 % 20)).await;
                     running.set(running.get() - 1);
                     number
                 }
@@ -144,6 +144,6 @@ fn only_so_many_run_at_a_time_and_what_they_return_is_in_order() {
             assert_eq!(returned, (0..20).collect::<Vec<_>>());
             assert_eq!((running.get(), most.get()), (0, expected));
         }
-        assert_eq!(runtime::join_limited(3, std::iter::empty::<std::future::Ready<u8>>()).await, []);
+        assert!(runtime::join_limited(3, std::iter::empty::<std::future::Ready<()>>()).await.is_empty());
     });
 }
