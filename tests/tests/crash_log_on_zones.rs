@@ -65,7 +65,7 @@ fn on_zones_with_layers_between() {
     let name = "a log on zones";
     let mut oracle = Oracle::new(seed(name, 93));
     oracle.disk.blocks = BlockCount(320);
-    oracle.workload.operations = 300;
+    oracle.workload.operations = 200;
     oracle.prefix = true;
     oracle.again_every = 331;
     let main = move || async move {
