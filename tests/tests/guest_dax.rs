@@ -8,14 +8,21 @@
 //! `crates/log/src/home/oracle_tests.rs`.
 
 use serde_json::Value;
-use siltstone_tests::foreign::{binary, is_installed, run, skip};
+use siltstone_tests::foreign::{binary, run};
 use siltstone_tests::guest::{Guest, Options, numbered};
-use siltstone_tests::need_guest;
 use siltstone_tests::oracle::seed;
+use siltstone_tests::{need, need_guest};
 use std::path::PathBuf;
 
 /// Flushes come after so many writes.
 const FLUSH_EVERY: u64 = 7;
+const MAKE_EXT4: &str = "mkfs.ext4 -q -b 4096 /dev/pmem0";
+// By itself the file system makes nothing durable meanwhile: its own metadata are there after the cut because MAP_SYNC
+// saw to it, or they aren't.
+const MOUNT_EXT4: &str = "mount -o dax=always,commit=3000 /dev/pmem0 /mnt";
+const MOUNT_XFS: &str = "
+    modprobe xfs; echo 720000 >/proc/sys/fs/xfs/xfssyncd_centisecs
+    mount -o dax=always /dev/pmem0 /mnt";
 const CLIENT: &str = env!("CARGO_BIN_EXE_siltstone-guest-client");
 
 /// What survives a guest: its disk, its memory, and what it gives to the test.
@@ -24,11 +31,11 @@ struct Machine {
     folder: tempfile::TempDir,
     /// Mounts the file system, which `make` has made before.
     mount: &'static str,
-    stack: &'static str,
+    stack: String,
 }
 
 impl Machine {
-    fn new(guest: Guest, memory: u64, mount: &'static str, stack: &'static str) -> Machine {
+    fn new(guest: Guest, memory: u64, mount: &'static str, stack: String) -> Machine {
         let folder = tempfile::tempdir().expect("a folder");
         let at = |name: &str| folder.path().join(name);
         std::fs::create_dir(at("share")).expect("a folder");
@@ -57,6 +64,7 @@ impl Machine {
         format!(
             "siltstone={}; client={CLIENT}; share={}; stack='{}'
              serve() {{
+                 rm -f /run/addresses
                  $siltstone serve \"$stack\" --nbd unix:/run/nbd.sock >/run/addresses & server=$!
                  until [ -s /run/addresses ]; do kill -0 $server; sleep 0.1; done
              }}
@@ -136,10 +144,14 @@ fn count_after_the_cut(machine: &Machine, seed: u64) -> Result<u64, String> {
     }
 }
 
+/// A log on the disk, with its map in the memory; `disk` is what the log stands on.
+fn stack_on(disk: &str) -> String {
+    format!("log({disk}, size=4MiB, zone_size=256KiB, map_home=\"pmem:/mnt/map\")")
+}
+
 fn survives(guest: Guest, name: &str, memory: u64, make: &str, mount: &'static str, durable_by: &str) {
     let seed = seed(name, 1);
-    let stack = "log(file(/dev/vda), size=4MiB, zone_size=256KiB, map_home=\"pmem:/mnt/map\")";
-    let machine = Machine::new(guest, memory, mount, stack);
+    let machine = Machine::new(guest, memory, mount, stack_on("file(/dev/vda)"));
     let promised = live_until_the_cut(&machine, make, seed);
     let kept = count_after_the_cut(&machine, seed).unwrap_or_else(|broken| panic!("{broken}"));
     println!("power cut after {promised} flushed writes: {kept} are there");
@@ -164,10 +176,33 @@ fn find<'a>(value: &'a Value, name: &str) -> Option<&'a Value> {
 #[test]
 fn a_home_on_ext4_with_direct_access_keeps_what_was_flushed() {
     let guest = need_guest!();
-    if !is_installed("qemu-img") {
-        return skip("qemu-img is not installed");
-    }
+    need!("qemu-img");
     let name = "a_home_on_ext4_with_direct_access_keeps_what_was_flushed";
-    let make = "mkfs.ext4 -q -b 4096 /dev/pmem0";
-    survives(guest, name, 128 << 20, make, "mount -o dax=always /dev/pmem0 /mnt", "flush");
+    survives(guest, name, 128 << 20, MAKE_EXT4, MOUNT_EXT4, "flush");
+}
+
+#[test]
+fn a_home_on_xfs_with_direct_access_keeps_what_was_flushed() {
+    let guest = need_guest!();
+    need!("qemu-img");
+    let name = "a_home_on_xfs_with_direct_access_keeps_what_was_flushed";
+    // XFS wants 300 MiB.
+    survives(guest, name, 384 << 20, "mkfs.xfs -q /dev/pmem0", MOUNT_XFS, "flush");
+}
+
+/// The proof that the tests above can fail: the memory keeps a map of what the disk has lost.
+#[test]
+fn a_disk_that_does_not_flush_is_found_out() {
+    let guest = need_guest!();
+    need!("qemu-img");
+    let seed = seed("a_disk_that_does_not_flush_is_found_out", 1);
+    let machine =
+        Machine::new(guest, 128 << 20, MOUNT_EXT4, stack_on("fault(file(/dev/vda), \"flush lie\")"));
+    let promised = live_until_the_cut(&machine, MAKE_EXT4, seed);
+    let found = count_after_the_cut(&machine, seed);
+    println!("{promised} writes had been flushed: {found:?}");
+    match found {
+        Ok(kept) => assert!(kept < promised, "{kept} of {promised} writes are there"),
+        Err(said) => assert!(said.contains("DAMAGED"), "expected what `check` says, found {said}"),
+    }
 }
