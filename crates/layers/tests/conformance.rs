@@ -47,6 +47,33 @@ fn stats_on_a_device() {
     device(|| Arc::new(StatsDevicePart::new(disk())));
 }
 
+/// Of so many blocks of 4096 bytes, in blocks of this size.
+fn disk_of(blocks: u64, block_size: u64) -> Arc<dyn DevicePart> {
+    Arc::new(ImageDisk::empty(DeviceGeometry {
+        block_size: BlockSize::new(block_size).expect("a size"),
+        blocks: BlockCount(blocks * 4096 / block_size),
+        atomic_write: 512,
+        volatile_cache: true,
+        read_only: false,
+    }))
+}
+
+#[test]
+fn linear_over_devices_of_different_sizes() {
+    device(|| {
+        let legs = vec![disk_of(7, 4096), disk_of(300, 512), disk_of(1, 4096), disk_of(200, 1024)];
+        Arc::new(layers::linear::linear(legs).expect("they have blocks"))
+    });
+}
+
+#[test]
+fn stripe_over_devices_of_different_sizes() {
+    device(|| {
+        let legs = vec![disk_of(130, 4096), disk_of(128, 512), disk_of(140, 4096)];
+        Arc::new(layers::stripe::stripe(legs, 16 << 10).expect("they have chunks"))
+    });
+}
+
 #[test]
 fn stats_on_zones() {
     zoned(|| Arc::new(StatsZonesPart::new(zones())));

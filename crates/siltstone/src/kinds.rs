@@ -12,6 +12,8 @@ pub fn registry() -> Registry {
         &layers::stats::KIND,
         &layers::fault::KIND,
         &layers::record::KIND,
+        &layers::linear::KIND,
+        &layers::stripe::KIND,
         &log::KIND,
         &log::SNAPSHOT_KIND,
         &zones::on_device::KIND,
