@@ -17,8 +17,8 @@ use std::path::PathBuf;
 /// Flushes come after so many writes.
 const FLUSH_EVERY: u64 = 7;
 const MAKE_EXT4: &str = "mkfs.ext4 -q -b 4096 /dev/pmem0";
-// By itself the file system makes nothing durable meanwhile: its own metadata are there after the cut because MAP_SYNC
-// saw to it, or they aren't.
+// The file system makes nothing durable by itself meanwhile: its own metadata are there after the cut because MAP_SYNC saw
+// to it. Without that flag the home has no length then.
 const MOUNT_EXT4: &str = "mount -o dax=always,commit=3000 /dev/pmem0 /mnt";
 const MOUNT_XFS: &str = "
     modprobe xfs; echo 720000 >/proc/sys/fs/xfs/xfssyncd_centisecs
@@ -59,14 +59,20 @@ impl Machine {
         }
     }
 
-    /// Shell for the guest: functions, and the file system mounted after `before`.
+    /// Shell for the guest: functions, and the file system mounted after `before`. What a killed server held is let go a
+    /// moment after it is gone; until then another one is refused.
     fn lines(&self, before: &str, then: &str) -> String {
         format!(
             "siltstone={}; client={CLIENT}; share={}; stack='{}'
              serve() {{
                  rm -f /run/addresses
-                 $siltstone serve \"$stack\" --nbd unix:/run/nbd.sock >/run/addresses & server=$!
-                 until [ -s /run/addresses ]; do kill -0 $server; sleep 0.1; done
+                 $siltstone serve \"$stack\" --nbd unix:/run/nbd.sock >/run/addresses 2>/run/refused & server=$!
+                 until [ -s /run/addresses ]; do
+                     if ! kill -0 $server 2>/dev/null; then
+                         cat /run/refused >&2; grep -q '(busy)' /run/refused; serve; return
+                     fi
+                     sleep 0.1
+                 done
              }}
              status() {{ $siltstone status \"$stack\" --json 2>/dev/null | tr -d '\\n' >$share/$1; }}
              copy() {{ $client /run/nbd.sock read $share/$1; }}
