@@ -5,7 +5,7 @@
 //! - [`fault`] makes things go wrong, by rule and seed;
 //! - [`record`] writes down what happens, so that every state that a power cut could leave can be made again.
 //!
-//! Others make one device of several:
+//! [`model`] makes a device as slow as another one. Others make one device of several:
 //! - [`linear`](mod@linear) one behind the other, [`stripe`](mod@stripe) in turn.
 //!
 //! Each passes the conformance suite of its contract. What they stand on is left to leaves (`disks`, `zones`), how they
@@ -13,6 +13,7 @@
 
 pub mod fault;
 pub mod linear;
+pub mod model;
 pub mod record;
 mod spread;
 pub mod stats;

@@ -12,6 +12,7 @@ pub fn registry() -> Registry {
         &layers::stats::KIND,
         &layers::fault::KIND,
         &layers::record::KIND,
+        &layers::model::KIND,
         &layers::linear::KIND,
         &layers::stripe::KIND,
         &log::KIND,
