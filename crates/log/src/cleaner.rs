@@ -460,7 +460,7 @@ impl Cleaner {
                 }
             }
             if group.items.is_empty() {
-                core.seal(zone).detach();
+                core.seal(zone).await;
                 continue;
             }
             let moving = core.begin_moves().await;
