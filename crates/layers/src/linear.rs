@@ -25,7 +25,7 @@ pub const KIND: Kind = Kind {
         let block_size = spread::block_size_of(&legs);
         let lengths: Option<Vec<u64>> = legs.iter().map(|leg| leg.bytes).collect();
         let (Some(lengths), Some(block_size)) = (lengths, block_size) else {
-            return Ok(Shape { bytes: None, block_size });
+            return Ok(Shape { block_size, ..Shape::default() });
         };
         let segments = segments(arguments, &lengths, BlockSize::new(u64::from(block_size))?)?;
         Ok(Shape::new(segments.blocks() * u64::from(block_size), block_size))

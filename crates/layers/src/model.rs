@@ -5,12 +5,15 @@
 //! device with a volatile cache loses nothing by that here: cutting its power is left to `record` and its replay, and what a
 //! layer costs by itself is not to be measured on a model in simulated time, which hides it.
 //!
-//! How a device without moving parts is computed is described in `solid`, one with an arm in `disk`.
+//! How a device without moving parts is computed is described in `solid`, one with an arm in `disk`; [`fit`](mod@fit) finds a
+//! profile for a real device, from a run of fio.
 
 mod device;
 mod disk;
+pub mod fit;
 pub mod profile;
 mod solid;
+pub mod trial;
 
 pub use device::ModelPart;
 pub use profile::Profile;

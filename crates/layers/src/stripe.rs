@@ -26,7 +26,7 @@ pub const KIND: Kind = Kind {
         let least: Option<u64> = legs.iter().map(|leg| leg.bytes).min().flatten();
         let (Some(least), Some(block_size)) = (least, block_size) else {
             refuse_one(arguments, legs.len())?;
-            return Ok(Shape { bytes: None, block_size });
+            return Ok(Shape { block_size, ..Shape::default() });
         };
         let chunks = chunks(arguments, legs.len(), least, BlockSize::new(u64::from(block_size))?)?;
         Ok(Shape::new(chunks.blocks * u64::from(block_size), block_size))

@@ -114,6 +114,49 @@ impl Profile {
         }
     }
 
+    /// As a table of TOML with this name.
+    pub fn to_toml(&self, name: &str) -> String {
+        let (time, size) = (stack::format_duration, stack::format_size);
+        let quoted = |text: &str| toml::Value::String(text.to_owned()).to_string();
+        let mut lines = vec![format!("[{}]", toml_key(name)), format!("title = {}", quoted(self.title()))];
+        match self {
+            Profile::SolidState(profile) => {
+                let service = |name: &str, service: &Service| {
+                    let Service { latency, bandwidth, parallelism } = service;
+                    let own = parallelism.map(|own| format!(", parallelism = {own}")).unwrap_or_default();
+                    format!(
+                        "{name} = {{ latency = \"{}\", bandwidth = \"{}\"{own} }}",
+                        time(*latency),
+                        size(*bandwidth)
+                    )
+                };
+                lines.push("medium = \"solid-state\"".to_owned());
+                lines.push(format!("parallelism = {}", profile.parallelism));
+                lines.push(format!("spread = {:?}", profile.spread));
+                lines.push(format!("volatile_cache = {}", profile.volatile_cache));
+                lines.push(format!("flush = \"{}\"", time(profile.flush)));
+                lines.push(service("read", &profile.read));
+                lines.push(service("write", &profile.write));
+                if let Some(WriteBuffer { size: bytes, drain }) = &profile.write_buffer {
+                    let (bytes, drain) = (size(*bytes), size(*drain));
+                    lines.push(format!("write_buffer = {{ size = \"{bytes}\", drain = \"{drain}\" }}"));
+                }
+            }
+            Profile::Disk(profile) => {
+                lines.push("medium = \"disk\"".to_owned());
+                lines.push(format!("rpm = {}", profile.rpm));
+                lines.push(format!("track_seek = \"{}\"", time(profile.track_seek)));
+                lines.push(format!("full_seek = \"{}\"", time(profile.full_seek)));
+                lines.push(format!("bandwidth = \"{}\"", size(profile.bandwidth)));
+                lines.push(format!("interface = \"{}\"", time(profile.interface)));
+                lines.push(format!("queue_depth = {}", profile.queue_depth));
+                lines.push(format!("write_buffer = {}", profile.write_buffer));
+                lines.push(format!("volatile_cache = {}", profile.volatile_cache));
+            }
+        }
+        lines.join("\n") + "\n"
+    }
+
     /// Refuses what no device could be.
     fn check(&self) -> std::result::Result<(), String> {
         let positive = |name: &str, value: u64| match value {
@@ -145,6 +188,15 @@ impl Profile {
                 }
             }
         }
+    }
+}
+
+/// A name as a key: bare where that is possible.
+fn toml_key(name: &str) -> String {
+    let is_bare = |letter: char| letter.is_ascii_alphanumeric() || "-_".contains(letter);
+    match !name.is_empty() && name.chars().all(is_bare) {
+        true => name.to_owned(),
+        false => toml::Value::String(name.to_owned()).to_string(),
     }
 }
 
@@ -191,6 +243,16 @@ mod tests {
                 .iter()
                 .all(|name| known.contains_key(*name))
         );
+    }
+
+    #[test]
+    fn what_is_written_is_read_again() {
+        for (name, profile) in known().expect("all of them") {
+            for name in [name.as_str(), "a \"disk\" of mine"] {
+                let again = parse(&profile.to_toml(name)).expect("it is right").remove(name);
+                assert_eq!(again.as_ref(), Some(&profile), "{}", profile.to_toml(name));
+            }
+        }
     }
 
     #[test]
