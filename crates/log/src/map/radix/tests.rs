@@ -6,9 +6,12 @@ mod map_model;
 use super::*;
 use std::cell::RefCell;
 
-/// Words on the heap, in slabs of 32.
+/// Words on the heap, in slabs of 32, and seats for some of the pages.
 #[derive(Debug)]
-struct Small(Box<[std::sync::atomic::AtomicU32]>);
+struct Small(Box<[std::sync::atomic::AtomicU32]>, Box<[std::sync::atomic::AtomicU32]>);
+
+/// So many pages have seats.
+const SEATS: usize = 150;
 
 impl Memory for Small {
     type Word = std::sync::atomic::AtomicU32;
@@ -17,7 +20,8 @@ impl Memory for Small {
 
     fn reserve(slabs: u32) -> Result<Self> {
         let slabs = slabs.min(1 << 11) as usize;
-        Ok(Small((0..slabs << Self::SLAB_SHIFT).map(|_| Default::default()).collect()))
+        let words = |slabs: usize| (0..slabs << Self::SLAB_SHIFT).map(|_| Default::default()).collect();
+        Ok(Small(words(slabs), words(SEATS)))
     }
 
     fn grow(&self, slabs: u32) -> Result<()> {
@@ -27,6 +31,12 @@ impl Memory for Small {
 
     fn words(&self) -> &[Self::Word] {
         &self.0
+    }
+
+    const SEATS: bool = true;
+
+    fn seats(&self) -> &[Self::Word] {
+        &self.1
     }
 
     fn bytes_for(slabs: u32) -> u64 {
