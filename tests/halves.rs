@@ -1,10 +1,7 @@
 //! One disk as two: the first blocks as a device, the rest as what a map's home is kept on. Recorded as one, it is cut as
 //! one: what is left of both after a power cut is of one moment.
 
-use block::{
-    BlockCount, BlockIndex, BlockRange, Buffer, Call, Device, DeviceGeometry, DevicePart, Durability, Extent,
-    Part, Payload, ReadOutcome, Result, ZeroMode,
-};
+use block::{BlockIndex, BlockRange, Buffer, Call, Device, DevicePart, Durability, Result};
 use log::home::{LINE, Line, Medium, Places};
 use runtime::Random;
 use runtime::mapping::PrivateWords;
@@ -13,91 +10,6 @@ use std::collections::BTreeSet;
 use std::rc::Rc;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
-
-/// The first blocks of a device.
-pub struct First {
-    inner: Arc<dyn DevicePart>,
-    geometry: DeviceGeometry,
-}
-
-struct FirstHandle {
-    inner: Rc<dyn Device>,
-    geometry: DeviceGeometry,
-}
-
-impl First {
-    /// So many of them.
-    pub fn of(inner: Arc<dyn DevicePart>, blocks: u64) -> Arc<dyn DevicePart> {
-        let geometry = DeviceGeometry { blocks: BlockCount(blocks), ..inner.geometry().clone() };
-        Arc::new(First { inner, geometry })
-    }
-}
-
-impl Part for First {
-    fn kind(&self) -> &'static str {
-        "first"
-    }
-}
-
-impl DevicePart for First {
-    fn geometry(&self) -> &DeviceGeometry {
-        &self.geometry
-    }
-
-    fn open(&self) -> Call<'_, Result<Rc<dyn Device>>> {
-        Call::new(async move {
-            let inner = self.inner.open().await?;
-            Ok(Rc::new(FirstHandle { inner, geometry: self.geometry.clone() }) as Rc<dyn Device>)
-        })
-    }
-}
-
-impl Device for FirstHandle {
-    fn geometry(&self) -> &DeviceGeometry {
-        &self.geometry
-    }
-
-    fn read(&self, at: BlockIndex, buffer: Buffer) -> Call<'_, ReadOutcome> {
-        match self.geometry.range(at, buffer.len()) {
-            Ok(_) => self.inner.read(at, buffer),
-            Err(error) => Call::ready((Err(error), buffer)),
-        }
-    }
-
-    fn write(&self, at: BlockIndex, payload: Payload, durability: Durability) -> Call<'_, Result<()>> {
-        match self.geometry.writable_range(at, payload.len()) {
-            Ok(_) => self.inner.write(at, payload, durability),
-            Err(error) => Call::ready(Err(error)),
-        }
-    }
-
-    fn flush(&self) -> Call<'_, Result<()>> {
-        self.inner.flush()
-    }
-
-    fn discard(&self, range: BlockRange) -> Call<'_, Result<()>> {
-        match self.geometry.check(range) {
-            Ok(()) => self.inner.discard(range),
-            Err(error) => Call::ready(Err(error)),
-        }
-    }
-
-    fn write_zeroes(
-        &self,
-        range: BlockRange,
-        mode: ZeroMode,
-        durability: Durability,
-    ) -> Call<'_, Result<()>> {
-        match self.geometry.check(range) {
-            Ok(()) => self.inner.write_zeroes(range, mode, durability),
-            Err(error) => Call::ready(Err(error)),
-        }
-    }
-
-    fn extents(&self, range: BlockRange) -> Call<'_, Result<Vec<Extent>>> {
-        self.inner.extents(range)
-    }
-}
 
 /// What of a home's state and words is kept, in bytes.
 const STATE: u64 = 128 << 10;
@@ -266,7 +178,8 @@ pub async fn open(
         max_append: Some(log::kind::MAX_APPEND),
         ..Default::default()
     };
-    let zones = Arc::new(zones::OnDevice::open(First::of(disk.clone(), blocks), on_device).await?);
+    let first = Arc::new(layers::linear::part_of(disk.clone(), BlockRange::new(0, blocks))?);
+    let zones = Arc::new(zones::OnDevice::open(first, on_device).await?);
     let zone_count = block::ZonesPart::geometry(&*zones).zones;
     let map_home = log::kind::MapPlace::Pmem("the rest of the disk".into());
     let options = &log::kind::Options { map_home, ..options.clone() };

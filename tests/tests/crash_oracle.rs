@@ -1,8 +1,12 @@
 //! The crash oracle over what stands on one disk; and the proof that it can fail.
 
-use block::{BlockIndex, Buffer, Call, Device, DeviceGeometry, DevicePart, Durability, Part, Result};
+use block::{
+    BlockIndex, BlockRange, Buffer, Call, Device, DeviceGeometry, DevicePart, Durability, Part, Result,
+};
 use layers::fault::{FaultDevicePart, parse_rules};
+use layers::linear::{linear, part_of};
 use layers::stats::StatsDevicePart;
+use layers::stripe::stripe;
 use siltstone_tests::oracle::{Opening, Oracle, Report, Violation, seed};
 use std::rc::Rc;
 use std::sync::Arc;
@@ -105,6 +109,29 @@ fn stats_and_fault_without_rules_change_nothing() {
         Ok(Arc::new(StatsDevicePart::new(fault)) as Arc<dyn DevicePart>)
     };
     holds("stats and fault", run(Oracle::new(seed), open));
+}
+
+/// Thirds of one disk, which are cut together.
+fn thirds(disk: &Arc<dyn DevicePart>) -> Result<Vec<Arc<dyn DevicePart>>> {
+    let blocks = disk.geometry().blocks.0 / 3;
+    let third = |at| {
+        Ok(Arc::new(part_of(disk.clone(), BlockRange::new(at * blocks, blocks))?) as Arc<dyn DevicePart>)
+    };
+    (0..3).map(third).collect()
+}
+
+#[test]
+fn linear_over_three_devices() {
+    let seed = seed("linear", 17);
+    let open = async |disk, _| Ok(Arc::new(linear(thirds(&disk)?)?) as Arc<dyn DevicePart>);
+    holds("linear", run(Oracle::new(seed), open));
+}
+
+#[test]
+fn stripe_over_three_devices() {
+    let seed = seed("stripe", 18);
+    let open = async |disk, _| Ok(Arc::new(stripe(thirds(&disk)?, 8192)?) as Arc<dyn DevicePart>);
+    holds("stripe", run(Oracle::new(seed), open));
 }
 
 /// The stack goes wrong while it runs, and is honest when it is opened again.

@@ -5,10 +5,13 @@
 //! to cut it. A suite runs inside `runtime::run` or `runtime::simulate`, destroys what the part holds, and says
 //! which promise was broken, where, and with which seed; `SILTSTONE_SEED` in the environment repeats a run.
 //!
+//! [`allocations`] counts what a test allocates.
+//!
 //! The suites themselves are tested: each promise is broken on purpose, and the suite has to notice.
 //!
 //! Left to others: crashes of devices (the crash oracle), faults below (`fault`), speed.
 
+pub mod allocations;
 pub mod device;
 mod stamp;
 mod suite;

@@ -41,7 +41,7 @@ pub const KIND: Kind = Kind {
     plan: |arguments| {
         let settings = Settings::new(arguments)?;
         let block_size = settings.block_size.bytes() as u32;
-        Ok(Shape { bytes: settings.planned_bytes(arguments)?, block_size: Some(block_size) })
+        Ok(Shape { bytes: settings.planned_bytes(arguments)?, block_size: Some(block_size), zones: None })
     },
     build: |arguments| {
         Call::new(async move {

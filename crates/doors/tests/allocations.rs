@@ -1,35 +1,15 @@
 //! In steady state a request allocates nothing, neither in the server nor in the client.
-#![allow(unsafe_code)] // An allocator that counts.
 
 use block::{BlockIndex, BlockSize, Buffer, Device, DevicePart, Durability};
+use conformance::allocations::{Counting, everywhere};
 use doors::nbd::client::{ClientConfig, NbdClient};
 use doors::nbd::server::{ExportConfig, Server, ServerConfig};
 use runtime::net::Address;
-use std::alloc::{GlobalAlloc, Layout, System};
 use std::rc::Rc;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
-
-struct Counting;
-
-static ALLOCATIONS: AtomicU64 = AtomicU64::new(0);
-
-// SAFETY: everything is left to the system's allocator.
-unsafe impl GlobalAlloc for Counting {
-    unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
-        ALLOCATIONS.fetch_add(1, Ordering::Relaxed);
-        // SAFETY: the caller keeps the contract.
-        unsafe { System.alloc(layout) }
-    }
-
-    unsafe fn dealloc(&self, memory: *mut u8, layout: Layout) {
-        // SAFETY: as above.
-        unsafe { System.dealloc(memory, layout) }
-    }
-}
 
 #[global_allocator]
-static COUNTING: Counting = Counting;
+static ALLOCATOR: Counting = Counting;
 
 async fn work(device: Rc<dyn Device>, task: u64, requests: u64) {
     for number in 0..requests {
@@ -72,12 +52,12 @@ fn requests_allocate_nothing() {
             }
         };
         run(100).await;
-        let before = ALLOCATIONS.load(Ordering::Relaxed);
+        let before = everywhere();
         run(0).await;
-        let tasks_alone = ALLOCATIONS.load(Ordering::Relaxed) - before;
-        let before = ALLOCATIONS.load(Ordering::Relaxed);
+        let tasks_alone = everywhere() - before;
+        let before = everywhere();
         run(500).await;
-        let allocations = ALLOCATIONS.load(Ordering::Relaxed) - before;
+        let allocations = everywhere() - before;
         drop(device);
         server.stop().await.expect("it stops");
         allocations.saturating_sub(tasks_alone)

@@ -60,7 +60,7 @@ pub const ZONES_KIND: Kind = Kind {
     summary: "makes operations on zones fail, wait, tear, rot or go astray, by rule and seed",
     keys: &[Key::required("on", ValueKind::Zones, "the zones that go wrong").positional(), RULES, SEED],
     shareable: false,
-    example: "zone-fault(zones(ram(size=64MiB)), \"append torn every=100\", seed=7)",
+    example: "zone-fault(zones(ram(size=64MiB), zone_size=1MiB), \"append torn every=100\", seed=7)",
     plan: |arguments| rules(arguments, Contract::Zones).and_then(|_| arguments.shape("on")),
     build: |arguments| {
         Call::ready((|| {

@@ -1,12 +1,20 @@
-//! Layers: what stands between a door and a leaf and does one thing to every call that passes.
+//! Layers: what stands between a door and a leaf.
 //!
+//! Some do one thing to every call that passes, on either contract:
 //! - [`stats`] counts and times;
 //! - [`fault`] makes things go wrong, by rule and seed;
 //! - [`record`] writes down what happens, so that every state that a power cut could leave can be made again.
 //!
-//! Each is there for both contracts, and passes the conformance suite of either. What they stand on is left
-//! to leaves (`disks`, `zones`), how they are named and composed to `stack`.
+//! [`model`] makes a device as slow as another one. Others make one device of several:
+//! - [`linear`](mod@linear) one behind the other, [`stripe`](mod@stripe) in turn.
+//!
+//! Each passes the conformance suite of its contract. What they stand on is left to leaves (`disks`, `zones`), how they
+//! are named and composed to `stack`.
 
 pub mod fault;
+pub mod linear;
+pub mod model;
 pub mod record;
+mod spread;
 pub mod stats;
+pub mod stripe;

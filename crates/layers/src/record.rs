@@ -79,7 +79,7 @@ pub const ZONES_KIND: Kind = Kind {
         BUFFER,
     ],
     shareable: false,
-    example: "zone-record(zones(ram(size=64MiB)), run.timeline)",
+    example: "zone-record(zones(ram(size=64MiB), zone_size=1MiB), run.timeline)",
     plan: |arguments| arguments.shape("on"),
     build: |arguments| {
         Call::new(async move {

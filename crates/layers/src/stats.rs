@@ -39,7 +39,7 @@ pub const ZONES_KIND: Kind = Kind {
     summary: "counts and times every call to zones: operations, bytes, errors, latencies",
     keys: &[Key::required("on", ValueKind::Zones, "the zones whose calls are counted").positional()],
     shareable: false,
-    example: "zone-stats(zones(ram(size=64MiB)))",
+    example: "zone-stats(zones(ram(size=64MiB), zone_size=1MiB))",
     plan: |arguments| arguments.shape("on"),
     build: |arguments| {
         Call::ready(arguments.zones("on").map(|on| Built::Zones(Arc::new(StatsZonesPart::new(on)))))

@@ -2,6 +2,7 @@
 
 use block::{BlockCount, BlockSize, DeviceGeometry, DevicePart, ZonesPart};
 use layers::fault::{FaultDevicePart, FaultZonesPart, parse_rules};
+use layers::model::ModelPart;
 use layers::record::replay::ImageDisk;
 use layers::record::{RecordDevicePart, RecordZonesPart, Recorder, Role};
 use layers::stats::{StatsDevicePart, StatsZonesPart};
@@ -45,6 +46,52 @@ fn a_disk_from_an_image() {
 #[test]
 fn stats_on_a_device() {
     device(|| Arc::new(StatsDevicePart::new(disk())));
+}
+
+#[test]
+fn model_of_a_device_without_moving_parts() {
+    device(|| {
+        let profile = layers::model::profile::known().expect("they are right").remove("sata-ssd");
+        Arc::new(ModelPart::new(disk(), "sata-ssd", profile.expect("it is known"), 7))
+    });
+}
+
+#[test]
+fn model_of_a_disk() {
+    device(|| {
+        // A fast one, so that the suite ends.
+        let text = "[drum]\ntitle = \"a drum\"\nmedium = \"disk\"\nrpm = 6000000\ntrack_seek = \"1us\"\nfull_seek = \"9us\"\n\
+                    bandwidth = \"1GiB\"\ninterface = \"1us\"\nqueue_depth = 8\nwrite_buffer = 8\nvolatile_cache = true";
+        let profile = layers::model::profile::parse(text).expect("it is right").remove("drum");
+        Arc::new(ModelPart::new(disk(), "drum", profile.expect("it is there"), 7))
+    });
+}
+
+/// Of so many blocks of 4096 bytes, in blocks of this size.
+fn disk_of(blocks: u64, block_size: u64) -> Arc<dyn DevicePart> {
+    Arc::new(ImageDisk::empty(DeviceGeometry {
+        block_size: BlockSize::new(block_size).expect("a size"),
+        blocks: BlockCount(blocks * 4096 / block_size),
+        atomic_write: 512,
+        volatile_cache: true,
+        read_only: false,
+    }))
+}
+
+#[test]
+fn linear_over_devices_of_different_sizes() {
+    device(|| {
+        let legs = vec![disk_of(7, 4096), disk_of(300, 512), disk_of(1, 4096), disk_of(200, 1024)];
+        Arc::new(layers::linear::linear(legs).expect("they have blocks"))
+    });
+}
+
+#[test]
+fn stripe_over_devices_of_different_sizes() {
+    device(|| {
+        let legs = vec![disk_of(130, 4096), disk_of(128, 512), disk_of(140, 4096)];
+        Arc::new(layers::stripe::stripe(legs, 16 << 10).expect("they have chunks"))
+    });
 }
 
 #[test]

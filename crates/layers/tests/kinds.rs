@@ -6,7 +6,7 @@ mod common;
 use common::{on_a_shard, write};
 use layers::record::Timeline;
 use layers::record::timeline::Ending;
-use layers::{fault, record, stats};
+use layers::{fault, linear, record, stats, stripe};
 use stack::{Registry, Stack};
 
 fn registry() -> Registry {
@@ -17,6 +17,8 @@ fn registry() -> Registry {
         &fault::ZONES_KIND,
         &record::KIND,
         &record::ZONES_KIND,
+        &linear::KIND,
+        &stripe::KIND,
         &disks::ram::KIND,
         &zones::on_device::KIND,
     ])
@@ -32,6 +34,44 @@ fn a_wrong_rule_is_refused_before_anything_is_built() {
     let line = "fault(ram(1MiB), \"read eror=EIO\")";
     let problems = Stack::from_line("line", line, &registry()).unwrap().check(false).unwrap_err().to_string();
     assert!(problems.contains("column 6") && problems.contains("\"error\""), "{problems}");
+}
+
+/// What is said of a stack that is refused.
+fn refused(line: &str) -> String {
+    Stack::from_line("line", line, &registry()).unwrap().check(false).unwrap_err().to_string()
+}
+
+#[test]
+fn devices_that_dont_fit_together_are_refused_with_what_would() {
+    for (line, expected) in [
+        ("stripe(ram(1MiB))", "expected two devices or more"),
+        ("stripe(ram(1MiB), ram(1MiB), chunk_size=12KiB)", "expected a power of two, at least 4096"),
+        ("stripe(ram(1MiB), ram(1MiB), chunk_size=512)", "expected a power of two, at least 4096"),
+        ("stripe(ram(1MiB), ram(32KiB))", "chunk_size 64KiB: the smallest of the devices has only 32KiB"),
+        (
+            "linear(ram(1MiB), offset=512)",
+            "offset 512: expected a multiple of the block size of what is below, 4096",
+        ),
+        ("linear(ram(1MiB), offset=1MiB)", "nothing is left of the 1MiB that are there"),
+        ("linear(ram(1MiB), ram(1MiB), offset=512KiB, size=2MiB)", "size 2MiB: expected at most 1536KiB"),
+        ("linear(ram(1MiB), size=0)", "size 0: expected at most 1MiB"),
+    ] {
+        let problems = refused(line);
+        assert!(problems.contains(expected), "{line}: {problems}");
+    }
+}
+
+#[test]
+fn raid0_of_parts_is_built_as_planned() {
+    on_a_shard(|| async {
+        let line = "stripe(linear(ram(1MiB), ram(64KiB, block_size=512), offset=36KiB), ram(1000KiB), chunk_size=16KiB)";
+        let parsed = Stack::from_line("line", line, &registry()).unwrap();
+        let built = parsed.check(false).unwrap().build().await.unwrap();
+        let top = built.device("top").unwrap();
+        assert_eq!(top.geometry().bytes(), 2 * (992 << 10), "whole chunks of the smaller one, twice");
+        assert_eq!(top.status()["unused_bytes"], (1052 + 1000 - 2 * 992) << 10);
+        built.close().await.unwrap();
+    });
 }
 
 #[test]

@@ -194,7 +194,7 @@ impl Check<'_> {
         let table = recovery::known_zones(&self.layout, &root, &directory, self.reports);
         let recovered = &mut self.recovered;
         let mut versions =
-            recovery::load(self.zones, &self.layout, &directory, &table, MAP, recovered).await?;
+            recovery::load(self.zones, &self.layout, &directory, &table, MAP, None, recovered).await?;
         self.checked.versions = versions.list.len() as u64;
         let (mut end, mut durable) = (self.root.covered, [0; REPLAYED]);
         if !self.root.clean && !is_unknown {
@@ -223,8 +223,11 @@ impl Check<'_> {
         scans.durable = [0; 4];
         let numbers: Vec<(StreamIndex, u64)> =
             scans.records.iter().map(|record| (record.header.stream, record.header.sequence)).collect();
-        let mut replay = Replay { versions, table, layout, clock: root.clock };
-        let end = match replay.run(root, scans, &mut self.recovered) {
+        let tail = recovery::choose(root, scans, &mut self.recovered).and_then(|tail| {
+            // One by one, although it takes longer: what opening makes of them at once is held against it.
+            Replay { versions, table, layout, clock: root.clock }.run(&tail.records).map(|()| tail.end)
+        });
+        let end = match tail {
             Ok(end) => end,
             Err(error) => {
                 let what = format!("the records behind the checkpoint can't be replayed: {}", error.detail());

@@ -128,6 +128,10 @@ impl Core {
     }
 
     /// Whether enough has been written since the last one that another is worth its cost.
+    ///
+    /// 64 times its cost: so checkpoints take 1.6 % of what is written, and as much again is left for headers and summaries
+    /// under the 3.4 % that all metadata may take. Opening pays for it: 1 TiB that is written at random has 2^18 pages,
+    /// so at most 2^24 blocks, 64 GiB of log, are replayed: 0.5 GiB of summaries are read. Half as much on the average.
     pub fn wants_checkpoint(&self) -> bool {
         let written = self.since_checkpoint.get();
         let least = self.settings.checkpoint_bytes >> self.layout.block_size.shift();

@@ -460,7 +460,7 @@ impl Cleaner {
                 }
             }
             if group.items.is_empty() {
-                core.seal(zone).detach();
+                core.seal(zone).await;
                 continue;
             }
             let moving = core.begin_moves().await;
@@ -527,7 +527,7 @@ async fn find_live(core: &Core, candidate: &Candidate) -> Result<Victim> {
     let zone = candidate.zone.0;
     let report = core.zones.report(candidate.zone, 1).await?;
     let report = report.first().ok_or_else(|| Error::invalid(format!("zone {zone} isn't there")))?;
-    let scanned = scan::scan(&*core.zones, &core.layout, &core.identity, report, 0, false).await?;
+    let scanned = scan::headers(&*core.zones, &core.layout, &core.identity, report).await?;
     let mut runs = live_runs(core, zone, &scanned.records)?;
     runs.sort_unstable_by_key(|run| run.position);
     let Candidate { class, opened, .. } = *candidate;

@@ -196,6 +196,8 @@ pub struct Core {
     pub buffer_changed: Notify,
     /// Room for dirty data.
     dirty: Rc<Semaphore>,
+    /// Zones that may be sealed beside everything else.
+    sealing: Rc<Semaphore>,
     queues: RefCell<Vec<VecDeque<Item>>>,
     queued_items: Cell<u64>,
     requests: RefCell<Slab<Request>>,
@@ -279,6 +281,7 @@ impl Core {
             buffer: Arc::default(),
             buffer_changed: Notify::new(),
             dirty: Semaphore::new(settings.dirty_blocks as usize),
+            sealing: Semaphore::new(settings.appends_in_flight as usize),
             queues: RefCell::new((0..classes).map(|_| VecDeque::new()).collect()),
             queued_items: Cell::new(0),
             requests: RefCell::default(),
@@ -551,10 +554,16 @@ impl Core {
         self.cleaner.notify_all();
     }
 
-    /// Seals a zone in a task of its own: summary, finish.
-    pub fn seal(self: &Rc<Self>, zone: OpenZone) -> runtime::JoinHandle<()> {
+    /// Seals a zone in a task of its own: summary, finish. Returns once that has begun, which waits while as many are
+    /// being sealed as there are lanes: zones may have a limit on how many are open.
+    pub async fn seal(self: &Rc<Self>, zone: OpenZone) {
+        let permit = self.sealing.acquire(1).await;
         let core = self.clone();
-        runtime::spawn(async move { core.seal_now(zone).await })
+        let sealing = async move {
+            core.seal_now(zone).await;
+            drop(permit);
+        };
+        runtime::spawn(sealing).detach();
     }
 
     /// Seals a zone: summary, finish. A zone for which that fails keeps its records and takes no more.

@@ -112,6 +112,8 @@ pub struct LogPart {
     /// How its core is reached.
     pub home: Home,
     shared: Arc<Shared>,
+    /// Whether the zones are closed with the log.
+    owns_zones: bool,
 }
 
 /// What the handles of all shards, and of all versions, share.
@@ -142,7 +144,12 @@ impl LogPart {
         lane::start(&core).into_iter().for_each(runtime::JoinHandle::detach);
         cleaner::start(&core).detach();
         let shared = Shared::new(zones, &core, recovered, VersionId::HEAD)?;
-        Ok(LogPart { home: Home::here(core), shared: Arc::new(shared) })
+        Ok(LogPart { home: Home::here(core), shared: Arc::new(shared), owns_zones: true })
+    }
+
+    /// The same, on zones that are left open when it is closed.
+    pub fn on_lent_zones(self) -> LogPart {
+        LogPart { owns_zones: false, ..self }
     }
 
     /// What is counted for people.
@@ -212,8 +219,10 @@ impl Part for LogPart {
                 true => home.forget(),
                 false => runtime::spawn_on(home.shard, move || async move { home.forget() }).await?,
             }
-            // The zones are the log's own.
-            closed.and(self.shared.zones.close().await)
+            match self.owns_zones {
+                true => closed.and(self.shared.zones.close().await),
+                false => closed,
+            }
         })
     }
 }
@@ -625,16 +634,9 @@ pub async fn open_with(
             options.map
         )));
     }
-    if zones.geometry().durable == block::Durable::OnFinish {
-        return Err(Error::unsupported(
-            "a log on zones whose appends are durable only when the zone is finished: expected durable on append or on \
-             flush",
-        ));
-    }
-    let policy = options.policy(zones.geometry().zones)?;
+    let layout = options.layout_on(zones.geometry())?;
+    let policy = options.policy(layout.zones)?;
     let handle = zones.open().await?;
-    let layout =
-        crate::layout::Layout::new(zones.geometry(), block::BlockSize::new(crate::recovery::BLOCK)?)?;
     let (mut state, recovered) = match options.format {
         true => {
             let blocks = options.blocks_to_make(&layout, &*policy)?;

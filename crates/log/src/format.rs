@@ -127,43 +127,62 @@ impl Change {
     /// [`Error::Corrupt`] for what no version of this program writes.
     pub fn decode_all(meta: &[u8]) -> Result<Vec<Change>> {
         let mut changes = Vec::with_capacity(meta.len() / EXTENT);
-        let mut rest = meta;
-        while !rest.is_empty() {
-            let strange = |what: &str| Error::corrupt(format!("an entry of a record {what}"));
-            let (raw, behind) =
-                Raw::ref_from_prefix(rest).map_err(|_| strange("is shorter than an entry can be"))?;
-            rest = behind;
-            let (version, block, count) = (VersionId(raw.version.get()), raw.block.get(), raw.count.get());
-            if matches!(raw.kind, WRITE | UNMAP | MOVE)
-                && (count == 0 || block.checked_add(count.into()).is_none_or(|end| end > 1 << 40))
-            {
-                return Err(strange("is about blocks that no volume has"));
-            }
-            changes.push(match raw.kind {
-                WRITE => Change::Write { version, block, count },
-                UNMAP => Change::Unmap { version, block, count },
-                MOVE => Change::Move { version, block, count, from: Physical(raw.other.get()) },
-                CREATE => {
-                    let length = usize::from(raw.name_length);
-                    let padded = length.next_multiple_of(8);
-                    let bytes = rest.get(..padded).ok_or_else(|| strange("lacks the end of its name"))?;
-                    rest = &rest[padded..];
-                    let name = std::str::from_utf8(&bytes[..length])
-                        .map_err(|_| strange("has a name that isn't text"))?;
-                    Change::Create {
-                        version,
-                        parent: VersionId(raw.other.get()),
-                        writable: raw.flags & WRITABLE != 0,
-                        created: block,
-                        name: name.to_owned(),
-                    }
-                }
-                DELETE => Change::Delete { version },
-                GROW => Change::Grow { version, blocks: block },
-                other => return Err(strange(&format!("is of the unknown kind {other}"))),
-            });
+        for change in Self::decode_each(meta) {
+            changes.push(change?);
         }
         Ok(changes)
+    }
+
+    /// Reads the entries of a record one by one, up to the first that no version of this program writes: there it gives
+    /// [`Error::Corrupt`], and ends.
+    pub fn decode_each(meta: &[u8]) -> impl Iterator<Item = Result<Change>> + '_ {
+        let mut rest = meta;
+        std::iter::from_fn(move || {
+            if rest.is_empty() {
+                return None;
+            }
+            let change = Self::decode(&mut rest);
+            if change.is_err() {
+                rest = &[];
+            }
+            Some(change)
+        })
+    }
+
+    fn decode(rest: &mut &[u8]) -> Result<Change> {
+        let strange = |what: &str| Error::corrupt(format!("an entry of a record {what}"));
+        let (raw, behind) =
+            Raw::ref_from_prefix(rest).map_err(|_| strange("is shorter than an entry can be"))?;
+        *rest = behind;
+        let (version, block, count) = (VersionId(raw.version.get()), raw.block.get(), raw.count.get());
+        if matches!(raw.kind, WRITE | UNMAP | MOVE)
+            && (count == 0 || block.checked_add(count.into()).is_none_or(|end| end > 1 << 40))
+        {
+            return Err(strange("is about blocks that no volume has"));
+        }
+        Ok(match raw.kind {
+            WRITE => Change::Write { version, block, count },
+            UNMAP => Change::Unmap { version, block, count },
+            MOVE => Change::Move { version, block, count, from: Physical(raw.other.get()) },
+            CREATE => {
+                let length = usize::from(raw.name_length);
+                let padded = length.next_multiple_of(8);
+                let bytes = behind.get(..padded).ok_or_else(|| strange("lacks the end of its name"))?;
+                *rest = &behind[padded..];
+                let name = std::str::from_utf8(&bytes[..length])
+                    .map_err(|_| strange("has a name that isn't text"))?;
+                Change::Create {
+                    version,
+                    parent: VersionId(raw.other.get()),
+                    writable: raw.flags & WRITABLE != 0,
+                    created: block,
+                    name: name.to_owned(),
+                }
+            }
+            DELETE => Change::Delete { version },
+            GROW => Change::Grow { version, blocks: block },
+            other => return Err(strange(&format!("is of the unknown kind {other}"))),
+        })
     }
 }
 

@@ -2,9 +2,12 @@
 
 use crate::core::{Acknowledge, Settings};
 use crate::device::LogPart;
-use crate::layout::{LARGEST_SHARE, Layout, Reserve, capacity};
+use crate::layout::{LARGEST_SHARE, Layout, ROOT_ZONES, Reserve, capacity};
+use crate::recovery::BLOCK;
 use crate::room::Images;
-use block::{BlockCount, BlockSize, Call, DeviceGeometry, DevicePart, Error, Result};
+use block::{
+    BlockCount, BlockSize, Call, DeviceGeometry, DevicePart, Durable, Error, Result, ZoneGeometry, ZonesPart,
+};
 use stack::{Arguments, Built, Contract, Key, Kind, Shape, ValueKind, format_size};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -17,7 +20,12 @@ pub const KIND: Kind = Kind {
     contract: Contract::Device,
     summary: "a log-structured volume: every write is an append, a map says where each block is",
     keys: &[
-        Key::required("on", ValueKind::Device, "the device that holds the log").positional(),
+        Key::required(
+            "on",
+            ValueKind::DeviceOrZones,
+            "what holds the log: a device, which it cuts into zones, or zones, which it takes as they are",
+        )
+        .positional(),
         Key::optional(
             "size",
             ValueKind::Size,
@@ -31,7 +39,11 @@ pub const KIND: Kind = Kind {
              non-volatile memory (DAX), so that opening reads no log",
         )
         .or("memory"),
-        Key::optional("zone_size", ValueKind::Size, "where the log is made: 1/256 of the disk, up to 64MiB"),
+        Key::optional(
+            "zone_size",
+            ValueKind::Size,
+            "where the log is made on a device: 1/256 of the disk, up to 64MiB",
+        ),
         Key::optional("cleaning", ValueKind::Choice(&zones::cleaning::NAMES), "the cleaning policy")
             .or(zones::cleaning::DEFAULT),
         Key::optional(
@@ -77,7 +89,11 @@ pub const KIND: Kind = Kind {
     build: |arguments| {
         Call::new(async move {
             let options = Options::new(&arguments)?;
-            Ok(Built::Device(Arc::new(open(arguments.device("on")?, &options).await?)))
+            let part = match arguments.contract("on")? {
+                Some(Contract::Zones) => open_on_zones(arguments.zones("on")?, &options).await?,
+                _ => open(arguments.device("on")?, &options).await?,
+            };
+            Ok(Built::Device(Arc::new(part)))
         })
     },
 };
@@ -175,6 +191,15 @@ pub async fn open(device: Arc<dyn DevicePart>, options: &Options) -> Result<LogP
     crate::device::open(zones, options).await
 }
 
+/// Opens the log on zones that somebody else opened and closes, or makes one there.
+///
+/// # Errors
+/// [`Error::Invalid`] and [`Error::Unsupported`] for zones on which a log can't be; what recovering, formatting and writing
+/// say.
+pub async fn open_on_zones(zones: Arc<dyn ZonesPart>, options: &Options) -> Result<LogPart> {
+    Ok(crate::device::open(zones, options).await?.on_lent_zones())
+}
+
 impl Options {
     fn new(arguments: &Arguments) -> Result<Self> {
         Ok(Options {
@@ -209,8 +234,41 @@ impl Options {
     fn open_zones(&self, policy: &dyn Policy) -> u32 {
         let users = (0..policy.classes()).filter(|class| policy.is_users(*class)).count() as u32;
         let movers = u32::from(policy.classes()) - users;
-        // One per lane and class, one per class of the cleaner, and as many again while they are sealed.
+        // One per lane and class, one per class of the cleaner, and those that are being sealed (`Core::seal`).
         users * self.appends_in_flight + movers + self.appends_in_flight
+    }
+
+    /// The division of these zones into blocks.
+    ///
+    /// # Errors
+    /// [`Error::Unsupported`] and [`Error::Invalid`] for zones on which a log with these options can't be, with what would
+    /// do.
+    pub fn layout_on(&self, zones: &ZoneGeometry) -> Result<Layout> {
+        if zones.durable == Durable::OnFinish {
+            return Err(Error::unsupported(
+                "its zones are durable only when they are finished: a log needs zones whose appends are durable at once or \
+                 on flush, such as zones(file(disk.img))",
+            ));
+        }
+        let unit = u64::from(zones.append_granularity.max(zones.read_granularity));
+        if !BLOCK.is_multiple_of(unit) {
+            return Err(Error::invalid(format!(
+                "its zones take appends and reads of multiples of {unit} bytes: a log has blocks of {BLOCK}"
+            )));
+        }
+        let layout = Layout::new(zones, BlockSize::new(BLOCK)?)?;
+        // Beside those of data, one of a checkpoint; and the root that is written while the other one may be begun, too.
+        let most = self.open_zones(&*self.policy(zones.zones)?) + 1 + ROOT_ZONES;
+        for (name, limit) in [("max_open", zones.max_open), ("max_active", zones.max_active)] {
+            if limit != 0 && limit < most {
+                return Err(Error::invalid(format!(
+                    "its zones have {name}={limit}: this log has up to {most} open at a time (appends_in_flight={}, \
+                     cleaning={}); expected 0, which is no limit, or at least {most}",
+                    self.appends_in_flight, self.cleaning
+                )));
+            }
+        }
+        Ok(layout)
     }
 
     /// What the log keeps free for a volume of so many blocks, with so many open zones.
@@ -280,10 +338,10 @@ impl Options {
     /// [`Error::Invalid`] with its size.
     pub fn check_existing(&self, blocks: u64) -> Result<()> {
         match self.size {
-            Some(size) if size != blocks * crate::recovery::BLOCK => Err(Error::invalid(format!(
+            Some(size) if size != blocks * BLOCK => Err(Error::invalid(format!(
                 "size {}: the volume there has {}; leave the key out, or `siltstone resize` it first",
                 format_size(size),
-                format_size(blocks * crate::recovery::BLOCK)
+                format_size(blocks * BLOCK)
             ))),
             _ => Ok(()),
         }
@@ -341,24 +399,39 @@ fn plan(arguments: &Arguments) -> Result<Shape> {
     map_place(arguments)?;
     let on = arguments.shape("on")?;
     if let Some(block_size) = on.block_size
-        && u64::from(block_size) > crate::recovery::BLOCK
+        && u64::from(block_size) > BLOCK
     {
-        return Err(arguments.refuse(
-            "on",
-            format!("its blocks have {block_size} bytes: a log has blocks of {}", crate::recovery::BLOCK),
-        ));
+        return Err(arguments
+            .refuse("on", format!("its blocks have {block_size} bytes: a log has blocks of {BLOCK}")));
     }
-    if arguments.format()
-        && let (Some(disk), Some(size)) = (on.bytes, arguments.optional_size("size")?)
-    {
-        check_plan(arguments, disk, size)?;
+    let options = Options::new(arguments)?;
+    if let Some((zones, key)) = planned_zones(arguments, &options, on)? {
+        let layout =
+            options.layout_on(&zones).map_err(|error| arguments.refuse(key, error.detail().to_owned()))?;
+        if let (true, Some(size)) = (options.format, options.size) {
+            check_size(arguments, &options, &layout, size)?;
+        }
     }
-    Ok(Shape { bytes: arguments.optional_size("size")?, block_size: Some(crate::recovery::BLOCK as u32) })
+    Ok(Shape { bytes: options.size, block_size: Some(BLOCK as u32), zones: None })
 }
 
-fn check_plan(arguments: &Arguments, disk: u64, size: u64) -> Result<()> {
-    let options = Options::new(arguments)?;
-    let zone_size = options.zone_size.unwrap_or_else(|| default_zone_size(disk));
+/// The zones that the log will have, as far as that can be told, and the key that is to blame if they don't fit.
+fn planned_zones(
+    arguments: &Arguments,
+    options: &Options,
+    on: Shape,
+) -> Result<Option<(ZoneGeometry, &'static str)>> {
+    if arguments.contract("on")? == Some(Contract::Zones) {
+        if options.zone_size.is_some() {
+            return Err(arguments.refuse(
+                "zone_size",
+                "zone_size is for a log that cuts a device into zones, and here it stands on zones already: leave it out, \
+                 or say it where they are made",
+            ));
+        }
+        return Ok(on.zones.map(|zones| (zones, "on")));
+    }
+    let (true, Some(disk), Some(_)) = (options.format, on.bytes, options.size) else { return Ok(None) };
     let geometry = DeviceGeometry {
         block_size: BlockSize::new(512)?,
         blocks: BlockCount(disk / 512),
@@ -366,12 +439,15 @@ fn check_plan(arguments: &Arguments, disk: u64, size: u64) -> Result<()> {
         volatile_cache: true,
         read_only: false,
     };
+    let zone_size = options.zone_size.unwrap_or_else(|| default_zone_size(disk));
     let zones = on_device::geometry(&geometry, zone_size, MAX_APPEND)
         .map_err(|error| arguments.refuse("zone_size", error.detail().to_owned()))?;
-    let layout = Layout::new(&zones, BlockSize::new(crate::recovery::BLOCK)?)
-        .map_err(|error| arguments.refuse("zone_size", error.detail().to_owned()))?;
+    Ok(Some((zones, "zone_size")))
+}
+
+fn check_size(arguments: &Arguments, options: &Options, layout: &Layout, size: u64) -> Result<()> {
     let policy = options.policy(layout.zones)?;
-    options.blocks_to_make(&layout, &*policy).map(|_| ()).map_err(|error| {
+    options.blocks_to_make(layout, &*policy).map(|_| ()).map_err(|error| {
         arguments.refuse(
             "size",
             error.detail().trim_start_matches(&format!("size {}: ", format_size(size))).to_owned(),

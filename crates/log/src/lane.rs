@@ -58,7 +58,7 @@ async fn lane(core: Rc<Core>) {
             // Another lane may have taken everything; else the zone has no room for what is first.
             match core.queue_is_empty(class) || zone.position == 0 {
                 true => zones[usize::from(class)] = Some(zone),
-                false => core.seal(zone).detach(),
+                false => core.seal(zone).await,
             }
             continue;
         }

@@ -1,21 +1,29 @@
 //! Reading the records of one zone, from its summary or one by one.
+//!
+//! A zone without a summary is read to its end, in steps that are looked at where they were read: memory is used again and
+//! nothing is copied. All of its data is compared with its checksums, although much of it may have been durable: whoever
+//! left it out would have to go from header to header, each read waiting for the one before, and with records of 16
+//! blocks that takes longer than to read everything. And everything behind the last record has to be read anyway: only a
+//! header that is found there tells rot in a record that had been durable from the torn end of the log.
 
 use crate::layout::Layout;
 use block::{Buffer, ByteOffset, Error, Result, ZoneAddress, ZoneIndex, ZoneReport, ZoneState, Zones};
-use zones::record::{Header, Identity, Parsed};
+use std::ops::Range;
+use zones::record::{Header, Identity, Parsed, sum_of};
 use zones::summary::{Place, Summary, blocks_of};
 
 /// How many bytes are read at a time.
-const STEP: usize = 1 << 20;
-/// How many of these reads are on their way at a time.
-const READS: usize = 4;
+const STEP: usize = 512 << 10;
+/// How many of these reads are on their way at a time. Several zones are read at once, and memory that is touched for the
+/// first time costs more than it gains.
+const READS: usize = 2;
 
 /// A record that was found.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Found {
     /// Its header.
     pub header: Header,
-    /// The checksums of its data blocks.
+    /// The checksums of its data blocks; none where they were compared already.
     pub sums: Vec<u32>,
     /// The owner's words.
     pub meta: Vec<u8>,
@@ -30,6 +38,11 @@ impl Found {
             meta: parsed.meta.to_vec(),
         }
     }
+
+    /// The same without the checksums.
+    fn without_sums(parsed: &Parsed<'_>) -> Self {
+        Found { header: parsed.header, sums: Vec::new(), meta: parsed.meta.to_vec() }
+    }
 }
 
 /// What a zone holds.
@@ -43,8 +56,6 @@ pub struct Scanned {
     pub first: u32,
     /// The highest sequence that any record of the zone says was durable, by stream, those behind `end` included.
     pub durable: [u64; 4],
-    /// Whether a valid summary gave the records.
-    pub by_summary: bool,
     /// Valid headers that stand behind `end`.
     pub stranded: u32,
 }
@@ -60,10 +71,22 @@ pub async fn read(
     position: u32,
     blocks: u32,
 ) -> Result<Vec<u8>> {
+    let mut bytes = Vec::with_capacity((blocks as usize) << layout.block_size.shift());
+    read_in_steps(zones, layout, zone, position..position + blocks, |step| bytes.extend_from_slice(step))
+        .await?;
+    Ok(bytes)
+}
+
+/// Reads blocks of a zone and shows them in order, a few at a time.
+async fn read_in_steps(
+    zones: &dyn Zones,
+    layout: &Layout,
+    zone: u32,
+    blocks: Range<u32>,
+    mut show: impl FnMut(&[u8]),
+) -> Result<()> {
     let shift = layout.block_size.shift();
-    let (from, to) = ((position as usize) << shift, ((position + blocks) as usize) << shift);
-    let mut bytes = Vec::with_capacity(to - from);
-    let mut at = from;
+    let (mut at, to) = ((blocks.start as usize) << shift, (blocks.end as usize) << shift);
     while at < to {
         let starts = (0..READS).map(|number| at + number * STEP).filter(|start| *start < to);
         let reads = starts.map(|start| {
@@ -73,10 +96,10 @@ pub async fn read(
         for (outcome, buffer) in runtime::join_all(reads).await {
             outcome.map_err(|error| error.in_context(format!("reading zone {zone}")))?;
             at += buffer.filled().len();
-            bytes.extend_from_slice(buffer.filled());
+            show(buffer.filled());
         }
     }
-    Ok(bytes)
+    Ok(())
 }
 
 /// The error for a zone that can't be read, and is needed.
@@ -118,82 +141,309 @@ pub async fn summary(
     Ok((summary, position))
 }
 
-/// Finds the records of a zone. Where no summary gives them, every header from block `first` on is looked at, where a record
-/// begins or none is, and, with `check_data`, all data, too; and behind the end of what validates, headers are looked for
-/// that say what had been durable.
+/// Finds the records of a zone, as they are: for who compares their data when it reads it. Where no summary gives them,
+/// every header is looked at.
 ///
 /// # Errors
 /// What reading says.
-pub async fn scan(
+pub async fn headers(
+    zones: &dyn Zones,
+    layout: &Layout,
+    identity: &Identity,
+    report: &ZoneReport,
+) -> Result<Scanned> {
+    scan(zones, layout, identity, report, 0, Found::new, false).await
+}
+
+/// Finds the records of a zone that can be replayed. Where no summary gives them, every header from block `first` on is
+/// looked at, where a record begins or none is, and all data is compared; and behind the end of what is valid, headers are
+/// looked for that say what had been durable.
+///
+/// # Errors
+/// What reading says.
+pub async fn replayable(
     zones: &dyn Zones,
     layout: &Layout,
     identity: &Identity,
     report: &ZoneReport,
     first: u32,
+) -> Result<Scanned> {
+    scan(zones, layout, identity, report, first, Found::without_sums, true).await
+}
+
+async fn scan(
+    zones: &dyn Zones,
+    layout: &Layout,
+    identity: &Identity,
+    report: &ZoneReport,
+    first: u32,
+    keep: fn(&Parsed<'_>) -> Found,
     check_data: bool,
 ) -> Result<Scanned> {
     match summary(zones, layout, identity, report).await {
         Ok((summary, position)) => {
-            let mut scanned = Scanned { end: position, by_summary: true, ..Scanned::default() };
+            let mut scanned = Scanned { end: position, ..Scanned::default() };
             for parsed in summary.records(identity) {
                 scanned.note(&parsed.header);
-                scanned.records.push(Found::new(&parsed));
+                scanned.records.push(keep(&parsed));
             }
             return Ok(scanned);
         }
         Err(Error::Protocol(_) | Error::Corrupt(_)) => {}
         Err(error) => return Err(error),
     }
-    let blocks = (report.write_pointer >> layout.block_size.shift()) as u32;
-    let first = first.min(blocks);
-    let bytes = read(zones, layout, report.zone.0, first, blocks - first).await?;
+    let end = (report.write_pointer >> layout.block_size.shift()) as u32;
+    let first = first.min(end);
     let place = Place { zone: report.zone.0, generation: report.generation, position: first };
-    Ok(scan_bytes(&bytes, layout, identity, place, check_data))
+    let mut walk = Walk::new(layout, identity, place, end, keep, check_data);
+    read_in_steps(zones, layout, report.zone.0, first..end, |step| walk.go_on(step)).await?;
+    Ok(walk.finish())
 }
 
-/// Finds the records in the bytes of a zone from this place on.
-pub fn scan_bytes(
-    bytes: &[u8],
+/// The first record of a zone, if one begins there.
+///
+/// # Errors
+/// What reading says.
+pub async fn first_header(
+    zones: &dyn Zones,
     layout: &Layout,
     identity: &Identity,
+    report: &ZoneReport,
+) -> Result<Option<Header>> {
+    let buffer = Buffer::new(layout.block_bytes());
+    let (outcome, buffer) = zones.read(layout.address(report.zone.0, 0), buffer).await;
+    outcome.map_err(|error| error.in_context(format!("reading zone {}", report.zone)))?;
+    let place = Place { zone: report.zone.0, generation: report.generation, position: 0 };
+    Ok(header_at(buffer.filled(), identity, place, 0).map(|parsed| parsed.header))
+}
+
+/// The header in these bytes, if there is one that belongs to block `position` of the zone.
+fn header_at<'a>(bytes: &'a [u8], identity: &Identity, place: Place, position: u32) -> Option<Parsed<'a>> {
+    let parsed = Parsed::decode(bytes, identity).ok()?;
+    parsed.check_place(place.zone, place.generation, position).ok()?;
+    Some(parsed)
+}
+
+/// Goes through the blocks of a zone, which are shown to it one behind the other.
+struct Walk<'a> {
+    identity: &'a Identity,
+    block: usize,
+    /// Where it began.
     place: Place,
+    /// The block behind the last one.
+    to: u32,
+    keep: fn(&Parsed<'_>) -> Found,
     check_data: bool,
-) -> Scanned {
-    let Place { zone, generation, position: first } = place;
-    let block = layout.block_bytes();
-    let blocks = first + (bytes.len() / block) as u32;
-    let mut scanned = Scanned { first, end: first, ..Scanned::default() };
-    let parsed_at = |position: u32| {
-        let start = (position - first) as usize * block;
-        let parsed = Parsed::decode(&bytes[start..start + block], identity).ok()?;
-        parsed.check_place(zone, generation, position).ok()?;
-        Some(parsed)
-    };
-    while scanned.end < blocks {
-        let position = scanned.end;
-        let Some(parsed) = parsed_at(position) else { break };
-        let start = ((position - first) as usize + 1) * block;
-        let data = bytes.get(start..start + parsed.header.blocks as usize * block);
-        let Some(data) = data else { break };
-        if check_data && parsed.check_data(data, block).is_err() {
-            break;
+    /// The next block.
+    position: u32,
+    /// The record whose data is being looked at.
+    record: Option<Data>,
+    /// No record counts from here on.
+    is_behind: bool,
+    scanned: Scanned,
+}
+
+/// A record of which data is still to come.
+struct Data {
+    found: Found,
+    sums: Vec<u32>,
+    seen: u32,
+}
+
+impl<'a> Walk<'a> {
+    fn new(
+        layout: &Layout,
+        identity: &'a Identity,
+        place: Place,
+        to: u32,
+        keep: fn(&Parsed<'_>) -> Found,
+        check_data: bool,
+    ) -> Self {
+        let scanned = Scanned { first: place.position, end: place.position, ..Scanned::default() };
+        let (block, position) = (layout.block_bytes(), place.position);
+        Walk {
+            identity,
+            block,
+            place,
+            to,
+            keep,
+            check_data,
+            position,
+            record: None,
+            is_behind: false,
+            scanned,
         }
-        scanned.note(&parsed.header);
-        scanned.records.push(Found::new(&parsed));
-        scanned.end = position + 1 + parsed.header.blocks;
     }
-    for position in scanned.end..blocks {
-        if let Some(parsed) = parsed_at(position) {
-            scanned.note(&parsed.header);
-            scanned.stranded += 1;
+
+    /// Looks at the next blocks.
+    fn go_on(&mut self, bytes: &[u8]) {
+        for block in bytes.chunks_exact(self.block) {
+            match self.record.take() {
+                Some(record) => self.look_at_data(record, block),
+                None => self.look_for_header(block),
+            }
+            self.position += 1;
         }
     }
-    scanned
+
+    fn look_at_data(&mut self, mut record: Data, block: &[u8]) {
+        if self.check_data && sum_of(block) != record.sums[record.seen as usize] {
+            // It is torn, or rotten: here the records end. What its header says was durable counts nevertheless.
+            self.is_behind = true;
+            self.scanned.note(&record.found.header);
+            self.scanned.stranded += 1;
+            return self.look_for_header(block);
+        }
+        record.seen += 1;
+        match record.seen == record.found.header.blocks {
+            true => self.take(record.found),
+            false => self.record = Some(record),
+        }
+    }
+
+    fn look_for_header(&mut self, block: &[u8]) {
+        let parsed = header_at(block, self.identity, self.place, self.position);
+        let Some(parsed) = parsed else {
+            self.is_behind = true;
+            return;
+        };
+        let fits = parsed.header.blocks < self.to - self.position;
+        if self.is_behind || !fits {
+            self.is_behind = true;
+            self.scanned.note(&parsed.header);
+            self.scanned.stranded += 1;
+            return;
+        }
+        let found = (self.keep)(&parsed);
+        if found.header.blocks == 0 {
+            return self.take(found);
+        }
+        let sums = match self.check_data {
+            true => (0..parsed.header.blocks as usize).map(|number| parsed.sum(number)).collect(),
+            false => Vec::new(),
+        };
+        self.record = Some(Data { found, sums, seen: 0 });
+    }
+
+    fn take(&mut self, found: Found) {
+        self.scanned.note(&found.header);
+        self.scanned.end = found.header.position + 1 + found.header.blocks;
+        self.scanned.records.push(found);
+    }
+
+    fn finish(self) -> Scanned {
+        debug_assert!(self.position == self.to && self.record.is_none(), "all blocks were shown");
+        self.scanned
+    }
 }
 
 impl Scanned {
     fn note(&mut self, header: &Header) {
         let durable = &mut self.durable[usize::from(header.stream.0) & 3];
         *durable = (*durable).max(header.durable);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use block::{BlockSize, Durable, EraseGuarantee, ZoneGeometry};
+    use zones::on_device::format::Uuid;
+    use zones::record::StreamIndex;
+
+    const IDENTITY: Identity = Identity { uuid: Uuid([7; 16]), key: 99 };
+    const BLOCK: usize = 4096;
+    const PLACE: Place = Place { zone: 3, generation: 4, position: 0 };
+
+    fn layout() -> Layout {
+        let geometry = ZoneGeometry {
+            zones: 9,
+            zone_size: 1 << 20,
+            zone_capacity: 1 << 20,
+            append_granularity: 4096,
+            read_granularity: 4096,
+            max_append: 1 << 20,
+            max_open: 0,
+            max_active: 0,
+            durable: Durable::OnFlush,
+            erase: EraseGuarantee::None,
+        };
+        Layout::new(&geometry, BlockSize::default()).expect("zones for a log")
+    }
+
+    /// A zone with records of so many data blocks; record n says that n had been durable. Behind them, a few empty blocks.
+    fn zone(records: &[u32]) -> Vec<u8> {
+        let mut bytes: Vec<u8> = Vec::new();
+        for (number, blocks) in (1..).zip(records) {
+            let data: Vec<u8> =
+                (0..*blocks as usize * BLOCK).map(|at| (at / BLOCK) as u8 ^ number as u8).collect();
+            let sums: Vec<u32> = data.chunks_exact(BLOCK).map(sum_of).collect();
+            let header = Header {
+                stream: StreamIndex(0),
+                class: 0,
+                epoch: 1,
+                sequence: number + 1,
+                after: 0,
+                durable: number,
+                clock: 0,
+                zone: PLACE.zone,
+                generation: PLACE.generation,
+                position: (bytes.len() / BLOCK) as u32,
+                blocks: *blocks,
+            };
+            let mut block = vec![0; BLOCK];
+            header.encode(&IDENTITY, &sums, b"meta", &mut block);
+            bytes.extend_from_slice(&block);
+            bytes.extend_from_slice(&data);
+        }
+        bytes.resize(bytes.len() + 5 * BLOCK, 0);
+        bytes
+    }
+
+    fn walk(bytes: &[u8], step: usize) -> Scanned {
+        let to = (bytes.len() / BLOCK) as u32;
+        let mut walk = Walk::new(&layout(), &IDENTITY, PLACE, to, Found::without_sums, true);
+        bytes.chunks(step * BLOCK).for_each(|bytes| walk.go_on(bytes));
+        walk.finish()
+    }
+
+    #[test]
+    fn a_torn_record_ends_a_zone_wherever_it_is_torn_and_what_stands_behind_it_is_heard() {
+        let lengths = [3, 0, 7, 1, 5];
+        let whole = zone(&lengths);
+        let starts: Vec<u32> = lengths
+            .iter()
+            .scan(0, |next, blocks| Some(std::mem::replace(next, *next + 1 + blocks)))
+            .collect();
+        // Wherever the pieces end in which the zone is read.
+        for step in [1, 2, 3, 8, 100] {
+            let all = walk(&whole, step);
+            assert_eq!(
+                (all.records.len(), all.end, all.stranded, all.durable[0]),
+                (5, 21, 0, 5),
+                "step {step}"
+            );
+            for (number, (start, blocks)) in starts.iter().zip(lengths).enumerate() {
+                for torn in 0..=blocks {
+                    let mut bytes = whole.clone();
+                    bytes[(start + torn) as usize * BLOCK + 50] ^= 1;
+                    let scanned = walk(&bytes, step);
+                    let what = format!("record {number}, block {torn}, step {step}");
+                    assert_eq!((scanned.records.len(), scanned.end), (number, *start), "{what}");
+                    // Its own header counts among them, unless it is that which is damaged.
+                    let behind = lengths.len() - number - usize::from(torn == 0);
+                    assert_eq!(scanned.stranded as usize, behind, "{what}");
+                    let heard = if number == 4 && torn == 0 { 4 } else { 5 };
+                    assert_eq!(scanned.durable[0], heard, "{what}");
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn a_record_that_would_reach_behind_the_zone_is_none() {
+        let bytes = zone(&[2, 4]);
+        let scanned = walk(&bytes[..7 * BLOCK], 3);
+        assert_eq!((scanned.records.len(), scanned.end, scanned.stranded), (1, 3, 1));
     }
 }

@@ -26,7 +26,7 @@ pub const KIND: Kind = Kind {
     ],
     shareable: true,
     example: "snapshot(log(ram(256MiB), size=192MiB), before)",
-    plan: |_| Ok(Shape { bytes: None, block_size: Some(crate::recovery::BLOCK as u32) }),
+    plan: |_| Ok(Shape { block_size: Some(crate::recovery::BLOCK as u32), ..Shape::default() }),
     build: |arguments| {
         Call::new(async move {
             let name = arguments.text("name")?;
@@ -177,20 +177,29 @@ async fn delete(core: &Rc<Core>, name: &str) -> Result<Value> {
     if core.views.borrow().iter().any(is_open) {
         return Err(Error::busy(format!("{name} is open as a device: take it out of the stack first")));
     }
-    let leaves = |is_leaving| {
-        let mut versions = core.versions.borrow_mut();
-        versions.list.iter_mut().filter(|it| it.id == version).for_each(|it| it.is_leaving = is_leaving);
-    };
-    leaves(true);
-    if let Err(error) = change(core, Change::Delete { version }).await {
-        leaves(false);
-        return Err(error);
-    }
+    set_leaving(core, version, true);
+    // In a task of its own: whoever drops the call doesn't take the record back, and if that fails, the version stays and
+    // must be found again.
+    let own = core.clone();
+    let deleted = runtime::spawn(async move {
+        let outcome = change(&own, Change::Delete { version }).await;
+        if outcome.is_err() {
+            set_leaving(&own, version, false);
+        }
+        outcome
+    });
+    deleted.await?;
     // It is gone, whatever happens. Its room comes back piece by piece; after a stop, when the log is opened again.
     while core.versions.borrow().is_dying(version) && !core.is_closing.get() && core.failure().is_none() {
         core.freed.notified().await;
     }
     Ok(json!({ "deleted": name }))
+}
+
+/// Whether a version can't be opened any more, because its deletion has begun.
+fn set_leaving(core: &Core, version: VersionId, is_leaving: bool) {
+    let mut versions = core.versions.borrow_mut();
+    versions.list.iter_mut().filter(|it| it.id == version).for_each(|it| it.is_leaving = is_leaving);
 }
 
 async fn list(core: &Rc<Core>) -> Value {

@@ -4,35 +4,16 @@
 //! What may allocate now and then, and is amortised over thousands of operations: checkpoints, opening and sealing zones,
 //! and the cleaner per zone that it cleans; lists that grow when more happens at a time than in the warm-up. So what is
 //! counted here happens between them: within a zone, and overwrites of few blocks, so that nothing has to be moved.
-#![allow(unsafe_code)] // An allocator that counts.
 
 use block::{BlockIndex, BlockSize, Buffer, Device, DevicePart, Durability, Part};
+use conformance::allocations::{Counting, everywhere};
 use log::kind::{Options, open};
-use std::alloc::{GlobalAlloc, Layout, System};
 use std::rc::Rc;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
-
-struct Counting;
-
-static ALLOCATIONS: AtomicU64 = AtomicU64::new(0);
-
-// SAFETY: everything is left to the system's allocator.
-unsafe impl GlobalAlloc for Counting {
-    unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
-        ALLOCATIONS.fetch_add(1, Ordering::Relaxed);
-        // SAFETY: the caller keeps the contract.
-        unsafe { System.alloc(layout) }
-    }
-
-    unsafe fn dealloc(&self, memory: *mut u8, layout: Layout) {
-        // SAFETY: as above.
-        unsafe { System.dealloc(memory, layout) }
-    }
-}
+use std::sync::atomic::Ordering;
 
 #[global_allocator]
-static COUNTING: Counting = Counting;
+static ALLOCATOR: Counting = Counting;
 
 const BLOCK: usize = 4096;
 const CLIENTS: u64 = 16;
@@ -63,12 +44,12 @@ async fn counted<Fut: Future<Output = ()> + 'static>(
             task.await;
         }
     };
-    let before = ALLOCATIONS.load(Ordering::Relaxed);
+    let before = everywhere();
     run(0).await;
-    let tasks = ALLOCATIONS.load(Ordering::Relaxed) - before;
-    let before = ALLOCATIONS.load(Ordering::Relaxed);
+    let tasks = everywhere() - before;
+    let before = everywhere();
     run(requests).await;
-    (ALLOCATIONS.load(Ordering::Relaxed) - before).saturating_sub(tasks)
+    (everywhere() - before).saturating_sub(tasks)
 }
 
 #[test]

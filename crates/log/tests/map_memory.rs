@@ -1,37 +1,11 @@
 //! What maps say they take is what they take, and the radix map keeps to its budget.
-#![allow(unsafe_code)] // An allocator that counts.
 
+use conformance::allocations::{self, Counting};
 use log::map::{Map, NAMES, PAGE_BLOCKS, Physical, Radix, make};
 use runtime::Random;
-use std::alloc::{GlobalAlloc, Layout, System};
-use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
-
-/// Bytes that are allocated, each allocation as large as the C library makes it: 8 more, in steps of 16, 32 at least.
-static ALLOCATED: AtomicU64 = AtomicU64::new(0);
-
-struct Counting;
-
-fn real_size(layout: Layout) -> u64 {
-    (layout.size() as u64 + 8).next_multiple_of(16).max(32)
-}
-
-// SAFETY: everything is passed on to the system's allocator.
-unsafe impl GlobalAlloc for Counting {
-    unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
-        ALLOCATED.fetch_add(real_size(layout), Relaxed);
-        // SAFETY: the caller's promises are passed on.
-        unsafe { System.alloc(layout) }
-    }
-
-    unsafe fn dealloc(&self, pointer: *mut u8, layout: Layout) {
-        ALLOCATED.fetch_sub(real_size(layout), Relaxed);
-        // SAFETY: as above.
-        unsafe { System.dealloc(pointer, layout) }
-    }
-}
 
 #[global_allocator]
-static COUNTING: Counting = Counting;
+static ALLOCATOR: Counting = Counting;
 
 /// Memory of this process that is in use.
 fn resident() -> u64 {
@@ -120,10 +94,10 @@ fn what_a_map_says_is_what_the_allocator_counts() {
             (write_at_random as fn(&dyn Map) -> u64, "at random"),
             (write_sequentially as fn(&dyn Map) -> u64, "sequentially"),
         ] {
-            let before = ALLOCATED.load(Relaxed);
+            let before = allocations::bytes();
             let map = make(name, BLOCKS).expect("a known name");
             fill(&*map);
-            let (taken, said) = (ALLOCATED.load(Relaxed).saturating_sub(before), map.bytes());
+            let (taken, said) = (allocations::bytes().saturating_sub(before), map.bytes());
             let ratio = said as f64 / taken as f64;
             println!("{name} {what}: {taken} bytes allocated, {said} said ({ratio:.2})");
             assert!((0.7..1.4).contains(&ratio), "{name} {what}: {taken} bytes allocated, {said} said");

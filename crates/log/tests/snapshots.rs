@@ -1,10 +1,12 @@
 //! Snapshots and clones as an operator uses them.
 
 use block::{BlockCount, BlockIndex, BlockSize, Buffer, DeviceGeometry, DevicePart, Durability, Error, Part};
+use layers::fault::{FaultDevicePart, parse_rules};
 use layers::record::replay::ImageDisk;
 use log::kind::{Options, open};
 use serde_json::Value;
 use std::sync::Arc;
+use std::task::Poll;
 
 const BLOCKS: u64 = 300;
 
@@ -190,6 +192,38 @@ fn a_snapshot_survives_a_discard_of_everything() {
         drop(refused);
         snapshot.close().await.expect("it closes");
         log.close().await.expect("it closes");
+    });
+}
+
+/// Nobody waits for the deletion any more when its record fails: the snapshot is there as before.
+#[test]
+fn a_deletion_that_fails_while_nobody_waits_leaves_the_snapshot() {
+    run(async || {
+        let rules = parse_rules(&["write error=EIO".to_owned()], stack::Contract::Device).expect("rules");
+        let faulty = Arc::new(FaultDevicePart::new(disk(), rules, 35).expect("a part"));
+        faulty.message("rules off").await.expect("it obeys");
+        let log = open(faulty.clone(), &options("radix", true)).await.expect("it is made");
+        fill(&log, 1).await;
+        ask(&log, "snapshot create monday").await;
+        fill(&log, 2).await;
+        faulty.message("rules on").await.expect("it obeys");
+        let mut call = log.message("snapshot delete monday");
+        let polled =
+            std::future::poll_fn(|context| Poll::Ready(std::pin::Pin::new(&mut call).poll(context))).await;
+        assert!(polled.is_pending(), "its record is on its way");
+        drop(call);
+        let mut turns = 0;
+        let snapshot = loop {
+            match log.version("monday").await {
+                Ok(snapshot) if log.status().contains_key("failed") => break snapshot,
+                _ => turns += 1,
+            }
+            assert!(turns < 10_000, "the snapshot can't be opened: {:?}", log.status().get("failed"));
+            runtime::sleep(std::time::Duration::from_millis(1)).await;
+        };
+        holds(&*snapshot, 1).await;
+        drop(snapshot);
+        log.close().await.expect_err("the log has failed");
     });
 }
 

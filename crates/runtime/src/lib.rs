@@ -37,5 +37,5 @@ pub use remote::{RemoteHandle, blocking, spawn_on};
 pub use shard::{Config, ShardIndex, current_shard, is_simulated, run, shard_count, submit_now};
 pub use signal::stop_signal;
 pub use simulated::{Simulated, SimulatedFaults, Simulation, power_cut, simulate};
-pub use task::{JoinHandle, join_all, spawn, yield_now};
-pub use timer::{retry_while_busy, sleep, sleep_until, timeout};
+pub use task::{JoinHandle, join_all, join_limited, spawn, yield_now};
+pub use timer::{retry_while_busy, sleep, sleep_until, sleep_until_precisely, timeout};

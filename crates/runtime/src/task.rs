@@ -123,6 +123,38 @@ pub async fn join_all<F: Future>(futures: impl IntoIterator<Item = F>) -> Vec<F:
     .await
 }
 
+/// The same, but only so many of them at a time: another begins as soon as one has returned. They are taken from the
+/// iterator when their turn comes.
+pub async fn join_limited<F: Future>(limit: usize, futures: impl IntoIterator<Item = F>) -> Vec<F::Output> {
+    let mut futures = futures.into_iter().fuse();
+    let mut outputs: Vec<Option<F::Output>> = Vec::new();
+    let mut running: Vec<(usize, std::pin::Pin<Box<F>>)> = Vec::new();
+    std::future::poll_fn(move |context| {
+        let mut at = 0;
+        loop {
+            while running.len() < limit.max(1) {
+                let Some(future) = futures.next() else { break };
+                running.push((outputs.len(), Box::pin(future)));
+                outputs.push(None);
+            }
+            // Those that were added in this turn haven't been polled.
+            let Some((number, future)) = running.get_mut(at) else { break };
+            match future.as_mut().poll(context) {
+                Poll::Ready(value) => {
+                    outputs[*number] = Some(value);
+                    running.swap_remove(at);
+                }
+                Poll::Pending => at += 1,
+            }
+        }
+        if !running.is_empty() {
+            return Poll::Pending;
+        }
+        Poll::Ready(outputs.drain(..).map(|output| output.expect("every future has returned")).collect())
+    })
+    .await
+}
+
 /// Drops something in a task of its own, where nothing of the shard is borrowed.
 pub(crate) fn drop_later<T: 'static>(shard: &Shard, value: T) {
     let mailbox = shard.mailbox.clone();

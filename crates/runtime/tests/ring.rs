@@ -1,6 +1,5 @@
 //! The executor on a real ring: files, sockets, shards, time, and what happens to operations that nobody
 //! waits for any more.
-#![allow(unsafe_code)] // One test counts allocations, which takes a global allocator.
 
 use block::{Buffer, Data, Durability, Payload};
 use runtime::file::{self, File, OpenOptions};
@@ -271,27 +270,7 @@ fn wrong_configurations_are_refused() {
 
 mod allocations {
     use super::*;
-    use std::alloc::{GlobalAlloc, Layout, System};
-
-    thread_local! {
-        static COUNT: Cell<u64> = const { Cell::new(0) };
-    }
-
-    struct Counting;
-
-    // SAFETY: everything is passed on to the system's allocator.
-    unsafe impl GlobalAlloc for Counting {
-        unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
-            let _ = COUNT.try_with(|count| count.set(count.get() + 1));
-            // SAFETY: the caller's promise.
-            unsafe { System.alloc(layout) }
-        }
-
-        unsafe fn dealloc(&self, pointer: *mut u8, layout: Layout) {
-            // SAFETY: the caller's promise.
-            unsafe { System.dealloc(pointer, layout) }
-        }
-    }
+    use conformance::allocations::{Counting, here};
 
     #[global_allocator]
     static ALLOCATOR: Counting = Counting;
@@ -308,7 +287,7 @@ mod allocations {
             let server = listener.accept().await.expect("a connection");
             let mut counted = 0;
             for round in 0..200 {
-                let before = COUNT.get();
+                let before = here();
                 let block: Payload = Buffer::zeroed(4096).into();
                 file.write_at(0, block, Durability::Visible).await.expect("it writes");
                 let (result, _) = file.read_exact_at(0, Buffer::new(4096)).await;
@@ -319,7 +298,7 @@ mod allocations {
                 result.expect("it receives");
                 runtime::yield_now().await;
                 if round >= 100 {
-                    counted += COUNT.get() - before;
+                    counted += here() - before;
                 }
             }
             assert_eq!(counted, 0, "allocations in 100 rounds after 100 to warm up");

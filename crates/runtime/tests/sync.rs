@@ -121,3 +121,29 @@ fn a_stop_reaches_every_shard() {
         token.stopped().await;
     });
 }
+
+#[test]
+fn only_so_many_run_at_a_time_and_what_they_return_is_in_order() {
+    simulate(|| async {
+        for (limit, expected) in [(0, 1), (1, 1), (3, 3), (100, 20)] {
+            let (running, most, taken) = (Cell::new(0), Cell::new(0), Cell::new(0));
+            let futures = (0..20_u64).map(|number| {
+                taken.set(number + 1);
+                let (running, most, taken) = (&running, &most, &taken);
+                async move {
+                    running.set(running.get() + 1);
+                    most.set(most.get().max(running.get()));
+                    assert!(taken.get() <= number + expected, "a future was taken before its turn");
+                    // They end in another order.
+                    runtime::sleep(Duration::from_micros(1 + number * 7 % 20)).await;
+                    running.set(running.get() - 1);
+                    number
+                }
+            });
+            let returned = runtime::join_limited(limit, futures).await;
+            assert_eq!(returned, (0..20).collect::<Vec<_>>());
+            assert_eq!((running.get(), most.get()), (0, expected));
+        }
+        assert!(runtime::join_limited(3, std::iter::empty::<std::future::Ready<()>>()).await.is_empty());
+    });
+}

@@ -58,6 +58,8 @@ pub enum Verb {
     Stack(StackVerb),
     #[command(subcommand)]
     Record(RecordVerb),
+    #[command(subcommand)]
+    Model(ModelVerb),
     MapLookups(MapLookups),
     /// Print a script that completes this program's arguments
     #[command(after_help = "Examples:
@@ -447,6 +449,55 @@ torn:SEED, scattered:SEED.")]
         /// Which of the unflushed writes got there
         #[arg(long, default_value = "everything")]
         choice: String,
+    },
+}
+
+/// Profiles of devices, for the kind `model`: known ones, and new ones fitted to a run of fio
+#[derive(Debug, Subcommand)]
+pub enum ModelVerb {
+    /// List the profiles that are known by name
+    #[command(after_help = "Examples:
+  siltstone model list
+  siltstone bench 'model(null(size=256GiB), optane-900p)'")]
+    List {
+        /// As JSON
+        #[arg(long)]
+        json: bool,
+    },
+    /// Print one as TOML
+    #[command(after_help = "Examples:
+  siltstone model show wd43purz")]
+    Show {
+        /// Its name
+        name: String,
+    },
+    /// Print the fio job that `model fit` wants to see the report of; carried out, it OVERWRITES the device
+    #[command(after_help = "Examples:
+  siltstone model job > fit.fio
+  fio --filename=/dev/sdX --output-format=json --output=fit.json fit.fio")]
+    Job,
+    /// Fit a profile to fio's report of that job, and print it as TOML
+    #[command(after_help = "Examples:
+  siltstone model fit fit.json --name mine >> profiles.toml
+  siltstone model fit fit.json --name old --rpm 7200 --title 'the disk from the attic' >> profiles.toml
+  siltstone bench 'model(null(size=1TiB), mine, profiles=profiles.toml)'
+
+What each job came to on the device, and on the model of it, in operations a second, goes to standard error.")]
+    Fit {
+        /// fio's report, as JSON
+        report: PathBuf,
+        /// What the profile is called
+        #[arg(long)]
+        name: String,
+        /// What it is, for people
+        #[arg(long)]
+        title: Option<String>,
+        /// For a disk that turns: so often a minute
+        #[arg(long)]
+        rpm: Option<u32>,
+        /// As JSON
+        #[arg(long)]
+        json: bool,
     },
 }
 

@@ -1,7 +1,8 @@
 //! A log device from whose disk it is lifted: the disk is opened, the log is not, and nothing is written.
 //!
-//! What the log stands on is built as the stack says, but files are opened read-only, so that none is made or changed,
-//! and a `record` right below the log is passed over: it would begin its timeline anew.
+//! What the log stands on, a device or zones, is built as the stack says, but files and zones on devices are opened
+//! read-only, so that none is made or changed, and a `record` or `zone-record` right below the log is passed over: it would
+//! begin its timeline anew.
 
 use crate::control::client::Client;
 use crate::control::place::{self, Identity};
@@ -11,15 +12,17 @@ use crate::load;
 use block::{Result, ZonesPart};
 use log::home::{FileMedium, Medium};
 use runtime::Config;
-use stack::{Part, Stack, Value};
+use stack::{Contract, Part, Stack, Value};
 use std::path::Path;
 use std::rc::Rc;
 use std::sync::Arc;
 
 /// The kind of the parts that can be looked at.
 const KIND: &str = "log";
-/// The kind that is passed over.
-const RECORD: &str = "record";
+/// The kinds that are passed over.
+const RECORDS: [&str; 2] = ["record", "zone-record"];
+/// The kinds that are opened read-only.
+const READ_ONLY: [&str; 2] = ["file", "zones"];
 
 /// Does something with the zones of a log device that nobody serves, and with its map's home, if it has one.
 ///
@@ -38,6 +41,7 @@ pub fn with_zones<T: Send + 'static>(
         _ => None,
     };
     let home = home.map(|path| stack.absolute(Path::new(path))).transpose()?;
+    let is_zones = stack.part(&on).is_some_and(|part| part.kind().contract == Contract::Zones);
     let stack = read_only(argument, &stack)?;
     let plan = stack.check(false)?;
     let config = Config::default().with_shards(stack.shards());
@@ -48,7 +52,11 @@ pub fn with_zones<T: Send + 'static>(
                 Some(path) => Some(FileMedium::open_read_only(path).await?),
                 None => None,
             };
-            work(log::check::open_zones(built.device(&on)?).await?, home).await
+            let zones = match is_zones {
+                true => built.zones(&on)?,
+                false => log::check::open_zones(built.device(&on)?).await?,
+            };
+            work(zones, home).await
         };
         let outcome = work.await;
         let closed = built.close().await;
@@ -71,7 +79,7 @@ fn refuse_if_served(argument: &str, stack: &Stack) -> Result<(), Failure> {
     Ok(())
 }
 
-/// The name of the part whose disk is to be opened, and of that disk.
+/// The name of the part whose disk is to be opened, and of that disk, or of the zones that it has instead.
 fn log_of(argument: &str, stack: &Stack, wanted: Option<&str>) -> Result<(String, String), Failure> {
     let wrong = |what: String| Failure::Usage(format!("{argument}: {what}"));
     let logs: Vec<&Part> = stack.parts().filter(|part| part.kind().name == KIND).collect();
@@ -90,10 +98,10 @@ fn log_of(argument: &str, stack: &Stack, wanted: Option<&str>) -> Result<(String
     };
     loop {
         let Some(Value::Part(on)) = part.value("on") else {
-            return Err(wrong(format!("part \"{}\" doesn't say on which device it stands", part.name())));
+            return Err(wrong(format!("part \"{}\" doesn't say on what it stands", part.name())));
         };
         match stack.part(on) {
-            Some(below) if below.kind().name == RECORD => part = below,
+            Some(below) if RECORDS.contains(&below.kind().name) => part = below,
             Some(below) => {
                 refuse_records(argument, stack, below)?;
                 return Ok((part.name().to_owned(), on.clone()));
@@ -106,9 +114,10 @@ fn log_of(argument: &str, stack: &Stack, wanted: Option<&str>) -> Result<(String
 fn refuse_records(argument: &str, stack: &Stack, part: &Part) -> Result<(), Failure> {
     for name in part.values().flat_map(|(_, value)| value.children()) {
         let Some(below) = stack.part(name) else { continue };
-        if below.kind().name == RECORD {
+        let kind = below.kind().name;
+        if RECORDS.contains(&kind) {
             return Err(Failure::Usage(format!(
-                "{argument}: opening part \"{name}\" (record) would begin its timeline anew: leave it out"
+                "{argument}: opening part \"{name}\" ({kind}) would begin its timeline anew: leave it out"
             )));
         }
         refuse_records(argument, stack, below)?;
@@ -116,7 +125,7 @@ fn refuse_records(argument: &str, stack: &Stack, part: &Part) -> Result<(), Fail
     Ok(())
 }
 
-/// The same stack with all files read-only.
+/// The same stack with all files, and zones on devices, read-only.
 fn read_only(argument: &str, stack: &Stack) -> Result<Stack, Failure> {
     let mut text = String::new();
     let whole = stack.to_toml();
@@ -124,7 +133,7 @@ fn read_only(argument: &str, stack: &Stack) -> Result<Stack, Failure> {
     for line in whole.lines().filter(|line| !line.starts_with("read_only = ")) {
         text.push_str(line);
         text.push('\n');
-        if line == "kind = \"file\"" {
+        if READ_ONLY.iter().any(|kind| line == format!("kind = \"{kind}\"")) {
             text.push_str("read_only = true\n");
         }
     }

@@ -13,6 +13,7 @@ mod lifted;
 mod load;
 mod map_lookups_verb;
 mod message_verb;
+mod model_verb;
 mod output;
 mod progress;
 mod record_verb;
@@ -56,6 +57,7 @@ fn carry_out(verb: Verb) -> Result<(), Failure> {
         Verb::Format(format) => serve_verb::format(&format),
         Verb::Stack(verb) => stack_verb::stack(&verb),
         Verb::Record(verb) => record_verb::record(verb),
+        Verb::Model(verb) => model_verb::model(&verb),
         Verb::MapLookups(map_lookups) => map_lookups_verb::map_lookups(&map_lookups),
         Verb::Completions { shell } => {
             let mut script = Vec::new();

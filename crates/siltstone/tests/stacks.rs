@@ -32,6 +32,10 @@ fn help_teaches_by_example() {
         &["stack", "check"],
         &["stack", "show"],
         &["stack", "kinds"],
+        &["model", "list"],
+        &["model", "show"],
+        &["model", "job"],
+        &["model", "fit"],
         &["record", "show"],
         &["record", "replay"],
     ] {

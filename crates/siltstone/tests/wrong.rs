@@ -87,7 +87,7 @@ s.toml:10:6: "disk" is used by "b" and by "a", but a part of kind "ram" takes on
         &[],
         &["stack", "check", "fiel(disk.img, size=1MiB)"],
         r#"
-stack:1:1: unknown kind "fiel": did you mean "file"? Kinds: file, ram, null, nbd-client, stats, fault, record, log, snapshot, zones, ramzones, zone-stats, zone-fault, zone-record, nbd
+stack:1:1: unknown kind "fiel": did you mean "file"? Kinds: file, ram, null, nbd-client, stats, fault, record, model, linear, stripe, log, snapshot, zones, ramzones, zone-stats, zone-fault, zone-record, nbd
  1 | fiel(disk.img, size=1MiB)
    | ^^^^"#,
     );
@@ -139,7 +139,7 @@ no/such/stack: there is no such file: expected a stack file, or one line such as
         &[],
         &["stack", "kinds", "fault-zone"],
         r#"
-there is no kind "fault-zone": did you mean "fault"? (known: file, ram, null, nbd-client, stats, fault, record, log, snapshot, zones, ramzones, zone-stats, zone-fault, zone-record, nbd)"#,
+there is no kind "fault-zone": did you mean "fault"? (known: file, ram, null, nbd-client, stats, fault, record, model, linear, stripe, log, snapshot, zones, ramzones, zone-stats, zone-fault, zone-record, nbd)"#,
     );
     refused(
         &[("t.toml", TWICE)],
@@ -148,6 +148,58 @@ there is no kind "fault-zone": did you mean "fault"? (known: file, ram, null, nb
 t.toml:10:6: "disk" is used by "b" and by "a", but a part of kind "ram" takes only one user
  10 | on = "disk"
     |      ^^^^^^"#,
+    );
+}
+
+#[test]
+fn logs_on_zones() {
+    refused(
+        &[],
+        &["stack", "check", "log(ramzones(zones=64))"],
+        r#"
+stack:1:5: log "top": its zones are durable only when they are finished: a log needs zones whose appends are durable at once or on flush, such as zones(file(disk.img))
+ 1 | log(ramzones(zones=64))
+   |     ^^^^^^^^^^^^^^^^^^"#,
+    );
+    refused(
+        &[],
+        &["format", "log(zones(ram(64MiB), zone_size=1MiB), zone_size=1MiB)"],
+        r#"
+stack:1:40: log "top": zone_size is for a log that cuts a device into zones, and here it stands on zones already: leave it out, or say it where they are made
+ 1 | log(zones(ram(64MiB), zone_size=1MiB), zone_size=1MiB)
+   |                                        ^^^^^^^^^"#,
+    );
+    refused(
+        &[],
+        &["format", "log(zone-stats(zones(ram(64MiB), zone_size=1MiB, max_open=4)), appends_in_flight=1)"],
+        r#"
+stack:1:5: log "top": its zones have max_open=4: this log has up to 7 open at a time (appends_in_flight=1, cleaning=lifetime); expected 0, which is no limit, or at least 7
+ 1 | log(zone-stats(zones(ram(64MiB), zone_size=1MiB, max_open=4)), appends_in_flight=1)
+   |     ^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^"#,
+    );
+    refused(
+        &[],
+        &["format", "log(zones(ram(64MiB), zone_size=1MiB), size=60MiB)"],
+        r#"
+stack:1:40: log "top": a log on this disk has room for 46372KiB, what the cleaner needs subtracted; take that, or a disk of at least 82MiB; a volume larger than its disk is made thin
+ 1 | log(zones(ram(64MiB), zone_size=1MiB), size=60MiB)
+   |                                        ^^^^"#,
+    );
+    refused(
+        &[],
+        &["stack", "check", "stats(zones(ram(64MiB)))"],
+        r#"
+stack:1:7: key "on": "zones1" is zones (kind "zones"), expected a device
+ 1 | stats(zones(ram(64MiB)))
+   |       ^^^^^^^^^^^^^^^^^"#,
+    );
+    refused(
+        &[],
+        &["format", "zones(ram(64MiB), read_only=true)"],
+        r#"
+stack:1:19: zones "top": zones can't be made and be read-only at the same time: leave one of them out
+ 1 | zones(ram(64MiB), read_only=true)
+   |                   ^^^^^^^^^"#,
     );
 }
 
@@ -215,7 +267,7 @@ p.toml:10:12: there is no subject "foi" (known: ram)"#,
         &[("p.toml", PLAN)],
         &["bench", "p.toml"],
         r#"
-p.toml:5:8: [stack.file]:1:1: unknown kind "fiel": did you mean "file"? Kinds: file, ram, null, nbd-client, stats, fault, record, log, snapshot, zones, ramzones, zone-stats, zone-fault, zone-record, nbd
+p.toml:5:8: [stack.file]:1:1: unknown kind "fiel": did you mean "file"? Kinds: file, ram, null, nbd-client, stats, fault, record, model, linear, stripe, log, snapshot, zones, ramzones, zone-stats, zone-fault, zone-record, nbd
  1 | fiel(x.img, size=1MiB)
    | ^^^^
 
@@ -289,7 +341,7 @@ ram(512KiB): job a: size=1048576 at offset 0: the device has only 524288 bytes t
         &[("j.fio", job)],
         &["bench", "j.fio", "--on", "rma(512KiB)"],
         r#"
-stack:1:1: unknown kind "rma": did you mean "ram"? Kinds: file, ram, null, nbd-client, stats, fault, record, log, snapshot, zones, ramzones, zone-stats, zone-fault, zone-record, nbd
+stack:1:1: unknown kind "rma": did you mean "ram"? Kinds: file, ram, null, nbd-client, stats, fault, record, model, linear, stripe, log, snapshot, zones, ramzones, zone-stats, zone-fault, zone-record, nbd
  1 | rma(512KiB)
    | ^^^"#,
     );

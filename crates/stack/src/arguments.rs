@@ -5,7 +5,7 @@
 //! that begin with `optional_`.
 
 use crate::built::BuiltPart;
-use crate::kind::{Built, Key, Kind, Shape};
+use crate::kind::{Built, Contract, Key, Kind, Shape};
 use crate::value::Value;
 use block::{DevicePart, Error, Result, ZonesPart};
 use std::cell::Cell;
@@ -18,6 +18,7 @@ use std::time::Duration;
 pub(crate) struct Child {
     pub key: &'static str,
     pub name: String,
+    pub contract: Contract,
     pub shape: Shape,
     /// None while the stack is only planned.
     pub built: Option<BuiltPart>,
@@ -161,14 +162,20 @@ impl Arguments {
         }
     }
 
+    /// What the part that this key names is to those above it, where the key takes several contracts; none if it isn't
+    /// given.
+    pub fn contract(&self, key: &str) -> Result<Option<Contract>> {
+        Ok(self.children(key)?.next().map(|child| child.contract))
+    }
+
     /// What is known about the part that this key names; nothing, if it isn't given.
     pub fn shape(&self, key: &str) -> Result<Shape> {
-        Ok(self.children(key)?.next().map_or(Shape::default(), |child| child.shape))
+        Ok(self.children(key)?.next().map_or_else(Shape::default, |child| child.shape.clone()))
     }
 
     /// What is known about the parts that this key names, in order.
     pub fn shapes(&self, key: &str) -> Result<Vec<Shape>> {
-        Ok(self.children(key)?.map(|child| child.shape).collect())
+        Ok(self.children(key)?.map(|child| child.shape.clone()).collect())
     }
 
     /// The names of the parts that this key names, in order.
@@ -205,7 +212,7 @@ impl Arguments {
 
     fn children(&self, key: &str) -> Result<impl Iterator<Item = &Child>> {
         let declared = self.key(key)?;
-        if declared.value.child().is_none() {
+        if !declared.value.names_parts() {
             return Err(self.wrong_type(key));
         }
         Ok(self.children.iter().filter(move |child| child.key == declared.name))

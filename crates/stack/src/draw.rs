@@ -54,7 +54,7 @@ impl Picture<'_> {
     }
 
     fn details(&mut self, number: usize, part: &Part) {
-        let shape = self.shapes.map(|shapes| shapes[number]).unwrap_or_default();
+        let shape = self.shapes.map(|shapes| shapes[number].clone()).unwrap_or_default();
         if let Some(bytes) = shape.bytes {
             self.text.push_str(&format!("  {}", format_size(bytes)));
         }

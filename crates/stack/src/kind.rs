@@ -6,7 +6,7 @@
 use crate::arguments::Arguments;
 use crate::model::Stack;
 use crate::value::Value;
-use block::{Call, DevicePart, Part, Result, ZonesPart};
+use block::{Call, DevicePart, Part, Result, ZoneGeometry, ZonesPart};
 use std::fmt;
 use std::sync::Arc;
 
@@ -83,6 +83,8 @@ pub enum ValueKind {
     Device,
     /// The name of zones of this stack.
     Zones,
+    /// The name of a device or of zones of this stack.
+    DeviceOrZones,
     /// The names of devices of this stack, in order.
     Devices,
     /// A list of texts.
@@ -90,13 +92,19 @@ pub enum ValueKind {
 }
 
 impl ValueKind {
-    /// The contract that a part named by this key must have; none for keys that don't name parts.
-    pub fn child(&self) -> Option<Contract> {
+    /// The contracts that a part named by this key may have; none for keys that don't name parts.
+    pub fn children(&self) -> &'static [Contract] {
         match self {
-            ValueKind::Device | ValueKind::Devices => Some(Contract::Device),
-            ValueKind::Zones => Some(Contract::Zones),
-            _ => None,
+            ValueKind::Device | ValueKind::Devices => &[Contract::Device],
+            ValueKind::Zones => &[Contract::Zones],
+            ValueKind::DeviceOrZones => &[Contract::Device, Contract::Zones],
+            _ => &[],
         }
+    }
+
+    /// Whether the key names parts.
+    pub fn names_parts(&self) -> bool {
+        !self.children().is_empty()
     }
 
     /// Whether the key takes a list.
@@ -119,6 +127,7 @@ impl fmt::Display for ValueKind {
             ValueKind::Choice(words) => write!(formatter, "one of {}", words.join(", ")),
             ValueKind::Device => formatter.write_str("a device"),
             ValueKind::Zones => formatter.write_str("zones"),
+            ValueKind::DeviceOrZones => formatter.write_str("a device or zones"),
             ValueKind::Devices => formatter.write_str("a list of devices"),
             ValueKind::Texts => formatter.write_str("a list of texts"),
         }
@@ -167,18 +176,26 @@ impl Key {
 }
 
 /// What is known about a part before anything is opened.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct Shape {
     /// Its capacity in bytes; none if only opening it can tell.
     pub bytes: Option<u64>,
     /// The size of its blocks in bytes; none if only opening it can tell, and for zones and doors.
     pub block_size: Option<u32>,
+    /// The shape of zones; none if only opening them can tell, and for devices and doors. Appends that are durable at
+    /// once may be said to be so on flush, where that depends on what only opening can tell.
+    pub zones: Option<ZoneGeometry>,
 }
 
 impl Shape {
     /// A shape of which both are known.
     pub const fn new(bytes: u64, block_size: u32) -> Self {
-        Shape { bytes: Some(bytes), block_size: Some(block_size) }
+        Shape { bytes: Some(bytes), block_size: Some(block_size), zones: None }
+    }
+
+    /// The shape of zones.
+    pub fn of_zones(geometry: ZoneGeometry) -> Self {
+        Shape { bytes: Some(geometry.capacity()), block_size: None, zones: Some(geometry) }
     }
 }
 
@@ -334,7 +351,7 @@ fn verify_keys(kind: &Kind) -> Result<(), String> {
         }
         list_before |= key.positional && key.value.is_list();
         let Some(default) = key.default else { continue };
-        if key.required || key.value.child().is_some() || key.value.is_list() {
+        if key.required || key.value.names_parts() || key.value.is_list() {
             return Err(format!("{of} can't have a default: it is required, a part or a list"));
         }
         Value::from_word(key, default).map_err(|problem| format!("{of}: its default {problem}"))?;

@@ -170,7 +170,7 @@ impl Lowering<'_> {
     fn element(&mut self, key: &Key, node: At<Node>) -> At<RawValue> {
         let At { value, span } = node;
         let raw = match value {
-            Node::Word { word, arguments } if key.value.child().is_some() => {
+            Node::Word { word, arguments } if key.value.names_parts() => {
                 let name = self.made_up_name(key, &word.value);
                 self.section(name.clone(), word, arguments.unwrap_or_default());
                 RawValue::Child(name)
@@ -178,7 +178,7 @@ impl Lowering<'_> {
             Node::Word { word, arguments: None } => RawValue::Word(word.value),
             Node::Word { .. } => RawValue::Other("a part"),
             // Parts have no names in this form that a text could be.
-            Node::Text(_) if key.value.child().is_some() => RawValue::Other("a text"),
+            Node::Text(_) if key.value.names_parts() => RawValue::Other("a text"),
             Node::Text(text) => RawValue::Text(text),
             Node::List(_) => RawValue::Other("a list"),
         };

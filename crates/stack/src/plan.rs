@@ -3,6 +3,7 @@
 use crate::arguments::{Arguments, Child};
 use crate::built::{BuiltPart, BuiltStack};
 use crate::draw;
+use crate::graph::Reference;
 use crate::kind::{Contract, Shape};
 use crate::model::{Part, Stack};
 use crate::problem::{Collector, Problems};
@@ -25,8 +26,8 @@ impl Plan {
         for number in &stack.order {
             let part = &stack.parts[*number];
             let children = part.references.iter().map(|reference| {
-                let name = stack.parts[reference.part].name.clone();
-                shapes[reference.part].map(|shape| Child { key: reference.key, name, shape, built: None })
+                let shape = shapes[reference.part].clone()?;
+                Some(child(&stack, reference, shape, None))
             });
             // What stands on a part that doesn't fit can't be judged.
             let Some(children) = children.collect::<Option<Vec<_>>>() else { continue };
@@ -51,7 +52,7 @@ impl Plan {
     /// What is known about the device or zones with this name.
     pub fn shape(&self, name: &str) -> Option<Shape> {
         let is_it = |part: &Part| part.name == name && part.kind.contract != Contract::Door;
-        self.stack.parts.iter().position(is_it).map(|number| self.shapes[number])
+        self.stack.parts.iter().position(is_it).map(|number| self.shapes[number].clone())
     }
 
     /// A picture of the stack with sizes, as text.
@@ -123,11 +124,9 @@ impl Plan {
         let children = part
             .references
             .iter()
-            .map(|reference| Child {
-                key: reference.key,
-                name: self.stack.parts[reference.part].name.clone(),
-                shape: self.shapes[reference.part],
-                built: below.by_number(reference.part).cloned(),
+            .map(|reference| {
+                let shape = self.shapes[reference.part].clone();
+                child(&self.stack, reference, shape, below.by_number(reference.part).cloned())
             })
             .collect();
         let built = (part.kind.build)(arguments(&self.stack, part, children, self.format)).await?;
@@ -143,6 +142,11 @@ impl Plan {
 /// How errors name a part: `file "disk"`.
 fn title(part: &Part) -> String {
     format!("{} \"{}\"", part.kind.name, part.name)
+}
+
+fn child(stack: &Stack, reference: &Reference, shape: Shape, built: Option<BuiltPart>) -> Child {
+    let part = &stack.parts[reference.part];
+    Child { key: reference.key, name: part.name.clone(), contract: part.kind.contract, shape, built }
 }
 
 fn arguments(stack: &Stack, part: &Part, children: Vec<Child>, format: bool) -> Arguments {

@@ -190,7 +190,7 @@ impl Resolver<'_> {
             seen.push(declared.name);
             match Value::from_raw(declared, &value.value) {
                 Ok(typed) => {
-                    if declared.value.child().is_some() {
+                    if declared.value.names_parts() {
                         section.named.push(Named { key: declared, names: names(&value, &typed) });
                     }
                     section.values.push(Given { key: declared.name, key_span: key.span, value: typed });
@@ -281,18 +281,20 @@ impl Resolver<'_> {
             });
             return None;
         };
-        let (found, expected) = (sections[part].contract, key.value.child());
-        if let (Some(found), Some(expected)) = (found, expected)
-            && found != expected
+        let expected = key.value.children();
+        if let Some(found) = sections[part].contract
+            && !expected.contains(&found)
         {
             self.problems.add(|| {
                 let kind = sections[part].kind.map_or("", |kind| kind.name);
+                let expected =
+                    expected.iter().map(|contract| contract.noun()).collect::<Vec<_>>().join(" or ");
                 let message = format!(
                     "key \"{}\": \"{}\" is {} (kind \"{kind}\"), expected {}",
                     key.name,
                     shown(&name.value),
                     found.noun(),
-                    expected.noun()
+                    expected
                 );
                 self.source.problem(span, message)
             });

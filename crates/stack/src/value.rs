@@ -129,7 +129,9 @@ impl Value {
                     Wrong { message, nearest }
                 })
             }
-            ValueKind::Device | ValueKind::Zones => part_name(raw).map(Value::Part).ok_or_else(mismatch),
+            ValueKind::Device | ValueKind::Zones | ValueKind::DeviceOrZones => {
+                part_name(raw).map(Value::Part).ok_or_else(mismatch)
+            }
             ValueKind::Devices => list(key, raw, part_name).map(Value::Parts),
             ValueKind::Texts => {
                 let item = |raw: &RawValue| match raw {

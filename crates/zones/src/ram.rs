@@ -41,7 +41,7 @@ pub const KIND: Kind = Kind {
     example: "ramzones(zones=64, zone_size=1MiB)",
     plan: |arguments| {
         let geometry = RamZones::new(from_arguments(arguments)?)?.shared.geometry.clone();
-        Ok(Shape { bytes: Some(geometry.capacity()), block_size: None })
+        Ok(Shape::of_zones(geometry))
     },
     build: |arguments| {
         Call::new(async move { Ok(Built::Zones(Arc::new(RamZones::new(from_arguments(&arguments)?)?))) })

@@ -164,7 +164,7 @@ fn plan(arguments: &Arguments) -> Result<Shape> {
     if let Some(bytes) = config.block_size {
         BlockSize::new(bytes).map_err(|error| arguments.refuse("block_size", error.detail().to_owned()))?;
     }
-    Ok(Shape { bytes: None, block_size: config.block_size.map(|bytes| bytes as u32) })
+    Ok(Shape { block_size: config.block_size.map(|bytes| bytes as u32), ..Shape::default() })
 }
 
 async fn build(arguments: Arguments) -> Result<Built> {

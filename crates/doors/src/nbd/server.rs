@@ -91,7 +91,8 @@ struct Shared {
 /// A server's part on one shard.
 struct ShardPart {
     shared: Arc<Shared>,
-    devices: Vec<Rc<dyn Device>>,
+    /// Empty once the server has stopped: whoever still holds the part then holds no device open.
+    devices: RefCell<Vec<Rc<dyn Device>>>,
     connections: RefCell<BTreeMap<u64, Rc<Watch>>>,
     next_connection: Cell<u64>,
     /// A connection has ended.
@@ -286,7 +287,7 @@ async fn open_part(shared: Arc<Shared>) -> Result<()> {
     let key = (shared.id, runtime::current_shard().0);
     let part = ShardPart {
         shared,
-        devices,
+        devices: RefCell::new(devices),
         connections: RefCell::default(),
         next_connection: Cell::new(0),
         ended: Notify::new(),
@@ -312,8 +313,9 @@ async fn close_part(id: u64) {
         part.all_ended().await;
     }
     let key = (id, runtime::current_shard().0);
-    let removed = PARTS.with(|parts| parts.borrow_mut().remove(&key));
-    drop(removed);
+    PARTS.with(|parts| parts.borrow_mut().remove(&key));
+    // The watch over the deadlines looks at the part once more before it ends. The devices below may be closed by then.
+    drop(part.devices.take());
 }
 
 impl ShardPart {
@@ -441,8 +443,9 @@ async fn run_connection(remote: RemoteStream, place: Place) {
         runtime::spawn(keep_watch(part.clone())).detach();
     }
     let exports = part.shared.exports.get().map(Vec::as_slice).unwrap_or_default();
+    let devices = part.devices.borrow().clone();
     let served: Vec<(&Export, &dyn Device)> =
-        exports.iter().zip(part.devices.iter().map(|device| &**device)).collect();
+        exports.iter().zip(devices.iter().map(|device| &**device)).collect();
     let end = serve(&watch, &part.shared.descriptions, &served, runtime::current_shard().0).await;
     match end {
         End::Goodbye | End::Stopped => tracing::debug!("{}: {end}", part.shared.address),
@@ -453,7 +456,8 @@ async fn run_connection(remote: RemoteStream, place: Place) {
         }
     }
     let listed = part.connections.borrow_mut().remove(&number);
-    drop((listed, watch, place));
+    drop(served);
+    drop((listed, watch, place, devices));
     part.ended.notify_all();
 }
 

@@ -43,6 +43,33 @@ fn requests_in_flight_are_answered_before_the_server_stops() {
     });
 }
 
+/// What is below is closed next, and must not find its handles in use: not after a client that was there until then, and not
+/// after one that has just gone.
+#[test]
+fn no_handle_is_open_once_the_server_has_stopped() {
+    for leaves_first in [false, true] {
+        let (_folder, address) = socket();
+        run(2, move || async move {
+            let disk = SlowDisk::new(64, 4096);
+            let handles = || disk.controls.handles.load(Ordering::SeqCst);
+            let server = server(&address, vec![export("disk", disk.clone())]);
+            server.start().await.expect("it starts");
+            // One on each shard.
+            let clients = [Raw::open(&address, "disk", true).await, Raw::open(&address, "disk", true).await];
+            for client in &clients {
+                client.call(command::WRITE, 0, 0, 4096, &[5; 4096]).await.expect("written");
+                if leaves_first {
+                    client.request(command::DISC, 0, 0, 0, &[]).await;
+                    assert!(client.is_closed().await);
+                }
+            }
+            assert!(handles() >= 2, "each shard has one");
+            server.stop().await.expect("it stops");
+            assert_eq!(handles(), 0, "handles that are still open");
+        });
+    }
+}
+
 #[test]
 fn a_disconnect_waits_for_what_is_in_flight() {
     let (_folder, address) = socket();

@@ -171,6 +171,24 @@ pub struct Controls {
     pub ended: AtomicU64,
     pub flushes: AtomicU64,
     pub durable_writes: AtomicU64,
+    /// Handles that are open.
+    pub handles: AtomicU64,
+}
+
+/// Counts a handle as long as it is there.
+struct Counted(Arc<Controls>);
+
+impl Counted {
+    fn new(controls: Arc<Controls>) -> Counted {
+        controls.handles.fetch_add(1, Ordering::SeqCst);
+        Counted(controls)
+    }
+}
+
+impl Drop for Counted {
+    fn drop(&mut self) {
+        self.0.handles.fetch_sub(1, Ordering::SeqCst);
+    }
 }
 
 /// A disk that takes several turns for everything, so that whatever can happen in between does.
@@ -178,6 +196,8 @@ pub struct SlowDisk {
     geometry: DeviceGeometry,
     bytes: Arc<Mutex<Vec<u8>>>,
     pub controls: Arc<Controls>,
+    /// Where this is a handle.
+    _counted: Option<Counted>,
 }
 
 impl SlowDisk {
@@ -190,7 +210,7 @@ impl SlowDisk {
             read_only: false,
         };
         let bytes = Arc::new(Mutex::new(vec![0; (blocks * block) as usize]));
-        Arc::new(SlowDisk { geometry, bytes, controls: Arc::default() })
+        Arc::new(SlowDisk { geometry, bytes, controls: Arc::default(), _counted: None })
     }
 }
 
@@ -210,6 +230,7 @@ impl DevicePart for SlowDisk {
             geometry: self.geometry.clone(),
             bytes: self.bytes.clone(),
             controls: self.controls.clone(),
+            _counted: Some(Counted::new(self.controls.clone())),
         };
         Call::ready(Ok(Rc::new(copy) as Rc<dyn Device>))
     }

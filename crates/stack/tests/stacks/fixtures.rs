@@ -133,7 +133,7 @@ static MIRROR: Kind = Kind {
         if shapes.windows(2).any(|pair| pair[0].bytes != pair[1].bytes) {
             return Err(arguments.refuse("devices", "the copies differ in size: expected the same"));
         }
-        Ok(shapes[0])
+        Ok(shapes[0].clone())
     },
     build: |arguments| Call::new(async move { layer(&arguments, "mirror", arguments.devices("devices")?) }),
 };
@@ -234,7 +234,7 @@ fn leaf_shape(arguments: &Arguments) -> Result<Shape> {
         let detail = format!("size {bytes}: expected a multiple of the block size, {block_size}");
         return Err(arguments.refuse("size", detail));
     }
-    Ok(Shape { bytes, block_size: Some(block_size.bytes() as u32) })
+    Ok(Shape { bytes, block_size: Some(block_size.bytes() as u32), zones: None })
 }
 
 fn leaf(arguments: &Arguments, kind: &'static str) -> Result<Built> {

@@ -1,7 +1,8 @@
 //! How a stack names zones on a device.
 
 use super::layout::Layout;
-use super::{OnDevice, Options};
+use super::open::zone_geometry;
+use super::{DEFAULT_ZONE_SIZE, OnDevice, Options};
 use crate::ram::{MAX_ACTIVE, MAX_OPEN, small};
 use block::{BlockCount, BlockSize, Call, DeviceGeometry, Result};
 use stack::{Arguments, Built, Contract, Key, Kind, Shape, ValueKind};
@@ -26,6 +27,12 @@ pub const KIND: Kind = Kind {
         ),
         MAX_OPEN,
         MAX_ACTIVE,
+        Key::optional(
+            "read_only",
+            ValueKind::Bool,
+            "refuse every change, and write nothing to the device, not even that the zones are in use",
+        )
+        .or("false"),
     ],
     shareable: false,
     example: "zones(ram(256MiB), zone_size=16MiB)",
@@ -45,15 +52,22 @@ fn options(arguments: &Arguments) -> Result<Options> {
         max_open: small(arguments, "max_open")?,
         max_active: small(arguments, "max_active")?,
         max_append: arguments.optional_size("max_append")?,
-        read_only: false,
+        read_only: arguments.boolean("read_only")?,
     })
 }
 
-/// Without a size only the medium knows how many bytes the zones take.
+/// Without a size, only the medium knows how large zones are that are there already.
 fn plan(arguments: &Arguments) -> Result<Shape> {
+    let options = options(arguments)?;
+    if options.format && options.read_only {
+        return Err(arguments.refuse(
+            "read_only",
+            "zones can't be made and be read-only at the same time: leave one of them out",
+        ));
+    }
     let device = arguments.shape("on")?;
-    let (Some(bytes), Some(block_size), Some(zone_size)) =
-        (device.bytes, device.block_size, arguments.optional_size("zone_size")?)
+    let zone_size = options.zone_size.or(options.format.then_some(DEFAULT_ZONE_SIZE));
+    let (Some(bytes), Some(block_size), Some(zone_size)) = (device.bytes, device.block_size, zone_size)
     else {
         return Ok(Shape::default());
     };
@@ -62,10 +76,13 @@ fn plan(arguments: &Arguments) -> Result<Shape> {
         block_size,
         blocks: BlockCount(bytes >> block_size.shift()),
         atomic_write: block_size.bytes() as u32,
-        volatile_cache: false,
+        // Only opening it can tell.
+        volatile_cache: true,
         read_only: false,
     };
     let layout = Layout::for_device(&geometry, zone_size)
         .map_err(|error| arguments.refuse("zone_size", error.detail().to_owned()))?;
-    Ok(Shape { bytes: Some(u64::from(layout.zones) * layout.capacity()), block_size: None })
+    zone_geometry(&geometry, &layout, &options)
+        .map(Shape::of_zones)
+        .map_err(|error| arguments.refuse("max_append", error.detail().to_owned()))
 }

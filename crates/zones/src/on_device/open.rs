@@ -14,8 +14,10 @@ use block::{
 use std::sync::atomic::{AtomicBool, AtomicU64};
 use std::time::Duration;
 
-/// How many zone headers are read or written at a time.
+/// How many zone headers are written at a time.
 const HEADERS_AT_A_TIME: u32 = 128;
+/// How many zone headers are being read at any time.
+const HEADERS_IN_FLIGHT: usize = 64;
 /// How many times a header or superblock that can't be read is tried, and how long to wait after the first attempt: then
 /// twice as long, and so on.
 const READS: u32 = 4;
@@ -236,14 +238,9 @@ pub(super) async fn read(device: &dyn Device, options: &Options) -> Result<Volum
         )));
     }
     let read_only = geometry.read_only || options.read_only;
-    let mut slots = Vec::new();
-    while (slots.len() as u32) < layout.zones {
-        let first = slots.len() as u32;
-        let end = first.saturating_add(HEADERS_AT_A_TIME).min(layout.zones);
-        let reads = (first..end)
-            .map(|zone| read_slot(device, &layout, superblock.uuid, superblock.clean, read_only, zone));
-        slots.extend(runtime::join_all(reads).await);
-    }
+    let reads = (0..layout.zones)
+        .map(|zone| read_slot(device, &layout, superblock.uuid, superblock.clean, read_only, zone));
+    let slots = runtime::join_limited(HEADERS_IN_FLIGHT, reads).await;
     let limits = Limits::new(options.max_open, options.max_active);
     slots.iter().for_each(|slot| limits.moved(ZoneState::Empty, slot.look().0.state()));
     Ok(Volume {

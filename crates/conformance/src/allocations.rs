@@ -1,0 +1,69 @@
+//! An allocator that counts, for tests of what allocates and how much.
+//!
+//! A test file makes it its own and reads the counts before and after:
+//!
+//! ```
+//! #[global_allocator]
+//! static ALLOCATOR: conformance::allocations::Counting = conformance::allocations::Counting;
+//!
+//! let before = conformance::allocations::here();
+//! let kept = vec![0_u8; 100];
+//! assert_eq!(conformance::allocations::here() - before, 1);
+//! drop(kept);
+//! ```
+//!
+//! Left to others: that nothing else runs meanwhile, where all threads are counted.
+#![allow(unsafe_code)] // An allocator can't be made otherwise.
+
+use std::alloc::{GlobalAlloc, Layout, System};
+use std::cell::Cell;
+use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
+
+static ALLOCATIONS: AtomicU64 = AtomicU64::new(0);
+static BYTES: AtomicU64 = AtomicU64::new(0);
+
+thread_local! {
+    static HERE: Cell<u64> = const { Cell::new(0) };
+}
+
+/// The system's allocator, counted. An allocation that grows counts as another.
+#[derive(Debug, Clone, Copy, Default)]
+pub struct Counting;
+
+/// How often this thread has allocated.
+pub fn here() -> u64 {
+    HERE.get()
+}
+
+/// How often all threads together have allocated.
+pub fn everywhere() -> u64 {
+    ALLOCATIONS.load(Relaxed)
+}
+
+/// How many bytes are allocated now, each allocation as large as the C library makes it: 8 more, in steps of 16, 32 at
+/// least.
+pub fn bytes() -> u64 {
+    BYTES.load(Relaxed)
+}
+
+fn real_size(layout: Layout) -> u64 {
+    (layout.size() as u64 + 8).next_multiple_of(16).max(32)
+}
+
+// SAFETY: everything is passed on to the system's allocator; counting neither allocates nor panics.
+unsafe impl GlobalAlloc for Counting {
+    unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
+        ALLOCATIONS.fetch_add(1, Relaxed);
+        BYTES.fetch_add(real_size(layout), Relaxed);
+        // A thread that ends has no count any more.
+        let _ = HERE.try_with(|count| count.set(count.get() + 1));
+        // SAFETY: the caller's promises are passed on.
+        unsafe { System.alloc(layout) }
+    }
+
+    unsafe fn dealloc(&self, memory: *mut u8, layout: Layout) {
+        BYTES.fetch_sub(real_size(layout), Relaxed);
+        // SAFETY: as above.
+        unsafe { System.dealloc(memory, layout) }
+    }
+}

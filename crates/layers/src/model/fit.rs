@@ -1,0 +1,242 @@
+//! Fitting a profile to a run of fio on a real device, [`JOB`]: each number of the profile follows from one or two of its jobs,
+//! but the disk's write buffer, which is searched.
+
+use super::profile::{Disk, Profile, Service, SolidState};
+use super::trial::{Load, trial};
+use block::{Error, Result};
+use serde_json::Value;
+use std::time::Duration;
+
+/// The job file for fio. Its jobs are found again by their names.
+pub const JOB: &str = include_str!("fit.fio");
+
+/// The depth of the jobs that are called deep, and the share of the device that those called near stay in, as in [`JOB`].
+const DEPTH: usize = 32;
+const NEAR: f64 = 0.01;
+/// The mean of the root of the distance of two places.
+const MEAN_ROOT: f64 = 8.0 / 15.0;
+/// The capacity that trials of a disk are made with: distances count as shares of it.
+const CAPACITY: u64 = 1 << 40;
+/// Above this a flush is one of something.
+const NO_FLUSH: f64 = 20e-6;
+
+/// What fio has measured in one job.
+#[derive(Debug, Clone, Copy, PartialEq)]
+struct Measured {
+    iops: f64,
+    /// Bytes a second.
+    bandwidth: f64,
+    /// Seconds.
+    mean: f64,
+    deviation: f64,
+    /// Seconds that a flush took.
+    flush: f64,
+}
+
+/// A profile, and how near it comes.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Fitted {
+    /// The profile.
+    pub profile: Profile,
+    /// Job by job: what was measured, and what the profile comes to, in operations a second.
+    pub compared: Vec<(&'static str, f64, f64)>,
+}
+
+/// Fits a profile to what fio has said of [`JOB`], as JSON: one of a disk that turns so often a minute, or of a device without
+/// moving parts.
+///
+/// # Errors
+/// [`Error::Invalid`] for a text that isn't fio's, and where a job is missing or has failed.
+pub fn fit(report: &str, title: &str, rpm: Option<u32>) -> Result<Fitted> {
+    // fio puts warnings before the report.
+    let start = report
+        .find('{')
+        .ok_or_else(|| Error::invalid("expected fio's report as JSON: --output-format=json"))?;
+    let report: Value = serde_json::from_str(&report[start..])
+        .map_err(|error| Error::invalid(format!("fio's report: {error}; expected --output-format=json")))?;
+    let profile = match rpm {
+        Some(rpm) => Profile::Disk(disk(&report, title, rpm)?),
+        None => Profile::SolidState(solid_state(&report, title)?),
+    };
+    let mut compared = Vec::new();
+    for (name, load) in loads(rpm.is_some()) {
+        let operations = if rpm.is_some() { 4000 } else { 40_000 };
+        compared.push((name, job(&report, name)?.iops, trial(&profile, CAPACITY, load, operations).iops));
+    }
+    Ok(Fitted { profile, compared })
+}
+
+/// What the jobs do.
+fn loads(is_disk: bool) -> Vec<(&'static str, Load)> {
+    let small = |is_write, depth, span| Load { is_write, span: Some(span), bytes: 4096, depth };
+    let stream = |is_write| Load { is_write, span: None, bytes: 1 << 20, depth: 4 };
+    let mut loads = vec![
+        ("read-alone", small(false, 1, 1.0)),
+        ("read-deep", small(false, DEPTH, 1.0)),
+        ("read-stream", stream(false)),
+        ("write-alone", small(true, 1, 1.0)),
+        ("write-deep", small(true, DEPTH, 1.0)),
+        ("write-stream", stream(true)),
+    ];
+    if is_disk {
+        loads.push(("read-near", small(false, 1, NEAR)));
+    }
+    loads
+}
+
+fn job(report: &Value, name: &str) -> Result<Measured> {
+    let jobs = report.get("jobs").and_then(Value::as_array).map(Vec::as_slice).unwrap_or_default();
+    let found = jobs.iter().find(|job| job.get("jobname").and_then(Value::as_str) == Some(name));
+    let found = found.ok_or_else(|| {
+        Error::invalid(format!("fio's report has no job \"{name}\": run what `siltstone model job` prints"))
+    })?;
+    let direction = &found[if name.starts_with("read") { "read" } else { "write" }];
+    let number = |value: &Value| value.as_f64().unwrap_or(0.0);
+    let measured = Measured {
+        iops: number(&direction["iops"]),
+        bandwidth: number(&direction["bw_bytes"]),
+        mean: number(&direction["lat_ns"]["mean"]) / 1e9,
+        deviation: number(&direction["lat_ns"]["stddev"]) / 1e9,
+        flush: number(&found["sync"]["lat_ns"]["mean"]) / 1e9,
+    };
+    match measured.iops > 0.0 && measured.mean > 0.0 && measured.bandwidth >= 1.0 {
+        true => Ok(measured),
+        false => {
+            Err(Error::invalid(format!("job \"{name}\" of fio's report has done nothing: see its errors")))
+        }
+    }
+}
+
+fn whole_mebibytes(bytes: f64) -> u64 {
+    ((bytes / f64::from(1 << 20)).round().max(1.0) as u64) << 20
+}
+
+fn seconds(value: f64) -> Duration {
+    Duration::from_nanos((value * 1e9).round() as u64)
+}
+
+fn solid_state(report: &Value, title: &str) -> Result<SolidState> {
+    let flush = job(report, "write-flush")?.flush;
+    let service = |alone: Measured, deep: Measured, stream: Measured| {
+        // Little's law: so many are served at a time. If that is nearly all that there are, more might be.
+        let served = deep.iops * alone.mean;
+        let is_bound = served < 0.9 * DEPTH as f64;
+        let parallelism = if is_bound { served.round().max(1.0) } else { DEPTH as f64 };
+        let latency = if is_bound { parallelism / deep.iops } else { alone.mean };
+        Service {
+            latency: seconds(latency),
+            bandwidth: whole_mebibytes(stream.bandwidth),
+            parallelism: Some(parallelism as u32),
+        }
+    };
+    let (read, write) = (job(report, "read-alone")?, job(report, "write-alone")?);
+    let spread = ((read.deviation / read.mean + write.deviation / write.mean) / 2.0).min(1.0);
+    Ok(SolidState {
+        title: title.to_owned(),
+        parallelism: DEPTH as u32,
+        spread: (spread * 100.0).round() / 100.0,
+        volatile_cache: flush > NO_FLUSH,
+        flush: seconds(if flush > NO_FLUSH { flush } else { 0.0 }),
+        read: service(read, job(report, "read-deep")?, job(report, "read-stream")?),
+        write: service(write, job(report, "write-deep")?, job(report, "write-stream")?),
+        write_buffer: None,
+    })
+}
+
+fn disk(report: &Value, title: &str, rpm: u32) -> Result<Disk> {
+    if rpm == 0 {
+        return Err(Error::invalid("rpm is 0: expected the revolutions per minute of the disk"));
+    }
+    let (far, near) = (job(report, "read-alone")?.mean, job(report, "read-near")?.mean);
+    let write = job(report, "write-alone")?.mean;
+    let half_turn = 30.0 / f64::from(rpm);
+    // What both have in common is half a turn and the seek to the next track; the rest goes by the root of the distance.
+    let range = ((far - near) / (MEAN_ROOT * (1.0 - NEAR.sqrt()))).max(0.0);
+    let track = (near - half_turn - range * MEAN_ROOT * NEAR.sqrt()).max(100e-6);
+    let flushed = job(report, "write-flush")?.flush;
+    let mut disk = Disk {
+        title: title.to_owned(),
+        rpm,
+        track_seek: seconds(track),
+        full_seek: seconds(track + range),
+        bandwidth: whole_mebibytes(job(report, "read-stream")?.bandwidth),
+        // A write by itself goes into the buffer.
+        interface: seconds(if write < 1e-3 { write } else { 60e-6 }),
+        queue_depth: DEPTH as u32,
+        write_buffer: 1,
+        volatile_cache: flushed > NO_FLUSH,
+    };
+    let wanted = job(report, "write-deep")?.iops;
+    let load = Load { is_write: true, span: Some(1.0), bytes: 4096, depth: DEPTH };
+    let distance = |write_buffer: u32| {
+        let profile = Profile::Disk(Disk { write_buffer, ..disk.clone() });
+        // Long enough for the buffer to be full most of the time.
+        let outcome = trial(&profile, CAPACITY, load, 2000 + 8 * write_buffer as usize);
+        (outcome.iops / wanted).ln().abs()
+    };
+    let sizes = (0..=11).map(|power| 1u32 << power);
+    let nearest = sizes.map(|size| (distance(size), size)).min_by(|left, right| left.0.total_cmp(&right.0));
+    disk.write_buffer = nearest.map_or(1, |(_, size)| size);
+    Ok(disk)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::model::profile::known;
+    use serde_json::json;
+
+    /// What fio would say of a device like this one.
+    fn report(profile: &Profile) -> Value {
+        let mut jobs = Vec::new();
+        for (name, load) in loads(true) {
+            let outcome = trial(profile, CAPACITY, load, 20_000);
+            let mean = load.depth as f64 / outcome.iops * 1e9;
+            let direction = json!({
+                "iops": outcome.iops,
+                "bw_bytes": outcome.iops * load.bytes as f64,
+                "lat_ns": { "mean": mean, "stddev": mean * 0.4 },
+            });
+            jobs.push(json!({ "jobname": name, if load.is_write { "write" } else { "read" }: direction }));
+        }
+        let flush = json!({ "iops": 100.0, "bw_bytes": 409600.0, "lat_ns": { "mean": 20e6, "stddev": 1e6 } });
+        jobs.push(json!({ "jobname": "write-flush", "write": flush, "sync": { "lat_ns": { "mean": 1e6 } } }));
+        json!({ "jobs": jobs })
+    }
+
+    fn comes_near(name: &str, rpm: Option<u32>) -> Fitted {
+        let known = known().expect("they are right").remove(name).expect("it is known");
+        let text = format!("fio: a warning\n{}", report(&known));
+        let fitted = fit(&text, "again", rpm).expect("all jobs are there");
+        println!("{}{:#?}", fitted.profile.to_toml(name), fitted.compared);
+        for (job, measured, modelled) in &fitted.compared {
+            let share = modelled / measured;
+            assert!((0.9..1.1).contains(&share), "{name}, {job}: {measured} measured, {modelled} modelled");
+        }
+        fitted
+    }
+
+    #[test]
+    fn what_was_measured_on_a_model_gives_that_model() {
+        comes_near("sata-ssd", None);
+        comes_near("as2280p4u", None);
+        comes_near("optane-900p", None);
+        let Profile::Disk(disk) = comes_near("wd43purz", Some(5400)).profile else { panic!("it turns") };
+        assert_eq!(disk.write_buffer, 512);
+        assert!(disk.volatile_cache, "a flush took a millisecond");
+    }
+
+    #[test]
+    fn reports_that_lack_something_are_refused() {
+        let refused = |text: &str, rpm| fit(text, "", rpm).expect_err(text).to_string();
+        assert!(refused("fio: no such device", None).contains("--output-format=json"));
+        assert!(refused("{ \"jobs\": [] }", None).contains("has no job \"write-flush\""));
+        let known = known().expect("they are right").remove("sata-ssd").expect("it is known");
+        let mut report = report(&known);
+        assert!(refused(&report.to_string(), Some(0)).contains("rpm is 0"));
+        report["jobs"][0]["read"]["iops"] = json!(0.0);
+        assert!(
+            refused(&report.to_string(), None).contains("\"read-alone\" of fio's report has done nothing")
+        );
+    }
+}

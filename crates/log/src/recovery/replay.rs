@@ -1,0 +1,93 @@
+//! Putting records over the maps of a checkpoint, one by one. Where all of them only map, unmap and move blocks of the
+//! volume, [`gathered`](super::gathered) does the same faster.
+
+use crate::commit::{Effect, apply};
+use crate::format::Change;
+use crate::layout::Layout;
+use crate::map::Physical;
+use crate::scan::Found;
+use crate::table::ZoneTable;
+use crate::versions::Versions;
+use block::{Error, Result};
+use smallvec::SmallVec;
+
+/// Puts records over the maps of a checkpoint.
+pub(crate) struct Replay<'a> {
+    pub(crate) versions: &'a mut Versions,
+    pub(crate) table: &'a ZoneTable,
+    pub(crate) layout: &'a Layout,
+    pub(crate) clock: u64,
+}
+
+/// Refuses a record that has other data blocks than its entries.
+///
+/// # Errors
+/// [`Error::Corrupt`] with both.
+pub(super) fn check_length(record: &Found, named: u32) -> Result<()> {
+    let header = &record.header;
+    if named == header.blocks {
+        return Ok(());
+    }
+    Err(Error::corrupt(format!(
+        "record {} of stream {} has {} data blocks and names {named}",
+        header.sequence, header.stream.0, header.blocks
+    )))
+}
+
+impl Replay<'_> {
+    /// Replays these records, in this order.
+    ///
+    /// # Errors
+    /// [`Error::Corrupt`] for what no version of this program writes.
+    pub(crate) fn run(&mut self, records: &[Found]) -> Result<()> {
+        records.iter().try_for_each(|record| self.replay(record))
+    }
+
+    /// Looks up what a record writes, all at once: single changes of a large map would wait for memory one by one.
+    fn touch(&self, changes: &[Change]) {
+        let mut blocks = SmallVec::<[u64; 256]>::new();
+        let mut map = None;
+        for change in changes {
+            if let Change::Write { version, block, .. } = change
+                && *map.get_or_insert(*version) == *version
+            {
+                blocks.push(*block);
+            }
+        }
+        if let Some(version) = map.and_then(|map| self.versions.get(map)) {
+            blocks.retain(|block| *block < version.blocks);
+            let mut found = SmallVec::<[Physical; 256]>::from_elem(Physical::NONE, blocks.len());
+            version.map.lookup_batch(&blocks, &mut found);
+        }
+    }
+
+    fn replay(&mut self, record: &Found) -> Result<()> {
+        let header = &record.header;
+        let mut position = header.position + 1;
+        let (table, layout, clock) = (self.table, self.layout, self.clock);
+        let changes = Change::decode_all(&record.meta)?;
+        check_length(record, changes.iter().map(Change::data_blocks).fold(0, u32::saturating_add))?;
+        self.touch(&changes);
+        for change in changes {
+            let physical = layout.physical(header.zone, position);
+            position += change.data_blocks();
+            if let Change::Write { count, .. } = &change {
+                self.clock += u64::from(*count);
+            }
+            let died = |physical, blocks| table.remove_live(layout.place(physical).0, blocks, clock);
+            let applied = apply(self.versions, &change, header.zone, physical, &mut |effect| match effect {
+                Effect::Live(zone, blocks) => table.add_live(zone, blocks as u32),
+                Effect::Dead(physical, blocks) => died(physical, blocks as u32),
+            });
+            // Nobody waits for anything else yet.
+            while self.versions.give_up(u64::MAX, &mut |physical| died(physical, 1)) {}
+            // What failed then, on the same state, fails again and changes nothing.
+            match applied {
+                Ok(())
+                | Err(Error::NotFound(_) | Error::Invalid(_) | Error::AlreadyExists(_) | Error::Busy(_)) => {}
+                Err(error) => return Err(error),
+            }
+        }
+        Ok(())
+    }
+}
