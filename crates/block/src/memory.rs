@@ -261,7 +261,7 @@ mod tests {
         words.iter().for_each(|word| word.store(7, Relaxed));
         words.forget(1000..3100);
         words.forget(1 << 19..usize::MAX);
-        words.forget(200..100);
+        words.forget(0..0);
         for (at, word) in words.iter().enumerate() {
             let is_forgotten = (1024..3072).contains(&at) || at >= 1 << 19;
             assert_eq!(word.load(Relaxed), if is_forgotten { 0 } else { 7 }, "word {at}");
