@@ -137,7 +137,7 @@ pub async fn summary(
     let position = end - blocks;
     let bytes = read(zones, layout, report.zone.0, position, blocks).await?;
     let place = Place { zone: report.zone.0, generation: report.generation, position };
-    let summary = Summary::decode(&bytes, place, identity, layout.block_bytes())?;
+    let summary = Summary::decode(bytes, place, identity, layout.block_bytes())?;
     Ok((summary, position))
 }
 

@@ -133,7 +133,12 @@ impl Summary {
     ///
     /// # Errors
     /// [`Error::Protocol`] where there is none of this log, zone and generation; [`Error::Corrupt`] for a damaged one.
-    pub fn decode(blocks: &[u8], place: Place, identity: &Identity, block_size: usize) -> Result<Summary> {
+    pub fn decode(
+        mut blocks: Vec<u8>,
+        place: Place,
+        identity: &Identity,
+        block_size: usize,
+    ) -> Result<Summary> {
         let count = blocks.len() / block_size;
         if count == 0 || !blocks.len().is_multiple_of(block_size) {
             return Err(Error::protocol("a summary takes whole blocks"));
@@ -152,14 +157,14 @@ impl Summary {
             return Err(Error::corrupt(format!("the summary of zone {} has a wrong checksum", place.zone)));
         }
         let length = raw.length.get() as usize;
-        let mut bytes = Vec::with_capacity(blocks.len());
-        bytes.extend_from_slice(before);
-        bytes.extend_from_slice(&last[TRAILER..]);
-        if length > bytes.len() {
+        let (records, trailer) = (raw.records.get(), before.len());
+        if length > blocks.len() - TRAILER {
             return Err(Error::corrupt(format!("the summary of zone {} is longer than it is", place.zone)));
         }
-        bytes.truncate(length);
-        Ok(Summary { bytes, records: raw.records.get() })
+        // What stands before the trailer and behind it, in one piece.
+        blocks.drain(trailer..trailer + TRAILER);
+        blocks.truncate(length);
+        Ok(Summary { bytes: blocks, records })
     }
 
     /// The records, in the order in which they were appended; ends early at one that doesn't validate.
@@ -215,16 +220,16 @@ mod tests {
             let mut blocks = vec![0; builder.blocks_with(0, BLOCK) * BLOCK];
             builder.encode(place, &IDENTITY, BLOCK, &mut blocks);
             assert_eq!(blocks_of(&blocks[blocks.len() - BLOCK..]), Ok((blocks.len() / BLOCK) as u32));
-            let summary = Summary::decode(&blocks, place, &IDENTITY, BLOCK).expect("it is a summary");
+            let summary = Summary::decode(blocks.clone(), place, &IDENTITY, BLOCK).expect("it is a summary");
             let found: Vec<u64> = summary.records(&IDENTITY).map(|parsed| parsed.header.sequence).collect();
             assert_eq!(found, (0..records).collect::<Vec<_>>());
             for byte in [0, 12, blocks.len() - 1, blocks.len() / 2] {
                 let mut damaged = blocks.clone();
                 damaged[byte] ^= 1;
-                assert!(Summary::decode(&damaged, place, &IDENTITY, BLOCK).is_err(), "{byte}");
+                assert!(Summary::decode(damaged, place, &IDENTITY, BLOCK).is_err(), "{byte}");
             }
             let elsewhere = Place { generation: 5, ..place };
-            assert!(Summary::decode(&blocks, elsewhere, &IDENTITY, BLOCK).is_err());
+            assert!(Summary::decode(blocks.clone(), elsewhere, &IDENTITY, BLOCK).is_err());
         }
     }
 }
