@@ -3,17 +3,21 @@
 //! [`GrowingWords`] promises atomic words, zero at first, that never move while more of them are made usable, so that
 //! they are reached without any table; in huge pages (2 MiB, by advice) behind the first [`HUGE_PAGE`] bytes, so that
 //! random reads of gigabytes don't miss the processor's table of pages each time. Memory is taken as it is touched.
+//! Where only some of it will be, whoever knows better asks for small pages, and for huge ones where it has filled up.
 //! What the words mean is left to others.
 #![allow(unsafe_code)] // Address space without memory, and huge pages, can only be had from the kernel itself.
 
 use crate::error::{Error, Result};
 use std::fmt;
-use std::ops::Deref;
+use std::ops::{Deref, Range};
 use std::ptr::NonNull;
 use std::sync::atomic::{AtomicU32, AtomicUsize, Ordering};
 
 /// The size of a huge page, in bytes.
 pub const HUGE_PAGE: usize = 2 << 20;
+
+/// In whose multiples memory is given back, in bytes. A processor's small pages may be larger: then nothing smaller is.
+const SMALL_PAGE: usize = 4096;
 
 /// What is made usable at least at a time, in bytes; a multiple of every processor's small pages.
 const STEP: usize = 64 << 10;
@@ -38,6 +42,19 @@ impl GrowingWords {
     /// # Errors
     /// [`Error::OutOfMemory`] if the process may not have as many addresses; [`Error::Invalid`] for no words.
     pub fn reserve(most: usize) -> Result<Self> {
+        Self::reserve_in(most, true)
+    }
+
+    /// The same in small pages: memory is taken for those that are touched, until [`gather`](Self::gather) is asked for.
+    /// (A kernel whose `transparent_hugepage/enabled` is `always` takes huge ones all the same.)
+    ///
+    /// # Errors
+    /// As [`reserve`](Self::reserve).
+    pub fn reserve_small(most: usize) -> Result<Self> {
+        Self::reserve_in(most, false)
+    }
+
+    fn reserve_in(most: usize, in_huge_pages: bool) -> Result<Self> {
         let bytes = most.checked_mul(size_of::<AtomicU32>()).filter(|bytes| (1..=1 << 60).contains(bytes));
         let Some(bytes) = bytes else {
             return Err(Error::invalid(format!("memory for {most} words: expected 1 to 2^58")));
@@ -52,7 +69,7 @@ impl GrowingWords {
         // SAFETY: a huge page more than needed was mapped, and less than one is skipped.
         let start = unsafe { reserved.add(reserved.as_ptr().align_offset(HUGE_PAGE)) };
         let huge = bytes.next_multiple_of(STEP).saturating_sub(HUGE_PAGE);
-        if huge > 0 {
+        if in_huge_pages && huge > 0 {
             // SAFETY: whole pages inside our own mapping. It's advice: a kernel without huge pages ignores it.
             unsafe { libc::madvise(start.as_ptr().add(HUGE_PAGE).cast(), huge, libc::MADV_HUGEPAGE) };
         }
@@ -92,19 +109,43 @@ impl GrowingWords {
         Ok(())
     }
 
-    /// Asks the processor to have a word at hand soon, without waiting for it. Nothing happens where it isn't usable.
+    /// How many words it was reserved for.
+    pub fn most(&self) -> usize {
+        self.most
+    }
+
+    /// Puts these words into huge pages, whole ones inside of the range, those that weren't touched yet included; some of
+    /// each must have been. Says whether that was done: else they are as they were. Takes 0.4 ms per huge page or more,
+    /// in which whoever touches it waits. (MADV_COLLAPSE, Linux 6.1.)
+    pub fn gather(&self, words: Range<usize>) -> bool {
+        let page = HUGE_PAGE / size_of::<AtomicU32>();
+        let (first, end) = (words.start.next_multiple_of(page), words.end.min(self.len()) / page * page);
+        if first >= end {
+            return false;
+        }
+        let bytes = (end - first) * size_of::<AtomicU32>();
+        // SAFETY: whole pages inside our own mapping that are usable. They keep what they hold, for readers at the same
+        // time as well.
+        unsafe { libc::madvise(self.start.as_ptr().add(first).cast(), bytes, libc::MADV_COLLAPSE) == 0 }
+    }
+
+    /// Gives back the memory of these words, whole small pages inside of the range: they are zero, and take none until they
+    /// are written to. Of a huge page that isn't given back as a whole the kernel may keep the rest for a while.
+    pub fn forget(&self, words: Range<usize>) {
+        let page = SMALL_PAGE / size_of::<AtomicU32>();
+        let (first, end) = (words.start.next_multiple_of(page), words.end.min(self.len()) / page * page);
+        if first < end {
+            let bytes = (end - first) * size_of::<AtomicU32>();
+            // SAFETY: inside our own mapping, private and without a file: it is as if zeros were stored, and the words
+            // are atomic.
+            unsafe { libc::madvise(self.start.as_ptr().add(first).cast(), bytes, libc::MADV_DONTNEED) };
+        }
+    }
+
+    /// As [`prefetch`], of the usable words.
     #[inline]
     pub fn prefetch(&self, word: usize) {
-        if let Some(word) = self.get(word) {
-            #[cfg(target_arch = "x86_64")]
-            // SAFETY: a prefetch is a hint, and has no effect but on the processor's caches.
-            unsafe {
-                use std::arch::x86_64::{_MM_HINT_T0, _mm_prefetch};
-                _mm_prefetch(std::ptr::from_ref(word).cast(), _MM_HINT_T0);
-            }
-            #[cfg(not(target_arch = "x86_64"))]
-            let _ = word;
-        }
+        prefetch(self, word);
     }
 
     /// How much memory the first `count` words take at most once they have been touched, in bytes.
@@ -115,6 +156,21 @@ impl GrowingWords {
         } else {
             bytes.next_multiple_of(HUGE_PAGE as u64)
         }
+    }
+}
+
+/// Asks the processor to have a word at hand soon, without waiting for it. Nothing happens where there is none.
+#[inline]
+pub fn prefetch(words: &[AtomicU32], word: usize) {
+    if let Some(word) = words.get(word) {
+        #[cfg(target_arch = "x86_64")]
+        // SAFETY: a prefetch is a hint, and has no effect but on the processor's caches.
+        unsafe {
+            use std::arch::x86_64::{_MM_HINT_T0, _mm_prefetch};
+            _mm_prefetch(std::ptr::from_ref(word).cast(), _MM_HINT_T0);
+        }
+        #[cfg(not(target_arch = "x86_64"))]
+        let _ = word;
     }
 }
 
@@ -178,6 +234,38 @@ mod tests {
         assert!(other.iter().all(|word| word.load(Relaxed) == 0));
         words.grow(1).unwrap();
         assert!(words.len() >= 3 << 20);
+    }
+
+    #[test]
+    fn gathered_words_hold_what_they_held() {
+        let words = GrowingWords::reserve_small(3 << 20).unwrap();
+        words.grow((3 << 20) - 1).unwrap();
+        let page = HUGE_PAGE / 4;
+        for at in (page..3 * page).step_by(page / 16) {
+            words[at].store(at as u32, Relaxed);
+        }
+        assert!(!words.gather(page + 1..2 * page), "there is no whole huge page in it");
+        assert!(!words.gather(4 * page..3 * page));
+        let gathered = words.gather(page..3 * page);
+        println!("gathered: {gathered}");
+        for at in page..3 * page {
+            let expected = if at.is_multiple_of(page / 16) { at as u32 } else { 0 };
+            assert_eq!(words[at].load(Relaxed), expected, "word {at}");
+        }
+    }
+
+    #[test]
+    fn forgotten_words_are_zero_and_others_are_not() {
+        let words = GrowingWords::reserve_small(1 << 20).unwrap();
+        words.grow(1 << 20).unwrap();
+        words.iter().for_each(|word| word.store(7, Relaxed));
+        words.forget(1000..3100);
+        words.forget(1 << 19..usize::MAX);
+        words.forget(0..0);
+        for (at, word) in words.iter().enumerate() {
+            let is_forgotten = (1024..3072).contains(&at) || at >= 1 << 19;
+            assert_eq!(word.load(Relaxed), if is_forgotten { 0 } else { 7 }, "word {at}");
+        }
     }
 
     #[test]

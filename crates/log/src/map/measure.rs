@@ -197,13 +197,13 @@ fn batched(limit: u64, lookup: impl Fn(&[u64], &mut [Physical])) -> impl FnMut()
     let mut blocks = Blocks::below(limit);
     let (mut batch, mut found) = ([0; BATCH], [Physical::NONE; BATCH]);
     move || {
-        let mut sum = 0_u32;
         for _ in 0..ROUND / BATCH as u64 {
             batch.fill_with(|| blocks.next());
             lookup(&batch, &mut found);
-            sum = found.iter().fold(sum, |sum, found| sum.wrapping_add(found.0));
+            // What is done with them is not counted.
+            std::hint::black_box(&mut found);
         }
-        sum
+        found[0].0
     }
 }
 

@@ -4,17 +4,24 @@
 //! - A *dense* leaf has 4 bytes per block and is changed in place.
 //! - A leaf of *runs* (64 to 512 bytes) serves where extents are long. It is never changed but replaced by a new one.
 //!
-//! Lookups are wait-free: three dependent loads, the first two from tables that fit the processor's caches (4 bytes
-//! per 4 MiB of volume), no lock, no fence, no registration. Changes take one lock per family, which is a map and its
-//! snapshots: these share memory, and copy a node when they change one that others refer to.
+//! Lookups are wait-free: no lock, no fence, no registration. A dense leaf lies in its page's *seat* where it can, which is
+//! a place in an array of all blocks, and a version knows by a bit per page that it does. Of such a block a lookup is one
+//! load, which doesn't wait for the bit: the processor guesses that it is set. Other lookups are three dependent
+//! loads, the first two from tables that fit the processor's caches (4 bytes per 4 MiB of volume).
+//!
+//! Changes take one lock per family, which is a map and its snapshots: these share memory, and copy a node when they
+//! change one that others refer to. The copy lies outside of the seat, which others have; once nobody has it any more, the
+//! next change of the leaf brings it back there.
 //!
 //! A family's grace periods are of all its maps: [`Map::end_grace`] on one of them says that lookups in any of them
 //! have returned. What a callback sees is called under the lock: it must not change a map of the family.
 
 mod arena;
 mod at_home;
+mod lookup;
 mod memory;
 mod runs;
+mod seats;
 #[cfg(test)]
 mod shuttle_tests;
 #[cfg(test)]
@@ -24,8 +31,7 @@ use super::joined::Joined;
 use super::{Map, Mapping, PAGE_BLOCKS, Physical};
 use arena::{Allocator, Kind, MOST_SLABS, Piece, Reference, most_runs};
 use block::Result;
-use block::memory::GrowingWords;
-use memory::{Memory, Word};
+use memory::{FIRST_SEAT, Memory, Seated, Word};
 use runs::{Class, REFERENCES, Runs};
 use std::fmt;
 use std::ops::Range;
@@ -37,14 +43,14 @@ pub use at_home::{Family as HomeFamily, HomeWords, OpenVersion, create, open, ov
 /// Changes to a dense leaf of so many blocks at once look whether it has few enough runs by now.
 const LONG: u32 = 32;
 
-/// How many lookups of a batch go on at the same time: more than the processor can have cache misses.
-const AT_ONCE: usize = 32;
-
 /// One version: a map, or a snapshot of it.
-pub struct Radix<M: Memory = GrowingWords> {
+pub struct Radix<M: Memory = Seated> {
     family: Arc<Family<M>>,
     /// One word per middle node: its slab, or 0.
     root: M::Roots,
+    /// A bit per page: in this version it has a dense leaf, in its seat. Where the leaf comes there without this version
+    /// being told (see [`move_part`](Self::move_part)) it is clear. Empty where there are no seats.
+    seated: M::Roots,
     blocks: AtomicU64,
 }
 
@@ -91,8 +97,8 @@ impl<'a, M: Memory> Writer<'a, M> {
         piece.words(self.memory)
     }
 
-    /// A leaf with what the runs say. One reference to it is counted.
-    fn build(&mut self) -> Reference {
+    /// A leaf of this page with what the runs say. One reference to it is counted.
+    fn build(&mut self, page: u64) -> Reference {
         let state = &mut *self.state;
         let count = state.runs.list().len();
         if state.runs.is_unmapped() {
@@ -107,7 +113,7 @@ impl<'a, M: Memory> Writer<'a, M> {
                 Reference::runs(piece)
             }
             None => {
-                let slab = state.allocator.take_slab(self.memory);
+                let slab = state.allocator.take_leaf(self.memory, page);
                 let words = self.slab_to_change(slab);
                 self.state.runs.spread(|block, place| words[block].set(place));
                 Reference::dense(slab)
@@ -116,11 +122,11 @@ impl<'a, M: Memory> Writer<'a, M> {
     }
 
     /// The runs of a dense leaf as a leaf, if they are few.
-    fn compact(&mut self, slab: u32) -> Option<Reference> {
+    fn compact(&mut self, slab: u32, page: u64) -> Option<Reference> {
         let places = self.memory.slab(slab).iter().map(Word::get);
         // Half of what a leaf of runs may have: else it would be dense again after a few changes.
         let few = self.state.runs.gather(places, most_runs::<M>() / 2);
-        few.then(|| self.build())
+        few.then(|| self.build(page))
     }
 
     fn is_sole(&mut self, slab: u32) -> bool {
@@ -208,11 +214,37 @@ impl<M: Memory> Radix<M> {
 
     /// An empty map in memory of which nothing is usable yet.
     fn in_this_memory(memory: M, blocks: u64) -> Result<Self> {
+        memory.grow_seats(Self::pages(blocks));
         let allocator = Allocator::new(&memory)?;
         let state = State { allocator, runs: Runs::new(Self::LEAF as u32), versions: 1 };
         let family = Arc::new(Family { memory, state: Mutex::new(state) });
-        let root = Self::new_root(blocks)?;
-        Ok(Radix { family, root, blocks: AtomicU64::new(blocks) })
+        Self::of_family(family, blocks)
+    }
+
+    /// An empty version of a family that counts it already.
+    fn of_family(family: Arc<Family<M>>, blocks: u64) -> Result<Self> {
+        let (root, seated) = (Self::new_root(blocks)?, Self::new_seated(blocks)?);
+        Ok(Radix { family, root, seated, blocks: AtomicU64::new(blocks) })
+    }
+
+    /// No page of so many blocks has its leaf in its seat.
+    fn new_seated(blocks: u64) -> Result<M::Roots> {
+        // A bit per seat that there can be.
+        let most = if M::SEATS { (MOST_SLABS / 32) >> M::SLAB_SHIFT } else { 1 };
+        let seated = M::Roots::reserve(most)?;
+        seated.grow(Self::seated_slabs(blocks))?;
+        Ok(seated)
+    }
+
+    /// How many slabs the bits of pages in their seats take.
+    fn seated_slabs(blocks: u64) -> u32 {
+        let pages = if M::SEATS { Self::pages(blocks).min(MOST_SLABS.into()) } else { 0 };
+        pages.div_ceil(32 << M::SLAB_SHIFT) as u32
+    }
+
+    /// How many leaves a map of so many blocks has at most.
+    fn pages(blocks: u64) -> u64 {
+        blocks.div_ceil(Self::LEAF)
     }
 
     /// An empty root for so many blocks. There are addresses for 2^42: 16 PiB in blocks of 4 KiB.
@@ -256,63 +288,6 @@ impl<M: Memory> Radix<M> {
     #[inline]
     fn leaf(&self, page: u64) -> Reference {
         Reference(self.family.memory.words()[self.leaf_word(page)].get())
-    }
-
-    /// The word of a dense leaf's block.
-    #[inline]
-    fn dense_word(slab: u32, block: u64) -> usize {
-        ((slab as usize) << M::SLAB_SHIFT) | (block & (Self::LEAF - 1)) as usize
-    }
-
-    /// Where a block lies whose leaf isn't dense. Not inlined, so that dense leaves don't pay for its registers.
-    #[inline(never)]
-    fn find_in_runs(&self, leaf: Reference, block: u64) -> Physical {
-        match leaf.kind() {
-            Kind::Runs(piece) => {
-                let words = piece.words(&self.family.memory);
-                runs::find(words, piece.class, (block & (Self::LEAF - 1)) as u32)
-            }
-            _ => Physical::NONE,
-        }
-    }
-
-    /// Looks up at most [`AT_ONCE`] blocks, step by step for all of them, so that their cache misses overlap.
-    fn lookup_some(&self, blocks: &[u64], found: &mut [Physical]) {
-        let memory = &self.family.memory;
-        let mut places = [0; AT_ONCE];
-        for (place, block) in places.iter_mut().zip(blocks) {
-            *place = self.leaf_word(block >> M::SLAB_SHIFT);
-            memory.prefetch(*place);
-        }
-        let mut leaves = [Reference::EMPTY; AT_ONCE];
-        let mut all_dense = true;
-        let words = memory.words();
-        for ((leaf, place), block) in leaves.iter_mut().zip(&mut places).zip(blocks) {
-            *leaf = Reference(words[*place].get());
-            // Of other leaves, word 0: it is there and holds nothing.
-            *place = if let Kind::Dense(slab) = leaf.kind() { Self::dense_word(slab, *block) } else { 0 };
-            all_dense &= *place != 0;
-            memory.prefetch(*place);
-        }
-        if !all_dense {
-            for leaf in leaves {
-                if let Kind::Runs(piece) = leaf.kind() {
-                    piece.prefetch(memory);
-                }
-            }
-        }
-        // Anew: a leaf that was published meanwhile may lie behind what was usable before.
-        let words = memory.words();
-        for (found, place) in found.iter_mut().zip(places) {
-            *found = Physical(words[place].get());
-        }
-        if !all_dense {
-            for ((found, leaf), block) in found.iter_mut().zip(leaves).zip(blocks) {
-                if let Kind::Runs(_) = leaf.kind() {
-                    *found = self.find_in_runs(leaf, *block);
-                }
-            }
-        }
     }
 
     /// Calls `each` for what of every leaf lies in the range, with the offset in the range; it says whether that leaf
@@ -365,6 +340,24 @@ impl<M: Memory> Radix<M> {
             writer.release_middle(old);
         }
         writer.slab_to_change(middle)[(page & (Self::LEAF - 1)) as usize].set(leaf.0);
+        self.tell_seated(page, leaf);
+    }
+
+    /// Notes whether this version's leaf of a page is in its seat. The caller has the family's lock, and whoever is in the
+    /// seat stays readable for a grace period.
+    fn tell_seated(&self, page: u64, leaf: Reference) {
+        if let Some(word) = self.seated.words().get((page / 32) as usize) {
+            let (before, bit) = (word.get(), 1 << (page % 32));
+            let after = if Self::is_seat(leaf) { before | bit } else { before & !bit };
+            if after != before {
+                word.set(after);
+            }
+        }
+    }
+
+    /// Whether it is a dense leaf in its seat.
+    fn is_seat(leaf: Reference) -> bool {
+        matches!(leaf.kind(), Kind::Dense(slab) if slab >= FIRST_SEAT)
     }
 
     /// Takes a middle node out if it has no leaf.
@@ -393,19 +386,19 @@ impl<M: Memory> Radix<M> {
                 }
                 writer.state.runs.reset(Physical::NONE);
                 writer.state.runs.replace(low, high, to);
-                writer.build()
+                writer.build(page)
             }
             Kind::Runs(piece) => {
                 writer.read_runs(piece);
                 visit_runs(piece.words(writer.memory), piece.class, part, Self::LEAF * page, displaced);
                 writer.state.runs.replace(low, high, to);
-                writer.build()
+                writer.build(page)
             }
             Kind::Dense(slab) => {
                 visit_dense(writer.memory.slab(slab), part, Self::LEAF * page, displaced);
                 if u64::from(high - low) == Self::LEAF {
                     writer.state.runs.reset(to);
-                    writer.build()
+                    writer.build(page)
                 } else {
                     self.insert_in_dense(writer, slab, part, to)
                 }
@@ -423,9 +416,16 @@ impl<M: Memory> Radix<M> {
     fn insert_in_dense(&self, writer: &mut Writer<'_, M>, slab: u32, part: Part, to: Physical) -> Reference {
         let middle = self.middle(part.page >> M::SLAB_SHIFT);
         let sole = writer.is_sole(middle) && writer.is_sole(slab);
-        let target = if sole { slab } else { writer.state.allocator.take_slab(writer.memory) };
+        // One that was copied when others had its seat goes back there once it is free.
+        let seat =
+            if slab < FIRST_SEAT { writer.state.allocator.take_seat(writer.memory, part.page) } else { None };
+        let target = match seat {
+            Some(seat) => seat,
+            None if sole => slab,
+            None => writer.state.allocator.take_slab(writer.memory),
+        };
         let words = writer.slab_to_change(target);
-        if !sole {
+        if target != slab {
             for (word, from) in words.iter().zip(writer.memory.slab(slab)) {
                 word.set(from.get());
             }
@@ -434,9 +434,9 @@ impl<M: Memory> Radix<M> {
             word.set(to.offset(offset as u64).0);
         }
         let look = part.high - part.low >= LONG || !to.is_mapped();
-        match look.then(|| writer.compact(target)).flatten() {
+        match look.then(|| writer.compact(target, part.page)).flatten() {
             Some(compact) => {
-                if !sole {
+                if target != slab {
                     // No lookup has seen the copy; it waits for a grace period like everything.
                     writer.release(Reference::dense(target));
                 }
@@ -457,6 +457,7 @@ impl<M: Memory> Radix<M> {
     ) {
         let Part { page, low, high } = part;
         let (old, first) = (self.leaf(page), page * Self::LEAF);
+        let middle = self.middle(page >> M::SLAB_SHIFT);
         let new = match old.kind() {
             Kind::Empty => return,
             Kind::Dense(slab) => {
@@ -471,10 +472,12 @@ impl<M: Memory> Radix<M> {
                         count += 1;
                     }
                 }
-                if count < LONG || !writer.is_sole(slab) {
+                // Other versions with the same middle node may have it down that the leaf is in its seat: there it stays.
+                let is_known = Self::is_seat(old) && !writer.is_sole(middle);
+                if count < LONG || is_known || !writer.is_sole(slab) {
                     return;
                 }
-                match writer.compact(slab) {
+                match writer.compact(slab, page) {
                     Some(compact) => compact,
                     None => return,
                 }
@@ -500,12 +503,12 @@ impl<M: Memory> Radix<M> {
                     runs.replace(range.start, range.end, to);
                     moved.push(first + u64::from(range.start), u64::from(range.end - range.start), to);
                 }
-                writer.build()
+                writer.build(page)
             }
         };
-        // In place also where others refer to the middle node.
-        let middle = self.middle(page >> M::SLAB_SHIFT);
+        // In place also where others refer to the middle node. If it is in its seat, only this version knows.
         writer.slab_to_change(middle)[(page & (Self::LEAF - 1)) as usize].set(new.0);
+        self.tell_seated(page, new);
         writer.release(old);
     }
 
@@ -515,9 +518,9 @@ impl<M: Memory> Radix<M> {
             if writer.state.runs.is_unmapped() && old == Reference::EMPTY {
                 return;
             }
-            writer.build()
+            writer.build(page)
         } else {
-            let slab = writer.state.allocator.take_slab(writer.memory);
+            let slab = writer.state.allocator.take_leaf(writer.memory, page);
             for (word, entry) in writer.slab_to_change(slab).iter().zip(entries) {
                 word.set(*entry);
             }
@@ -556,18 +559,11 @@ impl<M: Memory> Map for Radix<M> {
 
     #[inline]
     fn lookup(&self, block: u64) -> Physical {
-        let leaf = self.leaf(block >> M::SLAB_SHIFT);
-        match leaf.kind() {
-            Kind::Dense(slab) => Physical(self.family.memory.words()[Self::dense_word(slab, block)].get()),
-            _ => self.find_in_runs(leaf, block),
-        }
+        self.find(block)
     }
 
     fn lookup_batch(&self, blocks: &[u64], found: &mut [Physical]) {
-        assert_eq!(blocks.len(), found.len(), "as many places as blocks");
-        for (blocks, found) in blocks.chunks(AT_ONCE).zip(found.chunks_mut(AT_ONCE)) {
-            self.lookup_some(blocks, found);
-        }
+        self.find_batch(blocks, found);
     }
 
     fn lookup_range(&self, range: Range<u64>, visit: &mut dyn FnMut(Mapping)) {
@@ -643,11 +639,10 @@ impl<M: Memory> Map for Radix<M> {
     fn snapshot(&self) -> Arc<dyn Map> {
         let mut writer = self.family.lock();
         let blocks = self.blocks();
-        let root = match Self::new_root(blocks) {
-            Ok(root) => root,
+        let snapshot = match Self::of_family(self.family.clone(), blocks) {
+            Ok(snapshot) => snapshot,
             Err(error) => panic!("a snapshot of the map can't be taken: {error}"),
         };
-        let snapshot = Radix { family: self.family.clone(), root, blocks: AtomicU64::new(blocks) };
         writer.state.versions += 1;
         for number in 0..Self::middles(blocks) {
             let middle = self.middle(number);
@@ -655,6 +650,10 @@ impl<M: Memory> Map for Radix<M> {
                 *writer.state.allocator.references(middle) += 1;
                 snapshot.root_word(number).expect("as large as the map").set(middle);
             }
+        }
+        let words = Self::pages(blocks).div_ceil(32) as usize;
+        for (from, to) in self.seated.words().iter().zip(snapshot.seated.words()).take(words) {
+            to.set(from.get());
         }
         Arc::new(snapshot)
     }
@@ -698,16 +697,19 @@ impl<M: Memory> Map for Radix<M> {
     fn grow(&self, blocks: u64) {
         let _writer = self.family.lock();
         if blocks > self.blocks() {
-            if let Err(error) = self.root.grow(Self::root_slabs(blocks)) {
+            let roots = self.root.grow(Self::root_slabs(blocks));
+            if let Err(error) = roots.and_then(|()| self.seated.grow(Self::seated_slabs(blocks))) {
                 panic!("the map can't grow to {blocks} blocks: {error}");
             }
+            self.family.memory.grow_seats(Self::pages(blocks));
             self.blocks.store(blocks, Ordering::Release);
         }
     }
 
     fn bytes(&self) -> u64 {
         let writer = self.family.lock();
-        let root = M::Roots::bytes_for(Self::root_slabs(self.blocks()));
+        let blocks = self.blocks();
+        let root = M::Roots::bytes_for(Self::root_slabs(blocks) + Self::seated_slabs(blocks));
         let here = size_of::<Self>() + size_of::<Family<M>>();
         writer.state.allocator.bytes::<M>() + writer.state.runs.bytes() + root + here as u64
     }
@@ -722,7 +724,7 @@ impl<M: Memory> Map for Radix<M> {
 
     fn end_grace(&self, grace: u64) {
         let mut writer = self.family.lock();
-        writer.state.allocator.end_grace::<M>(grace);
+        writer.state.allocator.end_grace(&self.family.memory, grace);
     }
 }
 

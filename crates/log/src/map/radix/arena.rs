@@ -1,14 +1,16 @@
 //! Who uses which part of the family's memory.
 //!
 //! Memory comes in slabs ([`Memory::SLAB_SHIFT`]). A whole slab is a middle node or a dense leaf; a slab may also be
-//! cut into pieces of one size for leaves of runs. What is taken out of the maps is *retired*, and free again after
+//! cut into pieces of one size for leaves of runs. Dense leaves lie in the seats of their pages where these are free
+//! (`seats`). What is taken out of the maps is *retired*, and free again after
 //! a grace period: until then a lookup that began before may still read it.
 //!
 //! All of this is the writer's, under the family's lock. Slab 0 is never handed out, so that a reference of 0 is
 //! none, and it stays zero, so that a middle node that doesn't exist reads as an empty one.
 
-use super::memory::Memory;
+use super::memory::{FIRST_SEAT, Memory};
 use super::runs::Class;
+use super::seats::{REGION, Seats};
 use std::collections::{BTreeSet, VecDeque};
 
 /// What an entry of a middle node holds: nothing, a dense leaf, or a leaf of runs.
@@ -113,6 +115,9 @@ enum Slab {
     Cut([u32; 2]),
 }
 
+/// So many free slabs keep their memory in any case.
+const FREE: u32 = 64;
+
 /// The table of slabs grows in parts of so many, so that it never moves and is never much too large.
 const PART: usize = 256;
 
@@ -123,6 +128,15 @@ pub(super) struct Allocator {
     /// Slabs 0 to `used` - 1 have been handed out at some time.
     used: u32,
     first_free: u32,
+    /// How many slabs are free, and have memory.
+    free: u32,
+    /// The first of those that are free without memory; 0 for none.
+    first_forgotten: u32,
+    /// How many those are.
+    forgotten: u32,
+    seats: Seats,
+    /// How many pieces are taken.
+    pieces: u64,
     /// Per class, cut slabs with room. The lowest is filled first, so that others become free as a whole.
     with_room: [BTreeSet<u32>; Class::COUNT],
     /// Retired since the last grace period began.
@@ -139,6 +153,11 @@ impl Allocator {
             slabs: Vec::new(),
             used: 0,
             first_free: 0,
+            free: 0,
+            first_forgotten: 0,
+            forgotten: 0,
+            seats: Seats::default(),
+            pieces: 0,
             with_room: [const { BTreeSet::new() }; Class::COUNT],
             retired: Vec::new(),
             waiting: VecDeque::new(),
@@ -157,6 +176,11 @@ impl Allocator {
             slabs: Vec::new(),
             used: slabs,
             first_free: 0,
+            free: 0,
+            first_forgotten: 0,
+            forgotten: 0,
+            seats: Seats::default(),
+            pieces: 0,
             with_room: [const { BTreeSet::new() }; Class::COUNT],
             retired: Vec::new(),
             waiting: VecDeque::new(),
@@ -195,10 +219,15 @@ impl Allocator {
         let bit = 1 << (piece.number % pieces as u32);
         match self.slab(slab) {
             Slab::Whole(_) => return false,
-            Slab::Cut(free) => *free = halves(whole(*free) & !bit),
+            Slab::Cut(free) => {
+                let is_new = whole(*free) & bit != 0;
+                *free = halves(whole(*free) & !bit);
+                self.pieces += u64::from(is_new);
+            }
             free => {
                 let all: u64 = if pieces == 64 { u64::MAX } else { (1 << pieces) - 1 };
                 *free = Slab::Cut(halves(all & !bit));
+                self.pieces += 1;
                 // For now also where there is no room, to know the size.
                 self.with_room[class].insert(slab);
             }
@@ -235,12 +264,19 @@ impl Allocator {
     /// # Panics
     /// If the kernel has no more memory, as every allocation does.
     pub(super) fn take_slab<M: Memory>(&mut self, memory: &M) -> u32 {
-        let slab = self.first_free;
+        let (slab, is_forgotten) = match self.first_free {
+            0 => (self.first_forgotten, true),
+            slab => (slab, false),
+        };
         if slab != 0 {
             let Slab::Free(next) = *self.slab(slab) else {
-                unreachable!("the list of free slabs holds free ones")
+                unreachable!("the lists of free slabs hold free ones")
             };
-            self.first_free = next;
+            if is_forgotten {
+                (self.first_forgotten, self.forgotten) = (next, self.forgotten - 1);
+            } else {
+                (self.first_free, self.free) = (next, self.free - 1);
+            }
             *self.slab(slab) = Slab::Whole(1);
             return slab;
         }
@@ -253,7 +289,23 @@ impl Allocator {
         }
         self.slabs[slab as usize / PART].push(Slab::Whole(1));
         self.used += 1;
+        if (slab as usize).is_multiple_of(REGION) && slab > 0 {
+            memory.gather(slab - REGION as u32..slab);
+        }
         slab
+    }
+
+    /// A slab for a dense leaf of this page, with whatever was in it: the page's seat, if that is free.
+    ///
+    /// # Panics
+    /// As [`take_slab`](Self::take_slab).
+    pub(super) fn take_leaf<M: Memory>(&mut self, memory: &M, page: u64) -> u32 {
+        self.take_seat(memory, page).unwrap_or_else(|| self.take_slab(memory))
+    }
+
+    /// The seat of a page, with whatever was in it, if that is free.
+    pub(super) fn take_seat<M: Memory>(&mut self, memory: &M, page: u64) -> Option<u32> {
+        if M::SEATS { self.seats.take(memory, page, self.pieces) } else { None }
     }
 
     /// A piece for a leaf of so many runs, with whatever was in it. None if there are too many runs, or none that
@@ -279,6 +331,7 @@ impl Allocator {
                 slab
             }
         };
+        self.pieces += 1;
         let Slab::Cut(free) = self.slab(slab) else { unreachable!("slabs with room for pieces are cut") };
         let bits = whole(*free);
         let rest = bits & (bits - 1);
@@ -296,6 +349,9 @@ impl Allocator {
 
     /// How many refer to a whole slab, to be changed.
     pub(super) fn references(&mut self, slab: u32) -> &mut u32 {
+        if slab >= FIRST_SEAT {
+            return self.seats.references(slab);
+        }
         match self.slab(slab) {
             Slab::Whole(references) => references,
             other => unreachable!("references to slab {slab} are counted, but it is {other:?}"),
@@ -316,12 +372,14 @@ impl Allocator {
         self.retired.push(what);
     }
 
-    fn free<M: Memory>(&mut self, what: Reference) {
+    fn free<M: Memory>(&mut self, memory: &M, what: Reference) {
         self.retired_bytes -= Self::size::<M>(what);
         match what.kind() {
             Kind::Empty => {}
+            Kind::Dense(slab) if slab >= FIRST_SEAT => self.seats.free(memory, slab),
             Kind::Dense(slab) => self.free_slab(slab),
             Kind::Runs(Piece { class, number }) => {
+                self.pieces -= 1;
                 let pieces = Self::pieces::<M>(class);
                 let slab = number / pieces as u32;
                 let Slab::Cut(free) = self.slab(slab) else { unreachable!("pieces lie in cut slabs") };
@@ -339,7 +397,25 @@ impl Allocator {
 
     fn free_slab(&mut self, slab: u32) {
         *self.slab(slab) = Slab::Free(self.first_free);
-        self.first_free = slab;
+        (self.first_free, self.free) = (slab, self.free + 1);
+    }
+
+    /// Gives the memory of free slabs back, if they are many: leaves of runs that became dense sit elsewhere now.
+    fn forget_free<M: Memory>(&mut self, memory: &M) {
+        let many = FREE + (self.used - self.forgotten) / 8;
+        if !M::SEATS || self.free <= many {
+            return;
+        }
+        while self.first_free != 0 {
+            let slab = self.first_free;
+            let Slab::Free(next) = *self.slab(slab) else {
+                unreachable!("the list of free slabs holds free ones")
+            };
+            memory.forget(slab..slab + 1);
+            *self.slab(slab) = Slab::Free(self.first_forgotten);
+            (self.first_forgotten, self.first_free) = (slab, next);
+        }
+        self.forgotten += std::mem::take(&mut self.free);
     }
 
     /// See [`Map::begin_grace`](crate::map::Map::begin_grace).
@@ -352,21 +428,23 @@ impl Allocator {
     }
 
     /// See [`Map::end_grace`](crate::map::Map::end_grace). Earlier grace periods have ended with this one.
-    pub(super) fn end_grace<M: Memory>(&mut self, grace: u64) {
+    pub(super) fn end_grace<M: Memory>(&mut self, memory: &M, grace: u64) {
         while let Some((number, _)) = self.waiting.front()
             && *number <= grace
             && let Some((_, retired)) = self.waiting.pop_front()
         {
             for what in retired {
-                self.free::<M>(what);
+                self.free(memory, what);
             }
         }
+        self.forget_free(memory);
     }
 
-    /// How many slabs aren't free.
+    /// How many slabs and seats aren't free.
     #[cfg(test)]
     pub(super) fn in_use(&self) -> usize {
-        self.slabs.iter().flatten().filter(|slab| !matches!(slab, Slab::Free(_))).count()
+        self.seats.in_use()
+            + self.slabs.iter().flatten().filter(|slab| !matches!(slab, Slab::Free(_))).count()
     }
 
     /// How much memory waits for a grace period.
@@ -382,7 +460,9 @@ impl Allocator {
         let room: usize = self.with_room.iter().map(|set| set.len() * 8).sum();
         let retired =
             self.retired.capacity() + self.waiting.iter().map(|(_, list)| list.capacity()).sum::<usize>();
-        M::bytes_for(self.used) + (tables + room + retired * 4 + size_of::<Self>()) as u64
+        M::bytes_for(self.used - self.forgotten)
+            + self.seats.bytes::<M>()
+            + (tables + room + retired * 4 + size_of::<Self>()) as u64
     }
 }
 

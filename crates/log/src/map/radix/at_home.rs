@@ -239,11 +239,11 @@ pub fn open(
     let family = Arc::new(super::Family { memory: words, state: Mutex::new(state) });
     let mut maps = Vec::with_capacity(versions.len());
     for version in versions {
-        let root = Radix::<HomeWords>::new_root(version.blocks)?;
-        for (word, middle) in root.words().iter().zip(&version.roots) {
+        let map = Radix::of_family(family.clone(), version.blocks)?;
+        for (word, middle) in map.root.words().iter().zip(&version.roots) {
             word.set(*middle);
         }
-        maps.push(Radix { family: family.clone(), root, blocks: AtomicU64::new(version.blocks) });
+        maps.push(map);
     }
     Ok((maps, Family(family)))
 }

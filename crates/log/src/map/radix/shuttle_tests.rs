@@ -6,9 +6,9 @@ use runtime::Random;
 use shuttle::scheduler::{PctScheduler, RandomScheduler, Scheduler};
 use std::sync::atomic::AtomicU32;
 
-/// Words that shuttle watches, in slabs of 32.
+/// Words that shuttle watches, in slabs of 32, and seats for pages 0 and 1.
 #[derive(Debug)]
-struct Watched(Box<[shuttle::sync::atomic::AtomicU32]>);
+struct Watched(Box<[shuttle::sync::atomic::AtomicU32]>, Box<[shuttle::sync::atomic::AtomicU32]>);
 
 impl Word for shuttle::sync::atomic::AtomicU32 {
     fn get(&self) -> u32 {
@@ -26,7 +26,8 @@ impl Memory for Watched {
     const SLAB_SHIFT: u32 = 5;
 
     fn reserve(_slabs: u32) -> Result<Self> {
-        Ok(Watched((0..32_usize << Self::SLAB_SHIFT).map(|_| Self::Word::new(0)).collect()))
+        let words = |slabs: usize| (0..slabs << Self::SLAB_SHIFT).map(|_| Self::Word::new(0)).collect();
+        Ok(Watched(words(32), words(2)))
     }
 
     fn grow(&self, slabs: u32) -> Result<()> {
@@ -36,6 +37,12 @@ impl Memory for Watched {
 
     fn words(&self) -> &[Self::Word] {
         &self.0
+    }
+
+    const SEATS: bool = true;
+
+    fn seats(&self) -> &[Self::Word] {
+        &self.1
     }
 
     fn bytes_for(slabs: u32) -> u64 {

@@ -6,9 +6,12 @@ mod map_model;
 use super::*;
 use std::cell::RefCell;
 
-/// Words on the heap, in slabs of 32.
+/// Words on the heap, in slabs of 32, and seats for some of the pages.
 #[derive(Debug)]
-struct Small(Box<[std::sync::atomic::AtomicU32]>);
+struct Small(Box<[std::sync::atomic::AtomicU32]>, Box<[std::sync::atomic::AtomicU32]>);
+
+/// So many pages have seats.
+const SEATS: usize = 150;
 
 impl Memory for Small {
     type Word = std::sync::atomic::AtomicU32;
@@ -17,7 +20,8 @@ impl Memory for Small {
 
     fn reserve(slabs: u32) -> Result<Self> {
         let slabs = slabs.min(1 << 11) as usize;
-        Ok(Small((0..slabs << Self::SLAB_SHIFT).map(|_| Default::default()).collect()))
+        let words = |slabs: usize| (0..slabs << Self::SLAB_SHIFT).map(|_| Default::default()).collect();
+        Ok(Small(words(slabs), words(SEATS)))
     }
 
     fn grow(&self, slabs: u32) -> Result<()> {
@@ -27,6 +31,12 @@ impl Memory for Small {
 
     fn words(&self) -> &[Self::Word] {
         &self.0
+    }
+
+    const SEATS: bool = true;
+
+    fn seats(&self) -> &[Self::Word] {
+        &self.1
     }
 
     fn bytes_for(slabs: u32) -> u64 {
@@ -85,4 +95,101 @@ fn what_is_retired_is_used_again_only_after_its_own_grace_period() {
         map.end_grace(map.begin_grace());
     }
     assert!(map.bytes() < bytes + 100_000, "{} bytes grew to {}: nothing was used again", bytes, map.bytes());
+}
+
+/// A page whose even blocks lie at `even` and behind, its odd ones at `odd`: dense.
+fn striped(even: u32, odd: u32) -> Vec<u32> {
+    (0..PAGE_BLOCKS as u32).map(|block| block + if block % 2 == 0 { even } else { odd }).collect()
+}
+
+/// Where the blocks of page 0 lie, looked up one by one and in batches.
+fn page_of(map: &dyn Map) -> Vec<u32> {
+    let blocks: Vec<u64> = (0..PAGE_BLOCKS).collect();
+    let mut found = vec![Physical::NONE; blocks.len()];
+    map.lookup_batch(&blocks, &mut found);
+    let single: Vec<u32> = blocks.iter().map(|block| map.lookup(*block).0).collect();
+    assert!(found.iter().map(|found| found.0).eq(single.iter().copied()), "in batches and one by one");
+    single
+}
+
+/// Whether a version knows that its leaf of page 0 is in its seat.
+fn knows<M: Memory>(map: &Radix<M>) -> bool {
+    map.seated.words()[0].get() & 1 != 0
+}
+
+#[test]
+fn a_leaf_whose_seat_several_versions_know_stays_there_when_the_cleaner_moves_its_blocks() {
+    let map = Radix::new(1 << 20).unwrap();
+    map.load_page(0, &striped(1000, 1_000_000));
+    assert!(knows(&map));
+    let snapshot = map.snapshot();
+    let mut moved = 0;
+    map.compare_and_move(0..PAGE_BLOCKS, Physical(1_000_000), Physical(1000), &mut |piece| {
+        moved += piece.count
+    });
+    assert_eq!(moved, PAGE_BLOCKS / 2);
+    map.end_grace(map.begin_grace());
+    // One run by now, which only a version that nobody shares with could make a leaf of runs.
+    assert!(page_of(&map) == striped(1000, 1000) && page_of(&*snapshot) == striped(1000, 1000));
+    drop(snapshot);
+    map.load_page(0, &striped(5000, 1_000_000));
+    map.compare_and_move(0..PAGE_BLOCKS, Physical(1_000_000), Physical(5000), &mut |_| {});
+    map.end_grace(map.begin_grace());
+    assert!(!knows(&map) && page_of(&map) == striped(5000, 5000));
+}
+
+#[test]
+fn a_copied_leaf_comes_back_to_its_seat_once_nobody_has_it() {
+    let map = Radix::new(1 << 20).unwrap();
+    let (old, mut new) = (striped(1000, 1_000_000), striped(1000, 1_000_000));
+    map.load_page(0, &old);
+    let snapshot = map.snapshot();
+    let mut change = |block: u64, to: u32| {
+        map.insert(block..block + 1, Physical(to), &mut |_| {});
+        new[block as usize] = to;
+        assert!(page_of(&map) == new);
+    };
+    change(3, 7);
+    assert!(!knows(&map) && page_of(&*snapshot) == old);
+    drop(snapshot);
+    change(4, 8);
+    assert!(!knows(&map), "a lookup that began before may still be in the seat");
+    map.end_grace(map.begin_grace());
+    change(5, 9);
+    assert!(knows(&map));
+    map.end_grace(map.begin_grace());
+    change(6, 10);
+    // The zero slab, a middle node, and the leaf.
+    assert_eq!(map.family.lock().state.allocator.in_use(), 3);
+}
+
+#[test]
+fn memory_of_leaves_that_are_dense_no_more_is_given_back() {
+    const PAGES: u64 = 1024;
+    let map = Radix::new(PAGES * PAGE_BLOCKS).unwrap();
+    let empty = map.bytes();
+    let load = |pages: Range<u64>| pages.for_each(|page| map.load_page(page, &striped(1000, 1_000_000)));
+    let unmap = |pages: Range<u64>| {
+        map.insert(pages.start * PAGE_BLOCKS..pages.end * PAGE_BLOCKS, Physical::NONE, &mut |_| {});
+        map.end_grace(map.begin_grace());
+    };
+    // Few: small pages. Then all of them, which become huge pages, and leaves of runs.
+    load(0..20);
+    let few = map.bytes();
+    assert!((20 * 4096..30 * 4096).contains(&(few - empty)), "{few} bytes, {empty} before");
+    unmap(5..15);
+    assert!(map.bytes() <= few - 10 * 4096, "{} bytes, {few} before", map.bytes());
+    load(0..PAGES);
+    assert!(map.bytes() - empty >= PAGES * 4096, "{} bytes", map.bytes());
+    for page in 0..PAGES {
+        let range = page * PAGE_BLOCKS..(page + 1) * PAGE_BLOCKS;
+        map.insert(range, Physical(1 + 5000 * page as u32), &mut |_| {});
+    }
+    map.end_grace(map.begin_grace());
+    assert!(map.bytes() - empty < PAGES * 200, "{} bytes with one run per leaf", map.bytes());
+    load(0..PAGES);
+    assert!(page_of(&map) == striped(1000, 1_000_000));
+    unmap(0..PAGES);
+    // Some free slabs keep their memory.
+    assert!(map.bytes() - empty < 300 << 10, "{} bytes of an empty map, {empty} of a new one", map.bytes());
 }
