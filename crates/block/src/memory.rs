@@ -245,7 +245,7 @@ mod tests {
             words[at].store(at as u32, Relaxed);
         }
         assert!(!words.gather(page + 1..2 * page), "there is no whole huge page in it");
-        assert!(!words.gather(4 * page..3 * page));
+        assert!(!words.gather(4 * page..5 * page));
         let gathered = words.gather(page..3 * page);
         println!("gathered: {gathered}");
         for at in page..3 * page {
@@ -261,7 +261,6 @@ mod tests {
         words.iter().for_each(|word| word.store(7, Relaxed));
         words.forget(1000..3100);
         words.forget(1 << 19..usize::MAX);
-        words.forget(0..0);
         for (at, word) in words.iter().enumerate() {
             let is_forgotten = (1024..3072).contains(&at) || at >= 1 << 19;
             assert_eq!(word.load(Relaxed), if is_forgotten { 0 } else { 7 }, "word {at}");
