@@ -200,7 +200,7 @@ async fn scan(
     Ok(walk.finish())
 }
 
-/// The first record of a zone, if one begins there.
+/// The first record of a zone, if one begins there: a zone that was opened, and ended before anything was appended, has none.
 ///
 /// # Errors
 /// What reading says.
@@ -210,6 +210,9 @@ pub async fn first_header(
     identity: &Identity,
     report: &ZoneReport,
 ) -> Result<Option<Header>> {
+    if report.write_pointer < layout.block_bytes() as u64 {
+        return Ok(None);
+    }
     let buffer = Buffer::new(layout.block_bytes());
     let (outcome, buffer) = zones.read(layout.address(report.zone.0, 0), buffer).await;
     outcome.map_err(|error| error.in_context(format!("reading zone {}", report.zone)))?;
@@ -445,5 +448,24 @@ mod tests {
         let bytes = zone(&[2, 4]);
         let scanned = walk(&bytes[..7 * BLOCK], 3);
         assert_eq!((scanned.records.len(), scanned.end, scanned.stranded), (1, 3, 1));
+    }
+
+    /// As an opening leaves it that finishes what a power cut had interrupted.
+    #[test]
+    fn a_zone_that_ended_empty_has_no_records() {
+        let main = || async {
+            let options = zones::ram::Options { zone_size: 1 << 20, ..Default::default() };
+            let part = zones::ram::RamZones::new(options).expect("zones");
+            let zones = block::ZonesPart::open(&part).await.expect("zones open");
+            let layout = Layout::new(zones.geometry(), BlockSize::default()).expect("zones for a log");
+            zones.finish(ZoneIndex(3)).await.expect("an empty zone can be finished");
+            let report = zones.report(ZoneIndex(3), 1).await.expect("a report")[0];
+            assert_eq!((report.state, report.write_pointer), (ZoneState::Full, 0));
+            let first = first_header(&*zones, &layout, &IDENTITY, &report).await;
+            assert_eq!(first.expect("nothing is read"), None);
+            let scanned = replayable(&*zones, &layout, &IDENTITY, &report, 0).await.expect("nothing is read");
+            assert_eq!((scanned.records.len(), scanned.end), (0, 0));
+        };
+        runtime::run(runtime::Config::default(), main).expect("the runtime starts");
     }
 }
