@@ -15,12 +15,10 @@ use block::{
     BlockIndex, BlockRange, Buffer, Call, Data, Device, DeviceGeometry, DevicePart, Durability, Error,
     Extent, ExtentState, Part, Payload, ReadOutcome, Result, Status, ZeroMode, Zones, ZonesPart,
 };
-use runtime::ShardIndex;
+use runtime::Home;
 use smallvec::SmallVec;
-use std::cell::RefCell;
-use std::rc::{Rc, Weak};
+use std::rc::Rc;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
 
 /// How many pieces of a range are discarded by one request at most.
 const PIECES_AT_ONCE: usize = 16;
@@ -28,89 +26,11 @@ const PIECES_AT_ONCE: usize = 16;
 /// After so many seconds each, people are told what a close waits for.
 const CLOSE_TELLS: u64 = 5;
 
-static NEXT: AtomicU64 = AtomicU64::new(1);
-
-thread_local! {
-    /// The logs whose home this shard is.
-    static HOME: RefCell<Vec<AtHome>> = const { RefCell::new(Vec::new()) };
-}
-
-/// A log on its home shard. A task holds it, so that it goes with the shard's tasks where it isn't closed: a
-/// thread-local would be dropped when other thread-locals, which maps use, may be gone already.
-struct AtHome {
-    number: u64,
-    core: Weak<Core>,
-    keeper: runtime::JoinHandle<()>,
-}
-
-/// Where the core of a log is, and how it is reached.
-#[derive(Debug, Clone)]
-pub struct Home {
-    shard: ShardIndex,
-    number: u64,
-}
-
-impl Home {
-    /// Makes this shard the home of a log.
-    pub fn here(core: Rc<Core>) -> Self {
-        let number = NEXT.fetch_add(1, Ordering::Relaxed);
-        let weak = Rc::downgrade(&core);
-        let keeper = runtime::spawn(async move {
-            let _core = core;
-            std::future::pending::<()>().await;
-        });
-        HOME.with_borrow_mut(|all| all.push(AtHome { number, core: weak, keeper }));
-        Home { shard: runtime::current_shard(), number }
-    }
-
-    /// The core, where this is its home.
-    ///
-    /// # Errors
-    /// [`Error::Closed`] once it has been closed, or elsewhere.
-    pub fn core(&self) -> Result<Rc<Core>> {
-        let found = HOME.with_borrow(|all| {
-            all.iter().find(|home| home.number == self.number).and_then(|home| home.core.upgrade())
-        });
-        found.ok_or_else(|| Error::closed("the log is closed"))
-    }
-
-    /// Whether this is the home shard.
-    pub fn is_here(&self) -> bool {
-        runtime::current_shard() == self.shard
-    }
-
-    /// Does something with the core, on its shard.
-    ///
-    /// # Errors
-    /// What `work` returns; [`Error::Closed`] once the log is closed.
-    pub async fn with<T, Fut>(&self, work: impl FnOnce(Rc<Core>) -> Fut + Send + 'static) -> Result<T>
-    where
-        T: Send + 'static,
-        Fut: Future<Output = Result<T>> + 'static,
-    {
-        if self.is_here() {
-            return work(self.core()?).await;
-        }
-        let home = self.clone();
-        runtime::spawn_on(self.shard, move || async move { work(home.core()?).await }).await?
-    }
-
-    fn forget(&self) {
-        let found = HOME.with_borrow_mut(|all| {
-            let place = all.iter().position(|home| home.number == self.number)?;
-            Some(all.swap_remove(place))
-        });
-        if let Some(home) = found {
-            home.keeper.abort();
-        }
-    }
-}
-
 /// A log-structured volume.
 #[derive(Debug)]
 pub struct LogPart {
     /// How its core is reached.
-    pub home: Home,
+    pub home: Home<Core>,
     shared: Arc<Shared>,
     /// Whether the zones are closed with the log.
     owns_zones: bool,
@@ -214,11 +134,7 @@ impl Part for LogPart {
     fn close(&self) -> Call<'_, Result<()>> {
         Call::new(async move {
             let closed = self.home.with(|core| async move { close(core).await }).await;
-            let home = self.home.clone();
-            match home.is_here() {
-                true => home.forget(),
-                false => runtime::spawn_on(home.shard, move || async move { home.forget() }).await?,
-            }
+            self.home.forget().await?;
             match self.owns_zones {
                 true => closed.and(self.shared.zones.close().await),
                 false => closed,
@@ -287,7 +203,7 @@ impl DevicePart for LogPart {
 /// A snapshot or a clone, as a device.
 #[derive(Debug)]
 struct VersionPart {
-    home: Home,
+    home: Home<Core>,
     shared: Arc<Shared>,
 }
 
@@ -314,8 +230,8 @@ impl DevicePart for VersionPart {
     }
 }
 
-async fn open_handle(home: &Home, shared: &Arc<Shared>) -> Result<Rc<dyn Device>> {
-    let core = if home.is_here() { Some(home.core()?) } else { None };
+async fn open_handle(home: &Home<Core>, shared: &Arc<Shared>) -> Result<Rc<dyn Device>> {
+    let core = if home.is_here() { Some(home.get()?) } else { None };
     let zones = shared.zones.open().await?;
     let reads = shared.readers.here();
     if let Some(core) = &core {
@@ -327,7 +243,7 @@ async fn open_handle(home: &Home, shared: &Arc<Shared>) -> Result<Rc<dyn Device>
 /// The handle of one shard on one version.
 struct Handle {
     shared: Arc<Shared>,
-    home: Home,
+    home: Home<Core>,
     /// Where this is the home shard.
     core: Option<Rc<Core>>,
     reads: Arc<ShardReads>,

@@ -8,7 +8,7 @@ use std::sync::atomic::Ordering;
 /// Counters, and, on the home shard, the state of the zones.
 pub fn status(part: &LogPart) -> Status {
     let mut status = Status::new();
-    let Ok(core) = part.home.core() else { return status };
+    let Ok(core) = part.home.get() else { return status };
     let counters = &core.counters;
     let value = |counter: &std::sync::atomic::AtomicU64| counter.load(Ordering::Relaxed);
     let (user, moved) = (value(&counters.user_blocks), value(&counters.moved_blocks));

@@ -15,8 +15,10 @@
 //!
 //! Left to others: what the bytes mean.
 
+mod carry;
 pub mod clock;
 pub mod file;
+mod home;
 pub mod mapping;
 pub mod net;
 mod operation;
@@ -31,7 +33,9 @@ pub mod sync;
 mod task;
 mod timer;
 
+pub use carry::carry;
 pub use clock::{Instant, now, process_cpu_time, thread_cpu_time, wall_clock};
+pub use home::Home;
 pub use random::{Random, random_u64};
 pub use remote::{RemoteHandle, blocking, spawn_on};
 pub use shard::{Config, ShardIndex, current_shard, is_simulated, run, shard_count, submit_now};

@@ -9,7 +9,6 @@
 //! Left to others: what the bytes in a zone mean (the log, the file system, the key-value store), and running
 //! the calls (`runtime`).
 
-mod carry;
 pub mod cleaning;
 mod gate;
 mod limits;

@@ -23,7 +23,6 @@ mod open;
 mod slot;
 mod volume;
 
-use crate::carry::carry;
 use block::{
     Buffer, Call, Device, DevicePart, EraseGuarantee, Part, Payload, ReadOutcome, Result, Status,
     ZoneAddress, ZoneGeometry, ZoneIndex, ZoneReport, ZoneState, Zones, ZonesPart,
@@ -185,7 +184,7 @@ impl Zones for Handle {
             return Call::ready(Err(error));
         }
         let (device, volume) = (self.device.clone(), self.volume.clone());
-        carry(async move { volume.append(&*device, zone, payload).await })
+        runtime::carry(async move { volume.append(&*device, zone, payload).await })
     }
 
     fn read(&self, at: ZoneAddress, mut buffer: Buffer) -> Call<'_, ReadOutcome> {
@@ -209,7 +208,7 @@ impl Zones for Handle {
             return Call::ready(Err(error));
         }
         let (device, volume) = (self.device.clone(), self.volume.clone());
-        carry(async move { volume.finish(&*device, zone).await })
+        runtime::carry(async move { volume.finish(&*device, zone).await })
     }
 
     fn reset(&self, zone: ZoneIndex, erase: EraseGuarantee) -> Call<'_, Result<u64>> {
@@ -217,7 +216,7 @@ impl Zones for Handle {
             return Call::ready(Err(error));
         }
         let (device, volume) = (self.device.clone(), self.volume.clone());
-        carry(async move { volume.reset(&*device, zone, erase).await })
+        runtime::carry(async move { volume.reset(&*device, zone, erase).await })
     }
 
     fn report(&self, first: ZoneIndex, count: u32) -> Call<'_, Result<Vec<ZoneReport>>> {

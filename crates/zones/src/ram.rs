@@ -9,7 +9,6 @@
 //! Memory is bounded by the number of zones times their capacity. Shards share each zone behind a mutex that is
 //! never held over an await. Chance comes from the runtime, so a simulation's seed decides it.
 
-use crate::carry::carry;
 use crate::gate::Gate;
 use crate::limits::Limits;
 use block::{
@@ -444,7 +443,7 @@ impl Zones for Handle {
             return Call::ready(Err(error));
         }
         let (shared, epoch) = (self.shared.clone(), self.epoch);
-        carry(async move { shared.append(zone, payload, epoch).await })
+        runtime::carry(async move { shared.append(zone, payload, epoch).await })
     }
 
     fn read(&self, at: ZoneAddress, mut buffer: Buffer) -> Call<'_, ReadOutcome> {
@@ -459,7 +458,7 @@ impl Zones for Handle {
             return Call::ready(Err(error));
         }
         let (shared, epoch, zones) = (self.shared.clone(), self.epoch, zones.to_vec());
-        carry(async move {
+        runtime::carry(async move {
             for zone in zones {
                 // Nothing was appended to an empty zone, so there is nothing to finish.
                 if shared.slot(zone).lock().state != ZoneState::Empty {
@@ -475,7 +474,7 @@ impl Zones for Handle {
             return Call::ready(Err(error));
         }
         let (shared, epoch) = (self.shared.clone(), self.epoch);
-        carry(async move { shared.finish(zone, epoch).await })
+        runtime::carry(async move { shared.finish(zone, epoch).await })
     }
 
     fn reset(&self, zone: ZoneIndex, erase: EraseGuarantee) -> Call<'_, Result<u64>> {
@@ -489,7 +488,7 @@ impl Zones for Handle {
             ))));
         }
         let (shared, epoch) = (self.shared.clone(), self.epoch);
-        carry(async move { shared.reset(zone, epoch).await })
+        runtime::carry(async move { shared.reset(zone, epoch).await })
     }
 
     fn report(&self, first: ZoneIndex, count: u32) -> Call<'_, Result<Vec<ZoneReport>>> {

@@ -1,7 +1,7 @@
 //! Calls that are carried to their end although nobody waits any more.
 //!
-//! An append that has reserved its place, or a reset that has begun, must end whatever its caller does: else a
-//! zone would wait for ever for an append that nobody drives, or be emptied under a write that still runs. A
+//! What has begun to change several things (an append that has reserved its place, a write that goes to two devices) must
+//! end whatever its caller does: else others would wait for ever for something that nobody drives. A
 //! task per call would do it and cost 110 ns each; here only a call that is dropped in the middle becomes a task.
 
 use block::Call;
@@ -11,7 +11,7 @@ use std::task::{Context, Poll};
 
 /// A call that becomes a detached task of this shard if it is dropped after it has begun and before it has
 /// ended. Dropped before its first poll, it never begins.
-pub(crate) fn carry<'a, T: 'static>(future: impl Future<Output = T> + 'static) -> Call<'a, T> {
+pub fn carry<'a, T: 'static>(future: impl Future<Output = T> + 'static) -> Call<'a, T> {
     Call::new(Carried { call: Some(Call::new(future)), begun: false })
 }
 
@@ -41,7 +41,7 @@ impl<T: 'static> Drop for Carried<T> {
             && !std::thread::panicking()
             && let Some(call) = self.call.take()
         {
-            runtime::spawn(call).detach();
+            crate::spawn(call).detach();
         }
     }
 }

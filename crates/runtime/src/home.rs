@@ -1,0 +1,117 @@
+//! Things that live on one shard and are reached from all of them.
+//!
+//! What changes and isn't lock-free belongs to one shard, its *home*; work for it goes there whole, as a message. A
+//! [`Home`] is the address: it can be sent and shared, and finds the thing again where it lives.
+
+use crate::shard::{ShardIndex, current_shard};
+use crate::task::{JoinHandle, spawn};
+use block::{Error, Result};
+use std::any::Any;
+use std::cell::RefCell;
+use std::marker::PhantomData;
+use std::rc::{Rc, Weak};
+use std::sync::atomic::{AtomicU64, Ordering};
+
+static NEXT: AtomicU64 = AtomicU64::new(1);
+
+thread_local! {
+    /// What lives on this shard.
+    static HERE: RefCell<Vec<Resident>> = const { RefCell::new(Vec::new()) };
+}
+
+/// A task holds the thing, so that it goes with the shard's tasks where it isn't forgotten: a thread-local would be dropped
+/// when other thread-locals, which the thing may use, are gone already.
+struct Resident {
+    number: u64,
+    thing: Weak<dyn Any>,
+    keeper: JoinHandle<()>,
+}
+
+/// Where a `T` lives.
+pub struct Home<T> {
+    shard: ShardIndex,
+    number: u64,
+    /// What is named here, without holding it: a home may be sent wherever it is asked from.
+    thing: PhantomData<fn() -> T>,
+}
+
+impl<T> Clone for Home<T> {
+    fn clone(&self) -> Self {
+        Home { shard: self.shard, number: self.number, thing: PhantomData }
+    }
+}
+
+impl<T> std::fmt::Debug for Home<T> {
+    fn fmt(&self, formatter: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(formatter, "Home({} on shard {})", self.number, self.shard)
+    }
+}
+
+impl<T: 'static> Home<T> {
+    /// Makes this shard the home of `thing`, until it is forgotten or the shard ends.
+    pub fn here(thing: Rc<T>) -> Self {
+        let number = NEXT.fetch_add(1, Ordering::Relaxed);
+        let weak = Rc::downgrade(&thing);
+        let keeper = spawn(async move {
+            let _thing = thing;
+            std::future::pending::<()>().await;
+        });
+        HERE.with_borrow_mut(|all| all.push(Resident { number, thing: weak, keeper }));
+        Home { shard: current_shard(), number, thing: PhantomData }
+    }
+
+    /// Whether this is the home shard.
+    pub fn is_here(&self) -> bool {
+        current_shard() == self.shard
+    }
+
+    /// The thing, where it lives.
+    ///
+    /// # Errors
+    /// [`Error::Closed`] once it has been forgotten, or on another shard.
+    pub fn get(&self) -> Result<Rc<T>> {
+        let found = HERE.with_borrow(|all| {
+            all.iter().find(|it| it.number == self.number).and_then(|resident| resident.thing.upgrade())
+        });
+        found.and_then(|thing| thing.downcast().ok()).ok_or_else(|| Error::closed("it is closed"))
+    }
+
+    /// Does something with it, on its shard.
+    ///
+    /// # Errors
+    /// What `work` returns; [`Error::Closed`] once it has been forgotten.
+    pub async fn with<R, Fut>(&self, work: impl FnOnce(Rc<T>) -> Fut + Send + 'static) -> Result<R>
+    where
+        R: Send + 'static,
+        Fut: Future<Output = Result<R>> + 'static,
+    {
+        if self.is_here() {
+            return work(self.get()?).await;
+        }
+        let home = self.clone();
+        crate::spawn_on(self.shard, move || async move { work(home.get()?).await }).await?
+    }
+
+    /// Lets go of it: whoever asks from now on hears that it is closed. Those who have it keep it.
+    ///
+    /// # Errors
+    /// [`Error::Cancelled`] if its shard has ended.
+    pub async fn forget(&self) -> Result<()> {
+        if self.is_here() {
+            self.forget_here();
+            return Ok(());
+        }
+        let home = self.clone();
+        crate::spawn_on(self.shard, move || async move { home.forget_here() }).await
+    }
+
+    fn forget_here(&self) {
+        let found = HERE.with_borrow_mut(|all| {
+            let place = all.iter().position(|it| it.number == self.number)?;
+            Some(all.swap_remove(place))
+        });
+        if let Some(resident) = found {
+            resident.keeper.abort();
+        }
+    }
+}
