@@ -125,6 +125,7 @@ pub async fn recover(
     medium: Option<Rc<dyn Medium>>,
     look_only: bool,
 ) -> Result<(State, Recovered)> {
+    let mut parts = Parts::begin();
     let found = root::find(&*zones).await?;
     let mut root = found.root.clone();
     let layout = crate::check::layout_of(&*zones, &root)?;
@@ -142,6 +143,7 @@ pub async fn recover(
             (directory, table, None)
         }
     };
+    parts.end("root and directory");
     // First the records, then the maps: so pages can be changed by the records while they are loaded.
     let tail = match root.clean {
         true => Tail { records: Arc::default(), end: root.covered },
@@ -150,15 +152,18 @@ pub async fn recover(
             choose(&root, scans, &mut recovered)?
         }
     };
+    parts.end(&format!("{} records in {} zones", tail.records.len(), recovered.scanned_zones));
     let mut gathered = None;
     if let (None, [only]) = (&known, directory.versions.as_slice()) {
         gathered = Gathered::of(&tail.records, only.blocks, &layout, root.clock).await?;
     }
+    parts.end("gathering what they change");
     let gathered_clock = gathered.as_ref().map(|gathered| gathered.clock);
     let (mut versions, home) = match known.take() {
         Some(known) => known,
         None => (load(&*zones, &layout, &directory, &table, map, gathered, &mut recovered).await?, None),
     };
+    parts.end(&format!("{} pages of maps", recovered.pages));
     let clock = match gathered_clock {
         Some(clock) => clock,
         None => {
@@ -177,6 +182,7 @@ pub async fn recover(
     }
     let last = [tail.end[0], tail.end[1], root.checkpoint];
     settle(&*zones, &table, &reports, &layout).await?;
+    parts.end("the rest of the replay");
     let state = State {
         layout,
         identity: root.identity,
@@ -191,6 +197,21 @@ pub async fn recover(
         home,
     };
     Ok((state, recovered))
+}
+
+/// Tells the log, at level debug, how long each part of an opening took.
+struct Parts(runtime::Instant);
+
+impl Parts {
+    fn begin() -> Self {
+        Parts(runtime::now())
+    }
+
+    /// This was done until now.
+    fn end(&mut self, what: &str) {
+        tracing::debug!("opening the log: {what}: {:.2} ms", self.0.elapsed().as_secs_f64() * 1e3);
+        self.0 = runtime::now();
+    }
 }
 
 /// What a log's map is kept on, and the oldest transaction that will do, where it is at home.

@@ -75,7 +75,7 @@ impl Image {
     fn offset(&self, zone: u64, block: u64) -> usize {
         let number = |at: usize| u64::from_le_bytes(self.0[at..at + 8].try_into().expect("eight bytes"));
         let (zone_size, first_zone) = (number(40), number(48));
-        (first_zone + zone * zone_size + 4096 + block * BLOCK as u64) as usize
+        (first_zone + zone * zone_size + block * BLOCK as u64) as usize
     }
 
     fn place(&self, offset: usize) -> (u32, u32) {

@@ -327,7 +327,7 @@ async fn client(world: Arc<World>, device: Rc<dyn Device>, number: u64) -> Resul
 
 /// Counts what is live in each zone, and compares it with what the log counts as it goes: it resets zones by that.
 fn check_counts(part: &log::LogPart) -> Result<(), String> {
-    let Ok(core) = part.home.core() else { return Ok(()) };
+    let Ok(core) = part.home.get() else { return Ok(()) };
     let mut live = BTreeSet::new();
     let versions = core.versions.borrow();
     for version in &versions.list {
