@@ -306,7 +306,8 @@ pub async fn read_directory(zones: &dyn Zones, layout: &Layout, root: &Root) -> 
         if zone >= layout.zones || position.saturating_add(piece.blocks) > layout.zone_blocks {
             return Err(Error::corrupt("the root names a directory outside the log"));
         }
-        let part = scan::read(zones, layout, zone, position, piece.blocks).await?;
+        let part = scan::read(zones, layout, zone, position, piece.blocks).await;
+        let part = part.map_err(|error| gone(error, "the directory"))?;
         if sum_of(&part) != piece.sum {
             return Err(Error::corrupt(format!(
                 "the directory of the newest checkpoint is damaged in zone {zone}, block {position}"
@@ -319,6 +320,19 @@ pub async fn read_directory(zones: &dyn Zones, layout: &Layout, root: &Root) -> 
     }
     bytes.truncate(root.directory_length as usize);
     Directory::decode(&bytes)
+}
+
+/// The error for a part of a checkpoint that can't be read. Zones refuse to read what was never appended: there, the zone
+/// has been used again since.
+fn gone(error: Error, what: &str) -> Error {
+    match error {
+        Error::Invalid(_) => Error::corrupt(format!(
+            "{what} of the newest checkpoint whose root can be read isn't there any more: a newer root is damaged; restore \
+             the disk ({})",
+            error.detail()
+        )),
+        error => error.in_context(format!("reading {what} of the newest checkpoint")),
+    }
 }
 
 /// Decides what each zone is, once all counts are right.

@@ -8,8 +8,8 @@
 use crate::directory::{Directory, PageTable};
 use crate::layout::{Layout, ROOT_ZONES};
 use crate::map::{self, Map, PAGE_BLOCKS, Physical};
-use crate::recovery::Recovered;
 use crate::recovery::gathered::Gathered;
+use crate::recovery::{Recovered, gone};
 use crate::table::ZoneTable;
 use crate::versions::{Version, Versions};
 use block::{Buffer, Error, Result, Zones};
@@ -163,7 +163,7 @@ impl Loader {
         });
         let mut read = Vec::with_capacity(runs.len());
         for ((outcome, buffer), run) in runtime::join_all(reads).await.into_iter().zip(&runs) {
-            outcome.map_err(|error| error.in_context("reading pages of a map"))?;
+            outcome.map_err(|error| gone(error, "a page"))?;
             read.push((buffer, run.to_vec()));
         }
         let loader = self.clone();
