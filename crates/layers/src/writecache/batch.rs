@@ -48,22 +48,22 @@ pub struct Batch {
 pub struct Kept(Option<(u64, Data)>);
 
 impl Batch {
-    /// Reads a batch from the tail on. Empty if nothing is committed there.
+    /// Reads a batch from the tail on. Empty if nothing is durable there.
     ///
     /// # Errors
     /// Of the cache device; [`Error::Corrupt`] for what isn't what was written, with what can be done.
     pub async fn read(core: &Core, kept: &mut Kept) -> Result<Batch> {
         let mut batch = Batch { end: core.tail.get(), ..Batch::default() };
         batch.next_record = core.superblock.get().tail_record;
-        let (tail, committed) = (core.tail.get(), core.committed.get());
+        let (tail, durable) = (core.tail.get(), core.durable.get());
         let identity = core.superblock.get().identity;
         let expect =
             Expect { identity: &identity, origin_blocks: core.superblock.get().origin_blocks };
         let mut epoch = None;
-        while batch.end < committed && batch.end - tail < core.settings.batch {
+        while batch.end < durable && batch.end - tail < core.settings.batch {
             let address = batch.end;
             let found = {
-                let place = batch.block(core, address, committed, kept).await?;
+                let place = batch.block(core, address, durable, kept).await?;
                 Found::decode(batch.bytes(core, place), address, &expect)
                     .and_then(|found| match found.header.sequence == batch.next_record {
                         true => Ok(found),
@@ -91,7 +91,7 @@ impl Batch {
                 }
                 for at in 0..entry.count {
                     let address = data + number + at;
-                    let place = batch.block(core, address, committed, kept).await?;
+                    let place = batch.block(core, address, durable, kept).await?;
                     let sum = found.sums[(number + at) as usize];
                     if sum_of(batch.bytes(core, place)) != sum {
                         batch.rotten.push(address);
@@ -140,7 +140,7 @@ impl Batch {
     }
 
     /// The block at this address, read if it isn't there.
-    async fn block(&mut self, core: &Core, address: u64, committed: u64, kept: &mut Kept) -> Result<Place> {
+    async fn block(&mut self, core: &Core, address: u64, durable: u64, kept: &mut Kept) -> Result<Place> {
         if let Some((start, data)) = self.pieces.last()
             && (*start..start + core.blocks_in(data)).contains(&address)
         {
@@ -149,7 +149,7 @@ impl Batch {
         let piece = match kept.0.take() {
             Some((start, data)) if (start..start + core.blocks_in(&data)).contains(&address) => (start, data),
             _ => {
-                let blocks = PIECE.min(core.ring.left(address)).min(committed - address);
+                let blocks = PIECE.min(core.ring.left(address)).min(durable - address);
                 let buffer = Buffer::new(core.bytes_of(blocks));
                 let (outcome, buffer) = core.fast.read(core.ring.place(address), buffer).await;
                 outcome.map_err(|error| error.in_context("reading the write cache back"))?;
@@ -168,7 +168,7 @@ impl Batch {
         for (entry, address) in &self.ranges {
             gone.insert(entry.block, entry.count, *address);
         }
-        // What is newer behind the batch suffices where it may go to the origin at the same time.
+        // What is newer behind the batch, and durable, suffices where it may go to the origin at the same time.
         let is_open = core.settings.order == Order::None || epoch == Some(core.flush_epoch.get());
         let index = core.index.borrow();
         let mut newest = 0;
@@ -176,7 +176,8 @@ impl Batch {
             let version = self.versions[at];
             let is_last = self.versions.get(at + 1).is_none_or(|next| next.block != version.block);
             let is_gone = gone.address_of(version.block).is_some_and(|gone| gone > version.address);
-            if !is_last || is_gone || is_open && index.newest(version.block).is_some_and(|it| it > version.address) {
+            let is_durable = |newest: u64| newest > version.address && newest < core.durable.get();
+            if !is_last || is_gone || is_open && index.newest(version.block).is_some_and(is_durable) {
                 continue;
             }
             // Both are needed: what was written, and what is to be forgotten.

@@ -178,7 +178,9 @@ pub struct Core {
     pub committed: Cell<u64>,
     /// The record that ends there.
     pub committed_record: Cell<u64>,
-    /// Every record up to this one is durable.
+    /// Everything before this address is durable.
+    pub durable: Cell<u64>,
+    /// The record that ends there.
     pub durable_record: Cell<u64>,
     /// Everything before this address has been written back, durably, and isn't needed any more.
     pub tail: Cell<u64>,
@@ -361,7 +363,7 @@ impl Core {
 
     /// Flushes the cache device.
     pub async fn commit(&self) -> Result<()> {
-        let committed = self.committed_record.get();
+        let (committed, address) = (self.committed_record.get(), self.committed.get());
         if self.fast.geometry().volatile_cache && self.durable_record.get() < committed {
             self.uncommitted.set(0);
             if let Err(error) = self.fast.flush().await {
@@ -371,6 +373,7 @@ impl Core {
             }
         }
         self.durable_record.set(self.durable_record.get().max(committed));
+        self.durable.set(self.durable.get().max(address));
         Ok(())
     }
 

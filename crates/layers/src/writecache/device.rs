@@ -148,6 +148,7 @@ fn core(recovered: Recovered, options: Options, origin: Rc<dyn Device>, fast: Rc
         next_record: Cell::new(next_record),
         committed: Cell::new(head),
         committed_record: Cell::new(next_record - 1),
+        durable: Cell::new(head),
         durable_record: Cell::new(next_record - 1),
         tail: Cell::new(superblock.tail),
         credit: Cell::new(0),

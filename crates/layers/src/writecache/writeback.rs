@@ -126,6 +126,9 @@ impl Core {
     }
 
     async fn write_back_batch(self: &Rc<Self>, kept: &mut Kept) -> Result<()> {
+        // Nothing that the cache could still lose goes to the origin, or saves an older version from going there: what
+        // is there after a power cut stays a prefix of what was written.
+        self.commit().await?;
         let batch = Rc::new(Batch::read(self, kept).await?);
         let taken = batch.end - self.tail.get();
         if taken == 0 {
