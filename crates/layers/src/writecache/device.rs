@@ -412,7 +412,12 @@ struct Remote {
 }
 
 impl Remote {
-    fn change(&self, entry: Result<Option<Entry>>, payload: Payload, durability: Durability) -> Call<'_, Result<()>> {
+    fn change(
+        &self,
+        entry: Result<Option<Entry>>,
+        payload: Payload,
+        durability: Durability,
+    ) -> Call<'_, Result<()>> {
         match entry {
             Ok(Some(entry)) => Call::new(
                 self.home.with(move |core| async move { core.change(entry, payload, durability).await }),
