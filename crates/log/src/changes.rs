@@ -1,9 +1,9 @@
 //! The changes of a record that waits to be replayed, in a third of the memory that they take on the medium.
 //!
 //! A volume of 1 TiB may have 2^24 blocks of log behind its checkpoint, each with an extent of its own. Memory that is touched
-//! for the first time costs more than reading it from the medium (the kernel clears it), so it is what opening saves. A write or an unmapping of the
-//! volume itself takes one word, a move two; whatever else is kept as it is. Nothing is judged here: what can't be decoded is
-//! kept, too, and refused by whoever replays it.
+//! for the first time costs as much as reading it from the medium (the kernel clears it), so opening takes little of it. A
+//! write or an unmapping of the volume itself takes one word, a move two; whatever else is kept as it is. Nothing is judged
+//! here: what can't be decoded is kept, too, and refused by whoever replays it.
 
 use crate::format::{Change, EXTENT, VersionId};
 use crate::map::Physical;
