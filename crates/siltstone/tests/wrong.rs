@@ -181,7 +181,7 @@ stack:1:5: log "top": its zones have max_open=4: this log has up to 7 open at a 
         &[],
         &["format", "log(zones(ram(64MiB), zone_size=1MiB), size=60MiB)"],
         r#"
-stack:1:40: log "top": a log on this disk has room for 46372KiB, what the cleaner needs subtracted; take that, or a disk of at least 82MiB; a volume larger than its disk is made thin
+stack:1:40: log "top": a log on this disk has room for 46560KiB, what the cleaner needs subtracted; take that, or a disk of at least 84288KiB; a volume larger than its disk is made thin
  1 | log(zones(ram(64MiB), zone_size=1MiB), size=60MiB)
    |                                        ^^^^"#,
     );
