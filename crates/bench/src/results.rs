@@ -5,7 +5,8 @@
 //! [`SCHEMA`] names its version.
 
 use crate::environment::Environment;
-use crate::histogram::{CurvePoint, Latency, Series};
+use crate::histogram::{CurvePoint, Latency};
+use crate::series::Series;
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
 
@@ -237,7 +238,7 @@ pub struct Measurement {
     /// The percentile curve.
     #[serde(default)]
     pub curve: Vec<CurvePoint>,
-    /// Operations over time.
+    /// Operations and their latencies over time.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub series: Option<Series>,
 }
@@ -471,14 +472,17 @@ pub(crate) mod tests {
     use super::*;
     use crate::histogram::Histogram;
     use crate::job::Job;
+    use crate::series::Recorder;
 
     pub(crate) fn run(subject: &str, workload: &str, repetition: u32, iops: f64) -> RunResult {
         let mut histogram = Histogram::new();
         for step in 1..=2000u64 {
             histogram.record((1e9 / iops) as u64 * 32 + step * step / 9);
         }
-        let mut series = Series::default();
-        (0..20).for_each(|index| series.record(index * 100_000_000, (iops / 10.0) as u64));
+        let mut recorder = Recorder::default();
+        for index in 0..2000 {
+            recorder.record(index * 1_000_000, (1e9 / iops) as u64 * 32 + index * 50);
+        }
         let measurement = Measurement {
             operations: (iops * 2.0) as u64,
             bytes: (iops * 2.0) as u64 * 4096,
@@ -488,7 +492,7 @@ pub(crate) mod tests {
             latency_ns: histogram.summary(),
             cpu_seconds: 1.0,
             curve: histogram.curve(),
-            series: (subject != "fio").then_some(series),
+            series: (subject != "fio").then(|| recorder.series()),
             ..Measurement::default()
         };
         RunResult {

@@ -160,7 +160,7 @@ fn label_ends(svg: &mut Svg, palette: &Palette, ends: &[(&str, f64)]) {
 pub(super) fn over_time(results: &Results, workload: &str, palette: &Palette) -> Option<String> {
     let subjects = results.subjects(workload);
     let runs = || results.runs.iter().filter(|run| run.workload.name == workload);
-    let rates = |run: &RunResult| run.measurement.series.as_ref().map(crate::histogram::Series::rates);
+    let rates = |run: &RunResult| run.measurement.series.as_ref().map(crate::series::Series::rates);
     let seconds = runs().map(|run| run.measurement.seconds).fold(0.0, f64::max);
     let highest = runs().flat_map(|run| rates(run).unwrap_or_default()).map(|(_, rate)| rate);
     let highest = highest.chain(runs().map(|run| run.measurement.iops)).fold(0.0, f64::max);
