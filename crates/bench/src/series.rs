@@ -194,22 +194,25 @@ impl Series {
         self.interval_ns as f64 / 1e9
     }
 
+    /// How many intervals are whole: the last one rarely is, and is left out unless it is the only one.
+    fn whole(&self) -> usize {
+        self.operations.len().saturating_sub(1).max(1).min(self.operations.len())
+    }
+
     fn middle(&self, index: usize) -> f64 {
         (index as f64 + 0.5) * self.interval()
     }
 
-    /// The middle of each interval in seconds after the start, and its operations per second. The last
-    /// interval, which is rarely whole, is left out unless it is the only one.
+    /// The middle of each whole interval in seconds after the start, and its operations per second.
     pub fn rates(&self) -> Vec<(f64, f64)> {
-        let whole = self.operations.len().saturating_sub(1).max(1).min(self.operations.len());
-        let points = self.operations[..whole].iter().enumerate();
+        let points = self.operations[..self.whole()].iter().enumerate();
         points.map(|(index, count)| (self.middle(index), *count as f64 / self.interval())).collect()
     }
 
-    /// The latencies of each interval in which anything ended.
+    /// The latencies of each whole interval in which anything ended.
     pub fn moments(&self) -> Vec<Moment> {
         let figures = self.p50_ns.iter().zip(&self.p99_ns).zip(&self.max_ns).enumerate();
-        let moments = figures.map(|(index, ((p50, p99), max))| Moment {
+        let moments = figures.take(self.whole()).map(|(index, ((p50, p99), max))| Moment {
             seconds: self.middle(index),
             p50: *p50,
             p99: *p99,
@@ -253,8 +256,9 @@ mod tests {
         let mut recorder = Recorder::default();
         recorder.record(50_000_000, 1_000_000);
         recorder.record(950_000_000, 9_000_000);
+        recorder.record(1_010_000_000, 5);
         let series = recorder.series();
-        assert_eq!((series.rates().len(), series.rates()[5].1), (9, 0.0));
+        assert_eq!((series.rates().len(), series.rates()[5].1), (10, 0.0));
         let moments = series.moments();
         assert_eq!(moments.iter().map(|moment| moment.max).collect::<Vec<_>>(), [1_000_000, 9_000_000]);
         assert!((moments[1].seconds - 0.95).abs() < 1e-9);

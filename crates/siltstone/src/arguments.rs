@@ -85,6 +85,7 @@ const STACK_HELP: &str =
   siltstone bench 'file(disk.img, size=1GiB)'        reads of a stack
   siltstone bench 'ram(1GiB)' --writes               reads and writes; what is on the stack is lost
   siltstone bench bench/plans/log.toml --repetitions 1 --runtime 500ms     try a long plan out
+  siltstone bench bench/plans/tiers.toml --full      as long, and on as much, as the plan's [full] says
   siltstone bench examples/quick.toml --json | jq '.runs[].iops'
 
 DIR/report.html needs nothing but a browser; DIR/results.json holds every figure.
