@@ -82,8 +82,10 @@ pub(super) fn rates(results: &Results, workload: &str, palette: &Palette) -> Opt
 }
 
 /// Latency over the time of a run, by a logarithm: the median as a strong line, the 99th percentile as a weak one, the
-/// longest as dots; where nothing ended there is nothing. None where nobody looked at latencies over time.
+/// longest as dots; where nothing ended for a while there is nothing. None where nobody looked at latencies over time.
 pub(super) fn latency_over_time(results: &Results, workload: &str, palette: &Palette) -> Option<String> {
+    // Lines go on over so many intervals in which nothing ended.
+    const PAUSE: f64 = 5.0;
     let moments = |run: &RunResult| run.measurement.series.as_ref().map(Series::moments).unwrap_or_default();
     let of_workload = results.runs.iter().filter(|run| run.workload.name == workload);
     let all: Vec<Moment> = of_workload.flat_map(moments).collect();
@@ -107,11 +109,14 @@ pub(super) fn latency_over_time(results: &Results, workload: &str, palette: &Pal
             for moment in moments.iter().step_by((moments.len() / 200).max(1)) {
                 svg.circle(&class("worst", palette, &subject), place(moment, moment.max), 1.0, "");
             }
-            for part in moments.chunk_by(|one, next| next.seconds - one.seconds < interval * 1.5) {
+            for part in moments.chunk_by(|one, next| next.seconds - one.seconds < interval * (PAUSE + 0.5)) {
                 for (kind, figure) in [("tail", true), ("trace", false)] {
                     let of = |it: &Moment| if figure { it.p99 } else { it.p50 };
                     let points: Vec<_> = part.iter().map(|it| place(it, of(it))).collect();
                     svg.polyline(&class(kind, palette, &subject), &points);
+                    if let [alone] = points[..] {
+                        svg.circle(&class("point", palette, &subject), alone, 1.2, "");
+                    }
                 }
             }
             for moment in moments.iter().step_by((moments.len() / 60).max(1)) {
