@@ -338,7 +338,7 @@ time_based = true
 iops = 10
 p50 = "1s"
 [full.stack."RAM + RAM"]
-line = "ram(100TiB)"
+line = "ram(16TiB)"
 [full.workload.randwrite]
 runtime = "250ms"
 "#;
@@ -349,7 +349,7 @@ fn a_plan_in_full_beside_published_figures() {
     let folder = tempfile::tempdir().unwrap();
     std::fs::write(folder.path().join("p.toml"), PUBLISHED).unwrap();
     for (full, name, line, runtime) in
-        [(false, "p", "ram(1GiB)", "20ms"), (true, "p-full", "ram(100TiB)", "250ms")]
+        [(false, "p", "ram(1GiB)", "20ms"), (true, "p-full", "ram(16TiB)", "250ms")]
     {
         let arguments = ["bench", "p.toml", "--full"];
         let ran = run(folder.path(), &arguments[..if full { 3 } else { 2 }]);

@@ -50,7 +50,8 @@ impl Memory {
         let start = start.ok_or_else(|| {
             let error = std::io::Error::last_os_error();
             Error::out_of_memory(format!(
-                "ram of {bytes} bytes: {error}; take less (vm.overcommit_memory=2 allows no more than the machine has)"
+                "ram of {bytes} bytes: {error}; take less: a process has some tens of TiB of addresses, and with \
+                 vm.overcommit_memory=2 no more than the machine has memory"
             ))
         })?;
         let is_scattered = machine().is_some_and(|(_, total)| bytes > total / 2);
