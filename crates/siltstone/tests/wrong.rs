@@ -317,7 +317,7 @@ p.toml: --full: this plan has no [full] that says what that changes"#,
         &[("p.toml", &format!("{good}\n[full.workload.raed]\nruntime = \"5m\"\n"))],
         &["bench", "p.toml"],
         r#"
-p.toml:10:16: [full.workload]: the plan has no workload "raed"; did you mean "read"? (known: read)"#,
+p.toml:13:16: [full.workload]: the plan has no workload "raed"; did you mean "read"? (known: read)"#,
     );
 }
 
