@@ -1,5 +1,6 @@
 use super::*;
 use block::Data;
+use std::sync::atomic::AtomicBool;
 
 const MIB: u64 = 1 << 20;
 
@@ -77,29 +78,34 @@ fn without_room_a_write_fails_and_what_was_kept_does_not() {
     assert_eq!(memory.taken(), 4 * PAGE);
 }
 
-/// Writers, writers of zeros and a discard on the same pages: when all have ended, whatever is there has its bit, and a
-/// write of zeros is seen.
+/// A write over pages that were written before, and a discard of them meanwhile: when both have ended, whatever is there has its bit,
+/// every bit is counted, and a write of zeros is seen.
 #[test]
 fn nothing_is_left_without_its_bit() {
-    let memory = Memory::new(MIB, None).expect("memory");
-    let (ones, zeros) = (vec![1; 64 << 10], vec![0; 64 << 10]);
-    for round in 0..300_u64 {
-        let at = round % 8 * (64 << 10);
+    const LENGTH: u64 = 4 << 20;
+    let memory = Memory::new(LENGTH, None).expect("memory");
+    let (ones, zeros) = (payload(&[&[1; LENGTH as usize]]), payload(&[&[0; LENGTH as usize]]));
+    for round in 0..100 {
+        memory.write(0, &ones).expect("there is memory");
+        let begun = AtomicBool::new(false);
         std::thread::scope(|scope| {
-            scope.spawn(|| memory.write(at, &payload(&[&ones])).expect("there is memory"));
-            scope.spawn(|| memory.write(at, &payload(&[&zeros])).expect("there is memory"));
-            scope.spawn(|| memory.discard(at, 64 << 10));
+            scope.spawn(|| {
+                while !begun.load(Ordering::Relaxed) {
+                    std::hint::spin_loop();
+                }
+                memory.discard(0, LENGTH);
+            });
+            begun.store(true, Ordering::Relaxed);
+            memory.write(0, &ones).expect("there is memory");
         });
-        let bits =
-            (at / PAGE..(at + (64 << 10)) / PAGE).filter(|page| memory.is_written(*page)).count() as u64;
+        let bits = (0..LENGTH / PAGE).filter(|page| memory.is_written(*page)).count() as u64;
         assert_eq!(memory.taken(), bits * PAGE, "round {round}");
-        memory.write(at, &payload(&[&zeros])).expect("there is memory");
-        assert_eq!(filled(&memory, at, 64 << 10), zeros, "round {round}");
-        memory.discard(at, 64 << 10);
-        // SAFETY: inside the mapping.
-        let bytes = unsafe { std::slice::from_raw_parts(memory.at(at, 64 << 10), 64 << 10) };
-        assert!(bytes == zeros, "round {round}: a discarded page reads as zeros");
-        assert_eq!(memory.taken(), 0);
+        memory.write(0, &zeros).expect("there is memory");
+        // SAFETY: inside the mapping, and nobody else is at it.
+        let bytes = unsafe { std::slice::from_raw_parts(memory.at(0, LENGTH as usize), LENGTH as usize) };
+        assert!(bytes == &zeros.slices()[0][..], "round {round}: something was left without its bit");
+        memory.discard(0, LENGTH);
+        assert_eq!(memory.taken(), 0, "round {round}");
     }
 }
 
