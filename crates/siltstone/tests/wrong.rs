@@ -258,7 +258,7 @@ fn plans() {
         &[("p.toml", TYPOS)],
         &["bench", "p.toml"],
         r#"
-p.toml:3:1: [plan]: unknown key "repetitoins"; did you mean "repetitions"? (known: name, title, repetitions, warm_up)
+p.toml:3:1: [plan]: unknown key "repetitoins"; did you mean "repetitions"? (known: name, title, repetitions, warm_up, published_in)
 p.toml:7:6: rw=randraed: expected one of read, write, trim, randread, randwrite, randtrim, rw, readwrite, randrw; did you mean "randread"?
 p.toml:8:1: option "iodpeth" is not known; did you mean "iodepth"?
 p.toml:10:12: there is no subject "foi" (known: ram)"#,
@@ -307,6 +307,18 @@ p.toml: --on is for fio job files"#,
         r#"
 p.toml: --writes is for a stack alone; a plan and a job file say themselves what is written"#,
     );
+    refused(
+        &[("p.toml", &good)],
+        &["bench", "p.toml", "--full"],
+        r#"
+p.toml: --full: this plan has no [full] that says what that changes"#,
+    );
+    refused(
+        &[("p.toml", &format!("{good}\n[full.workload.raed]\nruntime = \"5m\"\n"))],
+        &["bench", "p.toml"],
+        r#"
+p.toml:13:16: [full.workload]: the plan has no workload "raed"; did you mean "read"? (known: read)"#,
+    );
 }
 
 #[test]
@@ -325,10 +337,10 @@ j.fio: [a]: expected filename=PATH, or a stack for all jobs with --on STACK"#,
 j.fio: x.img isn't there, and no job says how large it shall be: expected size=BYTES"#,
     );
     refused(
-        &[("j.fio", "[a]\nfilename=x.img\nthinktime=5\nbz=4k\n")],
+        &[("j.fio", "[a]\nfilename=x.img\nbssplit=5\nbz=4k\n")],
         &["bench", "j.fio"],
         r#"
-j.fio:3:1: option "thinktime": not supported: use rate_iops= to drive it slower
+j.fio:3:1: option "bssplit": not supported: use bs= or bsrange=
 j.fio:4:1: option "bz" is not known"#,
     );
     refused(
