@@ -6,13 +6,14 @@
 //! - [`record`] writes down what happens, so that every state that a power cut could leave can be made again.
 //!
 //! [`model`] makes a device as slow as another one. Others make one device of several:
-//! - [`linear`](mod@linear) one behind the other, [`stripe`](mod@stripe) in turn.
+//! - [`linear`](mod@linear) one behind the other, [`stripe`](mod@stripe) in turn; [`mirror`](mod@mirror) the same on each.
 //!
 //! Each passes the conformance suite of its contract. What they stand on is left to leaves (`disks`, `zones`), how they
 //! are named and composed to `stack`.
 
 pub mod fault;
 pub mod linear;
+pub mod mirror;
 pub mod model;
 pub mod record;
 mod spread;
