@@ -60,7 +60,7 @@ fn devices_that_dont_fit_together_are_refused_with_what_would() {
         ("mirror(ram(1MiB), ram(1MiB), write_behind=16384)", "a whole number from 1 to 16383"),
         ("mirror(ram(1MiB), ram(1MiB), write_behind=1)", "only write-mostly legs lag"),
         ("mirror(ram(1MiB), ram(1MiB), flush=fast)", "no leg lags without write_behind"),
-        ("mirror(ram(1MiB), ram(1MiB), write_mostly=[2])", "expected one of ram0, ram1"),
+        ("mirror(ram(1MiB), ram(1MiB), write_mostly=[2])", "expected one of ram1, ram2"),
         ("mirror(ram(1MiB), ram(1MiB), bitmap_chunk=2KiB)", "at least 4096 (md's limit)"),
         ("mirror(ram(1MiB), ram(8KiB))", "the smallest leg has 8192 bytes"),
     ] {

@@ -93,6 +93,11 @@ impl Core {
         Ok(())
     }
 
+    /// Whether the last note said that bits are cleared from then on.
+    fn may_clear(&self) -> bool {
+        self.cleared_events.get() + 1 == self.events.get()
+    }
+
     /// Clears bits of chunks that are quiet, if every place has its leg.
     ///
     /// # Errors
@@ -110,13 +115,16 @@ impl Core {
         for (leg, error) in failed {
             self.fail(leg, error).await?;
         }
-        if self.is_whole() && self.cleared_events.get() != self.events.get() {
+        if self.is_whole() && !self.may_clear() {
+            // Two notes: a leg that misses the second one, before anything is cleared, has the events of the first.
+            self.changed();
+            self.note().await?;
             self.raise_cleared.set(true);
             self.changed();
         }
         self.note().await?;
         let permit = self.paging.acquire(1).await;
-        if !self.is_whole() || !self.is_settled() {
+        if !self.is_whole() || !self.is_settled() || !self.may_clear() {
             return Ok(());
         }
         let pages = self.chunks.clear(&quiet);

@@ -20,6 +20,9 @@ const DIFFER: u8 = 8;
 /// Legs that are being rebuilt lack it.
 const LACKING: u8 = 16;
 
+/// Some block of it could be copied from nowhere.
+const STUCK: u8 = 32;
+
 /// How many pieces of chunks are remembered as equal before their chunk is.
 const MOST_PIECES: usize = 4096;
 
@@ -274,9 +277,32 @@ impl Chunks {
             return None;
         }
         let all = self.all.borrow();
-        let needs = |number: &usize| all[*number].flags & (DIFFER | LACKING) != 0;
+        let needs = |number: &usize| {
+            let flags = all[*number].flags;
+            flags & (DIFFER | LACKING) != 0 && flags & STUCK == 0
+        };
         let behind = (from as usize..all.len()).find(needs);
         behind.or_else(|| (0..all.len().min(from as usize)).find(needs)).map(|number| number as u64)
+    }
+
+    /// Some block of a chunk could be copied from nowhere: the others go first, until [`unstick`](Self::unstick).
+    pub fn stick(&self, chunk: u64) {
+        self.all.borrow_mut()[chunk as usize].flags |= STUCK;
+    }
+
+    /// Whether some block of a chunk could be copied from nowhere.
+    pub fn is_stuck(&self, chunk: u64) -> bool {
+        self.all.borrow()[chunk as usize].flags & STUCK != 0
+    }
+
+    /// All chunks are tried again. Whether there were any that were stuck.
+    pub fn unstick(&self) -> bool {
+        let mut found = false;
+        for chunk in self.all.borrow_mut().iter_mut() {
+            found |= chunk.flags & STUCK != 0;
+            chunk.flags &= !STUCK;
+        }
+        found
     }
 
     /// A chunk has been copied from begin to end: to legs that are active, and to those that are being rebuilt.
@@ -285,7 +311,7 @@ impl Chunks {
             let chunk = &mut self.all.borrow_mut()[chunk as usize];
             self.differ.set(self.differ.get() - u64::from(chunk.flags & DIFFER != 0));
             self.lacking.set(self.lacking.get() - u64::from(chunk.flags & LACKING != 0));
-            chunk.flags &= !(DIFFER | LACKING);
+            chunk.flags &= !(DIFFER | LACKING | STUCK);
         }
         self.forget_equal(&self.blocks_of(chunk));
     }

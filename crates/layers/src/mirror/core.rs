@@ -65,6 +65,8 @@ pub struct Core {
     pub rebuilding: Cell<Mask>,
     /// The leg from which what differs is copied.
     pub source: Cell<usize>,
+    /// Legs that may answer for the source where legs differ. One that lagged while flushes left it out may lack what was flushed.
+    pub trusted: Cell<Mask>,
     /// Legs whose bitmap is kept.
     pub kept: Cell<Mask>,
     /// Raised whenever a leg joins.
@@ -85,6 +87,8 @@ pub struct Core {
     pub paging: Rc<Semaphore>,
     /// What is known of each chunk.
     pub chunks: Chunks,
+    /// How many pieces are being copied from leg to leg.
+    pub copying: Cell<u64>,
     /// Who changes which blocks.
     pub locks: Rc<RangeLocks>,
     /// Writes that are behind.

@@ -78,7 +78,7 @@ pub struct Superblock {
     pub array: Uuid,
     /// Raised by every change of what is said here.
     pub events: u64,
-    /// The events when a bit of the bitmap was last cleared: a leg with at least as many lacks only what the bitmap says.
+    /// A leg with at least as many events lacks only what the bitmap says: no bit was cleared since without it.
     pub cleared_events: u64,
     /// Where the data begins on a leg, in bytes.
     pub data_offset: u64,
@@ -183,7 +183,8 @@ impl Superblock {
         let mut slots = [empty; MOST_LEGS];
         for (raw, slot) in slots.iter_mut().zip(&self.slots) {
             let state = SlotState::ALL.iter().position(|state| *state == slot.state).unwrap_or(0);
-            let flags = u8::from(slot.write_mostly) * WRITE_MOSTLY | u8::from(slot.has_bitmap) * HAS_BITMAP;
+            let flags =
+                (u8::from(slot.write_mostly) * WRITE_MOSTLY) | (u8::from(slot.has_bitmap) * HAS_BITMAP);
             *raw = RawSlot { leg: slot.leg.0, state: state as u8, flags, padding: [0; 2] };
         }
         let raw = RawSuperblock {
@@ -348,7 +349,7 @@ mod tests {
         let bits = decode_bitmap(page.filled(), Uuid([7; 16]), 3).expect("it is one");
         for chunk in 0..BITMAP_BITS {
             let is_set = bits[chunk as usize / 8] >> (chunk % 8) & 1 == 1;
-            assert_eq!(is_set, (3 * BITMAP_BITS + chunk) % 5 == 0, "chunk {chunk}");
+            assert_eq!(is_set, (3 * BITMAP_BITS + chunk).is_multiple_of(5), "chunk {chunk}");
         }
         assert!(decode_bitmap(page.filled(), Uuid([7; 16]), 4).is_err());
         assert!(decode_bitmap(page.filled(), Uuid([8; 16]), 3).is_err());

@@ -7,6 +7,7 @@
 use super::core::Core;
 use super::format::SlotState;
 use super::leg::each;
+use super::read::Copying;
 use block::{Error, ExtentState, Result};
 use std::ops::Range;
 use std::rc::Rc;
@@ -17,6 +18,8 @@ use std::time::Duration;
 const PIECE: u64 = 512 << 10;
 /// How long to wait before something is tried again that failed.
 const AGAIN: Duration = Duration::from_millis(200);
+/// How long to wait before chunks are tried again of which some block can be read from nowhere.
+const STUCK: Duration = Duration::from_secs(10);
 /// A sector, as mismatches are counted, in bytes.
 const SECTOR: usize = 512;
 
@@ -80,6 +83,11 @@ impl Core {
             let done = if let Some(chunk) = self.chunks.next_to_copy(position) {
                 position = chunk;
                 self.copy_chunk(chunk).await
+            } else if self.chunks.differ() + self.chunks.lacking() > 0 {
+                // What is left can be read from nowhere. It may be written, or read again.
+                self.rest(STUCK).await;
+                self.chunks.unstick();
+                Ok(())
             } else if self.rebuilding.get() != 0 || self.should_move_source() {
                 self.settle_legs().await
             } else if self.scrub.borrow().is_some() {
@@ -113,7 +121,7 @@ impl Core {
     }
 
     /// Copies a chunk from the source to all others, or finds that all of them have nothing but zeros there.
-    async fn copy_chunk(&self, chunk: u64) -> Result<()> {
+    async fn copy_chunk(self: &Rc<Self>, chunk: u64) -> Result<()> {
         let (joined, blocks) = (self.joined.get(), self.chunks.blocks_of(chunk));
         let holding = self.hold(&blocks).await;
         let is_zero = self.are_zeros(&blocks).await;
@@ -133,11 +141,13 @@ impl Core {
                 return Ok(());
             }
             let began = runtime::now();
-            self.copy_piece(&piece).await?;
+            if !self.copy_piece(&piece).await {
+                self.chunks.stick(chunk);
+            }
             self.pace(began, self.bytes_of(&piece) as u64).await;
         }
         // A leg that joined meanwhile lacks the pieces before.
-        if joined == self.joined.get() {
+        if joined == self.joined.get() && !self.chunks.is_stuck(chunk) {
             self.chunks.copied(chunk);
             self.publish_copied();
         }
@@ -171,26 +181,28 @@ impl Core {
         true
     }
 
-    async fn copy_piece(&self, piece: &Range<u64>) -> Result<()> {
+    /// Whether all of it was copied: some block may be one that nobody can read.
+    async fn copy_piece(self: &Rc<Self>, piece: &Range<u64>) -> bool {
         let _holding = self.hold(piece).await;
+        let _copying = (self.chunks.differ() > 0).then(|| Copying::begin(self));
         let members = self.active.get() | self.rebuilding.get();
-        match self.read_best(piece).await {
-            Ok((data, to_source)) => {
-                self.copy_to(members, piece, data, to_source).await;
-                Ok(())
+        let first = match self.read_best(piece).await {
+            Ok((data, has_it)) => {
+                self.copy_to(members & !has_it, piece, data).await;
+                return true;
             }
-            // Some block of it nobody can read: the others are copied.
-            Err(error) if piece.end - piece.start > 1 => {
-                tracing::warn!("mirror {}: {error}: copying block by block", self.array);
-                for block in piece.clone() {
-                    if let Ok((data, to_source)) = self.read_best(&(block..block + 1)).await {
-                        self.copy_to(members, &(block..block + 1), data, to_source).await;
-                    }
-                }
-                Ok(())
+            Err(error) => error,
+        };
+        tracing::warn!("mirror {}: {first}: copying block by block", self.array);
+        let mut all = true;
+        for block in piece.clone() {
+            let one = block..block + 1;
+            match self.read_best(&one).await {
+                Ok((data, has_it)) => self.copy_to(members & !has_it, &one, data).await,
+                Err(_) => all = false,
             }
-            Err(_) => Ok(()),
         }
+        all
     }
 
     /// Whether what differed was copied from a leg that is to lag from now on.
@@ -270,7 +282,7 @@ impl Core {
                 self.array
             );
             if repairs {
-                self.copy_to(1 << leg, piece, right.clone(), false).await;
+                self.copy_to(1 << leg, piece, right.clone()).await;
             }
         }
     }

@@ -100,10 +100,10 @@ impl Core {
             self.complete_bitmaps().await?;
             let wanted = self.wanted.get();
             self.kept.set(self.kept.get() & self.markers());
-            self.events.set(self.events.get() + 1);
             if self.raise_cleared.replace(false) {
                 self.cleared_events.set(self.events.get());
             }
+            self.events.set(self.events.get() + 1);
             let members = self.active.get() | self.rebuilding.get();
             let mut lost = Vec::new();
             for copy in [self.events.get() % 2, (self.events.get() + 1) % 2] {

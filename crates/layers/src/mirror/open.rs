@@ -10,7 +10,7 @@ use super::format::{
     encode_bitmap,
 };
 use super::layout::Layout;
-use super::leg::{Leg, LegDevice, each};
+use super::leg::{Leg, LegDevice, Mask, each};
 use super::locks::RangeLocks;
 use super::shared::Shared;
 use block::{BlockCount, BlockSize, Buffer, DeviceGeometry, DevicePart, Error, Result};
@@ -255,6 +255,7 @@ fn core(
         active: Cell::new(assembly.active),
         rebuilding: Cell::new(assembly.rebuilding),
         source: Cell::new(assembly.source),
+        trusted: Cell::new(trusted(plan, said, assembly)),
         kept: Cell::new(0),
         joined: Cell::new(0),
         events: Cell::new(said.events),
@@ -265,6 +266,7 @@ fn core(
         noting: Semaphore::new(1),
         paging: Semaphore::new(1),
         chunks: Chunks::new(&layout),
+        copying: Cell::new(0),
         locks: Rc::new(RangeLocks::default()),
         behind: Behind::new(plan.settings.write_behind, plan.settings.behind_bytes),
         work: Notify::new(),
@@ -272,6 +274,16 @@ fn core(
         is_closing: Cell::new(false),
         tasks: RefCell::default(),
     })
+}
+
+/// Legs that flushes left out, before or from now on, don't count where legs differ.
+fn trusted(plan: &Plan, said: &Superblock, assembly: &Assembly) -> Mask {
+    let lagged = |leg: &usize| {
+        let slot = assembly.places[*leg];
+        let before = said.fast_flush && slot.is_none_or(|slot| said.slots[slot].write_mostly);
+        before || plan.settings.fast_flush && plan.settings.write_mostly & 1 << leg != 0
+    };
+    (0..plan.legs.len()).filter(|leg| !lagged(leg)).map(|leg| 1 << leg).sum()
 }
 
 /// Finds out which chunks are dirty: all that one of the bitmaps says, and all of a sector that none of them has.

@@ -81,17 +81,60 @@ impl Drop for Timed<'_> {
     }
 }
 
+/// Something is being copied until this is dropped: reads wait for it, even of a leg that is the only one by then.
+pub struct Copying(Rc<Core>);
+
+impl Copying {
+    /// From now on.
+    pub fn begin(core: &Rc<Core>) -> Self {
+        core.copying.set(core.copying.get() + 1);
+        Copying(core.clone())
+    }
+}
+
+impl Drop for Copying {
+    fn drop(&mut self) {
+        self.0.copying.set(self.0.copying.get() - 1);
+        if self.0.copying.get() == 0 && self.0.chunks.differ() == 0 {
+            self.0.publish();
+        }
+    }
+}
+
 impl Core {
     /// Reads, with all that the home knows; legs in `tried` have failed already.
-    pub async fn read(
-        self: Rc<Self>,
-        blocks: Range<u64>,
-        mut buffer: Buffer,
-        mut tried: Mask,
-    ) -> ReadOutcome {
+    pub async fn read(self: Rc<Self>, blocks: Range<u64>, buffer: Buffer, tried: Mask) -> ReadOutcome {
         if self.active.get().count_ones() > 1 && self.chunks.blocks_differ(&blocks) {
             return self.read_differing(blocks, buffer).await;
         }
+        if self.copying.get() > 0 {
+            drop(self.hold(&blocks).await);
+        }
+        let (outcome, mut buffer) = self.read_from_any(&blocks, buffer, tried).await;
+        let Err(first) = outcome else { return (Ok(()), buffer) };
+        if blocks.end - blocks.start < 2 || self.active.get().count_ones() < 2 {
+            return (Err(first), buffer);
+        }
+        // Each leg may have lost another block of it.
+        for block in blocks {
+            let one = Buffer::new(self.bytes_of(&(block..block + 1)));
+            let (outcome, one) = self.read_from_any(&(block..block + 1), one, 0).await;
+            if outcome.is_err() {
+                buffer.clear();
+                return (outcome, buffer);
+            }
+            buffer.append(one.filled());
+        }
+        (Ok(()), buffer)
+    }
+
+    /// Reads from one leg after the other, until one has it; it is written anew on those that don't.
+    async fn read_from_any(
+        self: &Rc<Self>,
+        blocks: &Range<u64>,
+        mut buffer: Buffer,
+        mut tried: Mask,
+    ) -> ReadOutcome {
         let mut first_error = None;
         loop {
             let left = self.active.get() & !tried;
@@ -140,30 +183,32 @@ impl Core {
     async fn read_differing(self: Rc<Self>, blocks: Range<u64>, mut buffer: Buffer) -> ReadOutcome {
         let holding = self.hold(&blocks).await;
         buffer.clear();
-        let (data, worst) = match self.read_best(&blocks).await {
+        let (data, has_it) = match self.read_best(&blocks).await {
             Ok(found) => found,
             Err(error) => return (Err(error), buffer),
         };
         buffer.append(&data);
         // The caller need not wait: nobody else reads or writes these blocks before it is done.
-        let core = self.clone();
+        let copying = Copying::begin(&self);
         let copy = async move {
-            core.copy_to(core.active.get(), &blocks, data, worst).await;
+            let core = copying.0.clone();
+            core.copy_to(core.active.get() & !has_it, &blocks, data).await;
             core.chunks.blocks_are_equal(&blocks);
-            drop(holding);
+            drop((holding, copying));
         };
         runtime::spawn(copy).detach();
         (Ok(()), buffer)
     }
 
-    /// The source's bytes; where it can't read, another leg's. Also says whether the source has to be written, too.
+    /// The source's bytes; where it can't read, another leg's. Also says which leg has all of this, and need not be written: by
+    /// the time that it is copied the source may be another one.
     ///
     /// # Errors
     /// The source's, where nobody can read.
-    pub async fn read_best(&self, blocks: &Range<u64>) -> Result<(Data, bool)> {
+    pub async fn read_best(&self, blocks: &Range<u64>) -> Result<(Data, Mask)> {
         let source = self.source.get();
         let first = match self.read_leg(source, blocks).await {
-            Ok(data) => return Ok((data, false)),
+            Ok(data) => return Ok((data, 1 << source)),
             Err(error) => error,
         };
         // Block by block: each leg may have lost another one.
@@ -171,7 +216,9 @@ impl Core {
         for block in blocks.clone() {
             let one = block..block + 1;
             let mut found = None;
-            for leg in std::iter::once(source).chain(each(self.active.get() & !(1 << source))) {
+            for leg in
+                std::iter::once(source).chain(each(self.active.get() & self.trusted.get() & !(1 << source)))
+            {
                 if let Ok(data) = self.read_leg(leg, &one).await {
                     found = Some(data);
                     break;
@@ -179,7 +226,7 @@ impl Core {
             }
             whole.append(&found.ok_or_else(|| first.clone())?);
         }
-        Ok((whole.freeze(), true))
+        Ok((whole.freeze(), 0))
     }
 
     /// In bytes.
@@ -197,10 +244,8 @@ impl Core {
         outcome.map(|()| buffer.freeze())
     }
 
-    /// Writes what the source has to these other legs, and to itself where it could not read it. The blocks are held.
-    pub async fn copy_to(&self, legs: Mask, blocks: &Range<u64>, data: Data, to_source: bool) {
-        let source = 1 << self.source.get();
-        let legs = if to_source { legs | source } else { legs & !source };
+    /// Writes what one leg has to these others. The blocks are held.
+    pub async fn copy_to(&self, legs: Mask, blocks: &Range<u64>, data: Data) {
         let change = Change::Write(data.into());
         let (_, failed) = super::core::gather(legs, |leg| {
             self.legs[leg].device.change(blocks, &change, Durability::Visible)

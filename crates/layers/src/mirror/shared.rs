@@ -129,6 +129,8 @@ impl Core {
         let fast = active & !self.settings.write_mostly;
         let readable = match () {
             () if self.chunks.differ() > 0 && active.count_ones() > 1 => 0,
+            // What is being copied may have been read already, from a leg that is lost by now.
+            () if self.copying.get() > 0 => 0,
             () if fast != 0 => fast,
             // What is behind has to arrive first: the home knows.
             () if self.lanes() != 0 => 0,
