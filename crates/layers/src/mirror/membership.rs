@@ -100,7 +100,8 @@ impl Core {
             self.complete_bitmaps().await?;
             let wanted = self.wanted.get();
             self.kept.set(self.kept.get() & self.markers());
-            if self.raise_cleared.replace(false) {
+            // Without a leg nothing is cleared, and it comes back by the bitmap.
+            if self.raise_cleared.replace(false) && self.is_whole() {
                 self.cleared_events.set(self.events.get());
             }
             self.events.set(self.events.get() + 1);
