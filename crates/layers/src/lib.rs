@@ -8,6 +8,9 @@
 //! [`model`] makes a device as slow as another one. Others make one device of several:
 //! - [`linear`](mod@linear) one behind the other, [`stripe`](mod@stripe) in turn; [`mirror`](mod@mirror) the same on each.
 //!
+//! And some put one device in front of another:
+//! - [`writecache`] takes the writes and gives them to a slower device in order.
+//!
 //! Each passes the conformance suite of its contract. What they stand on is left to leaves (`disks`, `zones`), how they
 //! are named and composed to `stack`.
 
@@ -19,3 +22,4 @@ pub mod record;
 mod spread;
 pub mod stats;
 pub mod stripe;
+pub mod writecache;
