@@ -73,7 +73,8 @@ async fn read_superblock(fast: &dyn Device, block_size: BlockSize) -> Result<Sup
         let buffer = Buffer::new((SUPERBLOCK as u64).max(device.bytes()) as usize);
         let at = BlockIndex((copy * step) >> device.shift());
         let (outcome, buffer) = fast.read(at, buffer).await;
-        let read = outcome.and_then(|()| Superblock::decode(buffer.filled()));
+        outcome.map_err(|error| error.in_context("reading a superblock of the write cache"))?;
+        let read = Superblock::decode(buffer.filled());
         found = match (found, read) {
             (Ok(one), Ok(other)) if other.sequence > one.sequence => Ok(other),
             (Err(_), Ok(other)) => Ok(other),
