@@ -42,16 +42,15 @@ pub struct Loss {
 }
 
 impl Loss {
-    /// Changes the files. `earlier` are those at the ends of earlier lives.
+    /// Changes the files, which are in any order. `earlier` are those at the ends of earlier lives.
     pub(super) fn happen(&self, files: &mut Files, all: &[File], earlier: &[Files], random: &mut Random) {
         let path = all[self.file].path;
-        let Some(place) = files.iter().position(|(name, _)| name.as_os_str() == path) else { return };
+        let Some(contents) = contents(files, path) else { return };
         match self.change {
-            Change::Zeros => files[place].1.fill(0),
-            Change::Gone => drop(files.remove(place)),
+            Change::Zeros => contents.fill(0),
+            Change::Gone => files.retain(|(name, _)| name.as_os_str() != path),
             Change::Fails => {}
             Change::Rots(most) => {
-                let contents = &mut files[place].1;
                 for _ in 0..1 + random.below(most) {
                     // Half of it at the beginning, where there is most that only is there once.
                     let part = if random.chance(0.5) { contents.len() as u64 } else { 8192 };
@@ -61,7 +60,8 @@ impl Loss {
             }
             Change::Lags => {
                 let earlier = &earlier[random.below(earlier.len() as u64) as usize];
-                files[place] = earlier[place].clone();
+                let before = earlier.iter().find(|(name, _)| name.as_os_str() == path);
+                contents.clone_from(&before.expect("it was there").1);
             }
         }
     }
@@ -69,10 +69,14 @@ impl Loss {
     /// The lost file is there again, as a new one; one that only rots or lags stays as it is.
     pub(super) fn replace(&self, files: &mut Files, all: &[File]) {
         let File { path, bytes, .. } = &all[self.file];
-        match self.change {
-            Change::Zeros | Change::Rots(_) | Change::Lags => {}
-            Change::Gone => files.insert(self.file, (path.into(), vec![0; *bytes as usize])),
-            Change::Fails => files[self.file].1.fill(0),
+        match (self.change, contents(files, path)) {
+            (Change::Zeros | Change::Rots(_) | Change::Lags, _) => {}
+            (_, Some(contents)) => contents.fill(0),
+            (_, None) => files.push((path.into(), vec![0; *bytes as usize])),
         }
     }
+}
+
+fn contents<'a>(files: &'a mut Files, path: &str) -> Option<&'a mut Vec<u8>> {
+    files.iter_mut().find(|(name, _)| name.as_os_str() == path).map(|(_, contents)| contents)
 }
