@@ -286,10 +286,11 @@ impl Model {
             if outcome.is_ok() {
                 return Ok(());
             }
-            broken = broken.and(outcome);
+            broken = outcome;
         }
         broken.map_err(|broken| {
-            format!("{broken}; something submitted at {} is there", earliest.saturating_sub(1))
+            let newest = earliest.saturating_sub(1);
+            format!("at no cut behind {newest}, when something was submitted that is there; at the last one: {broken}")
         })
     }
 

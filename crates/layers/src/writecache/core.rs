@@ -212,6 +212,8 @@ pub struct Core {
     pub around_flushed: Cell<u64>,
     /// Everything is written back before the cache is closed.
     pub flush_on_suspend: Cell<bool>,
+    /// Both superblocks say that nothing is cached, and nothing was since.
+    pub sealed: Cell<bool>,
     /// Rotten blocks may be given up.
     pub give_up_rotten: Cell<bool>,
     /// The cache is being closed.
@@ -418,15 +420,19 @@ impl Core {
         Ok(())
     }
 
+    /// Whether everything is on the origin.
+    pub fn is_drained(&self) -> bool {
+        self.index.borrow().is_empty()
+            && self.used() == 0
+            && self.queue.borrow().is_empty()
+            && self.pending.borrow().is_empty()
+    }
+
     /// Whether a write goes straight to the origin; waits while the last of what is cached is written back, which would
     /// never end if more were added.
     async fn goes_around(&self) -> Result<bool> {
         loop {
-            let is_empty = self.index.borrow().is_empty()
-                && self.used() == 0
-                && self.queue.borrow().is_empty()
-                && self.pending.borrow().is_empty();
-            if is_empty {
+            if self.is_drained() && self.sealed.get() {
                 return Ok(true);
             }
             if self.used() > self.settings.batch {

@@ -165,6 +165,7 @@ fn core(recovered: Recovered, options: Options, origin: Rc<dyn Device>, fast: Rc
         around: Cell::new(0),
         around_flushed: Cell::new(0),
         flush_on_suspend: Cell::new(false),
+        sealed: Cell::new(false),
         give_up_rotten: Cell::new(false),
         closing: Cell::new(false),
         handles: Cell::new(0),
