@@ -138,7 +138,12 @@ pub const KIND: Kind = Kind {
 };
 
 /// A span of time from a key, in dm-writecache's limits.
-fn time(arguments: &Arguments, key: &'static str, least: Duration, most: Duration) -> Result<Option<Duration>> {
+fn time(
+    arguments: &Arguments,
+    key: &'static str,
+    least: Duration,
+    most: Duration,
+) -> Result<Option<Duration>> {
     let Some(time) = arguments.optional_duration(key)? else { return Ok(None) };
     if (least..=most).contains(&time) {
         return Ok(Some(time));
@@ -151,7 +156,8 @@ fn options(arguments: &Arguments) -> Result<Options> {
     let (high_watermark, low_watermark) =
         (arguments.integer("high_watermark")?, arguments.integer("low_watermark")?);
     if low_watermark > high_watermark {
-        let text = format!("low_watermark {low_watermark}: expected at most high_watermark, {high_watermark}");
+        let text =
+            format!("low_watermark {low_watermark}: expected at most high_watermark, {high_watermark}");
         return Err(arguments.refuse("low_watermark", text));
     }
     let millisecond = Duration::from_millis(1);

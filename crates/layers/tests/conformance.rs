@@ -6,8 +6,8 @@ use layers::model::ModelPart;
 use layers::record::replay::ImageDisk;
 use layers::record::{RecordDevicePart, RecordZonesPart, Recorder, Role};
 use layers::stats::{StatsDevicePart, StatsZonesPart};
-use stack::Contract;
 use layers::writecache::{Options, Order, WriteCachePart};
+use stack::Contract;
 use std::sync::Arc;
 
 /// What the layers stand on. Requests from two shards must not mix inside a sector below a layer that is being

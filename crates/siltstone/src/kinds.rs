@@ -15,6 +15,7 @@ pub fn registry() -> Registry {
         &layers::model::KIND,
         &layers::linear::KIND,
         &layers::stripe::KIND,
+        &layers::writecache::KIND,
         &log::KIND,
         &log::SNAPSHOT_KIND,
         &zones::on_device::KIND,

@@ -57,8 +57,7 @@ impl Batch {
         batch.next_record = core.superblock.get().tail_record;
         let (tail, durable) = (core.tail.get(), core.durable.get());
         let identity = core.superblock.get().identity;
-        let expect =
-            Expect { identity: &identity, origin_blocks: core.superblock.get().origin_blocks };
+        let expect = Expect { identity: &identity, origin_blocks: core.superblock.get().origin_blocks };
         let mut epoch = None;
         while batch.end < durable && batch.end - tail < core.settings.batch {
             let address = batch.end;
@@ -77,7 +76,8 @@ impl Batch {
                         ))
                     })?
             };
-            if core.settings.order == Order::Flushes && epoch.is_some_and(|epoch| epoch != found.flush_epoch) {
+            if core.settings.order == Order::Flushes && epoch.is_some_and(|epoch| epoch != found.flush_epoch)
+            {
                 batch.next_written = Some(found.header.clock);
                 break;
             }
@@ -107,7 +107,9 @@ impl Batch {
             batch.end = address + length;
             batch.next_record += 1;
         }
-        *kept = Kept(batch.pieces.last().filter(|(start, data)| batch.end < start + core.blocks_in(data)).cloned());
+        *kept = Kept(
+            batch.pieces.last().filter(|(start, data)| batch.end < start + core.blocks_in(data)).cloned(),
+        );
         batch.arrange(core, epoch);
         batch.check(core)?;
         Ok(batch)
@@ -129,7 +131,9 @@ impl Batch {
                      back, nor is what came after it; the message \"give_up_rotten\" writes it as it is"
                 )));
             }
-            tracing::warn!("block {block}, rotten in the write cache at address {address}, is written back as it is");
+            tracing::warn!(
+                "block {block}, rotten in the write cache at address {address}, is written back as it is"
+            );
         }
         Ok(())
     }
@@ -220,7 +224,9 @@ impl Batch {
             let together = versions[at..]
                 .iter()
                 .zip(0_u32..)
-                .take_while(|(version, number)| version.piece == first.piece && version.at == first.at + number)
+                .take_while(|(version, number)| {
+                    version.piece == first.piece && version.at == first.at + number
+                })
                 .count();
             let (start, end) = (u64::from(first.at), u64::from(first.at) + together as u64);
             payload.push(self.pieces[first.piece as usize].1.slice(core.bytes_of(start)..core.bytes_of(end)));

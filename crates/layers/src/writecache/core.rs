@@ -262,11 +262,10 @@ impl Core {
     pub fn fail(&self, error: &Error) {
         if self.failure.borrow().is_none() {
             tracing::error!("the write cache takes no more writes: {error}");
-            *self.failure.borrow_mut() =
-                Some(error.with_detail(format!(
-                    "the write cache takes no more writes; what it holds is still read and written back: {}",
-                    error.detail()
-                )));
+            *self.failure.borrow_mut() = Some(error.with_detail(format!(
+                "the write cache takes no more writes; what it holds is still read and written back: {}",
+                error.detail()
+            )));
         }
         self.work.notify_all();
         self.freed.notify_all();
@@ -288,12 +287,7 @@ impl Core {
     ///
     /// # Errors
     /// What made the cache fail; what keeps write-back from making room.
-    pub async fn change(
-        &self,
-        entry: Entry,
-        payload: Payload,
-        durability: Durability,
-    ) -> Result<()> {
+    pub async fn change(&self, entry: Entry, payload: Payload, durability: Durability) -> Result<()> {
         self.check_open()?;
         if self.cleaner.get() && self.goes_around().await? {
             return self.write_around(entry, payload, durability).await;

@@ -258,7 +258,10 @@ impl Core {
         status.insert("block_size".into(), block.into());
         status.insert("blocks".into(), ring.into());
         status.insert("free_blocks".into(), (ring - self.used()).into());
-        status.insert("used_percent".into(), (self.used() as f64 * 100.0 / ring as f64).into());
+        status.insert(
+            "used_percent".into(),
+            ((self.used() as f64 * 1000.0 / ring as f64).round() / 10.0).into(),
+        );
         let index = self.index.borrow();
         status.insert("cached_blocks".into(), index.blocks().into());
         status.insert("discarded_ranges".into(), index.ranges().into());
@@ -415,7 +418,12 @@ struct Remote {
 }
 
 impl Remote {
-    fn change(&self, entry: Result<Option<Entry>>, payload: Payload, durability: Durability) -> Call<'_, Result<()>> {
+    fn change(
+        &self,
+        entry: Result<Option<Entry>>,
+        payload: Payload,
+        durability: Durability,
+    ) -> Call<'_, Result<()>> {
         match entry {
             Ok(Some(entry)) => Call::new(
                 self.home.with(move |core| async move { core.change(entry, payload, durability).await }),

@@ -235,10 +235,7 @@ impl<'a> Meta<'a> {
         let wrong = || Error::corrupt("a record of a write cache whose entries don't match it");
         let (prefix, entries) = meta.split_at_checked(PREFIX).ok_or_else(wrong)?;
         let (entries, rest) = entries.as_chunks::<ENTRY>();
-        let meta = Meta {
-            flush_epoch: u64::from_le_bytes(std::array::from_fn(|at| prefix[at])),
-            entries,
-        };
+        let meta = Meta { flush_epoch: u64::from_le_bytes(std::array::from_fn(|at| prefix[at])), entries };
         let mut data = 0;
         for entry in entries {
             let entry = Entry::decode(entry)?;

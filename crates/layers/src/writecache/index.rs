@@ -238,10 +238,13 @@ mod tests {
 
     impl Plain {
         fn lookup(&self, block: u64) -> Found {
-            let newest = self.0.iter().rev().find(|(start, count, ..)| (*start..start + count).contains(&block));
+            let newest =
+                self.0.iter().rev().find(|(start, count, ..)| (*start..start + count).contains(&block));
             match newest {
                 None => Found::Origin,
-                Some((start, _, address, true)) => Found::At(address + block - start, sum(address + block - start)),
+                Some((start, _, address, true)) => {
+                    Found::At(address + block - start, sum(address + block - start))
+                }
                 Some((.., false)) => Found::Zeros,
             }
         }

@@ -69,7 +69,8 @@ impl Core {
                     continue;
                 }
             }
-            let sums = if let Found::At(_, sum) = from { SmallVec::from_slice(&[sum]) } else { SmallVec::new() };
+            let sums =
+                if let Found::At(_, sum) = from { SmallVec::from_slice(&[sum]) } else { SmallVec::new() };
             pieces.push(Piece { from, block, count: 1, sums });
         }
         pieces

@@ -69,7 +69,9 @@ impl Ring {
         let ring = Ring { block_size, start, segment, segments, shift: Self::shift(device, block_size) };
         let possible = segment.is_power_of_two() && (SEGMENT.0..=SEGMENT.1).contains(&segment);
         if !possible || segments < FEWEST {
-            return Err(Error::corrupt(format!("a write cache of {segments} segments of {segment} blocks can't be")));
+            return Err(Error::corrupt(format!(
+                "a write cache of {segments} segments of {segment} blocks can't be"
+            )));
         }
         if block_size < device.block_size || ring.start + ring.blocks() > blocks {
             return Err(Error::invalid(format!(
@@ -154,13 +156,20 @@ mod tests {
 
     #[test]
     fn a_ring_fits_its_device_and_is_found_again() {
-        for (bytes, device_block, block) in
-            [(66 * 512, 512, 512), (1 << 20, 512, 4096), (40 << 20, 4096, 4096), (26 << 30, 4096, 4096), (1 << 40, 512, 65536)]
-        {
+        for (bytes, device_block, block) in [
+            (66 * 512, 512, 512),
+            (1 << 20, 512, 4096),
+            (40 << 20, 4096, 4096),
+            (26 << 30, 4096, 4096),
+            (1 << 40, 512, 65536),
+        ] {
             let geometry = geometry(bytes, device_block);
             let ring = Ring::make(&geometry, BlockSize::new(block).expect("a valid size")).expect("it fits");
             let end = ring.place(ring.blocks() * 2 - 1).0 + (1 << ring.shift);
-            assert!(end <= geometry.blocks.0 && end + (ring.segment << ring.shift) > geometry.blocks.0, "{ring:?}");
+            assert!(
+                end <= geometry.blocks.0 && end + (ring.segment << ring.shift) > geometry.blocks.0,
+                "{ring:?}"
+            );
             assert!(ring.place(ring.blocks()).0 > ring.superblock(1).0);
             assert!(ring.most_data() >= 1);
         }

@@ -186,10 +186,8 @@ impl Core {
     async fn oldest_at(&self, address: u64) -> Option<u64> {
         self.settings.max_age?;
         let superblock = self.superblock.get();
-        let expect = super::scan::Expect {
-            identity: &superblock.identity,
-            origin_blocks: superblock.origin_blocks,
-        };
+        let expect =
+            super::scan::Expect { identity: &superblock.identity, origin_blocks: superblock.origin_blocks };
         let buffer = block::Buffer::new(self.bytes_of(1));
         let (outcome, buffer) = self.fast.read(self.ring.place(address), buffer).await;
         outcome.ok()?;
@@ -211,7 +209,10 @@ impl Core {
             }
         });
         let outcomes = runtime::join_limited(RANGES_AT_ONCE, discards).await;
-        outcomes.into_iter().collect::<Result<()>>().map_err(|error| error.in_context("discarding on the origin"))
+        outcomes
+            .into_iter()
+            .collect::<Result<()>>()
+            .map_err(|error| error.in_context("discarding on the origin"))
     }
 
     fn durability(&self) -> Durability {
@@ -236,9 +237,11 @@ impl Core {
                     {
                         next.set(next.get() + 1);
                         let (block, payload) = batch.run(&core, *run);
-                        let outcome = core.origin.write(core.on_origin(block), payload, core.durability()).await;
+                        let outcome =
+                            core.origin.write(core.on_origin(block), payload, core.durability()).await;
                         if let Err(error) = outcome {
-                            *failed.borrow_mut() = Some(error.in_context(format!("block {block} of the origin")));
+                            *failed.borrow_mut() =
+                                Some(error.in_context(format!("block {block} of the origin")));
                             break;
                         }
                         written.set(written.get() + run.1 as u64);
