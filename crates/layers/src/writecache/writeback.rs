@@ -74,10 +74,11 @@ pub async fn committer(core: Rc<Core>) {
 }
 
 impl Core {
-    /// Whether there is nothing more to do for a cache that is being closed.
+    /// Whether there is nothing more to do for a cache that is being closed. What is still queued, by callers that no longer
+    /// wait, may need room.
     fn is_done(&self) -> bool {
         let is_empty = self.tail.get() == self.committed.get();
-        self.closing.get() && (is_empty || !self.flush_on_suspend.get())
+        self.closing.get() && self.queue.borrow().is_empty() && (is_empty || !self.flush_on_suspend.get())
     }
 
     /// Whether a batch is to be written back now; `running`, whether one just was.
