@@ -20,7 +20,7 @@ pub use client::{read_all, unit_of, units_per_block, versions};
 pub use life::{Disks, End, File, Files, Life};
 pub use loss::{Change, Finds, Loss};
 pub use model::{Model, Stop, Version};
-pub use run::keeps_its_promises;
+pub use run::{keeps_its_promises, try_seed};
 pub use stamp::{stamped, version_of};
 
 use block::{DevicePart, Error, Result};
@@ -69,6 +69,11 @@ pub trait Subject: Debug + Clone + Send + Sync + Sized + 'static {
     /// Whether everything that was acknowledged survives the end of its process.
     fn survives_kill(&self) -> bool {
         true
+    }
+
+    /// Whether closing makes everything durable that was acknowledged; a device promises that of a flush alone.
+    fn closes_durably(&self) -> bool {
+        false
     }
 
     /// Whether an operation may fail so although no fault is injected.

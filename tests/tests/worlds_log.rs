@@ -102,6 +102,10 @@ impl Subject for Setup {
         }
     }
 
+    fn closes_durably(&self) -> bool {
+        true
+    }
+
     fn is_ordered(&self, _life: &Life) -> bool {
         true
     }

@@ -122,6 +122,10 @@ impl Subject for Setup {
         Some(self.behind())
     }
 
+    fn closes_durably(&self) -> bool {
+        true
+    }
+
     fn is_ordered(&self, life: &Life) -> bool {
         !self.options(life).cleaner
     }
