@@ -6,11 +6,13 @@
 //! - [`record`] writes down what happens, so that every state that a power cut could leave can be made again.
 //!
 //! [`model`] makes a device as slow as another one. Others make one device of several:
-//! - [`linear`](mod@linear) one behind the other, [`stripe`](mod@stripe) in turn.
+//! - [`linear`](mod@linear) one behind the other, [`stripe`](mod@stripe) in turn;
+//! - [`cache`] a fast one in front of a slow one.
 //!
 //! Each passes the conformance suite of its contract. What they stand on is left to leaves (`disks`, `zones`), how they
 //! are named and composed to `stack`.
 
+pub mod cache;
 pub mod fault;
 pub mod linear;
 pub mod model;
@@ -18,3 +20,4 @@ pub mod record;
 mod spread;
 pub mod stats;
 pub mod stripe;
+mod table;
