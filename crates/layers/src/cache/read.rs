@@ -275,11 +275,12 @@ impl Core {
     pub async fn fill(&self, slot: u32, block: u64, parts: u64) -> Result<()> {
         for run in runs(parts) {
             let covered = self.shape.bytes(block, run);
+            let come = self.shape.touched(covered.start, covered.end);
             let at = self.on_slow(block) + covered.start;
             let found = self.slow.bytes(at, covered.end - covered.start).await?;
             let epoch = self.slow_epochs.now();
             self.put(slot, covered.start, found.into()).await?;
-            self.came(slot, parts, epoch);
+            self.came(slot, come, epoch);
         }
         Ok(())
     }
