@@ -58,6 +58,7 @@ pub use device::CachePart;
 use block::{BlockSize, Call, Error, Result};
 use stack::{Arguments, Built, Contract, Key, Kind, Shape, ValueKind, format_size};
 use std::sync::Arc;
+use std::time::Duration;
 
 /// `cache(file(slow.img), file(fast.img), mode=writeback)`.
 pub const KIND: Kind = Kind {
@@ -124,6 +125,11 @@ pub struct Options {
     pub migration_threshold: u64,
     /// In bytes; 0: none.
     pub sequential_threshold: u64,
+    /// How often the table is told what both sides have.
+    pub settle_every: Duration,
+    /// Whether an origin is refused that isn't as the cache left it. Not for the replay of timelines: there, of writes that
+    /// overlapped another one may be the last than was.
+    pub checks_origin: bool,
 }
 
 impl Default for Options {
@@ -135,6 +141,8 @@ impl Default for Options {
             block_size_given: false,
             migration_threshold: 2048,
             sequential_threshold: 4 << 20,
+            settle_every: Duration::from_secs(1),
+            checks_origin: true,
         }
     }
 }
@@ -157,6 +165,7 @@ impl Options {
             block_size_given: block_size.is_some(),
             migration_threshold: arguments.integer("migration_threshold")?,
             sequential_threshold: arguments.size("sequential_threshold")?,
+            ..Options::default()
         })
     }
 }

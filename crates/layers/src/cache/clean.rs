@@ -20,8 +20,8 @@ const HIGH: u64 = 50;
 const SLOTS_AT_ONCE: usize = 64;
 /// How much of a slot is written back by one request, in bytes.
 const MOST_AT_ONCE: u64 = 1 << 20;
-/// How often the table is told what both sides have.
-const SETTLE: Duration = Duration::from_secs(1);
+/// How long it waits at least between two looks.
+const SHORTEST_WAIT: Duration = Duration::from_micros(100);
 /// How long it waits after an error.
 const AFTER_ERROR: Duration = Duration::from_secs(1);
 
@@ -34,7 +34,7 @@ struct Cleaning {
 }
 
 /// Starts the cleaner.
-pub(super) fn start(core: &Rc<Core>) -> JoinHandle<()> {
+pub(super) fn start(core: &Rc<Core>, settle_every: Duration) -> JoinHandle<()> {
     let core = core.clone();
     runtime::spawn(async move {
         let (mut requests, mut idle_looks) = (core.requests.get(), 0);
@@ -46,7 +46,7 @@ pub(super) fn start(core: &Rc<Core>) -> JoinHandle<()> {
                 (requests, looked) = (core.requests.get(), runtime::now());
             }
             if core.failure.borrow().is_none() {
-                if settled.elapsed() >= SETTLE {
+                if settled.elapsed() >= settle_every {
                     core.settle(false).await;
                     settled = runtime::now();
                 }
@@ -62,13 +62,13 @@ pub(super) fn start(core: &Rc<Core>) -> JoinHandle<()> {
                     }
                 }
             }
-            wait(&core, looked).await;
+            wait(&core, looked, settle_every).await;
         }
     })
 }
 
-async fn wait(core: &Core, looked: Instant) {
-    let left = LOOK.saturating_sub(looked.elapsed()).max(Duration::from_millis(1));
+async fn wait(core: &Core, looked: Instant, settle_every: Duration) {
+    let left = LOOK.saturating_sub(looked.elapsed()).min(settle_every).max(SHORTEST_WAIT);
     let _ = runtime::timeout(left, core.upkeep.notified()).await;
 }
 
@@ -101,6 +101,9 @@ impl Core {
         };
         if is_unknown || self.is_committing.get() {
             self.commit(Level::All).await?;
+        }
+        if self.is_committing.get() {
+            return Ok(true);
         }
         let batch = self.choose();
         if batch.is_empty() {

@@ -83,13 +83,17 @@ struct Batch {
     changes: Vec<(u32, Words)>,
     marks: Vec<u32>,
     leaving: Vec<u32>,
+    /// Slots of which the table has to be told more once the origin has been flushed.
+    again: Vec<u32>,
     is_last: bool,
 }
 
 async fn commit(core: &Core, all: bool) -> Result<()> {
+    let mut again: Vec<u32> = Vec::new();
     loop {
         core.table.make_room().await?;
-        let batch = gather(core, all);
+        let mut batch = gather(core, all);
+        again.append(&mut batch.again);
         let began = core.fast_epochs.begin();
         core.table.set(&batch.changes);
         if all {
@@ -104,6 +108,11 @@ async fn commit(core: &Core, all: bool) -> Result<()> {
         }
         settle(core, &batch);
         if batch.is_last {
+            if all {
+                core.undone.set(again.len());
+            }
+            let mut state = core.state.borrow_mut();
+            again.into_iter().for_each(|slot| state.queue_must(slot));
             return Ok(());
         }
     }
@@ -131,18 +140,23 @@ fn gather(core: &Core, all: bool) -> Batch {
             changes.push((number, target.words()));
         }
     }
+    let mut again = Vec::new();
     for slot in must {
         state.slot(slot).flags &= !IN_MUST;
-        // What it couldn't say yet, it says later.
         let found = *state.slot(slot);
-        let rest = found.block != FREE && core.target(slot, &found, false) != core.ideal(&found);
-        if rest {
-            state.queue_lazy(slot);
+        let target = core.target(slot, &found, false);
+        if found.block == FREE || target == core.ideal(&found) {
+            continue;
+        }
+        // What it can't say yet, it says later: what was discarded by the next flush, the rest at leisure.
+        match target.valid & !found.valid {
+            0 => state.queue_lazy(slot),
+            _ => again.push(slot),
         }
     }
     let is_last =
         state.leaving.is_empty() && state.marks.is_empty() && (!all || state.must.is_empty());
-    Batch { changes, marks, leaving, is_last }
+    Batch { changes, marks, leaving, again, is_last }
 }
 
 /// The table has it.

@@ -139,6 +139,9 @@ pub(super) struct Core {
     pub fast_epochs: Epochs,
     pub marks: Tickets,
     pub all: Tickets,
+    /// In how many slots the table still says that the cache counts for what was discarded, because the origin hasn't been
+    /// flushed since.
+    pub undone: Cell<usize>,
     /// The committer is at it.
     pub is_committing: Cell<bool>,
     pub failure: RefCell<Option<Error>>,
@@ -239,14 +242,21 @@ impl Core {
 
     /// What this answers to [`Device::flush`](block::Device::flush).
     pub async fn flush(&self) -> Result<()> {
-        self.flush_origin().await?;
-        let is_needed = self.is_committing.get()
-            || self.fast_epochs.is_dirty()
-            || !self.state.borrow().must.is_empty();
-        if !is_needed || self.goes_on_without_cache() {
-            return Ok(());
+        loop {
+            self.flush_origin().await?;
+            let is_needed = self.is_committing.get()
+                || self.fast_epochs.is_dirty()
+                || !self.state.borrow().must.is_empty();
+            if !is_needed || self.goes_on_without_cache() {
+                return Ok(());
+            }
+            self.commit(Level::All).await?;
+            // Something else may have been discarded in a slot meanwhile; then the table still says that the cache counts for
+            // what had been discarded before, too.
+            if self.undone.get() == 0 {
+                return Ok(());
+            }
         }
-        self.commit(Level::All).await
     }
 
     /// The cache has failed, and nothing that counts is in it.

@@ -89,6 +89,7 @@ impl CachePart {
             fast_epochs: Epochs::new(),
             marks: Tickets::default(),
             all: Tickets::default(),
+            undone: Cell::new(0),
             is_committing: Cell::new(false),
             failure: RefCell::default(),
             work: Notify::new(),
@@ -102,7 +103,7 @@ impl CachePart {
         });
         commit::start(&core).detach();
         commit::start_evictor(&core).detach();
-        clean::start(&core).detach();
+        clean::start(&core, options.settle_every).detach();
         // What a bit of the table means is never torn.
         let geometry =
             DeviceGeometry { atomic_write: geometry.atomic_write.min(part_bytes as u32), ..geometry };
@@ -137,7 +138,9 @@ async fn open_table(
         other => other.map_err(|error| error.in_context("the cache's device"))?,
     };
     let origin = Origin::decode(&words)?;
-    origin.check(slow, name, was_clean).await?;
+    if options.checks_origin {
+        origin.check(slow, name, was_clean).await?;
+    }
     let table = Table::open(fast.clone()).await.map_err(|error| error.in_context("the cache's device"))?;
     let block = table.layout().entry_bytes;
     if options.block_size_given && options.block_size != block {
