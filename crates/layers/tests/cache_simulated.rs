@@ -432,7 +432,11 @@ async fn live(world: Arc<World>) -> Result<bool, String> {
             client(world, device, number).await
         })
     });
-    for outcome in runtime::join_all(clients).await {
+    let all = runtime::timeout(Duration::from_secs(100), runtime::join_all(clients)).await;
+    let Ok(all) = all else {
+        return Err(format!("clients wait for ever; the cache: {:?}", part.status()));
+    };
+    for outcome in all {
         let outcome = outcome.map_err(|error| error.to_string())?;
         outcome.map_err(|broken| format!("{broken}; the cache: {:?}", part.status()))?;
     }
@@ -442,7 +446,11 @@ async fn live(world: Arc<World>) -> Result<bool, String> {
     if world.life.end != End::Closed {
         return Ok(false);
     }
-    match part.close().await {
+    let closed = runtime::timeout(Duration::from_secs(100), part.close()).await;
+    let Ok(closed) = closed else {
+        return Err(format!("the close waits for ever; the cache: {:?}", part.status()));
+    };
+    match closed {
         Ok(()) => Ok(true),
         Err(error) => world.judge("closing", &error).map(|()| false),
     }

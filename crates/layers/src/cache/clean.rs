@@ -40,7 +40,7 @@ pub(super) fn start(core: &Rc<Core>, settle_every: Duration) -> JoinHandle<()> {
         let (mut requests, mut idle_looks) = (core.requests.get(), 0);
         let mut settled = runtime::now();
         let mut looked = runtime::now();
-        while !core.is_closing.get() {
+        while !core.is_idling.get() {
             if looked.elapsed() >= LOOK {
                 idle_looks = if core.requests.get() == requests { idle_looks + 1 } else { 0 };
                 (requests, looked) = (core.requests.get(), runtime::now());
@@ -74,7 +74,7 @@ async fn wait(core: &Core, looked: Instant, settle_every: Duration) {
 
 impl Core {
     async fn closing(&self) {
-        while !self.is_closing.get() {
+        while !self.is_idling.get() {
             self.upkeep.notified().await;
         }
     }
@@ -130,7 +130,6 @@ impl Core {
                     state.queue_dirty(cleaning.slot);
                 }
             }
-            self.counters.dirty.set(state.dirty_slots);
         }
         self.slot_changed();
         self.upkeep.notify_all();

@@ -1,7 +1,7 @@
 //! The committer, the only one who changes the table; and the evictor, who keeps slots free.
 
 use super::core::{Core, Level};
-use super::state::{FREE, IN_MUST, LEAVING, MARKING, is_idle};
+use super::state::{FREE, IN_MUST, LEAVING, MARKING, SUSPECT, is_idle};
 use crate::table::Words;
 use block::{Error, Result};
 use runtime::JoinHandle;
@@ -42,9 +42,6 @@ async fn round(core: &Core) {
         let text = format!("the cache's table can't be written: {}", error.detail());
         *core.failure.borrow_mut() = Some(error.with_detail(text));
     }
-    if core.failure.borrow().is_some() {
-        give_up(core);
-    }
     core.is_committing.set(false);
     core.marks.done.set(marks);
     if wants_all {
@@ -57,25 +54,11 @@ async fn round(core: &Core) {
 
 fn count(core: &Core) {
     let counters = &core.counters;
-    let state = core.state.borrow();
-    counters.dirty.set(state.dirty_slots);
-    counters.used.set((state.slots.len() - state.free.len()) as u64);
     let (records, pages) = core.table.written.get();
     counters.journal_records.set(records);
     counters.table_pages.set(pages);
     counters.journal_used.set(core.table.journal_use().0);
     counters.commits.add(1);
-}
-
-/// The table is gone: nobody waits for it any more.
-fn give_up(core: &Core) {
-    let mut state = core.state.borrow_mut();
-    for slot in std::mem::take(&mut state.marks) {
-        state.slot(slot).flags &= !MARKING;
-    }
-    for slot in std::mem::take(&mut state.leaving) {
-        state.slot(slot).flags &= !LEAVING;
-    }
 }
 
 /// What goes to the table at once.
@@ -96,16 +79,12 @@ async fn commit(core: &Core, all: bool) -> Result<()> {
         again.append(&mut batch.again);
         let began = core.fast_epochs.begin();
         core.table.set(&batch.changes);
-        if all {
-            // What the table says from now on relies on the data.
-            if core.fast_epochs.is_dirty() {
-                core.fast.flush().await?;
-            }
-            core.fast_epochs.done(began);
+        let outcome = write(core, &batch, all.then_some(began)).await;
+        if outcome.is_err() {
+            let mut state = core.state.borrow_mut();
+            batch.changes.iter().for_each(|(slot, _)| state.slot(*slot).flags |= SUSPECT);
         }
-        if !batch.changes.is_empty() {
-            core.table.append(&batch.changes).await?;
-        }
+        outcome?;
         settle(core, &batch);
         if batch.is_last {
             if all {
@@ -115,6 +94,20 @@ async fn commit(core: &Core, all: bool) -> Result<()> {
             again.into_iter().for_each(|slot| state.queue_must(slot));
             return Ok(());
         }
+    }
+}
+
+/// Makes the data durable on which the table relies from now on, if there is any, and the table.
+async fn write(core: &Core, batch: &Batch, relies_on_data_since: Option<u64>) -> Result<()> {
+    if let Some(began) = relies_on_data_since {
+        if core.fast_epochs.is_dirty() {
+            core.fast.flush().await?;
+        }
+        core.fast_epochs.done(began);
+    }
+    match batch.changes.is_empty() {
+        true => Ok(()),
+        false => core.table.append(&batch.changes).await,
     }
 }
 
@@ -181,6 +174,14 @@ impl Core {
         }
     }
 
+    /// Refuses a change of what a slot has where nobody knows what the table says of it.
+    pub fn check_slot(&self, slot: &super::state::Slot) -> Result<()> {
+        match slot.has(SUSPECT | LEAVING | MARKING) {
+            true => self.failure.borrow().clone().map_or(Ok(()), Err),
+            false => Ok(()),
+        }
+    }
+
     /// Whether a clean and idle slot's block may go: nothing in the table waits for a flush of the origin.
     pub fn may_leave(&self, number: u32, epoch: u64) -> bool {
         self.entry(number).dirty == 0 || self.slow_epochs.covers(epoch)
@@ -199,6 +200,7 @@ impl Core {
                 if slot.dirty != 0 {
                     return Ok(false);
                 }
+                self.check_slot(&slot)?;
                 if is_idle(&slot) && self.may_leave(number, slot.epoch) {
                     state.leave(number);
                     break;
@@ -220,7 +222,7 @@ pub(super) fn start_evictor(core: &Rc<Core>) -> JoinHandle<()> {
     let core = core.clone();
     runtime::spawn(async move {
         let low = core.low_water();
-        while !core.is_closing.get() {
+        while !core.is_idling.get() {
             let missing = low.saturating_sub(core.state.borrow().free.len());
             if missing == 0 || core.failure.borrow().is_some() {
                 core.wants_clean.set(false);

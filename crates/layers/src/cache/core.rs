@@ -151,6 +151,11 @@ pub(super) struct Core {
     pub upkeep: Notify,
     /// Something has changed for which somebody may wait.
     pub changed: Notify,
+    /// Requests are refused, whoever sends them late.
+    pub is_closed: Cell<bool>,
+    /// The evictor and the cleaner end.
+    pub is_idling: Cell<bool>,
+    /// The committer does.
     pub is_closing: Cell<bool>,
     /// Nobody could make room because all is dirty.
     pub wants_clean: Cell<bool>,
@@ -242,8 +247,8 @@ impl Core {
 
     /// What this answers to [`Device::flush`](block::Device::flush).
     pub async fn flush(&self) -> Result<()> {
+        self.flush_origin().await?;
         loop {
-            self.flush_origin().await?;
             let is_needed = self.is_committing.get()
                 || self.fast_epochs.is_dirty()
                 || !self.state.borrow().must.is_empty();
@@ -256,6 +261,7 @@ impl Core {
             if self.undone.get() == 0 {
                 return Ok(());
             }
+            self.flush_origin_now().await?;
         }
     }
 
@@ -293,7 +299,18 @@ impl Core {
         }
         state.slot(slot).flags |= HOT | MARKING;
         state.marks.push(slot);
+        // Whoever asks for it may not wait for it, and others do.
+        self.marks.ask();
+        self.work.notify_all();
         true
+    }
+
+    /// Refuses what comes after the close.
+    pub fn check_open(&self) -> Result<()> {
+        match self.is_closed.get() {
+            false => Ok(()),
+            true => Err(Error::closed("the cache is closed")),
+        }
     }
 
     /// How many free slots there should be.

@@ -60,11 +60,9 @@ impl CachePart {
         let slow = Medium::new(slow.open().await?);
         let fast = Rc::new(Medium::new(fast.open().await?));
         let (table, shape) = open_table(&fast, &slow, &geometry, name, options).await?;
-        let state = State::new(check_entries(&table, &shape)?.into_iter());
-        let part_bytes = shape.part;
         let counters = Arc::new(Counters::default());
-        counters.dirty.set(state.dirty_slots);
-        counters.used.set((state.slots.len() - state.free.len()) as u64);
+        let state = State::new(check_entries(&table, &shape)?.into_iter(), counters.clone());
+        let part_bytes = shape.part;
         counters.journal_used.set(table.journal_use().0);
         let facts = super::status::Facts {
             shape,
@@ -95,6 +93,8 @@ impl CachePart {
             work: Notify::new(),
             upkeep: Notify::new(),
             changed: Notify::new(),
+            is_closed: Cell::new(false),
+            is_idling: Cell::new(false),
             is_closing: Cell::new(false),
             wants_clean: Cell::new(false),
             requests: Cell::new(0),
@@ -219,7 +219,10 @@ const TASKS: usize = 3;
 async fn close(core: Rc<Core>) -> Result<()> {
     // What comes in still, and calls that nobody waits for any more, end first. A handle that is still open may never be
     // dropped: nobody waits for it.
+    core.is_closed.set(true);
     settled(&core, TASKS).await;
+    core.is_idling.set(true);
+    settled(&core, 1).await;
     let outcome = leave(&core).await;
     core.is_closing.set(true);
     settled(&core, 0).await;

@@ -148,7 +148,7 @@ async fn invalidate(core: &Rc<Core>, ranges: &[Range<u32>]) -> Result<String> {
 
 /// Waits until all is written back, and lets all blocks go.
 async fn detach(core: &Rc<Core>, control: &Control) {
-    while core.is_detaching.get() && !core.is_closing.get() && core.failure.borrow().is_none() {
+    while core.is_detaching.get() && !core.is_closed.get() && core.failure.borrow().is_none() {
         let is_clean = core.state.borrow().dirty_slots == 0;
         if !is_clean {
             core.upkeep.notify_all();

@@ -46,10 +46,14 @@ enum Found {
 
 impl Core {
     /// Reads bytes of the origin.
-    pub fn read(self: &Rc<Self>, at: u64, buffer: Buffer) -> Call<'_, ReadOutcome> {
+    pub fn read(self: &Rc<Self>, at: u64, mut buffer: Buffer) -> Call<'_, ReadOutcome> {
+        buffer.clear();
         let (block, from) = (at / self.shape.block, at % self.shape.block);
         let length = buffer.len() as u64;
         self.requests.set(self.requests.get() + 1);
+        if let Err(error) = self.check_open() {
+            return Call::ready((Err(error), buffer));
+        }
         if from + length > self.shape.block {
             return Call::new(self.read_blocks(at, buffer));
         }

@@ -1,10 +1,12 @@
 //! What the cache knows of its slots and of what is going on, in memory; changed without waiting.
 
+use super::counters::Counters;
 use super::index::Index;
 use super::policy::{Policy, S3Fifo};
 use super::sequential::Sequential;
 use crate::table::Words;
 use std::collections::VecDeque;
+use std::sync::Arc;
 
 /// The block of a slot that has none.
 pub(super) const FREE: u64 = u64::MAX;
@@ -27,6 +29,8 @@ pub(super) const IN_LAZY: u16 = 64;
 pub(super) const RECENT: u16 = 128;
 /// It is in the queue of what is to be written back.
 pub(super) const IN_DIRTY: u16 = 256;
+/// Nobody knows what the table says of it: it was being told when its device failed.
+pub(super) const SUSPECT: u16 = 512;
 
 /// A place for a block of the cache.
 #[derive(Debug, Clone, Copy)]
@@ -131,11 +135,12 @@ pub(super) struct State {
     direct: Vec<u32>,
     /// Changes of the origin over many blocks.
     pub wide: u32,
+    counters: Arc<Counters>,
 }
 
 impl State {
     /// With what the table has.
-    pub fn new(entries: impl ExactSizeIterator<Item = Entry>) -> Self {
+    pub fn new(entries: impl ExactSizeIterator<Item = Entry>, counters: Arc<Counters>) -> Self {
         let count = entries.len();
         let mut state = State {
             slots: Vec::with_capacity(count),
@@ -152,6 +157,7 @@ impl State {
             flights: Vec::with_capacity(256),
             direct: vec![0; DIRECT],
             wide: 0,
+            counters,
         };
         for (number, entry) in entries.enumerate() {
             let number = number as u32;
@@ -172,7 +178,13 @@ impl State {
         }
         // The first ones first.
         state.free.reverse();
+        state.count();
         state
+    }
+
+    fn count(&self) {
+        self.counters.used.set((self.slots.len() - self.free.len()) as u64);
+        self.counters.dirty.set(self.dirty_slots);
     }
 
     #[inline]
@@ -196,6 +208,7 @@ impl State {
         *self.slot(slot) = Slot { block, flags, ..Slot::EMPTY };
         self.index.insert(block, slot);
         self.policy.insert(slot, block);
+        self.count();
         Some(slot)
     }
 
@@ -207,6 +220,7 @@ impl State {
         let flags = self.slot(slot).flags & (IN_MUST | IN_LAZY | IN_DIRTY);
         *self.slot(slot) = Slot { flags, ..Slot::EMPTY };
         self.free.push(slot);
+        self.count();
     }
 
     /// The counter of writes past the cache of this block, and others.
@@ -246,8 +260,12 @@ impl State {
             (0, _) => {
                 self.dirty_slots += 1;
                 self.queue_dirty(slot);
+                self.count();
             }
-            (_, 0) => self.dirty_slots -= 1,
+            (_, 0) => {
+                self.dirty_slots -= 1;
+                self.count();
+            }
             _ => {}
         }
     }

@@ -3,7 +3,7 @@
 use super::core::{Core, Level, Mode};
 use super::policy::Policy;
 use super::state::{CLEANING, EXCLUSIVE, Flight, LEAVING, MARKING, RECENT, State};
-use block::{Call, Durability, Payload, Result};
+use block::{Call, Durability, Error, Payload, Result};
 use std::future::{Future, poll_fn};
 use std::pin::Pin;
 use std::rc::Rc;
@@ -58,6 +58,8 @@ enum Begin {
     Fill(u32, u64),
     /// When the block has left this slot.
     Leave(u32),
+    /// Never.
+    Fail(Error),
 }
 
 impl Core {
@@ -71,6 +73,9 @@ impl Core {
         let (block, from) = (at / self.shape.block, at % self.shape.block);
         let length = payload.len() as u64;
         self.requests.set(self.requests.get() + 1);
+        if let Err(error) = self.check_open() {
+            return Call::ready(Err(error));
+        }
         let run = self.state.borrow_mut().sequential.note(at, length);
         let core = self.clone();
         if from + length > self.shape.block {
@@ -129,6 +134,7 @@ impl Core {
                 }
                 Begin::Wait => self.changed.notified().await,
                 Begin::Mark => self.commit(Level::Marks).await?,
+                Begin::Fail(error) => return Err(error),
                 Begin::Leave(slot) => {
                     if !self.make_leave(slot, block).await? {
                         // It has to be written back first.
@@ -161,6 +167,9 @@ impl Core {
             },
         };
         if !is_new {
+            if let Err(error) = self.check_slot(state.slot(slot)) {
+                return Begin::Fail(error);
+            }
             let flags = state.slot(slot).flags;
             if flags & (EXCLUSIVE | LEAVING | MARKING) != 0 {
                 return Begin::Wait;

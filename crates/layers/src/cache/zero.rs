@@ -44,6 +44,7 @@ impl Core {
         durability: Durability,
     ) -> Result<()> {
         self.requests.set(self.requests.get() + 1);
+        self.check_open()?;
         let mut at = from;
         while at < to {
             let end = ((at / self.shape.block + BLOCKS_AT_ONCE) * self.shape.block).min(to);
@@ -111,6 +112,7 @@ impl Core {
                     let state = &mut *self.state.borrow_mut();
                     let Some(number) = state.find(block) else { break };
                     let slot = state.slot(number);
+                    self.check_slot(slot)?;
                     if slot.writers == 0 && !slot.has(EXCLUSIVE | LEAVING | MARKING | CLEANING) {
                         slot.flags |= EXCLUSIVE;
                         held.slots.push(number);
