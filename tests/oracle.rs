@@ -14,6 +14,7 @@
 //! only a running stack can promise (the conformance suite).
 
 mod again;
+mod older;
 mod prefix;
 mod stamp;
 mod workload;
@@ -61,6 +62,9 @@ pub struct Oracle {
     /// What is found must also be a prefix: where an operation is there, so is every one that had completed before it
     /// was submitted. Not what a device promises; a log does.
     pub prefix: bool,
+    /// What is found need only be a state that a cut could have left at this moment or earlier: what stands behind a cache
+    /// may lag behind it.
+    pub older: bool,
 }
 
 /// What was tried, if nothing was found.
@@ -121,6 +125,7 @@ impl Oracle {
             disk,
             again_every: 0,
             prefix: false,
+            older: false,
         }
     }
 
@@ -241,6 +246,12 @@ where
             && let Err(broken) = prefix::check(cursor.history(), contents)
         {
             return Err((cursor.cut(), broken));
+        }
+        if self.oracle.older {
+            self.checks += 1;
+            let Some(cursor) = self.cursors.last() else { return Ok(()) };
+            return older::check(cursor.history(), cursor.cut(), contents)
+                .map_err(|(earlier, mismatch)| (cursor.cut(), explain(&earlier, &mismatch)));
         }
         for cursor in &self.cursors {
             self.checks += 1;

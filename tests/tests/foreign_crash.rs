@@ -161,7 +161,7 @@ fn live_three_times(
     for _ in 0..3 {
         let mut server = Server::restart(folder, stack);
         // An append of a log is several operations of its disk.
-        let most = if stack.starts_with("log(") { 1200 } else { 4000 };
+        let most = if stack.starts_with("log(") || stack.starts_with("writecache(") { 1200 } else { 4000 };
         run_and_kill(&mut server, random, &mut log, most);
         let server = Server::restart(folder, stack);
         check(&server, &mut log, kept)?;
@@ -239,6 +239,31 @@ fn a_killed_log_has_kept_what_it_acknowledged() {
             &["format", &stack],
         )
         .ok();
+        let log = live_three_times(&stack, folder.path(), &mut runtime::Random::new(round), kept);
+        let log = log.unwrap_or_else(|broken| panic!("{broken}"));
+        println!("{} writes, {} flushes", log.next_version, log.flushes);
+        assert!(log.flushes > 10 && !log.durable.is_empty(), "too little happened before the end");
+    }
+}
+
+/// A write cache on two files, smaller than its origin, so that it is killed while it writes back. The kernel keeps what a
+/// process had written, so everything that was acknowledged is there.
+#[test]
+fn a_killed_write_cache_has_kept_what_it_acknowledged() {
+    let first = seed("a_killed_write_cache_has_kept_what_it_acknowledged", 200);
+    let modes = ["order=flushes", "order=none", "high_watermark=0, low_watermark=0", "cleaner=true"];
+    for (round, mode) in (first..first + 4).zip(modes) {
+        let folder = tempfile::tempdir().expect("a folder");
+        let stack = format!(
+            "writecache({}), file({}, size=1MiB), {mode}) shards={}",
+            file_in(folder.path()),
+            folder.path().join("fast.img").display(),
+            1 + round % 2
+        );
+        println!("SILTSTONE_SEED={round}, {stack}");
+        let binary = siltstone_tests::foreign::binary().display().to_string();
+        siltstone_tests::foreign::run(&binary, &["format", &stack]).ok();
+        let kept = if mode.starts_with("cleaner") { Kept::Durable } else { Kept::Acknowledged };
         let log = live_three_times(&stack, folder.path(), &mut runtime::Random::new(round), kept);
         let log = log.unwrap_or_else(|broken| panic!("{broken}"));
         println!("{} writes, {} flushes", log.next_version, log.flushes);

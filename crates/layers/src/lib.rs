@@ -6,8 +6,11 @@
 //! - [`record`] writes down what happens, so that every state that a power cut could leave can be made again.
 //!
 //! [`model`] makes a device as slow as another one. Others make one device of several:
-//! - [`linear`](mod@linear) one behind the other, [`stripe`](mod@stripe) in turn;
-//! - [`cache`] a fast one in front of a slow one.
+//! - [`linear`](mod@linear) one behind the other, [`stripe`](mod@stripe) in turn.
+//!
+//! And some put one device in front of another:
+//! - [`cache`] keeps there what is asked for again;
+//! - [`writecache`] takes the writes and gives them to a slower device in order.
 //!
 //! Each passes the conformance suite of its contract. What they stand on is left to leaves (`disks`, `zones`), how they
 //! are named and composed to `stack`.
@@ -21,3 +24,4 @@ mod spread;
 pub mod stats;
 pub mod stripe;
 mod table;
+pub mod writecache;

@@ -346,14 +346,20 @@ pub struct Dump {
     pub json: bool,
 }
 
-/// Create a stack anew: what is on it is lost
+/// Create a stack, or some of its parts, anew: what they hold is lost
 #[derive(Debug, Args)]
 #[command(after_help = "Examples:
   siltstone format 'zones(file(disk.img, size=1GiB), zone_size=16MiB)'
-  siltstone format stack.toml")]
+  siltstone format stack.toml
+  siltstone format stack.toml writecache        an empty cache in front of what is there
+
+Files keep what is in them as far as nothing writes over it.")]
 pub struct Format {
     #[arg(help = STACK_HELP)]
     pub stack: String,
+    /// Only these parts, by name, or by kind where there is one of it; all others are opened as they are
+    #[arg(value_name = "PART")]
+    pub parts: Vec<String>,
     /// Print the stack's status as JSON
     #[arg(long)]
     pub json: bool,

@@ -15,6 +15,8 @@ pub fn registry() -> Registry {
         &layers::model::KIND,
         &layers::linear::KIND,
         &layers::stripe::KIND,
+        &layers::cache::KIND,
+        &layers::writecache::KIND,
         &log::KIND,
         &log::SNAPSHOT_KIND,
         &zones::on_device::KIND,

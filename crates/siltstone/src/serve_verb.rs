@@ -189,7 +189,18 @@ fn is_same(one: &Arc<dyn DevicePart>, other: &Arc<dyn DevicePart>) -> bool {
 /// A wrong stack; what building or closing says.
 pub fn format(arguments: &Format) -> Result<(), Failure> {
     let stack = load::stack(&arguments.stack, &registry())?;
-    let plan = stack.check(true)?;
+    let mut only = Vec::new();
+    for word in &arguments.parts {
+        let Some(part) = stack.part_or_kind(word) else {
+            let known = stack.parts().map(|part| part.name()).collect::<Vec<_>>().join(", ");
+            return Err(Failure::Usage(format!(
+                "PART {word}: the stack has no part of this name, nor exactly one of this kind; its parts: {known}"
+            )));
+        };
+        only.push(part.name().to_owned());
+    }
+    let format = if only.is_empty() { stack::Format::Everything } else { stack::Format::Only(only) };
+    let plan = stack.check(format)?;
     let config = Config::default().with_shards(stack.shards());
     let status = runtime::run(config, move || async move {
         let built = plan.build().await?;

@@ -320,3 +320,32 @@ fn maps_alone_and_plans_cut_short() {
     assert_eq!(results["runs"].as_array().unwrap().len(), 2 * 2);
     assert_eq!(results["runs"][0]["workload"]["options"]["runtime"], "10ms");
 }
+
+/// A write cache is put in front of a disk that is in use, and taken away again.
+#[test]
+fn only_the_named_parts_are_made_anew() {
+    let folder = tempfile::tempdir().unwrap();
+    let works = |arguments: &[&str]| {
+        let ran = run(folder.path(), arguments);
+        assert_eq!(ran.code, Some(0), "{arguments:?}: {ran:?}");
+        ran.stdout
+    };
+    let log = "log(file(disk.img), ack=buffer)";
+    works(&["format", "log(file(disk.img, size=8MiB), size=2MiB)"]);
+    works(&["snapshot", "create", log, "monday"]);
+    let cached = format!("writecache({log}, file(fast.img, size=1MiB))");
+    let refused = run(folder.path(), &["format", &cached, "log1", "writecaches"]);
+    assert!(refused.code == Some(2) && refused.stderr.contains("PART writecaches"), "{refused:?}");
+    works(&["format", &cached, "writecache"]);
+    // The log is what it was; only the cache is new, and only if that is said again.
+    let opened = |again: bool| {
+        if again {
+            works(&["format", &cached, "writecache"]);
+        }
+        let status: serde_json::Value = serde_json::from_str(&works(&["status", &cached, "--json"])).unwrap();
+        status["devices"]["top"]["uuid"].as_str().unwrap().to_owned()
+    };
+    let uuid = opened(false);
+    assert_eq!((opened(false), opened(true) == uuid), (uuid.clone(), false));
+    assert!(works(&["snapshot", "list", log]).contains("monday"));
+}

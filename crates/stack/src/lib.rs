@@ -39,7 +39,7 @@ pub use built::{BuiltPart, BuiltStack};
 pub use kind::{Built, Contract, Door, Key, Kind, Registry, Shape, ValueKind};
 pub use line_writer::quote;
 pub use model::{Part, Stack};
-pub use plan::Plan;
+pub use plan::{Format, Plan};
 pub use problem::{Collector, Problem, Problems, Source, nearest};
 pub use units::{format_duration, format_size, parse_duration, parse_size};
 pub use value::Value;

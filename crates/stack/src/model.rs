@@ -3,7 +3,7 @@
 
 use crate::graph::Reference;
 use crate::kind::{Contract, Kind, Registry};
-use crate::plan::Plan;
+use crate::plan::{Format, Plan};
 use crate::problem::{Collector, Problem, Problems, Source};
 use crate::raw::Span;
 use crate::value::Value;
@@ -174,6 +174,13 @@ impl Stack {
         toml_form::write(self)
     }
 
+    /// The part that is meant by a name, or by a kind of which there is only one part.
+    pub fn part_or_kind(&self, word: &str) -> Option<&Part> {
+        let mut of_kind = self.parts.iter().filter(|part| part.kind.name == word);
+        let only = of_kind.next().filter(|_| of_kind.next().is_none());
+        self.part(word).or(only)
+    }
+
     /// As one line, which reads back to the same stack with made-up names.
     ///
     /// # Errors
@@ -183,12 +190,12 @@ impl Stack {
     }
 
     /// Runs [`Kind::plan`] of every part from the bottom up: what comes out fits together. `format` says
-    /// whether what isn't there yet is to be created.
+    /// which of it is to be made anew, or all of it with `true`.
     ///
     /// # Errors
     /// Everything that doesn't fit, each at its key or section.
-    pub fn check(&self, format: bool) -> Result<Plan, Problems> {
-        Plan::of(self.clone(), format)
+    pub fn check(&self, format: impl Into<Format>) -> Result<Plan, Problems> {
+        Plan::of(self.clone(), format.into())
     }
 
     /// A picture of the stack, as text.

@@ -10,17 +10,44 @@ use crate::problem::{Collector, Problems};
 use block::{Call, Error, Result};
 use std::cell::Cell;
 
+/// Which parts are to be made anew.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Format {
+    /// None: what isn't there is refused.
+    Nothing,
+    /// All of them.
+    Everything,
+    /// Those with these names.
+    Only(Vec<String>),
+}
+
+impl From<bool> for Format {
+    fn from(everything: bool) -> Self {
+        if everything { Format::Everything } else { Format::Nothing }
+    }
+}
+
+impl Format {
+    fn is_for(&self, part: &Part) -> bool {
+        match self {
+            Format::Nothing => false,
+            Format::Everything => true,
+            Format::Only(names) => names.contains(&part.name),
+        }
+    }
+}
+
 /// What [`Stack::check`] returns. It can be built any number of times.
 #[derive(Debug, Clone)]
 pub struct Plan {
     stack: Stack,
     /// By the number of the part.
     shapes: Vec<Shape>,
-    format: bool,
+    format: Format,
 }
 
 impl Plan {
-    pub(crate) fn of(stack: Stack, format: bool) -> Result<Plan, Problems> {
+    pub(crate) fn of(stack: Stack, format: Format) -> Result<Plan, Problems> {
         let mut problems = Collector::default();
         let mut shapes: Vec<Option<Shape>> = vec![None; stack.parts.len()];
         for number in &stack.order {
@@ -31,7 +58,7 @@ impl Plan {
             });
             // What stands on a part that doesn't fit can't be judged.
             let Some(children) = children.collect::<Option<Vec<_>>>() else { continue };
-            let arguments = arguments(&stack, part, children, format);
+            let arguments = arguments(&stack, part, children, &format);
             match (part.kind.plan)(&arguments) {
                 Ok(shape) => shapes[*number] = Some(shape),
                 Err(error) => problems.add(|| {
@@ -129,7 +156,7 @@ impl Plan {
                 child(&self.stack, reference, shape, below.by_number(reference.part).cloned())
             })
             .collect();
-        let built = (part.kind.build)(arguments(&self.stack, part, children, self.format)).await?;
+        let built = (part.kind.build)(arguments(&self.stack, part, children, &self.format)).await?;
         if built.contract() != part.kind.contract {
             let (found, expected) = (built.contract().noun(), part.kind.contract.noun());
             let _ = built.part().close().await;
@@ -149,14 +176,14 @@ fn child(stack: &Stack, reference: &Reference, shape: Shape, built: Option<Built
     Child { key: reference.key, name: part.name.clone(), contract: part.kind.contract, shape, built }
 }
 
-fn arguments(stack: &Stack, part: &Part, children: Vec<Child>, format: bool) -> Arguments {
+fn arguments(stack: &Stack, part: &Part, children: Vec<Child>, format: &Format) -> Arguments {
     Arguments {
         name: part.name.clone(),
         kind: part.kind,
         values: part.values.iter().map(|given| (given.key, given.value.clone())).collect(),
         children,
         base_directory: stack.base_directory.clone(),
-        format,
+        format: format.is_for(part),
         shards: stack.shards,
         refused: Cell::new(None),
     }

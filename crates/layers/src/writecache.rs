@@ -1,0 +1,186 @@
+//! `writecache`: a fast device that takes all writes, and gives them to a slower one when there is time; dm-writecache's role
+//! and words.
+//!
+//! Promises: those of the Device contract. Writes are appended to a ring of records on the cache device, many in one, and
+//! written back to the origin from its oldest end. **In order**: everything before a flush (or a FUA write) reaches the origin
+//! before anything after it, of several versions of a block each that a flush separates, so that the origin alone is at every
+//! moment a state that an earlier power cut could have left. `order=none` gives that up for fewer writes. Reads are checked
+//! against the checksums that were taken when the data came, and what isn't cached is read from the origin; nothing that is
+//! read is kept.
+//!
+//! When the ring is full, writers wait and go on at the speed at which the origin takes what is written back. A cache device
+//! that fails takes no more writes, and what it holds is still read and written back; an origin that fails is tried again,
+//! and its error goes to those who wait for room.
+//!
+//! Where it differs from the kernel's: nothing goes around a full cache (it would overtake what is cached), write-back is
+//! ordered, and reads are checked. Left to others: keeping what is read (`cache`), a second copy of what only the cache has
+//! (`mirror`).
+//!
+//! `core` is what a cache knows and how a change gets in; `append` writes records; `batch` and `writeback` bring them to the
+//! origin; `recovery` opens; `ring` and `format` say what lies where and how, `scan` reads it; `index` says where the newest version
+//! of a block is; `read` and `readers` are about reads.
+
+mod append;
+mod batch;
+mod core;
+mod device;
+pub mod format;
+mod index;
+mod read;
+mod readers;
+mod recovery;
+mod request;
+mod ring;
+mod scan;
+mod writeback;
+
+pub use self::core::{Order, Settings};
+pub use device::{Options, WriteCachePart};
+
+use block::{BlockSize, Call, Result};
+use stack::{Arguments, Built, Contract, Key, Kind, Shape, ValueKind};
+use std::sync::Arc;
+use std::time::Duration;
+
+const ORDERS: [&str; 2] = ["flushes", "none"];
+
+/// `writecache(file(disk.img), file(fast.img))`.
+pub const KIND: Kind = Kind {
+    name: "writecache",
+    contract: Contract::Device,
+    summary: "a fast device takes the writes and gives them to a slow one, in order, when there is time",
+    keys: &[
+        Key::required("on", ValueKind::Device, "the origin: the slow device that is cached").positional(),
+        Key::required("cache", ValueKind::Device, "the fast device that takes the writes").positional(),
+        Key::optional(
+            "high_watermark",
+            ValueKind::Integer { min: 0, max: 100 },
+            "write-back begins when so many percent of the cache are used",
+        )
+        .or("50"),
+        Key::optional(
+            "low_watermark",
+            ValueKind::Integer { min: 0, max: 100 },
+            "write-back ends when fewer percent are used; at most high_watermark",
+        )
+        .or("45"),
+        Key::optional(
+            "writeback_jobs",
+            ValueKind::Integer { min: 1, max: 4096 },
+            "how many writes to the origin are on their way at a time; fewer disturb reads less",
+        )
+        .or("64"),
+        Key::optional(
+            "writeback_batch",
+            ValueKind::Size,
+            "how much is sorted and written back at a time, in memory; at most an eighth of the cache",
+        )
+        .or("64MiB"),
+        Key::optional(
+            "autocommit_blocks",
+            ValueKind::Integer { min: 1, max: u32::MAX as u64 },
+            "the cache device is flushed after so many blocks without a flush",
+        )
+        .or("65536"),
+        Key::optional(
+            "autocommit_time",
+            ValueKind::Duration,
+            "the cache device is flushed after this time without a flush; from 1ms to 1h",
+        )
+        .or("1s"),
+        Key::optional(
+            "pause_writeback",
+            ValueKind::Duration,
+            "write-back waits until clients haven't read from the origin for so long, while there is room; up to 60s",
+        )
+        .or("0s"),
+        Key::optional("max_age", ValueKind::Duration, "what is older is written back; from 1ms to 24h"),
+        Key::optional("cleaner", ValueKind::Bool, "write back what is cached, and cache nothing new").or("false"),
+        Key::optional("fua", ValueKind::Bool, "write back with FUA instead of a flush for each batch").or("false"),
+        Key::optional(
+            "order",
+            ValueKind::Choice(&ORDERS),
+            "flushes: the origin alone is always a state that an earlier power cut could have left; none: it isn't, and \
+             fewer versions are written",
+        )
+        .or("flushes"),
+        Key::optional("dirty", ValueKind::Size, "how much may wait in memory to be written to the cache").or("64MiB"),
+    ],
+    shareable: false,
+    example: "writecache(ram(256MiB), ram(64MiB))",
+    plan: |arguments| {
+        options(arguments)?;
+        let (origin, fast) = (arguments.shape("on")?, arguments.shape("cache")?);
+        let block_size = origin.block_size.zip(fast.block_size).map(|(one, other)| one.max(other));
+        let (Some(bytes), Some(block_size)) = (origin.bytes, block_size) else {
+            return Ok(Shape { block_size, ..Shape::default() });
+        };
+        if let Some(cache) = fast.bytes {
+            let device = block::DeviceGeometry {
+                block_size: BlockSize::new(u64::from(block_size))?,
+                blocks: block::BlockCount(cache / u64::from(block_size)),
+                atomic_write: 512,
+                volatile_cache: true,
+                read_only: false,
+            };
+            ring::Ring::make(&device, device.block_size)
+                .map_err(|error| arguments.refuse("cache", error.detail().to_owned()))?;
+        }
+        Ok(Shape::new(bytes / u64::from(block_size) * u64::from(block_size), block_size))
+    },
+    build: |arguments| {
+        Call::new(async move {
+            let options = options(&arguments)?;
+            let (origin, fast) = (arguments.device("on")?, arguments.device("cache")?);
+            Ok(Built::Device(Arc::new(WriteCachePart::open(origin, fast, options).await?)))
+        })
+    },
+};
+
+/// A span of time from a key, in dm-writecache's limits.
+fn time(
+    arguments: &Arguments,
+    key: &'static str,
+    least: Duration,
+    most: Duration,
+) -> Result<Option<Duration>> {
+    let Some(time) = arguments.optional_duration(key)? else { return Ok(None) };
+    if (least..=most).contains(&time) {
+        return Ok(Some(time));
+    }
+    let text = format!("{key} {time:?}: expected {least:?} to {most:?}, as dm-writecache takes");
+    Err(arguments.refuse(key, text))
+}
+
+fn options(arguments: &Arguments) -> Result<Options> {
+    let (high_watermark, low_watermark) =
+        (arguments.integer("high_watermark")?, arguments.integer("low_watermark")?);
+    if low_watermark > high_watermark {
+        let text =
+            format!("low_watermark {low_watermark}: expected at most high_watermark, {high_watermark}");
+        return Err(arguments.refuse("low_watermark", text));
+    }
+    let millisecond = Duration::from_millis(1);
+    let hour = Duration::from_secs(3600);
+    let second = Duration::from_secs(1);
+    Ok(Options {
+        format: arguments.format(),
+        high_watermark,
+        low_watermark,
+        cleaner: arguments.boolean("cleaner")?,
+        batch: arguments.size("writeback_batch")?,
+        settings: Settings {
+            high: 0,
+            low: 0,
+            batch: 0,
+            jobs: arguments.integer("writeback_jobs")? as usize,
+            autocommit_blocks: arguments.integer("autocommit_blocks")?,
+            autocommit_time: time(arguments, "autocommit_time", millisecond, hour)?.unwrap_or(second),
+            pause: time(arguments, "pause_writeback", Duration::ZERO, 60 * second)?.unwrap_or_default(),
+            max_age: time(arguments, "max_age", millisecond, 24 * hour)?,
+            fua: arguments.boolean("fua")?,
+            order: if arguments.choice("order")? == ORDERS[0] { Order::Flushes } else { Order::None },
+            dirty: arguments.size("dirty")?.clamp(1 << 20, 1 << 40) as usize,
+        },
+    })
+}

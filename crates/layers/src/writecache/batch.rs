@@ -1,0 +1,264 @@
+//! What is written back at a time: consecutive records, of one flush epoch where the order matters, read from the ring in
+//! large pieces, checked, and put in the origin's order.
+//!
+//! Within an epoch a power cut may leave any of its writes on the origin and not the others, so they go there in the order
+//! that suits it, and of several versions of a block only the last one.
+
+use super::core::{Core, Order};
+use super::format::{Action, Entry};
+use super::index::Ranges;
+use super::scan::{Expect, Found};
+use block::{Buffer, Data, Error, Payload, Result};
+use zones::record::sum_of;
+
+/// How many blocks are read from the ring at a time.
+const PIECE: u64 = 256;
+
+/// One version of a block.
+#[derive(Debug, Clone, Copy)]
+struct Version {
+    block: u64,
+    address: u64,
+    /// The piece that has it, and the block in it.
+    piece: u32,
+    at: u32,
+}
+
+/// What is written back at a time.
+#[derive(Debug, Default)]
+pub struct Batch {
+    pieces: Vec<(u64, Data)>,
+    versions: Vec<Version>,
+    /// Ranges, and the addresses at which they were discarded.
+    pub ranges: Vec<(Entry, u64)>,
+    /// The address behind it.
+    pub end: u64,
+    /// The number of the record there.
+    pub next_record: u64,
+    /// When the record behind it was written, by the wall clock in ms; none if that isn't known.
+    pub next_written: Option<u64>,
+    /// How many versions of blocks are to be written; they come first, in the order of their blocks.
+    pub newest: usize,
+    /// The addresses of blocks that aren't what was written.
+    rotten: Vec<u64>,
+}
+
+/// Pieces of the ring that the next batch begins with.
+#[derive(Debug, Default)]
+pub struct Kept(Option<(u64, Data)>);
+
+impl Batch {
+    /// Reads a batch from the tail on. Empty if nothing is durable there.
+    ///
+    /// # Errors
+    /// Of the cache device; [`Error::Corrupt`] for what isn't what was written, with what can be done.
+    pub async fn read(core: &Core, kept: &mut Kept) -> Result<Batch> {
+        let mut batch = Batch { end: core.tail.get(), ..Batch::default() };
+        batch.next_record = core.superblock.get().tail_record;
+        let (tail, durable) = (core.tail.get(), core.durable.get());
+        let identity = core.superblock.get().identity;
+        let expect = Expect { identity: &identity, origin_blocks: core.superblock.get().origin_blocks };
+        let mut epoch = None;
+        while batch.end < durable && batch.end - tail < core.settings.batch {
+            let address = batch.end;
+            let found = {
+                let place = batch.block(core, address, durable, kept).await?;
+                Found::decode(batch.bytes(core, place), address, &expect)
+                    .and_then(|found| match found.header.sequence == batch.next_record {
+                        true => Ok(found),
+                        false => Err(Error::corrupt("another record")),
+                    })
+                    .map_err(|error| {
+                        error.with_detail(format!(
+                            "record {} of the write cache, at address {address}, can't be read back: {}",
+                            batch.next_record,
+                            error.detail()
+                        ))
+                    })?
+            };
+            if core.settings.order == Order::Flushes && epoch.is_some_and(|epoch| epoch != found.flush_epoch)
+            {
+                batch.next_written = Some(found.header.clock);
+                break;
+            }
+            epoch = Some(found.flush_epoch);
+            let length = found.length(core.ring.left(address));
+            let data = address + 1;
+            for (entry, number) in found.changes() {
+                if entry.action != Action::Write {
+                    batch.ranges.push((entry, data + number));
+                    continue;
+                }
+                for at in 0..entry.count {
+                    let address = data + number + at;
+                    let place = batch.block(core, address, durable, kept).await?;
+                    let sum = found.sums[(number + at) as usize];
+                    if sum_of(batch.bytes(core, place)) != sum {
+                        batch.rotten.push(address);
+                    }
+                    batch.versions.push(Version {
+                        block: entry.block + at,
+                        address,
+                        piece: place.0,
+                        at: place.1,
+                    });
+                }
+            }
+            batch.end = address + length;
+            batch.next_record += 1;
+        }
+        *kept = Kept(
+            batch.pieces.last().filter(|(start, data)| batch.end < start + core.blocks_in(data)).cloned(),
+        );
+        batch.arrange(core, epoch);
+        batch.check(core)?;
+        Ok(batch)
+    }
+
+    /// Refuses what isn't what was written, unless nobody needs it, because it has been written again.
+    fn check(&self, core: &Core) -> Result<()> {
+        if self.rotten.is_empty() {
+            return Ok(());
+        }
+        for version in &self.versions[..self.newest] {
+            let Version { block, address, .. } = version;
+            if !self.rotten.contains(address) {
+                continue;
+            }
+            if !core.give_up_rotten.get() {
+                return Err(Error::corrupt(format!(
+                    "block {block} in the write cache, at address {address}: its checksum is wrong, so it isn't written \
+                     back, nor is what came after it; the message \"give_up_rotten\" writes it as it is"
+                )));
+            }
+            tracing::warn!(
+                "block {block}, rotten in the write cache at address {address}, is written back as it is"
+            );
+        }
+        Ok(())
+    }
+
+    fn bytes(&self, core: &Core, place: Place) -> &[u8] {
+        let at = u64::from(place.1);
+        &self.pieces[place.0 as usize].1[core.bytes_of(at)..core.bytes_of(at + 1)]
+    }
+
+    /// The block at this address, read if it isn't there.
+    async fn block(&mut self, core: &Core, address: u64, durable: u64, kept: &mut Kept) -> Result<Place> {
+        if let Some((start, data)) = self.pieces.last()
+            && (*start..start + core.blocks_in(data)).contains(&address)
+        {
+            return Ok(Place(self.pieces.len() as u32 - 1, (address - start) as u32));
+        }
+        let piece = match kept.0.take() {
+            Some((start, data)) if (start..start + core.blocks_in(&data)).contains(&address) => (start, data),
+            _ => {
+                let blocks = PIECE.min(core.ring.left(address)).min(durable - address);
+                let buffer = Buffer::new(core.bytes_of(blocks));
+                let (outcome, buffer) = core.fast.read(core.ring.place(address), buffer).await;
+                outcome.map_err(|error| error.in_context("reading the write cache back"))?;
+                (address, buffer.freeze())
+            }
+        };
+        let at = (address - piece.0) as u32;
+        self.pieces.push(piece);
+        Ok(Place(self.pieces.len() as u32 - 1, at))
+    }
+
+    /// Leaves the versions that are to be written, in the order of their blocks, in front.
+    fn arrange(&mut self, core: &Core, epoch: Option<u64>) {
+        self.versions.sort_unstable_by_key(|version| (version.block, version.address));
+        let mut gone = Ranges::default();
+        for (entry, address) in &self.ranges {
+            gone.insert(entry.block, entry.count, *address);
+        }
+        // What is newer behind the batch, and durable, suffices where it may go to the origin at the same time.
+        let is_open = core.settings.order == Order::None || epoch == Some(core.flush_epoch.get());
+        let index = core.index.borrow();
+        let mut newest = 0;
+        for at in 0..self.versions.len() {
+            let version = self.versions[at];
+            let is_last = self.versions.get(at + 1).is_none_or(|next| next.block != version.block);
+            let is_gone = gone.address_of(version.block).is_some_and(|gone| gone > version.address);
+            let is_durable = |newest: u64| newest > version.address && newest < core.durable.get();
+            if !is_last || is_gone || is_open && index.newest(version.block).is_some_and(is_durable) {
+                continue;
+            }
+            // Both are needed: what was written, and what is to be forgotten.
+            self.versions.swap(newest, at);
+            newest += 1;
+        }
+        drop(index);
+        self.newest = newest;
+    }
+
+    /// What is to be written, in runs of consecutive blocks: from which version on, and how many.
+    pub fn runs(&self, most: u64) -> impl Iterator<Item = (usize, usize)> + '_ {
+        let newest = &self.versions[..self.newest];
+        let mut at = 0;
+        std::iter::from_fn(move || {
+            let first = newest.get(at)?;
+            let run = newest[at..]
+                .iter()
+                .zip(0..most)
+                .take_while(|(version, number)| version.block == first.block + number)
+                .count();
+            at += run;
+            Some((at - run, run))
+        })
+    }
+
+    /// The first block of a run, and its data.
+    pub fn run(&self, core: &Core, (from, count): (usize, usize)) -> (u64, Payload) {
+        let versions = &self.versions[from..from + count];
+        let mut payload = Payload::new();
+        let mut at = 0;
+        while at < count {
+            let first = versions[at];
+            // Blocks that lie behind each other in the ring, too, are one slice.
+            let together = versions[at..]
+                .iter()
+                .zip(0_u32..)
+                .take_while(|(version, number)| {
+                    version.piece == first.piece && version.at == first.at + number
+                })
+                .count();
+            let (start, end) = (u64::from(first.at), u64::from(first.at) + together as u64);
+            payload.push(self.pieces[first.piece as usize].1.slice(core.bytes_of(start)..core.bytes_of(end)));
+            at += together;
+        }
+        (versions[0].block, payload)
+    }
+
+    /// How many versions of blocks it holds.
+    pub fn versions(&self) -> usize {
+        self.versions.len()
+    }
+
+    /// Takes everything that it holds out of the index, a part of it at a time.
+    pub async fn forget(&self, core: &Core) {
+        const AT_ONCE: usize = 512;
+        // The next record's header lies at the end, so that no data does.
+        core.index.borrow_mut().forget_to(self.end);
+        for versions in self.versions.chunks(AT_ONCE) {
+            let mut index = core.index.borrow_mut();
+            versions.iter().for_each(|version| index.forget_write(version.block, version.address));
+            drop(index);
+            runtime::yield_now().await;
+        }
+        let mut index = core.index.borrow_mut();
+        for (entry, address) in &self.ranges {
+            index.forget_discard(entry.block, entry.count, *address);
+        }
+    }
+}
+
+/// A piece, and a block in it.
+#[derive(Debug, Clone, Copy)]
+struct Place(u32, u32);
+
+impl Core {
+    fn blocks_in(&self, data: &Data) -> u64 {
+        data.len() as u64 >> self.ring.block_size.shift()
+    }
+}

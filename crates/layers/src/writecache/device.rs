@@ -1,0 +1,479 @@
+//! The write cache as a part, and its handles: everything happens on the home shard, to which requests go whole.
+
+use super::core::{Core, Counters, Order, Settings, count};
+use super::format::{Action, Entry};
+use super::readers::Readers;
+use super::recovery::{self, Recovered};
+use super::request::Requests;
+use super::{append, writeback};
+use block::{
+    BlockCount, BlockIndex, BlockRange, BlockSize, Buffer, Call, Device, DeviceGeometry, DevicePart,
+    Durability, Error, Extent, Part, Payload, ReadOutcome, Result, Status, ZeroMode,
+};
+use runtime::Home;
+use runtime::sync::{Notify, Semaphore};
+use std::cell::{Cell, RefCell};
+use std::rc::Rc;
+use std::sync::Arc;
+use std::time::Duration;
+
+/// A write cache over an origin.
+pub struct WriteCachePart {
+    home: Home<Core>,
+    geometry: DeviceGeometry,
+    /// So that they live as long as this does.
+    _devices: [Arc<dyn DevicePart>; 2],
+}
+
+/// How a cache is opened.
+#[derive(Debug, Clone)]
+pub struct Options {
+    /// Make it anew first; what was in it is gone.
+    pub format: bool,
+    /// In percent of the ring.
+    pub high_watermark: u64,
+    /// In percent of the ring.
+    pub low_watermark: u64,
+    /// Nothing new is cached, and what is there is written back.
+    pub cleaner: bool,
+    /// How much is written back at a time, in bytes.
+    pub batch: u64,
+    /// Everything else; watermarks and batch are computed.
+    pub settings: Settings,
+}
+
+impl Default for Options {
+    /// As a stack has it where it says nothing.
+    fn default() -> Self {
+        Options {
+            format: false,
+            high_watermark: 50,
+            low_watermark: 45,
+            cleaner: false,
+            batch: 64 << 20,
+            settings: Settings {
+                high: 0,
+                low: 0,
+                jobs: 64,
+                autocommit_blocks: 65536,
+                autocommit_time: Duration::from_secs(1),
+                pause: Duration::ZERO,
+                max_age: None,
+                fua: false,
+                order: Order::Flushes,
+                batch: 0,
+                dirty: 64 << 20,
+            },
+        }
+    }
+}
+
+impl WriteCachePart {
+    /// Opens the cache on `fast` of what is on `origin`; this shard becomes its home.
+    ///
+    /// # Errors
+    /// As [`recovery::open`] and [`recovery::format`]; [`Error::ReadOnly`] where one of the devices is.
+    pub async fn open(
+        origin: Arc<dyn DevicePart>,
+        fast: Arc<dyn DevicePart>,
+        options: Options,
+    ) -> Result<Self> {
+        for (name, device) in [("origin", &origin), ("cache device", &fast)] {
+            if device.geometry().read_only {
+                return Err(Error::read_only(format!("the {name} of a write cache can't be read-only")));
+            }
+        }
+        let block_size = origin.geometry().block_size.max(fast.geometry().block_size);
+        let origin_blocks = origin.geometry().bytes() / block_size.bytes();
+        let (origin_device, fast_device) = (origin.open().await?, fast.open().await?);
+        if options.format {
+            recovery::format(&*fast_device, block_size, origin_blocks).await?;
+        }
+        let recovered = recovery::open(&fast_device, block_size, origin_blocks).await?;
+        let geometry = geometry(&*origin_device, &*fast_device, block_size, origin_blocks);
+        let core = Rc::new(core(recovered, options, origin_device, fast_device));
+        for _ in 0..append::LANES {
+            runtime::spawn(append::lane(core.clone())).detach();
+        }
+        runtime::spawn(writeback::run(core.clone())).detach();
+        if core.fast.geometry().volatile_cache {
+            runtime::spawn(writeback::committer(core.clone())).detach();
+        }
+        Ok(WriteCachePart { home: Home::here(core), geometry, _devices: [origin, fast] })
+    }
+}
+
+fn geometry(
+    origin: &dyn Device,
+    fast: &dyn Device,
+    block_size: BlockSize,
+    origin_blocks: u64,
+) -> DeviceGeometry {
+    let (slow, quick) = (origin.geometry(), fast.geometry());
+    DeviceGeometry {
+        block_size,
+        blocks: BlockCount(origin_blocks),
+        // Records are whole or not there; what goes around the cache is as whole as the origin's writes.
+        atomic_write: slow.atomic_write.min(block_size.bytes() as u32),
+        // In the mode `cleaner` writes go to the origin.
+        volatile_cache: quick.volatile_cache || slow.volatile_cache,
+        read_only: false,
+    }
+}
+
+fn core(recovered: Recovered, options: Options, origin: Rc<dyn Device>, fast: Rc<dyn Device>) -> Core {
+    let Recovered { ring, superblock, index, head, next_record, flush_epoch, oldest } = recovered;
+    let percent = |percent: u64| (ring.blocks() as u128 * u128::from(percent) / 100) as u64;
+    let batch = (options.batch / ring.block_size.bytes()).clamp(1, ring.blocks() / 8);
+    let settings = Settings {
+        high: percent(options.high_watermark),
+        low: percent(options.low_watermark),
+        batch,
+        ..options.settings
+    };
+    let origin_shift = ring.block_size.shift() - origin.geometry().block_size.shift();
+    Core {
+        ring,
+        origin_shift,
+        origin,
+        fast,
+        index: RefCell::new(index),
+        queue: RefCell::default(),
+        requests: Requests::default(),
+        room: Semaphore::new(settings.dirty),
+        pending: RefCell::default(),
+        spare: RefCell::default(),
+        superblock: Cell::new(superblock),
+        head: Cell::new(head),
+        next_record: Cell::new(next_record),
+        committed: Cell::new(head),
+        committed_record: Cell::new(next_record - 1),
+        durable: Cell::new(head),
+        durable_record: Cell::new(next_record - 1),
+        tail: Cell::new(superblock.tail),
+        credit: Cell::new(0),
+        flush_epoch: Cell::new(flush_epoch),
+        has_written: Cell::new(false),
+        uncommitted: Cell::new(0),
+        work: Notify::new(),
+        freed: Notify::new(),
+        writeback: Notify::new(),
+        committer: Notify::new(),
+        waiting_for_room: Cell::new(0),
+        flush_to: Cell::new(0),
+        cleaner: Cell::new(options.cleaner),
+        wrote_around: Cell::new(false),
+        flush_on_suspend: Cell::new(false),
+        give_up_rotten: Cell::new(false),
+        closing: Cell::new(false),
+        handles: Cell::new(0),
+        readers: Readers::default(),
+        origin_read: Cell::new(None),
+        oldest: Cell::new(oldest),
+        failure: RefCell::default(),
+        stuck: RefCell::default(),
+        counters: Arc::new(Counters::default()),
+        settings,
+    }
+}
+
+/// The messages that the cache takes, as they are told to who sends another one.
+const MESSAGES: &str = "flush, flush_on_suspend, clear_stats, cleaner, give_up_rotten";
+
+async fn carry_out(core: Rc<Core>, message: String) -> Result<String> {
+    match message.trim() {
+        "flush" => {
+            core.flush_cache().await?;
+            core.write_back_all().await?;
+            Ok("everything that was cached is on the origin".into())
+        }
+        "flush_on_suspend" => {
+            core.flush_on_suspend.set(true);
+            Ok("everything is written back before the cache is closed".into())
+        }
+        "clear_stats" => {
+            core.counters.clear();
+            Ok("cleared".into())
+        }
+        "cleaner" => {
+            core.cleaner.set(true);
+            core.writeback.notify_all();
+            Ok("what is cached is written back; writes go to the origin once nothing is".into())
+        }
+        "give_up_rotten" => {
+            core.give_up_rotten.set(true);
+            core.writeback.notify_all();
+            Ok("blocks whose checksum is wrong are written back as they are".into())
+        }
+        _ => Err(Error::unsupported(format!("message \"{message}\": writecache knows only {MESSAGES}"))),
+    }
+}
+
+impl Core {
+    /// Waits until everything that is committed now has been written back.
+    ///
+    /// # Errors
+    /// What keeps write-back from getting on.
+    pub async fn write_back_all(&self) -> Result<()> {
+        let target = self.committed.get();
+        self.flush_to.set(self.flush_to.get().max(target));
+        self.writeback.notify_all();
+        while self.tail.get() < target {
+            self.freed.notified().await;
+            if let Some(error) = &*self.stuck.borrow() {
+                return Err(error.clone());
+            }
+        }
+        Ok(())
+    }
+
+    /// Ends what runs, and notes where the log ends.
+    async fn close(self: Rc<Self>) -> Result<()> {
+        if self.flush_on_suspend.get() {
+            self.write_back_all().await?;
+        }
+        self.closing.set(true);
+        // Lanes, write-back and committer hold the core until they have ended.
+        while Rc::strong_count(&self) > 2 + self.handles.get() {
+            for notify in [&self.work, &self.freed, &self.writeback, &self.committer] {
+                notify.notify_all();
+            }
+            runtime::sleep(Duration::from_millis(1)).await;
+        }
+        if let Some(error) = &*self.failure.borrow() {
+            return Err(error.clone());
+        }
+        self.commit().await?;
+        self.write_superblock(|_| {}).await
+    }
+
+    fn status(&self) -> Status {
+        let mut status = Status::new();
+        let ring = self.ring.blocks();
+        let block = self.ring.block_size.bytes();
+        status.insert("uuid".into(), self.superblock.get().identity.uuid.to_string().into());
+        status.insert("block_size".into(), block.into());
+        status.insert("blocks".into(), ring.into());
+        status.insert("free_blocks".into(), (ring - self.used()).into());
+        status.insert(
+            "used_percent".into(),
+            ((self.used() as f64 * 1000.0 / ring as f64).round() / 10.0).into(),
+        );
+        let index = self.index.borrow();
+        status.insert("cached_blocks".into(), index.blocks().into());
+        status.insert("discarded_ranges".into(), index.ranges().into());
+        status.insert("index_bytes".into(), index.bytes().into());
+        status.insert("only_in_cache_bytes".into(), (index.blocks() * block).into());
+        let mode = if self.cleaner.get() { "cleaner" } else { "writeback" };
+        status.insert("mode".into(), mode.into());
+        for (name, value) in self.counters.all() {
+            status.insert(name.into(), value.into());
+        }
+        let errors = [("error", &self.failure), ("writeback_error", &self.stuck)];
+        for (name, error) in errors {
+            if let Some(error) = &*error.borrow() {
+                status.insert(name.into(), error.to_string().into());
+            }
+        }
+        status
+    }
+}
+
+impl Part for WriteCachePart {
+    fn kind(&self) -> &'static str {
+        super::KIND.name
+    }
+
+    fn status(&self) -> Status {
+        self.home.get().map(|core| core.status()).unwrap_or_default()
+    }
+
+    fn message<'a>(&'a self, message: &'a str) -> Call<'a, Result<String>> {
+        let message = message.to_owned();
+        Call::new(self.home.with(move |core| carry_out(core, message)))
+    }
+
+    fn close(&self) -> Call<'_, Result<()>> {
+        Call::new(async move {
+            let closed = self.home.with(Core::close).await;
+            self.home.forget().await?;
+            closed
+        })
+    }
+}
+
+impl DevicePart for WriteCachePart {
+    fn geometry(&self) -> &DeviceGeometry {
+        &self.geometry
+    }
+
+    fn open(&self) -> Call<'_, Result<Rc<dyn Device>>> {
+        Call::new(async move {
+            let geometry = self.geometry.clone();
+            if !self.home.is_here() {
+                let home = self.home.clone();
+                return Ok(Rc::new(Remote { geometry, home }) as Rc<dyn Device>);
+            }
+            let core = self.home.get()?;
+            core.handles.set(core.handles.get() + 1);
+            Ok(Rc::new(Handle { geometry, core }) as Rc<dyn Device>)
+        })
+    }
+}
+
+/// A handle on the home shard.
+struct Handle {
+    geometry: DeviceGeometry,
+    core: Rc<Core>,
+}
+
+impl Drop for Handle {
+    fn drop(&mut self) {
+        self.core.handles.set(self.core.handles.get() - 1);
+    }
+}
+
+/// The change that a call asks for; none where there is nothing to do.
+fn entry(geometry: &DeviceGeometry, range: BlockRange, action: Action) -> Result<Option<Entry>> {
+    geometry.check_writable()?;
+    geometry.check(range)?;
+    let entry = Entry { action, block: range.start.0, count: range.count.0 };
+    Ok((!range.is_empty()).then_some(entry))
+}
+
+fn write_entry(geometry: &DeviceGeometry, at: BlockIndex, payload: &Payload) -> Result<Option<Entry>> {
+    entry(geometry, geometry.range(at, payload.len())?, Action::Write)
+}
+
+fn zero_action(mode: ZeroMode) -> Action {
+    match mode {
+        ZeroMode::MayDeallocate => Action::Discard,
+        ZeroMode::KeepAllocated => Action::Zero,
+    }
+}
+
+impl Device for Handle {
+    fn geometry(&self) -> &DeviceGeometry {
+        &self.geometry
+    }
+
+    fn read(&self, at: BlockIndex, mut buffer: Buffer) -> Call<'_, ReadOutcome> {
+        match self.geometry.range(at, buffer.len()) {
+            Ok(range) if !range.is_empty() => self.core.read(at.0, buffer),
+            other => {
+                buffer.clear();
+                Call::ready((other.map(drop), buffer))
+            }
+        }
+    }
+
+    fn write(&self, at: BlockIndex, payload: Payload, durability: Durability) -> Call<'_, Result<()>> {
+        match write_entry(&self.geometry, at, &payload) {
+            Ok(Some(entry)) => Call::new(self.core.change(entry, payload, durability)),
+            other => Call::ready(other.map(drop)),
+        }
+    }
+
+    fn flush(&self) -> Call<'_, Result<()>> {
+        Call::new(self.core.flush())
+    }
+
+    fn discard(&self, range: BlockRange) -> Call<'_, Result<()>> {
+        match entry(&self.geometry, range, Action::Discard) {
+            Ok(Some(entry)) => {
+                count(&self.core.counters.discard_requests, 1);
+                Call::new(self.core.change(entry, Payload::new(), Durability::Visible))
+            }
+            other => Call::ready(other.map(drop)),
+        }
+    }
+
+    fn write_zeroes(
+        &self,
+        range: BlockRange,
+        mode: ZeroMode,
+        durability: Durability,
+    ) -> Call<'_, Result<()>> {
+        match entry(&self.geometry, range, zero_action(mode)) {
+            Ok(Some(entry)) => Call::new(self.core.change(entry, Payload::new(), durability)),
+            other => Call::ready(other.map(drop)),
+        }
+    }
+
+    fn extents(&self, range: BlockRange) -> Call<'_, Result<Vec<Extent>>> {
+        match self.geometry.check(range) {
+            Ok(()) => Call::new(self.core.extents(range)),
+            Err(error) => Call::ready(Err(error)),
+        }
+    }
+}
+
+/// A handle on another shard.
+struct Remote {
+    geometry: DeviceGeometry,
+    home: Home<Core>,
+}
+
+impl Remote {
+    fn change(
+        &self,
+        entry: Result<Option<Entry>>,
+        payload: Payload,
+        durability: Durability,
+    ) -> Call<'_, Result<()>> {
+        match entry {
+            Ok(Some(entry)) => Call::new(
+                self.home.with(move |core| async move { core.change(entry, payload, durability).await }),
+            ),
+            other => Call::ready(other.map(drop)),
+        }
+    }
+}
+
+impl Device for Remote {
+    fn geometry(&self) -> &DeviceGeometry {
+        &self.geometry
+    }
+
+    fn read(&self, at: BlockIndex, mut buffer: Buffer) -> Call<'_, ReadOutcome> {
+        let wanted = buffer.len();
+        match self.geometry.range(at, wanted) {
+            Ok(range) if !range.is_empty() => Call::new(async move {
+                let read = self.home.with(move |core| async move { Ok(core.read(at.0, buffer).await) }).await;
+                read.unwrap_or_else(|error| (Err(error), Buffer::new(wanted)))
+            }),
+            other => {
+                buffer.clear();
+                Call::ready((other.map(drop), buffer))
+            }
+        }
+    }
+
+    fn write(&self, at: BlockIndex, payload: Payload, durability: Durability) -> Call<'_, Result<()>> {
+        self.change(write_entry(&self.geometry, at, &payload), payload, durability)
+    }
+
+    fn flush(&self) -> Call<'_, Result<()>> {
+        Call::new(self.home.with(|core| async move { core.flush().await }))
+    }
+
+    fn discard(&self, range: BlockRange) -> Call<'_, Result<()>> {
+        self.change(entry(&self.geometry, range, Action::Discard), Payload::new(), Durability::Visible)
+    }
+
+    fn write_zeroes(
+        &self,
+        range: BlockRange,
+        mode: ZeroMode,
+        durability: Durability,
+    ) -> Call<'_, Result<()>> {
+        self.change(entry(&self.geometry, range, zero_action(mode)), Payload::new(), durability)
+    }
+
+    fn extents(&self, range: BlockRange) -> Call<'_, Result<Vec<Extent>>> {
+        match self.geometry.check(range) {
+            Ok(()) => Call::new(self.home.with(move |core| async move { core.extents(range).await })),
+            Err(error) => Call::ready(Err(error)),
+        }
+    }
+}

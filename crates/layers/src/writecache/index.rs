@@ -1,0 +1,293 @@
+//! Where the newest version of each cached block lies.
+//!
+//! Written blocks are in an open-addressing table (linear probing, deletion by moving back; Knuth, TAOCP vol. 3, 6.4,
+//! algorithm R), allocated once for as many blocks as the cache can hold: 16 bytes each at a load of at most 7/8, checksum
+//! included, so that reads by clients are checked. What was discarded is in a list of ranges that don't overlap. Both say at
+//! which address of the log it was; the higher address is the newer version.
+
+use std::collections::BTreeMap;
+
+/// Blocks and addresses are below 2 to this power.
+pub const BITS: u32 = 48;
+const MASK: u64 = (1 << BITS) - 1;
+
+/// What the cache knows of a block.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Found {
+    /// Its data is at this address of the log, and has this checksum.
+    At(u64, u32),
+    /// It reads as zeros.
+    Zeros,
+    /// Nothing: the origin has it.
+    Origin,
+}
+
+/// Block and address, and above each half of the checksum. Address 0 is no address: a log begins behind it.
+type Slot = [u64; 2];
+
+fn block_of(slot: Slot) -> u64 {
+    slot[0] & MASK
+}
+
+fn address_of(slot: Slot) -> u64 {
+    slot[1] & MASK
+}
+
+/// Where the newest version of each cached block lies.
+#[derive(Debug)]
+pub struct Index {
+    slots: Vec<Slot>,
+    used: usize,
+    gone: Ranges,
+    /// What lies up to this address is on the origin, whether it has been taken out yet or not.
+    floor: u64,
+}
+
+impl Index {
+    /// For at most `most` written blocks. Memory is taken as it is used.
+    pub fn new(most: u64) -> Self {
+        let slots = (most + most / 7 + 8) as usize;
+        Index { slots: vec![[0, 0]; slots], used: 0, gone: Ranges::default(), floor: 0 }
+    }
+
+    /// How many written blocks are cached.
+    pub fn blocks(&self) -> u64 {
+        self.used as u64
+    }
+
+    /// How many ranges are known to be discarded.
+    pub fn ranges(&self) -> usize {
+        self.gone.0.len()
+    }
+
+    /// How many bytes of memory the table takes when all of it has been used.
+    pub fn bytes(&self) -> u64 {
+        (self.slots.len() * size_of::<Slot>()) as u64
+    }
+
+    /// Whether nothing is cached.
+    #[inline]
+    pub fn is_empty(&self) -> bool {
+        self.used == 0 && self.gone.0.is_empty()
+    }
+
+    /// Spreads blocks over the table: consecutive ones would make long clusters.
+    #[inline]
+    fn home(&self, block: u64) -> usize {
+        let spread = block.wrapping_mul(0x9E37_79B9_7F4A_7C15);
+        let spread = (spread ^ spread >> 32).wrapping_mul(0xD6E8_FEB8_6659_FD93);
+        ((u128::from(spread) * self.slots.len() as u128) >> 64) as usize
+    }
+
+    #[inline]
+    fn next(&self, at: usize) -> usize {
+        if at + 1 == self.slots.len() { 0 } else { at + 1 }
+    }
+
+    /// The slot that holds the block, or the empty one where it would be.
+    #[inline]
+    fn slot_of(&self, block: u64) -> usize {
+        let mut at = self.home(block);
+        while address_of(self.slots[at]) != 0 && block_of(self.slots[at]) != block {
+            at = self.next(at);
+        }
+        at
+    }
+
+    /// What is known of a block.
+    #[inline]
+    pub fn lookup(&self, block: u64) -> Found {
+        let slot = self.slots[self.slot_of(block)];
+        let written = address_of(slot);
+        match self.gone.address_of(block) {
+            Some(gone) if gone > written && gone > self.floor => Found::Zeros,
+            _ if written <= self.floor => Found::Origin,
+            _ => Found::At(written, (slot[0] >> BITS << 16 | slot[1] >> BITS) as u32),
+        }
+    }
+
+    /// The address of the newest version of a block, if it is cached.
+    pub fn newest(&self, block: u64) -> Option<u64> {
+        let written = address_of(self.slots[self.slot_of(block)]);
+        let gone = self.gone.address_of(block).unwrap_or(0);
+        Some(written.max(gone)).filter(|newest| *newest > self.floor)
+    }
+
+    /// A block with this checksum was written at this address, the highest so far.
+    #[inline]
+    pub fn write(&mut self, block: u64, address: u64, sum: u32) {
+        let at = self.slot_of(block);
+        if address_of(self.slots[at]) == 0 {
+            self.used += 1;
+            assert!(self.used < self.slots.len(), "more blocks are cached than the cache has");
+        }
+        let (high, low) = (u64::from(sum >> 16), u64::from(sum & 0xFFFF));
+        self.slots[at] = [block | high << BITS, address | low << BITS];
+    }
+
+    /// A range was discarded at this address, the highest so far.
+    pub fn discard(&mut self, start: u64, count: u64, address: u64) {
+        self.gone.insert(start, count, address);
+    }
+
+    /// Everything up to this address is on the origin now: from this moment on nothing of it is found. What is to be taken
+    /// out for it may follow bit by bit.
+    pub fn forget_to(&mut self, address: u64) {
+        self.floor = self.floor.max(address);
+    }
+
+    /// What was written to this block at this address is on the origin now.
+    #[inline]
+    pub fn forget_write(&mut self, block: u64, address: u64) {
+        let mut hole = self.slot_of(block);
+        if address_of(self.slots[hole]) != address {
+            return;
+        }
+        let mut at = hole;
+        loop {
+            at = self.next(at);
+            let slot = self.slots[at];
+            if address_of(slot) == 0 {
+                break;
+            }
+            // It moves back unless its home lies behind the hole, cyclically.
+            let home = self.home(block_of(slot));
+            let stays = if hole <= at { hole < home && home <= at } else { hole < home || home <= at };
+            if !stays {
+                self.slots[hole] = slot;
+                hole = at;
+            }
+        }
+        self.slots[hole] = [0, 0];
+        self.used -= 1;
+    }
+
+    /// What was discarded at this address is on the origin now.
+    pub fn forget_discard(&mut self, start: u64, count: u64, address: u64) {
+        self.gone.forget(start, count, address);
+    }
+}
+
+/// Ranges that don't overlap, each with the address at which it was discarded.
+#[derive(Debug, Default)]
+pub struct Ranges(BTreeMap<u64, Gone>);
+
+#[derive(Debug, Clone, Copy)]
+struct Gone {
+    end: u64,
+    address: u64,
+}
+
+impl Ranges {
+    /// At which address this block was discarded last.
+    #[inline]
+    pub fn address_of(&self, block: u64) -> Option<u64> {
+        if self.0.is_empty() {
+            return None;
+        }
+        let (_, gone) = self.0.range(..=block).next_back()?;
+        (gone.end > block).then_some(gone.address)
+    }
+
+    /// A range was discarded at this address, the highest so far.
+    pub fn insert(&mut self, start: u64, count: u64, address: u64) {
+        let end = start + count;
+        // What reaches into the range is cut; what lies inside of it goes.
+        if let Some((_, before)) = self.0.range_mut(..start).next_back()
+            && before.end > start
+        {
+            let behind = *before;
+            before.end = start;
+            if behind.end > end {
+                self.0.insert(end, behind);
+            }
+        }
+        while let Some((&inside, &gone)) = self.0.range(start..end).next() {
+            self.0.remove(&inside);
+            if gone.end > end {
+                self.0.insert(end, gone);
+            }
+        }
+        self.0.insert(start, Gone { end, address });
+    }
+
+    /// Takes out what is left of a range that was discarded at this address.
+    fn forget(&mut self, start: u64, count: u64, address: u64) {
+        let end = start + count;
+        let mut at = start;
+        while let Some((&found, &gone)) = self.0.range(at..end).next() {
+            if gone.address == address {
+                self.0.remove(&found);
+            }
+            at = gone.end;
+            if at >= end {
+                break;
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use runtime::Random;
+
+    /// Everything that was logged, in order: start, count, address, whether it was written.
+    #[derive(Default)]
+    struct Plain(Vec<(u64, u64, u64, bool)>);
+
+    impl Plain {
+        fn lookup(&self, block: u64) -> Found {
+            let newest =
+                self.0.iter().rev().find(|(start, count, ..)| (*start..start + count).contains(&block));
+            match newest {
+                None => Found::Origin,
+                Some((start, _, address, true)) => {
+                    Found::At(address + block - start, sum(address + block - start))
+                }
+                Some((.., false)) => Found::Zeros,
+            }
+        }
+    }
+
+    fn sum(address: u64) -> u32 {
+        (address as u32).wrapping_mul(0x9E37_79B1)
+    }
+
+    fn forget(index: &mut Index, (start, count, address, written): (u64, u64, u64, bool)) {
+        match written {
+            true => (0..count).for_each(|at| index.forget_write(start + at, address + at)),
+            false => index.forget_discard(start, count, address),
+        }
+    }
+
+    #[test]
+    fn it_agrees_with_a_plain_list_while_the_tail_moves() {
+        for seed in 0..20 {
+            let mut random = Random::new(seed);
+            let (mut index, mut plain, mut next) = (Index::new(200), Plain::default(), 1);
+            for _ in 0..2000 {
+                let (start, count) = (random.below(90), 1 + random.below(10));
+                match random.below(3) {
+                    0 => {
+                        index.discard(start, count, next);
+                        plain.0.push((start, count, next, false));
+                        next += 1;
+                    }
+                    1 if plain.0.iter().filter(|entry| entry.3).map(|entry| entry.1).sum::<u64>() < 190 => {
+                        (0..count).for_each(|at| index.write(start + at, next + at, sum(next + at)));
+                        plain.0.push((start, count, next, true));
+                        next += count;
+                    }
+                    _ if plain.0.is_empty() => {}
+                    _ => forget(&mut index, plain.0.remove(0)),
+                }
+                for block in 0..100 {
+                    assert_eq!(index.lookup(block), plain.lookup(block), "seed {seed} block {block}");
+                }
+            }
+            std::mem::take(&mut plain.0).into_iter().for_each(|entry| forget(&mut index, entry));
+            assert!(index.is_empty(), "seed {seed}: {} blocks, {} ranges", index.blocks(), index.ranges());
+        }
+    }
+}

@@ -1,0 +1,310 @@
+//! Making and opening a write cache.
+//!
+//! Opening follows the records from the tail on, segment by segment, many of them at a time, to the first that is missing.
+//! What was durable (later records and the superblock say so) is believed by its header; the data of the rest is checked. A
+//! missing record that had been durable is rot, not the end of the log, and refused. What is found is put into the index, and
+//! a new epoch begins, durably, so that nothing that lies behind the end counts any more.
+
+use super::format::{Action, SUPERBLOCK, Superblock};
+use super::index::{BITS, Index};
+use super::ring::Ring;
+use super::scan::{Expect, Found};
+use block::{BlockIndex, BlockSize, Buffer, Device, Durability, Error, Result};
+use runtime::JoinHandle;
+use std::collections::VecDeque;
+use std::rc::Rc;
+use zones::record::{Identity, sum_of};
+
+/// How many segments are followed at a time.
+const AHEAD: usize = 32;
+
+/// What opening found.
+#[derive(Debug)]
+pub struct Recovered {
+    /// What lies where.
+    pub ring: Ring,
+    /// The superblock that was written for this epoch.
+    pub superblock: Superblock,
+    /// Where the newest versions are.
+    pub index: Index,
+    /// The address behind the last record.
+    pub head: u64,
+    /// The number of the next record.
+    pub next_record: u64,
+    /// The first flush epoch that no record has.
+    pub flush_epoch: u64,
+    /// When the first record was written, by the wall clock in ms.
+    pub oldest: Option<u64>,
+}
+
+/// Makes an empty cache for an origin of so many blocks. What was on the device is gone.
+///
+/// # Errors
+/// Of the device; [`Error::Invalid`] for one that is too small.
+pub async fn format(fast: &dyn Device, block_size: BlockSize, origin_blocks: u64) -> Result<()> {
+    let ring = Ring::make(fast.geometry(), block_size)?;
+    let superblock = Superblock {
+        block_size: block_size.bytes() as u32,
+        identity: Identity::draw(),
+        sequence: 0,
+        origin_blocks,
+        ring_start: ring.start as u32,
+        segment_blocks: ring.segment as u32,
+        segments: ring.segments as u32,
+        epoch: 0,
+        first_of_epoch: 1,
+        tail: ring.first_address(),
+        tail_record: 1,
+        durable: 0,
+    };
+    for sequence in [0, 1] {
+        let superblock = Superblock { sequence, ..superblock };
+        fast.write(ring.superblock(sequence), superblock.encode(), Durability::Durable).await?;
+    }
+    Ok(())
+}
+
+/// Reads the newest of the two superblocks.
+async fn read_superblock(fast: &dyn Device, block_size: BlockSize) -> Result<Superblock> {
+    let device = fast.geometry().block_size;
+    let step = block_size.bytes().max(device.bytes());
+    let mut found: Result<Superblock> = Err(Error::protocol("no write cache begins here"));
+    for copy in 0..2 {
+        let buffer = Buffer::new((SUPERBLOCK as u64).max(device.bytes()) as usize);
+        let at = BlockIndex((copy * step) >> device.shift());
+        let (outcome, buffer) = fast.read(at, buffer).await;
+        let read = outcome.and_then(|()| Superblock::decode(buffer.filled()));
+        found = match (found, read) {
+            (Ok(one), Ok(other)) if other.sequence > one.sequence => Ok(other),
+            (Err(_), Ok(other)) => Ok(other),
+            // One that is damaged says more than one that isn't there.
+            (Err(Error::Protocol(_)), Err(error)) => Err(error),
+            (found, _) => found,
+        };
+    }
+    found.map_err(|error| {
+        error.with_detail(format!(
+            "{}; the origin alone may be an older state; `siltstone format` makes an empty cache, and loses what was in it",
+            error.detail()
+        ))
+    })
+}
+
+/// Opens the cache of an origin of so many blocks.
+///
+/// # Errors
+/// [`Error::Protocol`] for a device that holds something else, [`Error::Corrupt`] for lost data that had been
+/// acknowledged as durable, [`Error::Invalid`] for an origin or a device that doesn't fit.
+pub async fn open(fast: &Rc<dyn Device>, block_size: BlockSize, origin_blocks: u64) -> Result<Recovered> {
+    let superblock = read_superblock(&**fast, block_size).await?;
+    if u64::from(superblock.block_size) != block_size.bytes() {
+        return Err(Error::invalid(format!(
+            "the write cache was made with blocks of {} bytes, for an origin and a device with none larger: now one has {}",
+            superblock.block_size, block_size
+        )));
+    }
+    if origin_blocks < superblock.origin_blocks || origin_blocks >= 1 << BITS {
+        return Err(Error::invalid(format!(
+            "the write cache was made for an origin of {} blocks of {block_size} bytes and this one has {origin_blocks}: \
+             attach the right origin, or one that has grown",
+            superblock.origin_blocks
+        )));
+    }
+    let ring = Ring::of(&superblock, fast.geometry())?;
+    let mut log = Log::new(fast.clone(), ring, superblock);
+    log.follow().await?;
+    let Log { index, head, next_record, flush_epoch, oldest, .. } = log;
+    // What was found must be durable before it is said to be.
+    fast.flush().await?;
+    let superblock = Superblock {
+        sequence: superblock.sequence + 1,
+        epoch: superblock.epoch + 1,
+        first_of_epoch: next_record,
+        durable: next_record - 1,
+        origin_blocks,
+        ..superblock
+    };
+    fast.write(ring.superblock(superblock.sequence), superblock.encode(), Durability::Durable).await?;
+    Ok(Recovered { ring, superblock, index, head, next_record, flush_epoch: flush_epoch + 1, oldest })
+}
+
+/// A record that was found.
+type Record = (u64, Found);
+
+/// The records of one segment, from an address on, as far as they go.
+struct Chain {
+    records: Vec<Record>,
+    /// Whether they go to the end of the segment.
+    is_whole: bool,
+}
+
+struct Log {
+    fast: Rc<dyn Device>,
+    ring: Ring,
+    superblock: Superblock,
+    index: Index,
+    head: u64,
+    next_record: u64,
+    flush_epoch: u64,
+    oldest: Option<u64>,
+    /// Every record up to this one was durable.
+    durable: u64,
+    /// Records behind that.
+    unsure: VecDeque<Record>,
+}
+
+impl Log {
+    fn new(fast: Rc<dyn Device>, ring: Ring, superblock: Superblock) -> Self {
+        Log {
+            fast,
+            ring,
+            superblock,
+            index: Index::new(ring.blocks()),
+            head: superblock.tail,
+            next_record: superblock.tail_record,
+            flush_epoch: 0,
+            oldest: None,
+            durable: superblock.durable,
+            unsure: VecDeque::new(),
+        }
+    }
+
+    fn begin(&self, address: u64) -> JoinHandle<Result<Chain>> {
+        runtime::spawn(follow_segment(self.fast.clone(), self.ring, self.superblock, address))
+    }
+
+    /// Follows the log to its end.
+    async fn follow(&mut self) -> Result<()> {
+        let tail = self.superblock.tail;
+        let end = tail + self.ring.blocks();
+        let first = tail + self.ring.left(tail);
+        let mut starts = std::iter::once(tail).chain((first..end).step_by(self.ring.segment as usize));
+        let mut ahead: VecDeque<JoinHandle<Result<Chain>>> = VecDeque::new();
+        let (mut expected, mut is_missing) = (self.next_record, None);
+        loop {
+            while ahead.len() < AHEAD
+                && let Some(start) = starts.next()
+            {
+                ahead.push_back(self.begin(start));
+            }
+            let Some(chain) = ahead.pop_front() else { break };
+            let chain = chain.await?;
+            for (address, found) in chain.records {
+                let number = found.header.sequence;
+                if is_missing.is_some() || number != expected {
+                    // Behind the end; it may still say that what is missing was durable.
+                    is_missing.get_or_insert(expected);
+                    if number > expected {
+                        self.durable = self.durable.max(found.header.durable);
+                    }
+                    continue;
+                }
+                expected += 1;
+                self.durable = self.durable.max(found.header.durable);
+                self.unsure.push_back((address, found));
+                self.apply_sure();
+            }
+            if !chain.is_whole && is_missing.is_none() {
+                is_missing = Some(expected);
+            }
+        }
+        let missing = is_missing.unwrap_or(expected);
+        self.check_unsure().await?;
+        if self.next_record <= self.durable && self.next_record <= missing {
+            return Err(Error::corrupt(format!(
+                "record {} of the write cache, at address {}, had been acknowledged as durable and can't be read: rot, not \
+                 a torn end; what is behind it is lost, too, if the cache is made anew",
+                self.next_record, self.head
+            )));
+        }
+        Ok(())
+    }
+
+    /// Applies what is known to have been durable.
+    fn apply_sure(&mut self) {
+        while self.unsure.front().is_some_and(|(_, found)| found.header.sequence <= self.durable) {
+            if let Some(record) = self.unsure.pop_front() {
+                self.apply(&record);
+            }
+        }
+    }
+
+    /// Applies the rest, to the first whose data isn't what was written.
+    async fn check_unsure(&mut self) -> Result<()> {
+        while let Some(record) = self.unsure.pop_front() {
+            let (address, found) = &record;
+            if found.header.sequence > self.durable && !self.is_whole(*address, found).await? {
+                break;
+            }
+            self.apply(&record);
+        }
+        Ok(())
+    }
+
+    async fn is_whole(&self, address: u64, found: &Found) -> Result<bool> {
+        let size = self.ring.block_size.bytes() as usize;
+        if found.sums.is_empty() {
+            return Ok(true);
+        }
+        let buffer = Buffer::new(found.sums.len() * size);
+        let (outcome, buffer) = self.fast.read(self.ring.place(address + 1), buffer).await;
+        outcome?;
+        Ok(buffer.filled().chunks_exact(size).zip(&found.sums).all(|(data, sum)| sum_of(data) == *sum))
+    }
+
+    fn apply(&mut self, (address, found): &Record) {
+        let data = address + 1;
+        for (entry, number) in found.changes() {
+            match entry.action {
+                Action::Write => {
+                    for at in 0..entry.count {
+                        let sum = found.sums[(number + at) as usize];
+                        self.index.write(entry.block + at, data + number + at, sum);
+                    }
+                }
+                Action::Discard | Action::Zero => {
+                    self.index.discard(entry.block, entry.count, data + number);
+                }
+            }
+        }
+        self.oldest.get_or_insert(found.header.clock);
+        self.flush_epoch = found.flush_epoch;
+        self.head = address + found.length(self.ring.left(*address));
+        self.next_record = found.header.sequence + 1;
+    }
+}
+
+/// Follows the records from this address to the end of its segment, or to where there is none.
+async fn follow_segment(
+    fast: Rc<dyn Device>,
+    ring: Ring,
+    superblock: Superblock,
+    start: u64,
+) -> Result<Chain> {
+    let end = start + ring.left(start);
+    let expect = Expect { identity: &superblock.identity, origin_blocks: superblock.origin_blocks };
+    let mut chain = Chain { records: Vec::new(), is_whole: true };
+    let mut at = start;
+    while at < end {
+        let buffer = Buffer::new(ring.block_size.bytes() as usize);
+        let (outcome, buffer) = fast.read(ring.place(at), buffer).await;
+        outcome?;
+        let found = Found::decode(buffer.filled(), at, &expect).ok().filter(|found| {
+            let header = &found.header;
+            let is_older = header.epoch < superblock.epoch && header.sequence < superblock.first_of_epoch;
+            let follows = chain
+                .records
+                .last()
+                .is_none_or(|(_, before): &Record| before.header.sequence + 1 == header.sequence);
+            (is_older || header.epoch == superblock.epoch) && follows
+        });
+        let Some(found) = found else {
+            chain.is_whole = false;
+            break;
+        };
+        let length = found.length(end - at);
+        chain.records.push((at, found));
+        at += length;
+    }
+    Ok(chain)
+}

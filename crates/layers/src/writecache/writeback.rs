@@ -1,0 +1,249 @@
+//! Write-back: what the ring holds goes to the origin, batch by batch, from the tail on.
+//!
+//! The order of things, each durable before the next begins: a batch on the origin; the superblock that says that the tail
+//! is behind it; the next batch. So a batch that is written again after a crash is of the same epoch as what the origin
+//! had got of it, and the origin alone is at every moment a state that an earlier power cut could have left. Places are used
+//! again only when, besides, no read that found them is on its way.
+
+use super::batch::{Batch, Kept};
+use super::core::{Core, count};
+use super::format::Action;
+use block::{BlockRange, Durability, Error, Result, ZeroMode};
+use std::cell::{Cell, RefCell};
+use std::rc::Rc;
+use std::time::Duration;
+
+/// After an attempt that failed, write-back waits so long.
+const RETRY: Duration = Duration::from_millis(500);
+/// How many blocks one write to the origin has at most.
+const LONGEST_RUN: u64 = 256;
+/// How many ranges are discarded at a time.
+const RANGES_AT_ONCE: usize = 16;
+
+/// Writes back until the cache is closed.
+pub async fn run(core: Rc<Core>) {
+    let mut kept = Kept::default();
+    let mut running = false;
+    loop {
+        if core.is_done() {
+            break;
+        }
+        running = core.needs_writeback(running);
+        if !running {
+            core.wait_for_need().await;
+            continue;
+        }
+        core.pause().await;
+        match core.write_back_batch(&mut kept).await {
+            Ok(()) => {
+                *core.stuck.borrow_mut() = None;
+                core.freed.notify_all();
+            }
+            Err(error) => {
+                count(&core.counters.writeback_errors, 1);
+                if core.stuck.borrow().is_none() {
+                    tracing::warn!("write-back: {error}; trying again");
+                }
+                kept = Kept::default();
+                *core.stuck.borrow_mut() = Some(error);
+                core.credit.set(0);
+                // Whoever waits for room hears of it.
+                core.freed.notify_all();
+                if core.closing.get() {
+                    break;
+                }
+                let _ = runtime::timeout(RETRY, core.writeback.notified()).await;
+            }
+        }
+    }
+}
+
+/// Flushes the cache device now and then, so that little is lost with power.
+pub async fn committer(core: Rc<Core>) {
+    while !core.closing.get() {
+        let _ = runtime::timeout(core.settings.autocommit_time, core.committer.notified()).await;
+        if core.uncommitted.get() > 0 && core.failure.borrow().is_none() {
+            // A failure says so itself.
+            let _ = core.commit().await;
+        }
+    }
+}
+
+impl Core {
+    /// Whether there is nothing more to do for a cache that is being closed.
+    fn is_done(&self) -> bool {
+        let is_empty = self.tail.get() == self.committed.get();
+        self.closing.get() && (is_empty || !self.flush_on_suspend.get())
+    }
+
+    /// Whether a batch is to be written back now; `running`, whether one just was.
+    fn needs_writeback(&self, running: bool) -> bool {
+        if self.tail.get() >= self.committed.get() {
+            return false;
+        }
+        let used = self.used();
+        let is_asked = self.waiting_for_room.get() > 0
+            || self.cleaner.get()
+            || self.tail.get() < self.flush_to.get()
+            || self.closing.get();
+        is_asked || used >= self.settings.high || running && used >= self.settings.low || self.is_too_old()
+    }
+
+    fn is_too_old(&self) -> bool {
+        let (Some(most), Some(oldest)) = (self.settings.max_age, self.oldest.get()) else { return false };
+        runtime::wall_clock().as_millis() as u64 >= oldest.saturating_add(most.as_millis() as u64)
+    }
+
+    async fn wait_for_need(&self) {
+        if self.is_done() {
+            return;
+        }
+        let asked = self.writeback.notified();
+        match self.settings.max_age {
+            None => asked.await,
+            Some(age) => {
+                let step = (age / 8).clamp(Duration::from_millis(5), Duration::from_secs(1));
+                let _ = runtime::timeout(step, asked).await;
+            }
+        }
+    }
+
+    /// Waits while clients read from the origin, as long as there is room enough.
+    async fn pause(&self) {
+        let pause = self.settings.pause;
+        if pause.is_zero() {
+            return;
+        }
+        while let Some(read) = self.origin_read.get() {
+            let since = read.elapsed();
+            let room = self.settings.high + (self.ring.blocks() - self.settings.high) / 2;
+            let is_asked = self.cleaner.get() || self.closing.get() || self.tail.get() < self.flush_to.get();
+            if since >= pause || is_asked || self.used() >= room {
+                break;
+            }
+            let _ = runtime::timeout(pause - since, self.writeback.notified()).await;
+        }
+    }
+
+    async fn write_back_batch(self: &Rc<Self>, kept: &mut Kept) -> Result<()> {
+        // Nothing that the cache could still lose goes to the origin, or saves an older version from going there: what
+        // is there after a power cut stays a prefix of what was written.
+        self.commit().await?;
+        let batch = Rc::new(Batch::read(self, kept).await?);
+        let taken = batch.end - self.tail.get();
+        if taken == 0 {
+            return Ok(());
+        }
+        self.discard_ranges(&batch).await?;
+        self.write_runs(&batch, taken).await?;
+        if !self.settings.fua && self.origin.geometry().volatile_cache {
+            self.origin.flush().await.map_err(|error| error.in_context("flushing the origin"))?;
+            count(&self.counters.origin_flushes, 1);
+        }
+        // Readers find it on the origin from now on.
+        batch.forget(self).await;
+        let (end, next_record) = (batch.end, batch.next_record);
+        self.write_superblock(|superblock| {
+            superblock.tail = end;
+            superblock.tail_record = next_record;
+        })
+        .await?;
+        self.readers.grace().await;
+        self.tail.set(end);
+        self.credit.set(0);
+        self.oldest.set(match batch.next_written {
+            Some(written) => Some(written),
+            None if end == self.committed.get() => None,
+            None => self.oldest_at(end).await,
+        });
+        let newest = batch.newest as u64;
+        count(&self.counters.written_back, newest);
+        count(&self.counters.superseded, batch.versions() as u64 - newest);
+        count(&self.counters.batches, 1);
+        Ok(())
+    }
+
+    /// When the record at this address was written.
+    async fn oldest_at(&self, address: u64) -> Option<u64> {
+        self.settings.max_age?;
+        let superblock = self.superblock.get();
+        let expect =
+            super::scan::Expect { identity: &superblock.identity, origin_blocks: superblock.origin_blocks };
+        let buffer = block::Buffer::new(self.bytes_of(1));
+        let (outcome, buffer) = self.fast.read(self.ring.place(address), buffer).await;
+        outcome.ok()?;
+        super::scan::Found::decode(buffer.filled(), address, &expect).ok().map(|found| found.header.clock)
+    }
+
+    async fn discard_ranges(&self, batch: &Batch) -> Result<()> {
+        let discards = batch.ranges.iter().map(|(entry, _)| async move {
+            let start = self.on_origin(entry.block);
+            let range = BlockRange::new(start.0, entry.count << self.origin_shift);
+            let durability = self.durability();
+            match (entry.action, durability) {
+                (Action::Discard, Durability::Visible) => self.origin.discard(range).await,
+                // A discard has no FUA.
+                (Action::Discard, Durability::Durable) => {
+                    self.origin.write_zeroes(range, ZeroMode::MayDeallocate, durability).await
+                }
+                _ => self.origin.write_zeroes(range, ZeroMode::KeepAllocated, durability).await,
+            }
+        });
+        let outcomes = runtime::join_limited(RANGES_AT_ONCE, discards).await;
+        outcomes
+            .into_iter()
+            .collect::<Result<()>>()
+            .map_err(|error| error.in_context("discarding on the origin"))
+    }
+
+    fn durability(&self) -> Durability {
+        if self.settings.fua { Durability::Durable } else { Durability::Visible }
+    }
+
+    /// Writes all runs, `jobs` of them at a time.
+    async fn write_runs(self: &Rc<Self>, batch: &Rc<Batch>, taken: u64) -> Result<()> {
+        let runs: Vec<(usize, usize)> = batch.runs(LONGEST_RUN).collect();
+        let next = Rc::new(Cell::new(0));
+        let failed: Rc<RefCell<Option<Error>>> = Rc::default();
+        let written = Rc::new(Cell::new(0_u64));
+        let runs = Rc::new(runs);
+        let jobs = self.settings.jobs.min(runs.len());
+        let workers: Vec<_> = (0..jobs)
+            .map(|_| {
+                let (core, batch, runs) = (self.clone(), batch.clone(), runs.clone());
+                let (next, failed, written) = (next.clone(), failed.clone(), written.clone());
+                runtime::spawn(async move {
+                    while failed.borrow().is_none()
+                        && let Some(run) = runs.get(next.get())
+                    {
+                        next.set(next.get() + 1);
+                        let (block, payload) = batch.run(&core, *run);
+                        let outcome =
+                            core.origin.write(core.on_origin(block), payload, core.durability()).await;
+                        if let Err(error) = outcome {
+                            *failed.borrow_mut() =
+                                Some(error.in_context(format!("block {block} of the origin")));
+                            break;
+                        }
+                        written.set(written.get() + run.1 as u64);
+                        // Writers may take as much of the ring as this is of the batch.
+                        let credit = taken * written.get() / batch.newest as u64;
+                        if credit > core.credit.get() {
+                            core.credit.set(credit);
+                            if core.waiting_for_room.get() > 0 {
+                                core.freed.notify_all();
+                            }
+                        }
+                    }
+                })
+            })
+            .collect();
+        for worker in workers {
+            worker.await;
+        }
+        match failed.take() {
+            None => Ok(()),
+            Some(error) => Err(error),
+        }
+    }
+}
