@@ -32,8 +32,8 @@
 //! hears of it when a client flushes, when it must (marks, blocks that go), or at leisure. [`core`]'s `target` is the only place
 //! that decides what it may be told.
 //!
-//! Writes to both sides at the same bytes take turns, as does whoever fills a slot or discards under it; writes to the cache
-//! alone don't, for a device promises nothing about those that overlap.
+//! Writes to the same bytes take turns, as does whoever fills a slot or discards under it: a device promises little about those
+//! that overlap, so that the two sides could end up with one each.
 
 mod clean;
 mod commit;

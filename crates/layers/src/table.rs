@@ -371,9 +371,7 @@ async fn find(medium: &Medium) -> Result<Superblock> {
         (Some(first), Some(second)) if first.identity != second.identity => {
             Err(Error::corrupt("the two superblocks belong to different tables"))
         }
-        (Some(first), Some(second)) => {
-            Ok(if first.sequence > second.sequence { first } else { second })
-        }
+        (Some(first), Some(second)) => Ok(if first.sequence > second.sequence { first } else { second }),
         (Some(only), None) | (None, Some(only)) => Ok(only),
         (None, None) => {
             let holds = zones::on_device::format::describe(begin.filled());

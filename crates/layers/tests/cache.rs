@@ -3,8 +3,7 @@
 mod common;
 
 use block::{
-    BlockCount, BlockIndex, BlockSize, Buffer, DeviceGeometry, DevicePart, Durability, Error, Part,
-    Result,
+    BlockCount, BlockIndex, BlockSize, Buffer, DeviceGeometry, DevicePart, Durability, Error, Part, Result,
 };
 use common::{full, on_a_shard, read, write};
 use layers::cache::{CachePart, Mode, Options};
@@ -102,8 +101,12 @@ fn an_origin_that_isnt_its_own_or_was_written_without_it_is_refused() {
         part.close().await.unwrap();
         let wrong = CachePart::open(other, cache.clone(), "another", &options(Mode::Writeback)).await;
         let refused = refusal(wrong);
-        assert!(refused.contains("\"another\" isn't the origin of this cache, which belongs to \"archive\""), "{refused}");
-        let refused = refusal(CachePart::open(disk(128), cache.clone(), "archive", &options(Mode::Writeback)).await);
+        assert!(
+            refused.contains("\"another\" isn't the origin of this cache, which belongs to \"archive\""),
+            "{refused}"
+        );
+        let refused =
+            refusal(CachePart::open(disk(128), cache.clone(), "archive", &options(Mode::Writeback)).await);
         assert!(refused.contains("an origin may grow, never shrink"), "{refused}");
         let part =
             CachePart::open(slow.clone(), cache.clone(), "archive", &options(Mode::Writeback)).await.unwrap();
@@ -233,7 +236,8 @@ fn both_devices_may_grow_and_the_cache_may_not_shrink() {
         assert_eq!(read(&*handle, 511, 1).await.unwrap(), vec![1; 4096]);
         drop(handle);
         part.close().await.unwrap();
-        let small = CachePart::open(slow.clone(), piece(&cache, 768), "slow", &options(Mode::Writeback)).await;
+        let small =
+            CachePart::open(slow.clone(), piece(&cache, 768), "slow", &options(Mode::Writeback)).await;
         let refused = refusal(small);
         assert!(refused.contains("it was larger when it was last used"), "{refused}");
         let part = CachePart::open(slow, cache, "slow", &options(Mode::Writeback)).await.unwrap();

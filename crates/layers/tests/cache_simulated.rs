@@ -6,9 +6,7 @@
 //! seed, which repeats exactly: `SILTSTONE_SEED=7 SILTSTONE_SEEDS=1`.
 #![allow(clippy::unwrap_used)] // What fails here is the test.
 
-use block::{
-    BlockIndex, BlockRange, Buffer, Data, Device, DevicePart, Durability, Error, Part, ZeroMode,
-};
+use block::{BlockIndex, BlockRange, Buffer, Data, Device, DevicePart, Durability, Error, Part, ZeroMode};
 use layers::cache::{CachePart, Mode, Options};
 use layers::fault::{FaultDevicePart, parse_rules};
 use runtime::{Random, ShardIndex, SimulatedFaults, Simulation};
@@ -119,18 +117,13 @@ impl Model {
         self.operations.iter_mut().filter(done).for_each(|operation| operation.certain = true);
     }
 
-    fn check(
-        &self,
-        sector: u64,
-        found: Version,
-        counts: impl Fn(&Operation) -> bool,
-    ) -> Result<(), String> {
+    fn check(&self, sector: u64, found: Version, counts: impl Fn(&Operation) -> bool) -> Result<(), String> {
         let history: Vec<&Operation> =
             self.sectors[sector as usize].iter().map(|number| &self.operations[*number]).collect();
         let is_gone = |older: &Operation| {
-            history.iter().any(|later| {
-                counts(later) && older.completed.is_some_and(|time| time < later.submitted)
-            })
+            history
+                .iter()
+                .any(|later| counts(later) && older.completed.is_some_and(|time| time < later.submitted))
         };
         let is_legal = history.iter().any(|it| it.version == found && !is_gone(it));
         match is_legal {
@@ -269,8 +262,7 @@ async fn open(world: &World) -> block::Result<Arc<CachePart>> {
     let (setup, life) = (&world.setup, &world.life);
     let slow = file("/slow", setup.slow_block).await?;
     let rules = parse_rules(&life.rules, stack::Contract::Device)?;
-    let fast =
-        Arc::new(FaultDevicePart::new(file("/fast", setup.fast_block).await?, rules, life.seed)?);
+    let fast = Arc::new(FaultDevicePart::new(file("/fast", setup.fast_block).await?, rules, life.seed)?);
     let options = Options {
         format: life.format,
         mode: life.mode,
@@ -368,8 +360,7 @@ async fn client(world: Arc<World>, device: Rc<dyn Device>, number: u64) -> Resul
                 }
                 for (bytes, sector) in buffer.filled().chunks_exact(SECTOR).zip(sectors) {
                     let found = version_of(sector, bytes)?;
-                    let is_done =
-                        |it: &Operation| it.completed.is_some_and(|time| time < began);
+                    let is_done = |it: &Operation| it.completed.is_some_and(|time| time < began);
                     world.model(|model| model.check(sector, found, is_done))?;
                 }
             }
@@ -387,7 +378,9 @@ async fn operate(world: Arc<World>, part: Arc<CachePart>) -> Result<(), String> 
         let message = match random.below(6) {
             0 => "detach".to_owned(),
             1 | 2 => "cancel".to_owned(),
-            3 => format!("mode {}", ["writethrough", "writeback", "passthrough"][random.below(modes) as usize]),
+            3 => {
+                format!("mode {}", ["writethrough", "writeback", "passthrough"][random.below(modes) as usize])
+            }
             4 => format!("invalidate {}", random.below(slots)),
             _ => format!("migration_threshold {}", random.below(1000)),
         };
@@ -463,7 +456,13 @@ struct Left {
     model: Model,
 }
 
-fn one_life(setup: &Setup, life: &Life, model: Model, was_orderly: bool, files: Files) -> Result<Left, String> {
+fn one_life(
+    setup: &Setup,
+    life: &Life,
+    model: Model,
+    was_orderly: bool,
+    files: Files,
+) -> Result<Left, String> {
     let simulation = Simulation { most_events: 3_000_000, trace_lines: 0, ..Simulation::new(life.seed) };
     let simulation = simulation.with_shards(setup.shards).with_faults(life.faults).with_files(files);
     let world = Arc::new(World {
@@ -521,14 +520,15 @@ fn run_seed(seed: u64, verbose: bool) -> Result<(), String> {
             files.retain(|(path, _)| path != &PathBuf::from("/fast"));
             files.push((PathBuf::from("/fast"), zeros(setup.fast_bytes)));
         }
-        let only = (seed % 4 == 0).then_some(Mode::Writethrough);
+        let only = seed.is_multiple_of(4).then_some(Mode::Writethrough);
         let life = Life::draw(&mut random, !is_made || is_lost, only);
         if verbose {
             println!("life {number}, lost {is_lost}, orderly {was_orderly}: {life:?}");
         }
         may_be_lost &= life.mode != Mode::Writeback;
-        let left = one_life(&setup, &life, model, was_orderly, files)
-            .map_err(|broken| format!("life {number}, lost {is_lost}, after orderly {was_orderly}, {life:?}: {broken}"))?;
+        let left = one_life(&setup, &life, model, was_orderly, files).map_err(|broken| {
+            format!("life {number}, lost {is_lost}, after orderly {was_orderly}, {life:?}: {broken}")
+        })?;
         // What was never opened has left the origin as it was.
         was_orderly = left.was_orderly || was_orderly && !left.opened;
         is_made = left.opened || is_made && !life.format;

@@ -147,8 +147,7 @@ fn gather(core: &Core, all: bool) -> Batch {
             _ => again.push(slot),
         }
     }
-    let is_last =
-        state.leaving.is_empty() && state.marks.is_empty() && (!all || state.must.is_empty());
+    let is_last = state.leaving.is_empty() && state.marks.is_empty() && (!all || state.must.is_empty());
     Batch { changes, marks, leaving, again, is_last }
 }
 

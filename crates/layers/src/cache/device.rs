@@ -52,7 +52,9 @@ impl CachePart {
             read_only: slow.geometry().read_only || fast.geometry().read_only,
         };
         if geometry.read_only {
-            return Err(Error::invalid("cache: one of its devices is read-only; expected both to be written"));
+            return Err(Error::invalid(
+                "cache: one of its devices is read-only; expected both to be written",
+            ));
         }
         if blocks.0 == 0 {
             return Err(Error::invalid("cache: the origin has no block"));

@@ -34,9 +34,8 @@ impl Message {
         };
         let number = || {
             let word = one()?;
-            word.parse::<u64>().map_err(|_| {
-                Error::invalid(format!("message \"{text}\": \"{word}\" is no whole number"))
-            })
+            word.parse::<u64>()
+                .map_err(|_| Error::invalid(format!("message \"{text}\": \"{word}\" is no whole number")))
         };
         match verb {
             "mode" => {
@@ -76,7 +75,11 @@ fn range(text: &str, word: &str) -> Result<Range<u32>> {
 }
 
 /// Does it, and says what there is to say about it.
-pub(super) async fn carry_out(core: &Rc<Core>, control: &std::sync::Arc<Control>, message: Message) -> Result<String> {
+pub(super) async fn carry_out(
+    core: &Rc<Core>,
+    control: &std::sync::Arc<Control>,
+    message: Message,
+) -> Result<String> {
     match message {
         Message::Mode(mode) => {
             core.mode.set(mode);
@@ -142,7 +145,9 @@ async fn invalidate(core: &Rc<Core>, ranges: &[Range<u32>]) -> Result<String> {
     }
     match dirty {
         0 => Ok(format!("{gone} blocks invalidated")),
-        _ => Ok(format!("{gone} blocks invalidated; {dirty} are dirty and stay: write them back first, by \"detach\"")),
+        _ => Ok(format!(
+            "{gone} blocks invalidated; {dirty} are dirty and stay: write them back first, by \"detach\""
+        )),
     }
 }
 

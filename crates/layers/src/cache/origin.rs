@@ -94,7 +94,10 @@ impl Origin {
         if size < self.size {
             return Err(self.refusal(
                 name,
-                &format!("it has {size} bytes, and the cache's own had {}; an origin may grow, never shrink", self.size),
+                &format!(
+                    "it has {size} bytes, and the cache's own had {}; an origin may grow, never shrink",
+                    self.size
+                ),
             ));
         }
         let Some(sums) = self.sums.filter(|_| was_clean) else { return Ok(()) };

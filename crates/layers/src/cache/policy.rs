@@ -221,3 +221,6 @@ impl Ghosts {
         self.places[place] = fingerprint << 32 | u64::from(self.clock);
     }
 }
+
+#[cfg(test)]
+mod comparison;

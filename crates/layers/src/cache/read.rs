@@ -1,9 +1,9 @@
 //! Reads: from the cache what it has, from the origin what it hasn't, and what is worth it comes into the cache.
 
 use super::core::{Core, Mode};
+use super::policy::Policy;
 use super::shape::runs;
 use super::state::{EXCLUSIVE, LEAVING, RECENT};
-use super::policy::Policy;
 use block::{Buffer, Call, Durability, Error, Payload, ReadOutcome, Result};
 use smallvec::SmallVec;
 use std::ops::Range;
@@ -166,8 +166,7 @@ impl Core {
         self.counters.cache_errors.add(1);
         let touched = self.shape.touched(from, from + buffer.len() as u64);
         if self.state.borrow_mut().slot(pin.slot).dirty & touched != 0 {
-            let text =
-                format!("the cache can't read what only it has, block {block}: {}", error.detail());
+            let text = format!("the cache can't read what only it has, block {block}: {}", error.detail());
             return (Err(error.with_detail(text)), buffer);
         }
         self.slow.read(self.on_slow(block) + from, buffer).await

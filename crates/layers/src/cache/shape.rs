@@ -92,8 +92,9 @@ mod tests {
     #[test]
     fn runs_of_bits() {
         assert_eq!(runs(0b0110_1001).collect::<Vec<_>>(), [0..1, 3..4, 5..7]);
-        assert_eq!(runs(u64::MAX).collect::<Vec<_>>(), [0..64]);
-        assert_eq!(runs(1 << 63).collect::<Vec<_>>(), [63..64]);
+        assert_eq!(runs(u64::MAX).next(), Some(0..64));
+        assert_eq!(runs(u64::MAX).count(), 1);
+        assert_eq!(runs(1 << 63).next(), Some(63..64));
         assert_eq!(runs(0).count(), 0);
     }
 

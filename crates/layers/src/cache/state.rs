@@ -51,16 +51,8 @@ pub(super) struct Slot {
 }
 
 impl Slot {
-    pub const EMPTY: Slot = Slot {
-        block: FREE,
-        valid: 0,
-        dirty: 0,
-        rewritten: 0,
-        epoch: 0,
-        writers: 0,
-        readers: 0,
-        flags: 0,
-    };
+    pub const EMPTY: Slot =
+        Slot { block: FREE, valid: 0, dirty: 0, rewritten: 0, epoch: 0, writers: 0, readers: 0, flags: 0 };
 
     pub fn has(&self, flags: u16) -> bool {
         self.flags & flags != 0
@@ -100,8 +92,11 @@ impl Entry {
     }
 }
 
-/// A write to both sides that is on its way.
-#[derive(Debug, Clone, Copy)]
+/// The slot of writes past the cache.
+pub(super) const PAST: u32 = u32::MAX;
+
+/// A write that is on its way: to bytes of a slot's block, or past the cache to bytes of the origin.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct Flight {
     pub slot: u32,
     pub from: u64,
@@ -129,7 +124,7 @@ pub(super) struct State {
     /// Slots with something to be written back.
     pub dirty: VecDeque<u32>,
     pub dirty_slots: u64,
-    /// Writes to both sides.
+    /// Writes that are on their way.
     pub flights: Vec<Flight>,
     /// Writes past the cache, by block.
     direct: Vec<u32>,
@@ -295,10 +290,19 @@ impl State {
         self.leaving.push(slot);
     }
 
-    /// Whether another write to both sides is on its way to some of these bytes.
-    pub fn is_overlapping(&self, slot: u32, from: u64, to: u64) -> bool {
-        self.slots[slot as usize].writers > 0
-            && self.flights.iter().any(|it| it.slot == slot && it.from < to && from < it.to)
+    /// Whether another write is on its way to some of these bytes.
+    #[inline]
+    pub fn is_overlapping(&self, flight: Flight) -> bool {
+        let meets = |it: &Flight| it.slot == flight.slot && it.from < flight.to && flight.from < it.to;
+        self.flights.iter().any(meets)
+    }
+
+    /// A write has ended.
+    #[inline]
+    pub fn land(&mut self, flight: Flight) {
+        if let Some(number) = self.flights.iter().position(|it| *it == flight) {
+            self.flights.swap_remove(number);
+        }
     }
 }
 

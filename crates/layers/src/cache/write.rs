@@ -2,7 +2,7 @@
 
 use super::core::{Core, Level, Mode};
 use super::policy::Policy;
-use super::state::{CLEANING, EXCLUSIVE, Flight, LEAVING, MARKING, RECENT, State};
+use super::state::{CLEANING, EXCLUSIVE, Flight, LEAVING, MARKING, PAST, RECENT, State};
 use block::{Call, Durability, Error, Payload, Result};
 use std::future::{Future, poll_fn};
 use std::pin::Pin;
@@ -32,15 +32,15 @@ impl Drop for Writing {
         {
             let mut state = self.core.state.borrow_mut();
             match self.place {
-                Place::Fast(slot) => state.slot(slot).writers -= 1,
-                Place::Both(slot) => {
+                Place::Fast(slot) | Place::Both(slot) => {
                     state.slot(slot).writers -= 1;
-                    let ours = |it: &Flight| it.slot == slot && (it.from, it.to) == (self.from, self.to);
-                    if let Some(number) = state.flights.iter().position(ours) {
-                        state.flights.swap_remove(number);
-                    }
+                    state.land(Flight { slot, from: self.from, to: self.to });
                 }
-                Place::Direct(block) => *state.direct(block) -= 1,
+                Place::Direct(block) => {
+                    *state.direct(block) -= 1;
+                    let at = self.core.on_slow(block);
+                    state.land(Flight { slot: PAST, from: at + self.from, to: at + self.to });
+                }
             }
         }
         self.core.slot_changed();
@@ -136,11 +136,8 @@ impl Core {
                 Begin::Mark => self.commit(Level::Marks).await?,
                 Begin::Fail(error) => return Err(error),
                 Begin::Leave(slot) => {
-                    if !self.make_leave(slot, block).await? {
-                        // It has to be written back first.
-                        self.upkeep.notify_all();
-                        self.changed.notified().await;
-                    }
+                    // Where it has become dirty meanwhile, another way is found.
+                    self.make_leave(slot, block).await?;
                 }
                 Begin::Fill(slot, parts) => {
                     let filled = self.fill(slot, block, parts).await;
@@ -160,6 +157,12 @@ impl Core {
             None => match self.allocate_for_write(state, block, run) {
                 Some(slot) => (slot, true),
                 None => {
+                    let at = self.on_slow(block);
+                    let flight = Flight { slot: PAST, from: at + from, to: at + to };
+                    if state.is_overlapping(flight) {
+                        return Begin::Wait;
+                    }
+                    state.flights.push(flight);
                     self.counters.write_misses.add(1);
                     *state.direct(block) += 1;
                     return Begin::Now(Place::Direct(block));
@@ -174,7 +177,8 @@ impl Core {
             if flags & (EXCLUSIVE | LEAVING | MARKING) != 0 {
                 return Begin::Wait;
             }
-            if mode == Mode::Passthrough {
+            // What is dirty is written to both sides until it has been written back.
+            if mode == Mode::Passthrough && state.slot(slot).dirty == 0 {
                 return Begin::Leave(slot);
             }
         }
@@ -190,9 +194,11 @@ impl Core {
             state.slot(slot).flags |= EXCLUSIVE;
             return Begin::Fill(slot, partial);
         }
-        if mode == Mode::Writethrough && state.is_overlapping(slot, from, to) {
+        let flight = Flight { slot, from, to };
+        if state.slot(slot).writers > 0 && state.is_overlapping(flight) {
             return Begin::Wait;
         }
+        state.flights.push(flight);
         match is_new {
             true => self.counters.write_misses.add(1),
             false => {
@@ -208,10 +214,7 @@ impl Core {
         }
         match mode {
             Mode::Writeback => Begin::Now(Place::Fast(slot)),
-            _ => {
-                state.flights.push(Flight { slot, from, to });
-                Begin::Now(Place::Both(slot))
-            }
+            _ => Begin::Now(Place::Both(slot)),
         }
     }
 
@@ -231,12 +234,7 @@ impl Core {
 }
 
 /// Writes where it was decided to, and notes what is where then.
-async fn write_now(
-    writing: Writing,
-    block: u64,
-    payload: Payload,
-    durability: Durability,
-) -> Result<()> {
+async fn write_now(writing: Writing, block: u64, payload: Payload, durability: Durability) -> Result<()> {
     let core = writing.core.clone();
     let slow_at = core.on_slow(block) + writing.from;
     match writing.place {

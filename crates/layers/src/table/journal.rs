@@ -198,9 +198,8 @@ async fn read_journal(
 
 /// Finds the last record that counts, and the first one that isn't in the pages.
 fn find_end(records: &BTreeMap<u64, Record>, superblock: &Superblock) -> Result<(u64, u64)> {
-    let all_there = |from: u64, to: u64| {
-        from > to || records.range(from..to + 1).count() as u64 == to - from + 1
-    };
+    let all_there =
+        |from: u64, to: u64| from > to || records.range(from..to + 1).count() as u64 == to - from + 1;
     let newer = || records.range(superblock.last + 1..).rev();
     // What an older record needed may have been used again since.
     if let Some((sequence, record)) = newer().next() {
