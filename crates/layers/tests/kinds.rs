@@ -53,7 +53,6 @@ fn devices_that_dont_fit_together_are_refused_with_what_would() {
         ("cache(ram(1MiB), ram(1MiB), block_size=80KiB)", "expected a multiple of 32KiB from 32KiB to 1GiB"),
         ("cache(ram(1MiB), ram(1MiB), block_size=2GiB)", "expected a multiple of 32KiB from 32KiB to 1GiB"),
         ("cache(ram(2MiB, block_size=1MiB), ram(8MiB))", "expected a multiple of 1048576, the block size of"),
-        ("cache(ram(1MiB), ram(1MiB), mode=writearound)", "writethrough, writeback, passthrough"),
         ("writecache(ram(1MiB), ram(1MiB), low_watermark=51)", "expected at most high_watermark, 50"),
         ("writecache(ram(1MiB), ram(64KiB))", "a write cache with blocks of 4096 needs"),
         (

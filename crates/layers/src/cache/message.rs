@@ -171,12 +171,10 @@ async fn detach(core: &Rc<Core>, control: &Control) {
             }
             continue;
         }
-        let state = core.state.borrow();
-        if state.free.len() == state.slots.len() {
+        if core.state.borrow().is_empty() {
             control.set_detach(Detach::Done);
             return;
         }
-        drop(state);
         core.changed.notified().await;
     }
 }

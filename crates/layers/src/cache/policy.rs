@@ -77,8 +77,8 @@ impl S3Fifo {
         self.ghosts.has(block)
     }
 
-    /// From the small queue: out, or to the main one. `Err` where none was found that may leave.
-    fn from_small(
+    /// From the small queue: out, or to the main one. None where none was found that may leave.
+    fn leave_small(
         &mut self,
         block_of: &dyn Fn(u32) -> u64,
         may: &mut dyn FnMut(u32) -> bool,
@@ -110,7 +110,7 @@ impl S3Fifo {
         None
     }
 
-    fn from_main(&mut self, may: &mut dyn FnMut(u32) -> bool, looks: &mut usize) -> Option<u32> {
+    fn leave_main(&mut self, may: &mut dyn FnMut(u32) -> bool, looks: &mut usize) -> Option<u32> {
         while *looks > 0 {
             *looks -= 1;
             let slot = self.main.pop_front()?;
@@ -164,12 +164,12 @@ impl Policy for S3Fifo {
         let mut looks = LOOKS;
         let small_first = self.small.len() >= self.small_size || self.main.is_empty();
         let found = match small_first {
-            true => self.from_small(block_of, may, &mut looks),
-            false => self.from_main(may, &mut looks),
+            true => self.leave_small(block_of, may, &mut looks),
+            false => self.leave_main(may, &mut looks),
         };
         found.or_else(|| match small_first {
-            true => self.from_main(may, &mut looks),
-            false => self.from_small(block_of, may, &mut looks),
+            true => self.leave_main(may, &mut looks),
+            false => self.leave_small(block_of, may, &mut looks),
         })
     }
 

@@ -182,6 +182,11 @@ impl State {
         self.counters.dirty.set(self.dirty_slots);
     }
 
+    /// Whether no slot has a block.
+    pub fn is_empty(&self) -> bool {
+        self.free.len() == self.slots.len()
+    }
+
     #[inline]
     pub fn slot(&mut self, slot: u32) -> &mut Slot {
         &mut self.slots[slot as usize]

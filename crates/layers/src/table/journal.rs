@@ -202,12 +202,12 @@ fn find_end(records: &BTreeMap<u64, Record>, superblock: &Superblock) -> Result<
         |from: u64, to: u64| from > to || records.range(from..to + 1).count() as u64 == to - from + 1;
     let newer = || records.range(superblock.last + 1..).rev();
     // What an older record needed may have been used again since.
-    if let Some((sequence, record)) = newer().next() {
-        if !all_there(superblock.tail.max(record.tail), record.durable) {
-            return Err(Error::corrupt(format!(
-                "the journal of the table has record {sequence}, but not all of those before it: the device is damaged"
-            )));
-        }
+    if let Some((sequence, record)) = newer().next()
+        && !all_there(superblock.tail.max(record.tail), record.durable)
+    {
+        return Err(Error::corrupt(format!(
+            "the journal of the table has record {sequence}, but not all of those before it: the device is damaged"
+        )));
     }
     for (sequence, record) in newer() {
         let tail = superblock.tail.max(record.tail);
