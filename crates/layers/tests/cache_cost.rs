@@ -3,7 +3,7 @@
 //! `cargo test --release -p siltstone-layers --test cache_cost -- --ignored --nocapture --test-threads 1`
 #![allow(clippy::unwrap_used)] // All of this is tests.
 
-use block::{BlockIndex, BlockSize, Buffer, Data, Device, DevicePart, Durability};
+use block::{BlockIndex, BlockSize, Buffer, Data, Device, DevicePart, Durability, Part};
 use layers::cache::{CachePart, Mode, Options};
 use layers::model::{ModelPart, profile};
 use runtime::Random;
