@@ -16,6 +16,7 @@ pub fn registry() -> Registry {
         &layers::linear::KIND,
         &layers::stripe::KIND,
         &layers::writecache::KIND,
+        &layers::mirror::KIND,
         &log::KIND,
         &log::SNAPSHOT_KIND,
         &zones::on_device::KIND,
