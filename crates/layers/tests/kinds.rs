@@ -6,7 +6,7 @@ mod common;
 use common::{on_a_shard, write};
 use layers::record::Timeline;
 use layers::record::timeline::Ending;
-use layers::{fault, linear, mirror, record, stats, stripe, writecache};
+use layers::{cache, fault, linear, mirror, record, stats, stripe, writecache};
 use stack::{Registry, Stack};
 
 fn registry() -> Registry {
@@ -19,6 +19,7 @@ fn registry() -> Registry {
         &record::ZONES_KIND,
         &linear::KIND,
         &stripe::KIND,
+        &cache::KIND,
         &writecache::KIND,
         &mirror::KIND,
         &disks::file::KIND,
@@ -50,6 +51,10 @@ fn devices_that_dont_fit_together_are_refused_with_what_would() {
         ("stripe(ram(1MiB))", "expected two devices or more"),
         ("stripe(ram(1MiB), ram(1MiB), chunk_size=12KiB)", "expected a power of two, at least 4096"),
         ("stripe(ram(1MiB), ram(1MiB), chunk_size=512)", "expected a power of two, at least 4096"),
+        ("cache(ram(1MiB), ram(1MiB), block_size=16KiB)", "expected a multiple of 32KiB from 32KiB to 1GiB"),
+        ("cache(ram(1MiB), ram(1MiB), block_size=80KiB)", "expected a multiple of 32KiB from 32KiB to 1GiB"),
+        ("cache(ram(1MiB), ram(1MiB), block_size=2GiB)", "expected a multiple of 32KiB from 32KiB to 1GiB"),
+        ("cache(ram(2MiB, block_size=1MiB), ram(8MiB))", "expected a multiple of 1048576, the block size of"),
         ("writecache(ram(1MiB), ram(1MiB), low_watermark=51)", "expected at most high_watermark, 50"),
         ("writecache(ram(1MiB), ram(64KiB))", "a write cache with blocks of 4096 needs"),
         (

@@ -15,6 +15,7 @@ pub fn registry() -> Registry {
         &layers::model::KIND,
         &layers::linear::KIND,
         &layers::stripe::KIND,
+        &layers::cache::KIND,
         &layers::writecache::KIND,
         &layers::mirror::KIND,
         &log::KIND,
