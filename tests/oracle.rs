@@ -251,7 +251,7 @@ where
             self.checks += 1;
             let Some(cursor) = self.cursors.last() else { return Ok(()) };
             return older::check(cursor.history(), cursor.cut(), contents)
-                .map_err(|(earlier, mismatch)| (cursor.cut(), explain(&earlier, &mismatch)));
+                .map_err(|found| (cursor.cut(), explain(&found.0, &found.1)));
         }
         for cursor in &self.cursors {
             self.checks += 1;

@@ -11,7 +11,11 @@ use std::sync::Arc;
 ///
 /// # Errors
 /// Why it can't be the state at the earliest cut that is possible, with the cursor there.
-pub(super) fn check(history: &Arc<History>, cut: u64, contents: &[u8]) -> Result<(), (Cursor, Mismatch)> {
+pub(super) fn check(
+    history: &Arc<History>,
+    cut: u64,
+    contents: &[u8],
+) -> Result<(), Box<(Cursor, Mismatch)>> {
     let unit = history.geometry().atomic_write as usize;
     let mut newest = 0;
     let mut bytes = vec![0; unit];
@@ -40,5 +44,5 @@ pub(super) fn check(history: &Arc<History>, cut: u64, contents: &[u8]) -> Result
             return Ok(());
         }
     }
-    Err((earliest, first))
+    Err(Box::new((earliest, first)))
 }

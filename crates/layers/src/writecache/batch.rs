@@ -246,9 +246,10 @@ impl Batch {
         // The next record's header lies at the end, so that no data does.
         core.index.borrow_mut().forget_to(self.end);
         for versions in self.versions.chunks(AT_ONCE) {
-            let mut index = core.index.borrow_mut();
-            versions.iter().for_each(|version| index.forget_write(version.block, version.address));
-            drop(index);
+            {
+                let mut index = core.index.borrow_mut();
+                versions.iter().for_each(|version| index.forget_write(version.block, version.address));
+            }
             runtime::yield_now().await;
         }
         let mut index = core.index.borrow_mut();

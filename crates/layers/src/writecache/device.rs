@@ -247,6 +247,8 @@ impl Core {
         }
         self.commit().await?;
         self.flush_around().await?;
+        // Both, so that whichever one is left says what was durable.
+        self.write_superblock(|_| {}).await?;
         self.write_superblock(|_| {}).await
     }
 
