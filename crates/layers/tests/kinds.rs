@@ -6,7 +6,7 @@ mod common;
 use common::{on_a_shard, write};
 use layers::record::Timeline;
 use layers::record::timeline::Ending;
-use layers::{fault, linear, record, stats, stripe, writecache};
+use layers::{cache, fault, linear, mirror, record, stats, stripe, writecache};
 use stack::{Registry, Stack};
 
 fn registry() -> Registry {
@@ -19,7 +19,10 @@ fn registry() -> Registry {
         &record::ZONES_KIND,
         &linear::KIND,
         &stripe::KIND,
+        &cache::KIND,
         &writecache::KIND,
+        &mirror::KIND,
+        &disks::file::KIND,
         &disks::ram::KIND,
         &zones::on_device::KIND,
     ])
@@ -48,6 +51,10 @@ fn devices_that_dont_fit_together_are_refused_with_what_would() {
         ("stripe(ram(1MiB))", "expected two devices or more"),
         ("stripe(ram(1MiB), ram(1MiB), chunk_size=12KiB)", "expected a power of two, at least 4096"),
         ("stripe(ram(1MiB), ram(1MiB), chunk_size=512)", "expected a power of two, at least 4096"),
+        ("cache(ram(1MiB), ram(1MiB), block_size=16KiB)", "expected a multiple of 32KiB from 32KiB to 1GiB"),
+        ("cache(ram(1MiB), ram(1MiB), block_size=80KiB)", "expected a multiple of 32KiB from 32KiB to 1GiB"),
+        ("cache(ram(1MiB), ram(1MiB), block_size=2GiB)", "expected a multiple of 32KiB from 32KiB to 1GiB"),
+        ("cache(ram(2MiB, block_size=1MiB), ram(8MiB))", "expected a multiple of 1048576, the block size of"),
         ("writecache(ram(1MiB), ram(1MiB), low_watermark=51)", "expected at most high_watermark, 50"),
         ("writecache(ram(1MiB), ram(64KiB))", "a write cache with blocks of 4096 needs"),
         (
@@ -64,10 +71,22 @@ fn devices_that_dont_fit_together_are_refused_with_what_would() {
         ("linear(ram(1MiB), offset=1MiB)", "nothing is left of the 1MiB that are there"),
         ("linear(ram(1MiB), ram(1MiB), offset=512KiB, size=2MiB)", "size 2MiB: expected at most 1536KiB"),
         ("linear(ram(1MiB), size=0)", "size 0: expected at most 1MiB"),
+        ("mirror(ram(1MiB), ram(1MiB), write_behind=1)", "only write-mostly legs lag"),
+        ("mirror(ram(1MiB), ram(1MiB), flush=fast)", "no leg lags without write_behind"),
+        ("mirror(ram(1MiB), ram(1MiB), write_mostly=[2])", "expected one of ram1, ram2"),
+        ("mirror(ram(1MiB), ram(1MiB), bitmap_chunk=2KiB)", "at least 4096 (md's limit)"),
+        ("mirror(ram(1MiB), ram(8KiB))", "the smallest leg has 8192 bytes"),
     ] {
         let problems = refused(line);
         assert!(problems.contains(expected), "{line}: {problems}");
     }
+}
+
+#[test]
+fn numbers_beyond_mds_limits_are_refused() {
+    let line = "mirror(ram(1MiB), ram(1MiB), write_behind=16384)";
+    let problems = Stack::from_line("line", line, &registry()).unwrap_err().to_string();
+    assert!(problems.contains("expected a whole number from 1 to 16383"), "{problems}");
 }
 
 #[test]

@@ -1,0 +1,235 @@
+//! The cleaner: writes back what only the cache has, and lets the table know what both sides have.
+//!
+//! It works while nobody asks for anything, or where a good part of the cache is dirty, or somebody waits for it.
+
+use super::core::{Core, Level, Mode};
+use super::shape::runs;
+use super::state::{CLEANING, EXCLUSIVE, FREE, HOT, IN_DIRTY, IN_LAZY, LEAVING, MARKING, RECENT, Slot};
+use block::{Durability, Result};
+use runtime::{Instant, JoinHandle};
+use std::rc::Rc;
+use std::time::Duration;
+
+/// How often it looks.
+const LOOK: Duration = Duration::from_millis(100);
+/// How long nobody has to have asked for anything, in looks.
+const IDLE_LOOKS: u32 = 3;
+/// From so many percent of dirty slots on it works in any case.
+const HIGH: u64 = 50;
+/// How many slots are written back before the origin is flushed.
+const SLOTS_AT_ONCE: usize = 64;
+/// How much of a slot is written back by one request, in bytes.
+const MOST_AT_ONCE: u64 = 1 << 20;
+/// How long it waits at least between two looks.
+const SHORTEST_WAIT: Duration = Duration::from_micros(100);
+/// How long it waits after an error.
+const AFTER_ERROR: Duration = Duration::from_secs(1);
+
+/// A slot that is being written back.
+#[derive(Debug, Clone, Copy)]
+struct Cleaning {
+    slot: u32,
+    block: u64,
+    parts: u64,
+}
+
+/// Starts the cleaner.
+pub(super) fn start(core: &Rc<Core>, settle_every: Duration) -> JoinHandle<()> {
+    let core = core.clone();
+    runtime::spawn(async move {
+        let (mut requests, mut idle_looks) = (core.requests.get(), 0);
+        let mut settled = runtime::now();
+        let mut looked = runtime::now();
+        while !core.is_idling.get() {
+            if looked.elapsed() >= LOOK {
+                idle_looks = if core.requests.get() == requests { idle_looks + 1 } else { 0 };
+                (requests, looked) = (core.requests.get(), runtime::now());
+            }
+            if core.failure.borrow().is_none() {
+                if settled.elapsed() >= settle_every {
+                    core.settle(false).await;
+                    settled = runtime::now();
+                }
+                if core.wants_cleaning(idle_looks >= IDLE_LOOKS) {
+                    match core.clean_some().await {
+                        Ok(true) => continue,
+                        Ok(false) => {}
+                        Err(error) => {
+                            core.counters.origin_errors.add(1);
+                            tracing::warn!("writing back from the cache: {error}");
+                            let _ = runtime::timeout(AFTER_ERROR, core.closing()).await;
+                        }
+                    }
+                }
+            }
+            wait(&core, looked, settle_every).await;
+        }
+    })
+}
+
+async fn wait(core: &Core, looked: Instant, settle_every: Duration) {
+    let left = LOOK.saturating_sub(looked.elapsed()).min(settle_every).max(SHORTEST_WAIT);
+    let _ = runtime::timeout(left, core.upkeep.notified()).await;
+}
+
+impl Core {
+    async fn closing(&self) {
+        while !self.is_idling.get() {
+            self.upkeep.notified().await;
+        }
+    }
+
+    fn wants_cleaning(&self, is_idle: bool) -> bool {
+        let state = self.state.borrow();
+        state.dirty_slots > 0
+            && (is_idle
+                || self.wants_clean.get()
+                || self.writes() != Mode::Writeback
+                || state.dirty_slots * 100 >= HIGH * state.slots.len() as u64)
+    }
+
+    /// Writes some slots back; false if none could be.
+    pub async fn clean_some(self: &Rc<Self>) -> Result<bool> {
+        // Only where the table says that the cache counts may the origin change.
+        let is_unknown = {
+            let state = self.state.borrow();
+            let lacks = |slot: &u32| {
+                let found = &state.slots[*slot as usize];
+                found.block != FREE && found.dirty & !self.entry(*slot).dirty != 0
+            };
+            state.dirty.iter().take(2 * SLOTS_AT_ONCE).any(lacks)
+        };
+        if is_unknown || self.is_committing.get() {
+            self.commit(Level::All).await?;
+        }
+        if self.is_committing.get() {
+            return Ok(true);
+        }
+        let batch = self.choose();
+        if batch.is_empty() {
+            return Ok(false);
+        }
+        let outcome = self.write_back(&batch).await;
+        let flushed = match &outcome {
+            Ok(()) => self.flush_origin_now().await,
+            Err(error) => Err(error.clone()),
+        };
+        {
+            let state = &mut *self.state.borrow_mut();
+            for cleaning in &batch {
+                let found = state.slot(cleaning.slot);
+                found.flags &= !CLEANING;
+                let found = *found;
+                if flushed.is_ok() {
+                    let done = cleaning.parts & !found.rewritten;
+                    state.set_parts(cleaning.slot, found.valid, found.dirty & !done);
+                    state.queue_lazy(cleaning.slot);
+                    self.counters.write_backs.add(1);
+                }
+                if state.slot(cleaning.slot).dirty != 0 {
+                    state.queue_dirty(cleaning.slot);
+                }
+            }
+        }
+        self.slot_changed();
+        self.upkeep.notify_all();
+        flushed.map(|()| true)
+    }
+
+    /// The slots that have waited longest, in the order of their blocks.
+    fn choose(&self) -> Vec<Cleaning> {
+        let state = &mut *self.state.borrow_mut();
+        let mut batch: Vec<Cleaning> = Vec::new();
+        for _ in 0..state.dirty.len().min(4 * SLOTS_AT_ONCE) {
+            if batch.len() == SLOTS_AT_ONCE {
+                break;
+            }
+            let Some(number) = state.dirty.pop_front() else { break };
+            let known = self.entry(number).dirty;
+            let slot = state.slot(number);
+            slot.flags &= !IN_DIRTY;
+            if slot.block == FREE || slot.dirty == 0 {
+                continue;
+            }
+            let parts = slot.dirty & known;
+            if parts == 0 || slot.writers > 0 || slot.has(EXCLUSIVE | LEAVING | CLEANING) {
+                state.queue_dirty(number);
+                continue;
+            }
+            slot.flags |= CLEANING;
+            slot.rewritten = 0;
+            batch.push(Cleaning { slot: number, block: slot.block, parts });
+        }
+        batch.sort_unstable_by_key(|cleaning| cleaning.block);
+        batch
+    }
+
+    async fn write_back(self: &Rc<Self>, batch: &[Cleaning]) -> Result<()> {
+        let at_once = (self.migration_threshold.get() / self.shape.block).max(1) as usize;
+        let slots = batch.iter().map(|cleaning| self.write_back_slot(*cleaning));
+        runtime::join_limited(at_once, slots).await.into_iter().collect()
+    }
+
+    async fn write_back_slot(&self, cleaning: Cleaning) -> Result<()> {
+        let base = self.table.layout().data(cleaning.slot);
+        for run in runs(cleaning.parts) {
+            let bytes = self.shape.bytes(cleaning.block, run);
+            // Blocks may be large.
+            let mut at = bytes.start;
+            while at < bytes.end {
+                let length = (bytes.end - at).min(MOST_AT_ONCE);
+                let moved = self.fast.bytes(base + at, length).await;
+                let data = moved.inspect_err(|_| self.counters.cache_errors.add(1))?;
+                let target = self.on_slow(cleaning.block) + at;
+                let written = self.slow.write(target, data.into(), Durability::Visible).await;
+                self.slow_epochs.note();
+                written?;
+                self.counters.written_back_bytes.add(length);
+                at += length;
+            }
+        }
+        Ok(())
+    }
+
+    /// Lets the table know of what has settled: what came from the origin and what was written to both sides or back, where
+    /// nobody has written since the last time, or at all events.
+    pub async fn settle(&self, at_all_events: bool) {
+        let list = std::mem::take(&mut self.state.borrow_mut().lazy);
+        if list.is_empty() {
+            return;
+        }
+        let needs_flush = {
+            let state = self.state.borrow();
+            let is_old = |slot: &u32| self.slow_epochs.covers(state.slots[*slot as usize].epoch);
+            !list.iter().all(is_old)
+        };
+        let flushed = match needs_flush {
+            true => self.flush_origin_now().await,
+            false => Ok(()),
+        };
+        {
+            let state = &mut *self.state.borrow_mut();
+            for number in list {
+                let slot: &mut Slot = state.slot(number);
+                slot.flags &= !IN_LAZY;
+                if slot.block == FREE {
+                    continue;
+                }
+                let is_busy = slot.writers > 0 || slot.has(MARKING);
+                let waits = is_busy || slot.has(RECENT) && !at_all_events || flushed.is_err();
+                slot.flags &= !RECENT;
+                match waits {
+                    true => state.queue_lazy(number),
+                    false => {
+                        slot.flags &= !HOT;
+                        state.queue_must(number);
+                    }
+                }
+            }
+        }
+        if flushed.is_ok() {
+            // Where it fails, everybody hears of it who needs it.
+            let _ = self.commit(Level::All).await;
+        }
+    }
+}

@@ -1,0 +1,46 @@
+//! What is counted for people. Written on the home shard only, read from all.
+
+use std::sync::atomic::{AtomicU64, Ordering};
+
+/// A number that one shard changes.
+#[derive(Debug, Default)]
+pub(super) struct Count(AtomicU64);
+
+impl Count {
+    #[inline]
+    pub fn add(&self, more: u64) {
+        // One writer: no need for a locked addition.
+        self.0.store(self.0.load(Ordering::Relaxed) + more, Ordering::Relaxed);
+    }
+
+    pub fn set(&self, value: u64) {
+        self.0.store(value, Ordering::Relaxed);
+    }
+
+    pub fn get(&self) -> u64 {
+        self.0.load(Ordering::Relaxed)
+    }
+}
+
+/// See the module's head.
+#[derive(Debug, Default)]
+pub(super) struct Counters {
+    pub read_hits: Count,
+    pub read_misses: Count,
+    pub write_hits: Count,
+    pub write_misses: Count,
+    pub promotions: Count,
+    pub demotions: Count,
+    pub write_backs: Count,
+    pub written_back_bytes: Count,
+    pub bypassed: Count,
+    pub marks: Count,
+    pub commits: Count,
+    pub cache_errors: Count,
+    pub origin_errors: Count,
+    pub dirty: Count,
+    pub used: Count,
+    pub journal_records: Count,
+    pub table_pages: Count,
+    pub journal_used: Count,
+}

@@ -1,0 +1,317 @@
+//! What the cache knows of its slots and of what is going on, in memory; changed without waiting.
+
+use super::counters::Counters;
+use super::index::Index;
+use super::policy::{Policy, S3Fifo};
+use super::sequential::Sequential;
+use crate::table::Words;
+use std::collections::VecDeque;
+use std::sync::Arc;
+
+/// The block of a slot that has none.
+pub(super) const FREE: u64 = u64::MAX;
+
+/// Nobody may begin to write to the slot: somebody fills it, or changes the origin under it.
+pub(super) const EXCLUSIVE: u16 = 1;
+/// The slot's block goes: reads go to the origin, writes wait.
+pub(super) const LEAVING: u16 = 2;
+/// The table must not say of any part that both sides have it: it is being written.
+pub(super) const HOT: u16 = 4;
+/// The table is being told so; writes wait.
+pub(super) const MARKING: u16 = 8;
+/// It is being written back.
+pub(super) const CLEANING: u16 = 16;
+/// It is in the list of what a flush has to put in the table.
+pub(super) const IN_MUST: u16 = 32;
+/// It is in the list of what may be put in the table at leisure.
+pub(super) const IN_LAZY: u16 = 64;
+/// It was written since the last look.
+pub(super) const RECENT: u16 = 128;
+/// It is in the queue of what is to be written back.
+pub(super) const IN_DIRTY: u16 = 256;
+/// Nobody knows what the table says of it: it was being told when its device failed.
+pub(super) const SUSPECT: u16 = 512;
+
+/// A place for a block of the cache.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Slot {
+    /// The block of the origin; [`FREE`] for none.
+    pub block: u64,
+    /// The parts that are there.
+    pub valid: u64,
+    /// Those of them that the origin doesn't have.
+    pub dirty: u64,
+    /// Parts that were written since it is being written back.
+    pub rewritten: u64,
+    /// When the origin was changed, or read, for it.
+    pub epoch: u64,
+    pub writers: u16,
+    pub readers: u16,
+    pub flags: u16,
+}
+
+impl Slot {
+    pub const EMPTY: Slot =
+        Slot { block: FREE, valid: 0, dirty: 0, rewritten: 0, epoch: 0, writers: 0, readers: 0, flags: 0 };
+
+    pub fn has(&self, flags: u16) -> bool {
+        self.flags & flags != 0
+    }
+
+    pub fn clean(&self) -> u64 {
+        self.valid & !self.dirty
+    }
+}
+
+/// An entry of the table: which block a slot has, which parts of it the cache has, and for which of those it alone counts.
+/// Of a part that is valid and not dirty both sides have the same; of one that isn't valid, the origin counts.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) struct Entry {
+    pub block: u64,
+    pub valid: u64,
+    pub dirty: u64,
+}
+
+impl Entry {
+    pub const FREE: Entry = Entry { block: FREE, valid: 0, dirty: 0 };
+
+    #[inline]
+    pub fn from_words(words: Words) -> Self {
+        Entry { block: words[0].wrapping_sub(1), valid: words[1], dirty: words[2] }
+    }
+
+    pub fn words(self) -> Words {
+        match self.block {
+            FREE => [0; 3],
+            block => [block + 1, self.valid, self.dirty],
+        }
+    }
+
+    pub fn clean(&self) -> u64 {
+        self.valid & !self.dirty
+    }
+}
+
+/// The slot of writes past the cache.
+pub(super) const PAST: u32 = u32::MAX;
+
+/// A write that is on its way: to bytes of a slot's block, or past the cache to bytes of the origin.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) struct Flight {
+    pub slot: u32,
+    pub from: u64,
+    pub to: u64,
+}
+
+/// How many counters there are for writes past the cache; blocks share them.
+const DIRECT: usize = 1024;
+
+/// See the module's head.
+pub(super) struct State {
+    pub slots: Vec<Slot>,
+    pub index: Index,
+    pub policy: S3Fifo,
+    pub sequential: Sequential,
+    pub free: Vec<u32>,
+    /// Slots that a flush has to put in the table.
+    pub must: Vec<u32>,
+    /// Slots of which the table is to be told that they are being written.
+    pub marks: Vec<u32>,
+    /// Slots whose blocks go.
+    pub leaving: Vec<u32>,
+    /// Slots that the table could know better.
+    pub lazy: Vec<u32>,
+    /// Slots with something to be written back.
+    pub dirty: VecDeque<u32>,
+    pub dirty_slots: u64,
+    /// Writes that are on their way.
+    pub flights: Vec<Flight>,
+    /// Writes past the cache, by block.
+    direct: Vec<u32>,
+    /// Changes of the origin over many blocks.
+    pub wide: u32,
+    counters: Arc<Counters>,
+}
+
+impl State {
+    /// With what the table has.
+    pub fn new(entries: impl ExactSizeIterator<Item = Entry>, counters: Arc<Counters>) -> Self {
+        let count = entries.len();
+        let mut state = State {
+            slots: Vec::with_capacity(count),
+            index: Index::new(count),
+            policy: S3Fifo::new(count),
+            sequential: Sequential::default(),
+            free: Vec::new(),
+            must: Vec::new(),
+            marks: Vec::new(),
+            leaving: Vec::new(),
+            lazy: Vec::new(),
+            dirty: VecDeque::new(),
+            dirty_slots: 0,
+            flights: Vec::with_capacity(256),
+            direct: vec![0; DIRECT],
+            wide: 0,
+            counters,
+        };
+        for (number, entry) in entries.enumerate() {
+            let number = number as u32;
+            let (valid, dirty) = (entry.valid, entry.dirty);
+            state.slots.push(Slot { block: entry.block, valid, dirty, ..Slot::EMPTY });
+            if entry.block == FREE {
+                state.free.push(number);
+                continue;
+            }
+            let slots = &state.slots;
+            state.index.insert(entry.block, number);
+            debug_assert!(slots.len() as u32 == number + 1);
+            state.policy.insert(number, entry.block);
+            if dirty != 0 {
+                state.dirty_slots += 1;
+                state.queue_dirty(number);
+            }
+        }
+        // The first ones first.
+        state.free.reverse();
+        state.count();
+        state
+    }
+
+    fn count(&self) {
+        self.counters.used.set((self.slots.len() - self.free.len()) as u64);
+        self.counters.dirty.set(self.dirty_slots);
+    }
+
+    /// Whether no slot has a block.
+    pub fn is_empty(&self) -> bool {
+        self.free.len() == self.slots.len()
+    }
+
+    #[inline]
+    pub fn slot(&mut self, slot: u32) -> &mut Slot {
+        &mut self.slots[slot as usize]
+    }
+
+    /// The slot of a block.
+    #[inline]
+    pub fn find(&self, block: u64) -> Option<u32> {
+        self.index.get(block, |slot| self.slots[slot as usize].block)
+    }
+
+    /// Gives a free slot to a block that has none, if there is one and nobody writes the block past the cache.
+    pub fn allocate(&mut self, block: u64) -> Option<u32> {
+        if self.wide > 0 || *self.direct(block) > 0 {
+            return None;
+        }
+        let slot = self.free.pop()?;
+        let flags = self.slot(slot).flags & (IN_MUST | IN_LAZY | IN_DIRTY);
+        *self.slot(slot) = Slot { block, flags, ..Slot::EMPTY };
+        self.index.insert(block, slot);
+        self.policy.insert(slot, block);
+        self.count();
+        Some(slot)
+    }
+
+    /// A slot whose entry in the table is free, durably, has no block any more.
+    pub fn release(&mut self, slot: u32) {
+        let block = self.slot(slot).block;
+        let slots = &self.slots;
+        self.index.remove(block, |slot| slots[slot as usize].block);
+        let flags = self.slot(slot).flags & (IN_MUST | IN_LAZY | IN_DIRTY);
+        *self.slot(slot) = Slot { flags, ..Slot::EMPTY };
+        self.free.push(slot);
+        self.count();
+    }
+
+    /// The counter of writes past the cache of this block, and others.
+    pub fn direct(&mut self, block: u64) -> &mut u32 {
+        let place = block.wrapping_mul(0x9E37_79B9_7F4A_7C15) >> (64 - DIRECT.trailing_zeros());
+        &mut self.direct[place as usize]
+    }
+
+    pub fn queue_must(&mut self, slot: u32) {
+        if !self.slot(slot).has(IN_MUST) {
+            self.slot(slot).flags |= IN_MUST;
+            self.must.push(slot);
+        }
+    }
+
+    pub fn queue_lazy(&mut self, slot: u32) {
+        if !self.slot(slot).has(IN_LAZY) {
+            self.slot(slot).flags |= IN_LAZY;
+            self.lazy.push(slot);
+        }
+    }
+
+    pub fn queue_dirty(&mut self, slot: u32) {
+        if !self.slot(slot).has(IN_DIRTY) {
+            self.slot(slot).flags |= IN_DIRTY;
+            self.dirty.push_back(slot);
+        }
+    }
+
+    /// Says which parts are there and dirty from now on.
+    pub fn set_parts(&mut self, slot: u32, valid: u64, dirty: u64) {
+        debug_assert!(dirty & !valid == 0);
+        let was = self.slot(slot).dirty;
+        (self.slot(slot).valid, self.slot(slot).dirty) = (valid, dirty);
+        match (was, dirty) {
+            (0, 0) => {}
+            (0, _) => {
+                self.dirty_slots += 1;
+                self.queue_dirty(slot);
+                self.count();
+            }
+            (_, 0) => {
+                self.dirty_slots -= 1;
+                self.count();
+            }
+            _ => {}
+        }
+    }
+
+    /// Chooses slots whose blocks go; `may` says which may besides being idle and clean.
+    pub fn evict(&mut self, most: usize, may: &dyn Fn(u32, &Slot) -> bool) -> usize {
+        let mut chosen = 0;
+        while chosen < most {
+            let slots = &self.slots;
+            let mut idle = |slot: u32| {
+                let found = &slots[slot as usize];
+                found.dirty == 0 && is_idle(found) && may(slot, found)
+            };
+            let victim = self.policy.victim(&|slot| slots[slot as usize].block, &mut idle);
+            let Some(victim) = victim else { break };
+            self.slot(victim).flags |= LEAVING;
+            self.leaving.push(victim);
+            chosen += 1;
+        }
+        chosen
+    }
+
+    /// A slot's block goes, if it may; the same as of one that was chosen.
+    pub fn leave(&mut self, slot: u32) {
+        self.policy.remove(slot);
+        self.slot(slot).flags |= LEAVING;
+        self.leaving.push(slot);
+    }
+
+    /// Whether another write is on its way to some of these bytes.
+    #[inline]
+    pub fn is_overlapping(&self, flight: Flight) -> bool {
+        let meets = |it: &Flight| it.slot == flight.slot && it.from < flight.to && flight.from < it.to;
+        self.flights.iter().any(meets)
+    }
+
+    /// A write has ended.
+    #[inline]
+    pub fn land(&mut self, flight: Flight) {
+        if let Some(number) = self.flights.iter().position(|it| *it == flight) {
+            self.flights.swap_remove(number);
+        }
+    }
+}
+
+/// Nobody does anything with it.
+pub(super) fn is_idle(slot: &Slot) -> bool {
+    slot.writers == 0 && slot.readers == 0 && !slot.has(EXCLUSIVE | LEAVING | MARKING | CLEANING)
+}

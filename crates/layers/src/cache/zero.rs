@@ -1,0 +1,158 @@
+//! Discards and zeros: the origin does them, and the cache forgets.
+
+use super::core::{Core, Level};
+use super::state::{CLEANING, EXCLUSIVE, Flight, LEAVING, MARKING, PAST, RECENT};
+use block::{Durability, Result, ZeroMode};
+use std::rc::Rc;
+
+/// How many blocks are done at a time.
+const BLOCKS_AT_ONCE: u64 = 1024;
+
+/// What is done to a range of the origin.
+#[derive(Debug, Clone, Copy)]
+pub(super) enum Zeroing {
+    Discard,
+    Zeroes(ZeroMode),
+}
+
+/// The slots that somebody holds exclusively; and no block of the range comes in meanwhile.
+struct Held {
+    core: Rc<Core>,
+    flight: Flight,
+    slots: Vec<u32>,
+}
+
+impl Drop for Held {
+    fn drop(&mut self) {
+        {
+            let mut state = self.core.state.borrow_mut();
+            state.wide -= 1;
+            state.land(self.flight);
+            for slot in &self.slots {
+                state.slot(*slot).flags &= !EXCLUSIVE;
+            }
+        }
+        self.core.slot_changed();
+    }
+}
+
+impl Core {
+    /// Makes these bytes zeros.
+    pub async fn zero(
+        self: Rc<Self>,
+        from: u64,
+        to: u64,
+        zeroing: Zeroing,
+        durability: Durability,
+    ) -> Result<()> {
+        self.requests.set(self.requests.get() + 1);
+        self.check_open()?;
+        let mut at = from;
+        while at < to {
+            let end = ((at / self.shape.block + BLOCKS_AT_ONCE) * self.shape.block).min(to);
+            self.zero_some(at, end, zeroing, durability).await?;
+            at = end;
+            runtime::yield_now().await;
+        }
+        match durability {
+            Durability::Visible => Ok(()),
+            // The table may say that the cache counts.
+            Durability::Durable => self.flush().await,
+        }
+    }
+
+    async fn zero_some(
+        self: &Rc<Self>,
+        from: u64,
+        to: u64,
+        zeroing: Zeroing,
+        durability: Durability,
+    ) -> Result<()> {
+        let held = self.hold(from, to).await?;
+        let inside = |block: u64| {
+            let start = block * self.shape.block;
+            (from.max(start) - start)..(to - start).min(self.shape.block)
+        };
+        for slot in &held.slots {
+            let block = self.state.borrow_mut().slot(*slot).block;
+            self.zero_edges(*slot, block, inside(block)).await?;
+        }
+        let outcome = match zeroing {
+            Zeroing::Discard => self.slow.discard(from, to - from).await,
+            Zeroing::Zeroes(mode) => self.slow.write_zeroes(from, to - from, mode, durability).await,
+        };
+        let epoch = self.slow_epochs.note();
+        let state = &mut *self.state.borrow_mut();
+        for slot in &held.slots {
+            let found = *state.slot(*slot);
+            let bytes = inside(found.block);
+            let parts = match outcome.is_ok() {
+                true => self.shape.covered(found.block, bytes.start, bytes.end),
+                // The origin may have old bytes or zeros; what only the cache has stays.
+                false => self.shape.touched(bytes.start, bytes.end) & !found.dirty,
+            };
+            state.set_parts(*slot, found.valid & !parts, found.dirty & !parts);
+            state.slot(*slot).epoch = epoch;
+            state.slot(*slot).flags |= RECENT;
+            state.queue_must(*slot);
+        }
+        if outcome.is_err() {
+            self.counters.origin_errors.add(1);
+        }
+        outcome
+    }
+
+    /// Holds all slots with these bytes, in the order of their blocks so that two can't wait for each other, until nobody
+    /// changes anything there; and sees to it that the table says of no part of them that both sides have it.
+    async fn hold(self: &Rc<Self>, from: u64, to: u64) -> Result<Held> {
+        let flight = Flight { slot: PAST, from, to };
+        while self.state.borrow().is_overlapping(flight) {
+            self.changed.notified().await;
+        }
+        {
+            let state = &mut *self.state.borrow_mut();
+            state.wide += 1;
+            state.flights.push(flight);
+        }
+        let mut held = Held { core: self.clone(), flight, slots: Vec::new() };
+        let mut marks = false;
+        for block in from / self.shape.block..to.div_ceil(self.shape.block) {
+            loop {
+                {
+                    let state = &mut *self.state.borrow_mut();
+                    let Some(number) = state.find(block) else { break };
+                    let slot = state.slot(number);
+                    self.check_slot(slot)?;
+                    if slot.writers == 0 && !slot.has(EXCLUSIVE | LEAVING | MARKING | CLEANING) {
+                        slot.flags |= EXCLUSIVE;
+                        held.slots.push(number);
+                        marks |= self.mark(state, number, u64::MAX);
+                        break;
+                    }
+                }
+                self.changed.notified().await;
+            }
+        }
+        if marks {
+            self.commit(Level::Marks).await?;
+        }
+        Ok(held)
+    }
+
+    /// Zeros what the cache has of parts that aren't wholly in the range.
+    async fn zero_edges(&self, slot: u32, block: u64, bytes: std::ops::Range<u64>) -> Result<()> {
+        let found = *self.state.borrow_mut().slot(slot);
+        let covered = self.shape.covered(block, bytes.start, bytes.end);
+        let edges = self.shape.touched(bytes.start, bytes.end) & !covered & found.valid;
+        for run in super::shape::runs(edges) {
+            let part = self.shape.bytes(block, run);
+            let (start, end) = (part.start.max(bytes.start), part.end.min(bytes.end));
+            let at = self.table.layout().data(slot) + start;
+            let mode = ZeroMode::KeepAllocated;
+            let zeroed = self.fast.write_zeroes(at, end - start, mode, Durability::Visible).await;
+            self.fast_epochs.note();
+            zeroed?;
+        }
+        Ok(())
+    }
+}

@@ -1,0 +1,347 @@
+//! The bytes of version 1 on the medium: superblock, page, and the changes in a journal record. The book's page "A table
+//! on a device" describes them byte by byte.
+//!
+//! Decoding takes any bytes: it never panics, and what isn't exactly right is named, never accepted.
+
+use super::Words;
+use block::{Buffer, Error, Payload, Result};
+use crc_fast::{CrcAlgorithm, Digest, checksum};
+use zerocopy::little_endian::{U32, U64};
+use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
+use zones::on_device::format::Uuid;
+use zones::record::{FIXED, Identity};
+
+/// The version of the format that this code writes and reads.
+pub(crate) const VERSION: u32 = 1;
+/// How long a superblock is, in bytes: within one sector, so that it is never torn.
+const SUPERBLOCK: usize = 512;
+/// How many bytes of a superblock belong to the table's owner.
+pub(crate) const OWNER: usize = 320;
+const SUPERBLOCK_MAGIC: [u8; 8] = *b"SILTTSUP";
+const PAGE_MAGIC: [u8; 8] = *b"SILTTPAG";
+/// The flag of a superblock that says that the table was closed.
+const CLEAN: u32 = 1;
+/// The smallest unit of the table on the medium, in bytes; on devices with larger blocks, a block.
+pub(crate) const SMALLEST_UNIT: u64 = 4096;
+/// How long the head of a page is, in bytes.
+pub(crate) const PAGE_HEAD: usize = size_of::<RawPage>();
+/// How long an entry is, in bytes.
+pub(crate) const ENTRY: usize = size_of::<RawEntry>();
+const CHANGE: usize = size_of::<RawChange>();
+/// No sequence was ever counted so far.
+const LARGEST_COUNT: u64 = 1 << 62;
+
+/// What a superblock says.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct Superblock {
+    pub identity: Identity,
+    /// The unit of the table on the medium, in bytes.
+    pub unit: u32,
+    /// Raised by every write of a superblock; copy `sequence % 2` holds it.
+    pub sequence: u64,
+    /// How often the table has been opened.
+    pub epoch: u64,
+    /// The last record of earlier epochs that counts; later ones of theirs never do again.
+    pub last: u64,
+    /// The first record that isn't in the pages.
+    pub tail: u64,
+    pub entries: u64,
+    /// How many bytes of the device belong to each entry.
+    pub entry_bytes: u64,
+    /// How many units the journal has.
+    pub journal: u32,
+    pub clean: bool,
+    /// What the owner keeps here.
+    pub owner: [u8; OWNER],
+}
+
+#[derive(FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned)]
+#[repr(C)]
+struct RawSuperblock {
+    magic: [u8; 8],
+    version: U32,
+    unit: U32,
+    uuid: [u8; 16],
+    key: U64,
+    sequence: U64,
+    epoch: U64,
+    last: U64,
+    tail: U64,
+    entries: U64,
+    entry_bytes: U64,
+    journal: U32,
+    flags: U32,
+    owner: [u8; OWNER],
+    reserved: [u8; 92],
+    crc: U32,
+}
+
+#[derive(FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned)]
+#[repr(C)]
+struct RawPage {
+    magic: [u8; 8],
+    crc: U32,
+    version: U32,
+    uuid: [u8; 16],
+    page: U64,
+    sequence: U64,
+}
+
+#[derive(FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned, Clone, Copy)]
+#[repr(C)]
+struct RawEntry([U64; 3]);
+
+#[derive(FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned)]
+#[repr(C)]
+struct RawChange {
+    entry: U64,
+    words: RawEntry,
+}
+
+const _: () = assert!(size_of::<RawSuperblock>() == SUPERBLOCK && size_of::<RawPage>() == 48);
+
+impl Superblock {
+    /// The unit that holds it.
+    pub fn encode(&self) -> Payload {
+        let raw = RawSuperblock {
+            magic: SUPERBLOCK_MAGIC,
+            version: VERSION.into(),
+            unit: self.unit.into(),
+            uuid: self.identity.uuid.0,
+            key: self.identity.key.into(),
+            sequence: self.sequence.into(),
+            epoch: self.epoch.into(),
+            last: self.last.into(),
+            tail: self.tail.into(),
+            entries: self.entries.into(),
+            entry_bytes: self.entry_bytes.into(),
+            journal: self.journal.into(),
+            flags: u32::from(self.clean).into(),
+            owner: self.owner,
+            reserved: [0; 92],
+            crc: 0.into(),
+        };
+        let mut buffer = Buffer::zeroed(self.unit as usize);
+        let bytes = &mut buffer.filled_mut()[..SUPERBLOCK];
+        bytes.copy_from_slice(raw.as_bytes());
+        let crc = checksum(CrcAlgorithm::Crc32Iscsi, &bytes[..SUPERBLOCK - 4]) as u32;
+        bytes[SUPERBLOCK - 4..].copy_from_slice(&crc.to_le_bytes());
+        buffer.into()
+    }
+
+    /// Reads a superblock from the first bytes of a unit.
+    ///
+    /// # Errors
+    /// [`Error::NotFound`] where there is none, [`Error::Protocol`] for one of another version, [`Error::Corrupt`] for one
+    /// that isn't what was written.
+    pub fn decode(bytes: &[u8]) -> Result<Self> {
+        let Ok((raw, _)) = RawSuperblock::ref_from_prefix(bytes) else {
+            return Err(Error::corrupt("a superblock shorter than 512 bytes"));
+        };
+        if raw.magic != SUPERBLOCK_MAGIC {
+            return Err(Error::not_found("no superblock"));
+        }
+        if raw.version.get() != VERSION {
+            let version = raw.version;
+            return Err(Error::protocol(format!(
+                "a superblock of version {version}; this program reads version {VERSION}"
+            )));
+        }
+        if checksum(CrcAlgorithm::Crc32Iscsi, &bytes[..SUPERBLOCK - 4]) as u32 != raw.crc.get() {
+            return Err(Error::corrupt("a superblock whose checksum is wrong"));
+        }
+        if raw.flags.get() & !CLEAN != 0 || raw.reserved.iter().any(|byte| *byte != 0) {
+            return Err(Error::protocol("a superblock with flags or fields that version 1 doesn't have"));
+        }
+        let counts = [raw.sequence, raw.epoch, raw.last, raw.tail, raw.entries, raw.entry_bytes];
+        let unit = raw.unit.get();
+        if counts.iter().any(|count| count.get() > LARGEST_COUNT)
+            || !unit.is_power_of_two()
+            || u64::from(unit) < SMALLEST_UNIT
+            || raw.journal.get() == 0
+            || raw.tail.get() > raw.last.get() + 1
+        {
+            return Err(Error::corrupt("a superblock with numbers that can't be"));
+        }
+        Ok(Superblock {
+            identity: Identity { uuid: Uuid(raw.uuid), key: raw.key.get() },
+            unit,
+            sequence: raw.sequence.get(),
+            epoch: raw.epoch.get(),
+            last: raw.last.get(),
+            tail: raw.tail.get(),
+            entries: raw.entries.get(),
+            entry_bytes: raw.entry_bytes.get(),
+            journal: raw.journal.get(),
+            clean: raw.flags.get() & CLEAN != 0,
+            owner: raw.owner,
+        })
+    }
+}
+
+fn page_crc(key: u64, bytes: &[u8]) -> u32 {
+    let mut digest = Digest::new(CrcAlgorithm::Crc32Iscsi);
+    digest.update(&key.to_le_bytes());
+    digest.update(&bytes[12..]);
+    digest.finalize() as u32
+}
+
+/// The unit that holds a page with these entries, which has all changes up to record `sequence`.
+pub(crate) fn encode_page(
+    identity: &Identity,
+    unit: u64,
+    page: u64,
+    sequence: u64,
+    entries: &[Words],
+) -> Buffer {
+    let mut buffer = Buffer::zeroed(unit as usize);
+    let raw = RawPage {
+        magic: PAGE_MAGIC,
+        crc: 0.into(),
+        version: VERSION.into(),
+        uuid: identity.uuid.0,
+        page: page.into(),
+        sequence: sequence.into(),
+    };
+    let bytes = buffer.filled_mut();
+    bytes[..PAGE_HEAD].copy_from_slice(raw.as_bytes());
+    for (place, words) in bytes[PAGE_HEAD..].chunks_exact_mut(ENTRY).zip(entries) {
+        place.copy_from_slice(RawEntry(words.map(U64::new)).as_bytes());
+    }
+    let crc = page_crc(identity.key, bytes);
+    bytes[8..12].copy_from_slice(&crc.to_le_bytes());
+    buffer
+}
+
+/// Reads a page into `entries`, and says up to which record it has all changes. A page of zeros was never written: all of
+/// its entries are free.
+///
+/// # Errors
+/// [`Error::Corrupt`] for anything else than this page.
+pub(crate) fn decode_page(
+    bytes: &[u8],
+    identity: &Identity,
+    page: u64,
+    entries: &mut [Words],
+) -> Result<u64> {
+    if bytes.iter().all(|byte| *byte == 0) {
+        entries.fill([0; 3]);
+        return Ok(0);
+    }
+    let wrong = || Error::corrupt(format!("page {page} of the table is torn, rotten or not its own"));
+    let (raw, rest) = RawPage::ref_from_prefix(bytes).map_err(|_| wrong())?;
+    let right = raw.magic == PAGE_MAGIC
+        && raw.version.get() == VERSION
+        && raw.uuid == identity.uuid.0
+        && raw.page.get() == page
+        && raw.crc.get() == page_crc(identity.key, bytes);
+    if !right || rest.len() < entries.len() * ENTRY {
+        return Err(wrong());
+    }
+    for (words, place) in entries.iter_mut().zip(rest.chunks_exact(ENTRY)) {
+        let raw = RawEntry::ref_from_bytes(place).map_err(|_| wrong())?;
+        *words = raw.0.map(|word| word.get());
+    }
+    Ok(raw.sequence.get())
+}
+
+/// How many changes a record of this many bytes takes.
+pub(crate) const fn changes_per_record(unit: u64) -> usize {
+    (unit as usize - FIXED) / CHANGE
+}
+
+/// The words of a record: these changes.
+pub(crate) fn encode_changes(changes: &[(u32, Words)]) -> Vec<u8> {
+    let mut meta = Vec::with_capacity(changes.len() * CHANGE);
+    for (entry, words) in changes {
+        let words = RawEntry(words.map(U64::new));
+        meta.extend_from_slice(RawChange { entry: u64::from(*entry).into(), words }.as_bytes());
+    }
+    meta
+}
+
+/// Reads the words of a record.
+///
+/// # Errors
+/// [`Error::Corrupt`] for a length that can't be, or an entry behind the last of `entries`.
+pub(crate) fn decode_changes(meta: &[u8], entries: u64) -> Result<Vec<(u32, Words)>> {
+    let wrong = || Error::corrupt("a record of the journal with changes that can't be");
+    if !meta.len().is_multiple_of(CHANGE) {
+        return Err(wrong());
+    }
+    let change = |bytes| {
+        let raw = RawChange::ref_from_bytes(bytes).map_err(|_| wrong())?;
+        let entry = raw.entry.get();
+        match entry < entries && u32::try_from(entry).is_ok() {
+            true => Ok((entry as u32, raw.words.0.map(|word| word.get()))),
+            false => Err(wrong()),
+        }
+    };
+    meta.chunks_exact(CHANGE).map(change).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    const IDENTITY: Identity = Identity { uuid: Uuid([7; 16]), key: 99 };
+
+    fn superblock() -> Superblock {
+        Superblock {
+            identity: IDENTITY,
+            unit: 4096,
+            sequence: 3,
+            epoch: 4,
+            last: 5,
+            tail: 6,
+            entries: 7,
+            entry_bytes: 65536,
+            journal: 16,
+            clean: true,
+            owner: [8; OWNER],
+        }
+    }
+
+    #[test]
+    fn what_was_written_is_read() {
+        let bytes = superblock().encode().to_data();
+        assert_eq!(Superblock::decode(&bytes).unwrap(), superblock());
+        let entries = [[1, 2, 3], [u64::MAX, 0, 7]];
+        let page = encode_page(&IDENTITY, 4096, 9, 10, &entries);
+        let mut found = [[0; 3]; 2];
+        assert_eq!(decode_page(page.filled(), &IDENTITY, 9, &mut found).unwrap(), 10);
+        assert_eq!(found, entries);
+        assert!(decode_page(page.filled(), &IDENTITY, 8, &mut found).is_err(), "another page's");
+        let other = Identity { key: 98, ..IDENTITY };
+        assert!(decode_page(page.filled(), &other, 9, &mut found).is_err(), "another table's");
+        let changes = vec![(3, [1, 2, 3]), (4, [0, 0, 0])];
+        assert_eq!(decode_changes(&encode_changes(&changes), 5).unwrap(), changes);
+        assert!(decode_changes(&encode_changes(&changes), 4).is_err());
+    }
+
+    proptest! {
+        #![proptest_config(ProptestConfig { rng_seed: proptest::test_runner::RngSeed::Fixed(1), ..Default::default() })]
+
+        #[test]
+        fn every_changed_bit_is_noticed(byte in 0_usize..512, bit in 0_u8..8) {
+            let mut bytes = superblock().encode().to_data().to_vec();
+            bytes[byte] ^= 1 << bit;
+            prop_assert!(Superblock::decode(&bytes).is_err());
+            let mut page = encode_page(&IDENTITY, 4096, 9, 10, &[[1, 2, 3]]);
+            page.filled_mut()[byte] ^= 1 << bit;
+            prop_assert!(decode_page(page.filled(), &IDENTITY, 9, &mut [[0; 3]]).is_err());
+        }
+
+        #[test]
+        fn any_bytes_are_taken(mut bytes in prop::collection::vec(any::<u8>(), 0..600), magic in any::<bool>()) {
+            if magic && bytes.len() >= 16 {
+                bytes[..8].copy_from_slice(&SUPERBLOCK_MAGIC);
+                bytes[8..12].copy_from_slice(&VERSION.to_le_bytes());
+            }
+            prop_assert!(Superblock::decode(&bytes).is_err());
+            let _ = decode_page(&bytes, &IDENTITY, 0, &mut [[0; 3]; 4]);
+            let _ = decode_changes(&bytes, 1 << 40);
+        }
+    }
+}

@@ -1,0 +1,172 @@
+//! What lies where on the device of a table.
+//!
+//! Two superblocks, the journal, then *chunks*: the two copies of a page, and the bytes that belong to its entries. So a
+//! device that has grown has more chunks, and nothing has to move.
+
+use super::format::{ENTRY, PAGE_HEAD, SMALLEST_UNIT, Superblock};
+use block::{DeviceGeometry, Error, Result};
+
+/// What everything is aligned to, in bytes.
+const ALIGNMENT: u64 = 32 << 10;
+/// How many entries one unit of the journal is there for, and how many units there are.
+const ENTRIES_PER_UNIT: u64 = 64;
+const SMALLEST_JOURNAL: u64 = 16;
+const LARGEST_JOURNAL: u64 = 16 << 10;
+
+/// Where things are, in bytes.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Layout {
+    pub unit: u64,
+    pub journal: u64,
+    pub entries: u64,
+    pub entry_bytes: u64,
+    /// How many entries a page has.
+    pub per_page: u64,
+    first_chunk: u64,
+    chunk_head: u64,
+}
+
+impl Layout {
+    fn with(unit: u64, journal: u64, entry_bytes: u64, device_bytes: u64) -> Self {
+        let per_page = (unit - PAGE_HEAD as u64) / ENTRY as u64;
+        let first_chunk = ((2 + journal) * unit).next_multiple_of(ALIGNMENT);
+        let chunk_head = (2 * unit).next_multiple_of(ALIGNMENT);
+        let mut layout = Layout { unit, journal, entries: 0, entry_bytes, per_page, first_chunk, chunk_head };
+        let room = device_bytes.saturating_sub(first_chunk);
+        let (chunks, rest) = (room / layout.stride(), room % layout.stride());
+        layout.entries = chunks * per_page + rest.saturating_sub(chunk_head) / entry_bytes;
+        layout
+    }
+
+    /// For a table that is made on this device.
+    ///
+    /// # Errors
+    /// [`Error::Invalid`] if not a single entry has room.
+    pub fn new(geometry: &DeviceGeometry, entry_bytes: u64) -> Result<Self> {
+        let unit = geometry.block_size.bytes().max(SMALLEST_UNIT);
+        let wanted = (geometry.bytes() / entry_bytes / ENTRIES_PER_UNIT).next_power_of_two();
+        let journal = wanted.clamp(SMALLEST_JOURNAL, LARGEST_JOURNAL);
+        let layout = Layout::with(unit, journal, entry_bytes, geometry.bytes());
+        let needed = layout.first_chunk + layout.chunk_head + entry_bytes;
+        match layout.entries {
+            0 => Err(Error::invalid(format!(
+                "a device of {} bytes: expected at least {needed}, for a journal of {journal} units of {unit} bytes and one \
+                 block of {entry_bytes}",
+                geometry.bytes()
+            ))),
+            entries if entries >= u64::from(u32::MAX) => Err(Error::invalid(format!(
+                "{entries} blocks of {entry_bytes} bytes: expected less than {}; larger blocks would do",
+                u32::MAX
+            ))),
+            _ => Ok(layout),
+        }
+    }
+
+    /// As the superblock says, on a device that may have grown since.
+    ///
+    /// # Errors
+    /// [`Error::Invalid`] if it has shrunk, or its blocks are larger than units.
+    pub fn found(superblock: &Superblock, geometry: &DeviceGeometry) -> Result<Self> {
+        let (unit, journal) = (u64::from(superblock.unit), u64::from(superblock.journal));
+        if geometry.block_size.bytes() > unit {
+            return Err(Error::invalid(format!(
+                "blocks of {} bytes: the table was made on a device with blocks of at most {unit}",
+                geometry.block_size
+            )));
+        }
+        if superblock.entry_bytes == 0 || superblock.entry_bytes > 1 << 40 {
+            return Err(Error::corrupt("a superblock with numbers that can't be"));
+        }
+        let layout = Layout::with(unit, journal, superblock.entry_bytes, geometry.bytes());
+        if layout.entries < superblock.entries {
+            return Err(Error::invalid(format!(
+                "a device of {} bytes: it was larger when it was last used, and has room for {} of its {} blocks",
+                geometry.bytes(),
+                layout.entries,
+                superblock.entries
+            )));
+        }
+        match layout.entries < u64::from(u32::MAX) {
+            true => Ok(layout),
+            false => Ok(Layout { entries: u64::from(u32::MAX) - 1, ..layout }),
+        }
+    }
+
+    fn stride(&self) -> u64 {
+        self.chunk_head + self.per_page * self.entry_bytes
+    }
+
+    pub fn pages(&self) -> u64 {
+        self.entries.div_ceil(self.per_page)
+    }
+
+    /// The first copy of a page; the second one follows it.
+    pub fn page(&self, page: u64) -> u64 {
+        self.first_chunk + page * self.stride()
+    }
+
+    /// The entries of a page.
+    pub fn entries_of(&self, page: u64) -> std::ops::Range<usize> {
+        let first = page * self.per_page;
+        first as usize..(first + self.per_page).min(self.entries) as usize
+    }
+
+    pub fn superblock(&self, sequence: u64) -> u64 {
+        (sequence % 2) * self.unit
+    }
+
+    /// Where the first unit of the journal is.
+    pub fn journal_start(&self) -> u64 {
+        2 * self.unit
+    }
+
+    /// The bytes that belong to an entry.
+    #[inline]
+    pub fn data(&self, entry: u32) -> u64 {
+        let (page, rest) = (u64::from(entry) / self.per_page, u64::from(entry) % self.per_page);
+        self.page(page) + self.chunk_head + rest * self.entry_bytes
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use block::{BlockCount, BlockSize};
+
+    fn geometry(bytes: u64) -> DeviceGeometry {
+        DeviceGeometry {
+            block_size: BlockSize::default(),
+            blocks: BlockCount(bytes >> 12),
+            atomic_write: 512,
+            volatile_cache: true,
+            read_only: false,
+        }
+    }
+
+    #[test]
+    fn nothing_lies_on_anything_else_or_behind_the_end() {
+        for bytes in [300 << 10, 1 << 20, 11 << 20, 64 << 20, (64 << 20) + 4096] {
+            let layout = Layout::new(&geometry(bytes), 32 << 10).unwrap();
+            let mut taken: Vec<(u64, u64)> = vec![(0, layout.journal_start() + layout.journal * layout.unit)];
+            taken.extend((0..layout.pages()).map(|page| (layout.page(page), 2 * layout.unit)));
+            taken.extend((0..layout.entries as u32).map(|entry| (layout.data(entry), 32 << 10)));
+            taken.sort_unstable();
+            for pair in taken.windows(2) {
+                assert!(pair[0].0 + pair[0].1 <= pair[1].0, "{bytes}: {pair:?}");
+            }
+            let end = taken.last().map(|(at, length)| at + length).unwrap();
+            assert!(end <= bytes && end + (96 << 10) > bytes, "{bytes}: used up to {end}");
+        }
+        assert!(Layout::new(&geometry(64 << 10), 32 << 10).is_err());
+    }
+
+    #[test]
+    fn what_there_was_stays_where_it_is_when_the_device_grows() {
+        let small = Layout::new(&geometry(20 << 20), 64 << 10).unwrap();
+        let large = Layout::with(small.unit, small.journal, small.entry_bytes, 200 << 20);
+        assert!(large.entries > small.entries);
+        for entry in 0..small.entries as u32 {
+            assert_eq!(small.data(entry), large.data(entry));
+        }
+    }
+}

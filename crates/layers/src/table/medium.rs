@@ -1,0 +1,62 @@
+//! A handle that is addressed in bytes, whatever the size of its blocks.
+
+use block::{
+    BlockIndex, BlockRange, Buffer, Call, Device, DeviceGeometry, Durability, Payload, ReadOutcome, Result,
+    ZeroMode,
+};
+use std::rc::Rc;
+
+/// A handle of the home shard. Offsets and lengths are multiples of its block size.
+pub(crate) struct Medium {
+    device: Rc<dyn Device>,
+    shift: u32,
+}
+
+impl Medium {
+    pub fn new(device: Rc<dyn Device>) -> Self {
+        let shift = device.geometry().block_size.shift();
+        Medium { device, shift }
+    }
+
+    pub fn geometry(&self) -> &DeviceGeometry {
+        self.device.geometry()
+    }
+
+    fn range(&self, offset: u64, length: u64) -> BlockRange {
+        BlockRange::new(offset >> self.shift, length >> self.shift)
+    }
+
+    #[inline]
+    pub fn read(&self, offset: u64, buffer: Buffer) -> Call<'_, ReadOutcome> {
+        self.device.read(BlockIndex(offset >> self.shift), buffer)
+    }
+
+    #[inline]
+    pub fn write(&self, offset: u64, payload: Payload, durability: Durability) -> Call<'_, Result<()>> {
+        self.device.write(BlockIndex(offset >> self.shift), payload, durability)
+    }
+
+    pub fn flush(&self) -> Call<'_, Result<()>> {
+        self.device.flush()
+    }
+
+    pub fn discard(&self, offset: u64, length: u64) -> Call<'_, Result<()>> {
+        self.device.discard(self.range(offset, length))
+    }
+
+    pub fn write_zeroes(
+        &self,
+        offset: u64,
+        length: u64,
+        mode: ZeroMode,
+        durability: Durability,
+    ) -> Call<'_, Result<()>> {
+        self.device.write_zeroes(self.range(offset, length), mode, durability)
+    }
+
+    /// Reads so many bytes.
+    pub async fn bytes(&self, offset: u64, length: u64) -> Result<Buffer> {
+        let (outcome, buffer) = self.read(offset, Buffer::new(length as usize)).await;
+        outcome.map(|()| buffer)
+    }
+}
