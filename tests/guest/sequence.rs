@@ -9,6 +9,7 @@
 //! - `discard-on=PATH`: discards go to this block device by ioctl (util-linux's `blkdiscard`), and not through the stack, whose
 //!   `file` asks for zeros instead
 //! - `message=TEXT`: the device on top is told this at the end
+//! - `until=KEY=VALUE`: then its status is awaited to say this
 //!
 //! Several operations are in flight at a time, and none that overlap: what a read has to answer then follows from the seed
 //! alone, and a device that is right answers as memory does.
@@ -23,6 +24,7 @@ use std::collections::VecDeque;
 use std::process::Command;
 use std::rc::Rc;
 use std::sync::Arc;
+use std::time::Duration;
 
 /// So many operations are in flight.
 const DEPTH: usize = 6;
@@ -31,6 +33,8 @@ const SHORT: u64 = 48 << 10;
 const LONG: u64 = 320 << 10;
 /// How much one line about the end stands for, in bytes.
 const LINE: u64 = 256 << 10;
+/// Between two looks at a status.
+const LOOK: Duration = Duration::from_millis(20);
 
 /// What a sequence may stand on.
 fn registry() -> Registry {
@@ -40,6 +44,8 @@ fn registry() -> Registry {
         &layers::fault::KIND,
         &layers::linear::KIND,
         &layers::writecache::KIND,
+        &layers::cache::KIND,
+        &layers::mirror::KIND,
     ])
 }
 
@@ -53,6 +59,7 @@ struct Wishes {
     rewrite: bool,
     discard_on: Option<String>,
     message: Option<String>,
+    until: Option<(String, String)>,
 }
 
 impl Wishes {
@@ -75,6 +82,11 @@ impl Wishes {
                 None if word == "rewrite" => wishes.rewrite = true,
                 Some(("discard-on", path)) => wishes.discard_on = Some(path.to_owned()),
                 Some(("message", text)) => wishes.message = Some(text.to_owned()),
+                Some(("until", said)) => {
+                    let (key, value) =
+                        said.split_once("=").ok_or_else(|| Error::invalid("until: expected KEY=VALUE"))?;
+                    wishes.until = Some((key.to_owned(), value.to_owned()));
+                }
                 _ => {
                     return Err(Error::invalid(format!(
                         "no word is \"{word}\": see the head of this program"
@@ -249,12 +261,20 @@ async fn run(line: String, wishes: Wishes) -> Result<()> {
     let stack = Stack::from_line("the stack", &line, &registry()).map_err(invalid)?;
     let built = stack.check(wishes.format).map_err(invalid)?.build().await?;
     let top = built.top()?;
-    let message = wishes.message.clone();
+    let (message, until) = (wishes.message.clone(), wishes.until.clone());
     let mut outcome = Sequence::run(&top, wishes).await;
     if let Some(message) = message
         && outcome.is_ok()
     {
         outcome = top.message(&message).await.map(|answer| eprintln!("{message}: {answer}"));
+    }
+    if let Some((key, value)) = until
+        && outcome.is_ok()
+    {
+        // Whoever started this has a time limit.
+        while top.status().get(&key).and_then(|said| said.as_str()) != Some(&value) {
+            runtime::sleep(LOOK).await;
+        }
     }
     if outcome.is_ok() {
         eprintln!("{}", built.status());

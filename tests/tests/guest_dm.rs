@@ -25,8 +25,8 @@ const MIB: u64 = 1 << 20;
 /// What the sequence touches; the origins have just that.
 const BYTES: u64 = 4 * MIB;
 /// The operations before the devices are taken down in between, and all.
-const HALF: u64 = 350;
-const ALL: u64 = 600;
+const HALF: u64 = 260;
+const ALL: u64 = 450;
 
 /// Disks and what was said, on the host.
 struct Machine {
@@ -62,8 +62,7 @@ impl Machine {
              sequence() {{
                  file=$share/$1.$2; stack=$3; discard=$4; from=$5; to=$6; shift 6
                  [ $discard = - ] || set -- \"$@\" discard-on=$discard
-                 date +%T.%N >&2
-                if ! {SEQUENCE} \"$stack\" {} $from $to {BYTES} \"$@\" >$file 2>$file.said; then
+                 if ! {SEQUENCE} \"$stack\" {} $from $to {BYTES} \"$@\" >$file 2>$file.said; then
                      echo \"$stack\" >&2; cat $file.said >&2; return 1
                  fi
              }}
@@ -125,10 +124,10 @@ impl Expected {
         }
     }
 
-    /// A disk begins with what is right.
+    /// A disk has what is right, from this byte on.
     #[track_caller]
-    fn disk(&self, disk: &Path, name: &str) {
-        let found = std::fs::read(disk).expect("a disk");
+    fn disk(&self, disk: &Path, offset: usize, name: &str) {
+        let found = &std::fs::read(disk).expect("a disk")[offset..];
         let is_wrong = |at: &usize| found[at * 512..][..512] != self.disk[at * 512..][..512];
         let wrong: Vec<usize> = (0..self.disk.len() / 512).filter(is_wrong).collect();
         assert!(wrong.is_empty(), "{name}, SILTSTONE_SEED={}: sectors {wrong:?} of the disk", self.seed);
@@ -171,8 +170,9 @@ fn writecache_answers_as_dm_writecache() {
             dmsetup message wc 0 flush
             dmsetup status wc >$share/status{block_size}
             soon dmsetup remove wc
-            ours='writecache(file(/dev/{our_origin}, block_size={block_size}), file(/dev/{our_cache}, block_size={block_size}),
-                high_watermark=20, low_watermark=10, autocommit_time=50ms)'
+            size=block_size={block_size}
+            ours=\"writecache(file(/dev/{our_origin}, $size), file(/dev/{our_cache}, $size), \
+                high_watermark=20, low_watermark=10, autocommit_time=50ms)\"
             first ours{block_size} \"$ours\" - format
             second ours{block_size} \"$ours\" - message=flush\n",
             BYTES / 512
@@ -186,7 +186,7 @@ fn writecache_answers_as_dm_writecache() {
         expected.answers(&machine, &kernel);
         expected.answers(&machine, &ours);
         for (name, origin) in [&kernel, &ours].into_iter().zip(origins) {
-            expected.disk(&machine.disks[origin], name);
+            expected.disk(&machine.disks[origin], 0, name);
         }
         // Documentation/admin-guide/device-mapper/writecache.rst: errors, blocks, free ones, those under write-back,
         // reads, their hits, writes, their hits (uncommitted, committed), writes around, and allocated ones.
@@ -207,10 +207,10 @@ fn writecache_answers_as_dm_writecache() {
 }
 
 #[test]
-fn raid1_with_a_leg_that_lags_answers_as_a_plain_file() {
+fn mirror_answers_as_raid1() {
     let guest = need_guest!();
-    let seed = seed("raid1_with_a_leg_that_lags_answers_as_a_plain_file", 42);
-    let machine = Machine::new(guest, &[16, 16], seed);
+    let seed = seed("mirror_answers_as_raid1", 42);
+    let machine = Machine::new(guest, &[16, 16, 8, 8], seed);
     // With this version of the superblock the data lies at the beginning of the legs.
     let lines = "
         mdadm --create /dev/md0 --run --assume-clean --metadata=1.0 --level=1 --raid-devices=2 --bitmap=internal \
@@ -220,25 +220,35 @@ fn raid1_with_a_leg_that_lags_answers_as_a_plain_file() {
         soon mdadm --stop /dev/md0
         mdadm --assemble --run /dev/md0 /dev/vda /dev/vdb
         second kernel 'file(/dev/md0)' /dev/md0
-        soon mdadm --stop /dev/md0";
+        soon mdadm --stop /dev/md0
+        ours='mirror(file(/dev/vdc), file(/dev/vdd), write_mostly=[1], write_behind=64, bitmap_chunk=64KiB)'
+        first ours \"$ours\" - format
+        second ours \"$ours\" -";
     machine.run(vec!["raid1"], lines);
     let expected = machine.expected(4096, &[]);
     expected.answers(&machine, "kernel");
+    expected.answers(&machine, "ours");
     for leg in &machine.disks[..2] {
-        expected.disk(leg, "md RAID1");
+        expected.disk(leg, 0, "md RAID1");
+    }
+    for leg in &machine.disks[2..] {
+        // book/src/formats/mirror.md
+        let superblock = std::fs::read(leg).expect("a leg");
+        let data_offset = u64::from_le_bytes(superblock[48..56].try_into().expect("8 bytes"));
+        expected.disk(leg, data_offset as usize, "mirror");
     }
     let behind = machine.shared("behind");
-    println!("the write-mostly leg was behind by up to {} writes", behind.trim());
+    println!("md's write-mostly leg was behind by up to {} writes", behind.trim());
     assert_ne!(behind.trim(), "0", "it never was behind");
 }
 
 #[test]
-fn dm_cache_answers_as_a_plain_file() {
+fn cache_answers_as_dm_cache() {
     let guest = need_guest!();
-    let seed = seed("dm_cache_answers_as_a_plain_file", 43);
-    // Of each mode the metadata, the cache and the origin.
-    let machine = Machine::new(guest, &[4, 1, 4, 4, 1, 4], seed);
-    let lines = |mode: &str, [metadata, cache, origin]: [&str; 3]| {
+    let seed = seed("cache_answers_as_dm_cache", 43);
+    // Of each mode the metadata, the cache and the origin of the kernel's, and the cache and the origin of ours.
+    let machine = Machine::new(guest, &[4, 1, 4, 1, 4, 4, 1, 4, 1, 4], seed);
+    let lines = |mode: &str, [metadata, cache, origin, our_cache, our_origin]: [&str; 5]| {
         format!(
             "
             disks='/dev/{metadata} /dev/{cache} /dev/{origin} 64'
@@ -254,21 +264,32 @@ fn dm_cache_answers_as_a_plain_file() {
             dmsetup resume c
             dirty() {{ dmsetup status c | cut -d ' ' -f 14; }}
             until [ $(dirty) = 0 ]; do sleep 0.1; done
-            soon dmsetup remove c\n",
+            soon dmsetup remove c
+            ours='cache(file(/dev/{our_origin}), file(/dev/{our_cache}), mode={mode}, block_size=32KiB)'
+            first ours-{mode} \"$ours\" - rewrite format
+            second ours-{mode} \"$ours\" - rewrite message=detach until=detach=done\n",
             sectors = BYTES / 512,
         )
     };
-    let both = lines("writeback", ["vda", "vdb", "vdc"]) + &lines("writethrough", ["vdd", "vde", "vdf"]);
-    machine.run(vec!["dm-cache", "dm-cache-smq"], &both);
+    let writeback = lines("writeback", ["vda", "vdb", "vdc", "vdd", "vde"]);
+    let writethrough = lines("writethrough", ["vdf", "vdg", "vdh", "vdi", "vdj"]);
+    machine.run(vec!["dm-cache", "dm-cache-smq"], &(writeback + &writethrough));
     let expected = machine.expected(4096, &["rewrite"]);
-    for (mode, origin) in [("writeback", 2), ("writethrough", 5)] {
-        expected.answers(&machine, mode);
-        expected.disk(&machine.disks[origin], mode);
+    for (mode, [kernels, own]) in [("writeback", [2, 4]), ("writethrough", [7, 9])] {
+        let ours = format!("ours-{mode}");
+        for (name, origin) in [(mode, kernels), (&ours, own)] {
+            expected.answers(&machine, name);
+            expected.disk(&machine.disks[origin], 0, name);
+        }
         // Documentation/admin-guide/device-mapper/cache.rst: the block size of the metadata, what is used of it, a block of
         // the cache, what is used of it, hits and misses of reads, of writes, demotions, promotions, dirty blocks.
         let said = machine.shared(&format!("status-{mode}"));
         print!("dm-cache, {mode}: {said}");
         let (hits, promotions) = (field(&said, 4) + field(&said, 6), field(&said, 9));
+        assert!(hits > 0 && promotions > 0, "nothing was cached: {said}");
+        let said = machine.shared(&format!("{ours}.2.said"));
+        let [hits, promotions] = ["write_hits", "promotions"].map(|key| status(&said, key));
+        println!("cache, {mode}: {hits} writes hit, {promotions} blocks were promoted");
         assert!(hits > 0 && promotions > 0, "nothing was cached: {said}");
     }
 }
