@@ -16,7 +16,7 @@
 mod again;
 mod older;
 mod prefix;
-mod stamp;
+pub mod stamp;
 mod workload;
 
 pub use workload::Workload;

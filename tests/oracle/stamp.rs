@@ -39,7 +39,7 @@ impl Stamp {
 }
 
 /// The data of write number `sequence` to these blocks.
-pub(super) fn stamped(range: BlockRange, sequence: u64, size: BlockSize) -> Data {
+pub fn stamped(range: BlockRange, sequence: u64, size: BlockSize) -> Data {
     let mut buffer = Buffer::zeroed(size.bytes_of(range.count) as usize);
     let per_block = size.bytes() as usize / SECTOR;
     for (index, sector) in buffer.filled_mut().chunks_mut(SECTOR).enumerate() {
@@ -50,7 +50,7 @@ pub(super) fn stamped(range: BlockRange, sequence: u64, size: BlockSize) -> Data
 }
 
 /// What these bytes are: one line, equal sectors of a write taken together.
-pub(super) fn describe(bytes: &[u8]) -> String {
+pub fn describe(bytes: &[u8]) -> String {
     let mut text = String::new();
     let mut last = String::new();
     for sector in bytes.chunks(SECTOR) {

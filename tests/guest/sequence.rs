@@ -1,0 +1,293 @@
+//! Runs a seeded sequence of writes, flushes, FUA writes, discards, zeroes and reads on a stack, and prints what every read
+//! answers: the same lines from two stacks are the same answers, block for block.
+//!
+//! `siltstone-guest-sequence STACK SEED FIRST BEHIND-LAST BYTES [WORD...]` runs the operations with these numbers within the
+//! first BYTES of the only device on top of a one-line stack, and reads all of those at the end. WORDs:
+//!
+//! - `format`: the stack is made anew before
+//! - `rewrite`: what is discarded is written at once, before it can be read: for devices that promise nothing about it
+//! - `discard-on=PATH`: discards go to this block device by ioctl (util-linux's `blkdiscard`), and not through the stack, whose
+//!   `file` asks for zeros instead
+//! - `message=TEXT`: the device on top is told this at the end
+//! - `until=KEY=VALUE`: then its status is awaited to say this
+//!
+//! Several operations are in flight at a time, and none that overlap: what a read has to answer then follows from the seed
+//! alone, and a device that is right answers as memory does.
+
+use block::{
+    BlockIndex, BlockRange, BlockSize, Buffer, Device, DevicePart, Durability, Error, Result, ZeroMode,
+};
+use runtime::{JoinHandle, Random};
+use siltstone_tests::oracle::stamp::{describe, stamped};
+use stack::{Registry, Stack};
+use std::collections::VecDeque;
+use std::process::Command;
+use std::rc::Rc;
+use std::sync::Arc;
+use std::time::Duration;
+
+/// So many operations are in flight.
+const DEPTH: usize = 6;
+/// Most operations have at most so many bytes, a few have many more.
+const SHORT: u64 = 48 << 10;
+const LONG: u64 = 320 << 10;
+/// How much one line about the end stands for, in bytes.
+const LINE: u64 = 256 << 10;
+/// Between two looks at a status.
+const LOOK: Duration = Duration::from_millis(20);
+
+/// What a sequence may stand on.
+fn registry() -> Registry {
+    Registry::new(vec![
+        &disks::file::KIND,
+        &disks::ram::KIND,
+        &layers::fault::KIND,
+        &layers::linear::KIND,
+        &layers::writecache::KIND,
+        &layers::cache::KIND,
+        &layers::mirror::KIND,
+    ])
+}
+
+/// What is asked for.
+#[derive(Debug, Clone, Default)]
+struct Wishes {
+    seed: u64,
+    numbers: std::ops::Range<u64>,
+    bytes: u64,
+    format: bool,
+    rewrite: bool,
+    discard_on: Option<String>,
+    message: Option<String>,
+    until: Option<(String, String)>,
+}
+
+impl Wishes {
+    fn new(words: &[String]) -> Result<Wishes> {
+        let number = |text: &String| {
+            text.parse::<u64>().map_err(|error| Error::invalid(format!("\"{text}\": {error}")))
+        };
+        let [seed, first, behind_last, bytes, more @ ..] = words else {
+            return Err(Error::invalid("expected STACK SEED FIRST BEHIND-LAST BYTES [WORD...]"));
+        };
+        let mut wishes = Wishes {
+            seed: number(seed)?,
+            numbers: number(first)?..number(behind_last)?,
+            bytes: number(bytes)?,
+            ..Wishes::default()
+        };
+        for word in more {
+            match word.split_once('=') {
+                None if word == "format" => wishes.format = true,
+                None if word == "rewrite" => wishes.rewrite = true,
+                Some(("discard-on", path)) => wishes.discard_on = Some(path.to_owned()),
+                Some(("message", text)) => wishes.message = Some(text.to_owned()),
+                Some(("until", said)) => {
+                    let (key, value) =
+                        said.split_once("=").ok_or_else(|| Error::invalid("until: expected KEY=VALUE"))?;
+                    wishes.until = Some((key.to_owned(), value.to_owned()));
+                }
+                _ => {
+                    return Err(Error::invalid(format!(
+                        "no word is \"{word}\": see the head of this program"
+                    )));
+                }
+            }
+        }
+        Ok(wishes)
+    }
+}
+
+/// One operation that is on its way, and the line that it says.
+struct InFlight {
+    range: BlockRange,
+    says: JoinHandle<Result<Option<String>>>,
+}
+
+/// A run.
+struct Sequence {
+    device: Rc<dyn Device>,
+    wishes: Wishes,
+    random: Random,
+    block_size: BlockSize,
+    blocks: u64,
+    in_flight: VecDeque<InFlight>,
+}
+
+impl Sequence {
+    async fn run(part: &Arc<dyn DevicePart>, wishes: Wishes) -> Result<()> {
+        let device = part.open().await?;
+        let block_size = device.geometry().block_size;
+        let (blocks, has) = (wishes.bytes / block_size.bytes(), device.geometry().blocks.0);
+        if wishes.bytes < LONG || blocks > has {
+            return Err(Error::invalid(format!(
+                "{} bytes of a device of {has} blocks of {block_size}: expected at least {LONG}, and at most what it has",
+                wishes.bytes
+            )));
+        }
+        let random = Random::new(wishes.seed ^ wishes.numbers.start << 32);
+        let mut sequence =
+            Sequence { device, wishes, random, block_size, blocks, in_flight: VecDeque::new() };
+        for number in sequence.wishes.numbers.clone() {
+            sequence.begin(number).await?;
+        }
+        sequence.wait_for(|_| true).await?;
+        sequence.device.flush().await?;
+        sequence.say_the_end().await
+    }
+
+    /// Begins one operation, once those that it overlaps have ended.
+    async fn begin(&mut self, number: u64) -> Result<()> {
+        let in_blocks = |bytes: u64| bytes / self.block_size.bytes();
+        let longest = if self.random.chance(0.06) { LONG } else { SHORT };
+        let count = 1 + self.random.below(in_blocks(longest));
+        // A part of the device has most of it, so that blocks are written again while they are cached.
+        let within =
+            if self.random.chance(0.6) { (self.blocks / 8).max(in_blocks(LONG)) } else { self.blocks };
+        let range = BlockRange::new(self.random.below(within - count + 1), count);
+        let durability = if self.random.chance(0.15) { Durability::Durable } else { Durability::Visible };
+        let kind = self.random.below(100);
+        if self.in_flight.len() == DEPTH {
+            self.wait_for_oldest().await?;
+        }
+        self.wait_for(|other| other.overlaps(&range)).await?;
+        let (device, size) = (self.device.clone(), self.block_size);
+        let says = match kind {
+            0..48 => runtime::spawn(async move {
+                device.write(range.start, stamped(range, number, size).into(), durability).await?;
+                Ok(None)
+            }),
+            48..76 => runtime::spawn(async move {
+                let bytes = read(&device, range).await?;
+                let found = found(bytes.filled(), range, size);
+                Ok(Some(format!("{number}: {}+{} has {found}", range.start.0, range.count.0)))
+            }),
+            76..84 => runtime::spawn(async move { device.flush().await.map(|()| None) }),
+            84..93 => {
+                let mode = match number % 2 {
+                    0 => ZeroMode::MayDeallocate,
+                    _ => ZeroMode::KeepAllocated,
+                };
+                runtime::spawn(
+                    async move { device.write_zeroes(range, mode, durability).await.map(|()| None) },
+                )
+            }
+            _ => {
+                if self.wishes.discard_on.is_some() {
+                    // Beside the stack there is no order but this.
+                    self.wait_for(|_| true).await?;
+                }
+                let wishes = self.wishes.clone();
+                runtime::spawn(async move {
+                    match &wishes.discard_on {
+                        Some(path) => discard_by_ioctl(path, range, size).await?,
+                        None => device.discard(range).await?,
+                    }
+                    if wishes.rewrite {
+                        let data = stamped(range, number, size);
+                        device.write(range.start, data.into(), durability).await?;
+                    }
+                    Ok(None)
+                })
+            }
+        };
+        self.in_flight.push_back(InFlight { range, says });
+        Ok(())
+    }
+
+    /// Waits for the oldest operation, and prints what it says: so lines come in the order of the numbers.
+    async fn wait_for_oldest(&mut self) -> Result<()> {
+        if let Some(oldest) = self.in_flight.pop_front()
+            && let Some(line) = oldest.says.await?
+        {
+            println!("{line}");
+        }
+        Ok(())
+    }
+
+    /// Waits until none of these is in flight.
+    async fn wait_for(&mut self, which: impl Fn(&BlockRange) -> bool) -> Result<()> {
+        while self.in_flight.iter().any(|operation| which(&operation.range)) {
+            self.wait_for_oldest().await?;
+        }
+        Ok(())
+    }
+
+    /// One line for each piece of the device: a checksum.
+    async fn say_the_end(&self) -> Result<()> {
+        let line = LINE / self.block_size.bytes();
+        for start in (0..self.blocks).step_by(line as usize) {
+            let range = BlockRange::new(start, line.min(self.blocks - start));
+            let bytes = read(&self.device, range).await?;
+            let sum = layers::record::format::crc(bytes.filled());
+            println!("end: {start}+{} has {sum:08x}", range.count.0);
+        }
+        Ok(())
+    }
+}
+
+async fn read(device: &Rc<dyn Device>, range: BlockRange) -> Result<Buffer> {
+    let length = device.geometry().block_size.bytes_of(range.count) as usize;
+    let (result, buffer) = device.read(BlockIndex(range.start.0), Buffer::new(length)).await;
+    result.map(|()| buffer)
+}
+
+/// What a read has found, equal neighbours taken together: `write 3 (5 blocks), zeros (2 blocks)`.
+fn found(bytes: &[u8], range: BlockRange, size: BlockSize) -> String {
+    let own = |(index, bytes)| describe(bytes).replace(&format!(" to block {}", range.start.0 + index), "");
+    let blocks: Vec<String> = (0..).zip(bytes.chunks(size.bytes() as usize)).map(own).collect();
+    let runs = blocks.chunk_by(|one, next| one == next);
+    runs.map(|run| format!("{} ({} blocks)", run[0], run.len())).collect::<Vec<_>>().join(", ")
+}
+
+async fn discard_by_ioctl(path: &str, range: BlockRange, size: BlockSize) -> Result<()> {
+    let (offset, length) = (size.offset_of(range.start).0, size.bytes_of(range.count));
+    let (path, arguments) =
+        (path.to_owned(), ["-o".to_owned(), offset.to_string(), "-l".into(), length.to_string()]);
+    runtime::blocking(move || {
+        let failed = |why: String| Error::io(format!("blkdiscard {} {path}: {why}", arguments.join(" ")));
+        let output = Command::new("blkdiscard").args(&arguments).arg(&path).output();
+        let output = output.map_err(|error| failed(error.to_string()))?;
+        match output.status.success() {
+            true => Ok(()),
+            false => Err(failed(String::from_utf8_lossy(&output.stderr).into_owned())),
+        }
+    })
+    .await
+}
+
+async fn run(line: String, wishes: Wishes) -> Result<()> {
+    let invalid = |problems: stack::Problems| Error::invalid(problems.to_string());
+    let stack = Stack::from_line("the stack", &line, &registry()).map_err(invalid)?;
+    let built = stack.check(wishes.format).map_err(invalid)?.build().await?;
+    let top = built.top()?;
+    let (message, until) = (wishes.message.clone(), wishes.until.clone());
+    let mut outcome = Sequence::run(&top, wishes).await;
+    if let Some(message) = message
+        && outcome.is_ok()
+    {
+        outcome = top.message(&message).await.map(|answer| eprintln!("{message}: {answer}"));
+    }
+    if let Some((key, value)) = until
+        && outcome.is_ok()
+    {
+        // Whoever started this has a time limit.
+        while top.status().get(&key).and_then(|said| said.as_str()) != Some(&value) {
+            runtime::sleep(LOOK).await;
+        }
+    }
+    if outcome.is_ok() {
+        eprintln!("{}", built.status());
+    }
+    let closed = built.close().await;
+    outcome.and(closed)
+}
+
+fn main() -> Result<()> {
+    let words: Vec<String> = std::env::args().skip(1).collect();
+    let [line, more @ ..] = words.as_slice() else {
+        return Err(Error::invalid("expected a stack: see the head of this program"));
+    };
+    let (line, wishes) = (line.clone(), Wishes::new(more)?);
+    runtime::run(runtime::Config::default(), move || run(line, wishes))?
+}

@@ -1,0 +1,308 @@
+//! The device mapper's write cache and cache, md's RAID1, and our own parts with their roles, in a stock kernel: the same random
+//! sequence of writes, FUA writes, flushes, discards, zeroes and reads gets the same answers, block for block.
+//!
+//! `siltstone-guest-sequence` runs it, in the guest on the kernel's device and on ours, which stand on disks of the same sizes,
+//! and on the host on a plain file: where two differ, the third one says who is wrong. Each is taken down in the middle and
+//! opened again. Caches are smaller than what is written, so that write-back runs, and the test sees from its counters that it
+//! did. In the end the disks themselves are compared on the host.
+//!
+//! **Discards.** The kernel promises nothing about what is read after a discard (`BLKDISCARD`; zeros are `BLKZEROOUT`'s promise),
+//! our Device contract promises zeros. What was found here: QEMU's virtio disk reads as zeros after a discard, to the sector,
+//! if the drive has `discard=unmap` (without it a discard does nothing); dm-writecache drops what it had cached and passes the
+//! discard on, and md's RAID1 passes it to all legs, so that both answer zeros, as ours do. dm-cache passes it on too but keeps
+//! what it had cached, and goes on answering with that: there what is discarded is written at once, by the same sequence.
+//! `discard` of our `file` on a block device asks for zeros and never reaches the kernel as a discard; so the sequence sends
+//! the kernel's devices discards by ioctl.
+
+use siltstone_tests::foreign::run;
+use siltstone_tests::guest::{Guest, Options};
+use siltstone_tests::need_guest;
+use siltstone_tests::oracle::seed;
+use std::path::{Path, PathBuf};
+
+const SEQUENCE: &str = env!("CARGO_BIN_EXE_siltstone-guest-sequence");
+const MIB: u64 = 1 << 20;
+/// What the sequence touches; the origins have just that.
+const BYTES: u64 = 4 * MIB;
+/// The operations before the devices are taken down in between, and all.
+const HALF: u64 = 260;
+const ALL: u64 = 450;
+
+/// Disks and what was said, on the host.
+struct Machine {
+    guest: Guest,
+    folder: tempfile::TempDir,
+    disks: Vec<PathBuf>,
+    seed: u64,
+}
+
+impl Machine {
+    /// A machine with disks of these sizes, in MiB.
+    fn new(guest: Guest, sizes: &[u64], seed: u64) -> Machine {
+        let folder = tempfile::tempdir().expect("a folder");
+        std::fs::create_dir(folder.path().join("share")).expect("a folder");
+        let disk = |(number, size): (usize, &u64)| {
+            let path = folder.path().join(format!("disk{number}"));
+            std::fs::File::create(&path).expect("a file").set_len(size * MIB).expect("a sparse file");
+            path
+        };
+        let disks = sizes.iter().enumerate().map(disk).collect();
+        Machine { guest, folder, disks, seed }
+    }
+
+    /// Runs lines in the guest, which may use `first NAME STACK DISCARD WORD...` and `second`, the two halves of the sequence
+    /// under one name: DISCARD is where discards go by ioctl, or `-`.
+    fn run(&self, modules: Vec<&'static str>, lines: &str) {
+        let disks = self.disks.iter().map(|disk| format!("{},discard=unmap", disk.display()));
+        let share = self.folder.path().join("share");
+        let options =
+            Options { disks: disks.collect(), shares: vec![share.clone()], modules, ..Options::default() };
+        let functions = format!(
+            "share={}
+             sequence() {{
+                 file=$share/$1.$2; stack=$3; discard=$4; from=$5; to=$6; shift 6
+                 [ $discard = - ] || set -- \"$@\" discard-on=$discard
+                 if ! {SEQUENCE} \"$stack\" {} $from $to {BYTES} \"$@\" >$file 2>$file.said; then
+                     echo \"$stack\" >&2; cat $file.said >&2; return 1
+                 fi
+             }}
+             first() {{ name=$1; stack=$2; discard=$3; shift 3; sequence $name 1 \"$stack\" $discard 1 {HALF} \"$@\"; }}
+             second() {{ name=$1; stack=$2; discard=$3; shift 3; sequence $name 2 \"$stack\" $discard {HALF} {ALL} \"$@\"; }}
+             # What a program had open is let go a moment after its end.
+             soon() {{ for try in 1 2 3 4 5 6 7 8 9; do \"$@\" 2>/dev/null && return; sleep 0.2; done; \"$@\"; }}\n",
+            share.display(),
+            self.seed,
+        );
+        let said = self.guest.run(&(functions + lines), &options);
+        print!("{}", said.err);
+        said.ok();
+    }
+
+    fn shared(&self, name: &str) -> String {
+        let path = self.folder.path().join("share").join(name);
+        std::fs::read_to_string(&path).unwrap_or_else(|error| panic!("{}: {error}", path.display()))
+    }
+
+    /// What a plain file answers, and holds at the end.
+    fn expected(&self, block_size: u64, words: &[&str]) -> Expected {
+        let path = self.folder.path().join(format!("plain{block_size}"));
+        let stack = format!("file(\"{}\", size={BYTES}, block_size={block_size})", path.display());
+        let half = |from: u64, to: u64| {
+            let mut arguments = vec![stack.clone()];
+            arguments.extend([self.seed, from, to, BYTES].map(|number| number.to_string()));
+            arguments.extend(words.iter().map(|word| (*word).to_owned()));
+            run(SEQUENCE, &arguments).ok()
+        };
+        let answers = [half(1, HALF), half(HALF, ALL)];
+        let reads = answers.iter().flat_map(|half| half.lines()).filter(|line| line.contains("write "));
+        let count = reads.count();
+        assert!(count > 60, "only {count} reads answer with what was written");
+        let disk = std::fs::read(&path).expect("the plain file");
+        Expected { answers, disk, seed: self.seed }
+    }
+}
+
+/// What is right.
+struct Expected {
+    answers: [String; 2],
+    disk: Vec<u8>,
+    seed: u64,
+}
+
+impl Expected {
+    /// The answers of this name in both halves are the same.
+    #[track_caller]
+    fn answers(&self, machine: &Machine, name: &str) {
+        for (half, expected) in self.answers.iter().enumerate() {
+            let found = machine.shared(&format!("{name}.{}", half + 1));
+            let mut lines = found.lines();
+            for expected in expected.lines() {
+                let found = lines.next();
+                assert_eq!(found, Some(expected), "{name}, half {}, SILTSTONE_SEED={}", half + 1, self.seed);
+            }
+            assert_eq!(lines.next(), None, "{name} says more than a plain file");
+        }
+    }
+
+    /// A disk has what is right, from this byte on.
+    #[track_caller]
+    fn disk(&self, disk: &Path, offset: usize, name: &str) {
+        let found = &std::fs::read(disk).expect("a disk")[offset..];
+        let is_wrong = |at: &usize| found[at * 512..][..512] != self.disk[at * 512..][..512];
+        let wrong: Vec<usize> = (0..self.disk.len() / 512).filter(is_wrong).collect();
+        assert!(wrong.is_empty(), "{name}, SILTSTONE_SEED={}: sectors {wrong:?} of the disk", self.seed);
+    }
+}
+
+/// A number of what `dmsetup status` says, from 0 on behind the target's name.
+#[track_caller]
+fn field(status: &str, number: usize) -> u64 {
+    let word = status.split_whitespace().nth(3 + number).unwrap_or_default();
+    word.parse().unwrap_or_else(|error| panic!("word {number} of {status:?}: {error}"))
+}
+
+/// A number in a stack's status.
+#[track_caller]
+fn status(said: &str, key: &str) -> u64 {
+    let json = said.lines().find(|line| line.starts_with('{')).unwrap_or_default();
+    let value: serde_json::Value =
+        serde_json::from_str(json).unwrap_or_else(|error| panic!("{error}: {said}"));
+    value["devices"]["top"][key].as_u64().unwrap_or_else(|| panic!("no {key} in {value:#}"))
+}
+
+#[test]
+fn writecache_answers_as_dm_writecache() {
+    let guest = need_guest!();
+    let seed = seed("writecache_answers_as_dm_writecache", 41);
+    let machine = Machine::new(guest, &[4, 1, 4, 1, 4, 1, 4, 1], seed);
+    let lines = |block_size: u64, [origin, cache, our_origin, our_cache]: [&str; 4]| {
+        format!(
+            "
+            make() {{
+                dmsetup create wc --table '0 {} writecache s /dev/{origin} /dev/{cache} {block_size} 6 \
+                    high_watermark 20 low_watermark 10 autocommit_time 50'
+            }}
+            make
+            first kernel{block_size} 'file(/dev/mapper/wc, block_size={block_size})' /dev/mapper/wc
+            soon dmsetup remove wc
+            make
+            second kernel{block_size} 'file(/dev/mapper/wc, block_size={block_size})' /dev/mapper/wc
+            dmsetup message wc 0 flush
+            dmsetup status wc >$share/status{block_size}
+            soon dmsetup remove wc
+            size=block_size={block_size}
+            ours=\"writecache(file(/dev/{our_origin}, $size), file(/dev/{our_cache}, $size), \
+                high_watermark=20, low_watermark=10, autocommit_time=50ms)\"
+            first ours{block_size} \"$ours\" - format
+            second ours{block_size} \"$ours\" - message=flush\n",
+            BYTES / 512
+        )
+    };
+    let both = lines(4096, ["vda", "vdb", "vdc", "vdd"]) + &lines(512, ["vde", "vdf", "vdg", "vdh"]);
+    machine.run(vec!["dm-writecache"], &both);
+    for (block_size, origins) in [(4096, [0, 2]), (512, [4, 6])] {
+        let (kernel, ours) = (format!("kernel{block_size}"), format!("ours{block_size}"));
+        let expected = machine.expected(block_size, &[]);
+        expected.answers(&machine, &kernel);
+        expected.answers(&machine, &ours);
+        for (name, origin) in [&kernel, &ours].into_iter().zip(origins) {
+            expected.disk(&machine.disks[origin], 0, name);
+        }
+        // Documentation/admin-guide/device-mapper/writecache.rst: errors, blocks, free ones, those under write-back,
+        // reads, their hits, writes, their hits (uncommitted, committed), writes around, and allocated ones.
+        let said = machine.shared(&format!("status{block_size}"));
+        print!("dm-writecache, blocks of {block_size}: {said}");
+        assert_eq!(field(&said, 0), 0, "errors: {said}");
+        assert_eq!(
+            field(&said, 1),
+            field(&said, 2),
+            "not all blocks are free after the message flush: {said}"
+        );
+        assert!(field(&said, 10) > 0, "the kernel's cache took nothing: {said}");
+        let said = machine.shared(&format!("{ours}.2.said"));
+        let (written_back, left) = (status(&said, "written_back"), status(&said, "cached_blocks"));
+        println!("writecache, blocks of {block_size}: {written_back} blocks were written back");
+        assert!(written_back > 0 && left == 0, "{said}");
+    }
+}
+
+#[test]
+fn mirror_answers_as_raid1() {
+    let guest = need_guest!();
+    let seed = seed("mirror_answers_as_raid1", 42);
+    let machine = Machine::new(guest, &[16, 16, 8, 8], seed);
+    // With this version of the superblock the data lies at the beginning of the legs.
+    let lines = "
+        mdadm --create /dev/md0 --run --assume-clean --metadata=1.0 --level=1 --raid-devices=2 --bitmap=internal \
+            --bitmap-chunk=64K --write-behind=64 /dev/vda --write-mostly /dev/vdb 2>/dev/null
+        first kernel 'file(/dev/md0)' /dev/md0
+        cat /sys/block/md0/md/bitmap/max_backlog_used >$share/behind
+        soon mdadm --stop /dev/md0
+        mdadm --assemble --run /dev/md0 /dev/vda /dev/vdb
+        second kernel 'file(/dev/md0)' /dev/md0
+        soon mdadm --stop /dev/md0
+        ours='mirror(file(/dev/vdc), file(/dev/vdd), write_mostly=[1], write_behind=64, bitmap_chunk=64KiB)'
+        first ours \"$ours\" - format
+        second ours \"$ours\" -";
+    machine.run(vec!["raid1"], lines);
+    let expected = machine.expected(4096, &[]);
+    expected.answers(&machine, "kernel");
+    expected.answers(&machine, "ours");
+    for leg in &machine.disks[..2] {
+        expected.disk(leg, 0, "md RAID1");
+    }
+    for leg in &machine.disks[2..] {
+        // book/src/formats/mirror.md
+        let superblock = std::fs::read(leg).expect("a leg");
+        let data_offset = u64::from_le_bytes(superblock[48..56].try_into().expect("8 bytes"));
+        expected.disk(leg, data_offset as usize, "mirror");
+    }
+    let behind = machine.shared("behind");
+    println!("md's write-mostly leg was behind by up to {} writes", behind.trim());
+    assert_ne!(behind.trim(), "0", "it never was behind");
+}
+
+#[test]
+fn cache_answers_as_dm_cache() {
+    let guest = need_guest!();
+    let seed = seed("cache_answers_as_dm_cache", 43);
+    // Of each mode the metadata, the cache and the origin of the kernel's, and the cache and the origin of ours.
+    let machine = Machine::new(guest, &[4, 1, 4, 1, 4, 4, 1, 4, 1, 4], seed);
+    let lines = |mode: &str, [metadata, cache, origin, our_cache, our_origin]: [&str; 5]| {
+        format!(
+            "
+            disks='/dev/{metadata} /dev/{cache} /dev/{origin} 64'
+            make() {{ dmsetup create c --table \"0 {sectors} cache $disks 1 {mode} smq 0\"; }}
+            make
+            first {mode} 'file(/dev/mapper/c)' /dev/mapper/c rewrite
+            soon dmsetup remove c
+            make
+            second {mode} 'file(/dev/mapper/c)' /dev/mapper/c rewrite
+            dmsetup status c >$share/status-{mode}
+            dmsetup suspend c
+            dmsetup reload c --table \"0 {sectors} cache $disks 1 {mode} cleaner 0\"
+            dmsetup resume c
+            dirty() {{ dmsetup status c | cut -d ' ' -f 14; }}
+            until [ $(dirty) = 0 ]; do sleep 0.1; done
+            soon dmsetup remove c
+            ours='cache(file(/dev/{our_origin}), file(/dev/{our_cache}), mode={mode}, block_size=32KiB)'
+            first ours-{mode} \"$ours\" - rewrite format
+            second ours-{mode} \"$ours\" - rewrite message=detach until=detach=done\n",
+            sectors = BYTES / 512,
+        )
+    };
+    let writeback = lines("writeback", ["vda", "vdb", "vdc", "vdd", "vde"]);
+    let writethrough = lines("writethrough", ["vdf", "vdg", "vdh", "vdi", "vdj"]);
+    machine.run(vec!["dm-cache", "dm-cache-smq"], &(writeback + &writethrough));
+    let expected = machine.expected(4096, &["rewrite"]);
+    for (mode, [kernels, own]) in [("writeback", [2, 4]), ("writethrough", [7, 9])] {
+        let ours = format!("ours-{mode}");
+        for (name, origin) in [(mode, kernels), (&ours, own)] {
+            expected.answers(&machine, name);
+            expected.disk(&machine.disks[origin], 0, name);
+        }
+        // Documentation/admin-guide/device-mapper/cache.rst: the block size of the metadata, what is used of it, a block of
+        // the cache, what is used of it, hits and misses of reads, of writes, demotions, promotions, dirty blocks.
+        let said = machine.shared(&format!("status-{mode}"));
+        print!("dm-cache, {mode}: {said}");
+        let (hits, promotions) = (field(&said, 4) + field(&said, 6), field(&said, 9));
+        assert!(hits > 0 && promotions > 0, "nothing was cached: {said}");
+        let said = machine.shared(&format!("{ours}.2.said"));
+        let [hits, promotions] = ["write_hits", "promotions"].map(|key| status(&said, key));
+        println!("cache, {mode}: {hits} writes hit, {promotions} blocks were promoted");
+        assert!(hits > 0 && promotions > 0, "nothing was cached: {said}");
+    }
+}
+
+/// The proof that answers can differ: a device that loses some of the writes.
+#[test]
+fn lost_writes_are_found_out() {
+    let seed = seed("lost_writes_are_found_out", 44);
+    let answers = |stack: &str| {
+        let arguments = [stack.to_owned(), seed.to_string(), "1".into(), HALF.to_string(), BYTES.to_string()];
+        run(SEQUENCE, &arguments).ok()
+    };
+    let right = answers("ram(4MiB)");
+    assert_eq!(answers("fault(ram(4MiB), \"read delay=1us..200us\")"), right);
+    assert_ne!(answers("fault(ram(4MiB), \"write drop every=20\")"), right);
+}
