@@ -282,7 +282,8 @@ fn written_fast(writing: &Writing, slot: u32, block: u64, is_ok: bool) -> bool {
     }
     let known = core.entry(slot);
     if known.block == block && known.dirty & touched == touched {
-        return !core.is_committing.get();
+        // What is being said may not be durable yet, and what was being said when the table failed may never be.
+        return !core.is_committing.get() && core.failure.borrow().is_none();
     }
     state.queue_must(slot);
     false
