@@ -145,6 +145,8 @@ pub(super) struct Core {
     /// The committer is at it.
     pub is_committing: Cell<bool>,
     pub failure: RefCell<Option<Error>>,
+    /// When the table failed, it said, or may have said, of something that the cache counts.
+    pub still_counts: Cell<bool>,
     /// For the committer.
     pub work: Notify,
     /// For the evictor and the cleaner.
@@ -265,11 +267,9 @@ impl Core {
         }
     }
 
-    /// The cache has failed, and nothing that counts is in it.
+    /// The cache has failed, and nothing that counts is in it, whatever of its table is found later.
     pub fn goes_on_without_cache(&self) -> bool {
-        self.failure.borrow().is_some()
-            && self.writes() != Mode::Writeback
-            && self.state.borrow().dirty_slots == 0
+        self.failure.borrow().is_some() && self.writes() != Mode::Writeback && !self.still_counts.get()
     }
 
     /// Flushes the origin if something was written there.
