@@ -2,7 +2,7 @@
 
 use super::counters::Counters;
 use super::shape::Shape;
-use super::state::{Entry, HOT, LEAVING, MARKING, Slot, State};
+use super::state::{EXCLUSIVE, Entry, HOT, LEAVING, MARKING, Slot, State};
 use crate::table::{Medium, Table};
 use block::{Error, Result};
 use runtime::sync::Notify;
@@ -208,7 +208,7 @@ impl Core {
                 valid |= clean & old.valid;
                 dirty |= clean & old.valid;
             }
-        } else if slot.writers == 0 && is_flushed {
+        } else if slot.writers == 0 && !slot.has(EXCLUSIVE) && is_flushed {
             valid |= clean;
         } else {
             as_before(clean, &mut valid, &mut dirty);
