@@ -251,10 +251,14 @@ impl Core {
     pub async fn flush(&self) -> Result<()> {
         self.flush_origin().await?;
         loop {
+            // What was to be told to a table that failed waits in no list any more.
+            if let Some(error) = self.failure.borrow().clone() {
+                return if self.goes_on_without_cache() { Ok(()) } else { Err(error) };
+            }
             let is_needed = self.is_committing.get()
                 || self.fast_epochs.is_dirty()
                 || !self.state.borrow().must.is_empty();
-            if !is_needed || self.goes_on_without_cache() {
+            if !is_needed {
                 return Ok(());
             }
             self.commit(Level::All).await?;
