@@ -4,3 +4,4 @@ pub mod foreign;
 pub mod guest;
 pub mod halves;
 pub mod oracle;
+pub mod worlds;

@@ -230,6 +230,13 @@ pub(crate) fn incompressible(seed: u64, largest: usize) -> Data {
     buffer.freeze()
 }
 
+/// So many bytes that are these over and over.
+pub(crate) fn repeated(pattern: &[u8], length: usize) -> Data {
+    let mut buffer = Buffer::zeroed(length);
+    buffer.filled_mut().iter_mut().zip(pattern.iter().cycle()).for_each(|(byte, from)| *byte = *from);
+    buffer.freeze()
+}
+
 /// Writes the whole device once, 1 MiB at a time, with bytes that can't be compressed, and flushes it.
 ///
 /// # Errors

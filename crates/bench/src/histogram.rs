@@ -1,4 +1,4 @@
-//! Latencies as HDR histograms, and operations over time.
+//! Latencies as HDR histograms.
 //!
 //! [`Histogram`] has a bucket for every value below 128 ns and 128 equal ones for each power of two above, so
 //! that any value up to [`HIGHEST`] is kept to within 0.8 %, minimum, maximum and mean exactly. Recording is a
@@ -7,13 +7,12 @@
 //! the tests hold it against that crate.
 
 use serde::{Deserialize, Serialize};
-use std::time::Duration;
 
 /// The power of two of buckets per doubling.
-const SUB_BITS: u32 = 7;
+pub(crate) const SUB_BITS: u32 = 7;
 /// The power of two that the highest value is below.
 const TOP_BITS: u32 = 42;
-const BUCKETS: usize = ((TOP_BITS - SUB_BITS + 1) << SUB_BITS) as usize;
+pub(crate) const BUCKETS: usize = ((TOP_BITS - SUB_BITS + 1) << SUB_BITS) as usize;
 
 /// The highest latency that is told apart, in nanoseconds (73 minutes); a higher one counts as this one.
 pub const HIGHEST: u64 = (1 << TOP_BITS) - 1;
@@ -42,14 +41,14 @@ impl Default for Histogram {
 
 /// The bucket of a value that is at most [`HIGHEST`].
 #[inline]
-fn bucket(value: u64) -> usize {
+pub(crate) fn bucket(value: u64) -> usize {
     // With at least the sub-bucket bits, small values need no branch: their shift is 0.
     let shift = (63 - (value | (1 << SUB_BITS)).leading_zeros()) - SUB_BITS;
     ((u64::from(shift) << SUB_BITS) + (value >> shift)) as usize
 }
 
 /// The smallest value of a bucket, and how many values share it.
-fn values(bucket: usize) -> (u64, u64) {
+pub(crate) fn values(bucket: usize) -> (u64, u64) {
     let bucket = bucket as u64;
     let shift = (bucket >> SUB_BITS).saturating_sub(1);
     ((bucket - (shift << SUB_BITS)) << shift, 1 << shift)
@@ -169,84 +168,6 @@ pub struct CurvePoint {
     pub ns: u64,
 }
 
-/// How many intervals a [`Series`] holds at most: when one more is needed, all become twice as long.
-pub const SERIES_LIMIT: usize = 1024;
-
-/// Operations over time, in intervals of equal length. Bounded, however long a run is.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Series {
-    /// The length of an interval, in nanoseconds.
-    interval_ns: u64,
-    /// Operations that ended in each, in order.
-    operations: Vec<u64>,
-}
-
-impl Default for Series {
-    fn default() -> Self {
-        Series::new(Duration::from_millis(100))
-    }
-}
-
-impl Series {
-    /// An empty one with intervals of this length (at least 1 ns).
-    pub fn new(interval: Duration) -> Self {
-        Series {
-            interval_ns: (interval.as_nanos() as u64).max(1),
-            operations: Vec::with_capacity(SERIES_LIMIT),
-        }
-    }
-
-    /// Counts operations that ended this many nanoseconds after the start. Allocates nothing.
-    #[inline]
-    pub fn record(&mut self, since_start_ns: u64, operations: u64) {
-        let mut index = since_start_ns / self.interval_ns;
-        while index >= SERIES_LIMIT as u64 {
-            self.halve();
-            index = since_start_ns / self.interval_ns;
-        }
-        let index = index as usize;
-        if index >= self.operations.len() {
-            self.operations.resize(index + 1, 0);
-        }
-        self.operations[index] += operations;
-    }
-
-    fn halve(&mut self) {
-        let halves = self.operations.len().div_ceil(2);
-        for half in 0..halves {
-            let second = self.operations.get(2 * half + 1).copied().unwrap_or(0);
-            self.operations[half] = self.operations[2 * half] + second;
-        }
-        self.operations.truncate(halves);
-        self.interval_ns = self.interval_ns.saturating_mul(2);
-    }
-
-    /// Adds another one whose intervals began at the same time with the same length.
-    pub fn merge(&mut self, mut other: Series) {
-        while self.interval_ns < other.interval_ns {
-            self.halve();
-        }
-        while other.interval_ns < self.interval_ns {
-            other.halve();
-        }
-        if self.operations.len() < other.operations.len() {
-            self.operations.resize(other.operations.len(), 0);
-        }
-        for (mine, theirs) in self.operations.iter_mut().zip(&other.operations) {
-            *mine += theirs;
-        }
-    }
-
-    /// The middle of each interval in seconds after the start, and its operations per second. The last
-    /// interval, which is rarely whole, is left out unless it is the only one.
-    pub fn rates(&self) -> Vec<(f64, f64)> {
-        let seconds = self.interval_ns as f64 / 1e9;
-        let whole = self.operations.len().saturating_sub(1).max(1).min(self.operations.len());
-        let points = self.operations[..whole].iter().enumerate();
-        points.map(|(index, count)| ((index as f64 + 0.5) * seconds, *count as f64 / seconds)).collect()
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -278,23 +199,6 @@ mod tests {
         assert_eq!(histogram.curve().last().unwrap().percent, 99.9);
         histogram.clear();
         assert_eq!(histogram.count(), 0);
-    }
-
-    #[test]
-    fn a_series_stays_bounded_and_loses_nothing() {
-        let mut series = Series::default();
-        for second in 0..1000 {
-            series.record(second * 1_000_000_000, 7);
-        }
-        assert!(series.operations.len() <= SERIES_LIMIT);
-        assert_eq!(series.operations.iter().sum::<u64>(), 7000);
-        let mut short = Series::default();
-        short.record(250_000_000, 10);
-        short.record(350_000_000, 10);
-        assert_eq!(short.rates()[2], (0.25, 100.0));
-        series.merge(short);
-        assert_eq!(series.operations.iter().sum::<u64>(), 7020);
-        series.record(u64::MAX, 1);
     }
 
     proptest! {

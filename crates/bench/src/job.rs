@@ -231,6 +231,15 @@ pub struct Job {
     pub randrepeat: bool,
     /// Operations per second that each clone starts at most, per direction.
     pub rate_iops: PerDirection<Option<u64>>,
+    /// How long each clone waits after every `thinktime_blocks` operations, when those in flight have ended.
+    pub thinktime: Duration,
+    /// After how many operations it waits, at least 1.
+    pub thinktime_blocks: u64,
+    /// Whether writes are zeros, rather than bytes that can't be compressed (`zero_buffers`).
+    pub zero_buffers: bool,
+    /// What every write consists of, over and over from its first byte (`buffer_pattern`); goes before `zero_buffers`. What
+    /// `verify` stamps goes before both.
+    pub buffer_pattern: Option<Vec<u8>>,
     /// A flush after every so many writes; 0: none. Our devices have one flush, so `fsync` and `fdatasync`
     /// are the same to them; peers are told which.
     pub fsync: u32,
@@ -280,6 +289,10 @@ impl Job {
             randseed: None,
             randrepeat: true,
             rate_iops: PerDirection::all(None),
+            thinktime: Duration::ZERO,
+            thinktime_blocks: 1,
+            zero_buffers: false,
+            buffer_pattern: None,
             fsync: 0,
             fdatasync: 0,
             sync: false,
@@ -418,6 +431,12 @@ impl Job {
         let rates = [read, write, trim].map(|rate| rate.map_or_else(String::new, |rate| rate.to_string()));
         let same = read == write && write == trim;
         push(has_rate, "rate_iops", if same { rates[0].clone() } else { rates.join(",") });
+        push(!self.thinktime.is_zero(), "thinktime", in_time(self.thinktime));
+        push(self.thinktime_blocks != 1, "thinktime_blocks", self.thinktime_blocks.to_string());
+        push(self.zero_buffers, "zero_buffers", "1".into());
+        let hexadecimal = |bytes: &[u8]| bytes.iter().map(|byte| format!("{byte:02x}")).collect::<String>();
+        let pattern = self.buffer_pattern.as_deref();
+        push(pattern.is_some(), "buffer_pattern", format!("0x{}", hexadecimal(pattern.unwrap_or_default())));
         push(self.fsync > 0, "fsync", self.fsync.to_string());
         push(self.fdatasync > 0, "fdatasync", self.fdatasync.to_string());
         push(self.sync, "sync", "dsync".into());

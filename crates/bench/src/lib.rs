@@ -12,5 +12,6 @@ pub mod problem;
 pub mod report;
 pub mod results;
 pub mod runner;
+pub mod series;
 pub mod table;
 pub mod units;

@@ -28,15 +28,19 @@
 //! A peer may also be a `command` that prints fio's JSON, and may work on a `[server.NAME]` that is started
 //! afresh for every run; a stack may, too (`server = "NAME"`, `line = "nbd-client(unix:{socket})"`, and
 //! `ours = false` where the server is somebody else's). What isn't a workload, but a command that prints a table,
-//! is a `[table.NAME]`. A plan is read and checked whole, everything wrong is said at once, and nothing is
+//! is a `[table.NAME]`. What others have published stands in `[published.NAME]`; what is different where a plan is run in full,
+//! in `[full]`. A plan is read and checked whole, everything wrong is said at once, and nothing is
 //! started here: [`Plan::runs`] is the list of what is to be run, in order. What a stack's line means is left
 //! to crate `stack`; carrying the list out, to [`runner`](crate::runner).
 
+mod full;
+mod published;
 mod reader;
 mod runs;
 mod tables;
 mod workload;
 
+pub use published::Published;
 pub use runs::{Role, Run, Subject};
 pub use tables::TableCommand;
 
@@ -67,6 +71,12 @@ pub struct Plan {
     pub tables: Vec<TableCommand>,
     /// Which ratios are computed: subject and baseline.
     pub pairs: Vec<(String, String)>,
+    /// What others have published about the subjects.
+    pub published: Vec<Published>,
+    /// Where that was published, for people.
+    pub published_in: Option<String>,
+    /// The same plan as it is run in full, if it says what that changes.
+    pub full: Option<Box<Plan>>,
 }
 
 /// A stack of ours that runs workloads.
@@ -166,15 +176,38 @@ impl Plan {
     /// Everything that is wrong with it, in the order of the text.
     pub fn parse(file: &str, text: &str) -> Result<Plan, Problems> {
         let mut reader = Reader::default();
-        let document = reader.document(text);
-        let sections = ["plan", "stack", "workload", "peer", "server", "table", "compare"];
-        reader.check_keys("a plan", &document, &sections);
+        let mut document = reader.document(text);
+        let full = document.iter().position(|entry| entry.key == "full").map(|at| document.remove(at));
+        let mut plan = Plan::read(&mut reader, file, &document);
+        if let Some(full) = full {
+            let mut laid = Reader::default();
+            let document = full::laid_over(&mut laid, &document, &full);
+            let mut whole = Plan::read(&mut laid, file, &document);
+            if whole.name == plan.name {
+                whole.name.push_str("-full");
+            }
+            plan.full = Some(Box::new(whole));
+            // What is wrong with both is said once.
+            for problem in laid.problems {
+                if !reader.problems.contains(&problem) {
+                    reader.problems.push(problem);
+                }
+            }
+        }
+        Problems::or(file, reader.problems, plan)
+    }
+
+    /// Reads what stands in a document, and notes what is wrong with it.
+    fn read(reader: &mut Reader, file: &str, document: &[Entry]) -> Plan {
+        let sections =
+            ["plan", "stack", "workload", "peer", "server", "table", "compare", "published", "full"];
+        reader.check_keys("a plan", document, &sections);
         let section = |reader: &mut Reader, key: &str| -> &[Entry] {
-            find(&document, key).map_or(&[], |entry| reader.table(entry))
+            find(document, key).map_or(&[], |entry| reader.table(entry))
         };
 
-        let head = section(&mut reader, "plan");
-        reader.check_keys("[plan]", head, &["name", "title", "repetitions", "warm_up"]);
+        let head = section(reader, "plan");
+        reader.check_keys("[plan]", head, &["name", "title", "repetitions", "warm_up", "published_in"]);
         let stem =
             std::path::Path::new(file).file_stem().map_or("plan".into(), |stem| stem.to_string_lossy());
         let name = reader.text(head, "name").unwrap_or_else(|| stem.into_owned());
@@ -183,27 +216,58 @@ impl Plan {
         let warm_up = reader.time(head, "warm_up").unwrap_or_default();
 
         let stacks: Vec<_> =
-            section(&mut reader, "stack").iter().filter_map(|it| stack(&mut reader, it, &document)).collect();
-        let servers: Vec<_> =
-            section(&mut reader, "server").iter().filter_map(|it| server(&mut reader, it)).collect();
-        let peer_entries = section(&mut reader, "peer");
-        let peers: Vec<_> = peer_entries.iter().filter_map(|it| peer(&mut reader, it, &document)).collect();
+            section(reader, "stack").iter().filter_map(|it| stack(reader, it, document)).collect();
+        let servers: Vec<_> = section(reader, "server").iter().filter_map(|it| server(reader, it)).collect();
+        let peers: Vec<_> =
+            section(reader, "peer").iter().filter_map(|it| peer(reader, it, document)).collect();
         let tables: Vec<_> =
-            section(&mut reader, "table").iter().filter_map(|it| tables::table(&mut reader, it)).collect();
-        let mut plan =
-            Plan { name, title, stacks, peers, servers, workloads: Vec::new(), tables, pairs: Vec::new() };
+            section(reader, "table").iter().filter_map(|it| tables::table(reader, it)).collect();
+        let entries = section(reader, "published");
+        let published = entries.iter().filter_map(|it| published::published(reader, it)).collect();
+        let mut plan = Plan {
+            name,
+            title,
+            stacks,
+            peers,
+            servers,
+            workloads: Vec::new(),
+            tables,
+            pairs: Vec::new(),
+            published,
+            published_in: reader.text(head, "published_in"),
+            full: None,
+        };
         // Names, not what could be read: one slip in a stack shall not make its name unknown as well.
-        let subjects = subject_names(&mut reader, &document);
-        for entry in section(&mut reader, "workload") {
-            plan.add_workload(&mut reader, entry, &subjects, (repetitions, warm_up));
+        let subjects = subject_names(reader, document);
+        for entry in section(reader, "workload") {
+            plan.add_workload(reader, entry, &subjects, (repetitions, warm_up));
         }
-        let compare = section(&mut reader, "compare");
-        plan.pairs = pairs(&mut reader, compare, &subjects, &plan);
+        let compare = section(reader, "compare");
+        plan.pairs = pairs(reader, compare, &subjects, &plan);
+        for entry in entries {
+            check_name(reader, entry.place, "subject", &entry.key, &subjects);
+            plan.check_workload(reader, entry);
+        }
         if reader.problems.is_empty() && (plan.workloads.is_empty() || subjects.is_empty()) {
             let message = "a plan needs at least one [workload.NAME] and one [stack.NAME] or [peer.NAME]";
             reader.refuse(Place { line: 1, column: 1 }, message);
         }
-        Problems::or(file, reader.problems, plan)
+        plan
+    }
+
+    /// Refuses published figures of a workload that isn't there.
+    fn check_workload(&self, reader: &mut Reader, entry: &Entry) {
+        let published = self.published.iter().find(|published| published.subject == entry.key);
+        let Some(name) = published.and_then(|published| published.workload.as_ref()) else { return };
+        let mut known: Vec<String> = Vec::new();
+        for workload in &self.workloads {
+            for name in [&workload.section, &workload.name] {
+                if !known.contains(name) {
+                    known.push(name.clone());
+                }
+            }
+        }
+        check_name(reader, entry.place, "workload", name, &known);
     }
 
     fn add_workload(

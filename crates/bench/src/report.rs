@@ -4,8 +4,10 @@
 //! shows the words of the point under the pointer. Whatever comes from a plan, a peer or a machine is escaped,
 //! and the page's own policy forbids it to load anything. What the figures mean is left to [`Results`].
 
+mod beside;
 mod charts;
 mod grids;
+mod over_time;
 mod svg;
 
 use crate::matrix;
@@ -70,6 +72,7 @@ pub fn render(results: &Results) -> String {
         let _ = writeln!(content, "<ul class=\"notes\">{items}</ul>");
     }
     let others = matrix::others(results);
+    content.push_str(&beside::section(results, &palette));
     content.push_str(&at_a_glance(results, &others));
     for table in &results.tables {
         content.push_str(&printed(table));
@@ -214,7 +217,11 @@ fn section(results: &Results, workload: &str, palette: &Palette) -> String {
     let cpu = cpu + &amplification;
     card("IOPS: median, and a dot per repetition", iops.map(|iops| iops + &cpu));
     card("Latency: median and range of repetitions", charts::latency(results, workload, palette));
-    card("IOPS over time, a line per repetition", charts::over_time(results, workload, palette));
+    card("IOPS over time, a line per repetition", over_time::rates(results, workload, palette));
+    card(
+        "Latency over time: median, p99 (thin), longest (dots)",
+        over_time::latency_over_time(results, workload, palette),
+    );
     let _ = writeln!(
         html,
         "<div class=\"card wide\"><div class=\"scroll\">{}</div></div>\n</div>\n</section>",
@@ -273,8 +280,25 @@ fn figures(results: &Results, workload: &str, palette: &Palette) -> String {
             palette.index(&subject),
             escape(&subject)
         );
+        html.push_str(&published(results, workload, &subject, heading.len() - 1));
     }
     html + "</table>"
+}
+
+/// A row below a subject's with what others have published about it.
+fn published(results: &Results, workload: &str, subject: &str, columns: usize) -> String {
+    let of = |figure| results.published_of(workload, subject, figure);
+    let places = [(0, Figure::Iops), (1, Figure::Bandwidth), (3, Figure::P50), (5, Figure::P99)];
+    let mut cells = vec![String::new(); columns];
+    let mut is_any = false;
+    for (place, figure) in places {
+        if let Some(found) = of(figure) {
+            cells[place] = format!("{} ({})", figure.say(found.published), units::ratio(found.ratio));
+            is_any = true;
+        }
+    }
+    let cells: String = cells.iter().map(|cell| format!("<td>{cell}</td>")).collect();
+    if is_any { format!("<tr class=\"said\"><td>published</td>{cells}</tr>") } else { String::new() }
 }
 
 /// The machine, the versions, and what exactly was run.
@@ -337,7 +361,7 @@ mod tests {
             assert!(!page.contains(foreign), "{foreign}");
         }
         assert!(!page.contains("NaN") && !page.contains("inf\""), "only numbers in the pictures");
-        assert_eq!(page.matches("<svg").count(), 2 + 2 * 4);
+        assert_eq!(page.matches("<svg").count(), 2 + 2 * 5);
     }
 
     #[test]
@@ -357,6 +381,26 @@ mod tests {
         assert!(!page.contains("<script>alert") && !page.contains("\" onload"), "escaped");
         assert_eq!(page.matches("<script>").count(), 1, "only ours");
         assert!(page.contains("{title}"), "a part's own braces stay");
+    }
+
+    #[test]
+    fn what_was_published_is_drawn() {
+        let mut results = sample();
+        let figures = vec![(Figure::Iops, 88_016.0), (Figure::P50, 700_000.0)];
+        let published = crate::plan::Published { subject: "file".into(), workload: None, figures };
+        results.set_beside(&[published]);
+        results.published_in = Some("Table <1>".into());
+        let page = render(&results);
+        for part in [
+            "Beside what was published",
+            "Table &lt;1&gt;",
+            "class=\"published\"",
+            "44.0 k  ◇ 88.0 k  ×0.50",
+            "<td>published</td><td>88.0 k (×0.12)</td><td></td><td></td><td>700 µs (",
+        ] {
+            assert!(page.contains(part), "{part}");
+        }
+        assert_eq!(page.matches("<svg").count(), 2 + 2 * 5 + 2 * 2);
     }
 
     #[test]

@@ -5,7 +5,8 @@
 //! [`SCHEMA`] names its version.
 
 use crate::environment::Environment;
-use crate::histogram::{CurvePoint, Latency, Series};
+use crate::histogram::{CurvePoint, Latency};
+use crate::series::Series;
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
 
@@ -40,6 +41,12 @@ pub struct Results {
     /// The ratios that the plan asked for.
     #[serde(default)]
     pub comparisons: Vec<Comparison>,
+    /// What was measured beside what others have published.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub published: Vec<Published>,
+    /// Where that was published.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub published_in: Option<String>,
 }
 
 /// One measured run.
@@ -237,7 +244,7 @@ pub struct Measurement {
     /// The percentile curve.
     #[serde(default)]
     pub curve: Vec<CurvePoint>,
-    /// Operations over time.
+    /// Operations and their latencies over time.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub series: Option<Series>,
 }
@@ -353,7 +360,61 @@ pub struct Ratios {
     pub pairs: Vec<f64>,
 }
 
+/// What was measured of a subject beside what others have published about it.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct Published {
+    /// The workload's name.
+    pub workload: String,
+    /// Whose figures they are.
+    pub subject: String,
+    /// Figure by figure.
+    pub figures: BTreeMap<Figure, PublishedFigure>,
+}
+
+/// A published figure and ours, in the figure's own unit: per second, bytes per second, nanoseconds.
+#[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
+pub struct PublishedFigure {
+    /// What was published.
+    pub published: f64,
+    /// What was measured: the median of the repetitions.
+    pub measured: f64,
+    /// Measured divided by published.
+    pub ratio: f64,
+}
+
 impl Results {
+    /// Sets these published figures beside what was measured, wherever there is something.
+    pub fn set_beside(&mut self, published: &[crate::plan::Published]) {
+        let mut beside = Vec::new();
+        for workload in self.workloads() {
+            for subject in self.subjects(&workload) {
+                let is_meant = |it: &&crate::plan::Published| {
+                    let section = self.of(&workload, &subject).find_map(|run| run.workload.point.as_ref());
+                    let names = [Some(&workload), section.map(|point| &point.section)];
+                    it.subject == subject
+                        && it.workload.as_ref().is_none_or(|name| names.contains(&Some(name)))
+                };
+                let figures = published.iter().filter(is_meant).flat_map(|it| &it.figures);
+                let figures = figures.filter_map(|(figure, published)| {
+                    let measured = self.median_of(&workload, &subject, *figure)?;
+                    let (published, ratio) = (*published, measured / published);
+                    Some((*figure, PublishedFigure { published, measured, ratio }))
+                });
+                let figures: BTreeMap<_, _> = figures.collect();
+                if !figures.is_empty() {
+                    beside.push(Published { workload: workload.clone(), subject, figures });
+                }
+            }
+        }
+        self.published = beside;
+    }
+
+    /// What was published about a subject on a workload.
+    pub fn published_of(&self, workload: &str, subject: &str, figure: Figure) -> Option<PublishedFigure> {
+        let found = self.published.iter().find(|it| it.workload == workload && it.subject == subject)?;
+        found.figures.get(&figure).copied()
+    }
+
     /// Computes [`Results::comparisons`] for these pairs of subject and baseline, on every workload that both
     /// have run. A repetition in which one of the two is missing or had errors doesn't count.
     pub fn compare(&mut self, pairs: &[(String, String)]) {
@@ -471,14 +532,17 @@ pub(crate) mod tests {
     use super::*;
     use crate::histogram::Histogram;
     use crate::job::Job;
+    use crate::series::Recorder;
 
     pub(crate) fn run(subject: &str, workload: &str, repetition: u32, iops: f64) -> RunResult {
         let mut histogram = Histogram::new();
         for step in 1..=2000u64 {
             histogram.record((1e9 / iops) as u64 * 32 + step * step / 9);
         }
-        let mut series = Series::default();
-        (0..20).for_each(|index| series.record(index * 100_000_000, (iops / 10.0) as u64));
+        let mut recorder = Recorder::default();
+        for index in 0..2000 {
+            recorder.record(index * 1_000_000, (1e9 / iops) as u64 * 32 + index * 50);
+        }
         let measurement = Measurement {
             operations: (iops * 2.0) as u64,
             bytes: (iops * 2.0) as u64 * 4096,
@@ -488,7 +552,7 @@ pub(crate) mod tests {
             latency_ns: histogram.summary(),
             cpu_seconds: 1.0,
             curve: histogram.curve(),
-            series: (subject != "fio").then_some(series),
+            series: (subject != "fio").then(|| recorder.series()),
             ..Measurement::default()
         };
         RunResult {
@@ -521,6 +585,8 @@ pub(crate) mod tests {
             tables: vec![],
             runs,
             comparisons: vec![],
+            published: vec![],
+            published_in: None,
         };
         results.compare(&[("file".into(), "fio".into())]);
         results
@@ -564,6 +630,31 @@ pub(crate) mod tests {
             assert!(run["latency_ns"][key].is_number(), "{key}");
         }
         assert!(value["comparisons"][0]["ratios"]["cpu_per_operation"]["median"].is_number());
+    }
+
+    #[test]
+    fn published_figures_stand_beside_measured_ones() {
+        let mut results = sample();
+        let published = |subject: &str, workload: Option<&str>, figures: &[(Figure, f64)]| {
+            let workload = workload.map(str::to_owned);
+            crate::plan::Published { subject: subject.into(), workload, figures: figures.to_vec() }
+        };
+        results.set_beside(&[
+            published("file", Some("randread iodepth=32"), &[(Figure::Iops, 88_016.0), (Figure::P50, 1e6)]),
+            published("fio", None, &[(Figure::Iops, 20_000.0)]),
+            published("nobody", None, &[(Figure::Iops, 1.0)]),
+        ]);
+        let ratio = |workload, subject, figure| {
+            results.published_of(workload, subject, figure).map(|found| found.ratio)
+        };
+        assert_eq!(ratio("randread iodepth=32", "file", Figure::Iops), Some(0.5));
+        assert_eq!(ratio("randread iodepth=1", "file", Figure::Iops), None);
+        assert_eq!(ratio("randread iodepth=1", "fio", Figure::Iops), Some(0.5));
+        assert_eq!(ratio("randread iodepth=32", "fio", Figure::Iops), Some(2.0));
+        let json: serde_json::Value = serde_json::from_str(&results.to_json()).unwrap();
+        let found = &json["published"][1];
+        assert_eq!((&found["subject"], &found["figures"]["iops"]["ratio"]), (&"file".into(), &0.5.into()));
+        assert!(found["figures"]["p50"]["measured"].is_number());
     }
 
     #[test]

@@ -214,6 +214,8 @@ impl<'a> Benchmark<'a> {
                 tables: Vec::new(),
                 runs: Vec::new(),
                 comparisons: Vec::new(),
+                published: Vec::new(),
+                published_in: None,
             },
         };
         match &self.what {
@@ -261,6 +263,8 @@ impl Session<'_> {
             self.batch(plan, batch, steps);
         }
         self.results.compare(&plan.pairs);
+        self.results.set_beside(&plan.published);
+        self.results.published_in.clone_from(&plan.published_in);
     }
 
     /// Runs of one subject on one setup; of a peer, a single one.

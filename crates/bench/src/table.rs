@@ -1,7 +1,7 @@
 //! The table at the end of a run, for a terminal.
 
 use crate::matrix::{self, Matrix};
-use crate::results::{Comparison, Figure, Results, Table};
+use crate::results::{Comparison, Figure, Published, Results, Table};
 use crate::units;
 use std::fmt::Write;
 
@@ -94,6 +94,11 @@ pub fn render(results: &Results) -> String {
         if !comparisons.is_empty() {
             out.push('\n');
             ratios(&comparisons).write(&mut out);
+        }
+        let published: Vec<_> = results.published.iter().filter(|it| it.workload == workload).collect();
+        if !published.is_empty() {
+            out.push('\n');
+            beside(&published).write(&mut out);
         }
     }
     for note in &results.notes {
@@ -216,6 +221,20 @@ fn ratios(comparisons: &[&Comparison]) -> Grid {
     grid
 }
 
+/// What was measured beside what others have published.
+fn beside(published: &[&Published]) -> Grid {
+    let mut grid = Grid::default();
+    for published in published {
+        let mut row = vec![format!("{} / published", published.subject)];
+        row.extend(published.figures.iter().map(|(figure, found)| {
+            let ratio = units::ratio(found.ratio);
+            format!("{} {ratio} of {}", figure.title(), figure.say(found.published))
+        }));
+        grid.rows.push(row);
+    }
+    grid
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -236,6 +255,17 @@ mod tests {
         assert!(lines[6].contains("file / fio") && lines[6].contains("IOPS ×1.10 ▲ better"), "{}", lines[6]);
         assert!(lines[6].contains("(3 pairs)"));
         assert!(text.contains("note: qsd is left out"));
+    }
+
+    #[test]
+    fn published_figures_stand_below() {
+        let mut results = sample();
+        let figures = vec![(Figure::Iops, 12_000.0), (Figure::P99, 4e6)];
+        let workload = Some("randread iodepth=1".into());
+        results.set_beside(&[crate::plan::Published { subject: "file".into(), workload, figures }]);
+        let text = render(&results);
+        assert_eq!(text.matches("file / published").count(), 1, "{text}");
+        assert!(text.contains("file / published  IOPS ×0.92 of 12.0 k  p99 ×"), "{text}");
     }
 
     #[test]

@@ -50,12 +50,13 @@ pub fn bandwidth(value: f64) -> String {
     format!("{}/s", in_units(value, 1024.0, &["B", "KiB", "MiB", "GiB", "TiB", "PiB"]))
 }
 
-/// A ratio: `×1.04`.
+/// A ratio: `×1.04`, `×0.0021`.
 pub fn ratio(value: f64) -> String {
     match value {
         v if v >= 99.95 => format!("×{v:.0}"),
         v if v >= 9.995 => format!("×{v:.1}"),
-        v => format!("×{v:.2}"),
+        v if v >= 0.0995 => format!("×{v:.2}"),
+        v => format!("×{v:.4}"),
     }
 }
 
@@ -95,7 +96,7 @@ mod tests {
         assert_eq!(bytes(4096.0), "4 KiB");
         assert_eq!(bytes(1.5 * 1024.0 * 1024.0), "1.50 MiB");
         assert_eq!(bandwidth(782_237_696.0), "746 MiB/s");
-        assert_eq!(ratio(1.044), "×1.04");
+        assert_eq!([ratio(1.044), ratio(0.104), ratio(0.0021)], ["×1.04", "×0.10", "×0.0021"]);
     }
 
     #[test]

@@ -154,3 +154,49 @@ fn jobs_that_cannot_run_are_refused() {
     large.size = Some(Amount::Bytes(1 << 30));
     assert!(refused(large).contains("the device has only"));
 }
+
+/// What is in a device of 64 KiB.
+fn contents(part: &Arc<dyn DevicePart>) -> Vec<u8> {
+    let part = part.clone();
+    let read = move || async move {
+        let device = part.open().await.expect("it opens");
+        let (result, buffer) = device.read(BlockIndex(0), Buffer::new(64 << 10)).await;
+        result.expect("it reads");
+        buffer.filled().to_vec()
+    };
+    runtime::run(Config::default(), read).expect("it starts")
+}
+
+#[test]
+fn writes_contain_what_the_job_says() {
+    let mut write = job(ReadWrite::RandWrite);
+    (write.iodepth, write.block_size) = (4, PerDirection::all(BlockSizes { min: 4096, max: 16384 }));
+    write.io_size = Some(Amount::Bytes(1 << 20));
+    write.norandommap = true;
+    let part = ram(64 << 10);
+    let run = |job: &Job| assert_eq!(measure(part.clone(), vec![job.clone()])[0].errors, 0);
+    run(&write);
+    let random = contents(&part);
+    assert!(random.chunks(512).all(|sector| sector.iter().any(|byte| *byte != sector[0])), "random bytes");
+    write.zero_buffers = true;
+    run(&write);
+    assert!(contents(&part).iter().all(|byte| *byte == 0), "zeros over what was there");
+    let pattern = vec![1, 2, 3, 4];
+    write.buffer_pattern = Some(pattern.clone());
+    run(&write);
+    assert_eq!(contents(&part), pattern.repeat(16 << 10), "the pattern goes before zeros");
+}
+
+#[test]
+fn a_job_waits_after_so_many_operations() {
+    let mut bursts = job(ReadWrite::RandWrite);
+    (bursts.iodepth, bursts.time_based, bursts.norandommap) = (8, true, true);
+    bursts.runtime = Some(Duration::from_millis(900));
+    (bursts.thinktime, bursts.thinktime_blocks) = (Duration::from_millis(400), 1000);
+    let measured = measure(Arc::new(NullPart::new(1 << 30, BlockSize::default())), vec![bursts]).remove(0);
+    // Bursts at 0, 0.4 and 0.8 s, the last of them ended by the clock; each may run on by what is in flight.
+    assert!((1000..=3 * 1008).contains(&measured.operations), "{}", measured.operations);
+    let series = measured.series.expect("there were operations");
+    let busy = series.rates().iter().filter(|(_, rate)| *rate > 0.0).count();
+    assert!(busy <= 4, "most of the time it waits: {:?}", series.rates());
+}

@@ -118,15 +118,36 @@ impl GrowingWords {
     /// each must have been. Says whether that was done: else they are as they were. Takes 0.4 ms per huge page or more,
     /// in which whoever touches it waits. (MADV_COLLAPSE, Linux 6.1.)
     pub fn gather(&self, words: Range<usize>) -> bool {
-        let page = HUGE_PAGE / size_of::<AtomicU32>();
-        let (first, end) = (words.start.next_multiple_of(page), words.end.min(self.len()) / page * page);
-        if first >= end {
-            return false;
-        }
-        let bytes = (end - first) * size_of::<AtomicU32>();
         // SAFETY: whole pages inside our own mapping that are usable. They keep what they hold, for readers at the same
         // time as well.
-        unsafe { libc::madvise(self.start.as_ptr().add(first).cast(), bytes, libc::MADV_COLLAPSE) == 0 }
+        self.in_huge_pages(words, |start, bytes| unsafe { libc::madvise(start, bytes, libc::MADV_COLLAPSE) })
+    }
+
+    /// Takes these words in huge pages, whole ones inside of the range, when they are touched for the first time: none of
+    /// them may have been. Says whether the kernel may do so; from then on it does. (MADV_HUGEPAGE.)
+    pub fn expect(&self, words: Range<usize>) -> bool {
+        // SAFETY: whole pages inside our own mapping that are usable. It changes how memory is taken, not what it holds.
+        self.in_huge_pages(words, |start, bytes| unsafe { libc::madvise(start, bytes, libc::MADV_HUGEPAGE) })
+    }
+
+    /// Takes the memory of these words, of whole huge pages inside of the range, if they haven't any: so that nobody waits
+    /// for it later who holds a lock. Other threads may use them at the same time. (MADV_POPULATE_WRITE, Linux 5.14.)
+    pub fn take(&self, words: Range<usize>) {
+        // SAFETY: as above; what is there stays as it is, and what isn't is zero, as if it were touched.
+        self.in_huge_pages(words, |start, bytes| unsafe {
+            libc::madvise(start, bytes, libc::MADV_POPULATE_WRITE)
+        });
+    }
+
+    /// Calls this with where the whole huge pages inside of a range begin and how long they are, in bytes, if there are
+    /// any; says whether it returned 0.
+    fn in_huge_pages(&self, words: Range<usize>, call: impl FnOnce(*mut libc::c_void, usize) -> i32) -> bool {
+        let page = HUGE_PAGE / size_of::<AtomicU32>();
+        let (first, end) = (words.start.next_multiple_of(page), words.end.min(self.len()) / page * page);
+        // Inside of what is usable, so it can't wrap.
+        first < end
+            && call(self.start.as_ptr().wrapping_add(first).cast(), (end - first) * size_of::<AtomicU32>())
+                == 0
     }
 
     /// Gives back the memory of these words, whole small pages inside of the range: they are zero, and take none until they
@@ -252,6 +273,23 @@ mod tests {
             let expected = if at.is_multiple_of(page / 16) { at as u32 } else { 0 };
             assert_eq!(words[at].load(Relaxed), expected, "word {at}");
         }
+    }
+
+    #[test]
+    fn words_that_were_expected_and_taken_are_zero_and_hold_what_was_stored_meanwhile() {
+        let words = GrowingWords::reserve_small(3 << 20).unwrap();
+        words.grow((3 << 20) - 1).unwrap();
+        let page = HUGE_PAGE / 4;
+        assert!(!words.expect(page + 1..2 * page), "there is no whole huge page in it");
+        let expected = words.expect(page..3 * page);
+        println!("expected: {expected}");
+        words[page + 7].store(7, Relaxed);
+        words.take(page..3 * page);
+        for at in page..3 * page {
+            assert_eq!(words[at].load(Relaxed), if at == page + 7 { 7 } else { 0 }, "word {at}");
+        }
+        words.forget(page..2 * page);
+        assert_eq!(words[page + 7].load(Relaxed), 0);
     }
 
     #[test]

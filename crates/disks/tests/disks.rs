@@ -37,6 +37,30 @@ fn ram_conforms() {
     }
 }
 
+#[test]
+fn ram_has_a_limit_and_takes_nothing_for_zeros() {
+    run(|| async {
+        let part = build("ram(1TiB, limit=64KiB)", false).await.expect("it builds");
+        let device = part.open().await.expect("it opens");
+        let write = async |block: u64, byte: u8| {
+            let data = Buffer::copy_of(&[byte; 4096]).into();
+            device.write(BlockIndex(block), data, Durability::Visible).await
+        };
+        for index in 0..16 {
+            write(index << 20, 1).await.expect("there is room");
+            write((index << 20) + 1, 0).await.expect("zeros take nothing");
+        }
+        let error = write(7, 1).await.expect_err("its limit is reached");
+        assert_eq!(error.errno(), libc::ENOSPC);
+        assert!(error.to_string().contains("its limit is 65536"), "{error}");
+        assert_eq!(part.status()["memory_bytes"], 65536);
+        let extents = device.extents(BlockRange::new(1 << 20, 64)).await.expect("it tells");
+        assert_eq!((extents[0].state, extents[1].state), (ExtentState::Data, ExtentState::Hole));
+        device.discard(BlockRange::new(0, 1 << 28)).await.expect("it discards");
+        write(7, 1).await.expect("there is room again");
+    });
+}
+
 /// Directories on file systems of different kinds: the temporary one, and memory if there is some.
 fn places() -> Vec<PathBuf> {
     [std::env::temp_dir(), PathBuf::from("/var/tmp"), PathBuf::from("/dev/shm")]

@@ -6,7 +6,7 @@
 //! - [`record`] writes down what happens, so that every state that a power cut could leave can be made again.
 //!
 //! [`model`] makes a device as slow as another one. Others make one device of several:
-//! - [`linear`](mod@linear) one behind the other, [`stripe`](mod@stripe) in turn.
+//! - [`linear`](mod@linear) one behind the other, [`stripe`](mod@stripe) in turn; [`mirror`](mod@mirror) the same on each.
 //!
 //! And some put one device in front of another:
 //! - [`cache`] keeps there what is asked for again;
@@ -18,6 +18,7 @@
 pub mod cache;
 pub mod fault;
 pub mod linear;
+pub mod mirror;
 pub mod model;
 pub mod record;
 mod spread;

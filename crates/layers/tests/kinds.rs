@@ -6,7 +6,7 @@ mod common;
 use common::{on_a_shard, write};
 use layers::record::Timeline;
 use layers::record::timeline::Ending;
-use layers::{cache, fault, linear, record, stats, stripe, writecache};
+use layers::{cache, fault, linear, mirror, record, stats, stripe, writecache};
 use stack::{Registry, Stack};
 
 fn registry() -> Registry {
@@ -21,6 +21,8 @@ fn registry() -> Registry {
         &stripe::KIND,
         &cache::KIND,
         &writecache::KIND,
+        &mirror::KIND,
+        &disks::file::KIND,
         &disks::ram::KIND,
         &zones::on_device::KIND,
     ])
@@ -69,10 +71,22 @@ fn devices_that_dont_fit_together_are_refused_with_what_would() {
         ("linear(ram(1MiB), offset=1MiB)", "nothing is left of the 1MiB that are there"),
         ("linear(ram(1MiB), ram(1MiB), offset=512KiB, size=2MiB)", "size 2MiB: expected at most 1536KiB"),
         ("linear(ram(1MiB), size=0)", "size 0: expected at most 1MiB"),
+        ("mirror(ram(1MiB), ram(1MiB), write_behind=1)", "only write-mostly legs lag"),
+        ("mirror(ram(1MiB), ram(1MiB), flush=fast)", "no leg lags without write_behind"),
+        ("mirror(ram(1MiB), ram(1MiB), write_mostly=[2])", "expected one of ram1, ram2"),
+        ("mirror(ram(1MiB), ram(1MiB), bitmap_chunk=2KiB)", "at least 4096 (md's limit)"),
+        ("mirror(ram(1MiB), ram(8KiB))", "the smallest leg has 8192 bytes"),
     ] {
         let problems = refused(line);
         assert!(problems.contains(expected), "{line}: {problems}");
     }
+}
+
+#[test]
+fn numbers_beyond_mds_limits_are_refused() {
+    let line = "mirror(ram(1MiB), ram(1MiB), write_behind=16384)";
+    let problems = Stack::from_line("line", line, &registry()).unwrap_err().to_string();
+    assert!(problems.contains("expected a whole number from 1 to 16383"), "{problems}");
 }
 
 #[test]

@@ -149,7 +149,11 @@ impl Change {
         })
     }
 
-    fn decode(rest: &mut &[u8]) -> Result<Change> {
+    /// Reads the first entry, and leaves what is behind it.
+    ///
+    /// # Errors
+    /// As [`decode_all`](Self::decode_all).
+    pub(crate) fn decode(rest: &mut &[u8]) -> Result<Change> {
         let strange = |what: &str| Error::corrupt(format!("an entry of a record {what}"));
         let (raw, behind) =
             Raw::ref_from_prefix(rest).map_err(|_| strange("is shorter than an entry can be"))?;

@@ -8,6 +8,7 @@
 
 mod buffered;
 mod bytes;
+pub mod changes;
 pub mod check;
 pub mod checkpoint;
 mod cleaner;

@@ -148,6 +148,10 @@ pub trait Map: Send + Sync + fmt::Debug {
         }
     }
 
+    /// Most blocks of these pages, in order, are about to be loaded, each to a place of its own: memory for them may be made
+    /// ready. Unlike changes, this may be called by several threads at a time, and while one of them changes the map.
+    fn expect_pages(&self, _pages: &[u64]) {}
+
     /// Copies a whole page, in the form that [`load_page`](Self::load_page) takes.
     ///
     /// # Panics

@@ -125,6 +125,7 @@ pub async fn recover(
     medium: Option<Rc<dyn Medium>>,
     look_only: bool,
 ) -> Result<(State, Recovered)> {
+    let mut parts = Parts::begin();
     let found = root::find(&*zones).await?;
     let mut root = found.root.clone();
     let layout = crate::check::layout_of(&*zones, &root)?;
@@ -142,6 +143,7 @@ pub async fn recover(
             (directory, table, None)
         }
     };
+    parts.end("root and directory");
     // First the records, then the maps: so pages can be changed by the records while they are loaded.
     let tail = match root.clean {
         true => Tail { records: Arc::default(), end: root.covered },
@@ -150,15 +152,18 @@ pub async fn recover(
             choose(&root, scans, &mut recovered)?
         }
     };
+    parts.end(&format!("{} records in {} zones", tail.records.len(), recovered.scanned_zones));
     let mut gathered = None;
     if let (None, [only]) = (&known, directory.versions.as_slice()) {
         gathered = Gathered::of(&tail.records, only.blocks, &layout, root.clock).await?;
     }
+    parts.end("gathering what they change");
     let gathered_clock = gathered.as_ref().map(|gathered| gathered.clock);
     let (mut versions, home) = match known.take() {
         Some(known) => known,
         None => (load(&*zones, &layout, &directory, &table, map, gathered, &mut recovered).await?, None),
     };
+    parts.end(&format!("{} pages of maps", recovered.pages));
     let clock = match gathered_clock {
         Some(clock) => clock,
         None => {
@@ -177,6 +182,7 @@ pub async fn recover(
     }
     let last = [tail.end[0], tail.end[1], root.checkpoint];
     settle(&*zones, &table, &reports, &layout).await?;
+    parts.end("the rest of the replay");
     let state = State {
         layout,
         identity: root.identity,
@@ -191,6 +197,21 @@ pub async fn recover(
         home,
     };
     Ok((state, recovered))
+}
+
+/// Tells the log, at level debug, how long each part of an opening took.
+struct Parts(runtime::Instant);
+
+impl Parts {
+    fn begin() -> Self {
+        Parts(runtime::now())
+    }
+
+    /// This was done until now.
+    fn end(&mut self, what: &str) {
+        tracing::debug!("opening the log: {what}: {:.2} ms", self.0.elapsed().as_secs_f64() * 1e3);
+        self.0 = runtime::now();
+    }
 }
 
 /// What a log's map is kept on, and the oldest transaction that will do, where it is at home.
@@ -285,7 +306,8 @@ pub async fn read_directory(zones: &dyn Zones, layout: &Layout, root: &Root) -> 
         if zone >= layout.zones || position.saturating_add(piece.blocks) > layout.zone_blocks {
             return Err(Error::corrupt("the root names a directory outside the log"));
         }
-        let part = scan::read(zones, layout, zone, position, piece.blocks).await?;
+        let part = scan::read(zones, layout, zone, position, piece.blocks).await;
+        let part = part.map_err(|error| gone(error, "the directory"))?;
         if sum_of(&part) != piece.sum {
             return Err(Error::corrupt(format!(
                 "the directory of the newest checkpoint is damaged in zone {zone}, block {position}"
@@ -298,6 +320,19 @@ pub async fn read_directory(zones: &dyn Zones, layout: &Layout, root: &Root) -> 
     }
     bytes.truncate(root.directory_length as usize);
     Directory::decode(&bytes)
+}
+
+/// The error for a part of a checkpoint that can't be read. Zones refuse to read what was never appended: there, the zone
+/// has been used again since.
+fn gone(error: Error, what: &str) -> Error {
+    match error {
+        Error::Invalid(_) => Error::corrupt(format!(
+            "{what} of the newest checkpoint whose root can be read isn't there any more: a newer root is damaged; restore \
+             the disk ({})",
+            error.detail()
+        )),
+        error => error.in_context(format!("reading {what} of the newest checkpoint")),
+    }
 }
 
 /// Decides what each zone is, once all counts are right.

@@ -6,6 +6,7 @@
 //! blocks that takes longer than to read everything. And everything behind the last record has to be read anyway: only a
 //! header that is found there tells rot in a record that had been durable from the torn end of the log.
 
+use crate::changes::Changes;
 use crate::layout::Layout;
 use block::{Buffer, ByteOffset, Error, Result, ZoneAddress, ZoneIndex, ZoneReport, ZoneState, Zones};
 use std::ops::Range;
@@ -18,15 +19,57 @@ const STEP: usize = 512 << 10;
 /// first time costs more than it gains.
 const READS: usize = 2;
 
+/// Of each block of a zone that is full, so many bytes of its end are read at once, where its summary is: single blocks that
+/// were written at random take 4 for a checksum and 24 for an extent, and a share of a header. One that is longer takes
+/// another read.
+const SUMMARY_OF_A_BLOCK: usize = 32;
+
 /// A record that was found.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Found {
     /// Its header.
     pub header: Header,
-    /// The checksums of its data blocks; none where they were compared already.
+    /// The checksums of its data blocks.
     pub sums: Vec<u32>,
     /// The owner's words.
     pub meta: Vec<u8>,
+}
+
+/// A record that can be replayed: its data needn't be looked at any more.
+#[derive(Debug, Clone)]
+pub struct Replayable {
+    /// Its header.
+    pub header: Header,
+    /// What it says.
+    pub changes: Changes,
+}
+
+/// What is kept of a record's header where it is found.
+trait Kept: Sized {
+    /// What is kept of it.
+    fn new(parsed: &Parsed<'_>) -> Self;
+    /// Its header.
+    fn header(&self) -> &Header;
+}
+
+impl Kept for Found {
+    fn new(parsed: &Parsed<'_>) -> Self {
+        Found::new(parsed)
+    }
+
+    fn header(&self) -> &Header {
+        &self.header
+    }
+}
+
+impl Kept for Replayable {
+    fn new(parsed: &Parsed<'_>) -> Self {
+        Replayable { header: parsed.header, changes: Changes::new(parsed.meta) }
+    }
+
+    fn header(&self) -> &Header {
+        &self.header
+    }
 }
 
 impl Found {
@@ -38,18 +81,13 @@ impl Found {
             meta: parsed.meta.to_vec(),
         }
     }
-
-    /// The same without the checksums.
-    fn without_sums(parsed: &Parsed<'_>) -> Self {
-        Found { header: parsed.header, sums: Vec::new(), meta: parsed.meta.to_vec() }
-    }
 }
 
 /// What a zone holds.
-#[derive(Debug, Default)]
-pub struct Scanned {
+#[derive(Debug)]
+pub struct Scanned<K> {
     /// Its records, in order, up to the first place where none validates.
-    pub records: Vec<Found>,
+    pub records: Vec<K>,
     /// Where that is.
     pub end: u32,
     /// Records before this block weren't looked at.
@@ -129,13 +167,28 @@ pub async fn summary(
     if report.state != ZoneState::Full || end == 0 {
         return Err(Error::protocol("a zone that isn't full has no summary"));
     }
-    let last = read(zones, layout, report.zone.0, end - 1, 1).await?;
-    let blocks = blocks_of(&last)?;
+    let block = layout.block_bytes();
+    let mut guess = end.min((layout.zone_blocks as usize * SUMMARY_OF_A_BLOCK).div_ceil(block) as u32);
+    let mut bytes = match read(zones, layout, report.zone.0, end - guess, guess).await {
+        Ok(bytes) => bytes,
+        // What can't be read may be data, which doesn't matter here.
+        Err(_) => {
+            guess = 1;
+            read(zones, layout, report.zone.0, end - guess, guess).await?
+        }
+    };
+    let blocks = blocks_of(&bytes[bytes.len() - block..])?;
     if blocks > end {
         return Err(Error::protocol("a summary that is longer than its zone"));
     }
     let position = end - blocks;
-    let bytes = read(zones, layout, report.zone.0, position, blocks).await?;
+    if blocks > guess {
+        let mut all = read(zones, layout, report.zone.0, position, blocks - guess).await?;
+        all.extend_from_slice(&bytes);
+        bytes = all;
+    } else {
+        bytes.drain(..(guess - blocks) as usize * block);
+    }
     let place = Place { zone: report.zone.0, generation: report.generation, position };
     let summary = Summary::decode(bytes, place, identity, layout.block_bytes())?;
     Ok((summary, position))
@@ -151,8 +204,8 @@ pub async fn headers(
     layout: &Layout,
     identity: &Identity,
     report: &ZoneReport,
-) -> Result<Scanned> {
-    scan(zones, layout, identity, report, 0, Found::new, false).await
+) -> Result<Scanned<Found>> {
+    scan(zones, layout, identity, report, 0, false).await
 }
 
 /// Finds the records of a zone that can be replayed. Where no summary gives them, every header from block `first` on is
@@ -167,25 +220,24 @@ pub async fn replayable(
     identity: &Identity,
     report: &ZoneReport,
     first: u32,
-) -> Result<Scanned> {
-    scan(zones, layout, identity, report, first, Found::without_sums, true).await
+) -> Result<Scanned<Replayable>> {
+    scan(zones, layout, identity, report, first, true).await
 }
 
-async fn scan(
+async fn scan<K: Kept>(
     zones: &dyn Zones,
     layout: &Layout,
     identity: &Identity,
     report: &ZoneReport,
     first: u32,
-    keep: fn(&Parsed<'_>) -> Found,
     check_data: bool,
-) -> Result<Scanned> {
+) -> Result<Scanned<K>> {
     match summary(zones, layout, identity, report).await {
         Ok((summary, position)) => {
             let mut scanned = Scanned { end: position, ..Scanned::default() };
             for parsed in summary.records(identity) {
                 scanned.note(&parsed.header);
-                scanned.records.push(keep(&parsed));
+                scanned.records.push(K::new(&parsed));
             }
             return Ok(scanned);
         }
@@ -195,7 +247,7 @@ async fn scan(
     let end = (report.write_pointer >> layout.block_size.shift()) as u32;
     let first = first.min(end);
     let place = Place { zone: report.zone.0, generation: report.generation, position: first };
-    let mut walk = Walk::new(layout, identity, place, end, keep, check_data);
+    let mut walk = Walk::new(layout, identity, place, end, check_data);
     read_in_steps(zones, layout, report.zone.0, first..end, |step| walk.go_on(step)).await?;
     Ok(walk.finish())
 }
@@ -228,54 +280,35 @@ fn header_at<'a>(bytes: &'a [u8], identity: &Identity, place: Place, position: u
 }
 
 /// Goes through the blocks of a zone, which are shown to it one behind the other.
-struct Walk<'a> {
+struct Walk<'a, K> {
     identity: &'a Identity,
     block: usize,
     /// Where it began.
     place: Place,
     /// The block behind the last one.
     to: u32,
-    keep: fn(&Parsed<'_>) -> Found,
     check_data: bool,
     /// The next block.
     position: u32,
     /// The record whose data is being looked at.
-    record: Option<Data>,
+    record: Option<Data<K>>,
     /// No record counts from here on.
     is_behind: bool,
-    scanned: Scanned,
+    scanned: Scanned<K>,
 }
 
 /// A record of which data is still to come.
-struct Data {
-    found: Found,
+struct Data<K> {
+    found: K,
     sums: Vec<u32>,
     seen: u32,
 }
 
-impl<'a> Walk<'a> {
-    fn new(
-        layout: &Layout,
-        identity: &'a Identity,
-        place: Place,
-        to: u32,
-        keep: fn(&Parsed<'_>) -> Found,
-        check_data: bool,
-    ) -> Self {
+impl<'a, K: Kept> Walk<'a, K> {
+    fn new(layout: &Layout, identity: &'a Identity, place: Place, to: u32, check_data: bool) -> Self {
         let scanned = Scanned { first: place.position, end: place.position, ..Scanned::default() };
         let (block, position) = (layout.block_bytes(), place.position);
-        Walk {
-            identity,
-            block,
-            place,
-            to,
-            keep,
-            check_data,
-            position,
-            record: None,
-            is_behind: false,
-            scanned,
-        }
+        Walk { identity, block, place, to, check_data, position, record: None, is_behind: false, scanned }
     }
 
     /// Looks at the next blocks.
@@ -289,16 +322,16 @@ impl<'a> Walk<'a> {
         }
     }
 
-    fn look_at_data(&mut self, mut record: Data, block: &[u8]) {
+    fn look_at_data(&mut self, mut record: Data<K>, block: &[u8]) {
         if self.check_data && sum_of(block) != record.sums[record.seen as usize] {
             // It is torn, or rotten: here the records end. What its header says was durable counts nevertheless.
             self.is_behind = true;
-            self.scanned.note(&record.found.header);
+            self.scanned.note(record.found.header());
             self.scanned.stranded += 1;
             return self.look_for_header(block);
         }
         record.seen += 1;
-        match record.seen == record.found.header.blocks {
+        match record.seen == record.found.header().blocks {
             true => self.take(record.found),
             false => self.record = Some(record),
         }
@@ -317,8 +350,8 @@ impl<'a> Walk<'a> {
             self.scanned.stranded += 1;
             return;
         }
-        let found = (self.keep)(&parsed);
-        if found.header.blocks == 0 {
+        let found = K::new(&parsed);
+        if parsed.header.blocks == 0 {
             return self.take(found);
         }
         let sums = match self.check_data {
@@ -328,19 +361,26 @@ impl<'a> Walk<'a> {
         self.record = Some(Data { found, sums, seen: 0 });
     }
 
-    fn take(&mut self, found: Found) {
-        self.scanned.note(&found.header);
-        self.scanned.end = found.header.position + 1 + found.header.blocks;
+    fn take(&mut self, found: K) {
+        let header = found.header();
+        self.scanned.note(header);
+        self.scanned.end = header.position + 1 + header.blocks;
         self.scanned.records.push(found);
     }
 
-    fn finish(self) -> Scanned {
+    fn finish(self) -> Scanned<K> {
         debug_assert!(self.position == self.to && self.record.is_none(), "all blocks were shown");
         self.scanned
     }
 }
 
-impl Scanned {
+impl<K> Default for Scanned<K> {
+    fn default() -> Self {
+        Scanned { records: Vec::new(), end: 0, first: 0, durable: [0; 4], stranded: 0 }
+    }
+}
+
+impl<K> Scanned<K> {
     fn note(&mut self, header: &Header) {
         let durable = &mut self.durable[usize::from(header.stream.0) & 3];
         *durable = (*durable).max(header.durable);
@@ -403,9 +443,9 @@ mod tests {
         bytes
     }
 
-    fn walk(bytes: &[u8], step: usize) -> Scanned {
+    fn walk(bytes: &[u8], step: usize) -> Scanned<Replayable> {
         let to = (bytes.len() / BLOCK) as u32;
-        let mut walk = Walk::new(&layout(), &IDENTITY, PLACE, to, Found::without_sums, true);
+        let mut walk = Walk::new(&layout(), &IDENTITY, PLACE, to, true);
         bytes.chunks(step * BLOCK).for_each(|bytes| walk.go_on(bytes));
         walk.finish()
     }

@@ -35,7 +35,7 @@ async fn reads_beside(
     device: &Rc<dyn Device>,
     work: impl Future<Output = ()> + 'static,
 ) -> (u64, u64) {
-    let core = part.home.core().unwrap();
+    let core = part.home.get().unwrap();
     let last = BlockIndex(device.geometry().blocks.0 - 1);
     let work = runtime::spawn(work);
     let (mut reads, mut most, mut before) = (0, 0, core.table.live_data());
@@ -136,7 +136,7 @@ fn a_deletion_that_is_stopped_in_the_middle_is_as_good_as_done() {
             for block in (0..800).step_by(16) {
                 volume.write(block, 8, 2).await;
             }
-            let core = volume.part.home.core().unwrap();
+            let core = volume.part.home.get().unwrap();
             let before = core.table.live_data();
             let asked = volume.clone();
             let deletion =
@@ -166,7 +166,7 @@ fn a_deletion_that_is_stopped_in_the_middle_is_as_good_as_done() {
         });
         run(move || async move {
             let volume = Volume::open(&disk, &options).await;
-            let core = volume.part.home.core().unwrap();
+            let core = volume.part.home.get().unwrap();
             assert_eq!(core.table.live_data(), live, "checkpoint {with_checkpoint}");
             drop(core);
             assert!(volume.part.message("snapshot delete before").await.is_err(), "it is gone");

@@ -85,6 +85,7 @@ const STACK_HELP: &str =
   siltstone bench 'file(disk.img, size=1GiB)'        reads of a stack
   siltstone bench 'ram(1GiB)' --writes               reads and writes; what is on the stack is lost
   siltstone bench bench/plans/log.toml --repetitions 1 --runtime 500ms     try a long plan out
+  siltstone bench bench/plans/tiers.toml --full      as long, and on as much, as the plan's [full] says
   siltstone bench examples/quick.toml --json | jq '.runs[].iops'
 
 DIR/report.html needs nothing but a browser; DIR/results.json holds every figure.
@@ -111,6 +112,9 @@ pub struct Bench {
     /// Measure each workload of a plan so long, such as 500ms or 10s, instead of what it says
     #[arg(long, value_name = "TIME", value_parser = bench::job_file::number::time)]
     pub runtime: Option<std::time::Duration>,
+    /// Run a plan as long and on as much as its [full] says
+    #[arg(long)]
+    pub full: bool,
     /// Print results.json instead of the table
     #[arg(long)]
     pub json: bool,

@@ -157,8 +157,13 @@ fn prepare<'a>(
             refuse("--repetitions", "plans")
         }
         What::JobFile { .. } | What::Stack if arguments.runtime.is_some() => refuse("--runtime", "plans"),
+        What::JobFile { .. } | What::Stack if arguments.full => refuse("--full", "plans"),
         What::Plan { text } => {
             let mut plan = Plan::parse(argument, text)?;
+            if arguments.full {
+                let text = format!("{argument}: --full: this plan has no [full] that says what that changes");
+                plan = *plan.full.take().ok_or(Failure::Usage(text))?;
+            }
             plan.shorten(arguments.repetitions, arguments.runtime);
             Benchmark::of_plan(argument, plan, setting).map_err(Failure::Usage)
         }

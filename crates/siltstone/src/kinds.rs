@@ -17,6 +17,7 @@ pub fn registry() -> Registry {
         &layers::stripe::KIND,
         &layers::cache::KIND,
         &layers::writecache::KIND,
+        &layers::mirror::KIND,
         &log::KIND,
         &log::SNAPSHOT_KIND,
         &zones::on_device::KIND,

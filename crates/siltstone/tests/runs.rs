@@ -306,6 +306,7 @@ fn maps_alone_and_plans_cut_short() {
         (["map-lookups", "--blocks", "100"], "--blocks 100: expected a multiple of 1024"),
         (["map-lookups", "--blocks", "4MiB"], "expected a number of blocks, such as 4Mi"),
         (["bench", "null(size=1MiB)", "--pairs=3"], "--repetitions is for plans"),
+        (["bench", "null(size=1MiB)", "--full"], "--full is for plans"),
     ] {
         let ran = run(folder.path(), &arguments);
         assert!(ran.code == Some(2) && ran.stderr.contains(said), "{said}: {ran:?}");
@@ -319,6 +320,58 @@ fn maps_alone_and_plans_cut_short() {
     let results = results(&folder.path().join("bench-out/small"));
     assert_eq!(results["runs"].as_array().unwrap().len(), 2 * 2);
     assert_eq!(results["runs"][0]["workload"]["options"]["runtime"], "10ms");
+}
+
+const PUBLISHED: &str = r#"
+[plan]
+repetitions = 1
+published_in = "a table of long ago"
+[stack."RAM + RAM"]
+line = "ram(1GiB)"
+[workload.randwrite]
+rw = "randwrite"
+iodepth = 4
+zero_buffers = true
+runtime = "20ms"
+time_based = true
+[published."RAM + RAM"]
+iops = 10
+p50 = "1s"
+[full.stack."RAM + RAM"]
+line = "ram(16TiB)"
+[full.workload.randwrite]
+runtime = "250ms"
+"#;
+
+/// A plan as it is and in full, which is larger than any machine.
+#[test]
+fn a_plan_in_full_beside_published_figures() {
+    let folder = tempfile::tempdir().unwrap();
+    std::fs::write(folder.path().join("p.toml"), PUBLISHED).unwrap();
+    for (full, name, line, runtime) in
+        [(false, "p", "ram(1GiB)", "20ms"), (true, "p-full", "ram(16TiB)", "250ms")]
+    {
+        let arguments = ["bench", "p.toml", "--full"];
+        let ran = run(folder.path(), &arguments[..if full { 3 } else { 2 }]);
+        assert_eq!(ran.code, Some(0), "{ran:?}");
+        assert!(ran.stdout.contains("RAM + RAM / published  IOPS ×"), "{}", ran.stdout);
+        let out = folder.path().join("bench-out").join(name);
+        let results = results(&out);
+        let run = &results["runs"][0];
+        assert_eq!((&run["stack"], &run["workload"]["options"]["runtime"]), (&line.into(), &runtime.into()));
+        let published = &results["published"][0];
+        assert_eq!(
+            (&published["subject"], &published["workload"]),
+            (&"RAM + RAM".into(), &"randwrite".into())
+        );
+        assert!(published["figures"]["iops"]["ratio"].as_f64().unwrap() > 1.0);
+        assert!(published["figures"]["p50"]["ratio"].as_f64().unwrap() < 1.0);
+        assert!(run["series"]["p99_ns"][0].as_u64().unwrap() >= run["series"]["p50_ns"][0].as_u64().unwrap());
+        let layers = run["layers"].as_object().unwrap();
+        assert!(layers.values().all(|layer| layer["memory_bytes"] == 0), "zeros take none: {layers:?}");
+        let page = std::fs::read_to_string(out.join("report.html")).unwrap();
+        assert!(page.contains("a table of long ago") && page.contains("Latency over time"));
+    }
 }
 
 /// A write cache is put in front of a disk that is in use, and taken away again.

@@ -87,7 +87,7 @@ s.toml:10:6: "disk" is used by "b" and by "a", but a part of kind "ram" takes on
         &[],
         &["stack", "check", "fiel(disk.img, size=1MiB)"],
         r#"
-stack:1:1: unknown kind "fiel": did you mean "file"? Kinds: file, ram, null, nbd-client, stats, fault, record, model, linear, stripe, cache, writecache, log, snapshot, zones, ramzones, zone-stats, zone-fault, zone-record, nbd
+stack:1:1: unknown kind "fiel": did you mean "file"? Kinds: file, ram, null, nbd-client, stats, fault, record, model, linear, stripe, cache, writecache, mirror, log, snapshot, zones, ramzones, zone-stats, zone-fault, zone-record, nbd
  1 | fiel(disk.img, size=1MiB)
    | ^^^^"#,
     );
@@ -139,7 +139,7 @@ no/such/stack: there is no such file: expected a stack file, or one line such as
         &[],
         &["stack", "kinds", "fault-zone"],
         r#"
-there is no kind "fault-zone": did you mean "fault"? (known: file, ram, null, nbd-client, stats, fault, record, model, linear, stripe, cache, writecache, log, snapshot, zones, ramzones, zone-stats, zone-fault, zone-record, nbd)"#,
+there is no kind "fault-zone": did you mean "fault"? (known: file, ram, null, nbd-client, stats, fault, record, model, linear, stripe, cache, writecache, mirror, log, snapshot, zones, ramzones, zone-stats, zone-fault, zone-record, nbd)"#,
     );
     refused(
         &[("t.toml", TWICE)],
@@ -181,7 +181,7 @@ stack:1:5: log "top": its zones have max_open=4: this log has up to 7 open at a 
         &[],
         &["format", "log(zones(ram(64MiB), zone_size=1MiB), size=60MiB)"],
         r#"
-stack:1:40: log "top": a log on this disk has room for 46372KiB, what the cleaner needs subtracted; take that, or a disk of at least 82MiB; a volume larger than its disk is made thin
+stack:1:40: log "top": a log on this disk has room for 46560KiB, what the cleaner needs subtracted; take that, or a disk of at least 84288KiB; a volume larger than its disk is made thin
  1 | log(zones(ram(64MiB), zone_size=1MiB), size=60MiB)
    |                                        ^^^^"#,
     );
@@ -258,7 +258,7 @@ fn plans() {
         &[("p.toml", TYPOS)],
         &["bench", "p.toml"],
         r#"
-p.toml:3:1: [plan]: unknown key "repetitoins"; did you mean "repetitions"? (known: name, title, repetitions, warm_up)
+p.toml:3:1: [plan]: unknown key "repetitoins"; did you mean "repetitions"? (known: name, title, repetitions, warm_up, published_in)
 p.toml:7:6: rw=randraed: expected one of read, write, trim, randread, randwrite, randtrim, rw, readwrite, randrw; did you mean "randread"?
 p.toml:8:1: option "iodpeth" is not known; did you mean "iodepth"?
 p.toml:10:12: there is no subject "foi" (known: ram)"#,
@@ -267,7 +267,7 @@ p.toml:10:12: there is no subject "foi" (known: ram)"#,
         &[("p.toml", PLAN)],
         &["bench", "p.toml"],
         r#"
-p.toml:5:8: [stack.file]:1:1: unknown kind "fiel": did you mean "file"? Kinds: file, ram, null, nbd-client, stats, fault, record, model, linear, stripe, cache, writecache, log, snapshot, zones, ramzones, zone-stats, zone-fault, zone-record, nbd
+p.toml:5:8: [stack.file]:1:1: unknown kind "fiel": did you mean "file"? Kinds: file, ram, null, nbd-client, stats, fault, record, model, linear, stripe, cache, writecache, mirror, log, snapshot, zones, ramzones, zone-stats, zone-fault, zone-record, nbd
  1 | fiel(x.img, size=1MiB)
    | ^^^^
 
@@ -307,6 +307,18 @@ p.toml: --on is for fio job files"#,
         r#"
 p.toml: --writes is for a stack alone; a plan and a job file say themselves what is written"#,
     );
+    refused(
+        &[("p.toml", &good)],
+        &["bench", "p.toml", "--full"],
+        r#"
+p.toml: --full: this plan has no [full] that says what that changes"#,
+    );
+    refused(
+        &[("p.toml", &format!("{good}\n[full.workload.raed]\nruntime = \"5m\"\n"))],
+        &["bench", "p.toml"],
+        r#"
+p.toml:13:16: [full.workload]: the plan has no workload "raed"; did you mean "read"? (known: read)"#,
+    );
 }
 
 #[test]
@@ -325,10 +337,10 @@ j.fio: [a]: expected filename=PATH, or a stack for all jobs with --on STACK"#,
 j.fio: x.img isn't there, and no job says how large it shall be: expected size=BYTES"#,
     );
     refused(
-        &[("j.fio", "[a]\nfilename=x.img\nthinktime=5\nbz=4k\n")],
+        &[("j.fio", "[a]\nfilename=x.img\nbssplit=5\nbz=4k\n")],
         &["bench", "j.fio"],
         r#"
-j.fio:3:1: option "thinktime": not supported: use rate_iops= to drive it slower
+j.fio:3:1: option "bssplit": not supported: use bs= or bsrange=
 j.fio:4:1: option "bz" is not known"#,
     );
     refused(
@@ -341,7 +353,7 @@ ram(512KiB): job a: size=1048576 at offset 0: the device has only 524288 bytes t
         &[("j.fio", job)],
         &["bench", "j.fio", "--on", "rma(512KiB)"],
         r#"
-stack:1:1: unknown kind "rma": did you mean "ram"? Kinds: file, ram, null, nbd-client, stats, fault, record, model, linear, stripe, cache, writecache, log, snapshot, zones, ramzones, zone-stats, zone-fault, zone-record, nbd
+stack:1:1: unknown kind "rma": did you mean "ram"? Kinds: file, ram, null, nbd-client, stats, fault, record, model, linear, stripe, cache, writecache, mirror, log, snapshot, zones, ramzones, zone-stats, zone-fault, zone-record, nbd
  1 | rma(512KiB)
    | ^^^"#,
     );

@@ -1,4 +1,4 @@
-//! Zones on any Device: it is cut into zones of one size, each of which begins with a header.
+//! Zones on any Device: it is cut into zones of one size. Their headers stand at its beginning, one behind the other.
 //!
 //! # Promises
 //! - Those of [`block::Zones`], whatever the device is, after any power cut that keeps the device's own

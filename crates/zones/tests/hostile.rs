@@ -20,8 +20,8 @@ use zones::on_device::format::{RECORD, Superblock, Uuid, ZoneHeader};
 const BLOCK: u64 = 4096;
 const BYTES: usize = 2 << 20;
 const ZONE: u64 = 256 << 10;
-/// Where zone 0 begins on these disks: at the size of a zone.
-const FIRST: usize = ZONE as usize;
+/// Where the header of zone 0 is on these disks.
+const HEADERS: usize = 2 * BLOCK as usize;
 
 fn inside<T: Send + 'static, F: Future<Output = T> + 'static>(test: impl FnOnce() -> F + Send) -> T {
     runtime::run(runtime::Config::default().with_shards(1), test).unwrap()
@@ -74,7 +74,7 @@ fn header() -> ZoneHeader {
 }
 
 fn decode_header(bytes: &[u8]) -> block::Result<ZoneHeader> {
-    ZoneHeader::decode(bytes, Uuid([7; 16]), 3, ZONE - 4096, BLOCK)
+    ZoneHeader::decode(bytes, Uuid([7; 16]), 3, ZONE, BLOCK)
 }
 
 proptest! {
@@ -115,7 +115,7 @@ fn planted_headers_are_refused() {
         ZoneHeader { uuid: Uuid([8; 16]), ..header() },
         ZoneHeader { generation: 0, ..header() },
         ZoneHeader { generation: u64::MAX, ..header() },
-        ZoneHeader { write_pointer: ZONE, ..header() },
+        ZoneHeader { write_pointer: ZONE + BLOCK, ..header() },
         ZoneHeader { write_pointer: u64::MAX, ..header() },
         ZoneHeader { write_pointer: 1, ..header() },
         ZoneHeader { state: ZoneState::Empty, ..header() },
@@ -158,7 +158,8 @@ fn planted_superblocks_never_panic() {
                 let geometry = ZonesPart::geometry(&zones).clone();
                 let end = planted.first_zone + u64::from(geometry.zones) * geometry.zone_size;
                 assert!(planted.block_size == BLOCK as u32 && end <= BYTES as u64, "{planted:?}");
-                assert!(planted.first_zone >= 8192, "zones over the superblocks: {planted:?}");
+                let headers = (2 + u64::from(planted.zones)) * BLOCK;
+                assert!(planted.first_zone >= headers, "zones over what stands before them: {planted:?}");
                 // The zone headers are of another volume: nothing of them is believed.
                 for report in handle(&zones).await.report(ZoneIndex(0), u32::MAX).await.unwrap() {
                     assert_eq!(report.state, ZoneState::Offline);
@@ -212,10 +213,10 @@ fn other_versions_and_geometries_are_refused() {
     inside(|| async {
         let disk = formatted().await;
         for copy in 0..2 {
-            disk.damage(copy * 4096 + 8, &[2]);
+            disk.damage(copy * 4096 + 8, &[1]);
         }
         let error = refused(&disk).await;
-        assert!(matches!(error, Error::Protocol(_)) && error.to_string().contains("version 2"), "{error}");
+        assert!(matches!(error, Error::Protocol(_)) && error.to_string().contains("version 1"), "{error}");
 
         let disk = formatted().await;
         let other_blocks = Arc::new(CrashDisk::with(disk.bytes(), 512, true));
@@ -325,12 +326,33 @@ fn headers_that_can_be_read_at_the_fourth_attempt_are_read() {
     });
 }
 
+/// Headers are read many at a time; those beside one that can't be read are what they were.
+#[test]
+fn a_header_that_can_not_be_read_takes_its_zone_offline_and_no_other() {
+    inside(|| async {
+        let (disk, _) = used().await;
+        let states = async || {
+            let zones = open(&disk).await.unwrap();
+            let report = handle(&zones).await.report(ZoneIndex(0), u32::MAX).await.unwrap();
+            zones.close().await.unwrap();
+            report.iter().map(|report| report.state).collect::<Vec<_>>()
+        };
+        let usual = states().await;
+        for bad in 0..usual.len() {
+            disk.bad_block.store(2 + bad as u64, Ordering::Release);
+            let mut expected = usual.clone();
+            expected[bad] = ZoneState::Offline;
+            assert_eq!(states().await, expected);
+        }
+    });
+}
+
 #[test]
 fn a_damaged_header_takes_its_zone_offline_and_no_other() {
     inside(|| async {
         for damage in [vec![0; 4096], vec![0xAB; 512], header().encode(BLOCK).to_data().to_vec()] {
             let (disk, _) = used().await;
-            disk.damage(FIRST + ZONE as usize, &damage);
+            disk.damage(HEADERS + BLOCK as usize, &damage);
             let zones = open(&disk).await.unwrap();
             assert!(zones.status()["damage"][0].as_str().unwrap().contains("zone 1"), "{:?}", zones.status());
             let handle = handle(&zones).await;

@@ -4,7 +4,7 @@ use super::addresses::{Addresses, Direction, Request};
 use super::pace::Pace;
 use super::stamp::Ledger;
 use super::tally::Tally;
-use super::{Progress, incompressible};
+use super::{Progress, incompressible, repeated};
 use crate::job::{Job, Region, Verify};
 use block::{BlockCount, BlockIndex, BlockRange, Buffer, Data, Device, Durability, Payload, Result};
 use runtime::Instant;
@@ -41,6 +41,8 @@ pub(super) struct Clone {
     shift: u32,
     unit: u64,
     contents: Option<Data>,
+    /// Whether writes take different parts of the contents.
+    varies: bool,
     addresses: RefCell<Addresses>,
     pace: RefCell<Pace>,
     tally: RefCell<Tally>,
@@ -48,7 +50,12 @@ pub(super) struct Clone {
     in_flight: RefCell<Vec<Request>>,
     landed: Notify,
     paced: bool,
-    /// With a rate, one task at a time waits for its start.
+    /// How long it waits after so many operations; zero: not at all.
+    thinktime: Duration,
+    thinktime_blocks: u64,
+    /// Operations that have ended since it last waited.
+    since_thought: Cell<u64>,
+    /// With a rate or a time to think, one task at a time waits for its start.
     starter: Rc<Semaphore>,
     /// Operations in flight, and who waits for there to be none.
     started: Cell<u32>,
@@ -78,7 +85,11 @@ impl Clone {
         let largest = job.largest_request();
         let stamped = job.verify.is_some();
         let ledger = stamped.then(|| Ledger::new(seed, region.offset, region.length, unit));
-        let contents = (job.rw.writes() && !stamped).then(|| incompressible(seed, largest as usize));
+        let contents = (job.rw.writes() && !stamped).then(|| match &job.buffer_pattern {
+            Some(pattern) => repeated(pattern, largest as usize),
+            None if job.zero_buffers => Buffer::zeroed(largest as usize).freeze(),
+            None => incompressible(seed, largest as usize),
+        });
         Ok(Clone {
             progress,
             stop,
@@ -93,6 +104,7 @@ impl Clone {
             shift: device.geometry().block_size.shift(),
             unit,
             contents,
+            varies: job.buffer_pattern.is_none() && !job.zero_buffers,
             addresses: RefCell::new(Addresses::new(job, region, seed)),
             pace: RefCell::new(Pace::new(job, runtime::now())),
             tally: RefCell::new(Tally::new()),
@@ -100,6 +112,9 @@ impl Clone {
             in_flight: RefCell::default(),
             landed: Notify::new(),
             paced: [job.rate_iops.read, job.rate_iops.write, job.rate_iops.trim].iter().any(Option::is_some),
+            thinktime: job.thinktime,
+            thinktime_blocks: job.thinktime_blocks.max(1),
+            since_thought: Cell::new(0),
             starter: Semaphore::new(1),
             started: Cell::new(0),
             idle: Notify::new(),
@@ -207,10 +222,15 @@ impl Clone {
     async fn work(&self) {
         // Kept from one operation to the next.
         let mut spare: Option<Buffer> = None;
+        let thinks = !self.thinktime.is_zero();
+        let waits = self.paced || thinks;
         loop {
-            let turn = if self.paced { Some(self.starter.acquire(1).await) } else { None };
+            let turn = if waits { Some(self.starter.acquire(1).await) } else { None };
+            if thinks && !self.think().await {
+                return;
+            }
             let Some(request) = self.draw() else { return };
-            if turn.is_some() && !self.wait_for_start(request.direction).await {
+            if self.paced && !self.wait_for_start(request.direction).await {
                 return;
             }
             if self.verify.is_some() {
@@ -226,8 +246,11 @@ impl Clone {
             };
             let ended = runtime::now();
             self.started.set(self.started.get() - 1);
-            if self.paced && self.started.get() == 0 {
-                self.idle.notify_all();
+            if waits {
+                self.since_thought.set(self.since_thought.get() + 1);
+                if self.started.get() == 0 {
+                    self.idle.notify_all();
+                }
             }
             if self.verify.is_some() {
                 self.in_flight.borrow_mut().retain(|other| *other != request);
@@ -246,6 +269,31 @@ impl Clone {
                 self.maybe_flush().await;
             }
         }
+    }
+
+    /// Waits after so many operations as a clone does at a time; false if the clone is done by then. As in fio, what is in
+    /// flight ends first.
+    async fn think(&self) -> bool {
+        const LOOK: Duration = Duration::from_millis(50);
+        if self.since_thought.get() < self.thinktime_blocks {
+            return !self.ended.get();
+        }
+        while self.started.get() > 0 {
+            self.idle.notified().await;
+        }
+        let until = runtime::now() + self.thinktime;
+        while !self.ended.get() {
+            let now = runtime::now();
+            if now >= self.deadline.get() || self.stop.is_stopped() {
+                self.ended.set(true);
+            } else if now >= until {
+                break;
+            } else {
+                runtime::sleep(LOOK.min(until - now).min(self.deadline.get() - now)).await;
+            }
+        }
+        self.since_thought.set(0);
+        !self.ended.get()
     }
 
     /// Waits until an operation of a clone with a rate may start; false if the clone is done by then.
@@ -340,6 +388,7 @@ impl Clone {
     async fn write(&self, request: &Request) -> Result<()> {
         let length = request.length as usize;
         let payload: Payload = match &self.contents {
+            Some(contents) if !self.varies => contents.slice(0..length).into(),
             Some(contents) => {
                 let number = self.writes.get();
                 self.writes.set(number + 1);

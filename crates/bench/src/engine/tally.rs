@@ -1,13 +1,14 @@
 //! What a clone counts, and how it becomes a measurement.
 
-use crate::histogram::{Histogram, Series};
+use crate::histogram::Histogram;
 use crate::results::Measurement;
+use crate::series::Recorder;
 use runtime::Instant;
 
 /// Counts of one clone, or of several merged.
 pub(super) struct Tally {
     pub(super) latency: Histogram,
-    pub(super) series: Series,
+    pub(super) series: Recorder,
     pub(super) operations: u64,
     pub(super) bytes: u64,
     pub(super) errors: u64,
@@ -21,7 +22,7 @@ impl Tally {
     pub(super) fn new() -> Tally {
         Tally {
             latency: Histogram::new(),
-            series: Series::default(),
+            series: Recorder::default(),
             operations: 0,
             bytes: 0,
             errors: 0,
@@ -33,8 +34,9 @@ impl Tally {
 
     #[inline]
     pub(super) fn record(&mut self, started: Instant, ended: Instant, bytes: u64) {
-        self.latency.record(ended.nanoseconds().saturating_sub(started.nanoseconds()));
-        self.series.record(ended.nanoseconds() - self.begin.nanoseconds(), 1);
+        let latency = ended.nanoseconds().saturating_sub(started.nanoseconds());
+        self.latency.record(latency);
+        self.series.record(ended.nanoseconds() - self.begin.nanoseconds(), latency);
         self.operations += 1;
         self.bytes += bytes;
         self.end = ended;
@@ -71,7 +73,7 @@ impl Tally {
             errors: self.errors,
             first_error: self.first_error,
             curve: self.latency.curve(),
-            series: (self.operations > 0).then_some(self.series),
+            series: (self.operations > 0).then(|| self.series.series()),
             ..Measurement::default()
         }
     }

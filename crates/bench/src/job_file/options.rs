@@ -78,6 +78,20 @@ pub const OPTIONS: &[JobOption] = &[
     option("randseed", &[], |job, text, _| number::count(text).map(|seed| job.randseed = Some(seed))),
     switch("randrepeat", &[], |job, text, _| boolean(text).map(|value| job.randrepeat = value)),
     option("rate_iops", &[], rate),
+    option("thinktime", &[], |job, text, _| {
+        // A number alone is microseconds, as in fio.
+        let is_number = text.bytes().all(|letter| letter.is_ascii_digit());
+        let time = number::time(&if is_number { format!("{text}us") } else { text.to_owned() });
+        time.map(|time| job.thinktime = time)
+            .map_err(|_| format!("{text}: expected a time, such as 500 (microseconds), 500us, 20ms, 10s"))
+    }),
+    option("thinktime_blocks", &[], |job, text, _| {
+        let blocks = number::count(text)?;
+        job.thinktime_blocks = blocks;
+        if blocks > 0 { Ok(()) } else { Err(format!("{text}: expected at least 1")) }
+    }),
+    switch("zero_buffers", &[], |job, text, _| boolean(text).map(|value| job.zero_buffers = value)),
+    option("buffer_pattern", &[], |job, text, _| pattern(text).map(|bytes| job.buffer_pattern = Some(bytes))),
     option("fsync", &[], |job, text, _| within(text, 0, u32::MAX).map(|every| job.fsync = every)),
     option("fdatasync", &[], |job, text, _| within(text, 0, u32::MAX).map(|every| job.fdatasync = every)),
     option("sync", &[], |job, text, _| {
@@ -141,6 +155,11 @@ pub fn check(job: &Job, said: &BTreeSet<&'static str>) -> Vec<(&'static str, Str
         job.time_based && job.runtime.is_none(),
         "time_based",
         "time_based without runtime would never end: add runtime=30s",
+    );
+    refuse(
+        job.thinktime.is_zero() && said.contains("thinktime_blocks"),
+        "thinktime_blocks",
+        "thinktime_blocks without thinktime: say how long it waits, thinktime=1s",
     );
     refuse(
         has_verify && job.rw.trims(),
@@ -278,6 +297,41 @@ fn distribution(job: &mut Job, text: &str, _: Units) -> Result<(), String> {
     Ok(())
 }
 
+/// The longest pattern that fio takes, in bytes.
+const LONGEST_PATTERN: usize = 512;
+
+/// fio's pattern: hexadecimal digits, byte by byte as they stand, and texts in quotes, one behind the other.
+fn pattern(text: &str) -> Result<Vec<u8>, String> {
+    let expected = || {
+        format!(
+            "{text}: expected hexadecimal digits or a text in double quotes, such as 0xdeadface or \"abcd\""
+        )
+    };
+    let mut bytes = Vec::new();
+    let mut rest = text;
+    while !rest.is_empty() {
+        if let Some(quoted) = rest.strip_prefix('"') {
+            let (inside, behind) = quoted.split_once('"').ok_or_else(expected)?;
+            bytes.extend_from_slice(inside.as_bytes());
+            rest = behind;
+            continue;
+        }
+        let digits = rest.strip_prefix("0x").or_else(|| rest.strip_prefix("0X")).ok_or_else(expected)?;
+        let end = digits.find(|letter: char| !letter.is_ascii_hexdigit()).unwrap_or(digits.len());
+        let (digits, behind) = digits.split_at(end);
+        // A zero goes before an odd number of digits.
+        let digits = if end % 2 == 1 { format!("0{digits}") } else { digits.to_owned() };
+        let pairs = (0..digits.len()).step_by(2).map(|at| u8::from_str_radix(&digits[at..at + 2], 16));
+        bytes.extend(pairs.collect::<Result<Vec<u8>, _>>().map_err(|_| expected())?);
+        rest = behind;
+    }
+    match bytes.len() {
+        0 => Err(expected()),
+        1..=LONGEST_PATTERN => Ok(bytes),
+        length => Err(format!("{text}: {length} bytes; expected at most {LONGEST_PATTERN}")),
+    }
+}
+
 fn verify(job: &mut Job, text: &str, _: Units) -> Result<(), String> {
     match text {
         "0" => job.verify = None,
@@ -308,7 +362,8 @@ const REFUSED: &[(&str, &str)] = &[
     ("directory", "not supported: say the whole path with filename="),
     ("nrfiles", "not supported: one file, by filename="),
     ("bssplit", "not supported: use bs= or bsrange="),
-    ("thinktime", "not supported: use rate_iops= to drive it slower"),
+    ("thinktime_spin", "not supported: who waits sleeps"),
+    ("thinktime_iotime", "not supported: use thinktime_blocks="),
     ("rate", "not supported: say it in operations, rate_iops="),
     ("verify_pattern", "the contents of checked blocks are made here: use verify=crc32c without a pattern"),
     ("offset_increment", "not supported: write one section for each, with offset="),
@@ -319,7 +374,7 @@ const REFUSED: &[(&str, &str)] = &[
 /// Names that fio knows, so that a refusal can tell one of them from a slip of the pen.
 const KNOWN_TO_FIO: &str = "allow_file_create allow_mounted_write allrandrepeat atomic ba blockalign \
     block_error_percentiles bs_unaligned blocksize_unaligned buffer_compress_chunk \
-    buffer_compress_percentage buffer_pattern bwavgtime cgroup cgroup_nodelete cgroup_weight clat_percentiles \
+    buffer_compress_percentage bwavgtime cgroup cgroup_nodelete cgroup_weight clat_percentiles \
     clocksource cmdprio_percentage continue_on_error cpumask cpus_allowed cpus_allowed_policy create_fsync \
     create_on_open create_only create_serialize dedupe_global dedupe_mode dedupe_percentage \
     dedupe_working_set_percentage disable_bw_measurement disable_clat disable_lat disable_slat disk_util \
@@ -336,10 +391,10 @@ const KNOWN_TO_FIO: &str = "allow_file_create allow_mounted_write allrandrepeat 
     rate_process read_beyond_wp read_iolog read_iolog_chunked refill_buffers registerfiles replay_align \
     replay_no_stall replay_redirect replay_scale replay_skip replay_time_scale rw_sequencer scramble_buffers \
     serialize_overlap significant_figures slat_percentiles softrandommap sqthread_poll startdelay stats \
-    steadystate steadystate_duration steadystate_ramp_time sync_file_range thinktime_blocks \
-    thinktime_blocks_type thinktime_iotime thinktime_spin thread trim_backlog trim_backlog_batch \
+    steadystate steadystate_duration steadystate_ramp_time sync_file_range \
+    thinktime_blocks_type thread trim_backlog trim_backlog_batch \
     trim_percentage trim_verify_zero uid unified_rw_reporting unique_filename unit_base unlink \
     unlink_each_loop uri userspace_reap verify_async verify_backlog verify_backlog_batch verify_dump \
     verify_interval verify_offset verify_state_load verify_state_save wait_for wait_for_previous write_barrier \
-    write_bw_log write_hint write_hist_log write_iolog write_iops_log write_lat_log zero_buffers \
+    write_bw_log write_hint write_hist_log write_iolog write_iops_log write_lat_log \
     zone_reset_frequency zone_reset_threshold zonecapacity zonemode zonerange zonesize zoneskip";

@@ -59,11 +59,11 @@ do_verify=0
 #[test]
 fn everything_wrong_is_said_at_once_and_where() {
     let text =
-        "[a]\niodpeth=4\n  bs=4q\nthinktime=5\nopenfiles=3\nrw=randraed\nruntime\n[]\n[b]\ntime_based=1\n";
+        "[a]\niodpeth=4\n  bs=4q\nbssplit=5\nopenfiles=3\nrw=randraed\nruntime\n[]\n[b]\ntime_based=1\n";
     let expected = "\
 x.fio:2:1: option \"iodpeth\" is not known; did you mean \"iodepth\"?
 x.fio:3:6: bs=4q: expected a number of bytes, such as 4096, 4k or 1g
-x.fio:4:1: option \"thinktime\": not supported: use rate_iops= to drive it slower
+x.fio:4:1: option \"bssplit\": not supported: use bs= or bsrange=
 x.fio:5:1: option \"openfiles\" is fio's, and not supported here: leave it out, or run this with fio
 x.fio:6:4: rw=randraed: expected one of read, write, trim, randread, randwrite, randtrim, rw, readwrite, \
 randrw; did you mean \"randread\"?
@@ -94,10 +94,38 @@ fn refusals() {
         ("[a]\nsize=${SIZE", "without its }"),
         ("[a]\nfilename=$jobname", "write the value"),
         ("[a]\ndirect=true", "expected 0 or 1"),
+        ("[a]\nbuffer_pattern=12", "such as 0xdeadface"),
+        ("[a]\nbuffer_pattern=\"ab", "in double quotes"),
+        ("[a]\nbuffer_pattern=0x", "such as 0xdeadface"),
+        ("[a]\nthinktime=soon", "expected a time"),
+        ("[a]\nthinktime=1s\nthinktime_blocks=0", "at least 1"),
+        ("[a]\nthinktime_blocks=8", "without thinktime"),
+        ("[a]\nthinktime_spin=8", "not supported"),
         ("[a", "in brackets"),
     ] {
         assert!(problems(text).contains(expected), "{text}: {}", problems(text));
     }
+}
+
+/// What fio 3.33 writes for the same patterns.
+#[test]
+fn patterns_and_times_to_think_as_fio_reads_them() {
+    let job = |option: &str| parse(&format!("[a]\nrw=write\n{option}")).unwrap().jobs.remove(0);
+    for (text, expected) in [
+        ("0xdeadface", &[0xde, 0xad, 0xfa, 0xce][..]),
+        ("0xabc", &[0x0a, 0xbc]),
+        ("\"abcd\"", b"abcd"),
+        ("0x11\"ab\"0x22", &[0x11, 0x61, 0x62, 0x22]),
+    ] {
+        assert_eq!(
+            job(&format!("buffer_pattern={text}")).buffer_pattern.as_deref(),
+            Some(expected),
+            "{text}"
+        );
+    }
+    assert!(job("zero_buffers").zero_buffers && !job("zero_buffers=0").zero_buffers);
+    assert_eq!(job("thinktime=500").thinktime, Duration::from_micros(500));
+    assert_eq!(job("thinktime=2s").thinktime, Duration::from_secs(2));
 }
 
 #[test]
@@ -125,7 +153,8 @@ fn options_say_the_job_again() {
     let text = "[a]\nrw=randrw\nbsrange=4k-8k,16k-16k\niodepth=3\nnumjobs=2\nruntime=1500ms\ntime_based\n\
                 ramp_time=2\noffset=10%\nsize=1m\nio_size=2m\nrwmixread=70\nrandom_distribution=zipf:0.9\n\
                 norandommap\nrandseed=7\nrandrepeat=0\nrate_iops=10,,20\nfsync=3\nfdatasync=4\nsync=1\n\
-                verify=meta\nverify_fatal=1\nverify_only\n";
+                verify=meta\nverify_fatal=1\nverify_only\nzero_buffers\nbuffer_pattern=0x00ab\n\
+                thinktime=250ms\nthinktime_blocks=64\n";
     let first = parse(text).unwrap().jobs.remove(0);
     let said = first.options().iter().map(|(key, value)| format!("{key}={value}\n")).collect::<String>();
     assert_eq!(parse(&format!("[a]\n{said}")).unwrap().jobs[0], first, "{said}");

@@ -1,5 +1,6 @@
 use super::*;
 use crate::job::{Amount, BlockSizes};
+use crate::results::Figure;
 use proptest::prelude::*;
 
 const NBD: &str = r#"
@@ -244,6 +245,91 @@ fn tables_and_their_rows() {
     ] {
         let text = MAPS.replacen(from, to, 1);
         assert!(problems(&text).contains(expected), "{expected}: {}", problems(&text));
+    }
+}
+
+const FULL: &str = r#"
+[plan]
+repetitions = 1
+published_in = "a table"
+[stack."Fast + slow"]
+line = "ram(26GiB)"
+[stack.slow]
+line = "ram(4GiB)"
+[workload.randwrite]
+rw = "randwrite"
+runtime = "30s"
+time_based = true
+zero_buffers = true
+iodepth = [1, 32]
+[published."Fast + slow"]
+iops = 131_000
+p50 = "237us"
+[published.slow]
+workload = "randwrite iodepth=32"
+bandwidth = "1MiB"
+p99 = "90ms"
+[full.plan]
+warm_up = "2s"
+[full.workload.randwrite]
+runtime = "5m"
+[full.stack."Fast + slow"]
+line = "ram(261GiB)"
+format = "always"
+"#;
+
+#[test]
+fn a_plan_in_full() {
+    let plan = Plan::parse("dir/tiers.toml", FULL).unwrap();
+    let full = plan.full.as_ref().expect("it has one");
+    assert_eq!((plan.name.as_str(), full.name.as_str(), full.full.is_none()), ("tiers", "tiers-full", true));
+    let of = |plan: &Plan| {
+        let (job, stack) = (&plan.workloads[1].job, &plan.stacks[0]);
+        (job.runtime, job.ramp_time, stack.source.clone(), stack.format)
+    };
+    let (seconds, line) = (Duration::from_secs, |text: &str| StackSource::Line(text.into()));
+    assert_eq!(of(&plan), (Some(seconds(30)), seconds(0), line("ram(26GiB)"), Formatting::No));
+    assert_eq!(of(full), (Some(seconds(300)), seconds(2), line("ram(261GiB)"), Formatting::Always));
+    assert!(full.workloads.iter().all(|it| it.job.zero_buffers && it.repetitions == 1));
+    assert_eq!((full.stacks[1].source.clone(), full.stacks.len()), (line("ram(4GiB)"), 2));
+    assert_eq!(full.published, plan.published);
+    for (from, to, expected) in [
+        (
+            "[full.workload.randwrite]",
+            "[full.workload.randwriet]",
+            "no workload \"randwriet\"; did you mean \"randwrite\"?",
+        ),
+        ("[full.stack.", "[full.stacks.", "unknown key \"stacks\"; did you mean \"stack\"?"),
+        ("[full.plan]\n", "[full.peer.fio]\n", "[full.peer]: the plan has no [peer] to change"),
+        ("runtime = \"5m\"", "runtiem = \"5m\"", "option \"runtiem\" is not known"),
+        ("line = \"ram(261GiB)\"", "line = 3", "line: expected a text"),
+    ] {
+        let said = problems(&FULL.replacen(from, to, 1));
+        assert!(said.contains(expected), "{expected}: {said}");
+    }
+    // What is wrong with both is said once.
+    let said = problems(&FULL.replacen("rw = \"randwrite\"", "rw = \"randwriet\"", 1));
+    assert_eq!(said.matches("rw=randwriet").count(), 1, "{said}");
+}
+
+#[test]
+fn published_figures() {
+    let plan = Plan::parse("tiers.toml", FULL).unwrap();
+    assert_eq!(plan.published_in.as_deref(), Some("a table"));
+    assert_eq!(plan.published[0].figures, [(Figure::Iops, 131_000.0), (Figure::P50, 237_000.0)]);
+    let slow = &plan.published[1];
+    assert_eq!((slow.subject.as_str(), slow.workload.as_deref()), ("slow", Some("randwrite iodepth=32")));
+    assert_eq!(slow.figures, [(Figure::Bandwidth, f64::from(1 << 20)), (Figure::P99, 9e7)]);
+    for (from, to, expected) in [
+        ("[published.slow]", "[published.solw]", "no subject \"solw\"; did you mean \"slow\"?"),
+        ("iodepth=32\"", "iodepth=33\"", "no workload \"randwrite iodepth=33\"; did you mean"),
+        ("iops = 131_000", "iosp = 3", "unknown key \"iosp\"; did you mean \"iops\"?"),
+        ("iops = 131_000", "iops = \"many\"", "iops = many: expected a whole number"),
+        ("p99 = \"90ms\"", "p99 = \"0s\"", "expected more than 0"),
+        ("iops = 131_000\np50 = \"237us\"\n", "", "expected a figure"),
+    ] {
+        let said = problems(&FULL.replacen(from, to, 1));
+        assert!(said.contains(expected), "{expected}: {said}");
     }
 }
 

@@ -1,4 +1,4 @@
-//! The pictures of a workload: bars, latency curves, operations over time, and the ratios to a baseline.
+//! The pictures of a workload: bars, latency curves, and the ratios to a baseline.
 //!
 //! Every card is as wide as a phone's screen and is set beside others where there is room. Lines and bars are
 //! labelled where they are; peers are dashed, so that colour is never the only difference.
@@ -11,12 +11,12 @@ use crate::table::Verdict;
 use crate::units;
 
 pub(super) const WIDTH: f64 = 360.0;
-const HEIGHT: f64 = 232.0;
+pub(super) const HEIGHT: f64 = 232.0;
 /// The plotting area of charts with axes; to its right stand the labels of the lines.
-const LEFT: f64 = 54.0;
-const RIGHT: f64 = WIDTH - 76.0;
-const TOP: f64 = 16.0;
-const BOTTOM: f64 = HEIGHT - 40.0;
+pub(super) const LEFT: f64 = 54.0;
+pub(super) const RIGHT: f64 = WIDTH - 76.0;
+pub(super) const TOP: f64 = 16.0;
+pub(super) const BOTTOM: f64 = HEIGHT - 40.0;
 
 /// A line's class: its colour, and dashes for peers.
 pub(super) fn class(kind: &str, palette: &Palette, subject: &str) -> String {
@@ -29,6 +29,16 @@ pub(super) fn short(name: &str, letters: usize) -> String {
     match name.chars().count() <= letters {
         true => name.into(),
         false => name.chars().take(letters - 1).chain(['…']).collect(),
+    }
+}
+
+/// A name that fits beside a line and shows how it ends: for names that begin alike.
+fn both_ends(name: &str, letters: usize) -> String {
+    let count = name.chars().count();
+    let (begin, end) = ((letters - 1) / 2, letters / 2);
+    match count <= letters {
+        true => name.into(),
+        false => name.chars().take(begin).chain(['…']).chain(name.chars().skip(count - end)).collect(),
     }
 }
 
@@ -146,77 +156,17 @@ pub(super) fn latency(results: &Results, workload: &str, palette: &Palette) -> O
 }
 
 /// Names at the right of lines, moved apart where they would meet.
-fn label_ends(svg: &mut Svg, palette: &Palette, ends: &[(&str, f64)]) {
+pub(super) fn label_ends(svg: &mut Svg, palette: &Palette, ends: &[(&str, f64)]) {
+    const LETTERS: usize = 10;
     let wanted: Vec<f64> = ends.iter().map(|(_, y)| *y).collect();
+    let begin = |name: &str| short(name, LETTERS);
+    let is_alone = |name: &str| ends.iter().filter(|(other, _)| begin(other) == begin(name)).count() == 1;
+    let shown = |name: &str| if is_alone(name) { begin(name) } else { both_ends(name, LETTERS) };
     for ((subject, y), moved) in ends.iter().zip(spread_out(&wanted, 14.0, (TOP, BOTTOM))) {
         svg.line(&class("leader", palette, subject), (RIGHT + 1.0, *y), (RIGHT + 6.0, moved));
         let name = format!("label name s{}", palette.index(subject));
-        svg.text(&name, Anchor::Start, (RIGHT + 8.0, moved + 4.0), short(subject, 10));
+        svg.text(&name, Anchor::Start, (RIGHT + 8.0, moved + 4.0), shown(subject));
     }
-}
-
-/// Operations per second over the time of a run, a line for every repetition; the mean where nobody counted
-/// over time.
-pub(super) fn over_time(results: &Results, workload: &str, palette: &Palette) -> Option<String> {
-    let subjects = results.subjects(workload);
-    let runs = || results.runs.iter().filter(|run| run.workload.name == workload);
-    let rates = |run: &RunResult| run.measurement.series.as_ref().map(crate::histogram::Series::rates);
-    let seconds = runs().map(|run| run.measurement.seconds).fold(0.0, f64::max);
-    let highest = runs().flat_map(|run| rates(run).unwrap_or_default()).map(|(_, rate)| rate);
-    let highest = highest.chain(runs().map(|run| run.measurement.iops)).fold(0.0, f64::max);
-    if seconds <= 0.0 || highest <= 0.0 {
-        return None;
-    }
-    let x = Scale::linear((0.0, seconds), (LEFT, RIGHT));
-    let y = Scale::linear((0.0, highest * 1.05), (BOTTOM, TOP));
-    let mut svg = Svg::new(WIDTH, HEIGHT, &format!("Operations per second over time, {workload}"));
-    for tick in y.ticks(4) {
-        svg.line("grid", (LEFT, y.at(tick)), (RIGHT, y.at(tick)));
-        let text = units::count(tick).replace(".00", "").replace(".0 ", " ");
-        svg.text("tick", Anchor::End, (LEFT - 6.0, y.at(tick) + 4.0), text);
-    }
-    for tick in x.ticks(4) {
-        svg.text(
-            "tick",
-            Anchor::Middle,
-            (x.at(tick), BOTTOM + 17.0),
-            format!("{} s", (tick * 1000.0).round() / 1000.0),
-        );
-    }
-    svg.text("axis", Anchor::End, (RIGHT, BOTTOM + 33.0), "time since the start of measuring");
-    let mut ends = Vec::new();
-    for subject in &subjects {
-        let Some(middle) = results.median_of(workload, subject, Figure::Iops) else { continue };
-        let mut has_series = false;
-        for run in results.of(workload, subject) {
-            let Some(rates) = rates(run).filter(|rates| rates.len() > 1) else { continue };
-            has_series = true;
-            let place = |(second, rate): &(f64, f64)| (x.at(*second), y.at(*rate));
-            svg.polyline(&class("trace", palette, subject), &rates.iter().map(place).collect::<Vec<_>>());
-            for point in rates.iter().step_by((rates.len() / 60).max(1)) {
-                let tip = format!(
-                    "{subject}, repetition {}: {} IOPS at {:.1} s",
-                    run.repetition,
-                    units::count(point.1),
-                    point.0
-                );
-                svg.circle(&class("hit point hidden", palette, subject), place(point), 2.2, &tip);
-            }
-        }
-        if !has_series {
-            svg.line(&class("mean", palette, subject), (LEFT, y.at(middle)), (RIGHT, y.at(middle)));
-            let tip = format!("{subject}: {} IOPS on average", units::count(middle));
-            svg.circle(
-                &class("hit point hidden", palette, subject),
-                ((LEFT + RIGHT) / 2.0, y.at(middle)),
-                2.2,
-                &tip,
-            );
-        }
-        ends.push((subject.as_str(), y.at(middle)));
-    }
-    label_ends(&mut svg, palette, &ends);
-    Some(svg.finish())
 }
 
 /// A comparison: for each figure a dot per pair and the median, what is better always to the right.

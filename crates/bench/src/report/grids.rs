@@ -280,7 +280,7 @@ mod tests {
         assert!(!page.contains("<h2>every rw="), "no section for a single point");
         assert!(!page.contains("ram, numjobs=8 iodepth=32: IOPS 1.03 M, 100"), "a baseline is no rival");
         // The sample's own cards, three for the corners, a grid per group and size for two figures.
-        assert_eq!(page.matches("<svg").count(), 2 + 2 * 4 + 3 + 2 * 3 * 2);
+        assert_eq!(page.matches("<svg").count(), 2 + 2 * 5 + 3 + 2 * 3 * 2);
         assert!(!page.contains("radix compared with ram"), "no card for each point");
     }
 

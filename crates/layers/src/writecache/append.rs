@@ -33,16 +33,16 @@ pub async fn lane(core: Rc<Core>) {
             continue;
         }
         let Some((number, address)) = core.take_record() else { continue };
-        let payload = core.encode(number, address, &mut meta);
-        let blocks = payload.len() as u64 >> core.ring.block_size.shift();
         let place = core.ring.place(address);
         let mut outcome = Ok(());
+        let mut blocks = 0;
         for _ in 0..ATTEMPTS {
-            outcome = core.fast.write(place, payload.clone(), Durability::Visible).await;
+            let payload = core.encode(number, address, &mut meta);
+            blocks = payload.len() as u64 >> core.ring.block_size.shift();
+            outcome = core.fast.write(place, payload, Durability::Visible).await;
             let Err(error) = &outcome else { break };
             tracing::warn!("record {number} of the write cache could not be written: {error}");
         }
-        drop(payload);
         count(&core.counters.records, 1);
         core.uncommitted.set(core.uncommitted.get() + blocks);
         core.record_ended(number, outcome);
@@ -146,7 +146,6 @@ impl Core {
                 false => record.sums.extend(item.payload.to_data().chunks_exact(size).map(sum_of)),
             }
         }
-        count(&self.counters.overhead_blocks, record.end - address - record.sums.len() as u64);
         let header = Header {
             stream: StreamIndex(0),
             class: 0,
@@ -230,6 +229,7 @@ impl Core {
             }
         }
         let written = record.sums.len() as u64;
+        count(&self.counters.overhead_blocks, record.end + 1 - record.data - written);
         count(&self.counters.write_blocks, written);
         count(&self.counters.write_hits, written - (index.blocks() - before).min(written));
         if self.oldest.get().is_none() {

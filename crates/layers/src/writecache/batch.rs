@@ -174,13 +174,18 @@ impl Batch {
         }
         // What is newer behind the batch, and durable, suffices where it may go to the origin at the same time.
         let is_open = core.settings.order == Order::None || epoch == Some(core.flush_epoch.get());
+        // What was asked to be on the origin is there only if what suffices for it is, too.
+        let end = match core.flush_to.get() {
+            asked if asked > core.tail.get() => asked.min(core.durable.get()),
+            _ => core.durable.get(),
+        };
         let index = core.index.borrow();
         let mut newest = 0;
         for at in 0..self.versions.len() {
             let version = self.versions[at];
             let is_last = self.versions.get(at + 1).is_none_or(|next| next.block != version.block);
             let is_gone = gone.address_of(version.block).is_some_and(|gone| gone > version.address);
-            let is_durable = |newest: u64| newest > version.address && newest < core.durable.get();
+            let is_durable = |newest: u64| newest > version.address && newest < end;
             if !is_last || is_gone || is_open && index.newest(version.block).is_some_and(is_durable) {
                 continue;
             }

@@ -206,10 +206,14 @@ pub struct Core {
     pub flush_to: Cell<u64>,
     /// Nothing new is cached.
     pub cleaner: Cell<bool>,
-    /// Something went to the origin since it was last flushed for a client.
-    pub wrote_around: Cell<bool>,
+    /// How many changes went to the origin around the cache.
+    pub around: Cell<u64>,
+    /// Of these, how many the origin was flushed behind.
+    pub around_flushed: Cell<u64>,
     /// Everything is written back before the cache is closed.
     pub flush_on_suspend: Cell<bool>,
+    /// Both superblocks say that nothing is cached, and nothing was since.
+    pub sealed: Cell<bool>,
     /// Rotten blocks may be given up.
     pub give_up_rotten: Cell<bool>,
     /// The cache is being closed.
@@ -378,10 +382,20 @@ impl Core {
     pub async fn flush(&self) -> Result<()> {
         count(&self.counters.flush_requests, 1);
         self.flush_cache().await?;
-        match self.wrote_around.replace(false) {
-            false => Ok(()),
-            true => self.origin.flush().await.inspect_err(|_| self.wrote_around.set(true)),
+        self.flush_around().await
+    }
+
+    /// What went around the cache is durable on the origin when this returns.
+    ///
+    /// # Errors
+    /// Of the origin.
+    pub async fn flush_around(&self) -> Result<()> {
+        let around = self.around.get();
+        if self.around_flushed.get() < around {
+            self.origin.flush().await?;
+            self.around_flushed.set(self.around_flushed.get().max(around));
         }
+        Ok(())
     }
 
     /// Writes a superblock that says what is so now, durably.
@@ -400,15 +414,19 @@ impl Core {
         Ok(())
     }
 
+    /// Whether everything is on the origin.
+    pub fn is_drained(&self) -> bool {
+        self.index.borrow().is_empty()
+            && self.used() == 0
+            && self.queue.borrow().is_empty()
+            && self.pending.borrow().is_empty()
+    }
+
     /// Whether a write goes straight to the origin; waits while the last of what is cached is written back, which would
     /// never end if more were added.
     async fn goes_around(&self) -> Result<bool> {
         loop {
-            let is_empty = self.index.borrow().is_empty()
-                && self.used() == 0
-                && self.queue.borrow().is_empty()
-                && self.pending.borrow().is_empty();
-            if is_empty {
+            if self.is_drained() && self.sealed.get() {
                 return Ok(true);
             }
             if self.used() > self.settings.batch {
@@ -432,7 +450,7 @@ impl Core {
             Action::Discard => self.origin.discard(range).await,
             Action::Zero => self.origin.write_zeroes(range, block::ZeroMode::KeepAllocated, durability).await,
         };
-        self.wrote_around.set(true);
+        self.around.set(self.around.get() + 1);
         match (outcome, entry.action, durability) {
             (Ok(()), Action::Discard, Durability::Durable) => self.origin.flush().await,
             (outcome, ..) => outcome,

@@ -162,8 +162,10 @@ fn core(recovered: Recovered, options: Options, origin: Rc<dyn Device>, fast: Rc
         waiting_for_room: Cell::new(0),
         flush_to: Cell::new(0),
         cleaner: Cell::new(options.cleaner),
-        wrote_around: Cell::new(false),
+        around: Cell::new(0),
+        around_flushed: Cell::new(0),
         flush_on_suspend: Cell::new(false),
+        sealed: Cell::new(false),
         give_up_rotten: Cell::new(false),
         closing: Cell::new(false),
         handles: Cell::new(0),
@@ -183,7 +185,7 @@ const MESSAGES: &str = "flush, flush_on_suspend, clear_stats, cleaner, give_up_r
 async fn carry_out(core: Rc<Core>, message: String) -> Result<String> {
     match message.trim() {
         "flush" => {
-            core.flush_cache().await?;
+            core.flush().await?;
             core.write_back_all().await?;
             Ok("everything that was cached is on the origin".into())
         }
@@ -244,6 +246,7 @@ impl Core {
             return Err(error.clone());
         }
         self.commit().await?;
+        self.flush_around().await?;
         self.write_superblock(|_| {}).await
     }
 

@@ -13,7 +13,7 @@ use block::{BlockIndex, BlockSize, Buffer, Device, Durability, Error, Result};
 use runtime::JoinHandle;
 use std::collections::VecDeque;
 use std::rc::Rc;
-use zones::record::{Identity, sum_of};
+use zones::record::{Identity, Parsed, sum_of};
 
 /// How many segments are followed at a time.
 const AHEAD: usize = 32;
@@ -73,7 +73,8 @@ async fn read_superblock(fast: &dyn Device, block_size: BlockSize) -> Result<Sup
         let buffer = Buffer::new((SUPERBLOCK as u64).max(device.bytes()) as usize);
         let at = BlockIndex((copy * step) >> device.shift());
         let (outcome, buffer) = fast.read(at, buffer).await;
-        let read = outcome.and_then(|()| Superblock::decode(buffer.filled()));
+        outcome.map_err(|error| error.in_context("reading a superblock of the write cache"))?;
+        let read = Superblock::decode(buffer.filled());
         found = match (found, read) {
             (Ok(one), Ok(other)) if other.sequence > one.sequence => Ok(other),
             (Err(_), Ok(other)) => Ok(other),
@@ -274,6 +275,13 @@ impl Log {
     }
 }
 
+/// Whether a record begins here that was written after a newer superblock, which is durable before any such record: one of
+/// a later epoch, or where the tail had been.
+fn is_ahead(block: &[u8], address: u64, superblock: &Superblock) -> bool {
+    Parsed::decode(block, &superblock.identity)
+        .is_ok_and(|parsed| parsed.header.epoch > superblock.epoch || parsed.header.generation > address)
+}
+
 /// Follows the records from this address to the end of its segment, or to where there is none.
 async fn follow_segment(
     fast: Rc<dyn Device>,
@@ -289,6 +297,12 @@ async fn follow_segment(
         let buffer = Buffer::new(ring.block_size.bytes() as usize);
         let (outcome, buffer) = fast.read(ring.place(at), buffer).await;
         outcome?;
+        if is_ahead(buffer.filled(), at, &superblock) {
+            return Err(Error::corrupt(format!(
+                "the write cache goes on behind what its superblock says, at address {at}: the newer superblock is rotten; \
+                 what was written since is lost if the cache is made anew"
+            )));
+        }
         let found = Found::decode(buffer.filled(), at, &expect).ok().filter(|found| {
             let header = &found.header;
             let is_older = header.epoch < superblock.epoch && header.sequence < superblock.first_of_epoch;

@@ -34,7 +34,11 @@ pub async fn run(core: Rc<Core>) {
             continue;
         }
         core.pause().await;
-        match core.write_back_batch(&mut kept).await {
+        let outcome = match core.needs_seal() {
+            true => core.seal().await,
+            false => core.write_back_batch(&mut kept).await,
+        };
+        match outcome {
             Ok(()) => {
                 *core.stuck.borrow_mut() = None;
                 core.freed.notify_all();
@@ -70,16 +74,17 @@ pub async fn committer(core: Rc<Core>) {
 }
 
 impl Core {
-    /// Whether there is nothing more to do for a cache that is being closed.
+    /// Whether there is nothing more to do for a cache that is being closed. What is still queued, by callers that no longer
+    /// wait, may need room.
     fn is_done(&self) -> bool {
         let is_empty = self.tail.get() == self.committed.get();
-        self.closing.get() && (is_empty || !self.flush_on_suspend.get())
+        self.closing.get() && self.queue.borrow().is_empty() && (is_empty || !self.flush_on_suspend.get())
     }
 
     /// Whether a batch is to be written back now; `running`, whether one just was.
     fn needs_writeback(&self, running: bool) -> bool {
         if self.tail.get() >= self.committed.get() {
-            return false;
+            return self.needs_seal();
         }
         let used = self.used();
         let is_asked = self.waiting_for_room.get() > 0
@@ -87,6 +92,20 @@ impl Core {
             || self.tail.get() < self.flush_to.get()
             || self.closing.get();
         is_asked || used >= self.settings.high || running && used >= self.settings.low || self.is_too_old()
+    }
+
+    /// Whether writes would go around the cache, but for a superblock from which what was written back would be written
+    /// back once more, over them, if it were all that is left.
+    fn needs_seal(&self) -> bool {
+        self.cleaner.get() && !self.closing.get() && !self.sealed.get() && self.is_drained()
+    }
+
+    /// Writes over the older superblock.
+    async fn seal(&self) -> Result<()> {
+        self.write_superblock(|_| {}).await?;
+        // A write may have come that had been on its way to the cache before writes went around it.
+        self.sealed.set(self.used() == 0);
+        Ok(())
     }
 
     fn is_too_old(&self) -> bool {
@@ -150,6 +169,7 @@ impl Core {
         .await?;
         self.readers.grace().await;
         self.tail.set(end);
+        self.sealed.set(false);
         self.credit.set(0);
         self.oldest.set(match batch.next_written {
             Some(written) => Some(written),

@@ -33,6 +33,7 @@ use arena::{Allocator, Kind, MOST_SLABS, Piece, Reference, most_runs};
 use block::Result;
 use memory::{FIRST_SEAT, Memory, Seated, Word};
 use runs::{Class, REFERENCES, Runs};
+use seats::REGION;
 use std::fmt;
 use std::ops::Range;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -664,6 +665,16 @@ impl<M: Memory> Map for Radix<M> {
         let first = page * PAGE_BLOCKS / Self::LEAF;
         for (number, entries) in entries.chunks_exact(Self::LEAF as usize).enumerate() {
             self.load_leaf(&mut writer, first + number as u64, entries);
+        }
+    }
+
+    fn expect_pages(&self, pages: &[u64]) {
+        if Self::LEAF != PAGE_BLOCKS {
+            return;
+        }
+        let regions = self.family.lock().state.allocator.expect(&self.family.memory, pages);
+        for first in regions {
+            self.family.memory.take(first..first + REGION as u32);
         }
     }
 

@@ -13,7 +13,7 @@ use crate::format::{Change, VersionId};
 use crate::layout::Layout;
 use crate::map::{PAGE_BLOCKS, Physical};
 use crate::recovery::replay::check_length;
-use crate::scan::Found;
+use crate::scan::Replayable;
 use block::Result;
 use std::ops::Range;
 use std::sync::Arc;
@@ -25,6 +25,9 @@ const THREADS: usize = 4;
 /// Fewer records aren't worth a thread.
 const WORTH_A_THREAD: usize = 512;
 const OFFSET_BITS: u32 = PAGE_BLOCKS.trailing_zeros();
+
+/// So many steps are gathered at most: 4 GiB. (An unmapping has one for every 4 MiB.)
+const MOST_STEPS: usize = 1 << 28;
 
 /// What happens to blocks of one page.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -39,6 +42,15 @@ struct Step {
     record: u32,
 }
 
+/// As it lies in memory: of words that are zero at first, so that what the kernel gives isn't cleared once more.
+type Packed = [u32; 4];
+
+impl From<Packed> for Step {
+    fn from([place, to, from, record]: Packed) -> Self {
+        Step { place, to, from, record }
+    }
+}
+
 impl Step {
     fn page(self) -> usize {
         (self.place >> (2 * OFFSET_BITS)) as usize
@@ -51,34 +63,37 @@ impl Step {
     }
 }
 
-/// The steps of some pages, page by page.
+/// The steps of some pages: where they are among all steps of the part.
 #[derive(Debug, Default)]
 struct Bucket {
-    steps: Vec<Step>,
-    /// Where those of each page begin, and where the last one's end.
+    /// The next one's place while they are gathered; the first one's place before that.
+    next: u32,
+    /// Where those of each page begin, and where the last one's end; nothing if there are none.
     starts: Vec<u32>,
 }
 
 impl Bucket {
-    /// Puts the steps in the order of their pages; those of a page stay in theirs.
-    fn sort(&mut self, other: &mut Vec<Step>) {
-        if self.steps.is_empty() {
+    /// Puts its steps, which are all from `first` on, in the order of their pages; those of a page stay in theirs.
+    fn sort(&mut self, first: u32, steps: &mut [Packed], other: &mut Vec<Packed>) {
+        let steps = &mut steps[first as usize..self.next as usize];
+        if steps.is_empty() {
             return;
         }
         self.starts = vec![0; BUCKET_PAGES as usize + 1];
-        self.steps.iter().for_each(|step| self.starts[step.page() + 1] += 1);
+        steps.iter().for_each(|step| self.starts[Step::from(*step).page() + 1] += 1);
+        self.starts[0] = first;
         for page in 1..self.starts.len() {
             self.starts[page] += self.starts[page - 1];
         }
-        let mut next: [u32; BUCKET_PAGES as usize] = std::array::from_fn(|page| self.starts[page]);
+        let mut next: [u32; BUCKET_PAGES as usize] = std::array::from_fn(|page| self.starts[page] - first);
         other.clear();
-        other.resize(self.steps.len(), Step { place: 0, to: 0, from: 0, record: 0 });
-        for step in &self.steps {
-            let next = &mut next[step.page()];
+        other.resize(steps.len(), [0; 4]);
+        for step in steps.iter() {
+            let next = &mut next[Step::from(*step).page()];
             other[*next as usize] = *step;
             *next += 1;
         }
-        self.steps.copy_from_slice(other);
+        steps.copy_from_slice(other);
     }
 }
 
@@ -94,6 +109,8 @@ pub(crate) struct Gathered {
 /// The changes of some records that follow each other.
 #[derive(Debug, Default)]
 struct Part {
+    /// All steps, bucket by bucket.
+    steps: Vec<Packed>,
     buckets: Vec<Bucket>,
     /// The clock before each record, from where the part begins.
     clocks: Vec<u64>,
@@ -110,7 +127,7 @@ impl Gathered {
     /// # Errors
     /// [`Error::Corrupt`](block::Error::Corrupt) for what no version of this program writes.
     pub(crate) async fn of(
-        records: &Arc<Vec<Found>>,
+        records: &Arc<Vec<Replayable>>,
         blocks: u64,
         layout: &Layout,
         mut clock: u64,
@@ -160,78 +177,47 @@ impl Gathered {
 }
 
 impl Part {
-    fn of(records: &[Found], blocks: u64, layout: &Layout) -> Result<Option<Self>> {
+    /// Gathers these records. They are gone through twice: how many steps each bucket has is counted first, so that all of
+    /// them lie in one piece of memory, which is touched once.
+    fn of(records: &[Replayable], blocks: u64, layout: &Layout) -> Result<Option<Self>> {
         let mut all = Part { clocks: Vec::with_capacity(records.len()), ..Part::default() };
+        let mut count = 0_usize;
         for record in records {
             all.clocks.push(all.ticks);
-            if !all.take(record, blocks, layout)? {
-                return Ok(None);
+            let buckets = &mut all.buckets;
+            let ticks = each_step(record, blocks, layout, |page, _| {
+                let bucket = (page / BUCKET_PAGES) as usize;
+                if buckets.len() <= bucket {
+                    buckets.resize_with(bucket + 1, Bucket::default);
+                }
+                // They are fewer than 2^32 where they are gathered at all.
+                buckets[bucket].next = buckets[bucket].next.wrapping_add(1);
+                count += 1;
+            })?;
+            match ticks {
+                Some(ticks) if count <= MOST_STEPS => all.ticks += ticks,
+                _ => return Ok(None),
             }
         }
-        let mut other = Vec::new();
-        all.buckets.iter_mut().for_each(|bucket| bucket.sort(&mut other));
+        let mut first = 0;
+        for bucket in &mut all.buckets {
+            first += std::mem::replace(&mut bucket.next, first);
+        }
+        all.steps = vec![[0; 4]; count];
+        for (record, number) in records.iter().zip(0_u32..) {
+            let (buckets, steps) = (&mut all.buckets, &mut all.steps);
+            each_step(record, blocks, layout, |page, [place, to, from]| {
+                let next = &mut buckets[(page / BUCKET_PAGES) as usize].next;
+                steps[*next as usize] = [place, to, from, number];
+                *next += 1;
+            })?;
+        }
+        let (mut other, mut first) = (Vec::new(), 0);
+        for bucket in &mut all.buckets {
+            bucket.sort(first, &mut all.steps, &mut other);
+            first = bucket.next;
+        }
         Ok(Some(all))
-    }
-
-    /// Takes over the changes of a record; returns whether all of them can be.
-    fn take(&mut self, record: &Found, blocks: u64, layout: &Layout) -> Result<bool> {
-        let first = record.header.position + 1;
-        let mut position = first;
-        for change in Change::decode_each(&record.meta) {
-            let change = change?;
-            let behind = position.saturating_add(change.data_blocks());
-            if behind > first + record.header.blocks {
-                check_length(record, behind - first)?;
-            }
-            let physical = layout.physical(record.header.zone, position);
-            position = behind;
-            let is_there =
-                |block: u64, count: u32| block.checked_add(u64::from(count)).is_some_and(|end| end <= blocks);
-            // What failed then, on the same state, fails again and changes nothing.
-            match change {
-                Change::Write { version, block, count } => {
-                    self.ticks += u64::from(count);
-                    if version == VersionId::HEAD && is_there(block, count) {
-                        self.push(block, count, physical, Physical::NONE);
-                    }
-                }
-                Change::Unmap { version, block, count } => {
-                    if version == VersionId::HEAD && is_there(block, count) {
-                        self.push(block, count, Physical::NONE, Physical::NONE);
-                    }
-                }
-                Change::Move { block, count, from, .. } => {
-                    if from.is_mapped() && is_there(block, count) {
-                        self.push(block, count, physical, from);
-                    }
-                }
-                Change::Create { .. } | Change::Delete { .. } | Change::Grow { .. } => return Ok(false),
-            }
-        }
-        check_length(record, position - first)?;
-        Ok(true)
-    }
-
-    /// Adds a step for each page of a range.
-    fn push(&mut self, block: u64, count: u32, to: Physical, from: Physical) {
-        let record = self.clocks.len() as u32 - 1;
-        let (mut at, end) = (block, block + u64::from(count));
-        while at < end {
-            let (page, offset) = (at / PAGE_BLOCKS, at % PAGE_BLOCKS);
-            let blocks = (PAGE_BLOCKS - offset).min(end - at);
-            let place = ((page % BUCKET_PAGES) << (2 * OFFSET_BITS)) | (offset << OFFSET_BITS) | (blocks - 1);
-            let further = |physical: Physical| match physical.is_mapped() {
-                true => physical.0.wrapping_add((at - block) as u32),
-                false => 0,
-            };
-            let step = Step { place: place as u32, to: further(to), from: further(from), record };
-            let bucket = (page / BUCKET_PAGES) as usize;
-            if self.buckets.len() <= bucket {
-                self.buckets.resize_with(bucket + 1, Bucket::default);
-            }
-            self.buckets[bucket].steps.push(step);
-            at += blocks;
-        }
     }
 
     fn pages(&self) -> impl Iterator<Item = u64> + '_ {
@@ -242,20 +228,20 @@ impl Part {
         })
     }
 
-    fn steps(&self, page: u64) -> &[Step] {
+    fn steps(&self, page: u64) -> &[Packed] {
         let Some(bucket) = self.buckets.get((page / BUCKET_PAGES) as usize) else { return &[] };
         let page = (page % BUCKET_PAGES) as usize;
         match bucket.starts.get(page..page + 2) {
-            Some(ends) => &bucket.steps[ends[0] as usize..ends[1] as usize],
+            Some(ends) => &self.steps[ends[0] as usize..ends[1] as usize],
             None => &[],
         }
     }
 
     fn change(&self, page: u64, places: &mut [u32], died: &mut dyn FnMut(Physical, u64)) -> bool {
         let mut has_changed = false;
-        for step in self.steps(page) {
+        for step in self.steps(page).iter().map(|step| Step::from(*step)) {
             let clock = self.begin + self.clocks[step.record as usize];
-            let &Step { to, from, .. } = step;
+            let Step { to, from, .. } = step;
             let here = places[step.blocks()].iter_mut().zip(0_u32..);
             // A write counts as a change even of what it finds: it never finds itself.
             has_changed |= to != 0 && from == 0;
@@ -278,9 +264,71 @@ impl Part {
     }
 }
 
+/// Calls `step` for each step of a record with its page, and what of it is its `place`, `to` and `from`. Returns by how much
+/// the clock goes on in it; none if it doesn't only map, unmap and move blocks.
+fn each_step(
+    record: &Replayable,
+    blocks: u64,
+    layout: &Layout,
+    mut step: impl FnMut(u64, [u32; 3]),
+) -> Result<Option<u64>> {
+    let first = record.header.position + 1;
+    let (mut position, mut ticks) = (first, 0);
+    for change in record.changes.iter() {
+        let change = change?;
+        let behind = position.saturating_add(change.data_blocks());
+        if behind > first + record.header.blocks {
+            check_length(record, behind - first)?;
+        }
+        let physical = layout.physical(record.header.zone, position);
+        position = behind;
+        let is_there =
+            |block: u64, count: u32| block.checked_add(u64::from(count)).is_some_and(|end| end <= blocks);
+        // What failed then, on the same state, fails again and changes nothing.
+        match change {
+            Change::Write { version, block, count } => {
+                ticks += u64::from(count);
+                if version == VersionId::HEAD && is_there(block, count) {
+                    by_page(block, count, physical, Physical::NONE, &mut step);
+                }
+            }
+            Change::Unmap { version, block, count } => {
+                if version == VersionId::HEAD && is_there(block, count) {
+                    by_page(block, count, Physical::NONE, Physical::NONE, &mut step);
+                }
+            }
+            Change::Move { block, count, from, .. } => {
+                if from.is_mapped() && is_there(block, count) {
+                    by_page(block, count, physical, from, &mut step);
+                }
+            }
+            Change::Create { .. } | Change::Delete { .. } | Change::Grow { .. } => return Ok(None),
+        }
+    }
+    check_length(record, position - first)?;
+    Ok(Some(ticks))
+}
+
+/// Calls `step` for each page of a range.
+fn by_page(block: u64, count: u32, to: Physical, from: Physical, step: &mut impl FnMut(u64, [u32; 3])) {
+    let (mut at, end) = (block, block + u64::from(count));
+    while at < end {
+        let (page, offset) = (at / PAGE_BLOCKS, at % PAGE_BLOCKS);
+        let blocks = (PAGE_BLOCKS - offset).min(end - at);
+        let place = ((page % BUCKET_PAGES) << (2 * OFFSET_BITS)) | (offset << OFFSET_BITS) | (blocks - 1);
+        let further = |physical: Physical| match physical.is_mapped() {
+            true => physical.0.wrapping_add((at - block) as u32),
+            false => 0,
+        };
+        step(page, [place as u32, further(to), further(from)]);
+        at += blocks;
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::changes::Changes;
     use crate::directory::VersionEntry;
     use crate::format::{CLEANER, USER};
     use crate::map::{Map, Radix};
@@ -310,7 +358,7 @@ mod tests {
         Layout::new(&geometry, block::BlockSize::default()).expect("zones for a log")
     }
 
-    fn record(changes: &[Change], zone: u32, position: u32, sequence: u64) -> Found {
+    fn record(changes: &[Change], zone: u32, position: u32, sequence: u64) -> Replayable {
         let mut meta = Vec::new();
         changes.iter().for_each(|change| change.encode(&mut meta));
         let moves = changes.iter().any(|change| matches!(change, Change::Move { .. }));
@@ -327,7 +375,7 @@ mod tests {
             position,
             blocks: changes.iter().map(Change::data_blocks).sum(),
         };
-        Found { header, sums: Vec::new(), meta }
+        Replayable { header, changes: Changes::new(&meta) }
     }
 
     /// Places of all blocks of the volume, in runs and single ones, each place at most once.
@@ -384,7 +432,7 @@ mod tests {
         let before = places(&mut random, &layout);
         let mut sequences = [0; 2];
         let (mut zone, mut position) = (8, 0);
-        let records: Vec<Found> = (0..60)
+        let records: Vec<Replayable> = (0..60)
             .map(|_| {
                 let mut changes = changes(&mut random, &before);
                 changes.retain(|change| !matches!(change, Change::Move { block, count, .. } if block + u64::from(*count) > BLOCKS));
@@ -479,7 +527,9 @@ mod tests {
             [(1, vec![write(2)]), (3, vec![write(2)]), (2, vec![write(2), write(u32::MAX)])]
         {
             let mut record = record(&[], 4, 0, 1);
-            changes.iter().for_each(|change| change.encode(&mut record.meta));
+            let mut meta = Vec::new();
+            changes.iter().for_each(|change| change.encode(&mut meta));
+            record.changes = Changes::new(&meta);
             record.header.blocks = blocks;
             let outcome = Part::of(&[record], BLOCKS, &layout());
             assert!(matches!(outcome, Err(block::Error::Corrupt(_))), "{blocks} blocks");

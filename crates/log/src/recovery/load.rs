@@ -8,8 +8,8 @@
 use crate::directory::{Directory, PageTable};
 use crate::layout::{Layout, ROOT_ZONES};
 use crate::map::{self, Map, PAGE_BLOCKS, Physical};
-use crate::recovery::Recovered;
 use crate::recovery::gathered::Gathered;
+use crate::recovery::{Recovered, gone};
 use crate::table::ZoneTable;
 use crate::versions::{Version, Versions};
 use block::{Buffer, Error, Result, Zones};
@@ -22,6 +22,8 @@ const BATCH: usize = 256;
 const WORTH_A_THREAD: usize = 32;
 /// How many batches are on their way at a time.
 const BATCHES: usize = 6;
+/// Of a page, so many places are looked at to tell whether it was written at random.
+const LOOKED_AT: usize = 64;
 /// Pages that are so far apart are still read together, in blocks.
 const GAP: u32 = 8;
 
@@ -161,11 +163,12 @@ impl Loader {
         });
         let mut read = Vec::with_capacity(runs.len());
         for ((outcome, buffer), run) in runtime::join_all(reads).await.into_iter().zip(&runs) {
-            outcome.map_err(|error| error.in_context("reading pages of a map"))?;
+            outcome.map_err(|error| gone(error, "a page"))?;
             read.push((buffer, run.to_vec()));
         }
         let loader = self.clone();
         elsewhere(batch.len(), move || {
+            loader.expect(&read);
             let mut tally = loader.tally();
             let all = read.iter().try_for_each(|(buffer, run)| loader.take_run(&mut tally, buffer, run));
             loader.put_back(tally);
@@ -182,6 +185,24 @@ impl Loader {
 
     fn put_back(&self, tally: Tally) {
         self.tallies.lock().unwrap_or_else(PoisonError::into_inner).push(tally);
+    }
+
+    /// Has the map make memory ready for those pages that look as if they were written at random.
+    fn expect(&self, read: &[(Buffer, Vec<PageAt>)]) {
+        let mut pages = Vec::new();
+        for (buffer, run) in read {
+            for PageAt { physical, page, .. } in run {
+                let at = ((physical.0 - run[0].physical.0) as usize) << self.layout.block_size.shift();
+                let places = buffer.filled()[at..][..4 * LOOKED_AT].as_chunks::<4>().0;
+                let place = |at: usize| u32::from_le_bytes(places[at]);
+                let breaks = (1..LOOKED_AT).filter(|at| place(*at) != place(at - 1).wrapping_add(1)).count();
+                if breaks > LOOKED_AT / 4 {
+                    pages.push(*page);
+                }
+            }
+        }
+        pages.sort_unstable();
+        self.map.expect_pages(&pages);
     }
 
     /// Takes over the pages of a run, which were read in one piece.

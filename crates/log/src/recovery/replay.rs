@@ -5,7 +5,7 @@ use crate::commit::{Effect, apply};
 use crate::format::Change;
 use crate::layout::Layout;
 use crate::map::Physical;
-use crate::scan::Found;
+use crate::scan::Replayable;
 use crate::table::ZoneTable;
 use crate::versions::Versions;
 use block::{Error, Result};
@@ -23,7 +23,7 @@ pub(crate) struct Replay<'a> {
 ///
 /// # Errors
 /// [`Error::Corrupt`] with both.
-pub(super) fn check_length(record: &Found, named: u32) -> Result<()> {
+pub(super) fn check_length(record: &Replayable, named: u32) -> Result<()> {
     let header = &record.header;
     if named == header.blocks {
         return Ok(());
@@ -39,7 +39,7 @@ impl Replay<'_> {
     ///
     /// # Errors
     /// [`Error::Corrupt`] for what no version of this program writes.
-    pub(crate) fn run(&mut self, records: &[Found]) -> Result<()> {
+    pub(crate) fn run(&mut self, records: &[Replayable]) -> Result<()> {
         records.iter().try_for_each(|record| self.replay(record))
     }
 
@@ -61,11 +61,11 @@ impl Replay<'_> {
         }
     }
 
-    fn replay(&mut self, record: &Found) -> Result<()> {
+    fn replay(&mut self, record: &Replayable) -> Result<()> {
         let header = &record.header;
         let mut position = header.position + 1;
         let (table, layout, clock) = (self.table, self.layout, self.clock);
-        let changes = Change::decode_all(&record.meta)?;
+        let changes = record.changes.iter().collect::<Result<Vec<Change>>>()?;
         check_length(record, changes.iter().map(Change::data_blocks).fold(0, u32::saturating_add))?;
         self.touch(&changes);
         for change in changes {

@@ -5,7 +5,7 @@ use crate::format::{CLEANER, REPLAYED, USER};
 use crate::layout::{Layout, ROOT_ZONES};
 use crate::recovery::Recovered;
 use crate::root::Root;
-use crate::scan::{self, Found, Scanned};
+use crate::scan::{self, Replayable, Scanned};
 use crate::table::{CHECKPOINT_CLASS, ZoneTable};
 use block::{Error, Result, ZoneReport, ZoneState, Zones};
 use std::sync::Arc;
@@ -15,7 +15,7 @@ const ZONES_AT_ONCE: usize = 8;
 
 /// The records of all zones that may have some behind the checkpoint, and what they say was durable.
 pub(crate) struct Scans {
-    pub(crate) records: Vec<Found>,
+    pub(crate) records: Vec<Replayable>,
     pub(crate) durable: [u64; 4],
     /// How many zones these are.
     pub(crate) zones: u64,
@@ -23,7 +23,7 @@ pub(crate) struct Scans {
 
 /// The records that count, in the order in which they are replayed.
 pub(crate) struct Tail {
-    pub(crate) records: Arc<Vec<Found>>,
+    pub(crate) records: Arc<Vec<Replayable>>,
     /// The last of each stream.
     pub(crate) end: [u64; REPLAYED],
 }
@@ -80,7 +80,7 @@ async fn look_at(
     root: &Root,
     report: &ZoneReport,
     table: &ZoneTable,
-) -> Result<Scanned> {
+) -> Result<Scanned<Replayable>> {
     let identity = &root.identity;
     let known = table.get(report.zone.0).committed;
     if report.state != ZoneState::Full
@@ -114,7 +114,7 @@ fn take(
     scans: &mut Scans,
     root: &Root,
     report: &ZoneReport,
-    scanned: Scanned,
+    scanned: Scanned<Replayable>,
     table: &ZoneTable,
 ) -> Result<()> {
     for (durable, found) in scans.durable.iter_mut().zip(scanned.durable) {

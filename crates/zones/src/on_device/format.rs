@@ -1,15 +1,16 @@
-//! The bytes of version 1 on the medium: superblock and zone header. The book's page "Zones on a device"
+//! The bytes of version 2 on the medium: superblock and zone header. The book's page "Zones on a device"
 //! describes them byte by byte.
 //!
 //! Decoding takes any bytes: it never panics, and what isn't exactly right is named, never accepted.
 
 use block::{Buffer, Error, Payload, Result, ZoneState};
 use crc_fast::{CrcAlgorithm, checksum};
+use std::fmt::Display;
 use zerocopy::little_endian::{U32, U64};
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
 
 /// The version of the format that this code writes and reads.
-pub const VERSION: u32 = 1;
+pub const VERSION: u32 = 2;
 /// How long a record (superblock or zone header) is, in bytes: within one sector, so that it is never torn.
 pub const RECORD: usize = 512;
 /// The first bytes of a superblock.
@@ -133,7 +134,7 @@ fn block_of(record: &[u8], block_size: u64) -> Payload {
 }
 
 /// The checks that both records share; `what` names the record.
-fn check_envelope(bytes: &[u8], magic: [u8; 8], what: &str) -> Result<()> {
+fn check_envelope(bytes: &[u8], magic: [u8; 8], what: &dyn Display) -> Result<()> {
     if bytes.len() < RECORD {
         return Err(Error::corrupt(format!("{what}: {} bytes, expected {RECORD}", bytes.len())));
     }
@@ -178,12 +179,12 @@ impl Superblock {
     /// [`Error::Protocol`] for bytes of something else or of another version, [`Error::Corrupt`] for a
     /// superblock that isn't what was written.
     pub fn decode(bytes: &[u8]) -> Result<Self> {
-        check_envelope(bytes, SUPERBLOCK_MAGIC, "superblock")?;
+        check_envelope(bytes, SUPERBLOCK_MAGIC, &"superblock")?;
         let (raw, _) = RawSuperblock::ref_from_prefix(bytes)
             .map_err(|_| Error::corrupt("superblock: shorter than 512 bytes"))?;
         let flags = raw.flags.get();
-        if flags & !CLEAN != 0 || raw.reserved.iter().any(|byte| *byte != 0) {
-            return Err(Error::protocol("superblock: flags or fields that version 1 doesn't have"));
+        if flags & !CLEAN != 0 || raw.reserved != [0; 444] {
+            return Err(Error::protocol("superblock: flags or fields that version 2 doesn't have"));
         }
         if raw.sequence.get() > LARGEST_COUNT {
             return Err(Error::corrupt(format!("superblock: sequence {} can't be", raw.sequence)));
@@ -237,12 +238,12 @@ impl ZoneHeader {
     /// [`Error::Protocol`] for other bytes or another version, [`Error::Corrupt`] for a header that isn't
     /// what was written here.
     pub fn decode(bytes: &[u8], uuid: Uuid, zone: u32, capacity: u64, granularity: u64) -> Result<Self> {
-        let what = format!("header of zone {zone}");
+        let what = format_args!("header of zone {zone}");
         check_envelope(bytes, HEADER_MAGIC, &what)?;
         let (raw, _) = RawHeader::ref_from_prefix(bytes)
             .map_err(|_| Error::corrupt(format!("{what}: shorter than 512 bytes")))?;
-        if raw.padding.get() != 0 || raw.reserved.iter().any(|byte| *byte != 0) {
-            return Err(Error::protocol(format!("{what}: fields that version 1 doesn't have")));
+        if raw.padding.get() != 0 || raw.reserved != [0; 452] {
+            return Err(Error::protocol(format!("{what}: fields that version 2 doesn't have")));
         }
         if raw.uuid != uuid.0 {
             let found = Uuid(raw.uuid);

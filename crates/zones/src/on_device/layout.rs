@@ -4,13 +4,13 @@ use super::format::RECORD;
 use super::slot::MOST_BLOCKS;
 use block::{BlockCount, BlockIndex, BlockRange, BlockSize, DeviceGeometry, Error, Result};
 
-/// The largest distance from the start of the device to zone 0, and what it is aligned to where zones are
-/// at least as large, in bytes.
-const FIRST_ZONE: u64 = 1 << 20;
+/// What zone 0 is aligned to where zones are at least as large, in bytes; else to the size of a zone.
+const ALIGNMENT: u64 = 1 << 20;
 /// The smallest area of a superblock or a header, in bytes, so that data is aligned to pages on any device.
 const SMALLEST_AREA: u64 = 4096;
 
-/// The division of a device into two superblocks and zones, each of which begins with its header.
+/// The division of a device into two superblocks, the headers of all zones one behind the other, so that opening reads them
+/// in large pieces, and zones. Each header has an area of its own: it is written without regard to the others.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct Layout {
     pub(super) block_size: BlockSize,
@@ -22,7 +22,7 @@ pub(super) struct Layout {
 }
 
 /// How many bytes a superblock, or the header of a zone, takes.
-fn area(block_size: BlockSize) -> u64 {
+pub(super) fn area(block_size: BlockSize) -> u64 {
     block_size.bytes().max(SMALLEST_AREA)
 }
 
@@ -51,10 +51,14 @@ impl Layout {
                 2 * area
             )));
         }
-        let first_zone = (2 * area).max(FIRST_ZONE.min(zone_size));
-        let room = geometry.bytes().saturating_sub(first_zone) / zone_size;
-        let zones = u32::try_from(room).unwrap_or(u32::MAX);
-        let layout = Layout { block_size, zone_size, first_zone, zones };
+        let room = geometry.bytes().saturating_sub(2 * area) / (zone_size + area);
+        let with = |zones: u32| {
+            let first_zone = ((2 + u64::from(zones)) * area).next_multiple_of(ALIGNMENT.min(zone_size));
+            Layout { block_size, zone_size, first_zone, zones }
+        };
+        let most = with(u32::try_from(room).unwrap_or(u32::MAX));
+        // What alignment takes may have been the last one's.
+        let layout = if most.end() > geometry.bytes() { with(most.zones.saturating_sub(1)) } else { most };
         layout.check(geometry).map(|()| layout)
     }
 
@@ -69,19 +73,16 @@ impl Layout {
             )));
         }
         let size_is_possible = self.zone_size >= 2 * area && self.zone_size.is_multiple_of(area);
-        let start_is_possible = self.first_zone >= 2 * area && self.first_zone.is_multiple_of(area);
+        let headers = (2 + u64::from(self.zones)) * area;
+        let start_is_possible = self.first_zone >= headers && self.first_zone.is_multiple_of(area);
         if !size_is_possible || !start_is_possible || self.capacity() >> self.block_size.shift() > MOST_BLOCKS
         {
             return Err(Error::corrupt(format!(
-                "zones of {} bytes from byte {} on can't be",
-                self.zone_size, self.first_zone
+                "{} zones of {} bytes from byte {} on can't be",
+                self.zones, self.zone_size, self.first_zone
             )));
         }
-        let end = u64::from(self.zones)
-            .checked_mul(self.zone_size)
-            .and_then(|bytes| bytes.checked_add(self.first_zone))
-            .unwrap_or(u64::MAX);
-        if self.zones == 0 || end > geometry.bytes() {
+        if self.zones == 0 || self.end() > geometry.bytes() {
             return Err(Error::invalid(format!(
                 "{} zones of {} bytes from byte {} on: the device has {} bytes; expected at least one zone, \
                  and room for all",
@@ -94,9 +95,15 @@ impl Layout {
         Ok(())
     }
 
+    /// Where the last zone ends, in bytes.
+    fn end(&self) -> u64 {
+        let zones = u64::from(self.zones).checked_mul(self.zone_size);
+        zones.and_then(|bytes| bytes.checked_add(self.first_zone)).unwrap_or(u64::MAX)
+    }
+
     /// How many bytes of data a zone takes.
     pub(super) fn capacity(&self) -> u64 {
-        self.zone_size - area(self.block_size)
+        self.zone_size
     }
 
     fn block_at(&self, byte: u64) -> BlockIndex {
@@ -110,13 +117,12 @@ impl Layout {
 
     /// The block of a zone's header.
     pub(super) fn header(&self, zone: u32) -> BlockIndex {
-        self.block_at(self.first_zone + u64::from(zone) * self.zone_size)
+        self.block_at((2 + u64::from(zone)) * area(self.block_size))
     }
 
     /// The block that holds this byte of a zone's data.
     pub(super) fn data(&self, zone: u32, offset: u64) -> BlockIndex {
-        let start = self.first_zone + u64::from(zone) * self.zone_size + area(self.block_size);
-        self.block_at(start + offset)
+        self.block_at(self.first_zone + u64::from(zone) * self.zone_size + offset)
     }
 
     /// All blocks of a zone's data.
@@ -141,14 +147,32 @@ mod tests {
         for (block_size, zone_size) in [(512, 8192), (4096, 65536), (65536, 131072), (4096, 4 << 20)] {
             let geometry = geometry(40 << 20, block_size);
             let layout = Layout::for_device(&geometry, zone_size).expect("fits");
+            let area = area(layout.block_size) >> layout.block_size.shift();
             for zone in 0..layout.zones {
+                assert_eq!(layout.header(zone).0, (2 + u64::from(zone)) * area);
                 let data = layout.data_range(zone);
-                assert!(layout.header(zone) < data.start);
-                let next =
-                    if zone + 1 < layout.zones { layout.header(zone + 1).0 } else { geometry.blocks.0 };
-                assert!(data.end().0 <= next);
+                assert!(layout.header(zone).0 + area <= layout.data_range(0).start.0);
+                assert!(data.end().0 <= geometry.blocks.0);
+                if zone > 0 {
+                    assert_eq!(layout.data_range(zone - 1).end(), data.start);
+                }
             }
-            assert!(Layout::superblock(layout.block_size, 1) < layout.header(0));
+            assert_eq!(Layout::superblock(layout.block_size, 1).0, area);
+            // Another one would not have fitted, with its header and what alignment takes.
+            assert!(geometry.bytes() - layout.end() < 2 * zone_size, "{layout:?}");
+        }
+    }
+
+    #[test]
+    fn headers_and_zones_share_a_device_to_its_last_block() {
+        // Two superblocks, five headers and five zones, exactly; with a block less there are four.
+        let exact = 7 * 4096 + 5 * 28672;
+        let layout = |bytes| Layout::for_device(&geometry(bytes, 4096), 28672).expect("fits");
+        assert_eq!((layout(exact).zones, layout(exact).first_zone), (5, 28672));
+        assert_eq!(layout(exact - 4096).zones, 4);
+        for bytes in (exact..3 * exact).step_by(4096) {
+            let layout = layout(bytes);
+            assert!(layout.end() <= bytes && layout.end() + 2 * 28672 > bytes, "{bytes}: {layout:?}");
         }
     }
 
@@ -157,7 +181,16 @@ mod tests {
         for zone_size in [0, 4096, 8191, 65536 + 512, 64 << 20, u64::MAX, u64::MAX - 4095] {
             assert!(Layout::for_device(&geometry(40 << 20, 4096), zone_size).is_err(), "{zone_size}");
         }
-        let hostile = [(0, 8192, 9), (8192, 0, 9), (8192, 8192, 0), (!4095, 8192, 2), (8192, !4095, 1)];
+        let hostile = [
+            (0, 65536, 9),
+            (8192, 0, 9),
+            (8192, 8192, 0),
+            (!4095, 65536, 2),
+            (8192, !4095, 1),
+            // The headers reach into the first zone.
+            (8192, 40960, 9),
+            (8192, 65536, u32::MAX),
+        ];
         for (zone_size, first_zone, zones) in hostile {
             let layout = Layout { block_size: BlockSize::default(), zone_size, first_zone, zones };
             assert!(layout.check(&geometry(40 << 20, 4096)).is_err(), "{layout:?}");

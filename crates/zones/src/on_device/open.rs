@@ -11,12 +11,17 @@ use block::{
     BlockIndex, BlockSize, Buffer, Device, DeviceGeometry, Durability, Durable, EraseGuarantee, Error,
     Result, ZeroMode, ZoneGeometry, ZoneState,
 };
+use std::ops::Range;
 use std::sync::atomic::{AtomicBool, AtomicU64};
 use std::time::Duration;
 
 /// How many zone headers are written at a time.
 const HEADERS_AT_A_TIME: u32 = 128;
-/// How many zone headers are being read at any time.
+/// How many bytes of headers are read at a time.
+const HEADERS_STEP: u64 = 1 << 20;
+/// How many of these reads are on their way at any time.
+const STEPS_IN_FLIGHT: usize = 4;
+/// How many headers are read one by one at any time, where they can't be read together.
 const HEADERS_IN_FLIGHT: usize = 64;
 /// How many times a header or superblock that can't be read is tried, and how long to wait after the first attempt: then
 /// twice as long, and so on.
@@ -184,34 +189,66 @@ pub(super) fn zone_geometry(
     })
 }
 
-/// The state of a zone from its header, as it is believed after a clean or an unclean stop.
-async fn read_slot(
-    device: &dyn Device,
-    layout: &Layout,
+/// What is known when the headers of zones are read.
+struct Headers<'a> {
+    device: &'a dyn Device,
+    layout: &'a Layout,
     uuid: Uuid,
     clean: bool,
     read_only: bool,
-    zone: u32,
-) -> Slot {
-    let (capacity, unit) = (layout.capacity(), layout.block_size.bytes());
-    let blocks = |bytes: u64| bytes >> layout.block_size.shift();
-    let block = read_block(device, layout.header(zone)).await;
-    let header = block.and_then(|block| {
-        let record = &block.filled()[..RECORD];
-        ZoneHeader::decode(record, uuid, zone, capacity, unit)
-    });
-    match header {
-        // Its generation is unknown, so it can't even be reset: old records would validate.
-        Err(error) => Slot::new(ZoneState::Offline, 0, 0, Some(error)),
-        Ok(header) if header.state == ZoneState::Open && clean && read_only => {
-            let trouble = Error::read_only("the zones are read-only");
-            Slot::new(ZoneState::Closed, header.generation, blocks(header.write_pointer), Some(trouble))
+}
+
+impl Headers<'_> {
+    /// The states of all zones. Headers are read in large pieces; those of a piece that can't be read, one by one and with
+    /// patience: what can't be read then takes its own zone out of use and no other.
+    async fn read(&self) -> Vec<Slot> {
+        let zones = self.layout.zones;
+        let step = (HEADERS_STEP / layout::area(self.layout.block_size)).max(1) as usize;
+        let pieces =
+            (0..zones).step_by(step).map(|first| self.read_some(first..zones.min(first + step as u32)));
+        runtime::join_limited(STEPS_IN_FLIGHT, pieces).await.into_iter().flatten().collect()
+    }
+
+    async fn read_some(&self, zones: Range<u32>) -> Vec<Slot> {
+        let area = layout::area(self.layout.block_size) as usize;
+        let buffer = Buffer::new(zones.len() * area);
+        let (outcome, buffer) = self.device.read(self.layout.header(zones.start), buffer).await;
+        match outcome {
+            Ok(()) => zones
+                .zip(buffer.filled().chunks_exact(area))
+                .map(|(zone, area)| self.slot(zone, Ok(area)))
+                .collect(),
+            Err(_) => {
+                let reads = zones.map(|zone| async move {
+                    match read_block(self.device, self.layout.header(zone)).await {
+                        Ok(block) => self.slot(zone, Ok(block.filled())),
+                        Err(error) => self.slot(zone, Err(error)),
+                    }
+                });
+                runtime::join_limited(HEADERS_IN_FLIGHT, reads).await
+            }
         }
-        Ok(header) if header.state == ZoneState::Open && !clean => {
-            let trouble = Error::invalid("it was open when the volume stopped uncleanly");
-            Slot::new(ZoneState::Closed, header.generation, blocks(capacity), Some(trouble))
+    }
+
+    /// The state of a zone from its header, as it is believed after a clean or an unclean stop.
+    fn slot(&self, zone: u32, block: Result<&[u8]>) -> Slot {
+        let (capacity, unit) = (self.layout.capacity(), self.layout.block_size.bytes());
+        let blocks = |bytes: u64| bytes >> self.layout.block_size.shift();
+        let header =
+            block.and_then(|block| ZoneHeader::decode(&block[..RECORD], self.uuid, zone, capacity, unit));
+        match header {
+            // Its generation is unknown, so it can't even be reset: old records would validate.
+            Err(error) => Slot::new(ZoneState::Offline, 0, 0, Some(error)),
+            Ok(header) if header.state == ZoneState::Open && self.clean && self.read_only => {
+                let trouble = Error::read_only("the zones are read-only");
+                Slot::new(ZoneState::Closed, header.generation, blocks(header.write_pointer), Some(trouble))
+            }
+            Ok(header) if header.state == ZoneState::Open && !self.clean => {
+                let trouble = Error::invalid("it was open when the volume stopped uncleanly");
+                Slot::new(ZoneState::Closed, header.generation, blocks(capacity), Some(trouble))
+            }
+            Ok(header) => Slot::new(header.state, header.generation, blocks(header.write_pointer), None),
         }
-        Ok(header) => Slot::new(header.state, header.generation, blocks(header.write_pointer), None),
     }
 }
 
@@ -238,9 +275,11 @@ pub(super) async fn read(device: &dyn Device, options: &Options) -> Result<Volum
         )));
     }
     let read_only = geometry.read_only || options.read_only;
-    let reads = (0..layout.zones)
-        .map(|zone| read_slot(device, &layout, superblock.uuid, superblock.clean, read_only, zone));
-    let slots = runtime::join_limited(HEADERS_IN_FLIGHT, reads).await;
+    let headers =
+        Headers { device, layout: &layout, uuid: superblock.uuid, clean: superblock.clean, read_only };
+    let began = runtime::now();
+    let slots = headers.read().await;
+    tracing::debug!("{} headers of zones read in {:.2} ms", slots.len(), began.elapsed().as_secs_f64() * 1e3);
     let limits = Limits::new(options.max_open, options.max_active);
     slots.iter().for_each(|slot| limits.moved(ZoneState::Empty, slot.look().0.state()));
     Ok(Volume {

@@ -33,6 +33,8 @@ pub struct CrashDisk {
     pub fail_writes: Arc<AtomicBool>,
     /// So many reads of each block fail, before one succeeds.
     pub fail_reads: Arc<AtomicU64>,
+    /// Reads of this block fail for ever; of none if it is behind the end.
+    pub bad_block: Arc<AtomicU64>,
     /// How many writes there were.
     pub writes: Arc<AtomicU64>,
 }
@@ -56,6 +58,7 @@ impl CrashDisk {
             medium: Arc::new(Mutex::new(medium)),
             fail_writes: Arc::default(),
             fail_reads: Arc::default(),
+            bad_block: Arc::new(AtomicU64::new(u64::MAX)),
             writes: Arc::default(),
         }
     }
@@ -112,6 +115,7 @@ impl DevicePart for CrashDisk {
             medium: self.medium.clone(),
             fail_writes: self.fail_writes.clone(),
             fail_reads: self.fail_reads.clone(),
+            bad_block: self.bad_block.clone(),
             failed_reads: RefCell::default(),
             writes: self.writes.clone(),
         })))
@@ -123,6 +127,7 @@ struct Handle {
     medium: Arc<Mutex<Medium>>,
     fail_writes: Arc<AtomicBool>,
     fail_reads: Arc<AtomicU64>,
+    bad_block: Arc<AtomicU64>,
     failed_reads: RefCell<BTreeMap<u64, u64>>,
     writes: Arc<AtomicU64>,
 }
@@ -179,6 +184,10 @@ impl Device for Handle {
         buffer.clear();
         if let Err(error) = self.geometry.range(at, buffer.len()) {
             return Call::ready((Err(error), buffer));
+        }
+        let blocks = at.0..at.0 + (buffer.len() >> self.geometry.block_size.shift()) as u64;
+        if blocks.contains(&self.bad_block.load(Ordering::Acquire)) {
+            return Call::ready((Err(Error::io("this block can't be read")), buffer));
         }
         let mut failed = self.failed_reads.borrow_mut();
         let failed = failed.entry(at.0).or_default();

@@ -308,6 +308,11 @@ impl Allocator {
         if M::SEATS { self.seats.take(memory, page, self.pieces) } else { None }
     }
 
+    /// See [`Seats::expect`].
+    pub(super) fn expect<M: Memory>(&mut self, memory: &M, pages: &[u64]) -> Vec<u32> {
+        if M::SEATS { self.seats.expect(memory, pages, self.pieces) } else { Vec::new() }
+    }
+
     /// A piece for a leaf of so many runs, with whatever was in it. None if there are too many runs, or none that
     /// a reference could name: then the leaf is to be dense.
     ///

@@ -80,6 +80,16 @@ pub trait Memory: Sized + Debug + Send + Sync + 'static {
         false
     }
 
+    /// These slabs or seats, none of which has been touched, will all be in use: they take their memory in larger pages. Says
+    /// whether they will.
+    fn expect(&self, _slabs: Range<u32>) -> bool {
+        false
+    }
+
+    /// Takes the memory of slabs or seats that are [expected](Self::expect), without waiting for their first use. Others may
+    /// use them at the same time.
+    fn take(&self, _slabs: Range<u32>) {}
+
     /// Nobody uses these slabs or seats: they need no memory until somebody does, who finds anything in them.
     fn forget(&self, _slabs: Range<u32>) {}
 
@@ -169,6 +179,16 @@ impl Memory for Seated {
     fn gather(&self, slabs: Range<u32>) -> bool {
         let (words, range) = self.place(slabs);
         words.gather(range)
+    }
+
+    fn expect(&self, slabs: Range<u32>) -> bool {
+        let (words, range) = self.place(slabs);
+        words.expect(range)
+    }
+
+    fn take(&self, slabs: Range<u32>) {
+        let (words, range) = self.place(slabs);
+        words.take(range);
     }
 
     fn forget(&self, slabs: Range<u32>) {

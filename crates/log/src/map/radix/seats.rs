@@ -3,6 +3,7 @@
 //! A seat belongs to its page; one leaf of that page at a time can have it, of whatever version. It takes memory while
 //! somebody sits in it. Memory is small pages at first. A *region* of seats, which is a huge page, is gathered into one when
 //! it is nearly full, or at its beginning where most leaves are dense and so it will be; then it is given back as a whole.
+//! One that is expected to fill up before anybody sits there is a huge page from the start, which takes less.
 
 use super::memory::{FIRST_SEAT, Memory};
 
@@ -29,12 +30,21 @@ struct Region {
 /// See the module's head.
 #[derive(Debug, Default)]
 pub(super) struct Seats {
-    /// Those that have been sat in.
+    /// Those that have been sat in, or are expected to be.
     regions: Vec<Option<Box<Region>>>,
+    /// Which regions the kernel has been told to take as a whole whenever they are touched.
+    expected: Vec<bool>,
     /// How many are taken.
     taken: u64,
     /// How many seats have memory.
     touched: u64,
+}
+
+impl Region {
+    fn new(is_gathered: bool) -> Box<Self> {
+        let (taken, touched) = ([0; REGION / 64], [0; REGION / 64]);
+        Box::new(Region { references: [0; REGION], taken, touched, count: 0, is_gathered })
+    }
 }
 
 /// The word and the bit of a region's seat.
@@ -43,30 +53,70 @@ fn bit(seat: usize) -> (usize, u64) {
 }
 
 impl Seats {
+    /// Most leaves are dense, so where some are, all of them soon will be.
+    fn most_are_dense(&self, others: u64) -> bool {
+        self.taken >= SOME && self.taken >= others
+    }
+
+    /// Leaves of these pages, two or more neighbours of which are in the order of their numbers, will soon be dense, as far
+    /// as can be told. Returns the regions, by their first slab, that are huge pages from now on, and whose memory is still
+    /// to be taken.
+    pub(super) fn expect<M: Memory>(&mut self, memory: &M, pages: &[u64], others: u64) -> Vec<u32> {
+        let mut regions = Vec::new();
+        if !self.most_are_dense(others) {
+            return regions;
+        }
+        let (seats, region) = (memory.seats().len() >> M::SLAB_SHIFT, REGION as u64);
+        for pages in pages.chunk_by(|before, here| before / region == here / region) {
+            let number = usize::try_from(pages[0] / region).unwrap_or(usize::MAX);
+            if pages.len() < 2
+                || number >= seats / REGION
+                || self.regions.get(number).is_some_and(Option::is_some)
+            {
+                continue;
+            }
+            let first = FIRST_SEAT + (number * REGION) as u32;
+            if memory.expect(first..first + REGION as u32) {
+                if self.expected.len() <= number {
+                    self.expected.resize(number + 1, false);
+                }
+                self.expected[number] = true;
+                self.region(number);
+                regions.push(first);
+            }
+        }
+        regions
+    }
+
+    /// A region, which begins if it wasn't there.
+    fn region(&mut self, number: usize) -> &mut Region {
+        if self.regions.len() <= number {
+            self.regions.resize_with(number + 1, || None);
+        }
+        let is_expected = self.expected.get(number).is_some_and(|it| *it);
+        self.regions[number].get_or_insert_with(|| {
+            self.touched += if is_expected { REGION as u64 } else { 0 };
+            Region::new(is_expected)
+        })
+    }
+
     /// The seat of a page, as a slab, with whatever was in it; one refers to it. None if there is none, or somebody has it.
     /// `others` is how many leaves there are that aren't dense.
     pub(super) fn take<M: Memory>(&mut self, memory: &M, page: u64, others: u64) -> Option<u32> {
         let seat = usize::try_from(page).ok().filter(|seat| *seat < memory.seats().len() >> M::SLAB_SHIFT)?;
         let number = seat / REGION;
-        if self.regions.len() <= number {
-            self.regions.resize_with(number + 1, || None);
-        }
-        let region = self.regions[number].get_or_insert_with(|| {
-            let (taken, touched) = ([0; REGION / 64], [0; REGION / 64]);
-            Box::new(Region { references: [0; REGION], taken, touched, count: 0, is_gathered: false })
-        });
+        let most_are_dense = self.most_are_dense(others);
+        let region = self.region(number);
         let (word, bit) = bit(seat);
         if region.taken[word] & bit != 0 {
             return None;
         }
         region.taken[word] |= bit;
         region.references[seat % REGION] = 1;
-        self.taken += 1;
-        if region.touched[word] & bit == 0 {
+        let is_new = region.touched[word] & bit == 0;
+        if is_new && !region.is_gathered {
             region.touched[word] |= bit;
             region.count += 1;
-            self.touched += u64::from(!region.is_gathered);
-            let most_are_dense = self.taken >= SOME && self.taken >= others;
             // The second one: by then the first has been written to, and so the kernel has a table to gather into.
             let is_time = match region.count {
                 2 => most_are_dense,
@@ -74,11 +124,13 @@ impl Seats {
                 count => count as usize == REGION,
             };
             let first = FIRST_SEAT + (number * REGION) as u32;
-            if is_time && !region.is_gathered && memory.gather(first..first + REGION as u32) {
-                region.is_gathered = true;
-                self.touched += u64::from(REGION as u32 - region.count);
-            }
+            let is_gathered = is_time && memory.gather(first..first + REGION as u32);
+            region.is_gathered = is_gathered;
+            // With it those that nobody has sat in yet.
+            let others = if is_gathered { REGION as u32 - region.count } else { 0 };
+            self.touched += u64::from(1 + others);
         }
+        self.taken += 1;
         // Seats are fewer than 2^28.
         Some(FIRST_SEAT + seat as u32)
     }
@@ -121,7 +173,7 @@ impl Seats {
     /// The memory of seats, and of this account, in bytes.
     pub(super) fn bytes<M: Memory>(&self) -> u64 {
         let regions = self.regions.iter().flatten().count() * size_of::<Region>();
-        let table = self.regions.capacity() * size_of::<Option<Box<Region>>>();
+        let table = self.regions.capacity() * size_of::<Option<Box<Region>>>() + self.expected.capacity();
         (self.touched << (M::SLAB_SHIFT + 2)) + (regions + table) as u64
     }
 }

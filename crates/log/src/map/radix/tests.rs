@@ -193,3 +193,42 @@ fn memory_of_leaves_that_are_dense_no_more_is_given_back() {
     // Some free slabs keep their memory.
     assert!(map.bytes() - empty < 300 << 10, "{} bytes of an empty map, {empty} of a new one", map.bytes());
 }
+
+/// Expectations change how memory is taken, not what lies there, whether they come true or not.
+#[test]
+fn leaves_that_were_expected_are_like_others_and_their_memory_goes_back_as_a_whole() {
+    const PAGES: u64 = 2048;
+    let map = Radix::new(PAGES * PAGE_BLOCKS).unwrap();
+    let empty = map.bytes();
+    let load = |page: u64| map.load_page(page, &striped(1000 + page as u32, 1_000_000));
+    let holds = |page: u64| {
+        let mut entries = vec![0; PAGE_BLOCKS as usize];
+        map.save_page(page, &mut entries);
+        entries == striped(1000 + page as u32, 1_000_000)
+    };
+    // As long as nothing shows that leaves are dense, nothing is expected.
+    map.expect_pages(&[600, 601]);
+    assert_eq!(map.bytes(), empty);
+    (0..40).for_each(load);
+    let before = map.bytes();
+    // A region with one of them only, one that is in use, one behind the end, and one that will fill up.
+    map.expect_pages(&[50, 51, 600, 1030, 1031, 1500, 5000, 5001]);
+    let (expected, huge) = (map.bytes() - before, 2 << 20);
+    assert!(expected == 0 || (huge..huge + 8192).contains(&expected), "{expected} bytes");
+    for round in 0..3 {
+        // Others are loaded while their memory is taken.
+        std::thread::scope(|scope| {
+            scope.spawn(|| map.expect_pages(&[1030, 1031, 1032]));
+            (1024..1536).for_each(load);
+        });
+        assert!((0..40).chain(1024..1536).all(holds) && !holds(600), "round {round}");
+        map.insert(1024 * PAGE_BLOCKS..1536 * PAGE_BLOCKS, Physical::NONE, &mut |_| {});
+        map.end_grace(map.begin_grace());
+        assert!(map.bytes() < before + (300 << 10), "{} bytes, {before} before", map.bytes());
+        // A single one may take all of it again, and knows so.
+        load(1033);
+        assert!(holds(1033) && !holds(1034) && map.bytes() >= before + expected);
+        map.insert(1033 * PAGE_BLOCKS..1034 * PAGE_BLOCKS, Physical::NONE, &mut |_| {});
+        map.end_grace(map.begin_grace());
+    }
+}

@@ -1,14 +1,13 @@
 //! What an operator does while clients write: snapshots, clones that are written, too, and a larger volume; and what has to
 //! be there of that after each stop.
 
-use super::model::{Model, Stop, Version};
-use super::{BLOCK, World, check_counts, read_all, stamped, version_of};
+use super::{BLOCK, Setup, check_counts};
 use block::{BlockIndex, BlockRange, Buffer, Device, DevicePart, Durability, Error, Part, ZeroMode};
 use runtime::Random;
+use siltstone_tests::worlds::{self, Model, Stop, Version, read_all, stamped, versions};
 use std::collections::BTreeMap;
 use std::rc::Rc;
 use std::sync::Arc;
-use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 /// So many snapshots and clones there are at most, and so many blocks a volume grows to.
@@ -71,11 +70,10 @@ impl Operated {
     }
 }
 
-impl World {
-    fn clone_model<T>(&self, name: &str, work: impl FnOnce(&mut Model) -> T) -> T {
-        let clones = &mut self.operated.lock().unwrap().clones;
-        work(&mut clones.get_mut(name).expect("only the operator deletes it").model)
-    }
+type World = worlds::World<Setup>;
+
+fn with_clone<T>(world: &World, name: &str, work: impl FnOnce(&mut Model) -> T) -> T {
+    work(&mut world.memory().clones.get_mut(name).expect("only the operator deletes it").model)
 }
 
 /// A snapshot or clone as a device, and its part, which is there as long as it is open.
@@ -110,12 +108,12 @@ async fn read_version(
 
 /// Compares all snapshots and clones with what they may hold.
 pub async fn check_versions(world: &World, part: &log::LogPart, is_opening: bool) -> Result<(), String> {
-    let names: Vec<String> = world.operated.lock().unwrap().snapshots.keys().cloned().collect();
+    let names: Vec<String> = world.memory().snapshots.keys().cloned().collect();
     for name in names {
         let Some(found) = read_version(world, part, &name).await? else { continue };
         check_snapshot(world, &name, found, is_opening)?;
     }
-    let names: Vec<String> = world.operated.lock().unwrap().clones.keys().cloned().collect();
+    let names: Vec<String> = world.memory().clones.keys().cloned().collect();
     for name in names {
         let Some(found) = read_version(world, part, &name).await? else { continue };
         check_clone(world, &name, found, is_opening)?;
@@ -129,7 +127,7 @@ fn check_snapshot(
     found: Option<Vec<Version>>,
     is_opening: bool,
 ) -> Result<(), String> {
-    let snapshots = &mut world.operated.lock().unwrap().snapshots;
+    let snapshots = &mut world.memory().snapshots;
     let known = snapshots.get_mut(name).unwrap();
     match (found, &known.contents) {
         (None, _) if known.is_made && !known.is_deleted => Err(format!("snapshot {name} is gone")),
@@ -158,7 +156,7 @@ fn check_clone(
     found: Option<Vec<Version>>,
     is_opening: bool,
 ) -> Result<(), String> {
-    let clones = &mut world.operated.lock().unwrap().clones;
+    let clones = &mut world.memory().clones;
     let known = clones.get_mut(name).unwrap();
     let Some(found) = found else {
         let is_gone = known.is_made && !known.is_deleted;
@@ -183,7 +181,7 @@ fn check_clone(
 pub async fn operate(world: Arc<World>, part: Arc<log::LogPart>) -> Result<(), String> {
     let mut random = Random::new(world.life.seed ^ 0x0B5E);
     let mut number = 0;
-    while world.started.load(Ordering::Relaxed) < world.life.operations {
+    while !world.is_over() {
         let longest = 1 << (15 + random.below(7));
         runtime::sleep(Duration::from_nanos(random.below(longest))).await;
         number += 1;
@@ -202,7 +200,7 @@ pub async fn operate(world: Arc<World>, part: Arc<log::LogPart>) -> Result<(), S
 
 async fn create(world: &World, part: &log::LogPart, name: String) -> Result<(), String> {
     {
-        let snapshots = &mut world.operated.lock().unwrap().snapshots;
+        let snapshots = &mut world.memory().snapshots;
         if snapshots.len() >= MOST_SNAPSHOTS {
             return Ok(());
         }
@@ -212,7 +210,7 @@ async fn create(world: &World, part: &log::LogPart, name: String) -> Result<(), 
     if let Err(error) = part.message(&format!("snapshot create {name}")).await {
         return world.judge("making a snapshot", error, true);
     }
-    world.operated.lock().unwrap().snapshots.get_mut(&name).unwrap().is_made = true;
+    world.memory().snapshots.get_mut(&name).unwrap().is_made = true;
     let Some(found) = read_version(world, part, &name).await? else { return Ok(()) };
     check_snapshot(world, &name, found.clone(), false)?;
     for (found, block) in found.iter().flatten().zip(0..) {
@@ -229,7 +227,7 @@ async fn create(world: &World, part: &log::LogPart, name: String) -> Result<(), 
 
 async fn delete(world: &World, part: &log::LogPart, random: &mut Random) -> Result<(), String> {
     let name = {
-        let operated = &mut world.operated.lock().unwrap();
+        let operated = &mut world.memory();
         let names: Vec<String> = operated.snapshots.keys().chain(operated.clones.keys()).cloned().collect();
         if names.is_empty() {
             return Ok(());
@@ -251,7 +249,7 @@ async fn delete(world: &World, part: &log::LogPart, random: &mut Random) -> Resu
     };
     match outcome {
         Ok(_) => {
-            let operated = &mut world.operated.lock().unwrap();
+            let operated = &mut world.memory();
             operated.snapshots.remove(&name);
             operated.clones.remove(&name);
         }
@@ -269,7 +267,7 @@ async fn make_clone(
     random: &mut Random,
 ) -> Result<(), String> {
     let of = {
-        let operated = &mut world.operated.lock().unwrap();
+        let operated = &mut world.memory();
         let is_known = |snapshot: &Snapshot| snapshot.is_made && !snapshot.is_deleted;
         let known = operated.snapshots.iter().filter(|(_, snapshot)| is_known(snapshot));
         let known: Vec<(String, Vec<Version>)> =
@@ -278,7 +276,7 @@ async fn make_clone(
             return Ok(());
         }
         let (of, contents) = &known[random.below(known.len() as u64) as usize];
-        let mut model = Model::new(contents.len() as u64);
+        let mut model = Model::new(contents.len() as u64, true);
         model.restart(contents);
         model.number_from(versions + 1);
         let clone =
@@ -288,7 +286,7 @@ async fn make_clone(
     };
     match part.message(&format!("snapshot clone {of} {name}")).await {
         Ok(_) => {
-            world.operated.lock().unwrap().clones.get_mut(&name).unwrap().is_made = true;
+            world.memory().clones.get_mut(&name).unwrap().is_made = true;
             Ok(())
         }
         Err(error) => world.judge("making a clone", error, true),
@@ -298,7 +296,7 @@ async fn make_clone(
 /// A few operations on a clone, one after the other.
 async fn write_clone(world: &World, part: &log::LogPart, random: &mut Random) -> Result<(), String> {
     let name = {
-        let clones = &world.operated.lock().unwrap().clones;
+        let clones = &world.memory().clones;
         let made: Vec<&String> = clones
             .iter()
             .filter(|(_, clone)| clone.is_made && !clone.is_deleted)
@@ -335,40 +333,40 @@ async fn one_operation(
     let durability = if is_durable { Durability::Durable } else { Durability::Visible };
     match random.below(10) {
         0..6 => {
-            let (version, operation) = world.clone_model(name, |model| {
+            let (version, operation) = with_clone(world, name, |model| {
                 let version = model.draw_version();
                 (version, model.submit(block, count, version))
             });
-            let write = device.write(BlockIndex(block), stamped(block, count, version).into(), durability);
+            let write =
+                device.write(BlockIndex(block), stamped(BLOCK, block, count, version).into(), durability);
             match write.await {
-                Ok(()) => world.clone_model(name, |model| model.completed(operation, is_durable)),
+                Ok(()) => with_clone(world, name, |model| model.completed(operation, is_durable)),
                 Err(error) => world.judge("a write", error, true)?,
             }
         }
         6 => {
-            let operation = world.clone_model(name, |model| model.submit(block, count, 0));
+            let operation = with_clone(world, name, |model| model.submit(block, count, 0));
             let range = BlockRange::new(block, count);
             match device.write_zeroes(range, ZeroMode::default(), durability).await {
-                Ok(()) => world.clone_model(name, |model| model.completed(operation, is_durable)),
+                Ok(()) => with_clone(world, name, |model| model.completed(operation, is_durable)),
                 Err(error) => world.judge("zeroes", error, false)?,
             }
         }
         7 => {
-            let began = world.clone_model(name, Model::begin);
+            let began = with_clone(world, name, Model::begin);
             match device.flush().await {
-                Ok(()) => world.clone_model(name, |model| model.flushed(began)),
+                Ok(()) => with_clone(world, name, |model| model.flushed(began)),
                 Err(error) => world.judge("a flush", error, false)?,
             }
         }
         _ => {
-            let began = world.clone_model(name, Model::begin);
+            let began = with_clone(world, name, Model::begin);
             let (outcome, buffer) = device.read(BlockIndex(block), Buffer::new(count as usize * BLOCK)).await;
             if let Err(error) = outcome {
                 return world.judge("a read", error, false);
             }
-            for (bytes, block) in buffer.filled().chunks_exact(BLOCK).zip(block..) {
-                let found = version_of(block, bytes)?;
-                world.clone_model(name, |model| model.check_read(block, found, began))?;
+            for (found, block) in versions(BLOCK, block, buffer.filled())?.into_iter().zip(block..) {
+                with_clone(world, name, |model| model.check_read(block, found, began))?;
             }
         }
     }
@@ -377,7 +375,7 @@ async fn one_operation(
 
 async fn grow(world: &World, part: &log::LogPart, random: &mut Random) -> Result<(), String> {
     let blocks = {
-        let operated = &mut world.operated.lock().unwrap();
+        let operated = &mut world.memory();
         let now = operated.asked.iter().copied().max().unwrap_or(operated.blocks);
         let most = [8, 64, 1200][random.below(3) as usize];
         let blocks = now + 1 + random.below(most);
@@ -389,7 +387,7 @@ async fn grow(world: &World, part: &log::LogPart, random: &mut Random) -> Result
     };
     match part.message(&format!("resize {}", blocks * BLOCK as u64)).await {
         Ok(_) => {
-            let operated = &mut world.operated.lock().unwrap();
+            let operated = &mut world.memory();
             operated.blocks = blocks;
             operated.asked.retain(|asked| *asked > blocks);
             Ok(())

@@ -1,0 +1,63 @@
+//! `[full]`: what a plan changes when it is run in full, as its source did it, and not as a quick look.
+//!
+//! It has the plan's own sections and, in them, only the keys that change: `[full.workload.randwrite] runtime = "5m"`. It is read and
+//! checked always, whether it is asked for or not. Names that the plan doesn't have are refused: what is measured in full is
+//! what is measured otherwise, for longer or on more.
+
+use super::reader::{Entry, Kind, Reader, Value, find};
+use crate::problem::did_you_mean;
+
+/// Sections of which each entry has a name.
+const NAMED: &[&str] = &["stack", "workload", "peer", "server"];
+
+/// The plan with what `[full]` says laid over it.
+pub(super) fn laid_over(reader: &mut Reader, document: &[Entry], full: &Entry) -> Vec<Entry> {
+    let sections = reader.table(full);
+    reader.check_keys("[full]", sections, &["plan", "stack", "workload", "peer", "server"]);
+    let mut document = document.to_vec();
+    for section in sections {
+        let changes = reader.table(section);
+        let name = section.key.as_str();
+        if name == "plan" && find(&document, name).is_none() {
+            let (key, place) = (name.to_owned(), section.place);
+            document.push(Entry { key, place, value: Value { place, kind: Kind::Table(Vec::new()) } });
+        }
+        let Some(found) = document.iter_mut().find(|entry| entry.key == name) else {
+            reader.refuse(section.place, format!("[full.{name}]: the plan has no [{name}] to change"));
+            continue;
+        };
+        let Kind::Table(entries) = &mut found.value.kind else { continue };
+        if !NAMED.contains(&name) {
+            lay_over(entries, changes);
+            continue;
+        }
+        for change in changes {
+            let keys = reader.table(change);
+            let known: Vec<String> = entries.iter().map(|entry| entry.key.clone()).collect();
+            match entries.iter_mut().find(|entry| entry.key == change.key).map(|entry| &mut entry.value.kind)
+            {
+                Some(Kind::Table(entries)) => lay_over(entries, keys),
+                Some(_) => {}
+                None => {
+                    let key = &change.key;
+                    let near = did_you_mean(key, known.iter().map(String::as_str));
+                    let known = known.join(", ");
+                    reader.refuse(
+                        change.place,
+                        format!("[full.{name}]: the plan has no {name} \"{key}\"{near} (known: {known})"),
+                    );
+                }
+            }
+        }
+    }
+    document
+}
+
+fn lay_over(entries: &mut Vec<Entry>, changes: &[Entry]) {
+    for change in changes {
+        match entries.iter_mut().find(|entry| entry.key == change.key) {
+            Some(entry) => *entry = change.clone(),
+            None => entries.push(change.clone()),
+        }
+    }
+}

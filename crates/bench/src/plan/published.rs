@@ -1,0 +1,48 @@
+//! `[published.NAME]`: what others have published about a subject, to stand beside what is measured.
+
+use super::reader::{Entry, Reader, find};
+use crate::job_file::number::{self, Units};
+use crate::results::Figure;
+
+/// Figures of a subject that somebody has published.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Published {
+    /// Whose they are, by its name in the plan.
+    pub subject: String,
+    /// The workload, or the section of a matrix; None: every workload of the subject.
+    pub workload: Option<String>,
+    /// The figures: per second, bytes per second, nanoseconds.
+    pub figures: Vec<(Figure, f64)>,
+}
+
+/// The figures that can be compared with published ones, by the key.
+const FIGURES: &[(&str, Figure)] =
+    &[("iops", Figure::Iops), ("bandwidth", Figure::Bandwidth), ("p50", Figure::P50), ("p99", Figure::P99)];
+
+pub(super) fn published(reader: &mut Reader, entry: &Entry) -> Option<Published> {
+    let entries = reader.table(entry);
+    let what = format!("[published.{}]", entry.key);
+    let mut known: Vec<&str> = FIGURES.iter().map(|(key, _)| *key).collect();
+    known.push("workload");
+    reader.check_keys(&what, entries, &known);
+    let mut figures = Vec::new();
+    for (key, figure) in FIGURES {
+        let Some(found) = find(entries, key) else { continue };
+        let text = found.value.as_option().unwrap_or_default();
+        let value = match figure {
+            Figure::Iops => number::count(&text),
+            Figure::Bandwidth => number::bytes(&text, Units::Iec),
+            _ => number::time(&text).map(|time| time.as_nanos() as u64),
+        };
+        match value {
+            Ok(value) if value > 0 => figures.push((*figure, value as f64)),
+            Ok(_) => reader.refuse(found.value.place, format!("{key} = {text}: expected more than 0")),
+            Err(message) => reader.refuse(found.value.place, format!("{key} = {message}")),
+        }
+    }
+    if figures.is_empty() {
+        reader.refuse(entry.place, format!("{what}: expected a figure, such as iops = 180000"));
+        return None;
+    }
+    Some(Published { subject: entry.key.clone(), workload: reader.text(entries, "workload"), figures })
+}

@@ -1,0 +1,128 @@
+//! How much memory a `ram` may take: so much as it is told, and never what the machine needs to live.
+//!
+//! Promises: whoever is refused has taken nothing. The machine's memory is looked at once for every [`STRIDE`] that is taken, and
+//! more often when little is left, so several devices and other programs may together go somewhat below what is spared.
+//! Limits of control groups aren't seen: who runs in one says `limit`.
+
+use block::{Error, Result};
+use std::sync::atomic::{AtomicU64, Ordering};
+
+/// At most so many bytes are taken between two looks at the machine.
+const STRIDE: u64 = 64 << 20;
+
+/// The part of the machine's memory that is left alone, for everybody else.
+const SPARED: u64 = 32;
+
+/// Counts bytes that were taken. Shared by all shards.
+pub(super) struct Budget {
+    limit: Option<u64>,
+    taken: AtomicU64,
+    /// When so much is taken, the machine is looked at again.
+    look_at: AtomicU64,
+}
+
+impl Budget {
+    /// At most `limit` bytes, if there is a limit.
+    pub fn new(limit: Option<u64>) -> Self {
+        Budget { limit, taken: AtomicU64::new(0), look_at: AtomicU64::new(0) }
+    }
+
+    /// How many bytes are taken.
+    pub fn taken(&self) -> u64 {
+        self.taken.load(Ordering::Relaxed)
+    }
+
+    /// Takes so many bytes.
+    ///
+    /// # Errors
+    /// [`Error::NoSpace`] if the limit, or the machine, doesn't have them.
+    #[inline]
+    pub fn take(&self, bytes: u64) -> Result<()> {
+        let taken = self.taken.fetch_add(bytes, Ordering::Relaxed) + bytes;
+        if taken <= self.look_at.load(Ordering::Relaxed) { Ok(()) } else { self.look(bytes, taken) }
+    }
+
+    /// Takes bytes that are in use already.
+    pub fn add(&self, bytes: u64) {
+        self.taken.fetch_add(bytes, Ordering::Relaxed);
+    }
+
+    pub fn give_back(&self, bytes: u64) {
+        self.taken.fetch_sub(bytes, Ordering::Relaxed);
+    }
+
+    #[cold]
+    fn look(&self, bytes: u64, taken: u64) -> Result<()> {
+        let before = taken - bytes;
+        let refuse = |why: String| {
+            self.give_back(bytes);
+            Err(Error::no_space(format!("ram has taken {before} bytes of memory: {why}")))
+        };
+        let limit = self.limit.unwrap_or(u64::MAX);
+        if taken > limit {
+            return refuse(format!("its limit is {limit}; raise limit, or discard what isn't needed"));
+        }
+        let room = match machine() {
+            Some((available, total)) => match available.saturating_sub(total / SPARED) {
+                room if room < bytes => {
+                    return refuse(format!(
+                        "the machine has {available} of {total} bytes left, and {} are spared; end another \
+                         program, take a smaller device, or discard what isn't needed",
+                        total / SPARED
+                    ));
+                }
+                room => room,
+            },
+            // Where it can't be known, only the limit counts.
+            None => STRIDE,
+        };
+        self.look_at.store(limit.min(taken.saturating_add(STRIDE.min(room / 4))), Ordering::Relaxed);
+        Ok(())
+    }
+}
+
+/// Bytes of memory that the machine can still give, and has in all.
+pub(super) fn machine() -> Option<(u64, u64)> {
+    let text = std::fs::read_to_string("/proc/meminfo").ok()?;
+    Some((field(&text, "MemAvailable:")?, field(&text, "MemTotal:")?))
+}
+
+fn field(text: &str, name: &str) -> Option<u64> {
+    let line = text.lines().find_map(|line| line.strip_prefix(name))?;
+    line.trim().strip_suffix("kB")?.trim().parse::<u64>().ok()?.checked_mul(1024)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_limit_is_kept_and_what_comes_back_can_be_taken_again() {
+        let budget = Budget::new(Some(3 * 4096));
+        (0..3).for_each(|_| budget.take(4096).expect("there is room"));
+        let error = budget.take(4096).expect_err("it is full");
+        assert_eq!((error.errno(), budget.taken()), (libc::ENOSPC, 3 * 4096));
+        assert!(error.to_string().contains("its limit is 12288"), "{error}");
+        budget.give_back(4096);
+        budget.take(4096).expect("there is room again");
+    }
+
+    #[test]
+    fn more_than_the_machine_has_is_refused() {
+        let (available, total) = machine().expect("Linux says it");
+        assert!(0 < available && available <= total);
+        let budget = Budget::new(None);
+        budget.take(4096).expect("there is a page");
+        let error = budget.take(total).expect_err("not so much");
+        assert_eq!((error.errno(), budget.taken()), (libc::ENOSPC, 4096));
+        assert!(error.to_string().contains("are spared"), "{error}");
+    }
+
+    #[test]
+    fn meminfo_is_read() {
+        let text = "MemTotal:       24578960 kB\nMemFree: 5 kB\nMemAvailable:   23000000 kB\n";
+        assert_eq!(field(text, "MemTotal:"), Some(24_578_960 * 1024));
+        assert_eq!(field(text, "MemAvailable:"), Some(23_000_000 * 1024));
+        assert_eq!(field("MemTotal: many", "MemTotal:"), None);
+    }
+}

@@ -1,0 +1,286 @@
+//! The memory of a `ram`: addresses for all of it, pages for what was written.
+//!
+//! Promises: a page (4 KiB) that holds only zeros takes no memory until something else is written to it, also if zeros are written
+//! to it; reading it takes none either, not even in the kernel's tables. So a device may be far larger than the machine's memory.
+//! A write that there is no memory for fails with "no space", and may have been done in part.
+//!
+//! Which pages were written is a bit for each. A page's bit is set after its bytes are, and cleared before they are given back:
+//! whatever runs at the same time, a page with anything but zeros in it has its bit, so that zeros are never left out over it.
+#![allow(unsafe_code)] // The blocks are memory that all shards share, as those of a disk are.
+
+use super::budget::{Budget, machine};
+use block::{Buffer, Error, Payload, Result};
+use std::ptr::NonNull;
+use std::sync::atomic::{AtomicU16, Ordering};
+
+/// What is taken at a time, in bytes.
+const PAGE: u64 = 4096;
+
+/// The unit in which extents are told, in bytes: the pages of one word of bits.
+pub(super) const CHUNK: u64 = PAGE * u16::BITS as u64;
+
+/// Zeroed pages that are taken when something else is first written to them.
+pub(super) struct Memory {
+    start: NonNull<u8>,
+    bytes: usize,
+    /// Per [`CHUNK`], a bit for each page that may hold anything but zeros.
+    written: Box<[AtomicU16]>,
+    budget: Budget,
+}
+
+// SAFETY: the pages are raw memory that is only ever copied from and to. Requests that overlap in time and
+// place may mix their bytes, as the Device contract says of every device; nothing is ever made of the bytes
+// in place.
+unsafe impl Send for Memory {}
+// SAFETY: as above.
+unsafe impl Sync for Memory {}
+
+impl Memory {
+    /// Addresses for so many bytes, of which at most `limit` are taken.
+    ///
+    /// # Errors
+    /// [`Error::OutOfMemory`] if the kernel won't have it.
+    pub fn new(bytes: u64, limit: Option<u64>) -> Result<Self> {
+        let length = usize::try_from(bytes).unwrap_or(usize::MAX);
+        let protection = libc::PROT_READ | libc::PROT_WRITE;
+        let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_NORESERVE;
+        // SAFETY: asks for new pages wherever the kernel likes.
+        let start = unsafe { libc::mmap(std::ptr::null_mut(), length, protection, flags, -1, 0) };
+        let start = NonNull::new(start.cast::<u8>()).filter(|_| start != libc::MAP_FAILED);
+        let start = start.ok_or_else(|| {
+            let error = std::io::Error::last_os_error();
+            Error::out_of_memory(format!(
+                "ram of {bytes} bytes: {error}; take less: a process has some tens of TiB of addresses, and with \
+                 vm.overcommit_memory=2 no more than the machine has memory"
+            ))
+        })?;
+        let is_scattered = machine().is_some_and(|(_, total)| bytes > total / 2);
+        if is_scattered {
+            // Where the kernel gives huge pages unasked, each page that is written here and there would take 2 MiB.
+            // SAFETY: advice about our own mapping. Kernels without huge pages refuse it, which changes nothing.
+            unsafe { libc::madvise(start.as_ptr().cast(), length, libc::MADV_NOHUGEPAGE) };
+        }
+        // Taken zeroed from the kernel, as it is used: the bits of a device may be many megabytes.
+        let bits = vec![0_u16; bytes.div_ceil(CHUNK) as usize].into_boxed_slice();
+        // SAFETY: an atomic number has the size, alignment and values of the plain one.
+        let written = unsafe { Box::from_raw(Box::into_raw(bits) as *mut [AtomicU16]) };
+        Ok(Memory { start, bytes: length, written, budget: Budget::new(limit) })
+    }
+
+    /// How many bytes of memory it takes.
+    pub fn taken(&self) -> u64 {
+        self.budget.taken()
+    }
+
+    /// Whether this [`CHUNK`], by its number, may hold anything but zeros.
+    pub fn may_hold_data(&self, chunk: u64) -> bool {
+        self.written[chunk as usize].load(Ordering::Acquire) != 0
+    }
+
+    /// Where these bytes are. The caller has checked them against the geometry.
+    #[inline]
+    fn at(&self, offset: u64, length: usize) -> *mut u8 {
+        assert!(offset as usize + length <= self.bytes, "a range was not checked");
+        // SAFETY: inside the mapping.
+        unsafe { self.start.as_ptr().add(offset as usize) }
+    }
+
+    /// Where a page's bit is: its word, and the word with only this bit.
+    #[inline]
+    fn bit(&self, page: u64) -> (&AtomicU16, u16) {
+        (&self.written[(page / u64::from(u16::BITS)) as usize], 1 << (page % u64::from(u16::BITS)))
+    }
+
+    #[inline]
+    fn is_written(&self, page: u64) -> bool {
+        let (word, bit) = self.bit(page);
+        word.load(Ordering::Acquire) & bit != 0
+    }
+
+    /// How many bytes from here on, up to `length`, lie in pages that were all written, or all not; and which of the two.
+    #[inline]
+    fn run(&self, offset: u64, length: u64) -> (u64, bool) {
+        let end = offset + length;
+        let is_written = self.is_written(offset / PAGE);
+        let mut next = (offset / PAGE + 1) * PAGE;
+        while next < end && self.is_written(next / PAGE) == is_written {
+            next += PAGE;
+        }
+        (next.min(end) - offset, is_written)
+    }
+
+    #[inline]
+    pub fn read(&self, offset: u64, buffer: &mut Buffer) {
+        buffer.clear();
+        let (mut offset, mut left) = (offset, buffer.len() as u64);
+        let mut target = buffer.address();
+        while left > 0 {
+            let (bytes, is_written) = self.run(offset, left);
+            let length = bytes as usize;
+            // SAFETY: the source lies inside the mapping, the target is the buffer's own, and they are apart; all bytes up
+            // to `add_filled` were put there.
+            unsafe {
+                match is_written {
+                    true => std::ptr::copy_nonoverlapping(self.at(offset, length), target, length),
+                    false => std::ptr::write_bytes(target, 0, length),
+                }
+                target = target.add(length);
+                buffer.add_filled(length);
+            }
+            (offset, left) = (offset + bytes, left - bytes);
+        }
+    }
+
+    /// # Errors
+    /// [`Error::NoSpace`] if there is no memory for it; some of it may have been written.
+    #[inline]
+    pub fn write(&self, offset: u64, payload: &Payload) -> Result<()> {
+        let mut offset = offset;
+        for data in payload.slices() {
+            let mut rest = &data[..];
+            while !rest.is_empty() {
+                let (bytes, is_written) = self.run(offset, rest.len() as u64);
+                // What is new is looked at, and taken, page by page.
+                let bytes = if is_written { bytes } else { bytes.min(PAGE - offset % PAGE) };
+                let (piece, behind) = rest.split_at(bytes as usize);
+                if is_written || !is_zero(piece) {
+                    self.put(offset, piece, is_written)?;
+                }
+                (offset, rest) = (offset + bytes, behind);
+            }
+        }
+        Ok(())
+    }
+
+    /// Copies bytes to pages all of which were written, or to a single one that wasn't.
+    #[inline]
+    fn put(&self, offset: u64, piece: &[u8], is_written: bool) -> Result<()> {
+        if !is_written {
+            self.budget.take(PAGE)?;
+        }
+        let target = self.at(offset, piece.len());
+        // SAFETY: the target lies inside the mapping and apart from the data.
+        unsafe { std::ptr::copy_nonoverlapping(piece.as_ptr(), target, piece.len()) };
+        // Also pages that had their bits: a discard may have cleared them since.
+        for page in offset / PAGE..=(offset + piece.len() as u64 - 1) / PAGE {
+            match (is_written, self.is_written(page)) {
+                (true, true) => {}
+                (true, false) => {
+                    let added = self.mark(page);
+                    self.budget.add(if added { PAGE } else { 0 });
+                }
+                (false, _) => {
+                    let added = self.mark(page);
+                    self.budget.give_back(if added { 0 } else { PAGE });
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// Sets a page's bit, and says whether it wasn't set.
+    fn mark(&self, page: u64) -> bool {
+        let (word, bit) = self.bit(page);
+        word.fetch_or(bit, Ordering::AcqRel) & bit == 0
+    }
+
+    /// Zeros; whole pages are given back.
+    pub fn discard(&self, offset: u64, length: u64) {
+        let end = offset + length;
+        let (first_page, last_page) = (offset.next_multiple_of(PAGE), end - end % PAGE);
+        if first_page >= last_page {
+            return self.zero_written(offset, length);
+        }
+        self.zero_written(offset, first_page - offset);
+        let given_back = self.clear(first_page / PAGE, last_page / PAGE);
+        self.budget.give_back(given_back * PAGE);
+        if given_back > 0 {
+            let bytes = (last_page - first_page) as usize;
+            let pages = self.at(first_page, bytes);
+            // SAFETY: whole pages of our own private mapping, which read as zeros afterwards.
+            let advised = unsafe { libc::madvise(pages.cast(), bytes, libc::MADV_DONTNEED) };
+            if advised != 0 {
+                // They stay, and so do their bits.
+                self.fill_with_zeros(first_page, last_page - first_page);
+                let stay = (first_page / PAGE..last_page / PAGE).filter(|page| self.mark(*page)).count();
+                self.budget.add(stay as u64 * PAGE);
+            }
+        }
+        self.zero_written(last_page, end - last_page);
+    }
+
+    /// Clears the bits of these pages, and says how many were set.
+    fn clear(&self, first: u64, end: u64) -> u64 {
+        let width = u64::from(u16::BITS);
+        let (mut page, mut cleared) = (first, 0);
+        while page < end {
+            let next = ((page / width + 1) * width).min(end);
+            let bits = (u16::MAX >> (width - (next - page))) << (page % width);
+            let word = &self.written[(page / width) as usize];
+            if word.load(Ordering::Acquire) & bits != 0 {
+                cleared += u64::from((word.fetch_and(!bits, Ordering::AcqRel) & bits).count_ones());
+            }
+            page = next;
+        }
+        cleared
+    }
+
+    /// Zeros in memory that is there from now on, so that a later write can't fail for want of it.
+    ///
+    /// # Errors
+    /// [`Error::NoSpace`] if there is no memory for it; some of it may have been zeroed.
+    pub fn zero_and_keep(&self, offset: u64, length: u64) -> Result<()> {
+        const ZEROS: [u8; PAGE as usize] = [0; PAGE as usize];
+        let end = offset + length;
+        let mut at = offset;
+        while at < end {
+            let bytes = (PAGE - at % PAGE).min(end - at);
+            self.put(at, &ZEROS[..bytes as usize], self.is_written(at / PAGE))?;
+            at += bytes;
+        }
+        Ok(())
+    }
+
+    /// Zeros in those pages that hold anything else.
+    fn zero_written(&self, offset: u64, length: u64) {
+        let (mut offset, mut left) = (offset, length);
+        while left > 0 {
+            let (bytes, is_written) = self.run(offset, left);
+            if is_written {
+                self.fill_with_zeros(offset, bytes);
+            }
+            (offset, left) = (offset + bytes, left - bytes);
+        }
+    }
+
+    fn fill_with_zeros(&self, offset: u64, length: u64) {
+        let target = self.at(offset, length as usize);
+        // SAFETY: inside the mapping.
+        unsafe { std::ptr::write_bytes(target, 0, length as usize) }
+    }
+}
+
+impl Drop for Memory {
+    fn drop(&mut self) {
+        // SAFETY: our own mapping, and nobody uses it any more.
+        unsafe { libc::munmap(self.start.as_ptr().cast(), self.bytes) };
+    }
+}
+
+/// Whether there are only zeros. What isn't is mostly found out by its first bytes.
+#[inline]
+fn is_zero(bytes: &[u8]) -> bool {
+    const STEP: usize = 64;
+    let steps = bytes.chunks_exact(STEP);
+    let rest = steps.remainder();
+    let is_zero = |step: &[u8]| {
+        let words =
+            step.chunks_exact(8).map(|word| u64::from_ne_bytes(word.try_into().expect("eight bytes")));
+        words.fold(0, |all, word| all | word) == 0
+    };
+    steps.into_iter().all(is_zero) && rest.iter().all(|byte| *byte == 0)
+}
+
+#[cfg(test)]
+#[path = "memory/tests.rs"]
+mod tests;

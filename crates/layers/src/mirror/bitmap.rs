@@ -1,0 +1,138 @@
+//! The write-intent bitmap on the legs.
+//!
+//! A bit is durable on all legs that keep a bitmap before a change to its chunk is given to any leg; those who want bits at the
+//! same time share a write. Bits are cleared by a pass over chunks that have been quiet since the pass before (md's two
+//! passes), after a flush of all legs, and only while every place has its leg.
+
+use super::core::{Core, gather};
+use super::format::{RECORD, encode_bitmap};
+use block::{Buffer, Error, Payload, Result};
+use std::ops::Range;
+
+impl Core {
+    /// Waits until the bits of these blocks are set, durably, and superblocks say how things are.
+    ///
+    /// # Errors
+    /// That of the last leg.
+    pub async fn mark(&self, blocks: &Range<u64>) -> Result<()> {
+        loop {
+            self.note().await?;
+            if self.chunks.want(blocks) {
+                return Ok(());
+            }
+            let permit = self.paging.acquire(1).await;
+            // Others may have written it, or left a leg behind, while this waited.
+            if !self.is_settled() || self.chunks.want(blocks) {
+                continue;
+            }
+            let pages = self.chunks.take_unwritten();
+            let failed = self.write_pages(&pages).await;
+            drop(permit);
+            if !failed.is_empty() {
+                self.chunks.put_back(&pages);
+            }
+            for (leg, error) in failed {
+                self.fail(leg, error.in_context("writing its bitmap")).await?;
+            }
+        }
+    }
+
+    /// Writes pages, as they are to be, to all legs that keep a bitmap; says which failed.
+    async fn write_pages(&self, pages: &[u64]) -> Vec<(usize, Error)> {
+        for page in pages {
+            let bits = self.chunks.bits_of(*page);
+            let payload = self.page(*page, &bits);
+            let offset = self.layout.bitmap_offset + page * self.page_bytes() as u64;
+            let (_, failed) =
+                gather(self.markers(), |leg| self.legs[leg].device.write_own(offset, payload.clone())).await;
+            if !failed.is_empty() {
+                return failed;
+            }
+            self.chunks.page_is_durable(*page, &bits);
+        }
+        Vec::new()
+    }
+
+    fn page(&self, page: u64, bits: &[bool]) -> Payload {
+        let mut buffer = Buffer::new(self.page_bytes());
+        let (sectors, first) = ((self.page_bytes() / RECORD) as u64, page * self.layout.chunks_of_page());
+        for sector in page * sectors..(page + 1) * sectors {
+            encode_bitmap(&mut buffer, self.array, sector as u32, |chunk| {
+                bits.get((chunk - first) as usize).copied().unwrap_or(false)
+            });
+        }
+        buffer.into()
+    }
+
+    /// Writes the whole bitmap to legs that are to keep one from now on.
+    ///
+    /// # Errors
+    /// That of the last leg.
+    pub async fn complete_bitmaps(&self) -> Result<()> {
+        while self.markers() & !self.kept.get() != 0 {
+            let leg = (self.markers() & !self.kept.get()).trailing_zeros() as usize;
+            let permit = self.paging.acquire(1).await;
+            let mut outcome = Ok(());
+            for page in 0..self.chunks.pages() {
+                let payload = self.page(page, &self.chunks.bits_of(page));
+                let offset = self.layout.bitmap_offset + page * self.page_bytes() as u64;
+                outcome = self.legs[leg].device.write_own(offset, payload).await;
+                if outcome.is_err() {
+                    break;
+                }
+            }
+            match outcome {
+                Ok(()) => self.kept.set(self.kept.get() | 1 << leg),
+                Err(error) => {
+                    let error = error.in_context("writing its bitmap");
+                    self.lose(leg, error, super::format::SlotState::Failed)?;
+                }
+            }
+            drop(permit);
+        }
+        Ok(())
+    }
+
+    /// Whether the last note said that bits are cleared from then on.
+    fn may_clear(&self) -> bool {
+        self.cleared_events.get() + 1 == self.events.get()
+    }
+
+    /// Clears bits of chunks that are quiet, if every place has its leg.
+    ///
+    /// # Errors
+    /// That of the last leg.
+    pub async fn clear_quiet(&self, now: bool) -> Result<()> {
+        if !self.is_whole() || self.chunks.dirty() == 0 {
+            return Ok(());
+        }
+        let quiet = self.chunks.quiet(now);
+        if quiet.is_empty() {
+            return Ok(());
+        }
+        // What was written is on all legs for good before the bit goes that would have it compared.
+        let (_, failed) = self.flush_legs(self.active.get() | self.rebuilding.get()).await;
+        for (leg, error) in failed {
+            self.fail(leg, error).await?;
+        }
+        if self.is_whole() && !self.may_clear() {
+            // Two notes: a leg that misses the second one, before anything is cleared, has the events of the first.
+            self.changed();
+            self.note().await?;
+            self.raise_cleared.set(true);
+            self.changed();
+        }
+        self.note().await?;
+        let permit = self.paging.acquire(1).await;
+        if !self.is_whole() || !self.is_settled() || !self.may_clear() {
+            return Ok(());
+        }
+        let pages = self.chunks.clear(&quiet);
+        let failed = self.write_pages(&pages).await;
+        drop(permit);
+        for (leg, error) in failed {
+            self.fail(leg, error.in_context("writing its bitmap")).await?;
+        }
+        Ok(())
+    }
+}

@@ -1,0 +1,461 @@
+//! What is known of each chunk: the bits of the bitmap as they are to be and as they are on the medium, who writes, and where
+//! legs may differ.
+//!
+//! Promises: a chunk that somebody writes to is never among those that may be cleared; one whose legs may differ isn't, either.
+//! Reading and writing the bitmap, and deciding when a chunk has been quiet for long enough, is left to `bitmap`.
+
+use super::layout::Layout;
+use std::cell::{Cell, RefCell};
+use std::collections::BTreeMap;
+use std::ops::Range;
+
+/// It is to be set in the bitmap.
+const DIRTY: u8 = 1;
+/// It is set in the bitmap, durably, on all legs that keep one.
+const DURABLE: u8 = 2;
+/// Somebody wrote since the last look.
+const TOUCHED: u8 = 4;
+/// Legs that are active may differ in it: after a stop in the middle.
+const DIFFER: u8 = 8;
+/// Legs that are being rebuilt lack it.
+const LACKING: u8 = 16;
+
+/// Some block of it could be copied from nowhere.
+const STUCK: u8 = 32;
+
+/// How many pieces of chunks are remembered as equal before their chunk is.
+const MOST_PIECES: usize = 4096;
+
+#[derive(Debug, Clone, Copy, Default)]
+struct Chunk {
+    writers: u32,
+    flags: u8,
+}
+
+/// All chunks.
+pub struct Chunks {
+    /// The blocks of a chunk, as a power of two.
+    shift: u32,
+    blocks: u64,
+    chunks_of_page: u64,
+    all: RefCell<Vec<Chunk>>,
+    differ: Cell<u64>,
+    lacking: Cell<u64>,
+    dirty: Cell<u64>,
+    /// Pages with bits that are to be set and aren't yet.
+    unwritten: RefCell<Vec<bool>>,
+    /// Blocks of chunks that differ, and don't.
+    equal: RefCell<BTreeMap<u64, u64>>,
+}
+
+impl Chunks {
+    /// All clean and equal.
+    pub fn new(layout: &Layout) -> Self {
+        Chunks {
+            shift: (layout.chunk >> layout.block_size.shift()).trailing_zeros(),
+            blocks: layout.data_bytes >> layout.block_size.shift(),
+            chunks_of_page: layout.chunks_of_page(),
+            all: RefCell::new(vec![Chunk::default(); layout.chunks() as usize]),
+            differ: Cell::new(0),
+            lacking: Cell::new(0),
+            dirty: Cell::new(0),
+            unwritten: RefCell::new(vec![false; layout.pages() as usize]),
+            equal: RefCell::default(),
+        }
+    }
+
+    /// How many there are.
+    pub fn len(&self) -> u64 {
+        self.all.borrow().len() as u64
+    }
+
+    /// How many pages the bitmap has.
+    pub fn pages(&self) -> u64 {
+        self.unwritten.borrow().len() as u64
+    }
+
+    /// How many chunks may differ between legs that are active.
+    pub fn differ(&self) -> u64 {
+        self.differ.get()
+    }
+
+    /// How many chunks are lacking on legs that are being rebuilt.
+    pub fn lacking(&self) -> u64 {
+        self.lacking.get()
+    }
+
+    /// How many chunks are to be set in the bitmap.
+    pub fn dirty(&self) -> u64 {
+        self.dirty.get()
+    }
+
+    fn of(&self, blocks: &Range<u64>) -> Range<usize> {
+        match blocks.is_empty() {
+            true => 0..0,
+            false => (blocks.start >> self.shift) as usize..((blocks.end - 1) >> self.shift) as usize + 1,
+        }
+    }
+
+    /// The blocks of a chunk.
+    pub fn blocks_of(&self, chunk: u64) -> Range<u64> {
+        chunk << self.shift..((chunk + 1) << self.shift).min(self.blocks)
+    }
+
+    /// Somebody begins to write to these blocks. Whether their bits are durable already.
+    pub fn begin(&self, blocks: &Range<u64>) -> bool {
+        let mut durable = true;
+        for chunk in &mut self.all.borrow_mut()[self.of(blocks)] {
+            chunk.writers += 1;
+            chunk.flags |= TOUCHED;
+            durable &= chunk.flags & DURABLE != 0;
+        }
+        durable
+    }
+
+    /// One more of those who write: to the same blocks, before the first has ended.
+    pub fn begin_again(&self, blocks: &Range<u64>) {
+        self.all.borrow_mut()[self.of(blocks)].iter_mut().for_each(|chunk| chunk.writers += 1);
+    }
+
+    /// Somebody who began has ended.
+    pub fn end(&self, blocks: &Range<u64>) {
+        self.all.borrow_mut()[self.of(blocks)].iter_mut().for_each(|chunk| chunk.writers -= 1);
+    }
+
+    /// The bits of these blocks are to be set. Whether they all are, durably.
+    pub fn want(&self, blocks: &Range<u64>) -> bool {
+        let mut all = self.all.borrow_mut();
+        let mut durable = true;
+        for number in self.of(blocks) {
+            let chunk = &mut all[number];
+            if chunk.flags & DURABLE != 0 {
+                continue;
+            }
+            durable = false;
+            if chunk.flags & DIRTY == 0 {
+                chunk.flags |= DIRTY;
+                self.dirty.set(self.dirty.get() + 1);
+            }
+            self.unwritten.borrow_mut()[number / self.chunks_of_page as usize] = true;
+        }
+        durable
+    }
+
+    /// Takes the pages that have to be written.
+    pub fn take_unwritten(&self) -> Vec<u64> {
+        let mut unwritten = self.unwritten.borrow_mut();
+        let pages = (0..unwritten.len()).filter(|page| std::mem::take(&mut unwritten[*page]));
+        pages.map(|page| page as u64).collect()
+    }
+
+    /// These pages have to be written after all.
+    pub fn put_back(&self, pages: &[u64]) {
+        pages.iter().for_each(|page| self.unwritten.borrow_mut()[*page as usize] = true);
+    }
+
+    fn of_page(&self, page: u64) -> Range<usize> {
+        let first = page * self.chunks_of_page;
+        first as usize..(first + self.chunks_of_page).min(self.len()) as usize
+    }
+
+    /// The bits of a page as they are to be.
+    pub fn bits_of(&self, page: u64) -> Vec<bool> {
+        self.all.borrow()[self.of_page(page)].iter().map(|chunk| chunk.flags & DIRTY != 0).collect()
+    }
+
+    /// A page with these bits is durable.
+    pub fn page_is_durable(&self, page: u64, bits: &[bool]) {
+        let chunks = self.of_page(page);
+        for (chunk, bit) in self.all.borrow_mut()[chunks].iter_mut().zip(bits) {
+            if *bit && chunk.flags & DIRTY != 0 {
+                chunk.flags |= DURABLE;
+            }
+        }
+    }
+
+    /// Chunks that may be cleared once everything is durable: dirty, quiet since the last time that this was asked, equal on all
+    /// legs. With `now`, quiet at the moment is enough.
+    pub fn quiet(&self, now: bool) -> Vec<u64> {
+        let mut quiet = Vec::new();
+        for (number, chunk) in self.all.borrow_mut().iter_mut().enumerate() {
+            let was_touched = chunk.flags & TOUCHED != 0 && !now;
+            chunk.flags &= !TOUCHED;
+            if chunk.flags & (DIRTY | DIFFER | LACKING) == DIRTY && chunk.writers == 0 && !was_touched {
+                quiet.push(number as u64);
+            }
+        }
+        quiet
+    }
+
+    /// Clears those that still are quiet, here; gives the pages that are to be written so.
+    pub fn clear(&self, quiet: &[u64]) -> Vec<u64> {
+        let mut all = self.all.borrow_mut();
+        let mut pages = Vec::new();
+        for number in quiet {
+            let chunk = &mut all[*number as usize];
+            let is_quiet = chunk.writers == 0 && chunk.flags & (TOUCHED | DIFFER | LACKING) == 0;
+            if is_quiet && chunk.flags & DIRTY != 0 {
+                chunk.flags &= !(DIRTY | DURABLE);
+                self.dirty.set(self.dirty.get() - 1);
+                let page = number / self.chunks_of_page;
+                if pages.last() != Some(&page) {
+                    pages.push(page);
+                }
+            }
+        }
+        pages
+    }
+
+    /// A bit as it was found on the medium.
+    pub fn found(&self, chunk: u64) {
+        let chunk = &mut self.all.borrow_mut()[chunk as usize];
+        if chunk.flags & DIRTY == 0 {
+            self.dirty.set(self.dirty.get() + 1);
+        }
+        chunk.flags |= DIRTY | DURABLE;
+    }
+
+    /// All bits are to be set, and none of them is on the medium.
+    pub fn want_all(&self) {
+        self.want(&(0..self.blocks));
+    }
+
+    /// What is dirty may differ between legs that are active.
+    pub fn dirty_differ(&self) {
+        self.mark(DIRTY, DIFFER);
+    }
+
+    /// What is dirty is lacking on legs that are being rebuilt.
+    pub fn dirty_lacking(&self) {
+        self.mark(DIRTY, LACKING);
+    }
+
+    fn mark(&self, having: u8, flag: u8) {
+        for chunk in self.all.borrow_mut().iter_mut().filter(|chunk| chunk.flags & having != 0) {
+            chunk.flags |= flag;
+        }
+        self.count();
+    }
+
+    /// These blocks may differ between legs that are active: all of their chunks do, then.
+    pub fn may_differ(&self, blocks: &Range<u64>) {
+        for chunk in &mut self.all.borrow_mut()[self.of(blocks)] {
+            chunk.flags |= DIFFER;
+        }
+        self.forget_equal(blocks);
+        self.count();
+    }
+
+    /// Legs that are being rebuilt lack these blocks.
+    pub fn are_lacking(&self, blocks: &Range<u64>) {
+        self.all.borrow_mut()[self.of(blocks)].iter_mut().for_each(|chunk| chunk.flags |= LACKING);
+        self.count();
+    }
+
+    /// No legs are left that could differ.
+    pub fn none_differ(&self) {
+        self.all.borrow_mut().iter_mut().for_each(|chunk| chunk.flags &= !DIFFER);
+        self.equal.borrow_mut().clear();
+        self.count();
+    }
+
+    /// No legs are left that lack anything.
+    pub fn none_lacking(&self) {
+        self.all.borrow_mut().iter_mut().for_each(|chunk| chunk.flags &= !LACKING);
+        self.count();
+    }
+
+    fn count(&self) {
+        let all = self.all.borrow();
+        self.differ.set(all.iter().filter(|chunk| chunk.flags & DIFFER != 0).count() as u64);
+        self.lacking.set(all.iter().filter(|chunk| chunk.flags & LACKING != 0).count() as u64);
+    }
+
+    /// The first chunk from here on that is to be copied, else the first of all.
+    pub fn next_to_copy(&self, from: u64) -> Option<u64> {
+        if self.differ.get() + self.lacking.get() == 0 {
+            return None;
+        }
+        let all = self.all.borrow();
+        let needs = |number: &usize| {
+            let flags = all[*number].flags;
+            flags & (DIFFER | LACKING) != 0 && flags & STUCK == 0
+        };
+        let behind = (from as usize..all.len()).find(needs);
+        behind.or_else(|| (0..all.len().min(from as usize)).find(needs)).map(|number| number as u64)
+    }
+
+    /// Some block of a chunk could be copied from nowhere: the others go first, until [`unstick`](Self::unstick).
+    pub fn stick(&self, chunk: u64) {
+        self.all.borrow_mut()[chunk as usize].flags |= STUCK;
+    }
+
+    /// Whether some block of a chunk could be copied from nowhere.
+    pub fn is_stuck(&self, chunk: u64) -> bool {
+        self.all.borrow()[chunk as usize].flags & STUCK != 0
+    }
+
+    /// All chunks are tried again. Whether there were any that were stuck.
+    pub fn unstick(&self) -> bool {
+        let mut found = false;
+        for chunk in self.all.borrow_mut().iter_mut() {
+            found |= chunk.flags & STUCK != 0;
+            chunk.flags &= !STUCK;
+        }
+        found
+    }
+
+    /// A chunk has been copied from begin to end: to legs that are active, and to those that are being rebuilt.
+    pub fn copied(&self, chunk: u64) {
+        {
+            let chunk = &mut self.all.borrow_mut()[chunk as usize];
+            self.differ.set(self.differ.get() - u64::from(chunk.flags & DIFFER != 0));
+            self.lacking.set(self.lacking.get() - u64::from(chunk.flags & LACKING != 0));
+            chunk.flags &= !(DIFFER | LACKING | STUCK);
+        }
+        self.forget_equal(&self.blocks_of(chunk));
+    }
+
+    /// Whether some of these blocks may differ between legs that are active.
+    pub fn blocks_differ(&self, blocks: &Range<u64>) -> bool {
+        if self.differ.get() == 0 {
+            return false;
+        }
+        let chunks = self.of(blocks);
+        let all = self.all.borrow();
+        let mut differing = chunks.filter(|number| all[*number].flags & DIFFER != 0);
+        differing.any(|number| {
+            let chunk = self.blocks_of(number as u64);
+            !self.are_equal(&(blocks.start.max(chunk.start)..blocks.end.min(chunk.end)))
+        })
+    }
+
+    fn are_equal(&self, blocks: &Range<u64>) -> bool {
+        let equal = self.equal.borrow();
+        let piece = equal.range(..=blocks.start).next_back();
+        piece.is_some_and(|(_, end)| *end >= blocks.end)
+    }
+
+    /// These blocks are equal on all legs that are active, although their chunk may not be.
+    pub fn blocks_are_equal(&self, blocks: &Range<u64>) {
+        if self.differ.get() == 0 || blocks.is_empty() {
+            return;
+        }
+        let mut equal = self.equal.borrow_mut();
+        let (mut start, mut end) = (blocks.start, blocks.end);
+        if let Some((before, its_end)) = equal.range(..=start).next_back().map(|(from, to)| (*from, *to))
+            && its_end >= start
+        {
+            (start, end) = (before, end.max(its_end));
+        }
+        while let Some((next, its_end)) = equal.range(start..=end).next().map(|(from, to)| (*from, *to)) {
+            equal.remove(&next);
+            end = end.max(its_end);
+        }
+        if equal.len() < MOST_PIECES {
+            equal.insert(start, end);
+        }
+    }
+
+    fn forget_equal(&self, blocks: &Range<u64>) {
+        let mut equal = self.equal.borrow_mut();
+        let before = equal.range(..blocks.start).next_back().map(|(start, end)| (*start, *end));
+        if let Some((start, end)) = before.filter(|(_, end)| *end > blocks.start) {
+            equal.insert(start, blocks.start);
+            if end > blocks.end {
+                equal.insert(blocks.end, end);
+            }
+        }
+        while let Some((start, end)) = equal.range(blocks.clone()).next().map(|(start, end)| (*start, *end)) {
+            equal.remove(&start);
+            if end > blocks.end {
+                equal.insert(blocks.end, end);
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use block::BlockSize;
+    use runtime::Random;
+
+    fn chunks() -> Chunks {
+        let layout = Layout::new(67 << 12, BlockSize::default(), 4 << 12).expect("there is room");
+        assert_eq!(layout.chunks(), 16);
+        Chunks::new(&layout)
+    }
+
+    #[test]
+    fn a_bit_is_set_before_and_cleared_after() {
+        let chunks = chunks();
+        let blocks = 3..6;
+        assert!(!chunks.begin(&blocks) && !chunks.want(&blocks));
+        let pages = chunks.take_unwritten();
+        assert_eq!(pages, [0]);
+        let bits = chunks.bits_of(0);
+        assert_eq!(bits.iter().filter(|bit| **bit).count(), 2);
+        chunks.page_is_durable(0, &bits);
+        assert!(chunks.want(&blocks));
+        assert!(chunks.quiet(true).is_empty(), "somebody writes");
+        chunks.begin_again(&(3..4));
+        chunks.end(&blocks);
+        assert_eq!(chunks.quiet(true), [1]);
+        chunks.end(&(3..4));
+        chunks.begin(&blocks);
+        chunks.end(&blocks);
+        assert!(chunks.quiet(false).is_empty(), "touched since the last look");
+        assert_eq!(chunks.quiet(false), [0, 1]);
+        // Touched meanwhile: only one of them is cleared.
+        assert!(chunks.begin(&(4..5)));
+        assert_eq!(chunks.clear(&[0, 1]), [0]);
+        assert_eq!(chunks.dirty(), 1);
+        chunks.end(&(4..5));
+    }
+
+    #[test]
+    fn what_differs_is_not_cleared() {
+        let chunks = chunks();
+        chunks.found(2);
+        chunks.dirty_differ();
+        assert!(chunks.quiet(true).is_empty() && chunks.blocks_differ(&(11..12)));
+        assert!(!chunks.blocks_differ(&(0..8)) && !chunks.blocks_differ(&(12..16)));
+        chunks.copied(2);
+        assert_eq!((chunks.quiet(true), chunks.differ()), (vec![2], 0));
+    }
+
+    #[test]
+    fn pieces_that_are_equal() {
+        for seed in 0..200 {
+            let (chunks, mut random) = (chunks(), Random::new(seed));
+            chunks.want_all();
+            chunks.dirty_differ();
+            let mut differs = [true; 64];
+            for _ in 0..60 {
+                let start = random.below(64);
+                let blocks = start..(start + 1 + random.below(9)).min(64);
+                match random.below(8) {
+                    0 => {
+                        chunks.may_differ(&blocks);
+                        for block in 0..64 {
+                            // Whole chunks differ then; what was equal of them, and isn't meant, stays so.
+                            differs[block as usize] |= blocks.contains(&block);
+                        }
+                    }
+                    1 => {
+                        chunks.copied(start / 4);
+                        chunks.blocks_of(start / 4).for_each(|block| differs[block as usize] = false);
+                    }
+                    _ => {
+                        chunks.blocks_are_equal(&blocks);
+                        blocks.clone().for_each(|block| differs[block as usize] = false);
+                    }
+                }
+                let expected = differs[start as usize..blocks.end as usize].iter().any(|it| *it);
+                // A chunk that was copied and then meant in part is taken to differ as a whole.
+                assert!(!expected || chunks.blocks_differ(&blocks), "seed {seed}: {blocks:?}");
+            }
+        }
+    }
+}

@@ -1,0 +1,344 @@
+//! The home of a mirror: changes and flushes, and who has what.
+//!
+//! A change holds its blocks from when it is given until it is acknowledged, so that changes that overlap reach all legs in
+//! one order. Its chunks' bits are durable before a leg gets it. On a leg that may lag it stands in that leg's own line,
+//! behind those that it overlaps, and the next one that overlaps it need not wait for that.
+//!
+//! No change and no flush is acknowledged as long as there is a leg that was left behind and the others don't durably know it.
+
+use super::behind::Behind;
+use super::chunks::Chunks;
+use super::format::{Slot, Uuid};
+use super::keeper::Scrub;
+use super::layout::Layout;
+use super::leg::{Change, Leg, Mask, each};
+use super::locks::{Held, RangeLocks};
+use super::shared::Shared;
+use block::{Call, Durability, Error, Result};
+use runtime::sync::{Notify, Semaphore};
+use std::cell::{Cell, RefCell};
+use std::future::poll_fn;
+use std::ops::Range;
+use std::pin::Pin;
+use std::rc::Rc;
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+use std::task::Poll;
+use std::time::Duration;
+
+/// What the stack asks for, and may change from one opening to the next.
+#[derive(Debug, Clone)]
+pub struct Settings {
+    /// Legs that reads avoid.
+    pub write_mostly: Mask,
+    /// How many writes may be behind on those; 0 is none.
+    pub write_behind: u64,
+    /// How many bytes these may hold.
+    pub behind_bytes: u64,
+    /// Whether flush and FUA leave out legs that may lag.
+    pub fast_flush: bool,
+    /// How long a chunk is quiet before its bit is cleared, at least.
+    pub bitmap_delay: Duration,
+    /// How fast is copied and compared, in bytes per second; 0 is without a limit.
+    pub sync_speed_max: u64,
+    /// Whether reads go to the first leg always, rather than by latency.
+    pub first_leg: bool,
+}
+
+/// See the module's head.
+pub struct Core {
+    /// What the stack asks for.
+    pub settings: Settings,
+    /// What lies where.
+    pub layout: Layout,
+    /// The mirror.
+    pub array: Uuid,
+    /// What other shards see.
+    pub shared: Arc<Shared>,
+    /// The legs that the stack gave, in its order.
+    pub legs: Vec<Leg>,
+    /// All places of the mirror.
+    pub slots: RefCell<Vec<Slot>>,
+    /// Legs that have everything, but for what differs.
+    pub active: Cell<Mask>,
+    /// Legs that get everything new, and lack something.
+    pub rebuilding: Cell<Mask>,
+    /// The leg from which what differs is copied.
+    pub source: Cell<usize>,
+    /// Legs that may answer for the source where legs differ. One that lagged while flushes left it out may lack what was flushed.
+    pub trusted: Cell<Mask>,
+    /// Legs whose bitmap is kept.
+    pub kept: Cell<Mask>,
+    /// Raised whenever a leg joins.
+    pub joined: Cell<u64>,
+    /// See [`super::format::Superblock::events`].
+    pub events: Cell<u64>,
+    /// See [`super::format::Superblock::cleared_events`].
+    pub cleared_events: Cell<u64>,
+    /// The next superblock says that bits are cleared from now on.
+    pub raise_cleared: Cell<bool>,
+    /// How often something changed that superblocks say.
+    pub wanted: Cell<u64>,
+    /// Up to which of these changes they say it, durably.
+    pub noted: Cell<u64>,
+    /// One writes superblocks at a time.
+    pub noting: Rc<Semaphore>,
+    /// One writes the bitmap at a time.
+    pub paging: Rc<Semaphore>,
+    /// What is known of each chunk.
+    pub chunks: Chunks,
+    /// How many pieces are being copied from leg to leg.
+    pub copying: Cell<u64>,
+    /// Who changes which blocks.
+    pub locks: Rc<RangeLocks>,
+    /// Writes that are behind.
+    pub behind: Rc<Behind>,
+    /// There is something for the keeper to do, or it is to end.
+    pub work: Notify,
+    /// The comparison of all legs that was asked for.
+    pub scrub: RefCell<Option<Scrub>>,
+    /// The mirror is being closed.
+    pub is_closing: Cell<bool>,
+    /// The tasks that run beside requests.
+    pub tasks: RefCell<Vec<runtime::JoinHandle<()>>>,
+}
+
+/// Writers of chunks are counted until this is dropped.
+struct Writing {
+    core: Rc<Core>,
+    blocks: Range<u64>,
+}
+
+impl Writing {
+    fn again(&self) -> Writing {
+        self.core.chunks.begin_again(&self.blocks);
+        Writing { core: self.core.clone(), blocks: self.blocks.clone() }
+    }
+}
+
+impl Drop for Writing {
+    fn drop(&mut self) {
+        self.core.chunks.end(&self.blocks);
+    }
+}
+
+/// What became of a change on each leg.
+struct Outcome {
+    done: Mask,
+    failed: Vec<(usize, Error)>,
+}
+
+impl Core {
+    /// Legs that may lag, if there is one that doesn't.
+    pub fn lagging(&self) -> Mask {
+        let lag = self.lanes() & !(1 << self.source.get());
+        if self.active.get() & !lag == 0 { 0 } else { lag }
+    }
+
+    /// Legs on which changes stand in line.
+    pub fn lanes(&self) -> Mask {
+        if self.settings.write_behind == 0 { 0 } else { self.settings.write_mostly }
+    }
+
+    /// Whether superblocks say how things are, durably.
+    #[inline]
+    pub fn is_settled(&self) -> bool {
+        self.noted.get() == self.wanted.get()
+    }
+
+    /// Changes blocks on all legs.
+    ///
+    /// # Errors
+    /// That of the last leg.
+    pub async fn change(
+        self: Rc<Self>,
+        change: Change,
+        blocks: Range<u64>,
+        durability: Durability,
+    ) -> Result<()> {
+        let _held = self.locks.ask(blocks.clone()).await;
+        let is_marked = self.chunks.begin(&blocks);
+        let writing = Writing { core: self.clone(), blocks: blocks.clone() };
+        if !is_marked || !self.is_settled() {
+            self.mark(&blocks).await?;
+        }
+        let members = self.active.get() | self.rebuilding.get();
+        let lanes = members & self.lanes();
+        let mut lagging = None;
+        let mut in_line = Vec::new();
+        if lanes != 0 {
+            let waits = durability == Durability::Durable && !self.settings.fast_flush;
+            if !waits && lanes & !self.lagging() == 0 {
+                lagging = self.behind.enter(change.bytes()).map(Rc::new);
+            }
+            let theirs = if waits { durability } else { Durability::Visible };
+            for leg in each(lanes) {
+                // Their place in the line is the one of now.
+                let asked = self.legs[leg].lane.ask(blocks.clone());
+                let (writing, lagging, change) = (writing.again(), lagging.clone(), change.clone());
+                let lane = async move {
+                    let held = asked.await;
+                    let core = writing.core.clone();
+                    let outcome = core.clone().change_in_line(leg, &change, &writing.blocks, theirs).await;
+                    drop((held, lagging, writing));
+                    core.publish_behind();
+                    outcome
+                };
+                in_line.push((leg, runtime::spawn(lane)));
+            }
+            self.publish_behind();
+        }
+        let mut outcome = self.change_directly(members & !lanes, &change, &blocks, durability).await;
+        if lagging.is_none() || outcome.done & self.active.get() == 0 {
+            for (leg, lane) in in_line {
+                match lane.await {
+                    Ok(true) => outcome.done |= 1 << leg,
+                    Ok(false) => {}
+                    Err(error) => outcome.failed.push((leg, error)),
+                }
+            }
+        }
+        self.judge(outcome, &blocks, lagging.is_none()).await
+    }
+
+    /// On one leg, when its turn has come. Whether it has it: a leg that was left behind meanwhile doesn't.
+    async fn change_in_line(
+        self: Rc<Self>,
+        leg: usize,
+        change: &Change,
+        blocks: &Range<u64>,
+        durability: Durability,
+    ) -> Result<bool> {
+        if (self.active.get() | self.rebuilding.get()) & 1 << leg == 0 {
+            return Ok(false);
+        }
+        let done = self.legs[leg].device.change(blocks, change, durability).await;
+        self.shared.legs[leg].writes.fetch_add(1, Ordering::Relaxed);
+        match done {
+            Ok(()) => Ok(true),
+            Err(error) => self.fail(leg, error).await.map(|()| false),
+        }
+    }
+
+    /// On legs that don't lag, at once.
+    async fn change_directly(
+        &self,
+        legs: Mask,
+        change: &Change,
+        blocks: &Range<u64>,
+        durability: Durability,
+    ) -> Outcome {
+        let done = gather(legs, |leg| {
+            self.shared.legs[leg].writes.fetch_add(1, Ordering::Relaxed);
+            self.legs[leg].device.change(blocks, change, durability)
+        });
+        let (done, failed) = done.await;
+        Outcome { done, failed }
+    }
+
+    /// Leaves legs behind that failed where others did not.
+    async fn judge(&self, outcome: Outcome, blocks: &Range<u64>, all_ended: bool) -> Result<()> {
+        if outcome.done & self.active.get() == 0 {
+            // Nobody has it for sure, and each may have something else.
+            if self.active.get().count_ones() > 1 {
+                self.chunks.may_differ(blocks);
+            }
+            if self.rebuilding.get() != 0 {
+                self.chunks.are_lacking(blocks);
+            }
+            self.publish();
+            self.work.notify_all();
+            let first = outcome.failed.into_iter().next().map(|(_, error)| error);
+            return Err(first.unwrap_or_else(|| Error::io("no leg of the mirror took a change")));
+        }
+        for (leg, error) in outcome.failed {
+            self.fail(leg, error).await?;
+        }
+        if !self.is_settled() {
+            self.note().await?;
+        }
+        if all_ended {
+            self.chunks.blocks_are_equal(blocks);
+        }
+        Ok(())
+    }
+
+    /// Makes everything durable that was acknowledged.
+    ///
+    /// # Errors
+    /// That of the last leg.
+    pub async fn flush(self: Rc<Self>) -> Result<()> {
+        let lagging = self.lagging();
+        let leaves_out = self.settings.fast_flush && self.active.get() & !lagging != 0;
+        if !leaves_out {
+            self.behind.drained().await;
+        }
+        let legs = if leaves_out { self.active.get() & !lagging } else { self.active.get() };
+        let (mut done, mut failed) = self.flush_legs(legs).await;
+        if done == 0 && leaves_out {
+            self.behind.drained().await;
+            let (others, more) = self.flush_legs(self.active.get() & !legs).await;
+            done |= others;
+            failed.extend(more);
+        }
+        if done & self.active.get() == 0 {
+            let first = failed.into_iter().next().map(|(_, error)| error);
+            return Err(first.unwrap_or_else(|| Error::io("no leg of the mirror could be flushed")));
+        }
+        for (leg, error) in failed {
+            self.fail(leg, error).await?;
+        }
+        if !self.is_settled() {
+            self.note().await?;
+        }
+        Ok(())
+    }
+
+    /// Flushes these; says which did, and which failed.
+    pub async fn flush_legs(&self, legs: Mask) -> (Mask, Vec<(usize, Error)>) {
+        gather(legs, |leg| self.legs[leg].device.flush()).await
+    }
+
+    /// Holds these blocks on all legs, behind all that was given before.
+    pub async fn hold(&self, blocks: &Range<u64>) -> Holding {
+        let mut held = vec![self.locks.ask(blocks.clone()).await];
+        for leg in each(self.lanes()) {
+            held.push(self.legs[leg].lane.ask(blocks.clone()).await);
+        }
+        Holding { _held: held }
+    }
+}
+
+/// Blocks that nobody else changes or copies until this is dropped.
+pub struct Holding {
+    _held: Vec<Held>,
+}
+
+/// Does the same on several legs at once, and waits for all; without an allocation where none fails.
+pub async fn gather<'a>(
+    legs: Mask,
+    mut begin: impl FnMut(usize) -> Call<'a, Result<()>>,
+) -> (Mask, Vec<(usize, Error)>) {
+    let mut calls: [Option<Call<'a, Result<()>>>; super::format::MOST_LEGS] = [const { None }; _];
+    let (mut waiting, mut done, mut failed) = (0, 0, Vec::new());
+    for leg in each(legs) {
+        calls[leg] = Some(begin(leg));
+        waiting |= 1 << leg;
+    }
+    poll_fn(|context| {
+        for leg in each(waiting) {
+            let Some(call) = &mut calls[leg] else { continue };
+            if let Poll::Ready(outcome) = Pin::new(call).poll(context) {
+                waiting &= !(1 << leg);
+                calls[leg] = None;
+                match outcome {
+                    Ok(()) => done |= 1 << leg,
+                    Err(error) => failed.push((leg, error)),
+                }
+            }
+        }
+        if waiting == 0 { Poll::Ready(()) } else { Poll::Pending }
+    })
+    .await;
+    (done, failed)
+}

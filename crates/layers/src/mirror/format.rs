@@ -1,0 +1,386 @@
+//! The bytes of version 1 on every leg: superblock and sectors of the bitmap. The book's page "A mirror's legs" describes
+//! them byte by byte.
+//!
+//! Decoding takes any bytes: it never panics, and what isn't exactly right is named, never accepted.
+
+use block::{Buffer, Error, Payload, Result};
+use crc_fast::{CrcAlgorithm, checksum};
+use zerocopy::little_endian::{U32, U64};
+use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
+pub use zones::on_device::format::{Uuid, describe};
+
+/// The version of the format that this code writes and reads.
+pub const VERSION: u32 = 1;
+/// How long a superblock and a sector of the bitmap are, in bytes: within one sector, so that they are never torn.
+pub const RECORD: usize = 512;
+/// The first bytes of a superblock.
+pub const SUPERBLOCK_MAGIC: [u8; 8] = *b"SILTMIRR";
+/// The first bytes of a sector of the bitmap.
+pub const BITMAP_MAGIC: [u8; 8] = *b"SILTMBIT";
+/// How many legs a mirror has at most.
+pub const MOST_LEGS: usize = 16;
+/// How many bytes of bits a sector of the bitmap holds.
+pub const BITMAP_BYTES: usize = 472;
+/// How many chunks a sector of the bitmap stands for.
+pub const BITMAP_BITS: u64 = BITMAP_BYTES as u64 * 8;
+/// No count of events was ever this large.
+const MOST_EVENTS: u64 = 1 << 62;
+/// How long the checksummed part of a record is, in bytes.
+const CHECKED: usize = RECORD - 4;
+
+/// What a place in a mirror is worth.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum SlotState {
+    /// Its leg has everything, but for chunks whose bit is set.
+    Active,
+    /// Its leg gets everything new, and lacks what is in chunks whose bit is set.
+    Rebuilding,
+    /// Its leg was left behind: an error, or an operator's word.
+    Failed,
+    /// As failed, and nobody expects the leg any more.
+    Removed,
+}
+
+impl SlotState {
+    const ALL: [SlotState; 4] =
+        [SlotState::Active, SlotState::Rebuilding, SlotState::Failed, SlotState::Removed];
+
+    /// In mdadm's words.
+    pub fn word(self) -> &'static str {
+        match self {
+            SlotState::Active => "active",
+            SlotState::Rebuilding => "rebuilding",
+            SlotState::Failed => "faulty",
+            SlotState::Removed => "removed",
+        }
+    }
+}
+
+/// One place of a mirror.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Slot {
+    /// The leg that belongs there: drawn when it joins.
+    pub leg: Uuid,
+    /// What it is worth.
+    pub state: SlotState,
+    /// Reads avoid it; it may lag.
+    pub write_mostly: bool,
+    /// Its bitmap is kept.
+    pub has_bitmap: bool,
+}
+
+/// What a superblock says.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Superblock {
+    /// The size of the mirror's blocks, in bytes.
+    pub block_size: u32,
+    /// The mirror.
+    pub array: Uuid,
+    /// Raised by every change of what is said here.
+    pub events: u64,
+    /// A leg with at least as many events lacks only what the bitmap says: no bit was cleared since without it.
+    pub cleared_events: u64,
+    /// Where the data begins on a leg, in bytes.
+    pub data_offset: u64,
+    /// How much data there is, in bytes.
+    pub data_bytes: u64,
+    /// Where the bitmap begins, in bytes.
+    pub bitmap_offset: u64,
+    /// What one bit stands for, in bytes.
+    pub bitmap_chunk: u64,
+    /// Which slot is this leg's own.
+    pub own: usize,
+    /// The slot from which chunks whose bit is set are copied.
+    pub source: usize,
+    /// Flushes returned when the legs that aren't write-mostly had everything.
+    pub fast_flush: bool,
+    /// All places.
+    pub slots: Vec<Slot>,
+}
+
+#[derive(FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned, Clone, Copy)]
+#[repr(C)]
+struct RawSlot {
+    leg: [u8; 16],
+    state: u8,
+    flags: u8,
+    padding: [u8; 2],
+}
+
+#[derive(FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned)]
+#[repr(C)]
+struct RawSuperblock {
+    magic: [u8; 8],
+    version: U32,
+    block_size: U32,
+    array: [u8; 16],
+    events: U64,
+    cleared_events: U64,
+    data_offset: U64,
+    data_bytes: U64,
+    bitmap_offset: U64,
+    bitmap_chunk: U64,
+    legs: U32,
+    own: U32,
+    source: U32,
+    flags: U32,
+    slots: [RawSlot; MOST_LEGS],
+    reserved: [u8; 92],
+    crc: U32,
+}
+
+#[derive(FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned)]
+#[repr(C)]
+struct RawBitmap {
+    magic: [u8; 8],
+    version: U32,
+    index: U32,
+    array: [u8; 16],
+    bits: [u8; BITMAP_BYTES],
+    padding: [u8; 4],
+    crc: U32,
+}
+
+const _: () = assert!(size_of::<RawSuperblock>() == RECORD && size_of::<RawBitmap>() == RECORD);
+
+const FAST_FLUSH: u32 = 1;
+const WRITE_MOSTLY: u8 = 1;
+const HAS_BITMAP: u8 = 2;
+
+fn crc(bytes: &[u8]) -> u32 {
+    checksum(CrcAlgorithm::Crc32Iscsi, &bytes[..CHECKED]) as u32
+}
+
+fn seal(bytes: &mut [u8]) {
+    let crc = crc(bytes);
+    bytes[CHECKED..RECORD].copy_from_slice(&crc.to_le_bytes());
+}
+
+/// The checks that both records share; `what` names the record.
+fn check_envelope(bytes: &[u8], magic: [u8; 8], what: &str) -> Result<()> {
+    if bytes.len() < RECORD {
+        return Err(Error::corrupt(format!("{what}: {} bytes, expected {RECORD}", bytes.len())));
+    }
+    if bytes[..8] != magic {
+        return Err(Error::protocol(format!("{what}: no magic number")));
+    }
+    let version = u32::from_le_bytes([bytes[8], bytes[9], bytes[10], bytes[11]]);
+    if bytes[CHECKED..RECORD] != crc(bytes).to_le_bytes() {
+        return Err(Error::corrupt(format!("{what}: its checksum is wrong: torn or rotten")));
+    }
+    if version != VERSION {
+        return Err(Error::protocol(format!(
+            "{what}: version {version} of the format; this program reads version {VERSION}"
+        )));
+    }
+    Ok(())
+}
+
+impl Superblock {
+    /// A block of so many bytes that begins with it.
+    pub fn encode(&self, block_bytes: usize) -> Payload {
+        let empty = RawSlot { leg: [0; 16], state: 0, flags: 0, padding: [0; 2] };
+        let mut slots = [empty; MOST_LEGS];
+        for (raw, slot) in slots.iter_mut().zip(&self.slots) {
+            let state = SlotState::ALL.iter().position(|state| *state == slot.state).unwrap_or(0);
+            let flags =
+                (u8::from(slot.write_mostly) * WRITE_MOSTLY) | (u8::from(slot.has_bitmap) * HAS_BITMAP);
+            *raw = RawSlot { leg: slot.leg.0, state: state as u8, flags, padding: [0; 2] };
+        }
+        let raw = RawSuperblock {
+            magic: SUPERBLOCK_MAGIC,
+            version: VERSION.into(),
+            block_size: self.block_size.into(),
+            array: self.array.0,
+            events: self.events.into(),
+            cleared_events: self.cleared_events.into(),
+            data_offset: self.data_offset.into(),
+            data_bytes: self.data_bytes.into(),
+            bitmap_offset: self.bitmap_offset.into(),
+            bitmap_chunk: self.bitmap_chunk.into(),
+            legs: (self.slots.len() as u32).into(),
+            own: (self.own as u32).into(),
+            source: (self.source as u32).into(),
+            flags: (u32::from(self.fast_flush) * FAST_FLUSH).into(),
+            slots,
+            reserved: [0; 92],
+            crc: 0.into(),
+        };
+        let mut buffer = Buffer::zeroed(block_bytes);
+        let bytes = &mut buffer.filled_mut()[..RECORD];
+        bytes.copy_from_slice(raw.as_bytes());
+        seal(bytes);
+        buffer.into()
+    }
+
+    /// Reads it from the first bytes of a block.
+    ///
+    /// # Errors
+    /// [`Error::Protocol`] for bytes of something else or of another version, [`Error::Corrupt`] for a superblock that
+    /// isn't what was written.
+    pub fn decode(bytes: &[u8]) -> Result<Self> {
+        check_envelope(bytes, SUPERBLOCK_MAGIC, "superblock")?;
+        let (raw, _) = RawSuperblock::ref_from_prefix(bytes)
+            .map_err(|_| Error::corrupt("superblock: shorter than 512 bytes"))?;
+        let legs = raw.legs.get() as usize;
+        let is_known = raw.flags.get() & !FAST_FLUSH == 0 && raw.reserved.iter().all(|byte| *byte == 0);
+        if !is_known {
+            return Err(Error::protocol("superblock: flags or fields that version 1 doesn't have"));
+        }
+        let (own, source) = (raw.own.get() as usize, raw.source.get() as usize);
+        let (events, cleared_events) = (raw.events.get(), raw.cleared_events.get());
+        if !(2..=MOST_LEGS).contains(&legs) || own >= legs || source >= legs {
+            return Err(Error::corrupt(format!(
+                "superblock: leg {own} of {legs}, source {source}, can't be"
+            )));
+        }
+        if events > MOST_EVENTS || cleared_events > events {
+            return Err(Error::corrupt(format!(
+                "superblock: {events} events, cleared at {cleared_events}, can't be"
+            )));
+        }
+        let mut slots = Vec::with_capacity(legs);
+        for raw in &raw.slots[..legs] {
+            let state = SlotState::ALL.get(usize::from(raw.state)).copied();
+            let state = state
+                .ok_or_else(|| Error::corrupt(format!("superblock: state {} doesn't exist", raw.state)))?;
+            if raw.flags & !(WRITE_MOSTLY | HAS_BITMAP) != 0 {
+                return Err(Error::protocol("superblock: flags of a leg that version 1 doesn't have"));
+            }
+            let (write_mostly, has_bitmap) = (raw.flags & WRITE_MOSTLY != 0, raw.flags & HAS_BITMAP != 0);
+            slots.push(Slot { leg: Uuid(raw.leg), state, write_mostly, has_bitmap });
+        }
+        Ok(Superblock {
+            block_size: raw.block_size.get(),
+            array: Uuid(raw.array),
+            events,
+            cleared_events,
+            data_offset: raw.data_offset.get(),
+            data_bytes: raw.data_bytes.get(),
+            bitmap_offset: raw.bitmap_offset.get(),
+            bitmap_chunk: raw.bitmap_chunk.get(),
+            own,
+            source,
+            fast_flush: raw.flags.get() & FAST_FLUSH != 0,
+            slots,
+        })
+    }
+}
+
+/// Puts sector `index` of a mirror's bitmap behind what is in `page`; `bit` says which chunks are dirty.
+pub fn encode_bitmap(page: &mut Buffer, array: Uuid, index: u32, mut bit: impl FnMut(u64) -> bool) {
+    let mut raw = RawBitmap {
+        magic: BITMAP_MAGIC,
+        version: VERSION.into(),
+        index: index.into(),
+        array: array.0,
+        bits: [0; BITMAP_BYTES],
+        padding: [0; 4],
+        crc: 0.into(),
+    };
+    let first = u64::from(index) * BITMAP_BITS;
+    for (number, byte) in raw.bits.iter_mut().enumerate() {
+        for place in 0..8 {
+            *byte |= u8::from(bit(first + number as u64 * 8 + place)) << place;
+        }
+    }
+    let from = page.filled().len();
+    page.append(raw.as_bytes());
+    seal(&mut page.filled_mut()[from..]);
+}
+
+/// The bits of sector `index` of a mirror's bitmap, the first chunk's lowest.
+///
+/// # Errors
+/// [`Error::Protocol`] for other bytes or another version, [`Error::Corrupt`] for what isn't what was written there.
+pub fn decode_bitmap(bytes: &[u8], array: Uuid, index: u32) -> Result<[u8; BITMAP_BYTES]> {
+    let what = format!("sector {index} of the bitmap");
+    check_envelope(bytes, BITMAP_MAGIC, &what)?;
+    let (raw, _) = RawBitmap::ref_from_prefix(bytes)
+        .map_err(|_| Error::corrupt(format!("{what}: shorter than 512 bytes")))?;
+    if raw.array != array.0 {
+        let found = Uuid(raw.array);
+        return Err(Error::corrupt(format!("{what}: of mirror {found}; this one is {array}")));
+    }
+    if raw.index.get() != index {
+        return Err(Error::corrupt(format!("{what}: it is sector {}", raw.index)));
+    }
+    Ok(raw.bits)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    fn superblock() -> Superblock {
+        let slot = |number: u8, state| Slot {
+            leg: Uuid([number; 16]),
+            state,
+            write_mostly: number == 2,
+            has_bitmap: number == 1,
+        };
+        Superblock {
+            block_size: 4096,
+            array: Uuid([7; 16]),
+            events: 9,
+            cleared_events: 5,
+            data_offset: 1 << 20,
+            data_bytes: 1 << 30,
+            bitmap_offset: 8192,
+            bitmap_chunk: 64 << 20,
+            own: 1,
+            source: 0,
+            fast_flush: true,
+            slots: vec![
+                slot(1, SlotState::Active),
+                slot(2, SlotState::Rebuilding),
+                slot(3, SlotState::Failed),
+            ],
+        }
+    }
+
+    #[test]
+    fn what_was_written_is_read() {
+        let bytes = superblock().encode(4096).to_data();
+        assert_eq!(Superblock::decode(&bytes).expect("it is one"), superblock());
+        let mut page = Buffer::new(1024);
+        encode_bitmap(&mut page, Uuid([7; 16]), 3, |chunk| chunk % 5 == 0);
+        let bits = decode_bitmap(page.filled(), Uuid([7; 16]), 3).expect("it is one");
+        for chunk in 0..BITMAP_BITS {
+            let is_set = bits[chunk as usize / 8] >> (chunk % 8) & 1 == 1;
+            assert_eq!(is_set, (3 * BITMAP_BITS + chunk).is_multiple_of(5), "chunk {chunk}");
+        }
+        assert!(decode_bitmap(page.filled(), Uuid([7; 16]), 4).is_err());
+        assert!(decode_bitmap(page.filled(), Uuid([8; 16]), 3).is_err());
+    }
+
+    proptest! {
+        #[test]
+        fn any_bytes_are_read_without_harm(bytes in proptest::collection::vec(any::<u8>(), 0..600)) {
+            prop_assert!(Superblock::decode(&bytes).is_err());
+            prop_assert!(decode_bitmap(&bytes, Uuid([7; 16]), 0).is_err());
+        }
+
+        /// Bytes that a writer sealed, of any contents: nothing of it leads to a panic.
+        #[test]
+        fn sealed_bytes_are_read_without_harm(bytes in proptest::collection::vec(any::<u8>(), 500)) {
+            let mut record = [0; RECORD];
+            record[..500].copy_from_slice(&bytes);
+            record[..8].copy_from_slice(&SUPERBLOCK_MAGIC);
+            record[8..12].copy_from_slice(&VERSION.to_le_bytes());
+            seal(&mut record);
+            let _ = Superblock::decode(&record);
+            record[..8].copy_from_slice(&BITMAP_MAGIC);
+            seal(&mut record);
+            let _ = decode_bitmap(&record, Uuid([0; 16]), 0);
+        }
+
+        #[test]
+        fn a_flipped_bit_is_noticed(bit in 0..RECORD * 8) {
+            let mut bytes = superblock().encode(RECORD).to_data().to_vec();
+            bytes[bit / 8] ^= 1 << (bit % 8);
+            prop_assert!(Superblock::decode(&bytes).is_err());
+        }
+    }
+}

@@ -1,0 +1,340 @@
+//! What runs beside requests: copying what differs or is lacking, scrubs, clearing the bitmap.
+//!
+//! Everything is copied and compared in pieces that are held meanwhile, so a request that touches one waits for one piece at
+//! most. Where copying has come to is remembered by the bitmap: what was copied is cleared there, and a restart goes on
+//! with the rest. A scrub begins anew after a restart.
+
+use super::core::Core;
+use super::format::SlotState;
+use super::leg::each;
+use super::read::Copying;
+use block::{Error, ExtentState, Result};
+use std::ops::Range;
+use std::rc::Rc;
+use std::sync::atomic::Ordering;
+use std::time::Duration;
+
+/// How much is copied or compared at once, in bytes.
+const PIECE: u64 = 512 << 10;
+/// How long to wait before something is tried again that failed.
+const AGAIN: Duration = Duration::from_millis(200);
+/// How long to wait before chunks are tried again of which some block can be read from nowhere.
+const STUCK: Duration = Duration::from_secs(10);
+/// A sector, as mismatches are counted, in bytes.
+const SECTOR: usize = 512;
+
+/// A comparison of all legs that was asked for.
+#[derive(Debug, Clone)]
+pub struct Scrub {
+    /// Whether what differs is overwritten with what the source has.
+    pub repairs: bool,
+    /// The next block.
+    pub at: u64,
+}
+
+impl Scrub {
+    /// In md's words.
+    pub fn word(&self) -> &'static str {
+        if self.repairs { "repair" } else { "check" }
+    }
+}
+
+impl Core {
+    /// Starts what runs beside requests.
+    pub fn start(self: &Rc<Self>) {
+        let tasks = [runtime::spawn(self.clone().keep()), runtime::spawn(self.clone().clear())];
+        self.tasks.borrow_mut().extend(tasks);
+    }
+
+    /// Ends it, and waits for that.
+    pub async fn stop(&self) {
+        self.is_closing.set(true);
+        self.work.notify_all();
+        let tasks = self.tasks.take();
+        runtime::join_all(tasks).await;
+    }
+
+    /// Waits so long, or until there is something to do.
+    async fn rest(&self, time: Duration) {
+        // Nothing may come between looking and waiting.
+        if !self.is_closing.get() {
+            let _ = runtime::timeout(time, self.work.notified()).await;
+        }
+    }
+
+    async fn clear(self: Rc<Self>) {
+        let mut next = runtime::now() + self.settings.bitmap_delay;
+        while !self.is_closing.get() {
+            self.rest(next - runtime::now()).await;
+            if self.is_closing.get() || runtime::now() < next {
+                continue;
+            }
+            if let Err(error) = self.clear_quiet(false).await {
+                tracing::warn!("mirror {}: clearing the bitmap: {error}", self.array);
+            }
+            self.summarize();
+            next = runtime::now() + self.settings.bitmap_delay;
+        }
+    }
+
+    async fn keep(self: Rc<Self>) {
+        let mut position = 0;
+        while !self.is_closing.get() {
+            let done = if let Some(chunk) = self.chunks.next_to_copy(position) {
+                position = chunk;
+                self.copy_chunk(chunk).await
+            } else if self.chunks.differ() + self.chunks.lacking() > 0 {
+                // What is left can be read from nowhere. It may be written, or read again.
+                self.rest(STUCK).await;
+                self.chunks.unstick();
+                Ok(())
+            } else if self.rebuilding.get() != 0 || self.should_move_source() {
+                self.settle_legs().await
+            } else if self.scrub.borrow().is_some() {
+                self.scrub_piece().await
+            } else {
+                self.work.notified().await;
+                Ok(())
+            };
+            if let Err(error) = done {
+                tracing::warn!("mirror {}: {error}", self.array);
+                self.rest(AGAIN).await;
+            }
+        }
+    }
+
+    fn pieces(&self, blocks: Range<u64>) -> impl Iterator<Item = Range<u64>> + use<> {
+        let step = (PIECE >> self.layout.block_size.shift()).max(1);
+        let end = blocks.end;
+        blocks.step_by(step as usize).map(move |start| start..(start + step).min(end))
+    }
+
+    /// Waits until so much may have been copied since `began`.
+    async fn pace(&self, began: runtime::Instant, bytes: u64) {
+        let speed = self.settings.sync_speed_max;
+        if speed > 0 {
+            let least = Duration::from_nanos((u128::from(bytes) * 1_000_000_000 / u128::from(speed)) as u64);
+            if began.elapsed() < least {
+                self.rest(least - began.elapsed()).await;
+            }
+        }
+    }
+
+    /// Copies a chunk from the source to all others, or finds that all of them have nothing but zeros there.
+    async fn copy_chunk(self: &Rc<Self>, chunk: u64) -> Result<()> {
+        let (joined, blocks) = (self.joined.get(), self.chunks.blocks_of(chunk));
+        let holding = self.hold(&blocks).await;
+        let is_zero = self.are_zeros(&blocks).await;
+        if is_zero && joined == self.joined.get() {
+            self.chunks.copied(chunk);
+            self.publish_copied();
+            return Ok(());
+        }
+        drop(holding);
+        for piece in self.pieces(blocks) {
+            if self.is_closing.get() {
+                return Ok(());
+            }
+            if (self.active.get() | self.rebuilding.get()).count_ones() < 2 {
+                self.chunks.none_differ();
+                self.chunks.none_lacking();
+                return Ok(());
+            }
+            let began = runtime::now();
+            if !self.copy_piece(&piece).await {
+                self.chunks.stick(chunk);
+            }
+            self.pace(began, self.bytes_of(&piece) as u64).await;
+        }
+        // A leg that joined meanwhile lacks the pieces before.
+        if joined == self.joined.get() && !self.chunks.is_stuck(chunk) {
+            self.chunks.copied(chunk);
+            self.publish_copied();
+        }
+        Ok(())
+    }
+
+    fn publish_copied(&self) {
+        if self.chunks.differ() == 0 {
+            self.publish();
+        }
+    }
+
+    /// Whether all legs say that there are zeros.
+    async fn are_zeros(&self, blocks: &Range<u64>) -> bool {
+        for leg in each(self.active.get() | self.rebuilding.get()) {
+            let mut at = blocks.start;
+            while at < blocks.end {
+                let Ok(extents) = self.legs[leg].device.extents(&(at..blocks.end)).await else {
+                    return false;
+                };
+                if extents.is_empty() || extents.iter().any(|extent| extent.state == ExtentState::Data) {
+                    return false;
+                }
+                let found: u64 = extents.iter().map(|extent| extent.range.count.0).sum();
+                at += found >> self.legs[leg].device.shift();
+                if found >> self.legs[leg].device.shift() == 0 {
+                    return false;
+                }
+            }
+        }
+        true
+    }
+
+    /// Whether all of it was copied: some block may be one that nobody can read.
+    async fn copy_piece(self: &Rc<Self>, piece: &Range<u64>) -> bool {
+        let _holding = self.hold(piece).await;
+        let _copying = (self.chunks.differ() > 0).then(|| Copying::begin(self));
+        let members = self.active.get() | self.rebuilding.get();
+        let first = match self.read_best(piece).await {
+            Ok((data, has_it)) => {
+                self.copy_to(members & !has_it, piece, data).await;
+                return true;
+            }
+            Err(error) => error,
+        };
+        tracing::warn!("mirror {}: {first}: copying block by block", self.array);
+        let mut all = true;
+        for block in piece.clone() {
+            let one = block..block + 1;
+            match self.read_best(&one).await {
+                Ok((data, has_it)) => self.copy_to(members & !has_it, &one, data).await,
+                Err(_) => all = false,
+            }
+        }
+        all
+    }
+
+    /// Whether what differed was copied from a leg that is to lag from now on.
+    fn should_move_source(&self) -> bool {
+        let bit = 1 << self.source.get();
+        self.settings.write_mostly & bit != 0 && self.active.get() & !self.settings.write_mostly != 0
+    }
+
+    /// Nothing is left to be copied: legs that were being rebuilt have everything.
+    async fn settle_legs(&self) -> Result<()> {
+        let rebuilt = self.rebuilding.get();
+        let (_, failed) = self.flush_legs(rebuilt).await;
+        for (leg, error) in failed {
+            self.fail(leg, error).await?;
+        }
+        // One may have joined meanwhile.
+        let rebuilt = rebuilt & self.rebuilding.get();
+        if self.chunks.next_to_copy(0).is_some() {
+            return Ok(());
+        }
+        self.active.set(self.active.get() | rebuilt);
+        self.rebuilding.set(self.rebuilding.get() & !rebuilt);
+        each(rebuilt).for_each(|leg| self.set_state(leg, SlotState::Active));
+        if self.should_move_source() {
+            self.choose_source();
+        }
+        self.changed();
+        self.note().await
+    }
+
+    /// Compares a piece of all active legs.
+    async fn scrub_piece(&self) -> Result<()> {
+        let blocks = self.shared.geometry.blocks.0;
+        let Some(Scrub { repairs, at }) = self.scrub.borrow().clone() else { return Ok(()) };
+        let piece = self.pieces(at..blocks).next().unwrap_or(at..at);
+        let began = runtime::now();
+        if !piece.is_empty() {
+            let _holding = self.hold(&piece).await;
+            self.compare(&piece, repairs).await;
+        }
+        let bytes = self.bytes_of(&piece) as u64;
+        self.shared.scrubbed_bytes.fetch_add(bytes, Ordering::Relaxed);
+        let is_over = piece.end >= blocks;
+        if let Some(scrub) = self.scrub.borrow_mut().as_mut() {
+            scrub.at = piece.end;
+        }
+        if is_over {
+            self.scrub.take();
+            self.summarize();
+        }
+        self.pace(began, bytes).await;
+        Ok(())
+    }
+
+    /// Compares blocks that are held.
+    async fn compare(&self, piece: &Range<u64>, repairs: bool) {
+        let legs: Vec<usize> = each(self.active.get()).collect();
+        let reads = runtime::join_all(legs.iter().map(|leg| self.read_leg(*leg, piece))).await;
+        for (leg, read) in legs.iter().zip(&reads) {
+            if read.is_err() {
+                self.repair_held(*leg, piece).await;
+            }
+        }
+        let source = legs.iter().position(|leg| *leg == self.source.get());
+        let Some(Ok(right)) = source.and_then(|source| reads.get(source)) else { return };
+        for (leg, read) in legs.iter().zip(&reads) {
+            let Ok(found) = read else { continue };
+            let sectors = right.chunks(SECTOR).zip(found.chunks(SECTOR));
+            let different = sectors.filter(|(right, found)| right != found).count() as u64;
+            if different == 0 {
+                continue;
+            }
+            self.shared.mismatches.fetch_add(different, Ordering::Relaxed);
+            let name = &self.legs[*leg].name;
+            tracing::warn!(
+                "mirror {}: leg {name} differs in {different} sectors of blocks {piece:?}",
+                self.array
+            );
+            if repairs {
+                self.copy_to(1 << leg, piece, right.clone()).await;
+            }
+        }
+    }
+
+    /// Begins a scrub.
+    ///
+    /// # Errors
+    /// [`Error::Busy`] if one is running.
+    pub fn begin_scrub(&self, repairs: bool) -> Result<()> {
+        if let Some(scrub) = &*self.scrub.borrow() {
+            return Err(Error::busy(format!("a {} is running: end it with \"idle\"", scrub.word())));
+        }
+        *self.scrub.borrow_mut() = Some(Scrub { repairs, at: 0 });
+        self.shared.mismatches.store(0, Ordering::Relaxed);
+        self.shared.scrubbed_bytes.store(0, Ordering::Relaxed);
+        self.summarize();
+        self.work.notify_all();
+        Ok(())
+    }
+
+    /// Lets a leg that was left behind join again; `whole` if it is to get everything.
+    ///
+    /// # Errors
+    /// [`Error::Invalid`] if it belongs already.
+    pub async fn join(&self, leg: usize, slot: usize, whole: bool) -> Result<()> {
+        let bit = 1 << leg;
+        if (self.active.get() | self.rebuilding.get()) & bit != 0 {
+            return Err(Error::invalid(format!("leg {}: it belongs to the mirror", self.legs[leg].name)));
+        }
+        if whole {
+            // Before it counts as being rebuilt: what it lacks is durably known.
+            self.chunks.want_all();
+            self.mark(&(0..self.shared.geometry.blocks.0)).await?;
+        }
+        self.legs[leg].slot.set(Some(slot));
+        self.rebuilding.set(self.rebuilding.get() | bit);
+        self.joined.set(self.joined.get() + 1);
+        self.set_state(leg, SlotState::Rebuilding);
+        self.chunks.dirty_lacking();
+        self.changed();
+        self.note().await?;
+        self.work.notify_all();
+        Ok(())
+    }
+
+    /// Zeros in place of a superblock, so that a leg never counts with an old one.
+    pub async fn wipe(&self, leg: usize) -> Result<()> {
+        for copy in 0..2 {
+            let offset = super::layout::Layout::superblock(self.layout.block_size, copy);
+            let zeros = block::Buffer::zeroed(self.page_bytes()).into();
+            self.legs[leg].device.write_own(offset, zeros).await?;
+        }
+        Ok(())
+    }
+}

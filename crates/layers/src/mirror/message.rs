@@ -1,0 +1,192 @@
+//! What an operator can tell a mirror while it runs, in mdadm's words.
+
+use super::assembly::Found;
+use super::core::Core;
+use super::format::{SlotState, Uuid};
+use super::open::look;
+use block::{Error, Result};
+use std::rc::Rc;
+
+/// All messages, for people.
+const KNOWN: &str = "fail LEG, remove LEG, re-add LEG, add LEG, check, repair, idle";
+
+/// One message.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Message {
+    /// Leave a leg behind.
+    Fail(String),
+    /// Don't expect a leg that was left behind any more.
+    Remove(String),
+    /// Bring a leg back that was left behind, by copying what the bitmap says.
+    ReAdd(String),
+    /// Overwrite a leg with everything, in a place that is free.
+    Add(String),
+    /// Compare all legs.
+    Check,
+    /// Compare all legs and overwrite what differs with what the source has.
+    Repair,
+    /// End a comparison.
+    Idle,
+}
+
+impl Message {
+    /// From its words.
+    ///
+    /// # Errors
+    /// [`Error::Unsupported`] for others.
+    pub fn parse(text: &str) -> Result<Message> {
+        let words: Vec<&str> = text.split_whitespace().collect();
+        let leg = |leg: &&str| (*leg).to_owned();
+        match words.as_slice() {
+            ["fail", name] => Ok(Message::Fail(leg(name))),
+            ["remove", name] => Ok(Message::Remove(leg(name))),
+            ["re-add", name] => Ok(Message::ReAdd(leg(name))),
+            ["add", name] => Ok(Message::Add(leg(name))),
+            ["check"] => Ok(Message::Check),
+            ["repair"] => Ok(Message::Repair),
+            ["idle"] => Ok(Message::Idle),
+            _ => Err(Error::unsupported(format!("message \"{text}\": mirror knows {KNOWN}"))),
+        }
+    }
+
+    /// Does it; what there is to say about it.
+    ///
+    /// # Errors
+    /// What keeps it from being done.
+    pub async fn carry_out(self, core: &Rc<Core>) -> Result<String> {
+        match self {
+            Message::Fail(name) => {
+                let leg = find(core, &name)?;
+                if core.active.get() == 1 << leg {
+                    return Err(Error::busy(format!("fail {name}: it is the last leg that has everything")));
+                }
+                core.fail(leg, Error::io("an operator said so")).await?;
+                Ok(format!("{name} is faulty"))
+            }
+            Message::Remove(name) => {
+                let leg = find(core, &name)?;
+                let slot = core.legs[leg].slot.get();
+                let state = slot.map(|slot| core.slots.borrow()[slot].state);
+                if state != Some(SlotState::Failed) || is_member(core, leg) {
+                    return Err(Error::busy(format!("remove {name}: only a faulty leg can be removed")));
+                }
+                core.set_state(leg, SlotState::Removed);
+                core.changed();
+                core.note().await?;
+                Ok(format!("{name} is removed"))
+            }
+            Message::ReAdd(name) => re_add(core, &name).await,
+            Message::Add(name) => add(core, &name).await,
+            Message::Check => core.begin_scrub(false).map(|()| "checking".to_owned()),
+            Message::Repair => core.begin_scrub(true).map(|()| "repairing".to_owned()),
+            Message::Idle => {
+                let ended = core.scrub.take();
+                core.summarize();
+                Ok(ended.map_or_else(|| "idle".to_owned(), |scrub| format!("the {} has ended", scrub.word())))
+            }
+        }
+    }
+}
+
+/// A leg by its name, or by its number in the stack.
+fn find(core: &Core, name: &str) -> Result<usize> {
+    number_of(core.legs.iter().map(|leg| leg.name.as_str()), name)
+}
+
+/// The number of the leg with this name, or with this number.
+///
+/// # Errors
+/// [`Error::NotFound`], with the names that there are.
+pub fn number_of<'a>(names: impl Iterator<Item = &'a str> + Clone, wanted: &str) -> Result<usize> {
+    let by_name = names.clone().position(|name| name == wanted);
+    let by_number = || wanted.parse().ok().filter(|number| *number < names.clone().count());
+    by_name.or_else(by_number).ok_or_else(|| {
+        let known = names.clone().collect::<Vec<_>>().join(", ");
+        Error::not_found(format!("no leg \"{wanted}\": expected one of {known}, or its number from 0 on"))
+    })
+}
+
+fn is_member(core: &Core, leg: usize) -> bool {
+    (core.active.get() | core.rebuilding.get()) & 1 << leg != 0
+}
+
+/// Whether somebody has this place.
+fn is_taken(core: &Core, slot: usize) -> bool {
+    (0..core.legs.len()).any(|leg| is_member(core, leg) && core.legs[leg].slot.get() == Some(slot))
+}
+
+async fn re_add(core: &Rc<Core>, name: &str) -> Result<String> {
+    let leg = find(core, name)?;
+    if is_member(core, leg) {
+        return Err(Error::busy(format!("re-add {name}: it belongs to the mirror")));
+    }
+    let refuse = |why: String| {
+        Err(Error::invalid(format!("re-add {name}: {why}; \"add {name}\" overwrites all of it")))
+    };
+    let found = match look(&core.legs[leg].device, core.layout.block_size).await {
+        Found::Member(found) => found,
+        Found::Other(what) => return refuse(format!("it holds {what}")),
+        Found::Unreadable(error) => return Err(error.in_context(format!("re-add {name}: it can't be read"))),
+    };
+    let slot = found.own;
+    let place = core.slots.borrow().get(slot).copied();
+    if found.array != core.array || place.map(|place| place.leg) != Some(found.slots[slot].leg) {
+        return refuse("it is not a leg of this mirror, or no longer".to_owned());
+    }
+    if is_taken(core, slot) {
+        return refuse("its place is taken".to_owned());
+    }
+    let source = core.legs[core.source.get()].slot.get().unwrap_or(0);
+    let state = found.slots[source].state;
+    if matches!(state, SlotState::Failed | SlotState::Removed) {
+        return refuse("it went on without the others".to_owned());
+    }
+    if found.events < core.cleared_events.get() {
+        return refuse(format!(
+            "it is older than what was cleared from the bitmap (events {}, cleared at {})",
+            found.events,
+            core.cleared_events.get()
+        ));
+    }
+    core.join(leg, slot, false).await?;
+    Ok(format!("{name} joins again; {} chunks are to be copied", core.chunks.lacking()))
+}
+
+async fn add(core: &Rc<Core>, name: &str) -> Result<String> {
+    let leg = find(core, name)?;
+    if is_member(core, leg) {
+        return Err(Error::busy(format!("add {name}: it belongs to the mirror; fail it first")));
+    }
+    let (has, needs) = (core.legs[leg].bytes, core.layout.leg_bytes());
+    if has < needs {
+        return Err(Error::invalid(format!("add {name}: it has {has} bytes, and this mirror needs {needs}")));
+    }
+    let places = core.slots.borrow().len();
+    let own = core.legs[leg].slot.get().filter(|slot| !is_taken(core, *slot));
+    let Some(slot) = own.or_else(|| (0..places).find(|slot| !is_taken(core, *slot))) else {
+        return Err(Error::busy(format!("add {name}: all {places} places have a leg")));
+    };
+    core.wipe(leg).await?;
+    core.slots.borrow_mut()[slot].leg = Uuid::draw();
+    core.join(leg, slot, true).await?;
+    Ok(format!("{name} is overwritten with all data of the mirror"))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn words() {
+        assert_eq!(Message::parse("re-add slow"), Ok(Message::ReAdd("slow".to_owned())));
+        assert_eq!(Message::parse(" check "), Ok(Message::Check));
+        for wrong in ["", "fail", "fail a b", "scrub", "check a"] {
+            assert!(Message::parse(wrong).expect_err(wrong).detail().contains("re-add LEG"));
+        }
+        let names = ["fast", "slow", "7"];
+        assert_eq!(number_of(names.into_iter(), "slow"), Ok(1));
+        assert_eq!(number_of(names.into_iter(), "0"), Ok(0));
+        assert_eq!(number_of(names.into_iter(), "7"), Ok(2));
+        assert!(number_of(names.into_iter(), "3").expect_err("no such").detail().contains("fast, slow, 7"));
+    }
+}

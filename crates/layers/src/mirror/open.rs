@@ -1,0 +1,352 @@
+//! Making a mirror, and opening one: superblocks and bitmaps are read, what the legs are worth is decided
+//! ([`assembly`](super::assembly)), and noted on all of them before the first request.
+
+use super::assembly::{Assembly, Found, Wishes, assemble};
+use super::behind::Behind;
+use super::chunks::Chunks;
+use super::core::{Core, Settings};
+use super::format::{
+    BITMAP_BITS, BITMAP_BYTES, RECORD, Slot, SlotState, Superblock, Uuid, decode_bitmap, describe,
+    encode_bitmap,
+};
+use super::layout::Layout;
+use super::leg::{Leg, LegDevice, Mask, each};
+use super::locks::RangeLocks;
+use super::shared::Shared;
+use block::{BlockCount, BlockSize, Buffer, DeviceGeometry, DevicePart, Error, Result};
+use runtime::sync::{Notify, Semaphore};
+use std::cell::{Cell, RefCell};
+use std::rc::Rc;
+use std::sync::Arc;
+
+/// All that opening needs.
+#[derive(Clone)]
+pub struct Plan {
+    /// The legs, with their names.
+    pub legs: Vec<(String, Arc<dyn DevicePart>)>,
+    /// What the stack asks for while it runs.
+    pub settings: Settings,
+    /// What it asks for now.
+    pub wishes: Wishes,
+    /// Whether the mirror is made anew.
+    pub format: bool,
+    /// What one bit stands for, in bytes; the one that is there, or 64 MiB.
+    pub bitmap_chunk: Option<u64>,
+}
+
+impl Plan {
+    fn block_size(&self) -> BlockSize {
+        self.legs.iter().map(|(_, leg)| leg.geometry().block_size).max().unwrap_or_default()
+    }
+
+    fn check(&self) -> Result<()> {
+        for (name, leg) in &self.legs {
+            let geometry = leg.geometry();
+            if geometry.read_only {
+                return Err(Error::read_only(format!(
+                    "leg \"{name}\" is read-only: a mirror writes to all its legs"
+                )));
+            }
+            if geometry.atomic_write < RECORD as u32 {
+                return Err(Error::invalid(format!(
+                    "leg \"{name}\": its writes may be torn within {} bytes, expected {RECORD} or more",
+                    geometry.atomic_write
+                )));
+            }
+        }
+        Ok(())
+    }
+}
+
+/// Makes the mirror if that is asked for, and opens it, here.
+///
+/// # Errors
+/// What keeps it from being opened, and what to do.
+pub async fn open(plan: Plan) -> Result<Rc<Core>> {
+    plan.check()?;
+    let mut block_size = plan.block_size();
+    let mut devices = Vec::with_capacity(plan.legs.len());
+    for (_, leg) in &plan.legs {
+        devices.push(LegDevice::new(leg.open().await?, block_size, 0));
+    }
+    if plan.format {
+        format(&plan, &devices).await?;
+    }
+    let mut found = look_at_all(&devices, block_size).await;
+    // A leg with larger blocks may be missing: the second copies lie elsewhere, then.
+    let larger = found.iter().filter_map(|found| match found {
+        Found::Member(superblock) => BlockSize::new(u64::from(superblock.block_size)).ok(),
+        _ => None,
+    });
+    if let Some(larger) = larger.max().filter(|larger| *larger > block_size) {
+        block_size = larger;
+        devices = devices.into_iter().map(|device| device.with_blocks_of(block_size)).collect();
+        found = look_at_all(&devices, block_size).await;
+    }
+    let names: Vec<String> = plan.legs.iter().map(|(name, _)| name.clone()).collect();
+    let assembly = assemble(&names, &found, &plan.wishes)?;
+    let Found::Member(said) = &found[assembly.word] else {
+        return Err(Error::corrupt("the word on a mirror isn't one of its legs"));
+    };
+    let layout = fitting_layout(&plan, said, &assembly)?;
+    let core = core(&plan, devices, layout, said, &assembly);
+    load_bitmap(&core, &assembly).await?;
+    begin(&core, &assembly).await?;
+    Ok(core)
+}
+
+/// The layout that the superblock says, on legs that are large enough for it.
+fn fitting_layout(plan: &Plan, said: &Superblock, assembly: &Assembly) -> Result<Layout> {
+    let layout = Layout::of(said)?;
+    if let Some((name, part)) =
+        plan.legs.iter().find(|(_, leg)| leg.geometry().block_size > layout.block_size)
+    {
+        return Err(Error::invalid(format!(
+            "leg \"{name}\" has blocks of {} bytes, and the mirror's have {}: expected that or less",
+            part.geometry().block_size,
+            layout.block_size
+        )));
+    }
+    if let Some(chunk) = plan.bitmap_chunk.filter(|chunk| *chunk != layout.chunk) {
+        return Err(Error::invalid(format!(
+            "bitmap_chunk {chunk}: the mirror has chunks of {} bytes; leave the key out",
+            layout.chunk
+        )));
+    }
+    for leg in each(assembly.active | assembly.rebuilding) {
+        let (name, part) = &plan.legs[leg];
+        let (has, needs) = (part.geometry().bytes(), layout.leg_bytes());
+        if has < needs {
+            return Err(Error::invalid(format!(
+                "leg \"{name}\" has {has} bytes, and this mirror needs {needs}: take a larger one"
+            )));
+        }
+    }
+    Ok(layout)
+}
+
+async fn look_at_all(devices: &[LegDevice], block_size: BlockSize) -> Vec<Found> {
+    let mut found = Vec::with_capacity(devices.len());
+    for device in devices {
+        found.push(look(device, block_size).await);
+    }
+    found
+}
+
+/// What is on a leg.
+pub async fn look(device: &LegDevice, block_size: BlockSize) -> Found {
+    let page = Layout::page(block_size);
+    let mut best: Option<Superblock> = None;
+    let (mut unreadable, mut damage, mut begin) = (None, None, Vec::new());
+    for copy in 0..2 {
+        let buffer = match device.read_own(Layout::superblock(block_size, copy), page).await {
+            Ok(buffer) => buffer,
+            Err(error) => {
+                unreadable = Some(error);
+                continue;
+            }
+        };
+        begin.extend_from_slice(buffer.filled());
+        match Superblock::decode(buffer.filled()) {
+            Ok(superblock) if best.as_ref().is_none_or(|best| best.events < superblock.events) => {
+                best = Some(superblock);
+            }
+            Ok(_) => {}
+            Err(Error::Corrupt(detail)) => damage = Some(detail),
+            Err(error) if buffer.filled().starts_with(&super::format::SUPERBLOCK_MAGIC) => {
+                damage = Some(error.detail().to_owned().into());
+            }
+            Err(_) => {}
+        }
+    }
+    match (best, unreadable, damage) {
+        (Some(superblock), ..) => Found::Member(Box::new(superblock)),
+        (_, Some(error), _) => Found::Unreadable(error),
+        (_, _, Some(damage)) => {
+            Found::Other(format!("a superblock of a mirror that can't be used ({damage})"))
+        }
+        _ => Found::Other(describe(&begin).to_owned()),
+    }
+}
+
+/// Makes a new mirror of all legs: what they hold is lost, and what the first one that isn't write-mostly has where the data
+/// will be is copied to the others.
+async fn format(plan: &Plan, devices: &[LegDevice]) -> Result<()> {
+    let block_size = plan.block_size();
+    let least = plan.legs.iter().map(|(_, leg)| leg.geometry().bytes()).min().unwrap_or(0);
+    let layout = Layout::new(least, block_size, plan.bitmap_chunk.unwrap_or(super::layout::USUAL_CHUNK))?;
+    let (array, page) = (Uuid::draw(), Layout::page(block_size));
+    for device in devices {
+        // A format that is interrupted leaves no valid superblock, old or new.
+        for copy in 0..2 {
+            let zeros = Buffer::zeroed(page as usize).into();
+            device.write_own(Layout::superblock(block_size, copy), zeros).await?;
+        }
+        let sectors = page / RECORD as u64;
+        for number in 0..layout.pages() {
+            let mut buffer = Buffer::new(page as usize);
+            for sector in number * sectors..(number + 1) * sectors {
+                encode_bitmap(&mut buffer, array, sector as u32, |chunk| chunk < layout.chunks());
+            }
+            device.write_own(layout.bitmap_offset + number * page, buffer.into()).await?;
+        }
+    }
+    let is_avoided = |leg: usize| plan.settings.write_mostly & 1 << leg != 0;
+    let slots = (0..devices.len()).map(|leg| Slot {
+        leg: Uuid::draw(),
+        state: SlotState::Active,
+        write_mostly: is_avoided(leg),
+        has_bitmap: true,
+    });
+    let source = (0..devices.len()).find(|leg| !is_avoided(*leg)).unwrap_or(0);
+    let superblock = Superblock {
+        block_size: block_size.bytes() as u32,
+        array,
+        events: 1,
+        cleared_events: 1,
+        data_offset: layout.data_offset,
+        data_bytes: layout.data_bytes,
+        bitmap_offset: layout.bitmap_offset,
+        bitmap_chunk: layout.chunk,
+        own: 0,
+        source,
+        fast_flush: plan.settings.fast_flush,
+        slots: slots.collect(),
+    };
+    for (own, device) in devices.iter().enumerate() {
+        let block = Superblock { own, ..superblock.clone() }.encode(page as usize);
+        for copy in 0..2 {
+            device.write_own(Layout::superblock(block_size, copy), block.clone()).await?;
+        }
+    }
+    Ok(())
+}
+
+fn core(
+    plan: &Plan,
+    devices: Vec<LegDevice>,
+    layout: Layout,
+    said: &Superblock,
+    assembly: &Assembly,
+) -> Rc<Core> {
+    let geometry = DeviceGeometry {
+        block_size: layout.block_size,
+        blocks: BlockCount(layout.data_bytes >> layout.block_size.shift()),
+        atomic_write: plan.legs.iter().map(|(_, leg)| leg.geometry().atomic_write).min().unwrap_or(512),
+        volatile_cache: plan.settings.write_behind > 0
+            || plan.legs.iter().any(|(_, leg)| leg.geometry().volatile_cache),
+        read_only: false,
+    };
+    let legs =
+        plan.legs.iter().zip(devices).zip(&assembly.places).map(|(((name, part), device), slot)| Leg {
+            name: name.clone(),
+            device: device.placed(&layout),
+            slot: Cell::new(*slot),
+            bytes: part.geometry().bytes(),
+            lane: Rc::new(RangeLocks::default()),
+        });
+    Rc::new(Core {
+        settings: plan.settings.clone(),
+        layout,
+        array: said.array,
+        shared: Arc::new(Shared::new(geometry, plan.legs.len())),
+        legs: legs.collect(),
+        slots: RefCell::new(assembly.slots.clone()),
+        active: Cell::new(assembly.active),
+        rebuilding: Cell::new(assembly.rebuilding),
+        source: Cell::new(assembly.source),
+        trusted: Cell::new(trusted(plan, said, assembly)),
+        kept: Cell::new(0),
+        joined: Cell::new(0),
+        events: Cell::new(said.events),
+        cleared_events: Cell::new(said.cleared_events),
+        raise_cleared: Cell::new(false),
+        wanted: Cell::new(1),
+        noted: Cell::new(0),
+        noting: Semaphore::new(1),
+        paging: Semaphore::new(1),
+        chunks: Chunks::new(&layout),
+        copying: Cell::new(0),
+        locks: Rc::new(RangeLocks::default()),
+        behind: Behind::new(plan.settings.write_behind, plan.settings.behind_bytes),
+        work: Notify::new(),
+        scrub: RefCell::new(None),
+        is_closing: Cell::new(false),
+        tasks: RefCell::default(),
+    })
+}
+
+/// Legs that flushes left out, before or from now on, don't count where legs differ.
+fn trusted(plan: &Plan, said: &Superblock, assembly: &Assembly) -> Mask {
+    let lagged = |leg: &usize| {
+        let slot = assembly.places[*leg];
+        let before = said.fast_flush && slot.is_none_or(|slot| said.slots[slot].write_mostly);
+        before || plan.settings.fast_flush && plan.settings.write_mostly & 1 << leg != 0
+    };
+    (0..plan.legs.len()).filter(|leg| !lagged(leg)).map(|leg| 1 << leg).sum()
+}
+
+/// Finds out which chunks are dirty: all that one of the bitmaps says, and all of a sector that none of them has.
+async fn load_bitmap(core: &Core, assembly: &Assembly) -> Result<()> {
+    let page = core.page_bytes() as u64;
+    let sectors = page / RECORD as u64;
+    for number in 0..core.chunks.pages() {
+        let mut bits: Vec<Option<[u8; BITMAP_BYTES]>> = vec![None; sectors as usize];
+        for leg in each(assembly.bitmaps) {
+            let offset = core.layout.bitmap_offset + number * page;
+            let buffer = match core.legs[leg].device.read_own(offset, page).await {
+                Ok(buffer) => buffer,
+                Err(error) => {
+                    tracing::warn!("mirror {}: bitmap of leg {}: {error}", core.array, core.legs[leg].name);
+                    continue;
+                }
+            };
+            for (place, bytes) in bits.iter_mut().zip(buffer.filled().chunks(RECORD)).enumerate() {
+                let (bits, bytes) = bytes;
+                match decode_bitmap(bytes, core.array, (number * sectors) as u32 + place as u32) {
+                    Ok(found) => {
+                        let all = bits.get_or_insert([0; BITMAP_BYTES]);
+                        all.iter_mut().zip(found).for_each(|(all, found)| *all |= found);
+                    }
+                    Err(error) => {
+                        tracing::warn!("mirror {}: leg {}: {error}", core.array, core.legs[leg].name);
+                    }
+                }
+            }
+        }
+        for (place, bits) in bits.iter().enumerate() {
+            let first = (number * sectors + place as u64) * BITMAP_BITS;
+            for bit in 0..BITMAP_BITS.min(core.chunks.len().saturating_sub(first)) {
+                let is_set = bits.is_none_or(|bits| bits[bit as usize / 8] >> (bit % 8) & 1 == 1);
+                if is_set {
+                    core.chunks.found(first + bit);
+                }
+            }
+        }
+    }
+    Ok(())
+}
+
+/// Notes what was decided, on all legs, and what is to be copied.
+async fn begin(core: &Rc<Core>, assembly: &Assembly) -> Result<()> {
+    if assembly.lack_all != 0 {
+        core.chunks.want_all();
+        for leg in each(assembly.lack_all) {
+            core.wipe(leg).await?;
+            if let Some(slot) = core.legs[leg].slot.get() {
+                core.slots.borrow_mut()[slot].leg = Uuid::draw();
+            }
+        }
+    }
+    if core.active.get().count_ones() > 1 {
+        core.chunks.dirty_differ();
+    }
+    if core.rebuilding.get() != 0 {
+        core.chunks.dirty_lacking();
+    }
+    core.publish();
+    // Writes the whole bitmap to all who keep one, first.
+    core.note().await?;
+    core.publish();
+    Ok(())
+}

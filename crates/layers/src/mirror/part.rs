@@ -1,0 +1,259 @@
+//! A mirror as a device: a part, and a handle per shard.
+//!
+//! Reads go to a leg from whichever shard they come to, as long as no leg is behind or differs; the home is asked else, and
+//! after an error. Changes and flushes go to the home shard whole.
+
+use super::KIND;
+use super::core::Core;
+use super::leg::{Change, LegDevice, Mask};
+use super::open::{Plan, open};
+use super::read::{Timed, choose, probe};
+use super::shared::Shared;
+use block::{
+    BlockIndex, BlockRange, Buffer, Call, Device, DeviceGeometry, DevicePart, Durability, Extent, Part,
+    Payload, ReadOutcome, Result, Status, ZeroMode,
+};
+use runtime::Home;
+use std::ops::Range;
+use std::rc::Rc;
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+
+/// A mirror.
+pub struct MirrorPart {
+    home: Home<Core>,
+    shared: Arc<Shared>,
+    legs: Vec<Arc<dyn DevicePart>>,
+    layout: super::layout::Layout,
+    first_leg: bool,
+}
+
+impl MirrorPart {
+    /// Opens it, or makes it; this shard becomes its home.
+    ///
+    /// # Errors
+    /// What keeps it from being opened, and what to do.
+    pub async fn open(plan: Plan) -> Result<Self> {
+        let legs = plan.legs.iter().map(|(_, leg)| leg.clone()).collect();
+        let core = open(plan).await?;
+        core.start();
+        let (shared, layout) = (core.shared.clone(), core.layout);
+        let first_leg = core.settings.first_leg;
+        Ok(MirrorPart { home: Home::here(core), shared, legs, layout, first_leg })
+    }
+}
+
+impl Part for MirrorPart {
+    fn kind(&self) -> &'static str {
+        KIND.name
+    }
+
+    fn status(&self) -> Status {
+        self.shared.status()
+    }
+
+    fn message<'a>(&'a self, message: &'a str) -> Call<'a, Result<String>> {
+        Call::new(async move {
+            let message = super::message::Message::parse(message)?;
+            self.home.with(|core| async move { message.carry_out(&core).await }).await
+        })
+    }
+
+    fn close(&self) -> Call<'_, Result<()>> {
+        Call::new(async move {
+            let closed = self.home.with(|core| async move { close(core).await }).await;
+            self.home.forget().await?;
+            closed
+        })
+    }
+}
+
+/// Waits for what is on its way, makes it durable everywhere, and clears the bitmap where nothing differs.
+async fn close(core: Rc<Core>) -> Result<()> {
+    core.stop().await;
+    drop(core.hold(&(0..core.shared.geometry.blocks.0)).await);
+    core.behind.drained().await;
+    core.note().await?;
+    core.clear_quiet(true).await?;
+    let (done, failed) = core.flush_legs(core.active.get()).await;
+    if done == 0 {
+        return Err(failed.into_iter().next().map_or_else(|| block::Error::io("no leg"), |(_, error)| error));
+    }
+    for (leg, error) in failed {
+        core.fail(leg, error).await?;
+    }
+    core.note().await
+}
+
+impl DevicePart for MirrorPart {
+    fn geometry(&self) -> &DeviceGeometry {
+        &self.shared.geometry
+    }
+
+    fn open(&self) -> Call<'_, Result<Rc<dyn Device>>> {
+        Call::new(async move {
+            let mut legs = Vec::with_capacity(self.legs.len());
+            for leg in &self.legs {
+                let device = leg.open().await?;
+                legs.push(LegDevice::new(device, self.layout.block_size, self.layout.data_offset));
+            }
+            let core = if self.home.is_here() { Some(self.home.get()?) } else { None };
+            Ok(Rc::new(Handle {
+                shared: self.shared.clone(),
+                home: self.home.clone(),
+                core,
+                legs: legs.into(),
+                first_leg: self.first_leg,
+            }) as Rc<dyn Device>)
+        })
+    }
+}
+
+/// The handle of one shard.
+struct Handle {
+    shared: Arc<Shared>,
+    home: Home<Core>,
+    /// Where this is the home shard.
+    core: Option<Rc<Core>>,
+    legs: Rc<[LegDevice]>,
+    first_leg: bool,
+}
+
+fn blocks_of(range: BlockRange) -> Range<u64> {
+    range.start.0..range.end().0
+}
+
+impl Handle {
+    async fn read_at_home(&self, blocks: Range<u64>, buffer: Buffer, tried: Mask) -> ReadOutcome {
+        if let Some(core) = &self.core {
+            return core.clone().read(blocks, buffer, tried).await;
+        }
+        let length = buffer.len();
+        let read = move |core: Rc<Core>| async move { Ok(core.read(blocks, buffer, tried).await) };
+        match self.home.with(read).await {
+            Ok(outcome) => outcome,
+            Err(error) => (Err(error), Buffer::new(length)),
+        }
+    }
+
+    /// Which leg to read from.
+    fn choose(&self, among: Mask, blocks: &Range<u64>) -> usize {
+        if self.first_leg || among & (among - 1) == 0 {
+            return among.trailing_zeros() as usize;
+        }
+        let chosen = choose(&self.shared.legs, among, blocks.start);
+        let reads = self.shared.reads.fetch_add(1, Ordering::Relaxed);
+        if let Some(probed) = probe(reads, among, chosen) {
+            self.probe(probed, blocks.clone());
+        }
+        chosen
+    }
+
+    /// Reads from a leg for the sake of its latency.
+    fn probe(&self, leg: usize, blocks: Range<u64>) {
+        let (legs, shared) = (self.legs.clone(), self.shared.clone());
+        let read = async move {
+            let counters = &shared.legs[leg];
+            let timed = Timed::begin(counters, counters.next.load(Ordering::Relaxed));
+            let bytes = shared.geometry.block_size.bytes() * (blocks.end - blocks.start);
+            let (outcome, _) = legs[leg].read(blocks.start, Buffer::new(bytes as usize)).await;
+            timed.end(&outcome);
+        };
+        runtime::spawn(read).detach();
+    }
+
+    fn change(&self, range: BlockRange, change: Change, durability: Durability) -> Call<'_, Result<()>> {
+        let blocks = blocks_of(range);
+        match &self.core {
+            Some(core) => runtime::carry(core.clone().change(change, blocks, durability)),
+            None => {
+                let work = move |core: Rc<Core>| async move { core.change(change, blocks, durability).await };
+                Call::new(self.home.with(work))
+            }
+        }
+    }
+
+    fn check_change(&self, range: BlockRange) -> Result<()> {
+        self.shared.geometry.check_writable()?;
+        self.shared.geometry.check(range)
+    }
+}
+
+impl Device for Handle {
+    fn geometry(&self) -> &DeviceGeometry {
+        &self.shared.geometry
+    }
+
+    fn read(&self, at: BlockIndex, mut buffer: Buffer) -> Call<'_, ReadOutcome> {
+        buffer.clear();
+        let blocks = match self.shared.geometry.range(at, buffer.len()) {
+            Ok(range) if !range.is_empty() => blocks_of(range),
+            other => return Call::ready((other.map(drop), buffer)),
+        };
+        let readable = self.shared.readable.load(Ordering::Acquire);
+        if readable == 0 {
+            return Call::new(self.read_at_home(blocks, buffer, 0));
+        }
+        let leg = self.choose(readable, &blocks);
+        Call::new(async move {
+            let timed = Timed::begin(&self.shared.legs[leg], blocks.end);
+            let (outcome, buffer) = self.legs[leg].read(blocks.start, buffer).await;
+            timed.end(&outcome);
+            match outcome {
+                Ok(()) => (Ok(()), buffer),
+                Err(error) => {
+                    tracing::warn!("leg {leg} of a mirror: {error}");
+                    self.read_at_home(blocks, buffer, 1 << leg).await
+                }
+            }
+        })
+    }
+
+    fn write(&self, at: BlockIndex, payload: Payload, durability: Durability) -> Call<'_, Result<()>> {
+        match self.shared.geometry.writable_range(at, payload.len()) {
+            Ok(range) if !range.is_empty() => self.change(range, Change::Write(payload), durability),
+            other => Call::ready(other.map(drop)),
+        }
+    }
+
+    fn flush(&self) -> Call<'_, Result<()>> {
+        match &self.core {
+            Some(core) => runtime::carry(core.clone().flush()),
+            None => Call::new(self.home.with(|core: Rc<Core>| async move { core.flush().await })),
+        }
+    }
+
+    fn discard(&self, range: BlockRange) -> Call<'_, Result<()>> {
+        match self.check_change(range) {
+            Ok(()) if !range.is_empty() => self.change(range, Change::Discard, Durability::Visible),
+            other => Call::ready(other),
+        }
+    }
+
+    fn write_zeroes(
+        &self,
+        range: BlockRange,
+        mode: ZeroMode,
+        durability: Durability,
+    ) -> Call<'_, Result<()>> {
+        match self.check_change(range) {
+            Ok(()) if !range.is_empty() => self.change(range, Change::Zeroes(mode), durability),
+            other => Call::ready(other),
+        }
+    }
+
+    fn extents(&self, range: BlockRange) -> Call<'_, Result<Vec<Extent>>> {
+        Call::new(async move {
+            self.shared.geometry.check(range)?;
+            let readable = self.shared.readable.load(Ordering::Acquire);
+            if range.is_empty() || readable == 0 {
+                // As long as legs may differ, nobody knows.
+                let extent = Extent { range, state: block::ExtentState::Data };
+                return Ok(if range.is_empty() { Vec::new() } else { vec![extent] });
+            }
+            let leg = &self.legs[readable.trailing_zeros() as usize];
+            let found = leg.extents(&blocks_of(range)).await?;
+            Ok(leg.in_own_blocks(range, &found))
+        })
+    }
+}

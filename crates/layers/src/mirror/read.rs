@@ -1,0 +1,355 @@
+//! Reads: which leg, what where legs may differ, and what after an error.
+//!
+//! Promises: what was read once reads the same until it is written, whichever leg answers, and whichever is lost then: blocks in
+//! which legs may differ are read from the source, and copied to the others before anybody else reads them. A read that
+//! one leg fails is answered by another, and the range is written anew where it failed.
+
+use super::core::Core;
+use super::leg::{Change, LegCounters, Mask, each};
+use block::{Buffer, Data, Durability, Error, ReadOutcome, Result};
+use runtime::Instant;
+use std::ops::Range;
+use std::rc::Rc;
+use std::sync::atomic::Ordering;
+
+/// One in so many reads is also given to a leg that nobody would choose, to know what it takes by now; nobody waits for that.
+const PROBE_EVERY: u64 = 512;
+/// A read that goes on where a leg's last one ended stays on that leg as long as no other one is expected to take less than
+/// this part of its time.
+const STAY: u64 = 2;
+
+/// Which of these legs answers soonest; a read that goes on where another one ended stays where that was.
+pub fn choose(legs: &[LegCounters], among: Mask, block: u64) -> usize {
+    let first = among.trailing_zeros() as usize;
+    if among & (among - 1) == 0 {
+        return first;
+    }
+    let (mut best, mut least, mut stays) = (first, u64::MAX, None);
+    for leg in each(among) {
+        let expected = legs[leg].expected();
+        if expected < least {
+            (best, least) = (leg, expected);
+        }
+        if legs[leg].next.load(Ordering::Relaxed) == block {
+            stays = Some((leg, expected));
+        }
+    }
+    match stays {
+        Some((leg, expected)) if expected / STAY <= least => leg,
+        _ => best,
+    }
+}
+
+/// A leg to be asked as well, now and then.
+pub fn probe(reads: u64, among: Mask, chosen: usize) -> Option<usize> {
+    if !reads.is_multiple_of(PROBE_EVERY) || among.count_ones() < 2 {
+        return None;
+    }
+    let others: Mask = among & !(1 << chosen);
+    each(others).nth((reads / PROBE_EVERY % u64::from(others.count_ones())) as usize)
+}
+
+/// A read on its way, as its leg's counters see it.
+pub struct Timed<'a> {
+    leg: &'a LegCounters,
+    began: Instant,
+}
+
+impl<'a> Timed<'a> {
+    /// It begins, and ends before this block.
+    pub fn begin(leg: &'a LegCounters, end: u64) -> Self {
+        leg.in_flight.fetch_add(1, Ordering::Relaxed);
+        leg.next.store(end, Ordering::Relaxed);
+        Timed { leg, began: runtime::now() }
+    }
+
+    /// It has ended.
+    pub fn end(self, outcome: &Result<()>) {
+        match outcome {
+            Ok(()) => {
+                self.leg.reads.fetch_add(1, Ordering::Relaxed);
+                self.leg.took(self.began.elapsed().as_nanos() as u64);
+            }
+            Err(_) => drop(self.leg.read_errors.fetch_add(1, Ordering::Relaxed)),
+        }
+    }
+}
+
+impl Drop for Timed<'_> {
+    fn drop(&mut self) {
+        self.leg.in_flight.fetch_sub(1, Ordering::Relaxed);
+    }
+}
+
+/// Something is being copied until this is dropped: reads wait for it, even of a leg that is the only one by then.
+pub struct Copying(Rc<Core>);
+
+impl Copying {
+    /// From now on.
+    pub fn begin(core: &Rc<Core>) -> Self {
+        core.copying.set(core.copying.get() + 1);
+        Copying(core.clone())
+    }
+}
+
+impl Drop for Copying {
+    fn drop(&mut self) {
+        self.0.copying.set(self.0.copying.get() - 1);
+        if self.0.copying.get() == 0 && self.0.chunks.differ() == 0 {
+            self.0.publish();
+        }
+    }
+}
+
+impl Core {
+    /// Reads, with all that the home knows; legs in `tried` have failed already.
+    pub async fn read(self: Rc<Self>, blocks: Range<u64>, buffer: Buffer, tried: Mask) -> ReadOutcome {
+        if self.active.get().count_ones() > 1 && self.chunks.blocks_differ(&blocks) {
+            return self.read_differing(blocks, buffer).await;
+        }
+        if self.copying.get() > 0 {
+            drop(self.hold(&blocks).await);
+        }
+        let (outcome, mut buffer) = self.read_from_any(&blocks, buffer, tried).await;
+        let Err(first) = outcome else { return (Ok(()), buffer) };
+        if blocks.end - blocks.start < 2 || self.active.get().count_ones() < 2 {
+            return (Err(first), buffer);
+        }
+        // Each leg may have lost another block of it.
+        for block in blocks {
+            let one = Buffer::new(self.bytes_of(&(block..block + 1)));
+            let (outcome, one) = self.read_from_any(&(block..block + 1), one, 0).await;
+            if outcome.is_err() {
+                buffer.clear();
+                return (outcome, buffer);
+            }
+            buffer.append(one.filled());
+        }
+        (Ok(()), buffer)
+    }
+
+    /// Reads from one leg after the other, until one has it; it is written anew on those that don't.
+    async fn read_from_any(
+        self: &Rc<Self>,
+        blocks: &Range<u64>,
+        mut buffer: Buffer,
+        mut tried: Mask,
+    ) -> ReadOutcome {
+        let mut first_error = None;
+        loop {
+            let left = self.active.get() & !tried;
+            let fast = left & !self.settings.write_mostly;
+            let among = if fast != 0 { fast } else { left };
+            if among == 0 {
+                buffer.clear();
+                let error = first_error.unwrap_or_else(|| Error::io("no leg of the mirror could read this"));
+                return (Err(error), buffer);
+            }
+            let leg = self.choose(among, blocks.start);
+            // What is behind has to arrive first.
+            let _held = match self.lanes() & 1 << leg {
+                0 => None,
+                _ => Some(self.legs[leg].lane.ask(blocks.clone()).await),
+            };
+            let timed = Timed::begin(&self.shared.legs[leg], blocks.end);
+            let (outcome, same) = self.legs[leg].device.read(blocks.start, buffer).await;
+            timed.end(&outcome);
+            buffer = same;
+            match outcome {
+                Ok(()) => {
+                    for leg in each(tried & self.active.get()) {
+                        runtime::spawn(self.clone().repair(leg, blocks.clone())).detach();
+                    }
+                    return (Ok(()), buffer);
+                }
+                Err(error) => {
+                    tracing::warn!("mirror {}: leg {}: {error}", self.array, self.legs[leg].name);
+                    tried |= 1 << leg;
+                    first_error = first_error.or(Some(error));
+                }
+            }
+        }
+    }
+
+    /// Which of these legs to read from.
+    pub fn choose(&self, among: Mask, block: u64) -> usize {
+        match self.settings.first_leg {
+            true => among.trailing_zeros() as usize,
+            false => choose(&self.shared.legs, among, block),
+        }
+    }
+
+    /// Reads from the source, and has the others copy it.
+    async fn read_differing(self: Rc<Self>, blocks: Range<u64>, mut buffer: Buffer) -> ReadOutcome {
+        let holding = self.hold(&blocks).await;
+        buffer.clear();
+        let (data, has_it) = match self.read_best(&blocks).await {
+            Ok(found) => found,
+            Err(error) => return (Err(error), buffer),
+        };
+        buffer.append(&data);
+        // The caller need not wait: nobody else reads or writes these blocks before it is done.
+        let copying = Copying::begin(&self);
+        let copy = async move {
+            let core = copying.0.clone();
+            core.copy_to(core.active.get() & !has_it, &blocks, data).await;
+            core.chunks.blocks_are_equal(&blocks);
+            drop((holding, copying));
+        };
+        runtime::spawn(copy).detach();
+        (Ok(()), buffer)
+    }
+
+    /// The source's bytes; where it can't read, another leg's. Also says which leg has all of this, and need not be written: by
+    /// the time that it is copied the source may be another one.
+    ///
+    /// # Errors
+    /// The source's, where nobody can read.
+    pub async fn read_best(&self, blocks: &Range<u64>) -> Result<(Data, Mask)> {
+        let source = self.source.get();
+        let first = match self.read_leg(source, blocks).await {
+            Ok(data) => return Ok((data, 1 << source)),
+            Err(error) => error,
+        };
+        // Block by block: each leg may have lost another one.
+        let mut whole = Buffer::new(self.bytes_of(blocks));
+        for block in blocks.clone() {
+            let one = block..block + 1;
+            let mut found = None;
+            for leg in
+                std::iter::once(source).chain(each(self.active.get() & self.trusted.get() & !(1 << source)))
+            {
+                if let Ok(data) = self.read_leg(leg, &one).await {
+                    found = Some(data);
+                    break;
+                }
+            }
+            whole.append(&found.ok_or_else(|| first.clone())?);
+        }
+        Ok((whole.freeze(), 0))
+    }
+
+    /// In bytes.
+    pub fn bytes_of(&self, blocks: &Range<u64>) -> usize {
+        ((blocks.end - blocks.start) << self.layout.block_size.shift()) as usize
+    }
+
+    /// Reads from one leg.
+    pub async fn read_leg(&self, leg: usize, blocks: &Range<u64>) -> Result<Data> {
+        let buffer = Buffer::new(self.bytes_of(blocks));
+        let (outcome, buffer) = self.legs[leg].device.read(blocks.start, buffer).await;
+        if outcome.is_err() {
+            self.shared.legs[leg].read_errors.fetch_add(1, Ordering::Relaxed);
+        }
+        outcome.map(|()| buffer.freeze())
+    }
+
+    /// Writes what one leg has to these others. The blocks are held.
+    pub async fn copy_to(&self, legs: Mask, blocks: &Range<u64>, data: Data) {
+        let change = Change::Write(data.into());
+        let (_, failed) = super::core::gather(legs, |leg| {
+            self.legs[leg].device.change(blocks, &change, Durability::Visible)
+        })
+        .await;
+        self.shared.copied_bytes.fetch_add(change.bytes(), Ordering::Relaxed);
+        for (leg, error) in failed {
+            if let Err(error) = self.fail(leg, error.in_context("copying to it")).await {
+                tracing::warn!("mirror {}: {error}", self.array);
+            }
+        }
+    }
+
+    /// Writes a range anew that a leg could not read, from another one; the leg is left behind if that doesn't help.
+    pub async fn repair(self: Rc<Self>, leg: usize, blocks: Range<u64>) {
+        let _holding = self.hold(&blocks).await;
+        self.repair_held(leg, &blocks).await;
+    }
+
+    /// The same, of blocks that are held.
+    pub async fn repair_held(&self, leg: usize, blocks: &Range<u64>) {
+        for block in blocks.clone() {
+            let one = block..block + 1;
+            let is_active = self.active.get() & 1 << leg != 0;
+            if !is_active || self.read_leg(leg, &one).await.is_ok() {
+                continue;
+            }
+            let mut good = None;
+            for other in each(self.active.get() & !(1 << leg)) {
+                if let Ok(data) = self.read_leg(other, &one).await {
+                    good = Some(data);
+                    break;
+                }
+            }
+            // A block that nobody can read stays one.
+            let Some(data) = good else { continue };
+            let change = Change::Write(data.clone().into());
+            let written = self.legs[leg].device.change(&one, &change, Durability::Visible).await;
+            let again = match written {
+                Ok(()) => self.read_leg(leg, &one).await,
+                Err(error) => Err(error),
+            };
+            let failed = match again {
+                Ok(found) if found == data => {
+                    self.shared.legs[leg].corrected.fetch_add(1, Ordering::Relaxed);
+                    continue;
+                }
+                Ok(_) => Error::corrupt(format!("block {block} reads as something else than was written")),
+                Err(error) => error.in_context("writing what it could not read"),
+            };
+            if let Err(error) = self.fail(leg, failed).await {
+                tracing::warn!("mirror {}: {error}", self.array);
+            }
+            return;
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn legs(latencies: &[u64]) -> Vec<LegCounters> {
+        let leg = |latency: &u64| {
+            let counters = LegCounters::default();
+            counters.latency.store(*latency, Ordering::Relaxed);
+            counters
+        };
+        latencies.iter().map(leg).collect()
+    }
+
+    #[test]
+    fn a_slow_leg_takes_only_what_it_answers_sooner() {
+        let legs = legs(&[100, 1000]);
+        let mut chosen = Vec::new();
+        let timed: Vec<Timed<'_>> = (0..12)
+            .map(|number| {
+                // Not where another one ended.
+                let leg = choose(&legs, 0b11, 1000 + 10 * number);
+                chosen.push(leg);
+                Timed::begin(&legs[leg], 0)
+            })
+            .collect();
+        // Nine are waiting for the fast one when the slow one takes as long as the tenth.
+        assert_eq!(chosen.iter().filter(|leg| **leg == 1).count(), 1, "{chosen:?}");
+        assert_eq!(chosen[..9], [0; 9]);
+        drop(timed);
+        assert_eq!(legs[0].in_flight.load(Ordering::Relaxed), 0);
+    }
+
+    #[test]
+    fn what_goes_on_stays_where_it_is() {
+        let legs = legs(&[100, 150]);
+        legs[1].next.store(64, Ordering::Relaxed);
+        assert_eq!((choose(&legs, 0b11, 64), choose(&legs, 0b11, 65)), (1, 0));
+        // But not for twice the time.
+        legs[1].latency.store(300, Ordering::Relaxed);
+        assert_eq!(choose(&legs, 0b11, 64), 0);
+    }
+
+    #[test]
+    fn others_are_asked_now_and_then() {
+        let probes: Vec<usize> = (0..4 * PROBE_EVERY).filter_map(|reads| probe(reads, 0b1011, 0)).collect();
+        assert_eq!(probes, [1, 3, 1, 3]);
+        assert_eq!(probe(0, 0b1, 0), None);
+    }
+}

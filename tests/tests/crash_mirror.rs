@@ -1,0 +1,432 @@
+//! Power cuts under a mirror: two recorded disks in one timeline, each of which is left in a state of its own, and then both
+//! are there, or one is lost, or lost a little later, or each can't read something, or the recovery is cut, too.
+//!
+//! ```text
+//!                                 ┌ record(role=disk) ─ delays ─ disk a
+//! workload ─ record(role=client) ─ mirror
+//!                                 └ record(role=disk) ─ longer delays ─ disk b
+//! ```
+
+use block::{
+    BlockCount, BlockIndex, BlockRange, BlockSize, Buffer, Call, Device, DeviceGeometry, DevicePart,
+    Durability, Error, Part, Payload, ReadOutcome, Result, ZeroMode,
+};
+use layers::fault::{FaultDevicePart, parse_rules};
+use layers::mirror::{MirrorPart, Plan, Settings, Wishes};
+use layers::record::replay::{Choice, Cursor, History, Image, ImageDisk};
+use layers::record::{RecordDevicePart, Recorder, Role};
+use runtime::Random;
+use siltstone_tests::oracle::{Workload, seed};
+use std::collections::BTreeSet;
+use std::ops::Range;
+use std::rc::Rc;
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
+
+/// Blocks of a leg.
+const BLOCKS: u64 = 40;
+/// Where the data begins on a leg, in blocks: behind two superblocks and a page of the bitmap.
+const DATA: u64 = 3;
+
+fn geometry() -> DeviceGeometry {
+    DeviceGeometry {
+        block_size: BlockSize::default(),
+        blocks: BlockCount(BLOCKS),
+        atomic_write: 512,
+        volatile_cache: true,
+        read_only: false,
+    }
+}
+
+fn settings() -> Settings {
+    Settings {
+        write_mostly: 0,
+        write_behind: 0,
+        behind_bytes: 1 << 20,
+        fast_flush: false,
+        bitmap_delay: Duration::from_millis(2),
+        sync_speed_max: 0,
+        first_leg: false,
+    }
+}
+
+type Leg = (&'static str, Arc<dyn DevicePart>);
+
+async fn mirror(settings: &Settings, legs: Vec<Leg>, format: bool, degraded: bool) -> Result<MirrorPart> {
+    let mut settings = settings.clone();
+    // Numbers are those of the legs that are there.
+    let lags = settings.write_mostly != 0;
+    let slow = legs.iter().position(|(name, _)| *name == "b");
+    settings.write_mostly = slow.filter(|_| lags).map_or(0, |slow| 1 << slow);
+    let plan = Plan {
+        legs: legs.into_iter().map(|(name, leg)| (name.to_owned(), leg)).collect(),
+        settings,
+        wishes: Wishes { degraded, rebuild: 0 },
+        format,
+        bitmap_chunk: format.then_some(16 << 10),
+    };
+    MirrorPart::open(plan).await
+}
+
+fn with_rules(disk: Arc<dyn DevicePart>, rules: &[String], seed: u64) -> Result<Arc<dyn DevicePart>> {
+    let rules = parse_rules(rules, stack::Contract::Device)?;
+    Ok(Arc::new(FaultDevicePart::new(disk, rules, seed)?))
+}
+
+/// A disk with blocks that can't be read until they are written.
+struct Rotten {
+    inner: Arc<dyn DevicePart>,
+    blocks: Arc<Mutex<BTreeSet<u64>>>,
+}
+
+impl Rotten {
+    fn new(inner: Arc<dyn DevicePart>, blocks: BTreeSet<u64>) -> Self {
+        Rotten { inner, blocks: Arc::new(Mutex::new(blocks)) }
+    }
+}
+
+impl Part for Rotten {
+    fn kind(&self) -> &'static str {
+        "rotten"
+    }
+}
+
+impl DevicePart for Rotten {
+    fn geometry(&self) -> &DeviceGeometry {
+        self.inner.geometry()
+    }
+
+    fn open(&self) -> Call<'_, Result<Rc<dyn Device>>> {
+        Call::new(async move {
+            let (inner, blocks) = (self.inner.open().await?, self.blocks.clone());
+            Ok(Rc::new(RottenHandle { inner, blocks }) as Rc<dyn Device>)
+        })
+    }
+}
+
+struct RottenHandle {
+    inner: Rc<dyn Device>,
+    blocks: Arc<Mutex<BTreeSet<u64>>>,
+}
+
+impl RottenHandle {
+    fn heal(&self, blocks: Range<u64>) {
+        self.blocks.lock().expect("nobody panics").retain(|block| !blocks.contains(block));
+    }
+}
+
+impl Device for RottenHandle {
+    fn geometry(&self) -> &DeviceGeometry {
+        self.inner.geometry()
+    }
+
+    fn read(&self, at: BlockIndex, mut buffer: Buffer) -> Call<'_, ReadOutcome> {
+        let end = at.0 + buffer.len() as u64 / 4096;
+        let rotten = self.blocks.lock().expect("nobody panics").range(at.0..end).next().copied();
+        match rotten {
+            None => self.inner.read(at, buffer),
+            Some(block) => {
+                buffer.clear();
+                Call::ready((Err(Error::io(format!("block {block} is rotten"))), buffer))
+            }
+        }
+    }
+
+    fn write(&self, at: BlockIndex, payload: Payload, durability: Durability) -> Call<'_, Result<()>> {
+        self.heal(at.0..at.0 + payload.len() as u64 / 4096);
+        self.inner.write(at, payload, durability)
+    }
+
+    fn flush(&self) -> Call<'_, Result<()>> {
+        self.inner.flush()
+    }
+
+    fn discard(&self, range: BlockRange) -> Call<'_, Result<()>> {
+        self.heal(range.start.0..range.end().0);
+        self.inner.discard(range)
+    }
+
+    fn write_zeroes(
+        &self,
+        range: BlockRange,
+        mode: ZeroMode,
+        durability: Durability,
+    ) -> Call<'_, Result<()>> {
+        self.heal(range.start.0..range.end().0);
+        self.inner.write_zeroes(range, mode, durability)
+    }
+}
+
+/// A run that was recorded.
+struct Run {
+    first: u64,
+    last: u64,
+    disks: [Arc<History>; 2],
+    client: Arc<History>,
+}
+
+async fn recorded(seed: u64, operations: u64, settings: &Settings) -> Result<Run> {
+    let recorder = Recorder::in_memory();
+    let mut legs = Vec::new();
+    let delays = ["any delay=0us..200us probability=0.7", "any delay=0us..900us probability=0.7"];
+    for (name, delay) in ["a", "b"].into_iter().zip(delays) {
+        let slow = with_rules(Arc::new(ImageDisk::empty(geometry())), &[delay.to_owned()], seed)?;
+        legs.push((name, Arc::new(RecordDevicePart::new(slow, recorder.clone(), name, Role::Disk)?)));
+    }
+    let numbers = [legs[0].1.number(), legs[1].1.number()];
+    let legs = legs.into_iter().map(|(name, leg)| (name, leg as Arc<dyn DevicePart>)).collect();
+    let part = Arc::new(mirror(settings, legs, true, false).await?);
+    let client = RecordDevicePart::new(part.clone(), recorder.clone(), "client", Role::Client)?;
+    let client_number = client.number();
+    let first = recorder.events();
+    let handle = client.open().await?;
+    let workload = Workload { operations, ..Workload::new(seed) };
+    // A pause now and then, so that the bitmap is cleared.
+    for round in 0..4 {
+        let part = Workload { seed: seed + round, operations: workload.operations / 4, ..workload.clone() };
+        part.run(&handle).await?;
+        runtime::sleep(Duration::from_millis(8)).await;
+    }
+    drop(handle);
+    part.close().await?;
+    let timeline = recorder.timeline().expect("a recorder in memory has its timeline");
+    let history = |device| History::new(&timeline, device).expect("it is in the timeline");
+    let client = history(client_number);
+    Ok(Run { first, last: client.events(), disks: numbers.map(history), client })
+}
+
+async fn read_all(device: &dyn Device) -> Result<Vec<u8>> {
+    let bytes = device.geometry().bytes() as usize;
+    let mut contents = Vec::with_capacity(bytes);
+    while contents.len() < bytes {
+        let length = (bytes - contents.len()).min(5 * 4096);
+        let at = BlockIndex((contents.len() / 4096) as u64);
+        let (outcome, buffer) = device.read(at, Buffer::new(length)).await;
+        outcome?;
+        contents.extend_from_slice(buffer.filled());
+    }
+    Ok(contents)
+}
+
+fn choice(random: &mut Random) -> Choice {
+    match random.below(8) {
+        0 | 1 => Choice::Nothing,
+        2 | 3 => Choice::Everything,
+        4 | 5 => Choice::Subset(random.next_u64()),
+        6 => Choice::Torn(random.next_u64()),
+        _ => Choice::Scattered(random.next_u64()),
+    }
+}
+
+/// What happens to the legs after a cut.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Case {
+    Both,
+    LostA,
+    LostB,
+    LostAThen,
+    Rot,
+    CutAgain,
+}
+
+struct Trial<'a> {
+    settings: &'a Settings,
+    cursor: &'a Cursor,
+    images: [Image; 2],
+    case: Case,
+    number: u64,
+}
+
+impl Trial<'_> {
+    fn disks(&self) -> [Arc<dyn DevicePart>; 2] {
+        self.images.clone().map(|image| Arc::new(ImageDisk::new(image)) as Arc<dyn DevicePart>)
+    }
+
+    fn check(&self, contents: &[u8]) -> Result<(), String> {
+        self.cursor
+            .check(0, contents)
+            .map_err(|mismatch| format!("block {} holds what it can't", mismatch.range.start / 4096))
+    }
+
+    async fn run(&self, random: &mut Random) -> Result<(), String> {
+        let text = |error: block::Error| error.to_string();
+        let [a, b] = self.disks();
+        let legs = match self.case {
+            Case::LostA => vec![("b", b.clone())],
+            Case::LostB => vec![("a", a.clone())],
+            Case::Rot => self.rotten(a.clone(), b.clone(), random),
+            Case::CutAgain => return self.cut_again(random).await,
+            Case::Both | Case::LostAThen => vec![("a", a.clone()), ("b", b.clone())],
+        };
+        let degraded = legs.len() == 1;
+        let part = mirror(self.settings, legs, false, degraded).await.map_err(text)?;
+        let handle = part.open().await.map_err(text)?;
+        if self.case == Case::Rot && self.settings.fast_flush {
+            self.check_what_can_be_read(&*handle).await?;
+            drop(handle);
+            return part.close().await.map_err(text);
+        }
+        let found = read_all(&*handle).await.map_err(text)?;
+        self.check(&found)?;
+        if self.case == Case::LostAThen {
+            part.message("fail a").await.map_err(text)?;
+            let again = read_all(&*handle).await.map_err(text)?;
+            same(&found, &again, "when a leg was lost")?;
+        }
+        drop(handle);
+        if self.case == Case::Both && self.number.is_multiple_of(4) {
+            while part.status()["chunks_to_copy"] != 0 {
+                runtime::sleep(Duration::from_micros(200)).await;
+            }
+            for (name, disk) in [("a", &a), ("b", &b)] {
+                let contents = read_all(&*disk.open().await.map_err(text)?).await.map_err(text)?;
+                same(&found, &contents[(DATA << 12) as usize..], name)?;
+            }
+        }
+        part.close().await.map_err(text)?;
+        if self.case == Case::Both && self.number.is_multiple_of(4) {
+            let part = mirror(self.settings, vec![("b", b), ("a", a)], false, false).await.map_err(text)?;
+            let again = read_all(&*part.open().await.map_err(text)?).await.map_err(text)?;
+            same(&found, &again, "when it was closed")?;
+            part.close().await.map_err(text)?;
+        }
+        Ok(())
+    }
+
+    /// Where the fast leg can't read and the other one may lack what was flushed, an error is right and old data is not.
+    async fn check_what_can_be_read(&self, device: &dyn Device) -> Result<(), String> {
+        for block in 0..device.geometry().blocks.0 {
+            let (outcome, buffer) = device.read(BlockIndex(block), Buffer::new(4096)).await;
+            if outcome.is_ok() {
+                let checked = self.cursor.check(block << 12, buffer.filled());
+                checked.map_err(|_| format!("block {block} holds what it can't"))?;
+            }
+        }
+        Ok(())
+    }
+
+    /// Blocks that a can't read, and others that b can't: of the data, and one of a's superblocks.
+    fn rotten(&self, a: Arc<dyn DevicePart>, b: Arc<dyn DevicePart>, random: &mut Random) -> Vec<Leg> {
+        let middle = DATA + 1 + random.below(BLOCKS - DATA - 2);
+        let copy = random.below(2);
+        let of_a = (DATA..middle).filter(|_| random.chance(0.3)).chain([copy]).collect();
+        let of_b = (middle..BLOCKS).filter(|_| random.chance(0.3)).collect();
+        vec![("a", Arc::new(Rotten::new(a, of_a))), ("b", Arc::new(Rotten::new(b, of_b)))]
+    }
+
+    /// A recovery that is cut in turn: the next one finds what the first one found.
+    async fn cut_again(&self, random: &mut Random) -> Result<(), String> {
+        let text = |error: block::Error| error.to_string();
+        let recorder = Recorder::in_memory();
+        let mut disks = Vec::new();
+        for (name, image) in ["a", "b"].into_iter().zip(&self.images) {
+            let disk = Arc::new(ImageDisk::empty(geometry()));
+            let disk = RecordDevicePart::new(disk, recorder.clone(), name, Role::Disk).map_err(text)?;
+            let handle = disk.open().await.map_err(text)?;
+            image.write_to(&*handle).await.map_err(text)?;
+            handle.flush().await.map_err(text)?;
+            disks.push(Arc::new(disk));
+        }
+        let numbers = [disks[0].number(), disks[1].number()];
+        let first = recorder.events();
+        let legs = vec![("a", disks[0].clone() as Arc<dyn DevicePart>), ("b", disks[1].clone() as _)];
+        let part = mirror(self.settings, legs, false, false).await.map_err(text)?;
+        let opened = recorder.events();
+        let found = read_all(&*part.open().await.map_err(text)?).await.map_err(text)?;
+        self.check(&found)?;
+        part.close().await.map_err(text)?;
+        let timeline = recorder.timeline().expect("a recorder in memory has its timeline");
+        let histories = numbers.map(|device| History::new(&timeline, device).expect("it is there"));
+        for _ in 0..6 {
+            let cut = first + random.below(histories[0].events() + 1 - first);
+            let images = histories.clone().map(|history| {
+                let mut cursor = Cursor::new(history);
+                cursor.advance_to(cut);
+                Image::new(&cursor, choice(random))
+            });
+            let [a, b] = images.map(|image| Arc::new(ImageDisk::new(image)) as Arc<dyn DevicePart>);
+            let part = mirror(self.settings, vec![("a", a), ("b", b)], false, false).await.map_err(text)?;
+            let again = read_all(&*part.open().await.map_err(text)?).await.map_err(text)?;
+            part.close().await.map_err(text)?;
+            let what = format!("in a second recovery, cut before event {cut} of the first ({opened}: open)");
+            match cut > opened {
+                true => same(&found, &again, &what)?,
+                false => self.check(&again).map_err(|broken| format!("{what}: {broken}"))?,
+            }
+        }
+        Ok(())
+    }
+}
+
+fn same(found: &[u8], again: &[u8], when: &str) -> Result<(), String> {
+    let different = found.chunks(512).zip(again.chunks(512)).position(|(found, again)| found != again);
+    match different {
+        None => Ok(()),
+        Some(sector) => Err(format!("sector {sector} reads as something else {when}")),
+    }
+}
+
+/// Tries all cuts of a run, with several states of the disks at each.
+fn holds(name: &'static str, usual_seed: u64, settings: Settings, cases: &'static [Case]) -> [u64; 2] {
+    let seed = seed(name, usual_seed);
+    let main = move || async move {
+        let run = recorded(seed, 160, &settings).await.map_err(|error| error.to_string())?;
+        let mut random = Random::new(seed);
+        let mut cursors = run.disks.clone().map(Cursor::new);
+        let mut client = Cursor::new(run.client.clone());
+        let mut states = 0;
+        for cut in run.first..=run.last {
+            client.advance_to(cut);
+            cursors.iter_mut().for_each(|cursor| cursor.advance_to(cut));
+            for _ in 0..2 {
+                states += 1;
+                let choices = [choice(&mut random), choice(&mut random)];
+                let images = [Image::new(&cursors[0], choices[0]), Image::new(&cursors[1], choices[1])];
+                let case = cases[random.below(cases.len() as u64) as usize];
+                let trial = Trial { settings: &settings, cursor: &client, images, case, number: states };
+                trial.run(&mut random).await.map_err(|broken| {
+                    let [a, b] = choices;
+                    format!("{broken}: {case:?}, cut before event {cut}, a with {a}, b with {b}")
+                })?;
+            }
+        }
+        Ok::<_, String>([run.last - run.first, states])
+    };
+    let done = runtime::run(runtime::Config::default(), main).expect("the runtime starts");
+    let [events, states] = done.unwrap_or_else(|broken| panic!("{name}, SILTSTONE_SEED={seed}: {broken}"));
+    println!("{name}: {events} events, {states} states");
+    assert!(states > 1000, "{name}: only {states} states were tried");
+    [events, states]
+}
+
+const ALL: &[Case] =
+    &[Case::Both, Case::Both, Case::LostA, Case::LostB, Case::LostAThen, Case::Rot, Case::CutAgain];
+
+#[test]
+fn two_legs_alike() {
+    holds("two legs alike", 1, settings(), ALL);
+}
+
+#[test]
+fn a_leg_that_lags() {
+    let settings = Settings { write_mostly: 0b10, write_behind: 6, ..settings() };
+    holds("a leg that lags", 2, settings, ALL);
+}
+
+/// What was flushed is on the fast leg alone, perhaps: with it, all is there.
+#[test]
+fn flushes_of_the_fast_leg() {
+    let settings = Settings { write_mostly: 0b10, write_behind: 6, fast_flush: true, ..settings() };
+    let cases = &[Case::Both, Case::LostB, Case::LostAThen, Case::Rot, Case::CutAgain];
+    holds("flushes of the fast leg", 3, settings, cases);
+}
+
+/// The proof that it can fail: flushes leave out a leg that is then all that is left.
+#[test]
+fn a_leg_that_was_not_flushed_is_caught() {
+    let settings = Settings { write_mostly: 0b10, write_behind: 6, fast_flush: true, ..settings() };
+    let tried = std::panic::catch_unwind(|| holds("a leg that was not flushed", 3, settings, &[Case::LostA]));
+    let panic = tried.expect_err("what was flushed is lost with the fast leg");
+    let text = panic.downcast_ref::<String>().expect("it says what");
+    assert!(text.contains("holds what it can't"), "{text}");
+}

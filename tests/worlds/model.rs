@@ -1,0 +1,380 @@
+//! What a device may hold: who submitted what, what was acknowledged, what was flushed.
+//!
+//! Time is a counter that every step raises. Of two operations on a unit (what the device writes whole: `atomic_write`
+//! bytes), the one that had completed before the other was submitted is older; else they are concurrent, and either may be
+//! the last.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+/// What a unit holds: the number of the write that it came with; 0 is zeros.
+pub type Version = u64;
+
+#[derive(Debug, Clone, Copy)]
+struct Operation {
+    version: Version,
+    submitted: u64,
+    completed: Option<u64>,
+    /// Since when it survives a power cut.
+    certain: Option<u64>,
+}
+
+/// See the module's head.
+#[derive(Debug)]
+pub struct Model {
+    time: u64,
+    next_version: Version,
+    operations: Vec<Operation>,
+    /// By unit, in the order of their submissions; from [`Model::since`] on, what happened since the device was opened.
+    units: Vec<Vec<usize>>,
+    since: Vec<usize>,
+    /// The first operation since then.
+    first: usize,
+    /// What had completed before this time is also where only what lags behind is left.
+    arrived: u64,
+    /// After a power cut, where something is there, so is everything that had completed before it was submitted.
+    is_ordered: bool,
+}
+
+/// What happened to the device before it was looked at again; the later ones leave less.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Stop {
+    /// It was closed, or its process was killed: everything that was acknowledged is there.
+    Orderly,
+    /// The power was cut: what was flushed is there.
+    PowerCut,
+    /// Only what lags behind is left: what a power cut at some moment could have left, if not now, then earlier.
+    Older,
+    /// Only what lags behind without any order: of each unit some version.
+    Mixed,
+}
+
+impl Model {
+    /// A device of so many units of zeros, of which a power cut leaves a prefix of all operations, if it is ordered.
+    pub fn new(units: u64, is_ordered: bool) -> Self {
+        let mut model = Model {
+            time: 0,
+            next_version: 1,
+            operations: Vec::new(),
+            units: Vec::new(),
+            since: Vec::new(),
+            first: 0,
+            arrived: 0,
+            is_ordered,
+        };
+        model.begin_anew(&vec![0; units as usize]);
+        model
+    }
+
+    /// How many units there are.
+    #[allow(clippy::len_without_is_empty)]
+    pub fn len(&self) -> u64 {
+        self.units.len() as u64
+    }
+
+    /// What a power cut leaves from now on is a prefix, or need not be one.
+    pub fn set_ordered(&mut self, is_ordered: bool) {
+        self.is_ordered = is_ordered;
+    }
+
+    /// The device holds this, it is durable, and nothing of it lags behind.
+    pub fn begin_anew(&mut self, found: &[Version]) {
+        self.operations.clear();
+        self.units = vec![Vec::new(); found.len()];
+        (self.time, self.arrived, self.first) = (0, 0, 0);
+        self.restart(found);
+    }
+
+    /// The device holds this, and it is durable; what lags behind may still be older.
+    pub fn restart(&mut self, found: &[Version]) {
+        assert_eq!(found.len(), self.units.len(), "all units");
+        // What was not acknowledged happened before or never.
+        let over = self.tick();
+        for operation in &mut self.operations[self.first..] {
+            operation.completed.get_or_insert(over);
+        }
+        let now = Some(self.tick());
+        self.first = self.operations.len();
+        self.since = self.units.iter().map(Vec::len).collect();
+        for (unit, version) in self.units.iter_mut().zip(found) {
+            unit.push(self.operations.len());
+            let submitted = self.time;
+            self.operations.push(Operation { version: *version, submitted, completed: now, certain: now });
+        }
+    }
+
+    /// Its own numbers begin here, so that no other device's contents pass for its own.
+    pub fn number_from(&mut self, version: Version) {
+        self.next_version = version;
+    }
+
+    /// It may have become larger, by zeros.
+    pub fn grow(&mut self, units: u64) {
+        let (submitted, certain) = (self.time, Some(self.time));
+        while self.len() < units {
+            self.units.push(vec![self.operations.len()]);
+            self.since.push(0);
+            self.operations.push(Operation { version: 0, submitted, completed: certain, certain });
+        }
+    }
+
+    fn tick(&mut self) -> u64 {
+        self.time += 1;
+        self.time
+    }
+
+    /// A number for a write.
+    pub fn draw_version(&mut self) -> Version {
+        self.next_version += 1;
+        self.next_version - 1
+    }
+
+    /// These units are to hold this version. Returns what `completed` is told.
+    pub fn submit(&mut self, unit: u64, count: u64, version: Version) -> usize {
+        let submitted = self.tick();
+        self.operations.push(Operation { version, submitted, completed: None, certain: None });
+        let number = self.operations.len() - 1;
+        for unit in unit..unit + count {
+            self.units[unit as usize].push(number);
+        }
+        number
+    }
+
+    /// The operation was acknowledged.
+    pub fn completed(&mut self, number: usize, durable: bool) {
+        let time = self.tick();
+        let operation = &mut self.operations[number];
+        operation.completed = Some(time);
+        if durable {
+            operation.certain.get_or_insert(time);
+        }
+    }
+
+    /// A flush, or a read, begins: what the other function of it is told.
+    pub fn begin(&mut self) -> u64 {
+        self.tick()
+    }
+
+    /// A flush that began then has returned.
+    pub fn flushed(&mut self, began: u64) {
+        let now = self.tick();
+        let done = |operation: &&mut Operation| operation.completed.is_some_and(|time| time < began);
+        self.operations[self.first..].iter_mut().filter(done).for_each(|operation| {
+            operation.certain.get_or_insert(now);
+        });
+    }
+
+    /// What had completed before this time has now arrived also where only what lags behind is left.
+    pub fn arrived(&mut self, began: u64) {
+        self.arrived = self.arrived.max(began);
+    }
+
+    /// Whether a unit holds one of the versions that it may hold if operations that count surely happened; says which
+    /// it may hold, if not.
+    fn check_unit(
+        &self,
+        unit: u64,
+        found: Version,
+        all: &[usize],
+        counts: impl Fn(&Operation) -> bool,
+    ) -> Result<(), String> {
+        let all = || all.iter().map(|number| &self.operations[*number]);
+        let last = all().filter(|operation| counts(operation)).map(|operation| operation.submitted).max();
+        let is_gone = |operation: &Operation| operation.completed.is_some_and(|time| Some(time) < last);
+        if all().any(|operation| operation.version == found && !is_gone(operation)) {
+            return Ok(());
+        }
+        let legal: BTreeMap<Version, &Operation> = all()
+            .filter(|operation| !is_gone(operation))
+            .map(|operation| (operation.version, operation))
+            .collect();
+        let history: Vec<&Operation> = all().collect();
+        Err(format!(
+            "unit {unit} holds version {found}; legal: {legal:?}; all that happened to it: {history:?}"
+        ))
+    }
+
+    /// What happened to a unit since the device was opened.
+    fn recent(&self, unit: usize) -> &[usize] {
+        &self.units[unit][self.since[unit]..]
+    }
+
+    /// Checks what a read that began then found in a unit.
+    ///
+    /// # Errors
+    /// What could be there.
+    pub fn check_read(&self, unit: u64, found: Version, began: u64) -> Result<(), String> {
+        let is_before = |operation: &Operation| operation.completed.is_some_and(|time| time < began);
+        self.check_unit(unit, found, self.recent(unit as usize), is_before)
+    }
+
+    /// Checks what a device holds that was stopped so, and opened again.
+    ///
+    /// # Errors
+    /// The first unit that can't be so.
+    pub fn check_stopped(&self, found: &[Version], stop: Stop) -> Result<(), String> {
+        let found: Vec<Option<Version>> = found.iter().copied().map(Some).collect();
+        self.check_found(&found, stop)
+    }
+
+    /// The same where some units could not be read.
+    ///
+    /// # Errors
+    /// The first unit that can't be so.
+    pub fn check_found(&self, found: &[Option<Version>], stop: Stop) -> Result<(), String> {
+        assert_eq!(found.len(), self.units.len(), "all units");
+        let units = || found.iter().enumerate().filter_map(|(unit, version)| Some((unit, (*version)?)));
+        match stop {
+            Stop::Orderly => units().try_for_each(|(unit, version)| {
+                let counts = |operation: &Operation| operation.completed.is_some();
+                self.check_unit(unit as u64, version, self.recent(unit), counts)
+            }),
+            Stop::PowerCut => self.check_cut(found),
+            Stop::Older => self.check_older(found),
+            Stop::Mixed => units().try_for_each(|(unit, version)| {
+                let counts =
+                    |operation: &Operation| operation.completed.is_some_and(|time| time < self.arrived);
+                self.check_unit(unit as u64, version, &self.units[unit], counts)
+            }),
+        }
+        .map_err(|broken| format!("{broken}; after {stop:?}"))
+    }
+
+    fn check_cut(&self, found: &[Option<Version>]) -> Result<(), String> {
+        // Prefix consistency: where something is there, so is everything that had completed before it was submitted.
+        // Zeros may come from several operations, and say nothing.
+        let submitted = |(unit, version): (usize, &Option<Version>)| {
+            let version = version.filter(|version| *version != 0)?;
+            let operations = self.recent(unit).iter().map(|number| &self.operations[*number]);
+            let wrote = operations.filter(|operation| operation.version == version);
+            wrote.map(|operation| operation.submitted).max()
+        };
+        let last = match self.is_ordered {
+            true => found.iter().enumerate().filter_map(submitted).max().unwrap_or(0),
+            false => 0,
+        };
+        for (unit, version) in found.iter().enumerate() {
+            let Some(version) = version else { continue };
+            let counts = |operation: &Operation| {
+                operation.certain.is_some() || operation.completed.is_some_and(|time| time < last)
+            };
+            self.check_unit(unit as u64, *version, self.recent(unit), counts)
+                .map_err(|broken| format!("{broken}; something submitted at {last} is there"))?;
+        }
+        Ok(())
+    }
+
+    /// As `oracle/older.rs`: the earliest cut that could have left it is right behind the submission of the newest that is to
+    /// be seen; zeros don't say what they come from, so later ones are tried, too.
+    fn check_older(&self, found: &[Option<Version>]) -> Result<(), String> {
+        let mut earliest = self.arrived;
+        for (unit, version) in found.iter().enumerate() {
+            let Some(version) = version.filter(|version| *version != 0) else { continue };
+            let operations = self.units[unit].iter().map(|number| &self.operations[*number]);
+            let first = operations
+                .filter(|operation| operation.version == version)
+                .map(|operation| operation.submitted)
+                .min();
+            earliest = earliest.max(first.map_or(0, |submitted| submitted + 1));
+        }
+        // Between two changes of what is certain, the latest moment allows most.
+        let mut cuts: BTreeSet<u64> =
+            self.operations.iter().filter_map(|operation| operation.certain).collect();
+        cuts.extend([earliest, self.time + 1]);
+        let mut broken = Ok(());
+        for cut in cuts.range(earliest..).copied() {
+            let outcome = self.check_older_at(found, cut);
+            if outcome.is_ok() {
+                return Ok(());
+            }
+            broken = outcome;
+        }
+        broken.map_err(|broken| {
+            let newest = earliest.saturating_sub(1);
+            format!("at no cut behind {newest}, when something was submitted that is there; at the last one: {broken}")
+        })
+    }
+
+    fn check_older_at(&self, found: &[Option<Version>], cut: u64) -> Result<(), String> {
+        for (unit, version) in found.iter().enumerate() {
+            let Some(version) = version else { continue };
+            let all = &self.units[unit];
+            let before = all.iter().take_while(|number| self.operations[**number].submitted < cut).count();
+            let counts = |operation: &Operation| {
+                operation.certain.is_some_and(|time| time < cut)
+                    || operation.completed.is_some_and(|time| time < self.arrived)
+            };
+            self.check_unit(unit as u64, *version, &all[..before.max(1)], counts)
+                .map_err(|broken| format!("{broken}; at the cut {cut}"))?;
+        }
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// One unit is written, flushed, and then the other one is.
+    fn one_after_the_other() -> Model {
+        let mut model = Model::new(2, true);
+        for unit in [0, 1] {
+            let version = model.draw_version();
+            let write = model.submit(unit, 1, version);
+            model.completed(write, false);
+            let began = model.begin();
+            model.flushed(began);
+        }
+        model
+    }
+
+    #[test]
+    fn what_was_flushed_is_there() {
+        let model = one_after_the_other();
+        for stop in [Stop::Orderly, Stop::PowerCut] {
+            assert_eq!(model.check_stopped(&[1, 2], stop), Ok(()));
+            assert!(model.check_stopped(&[1, 0], stop).is_err(), "{stop:?}");
+            assert!(model.check_found(&[None, Some(0)], stop).is_err(), "{stop:?}");
+        }
+    }
+
+    #[test]
+    fn an_older_state_is_one_that_was() {
+        let mut model = one_after_the_other();
+        // What was found since doesn't forbid what lags behind it.
+        model.restart(&[1, 2]);
+        for found in [[0, 0], [1, 0], [1, 2]] {
+            assert_eq!(model.check_stopped(&found, Stop::Older), Ok(()), "{found:?}");
+        }
+        assert!(model.check_stopped(&[0, 2], Stop::Older).is_err(), "the flush between them was not kept");
+        assert_eq!(model.check_stopped(&[0, 2], Stop::Mixed), Ok(()));
+        assert!(model.check_stopped(&[2, 2], Stop::Mixed).is_err(), "it was never there");
+        let began = model.begin();
+        model.arrived(began);
+        assert!(model.check_stopped(&[1, 0], Stop::Older).is_err(), "it had arrived");
+        assert!(model.check_stopped(&[1, 0], Stop::Mixed).is_err(), "it had arrived");
+    }
+
+    #[test]
+    fn what_was_lost_does_not_come_back() {
+        let mut model = Model::new(1, true);
+        let version = model.draw_version();
+        model.submit(0, 1, version);
+        assert_eq!(model.check_stopped(&[1], Stop::PowerCut), Ok(()));
+        model.restart(&[0]);
+        assert!(model.check_stopped(&[1], Stop::PowerCut).is_err());
+        assert!(model.check_stopped(&[1], Stop::Orderly).is_err());
+    }
+
+    #[test]
+    fn a_prefix_is_asked_for_where_there_is_an_order() {
+        let mut model = Model::new(2, true);
+        for unit in [0, 1] {
+            let version = model.draw_version();
+            let write = model.submit(unit, 1, version);
+            model.completed(write, false);
+        }
+        assert!(model.check_stopped(&[0, 2], Stop::PowerCut).is_err());
+        model.set_ordered(false);
+        assert_eq!(model.check_stopped(&[0, 2], Stop::PowerCut), Ok(()));
+    }
+}

@@ -1,0 +1,355 @@
+//! Running worlds: life after life, for many seeds.
+
+use super::client::{client, read_all, unit_of, units_per_block, versions};
+use super::life::{Disks, End, Files, Life};
+use super::loss::{Change, Finds, Loss};
+use super::model::{Model, Stop, Version};
+use super::{Subject, World};
+use block::{BlockIndex, Buffer, Device, DevicePart, Error, Part};
+use runtime::{Random, ShardIndex, Simulation};
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex};
+
+/// After so many lives something is lost, where anything may be.
+const LOSSES: f64 = 0.35;
+
+/// Everything up to the end of the life, if the power isn't cut before. Returns whether the stack had been closed.
+async fn live<S: Subject>(world: Arc<World<S>>, disks: Disks) -> Result<bool, String> {
+    let part = match world.subject.open(&disks, &world.life).await {
+        Ok(part) => part,
+        Err(error) => return world.judge("opening", error, false).map(|()| false),
+    };
+    let device = part.open().await.map_err(|error| error.to_string())?;
+    let (blocks, per_block) = (device.geometry().blocks.0, units_per_block(device.geometry()));
+    let units = blocks * per_block;
+    let known = super::locked(&world.model).as_ref().map(|model| model.len() / per_block);
+    S::check_size(&world, blocks, known)?;
+    let is_ordered = world.subject.is_ordered(&world.life);
+    let leaves = match world.life.format {
+        true => world.subject.format_leaves().map(|leaves| leaves.max(world.stop)),
+        false => Some(world.stop),
+    };
+    {
+        let mut model = super::locked(&world.model);
+        match (&mut *model, leaves) {
+            (Some(_), Some(_)) => {}
+            (Some(model), None) if model.len() == units => model.begin_anew(&vec![0; units as usize]),
+            (other, _) => *other = Some(Model::new(units, is_ordered)),
+        }
+    }
+    let broken = |broken| format!("after {:?}: {broken}", world.stop);
+    S::opened(&world, &part).await.map_err(broken)?;
+    let found = match read_all(&*device).await {
+        Ok(found) => found,
+        Err(Ok(error)) => return world.judge("reading all of it", error, false).map(|()| false),
+        Err(Err(torn)) => return Err(broken(torn)),
+    };
+    world.model(|model| {
+        model.grow(units);
+        model.check_stopped(&found, leaves.unwrap_or(Stop::Orderly))?;
+        model.set_ordered(is_ordered);
+        // What a recovery found is durable: the next one must find no less.
+        match leaves {
+            Some(Stop::Older | Stop::Mixed) | None => model.begin_anew(&found),
+            Some(_) => model.restart(&found),
+        }
+        Ok::<(), String>(())
+    })?;
+    world.opened.store(1, Ordering::Relaxed);
+    drop(device);
+    S::was_read(&world, &part).await?;
+    let operating =
+        world.subject.is_operated().then(|| runtime::spawn(S::meanwhile(world.clone(), part.clone())));
+    let clients = (0..world.life.depth).map(|number| {
+        let (world, part) = (world.clone(), part.clone());
+        runtime::spawn_on(ShardIndex(number as usize % runtime::shard_count()), move || async move {
+            let device = part.open().await.map_err(|error| error.to_string())?;
+            client(world, device, number).await
+        })
+    });
+    for outcome in runtime::join_all(clients).await {
+        let outcome = outcome.map_err(|error| error.to_string())?;
+        outcome.map_err(|broken| format!("{broken}; the stack: {:?}", part.status()))?;
+    }
+    if let Some(operating) = operating {
+        operating.await?;
+    }
+    S::ended(&world, &part).await?;
+    if world.life.end != End::Closed {
+        return Ok(false);
+    }
+    match part.close().await {
+        Ok(()) => {
+            S::closed(&world);
+            Ok(true)
+        }
+        Err(error) => {
+            let status = part.status();
+            let judged = world.judge("closing", error, false);
+            judged.map(|()| false).map_err(|broken| format!("{broken}; {status:?}"))
+        }
+    }
+}
+
+/// What stays from one life to the next one.
+struct Left<S: Subject> {
+    files: Files,
+    stop: Stop,
+    is_closed: bool,
+    model: Option<Model>,
+    memory: S::Memory,
+}
+
+/// A life's events at most: none comes near it that goes on at all.
+const MOST_EVENTS: u64 = 3_000_000;
+
+fn simulation(life: &Life, shards: usize, files: Files) -> Simulation {
+    let simulation = Simulation { most_events: MOST_EVENTS, trace_lines: 0, ..Simulation::new(life.seed) };
+    simulation.with_shards(shards).with_faults(life.faults).with_files(files)
+}
+
+/// Returns what is left, and whether the stack had been opened.
+fn one_life<S: Subject>(subject: &S, life: &Life, left: Left<S>) -> Result<(Left<S>, bool), String> {
+    let world = Arc::new(World {
+        subject: subject.clone(),
+        life: life.clone(),
+        stop: left.stop,
+        model: Mutex::new(left.model),
+        memory: Mutex::new(left.memory),
+        started: AtomicU64::new(0),
+        opened: AtomicU64::new(0),
+        refused: AtomicU64::new(0),
+    });
+    let shared = world.clone();
+    let disks = Disks { files: subject.files(), life: life.clone() };
+    let simulated = runtime::simulate(simulation(life, subject.shards(), left.files), move || async move {
+        let lived = match shared.life.cut_after {
+            Some(limit) => runtime::timeout(limit, live(shared.clone(), disks)).await.ok(),
+            None => Some(live(shared.clone(), disks).await),
+        };
+        let is_closed = match lived {
+            None => false,
+            Some(Ok(is_closed)) => is_closed && shared.subject.closes_durably(),
+            Some(Err(broken)) => return Err(broken),
+        };
+        let is_killed = shared.life.end == End::Killed;
+        let is_kept = is_killed && shared.subject.survives_kill();
+        let stop = if is_closed || is_kept { Stop::Orderly } else { Stop::PowerCut };
+        Ok((stop, is_closed, (!is_killed).then(runtime::power_cut)))
+    });
+    let simulated = simulated.map_err(|error| error.to_string())?;
+    let (stop, is_closed, files) = simulated.value?;
+    let world = Arc::into_inner(world);
+    // Tasks that were dropped with the simulation may hold it still where a part keeps them alive: there is none.
+    let world = world.ok_or("something still holds the world of a simulation that has ended")?;
+    let is_opened = world.opened.into_inner() == 1;
+    let gone = "the first panic has ended the world";
+    let mut memory = world.memory.into_inner().expect(gone);
+    S::stopped(&mut memory, stop);
+    // What was not opened is as it was stopped before, or worse.
+    let leaves = if life.format { subject.format_leaves().unwrap_or(Stop::Orderly) } else { Stop::Orderly };
+    let stop = if is_opened { stop } else { left.stop.max(stop).max(leaves) };
+    let files = files.unwrap_or(simulated.files);
+    let model = world.model.into_inner().expect(gone);
+    Ok((Left { files, stop, is_closed, model, memory }, is_opened))
+}
+
+/// What can be read of a device, unit by unit; the errors are told once.
+async fn read_what_is_there(device: &dyn Device) -> Result<(Vec<Option<Version>>, Option<Error>), String> {
+    let (geometry, mut found, mut failed) = (device.geometry(), Vec::new(), None);
+    let per_block = units_per_block(geometry);
+    for block in 0..geometry.blocks.0 {
+        let buffer = Buffer::new(geometry.block_size.bytes() as usize);
+        let (outcome, buffer) = device.read(BlockIndex(block), buffer).await;
+        match outcome {
+            Ok(()) => {
+                let read = versions(unit_of(geometry), block * per_block, buffer.filled())?;
+                found.extend(read.into_iter().map(Some));
+            }
+            Err(error) => {
+                failed.get_or_insert(error);
+                found.extend((0..per_block).map(|_| None));
+            }
+        }
+    }
+    Ok((found, failed))
+}
+
+/// What a loss has left of the whole: all that it holds, or the error that names what is wrong.
+async fn inquire<S: Subject>(
+    subject: &S,
+    disks: &Disks,
+    model: &Model,
+    stop: Stop,
+    loss: Loss,
+) -> Result<Result<Vec<Version>, Error>, String> {
+    let named = |error: Error, words: &str| match error.to_string().contains(words) {
+        true => Ok(Err(error)),
+        false => Err(format!("the error doesn't say \"{words}\": {error}")),
+    };
+    let part = match (subject.open(disks, &disks.life).await, loss.finds) {
+        (Ok(_), Finds::Nothing(_)) => return Err("it could be opened".to_owned()),
+        (Ok(part), _) => part,
+        (Err(error), Finds::Nothing(words)) => return named(error, words),
+        (Err(error @ (Error::Corrupt(_) | Error::Protocol(_))), Finds::ErrorOrTruth(_)) => {
+            return Ok(Err(error));
+        }
+        (Err(error), _) => return Err(format!("opening: {error}")),
+    };
+    let device = part.open().await.map_err(|error| error.to_string())?;
+    let (found, failed) = read_what_is_there(&*device).await?;
+    model.check_found(&found, stop)?;
+    drop(device);
+    let searched = S::search(&part).await;
+    let closed = part.close().await;
+    match failed.or(searched.err()).or(closed.err()) {
+        Some(error @ Error::Corrupt(_)) => Ok(Err(error)),
+        Some(error) => Err(format!("rot is to be called so: {error}")),
+        None => Ok(Ok(found.into_iter().flatten().collect())),
+    }
+}
+
+/// Looks at what is left after a loss, and notes it. Returns whether the stack is lost for good.
+fn inquest<S: Subject>(
+    subject: &S,
+    loss: Loss,
+    left: &mut Left<S>,
+    seed: u64,
+    verbose: bool,
+) -> Result<bool, String> {
+    let Some(mut model) = left.model.take() else { return Ok(false) };
+    let mut life = Life::inquest(seed, subject.files().len(), loss);
+    if loss.change == Change::Fails {
+        life.rules[loss.file].push("any error=EIO".to_owned());
+    }
+    let disks = Disks { files: subject.files(), life: life.clone() };
+    let stop = match loss.finds {
+        Finds::ErrorOrTruth(unless_closed) if !left.is_closed => left.stop.max(unless_closed),
+        _ => left.stop,
+    };
+    let shared = subject.clone();
+    let simulation = simulation(&life, subject.shards(), std::mem::take(&mut left.files));
+    let simulated = runtime::simulate(simulation, move || async move {
+        let error = match inquire(&shared, &disks, &model, stop, loss).await? {
+            Err(error) => error,
+            Ok(found) => {
+                model.restart(&found);
+                return Ok((model, None));
+            }
+        };
+        let broken = |broken: String| format!("{broken}; after {error}");
+        let survivors = shared.survivors(&disks, &loss).await;
+        let (part, stop) = survivors.map_err(|error| broken(error.to_string()))?;
+        let device = part.open().await.map_err(|error| broken(error.to_string()))?;
+        let found = read_all(&*device).await;
+        let found =
+            found.map_err(|failed| broken(failed.map_or_else(|torn| torn, |error| error.to_string())))?;
+        model.check_stopped(&found, stop).map_err(|text| broken(format!("what is left: {text}")))?;
+        Ok::<_, String>((model, Some((stop, error.to_string()))))
+    });
+    let simulated = simulated.map_err(|error| error.to_string())?;
+    let (model, lost) = simulated.value?;
+    if verbose {
+        println!("{loss:?}: {}", lost.as_ref().map_or("nothing is wrong", |(_, error)| error));
+    }
+    left.stop = lost.as_ref().map_or(Stop::Orderly, |(stop, _)| *stop);
+    (left.files, left.model, left.is_closed) = (simulated.files, Some(model), lost.is_none());
+    Ok(lost.is_some())
+}
+
+fn run_seed<S: Subject>(seed: u64, verbose: bool) -> Result<(), String> {
+    let mut random = Random::new(seed);
+    let subject = S::draw(&mut random);
+    if verbose {
+        println!("seed {seed}: {subject:?}");
+    }
+    let all = subject.files();
+    let files = all.iter().map(|file| (file.path.into(), vec![0; file.bytes as usize])).collect();
+    let mut left =
+        Left { files, stop: Stop::Orderly, is_closed: false, model: None, memory: S::Memory::default() };
+    let (mut is_made, mut earlier, mut lost) = (false, Vec::new(), None::<Loss>);
+    for number in 0..3 + random.below(6) {
+        let again = random.chance(0.04);
+        let mut life = Life::draw(&mut random, !is_made || again, all.len());
+        life.lost = lost.take();
+        if let Some(Loss { change: Change::Fails, file, .. }) = life.lost {
+            life.rules[file] = vec!["any error=EIO".to_owned()];
+        }
+        let stop = left.stop;
+        let name = |life: &Life| format!("life {number}, after {stop:?}, {life:?}");
+        if verbose {
+            println!("{}{}", name(&life), subject.describe(&life));
+        }
+        let (next, is_opened) =
+            one_life(&subject, &life, left).map_err(|broken| format!("{}: {broken}", name(&life)))?;
+        left = next;
+        is_made = is_opened || is_made && !life.format;
+        if let Some(loss) = life.lost {
+            loss.replace(&mut left.files, &all);
+        }
+        let losses = if is_made { subject.losses(&left.memory) } else { Vec::new() };
+        if losses.is_empty() {
+            continue;
+        }
+        earlier.push(left.files.clone());
+        if !random.chance(LOSSES) {
+            continue;
+        }
+        let loss = losses[random.below(losses.len() as u64) as usize];
+        loss.happen(&mut left.files, &all, &earlier, &mut random);
+        if loss.finds == Finds::Everything {
+            lost = Some(loss);
+            continue;
+        }
+        let found = inquest(&subject, loss, &mut left, random.next_u64(), verbose);
+        let found = found.map_err(|broken| format!("{} and then {loss:?}: {broken}", name(&life)))?;
+        if found {
+            loss.replace(&mut left.files, &all);
+            is_made = false;
+        }
+    }
+    Ok(())
+}
+
+/// Tries one seed, on a thread of its own: a part that was stopped in the middle leaves its core in a thread-local.
+///
+/// # Errors
+/// The promise that was broken, in words.
+pub fn try_seed<S: Subject>(seed: u64, verbose: bool) -> Result<(), String> {
+    let outcome = std::thread::scope(|scope| scope.spawn(|| run_seed::<S>(seed, verbose)).join());
+    outcome.unwrap_or_else(|_| Err("a panic, see above".to_owned()))
+}
+
+fn from_environment(name: &str, usual: u64) -> u64 {
+    std::env::var(name).map_or(usual, |text| text.trim().parse().expect("a whole number"))
+}
+
+/// Tries so many seeds, or those that the environment asks for, on two threads.
+///
+/// # Panics
+/// If one fails, after it has said which and why.
+pub fn keeps_its_promises<S: Subject>(usual_seeds: u64) {
+    let first = from_environment("SILTSTONE_SEED", 1);
+    let count = from_environment("SILTSTONE_SEEDS", usual_seeds);
+    println!("SILTSTONE_SEED={first} SILTSTONE_SEEDS={count}");
+    let next = AtomicU64::new(first);
+    let failures = Mutex::new(Vec::new());
+    std::thread::scope(|scope| {
+        for _ in 0..2 {
+            scope.spawn(|| {
+                loop {
+                    let seed = next.fetch_add(1, Ordering::Relaxed);
+                    if seed >= first + count || super::locked(&failures).len() >= 20 {
+                        break;
+                    }
+                    let Err(broken) = try_seed::<S>(seed, count == 1) else { continue };
+                    println!("SILTSTONE_SEED={seed} SILTSTONE_SEEDS=1: {broken}");
+                    super::locked(&failures).push(seed);
+                }
+            });
+        }
+    });
+    let mut failures = failures.into_inner().unwrap_or_default();
+    failures.sort_unstable();
+    assert!(failures.is_empty(), "{} of {count} seeds failed: {failures:?}", failures.len());
+}

@@ -1,0 +1,36 @@
+//! What clients of a simulated world write: which unit it is and which write made it, all over.
+
+use super::model::Version;
+use block::{Buffer, Data};
+
+fn stamp(unit: u64, version: Version, bytes: &mut [u8]) {
+    for word in bytes.as_chunks_mut::<16>().0 {
+        word[..8].copy_from_slice(&(unit ^ 0x5117).to_le_bytes());
+        word[8..].copy_from_slice(&version.to_le_bytes());
+    }
+}
+
+/// The contents of so many units of `bytes` bytes, from this one on, with this version.
+pub fn stamped(bytes: usize, unit: u64, count: u64, version: Version) -> Data {
+    let mut buffer = Buffer::zeroed(count as usize * bytes);
+    for (bytes, unit) in buffer.filled_mut().chunks_exact_mut(bytes).zip(unit..) {
+        stamp(unit, version, bytes);
+    }
+    buffer.freeze()
+}
+
+/// Which version of a unit this is.
+///
+/// # Errors
+/// That it is none.
+pub fn version_of(unit: u64, bytes: &[u8]) -> Result<Version, String> {
+    let version = u64::from_le_bytes(std::array::from_fn(|at| bytes[8 + at]));
+    let mut expected = vec![0; bytes.len()];
+    if version != 0 {
+        stamp(unit, version, &mut expected);
+    }
+    match bytes == expected {
+        true => Ok(version),
+        false => Err(format!("unit {unit} is torn, damaged, or another unit's: {:?}", &bytes[..16])),
+    }
+}
