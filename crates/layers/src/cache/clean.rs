@@ -215,7 +215,7 @@ impl Core {
                 if slot.block == FREE {
                     continue;
                 }
-                let is_busy = slot.writers > 0 || slot.has(MARKING);
+                let is_busy = slot.writers > 0 || slot.has(MARKING | EXCLUSIVE);
                 let waits = is_busy || slot.has(RECENT) && !at_all_events || flushed.is_err();
                 slot.flags &= !RECENT;
                 match waits {

@@ -40,6 +40,9 @@ async fn round(core: &Core) {
     if let Err(error) = outcome {
         tracing::error!("the cache can't keep its table any more: {error}");
         let text = format!("the cache's table can't be written: {}", error.detail());
+        let slots = core.state.borrow().slots.len() as u32;
+        let counts = (0..slots).any(|slot| core.entry(slot).dirty != 0);
+        core.still_counts.set(counts || core.still_counts.get());
         *core.failure.borrow_mut() = Some(error.with_detail(text));
     }
     core.is_committing.set(false);
@@ -64,6 +67,8 @@ fn count(core: &Core) {
 /// What goes to the table at once.
 struct Batch {
     changes: Vec<(u32, Words)>,
+    /// Something of them is or was dirty.
+    relies: bool,
     marks: Vec<u32>,
     leaving: Vec<u32>,
     /// Slots of which the table has to be told more once the origin has been flushed.
@@ -83,6 +88,7 @@ async fn commit(core: &Core, all: bool) -> Result<()> {
         if outcome.is_err() {
             let mut state = core.state.borrow_mut();
             batch.changes.iter().for_each(|(slot, _)| state.slot(*slot).flags |= SUSPECT);
+            core.still_counts.set(batch.relies);
         }
         outcome?;
         settle(core, &batch);
@@ -123,14 +129,16 @@ fn gather(core: &Core, all: bool) -> Batch {
     let leaving = take(&mut state.leaving);
     let marks = take(&mut state.marks);
     let must = if all { take(&mut state.must) } else { Vec::new() };
-    let mut changes = Vec::new();
+    let (mut changes, mut relies) = (Vec::new(), false);
     let slots = &state.slots;
     let targets = leaving.iter().map(|slot| (*slot, false));
     let targets = targets.chain(marks.iter().map(|slot| (*slot, true)));
     for (number, marks_only) in targets.chain(must.iter().map(|slot| (*slot, false))) {
         let target = core.target(number, &slots[number as usize], marks_only);
-        if target != core.entry(number) {
+        let old = core.entry(number);
+        if target != old {
             changes.push((number, target.words()));
+            relies |= (target.dirty | old.dirty) != 0;
         }
     }
     let mut again = Vec::new();
@@ -148,7 +156,7 @@ fn gather(core: &Core, all: bool) -> Batch {
         }
     }
     let is_last = state.leaving.is_empty() && state.marks.is_empty() && (!all || state.must.is_empty());
-    Batch { changes, marks, leaving, again, is_last }
+    Batch { changes, relies, marks, leaving, again, is_last }
 }
 
 /// The table has it.

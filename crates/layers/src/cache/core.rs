@@ -2,7 +2,7 @@
 
 use super::counters::Counters;
 use super::shape::Shape;
-use super::state::{Entry, HOT, LEAVING, MARKING, Slot, State};
+use super::state::{EXCLUSIVE, Entry, HOT, LEAVING, MARKING, Slot, State};
 use crate::table::{Medium, Table};
 use block::{Error, Result};
 use runtime::sync::Notify;
@@ -145,6 +145,8 @@ pub(super) struct Core {
     /// The committer is at it.
     pub is_committing: Cell<bool>,
     pub failure: RefCell<Option<Error>>,
+    /// When the table failed, it said, or may have said, of something that the cache counts.
+    pub still_counts: Cell<bool>,
     /// For the committer.
     pub work: Notify,
     /// For the evictor and the cleaner.
@@ -206,7 +208,7 @@ impl Core {
                 valid |= clean & old.valid;
                 dirty |= clean & old.valid;
             }
-        } else if slot.writers == 0 && is_flushed {
+        } else if slot.writers == 0 && !slot.has(EXCLUSIVE) && is_flushed {
             valid |= clean;
         } else {
             as_before(clean, &mut valid, &mut dirty);
@@ -249,10 +251,14 @@ impl Core {
     pub async fn flush(&self) -> Result<()> {
         self.flush_origin().await?;
         loop {
+            // What was to be told to a table that failed waits in no list any more.
+            if let Some(error) = self.failure.borrow().clone() {
+                return if self.goes_on_without_cache() { Ok(()) } else { Err(error) };
+            }
             let is_needed = self.is_committing.get()
                 || self.fast_epochs.is_dirty()
                 || !self.state.borrow().must.is_empty();
-            if !is_needed || self.goes_on_without_cache() {
+            if !is_needed {
                 return Ok(());
             }
             self.commit(Level::All).await?;
@@ -265,11 +271,9 @@ impl Core {
         }
     }
 
-    /// The cache has failed, and nothing that counts is in it.
+    /// The cache has failed, and nothing that counts is in it, whatever of its table is found later.
     pub fn goes_on_without_cache(&self) -> bool {
-        self.failure.borrow().is_some()
-            && self.writes() != Mode::Writeback
-            && self.state.borrow().dirty_slots == 0
+        self.failure.borrow().is_some() && self.writes() != Mode::Writeback && !self.still_counts.get()
     }
 
     /// Flushes the origin if something was written there.

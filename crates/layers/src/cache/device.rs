@@ -92,6 +92,7 @@ impl CachePart {
             undone: Cell::new(0),
             is_committing: Cell::new(false),
             failure: RefCell::default(),
+            still_counts: Cell::new(false),
             work: Notify::new(),
             upkeep: Notify::new(),
             changed: Notify::new(),

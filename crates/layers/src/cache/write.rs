@@ -255,7 +255,17 @@ async fn write_now(writing: Writing, block: u64, payload: Payload, durability: D
             }
             Ok(())
         }
-        Place::Both(slot) => write_both(&writing, slot, block, payload, durability).await,
+        Place::Both(slot) => {
+            write_both(&writing, slot, block, payload, durability).await?;
+            let touched = core.shape.touched(writing.from, writing.to);
+            let lost = touched & !core.state.borrow_mut().slot(slot).valid & core.entry(slot).dirty;
+            drop(writing);
+            match durability {
+                // The cache failed, and the table still says that it counts there.
+                Durability::Durable if lost != 0 => core.flush().await,
+                _ => Ok(()),
+            }
+        }
     }
 }
 
@@ -282,7 +292,8 @@ fn written_fast(writing: &Writing, slot: u32, block: u64, is_ok: bool) -> bool {
     }
     let known = core.entry(slot);
     if known.block == block && known.dirty & touched == touched {
-        return !core.is_committing.get();
+        // What is being said may not be durable yet, and what was being said when the table failed may never be.
+        return !core.is_committing.get() && core.failure.borrow().is_none();
     }
     state.queue_must(slot);
     false
