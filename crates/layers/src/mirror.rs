@@ -18,11 +18,11 @@
 //! takes the source's.
 //!
 //! # How
-//! [`core`] is the home, with [`membership`] (superblocks), [`bitmap`] and [`keeper`] (copying, scrubs); [`assembly`] decides at
+//! `core` is the home, with `membership` (superblocks), `bitmap` and `keeper` (copying, scrubs); `assembly` decides at
 //! opening; [`format`](mod@format) is what lies on the legs. Payloads are not copied for legs that lag: [`block::Data`] doesn't change.
 //!
 //! What is behind is lost with the process, and the source has it. Keeping it on the fast leg, so that a restart goes on with it
-//! rather than with the bitmap, belongs into `behind`, between [`behind::Behind::enter`] and the lane.
+//! rather than with the bitmap, belongs into `behind`, between `behind::Behind::enter` and the lane.
 
 mod assembly;
 mod behind;
