@@ -39,27 +39,42 @@ pub struct Batch {
     pub next_written: Option<u64>,
     /// How many versions of blocks are to be written; they come first, in the order of their blocks.
     pub newest: usize,
+    /// The flush epoch of its records.
+    epoch: Option<u64>,
     /// The addresses of blocks that aren't what was written.
     rotten: Vec<u64>,
 }
 
-/// Pieces of the ring that the next batch begins with.
-#[derive(Debug, Default)]
-pub struct Kept(Option<(u64, Data)>);
+/// Where a batch begins.
+#[derive(Debug)]
+pub struct Start {
+    /// The address of its first record.
+    pub address: u64,
+    /// The number of that record.
+    pub record: u64,
+    /// A piece of the ring that has been read for the batch before.
+    kept: Option<(u64, Data)>,
+}
+
+impl Start {
+    /// At the tail.
+    pub fn at_tail(core: &Core) -> Start {
+        Start { address: core.tail.get(), record: core.superblock.get().tail_record, kept: None }
+    }
+}
 
 impl Batch {
-    /// Reads a batch from the tail on. Empty if nothing is durable there.
+    /// Reads a batch, which is to be [prepared](Self::prepare) before it is written back. Empty if nothing is durable there.
     ///
     /// # Errors
-    /// Of the cache device; [`Error::Corrupt`] for what isn't what was written, with what can be done.
-    pub async fn read(core: &Core, kept: &mut Kept) -> Result<Batch> {
-        let mut batch = Batch { end: core.tail.get(), ..Batch::default() };
-        batch.next_record = core.superblock.get().tail_record;
-        let (tail, durable) = (core.tail.get(), core.durable.get());
+    /// Of the cache device; [`Error::Corrupt`] for records that can't be read.
+    pub async fn read(core: &Core, start: Start) -> Result<Batch> {
+        let mut batch = Batch { end: start.address, next_record: start.record, ..Batch::default() };
+        let (begin, durable, mut kept) = (start.address, core.durable.get(), start.kept);
+        let kept = &mut kept;
         let identity = core.superblock.get().identity;
         let expect = Expect { identity: &identity, origin_blocks: core.superblock.get().origin_blocks };
-        let mut epoch = None;
-        while batch.end < durable && batch.end - tail < core.settings.batch {
+        while batch.end < durable && batch.end - begin < core.settings.batch {
             let address = batch.end;
             let found = {
                 let place = batch.block(core, address, durable, kept).await?;
@@ -76,12 +91,12 @@ impl Batch {
                         ))
                     })?
             };
-            if core.settings.order == Order::Flushes && epoch.is_some_and(|epoch| epoch != found.flush_epoch)
-            {
+            let is_another = batch.epoch.is_some_and(|epoch| epoch != found.flush_epoch);
+            if core.settings.order == Order::Flushes && is_another {
                 batch.next_written = Some(found.header.clock);
                 break;
             }
-            epoch = Some(found.flush_epoch);
+            batch.epoch = Some(found.flush_epoch);
             let length = found.length(core.ring.left(address));
             let data = address + 1;
             for (entry, number) in found.changes() {
@@ -107,12 +122,22 @@ impl Batch {
             batch.end = address + length;
             batch.next_record += 1;
         }
-        *kept = Kept(
-            batch.pieces.last().filter(|(start, data)| batch.end < start + core.blocks_in(data)).cloned(),
-        );
-        batch.arrange(core, epoch);
-        batch.check(core)?;
         Ok(batch)
+    }
+
+    /// Where the next batch begins.
+    pub fn next(&self, core: &Core) -> Start {
+        let last = self.pieces.last().filter(|(start, data)| self.end < start + core.blocks_in(data));
+        Start { address: self.end, record: self.next_record, kept: last.cloned() }
+    }
+
+    /// Chooses what is to be written, by what is cached now.
+    ///
+    /// # Errors
+    /// [`Error::Corrupt`] for data that isn't what was written, with what can be done.
+    pub fn prepare(&mut self, core: &Core) -> Result<()> {
+        self.arrange(core);
+        self.check(core)
     }
 
     /// Refuses what isn't what was written, unless nobody needs it, because it has been written again.
@@ -144,13 +169,19 @@ impl Batch {
     }
 
     /// The block at this address, read if it isn't there.
-    async fn block(&mut self, core: &Core, address: u64, durable: u64, kept: &mut Kept) -> Result<Place> {
+    async fn block(
+        &mut self,
+        core: &Core,
+        address: u64,
+        durable: u64,
+        kept: &mut Option<(u64, Data)>,
+    ) -> Result<Place> {
         if let Some((start, data)) = self.pieces.last()
             && (*start..start + core.blocks_in(data)).contains(&address)
         {
             return Ok(Place(self.pieces.len() as u32 - 1, (address - start) as u32));
         }
-        let piece = match kept.0.take() {
+        let piece = match kept.take() {
             Some((start, data)) if (start..start + core.blocks_in(&data)).contains(&address) => (start, data),
             _ => {
                 let blocks = PIECE.min(core.ring.left(address)).min(durable - address);
@@ -166,14 +197,14 @@ impl Batch {
     }
 
     /// Leaves the versions that are to be written, in the order of their blocks, in front.
-    fn arrange(&mut self, core: &Core, epoch: Option<u64>) {
+    fn arrange(&mut self, core: &Core) {
         self.versions.sort_unstable_by_key(|version| (version.block, version.address));
         let mut gone = Ranges::default();
         for (entry, address) in &self.ranges {
             gone.insert(entry.block, entry.count, *address);
         }
         // What is newer behind the batch, and durable, suffices where it may go to the origin at the same time.
-        let is_open = core.settings.order == Order::None || epoch == Some(core.flush_epoch.get());
+        let is_open = core.settings.order == Order::None || self.epoch == Some(core.flush_epoch.get());
         // What was asked to be on the origin is there only if what suffices for it is, too.
         let end = match core.flush_to.get() {
             asked if asked > core.tail.get() => asked.min(core.durable.get()),

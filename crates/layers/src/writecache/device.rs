@@ -72,7 +72,8 @@ impl WriteCachePart {
     /// Opens the cache on `fast` of what is on `origin`; this shard becomes its home.
     ///
     /// # Errors
-    /// As [`recovery::open`] and [`recovery::format`]; [`Error::ReadOnly`] where one of the devices is.
+    /// [`Error::Protocol`] and [`Error::Corrupt`] for a device that holds no cache, or a damaged one; [`Error::Invalid`] for
+    /// devices that don't fit; [`Error::ReadOnly`] where one of them is.
     pub async fn open(
         origin: Arc<dyn DevicePart>,
         fast: Arc<dyn DevicePart>,

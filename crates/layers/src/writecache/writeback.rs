@@ -5,7 +5,7 @@
 //! had got of it, and the origin alone is at every moment a state that an earlier power cut could have left. Places are used
 //! again only when, besides, no read that found them is on its way.
 
-use super::batch::{Batch, Kept};
+use super::batch::{Batch, Start};
 use super::core::{Core, count};
 use super::format::Action;
 use block::{BlockRange, Durability, Error, Result, ZeroMode};
@@ -20,9 +20,12 @@ const LONGEST_RUN: u64 = 256;
 /// How many ranges are discarded at a time.
 const RANGES_AT_ONCE: usize = 16;
 
+/// The next batch, which is read while one is written back.
+type Ahead = Option<(u64, runtime::JoinHandle<Result<Batch>>)>;
+
 /// Writes back until the cache is closed.
 pub async fn run(core: Rc<Core>) {
-    let mut kept = Kept::default();
+    let mut ahead: Ahead = None;
     let mut running = false;
     loop {
         if core.is_done() {
@@ -36,7 +39,7 @@ pub async fn run(core: Rc<Core>) {
         core.pause().await;
         let outcome = match core.needs_seal() {
             true => core.seal().await,
-            false => core.write_back_batch(&mut kept).await,
+            false => core.write_back_batch(&mut ahead).await,
         };
         match outcome {
             Ok(()) => {
@@ -48,7 +51,7 @@ pub async fn run(core: Rc<Core>) {
                 if core.stuck.borrow().is_none() {
                     tracing::warn!("write-back: {error}; trying again");
                 }
-                kept = Kept::default();
+                ahead = None;
                 *core.stuck.borrow_mut() = Some(error);
                 core.credit.set(0);
                 // Whoever waits for room hears of it.
@@ -144,14 +147,27 @@ impl Core {
         }
     }
 
-    async fn write_back_batch(self: &Rc<Self>, kept: &mut Kept) -> Result<()> {
+    async fn write_back_batch(self: &Rc<Self>, ahead: &mut Ahead) -> Result<()> {
         // Nothing that the cache could still lose goes to the origin, or saves an older version from going there: what
         // is there after a power cut stays a prefix of what was written.
         self.commit().await?;
-        let batch = Rc::new(Batch::read(self, kept).await?);
+        let mut batch = match ahead.take() {
+            Some((start, read)) if start == self.tail.get() => read.await?,
+            _ => Batch::read(self, Start::at_tail(self)).await?,
+        };
         let taken = batch.end - self.tail.get();
         if taken == 0 {
             return Ok(());
+        }
+        batch.prepare(self)?;
+        let batch = Rc::new(batch);
+        // Who waits for room doesn't wait for the next one to be read, too.
+        if self.durable.get() > batch.end
+            && (self.waiting_for_room.get() > 0 || self.used() >= self.settings.high)
+        {
+            let (core, start) = (self.clone(), batch.next(self));
+            let read = runtime::spawn(async move { Batch::read(&core, start).await });
+            *ahead = Some((batch.end, read));
         }
         self.discard_ranges(&batch).await?;
         self.write_runs(&batch, taken).await?;
