@@ -53,7 +53,8 @@ impl Machine {
     /// Runs lines in the guest, which may use `first NAME STACK DISCARD WORD...` and `second`, the two halves of the sequence
     /// under one name: DISCARD is where discards go by ioctl, or `-`.
     fn run(&self, modules: Vec<&'static str>, lines: &str) {
-        let disks = self.disks.iter().map(|disk| format!("{},discard=unmap", disk.display()));
+        // No power is cut here: a flush that reaches a disk need not wait for the host's.
+        let disks = self.disks.iter().map(|disk| format!("{},discard=unmap,cache=unsafe", disk.display()));
         let share = self.folder.path().join("share");
         let options =
             Options { disks: disks.collect(), shares: vec![share.clone()], modules, ..Options::default() };
@@ -134,6 +135,21 @@ impl Expected {
     }
 }
 
+/// Tries again where the guest's kernel crashes. Linux 6.12.117 does in dm-writecache, about once in twenty runs with blocks of
+/// 512 bytes, with discards and without: `list_del corruption` in its `writecache_writeback`.
+fn unless_the_kernel_crashes<T>(attempt: impl Fn() -> T) -> T {
+    for _ in 0..3 {
+        match std::panic::catch_unwind(std::panic::AssertUnwindSafe(&attempt)) {
+            Ok(done) => return done,
+            Err(failure) => match failure.downcast_ref::<String>() {
+                Some(text) if text.contains("Kernel panic") => println!("the guest's kernel crashed: again"),
+                _ => std::panic::resume_unwind(failure),
+            },
+        }
+    }
+    attempt()
+}
+
 /// A number of what `dmsetup status` says, from 0 on behind the target's name.
 #[track_caller]
 fn field(status: &str, number: usize) -> u64 {
@@ -154,7 +170,6 @@ fn status(said: &str, key: &str) -> u64 {
 fn writecache_answers_as_dm_writecache() {
     let guest = need_guest!();
     let seed = seed("writecache_answers_as_dm_writecache", 41);
-    let machine = Machine::new(guest, &[4, 1, 4, 1, 4, 1, 4, 1], seed);
     let lines = |block_size: u64, [origin, cache, our_origin, our_cache]: [&str; 4]| {
         format!(
             "
@@ -179,7 +194,12 @@ fn writecache_answers_as_dm_writecache() {
         )
     };
     let both = lines(4096, ["vda", "vdb", "vdc", "vdd"]) + &lines(512, ["vde", "vdf", "vdg", "vdh"]);
-    machine.run(vec!["dm-writecache"], &both);
+    let attempt = || {
+        let machine = Machine::new(guest, &[4, 1, 4, 1, 4, 1, 4, 1], seed);
+        machine.run(vec!["dm-writecache"], &both);
+        machine
+    };
+    let machine = unless_the_kernel_crashes(attempt);
     for (block_size, origins) in [(4096, [0, 2]), (512, [4, 6])] {
         let (kernel, ours) = (format!("kernel{block_size}"), format!("ours{block_size}"));
         let expected = machine.expected(block_size, &[]);
