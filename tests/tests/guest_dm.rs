@@ -135,8 +135,8 @@ impl Expected {
     }
 }
 
-/// Tries again where the guest's kernel crashes. Linux 6.12.117 does in dm-writecache, about once in twenty runs with blocks of
-/// 512 bytes, with discards and without: `list_del corruption` in its `writecache_writeback`.
+/// Tries again where the guest's kernel crashes. Linux 6.12.117 does in dm-writecache now and then (twice in some
+/// forty runs): `list_del corruption` in its `writecache_writeback`.
 fn unless_the_kernel_crashes<T>(attempt: impl Fn() -> T) -> T {
     for _ in 0..3 {
         match std::panic::catch_unwind(std::panic::AssertUnwindSafe(&attempt)) {

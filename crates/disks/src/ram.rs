@@ -2,7 +2,7 @@
 //!
 //! It has no volatile cache in the sense of the contract: a flush adds nothing to what a write has already
 //! done, and a power cut takes everything either way. It may be far larger than the machine's memory: what only zeros were
-//! written to takes none ([`memory`]), and a write that there is no memory for fails with "no space" ([`budget`]).
+//! written to takes none (`memory`), and a write that there is no memory for fails with "no space" (`budget`).
 
 mod budget;
 mod memory;

@@ -4,7 +4,7 @@
 //! the fast device; with `writeback` what hasn't been written back is, and opening says so. What only the cache has is known
 //! after a crash, too: nothing else is written back again.
 //!
-//! The fast device is cut into *slots* of one block of the cache, which a [`table`](crate::table) maps to blocks of the origin.
+//! The fast device is cut into *slots* of one block of the cache, which a `table` maps to blocks of the origin.
 //! A block has at most 64 *parts*; of each the table says one of three things, and that decides who *counts* when everything
 //! else is gone:
 //!
@@ -29,7 +29,7 @@
 //! that were submitted; and the other side is never looked at before it is the same. So what has been read once stays.
 //!
 //! In memory more is known: parts are dirty as soon as they are written, clean as soon as they were written back. The table
-//! hears of it when a client flushes, when it must (marks, blocks that go), or at leisure. [`core`]'s `target` is the only place
+//! hears of it when a client flushes, when it must (marks, blocks that go), or at leisure. `core`'s `target` is the only place
 //! that decides what it may be told.
 //!
 //! Writes to the same bytes take turns, as does whoever fills a slot or discards under it: a device promises little about those

@@ -112,7 +112,7 @@ pub struct Bench {
     /// Measure each workload of a plan so long, such as 500ms or 10s, instead of what it says
     #[arg(long, value_name = "TIME", value_parser = bench::job_file::number::time)]
     pub runtime: Option<std::time::Duration>,
-    /// Run a plan as long and on as much as its [full] says
+    /// Run a plan as long and on as much as its table `full` says
     #[arg(long)]
     pub full: bool,
     /// Print results.json instead of the table
