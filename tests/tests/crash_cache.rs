@@ -108,7 +108,7 @@ fn holds(name: &str, usual_seed: u64, setup: Setup, change: impl FnOnce(&mut Ora
 }
 
 fn many(oracle: &mut Oracle) {
-    oracle.workload.operations = 300;
+    oracle.workload.operations = 160;
 }
 
 #[test]
