@@ -131,7 +131,7 @@ async fn open_table(
         return Ok((table, shape));
     }
     let (words, was_clean) = match Table::owner(fast).await {
-        Err(error @ Error::NotFound(_)) => {
+        Err(error @ (Error::NotFound(_) | Error::Corrupt(_))) => {
             return Err(error.with_detail(format!(
                 "{}: expected the cache of \"{name}\". Where it was written to by writeback, what hadn't been written back is \
                  lost without it. If the cache is to be made anew: --format",

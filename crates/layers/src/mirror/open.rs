@@ -6,8 +6,7 @@ use super::behind::Behind;
 use super::chunks::Chunks;
 use super::core::{Core, Settings};
 use super::format::{
-    BITMAP_BITS, BITMAP_BYTES, RECORD, Slot, SlotState, Superblock, Uuid, decode_bitmap, describe,
-    encode_bitmap,
+    BITMAP_BITS, BITMAP_BYTES, RECORD, Slot, SlotState, Superblock, Uuid, decode_bitmap, encode_bitmap,
 };
 use super::layout::Layout;
 use super::leg::{Leg, LegDevice, Mask, each};
@@ -18,6 +17,7 @@ use runtime::sync::{Notify, Semaphore};
 use std::cell::{Cell, RefCell};
 use std::rc::Rc;
 use std::sync::Arc;
+use zones::sector;
 
 /// All that opening needs.
 #[derive(Clone)]
@@ -136,36 +136,24 @@ async fn look_at_all(devices: &[LegDevice], block_size: BlockSize) -> Vec<Found>
 /// What is on a leg.
 pub async fn look(device: &LegDevice, block_size: BlockSize) -> Found {
     let page = Layout::page(block_size);
-    let mut best: Option<Superblock> = None;
-    let (mut unreadable, mut damage, mut begin) = (None, None, Vec::new());
+    let mut begin = Vec::new();
+    let (mut copies, mut unreadable) = (Vec::with_capacity(2), None);
     for copy in 0..2 {
-        let buffer = match device.read_own(Layout::superblock(block_size, copy), page).await {
-            Ok(buffer) => buffer,
-            Err(error) => {
-                unreadable = Some(error);
-                continue;
+        match device.read_own(Layout::superblock(block_size, copy), page).await {
+            Ok(buffer) => {
+                begin.extend_from_slice(buffer.filled());
+                copies.push(Superblock::decode(buffer.filled()));
             }
-        };
-        begin.extend_from_slice(buffer.filled());
-        match Superblock::decode(buffer.filled()) {
-            Ok(superblock) if best.as_ref().is_none_or(|best| best.events < superblock.events) => {
-                best = Some(superblock);
-            }
-            Ok(_) => {}
-            Err(Error::Corrupt(detail)) => damage = Some(detail),
-            Err(error) if buffer.filled().starts_with(&super::format::SUPERBLOCK_MAGIC) => {
-                damage = Some(error.detail().to_owned().into());
-            }
-            Err(_) => {}
+            Err(error) => unreadable = Some(error),
         }
     }
-    match (best, unreadable, damage) {
-        (Some(superblock), ..) => Found::Member(Box::new(superblock)),
-        (_, Some(error), _) => Found::Unreadable(error),
-        (_, _, Some(damage)) => {
-            Found::Other(format!("a superblock of a mirror that can't be used ({damage})"))
+    match (sector::newest(copies, |superblock| superblock.events), unreadable) {
+        (Ok(superblock), _) => Found::Member(Box::new(superblock)),
+        (_, Some(error)) => Found::Unreadable(error),
+        (Err(Error::NotFound(_)), _) => Found::Other(sector::describe(&begin).to_owned()),
+        (Err(error), _) => {
+            Found::Other(format!("a superblock of a mirror that can't be used ({})", error.detail()))
         }
-        _ => Found::Other(describe(&begin).to_owned()),
     }
 }
 
