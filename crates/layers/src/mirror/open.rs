@@ -11,6 +11,7 @@ use super::format::{
 use super::layout::Layout;
 use super::leg::{Leg, LegDevice, Mask, each};
 use super::locks::RangeLocks;
+use super::missing::open_leg;
 use super::shared::Shared;
 use block::{BlockCount, BlockSize, Buffer, DeviceGeometry, DevicePart, Error, Result};
 use runtime::sync::{Notify, Semaphore};
@@ -66,8 +67,17 @@ pub async fn open(plan: Plan) -> Result<Rc<Core>> {
     plan.check()?;
     let mut block_size = plan.block_size();
     let mut devices = Vec::with_capacity(plan.legs.len());
-    for (_, leg) in &plan.legs {
-        devices.push(LegDevice::new(leg.open().await?, block_size, 0));
+    let mut missing = Vec::with_capacity(plan.legs.len());
+    for (name, leg) in &plan.legs {
+        let (device, error) = open_leg(leg).await;
+        if let Some(error) = &error {
+            if plan.format {
+                return Err(error.in_context(format!("making a mirror: leg \"{name}\"")));
+            }
+            tracing::warn!("mirror: leg {name} can't be opened: {error}");
+        }
+        devices.push(LegDevice::new(device, block_size, 0));
+        missing.push(error);
     }
     if plan.format {
         format(&plan, &devices).await?;
@@ -89,7 +99,7 @@ pub async fn open(plan: Plan) -> Result<Rc<Core>> {
         return Err(Error::corrupt("the word on a mirror isn't one of its legs"));
     };
     let layout = fitting_layout(&plan, said, &assembly)?;
-    let core = core(&plan, devices, layout, said, &assembly);
+    let core = core(&plan, devices, missing, layout, said, &assembly);
     load_bitmap(&core, &assembly).await?;
     begin(&core, &assembly).await?;
     Ok(core)
@@ -213,6 +223,7 @@ async fn format(plan: &Plan, devices: &[LegDevice]) -> Result<()> {
 fn core(
     plan: &Plan,
     devices: Vec<LegDevice>,
+    missing: Vec<Option<Error>>,
     layout: Layout,
     said: &Superblock,
     assembly: &Assembly,
@@ -225,14 +236,15 @@ fn core(
             || plan.legs.iter().any(|(_, leg)| leg.geometry().volatile_cache),
         read_only: false,
     };
-    let legs =
-        plan.legs.iter().zip(devices).zip(&assembly.places).map(|(((name, part), device), slot)| Leg {
-            name: name.clone(),
-            device: device.placed(&layout),
-            slot: Cell::new(*slot),
-            bytes: part.geometry().bytes(),
-            lane: Rc::new(RangeLocks::default()),
-        });
+    let given = plan.legs.iter().zip(devices).zip(missing).zip(&assembly.places);
+    let legs = given.map(|((((name, part), device), missing), slot)| Leg {
+        name: name.clone(),
+        device: device.placed(&layout),
+        slot: Cell::new(*slot),
+        bytes: part.geometry().bytes(),
+        lane: Rc::new(RangeLocks::default()),
+        missing,
+    });
     Rc::new(Core {
         settings: plan.settings.clone(),
         layout,
