@@ -118,7 +118,7 @@ fn of_layers_that_pass_calls_on() {
     holds("volatile");
     holds("stats(volatile)");
     holds("fault(volatile, \"any delay=0us..50us probability=0.2\")");
-    holds("record(volatile, run.timeline)");
+    holds("record(volatile, run.timeline, overwrite=true)");
     holds("model(volatile, optane-900p)");
     holds("linear(volatile, volatile)");
     holds("stripe(volatile, volatile, volatile)");

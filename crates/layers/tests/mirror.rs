@@ -249,6 +249,11 @@ fn a_leg_that_cant_be_opened_is_missing() {
         }
         refused(plan(&[gone.clone(), gone], false), "\"a\" can't be read: b.img: it is gone").await;
 
+        // One that somebody uses isn't gone.
+        let used = Arc::new(MissingLeg::new(Error::busy("b.img is in use")));
+        let wishes = Wishes { degraded: true, rebuild: 0 };
+        refused(Plan { wishes, ..plan(&[a.clone(), used], false) }, "leg \"b\": b.img is in use").await;
+
         // It is back, and waits for a word.
         let part = MirrorPart::open(plan(&[a.clone(), b.clone()], false)).await.unwrap();
         assert_eq!(state_of(&part, 1), "faulty");

@@ -266,7 +266,7 @@ fn a_mirror_is_served_without_a_leg_that_cant_be_opened() {
     assert!(missing.contains("log.img"), "{missing}");
     assert_eq!(user.run(&["status", "mirror.toml"]).code, Some(0), "as a table, too");
     let refused = user.run(&["message", "mirror.toml", "slow", "flush"]);
-    assert!(refused.code == Some(1) && refused.stderr.contains("\"slow\" is missing"), "{refused:?}");
+    assert!(refused.code == Some(2) && refused.stderr.contains("\"slow\" is missing"), "{refused:?}");
     let refused = user.run(&["message", "mirror.toml", "vol", "re-add", "slow"]);
     assert!(refused.code == Some(1) && refused.stderr.contains("couldn't be opened"), "{refused:?}");
     server.stop();

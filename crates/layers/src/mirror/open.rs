@@ -71,8 +71,9 @@ pub async fn open(plan: Plan) -> Result<Rc<Core>> {
     for (name, leg) in &plan.legs {
         let (device, error) = open_leg(leg).await;
         if let Some(error) = &error {
-            if plan.format {
-                return Err(error.in_context(format!("making a mirror: leg \"{name}\"")));
+            // One that is in use isn't gone: whoever uses it may be this mirror, too.
+            if plan.format || matches!(error, Error::Busy(_)) {
+                return Err(error.in_context(format!("leg \"{name}\"")));
             }
             tracing::warn!("mirror: leg {name} can't be opened: {error}");
         }
