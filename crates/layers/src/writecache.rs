@@ -13,14 +13,15 @@
 //! and its error goes to those who wait for room.
 //!
 //! Where it differs from the kernel's: nothing goes around a full cache (it would overtake what is cached), write-back is
-//! ordered, and reads are checked. Left to others: keeping what is read (`cache`), a second copy of what only the cache has
+//! ordered unless that is given up (`metadata_only` needs that), and reads are checked. Left to others: keeping what is read (`cache`), a second copy of what only the cache has
 //! (`mirror`).
 //!
-//! `core` is what a cache knows and how a change gets in; `append` writes records; `batch` and `writeback` bring them to the
+//! `core` is what a cache knows and how a change gets in, `around` how it goes straight to the origin; `append` writes records; `batch` and `writeback` bring them to the
 //! origin; `recovery` opens; `ring` and `format` say what lies where and how, `scan` reads it; `index` says where the newest version
 //! of a block is; `read` and `readers` are about reads.
 
 mod append;
+mod around;
 mod batch;
 mod core;
 mod device;
@@ -96,6 +97,12 @@ pub const KIND: Kind = Kind {
         .or("0s"),
         Key::optional("max_age", ValueKind::Duration, "what is older is written back; from 1ms to 24h"),
         Key::optional("cleaner", ValueKind::Bool, "write back what is cached, and cache nothing new").or("false"),
+        Key::optional(
+            "metadata_only",
+            ValueKind::Bool,
+            "cache only writes that say that they are a file system's metadata; needs order=none",
+        )
+        .or("false"),
         Key::optional("fua", ValueKind::Bool, "write back with FUA instead of a flush for each batch").or("false"),
         Key::optional(
             "order",
@@ -160,6 +167,11 @@ fn options(arguments: &Arguments) -> Result<Options> {
             format!("low_watermark {low_watermark}: expected at most high_watermark, {high_watermark}");
         return Err(arguments.refuse("low_watermark", text));
     }
+    let order = if arguments.choice("order")? == ORDERS[0] { Order::Flushes } else { Order::None };
+    let metadata_only = arguments.boolean("metadata_only")?;
+    if metadata_only && order == Order::Flushes {
+        return Err(arguments.refuse("metadata_only", device::METADATA_ONLY_HAS_NO_ORDER));
+    }
     let millisecond = Duration::from_millis(1);
     let hour = Duration::from_secs(3600);
     let second = Duration::from_secs(1);
@@ -179,7 +191,8 @@ fn options(arguments: &Arguments) -> Result<Options> {
             pause: time(arguments, "pause_writeback", Duration::ZERO, 60 * second)?.unwrap_or_default(),
             max_age: time(arguments, "max_age", millisecond, 24 * hour)?,
             fua: arguments.boolean("fua")?,
-            order: if arguments.choice("order")? == ORDERS[0] { Order::Flushes } else { Order::None },
+            order,
+            metadata_only,
             dirty: arguments.size("dirty")?.clamp(1 << 20, 1 << 40) as usize,
         },
     })
