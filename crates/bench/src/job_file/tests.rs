@@ -160,7 +160,10 @@ fn options_say_the_job_again() {
     assert_eq!(parse(&format!("[a]\n{said}")).unwrap().jobs[0], first, "{said}");
     // The one word that fio doesn't know isn't said to it.
     let to_fio = crate::peer::fio::job_arguments(&first);
-    assert!(said.contains("metadata=1") && !to_fio.iter().any(|word| word.contains("metadata")), "{to_fio:?}");
+    assert!(
+        said.contains("metadata=1") && !to_fio.iter().any(|word| word.contains("metadata")),
+        "{to_fio:?}"
+    );
 }
 
 proptest! {
