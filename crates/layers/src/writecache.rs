@@ -39,7 +39,7 @@ pub use self::core::{Order, Settings};
 pub use device::{Options, WriteCachePart};
 
 use block::{BlockSize, Call, Result};
-use stack::{Arguments, Built, Contract, Key, Kind, Shape, ValueKind};
+use stack::{Arguments, Built, Contract, Key, Kind, Shape, ValueKind, format_size};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -163,14 +163,26 @@ fn options(arguments: &Arguments) -> Result<Options> {
     let (high_watermark, low_watermark) =
         (arguments.integer("high_watermark")?, arguments.integer("low_watermark")?);
     if low_watermark > high_watermark {
-        let text =
-            format!("low_watermark {low_watermark}: expected at most high_watermark, {high_watermark}");
+        let given = if arguments.given("low_watermark") { "" } else { " where none is given" };
+        let text = format!(
+            "low_watermark {low_watermark}{given}: expected at most high_watermark, {high_watermark}"
+        );
         return Err(arguments.refuse("low_watermark", text));
     }
     let order = if arguments.choice("order")? == ORDERS[0] { Order::Flushes } else { Order::None };
     let metadata_only = arguments.boolean("metadata_only")?;
     if metadata_only && order == Order::Flushes {
         return Err(arguments.refuse("metadata_only", device::METADATA_ONLY_HAS_NO_ORDER));
+    }
+    let batch = arguments.size("writeback_batch")?;
+    if batch == 0 {
+        let text = "writeback_batch 0: expected some bytes to be written back at a time; 64MiB where nothing is said";
+        return Err(arguments.refuse("writeback_batch", text));
+    }
+    let dirty = arguments.size("dirty")?;
+    if !(1 << 20..=1 << 40).contains(&dirty) {
+        let text = format!("dirty {}: expected 1MiB to 1TiB", format_size(dirty));
+        return Err(arguments.refuse("dirty", text));
     }
     let millisecond = Duration::from_millis(1);
     let hour = Duration::from_secs(3600);
@@ -180,7 +192,7 @@ fn options(arguments: &Arguments) -> Result<Options> {
         high_watermark,
         low_watermark,
         cleaner: arguments.boolean("cleaner")?,
-        batch: arguments.size("writeback_batch")?,
+        batch,
         settings: Settings {
             high: 0,
             low: 0,
@@ -193,7 +205,7 @@ fn options(arguments: &Arguments) -> Result<Options> {
             fua: arguments.boolean("fua")?,
             order,
             metadata_only,
-            dirty: arguments.size("dirty")?.clamp(1 << 20, 1 << 40) as usize,
+            dirty: dirty as usize,
         },
     })
 }

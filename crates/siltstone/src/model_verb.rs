@@ -36,7 +36,10 @@ pub fn model(verb: &ModelVerb) -> Result<(), Failure> {
 }
 
 fn read(path: &Path) -> Result<String, Failure> {
-    std::fs::read_to_string(path).map_err(|error| Failure::World(format!("{}: {error}", path.display())))
+    let bytes =
+        std::fs::read(path).map_err(|error| Failure::World(format!("{}: {error}", path.display())))?;
+    // What isn't text is refused as what it is not: fio's report, or its log.
+    Ok(String::from_utf8_lossy(&bytes).into_owned())
 }
 
 fn list(json: bool) -> Result<(), Failure> {
