@@ -213,10 +213,11 @@ fn writecache_answers_as_dm_writecache() {
         machine
     };
     let machine = unless_the_kernel_crashes(attempt);
+    let (of_4096, of_512) = (machine.expected(4096, &[]), machine.expected(512, &[]));
     for (((name, block_size, ..), _), origins) in runs.into_iter().zip([[0, 2], [4, 6], [8, 10]]) {
         let (kernel, ours) = (format!("kernel{name}"), format!("ours{name}"));
         let is_metadata_only = name == "metadata";
-        let expected = machine.expected(block_size, &[]);
+        let expected = if block_size == 512 { &of_512 } else { &of_4096 };
         expected.answers(&machine, &kernel);
         expected.answers(&machine, &ours);
         for (name, origin) in [&kernel, &ours].into_iter().zip(origins) {
