@@ -1,7 +1,7 @@
 //! fio's command line and fio's JSON.
 
 use crate::histogram::{CURVE, CurvePoint, Latency};
-use crate::job::Job;
+use crate::job::{Job, METADATA};
 use crate::results::Measurement;
 use block::{Error, Result};
 use serde_json::Value;
@@ -43,7 +43,9 @@ impl Fio {
 pub fn job_arguments(job: &Job) -> Vec<String> {
     let name = job.name.replace(|letter: char| !letter.is_ascii_alphanumeric(), "-");
     let mut arguments = vec![format!("--name={name}")];
-    arguments.extend(job.options().iter().map(|(key, value)| format!("--{key}={value}")));
+    // What a write carries can't be said from user space.
+    let options = job.options().into_iter().filter(|(key, _)| *key != METADATA);
+    arguments.extend(options.map(|(key, value)| format!("--{key}={value}")));
     // Total latency is what our engine measures too. Reads and writes of a mix are one distribution.
     let percentiles: Vec<String> = CURVE.iter().map(f64::to_string).collect();
     arguments.push(format!("--percentile_list={}", percentiles.join(":")));
