@@ -132,6 +132,8 @@ pub(super) struct State {
     direct: Vec<u32>,
     /// Changes of the origin over many blocks.
     pub wide: u32,
+    /// When something dirty was last discarded of which the table had not been told.
+    pub unsaid: u64,
     counters: Arc<Counters>,
 }
 
@@ -155,6 +157,7 @@ impl State {
             flights: Vec::with_capacity(256),
             direct: vec![0; DIRECT],
             wide: 0,
+            unsaid: 0,
             counters,
         };
         for (number, entry) in entries.enumerate() {
