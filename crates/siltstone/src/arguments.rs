@@ -2,7 +2,7 @@
 
 mod warm;
 
-pub use warm::{ByteRange, Pace, WarmVerb, Where, WhichCache};
+pub use warm::{Pace, WarmVerb, Where, WhichCache};
 
 use clap::{Args, Parser, Subcommand, ValueEnum};
 use clap_complete::Shell;
