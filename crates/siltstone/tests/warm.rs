@@ -307,7 +307,7 @@ fn what_is_wrong_is_refused_before_anything_comes_in() {
         (&["prefetch", "a.toml", "--range", "..", "--heat", "hot"], 2, "expected QUEUE/HITS/AGE"),
         (&["prefetch", "a.toml", "--range", "..", "--rate", "0"], 2, "expected more than nothing"),
         (&["prefetch", "a.toml", "--device", "/dev/null"], 2, "--file"),
-        (&["prefetch", "a.toml", "--file", "none"], 2, "--file none: not found"),
+        (&["prefetch", "a.toml", "--file", "none"], 2, "--file none: No such file"),
         (
             &["prefetch", "a.toml", "--file", "/proc/self/stat"],
             2,

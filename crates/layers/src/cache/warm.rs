@@ -15,7 +15,7 @@
 
 use super::core::{Core, Level};
 use super::policy::{Heat, Policy};
-use super::shape::Shape;
+use super::shape::{Shape, runs};
 use super::state::{EXCLUSIVE, FREE, LEAVING, MARKING, is_idle};
 use block::{Error, Result};
 use serde_json::json;
@@ -439,49 +439,62 @@ impl Core {
         let of_blocks = missing.chunk_by(|one, other| one.block == other.block);
         let at_once = (self.migration_threshold.get() / 4 / step(&self.shape)).max(1) as usize;
         let calls = of_blocks.map(|pieces| self.bring_block(pieces, &room));
-        for (outcome, bytes, error) in runtime::join_limited(at_once, calls).await.into_iter().flatten() {
-            fetched.add(outcome, bytes);
-            fetched.error = fetched.error.take().or(error);
+        for (piece, brought) in runtime::join_limited(at_once, calls).await.into_iter().flatten() {
+            match brought {
+                Ok((Outcome::Fetched, came)) => {
+                    fetched.add(Outcome::Fetched, came);
+                    fetched.add(Outcome::Present, piece.length() - came);
+                }
+                Ok((outcome, _)) => fetched.add(outcome, piece.length()),
+                Err(error) => {
+                    fetched.add(Outcome::Failed, piece.length());
+                    fetched.error.get_or_insert(error);
+                }
+            }
         }
         Ok(())
     }
 
-    async fn bring_block(
+    async fn bring_block<'a>(
         self: &Rc<Self>,
-        pieces: &[Piece],
+        pieces: &'a [Piece],
         room: &Cell<usize>,
-    ) -> Vec<(Outcome, u64, Option<Error>)> {
-        let mut outcomes = Vec::with_capacity(pieces.len());
+    ) -> Vec<(&'a Piece, Result<(Outcome, u64)>)> {
+        let mut brought = Vec::with_capacity(pieces.len());
         for piece in pieces {
-            outcomes.push(match self.bring(piece, room).await {
-                Ok(outcome) => (outcome, piece.length(), None),
-                Err(error) => (Outcome::Failed, piece.length(), Some(error)),
-            });
+            brought.push((piece, self.bring(piece, room).await));
         }
-        outcomes
+        brought
     }
 
-    async fn bring(self: &Rc<Self>, piece: &Piece, room: &Cell<usize>) -> Result<Outcome> {
+    /// Brings in what is missing of a piece; says how many of its bytes that was.
+    async fn bring(self: &Rc<Self>, piece: &Piece, room: &Cell<usize>) -> Result<(Outcome, u64)> {
         for _ in 0..TRIES {
             if self.check_fetches().is_err() {
                 // The next look says why.
                 break;
             }
             match self.hold_for(piece, room) {
-                Hold::Present => return Ok(Outcome::Present),
-                Hold::NoRoom => return Ok(Outcome::NoRoom),
+                Hold::Present => return Ok((Outcome::Present, 0)),
+                Hold::NoRoom => return Ok((Outcome::NoRoom, 0)),
                 Hold::Mark => self.commit(Level::Marks).await?,
                 Hold::Busy => {
                     let _ = runtime::timeout(PATIENCE, self.changed.notified()).await;
                 }
                 Hold::Fill(held, parts) => {
                     self.fill(held.slot, piece.block, parts).await?;
-                    self.counters.prefetched_bytes.add(u64::from(parts.count_ones()) * self.shape.part);
-                    return Ok(Outcome::Fetched);
+                    let all: u64 =
+                        runs(parts).map(|run| self.shape.bytes(piece.block, run)).map(length_of).sum();
+                    self.counters.prefetched_bytes.add(all);
+                    let wanted = runs(parts).map(|run| {
+                        let bytes = self.shape.bytes(piece.block, run);
+                        length_of(bytes.start.max(piece.from)..bytes.end.min(piece.to))
+                    });
+                    return Ok((Outcome::Fetched, wanted.sum()));
                 }
             }
         }
-        Ok(Outcome::Busy)
+        Ok((Outcome::Busy, 0))
     }
 
     /// Holds the slot of a block exclusively, if it can be done now: that of the block, or a free one.
@@ -575,6 +588,10 @@ impl Core {
         }
         levels.into_iter().rev().flatten().collect()
     }
+}
+
+fn length_of(bytes: Range<u64>) -> u64 {
+    bytes.end - bytes.start
 }
 
 /// Makes a slot's block as hot as that, if it isn't as hot already.
