@@ -1,5 +1,9 @@
 //! The command line as people type it: verbs, options, and help that teaches by example.
 
+mod warm;
+
+pub use warm::{Pace, WarmVerb, Where, WhichCache};
+
 use clap::{Args, Parser, Subcommand, ValueEnum};
 use clap_complete::Shell;
 use std::path::PathBuf;
@@ -16,6 +20,7 @@ use std::path::PathBuf;
   siltstone serve 'ram(1GiB)' --nbd unix:ram.sock             serve a stack to NBD clients
   siltstone status stack.toml                                 what a stack says about itself, served or not
   siltstone snapshot create stack.toml monday                 keep a log device as it is now
+  siltstone warm list stack.toml                              what a cache holds, and how hot it is
   siltstone stack show 'stats(file(disk.img, size=1GiB))'     draw a stack
   siltstone stack kinds                                       what stacks are made of
 
@@ -51,6 +56,8 @@ pub enum Verb {
     #[command(subcommand)]
     Snapshot(SnapshotVerb),
     Resize(Resize),
+    #[command(subcommand)]
+    Warm(WarmVerb),
     Check(Check),
     Dump(Dump),
     Format(Format),
