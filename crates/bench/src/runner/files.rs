@@ -4,7 +4,7 @@
 //! for, and written once if they read, as fio does; one that is there is never cut or made larger.
 
 use super::drive::{Fill, Target, Work};
-use super::{GUESS, Setting, stacks};
+use super::{GUESS, Setting, stacks, traces};
 use crate::job::{Amount, Job};
 use crate::results::{Measurement, RunResult, Workload};
 use block::{Error, Result};
@@ -53,16 +53,26 @@ impl Files {
         note_reports(&jobs, notes);
         let name =
             Path::new(file).file_stem().map_or_else(|| file.into(), |stem| stem.to_string_lossy().into());
-        let mut problems = Vec::new();
+        let mut jobs = jobs;
+        let wrong = traces::prepare(&mut jobs, setting.directory);
+        let of_job = |(number, problem): &(usize, String)| format!("{file}: [{}]: {problem}", jobs[*number].name);
+        let mut problems: Vec<String> = wrong.iter().map(of_job).collect();
         let mut targets: Vec<String> = Vec::new();
         let mut placed: Vec<(usize, Job)> = Vec::new();
-        for mut job in jobs {
-            let Some(target) = on.map(str::to_owned).or_else(|| job.filename.clone()) else {
-                problems.push(format!(
-                    "{file}: [{}]: expected filename=PATH, or a stack for all jobs with --on STACK",
-                    job.name
-                ));
+        for (number, mut job) in jobs.into_iter().enumerate() {
+            if wrong.iter().any(|(wrong, _)| *wrong == number) {
                 continue;
+            }
+            let target = match on {
+                Some(stack) => Ok(stack.to_owned()),
+                None => file_of(&job, setting.directory),
+            };
+            let target = match target {
+                Ok(target) => target,
+                Err(problem) => {
+                    problems.push(format!("{file}: [{}]: {problem}", job.name));
+                    continue;
+                }
             };
             let place = targets.iter().position(|known| *known == target).unwrap_or_else(|| {
                 targets.push(target);
@@ -108,7 +118,7 @@ impl Files {
             let jobs: Vec<usize> =
                 (0..self.jobs.len()).filter(|index| self.jobs[*index].1.group == number).collect();
             let members = || jobs.iter().map(|index| &self.jobs[*index].1);
-            let time = |job: &Job| job.runtime.map_or(GUESS, |runtime| runtime + job.ramp_time);
+            let time = |job: &Job| job.expected_time().unwrap_or(GUESS);
             let names: Vec<&str> = members().map(|job| job.name.as_str()).collect();
             let expected = members().map(time).max().unwrap_or_default();
             Group { name: names.join(" + "), expected, jobs }
@@ -125,11 +135,14 @@ impl Files {
         let mut assigned = Vec::new();
         for index in jobs {
             let (place, job) = &self.jobs[*index];
+            let mut job = job.clone();
+            // Logs that a group before this one has written.
+            job.prepare(setting.directory).map_err(Error::invalid)?;
             let target = used.iter().position(|known| known == place).unwrap_or_else(|| {
                 used.push(*place);
                 used.len() - 1
             });
-            assigned.push((target, job.clone()));
+            assigned.push((target, job));
         }
         let mut targets = Vec::new();
         for number in used {
@@ -183,7 +196,7 @@ impl Place {
             true => target.clone(),
             false => {
                 let exists = setting.directory.join(&target).exists();
-                let reads = jobs.iter().any(|job| job.rw.reads() && job.verify.is_none_or(|it| !it.only));
+                let reads = jobs.iter().any(|job| job.reads() && job.verify.is_none_or(|it| !it.only));
                 fill = !exists && reads;
                 file_line(&target, jobs, exists).map_err(|problem| format!("{file}: {problem}"))?
             }
@@ -213,7 +226,7 @@ fn load(text: &str, is_stack: bool, setting: Setting<'_>) -> Result<stack::Plan,
 fn file_line(path: &str, jobs: &[&Job], exists: bool) -> Result<String, String> {
     let mut keys = vec![stack::quote(path)];
     if exists {
-        let writes = jobs.iter().any(|job| job.rw.writes() || job.rw.trims());
+        let writes = jobs.iter().any(|job| job.writes() || job.trims());
         keys.extend((!writes).then(|| "read_only=true".to_owned()));
     } else {
         keys.push(format!("size={}", size_of_file(path, jobs)?));
@@ -235,13 +248,40 @@ fn file_line(path: &str, jobs: &[&Job], exists: bool) -> Result<String, String> 
     Ok(format!("file({})", keys.join(", ")))
 }
 
+/// The file that a job runs on.
+fn file_of(job: &Job, directory: &Path) -> Result<String, String> {
+    let missing = || "expected filename=PATH, or a stack for all jobs with --on STACK".to_owned();
+    if !job.is_replay() || job.replay.redirect.is_some() || job.logs.is_empty() {
+        return job.replay.redirect.clone().or_else(|| job.filename.clone()).ok_or_else(missing);
+    }
+    // As to fio, a log says itself where its requests go.
+    let mut named = job.logs.iter().flat_map(|log| &log.survey.files);
+    let first = named.next().cloned().ok_or_else(missing)?;
+    let is_another = |other: &String| directory.join(other) != directory.join(&first);
+    if let Some(other) = named.find(|other| is_another(other)) {
+        return Err(format!(
+            "the logs name several files, {first} and {other}: say on which one all are replayed, replay_redirect=PATH"
+        ));
+    }
+    match &job.filename {
+        Some(filename) if is_another(filename) => Err(format!(
+            "filename={filename} with read_iolog: fio takes the file that the log names, {first}; to replay it on \
+             {filename}: replay_redirect={filename}"
+        )),
+        _ => Ok(first),
+    }
+}
+
 /// How large a file must be for its jobs, in bytes.
 fn size_of_file(path: &str, jobs: &[&Job]) -> Result<u64, String> {
     let bytes = |amount: Amount| match amount {
         Amount::Bytes(bytes) => Some(bytes),
         Amount::Percent(_) => None,
     };
-    let end = |job: &&Job| Some(bytes(job.offset)? + bytes(job.size?)?);
+    let end = |job: &&Job| match job.is_replay() {
+        true => job.end_of_logs(),
+        false => Some(bytes(job.offset)? + bytes(job.size?)?),
+    };
     jobs.iter().filter_map(end).max().ok_or_else(|| {
         format!("{path} isn't there, and no job says how large it shall be: expected size=BYTES")
     })
@@ -258,6 +298,9 @@ fn block_size(jobs: &[&Job]) -> u64 {
                 Amount::Bytes(bytes) => Some(bytes),
                 Amount::Percent(_) => None,
             });
+            if job.is_replay() {
+                return job.logs.iter().all(|log| log.survey.is_whole(block));
+            }
             numbers.all(|number| number.is_multiple_of(block))
                 && job.used_block_sizes().all(|sizes| sizes.min.is_multiple_of(block))
         })
