@@ -429,7 +429,11 @@ impl Job {
     /// The largest request that it makes, in bytes; of a replay, the largest read or write.
     pub fn largest_request(&self) -> u64 {
         if self.is_replay() {
-            return self.surveys().map(|survey| survey.longest.read.max(survey.longest.write)).max().unwrap_or(0);
+            return self
+                .surveys()
+                .map(|survey| survey.longest.read.max(survey.longest.write))
+                .max()
+                .unwrap_or(0);
         }
         self.used_block_sizes().map(|sizes| sizes.max).max().expect("every job has a direction")
     }

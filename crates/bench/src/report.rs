@@ -276,7 +276,8 @@ fn figures(results: &Results, workload: &str, palette: &Palette) -> String {
             cells.push(of_all(&|run| Some(run.measurement.write_amplification?.all), &units::number));
         }
         if has_hits {
-            let say = |pick: fn(&HitRatio) -> Option<f64>| escape(&results.say_hits(workload, &subject, pick));
+            let say =
+                |pick: fn(&HitRatio) -> Option<f64>| escape(&results.say_hits(workload, &subject, pick));
             cells.extend([say(|ratio| Some(ratio.all)), say(|ratio| ratio.reads), say(|ratio| ratio.writes)]);
         }
         let errors: u64 = results.of(workload, &subject).map(|run| run.measurement.errors).sum();

@@ -64,7 +64,9 @@ impl Clone {
             if self.ended() {
                 return;
             }
-            let entry = match source.take().filter(|_| source.scale.is_none()) {
+            // Who doesn't wait needs no turn.
+            let at_once = if source.scale.is_none() { source.take() } else { None };
+            let entry = match at_once {
                 Some(entry) => entry,
                 None => {
                     let turn = self.turn().await;

@@ -180,7 +180,8 @@ impl Parser {
         }
         match fields {
             [b"fio", b"version", ..] => {
-                let message = "another log begins here, as where fio wrote to a log that was there: keep one of them";
+                let message =
+                    "another log begins here, as where fio wrote to a log that was there: keep one of them";
                 Err((fields[0], message.into()))
             }
             [file, action] => self.file_line(file, action).map(|()| None),
@@ -218,7 +219,10 @@ impl Parser {
                     return Err((name, message));
                 }
                 if self.files.len() == MOST_FILES {
-                    return Err((name, format!("more than {MOST_FILES} files: expected a log of block devices")));
+                    return Err((
+                        name,
+                        format!("more than {MOST_FILES} files: expected a log of block devices"),
+                    ));
                 }
                 self.files.push(NamedFile { name: name.into(), is_open: false });
                 Ok(())
@@ -231,7 +235,10 @@ impl Parser {
             (b"open" | b"close", None) => Err((name, not_added(name))),
             _ if Action::NAMES.iter().any(|(known, _)| known.as_bytes() == action) || action == b"wait" => {
                 let action_text = text(action);
-                Err((action, format!("{action_text} without its place: expected {action_text} OFFSET LENGTH")))
+                Err((
+                    action,
+                    format!("{action_text} without its place: expected {action_text} OFFSET LENGTH"),
+                ))
             }
             _ => Err((action, unknown(action))),
         }
@@ -267,14 +274,20 @@ impl Parser {
         };
         if !self.files[self.current].is_open {
             let name_text = text(name);
-            return Err((name, format!("{name_text} is not open: expected \"{name_text} open\" before this line")));
+            return Err((
+                name,
+                format!("{name_text} is not open: expected \"{name_text} open\" before this line"),
+            ));
         }
         let entry = Entry { time: self.waits_until, action, offset: 0, length: 0, line: self.line };
         if action.is_flush() {
             return Ok(Some(entry));
         }
         if length == 0 {
-            return Err((length_field, format!("{} of no bytes: expected at least one block", action.name())));
+            return Err((
+                length_field,
+                format!("{} of no bytes: expected at least one block", action.name()),
+            ));
         }
         if action != Action::Trim && length > LONGEST_REQUEST {
             let message = format!("{} of {length} bytes: expected at most {LONGEST_REQUEST}", action.name());
@@ -292,7 +305,8 @@ impl Parser {
 fn text(field: &[u8]) -> String {
     const LONGEST: usize = 60;
     let text = String::from_utf8_lossy(field);
-    let mut shown: String = text.chars().take(LONGEST).map(|it| if it.is_control() { '·' } else { it }).collect();
+    let mut shown: String =
+        text.chars().take(LONGEST).map(|it| if it.is_control() { '·' } else { it }).collect();
     if text.chars().count() > LONGEST {
         shown.push('…');
     }

@@ -5,7 +5,8 @@ use proptest::prelude::*;
 fn read(bytes: &[u8], piece: usize, settings: &Settings) -> Vec<Result<Entry, String>> {
     let mut parser = Parser::new(settings);
     let mut all = Vec::new();
-    let said = |problem: Problem| format!("{}:{}: {}", problem.place.line, problem.place.column, problem.message);
+    let said =
+        |problem: Problem| format!("{}:{}: {}", problem.place.line, problem.place.column, problem.message);
     let mut take = |found: Result<Entry, Problem>| all.push(found.map_err(said));
     bytes.chunks(piece).for_each(|piece| parser.feed(piece, &mut take));
     parser.end(&mut take);
@@ -88,7 +89,10 @@ fn every_wrong_line_is_said_with_its_place() {
 fn wrong_versions_and_times() {
     let long = format!("fio version 3 iolog\n{}\n1 x add\n", "a".repeat(LONGEST_LINE + 1));
     for (text, expected) in [
-        ("", "1:1: expected \"fio version 2 iolog\" or \"fio version 3 iolog\" in the first line, found nothing"),
+        (
+            "",
+            "1:1: expected \"fio version 2 iolog\" or \"fio version 3 iolog\" in the first line, found nothing",
+        ),
         ("fio version 1 iolog\n", "found \"fio version 1 iolog\""),
         ("0, 4096, 4096\n", "found \"0, 4096, 4096\""),
         ("\x07tae\0\0\0", "a recording of blktrace"),

@@ -13,7 +13,8 @@ fn of(requests: &str) -> Survey {
 
 #[test]
 fn counts_what_there_is() {
-    let survey = of("d read 0 4096\nd read 8192 8192\nd write 512 1024\nd trim 65536 4096\nd sync 0 0\nd wait 20 0\n\
+    let survey =
+        of("d read 0 4096\nd read 8192 8192\nd write 512 1024\nd trim 65536 4096\nd sync 0 0\nd wait 20 0\n\
                      d datasync 0 0\n");
     assert_eq!(survey.operations, PerDirection { read: 2, write: 1, trim: 1 });
     assert_eq!(survey.bytes, PerDirection { read: 12_288, write: 1024, trim: 4096 });
@@ -28,7 +29,10 @@ fn what_does_not_fit_is_said_with_its_line() {
     assert_eq!(survey.check("t.log", 16_384, 512), Ok(()));
     assert!(survey.is_whole(512) && !survey.is_whole(1024) && !survey.is_whole(1 << 20));
     let error = |capacity, block| survey.check("t.log", capacity, block).unwrap_err();
-    assert!(error(16_383, 512).starts_with("t.log:5: read of 4096 bytes at byte 12288: the device has only 16383"));
+    assert!(
+        error(16_383, 512)
+            .starts_with("t.log:5: read of 4096 bytes at byte 12288: the device has only 16383")
+    );
     let error = error(16_384, 4096);
     assert!(error.starts_with("t.log:6: write of 512 bytes at byte 1536: expected whole blocks"), "{error}");
     let lengths = of("d read 4096 4096\nd read 2048 4096\n");
@@ -52,5 +56,10 @@ fn a_log_is_refused_with_its_first_problems() {
     let settings = Settings::default();
     let missing = Survey::read("t.log", Path::new("/nowhere/t.log"), &settings).unwrap_err().to_string();
     assert!(missing.starts_with("t.log:1:1: reading this log: No such file"), "{missing}");
-    assert!(Survey::read("/dev", Path::new("/dev"), &settings).unwrap_err().to_string().contains("a regular file"));
+    assert!(
+        Survey::read("/dev", Path::new("/dev"), &settings)
+            .unwrap_err()
+            .to_string()
+            .contains("a regular file")
+    );
 }

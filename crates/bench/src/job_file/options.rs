@@ -191,11 +191,19 @@ pub fn check(job: &Job, said: &BTreeSet<&'static str>) -> Vec<(&'static str, Str
     );
     if job.is_replay() {
         for option in DRAWN_BY.iter().filter(|option| said.contains(**option)) {
-            refuse(true, option, &format!("{option} with read_iolog: the log says what is done; leave {option} out"));
+            refuse(
+                true,
+                option,
+                &format!("{option} with read_iolog: the log says what is done; leave {option} out"),
+            );
         }
     }
     for option in said.iter().filter(|option| option.starts_with("replay_") && !job.is_replay()) {
-        refuse(true, option, &format!("{option} without read_iolog: say which log is replayed, read_iolog=FILE"));
+        refuse(
+            true,
+            option,
+            &format!("{option} without read_iolog: say which log is replayed, read_iolog=FILE"),
+        );
     }
     refuse(
         job.write_iolog.is_some() && job.is_replay(),

@@ -158,6 +158,12 @@ fn options_say_the_job_again() {
     let first = parse(text).unwrap().jobs.remove(0);
     let said = first.options().iter().map(|(key, value)| format!("{key}={value}\n")).collect::<String>();
     assert_eq!(parse(&format!("[a]\n{said}")).unwrap().jobs[0], first, "{said}");
+    let text = "[a]\nread_iolog=a\\:b.log:c\niodepth=3\nruntime=5\nreplay_no_stall\nreplay_time_scale=50\n\
+                replay_align=4k\nreplay_scale=3\nreplay_redirect=x\\:y\nsync=1\n[b]\nrw=write\nwrite_iolog=w\\:1\n";
+    for job in parse(text).unwrap().jobs {
+        let said = job.options().iter().map(|(key, value)| format!("{key}={value}\n")).collect::<String>();
+        assert_eq!(parse(&format!("[{}]\n{said}", job.name)).unwrap().jobs[0], job, "{said}");
+    }
 }
 
 proptest! {

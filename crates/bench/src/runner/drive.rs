@@ -197,8 +197,7 @@ async fn measure(
         let before = counted.get(*target);
         measurement.write_amplification =
             before.and_then(|it| amplification::between(it, &measurement.layers));
-        measurement.hit_ratios =
-            before.map(|it| hits::between(it, &measurement.layers)).unwrap_or_default();
+        measurement.hit_ratios = before.map(|it| hits::between(it, &measurement.layers)).unwrap_or_default();
     }
     Ok(measured)
 }

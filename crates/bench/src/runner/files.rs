@@ -55,7 +55,8 @@ impl Files {
             Path::new(file).file_stem().map_or_else(|| file.into(), |stem| stem.to_string_lossy().into());
         let mut jobs = jobs;
         let wrong = traces::prepare(&mut jobs, setting.directory);
-        let of_job = |(number, problem): &(usize, String)| format!("{file}: [{}]: {problem}", jobs[*number].name);
+        let of_job =
+            |(number, problem): &(usize, String)| format!("{file}: [{}]: {problem}", jobs[*number].name);
         let mut problems: Vec<String> = wrong.iter().map(of_job).collect();
         let mut targets: Vec<String> = Vec::new();
         let mut placed: Vec<(usize, Job)> = Vec::new();
