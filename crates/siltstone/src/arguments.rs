@@ -460,6 +460,23 @@ torn:SEED, scattered:SEED.")]
         #[arg(long, default_value = "everything")]
         choice: String,
     },
+    /// Make a log of fio (read_iolog) of what a device was asked for
+    #[command(after_help = "Examples:
+  siltstone record export run.timeline --iolog load.log
+  siltstone bench replay.fio --on 'cache(ram(1GiB), ram(64MiB))'        with read_iolog=load.log in replay.fio
+
+The log is of version 3. Reads are in it where the layer recorded them: record(…, role=client, reads=true, data=false).
+A write with FUA is a write and a datasync.")]
+    Export {
+        /// The file that a record layer wrote
+        file: PathBuf,
+        /// The log to make; it must not be there
+        #[arg(long, value_name = "PATH")]
+        iolog: PathBuf,
+        /// The number of the device, as `record show` lists it; without it, the first that clients used
+        #[arg(long)]
+        device: Option<u16>,
+    },
 }
 
 /// Profiles of devices, for the kind `model`: known ones, and new ones fitted to a run of fio
