@@ -100,6 +100,15 @@ pub struct Setting<'a> {
     pub program: &'a Path,
 }
 
+/// The stack on which a job file's jobs run instead of their files.
+#[derive(Debug, Clone, Copy)]
+pub struct On<'a> {
+    /// A stack file or one line.
+    pub stack: &'a str,
+    /// Whether it is created anew whenever it is built, which each group of jobs does: for stacks on memory.
+    pub format: bool,
+}
+
 /// What came of a benchmark.
 #[derive(Debug)]
 pub struct Outcome {
@@ -161,7 +170,7 @@ impl<'a> Benchmark<'a> {
     pub fn of_job_file(
         file: &str,
         jobs: JobFile,
-        on: Option<&str>,
+        on: Option<On<'_>>,
         setting: Setting<'a>,
     ) -> Result<Self, String> {
         let mut notes = jobs.notes;

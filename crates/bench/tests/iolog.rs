@@ -5,7 +5,7 @@ use bench::peer::fio::Fio;
 use bench::peer::{Context, Peer, PeerKind, find_program};
 use bench::plan::Plan;
 use bench::results::{Measurement, Results};
-use bench::runner::{Benchmark, Observer, Outcome, Setting, Step, Stop};
+use bench::runner::{Benchmark, Observer, On, Outcome, Setting, Step, Stop};
 use stack::Registry;
 use std::path::Path;
 use std::sync::Arc;
@@ -51,6 +51,7 @@ impl World {
     fn try_jobs(&self, text: &str, on: Option<&str>) -> Result<Outcome, String> {
         let jobs = JobFile::parse("j.fio", text, &|_| None).expect("the job file is right");
         let observer: Arc<dyn Observer> = Arc::new(Nobody);
+        let on = on.map(|stack| On { stack, format: stack.starts_with("cache") });
         Ok(Benchmark::of_job_file("j.fio", jobs, on, self.setting())?.run(&observer, &Stop::new()))
     }
 
@@ -267,6 +268,9 @@ fn clones_take_a_log_each() {
     let job = "[r]\nread_iolog=a.log:b.log\nnumjobs=3\nreplay_no_stall\ngroup_reporting\n";
     let measured = world.jobs(job, Some("ram(1MiB)")).remove(0);
     assert_eq!((measured.operations, measured.bytes), (2 + 1 + 2, 2 * 8192 + 8192));
+    // On a stack that has to be made first.
+    let cached = world.jobs(job, Some("cache(ram(8MiB), ram(4MiB))")).remove(0);
+    assert_eq!((cached.operations, cached.hit_ratios.len()), (5, 1));
 }
 
 #[test]

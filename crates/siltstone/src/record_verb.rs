@@ -36,7 +36,9 @@ pub fn record(verb: RecordVerb) -> Result<(), Failure> {
             }
             replay(timeline, device, cut, choice, &image)
         }
-        RecordVerb::Export { file, iolog, device } => print_line(&export::export(&read(file)?, device, &iolog)?),
+        RecordVerb::Export { file, iolog, device } => {
+            print_line(&export::export(&read(file)?, device, &iolog)?)
+        }
     }
 }
 

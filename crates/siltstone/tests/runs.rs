@@ -253,7 +253,9 @@ fn a_recorded_load_is_exported_and_replayed_on_another_stack() {
     let mut logs = Vec::new();
     for (jobs, name) in [("load.fio", "first"), ("replay.fio", "second")] {
         // Each group of jobs builds its stack, and so its timeline, anew: a whole load is one run.
-        let stack = format!("record(ram(512KiB), {name}.timeline, role=client, reads=true, data=false, overwrite=true)");
+        let stack = format!(
+            "record(ram(512KiB), {name}.timeline, role=client, reads=true, data=false, overwrite=true)"
+        );
         let only: &[&str] = if name == "first" { &["--only", "load"] } else { &[] };
         let ran = run(folder.path(), &[&["bench", jobs, "--on", &stack, "--out", "out"], only].concat());
         assert_eq!(ran.code, Some(0), "{ran:?}");
@@ -263,9 +265,14 @@ fn a_recorded_load_is_exported_and_replayed_on_another_stack() {
         logs.push((requests(&std::fs::read_to_string(path(&log)).unwrap()), exported.stdout));
     }
     let count = |what: &str| logs[0].0.iter().filter(|line| line.split(' ').nth(1) == Some(what)).count();
-    assert!(count("read") > 10 && count("write") > 10 && count("sync") == count("write") / 8, "{:?}", logs[0].0);
+    assert!(
+        count("read") > 10 && count("write") > 10 && count("sync") == count("write") / 8,
+        "{:?}",
+        logs[0].0
+    );
     assert_eq!(logs[0].0, logs[1].0, "the same requests in the same order");
-    let said = format!("first.log: device 0 \"top\": {} reads, {} writes, 0 trims, ", count("read"), count("write"));
+    let said =
+        format!("first.log: device 0 \"top\": {} reads, {} writes, 0 trims, ", count("read"), count("write"));
     assert!(logs[0].1.starts_with(&said), "{} {said}", logs[0].1);
     for (only, expected) in [
         ("trim", ["trim 0 65536", "trim 65536 65536"].as_slice()),
@@ -276,7 +283,10 @@ fn a_recorded_load_is_exported_and_replayed_on_another_stack() {
         assert_eq!(ran.code, Some(0), "{ran:?}");
         let log = format!("{only}.log");
         let exported = run(folder.path(), &["record", "export", "small.timeline", "--iolog", &log]);
-        assert!(exported.stdout.contains("0 reads (a record layer has reads with reads=true)"), "{exported:?}");
+        assert!(
+            exported.stdout.contains("0 reads (a record layer has reads with reads=true)"),
+            "{exported:?}"
+        );
         let lines = requests(&std::fs::read_to_string(path(&log)).unwrap());
         let expected: Vec<String> = expected.iter().map(|line| format!("top {line}")).collect();
         assert_eq!(lines[2..lines.len() - 1], expected);

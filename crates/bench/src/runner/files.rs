@@ -4,7 +4,7 @@
 //! for, and written once if they read, as fio does; one that is there is never cut or made larger.
 
 use super::drive::{Fill, Target, Work};
-use super::{GUESS, Setting, stacks, traces};
+use super::{GUESS, On, Setting, stacks, traces};
 use crate::job::{Amount, Job};
 use crate::results::{Measurement, RunResult, Workload};
 use block::{Error, Result};
@@ -30,7 +30,8 @@ pub(super) struct Files {
     places: Vec<Place>,
     /// With the number of their place; no two have the same name.
     jobs: Vec<(usize, Job)>,
-    is_on_stack: bool,
+    /// Whether the place is a stack of the user's, and is created anew.
+    on_stack: Option<bool>,
 }
 
 /// Jobs that run at the same time.
@@ -46,7 +47,7 @@ impl Files {
     pub fn new(
         file: &str,
         jobs: Vec<Job>,
-        on: Option<&str>,
+        on: Option<On<'_>>,
         setting: Setting<'_>,
         notes: &mut Vec<String>,
     ) -> Result<Files, String> {
@@ -65,7 +66,7 @@ impl Files {
                 continue;
             }
             let target = match on {
-                Some(stack) => Ok(stack.to_owned()),
+                Some(on) => Ok(on.stack.to_owned()),
                 None => file_of(&job, setting.directory),
             };
             let target = match target {
@@ -82,17 +83,18 @@ impl Files {
             job.name = another_name(&job.name, |name| placed.iter().any(|(_, other)| other.name == name));
             placed.push((place, job));
         }
+        let on_stack = on.map(|on| on.format);
         let mut places = Vec::new();
         for (number, target) in targets.into_iter().enumerate() {
             let jobs: Vec<&Job> =
                 placed.iter().filter(|(place, _)| *place == number).map(|(_, job)| job).collect();
-            match Place::new(file, target, &jobs, on.is_some(), setting, notes) {
+            match Place::new(file, target, &jobs, on_stack, setting, notes) {
                 Ok(place) => places.push(place),
                 Err(problem) => problems.push(problem),
             }
         }
         match problems.is_empty() {
-            true => Ok(Files { name, places, jobs: placed, is_on_stack: on.is_some() }),
+            true => Ok(Files { name, places, jobs: placed, on_stack }),
             false => Err(problems.join("\n\n")),
         }
     }
@@ -152,15 +154,15 @@ impl Files {
             let stack = match is_first {
                 true => place.stack.clone(),
                 // What the stack stands on was made by then.
-                false => load(&place.text, self.is_on_stack, setting).map_err(Error::invalid)?,
+                false => load(&place.text, self.on_stack, setting).map_err(Error::invalid)?,
             };
             let fill = if place.fill && is_first { Fill::First } else { Fill::No };
             targets.push(Target { stack, device: None, fill, fill_at_random: false });
         }
         let clones: usize = assigned.iter().map(|(_, job)| job.numjobs as usize).sum();
         let processors = std::thread::available_parallelism().map_or(1, usize::from);
-        let shards = match (self.is_on_stack, targets.first()) {
-            (true, Some(target)) => target.stack.stack().shards(),
+        let shards = match (self.on_stack, targets.first()) {
+            (Some(_), Some(target)) => target.stack.stack().shards(),
             // fio has a process for each clone.
             _ => clones.clamp(1, processors),
         };
@@ -188,14 +190,14 @@ impl Place {
         file: &str,
         target: String,
         jobs: &[&Job],
-        is_stack: bool,
+        on_stack: Option<bool>,
         setting: Setting<'_>,
         notes: &mut Vec<String>,
     ) -> Result<Place, String> {
         let mut fill = false;
-        let text = match is_stack {
-            true => target.clone(),
-            false => {
+        let text = match on_stack {
+            Some(_) => target.clone(),
+            None => {
                 let exists = setting.directory.join(&target).exists();
                 let reads = jobs.iter().any(|job| job.reads() && job.verify.is_none_or(|it| !it.only));
                 fill = !exists && reads;
@@ -207,20 +209,20 @@ impl Place {
                 "{target} wasn't there: it was made and written once, so that reads meet data"
             ));
         }
-        let stack = load(&text, is_stack, setting)?;
+        let stack = load(&text, on_stack, setting)?;
         stacks::check_jobs(&stack, None, jobs.iter().copied())
             .map_err(|problem| format!("{target}: {problem}"))?;
         Ok(Place { name: target, text, stack, fill })
     }
 }
 
-fn load(text: &str, is_stack: bool, setting: Setting<'_>) -> Result<stack::Plan, String> {
-    let stack = match is_stack {
-        true => Stack::load(text, setting.registry),
-        false => Stack::from_line("filename", text, setting.registry)
+fn load(text: &str, on_stack: Option<bool>, setting: Setting<'_>) -> Result<stack::Plan, String> {
+    let stack = match on_stack {
+        Some(_) => Stack::load(text, setting.registry),
+        None => Stack::from_line("filename", text, setting.registry)
             .map(|stack| stack.with_base_directory(setting.directory)),
     };
-    stack.and_then(|stack| stack.check(false)).map_err(|problems| problems.to_string())
+    stack.and_then(|stack| stack.check(on_stack.unwrap_or(false))).map_err(|problems| problems.to_string())
 }
 
 /// The stack that a file name stands for.

@@ -11,7 +11,7 @@ use bench::iolog::{Action, Entry};
 use block::{Durability, ZeroMode};
 use layers::record::Timeline;
 use layers::record::format::{DeviceEntry, Role, Shape, Submission};
-use layers::record::timeline::What;
+use layers::record::timeline::{Event, What};
 use std::collections::BTreeSet;
 use std::fs::OpenOptions;
 use std::io::{BufWriter, Write};
@@ -39,7 +39,9 @@ pub fn export(timeline: &Timeline, device: Option<u16>, log: &Path) -> Result<St
     let file = OpenOptions::new().write(true).create_new(true).open(log).map_err(failed)?;
     let mut lines = Lines { out: BufWriter::new(file), text: String::new(), name, last: 1, counts: [0; 5] };
     lines.out.write_all(format!("{HEADER}{}", opening(name)).as_bytes()).map_err(failed)?;
-    let first = timeline.events.iter().find(|event| event.device == device).map_or(0, |event| event.time);
+    // The load begins with its first request, not with the recording.
+    let is_request = |event: &&Event| event.device == device && matches!(event.what, What::Submitted(_));
+    let first = timeline.events.iter().find(is_request).map_or(0, |event| event.time);
     let mut durable = BTreeSet::new();
     for (number, event) in timeline.events.iter().enumerate().filter(|(_, event)| event.device == device) {
         // On several shards an earlier event may have a later time.
@@ -93,7 +95,9 @@ struct Lines<'a, W: Write> {
 impl<W: Write> Lines<'_, W> {
     fn submission(&mut self, submission: &Submission) -> std::io::Result<()> {
         match submission {
-            Submission::Read { offset, length } => self.request(Action::Read, *offset, *length, LONGEST_REQUEST),
+            Submission::Read { offset, length } => {
+                self.request(Action::Read, *offset, *length, LONGEST_REQUEST)
+            }
             Submission::Write { offset, content, .. } => {
                 self.request(Action::Write, *offset, content.len(), LONGEST_REQUEST)
             }
