@@ -26,6 +26,7 @@ mod core;
 mod device;
 pub mod format;
 mod index;
+mod progress;
 mod read;
 mod readers;
 mod recovery;

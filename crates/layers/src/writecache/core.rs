@@ -2,6 +2,7 @@
 
 use super::format::{Action, Entry, Superblock};
 use super::index::Index;
+use super::progress::Progress;
 use super::readers::Readers;
 use super::request::{Key, Requests};
 use super::ring::Ring;
@@ -184,8 +185,8 @@ pub struct Core {
     pub durable_record: Cell<u64>,
     /// Everything before this address has been written back, durably, and isn't needed any more.
     pub tail: Cell<u64>,
-    /// How much of the batch that is being written back is there, in blocks of the ring.
-    pub credit: Cell<u64>,
+    /// How fast write-back gets on.
+    pub progress: Progress,
     /// How many flushes by clients there were with writes before them.
     pub flush_epoch: Cell<u64>,
     /// Whether anything was submitted in it.
@@ -206,6 +207,8 @@ pub struct Core {
     pub flush_to: Cell<u64>,
     /// Nothing new is cached.
     pub cleaner: Cell<bool>,
+    /// Where head and tail were when that began.
+    pub cleaner_since: Cell<(u64, u64)>,
     /// How many changes went to the origin around the cache.
     pub around: Cell<u64>,
     /// Of these, how many the origin was flushed behind.
@@ -241,12 +244,27 @@ impl Core {
         self.head.get() - self.tail.get()
     }
 
-    /// How many blocks of the ring writers may take now. While a batch is written back, they get as much of it as has been
-    /// written: they go on at the origin's speed instead of waiting for all of it. What they are ahead of the tail is
-    /// taken from room that is kept for this.
+    /// How many blocks of the ring writers may take now. While something is written back, they get as much of it as is
+    /// probably there: they go on at the origin's speed instead of waiting for all of it. What they are ahead of the tail
+    /// is taken from room that is kept for this. While the cache is being emptied, they get half of what is written back.
     pub fn room_for_writers(&self) -> u64 {
         let free = self.ring.blocks() - self.used();
-        (free.saturating_sub(self.settings.batch) + self.credit.get()).min(free)
+        let credit = self.progress.credit();
+        let room = (free + credit).saturating_sub(self.settings.batch).min(free);
+        if !self.cleaner.get() || self.used() == 0 {
+            return room;
+        }
+        let (head, tail) = self.cleaner_since.get();
+        let allowed = head + (self.tail.get() + credit - tail) / 2;
+        room.min(allowed.saturating_sub(self.head.get()))
+    }
+
+    /// Caches nothing new from now on, once what is cached has been written back.
+    pub fn begin_cleaning(&self) {
+        if !self.cleaner.replace(true) {
+            self.cleaner_since.set((self.head.get(), self.tail.get()));
+        }
+        self.writeback.notify_all();
     }
 
     /// Why nothing can be written, if that is so.

@@ -2,6 +2,7 @@
 
 use super::core::{Core, Counters, Order, Settings, count};
 use super::format::{Action, Entry};
+use super::progress::Progress;
 use super::readers::Readers;
 use super::recovery::{self, Recovered};
 use super::request::Requests;
@@ -152,7 +153,7 @@ fn core(recovered: Recovered, options: Options, origin: Rc<dyn Device>, fast: Rc
         durable: Cell::new(head),
         durable_record: Cell::new(next_record - 1),
         tail: Cell::new(superblock.tail),
-        credit: Cell::new(0),
+        progress: Progress::default(),
         flush_epoch: Cell::new(flush_epoch),
         has_written: Cell::new(false),
         uncommitted: Cell::new(0),
@@ -163,6 +164,7 @@ fn core(recovered: Recovered, options: Options, origin: Rc<dyn Device>, fast: Rc
         waiting_for_room: Cell::new(0),
         flush_to: Cell::new(0),
         cleaner: Cell::new(options.cleaner),
+        cleaner_since: Cell::new((head, superblock.tail)),
         around: Cell::new(0),
         around_flushed: Cell::new(0),
         flush_on_suspend: Cell::new(false),
@@ -199,8 +201,7 @@ async fn carry_out(core: Rc<Core>, message: String) -> Result<String> {
             Ok("cleared".into())
         }
         "cleaner" => {
-            core.cleaner.set(true);
-            core.writeback.notify_all();
+            core.begin_cleaning();
             Ok("what is cached is written back; writes go to the origin once nothing is".into())
         }
         "give_up_rotten" => {
