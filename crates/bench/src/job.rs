@@ -501,7 +501,9 @@ impl Job {
 
     /// The job in fio's words, leaving out what is as fio's default: `("rw", "randread"), ("bs", "4096")…`.
     /// `name`, `filename`, `ioengine`, `direct`, `description` and the groups are not part of it: those say
-    /// where it runs, not what it is. A replay has its logs instead of `rw` and `bs`.
+    /// where it runs, not what it is.
+    ///
+    /// A replay has its logs instead of `rw` and `bs`.
     pub fn options(&self) -> Vec<(&'static str, String)> {
         let mut options = Vec::new();
         let mut push = |is_said: bool, key, value: String| {
@@ -553,6 +555,12 @@ impl Job {
         push(self.fsync > 0, "fsync", self.fsync.to_string());
         push(self.fdatasync > 0, "fdatasync", self.fdatasync.to_string());
         push(self.sync, "sync", "dsync".into());
+        if let Some(verify) = self.verify {
+            push(true, "verify", "crc32c".into());
+            push(!verify.after_writes, "do_verify", "0".into());
+            push(verify.only, "verify_only", "1".into());
+            push(verify.fatal, "verify_fatal", "1".into());
+        }
         push(!draws, "read_iolog", {
             let names = self.read_iolog.iter().map(|name| name.replace(':', "\\:"));
             names.collect::<Vec<_>>().join(":")
@@ -565,12 +573,6 @@ impl Job {
         let escaped = |name: &Option<String>| name.as_deref().unwrap_or_default().replace(':', "\\:");
         push(redirect.is_some(), "replay_redirect", escaped(redirect));
         push(self.write_iolog.is_some(), "write_iolog", escaped(&self.write_iolog));
-        if let Some(verify) = self.verify {
-            push(true, "verify", "crc32c".into());
-            push(!verify.after_writes, "do_verify", "0".into());
-            push(verify.only, "verify_only", "1".into());
-            push(verify.fatal, "verify_fatal", "1".into());
-        }
         options
     }
 

@@ -102,6 +102,16 @@ pub const OPTIONS: &[JobOption] = &[
         };
         Ok(())
     }),
+    option("verify", &[], verify),
+    switch("do_verify", &[], |job, text, _| {
+        with_verify(job, |it| boolean(text).map(|value| it.after_writes = value))
+    }),
+    switch("verify_only", &[], |job, text, _| {
+        with_verify(job, |it| boolean(text).map(|value| it.only = value))
+    }),
+    switch("verify_fatal", &[], |job, text, _| {
+        with_verify(job, |it| boolean(text).map(|value| it.fatal = value))
+    }),
     option("write_iolog", &[], |job, text, _| {
         job.write_iolog = Some(text.replace("\\:", ":"));
         if text.is_empty() { Err("expected the name of a file".into()) } else { Ok(()) }
@@ -125,16 +135,6 @@ pub const OPTIONS: &[JobOption] = &[
         }
     }),
     option("replay_scale", &[], |job, text, _| number::count(text).map(|factor| job.replay.scale = factor)),
-    option("verify", &[], verify),
-    switch("do_verify", &[], |job, text, _| {
-        with_verify(job, |it| boolean(text).map(|value| it.after_writes = value))
-    }),
-    switch("verify_only", &[], |job, text, _| {
-        with_verify(job, |it| boolean(text).map(|value| it.only = value))
-    }),
-    switch("verify_fatal", &[], |job, text, _| {
-        with_verify(job, |it| boolean(text).map(|value| it.fatal = value))
-    }),
     switch("direct", &[], |job, text, _| boolean(text).map(|value| job.direct = value)),
     switch("buffered", &[], |job, text, _| boolean(text).map(|value| job.direct = !value)),
     switch("group_reporting", &[], |job, text, _| boolean(text).map(|value| job.group_reporting = value)),
