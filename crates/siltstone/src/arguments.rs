@@ -107,6 +107,9 @@ pub struct Bench {
     /// Run a job file's jobs on this stack instead of its filename=
     #[arg(long, value_name = "STACK")]
     pub on: Option<String>,
+    /// Create that stack anew whenever it is built, which each group of jobs does: for stacks on memory. What is on it is lost
+    #[arg(long, requires = "on")]
+    pub format: bool,
     /// Let the usual workloads of a stack write, too: everything on it is overwritten
     #[arg(long)]
     pub writes: bool,
@@ -466,6 +469,23 @@ torn:SEED, scattered:SEED.")]
         /// Which of the unflushed writes got there
         #[arg(long, default_value = "everything")]
         choice: String,
+    },
+    /// Make a log of fio (read_iolog) of what a device was asked for
+    #[command(after_help = "Examples:
+  siltstone record export run.timeline --iolog load.log
+  siltstone bench replay.fio --on 'cache(ram(1GiB), ram(64MiB))' --format        with read_iolog=load.log in replay.fio
+
+The log is of version 3. Reads are in it where the layer recorded them: record(…, role=client, reads=true, data=false).
+A write with FUA is a write and a datasync.")]
+    Export {
+        /// The file that a record layer wrote
+        file: PathBuf,
+        /// The log to make; it must not be there
+        #[arg(long, value_name = "PATH")]
+        iolog: PathBuf,
+        /// The number of the device, as `record show` lists it; without it, the first that clients used
+        #[arg(long)]
+        device: Option<u16>,
     },
 }
 
