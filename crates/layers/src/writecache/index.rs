@@ -6,6 +6,7 @@
 //! which address of the log it was; the higher address is the newer version.
 
 use std::collections::BTreeMap;
+use std::ops::Range;
 
 /// Blocks and addresses are below 2 to this power.
 pub const BITS: u32 = 48;
@@ -31,6 +32,10 @@ fn block_of(slot: Slot) -> u64 {
 
 fn address_of(slot: Slot) -> u64 {
     slot[1] & MASK
+}
+
+fn sum_in(slot: Slot) -> u32 {
+    (slot[0] >> BITS << 16 | slot[1] >> BITS) as u32
 }
 
 /// Where the newest version of each cached block lies.
@@ -102,7 +107,7 @@ impl Index {
         match self.gone.address_of(block) {
             Some(gone) if gone > written && gone > self.floor => Found::Zeros,
             _ if written <= self.floor => Found::Origin,
-            _ => Found::At(written, (slot[0] >> BITS << 16 | slot[1] >> BITS) as u32),
+            _ => Found::At(written, sum_in(slot)),
         }
     }
 
@@ -130,6 +135,17 @@ impl Index {
         let written = address_of(self.slots[self.slot_of(block)]);
         let gone = self.gone.address_of(block).unwrap_or(0);
         Some(written.max(gone)).filter(|newest| *newest > self.floor)
+    }
+
+    /// What is known at these addresses: blocks, with address and checksum, and discarded ranges, as start, count and address.
+    /// Looks at everything.
+    pub fn within(&self, addresses: Range<u64>) -> (Vec<(u64, u64, u32)>, Vec<(u64, u64, u64)>) {
+        let written = self.slots.iter().filter(|slot| addresses.contains(&address_of(**slot)));
+        let gone = self.gone.0.iter().filter(|(_, gone)| addresses.contains(&gone.address));
+        (
+            written.map(|slot| (block_of(*slot), address_of(*slot), sum_in(*slot))).collect(),
+            gone.map(|(start, gone)| (*start, gone.end - start, gone.address)).collect(),
+        )
     }
 
     /// A block with this checksum was written at this address, the highest so far.
