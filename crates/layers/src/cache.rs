@@ -49,11 +49,13 @@ mod sequential;
 mod shape;
 mod state;
 mod status;
+mod warm;
 mod write;
 mod zero;
 
 pub use self::core::Mode;
 pub use device::CachePart;
+pub use policy::Heat;
 
 use block::{BlockSize, Call, Error, Result};
 use stack::{Arguments, Built, Contract, Key, Kind, Shape, ValueKind, format_size};

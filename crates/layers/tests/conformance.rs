@@ -7,7 +7,7 @@ use block::{
 use layers::fault::{FaultDevicePart, FaultZonesPart, parse_rules};
 use layers::model::ModelPart;
 use layers::record::replay::ImageDisk;
-use layers::record::{RecordDevicePart, RecordZonesPart, Recorder, Role};
+use layers::record::{RecordDevicePart, RecordZonesPart, Recorder, Role, Takes};
 use layers::stats::{StatsDevicePart, StatsZonesPart};
 use layers::writecache::{Options, Order, WriteCachePart};
 use stack::Contract;
@@ -127,6 +127,14 @@ fn record_on_a_device() {
     device(|| {
         let part = RecordDevicePart::new(disk(), Recorder::in_memory(), "disk", Role::Disk);
         Arc::new(part.expect("a new timeline takes it"))
+    });
+}
+
+#[test]
+fn record_with_reads_and_without_data() {
+    device(|| {
+        let part = RecordDevicePart::new(disk(), Recorder::in_memory(), "disk", Role::Client);
+        Arc::new(part.expect("a new timeline takes it").taking(Takes { reads: true, data: false }))
     });
 }
 

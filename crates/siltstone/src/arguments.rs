@@ -1,5 +1,9 @@
 //! The command line as people type it: verbs, options, and help that teaches by example.
 
+mod warm;
+
+pub use warm::{Pace, WarmVerb, Where, WhichCache};
+
 use clap::{Args, Parser, Subcommand, ValueEnum};
 use clap_complete::Shell;
 use std::path::PathBuf;
@@ -16,6 +20,7 @@ use std::path::PathBuf;
   siltstone serve 'ram(1GiB)' --nbd unix:ram.sock             serve a stack to NBD clients
   siltstone status stack.toml                                 what a stack says about itself, served or not
   siltstone snapshot create stack.toml monday                 keep a log device as it is now
+  siltstone warm list stack.toml                              what a cache holds, and how hot it is
   siltstone stack show 'stats(file(disk.img, size=1GiB))'     draw a stack
   siltstone stack kinds                                       what stacks are made of
 
@@ -51,6 +56,8 @@ pub enum Verb {
     #[command(subcommand)]
     Snapshot(SnapshotVerb),
     Resize(Resize),
+    #[command(subcommand)]
+    Warm(WarmVerb),
     Check(Check),
     Dump(Dump),
     Format(Format),
@@ -100,6 +107,9 @@ pub struct Bench {
     /// Run a job file's jobs on this stack instead of its filename=
     #[arg(long, value_name = "STACK")]
     pub on: Option<String>,
+    /// Create that stack anew whenever it is built, which each group of jobs does: for stacks on memory. What is on it is lost
+    #[arg(long, requires = "on")]
+    pub format: bool,
     /// Let the usual workloads of a stack write, too: everything on it is overwritten
     #[arg(long)]
     pub writes: bool,
@@ -459,6 +469,23 @@ torn:SEED, scattered:SEED.")]
         /// Which of the unflushed writes got there
         #[arg(long, default_value = "everything")]
         choice: String,
+    },
+    /// Make a log of fio (read_iolog) of what a device was asked for
+    #[command(after_help = "Examples:
+  siltstone record export run.timeline --iolog load.log
+  siltstone bench replay.fio --on 'cache(ram(1GiB), ram(64MiB))' --format        with read_iolog=load.log in replay.fio
+
+The log is of version 3. Reads are in it where the layer recorded them: record(…, role=client, reads=true, data=false).
+A write with FUA is a write and a datasync.")]
+    Export {
+        /// The file that a record layer wrote
+        file: PathBuf,
+        /// The log to make; it must not be there
+        #[arg(long, value_name = "PATH")]
+        iolog: PathBuf,
+        /// The number of the device, as `record show` lists it; without it, the first that clients used
+        #[arg(long)]
+        device: Option<u16>,
     },
 }
 

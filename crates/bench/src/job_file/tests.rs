@@ -139,6 +139,16 @@ fn companions_of_verify_in_any_order() {
 }
 
 #[test]
+fn options_of_logs_say_the_job_again() {
+    let text = "[a]\nread_iolog=a\\:b.log:c\niodepth=3\nruntime=5\nreplay_no_stall\nreplay_time_scale=50\n\
+                replay_align=4k\nreplay_scale=3\nreplay_redirect=x\\:y\nsync=1\n[b]\nrw=write\nwrite_iolog=w\\:1\n";
+    for job in parse(text).unwrap().jobs {
+        let said = job.options().iter().map(|(key, value)| format!("{key}={value}\n")).collect::<String>();
+        assert_eq!(parse(&format!("[{}]\n{said}", job.name)).unwrap().jobs[0], job, "{said}");
+    }
+}
+
+#[test]
 fn variables_and_engines() {
     let file = parse("[a]\nsize=${SIZE}\nioengine=psync\niodepth=8\n[b]\nbs=4KiB").unwrap();
     assert_eq!(file.jobs[0].size, Some(Amount::Bytes(1 << 20)));
