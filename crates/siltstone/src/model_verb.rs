@@ -21,7 +21,7 @@ pub fn model(verb: &ModelVerb) -> Result<(), Failure> {
         ModelVerb::Job { fill: false } => print(fit::JOB),
         ModelVerb::Fit(wanted) => {
             let text = read(&wanted.report)?;
-            let log = wanted.fill.as_deref().map(|path| read(path)).transpose()?;
+            let log = wanted.fill.as_deref().map(read).transpose()?;
             if let (Some(path), Some(log)) = (&wanted.fill, &log) {
                 fill::fit(log)
                     .map_err(|error| Failure::World(format!("{}: {}", path.display(), error.detail())))?;
