@@ -155,8 +155,10 @@ impl Options {
         if let Some(bytes) = block_size
             && (!(SMALLEST_BLOCK..=LARGEST_BLOCK).contains(&bytes) || !bytes.is_multiple_of(SMALLEST_BLOCK))
         {
-            let text =
-                format!("block_size {}: expected a multiple of 32KiB from 32KiB to 1GiB", format_size(bytes));
+            let text = format!(
+                "block_size {}: expected a multiple of 32KiB from 32KiB to 1GiB, as dm-cache takes",
+                format_size(bytes)
+            );
             return Err(arguments.refuse("block_size", text));
         }
         let mode = arguments.choice("mode")?;

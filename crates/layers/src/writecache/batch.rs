@@ -282,11 +282,15 @@ impl Batch {
         self.versions.len()
     }
 
-    /// Takes everything that it holds out of the index, a part of it at a time.
-    pub async fn forget(&self, core: &Core) {
-        const AT_ONCE: usize = 512;
+    /// From this moment on nothing of it is read from the cache.
+    pub fn forget(&self, core: &Core) {
         // The next record's header lies at the end, so that no data does.
         core.index.borrow_mut().forget_to(self.end);
+    }
+
+    /// Takes everything that it holds out of the index, a part of it at a time.
+    pub async fn take_out(&self, core: &Core) {
+        const AT_ONCE: usize = 512;
         for versions in self.versions.chunks(AT_ONCE) {
             {
                 let mut index = core.index.borrow_mut();
