@@ -1,7 +1,7 @@
 //! The crash oracle on a cache: its two devices are halves of one disk and are cut at the same moment, while blocks come and
 //! go, are marked, written back and settled. And with the fast device lost at any of these moments.
 
-use block::{BlockRange, DevicePart, Result};
+use block::{BlockRange, DevicePart, Part, Result};
 use layers::cache::{CachePart, Mode, Options};
 use layers::linear::part_of;
 use siltstone_tests::oracle::{Opening, Oracle, Report, Violation, seed};
@@ -29,6 +29,8 @@ struct Setup {
     becomes: Fast,
     /// The mode after the cut.
     then: Mode,
+    /// Whether blocks are brought in and let go by messages all the time.
+    is_warmed: bool,
 }
 
 fn setup(mode: Mode, slots: u64, slow: u64) -> Setup {
@@ -40,7 +42,7 @@ fn setup(mode: Mode, slots: u64, slow: u64) -> Setup {
         ..Options::default()
     };
     // Superblocks and journal, the head of the chunk, the slots.
-    Setup { fast: 24 + 8 + 8 * slots, slow, options, becomes: Fast::Stays, then: mode }
+    Setup { fast: 24 + 8 + 8 * slots, slow, options, becomes: Fast::Stays, then: mode, is_warmed: false }
 }
 
 async fn open(disk: Arc<dyn DevicePart>, opening: Opening, setup: &Setup) -> Result<Arc<dyn DevicePart>> {
@@ -62,7 +64,30 @@ async fn open(disk: Arc<dyn DevicePart>, opening: Opening, setup: &Setup) -> Res
         let options = Options { format: true, ..options };
         return Ok(Arc::new(CachePart::open(slow, fast, "slow", &options).await?));
     }
-    Ok(Arc::new(CachePart::open(slow, fast, "slow", &options).await?))
+    let part = Arc::new(CachePart::open(slow, fast, "slow", &options).await?);
+    if setup.is_warmed && opening == Opening::Format {
+        warm(&part, setup.slow * 4096);
+    }
+    Ok(part)
+}
+
+/// Brings in blocks and lets blocks go, until the cache is closed.
+fn warm(part: &Arc<CachePart>, bytes: u64) {
+    let part = Arc::downgrade(part);
+    runtime::spawn(async move {
+        let mut random = runtime::Random::new(77);
+        loop {
+            runtime::sleep(Duration::from_micros(random.below(300))).await;
+            let Some(part) = part.upgrade() else { return };
+            let verb = ["fetch main/1/0", "fetch small/1/0", "evict"][random.below(3) as usize];
+            let from = random.below(bytes);
+            let message = format!("warm {verb} {from}+{}", 1 + random.below(bytes - from));
+            if part.message(&message).await.is_err() {
+                return;
+            }
+        }
+    })
+    .detach();
 }
 
 fn run(
@@ -170,6 +195,15 @@ fn many_operations_at_a_time_and_discards_of_everything() {
             oracle.workload.queue_depth = 16;
             oracle.workload.discards_all = true;
         });
+    }
+}
+
+#[test]
+fn warmed_all_the_time() {
+    for (number, mode) in [Mode::Writeback, Mode::Writethrough].into_iter().enumerate() {
+        let setup = Setup { is_warmed: true, ..setup(mode, 8, 96) };
+        let counts = holds(&format!("warmed, {mode:?}"), 250 + number as u64, setup, many);
+        assert!(counts["prefetched_bytes"].as_u64() > Some(0), "nothing was brought in: {counts:?}");
     }
 }
 

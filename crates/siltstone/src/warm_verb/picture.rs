@@ -189,7 +189,7 @@ hottest ranges
   … 1 more
 ";
         assert_eq!(page(&facts, &ranges, None, 2), expected);
-        let empty = page(&facts, &[], Some(&[0..8192]), 10);
+        let empty = page(&facts, &[], Some(&[0..4096, 4096..8192]), 10);
         assert!(empty.starts_with("0 B of 8 KiB cached, 0.0 % of what was asked for"), "{empty}");
         let json = as_json(&facts, &ranges, None);
         assert_eq!((&json["cached_bytes"], &json["ranges"][1]["dirty"]), (&4_325_376.into(), &true.into()));
