@@ -284,7 +284,7 @@ fn lock(path: &Path, shared: bool) -> Result<Option<std::fs::File>> {
     match locked {
         Ok(()) => Ok(Some(file)),
         Err(std::fs::TryLockError::WouldBlock) => Err(Error::busy(format!(
-            "{} is in use by another stack: stop that one first, or take another file",
+            "{} is in use by another stack, or twice in this one: stop the other one first, or take another file",
             path.display()
         ))),
         Err(std::fs::TryLockError::Error(error)) => Err(doing(error)),

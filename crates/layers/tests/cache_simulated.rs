@@ -392,6 +392,47 @@ async fn operate(world: Arc<World>, part: Arc<CachePart>) -> Result<(), String> 
     Ok(())
 }
 
+/// Somebody who warms and cools it all the time.
+async fn warm(world: Arc<World>, part: Arc<CachePart>) -> Result<(), String> {
+    let mut random = Random::new(world.life.seed ^ 0x3A3A);
+    let bytes = part.status()["bytes"].as_u64().unwrap();
+    for _ in 0..20 {
+        runtime::sleep(Duration::from_nanos(random.below(400_000))).await;
+        let verb = ["fetch", "fetch", "fetch", "heat", "evict"][random.below(5) as usize];
+        let mut message = format!("warm {verb}");
+        let mut wanted = 0;
+        for _ in 0..1 + random.below(4) {
+            if verb != "evict" {
+                let queue = if random.chance(0.5) { "main" } else { "small" };
+                message.push_str(&format!(" {queue}/{}/{}", random.below(4), random.below(33)));
+            }
+            let length = 1 + random.below(bytes / 2);
+            message.push_str(&format!(" {}+{length}", random.below(bytes + 1000)));
+            wanted += length;
+        }
+        let answered = runtime::timeout(Duration::from_secs(100), part.message(&message)).await;
+        let answer = match answered {
+            Ok(Ok(answer)) => answer,
+            // It may be detached, or in passthrough, at the moment.
+            Ok(Err(Error::Invalid(text))) if text.contains("nothing comes into this cache") => continue,
+            Ok(Err(error)) => {
+                world.judge(&message, &error)?;
+                continue;
+            }
+            Err(_) => return Err(format!("{message} waits for ever; the cache: {:?}", part.status())),
+        };
+        let answer: serde_json::Value = serde_json::from_str(&answer).map_err(|error| error.to_string())?;
+        let is_known = !answer["failed"].as_u64().is_some_and(|failed| failed > 0) || world.life.may_fail();
+        // The origin is so small that one step is all of it.
+        if answer["done"] != wanted || !is_known {
+            return Err(format!("{message}: {answer}"));
+        }
+        let listed = part.message("warm list 0 1000").await.map_err(|error| error.to_string())?;
+        serde_json::from_str::<serde_json::Value>(&listed).map_err(|error| format!("{listed}: {error}"))?;
+    }
+    Ok(())
+}
+
 /// Everything up to the end of the life, if the power isn't cut before. Returns whether the cache had been closed.
 async fn live(world: Arc<World>) -> Result<bool, String> {
     let part = match open(&world).await {
@@ -418,6 +459,8 @@ async fn live(world: Arc<World>) -> Result<bool, String> {
     *world.opened.lock().unwrap() = true;
     drop(device);
     let operating = world.life.messages.then(|| runtime::spawn(operate(world.clone(), part.clone())));
+    let warming =
+        world.life.seed.is_multiple_of(2).then(|| runtime::spawn(warm(world.clone(), part.clone())));
     let clients = (0..world.life.depth).map(|number| {
         let (world, part) = (world.clone(), part.clone());
         runtime::spawn_on(ShardIndex(number as usize % runtime::shard_count()), move || async move {
@@ -435,6 +478,9 @@ async fn live(world: Arc<World>) -> Result<bool, String> {
     }
     if let Some(operating) = operating {
         operating.await?;
+    }
+    if let Some(warming) = warming {
+        warming.await?;
     }
     if world.life.end != End::Closed {
         return Ok(false);

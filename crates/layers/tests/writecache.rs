@@ -4,8 +4,8 @@
 mod common;
 
 use block::{
-    BlockCount, BlockIndex, BlockRange, BlockSize, Device, DeviceGeometry, DevicePart, Durability, Error,
-    Part,
+    BlockCount, BlockIndex, BlockRange, BlockSize, Data, Device, DeviceGeometry, DevicePart, Durability,
+    Error, Part,
 };
 use common::{full, on_a_shard, read, write};
 use layers::fault::{FaultDevicePart, parse_rules};
@@ -162,25 +162,41 @@ fn a_cache_device_that_fails_takes_no_more_writes_and_what_it_holds_is_kept() {
 #[test]
 fn what_has_rotted_is_neither_read_nor_written_back() {
     on_a_shard(|| async {
-        let stack = stack("any error=EIO", "write corrupt bits=64", lazy()).await;
-        write(&*stack.device, 1, 1).await.unwrap();
-        stack.fast.message("rules on").await.unwrap();
-        write(&*stack.device, 2, 2).await.unwrap();
-        stack.fast.message("rules off").await.unwrap();
-        write(&*stack.device, 3, 3).await.unwrap();
-        let error = read(&*stack.device, 2, 1).await.unwrap_err();
-        assert!(matches!(&error, Error::Corrupt(text) if text.contains("block 2")), "{error}");
-        let stopped = stack.part.message("flush").await.unwrap_err();
-        assert!(matches!(stopped, Error::Corrupt(_)), "{stopped}");
-        assert_eq!((stack.on_origin(2).await, stack.on_origin(3).await), (0, 0));
-        // Its header may have rotted, too: then nobody can say any more what it was.
-        if stopped.detail().contains("give_up_rotten") {
+        for (header, data) in [(false, true), (true, false), (true, true)] {
+            let stack = stack("any error=EIO", "any error=EIO", lazy()).await;
+            for value in 1..=3 {
+                write(&*stack.device, value, value as u8).await.unwrap();
+            }
+            let fast = stack.fast.open().await.unwrap();
+            let mut place = 0;
+            while read(&*fast, place, 1).await.unwrap() != [2; 4096] {
+                place += 1;
+            }
+            for (rots, place) in [(header, place - 1), (data, place)] {
+                let mut bytes = read(&*fast, place, 1).await.unwrap();
+                bytes[9] ^= u8::from(rots);
+                fast.write(BlockIndex(place), Data::copy_of(&bytes).into(), Durability::Visible)
+                    .await
+                    .unwrap();
+            }
+            match read(&*stack.device, 2, 1).await {
+                Ok(bytes) => assert_eq!((data, bytes), (false, vec![2; 4096])),
+                Err(error) => {
+                    assert!(data, "{error}");
+                    assert!(matches!(&error, Error::Corrupt(text) if text.contains("block 2")), "{error}");
+                }
+            }
+            let stopped = stack.part.message("flush").await.unwrap_err();
+            assert!(stopped.detail().contains("give_up_rotten"), "{stopped}");
+            assert_eq!((stack.on_origin(2).await, stack.on_origin(3).await), (0, 0));
             stack.part.message("give_up_rotten").await.unwrap();
-            stack.part.message("flush").await.unwrap();
-            assert_eq!(stack.on_origin(3).await, 3);
+            // Who asks may still be told of the last attempt.
+            while stack.part.message("flush").await.is_err() {}
+            let on_origin = [stack.on_origin(1).await, stack.on_origin(2).await, stack.on_origin(3).await];
+            assert_eq!((on_origin, stack.status("cached_blocks")), ([1, 2, 3], 0));
+            drop(fast);
+            stack.close().await;
         }
-        drop(stack.device);
-        let _ = stack.part.close().await;
     });
 }
 
@@ -288,5 +304,135 @@ fn blocks_written_again_and_again_go_to_the_origin_once_between_flushes() {
             assert_eq!(stack.status("superseded"), 12 - least);
             stack.close().await;
         }
+    });
+}
+
+/// Only metadata is cached, and written back only if it is asked for.
+fn metadata_only() -> Options {
+    let mut options = lazy();
+    options.settings.order = Order::None;
+    options.settings.metadata_only = true;
+    options
+}
+
+impl Stack {
+    async fn write_metadata(&self, block: u64, byte: u8) {
+        let payload = full(byte, 1).with_metadata(true);
+        self.device.write(BlockIndex(block), payload, Durability::Visible).await.unwrap();
+    }
+
+    /// What both disks hold now, as disks of their own: origin and cache.
+    async fn copies(&self) -> [Arc<FaultDevicePart>; 2] {
+        let copies = [(&self.origin, ORIGIN), (&self.fast, CACHE)].map(async |(disk, blocks)| {
+            let copy = faulty(blocks, "any error=EIO");
+            copy.message("rules off").await.unwrap();
+            let bytes = read(&*disk.open().await.unwrap(), 0, blocks as usize).await.unwrap();
+            let payload = block::Data::copy_of(&bytes).into();
+            copy.open().await.unwrap().write(BlockIndex(0), payload, Durability::Visible).await.unwrap();
+            copy
+        });
+        let [origin, fast] = copies;
+        [origin.await, fast.await]
+    }
+}
+
+#[test]
+fn what_is_no_metadata_goes_around_the_cache_but_for_blocks_that_are_cached() {
+    on_a_shard(|| async {
+        let stack = stack("any error=EIO", "any error=EIO", metadata_only()).await;
+        write(&*stack.device, 3, 1).await.unwrap();
+        assert_eq!((stack.on_origin(3).await, stack.status("cached_blocks")), (1, 0));
+        for block in 10..14 {
+            stack.write_metadata(block, 2).await;
+        }
+        assert_eq!((stack.on_origin(12).await, stack.status("cached_blocks")), (0, 4));
+        // One write of both kinds of blocks, durable.
+        stack.device.write(BlockIndex(8), full(3, 8), Durability::Durable).await.unwrap();
+        assert_eq!(
+            (stack.on_origin(9).await, stack.on_origin(12).await, stack.on_origin(14).await),
+            (3, 0, 3)
+        );
+        assert_eq!(read(&*stack.device, 8, 8).await.unwrap(), vec![3; 8 * 4096]);
+        // A discard of both, and one of what isn't cached.
+        stack.device.discard(BlockRange::new(13, 2)).await.unwrap();
+        stack.device.discard(BlockRange::new(2, 6)).await.unwrap();
+        assert_eq!((stack.on_origin(14).await, stack.on_origin(3).await), (0, 0));
+        assert_eq!(read(&*stack.device, 12, 3).await.unwrap()[4096..], vec![0; 2 * 4096]);
+        assert_eq!(stack.status("discarded_ranges"), 1);
+        // Written back, all of it goes around.
+        stack.part.message("flush").await.unwrap();
+        assert_eq!((stack.on_origin(12).await, stack.on_origin(13).await), (3, 0));
+        write(&*stack.device, 12, 4).await.unwrap();
+        stack.device.discard(BlockRange::new(0, ORIGIN)).await.unwrap();
+        assert_eq!((stack.on_origin(12).await, stack.status("cached_blocks")), (0, 0));
+        assert_eq!(stack.status("discarded_ranges"), 0);
+        stack.close().await;
+    });
+}
+
+/// Whichever superblock is left after a power cut: none writes an older version back over what went around the cache.
+#[test]
+fn no_superblock_brings_back_what_was_written_over_around_the_cache() {
+    on_a_shard(|| async {
+        let stack = stack("any error=EIO", "any error=EIO", metadata_only()).await;
+        stack.write_metadata(5, 1).await;
+        stack.part.message("flush").await.unwrap();
+        write(&*stack.device, 5, 2).await.unwrap();
+        stack.device.flush().await.unwrap();
+        assert_eq!((stack.on_origin(5).await, stack.status("writes_around")), (2, 1));
+        for rotten in [None, Some(0), Some(1)] {
+            let [origin, fast] = stack.copies().await;
+            if let Some(block) = rotten {
+                write(&*fast.open().await.unwrap(), block, 0xAA).await.unwrap();
+            }
+            let part = WriteCachePart::open(origin.clone(), fast, metadata_only()).await.unwrap();
+            let device = part.open().await.unwrap();
+            assert_eq!(read(&*device, 5, 1).await.unwrap()[0], 2, "superblock {rotten:?} is rotten");
+            part.message("flush").await.unwrap();
+            assert_eq!(read(&*origin.open().await.unwrap(), 5, 1).await.unwrap()[0], 2);
+            drop(device);
+            part.close().await.unwrap();
+        }
+        stack.close().await;
+    });
+}
+
+/// A write that is cached overtakes one of data to the same block that is still on its way to the origin: that one must not
+/// land on it.
+#[test]
+fn write_back_waits_for_what_is_on_its_way_around_the_cache() {
+    on_a_shard(|| async {
+        let stack = stack("write delay=200ms", "any error=EIO", metadata_only()).await;
+        stack.origin.message("rules on").await.unwrap();
+        let device = stack.device.clone();
+        let slow = runtime::spawn(async move { write(&*device, 5, 1).await });
+        runtime::sleep(Duration::from_millis(20)).await;
+        stack.origin.message("rules off").await.unwrap();
+        stack.write_metadata(5, 2).await;
+        assert_eq!(stack.on_origin(5).await, 0, "the write of data is still on its way");
+        stack.part.message("flush").await.unwrap();
+        slow.await.unwrap();
+        assert_eq!((stack.on_origin(5).await, read(&*stack.device, 5, 1).await.unwrap()[0]), (2, 2));
+        // Nobody waits for this one any more.
+        stack.origin.message("rules on").await.unwrap();
+        assert!(runtime::timeout(Duration::from_millis(20), write(&*stack.device, 6, 1)).await.is_err());
+        stack.origin.message("rules off").await.unwrap();
+        stack.write_metadata(6, 2).await;
+        stack.part.message("flush").await.unwrap();
+        runtime::sleep(Duration::from_millis(300)).await;
+        assert_eq!(stack.on_origin(6).await, 2);
+        stack.close().await;
+    });
+}
+
+#[test]
+fn only_metadata_and_an_order_is_refused() {
+    on_a_shard(|| async {
+        let mut options = metadata_only();
+        options.settings.order = Order::Flushes;
+        options.format = true;
+        let (origin, fast) = (faulty(ORIGIN, "any error=EIO"), faulty(CACHE, "any error=EIO"));
+        let refused = WriteCachePart::open(origin, fast, options).await.err().unwrap();
+        assert!(refused.detail().contains("order=none"), "{refused}");
     });
 }

@@ -17,6 +17,7 @@
 
 mod carry;
 pub mod clock;
+pub mod extents;
 pub mod file;
 mod home;
 pub mod mapping;

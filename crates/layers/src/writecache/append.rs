@@ -224,7 +224,7 @@ impl Core {
             });
             self.spare.borrow_mut().push((record.items, record.sums));
         }
-        if self.used() >= self.settings.high || self.waiting_for_room.get() > 0 {
+        if self.used() >= self.settings.high || self.waiting_for_room.get() > 0 || self.cleaner.get() {
             self.writeback.notify_all();
         }
         if self.uncommitted.get() >= self.settings.autocommit_blocks {

@@ -82,20 +82,23 @@ impl Batch {
         let most = core.progress.next_batch(core.settings.batch);
         while batch.end < durable && batch.end - begin < most {
             let address = batch.end;
-            let found = {
-                let place = batch.block(core, address, durable, kept).await?;
-                Found::decode(batch.bytes(core, place), address, &expect)
-                    .and_then(|found| match found.header.sequence == batch.next_record {
-                        true => Ok(found),
-                        false => Err(Error::corrupt("another record")),
-                    })
-                    .map_err(|error| {
-                        error.with_detail(format!(
-                            "record {} of the write cache, at address {address}, can't be read back: {}",
-                            batch.next_record,
-                            error.detail()
-                        ))
-                    })?
+            let found = match batch.header(core, address, durable, kept, &expect).await {
+                Ok(found) => found,
+                Err(Error::Corrupt(_) | Error::Protocol(_)) if core.give_up_rotten.get() => {
+                    // What is known of it is written back by itself.
+                    if batch.end == begin {
+                        batch.read_without_header(core, durable, kept, &expect).await?;
+                    }
+                    break;
+                }
+                Err(error) => {
+                    return Err(error.with_detail(format!(
+                        "record {} of the write cache, at address {address}, can't be read back, so nothing behind it is \
+                         written back either; the message \"give_up_rotten\" goes on with what is known of it: {}",
+                        batch.next_record,
+                        error.detail()
+                    )));
+                }
             };
             let is_another = batch.epoch.is_some_and(|epoch| epoch != found.flush_epoch);
             if core.settings.order == Order::Flushes && is_another {
@@ -129,6 +132,66 @@ impl Batch {
             batch.next_record += 1;
         }
         Ok(batch)
+    }
+
+    /// The header of the next record.
+    async fn header(
+        &mut self,
+        core: &Core,
+        address: u64,
+        durable: u64,
+        kept: &mut Option<(u64, Data)>,
+        expect: &Expect<'_>,
+    ) -> Result<Found> {
+        let place = self.block(core, address, durable, kept).await?;
+        let found = Found::decode(self.bytes(core, place), address, expect)?;
+        match found.header.sequence == self.next_record {
+            true => Ok(found),
+            false => Err(Error::corrupt(format!("record {} lies there", found.header.sequence))),
+        }
+    }
+
+    /// Takes what the index knows of a record whose header can't be read: its newest versions of blocks. Older ones, which would
+    /// have come before a later flush, are lost; so on the origin alone the order has a gap there.
+    async fn read_without_header(
+        &mut self,
+        core: &Core,
+        durable: u64,
+        kept: &mut Option<(u64, Data)>,
+        expect: &Expect<'_>,
+    ) -> Result<()> {
+        let (begin, number) = (self.end, self.next_record);
+        (self.end, self.next_record) = (begin + 1, core.durable_record.get() + 1);
+        // Whatever lies up to the next record that can be read is part of it, for all that is known.
+        while self.end < durable {
+            let place = self.block(core, self.end, durable, kept).await?;
+            if let Ok(found) = Found::decode(self.bytes(core, place), self.end, expect)
+                && found.header.sequence > number
+            {
+                self.next_record = found.header.sequence;
+                break;
+            }
+            self.end += 1;
+        }
+        let (mut written, discarded) = core.index.borrow().within(begin..self.end);
+        written.sort_unstable_by_key(|(_, address, _)| *address);
+        tracing::warn!(
+            "record {number} of the write cache can't be read: the newest versions of {} blocks are written back, older \
+             ones of any block are lost",
+            written.len()
+        );
+        for (block, address, sum) in written {
+            let at = self.pieces.partition_point(|(start, _)| *start <= address) - 1;
+            let place = Place(at as u32, (address - self.pieces[at].0) as u32);
+            if sum_of(self.bytes(core, place)) != sum {
+                self.rotten.push(address);
+            }
+            self.versions.push(Version { block, address, piece: place.0, at: place.1 });
+        }
+        for (block, count, address) in discarded {
+            self.ranges.push((Entry { block, count, action: Action::Discard }, address));
+        }
+        Ok(())
     }
 
     /// Where the next batch begins.
@@ -282,11 +345,15 @@ impl Batch {
         self.versions.len()
     }
 
-    /// Takes everything that it holds out of the index, a part of it at a time.
-    pub async fn forget(&self, core: &Core) {
-        const AT_ONCE: usize = 512;
+    /// From this moment on nothing of it is read from the cache.
+    pub fn forget(&self, core: &Core) {
         // The next record's header lies at the end, so that no data does.
         core.index.borrow_mut().forget_to(self.end);
+    }
+
+    /// Takes everything that it holds out of the index, a part of it at a time.
+    pub async fn take_out(&self, core: &Core) {
+        const AT_ONCE: usize = 512;
         for versions in self.versions.chunks(AT_ONCE) {
             {
                 let mut index = core.index.borrow_mut();

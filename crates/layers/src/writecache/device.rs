@@ -63,12 +63,17 @@ impl Default for Options {
                 max_age: None,
                 fua: false,
                 order: Order::Flushes,
+                metadata_only: false,
                 batch: 0,
                 dirty: 64 << 20,
             },
         }
     }
 }
+
+/// What is said of `metadata_only` with [`Order::Flushes`].
+pub(super) const METADATA_ONLY_HAS_NO_ORDER: &str = "metadata_only: data that goes to the origin overtakes metadata that is still in the cache, and order=flushes promises \
+     that nothing does; give that up with order=none";
 
 impl WriteCachePart {
     /// Opens the cache on `fast` of what is on `origin`; this shard becomes its home.
@@ -85,6 +90,9 @@ impl WriteCachePart {
             if device.geometry().read_only {
                 return Err(Error::read_only(format!("the {name} of a write cache can't be read-only")));
             }
+        }
+        if options.settings.metadata_only && options.settings.order == Order::Flushes {
+            return Err(Error::invalid(METADATA_ONLY_HAS_NO_ORDER));
         }
         let block_size = origin.geometry().block_size.max(fast.geometry().block_size);
         let origin_blocks = origin.geometry().bytes() / block_size.bytes();
@@ -168,13 +176,14 @@ fn core(recovered: Recovered, options: Options, origin: Rc<dyn Device>, fast: Rc
         cleaner_since: Cell::new((head, superblock.tail)),
         around: Cell::new(0),
         around_flushed: Cell::new(0),
+        writers_around: Readers::default(),
         flush_on_suspend: Cell::new(false),
         sealed: Cell::new(false),
         give_up_rotten: Cell::new(false),
         closing: Cell::new(false),
         handles: Cell::new(0),
         readers: Readers::default(),
-        origin_read: Cell::new(None),
+        origin_used: Cell::new(None),
         oldest: Cell::new(oldest),
         failure: RefCell::default(),
         stuck: RefCell::default(),

@@ -6,6 +6,7 @@
 //! which address of the log it was; the higher address is the newer version.
 
 use std::collections::BTreeMap;
+use std::ops::Range;
 
 /// Blocks and addresses are below 2 to this power.
 pub const BITS: u32 = 48;
@@ -31,6 +32,10 @@ fn block_of(slot: Slot) -> u64 {
 
 fn address_of(slot: Slot) -> u64 {
     slot[1] & MASK
+}
+
+fn sum_in(slot: Slot) -> u32 {
+    (slot[0] >> BITS << 16 | slot[1] >> BITS) as u32
 }
 
 /// Where the newest version of each cached block lies.
@@ -102,7 +107,26 @@ impl Index {
         match self.gone.address_of(block) {
             Some(gone) if gone > written && gone > self.floor => Found::Zeros,
             _ if written <= self.floor => Found::Origin,
-            _ => Found::At(written, (slot[0] >> BITS << 16 | slot[1] >> BITS) as u32),
+            _ => Found::At(written, sum_in(slot)),
+        }
+    }
+
+    /// Whether anything is known of a block, even if it is only that it has been written back and not yet taken out.
+    #[inline]
+    pub fn knows(&self, block: u64) -> bool {
+        address_of(self.slots[self.slot_of(block)]) != 0 || self.gone.address_of(block).is_some()
+    }
+
+    /// Whether anything is known of any of these blocks. It takes a look at each of them or at all that is known, whichever is
+    /// less.
+    pub fn knows_any(&self, start: u64, count: u64) -> bool {
+        if self.gone.overlaps(start, count) {
+            return true;
+        }
+        let range = start..start + count;
+        match count < self.slots.len() as u64 {
+            true => range.into_iter().any(|block| address_of(self.slots[self.slot_of(block)]) != 0),
+            false => self.slots.iter().any(|slot| address_of(*slot) != 0 && range.contains(&block_of(*slot))),
         }
     }
 
@@ -111,6 +135,17 @@ impl Index {
         let written = address_of(self.slots[self.slot_of(block)]);
         let gone = self.gone.address_of(block).unwrap_or(0);
         Some(written.max(gone)).filter(|newest| *newest > self.floor)
+    }
+
+    /// What is known at these addresses: blocks, with address and checksum, and discarded ranges, as start, count and address.
+    /// Looks at everything.
+    pub fn within(&self, addresses: Range<u64>) -> (Vec<(u64, u64, u32)>, Vec<(u64, u64, u64)>) {
+        let written = self.slots.iter().filter(|slot| addresses.contains(&address_of(**slot)));
+        let gone = self.gone.0.iter().filter(|(_, gone)| addresses.contains(&gone.address));
+        (
+            written.map(|slot| (block_of(*slot), address_of(*slot), sum_in(*slot))).collect(),
+            gone.map(|(start, gone)| (*start, gone.end - start, gone.address)).collect(),
+        )
     }
 
     /// A block with this checksum was written at this address, the highest so far.
@@ -187,6 +222,11 @@ impl Ranges {
         }
         let (_, gone) = self.0.range(..=block).next_back()?;
         (gone.end > block).then_some(gone.address)
+    }
+
+    /// Whether any of these blocks is in one of the ranges.
+    fn overlaps(&self, start: u64, count: u64) -> bool {
+        self.0.range(..start + count).next_back().is_some_and(|(_, gone)| gone.end > start)
     }
 
     /// A range was discarded at this address, the highest so far.
@@ -284,7 +324,11 @@ mod tests {
                 }
                 for block in 0..100 {
                     assert_eq!(index.lookup(block), plain.lookup(block), "seed {seed} block {block}");
+                    assert_eq!(index.knows(block), plain.lookup(block) != Found::Origin);
                 }
+                let (start, count) = (random.below(100), 1 + random.below(400));
+                let any = (start..(start + count).min(100)).any(|block| index.knows(block));
+                assert_eq!(index.knows_any(start, count), any, "seed {seed}, {count} blocks from {start}");
             }
             std::mem::take(&mut plain.0).into_iter().for_each(|entry| forget(&mut index, entry));
             assert!(index.is_empty(), "seed {seed}: {} blocks, {} ranges", index.blocks(), index.ranges());

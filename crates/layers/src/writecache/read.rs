@@ -41,9 +41,7 @@ impl Core {
     }
 
     fn read_origin(&self, block: u64, buffer: Buffer) -> Call<'_, ReadOutcome> {
-        if !self.settings.pause.is_zero() {
-            self.origin_read.set(Some(runtime::now()));
-        }
+        self.note_use_of_origin();
         self.origin.read(self.on_origin(block), buffer)
     }
 

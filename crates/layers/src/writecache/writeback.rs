@@ -8,7 +8,7 @@
 
 use super::batch::{Batch, Start};
 use super::core::{Core, Order, count};
-use super::format::Action;
+use super::format::{Action, Superblock};
 use block::{BlockRange, Durability, Error, Result, ZeroMode};
 use std::cell::{Cell, RefCell};
 use std::rc::Rc;
@@ -151,14 +151,14 @@ impl Core {
         }
     }
 
-    /// Waits while clients read from the origin, as long as there is room enough.
+    /// Waits while clients use the origin, as long as there is room enough.
     async fn pause(&self) {
         let pause = self.settings.pause;
         if pause.is_zero() {
             return;
         }
-        while let Some(read) = self.origin_read.get() {
-            let since = read.elapsed();
+        while let Some(used) = self.origin_used.get() {
+            let since = used.elapsed();
             let room = self.settings.high + (self.ring.blocks() - self.settings.high) / 2;
             let is_asked = self.cleaner.get() || self.closing.get() || self.tail.get() < self.flush_to.get();
             if since >= pause || is_asked || self.used() >= room {
@@ -186,13 +186,10 @@ impl Core {
         }
         flushed?;
         // Readers find it on the origin from now on.
-        batch.forget(self).await;
-        let (end, next_record) = (batch.end, batch.next_record);
-        self.write_superblock(|superblock| {
-            superblock.tail = end;
-            superblock.tail_record = next_record;
-        })
-        .await?;
+        batch.forget(self);
+        let end = batch.end;
+        self.note_tail(end, batch.next_record).await?;
+        batch.take_out(self).await;
         self.readers.grace().await;
         self.progress.freed(end - self.tail.get());
         self.tail.set(end);
@@ -207,6 +204,24 @@ impl Core {
         count(&self.counters.superseded, batch.versions() as u64 - newest);
         count(&self.counters.batches, 1);
         Ok(())
+    }
+
+    /// Writes a superblock with this tail; both, where a block that has been written back may go around the cache from then
+    /// on: by an older tail its older version would be written back once more.
+    async fn note_tail(&self, tail: u64, tail_record: u64) -> Result<()> {
+        let before = self.superblock.get();
+        self.write_superblock(|superblock| (superblock.tail, superblock.tail_record) = (tail, tail_record))
+            .await?;
+        if !self.settings.metadata_only {
+            return Ok(());
+        }
+        let both = self.write_superblock(|_| {}).await;
+        if both.is_err() {
+            // The batch is written back again, from where it began.
+            let Superblock { sequence, durable, .. } = self.superblock.get();
+            self.superblock.set(Superblock { sequence, durable, ..before });
+        }
+        both
     }
 
     /// When the record at this address was written.
@@ -321,6 +336,8 @@ impl WriteBack {
         // Nothing that the cache could still lose goes to the origin, or saves an older version from going there: what
         // is there after a power cut stays a prefix of what was written.
         core.commit().await?;
+        // What goes around the cache from now on goes elsewhere.
+        core.writers_around.grace().await;
         let start = match &self.settling {
             None => Start::at_tail(&core),
             Some(settling) => Start::at(settling.end, settling.next_record),
