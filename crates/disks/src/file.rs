@@ -214,6 +214,11 @@ impl FilePart {
             file.sync_all().await?;
             length = size;
         }
+        if found.is_none() {
+            // What is flushed is worth nothing if the file's name doesn't survive.
+            let folder = path.parent().filter(|folder| !folder.as_os_str().is_empty());
+            runtime::file::sync_directory(folder.unwrap_or(Path::new("."))).await?;
+        }
         let bytes = settings.size.unwrap_or(length).min(length);
         if bytes == 0 || !bytes.is_multiple_of(settings.block_size.bytes()) {
             return Err(Error::invalid(format!(

@@ -249,7 +249,7 @@ fn after_a_failed_flush_nothing_is_called_durable_any_more() {
 fn a_closed_file_has_lost_nothing_after_a_power_cut() {
     for seed in 1..=10 {
         let simulated = runtime::simulate(Simulation::new(seed), || async {
-            let part = FilePart::open_path(Path::new("disk.img"), Some(1 << 20)).await.expect("it opens");
+            let part = FilePart::open_path(Path::new("/disk.img"), Some(1 << 20)).await.expect("it opens");
             let device = part.open().await.expect("it opens");
             for block in 0..256 {
                 let data = Buffer::copy_of(&[7; 4096]).into();

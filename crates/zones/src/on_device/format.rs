@@ -190,10 +190,15 @@ impl ZoneHeader {
     /// bytes of data a zone takes, in units of `granularity`.
     ///
     /// # Errors
-    /// As [`Format::read`]; [`Error::Protocol`] and [`Error::Corrupt`] also for what wasn't written here.
+    /// [`Error::Protocol`] for other bytes or another version, [`Error::Corrupt`] for a header that isn't what was written
+    /// here.
     pub fn decode(bytes: &[u8], uuid: Uuid, zone: u32, capacity: u64, granularity: u64) -> Result<Self> {
         let what = format_args!("header of zone {zone}");
-        let raw: &RawHeader = HEADER.read(bytes, what)?;
+        // Whatever else is there: a header should be.
+        let raw: &RawHeader = HEADER.read(bytes, what).map_err(|error| match error {
+            Error::NotFound(detail) => Error::Protocol(detail),
+            error => error,
+        })?;
         if raw.padding.get() != 0 || raw.reserved != [0; 452] {
             return Err(Error::protocol(format!("{what}: fields that version 2 doesn't have")));
         }
