@@ -95,8 +95,8 @@ impl Table {
     /// # Errors
     /// [`Error::NotFound`] where there is no table; as [`open`](Self::open).
     pub async fn owner(medium: &Medium) -> Result<([u8; OWNER], bool)> {
-        let superblock = find(medium).await?;
-        Ok((superblock.owner, superblock.clean))
+        let Found { superblock, is_doubtful } = find(medium).await?;
+        Ok((superblock.owner, superblock.clean && !is_doubtful))
     }
 
     /// Opens the table of a device. A device that has grown since has more entries, which are free.
@@ -105,7 +105,7 @@ impl Table {
     /// [`Error::NotFound`] where there is none, [`Error::Protocol`] for another version, [`Error::Corrupt`] with what is
     /// damaged, [`Error::Invalid`] for a device that has shrunk.
     pub async fn open(medium: Rc<Medium>) -> Result<Table> {
-        let found = find(&medium).await?;
+        let Found { superblock: found, is_doubtful } = find(&medium).await?;
         let layout = Layout::found(&found, medium.geometry())?;
         let grown = found.entries < layout.entries;
         if grown {
@@ -115,7 +115,7 @@ impl Table {
             medium.flush().await?;
         }
         let mut entries = vec![[0; 3]; layout.entries as usize];
-        let recovered = journal::recover(&medium, &layout, &found, &mut entries).await?;
+        let recovered = journal::recover(&medium, &layout, &found, is_doubtful, &mut entries).await?;
         let superblock = Superblock {
             sequence: found.sequence + 1,
             epoch: found.epoch + 1,
@@ -135,7 +135,7 @@ impl Table {
             entries: RefCell::new(entries),
             journal: RefCell::new(journal),
             failure: RefCell::default(),
-            was_clean: found.clean,
+            was_clean: found.clean && !is_doubtful,
             written: Cell::default(),
         })
     }
@@ -342,8 +342,15 @@ async fn zero_pages(medium: &Medium, layout: &Layout, from: u64) -> Result<()> {
     Ok(())
 }
 
-/// Reads the newer one of the superblocks.
-async fn find(medium: &Medium) -> Result<Superblock> {
+/// The newer one of the superblocks.
+struct Found {
+    superblock: Superblock,
+    /// The other one is damaged, and may have been newer. A power cut doesn't do that: they fit in a sector.
+    is_doubtful: bool,
+}
+
+/// Reads the superblocks.
+async fn find(medium: &Medium) -> Result<Found> {
     let geometry = medium.geometry();
     let smallest = geometry.block_size.bytes().max(format::SMALLEST_UNIT);
     if geometry.bytes() < 2 * smallest {
@@ -351,10 +358,17 @@ async fn find(medium: &Medium) -> Result<Superblock> {
     }
     let begin = medium.bytes(0, smallest).await?;
     let first = look(&begin, 0)?;
+    let is_doubtful = |bytes: &block::Buffer, found: &Option<Superblock>| {
+        found.is_none() && bytes.filled().iter().take(format::SUPERBLOCK).any(|byte| *byte != 0)
+    };
+    let mut either = is_doubtful(&begin, &first);
     let second = match &first {
         Some(superblock) => {
             let unit = u64::from(superblock.unit);
-            look(&medium.bytes(unit, smallest).await?, unit)?
+            let bytes = medium.bytes(unit, smallest).await?;
+            let second = look(&bytes, unit)?;
+            either |= is_doubtful(&bytes, &second);
+            second
         }
         // The unit isn't known. Below the second copy there is nothing that could pass for one, behind it there may be.
         None => {
@@ -371,8 +385,11 @@ async fn find(medium: &Medium) -> Result<Superblock> {
         (Some(first), Some(second)) if first.identity != second.identity => {
             Err(Error::corrupt("the two superblocks belong to different tables"))
         }
-        (Some(first), Some(second)) => Ok(if first.sequence > second.sequence { first } else { second }),
-        (Some(only), None) | (None, Some(only)) => Ok(only),
+        (Some(first), Some(second)) => {
+            let superblock = if first.sequence > second.sequence { first } else { second };
+            Ok(Found { superblock, is_doubtful: false })
+        }
+        (Some(only), None) | (None, Some(only)) => Ok(Found { superblock: only, is_doubtful: either }),
         (None, None) => {
             let holds = zones::on_device::format::describe(begin.filled());
             Err(Error::not_found(format!("no table on the device, but {holds}")))

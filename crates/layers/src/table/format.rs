@@ -14,7 +14,7 @@ use zones::record::{FIXED, Identity};
 /// The version of the format that this code writes and reads.
 pub(crate) const VERSION: u32 = 1;
 /// How long a superblock is, in bytes: within one sector, so that it is never torn.
-const SUPERBLOCK: usize = 512;
+pub(super) const SUPERBLOCK: usize = 512;
 /// How many bytes of a superblock belong to the table's owner.
 pub(crate) const OWNER: usize = 320;
 const SUPERBLOCK_MAGIC: [u8; 8] = *b"SILTTSUP";
