@@ -167,12 +167,14 @@ impl Core {
         let mut lagging = None;
         let mut in_line = Vec::new();
         if lanes != 0 {
+            let may_lag = self.lagging();
             let waits = durability == Durability::Durable && !self.settings.fast_flush;
-            if !waits && lanes & !self.lagging() == 0 {
+            if !waits && lanes & !may_lag == 0 {
                 lagging = self.behind.enter(change.bytes()).map(Rc::new);
             }
-            let theirs = if waits { durability } else { Durability::Visible };
             for leg in each(lanes) {
+                // Of a leg that has to lag no more because others are lost, a flush makes everything durable.
+                let theirs = if waits || may_lag & 1 << leg == 0 { durability } else { Durability::Visible };
                 // Their place in the line is the one of now.
                 let asked = self.legs[leg].lane.ask(blocks.clone());
                 let (writing, lagging, change) = (writing.again(), lagging.clone(), change.clone());
