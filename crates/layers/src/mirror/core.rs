@@ -89,6 +89,8 @@ pub struct Core {
     pub chunks: Chunks,
     /// How many pieces are being copied from leg to leg.
     pub copying: Cell<u64>,
+    /// Something was copied from leg to leg that no flush has covered.
+    pub copied: Cell<bool>,
     /// Who changes which blocks.
     pub locks: Rc<RangeLocks>,
     /// Writes that are behind.
@@ -173,7 +175,7 @@ impl Core {
                 lagging = self.behind.enter(change.bytes()).map(Rc::new);
             }
             for leg in each(lanes) {
-                // Of a leg that has to lag no more because others are lost, a flush makes everything durable.
+                // One that doesn't lag, because the others are lost, has what is to be durable.
                 let theirs = if waits || may_lag & 1 << leg == 0 { durability } else { Durability::Visible };
                 // Their place in the line is the one of now.
                 let asked = self.legs[leg].lane.ask(blocks.clone());

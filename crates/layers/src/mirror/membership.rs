@@ -97,6 +97,8 @@ impl Core {
             if self.is_settled() {
                 break;
             }
+            // Once superblocks say that a leg was left behind, what was read of it has to be on the others for good.
+            self.flush_copies().await;
             self.complete_bitmaps().await?;
             let wanted = self.wanted.get();
             self.kept.set(self.kept.get() & self.markers());

@@ -267,6 +267,7 @@ fn core(
         paging: Semaphore::new(1),
         chunks: Chunks::new(&layout),
         copying: Cell::new(0),
+        copied: Cell::new(false),
         locks: Rc::new(RangeLocks::default()),
         behind: Behind::new(plan.settings.write_behind, plan.settings.behind_bytes),
         work: Notify::new(),
