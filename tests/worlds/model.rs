@@ -46,6 +46,8 @@ pub enum Stop {
     Older,
     /// Only what lags behind without any order: of each unit some version.
     Mixed,
+    /// Nothing is promised.
+    Unknown,
 }
 
 impl Model {
@@ -230,6 +232,7 @@ impl Model {
             }),
             Stop::PowerCut => self.check_cut(found),
             Stop::Older => self.check_older(found),
+            Stop::Unknown => Ok(()),
             Stop::Mixed => units().try_for_each(|(unit, version)| {
                 let counts =
                     |operation: &Operation| operation.completed.is_some_and(|time| time < self.arrived);
