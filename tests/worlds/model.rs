@@ -200,6 +200,11 @@ impl Model {
         &self.units[unit][self.since[unit]..]
     }
 
+    /// Whether something is on its way, or nobody knows any more whether it is.
+    pub fn is_open(&self, unit: u64) -> bool {
+        self.recent(unit as usize).iter().any(|number| self.operations[*number].completed.is_none())
+    }
+
     /// Checks what a read that began then found in a unit.
     ///
     /// # Errors
