@@ -316,8 +316,10 @@ impl Trial<'_> {
     fn rotten(&self, legs: &[Leg], random: &mut Random) -> Vec<Leg> {
         let mut rotten = vec![BTreeSet::new(); legs.len()];
         rotten[0].insert(random.below(2));
-        for block in (DATA..BLOCKS).filter(|_| random.chance(0.3)) {
-            rotten[random.below(legs.len() as u64) as usize].insert(block);
+        for block in DATA..BLOCKS {
+            if random.chance(0.3) {
+                rotten[random.below(legs.len() as u64) as usize].insert(block);
+            }
         }
         let leg =
             |((name, leg), blocks): (&Leg, _)| -> Leg { (*name, Arc::new(Rotten::new(leg.clone(), blocks))) };
