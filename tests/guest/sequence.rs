@@ -15,7 +15,8 @@
 //! alone, and a device that is right answers as memory does.
 
 use block::{
-    BlockIndex, BlockRange, BlockSize, Buffer, Device, DevicePart, Durability, Error, Result, ZeroMode,
+    BlockIndex, BlockRange, BlockSize, Buffer, Device, DevicePart, Durability, Error, Payload, Result,
+    ZeroMode,
 };
 use runtime::{JoinHandle, Random};
 use siltstone_tests::oracle::stamp::{describe, stamped};
@@ -154,7 +155,10 @@ impl Sequence {
         let (device, size) = (self.device.clone(), self.block_size);
         let says = match kind {
             0..48 => runtime::spawn(async move {
-                device.write(range.start, stamped(range, number, size).into(), durability).await?;
+                // Every third one says that it is metadata, for layers that go by it. A kernel can't be told.
+                let payload = Payload::from(stamped(range, number, size));
+                let payload = payload.with_metadata(number.is_multiple_of(3));
+                device.write(range.start, payload, durability).await?;
                 Ok(None)
             }),
             48..76 => runtime::spawn(async move {

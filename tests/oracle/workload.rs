@@ -1,7 +1,7 @@
 //! What the client does: several tasks at once, all on few blocks, with many flushes.
 
 use super::stamp::stamped;
-use block::{BlockIndex, BlockRange, Buffer, Device, Durability, Result, ZeroMode};
+use block::{BlockIndex, BlockRange, Buffer, Device, Durability, Payload, Result, ZeroMode};
 use runtime::Random;
 use std::cell::Cell;
 use std::rc::Rc;
@@ -57,7 +57,13 @@ async fn client(
         let range = BlockRange::new(random.below(blocks - count + 1), count);
         let durability = if random.chance(0.2) { Durability::Durable } else { Durability::Visible };
         match random.below(100) {
-            0..62 => device.write(range.start, stamped(range, number, size).into(), durability).await?,
+            0..62 => {
+                // Every third one says that it is metadata, for layers that go by it.
+                let payload = Payload::from(stamped(range, number, size));
+                device
+                    .write(range.start, payload.with_metadata(number.is_multiple_of(3)), durability)
+                    .await?;
+            }
             62..76 => device.flush().await?,
             76..84 => device.write_zeroes(range, ZeroMode::default(), durability).await?,
             84..85 if workload.discards_all => device.discard(BlockRange::new(0, blocks)).await?,

@@ -1,6 +1,7 @@
 //! Profiles of `model`, fitted to what fio says of a real file.
 
-use siltstone_tests::foreign::{Finished, binary, run};
+use layers::model::profile::{Profile, WriteBuffer, parse};
+use siltstone_tests::foreign::{Finished, Server, binary, run};
 use siltstone_tests::need;
 use std::path::Path;
 
@@ -36,7 +37,50 @@ fn a_profile_is_fitted_to_what_fio_says() {
     siltstone(&["bench", text(&reads), "--on", &stack, "--out", text(&out)]).ok();
     let refused = siltstone(&["model", "show", "mine"]).refused();
     assert!(refused.contains("expected one of as2280p4u, optane-900p"), "{refused}");
+    a_write_buffer_is_found_again(folder.path(), &report);
     // As one of a disk that turns, in JSON.
     let turns = siltstone(&["model", "fit", text(&report), "--name", "mine", "--rpm", "7200", "--json"]).ok();
     assert!(turns.contains("\"toml\"") && turns.contains("rpm = 7200"), "{turns}");
+}
+
+/// fio fills the write buffer of a served model, and its size and speed come out of fio's log.
+fn a_write_buffer_is_found_again(folder: &Path, report: &Path) {
+    if !run("fio", &["--enghelp"]).ok().contains("nbd") {
+        siltstone_tests::foreign::skip("this fio has no nbd engine: no write buffer is fitted");
+        return;
+    }
+    let path = |name: &str| folder.join(name);
+    let profile = "[buffered]\ntitle = \"with a buffer\"\nmedium = \"solid-state\"\nparallelism = 32\nspread = 0.2\n\
+                   volatile_cache = false\nflush = \"0us\"\nread = { latency = \"50us\", bandwidth = \"1GiB\" }\n\
+                   write = { latency = \"50us\", bandwidth = \"96MiB\" }\n\
+                   write_buffer = { size = \"64MiB\", drain = \"24MiB\" }\n";
+    std::fs::write(path("buffered.toml"), profile).expect("a file");
+    let stack = format!("model(ram(256MiB), buffered, profiles=\"{}\")", text(&path("buffered.toml")));
+    let job = siltstone(&["model", "job", "--fill"]).ok();
+    let job = job.replace("runtime=600", "runtime=3").replace("log_avg_msec=250", "log_avg_msec=100");
+    let job = job.replace("write_bw_log=fill", &format!("write_bw_log={}", text(&path("fill"))));
+    let attempt = || {
+        // A new one has its buffer empty.
+        let server = Server::start(folder, &stack);
+        let job = job.replace("ioengine=io_uring", &format!("ioengine=nbd\nuri={}", server.uri()));
+        std::fs::write(path("fill.fio"), job).expect("a file");
+        run("fio", &[text(&path("fill.fio"))]).ok();
+        server.stop();
+        let log = path("fill_bw.log");
+        let fitted = siltstone(&["model", "fit", text(report), "--name", "again", "--fill", text(&log)]);
+        print!("{}", fitted.err);
+        let profile = parse(&fitted.ok()).expect("a profile").remove("again").expect("its name");
+        let Profile::SolidState(profile) = profile else { panic!("it has no arm") };
+        profile.write_buffer.expect("writes became slower")
+    };
+    let is_near = |found: &WriteBuffer| {
+        let near = |found: u64, mebibytes: u64| found.abs_diff(mebibytes << 20) * 10 <= mebibytes << 20;
+        near(found.size, 64) && near(found.drain, 24)
+    };
+    // The speeds are far below what a busy machine manages; one that stands still for a while gets another try.
+    let mut found = Vec::new();
+    while !found.last().is_some_and(is_near) {
+        assert!(found.len() < 3, "expected 64 MiB and 24 MiB a second, within 10 %: {found:?}");
+        found.push(attempt());
+    }
 }

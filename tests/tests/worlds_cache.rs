@@ -2,7 +2,7 @@
 //! power cuts at any time, the fast device lost or its table rotten; checked against a model. `worlds` says what a seed is.
 #![allow(clippy::unwrap_used)] // What fails here is the test.
 
-use block::{DevicePart, Part, Result};
+use block::{DevicePart, Error, Part, Result};
 use layers::cache::{CachePart, Mode, Options};
 use runtime::Random;
 use siltstone_tests::worlds::{
@@ -14,7 +14,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 /// As many as take less than twenty seconds on two busy cores.
-const USUAL_SEEDS: u64 = 400;
+const USUAL_SEEDS: u64 = 300;
 /// By their places in the list of files.
 const SLOW: usize = 0;
 const FAST: usize = 1;
@@ -146,15 +146,64 @@ impl Subject for Setup {
     }
 
     fn is_operated(&self) -> bool {
-        self.is_operated
+        true
     }
 
     fn meanwhile(
         world: Arc<World>,
         part: Arc<CachePart>,
     ) -> impl Future<Output = Result<(), String>> + 'static {
-        operate(world, part)
+        async move {
+            let warms = world.life.seed.is_multiple_of(2);
+            let warming = warms.then(|| runtime::spawn(warm(world.clone(), part.clone())));
+            if world.subject.is_operated {
+                operate(world, part).await?;
+            }
+            match warming {
+                Some(warming) => warming.await,
+                None => Ok(()),
+            }
+        }
     }
+}
+
+/// Somebody who warms and cools it all the time.
+async fn warm(world: Arc<World>, part: Arc<CachePart>) -> Result<(), String> {
+    let mut random = Random::new(world.life.seed ^ 0x3A3A);
+    let bytes = part.status()["bytes"].as_u64().unwrap();
+    for _ in 0..20 {
+        runtime::sleep(Duration::from_nanos(random.below(400_000))).await;
+        let verb = pick(&mut random, &["fetch", "fetch", "fetch", "heat", "evict"]);
+        let mut message = format!("warm {verb}");
+        let mut wanted = 0;
+        for _ in 0..1 + random.below(4) {
+            if verb != "evict" {
+                let queue = if random.chance(0.5) { "main" } else { "small" };
+                message.push_str(&format!(" {queue}/{}/{}", random.below(4), random.below(33)));
+            }
+            let length = 1 + random.below(bytes / 2);
+            message.push_str(&format!(" {}+{length}", random.below(bytes + 1000)));
+            wanted += length;
+        }
+        let answer = match part.message(&message).await {
+            Ok(answer) => answer,
+            // It may be detached, or in passthrough, at the moment.
+            Err(Error::Invalid(text)) if text.contains("nothing comes into this cache") => continue,
+            Err(error) => {
+                world.judge(&message, error, false)?;
+                continue;
+            }
+        };
+        let answer: serde_json::Value = serde_json::from_str(&answer).map_err(|error| error.to_string())?;
+        let is_known = !answer["failed"].as_u64().is_some_and(|failed| failed > 0) || world.life.may_fail();
+        // The origin is so small that one step is all of it.
+        if answer["done"] != wanted || !is_known {
+            return Err(format!("{message}: {answer}"));
+        }
+        let listed = part.message("warm list 0 1000").await.map_err(|error| error.to_string())?;
+        serde_json::from_str::<serde_json::Value>(&listed).map_err(|error| format!("{listed}: {error}"))?;
+    }
+    Ok(())
 }
 
 /// Sends messages until the clients have done what they had to.

@@ -12,7 +12,7 @@ use siltstone_tests::worlds::{
 use std::sync::Arc;
 
 /// As many as take less than twenty seconds on two busy cores.
-const USUAL_SEEDS: u64 = 250;
+const USUAL_SEEDS: u64 = 150;
 /// By their places in the list of files.
 const SLOW: usize = 0;
 const FAST: usize = 1;

@@ -30,6 +30,8 @@ struct Setup {
     cache_sector: u64,
     shards: usize,
     order: Order,
+    /// What isn't metadata goes around the cache.
+    metadata_only: bool,
     /// Messages are sent meanwhile.
     is_operated: bool,
 }
@@ -52,7 +54,9 @@ impl Setup {
 
     /// Other ones in each life.
     fn options(&self, life: &Life) -> Options {
-        write_cache_options(life, self.order)
+        let mut options = write_cache_options(life, self.order);
+        options.settings.metadata_only = self.metadata_only;
+        options
     }
 }
 
@@ -64,13 +68,15 @@ impl Subject for Setup {
         let (origin_sector, cache_sector) = (pick(random, &[512, 4096]), pick(random, &[512, 512, 4096]));
         let block = origin_sector.max(cache_sector);
         let most = pick(random, &[4, 100, 400]);
+        let order = if random.chance(0.3) { Order::None } else { Order::Flushes };
         Setup {
             origin_bytes: (8 + random.below(100)) * 4096,
             cache_bytes: (66 + random.below(most)) * block,
             origin_sector,
             cache_sector,
             shards: pick(random, &[1, 1, 2]),
-            order: if random.chance(0.2) { Order::None } else { Order::Flushes },
+            order,
+            metadata_only: order == Order::None && random.chance(0.6),
             is_operated: random.chance(0.4),
         }
     }
@@ -104,7 +110,7 @@ impl Subject for Setup {
     }
 
     fn is_ordered(&self, life: &Life) -> bool {
-        !self.options(life).cleaner
+        !self.metadata_only && !self.options(life).cleaner
     }
 
     fn losses(&self, _memory: &Asked) -> Vec<Loss> {

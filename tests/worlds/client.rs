@@ -3,7 +3,7 @@
 use super::model::{Model, Version};
 use super::stamp::{stamped, version_of};
 use super::{Subject, World};
-use block::{BlockIndex, BlockRange, Buffer, Device, DeviceGeometry, Durability, Error, ZeroMode};
+use block::{BlockIndex, BlockRange, Buffer, Device, DeviceGeometry, Durability, Error, Payload, ZeroMode};
 use runtime::Random;
 use std::rc::Rc;
 use std::sync::Arc;
@@ -74,7 +74,9 @@ pub(super) async fn client<S: Subject>(
                     (version, model.submit(first, units, version))
                 });
                 let data = stamped(unit, first, units, version);
-                let write = device.write(BlockIndex(block), data.into(), durability);
+                // Every third one says that it is metadata, for layers that go by it.
+                let payload = Payload::from(data).with_metadata(version.is_multiple_of(3));
+                let write = device.write(BlockIndex(block), payload, durability);
                 let patience = match random.chance(0.03) {
                     true => Duration::from_nanos(random.below(200_000)),
                     false => Duration::from_secs(3600),

@@ -5,11 +5,12 @@
 //! nothing is allocated and no lock is taken.
 //!
 //! Where an operation goes is drawn by [`addresses`]; when it may start, by [`pace`]; what its blocks contain
-//! where they are verified, by [`stamp`]. An error of the device ends its clone, as in fio.
+//! where they are verified, by [`stamp`]; `replay` makes the requests of a log instead. An error of the device ends its clone, as in fio.
 
 pub mod addresses;
 mod clone;
 pub mod pace;
+mod replay;
 pub mod stamp;
 mod tally;
 
@@ -144,22 +145,26 @@ struct Planned {
 impl Planned {
     fn new(assignment: Assignment) -> Result<Planned> {
         let (job, geometry) = (&assignment.job, assignment.part.geometry());
+        if (job.is_replay() && job.logs.is_empty()) || (job.write_iolog.is_some() && job.log_to.is_none()) {
+            return Err(Error::invalid(format!("job {}: its logs were not prepared", job.name)));
+        }
         let region = job.region(geometry.bytes(), geometry.block_size.bytes())?;
         if job.verify.is_some() {
             stamp::check_job(job)?;
         }
-        if (job.rw.writes() || job.rw.trims()) && geometry.read_only {
-            return Err(Error::read_only(format!("job {}: rw={} on a read-only device", job.name, job.rw)));
+        if (job.writes() || job.trims()) && geometry.read_only {
+            let what = if job.is_replay() { "a log with writes".into() } else { format!("rw={}", job.rw) };
+            return Err(Error::read_only(format!("job {}: {what} on a read-only device", job.name)));
         }
         Ok(Planned { assignment, region })
     }
 
     fn longest_time(&self) -> Option<Duration> {
-        self.assignment.job.runtime.map(|runtime| runtime + self.assignment.job.ramp_time)
+        self.assignment.job.expected_time()
     }
 
     fn bytes(&self) -> u64 {
-        self.region.transfer.saturating_mul(u64::from(self.assignment.job.numjobs))
+        self.assignment.job.transfer(&self.region)
     }
 }
 
@@ -181,6 +186,7 @@ async fn run_here(
                 None => device.insert(planned.assignment.part.open().await?).clone(),
             };
             let clone = Clone::new(job, &planned.region, number, device, progress.clone(), stop.clone())?;
+            let clone = clone.with_logs(job, number).await?;
             clones.push((index, Rc::new(clone)));
         }
     }

@@ -7,8 +7,11 @@
 //!
 //! [fio's manual, "Job file parameters"]: https://fio.readthedocs.io/en/latest/fio_doc.html
 
+use crate::iolog::{Log, Settings, Survey, survey, writer};
 use block::{Error, Result};
 use std::fmt;
+use std::path::Path;
+use std::sync::Arc;
 use std::time::Duration;
 
 /// What a job does, as fio's `rw`.
@@ -247,10 +250,23 @@ pub struct Job {
     pub fdatasync: u32,
     /// Whether every write is durable before it is acknowledged (`sync=1`, `sync=dsync`): FUA.
     pub sync: bool,
+    /// Whether every write says that it is a file system's metadata (`metadata`, which fio doesn't have).
+    pub metadata: bool,
     /// What is checked.
     pub verify: Option<Verify>,
     /// How it would be checked: `verify`'s companions, which may stand before it.
     pub(crate) verify_settings: Verify,
+    /// Logs whose requests it makes instead of drawing its own (`read_iolog`): clone number c those of log number c, from
+    /// the first on again where there are fewer. What it draws requests by has no meaning then. Empty: none.
+    pub read_iolog: Vec<String>,
+    /// How they are replayed (`replay_…`).
+    pub replay: Settings,
+    /// A log to write of what it asks for (`write_iolog`).
+    pub write_iolog: Option<String>,
+    /// What [`Job::prepare`] found of its logs.
+    pub(crate) logs: Arc<[Log]>,
+    /// Where [`Job::prepare`] found that its log goes.
+    pub(crate) log_to: Option<writer::Target>,
     /// Whether the page cache is bypassed (`direct`; `buffered` is its opposite).
     pub direct: bool,
     /// fio's engine as named. Ours stands in for it; peers use it.
@@ -263,6 +279,9 @@ pub struct Job {
     /// with `stonewall` begins a new one.
     pub group: usize,
 }
+
+/// The one option that fio doesn't have.
+pub const METADATA: &str = "metadata";
 
 /// Where the random numbers of repeatable jobs begin.
 const REPEATED_SEED: u64 = 0x5117_5704_e000_0001;
@@ -296,8 +315,14 @@ impl Job {
             fsync: 0,
             fdatasync: 0,
             sync: false,
+            metadata: false,
             verify: None,
             verify_settings: Verify::default(),
+            read_iolog: Vec::new(),
+            replay: Settings::default(),
+            write_iolog: None,
+            logs: Arc::default(),
+            log_to: None,
             direct: false,
             ioengine: None,
             filename: None,
@@ -311,6 +336,83 @@ impl Job {
     pub fn seed(&self, clone: u32) -> Option<u64> {
         let first = self.randseed.or(self.randrepeat.then_some(REPEATED_SEED))?;
         Some(first.wrapping_add(u64::from(clone).wrapping_mul(0x9e37_79b9_7f4a_7c15)))
+    }
+
+    /// Whether it replays logs.
+    pub fn is_replay(&self) -> bool {
+        !self.read_iolog.is_empty()
+    }
+
+    /// Surveys its logs, which blocks, and finds out where its own goes; relative names begin at `directory`. A job with
+    /// logs can be run only afterwards. What was surveyed isn't once more.
+    ///
+    /// # Errors
+    /// In words: everything that is wrong with its logs, and another file where its own should go.
+    pub fn prepare(&mut self, directory: &Path) -> Result<(), String> {
+        if self.is_replay() && self.logs.is_empty() {
+            self.logs = survey::logs(&self.read_iolog, directory, &self.replay)?.into();
+        }
+        if let Some(name) = &self.write_iolog {
+            let path = directory.join(name);
+            writer::check(&path)?;
+            let device = self.filename.as_ref().map(|device| directory.join(device));
+            self.log_to = Some(writer::Target { path, device });
+        }
+        Ok(())
+    }
+
+    fn surveys(&self) -> impl Iterator<Item = &Survey> {
+        self.logs.iter().map(|log| &log.survey)
+    }
+
+    /// Of a replay: whether its logs have this; they may, before they were surveyed.
+    fn logs_have(&self, has: impl Fn(&PerDirection<u64>) -> bool) -> bool {
+        self.logs.is_empty() || self.surveys().any(|survey| has(&survey.operations))
+    }
+
+    /// Whether there are reads.
+    pub fn reads(&self) -> bool {
+        if self.is_replay() { self.logs_have(|it| it.read > 0) } else { self.rw.reads() }
+    }
+
+    /// Whether there are writes.
+    pub fn writes(&self) -> bool {
+        if self.is_replay() { self.logs_have(|it| it.write > 0) } else { self.rw.writes() }
+    }
+
+    /// Whether there are discards.
+    pub fn trims(&self) -> bool {
+        if self.is_replay() { self.logs_have(|it| it.trim > 0) } else { self.rw.trims() }
+    }
+
+    /// How far the requests of its logs reach, in bytes of the device; None without surveyed logs.
+    pub fn end_of_logs(&self) -> Option<u64> {
+        self.surveys().map(Survey::end).max()
+    }
+
+    /// The log of clone number `clone`.
+    pub(crate) fn log_of(&self, clone: u32) -> Option<&Log> {
+        self.logs.get(clone as usize % self.logs.len().max(1))
+    }
+
+    /// How long it takes at most, with its ramp; None where nobody knows.
+    pub fn expected_time(&self) -> Option<Duration> {
+        let by_logs = || {
+            let longest = self.surveys().map(|survey| survey.duration).max()?;
+            let scaled = longest.as_secs_f64() * 100.0 / f64::from(self.replay.time_scale.max(1));
+            (!self.replay.no_stall).then(|| Duration::try_from_secs_f64(scaled).unwrap_or(Duration::MAX))
+        };
+        match (self.runtime, by_logs()) {
+            (Some(runtime), Some(logs)) => Some((runtime + self.ramp_time).min(logs)),
+            (Some(runtime), None) => Some(runtime + self.ramp_time),
+            (None, logs) => logs,
+        }
+    }
+
+    /// How many bytes all of its clones transfer, in this region of the device.
+    pub(crate) fn transfer(&self, region: &Region) -> u64 {
+        let of_clone = |clone| self.log_of(clone).map_or(region.transfer, |log| log.survey.transfer());
+        (0..self.numjobs).map(of_clone).fold(0, u64::saturating_add)
     }
 
     /// A flush after every so many writes; None: none.
@@ -330,8 +432,15 @@ impl Job {
         self.used_block_sizes().map(|sizes| sizes.min).min().expect("every job has a direction")
     }
 
-    /// The largest request that it makes, in bytes.
+    /// The largest request that it makes, in bytes; of a replay, the largest read or write.
     pub fn largest_request(&self) -> u64 {
+        if self.is_replay() {
+            return self
+                .surveys()
+                .map(|survey| survey.longest.read.max(survey.longest.write))
+                .max()
+                .unwrap_or(0);
+        }
         self.used_block_sizes().map(|sizes| sizes.max).max().expect("every job has a direction")
     }
 
@@ -344,6 +453,14 @@ impl Job {
     pub fn region(&self, capacity: u64, block_size: u64) -> Result<Region> {
         let name = &self.name;
         let block_size = block_size.max(1);
+        if self.is_replay() {
+            for log in &*self.logs {
+                let refuse = |message| Error::invalid(format!("job {name}: {message}"));
+                log.survey.check(&log.name, capacity, block_size).map_err(refuse)?;
+            }
+            let transfer = self.surveys().map(Survey::transfer).max().unwrap_or(0);
+            return Ok(Region { offset: 0, length: capacity, transfer });
+        }
         let mut smallest = 0;
         for sizes in self.used_block_sizes() {
             smallest = sizes.min.max(smallest);
@@ -388,16 +505,20 @@ impl Job {
         Ok(Region { offset, length, transfer })
     }
 
-    /// The job in fio's words, leaving out what is as fio's default: `("rw", "randread"), ("bs", "4096")…`.
+    /// The job in fio's words, and [`METADATA`], leaving out what is as fio's default: `("rw", "randread"), ("bs", "4096")…`.
     /// `name`, `filename`, `ioengine`, `direct`, `description` and the groups are not part of it: those say
     /// where it runs, not what it is.
+    ///
+    /// A replay has its logs instead of `rw` and `bs`.
     pub fn options(&self) -> Vec<(&'static str, String)> {
-        let mut options = vec![("rw", self.rw.to_string())];
+        let mut options = Vec::new();
         let mut push = |is_said: bool, key, value: String| {
             if is_said {
                 options.push((key, value));
             }
         };
+        let draws = !self.is_replay();
+        push(draws, "rw", self.rw.to_string());
         let PerDirection { read, write, trim } = self.block_size;
         let same = read == write && write == trim;
         let sizes = if same { vec![read] } else { vec![read, write, trim] };
@@ -406,7 +527,7 @@ impl Job {
             true => sizes.min.to_string(),
             false => format!("{}-{}", sizes.min, sizes.max),
         });
-        push(true, if fixed { "bs" } else { "bsrange" }, words.collect::<Vec<_>>().join(","));
+        push(draws, if fixed { "bs" } else { "bsrange" }, words.collect::<Vec<_>>().join(","));
         push(true, "iodepth", self.iodepth.to_string());
         push(self.numjobs != 1, "numjobs", self.numjobs.to_string());
         push(self.offset != Amount::Bytes(0), "offset", self.offset.to_string());
@@ -440,20 +561,36 @@ impl Job {
         push(self.fsync > 0, "fsync", self.fsync.to_string());
         push(self.fdatasync > 0, "fdatasync", self.fdatasync.to_string());
         push(self.sync, "sync", "dsync".into());
+        push(self.metadata, METADATA, "1".into());
         if let Some(verify) = self.verify {
             push(true, "verify", "crc32c".into());
             push(!verify.after_writes, "do_verify", "0".into());
             push(verify.only, "verify_only", "1".into());
             push(verify.fatal, "verify_fatal", "1".into());
         }
+        push(!draws, "read_iolog", {
+            let names = self.read_iolog.iter().map(|name| name.replace(':', "\\:"));
+            names.collect::<Vec<_>>().join(":")
+        });
+        let Settings { no_stall, time_scale, align, scale, redirect } = &self.replay;
+        push(*no_stall, "replay_no_stall", "1".into());
+        push(*time_scale != 100, "replay_time_scale", time_scale.to_string());
+        push(*align > 0, "replay_align", align.to_string());
+        push(*scale > 0, "replay_scale", scale.to_string());
+        let escaped = |name: &Option<String>| name.as_deref().unwrap_or_default().replace(':', "\\:");
+        push(redirect.is_some(), "replay_redirect", escaped(redirect));
+        push(self.write_iolog.is_some(), "write_iolog", escaped(&self.write_iolog));
         options
     }
 
     /// What may be relied on when one of its writes is acknowledged, for the figure's caption; None without
     /// writes.
     pub fn acknowledged(&self) -> Option<String> {
-        if !self.rw.writes() {
+        if !self.writes() {
             return None;
+        }
+        if self.is_replay() && !self.sync {
+            return Some("in the device's cache; flushed where the log says so".into());
         }
         Some(match (self.sync, self.flush_every()) {
             (true, _) => "durable: every write is FUA".into(),

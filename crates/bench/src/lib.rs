@@ -3,6 +3,7 @@
 pub mod engine;
 pub mod environment;
 pub mod histogram;
+pub mod iolog;
 pub mod job;
 pub mod job_file;
 pub mod matrix;

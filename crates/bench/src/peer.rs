@@ -238,8 +238,8 @@ pub const PLACEHOLDERS: &[&str] = &[
 
 /// Twice the time that the job should take and half a minute; ten minutes where it has no runtime.
 fn time_limit(job: &Job) -> Duration {
-    match job.runtime {
-        Some(runtime) => (runtime + job.ramp_time) * 2 + Duration::from_secs(30),
+    match job.expected_time() {
+        Some(time) => time.saturating_mul(2) + Duration::from_secs(30),
         None => Duration::from_secs(600),
     }
 }

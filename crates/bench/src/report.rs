@@ -11,7 +11,7 @@ mod over_time;
 mod svg;
 
 use crate::matrix;
-use crate::results::{Figure, Results, RunResult, Table, median};
+use crate::results::{Figure, HitRatio, Results, RunResult, Table, median};
 use crate::units;
 use std::collections::BTreeMap;
 use std::fmt::Write;
@@ -241,6 +241,10 @@ fn figures(results: &Results, workload: &str, palette: &Palette) -> String {
     if has_amplification {
         heading.extend(["write amp.", "with metadata"]);
     }
+    let has_hits = results.has_hits(workload);
+    if has_hits {
+        heading.extend(["hits", "read hits", "write hits"]);
+    }
     heading.extend(has_errors.then_some("errors"));
     let cells: String = heading.iter().map(|cell| format!("<th scope=\"col\">{cell}</th>")).collect();
     let mut html = format!("<table><tr>{cells}</tr>");
@@ -270,6 +274,11 @@ fn figures(results: &Results, workload: &str, palette: &Palette) -> String {
         if has_amplification {
             cells.push(of_all(&|run| Some(run.measurement.write_amplification?.data), &units::number));
             cells.push(of_all(&|run| Some(run.measurement.write_amplification?.all), &units::number));
+        }
+        if has_hits {
+            let say =
+                |pick: fn(&HitRatio) -> Option<f64>| escape(&results.say_hits(workload, &subject, pick));
+            cells.extend([say(|ratio| Some(ratio.all)), say(|ratio| ratio.reads), say(|ratio| ratio.writes)]);
         }
         let errors: u64 = results.of(workload, &subject).map(|run| run.measurement.errors).sum();
         cells.extend(has_errors.then(|| errors.to_string()));

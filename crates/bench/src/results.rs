@@ -209,6 +209,19 @@ pub struct WriteAmplification {
     pub all: f64,
 }
 
+/// How much of what a cache was asked for it had, from 0 to 1.
+#[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
+pub struct HitRatio {
+    /// Of reads and writes.
+    pub all: f64,
+    /// Of reads; None without any.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub reads: Option<f64>,
+    /// Of writes; None without any.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub writes: Option<f64>,
+}
+
 /// The figures of a run.
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
 pub struct Measurement {
@@ -238,6 +251,9 @@ pub struct Measurement {
     /// What was written per block that was written by the job; None where no layer counts it.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub write_amplification: Option<WriteAmplification>,
+    /// The hit ratios of the caches in the stack over the measured time, by their names in it.
+    #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
+    pub hit_ratios: BTreeMap<String, HitRatio>,
     /// Each layer's own statistics, by its name in the stack.
     #[serde(default)]
     pub layers: serde_json::Map<String, serde_json::Value>,
@@ -383,6 +399,30 @@ pub struct PublishedFigure {
 }
 
 impl Results {
+    /// The hit ratios of a subject's caches for people, medians of the repetitions: `93.1 %`; with their names where there
+    /// are several; a dash where there is none. `pick` takes one of a cache's ratios.
+    pub fn say_hits(&self, workload: &str, subject: &str, pick: impl Fn(&HitRatio) -> Option<f64>) -> String {
+        let mut of_caches: BTreeMap<&String, Vec<f64>> = BTreeMap::new();
+        for run in self.of(workload, subject) {
+            for (name, ratio) in &run.measurement.hit_ratios {
+                of_caches.entry(name).or_default().extend(pick(ratio));
+            }
+        }
+        let is_alone = of_caches.len() == 1;
+        let said = of_caches.into_iter().filter_map(|(name, ratios)| {
+            let percent = format!("{:.1} %", median(&ratios)? * 100.0);
+            Some(if is_alone { percent } else { format!("{name} {percent}") })
+        });
+        let said: Vec<String> = said.collect();
+        if said.is_empty() { "–".into() } else { said.join(", ") }
+    }
+
+    /// Whether any cache took part in a workload.
+    pub fn has_hits(&self, workload: &str) -> bool {
+        let mut runs = self.runs.iter().filter(|run| run.workload.name == workload);
+        runs.any(|run| !run.measurement.hit_ratios.is_empty())
+    }
+
     /// Sets these published figures beside what was measured, wherever there is something.
     pub fn set_beside(&mut self, published: &[crate::plan::Published]) {
         let mut beside = Vec::new();

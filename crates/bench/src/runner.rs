@@ -11,8 +11,10 @@
 mod amplification;
 mod drive;
 mod files;
+mod hits;
 mod stacks;
 mod tables;
+mod traces;
 
 use crate::engine::Progress;
 use crate::environment::Environment;
@@ -98,6 +100,15 @@ pub struct Setting<'a> {
     pub program: &'a Path,
 }
 
+/// The stack on which a job file's jobs run instead of their files.
+#[derive(Debug, Clone, Copy)]
+pub struct On<'a> {
+    /// A stack file or one line.
+    pub stack: &'a str,
+    /// Whether it is created anew whenever it is built, which each group of jobs does: for stacks on memory.
+    pub format: bool,
+}
+
 /// What came of a benchmark.
 #[derive(Debug)]
 pub struct Outcome {
@@ -130,6 +141,11 @@ impl<'a> Benchmark<'a> {
     /// In words, everything that is wrong with its stacks, and workloads that don't fit them.
     pub fn of_plan(file: &str, mut plan: Plan, setting: Setting<'a>) -> Result<Self, String> {
         let notes = plan.leave_out_missing(&|program| find_program(program).is_some());
+        let jobs = plan.workloads.iter_mut().map(|workload| &mut workload.job);
+        let problems = traces::prepare(jobs, setting.directory);
+        if !problems.is_empty() {
+            return Err(problems.into_iter().map(|(_, problem)| problem).collect::<Vec<_>>().join("\n"));
+        }
         stacks::check_plan(file, &plan, setting)?;
         Ok(Benchmark { setting, what: What::Plan(plan), notes })
     }
@@ -154,7 +170,7 @@ impl<'a> Benchmark<'a> {
     pub fn of_job_file(
         file: &str,
         jobs: JobFile,
-        on: Option<&str>,
+        on: Option<On<'_>>,
         setting: Setting<'a>,
     ) -> Result<Self, String> {
         let mut notes = jobs.notes;
@@ -276,6 +292,16 @@ impl Session<'_> {
                 (Some(share), Some(rate)) => runs.push((run, share.apply(&run.job, *rate))),
                 // That the rate couldn't be found was said by then.
                 (Some(_), None) => steps.retain(|step| step.name != run.name()),
+            }
+        }
+        // Logs that a run before this one has written.
+        for (run, job) in &mut runs {
+            if let Err(problem) = job.prepare(self.setting.directory) {
+                let step = &steps[0];
+                let error = Error::invalid(problem);
+                self.observer.begin(step, &Arc::default());
+                self.observer.end(step, &Err(error.clone()));
+                return self.fail(&format!("{}/{}", run.subject.name(), run.workload), &error);
             }
         }
         let Some((first, job)) = runs.first() else { return };
@@ -471,9 +497,9 @@ fn is_in_vain(run: &Run<'_>) -> bool {
 }
 
 fn expected(job: &Job, role: Role) -> Duration {
-    match (role, job.runtime) {
-        (Role::Fill, _) | (_, None) => GUESS,
-        (_, Some(runtime)) => runtime + job.ramp_time,
+    match role {
+        Role::Fill => GUESS,
+        _ => job.expected_time().unwrap_or(GUESS),
     }
 }
 

@@ -160,6 +160,10 @@ fn figures(results: &Results, workload: &str) -> Grid {
     if has_amplification {
         heading.push(Figure::WriteAmplification.title().into());
     }
+    let has_hits = results.has_hits(workload);
+    if has_hits {
+        heading.extend(["read hits", "write hits"].map(String::from));
+    }
     grid.rows.push(heading);
     for subject in results.subjects(workload) {
         let median = |figure| results.median_of(workload, &subject, figure);
@@ -184,6 +188,10 @@ fn figures(results: &Results, workload: &str) -> Grid {
         if has_amplification {
             let factor = median(Figure::WriteAmplification);
             row.push(factor.map_or_else(|| "–".into(), units::number));
+        }
+        if has_hits {
+            row.push(results.say_hits(workload, &subject, |ratio| ratio.reads));
+            row.push(results.say_hits(workload, &subject, |ratio| ratio.writes));
         }
         let errors: u64 = results.of(workload, &subject).map(|run| run.measurement.errors).sum();
         if errors > 0 {

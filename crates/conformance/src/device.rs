@@ -8,6 +8,9 @@ mod concurrent;
 mod model;
 mod refusals;
 mod single;
+mod volatile;
+
+pub use volatile::VolatileDisk;
 
 use crate::suite::{Check, ensure, section, seed, succeeds};
 use block::{BlockSize, Device, DeviceGeometry, DevicePart};
@@ -85,6 +88,38 @@ pub async fn run(make: impl AsyncFn() -> Arc<dyn DevicePart>, options: Options) 
         section("reopening", seed, reopened).await?;
     }
     Ok(())
+}
+
+/// Checks that closing makes everything durable that was acknowledged, flushed or not. `make` makes the part, and again when it
+/// was closed and the power was cut: then it opens the one that is there. Its close has to close what it stands on, too, as a
+/// stack's does. `cut_power` is called between the two.
+///
+/// # Errors
+/// As [`run`].
+pub async fn run_close(
+    make: impl AsyncFn() -> Arc<dyn DevicePart>,
+    cut_power: impl Fn(),
+    options: Options,
+) -> Result<(), String> {
+    let seed = seed(options.seed, "closing a device")?;
+    let part = make().await;
+    let handle = section("open", seed, async { succeeds(part.open().await, "opening a handle") }).await?;
+    let mut suite = Suite::new(part.clone(), handle, seed, &options).await?;
+    section("first writes", seed, single::fill(&mut suite)).await?;
+    section("random operations", seed, concurrent::random(&mut suite, options.operations)).await?;
+    let mut model = suite.into_model();
+    section("close", seed, async { succeeds(part.close().await, "closing the part") }).await?;
+    drop(part);
+    cut_power();
+    let reopened = async {
+        let part = make().await;
+        let handle = succeeds(part.open().await, "opening a handle after a close")?;
+        let checked = model.check_all(&*handle).await;
+        checked.map_err(|broken| format!("after a close and a power cut, {broken}"))?;
+        drop(handle);
+        succeeds(part.close().await, "closing the part")
+    };
+    section("power cut after a close", seed, reopened).await
 }
 
 fn check_geometry(geometry: &DeviceGeometry) -> Check {

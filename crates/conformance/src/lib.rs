@@ -2,7 +2,7 @@
 //!
 //! [`device::run`] checks the promises of [`block::Device`], [`zones::run`] those of [`block::Zones`]: all that can
 //! be seen from outside without a power cut, and for zones those after one, if the implementation brings a way
-//! to cut it. A suite runs inside `runtime::run` or `runtime::simulate`, destroys what the part holds, and says
+//! to cut it. [`device::run_close`] checks that a closed device has lost nothing to a power cut. A suite runs inside `runtime::run` or `runtime::simulate`, destroys what the part holds, and says
 //! which promise was broken, where, and with which seed; `SILTSTONE_SEED` in the environment repeats a run.
 //!
 //! [`allocations`] counts what a test allocates.

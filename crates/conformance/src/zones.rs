@@ -78,6 +78,16 @@ pub async fn run(make: impl AsyncFn() -> Arc<dyn ZonesPart>, options: Options) -
         };
         section("reopening", seed, reopened).await?;
     }
+    if let (true, Some(crash)) = (options.persistent, &options.crash) {
+        let closed_and_cut = async {
+            life::leave_traces(&mut suite).await?;
+            let part = suite.take_part();
+            succeeds(part.close().await, "closing the part")?;
+            suite.reopen(crash(part).await).await?;
+            life::check_traces(&mut suite).await
+        };
+        section("power cut after a close", seed, closed_and_cut).await?;
+    }
     section("close", seed, suite.close()).await
 }
 

@@ -5,7 +5,7 @@ use block::{
     BlockCount, BlockIndex, BlockRange, BlockSize, Buffer, Call, Device, DeviceGeometry, DevicePart,
     Durability, Error, Extent, ExtentState, Part, Payload, ReadOutcome, Result, ZeroMode,
 };
-use conformance::device::{Options, run};
+use conformance::device::{Options, VolatileDisk, run, run_close};
 use std::cell::RefCell;
 use std::collections::BTreeMap;
 use std::rc::Rc;
@@ -416,4 +416,52 @@ fn every_wrong_device_is_caught() {
 fn a_read_only_device_that_accepts_writes_is_caught() {
     let broken = judge(Fault::ForgetsWrites, true, 1).expect_err("must be caught");
     assert!(broken.contains("Error::ReadOnly"), "{broken}");
+}
+
+/// A part whose close reaches nothing below it.
+struct LeftOpen(VolatileDisk);
+
+impl Part for LeftOpen {
+    fn kind(&self) -> &'static str {
+        "left-open"
+    }
+}
+
+impl DevicePart for LeftOpen {
+    fn geometry(&self) -> &DeviceGeometry {
+        DevicePart::geometry(&self.0)
+    }
+
+    fn open(&self) -> Call<'_, Result<Rc<dyn Device>>> {
+        self.0.open()
+    }
+}
+
+fn judge_close(leaves_open: bool) -> Result<(), String> {
+    let judged = runtime::run(runtime::Config::default().with_shards(2), move || async move {
+        let disk = VolatileDisk::new(256, BlockSize::default());
+        let make = async || match leaves_open {
+            true => Arc::new(LeftOpen(disk.clone())) as Arc<dyn DevicePart>,
+            false => Arc::new(disk.clone()),
+        };
+        let options = Options { operations: 100, window_bytes: 128 * BLOCK as u64, ..Options::default() };
+        run_close(make, || disk.cut_power(), options).await
+    });
+    judged.expect("the runtime runs")
+}
+
+#[test]
+fn a_disk_whose_power_can_be_cut_passes() {
+    judge_close(false).expect("it keeps everything when it is closed");
+    let judged = runtime::run(runtime::Config::default(), || async {
+        let make = async || Arc::new(VolatileDisk::new(600, BlockSize::default())) as Arc<dyn DevicePart>;
+        run(make, Options::default()).await
+    });
+    judged.expect("the runtime runs").expect("it keeps its promises");
+}
+
+#[test]
+fn a_device_that_loses_what_was_not_flushed_when_it_is_closed_is_caught() {
+    let broken = judge_close(true).expect_err("must be caught");
+    assert!(broken.contains("after a close and a power cut"), "{broken}");
 }

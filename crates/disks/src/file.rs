@@ -130,7 +130,28 @@ pub struct FilePart {
     geometry: DeviceGeometry,
     shared: Arc<Shared>,
     /// Holds the lock; none under simulation.
-    _lock: Option<std::fs::File>,
+    lock: Option<std::fs::File>,
+}
+
+impl Shared {
+    fn check_flushable(&self, name: &str) -> Result<()> {
+        if self.flush_failed.load(Ordering::Acquire) {
+            return Err(Error::io(format!(
+                "{name}: an earlier flush failed, so what was written before it may be lost; reopen and check it"
+            )));
+        }
+        Ok(())
+    }
+
+    /// Makes everything durable; after the first failure nothing can be.
+    async fn sync(&self, file: &File) -> Result<()> {
+        self.check_flushable(file.name())?;
+        let result = file.sync_data().await;
+        if result.is_err() {
+            self.flush_failed.store(true, Ordering::Release);
+        }
+        result
+    }
 }
 
 /// What the handles of all shards share.
@@ -208,7 +229,7 @@ impl FilePart {
             volatile_cache: true,
             read_only: settings.read_only,
         };
-        Ok(FilePart { settings, geometry, shared: Arc::default(), _lock: lock })
+        Ok(FilePart { settings, geometry, shared: Arc::default(), lock })
     }
 
     /// Opens the file around the page cache if that is wanted and possible; says which memory alignment its
@@ -258,7 +279,7 @@ fn lock(path: &Path, shared: bool) -> Result<Option<std::fs::File>> {
     match locked {
         Ok(()) => Ok(Some(file)),
         Err(std::fs::TryLockError::WouldBlock) => Err(Error::busy(format!(
-            "{} is in use by another stack: stop that one first, or take another file",
+            "{} is in use by another stack, or twice in this one: stop the other one first, or take another file",
             path.display()
         ))),
         Err(std::fs::TryLockError::Error(error)) => Err(doing(error)),
@@ -278,6 +299,25 @@ impl Part for FilePart {
         status.insert("flush_failed".into(), self.shared.flush_failed.load(Ordering::Relaxed).into());
         status.insert("copied_writes".into(), self.shared.copied_writes.load(Ordering::Relaxed).into());
         status
+    }
+
+    fn close(&self) -> Call<'_, Result<()>> {
+        Call::new(async move {
+            if self.geometry.read_only {
+                return Ok(());
+            }
+            let Some(lock) = &self.lock else {
+                let file = File::open(&self.settings.path, OpenOptions::default()).await?;
+                return self.shared.sync(&file).await;
+            };
+            // Any descriptor will do, and this one is of the file that was opened, whatever has become of its name.
+            let path = self.settings.path.display().to_string();
+            self.shared.check_flushable(&path)?;
+            let doing = format!("syncing {path}");
+            let file = lock.try_clone().map_err(|error| Error::from_io(&error, &doing))?;
+            let synced = runtime::blocking(move || file.sync_data()).await;
+            synced.map_err(|error| Error::from_io(&error, &doing))
+        })
     }
 }
 

@@ -1,6 +1,6 @@
 //! The leaves against the conformance suite, on the real ring and in simulated worlds, and what is theirs alone.
 
-use block::{BlockIndex, BlockRange, BlockSize, Buffer, DevicePart, Durability, ExtentState, ZeroMode};
+use block::{BlockIndex, BlockRange, BlockSize, Buffer, DevicePart, Durability, ExtentState, Part, ZeroMode};
 use conformance::device::Options;
 use disks::file::FilePart;
 use disks::ram::RamPart;
@@ -242,4 +242,26 @@ fn after_a_failed_flush_nothing_is_called_durable_any_more() {
         failed += u32::from(first_failure < results.len());
     }
     assert!(failed > 5, "{failed} of 20 seeds had a failed flush");
+}
+
+/// Nothing was flushed: closing does that.
+#[test]
+fn a_closed_file_has_lost_nothing_after_a_power_cut() {
+    for seed in 1..=10 {
+        let simulated = runtime::simulate(Simulation::new(seed), || async {
+            let part = FilePart::open_path(Path::new("disk.img"), Some(1 << 20)).await.expect("it opens");
+            let device = part.open().await.expect("it opens");
+            for block in 0..256 {
+                let data = Buffer::copy_of(&[7; 4096]).into();
+                device.write(BlockIndex(block), data, Durability::Visible).await.expect("it is written");
+            }
+            drop(device);
+            part.close().await.expect("it closes");
+            runtime::power_cut()
+        });
+        let files = simulated.expect("it ends").value;
+        let (_, bytes) = files.iter().find(|(path, _)| path.ends_with("disk.img")).expect("it is there");
+        let lost = bytes.iter().filter(|byte| **byte != 7).count();
+        assert_eq!((bytes.len(), lost), (1 << 20, 0), "seed {seed}");
+    }
 }

@@ -49,11 +49,13 @@ mod sequential;
 mod shape;
 mod state;
 mod status;
+mod warm;
 mod write;
 mod zero;
 
 pub use self::core::Mode;
 pub use device::CachePart;
+pub use policy::Heat;
 
 use block::{BlockSize, Call, Error, Result};
 use stack::{Arguments, Built, Contract, Key, Kind, Shape, ValueKind, format_size};
@@ -153,8 +155,10 @@ impl Options {
         if let Some(bytes) = block_size
             && (!(SMALLEST_BLOCK..=LARGEST_BLOCK).contains(&bytes) || !bytes.is_multiple_of(SMALLEST_BLOCK))
         {
-            let text =
-                format!("block_size {}: expected a multiple of 32KiB from 32KiB to 1GiB", format_size(bytes));
+            let text = format!(
+                "block_size {}: expected a multiple of 32KiB from 32KiB to 1GiB, as dm-cache takes",
+                format_size(bytes)
+            );
             return Err(arguments.refuse("block_size", text));
         }
         let mode = arguments.choice("mode")?;

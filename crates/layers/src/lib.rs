@@ -16,6 +16,7 @@
 //! are named and composed to `stack`.
 
 pub mod cache;
+mod distant;
 pub mod fault;
 pub mod linear;
 pub mod mirror;

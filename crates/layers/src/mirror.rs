@@ -36,6 +36,7 @@ mod leg;
 mod locks;
 mod membership;
 mod message;
+mod missing;
 mod open;
 mod part;
 mod read;
@@ -44,6 +45,7 @@ mod shared;
 pub use self::core::Settings;
 pub use assembly::Wishes;
 pub use leg::Mask;
+pub use missing::MissingLeg;
 pub use open::Plan;
 pub use part::MirrorPart;
 
@@ -59,7 +61,8 @@ pub const KIND: Kind = Kind {
     summary: "the same data on several devices, which may be unlike (RAID1)",
     keys: &[
         Key::required("on", ValueKind::Devices, "the legs, in any order; two to 16 when it is made")
-            .positional(),
+            .positional()
+            .may_be_missing(),
         Key::optional("write_mostly", ValueKind::Texts, "legs that reads avoid: names, or numbers from 0 on"),
         Key::optional(
             "write_behind",
@@ -110,7 +113,11 @@ pub const KIND: Kind = Kind {
                 },
                 format: arguments.format(),
                 bitmap_chunk: arguments.optional_size("bitmap_chunk")?,
-                legs: names.into_iter().zip(arguments.devices("on")?).collect(),
+                legs: names
+                    .into_iter()
+                    .zip(arguments.devices_or_errors("on")?)
+                    .map(|(name, leg)| (name, leg.unwrap_or_else(|error| Arc::new(MissingLeg::new(error)))))
+                    .collect(),
             };
             Ok(Built::Device(Arc::new(MirrorPart::open(plan).await?)))
         })

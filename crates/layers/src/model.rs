@@ -6,10 +6,11 @@
 //! layer costs by itself is not to be measured on a model in simulated time, which hides it.
 //!
 //! How a device without moving parts is computed is described in `solid`, one with an arm in `disk`; [`fit`](mod@fit) finds a
-//! profile for a real device, from a run of fio.
+//! profile for a real device, from a run of fio, [`fill`] its write buffer.
 
 mod device;
 mod disk;
+pub mod fill;
 pub mod fit;
 pub mod profile;
 mod solid;

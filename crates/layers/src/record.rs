@@ -6,6 +6,8 @@
 //! bottom (role `disk`) submissions are what a disk may hold. All layers that name the same file, on
 //! whichever shard, share one [`Recorder`] and so one order: if one event has the smaller number, it did not
 //! happen after the other. Calls pass through unchanged; where the timeline can't be written, they fail.
+//! A device's reads are written down, too, where `reads` asks for it, and data is left out with `data=false`: for traces of
+//! a load, which need nothing of what was written.
 //!
 //! [`timeline`] reads the file, [`replay`] makes the states; [`format`](mod@format) has its bytes. What a state is worth,
 //! whether promises were kept, is left to whoever checks it.
@@ -17,7 +19,7 @@ pub mod replay;
 pub mod timeline;
 mod zones;
 
-pub use device::RecordDevicePart;
+pub use device::{RecordDevicePart, Takes};
 pub use format::Role;
 pub use recorder::{DEFAULT_LIMIT, Recorder};
 pub use timeline::Timeline;
@@ -41,6 +43,15 @@ const OVERWRITE: Key =
         .or("false");
 const BUFFER: Key =
     Key::optional("buffer", ValueKind::Size, "how much may wait to be written before calls wait").or("64MiB");
+const READS: Key =
+    Key::optional("reads", ValueKind::Bool, "whether it is written down where something was read, too")
+        .or("false");
+const DATA: Key = Key::optional(
+    "data",
+    ValueKind::Bool,
+    "whether what was written is kept; without it zeros stand for it, enough for a trace",
+)
+.or("true");
 
 /// `record` on a device.
 pub const KIND: Kind = Kind {
@@ -53,6 +64,8 @@ pub const KIND: Kind = Kind {
         ROLE,
         OVERWRITE,
         BUFFER,
+        READS,
+        DATA,
     ],
     shareable: false,
     example: "record(ram(size=64MiB), run.timeline, role=disk)",
@@ -60,8 +73,9 @@ pub const KIND: Kind = Kind {
     build: |arguments| {
         Call::new(async move {
             let (recorder, role) = recorder(&arguments).await?;
+            let takes = Takes { reads: arguments.boolean("reads")?, data: arguments.boolean("data")? };
             let part = RecordDevicePart::new(arguments.device("on")?, recorder, arguments.name(), role)?;
-            Ok(Built::Device(Arc::new(part)))
+            Ok(Built::Device(Arc::new(part.taking(takes))))
         })
     },
 };

@@ -160,28 +160,6 @@ impl Spread {
     fn bytes_of(&self, count: BlockCount) -> usize {
         self.geometry.block_size.bytes_of(count) as usize
     }
-
-    async fn read_pieces(&self, range: BlockRange, mut buffer: Buffer) -> ReadOutcome {
-        let mut reads = Vec::new();
-        for piece in self.pieces(range) {
-            let rest = buffer.split_off(self.bytes_of(piece.range.count));
-            reads.push(piece.leg.device.read(piece.on_leg.start, std::mem::replace(&mut buffer, rest)));
-        }
-        let mut outcome = Ok(());
-        let mut whole: Option<Buffer> = None;
-        for (read, buffer) in runtime::join_all(reads).await {
-            outcome = outcome.and(read);
-            match &mut whole {
-                Some(whole) => whole.join(buffer),
-                None => whole = Some(buffer),
-            }
-        }
-        let mut buffer = whole.unwrap_or(buffer);
-        if outcome.is_err() {
-            buffer.clear();
-        }
-        (outcome, buffer)
-    }
 }
 
 impl Device for Spread {
@@ -200,7 +178,12 @@ impl Device for Spread {
         let first = self.first_piece(range);
         match first.range == range {
             true => first.leg.device.read(first.on_leg.start, buffer),
-            false => Call::new(self.read_pieces(range, buffer)),
+            false => {
+                let pieces = self.pieces(range).map(|piece| (self.bytes_of(piece.range.count), piece));
+                Call::new(runtime::read_pieces(buffer, pieces, |piece, buffer| {
+                    piece.leg.device.read(piece.on_leg.start, buffer)
+                }))
+            }
         }
     }
 

@@ -35,6 +35,7 @@ use journal::Journal;
 use std::cell::{Cell, RefCell};
 use std::rc::Rc;
 use zones::record::{Header, Identity, StreamIndex};
+use zones::sector;
 
 /// What an entry holds.
 pub(crate) type Words = [u64; 3];
@@ -357,55 +358,54 @@ async fn find(medium: &Medium) -> Result<Found> {
         return Err(Error::not_found("no table on the device: it is too small for one"));
     }
     let begin = medium.bytes(0, smallest).await?;
-    let first = look(&begin, 0)?;
-    let is_doubtful = |bytes: &block::Buffer, found: &Option<Superblock>| {
-        found.is_none() && bytes.filled().iter().take(format::SUPERBLOCK).any(|byte| *byte != 0)
-    };
-    let mut either = is_doubtful(&begin, &first);
-    let second = match &first {
-        Some(superblock) => {
+    let first = look(&begin, 0);
+    let is_there = |bytes: &block::Buffer| bytes.filled().iter().take(sector::SECTOR).any(|byte| *byte != 0);
+    let (second, is_doubtful) = match &first {
+        Ok(superblock) => {
             let unit = u64::from(superblock.unit);
             let bytes = medium.bytes(unit, smallest).await?;
-            let second = look(&bytes, unit)?;
-            either |= is_doubtful(&bytes, &second);
-            second
+            let second = look(&bytes, unit);
+            let is_damaged = second.is_err() && is_there(&bytes);
+            (second, is_damaged)
         }
+        Err(error @ Error::Protocol(_)) => return Err(error.clone()),
         // The unit isn't known. Below the second copy there is nothing that could pass for one, behind it there may be.
-        None => {
+        Err(_) => {
             let mut unit = smallest;
-            let mut found = None;
-            while found.is_none() && unit <= u64::from(BlockSize::LARGEST) && 2 * unit <= geometry.bytes() {
-                found = look(&medium.bytes(unit, smallest).await?, unit)?;
+            let mut found = Err(Error::not_found("no second superblock"));
+            while found.is_err() && unit <= u64::from(BlockSize::LARGEST) && 2 * unit <= geometry.bytes() {
+                let copy = look(&medium.bytes(unit, smallest).await?, unit);
+                found = sector::newest([found, copy], |superblock| superblock.sequence);
+                if let Err(Error::Protocol(_)) = found {
+                    break;
+                }
                 unit *= 2;
             }
-            found
+            (found, is_there(&begin))
         }
     };
-    match (first, second) {
-        (Some(first), Some(second)) if first.identity != second.identity => {
-            Err(Error::corrupt("the two superblocks belong to different tables"))
-        }
-        (Some(first), Some(second)) => {
-            let superblock = if first.sequence > second.sequence { first } else { second };
-            Ok(Found { superblock, is_doubtful: false })
-        }
-        (Some(only), None) | (None, Some(only)) => Ok(Found { superblock: only, is_doubtful: either }),
-        (None, None) => {
-            let holds = zones::on_device::format::describe(begin.filled());
-            Err(Error::not_found(format!("no table on the device, but {holds}")))
-        }
+    if let Err(error @ Error::Protocol(_)) = second {
+        return Err(error);
     }
+    if let (Ok(first), Ok(second)) = (&first, &second)
+        && first.identity != second.identity
+    {
+        return Err(Error::corrupt("the two superblocks belong to different tables"));
+    }
+    let newest = sector::newest([first, second], |superblock| superblock.sequence);
+    newest.map(|superblock| Found { superblock, is_doubtful }).map_err(|error| match error {
+        Error::NotFound(_) => {
+            Error::not_found(format!("no table on the device, but {}", sector::describe(begin.filled())))
+        }
+        error => error.in_context("the table of the device can't be used"),
+    })
 }
 
 /// The superblock in these bytes, if it is one that belongs there.
-fn look(bytes: &block::Buffer, offset: u64) -> Result<Option<Superblock>> {
-    match Superblock::decode(bytes.filled()) {
-        Ok(superblock) => {
-            let place = (superblock.sequence % 2) * u64::from(superblock.unit);
-            Ok((place == offset).then_some(superblock))
-        }
-        Err(error @ Error::Protocol(_)) => Err(error),
-        // Torn, perhaps: the other copy is there.
-        Err(_) => Ok(None),
+fn look(bytes: &block::Buffer, offset: u64) -> Result<Superblock> {
+    let superblock = Superblock::decode(bytes.filled())?;
+    match (superblock.sequence % 2) * u64::from(superblock.unit) == offset {
+        true => Ok(superblock),
+        false => Err(Error::not_found("a superblock that belongs elsewhere")),
     }
 }

@@ -13,19 +13,21 @@
 //! and its error goes to those who wait for room.
 //!
 //! Where it differs from the kernel's: nothing goes around a full cache (it would overtake what is cached), write-back is
-//! ordered, and reads are checked. Left to others: keeping what is read (`cache`), a second copy of what only the cache has
+//! ordered unless that is given up (`metadata_only` needs that), and reads are checked. Left to others: keeping what is read (`cache`), a second copy of what only the cache has
 //! (`mirror`).
 //!
-//! `core` is what a cache knows and how a change gets in; `append` writes records; `batch` and `writeback` bring them to the
+//! `core` is what a cache knows and how a change gets in, `around` how it goes straight to the origin; `append` writes records; `batch` and `writeback` bring them to the
 //! origin; `recovery` opens; `ring` and `format` say what lies where and how, `scan` reads it; `index` says where the newest version
 //! of a block is; `read` and `readers` are about reads.
 
 mod append;
+mod around;
 mod batch;
 mod core;
 mod device;
 pub mod format;
 mod index;
+mod progress;
 mod read;
 mod readers;
 mod recovery;
@@ -38,7 +40,7 @@ pub use self::core::{Order, Settings};
 pub use device::{Options, WriteCachePart};
 
 use block::{BlockSize, Call, Result};
-use stack::{Arguments, Built, Contract, Key, Kind, Shape, ValueKind};
+use stack::{Arguments, Built, Contract, Key, Kind, Shape, ValueKind, format_size};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -96,6 +98,12 @@ pub const KIND: Kind = Kind {
         .or("0s"),
         Key::optional("max_age", ValueKind::Duration, "what is older is written back; from 1ms to 24h"),
         Key::optional("cleaner", ValueKind::Bool, "write back what is cached, and cache nothing new").or("false"),
+        Key::optional(
+            "metadata_only",
+            ValueKind::Bool,
+            "cache only writes that say that they are a file system's metadata; needs order=none",
+        )
+        .or("false"),
         Key::optional("fua", ValueKind::Bool, "write back with FUA instead of a flush for each batch").or("false"),
         Key::optional(
             "order",
@@ -156,9 +164,26 @@ fn options(arguments: &Arguments) -> Result<Options> {
     let (high_watermark, low_watermark) =
         (arguments.integer("high_watermark")?, arguments.integer("low_watermark")?);
     if low_watermark > high_watermark {
-        let text =
-            format!("low_watermark {low_watermark}: expected at most high_watermark, {high_watermark}");
+        let given = if arguments.given("low_watermark") { "" } else { " where none is given" };
+        let text = format!(
+            "low_watermark {low_watermark}{given}: expected at most high_watermark, {high_watermark}"
+        );
         return Err(arguments.refuse("low_watermark", text));
+    }
+    let order = if arguments.choice("order")? == ORDERS[0] { Order::Flushes } else { Order::None };
+    let metadata_only = arguments.boolean("metadata_only")?;
+    if metadata_only && order == Order::Flushes {
+        return Err(arguments.refuse("metadata_only", device::METADATA_ONLY_HAS_NO_ORDER));
+    }
+    let batch = arguments.size("writeback_batch")?;
+    if batch == 0 {
+        let text = "writeback_batch 0: expected some bytes to be written back at a time; 64MiB where nothing is said";
+        return Err(arguments.refuse("writeback_batch", text));
+    }
+    let dirty = arguments.size("dirty")?;
+    if !(1 << 20..=1 << 40).contains(&dirty) {
+        let text = format!("dirty {}: expected 1MiB to 1TiB", format_size(dirty));
+        return Err(arguments.refuse("dirty", text));
     }
     let millisecond = Duration::from_millis(1);
     let hour = Duration::from_secs(3600);
@@ -168,7 +193,7 @@ fn options(arguments: &Arguments) -> Result<Options> {
         high_watermark,
         low_watermark,
         cleaner: arguments.boolean("cleaner")?,
-        batch: arguments.size("writeback_batch")?,
+        batch,
         settings: Settings {
             high: 0,
             low: 0,
@@ -179,8 +204,9 @@ fn options(arguments: &Arguments) -> Result<Options> {
             pause: time(arguments, "pause_writeback", Duration::ZERO, 60 * second)?.unwrap_or_default(),
             max_age: time(arguments, "max_age", millisecond, 24 * hour)?,
             fua: arguments.boolean("fua")?,
-            order: if arguments.choice("order")? == ORDERS[0] { Order::Flushes } else { Order::None },
-            dirty: arguments.size("dirty")?.clamp(1 << 20, 1 << 40) as usize,
+            order,
+            metadata_only,
+            dirty: dirty as usize,
         },
     })
 }

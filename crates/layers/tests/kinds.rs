@@ -61,6 +61,13 @@ fn devices_that_dont_fit_together_are_refused_with_what_would() {
             "writecache(ram(1MiB), ram(1MiB), autocommit_time=2h)",
             "expected 1ms to 3600s, as dm-writecache takes",
         ),
+        (
+            "writecache(ram(1MiB), ram(1MiB), high_watermark=40)",
+            "low_watermark 45 where none is given: expected",
+        ),
+        ("writecache(ram(1MiB), ram(1MiB), writeback_batch=0)", "expected some bytes"),
+        ("writecache(ram(1MiB), ram(1MiB), dirty=64KiB)", "dirty 64KiB: expected 1MiB to 1TiB"),
+        ("writecache(ram(1MiB), ram(1MiB), metadata_only=true)", "give that up with order=none"),
         ("writecache(ram(1MiB), ram(1MiB), max_age=25h)", "expected 1ms to 86400s"),
         ("writecache(ram(1MiB), ram(1MiB), pause_writeback=61s)", "expected 0ns to 60s"),
         ("stripe(ram(1MiB), ram(32KiB))", "chunk_size 64KiB: the smallest of the devices has only 32KiB"),

@@ -3,10 +3,13 @@
 
 mod common;
 
-use block::{BlockCount, BlockIndex, BlockSize, DeviceGeometry, DevicePart, Durability, Error, Part};
+use block::{
+    BlockCount, BlockIndex, BlockRange, BlockSize, DeviceGeometry, DevicePart, Durability, Error, Part,
+    ZeroMode,
+};
 use common::{full, read, write};
 use layers::fault::{FaultDevicePart, parse_rules};
-use layers::mirror::{MirrorPart, Plan, Settings, Wishes};
+use layers::mirror::{MirrorPart, MissingLeg, Plan, Settings, Wishes};
 use layers::record::replay::ImageDisk;
 use stack::Contract;
 use std::sync::Arc;
@@ -209,6 +212,59 @@ fn a_new_leg_in_place_of_a_lost_one() {
 }
 
 #[test]
+fn a_leg_that_cant_be_opened_is_missing() {
+    simulated(|| async {
+        let (a, b) = (disk(64, 4096), disk(64, 512));
+        let gone: Arc<dyn DevicePart> = Arc::new(MissingLeg::new(Error::not_found("b.img: it is gone")));
+        refused(plan(&[a.clone(), gone.clone()], true), "leg \"b\": b.img: it is gone").await;
+        let part = MirrorPart::open(plan(&[a.clone(), b.clone()], true)).await.unwrap();
+        write(&*part.open().await.unwrap(), 7, 7).await.unwrap();
+        settled(&part).await;
+        part.close().await.unwrap();
+
+        // It may have newer data, as long as nobody knows that it is gone.
+        let without = plan(&[a.clone(), gone.clone()], false);
+        refused(without.clone(), "is missing (\"b\" can't be read: b.img: it is gone").await;
+        let rebuild = Wishes { degraded: true, rebuild: 0b10 };
+        refused(Plan { wishes: rebuild, ..without.clone() }, "rebuild: \"b\" can't be read: b.img").await;
+        let wishes = Wishes { degraded: true, rebuild: 0 };
+        for plan in [Plan { wishes, ..without.clone() }, without] {
+            let part = MirrorPart::open(plan).await.unwrap();
+            let status = part.status();
+            assert_eq!(
+                (&status["state"], &status["legs"][1]["state"]),
+                (&"degraded".into(), &"missing".into())
+            );
+            assert!(status["legs"][1]["error"].as_str().unwrap().contains("b.img: it is gone"), "{status:?}");
+            let handle = part.open().await.unwrap();
+            assert_eq!(read(&*handle, 7, 1).await.unwrap()[0], 7);
+            write(&*handle, 8, 8).await.unwrap();
+            handle.flush().await.unwrap();
+            for message in ["add b", "re-add b", "remove b"] {
+                let error = part.message(message).await.unwrap_err();
+                assert!(error.detail().contains("b.img: it is gone"), "{message}: {error}");
+            }
+            drop(handle);
+            part.close().await.unwrap();
+        }
+        refused(plan(&[gone.clone(), gone], false), "\"a\" can't be read: b.img: it is gone").await;
+
+        // One that somebody uses isn't gone.
+        let used = Arc::new(MissingLeg::new(Error::busy("b.img is in use")));
+        let wishes = Wishes { degraded: true, rebuild: 0 };
+        refused(Plan { wishes, ..plan(&[a.clone(), used], false) }, "leg \"b\": b.img is in use").await;
+
+        // It is back, and waits for a word.
+        let part = MirrorPart::open(plan(&[a.clone(), b.clone()], false)).await.unwrap();
+        assert_eq!(state_of(&part, 1), "faulty");
+        part.message("re-add b").await.unwrap();
+        settled(&part).await;
+        part.close().await.unwrap();
+        assert_eq!(data_of(&a, 61).await, read(&*b.open().await.unwrap(), 24, 61).await.unwrap());
+    });
+}
+
+#[test]
 fn a_block_that_a_leg_can_not_read_is_written_anew() {
     simulated(|| async {
         let (a, b) = (disk(64, 4096), disk(64, 4096));
@@ -264,8 +320,39 @@ fn writes_go_at_the_fast_legs_speed_up_to_the_bound() {
         write(&*handle, 6, 6).await.unwrap();
         handle.flush().await.unwrap();
         assert_eq!(part.status()["behind_writes"], 0);
+        assert_eq!(part.status()["behind_bytes"], 0);
         assert_eq!(data_of(&a, 61).await, data_of(&b, 61).await);
         assert_eq!(data_of(&b, 61).await[5 * 4096], 9);
+        drop(handle);
+        part.close().await.unwrap();
+    });
+}
+
+#[test]
+fn what_is_behind_without_data_holds_no_bytes() {
+    simulated(|| async {
+        let (a, b) = (disk(64, 4096), disk(64, 4096));
+        let mut plan = plan(&[a, faulty(&b, "any delay=10ms")], true);
+        plan.settings = Settings { write_mostly: 0b10, write_behind: 8, ..plan.settings };
+        let part = MirrorPart::open(plan).await.unwrap();
+        settled(&part).await;
+        let handle = part.open().await.unwrap();
+        let behind = || (part.status()["behind_writes"].clone(), part.status()["behind_bytes"].clone());
+        handle.discard(BlockRange::new(3, 20)).await.unwrap();
+        handle
+            .write_zeroes(BlockRange::new(30, 5), ZeroMode::KeepAllocated, Durability::Visible)
+            .await
+            .unwrap();
+        assert_eq!(behind(), (2.into(), 0.into()));
+        write(&*handle, 5, 5).await.unwrap();
+        assert_eq!(behind(), (3.into(), 4096.into()));
+        handle.flush().await.unwrap();
+        assert_eq!(behind(), (0.into(), 0.into()));
+        // A leg that is left behind has nothing that it could be behind with.
+        write(&*handle, 5, 6).await.unwrap();
+        part.message("fail b").await.unwrap();
+        runtime::sleep(Duration::from_millis(50)).await;
+        assert_eq!(behind(), (0.into(), 0.into()));
         drop(handle);
         part.close().await.unwrap();
     });

@@ -10,7 +10,7 @@ use common::{disk, full, on_a_shard, read, write};
 use layers::fault::{FaultDevicePart, parse_rules};
 use layers::record::format::{Role, Submission};
 use layers::record::timeline::{Ending, What};
-use layers::record::{DEFAULT_LIMIT, RecordDevicePart, RecordZonesPart, Recorder, Timeline};
+use layers::record::{DEFAULT_LIMIT, RecordDevicePart, RecordZonesPart, Recorder, Takes, Timeline};
 use std::sync::Arc;
 
 fn over(inner: Arc<dyn DevicePart>, recorder: &Arc<Recorder>, name: &str, role: Role) -> RecordDevicePart {
@@ -26,6 +26,7 @@ fn words(timeline: &Timeline) -> Vec<String> {
         What::Submitted(Submission::WriteZeroes { .. }) => "zeroes",
         What::Submitted(Submission::Discard { .. }) => "discard",
         What::Submitted(Submission::Flush) => "flush",
+        What::Submitted(Submission::Read { .. }) => "read",
         What::Submitted(Submission::Append { .. }) => "append",
         What::Submitted(Submission::FlushZones { .. }) => "flush-zones",
         What::Submitted(Submission::Finish { .. }) => "finish",
@@ -65,6 +66,31 @@ fn everything_that_changes_something_is_written_down_in_order() {
         let mut bytes = vec![0; 8192];
         content.copy_to(0, &mut bytes);
         assert_eq!((*offset, content.len(), bytes), (8192, 8192, vec![8; 8192]));
+    });
+}
+
+#[test]
+fn reads_are_written_down_where_asked_for_and_data_is_left_out() {
+    on_a_shard(|| async {
+        let recorder = Recorder::in_memory();
+        let rules = parse_rules(&["read error=EIO after=1".into()], stack::Contract::Device).unwrap();
+        let faulty = Arc::new(FaultDevicePart::new(disk(), rules, 1).unwrap());
+        let part = over(faulty, &recorder, "disk", Role::Disk).taking(Takes { reads: true, data: false });
+        let handle = part.open().await.unwrap();
+        write(&*handle, 1, 7).await.unwrap();
+        assert_eq!(read(&*handle, 1, 1).await.unwrap()[0], 7, "what is below has the data");
+        let (result, buffer) = handle.read(BlockIndex(0), Buffer::new(8192)).await;
+        assert!(result.is_err() && buffer.filled().is_empty());
+        // Refused: nothing to write down.
+        assert!(handle.read(BlockIndex(64), Buffer::new(4096)).await.0.is_err());
+        let timeline = recorder.timeline().unwrap();
+        assert_eq!(words(&timeline).join(" "), "0:joined 0:write 0:done 0:read 0:done 0:read 0:failed");
+        let What::Submitted(Submission::Write { content, .. }) = &timeline.events[1].what else { panic!() };
+        let mut bytes = vec![1; 4096];
+        content.copy_to(0, &mut bytes);
+        assert_eq!((content.len(), bytes), (4096, vec![0; 4096]));
+        let What::Submitted(Submission::Read { offset, length }) = &timeline.events[5].what else { panic!() };
+        assert_eq!((*offset, *length), (0, 8192));
     });
 }
 

@@ -26,6 +26,8 @@ enum Act {
     /// First unit, how many, FUA, zeros instead of data.
     Write(u64, u64, bool, bool),
     Flush,
+    /// Says nothing about what was written.
+    Read(u64),
     /// Which of the operations in flight ends, and whether it fails.
     Complete(usize, bool),
 }
@@ -35,7 +37,10 @@ fn acts() -> impl Strategy<Value = Vec<Act>> {
     let write = write.prop_map(|(at, count, fua, zeros)| Act::Write(at, count.min(UNITS - at), fua, zeros));
     let complete =
         (any::<usize>(), prop::bool::weighted(0.1)).prop_map(|(which, fails)| Act::Complete(which, fails));
-    prop::collection::vec(prop_oneof![4 => write, 2 => Just(Act::Flush), 5 => complete], 1..28)
+    prop::collection::vec(
+        prop_oneof![4 => write, 2 => Just(Act::Flush), 1 => (0..UNITS).prop_map(Act::Read), 5 => complete],
+        1..28,
+    )
 }
 
 /// An operation as the definition sees it. A write's data is its value in every byte.
@@ -62,6 +67,7 @@ fn run(acts: &[Act], geometry: DeviceGeometry) -> Run {
     let (mut writes, mut flushes): (Vec<Plain>, Vec<(u64, u64)>) = (Vec::new(), Vec::new());
     // In flight: the event, and the write, if it is one.
     let mut open: Vec<(u64, Option<usize>)> = Vec::new();
+    let mut reads: Vec<u64> = Vec::new();
     for act in acts {
         match act {
             Act::Write(at, count, fua, zeros) => {
@@ -78,12 +84,17 @@ fn run(acts: &[Act], geometry: DeviceGeometry) -> Run {
                 writes.push(Plain { value, units: *at..at + count, fua: *fua, submitted, ended: None });
             }
             Act::Flush => open.push((builder.flush(), None)),
+            Act::Read(at) => {
+                let submitted = builder.submit(&SubmissionFields::new(9, at * UNIT, UNIT));
+                open.push((submitted, None));
+                reads.push(submitted);
+            }
             Act::Complete(which, fails) if !open.is_empty() => {
                 let (submitted, write) = open.remove(which % open.len());
                 let ended = builder.complete(submitted, if *fails { 5 } else { 0 });
                 match write {
                     Some(index) => writes[index].ended = Some((ended, !fails)),
-                    None if !fails => flushes.push((submitted, ended)),
+                    None if !fails && !reads.contains(&submitted) => flushes.push((submitted, ended)),
                     None => {}
                 }
             }

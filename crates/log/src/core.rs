@@ -18,14 +18,13 @@ use crate::stream::Stream;
 use crate::table::{Usage, ZoneTable};
 use crate::versions::Versions;
 use block::{Error, Payload, Result, ZoneIndex, Zones};
-use runtime::sync::{Notify, Permit, Semaphore};
-use slab::Slab;
+use runtime::sync::{Notify, Semaphore};
+use runtime::{RequestKey, Requests};
 use std::cell::{Cell, RefCell};
 use std::collections::VecDeque;
 use std::rc::Rc;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::task::Waker;
 use zones::cleaning::Policy;
 use zones::record::{Identity, StreamIndex};
 use zones::summary::Builder;
@@ -72,7 +71,7 @@ pub struct Item {
     /// Its data.
     pub payload: Payload,
     /// Who waits for it; none for the cleaner.
-    pub request: Option<usize>,
+    pub request: Option<RequestKey>,
     /// How many blocks of room were set aside for it.
     pub growth: u32,
     /// Under which number its data is in the buffer, if it was acknowledged from there; else 0.
@@ -88,18 +87,6 @@ pub struct Group {
     pub zone: u32,
     /// See `zone`.
     pub position: u32,
-}
-
-#[derive(Debug)]
-struct Request {
-    /// Items that haven't committed.
-    left: u32,
-    outcome: Result<()>,
-    waker: Option<Waker>,
-    /// Nobody waits any more.
-    is_abandoned: bool,
-    /// Its share of the room for dirty data.
-    room: Option<Permit>,
 }
 
 /// What is counted for people.
@@ -200,7 +187,7 @@ pub struct Core {
     sealing: Rc<Semaphore>,
     queues: RefCell<Vec<VecDeque<Item>>>,
     queued_items: Cell<u64>,
-    requests: RefCell<Slab<Request>>,
+    requests: Requests,
     /// Room that was set aside for what is queued or on its way.
     growing: Cell<u64>,
     /// Less room is set aside than before, or there is more of it.
@@ -284,7 +271,7 @@ impl Core {
             sealing: Semaphore::new(settings.appends_in_flight as usize),
             queues: RefCell::new((0..classes).map(|_| VecDeque::new()).collect()),
             queued_items: Cell::new(0),
-            requests: RefCell::default(),
+            requests: Requests::default(),
             growing: Cell::new(0),
             settled: Notify::new(),
             flying: Cell::new((0, 0)),
@@ -363,7 +350,7 @@ impl Core {
     /// What the log is busy with, for people.
     pub fn occupation(&self) -> String {
         let (appends, items) = self.flying.get();
-        let requests = self.requests.borrow().len();
+        let requests = self.requests.len();
         format!(
             "{} changes queued, {appends} appends with {items} changes on their way, {requests} requests not answered, \
              {} zones free, {} dead",
@@ -459,7 +446,7 @@ impl Core {
         *block += u64::from(blocks);
         *count -= blocks;
         if let Some(request) = item.request {
-            self.requests.borrow_mut()[request].left += 1;
+            self.requests.item_was_cut(request);
         }
         // The queue has one item more than before: the caller counts what it took.
         self.queued_items.set(self.queued_items.get() + 1);
@@ -485,24 +472,9 @@ impl Core {
             self.growing.set(self.growing.get() - u64::from(item.growth));
             self.settled.notify_all();
         }
-        let Some(key) = item.request else { return };
-        let mut requests = self.requests.borrow_mut();
-        let request = &mut requests[key];
-        request.left = request.left.saturating_sub(1);
-        if outcome.is_err() {
-            request.outcome = outcome;
+        if let Some(request) = item.request {
+            self.requests.item_ended(request, &outcome);
         }
-        if request.left > 0 {
-            return;
-        }
-        let room = request.room.take();
-        if request.is_abandoned {
-            requests.remove(key);
-        } else if let Some(waker) = request.waker.take() {
-            drop(requests);
-            waker.wake();
-        }
-        drop(room);
     }
 
     /// Memory for the items of a group, to be used again.

@@ -295,37 +295,21 @@ impl Handle {
     async fn read_pieces(
         &self,
         pieces: SmallVec<[Mapping; 8]>,
-        mut buffer: Buffer,
+        buffer: Buffer,
         reading: Reading<'_>,
     ) -> ReadOutcome {
         let shift = self.shared.layout.block_size.shift();
-        let mut parts = Vec::with_capacity(pieces.len());
-        let mut rest = Some(buffer.split_off(0));
-        for piece in &pieces {
-            let Some(mut part) = rest.take() else { break };
-            let bytes = (piece.count << shift) as usize;
-            if part.len() > bytes {
-                rest = Some(part.split_off(bytes));
-            }
-            parts.push((piece.physical, part));
-        }
-        let reads = parts.into_iter().map(|(physical, mut part)| match physical.is_mapped() {
-            true => self.read_at(physical, part),
+        let pieces = pieces.iter().map(|piece| ((piece.count << shift) as usize, piece.physical));
+        let read = runtime::read_pieces(buffer, pieces, |physical, mut piece| match physical.is_mapped() {
+            true => self.read_at(physical, piece),
             false => {
-                part.append_zeroes(part.missing());
-                Call::ready((Ok(()), part))
+                piece.append_zeroes(piece.missing());
+                Call::ready((Ok(()), piece))
             }
         });
-        let mut outcome = Ok(());
-        for (result, part) in runtime::join_all(reads).await {
-            outcome = outcome.and(result);
-            buffer.join(part);
-        }
+        let outcome = read.await;
         drop(reading);
-        if outcome.is_err() {
-            buffer.clear();
-        }
-        (outcome, buffer)
+        outcome
     }
 
     /// Reads what the buffer doesn't have, and puts what it has over it.

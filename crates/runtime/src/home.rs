@@ -92,6 +92,23 @@ impl<T: 'static> Home<T> {
         crate::spawn_on(self.shard, move || async move { work(home.get()?).await }).await?
     }
 
+    /// Does something on its shard, with it or with the word that it is closed: for work that has something to give back
+    /// even then.
+    ///
+    /// # Errors
+    /// [`Error::Cancelled`] if its shard has ended.
+    pub async fn visit<R, Fut>(&self, work: impl FnOnce(Result<Rc<T>>) -> Fut + Send + 'static) -> Result<R>
+    where
+        R: Send + 'static,
+        Fut: Future<Output = R> + 'static,
+    {
+        if self.is_here() {
+            return Ok(work(self.get()).await);
+        }
+        let home = self.clone();
+        crate::spawn_on(self.shard, move || async move { work(home.get()).await }).await
+    }
+
     /// Lets go of it: whoever asks from now on hears that it is closed. Those who have it keep it.
     ///
     /// # Errors

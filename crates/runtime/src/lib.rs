@@ -17,13 +17,16 @@
 
 mod carry;
 pub mod clock;
+pub mod extents;
 pub mod file;
 mod home;
 pub mod mapping;
 pub mod net;
 mod operation;
+mod pieces;
 mod random;
 mod remote;
+mod requests;
 mod ring;
 mod shard;
 mod signal;
@@ -36,8 +39,10 @@ mod timer;
 pub use carry::carry;
 pub use clock::{Instant, now, process_cpu_time, thread_cpu_time, wall_clock};
 pub use home::Home;
+pub use pieces::read_pieces;
 pub use random::{Random, random_u64};
 pub use remote::{RemoteHandle, blocking, spawn_on};
+pub use requests::{RequestKey, Requests, Waiting};
 pub use shard::{Config, ShardIndex, current_shard, is_simulated, run, shard_count, submit_now};
 pub use signal::stop_signal;
 pub use simulated::{Simulated, SimulatedFaults, Simulation, power_cut, simulate};

@@ -1,5 +1,9 @@
 //! The command line as people type it: verbs, options, and help that teaches by example.
 
+mod warm;
+
+pub use warm::{Pace, WarmVerb, Where, WhichCache};
+
 use clap::{Args, Parser, Subcommand, ValueEnum};
 use clap_complete::Shell;
 use std::path::PathBuf;
@@ -16,6 +20,7 @@ use std::path::PathBuf;
   siltstone serve 'ram(1GiB)' --nbd unix:ram.sock             serve a stack to NBD clients
   siltstone status stack.toml                                 what a stack says about itself, served or not
   siltstone snapshot create stack.toml monday                 keep a log device as it is now
+  siltstone warm list stack.toml                              what a cache holds, and how hot it is
   siltstone stack show 'stats(file(disk.img, size=1GiB))'     draw a stack
   siltstone stack kinds                                       what stacks are made of
 
@@ -51,6 +56,8 @@ pub enum Verb {
     #[command(subcommand)]
     Snapshot(SnapshotVerb),
     Resize(Resize),
+    #[command(subcommand)]
+    Warm(WarmVerb),
     Check(Check),
     Dump(Dump),
     Format(Format),
@@ -100,6 +107,9 @@ pub struct Bench {
     /// Run a job file's jobs on this stack instead of its filename=
     #[arg(long, value_name = "STACK")]
     pub on: Option<String>,
+    /// Create that stack anew whenever it is built, which each group of jobs does: for stacks on memory. What is on it is lost
+    #[arg(long, requires = "on")]
+    pub format: bool,
     /// Let the usual workloads of a stack write, too: everything on it is overwritten
     #[arg(long)]
     pub writes: bool,
@@ -460,6 +470,23 @@ torn:SEED, scattered:SEED.")]
         #[arg(long, default_value = "everything")]
         choice: String,
     },
+    /// Make a log of fio (read_iolog) of what a device was asked for
+    #[command(after_help = "Examples:
+  siltstone record export run.timeline --iolog load.log
+  siltstone bench replay.fio --on 'cache(ram(1GiB), ram(64MiB))' --format        with read_iolog=load.log in replay.fio
+
+The log is of version 3. Reads are in it where the layer recorded them: record(…, role=client, reads=true, data=false).
+A write with FUA is a write and a datasync.")]
+    Export {
+        /// The file that a record layer wrote
+        file: PathBuf,
+        /// The log to make; it must not be there
+        #[arg(long, value_name = "PATH")]
+        iolog: PathBuf,
+        /// The number of the device, as `record show` lists it; without it, the first that clients used
+        #[arg(long)]
+        device: Option<u16>,
+    },
 }
 
 /// Profiles of devices, for the kind `model`: known ones, and new ones fitted to a run of fio
@@ -484,31 +511,47 @@ pub enum ModelVerb {
     /// Print the fio job that `model fit` wants to see the report of; carried out, it OVERWRITES the device
     #[command(after_help = "Examples:
   siltstone model job > fit.fio
-  fio --filename=/dev/sdX --output-format=json --output=fit.json fit.fio")]
-    Job,
-    /// Fit a profile to fio's report of that job, and print it as TOML
-    #[command(after_help = "Examples:
+  fio --filename=/dev/sdX --output-format=json --output=fit.json fit.fio
+  siltstone model job --fill > fill.fio
+  fio --filename=/dev/sdX fill.fio                          writes fill_bw.log; Ctrl-C once it has been slow for a while
+
+Carry the second one out first, or let the device rest between them: it wants its write buffer empty.")]
+    Job {
+        /// The job that fills the write buffer of a device without moving parts, up to ten minutes, for `model fit --fill`
+        #[arg(long)]
+        fill: bool,
+    },
+    Fit(ModelFit),
+}
+
+/// Fit a profile to fio's report of that job, and print it as TOML
+#[derive(Debug, Args)]
+#[command(after_help = "Examples:
   siltstone model fit fit.json --name mine >> profiles.toml
+  siltstone model fit fit.json --fill fill_bw.log --name mine >> profiles.toml
   siltstone model fit fit.json --name old --rpm 7200 --title 'the disk from the attic' >> profiles.toml
   siltstone bench 'model(null(size=1TiB), mine, profiles=profiles.toml)'
 
-What each job came to on the device, and on the model of it, in operations a second, goes to standard error.")]
-    Fit {
-        /// fio's report, as JSON
-        report: PathBuf,
-        /// What the profile is called
-        #[arg(long)]
-        name: String,
-        /// What it is, for people
-        #[arg(long)]
-        title: Option<String>,
-        /// For a disk that turns: so often a minute
-        #[arg(long)]
-        rpm: Option<u32>,
-        /// As JSON
-        #[arg(long)]
-        json: bool,
-    },
+What each job came to on the device, and on the model of it without its write buffer, in operations a second, goes to \
+standard error.")]
+pub struct ModelFit {
+    /// fio's report, as JSON
+    pub report: PathBuf,
+    /// What the profile is called
+    #[arg(long)]
+    pub name: String,
+    /// What it is, for people
+    #[arg(long)]
+    pub title: Option<String>,
+    /// For a disk that turns: so often a minute
+    #[arg(long)]
+    pub rpm: Option<u32>,
+    /// fio's log of bandwidths of `model job --fill`: how much is written fast, and how fast it goes on
+    #[arg(long, value_name = "LOG")]
+    pub fill: Option<PathBuf>,
+    /// As JSON
+    #[arg(long)]
+    pub json: bool,
 }
 
 /// Measure the maps of the log device alone: memory per block, and lookups a second

@@ -8,7 +8,7 @@ use crate::progress::Screen;
 use bench::job_file::JobFile;
 use bench::plan::Plan;
 use bench::results::Results;
-use bench::runner::{Benchmark, Observer, Outcome, Setting, Stop};
+use bench::runner::{Benchmark, Observer, On, Outcome, Setting, Stop};
 use bench::{report, table};
 use runtime::Config;
 use std::path::{Path, PathBuf};
@@ -169,7 +169,8 @@ fn prepare<'a>(
         }
         What::JobFile { text } => {
             let jobs = JobFile::parse(argument, text, &|name| std::env::var(name).ok())?;
-            Benchmark::of_job_file(argument, jobs, arguments.on.as_deref(), setting).map_err(Failure::Usage)
+            let on = arguments.on.as_deref().map(|stack| On { stack, format: arguments.format });
+            Benchmark::of_job_file(argument, jobs, on, setting).map_err(Failure::Usage)
         }
         What::Stack => {
             let kind = argument.split('(').next().unwrap_or_default();

@@ -1,5 +1,5 @@
-//! The command line: `bench`, `serve`, `status`, `message`, `snapshot`, `resize`, `check`, `dump`, `format`, `stack`, `record`,
-//! `map-lookups`. Puts
+//! The command line: `bench`, `serve`, `status`, `message`, `snapshot`, `resize`, `warm`, `check`, `dump`, `format`, `stack`,
+//! `record`, `map-lookups`. Puts
 //! together what the other crates offer; the only crate that knows them all.
 
 mod arguments;
@@ -22,6 +22,7 @@ mod snapshot_verb;
 mod stack_verb;
 mod status_verb;
 mod table;
+mod warm_verb;
 
 use arguments::{CommandLine, LogLevel, Verb};
 use clap::{CommandFactory, Parser};
@@ -52,6 +53,7 @@ fn carry_out(verb: Verb) -> Result<(), Failure> {
         Verb::Message(message) => message_verb::message(message),
         Verb::Snapshot(verb) => snapshot_verb::snapshot(&verb),
         Verb::Resize(resize) => snapshot_verb::resize(&resize),
+        Verb::Warm(verb) => warm_verb::warm(verb),
         Verb::Check(check) => check_verb::check(&check),
         Verb::Dump(dump) => dump_verb::dump(&dump),
         Verb::Format(format) => serve_verb::format(&format),

@@ -1,11 +1,13 @@
 //! `siltstone model`: the profiles that `model` knows, and new ones, fitted to what fio says of a real device.
 
-use crate::arguments::ModelVerb;
+use crate::arguments::{ModelFit, ModelVerb};
 use crate::failure::Failure;
 use crate::output::{print, print_json, say};
+use layers::model::fill;
 use layers::model::fit::{self, Fitted};
 use layers::model::profile::known;
 use serde_json::json;
+use std::path::Path;
 
 /// Carries out one of the verbs.
 ///
@@ -15,16 +17,29 @@ pub fn model(verb: &ModelVerb) -> Result<(), Failure> {
     match verb {
         ModelVerb::List { json } => list(*json),
         ModelVerb::Show { name } => show(name),
-        ModelVerb::Job => print(fit::JOB),
-        ModelVerb::Fit { report, name, title, rpm, json } => {
-            let text = std::fs::read_to_string(report)
-                .map_err(|error| Failure::World(format!("{}: {error}", report.display())))?;
-            let title = title.as_deref().unwrap_or(name);
-            let fitted = fit::fit(&text, title, *rpm)
-                .map_err(|error| Failure::World(format!("{}: {}", report.display(), error.detail())))?;
-            show_fitted(name, &fitted, *json)
+        ModelVerb::Job { fill: true } => print(fill::JOB),
+        ModelVerb::Job { fill: false } => print(fit::JOB),
+        ModelVerb::Fit(wanted) => {
+            let text = read(&wanted.report)?;
+            let log = wanted.fill.as_deref().map(|path| read(path)).transpose()?;
+            if let (Some(path), Some(log)) = (&wanted.fill, &log) {
+                fill::fit(log)
+                    .map_err(|error| Failure::World(format!("{}: {}", path.display(), error.detail())))?;
+            }
+            let title = wanted.title.as_deref().unwrap_or(&wanted.name);
+            let fitted = fit::fit(&text, title, wanted.rpm, log.as_deref()).map_err(|error| {
+                Failure::World(format!("{}: {}", wanted.report.display(), error.detail()))
+            })?;
+            show_fitted(wanted, &fitted)
         }
     }
+}
+
+fn read(path: &Path) -> Result<String, Failure> {
+    let bytes =
+        std::fs::read(path).map_err(|error| Failure::World(format!("{}: {error}", path.display())))?;
+    // What isn't text is refused as what it is not: fio's report, or its log.
+    Ok(String::from_utf8_lossy(&bytes).into_owned())
 }
 
 fn list(json: bool) -> Result<(), Failure> {
@@ -51,9 +66,10 @@ fn show(name: &str) -> Result<(), Failure> {
 }
 
 /// The profile goes to standard output, to be put into a file; how near it comes, to standard error.
-fn show_fitted(name: &str, fitted: &Fitted, json: bool) -> Result<(), Failure> {
+fn show_fitted(wanted: &ModelFit, fitted: &Fitted) -> Result<(), Failure> {
+    let name = wanted.name.as_str();
     let toml = fitted.profile.to_toml(name);
-    if json {
+    if wanted.json {
         let job = |(job, measured, modelled): &(&str, f64, f64)| json!({ "job": job, "measured_iops": measured, "modelled_iops": modelled });
         let jobs: Vec<_> = fitted.compared.iter().map(job).collect();
         return print_json(&json!({ "name": name, "toml": toml, "jobs": jobs }));
@@ -61,6 +77,19 @@ fn show_fitted(name: &str, fitted: &Fitted, json: bool) -> Result<(), Failure> {
     say(&format!("{:<14} {:>12} {:>12} {:>8}", "job", "measured", "modelled", ""));
     for (job, measured, modelled) in &fitted.compared {
         say(&format!("{job:<14} {measured:>12.0} {modelled:>12.0} {:>7.0}%", 100.0 * modelled / measured));
+    }
+    if let Some(log) = &wanted.fill {
+        let mebibytes = |bytes: f64| bytes / f64::from(1 << 20);
+        say(&match &fitted.filled {
+            Some(found) => format!(
+                "write buffer: {:.0} MiB; {:.0} MiB/s for the first {:.0} MiB, then {:.0} MiB/s",
+                mebibytes(found.buffer.size as f64),
+                mebibytes(found.fast),
+                mebibytes(found.written),
+                mebibytes(found.buffer.drain as f64)
+            ),
+            None => format!("{}: writes became no slower, so no write buffer is fitted", log.display()),
+        });
     }
     print(&toml)
 }

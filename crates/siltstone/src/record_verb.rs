@@ -1,4 +1,6 @@
-//! `siltstone record`: looks at timelines, and makes the states that a power cut could have left.
+//! `siltstone record`: looks at timelines, makes the states that a power cut could have left, and logs of fio.
+
+mod export;
 
 use crate::arguments::RecordVerb;
 use crate::failure::Failure;
@@ -17,7 +19,7 @@ use std::path::{Path, PathBuf};
 /// Carries one of them out.
 ///
 /// # Errors
-/// A file that isn't a timeline, an event or device that it doesn't have, an image that is there already.
+/// A file that isn't a timeline, an event or device that it doesn't have, an image or a log that is there already.
 pub fn record(verb: RecordVerb) -> Result<(), Failure> {
     match verb {
         RecordVerb::Show { file, events, json } => show(&read(file)?, events, json),
@@ -33,6 +35,9 @@ pub fn record(verb: RecordVerb) -> Result<(), Failure> {
                 )));
             }
             replay(timeline, device, cut, choice, &image)
+        }
+        RecordVerb::Export { file, iolog, device } => {
+            print_line(&export::export(&read(file)?, device, &iolog)?)
         }
     }
 }
@@ -130,6 +135,7 @@ fn parts(submission: &Submission) -> (&'static str, String, u64) {
         }
         Submission::Discard { offset, length } => ("discard", format!("{offset}+{length}"), *length),
         Submission::Flush => ("flush", String::new(), 0),
+        Submission::Read { offset, length } => ("read", format!("{offset}+{length}"), *length),
         Submission::Append { zone, content } => {
             ("append", format!("zone {zone}, {} bytes", content.len()), content.len())
         }

@@ -226,6 +226,69 @@ fn messages_reach_parts() {
     assert!(told.stderr.starts_with("not served: "), "{told:?}");
 }
 
+/// A disk that died: its file is gone, or something else has its place.
+#[test]
+fn a_mirror_is_served_without_a_leg_that_cant_be_opened() {
+    let user = User::new();
+    let stack = |more: &str| {
+        format!(
+            "[stack]\nshards = 2\n[door.nbd]\nkind = \"nbd\"\ndevice = \"vol\"\nsocket = \"vol.sock\"\n\
+             [device.vol]\nkind = \"mirror\"\non = [\"fast\", \"slow\"]\n{more}\n\
+             [device.fast]\nkind = \"file\"\npath = \"fast.img\"\n\
+             [device.slow]\nkind = \"writecache\"\non = \"far\"\ncache = \"log\"\n\
+             [device.far]\nkind = \"file\"\npath = \"far.img\"\n\
+             [device.log]\nkind = \"file\"\npath = \"log.img\"\n"
+        )
+    };
+    let set = |more: &str| user.write("mirror.toml", &stack(more));
+    for name in ["fast.img", "far.img", "log.img"] {
+        std::fs::File::create(user.path(name)).unwrap().set_len(16 << 20).unwrap();
+    }
+    set("");
+    let made = user.run(&["format", "mirror.toml"]);
+    assert_eq!(made.code, Some(0), "{made:?}");
+
+    std::fs::rename(user.path("log.img"), user.path("elsewhere.img")).unwrap();
+    let refused = user.run(&["serve", "mirror.toml"]);
+    assert_eq!(refused.code, Some(1), "{refused:?}");
+    for words in
+        ["mirror \"vol\"", "\"slow\" can't be read", "file \"log\"", "no such file", "degraded = true"]
+    {
+        assert!(refused.stderr.contains(words), "{words}: {}", refused.stderr);
+    }
+
+    set("degraded = true");
+    let server = user.serve(&["mirror.toml"]);
+    let status = user.json(&["status", "mirror.toml"]);
+    assert_eq!(status["devices"]["vol"]["state"], "degraded", "{status}");
+    assert_eq!(status["devices"]["vol"]["legs"][1]["state"], "missing", "{status}");
+    let missing = status["devices"]["slow"]["missing"].as_str().unwrap();
+    assert!(missing.contains("log.img"), "{missing}");
+    assert_eq!(user.run(&["status", "mirror.toml"]).code, Some(0), "as a table, too");
+    let refused = user.run(&["message", "mirror.toml", "slow", "flush"]);
+    assert!(refused.code == Some(2) && refused.stderr.contains("\"slow\" is missing"), "{refused:?}");
+    let refused = user.run(&["message", "mirror.toml", "vol", "re-add", "slow"]);
+    assert!(refused.code == Some(1) && refused.stderr.contains("couldn't be opened"), "{refused:?}");
+    server.stop();
+
+    // The others know by now. What has the place of the log is none.
+    set("");
+    std::fs::write(user.path("log.img"), vec![7; 16 << 20]).unwrap();
+    let server = user.serve(&["mirror.toml"]);
+    let status = user.json(&["status", "mirror.toml"]);
+    let error = status["devices"]["vol"]["legs"][1]["error"].as_str().unwrap();
+    assert!(error.contains("no write cache begins here") && error.contains("doesn't know"), "{error}");
+    server.stop();
+
+    std::fs::rename(user.path("elsewhere.img"), user.path("log.img")).unwrap();
+    let server = user.serve(&["mirror.toml"]);
+    let status = user.json(&["status", "mirror.toml"]);
+    assert_eq!(status["devices"]["vol"]["legs"][1]["state"], "faulty", "{status}");
+    let said = user.run(&["message", "mirror.toml", "vol", "re-add", "slow"]);
+    assert_eq!(said.code, Some(0), "{said:?}");
+    server.stop();
+}
+
 #[test]
 fn snapshots_are_for_logs() {
     let user = User::new();

@@ -233,6 +233,74 @@ fn a_recording_gives_the_disk_back() {
     assert_eq!(run(folder.path(), &["record", "show", "disk.img"]).code, Some(1));
 }
 
+/// The requests of a log, without their times.
+fn requests(log: &str) -> Vec<String> {
+    let mut lines = log.lines();
+    assert_eq!(lines.next(), Some("fio version 3 iolog"));
+    let times = log.lines().skip(1).map(|line| line.split_once(' ').unwrap().0.parse::<u64>().unwrap());
+    assert!(times.is_sorted(), "{log}");
+    lines.map(|line| line.split_once(' ').unwrap().1.to_owned()).collect()
+}
+
+#[test]
+fn a_recorded_load_is_exported_and_replayed_on_another_stack() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = |name: &str| folder.path().join(name);
+    let jobs = "[load]\nrw=randrw\nbsrange=4k-32k\nio_size=1m\nnorandommap\nfsync=8\n\
+                [trim]\nstonewall\nrw=trim\nbs=64k\nsize=128k\n[fua]\nstonewall\nrw=write\nbs=8k\nsize=16k\nsync=1\n";
+    std::fs::write(path("load.fio"), jobs).unwrap();
+    std::fs::write(path("replay.fio"), "[replay]\nread_iolog=first.log\nreplay_no_stall\n").unwrap();
+    let mut logs = Vec::new();
+    for (jobs, name) in [("load.fio", "first"), ("replay.fio", "second")] {
+        // Each group of jobs builds its stack, and so its timeline, anew: a whole load is one run.
+        let stack = format!(
+            "record(ram(512KiB), {name}.timeline, role=client, reads=true, data=false, overwrite=true)"
+        );
+        let only: &[&str] = if name == "first" { &["--only", "load"] } else { &[] };
+        let ran = run(folder.path(), &[&["bench", jobs, "--on", &stack, "--out", "out"], only].concat());
+        assert_eq!(ran.code, Some(0), "{ran:?}");
+        let (timeline, log) = (format!("{name}.timeline"), format!("{name}.log"));
+        let exported = run(folder.path(), &["record", "export", &timeline, "--iolog", &log]);
+        assert_eq!(exported.code, Some(0), "{exported:?}");
+        logs.push((requests(&std::fs::read_to_string(path(&log)).unwrap()), exported.stdout));
+    }
+    let count = |what: &str| logs[0].0.iter().filter(|line| line.split(' ').nth(1) == Some(what)).count();
+    assert!(
+        count("read") > 10 && count("write") > 10 && count("sync") == count("write") / 8,
+        "{:?}",
+        logs[0].0
+    );
+    assert_eq!(logs[0].0, logs[1].0, "the same requests in the same order");
+    let said =
+        format!("first.log: device 0 \"top\": {} reads, {} writes, 0 trims, ", count("read"), count("write"));
+    assert!(logs[0].1.starts_with(&said), "{} {said}", logs[0].1);
+    for (only, expected) in [
+        ("trim", ["trim 0 65536", "trim 65536 65536"].as_slice()),
+        ("fua", &["write 0 8192", "datasync 0 0", "write 8192 8192", "datasync 0 0"]),
+    ] {
+        let stack = "record(ram(512KiB), small.timeline, overwrite=true)";
+        let ran = run(folder.path(), &["bench", "load.fio", "--only", only, "--on", stack, "--out", "out"]);
+        assert_eq!(ran.code, Some(0), "{ran:?}");
+        let log = format!("{only}.log");
+        let exported = run(folder.path(), &["record", "export", "small.timeline", "--iolog", &log]);
+        assert!(
+            exported.stdout.contains("0 reads (a record layer has reads with reads=true)"),
+            "{exported:?}"
+        );
+        let lines = requests(&std::fs::read_to_string(path(&log)).unwrap());
+        let expected: Vec<String> = expected.iter().map(|line| format!("top {line}")).collect();
+        assert_eq!(lines[2..lines.len() - 1], expected);
+    }
+    let export = |timeline: &str, device: &str, log: &str| {
+        run(folder.path(), &["record", "export", timeline, "--device", device, "--iolog", log])
+    };
+    let again = export("first.timeline", "0", "first.log");
+    assert!(again.code == Some(1) && again.stderr.contains("writing first.log: File exists"), "{again:?}");
+    let missing = export("first.timeline", "3", "third.log");
+    assert!(missing.code == Some(1) && missing.stderr.contains("the timeline has 1 devices"), "{missing:?}");
+    assert!(!path("third.log").exists());
+}
+
 /// The shape of the plans that compare the maps: one setup for a matrix, memory that is made anew, a table.
 const MAPS: &str = r#"
 [plan]

@@ -38,6 +38,7 @@ fn help_teaches_by_example() {
         &["model", "fit"],
         &["record", "show"],
         &["record", "replay"],
+        &["record", "export"],
     ] {
         let ran = run(Path::new("/"), &[verb, &["--help"]].concat());
         let example = format!("Examples:\n  siltstone {}", verb.join(" "));

@@ -20,8 +20,8 @@ pub(crate) struct Child {
     pub name: String,
     pub contract: Contract,
     pub shape: Shape,
-    /// None while the stack is only planned.
-    pub built: Option<BuiltPart>,
+    /// None while the stack is only planned. The error is that of a part that may be missing.
+    pub built: Option<Result<BuiltPart>>,
 }
 
 /// The values of one part's keys, its name, and what it stands on.
@@ -139,9 +139,15 @@ impl Arguments {
 
     /// The devices that this key names, in order; empty if none are given. Only while building.
     pub fn devices(&self, key: &str) -> Result<Vec<Arc<dyn DevicePart>>> {
-        let device = |child: &Child| match child.built.as_ref().map(|built| &built.built) {
-            Some(Built::Device(device)) => Ok(device.clone()),
-            Some(_) => Err(self.wrong_type(key)),
+        self.devices_or_errors(key)?.into_iter().collect()
+    }
+
+    /// The same for a key whose devices [may be missing](Key::may_be_missing): for each that is, why it couldn't be built.
+    pub fn devices_or_errors(&self, key: &str) -> Result<Vec<Result<Arc<dyn DevicePart>>>> {
+        let device = |child: &Child| match &child.built {
+            Some(Ok(BuiltPart { built: Built::Device(device), .. })) => Ok(Ok(device.clone())),
+            Some(Ok(_)) => Err(self.wrong_type(key)),
+            Some(Err(error)) => Ok(Err(error.clone())),
             None => Err(self.only_planned(key)),
         };
         self.children(key)?.map(device).collect()
@@ -155,9 +161,10 @@ impl Arguments {
     /// As [`zones`](Self::zones); none if they aren't given.
     pub fn optional_zones(&self, key: &str) -> Result<Option<Arc<dyn ZonesPart>>> {
         let Some(child) = self.children(key)?.next() else { return Ok(None) };
-        match child.built.as_ref().map(|built| &built.built) {
-            Some(Built::Zones(zones)) => Ok(Some(zones.clone())),
-            Some(_) => Err(self.wrong_type(key)),
+        match &child.built {
+            Some(Ok(BuiltPart { built: Built::Zones(zones), .. })) => Ok(Some(zones.clone())),
+            Some(Ok(_)) => Err(self.wrong_type(key)),
+            Some(Err(error)) => Err(error.clone()),
             None => Err(self.only_planned(key)),
         }
     }

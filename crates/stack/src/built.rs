@@ -1,6 +1,7 @@
 //! A stack that is open: its parts by name, its doors, and how it is taken down.
 
 use crate::kind::{Built, Contract, Door};
+use crate::model::Part;
 use crate::problem::nearest;
 use block::{Call, DevicePart, Error, Result, Status, ZonesPart};
 use std::sync::Arc;
@@ -21,17 +22,43 @@ pub struct BuiltPart {
 pub struct BuiltStack {
     /// In the order of building, with the number that each has in its stack.
     parts: Vec<(usize, BuiltPart)>,
+    /// Those that couldn't be built and that others do without.
+    missing: Vec<(usize, MissingPart)>,
     /// The numbers of the parts that no device or zones stand on.
     tops: Vec<usize>,
 }
 
+/// A part that couldn't be built.
+#[derive(Debug)]
+struct MissingPart {
+    name: String,
+    kind: &'static str,
+    contract: Contract,
+    error: Error,
+}
+
 impl BuiltStack {
     pub(crate) fn new(tops: Vec<usize>) -> Self {
-        BuiltStack { parts: Vec::new(), tops }
+        BuiltStack { parts: Vec::new(), missing: Vec::new(), tops }
     }
 
     pub(crate) fn push(&mut self, number: usize, part: BuiltPart) {
         self.parts.push((number, part));
+    }
+
+    pub(crate) fn push_missing(&mut self, number: usize, part: &Part, error: Error) {
+        let (name, kind, contract) = (part.name.clone(), part.kind.name, part.kind.contract);
+        self.missing.push((number, MissingPart { name, kind, contract, error }));
+    }
+
+    /// Why a part is missing, if it is.
+    pub(crate) fn error_of(&self, number: usize) -> Option<&Error> {
+        self.missing.iter().find(|(other, _)| *other == number).map(|(_, part)| &part.error)
+    }
+
+    /// Names of the parts that couldn't be built and that others do without, and why.
+    pub fn missing(&self) -> impl Iterator<Item = (&str, &Error)> {
+        self.missing.iter().map(|(_, part)| (part.name.as_str(), &part.error))
     }
 
     pub(crate) fn by_number(&self, number: usize) -> Option<&BuiltPart> {
@@ -93,6 +120,9 @@ impl BuiltStack {
         if self.parts().any(|part| part.kind == word) {
             return self.part_of_kind(word);
         }
+        if let Some((_, part)) = self.missing.iter().find(|(_, part)| part.name == word) {
+            return Err(part.error.in_context(format!("part \"{word}\" is missing")));
+        }
         let words = self.parts().flat_map(|part| [part.name.as_str(), part.kind]);
         let meant =
             nearest(word, words).map_or_else(String::new, |near| format!(" did you mean \"{near}\"?"));
@@ -153,7 +183,7 @@ impl BuiltStack {
     }
 
     /// What every part says about itself: an object with `devices`, `zones` and `doors`, each an object by name;
-    /// `kind` is part of each status.
+    /// `kind` is part of each status. A part that is missing has `missing`, the error, and nothing else.
     pub fn status(&self) -> serde_json::Value {
         let of = |contract: Contract| {
             let parts = self.parts().filter(|part| part.built.contract() == contract);
@@ -163,7 +193,12 @@ impl BuiltStack {
                 status.extend(part.built.part().status());
                 (part.name.clone(), serde_json::Value::Object(status))
             };
-            serde_json::Value::Object(parts.map(status).collect())
+            let missing = self.missing.iter().map(|(_, part)| part).filter(|part| part.contract == contract);
+            let without = |part: &MissingPart| {
+                let status = serde_json::json!({"kind": part.kind, "missing": part.error.to_string()});
+                (part.name.clone(), status)
+            };
+            serde_json::Value::Object(parts.map(status).chain(missing.map(without)).collect())
         };
         serde_json::json!({
             "devices": of(Contract::Device),

@@ -149,6 +149,9 @@ pub struct Key {
     /// The value of a key that isn't given, as the one-line form would write it. None means that the kind's
     /// code decides, through the getters of [`Arguments`] that begin with `optional_`.
     pub default: Option<&'static str>,
+    /// Whether the kind is built although parts that this key names can't be: it gets their errors instead
+    /// ([`Arguments::devices_or_errors`]). Not where it is made anew.
+    pub may_be_missing: bool,
     /// What it is for, in a few words, without a full stop.
     pub help: &'static str,
 }
@@ -156,17 +159,22 @@ pub struct Key {
 impl Key {
     /// A key that must be given.
     pub const fn required(name: &'static str, value: ValueKind, help: &'static str) -> Self {
-        Key { name, value, required: true, positional: false, default: None, help }
+        Key { name, value, required: true, positional: false, default: None, may_be_missing: false, help }
     }
 
     /// A key that may be left out.
     pub const fn optional(name: &'static str, value: ValueKind, help: &'static str) -> Self {
-        Key { name, value, required: false, positional: false, default: None, help }
+        Key { name, value, required: false, positional: false, default: None, may_be_missing: false, help }
     }
 
     /// The same key, which the one-line form takes without its name, too.
     pub const fn positional(self) -> Self {
         Key { positional: true, ..self }
+    }
+
+    /// The same key, whose parts the kind may do without: see [`Key::may_be_missing`].
+    pub const fn may_be_missing(self) -> Self {
+        Key { may_be_missing: true, ..self }
     }
 
     /// The same key with this value where none is given.
@@ -350,6 +358,9 @@ fn verify_keys(kind: &Kind) -> Result<(), String> {
             return Err(format!("{of} is positional behind a positional list, which takes all that is left"));
         }
         list_before |= key.positional && key.value.is_list();
+        if key.may_be_missing && key.value != ValueKind::Devices {
+            return Err(format!("{of} names no list of devices, so it can't do without one"));
+        }
         let Some(default) = key.default else { continue };
         if key.required || key.value.names_parts() || key.value.is_list() {
             return Err(format!("{of} can't have a default: it is required, a part or a list"));

@@ -95,8 +95,11 @@ impl Plan {
     /// Builds every part from the bottom up; doors are made and not started. Runs where the kinds need it, on a
     /// shard of the runtime.
     ///
+    /// A part that can't be built, and without which those that stand on it are built all the same
+    /// ([`Key::may_be_missing`](crate::Key::may_be_missing)), is left out.
+    ///
     /// # Errors
-    /// That of the first part that can't be built, with its name. What was built by then has been closed, from
+    /// That of the first part that can't be built and is needed, with its name. What was built by then has been closed, from
     /// the top down.
     pub fn build(&self) -> Call<'_, Result<BuiltStack>> {
         Call::new(self.build_wanted(self.stack.tops(), vec![true; self.stack.parts.len()]))
@@ -104,19 +107,39 @@ impl Plan {
 
     /// Builds the parts that are wanted, by their numbers: with each part those that it stands on.
     async fn build_wanted(&self, tops: Vec<usize>, wanted: Vec<bool>) -> Result<BuiltStack> {
+        let needed = self.needed(&tops, &wanted);
         let mut stack = BuiltStack::new(tops);
         for number in self.stack.order.iter().filter(|number| wanted[**number]) {
             let part = &self.stack.parts[*number];
             match self.build_part(*number, &stack).await {
                 Ok(built) => stack.push(*number, built),
-                Err(error) => {
+                Err(error) if needed[*number] => {
                     // The error of building says what to do about it; those of closing only follow from it.
                     let _ = stack.close().await;
                     return Err(error.in_context(title(part)));
                 }
+                Err(error) => stack.push_missing(*number, part, error.in_context(title(part))),
             }
         }
         Ok(stack)
+    }
+
+    /// For each part whether somebody can't be built without it: whoever stands on it by a key whose parts may not be missing, or
+    /// the caller.
+    fn needed(&self, tops: &[usize], wanted: &[bool]) -> Vec<bool> {
+        let parts = &self.stack.parts;
+        let mut needed: Vec<bool> = parts.iter().map(|part| part.kind.contract == Contract::Door).collect();
+        tops.iter().for_each(|top| needed[*top] = true);
+        // Whoever stands on a part comes after it.
+        for user in self.stack.order.iter().rev().copied().filter(|user| wanted[*user]) {
+            let makes_anew = self.format.is_for(&parts[user]);
+            for reference in &parts[user].references {
+                let key = parts[user].kind.key(reference.key);
+                let can_do_without = !makes_anew && key.is_some_and(|key| key.may_be_missing);
+                needed[reference.part] |= needed[user] && !can_do_without;
+            }
+        }
+        needed
     }
 
     /// Builds what the device or zones with this name stand on, from the bottom up, and neither that part nor
@@ -148,12 +171,21 @@ impl Plan {
 
     async fn build_part(&self, number: usize, below: &BuiltStack) -> Result<BuiltPart> {
         let part = &self.stack.parts[number];
+        for reference in &part.references {
+            if let Some(error) = below.error_of(reference.part)
+                && part.kind.key(reference.key).is_none_or(|key| !key.may_be_missing)
+            {
+                return Err(error.clone());
+            }
+        }
         let children = part
             .references
             .iter()
             .map(|reference| {
                 let shape = self.shapes[reference.part].clone();
-                child(&self.stack, reference, shape, below.by_number(reference.part).cloned())
+                let built = below.by_number(reference.part).cloned().map(Ok);
+                let error = || below.error_of(reference.part).cloned().map(Err);
+                child(&self.stack, reference, shape, built.or_else(error))
             })
             .collect();
         let built = (part.kind.build)(arguments(&self.stack, part, children, &self.format)).await?;
@@ -171,7 +203,7 @@ fn title(part: &Part) -> String {
     format!("{} \"{}\"", part.kind.name, part.name)
 }
 
-fn child(stack: &Stack, reference: &Reference, shape: Shape, built: Option<BuiltPart>) -> Child {
+fn child(stack: &Stack, reference: &Reference, shape: Shape, built: Option<Result<BuiltPart>>) -> Child {
     let part = &stack.parts[reference.part];
     Child { key: reference.key, name: part.name.clone(), contract: part.kind.contract, shape, built }
 }

@@ -4,6 +4,7 @@
 //! - [`ram`]: zones in memory that behave as badly as the contract allows: appends land out of order and are
 //!   durable only once their zone is finished. What works on it works on an object store.
 //! - [`record`]: what the owner of a log appends, told from anything else; [`summary`]: what a full zone says of its records.
+//! - [`sector`]: superblocks and other records of one sector.
 //! - [`cleaning`]: which zone is emptied next, and what is written beside what.
 //!
 //! Left to others: what the bytes in a zone mean (the log, the file system, the key-value store), and running
@@ -15,6 +16,7 @@ mod limits;
 pub mod on_device;
 pub mod ram;
 pub mod record;
+pub mod sector;
 pub mod summary;
 
 pub use on_device::OnDevice;

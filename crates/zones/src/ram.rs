@@ -252,6 +252,19 @@ impl Part for RamZones {
         status.insert("memory_bytes".into(), bytes.into());
         status
     }
+
+    /// Finishes every zone that was begun: nothing else makes one durable.
+    fn close(&self) -> Call<'_, Result<()>> {
+        Call::new(async move {
+            let epoch = self.shared.epoch.load(Ordering::Acquire);
+            for zone in (0..self.shared.geometry.zones).map(ZoneIndex) {
+                if self.shared.slot(zone).lock().state != ZoneState::Empty {
+                    self.shared.finish(zone, epoch).await?;
+                }
+            }
+            Ok(())
+        })
+    }
 }
 
 impl ZonesPart for RamZones {

@@ -2,13 +2,16 @@
 
 use super::addresses::{Addresses, Direction, Request};
 use super::pace::Pace;
+use super::replay::Source;
 use super::stamp::Ledger;
 use super::tally::Tally;
 use super::{Progress, incompressible, repeated};
+use crate::iolog::Action;
+use crate::iolog::writer::Writer;
 use crate::job::{Job, Region, Verify};
 use block::{BlockCount, BlockIndex, BlockRange, Buffer, Data, Device, Durability, Payload, Result};
 use runtime::Instant;
-use runtime::sync::{Notify, Semaphore, StopToken};
+use runtime::sync::{Notify, Permit, Semaphore, StopToken};
 use std::cell::{Cell, RefCell};
 use std::rc::Rc;
 use std::sync::Arc;
@@ -32,6 +35,7 @@ pub(super) struct Clone {
     stop: StopToken,
     depth: u32,
     durability: Durability,
+    is_metadata: bool,
     flush_every: u32,
     verify: Option<Verify>,
     time_limit: Option<Duration>,
@@ -69,6 +73,12 @@ pub(super) struct Clone {
     untold: Cell<(u32, u64)>,
     unflushed: Cell<u32>,
     writes: Cell<u64>,
+    /// The log that is replayed.
+    source: Option<Rc<Source>>,
+    /// The log that is written, and when it began.
+    log: Option<Writer>,
+    log_began: Cell<Instant>,
+    flush_action: Action,
 }
 
 impl Clone {
@@ -85,7 +95,7 @@ impl Clone {
         let largest = job.largest_request();
         let stamped = job.verify.is_some();
         let ledger = stamped.then(|| Ledger::new(seed, region.offset, region.length, unit));
-        let contents = (job.rw.writes() && !stamped).then(|| match &job.buffer_pattern {
+        let contents = (job.writes() && !stamped).then(|| match &job.buffer_pattern {
             Some(pattern) => repeated(pattern, largest as usize),
             None if job.zero_buffers => Buffer::zeroed(largest as usize).freeze(),
             None => incompressible(seed, largest as usize),
@@ -95,6 +105,7 @@ impl Clone {
             stop,
             depth: job.iodepth.max(1),
             durability: if job.sync { Durability::Durable } else { Durability::Visible },
+            is_metadata: job.metadata,
             flush_every: job.flush_every().unwrap_or(0),
             verify: job.verify,
             time_limit: job.runtime,
@@ -126,8 +137,23 @@ impl Clone {
             untold: Cell::default(),
             unflushed: Cell::new(0),
             writes: Cell::new(0),
+            source: None,
+            log: None,
+            log_began: Cell::default(),
+            flush_action: if job.fsync > 0 { Action::Sync } else { Action::Datasync },
             device,
         })
+    }
+
+    /// Opens the logs that it replays and writes.
+    pub(super) async fn with_logs(mut self, job: &Job, number: u32) -> Result<Clone> {
+        if let Some(log) = job.log_of(number) {
+            self.source = Some(Rc::new(Source::open(log, &job.replay).await?));
+        }
+        if let Some(target) = &job.log_to {
+            self.log = Some(Writer::create(target).await?);
+        }
+        Ok(self)
     }
 
     /// Whether what was written has to be read back.
@@ -156,16 +182,21 @@ impl Clone {
             let never = Instant::from_nanoseconds(u64::MAX);
             self.deadline.set(self.time_limit.map_or(never, |limit| measure_from + limit));
             self.remaining.set(self.transfer);
+            self.log_began.set(begin);
+            if let Some(source) = &self.source {
+                source.begin(begin);
+            }
             if self.verify.is_some_and(|verify| verify.only) {
-                return self.replay();
+                return self.pretend();
             }
         }
         let workers = (0..self.depth).map(|_| {
             let clone = self.clone();
             runtime::spawn(async move {
-                match phase {
-                    Phase::Work => clone.work().await,
-                    Phase::Verify => clone.read_back().await,
+                match (phase, &clone.source) {
+                    (Phase::Work, Some(source)) => clone.replay_log(source).await,
+                    (Phase::Work, None) => clone.work().await,
+                    (Phase::Verify, _) => clone.read_back().await,
                 }
             })
         });
@@ -188,10 +219,15 @@ impl Clone {
             let _grace = runtime::timeout(Duration::from_secs(5), all).await;
         }
         self.tell();
+        if let (Some(log), Phase::Work) = (&self.log, phase)
+            && let Err(error) = log.end().await
+        {
+            self.fail(format!("write_iolog: {error}"), true);
+        }
     }
 
     /// Draws what a run would have written, and notes it as written.
-    fn replay(&self) {
+    fn pretend(&self) {
         let mut ledger = self.ledger.borrow_mut();
         let Some(ledger) = ledger.as_mut() else { return };
         while let Some(request) = self.draw() {
@@ -238,6 +274,14 @@ impl Clone {
             }
             drop(turn);
             self.started.set(self.started.get() + 1);
+            if self.log.is_some() {
+                let action = match request.direction {
+                    Direction::Read => Action::Read,
+                    Direction::Write => Action::Write,
+                    Direction::Trim => Action::Trim,
+                };
+                self.note(action, request.offset, request.length).await;
+            }
             let started = runtime::now();
             let result = if self.paced {
                 promptly(self.perform(&request, &mut spare)).await
@@ -330,7 +374,7 @@ impl Clone {
 
     /// Counts an operation; false if the clone is done.
     #[inline]
-    fn account(&self, request: &Request, started: Instant, ended: Instant) -> bool {
+    pub(super) fn account(&self, request: &Request, started: Instant, ended: Instant) -> bool {
         let (count, bytes) = self.untold.get();
         self.untold.set((count + 1, bytes + request.length));
         if count + 1 >= TELL_EVERY {
@@ -346,7 +390,7 @@ impl Clone {
     }
 
     #[cold]
-    fn fail(&self, error: String, fatal: bool) {
+    pub(super) fn fail(&self, error: String, fatal: bool) {
         self.tally.borrow_mut().fail(error);
         if fatal || self.verify.is_some_and(|verify| verify.fatal) {
             self.ended.set(true);
@@ -366,7 +410,7 @@ impl Clone {
     }
 
     #[inline]
-    async fn perform(&self, request: &Request, spare: &mut Option<Buffer>) -> Result<()> {
+    pub(super) async fn perform(&self, request: &Request, spare: &mut Option<Buffer>) -> Result<()> {
         match request.direction {
             Direction::Read => self.read(request, spare).await,
             Direction::Write => self.write(request).await,
@@ -397,6 +441,7 @@ impl Clone {
             }
             None => self.stamped(request),
         };
+        let payload = payload.with_metadata(self.is_metadata);
         self.device.write(self.range(request).start, payload, self.durability).await
     }
 
@@ -451,9 +496,69 @@ impl Clone {
             return;
         }
         self.unflushed.set(0);
-        if let Err(error) = self.device.flush().await {
-            self.fail(format!("flush: {error}"), true);
+        if self.log.is_some() {
+            self.note(self.flush_action, 0, 0).await;
         }
+        self.flush().await;
+    }
+
+    /// Flushes; false if the clone is done.
+    async fn flush(&self) -> bool {
+        match self.device.flush().await {
+            Ok(()) => true,
+            Err(error) => {
+                self.fail(format!("flush: {error}"), true);
+                false
+            }
+        }
+    }
+
+    /// Notes what is being asked for in the log that is written.
+    async fn note(&self, action: Action, offset: u64, length: u64) {
+        let Some(log) = &self.log else { return };
+        let since = runtime::now() - self.log_began.get();
+        let nanoseconds = u64::try_from(since.as_nanos()).unwrap_or(u64::MAX);
+        if log.note(nanoseconds, action, offset, length)
+            && let Err(error) = log.write_out().await
+        {
+            self.fail(format!("write_iolog: {error}"), true);
+        }
+    }
+
+    /// A flush of a log that is replayed; false if the clone is done.
+    pub(super) async fn replay_flush(&self) -> bool {
+        self.flush().await && self.goes_on(runtime::now())
+    }
+
+    /// The turn to start an operation.
+    pub(super) async fn turn(&self) -> Permit {
+        self.starter.acquire(1).await
+    }
+
+    pub(super) fn ended(&self) -> bool {
+        self.ended.get()
+    }
+
+    /// Whether it goes on at this time.
+    pub(super) fn goes_on(&self, now: Instant) -> bool {
+        if now >= self.deadline.get() || self.stop.is_stopped() {
+            self.ended.set(true);
+        }
+        !self.ended.get()
+    }
+
+    pub(super) fn time_left(&self, now: Instant) -> Duration {
+        self.deadline.get() - now
+    }
+
+    /// Whether a request is whole blocks inside the device.
+    pub(super) fn is_inside(&self, request: &Request) -> bool {
+        let geometry = self.device.geometry();
+        let end = request.offset.checked_add(request.length);
+        let is_whole = (request.offset | request.length).is_multiple_of(geometry.block_size.bytes());
+        let is_held = request.direction != Direction::Write
+            || self.contents.as_ref().is_some_and(|contents| contents.len() as u64 >= request.length);
+        is_whole && is_held && end.is_some_and(|end| end <= geometry.bytes())
     }
 
     /// Reads every block that was written, in order, and checks it.
@@ -483,7 +588,7 @@ impl Clone {
 
 /// Hands an operation to the kernel as soon as it has begun: one that has its own time must not wait for others to
 /// be submitted with.
-async fn promptly<F: Future>(operation: F) -> F::Output {
+pub(super) async fn promptly<F: Future>(operation: F) -> F::Output {
     let mut operation = std::pin::pin!(operation);
     let mut begun = false;
     std::future::poll_fn(|context| {

@@ -2,7 +2,7 @@
 //! that an option means the same in both.
 
 use super::number::{self, Units};
-use crate::job::{Amount, BlockSizes, Distribution, Job, PerDirection, ReadWrite, Verify};
+use crate::job::{Amount, BlockSizes, Distribution, Job, METADATA, PerDirection, ReadWrite, Verify};
 use crate::problem::did_you_mean;
 use std::collections::BTreeSet;
 
@@ -102,6 +102,7 @@ pub const OPTIONS: &[JobOption] = &[
         };
         Ok(())
     }),
+    switch(METADATA, &[], |job, text, _| boolean(text).map(|value| job.metadata = value)),
     option("verify", &[], verify),
     switch("do_verify", &[], |job, text, _| {
         with_verify(job, |it| boolean(text).map(|value| it.after_writes = value))
@@ -112,6 +113,29 @@ pub const OPTIONS: &[JobOption] = &[
     switch("verify_fatal", &[], |job, text, _| {
         with_verify(job, |it| boolean(text).map(|value| it.fatal = value))
     }),
+    option("write_iolog", &[], |job, text, _| {
+        job.write_iolog = Some(text.replace("\\:", ":"));
+        if text.is_empty() { Err("expected the name of a file".into()) } else { Ok(()) }
+    }),
+    option("read_iolog", &[], read_iolog),
+    switch("replay_no_stall", &[], |job, text, _| boolean(text).map(|value| job.replay.no_stall = value)),
+    option("replay_time_scale", &[], |job, text, _| {
+        within(text, 1, u32::MAX).map(|percent| job.replay.time_scale = percent)
+    }),
+    option("replay_redirect", &[], |job, text, _| {
+        job.replay.redirect = (!text.is_empty()).then(|| text.replace("\\:", ":"));
+        Ok(())
+    }),
+    option("replay_align", &[], |job, text, units| {
+        let bytes = number::bytes(text, units)?;
+        job.replay.align = bytes;
+        match bytes {
+            0 => Ok(()),
+            bytes if bytes.is_power_of_two() => Ok(()),
+            _ => Err(format!("{text}: expected a power of two, such as 512 or 4k")),
+        }
+    }),
+    option("replay_scale", &[], |job, text, _| number::count(text).map(|factor| job.replay.scale = factor)),
     switch("direct", &[], |job, text, _| boolean(text).map(|value| job.direct = value)),
     switch("buffered", &[], |job, text, _| boolean(text).map(|value| job.direct = !value)),
     switch("group_reporting", &[], |job, text, _| boolean(text).map(|value| job.group_reporting = value)),
@@ -166,6 +190,32 @@ pub fn check(job: &Job, said: &BTreeSet<&'static str>) -> Vec<(&'static str, Str
         "verify",
         "verify with discards: discarded blocks have nothing to check",
     );
+    if job.is_replay() {
+        for option in DRAWN_BY.iter().filter(|option| said.contains(**option)) {
+            refuse(
+                true,
+                option,
+                &format!("{option} with read_iolog: the log says what is done; leave {option} out"),
+            );
+        }
+    }
+    for option in said.iter().filter(|option| option.starts_with("replay_") && !job.is_replay()) {
+        refuse(
+            true,
+            option,
+            &format!("{option} without read_iolog: say which log is replayed, read_iolog=FILE"),
+        );
+    }
+    refuse(
+        job.write_iolog.is_some() && job.is_replay(),
+        "write_iolog",
+        "write_iolog with read_iolog: the new log would be the old one; leave one of them out",
+    );
+    refuse(
+        job.write_iolog.is_some() && job.numjobs > 1,
+        "write_iolog",
+        "write_iolog with numjobs above 1: a log is of one clone; write one section for each",
+    );
     for option in ["do_verify", "verify_only", "verify_fatal"] {
         let without = said.contains(option) && !said.contains("verify");
         refuse(
@@ -175,6 +225,42 @@ pub fn check(job: &Job, said: &BTreeSet<&'static str>) -> Vec<(&'static str, Str
         );
     }
     problems
+}
+
+/// Options that say what is drawn, which a replay does not.
+const DRAWN_BY: &[&str] = &[
+    "rw",
+    "bs",
+    "bsrange",
+    "time_based",
+    "offset",
+    "size",
+    "io_size",
+    "rwmixread",
+    "rwmixwrite",
+    "random_distribution",
+    "norandommap",
+    "rate_iops",
+    "thinktime",
+    "thinktime_blocks",
+    "fsync",
+    "fdatasync",
+    "verify",
+];
+
+/// One log for each clone, with a colon between them.
+fn read_iolog(job: &mut Job, text: &str, _: Units) -> Result<(), String> {
+    if text == "-" {
+        return Err("-: a log is read twice, so it must be a file".into());
+    }
+    // What no name has stands for a colon of a name meanwhile.
+    let names = text.replace("\\:", "\0");
+    let names: Vec<String> = names.split(':').map(|name| name.replace('\0', ":")).collect();
+    if names.iter().any(String::is_empty) {
+        return Err(format!("{text}: expected a log, or several with a colon between them"));
+    }
+    job.read_iolog = names;
+    Ok(())
 }
 
 fn boolean(text: &str) -> Result<bool, String> {
@@ -388,13 +474,12 @@ const KNOWN_TO_FIO: &str = "allow_file_create allow_mounted_write allrandrepeat 
     log_unix_epoch max_latency max_open_zones mem iomem new_group nice number_ios numa_cpu_nodes \
     numa_mem_policy offset_align opendir openfiles overwrite per_job_logs percentage_random percentile_list \
     pre_read prio prioclass profile random_generator rate_cycle rate_ignore_thinktime rate_iops_min rate_min \
-    rate_process read_beyond_wp read_iolog read_iolog_chunked refill_buffers registerfiles replay_align \
-    replay_no_stall replay_redirect replay_scale replay_skip replay_time_scale rw_sequencer scramble_buffers \
+    rate_process read_beyond_wp read_iolog_chunked refill_buffers registerfiles replay_skip rw_sequencer scramble_buffers \
     serialize_overlap significant_figures slat_percentiles softrandommap sqthread_poll startdelay stats \
     steadystate steadystate_duration steadystate_ramp_time sync_file_range \
     thinktime_blocks_type thread trim_backlog trim_backlog_batch \
     trim_percentage trim_verify_zero uid unified_rw_reporting unique_filename unit_base unlink \
     unlink_each_loop uri userspace_reap verify_async verify_backlog verify_backlog_batch verify_dump \
     verify_interval verify_offset verify_state_load verify_state_save wait_for wait_for_previous write_barrier \
-    write_bw_log write_hint write_hist_log write_iolog write_iops_log write_lat_log \
+    write_bw_log write_hint write_hist_log write_iops_log write_lat_log \
     zone_reset_frequency zone_reset_threshold zonecapacity zonemode zonerange zonesize zoneskip";

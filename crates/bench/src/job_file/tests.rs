@@ -139,6 +139,16 @@ fn companions_of_verify_in_any_order() {
 }
 
 #[test]
+fn options_of_logs_say_the_job_again() {
+    let text = "[a]\nread_iolog=a\\:b.log:c\niodepth=3\nruntime=5\nreplay_no_stall\nreplay_time_scale=50\n\
+                replay_align=4k\nreplay_scale=3\nreplay_redirect=x\\:y\nsync=1\n[b]\nrw=write\nwrite_iolog=w\\:1\n";
+    for job in parse(text).unwrap().jobs {
+        let said = job.options().iter().map(|(key, value)| format!("{key}={value}\n")).collect::<String>();
+        assert_eq!(parse(&format!("[{}]\n{said}", job.name)).unwrap().jobs[0], job, "{said}");
+    }
+}
+
+#[test]
 fn variables_and_engines() {
     let file = parse("[a]\nsize=${SIZE}\nioengine=psync\niodepth=8\n[b]\nbs=4KiB").unwrap();
     assert_eq!(file.jobs[0].size, Some(Amount::Bytes(1 << 20)));
@@ -153,11 +163,17 @@ fn options_say_the_job_again() {
     let text = "[a]\nrw=randrw\nbsrange=4k-8k,16k-16k\niodepth=3\nnumjobs=2\nruntime=1500ms\ntime_based\n\
                 ramp_time=2\noffset=10%\nsize=1m\nio_size=2m\nrwmixread=70\nrandom_distribution=zipf:0.9\n\
                 norandommap\nrandseed=7\nrandrepeat=0\nrate_iops=10,,20\nfsync=3\nfdatasync=4\nsync=1\n\
-                verify=meta\nverify_fatal=1\nverify_only\nzero_buffers\nbuffer_pattern=0x00ab\n\
+                verify=meta\nverify_fatal=1\nverify_only\nzero_buffers\nbuffer_pattern=0x00ab\nmetadata\n\
                 thinktime=250ms\nthinktime_blocks=64\n";
     let first = parse(text).unwrap().jobs.remove(0);
     let said = first.options().iter().map(|(key, value)| format!("{key}={value}\n")).collect::<String>();
     assert_eq!(parse(&format!("[a]\n{said}")).unwrap().jobs[0], first, "{said}");
+    // The one word that fio doesn't know isn't said to it.
+    let to_fio = crate::peer::fio::job_arguments(&first);
+    assert!(
+        said.contains("metadata=1") && !to_fio.iter().any(|word| word.contains("metadata")),
+        "{to_fio:?}"
+    );
 }
 
 proptest! {

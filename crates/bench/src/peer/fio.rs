@@ -1,7 +1,7 @@
 //! fio's command line and fio's JSON.
 
 use crate::histogram::{CURVE, CurvePoint, Latency};
-use crate::job::Job;
+use crate::job::{Job, METADATA};
 use crate::results::Measurement;
 use block::{Error, Result};
 use serde_json::Value;
@@ -29,7 +29,9 @@ impl Fio {
         push("ioengine", &self.ioengine);
         if let Some(filename) = &self.filename {
             // fio takes a colon for the end of a name.
-            push("filename", &directory.join(filename).display().to_string().replace(':', "\\:"));
+            let path = directory.join(filename).display().to_string().replace(':', "\\:");
+            // And of a replay the files that its log names, unless they are redirected.
+            push(if job.is_replay() { "replay_redirect" } else { "filename" }, &path);
             push("direct", if self.direct { "1" } else { "0" });
         }
         for (key, value) in &self.options {
@@ -43,7 +45,11 @@ impl Fio {
 pub fn job_arguments(job: &Job) -> Vec<String> {
     let name = job.name.replace(|letter: char| !letter.is_ascii_alphanumeric(), "-");
     let mut arguments = vec![format!("--name={name}")];
-    arguments.extend(job.options().iter().map(|(key, value)| format!("--{key}={value}")));
+    // What a write carries can't be said from user space. The log of a peer would be another one; where a log is replayed is
+    // not the job's to say.
+    let is_its = |key: &str| ![METADATA, "write_iolog", "replay_redirect"].contains(&key);
+    let options = job.options().into_iter().filter(|(key, _)| is_its(key));
+    arguments.extend(options.map(|(key, value)| format!("--{key}={value}")));
     // Total latency is what our engine measures too. Reads and writes of a mix are one distribution.
     let percentiles: Vec<String> = CURVE.iter().map(f64::to_string).collect();
     arguments.push(format!("--percentile_list={}", percentiles.join(":")));
@@ -52,7 +58,7 @@ pub fn job_arguments(job: &Job) -> Vec<String> {
     {
         arguments.push(report.into());
     }
-    if job.rw.is_mixed() {
+    if job.rw.is_mixed() || job.is_replay() {
         arguments.push("--unified_rw_reporting=mixed".into());
     }
     arguments.push("--eta=never".into());

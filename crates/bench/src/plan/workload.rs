@@ -93,7 +93,10 @@ fn point(reader: &mut Reader, entry: &Entry, choices: &[Choice<'_>], extras: &Ex
         }
         match option.key.as_str() {
             "rate_iops" if text.contains('%') => match share(&text, value.place) {
-                Some(share) => rate_share = Some(share),
+                Some(share) => {
+                    said.insert("rate_iops");
+                    rate_share = Some(share);
+                }
                 None => reader.refuse(
                     value.place,
                     format!(

@@ -1,6 +1,6 @@
 //! Runs of our own engine: builds the stacks in a runtime of their own, runs jobs on them, closes them.
 
-use super::{Observer, Step, amplification, has_measured};
+use super::{Observer, Step, amplification, has_measured, hits};
 use crate::engine::{self, Assignment, Progress};
 use crate::job::Job;
 use crate::peer::process::RunningServer;
@@ -197,6 +197,7 @@ async fn measure(
         let before = counted.get(*target);
         measurement.write_amplification =
             before.and_then(|it| amplification::between(it, &measurement.layers));
+        measurement.hit_ratios = before.map(|it| hits::between(it, &measurement.layers)).unwrap_or_default();
     }
     Ok(measured)
 }

@@ -4,7 +4,7 @@
 //! for, and written once if they read, as fio does; one that is there is never cut or made larger.
 
 use super::drive::{Fill, Target, Work};
-use super::{GUESS, Setting, stacks};
+use super::{GUESS, On, Setting, stacks, traces};
 use crate::job::{Amount, Job};
 use crate::results::{Measurement, RunResult, Workload};
 use block::{Error, Result};
@@ -30,7 +30,8 @@ pub(super) struct Files {
     places: Vec<Place>,
     /// With the number of their place; no two have the same name.
     jobs: Vec<(usize, Job)>,
-    is_on_stack: bool,
+    /// Whether the place is a stack of the user's, and is created anew.
+    on_stack: Option<bool>,
 }
 
 /// Jobs that run at the same time.
@@ -46,23 +47,34 @@ impl Files {
     pub fn new(
         file: &str,
         jobs: Vec<Job>,
-        on: Option<&str>,
+        on: Option<On<'_>>,
         setting: Setting<'_>,
         notes: &mut Vec<String>,
     ) -> Result<Files, String> {
         note_reports(&jobs, notes);
         let name =
             Path::new(file).file_stem().map_or_else(|| file.into(), |stem| stem.to_string_lossy().into());
-        let mut problems = Vec::new();
+        let mut jobs = jobs;
+        let wrong = traces::prepare(&mut jobs, setting.directory);
+        let of_job =
+            |(number, problem): &(usize, String)| format!("{file}: [{}]: {problem}", jobs[*number].name);
+        let mut problems: Vec<String> = wrong.iter().map(of_job).collect();
         let mut targets: Vec<String> = Vec::new();
         let mut placed: Vec<(usize, Job)> = Vec::new();
-        for mut job in jobs {
-            let Some(target) = on.map(str::to_owned).or_else(|| job.filename.clone()) else {
-                problems.push(format!(
-                    "{file}: [{}]: expected filename=PATH, or a stack for all jobs with --on STACK",
-                    job.name
-                ));
+        for (number, mut job) in jobs.into_iter().enumerate() {
+            if wrong.iter().any(|(wrong, _)| *wrong == number) {
                 continue;
+            }
+            let target = match on {
+                Some(on) => Ok(on.stack.to_owned()),
+                None => file_of(&job, setting.directory),
+            };
+            let target = match target {
+                Ok(target) => target,
+                Err(problem) => {
+                    problems.push(format!("{file}: [{}]: {problem}", job.name));
+                    continue;
+                }
             };
             let place = targets.iter().position(|known| *known == target).unwrap_or_else(|| {
                 targets.push(target);
@@ -71,17 +83,18 @@ impl Files {
             job.name = another_name(&job.name, |name| placed.iter().any(|(_, other)| other.name == name));
             placed.push((place, job));
         }
+        let on_stack = on.map(|on| on.format);
         let mut places = Vec::new();
         for (number, target) in targets.into_iter().enumerate() {
             let jobs: Vec<&Job> =
                 placed.iter().filter(|(place, _)| *place == number).map(|(_, job)| job).collect();
-            match Place::new(file, target, &jobs, on.is_some(), setting, notes) {
+            match Place::new(file, target, &jobs, on_stack, setting, notes) {
                 Ok(place) => places.push(place),
                 Err(problem) => problems.push(problem),
             }
         }
         match problems.is_empty() {
-            true => Ok(Files { name, places, jobs: placed, is_on_stack: on.is_some() }),
+            true => Ok(Files { name, places, jobs: placed, on_stack }),
             false => Err(problems.join("\n\n")),
         }
     }
@@ -108,7 +121,7 @@ impl Files {
             let jobs: Vec<usize> =
                 (0..self.jobs.len()).filter(|index| self.jobs[*index].1.group == number).collect();
             let members = || jobs.iter().map(|index| &self.jobs[*index].1);
-            let time = |job: &Job| job.runtime.map_or(GUESS, |runtime| runtime + job.ramp_time);
+            let time = |job: &Job| job.expected_time().unwrap_or(GUESS);
             let names: Vec<&str> = members().map(|job| job.name.as_str()).collect();
             let expected = members().map(time).max().unwrap_or_default();
             Group { name: names.join(" + "), expected, jobs }
@@ -125,11 +138,14 @@ impl Files {
         let mut assigned = Vec::new();
         for index in jobs {
             let (place, job) = &self.jobs[*index];
+            let mut job = job.clone();
+            // Logs that a group before this one has written.
+            job.prepare(setting.directory).map_err(Error::invalid)?;
             let target = used.iter().position(|known| known == place).unwrap_or_else(|| {
                 used.push(*place);
                 used.len() - 1
             });
-            assigned.push((target, job.clone()));
+            assigned.push((target, job));
         }
         let mut targets = Vec::new();
         for number in used {
@@ -138,15 +154,15 @@ impl Files {
             let stack = match is_first {
                 true => place.stack.clone(),
                 // What the stack stands on was made by then.
-                false => load(&place.text, self.is_on_stack, setting).map_err(Error::invalid)?,
+                false => load(&place.text, self.on_stack, setting).map_err(Error::invalid)?,
             };
             let fill = if place.fill && is_first { Fill::First } else { Fill::No };
             targets.push(Target { stack, device: None, fill, fill_at_random: false });
         }
         let clones: usize = assigned.iter().map(|(_, job)| job.numjobs as usize).sum();
         let processors = std::thread::available_parallelism().map_or(1, usize::from);
-        let shards = match (self.is_on_stack, targets.first()) {
-            (true, Some(target)) => target.stack.stack().shards(),
+        let shards = match (self.on_stack, targets.first()) {
+            (Some(_), Some(target)) => target.stack.stack().shards(),
             // fio has a process for each clone.
             _ => clones.clamp(1, processors),
         };
@@ -174,16 +190,16 @@ impl Place {
         file: &str,
         target: String,
         jobs: &[&Job],
-        is_stack: bool,
+        on_stack: Option<bool>,
         setting: Setting<'_>,
         notes: &mut Vec<String>,
     ) -> Result<Place, String> {
         let mut fill = false;
-        let text = match is_stack {
-            true => target.clone(),
-            false => {
+        let text = match on_stack {
+            Some(_) => target.clone(),
+            None => {
                 let exists = setting.directory.join(&target).exists();
-                let reads = jobs.iter().any(|job| job.rw.reads() && job.verify.is_none_or(|it| !it.only));
+                let reads = jobs.iter().any(|job| job.reads() && job.verify.is_none_or(|it| !it.only));
                 fill = !exists && reads;
                 file_line(&target, jobs, exists).map_err(|problem| format!("{file}: {problem}"))?
             }
@@ -193,27 +209,27 @@ impl Place {
                 "{target} wasn't there: it was made and written once, so that reads meet data"
             ));
         }
-        let stack = load(&text, is_stack, setting)?;
+        let stack = load(&text, on_stack, setting)?;
         stacks::check_jobs(&stack, None, jobs.iter().copied())
             .map_err(|problem| format!("{target}: {problem}"))?;
         Ok(Place { name: target, text, stack, fill })
     }
 }
 
-fn load(text: &str, is_stack: bool, setting: Setting<'_>) -> Result<stack::Plan, String> {
-    let stack = match is_stack {
-        true => Stack::load(text, setting.registry),
-        false => Stack::from_line("filename", text, setting.registry)
+fn load(text: &str, on_stack: Option<bool>, setting: Setting<'_>) -> Result<stack::Plan, String> {
+    let stack = match on_stack {
+        Some(_) => Stack::load(text, setting.registry),
+        None => Stack::from_line("filename", text, setting.registry)
             .map(|stack| stack.with_base_directory(setting.directory)),
     };
-    stack.and_then(|stack| stack.check(false)).map_err(|problems| problems.to_string())
+    stack.and_then(|stack| stack.check(on_stack.unwrap_or(false))).map_err(|problems| problems.to_string())
 }
 
 /// The stack that a file name stands for.
 fn file_line(path: &str, jobs: &[&Job], exists: bool) -> Result<String, String> {
     let mut keys = vec![stack::quote(path)];
     if exists {
-        let writes = jobs.iter().any(|job| job.rw.writes() || job.rw.trims());
+        let writes = jobs.iter().any(|job| job.writes() || job.trims());
         keys.extend((!writes).then(|| "read_only=true".to_owned()));
     } else {
         keys.push(format!("size={}", size_of_file(path, jobs)?));
@@ -235,13 +251,40 @@ fn file_line(path: &str, jobs: &[&Job], exists: bool) -> Result<String, String> 
     Ok(format!("file({})", keys.join(", ")))
 }
 
+/// The file that a job runs on.
+fn file_of(job: &Job, directory: &Path) -> Result<String, String> {
+    let missing = || "expected filename=PATH, or a stack for all jobs with --on STACK".to_owned();
+    if !job.is_replay() || job.replay.redirect.is_some() || job.logs.is_empty() {
+        return job.replay.redirect.clone().or_else(|| job.filename.clone()).ok_or_else(missing);
+    }
+    // As to fio, a log says itself where its requests go.
+    let mut named = job.logs.iter().flat_map(|log| &log.survey.files);
+    let first = named.next().cloned().ok_or_else(missing)?;
+    let is_another = |other: &String| directory.join(other) != directory.join(&first);
+    if let Some(other) = named.find(|other| is_another(other)) {
+        return Err(format!(
+            "the logs name several files, {first} and {other}: say on which one all are replayed, replay_redirect=PATH"
+        ));
+    }
+    match &job.filename {
+        Some(filename) if is_another(filename) => Err(format!(
+            "filename={filename} with read_iolog: fio takes the file that the log names, {first}; to replay it on \
+             {filename}: replay_redirect={filename}"
+        )),
+        _ => Ok(first),
+    }
+}
+
 /// How large a file must be for its jobs, in bytes.
 fn size_of_file(path: &str, jobs: &[&Job]) -> Result<u64, String> {
     let bytes = |amount: Amount| match amount {
         Amount::Bytes(bytes) => Some(bytes),
         Amount::Percent(_) => None,
     };
-    let end = |job: &&Job| Some(bytes(job.offset)? + bytes(job.size?)?);
+    let end = |job: &&Job| match job.is_replay() {
+        true => job.end_of_logs(),
+        false => Some(bytes(job.offset)? + bytes(job.size?)?),
+    };
     jobs.iter().filter_map(end).max().ok_or_else(|| {
         format!("{path} isn't there, and no job says how large it shall be: expected size=BYTES")
     })
@@ -258,6 +301,9 @@ fn block_size(jobs: &[&Job]) -> u64 {
                 Amount::Bytes(bytes) => Some(bytes),
                 Amount::Percent(_) => None,
             });
+            if job.is_replay() {
+                return job.logs.iter().all(|log| log.survey.is_whole(block));
+            }
             numbers.all(|number| number.is_multiple_of(block))
                 && job.used_block_sizes().all(|sizes| sizes.min.is_multiple_of(block))
         })

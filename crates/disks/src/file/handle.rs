@@ -44,7 +44,7 @@ impl FileHandle {
     async fn write_bytes(&self, offset: u64, payload: Payload, durability: Durability) -> Result<()> {
         let payload = if self.is_aligned(&payload) { payload } else { self.aligned_copy(&payload) };
         if durability == Durability::Durable {
-            self.check_flushable()?;
+            self.shared.check_flushable(self.file.name())?;
         }
         self.file.write_at(offset, payload, durability).await
     }
@@ -69,25 +69,6 @@ impl FileHandle {
         let mut buffer = Buffer::new(payload.len());
         payload.slices().iter().for_each(|data| buffer.append(data));
         buffer.into()
-    }
-
-    fn check_flushable(&self) -> Result<()> {
-        if self.shared.flush_failed.load(Ordering::Acquire) {
-            return Err(Error::io(format!(
-                "{}: an earlier flush failed, so what was written before it may be lost; reopen and check it",
-                self.file.name()
-            )));
-        }
-        Ok(())
-    }
-
-    async fn sync(&self) -> Result<()> {
-        self.check_flushable()?;
-        let result = self.file.sync_data().await;
-        if result.is_err() {
-            self.shared.flush_failed.store(true, Ordering::Release);
-        }
-        result
     }
 
     /// Makes a range read as zeros: the first of these that the file system can do.
@@ -172,7 +153,7 @@ impl Device for FileHandle {
         Call::new(async move {
             match self.geometry.read_only {
                 true => Ok(()),
-                false => self.sync().await,
+                false => self.shared.sync(&self.file).await,
             }
         })
     }
@@ -197,7 +178,7 @@ impl Device for FileHandle {
             self.zero(range, mode).await?;
             match durability {
                 Durability::Visible => Ok(()),
-                Durability::Durable => self.sync().await,
+                Durability::Durable => self.shared.sync(&self.file).await,
             }
         })
     }

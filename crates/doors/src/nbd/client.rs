@@ -22,6 +22,7 @@ use stack::{Arguments, Built, Contract, Key, Kind, Shape, ValueKind};
 use std::path::Path;
 use std::rc::Rc;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 
 /// What a client connects to.
 #[derive(Debug, Clone)]
@@ -41,9 +42,16 @@ pub struct NbdClient {
     config: ClientConfig,
     remote: RemoteExport,
     geometry: DeviceGeometry,
+    /// Whether something was changed since the last flush.
+    unflushed: Arc<AtomicBool>,
 }
 
 impl NbdClient {
+    /// Makes connections for this shard.
+    async fn open_here(&self) -> Result<RemoteDevice> {
+        RemoteDevice::open(&self.config, &self.remote, self.geometry.clone(), self.unflushed.clone()).await
+    }
+
     /// Asks the server about the export. Connections for I/O are made when a shard opens a handle.
     ///
     /// # Errors
@@ -60,7 +68,7 @@ impl NbdClient {
             volatile_cache: remote.can_flush(),
             read_only: remote.is_read_only(),
         };
-        Ok(NbdClient { config, remote, geometry })
+        Ok(NbdClient { config, remote, geometry, unflushed: Arc::default() })
     }
 }
 
@@ -94,6 +102,20 @@ impl Part for NbdClient {
         status.insert("transmission_flags".into(), json!(self.remote.flags));
         status
     }
+
+    fn close(&self) -> Call<'_, Result<()>> {
+        Call::new(async move {
+            if !self.unflushed.load(Ordering::Acquire) {
+                return Ok(());
+            }
+            // The connections of the handles are gone. A server that allows several makes durable what came over others; one
+            // that allows one alone has nobody else's to keep apart.
+            let flushed = async { self.open_here().await?.flush_now().await };
+            flushed.await.map_err(|error| {
+                error.in_context("what was written and not flushed may not be durable on the server")
+            })
+        })
+    }
 }
 
 impl DevicePart for NbdClient {
@@ -111,8 +133,7 @@ impl DevicePart for NbdClient {
                     self.config.export, self.config.address
                 )));
             }
-            let device = RemoteDevice::open(&self.config, &self.remote, self.geometry.clone()).await?;
-            Ok(Rc::new(device) as Rc<dyn Device>)
+            Ok(Rc::new(self.open_here().await?) as Rc<dyn Device>)
         })
     }
 }

@@ -259,15 +259,26 @@ impl Core {
                 || self.fast_epochs.is_dirty()
                 || !self.state.borrow().must.is_empty();
             if !is_needed {
-                return Ok(());
+                return self.flush_unsaid().await;
             }
             self.commit(Level::All).await?;
             // Something else may have been discarded in a slot meanwhile; then the table still says that the cache counts for
             // what had been discarded before, too.
             if self.undone.get() == 0 {
-                return Ok(());
+                return self.flush_unsaid().await;
             }
             self.flush_origin_now().await?;
+        }
+    }
+
+    /// What was dirty when a flush began, and was discarded before the table could be told, is in neither: the table says that
+    /// the origin counts, and that may have an older version again after a power cut. So the discard has to be durable. Of
+    /// what is discarded after the table was told, it says that the cache counts until then.
+    pub async fn flush_unsaid(&self) -> Result<()> {
+        let unsaid = self.state.borrow().unsaid;
+        match self.slow_epochs.covers(unsaid) {
+            true => Ok(()),
+            false => self.flush_origin_now().await,
         }
     }
 

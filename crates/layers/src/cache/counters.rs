@@ -31,6 +31,7 @@ pub(super) struct Counters {
     pub write_misses: Count,
     pub promotions: Count,
     pub demotions: Count,
+    pub prefetched_bytes: Count,
     pub write_backs: Count,
     pub written_back_bytes: Count,
     pub bypassed: Count,

@@ -8,6 +8,7 @@ use super::shape::{self, Shape};
 use super::state::{Entry, FREE, State};
 use super::zero::Zeroing;
 use super::{Options, clean, commit};
+use crate::distant::Distant;
 use crate::table::{Medium, OWNER, Table};
 use block::{
     BlockCount, BlockIndex, BlockRange, Buffer, Call, Device, DeviceGeometry, DevicePart, Durability, Error,
@@ -131,7 +132,7 @@ async fn open_table(
         return Ok((table, shape));
     }
     let (words, was_clean) = match Table::owner(fast).await {
-        Err(error @ Error::NotFound(_)) => {
+        Err(error @ (Error::NotFound(_) | Error::Corrupt(_))) => {
             return Err(error.with_detail(format!(
                 "{}: expected the cache of \"{name}\". Where it was written to by writeback, what hadn't been written back is \
                  lost without it. If the cache is to be made anew: --format",
@@ -265,8 +266,8 @@ impl DevicePart for CachePart {
         Call::new(async move {
             let geometry = self.geometry.clone();
             Ok(match self.home.is_here() {
-                true => Rc::new(Handle::new(geometry, self.home.get()?)) as Rc<dyn Device>,
-                false => Rc::new(Distant { geometry, home: self.home.clone() }),
+                true => Rc::new(Handle::open(geometry, self.home.get()?)) as Rc<dyn Device>,
+                false => Distant::open(geometry, self.home.clone(), Handle::new),
             })
         })
     }
@@ -276,12 +277,19 @@ impl DevicePart for CachePart {
 struct Handle {
     geometry: DeviceGeometry,
     core: Rc<Core>,
+    /// A shard keeps it, and perhaps for ever: it is counted, so that a close doesn't wait for it.
+    is_open: bool,
 }
 
 impl Handle {
     fn new(geometry: DeviceGeometry, core: Rc<Core>) -> Self {
+        Handle { geometry, core, is_open: false }
+    }
+
+    /// One that a shard keeps.
+    fn open(geometry: DeviceGeometry, core: Rc<Core>) -> Self {
         core.handles.set(core.handles.get() + 1);
-        Handle { geometry, core }
+        Handle { geometry, core, is_open: true }
     }
 
     fn zero<'a>(
@@ -299,7 +307,9 @@ impl Handle {
 
 impl Drop for Handle {
     fn drop(&mut self) {
-        self.core.handles.set(self.core.handles.get() - 1);
+        if self.is_open {
+            self.core.handles.set(self.core.handles.get() - 1);
+        }
     }
 }
 
@@ -340,80 +350,6 @@ impl Device for Handle {
     fn flush(&self) -> Call<'_, Result<()>> {
         let core = self.core.clone();
         runtime::carry(async move { core.flush().await })
-    }
-
-    fn discard(&self, range: BlockRange) -> Call<'_, Result<()>> {
-        self.zero(range, Zeroing::Discard, Durability::Visible)
-    }
-
-    fn write_zeroes(
-        &self,
-        range: BlockRange,
-        mode: ZeroMode,
-        durability: Durability,
-    ) -> Call<'_, Result<()>> {
-        self.zero(range, Zeroing::Zeroes(mode), durability)
-    }
-}
-
-/// The handle of another shard.
-struct Distant {
-    geometry: DeviceGeometry,
-    home: Home<Core>,
-}
-
-impl Distant {
-    fn zero<'a>(
-        &'a self,
-        range: BlockRange,
-        zeroing: Zeroing,
-        durability: Durability,
-    ) -> Call<'a, Result<()>> {
-        match check(&self.geometry, range) {
-            Ok(Some((from, to))) => {
-                Call::new(self.home.with(move |core| core.zero(from, to, zeroing, durability)))
-            }
-            other => Call::ready(other.map(drop)),
-        }
-    }
-}
-
-impl Device for Distant {
-    fn geometry(&self) -> &DeviceGeometry {
-        &self.geometry
-    }
-
-    fn read(&self, at: BlockIndex, mut buffer: Buffer) -> Call<'_, ReadOutcome> {
-        let at = match self.geometry.range(at, buffer.len()) {
-            Ok(range) if !range.is_empty() => self.geometry.block_size.offset_of(at).0,
-            other => {
-                buffer.clear();
-                return Call::ready((other.map(drop), buffer));
-            }
-        };
-        Call::new(async move {
-            let length = buffer.len();
-            // Whatever happens, a buffer comes back.
-            let work = move |core: Rc<Core>| async move { Ok(core.read(at, buffer).await) };
-            match self.home.with(work).await {
-                Ok(outcome) => outcome,
-                Err(error) => (Err(error), Buffer::new(length)),
-            }
-        })
-    }
-
-    fn write(&self, at: BlockIndex, payload: Payload, durability: Durability) -> Call<'_, Result<()>> {
-        let at = match self.geometry.writable_range(at, payload.len()) {
-            Ok(range) if !range.is_empty() => self.geometry.block_size.offset_of(at).0,
-            other => return Call::ready(other.map(drop)),
-        };
-        Call::new(
-            self.home.with(move |core: Rc<Core>| async move { core.write(at, payload, durability).await }),
-        )
-    }
-
-    fn flush(&self) -> Call<'_, Result<()>> {
-        Call::new(self.home.with(|core: Rc<Core>| async move { core.flush().await }))
     }
 
     fn discard(&self, range: BlockRange) -> Call<'_, Result<()>> {

@@ -3,6 +3,7 @@
 use super::core::{Core, Level, Mode};
 use super::state::FREE;
 use super::status::{Control, Detach};
+use super::warm::{self, Warm};
 use block::{Error, Result};
 use std::ops::Range;
 use std::rc::Rc;
@@ -17,6 +18,7 @@ pub(super) enum Message {
     Invalidate(Vec<Range<u32>>),
     Detach,
     Cancel,
+    Warm(Warm),
 }
 
 impl Message {
@@ -50,11 +52,13 @@ impl Message {
             "invalidate" | "invalidate_cblocks" if !rest.is_empty() => {
                 rest.iter().map(|word| range(text, word)).collect::<Result<_>>().map(Message::Invalidate)
             }
+            "warm" => Warm::parse(&rest).map(Message::Warm),
             "detach" if rest.is_empty() => Ok(Message::Detach),
             "cancel" if rest.is_empty() => Ok(Message::Cancel),
             _ => Err(Error::unsupported(format!(
                 "message \"{text}\": a cache knows \"mode WORD\", \"migration_threshold SECTORS\", \"sequential_threshold \
-                 BYTES\", \"invalidate FROM-TO…\", \"detach\" and \"cancel\""
+                 BYTES\", \"invalidate FROM-TO…\", \"detach\", \"cancel\", {}",
+                warm::WORDS
             ))),
         }
     }
@@ -98,6 +102,7 @@ pub(super) async fn carry_out(
             Ok(format!("sequential_threshold {bytes} bytes"))
         }
         Message::Invalidate(ranges) => invalidate(core, &ranges).await,
+        Message::Warm(warm) => warm::carry_out(core, warm).await,
         Message::Detach => {
             let before = core.is_detaching.replace(true);
             control.set_detach(Detach::Going);

@@ -7,7 +7,12 @@
 //! What is different here: requests come in smaller pieces than blocks, so several in a row for the same block are one
 //! visit, and a hit counts only when other blocks were asked for in between.
 
-use std::collections::VecDeque;
+mod heat;
+mod queues;
+
+pub use heat::Heat;
+
+use queues::{Queue, Queues};
 
 /// Decides which block makes room.
 pub(super) trait Policy {
@@ -23,6 +28,16 @@ pub(super) trait Policy {
 
     /// A slot's block has gone otherwise.
     fn remove(&mut self, slot: u32);
+
+    /// How hot a slot is that has a block.
+    fn heat(&self, slot: u32) -> Heat;
+
+    /// Makes a slot that has a block as hot as this, from another run: it is older than all that is as hot, or, if its age
+    /// is zero, newer.
+    fn place(&mut self, slot: u32, heat: Heat);
+
+    /// As [`remove`](Self::remove), of a slot whose block makes room for a hotter one.
+    fn displace(&mut self, slot: u32, block: u64);
 }
 
 /// How many slots are looked at for one that may make room.
@@ -34,19 +49,10 @@ const WORTHY: u8 = 2;
 /// Hits count when so many others lie between them, where the cache is large enough.
 const VISIT: u32 = 16;
 
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Queue {
-    None,
-    Small,
-    Main,
-}
-
 /// See the module's head.
 #[derive(Debug)]
 pub(super) struct S3Fifo {
-    small: VecDeque<u32>,
-    main: VecDeque<u32>,
-    queue: Vec<Queue>,
+    queues: Queues,
     hits: Vec<u8>,
     /// When a slot was last visited, in requests.
     visited: Vec<u32>,
@@ -61,9 +67,7 @@ impl S3Fifo {
     /// For so many slots.
     pub fn new(slots: usize) -> Self {
         S3Fifo {
-            small: VecDeque::new(),
-            main: VecDeque::new(),
-            queue: vec![Queue::None; slots],
+            queues: Queues::new(slots),
             hits: vec![0; slots],
             visited: vec![0; slots],
             requests: 0,
@@ -84,28 +88,23 @@ impl S3Fifo {
         may: &mut dyn FnMut(u32) -> bool,
         looks: &mut usize,
     ) -> Option<u32> {
-        for _ in 0..self.small.len() {
+        for _ in 0..self.queues.length(Queue::Small) {
             if *looks == 0 {
                 return None;
             }
             *looks -= 1;
-            let slot = self.small.pop_front()?;
+            let slot = self.queues.pop_front(Queue::Small)?;
             let index = slot as usize;
-            if self.queue[index] != Queue::Small {
-                continue;
-            }
             if self.hits[index] >= WORTHY {
                 self.hits[index] = 0;
-                self.queue[index] = Queue::Main;
-                self.main.push_back(slot);
+                self.queues.push_back(Queue::Main, slot);
                 continue;
             }
             if may(slot) {
-                self.queue[index] = Queue::None;
                 self.ghosts.insert(block_of(slot));
                 return Some(slot);
             }
-            self.small.push_back(slot);
+            self.queues.push_back(Queue::Small, slot);
         }
         None
     }
@@ -113,23 +112,19 @@ impl S3Fifo {
     fn leave_main(&mut self, may: &mut dyn FnMut(u32) -> bool, looks: &mut usize) -> Option<u32> {
         while *looks > 0 {
             *looks -= 1;
-            let slot = self.main.pop_front()?;
+            let slot = self.queues.pop_front(Queue::Main)?;
             let index = slot as usize;
-            if self.queue[index] != Queue::Main {
-                continue;
-            }
             if self.hits[index] > 0 {
                 self.hits[index] -= 1;
                 // A hit is a reprieve and no look at a candidate.
                 *looks += usize::from(self.hits[index] > 0);
-                self.main.push_back(slot);
+                self.queues.push_back(Queue::Main, slot);
                 continue;
             }
             if may(slot) {
-                self.queue[index] = Queue::None;
                 return Some(slot);
             }
-            self.main.push_back(slot);
+            self.queues.push_back(Queue::Main, slot);
         }
         None
     }
@@ -151,18 +146,17 @@ impl Policy for S3Fifo {
         self.requests = self.requests.wrapping_add(1);
         self.visited[index] = self.requests;
         self.hits[index] = 0;
-        if self.is_ghost(block) {
-            self.queue[index] = Queue::Main;
-            self.main.push_back(slot);
-        } else {
-            self.queue[index] = Queue::Small;
-            self.small.push_back(slot);
+        self.queues.remove(slot);
+        match self.is_ghost(block) {
+            true => self.queues.push_back(Queue::Main, slot),
+            false => self.queues.push_back(Queue::Small, slot),
         }
     }
 
     fn victim(&mut self, block_of: &dyn Fn(u32) -> u64, may: &mut dyn FnMut(u32) -> bool) -> Option<u32> {
         let mut looks = LOOKS;
-        let small_first = self.small.len() >= self.small_size || self.main.is_empty();
+        let (small, main) = (self.queues.length(Queue::Small), self.queues.length(Queue::Main));
+        let small_first = small >= self.small_size || main == 0;
         let found = match small_first {
             true => self.leave_small(block_of, may, &mut looks),
             false => self.leave_main(may, &mut looks),
@@ -174,14 +168,31 @@ impl Policy for S3Fifo {
     }
 
     fn remove(&mut self, slot: u32) {
-        // It is left out when its turn comes, or when the slot is used again; both are rare.
+        self.queues.remove(slot);
+    }
+
+    fn heat(&self, slot: u32) -> Heat {
         let index = slot as usize;
-        match self.queue[index] {
-            Queue::None => {}
-            Queue::Small => self.small.retain(|other| *other != slot),
-            Queue::Main => self.main.retain(|other| *other != slot),
+        let requests_ago = self.requests.wrapping_sub(self.visited[index]);
+        Heat::new(self.queues.of(slot), self.hits[index], requests_ago)
+    }
+
+    fn place(&mut self, slot: u32, heat: Heat) {
+        let index = slot as usize;
+        self.hits[index] = heat.hits;
+        self.visited[index] = self.requests.wrapping_sub(heat.requests_ago());
+        self.queues.remove(slot);
+        match heat.age {
+            0 => self.queues.push_back(heat.queue(), slot),
+            _ => self.queues.push_front(heat.queue(), slot),
         }
-        self.queue[index] = Queue::None;
+    }
+
+    fn displace(&mut self, slot: u32, block: u64) {
+        if self.queues.of(slot) == Queue::Small {
+            self.ghosts.insert(block);
+        }
+        self.queues.remove(slot);
     }
 }
 

@@ -61,21 +61,17 @@ impl Core {
         self.read_piece(block, from, run, buffer)
     }
 
-    async fn read_blocks(self: &Rc<Self>, at: u64, mut buffer: Buffer) -> ReadOutcome {
+    async fn read_blocks(self: &Rc<Self>, at: u64, buffer: Buffer) -> ReadOutcome {
         let run = self.state.borrow_mut().sequential.note(at, buffer.len() as u64);
-        let mut reads = Vec::new();
-        let mut at = at;
-        let mut rest = Some(buffer.split_off(0));
-        while let Some(mut piece) = rest.take() {
+        let (mut at, end) = (at, at + buffer.len() as u64);
+        let pieces = std::iter::from_fn(|| {
             let (block, from) = (at / self.shape.block, at % self.shape.block);
-            let room = self.shape.block - from;
-            if piece.len() as u64 > room {
-                rest = Some(piece.split_off(room as usize));
-            }
-            at += piece.len() as u64;
-            reads.push(self.read_piece(block, from, run, piece));
-        }
-        join(buffer, runtime::join_all(reads).await)
+            let bytes = (self.shape.block - from).min(end - at);
+            at += bytes;
+            (bytes > 0).then_some((bytes as usize, (block, from)))
+        });
+        runtime::read_pieces(buffer, pieces, |(block, from), piece| self.read_piece(block, from, run, piece))
+            .await
     }
 
     /// Reads a piece that lies in one block.
@@ -179,7 +175,7 @@ impl Core {
         block: u64,
         from: u64,
         there: u64,
-        mut buffer: Buffer,
+        buffer: Buffer,
     ) -> ReadOutcome {
         let pin = Pin::new(self, slot);
         let to = from + buffer.len() as u64;
@@ -192,17 +188,14 @@ impl Core {
         pieces.extend(runs(there).map(|run| (bytes(run), true)));
         pieces.extend(runs(missing).map(|run| (bytes(run), false)));
         pieces.sort_unstable_by_key(|(bytes, _)| bytes.start);
-        let mut reads = Vec::with_capacity(pieces.len());
-        let mut rest = buffer.split_off(0);
-        for (bytes, is_fast) in pieces {
-            let mut piece = rest;
-            rest = piece.split_off((bytes.end - bytes.start) as usize);
-            reads.push(self.read_run(&pin, block, bytes.start, is_fast, piece));
-        }
-        let read = runtime::join_all(reads).await;
-        let (outcome, mut buffer) = join(buffer, read);
-        buffer.join(rest);
-        (outcome, buffer)
+        let pieces = pieces.into_iter().map(|(bytes, is_fast)| {
+            let length = (bytes.end - bytes.start) as usize;
+            (length, (bytes.start, is_fast))
+        });
+        runtime::read_pieces(buffer, pieces, |(from, is_fast), piece| {
+            self.read_run(&pin, block, from, is_fast, piece)
+        })
+        .await
     }
 
     async fn read_run(
@@ -287,19 +280,6 @@ impl Core {
         }
         Ok(())
     }
-}
-
-/// Puts the pieces of a buffer together again.
-fn join(mut buffer: Buffer, pieces: Vec<ReadOutcome>) -> ReadOutcome {
-    let mut outcome = Ok(());
-    for (read, piece) in pieces {
-        outcome = outcome.and(read);
-        buffer.join(piece);
-    }
-    if outcome.is_err() {
-        buffer.clear();
-    }
-    (outcome, buffer)
 }
 
 /// A block that comes in. Until it is dropped nobody writes to its slot.

@@ -2,7 +2,7 @@
 
 use super::counters::Counters;
 use super::index::Index;
-use super::policy::{Policy, S3Fifo};
+use super::policy::{Heat, Policy, S3Fifo};
 use super::sequential::Sequential;
 use crate::table::Words;
 use std::collections::VecDeque;
@@ -124,12 +124,16 @@ pub(super) struct State {
     /// Slots with something to be written back.
     pub dirty: VecDeque<u32>,
     pub dirty_slots: u64,
+    /// Slots that warming found on low levels, the coldest last; what they are by now is looked at again.
+    pub cold: Vec<u32>,
     /// Writes that are on their way.
     pub flights: Vec<Flight>,
     /// Writes past the cache, by block.
     direct: Vec<u32>,
     /// Changes of the origin over many blocks.
     pub wide: u32,
+    /// When something dirty was last discarded of which the table had not been told.
+    pub unsaid: u64,
     counters: Arc<Counters>,
 }
 
@@ -149,9 +153,11 @@ impl State {
             lazy: Vec::new(),
             dirty: VecDeque::new(),
             dirty_slots: 0,
+            cold: Vec::new(),
             flights: Vec::with_capacity(256),
             direct: vec![0; DIRECT],
             wide: 0,
+            unsaid: 0,
             counters,
         };
         for (number, entry) in entries.enumerate() {
@@ -200,6 +206,19 @@ impl State {
 
     /// Gives a free slot to a block that has none, if there is one and nobody writes the block past the cache.
     pub fn allocate(&mut self, block: u64) -> Option<u32> {
+        let slot = self.take_free(block)?;
+        self.policy.insert(slot, block);
+        Some(slot)
+    }
+
+    /// As [`allocate`](Self::allocate), for a block that nobody asks for now and whose heat is known.
+    pub fn allocate_hot(&mut self, block: u64, heat: Heat) -> Option<u32> {
+        let slot = self.take_free(block)?;
+        self.policy.place(slot, heat);
+        Some(slot)
+    }
+
+    fn take_free(&mut self, block: u64) -> Option<u32> {
         if self.wide > 0 || *self.direct(block) > 0 {
             return None;
         }
@@ -207,7 +226,6 @@ impl State {
         let flags = self.slot(slot).flags & (IN_MUST | IN_LAZY | IN_DIRTY);
         *self.slot(slot) = Slot { block, flags, ..Slot::EMPTY };
         self.index.insert(block, slot);
-        self.policy.insert(slot, block);
         self.count();
         Some(slot)
     }
@@ -291,6 +309,14 @@ impl State {
     /// A slot's block goes, if it may; the same as of one that was chosen.
     pub fn leave(&mut self, slot: u32) {
         self.policy.remove(slot);
+        self.slot(slot).flags |= LEAVING;
+        self.leaving.push(slot);
+    }
+
+    /// A slot's block makes room for a hotter one.
+    pub fn displace(&mut self, slot: u32) {
+        let block = self.slot(slot).block;
+        self.policy.displace(slot, block);
         self.slot(slot).flags |= LEAVING;
         self.leaving.push(slot);
     }

@@ -86,6 +86,7 @@ pub(super) fn status(counters: &Counters, facts: &Facts) -> Status {
         ("write_misses", &counters.write_misses),
         ("demotions", &counters.demotions),
         ("promotions", &counters.promotions),
+        ("prefetched_bytes", &counters.prefetched_bytes),
         ("write_backs", &counters.write_backs),
         ("written_back_bytes", &counters.written_back_bytes),
         ("bypassed", &counters.bypassed),

@@ -251,7 +251,8 @@ async fn write_now(writing: Writing, block: u64, payload: Payload, durability: D
             drop(writing);
             written?;
             if durability == Durability::Durable && !is_known {
-                return core.commit(Level::All).await;
+                core.commit(Level::All).await?;
+                return core.flush_unsaid().await;
             }
             Ok(())
         }

@@ -91,6 +91,9 @@ impl Core {
                 // The origin may have old bytes or zeros; what only the cache has stays.
                 false => self.shape.touched(bytes.start, bytes.end) & !found.dirty,
             };
+            if found.dirty & parts & !self.entry(*slot).dirty != 0 {
+                state.unsaid = epoch;
+            }
             state.set_parts(*slot, found.valid & !parts, found.dirty & !parts);
             state.slot(*slot).epoch = epoch;
             state.slot(*slot).flags |= RECENT;

@@ -146,17 +146,24 @@ fn the_word<'a>(
     }
     word.ok_or_else(|| {
         let mut whys = Vec::new();
+        let mut unreadable = None;
         for (name, found) in names.iter().zip(found) {
             whys.push(match found {
                 Found::Member(_) => format!("\"{name}\" was being rebuilt and lacks data"),
                 Found::Other(what) => format!("\"{name}\" holds {what}"),
-                Found::Unreadable(error) => format!("\"{name}\" can't be read: {error}"),
+                Found::Unreadable(error) => {
+                    unreadable.get_or_insert(error);
+                    format!("\"{name}\" can't be read: {error}")
+                }
             });
         }
-        Error::protocol(format!(
-            "no leg of a mirror that could be started: {}; if what is there may go, make a mirror of them with --format",
-            whys.join("; ")
-        ))
+        let whys = format!("no leg of a mirror that could be started: {}", whys.join("; "));
+        match unreadable {
+            Some(error) => error.with_detail(whys),
+            None => Error::protocol(format!(
+                "{whys}; if what is there may go, make a mirror of them with --format"
+            )),
+        }
     })
 }
 

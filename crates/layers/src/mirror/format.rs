@@ -4,15 +4,15 @@
 //! Decoding takes any bytes: it never panics, and what isn't exactly right is named, never accepted.
 
 use block::{Buffer, Error, Payload, Result};
-use crc_fast::{CrcAlgorithm, checksum};
 use zerocopy::little_endian::{U32, U64};
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
-pub use zones::on_device::format::{Uuid, describe};
+pub use zones::on_device::format::Uuid;
+use zones::sector::{self, Format, Head};
 
 /// The version of the format that this code writes and reads.
 pub const VERSION: u32 = 1;
-/// How long a superblock and a sector of the bitmap are, in bytes: within one sector, so that they are never torn.
-pub const RECORD: usize = 512;
+/// How long a superblock and a sector of the bitmap are, in bytes.
+pub const RECORD: usize = sector::SECTOR;
 /// The first bytes of a superblock.
 pub const SUPERBLOCK_MAGIC: [u8; 8] = *b"SILTMIRR";
 /// The first bytes of a sector of the bitmap.
@@ -25,8 +25,8 @@ pub const BITMAP_BYTES: usize = 472;
 pub const BITMAP_BITS: u64 = BITMAP_BYTES as u64 * 8;
 /// No count of events was ever this large.
 const MOST_EVENTS: u64 = 1 << 62;
-/// How long the checksummed part of a record is, in bytes.
-const CHECKED: usize = RECORD - 4;
+const SUPERBLOCK: Format = Format { magic: SUPERBLOCK_MAGIC, version: VERSION };
+const BITMAP: Format = Format { magic: BITMAP_MAGIC, version: VERSION };
 
 /// What a place in a mirror is worth.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -110,8 +110,7 @@ struct RawSlot {
 #[derive(FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned)]
 #[repr(C)]
 struct RawSuperblock {
-    magic: [u8; 8],
-    version: U32,
+    head: Head,
     block_size: U32,
     array: [u8; 16],
     events: U64,
@@ -132,8 +131,7 @@ struct RawSuperblock {
 #[derive(FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned)]
 #[repr(C)]
 struct RawBitmap {
-    magic: [u8; 8],
-    version: U32,
+    head: Head,
     index: U32,
     array: [u8; 16],
     bits: [u8; BITMAP_BYTES],
@@ -141,40 +139,9 @@ struct RawBitmap {
     crc: U32,
 }
 
-const _: () = assert!(size_of::<RawSuperblock>() == RECORD && size_of::<RawBitmap>() == RECORD);
-
 const FAST_FLUSH: u32 = 1;
 const WRITE_MOSTLY: u8 = 1;
 const HAS_BITMAP: u8 = 2;
-
-fn crc(bytes: &[u8]) -> u32 {
-    checksum(CrcAlgorithm::Crc32Iscsi, &bytes[..CHECKED]) as u32
-}
-
-fn seal(bytes: &mut [u8]) {
-    let crc = crc(bytes);
-    bytes[CHECKED..RECORD].copy_from_slice(&crc.to_le_bytes());
-}
-
-/// The checks that both records share; `what` names the record.
-fn check_envelope(bytes: &[u8], magic: [u8; 8], what: &str) -> Result<()> {
-    if bytes.len() < RECORD {
-        return Err(Error::corrupt(format!("{what}: {} bytes, expected {RECORD}", bytes.len())));
-    }
-    if bytes[..8] != magic {
-        return Err(Error::protocol(format!("{what}: no magic number")));
-    }
-    let version = u32::from_le_bytes([bytes[8], bytes[9], bytes[10], bytes[11]]);
-    if bytes[CHECKED..RECORD] != crc(bytes).to_le_bytes() {
-        return Err(Error::corrupt(format!("{what}: its checksum is wrong: torn or rotten")));
-    }
-    if version != VERSION {
-        return Err(Error::protocol(format!(
-            "{what}: version {version} of the format; this program reads version {VERSION}"
-        )));
-    }
-    Ok(())
-}
 
 impl Superblock {
     /// A block of so many bytes that begins with it.
@@ -188,8 +155,7 @@ impl Superblock {
             *raw = RawSlot { leg: slot.leg.0, state: state as u8, flags, padding: [0; 2] };
         }
         let raw = RawSuperblock {
-            magic: SUPERBLOCK_MAGIC,
-            version: VERSION.into(),
+            head: SUPERBLOCK.head(),
             block_size: self.block_size.into(),
             array: self.array.0,
             events: self.events.into(),
@@ -206,22 +172,15 @@ impl Superblock {
             reserved: [0; 92],
             crc: 0.into(),
         };
-        let mut buffer = Buffer::zeroed(block_bytes);
-        let bytes = &mut buffer.filled_mut()[..RECORD];
-        bytes.copy_from_slice(raw.as_bytes());
-        seal(bytes);
-        buffer.into()
+        sector::block_of(&raw, block_bytes).into()
     }
 
     /// Reads it from the first bytes of a block.
     ///
     /// # Errors
-    /// [`Error::Protocol`] for bytes of something else or of another version, [`Error::Corrupt`] for a superblock that
-    /// isn't what was written.
+    /// As [`Format::read`]; [`Error::Protocol`] and [`Error::Corrupt`] also for fields that can't be.
     pub fn decode(bytes: &[u8]) -> Result<Self> {
-        check_envelope(bytes, SUPERBLOCK_MAGIC, "superblock")?;
-        let (raw, _) = RawSuperblock::ref_from_prefix(bytes)
-            .map_err(|_| Error::corrupt("superblock: shorter than 512 bytes"))?;
+        let raw: &RawSuperblock = SUPERBLOCK.read(bytes, "superblock of a mirror")?;
         let legs = raw.legs.get() as usize;
         let is_known = raw.flags.get() & !FAST_FLUSH == 0 && raw.reserved.iter().all(|byte| *byte == 0);
         if !is_known {
@@ -270,8 +229,7 @@ impl Superblock {
 /// Puts sector `index` of a mirror's bitmap behind what is in `page`; `bit` says which chunks are dirty.
 pub fn encode_bitmap(page: &mut Buffer, array: Uuid, index: u32, mut bit: impl FnMut(u64) -> bool) {
     let mut raw = RawBitmap {
-        magic: BITMAP_MAGIC,
-        version: VERSION.into(),
+        head: BITMAP.head(),
         index: index.into(),
         array: array.0,
         bits: [0; BITMAP_BYTES],
@@ -284,20 +242,16 @@ pub fn encode_bitmap(page: &mut Buffer, array: Uuid, index: u32, mut bit: impl F
             *byte |= u8::from(bit(first + number as u64 * 8 + place)) << place;
         }
     }
-    let from = page.filled().len();
-    page.append(raw.as_bytes());
-    seal(&mut page.filled_mut()[from..]);
+    sector::append(&raw, page);
 }
 
 /// The bits of sector `index` of a mirror's bitmap, the first chunk's lowest.
 ///
 /// # Errors
-/// [`Error::Protocol`] for other bytes or another version, [`Error::Corrupt`] for what isn't what was written there.
+/// As [`Format::read`]; [`Error::Corrupt`] also for what was written elsewhere.
 pub fn decode_bitmap(bytes: &[u8], array: Uuid, index: u32) -> Result<[u8; BITMAP_BYTES]> {
     let what = format!("sector {index} of the bitmap");
-    check_envelope(bytes, BITMAP_MAGIC, &what)?;
-    let (raw, _) = RawBitmap::ref_from_prefix(bytes)
-        .map_err(|_| Error::corrupt(format!("{what}: shorter than 512 bytes")))?;
+    let raw: &RawBitmap = BITMAP.read(bytes, &what)?;
     if raw.array != array.0 {
         let found = Uuid(raw.array);
         return Err(Error::corrupt(format!("{what}: of mirror {found}; this one is {array}")));
@@ -369,10 +323,10 @@ mod tests {
             record[..500].copy_from_slice(&bytes);
             record[..8].copy_from_slice(&SUPERBLOCK_MAGIC);
             record[8..12].copy_from_slice(&VERSION.to_le_bytes());
-            seal(&mut record);
+            sector::seal(&mut record);
             let _ = Superblock::decode(&record);
             record[..8].copy_from_slice(&BITMAP_MAGIC);
-            seal(&mut record);
+            sector::seal(&mut record);
             let _ = decode_bitmap(&record, Uuid([0; 16]), 0);
         }
 

@@ -115,7 +115,7 @@ impl Core {
         if speed > 0 {
             let least = Duration::from_nanos((u128::from(bytes) * 1_000_000_000 / u128::from(speed)) as u64);
             if began.elapsed() < least {
-                self.rest(least - began.elapsed()).await;
+                self.rest(least.saturating_sub(began.elapsed())).await;
             }
         }
     }

@@ -3,7 +3,7 @@
 use super::layout::Layout;
 use super::locks::RangeLocks;
 use block::{
-    BlockIndex, BlockRange, BlockSize, Buffer, Call, Device, Durability, Extent, ExtentState, Payload,
+    BlockIndex, BlockRange, BlockSize, Buffer, Call, Device, Durability, Error, Extent, ExtentState, Payload,
     ReadOutcome, Result, ZeroMode,
 };
 use std::cell::Cell;
@@ -168,6 +168,8 @@ pub struct Leg {
     pub slot: Cell<Option<usize>>,
     /// Where writes that may lag stand in line, each behind those that it overlaps.
     pub lane: Rc<RangeLocks>,
+    /// Why it couldn't be opened; none of a leg that is there. It stays away until the mirror is opened again.
+    pub missing: Option<Error>,
 }
 
 /// What all shards know of a leg, and tell of it.

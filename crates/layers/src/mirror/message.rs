@@ -66,6 +66,7 @@ impl Message {
             Message::Remove(name) => {
                 let leg = find(core, &name)?;
                 let slot = core.legs[leg].slot.get();
+                check_there(core, leg, "remove")?;
                 let state = slot.map(|slot| core.slots.borrow()[slot].state);
                 if state != Some(SlotState::Failed) || is_member(core, leg) {
                     return Err(Error::busy(format!("remove {name}: only a faulty leg can be removed")));
@@ -115,11 +116,24 @@ fn is_taken(core: &Core, slot: usize) -> bool {
     (0..core.legs.len()).any(|leg| is_member(core, leg) && core.legs[leg].slot.get() == Some(slot))
 }
 
+/// Refuses a leg that couldn't be opened.
+fn check_there(core: &Core, leg: usize, what: &str) -> Result<()> {
+    let leg = &core.legs[leg];
+    leg.missing.as_ref().map_or(Ok(()), |error| {
+        Err(error.with_detail(format!(
+            "{what} {}: it couldn't be opened when the mirror was ({}): see to that, and start the stack again",
+            leg.name,
+            error.detail()
+        )))
+    })
+}
+
 async fn re_add(core: &Rc<Core>, name: &str) -> Result<String> {
     let leg = find(core, name)?;
     if is_member(core, leg) {
         return Err(Error::busy(format!("re-add {name}: it belongs to the mirror")));
     }
+    check_there(core, leg, "re-add")?;
     let refuse = |why: String| {
         Err(Error::invalid(format!("re-add {name}: {why}; \"add {name}\" overwrites all of it")))
     };
@@ -157,6 +171,7 @@ async fn add(core: &Rc<Core>, name: &str) -> Result<String> {
     if is_member(core, leg) {
         return Err(Error::busy(format!("add {name}: it belongs to the mirror; fail it first")));
     }
+    check_there(core, leg, "add")?;
     let (has, needs) = (core.legs[leg].bytes, core.layout.leg_bytes());
     if has < needs {
         return Err(Error::invalid(format!("add {name}: it has {has} bytes, and this mirror needs {needs}")));

@@ -6,18 +6,19 @@ use super::behind::Behind;
 use super::chunks::Chunks;
 use super::core::{Core, Settings};
 use super::format::{
-    BITMAP_BITS, BITMAP_BYTES, RECORD, Slot, SlotState, Superblock, Uuid, decode_bitmap, describe,
-    encode_bitmap,
+    BITMAP_BITS, BITMAP_BYTES, RECORD, Slot, SlotState, Superblock, Uuid, decode_bitmap, encode_bitmap,
 };
 use super::layout::Layout;
 use super::leg::{Leg, LegDevice, Mask, each};
 use super::locks::RangeLocks;
+use super::missing::open_leg;
 use super::shared::Shared;
 use block::{BlockCount, BlockSize, Buffer, DeviceGeometry, DevicePart, Error, Result};
 use runtime::sync::{Notify, Semaphore};
 use std::cell::{Cell, RefCell};
 use std::rc::Rc;
 use std::sync::Arc;
+use zones::sector;
 
 /// All that opening needs.
 #[derive(Clone)]
@@ -66,8 +67,18 @@ pub async fn open(plan: Plan) -> Result<Rc<Core>> {
     plan.check()?;
     let mut block_size = plan.block_size();
     let mut devices = Vec::with_capacity(plan.legs.len());
-    for (_, leg) in &plan.legs {
-        devices.push(LegDevice::new(leg.open().await?, block_size, 0));
+    let mut missing = Vec::with_capacity(plan.legs.len());
+    for (name, leg) in &plan.legs {
+        let (device, error) = open_leg(leg).await;
+        if let Some(error) = &error {
+            // One that is in use isn't gone: whoever uses it may be this mirror, too.
+            if plan.format || matches!(error, Error::Busy(_)) {
+                return Err(error.in_context(format!("leg \"{name}\"")));
+            }
+            tracing::warn!("mirror: leg {name} can't be opened: {error}");
+        }
+        devices.push(LegDevice::new(device, block_size, 0));
+        missing.push(error);
     }
     if plan.format {
         format(&plan, &devices).await?;
@@ -94,7 +105,7 @@ pub async fn open(plan: Plan) -> Result<Rc<Core>> {
         _ => None,
     });
     let events = events.max().unwrap_or(said.events);
-    let core = core(&plan, devices, layout, said, events, &assembly);
+    let core = core(&plan, devices, missing, layout, said, events, &assembly);
     load_bitmap(&core, &assembly).await?;
     begin(&core, &assembly).await?;
     Ok(core)
@@ -141,36 +152,24 @@ async fn look_at_all(devices: &[LegDevice], block_size: BlockSize) -> Vec<Found>
 /// What is on a leg.
 pub async fn look(device: &LegDevice, block_size: BlockSize) -> Found {
     let page = Layout::page(block_size);
-    let mut best: Option<Superblock> = None;
-    let (mut unreadable, mut damage, mut begin) = (None, None, Vec::new());
+    let mut begin = Vec::new();
+    let (mut copies, mut unreadable) = (Vec::with_capacity(2), None);
     for copy in 0..2 {
-        let buffer = match device.read_own(Layout::superblock(block_size, copy), page).await {
-            Ok(buffer) => buffer,
-            Err(error) => {
-                unreadable = Some(error);
-                continue;
+        match device.read_own(Layout::superblock(block_size, copy), page).await {
+            Ok(buffer) => {
+                begin.extend_from_slice(buffer.filled());
+                copies.push(Superblock::decode(buffer.filled()));
             }
-        };
-        begin.extend_from_slice(buffer.filled());
-        match Superblock::decode(buffer.filled()) {
-            Ok(superblock) if best.as_ref().is_none_or(|best| best.events < superblock.events) => {
-                best = Some(superblock);
-            }
-            Ok(_) => {}
-            Err(Error::Corrupt(detail)) => damage = Some(detail),
-            Err(error) if buffer.filled().starts_with(&super::format::SUPERBLOCK_MAGIC) => {
-                damage = Some(error.detail().to_owned().into());
-            }
-            Err(_) => {}
+            Err(error) => unreadable = Some(error),
         }
     }
-    match (best, unreadable, damage) {
-        (Some(superblock), ..) => Found::Member(Box::new(superblock)),
-        (_, Some(error), _) => Found::Unreadable(error),
-        (_, _, Some(damage)) => {
-            Found::Other(format!("a superblock of a mirror that can't be used ({damage})"))
+    match (sector::newest(copies, |superblock| superblock.events), unreadable) {
+        (Ok(superblock), _) => Found::Member(Box::new(superblock)),
+        (_, Some(error)) => Found::Unreadable(error),
+        (Err(Error::NotFound(_)), _) => Found::Other(sector::describe(&begin).to_owned()),
+        (Err(error), _) => {
+            Found::Other(format!("a superblock of a mirror that can't be used ({})", error.detail()))
         }
-        _ => Found::Other(describe(&begin).to_owned()),
     }
 }
 
@@ -230,6 +229,7 @@ async fn format(plan: &Plan, devices: &[LegDevice]) -> Result<()> {
 fn core(
     plan: &Plan,
     devices: Vec<LegDevice>,
+    missing: Vec<Option<Error>>,
     layout: Layout,
     said: &Superblock,
     events: u64,
@@ -243,14 +243,15 @@ fn core(
             || plan.legs.iter().any(|(_, leg)| leg.geometry().volatile_cache),
         read_only: false,
     };
-    let legs =
-        plan.legs.iter().zip(devices).zip(&assembly.places).map(|(((name, part), device), slot)| Leg {
-            name: name.clone(),
-            device: device.placed(&layout),
-            slot: Cell::new(*slot),
-            bytes: part.geometry().bytes(),
-            lane: Rc::new(RangeLocks::default()),
-        });
+    let given = plan.legs.iter().zip(devices).zip(missing).zip(&assembly.places);
+    let legs = given.map(|((((name, part), device), missing), slot)| Leg {
+        name: name.clone(),
+        device: device.placed(&layout),
+        slot: Cell::new(*slot),
+        bytes: part.geometry().bytes(),
+        lane: Rc::new(RangeLocks::default()),
+        missing,
+    });
     Rc::new(Core {
         settings: plan.settings.clone(),
         layout,

@@ -6,12 +6,13 @@
 use super::KIND;
 use super::core::Core;
 use super::leg::{Change, LegDevice, Mask};
+use super::missing::stand_in;
 use super::open::{Plan, open};
 use super::read::{Timed, choose, probe};
 use super::shared::Shared;
 use block::{
-    BlockIndex, BlockRange, Buffer, Call, Device, DeviceGeometry, DevicePart, Durability, Extent, Part,
-    Payload, ReadOutcome, Result, Status, ZeroMode,
+    BlockIndex, BlockRange, Buffer, Call, Device, DeviceGeometry, DevicePart, Durability, Error, Extent,
+    Part, Payload, ReadOutcome, Result, Status, ZeroMode,
 };
 use runtime::Home;
 use std::ops::Range;
@@ -23,7 +24,8 @@ use std::sync::atomic::Ordering;
 pub struct MirrorPart {
     home: Home<Core>,
     shared: Arc<Shared>,
-    legs: Vec<Arc<dyn DevicePart>>,
+    /// With why they couldn't be opened.
+    legs: Vec<(Arc<dyn DevicePart>, Option<Error>)>,
     layout: super::layout::Layout,
     first_leg: bool,
 }
@@ -34,8 +36,9 @@ impl MirrorPart {
     /// # Errors
     /// What keeps it from being opened, and what to do.
     pub async fn open(plan: Plan) -> Result<Self> {
-        let legs = plan.legs.iter().map(|(_, leg)| leg.clone()).collect();
+        let parts: Vec<_> = plan.legs.iter().map(|(_, leg)| leg.clone()).collect();
         let core = open(plan).await?;
+        let legs = parts.into_iter().zip(core.legs.iter().map(|leg| leg.missing.clone())).collect();
         core.start();
         let (shared, layout) = (core.shared.clone(), core.layout);
         let first_leg = core.settings.first_leg;
@@ -93,8 +96,11 @@ impl DevicePart for MirrorPart {
     fn open(&self) -> Call<'_, Result<Rc<dyn Device>>> {
         Call::new(async move {
             let mut legs = Vec::with_capacity(self.legs.len());
-            for leg in &self.legs {
-                let device = leg.open().await?;
+            for (leg, missing) in &self.legs {
+                let device = match missing {
+                    Some(error) => stand_in(leg, error),
+                    None => leg.open().await?,
+                };
                 legs.push(LegDevice::new(device, self.layout.block_size, self.layout.data_offset));
             }
             let core = if self.home.is_here() { Some(self.home.get()?) } else { None };

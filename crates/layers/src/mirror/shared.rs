@@ -2,8 +2,8 @@
 
 use super::core::Core;
 use super::format::SlotState;
-use super::leg::{LegCounters, Mask, each};
-use block::{DeviceGeometry, Status};
+use super::leg::{LegCounters, Mask};
+use block::{DeviceGeometry, Error, Status};
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use std::sync::{Mutex, PoisonError};
 
@@ -18,10 +18,8 @@ pub struct Shared {
     pub legs: Vec<LegCounters>,
     /// Reads so far, for the probes of legs that nobody chooses.
     pub reads: AtomicU64,
-    /// Writes that are behind.
-    pub behind_writes: AtomicU64,
-    /// The bytes that these hold.
-    pub behind_bytes: AtomicU64,
+    /// Writes that are behind, and the bytes that these hold: [`Lag`] in one word, so that both are of one moment.
+    pub behind: AtomicU64,
     /// Bytes that were copied from leg to leg.
     pub copied_bytes: AtomicU64,
     /// Bytes that a scrub has compared since it began.
@@ -32,11 +30,32 @@ pub struct Shared {
     pub summary: Mutex<Summary>,
 }
 
+/// How much is behind.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+struct Lag {
+    /// At most 16383.
+    writes: u64,
+    bytes: u64,
+}
+
+/// How many bits the bytes take: more than any machine has memory.
+const BYTES_BITS: u32 = 48;
+
+impl Lag {
+    fn to_word(self) -> u64 {
+        self.writes << BYTES_BITS | self.bytes.min((1 << BYTES_BITS) - 1)
+    }
+
+    fn from_word(word: u64) -> Self {
+        Lag { writes: word >> BYTES_BITS, bytes: word & ((1 << BYTES_BITS) - 1) }
+    }
+}
+
 /// What changes seldom.
 #[derive(Debug, Clone, Default)]
 pub struct Summary {
     array: String,
-    legs: Vec<(String, &'static str, bool)>,
+    legs: Vec<LegSummary>,
     places: usize,
     active: Mask,
     events: u64,
@@ -51,6 +70,16 @@ pub struct Summary {
     scrub: Option<&'static str>,
 }
 
+/// The same of one leg.
+#[derive(Debug, Clone)]
+struct LegSummary {
+    name: String,
+    state: &'static str,
+    write_mostly: bool,
+    /// Why it couldn't be opened.
+    error: Option<String>,
+}
+
 impl Shared {
     /// For so many legs.
     pub fn new(geometry: DeviceGeometry, legs: usize) -> Self {
@@ -59,8 +88,7 @@ impl Shared {
             readable: AtomicU32::new(0),
             legs: (0..legs).map(|_| LegCounters::default()).collect(),
             reads: AtomicU64::new(0),
-            behind_writes: AtomicU64::new(0),
-            behind_bytes: AtomicU64::new(0),
+            behind: AtomicU64::new(0),
             copied_bytes: AtomicU64::new(0),
             scrubbed_bytes: AtomicU64::new(0),
             mismatches: AtomicU64::new(0),
@@ -83,13 +111,13 @@ impl Shared {
             () => "clean",
         };
         status.insert("state".into(), state.into());
-        let behind = number(&self.behind_bytes);
+        let Lag { writes, bytes: behind } = Lag::from_word(number(&self.behind));
         // What differs is whole on the source alone; without other legs, so is everything.
         let unequal = match summary.active.count_ones() {
             1 => self.geometry.bytes(),
             _ => (summary.differ * summary.chunk).min(self.geometry.bytes()),
         };
-        status.insert("behind_writes".into(), number(&self.behind_writes).into());
+        status.insert("behind_writes".into(), writes.into());
         status.insert("behind_bytes".into(), behind.into());
         status.insert("one_copy_bytes".into(), unequal.max(behind).into());
         status.insert("flush".into(), if summary.fast_flush { "fast" } else { "all" }.into());
@@ -103,18 +131,21 @@ impl Shared {
         status.insert("scrubbed_bytes".into(), number(&self.scrubbed_bytes).into());
         status.insert("mismatch_sectors".into(), number(&self.mismatches).into());
         let source = summary.source;
-        let legs = summary.legs.iter().zip(&self.legs).enumerate();
-        let legs = legs.map(|(index, ((name, state, write_mostly), leg))| {
+        let legs = summary.legs.into_iter().enumerate().map(|(index, leg)| {
             let mut status = Status::new();
-            status.insert("leg".into(), name.as_str().into());
-            status.insert("state".into(), (*state).into());
-            status.insert("write_mostly".into(), (*write_mostly).into());
-            status.insert("source".into(), (index == source).into());
-            status.insert("read_latency_ns".into(), number(&leg.latency).into());
-            status.insert("reads".into(), number(&leg.reads).into());
-            status.insert("writes".into(), number(&leg.writes).into());
-            status.insert("read_errors".into(), number(&leg.read_errors).into());
-            status.insert("corrected".into(), number(&leg.corrected).into());
+            status.insert("leg".into(), leg.name.into());
+            status.insert("state".into(), leg.state.into());
+            leg.error.into_iter().for_each(|error| drop(status.insert("error".into(), error.into())));
+            status.insert("write_mostly".into(), leg.write_mostly.into());
+            // Of a place without a leg there is nothing else to say.
+            if let Some(counters) = self.legs.get(index) {
+                status.insert("source".into(), (index == source).into());
+                status.insert("read_latency_ns".into(), number(&counters.latency).into());
+                status.insert("reads".into(), number(&counters.reads).into());
+                status.insert("writes".into(), number(&counters.writes).into());
+                status.insert("read_errors".into(), number(&counters.read_errors).into());
+                status.insert("corrected".into(), number(&counters.corrected).into());
+            }
             serde_json::Value::Object(status)
         });
         status.insert("legs".into(), legs.collect::<Vec<_>>().into());
@@ -143,24 +174,30 @@ impl Core {
 
     /// What is behind.
     pub fn publish_behind(&self) {
-        self.shared.behind_writes.store(self.behind.writes(), Ordering::Relaxed);
-        self.shared.behind_bytes.store(self.behind.bytes(), Ordering::Relaxed);
+        let lag = Lag { writes: self.behind.writes(), bytes: self.behind.bytes() };
+        self.shared.behind.store(lag.to_word(), Ordering::Relaxed);
     }
 
     /// For `status`.
     pub fn summarize(&self) {
         let slots = self.slots.borrow();
-        let state = |slot: Option<usize>| slot.map_or("not a member", |slot| slots[slot].state.word());
-        let legs = self.legs.iter().enumerate();
-        let legs = legs.map(|(number, leg)| {
-            let is_avoided = self.settings.write_mostly & 1 << number != 0;
-            (leg.name.clone(), state(leg.slot.get()), is_avoided)
+        let legs = self.legs.iter().enumerate().map(|(number, leg)| LegSummary {
+            name: leg.name.clone(),
+            state: match (&leg.missing, leg.slot.get()) {
+                (Some(_), _) => "missing",
+                (None, Some(slot)) => slots[slot].state.word(),
+                (None, None) => "not a member",
+            },
+            write_mostly: self.settings.write_mostly & 1 << number != 0,
+            error: leg.missing.as_ref().map(Error::to_string),
         });
         let mut legs: Vec<_> = legs.collect();
-        // Places whose legs the stack doesn't give.
+        // Places of which no leg is known that the stack gives.
         for (number, slot) in slots.iter().enumerate() {
-            if slot.state == SlotState::Active && !self.has(number) {
-                legs.push((format!("place {number}"), "missing", slot.write_mostly));
+            if self.legs.iter().all(|leg| leg.slot.get() != Some(number)) {
+                let state = if slot.state == SlotState::Removed { "removed" } else { "missing" };
+                let (name, write_mostly) = (format!("place {number}"), slot.write_mostly);
+                legs.push(LegSummary { name, state, write_mostly, error: None });
             }
         }
         let summary = Summary {
@@ -181,8 +218,19 @@ impl Core {
         drop(slots);
         *self.shared.summary.lock().unwrap_or_else(PoisonError::into_inner) = summary;
     }
+}
 
-    fn has(&self, slot: usize) -> bool {
-        each(self.active.get() | self.rebuilding.get()).any(|leg| self.legs[leg].slot.get() == Some(slot))
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_is_behind_fits_a_word() {
+        for (writes, bytes) in [(0, 0), (2, 0), (16383, 64 << 20), (1, (1 << 48) - 1)] {
+            let lag = Lag { writes, bytes };
+            assert_eq!(Lag::from_word(lag.to_word()), lag);
+        }
+        let more = Lag { writes: 5, bytes: u64::MAX };
+        assert_eq!(Lag::from_word(more.to_word()), Lag { writes: 5, bytes: (1 << 48) - 1 });
     }
 }

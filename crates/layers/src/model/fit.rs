@@ -1,7 +1,9 @@
 //! Fitting a profile to a run of fio on a real device, [`JOB`]: each number of the profile follows from one or two of its jobs,
-//! but the disk's write buffer, which is searched.
+//! but the disk's write buffer, which is searched, and the one of a device without moving parts, which [`fill`] finds in a
+//! run of its own.
 
-use super::profile::{Disk, Profile, Service, SolidState};
+use super::fill::{self, Filled};
+use super::profile::{Disk, Profile, Service, SolidState, WriteBuffer};
 use super::trial::{Load, trial};
 use block::{Error, Result};
 use serde_json::Value;
@@ -38,23 +40,32 @@ struct Measured {
 pub struct Fitted {
     /// The profile.
     pub profile: Profile,
-    /// Job by job: what was measured, and what the profile comes to, in operations a second.
+    /// Job by job: what was measured, and what the profile comes to without its write buffer, in operations a second.
     pub compared: Vec<(&'static str, f64, f64)>,
+    /// The write buffer of a device without moving parts, if it was asked for and there is one.
+    pub filled: Option<Filled>,
 }
 
 /// Fits a profile to what fio has said of [`JOB`], as JSON: one of a disk that turns so often a minute, or of a device without
-/// moving parts.
+/// moving parts, whose write buffer is looked for in fio's log of [`fill::JOB`], if that is given.
 ///
 /// # Errors
-/// [`Error::Invalid`] for a text that isn't fio's, and where a job is missing or has failed.
-pub fn fit(report: &str, title: &str, rpm: Option<u32>) -> Result<Fitted> {
+/// [`Error::Invalid`] for a text that isn't fio's, where a job is missing or has failed, and for such a log of a disk that
+/// turns.
+pub fn fit(report: &str, title: &str, rpm: Option<u32>, fill: Option<&str>) -> Result<Fitted> {
+    if rpm.is_some() && fill.is_some() {
+        return Err(Error::invalid(
+            "a disk that turns has a write buffer of so many commands, which is fitted without a log of its filling: leave \
+             one of the two out",
+        ));
+    }
     // fio puts warnings before the report.
     let start = report
         .find('{')
         .ok_or_else(|| Error::invalid("expected fio's report as JSON: --output-format=json"))?;
     let report: Value = serde_json::from_str(&report[start..])
         .map_err(|error| Error::invalid(format!("fio's report: {error}; expected --output-format=json")))?;
-    let profile = match rpm {
+    let mut profile = match rpm {
         Some(rpm) => Profile::Disk(disk(&report, title, rpm)?),
         None => Profile::SolidState(solid_state(&report, title)?),
     };
@@ -63,7 +74,15 @@ pub fn fit(report: &str, title: &str, rpm: Option<u32>) -> Result<Fitted> {
         let operations = if rpm.is_some() { 4000 } else { 40_000 };
         compared.push((name, job(&report, name)?.iops, trial(&profile, CAPACITY, load, operations).iops));
     }
-    Ok(Fitted { profile, compared })
+    let filled = fill.map(fill::fit).transpose()?.flatten();
+    if let (Profile::SolidState(profile), Some(filled)) = (&mut profile, &filled) {
+        let size = whole_mebibytes(filled.buffer.size as f64);
+        let drain = whole_mebibytes(filled.buffer.drain as f64);
+        profile.write_buffer = Some(WriteBuffer { size, drain });
+        // The stream of the other jobs had both of its speeds.
+        profile.write.bandwidth = profile.write.bandwidth.max(whole_mebibytes(filled.fast));
+    }
+    Ok(Fitted { profile, compared, filled })
 }
 
 /// What the jobs do.
@@ -207,7 +226,7 @@ mod tests {
     fn comes_near(name: &str, rpm: Option<u32>) -> Fitted {
         let known = known().expect("they are right").remove(name).expect("it is known");
         let text = format!("fio: a warning\n{}", report(&known));
-        let fitted = fit(&text, "again", rpm).expect("all jobs are there");
+        let fitted = fit(&text, "again", rpm, None).expect("all jobs are there");
         println!("{}{:#?}", fitted.profile.to_toml(name), fitted.compared);
         for (job, measured, modelled) in &fitted.compared {
             let share = modelled / measured;
@@ -227,13 +246,32 @@ mod tests {
     }
 
     #[test]
+    fn a_log_of_filling_adds_the_write_buffer() {
+        let known = known().expect("they are right").remove("sata-ssd").expect("it is known");
+        let text = report(&known).to_string();
+        let line = |(at, speed): (u64, u64)| format!("{}, {}, 1, 0, 0\n", at * 250, speed << 10);
+        let log: String = (1..=40).map(|at| line((at, if at <= 16 { 600 } else { 100 }))).collect();
+        let fitted = fit(&text, "again", None, Some(&log)).expect("all is there");
+        let Profile::SolidState(profile) = fitted.profile else { panic!("it has no arm") };
+        // 4 s at 600 MiB/s, of which 100 MiB/s have left the buffer.
+        assert_eq!(profile.write_buffer, Some(WriteBuffer { size: 2000 << 20, drain: 100 << 20 }));
+        assert_eq!(profile.write.bandwidth, 600 << 20);
+        let steady: String = (1..=40).map(|at| line((at, 600))).collect();
+        let fitted = fit(&text, "again", None, Some(&steady)).expect("all is there");
+        assert!(fitted.filled.is_none());
+    }
+
+    #[test]
     fn reports_that_lack_something_are_refused() {
-        let refused = |text: &str, rpm| fit(text, "", rpm).expect_err(text).to_string();
+        let refused = |text: &str, rpm| fit(text, "", rpm, None).expect_err(text).to_string();
         assert!(refused("fio: no such device", None).contains("--output-format=json"));
         assert!(refused("{ \"jobs\": [] }", None).contains("has no job \"write-flush\""));
         let known = known().expect("they are right").remove("sata-ssd").expect("it is known");
         let mut report = report(&known);
         assert!(refused(&report.to_string(), Some(0)).contains("rpm is 0"));
+        let both =
+            fit(&report.to_string(), "", Some(7200), Some("")).expect_err("a disk that turns").to_string();
+        assert!(both.contains("leave one of the two out"), "{both}");
         report["jobs"][0]["read"]["iops"] = json!(0.0);
         assert!(
             refused(&report.to_string(), None).contains("\"read-alone\" of fio's report has done nothing")

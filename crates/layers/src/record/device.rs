@@ -17,6 +17,16 @@ pub(super) const LONGEST_WRITE: usize = 1 << 30;
 pub struct RecordDevicePart {
     inner: Arc<dyn DevicePart>,
     membership: Membership,
+    takes: Takes,
+}
+
+/// What is written down besides what changes the device.
+#[derive(Debug, Clone, Copy)]
+pub struct Takes {
+    /// Where something was read.
+    pub reads: bool,
+    /// What was written; else zeros stand for it.
+    pub data: bool,
 }
 
 /// A layer's place in a timeline, which it leaves once.
@@ -61,7 +71,14 @@ impl RecordDevicePart {
     pub fn new(inner: Arc<dyn DevicePart>, recorder: Arc<Recorder>, name: &str, role: Role) -> Result<Self> {
         let shape = Shape::Device(inner.geometry().clone());
         let entry = DeviceEntry { name: name.to_owned(), role, shape };
-        Ok(RecordDevicePart { inner, membership: Membership::join(recorder, &entry)? })
+        let takes = Takes { reads: false, data: true };
+        Ok(RecordDevicePart { inner, membership: Membership::join(recorder, &entry)?, takes })
+    }
+
+    /// With reads, or without data.
+    #[must_use]
+    pub fn taking(self, takes: Takes) -> Self {
+        RecordDevicePart { takes, ..self }
     }
 
     /// The number of this device in the timeline.
@@ -94,7 +111,7 @@ impl DevicePart for RecordDevicePart {
             let inner = self.inner.open().await?;
             let Membership { recorder, number, .. } = &self.membership;
             let log = Log { recorder: recorder.clone(), device: *number };
-            Ok(Rc::new(RecordDevice { inner, log }) as Rc<dyn Device>)
+            Ok(Rc::new(RecordDevice { inner, log, takes: self.takes }) as Rc<dyn Device>)
         })
     }
 }
@@ -114,7 +131,8 @@ impl Log {
                 "a write of {length} bytes is too long to be recorded: at most 1 GiB"
             )));
         }
-        let mut body = Vec::with_capacity(64 + length + length / 128);
+        let room = if fields.leaves_out_data { 0 } else { length + length / 128 };
+        let mut body = Vec::with_capacity(64 + room);
         fields.encode(&mut body);
         self.recorder.record(RecordType::Submit, self.device, &body)
     }
@@ -127,6 +145,7 @@ impl Log {
 struct RecordDevice {
     inner: Rc<dyn Device>,
     log: Log,
+    takes: Takes,
 }
 
 impl RecordDevice {
@@ -151,18 +170,41 @@ impl RecordDevice {
 
     fn fields(&self, operation: u8, range: BlockRange) -> SubmissionFields<'static> {
         let size = self.inner.geometry().block_size;
-        SubmissionFields::new(operation, size.offset_of(range.start).0, size.bytes_of(range.count))
+        let fields =
+            SubmissionFields::new(operation, size.offset_of(range.start).0, size.bytes_of(range.count));
+        SubmissionFields { leaves_out_data: !self.takes.data, ..fields }
     }
 }
 
-// Calls that are refused by the contract, or do nothing, change nothing and aren't recorded.
+// Calls that are refused by the contract, or do nothing, aren't recorded.
 impl Device for RecordDevice {
     fn geometry(&self) -> &DeviceGeometry {
         self.inner.geometry()
     }
 
     fn read(&self, at: BlockIndex, buffer: Buffer) -> Call<'_, ReadOutcome> {
-        self.inner.read(at, buffer)
+        if !self.takes.reads {
+            return self.inner.read(at, buffer);
+        }
+        Call::new(async move {
+            let range = match self.inner.geometry().range(at, buffer.len()) {
+                Ok(range) if !range.is_empty() => range,
+                _ => return self.inner.read(at, buffer).await,
+            };
+            if !self.log.recorder.has_room() {
+                self.log.recorder.room().await;
+            }
+            let submitted = match self.log.submit(&self.fields(9, range)) {
+                Ok(submitted) => submitted,
+                Err(error) => return (Err(error), buffer),
+            };
+            let (result, mut buffer) = self.inner.read(at, buffer).await;
+            let result = self.log.complete(submitted, result);
+            if result.is_err() {
+                buffer.clear();
+            }
+            (result, buffer)
+        })
     }
 
     fn write(&self, at: BlockIndex, payload: Payload, durability: Durability) -> Call<'_, Result<()>> {

@@ -1,4 +1,4 @@
-//! The bytes of a timeline file, version 1, little-endian. The book's page `formats/timeline.md` says the
+//! The bytes of a timeline file, version 2, little-endian. Version 1 is the same without reads. The book's page `formats/timeline.md` says the
 //! same for people; a change here is a new version and a change there.
 //!
 //! This module turns values into bytes and bytes into values, and refuses what it doesn't understand. The
@@ -15,8 +15,10 @@ use std::sync::Arc;
 
 /// The first bytes of a timeline.
 pub const MAGIC: [u8; 8] = *b"SILTLINE";
-/// The version that this program writes and reads.
-pub const VERSION: u32 = 1;
+/// The version that this program writes.
+pub const VERSION: u32 = 2;
+/// The oldest version that this program reads.
+pub const OLDEST_VERSION: u32 = 1;
 /// How long the file's header is, in bytes.
 pub const FILE_HEADER: usize = 64;
 /// How long a record's header is, in bytes.
@@ -72,9 +74,10 @@ impl FileHeader {
             ));
         }
         let version = reader.u32()?;
-        if version != VERSION {
+        if !(OLDEST_VERSION..=VERSION).contains(&version) {
             return Err(Error::protocol(format!(
-                "a timeline of version {version}: this program reads version {VERSION}; use the one that wrote it"
+                "a timeline of version {version}: this program reads versions {OLDEST_VERSION} to {VERSION}; use the \
+                 one that wrote it"
             )));
         }
         let length = reader.u32()?;
@@ -341,6 +344,13 @@ pub enum Submission {
     },
     /// Everything acknowledged before is to be durable.
     Flush,
+    /// This was read; only where reads are recorded, too.
+    Read {
+        /// From the start of the device.
+        offset: u64,
+        /// How many bytes.
+        length: u64,
+    },
     /// Data was appended to a zone.
     Append {
         /// Which zone.
@@ -422,7 +432,7 @@ impl Content {
 /// The body of the record of a submission, from what the layer holds. `data` is what is written or appended.
 #[derive(Debug, Clone, Copy)]
 pub struct SubmissionFields<'a> {
-    /// 1 write, 2 write_zeroes, 3 discard, 4 flush, 5 append, 6 flush of zones, 7 finish, 8 reset.
+    /// 1 write, 2 write_zeroes, 3 discard, 4 flush, 5 append, 6 flush of zones, 7 finish, 8 reset, 9 read.
     pub operation: u8,
     /// 1 with FUA.
     pub durable: bool,
@@ -436,12 +446,23 @@ pub struct SubmissionFields<'a> {
     pub zones: &'a [block::ZoneIndex],
     /// What is written.
     pub data: Option<&'a Payload>,
+    /// Whether it is left out: then zeros stand for it.
+    pub leaves_out_data: bool,
 }
 
 impl SubmissionFields<'_> {
     /// A submission of this kind with nothing else.
     pub fn new(operation: u8, place: u64, length: u64) -> Self {
-        SubmissionFields { operation, durable: false, mode: 0, place, length, zones: &[], data: None }
+        SubmissionFields {
+            operation,
+            durable: false,
+            mode: 0,
+            place,
+            length,
+            zones: &[],
+            data: None,
+            leaves_out_data: false,
+        }
     }
 
     /// The body's bytes.
@@ -451,8 +472,13 @@ impl SubmissionFields<'_> {
         bytes.extend(self.place.to_le_bytes());
         bytes.extend(self.length.to_le_bytes());
         self.zones.iter().for_each(|zone| bytes.extend(zone.0.to_le_bytes()));
-        if let Some(payload) = self.data {
-            encode_payload(payload, bytes);
+        match self.data {
+            // A record's data is shorter than a segment can be.
+            Some(payload) if self.leaves_out_data && !payload.is_empty() => {
+                bytes.extend((ZEROS | payload.len() as u32).to_le_bytes());
+            }
+            Some(payload) => encode_payload(payload, bytes),
+            None => {}
         }
     }
 }
@@ -519,6 +545,7 @@ impl Submission {
             }
             7 => Submission::Finish { zone: zone? },
             8 => Submission::Reset { zone: zone?, erase: decode_erase(mode)? },
+            9 => Submission::Read { offset: place, length },
             other => return Err(Error::corrupt(format!("operation {other} is unknown"))),
         };
         reader.end()?;

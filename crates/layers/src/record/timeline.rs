@@ -207,7 +207,10 @@ impl Parser {
         let (offset, length) = match (submission, &entry.shape) {
             (Submission::Write { offset, content, .. }, Shape::Device(_)) => (*offset, content.len()),
             (Submission::WriteZeroes { offset, length, .. }, Shape::Device(_)) => (*offset, *length),
-            (Submission::Discard { offset, length }, Shape::Device(_)) => (*offset, *length),
+            (
+                Submission::Discard { offset, length } | Submission::Read { offset, length },
+                Shape::Device(_),
+            ) => (*offset, *length),
             (Submission::Flush, Shape::Device(_)) => (0, 512),
             (Submission::Append { zone, .. }, Shape::Zones(geometry))
             | (Submission::Finish { zone }, Shape::Zones(geometry))

@@ -5,19 +5,18 @@
 
 use super::Words;
 use block::{Buffer, Error, Payload, Result};
-use crc_fast::{CrcAlgorithm, Digest, checksum};
+use crc_fast::{CrcAlgorithm, Digest};
 use zerocopy::little_endian::{U32, U64};
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
 use zones::on_device::format::Uuid;
 use zones::record::{FIXED, Identity};
+use zones::sector::{self, Format, Head};
 
 /// The version of the format that this code writes and reads.
 pub(crate) const VERSION: u32 = 1;
-/// How long a superblock is, in bytes: within one sector, so that it is never torn.
-pub(super) const SUPERBLOCK: usize = 512;
 /// How many bytes of a superblock belong to the table's owner.
 pub(crate) const OWNER: usize = 320;
-const SUPERBLOCK_MAGIC: [u8; 8] = *b"SILTTSUP";
+const SUPERBLOCK: Format = Format { magic: *b"SILTTSUP", version: VERSION };
 const PAGE_MAGIC: [u8; 8] = *b"SILTTPAG";
 /// The flag of a superblock that says that the table was closed.
 const CLEAN: u32 = 1;
@@ -58,8 +57,7 @@ pub(crate) struct Superblock {
 #[derive(FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned)]
 #[repr(C)]
 struct RawSuperblock {
-    magic: [u8; 8],
-    version: U32,
+    head: Head,
     unit: U32,
     uuid: [u8; 16],
     key: U64,
@@ -98,14 +96,13 @@ struct RawChange {
     words: RawEntry,
 }
 
-const _: () = assert!(size_of::<RawSuperblock>() == SUPERBLOCK && size_of::<RawPage>() == 48);
+const _: () = assert!(size_of::<RawPage>() == 48);
 
 impl Superblock {
     /// The unit that holds it.
     pub fn encode(&self) -> Payload {
         let raw = RawSuperblock {
-            magic: SUPERBLOCK_MAGIC,
-            version: VERSION.into(),
+            head: SUPERBLOCK.head(),
             unit: self.unit.into(),
             uuid: self.identity.uuid.0,
             key: self.identity.key.into(),
@@ -121,37 +118,19 @@ impl Superblock {
             reserved: [0; 92],
             crc: 0.into(),
         };
-        let mut buffer = Buffer::zeroed(self.unit as usize);
-        let bytes = &mut buffer.filled_mut()[..SUPERBLOCK];
-        bytes.copy_from_slice(raw.as_bytes());
-        let crc = checksum(CrcAlgorithm::Crc32Iscsi, &bytes[..SUPERBLOCK - 4]) as u32;
-        bytes[SUPERBLOCK - 4..].copy_from_slice(&crc.to_le_bytes());
-        buffer.into()
+        sector::block_of(&raw, self.unit as usize).into()
     }
 
     /// Reads a superblock from the first bytes of a unit.
     ///
     /// # Errors
-    /// [`Error::NotFound`] where there is none, [`Error::Protocol`] for one of another version, [`Error::Corrupt`] for one
-    /// that isn't what was written.
+    /// As [`Format::read`]; [`Error::Protocol`] and [`Error::Corrupt`] also for fields that can't be.
     pub fn decode(bytes: &[u8]) -> Result<Self> {
-        let Ok((raw, _)) = RawSuperblock::ref_from_prefix(bytes) else {
-            return Err(Error::corrupt("a superblock shorter than 512 bytes"));
-        };
-        if raw.magic != SUPERBLOCK_MAGIC {
-            return Err(Error::not_found("no superblock"));
-        }
-        if raw.version.get() != VERSION {
-            let version = raw.version;
-            return Err(Error::protocol(format!(
-                "a superblock of version {version}; this program reads version {VERSION}"
-            )));
-        }
-        if checksum(CrcAlgorithm::Crc32Iscsi, &bytes[..SUPERBLOCK - 4]) as u32 != raw.crc.get() {
-            return Err(Error::corrupt("a superblock whose checksum is wrong"));
-        }
+        let raw: &RawSuperblock = SUPERBLOCK.read(bytes, "superblock of a table")?;
         if raw.flags.get() & !CLEAN != 0 || raw.reserved.iter().any(|byte| *byte != 0) {
-            return Err(Error::protocol("a superblock with flags or fields that version 1 doesn't have"));
+            return Err(Error::protocol(
+                "superblock of a table: flags or fields that version 1 doesn't have",
+            ));
         }
         let counts = [raw.sequence, raw.epoch, raw.last, raw.tail, raw.entries, raw.entry_bytes];
         let unit = raw.unit.get();
@@ -161,7 +140,7 @@ impl Superblock {
             || raw.journal.get() == 0
             || raw.tail.get() > raw.last.get() + 1
         {
-            return Err(Error::corrupt("a superblock with numbers that can't be"));
+            return Err(Error::corrupt("superblock of a table: numbers that can't be"));
         }
         Ok(Superblock {
             identity: Identity { uuid: Uuid(raw.uuid), key: raw.key.get() },
@@ -336,7 +315,7 @@ mod tests {
         #[test]
         fn any_bytes_are_taken(mut bytes in prop::collection::vec(any::<u8>(), 0..600), magic in any::<bool>()) {
             if magic && bytes.len() >= 16 {
-                bytes[..8].copy_from_slice(&SUPERBLOCK_MAGIC);
+                bytes[..8].copy_from_slice(&SUPERBLOCK.magic);
                 bytes[8..12].copy_from_slice(&VERSION.to_le_bytes());
             }
             prop_assert!(Superblock::decode(&bytes).is_err());

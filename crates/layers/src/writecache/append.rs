@@ -8,12 +8,17 @@ use super::core::{Core, Item, Pending, count};
 use super::format::{Action, ENTRY, Entry, PREFIX};
 use block::{Buffer, Durability, Error, Payload, Result};
 use std::rc::Rc;
+use std::time::Duration;
 use zones::record::{Header, Identity, StreamIndex, sum_of};
 
 /// How many records are on their way at a time.
 pub const LANES: usize = 2;
 /// So often a record is written at most before the cache takes no more.
 const ATTEMPTS: usize = 3;
+/// In a full ring a record waits for room for so many blocks, if they are queued, so that not every other block is a header.
+const GATHER: u64 = 16;
+/// Who waits for room looks again so often.
+const LOOK_AGAIN: Duration = Duration::from_millis(2);
 
 /// Writes records until the cache is closed or has failed.
 pub async fn lane(core: Rc<Core>) {
@@ -56,14 +61,14 @@ impl Core {
     async fn wait_for_room(&self) -> Result<()> {
         let mut counted = false;
         loop {
-            let Some(wanted) = self.queue.borrow().front().map(|item| item.entry.data_blocks()) else {
+            if self.queue.borrow().is_empty() {
                 return Ok(());
-            };
+            }
             if let Some(error) = &*self.failure.borrow() {
                 return Err(error.clone());
             }
-            // The rest of a segment may have to be left out for it.
-            if self.room_for_writers() > wanted + self.ring.most_data() + 2 {
+            let room = self.room_for_writers();
+            if room > 2 * (self.ring.most_data() + 1) || room >= self.room_for_next() {
                 return Ok(());
             }
             if let Some(error) = &*self.stuck.borrow() {
@@ -74,8 +79,28 @@ impl Core {
             }
             self.waiting_for_room.set(self.waiting_for_room.get() + 1);
             self.writeback.notify_all();
-            self.freed.notified().await;
+            // Room comes with time, too.
+            let _ = runtime::timeout(LOOK_AGAIN, self.freed.notified()).await;
             self.waiting_for_room.set(self.waiting_for_room.get() - 1);
+        }
+    }
+
+    /// How many blocks of the ring a record needs that takes what is first in the queue, and what else is there of `GATHER`
+    /// blocks.
+    fn room_for_next(&self) -> u64 {
+        let left = self.ring.left(self.head.get());
+        let mut blocks = 0;
+        for item in &*self.queue.borrow() {
+            let more = item.entry.data_blocks();
+            if blocks > 0 && (blocks + more > GATHER || blocks + more >= left) {
+                break;
+            }
+            blocks += more;
+        }
+        match blocks < left {
+            true => blocks + 1,
+            // The rest of the segment is left out for it.
+            false => left + blocks + 1,
         }
     }
 
@@ -199,7 +224,7 @@ impl Core {
             });
             self.spare.borrow_mut().push((record.items, record.sums));
         }
-        if self.used() >= self.settings.high || self.waiting_for_room.get() > 0 {
+        if self.used() >= self.settings.high || self.waiting_for_room.get() > 0 || self.cleaner.get() {
             self.writeback.notify_all();
         }
         if self.uncommitted.get() >= self.settings.autocommit_blocks {

@@ -40,7 +40,7 @@ pub struct Batch {
     /// How many versions of blocks are to be written; they come first, in the order of their blocks.
     pub newest: usize,
     /// The flush epoch of its records.
-    epoch: Option<u64>,
+    pub epoch: Option<u64>,
     /// The addresses of blocks that aren't what was written.
     rotten: Vec<u64>,
 }
@@ -59,7 +59,12 @@ pub struct Start {
 impl Start {
     /// At the tail.
     pub fn at_tail(core: &Core) -> Start {
-        Start { address: core.tail.get(), record: core.superblock.get().tail_record, kept: None }
+        Start::at(core.tail.get(), core.superblock.get().tail_record)
+    }
+
+    /// At this address, with the record of this number.
+    pub fn at(address: u64, record: u64) -> Start {
+        Start { address, record, kept: None }
     }
 }
 
@@ -74,7 +79,8 @@ impl Batch {
         let kept = &mut kept;
         let identity = core.superblock.get().identity;
         let expect = Expect { identity: &identity, origin_blocks: core.superblock.get().origin_blocks };
-        while batch.end < durable && batch.end - begin < core.settings.batch {
+        let most = core.progress.next_batch(core.settings.batch);
+        while batch.end < durable && batch.end - begin < most {
             let address = batch.end;
             let found = {
                 let place = batch.block(core, address, durable, kept).await?;
@@ -266,16 +272,25 @@ impl Batch {
         (versions[0].block, payload)
     }
 
+    /// Frees the memory that the data takes, once it is on the origin.
+    pub fn drop_data(&mut self) {
+        self.pieces = Vec::new();
+    }
+
     /// How many versions of blocks it holds.
     pub fn versions(&self) -> usize {
         self.versions.len()
     }
 
-    /// Takes everything that it holds out of the index, a part of it at a time.
-    pub async fn forget(&self, core: &Core) {
-        const AT_ONCE: usize = 512;
+    /// From this moment on nothing of it is read from the cache.
+    pub fn forget(&self, core: &Core) {
         // The next record's header lies at the end, so that no data does.
         core.index.borrow_mut().forget_to(self.end);
+    }
+
+    /// Takes everything that it holds out of the index, a part of it at a time.
+    pub async fn take_out(&self, core: &Core) {
+        const AT_ONCE: usize = 512;
         for versions in self.versions.chunks(AT_ONCE) {
             {
                 let mut index = core.index.borrow_mut();

@@ -2,6 +2,7 @@
 
 use super::format::{Action, Entry, Superblock};
 use super::index::Index;
+use super::progress::Progress;
 use super::readers::Readers;
 use super::request::{Key, Requests};
 use super::ring::Ring;
@@ -36,7 +37,7 @@ pub struct Settings {
     pub autocommit_blocks: u64,
     /// And when so much time has passed.
     pub autocommit_time: Duration,
-    /// Write-back pauses while clients have read from the origin within this time.
+    /// Write-back pauses while clients have used the origin within this time.
     pub pause: Duration,
     /// What is older is written back.
     pub max_age: Option<Duration>,
@@ -44,6 +45,8 @@ pub struct Settings {
     pub fua: bool,
     /// The order of write-back.
     pub order: Order,
+    /// What isn't a file system's metadata goes to the origin. With [`Order::None`] only: it overtakes what is cached.
+    pub metadata_only: bool,
     /// How many blocks of the ring are written back at a time.
     pub batch: u64,
     /// How many bytes of writes may wait in memory.
@@ -84,7 +87,7 @@ counters! {
     write_blocks,
     /// Of these, over a version that was still cached.
     write_hits,
-    /// Blocks that went straight to the origin, in the mode `cleaner`.
+    /// Blocks that went straight to the origin: in the mode `cleaner`, or as what isn't metadata.
     writes_around,
     /// Requests that waited for room.
     writes_blocked,
@@ -184,8 +187,8 @@ pub struct Core {
     pub durable_record: Cell<u64>,
     /// Everything before this address has been written back, durably, and isn't needed any more.
     pub tail: Cell<u64>,
-    /// How much of the batch that is being written back is there, in blocks of the ring.
-    pub credit: Cell<u64>,
+    /// How fast write-back gets on.
+    pub progress: Progress,
     /// How many flushes by clients there were with writes before them.
     pub flush_epoch: Cell<u64>,
     /// Whether anything was submitted in it.
@@ -206,10 +209,14 @@ pub struct Core {
     pub flush_to: Cell<u64>,
     /// Nothing new is cached.
     pub cleaner: Cell<bool>,
+    /// Where head and tail were when that began.
+    pub cleaner_since: Cell<(u64, u64)>,
     /// How many changes went to the origin around the cache.
     pub around: Cell<u64>,
     /// Of these, how many the origin was flushed behind.
     pub around_flushed: Cell<u64>,
+    /// Changes that are on their way to the origin around the cache.
+    pub writers_around: Readers,
     /// Everything is written back before the cache is closed.
     pub flush_on_suspend: Cell<bool>,
     /// Both superblocks say that nothing is cached, and nothing was since.
@@ -222,8 +229,8 @@ pub struct Core {
     pub handles: Cell<usize>,
     /// Reads of the cache device.
     pub readers: Readers,
-    /// When a client last read from the origin, if that matters.
-    pub origin_read: Cell<Option<runtime::Instant>>,
+    /// When a client last used the origin, if that matters: read from it, or wrote around the cache.
+    pub origin_used: Cell<Option<runtime::Instant>>,
     /// When the oldest record was written, by the wall clock in ms; none if that isn't known.
     pub oldest: Cell<Option<u64>>,
     /// Why no more is written to the cache.
@@ -241,12 +248,27 @@ impl Core {
         self.head.get() - self.tail.get()
     }
 
-    /// How many blocks of the ring writers may take now. While a batch is written back, they get as much of it as has been
-    /// written: they go on at the origin's speed instead of waiting for all of it. What they are ahead of the tail is
-    /// taken from room that is kept for this.
+    /// How many blocks of the ring writers may take now. While something is written back, they get as much of it as is
+    /// probably there: they go on at the origin's speed instead of waiting for all of it. What they are ahead of the tail
+    /// is taken from room that is kept for this. While the cache is being emptied, they get half of what is written back.
     pub fn room_for_writers(&self) -> u64 {
         let free = self.ring.blocks() - self.used();
-        (free.saturating_sub(self.settings.batch) + self.credit.get()).min(free)
+        let credit = self.progress.credit();
+        let room = (free + credit).saturating_sub(self.settings.batch).min(free);
+        if !self.cleaner.get() || self.used() == 0 {
+            return room;
+        }
+        let (head, tail) = self.cleaner_since.get();
+        let allowed = head + (self.tail.get() + credit - tail) / 2;
+        room.min(allowed.saturating_sub(self.head.get()))
+    }
+
+    /// Caches nothing new from now on, once what is cached has been written back.
+    pub fn begin_cleaning(&self) {
+        if !self.cleaner.replace(true) {
+            self.cleaner_since.set((self.head.get(), self.tail.get()));
+        }
+        self.writeback.notify_all();
     }
 
     /// Why nothing can be written, if that is so.
@@ -287,11 +309,24 @@ impl Core {
     ///
     /// # Errors
     /// What made the cache fail; what keeps write-back from making room.
-    pub async fn change(&self, entry: Entry, payload: Payload, durability: Durability) -> Result<()> {
+    pub async fn change(
+        self: &Rc<Self>,
+        entry: Entry,
+        payload: Payload,
+        durability: Durability,
+    ) -> Result<()> {
         self.check_open()?;
         if self.cleaner.get() && self.goes_around().await? {
             return self.write_around(entry, payload, durability).await;
         }
+        if self.settings.metadata_only && !payload.is_metadata() {
+            return self.change_data(entry, payload, durability).await;
+        }
+        self.change_cached(entry, payload, durability).await
+    }
+
+    /// As [`change`](Self::change), through the cache in any case.
+    pub async fn change_cached(&self, entry: Entry, payload: Payload, durability: Durability) -> Result<()> {
         let room = match payload.len().min(self.settings.dirty) {
             0 => None,
             bytes => match self.room.try_acquire(bytes) {
@@ -385,19 +420,6 @@ impl Core {
         self.flush_around().await
     }
 
-    /// What went around the cache is durable on the origin when this returns.
-    ///
-    /// # Errors
-    /// Of the origin.
-    pub async fn flush_around(&self) -> Result<()> {
-        let around = self.around.get();
-        if self.around_flushed.get() < around {
-            self.origin.flush().await?;
-            self.around_flushed.set(self.around_flushed.get().max(around));
-        }
-        Ok(())
-    }
-
     /// Writes a superblock that says what is so now, durably.
     ///
     /// # Errors
@@ -412,49 +434,6 @@ impl Core {
         written.map_err(|error| error.in_context("writing a superblock of the write cache"))?;
         self.superblock.set(superblock);
         Ok(())
-    }
-
-    /// Whether everything is on the origin.
-    pub fn is_drained(&self) -> bool {
-        self.index.borrow().is_empty()
-            && self.used() == 0
-            && self.queue.borrow().is_empty()
-            && self.pending.borrow().is_empty()
-    }
-
-    /// Whether a write goes straight to the origin; waits while the last of what is cached is written back, which would
-    /// never end if more were added.
-    async fn goes_around(&self) -> Result<bool> {
-        loop {
-            if self.is_drained() && self.sealed.get() {
-                return Ok(true);
-            }
-            if self.used() > self.settings.batch {
-                return Ok(false);
-            }
-            if let Some(error) = &*self.stuck.borrow() {
-                return Err(error.clone());
-            }
-            self.check_open()?;
-            self.writeback.notify_all();
-            self.freed.notified().await;
-        }
-    }
-
-    async fn write_around(&self, entry: Entry, payload: Payload, durability: Durability) -> Result<()> {
-        let block = self.on_origin(entry.block);
-        let range = block::BlockRange::new(block.0, entry.count << self.origin_shift);
-        count(&self.counters.writes_around, entry.count);
-        let outcome = match entry.action {
-            Action::Write => self.origin.write(block, payload, durability).await,
-            Action::Discard => self.origin.discard(range).await,
-            Action::Zero => self.origin.write_zeroes(range, block::ZeroMode::KeepAllocated, durability).await,
-        };
-        self.around.set(self.around.get() + 1);
-        match (outcome, entry.action, durability) {
-            (Ok(()), Action::Discard, Durability::Durable) => self.origin.flush().await,
-            (outcome, ..) => outcome,
-        }
     }
 
     /// Reads one block's worth, or more that lie behind each other, from the cache, and checks it.

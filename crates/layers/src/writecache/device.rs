@@ -2,10 +2,12 @@
 
 use super::core::{Core, Counters, Order, Settings, count};
 use super::format::{Action, Entry};
+use super::progress::Progress;
 use super::readers::Readers;
 use super::recovery::{self, Recovered};
 use super::request::Requests;
 use super::{append, writeback};
+use crate::distant::Distant;
 use block::{
     BlockCount, BlockIndex, BlockRange, BlockSize, Buffer, Call, Device, DeviceGeometry, DevicePart,
     Durability, Error, Extent, Part, Payload, ReadOutcome, Result, Status, ZeroMode,
@@ -61,12 +63,17 @@ impl Default for Options {
                 max_age: None,
                 fua: false,
                 order: Order::Flushes,
+                metadata_only: false,
                 batch: 0,
                 dirty: 64 << 20,
             },
         }
     }
 }
+
+/// What is said of `metadata_only` with [`Order::Flushes`].
+pub(super) const METADATA_ONLY_HAS_NO_ORDER: &str = "metadata_only: data that goes to the origin overtakes metadata that is still in the cache, and order=flushes promises \
+     that nothing does; give that up with order=none";
 
 impl WriteCachePart {
     /// Opens the cache on `fast` of what is on `origin`; this shard becomes its home.
@@ -83,6 +90,9 @@ impl WriteCachePart {
             if device.geometry().read_only {
                 return Err(Error::read_only(format!("the {name} of a write cache can't be read-only")));
             }
+        }
+        if options.settings.metadata_only && options.settings.order == Order::Flushes {
+            return Err(Error::invalid(METADATA_ONLY_HAS_NO_ORDER));
         }
         let block_size = origin.geometry().block_size.max(fast.geometry().block_size);
         let origin_blocks = origin.geometry().bytes() / block_size.bytes();
@@ -152,7 +162,7 @@ fn core(recovered: Recovered, options: Options, origin: Rc<dyn Device>, fast: Rc
         durable: Cell::new(head),
         durable_record: Cell::new(next_record - 1),
         tail: Cell::new(superblock.tail),
-        credit: Cell::new(0),
+        progress: Progress::default(),
         flush_epoch: Cell::new(flush_epoch),
         has_written: Cell::new(false),
         uncommitted: Cell::new(0),
@@ -163,15 +173,17 @@ fn core(recovered: Recovered, options: Options, origin: Rc<dyn Device>, fast: Rc
         waiting_for_room: Cell::new(0),
         flush_to: Cell::new(0),
         cleaner: Cell::new(options.cleaner),
+        cleaner_since: Cell::new((head, superblock.tail)),
         around: Cell::new(0),
         around_flushed: Cell::new(0),
+        writers_around: Readers::default(),
         flush_on_suspend: Cell::new(false),
         sealed: Cell::new(false),
         give_up_rotten: Cell::new(false),
         closing: Cell::new(false),
         handles: Cell::new(0),
         readers: Readers::default(),
-        origin_read: Cell::new(None),
+        origin_used: Cell::new(None),
         oldest: Cell::new(oldest),
         failure: RefCell::default(),
         stuck: RefCell::default(),
@@ -199,8 +211,7 @@ async fn carry_out(core: Rc<Core>, message: String) -> Result<String> {
             Ok("cleared".into())
         }
         "cleaner" => {
-            core.cleaner.set(true);
-            core.writeback.notify_all();
+            core.begin_cleaning();
             Ok("what is cached is written back; writes go to the origin once nothing is".into())
         }
         "give_up_rotten" => {
@@ -317,12 +328,11 @@ impl DevicePart for WriteCachePart {
         Call::new(async move {
             let geometry = self.geometry.clone();
             if !self.home.is_here() {
-                let home = self.home.clone();
-                return Ok(Rc::new(Remote { geometry, home }) as Rc<dyn Device>);
+                return Ok(Distant::open(geometry, self.home.clone(), Handle::new));
             }
             let core = self.home.get()?;
             core.handles.set(core.handles.get() + 1);
-            Ok(Rc::new(Handle { geometry, core }) as Rc<dyn Device>)
+            Ok(Rc::new(Handle { geometry, core, is_open: true }) as Rc<dyn Device>)
         })
     }
 }
@@ -331,11 +341,21 @@ impl DevicePart for WriteCachePart {
 struct Handle {
     geometry: DeviceGeometry,
     core: Rc<Core>,
+    /// A shard keeps it, and perhaps for ever: it is counted, so that a close doesn't wait for it.
+    is_open: bool,
+}
+
+impl Handle {
+    fn new(geometry: DeviceGeometry, core: Rc<Core>) -> Self {
+        Handle { geometry, core, is_open: false }
+    }
 }
 
 impl Drop for Handle {
     fn drop(&mut self) {
-        self.core.handles.set(self.core.handles.get() - 1);
+        if self.is_open {
+            self.core.handles.set(self.core.handles.get() - 1);
+        }
     }
 }
 
@@ -409,76 +429,6 @@ impl Device for Handle {
     fn extents(&self, range: BlockRange) -> Call<'_, Result<Vec<Extent>>> {
         match self.geometry.check(range) {
             Ok(()) => Call::new(self.core.extents(range)),
-            Err(error) => Call::ready(Err(error)),
-        }
-    }
-}
-
-/// A handle on another shard.
-struct Remote {
-    geometry: DeviceGeometry,
-    home: Home<Core>,
-}
-
-impl Remote {
-    fn change(
-        &self,
-        entry: Result<Option<Entry>>,
-        payload: Payload,
-        durability: Durability,
-    ) -> Call<'_, Result<()>> {
-        match entry {
-            Ok(Some(entry)) => Call::new(
-                self.home.with(move |core| async move { core.change(entry, payload, durability).await }),
-            ),
-            other => Call::ready(other.map(drop)),
-        }
-    }
-}
-
-impl Device for Remote {
-    fn geometry(&self) -> &DeviceGeometry {
-        &self.geometry
-    }
-
-    fn read(&self, at: BlockIndex, mut buffer: Buffer) -> Call<'_, ReadOutcome> {
-        let wanted = buffer.len();
-        match self.geometry.range(at, wanted) {
-            Ok(range) if !range.is_empty() => Call::new(async move {
-                let read = self.home.with(move |core| async move { Ok(core.read(at.0, buffer).await) }).await;
-                read.unwrap_or_else(|error| (Err(error), Buffer::new(wanted)))
-            }),
-            other => {
-                buffer.clear();
-                Call::ready((other.map(drop), buffer))
-            }
-        }
-    }
-
-    fn write(&self, at: BlockIndex, payload: Payload, durability: Durability) -> Call<'_, Result<()>> {
-        self.change(write_entry(&self.geometry, at, &payload), payload, durability)
-    }
-
-    fn flush(&self) -> Call<'_, Result<()>> {
-        Call::new(self.home.with(|core| async move { core.flush().await }))
-    }
-
-    fn discard(&self, range: BlockRange) -> Call<'_, Result<()>> {
-        self.change(entry(&self.geometry, range, Action::Discard), Payload::new(), Durability::Visible)
-    }
-
-    fn write_zeroes(
-        &self,
-        range: BlockRange,
-        mode: ZeroMode,
-        durability: Durability,
-    ) -> Call<'_, Result<()>> {
-        self.change(entry(&self.geometry, range, zero_action(mode)), Payload::new(), durability)
-    }
-
-    fn extents(&self, range: BlockRange) -> Call<'_, Result<Vec<Extent>>> {
-        match self.geometry.check(range) {
-            Ok(()) => Call::new(self.home.with(move |core| async move { core.extents(range).await })),
             Err(error) => Call::ready(Err(error)),
         }
     }

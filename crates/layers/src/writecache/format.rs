@@ -3,19 +3,18 @@
 //!
 //! Decoding takes any bytes: it never panics, and what isn't exactly right is named, never accepted.
 
-use block::{Buffer, Error, Payload, Result};
-use crc_fast::{CrcAlgorithm, checksum};
+use block::{Error, Payload, Result};
 use zerocopy::little_endian::{U32, U64};
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
 use zones::on_device::format::Uuid;
 use zones::record::{FIXED, Identity};
+use zones::sector::{self, Format, Head};
 
 /// The version of the format that this code writes and reads.
 pub const VERSION: u32 = 1;
-/// How long a superblock is, in bytes: within one sector, so that it is never torn.
-pub const SUPERBLOCK: usize = 512;
-const MAGIC: [u8; 8] = *b"SILTWCSB";
-const CHECKED: usize = SUPERBLOCK - 4;
+/// How long a superblock is, in bytes.
+pub const SUPERBLOCK: usize = sector::SECTOR;
+const FORMAT: Format = Format { magic: *b"SILTWCSB", version: VERSION };
 /// No sequence, address or epoch was ever counted so far.
 const LARGEST_COUNT: u64 = 1 << 62;
 
@@ -51,8 +50,7 @@ pub struct Superblock {
 #[derive(FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned)]
 #[repr(C)]
 struct Raw {
-    magic: [u8; 8],
-    version: U32,
+    head: Head,
     block_size: U32,
     uuid: [u8; 16],
     key: U64,
@@ -70,18 +68,11 @@ struct Raw {
     crc: U32,
 }
 
-const _: () = assert!(size_of::<Raw>() == SUPERBLOCK);
-
-fn crc(bytes: &[u8]) -> u32 {
-    checksum(CrcAlgorithm::Crc32Iscsi, &bytes[..CHECKED]) as u32
-}
-
 impl Superblock {
     /// The block that holds it, zeros behind it.
     pub fn encode(&self) -> Payload {
         let raw = Raw {
-            magic: MAGIC,
-            version: VERSION.into(),
+            head: FORMAT.head(),
             block_size: self.block_size.into(),
             uuid: self.identity.uuid.0,
             key: self.identity.key.into(),
@@ -98,34 +89,15 @@ impl Superblock {
             reserved: [0; 400],
             crc: 0.into(),
         };
-        let mut buffer = Buffer::zeroed(self.block_size as usize);
-        let bytes = &mut buffer.filled_mut()[..SUPERBLOCK];
-        bytes.copy_from_slice(raw.as_bytes());
-        let crc = crc(bytes);
-        bytes[CHECKED..].copy_from_slice(&crc.to_le_bytes());
-        buffer.into()
+        sector::block_of(&raw, self.block_size as usize).into()
     }
 
     /// Reads it from the first bytes of a block.
     ///
     /// # Errors
-    /// [`Error::Protocol`] for bytes of something else or of another version, [`Error::Corrupt`] for a superblock that
-    /// isn't what was written.
+    /// As [`Format::read`]; [`Error::Corrupt`] also for fields that can't be.
     pub fn decode(bytes: &[u8]) -> Result<Self> {
-        let (raw, _) = Raw::ref_from_prefix(bytes)
-            .map_err(|_| Error::corrupt("superblock of a write cache: shorter than 512 bytes"))?;
-        if raw.magic != MAGIC {
-            return Err(Error::protocol("no write cache begins here"));
-        }
-        if raw.version.get() != VERSION {
-            return Err(Error::protocol(format!(
-                "a write cache of version {}; this program reads version {VERSION}",
-                raw.version
-            )));
-        }
-        if raw.crc.get() != crc(bytes) {
-            return Err(Error::corrupt("superblock of a write cache: its checksum is wrong: torn or rotten"));
-        }
+        let raw: &Raw = FORMAT.read(bytes, "superblock of a write cache")?;
         let counts = [raw.sequence, raw.epoch, raw.first_of_epoch, raw.tail, raw.tail_record, raw.durable];
         if raw.reserved.iter().any(|byte| *byte != 0)
             || counts.iter().any(|count| count.get() > LARGEST_COUNT)

@@ -34,15 +34,14 @@ impl Core {
                 let sums = SmallVec::from_iter(if let Found::At(_, sum) = found { Some(sum) } else { None });
                 return self.read_piece(Piece { from: found, block, count: 1, sums }, buffer).await;
             }
-            let pieces = self.pieces(block, blocks);
-            self.read_pieces(pieces, buffer).await
+            let pieces = self.pieces(block, blocks).into_iter();
+            let pieces = pieces.map(|piece| (self.bytes_of(piece.count), piece));
+            runtime::read_pieces(buffer, pieces, |piece, buffer| self.read_piece(piece, buffer)).await
         })
     }
 
     fn read_origin(&self, block: u64, buffer: Buffer) -> Call<'_, ReadOutcome> {
-        if !self.settings.pause.is_zero() {
-            self.origin_read.set(Some(runtime::now()));
-        }
+        self.note_use_of_origin();
         self.origin.read(self.on_origin(block), buffer)
     }
 
@@ -90,28 +89,6 @@ impl Core {
                 self.read_cached(piece.block, address, &piece.sums, buffer).await
             }
         }
-    }
-
-    async fn read_pieces(&self, pieces: Vec<Piece>, mut buffer: Buffer) -> ReadOutcome {
-        let mut reads = Vec::with_capacity(pieces.len());
-        for piece in pieces {
-            let rest = buffer.split_off(self.bytes_of(piece.count));
-            reads.push(self.read_piece(piece, std::mem::replace(&mut buffer, rest)));
-        }
-        let mut outcome = Ok(());
-        let mut whole: Option<Buffer> = None;
-        for (read, buffer) in runtime::join_all(reads).await {
-            outcome = outcome.and(read);
-            match &mut whole {
-                Some(whole) => whole.join(buffer),
-                None => whole = Some(buffer),
-            }
-        }
-        let mut buffer = whole.unwrap_or(buffer);
-        if outcome.is_err() {
-            buffer.clear();
-        }
-        (outcome, buffer)
     }
 
     /// What is known about a range without reading it: what the origin knows, while nothing is cached.

@@ -5,7 +5,7 @@
 //! missing record that had been durable is rot, not the end of the log, and refused. What is found is put into the index, and
 //! a new epoch begins, durably, so that nothing that lies behind the end counts any more.
 
-use super::format::{Action, SUPERBLOCK, Superblock};
+use super::format::{Action, Superblock};
 use super::index::{BITS, Index};
 use super::ring::Ring;
 use super::scan::{Expect, Found};
@@ -14,6 +14,7 @@ use runtime::JoinHandle;
 use std::collections::VecDeque;
 use std::rc::Rc;
 use zones::record::{Identity, Parsed, sum_of};
+use zones::sector;
 
 /// How many segments are followed at a time.
 const AHEAD: usize = 32;
@@ -68,26 +69,23 @@ pub async fn format(fast: &dyn Device, block_size: BlockSize, origin_blocks: u64
 async fn read_superblock(fast: &dyn Device, block_size: BlockSize) -> Result<Superblock> {
     let device = fast.geometry().block_size;
     let step = block_size.bytes().max(device.bytes());
-    let mut found: Result<Superblock> = Err(Error::protocol("no write cache begins here"));
+    let mut begin = Vec::new();
+    let mut copies = Vec::with_capacity(2);
     for copy in 0..2 {
-        let buffer = Buffer::new((SUPERBLOCK as u64).max(device.bytes()) as usize);
+        let buffer = Buffer::new(step as usize);
         let at = BlockIndex((copy * step) >> device.shift());
         let (outcome, buffer) = fast.read(at, buffer).await;
         outcome.map_err(|error| error.in_context("reading a superblock of the write cache"))?;
-        let read = Superblock::decode(buffer.filled());
-        found = match (found, read) {
-            (Ok(one), Ok(other)) if other.sequence > one.sequence => Ok(other),
-            (Err(_), Ok(other)) => Ok(other),
-            // One that is damaged says more than one that isn't there.
-            (Err(Error::Protocol(_)), Err(error)) => Err(error),
-            (found, _) => found,
-        };
+        copies.push(Superblock::decode(buffer.filled()));
+        begin.extend_from_slice(buffer.filled());
     }
-    found.map_err(|error| {
-        error.with_detail(format!(
-            "{}; the origin alone may be an older state; `siltstone format` makes an empty cache, and loses what was in it",
-            error.detail()
-        ))
+    let advice = "the origin alone may be an older state; `siltstone format` makes an empty cache, and loses what was in it";
+    sector::newest(copies, |superblock| superblock.sequence).map_err(|error| match error {
+        Error::NotFound(_) => Error::protocol(format!(
+            "no write cache begins here; {advice} (the device holds {})",
+            sector::describe(&begin)
+        )),
+        error => error.with_detail(format!("{}; {advice}", error.detail())),
     })
 }
 

@@ -1,13 +1,14 @@
 //! Write-back: what the ring holds goes to the origin, batch by batch, from the tail on.
 //!
 //! The order of things, each durable before the next begins: a batch on the origin; the superblock that says that the tail
-//! is behind it; the next batch. So a batch that is written again after a crash is of the same epoch as what the origin
-//! had got of it, and the origin alone is at every moment a state that an earlier power cut could have left. Places are used
-//! again only when, besides, no read that found them is on its way.
+//! is behind it; the next batch. Only a batch of the same epoch needn't wait for the one before it to be durable. So what is
+//! written again after a crash is of the same epoch as what the origin had got of it, and the origin alone is at every moment
+//! a state that an earlier power cut could have left. Places are used again only when, besides, no read that found them is on
+//! its way.
 
 use super::batch::{Batch, Start};
-use super::core::{Core, count};
-use super::format::Action;
+use super::core::{Core, Order, count};
+use super::format::{Action, Superblock};
 use block::{BlockRange, Durability, Error, Result, ZeroMode};
 use std::cell::{Cell, RefCell};
 use std::rc::Rc;
@@ -23,23 +24,38 @@ const RANGES_AT_ONCE: usize = 16;
 /// The next batch, which is read while one is written back.
 type Ahead = Option<(u64, runtime::JoinHandle<Result<Batch>>)>;
 
+/// What the origin has acknowledged, while it is made durable there and its room is freed.
+struct Settling {
+    done: runtime::JoinHandle<Result<()>>,
+    /// The address behind it, and the number of the record there.
+    end: u64,
+    next_record: u64,
+    epoch: Option<u64>,
+}
+
+/// Writes back, as long as the cache is open.
+struct WriteBack {
+    core: Rc<Core>,
+    ahead: Ahead,
+    settling: Option<Settling>,
+}
+
 /// Writes back until the cache is closed.
 pub async fn run(core: Rc<Core>) {
-    let mut ahead: Ahead = None;
+    let mut write_back = WriteBack { core: core.clone(), ahead: None, settling: None };
     let mut running = false;
-    loop {
-        if core.is_done() {
-            break;
-        }
-        running = core.needs_writeback(running);
-        if !running {
+    while !core.is_done() {
+        running = core.needs_writeback(write_back.written(), running);
+        let outcome = if running {
+            core.pause().await;
+            write_back.next().await
+        } else if write_back.settling.is_some() {
+            write_back.settle().await
+        } else if core.needs_seal() {
+            core.seal().await
+        } else {
             core.wait_for_need().await;
             continue;
-        }
-        core.pause().await;
-        let outcome = match core.needs_seal() {
-            true => core.seal().await,
-            false => core.write_back_batch(&mut ahead).await,
         };
         match outcome {
             Ok(()) => {
@@ -51,9 +67,11 @@ pub async fn run(core: Rc<Core>) {
                 if core.stuck.borrow().is_none() {
                     tracing::warn!("write-back: {error}; trying again");
                 }
-                ahead = None;
+                write_back.ahead = None;
+                // What is acknowledged may still become durable; all others are written back again.
+                let _ = write_back.settle().await;
+                core.progress.fail();
                 *core.stuck.borrow_mut() = Some(error);
-                core.credit.set(0);
                 // Whoever waits for room hears of it.
                 core.freed.notify_all();
                 if core.closing.get() {
@@ -63,6 +81,8 @@ pub async fn run(core: Rc<Core>) {
             }
         }
     }
+    // Whoever closes the cache holds nothing that depends on it: what isn't durable there is still in the ring.
+    let _ = write_back.settle().await;
 }
 
 /// Flushes the cache device now and then, so that little is lost with power.
@@ -84,15 +104,16 @@ impl Core {
         self.closing.get() && self.queue.borrow().is_empty() && (is_empty || !self.flush_on_suspend.get())
     }
 
-    /// Whether a batch is to be written back now; `running`, whether one just was.
-    fn needs_writeback(&self, running: bool) -> bool {
-        if self.tail.get() >= self.committed.get() {
-            return self.needs_seal();
+    /// Whether a batch is to be written back now; `written`, the address behind the last one, and `running`, whether one just
+    /// was.
+    fn needs_writeback(&self, written: u64, running: bool) -> bool {
+        if written >= self.committed.get() {
+            return false;
         }
-        let used = self.used();
+        let used = self.head.get() - written;
         let is_asked = self.waiting_for_room.get() > 0
             || self.cleaner.get()
-            || self.tail.get() < self.flush_to.get()
+            || written < self.flush_to.get()
             || self.closing.get();
         is_asked || used >= self.settings.high || running && used >= self.settings.low || self.is_too_old()
     }
@@ -130,14 +151,14 @@ impl Core {
         }
     }
 
-    /// Waits while clients read from the origin, as long as there is room enough.
+    /// Waits while clients use the origin, as long as there is room enough.
     async fn pause(&self) {
         let pause = self.settings.pause;
         if pause.is_zero() {
             return;
         }
-        while let Some(read) = self.origin_read.get() {
-            let since = read.elapsed();
+        while let Some(used) = self.origin_used.get() {
+            let since = used.elapsed();
             let room = self.settings.high + (self.ring.blocks() - self.settings.high) / 2;
             let is_asked = self.cleaner.get() || self.closing.get() || self.tail.get() < self.flush_to.get();
             if since >= pause || is_asked || self.used() >= room {
@@ -147,46 +168,32 @@ impl Core {
         }
     }
 
-    async fn write_back_batch(self: &Rc<Self>, ahead: &mut Ahead) -> Result<()> {
-        // Nothing that the cache could still lose goes to the origin, or saves an older version from going there: what
-        // is there after a power cut stays a prefix of what was written.
-        self.commit().await?;
-        let mut batch = match ahead.take() {
-            Some((start, read)) if start == self.tail.get() => read.await?,
-            _ => Batch::read(self, Start::at_tail(self)).await?,
-        };
-        let taken = batch.end - self.tail.get();
-        if taken == 0 {
-            return Ok(());
-        }
-        batch.prepare(self)?;
-        let batch = Rc::new(batch);
-        // Who waits for room doesn't wait for the next one to be read, too.
-        if self.durable.get() > batch.end
-            && (self.waiting_for_room.get() > 0 || self.used() >= self.settings.high)
-        {
-            let (core, start) = (self.clone(), batch.next(self));
-            let read = runtime::spawn(async move { Batch::read(&core, start).await });
-            *ahead = Some((batch.end, read));
-        }
-        self.discard_ranges(&batch).await?;
-        self.write_runs(&batch, taken).await?;
+    /// Makes a batch durable that the origin has acknowledged, and frees its room, once that of those before it is free.
+    async fn settle(self: Rc<Self>, batch: Rc<Batch>, before: Option<Settling>) -> Result<()> {
+        let outcome = self.free(&batch, before).await;
+        self.freed.notify_all();
+        outcome
+    }
+
+    async fn free(&self, batch: &Batch, before: Option<Settling>) -> Result<()> {
+        let mut flushed = Ok(());
         if !self.settings.fua && self.origin.geometry().volatile_cache {
-            self.origin.flush().await.map_err(|error| error.in_context("flushing the origin"))?;
+            flushed = self.origin.flush().await.map_err(|error| error.in_context("flushing the origin"));
             count(&self.counters.origin_flushes, 1);
         }
+        if let Some(before) = before {
+            before.done.await?;
+        }
+        flushed?;
         // Readers find it on the origin from now on.
-        batch.forget(self).await;
-        let (end, next_record) = (batch.end, batch.next_record);
-        self.write_superblock(|superblock| {
-            superblock.tail = end;
-            superblock.tail_record = next_record;
-        })
-        .await?;
+        batch.forget(self);
+        let end = batch.end;
+        self.note_tail(end, batch.next_record).await?;
+        batch.take_out(self).await;
         self.readers.grace().await;
+        self.progress.freed(end - self.tail.get());
         self.tail.set(end);
         self.sealed.set(false);
-        self.credit.set(0);
         self.oldest.set(match batch.next_written {
             Some(written) => Some(written),
             None if end == self.committed.get() => None,
@@ -197,6 +204,24 @@ impl Core {
         count(&self.counters.superseded, batch.versions() as u64 - newest);
         count(&self.counters.batches, 1);
         Ok(())
+    }
+
+    /// Writes a superblock with this tail; both, where a block that has been written back may go around the cache from then
+    /// on: by an older tail its older version would be written back once more.
+    async fn note_tail(&self, tail: u64, tail_record: u64) -> Result<()> {
+        let before = self.superblock.get();
+        self.write_superblock(|superblock| (superblock.tail, superblock.tail_record) = (tail, tail_record))
+            .await?;
+        if !self.settings.metadata_only {
+            return Ok(());
+        }
+        let both = self.write_superblock(|_| {}).await;
+        if both.is_err() {
+            // The batch is written back again, from where it began.
+            let Superblock { sequence, durable, .. } = self.superblock.get();
+            self.superblock.set(Superblock { sequence, durable, ..before });
+        }
+        both
     }
 
     /// When the record at this address was written.
@@ -237,17 +262,16 @@ impl Core {
     }
 
     /// Writes all runs, `jobs` of them at a time.
-    async fn write_runs(self: &Rc<Self>, batch: &Rc<Batch>, taken: u64) -> Result<()> {
+    async fn write_runs(self: &Rc<Self>, batch: &Rc<Batch>) -> Result<()> {
         let runs: Vec<(usize, usize)> = batch.runs(LONGEST_RUN).collect();
         let next = Rc::new(Cell::new(0));
         let failed: Rc<RefCell<Option<Error>>> = Rc::default();
-        let written = Rc::new(Cell::new(0_u64));
         let runs = Rc::new(runs);
         let jobs = self.settings.jobs.min(runs.len());
         let workers: Vec<_> = (0..jobs)
             .map(|_| {
                 let (core, batch, runs) = (self.clone(), batch.clone(), runs.clone());
-                let (next, failed, written) = (next.clone(), failed.clone(), written.clone());
+                let (next, failed) = (next.clone(), failed.clone());
                 runtime::spawn(async move {
                     while failed.borrow().is_none()
                         && let Some(run) = runs.get(next.get())
@@ -261,14 +285,9 @@ impl Core {
                                 Some(error.in_context(format!("block {block} of the origin")));
                             break;
                         }
-                        written.set(written.get() + run.1 as u64);
-                        // Writers may take as much of the ring as this is of the batch.
-                        let credit = taken * written.get() / batch.newest as u64;
-                        if credit > core.credit.get() {
-                            core.credit.set(credit);
-                            if core.waiting_for_room.get() > 0 {
-                                core.freed.notify_all();
-                            }
+                        core.progress.wrote(run.1 as u64);
+                        if core.waiting_for_room.get() > 0 {
+                            core.freed.notify_all();
                         }
                     }
                 })
@@ -281,5 +300,80 @@ impl Core {
             None => Ok(()),
             Some(error) => Err(error),
         }
+    }
+}
+
+impl WriteBack {
+    /// The address behind what has been written back, durably or not.
+    fn written(&self) -> u64 {
+        self.settling.as_ref().map_or(self.core.tail.get(), |settling| settling.end)
+    }
+
+    /// Waits until all that the origin has acknowledged is durable there, and its room is free.
+    async fn settle(&mut self) -> Result<()> {
+        match self.settling.take() {
+            None => Ok(()),
+            Some(settling) => settling.done.await,
+        }
+    }
+
+    /// Waits until no more is on its way than there is room that writers may take ahead.
+    async fn wait_for_settled(&self) {
+        let core = &self.core;
+        while let Some(settling) = &self.settling
+            && settling.end - core.tail.get() >= core.settings.batch
+            && !settling.done.is_finished()
+        {
+            core.freed.notified().await;
+        }
+    }
+
+    /// Writes back one batch. It is made durable while the next ones are written, as far as they are of the same epoch, so that
+    /// the origin always has something to do.
+    async fn next(&mut self) -> Result<()> {
+        self.wait_for_settled().await;
+        let core = self.core.clone();
+        // Nothing that the cache could still lose goes to the origin, or saves an older version from going there: what
+        // is there after a power cut stays a prefix of what was written.
+        core.commit().await?;
+        // What goes around the cache from now on goes elsewhere.
+        core.writers_around.grace().await;
+        let start = match &self.settling {
+            None => Start::at_tail(&core),
+            Some(settling) => Start::at(settling.end, settling.next_record),
+        };
+        let address = start.address;
+        let mut batch = match self.ahead.take() {
+            Some((at, read)) if at == address => read.await?,
+            _ => Batch::read(&core, start).await?,
+        };
+        let is_another = self.settling.as_ref().is_some_and(|settling| settling.epoch != batch.epoch);
+        if batch.end == address || core.settings.order == Order::Flushes && is_another {
+            self.settle().await?;
+        }
+        if batch.end == address {
+            return Ok(());
+        }
+        batch.prepare(&core)?;
+        let mut batch = Rc::new(batch);
+        // Who waits for room doesn't wait for the next one to be read, too.
+        if core.durable.get() > batch.end
+            && (core.waiting_for_room.get() > 0 || core.used() >= core.settings.high)
+        {
+            let (core, start) = (core.clone(), batch.next(&core));
+            let read = runtime::spawn(async move { Batch::read(&core, start).await });
+            self.ahead = Some((batch.end, read));
+        }
+        core.progress.begin(batch.end - address, batch.newest as u64);
+        core.discard_ranges(&batch).await?;
+        core.write_runs(&batch).await?;
+        core.progress.end();
+        if let Some(batch) = Rc::get_mut(&mut batch) {
+            batch.drop_data();
+        }
+        let (end, next_record, epoch) = (batch.end, batch.next_record, batch.epoch);
+        let done = runtime::spawn(core.settle(batch, self.settling.take()));
+        self.settling = Some(Settling { done, end, next_record, epoch });
+        Ok(())
     }
 }

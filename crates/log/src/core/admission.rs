@@ -4,12 +4,12 @@
 //! is refused. Left to others: writing what is queued (`lane.rs`), committing it (`commit.rs`), and what there is room for
 //! (`room.rs`).
 
-use super::{Acknowledge, Core, Item, Request, Vec1};
+use super::{Acknowledge, Core, Item, Vec1};
 use crate::format::Change;
 use block::{Durability, Error, Payload, Result};
+use runtime::RequestKey;
 use runtime::sync::Permit;
 use std::rc::Rc;
-use std::task::Poll;
 use zones::cleaning::Arrival;
 
 impl Core {
@@ -88,7 +88,7 @@ impl Core {
     ) -> Result<()> {
         let has_data = !payload.is_empty();
         let request = self.submit(changes, payload, room, growth);
-        let waiting = Waiting { core: self.clone(), request: Some(request) };
+        let waiting = self.requests.wait(request);
         if self.settings.acknowledge == Acknowledge::Buffer && has_data && durability == Durability::Visible {
             // The request goes on; reads find its data in the buffer.
             return Ok(());
@@ -101,11 +101,10 @@ impl Core {
     }
 
     /// Queues changes for which there is room.
-    fn submit(&self, changes: Vec1, mut payload: Payload, room: Option<Permit>, growth: u32) -> usize {
-        let mut left = 0;
+    fn submit(&self, changes: Vec1, mut payload: Payload, room: Option<Permit>, growth: u32) -> RequestKey {
         let mut at = 0;
-        let request = Request { left: 0, outcome: Ok(()), waker: None, is_abandoned: false, room };
-        let key = self.requests.borrow_mut().insert(request);
+        let mut growth = Some(growth);
+        let key = self.requests.begin(changes.len() as u32, room);
         let shift = self.layout.block_size.shift();
         for change in changes {
             let bytes = (change.data_blocks() as usize) << shift;
@@ -122,12 +121,10 @@ impl Core {
                 }
                 _ => 0,
             };
-            let growth = if left == 0 { growth } else { 0 };
+            let growth = growth.take().unwrap_or(0);
             let item = Item { change, payload, request: Some(key), growth, ticket };
             self.queues.borrow_mut()[usize::from(class)].push_back(item);
-            left += 1;
         }
-        self.requests.borrow_mut()[key].left = left;
         self.work.notify_one();
         key
     }
@@ -191,42 +188,5 @@ impl Core {
             _ => Arrival::New,
         };
         policy.place(arrival)
-    }
-}
-
-/// Waits for a request. Dropping it stops the waiting, not the request.
-struct Waiting {
-    core: Rc<Core>,
-    request: Option<usize>,
-}
-
-impl Future for Waiting {
-    type Output = Result<()>;
-
-    fn poll(mut self: std::pin::Pin<&mut Self>, context: &mut std::task::Context<'_>) -> Poll<Result<()>> {
-        let key = self.request.expect("a request is not polled again once it has ended");
-        let mut requests = self.core.requests.borrow_mut();
-        let request = &mut requests[key];
-        if request.left > 0 {
-            request.waker = Some(context.waker().clone());
-            return Poll::Pending;
-        }
-        let outcome = requests.remove(key).outcome;
-        drop(requests);
-        self.request = None;
-        Poll::Ready(outcome)
-    }
-}
-
-impl Drop for Waiting {
-    fn drop(&mut self) {
-        if let Some(key) = self.request {
-            let mut requests = self.core.requests.borrow_mut();
-            requests[key].is_abandoned = true;
-            requests[key].waker = None;
-            if requests[key].left == 0 {
-                requests.remove(key);
-            }
-        }
     }
 }

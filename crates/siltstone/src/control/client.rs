@@ -63,7 +63,7 @@ impl Client {
     ///
     /// # Errors
     /// [`Failure::World`] where the server goes away.
-    pub fn ask(mut self, request: &Request) -> Result<Answer, Failure> {
+    pub fn ask(&mut self, request: &Request) -> Result<Answer, Failure> {
         self.exchange(request).map_err(|lost| match lost {
             Lost::Gone => self.failed("the server ended before it had answered; what was asked may be done"),
             Lost::Otherwise(why) => self.failed(&why),

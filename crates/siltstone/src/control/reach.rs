@@ -1,4 +1,5 @@
-//! Asks a stack: through its server's control socket if it is served, else by opening it for this one request.
+//! Asks a stack: through its server's control socket if it is served, else by opening it, for one request ([`ask`]) or for
+//! several ([`converse`]).
 
 use super::client::Client;
 use super::operated::OperatedStack;
@@ -8,9 +9,11 @@ use crate::arguments::Operated;
 use crate::failure::Failure;
 use crate::load;
 use crate::output::say;
-use runtime::Config;
+use runtime::{Config, Instant};
 use serde_json::Value;
 use stack::{Registry, Stack};
+use std::path::Path;
+use std::time::Duration;
 
 /// What a stack answered.
 pub struct Reached {
@@ -33,13 +36,96 @@ pub fn ask(operated: &Operated, registry: &Registry, request: Request) -> Result
         Err(refusal) => Err(refusal.error.into()),
     };
     match find(operated, registry)? {
-        Found::Server(client) => {
+        Found::Server(mut client) => {
             say(&format!("live: asked its server, through {}", client.path().display()));
             reached(client.ask(&request)?, true)
         }
         Found::Nobody(stack) => {
             say("not served: opened for this, and closed again");
             reached(ask_unserved(&stack, request)?, false)
+        }
+    }
+}
+
+/// How long a connection may have been silent before it is used again: the server closes it after some minutes.
+const SILENCE: Duration = Duration::from_secs(60);
+
+/// A stack that is asked several things, one after the other.
+pub struct Session {
+    /// As it was named on the command line.
+    stack: String,
+    end: End,
+}
+
+enum End {
+    Server { client: Client, asked: Instant },
+    Own(OperatedStack),
+}
+
+impl Session {
+    /// Asks. Where the connection may be gone, as after a long pause, it is made anew.
+    ///
+    /// # Errors
+    /// As [`ask`]'s.
+    pub async fn ask(&mut self, request: &Request) -> Result<Value, Failure> {
+        let answer = match &mut self.end {
+            End::Own(stack) => stack.answer(request).await,
+            End::Server { client, asked } => {
+                // Nothing else runs here, so that waiting for the socket holds nobody up.
+                if asked.elapsed() > SILENCE {
+                    *client = again(client.path())?;
+                }
+                let answer = client.ask(request)?;
+                *asked = runtime::now();
+                answer
+            }
+        };
+        answer.map_err(|refusal| match refusal.wrongly_asked {
+            true => Failure::Usage(format!("{}: {}", self.stack, refusal.error.detail())),
+            false => refusal.error.into(),
+        })
+    }
+}
+
+fn again(path: &Path) -> Result<Client, Failure> {
+    let client = match place::connect(path)? {
+        Some(stream) => Client::new(path.to_owned(), stream)?,
+        None => None,
+    };
+    client.ok_or_else(|| Failure::World(format!("control socket {}: its server has ended", path.display())))
+}
+
+/// Asks a stack several things, in a runtime of this program's own, and says on standard error which way.
+///
+/// # Errors
+/// As [`ask`]'s; what `work` returns.
+pub fn converse<T: Send + 'static>(
+    operated: &Operated,
+    registry: &Registry,
+    work: impl AsyncFnOnce(&mut Session) -> Result<T, Failure> + Send + 'static,
+) -> Result<T, Failure> {
+    let name = operated.stack.clone();
+    match find(operated, registry)? {
+        Found::Server(client) => {
+            say(&format!("live: asked its server, through {}", client.path().display()));
+            runtime::run(Config::default(), move || async move {
+                let end = End::Server { client, asked: runtime::now() };
+                work(&mut Session { stack: name, end }).await
+            })?
+        }
+        Found::Nobody(stack) => {
+            say("not served: opened for this, and closed again");
+            let plan = stack.check(false)?;
+            let config = Config::default().with_shards(stack.shards());
+            runtime::run(config, move || async move {
+                let built = plan.build().await?;
+                let own = OperatedStack { built, extra_doors: Vec::new(), server: None };
+                let mut session = Session { stack: name, end: End::Own(own) };
+                let outcome = work(&mut session).await;
+                let End::Own(own) = session.end else { return outcome };
+                let closed = own.built.close().await;
+                outcome.and_then(|value| closed.map(|()| value).map_err(Failure::from))
+            })?
         }
     }
 }

@@ -1,8 +1,9 @@
 //! Building from the bottom up, closing from the top down, and what happens when something fails in between.
 
 use crate::fixtures::{events, registry, run};
-use block::{BlockIndex, Buffer, Durability, Payload};
-use stack::{BuiltStack, Stack};
+use block::{BlockIndex, Buffer, Call, Durability, Error, Payload};
+use stack::{Built, BuiltStack, Contract, Key, Kind, Stack, ValueKind};
+use std::cell::RefCell;
 
 const SERVED: &str = "
 [stack]
@@ -177,6 +178,66 @@ fn a_failed_build_closes_what_was_built() {
     let error = build("mirror(ram(1MiB), log(ram(2MiB), fail=build), ram(1MiB))").err().unwrap();
     assert_eq!(error, block::Error::io("log \"log1\": it was told to fail"));
     assert_eq!(events(), ["build ram1", "build ram2", "build log1", "close ram2", "close ram1"]);
+}
+
+/// Does without devices that can't be built, and says which.
+static TEAM: Kind = Kind {
+    name: "team",
+    contract: Contract::Device,
+    summary: "a device on those that are there",
+    keys: &[Key::required("devices", ValueKind::Devices, "who plays").may_be_missing()],
+    shareable: false,
+    example: "team(devices=[null])",
+    plan: |arguments| Ok(arguments.shapes("devices")?[0].clone()),
+    build: |arguments| {
+        Call::new(async move {
+            let (there, missing): (Vec<_>, Vec<_>) =
+                arguments.devices_or_errors("devices")?.into_iter().partition(|device| device.is_ok());
+            let missing: Vec<_> = missing.into_iter().filter_map(|device| device.err()).collect();
+            MISSING.set(missing);
+            there.into_iter().next().unwrap_or_else(|| Err(Error::io("nobody is there"))).map(Built::Device)
+        })
+    },
+};
+
+thread_local! {
+    static MISSING: RefCell<Vec<Error>> = const { RefCell::new(Vec::new()) };
+}
+
+fn build_team(line: &str, format: bool) -> block::Result<BuiltStack> {
+    let mut registry = registry();
+    registry.kinds.push(&TEAM);
+    registry.verify().unwrap();
+    run(Stack::from_line("stack", line, &registry).unwrap().check(format).unwrap().build())
+}
+
+#[test]
+fn a_kind_that_says_so_does_without_parts_that_cant_be_built() {
+    let failing = "log(ram(4MiB), fail=build)";
+    let team = format!("log(team(devices=[ram(2MiB), log({failing}), ram(2MiB)]))");
+    let built = build_team(&team, false).unwrap();
+    let error = Error::io("log \"log2\": it was told to fail");
+    // What stands on it by a key that can't do without is missing, too.
+    assert_eq!(MISSING.take(), [error.in_context("log \"log1\"")]);
+    let order = ["build ram1", "build ram2", "build log2", "build ram3", "build top"];
+    assert_eq!(events(), order);
+    let missing: Vec<_> = built.missing().map(|(name, _)| name).collect();
+    assert_eq!(missing, ["log2", "log1"]);
+    assert_eq!(built.status()["devices"]["log2"]["missing"], error.to_string());
+    let named = built.part("log1").err().unwrap();
+    assert!(named.detail().starts_with("part \"log1\" is missing: log \"log1\": "), "{named}");
+    run(built.close()).unwrap();
+    assert_eq!(events(), ["close top", "close ram1", "close ram3", "close ram2", "close ram1"]);
+
+    // Nobody is there.
+    let nobody = build_team(&format!("team(devices=[{failing}])"), false).err().unwrap();
+    assert_eq!(nobody.detail(), "team \"top\": nobody is there");
+    // Where it is made anew, all of them have to be.
+    let refused = build_team(&team, true).err().unwrap();
+    assert_eq!(refused.detail(), "log \"log2\": it was told to fail");
+    // Other kinds can't do without.
+    let refused = build_team(&format!("log(mirror({failing}, log(ram(4MiB))))"), false).err().unwrap();
+    assert_eq!(refused.detail(), "log \"log1\": it was told to fail");
 }
 
 #[test]

@@ -3,26 +3,25 @@
 //!
 //! Decoding takes any bytes: it never panics, and what isn't exactly right is named, never accepted.
 
-use block::{Buffer, Error, Payload, Result, ZoneState};
-use crc_fast::{CrcAlgorithm, checksum};
-use std::fmt::Display;
+use crate::sector::{self, Format, Head};
+use block::{Error, Payload, Result, ZoneState};
 use zerocopy::little_endian::{U32, U64};
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
 
 /// The version of the format that this code writes and reads.
 pub const VERSION: u32 = 2;
-/// How long a record (superblock or zone header) is, in bytes: within one sector, so that it is never torn.
-pub const RECORD: usize = 512;
+/// How long a record (superblock or zone header) is, in bytes.
+pub const RECORD: usize = sector::SECTOR;
 /// The first bytes of a superblock.
 pub const SUPERBLOCK_MAGIC: [u8; 8] = *b"SILTZSUP";
 /// The first bytes of a zone header.
 pub const HEADER_MAGIC: [u8; 8] = *b"SILTZHDR";
 /// The flag of a superblock that says that the volume was closed cleanly.
 const CLEAN: u32 = 1;
+const SUPERBLOCK: Format = Format { magic: SUPERBLOCK_MAGIC, version: VERSION };
+const HEADER: Format = Format { magic: HEADER_MAGIC, version: VERSION };
 /// No sequence or generation was ever counted so far.
 const LARGEST_COUNT: u64 = 1 << 62;
-/// How long the checksummed part of a record is, in bytes.
-const CHECKED: usize = RECORD - 4;
 
 /// The identity of a volume: random, chosen when it is formatted.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -89,8 +88,7 @@ pub struct ZoneHeader {
 #[derive(FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned)]
 #[repr(C)]
 struct RawSuperblock {
-    magic: [u8; 8],
-    version: U32,
+    head: Head,
     block_size: U32,
     uuid: [u8; 16],
     sequence: U64,
@@ -105,8 +103,7 @@ struct RawSuperblock {
 #[derive(FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned)]
 #[repr(C)]
 struct RawHeader {
-    magic: [u8; 8],
-    version: U32,
+    head: Head,
     state: U32,
     uuid: [u8; 16],
     zone: U32,
@@ -117,49 +114,11 @@ struct RawHeader {
     crc: U32,
 }
 
-const _: () = assert!(size_of::<RawSuperblock>() == RECORD && size_of::<RawHeader>() == RECORD);
-
-fn crc(bytes: &[u8]) -> u32 {
-    checksum(CrcAlgorithm::Crc32Iscsi, &bytes[..CHECKED]) as u32
-}
-
-/// One block that begins with this record; the rest is zeros.
-fn block_of(record: &[u8], block_size: u64) -> Payload {
-    let mut buffer = Buffer::zeroed(block_size as usize);
-    let bytes = &mut buffer.filled_mut()[..RECORD];
-    bytes.copy_from_slice(record);
-    let crc = crc(bytes);
-    bytes[CHECKED..].copy_from_slice(&crc.to_le_bytes());
-    buffer.into()
-}
-
-/// The checks that both records share; `what` names the record.
-fn check_envelope(bytes: &[u8], magic: [u8; 8], what: &dyn Display) -> Result<()> {
-    if bytes.len() < RECORD {
-        return Err(Error::corrupt(format!("{what}: {} bytes, expected {RECORD}", bytes.len())));
-    }
-    if bytes[..8] != magic {
-        return Err(Error::protocol(format!("{what}: no magic number")));
-    }
-    let version = u32::from_le_bytes([bytes[8], bytes[9], bytes[10], bytes[11]]);
-    if version != VERSION {
-        return Err(Error::protocol(format!(
-            "{what}: version {version} of the format; this program reads version {VERSION}"
-        )));
-    }
-    let (found, expected) = (&bytes[CHECKED..RECORD], crc(&bytes[..RECORD]));
-    if found != expected.to_le_bytes() {
-        return Err(Error::corrupt(format!("{what}: its checksum is wrong: torn or rotten")));
-    }
-    Ok(())
-}
-
 impl Superblock {
     /// The block that holds it.
     pub fn encode(&self) -> Payload {
         let raw = RawSuperblock {
-            magic: SUPERBLOCK_MAGIC,
-            version: VERSION.into(),
+            head: SUPERBLOCK.head(),
             block_size: self.block_size.into(),
             uuid: self.uuid.0,
             sequence: self.sequence.into(),
@@ -170,18 +129,15 @@ impl Superblock {
             reserved: [0; 444],
             crc: 0.into(),
         };
-        block_of(raw.as_bytes(), u64::from(self.block_size))
+        sector::block_of(&raw, self.block_size as usize).into()
     }
 
     /// Reads it from the first bytes of a block.
     ///
     /// # Errors
-    /// [`Error::Protocol`] for bytes of something else or of another version, [`Error::Corrupt`] for a
-    /// superblock that isn't what was written.
+    /// As [`Format::read`]; [`Error::Protocol`] and [`Error::Corrupt`] also for fields that can't be.
     pub fn decode(bytes: &[u8]) -> Result<Self> {
-        check_envelope(bytes, SUPERBLOCK_MAGIC, &"superblock")?;
-        let (raw, _) = RawSuperblock::ref_from_prefix(bytes)
-            .map_err(|_| Error::corrupt("superblock: shorter than 512 bytes"))?;
+        let raw: &RawSuperblock = SUPERBLOCK.read(bytes, "superblock of zones")?;
         let flags = raw.flags.get();
         if flags & !CLEAN != 0 || raw.reserved != [0; 444] {
             return Err(Error::protocol("superblock: flags or fields that version 2 doesn't have"));
@@ -217,8 +173,7 @@ impl ZoneHeader {
     /// The block that holds it.
     pub fn encode(&self, block_size: u64) -> Payload {
         let raw = RawHeader {
-            magic: HEADER_MAGIC,
-            version: VERSION.into(),
+            head: HEADER.head(),
             state: state_number(self.state).into(),
             uuid: self.uuid.0,
             zone: self.zone.into(),
@@ -228,20 +183,17 @@ impl ZoneHeader {
             reserved: [0; 452],
             crc: 0.into(),
         };
-        block_of(raw.as_bytes(), block_size)
+        sector::block_of(&raw, block_size as usize).into()
     }
 
     /// Reads the header of zone `zone` of volume `uuid` from the first bytes of a block; `capacity` is how many
     /// bytes of data a zone takes, in units of `granularity`.
     ///
     /// # Errors
-    /// [`Error::Protocol`] for other bytes or another version, [`Error::Corrupt`] for a header that isn't
-    /// what was written here.
+    /// As [`Format::read`]; [`Error::Protocol`] and [`Error::Corrupt`] also for what wasn't written here.
     pub fn decode(bytes: &[u8], uuid: Uuid, zone: u32, capacity: u64, granularity: u64) -> Result<Self> {
         let what = format_args!("header of zone {zone}");
-        check_envelope(bytes, HEADER_MAGIC, &what)?;
-        let (raw, _) = RawHeader::ref_from_prefix(bytes)
-            .map_err(|_| Error::corrupt(format!("{what}: shorter than 512 bytes")))?;
+        let raw: &RawHeader = HEADER.read(bytes, what)?;
         if raw.padding.get() != 0 || raw.reserved != [0; 452] {
             return Err(Error::protocol(format!("{what}: fields that version 2 doesn't have")));
         }
@@ -268,22 +220,5 @@ impl ZoneHeader {
             return Err(Error::corrupt(format!("{what}: write pointer {write_pointer} can't be")));
         }
         Ok(ZoneHeader { uuid, zone, state, generation, write_pointer })
-    }
-}
-
-/// What the first bytes of a device look like, for the one who has to decide whether they may go.
-pub fn describe(bytes: &[u8]) -> &'static str {
-    let at = |offset: usize, magic: &[u8]| bytes.get(offset..offset + magic.len()) == Some(magic);
-    match () {
-        () if bytes.iter().all(|byte| *byte == 0) => "nothing but zeros",
-        () if at(0, b"XFSB") => "an XFS file system",
-        () if at(0, b"QFI\xfb") => "a qcow2 image",
-        () if at(0, b"LUKS\xba\xbe") => "a LUKS volume",
-        () if at(512, b"LABELONE") => "an LVM physical volume",
-        () if at(1080, b"\x53\xef") => "an ext2, ext3 or ext4 file system",
-        () if at(512, b"EFI PART") || at(4096, b"EFI PART") => "a GPT partition table",
-        () if at(510, b"\x55\xaa") => "a boot sector or a partition table",
-        () if at(0, &HEADER_MAGIC) => "a zone header, where a superblock should be",
-        () => "data that Siltstone doesn't know",
     }
 }

@@ -6,6 +6,7 @@ use super::slot::Slot;
 use super::volume::Volume;
 use super::{DEFAULT_MAX_APPEND, DEFAULT_ZONE_SIZE, Options};
 use crate::limits::Limits;
+use crate::sector;
 use block::{BlockCount, BlockRange};
 use block::{
     BlockIndex, BlockSize, Buffer, Device, DeviceGeometry, Durability, Durable, EraseGuarantee, Error,
@@ -122,8 +123,7 @@ fn refusal(first: &Error, second: &Error, device_begins_with: &[u8]) -> Error {
     let ours = device_begins_with.starts_with(&format::SUPERBLOCK_MAGIC);
     match (first, second) {
         (Error::Protocol(detail), _) if ours => Error::protocol(format!(
-            "zones that this program can't read: {detail}; use the program that wrote them, or format the \
-             device anew, which loses what is there"
+            "zones that this program can't read: {detail}, or format the device anew, which loses what is there"
         )),
         (Error::Io(_), _) | (_, Error::Io(_)) => first.in_context("reading the superblocks of the zones"),
         (Error::Corrupt(_), _) | (_, Error::Corrupt(_)) => Error::corrupt(format!(
@@ -134,7 +134,7 @@ fn refusal(first: &Error, second: &Error, device_begins_with: &[u8]) -> Error {
         )),
         _ => Error::protocol(format!(
             "the device holds no zones but {}: if it may go, make zones of it with --format",
-            format::describe(device_begins_with)
+            sector::describe(device_begins_with)
         )),
     }
 }

@@ -11,6 +11,8 @@ use block::{
 };
 use std::cell::Cell;
 use std::rc::Rc;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 
 /// The longest WRITE_ZEROES, in bytes; some servers need time for long ones.
 const LONGEST_ZEROES: u64 = 256 << 20;
@@ -23,6 +25,8 @@ pub(super) struct RemoteDevice {
     remote: RemoteExport,
     links: Vec<Rc<Link>>,
     next: Cell<usize>,
+    /// Whether something was changed since the last flush, through any handle.
+    unflushed: Arc<AtomicBool>,
 }
 
 impl Drop for RemoteDevice {
@@ -37,8 +41,10 @@ impl RemoteDevice {
         config: &ClientConfig,
         remote: &RemoteExport,
         geometry: DeviceGeometry,
+        unflushed: Arc<AtomicBool>,
     ) -> Result<RemoteDevice> {
-        let mut device = RemoteDevice { geometry, remote: *remote, links: Vec::new(), next: Cell::new(0) };
+        let (links, next) = (Vec::new(), Cell::new(0));
+        let mut device = RemoteDevice { geometry, remote: *remote, links, next, unflushed };
         for _ in 0..config.connections {
             let (stream, now) = connect(&config.address, &config.export).await?;
             if now.size != remote.size || now.is_read_only() != remote.is_read_only() {
@@ -83,29 +89,10 @@ impl RemoteDevice {
     }
 
     /// Reads what is larger than a request may be.
-    async fn read_pieces(&self, offset: u64, mut buffer: Buffer) -> ReadOutcome {
-        let mut pieces = Vec::new();
-        while buffer.len() > self.largest() {
-            let rest = buffer.split_off(self.largest());
-            pieces.push(std::mem::replace(&mut buffer, rest));
-        }
-        pieces.push(buffer);
-        let starts = (0_u64..).map(|number| offset + number * self.largest() as u64);
-        let reads = pieces.into_iter().zip(starts).map(|(piece, offset)| self.read_part(offset, piece));
-        let mut outcome = Ok(());
-        let mut whole: Option<Buffer> = None;
-        for (result, piece) in runtime::join_all(reads).await {
-            outcome = outcome.and(result);
-            match &mut whole {
-                Some(whole) => whole.join(piece),
-                None => whole = Some(piece),
-            }
-        }
-        let mut whole = whole.unwrap_or_else(|| Buffer::new(0));
-        if outcome.is_err() {
-            whole.clear();
-        }
-        (outcome, whole)
+    async fn read_pieces(&self, offset: u64, buffer: Buffer) -> ReadOutcome {
+        let (largest, length) = (self.largest(), buffer.len());
+        let pieces = (0..length).step_by(largest).map(|at| (largest.min(length - at), offset + at as u64));
+        runtime::read_pieces(buffer, pieces, |offset, piece| self.read_part(offset, piece)).await
     }
 
     /// The flag for a durable write, and whether a flush has to follow because the server doesn't know it.
@@ -126,16 +113,27 @@ impl RemoteDevice {
             let (offset, length) = (offset + done as u64, (end - done) as u32);
             let request = Request { flags, command: command::WRITE, cookie: 0, offset, length };
             self.link().call(request, Some(part), None).await.result?;
+            self.note(durability);
             done = end;
         }
         if flush_after { self.flush_now().await } else { Ok(()) }
     }
 
-    async fn flush_now(&self) -> Result<()> {
+    /// Asks the server to make everything durable, if it can.
+    pub(super) async fn flush_now(&self) -> Result<()> {
         if !self.remote.can_flush() {
             return Ok(());
         }
-        self.call(command::FLUSH, 0, 0, 0).await.result
+        self.unflushed.store(false, Ordering::Release);
+        let flushed = self.call(command::FLUSH, 0, 0, 0).await.result;
+        flushed.inspect_err(|_| self.unflushed.store(true, Ordering::Release))
+    }
+
+    /// Something that isn't durable by itself is about to be acknowledged.
+    fn note(&self, durability: Durability) {
+        if durability == Durability::Visible {
+            self.unflushed.store(true, Ordering::Release);
+        }
     }
 
     async fn zero(&self, range: BlockRange, mode: ZeroMode, durability: Durability) -> Result<()> {
@@ -151,6 +149,7 @@ impl RemoteDevice {
         while done < bytes {
             let length = (bytes - done).min(LONGEST_ZEROES);
             self.call(command::WRITE_ZEROES, flags, offset + done, length as u32).await.result?;
+            self.note(durability);
             done += length;
         }
         if flush_after { self.flush_now().await } else { Ok(()) }

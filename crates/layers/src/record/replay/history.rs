@@ -84,6 +84,7 @@ impl History {
             let sequence = sequence as u64;
             match &event.what {
                 _ if event.device != device => {}
+                What::Submitted(Submission::Read { .. }) => {}
                 What::Submitted(submission) => {
                     let index = history.submit(sequence, submission);
                     open.insert(sequence, index);

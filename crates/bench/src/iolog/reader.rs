@@ -1,0 +1,85 @@
+//! A log's requests during a run: read a piece ahead, so that who replays it seldom waits for the file.
+//!
+//! Everything was checked before the run ([`survey`](super::survey)); what has become wrong since ends the replay.
+
+use super::parser::Parser;
+use super::{Entry, Log, Settings};
+use block::{Buffer, Error, Result};
+use runtime::JoinHandle;
+use runtime::file::{File, OpenOptions};
+use std::collections::VecDeque;
+
+/// How much of the file is read at once, in bytes: its lines are taken apart between two requests.
+const PIECE: usize = 32 << 10;
+
+/// A log that is being replayed.
+pub struct Reader {
+    name: String,
+    file: File,
+    parser: Parser,
+    /// Where the piece after the next one begins.
+    offset: u64,
+    ahead: Option<JoinHandle<(Result<usize>, Buffer)>>,
+    requests: VecDeque<Entry>,
+}
+
+impl Reader {
+    /// Opens it on this shard.
+    ///
+    /// # Errors
+    /// Those of opening.
+    pub async fn open(log: &Log, settings: &Settings) -> Result<Reader> {
+        let file = File::open(&log.path, OpenOptions::default()).await?;
+        let mut reader = Reader {
+            name: log.name.clone(),
+            file,
+            parser: Parser::new(settings),
+            offset: 0,
+            ahead: None,
+            requests: VecDeque::new(),
+        };
+        reader.read_ahead(Buffer::new(PIECE));
+        Ok(reader)
+    }
+
+    fn read_ahead(&mut self, buffer: Buffer) {
+        let (file, offset) = (self.file.clone(), self.offset);
+        self.ahead = Some(runtime::spawn(async move { file.read_at(offset, buffer).await }));
+    }
+
+    /// The next request of those that were read.
+    #[inline]
+    pub fn take(&mut self) -> Option<Entry> {
+        self.requests.pop_front()
+    }
+
+    /// Reads on until there are requests, and says whether there are; if not, the log is at its end.
+    ///
+    /// # Errors
+    /// Those of reading, and [`Error::Invalid`] where a line is wrong.
+    pub async fn read_on(&mut self) -> Result<bool> {
+        while self.requests.is_empty() {
+            let Some(ahead) = self.ahead.take() else { return Ok(false) };
+            let (result, buffer) = ahead.await;
+            let count = result?;
+            let (requests, mut problem) = (&mut self.requests, None);
+            let mut take = |found| match found {
+                Ok(entry) => requests.push_back(entry),
+                Err(found) => problem = problem.take().or(Some(found)),
+            };
+            match count {
+                0 => self.parser.end(&mut take),
+                count => self.parser.feed(&buffer.filled()[..count], &mut take),
+            }
+            if let Some(problem) = problem {
+                let (name, line) = (&self.name, problem.place.line);
+                return Err(Error::invalid(format!("{name}:{line}: {}", problem.message)));
+            }
+            self.offset += count as u64;
+            if count > 0 {
+                self.read_ahead(Buffer::new(PIECE));
+            }
+        }
+        Ok(true)
+    }
+}

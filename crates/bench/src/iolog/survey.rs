@@ -1,0 +1,211 @@
+//! What has to be known of a log before it is replayed: how much there is, how far it reaches, how it is aligned.
+//!
+//! It is read once, from start to end, a piece at a time; that blocks. Whether it fits a device is said here, with the
+//! line that doesn't.
+
+use super::parser::Parser;
+use super::{Action, Entry, Log, Settings};
+use crate::job::PerDirection;
+use crate::problem::{Place, Problem, Problems};
+use std::fs::File;
+use std::io::Read;
+use std::path::Path;
+use std::time::Duration;
+
+/// How much of a file is read at once, in bytes.
+const PIECE: usize = 1 << 18;
+
+/// How many problems are said of one log.
+const MOST_PROBLEMS: usize = 20;
+
+/// The block sizes of devices: from 512 bytes by powers of two.
+const BLOCK_SIZES: usize = 12;
+
+/// What is in a log.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct Survey {
+    /// How many requests.
+    pub operations: PerDirection<u64>,
+    /// How many bytes they have.
+    pub bytes: PerDirection<u64>,
+    /// How many flushes.
+    pub flushes: u64,
+    /// The longest requests, in bytes.
+    pub longest: PerDirection<u64>,
+    /// When the last request was made, after the first line.
+    pub duration: Duration,
+    /// The files that it names.
+    pub files: Vec<String>,
+    /// The request that reaches furthest.
+    furthest: Option<Entry>,
+    /// For each block size: the first request that isn't whole blocks.
+    uneven: [Option<Entry>; BLOCK_SIZES],
+}
+
+impl Survey {
+    /// Reads a log.
+    ///
+    /// # Errors
+    /// The first problems of it, or that it can't be read.
+    pub fn read(name: &str, path: &Path, settings: &Settings) -> Result<Survey, Problems> {
+        let alone = |message: String| {
+            let problem = Problem { place: Place { line: 1, column: 1 }, message };
+            Problems { file: name.into(), list: vec![problem] }
+        };
+        let unreadable = |error: std::io::Error| alone(format!("reading this log: {error}"));
+        let mut file = File::open(path).map_err(unreadable)?;
+        if !file.metadata().map_err(unreadable)?.is_file() {
+            return Err(alone("expected a regular file: a log is read twice".into()));
+        }
+        let mut parser = Parser::new(settings);
+        let mut survey = Survey::default();
+        let mut problems: Vec<Problem> = Vec::new();
+        let mut unsaid = 0_u64;
+        let mut take = |found: Result<Entry, Problem>| match found {
+            Ok(entry) => survey.add(&entry),
+            Err(problem) if problems.len() < MOST_PROBLEMS => problems.push(problem),
+            Err(_) => unsaid += 1,
+        };
+        let mut piece = vec![0; PIECE];
+        loop {
+            match file.read(&mut piece).map_err(unreadable)? {
+                0 => break,
+                count => parser.feed(&piece[..count], &mut take),
+            }
+        }
+        parser.end(&mut take);
+        if unsaid > 0 {
+            // Behind the last that is said.
+            let last = problems.last().map_or(Place { line: 1, column: 1 }, |last| last.place);
+            let last = Place { line: last.line + 1, column: 1 };
+            problems.push(Problem { place: last, message: format!("and {unsaid} more lines are wrong") });
+        }
+        survey.files = parser.file_names().collect();
+        if survey.is_empty() && problems.is_empty() {
+            return Err(alone("nothing to replay: expected reads, writes or trims".into()));
+        }
+        Problems::or(name, problems, survey)
+    }
+
+    fn is_empty(&self) -> bool {
+        let PerDirection { read, write, trim } = self.operations;
+        read + write + trim == 0
+    }
+
+    fn add(&mut self, entry: &Entry) {
+        self.duration = self.duration.max(Duration::from_micros(entry.time));
+        let (operations, bytes, longest) = match entry.action {
+            Action::Read => (&mut self.operations.read, &mut self.bytes.read, &mut self.longest.read),
+            Action::Write => (&mut self.operations.write, &mut self.bytes.write, &mut self.longest.write),
+            Action::Trim => (&mut self.operations.trim, &mut self.bytes.trim, &mut self.longest.trim),
+            Action::Sync | Action::Datasync => {
+                self.flushes += 1;
+                return;
+            }
+        };
+        *operations += 1;
+        *bytes = bytes.saturating_add(entry.length);
+        *longest = entry.length.max(*longest);
+        if self.furthest.is_none_or(|furthest| end(&furthest) < end(entry)) {
+            self.furthest = Some(*entry);
+        }
+        // What isn't whole blocks of one size isn't whole blocks of any larger one.
+        for uneven in &mut self.uneven[whole_sizes(entry)..] {
+            if uneven.is_some() {
+                break;
+            }
+            *uneven = Some(*entry);
+        }
+    }
+
+    /// How far its requests reach, in bytes of the device.
+    pub fn end(&self) -> u64 {
+        self.furthest.as_ref().map_or(0, end)
+    }
+
+    /// How many bytes its requests have, of all directions.
+    pub fn transfer(&self) -> u64 {
+        let PerDirection { read, write, trim } = self.bytes;
+        read.saturating_add(write).saturating_add(trim)
+    }
+
+    /// Whether all requests are whole blocks of this size, a power of two from 512 bytes on.
+    pub fn is_whole(&self, block_size: u64) -> bool {
+        self.uneven_request(block_size).is_none()
+    }
+
+    fn uneven_request(&self, block_size: u64) -> Option<&Entry> {
+        let size = (block_size.max(512).trailing_zeros() - 9) as usize;
+        self.uneven[size.min(BLOCK_SIZES - 1)].as_ref()
+    }
+
+    /// Refuses a device that it doesn't fit, in words; `name` is the log's.
+    ///
+    /// # Errors
+    /// A request beyond `capacity` bytes, or one that isn't whole blocks of `block_size` bytes.
+    pub fn check(&self, name: &str, capacity: u64, block_size: u64) -> Result<(), String> {
+        if let Some(entry) = self.furthest.as_ref().filter(|entry| end(entry) > capacity) {
+            return Err(format!(
+                "{name}:{}: {} the device has only {capacity} bytes; take one of {} bytes, or divide the places with \
+                 replay_scale",
+                entry.line,
+                place(entry),
+                end(entry)
+            ));
+        }
+        if block_size < 512 {
+            return Ok(());
+        }
+        match self.uneven_request(block_size) {
+            None => Ok(()),
+            Some(entry) if entry.length.is_multiple_of(block_size) => Err(format!(
+                "{name}:{}: {} expected a multiple of the device's block size, {block_size}; \
+                 replay_align={block_size} rounds places down",
+                entry.line,
+                place(entry)
+            )),
+            Some(entry) => Err(format!(
+                "{name}:{}: {} expected whole blocks of the device, of {block_size} bytes each: take a device with \
+                 smaller ones (block_size=512), or make the log's requests whole",
+                entry.line,
+                place(entry)
+            )),
+        }
+    }
+}
+
+fn end(entry: &Entry) -> u64 {
+    entry.offset.saturating_add(entry.length)
+}
+
+/// Of how many block sizes it is whole blocks.
+#[inline]
+fn whole_sizes(entry: &Entry) -> usize {
+    let zeros = (entry.offset | entry.length).trailing_zeros() as usize;
+    zeros.saturating_sub(8).min(BLOCK_SIZES)
+}
+
+fn place(entry: &Entry) -> String {
+    format!("{} of {} bytes at byte {}:", entry.action.name(), entry.length, entry.offset)
+}
+
+/// Surveys the logs of a job, by the names that its user gave them.
+///
+/// # Errors
+/// In words: what is wrong with any of them.
+pub fn logs(names: &[String], directory: &Path, settings: &Settings) -> Result<Vec<Log>, String> {
+    let mut logs = Vec::new();
+    let mut wrong = Vec::new();
+    for name in names {
+        let path = directory.join(name);
+        match Survey::read(name, &path, settings) {
+            Ok(survey) => logs.push(Log { name: name.clone(), path, survey }),
+            Err(problems) => wrong.push(problems.to_string()),
+        }
+    }
+    if wrong.is_empty() { Ok(logs) } else { Err(wrong.join("\n")) }
+}
+
+#[cfg(test)]
+#[path = "survey_tests.rs"]
+mod tests;

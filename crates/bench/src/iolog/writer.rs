@@ -1,0 +1,144 @@
+//! Writes a log of version 3, of what a clone asks for, as fio's `write_iolog` does.
+//!
+//! Requests are noted in memory; once there are many, whoever made the last one writes them out, and so is slowed down
+//! where the file is. A log that was there is written anew (fio would go on behind it, which nobody can replay); any
+//! other file is left alone.
+
+use super::{Action, Entry};
+use block::{Data, Durability, Error, Result};
+use runtime::file::{File, OpenOptions};
+use runtime::sync::Semaphore;
+use std::cell::{Cell, RefCell};
+use std::fmt::Write;
+use std::io::Read;
+use std::path::{Path, PathBuf};
+use std::rc::Rc;
+
+/// So many requests are noted before they are written.
+const MANY: usize = 4096;
+
+/// The first line.
+pub const HEADER: &str = "fio version 3 iolog\n";
+
+/// fio waits only from the first time on that isn't zero.
+const FIRST_TIME: u64 = 1;
+
+/// Where a log goes, and the name that it gives to what it is a log of.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Target {
+    /// The log.
+    pub path: PathBuf,
+    /// The device's file, if it has one.
+    pub device: Option<PathBuf>,
+}
+
+impl Target {
+    /// The name that requests carry: fio takes no spaces.
+    fn device_name(&self) -> String {
+        let name = self.device.as_ref().and_then(|path| path.to_str());
+        name.filter(|name| !name.contains(char::is_whitespace)).unwrap_or("device").to_owned()
+    }
+}
+
+/// Refuses a place where something else is than a log.
+///
+/// # Errors
+/// In words.
+pub fn check(path: &Path) -> Result<(), String> {
+    let Ok(mut file) = std::fs::File::open(path) else { return Ok(()) };
+    let mut start = [0; 11];
+    let is_log = match file.read(&mut start) {
+        Ok(0) => true,
+        Ok(count) => start[..count] == b"fio version"[..count],
+        Err(_) => false,
+    };
+    if is_log {
+        return Ok(());
+    }
+    Err(format!("write_iolog={}: there is something else than a log: take another name", path.display()))
+}
+
+/// A line of a log.
+pub fn line(text: &mut String, name: &str, entry: &Entry) {
+    let Entry { time, action, offset, length, .. } = entry;
+    let _ = writeln!(text, "{time} {name} {} {offset} {length}", action.name());
+}
+
+/// What stands before the requests of a device.
+pub fn opening(name: &str) -> String {
+    format!("{FIRST_TIME} {name} add\n{FIRST_TIME} {name} open\n")
+}
+
+/// A log that is being written.
+pub struct Writer {
+    file: File,
+    name: String,
+    noted: RefCell<Vec<Entry>>,
+    /// Who writes.
+    turn: Rc<Semaphore>,
+    end: Cell<u64>,
+    last: Cell<u64>,
+}
+
+impl Writer {
+    /// Begins it.
+    ///
+    /// # Errors
+    /// Those of making the file, and [`Error::Invalid`] where there is something else.
+    pub async fn create(target: &Target) -> Result<Writer> {
+        check(&target.path).map_err(Error::invalid)?;
+        let options = OpenOptions { create: true, truncate: true, ..OpenOptions::read_write() };
+        let writer = Writer {
+            file: File::open(&target.path, options).await?,
+            name: target.device_name(),
+            noted: RefCell::default(),
+            turn: Semaphore::new(1),
+            end: Cell::new(0),
+            last: Cell::new(FIRST_TIME),
+        };
+        let text = format!("{HEADER}{}", opening(&writer.name));
+        writer.append(text).await?;
+        Ok(writer)
+    }
+
+    /// Notes a request that is being made, `nanoseconds` after the start; whether it is time to write them out.
+    #[inline]
+    pub fn note(&self, nanoseconds: u64, action: Action, offset: u64, length: u64) -> bool {
+        let mut noted = self.noted.borrow_mut();
+        noted.push(Entry { time: FIRST_TIME + nanoseconds / 1000, action, offset, length, line: 0 });
+        noted.len() >= MANY
+    }
+
+    /// Writes out what was noted.
+    ///
+    /// # Errors
+    /// Those of writing.
+    pub async fn write_out(&self) -> Result<()> {
+        let turn = self.turn.acquire(1).await;
+        let noted = self.noted.take();
+        let mut text = String::with_capacity(noted.len() * (self.name.len() + 40));
+        noted.iter().for_each(|entry| line(&mut text, &self.name, entry));
+        self.last.set(noted.last().map_or(self.last.get(), |entry| entry.time));
+        let written = self.append(text).await;
+        drop(turn);
+        written
+    }
+
+    /// Ends it.
+    ///
+    /// # Errors
+    /// Those of writing.
+    pub async fn end(&self) -> Result<()> {
+        self.write_out().await?;
+        self.append(format!("{} {} close\n", self.last.get(), self.name)).await
+    }
+
+    async fn append(&self, text: String) -> Result<()> {
+        let at = self.end.get();
+        self.end.set(at + text.len() as u64);
+        if text.is_empty() {
+            return Ok(());
+        }
+        self.file.write_at(at, Data::copy_of(text.as_bytes()).into(), Durability::Visible).await
+    }
+}

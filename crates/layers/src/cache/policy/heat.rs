@@ -1,0 +1,116 @@
+//! How hot a block is, in the policy's own terms: what is listed, saved, and restored on another run.
+//!
+//! Three things decide about a block's future: in which queue it is, how often it was asked for since its turn last came, and
+//! how long ago that was. The first two make a *level*, from 1 to 7, which says what makes room for what; the third one
+//! only orders what is on the same level, and is kept in powers of two, so that neighbours on the disk are often equal.
+
+use super::queues::Queue;
+use super::{MOST_HITS, WORTHY};
+use std::fmt;
+
+/// See the module's head.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Heat {
+    /// In the main queue rather than in the small one.
+    pub is_main: bool,
+    /// Visits since its turn last came, at most three.
+    pub hits: u8,
+    /// How many of the cache's requests lie behind the last one for it, as a power of two: 0 for none, n for up to 2^n - 1.
+    pub age: u8,
+}
+
+impl Heat {
+    /// What somebody asks for beforehand: worth more than what was asked for only once, less than what was asked for
+    /// again.
+    pub const PREFETCHED: Heat = Heat { is_main: false, hits: 1, age: 0 };
+    /// The oldest age: a request's number has 32 bits.
+    const OLDEST: u8 = 32;
+
+    /// Of a slot in a queue, whose last visit was so many requests ago.
+    pub(in crate::cache) fn new(queue: Queue, hits: u8, requests_ago: u32) -> Self {
+        let age = (u32::BITS - requests_ago.leading_zeros()) as u8;
+        Heat { is_main: queue == Queue::Main, hits, age }
+    }
+
+    /// The queue.
+    pub(in crate::cache) fn queue(self) -> Queue {
+        if self.is_main { Queue::Main } else { Queue::Small }
+    }
+
+    /// How many requests ago, at the least.
+    pub(in crate::cache) fn requests_ago(self) -> u32 {
+        match self.age {
+            0 => 0,
+            age => 1 << (age - 1),
+        }
+    }
+
+    /// What leaves first: 1 for what was asked for once, to 7. What is in the small queue and worth a place in the main
+    /// one goes to its end when its turn comes, so it is above what is there without a hit.
+    pub fn level(self) -> u8 {
+        match (self.is_main, self.hits) {
+            (false, hits) if hits >= WORTHY => 4,
+            (false, hits) => 1 + hits,
+            (true, 0) => 3,
+            (true, hits) => 4 + hits,
+        }
+    }
+
+    /// Reads `main/3/12`; none for what isn't one.
+    pub fn parse(text: &str) -> Option<Self> {
+        let mut words = text.split('/');
+        let is_main = match words.next()? {
+            "main" => true,
+            "small" => false,
+            _ => return None,
+        };
+        let mut number = |most: u8| {
+            let word = words.next()?;
+            let is_plain = !word.is_empty() && word.bytes().all(|byte| byte.is_ascii_digit());
+            word.parse::<u8>().ok().filter(|number| is_plain && *number <= most)
+        };
+        let (hits, age) = (number(MOST_HITS)?, number(Heat::OLDEST)?);
+        words.next().is_none().then_some(Heat { is_main, hits, age })
+    }
+}
+
+/// `main/3/12`: queue, hits, age.
+impl fmt::Display for Heat {
+    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let queue = if self.is_main { "main" } else { "small" };
+        write!(formatter, "{queue}/{}/{}", self.hits, self.age)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_is_written_is_read() {
+        for is_main in [true, false] {
+            for hits in 0..=MOST_HITS {
+                for age in 0..=Heat::OLDEST {
+                    let heat = Heat { is_main, hits, age };
+                    assert_eq!(Heat::parse(&heat.to_string()), Some(heat));
+                    let again = Heat::new(heat.queue(), hits, heat.requests_ago());
+                    assert_eq!(again, heat, "it is what it was after a save and a load");
+                }
+            }
+        }
+        for wrong in
+            ["", "main", "main/1", "main/4/0", "main/1/33", "main/+1/0", "main/1/0/0", "big/1/1", "main//1"]
+        {
+            assert_eq!(Heat::parse(wrong), None, "{wrong}");
+        }
+        assert_eq!(Heat::new(Queue::Small, 0, u32::MAX).age, Heat::OLDEST);
+    }
+
+    #[test]
+    fn levels() {
+        let level = |text: &str| Heat::parse(text).unwrap().level();
+        let rising = ["small/0/0", "small/1/0", "main/0/0", "small/2/0", "main/1/0", "main/2/0", "main/3/0"];
+        assert_eq!(rising.map(level), [1, 2, 3, 4, 5, 6, 7]);
+        assert_eq!(level("small/3/0"), 4);
+    }
+}

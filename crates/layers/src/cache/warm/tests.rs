@@ -1,0 +1,84 @@
+//! What is read, and how wants become pieces.
+
+use super::*;
+use block::BlockSize;
+use runtime::Random;
+
+fn parse(text: &str) -> Result<Warm> {
+    Warm::parse(&text.split_whitespace().collect::<Vec<_>>())
+}
+
+fn want(from: u64, to: u64, heat: Heat) -> Want {
+    Want { bytes: from..to, heat }
+}
+
+#[test]
+fn messages_are_read() {
+    assert_eq!(parse("list 7 100").unwrap(), Warm::List(7, 100));
+    let hot = Heat::parse("main/3/12").unwrap();
+    let expected = vec![want(0, 10, Heat::PREFETCHED), want(5, 6, hot), want(100, 200, hot)];
+    assert_eq!(parse("fetch 0+10 main/3/12 5+1 100+100").unwrap(), Warm::Fetch(expected));
+    assert_eq!(parse("heat main/3/12 1+1").unwrap(), Warm::Heat(vec![want(1, 2, hot)]));
+    assert_eq!(parse("evict 1+1").unwrap(), Warm::Evict(vec![want(1, 2, Heat::PREFETCHED)]));
+    for (wrong, expected) in [
+        ("", "expected one of \"warm list FROM COUNT\""),
+        ("defrag", "expected one of"),
+        ("list", "expected two whole numbers"),
+        ("list 1 2 3", "expected two whole numbers"),
+        ("list -1 2", "expected two whole numbers"),
+        ("list 4294967296 2", "expected two whole numbers"),
+        ("fetch", "expected OFFSET+LENGTH"),
+        ("fetch main/3/12", "expected OFFSET+LENGTH"),
+        ("fetch 5", "\"5\": expected OFFSET+LENGTH"),
+        ("fetch 5+0", "\"5+0\""),
+        ("fetch 18446744073709551615+1", "\"18446744073709551615+1\""),
+        ("fetch main/9/1 1+1", "\"main/9/1\""),
+        ("evict main/3/12 1+1", "\"main/3/12\""),
+    ] {
+        let refused = parse(wrong).unwrap_err();
+        assert!(matches!(refused, Error::Invalid(_)) && refused.detail().contains(expected), "{refused}");
+    }
+    let long = format!("fetch {}", "9".repeat(10_000));
+    assert!(parse(&long).unwrap_err().to_string().len() < 300);
+}
+
+/// Whatever is wanted, the pieces are all of it that the origin has, in order, each in one step of one block.
+#[test]
+fn pieces_are_what_is_wanted() {
+    let mut random = Random::new(5);
+    for block in [32 << 10, 64 << 10, 96 << 10, 1 << 20, 40 << 20] {
+        let shape = Shape::new(block, BlockSize::default(), 3 * block + 5 * 4096);
+        let step = step(&shape);
+        assert!(step >= shape.part && (step == block || step.is_multiple_of(shape.part)), "{shape:?}");
+        for round in 0..200 {
+            let wants: Vec<Want> = (0..random.below(5))
+                .map(|_| {
+                    let from = random.below(shape.origin + block);
+                    want(from, from + 1 + random.below(2 * block), Heat::PREFETCHED)
+                })
+                .collect();
+            let mut pieces = Pieces::new(shape, wants.clone());
+            let mut past_end = 0;
+            for want in wants {
+                let end = want.bytes.end.min(shape.origin);
+                let mut at = want.bytes.start;
+                while at < end {
+                    let piece = pieces.next().unwrap();
+                    assert_eq!(piece.block * block + piece.from, at, "block {block}, round {round}");
+                    assert!(
+                        piece.to > piece.from
+                            && piece.to <= block
+                            && piece.from / step == (piece.to - 1) / step
+                    );
+                    at += piece.length();
+                }
+                past_end += want.bytes.end - at.max(want.bytes.start);
+            }
+            assert_eq!(
+                (pieces.next(), pieces.take_past_end()),
+                (None, past_end),
+                "block {block}, round {round}"
+            );
+        }
+    }
+}

@@ -1,0 +1,98 @@
+//! A leg whose device can't be opened: nothing is there but the error.
+
+use super::KIND;
+use block::{
+    BlockCount, BlockIndex, BlockRange, BlockSize, Buffer, Call, Device, DeviceGeometry, DevicePart,
+    Durability, Error, Part, Payload, ReadOutcome, Result, ZeroMode,
+};
+use std::rc::Rc;
+use std::sync::Arc;
+
+/// The part of a leg that couldn't be built. It can't be opened, with the error that kept it from being built.
+#[derive(Debug)]
+pub struct MissingLeg {
+    geometry: DeviceGeometry,
+    error: Error,
+}
+
+impl MissingLeg {
+    /// Instead of a leg that couldn't be built because of this.
+    pub fn new(error: Error) -> Self {
+        // Nothing that a mirror computes from all of its legs depends on this one.
+        let geometry = DeviceGeometry {
+            block_size: BlockSize::new(u64::from(BlockSize::SMALLEST)).unwrap_or_default(),
+            blocks: BlockCount(0),
+            atomic_write: 1 << 31,
+            volatile_cache: false,
+            read_only: false,
+        };
+        MissingLeg { geometry, error }
+    }
+}
+
+impl Part for MissingLeg {
+    fn kind(&self) -> &'static str {
+        KIND.name
+    }
+}
+
+impl DevicePart for MissingLeg {
+    fn geometry(&self) -> &DeviceGeometry {
+        &self.geometry
+    }
+
+    fn open(&self) -> Call<'_, Result<Rc<dyn Device>>> {
+        Call::ready(Err(self.error.clone()))
+    }
+}
+
+/// The handle on a leg that can't be opened, whichever: it answers everything with the error.
+struct MissingDevice {
+    geometry: DeviceGeometry,
+    error: Error,
+}
+
+/// The handle on a leg, and why it can't be opened, if so.
+pub async fn open_leg(leg: &Arc<dyn DevicePart>) -> (Rc<dyn Device>, Option<Error>) {
+    match leg.open().await {
+        Ok(device) => (device, None),
+        Err(error) => (stand_in(leg, &error), Some(error)),
+    }
+}
+
+/// What takes the place of the handle on a leg that couldn't be opened because of this.
+pub fn stand_in(leg: &Arc<dyn DevicePart>, error: &Error) -> Rc<dyn Device> {
+    Rc::new(MissingDevice { geometry: leg.geometry().clone(), error: error.clone() })
+}
+
+impl Device for MissingDevice {
+    fn geometry(&self) -> &DeviceGeometry {
+        &self.geometry
+    }
+
+    fn read(&self, _at: BlockIndex, mut buffer: Buffer) -> Call<'_, ReadOutcome> {
+        buffer.clear();
+        Call::ready((Err(self.error.clone()), buffer))
+    }
+
+    fn write(&self, _at: BlockIndex, _payload: Payload, _durability: Durability) -> Call<'_, Result<()>> {
+        Call::ready(Err(self.error.clone()))
+    }
+
+    fn flush(&self) -> Call<'_, Result<()>> {
+        Call::ready(Err(self.error.clone()))
+    }
+
+    fn discard(&self, _range: BlockRange) -> Call<'_, Result<()>> {
+        Call::ready(Err(self.error.clone()))
+    }
+
+    fn write_zeroes(
+        &self,
+        _range: BlockRange,
+        _mode: ZeroMode,
+        _durability: Durability,
+    ) -> Call<'_, Result<()>> {
+        Call::ready(Err(self.error.clone()))
+    }
+}

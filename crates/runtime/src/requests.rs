@@ -1,0 +1,163 @@
+//! Requests that wait until all their items have ended, in slots that are used again.
+//!
+//! Who takes requests cuts them into items, which end in any order and on their own. In steady state a request allocates
+//! nothing. What the items are, and in which order they are carried out, is left to their owner.
+
+use crate::sync::Permit;
+use block::Result;
+use slab::Slab;
+use std::cell::RefCell;
+use std::future::Future;
+use std::pin::Pin;
+use std::task::{Context, Poll, Waker};
+
+/// Which request; used again once it has ended and nobody waits for it.
+pub type RequestKey = usize;
+
+#[derive(Debug)]
+struct Request {
+    /// Items that haven't ended.
+    left: u32,
+    outcome: Result<()>,
+    waker: Option<Waker>,
+    /// Nobody waits any more.
+    is_abandoned: bool,
+    /// Its share of the room for what waits in memory: given back when the last item has ended.
+    room: Option<Permit>,
+}
+
+/// The requests of one shard that haven't ended.
+#[derive(Debug, Default)]
+pub struct Requests(RefCell<Slab<Request>>);
+
+impl Requests {
+    /// A request of so many items, one or more, which holds this until they have ended. It is to be
+    /// [waited for](Self::wait), if only to drop that.
+    pub fn begin(&self, items: u32, room: Option<Permit>) -> RequestKey {
+        let request = Request { left: items, outcome: Ok(()), waker: None, is_abandoned: false, room };
+        self.0.borrow_mut().insert(request)
+    }
+
+    /// One of its items has become two.
+    pub fn item_was_cut(&self, key: RequestKey) {
+        self.0.borrow_mut()[key].left += 1;
+    }
+
+    /// One of its items has ended. The first error is the request's.
+    pub fn item_ended(&self, key: RequestKey, outcome: &Result<()>) {
+        let mut all = self.0.borrow_mut();
+        let request = &mut all[key];
+        if let (Err(error), Ok(())) = (outcome, &request.outcome) {
+            request.outcome = Err(error.clone());
+        }
+        request.left -= 1;
+        if request.left > 0 {
+            return;
+        }
+        let (room, waker) = (request.room.take(), request.waker.take());
+        if request.is_abandoned {
+            all.remove(key);
+        }
+        // Both may run code that comes back here.
+        drop(all);
+        if let Some(waker) = waker {
+            waker.wake();
+        }
+        drop(room);
+    }
+
+    /// How many haven't ended, or haven't been told yet to who waits for them.
+    pub fn len(&self) -> usize {
+        self.0.borrow().len()
+    }
+
+    /// Whether there are none.
+    pub fn is_empty(&self) -> bool {
+        self.len() == 0
+    }
+
+    /// Waits until all items have ended. Dropping it, also before it was polled, stops the waiting and not the request.
+    pub fn wait(&self, key: RequestKey) -> Waiting<'_> {
+        Waiting { requests: self, key: Some(key) }
+    }
+}
+
+/// What [`Requests::wait`] returns: the first error of an item, if there was one.
+#[derive(Debug)]
+#[must_use = "dropped, it lets the request go on without anybody who hears of errors"]
+pub struct Waiting<'a> {
+    requests: &'a Requests,
+    /// None once it has ended.
+    key: Option<RequestKey>,
+}
+
+impl Future for Waiting<'_> {
+    type Output = Result<()>;
+
+    fn poll(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Result<()>> {
+        let key = self.key.expect("a request is not polled again once it has ended");
+        let mut all = self.requests.0.borrow_mut();
+        let request = &mut all[key];
+        if request.left > 0 {
+            if !request.waker.as_ref().is_some_and(|waker| waker.will_wake(context.waker())) {
+                request.waker = Some(context.waker().clone());
+            }
+            return Poll::Pending;
+        }
+        let outcome = all.remove(key).outcome;
+        drop(all);
+        self.key = None;
+        Poll::Ready(outcome)
+    }
+}
+
+impl Drop for Waiting<'_> {
+    fn drop(&mut self) {
+        let Some(key) = self.key else { return };
+        let mut all = self.requests.0.borrow_mut();
+        let request = &mut all[key];
+        (request.is_abandoned, request.waker) = (true, None);
+        if request.left == 0 {
+            all.remove(key);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use block::Error;
+
+    fn poll(waiting: &mut Waiting<'_>) -> Poll<Result<()>> {
+        Pin::new(waiting).poll(&mut Context::from_waker(Waker::noop()))
+    }
+
+    #[test]
+    fn a_request_ends_with_its_last_item_and_has_the_first_error() {
+        let requests = Requests::default();
+        let key = requests.begin(2, None);
+        let mut waiting = requests.wait(key);
+        requests.item_was_cut(key);
+        requests.item_ended(key, &Ok(()));
+        requests.item_ended(key, &Err(Error::io("first")));
+        assert_eq!(poll(&mut waiting), Poll::Pending);
+        requests.item_ended(key, &Err(Error::no_space("second")));
+        assert_eq!(poll(&mut waiting), Poll::Ready(Err(Error::io("first"))));
+        drop(waiting);
+        assert!(requests.is_empty());
+    }
+
+    #[test]
+    fn a_request_that_nobody_waits_for_ends_on_its_own() {
+        let requests = Requests::default();
+        let (early, late) = (requests.begin(1, None), requests.begin(1, None));
+        drop(requests.wait(early));
+        requests.item_ended(early, &Ok(()));
+        assert_eq!(requests.len(), 1);
+        let mut waiting = requests.wait(late);
+        assert_eq!(poll(&mut waiting), Poll::Pending);
+        requests.item_ended(late, &Ok(()));
+        drop(waiting);
+        assert!(requests.is_empty());
+    }
+}

@@ -1,0 +1,168 @@
+//! What was acknowledged and not flushed is there after a clean close and a power cut, whatever the stack: on disks that lose
+//! all that was not flushed.
+
+use block::{BlockSize, Call, Device, DeviceGeometry, DevicePart, Part, Result};
+use conformance::device::{Options, VolatileDisk, run_close};
+use stack::{Built, BuiltStack, Contract, Kind, Registry, Shape, Stack};
+use std::cell::{Cell, RefCell};
+use std::collections::BTreeMap;
+use std::path::Path;
+use std::rc::Rc;
+use std::sync::Arc;
+
+/// How large a disk is, in blocks of 4096 bytes.
+const BLOCKS: u64 = 4096;
+
+thread_local! {
+    /// By the names of the parts.
+    static DISKS: RefCell<BTreeMap<String, VolatileDisk>> = const { RefCell::new(BTreeMap::new()) };
+}
+
+fn disk(name: &str) -> VolatileDisk {
+    DISKS.with_borrow_mut(|disks| {
+        disks
+            .entry(name.to_owned())
+            .or_insert_with(|| VolatileDisk::new(BLOCKS, BlockSize::default()))
+            .clone()
+    })
+}
+
+/// A disk that is there as long as the test.
+static VOLATILE: Kind = Kind {
+    name: "volatile",
+    contract: Contract::Device,
+    summary: "a disk that loses what isn't flushed",
+    keys: &[],
+    shareable: false,
+    example: "volatile",
+    plan: |_| Ok(Shape::new(BLOCKS * 4096, 4096)),
+    build: |arguments| Call::new(async move { Ok(Built::Device(Arc::new(disk(arguments.name())))) }),
+};
+
+fn registry() -> Registry {
+    Registry::new(vec![
+        &VOLATILE,
+        &layers::stats::KIND,
+        &layers::fault::KIND,
+        &layers::record::KIND,
+        &layers::model::KIND,
+        &layers::linear::KIND,
+        &layers::stripe::KIND,
+        &layers::cache::KIND,
+        &layers::writecache::KIND,
+        &layers::mirror::KIND,
+        &layers::stats::ZONES_KIND,
+        &layers::fault::ZONES_KIND,
+        &zones::on_device::KIND,
+        &log::KIND,
+        &doors::nbd::client::KIND,
+        &doors::nbd::door::KIND,
+    ])
+}
+
+/// A whole stack as the device on its top.
+struct Whole {
+    built: BuiltStack,
+    top: Arc<dyn DevicePart>,
+}
+
+impl Part for Whole {
+    fn kind(&self) -> &'static str {
+        self.top.kind()
+    }
+
+    fn close(&self) -> Call<'_, Result<()>> {
+        self.built.close()
+    }
+}
+
+impl DevicePart for Whole {
+    fn geometry(&self) -> &DeviceGeometry {
+        self.top.geometry()
+    }
+
+    fn open(&self) -> Call<'_, Result<Rc<dyn Device>>> {
+        self.top.open()
+    }
+}
+
+async fn build(line: &str, folder: &Path, format: bool) -> BuiltStack {
+    let stack = Stack::from_line("line", line, &registry()).unwrap_or_else(|problems| panic!("{problems}"));
+    let plan = stack.with_base_directory(folder).check(format);
+    plan.unwrap_or_else(|problems| panic!("{problems}")).build().await.expect("the stack opens")
+}
+
+async fn judge(line: &str, folder: &Path) -> std::result::Result<(), String> {
+    let made = Cell::new(false);
+    let make = async || {
+        let built = build(line, folder, !made.replace(true)).await;
+        Arc::new(Whole { top: built.top().expect("it has one"), built }) as Arc<dyn DevicePart>
+    };
+    let cut = || DISKS.with_borrow(|disks| disks.values().for_each(VolatileDisk::cut_power));
+    run_close(make, cut, Options { operations: 400, ..Options::default() }).await
+}
+
+fn holds(line: &'static str) {
+    println!("{line}");
+    let main = move || async move {
+        DISKS.take();
+        let folder = tempfile::tempdir().expect("a folder");
+        judge(line, folder.path()).await
+    };
+    let judged = runtime::run(runtime::Config::default(), main).expect("the runtime starts");
+    judged.unwrap_or_else(|broken| panic!("{line}: {broken}"));
+}
+
+#[test]
+fn of_layers_that_pass_calls_on() {
+    holds("volatile");
+    holds("stats(volatile)");
+    holds("fault(volatile, \"any delay=0us..50us probability=0.2\")");
+    holds("record(volatile, run.timeline, overwrite=true)");
+    holds("model(volatile, optane-900p)");
+    holds("linear(volatile, volatile)");
+    holds("stripe(volatile, volatile, volatile)");
+}
+
+#[test]
+fn of_a_cache() {
+    holds("cache(volatile, volatile, mode=writeback)");
+    holds("cache(volatile, volatile, mode=writethrough)");
+}
+
+#[test]
+fn of_a_write_cache() {
+    holds("writecache(volatile, volatile)");
+    holds("writecache(volatile, volatile, cleaner=true)");
+}
+
+#[test]
+fn of_a_mirror() {
+    holds("mirror(volatile, volatile)");
+    holds("mirror(volatile, volatile, write_mostly=[1], write_behind=256, flush=fast)");
+    holds(
+        "mirror(volatile, writecache(volatile, volatile, high_watermark=0, low_watermark=0), write_mostly=[1])",
+    );
+}
+
+#[test]
+fn of_a_log() {
+    holds("log(volatile, size=8MiB, zone_size=256KiB)");
+    holds("log(volatile, size=8MiB, zone_size=256KiB, ack=buffer)");
+    holds("log(zone-stats(zones(volatile, zone_size=256KiB)), size=8MiB, ack=buffer)");
+}
+
+#[test]
+fn of_a_client_whose_server_goes_on() {
+    let main = || async {
+        DISKS.take();
+        let folder = tempfile::tempdir().expect("a folder");
+        let server = build("nbd(volatile, socket=disk.sock)", folder.path(), true).await;
+        server.start().await.expect("it starts");
+        let judged = judge("nbd-client(unix:disk.sock)", folder.path()).await;
+        server.close().await.expect("it closes");
+        judged
+    };
+    let judged = runtime::run(runtime::Config::default(), main).expect("the runtime starts");
+    judged.unwrap_or_else(|broken| panic!("{broken}"));
+}
