@@ -3,13 +3,17 @@
 //! Promises: every program and server has a deadline and is ended by its own process id, also when a test fails;
 //! what a program said stands in the failure. Left to the tests: which programs they need ([`need!`](crate::need)).
 
+mod fuse;
 mod process;
 mod raw_client;
 mod server;
+mod stacks;
 
+pub use fuse::{Fuse, can_mount_loop, has_fuse};
 pub use process::{Finished, PATTERN_CHUNK, is_installed, is_root, random_file, run, run_shell};
 pub use raw_client::{Command, RawClient, option, request};
 pub use server::{Background, Server, binary};
+pub use stacks::{KILLED, Killed};
 
 /// Says that the running test is skipped, in the form that `scripts/test` counts.
 pub fn skip(reason: &str) {

@@ -6,10 +6,11 @@
 //! `SILTSTONE_SEED=7 SILTSTONE_SEEDS=1`, which also prints what it draws.
 //!
 //! `model` says what may be there, `client` and `stamp` what clients do, `life` what a life is and which disks it has, `loss`
-//! what may be lost between two of them, `run` runs them. Left to others: every single cut of a run, and the states of the
+//! what may be lost between two of them, `run` runs them, `drawn` has options that several stacks draw. Left to others: every single cut of a run, and the states of the
 //! disks that it may leave (the crash oracle).
 
 mod client;
+mod drawn;
 mod life;
 mod loss;
 mod model;
@@ -17,6 +18,7 @@ mod run;
 mod stamp;
 
 pub use client::{read_all, unit_of, units_per_block, versions};
+pub use drawn::{cache_options, pick, write_cache_options};
 pub use life::{Disks, End, File, Files, Life};
 pub use loss::{Change, Finds, Loss};
 pub use model::{Model, Stop, Version};
@@ -66,8 +68,8 @@ pub trait Subject: Debug + Clone + Send + Sync + Sized + 'static {
         false
     }
 
-    /// Whether everything that was acknowledged survives the end of its process.
-    fn survives_kill(&self) -> bool {
+    /// Whether everything that was acknowledged survives the end of its process in this life.
+    fn survives_kill(&self, _life: &Life) -> bool {
         true
     }
 
@@ -81,17 +83,36 @@ pub trait Subject: Debug + Clone + Send + Sync + Sized + 'static {
         false
     }
 
+    /// Before a life begins: it may change what goes wrong in it.
+    fn prepare(&self, _memory: &mut Self::Memory, _life: &mut Life) {}
+
+    /// Whether an operation may fail now, or opening.
+    fn may_fail(world: &World<Self>) -> bool {
+        world.life.may_fail()
+    }
+
+    /// How many blocks a long request has at most; a short one has four.
+    fn longest(&self) -> u64 {
+        64
+    }
+
+    /// How many reads more than usual there are to a hundred operations; usual are 14 of a hundred.
+    fn more_reads(&self) -> u64 {
+        0
+    }
+
     /// What may be lost at the end of a life.
     fn losses(&self, _memory: &Self::Memory) -> Vec<Loss> {
         Vec::new()
     }
 
-    /// Opens what a loss has left where the whole can't be used any more; `stop` says what may be in it. The next life makes
-    /// the stack anew, and finds that or what is newer.
+    /// Opens what a loss after such a stop has left where the whole can't be used any more; says what may be in it. The next
+    /// life makes the stack anew, and finds that or what is newer.
     fn survivors(
         &self,
         _disks: &Disks,
         loss: &Loss,
+        _stop: Stop,
     ) -> impl Future<Output = Result<(Arc<dyn DevicePart>, Stop)>> {
         async move { Err(Error::unsupported(format!("nothing is left after {loss:?}"))) }
     }
@@ -144,7 +165,7 @@ pub trait Subject: Debug + Clone + Send + Sync + Sized + 'static {
     }
 
     /// It was closed in good order.
-    fn closed(_world: &World<Self>) {}
+    fn closed(_world: &World<Self>, _part: &Self::Part) {}
 }
 
 /// What all tasks of a life share.
@@ -195,7 +216,7 @@ impl<S: Subject> World<S> {
     pub fn judge(&self, what: &str, error: Error, is_write: bool) -> Result<(), String> {
         let is_allowed = match &error {
             Error::Corrupt(_) => false,
-            error => self.life.may_fail() || self.subject.may_refuse(error, is_write),
+            error => S::may_fail(self) || self.subject.may_refuse(error, is_write),
         };
         self.refused.fetch_add(1, Ordering::Relaxed);
         if is_allowed { Ok(()) } else { Err(format!("{what}: {error}")) }

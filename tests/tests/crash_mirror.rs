@@ -1,10 +1,10 @@
-//! Power cuts under a mirror: two recorded disks in one timeline, each of which is left in a state of its own, and then both
-//! are there, or one is lost, or lost a little later, or each can't read something, or the recovery is cut, too.
+//! Power cuts under a mirror: two or three recorded disks in one timeline, each of which is left in a state of its own, and then
+//! all are there, or one is lost, or lost a little later, or each can't read something, or the recovery is cut, too.
 //!
 //! ```text
 //!                                 ┌ record(role=disk) ─ delays ─ disk a
-//! workload ─ record(role=client) ─ mirror
-//!                                 └ record(role=disk) ─ longer delays ─ disk b
+//! workload ─ record(role=client) ─ mirror ─ ...
+//!                                 └ record(role=disk) ─ longer delays ─ the last disk
 //! ```
 
 use block::{
@@ -27,6 +27,8 @@ use std::time::Duration;
 const BLOCKS: u64 = 40;
 /// Where the data begins on a leg, in blocks: behind two superblocks and a page of the bitmap.
 const DATA: u64 = 3;
+/// The legs, as many as there are.
+const NAMES: [&str; 3] = ["a", "b", "c"];
 
 fn geometry() -> DeviceGeometry {
     DeviceGeometry {
@@ -55,9 +57,10 @@ type Leg = (&'static str, Arc<dyn DevicePart>);
 async fn mirror(settings: &Settings, legs: Vec<Leg>, format: bool, degraded: bool) -> Result<MirrorPart> {
     let mut settings = settings.clone();
     // Numbers are those of the legs that are there.
-    let lags = settings.write_mostly != 0;
-    let slow = legs.iter().position(|(name, _)| *name == "b");
-    settings.write_mostly = slow.filter(|_| lags).map_or(0, |slow| 1 << slow);
+    let is_avoided = |name: &str| NAMES.iter().position(|known| *known == name);
+    let is_avoided = |name: &str| is_avoided(name).is_some_and(|leg| settings.write_mostly >> leg & 1 == 1);
+    let slow = legs.iter().enumerate().filter(|(_, (name, _))| is_avoided(name));
+    settings.write_mostly = slow.map(|(number, _)| 1 << number).sum();
     let plan = Plan {
         legs: legs.into_iter().map(|(name, leg)| (name.to_owned(), leg)).collect(),
         settings,
@@ -161,19 +164,20 @@ impl Device for RottenHandle {
 struct Run {
     first: u64,
     last: u64,
-    disks: [Arc<History>; 2],
+    disks: Vec<Arc<History>>,
     client: Arc<History>,
 }
 
-async fn recorded(seed: u64, operations: u64, settings: &Settings) -> Result<Run> {
+async fn recorded(seed: u64, operations: u64, count: usize, settings: &Settings) -> Result<Run> {
     let recorder = Recorder::in_memory();
     let mut legs = Vec::new();
-    let delays = ["any delay=0us..200us probability=0.7", "any delay=0us..900us probability=0.7"];
-    for (name, delay) in ["a", "b"].into_iter().zip(delays) {
-        let slow = with_rules(Arc::new(ImageDisk::empty(geometry())), &[delay.to_owned()], seed)?;
-        legs.push((name, Arc::new(RecordDevicePart::new(slow, recorder.clone(), name, Role::Disk)?)));
+    for (number, name) in NAMES[..count].iter().enumerate() {
+        let longest = if number + 1 == count { 900 } else { 200 };
+        let delay = format!("any delay=0us..{longest}us probability=0.7");
+        let slow = with_rules(Arc::new(ImageDisk::empty(geometry())), &[delay], seed)?;
+        legs.push((*name, Arc::new(RecordDevicePart::new(slow, recorder.clone(), name, Role::Disk)?)));
     }
-    let numbers = [legs[0].1.number(), legs[1].1.number()];
+    let numbers: Vec<_> = legs.iter().map(|(_, leg)| leg.number()).collect();
     let legs = legs.into_iter().map(|(name, leg)| (name, leg as Arc<dyn DevicePart>)).collect();
     let part = Arc::new(mirror(settings, legs, true, false).await?);
     let client = RecordDevicePart::new(part.clone(), recorder.clone(), "client", Role::Client)?;
@@ -192,7 +196,8 @@ async fn recorded(seed: u64, operations: u64, settings: &Settings) -> Result<Run
     let timeline = recorder.timeline().expect("a recorder in memory has its timeline");
     let history = |device| History::new(&timeline, device).expect("it is in the timeline");
     let client = history(client_number);
-    Ok(Run { first, last: client.events(), disks: numbers.map(history), client })
+    let disks = numbers.into_iter().map(history).collect();
+    Ok(Run { first, last: client.events(), disks, client })
 }
 
 async fn read_all(device: &dyn Device) -> Result<Vec<u8>> {
@@ -221,10 +226,11 @@ fn choice(random: &mut Random) -> Choice {
 /// What happens to the legs after a cut.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Case {
-    Both,
-    LostA,
-    LostB,
-    LostAThen,
+    Whole,
+    /// This leg is.
+    Lost(usize),
+    /// It is when all has been read.
+    LostThen(usize),
     Rot,
     CutAgain,
 }
@@ -232,14 +238,15 @@ enum Case {
 struct Trial<'a> {
     settings: &'a Settings,
     cursor: &'a Cursor,
-    images: [Image; 2],
+    images: Vec<Image>,
     case: Case,
     number: u64,
 }
 
 impl Trial<'_> {
-    fn disks(&self) -> [Arc<dyn DevicePart>; 2] {
-        self.images.clone().map(|image| Arc::new(ImageDisk::new(image)) as Arc<dyn DevicePart>)
+    fn legs(&self) -> Vec<Leg> {
+        let disk = |image: &Image| Arc::new(ImageDisk::new(image.clone())) as Arc<dyn DevicePart>;
+        NAMES.into_iter().zip(self.images.iter().map(disk)).collect()
     }
 
     fn check(&self, contents: &[u8]) -> Result<(), String> {
@@ -250,15 +257,14 @@ impl Trial<'_> {
 
     async fn run(&self, random: &mut Random) -> Result<(), String> {
         let text = |error: block::Error| error.to_string();
-        let [a, b] = self.disks();
+        let all = self.legs();
         let legs = match self.case {
-            Case::LostA => vec![("b", b.clone())],
-            Case::LostB => vec![("a", a.clone())],
-            Case::Rot => self.rotten(a.clone(), b.clone(), random),
+            Case::Lost(lost) => [&all[..lost], &all[lost + 1..]].concat(),
+            Case::Rot => self.rotten(&all, random),
             Case::CutAgain => return self.cut_again(random).await,
-            Case::Both | Case::LostAThen => vec![("a", a.clone()), ("b", b.clone())],
+            Case::Whole | Case::LostThen(_) => all.clone(),
         };
-        let degraded = legs.len() == 1;
+        let degraded = legs.len() < all.len();
         let part = mirror(self.settings, legs, false, degraded).await.map_err(text)?;
         let handle = part.open().await.map_err(text)?;
         if self.case == Case::Rot && self.settings.fast_flush {
@@ -268,24 +274,25 @@ impl Trial<'_> {
         }
         let found = read_all(&*handle).await.map_err(text)?;
         self.check(&found)?;
-        if self.case == Case::LostAThen {
-            part.message("fail a").await.map_err(text)?;
+        if let Case::LostThen(lost) = self.case {
+            part.message(&format!("fail {}", NAMES[lost])).await.map_err(text)?;
             let again = read_all(&*handle).await.map_err(text)?;
             same(&found, &again, "when a leg was lost")?;
         }
         drop(handle);
-        if self.case == Case::Both && self.number.is_multiple_of(4) {
+        if self.case == Case::Whole && self.number.is_multiple_of(4) {
             while part.status()["chunks_to_copy"] != 0 {
                 runtime::sleep(Duration::from_micros(200)).await;
             }
-            for (name, disk) in [("a", &a), ("b", &b)] {
+            for (name, disk) in &all {
                 let contents = read_all(&*disk.open().await.map_err(text)?).await.map_err(text)?;
                 same(&found, &contents[(DATA << 12) as usize..], name)?;
             }
         }
         part.close().await.map_err(text)?;
-        if self.case == Case::Both && self.number.is_multiple_of(4) {
-            let part = mirror(self.settings, vec![("b", b), ("a", a)], false, false).await.map_err(text)?;
+        if self.case == Case::Whole && self.number.is_multiple_of(4) {
+            let turned = all.into_iter().rev().collect();
+            let part = mirror(self.settings, turned, false, false).await.map_err(text)?;
             let again = read_all(&*part.open().await.map_err(text)?).await.map_err(text)?;
             same(&found, &again, "when it was closed")?;
             part.close().await.map_err(text)?;
@@ -305,13 +312,18 @@ impl Trial<'_> {
         Ok(())
     }
 
-    /// Blocks that a can't read, and others that b can't: of the data, and one of a's superblocks.
-    fn rotten(&self, a: Arc<dyn DevicePart>, b: Arc<dyn DevicePart>, random: &mut Random) -> Vec<Leg> {
-        let middle = DATA + 1 + random.below(BLOCKS - DATA - 2);
-        let copy = random.below(2);
-        let of_a = (DATA..middle).filter(|_| random.chance(0.3)).chain([copy]).collect();
-        let of_b = (middle..BLOCKS).filter(|_| random.chance(0.3)).collect();
-        vec![("a", Arc::new(Rotten::new(a, of_a))), ("b", Arc::new(Rotten::new(b, of_b)))]
+    /// Blocks of the data that one leg can't read, others that another one can't, and one of the first one's superblocks.
+    fn rotten(&self, legs: &[Leg], random: &mut Random) -> Vec<Leg> {
+        let mut rotten = vec![BTreeSet::new(); legs.len()];
+        rotten[0].insert(random.below(2));
+        for block in DATA..BLOCKS {
+            if random.chance(0.3) {
+                rotten[random.below(legs.len() as u64) as usize].insert(block);
+            }
+        }
+        let leg =
+            |((name, leg), blocks): (&Leg, _)| -> Leg { (*name, Arc::new(Rotten::new(leg.clone(), blocks))) };
+        legs.iter().zip(rotten).map(leg).collect()
     }
 
     /// A recovery that is cut in turn: the next one finds what the first one found.
@@ -319,7 +331,7 @@ impl Trial<'_> {
         let text = |error: block::Error| error.to_string();
         let recorder = Recorder::in_memory();
         let mut disks = Vec::new();
-        for (name, image) in ["a", "b"].into_iter().zip(&self.images) {
+        for (name, image) in NAMES.into_iter().zip(&self.images) {
             let disk = Arc::new(ImageDisk::empty(geometry()));
             let disk = RecordDevicePart::new(disk, recorder.clone(), name, Role::Disk).map_err(text)?;
             let handle = disk.open().await.map_err(text)?;
@@ -327,25 +339,27 @@ impl Trial<'_> {
             handle.flush().await.map_err(text)?;
             disks.push(Arc::new(disk));
         }
-        let numbers = [disks[0].number(), disks[1].number()];
         let first = recorder.events();
-        let legs = vec![("a", disks[0].clone() as Arc<dyn DevicePart>), ("b", disks[1].clone() as _)];
+        let legs = disks.iter().map(|disk| disk.clone() as Arc<dyn DevicePart>);
+        let legs = NAMES.into_iter().zip(legs).collect();
         let part = mirror(self.settings, legs, false, false).await.map_err(text)?;
         let opened = recorder.events();
         let found = read_all(&*part.open().await.map_err(text)?).await.map_err(text)?;
         self.check(&found)?;
         part.close().await.map_err(text)?;
         let timeline = recorder.timeline().expect("a recorder in memory has its timeline");
-        let histories = numbers.map(|device| History::new(&timeline, device).expect("it is there"));
+        let history =
+            |disk: &Arc<RecordDevicePart>| History::new(&timeline, disk.number()).expect("it is there");
+        let histories: Vec<_> = disks.iter().map(history).collect();
         for _ in 0..6 {
             let cut = first + random.below(histories[0].events() + 1 - first);
-            let images = histories.clone().map(|history| {
-                let mut cursor = Cursor::new(history);
+            let images = histories.iter().map(|history| {
+                let mut cursor = Cursor::new(history.clone());
                 cursor.advance_to(cut);
-                Image::new(&cursor, choice(random))
+                Arc::new(ImageDisk::new(Image::new(&cursor, choice(random)))) as Arc<dyn DevicePart>
             });
-            let [a, b] = images.map(|image| Arc::new(ImageDisk::new(image)) as Arc<dyn DevicePart>);
-            let part = mirror(self.settings, vec![("a", a), ("b", b)], false, false).await.map_err(text)?;
+            let legs = NAMES.into_iter().zip(images).collect();
+            let part = mirror(self.settings, legs, false, false).await.map_err(text)?;
             let again = read_all(&*part.open().await.map_err(text)?).await.map_err(text)?;
             part.close().await.map_err(text)?;
             let what = format!("in a second recovery, cut before event {cut} of the first ({opened}: open)");
@@ -367,12 +381,19 @@ fn same(found: &[u8], again: &[u8], when: &str) -> Result<(), String> {
 }
 
 /// Tries all cuts of a run, with several states of the disks at each.
-fn holds(name: &'static str, usual_seed: u64, settings: Settings, cases: &'static [Case]) -> [u64; 2] {
+fn holds(
+    name: &'static str,
+    usual_seed: u64,
+    legs: usize,
+    settings: Settings,
+    cases: &'static [Case],
+) -> [u64; 2] {
     let seed = seed(name, usual_seed);
     let main = move || async move {
-        let run = recorded(seed, 160, &settings).await.map_err(|error| error.to_string())?;
+        let operations = if legs == 2 { 160 } else { 100 };
+        let run = recorded(seed, operations, legs, &settings).await.map_err(|error| error.to_string())?;
         let mut random = Random::new(seed);
-        let mut cursors = run.disks.clone().map(Cursor::new);
+        let mut cursors: Vec<Cursor> = run.disks.iter().cloned().map(Cursor::new).collect();
         let mut client = Cursor::new(run.client.clone());
         let mut states = 0;
         for cut in run.first..=run.last {
@@ -380,13 +401,17 @@ fn holds(name: &'static str, usual_seed: u64, settings: Settings, cases: &'stati
             cursors.iter_mut().for_each(|cursor| cursor.advance_to(cut));
             for _ in 0..2 {
                 states += 1;
-                let choices = [choice(&mut random), choice(&mut random)];
-                let images = [Image::new(&cursors[0], choices[0]), Image::new(&cursors[1], choices[1])];
+                let choices: Vec<Choice> = cursors.iter().map(|_| choice(&mut random)).collect();
+                let images = cursors
+                    .iter()
+                    .zip(&choices)
+                    .map(|(cursor, choice)| Image::new(cursor, *choice))
+                    .collect();
                 let case = cases[random.below(cases.len() as u64) as usize];
                 let trial = Trial { settings: &settings, cursor: &client, images, case, number: states };
                 trial.run(&mut random).await.map_err(|broken| {
-                    let [a, b] = choices;
-                    format!("{broken}: {case:?}, cut before event {cut}, a with {a}, b with {b}")
+                    let choices: Vec<String> = choices.iter().map(Choice::to_string).collect();
+                    format!("{broken}: {case:?}, cut before event {cut}, legs with {}", choices.join(", "))
                 })?;
             }
         }
@@ -400,32 +425,62 @@ fn holds(name: &'static str, usual_seed: u64, settings: Settings, cases: &'stati
 }
 
 const ALL: &[Case] =
-    &[Case::Both, Case::Both, Case::LostA, Case::LostB, Case::LostAThen, Case::Rot, Case::CutAgain];
+    &[Case::Whole, Case::Whole, Case::Lost(0), Case::Lost(1), Case::LostThen(0), Case::Rot, Case::CutAgain];
+/// Of three legs.
+const ALL_OF_THREE: &[Case] = &[
+    Case::Whole,
+    Case::Lost(0),
+    Case::Lost(1),
+    Case::Lost(2),
+    Case::LostThen(0),
+    Case::LostThen(2),
+    Case::Rot,
+    Case::CutAgain,
+];
 
 #[test]
 fn two_legs_alike() {
-    holds("two legs alike", 1, settings(), ALL);
+    holds("two legs alike", 1, 2, settings(), ALL);
 }
 
 #[test]
 fn a_leg_that_lags() {
     let settings = Settings { write_mostly: 0b10, write_behind: 6, ..settings() };
-    holds("a leg that lags", 2, settings, ALL);
+    holds("a leg that lags", 2, 2, settings, ALL);
 }
 
 /// What was flushed is on the fast leg alone, perhaps: with it, all is there.
 #[test]
 fn flushes_of_the_fast_leg() {
     let settings = Settings { write_mostly: 0b10, write_behind: 6, fast_flush: true, ..settings() };
-    let cases = &[Case::Both, Case::LostB, Case::LostAThen, Case::Rot, Case::CutAgain];
-    holds("flushes of the fast leg", 3, settings, cases);
+    let cases = &[Case::Whole, Case::Lost(1), Case::LostThen(0), Case::Rot, Case::CutAgain];
+    holds("flushes of the fast leg", 3, 2, settings, cases);
+}
+
+#[test]
+fn three_legs_alike() {
+    holds("three legs alike", 4, 3, settings(), ALL_OF_THREE);
+}
+
+#[test]
+fn three_legs_of_which_two_lag() {
+    let settings = Settings { write_mostly: 0b110, write_behind: 6, ..settings() };
+    holds("three legs of which two lag", 5, 3, settings, ALL_OF_THREE);
+}
+
+/// One of two fast legs may be lost.
+#[test]
+fn flushes_of_two_fast_legs() {
+    let settings = Settings { write_mostly: 0b100, write_behind: 6, fast_flush: true, ..settings() };
+    holds("flushes of two fast legs", 6, 3, settings, ALL_OF_THREE);
 }
 
 /// The proof that it can fail: flushes leave out a leg that is then all that is left.
 #[test]
 fn a_leg_that_was_not_flushed_is_caught() {
     let settings = Settings { write_mostly: 0b10, write_behind: 6, fast_flush: true, ..settings() };
-    let tried = std::panic::catch_unwind(|| holds("a leg that was not flushed", 3, settings, &[Case::LostA]));
+    let tried =
+        std::panic::catch_unwind(|| holds("a leg that was not flushed", 3, 2, settings, &[Case::Lost(0)]));
     let panic = tried.expect_err("what was flushed is lost with the fast leg");
     let text = panic.downcast_ref::<String>().expect("it says what");
     assert!(text.contains("holds what it can't"), "{text}");

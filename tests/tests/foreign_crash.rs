@@ -4,7 +4,7 @@
 //! back in the server. What a power cut leaves is the crash oracle's matter.
 
 use rustix::process::Signal;
-use siltstone_tests::foreign::{Command, RawClient, Server, request};
+use siltstone_tests::foreign::{Command, KILLED, RawClient, Server, binary, request, run};
 use siltstone_tests::oracle::seed;
 use std::collections::BTreeMap;
 use std::io::{self, Write};
@@ -161,7 +161,8 @@ fn live_three_times(
     for _ in 0..3 {
         let mut server = Server::restart(folder, stack);
         // An append of a log is several operations of its disk.
-        let most = if stack.starts_with("log(") || stack.starts_with("writecache(") { 1200 } else { 4000 };
+        let is_one = ["file(", "stats(", "fault("].iter().any(|kind| stack.starts_with(kind));
+        let most = if is_one { 4000 } else { 1200 };
         run_and_kill(&mut server, random, &mut log, most);
         let server = Server::restart(folder, stack);
         check(&server, &mut log, kept)?;
@@ -234,11 +235,7 @@ fn a_killed_log_has_kept_what_it_acknowledged() {
             BLOCKS * BLOCK as u64
         );
         println!("SILTSTONE_SEED={round}, {stack}");
-        siltstone_tests::foreign::run(
-            &siltstone_tests::foreign::binary().display().to_string(),
-            &["format", &stack],
-        )
-        .ok();
+        run(&binary().display().to_string(), &["format", &stack]).ok();
         let log = live_three_times(&stack, folder.path(), &mut runtime::Random::new(round), kept);
         let log = log.unwrap_or_else(|broken| panic!("{broken}"));
         println!("{} writes, {} flushes", log.next_version, log.flushes);
@@ -261,11 +258,28 @@ fn a_killed_write_cache_has_kept_what_it_acknowledged() {
             1 + round % 2
         );
         println!("SILTSTONE_SEED={round}, {stack}");
-        let binary = siltstone_tests::foreign::binary().display().to_string();
-        siltstone_tests::foreign::run(&binary, &["format", &stack]).ok();
+        run(&binary().display().to_string(), &["format", &stack]).ok();
         let kept = if mode.starts_with("cleaner") { Kept::Durable } else { Kept::Acknowledged };
         let log = live_three_times(&stack, folder.path(), &mut runtime::Random::new(round), kept);
         let log = log.unwrap_or_else(|broken| panic!("{broken}"));
+        println!("{} writes, {} flushes", log.next_version, log.flushes);
+        assert!(log.flushes > 10 && !log.durable.is_empty(), "too little happened before the end");
+    }
+}
+
+/// Stacks of several disks, each smaller than what is written to it.
+#[test]
+fn a_killed_stack_of_several_disks_has_kept_what_it_promised() {
+    let first = seed("a_killed_stack_of_several_disks_has_kept_what_it_promised", 300);
+    for (round, killed) in (first..).zip(KILLED) {
+        let folder = tempfile::tempdir().expect("a folder");
+        let line = killed.line(folder.path(), BLOCKS * BLOCK as u64);
+        let stack = format!("{line} shards={}", 1 + round % 2);
+        println!("SILTSTONE_SEED={round}, {}: {stack}", killed.name);
+        run(&binary().display().to_string(), &["format", &stack]).ok();
+        let kept = if killed.keeps_acknowledged { Kept::Acknowledged } else { Kept::Durable };
+        let log = live_three_times(&stack, folder.path(), &mut runtime::Random::new(round), kept);
+        let log = log.unwrap_or_else(|broken| panic!("{}: {broken}", killed.name));
         println!("{} writes, {} flushes", log.next_version, log.flushes);
         assert!(log.flushes > 10 && !log.durable.is_empty(), "too little happened before the end");
     }

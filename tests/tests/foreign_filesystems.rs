@@ -3,22 +3,17 @@
 //! `nbdfuse` shows the export as a file; with root, a loop device on this file lets the kernel's own ext4 and XFS
 //! write to it. The image behind the export is checked when the server has ended.
 
-use siltstone_tests::foreign::{
-    Background, Server, binary, is_installed, is_root, random_file, run, run_shell, skip,
-};
+use siltstone_tests::foreign::{Fuse, Server, binary, can_mount_loop, has_fuse, random_file, run, run_shell};
 use siltstone_tests::{need, need_root};
-use std::path::Path;
 use tempfile::{TempDir, tempdir};
 
 const IMAGE_BYTES: u64 = 320 << 20;
-/// Root unmounts by itself; others through the helper that mounted it for them.
-const UNMOUNT: &str = "umount FOLDER || fusermount3 -u FOLDER || fusermount -u FOLDER";
 
 /// A server on a file, the export as a file in `nbd/`, and a folder of files in `tree/`.
 struct Bench {
     folder: TempDir,
     server: Option<Server>,
-    fuse: Option<Background>,
+    fuse: Option<Fuse>,
 }
 
 impl Bench {
@@ -36,9 +31,7 @@ impl Bench {
         let stack = stack(&at("disk.img").display().to_string());
         run(&binary().display().to_string(), &["format", &stack]).ok();
         let server = Server::start(folder.path(), &stack);
-        let export = at("nbd/export").display().to_string();
-        let mut fuse = Background::start("nbdfuse", &[&export, server.uri()]);
-        fuse.wait_until("the export is there", |_| at("nbd/export").exists());
+        let fuse = Fuse::start(&at("nbd"), server.uri());
         Bench { folder, server: Some(server), fuse: Some(fuse) }
     }
 
@@ -75,9 +68,7 @@ impl Bench {
 
     /// Ends nbdfuse, then the server: what remains is the image.
     fn close(&mut self) {
-        run_shell(&UNMOUNT.replace("FOLDER", &self.path("nbd"))).ok();
-        let mut fuse = self.fuse.take().expect("it is closed once");
-        assert!(fuse.wait().success(), "nbdfuse: {}", fuse.err());
+        self.fuse.take().expect("it is closed once").close();
         self.server.take().expect("it is closed once").stop();
     }
 }
@@ -85,22 +76,10 @@ impl Bench {
 impl Drop for Bench {
     fn drop(&mut self) {
         if self.fuse.is_some() {
-            // After a failure; what isn't mounted any more only fails. The order is that of the dependence.
-            let (mount, export) = (self.path("mnt"), self.path("nbd"));
-            run_shell(&format!(
-                "umount -l {mount} || true; fusermount3 -uz {export} || umount -l {export} || true"
-            ));
+            // After a failure; what isn't mounted any more only fails. What it lies on goes behind it.
+            run_shell(&format!("umount -l {} || true", self.path("mnt")));
         }
     }
-}
-
-fn has_fuse() -> bool {
-    let can_mount = is_root() || is_installed("fusermount3") || is_installed("fusermount");
-    let there = Path::new("/dev/fuse").exists() && can_mount;
-    if !there {
-        skip("there is no /dev/fuse, or fusermount3 is not installed");
-    }
-    there
 }
 
 #[test]
@@ -150,14 +129,6 @@ fn in_the_kernel(make: &[&str], check: &[&str]) {
          test ! -e {mount}/first"
     ))
     .ok();
-}
-
-fn can_mount_loop() -> bool {
-    let there = Path::new("/dev/loop-control").exists();
-    if !there {
-        skip("there are no loop devices");
-    }
-    there
 }
 
 #[test]

@@ -110,7 +110,7 @@ impl Subject for Setup {
         true
     }
 
-    fn survives_kill(&self) -> bool {
+    fn survives_kill(&self, _life: &Life) -> bool {
         // What is acknowledged from memory dies with the process.
         self.options.acknowledge == Acknowledge::Log
     }

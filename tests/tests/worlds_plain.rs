@@ -57,7 +57,12 @@ impl<D: Defect> Subject for Plain<D> {
         D::LOSS.into_iter().map(|(change, finds)| Loss { file: 0, change, finds }).collect()
     }
 
-    async fn survivors(&self, disks: &Disks, _loss: &Loss) -> Result<(Arc<dyn DevicePart>, Stop)> {
+    async fn survivors(
+        &self,
+        disks: &Disks,
+        _loss: &Loss,
+        _stop: Stop,
+    ) -> Result<(Arc<dyn DevicePart>, Stop)> {
         Ok((disks.open(0).await?, Stop::PowerCut))
     }
 }
@@ -82,7 +87,7 @@ defects! {
     Lags { const LOSS: Option<(Change, Finds)> = Some((Change::Lags, Finds::Everything)); }
     Zeros { const LOSS: Option<(Change, Finds)> = Some((Change::Zeros, Finds::Everything)); }
     /// It doesn't notice.
-    RotsBetween { const LOSS: Option<(Change, Finds)> = Some((Change::Rots(9), Finds::ErrorOrTruth(Stop::PowerCut))); }
+    RotsBetween { const LOSS: Option<(Change, Finds)> = Some((Change::Rots { places: 9, below: u64::MAX }, Finds::ErrorOrTruth(Stop::PowerCut))); }
     /// It doesn't fail.
     Opens { const LOSS: Option<(Change, Finds)> = Some((Change::Zeros, Finds::Nothing("lost"))); }
 }

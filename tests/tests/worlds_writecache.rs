@@ -3,10 +3,11 @@
 #![allow(clippy::unwrap_used)] // What fails here is the test.
 
 use block::{BlockRange, Device, DevicePart, Error, ExtentState, Part, Result};
-use layers::writecache::{Options, Order, Settings, WriteCachePart};
+use layers::writecache::{Options, Order, WriteCachePart};
 use runtime::Random;
 use siltstone_tests::worlds::{
-    self, Change, Disks, File, Finds, Life, Loss, Model, Stop, Subject, keeps_its_promises, units_per_block,
+    self, Change, Disks, File, Finds, Life, Loss, Model, Stop, Subject, keeps_its_promises, pick,
+    units_per_block, write_cache_options,
 };
 use std::future::Future;
 use std::sync::Arc;
@@ -53,33 +54,10 @@ impl Setup {
 
     /// Other ones in each life.
     fn options(&self, life: &Life) -> Options {
-        let random = &mut Random::new(life.seed ^ 0x0CAC_4E00);
-        let high_watermark = pick(random, &[0, 10, 40, 50, 90, 100]);
-        Options {
-            format: life.format,
-            high_watermark,
-            low_watermark: pick(random, &[0, 5, 45, 100]).min(high_watermark),
-            cleaner: random.chance(0.08),
-            batch: pick(random, &[1, 4 << 10, 16 << 10, 64 << 10, 1 << 30]),
-            settings: Settings {
-                jobs: pick(random, &[1, 2, 8, 64]) as usize,
-                autocommit_blocks: pick(random, &[1, 8, 64, 65536]),
-                autocommit_time: Duration::from_millis(pick(random, &[1, 5, 1000])),
-                pause: Duration::from_millis(pick(random, &[0, 0, 1, 50])),
-                max_age: Some(Duration::from_millis(pick(random, &[1, 5, 20, 1000])))
-                    .filter(|_| random.chance(0.4)),
-                fua: random.chance(0.3),
-                order: self.order,
-                metadata_only: self.metadata_only,
-                dirty: pick(random, &[1 << 10, 16 << 10, 1 << 20]) as usize,
-                ..Options::default().settings
-            },
-        }
+        let mut options = write_cache_options(life, self.order);
+        options.settings.metadata_only = self.metadata_only;
+        options
     }
-}
-
-fn pick(random: &mut Random, from: &[u64]) -> u64 {
-    from[random.below(from.len() as u64) as usize]
 }
 
 impl Subject for Setup {
@@ -96,7 +74,7 @@ impl Subject for Setup {
             cache_bytes: (66 + random.below(most)) * block,
             origin_sector,
             cache_sector,
-            shards: pick(random, &[1, 1, 2]) as usize,
+            shards: pick(random, &[1, 1, 2]),
             order,
             metadata_only: order == Order::None && random.chance(0.6),
             is_operated: random.chance(0.4),
@@ -137,7 +115,8 @@ impl Subject for Setup {
 
     fn losses(&self, _memory: &Asked) -> Vec<Loss> {
         let cache = |change, finds| Loss { file: CACHE, change, finds };
-        let rots = |places| cache(Change::Rots(places), Finds::ErrorOrTruth(self.behind()));
+        let rots =
+            |places| cache(Change::Rots { places, below: u64::MAX }, Finds::ErrorOrTruth(self.behind()));
         vec![
             cache(
                 Change::Zeros,
@@ -151,7 +130,12 @@ impl Subject for Setup {
         ]
     }
 
-    async fn survivors(&self, disks: &Disks, _loss: &Loss) -> Result<(Arc<dyn DevicePart>, Stop)> {
+    async fn survivors(
+        &self,
+        disks: &Disks,
+        _loss: &Loss,
+        _stop: Stop,
+    ) -> Result<(Arc<dyn DevicePart>, Stop)> {
         Ok((disks.open(ORIGIN).await?, self.behind()))
     }
 
@@ -176,7 +160,7 @@ impl Subject for Setup {
         operate(world, part)
     }
 
-    fn closed(world: &World) {
+    fn closed(world: &World, _part: &WriteCachePart) {
         if world.memory().flushes_on_suspend {
             world.model(|model| {
                 let now = model.begin();

@@ -58,7 +58,7 @@ pub(super) async fn client<S: Subject>(
     let blocks = device.geometry().blocks.0;
     let (unit, per_block) = (unit_of(device.geometry()), units_per_block(device.geometry()));
     while world.started.fetch_add(1, Ordering::Relaxed) < world.life.operations {
-        let longest = if random.chance(0.05) { 64 } else { 4 };
+        let longest = if random.chance(0.05) { world.subject.longest() } else { 4 };
         let count = 1 + random.below(blocks.min(longest));
         // Half of it goes to an eighth of the volume.
         let room = (blocks - count + 1).div_ceil(if random.chance(0.5) { 8 } else { 1 });
@@ -67,7 +67,7 @@ pub(super) async fn client<S: Subject>(
         let (first, units) = (block * per_block, count * per_block);
         let is_durable = random.chance(0.1);
         let durability = if is_durable { Durability::Durable } else { Durability::Visible };
-        match random.below(100) {
+        match random.below(100 + world.subject.more_reads()) {
             0..62 => {
                 let (version, operation) = world.model(|model| {
                     let version = model.draw_version();

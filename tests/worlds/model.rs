@@ -46,6 +46,8 @@ pub enum Stop {
     Older,
     /// Only what lags behind without any order: of each unit some version.
     Mixed,
+    /// Nothing is promised.
+    Unknown,
 }
 
 impl Model {
@@ -198,6 +200,11 @@ impl Model {
         &self.units[unit][self.since[unit]..]
     }
 
+    /// Whether something is on its way, or nobody knows any more whether it is.
+    pub fn is_open(&self, unit: u64) -> bool {
+        self.recent(unit as usize).iter().any(|number| self.operations[*number].completed.is_none())
+    }
+
     /// Checks what a read that began then found in a unit.
     ///
     /// # Errors
@@ -230,6 +237,7 @@ impl Model {
             }),
             Stop::PowerCut => self.check_cut(found),
             Stop::Older => self.check_older(found),
+            Stop::Unknown => Ok(()),
             Stop::Mixed => units().try_for_each(|(unit, version)| {
                 let counts =
                     |operation: &Operation| operation.completed.is_some_and(|time| time < self.arrived);

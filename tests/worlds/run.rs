@@ -50,7 +50,7 @@ async fn live<S: Subject>(world: Arc<World<S>>, disks: Disks) -> Result<bool, St
         model.set_ordered(is_ordered);
         // What a recovery found is durable: the next one must find no less.
         match leaves {
-            Some(Stop::Older | Stop::Mixed) | None => model.begin_anew(&found),
+            Some(Stop::Older | Stop::Mixed | Stop::Unknown) | None => model.begin_anew(&found),
             Some(_) => model.restart(&found),
         }
         Ok::<(), String>(())
@@ -80,7 +80,7 @@ async fn live<S: Subject>(world: Arc<World<S>>, disks: Disks) -> Result<bool, St
     }
     match part.close().await {
         Ok(()) => {
-            S::closed(&world);
+            S::closed(&world, &part);
             Ok(true)
         }
         Err(error) => {
@@ -121,8 +121,11 @@ fn one_life<S: Subject>(subject: &S, life: &Life, left: Left<S>) -> Result<(Left
         refused: AtomicU64::new(0),
     });
     let shared = world.clone();
-    let disks = Disks { files: subject.files(), life: life.clone() };
-    let simulated = runtime::simulate(simulation(life, subject.shards(), left.files), move || async move {
+    let all = subject.files();
+    let mut present = left.files;
+    let away = life.lost.and_then(|loss| loss.hide(&mut present, &all));
+    let disks = Disks { files: all, life: life.clone() };
+    let simulated = runtime::simulate(simulation(life, subject.shards(), present), move || async move {
         let lived = match shared.life.cut_after {
             Some(limit) => runtime::timeout(limit, live(shared.clone(), disks)).await.ok(),
             None => Some(live(shared.clone(), disks).await),
@@ -133,7 +136,7 @@ fn one_life<S: Subject>(subject: &S, life: &Life, left: Left<S>) -> Result<(Left
             Some(Err(broken)) => return Err(broken),
         };
         let is_killed = shared.life.end == End::Killed;
-        let is_kept = is_killed && shared.subject.survives_kill();
+        let is_kept = is_killed && shared.subject.survives_kill(&shared.life);
         let stop = if is_closed || is_kept { Stop::Orderly } else { Stop::PowerCut };
         Ok((stop, is_closed, (!is_killed).then(runtime::power_cut)))
     });
@@ -149,7 +152,8 @@ fn one_life<S: Subject>(subject: &S, life: &Life, left: Left<S>) -> Result<(Left
     // What was not opened is as it was stopped before, or worse.
     let leaves = if life.format { subject.format_leaves().unwrap_or(Stop::Orderly) } else { Stop::Orderly };
     let stop = if is_opened { stop } else { left.stop.max(stop).max(leaves) };
-    let files = files.unwrap_or(simulated.files);
+    let mut files = files.unwrap_or(simulated.files);
+    files.extend(away);
     let model = world.model.into_inner().expect(gone);
     Ok((Left { files, stop, is_closed, model, memory }, is_opened))
 }
@@ -191,7 +195,10 @@ async fn inquire<S: Subject>(
         (Ok(_), Finds::Nothing(_)) => return Err("it could be opened".to_owned()),
         (Ok(part), _) => part,
         (Err(error), Finds::Nothing(words)) => return named(error, words),
-        (Err(error @ (Error::Corrupt(_) | Error::Protocol(_))), Finds::ErrorOrTruth(_)) => {
+        (
+            Err(error @ (Error::Corrupt(_) | Error::Protocol(_) | Error::NotFound(_))),
+            Finds::ErrorOrTruth(_),
+        ) => {
             return Ok(Err(error));
         }
         (Err(error), _) => return Err(format!("opening: {error}")),
@@ -229,6 +236,7 @@ fn inquest<S: Subject>(
     };
     let shared = subject.clone();
     let simulation = simulation(&life, subject.shards(), std::mem::take(&mut left.files));
+    let was = left.stop;
     let simulated = runtime::simulate(simulation, move || async move {
         let error = match inquire(&shared, &disks, &model, stop, loss).await? {
             Err(error) => error,
@@ -238,7 +246,7 @@ fn inquest<S: Subject>(
             }
         };
         let broken = |broken: String| format!("{broken}; after {error}");
-        let survivors = shared.survivors(&disks, &loss).await;
+        let survivors = shared.survivors(&disks, &loss, was).await;
         let (part, stop) = survivors.map_err(|error| broken(error.to_string()))?;
         let device = part.open().await.map_err(|error| broken(error.to_string()))?;
         let found = read_all(&*device).await;
@@ -271,7 +279,13 @@ fn run_seed<S: Subject>(seed: u64, verbose: bool) -> Result<(), String> {
     for number in 0..3 + random.below(6) {
         let again = random.chance(0.04);
         let mut life = Life::draw(&mut random, !is_made || again, all.len());
-        life.lost = lost.take();
+        if life.format
+            && let Some(loss) = lost.take()
+        {
+            loss.replace(&mut left.files, &all);
+        }
+        life.lost = lost;
+        subject.prepare(&mut left.memory, &mut life);
         if let Some(Loss { change: Change::Fails, file, .. }) = life.lost {
             life.rules[file] = vec!["any error=EIO".to_owned()];
         }
@@ -284,10 +298,14 @@ fn run_seed<S: Subject>(seed: u64, verbose: bool) -> Result<(), String> {
             one_life(&subject, &life, left).map_err(|broken| format!("{}: {broken}", name(&life)))?;
         left = next;
         is_made = is_opened || is_made && !life.format;
-        if let Some(loss) = life.lost {
+        // What was lost is known when it was opened without it.
+        if let Some(loss) = lost.take_if(|_| is_opened || !is_made) {
             loss.replace(&mut left.files, &all);
         }
-        let losses = if is_made { subject.losses(&left.memory) } else { Vec::new() };
+        if life.format {
+            earlier.clear();
+        }
+        let losses = if is_made && lost.is_none() { subject.losses(&left.memory) } else { Vec::new() };
         if losses.is_empty() {
             continue;
         }
@@ -297,7 +315,10 @@ fn run_seed<S: Subject>(seed: u64, verbose: bool) -> Result<(), String> {
         }
         let loss = losses[random.below(losses.len() as u64) as usize];
         loss.happen(&mut left.files, &all, &earlier, &mut random);
-        if loss.finds == Finds::Everything {
+        if let Finds::Everything | Finds::Less(_) = loss.finds {
+            if let Finds::Less(stop) = loss.finds {
+                left.stop = left.stop.max(stop);
+            }
             lost = Some(loss);
             continue;
         }

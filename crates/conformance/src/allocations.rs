@@ -12,11 +12,15 @@
 //! drop(kept);
 //! ```
 //!
+//! [`counted`] does so for a device, with several clients that have [`writes`] or [`reads`] on their way.
+//!
 //! Left to others: that nothing else runs meanwhile, where all threads are counted.
 #![allow(unsafe_code)] // An allocator can't be made otherwise.
 
+use block::{BlockIndex, Buffer, Device, Durability};
 use std::alloc::{GlobalAlloc, Layout, System};
 use std::cell::Cell;
+use std::rc::Rc;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
 static ALLOCATIONS: AtomicU64 = AtomicU64::new(0);
@@ -44,6 +48,56 @@ pub fn everywhere() -> u64 {
 /// least.
 pub fn bytes() -> u64 {
     BYTES.load(Relaxed)
+}
+
+/// How many clients [`counted`] has.
+pub const CLIENTS: u64 = 16;
+/// How many blocks each of them has.
+const OWN: u64 = 64;
+
+/// A client that writes its own blocks, one after the other.
+///
+/// # Panics
+/// A write fails.
+pub async fn writes(device: Rc<dyn Device>, client: u64, requests: u64) {
+    let bytes = device.geometry().block_size.bytes() as usize;
+    for number in 0..requests {
+        let at = BlockIndex(client * OWN + number % OWN);
+        device.write(at, Buffer::zeroed(bytes).into(), Durability::Visible).await.expect("written");
+    }
+}
+
+/// A client that reads its own blocks, one after the other.
+///
+/// # Panics
+/// A read fails.
+pub async fn reads(device: Rc<dyn Device>, client: u64, requests: u64) {
+    let bytes = device.geometry().block_size.bytes() as usize;
+    for number in 0..requests {
+        let at = BlockIndex(client * OWN + number % OWN);
+        device.read(at, Buffer::new(bytes)).await.0.expect("read");
+    }
+}
+
+/// How often all threads together allocate while each of the clients sends so many requests, what starting the clients takes
+/// subtracted. Whoever wants a steady state calls it twice.
+pub async fn counted<Fut: Future<Output = ()> + 'static>(
+    device: &Rc<dyn Device>,
+    work: impl Fn(Rc<dyn Device>, u64, u64) -> Fut,
+    requests: u64,
+) -> u64 {
+    let run = async |requests| {
+        let tasks = (0..CLIENTS).map(|client| runtime::spawn(work(device.clone(), client, requests)));
+        for task in tasks.collect::<Vec<_>>() {
+            task.await;
+        }
+    };
+    let before = everywhere();
+    run(0).await;
+    let tasks = everywhere() - before;
+    let before = everywhere();
+    run(requests).await;
+    (everywhere() - before).saturating_sub(tasks)
 }
 
 fn real_size(layout: Layout) -> u64 {

@@ -96,8 +96,8 @@ impl Table {
     /// # Errors
     /// [`Error::NotFound`] where there is no table; as [`open`](Self::open).
     pub async fn owner(medium: &Medium) -> Result<([u8; OWNER], bool)> {
-        let superblock = find(medium).await?;
-        Ok((superblock.owner, superblock.clean))
+        let Found { superblock, is_doubtful } = find(medium).await?;
+        Ok((superblock.owner, superblock.clean && !is_doubtful))
     }
 
     /// Opens the table of a device. A device that has grown since has more entries, which are free.
@@ -106,7 +106,7 @@ impl Table {
     /// [`Error::NotFound`] where there is none, [`Error::Protocol`] for another version, [`Error::Corrupt`] with what is
     /// damaged, [`Error::Invalid`] for a device that has shrunk.
     pub async fn open(medium: Rc<Medium>) -> Result<Table> {
-        let found = find(&medium).await?;
+        let Found { superblock: found, is_doubtful } = find(&medium).await?;
         let layout = Layout::found(&found, medium.geometry())?;
         let grown = found.entries < layout.entries;
         if grown {
@@ -116,7 +116,7 @@ impl Table {
             medium.flush().await?;
         }
         let mut entries = vec![[0; 3]; layout.entries as usize];
-        let recovered = journal::recover(&medium, &layout, &found, &mut entries).await?;
+        let recovered = journal::recover(&medium, &layout, &found, is_doubtful, &mut entries).await?;
         let superblock = Superblock {
             sequence: found.sequence + 1,
             epoch: found.epoch + 1,
@@ -136,7 +136,7 @@ impl Table {
             entries: RefCell::new(entries),
             journal: RefCell::new(journal),
             failure: RefCell::default(),
-            was_clean: found.clean,
+            was_clean: found.clean && !is_doubtful,
             written: Cell::default(),
         })
     }
@@ -343,8 +343,15 @@ async fn zero_pages(medium: &Medium, layout: &Layout, from: u64) -> Result<()> {
     Ok(())
 }
 
-/// Reads the newer one of the superblocks.
-async fn find(medium: &Medium) -> Result<Superblock> {
+/// The newer one of the superblocks.
+struct Found {
+    superblock: Superblock,
+    /// The other one is damaged, and may have been newer. A power cut doesn't do that: they fit in a sector.
+    is_doubtful: bool,
+}
+
+/// Reads the superblocks.
+async fn find(medium: &Medium) -> Result<Found> {
     let geometry = medium.geometry();
     let smallest = geometry.block_size.bytes().max(format::SMALLEST_UNIT);
     if geometry.bytes() < 2 * smallest {
@@ -352,12 +359,16 @@ async fn find(medium: &Medium) -> Result<Superblock> {
     }
     let begin = medium.bytes(0, smallest).await?;
     let first = look(&begin, 0);
-    let second = match &first {
+    let is_there = |bytes: &block::Buffer| bytes.filled().iter().take(sector::SECTOR).any(|byte| *byte != 0);
+    let (second, is_doubtful) = match &first {
         Ok(superblock) => {
             let unit = u64::from(superblock.unit);
-            look(&medium.bytes(unit, smallest).await?, unit)
+            let bytes = medium.bytes(unit, smallest).await?;
+            let second = look(&bytes, unit);
+            let is_damaged = second.is_err() && is_there(&bytes);
+            (second, is_damaged)
         }
-        Err(Error::Protocol(_)) => return first,
+        Err(error @ Error::Protocol(_)) => return Err(error.clone()),
         // The unit isn't known. Below the second copy there is nothing that could pass for one, behind it there may be.
         Err(_) => {
             let mut unit = smallest;
@@ -370,7 +381,7 @@ async fn find(medium: &Medium) -> Result<Superblock> {
                 }
                 unit *= 2;
             }
-            found
+            (found, is_there(&begin))
         }
     };
     if let Err(error @ Error::Protocol(_)) = second {
@@ -381,7 +392,8 @@ async fn find(medium: &Medium) -> Result<Superblock> {
     {
         return Err(Error::corrupt("the two superblocks belong to different tables"));
     }
-    sector::newest([first, second], |superblock| superblock.sequence).map_err(|error| match error {
+    let newest = sector::newest([first, second], |superblock| superblock.sequence);
+    newest.map(|superblock| Found { superblock, is_doubtful }).map_err(|error| match error {
         Error::NotFound(_) => {
             Error::not_found(format!("no table on the device, but {}", sector::describe(begin.filled())))
         }

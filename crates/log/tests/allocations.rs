@@ -5,10 +5,9 @@
 //! and the cleaner per zone that it cleans; lists that grow when more happens at a time than in the warm-up. So what is
 //! counted here happens between them: within a zone, and overwrites of few blocks, so that nothing has to be moved.
 
-use block::{BlockIndex, BlockSize, Buffer, Device, DevicePart, Durability, Part};
-use conformance::allocations::{Counting, everywhere};
+use block::{BlockSize, DevicePart, Part};
+use conformance::allocations::{CLIENTS, Counting, counted, reads, writes};
 use log::kind::{Options, open};
-use std::rc::Rc;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
@@ -16,41 +15,6 @@ use std::sync::atomic::Ordering;
 static ALLOCATOR: Counting = Counting;
 
 const BLOCK: usize = 4096;
-const CLIENTS: u64 = 16;
-
-async fn writes(device: Rc<dyn Device>, client: u64, requests: u64) {
-    for number in 0..requests {
-        let at = BlockIndex(client * 64 + number % 64);
-        device.write(at, Buffer::zeroed(BLOCK).into(), Durability::Visible).await.expect("written");
-    }
-}
-
-async fn reads(device: Rc<dyn Device>, client: u64, requests: u64) {
-    for number in 0..requests {
-        let at = BlockIndex(client * 64 + number % 64);
-        device.read(at, Buffer::new(BLOCK)).await.0.expect("read");
-    }
-}
-
-/// Allocations of so many requests per client, those of starting the clients subtracted.
-async fn counted<Fut: Future<Output = ()> + 'static>(
-    device: &Rc<dyn Device>,
-    work: impl Fn(Rc<dyn Device>, u64, u64) -> Fut,
-    requests: u64,
-) -> u64 {
-    let run = async |requests| {
-        let tasks = (0..CLIENTS).map(|client| runtime::spawn(work(device.clone(), client, requests)));
-        for task in tasks.collect::<Vec<_>>() {
-            task.await;
-        }
-    };
-    let before = everywhere();
-    run(0).await;
-    let tasks = everywhere() - before;
-    let before = everywhere();
-    run(requests).await;
-    (everywhere() - before).saturating_sub(tasks)
-}
 
 #[test]
 fn writes_and_reads_allocate_nothing() {

@@ -84,7 +84,8 @@ pub fn assemble(names: &[String], found: &[Found], wishes: &Wishes) -> Result<As
             }
             continue;
         }
-        place(names, &mut assembly, (*leg, superblock), said, wishes, &mut reasons)?;
+        let is_alone = !went_on_with(superblock, said, &members);
+        place(names, &mut assembly, (*leg, superblock), said, is_alone, wishes, &mut reasons)?;
     }
     join_wished(names, &mut assembly, found, wishes)?;
     without_the_missing(names, &mut assembly, found, said, wishes, &reasons)?;
@@ -103,8 +104,20 @@ fn the_word<'a>(
         of.slots.get(slot).is_some_and(|slot| matches!(slot.state, SlotState::Failed | SlotState::Removed))
     };
     let is_listed = |leg: usize| wishes.rebuild & 1 << leg != 0;
-    let candidates: Vec<(usize, &Superblock)> =
+    let mut candidates: Vec<(usize, &Superblock)> =
         members.iter().filter(|(_, it)| it.slots[it.own].state == SlotState::Active).copied().collect();
+    // A note that a leg was left behind may have come to a leg that is being rebuilt alone.
+    let is_left_behind = |it: &Superblock| {
+        members.iter().any(|(_, other)| {
+            other.array == it.array
+                && other.events >= it.events
+                && left_behind(other, it.own)
+                && !left_behind(it, other.own)
+        })
+    };
+    if candidates.iter().any(|(_, it)| !is_left_behind(it)) {
+        candidates.retain(|(_, it)| !is_left_behind(it));
+    }
     let others = candidates.iter().filter(|(leg, _)| !is_listed(*leg));
     let mut word = others.max_by_key(|(_, superblock)| superblock.events).copied();
     if let (None, Some((leg, _))) = (word, candidates.first()) {
@@ -162,12 +175,44 @@ fn of_another_mirror(names: &[String], leg: usize, its: Uuid, word: usize, ours:
     ))
 }
 
+/// Whether `other` has such a place in what `it` says.
+fn belongs(it: &Superblock, other: &Superblock, is_such: impl Fn(SlotState) -> bool) -> bool {
+    let (seen, own) = (it.slots.get(other.own), other.slots.get(other.own));
+    let is_same = |(seen, own): (&Slot, &Slot)| seen.leg == own.leg && is_such(seen.state);
+    it.array == other.array && seen.zip(own).is_some_and(is_same)
+}
+
+/// Whether what a leg has went on in the one whose word counts: that one belongs to it, or to one that went on after it and
+/// belongs to it, and so on. Else each may have what the other lacks.
+fn went_on_with(it: &Superblock, said: &Superblock, members: &[(usize, &Superblock)]) -> bool {
+    let is_member = |state| matches!(state, SlotState::Active | SlotState::Rebuilding);
+    let left_behind = |of: &Superblock| {
+        let own = of.slots.get(said.own);
+        own.is_some_and(|own| matches!(own.state, SlotState::Failed | SlotState::Removed))
+    };
+    let (mut reached, mut next) = (vec![it], 0);
+    while let Some(from) = reached.get(next).copied() {
+        if !left_behind(from) {
+            return true;
+        }
+        next += 1;
+        for (_, other) in members {
+            let is_new = reached.iter().all(|known| known.own != other.own);
+            if is_new && other.events >= from.events && belongs(from, other, is_member) {
+                reached.push(other);
+            }
+        }
+    }
+    false
+}
+
 /// Finds out what a member of this mirror is worth.
 fn place(
     names: &[String],
     assembly: &mut Assembly,
     (leg, superblock): (usize, &Superblock),
     said: &Superblock,
+    went_on_alone: bool,
     wishes: &Wishes,
     reasons: &mut Vec<String>,
 ) -> Result<()> {
@@ -186,8 +231,6 @@ fn place(
             names[leg], names[twin]
         )));
     }
-    let left_behind = |state: SlotState| matches!(state, SlotState::Failed | SlotState::Removed);
-    let went_on_alone = superblock.slots.get(said.own).is_some_and(|own| left_behind(own.state));
     if went_on_alone && !may_go {
         return Err(Error::invalid(format!(
             "\"{}\" and \"{}\" each went on without the other, so each has data that the other lacks: take out the one \
@@ -418,6 +461,29 @@ mod tests {
         refused(&[leg(0, 5, 3, "aa"), leg(1, 6, 3, "fa")], false, 0b10, "take it out of the list");
         is(&[leg(0, 5, 3, "aa"), leg(1, 6, 3, "aa")], false, 0b10, (0b10, 0b01, 0));
         refused(&[leg(0, 5, 3, "aa"), leg(1, 5, 3, "aa")], false, 0b11, "take it out of the list");
+    }
+
+    /// A power cut came between the legs.
+    #[test]
+    fn a_note_that_only_some_have_is_no_fork() {
+        // That leg 2 failed is known to the one that is being rebuilt alone.
+        is(&[leg(0, 6, 3, "ara"), leg(1, 7, 3, "arf"), leg(2, 6, 3, "ara")], false, 0, (0b101, 0b010, 0));
+        is(&[leg(0, 6, 3, "aaa"), leg(1, 7, 3, "faf"), leg(2, 6, 3, "aaa")], false, 0, (0b010, 0, 0));
+    }
+
+    /// What each has went on in another one.
+    #[test]
+    fn legs_that_left_each_other_behind_may_have_a_line() {
+        is(&[leg(0, 6, 3, "afa"), leg(1, 3, 3, "aaf"), leg(2, 6, 3, "afa")], false, 0, (0b101, 0, 0));
+        is(&[leg(0, 9, 3, "arf"), leg(1, 10, 3, "faf"), leg(2, 6, 3, "afa")], false, 0, (0b010, 0, 0));
+        // Without the one between them nobody knows.
+        refused(&[leg(1, 10, 3, "faf"), leg(2, 6, 3, "afa")], false, 0, "each went on without the other");
+        refused(
+            &[leg(0, 9, 3, "aff"), leg(1, 10, 3, "faf"), leg(2, 6, 3, "afa")],
+            false,
+            0,
+            "each went on without the other",
+        );
     }
 
     #[test]

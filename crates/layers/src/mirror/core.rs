@@ -89,6 +89,8 @@ pub struct Core {
     pub chunks: Chunks,
     /// How many pieces are being copied from leg to leg.
     pub copying: Cell<u64>,
+    /// Something was copied from leg to leg that no flush has covered.
+    pub copied: Cell<bool>,
     /// Who changes which blocks.
     pub locks: Rc<RangeLocks>,
     /// Writes that are behind.
@@ -167,12 +169,14 @@ impl Core {
         let mut lagging = None;
         let mut in_line = Vec::new();
         if lanes != 0 {
+            let may_lag = self.lagging();
             let waits = durability == Durability::Durable && !self.settings.fast_flush;
-            if !waits && lanes & !self.lagging() == 0 {
+            if !waits && lanes & !may_lag == 0 {
                 lagging = self.behind.enter(change.bytes()).map(Rc::new);
             }
-            let theirs = if waits { durability } else { Durability::Visible };
             for leg in each(lanes) {
+                // One that doesn't lag, because the others are lost, has what is to be durable.
+                let theirs = if waits || may_lag & 1 << leg == 0 { durability } else { Durability::Visible };
                 // Their place in the line is the one of now.
                 let asked = self.legs[leg].lane.ask(blocks.clone());
                 let (writing, lagging, change) = (writing.again(), lagging.clone(), change.clone());

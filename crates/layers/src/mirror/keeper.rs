@@ -188,7 +188,7 @@ impl Core {
         let members = self.active.get() | self.rebuilding.get();
         let first = match self.read_best(piece).await {
             Ok((data, has_it)) => {
-                self.copy_to(members & !has_it, piece, data).await;
+                self.copy_to(members & !has_it, has_it, piece, data).await;
                 return true;
             }
             Err(error) => error,
@@ -198,7 +198,7 @@ impl Core {
         for block in piece.clone() {
             let one = block..block + 1;
             match self.read_best(&one).await {
-                Ok((data, has_it)) => self.copy_to(members & !has_it, &one, data).await,
+                Ok((data, has_it)) => self.copy_to(members & !has_it, has_it, &one, data).await,
                 Err(_) => all = false,
             }
         }
@@ -282,7 +282,7 @@ impl Core {
                 self.array
             );
             if repairs {
-                self.copy_to(1 << leg, piece, right.clone()).await;
+                self.copy_to(1 << leg, 1 << self.source.get(), piece, right.clone()).await;
             }
         }
     }

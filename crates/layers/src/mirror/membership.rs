@@ -97,6 +97,8 @@ impl Core {
             if self.is_settled() {
                 break;
             }
+            // Once superblocks say that a leg was left behind, what was read of it has to be on the others for good.
+            self.flush_copies().await;
             self.complete_bitmaps().await?;
             let wanted = self.wanted.get();
             self.kept.set(self.kept.get() & self.markers());
@@ -107,11 +109,16 @@ impl Core {
             self.events.set(self.events.get() + 1);
             let members = self.active.get() | self.rebuilding.get();
             let mut lost = Vec::new();
-            for copy in [self.events.get() % 2, (self.events.get() + 1) % 2] {
+            // A leg that may lag never has a note that those haven't which it lags behind: it would be taken for the better one.
+            let lagging = members & self.lagging();
+            let copies = [self.events.get() % 2, (self.events.get() + 1) % 2];
+            for (legs, copy) in
+                [members & !lagging, lagging].into_iter().flat_map(|legs| copies.map(|copy| (legs, copy)))
+            {
                 let offset = Layout::superblock(self.layout.block_size, copy);
                 let blocks: Vec<(usize, Payload)> =
-                    each(members).map(|leg| (leg, self.superblock(leg).encode(self.page_bytes()))).collect();
-                let (_, failed) = gather(members, |leg| {
+                    each(legs).map(|leg| (leg, self.superblock(leg).encode(self.page_bytes()))).collect();
+                let (_, failed) = gather(legs, |leg| {
                     let block = blocks.iter().find(|(number, _)| *number == leg);
                     let block = block.map(|(_, block)| block.clone()).unwrap_or_default();
                     self.legs[leg].device.write_own(offset, block)

@@ -100,7 +100,12 @@ pub async fn open(plan: Plan) -> Result<Rc<Core>> {
         return Err(Error::corrupt("the word on a mirror isn't one of its legs"));
     };
     let layout = fitting_layout(&plan, said, &assembly)?;
-    let core = core(&plan, devices, missing, layout, said, &assembly);
+    let events = each(assembly.active | assembly.rebuilding).filter_map(|leg| match &found[leg] {
+        Found::Member(superblock) if superblock.array == said.array => Some(superblock.events),
+        _ => None,
+    });
+    let events = events.max().unwrap_or(said.events);
+    let core = core(&plan, devices, missing, layout, said, events, &assembly);
     load_bitmap(&core, &assembly).await?;
     begin(&core, &assembly).await?;
     Ok(core)
@@ -227,6 +232,7 @@ fn core(
     missing: Vec<Option<Error>>,
     layout: Layout,
     said: &Superblock,
+    events: u64,
     assembly: &Assembly,
 ) -> Rc<Core> {
     let geometry = DeviceGeometry {
@@ -259,7 +265,8 @@ fn core(
         trusted: Cell::new(trusted(plan, said, assembly)),
         kept: Cell::new(0),
         joined: Cell::new(0),
-        events: Cell::new(said.events),
+        // More than any leg has: also where a note came to some of them.
+        events: Cell::new(events),
         cleared_events: Cell::new(said.cleared_events),
         raise_cleared: Cell::new(false),
         wanted: Cell::new(1),
@@ -268,6 +275,7 @@ fn core(
         paging: Semaphore::new(1),
         chunks: Chunks::new(&layout),
         copying: Cell::new(0),
+        copied: Cell::new(false),
         locks: Rc::new(RangeLocks::default()),
         behind: Behind::new(plan.settings.write_behind, plan.settings.behind_bytes),
         work: Notify::new(),

@@ -5,6 +5,7 @@
 //! one leg fails is answered by another, and the range is written anew where it failed.
 
 use super::core::Core;
+use super::format::SlotState;
 use super::leg::{Change, LegCounters, Mask, each};
 use block::{Buffer, Data, Durability, Error, ReadOutcome, Result};
 use runtime::Instant;
@@ -192,7 +193,7 @@ impl Core {
         let copying = Copying::begin(&self);
         let copy = async move {
             let core = copying.0.clone();
-            core.copy_to(core.active.get() & !has_it, &blocks, data).await;
+            core.copy_to(core.active.get() & !has_it, has_it, &blocks, data).await;
             core.chunks.blocks_are_equal(&blocks);
             drop((holding, copying));
         };
@@ -245,15 +246,34 @@ impl Core {
     }
 
     /// Writes what one leg has to these others. The blocks are held.
-    pub async fn copy_to(&self, legs: Mask, blocks: &Range<u64>, data: Data) {
+    pub async fn copy_to(&self, legs: Mask, has_it: Mask, blocks: &Range<u64>, data: Data) {
         let change = Change::Write(data.into());
         let (_, failed) = super::core::gather(legs, |leg| {
             self.legs[leg].device.change(blocks, &change, Durability::Visible)
         })
         .await;
         self.shared.copied_bytes.fetch_add(change.bytes(), Ordering::Relaxed);
+        self.copied.set(true);
+        if self.active.get() & has_it == 0 {
+            // The one that had it durably was left behind meanwhile, or nobody has it so.
+            self.flush_copies().await;
+        }
         for (leg, error) in failed {
             if let Err(error) = self.fail(leg, error.in_context("copying to it")).await {
+                tracing::warn!("mirror {}: {error}", self.array);
+            }
+        }
+    }
+
+    /// Makes durable what was copied, if a flush hasn't.
+    pub async fn flush_copies(&self) {
+        if !self.copied.replace(false) {
+            return;
+        }
+        let (_, failed) = self.flush_legs(self.active.get()).await;
+        for (leg, error) in failed {
+            let error = error.in_context("flushing what was copied to it");
+            if let Err(error) = self.lose(leg, error, SlotState::Failed) {
                 tracing::warn!("mirror {}: {error}", self.array);
             }
         }

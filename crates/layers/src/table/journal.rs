@@ -131,14 +131,16 @@ struct Record {
     changes: Vec<(u32, Words)>,
 }
 
-/// Reads pages and journal.
+/// Reads pages and journal. Of a doubtful superblock a newer one may have been lost: then there must be nothing that only that
+/// one could have told.
 pub(super) async fn recover(
     medium: &Medium,
     layout: &Layout,
     superblock: &Superblock,
+    is_doubtful: bool,
     entries: &mut [Words],
 ) -> Result<Recovered> {
-    let records = read_journal(medium, layout, superblock).await?;
+    let records = read_journal(medium, layout, superblock, is_doubtful).await?;
     let (last, tail) = find_end(&records, superblock)?;
     let pages = read_pages(medium, layout, superblock, entries).await?;
     let mut since = vec![0; pages.len()];
@@ -168,6 +170,7 @@ async fn read_journal(
     medium: &Medium,
     layout: &Layout,
     superblock: &Superblock,
+    is_doubtful: bool,
 ) -> Result<BTreeMap<u64, Record>> {
     let mut records = BTreeMap::new();
     let step = (READ / layout.unit).max(1);
@@ -178,8 +181,22 @@ async fn read_journal(
         let bytes = medium.bytes(place, units * layout.unit).await?;
         for (unit, position) in bytes.filled().chunks_exact(layout.unit as usize).zip(position..) {
             // Whatever isn't exactly a record of this table is none.
-            let Ok(parsed) = Parsed::decode(unit, &superblock.identity) else { continue };
+            let Ok(parsed) = Parsed::decode(unit, &superblock.identity) else {
+                if is_doubtful && unit.iter().any(|byte| *byte != 0) {
+                    return Err(Error::corrupt(format!(
+                        "a superblock of the table and unit {position} of its journal: the device is damaged"
+                    )));
+                }
+                continue;
+            };
             let header = &parsed.header;
+            if header.epoch > superblock.epoch {
+                return Err(Error::corrupt(format!(
+                    "the newest superblock of the table: its journal has a record of epoch {}, and the superblock that can \
+                     be read is of epoch {}",
+                    header.epoch, superblock.epoch
+                )));
+            }
             let sequence = header.sequence;
             let is_placed = parsed.check_place(0, 0, position as u32).is_ok();
             let counts = match header.epoch {

@@ -1,0 +1,89 @@
+//! An export as a file, through FUSE: what programs need that know nothing of NBD.
+
+use super::process::{is_installed, is_root, run_shell};
+use super::server::Background;
+use super::skip;
+use std::path::{Path, PathBuf};
+
+/// Root unmounts by itself; others through the helper that mounted it for them.
+const UNMOUNT: &str = "umount FOLDER || fusermount3 -u FOLDER || fusermount -u FOLDER";
+
+/// Whether FUSE can be used here; says why the test is skipped, if not.
+pub fn has_fuse() -> bool {
+    let can_mount = is_root() || is_installed("fusermount3") || is_installed("fusermount");
+    let there = Path::new("/dev/fuse").exists() && can_mount;
+    if !there {
+        skip("there is no /dev/fuse, or fusermount3 is not installed");
+    }
+    there
+}
+
+/// Whether a file can be mounted here, by root; says why the test is skipped, if not.
+pub fn can_mount_loop() -> bool {
+    let there = Path::new("/dev/loop-control").exists();
+    if !there {
+        skip("there are no loop devices");
+    }
+    there
+}
+
+/// `nbdfuse`, with the export as the file `export` in a folder.
+pub struct Fuse {
+    process: Option<Background>,
+    folder: PathBuf,
+}
+
+impl Fuse {
+    /// Shows the export with this address in this folder.
+    ///
+    /// # Panics
+    /// It isn't there in time.
+    #[track_caller]
+    pub fn start(folder: &Path, uri: &str) -> Fuse {
+        let export = folder.join("export");
+        let mut process = Background::start("nbdfuse", &[&export.display().to_string(), uri]);
+        process.wait_until("the export is there", |_| export.exists());
+        Fuse { process: Some(process), folder: folder.to_owned() }
+    }
+
+    /// The file.
+    pub fn export(&self) -> String {
+        self.folder.join("export").display().to_string()
+    }
+
+    /// Ends it in good order.
+    ///
+    /// # Panics
+    /// It doesn't end so.
+    #[track_caller]
+    pub fn close(mut self) {
+        self.unmount();
+        let mut process = self.process.take().expect("it is closed once");
+        assert!(process.wait().success(), "nbdfuse: {}", process.err());
+    }
+
+    /// Ends it after its server has died.
+    ///
+    /// # Panics
+    /// It doesn't end.
+    #[track_caller]
+    pub fn give_up(mut self) {
+        self.unmount();
+        self.process.take().expect("it is closed once").wait();
+    }
+
+    #[track_caller]
+    fn unmount(&self) {
+        run_shell(&UNMOUNT.replace("FOLDER", &self.folder.display().to_string())).ok();
+    }
+}
+
+impl Drop for Fuse {
+    fn drop(&mut self) {
+        if self.process.is_some() {
+            // After a failure; what isn't mounted any more only fails.
+            let folder = self.folder.display();
+            run_shell(&format!("fusermount3 -uz {folder} || umount -l {folder} || true"));
+        }
+    }
+}
