@@ -1,6 +1,7 @@
 //! The server dies by SIGKILL while real programs write through stacks of several disks: fio, which verifies what it wrote, and
 //! the kernel's ext4, of which everything is there that had been fsynced. `foreign_crash` does the same with a client that
 //! knows exactly what it was promised.
+#![expect(clippy::disallowed_methods, reason = "waits for real processes; nothing here runs in the runtime")]
 
 use rustix::process::Signal;
 use siltstone_tests::foreign::{
