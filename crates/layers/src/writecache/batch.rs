@@ -173,7 +173,8 @@ impl Batch {
             }
             self.end += 1;
         }
-        let (mut written, discarded) = core.index.borrow().within(begin..self.end);
+        let lost = begin..self.end;
+        let mut written = core.index.borrow().written_at(&lost);
         written.sort_unstable_by_key(|(_, address, _)| *address);
         tracing::warn!(
             "record {number} of the write cache can't be read: the newest versions of {} blocks are written back, older \
@@ -188,7 +189,7 @@ impl Batch {
             }
             self.versions.push(Version { block, address, piece: place.0, at: place.1 });
         }
-        for (block, count, address) in discarded {
+        for (block, count, address) in core.index.borrow().discarded_at(&lost) {
             self.ranges.push((Entry { block, count, action: Action::Discard }, address));
         }
         Ok(())

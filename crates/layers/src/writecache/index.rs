@@ -137,15 +137,16 @@ impl Index {
         Some(written.max(gone)).filter(|newest| *newest > self.floor)
     }
 
-    /// What is known at these addresses: blocks, with address and checksum, and discarded ranges, as start, count and address.
-    /// Looks at everything.
-    pub fn within(&self, addresses: Range<u64>) -> (Vec<(u64, u64, u32)>, Vec<(u64, u64, u64)>) {
+    /// Which blocks lie at these addresses, with address and checksum. Looks at everything.
+    pub fn written_at(&self, addresses: &Range<u64>) -> Vec<(u64, u64, u32)> {
         let written = self.slots.iter().filter(|slot| addresses.contains(&address_of(**slot)));
+        written.map(|slot| (block_of(*slot), address_of(*slot), sum_in(*slot))).collect()
+    }
+
+    /// Which ranges were discarded at these addresses: start, count and address.
+    pub fn discarded_at(&self, addresses: &Range<u64>) -> Vec<(u64, u64, u64)> {
         let gone = self.gone.0.iter().filter(|(_, gone)| addresses.contains(&gone.address));
-        (
-            written.map(|slot| (block_of(*slot), address_of(*slot), sum_in(*slot))).collect(),
-            gone.map(|(start, gone)| (*start, gone.end - start, gone.address)).collect(),
-        )
+        gone.map(|(start, gone)| (*start, gone.end - start, gone.address)).collect()
     }
 
     /// A block with this checksum was written at this address, the highest so far.
