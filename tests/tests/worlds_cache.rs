@@ -153,17 +153,19 @@ impl Subject for Setup {
         world: Arc<World>,
         part: Arc<CachePart>,
     ) -> impl Future<Output = Result<(), String>> + 'static {
-        async move {
-            let warms = world.life.seed.is_multiple_of(2);
-            let warming = warms.then(|| runtime::spawn(warm(world.clone(), part.clone())));
-            if world.subject.is_operated {
-                operate(world, part).await?;
-            }
-            match warming {
-                Some(warming) => warming.await,
-                None => Ok(()),
-            }
-        }
+        attend(world, part)
+    }
+}
+
+async fn attend(world: Arc<World>, part: Arc<CachePart>) -> Result<(), String> {
+    let warms = world.life.seed.is_multiple_of(2);
+    let warming = warms.then(|| runtime::spawn(warm(world.clone(), part.clone())));
+    if world.subject.is_operated {
+        operate(world, part).await?;
+    }
+    match warming {
+        Some(warming) => warming.await,
+        None => Ok(()),
     }
 }
 
@@ -195,7 +197,7 @@ async fn warm(world: Arc<World>, part: Arc<CachePart>) -> Result<(), String> {
             }
         };
         let answer: serde_json::Value = serde_json::from_str(&answer).map_err(|error| error.to_string())?;
-        let is_known = !answer["failed"].as_u64().is_some_and(|failed| failed > 0) || world.life.may_fail();
+        let is_known = answer["failed"].as_u64().is_none_or(|failed| failed == 0) || world.life.may_fail();
         // The origin is so small that one step is all of it.
         if answer["done"] != wanted || !is_known {
             return Err(format!("{message}: {answer}"));
