@@ -358,11 +358,7 @@ async fn operate(world: Arc<World>, part: Arc<MirrorPart>) -> Result<(), String>
         let is_possible = {
             let mut memory = world.memory();
             let others = memory.whole & !(1 << leg);
-            // What is being copied from it was perhaps read, and the process may die before it has arrived.
-            let (_, source, to_copy) = status(&part);
-            let is_possible = setup.have_what_was_flushed(others)
-                && Setup::away(life) & 1 << leg == 0
-                && (source != leg || to_copy == 0);
+            let is_possible = setup.have_what_was_flushed(others) && Setup::away(life) & 1 << leg == 0;
             if is_possible {
                 memory.whole = others;
             }

@@ -43,6 +43,7 @@ enum Fault {
     DropsAbandoned,
     ShardsApart,
     ForgetsOnClose,
+    CloseIsNotDurable,
     FinishLosesTail,
     FinishIsNotDurable,
     CrashLosesFlushed,
@@ -55,7 +56,7 @@ enum Fault {
 }
 
 use Fault as F;
-const ALL: [Fault; 38] = [
+const ALL: [Fault; 39] = [
     F::Overlaps,
     F::WrongAddress,
     F::ForgetsAppends,
@@ -85,6 +86,7 @@ const ALL: [Fault; 38] = [
     F::DropsAbandoned,
     F::ShardsApart,
     F::ForgetsOnClose,
+    F::CloseIsNotDurable,
     F::FinishLosesTail,
     F::FinishIsNotDurable,
     F::CrashLosesFlushed,
@@ -216,8 +218,12 @@ impl Part for TestPart {
     }
 
     fn close(&self) -> Call<'_, Result<()>> {
+        let zones = &mut self.medium.lock().unwrap().zones;
         if self.fault == F::ForgetsOnClose {
-            self.medium.lock().unwrap().zones[1].bytes[..UNIT].fill(1);
+            zones[1].bytes[..UNIT].fill(1);
+        }
+        if self.fault != F::CloseIsNotDurable {
+            zones.iter_mut().for_each(|zone| zone.durable = zone.pointer);
         }
         Call::ready(Ok(()))
     }

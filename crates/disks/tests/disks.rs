@@ -182,7 +182,7 @@ fn a_file_in_use_is_refused_until_it_is_free() {
         let part = build(&line, false).await.expect("it builds");
         let error = build(&line, false).await.err().expect("it is in use");
         assert_eq!(error.errno(), libc::EBUSY);
-        assert!(error.to_string().contains("stop that one first"), "{error}");
+        assert!(error.to_string().contains("stop the other one first"), "{error}");
         drop(part);
         build(&line, false).await.expect("it is free");
     });

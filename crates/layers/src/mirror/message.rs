@@ -6,9 +6,13 @@ use super::format::{SlotState, Uuid};
 use super::open::look;
 use block::{Error, Result};
 use std::rc::Rc;
+use std::time::Duration;
 
 /// All messages, for people.
 const KNOWN: &str = "fail LEG, remove LEG, re-add LEG, add LEG, check, repair, idle";
+
+/// So long the copies that are on their way may take before a leg is left behind that they come from.
+const COPIES: Duration = Duration::from_secs(5);
 
 /// One message.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -57,6 +61,13 @@ impl Message {
         match self {
             Message::Fail(name) => {
                 let leg = find(core, &name)?;
+                // What was read of the source may still be on its way to the others, which will have nothing else once it is
+                // left behind. A leg that doesn't answer any more isn't waited for, though.
+                let all = 0..core.shared.geometry.blocks.0;
+                let _held = match core.chunks.differ() > 0 || core.copying.get() > 0 {
+                    true => runtime::timeout(COPIES, core.locks.ask(all)).await.ok(),
+                    false => None,
+                };
                 if core.active.get() == 1 << leg {
                     return Err(Error::busy(format!("fail {name}: it is the last leg that has everything")));
                 }
