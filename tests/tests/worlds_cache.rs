@@ -237,3 +237,9 @@ fn an_older_superblock_is_not_taken_for_the_newest() {
         try_seed::<Setup>(seed, false).unwrap_or_else(|broken| panic!("seed {seed}: {broken}"));
     }
 }
+
+/// Of two writes to one part, of different bytes, one fails, and the other one is acknowledged.
+#[test]
+fn a_write_that_fails_takes_no_other_with_it() {
+    try_seed::<Setup>(14848, false).unwrap_or_else(|broken| panic!("{broken}"));
+}

@@ -279,8 +279,13 @@ fn written_fast(writing: &Writing, slot: u32, block: u64, is_ok: bool) -> bool {
     let found = *state.slot(slot);
     if !is_ok {
         core.counters.cache_errors.add(1);
-        // What both had is on the origin still; of what only the cache has, nothing is known any more.
-        state.set_parts(slot, found.valid & !(touched & !found.dirty), found.dirty);
+        // What both had is on the origin still; of what only the cache has, nothing is known any more. Another write of the same
+        // part, of other bytes, may be on its way to the cache, though: then the cache counts for all of it.
+        let clean = touched & found.clean();
+        match found.writers {
+            1 => state.set_parts(slot, found.valid & !clean, found.dirty),
+            _ => state.set_parts(slot, found.valid, found.dirty | clean),
+        }
         state.slot(slot).epoch = core.slow_epochs.now();
         state.queue_must(slot);
         return true;

@@ -52,6 +52,8 @@ pub(super) struct DiskServer {
     /// Of the writes that have arrived, those before this number have reached the platter.
     in_buffer: u32,
     queued_reads: u32,
+    /// Nanoseconds that an operation took the arm lately.
+    usual: u64,
 }
 
 impl DiskServer {
@@ -70,6 +72,7 @@ impl DiskServer {
             next: 0,
             in_buffer: 0,
             queued_reads: 0,
+            usual: 0,
         }
     }
 
@@ -91,16 +94,21 @@ impl DiskServer {
     /// What an operation waits for: a read until it has been served, a write until it is in the buffer.
     pub fn wait(&mut self, now: Instant, ticket: Ticket) -> Wait {
         self.advance(now);
-        let is_among = |mut commands: std::collections::vec_deque::Iter<'_, Command>| {
-            commands.any(|command| command.ticket == ticket)
+        // Both come in in the order of arrival.
+        let place = |waiting: &VecDeque<Command>| {
+            waiting.binary_search_by_key(&ticket, |command| command.ticket).ok().map(|place| place as u64)
         };
         let is_read = |command: &Command| command.ticket == ticket && !command.is_write;
-        let waits = is_among(self.reads.iter())
-            || is_among(self.writes.iter())
-            || self.queue.iter().any(is_read)
-            || self.serves.as_ref().is_some_and(|(_, command)| is_read(command));
-        match (waits, &self.serves) {
-            (true, Some((end, _))) => Wait::LookAgain(Instant::from_nanoseconds(*end)),
+        let is_served = || {
+            self.queue.iter().any(is_read)
+                || self.serves.as_ref().is_some_and(|(_, command)| is_read(command))
+        };
+        let before = place(&self.writes).or_else(|| place(&self.reads)).or_else(|| is_served().then_some(0));
+        match (before, &self.serves) {
+            // Thousands may wait: who is far behind doesn't look each time that the arm has done something.
+            (Some(before), Some((end, _))) => {
+                Wait::LookAgain(Instant::from_nanoseconds(end + before * self.usual / 2))
+            }
             _ => Wait::Until(now + self.profile.interface),
         }
     }
@@ -168,6 +176,7 @@ impl DiskServer {
         if let Some(nearest) = nearest {
             let command = self.queue.swap_remove(nearest);
             let took = self.reach(command.at) + time_of(command.bytes, self.profile.bandwidth);
+            self.usual = (7 * self.usual + took) / 8;
             self.serves = Some((self.now + took, command));
         }
     }
