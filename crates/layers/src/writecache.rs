@@ -13,12 +13,13 @@
 //! and its error goes to those who wait for room.
 //!
 //! Where it differs from the kernel's: nothing goes around a full cache (it would overtake what is cached), write-back is
-//! ordered unless that is given up (`metadata_only` needs that), and reads are checked. Left to others: keeping what is read (`cache`), a second copy of what only the cache has
-//! (`mirror`).
+//! ordered unless that is given up (`metadata_only` needs that), and reads are checked. Left to others: keeping what is read
+//! (`cache`), a second copy of what only the cache has (`mirror`).
 //!
-//! `core` is what a cache knows and how a change gets in, `around` how it goes straight to the origin; `append` writes records; `batch` and `writeback` bring them to the
-//! origin; `recovery` opens; `ring` and `format` say what lies where and how, `scan` reads it; `index` says where the newest version
-//! of a block is; `read` and `readers` are about reads.
+//! `core` is what a cache knows and how a change gets in, `around` how it goes straight to the origin; `append` writes
+//! records; `batch` and `writeback` bring them to the origin, at a rate that `progress` knows; `recovery` opens; `ring` and
+//! `format` say what lies where and how, `scan` reads it; `index` says where the newest version of a block is; `read` and
+//! `readers` are about reads.
 
 mod append;
 mod around;
@@ -31,7 +32,6 @@ mod progress;
 mod read;
 mod readers;
 mod recovery;
-mod request;
 mod ring;
 mod scan;
 mod writeback;

@@ -1,6 +1,5 @@
 //! The command line: `bench`, `serve`, `status`, `message`, `snapshot`, `resize`, `warm`, `check`, `dump`, `format`, `stack`,
-//! `record`, `map-lookups`. Puts
-//! together what the other crates offer; the only crate that knows them all.
+//! `record`, `model`, `map-lookups`. Puts together what the other crates offer; the only crate that knows them all.
 
 mod arguments;
 mod bench_verb;

@@ -4,10 +4,10 @@ use super::format::{Action, Entry, Superblock};
 use super::index::Index;
 use super::progress::Progress;
 use super::readers::Readers;
-use super::request::{Key, Requests};
 use super::ring::Ring;
 use block::{BlockIndex, Buffer, Device, Durability, Error, Payload, Result};
 use runtime::sync::{Notify, Semaphore};
+use runtime::{RequestKey, Requests};
 use std::cell::{Cell, RefCell};
 use std::collections::VecDeque;
 use std::rc::Rc;
@@ -125,7 +125,7 @@ pub struct Item {
     /// The data of a write.
     pub payload: Payload,
     /// Who waits.
-    pub request: Key,
+    pub request: RequestKey,
     /// How many flushes had come before it.
     pub flush_epoch: u64,
 }

@@ -5,15 +5,14 @@ use super::format::{Action, Entry};
 use super::progress::Progress;
 use super::readers::Readers;
 use super::recovery::{self, Recovered};
-use super::request::Requests;
 use super::{append, writeback};
 use crate::distant::Distant;
 use block::{
     BlockCount, BlockIndex, BlockRange, BlockSize, Buffer, Call, Device, DeviceGeometry, DevicePart,
     Durability, Error, Extent, Part, Payload, ReadOutcome, Result, Status, ZeroMode,
 };
-use runtime::Home;
 use runtime::sync::{Notify, Semaphore};
+use runtime::{Home, Requests};
 use std::cell::{Cell, RefCell};
 use std::rc::Rc;
 use std::sync::Arc;
