@@ -68,7 +68,8 @@ pub const KIND: Kind = Kind {
             "write_behind",
             ValueKind::Integer { min: 1, max: 16383 },
             "how many writes the write-mostly legs may lag; needs some. Without it they don't lag",
-        ),
+        )
+        .as_in("md"),
         Key::optional("behind_bytes", ValueKind::Size, "how much memory what is behind may take").or("64MiB"),
         Key::optional(
             "flush",
