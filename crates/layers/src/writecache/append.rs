@@ -81,7 +81,7 @@ impl Core {
             self.waiting_for_room.set(self.waiting_for_room.get() + 1);
             self.writeback.notify_all();
             // Room comes with time, too.
-            let look_again = self.progress.hold(self.head.get(), self.free(), missing);
+            let look_again = self.progress.hold(self.head.get(), self.free_blocks(), missing);
             let _ = runtime::timeout(look_again, self.freed.notified()).await;
             self.waiting_for_room.set(self.waiting_for_room.get() - 1);
         }

@@ -250,7 +250,7 @@ impl Core {
 
     /// How many blocks of the ring are free.
     #[inline]
-    pub fn free(&self) -> u64 {
+    pub fn free_blocks(&self) -> u64 {
         self.ring.blocks() - self.used()
     }
 
@@ -258,7 +258,7 @@ impl Core {
     /// room that is kept for this, instead of waiting for a whole batch. While the cache is being emptied, they get half of
     /// what is written back.
     pub fn room_for_writers(&self) -> u64 {
-        let room = self.progress.room(self.head.get(), self.free());
+        let room = self.progress.room(self.head.get(), self.free_blocks());
         if !self.cleaner.get() || self.used() == 0 {
             return room;
         }

@@ -272,7 +272,7 @@ impl Core {
         status.insert("uuid".into(), self.superblock.get().identity.uuid.to_string().into());
         status.insert("block_size".into(), block.into());
         status.insert("blocks".into(), ring.into());
-        status.insert("free_blocks".into(), self.free().into());
+        status.insert("free_blocks".into(), self.free_blocks().into());
         status.insert(
             "used_percent".into(),
             ((self.used() as f64 * 1000.0 / ring as f64).round() / 10.0).into(),
