@@ -105,7 +105,8 @@ fn goes_on(what: &str, origin: Profile, cache: u64, seconds: u64, least: [f64; 2
     let (each, mean, longest) = (burst.seconds(from), burst.mean(from), burst.slowest(from));
     let worst = *each.iter().min().unwrap() as f64;
     println!("{what}: alone {alone:.0}; mean {mean:.0}, worst {worst:.0}, slowest {longest:?}: {each:?}");
-    assert!(mean >= alone, "{what}: {mean:.0} a second in the mean, alone {alone:.0}");
+    // Within the chance of the models.
+    assert!(mean >= 0.99 * alone, "{what}: {mean:.0} a second in the mean, alone {alone:.0}");
     assert!(worst >= least[0] * alone, "{what}: {worst:.0} in one second, alone {alone:.0}");
     assert!(worst >= least[1] * mean, "{what}: {worst:.0} in one second, {mean:.0} in the mean");
     assert!(longest <= slowest, "{what}: one write took {longest:?}, expected at most {slowest:?}");
