@@ -96,7 +96,7 @@ impl Batch {
         let kept = &mut kept;
         let identity = core.superblock.get().identity;
         let expect = Expect { identity: &identity, origin_blocks: core.superblock.get().origin_blocks };
-        let most = core.progress.next_batch(core.settings.batch);
+        let most = core.progress.next_batch();
         while batch.end < durable && batch.end - begin < most {
             let address = batch.end;
             let found = match batch.header(core, address, durable, kept, &expect).await {

@@ -304,10 +304,6 @@ impl Core {
                                 Some(error.in_context(format!("block {block} of the origin")));
                             break;
                         }
-                        core.progress.wrote(run.1 as u64);
-                        if core.waiting_for_room.get() > 0 {
-                            core.freed.notify_all();
-                        }
                     }
                 })
             })
@@ -347,9 +343,12 @@ impl WriteBack {
         }
     }
 
-    /// Writes back one batch. It is made durable while the next ones are written, as far as they are of the same epoch, so that
-    /// the origin always has something to do.
+    /// Writes back one batch, or waits until the one before it is durable. It is made durable while the next one is read, and
+    /// while next ones are written where that is faster, as far as they are of the same epoch.
     async fn next(&mut self) -> Result<()> {
+        if self.settling.is_some() && !self.core.progress.overlaps() {
+            return self.settle().await;
+        }
         self.wait_for_settled().await;
         let core = self.core.clone();
         // Nothing that the cache could still lose goes to the origin, or saves an older version from going there: what
@@ -384,10 +383,9 @@ impl WriteBack {
             let read = runtime::spawn(async move { Batch::read(&core, start, limit).await });
             self.ahead = Some((batch.end, read));
         }
-        core.progress.begin(batch.end - address, batch.newest as u64);
+        core.progress.begin(batch.end - address);
         core.discard_ranges(&batch).await?;
         core.write_runs(&batch).await?;
-        core.progress.end();
         if let Some(batch) = Rc::get_mut(&mut batch) {
             batch.drop_data();
         }
