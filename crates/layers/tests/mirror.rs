@@ -397,6 +397,34 @@ fn when_only_the_lagging_leg_is_left_reads_wait_for_it() {
     });
 }
 
+/// Whoever opens a mirror without a stack may ask for anything. The loop that clears the bitmap has nothing to wait for then, and
+/// must let the others run all the same: this test doesn't end if it doesn't.
+#[test]
+fn a_bitmap_that_is_cleared_at_once_leaves_the_shard_to_the_others() {
+    for delay in [Duration::ZERO, Duration::from_nanos(3)] {
+        let run = move || async move {
+            let mut plan = plan(&[disk(64, 4096), disk(64, 4096)], true);
+            plan.settings.bitmap_delay = delay;
+            let part = MirrorPart::open(plan).await.unwrap();
+            let handle = part.open().await.unwrap();
+            settled(&part).await;
+            write(&*handle, 5, 5).await.unwrap();
+            for _ in 0..1000 {
+                runtime::sleep(Duration::from_millis(1)).await;
+                if part.status()["dirty_chunks"] == 0 {
+                    break;
+                }
+            }
+            assert_eq!(part.status()["dirty_chunks"], 0);
+            drop(handle);
+            part.close().await.unwrap();
+        };
+        simulated(run);
+        // Also where time passes by itself.
+        common::on_a_shard(run);
+    }
+}
+
 #[test]
 fn memory_of_what_is_behind_is_bounded() {
     simulated(|| async {
