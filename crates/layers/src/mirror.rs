@@ -21,8 +21,8 @@
 //! `core` is the home, with `membership` (superblocks), `bitmap` and `keeper` (copying, scrubs); `assembly` decides at
 //! opening; [`format`](mod@format) is what lies on the legs. Payloads are not copied for legs that lag: [`block::Data`] doesn't change.
 //!
-//! What is behind is lost with the process, and the source has it. Keeping it on the fast leg, so that a restart goes on with it
-//! rather than with the bitmap, belongs into `behind`, between `behind::Behind::enter` and the lane.
+//! What is behind is lost with the process, and the source has it. A log of it, with which a restart goes on, is a layer of its
+//! own: a write cache on the fast device in front of the leg (`examples/mirror-behind-log.toml`).
 
 mod assembly;
 mod behind;
@@ -71,7 +71,8 @@ pub const KIND: Kind = Kind {
         Key::optional(
             "write_behind",
             ValueKind::Integer { min: 1, max: 16383 },
-            "how many writes the write-mostly legs may lag; needs some. Without it they don't lag",
+            "how many writes the write-mostly legs may lag, in memory; needs some. Without it they don't lag. For a log of \
+             them on the fast device put a writecache in front of the leg instead",
         ),
         Key::optional("behind_bytes", ValueKind::Size, "how much memory what is behind may take").or("64MiB"),
         Key::optional(

@@ -11,6 +11,7 @@ use common::{full, read, write};
 use layers::fault::{FaultDevicePart, parse_rules};
 use layers::mirror::{MirrorPart, MissingLeg, Plan, Settings, Wishes};
 use layers::record::replay::ImageDisk;
+use layers::writecache::{Options, WriteCachePart};
 use stack::Contract;
 use std::sync::Arc;
 use std::time::Duration;
@@ -325,6 +326,38 @@ fn writes_go_at_the_fast_legs_speed_up_to_the_bound() {
         assert_eq!(data_of(&b, 61).await[5 * 4096], 9);
         drop(handle);
         part.close().await.unwrap();
+    });
+}
+
+#[test]
+fn what_a_slow_leg_has_in_a_cache_only_is_in_one_copy() {
+    simulated(|| async {
+        let (fast, log, slow) = (disk(64, 4096), disk(130, 4096), disk(64, 4096));
+        // It keeps what it has until it is told.
+        let options = Options { format: true, high_watermark: 100, low_watermark: 100, ..Options::default() };
+        let behind = Arc::new(WriteCachePart::open(slow, log, options).await.unwrap());
+        let mut plan = plan(&[fast, behind.clone()], true);
+        plan.settings = Settings { write_mostly: 0b10, ..plan.settings };
+        let part = MirrorPart::open(plan).await.unwrap();
+        settled(&part).await;
+        behind.message("flush").await.unwrap();
+        let one_copy = || part.status()["one_copy_bytes"].as_u64().unwrap();
+        assert_eq!(one_copy(), 0);
+        let handle = part.open().await.unwrap();
+        for block in 0..8 {
+            write(&*handle, block, 7).await.unwrap();
+        }
+        handle.flush().await.unwrap();
+        // Nothing is behind, and yet the fast device alone has it.
+        assert_eq!(part.status()["behind_bytes"], 0);
+        assert_eq!(one_copy(), 8 * 4096);
+        assert_eq!(part.status()["legs"][1]["only_in_cache_bytes"], 8 * 4096);
+        assert!(part.status()["legs"][0].get("only_in_cache_bytes").is_none());
+        behind.message("flush").await.unwrap();
+        assert_eq!(one_copy(), 0);
+        drop(handle);
+        part.close().await.unwrap();
+        behind.close().await.unwrap();
     });
 }
 
