@@ -509,6 +509,53 @@ fn a_scrub_counts_what_differs_and_repairs_it_when_told() {
     });
 }
 
+/// Scripts wait for `idle`.
+#[test]
+fn the_sync_action_says_what_is_copied_or_compared() {
+    simulated(|| async {
+        let (a, b) = (disk(64, 4096), disk(64, 4096));
+        // Comparing takes at least that long, and copying all of it a quarter of a second.
+        let mut slow = plan(&[a, faulty(&b, "read delay=5ms")], true);
+        slow.settings.sync_speed_max = 1 << 20;
+        let part = MirrorPart::open(slow).await.unwrap();
+        let all_in_turn = async || {
+            let mut words: Vec<String> = Vec::new();
+            for _ in 0..5_000 {
+                let status = part.status();
+                let word = status["sync_action"].as_str().unwrap().to_owned();
+                if word == "idle" {
+                    assert_eq!((&status["chunks_to_copy"], &status["state"]), (&0.into(), &"clean".into()));
+                    return words.join(", ");
+                }
+                if words.last() != Some(&word) {
+                    words.push(word);
+                }
+                runtime::sleep(Duration::from_millis(1)).await;
+            }
+            panic!("{words:?}, and never idle: {:?}", part.status());
+        };
+        assert_eq!(
+            part.message("idle").await.unwrap(),
+            "there is no check and no repair; copying, if any, goes on"
+        );
+        assert_eq!(all_in_turn().await, "resync");
+        let handle = part.open().await.unwrap();
+        part.message("fail b").await.unwrap();
+        assert_eq!(part.status()["sync_action"], "idle", "nothing is copied to a leg that is faulty");
+        write(&*handle, 7, 7).await.unwrap();
+        part.message("re-add b").await.unwrap();
+        // It begins when the leg has everything.
+        part.message("check").await.unwrap();
+        assert_eq!(all_in_turn().await, "recover, check");
+        assert_eq!(state_of(&part, 1), "active");
+        part.message("repair").await.unwrap();
+        assert_eq!(all_in_turn().await, "repair");
+        assert_eq!(part.status()["mismatch_sectors"], 0);
+        drop(handle);
+        part.close().await.unwrap();
+    });
+}
+
 #[test]
 fn reads_leave_a_slow_leg_alone() {
     simulated(|| async {

@@ -61,6 +61,7 @@ pub struct Summary {
     legs: Vec<LegSummary>,
     places: usize,
     active: Mask,
+    rebuilding: Mask,
     events: u64,
     source: usize,
     chunk: u64,
@@ -106,6 +107,7 @@ impl Shared {
         let number = |value: &AtomicU64| value.load(Ordering::Relaxed);
         let Lag { writes, bytes: behind } = Lag::from_word(number(&self.behind));
         let one_copy = summary.one_copy(behind, only_in_cache).min(self.geometry.bytes());
+        let sync_action = summary.sync_action();
         status.insert("array".into(), summary.array.into());
         status.insert("bytes".into(), self.geometry.bytes().into());
         let is_whole = summary.active.count_ones() as usize == summary.places;
@@ -126,7 +128,7 @@ impl Shared {
         status.insert("chunks".into(), summary.chunks.into());
         status.insert("chunks_to_copy".into(), summary.differ.max(summary.lacking).into());
         status.insert("copied_bytes".into(), number(&self.copied_bytes).into());
-        status.insert("sync_action".into(), summary.scrub.unwrap_or("idle").into());
+        status.insert("sync_action".into(), sync_action.into());
         status.insert("scrubbed_bytes".into(), number(&self.scrubbed_bytes).into());
         status.insert("mismatch_sectors".into(), number(&self.mismatches).into());
         let source = summary.source;
@@ -156,6 +158,16 @@ impl Shared {
 }
 
 impl Summary {
+    /// What is being copied or compared, in md's words. As there, a leg that is rebuilt comes first; a scrub begins when nothing is
+    /// left to be copied.
+    fn sync_action(&self) -> &'static str {
+        match () {
+            () if self.rebuilding != 0 => "recover",
+            () if self.differ > 0 => "resync",
+            () => self.scrub.unwrap_or("idle"),
+        }
+    }
+
     /// How many bytes are on one leg only, where so many are behind; where that isn't known exactly, more.
     fn one_copy(&self, behind: u64, only_in_cache: &[Option<u64>]) -> u64 {
         if self.active.count_ones() == 1 {
@@ -225,6 +237,7 @@ impl Core {
             legs,
             places: slots.len(),
             active: self.active.get(),
+            rebuilding: self.rebuilding.get(),
             events: self.events.get(),
             source: self.source.get(),
             chunk: self.layout.chunk,
