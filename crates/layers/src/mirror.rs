@@ -73,7 +73,8 @@ pub const KIND: Kind = Kind {
             ValueKind::Integer { min: 1, max: 16383 },
             "how many writes the write-mostly legs may lag, in memory; needs some. Without it they don't lag. For a log of \
              them on the fast device put a writecache in front of the leg instead",
-        ),
+        )
+        .as_in("md"),
         Key::optional("behind_bytes", ValueKind::Size, "how much memory what is behind may take").or("64MiB"),
         Key::optional(
             "flush",
