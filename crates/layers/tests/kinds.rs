@@ -83,6 +83,22 @@ fn devices_that_dont_fit_together_are_refused_with_what_would() {
         ("mirror(ram(1MiB), ram(1MiB), flush=fast)", "no leg lags without write_behind"),
         ("mirror(ram(1MiB), ram(1MiB), write_mostly=[2])", "expected one of ram1, ram2"),
         ("mirror(ram(1MiB), ram(1MiB), bitmap_chunk=2KiB)", "at least 4096 (md's limit)"),
+        (
+            "mirror(ram(1MiB), ram(1MiB), bitmap_delay=0s)",
+            "bitmap_delay 0: expected 1ms or more (md's --delay",
+        ),
+        (
+            "mirror(ram(1MiB), ram(1MiB), bitmap_delay=999us)",
+            "bitmap_delay 999us: expected 1ms or more (md's",
+        ),
+        (
+            "mirror(ram(1MiB), ram(1MiB), behind_bytes=0)",
+            "behind_bytes 0: not even a write of one block has room",
+        ),
+        (
+            "mirror(ram(1MiB), ram(1MiB), behind_bytes=2KiB)",
+            "behind_bytes 2048: not even a write of one block",
+        ),
         ("mirror(ram(1MiB), ram(8KiB))", "the smallest leg has 8192 bytes"),
     ] {
         let problems = refused(line);
