@@ -453,3 +453,45 @@ fn reads_bring_in_the_rest_of_a_block_that_was_written_in_part() {
         }
     });
 }
+
+/// Hot blocks are hot still after a close, and those that were in the small queue leave first.
+#[test]
+fn what_was_hot_stays_when_the_cache_is_opened_again() {
+    on_a_shard(|| async {
+        let (slow, fast) = (disk(65536), fast());
+        let unthrottled = Options { migration_threshold: 1 << 20, ..made(Mode::Writethrough) };
+        let part = CachePart::open(slow.clone(), fast.clone(), "slow", &unthrottled).await.unwrap();
+        let handle = part.open().await.unwrap();
+        let hot = 40_u64;
+        // In rounds, so that each round is a visit.
+        for _ in 0..5 {
+            for block in 0..hot {
+                read(&*handle, 8 * block, 1).await.unwrap();
+            }
+            until(&part, "promotions", hot).await;
+            // Meanwhile the table is told what there is, and how hot it is by then.
+            runtime::sleep(Duration::from_millis(30)).await;
+        }
+        write(&*handle, 8, 9).await.unwrap();
+        let before = part.message("warm list 0 4096").await.unwrap();
+        assert!(before.contains("small/3/"), "{before}");
+        drop(handle);
+        part.close().await.unwrap();
+        let again = Options { format: false, ..unthrottled };
+        let part = CachePart::open(slow, fast, "slow", &again).await.unwrap();
+        assert_eq!(part.message("warm list 0 4096").await.unwrap(), before);
+        let handle = part.open().await.unwrap();
+        // A scan over ten times of what there is room for.
+        for block in 1000..1900 {
+            read(&*handle, 8 * block, 1).await.unwrap();
+        }
+        let before = count(&part, "read_hits").await;
+        for block in 0..hot {
+            read(&*handle, 8 * block, 1).await.unwrap();
+        }
+        let hits = count(&part, "read_hits").await - before;
+        assert_eq!(hits, hot, "{:?}", part.status());
+        drop(handle);
+        part.close().await.unwrap();
+    });
+}
