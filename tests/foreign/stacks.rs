@@ -7,7 +7,8 @@ use std::path::Path;
 pub struct Killed {
     /// For people.
     pub name: &'static str,
-    /// `A`, `B` and `C` are files, `SIZE` is how large it is, and `SMALL` a part of it.
+    /// `A` to `F` are files, `SIZE` is how large it is, and `SMALL` a part of it; `LEG` and `HALF` are legs of a mirror of that
+    /// size and of half of it.
     line: &'static str,
     /// Whether all that was acknowledged is there after the end of its process; else what was flushed.
     pub keeps_acknowledged: bool,
@@ -36,21 +37,29 @@ pub const KILLED: &[Killed] = &[
         line: "writecache(cache(file(A, size=SIZE), file(B, size=SMALL), mode=writeback, block_size=32KiB), file(C, size=SMALL))",
         keeps_acknowledged: true,
     },
+    Killed {
+        name: "RAID10 under two caches",
+        line: "writecache(cache(stripe(mirror(file(A, size=HALF), file(B, size=HALF)), mirror(file(C, size=HALF), file(D, size=HALF)), \
+               chunk_size=32KiB), file(E, size=SMALL), mode=writethrough, block_size=32KiB), file(F, size=SMALL))",
+        keeps_acknowledged: true,
+    },
 ];
 
 impl Killed {
     /// The stack in one line, of so many bytes, on files in this folder.
     pub fn line(&self, folder: &Path, bytes: u64) -> String {
-        let at = |name: &str| folder.join(name).display().to_string();
         // Two superblocks and a page of the bitmap.
-        let leg = bytes + 3 * 4096;
+        let leg = |bytes: u64| (bytes + 3 * 4096).to_string();
         let small = (bytes / 4).max(1 << 20);
-        self.line
+        let line = self
+            .line
             .replace("SIZE", &bytes.to_string())
-            .replace("LEG", &leg.to_string())
-            .replace("SMALL", &small.to_string())
-            .replace("(A,", &format!("({},", at("a.img")))
-            .replace("(B,", &format!("({},", at("b.img")))
-            .replace("(C,", &format!("({},", at("c.img")))
+            .replace("LEG", &leg(bytes))
+            .replace("HALF", &leg(bytes / 2))
+            .replace("SMALL", &small.to_string());
+        ["A", "B", "C", "D", "E", "F"].iter().fold(line, |line, file| {
+            let path = folder.join(format!("{}.img", file.to_lowercase()));
+            line.replace(&format!("({file},"), &format!("({},", path.display()))
+        })
     }
 }

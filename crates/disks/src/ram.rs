@@ -5,6 +5,7 @@
 //! written to takes none (`memory`), and a write that there is no memory for fails with "no space" (`budget`).
 
 mod budget;
+mod copy;
 mod memory;
 
 use crate::{SECTOR, queued, size};
@@ -12,8 +13,9 @@ use block::{
     BlockCount, BlockIndex, BlockRange, BlockSize, Buffer, Call, Device, DeviceGeometry, DevicePart,
     Durability, Error, Extent, ExtentState, Part, Payload, ReadOutcome, Result, Status, ZeroMode,
 };
-use memory::{CHUNK, Memory};
+use memory::{CHUNK, Copying, Memory};
 use stack::{Built, Contract, Key, Kind, Shape, ValueKind};
+use std::cell::Cell;
 use std::rc::Rc;
 use std::sync::Arc;
 
@@ -100,7 +102,7 @@ impl DevicePart for RamPart {
     }
 
     fn open(&self) -> Call<'_, Result<Rc<dyn Device>>> {
-        let ram = Ram { geometry: self.geometry.clone(), memory: self.memory.clone() };
+        let ram = Ram { geometry: self.geometry.clone(), memory: self.memory.clone(), next: Cell::new(0) };
         Call::ready(Ok(Rc::new(ram) as Rc<dyn Device>))
     }
 }
@@ -108,9 +110,19 @@ impl DevicePart for RamPart {
 struct Ram {
     geometry: DeviceGeometry,
     memory: Arc<Memory>,
+    /// Behind what was written last, in bytes.
+    next: Cell<u64>,
 }
 
 impl Ram {
+    #[inline]
+    fn put(&self, at: BlockIndex, payload: &Payload) -> Result<()> {
+        self.geometry.range(at, payload.len())?;
+        let offset = self.geometry.block_size.offset_of(at).0;
+        let follows = self.next.replace(offset + payload.len() as u64) == offset;
+        self.memory.write(offset, payload, if follows { Copying::Plain } else { Copying::PastCaches })
+    }
+
     /// Zeros, in memory that is given back or that is there from now on.
     fn zero(&self, range: BlockRange, mode: ZeroMode) -> Result<()> {
         self.geometry.check(range)?;
@@ -139,8 +151,7 @@ impl Device for Ram {
     }
 
     fn write(&self, at: BlockIndex, payload: Payload, _durability: Durability) -> Call<'_, Result<()>> {
-        let checked = self.geometry.range(at, payload.len());
-        queued(checked.and_then(|_| self.memory.write(self.geometry.block_size.offset_of(at).0, &payload)))
+        queued(self.put(at, &payload))
     }
 
     fn flush(&self) -> Call<'_, Result<()>> {

@@ -9,6 +9,7 @@
 #![allow(unsafe_code)] // The blocks are memory that all shards share, as those of a disk are.
 
 use super::budget::{Budget, machine};
+use super::copy::copy_past_caches;
 use block::{Buffer, Error, Payload, Result};
 use std::ptr::NonNull;
 use std::sync::atomic::{AtomicU16, Ordering};
@@ -18,6 +19,15 @@ const PAGE: u64 = 4096;
 
 /// The unit in which extents are told, in bytes: the pages of one word of bits.
 pub(super) const CHUNK: u64 = PAGE * u16::BITS as u64;
+
+/// How bytes are written.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Copying {
+    /// What lies here was probably used just before, or the processor fetches it ahead.
+    Plain,
+    /// It is probably in no cache.
+    PastCaches,
+}
 
 /// Zeroed pages that are taken when something else is first written to them.
 pub(super) struct Memory {
@@ -134,7 +144,7 @@ impl Memory {
     /// # Errors
     /// [`Error::NoSpace`] if there is no memory for it; some of it may have been written.
     #[inline]
-    pub fn write(&self, offset: u64, payload: &Payload) -> Result<()> {
+    pub fn write(&self, offset: u64, payload: &Payload, copying: Copying) -> Result<()> {
         let mut offset = offset;
         for data in payload.slices() {
             let mut rest = &data[..];
@@ -144,7 +154,7 @@ impl Memory {
                 let bytes = if is_written { bytes } else { bytes.min(PAGE - offset % PAGE) };
                 let (piece, behind) = rest.split_at(bytes as usize);
                 if is_written || !is_zero(piece) {
-                    self.put(offset, piece, is_written)?;
+                    self.put(offset, piece, is_written, copying)?;
                 }
                 (offset, rest) = (offset + bytes, behind);
             }
@@ -154,13 +164,19 @@ impl Memory {
 
     /// Copies bytes to pages all of which were written, or to a single one that wasn't.
     #[inline]
-    fn put(&self, offset: u64, piece: &[u8], is_written: bool) -> Result<()> {
+    fn put(&self, offset: u64, piece: &[u8], is_written: bool, copying: Copying) -> Result<()> {
         if !is_written {
             self.budget.take(PAGE)?;
         }
         let target = self.at(offset, piece.len());
         // SAFETY: the target lies inside the mapping and apart from the data.
-        unsafe { std::ptr::copy_nonoverlapping(piece.as_ptr(), target, piece.len()) };
+        unsafe {
+            match copying {
+                // The kernel has just cleared a page that is new.
+                Copying::PastCaches if is_written => copy_past_caches(piece.as_ptr(), target, piece.len()),
+                _ => std::ptr::copy_nonoverlapping(piece.as_ptr(), target, piece.len()),
+            }
+        }
         // Also pages that had their bits: a discard may have cleared them since.
         for page in offset / PAGE..=(offset + piece.len() as u64 - 1) / PAGE {
             match (is_written, self.is_written(page)) {
@@ -235,7 +251,7 @@ impl Memory {
         let mut at = offset;
         while at < end {
             let bytes = (PAGE - at % PAGE).min(end - at);
-            self.put(at, &ZEROS[..bytes as usize], self.is_written(at / PAGE))?;
+            self.put(at, &ZEROS[..bytes as usize], self.is_written(at / PAGE), Copying::Plain)?;
             at += bytes;
         }
         Ok(())

@@ -32,22 +32,22 @@ fn a_device_far_larger_than_the_machine_takes_what_is_written() {
     let zeros = payload(&[&[0; 4096]]);
     let step = 16 * total / 100_000 / PAGE * PAGE;
     for index in 0..100_000 {
-        memory.write(index * step, &zeros).expect("zeros take nothing");
+        memory.write(index * step, &zeros, Copying::PastCaches).expect("zeros take nothing");
         assert!(filled(&memory, index * step, 4096).iter().all(|byte| *byte == 0));
     }
     assert_eq!(memory.taken(), 0);
     // 100 000 pages, or tables of them, would be 400 MB; other tests run at the same time.
     assert!(resident() < before + 100 * MIB, "{before} and {}", resident());
-    memory.write(77 * step, &payload(&[&[5; 4096]])).expect("there is memory");
+    memory.write(77 * step, &payload(&[&[5; 4096]]), Copying::PastCaches).expect("there is memory");
     assert_eq!((memory.taken(), filled(&memory, 77 * step, 4096)), (PAGE, vec![5; 4096]));
 }
 
 #[test]
 fn zeros_over_something_are_written() {
     let memory = Memory::new(MIB, None).expect("memory");
-    memory.write(512, &payload(&[&[1; 512], &[2; 8192]])).expect("there is memory");
+    memory.write(512, &payload(&[&[1; 512], &[2; 8192]]), Copying::PastCaches).expect("there is memory");
     assert_eq!(memory.taken(), 3 * PAGE);
-    memory.write(1024, &payload(&[&[0; 1024]])).expect("there is memory");
+    memory.write(1024, &payload(&[&[0; 1024]]), Copying::PastCaches).expect("there is memory");
     let mut expected = vec![0; 512];
     expected.extend([vec![1; 512], vec![0; 1024], vec![2; 7168], vec![0; 512]].concat());
     assert_eq!(filled(&memory, 0, 512 + 512 + 8192 + 512), expected);
@@ -57,7 +57,7 @@ fn zeros_over_something_are_written() {
     assert_eq!(filled(&memory, 8704, 512), [2; 512]);
     memory.discard(0, MIB);
     assert_eq!((memory.taken(), memory.may_hold_data(0)), (0, false));
-    memory.write(0, &payload(&[&[0; 65536]])).expect("zeros take nothing");
+    memory.write(0, &payload(&[&[0; 65536]]), Copying::PastCaches).expect("zeros take nothing");
     assert_eq!((memory.taken(), memory.may_hold_data(0)), (0, false));
 }
 
@@ -67,14 +67,14 @@ fn without_room_a_write_fails_and_what_was_kept_does_not() {
     memory.zero_and_keep(0, 2 * PAGE).expect("there is room");
     assert_eq!((memory.taken(), memory.may_hold_data(0)), (2 * PAGE, true));
     let ones = vec![1; 2 * PAGE as usize];
-    memory.write(512 << 10, &payload(&[&ones])).expect("there is room");
-    let error = memory.write(256 << 10, &payload(&[&ones])).expect_err("it is full");
+    memory.write(512 << 10, &payload(&[&ones]), Copying::PastCaches).expect("there is room");
+    let error = memory.write(256 << 10, &payload(&[&ones]), Copying::PastCaches).expect_err("it is full");
     assert_eq!(error.errno(), libc::ENOSPC);
-    memory.write(0, &payload(&[&ones])).expect("this room was kept");
-    memory.write(768 << 10, &payload(&[&[0; 4096]])).expect("zeros take nothing");
+    memory.write(0, &payload(&[&ones]), Copying::PastCaches).expect("this room was kept");
+    memory.write(768 << 10, &payload(&[&[0; 4096]]), Copying::PastCaches).expect("zeros take nothing");
     assert_eq!(memory.zero_and_keep(768 << 10, PAGE).expect_err("it is full").errno(), libc::ENOSPC);
     memory.discard(512 << 10, PAGE);
-    memory.write(256 << 10, &payload(&[&ones[..4096]])).expect("there is room again");
+    memory.write(256 << 10, &payload(&[&ones[..4096]]), Copying::PastCaches).expect("there is room again");
     assert_eq!(memory.taken(), 4 * PAGE);
 }
 
@@ -86,7 +86,7 @@ fn nothing_is_left_without_its_bit() {
     let memory = Memory::new(LENGTH, None).expect("memory");
     let (ones, zeros) = (payload(&[&[1; LENGTH as usize]]), payload(&[&[0; LENGTH as usize]]));
     for round in 0..100 {
-        memory.write(0, &ones).expect("there is memory");
+        memory.write(0, &ones, Copying::PastCaches).expect("there is memory");
         let begun = AtomicBool::new(false);
         std::thread::scope(|scope| {
             scope.spawn(|| {
@@ -96,11 +96,11 @@ fn nothing_is_left_without_its_bit() {
                 memory.discard(0, LENGTH);
             });
             begun.store(true, Ordering::Relaxed);
-            memory.write(0, &ones).expect("there is memory");
+            memory.write(0, &ones, Copying::PastCaches).expect("there is memory");
         });
         let bits = (0..LENGTH / PAGE).filter(|page| memory.is_written(*page)).count() as u64;
         assert_eq!(memory.taken(), bits * PAGE, "round {round}");
-        memory.write(0, &zeros).expect("there is memory");
+        memory.write(0, &zeros, Copying::PastCaches).expect("there is memory");
         // SAFETY: inside the mapping, and nobody else is at it.
         let bytes = unsafe { std::slice::from_raw_parts(memory.at(0, LENGTH as usize), LENGTH as usize) };
         assert!(bytes == &zeros.slices()[0][..], "round {round}: something was left without its bit");
