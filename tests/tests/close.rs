@@ -1,13 +1,13 @@
 //! What was acknowledged and not flushed is there after a clean close and a power cut, whatever the stack: on disks that lose
 //! all that was not flushed.
 
-use block::{BlockSize, Call, Device, DeviceGeometry, DevicePart, Part, Result};
+use block::{BlockSize, Call, DevicePart};
+use conformance::Whole;
 use conformance::device::{Options, VolatileDisk, run_close};
 use stack::{Built, BuiltStack, Contract, Kind, Registry, Shape, Stack};
 use std::cell::{Cell, RefCell};
 use std::collections::BTreeMap;
 use std::path::Path;
-use std::rc::Rc;
 use std::sync::Arc;
 
 /// How large a disk is, in blocks of 4096 bytes.
@@ -60,32 +60,6 @@ fn registry() -> Registry {
     ])
 }
 
-/// A whole stack as the device on its top.
-struct Whole {
-    built: BuiltStack,
-    top: Arc<dyn DevicePart>,
-}
-
-impl Part for Whole {
-    fn kind(&self) -> &'static str {
-        self.top.kind()
-    }
-
-    fn close(&self) -> Call<'_, Result<()>> {
-        self.built.close()
-    }
-}
-
-impl DevicePart for Whole {
-    fn geometry(&self) -> &DeviceGeometry {
-        self.top.geometry()
-    }
-
-    fn open(&self) -> Call<'_, Result<Rc<dyn Device>>> {
-        self.top.open()
-    }
-}
-
 async fn build(line: &str, folder: &Path, format: bool) -> BuiltStack {
     let stack = Stack::from_line("line", line, &registry()).unwrap_or_else(|problems| panic!("{problems}"));
     let plan = stack.with_base_directory(folder).check(format);
@@ -96,7 +70,7 @@ async fn judge(line: &str, folder: &Path) -> std::result::Result<(), String> {
     let made = Cell::new(false);
     let make = async || {
         let built = build(line, folder, !made.replace(true)).await;
-        Arc::new(Whole { top: built.top().expect("it has one"), built }) as Arc<dyn DevicePart>
+        Arc::new(Whole::new(built).expect("a device on top")) as Arc<dyn DevicePart>
     };
     let cut = || DISKS.with_borrow(|disks| disks.values().for_each(VolatileDisk::cut_power));
     run_close(make, cut, Options { operations: 400, ..Options::default() }).await

@@ -4,7 +4,8 @@
 //! FUA is `RWF_DSYNC`, discard punches a hole. After a failed flush the device takes no more flushes: the
 //! kernel reports lost writes once, and a later success would acknowledge what isn't so.
 //!
-//! The file is locked as long as the part lives (flock), so that two stacks don't write to one disk.
+//! The file is locked as long as the part lives (flock), so that two stacks don't write to one disk; a stack that has it twice
+//! is refused before anything is opened.
 
 mod handle;
 
@@ -40,6 +41,7 @@ pub const KIND: Kind = Kind {
     example: "file(disk.img, size=4GiB)",
     plan: |arguments| {
         let settings = Settings::new(arguments)?;
+        arguments.claim("path", &settings.path, !settings.read_only);
         let block_size = settings.block_size.bytes() as u32;
         Ok(Shape { bytes: settings.planned_bytes(arguments)?, block_size: Some(block_size), zones: None })
     },

@@ -13,6 +13,7 @@ mod decide;
 mod device;
 pub mod parse;
 pub mod rule;
+mod turns;
 mod zones;
 
 pub use device::FaultDevicePart;

@@ -9,6 +9,7 @@ use block::{
 };
 use common::{disk, full, on_a_shard, read, write};
 use layers::fault::{FaultDevicePart, FaultZonesPart, parse_rules};
+use runtime::Simulation;
 use stack::Contract;
 use std::rc::Rc;
 use std::sync::Arc;
@@ -105,6 +106,41 @@ fn torn_writes_write_the_beginning_only() {
         let arrived = found.iter().take_while(|byte| **byte == 2).count();
         assert!(arrived < 3 * 4096 && arrived % 512 == 0 && found[arrived..].iter().all(|byte| *byte == 0));
     });
+}
+
+/// A torn write is held up between reading what it leaves and writing it back; what overlaps comes meanwhile.
+#[test]
+fn a_torn_write_brings_no_bytes_back_that_another_one_replaced() {
+    for seed in 1..20 {
+        let simulation = Simulation::new(seed);
+        runtime::simulate(simulation, move || async move {
+            let disk = disk();
+            let parsed = |rule: &str| parse_rules(&[rule.to_owned()], Contract::Device).unwrap();
+            let slow = FaultDevicePart::new(disk.clone(), parsed("write delay=20ms times=1"), 1).unwrap();
+            let torn = FaultDevicePart::new(Arc::new(slow), parsed("write torn at=512 times=1"), 1).unwrap();
+            let (faulty, honest) = (torn.open().await.unwrap(), disk.open().await.unwrap());
+            honest.write(BlockIndex(0), full(1, 4), Durability::Visible).await.unwrap();
+            let tearing = runtime::spawn({
+                let faulty = faulty.clone();
+                async move { faulty.write(BlockIndex(1), full(2, 1), Durability::Visible).await }
+            });
+            runtime::sleep(Duration::from_millis(5)).await;
+            let began = runtime::now();
+            faulty.write(BlockIndex(3), full(4, 1), Durability::Visible).await.unwrap();
+            assert!(began.elapsed() < Duration::from_millis(5), "what doesn't overlap waits for nobody");
+            // A call that is dropped goes on to its end, also one that still waits for its turn.
+            let dropped = faulty.write(BlockIndex(0), full(3, 2), Durability::Visible);
+            assert!(runtime::timeout(Duration::from_millis(1), dropped).await.is_err());
+            tearing.await.unwrap();
+            faulty.discard(BlockRange::new(3, 1)).await.unwrap();
+            runtime::sleep(Duration::from_millis(5)).await;
+            let found = read(&*honest, 0, 4).await.unwrap();
+            let blocks: Vec<&[u8]> = found.chunks(4096).collect();
+            assert!(blocks[..2].iter().all(|block| block.iter().all(|byte| *byte == 3)), "seed {seed}");
+            assert!(blocks[2].iter().all(|byte| *byte == 1) && blocks[3].iter().all(|byte| *byte == 0));
+        })
+        .unwrap();
+    }
 }
 
 #[test]

@@ -396,7 +396,9 @@ pub fn default_zone_size(disk: u64) -> u64 {
 
 /// What is known without opening anything: the size, where it is said.
 fn plan(arguments: &Arguments) -> Result<Shape> {
-    map_place(arguments)?;
+    if let MapPlace::Pmem(path) = map_place(arguments)? {
+        arguments.claim("map_home", &path, true);
+    }
     let on = arguments.shape("on")?;
     if let Some(block_size) = on.block_size
         && u64::from(block_size) > BLOCK

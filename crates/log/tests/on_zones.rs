@@ -1,14 +1,11 @@
 //! A log on zones that a stack brings, with and without layers between: it keeps the promises of a device, leaves the zones to
 //! the stack, and never has more of them open than it says.
 
-use block::{
-    Call, Device, DeviceGeometry, DevicePart, Durable, EraseGuarantee, Error, Part, Result, Status,
-    ZoneGeometry,
-};
+use block::{DevicePart, Durable, EraseGuarantee, Error, Part, Result, ZoneGeometry};
+use conformance::Whole;
 use log::kind::Options;
 use stack::{BuiltStack, Registry, Stack};
 use std::cell::Cell;
-use std::rc::Rc;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
@@ -25,48 +22,18 @@ fn registry() -> Registry {
     ])
 }
 
-/// A whole stack as the device on its top. Closing it adds the appends that had failed.
-struct Whole {
-    built: BuiltStack,
-    top: Arc<dyn DevicePart>,
-    failed_appends: Arc<AtomicU64>,
-}
-
-impl Whole {
-    async fn build(line: &str, format: bool, failed_appends: &Arc<AtomicU64>) -> Result<Whole> {
-        let plan = Stack::from_line("line", line, &registry()).and_then(|stack| stack.check(format));
-        let built = plan.unwrap_or_else(|problems| panic!("{problems}")).build().await?;
-        Ok(Whole { top: built.top()?, built, failed_appends: failed_appends.clone() })
-    }
-}
-
-impl Part for Whole {
-    fn kind(&self) -> &'static str {
-        self.top.kind()
-    }
-
-    fn status(&self) -> Status {
-        self.top.status()
-    }
-
-    fn close(&self) -> Call<'_, Result<()>> {
-        let status = self.built.status();
-        if let Some(counted) = status["zones"].get("zone-stats1") {
+/// A whole stack. Closing it adds the appends that had failed.
+async fn build(line: &str, format: bool, failed_appends: &Arc<AtomicU64>) -> Result<Whole> {
+    let plan = Stack::from_line("line", line, &registry()).and_then(|stack| stack.check(format));
+    let built = plan.unwrap_or_else(|problems| panic!("{problems}")).build().await?;
+    let failed_appends = failed_appends.clone();
+    let look = move |built: &BuiltStack| {
+        if let Some(counted) = built.status()["zones"].get("zone-stats1") {
             let failed = counted["append"]["errors"].as_u64().expect("a number");
-            self.failed_appends.fetch_add(failed, Ordering::Relaxed);
+            failed_appends.fetch_add(failed, Ordering::Relaxed);
         }
-        self.built.close()
-    }
-}
-
-impl DevicePart for Whole {
-    fn geometry(&self) -> &DeviceGeometry {
-        self.top.geometry()
-    }
-
-    fn open(&self) -> Call<'_, Result<Rc<dyn Device>>> {
-        self.top.open()
-    }
+    };
+    Ok(Whole::new(built)?.before_close(look))
 }
 
 /// The suite on this stack, `DISK` being a file; returns how many appends have failed, where `zone-stats` counts them.
@@ -80,7 +47,7 @@ fn conforms(shards: usize, line: &str) -> u64 {
     let main = move || async move {
         let made = Cell::new(false);
         let make = async || {
-            let whole = Whole::build(&line, !made.replace(true), &counted).await;
+            let whole = build(&line, !made.replace(true), &counted).await;
             Arc::new(whole.expect("the stack opens")) as Arc<dyn DevicePart>
         };
         let suite = conformance::device::Options { persistent: true, ..Default::default() };
@@ -167,10 +134,10 @@ fn zones_that_do_not_fit_are_refused() {
         let none = Arc::new(AtomicU64::new(0));
         let zones = format!("zones(file({disk}, size=16MiB), max_open=2)");
         let formatted = format!("log(zones(file({disk}, size=16MiB), zone_size=256KiB))");
-        Whole::build(&formatted, true, &none).await.expect("it is made").close().await.expect("it closes");
-        let error = Whole::build(&format!("log({zones})"), false, &none).await.err().expect("it is refused");
+        build(&formatted, true, &none).await.expect("it is made").close().await.expect("it closes");
+        let error = build(&format!("log({zones})"), false, &none).await.err().expect("it is refused");
         assert!(matches!(&error, Error::Invalid(_)) && error.to_string().contains("max_open=2"), "{error}");
-        let whole = Whole::build(&formatted, false, &none).await.expect("it opens with more");
+        let whole = build(&formatted, false, &none).await.expect("it opens with more");
         whole.close().await.expect("it closes");
     })
     .expect("the runtime starts");

@@ -394,3 +394,48 @@ fn options() {
         assert!(ran.stderr.contains(expected), "{arguments:?}: {}", ran.stderr);
     }
 }
+
+/// Opening would refuse it by its lock; but a part that is made anew may be gone by then.
+#[test]
+fn a_file_that_two_parts_write_to() {
+    let folder = tempfile::tempdir().unwrap();
+    let disk = folder.path().join("disk.img");
+    std::fs::create_dir(folder.path().join("sub")).unwrap();
+    std::os::unix::fs::symlink("../disk.img", folder.path().join("sub/link.img")).unwrap();
+    let bytes = vec![7; 1 << 20];
+    std::fs::write(&disk, &bytes).unwrap();
+    let text = "[device.slow]\nkind = \"file\"\npath = \"disk.img\"\n\n[device.fast]\nkind = \"file\"\npath = \"sub/link.img\"\n\n\
+                [device.cached]\nkind = \"cache\"\non = \"slow\"\ncache = \"fast\"\n";
+    std::fs::write(folder.path().join("s.toml"), text).unwrap();
+    let expected = r#"
+s.toml:7:1: file "fast": FOLDER/sub/link.img is already taken by file "slow", which writes to it as FOLDER/disk.img: expected another file; only parts that don't write may share one
+ 7 | path = "sub/link.img"
+   | ^^^^"#;
+    for arguments in [
+        &["stack", "check", "s.toml"][..],
+        &["format", "s.toml"],
+        &["format", "s.toml", "cached"],
+        &["serve", "s.toml", "--nbd", "unix:x.sock", "--format"],
+        &["bench", "s.toml"],
+    ] {
+        let ran = run(folder.path(), arguments);
+        let said = ran.stderr.replace(folder.path().to_str().unwrap(), "FOLDER");
+        assert_eq!(said.trim_end(), expected.trim_start_matches('\n'), "{arguments:?}");
+        assert_eq!((ran.code, std::fs::read(&disk).unwrap() == bytes), (Some(2), true), "{arguments:?}");
+    }
+    for (line, is_fine) in [
+        ("mirror(file(disk.img), file(./sub/../disk.img))", false),
+        ("linear(file(disk.img), file(disk.img, read_only=true))", false),
+        ("linear(file(new.img, size=1MiB), file(sub/../new.img, size=1MiB))", false),
+        ("linear(file(disk.img, read_only=true), file(sub/link.img, read_only=true))", true),
+        ("linear(file(disk.img), file(new.img, size=1MiB))", true),
+        ("log(file(disk.img), map_home=\"pmem:sub/link.img\")", false),
+    ] {
+        let ran = run(folder.path(), &["stack", "check", "--format", line]);
+        assert_eq!(ran.code, Some(if is_fine { 0 } else { 2 }), "{line}: {}", ran.stderr);
+        assert_eq!(ran.stderr.contains("is already taken by"), !is_fine, "{line}: {}", ran.stderr);
+    }
+    let shared = "mirror(file(disk.img, read_only=true), file(sub/link.img, read_only=true))";
+    let ran = run(folder.path(), &["stack", "check", shared]);
+    assert!(!ran.stderr.contains("is already taken by"), "{}", ran.stderr);
+}

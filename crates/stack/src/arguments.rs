@@ -5,10 +5,11 @@
 //! that begin with `optional_`.
 
 use crate::built::BuiltPart;
+use crate::claims::Claim;
 use crate::kind::{Built, Contract, Key, Kind, Shape};
 use crate::value::Value;
 use block::{DevicePart, Error, Result, ZonesPart};
-use std::cell::Cell;
+use std::cell::{Cell, RefCell};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
@@ -36,6 +37,8 @@ pub struct Arguments {
     pub(crate) shards: usize,
     /// The key that the last refusal was about.
     pub(crate) refused: Cell<Option<&'static str>>,
+    /// The files that the part has said it opens.
+    pub(crate) claims: RefCell<Vec<Claim>>,
 }
 
 macro_rules! getters {
@@ -196,6 +199,12 @@ impl Arguments {
     pub fn refuse(&self, key: &'static str, detail: impl Into<block::error::Detail>) -> Error {
         self.refused.set(Some(key));
         Error::invalid(detail)
+    }
+
+    /// Says, while planning, that the part opens this file, which a key names, and locks it: alone, or together with others who
+    /// only read it. Where two parts of a stack can't both have it, the stack is refused before anything is opened.
+    pub fn claim(&self, key: &'static str, path: &Path, alone: bool) {
+        self.claims.borrow_mut().push(Claim::new(key, path, alone));
     }
 
     fn key(&self, key: &str) -> Result<&'static Key> {

@@ -14,11 +14,12 @@
 //!
 //! One concept per module: [`kind`] what a kind declares, [`arguments`] what it is given, [`model`] the parsed
 //! stack, `toml_form` and `line_form` its two texts, `resolve` from text to meaning, `graph` the order of
-//! building, [`plan`] sizes and building, [`built`] what is running, `draw` pictures, [`problem`] errors,
-//! [`units`] sizes and durations.
+//! building, [`plan`] sizes and building, `claims` the files that parts open, [`built`] what is running, `draw`
+//! pictures, [`problem`] errors, [`units`] sizes and durations.
 
 pub mod arguments;
 pub mod built;
+mod claims;
 mod draw;
 mod graph;
 pub mod kind;

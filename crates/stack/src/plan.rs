@@ -2,13 +2,14 @@
 
 use crate::arguments::{Arguments, Child};
 use crate::built::{BuiltPart, BuiltStack};
+use crate::claims::Claim;
 use crate::draw;
 use crate::graph::Reference;
 use crate::kind::{Contract, Shape};
 use crate::model::{Part, Stack};
-use crate::problem::{Collector, Problems};
+use crate::problem::{Collector, Problem, Problems};
 use block::{Call, Error, Result};
-use std::cell::Cell;
+use std::cell::{Cell, RefCell};
 
 /// Which parts are to be made anew.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -50,6 +51,7 @@ impl Plan {
     pub(crate) fn of(stack: Stack, format: Format) -> Result<Plan, Problems> {
         let mut problems = Collector::default();
         let mut shapes: Vec<Option<Shape>> = vec![None; stack.parts.len()];
+        let mut claims: Vec<(usize, Claim)> = Vec::new();
         for number in &stack.order {
             let part = &stack.parts[*number];
             let children = part.references.iter().map(|reference| {
@@ -65,6 +67,12 @@ impl Plan {
                     let message = format!("{}: {}", title(part), error.detail());
                     stack.source.problem(part.place_of(arguments.refused.get()), message)
                 }),
+            }
+            for claim in arguments.claims.into_inner() {
+                if let Some((other, its)) = claims.iter().find(|(_, other)| other.excludes(&claim)) {
+                    problems.add(|| claimed_twice(&stack, (*number, &claim), (*other, its)));
+                }
+                claims.push((*number, claim));
             }
         }
         let shapes = shapes.into_iter().map(Option::unwrap_or_default).collect();
@@ -198,6 +206,28 @@ impl Plan {
     }
 }
 
+/// Two parts that can't both open a file: the problem is with the one that stands behind the other in the text.
+fn claimed_twice(stack: &Stack, one: (usize, &Claim), other: (usize, &Claim)) -> Problem {
+    let place = |(number, claim): (usize, &Claim)| stack.parts[number].place_of(Some(claim.key));
+    let (first, second) = match place(one).start < place(other).start {
+        true => (one, other),
+        false => (other, one),
+    };
+    let opens = |(_, claim): (usize, &Claim)| if claim.alone { "writes to" } else { "reads" };
+    let spelled = match first.1.path == second.1.path {
+        true => "it".to_owned(),
+        false => format!("it as {}", first.1.path.display()),
+    };
+    let message = format!(
+        "{}: {} is already taken by {}, which {} {spelled}: expected another file; only parts that don't write may share one",
+        title(&stack.parts[second.0]),
+        second.1.path.display(),
+        title(&stack.parts[first.0]),
+        opens(first),
+    );
+    stack.source.problem(place(second), message)
+}
+
 /// How errors name a part: `file "disk"`.
 fn title(part: &Part) -> String {
     format!("{} \"{}\"", part.kind.name, part.name)
@@ -218,5 +248,6 @@ fn arguments(stack: &Stack, part: &Part, children: Vec<Child>, format: &Format) 
         format: format.is_for(part),
         shards: stack.shards,
         refused: Cell::new(None),
+        claims: RefCell::default(),
     }
 }

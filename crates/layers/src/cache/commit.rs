@@ -1,6 +1,7 @@
 //! The committer, the only one who changes the table; and the evictor, who keeps slots free.
 
 use super::core::{Core, Level};
+use super::policy::Policy;
 use super::state::{FREE, IN_MUST, LEAVING, MARKING, SUSPECT, is_idle};
 use crate::table::Words;
 use block::{Error, Result};
@@ -141,7 +142,7 @@ fn gather(core: &Core, all: bool) -> Batch {
         let target = core.target(number, &slots[number as usize], marks_only);
         let old = core.entry(number);
         if target != old {
-            changes.push((number, target.words()));
+            changes.push((number, target.words(state.policy.heat(number))));
             relies |= (target.dirty | old.dirty) != 0;
         }
     }
@@ -178,6 +179,30 @@ fn settle(core: &Core, batch: &Batch) {
 }
 
 impl Core {
+    /// Lets the table know how hot all blocks are. The caller has seen to it that nobody else changes it.
+    pub async fn keep_heat(&self) -> Result<()> {
+        let mut slots = 0..self.state.borrow().slots.len() as u32;
+        while !slots.is_empty() {
+            self.table.make_room().await?;
+            let changes: Vec<(u32, Words)> = {
+                let state = self.state.borrow();
+                let kept = |slot: u32| {
+                    let (old, entry) = (self.table.get(slot), self.entry(slot));
+                    let new = entry.words(state.policy.heat(slot));
+                    (entry.block == state.slots[slot as usize].block && new != old).then_some((slot, new))
+                };
+                slots.by_ref().filter_map(kept).take(self.table.most_changes()).collect()
+            };
+            if !changes.is_empty() {
+                self.table.set(&changes);
+                self.table.append(&changes).await?;
+            }
+            runtime::yield_now().await;
+        }
+        count(self);
+        Ok(())
+    }
+
     /// What the table would say of a slot if both sides were flushed and nobody wrote it.
     fn ideal(&self, slot: &super::state::Slot) -> super::state::Entry {
         match slot.valid {

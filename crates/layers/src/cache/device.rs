@@ -4,6 +4,7 @@
 use super::core::{Core, Epochs, Tickets};
 use super::counters::Counters;
 use super::origin::Origin;
+use super::policy::Heat;
 use super::shape::{self, Shape};
 use super::state::{Entry, FREE, State};
 use super::zero::Zeroing;
@@ -168,22 +169,29 @@ async fn open_table(
 }
 
 /// What the table has, if it can be.
-fn check_entries(table: &Table, shape: &Shape) -> Result<Vec<Entry>> {
+fn check_entries(table: &Table, shape: &Shape) -> Result<Vec<(Entry, Heat)>> {
     let blocks = shape.origin.div_ceil(shape.block);
     let count = table.layout().entries as u32;
-    let entries: Vec<Entry> = (0..count).map(|slot| Entry::from_words(table.get(slot))).collect();
     let mut seen = BTreeSet::new();
-    for (slot, entry) in entries.iter().enumerate().filter(|(_, entry)| entry.block != FREE) {
-        let possible = entry.block < blocks
-            && entry.valid & !shape.all(entry.block) == 0
-            && entry.dirty & !entry.valid == 0;
-        if !possible || !seen.insert(entry.block) {
-            return Err(Error::corrupt(format!(
-                "the table of the cache says of slot {slot} what can't be: {entry:?} of {blocks} blocks"
-            )));
-        }
-    }
-    Ok(entries)
+    let check = |slot: u32| {
+        let words = table.get(slot);
+        let (entry, heat) = (Entry::from_words(words), Entry::heat(words));
+        let possible = match entry.block {
+            FREE => words == [0; 3],
+            block => {
+                block < blocks
+                    && entry.valid & !shape.all(block) == 0
+                    && entry.dirty & !entry.valid == 0
+                    && seen.insert(block)
+            }
+        };
+        heat.filter(|_| possible).map(|heat| (entry, heat)).ok_or_else(|| {
+            Error::corrupt(format!(
+                "the table of the cache says of slot {slot} what can't be: {words:x?} of {blocks} blocks"
+            ))
+        })
+    };
+    (0..count).map(check).collect()
 }
 
 impl Part for CachePart {
@@ -251,6 +259,7 @@ async fn leave(core: &Rc<Core>) -> Result<()> {
     core.flush().await?;
     core.settle(true).await;
     core.flush().await?;
+    core.keep_heat().await?;
     let mut origin = Origin::decode(&core.table.owner_words())?;
     origin.sums = Origin::sums_of(&core.slow, origin.size).await.ok();
     let words: [u8; OWNER] = origin.encode();

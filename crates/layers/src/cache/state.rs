@@ -63,6 +63,10 @@ impl Slot {
     }
 }
 
+/// Where an entry's first word says how hot the block is; below is the block, of which there are less than 2^49.
+const HEAT_SHIFT: u32 = 54;
+const BLOCK: u64 = (1 << HEAT_SHIFT) - 1;
+
 /// An entry of the table: which block a slot has, which parts of it the cache has, and for which of those it alone counts.
 /// Of a part that is valid and not dirty both sides have the same; of one that isn't valid, the origin counts.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -77,14 +81,20 @@ impl Entry {
 
     #[inline]
     pub fn from_words(words: Words) -> Self {
-        Entry { block: words[0].wrapping_sub(1), valid: words[1], dirty: words[2] }
+        Entry { block: (words[0] & BLOCK).wrapping_sub(1), valid: words[1], dirty: words[2] }
     }
 
-    pub fn words(self) -> Words {
+    /// With how hot the block is, which decides nothing of what counts.
+    pub fn words(self, heat: Heat) -> Words {
         match self.block {
             FREE => [0; 3],
-            block => [block + 1, self.valid, self.dirty],
+            block => [(block + 1) | (heat.bits() << HEAT_SHIFT), self.valid, self.dirty],
         }
+    }
+
+    /// How hot the words say that the block is; none for what can't be.
+    pub fn heat(words: Words) -> Option<Heat> {
+        Heat::from_bits(words[0] >> HEAT_SHIFT)
     }
 
     pub fn clean(&self) -> u64 {
@@ -141,7 +151,7 @@ pub(super) struct State {
 
 impl State {
     /// With what the table has.
-    pub fn new(entries: impl ExactSizeIterator<Item = Entry>, counters: Arc<Counters>) -> Self {
+    pub fn new(entries: impl ExactSizeIterator<Item = (Entry, Heat)>, counters: Arc<Counters>) -> Self {
         let count = entries.len();
         let mut state = State {
             slots: Vec::with_capacity(count),
@@ -163,7 +173,8 @@ impl State {
             unsaid: 0,
             counters,
         };
-        for (number, entry) in entries.enumerate() {
+        let mut placed: Vec<(u32, Heat)> = Vec::new();
+        for (number, (entry, heat)) in entries.enumerate() {
             let number = number as u32;
             let (valid, dirty) = (entry.valid, entry.dirty);
             state.slots.push(Slot { block: entry.block, valid, dirty, ..Slot::EMPTY });
@@ -174,12 +185,15 @@ impl State {
             let slots = &state.slots;
             state.index.insert(entry.block, number);
             debug_assert!(slots.len() as u32 == number + 1);
-            state.policy.insert(number, entry.block);
+            placed.push((number, heat));
             if dirty != 0 {
                 state.dirty_slots += 1;
                 state.queue_dirty(number);
             }
         }
+        // Each goes behind those that are newer.
+        placed.sort_by_key(|(_, heat)| heat.age);
+        placed.into_iter().for_each(|(slot, heat)| state.policy.place(slot, heat));
         // The first ones first.
         state.free.reverse();
         state.count();

@@ -2,6 +2,7 @@
 
 use super::decide::{Decider, Faults, Plan, flip_bits, torn_length};
 use super::rule::{Action, Distance, Operation, Rule};
+use super::turns::{Change, Turns};
 use block::{
     BlockIndex, BlockRange, Buffer, Call, Device, DeviceGeometry, DevicePart, Durability, Extent, Part,
     Payload, ReadOutcome, Result, Status, ZeroMode,
@@ -13,6 +14,8 @@ use std::sync::Arc;
 pub struct FaultDevicePart {
     inner: Arc<dyn DevicePart>,
     faults: Arc<Faults>,
+    /// Where rules tear: whose turn it is to change blocks.
+    turns: Option<Arc<Turns>>,
 }
 
 impl FaultDevicePart {
@@ -23,7 +26,9 @@ impl FaultDevicePart {
     pub fn new(inner: Arc<dyn DevicePart>, rules: Vec<Rule>, seed: u64) -> Result<Self> {
         let block_size = inner.geometry().block_size.bytes();
         rules.iter().try_for_each(|rule| rule.check_block_size(block_size))?;
-        Ok(FaultDevicePart { inner, faults: Faults::new(rules, seed) })
+        let tears = rules.iter().any(|rule| matches!(rule.action, Some(Action::Torn { .. })));
+        let turns = tears.then(Arc::default);
+        Ok(FaultDevicePart { inner, faults: Faults::new(rules, seed), turns })
     }
 }
 
@@ -49,7 +54,8 @@ impl DevicePart for FaultDevicePart {
     fn open(&self) -> Call<'_, Result<Rc<dyn Device>>> {
         Call::new(async move {
             let inner = self.inner.open().await?;
-            Ok(Rc::new(FaultDevice { inner, decider: self.faults.open() }) as Rc<dyn Device>)
+            let (decider, turns) = (self.faults.open(), self.turns.clone());
+            Ok(Rc::new(FaultDevice { inner, decider, turns }) as Rc<dyn Device>)
         })
     }
 }
@@ -57,6 +63,29 @@ impl DevicePart for FaultDevicePart {
 struct FaultDevice {
     inner: Rc<dyn Device>,
     decider: Decider,
+    turns: Option<Arc<Turns>>,
+}
+
+/// The device below, for an operation that changes blocks in its turn.
+struct Below {
+    inner: Rc<dyn Device>,
+    turns: Option<Arc<Turns>>,
+}
+
+impl Below {
+    /// Changes these blocks, when it may.
+    async fn change(
+        &self,
+        blocks: BlockRange,
+        change: Change,
+        how: impl AsyncFnOnce(&dyn Device) -> Result<()>,
+    ) -> Result<()> {
+        let _turn = match &self.turns {
+            Some(turns) => Some(turns.take(blocks, change).await),
+            None => None,
+        };
+        how(&*self.inner).await
+    }
 }
 
 impl FaultDevice {
@@ -68,11 +97,29 @@ impl FaultDevice {
         Some((self.decider.decide(operation, Some(touched))?, range))
     }
 
-    /// As [`decide`](Self::decide), for what writes.
-    fn decide_writing(&self, operation: Operation, range: BlockRange) -> Option<(Plan, BlockRange)> {
+    /// The blocks that are to be changed, if they can be.
+    fn writable(&self, range: BlockRange) -> Result<BlockRange> {
         let geometry = self.inner.geometry();
-        let checked = geometry.check_writable().and_then(|()| geometry.check(range)).map(|()| range);
-        self.decide(operation, checked)
+        geometry.check_writable().and_then(|()| geometry.check(range)).map(|()| range)
+    }
+
+    fn below(&self) -> Below {
+        Below { inner: self.inner.clone(), turns: self.turns.clone() }
+    }
+
+    /// Lets an operation pass that changes blocks and meets no rule; a torn one may be at them.
+    async fn pass(
+        &self,
+        range: Result<BlockRange>,
+        how: impl AsyncFnOnce(&dyn Device) -> Result<()> + 'static,
+    ) -> Result<()> {
+        match range.ok().filter(|range| !range.is_empty() && self.turns.is_some()) {
+            Some(range) => {
+                let below = self.below();
+                runtime::carry(async move { below.change(range, Change::Plain, how).await }).await
+            }
+            None => how(&*self.inner).await,
+        }
     }
 }
 
@@ -101,11 +148,10 @@ impl Device for FaultDevice {
         }
         Call::new(async move {
             let range = self.inner.geometry().writable_range(at, payload.len());
-            let Some((plan, range)) = self.decide(Operation::Write, range) else {
-                return self.inner.write(at, payload, durability).await;
+            let Some((plan, range)) = self.decide(Operation::Write, range.clone()) else {
+                return self.pass(range, async move |inner| inner.write(at, payload, durability).await).await;
             };
-            let inner = self.inner.clone();
-            runtime::spawn(faulty_write(inner, plan, range, payload, durability)).await
+            runtime::spawn(faulty_write(self.below(), plan, range, payload, durability)).await
         })
     }
 
@@ -134,16 +180,18 @@ impl Device for FaultDevice {
             return self.inner.discard(range);
         }
         Call::new(async move {
-            let Some((plan, range)) = self.decide_writing(Operation::Discard, range) else {
-                return self.inner.discard(range).await;
+            let checked = self.writable(range);
+            let Some((plan, range)) = self.decide(Operation::Discard, checked.clone()) else {
+                return self.pass(checked, async move |inner| inner.discard(range).await).await;
             };
-            let inner = self.inner.clone();
+            let below = self.below();
             runtime::spawn(async move {
                 let (action, error) = begin(&plan).await?;
-                match action {
-                    Some(Action::Drop) => {}
-                    other => inner.discard(elsewhere(&*inner, other, range)).await?,
+                if let Some(Action::Drop) = action {
+                    return error;
                 }
+                let range = elsewhere(&*below.inner, action, range);
+                below.change(range, Change::Plain, async |inner| inner.discard(range).await).await?;
                 error
             })
             .await
@@ -160,19 +208,22 @@ impl Device for FaultDevice {
             return self.inner.write_zeroes(range, mode, durability);
         }
         Call::new(async move {
-            let Some((plan, range)) = self.decide_writing(Operation::WriteZeroes, range) else {
-                return self.inner.write_zeroes(range, mode, durability).await;
+            let checked = self.writable(range);
+            let Some((plan, range)) = self.decide(Operation::WriteZeroes, checked.clone()) else {
+                let how = async move |inner: &dyn Device| inner.write_zeroes(range, mode, durability).await;
+                return self.pass(checked, how).await;
             };
-            let inner = self.inner.clone();
+            let below = self.below();
             runtime::spawn(async move {
                 let (action, error) = begin(&plan).await?;
-                match action {
-                    Some(Action::Drop) => {}
-                    Some(Action::Lie) => inner.write_zeroes(range, mode, Durability::Visible).await?,
-                    other => {
-                        inner.write_zeroes(elsewhere(&*inner, other, range), mode, durability).await?;
-                    }
-                }
+                let durability = match action {
+                    Some(Action::Drop) => return error,
+                    Some(Action::Lie) => Durability::Visible,
+                    _ => durability,
+                };
+                let range = elsewhere(&*below.inner, action, range);
+                let how = async |inner: &dyn Device| inner.write_zeroes(range, mode, durability).await;
+                below.change(range, Change::Plain, how).await?;
                 error
             })
             .await
@@ -232,27 +283,28 @@ async fn faulty_read(
 }
 
 async fn faulty_write(
-    inner: Rc<dyn Device>,
+    below: Below,
     mut plan: Plan,
     range: BlockRange,
     payload: Payload,
     durability: Durability,
 ) -> Result<()> {
     let (action, error) = begin(&plan).await?;
-    match action {
-        Some(Action::Drop) => {}
-        Some(Action::Lie) => inner.write(range.start, payload, Durability::Visible).await?,
-        Some(Action::Torn { at }) => {
-            let length = torn_length(at, payload.len() as u64, &mut plan.random);
-            torn_write(&*inner, range, payload, length as usize, durability).await?;
-        }
-        Some(Action::Corrupt { bits }) => {
-            inner.write(range.start, corrupted(&payload, bits, &mut plan)?, durability).await?;
-        }
-        None | Some(Action::Misdirect { .. }) => {
-            inner.write(elsewhere(&*inner, action, range).start, payload, durability).await?;
-        }
+    if let Some(Action::Torn { at }) = action {
+        let length = torn_length(at, payload.len() as u64, &mut plan.random) as usize;
+        let tear = async |inner: &dyn Device| torn_write(inner, range, payload, length, durability).await;
+        below.change(range, Change::Tear, tear).await?;
+        return error;
     }
+    let (payload, durability) = match action {
+        Some(Action::Drop) => return error,
+        Some(Action::Lie) => (payload, Durability::Visible),
+        Some(Action::Corrupt { bits }) => (corrupted(&payload, bits, &mut plan)?, durability),
+        _ => (payload, durability),
+    };
+    let range = elsewhere(&*below.inner, action, range);
+    let write = async |inner: &dyn Device| inner.write(range.start, payload, durability).await;
+    below.change(range, Change::Plain, write).await?;
     error
 }
 
@@ -264,7 +316,8 @@ pub(super) fn corrupted(payload: &Payload, bits: u64, plan: &mut Plan) -> Result
     Ok(Payload::from(copy).with_metadata(payload.is_metadata()))
 }
 
-/// Writes the first bytes only. Where they end inside a block, the rest of the block stays as it is.
+/// Writes the first bytes only. Where they end inside a block, the rest of the block stays as it is: the caller sees to it that
+/// nobody else changes it meanwhile.
 async fn torn_write(
     inner: &dyn Device,
     range: BlockRange,

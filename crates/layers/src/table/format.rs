@@ -1,4 +1,4 @@
-//! The bytes of version 1 on the medium: superblock, page, and the changes in a journal record. The book's page "A table
+//! The bytes of version 2 on the medium: superblock, page, and the changes in a journal record. The book's page "A table
 //! on a device" describes them byte by byte.
 //!
 //! Decoding takes any bytes: it never panics, and what isn't exactly right is named, never accepted.
@@ -12,8 +12,10 @@ use zones::on_device::format::Uuid;
 use zones::record::{FIXED, Identity};
 use zones::sector::{self, Format, Head};
 
-/// The version of the format that this code writes and reads.
-pub(crate) const VERSION: u32 = 1;
+/// The version of the format that this code writes.
+pub(crate) const VERSION: u32 = 2;
+/// The oldest one that it reads: the same bytes, only that owners had less to say in an entry.
+const OLDEST_VERSION: u32 = 1;
 /// How many bytes of a superblock belong to the table's owner.
 pub(crate) const OWNER: usize = 320;
 const SUPERBLOCK: Format = Format { magic: *b"SILTTSUP", version: VERSION };
@@ -126,10 +128,12 @@ impl Superblock {
     /// # Errors
     /// As [`Format::read`]; [`Error::Protocol`] and [`Error::Corrupt`] also for fields that can't be.
     pub fn decode(bytes: &[u8]) -> Result<Self> {
-        let raw: &RawSuperblock = SUPERBLOCK.read(bytes, "superblock of a table")?;
+        let is_old = bytes.get(8..12) == Some(&OLDEST_VERSION.to_le_bytes());
+        let version = if is_old { OLDEST_VERSION } else { VERSION };
+        let raw: &RawSuperblock = Format { version, ..SUPERBLOCK }.read(bytes, "superblock of a table")?;
         if raw.flags.get() & !CLEAN != 0 || raw.reserved.iter().any(|byte| *byte != 0) {
             return Err(Error::protocol(
-                "superblock of a table: flags or fields that version 1 doesn't have",
+                "superblock of a table: flags or fields that its version doesn't have",
             ));
         }
         let counts = [raw.sequence, raw.epoch, raw.last, raw.tail, raw.entries, raw.entry_bytes];
@@ -210,7 +214,7 @@ pub(crate) fn decode_page(
     let wrong = || Error::corrupt(format!("page {page} of the table is torn, rotten or not its own"));
     let (raw, rest) = RawPage::ref_from_prefix(bytes).map_err(|_| wrong())?;
     let right = raw.magic == PAGE_MAGIC
-        && raw.version.get() == VERSION
+        && (OLDEST_VERSION..=VERSION).contains(&raw.version.get())
         && raw.uuid == identity.uuid.0
         && raw.page.get() == page
         && raw.crc.get() == page_crc(identity.key, bytes);
@@ -297,6 +301,30 @@ mod tests {
         let changes = vec![(3, [1, 2, 3]), (4, [0, 0, 0])];
         assert_eq!(decode_changes(&encode_changes(&changes), 5).unwrap(), changes);
         assert!(decode_changes(&encode_changes(&changes), 4).is_err());
+    }
+
+    #[test]
+    fn version_1_is_read_and_others_are_not() {
+        let with_version = |version: u32, bytes: &[u8]| {
+            let mut bytes = bytes.to_vec();
+            bytes[8..12].copy_from_slice(&version.to_le_bytes());
+            sector::seal(&mut bytes);
+            bytes
+        };
+        let bytes = superblock().encode().to_data();
+        assert_eq!(Superblock::decode(&with_version(1, &bytes)).unwrap(), superblock());
+        for version in [0, 3] {
+            let refused = Superblock::decode(&with_version(version, &bytes)).unwrap_err();
+            assert!(matches!(refused, Error::Protocol(_)), "{refused}");
+        }
+        for (version, is_read) in [(0, false), (1, true), (2, true), (3, false)] {
+            let mut page = encode_page(&IDENTITY, 4096, 9, 10, &[[1, 2, 3]]);
+            let bytes = page.filled_mut();
+            bytes[12..16].copy_from_slice(&u32::to_le_bytes(version));
+            let crc = page_crc(IDENTITY.key, bytes);
+            bytes[8..12].copy_from_slice(&crc.to_le_bytes());
+            assert_eq!(decode_page(bytes, &IDENTITY, 9, &mut [[0; 3]]).is_ok(), is_read, "version {version}");
+        }
     }
 
     proptest! {

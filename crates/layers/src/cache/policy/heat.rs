@@ -56,6 +56,18 @@ impl Heat {
         }
     }
 
+    /// As nine bits, for a table: the age, the hits, and whether it is in the main queue. What nothing is known of is zero.
+    pub(in crate::cache) fn bits(self) -> u64 {
+        u64::from(self.age) | u64::from(self.hits) << 6 | u64::from(self.is_main) << 8
+    }
+
+    /// Reads the bits; none for what can't be.
+    pub(in crate::cache) fn from_bits(bits: u64) -> Option<Self> {
+        let (age, hits) = ((bits & 0x3F) as u8, (bits >> 6 & 3) as u8);
+        let heat = Heat { is_main: bits >> 8 == 1, hits, age };
+        (age <= Heat::OLDEST && bits >> 9 == 0).then_some(heat)
+    }
+
     /// Reads `main/3/12`; none for what isn't one.
     pub fn parse(text: &str) -> Option<Self> {
         let mut words = text.split('/');
@@ -95,6 +107,7 @@ mod tests {
                     assert_eq!(Heat::parse(&heat.to_string()), Some(heat));
                     let again = Heat::new(heat.queue(), hits, heat.requests_ago());
                     assert_eq!(again, heat, "it is what it was after a save and a load");
+                    assert_eq!(Heat::from_bits(heat.bits()), Some(heat));
                 }
             }
         }
@@ -104,6 +117,8 @@ mod tests {
             assert_eq!(Heat::parse(wrong), None, "{wrong}");
         }
         assert_eq!(Heat::new(Queue::Small, 0, u32::MAX).age, Heat::OLDEST);
+        assert_eq!(Heat::parse("small/0/0").unwrap().bits(), 0, "as a table without heat has it");
+        assert_eq!([Heat::from_bits(33), Heat::from_bits(1 << 9), Heat::from_bits(u64::MAX)], [None; 3]);
     }
 
     #[test]
