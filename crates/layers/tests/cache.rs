@@ -310,6 +310,34 @@ fn a_cache_that_cant_be_written_is_gone_without_for_writethrough_and_an_error_fo
 }
 
 #[test]
+fn a_table_that_failed_says_so() {
+    on_a_shard(|| async {
+        // Superblocks, journal, and the table itself: all that isn't data.
+        let rules = ["range=0..128KiB write error=EIO".to_owned()];
+        let fault = FaultDevicePart::new(fast(), parse_rules(&rules, stack::Contract::Device).unwrap(), 1);
+        let broken = Arc::new(fault.unwrap());
+        broken.message("rules off").await.unwrap();
+        let part = CachePart::open(disk(512), broken.clone(), "slow", &made(Mode::Writeback)).await.unwrap();
+        let handle = part.open().await.unwrap();
+        write(&*handle, 9, 1).await.unwrap();
+        handle.flush().await.unwrap();
+        assert_eq!(part.status()["metadata_mode"], "rw");
+        assert!(!part.status().contains_key("error"), "{:?}", part.status());
+        broken.message("rules on").await.unwrap();
+        write(&*handle, 100, 1).await.unwrap();
+        let flushed = handle.flush().await;
+        assert!(matches!(flushed, Err(Error::Io(_))), "{flushed:?}");
+        assert_eq!(part.status()["metadata_mode"], "fail");
+        let error = part.status()["error"].as_str().unwrap_or_default().to_owned();
+        assert!(error.contains("the cache's table can't be written"), "{error}");
+        assert_eq!(error, flushed.unwrap_err().to_string());
+        assert_eq!(read(&*handle, 100, 1).await.unwrap(), vec![1; 4096], "what is there can be read");
+        drop(handle);
+        assert!(part.close().await.is_err(), "something was lost");
+    });
+}
+
+#[test]
 fn long_runs_go_past_the_cache() {
     on_a_shard(|| async {
         let options = Options { sequential_threshold: 64 << 10, ..made(Mode::Writeback) };

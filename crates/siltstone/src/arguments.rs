@@ -305,7 +305,10 @@ pub enum SnapshotVerb {
 #[derive(Debug, Args)]
 #[command(after_help = "Examples:
   siltstone resize stack.toml 20GiB
-  siltstone resize stack.toml 20GiB --part vol                 a stack with several log devices")]
+  siltstone resize stack.toml 20GiB --part vol                 a stack with several log devices
+
+A cache's devices and a write cache's origin grow otherwise: make the file or the disk larger, change its size in the stack, and \
+start it again, without --format.")]
 pub struct Resize {
     #[command(flatten)]
     pub operated: Operated,

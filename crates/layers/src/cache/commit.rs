@@ -44,7 +44,10 @@ async fn round(core: &Core) {
         let slots = core.state.borrow().slots.len() as u32;
         let counts = (0..slots).any(|slot| core.entry(slot).dirty != 0);
         core.still_counts.set(counts || core.still_counts.get());
-        *core.failure.borrow_mut() = Some(error.with_detail(text));
+        let error = error.with_detail(text);
+        // There is only one: nothing is committed after it.
+        let _ = core.counters.failure.set(error.to_string());
+        *core.failure.borrow_mut() = Some(error);
     }
     core.is_committing.set(false);
     core.marks.done.set(marks);

@@ -1,5 +1,6 @@
 //! What is counted for people. Written on the home shard only, read from all.
 
+use std::sync::OnceLock;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 /// A number that one shard changes.
@@ -44,4 +45,6 @@ pub(super) struct Counters {
     pub journal_records: Count,
     pub table_pages: Count,
     pub journal_used: Count,
+    /// Why the table can't be written any more. From then on it never is again.
+    pub failure: OnceLock<String>,
 }

@@ -105,5 +105,10 @@ pub(super) fn status(counters: &Counters, facts: &Facts) -> Status {
     put("migration_threshold", control.migration_threshold.load(Ordering::Relaxed).into());
     put("sequential_threshold", control.sequential_threshold.load(Ordering::Relaxed).into());
     put("was_clean", facts.was_clean.into());
+    let failure = counters.failure.get();
+    put("metadata_mode", if failure.is_some() { "fail" } else { "rw" }.into());
+    if let Some(error) = failure {
+        put("error", error.as_str().into());
+    }
     status
 }

@@ -1,10 +1,13 @@
-//! The policy against LRU and an smq of this simulation's own: hit ratios on loads that show what is different.
+//! The policy against LRU and a rendering of the kernel's smq: hit ratios on loads that show what is different.
 //!
 //! `cargo test -p siltstone-layers --lib policy -- --nocapture` prints the table that the book shows.
 
+mod smq;
+
 use super::{Policy, S3Fifo};
 use runtime::Random;
-use std::collections::{BTreeMap, VecDeque};
+use smq::Smq;
+use std::collections::BTreeMap;
 
 /// Blocks that the cache has.
 const SLOTS: usize = 2000;
@@ -81,203 +84,100 @@ impl Cache for Lru {
     }
 }
 
-const LEVELS: usize = 64;
-
-/// A queue of levels, each of which gets its share of the entries at the end of a period.
-struct Levels {
-    levels: Vec<VecDeque<u64>>,
-    /// Level, whether it was asked for in this period.
-    entries: BTreeMap<u64, (usize, bool)>,
+/// Blocks that are drawn by Zipf's law with this exponent: the sums of the ranks' shares, and which block has which rank.
+struct Zipf {
+    sums: Vec<f64>,
+    blocks: Vec<u64>,
 }
-
-impl Levels {
-    fn new() -> Self {
-        Levels { levels: vec![VecDeque::new(); LEVELS], entries: BTreeMap::new() }
-    }
-
-    fn insert(&mut self, block: u64, level: usize) {
-        self.levels[level].push_back(block);
-        self.entries.insert(block, (level, false));
-    }
-
-    /// Moves an entry up, once in a period.
-    fn touch(&mut self, block: u64, by: usize) {
-        let Some((level, touched)) = self.entries.get_mut(&block) else { return };
-        if std::mem::replace(touched, true) {
-            return;
-        }
-        let next = (*level + by).min(LEVELS - 1);
-        let place = self.levels[*level].iter().position(|other| *other == block).unwrap();
-        self.levels[*level].remove(place);
-        *level = next;
-        self.levels[next].push_back(block);
-    }
-
-    fn pop_lowest(&mut self) -> Option<u64> {
-        let level = self.levels.iter_mut().find(|level| !level.is_empty())?;
-        let block = level.pop_front()?;
-        self.entries.remove(&block);
-        Some(block)
-    }
-
-    /// The end of a period: every level gets as many as the others, in order.
-    fn share(&mut self) {
-        let all: Vec<u64> = self.levels.iter_mut().flat_map(|level| level.drain(..)).collect();
-        let each = all.len().div_ceil(LEVELS).max(1);
-        // The top levels are the full ones, as in the kernel.
-        let first = LEVELS - all.len().div_ceil(each).min(LEVELS);
-        for (number, block) in all.into_iter().enumerate() {
-            let level = (first + number / each).min(LEVELS - 1);
-            self.levels[level].push_back(block);
-            self.entries.insert(block, (level, false));
-        }
-    }
-}
-
-/// The kernel's stochastic multi-queue (dm-cache-policy-smq.c, Linux 6.x), as far as it decides about hits: a queue of 64 levels
-/// for what is in the cache and one for hotspots, regions of 16 blocks; what is asked for moves up, once in a period; at
-/// the end of periods levels are made equal; a block comes in when its hotspot has a high level, which depends on how many
-/// hits come from the upper half of the queue. Periods are counted in requests, for there is no time here.
-struct Smq {
-    cache: Levels,
-    hotspots: Levels,
-    requests: usize,
-    /// Hits in the upper half, and all, of hotspots.
-    upper: u64,
-    all: u64,
-    threshold: usize,
-}
-
-const REGION: u64 = 16;
-const HOTSPOTS: usize = SLOTS / 4;
-const HOTSPOT_PERIOD: usize = 4096;
-const CACHE_PERIOD: usize = 16384;
-
-impl Smq {
-    fn new() -> Self {
-        let (cache, hotspots) = (Levels::new(), Levels::new());
-        Smq { cache, hotspots, requests: 0, upper: 0, all: 0, threshold: LEVELS - LEVELS / 16 }
-    }
-}
-
-impl Cache for Smq {
-    fn request(&mut self, block: u64) -> bool {
-        self.requests += 1;
-        let region = block / REGION;
-        if let Some((level, _)) = self.hotspots.entries.get(&region) {
-            self.all += 1;
-            self.upper += u64::from(*level >= LEVELS / 2);
-            self.hotspots.touch(region, 8);
-        } else {
-            self.all += 1;
-            if self.hotspots.entries.len() >= HOTSPOTS {
-                self.hotspots.pop_lowest();
-            }
-            self.hotspots.insert(region, 0);
-        }
-        if self.requests.is_multiple_of(HOTSPOT_PERIOD) {
-            self.hotspots.share();
-            let share = self.upper * 100 / self.all.max(1);
-            // "Well", "fair" and "poor" in the kernel.
-            let below = if share >= 75 {
-                4
-            } else if share >= 50 {
-                8
-            } else {
-                16
-            };
-            self.threshold = LEVELS - LEVELS / below;
-            (self.upper, self.all) = (0, 0);
-        }
-        if self.requests.is_multiple_of(CACHE_PERIOD) {
-            self.cache.share();
-        }
-        if self.cache.entries.contains_key(&block) {
-            self.cache.touch(block, 1);
-            return true;
-        }
-        let is_hot = self.hotspots.entries.get(&region).is_some_and(|(level, _)| *level >= self.threshold);
-        // As long as there is room, all comes in.
-        if self.cache.entries.len() < SLOTS || is_hot {
-            if self.cache.entries.len() >= SLOTS {
-                self.cache.pop_lowest();
-            }
-            self.cache.insert(block, LEVELS / 2);
-        }
-        false
-    }
-}
-
-/// Ranks by Zipf's law with this exponent, by a table of sums.
-struct Zipf(Vec<f64>);
 
 impl Zipf {
-    fn new(blocks: usize, exponent: f64) -> Self {
+    /// Of so many blocks. Runs of `neighbours` blocks have ranks that follow each other; the runs are scattered.
+    fn new(blocks: u64, exponent: f64, neighbours: u64) -> Self {
         let mut sum = 0.0;
-        let mut sums: Vec<f64> = Vec::with_capacity(blocks);
-        for rank in 1..=blocks {
-            sum += (rank as f64).powf(-exponent);
-            sums.push(sum);
+        let shares = (1..=blocks).map(|rank| (rank as f64).powf(-exponent));
+        let sums = shares.map(|share| {
+            sum += share;
+            sum
+        });
+        let sums = sums.collect();
+        let mut random = Random::new(2);
+        let mut runs: Vec<u64> = (0..blocks / neighbours).collect();
+        for last in (1..runs.len()).rev() {
+            runs.swap(last, random.below(last as u64 + 1) as usize);
         }
-        Zipf(sums)
+        let blocks = runs.iter().flat_map(|run| run * neighbours..(run + 1) * neighbours).collect();
+        Zipf { sums, blocks }
     }
 
-    /// A block; the ranks are scattered over all of them.
     fn draw(&self, random: &mut Random) -> u64 {
-        let sought = random.unit() * self.0.last().unwrap();
-        let rank = self.0.partition_point(|sum| *sum < sought) as u64;
-        rank.wrapping_mul(0x9E37_79B9_7F4A_7C15) % self.0.len() as u64
+        let sought = random.unit() * self.sums.last().unwrap();
+        self.blocks[self.sums.partition_point(|sum| *sum < sought)]
     }
 }
 
 type Load = fn(usize, &mut Random, &Zipf) -> u64;
 
-const BLOCKS: usize = 40_000;
+const BLOCKS: u64 = 40_000;
+/// As many as one of smq's hotspots has.
+const NEIGHBOURS: u64 = 16;
 
-/// Names and loads. A load says which block request `number` is for.
-const LOADS: [(&str, Load); 5] = [
-    ("zipf 0.9", |_, random, zipf| zipf.draw(random)),
+/// Names, how many neighbours are alike, and loads. A load says which block request `number` is for.
+const LOADS: [(&str, u64, Load); 6] = [
+    ("zipf 0.9", 1, |_, random, zipf| zipf.draw(random)),
+    ("zipf 0.9, neighbours alike", NEIGHBOURS, |_, random, zipf| zipf.draw(random)),
     // Every other ten thousand requests, half of them are a scan.
-    ("zipf 0.9 with scans", |number, random, zipf| match number / 10_000 % 2 == 1 && number % 2 == 0 {
+    ("zipf 0.9, with scans", 1, |number, random, zipf| match number / 10_000 % 2 == 1 && number % 2 == 0 {
         true => 1_000_000 + number as u64,
         false => zipf.draw(random),
     }),
     // A loop over a quarter more than the cache has.
-    ("loop over 125 %", |number, _, _| (number % (SLOTS * 5 / 4)) as u64),
+    ("loop over 125 % of the cache", 1, |number, _, _| (number % (SLOTS * 5 / 4)) as u64),
     // A loop over three times as much, and a third of the requests for a few hot ones.
-    ("loop and hot set", |number, random, _| match random.below(3) {
+    ("loop over 300 %, and a third for a hot set", 1, |number, random, _| match random.below(3) {
         0 => 1_000_000 + random.below(SLOTS as u64 / 2),
         _ => (number % (3 * SLOTS)) as u64,
     }),
-    // What is popular changes every 50000 requests.
-    ("shifting zipf 0.9", |number, random, zipf| {
-        (zipf.draw(random) + (number / 50_000 * 12_345) as u64) % BLOCKS as u64
+    // What is popular changes.
+    ("zipf 0.9 that shifts every 50 000 requests", 1, |number, random, zipf| {
+        (zipf.draw(random) + (number / 50_000 * 12_345) as u64) % BLOCKS
     }),
 ];
 
-fn ratio(mut cache: impl Cache, load: Load) -> f64 {
-    let (zipf, mut random) = (Zipf::new(BLOCKS, 0.9), Random::new(1));
-    let mut hits = 0;
-    for number in 0..REQUESTS {
-        let hit = cache.request(load(number, &mut random, &zipf));
-        hits += usize::from(hit && number >= REQUESTS / 4);
-    }
-    hits as f64 / (REQUESTS - REQUESTS / 4) as f64
+/// The share of hits that each cache has, of a load's requests after the first quarter.
+fn ratios<const N: usize>(caches: [Box<dyn Cache>; N], load: Load, zipf: &Zipf) -> [f64; N] {
+    let first = REQUESTS / 4;
+    caches.map(|mut cache| {
+        let mut random = Random::new(1);
+        let hits = (0..REQUESTS).filter(|number| {
+            let hit = cache.request(load(*number, &mut random, zipf));
+            hit && *number >= first
+        });
+        hits.count() as f64 / (REQUESTS - first) as f64
+    })
 }
 
 #[test]
 fn hit_ratios() {
-    println!("| load | s3-fifo | LRU | smq |\n|---|---|---|---|");
-    let mut table = BTreeMap::new();
-    for (name, load) in LOADS {
-        let (ours, lru, smq) =
-            (ratio(Ours::new(), load), ratio(Lru::default(), load), ratio(Smq::new(), load));
-        println!("| {name} | {:.1} % | {:.1} % | {:.1} % |", 100.0 * ours, 100.0 * lru, 100.0 * smq);
-        table.insert(name, (ours, lru));
-    }
-    // Scans and loops are what it is there for.
-    for name in ["zipf 0.9", "zipf 0.9 with scans", "loop and hot set", "shifting zipf 0.9"] {
-        let (ours, lru) = table[name];
+    println!("| load | s3-fifo | LRU | smq, 100/s | smq, 1000/s |\n|---|---|---|---|---|");
+    for (name, neighbours, load) in LOADS {
+        let zipf = Zipf::new(BLOCKS, 0.9, neighbours);
+        let caches: [Box<dyn Cache>; 4] =
+            [Box::new(Ours::new()), Box::<Lru>::default(), Box::new(Smq::new(100)), Box::new(Smq::new(1000))];
+        let ratios = ratios(caches, load, &zipf);
+        println!("| {name} |{}", ratios.map(|ratio| format!(" {:.1} % |", 100.0 * ratio)).concat());
+        let [ours, lru, ..] = ratios;
         assert!(ours > lru, "{name}: {ours} where LRU has {lru}");
+    }
+}
+
+#[test]
+fn a_zipf_has_every_block() {
+    for neighbours in [1, NEIGHBOURS] {
+        let zipf = Zipf::new(BLOCKS, 0.9, neighbours);
+        let mut blocks = zipf.blocks.clone();
+        let run = neighbours as usize;
+        assert!(blocks.chunks(run).all(|run| run.windows(2).all(|pair| pair[1] == pair[0] + 1)));
+        blocks.sort_unstable();
+        assert_eq!(blocks, (0..BLOCKS).collect::<Vec<_>>(), "neighbours: {neighbours}");
     }
 }
