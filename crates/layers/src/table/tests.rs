@@ -75,3 +75,25 @@ fn a_record_that_says_what_cant_be_is_refused() {
     })
     .unwrap();
 }
+
+#[test]
+fn a_journal_of_a_length_that_is_never_made_is_refused() {
+    runtime::run(runtime::Config::default(), || async {
+        for (journal, is_right) in
+            [(1, false), (3, false), (7, false), (15, false), (16, true), (32 << 10, false)]
+        {
+            let (medium, superblock) = table().await;
+            assert_eq!(superblock.journal, 16);
+            let superblock = Superblock { journal, sequence: superblock.sequence + 1, ..superblock };
+            let place = superblock.sequence % 2 * UNIT;
+            medium.write(place, superblock.encode(), Durability::Durable).await.unwrap();
+            match Table::open(medium).await.map(drop) {
+                Ok(()) => assert!(is_right, "{journal} units: they are taken"),
+                Err(error) => {
+                    assert!(!is_right && matches!(error, Error::Corrupt(_)), "{journal} units: {error}");
+                }
+            }
+        }
+    })
+    .unwrap();
+}
