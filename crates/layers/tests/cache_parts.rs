@@ -1,10 +1,11 @@
-//! Parts of which the cache has only some bytes: at the end of an origin that has grown.
+//! Parts of which the cache has, or changes, only some bytes: at the end of an origin that has grown, and at the edges of what
+//! is discarded.
 
 mod common;
 
 use block::{
     BlockCount, BlockIndex, BlockRange, BlockSize, Buffer, Device, DeviceGeometry, DevicePart, Durability,
-    Error, Part,
+    Error, Part, ZeroMode,
 };
 use common::on_a_shard;
 use layers::cache::{CachePart, Mode, Options};
@@ -215,6 +216,67 @@ fn a_growth_that_fails_in_the_middle_is_made_up_for_by_the_next_opening() {
                 let handle = part.open().await.unwrap();
                 let found = read(&*handle, 0, size).await;
                 assert_same(&found, &expected(growth, is_dirty, size), &what);
+                drop(handle);
+                part.close().await.unwrap();
+            }
+        }
+    });
+}
+
+/// What a discard that fails in the middle leaves, the cache has as the origin, so that it stays.
+#[test]
+fn what_a_failed_discard_leaves_stays_when_blocks_leave() {
+    on_a_shard(|| async {
+        let size = 2 * BLOCK;
+        // From the middle of a part to the middle of a part.
+        let (start, end) = (BLOCK / 2 + 512, BLOCK + BLOCK / 2 + 512);
+        let cases = [
+            (Mode::Writethrough, false),
+            (Mode::Writeback, false),
+            // Only the cache has a part at the second edge.
+            (Mode::Writeback, true),
+        ];
+        for ((mode, is_dirty), fails) in cases.into_iter().flat_map(|case| [(case, 1), (case, 0)]) {
+            for zeroes in [false, true] {
+                let what = format!("{mode:?}, dirty {is_dirty}, after {fails}, zeroes {zeroes}");
+                let (slow, fast) = (disk(size, 512), disk(8 << 20, 512));
+                let origin = slow.open().await.unwrap();
+                write(&*origin, 0, &vec![1; size as usize]).await;
+                let made = Options { format: true, ..options(mode, BLOCK) };
+                let part = CachePart::open(slow.clone(), fast.clone(), "slow", &made).await.unwrap();
+                let handle = part.open().await.unwrap();
+                for block in 0..2 {
+                    read(&*handle, block * BLOCK, BLOCK).await;
+                }
+                until(&part, "promotions", 2).await;
+                drop(handle);
+                part.close().await.unwrap();
+                let fast = faulty(fast, &format!("write_zeroes error=EIO after={fails}"));
+                let part = CachePart::open(slow.clone(), fast, "slow", &options(mode, BLOCK)).await.unwrap();
+                let handle = part.open().await.unwrap();
+                if is_dirty {
+                    write(&*handle, end - 512, &[2; 1024]).await;
+                    handle.flush().await.unwrap();
+                }
+                let range = BlockRange::new(start / 512, (end - start) / 512);
+                let outcome = match zeroes {
+                    false => handle.discard(range).await,
+                    true => handle.write_zeroes(range, ZeroMode::MayDeallocate, Durability::Visible).await,
+                };
+                assert!(matches!(outcome, Err(Error::Io(_))), "{what}: {outcome:?}");
+                let found = read(&*handle, 0, size).await;
+                let outside = found[..start as usize].iter().all(|byte| *byte == 1);
+                let written = if is_dirty { 2 } else { 1 };
+                assert!(outside, "{what}: something before it has changed");
+                assert_eq!(found[end as usize], written, "{what}: something behind it has changed");
+                detach(&part).await;
+                assert_same(&read(&*handle, 0, size).await, &found, &what);
+                let status = part.status();
+                assert_eq!(
+                    (&status["cache_errors"], &status["origin_errors"]),
+                    (&1.into(), &0.into()),
+                    "{what}"
+                );
                 drop(handle);
                 part.close().await.unwrap();
             }
