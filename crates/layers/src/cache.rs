@@ -40,6 +40,7 @@ mod commit;
 mod core;
 mod counters;
 mod device;
+mod grown;
 mod index;
 mod message;
 mod origin;

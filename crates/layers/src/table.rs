@@ -409,3 +409,6 @@ fn look(bytes: &block::Buffer, offset: u64) -> Result<Superblock> {
         false => Err(Error::not_found("a superblock that belongs elsewhere")),
     }
 }
+
+#[cfg(test)]
+mod tests;

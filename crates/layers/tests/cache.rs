@@ -193,6 +193,38 @@ fn detach_writes_back_and_can_be_cancelled() {
 }
 
 #[test]
+fn detach_ends_while_nobody_asks_for_anything_and_all_blocks_are_hot() {
+    on_a_shard(|| async {
+        let part = CachePart::open(disk(768), fast(), "slow", &made(Mode::Writethrough)).await.unwrap();
+        let handle = part.open().await.unwrap();
+        for round in 0..6 {
+            for block in 0..80 {
+                read(&*handle, 8 * block, 1).await.unwrap();
+                if round == 0 {
+                    // This disk answers at once; the cache's own tasks want to run, too.
+                    runtime::sleep(Duration::from_micros(200)).await;
+                }
+            }
+        }
+        until(&part, "promotions", 80).await;
+        // What was read settles, and from then on nothing happens by itself.
+        runtime::sleep(Duration::from_millis(100)).await;
+        assert_eq!(count(&part, "used_blocks").await, 80, "{:?}", part.status());
+        part.message("detach").await.unwrap();
+        until(&part, "used_blocks", 0).await;
+        for _ in 0..5000 {
+            if part.status()["detach"] == "done" {
+                break;
+            }
+            runtime::sleep(Duration::from_millis(2)).await;
+        }
+        assert_eq!(part.status()["detach"], "done", "{:?}", part.status());
+        drop(handle);
+        part.close().await.unwrap();
+    });
+}
+
+#[test]
 fn clean_blocks_are_invalidated_and_dirty_ones_stay() {
     on_a_shard(|| async {
         let part = CachePart::open(disk(512), fast(), "slow", &made(Mode::Writeback)).await.unwrap();

@@ -11,8 +11,8 @@ use std::time::Duration;
 
 /// How many slots are made free at once.
 const AT_ONCE: usize = 128;
-/// How long the evictor waits where all is dirty or busy.
-const PATIENCE: Duration = Duration::from_millis(20);
+/// How long the evictor, or a detach, waits where all is dirty, busy or hot.
+pub(super) const PATIENCE: Duration = Duration::from_millis(20);
 
 /// Starts the committer.
 pub(super) fn start(core: &Rc<Core>) -> JoinHandle<()> {

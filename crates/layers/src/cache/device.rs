@@ -3,6 +3,7 @@
 
 use super::core::{Core, Epochs, Tickets};
 use super::counters::Counters;
+use super::grown::fill_last_part;
 use super::origin::Origin;
 use super::policy::Heat;
 use super::shape::{self, Shape};
@@ -160,6 +161,11 @@ async fn open_table(
             "blocks of {} bytes: the cache was made for devices with blocks of at most {}",
             geometry.block_size, shape.part
         )));
+    }
+    if origin.size < size {
+        fill_last_part(fast, slow, &table, &shape, origin.size)
+            .await
+            .map_err(|error| error.in_context("the cache of an origin that has grown"))?;
     }
     if origin.size != size || origin.name != name {
         let origin = Origin { size, name: name.to_owned(), ..origin };

@@ -1,10 +1,12 @@
 //! What an operator may tell a cache while it works.
 
+use super::commit::PATIENCE;
 use super::core::{Core, Level, Mode};
 use super::state::FREE;
 use super::status::{Control, Detach};
 use super::warm::{self, Warm};
 use block::{Error, Result};
+use std::cell::Cell;
 use std::ops::Range;
 use std::rc::Rc;
 use std::sync::atomic::Ordering;
@@ -156,8 +158,14 @@ async fn invalidate(core: &Rc<Core>, ranges: &[Range<u32>]) -> Result<String> {
     }
 }
 
+/// How many slots a detach makes free at once.
+const AT_ONCE: usize = 1024;
+/// How often a detach asks for slots before it waits: the policy looks at a few at a time.
+const PASSES: usize = 16;
+
 /// Waits until all is written back, and lets all blocks go.
 async fn detach(core: &Rc<Core>, control: &Control) {
+    let waits_for_flush = Cell::new(false);
     while core.is_detaching.get() && !core.is_closed.get() && core.failure.borrow().is_none() {
         let is_clean = core.state.borrow().dirty_slots == 0;
         if !is_clean {
@@ -165,11 +173,21 @@ async fn detach(core: &Rc<Core>, control: &Control) {
             core.changed.notified().await;
             continue;
         }
-        if core.flush_origin_now().await.is_err() {
+        let flushed = match waits_for_flush.take() {
+            true => core.flush_origin_now().await,
+            false => core.flush_origin().await,
+        };
+        if flushed.is_err() {
             return;
         }
-        let may = |number: u32, slot: &super::state::Slot| core.may_leave(number, slot.epoch);
-        let chosen = core.state.borrow_mut().evict(1024, &may);
+        let may = |number: u32, slot: &super::state::Slot| {
+            let may = core.may_leave(number, slot.epoch);
+            waits_for_flush.set(waits_for_flush.get() || !may);
+            may
+        };
+        // Blocks that are hot are passed over until they have cooled down.
+        let evict = |_| core.state.borrow_mut().evict(AT_ONCE, &may);
+        let chosen = (0..PASSES).map(evict).find(|chosen| *chosen > 0).unwrap_or(0);
         if chosen > 0 {
             if core.commit(Level::Marks).await.is_err() {
                 return;
@@ -180,7 +198,8 @@ async fn detach(core: &Rc<Core>, control: &Control) {
             control.set_detach(Detach::Done);
             return;
         }
-        core.changed.notified().await;
+        // Where nobody asks for anything nothing changes.
+        let _ = runtime::timeout(PATIENCE, core.changed.notified()).await;
     }
 }
 

@@ -73,14 +73,25 @@ impl Core {
             let start = block * self.shape.block;
             (from.max(start) - start)..(to - start).min(self.shape.block)
         };
+        let mut outcome = Ok(());
         for slot in &held.slots {
             let block = self.state.borrow_mut().slot(*slot).block;
-            self.zero_edges(*slot, block, inside(block)).await?;
+            outcome = self.zero_edges(*slot, block, inside(block)).await;
+            if outcome.is_err() {
+                // Some edges may have been zeroed: what the origin has leaves the cache below, as where the origin fails.
+                self.counters.cache_errors.add(1);
+                break;
+            }
         }
-        let outcome = match zeroing {
-            Zeroing::Discard => self.slow.discard(from, to - from).await,
-            Zeroing::Zeroes(mode) => self.slow.write_zeroes(from, to - from, mode, durability).await,
-        };
+        if outcome.is_ok() {
+            outcome = match zeroing {
+                Zeroing::Discard => self.slow.discard(from, to - from).await,
+                Zeroing::Zeroes(mode) => self.slow.write_zeroes(from, to - from, mode, durability).await,
+            };
+            if outcome.is_err() {
+                self.counters.origin_errors.add(1);
+            }
+        }
         let epoch = self.slow_epochs.note();
         let state = &mut *self.state.borrow_mut();
         for slot in &held.slots {
@@ -98,9 +109,6 @@ impl Core {
             state.slot(*slot).epoch = epoch;
             state.slot(*slot).flags |= RECENT;
             state.queue_must(*slot);
-        }
-        if outcome.is_err() {
-            self.counters.origin_errors.add(1);
         }
         outcome
     }

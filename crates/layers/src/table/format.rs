@@ -30,7 +30,7 @@ pub(crate) const PAGE_HEAD: usize = size_of::<RawPage>();
 pub(crate) const ENTRY: usize = size_of::<RawEntry>();
 const CHANGE: usize = size_of::<RawChange>();
 /// No sequence was ever counted so far.
-const LARGEST_COUNT: u64 = 1 << 62;
+pub(super) const LARGEST_COUNT: u64 = 1 << 62;
 
 /// What a superblock says.
 #[derive(Debug, Clone, PartialEq, Eq)]

@@ -1,12 +1,12 @@
 //! The journal: which units of its ring are in use, which pages wait to be written, and what is found when it is opened.
 
-use super::format::{self, Superblock};
+use super::format::{self, LARGEST_COUNT, Superblock};
 use super::layout::Layout;
 use super::medium::Medium;
 use super::{PAGES_IN_FLIGHT, Words};
 use block::{Error, Result};
 use std::collections::{BTreeMap, VecDeque};
-use zones::record::Parsed;
+use zones::record::{Header, Parsed};
 
 /// How much of the journal is read at once, in bytes.
 const READ: u64 = 1 << 20;
@@ -204,6 +204,7 @@ async fn read_journal(
                 epoch => epoch < superblock.epoch && sequence <= superblock.last,
             };
             if is_placed && sequence % layout.journal == position && counts {
+                check_numbers(header)?;
                 let changes = format::decode_changes(parsed.meta, layout.entries)?;
                 records.insert(sequence, Record { tail: header.after, durable: header.durable, changes });
             }
@@ -211,6 +212,19 @@ async fn read_journal(
         position += units;
     }
     Ok(records)
+}
+
+/// Refuses a record whose numbers no table has written: it tells the first record that wasn't in the pages, at most itself,
+/// and one before it as the last durable one.
+fn check_numbers(header: &Header) -> Result<()> {
+    let &Header { sequence, after, durable, .. } = header;
+    match sequence <= LARGEST_COUNT && after <= sequence && durable < sequence {
+        true => Ok(()),
+        false => Err(Error::corrupt(format!(
+            "record {sequence} of the table's journal tells record {after} as the first one that isn't in the pages, and \
+             record {durable} as durable: that can't be, the device is damaged"
+        ))),
+    }
 }
 
 /// Finds the last record that counts, and the first one that isn't in the pages.

@@ -74,7 +74,10 @@ impl Layout {
                 geometry.block_size
             )));
         }
-        if superblock.entry_bytes == 0 || superblock.entry_bytes > 1 << 40 {
+        if superblock.entry_bytes == 0
+            || superblock.entry_bytes > 1 << 40
+            || !(SMALLEST_JOURNAL..=LARGEST_JOURNAL).contains(&journal)
+        {
             return Err(Error::corrupt("a superblock with numbers that can't be"));
         }
         let layout = Layout::with(unit, journal, superblock.entry_bytes, geometry.bytes());

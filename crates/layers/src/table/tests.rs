@@ -1,0 +1,99 @@
+//! Superblocks and records whose checksums are right and which say what can't be, as somebody who can write to the device
+//! makes them.
+
+use super::*;
+use crate::record::replay::ImageDisk;
+use block::{BlockCount, DeviceGeometry, DevicePart};
+use std::sync::Arc;
+
+const UNIT: u64 = 4096;
+
+/// A table that has had one change, the device that it is on, and its superblock.
+async fn table() -> (Rc<Medium>, Superblock) {
+    let disk = Arc::new(ImageDisk::empty(DeviceGeometry {
+        block_size: BlockSize::default(),
+        blocks: BlockCount(256),
+        atomic_write: 512,
+        volatile_cache: true,
+        read_only: false,
+    }));
+    let medium = Rc::new(Medium::new(disk.open().await.unwrap()));
+    let table = Table::format(medium.clone(), 32 << 10, [0; OWNER]).await.unwrap();
+    table.make_room().await.unwrap();
+    table.set(&[(1, [1, 2, 3])]);
+    table.append(&[(1, [1, 2, 3])]).await.unwrap();
+    let superblock = find(&medium).await.unwrap().superblock;
+    (medium, superblock)
+}
+
+/// Writes a record of this number to the place where it belongs.
+async fn plant(medium: &Medium, superblock: &Superblock, sequence: u64, after: u64, durable: u64) {
+    let position = sequence % u64::from(superblock.journal);
+    let header = Header {
+        stream: StreamIndex(0),
+        class: 0,
+        epoch: superblock.epoch,
+        sequence,
+        after,
+        durable,
+        clock: 0,
+        zone: 0,
+        generation: 0,
+        position: position as u32,
+        blocks: 0,
+    };
+    let mut unit = block::Buffer::zeroed(UNIT as usize);
+    header.encode(&superblock.identity, &[], &format::encode_changes(&[(1, [4, 5, 6])]), unit.filled_mut());
+    medium.write((2 + position) * UNIT, unit.into(), Durability::Durable).await.unwrap();
+}
+
+#[test]
+fn a_record_that_says_what_cant_be_is_refused() {
+    runtime::run(runtime::Config::default(), || async {
+        // The one record so far is the first.
+        let (medium, superblock) = table().await;
+        plant(&medium, &superblock, 2, 1, 1).await;
+        let opened = Table::open(medium).await.unwrap();
+        assert_eq!(opened.get(1), [4, 5, 6], "a record as it should be counts");
+        for (sequence, after, durable) in [
+            (2, 3, 1),
+            (2, 4, 1),
+            (2, u64::MAX, 1),
+            (2, 1, 2),
+            (2, 1, u64::MAX),
+            (2, u64::MAX, u64::MAX),
+            // In the last place of a journal of 16 units.
+            (u64::MAX, 1, 1),
+            (u64::MAX, u64::MAX, u64::MAX - 1),
+        ] {
+            let (medium, superblock) = table().await;
+            plant(&medium, &superblock, sequence, after, durable).await;
+            let refused = Table::open(medium).await.err().expect("it is refused");
+            assert!(matches!(refused, Error::Corrupt(_)), "{refused}");
+            assert!(refused.detail().contains(&format!("record {sequence}")), "{refused}");
+        }
+    })
+    .unwrap();
+}
+
+#[test]
+fn a_journal_of_a_length_that_is_never_made_is_refused() {
+    runtime::run(runtime::Config::default(), || async {
+        for (journal, is_right) in
+            [(1, false), (3, false), (7, false), (15, false), (16, true), (32 << 10, false)]
+        {
+            let (medium, superblock) = table().await;
+            assert_eq!(superblock.journal, 16);
+            let superblock = Superblock { journal, sequence: superblock.sequence + 1, ..superblock };
+            let place = superblock.sequence % 2 * UNIT;
+            medium.write(place, superblock.encode(), Durability::Durable).await.unwrap();
+            match Table::open(medium).await.map(drop) {
+                Ok(()) => assert!(is_right, "{journal} units: they are taken"),
+                Err(error) => {
+                    assert!(!is_right && matches!(error, Error::Corrupt(_)), "{journal} units: {error}");
+                }
+            }
+        }
+    })
+    .unwrap();
+}
