@@ -1,0 +1,148 @@
+//! What happens to a mirror while legs are being made equal: changes that fail on their way, flushes, an operator who brings back a
+//! leg with a superblock that can't be.
+#![allow(clippy::unwrap_used)] // All of this is tests.
+
+mod common;
+
+use block::{BlockCount, BlockIndex, BlockSize, DeviceGeometry, DevicePart, Durability, Part};
+use common::{full, read, write};
+use layers::fault::{FaultDevicePart, parse_rules};
+use layers::mirror::{MirrorPart, Plan, Settings, Wishes};
+use layers::record::replay::ImageDisk;
+use stack::Contract;
+use std::sync::Arc;
+use std::time::Duration;
+
+/// The first block of the data on legs of this size.
+const DATA: u64 = 3;
+/// Blocks of the one chunk that there is, of which the keeper copies half at once.
+const CHUNK: u64 = 256;
+/// How much is copied in a second: half a chunk in half a second.
+const SPEED: u64 = 1 << 20;
+/// In the first half of the chunk; on the legs it begins at 32 KiB.
+const BLOCK: u64 = 5;
+
+fn disk() -> Arc<ImageDisk> {
+    Arc::new(ImageDisk::empty(DeviceGeometry {
+        block_size: BlockSize::default(),
+        blocks: BlockCount(DATA + CHUNK),
+        atomic_write: 512,
+        volatile_cache: true,
+        read_only: false,
+    }))
+}
+
+/// A disk that goes wrong by this rule, as soon as it is told "rules on".
+async fn faulty(disk: &Arc<ImageDisk>, rule: &str) -> Arc<dyn DevicePart> {
+    let rules = parse_rules(&[rule.to_owned()], Contract::Device).unwrap();
+    let part = FaultDevicePart::new(disk.clone(), rules, 3).unwrap();
+    part.message("rules off").await.unwrap();
+    Arc::new(part)
+}
+
+fn plan(legs: &[Arc<dyn DevicePart>], format: bool) -> Plan {
+    let settings = Settings {
+        write_mostly: 0,
+        write_behind: 0,
+        behind_bytes: 64 << 20,
+        fast_flush: false,
+        bitmap_delay: Duration::from_secs(3600),
+        sync_speed_max: SPEED,
+        first_leg: false,
+    };
+    let names = ["a", "b", "c"].into_iter().map(str::to_owned);
+    Plan {
+        legs: names.zip(legs.iter().cloned()).collect(),
+        settings,
+        wishes: Wishes::default(),
+        format,
+        bitmap_chunk: format.then_some(CHUNK * 4096),
+    }
+}
+
+/// In virtual time, which passes only when everybody waits.
+fn simulated<Fut: Future<Output = ()> + 'static>(main: impl FnOnce() -> Fut + Send) {
+    runtime::simulate(runtime::Simulation::new(1), main).unwrap();
+}
+
+async fn settled(part: &MirrorPart) {
+    for _ in 0..10_000 {
+        if part.status()["chunks_to_copy"] == 0 && part.status()["state"] == "clean" {
+            return;
+        }
+        runtime::sleep(Duration::from_millis(1)).await;
+    }
+    panic!("it never is clean: {:?}", part.status());
+}
+
+/// Waits until half of the chunk has been copied.
+async fn half_copied(part: &MirrorPart, before: u64) {
+    runtime::sleep(Duration::from_millis(100)).await;
+    let copied = part.status()["copied_bytes"].as_u64().unwrap() - before;
+    assert_eq!(copied, CHUNK / 2 * 4096, "{:?}", part.status());
+}
+
+/// The mirror is closed; whether its legs have the same data.
+async fn are_equal(a: &Arc<ImageDisk>, b: &Arc<ImageDisk>) -> bool {
+    let mut data = Vec::new();
+    for leg in [a, b] {
+        let leg = DevicePart::open(&**leg).await.unwrap();
+        data.push(read(&*leg, DATA, CHUNK as usize).await.unwrap());
+    }
+    data[0] == data[1]
+}
+
+/// The leg that is being rebuilt has taken it, the only one that is active hasn't.
+#[test]
+fn a_change_that_fails_behind_the_copying_of_its_chunk_is_copied_again() {
+    simulated(|| async {
+        let (a, b) = (disk(), disk());
+        let wrong = faulty(&a, "write error=EIO range=32KiB..36KiB").await;
+        let part = MirrorPart::open(plan(&[wrong.clone(), b.clone()], true)).await.unwrap();
+        let handle = part.open().await.unwrap();
+        settled(&part).await;
+        write(&*handle, BLOCK, 1).await.unwrap();
+        part.message("fail b").await.unwrap();
+        write(&*handle, BLOCK + 1, 2).await.unwrap();
+        let before = part.status()["copied_bytes"].as_u64().unwrap();
+        part.message("re-add b").await.unwrap();
+        half_copied(&part, before).await;
+        wrong.message("rules on").await.unwrap();
+        write(&*handle, BLOCK, 9).await.unwrap_err();
+        wrong.message("rules off").await.unwrap();
+        settled(&part).await;
+        assert_eq!(read(&*handle, BLOCK, 1).await.unwrap()[0], 1);
+        drop(handle);
+        part.close().await.unwrap();
+        assert!(are_equal(&a, &b).await, "the bitmap is clear, and legs differ");
+    });
+}
+
+/// Each of the legs that are active has something else of it.
+#[test]
+fn a_change_that_fails_everywhere_behind_a_resync_is_copied_again() {
+    simulated(|| async {
+        let (a, b) = (disk(), disk());
+        // Not zeros, which wouldn't be copied.
+        let old = DevicePart::open(&*a).await.unwrap();
+        old.write(BlockIndex(DATA), full(1, CHUNK as usize), Durability::Visible).await.unwrap();
+        let legs = [
+            faulty(&a, "write torn at=512 error=EIO range=32KiB..36KiB").await,
+            faulty(&b, "write torn at=1024 error=EIO range=32KiB..36KiB").await,
+        ];
+        let part = MirrorPart::open(plan(&legs, true)).await.unwrap();
+        let handle = part.open().await.unwrap();
+        half_copied(&part, 0).await;
+        for leg in &legs {
+            leg.message("rules on").await.unwrap();
+        }
+        write(&*handle, BLOCK, 9).await.unwrap_err();
+        for leg in &legs {
+            leg.message("rules off").await.unwrap();
+        }
+        settled(&part).await;
+        drop(handle);
+        part.close().await.unwrap();
+        assert!(are_equal(&a, &b).await, "the bitmap is clear, and legs differ");
+    });
+}
