@@ -7,6 +7,7 @@ mod common;
 use block::{BlockCount, BlockIndex, BlockSize, DeviceGeometry, DevicePart, Durability, Part};
 use common::{full, read, write};
 use layers::fault::{FaultDevicePart, parse_rules};
+use layers::mirror::format::Superblock;
 use layers::mirror::{MirrorPart, Plan, Settings, Wishes};
 use layers::record::replay::ImageDisk;
 use stack::Contract;
@@ -144,5 +145,33 @@ fn a_change_that_fails_everywhere_behind_a_resync_is_copied_again() {
         drop(handle);
         part.close().await.unwrap();
         assert!(are_equal(&a, &b).await, "the bitmap is clear, and legs differ");
+    });
+}
+
+/// A superblock of the same mirror that names fewer legs: where the source would be, it has none.
+#[test]
+fn a_leg_that_names_fewer_legs_is_not_re_added() {
+    simulated(|| async {
+        let (a, b, c) = (disk(), disk(), disk());
+        let mut plan = plan(&[a, b.clone(), c], true);
+        plan.settings.write_mostly = 0b11;
+        let part = MirrorPart::open(plan).await.unwrap();
+        settled(&part).await;
+        assert_eq!(part.status()["legs"][2]["source"], true);
+        part.message("fail b").await.unwrap();
+        let leg = DevicePart::open(&*b).await.unwrap();
+        for copy in 0..2 {
+            let found = read(&*leg, copy, 1).await.unwrap();
+            let mut superblock = Superblock::decode(&found).unwrap();
+            superblock.slots.truncate(2);
+            superblock.source = 0;
+            leg.write(BlockIndex(copy), superblock.encode(4096), Durability::Durable).await.unwrap();
+        }
+        let error = part.message("re-add b").await.unwrap_err();
+        assert!(error.detail().contains("names 2 legs, and this mirror has 3"), "{error}");
+        // It may be overwritten.
+        part.message("add b").await.unwrap();
+        settled(&part).await;
+        part.close().await.unwrap();
     });
 }
