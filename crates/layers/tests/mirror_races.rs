@@ -4,14 +4,18 @@
 
 mod common;
 
-use block::{BlockCount, BlockIndex, BlockSize, DeviceGeometry, DevicePart, Durability, Part};
+use block::{
+    BlockCount, BlockIndex, BlockRange, BlockSize, Buffer, Call, Device, DeviceGeometry, DevicePart,
+    Durability, Error, Part, Payload, ReadOutcome, Result, ZeroMode,
+};
 use common::{full, read, write};
 use layers::fault::{FaultDevicePart, parse_rules};
 use layers::mirror::format::Superblock;
 use layers::mirror::{MirrorPart, Plan, Settings, Wishes};
 use layers::record::replay::ImageDisk;
 use stack::Contract;
-use std::sync::Arc;
+use std::rc::Rc;
+use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 /// The first block of the data on legs of this size.
@@ -173,5 +177,154 @@ fn a_leg_that_names_fewer_legs_is_not_re_added() {
         part.message("add b").await.unwrap();
         settled(&part).await;
         part.close().await.unwrap();
+    });
+}
+
+/// A disk with a volatile cache, of which a flush takes what is there when it begins and takes its time for it. All flushes take
+/// as long, so none returns before one that has taken something earlier.
+struct Caching {
+    cached: ImageDisk,
+    durable: Arc<ImageDisk>,
+    pending: Arc<Mutex<Vec<(BlockIndex, Payload)>>>,
+    flush_takes: Duration,
+}
+
+fn caching(flush_takes: Duration) -> Arc<Caching> {
+    let cached = ImageDisk::empty(disk().geometry().clone());
+    Arc::new(Caching { cached, durable: disk(), pending: Arc::default(), flush_takes })
+}
+
+impl Part for Caching {
+    fn kind(&self) -> &'static str {
+        "caching"
+    }
+}
+
+impl DevicePart for Caching {
+    fn geometry(&self) -> &DeviceGeometry {
+        self.cached.geometry()
+    }
+
+    fn open(&self) -> Call<'_, Result<Rc<dyn Device>>> {
+        Call::new(async move {
+            Ok(Rc::new(CachingDevice {
+                cached: DevicePart::open(&self.cached).await?,
+                durable: DevicePart::open(&*self.durable).await?,
+                pending: self.pending.clone(),
+                flush_takes: self.flush_takes,
+            }) as Rc<dyn Device>)
+        })
+    }
+}
+
+struct CachingDevice {
+    cached: Rc<dyn Device>,
+    durable: Rc<dyn Device>,
+    pending: Arc<Mutex<Vec<(BlockIndex, Payload)>>>,
+    flush_takes: Duration,
+}
+
+impl Device for CachingDevice {
+    fn geometry(&self) -> &DeviceGeometry {
+        self.cached.geometry()
+    }
+
+    fn read(&self, at: BlockIndex, buffer: Buffer) -> Call<'_, ReadOutcome> {
+        self.cached.read(at, buffer)
+    }
+
+    fn write(&self, at: BlockIndex, payload: Payload, durability: Durability) -> Call<'_, Result<()>> {
+        Call::new(async move {
+            self.cached.write(at, payload.clone(), durability).await?;
+            match durability {
+                Durability::Durable => self.durable.write(at, payload, durability).await,
+                Durability::Visible => {
+                    self.pending.lock().unwrap().push((at, payload));
+                    Ok(())
+                }
+            }
+        })
+    }
+
+    fn flush(&self) -> Call<'_, Result<()>> {
+        Call::new(async move {
+            let taken = std::mem::take(&mut *self.pending.lock().unwrap());
+            runtime::sleep(self.flush_takes).await;
+            for (at, payload) in taken {
+                self.durable.write(at, payload, Durability::Durable).await?;
+            }
+            Ok(())
+        })
+    }
+
+    fn discard(&self, _: BlockRange) -> Call<'_, Result<()>> {
+        Call::ready(Err(Error::unsupported("no test needs it")))
+    }
+
+    fn write_zeroes(&self, _: BlockRange, _: ZeroMode, _: Durability) -> Call<'_, Result<()>> {
+        Call::ready(Err(Error::unsupported("no test needs it")))
+    }
+
+    fn extents(&self, range: BlockRange) -> Call<'_, Result<Vec<block::Extent>>> {
+        self.cached.extents(range)
+    }
+}
+
+/// The leg becomes active, and even the source, while the write is in its cache.
+#[test]
+fn a_flush_while_a_leg_becomes_active_covers_that_leg() {
+    simulated(|| async {
+        let (a, b) = (caching(Duration::from_millis(1)), caching(Duration::from_millis(10)));
+        let legs: [Arc<dyn DevicePart>; 2] = [a.clone(), b.clone()];
+        let plan = |legs: &[Arc<dyn DevicePart>], format| {
+            let mut plan = plan(legs, format);
+            plan.settings.write_mostly = 0b01;
+            plan
+        };
+        let part = MirrorPart::open(plan(&legs, true)).await.unwrap();
+        settled(&part).await;
+        part.close().await.unwrap();
+        // Nothing is dirty, so nothing has to be copied.
+        let part = MirrorPart::open(plan(&legs, false)).await.unwrap();
+        part.message("fail b").await.unwrap();
+        let handle = part.open().await.unwrap();
+        part.message("re-add b").await.unwrap();
+        // The leg's own flush has begun.
+        runtime::sleep(Duration::from_millis(1)).await;
+        assert_eq!(part.status()["legs"][1]["state"], "rebuilding");
+        write(&*handle, BLOCK, 7).await.unwrap();
+        handle.flush().await.unwrap();
+        settled(&part).await;
+        assert_eq!(part.status()["legs"][1]["source"], true);
+        // The power is cut.
+        let part = MirrorPart::open(plan(&[a.durable.clone(), b.durable.clone()], false)).await.unwrap();
+        settled(&part).await;
+        assert_eq!(read(&*part.open().await.unwrap(), BLOCK, 1).await.unwrap()[0], 7);
+        part.close().await.unwrap();
+    });
+}
+
+/// What was copied to it may be lost, and nobody would copy it again.
+#[test]
+fn a_leg_that_fails_a_flush_while_it_is_rebuilt_is_left_behind() {
+    simulated(|| async {
+        let (a, b) = (disk(), disk());
+        let legs = [faulty(&a, "flush error=EIO").await, faulty(&b, "flush error=EIO").await];
+        let part = MirrorPart::open(plan(&legs, true)).await.unwrap();
+        let handle = part.open().await.unwrap();
+        settled(&part).await;
+        write(&*handle, BLOCK, 1).await.unwrap();
+        let before = part.status()["copied_bytes"].as_u64().unwrap();
+        for message in ["fail b", "re-add b"] {
+            part.message(message).await.unwrap();
+        }
+        half_copied(&part, before).await;
+        for leg in &legs {
+            leg.message("rules on").await.unwrap();
+        }
+        // Even where the last leg fails it, too.
+        handle.flush().await.unwrap_err();
+        assert_eq!(part.status()["legs"][1]["state"], "faulty");
+        drop(handle);
     });
 }
