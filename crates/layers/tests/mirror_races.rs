@@ -152,6 +152,45 @@ fn a_change_that_fails_everywhere_behind_a_resync_is_copied_again() {
     });
 }
 
+/// Of two that are being rebuilt one is left behind, and the last one can't be told so: the other one isn't forgotten.
+#[test]
+fn legs_that_fail_a_change_together_are_left_behind_together() {
+    simulated(|| async {
+        let (a, b, c) = (disk(), disk(), disk());
+        let legs = [
+            // Its superblocks.
+            faulty(&a, "write error=EIO range=0..8KiB").await,
+            faulty(&b, "write error=EIO range=32KiB..36KiB").await,
+            faulty(&c, "write error=EIO range=32KiB..36KiB").await,
+        ];
+        let part = MirrorPart::open(plan(&legs, true)).await.unwrap();
+        let handle = part.open().await.unwrap();
+        settled(&part).await;
+        write(&*handle, BLOCK, 1).await.unwrap();
+        let before = part.status()["copied_bytes"].as_u64().unwrap();
+        for message in ["fail b", "fail c", "re-add b", "re-add c"] {
+            part.message(message).await.unwrap();
+        }
+        half_copied(&part, before).await;
+        for leg in &legs {
+            leg.message("rules on").await.unwrap();
+        }
+        write(&*handle, BLOCK, 9).await.unwrap_err();
+        for leg in &legs {
+            leg.message("rules off").await.unwrap();
+        }
+        let legs = part.status()["legs"].clone();
+        assert_eq!((&legs[1]["state"], &legs[2]["state"]), (&"faulty".into(), &"faulty".into()));
+        for leg in ["b", "c"] {
+            part.message(&format!("re-add {leg}")).await.unwrap();
+        }
+        settled(&part).await;
+        drop(handle);
+        part.close().await.unwrap();
+        assert!(are_equal(&a, &b).await && are_equal(&a, &c).await);
+    });
+}
+
 /// A superblock of the same mirror that names fewer legs: where the source would be, it has none.
 #[test]
 fn a_leg_that_names_fewer_legs_is_not_re_added() {

@@ -255,8 +255,9 @@ impl Core {
             let first = outcome.failed.into_iter().next().map(|(_, error)| error);
             return Err(first.unwrap_or_else(|| Error::io("no leg of the mirror took a change")));
         }
+        // All of them before the others are told: whether that goes well or not, none of them may count.
         for (leg, error) in outcome.failed {
-            self.fail(leg, error).await?;
+            self.lose(leg, error, SlotState::Failed)?;
         }
         if !self.is_settled() {
             self.note().await?;
