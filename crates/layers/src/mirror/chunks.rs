@@ -22,6 +22,8 @@ const LACKING: u8 = 16;
 
 /// Some block of it could be copied from nowhere.
 const STUCK: u8 = 32;
+/// Legs were found to differ in it since the copying of it began: perhaps where it was copied already.
+const AGAIN: u8 = 64;
 
 /// How many pieces of chunks are remembered as equal before their chunk is.
 const MOST_PIECES: usize = 4096;
@@ -240,7 +242,7 @@ impl Chunks {
     /// These blocks may differ between legs that are active: all of their chunks do, then.
     pub fn may_differ(&self, blocks: &Range<u64>) {
         for chunk in &mut self.all.borrow_mut()[self.of(blocks)] {
-            chunk.flags |= DIFFER;
+            chunk.flags |= DIFFER | AGAIN;
         }
         self.forget_equal(blocks);
         self.count();
@@ -248,7 +250,7 @@ impl Chunks {
 
     /// Legs that are being rebuilt lack these blocks.
     pub fn are_lacking(&self, blocks: &Range<u64>) {
-        self.all.borrow_mut()[self.of(blocks)].iter_mut().for_each(|chunk| chunk.flags |= LACKING);
+        self.all.borrow_mut()[self.of(blocks)].iter_mut().for_each(|chunk| chunk.flags |= LACKING | AGAIN);
         self.count();
     }
 
@@ -303,6 +305,16 @@ impl Chunks {
             chunk.flags &= !STUCK;
         }
         found
+    }
+
+    /// A chunk is copied from here on, piece by piece.
+    pub fn begin_copying(&self, chunk: u64) {
+        self.all.borrow_mut()[chunk as usize].flags &= !AGAIN;
+    }
+
+    /// Whether legs were found to differ in a chunk since the copying of it began: it isn't over then.
+    pub fn is_to_be_copied_again(&self, chunk: u64) -> bool {
+        self.all.borrow()[chunk as usize].flags & AGAIN != 0
     }
 
     /// A chunk has been copied from begin to end: to legs that are active, and to those that are being rebuilt.
@@ -423,6 +435,19 @@ mod tests {
         assert!(!chunks.blocks_differ(&(0..8)) && !chunks.blocks_differ(&(12..16)));
         chunks.copied(2);
         assert_eq!((chunks.quiet(true), chunks.differ()), (vec![2], 0));
+    }
+
+    #[test]
+    fn what_is_found_to_differ_while_it_is_copied_is_copied_again() {
+        let chunks = chunks();
+        for differs in [Chunks::may_differ, Chunks::are_lacking] {
+            differs(&chunks, &(9..10));
+            chunks.begin_copying(2);
+            assert!(!chunks.is_to_be_copied_again(2), "it was known before");
+            differs(&chunks, &(7..10));
+            assert!(chunks.is_to_be_copied_again(1) && chunks.is_to_be_copied_again(2));
+            assert!(!chunks.is_to_be_copied_again(3));
+        }
     }
 
     #[test]

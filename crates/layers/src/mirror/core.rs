@@ -8,7 +8,7 @@
 
 use super::behind::Behind;
 use super::chunks::Chunks;
-use super::format::{Slot, Uuid};
+use super::format::{Slot, SlotState, Uuid};
 use super::keeper::Scrub;
 use super::layout::Layout;
 use super::leg::{Change, Leg, Mask, each};
@@ -255,8 +255,9 @@ impl Core {
             let first = outcome.failed.into_iter().next().map(|(_, error)| error);
             return Err(first.unwrap_or_else(|| Error::io("no leg of the mirror took a change")));
         }
+        // All of them before the others are told: whether that goes well or not, none of them may count.
         for (leg, error) in outcome.failed {
-            self.fail(leg, error).await?;
+            self.lose(leg, error, SlotState::Failed)?;
         }
         if !self.is_settled() {
             self.note().await?;
@@ -277,20 +278,29 @@ impl Core {
         if !leaves_out {
             self.behind.drained().await;
         }
-        let legs = if leaves_out { self.active.get() & !lagging } else { self.active.get() };
+        // One that is being rebuilt may be active, and all that is left, when this returns.
+        let members = self.active.get() | self.rebuilding.get();
+        let legs = if leaves_out { members & !lagging } else { members };
         let (mut done, mut failed) = self.flush_legs(legs).await;
-        if done == 0 && leaves_out {
+        if done & self.active.get() == 0 && leaves_out {
             self.behind.drained().await;
             let (others, more) = self.flush_legs(self.active.get() & !legs).await;
             done |= others;
             failed.extend(more);
         }
         if done & self.active.get() == 0 {
-            let first = failed.into_iter().next().map(|(_, error)| error);
+            let mut first = None;
+            for (leg, error) in failed {
+                match self.rebuilding.get() & 1 << leg {
+                    0 => first = first.or(Some(error)),
+                    // What was copied to it may be lost.
+                    _ => self.lose(leg, error, SlotState::Failed)?,
+                }
+            }
             return Err(first.unwrap_or_else(|| Error::io("no leg of the mirror could be flushed")));
         }
         for (leg, error) in failed {
-            self.fail(leg, error).await?;
+            self.lose(leg, error, SlotState::Failed)?;
         }
         if !self.is_settled() {
             self.note().await?;

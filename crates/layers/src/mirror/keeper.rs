@@ -135,6 +135,7 @@ impl Core {
             self.publish_copied();
             return Ok(());
         }
+        self.chunks.begin_copying(chunk);
         drop(holding);
         for piece in self.pieces(blocks) {
             if self.is_closing.get() {
@@ -151,8 +152,9 @@ impl Core {
             }
             self.pace(began, self.bytes_of(&piece) as u64).await;
         }
-        // A leg that joined meanwhile lacks the pieces before.
-        if joined == self.joined.get() && !self.chunks.is_stuck(chunk) {
+        // A leg that joined meanwhile lacks the pieces before; a change that failed may have left something else in them.
+        let is_over = joined == self.joined.get() && !self.chunks.is_to_be_copied_again(chunk);
+        if is_over && !self.chunks.is_stuck(chunk) {
             self.chunks.copied(chunk);
             self.publish_copied();
         }

@@ -164,6 +164,10 @@ async fn re_add(core: &Rc<Core>, name: &str) -> Result<String> {
     if is_taken(core, slot) {
         return refuse("its place is taken".to_owned());
     }
+    let (its, ours) = (found.slots.len(), core.slots.borrow().len());
+    if its != ours {
+        return refuse(format!("it names {its} legs, and this mirror has {ours}"));
+    }
     let source = core.legs[core.source.get()].slot.get().unwrap_or(0);
     let state = found.slots[source].state;
     if matches!(state, SlotState::Failed | SlotState::Removed) {
