@@ -80,7 +80,8 @@ pub const KIND: Kind = Kind {
             "block_size",
             ValueKind::Size,
             "a block of the cache, where it is made: a multiple of 32KiB from 32KiB to 1GiB; else 64KiB",
-        ),
+        )
+        .known_as(&["chunksize", "chunk_size"]),
         Key::optional(
             "migration_threshold",
             ValueKind::Integer { min: 0, max: 1 << 40 },

@@ -21,8 +21,8 @@
 //! `core` is the home, with `membership` (superblocks), `bitmap` and `keeper` (copying, scrubs); `assembly` decides at
 //! opening; [`format`](mod@format) is what lies on the legs. Payloads are not copied for legs that lag: [`block::Data`] doesn't change.
 //!
-//! What is behind is lost with the process, and the source has it. Keeping it on the fast leg, so that a restart goes on with it
-//! rather than with the bitmap, belongs into `behind`, between `behind::Behind::enter` and the lane.
+//! What is behind is lost with the process, and the source has it. A log of it, with which a restart goes on, is a layer of its
+//! own: a write cache on the fast device in front of the leg (`examples/mirror-behind-log.toml`).
 
 mod assembly;
 mod behind;
@@ -51,8 +51,12 @@ pub use part::MirrorPart;
 
 use block::{BlockSize, Call, Result};
 use layout::{Layout, USUAL_CHUNK};
-use stack::{Arguments, Built, Contract, Key, Kind, Shape, ValueKind};
+use stack::{Arguments, Built, Contract, Key, Kind, Shape, ValueKind, format_duration};
 use std::sync::Arc;
+use std::time::Duration;
+
+/// The shortest that a chunk may have to be quiet; each look at the bitmap flushes all legs if there is something to clear.
+const LEAST_DELAY: Duration = Duration::from_millis(1);
 
 /// `mirror(file(fast.img), file(slow.img), write_mostly=[1], write_behind=256)`.
 pub const KIND: Kind = Kind {
@@ -67,8 +71,10 @@ pub const KIND: Kind = Kind {
         Key::optional(
             "write_behind",
             ValueKind::Integer { min: 1, max: 16383 },
-            "how many writes the write-mostly legs may lag; needs some. Without it they don't lag",
-        ),
+            "how many writes the write-mostly legs may lag, in memory; needs some. Without it they don't lag. For a log of \
+             them on the fast device put a writecache in front of the leg instead",
+        )
+        .as_in("md"),
         Key::optional("behind_bytes", ValueKind::Size, "how much memory what is behind may take").or("64MiB"),
         Key::optional(
             "flush",
@@ -84,7 +90,7 @@ pub const KIND: Kind = Kind {
         Key::optional(
             "bitmap_delay",
             ValueKind::Duration,
-            "how long a chunk is quiet before its bit is cleared",
+            "how long a chunk is quiet before its bit is cleared; 1ms or more",
         )
         .or("5s"),
         Key::optional("read_policy", ValueKind::Choice(&["latency", "first"]), "which leg a read goes to")
@@ -151,6 +157,17 @@ fn settings(arguments: &Arguments, names: &[String]) -> Result<Settings> {
             return Err(arguments.refuse("write_behind", text));
         }
     }
+    // A block has so many bytes at least; once it is known how many, `plan` asks again.
+    check_behind_bytes(arguments, BlockSize::SMALLEST)?;
+    let bitmap_delay = arguments.duration("bitmap_delay")?;
+    if bitmap_delay < LEAST_DELAY {
+        let text = format!(
+            "bitmap_delay {}: expected {} or more (md's --delay is in whole seconds, and 5 where none is given)",
+            format_duration(bitmap_delay),
+            format_duration(LEAST_DELAY)
+        );
+        return Err(arguments.refuse("bitmap_delay", text));
+    }
     let fast_flush = arguments.choice("flush")? == "fast";
     if fast_flush && write_behind.is_none() {
         return Err(arguments.refuse("flush", "flush \"fast\": no leg lags without write_behind"));
@@ -160,10 +177,23 @@ fn settings(arguments: &Arguments, names: &[String]) -> Result<Settings> {
         write_behind: write_behind.unwrap_or(0),
         behind_bytes: arguments.size("behind_bytes")?,
         fast_flush,
-        bitmap_delay: arguments.duration("bitmap_delay")?,
+        bitmap_delay,
         sync_speed_max: arguments.size("sync_speed_max")?,
         first_leg: arguments.choice("read_policy")? == "first",
     })
+}
+
+/// Refuses a bound in which not even one block of this size has room.
+fn check_behind_bytes(arguments: &Arguments, block_size: u32) -> Result<()> {
+    let bytes = arguments.size("behind_bytes")?;
+    if bytes >= u64::from(block_size) {
+        return Ok(());
+    }
+    let text = format!(
+        "behind_bytes {bytes}: not even a write of one block has room, so nothing would lag: expected {block_size} or more, \
+         64MiB where nothing is said; to have no leg lag, leave out write_behind"
+    );
+    Err(arguments.refuse("behind_bytes", text))
 }
 
 /// Without a format, only the medium knows how large the mirror is.
@@ -176,6 +206,9 @@ fn plan(arguments: &Arguments) -> Result<Shape> {
         return Err(arguments.refuse("on", "on: expected two devices or more; one is no mirror"));
     }
     let block_size = crate::spread::block_size_of(&shapes);
+    if let Some(block_size) = block_size {
+        check_behind_bytes(arguments, block_size)?;
+    }
     let chunk = arguments.optional_size("bitmap_chunk")?;
     let bytes: Option<Vec<u64>> = shapes.iter().map(|leg| leg.bytes).collect();
     let (Some(block_size), Some(bytes)) = (block_size, bytes) else { return Ok(Shape::default()) };

@@ -40,7 +40,7 @@ pub use self::core::{Order, Settings};
 pub use device::{Options, WriteCachePart};
 
 use block::{BlockSize, Call, Result};
-use stack::{Arguments, Built, Contract, Key, Kind, Shape, ValueKind, format_size};
+use stack::{Arguments, Built, Contract, Key, Kind, Shape, ValueKind, format_duration, format_size};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -59,12 +59,14 @@ pub const KIND: Kind = Kind {
             ValueKind::Integer { min: 0, max: 100 },
             "write-back begins when so many percent of the cache are used",
         )
+        .as_in("dm-writecache")
         .or("50"),
         Key::optional(
             "low_watermark",
             ValueKind::Integer { min: 0, max: 100 },
             "write-back ends when fewer percent are used; at most high_watermark",
         )
+        .as_in("dm-writecache")
         .or("45"),
         Key::optional(
             "writeback_jobs",
@@ -93,7 +95,8 @@ pub const KIND: Kind = Kind {
         Key::optional(
             "pause_writeback",
             ValueKind::Duration,
-            "write-back waits until clients haven't read from the origin for so long, while there is room; up to 60s",
+            "write-back waits until clients haven't used the origin for so long (read from it, or written around the cache), while \
+             there is room; up to 60s",
         )
         .or("0s"),
         Key::optional("max_age", ValueKind::Duration, "what is older is written back; from 1ms to 24h"),
@@ -105,6 +108,7 @@ pub const KIND: Kind = Kind {
         )
         .or("false"),
         Key::optional("fua", ValueKind::Bool, "write back with FUA instead of a flush for each batch").or("false"),
+        Key::optional("nofua", ValueKind::Bool, "dm-writecache's word for fua=false").or("false"),
         Key::optional(
             "order",
             ValueKind::Choice(&ORDERS),
@@ -145,7 +149,7 @@ pub const KIND: Kind = Kind {
     },
 };
 
-/// A span of time from a key, in dm-writecache's limits.
+/// A span of time from a key. What is most is dm-writecache's limit; the least, where it isn't nothing, is our own.
 fn time(
     arguments: &Arguments,
     key: &'static str,
@@ -156,7 +160,8 @@ fn time(
     if (least..=most).contains(&time) {
         return Ok(Some(time));
     }
-    let text = format!("{key} {time:?}: expected {least:?} to {most:?}, as dm-writecache takes");
+    let [time, least, most] = [time, least, most].map(format_duration);
+    let text = format!("{key} {time}: expected {least} to {most}; dm-writecache takes no more, either");
     Err(arguments.refuse(key, text))
 }
 
@@ -169,6 +174,9 @@ fn options(arguments: &Arguments) -> Result<Options> {
             "low_watermark {low_watermark}{given}: expected at most high_watermark, {high_watermark}"
         );
         return Err(arguments.refuse("low_watermark", text));
+    }
+    if arguments.boolean("fua")? && arguments.boolean("nofua")? {
+        return Err(arguments.refuse("nofua", "nofua: fua is given, too; expected one of them"));
     }
     let order = if arguments.choice("order")? == ORDERS[0] { Order::Flushes } else { Order::None };
     let metadata_only = arguments.boolean("metadata_only")?;

@@ -59,7 +59,7 @@ fn devices_that_dont_fit_together_are_refused_with_what_would() {
         ("writecache(ram(1MiB), ram(64KiB))", "a write cache with blocks of 4096 needs"),
         (
             "writecache(ram(1MiB), ram(1MiB), autocommit_time=2h)",
-            "expected 1ms to 3600s, as dm-writecache takes",
+            "autocommit_time 2h: expected 1ms to 1h; dm-writecache takes no more, either",
         ),
         (
             "writecache(ram(1MiB), ram(1MiB), high_watermark=40)",
@@ -68,8 +68,9 @@ fn devices_that_dont_fit_together_are_refused_with_what_would() {
         ("writecache(ram(1MiB), ram(1MiB), writeback_batch=0)", "expected some bytes"),
         ("writecache(ram(1MiB), ram(1MiB), dirty=64KiB)", "dirty 64KiB: expected 1MiB to 1TiB"),
         ("writecache(ram(1MiB), ram(1MiB), metadata_only=true)", "give that up with order=none"),
-        ("writecache(ram(1MiB), ram(1MiB), max_age=25h)", "expected 1ms to 86400s"),
-        ("writecache(ram(1MiB), ram(1MiB), pause_writeback=61s)", "expected 0ns to 60s"),
+        ("writecache(ram(1MiB), ram(1MiB), max_age=25h)", "expected 1ms to 24h"),
+        ("writecache(ram(1MiB), ram(1MiB), pause_writeback=61s)", "expected 0 to 1m"),
+        ("writecache(ram(1MiB), ram(1MiB), fua=true, nofua=true)", "fua is given, too"),
         ("stripe(ram(1MiB), ram(32KiB))", "chunk_size 64KiB: the smallest of the devices has only 32KiB"),
         (
             "linear(ram(1MiB), offset=512)",
@@ -82,6 +83,22 @@ fn devices_that_dont_fit_together_are_refused_with_what_would() {
         ("mirror(ram(1MiB), ram(1MiB), flush=fast)", "no leg lags without write_behind"),
         ("mirror(ram(1MiB), ram(1MiB), write_mostly=[2])", "expected one of ram1, ram2"),
         ("mirror(ram(1MiB), ram(1MiB), bitmap_chunk=2KiB)", "at least 4096 (md's limit)"),
+        (
+            "mirror(ram(1MiB), ram(1MiB), bitmap_delay=0s)",
+            "bitmap_delay 0: expected 1ms or more (md's --delay",
+        ),
+        (
+            "mirror(ram(1MiB), ram(1MiB), bitmap_delay=999us)",
+            "bitmap_delay 999us: expected 1ms or more (md's",
+        ),
+        (
+            "mirror(ram(1MiB), ram(1MiB), behind_bytes=0)",
+            "behind_bytes 0: not even a write of one block has room",
+        ),
+        (
+            "mirror(ram(1MiB), ram(1MiB), behind_bytes=2KiB)",
+            "behind_bytes 2048: not even a write of one block",
+        ),
         ("mirror(ram(1MiB), ram(8KiB))", "the smallest leg has 8192 bytes"),
     ] {
         let problems = refused(line);
@@ -90,10 +107,24 @@ fn devices_that_dont_fit_together_are_refused_with_what_would() {
 }
 
 #[test]
-fn numbers_beyond_mds_limits_are_refused() {
-    let line = "mirror(ram(1MiB), ram(1MiB), write_behind=16384)";
-    let problems = Stack::from_line("line", line, &registry()).unwrap_err().to_string();
-    assert!(problems.contains("expected a whole number from 1 to 16383"), "{problems}");
+fn values_beyond_the_limits_of_md_and_dm_are_refused_with_whose_they_are() {
+    for (line, expected) in [
+        (
+            "mirror(ram(1MiB), ram(1MiB), write_behind=16384)",
+            "expected a whole number from 1 to 16383, as md takes",
+        ),
+        (
+            "writecache(ram(1MiB), ram(1MiB), high_watermark=101)",
+            "found 101, expected a whole number from 0 to 100, as dm-writecache takes",
+        ),
+        (
+            "cache(ram(1MiB), ram(1MiB), chunksize=64KiB)",
+            "unknown key \"chunksize\" for kind \"cache\": did you mean \"block_size\"?",
+        ),
+    ] {
+        let problems = Stack::from_line("line", line, &registry()).unwrap_err().to_string();
+        assert!(problems.contains(expected), "{line}: {problems}");
+    }
 }
 
 #[test]

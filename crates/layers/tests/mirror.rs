@@ -11,6 +11,7 @@ use common::{full, read, write};
 use layers::fault::{FaultDevicePart, parse_rules};
 use layers::mirror::{MirrorPart, MissingLeg, Plan, Settings, Wishes};
 use layers::record::replay::ImageDisk;
+use layers::writecache::{Options, WriteCachePart};
 use stack::Contract;
 use std::sync::Arc;
 use std::time::Duration;
@@ -329,6 +330,38 @@ fn writes_go_at_the_fast_legs_speed_up_to_the_bound() {
 }
 
 #[test]
+fn what_a_slow_leg_has_in_a_cache_only_is_in_one_copy() {
+    simulated(|| async {
+        let (fast, log, slow) = (disk(64, 4096), disk(130, 4096), disk(64, 4096));
+        // It keeps what it has until it is told.
+        let options = Options { format: true, high_watermark: 100, low_watermark: 100, ..Options::default() };
+        let behind = Arc::new(WriteCachePart::open(slow, log, options).await.unwrap());
+        let mut plan = plan(&[fast, behind.clone()], true);
+        plan.settings = Settings { write_mostly: 0b10, ..plan.settings };
+        let part = MirrorPart::open(plan).await.unwrap();
+        settled(&part).await;
+        behind.message("flush").await.unwrap();
+        let one_copy = || part.status()["one_copy_bytes"].as_u64().unwrap();
+        assert_eq!(one_copy(), 0);
+        let handle = part.open().await.unwrap();
+        for block in 0..8 {
+            write(&*handle, block, 7).await.unwrap();
+        }
+        handle.flush().await.unwrap();
+        // Nothing is behind, and yet the fast device alone has it.
+        assert_eq!(part.status()["behind_bytes"], 0);
+        assert_eq!(one_copy(), 8 * 4096);
+        assert_eq!(part.status()["legs"][1]["only_in_cache_bytes"], 8 * 4096);
+        assert!(part.status()["legs"][0].get("only_in_cache_bytes").is_none());
+        behind.message("flush").await.unwrap();
+        assert_eq!(one_copy(), 0);
+        drop(handle);
+        part.close().await.unwrap();
+        behind.close().await.unwrap();
+    });
+}
+
+#[test]
 fn what_is_behind_without_data_holds_no_bytes() {
     simulated(|| async {
         let (a, b) = (disk(64, 4096), disk(64, 4096));
@@ -397,6 +430,34 @@ fn when_only_the_lagging_leg_is_left_reads_wait_for_it() {
     });
 }
 
+/// Whoever opens a mirror without a stack may ask for anything. The loop that clears the bitmap has nothing to wait for then, and
+/// must let the others run all the same: this test doesn't end if it doesn't.
+#[test]
+fn a_bitmap_that_is_cleared_at_once_leaves_the_shard_to_the_others() {
+    for delay in [Duration::ZERO, Duration::from_nanos(3)] {
+        let run = move || async move {
+            let mut plan = plan(&[disk(64, 4096), disk(64, 4096)], true);
+            plan.settings.bitmap_delay = delay;
+            let part = MirrorPart::open(plan).await.unwrap();
+            let handle = part.open().await.unwrap();
+            settled(&part).await;
+            write(&*handle, 5, 5).await.unwrap();
+            for _ in 0..1000 {
+                runtime::sleep(Duration::from_millis(1)).await;
+                if part.status()["dirty_chunks"] == 0 {
+                    break;
+                }
+            }
+            assert_eq!(part.status()["dirty_chunks"], 0);
+            drop(handle);
+            part.close().await.unwrap();
+        };
+        simulated(run);
+        // Also where time passes by itself.
+        common::on_a_shard(run);
+    }
+}
+
 #[test]
 fn memory_of_what_is_behind_is_bounded() {
     simulated(|| async {
@@ -443,6 +504,53 @@ fn a_scrub_counts_what_differs_and_repairs_it_when_told() {
         assert!(part.message("repair").await.is_err(), "one at a time");
         part.message("idle").await.unwrap();
         assert!(part.message("scrub").await.unwrap_err().detail().contains("check, repair, idle"));
+        drop(handle);
+        part.close().await.unwrap();
+    });
+}
+
+/// Scripts wait for `idle`.
+#[test]
+fn the_sync_action_says_what_is_copied_or_compared() {
+    simulated(|| async {
+        let (a, b) = (disk(64, 4096), disk(64, 4096));
+        // Comparing takes at least that long, and copying all of it a quarter of a second.
+        let mut slow = plan(&[a, faulty(&b, "read delay=5ms")], true);
+        slow.settings.sync_speed_max = 1 << 20;
+        let part = MirrorPart::open(slow).await.unwrap();
+        let all_in_turn = async || {
+            let mut words: Vec<String> = Vec::new();
+            for _ in 0..5_000 {
+                let status = part.status();
+                let word = status["sync_action"].as_str().unwrap().to_owned();
+                if word == "idle" {
+                    assert_eq!((&status["chunks_to_copy"], &status["state"]), (&0.into(), &"clean".into()));
+                    return words.join(", ");
+                }
+                if words.last() != Some(&word) {
+                    words.push(word);
+                }
+                runtime::sleep(Duration::from_millis(1)).await;
+            }
+            panic!("{words:?}, and never idle: {:?}", part.status());
+        };
+        assert_eq!(
+            part.message("idle").await.unwrap(),
+            "there is no check and no repair; copying, if any, goes on"
+        );
+        assert_eq!(all_in_turn().await, "resync");
+        let handle = part.open().await.unwrap();
+        part.message("fail b").await.unwrap();
+        assert_eq!(part.status()["sync_action"], "idle", "nothing is copied to a leg that is faulty");
+        write(&*handle, 7, 7).await.unwrap();
+        part.message("re-add b").await.unwrap();
+        // It begins when the leg has everything.
+        part.message("check").await.unwrap();
+        assert_eq!(all_in_turn().await, "recover, check");
+        assert_eq!(state_of(&part, 1), "active");
+        part.message("repair").await.unwrap();
+        assert_eq!(all_in_turn().await, "repair");
+        assert_eq!(part.status()["mismatch_sectors"], 0);
         drop(handle);
         part.close().await.unwrap();
     });

@@ -96,19 +96,19 @@ fn is_near(what: &str, value: f64, expected: f64, share: f64) {
     assert!((value / expected - 1.0).abs() <= share, "{what}: {value}, expected {expected} within {share}");
 }
 
-/// Random writes of 4 KiB at depth 32, as published (SEEDS, S2, table 1).
+/// Random writes of 4 KiB at depth 32, as published, measured as they were there: nothing is left out, five minutes. A tenth of
+/// the size does the same in a tenth of the time, although the buffer's filling up is a larger part of it then.
 #[test]
 fn three_devices_do_what_was_published() {
-    for (name, gigabytes, iops, median) in [
-        ("optane-900p", 261, 180_000.0, 174.0),
-        ("as2280p4u", 1908, 80_000.0, 388.0),
-        ("wd43purz", 3725, 360.0, 90_000.0),
-        // Of a tenth of the size, they do the same.
-        ("wd43purz", 372, 360.0, 90_000.0),
+    let seconds = Duration::from_secs;
+    for (name, gibibytes, time, iops, median) in [
+        ("optane-900p", 261, seconds(2), 180_000.0, 174.0),
+        ("as2280p4u", 1908, seconds(2), 80_000.0, 388.0),
+        ("wd43purz", 3725, seconds(300), 360.0, 90_000.0),
+        ("wd43purz", 372, seconds(30), 360.0, 90_000.0),
     ] {
-        let time = if name == "wd43purz" { Duration::from_secs(60) } else { Duration::from_secs(2) };
-        let warm_up = time / 10;
-        let measured = measure(name, gigabytes, Load { time, warm_up, ..RANDOM_WRITES });
+        let load = Load { time, warm_up: Duration::ZERO, ..RANDOM_WRITES };
+        let measured = measure(name, gibibytes, load);
         is_near("IOPS", measured.iops, iops, 0.05);
         is_near("median in us", measured.median.as_secs_f64() * 1e6, median, 0.05);
     }

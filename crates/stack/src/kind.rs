@@ -152,6 +152,10 @@ pub struct Key {
     /// Whether the kind is built although parts that this key names can't be: it gets their errors instead
     /// ([`Arguments::devices_or_errors`]). Not where it is made anew.
     pub may_be_missing: bool,
+    /// Who else takes just these values: another system, whose users know the key from there.
+    pub as_in: Option<&'static str>,
+    /// What the key is called in such systems, so that who writes that is told its name here.
+    pub known_as: &'static [&'static str],
     /// What it is for, in a few words, without a full stop.
     pub help: &'static str,
 }
@@ -159,12 +163,22 @@ pub struct Key {
 impl Key {
     /// A key that must be given.
     pub const fn required(name: &'static str, value: ValueKind, help: &'static str) -> Self {
-        Key { name, value, required: true, positional: false, default: None, may_be_missing: false, help }
+        Key { required: true, ..Key::optional(name, value, help) }
     }
 
     /// A key that may be left out.
     pub const fn optional(name: &'static str, value: ValueKind, help: &'static str) -> Self {
-        Key { name, value, required: false, positional: false, default: None, may_be_missing: false, help }
+        Key {
+            name,
+            value,
+            required: false,
+            positional: false,
+            default: None,
+            may_be_missing: false,
+            as_in: None,
+            known_as: &[],
+            help,
+        }
     }
 
     /// The same key, which the one-line form takes without its name, too.
@@ -175,6 +189,16 @@ impl Key {
     /// The same key, whose parts the kind may do without: see [`Key::may_be_missing`].
     pub const fn may_be_missing(self) -> Self {
         Key { may_be_missing: true, ..self }
+    }
+
+    /// The same key, of which an error says that this system takes the same values.
+    pub const fn as_in(self, system: &'static str) -> Self {
+        Key { as_in: Some(system), ..self }
+    }
+
+    /// The same key, which others call by these names.
+    pub const fn known_as(self, names: &'static [&'static str]) -> Self {
+        Key { known_as: names, ..self }
     }
 
     /// The same key with this value where none is given.

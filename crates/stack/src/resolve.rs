@@ -221,7 +221,9 @@ impl Resolver<'_> {
 
     fn unknown_key(&mut self, kind: &'static Kind, key: &At<String>) {
         self.problems.add(|| {
-            let nearest = nearest(&key.value, kind.keys.iter().map(|key| key.name));
+            let known = kind.keys.iter().find(|known| known.known_as.contains(&key.value.as_str()));
+            let near = || nearest(&key.value, kind.keys.iter().map(|key| key.name));
+            let nearest = known.map(|known| known.name).or_else(near);
             let hint = if nearest.is_some() { meant(nearest) } else { ".".to_owned() };
             let takes = if kind.keys.is_empty() { "no keys".to_owned() } else { kind.key_list() };
             let message = format!(

@@ -61,7 +61,10 @@ impl Value {
     /// Gives a written value the type of its key. Names are only taken; whether there is such a part is checked
     /// by `resolve`.
     pub(crate) fn from_raw(key: &Key, raw: &RawValue) -> Result<Value, Wrong> {
-        let mismatch = || Wrong::from(format!("found {}, expected {}", describe(raw), key.value));
+        let mismatch = || {
+            let whose = key.as_in.map(|system| format!(", as {system} takes")).unwrap_or_default();
+            Wrong::from(format!("found {}, expected {}{whose}", describe(raw), key.value))
+        };
         let text = match raw {
             RawValue::Word(text) | RawValue::Text(text) => Some(text.as_str()),
             _ => None,

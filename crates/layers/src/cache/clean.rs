@@ -90,17 +90,20 @@ impl Core {
 
     /// Writes some slots back; false if none could be.
     pub async fn clean_some(self: &Rc<Self>) -> Result<bool> {
-        // Only where the table says that the cache counts may the origin change.
+        // Only where the table says that the cache counts may the origin change. It is told of these slots alone: of all that
+        // was written since the last flush, it would be told much too often.
         let is_unknown = {
-            let state = self.state.borrow();
+            let state = &mut *self.state.borrow_mut();
             let lacks = |slot: &u32| {
                 let found = &state.slots[*slot as usize];
                 found.block != FREE && found.dirty & !self.entry(*slot).dirty != 0
             };
-            state.dirty.iter().take(2 * SLOTS_AT_ONCE).any(lacks)
+            let unknown = state.dirty.iter().take(2 * SLOTS_AT_ONCE).copied().filter(lacks);
+            state.soon.extend(unknown);
+            !state.soon.is_empty()
         };
         if is_unknown || self.is_committing.get() {
-            self.commit(Level::All).await?;
+            self.commit(Level::Marks).await?;
         }
         if self.is_committing.get() {
             return Ok(true);

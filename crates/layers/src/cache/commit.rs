@@ -71,6 +71,8 @@ struct Batch {
     relies: bool,
     marks: Vec<u32>,
     leaving: Vec<u32>,
+    /// Some of it says that the cache has something, so that the data has to be durable.
+    tells_of_data: bool,
     /// Slots of which the table has to be told more once the origin has been flushed.
     again: Vec<u32>,
     is_last: bool,
@@ -84,7 +86,7 @@ async fn commit(core: &Core, all: bool) -> Result<()> {
         again.append(&mut batch.again);
         let began = core.fast_epochs.begin();
         core.table.set(&batch.changes);
-        let outcome = write(core, &batch, all.then_some(began)).await;
+        let outcome = write(core, &batch, batch.tells_of_data.then_some(began)).await;
         if outcome.is_err() {
             let mut state = core.state.borrow_mut();
             batch.changes.iter().for_each(|(slot, _)| state.slot(*slot).flags |= SUSPECT);
@@ -128,12 +130,14 @@ fn gather(core: &Core, all: bool) -> Batch {
     };
     let leaving = take(&mut state.leaving);
     let marks = take(&mut state.marks);
+    let soon = take(&mut state.soon);
     let must = if all { take(&mut state.must) } else { Vec::new() };
+    let tells_of_data = all || !soon.is_empty();
     let (mut changes, mut relies) = (Vec::new(), false);
     let slots = &state.slots;
     let targets = leaving.iter().map(|slot| (*slot, false));
     let targets = targets.chain(marks.iter().map(|slot| (*slot, true)));
-    for (number, marks_only) in targets.chain(must.iter().map(|slot| (*slot, false))) {
+    for (number, marks_only) in targets.chain(soon.iter().chain(&must).map(|slot| (*slot, false))) {
         let target = core.target(number, &slots[number as usize], marks_only);
         let old = core.entry(number);
         if target != old {
@@ -155,8 +159,9 @@ fn gather(core: &Core, all: bool) -> Batch {
             _ => again.push(slot),
         }
     }
-    let is_last = state.leaving.is_empty() && state.marks.is_empty() && (!all || state.must.is_empty());
-    Batch { changes, relies, marks, leaving, again, is_last }
+    let lists = [&state.leaving, &state.marks, &state.soon];
+    let is_last = lists.iter().all(|list| list.is_empty()) && (!all || state.must.is_empty());
+    Batch { changes, relies, marks, leaving, tells_of_data, again, is_last }
 }
 
 /// The table has it.

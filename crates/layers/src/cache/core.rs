@@ -113,7 +113,7 @@ impl Tickets {
 /// What is asked of the committer.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Level {
-    /// That slots are being written, or their blocks gone.
+    /// That slots are being written, or their blocks gone; and what is to be told soon.
     Marks,
     /// All that a flush has to make durable, the data included.
     All,

@@ -115,6 +115,8 @@ pub(super) struct State {
     pub free: Vec<u32>,
     /// Slots that a flush has to put in the table.
     pub must: Vec<u32>,
+    /// Of these, slots of which the table has to be told now, the data that it relies on included.
+    pub soon: Vec<u32>,
     /// Slots of which the table is to be told that they are being written.
     pub marks: Vec<u32>,
     /// Slots whose blocks go.
@@ -148,6 +150,7 @@ impl State {
             sequential: Sequential::default(),
             free: Vec::new(),
             must: Vec::new(),
+            soon: Vec::new(),
             marks: Vec::new(),
             leaving: Vec::new(),
             lazy: Vec::new(),

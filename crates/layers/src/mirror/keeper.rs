@@ -20,6 +20,8 @@ const PIECE: u64 = 512 << 10;
 const AGAIN: Duration = Duration::from_millis(200);
 /// How long to wait before chunks are tried again of which some block can be read from nowhere.
 const STUCK: Duration = Duration::from_secs(10);
+/// Between two looks at the bitmap lies so much at least, whatever was asked for: without it nobody else would ever run.
+const LEAST_BETWEEN_LOOKS: Duration = Duration::from_micros(50);
 /// A sector, as mismatches are counted, in bytes.
 const SECTOR: usize = 512;
 
@@ -63,7 +65,8 @@ impl Core {
     }
 
     async fn clear(self: Rc<Self>) {
-        let mut next = runtime::now() + self.settings.bitmap_delay;
+        let delay = self.settings.bitmap_delay.max(LEAST_BETWEEN_LOOKS);
+        let mut next = runtime::now() + delay;
         while !self.is_closing.get() {
             self.rest(next - runtime::now()).await;
             if self.is_closing.get() || runtime::now() < next {
@@ -73,7 +76,9 @@ impl Core {
                 tracing::warn!("mirror {}: clearing the bitmap: {error}", self.array);
             }
             self.summarize();
-            next = runtime::now() + self.settings.bitmap_delay;
+            next = runtime::now() + delay;
+            // Where nothing was dirty, nothing has waited yet; and the time may be over before the timer is set.
+            runtime::yield_now().await;
         }
     }
 

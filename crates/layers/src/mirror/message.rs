@@ -29,7 +29,7 @@ pub enum Message {
     Check,
     /// Compare all legs and overwrite what differs with what the source has.
     Repair,
-    /// End a comparison.
+    /// End a comparison. Copying goes on: without it legs aren't equal.
     Idle,
 }
 
@@ -94,7 +94,10 @@ impl Message {
             Message::Idle => {
                 let ended = core.scrub.take();
                 core.summarize();
-                Ok(ended.map_or_else(|| "idle".to_owned(), |scrub| format!("the {} has ended", scrub.word())))
+                Ok(match ended {
+                    Some(scrub) => format!("the {} has ended", scrub.word()),
+                    None => "there is no check and no repair; copying, if any, goes on".to_owned(),
+                })
             }
         }
     }

@@ -9,7 +9,7 @@ use super::leg::{Change, LegDevice, Mask};
 use super::missing::stand_in;
 use super::open::{Plan, open};
 use super::read::{Timed, choose, probe};
-use super::shared::Shared;
+use super::shared::{ONLY_IN_CACHE, Shared};
 use block::{
     BlockIndex, BlockRange, Buffer, Call, Device, DeviceGeometry, DevicePart, Durability, Error, Extent,
     Part, Payload, ReadOutcome, Result, Status, ZeroMode,
@@ -52,7 +52,9 @@ impl Part for MirrorPart {
     }
 
     fn status(&self) -> Status {
-        self.shared.status()
+        let only_in_cache = |leg: &Arc<dyn DevicePart>| leg.status().get(ONLY_IN_CACHE)?.as_u64();
+        let legs: Vec<Option<u64>> = self.legs.iter().map(|(leg, _)| only_in_cache(leg)).collect();
+        self.shared.status(&legs)
     }
 
     fn message<'a>(&'a self, message: &'a str) -> Call<'a, Result<String>> {

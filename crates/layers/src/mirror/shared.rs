@@ -2,10 +2,13 @@
 
 use super::core::Core;
 use super::format::SlotState;
-use super::leg::{LegCounters, Mask};
+use super::leg::{LegCounters, Mask, each};
 use block::{DeviceGeometry, Error, Status};
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use std::sync::{Mutex, PoisonError};
+
+/// How a leg says in its own `status` how many bytes it has in a cache and not yet where they belong: of whatever kind it is.
+pub const ONLY_IN_CACHE: &str = "only_in_cache_bytes";
 
 /// See the module's head.
 #[derive(Debug)]
@@ -58,6 +61,7 @@ pub struct Summary {
     legs: Vec<LegSummary>,
     places: usize,
     active: Mask,
+    rebuilding: Mask,
     events: u64,
     source: usize,
     chunk: u64,
@@ -96,11 +100,14 @@ impl Shared {
         }
     }
 
-    /// What `status` says.
-    pub fn status(&self) -> Status {
+    /// What `status` says, where legs say so of their caches (see [`ONLY_IN_CACHE`]).
+    pub fn status(&self, only_in_cache: &[Option<u64>]) -> Status {
         let summary = self.summary.lock().unwrap_or_else(PoisonError::into_inner).clone();
         let mut status = Status::new();
         let number = |value: &AtomicU64| value.load(Ordering::Relaxed);
+        let Lag { writes, bytes: behind } = Lag::from_word(number(&self.behind));
+        let one_copy = summary.one_copy(behind, only_in_cache).min(self.geometry.bytes());
+        let sync_action = summary.sync_action();
         status.insert("array".into(), summary.array.into());
         status.insert("bytes".into(), self.geometry.bytes().into());
         let is_whole = summary.active.count_ones() as usize == summary.places;
@@ -111,15 +118,9 @@ impl Shared {
             () => "clean",
         };
         status.insert("state".into(), state.into());
-        let Lag { writes, bytes: behind } = Lag::from_word(number(&self.behind));
-        // What differs is whole on the source alone; without other legs, so is everything.
-        let unequal = match summary.active.count_ones() {
-            1 => self.geometry.bytes(),
-            _ => (summary.differ * summary.chunk).min(self.geometry.bytes()),
-        };
         status.insert("behind_writes".into(), writes.into());
         status.insert("behind_bytes".into(), behind.into());
-        status.insert("one_copy_bytes".into(), unequal.max(behind).into());
+        status.insert("one_copy_bytes".into(), one_copy.into());
         status.insert("flush".into(), if summary.fast_flush { "fast" } else { "all" }.into());
         status.insert("events".into(), summary.events.into());
         status.insert("bitmap_chunk".into(), summary.chunk.into());
@@ -127,7 +128,7 @@ impl Shared {
         status.insert("chunks".into(), summary.chunks.into());
         status.insert("chunks_to_copy".into(), summary.differ.max(summary.lacking).into());
         status.insert("copied_bytes".into(), number(&self.copied_bytes).into());
-        status.insert("sync_action".into(), summary.scrub.unwrap_or("idle").into());
+        status.insert("sync_action".into(), sync_action.into());
         status.insert("scrubbed_bytes".into(), number(&self.scrubbed_bytes).into());
         status.insert("mismatch_sectors".into(), number(&self.mismatches).into());
         let source = summary.source;
@@ -146,10 +147,41 @@ impl Shared {
                 status.insert("read_errors".into(), number(&counters.read_errors).into());
                 status.insert("corrected".into(), number(&counters.corrected).into());
             }
+            if let Some(bytes) = only_in_cache.get(index).copied().flatten() {
+                status.insert(ONLY_IN_CACHE.into(), bytes.into());
+            }
             serde_json::Value::Object(status)
         });
         status.insert("legs".into(), legs.collect::<Vec<_>>().into());
         status
+    }
+}
+
+impl Summary {
+    /// What is being copied or compared, in md's words. As there, a leg that is rebuilt comes first; a scrub begins when nothing is
+    /// left to be copied.
+    fn sync_action(&self) -> &'static str {
+        match () {
+            () if self.rebuilding != 0 => "recover",
+            () if self.differ > 0 => "resync",
+            () => self.scrub.unwrap_or("idle"),
+        }
+    }
+
+    /// How many bytes are on one leg only, where so many are behind; where that isn't known exactly, more.
+    fn one_copy(&self, behind: u64, only_in_cache: &[Option<u64>]) -> u64 {
+        if self.active.count_ones() == 1 {
+            return u64::MAX;
+        }
+        let (late, prompt): (Vec<usize>, Vec<usize>) =
+            each(self.active).partition(|leg| self.legs.get(*leg).is_some_and(|leg| leg.write_mostly));
+        // A write-mostly leg counts as one that has it once it has it where it belongs: its cache may be on the fast device. What
+        // all of them have in a cache only is at most what the one has that has least there.
+        let cached = late.iter().map(|leg| only_in_cache.get(*leg).copied().flatten().unwrap_or(0));
+        let lagging = behind.saturating_add(cached.min().unwrap_or(0));
+        // What differs is whole on the source alone. What lags is on all others.
+        let differing = self.differ.saturating_mul(self.chunk);
+        differing.saturating_add(if prompt.len() > 1 { 0 } else { lagging })
     }
 }
 
@@ -205,6 +237,7 @@ impl Core {
             legs,
             places: slots.len(),
             active: self.active.get(),
+            rebuilding: self.rebuilding.get(),
             events: self.events.get(),
             source: self.source.get(),
             chunk: self.layout.chunk,
@@ -223,6 +256,32 @@ impl Core {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn what_is_in_one_copy_only() {
+        let leg =
+            |write_mostly| LegSummary { name: String::new(), state: "active", write_mostly, error: None };
+        let summary = |legs: &[bool], active: Mask, differ: u64| Summary {
+            legs: legs.iter().copied().map(leg).collect(),
+            active,
+            differ,
+            chunk: 100,
+            ..Summary::default()
+        };
+        let pair = summary(&[false, true], 0b11, 0);
+        assert_eq!(pair.one_copy(0, &[None, None]), 0);
+        assert_eq!(pair.one_copy(3, &[None, Some(40)]), 43);
+        // A leg that is read has what it has, wherever.
+        assert_eq!(pair.one_copy(3, &[Some(40), None]), 3);
+        assert_eq!(summary(&[false, true], 0b11, 2).one_copy(3, &[None, Some(40)]), 243);
+        assert_eq!(summary(&[false, true], 0b01, 0).one_copy(0, &[None, None]), u64::MAX);
+        // One of two slow legs may have it where it belongs, and two fast ones have it twice.
+        let slow = summary(&[false, true, true], 0b111, 0);
+        assert_eq!(slow.one_copy(0, &[None, Some(40), Some(7)]), 7);
+        assert_eq!(slow.one_copy(0, &[None, Some(40), None]), 0);
+        assert_eq!(summary(&[false, true, true], 0b011, 0).one_copy(0, &[None, Some(40), None]), 40);
+        assert_eq!(summary(&[false, false, true], 0b111, 1).one_copy(9, &[None, None, Some(40)]), 100);
+    }
 
     #[test]
     fn what_is_behind_fits_a_word() {

@@ -8,7 +8,6 @@ use super::core::{Core, Item, Pending, count};
 use super::format::{Action, ENTRY, Entry, PREFIX};
 use block::{Buffer, Durability, Error, Payload, Result};
 use std::rc::Rc;
-use std::time::Duration;
 use zones::record::{Header, Identity, StreamIndex, sum_of};
 
 /// How many records are on their way at a time.
@@ -17,8 +16,6 @@ pub const LANES: usize = 2;
 const ATTEMPTS: usize = 3;
 /// In a full ring a record waits for room for so many blocks, if they are queued, so that not every other block is a header.
 const GATHER: u64 = 16;
-/// Who waits for room looks again so often.
-const LOOK_AGAIN: Duration = Duration::from_millis(2);
 
 /// Writes records until the cache is closed or has failed.
 pub async fn lane(core: Rc<Core>) {
@@ -68,7 +65,11 @@ impl Core {
                 return Err(error.clone());
             }
             let room = self.room_for_writers();
-            if room > 2 * (self.ring.most_data() + 1) || room >= self.room_for_next() {
+            if room > 2 * (self.ring.most_data() + 1) {
+                return Ok(());
+            }
+            let missing = self.room_for_next().saturating_sub(room);
+            if missing == 0 {
                 return Ok(());
             }
             if let Some(error) = &*self.stuck.borrow() {
@@ -80,7 +81,8 @@ impl Core {
             self.waiting_for_room.set(self.waiting_for_room.get() + 1);
             self.writeback.notify_all();
             // Room comes with time, too.
-            let _ = runtime::timeout(LOOK_AGAIN, self.freed.notified()).await;
+            let look_again = self.progress.hold(self.head.get(), self.free_blocks(), missing);
+            let _ = runtime::timeout(look_again, self.freed.notified()).await;
             self.waiting_for_room.set(self.waiting_for_room.get() - 1);
         }
     }

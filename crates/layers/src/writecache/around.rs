@@ -31,6 +31,8 @@ impl Core {
     /// What keeps write-back from getting on.
     pub async fn goes_around(&self) -> Result<bool> {
         loop {
+            // It may have failed while this waited: nobody takes what is queued then.
+            self.check_open()?;
             if self.is_drained() && self.sealed.get() {
                 return Ok(true);
             }
@@ -40,7 +42,6 @@ impl Core {
             if let Some(error) = &*self.stuck.borrow() {
                 return Err(error.clone());
             }
-            self.check_open()?;
             self.writeback.notify_all();
             self.freed.notified().await;
         }

@@ -56,6 +56,22 @@ pub struct Start {
     kept: Option<(u64, Data)>,
 }
 
+/// Up to where the ring is durable.
+#[derive(Debug, Clone, Copy)]
+pub struct Limit {
+    /// The address behind it.
+    address: u64,
+    /// The number of the record that ends there.
+    record: u64,
+}
+
+impl Limit {
+    /// As of now.
+    pub fn now(core: &Core) -> Limit {
+        Limit { address: core.durable.get(), record: core.durable_record.get() }
+    }
+}
+
 impl Start {
     /// At the tail.
     pub fn at_tail(core: &Core) -> Start {
@@ -69,17 +85,18 @@ impl Start {
 }
 
 impl Batch {
-    /// Reads a batch, which is to be [prepared](Self::prepare) before it is written back. Empty if nothing is durable there.
+    /// Reads a batch, which is to be [prepared](Self::prepare) before it is written back, of what lies before the limit. Empty
+    /// if nothing does.
     ///
     /// # Errors
     /// Of the cache device; [`Error::Corrupt`] for records that can't be read.
-    pub async fn read(core: &Core, start: Start) -> Result<Batch> {
+    pub async fn read(core: &Core, start: Start, limit: Limit) -> Result<Batch> {
         let mut batch = Batch { end: start.address, next_record: start.record, ..Batch::default() };
-        let (begin, durable, mut kept) = (start.address, core.durable.get(), start.kept);
+        let (begin, durable, mut kept) = (start.address, limit.address, start.kept);
         let kept = &mut kept;
         let identity = core.superblock.get().identity;
         let expect = Expect { identity: &identity, origin_blocks: core.superblock.get().origin_blocks };
-        let most = core.progress.next_batch(core.settings.batch);
+        let most = core.progress.next_batch();
         while batch.end < durable && batch.end - begin < most {
             let address = batch.end;
             let found = match batch.header(core, address, durable, kept, &expect).await {
@@ -87,7 +104,7 @@ impl Batch {
                 Err(Error::Corrupt(_) | Error::Protocol(_)) if core.give_up_rotten.get() => {
                     // What is known of it is written back by itself.
                     if batch.end == begin {
-                        batch.read_without_header(core, durable, kept, &expect).await?;
+                        batch.read_without_header(core, limit, kept, &expect).await?;
                     }
                     break;
                 }
@@ -156,12 +173,12 @@ impl Batch {
     async fn read_without_header(
         &mut self,
         core: &Core,
-        durable: u64,
+        limit: Limit,
         kept: &mut Option<(u64, Data)>,
         expect: &Expect<'_>,
     ) -> Result<()> {
-        let (begin, number) = (self.end, self.next_record);
-        (self.end, self.next_record) = (begin + 1, core.durable_record.get() + 1);
+        let (begin, number, durable) = (self.end, self.next_record, limit.address);
+        (self.end, self.next_record) = (begin + 1, limit.record + 1);
         // Whatever lies up to the next record that can be read is part of it, for all that is known.
         while self.end < durable {
             let place = self.block(core, self.end, durable, kept).await?;

@@ -248,18 +248,22 @@ impl Core {
         self.head.get() - self.tail.get()
     }
 
-    /// How many blocks of the ring writers may take now. While something is written back, they get as much of it as is
-    /// probably there: they go on at the origin's speed instead of waiting for all of it. What they are ahead of the tail
-    /// is taken from room that is kept for this. While the cache is being emptied, they get half of what is written back.
+    /// How many blocks of the ring are free.
+    #[inline]
+    pub fn free_blocks(&self) -> u64 {
+        self.ring.blocks() - self.used()
+    }
+
+    /// How many blocks of the ring writers may take now. In a ring that is nearly full they go on at the origin's speed, on
+    /// room that is kept for this, instead of waiting for a whole batch. While the cache is being emptied, they get half of
+    /// what is written back.
     pub fn room_for_writers(&self) -> u64 {
-        let free = self.ring.blocks() - self.used();
-        let credit = self.progress.credit();
-        let room = (free + credit).saturating_sub(self.settings.batch).min(free);
+        let room = self.progress.room(self.head.get(), self.free_blocks());
         if !self.cleaner.get() || self.used() == 0 {
             return room;
         }
         let (head, tail) = self.cleaner_since.get();
-        let allowed = head + (self.tail.get() + credit - tail) / 2;
+        let allowed = head + (self.tail.get() + self.progress.done() - tail) / 2;
         room.min(allowed.saturating_sub(self.head.get()))
     }
 

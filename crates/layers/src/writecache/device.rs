@@ -142,6 +142,8 @@ fn core(recovered: Recovered, options: Options, origin: Rc<dyn Device>, fast: Rc
         ..options.settings
     };
     let origin_shift = ring.block_size.shift() - origin.geometry().block_size.shift();
+    // What fits no more into a segment is left out: it is shorter than the record.
+    let progress = Progress::new(batch, 2 * (ring.most_data() + 1));
     Core {
         ring,
         origin_shift,
@@ -161,7 +163,7 @@ fn core(recovered: Recovered, options: Options, origin: Rc<dyn Device>, fast: Rc
         durable: Cell::new(head),
         durable_record: Cell::new(next_record - 1),
         tail: Cell::new(superblock.tail),
-        progress: Progress::default(),
+        progress,
         flush_epoch: Cell::new(flush_epoch),
         has_written: Cell::new(false),
         uncommitted: Cell::new(0),
@@ -270,7 +272,7 @@ impl Core {
         status.insert("uuid".into(), self.superblock.get().identity.uuid.to_string().into());
         status.insert("block_size".into(), block.into());
         status.insert("blocks".into(), ring.into());
-        status.insert("free_blocks".into(), (ring - self.used()).into());
+        status.insert("free_blocks".into(), self.free_blocks().into());
         status.insert(
             "used_percent".into(),
             ((self.used() as f64 * 1000.0 / ring as f64).round() / 10.0).into(),

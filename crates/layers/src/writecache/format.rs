@@ -3,6 +3,7 @@
 //!
 //! Decoding takes any bytes: it never panics, and what isn't exactly right is named, never accepted.
 
+use super::index::BITS;
 use block::{Error, Payload, Result};
 use zerocopy::little_endian::{U32, U64};
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
@@ -101,6 +102,7 @@ impl Superblock {
         let counts = [raw.sequence, raw.epoch, raw.first_of_epoch, raw.tail, raw.tail_record, raw.durable];
         if raw.reserved.iter().any(|byte| *byte != 0)
             || counts.iter().any(|count| count.get() > LARGEST_COUNT)
+            || raw.tail.get() >> BITS != 0
             || raw.ring_start.get() < 2
             || raw.segment_blocks.get() == 0
             || raw.segments.get() == 0

@@ -6,9 +6,9 @@
 //! a state that an earlier power cut could have left. Places are used again only when, besides, no read that found them is on
 //! its way.
 
-use super::batch::{Batch, Start};
+use super::batch::{Batch, Limit, Start};
 use super::core::{Core, Order, count};
-use super::format::{Action, Superblock};
+use super::format::Action;
 use block::{BlockRange, Durability, Error, Result, ZeroMode};
 use std::cell::{Cell, RefCell};
 use std::rc::Rc;
@@ -160,7 +160,10 @@ impl Core {
         while let Some(used) = self.origin_used.get() {
             let since = used.elapsed();
             let room = self.settings.high + (self.ring.blocks() - self.settings.high) / 2;
-            let is_asked = self.cleaner.get() || self.closing.get() || self.tail.get() < self.flush_to.get();
+            let is_asked = self.waiting_for_room.get() > 0
+                || self.cleaner.get()
+                || self.closing.get()
+                || self.tail.get() < self.flush_to.get();
             if since >= pause || is_asked || self.used() >= room {
                 break;
             }
@@ -185,10 +188,10 @@ impl Core {
             before.done.await?;
         }
         flushed?;
+        let end = batch.end;
+        self.note_tail_in_the_end(end, batch.next_record).await?;
         // Readers find it on the origin from now on.
         batch.forget(self);
-        let end = batch.end;
-        self.note_tail(end, batch.next_record).await?;
         batch.take_out(self).await;
         self.readers.grace().await;
         self.progress.freed(end - self.tail.get());
@@ -206,22 +209,45 @@ impl Core {
         Ok(())
     }
 
+    /// As [`note_tail`](Self::note_tail), as often as it takes. The batch must not be written back once more: of a superblock
+    /// that couldn't be written nobody knows whether it is there, and with it the log begins behind the batch, of which a
+    /// part would be missing on the origin while it is written again.
+    ///
+    /// # Errors
+    /// Of the cache device, when the cache is being closed.
+    async fn note_tail_in_the_end(&self, tail: u64, tail_record: u64) -> Result<()> {
+        let mut failed = false;
+        loop {
+            let Err(error) = self.note_tail(tail, tail_record).await else {
+                if failed {
+                    *self.stuck.borrow_mut() = None;
+                }
+                return Ok(());
+            };
+            failed = true;
+            count(&self.counters.writeback_errors, 1);
+            if self.closing.get() {
+                return Err(error);
+            }
+            if self.stuck.borrow().is_none() {
+                tracing::warn!("write-back: {error}; trying again");
+            }
+            *self.stuck.borrow_mut() = Some(error);
+            // Whoever waits for room hears of it.
+            self.freed.notify_all();
+            let _ = runtime::timeout(RETRY, self.writeback.notified()).await;
+        }
+    }
+
     /// Writes a superblock with this tail; both, where a block that has been written back may go around the cache from then
     /// on: by an older tail its older version would be written back once more.
     async fn note_tail(&self, tail: u64, tail_record: u64) -> Result<()> {
-        let before = self.superblock.get();
         self.write_superblock(|superblock| (superblock.tail, superblock.tail_record) = (tail, tail_record))
             .await?;
-        if !self.settings.metadata_only {
-            return Ok(());
+        match self.settings.metadata_only {
+            true => self.write_superblock(|_| {}).await,
+            false => Ok(()),
         }
-        let both = self.write_superblock(|_| {}).await;
-        if both.is_err() {
-            // The batch is written back again, from where it began.
-            let Superblock { sequence, durable, .. } = self.superblock.get();
-            self.superblock.set(Superblock { sequence, durable, ..before });
-        }
-        both
     }
 
     /// When the record at this address was written.
@@ -285,10 +311,6 @@ impl Core {
                                 Some(error.in_context(format!("block {block} of the origin")));
                             break;
                         }
-                        core.progress.wrote(run.1 as u64);
-                        if core.waiting_for_room.get() > 0 {
-                            core.freed.notify_all();
-                        }
                     }
                 })
             })
@@ -328,15 +350,19 @@ impl WriteBack {
         }
     }
 
-    /// Writes back one batch. It is made durable while the next ones are written, as far as they are of the same epoch, so that
-    /// the origin always has something to do.
+    /// Writes back one batch, or waits until the one before it is durable. It is made durable while the next one is read, and
+    /// while next ones are written where that is faster, as far as they are of the same epoch.
     async fn next(&mut self) -> Result<()> {
+        if self.settling.is_some() && !self.core.progress.overlaps() {
+            return self.settle().await;
+        }
         self.wait_for_settled().await;
         let core = self.core.clone();
         // Nothing that the cache could still lose goes to the origin, or saves an older version from going there: what
         // is there after a power cut stays a prefix of what was written.
         core.commit().await?;
-        // What goes around the cache from now on goes elsewhere.
+        // What goes around the cache from now on goes elsewhere than what is cached by now.
+        let limit = Limit::now(&core);
         core.writers_around.grace().await;
         let start = match &self.settling {
             None => Start::at_tail(&core),
@@ -345,7 +371,7 @@ impl WriteBack {
         let address = start.address;
         let mut batch = match self.ahead.take() {
             Some((at, read)) if at == address => read.await?,
-            _ => Batch::read(&core, start).await?,
+            _ => Batch::read(&core, start, limit).await?,
         };
         let is_another = self.settling.as_ref().is_some_and(|settling| settling.epoch != batch.epoch);
         if batch.end == address || core.settings.order == Order::Flushes && is_another {
@@ -360,14 +386,13 @@ impl WriteBack {
         if core.durable.get() > batch.end
             && (core.waiting_for_room.get() > 0 || core.used() >= core.settings.high)
         {
-            let (core, start) = (core.clone(), batch.next(&core));
-            let read = runtime::spawn(async move { Batch::read(&core, start).await });
+            let (core, start, limit) = (core.clone(), batch.next(&core), Limit::now(&core));
+            let read = runtime::spawn(async move { Batch::read(&core, start, limit).await });
             self.ahead = Some((batch.end, read));
         }
-        core.progress.begin(batch.end - address, batch.newest as u64);
+        core.progress.begin(batch.end - address);
         core.discard_ranges(&batch).await?;
         core.write_runs(&batch).await?;
-        core.progress.end();
         if let Some(batch) = Rc::get_mut(&mut batch) {
             batch.drop_data();
         }
