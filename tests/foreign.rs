@@ -5,12 +5,14 @@
 
 mod fuse;
 mod process;
+mod promised;
 mod raw_client;
 mod server;
 mod stacks;
 
 pub use fuse::{Fuse, can_mount_loop, has_fuse};
 pub use process::{Finished, PATTERN_CHUNK, is_installed, is_root, random_file, run, run_shell};
+pub use promised::Promised;
 pub use raw_client::{Command, RawClient, option, request};
 pub use server::{Background, Server, binary};
 pub use stacks::{KILLED, Killed};

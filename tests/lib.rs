@@ -4,4 +4,5 @@ pub mod foreign;
 pub mod guest;
 pub mod halves;
 pub mod oracle;
+pub mod stacked;
 pub mod worlds;

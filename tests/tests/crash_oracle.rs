@@ -5,6 +5,7 @@ use block::{
 };
 use layers::fault::{FaultDevicePart, parse_rules};
 use layers::linear::{linear, part_of};
+use layers::model::ModelPart;
 use layers::stats::StatsDevicePart;
 use layers::stripe::stripe;
 use siltstone_tests::oracle::{Opening, Oracle, Report, Violation, seed};
@@ -132,6 +133,25 @@ fn stripe_over_three_devices() {
     let seed = seed("stripe", 18);
     let open = async |disk, _| Ok(Arc::new(stripe(thirds(&disk)?, 8192)?) as Arc<dyn DevicePart>);
     holds("stripe", run(Oracle::new(seed), open));
+}
+
+/// What is modelled takes its time, and changes nothing else.
+#[test]
+fn models_with_and_without_moving_parts() {
+    // A disk that turns so fast that the test ends.
+    let text = "[drum]\ntitle = \"a drum\"\nmedium = \"disk\"\nrpm = 6000000\ntrack_seek = \"1us\"\nfull_seek = \"9us\"\n\
+                bandwidth = \"1GiB\"\ninterface = \"1us\"\nqueue_depth = 8\nwrite_buffer = 8\nvolatile_cache = true";
+    let known = layers::model::profile::known().expect("they are right");
+    let drum = layers::model::profile::parse(text).expect("it is right");
+    for (number, (name, profiles)) in [("optane-900p", known), ("drum", drum)].into_iter().enumerate() {
+        let profile = profiles.get(name).expect("it is there").clone();
+        let what = format!("model of {name}");
+        let seed = seed(&what, 19 + number as u64);
+        let open = async move |disk, _| {
+            Ok(Arc::new(ModelPart::new(disk, name, profile.clone(), seed)) as Arc<dyn DevicePart>)
+        };
+        holds(&what, run(Oracle::new(seed), open));
+    }
 }
 
 /// The stack goes wrong while it runs, and is honest when it is opened again.

@@ -1,10 +1,11 @@
 //! Three tiers in simulated worlds: a write cache before a cache before a slow device; clients, faults on any of them, power cuts
 //! at any time, either cache lost; checked against a model. `worlds` says what a seed is.
 
-use block::{DevicePart, Part, Result};
+use block::{DevicePart, Result};
 use layers::cache::{CachePart, Mode, Options};
 use layers::writecache::{Order, WriteCachePart};
 use runtime::Random;
+use siltstone_tests::stacked::Stacked;
 use siltstone_tests::worlds::{
     Change, Disks, File, Finds, Life, Loss, Stop, Subject, cache_options, keeps_its_promises, pick,
     write_cache_options,
@@ -98,8 +99,9 @@ impl Subject for Tiers {
         options.format |= matches!(life.lost, Some(Loss { file: FAST, finds: Finds::Everything, .. }));
         let middle = self.open_middle(disks, &options).await?;
         let first = disks.open(FIRST).await?;
-        let cache = WriteCachePart::open(middle.clone(), first, write_cache_options(life, self.order)).await;
-        Ok(Arc::new(Stacked { cache: cache?, middle }))
+        let cache =
+            WriteCachePart::open(middle.clone(), first, write_cache_options(life, self.order)).await?;
+        Ok(Arc::new(Stacked::new(Arc::new(cache), vec![middle])))
     }
 
     fn describe(&self, life: &Life) -> String {
@@ -152,40 +154,6 @@ impl Subject for Tiers {
         }
         let middle = self.open_middle(disks, &Options::default()).await?;
         Ok((middle, self.behind()))
-    }
-}
-
-/// Both caches, to be closed one after the other.
-struct Stacked {
-    cache: WriteCachePart,
-    middle: Arc<CachePart>,
-}
-
-impl Part for Stacked {
-    fn kind(&self) -> &'static str {
-        self.cache.kind()
-    }
-
-    fn status(&self) -> block::Status {
-        self.cache.status()
-    }
-
-    fn close(&self) -> block::Call<'_, Result<()>> {
-        block::Call::new(async move {
-            let closed = self.cache.close().await;
-            // In any case.
-            self.middle.close().await.and(closed)
-        })
-    }
-}
-
-impl DevicePart for Stacked {
-    fn geometry(&self) -> &block::DeviceGeometry {
-        self.cache.geometry()
-    }
-
-    fn open(&self) -> block::Call<'_, Result<std::rc::Rc<dyn block::Device>>> {
-        self.cache.open()
     }
 }
 

@@ -216,8 +216,15 @@ impl Core {
     /// # Errors
     /// Of the cache device, when the cache is being closed.
     async fn note_tail_in_the_end(&self, tail: u64, tail_record: u64) -> Result<()> {
+        let mut failed = false;
         loop {
-            let Err(error) = self.note_tail(tail, tail_record).await else { return Ok(()) };
+            let Err(error) = self.note_tail(tail, tail_record).await else {
+                if failed {
+                    *self.stuck.borrow_mut() = None;
+                }
+                return Ok(());
+            };
+            failed = true;
             count(&self.counters.writeback_errors, 1);
             if self.closing.get() {
                 return Err(error);

@@ -1,0 +1,54 @@
+//! Parts that a test puts together by itself, as one device. Promises: it is closed as a stack is, from the top down, each part
+//! even if one above it fails. Left to others: stacks that are described (`stack::BuiltStack`).
+
+use block::{Call, Device, DeviceGeometry, DevicePart, Part, Result, Status};
+use std::rc::Rc;
+use std::sync::Arc;
+
+/// The top of a stack, with what it stands on.
+pub struct Stacked {
+    top: Arc<dyn DevicePart>,
+    below: Vec<Arc<dyn DevicePart>>,
+}
+
+impl Stacked {
+    /// The top, and what is to be closed after it, from the top down.
+    pub fn new(top: Arc<dyn DevicePart>, below: Vec<Arc<dyn DevicePart>>) -> Self {
+        Stacked { top, below }
+    }
+
+    /// What it stands on, from the top down.
+    pub fn below(&self) -> &[Arc<dyn DevicePart>] {
+        &self.below
+    }
+}
+
+impl Part for Stacked {
+    fn kind(&self) -> &'static str {
+        self.top.kind()
+    }
+
+    fn status(&self) -> Status {
+        self.top.status()
+    }
+
+    fn close(&self) -> Call<'_, Result<()>> {
+        Call::new(async move {
+            let mut closed = self.top.close().await;
+            for part in &self.below {
+                closed = closed.and(part.close().await);
+            }
+            closed
+        })
+    }
+}
+
+impl DevicePart for Stacked {
+    fn geometry(&self) -> &DeviceGeometry {
+        self.top.geometry()
+    }
+
+    fn open(&self) -> Call<'_, Result<Rc<dyn Device>>> {
+        self.top.open()
+    }
+}
