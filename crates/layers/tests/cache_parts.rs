@@ -1,5 +1,6 @@
 //! Parts of which the cache has, or changes, only some bytes: at the end of an origin that has grown, and at the edges of what
 //! is discarded.
+#![allow(clippy::unwrap_used)] // All of this is tests, the functions that they share as well.
 
 mod common;
 
