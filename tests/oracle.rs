@@ -24,6 +24,7 @@ pub use workload::Workload;
 use block::{
     BlockIndex, BlockRange, BlockSize, Buffer, Device, DeviceGeometry, DevicePart, Durability, Result,
 };
+use conformance::budget::Budget;
 use layers::fault::{FaultDevicePart, parse_rules};
 use layers::record::replay::{CrashState, CrashStates, Cursor, History, ImageDisk, Mismatch, Search};
 use layers::record::{RecordDevicePart, Recorder, Role};
@@ -65,6 +66,8 @@ pub struct Oracle {
     /// What is found need only be a state that a cut could have left at this moment or earlier: what stands behind a cache
     /// may lag behind it.
     pub older: bool,
+    /// Time for the states; those that are tried lie evenly between the first and the last cut.
+    pub budget: Arc<Budget>,
 }
 
 /// What was tried, if nothing was found.
@@ -72,8 +75,10 @@ pub struct Oracle {
 pub struct Report {
     /// Events of the whole run.
     pub events: u64,
-    /// States of the disk from which the stack was opened again.
+    /// States of the disk that a power cut could have left.
     pub states: u64,
+    /// Those of them from which the stack was opened again: all, if the budget was large enough.
+    pub tried: u64,
     /// States of the disk in which a recovery was cut.
     pub recoveries: u64,
     /// Comparisons of a whole device with what it may hold at a cut.
@@ -87,6 +92,13 @@ pub struct Violation {
     state: Option<CrashState>,
     cut: u64,
     what: String,
+}
+
+impl Report {
+    /// Whether the budget was large enough for all states.
+    pub fn is_whole(&self) -> bool {
+        self.tried == self.states
+    }
 }
 
 impl fmt::Display for Violation {
@@ -126,7 +138,20 @@ impl Oracle {
             again_every: 0,
             prefix: false,
             older: false,
+            budget: Arc::new(Budget::unlimited()),
         }
+    }
+
+    /// As [`new`](Self::new), with a [limit](Self::limit).
+    pub fn limited(seed: u64, shares: u32) -> Self {
+        let mut oracle = Oracle::new(seed);
+        oracle.limit(shares);
+        oracle
+    }
+
+    /// Tries as many states as fit into so many shares of the time for all tests, from now on.
+    pub fn limit(&mut self, shares: u32) {
+        self.budget = Arc::new(Budget::of(shares));
     }
 
     /// Tries the stack that `open` makes, on a disk in memory.
@@ -161,13 +186,19 @@ impl Oracle {
             cursors: vec![Cursor::new(client)],
             cuts: 0..=0,
             states: 0,
+            tried: 0,
             recoveries: 0,
             checks: 0,
         };
         for state in CrashStates::new(disk, run.first..last + 1, self.search) {
-            check.state(state).await?;
+            check.states += 1;
+            if self.budget.allows(*state.cuts.start() - run.first, last - run.first) {
+                check.tried += 1;
+                check.state(state).await?;
+            }
         }
-        Ok(Report { events: last, states: check.states, recoveries: check.recoveries, checks: check.checks })
+        let Check { states, tried, recoveries, checks, .. } = check;
+        Ok(Report { events: last, states, tried, recoveries, checks })
     }
 
     async fn record<F>(&self, recorder: &Arc<Recorder>, disk: Arc<dyn DevicePart>, open: &F) -> Result<Run>
@@ -210,6 +241,7 @@ struct Check<'a, F> {
     cursors: Vec<Cursor>,
     cuts: RangeInclusive<u64>,
     states: u64,
+    tried: u64,
     recoveries: u64,
     checks: u64,
 }
@@ -220,8 +252,7 @@ where
 {
     async fn state(&mut self, state: CrashState) -> Result<(), Box<Violation>> {
         self.move_to(&state.cuts);
-        self.states += 1;
-        let write_too = self.states.is_multiple_of(WRITE_EVERY);
+        let write_too = self.tried.is_multiple_of(WRITE_EVERY);
         let contents = match self.reopened(&state, write_too).await {
             Ok(contents) => contents,
             Err(error) => {
@@ -234,7 +265,7 @@ where
         }
         match self.oracle.again_every {
             0 => Ok(()),
-            every if !self.states.is_multiple_of(every) => Ok(()),
+            every if !self.tried.is_multiple_of(every) => Ok(()),
             _ => self.recover_again(&state).await,
         }
     }

@@ -37,6 +37,9 @@ where
         let search = Search { seed, single: 2, subsets: 1, torn: 2, scattered: 1 };
         let last = recovery.history.events();
         for again in CrashStates::new(recovery.history.clone(), recovery.first..last + 1, search) {
+            if self.recoveries > 0 && self.oracle.budget.is_over() {
+                return Ok(());
+            }
             self.recoveries += 1;
             let (second, choice) = (*again.cuts.start(), again.choice);
             let violation = |what: String| {

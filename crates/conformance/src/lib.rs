@@ -12,6 +12,7 @@
 //! Left to others: crashes of devices (the crash oracle), faults below (`fault`), speed.
 
 pub mod allocations;
+pub mod budget;
 pub mod device;
 mod stamp;
 mod suite;

@@ -1,6 +1,6 @@
 //! The same model as for every map, with slabs so small that a history fills many middle nodes and roots.
 
-#[path = "../../../tests/map_model/mod.rs"]
+#[path = "../../../tests/integration/map_property/map_model.rs"]
 mod map_model;
 
 use super::*;

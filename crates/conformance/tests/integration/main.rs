@@ -1,0 +1,5 @@
+//! The suites pass a right implementation and catch every wrong one.
+#![allow(clippy::unwrap_used)] // All of this is tests, the functions that they share as well.
+
+mod device;
+mod zones;

@@ -1,0 +1,526 @@
+//! The suite for zones passes right zones and catches every wrong one.
+
+use block::{
+    Buffer, Call, Durable, EraseGuarantee, Error, Part, Payload, ReadOutcome, Result, ZoneAddress,
+    ZoneGeometry, ZoneIndex, ZoneReport, ZoneState, Zones, ZonesPart,
+};
+use conformance::zones::{Options, run};
+use std::rc::Rc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex};
+
+/// What is wrong with a set of zones.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Fault {
+    None,
+    Overlaps,
+    WrongAddress,
+    ForgetsAppends,
+    ReversesSlices,
+    AppendsToFull,
+    FinishDoesNothing,
+    FinishDoesNotWait,
+    ResetDoesNotWait,
+    ResetKeepsGeneration,
+    ReportsOldGeneration,
+    ResetKeepsState,
+    IgnoresGuarantee,
+    RefusedResetEmpties,
+    EraseKeepsData,
+    NoLimit,
+    LimitLeaks,
+    RefusedZoneOpens,
+    AcceptsUnaligned,
+    AcceptsEmpty,
+    AcceptsTooLong,
+    NoSpaceFills,
+    RefusesWhatFits,
+    ReadsOtherZone,
+    ShowsAfterFailure,
+    KeepsUsedBuffer,
+    LowPointer,
+    DropsAbandoned,
+    ShardsApart,
+    ForgetsOnClose,
+    CloseIsNotDurable,
+    FinishLosesTail,
+    FinishIsNotDurable,
+    CrashLosesFlushed,
+    CrashLosesFull,
+    CrashLeavesOpen,
+    CrashLosesGeneration,
+    CrashLowPointer,
+    CrashEmptiesZones,
+    ContinuesAfterCrash,
+}
+
+use Fault as F;
+const ALL: [Fault; 39] = [
+    F::Overlaps,
+    F::WrongAddress,
+    F::ForgetsAppends,
+    F::ReversesSlices,
+    F::AppendsToFull,
+    F::FinishDoesNothing,
+    F::FinishDoesNotWait,
+    F::ResetDoesNotWait,
+    F::ResetKeepsGeneration,
+    F::ReportsOldGeneration,
+    F::ResetKeepsState,
+    F::IgnoresGuarantee,
+    F::RefusedResetEmpties,
+    F::EraseKeepsData,
+    F::NoLimit,
+    F::LimitLeaks,
+    F::RefusedZoneOpens,
+    F::AcceptsUnaligned,
+    F::AcceptsEmpty,
+    F::AcceptsTooLong,
+    F::NoSpaceFills,
+    F::RefusesWhatFits,
+    F::ReadsOtherZone,
+    F::ShowsAfterFailure,
+    F::KeepsUsedBuffer,
+    F::LowPointer,
+    F::DropsAbandoned,
+    F::ShardsApart,
+    F::ForgetsOnClose,
+    F::CloseIsNotDurable,
+    F::FinishLosesTail,
+    F::FinishIsNotDurable,
+    F::CrashLosesFlushed,
+    F::CrashLosesFull,
+    F::CrashLeavesOpen,
+    F::CrashLosesGeneration,
+    F::CrashLowPointer,
+    F::CrashEmptiesZones,
+    F::ContinuesAfterCrash,
+];
+
+const UNIT: usize = 512;
+const CAPACITY: usize = 128 * UNIT;
+const ZONES: u32 = 8;
+const MAX_OPEN: u32 = 5;
+
+#[derive(Clone)]
+struct Zone {
+    state: ZoneState,
+    generation: u64,
+    bytes: Vec<u8>,
+    pointer: usize,
+    /// How much of it a flush has made durable.
+    durable: usize,
+    durable_generation: u64,
+    in_flight: u32,
+    owned: bool,
+    after_crash: bool,
+}
+
+impl Zone {
+    fn new(generation: u64) -> Zone {
+        Zone {
+            state: ZoneState::Empty,
+            generation,
+            bytes: vec![0; CAPACITY],
+            pointer: 0,
+            durable: 0,
+            durable_generation: generation,
+            in_flight: 0,
+            owned: false,
+            after_crash: false,
+        }
+    }
+}
+
+struct Medium {
+    zones: Vec<Zone>,
+    /// Zones that were opened and, wrongly, not counted back.
+    leaked: u32,
+    appends: u64,
+}
+
+impl Medium {
+    fn open(&self) -> u32 {
+        self.zones.iter().filter(|zone| zone.state == ZoneState::Open).count() as u32 + self.leaked
+    }
+}
+
+struct TestPart {
+    geometry: ZoneGeometry,
+    medium: Arc<Mutex<Medium>>,
+    alive: Arc<AtomicBool>,
+    fault: Fault,
+}
+
+impl TestPart {
+    fn with(medium: Medium, fault: Fault) -> TestPart {
+        let geometry = ZoneGeometry {
+            zones: ZONES,
+            zone_size: CAPACITY as u64,
+            zone_capacity: CAPACITY as u64,
+            append_granularity: UNIT as u32,
+            read_granularity: UNIT as u32,
+            max_append: 40 * UNIT as u64,
+            max_open: MAX_OPEN,
+            max_active: 0,
+            durable: Durable::OnFlush,
+            erase: EraseGuarantee::Erased,
+        };
+        TestPart {
+            geometry,
+            medium: Arc::new(Mutex::new(medium)),
+            alive: Arc::new(AtomicBool::new(true)),
+            fault,
+        }
+    }
+
+    fn new(fault: Fault) -> TestPart {
+        let zones = (0..ZONES).map(|_| Zone::new(1)).collect();
+        TestPart::with(Medium { zones, leaked: 0, appends: 0 }, fault)
+    }
+
+    /// What a power cut leaves.
+    fn crash(&self) -> TestPart {
+        self.alive.store(false, Ordering::Release);
+        let medium = self.medium.lock().unwrap();
+        let mut zones = medium.zones.clone();
+        for zone in &mut zones {
+            (zone.owned, zone.in_flight) = (false, 0);
+            if self.fault == F::CrashLosesGeneration {
+                zone.generation = zone.durable_generation.max(1) - 1;
+            }
+            if self.fault == F::FinishIsNotDurable && zone.state == ZoneState::Full {
+                zone.bytes[zone.durable..].fill(0xCC);
+            }
+            if self.fault == F::CrashLosesFull && zone.state == ZoneState::Full {
+                zone.bytes.fill(0);
+            }
+            if self.fault == F::CrashEmptiesZones && zone.state == ZoneState::Open {
+                *zone = Zone::new(zone.generation);
+            }
+            if zone.state != ZoneState::Open || self.fault == F::CrashLeavesOpen {
+                continue;
+            }
+            zone.state = ZoneState::Closed;
+            zone.after_crash = true;
+            let keep = if self.fault == F::CrashLosesFlushed { zone.durable / 2 } else { zone.durable };
+            zone.bytes[keep..].fill(0xCC);
+            zone.pointer = if self.fault == F::CrashLowPointer { zone.durable / 2 } else { CAPACITY };
+        }
+        TestPart::with(Medium { zones, leaked: 0, appends: 0 }, self.fault)
+    }
+}
+
+impl Part for TestPart {
+    fn kind(&self) -> &'static str {
+        "test"
+    }
+
+    fn close(&self) -> Call<'_, Result<()>> {
+        let zones = &mut self.medium.lock().unwrap().zones;
+        if self.fault == F::ForgetsOnClose {
+            zones[1].bytes[..UNIT].fill(1);
+        }
+        if self.fault != F::CloseIsNotDurable {
+            zones.iter_mut().for_each(|zone| zone.durable = zone.pointer);
+        }
+        Call::ready(Ok(()))
+    }
+}
+
+impl ZonesPart for TestPart {
+    fn geometry(&self) -> &ZoneGeometry {
+        &self.geometry
+    }
+
+    fn open(&self) -> Call<'_, Result<Rc<dyn Zones>>> {
+        let medium = match self.fault {
+            F::ShardsApart if runtime::current_shard().0 != 0 => TestPart::new(F::None).medium,
+            _ => self.medium.clone(),
+        };
+        let core =
+            Core { geometry: self.geometry.clone(), medium, alive: self.alive.clone(), fault: self.fault };
+        Call::ready(Ok(Rc::new(Handle(core))))
+    }
+}
+
+#[derive(Clone)]
+struct Core {
+    geometry: ZoneGeometry,
+    medium: Arc<Mutex<Medium>>,
+    alive: Arc<AtomicBool>,
+    fault: Fault,
+}
+
+struct Handle(Core);
+
+impl Core {
+    /// Waits for a condition by going through the run queue: plain, and right for a test.
+    async fn wait(&self, zone: ZoneIndex, ready: impl Fn(&Zone) -> bool) {
+        while self.alive.load(Ordering::Acquire)
+            && !ready(&self.medium.lock().unwrap().zones[zone.0 as usize])
+        {
+            runtime::yield_now().await;
+        }
+    }
+
+    fn begin_append(&self, zone: ZoneIndex) -> Result<u64> {
+        let mut medium = self.medium.lock().unwrap();
+        let open = medium.open();
+        let fault = self.fault;
+        medium.appends += 1;
+        let number = medium.appends;
+        let zone = &mut medium.zones[zone.0 as usize];
+        match zone.state {
+            ZoneState::Open => {}
+            ZoneState::Empty if open < MAX_OPEN || fault == F::NoLimit => zone.state = ZoneState::Open,
+            ZoneState::Empty => {
+                if fault == F::RefusedZoneOpens {
+                    zone.state = ZoneState::Closed;
+                }
+                return Err(Error::busy("too many open zones"));
+            }
+            ZoneState::Full if fault == F::AppendsToFull => return Ok(number),
+            ZoneState::Closed if fault == F::ContinuesAfterCrash && zone.after_crash => {
+                (zone.state, zone.pointer) = (ZoneState::Open, 0);
+            }
+            _ => return Err(Error::invalid("full or closed")),
+        }
+        zone.in_flight += 1;
+        Ok(number)
+    }
+
+    async fn append(self, index: ZoneIndex, bytes: Vec<u8>) -> Result<ZoneAddress> {
+        self.wait(index, |zone| !zone.owned).await;
+        let number = self.begin_append(index)?;
+        for _ in 0..number % 5 {
+            runtime::yield_now().await;
+        }
+        if !self.alive.load(Ordering::Acquire) {
+            return Err(Error::closed("no power"));
+        }
+        let mut medium = self.medium.lock().unwrap();
+        let zone = &mut medium.zones[index.0 as usize];
+        zone.in_flight = zone.in_flight.saturating_sub(1);
+        let room = CAPACITY - zone.pointer;
+        let refuses = self.fault == F::RefusesWhatFits && bytes.len() == room && room < 20 * UNIT;
+        if bytes.len() > room || refuses {
+            if self.fault == F::NoSpaceFills {
+                zone.state = ZoneState::Full;
+            }
+            return Err(Error::no_space("no room"));
+        }
+        let mut at = zone.pointer;
+        if self.fault == F::Overlaps && number % 17 == 0 && at >= UNIT {
+            at -= UNIT;
+        }
+        if self.fault != F::ForgetsAppends || number % 37 != 0 {
+            zone.bytes[at..at + bytes.len()].copy_from_slice(&bytes);
+        }
+        zone.pointer = at + bytes.len();
+        let shown = if self.fault == F::WrongAddress && number % 29 == 0 { at + UNIT } else { at };
+        Ok(ZoneAddress::new(index.0, shown as u64))
+    }
+
+    async fn own(&self, zone: ZoneIndex, waits: bool) {
+        self.wait(zone, |zone| !zone.owned).await;
+        self.medium.lock().unwrap().zones[zone.0 as usize].owned = true;
+        if waits {
+            self.wait(zone, |zone| zone.in_flight == 0).await;
+        }
+        // Takes its time.
+        runtime::yield_now().await;
+    }
+
+    async fn finish(self, zone: ZoneIndex) -> Result<()> {
+        self.own(zone, self.fault != F::FinishDoesNotWait).await;
+        if !self.alive.load(Ordering::Acquire) {
+            return Err(Error::closed("no power"));
+        }
+        let mut medium = self.medium.lock().unwrap();
+        let zone = &mut medium.zones[zone.0 as usize];
+        if self.fault != F::FinishDoesNothing {
+            if self.fault == F::FinishLosesTail && zone.state == ZoneState::Open && zone.pointer >= UNIT {
+                zone.bytes[zone.pointer - UNIT..].fill(0);
+            }
+            zone.state = ZoneState::Full;
+            if self.fault != F::FinishIsNotDurable {
+                zone.durable = zone.pointer;
+            }
+        }
+        zone.owned = false;
+        Ok(())
+    }
+
+    async fn reset(self, index: ZoneIndex, erase: EraseGuarantee) -> Result<u64> {
+        self.own(index, self.fault != F::ResetDoesNotWait).await;
+        if !self.alive.load(Ordering::Acquire) {
+            return Err(Error::closed("no power"));
+        }
+        let mut medium = self.medium.lock().unwrap();
+        let zone = &mut medium.zones[index.0 as usize];
+        let old = zone.clone();
+        let raised = if self.fault == F::ResetKeepsGeneration { old.generation } else { old.generation + 1 };
+        *zone = Zone::new(raised);
+        if erase == EraseGuarantee::None || self.fault == F::EraseKeepsData {
+            zone.bytes = old.bytes;
+        }
+        zone.in_flight = old.in_flight;
+        if self.fault == F::ResetKeepsState && old.state == ZoneState::Full {
+            zone.state = ZoneState::Full;
+        }
+        if self.fault == F::ReportsOldGeneration {
+            zone.generation = old.generation;
+        }
+        if self.fault == F::LimitLeaks && old.state == ZoneState::Open {
+            medium.leaked += 1;
+        }
+        Ok(raised)
+    }
+
+    fn check_append(&self, zone: ZoneIndex, length: usize) -> Result<()> {
+        let accepted = match self.fault {
+            F::AcceptsUnaligned => !length.is_multiple_of(UNIT),
+            F::AcceptsEmpty => length == 0,
+            F::AcceptsTooLong => length as u64 > self.geometry.max_append,
+            _ => false,
+        };
+        if accepted { self.geometry.check_zone(zone) } else { self.geometry.check_append(zone, length) }
+    }
+}
+
+impl Zones for Handle {
+    fn geometry(&self) -> &ZoneGeometry {
+        &self.0.geometry
+    }
+
+    fn append(&self, zone: ZoneIndex, payload: Payload) -> Call<'_, Result<ZoneAddress>> {
+        if let Err(error) = self.0.check_append(zone, payload.len()) {
+            return Call::ready(Err(error));
+        }
+        let mut slices = payload.slices().to_vec();
+        if self.0.fault == F::ReversesSlices {
+            slices.reverse();
+        }
+        let bytes = slices.iter().flat_map(|slice| slice.to_vec()).collect();
+        let work = self.0.clone().append(zone, bytes);
+        if self.0.fault == F::DropsAbandoned {
+            return Call::new(work);
+        }
+        Call::new(async move { runtime::spawn(work).await })
+    }
+
+    fn read(&self, at: ZoneAddress, mut buffer: Buffer) -> Call<'_, ReadOutcome> {
+        let checked = self.0.geometry.check_read(at, buffer.len());
+        if self.0.fault != F::KeepsUsedBuffer && (self.0.fault != F::ShowsAfterFailure || checked.is_ok()) {
+            buffer.clear();
+        }
+        if let Err(error) = checked {
+            if self.0.fault == F::KeepsUsedBuffer {
+                buffer.clear();
+            }
+            return Call::ready((Err(error), buffer));
+        }
+        let zone =
+            if self.0.fault == F::ReadsOtherZone && at.offset.0 > 9000 { 0 } else { at.zone.0 as usize };
+        let medium = self.0.medium.lock().unwrap();
+        let start = at.offset.0 as usize + buffer.filled().len();
+        let missing = buffer.missing();
+        buffer.append(&medium.zones[zone].bytes[start..start + missing]);
+        Call::ready((Ok(()), buffer))
+    }
+
+    fn flush<'a>(&'a self, zones: &'a [ZoneIndex]) -> Call<'a, Result<()>> {
+        for zone in zones {
+            if let Err(error) = self.0.geometry.check_zone(*zone) {
+                return Call::ready(Err(error));
+            }
+            let mut medium = self.0.medium.lock().unwrap();
+            let zone = &mut medium.zones[zone.0 as usize];
+            zone.durable = zone.pointer;
+        }
+        Call::ready(Ok(()))
+    }
+
+    fn finish(&self, zone: ZoneIndex) -> Call<'_, Result<()>> {
+        if let Err(error) = self.0.geometry.check_zone(zone) {
+            return Call::ready(Err(error));
+        }
+        let work = self.0.clone().finish(zone);
+        Call::new(async move { runtime::spawn(work).await })
+    }
+
+    fn reset(&self, zone: ZoneIndex, erase: EraseGuarantee) -> Call<'_, Result<u64>> {
+        if let Err(error) = self.0.geometry.check_zone(zone) {
+            return Call::ready(Err(error));
+        }
+        let mut refused = erase > self.0.geometry.erase;
+        if refused && self.0.fault == F::IgnoresGuarantee {
+            refused = false;
+        }
+        if refused {
+            if self.0.fault == F::RefusedResetEmpties {
+                self.0.medium.lock().unwrap().zones[zone.0 as usize].bytes.fill(0);
+            }
+            return Call::ready(Err(Error::unsupported("no such guarantee")));
+        }
+        let work = self.0.clone().reset(zone, erase);
+        Call::new(async move { runtime::spawn(work).await })
+    }
+
+    fn report(&self, first: ZoneIndex, count: u32) -> Call<'_, Result<Vec<ZoneReport>>> {
+        let medium = self.0.medium.lock().unwrap();
+        let end = first.0.saturating_add(count).min(ZONES);
+        let report = |index: u32| {
+            let zone = &medium.zones[index as usize];
+            let low = self.0.fault == F::LowPointer && zone.pointer > 4 * UNIT;
+            let write_pointer = (if low { zone.pointer - UNIT } else { zone.pointer }) as u64;
+            ZoneReport {
+                zone: ZoneIndex(index),
+                state: zone.state,
+                write_pointer,
+                generation: zone.generation,
+            }
+        };
+        Call::ready(Ok((first.0..end).map(report).collect()))
+    }
+}
+
+fn judge(fault: Fault, shards: usize) -> Result<(), String> {
+    judge_seed(fault, shards, None)
+}
+
+fn judge_seed(fault: Fault, shards: usize, seed: Option<u64>) -> Result<(), String> {
+    let config = runtime::Config::default().with_shards(shards);
+    let judged = runtime::run(config, move || async move {
+        let current = Arc::new(Mutex::new(Arc::new(TestPart::new(fault))));
+        let make = async || current.lock().unwrap().clone() as Arc<dyn ZonesPart>;
+        let held = current.clone();
+        let crash = move |_: Arc<dyn ZonesPart>| {
+            let mut part = held.lock().unwrap();
+            *part = Arc::new(part.crash());
+            Call::ready(part.clone() as Arc<dyn ZonesPart>)
+        };
+        let options = Options { seed, persistent: true, crash: Some(Rc::new(crash)), ..Options::default() };
+        run(make, options).await
+    });
+    judged.expect("the runtime runs")
+}
+
+#[test]
+fn right_zones_pass() {
+    for shards in [1, 2] {
+        judge(Fault::None, shards).expect("the zones keep their promises");
+    }
+}
+
+#[test]
+fn all_wrong_zones_are_caught() {
+    for fault in ALL {
+        // One run may miss a fault that shows only where requests happen to meet.
+        let caught = (1..=5).find_map(|seed| judge_seed(fault, 2, Some(seed)).err());
+        let broken = caught.unwrap_or_else(|| panic!("{fault:?} must be caught"));
+        println!("{fault:?}: {broken}");
+        assert!(broken.contains("SILTSTONE_SEED="), "{fault:?}: {broken}");
+    }
+}

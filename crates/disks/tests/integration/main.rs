@@ -1,0 +1,4 @@
+//! The leaves on real and simulated files.
+#![allow(clippy::unwrap_used)] // All of this is tests, the functions that they share as well.
+
+mod disks;

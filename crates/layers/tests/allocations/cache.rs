@@ -1,0 +1,52 @@
+//! What of the cache allocates where all blocks are in it: nothing for a read in any mode, and nothing for a write with writeback,
+//! in steady state.
+
+use block::{BlockSize, DevicePart, Part};
+use conformance::allocations::{CLIENTS, counted, reads, writes};
+use layers::cache::{CachePart, Mode, Options};
+use std::sync::Arc;
+use std::time::Duration;
+
+const BLOCK: usize = 4096;
+
+/// Allocations for so many writes and reads of a cache with this mode.
+fn of(mode: Mode) -> (u64, u64, u64) {
+    let found = runtime::run(runtime::Config::default(), move || async move {
+        let ram = |bytes| {
+            let part = disks::ram::RamPart::new(bytes, BlockSize::new(BLOCK as u64).expect("a size"));
+            Arc::new(part.expect("memory")) as Arc<dyn DevicePart>
+        };
+        // Nothing goes past the cache, and nothing is told to the table meanwhile.
+        let options = Options {
+            format: true,
+            mode: Mode::Writeback,
+            sequential_threshold: 0,
+            settle_every: Duration::from_secs(3600),
+            ..Options::default()
+        };
+        let part = CachePart::open(ram(64 << 20), ram(64 << 20), "slow", &options).await.expect("it is made");
+        let device = part.open().await.expect("a handle");
+        counted(&device, writes, 100).await;
+        part.message(&format!("mode {}", mode.name())).await.expect("it knows the mode");
+        counted(&device, writes, 100).await;
+        counted(&device, reads, 100).await;
+        let written = counted(&device, writes, 200).await;
+        let read = counted(&device, reads, 1000).await;
+        let misses = part.status()["read_misses"].as_u64().expect("a count");
+        drop(device);
+        part.close().await.expect("it closes");
+        (written, read, misses)
+    });
+    found.expect("the runtime runs")
+}
+
+pub fn hits_allocate_nothing() {
+    for mode in [Mode::Writeback, Mode::Writethrough] {
+        let (written, read, misses) = of(mode);
+        println!("{mode:?}: {written} allocations for {} writes, {read} for reads", 200 * CLIENTS);
+        assert_eq!(misses, 0, "{mode:?}: reads aren't answered from the cache");
+        // Timers of the table and the cleaner may run meanwhile: what counts is that no read does it.
+        assert!(read < 10, "{mode:?}: {read} allocations for {} reads", 1000 * CLIENTS);
+        assert!(written < 10, "{mode:?}: {written} allocations for {} writes", 200 * CLIENTS);
+    }
+}

@@ -1,0 +1,35 @@
+//! In steady state a write through the write cache and a read of what is cached allocate nothing; a record, which carries many
+//! writes, allocates once: the list of the slices that it is made of. Write-back allocates per batch.
+
+use block::{BlockSize, DevicePart, Part};
+use conformance::allocations::{counted, reads, writes};
+use layers::writecache::{Options, WriteCachePart};
+use std::sync::Arc;
+
+const BLOCK: usize = 4096;
+
+pub fn writes_and_reads_allocate_nothing() {
+    let found = runtime::run(runtime::Config::default(), || async {
+        let ram = |bytes| {
+            let part = disks::ram::RamPart::new(bytes, BlockSize::new(BLOCK as u64).expect("a size"));
+            Arc::new(part.expect("memory")) as Arc<dyn DevicePart>
+        };
+        let options = Options { format: true, high_watermark: 100, low_watermark: 100, ..Options::default() };
+        let part = WriteCachePart::open(ram(64 << 20), ram(256 << 20), options).await.expect("it is made");
+        let device = part.open().await.expect("a handle");
+        counted(&device, writes, 100).await;
+        counted(&device, reads, 100).await;
+        let records = || part.status()["records"].as_u64().expect("a count");
+        let before = records();
+        let written = counted(&device, writes, 200).await;
+        let records = records() - before;
+        let read = counted(&device, reads, 1000).await;
+        drop(device);
+        part.close().await.expect("it closes");
+        (written, records, read)
+    });
+    let (written, records, read) = found.expect("the runtime runs");
+    println!("{written} allocations for {records} records, {read} for reads");
+    assert!(records >= 200 && written <= records + 4, "{written} allocations for {records} records");
+    assert_eq!(read, 0, "reads allocate");
+}

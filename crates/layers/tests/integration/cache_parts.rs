@@ -1,0 +1,283 @@
+//! Parts of which the cache has, or changes, only some bytes: at the end of an origin that has grown, and at the edges of what
+//! is discarded.
+
+use crate::common::on_a_shard;
+use block::{
+    BlockCount, BlockIndex, BlockRange, BlockSize, Buffer, Device, DeviceGeometry, DevicePart, Durability,
+    Error, Part, ZeroMode,
+};
+use layers::cache::{CachePart, Mode, Options};
+use layers::fault::{FaultDevicePart, parse_rules};
+use layers::linear::part_of;
+use layers::record::replay::ImageDisk;
+use std::sync::Arc;
+use std::time::Duration;
+
+fn disk(bytes: u64, block_size: u64) -> Arc<dyn DevicePart> {
+    Arc::new(ImageDisk::empty(DeviceGeometry {
+        block_size: BlockSize::new(block_size).expect("a size"),
+        blocks: BlockCount(bytes / block_size),
+        atomic_write: 512,
+        volatile_cache: true,
+        read_only: false,
+    }))
+}
+
+/// The first bytes of a device.
+fn first(device: &Arc<dyn DevicePart>, bytes: u64) -> Arc<dyn DevicePart> {
+    let blocks = bytes / device.geometry().block_size.bytes();
+    Arc::new(part_of(device.clone(), BlockRange::new(0, blocks)).expect("it fits"))
+}
+
+fn faulty(device: Arc<dyn DevicePart>, rule: &str) -> Arc<dyn DevicePart> {
+    let rules = parse_rules(&[rule.to_owned()], stack::Contract::Device).expect("the rule is right");
+    Arc::new(FaultDevicePart::new(device, rules, 1).expect("the rule fits"))
+}
+
+async fn read(device: &dyn Device, at: u64, length: u64) -> Vec<u8> {
+    let block = BlockIndex(at / device.geometry().block_size.bytes());
+    let (outcome, buffer) = device.read(block, Buffer::new(length as usize)).await;
+    outcome.expect("it can be read");
+    buffer.filled().to_vec()
+}
+
+async fn write(device: &dyn Device, at: u64, bytes: &[u8]) {
+    let block = BlockIndex(at / device.geometry().block_size.bytes());
+    device.write(block, Buffer::copy_of(bytes).into(), Durability::Visible).await.expect("it can be written");
+}
+
+/// What a device has, on another one with blocks of this size.
+async fn copy(device: &Arc<dyn DevicePart>, block_size: u64) -> Arc<dyn DevicePart> {
+    let bytes = device.geometry().bytes();
+    let other = disk(bytes, block_size);
+    let (from, to) = (device.open().await.expect("it opens"), other.open().await.expect("it opens"));
+    write(&*to, 0, &read(&*from, 0, bytes).await).await;
+    to.flush().await.expect("it is flushed");
+    other
+}
+
+fn options(mode: Mode, block_size: u64) -> Options {
+    Options { mode, block_size, settle_every: Duration::from_millis(5), ..Options::default() }
+}
+
+/// Waits until a word of the status is this.
+async fn until(part: &CachePart, name: &str, value: impl Into<serde_json::Value>) {
+    let value = value.into();
+    for _ in 0..5000 {
+        if part.status()[name] == value {
+            return;
+        }
+        runtime::sleep(Duration::from_millis(2)).await;
+    }
+    panic!("{name} never became {value}: {:?}", part.status());
+}
+
+async fn detach(part: &CachePart) {
+    part.message("detach").await.expect("it is taken");
+    until(part, "detach", "done").await;
+}
+
+/// An origin that ends inside of a part, and grows.
+#[derive(Debug, Clone, Copy)]
+struct Growth {
+    /// The blocks of both devices, and those of the fast one when the origin has grown.
+    device_blocks: (u64, u64),
+    block: u64,
+    /// The size at first, and what it becomes.
+    sizes: &'static [u64],
+}
+
+/// Its parts have 1 KiB where devices have blocks of 512 bytes.
+const BLOCK: u64 = 64 << 10;
+/// Its parts have 8 KiB.
+const LARGE: u64 = 512 << 10;
+/// Its parts have 64 KiB; the last one has half of that.
+const ODD: u64 = 101 * (32 << 10);
+
+const GROWTHS: [Growth; 5] = [
+    Growth { device_blocks: (512, 512), block: BLOCK, sizes: &[2 * BLOCK + 21 * 512, 3 * BLOCK] },
+    Growth { device_blocks: (512, 512), block: BLOCK, sizes: &[512, 1024] },
+    // Its old end is inside of a block of the devices, too.
+    Growth { device_blocks: (512, 1024), block: BLOCK, sizes: &[2 * BLOCK + 21 * 512, 3 * BLOCK] },
+    Growth { device_blocks: (4096, 4096), block: LARGE, sizes: &[LARGE + 3 * 4096, LARGE + 4 * 4096] },
+    Growth {
+        device_blocks: (4096, 4096),
+        block: ODD,
+        sizes: &[ODD - (28 << 10), ODD - (16 << 10), ODD + 4096],
+    },
+];
+
+/// The two devices of a cache of which the origin's last block, full of twos if only the cache has it, came in; and the origin,
+/// ones otherwise, goes on.
+async fn before_it_grew(growth: Growth, is_dirty: bool) -> (Arc<dyn DevicePart>, Arc<dyn DevicePart>) {
+    let Growth { device_blocks: (size, later), block, sizes, .. } = growth;
+    let (slow, fast) = (disk(*sizes.last().unwrap(), size), disk(8 << 20, size));
+    let origin = slow.open().await.unwrap();
+    write(&*origin, 0, &vec![1; *sizes.last().unwrap() as usize]).await;
+    origin.flush().await.unwrap();
+    let made = Options { format: true, ..options(Mode::Writeback, block) };
+    let part = CachePart::open(first(&slow, sizes[0]), fast.clone(), "slow", &made).await.unwrap();
+    let handle = part.open().await.unwrap();
+    let copies;
+    if is_dirty {
+        write(&*handle, sizes[0] - size, &vec![2; size as usize]).await;
+        handle.flush().await.unwrap();
+        // It dies before it has written anything back.
+        copies = (copy(&slow, size).await, copy(&fast, later).await);
+        drop(handle);
+        part.close().await.unwrap();
+    } else {
+        read(&*handle, sizes[0] - size, size).await;
+        until(&part, "promotions", 1).await;
+        drop(handle);
+        part.close().await.unwrap();
+        copies = (copy(&slow, size).await, copy(&fast, later).await);
+    }
+    copies
+}
+
+/// What the origin has once it has grown.
+fn expected(growth: Growth, is_dirty: bool, size: u64) -> Vec<u8> {
+    let mut bytes = vec![1; size as usize];
+    if is_dirty {
+        let end = growth.sizes[0] as usize;
+        bytes[end - growth.device_blocks.0 as usize..end].fill(2);
+    }
+    bytes
+}
+
+#[track_caller]
+fn assert_same(found: &[u8], expected: &[u8], what: &str) {
+    let differs = found.iter().zip(expected).position(|(found, expected)| found != expected);
+    let at = differs.map(|at| (at, found[at], expected[at]));
+    assert!(found.len() == expected.len() && at.is_none(), "{what}: place, found, expected: {at:?}");
+}
+
+#[test]
+fn behind_the_old_end_of_a_grown_origin_is_what_the_origin_has() {
+    on_a_shard(|| async {
+        for growth in GROWTHS {
+            for is_dirty in [false, true] {
+                let what = format!("{growth:?}, dirty {is_dirty}");
+                let (slow, fast) = before_it_grew(growth, is_dirty).await;
+                for (number, size) in growth.sizes.iter().enumerate().skip(1) {
+                    let options = options(Mode::Writeback, growth.block);
+                    let part = CachePart::open(first(&slow, *size), fast.clone(), "slow", &options);
+                    let part = part.await.unwrap_or_else(|error| panic!("{what}: {error}"));
+                    let status = part.status();
+                    assert_eq!(status["used_blocks"], 1, "{what}: {status:?}");
+                    let handle = part.open().await.unwrap();
+                    let found = read(&*handle, 0, *size).await;
+                    assert_same(&found, &expected(growth, is_dirty, *size), &what);
+                    drop(handle);
+                    if number + 1 == growth.sizes.len() {
+                        detach(&part).await;
+                    }
+                    part.close().await.unwrap();
+                }
+                // And nothing else was written back.
+                let size = *growth.sizes.last().unwrap();
+                let origin = slow.open().await.unwrap();
+                let found = read(&*origin, 0, size).await;
+                assert_same(&found, &expected(growth, is_dirty, size), &format!("the origin of {what}"));
+            }
+        }
+    });
+}
+
+#[test]
+fn a_growth_that_fails_in_the_middle_is_made_up_for_by_the_next_opening() {
+    on_a_shard(|| async {
+        let growth = GROWTHS[4];
+        let size = growth.sizes[1];
+        // Opening writes a superblock; then come the bytes behind the old end, and another superblock.
+        for (on_slow, rule) in [
+            (true, "read error=EIO range=3280896..3293184"),
+            (true, "flush error=EIO"),
+            (false, "write error=EIO after=1"),
+            (false, "write error=EIO after=2"),
+            (false, "flush error=EIO"),
+        ] {
+            for is_dirty in [false, true] {
+                let what = format!("{rule}, dirty {is_dirty}");
+                let (slow, fast) = before_it_grew(growth, is_dirty).await;
+                let (slow, options) = (first(&slow, size), options(Mode::Writeback, growth.block));
+                let failed = match on_slow {
+                    true => CachePart::open(faulty(slow.clone(), rule), fast.clone(), "slow", &options).await,
+                    false => {
+                        CachePart::open(slow.clone(), faulty(fast.clone(), rule), "slow", &options).await
+                    }
+                };
+                let error = failed.err().unwrap_or_else(|| panic!("{what}: nothing went wrong"));
+                assert!(matches!(error, Error::Io(_)), "{what}: {error}");
+                let part = CachePart::open(slow, fast, "slow", &options).await.unwrap();
+                let handle = part.open().await.unwrap();
+                let found = read(&*handle, 0, size).await;
+                assert_same(&found, &expected(growth, is_dirty, size), &what);
+                drop(handle);
+                part.close().await.unwrap();
+            }
+        }
+    });
+}
+
+/// What a discard that fails in the middle leaves, the cache has as the origin, so that it stays.
+#[test]
+fn what_a_failed_discard_leaves_stays_when_blocks_leave() {
+    on_a_shard(|| async {
+        let size = 2 * BLOCK;
+        // From the middle of a part to the middle of a part.
+        let (start, end) = (BLOCK / 2 + 512, BLOCK + BLOCK / 2 + 512);
+        let cases = [
+            (Mode::Writethrough, false),
+            (Mode::Writeback, false),
+            // Only the cache has a part at the second edge.
+            (Mode::Writeback, true),
+        ];
+        for ((mode, is_dirty), fails) in cases.into_iter().flat_map(|case| [(case, 1), (case, 0)]) {
+            for zeroes in [false, true] {
+                let what = format!("{mode:?}, dirty {is_dirty}, after {fails}, zeroes {zeroes}");
+                let (slow, fast) = (disk(size, 512), disk(8 << 20, 512));
+                let origin = slow.open().await.unwrap();
+                write(&*origin, 0, &vec![1; size as usize]).await;
+                let made = Options { format: true, ..options(mode, BLOCK) };
+                let part = CachePart::open(slow.clone(), fast.clone(), "slow", &made).await.unwrap();
+                let handle = part.open().await.unwrap();
+                for block in 0..2 {
+                    read(&*handle, block * BLOCK, BLOCK).await;
+                }
+                until(&part, "promotions", 2).await;
+                drop(handle);
+                part.close().await.unwrap();
+                let fast = faulty(fast, &format!("write_zeroes error=EIO after={fails}"));
+                let part = CachePart::open(slow.clone(), fast, "slow", &options(mode, BLOCK)).await.unwrap();
+                let handle = part.open().await.unwrap();
+                if is_dirty {
+                    write(&*handle, end - 512, &[2; 1024]).await;
+                    handle.flush().await.unwrap();
+                }
+                let range = BlockRange::new(start / 512, (end - start) / 512);
+                let outcome = match zeroes {
+                    false => handle.discard(range).await,
+                    true => handle.write_zeroes(range, ZeroMode::MayDeallocate, Durability::Visible).await,
+                };
+                assert!(matches!(outcome, Err(Error::Io(_))), "{what}: {outcome:?}");
+                let found = read(&*handle, 0, size).await;
+                let outside = found[..start as usize].iter().all(|byte| *byte == 1);
+                let written = if is_dirty { 2 } else { 1 };
+                assert!(outside, "{what}: something before it has changed");
+                assert_eq!(found[end as usize], written, "{what}: something behind it has changed");
+                detach(&part).await;
+                assert_same(&read(&*handle, 0, size).await, &found, &what);
+                let status = part.status();
+                assert_eq!(
+                    (&status["cache_errors"], &status["origin_errors"]),
+                    (&1.into(), &0.into()),
+                    "{what}"
+                );
+                drop(handle);
+                part.close().await.unwrap();
+            }
+        }
+    });
+}

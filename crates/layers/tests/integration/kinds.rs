@@ -1,0 +1,158 @@
+//! The layers as a stack names them: declarations, examples, errors, and a stack that is built and runs.
+
+use crate::common::{on_a_shard, write};
+use layers::record::Timeline;
+use layers::record::timeline::Ending;
+use layers::{cache, fault, linear, mirror, record, stats, stripe, writecache};
+use stack::{Registry, Stack};
+
+fn registry() -> Registry {
+    Registry::new(vec![
+        &stats::KIND,
+        &stats::ZONES_KIND,
+        &fault::KIND,
+        &fault::ZONES_KIND,
+        &record::KIND,
+        &record::ZONES_KIND,
+        &linear::KIND,
+        &stripe::KIND,
+        &cache::KIND,
+        &writecache::KIND,
+        &mirror::KIND,
+        &disks::file::KIND,
+        &disks::ram::KIND,
+        &zones::on_device::KIND,
+    ])
+}
+
+#[test]
+fn declarations_and_examples_are_right() {
+    registry().verify().unwrap();
+}
+
+#[test]
+fn a_wrong_rule_is_refused_before_anything_is_built() {
+    let line = "fault(ram(1MiB), \"read eror=EIO\")";
+    let problems = Stack::from_line("line", line, &registry()).unwrap().check(false).unwrap_err().to_string();
+    assert!(problems.contains("column 6") && problems.contains("\"error\""), "{problems}");
+}
+
+/// What is said of a stack that is refused.
+fn refused(line: &str) -> String {
+    Stack::from_line("line", line, &registry()).unwrap().check(false).unwrap_err().to_string()
+}
+
+#[test]
+fn devices_that_dont_fit_together_are_refused_with_what_would() {
+    for (line, expected) in [
+        ("stripe(ram(1MiB))", "expected two devices or more"),
+        ("stripe(ram(1MiB), ram(1MiB), chunk_size=12KiB)", "expected a power of two, at least 4096"),
+        ("stripe(ram(1MiB), ram(1MiB), chunk_size=512)", "expected a power of two, at least 4096"),
+        ("cache(ram(1MiB), ram(1MiB), block_size=16KiB)", "expected a multiple of 32KiB from 32KiB to 1GiB"),
+        ("cache(ram(1MiB), ram(1MiB), block_size=80KiB)", "expected a multiple of 32KiB from 32KiB to 1GiB"),
+        ("cache(ram(1MiB), ram(1MiB), block_size=2GiB)", "expected a multiple of 32KiB from 32KiB to 1GiB"),
+        ("cache(ram(2MiB, block_size=1MiB), ram(8MiB))", "expected a multiple of 1048576, the block size of"),
+        ("writecache(ram(1MiB), ram(1MiB), low_watermark=51)", "expected at most high_watermark, 50"),
+        ("writecache(ram(1MiB), ram(64KiB))", "a write cache with blocks of 4096 needs"),
+        (
+            "writecache(ram(1MiB), ram(1MiB), autocommit_time=2h)",
+            "autocommit_time 2h: expected 1ms to 1h; dm-writecache takes no more, either",
+        ),
+        (
+            "writecache(ram(1MiB), ram(1MiB), high_watermark=40)",
+            "low_watermark 45 where none is given: expected",
+        ),
+        ("writecache(ram(1MiB), ram(1MiB), writeback_batch=0)", "expected some bytes"),
+        ("writecache(ram(1MiB), ram(1MiB), dirty=64KiB)", "dirty 64KiB: expected 1MiB to 1TiB"),
+        ("writecache(ram(1MiB), ram(1MiB), metadata_only=true)", "give that up with order=none"),
+        ("writecache(ram(1MiB), ram(1MiB), max_age=25h)", "expected 1ms to 24h"),
+        ("writecache(ram(1MiB), ram(1MiB), pause_writeback=61s)", "expected 0 to 1m"),
+        ("writecache(ram(1MiB), ram(1MiB), fua=true, nofua=true)", "fua is given, too"),
+        ("stripe(ram(1MiB), ram(32KiB))", "chunk_size 64KiB: the smallest of the devices has only 32KiB"),
+        (
+            "linear(ram(1MiB), offset=512)",
+            "offset 512: expected a multiple of the block size of what is below, 4096",
+        ),
+        ("linear(ram(1MiB), offset=1MiB)", "nothing is left of the 1MiB that are there"),
+        ("linear(ram(1MiB), ram(1MiB), offset=512KiB, size=2MiB)", "size 2MiB: expected at most 1536KiB"),
+        ("linear(ram(1MiB), size=0)", "size 0: expected at most 1MiB"),
+        ("mirror(ram(1MiB), ram(1MiB), write_behind=1)", "only write-mostly legs lag"),
+        ("mirror(ram(1MiB), ram(1MiB), flush=fast)", "no leg lags without write_behind"),
+        ("mirror(ram(1MiB), ram(1MiB), write_mostly=[2])", "expected one of ram1, ram2"),
+        ("mirror(ram(1MiB), ram(1MiB), bitmap_chunk=2KiB)", "at least 4096 (md's limit)"),
+        (
+            "mirror(ram(1MiB), ram(1MiB), bitmap_delay=0s)",
+            "bitmap_delay 0: expected 1ms or more (md's --delay",
+        ),
+        (
+            "mirror(ram(1MiB), ram(1MiB), bitmap_delay=999us)",
+            "bitmap_delay 999us: expected 1ms or more (md's",
+        ),
+        (
+            "mirror(ram(1MiB), ram(1MiB), behind_bytes=0)",
+            "behind_bytes 0: not even a write of one block has room",
+        ),
+        (
+            "mirror(ram(1MiB), ram(1MiB), behind_bytes=2KiB)",
+            "behind_bytes 2048: not even a write of one block",
+        ),
+        ("mirror(ram(1MiB), ram(8KiB))", "the smallest leg has 8192 bytes"),
+    ] {
+        let problems = refused(line);
+        assert!(problems.contains(expected), "{line}: {problems}");
+    }
+}
+
+#[test]
+fn values_beyond_the_limits_of_md_and_dm_are_refused_with_whose_they_are() {
+    for (line, expected) in [
+        (
+            "mirror(ram(1MiB), ram(1MiB), write_behind=16384)",
+            "expected a whole number from 1 to 16383, as md takes",
+        ),
+        (
+            "writecache(ram(1MiB), ram(1MiB), high_watermark=101)",
+            "found 101, expected a whole number from 0 to 100, as dm-writecache takes",
+        ),
+        (
+            "cache(ram(1MiB), ram(1MiB), chunksize=64KiB)",
+            "unknown key \"chunksize\" for kind \"cache\": did you mean \"block_size\"?",
+        ),
+    ] {
+        let problems = Stack::from_line("line", line, &registry()).unwrap_err().to_string();
+        assert!(problems.contains(expected), "{line}: {problems}");
+    }
+}
+
+#[test]
+fn raid0_of_parts_is_built_as_planned() {
+    on_a_shard(|| async {
+        let line = "stripe(linear(ram(1MiB), ram(64KiB, block_size=512), offset=36KiB), ram(1000KiB), chunk_size=16KiB)";
+        let parsed = Stack::from_line("line", line, &registry()).unwrap();
+        let built = parsed.check(false).unwrap().build().await.unwrap();
+        let top = built.device("top").unwrap();
+        assert_eq!(top.geometry().bytes(), 2 * (992 << 10), "whole chunks of the smaller one, twice");
+        assert_eq!(top.status()["unused_bytes"], (1052 + 1000 - 2 * 992) << 10);
+        built.close().await.unwrap();
+    });
+}
+
+#[test]
+fn a_stack_of_all_three_records_at_both_ends() {
+    let folder = tempfile::tempdir().unwrap();
+    on_a_shard(move || async move {
+        let line = "record(stats(fault(record(ram(1MiB), run.timeline), \"write drop after=1\", seed=3)), \
+                    run.timeline, role=client)";
+        let parsed = Stack::from_line("line", line, &registry()).unwrap().with_base_directory(folder.path());
+        let built = parsed.check(false).unwrap().build().await.unwrap();
+        let handle = built.device("top").unwrap().open().await.unwrap();
+        write(&*handle, 0, 1).await.unwrap();
+        write(&*handle, 1, 1).await.unwrap();
+        drop(handle);
+        built.close().await.unwrap();
+        let timeline = Timeline::read(&folder.path().join("run.timeline")).await.unwrap();
+        assert_eq!(timeline.ending, Ending::Clean);
+        // Two devices join; the first write passes both, the second only the client's; the end.
+        assert_eq!((timeline.devices.len(), timeline.events.len()), (2, 2 + 4 + 2 + 1));
+    });
+}

@@ -1,0 +1,366 @@
+//! What happens to a mirror while legs are being made equal: changes that fail on their way, flushes, an operator who brings back a
+//! leg with a superblock that can't be.
+
+use crate::common::{full, read, write};
+use block::{
+    BlockCount, BlockIndex, BlockRange, BlockSize, Buffer, Call, Device, DeviceGeometry, DevicePart,
+    Durability, Error, Part, Payload, ReadOutcome, Result, ZeroMode,
+};
+use layers::fault::{FaultDevicePart, parse_rules};
+use layers::mirror::format::Superblock;
+use layers::mirror::{MirrorPart, Plan, Settings, Wishes};
+use layers::record::replay::ImageDisk;
+use stack::Contract;
+use std::rc::Rc;
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
+
+/// The first block of the data on legs of this size.
+const DATA: u64 = 3;
+/// Blocks of the one chunk that there is, of which the keeper copies half at once.
+const CHUNK: u64 = 256;
+/// How much is copied in a second: half a chunk in half a second.
+const SPEED: u64 = 1 << 20;
+/// In the first half of the chunk; on the legs it begins at 32 KiB.
+const BLOCK: u64 = 5;
+
+fn disk() -> Arc<ImageDisk> {
+    Arc::new(ImageDisk::empty(DeviceGeometry {
+        block_size: BlockSize::default(),
+        blocks: BlockCount(DATA + CHUNK),
+        atomic_write: 512,
+        volatile_cache: true,
+        read_only: false,
+    }))
+}
+
+/// A disk that goes wrong by this rule, as soon as it is told "rules on".
+async fn faulty(disk: &Arc<ImageDisk>, rule: &str) -> Arc<dyn DevicePart> {
+    let rules = parse_rules(&[rule.to_owned()], Contract::Device).unwrap();
+    let part = FaultDevicePart::new(disk.clone(), rules, 3).unwrap();
+    part.message("rules off").await.unwrap();
+    Arc::new(part)
+}
+
+fn plan(legs: &[Arc<dyn DevicePart>], format: bool) -> Plan {
+    let settings = Settings {
+        write_mostly: 0,
+        write_behind: 0,
+        behind_bytes: 64 << 20,
+        fast_flush: false,
+        bitmap_delay: Duration::from_secs(3600),
+        sync_speed_max: SPEED,
+        first_leg: false,
+    };
+    let names = ["a", "b", "c"].into_iter().map(str::to_owned);
+    Plan {
+        legs: names.zip(legs.iter().cloned()).collect(),
+        settings,
+        wishes: Wishes::default(),
+        format,
+        bitmap_chunk: format.then_some(CHUNK * 4096),
+    }
+}
+
+/// In virtual time, which passes only when everybody waits.
+fn simulated<Fut: Future<Output = ()> + 'static>(main: impl FnOnce() -> Fut + Send) {
+    runtime::simulate(runtime::Simulation::new(1), main).unwrap();
+}
+
+async fn settled(part: &MirrorPart) {
+    for _ in 0..10_000 {
+        if part.status()["chunks_to_copy"] == 0 && part.status()["state"] == "clean" {
+            return;
+        }
+        runtime::sleep(Duration::from_millis(1)).await;
+    }
+    panic!("it never is clean: {:?}", part.status());
+}
+
+/// Waits until half of the chunk has been copied.
+async fn half_copied(part: &MirrorPart, before: u64) {
+    runtime::sleep(Duration::from_millis(100)).await;
+    let copied = part.status()["copied_bytes"].as_u64().unwrap() - before;
+    assert_eq!(copied, CHUNK / 2 * 4096, "{:?}", part.status());
+}
+
+/// The mirror is closed; whether its legs have the same data.
+async fn are_equal(a: &Arc<ImageDisk>, b: &Arc<ImageDisk>) -> bool {
+    let mut data = Vec::new();
+    for leg in [a, b] {
+        let leg = DevicePart::open(&**leg).await.unwrap();
+        data.push(read(&*leg, DATA, CHUNK as usize).await.unwrap());
+    }
+    data[0] == data[1]
+}
+
+/// The leg that is being rebuilt has taken it, the only one that is active hasn't.
+#[test]
+fn a_change_that_fails_behind_the_copying_of_its_chunk_is_copied_again() {
+    simulated(|| async {
+        let (a, b) = (disk(), disk());
+        let wrong = faulty(&a, "write error=EIO range=32KiB..36KiB").await;
+        let part = MirrorPart::open(plan(&[wrong.clone(), b.clone()], true)).await.unwrap();
+        let handle = part.open().await.unwrap();
+        settled(&part).await;
+        write(&*handle, BLOCK, 1).await.unwrap();
+        part.message("fail b").await.unwrap();
+        write(&*handle, BLOCK + 1, 2).await.unwrap();
+        let before = part.status()["copied_bytes"].as_u64().unwrap();
+        part.message("re-add b").await.unwrap();
+        half_copied(&part, before).await;
+        wrong.message("rules on").await.unwrap();
+        write(&*handle, BLOCK, 9).await.unwrap_err();
+        wrong.message("rules off").await.unwrap();
+        settled(&part).await;
+        assert_eq!(read(&*handle, BLOCK, 1).await.unwrap()[0], 1);
+        drop(handle);
+        part.close().await.unwrap();
+        assert!(are_equal(&a, &b).await, "the bitmap is clear, and legs differ");
+    });
+}
+
+/// Each of the legs that are active has something else of it.
+#[test]
+fn a_change_that_fails_everywhere_behind_a_resync_is_copied_again() {
+    simulated(|| async {
+        let (a, b) = (disk(), disk());
+        // Not zeros, which wouldn't be copied.
+        let old = DevicePart::open(&*a).await.unwrap();
+        old.write(BlockIndex(DATA), full(1, CHUNK as usize), Durability::Visible).await.unwrap();
+        let legs = [
+            faulty(&a, "write torn at=512 error=EIO range=32KiB..36KiB").await,
+            faulty(&b, "write torn at=1024 error=EIO range=32KiB..36KiB").await,
+        ];
+        let part = MirrorPart::open(plan(&legs, true)).await.unwrap();
+        let handle = part.open().await.unwrap();
+        half_copied(&part, 0).await;
+        for leg in &legs {
+            leg.message("rules on").await.unwrap();
+        }
+        write(&*handle, BLOCK, 9).await.unwrap_err();
+        for leg in &legs {
+            leg.message("rules off").await.unwrap();
+        }
+        settled(&part).await;
+        drop(handle);
+        part.close().await.unwrap();
+        assert!(are_equal(&a, &b).await, "the bitmap is clear, and legs differ");
+    });
+}
+
+/// Of two that are being rebuilt one is left behind, and the last one can't be told so: the other one isn't forgotten.
+#[test]
+fn legs_that_fail_a_change_together_are_left_behind_together() {
+    simulated(|| async {
+        let (a, b, c) = (disk(), disk(), disk());
+        let legs = [
+            // Its superblocks.
+            faulty(&a, "write error=EIO range=0..8KiB").await,
+            faulty(&b, "write error=EIO range=32KiB..36KiB").await,
+            faulty(&c, "write error=EIO range=32KiB..36KiB").await,
+        ];
+        let part = MirrorPart::open(plan(&legs, true)).await.unwrap();
+        let handle = part.open().await.unwrap();
+        settled(&part).await;
+        write(&*handle, BLOCK, 1).await.unwrap();
+        let before = part.status()["copied_bytes"].as_u64().unwrap();
+        for message in ["fail b", "fail c", "re-add b", "re-add c"] {
+            part.message(message).await.unwrap();
+        }
+        half_copied(&part, before).await;
+        for leg in &legs {
+            leg.message("rules on").await.unwrap();
+        }
+        write(&*handle, BLOCK, 9).await.unwrap_err();
+        for leg in &legs {
+            leg.message("rules off").await.unwrap();
+        }
+        let legs = part.status()["legs"].clone();
+        assert_eq!((&legs[1]["state"], &legs[2]["state"]), (&"faulty".into(), &"faulty".into()));
+        for leg in ["b", "c"] {
+            part.message(&format!("re-add {leg}")).await.unwrap();
+        }
+        settled(&part).await;
+        drop(handle);
+        part.close().await.unwrap();
+        assert!(are_equal(&a, &b).await && are_equal(&a, &c).await);
+    });
+}
+
+/// A superblock of the same mirror that names fewer legs: where the source would be, it has none.
+#[test]
+fn a_leg_that_names_fewer_legs_is_not_re_added() {
+    simulated(|| async {
+        let (a, b, c) = (disk(), disk(), disk());
+        let mut plan = plan(&[a, b.clone(), c], true);
+        plan.settings.write_mostly = 0b11;
+        let part = MirrorPart::open(plan).await.unwrap();
+        settled(&part).await;
+        assert_eq!(part.status()["legs"][2]["source"], true);
+        part.message("fail b").await.unwrap();
+        let leg = DevicePart::open(&*b).await.unwrap();
+        for copy in 0..2 {
+            let found = read(&*leg, copy, 1).await.unwrap();
+            let mut superblock = Superblock::decode(&found).unwrap();
+            superblock.slots.truncate(2);
+            superblock.source = 0;
+            leg.write(BlockIndex(copy), superblock.encode(4096), Durability::Durable).await.unwrap();
+        }
+        let error = part.message("re-add b").await.unwrap_err();
+        assert!(error.detail().contains("names 2 legs, and this mirror has 3"), "{error}");
+        // It may be overwritten.
+        part.message("add b").await.unwrap();
+        settled(&part).await;
+        part.close().await.unwrap();
+    });
+}
+
+/// A disk with a volatile cache, of which a flush takes what is there when it begins and takes its time for it. All flushes take
+/// as long, so none returns before one that has taken something earlier.
+struct Caching {
+    cached: ImageDisk,
+    durable: Arc<ImageDisk>,
+    pending: Arc<Mutex<Vec<(BlockIndex, Payload)>>>,
+    flush_takes: Duration,
+}
+
+fn caching(flush_takes: Duration) -> Arc<Caching> {
+    let cached = ImageDisk::empty(disk().geometry().clone());
+    Arc::new(Caching { cached, durable: disk(), pending: Arc::default(), flush_takes })
+}
+
+impl Part for Caching {
+    fn kind(&self) -> &'static str {
+        "caching"
+    }
+}
+
+impl DevicePart for Caching {
+    fn geometry(&self) -> &DeviceGeometry {
+        self.cached.geometry()
+    }
+
+    fn open(&self) -> Call<'_, Result<Rc<dyn Device>>> {
+        Call::new(async move {
+            Ok(Rc::new(CachingDevice {
+                cached: DevicePart::open(&self.cached).await?,
+                durable: DevicePart::open(&*self.durable).await?,
+                pending: self.pending.clone(),
+                flush_takes: self.flush_takes,
+            }) as Rc<dyn Device>)
+        })
+    }
+}
+
+struct CachingDevice {
+    cached: Rc<dyn Device>,
+    durable: Rc<dyn Device>,
+    pending: Arc<Mutex<Vec<(BlockIndex, Payload)>>>,
+    flush_takes: Duration,
+}
+
+impl Device for CachingDevice {
+    fn geometry(&self) -> &DeviceGeometry {
+        self.cached.geometry()
+    }
+
+    fn read(&self, at: BlockIndex, buffer: Buffer) -> Call<'_, ReadOutcome> {
+        self.cached.read(at, buffer)
+    }
+
+    fn write(&self, at: BlockIndex, payload: Payload, durability: Durability) -> Call<'_, Result<()>> {
+        Call::new(async move {
+            self.cached.write(at, payload.clone(), durability).await?;
+            match durability {
+                Durability::Durable => self.durable.write(at, payload, durability).await,
+                Durability::Visible => {
+                    self.pending.lock().unwrap().push((at, payload));
+                    Ok(())
+                }
+            }
+        })
+    }
+
+    fn flush(&self) -> Call<'_, Result<()>> {
+        Call::new(async move {
+            let taken = std::mem::take(&mut *self.pending.lock().unwrap());
+            runtime::sleep(self.flush_takes).await;
+            for (at, payload) in taken {
+                self.durable.write(at, payload, Durability::Durable).await?;
+            }
+            Ok(())
+        })
+    }
+
+    fn discard(&self, _: BlockRange) -> Call<'_, Result<()>> {
+        Call::ready(Err(Error::unsupported("no test needs it")))
+    }
+
+    fn write_zeroes(&self, _: BlockRange, _: ZeroMode, _: Durability) -> Call<'_, Result<()>> {
+        Call::ready(Err(Error::unsupported("no test needs it")))
+    }
+
+    fn extents(&self, range: BlockRange) -> Call<'_, Result<Vec<block::Extent>>> {
+        self.cached.extents(range)
+    }
+}
+
+/// The leg becomes active, and even the source, while the write is in its cache.
+#[test]
+fn a_flush_while_a_leg_becomes_active_covers_that_leg() {
+    simulated(|| async {
+        let (a, b) = (caching(Duration::from_millis(1)), caching(Duration::from_millis(10)));
+        let legs: [Arc<dyn DevicePart>; 2] = [a.clone(), b.clone()];
+        let plan = |legs: &[Arc<dyn DevicePart>], format| {
+            let mut plan = plan(legs, format);
+            plan.settings.write_mostly = 0b01;
+            plan
+        };
+        let part = MirrorPart::open(plan(&legs, true)).await.unwrap();
+        settled(&part).await;
+        part.close().await.unwrap();
+        // Nothing is dirty, so nothing has to be copied.
+        let part = MirrorPart::open(plan(&legs, false)).await.unwrap();
+        part.message("fail b").await.unwrap();
+        let handle = part.open().await.unwrap();
+        part.message("re-add b").await.unwrap();
+        // The leg's own flush has begun.
+        runtime::sleep(Duration::from_millis(1)).await;
+        assert_eq!(part.status()["legs"][1]["state"], "rebuilding");
+        write(&*handle, BLOCK, 7).await.unwrap();
+        handle.flush().await.unwrap();
+        settled(&part).await;
+        assert_eq!(part.status()["legs"][1]["source"], true);
+        // The power is cut.
+        let part = MirrorPart::open(plan(&[a.durable.clone(), b.durable.clone()], false)).await.unwrap();
+        settled(&part).await;
+        assert_eq!(read(&*part.open().await.unwrap(), BLOCK, 1).await.unwrap()[0], 7);
+        part.close().await.unwrap();
+    });
+}
+
+/// What was copied to it may be lost, and nobody would copy it again.
+#[test]
+fn a_leg_that_fails_a_flush_while_it_is_rebuilt_is_left_behind() {
+    simulated(|| async {
+        let (a, b) = (disk(), disk());
+        let legs = [faulty(&a, "flush error=EIO").await, faulty(&b, "flush error=EIO").await];
+        let part = MirrorPart::open(plan(&legs, true)).await.unwrap();
+        let handle = part.open().await.unwrap();
+        settled(&part).await;
+        write(&*handle, BLOCK, 1).await.unwrap();
+        let before = part.status()["copied_bytes"].as_u64().unwrap();
+        for message in ["fail b", "re-add b"] {
+            part.message(message).await.unwrap();
+        }
+        half_copied(&part, before).await;
+        for leg in &legs {
+            leg.message("rules on").await.unwrap();
+        }
+        // Even where the last leg fails it, too.
+        handle.flush().await.unwrap_err();
+        assert_eq!(part.status()["legs"][1]["state"], "faulty");
+        drop(handle);
+    });
+}

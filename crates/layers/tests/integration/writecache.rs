@@ -1,0 +1,471 @@
+//! What the write cache does when things go wrong, and what an operator tells it.
+
+use crate::common::{full, on_a_shard, read, write};
+use block::{
+    BlockCount, BlockIndex, BlockRange, BlockSize, Data, Device, DeviceGeometry, DevicePart, Durability,
+    Error, Part,
+};
+use layers::fault::{FaultDevicePart, parse_rules};
+use layers::record::replay::ImageDisk;
+use layers::writecache::{Options, Order, WriteCachePart};
+use stack::Contract;
+use std::rc::Rc;
+use std::sync::Arc;
+use std::time::Duration;
+
+const ORIGIN: u64 = 512;
+const CACHE: u64 = 130;
+
+/// A disk with this rule, switched off.
+fn faulty(blocks: u64, rule: &str) -> Arc<FaultDevicePart> {
+    let geometry = DeviceGeometry {
+        block_size: BlockSize::default(),
+        blocks: BlockCount(blocks),
+        atomic_write: 512,
+        volatile_cache: true,
+        read_only: false,
+    };
+    let rules = parse_rules(&[rule.to_owned()], Contract::Device).unwrap();
+    Arc::new(FaultDevicePart::new(Arc::new(ImageDisk::empty(geometry)), rules, 1).unwrap())
+}
+
+struct Stack {
+    origin: Arc<FaultDevicePart>,
+    fast: Arc<FaultDevicePart>,
+    part: Arc<WriteCachePart>,
+    device: Rc<dyn Device>,
+}
+
+/// A write cache over disks that go wrong by these rules once they are switched on.
+async fn stack(origin: &str, fast: &str, options: Options) -> Stack {
+    let (origin, fast) = (faulty(ORIGIN, origin), faulty(CACHE, fast));
+    for disk in [&origin, &fast] {
+        disk.message("rules off").await.unwrap();
+    }
+    let options = Options { format: true, ..options };
+    let part = Arc::new(WriteCachePart::open(origin.clone(), fast.clone(), options).await.unwrap());
+    let device = part.open().await.unwrap();
+    Stack { origin, fast, part, device }
+}
+
+/// One that writes back only if it is told to, or full.
+fn lazy() -> Options {
+    Options { high_watermark: 100, low_watermark: 100, ..Options::default() }
+}
+
+impl Stack {
+    fn status(&self, name: &str) -> u64 {
+        self.part.status()[name].as_u64().unwrap()
+    }
+
+    /// What the origin alone holds.
+    async fn on_origin(&self, block: u64) -> u8 {
+        read(&*self.origin.open().await.unwrap(), block, 1).await.unwrap()[0]
+    }
+
+    async fn close(self) -> (Arc<FaultDevicePart>, Arc<FaultDevicePart>) {
+        drop(self.device);
+        self.part.close().await.unwrap();
+        (self.origin, self.fast)
+    }
+}
+
+#[test]
+fn writes_stay_in_the_cache_until_they_are_told_to_go() {
+    on_a_shard(|| async {
+        let stack = stack("any error=EIO", "any error=EIO", lazy()).await;
+        for block in 0..20 {
+            write(&*stack.device, block, 7).await.unwrap();
+        }
+        assert_eq!((stack.on_origin(3).await, read(&*stack.device, 3, 1).await.unwrap()[0]), (0, 7));
+        assert_eq!((stack.status("cached_blocks"), stack.status("only_in_cache_bytes")), (20, 20 * 4096));
+        let said = stack.part.message("flush").await.unwrap();
+        assert!(said.contains("on the origin"), "{said}");
+        assert_eq!((stack.on_origin(3).await, stack.status("cached_blocks")), (7, 0));
+        assert_eq!(stack.status("written_back"), 20);
+        stack.part.message("clear_stats").await.unwrap();
+        assert_eq!(stack.status("written_back"), 0);
+        let error = stack.part.message("defragment").await.unwrap_err();
+        assert!(error.detail().contains("flush_on_suspend"), "{error}");
+        // Opened again it goes on; what was cached is still there.
+        write(&*stack.device, 1, 9).await.unwrap();
+        let (origin, fast) = stack.close().await;
+        let part = WriteCachePart::open(origin.clone(), fast.clone(), lazy()).await.unwrap();
+        let device = part.open().await.unwrap();
+        assert_eq!(read(&*device, 0, 4).await.unwrap()[4096], 9);
+        part.message("flush_on_suspend").await.unwrap();
+        drop(device);
+        part.close().await.unwrap();
+        assert_eq!(read(&*origin.open().await.unwrap(), 1, 1).await.unwrap()[0], 9);
+    });
+}
+
+#[test]
+fn an_origin_that_fails_stops_writers_when_the_cache_is_full_and_nothing_is_lost() {
+    on_a_shard(|| async {
+        let stack = stack("write error=EIO", "any error=EIO", Options::default()).await;
+        stack.origin.message("rules on").await.unwrap();
+        let mut acknowledged = 0;
+        let error = loop {
+            match write(&*stack.device, acknowledged, acknowledged as u8).await {
+                Ok(()) => acknowledged += 1,
+                Err(error) => break error,
+            }
+        };
+        assert!(matches!(error, Error::Io(_)) && error.detail().contains("full"), "{error}");
+        assert!((50..CACHE).contains(&acknowledged), "{acknowledged}");
+        assert!(stack.part.status()["writeback_error"].as_str().unwrap().contains("of the origin"));
+        // Reads go on, and so does everything once the origin works again.
+        assert_eq!(read(&*stack.device, 30, 1).await.unwrap()[0], 30);
+        assert!(stack.part.message("flush").await.is_err());
+        stack.origin.message("rules off").await.unwrap();
+        stack.part.message("flush").await.unwrap();
+        assert!(stack.part.status().get("writeback_error").is_none());
+        for block in 0..acknowledged {
+            assert_eq!(stack.on_origin(block).await, block as u8);
+            write(&*stack.device, block, 1).await.unwrap();
+        }
+        stack.close().await;
+    });
+}
+
+#[test]
+fn a_cache_device_that_fails_takes_no_more_writes_and_what_it_holds_is_kept() {
+    on_a_shard(|| async {
+        let stack = stack("any error=EIO", "write error=EIO", lazy()).await;
+        write(&*stack.device, 5, 5).await.unwrap();
+        stack.device.flush().await.unwrap();
+        stack.fast.message("rules on").await.unwrap();
+        let error = write(&*stack.device, 6, 6).await.unwrap_err();
+        assert!(error.detail().contains("takes no more writes"), "{error}");
+        stack.fast.message("rules off").await.unwrap();
+        assert!(
+            write(&*stack.device, 6, 6).await.is_err(),
+            "a record is missing: nothing behind it would be found"
+        );
+        assert!(stack.device.flush().await.is_err());
+        assert_eq!(read(&*stack.device, 5, 2).await.unwrap(), [[5; 4096], [0; 4096]].concat());
+        drop(stack.device);
+        assert!(stack.part.close().await.is_err());
+        let part = WriteCachePart::open(stack.origin, stack.fast, lazy()).await.unwrap();
+        let device = part.open().await.unwrap();
+        assert_eq!(read(&*device, 5, 2).await.unwrap(), [[5; 4096], [0; 4096]].concat());
+        write(&*device, 6, 6).await.unwrap();
+        drop(device);
+        part.close().await.unwrap();
+    });
+}
+
+/// Of a superblock that couldn't be written nobody knows whether it is there. Here it is: with it the log begins behind the batch,
+/// which therefore must not be taken apart again on the origin.
+#[test]
+fn what_is_on_the_origin_isnt_written_back_again_because_the_superblock_fails() {
+    for metadata_only in [false, true] {
+        on_a_shard(move || async move {
+            let mut options = lazy();
+            if metadata_only {
+                options = self::metadata_only();
+            }
+            let stack = stack("any error=EIO", "write range=0..8KiB torn at=4096 error=EIO", options).await;
+            stack.write_metadata(5, 1).await;
+            stack.device.discard(BlockRange::new(5, 1)).await.unwrap();
+            stack.write_metadata(5, 2).await;
+            stack.device.flush().await.unwrap();
+            stack.fast.message("rules on").await.unwrap();
+            for _ in 0..3 {
+                stack.part.message("flush").await.unwrap_err();
+                assert_eq!((stack.on_origin(5).await, read(&*stack.device, 5, 1).await.unwrap()[0]), (2, 2));
+            }
+            assert!(stack.part.status()["writeback_error"].as_str().unwrap().contains("superblock"));
+            stack.fast.message("rules off").await.unwrap();
+            stack.part.message("flush").await.unwrap();
+            assert_eq!((stack.status("origin_flushes"), stack.status("batches")), (1, 1));
+            assert_eq!((stack.on_origin(5).await, stack.status("cached_blocks")), (2, 0));
+            let (origin, fast) = stack.close().await;
+            let options = Options { format: false, ..lazy() };
+            let part = WriteCachePart::open(origin, fast, options).await.unwrap();
+            let device = part.open().await.unwrap();
+            assert_eq!(read(&*device, 5, 1).await.unwrap()[0], 2);
+            drop(device);
+            part.close().await.unwrap();
+        });
+    }
+}
+
+#[test]
+fn what_has_rotted_is_neither_read_nor_written_back() {
+    on_a_shard(|| async {
+        for (header, data) in [(false, true), (true, false), (true, true)] {
+            let stack = stack("any error=EIO", "any error=EIO", lazy()).await;
+            for value in 1..=3 {
+                write(&*stack.device, value, value as u8).await.unwrap();
+            }
+            let fast = stack.fast.open().await.unwrap();
+            let mut place = 0;
+            while read(&*fast, place, 1).await.unwrap() != [2; 4096] {
+                place += 1;
+            }
+            for (rots, place) in [(header, place - 1), (data, place)] {
+                let mut bytes = read(&*fast, place, 1).await.unwrap();
+                bytes[9] ^= u8::from(rots);
+                fast.write(BlockIndex(place), Data::copy_of(&bytes).into(), Durability::Visible)
+                    .await
+                    .unwrap();
+            }
+            match read(&*stack.device, 2, 1).await {
+                Ok(bytes) => assert_eq!((data, bytes), (false, vec![2; 4096])),
+                Err(error) => {
+                    assert!(data, "{error}");
+                    assert!(matches!(&error, Error::Corrupt(text) if text.contains("block 2")), "{error}");
+                }
+            }
+            let stopped = stack.part.message("flush").await.unwrap_err();
+            assert!(stopped.detail().contains("give_up_rotten"), "{stopped}");
+            assert_eq!((stack.on_origin(2).await, stack.on_origin(3).await), (0, 0));
+            stack.part.message("give_up_rotten").await.unwrap();
+            // Who asks may still be told of the last attempt.
+            while stack.part.message("flush").await.is_err() {}
+            let on_origin = [stack.on_origin(1).await, stack.on_origin(2).await, stack.on_origin(3).await];
+            assert_eq!((on_origin, stack.status("cached_blocks")), ([1, 2, 3], 0));
+            drop(fast);
+            stack.close().await;
+        }
+    });
+}
+
+#[test]
+fn what_does_not_belong_together_is_refused_by_name() {
+    on_a_shard(|| async {
+        let stack = stack("any error=EIO", "any error=EIO", lazy()).await;
+        write(&*stack.device, 1, 1).await.unwrap();
+        let (origin, fast) = stack.close().await;
+        let refused =
+            async |origin: Arc<FaultDevicePart>, fast: Arc<FaultDevicePart>| match WriteCachePart::open(
+                origin,
+                fast,
+                lazy(),
+            )
+            .await
+            {
+                Ok(_) => panic!("it was opened"),
+                Err(error) => error,
+            };
+        let off = async |disk: Arc<FaultDevicePart>| {
+            disk.message("rules off").await.unwrap();
+            disk
+        };
+        let blank = off(faulty(CACHE, "any error=EIO")).await;
+        let error = refused(origin.clone(), blank).await;
+        assert!(
+            matches!(error, Error::Protocol(_)) && error.detail().contains("siltstone format"),
+            "{error}"
+        );
+        let smaller = off(faulty(ORIGIN - 1, "any error=EIO")).await;
+        let error = refused(smaller, fast.clone()).await;
+        assert!(error.detail().contains("made for an origin of 512 blocks"), "{error}");
+        // One that has grown is welcome.
+        let larger = off(faulty(ORIGIN + 5, "any error=EIO")).await;
+        let part = WriteCachePart::open(larger, fast, lazy()).await.unwrap();
+        let device = part.open().await.unwrap();
+        assert_eq!(read(&*device, 1, 1).await.unwrap()[0], 1);
+        write(&*device, ORIGIN + 4, 4).await.unwrap();
+        drop(device);
+        part.close().await.unwrap();
+    });
+}
+
+#[test]
+fn old_writes_are_written_back_and_flushes_of_the_cache_come_by_themselves() {
+    on_a_shard(|| async {
+        let mut options = lazy();
+        options.settings.max_age = Some(Duration::from_millis(40));
+        options.settings.autocommit_time = Duration::from_millis(10);
+        let stack = stack("any error=EIO", "any error=EIO", options).await;
+        write(&*stack.device, 1, 1).await.unwrap();
+        let began = runtime::now();
+        while stack.on_origin(1).await == 0 {
+            assert!(began.elapsed() < Duration::from_secs(20), "it was never written back");
+            runtime::sleep(Duration::from_millis(5)).await;
+        }
+        assert!(began.elapsed() >= Duration::from_millis(30), "it was written back before it was old");
+        stack.close().await;
+    });
+}
+
+#[test]
+fn a_cleaner_empties_the_cache_and_then_writes_go_around_it() {
+    on_a_shard(|| async {
+        let stack = stack("any error=EIO", "any error=EIO", lazy()).await;
+        for block in 0..40 {
+            write(&*stack.device, block, 3).await.unwrap();
+        }
+        stack.part.message("cleaner").await.unwrap();
+        // It gets empty although writes don't stop.
+        for turn in 0.. {
+            assert!(turn < 20, "the cache is never empty");
+            for block in 20..60 {
+                write(&*stack.device, block, 4).await.unwrap();
+            }
+            if stack.status("writes_around") > 0 {
+                break;
+            }
+        }
+        assert_eq!((stack.status("cached_blocks"), stack.on_origin(59).await), (0, 4));
+        stack.device.write(BlockIndex(1), full(5, 1), Durability::Durable).await.unwrap();
+        stack.device.discard(BlockRange::new(2, 3)).await.unwrap();
+        stack.device.flush().await.unwrap();
+        assert_eq!((stack.on_origin(1).await, stack.on_origin(3).await, stack.on_origin(5).await), (5, 0, 3));
+        stack.close().await;
+    });
+}
+
+#[test]
+fn blocks_written_again_and_again_go_to_the_origin_once_between_flushes() {
+    on_a_shard(|| async {
+        for (order, least) in [(Order::Flushes, 4), (Order::None, 1)] {
+            let mut options = lazy();
+            options.settings.order = order;
+            let stack = stack("any error=EIO", "any error=EIO", options).await;
+            for version in 0..4 {
+                for _ in 0..3 {
+                    write(&*stack.device, 9, version + 1).await.unwrap();
+                }
+                stack.device.flush().await.unwrap();
+            }
+            stack.part.message("flush").await.unwrap();
+            assert_eq!((stack.status("written_back"), stack.on_origin(9).await), (least, 4), "{order:?}");
+            assert_eq!(stack.status("superseded"), 12 - least);
+            stack.close().await;
+        }
+    });
+}
+
+/// Only metadata is cached, and written back only if it is asked for.
+fn metadata_only() -> Options {
+    let mut options = lazy();
+    options.settings.order = Order::None;
+    options.settings.metadata_only = true;
+    options
+}
+
+impl Stack {
+    async fn write_metadata(&self, block: u64, byte: u8) {
+        let payload = full(byte, 1).with_metadata(true);
+        self.device.write(BlockIndex(block), payload, Durability::Visible).await.unwrap();
+    }
+
+    /// What both disks hold now, as disks of their own: origin and cache.
+    async fn copies(&self) -> [Arc<FaultDevicePart>; 2] {
+        let copies = [(&self.origin, ORIGIN), (&self.fast, CACHE)].map(async |(disk, blocks)| {
+            let copy = faulty(blocks, "any error=EIO");
+            copy.message("rules off").await.unwrap();
+            let bytes = read(&*disk.open().await.unwrap(), 0, blocks as usize).await.unwrap();
+            let payload = block::Data::copy_of(&bytes).into();
+            copy.open().await.unwrap().write(BlockIndex(0), payload, Durability::Visible).await.unwrap();
+            copy
+        });
+        let [origin, fast] = copies;
+        [origin.await, fast.await]
+    }
+}
+
+#[test]
+fn what_is_no_metadata_goes_around_the_cache_but_for_blocks_that_are_cached() {
+    on_a_shard(|| async {
+        let stack = stack("any error=EIO", "any error=EIO", metadata_only()).await;
+        write(&*stack.device, 3, 1).await.unwrap();
+        assert_eq!((stack.on_origin(3).await, stack.status("cached_blocks")), (1, 0));
+        for block in 10..14 {
+            stack.write_metadata(block, 2).await;
+        }
+        assert_eq!((stack.on_origin(12).await, stack.status("cached_blocks")), (0, 4));
+        // One write of both kinds of blocks, durable.
+        stack.device.write(BlockIndex(8), full(3, 8), Durability::Durable).await.unwrap();
+        assert_eq!(
+            (stack.on_origin(9).await, stack.on_origin(12).await, stack.on_origin(14).await),
+            (3, 0, 3)
+        );
+        assert_eq!(read(&*stack.device, 8, 8).await.unwrap(), vec![3; 8 * 4096]);
+        // A discard of both, and one of what isn't cached.
+        stack.device.discard(BlockRange::new(13, 2)).await.unwrap();
+        stack.device.discard(BlockRange::new(2, 6)).await.unwrap();
+        assert_eq!((stack.on_origin(14).await, stack.on_origin(3).await), (0, 0));
+        assert_eq!(read(&*stack.device, 12, 3).await.unwrap()[4096..], vec![0; 2 * 4096]);
+        assert_eq!(stack.status("discarded_ranges"), 1);
+        // Written back, all of it goes around.
+        stack.part.message("flush").await.unwrap();
+        assert_eq!((stack.on_origin(12).await, stack.on_origin(13).await), (3, 0));
+        write(&*stack.device, 12, 4).await.unwrap();
+        stack.device.discard(BlockRange::new(0, ORIGIN)).await.unwrap();
+        assert_eq!((stack.on_origin(12).await, stack.status("cached_blocks")), (0, 0));
+        assert_eq!(stack.status("discarded_ranges"), 0);
+        stack.close().await;
+    });
+}
+
+/// Whichever superblock is left after a power cut: none writes an older version back over what went around the cache.
+#[test]
+fn no_superblock_brings_back_what_was_written_over_around_the_cache() {
+    on_a_shard(|| async {
+        let stack = stack("any error=EIO", "any error=EIO", metadata_only()).await;
+        stack.write_metadata(5, 1).await;
+        stack.part.message("flush").await.unwrap();
+        write(&*stack.device, 5, 2).await.unwrap();
+        stack.device.flush().await.unwrap();
+        assert_eq!((stack.on_origin(5).await, stack.status("writes_around")), (2, 1));
+        for rotten in [None, Some(0), Some(1)] {
+            let [origin, fast] = stack.copies().await;
+            if let Some(block) = rotten {
+                write(&*fast.open().await.unwrap(), block, 0xAA).await.unwrap();
+            }
+            let part = WriteCachePart::open(origin.clone(), fast, metadata_only()).await.unwrap();
+            let device = part.open().await.unwrap();
+            assert_eq!(read(&*device, 5, 1).await.unwrap()[0], 2, "superblock {rotten:?} is rotten");
+            part.message("flush").await.unwrap();
+            assert_eq!(read(&*origin.open().await.unwrap(), 5, 1).await.unwrap()[0], 2);
+            drop(device);
+            part.close().await.unwrap();
+        }
+        stack.close().await;
+    });
+}
+
+/// A write that is cached overtakes one of data to the same block that is still on its way to the origin: that one must not
+/// land on it.
+#[test]
+fn write_back_waits_for_what_is_on_its_way_around_the_cache() {
+    on_a_shard(|| async {
+        let stack = stack("write delay=200ms", "any error=EIO", metadata_only()).await;
+        stack.origin.message("rules on").await.unwrap();
+        let device = stack.device.clone();
+        let slow = runtime::spawn(async move { write(&*device, 5, 1).await });
+        runtime::sleep(Duration::from_millis(20)).await;
+        stack.origin.message("rules off").await.unwrap();
+        stack.write_metadata(5, 2).await;
+        assert_eq!(stack.on_origin(5).await, 0, "the write of data is still on its way");
+        stack.part.message("flush").await.unwrap();
+        slow.await.unwrap();
+        assert_eq!((stack.on_origin(5).await, read(&*stack.device, 5, 1).await.unwrap()[0]), (2, 2));
+        // Nobody waits for this one any more.
+        stack.origin.message("rules on").await.unwrap();
+        assert!(runtime::timeout(Duration::from_millis(20), write(&*stack.device, 6, 1)).await.is_err());
+        stack.origin.message("rules off").await.unwrap();
+        stack.write_metadata(6, 2).await;
+        stack.part.message("flush").await.unwrap();
+        runtime::sleep(Duration::from_millis(300)).await;
+        assert_eq!(stack.on_origin(6).await, 2);
+        stack.close().await;
+    });
+}
+
+#[test]
+fn only_metadata_and_an_order_is_refused() {
+    on_a_shard(|| async {
+        let mut options = metadata_only();
+        options.settings.order = Order::Flushes;
+        options.format = true;
+        let (origin, fast) = (faulty(ORIGIN, "any error=EIO"), faulty(CACHE, "any error=EIO"));
+        let refused = WriteCachePart::open(origin, fast, options).await.err().unwrap();
+        assert!(refused.detail().contains("order=none"), "{refused}");
+    });
+}

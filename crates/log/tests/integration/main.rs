@@ -1,0 +1,17 @@
+//! The log device: its promises, its maps, damage and recovery.
+#![allow(clippy::unwrap_used)] // All of this is tests, the functions that they share as well.
+
+mod check;
+mod classic;
+mod conformance;
+mod damage;
+mod full;
+mod life;
+mod long_operations;
+mod map_home;
+mod map_property;
+mod map_threads;
+mod on_zones;
+mod opening;
+mod pacing;
+mod snapshots;

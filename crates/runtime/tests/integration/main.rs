@@ -1,0 +1,6 @@
+//! The runtime: the real ring, the simulated world, synchronisation.
+#![allow(clippy::unwrap_used)] // All of this is tests, the functions that they share as well.
+
+mod ring;
+mod simulated;
+mod sync;

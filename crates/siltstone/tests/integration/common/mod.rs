@@ -1,0 +1,62 @@
+//! Runs the program as a user does.
+
+use std::io::{BufRead, BufReader};
+use std::path::Path;
+use std::process::{Child, Command, Stdio};
+
+/// What a run left behind.
+#[derive(Debug)]
+pub struct Ran {
+    pub code: Option<i32>,
+    pub stdout: String,
+    pub stderr: String,
+}
+
+pub fn command(folder: &Path, arguments: &[&str]) -> Command {
+    let mut command = Command::new(env!("CARGO_BIN_EXE_siltstone"));
+    command.args(arguments).current_dir(folder).stdin(Stdio::null()).env("COLUMNS", "120");
+    command.stdout(Stdio::piped()).stderr(Stdio::piped());
+    command
+}
+
+pub fn run(folder: &Path, arguments: &[&str]) -> Ran {
+    let output = command(folder, arguments).output().unwrap();
+    Ran {
+        code: output.status.code(),
+        stdout: String::from_utf8(output.stdout).unwrap(),
+        stderr: String::from_utf8(output.stderr).unwrap(),
+    }
+}
+
+/// Reads lines until one contains this.
+pub fn wait_for(stream: impl std::io::Read, text: &str) -> String {
+    let mut lines = BufReader::new(stream).lines();
+    lines
+        .find_map(|line| line.ok().filter(|line| line.contains(text)))
+        .unwrap_or_else(|| panic!("no line with {text}"))
+}
+
+pub fn signal(child: &Child, name: &str) {
+    let sent = Command::new("kill").args([&format!("-{name}"), &child.id().to_string()]).status().unwrap();
+    assert!(sent.success(), "the process lives");
+}
+
+/// The top of the repository.
+pub fn repository() -> &'static Path {
+    Path::new(env!("CARGO_MANIFEST_DIR")).parent().unwrap().parent().unwrap()
+}
+
+/// Files with this ending in a folder of the repository.
+pub fn files(folder: &str, ending: &str) -> Vec<std::path::PathBuf> {
+    let entries = std::fs::read_dir(repository().join(folder)).unwrap();
+    let mut files: Vec<_> = entries.map(|entry| entry.unwrap().path()).collect();
+    files.retain(|path| path.extension().is_some_and(|found| found == ending));
+    files.sort();
+    assert!(!files.is_empty(), "{folder} has files that end in {ending}");
+    files
+}
+
+/// Whether a TOML file is a stack rather than a plan.
+pub fn is_stack(path: &Path) -> bool {
+    std::fs::read_to_string(path).unwrap().contains("\n[device.")
+}

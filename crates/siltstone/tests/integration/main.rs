@@ -1,0 +1,11 @@
+//! The command line, run as a program.
+#![allow(clippy::unwrap_used)] // All of this is tests, the functions that they share as well.
+
+mod check;
+mod common;
+mod log_on_zones;
+mod operators;
+mod runs;
+mod stacks;
+mod warm;
+mod wrong;

@@ -1,0 +1,438 @@
+//! What is asked for wrongly: refused with exit code 2, before anything is opened, and with words that help.
+
+use crate::common::run;
+use std::path::Path;
+
+/// Runs it where `files` are, and checks the whole of what it says.
+fn refused(files: &[(&str, &str)], arguments: &[&str], expected: &str) {
+    let folder = tempfile::tempdir().unwrap();
+    for (name, text) in files {
+        std::fs::write(folder.path().join(name), text).unwrap();
+    }
+    let ran = run(folder.path(), arguments);
+    let said = ran.stderr.replace(folder.path().to_str().unwrap(), "FOLDER");
+    assert_eq!(said.trim_end(), expected.trim_matches('\n'), "{arguments:?}");
+    assert_eq!((ran.code, ran.stdout.as_str()), (Some(2), ""), "{arguments:?}");
+    let left = std::fs::read_dir(folder.path()).unwrap().count();
+    assert_eq!(left, files.len(), "{arguments:?}: nothing was made");
+}
+
+const STACK: &str = r#"
+[device.disk]
+kind = "file"
+path = "disk.img"
+sise = "64MiB"
+
+[device.counted]
+kind = "stats"
+on = "dsik"
+"#;
+
+const CYCLE: &str = r#"
+[device.a]
+kind = "stats"
+on = "b"
+
+[device.b]
+kind = "stats"
+on = "a"
+"#;
+
+const TWICE: &str = r#"
+[device.disk]
+kind = "ram"
+size = "1MiB"
+[device.a]
+kind = "stats"
+on = "disk"
+[device.b]
+kind = "stats"
+on = "disk"
+"#;
+
+#[test]
+fn stacks() {
+    refused(
+        &[("s.toml", STACK)],
+        &["stack", "check", "s.toml"],
+        r#"
+s.toml:5:1: unknown key "sise" for kind "file": did you mean "size"? It takes path, size, block_size, direct, read_only
+ 5 | sise = "64MiB"
+   | ^^^^
+
+s.toml:9:6: key "on": no part has the name "dsik": did you mean "disk"? Parts: counted, disk
+ 9 | on = "dsik"
+   |      ^^^^^^"#,
+    );
+    refused(
+        &[("s.toml", CYCLE)],
+        &["stack", "check", "s.toml"],
+        r#"
+s.toml:8:6: cycle: a -> b -> a: no part can stand on itself
+ 8 | on = "a"
+   |      ^^^"#,
+    );
+    refused(
+        &[("s.toml", TWICE)],
+        &["serve", "s.toml", "--nbd", "unix:x.sock"],
+        r#"
+s.toml:10:6: "disk" is used by "b" and by "a", but a part of kind "ram" takes only one user
+ 10 | on = "disk"
+    |      ^^^^^^"#,
+    );
+    refused(
+        &[],
+        &["stack", "check", "fiel(disk.img, size=1MiB)"],
+        r#"
+stack:1:1: unknown kind "fiel": did you mean "file"? Kinds: file, ram, null, nbd-client, stats, fault, record, model, linear, stripe, cache, writecache, mirror, log, snapshot, zones, ramzones, zone-stats, zone-fault, zone-record, nbd
+ 1 | fiel(disk.img, size=1MiB)
+   | ^^^^"#,
+    );
+    refused(
+        &[],
+        &["stack", "check", "file(disk.img, size=1MB)"],
+        r#"
+stack:1:21: key "size" of kind "file": size "1MB": unknown unit "MB", expected whole bytes, with KiB, MiB, GiB or TiB where wanted, as in 4096 or 4GiB
+ 1 | file(disk.img, size=1MB)
+   |                     ^^^"#,
+    );
+    refused(
+        &[],
+        &["stack", "check", "file(disk.img, size=5000)"],
+        r#"
+stack:1:16: file "top": size is 5000 bytes: expected a multiple of the block size, 4096; 4KiB would fit, or a smaller block_size
+ 1 | file(disk.img, size=5000)
+   |                ^^^^"#,
+    );
+    refused(
+        &[],
+        &["stack", "check", "stats(ram(1MiB)"],
+        r#"
+stack:1:16: found the end of the line, expected "," or ")"
+ 1 | stats(ram(1MiB)
+   |                ^"#,
+    );
+    refused(
+        &[],
+        &["format", "zones(ram(1MiB), zone_size=16MiB)"],
+        r#"
+stack:1:18: zones "top": 0 zones of 16777216 bytes from byte 1048576 on: the device has 1048576 bytes; expected at least one zone, and room for all
+ 1 | zones(ram(1MiB), zone_size=16MiB)
+   |                  ^^^^^^^^^"#,
+    );
+    refused(
+        &[],
+        &["stack", "show", "none.toml"],
+        r#"
+none.toml: can't read this stack file: No such file or directory (os error 2)"#,
+    );
+    refused(
+        &[],
+        &["stack", "show", "no/such/stack"],
+        r#"
+no/such/stack: there is no such file: expected a stack file, or one line such as 'file(disk.img, size=1GiB)'"#,
+    );
+    refused(
+        &[],
+        &["stack", "kinds", "fault-zone"],
+        r#"
+there is no kind "fault-zone": did you mean "fault"? (known: file, ram, null, nbd-client, stats, fault, record, model, linear, stripe, cache, writecache, mirror, log, snapshot, zones, ramzones, zone-stats, zone-fault, zone-record, nbd)"#,
+    );
+    refused(
+        &[("t.toml", TWICE)],
+        &["stack", "show", "--line", "t.toml"],
+        r#"
+t.toml:10:6: "disk" is used by "b" and by "a", but a part of kind "ram" takes only one user
+ 10 | on = "disk"
+    |      ^^^^^^"#,
+    );
+}
+
+#[test]
+fn logs_on_zones() {
+    refused(
+        &[],
+        &["stack", "check", "log(ramzones(zones=64))"],
+        r#"
+stack:1:5: log "top": its zones are durable only when they are finished: a log needs zones whose appends are durable at once or on flush, such as zones(file(disk.img))
+ 1 | log(ramzones(zones=64))
+   |     ^^^^^^^^^^^^^^^^^^"#,
+    );
+    refused(
+        &[],
+        &["format", "log(zones(ram(64MiB), zone_size=1MiB), zone_size=1MiB)"],
+        r#"
+stack:1:40: log "top": zone_size is for a log that cuts a device into zones, and here it stands on zones already: leave it out, or say it where they are made
+ 1 | log(zones(ram(64MiB), zone_size=1MiB), zone_size=1MiB)
+   |                                        ^^^^^^^^^"#,
+    );
+    refused(
+        &[],
+        &["format", "log(zone-stats(zones(ram(64MiB), zone_size=1MiB, max_open=4)), appends_in_flight=1)"],
+        r#"
+stack:1:5: log "top": its zones have max_open=4: this log has up to 7 open at a time (appends_in_flight=1, cleaning=lifetime); expected 0, which is no limit, or at least 7
+ 1 | log(zone-stats(zones(ram(64MiB), zone_size=1MiB, max_open=4)), appends_in_flight=1)
+   |     ^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^"#,
+    );
+    refused(
+        &[],
+        &["format", "log(zones(ram(64MiB), zone_size=1MiB), size=60MiB)"],
+        r#"
+stack:1:40: log "top": a log on this disk has room for 46560KiB, what the cleaner needs subtracted; take that, or a disk of at least 84288KiB; a volume larger than its disk is made thin
+ 1 | log(zones(ram(64MiB), zone_size=1MiB), size=60MiB)
+   |                                        ^^^^"#,
+    );
+    refused(
+        &[],
+        &["stack", "check", "stats(zones(ram(64MiB)))"],
+        r#"
+stack:1:7: key "on": "zones1" is zones (kind "zones"), expected a device
+ 1 | stats(zones(ram(64MiB)))
+   |       ^^^^^^^^^^^^^^^^^"#,
+    );
+    refused(
+        &[],
+        &["format", "zones(ram(64MiB), read_only=true)"],
+        r#"
+stack:1:19: zones "top": zones can't be made and be read-only at the same time: leave one of them out
+ 1 | zones(ram(64MiB), read_only=true)
+   |                   ^^^^^^^^^"#,
+    );
+}
+
+#[test]
+fn servers() {
+    refused(
+        &[],
+        &["serve", "ram(1MiB)"],
+        r#"
+ram(1MiB): this stack has no door: say where to serve it, such as --nbd unix:vol.sock"#,
+    );
+    refused(
+        &[],
+        &["serve", "ram(1MiB)", "--nbd", "somewhere"],
+        r#"
+--nbd somewhere: address "somewhere": expected unix:PATH or IP:PORT, such as 127.0.0.1:10809"#,
+    );
+    refused(
+        &[],
+        &["serve", "ram(1MiB)", "--nbd", "unix:"],
+        r#"
+--nbd unix:: address "unix:": a unix socket's path has 1 to 107 bytes"#,
+    );
+}
+
+const PLAN: &str = r#"
+[plan]
+repetitions = 1
+[stack.file]
+line = "fiel(x.img, size=1MiB)"
+[stack.small]
+line = "ram(1MiB)"
+[stack.nothing]
+file = "none.toml"
+[workload.read]
+rw = "randread"
+bs = "4KiB"
+size = "2MiB"
+"#;
+
+const TYPOS: &str = r#"
+[plan]
+repetitoins = 5
+[stack.ram]
+line = "ram(1MiB)"
+[workload.read]
+rw = "randraed"
+iodpeth = 32
+[compare]
+baseline = "foi"
+"#;
+
+#[test]
+fn plans() {
+    refused(
+        &[("p.toml", TYPOS)],
+        &["bench", "p.toml"],
+        r#"
+p.toml:3:1: [plan]: unknown key "repetitoins"; did you mean "repetitions"? (known: name, title, repetitions, warm_up, published_in)
+p.toml:7:6: rw=randraed: expected one of read, write, trim, randread, randwrite, randtrim, rw, readwrite, randrw; did you mean "randread"?
+p.toml:8:1: option "iodpeth" is not known; did you mean "iodepth"?
+p.toml:10:12: there is no subject "foi" (known: ram)"#,
+    );
+    refused(
+        &[("p.toml", PLAN)],
+        &["bench", "p.toml"],
+        r#"
+p.toml:5:8: [stack.file]:1:1: unknown kind "fiel": did you mean "file"? Kinds: file, ram, null, nbd-client, stats, fault, record, model, linear, stripe, cache, writecache, mirror, log, snapshot, zones, ramzones, zone-stats, zone-fault, zone-record, nbd
+ 1 | fiel(x.img, size=1MiB)
+   | ^^^^
+
+p.toml:7:8: [stack.small]: job read: size=2097152 at offset 0: the device has only 1048576 bytes there; make it larger or the job smaller
+
+p.toml:9:8: [stack.nothing]: FOLDER/none.toml: can't read this stack file: No such file or directory (os error 2)"#,
+    );
+    refused(
+        &[("p.toml", "")],
+        &["bench", "p.toml"],
+        r#"
+p.toml:1:1: a plan needs at least one [workload.NAME] and one [stack.NAME] or [peer.NAME]"#,
+    );
+    refused(
+        &[],
+        &["bench", "none.toml"],
+        r#"
+none.toml: can't read this file: No such file or directory (os error 2)"#,
+    );
+    let good = PLAN.replace("fiel(x.img, size=1MiB)", "ram(4MiB)").replace("ram(1MiB)", "ram(2MiB)");
+    let good = good.replace("[stack.nothing]\nfile = \"none.toml\"\n", "");
+    refused(
+        &[("p.toml", &good)],
+        &["bench", "p.toml", "--only", "write"],
+        r#"
+p: no workload has "write" in its name (known: read)"#,
+    );
+    refused(
+        &[("p.toml", &good)],
+        &["bench", "p.toml", "--on", "ram(1MiB)"],
+        r#"
+p.toml: --on is for fio job files"#,
+    );
+    refused(
+        &[("p.toml", &good)],
+        &["bench", "p.toml", "--writes"],
+        r#"
+p.toml: --writes is for a stack alone; a plan and a job file say themselves what is written"#,
+    );
+    refused(
+        &[("p.toml", &good)],
+        &["bench", "p.toml", "--full"],
+        r#"
+p.toml: --full: this plan has no [full] that says what that changes"#,
+    );
+    refused(
+        &[("p.toml", &format!("{good}\n[full.workload.raed]\nruntime = \"5m\"\n"))],
+        &["bench", "p.toml"],
+        r#"
+p.toml:13:16: [full.workload]: the plan has no workload "raed"; did you mean "read"? (known: read)"#,
+    );
+}
+
+#[test]
+fn job_files() {
+    let job = "[a]\nrw=randread\nsize=1m\n";
+    refused(
+        &[("j.fio", job)],
+        &["bench", "j.fio"],
+        r#"
+j.fio: [a]: expected filename=PATH, or a stack for all jobs with --on STACK"#,
+    );
+    refused(
+        &[("j.fio", "[a]\nfilename=x.img\nrw=randread\n")],
+        &["bench", "j.fio"],
+        r#"
+j.fio: x.img isn't there, and no job says how large it shall be: expected size=BYTES"#,
+    );
+    refused(
+        &[("j.fio", "[a]\nfilename=x.img\nbssplit=5\nbz=4k\n")],
+        &["bench", "j.fio"],
+        r#"
+j.fio:3:1: option "bssplit": not supported: use bs= or bsrange=
+j.fio:4:1: option "bz" is not known"#,
+    );
+    refused(
+        &[("j.fio", job)],
+        &["bench", "j.fio", "--on", "ram(512KiB)"],
+        r#"
+ram(512KiB): job a: size=1048576 at offset 0: the device has only 524288 bytes there; make it larger or the job smaller"#,
+    );
+    refused(
+        &[("j.fio", job)],
+        &["bench", "j.fio", "--on", "rma(512KiB)"],
+        r#"
+stack:1:1: unknown kind "rma": did you mean "ram"? Kinds: file, ram, null, nbd-client, stats, fault, record, model, linear, stripe, cache, writecache, mirror, log, snapshot, zones, ramzones, zone-stats, zone-fault, zone-record, nbd
+ 1 | rma(512KiB)
+   | ^^^"#,
+    );
+    refused(
+        &[("x.img", "data")],
+        &["bench", "x.img"],
+        r#"
+x.img: expected a plan (.toml), a fio job file (.fio) or a stack; to measure this file: 'file(x.img)'"#,
+    );
+    refused(
+        &[],
+        &["bench", "ram"],
+        r#"
+stack:1:1: "top" has no key "size": kind "ram" needs it (the capacity; memory is taken as it is written), expected a size such as 4096, "64KiB" or "4GiB"
+ 1 | ram
+   | ^^^"#,
+    );
+    refused(
+        &[],
+        &["bench", "some/where"],
+        r#"
+some/where: there is no such file"#,
+    );
+}
+
+#[test]
+fn options() {
+    for (arguments, expected) in [
+        (&["bench"][..], "the following required arguments were not provided"),
+        (&["bench", "x.toml", "--onyl", "a"], "unexpected argument '--onyl'"),
+        (&["bnech"], "unrecognized subcommand 'bnech'"),
+        (&["serve", "ram(1MiB)", "--log", "loud"], "invalid value 'loud'"),
+        (&["stack", "show", "ram(1MiB)", "--line", "--toml"], "cannot be used with"),
+        (&["record", "replay", "x", "--image", "y", "--choice", "some"], "expected nothing, everything"),
+    ] {
+        let ran = run(Path::new("/"), arguments);
+        assert_eq!(ran.code, Some(2), "{arguments:?}");
+        assert!(ran.stderr.contains(expected), "{arguments:?}: {}", ran.stderr);
+    }
+}
+
+/// Opening would refuse it by its lock; but a part that is made anew may be gone by then.
+#[test]
+fn a_file_that_two_parts_write_to() {
+    let folder = tempfile::tempdir().unwrap();
+    let disk = folder.path().join("disk.img");
+    std::fs::create_dir(folder.path().join("sub")).unwrap();
+    std::os::unix::fs::symlink("../disk.img", folder.path().join("sub/link.img")).unwrap();
+    let bytes = vec![7; 1 << 20];
+    std::fs::write(&disk, &bytes).unwrap();
+    let text = "[device.slow]\nkind = \"file\"\npath = \"disk.img\"\n\n[device.fast]\nkind = \"file\"\npath = \"sub/link.img\"\n\n\
+                [device.cached]\nkind = \"cache\"\non = \"slow\"\ncache = \"fast\"\n";
+    std::fs::write(folder.path().join("s.toml"), text).unwrap();
+    let expected = r#"
+s.toml:7:1: file "fast": FOLDER/sub/link.img is already taken by file "slow", which writes to it as FOLDER/disk.img: expected another file; only parts that don't write may share one
+ 7 | path = "sub/link.img"
+   | ^^^^"#;
+    for arguments in [
+        &["stack", "check", "s.toml"][..],
+        &["format", "s.toml"],
+        &["format", "s.toml", "cached"],
+        &["serve", "s.toml", "--nbd", "unix:x.sock", "--format"],
+        &["bench", "s.toml"],
+    ] {
+        let ran = run(folder.path(), arguments);
+        let said = ran.stderr.replace(folder.path().to_str().unwrap(), "FOLDER");
+        assert_eq!(said.trim_end(), expected.trim_start_matches('\n'), "{arguments:?}");
+        assert_eq!((ran.code, std::fs::read(&disk).unwrap() == bytes), (Some(2), true), "{arguments:?}");
+    }
+    for (line, is_fine) in [
+        ("mirror(file(disk.img), file(./sub/../disk.img))", false),
+        ("linear(file(disk.img), file(disk.img, read_only=true))", false),
+        ("linear(file(new.img, size=1MiB), file(sub/../new.img, size=1MiB))", false),
+        ("linear(file(disk.img, read_only=true), file(sub/link.img, read_only=true))", true),
+        ("linear(file(disk.img), file(new.img, size=1MiB))", true),
+        ("log(file(disk.img), map_home=\"pmem:sub/link.img\")", false),
+    ] {
+        let ran = run(folder.path(), &["stack", "check", "--format", line]);
+        assert_eq!(ran.code, Some(if is_fine { 0 } else { 2 }), "{line}: {}", ran.stderr);
+        assert_eq!(ran.stderr.contains("is already taken by"), !is_fine, "{line}: {}", ran.stderr);
+    }
+    let shared = "mirror(file(disk.img, read_only=true), file(sub/link.img, read_only=true))";
+    let ran = run(folder.path(), &["stack", "check", shared]);
+    assert!(!ran.stderr.contains("is already taken by"), "{}", ran.stderr);
+}
