@@ -59,7 +59,10 @@ fn all_clients_together_are_held_back() {
         let fetching = clients.into_iter().map(|client| {
             runtime::spawn(async move {
                 for _ in 0..3 {
-                    assert_eq!(client.reply(command::READ, 8 * MIB).await.map(|data| data.len()), Ok(8 << 20));
+                    assert_eq!(
+                        client.reply(command::READ, 8 * MIB).await.map(|data| data.len()),
+                        Ok(8 << 20)
+                    );
                 }
             })
         });

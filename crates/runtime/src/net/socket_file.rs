@@ -82,8 +82,7 @@ impl SocketFolder {
             mode.map_or(Ok(()), |mode| rustix::fs::fchmod(socket, Mode::from_raw_mode(mode)))
         })?;
         let found = std::fs::symlink_metadata(path).map_err(|error| named(path, &error, "looking at it"))?;
-        listener.file =
-            Some(SocketFile { path: path.to_owned(), device: found.dev(), inode: found.ino() });
+        listener.file = Some(SocketFile { path: path.to_owned(), device: found.dev(), inode: found.ino() });
         Ok(listener)
     }
 

@@ -4,6 +4,8 @@ use std::ffi::CString;
 use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::PermissionsExt;
 use std::os::unix::net::{UnixDatagram, UnixListener};
+use std::sync::Barrier;
+use std::sync::atomic::{AtomicU32, Ordering};
 
 fn with_folder<Fut: Future<Output = ()> + 'static>(test: impl FnOnce(PathBuf) -> Fut + Send) {
     let folder = tempfile::tempdir().unwrap();
@@ -113,38 +115,44 @@ fn a_locked_folder_is_waited_for_but_not_for_ever() {
 /// Each pair starts at the same moment over a stale socket: one listens, and its socket is the one that is there.
 #[test]
 fn of_two_that_start_at_once_one_listens() {
+    const ROUNDS: u32 = 1000;
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("vol.sock");
-    run(Config::default().with_shards(2), move || async move {
-        for _ in 0..20 {
-            drop(UnixListener::bind(&path).unwrap());
-            let starting = (0..2).map(|shard| {
-                let path = path.clone();
-                crate::spawn_on(crate::ShardIndex(shard), move || async move {
-                    // Without the waiting for a live server, which takes a second.
-                    let locked = retry_while_busy(LOCK_LIMIT, async || SocketFolder::of(&path)).await;
-                    match locked.unwrap().listen(&path, None) {
-                        Ok(listener) => {
-                            std::mem::forget(listener);
-                            true
-                        }
-                        Err(error) => {
-                            assert!(matches!(error, Error::Busy(_)), "{error}");
-                            false
-                        }
-                    }
-                })
-            });
-            let mut listening = 0;
-            for started in starting.collect::<Vec<_>>() {
-                listening += u32::from(started.await.unwrap());
-            }
-            assert_eq!(listening, 1);
-            crate::net::Stream::connect(&Address::Unix(path.clone())).await.unwrap();
-            std::fs::remove_file(&path).unwrap();
+    let (barrier, listening) = (Barrier::new(2), AtomicU32::new(0));
+    let start = |path: &Path| loop {
+        match SocketFolder::of(path).map(|folder| folder.listen(path, None)) {
+            Err(Error::Busy(_)) => std::thread::yield_now(),
+            Ok(Err(Error::Busy(_))) => return None,
+            other => return other.and_then(|listened| listened).ok(),
         }
-    })
-    .unwrap();
+    };
+    // Nothing may fail in the middle of a round: the other thread would wait for ever.
+    let rounds = |prepares: bool| {
+        let mut wrong = 0;
+        for _ in 0..ROUNDS {
+            if prepares {
+                listening.store(0, Ordering::SeqCst);
+                drop(UnixListener::bind(&path));
+            }
+            barrier.wait();
+            let listener = start(&path);
+            listening.fetch_add(u32::from(listener.is_some()), Ordering::SeqCst);
+            barrier.wait();
+            if prepares {
+                let reached = is_listened_on(&path).unwrap_or(false);
+                wrong += u32::from(listening.load(Ordering::SeqCst) != 1 || !reached);
+                let _ = std::fs::remove_file(&path);
+            }
+            barrier.wait();
+        }
+        wrong
+    };
+    let on_a_shard = |prepares| run(Config::default(), || std::future::ready(rounds(prepares))).unwrap();
+    let wrong = std::thread::scope(|scope| {
+        scope.spawn(|| on_a_shard(false));
+        on_a_shard(true)
+    });
+    assert_eq!(wrong, 0, "of {ROUNDS} rounds");
 }
 
 #[test]

@@ -135,7 +135,8 @@ async fn accept(shared: Rc<Shared>, listener: Listener) {
                 unless_stopped(&shared.stop, runtime::sleep(ACCEPT_PAUSE)).await;
             }
         }
-    }    if let Err(error) = listener.close().await {
+    }
+    if let Err(error) = listener.close().await {
         tracing::warn!("the control socket: {error}");
     }
 }
