@@ -1,12 +1,18 @@
 //! Sockets: unix and TCP streams.
+//!
+//! # Promises
+//! - An accepted TCP connection whose peer's machine is gone ends after [`SILENT_PEER_LIMIT`], idle or with data that
+//!   isn't acknowledged. A connected one does while it is idle; else after the kernel's retransmissions (15 minutes).
+//! - A unix socket's file is removed by the listener that created it, and by nobody else (`socket_file`).
 #![allow(unsafe_code)] // Making sockets; add_filled after the kernel wrote.
 
 use crate::file::os_error;
 use crate::operation::{Descriptor, Operation};
 use crate::shard;
 use crate::simulated;
-use crate::slots::submit;
+use crate::slots::{Key, submit};
 use block::{Buffer, Error, Payload, Result};
+use std::cell::Cell;
 use std::fmt;
 use std::net::SocketAddr;
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
@@ -14,6 +20,25 @@ use std::os::unix::ffi::OsStrExt;
 use std::path::PathBuf;
 use std::rc::Rc;
 use std::str::FromStr;
+use std::time::Duration;
+
+mod socket_file;
+
+pub use socket_file::{LOCK_LIMIT, SocketFolder};
+
+/// Time after which a TCP connection ends whose peer acknowledges neither data nor keep-alive probes.
+pub const SILENT_PEER_LIMIT: Duration = Duration::from_secs(120);
+/// Seconds without traffic until the first keep-alive probe.
+const KEEP_ALIVE_IDLE: libc::c_int = 60;
+/// Seconds between keep-alive probes.
+const KEEP_ALIVE_INTERVAL: libc::c_int = 10;
+/// Keep-alive probes without an answer that end a connection.
+const KEEP_ALIVE_PROBES: libc::c_int = 6;
+
+const _: () = assert!(
+    KEEP_ALIVE_IDLE + KEEP_ALIVE_INTERVAL * KEEP_ALIVE_PROBES == SILENT_PEER_LIMIT.as_secs() as libc::c_int,
+    "idle and busy connections end after the same time"
+);
 
 /// Where a listener listens: a path or a TCP address.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
@@ -123,14 +148,15 @@ fn last_error(doing: String) -> Error {
     os_error(error.raw_os_error().unwrap_or(libc::EIO), doing)
 }
 
-fn new_socket(address: &Address) -> Result<OwnedFd> {
+/// A socket for this address; `flags` go to socket(2).
+fn new_socket(address: &Address, flags: libc::c_int) -> Result<OwnedFd> {
     let family = match address {
         Address::Unix(_) => libc::AF_UNIX,
         Address::Tcp(SocketAddr::V4(_)) => libc::AF_INET,
         Address::Tcp(SocketAddr::V6(_)) => libc::AF_INET6,
     };
     // SAFETY: no memory is passed.
-    let fd = unsafe { libc::socket(family, libc::SOCK_STREAM | libc::SOCK_CLOEXEC, 0) };
+    let fd = unsafe { libc::socket(family, libc::SOCK_STREAM | libc::SOCK_CLOEXEC | flags, 0) };
     match fd {
         // SAFETY: just created.
         0.. => Ok(unsafe { OwnedFd::from_raw_fd(fd) }),
@@ -138,32 +164,55 @@ fn new_socket(address: &Address) -> Result<OwnedFd> {
     }
 }
 
-fn set_option(fd: &OwnedFd, level: i32, option: i32) {
-    let one: libc::c_int = 1;
+fn set_option(fd: &OwnedFd, level: i32, option: i32, value: libc::c_int) {
     let length = size_of::<libc::c_int>() as libc::socklen_t;
-    // SAFETY: the option's value is read from `one`. These options only make things faster or kinder.
-    unsafe { libc::setsockopt(fd.as_raw_fd(), level, option, std::ptr::from_ref(&one).cast(), length) };
+    // SAFETY: the option's value is read from `value`. A connection works without these options.
+    unsafe { libc::setsockopt(fd.as_raw_fd(), level, option, std::ptr::from_ref(&value).cast(), length) };
+}
+
+/// Sets what every TCP connection has: no delay, and keep-alive.
+fn set_tcp_options(fd: &OwnedFd) {
+    set_option(fd, libc::IPPROTO_TCP, libc::TCP_NODELAY, 1);
+    set_option(fd, libc::SOL_SOCKET, libc::SO_KEEPALIVE, 1);
+    set_option(fd, libc::IPPROTO_TCP, libc::TCP_KEEPIDLE, KEEP_ALIVE_IDLE);
+    set_option(fd, libc::IPPROTO_TCP, libc::TCP_KEEPINTVL, KEEP_ALIVE_INTERVAL);
+    set_option(fd, libc::IPPROTO_TCP, libc::TCP_KEEPCNT, KEEP_ALIVE_PROBES);
 }
 
 /// A socket that takes connections.
 pub struct Listener {
     descriptor: Rc<Descriptor>,
     address: Address,
+    /// File to remove at the end; `None` for TCP, and after a plain `bind`.
+    file: Option<socket_file::SocketFile>,
 }
 
 impl Listener {
     /// Listens. For TCP, port 0 takes a free one ([`local_address`](Self::local_address) says which). A unix
-    /// socket's file must not exist; removing it afterwards is left to the caller.
+    /// socket's file must not exist, and stays when the listener is closed: [`replace_stale`](Self::replace_stale)
+    /// is for servers.
+    ///
+    /// # Errors
+    /// Those of the kernel.
     pub fn bind(address: &Address) -> Result<Listener> {
+        Self::bind_with(address, |_| Ok(()))
+    }
+
+    /// Listens, with a socket that was prepared before it has its address.
+    fn bind_with(
+        address: &Address,
+        prepare: impl FnOnce(&OwnedFd) -> rustix::io::Result<()>,
+    ) -> Result<Listener> {
         if let Some(world) = simulated::current_world() {
             let handle = world.listen(address)?;
             let descriptor = Rc::new(Descriptor::Simulated(handle));
-            return Ok(Listener { descriptor, address: address.clone() });
+            return Ok(Listener { descriptor, address: address.clone(), file: None });
         }
-        let fd = new_socket(address)?;
+        let fd = new_socket(address, 0)?;
         if matches!(address, Address::Tcp(_)) {
-            set_option(&fd, libc::SOL_SOCKET, libc::SO_REUSEADDR);
+            set_option(&fd, libc::SOL_SOCKET, libc::SO_REUSEADDR, 1);
         }
+        prepare(&fd).map_err(|error| Error::from_io(&error.into(), &format!("listening on {address}")))?;
         let kernel = SocketAddress::of(address)?;
         // SAFETY: the address is valid for its length during the call.
         if unsafe { libc::bind(fd.as_raw_fd(), kernel.as_ptr(), kernel.len()) } != 0 {
@@ -178,7 +227,7 @@ impl Listener {
             Address::Tcp(_) => Address::Tcp(bound_port(&fd)?),
         };
         let descriptor = Rc::new(shard::with_current(|shard| shard.adopt(fd)));
-        Ok(Listener { descriptor, address })
+        Ok(Listener { descriptor, address, file: None })
     }
 
     /// Where it listens.
@@ -201,6 +250,32 @@ fn bound_port(fd: &OwnedFd) -> Result<SocketAddr> {
     let copy = fd.try_clone().map_err(|error| Error::from_io(&error, "asking for a socket's address"))?;
     let listener = std::net::TcpListener::from(copy);
     listener.local_addr().map_err(|error| Error::from_io(&error, "asking for a socket's address"))
+}
+
+/// The send in flight on a stream, for a task that ends it when the peer takes nothing.
+#[derive(Debug, Default)]
+pub struct SendWatch {
+    in_flight: Cell<Option<Key>>,
+}
+
+/// Identifies one step of a send: between two steps the peer has taken at least a byte.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct SendStep(Key);
+
+impl SendWatch {
+    /// Step in flight; `None` while nothing is being sent.
+    #[inline]
+    pub fn step(&self) -> Option<SendStep> {
+        self.in_flight.get().map(SendStep)
+    }
+
+    /// Ends the step in flight. If the peer has taken a part of it, the send goes on with another step; if it has taken
+    /// nothing since the step began, the send fails with [`Error::TimedOut`].
+    pub fn interrupt(&self) {
+        if let Some(key) = self.in_flight.get() {
+            shard::with_current(|shard| shard.cancel(key));
+        }
+    }
 }
 
 /// Which direction is shut down.
@@ -235,7 +310,11 @@ impl Stream {
                 // SAFETY: the kernel has just made it for us.
                 let fd = unsafe { OwnedFd::from_raw_fd(result) };
                 if tcp {
-                    set_option(&fd, libc::IPPROTO_TCP, libc::TCP_NODELAY);
+                    set_tcp_options(&fd);
+                    // Not where we connect: this ends a connection whose peer is alive and takes nothing, too,
+                    // and a server may let its clients wait.
+                    let limit = SILENT_PEER_LIMIT.as_millis() as libc::c_int;
+                    set_option(&fd, libc::IPPROTO_TCP, libc::TCP_USER_TIMEOUT, limit);
                 }
                 shard.adopt(fd)
             }
@@ -248,9 +327,9 @@ impl Stream {
         let descriptor = match simulated::current_world() {
             Some(world) => Descriptor::Simulated(world.new_socket()),
             None => {
-                let fd = new_socket(address)?;
+                let fd = new_socket(address, 0)?;
                 if matches!(address, Address::Tcp(_)) {
-                    set_option(&fd, libc::IPPROTO_TCP, libc::TCP_NODELAY);
+                    set_tcp_options(&fd);
                 }
                 shard::with_current(|shard| shard.adopt(fd))
             }
@@ -305,19 +384,34 @@ impl Stream {
 
     /// Sends the whole payload, in as few calls as the kernel takes, and gives it back.
     #[inline]
-    pub async fn send(&self, mut payload: Payload) -> (Result<()>, Payload) {
+    pub async fn send(&self, payload: Payload) -> (Result<()>, Payload) {
+        self.send_watched(payload, &SendWatch::default()).await
+    }
+
+    /// Sends as [`send`](Self::send) does, while another task of the shard may look at `watch` and interrupt it.
+    ///
+    /// # Errors
+    /// [`Error::TimedOut`] after [`SendWatch::interrupt`], where the peer took nothing.
+    #[inline]
+    pub async fn send_watched(&self, mut payload: Payload, watch: &SendWatch) -> (Result<()>, Payload) {
         let mut skip = 0;
         while skip < payload.len() {
             let socket = self.descriptor.clone();
-            let (result, operation) = submit(Operation::Send { socket, payload, skip }).await;
+            let sending = submit(Operation::Send { socket, payload, skip });
+            watch.in_flight.set(sending.key());
+            let (result, operation) = sending.await;
+            watch.in_flight.set(None);
             let Operation::Send { payload: returned, .. } = operation else {
                 unreachable!("a send comes back as one")
             };
             payload = returned;
-            if result < 0 {
-                return (Err(os_error(-result, "sending".into())), payload);
+            match result {
+                0.. => skip += result as usize,
+                _ if result == -libc::ECANCELED => {
+                    return (Err(Error::timed_out("sending: the peer takes nothing")), payload);
+                }
+                _ => return (Err(os_error(-result, "sending".into())), payload),
             }
-            skip += result as usize;
         }
         (Ok(()), payload)
     }
@@ -366,3 +460,7 @@ impl RemoteStream {
         Stream { descriptor: Rc::new(descriptor) }
     }
 }
+
+#[cfg(test)]
+#[path = "net/tests.rs"]
+mod tests;

@@ -167,6 +167,14 @@ pub(crate) struct InFlight {
     key: Option<Key>,
 }
 
+impl InFlight {
+    /// Key for a cancellation; `None` once the result was taken.
+    #[inline]
+    pub(crate) fn key(&self) -> Option<Key> {
+        self.key
+    }
+}
+
 /// Starts an operation on the current shard.
 #[inline]
 pub(crate) fn submit(operation: Operation) -> InFlight {

@@ -5,29 +5,32 @@
 //!   vectored send, straight from the buffers that the device filled. No task per request, and in steady state no
 //!   allocation.
 //! - At most [`SLOTS`] requests and about [`MOST_BYTES`] of their data are open at a time (started, or answered and
-//!   not sent); then nothing more is received until some have been sent.
-//! - A client that breaks the protocol, or is silent in the middle of a request or of the handshake, is cut off, and
-//!   nobody else notices. Whatever ends the connection, requests that were started run to their end first; after a
-//!   DISC or a stop they are answered, too.
+//!   not sent), and no more than the server's [`budget`](super::budget) has; then nothing more is received until some
+//!   have been sent.
+//! - A client that breaks the protocol, is silent in the middle of a request or of the handshake, or takes no byte of
+//!   its replies, is cut off, and no other client notices. Whatever ends the connection, requests that were started run
+//!   to their end first; after a DISC or a stop they are answered, too.
 //!
 //! Left to others: who may connect ([`server`](super::server)), and what requests mean ([`request`](super::request),
 //! `work`).
 
+use super::budget::{Budget, Share};
 use super::export::{Export, Tally};
 use super::in_flight::{InFlight, SLOTS};
 use super::negotiation::{Agreement, ExportDescription, Negotiation, Progress};
 use super::protocol::{ErrorNumber, REQUEST_BYTES, Request, greeting};
 use super::replies::Replies;
 use super::request::{Intake, LARGE_WRITE, Operation, Session, Step};
-use super::work::{Ended, Target, Work};
+use super::work::{Ended, MOST_STATUS_BYTES, Target, Work};
 use block::{Buffer, Call, Data, Device, Durability, Error, Payload, Result};
 use runtime::Instant;
-use runtime::net::Stream;
-use std::cell::Cell;
+use runtime::net::{SendStep, SendWatch, Stream};
+use std::cell::{Cell, RefCell};
 use std::fmt;
 use std::future::poll_fn;
 use std::pin::Pin;
-use std::task::{Context, Poll};
+use std::sync::Arc;
+use std::task::{Context, Poll, Waker};
 use std::time::Duration;
 
 /// Bytes of requests and replies that a connection may have open.
@@ -36,8 +39,11 @@ pub(super) const MOST_BYTES: u64 = 64 << 20;
 const RECEIVE_BYTES: usize = 256 << 10;
 /// How long the handshake may take.
 pub(super) const HANDSHAKE_LIMIT: Duration = Duration::from_secs(10);
-/// How long a client may be silent in the middle of a request, or let the last replies lie.
+/// How long a client may be silent in the middle of a request.
 pub(super) const SILENCE_LIMIT: Duration = Duration::from_secs(30);
+/// How long a client may take no byte of a reply. The clock starts with a step of the send, so that a client that stops in
+/// the middle of a step is found after at most twice this time.
+pub(super) const SEND_LIMIT: Duration = Duration::from_secs(60);
 
 /// How long a receive waits for company.
 const GATHER: Duration = Duration::from_micros(20);
@@ -56,6 +62,46 @@ pub(super) struct Watch {
     pub(super) expired: Cell<bool>,
     /// No more requests are to be taken.
     pub(super) stopping: Cell<bool>,
+    /// The send in flight.
+    sends: SendWatch,
+    /// Step of the send that was in flight when the server looked last, and since when.
+    seen_step: Cell<Option<(SendStep, Instant)>>,
+    /// Task of a connection that receives nothing for the time being.
+    held_back: RefCell<Option<Waker>>,
+}
+
+impl Watch {
+    pub(super) fn new(stream: Stream) -> Watch {
+        Watch {
+            stream,
+            deadline: Cell::new(None),
+            expired: Cell::new(false),
+            stopping: Cell::new(false),
+            sends: SendWatch::default(),
+            seen_step: Cell::new(None),
+            held_back: RefCell::default(),
+        }
+    }
+
+    /// Ends a send of which the client has taken nothing for [`SEND_LIMIT`].
+    pub(super) fn check_send(&self, now: Instant) {
+        let step = self.sends.step();
+        match (step, self.seen_step.get()) {
+            (Some(step), Some((seen, since))) if step == seen => {
+                if now - since >= SEND_LIMIT {
+                    self.sends.interrupt();
+                }
+            }
+            _ => self.seen_step.set(step.map(|step| (step, now))),
+        }
+    }
+
+    /// Has the connection take no more requests. What it receives from then on is up to the caller to end.
+    pub(super) fn stop(&self) {
+        self.stopping.set(true);
+        let held_back = self.held_back.take();
+        held_back.into_iter().for_each(Waker::wake);
+    }
 }
 
 /// Why a connection ended.
@@ -67,6 +113,8 @@ pub(super) enum End {
     HungUp,
     /// The client was silent in the middle of something.
     Silent,
+    /// The client took no byte of its replies.
+    Stalled,
     /// The server stops.
     Stopped,
     /// The client broke the protocol.
@@ -83,6 +131,11 @@ impl fmt::Display for End {
             End::Silent => {
                 formatter.write_str("the client was silent in the middle of a message and was cut off")
             }
+            End::Stalled => write!(
+                formatter,
+                "the client took no byte of its replies for {} seconds and was cut off",
+                SEND_LIMIT.as_secs()
+            ),
             End::Stopped => formatter.write_str("the server stops"),
             End::Violation(error) => write!(formatter, "the client was cut off: {}", error.detail()),
             End::Lost(error) => write!(formatter, "the connection broke: {}", error.detail()),
@@ -121,6 +174,7 @@ pub(super) async fn serve(
     watch: &Watch,
     descriptions: &[ExportDescription],
     exports: &[(&Export, &dyn Device)],
+    budget: &Arc<Budget>,
     shard: usize,
 ) -> End {
     watch.deadline.set(Some(runtime::now() + HANDSHAKE_LIMIT));
@@ -131,7 +185,8 @@ pub(super) async fn serve(
     watch.deadline.set(None);
     let (export, device) = exports[agreement.export];
     export.counters.add(&mut Tally { connections: 1, ..Tally::default() });
-    let mut connection = Connection::new(watch, export, device, shard, agreement, received);
+    let share = Share::new(budget.clone());
+    let mut connection = Connection::new(watch, export, device, share, shard, agreement, received);
     poll_fn(|context| connection.poll(context)).await
 }
 
@@ -233,7 +288,7 @@ struct Connection<'c> {
     /// A write whose payload is received into a buffer of its own; the buffer is here unless a receive has it.
     large: Option<(Request, Durability)>,
     large_buffer: Option<Buffer>,
-    /// The next request waits for room.
+    /// The next request waits until earlier ones are answered, or for a share of the server's budget.
     held_back: bool,
     gathering: Gathering,
     in_flight: InFlight<Work<'c>>,
@@ -246,6 +301,8 @@ struct Connection<'c> {
     output_failed: bool,
     open_requests: usize,
     open_bytes: u64,
+    /// Covers the open bytes.
+    share: Share,
     tally: Tally,
     end: Option<End>,
 }
@@ -255,6 +312,7 @@ impl<'c> Connection<'c> {
         watch: &'c Watch,
         export: &'c Export,
         device: &'c dyn Device,
+        share: Share,
         shard: usize,
         agreement: Agreement,
         received: Received,
@@ -286,6 +344,7 @@ impl<'c> Connection<'c> {
             output_failed: false,
             open_requests: 0,
             open_bytes: 0,
+            share,
             tally: Tally::default(),
             end: None,
         }
@@ -296,7 +355,7 @@ impl<'c> Connection<'c> {
         loop {
             self.collect();
             let mut progress = self.poll_receive(context);
-            self.start_requests();
+            self.start_requests(context);
             // Replies leave before more requests are asked for.
             progress |= self.poll_send(context);
             self.start_receive(context);
@@ -318,19 +377,20 @@ impl<'c> Connection<'c> {
         }
     }
 
-    /// Takes no more requests. What is in flight ends, and its replies have a limited time to be taken.
+    /// Takes no more requests. What is in flight ends, and its replies are sent as long as the client takes them.
     #[cold]
     fn end(&mut self, end: End) {
         if self.end.is_none() {
             self.end = Some(end);
-            self.watch.deadline.set(Some(runtime::now() + SILENCE_LIMIT));
+            self.share.leave();
+            self.watch.deadline.set(None);
         }
     }
 
     /// Answers the requests whose calls have ended.
     fn collect(&mut self) {
-        let Connection { in_flight, replies, tally, .. } = self;
-        in_flight.collect(|ended| answer(replies, tally, ended));
+        let Connection { in_flight, replies, tally, target, .. } = self;
+        in_flight.collect(|ended| answer(replies, tally, target.block_shift, ended));
     }
 
     /// Whether a receive has ended.
@@ -357,7 +417,7 @@ impl<'c> Connection<'c> {
         true
     }
 
-    /// Starts a receive if there is room for what it brings, and sets the deadline if it must bring something.
+    /// Starts a receive unless a request is held back, and sets the deadline if it must bring something.
     fn start_receive(&mut self, context: &mut Context<'_>) {
         if self.receiving.is_some() || self.end.is_some() {
             return;
@@ -366,6 +426,7 @@ impl<'c> Connection<'c> {
             return self.end(End::Stopped);
         }
         if self.held_back {
+            self.watch.held_back.replace(Some(context.waker().clone()));
             return self.watch.deadline.set(None);
         }
         if self.gathering.is_wanted() && !self.in_flight.is_empty() && !self.gathering.looked_again {
@@ -399,8 +460,8 @@ impl<'c> Connection<'c> {
         }
     }
 
-    /// Starts every request that is there, as long as there is room.
-    fn start_requests(&mut self) {
+    /// Starts every request that is there, as long as the limits allow.
+    fn start_requests(&mut self, context: &Context<'_>) {
         if self.end.is_some() || self.large.is_some() {
             return;
         }
@@ -415,7 +476,7 @@ impl<'c> Connection<'c> {
                     break;
                 }
             };
-            if !self.has_room_for(&step) {
+            if !self.admits(&step, context) {
                 self.held_back = true;
                 break;
             }
@@ -463,32 +524,48 @@ impl<'c> Connection<'c> {
         self.gathering.judge();
     }
 
-    fn has_room_for(&self, step: &Step) -> bool {
+    /// Whether the limits allow this step now. Where the server's budget doesn't, the connection is in its line.
+    #[inline]
+    fn admits(&mut self, step: &Step, context: &Context<'_>) -> bool {
         let bytes = match step {
-            Step::Start(request, operation) => budget(request, *operation),
-            Step::StartLarge(request, _) => u64::from(request.length),
+            Step::Start(request, operation) => self.cost(request, *operation),
+            Step::StartLarge(request, durability) => self.cost(request, Operation::Write(*durability)),
             Step::Refuse(..) => 0,
             Step::Wait | Step::Skip(_) | Step::Disconnect => return true,
         };
-        self.open_requests < SLOTS && (self.open_bytes == 0 || self.open_bytes + bytes <= MOST_BYTES)
+        let all = self.open_bytes + bytes;
+        let admitted = self.open_requests < SLOTS && (self.open_bytes == 0 || all <= MOST_BYTES);
+        admitted && self.share.cover(all, context)
+    }
+
+    fn cost(&self, request: &Request, operation: Operation) -> u64 {
+        cost(request, operation, self.target.block_shift)
     }
 
     fn open(&mut self, request: &Request, operation: Operation) {
         self.open_requests += 1;
-        self.open_bytes += budget(request, operation);
+        self.open_bytes += self.cost(request, operation);
         self.gathering.count();
     }
 
-    /// Carries out a request for which there is room.
+    /// Closes the requests whose replies were sent, or never will be.
+    fn close_sent(&mut self) {
+        self.open_requests -= self.sent.0;
+        self.open_bytes -= self.sent.1;
+        self.share.shrink_to(self.open_bytes);
+    }
+
+    /// Carries out a request that is open.
     #[inline]
     fn begin(&mut self, request: Request, operation: Operation, payload: Option<Buffer>) {
         if request.length == 0 && operation != Operation::Flush {
             let outcome = Ok(None);
-            return answer(&mut self.replies, &mut self.tally, Ended { request, operation, outcome });
+            let ended = Ended { request, operation, outcome };
+            return answer(&mut self.replies, &mut self.tally, self.target.block_shift, ended);
         }
         let work = self.target.begin(request, operation, payload);
         if let Some(ended) = self.in_flight.start(work) {
-            answer(&mut self.replies, &mut self.tally, ended);
+            answer(&mut self.replies, &mut self.tally, self.target.block_shift, ended);
         }
     }
 
@@ -501,12 +578,15 @@ impl<'c> Connection<'c> {
                 self.sending = None;
                 self.spare = payload;
                 self.spare.clear();
-                self.open_requests -= self.sent.0;
-                self.open_bytes -= self.sent.1;
+                self.close_sent();
                 progress = true;
                 if let Err(error) = result {
                     self.output_failed = true;
-                    self.end(if self.watch.expired.get() { End::Silent } else { End::Lost(error) });
+                    self.end(match error {
+                        Error::TimedOut(_) => End::Stalled,
+                        _ if self.watch.expired.get() => End::Silent,
+                        error => End::Lost(error),
+                    });
                 }
             }
             if self.replies.is_empty() {
@@ -516,26 +596,31 @@ impl<'c> Connection<'c> {
             if self.output_failed {
                 // Nobody is there to read them.
                 self.spare.clear();
-                self.open_requests -= self.sent.0;
-                self.open_bytes -= self.sent.1;
+                self.close_sent();
                 return progress;
             }
-            self.sending = Some(Call::new(self.watch.stream.send(std::mem::take(&mut self.spare))));
+            let payload = std::mem::take(&mut self.spare);
+            self.sending = Some(Call::new(self.watch.stream.send_watched(payload, &self.watch.sends)));
         }
     }
 }
 
-/// What a request counts for in a connection's budget of bytes.
-fn budget(request: &Request, operation: Operation) -> u64 {
+/// Bytes that a request counts for: the blocks that a read or write touches, the longest reply to a block status.
+#[inline]
+fn cost(request: &Request, operation: Operation, block_shift: u32) -> u64 {
     match operation {
-        Operation::Read | Operation::Write(_) => u64::from(request.length),
-        _ => 0,
+        Operation::Read | Operation::Write(_) => {
+            let end = (request.offset + u64::from(request.length)).div_ceil(1 << block_shift);
+            (end - (request.offset >> block_shift)) << block_shift
+        }
+        Operation::BlockStatus { .. } => MOST_STATUS_BYTES,
+        Operation::Flush | Operation::Trim(_) | Operation::WriteZeroes(..) => 0,
     }
 }
 
 /// Puts the reply to a request that has ended behind the others, and counts it.
 #[inline]
-fn answer(replies: &mut Replies, tally: &mut Tally, ended: Ended) {
+fn answer(replies: &mut Replies, tally: &mut Tally, block_shift: u32, ended: Ended) {
     let Ended { request, operation, outcome } = ended;
     let bytes = u64::from(request.length);
     match operation {
@@ -552,7 +637,7 @@ fn answer(replies: &mut Replies, tally: &mut Tally, ended: Ended) {
         }
         Operation::BlockStatus { .. } => tally.block_statuses += 1,
     }
-    replies.bytes += budget(&request, operation);
+    replies.bytes += cost(&request, operation, block_shift);
     match (outcome, operation) {
         (Ok(Some(data)), Operation::BlockStatus { .. }) => replies.block_status(&request, data),
         (Ok(Some(data)), _) => replies.data(&request, data),

@@ -3,14 +3,16 @@
 //! # Promises
 //! - Connections are accepted on shard 0; the n-th one is served on shard n mod the number of shards, through that
 //!   shard's own handles, which are opened once per shard and export.
-//! - There are never more than `max_connections`; who comes then is closed at once.
+//! - There are never more than `max_connections`; who comes then is closed at once. Together they hold at most
+//!   [`BUFFER_BYTES`] of requests and replies, beside 512 KiB for each of them.
 //! - [`Server::stop`] takes no new clients, lets requests in flight end (for at most [`STOP_LIMIT`]; devices always
-//!   end theirs), closes the connections, drops the handles and removes the unix socket's file.
-//! - A socket's file that nobody listens on any more is replaced; one that is in use, and anything that isn't a
-//!   socket, is left alone and refused.
+//!   end theirs), closes the connections and drops the handles.
+//! - A unix socket's file is taken and removed as [`runtime::net`] promises: one that a killed server left is replaced;
+//!   anything else at its path stays and is an error.
 //!
 //! What happens on a connection is left to `connection`.
 
+use super::budget::Budget;
 use super::connection::{End, Watch, serve};
 use super::export::Export;
 use super::negotiation::ExportDescription;
@@ -23,7 +25,6 @@ use serde_json::json;
 use std::cell::{Cell, RefCell};
 use std::collections::BTreeMap;
 use std::future::poll_fn;
-use std::path::Path;
 use std::pin::pin;
 use std::rc::Rc;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
@@ -33,6 +34,8 @@ use std::time::Duration;
 
 /// How long clients may take to fetch their last replies when the server stops.
 pub const STOP_LIMIT: Duration = Duration::from_secs(10);
+/// Bytes of requests and replies that all connections of a server together hold at most, beyond 512 KiB each.
+pub const BUFFER_BYTES: u64 = 256 << 20;
 /// How often deadlines are looked at.
 const WATCH_INTERVAL: Duration = Duration::from_secs(1);
 /// How long the server waits when the system has no room for another connection.
@@ -71,6 +74,8 @@ struct Running {
     stop: StopSource,
     /// Hears when the listener is closed.
     closed: StopToken,
+    /// Error of closing the listener.
+    close_failure: Arc<OnceLock<Error>>,
 }
 
 struct Shared {
@@ -83,6 +88,7 @@ struct Shared {
     read_only: Vec<bool>,
     /// Made at the first start, when the number of shards is known.
     exports: OnceLock<Vec<Export>>,
+    budget: Arc<Budget>,
     connections: AtomicUsize,
     refused: AtomicU64,
     cut_off: AtomicU64,
@@ -153,6 +159,7 @@ impl Server {
             read_only: config.exports.iter().map(|export| export.read_only).collect(),
             devices: config.exports.into_iter().map(|export| export.device).collect(),
             exports: OnceLock::new(),
+            budget: Arc::new(Budget::new(BUFFER_BYTES)),
             connections: AtomicUsize::new(0),
             refused: AtomicU64::new(0),
             cut_off: AtomicU64::new(0),
@@ -185,12 +192,17 @@ impl Server {
         }
         let stop = StopSource::new();
         let closed = StopSource::new();
+        let close_failure = Arc::new(OnceLock::new());
         let (shared, token, closed_token) = (self.shared.clone(), stop.token(), closed.token());
+        let failure = close_failure.clone();
         let listening = runtime::spawn_on(ShardIndex(0), move || async move {
-            let listener = listen(&shared.address).await?;
+            let listener = Listener::replace_stale(&shared.address).await?;
             let address = listener.local_address().clone();
             runtime::spawn(async move {
-                accept(shared, listener, token).await;
+                accept(shared, &listener, token).await;
+                if let Err(error) = listener.close().await {
+                    let _ = failure.set(error);
+                }
                 closed.stop();
             })
             .detach();
@@ -198,7 +210,7 @@ impl Server {
         });
         match listening.await.and_then(|listening| listening) {
             Ok(address) => {
-                *self.running() = Some(Running { address, stop, closed: closed_token });
+                *self.running() = Some(Running { address, stop, closed: closed_token, close_failure });
                 Ok(())
             }
             Err(error) => {
@@ -211,16 +223,13 @@ impl Server {
     /// Ends serving. Nothing to do where it isn't running.
     ///
     /// # Errors
-    /// Those of the kernel when it removes the socket's file; everything else is done nevertheless.
+    /// Those of [`Listener::close`]; everything else is done nevertheless.
     pub async fn stop(&self) -> Result<()> {
         let Some(running) = self.running().take() else { return Ok(()) };
         running.stop.stop();
         running.closed.stopped().await;
         self.close_parts().await;
-        match &running.address {
-            Address::Unix(path) => runtime::file::unlink(path).await,
-            Address::Tcp(_) => Ok(()),
-        }
+        running.close_failure.get().map_or(Ok(()), |error| Err(error.clone()))
     }
 
     async fn close_parts(&self) {
@@ -260,6 +269,9 @@ impl Server {
         status.insert("max_connections".into(), json!(shared.max_connections));
         status.insert("refused_connections".into(), json!(shared.refused.load(Ordering::Relaxed)));
         status.insert("cut_off_connections".into(), json!(shared.cut_off.load(Ordering::Relaxed)));
+        status.insert("buffer_bytes".into(), json!(shared.budget.taken()));
+        status.insert("max_buffer_bytes".into(), json!(shared.budget.bytes()));
+        status.insert("waiting_connections".into(), json!(shared.budget.waiting()));
         let exports = shared.exports.get().map(Vec::as_slice).unwrap_or_default();
         let named = shared.descriptions.iter().zip(exports);
         let exports =
@@ -302,7 +314,7 @@ async fn close_part(id: u64) {
     let Some(part) = part_of(id) else { return };
     let watches = |part: &ShardPart| part.connections.borrow().values().cloned().collect::<Vec<_>>();
     for watch in watches(&part) {
-        watch.stopping.set(true);
+        watch.stop();
         // It may be closed already.
         let _ = watch.stream.shutdown(Shutdown::Read).await;
     }
@@ -326,46 +338,8 @@ impl ShardPart {
     }
 }
 
-/// Binds, in place of a socket's file that nobody listens on any more.
-/// How long the socket of a server that was killed may still seem to be in use.
-const RESTART_LIMIT: Duration = Duration::from_secs(1);
-
-async fn listen(address: &Address) -> Result<Listener> {
-    if let Address::Unix(path) = address {
-        let removed =
-            runtime::retry_while_busy(RESTART_LIMIT, async || remove_stale_socket(address, path).await);
-        removed.await?;
-    }
-    Listener::bind(address)
-}
-
-async fn remove_stale_socket(address: &Address, path: &Path) -> Result<()> {
-    let refused = |what: &str| {
-        let path = path.display();
-        Err(Error::already_exists(format!(
-            "socket {path}: {what} of this name; remove it or choose another name"
-        )))
-    };
-    match runtime::file::metadata(path) {
-        Err(Error::NotFound(_)) => return Ok(()),
-        Err(error) => return Err(error),
-        Ok(found) if found.is_file => return refused("there is a regular file"),
-        Ok(found) if found.is_directory => return refused("there is a directory"),
-        Ok(found) if found.is_block_device => return refused("there is a block device"),
-        Ok(_) => {}
-    }
-    match Stream::connect(address).await {
-        Ok(_) => Err(Error::busy(format!(
-            "socket {}: another server listens there; stop it or choose another name",
-            path.display()
-        ))),
-        Err(error) if error.errno() == libc::ECONNREFUSED => runtime::file::unlink(path).await,
-        Err(error) => Err(error),
-    }
-}
-
 /// Takes connections until it is told to stop.
-async fn accept(shared: Arc<Shared>, listener: Listener, stop: StopToken) {
+async fn accept(shared: Arc<Shared>, listener: &Listener, stop: StopToken) {
     let mut stopped = pin!(stop.stopped());
     let mut count = 0;
     loop {
@@ -432,12 +406,7 @@ async fn run_connection(remote: RemoteStream, place: Place) {
     let Some(part) = part_of(place.0.id) else { return };
     let number = part.next_connection.get();
     part.next_connection.set(number + 1);
-    let watch = Rc::new(Watch {
-        stream: remote.into_stream(),
-        deadline: Cell::new(None),
-        expired: Cell::new(false),
-        stopping: Cell::new(false),
-    });
+    let watch = Rc::new(Watch::new(remote.into_stream()));
     part.connections.borrow_mut().insert(number, watch.clone());
     if !part.watching.replace(true) {
         runtime::spawn(keep_watch(part.clone())).detach();
@@ -446,11 +415,12 @@ async fn run_connection(remote: RemoteStream, place: Place) {
     let devices = part.devices.borrow().clone();
     let served: Vec<(&Export, &dyn Device)> =
         exports.iter().zip(devices.iter().map(|device| &**device)).collect();
-    let end = serve(&watch, &part.shared.descriptions, &served, runtime::current_shard().0).await;
+    let shared = &part.shared;
+    let end = serve(&watch, &shared.descriptions, &served, &shared.budget, runtime::current_shard().0).await;
     match end {
         End::Goodbye | End::Stopped => tracing::debug!("{}: {end}", part.shared.address),
         End::HungUp | End::Lost(_) => tracing::info!("{}: {end}", part.shared.address),
-        End::Silent | End::Violation(_) => {
+        End::Silent | End::Stalled | End::Violation(_) => {
             part.shared.cut_off.fetch_add(1, Ordering::Relaxed);
             tracing::warn!("{}: {end}", part.shared.address);
         }
@@ -461,21 +431,20 @@ async fn run_connection(remote: RemoteStream, place: Place) {
     part.ended.notify_all();
 }
 
-/// Cuts off the connections of this shard whose deadline has passed, as long as there are any.
+/// Cuts off the connections of this shard whose deadline has passed or whose client takes nothing, as long as there are
+/// any.
 async fn keep_watch(part: Rc<ShardPart>) {
     while !part.connections.borrow().is_empty() {
         runtime::sleep(WATCH_INTERVAL).await;
         let now = runtime::now();
-        let overdue = |watch: &Rc<Watch>| {
-            let late = watch.deadline.get().is_some_and(|deadline| deadline <= now);
-            late && !watch.expired.get()
-        };
-        let late: Vec<_> =
-            part.connections.borrow().values().filter(|watch| overdue(watch)).cloned().collect();
-        for watch in late {
-            watch.expired.set(true);
-            // It may be closed already.
-            let _ = watch.stream.shutdown(Shutdown::Both).await;
+        let watches: Vec<_> = part.connections.borrow().values().cloned().collect();
+        for watch in watches {
+            watch.check_send(now);
+            let is_late = watch.deadline.get().is_some_and(|deadline| deadline <= now);
+            if is_late && !watch.expired.replace(true) {
+                // It may be closed already.
+                let _ = watch.stream.shutdown(Shutdown::Both).await;
+            }
         }
     }
     part.watching.set(false);

@@ -19,6 +19,8 @@ use std::task::{Context, Poll};
 
 /// How many extents one reply names at most; the client asks again for the rest.
 const MOST_EXTENTS: usize = 4096;
+/// Bytes of the longest reply to a block status.
+pub(super) const MOST_STATUS_BYTES: u64 = 4 + 8 * MOST_EXTENTS as u64;
 
 /// Where requests of a connection go.
 #[derive(Clone, Copy)]

@@ -43,6 +43,32 @@ fn requests_in_flight_are_answered_before_the_server_stops() {
     });
 }
 
+/// What lies there isn't the server's: at the start, and at the end.
+#[test]
+fn only_the_own_socket_is_removed() {
+    let (folder, address) = socket();
+    let path = folder.path().join("nbd.sock");
+    run(1, move || async move {
+        let server = server(&address, vec![export("disk", ram(1 << 20, 512))]);
+        let made = std::process::Command::new("mkfifo").arg(&path).status().expect("mkfifo runs");
+        assert!(made.success());
+        let error = server.start().await.expect_err("a FIFO is there");
+        assert_eq!(error.errno(), libc::EEXIST, "{error}");
+        for expected in ["nbd.sock", "a FIFO", "remove it"] {
+            assert!(error.to_string().contains(expected), "{error}");
+        }
+        assert!(path.exists(), "the FIFO is still there");
+        std::fs::remove_file(&path).expect("removed");
+
+        server.start().await.expect("it starts");
+        std::fs::remove_file(&path).expect("removed");
+        let other = std::os::unix::net::UnixListener::bind(&path).expect("bound");
+        server.stop().await.expect("it stops");
+        assert!(path.exists(), "another server's socket is still there");
+        drop(other);
+    });
+}
+
 /// What is below is closed next, and must not find its handles in use: not after a client that was there until then, and not
 /// after one that has just gone.
 #[test]

@@ -3,6 +3,7 @@
 mod hostile;
 mod kinds;
 mod lifecycle;
+mod memory;
 mod requests;
 mod silence;
 mod support;

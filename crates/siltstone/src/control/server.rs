@@ -12,14 +12,14 @@
 use super::operated::{OperatedStack, hello};
 use super::place::Place;
 use super::protocol::{self, Answer, Lines, Refusal, Request};
-use super::socket::{self, SocketFile};
+use super::socket;
 use block::{Buffer, Data, Error, Payload, Result};
 use runtime::net::{Listener, Stream};
 use runtime::sync::{Notify, StopSource, StopToken};
 use runtime::{Instant, JoinHandle};
 use std::cell::{Cell, OnceCell};
 use std::future::poll_fn;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::pin::pin;
 use std::rc::Rc;
 use std::task::Poll;
@@ -42,7 +42,7 @@ const PIECE: usize = 16 << 10;
 
 /// A control socket that is listened on.
 pub struct ControlServer {
-    file: Option<SocketFile>,
+    path: Option<PathBuf>,
     shared: Rc<Shared>,
     stop: StopSource,
     accepting: JoinHandle<()>,
@@ -63,12 +63,12 @@ impl ControlServer {
     /// # Errors
     /// [`Error::Busy`] where a live server listens there; those of the kernel.
     pub async fn start(place: &Place) -> Result<ControlServer> {
-        let (file, listener) = socket::take(place).await?;
-        tracing::info!("control socket {}", file.path().display());
-        Ok(Self::listening(Some(file), listener))
+        let (path, listener) = socket::take(place).await?;
+        tracing::info!("control socket {}", path.display());
+        Ok(Self::listening(Some(path), listener))
     }
 
-    fn listening(file: Option<SocketFile>, listener: Listener) -> ControlServer {
+    fn listening(path: Option<PathBuf>, listener: Listener) -> ControlServer {
         let stop = StopSource::new();
         let shared = Rc::new(Shared {
             stack: OnceCell::new(),
@@ -77,7 +77,7 @@ impl ControlServer {
             stop: stop.token(),
         });
         let accepting = runtime::spawn(accept(shared.clone(), listener));
-        ControlServer { file, shared, stop, accepting }
+        ControlServer { path, shared, stop, accepting }
     }
 
     /// The stack is open: from now on it is asked.
@@ -88,16 +88,13 @@ impl ControlServer {
 
     /// The socket's file.
     pub fn path(&self) -> Option<&Path> {
-        self.file.as_ref().map(SocketFile::path)
+        self.path.as_deref()
     }
 
     /// Ends it, and lets go of the stack.
     pub async fn stop(self) {
         self.stop.stop();
         self.accepting.await;
-        if let Some(file) = self.file {
-            file.give_back();
-        }
         while self.shared.clients.get() > 0 {
             self.shared.gone.notified().await;
         }
@@ -138,6 +135,9 @@ async fn accept(shared: Rc<Shared>, listener: Listener) {
                 unless_stopped(&shared.stop, runtime::sleep(ACCEPT_PAUSE)).await;
             }
         }
+    }
+    if let Err(error) = listener.close().await {
+        tracing::warn!("the control socket: {error}");
     }
 }
 

@@ -441,7 +441,7 @@ fn where_a_socket_is_and_who_may_use_it() {
             false => std::fs::create_dir(user.path(name)).unwrap(),
         }
         let refused = user.run(&["serve", "ram(1MiB)", "--nbd", "unix:vol.sock", "--control", name]);
-        assert!(refused.code == Some(1) && refused.stderr.contains("is no socket"), "{refused:?}");
+        assert!(refused.code == Some(1) && refused.stderr.contains("not a socket"), "{refused:?}");
         assert!(!std::fs::metadata(user.path(name)).unwrap().file_type().is_socket());
     }
     // An XDG_RUNTIME_DIR in which no socket's name would fit is passed over.

@@ -1,0 +1,154 @@
+//! Clients that fetch no replies: how much the server holds for all of them, and for how long.
+
+use crate::support::{Raw, SlowDisk, export, ram, run, server, socket};
+use doors::nbd::protocol::{Request, command};
+use doors::nbd::server::Server;
+use runtime::net::Address;
+use runtime::{Simulation, simulate};
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+use std::time::Duration;
+
+const MIB: u32 = 1 << 20;
+
+/// Asks for so many reads and fetches nothing.
+async fn ask(raw: &Raw, count: usize, length: u32) {
+    let request = Request { flags: 0, command: command::READ, cookie: 0xABCD, offset: 0, length };
+    raw.send(&request.encode().repeat(count)).await;
+}
+
+/// Waits until this many reads have ended, and some more turns for any that shouldn't be there.
+async fn settled(disk: &SlowDisk, reads: u64) {
+    while disk.controls.ended.load(Ordering::SeqCst) < reads {
+        runtime::yield_now().await;
+    }
+    for _ in 0..2000 {
+        runtime::yield_now().await;
+    }
+}
+
+/// 24 clients ask for 24 MiB each: 576 MiB, of which the server reads 256 MiB, and 512 KiB for each client.
+#[test]
+fn all_clients_together_are_held_back() {
+    let (_folder, address) = socket();
+    run(2, move || async move {
+        let disk = SlowDisk::new(2048, 4096);
+        let config = doors::nbd::server::ServerConfig {
+            address: address.clone(),
+            exports: vec![export("disk", disk.clone())],
+            max_connections: 32,
+        };
+        let server = Server::new(config).expect("valid");
+        server.start().await.expect("it starts");
+        let mut clients = Vec::new();
+        for _ in 0..24 {
+            let client = Raw::open(&address, "disk", true).await;
+            ask(&client, 3, 8 * MIB).await;
+            clients.push(client);
+        }
+        settled(&disk, 32).await;
+        let begun = disk.controls.begun.load(Ordering::SeqCst);
+        assert!(begun <= (256 + 12) / 8, "{begun} reads of 8 MiB");
+        let status = server.status();
+        let held = status["buffer_bytes"].as_u64().expect("a number");
+        assert!(held <= 256 << 20 && status["waiting_connections"].as_u64() > Some(0), "{status:?}");
+        // Whoever asks for little is served as if they weren't there.
+        let raw = Raw::open(&address, "disk", true).await;
+        assert_eq!(raw.call(command::READ, 0, 0, 4096, &[]).await, Ok(vec![0; 4096]));
+        // And each of them, as soon as they fetch what they asked for, or hang up.
+        clients.truncate(8);
+        let fetching = clients.into_iter().map(|client| {
+            runtime::spawn(async move {
+                for _ in 0..3 {
+                    assert_eq!(
+                        client.reply(command::READ, 8 * MIB).await.map(|data| data.len()),
+                        Ok(8 << 20)
+                    );
+                }
+            })
+        });
+        runtime::join_all(fetching.collect::<Vec<_>>()).await;
+        assert_eq!(server.status()["buffer_bytes"], 0);
+        server.stop().await.expect("it stops");
+    });
+}
+
+/// Runs a test in a simulated world of two shards, with a server that was started.
+fn in_simulation<Fut: Future<Output = ()> + 'static>(
+    seed: u64,
+    test: impl FnOnce(Address, Arc<Server>) -> Fut + Send + 'static,
+) {
+    println!("seed {seed}");
+    let simulated = simulate(Simulation::new(seed).with_shards(2), move || async move {
+        let address: Address = "127.0.0.1:10809".parse().expect("an address");
+        let server = server(&address, vec![export("disk", ram(64 << 20, 4096))]);
+        server.start().await.expect("it starts");
+        test(address, server.clone()).await;
+        server.stop().await.expect("it stops");
+    });
+    simulated.expect("the simulation ends");
+}
+
+#[test]
+fn a_client_that_takes_nothing_is_cut_off_and_no_other() {
+    for seed in 71..74 {
+        in_simulation(seed, |address, server| async move {
+            let idle = Raw::open(&address, "disk", true).await;
+            let slow = Raw::open(&address, "disk", true).await;
+            ask(&slow, 1, MIB).await;
+            let stalled = Raw::open(&address, "disk", true).await;
+            ask(&stalled, 4, MIB).await;
+            let begin = runtime::now();
+            // Some bytes every fifty seconds, for half an hour.
+            let mut head = slow.receive(28).await;
+            let mut data = Vec::new();
+            while runtime::now() - begin < Duration::from_secs(1800) {
+                runtime::sleep(Duration::from_secs(50)).await;
+                data.extend(slow.receive(100).await);
+                let seconds = (runtime::now() - begin).as_secs();
+                match server.connections() {
+                    3 => assert!(seconds <= 150, "still there after {seconds} s"),
+                    connections => assert!(connections == 2 && seconds >= 60, "{connections}, {seconds} s"),
+                }
+            }
+            data.extend(slow.receive((MIB as usize) - data.len()).await);
+            assert!(data.iter().all(|byte| *byte == 0) && head.split_off(8)[..8] == 0xABCD_u64.to_be_bytes());
+            for raw in [&slow, &idle] {
+                assert_eq!(raw.call(command::READ, 0, 0, 3, &[]).await, Ok(vec![0; 3]));
+            }
+            assert!(stalled.is_closed().await);
+            let status = server.status();
+            assert_eq!((&status["cut_off_connections"], &status["buffer_bytes"]), (&1.into(), &0.into()));
+        });
+    }
+}
+
+#[test]
+fn a_client_that_waits_for_memory_gets_it_when_others_are_cut_off() {
+    for stops in [false, true] {
+        in_simulation(81, move |address, server| async move {
+            let mut hoarders = Vec::new();
+            for _ in 0..5 {
+                let raw = Raw::open(&address, "disk", true).await;
+                ask(&raw, 2, 32 * MIB).await;
+                hoarders.push(raw);
+            }
+            let waiting = Raw::open(&address, "disk", true).await;
+            ask(&waiting, 1, 32 * MIB).await;
+            while server.status()["waiting_connections"] != 2 {
+                runtime::sleep(Duration::from_millis(1)).await;
+            }
+            let begin = runtime::now();
+            if stops {
+                server.stop().await.expect("it stops");
+                assert!(waiting.is_closed().await);
+                assert!((runtime::now() - begin).as_secs() <= 11, "at most what the last replies get");
+            } else {
+                let reply = waiting.reply(command::READ, 32 * MIB).await;
+                assert_eq!(reply.map(|data| data.len()), Ok(32 << 20));
+                let seconds = (runtime::now() - begin).as_secs();
+                assert!((60..=130).contains(&seconds), "{seconds} s");
+            }
+        });
+    }
+}

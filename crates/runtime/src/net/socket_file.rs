@@ -1,0 +1,197 @@
+//! The files of unix sockets: taken before a server listens, removed when it stops.
+//!
+//! # Promises
+//! - A socket that no process listens on is replaced. Anything else at the path stays, and is an error that names the
+//!   path, what is there and what to do.
+//! - [`Listener::close`] removes the inode that its own bind created, and no other.
+//! - Both happen under a lock (flock) of the folder, so that servers that start or stop at the same time never remove
+//!   each other's socket. The wait for the lock is bounded by [`LOCK_LIMIT`].
+//!
+//! Left to others: programs that don't take the lock.
+
+use super::{Address, Listener, SocketAddress, new_socket};
+use crate::simulated;
+use crate::timer::retry_while_busy;
+use block::{Error, Result};
+use rustix::fs::{FlockOperation, Mode, flock};
+use rustix::io::Errno;
+use std::fs::{File, FileType};
+use std::io::ErrorKind;
+use std::os::fd::AsRawFd;
+use std::os::unix::fs::{FileTypeExt, MetadataExt};
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+/// Longest wait for the lock of a folder, and for the socket of a killed process to stop taking connections.
+pub const LOCK_LIMIT: Duration = Duration::from_secs(1);
+
+/// The inode that a bind has created. Its number isn't used again as long as the socket is open.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(super) struct SocketFile {
+    path: PathBuf,
+    device: u64,
+    inode: u64,
+}
+
+/// A locked folder for sockets. Dropping it unlocks the folder.
+#[derive(Debug)]
+pub struct SocketFolder {
+    /// Holds the lock.
+    _folder: File,
+}
+
+impl SocketFolder {
+    /// Locks a folder, without waiting.
+    ///
+    /// # Errors
+    /// [`Error::Busy`] where another process, or another part of this one, holds the lock; those of the kernel.
+    pub fn lock(folder: &Path) -> Result<SocketFolder> {
+        let name = folder.display();
+        let file =
+            File::open(folder).map_err(|error| Error::from_io(&error, &format!("opening folder {name}")))?;
+        match flock(&file, FlockOperation::NonBlockingLockExclusive) {
+            Ok(()) => Ok(SocketFolder { _folder: file }),
+            Err(Errno::WOULDBLOCK) => Err(Error::busy(format!(
+                "folder \"{name}\": locked by another process; expected a lock (flock) that is free within \
+                 {LOCK_LIMIT:?}; end that process, or choose a path in another folder"
+            ))),
+            Err(error) => Err(Error::from_io(&error.into(), &format!("locking folder {name}"))),
+        }
+    }
+
+    /// Locks the folder of a path, as [`lock`](Self::lock) does.
+    ///
+    /// # Errors
+    /// Those of [`lock`](Self::lock).
+    pub fn of(path: &Path) -> Result<SocketFolder> {
+        let folder = path.parent().filter(|folder| !folder.as_os_str().is_empty());
+        SocketFolder::lock(folder.unwrap_or(Path::new(".")))
+            .map_err(|error| error.in_context(format_args!("socket \"{}\"", path.display())))
+    }
+
+    /// Listens on a unix socket in this folder, in place of one that no process listens on. With `mode` the file has
+    /// these permissions, less the umask, from its first moment on.
+    ///
+    /// # Errors
+    /// [`Error::Busy`] where a process listens there; [`Error::AlreadyExists`] where something else has the path;
+    /// those of the kernel.
+    pub fn listen(&self, path: &Path, mode: Option<u32>) -> Result<Listener> {
+        self.remove_stale(path)?;
+        let mut listener = Listener::bind_with(&Address::Unix(path.to_owned()), |socket| {
+            // The file inherits the socket's own permissions.
+            mode.map_or(Ok(()), |mode| rustix::fs::fchmod(socket, Mode::from_raw_mode(mode)))
+        })?;
+        let found = std::fs::symlink_metadata(path).map_err(|error| named(path, &error, "looking at it"))?;
+        listener.file = Some(SocketFile { path: path.to_owned(), device: found.dev(), inode: found.ino() });
+        Ok(listener)
+    }
+
+    /// Removes a socket in this folder that no process listens on. A path without a file is no error.
+    ///
+    /// # Errors
+    /// As [`listen`](Self::listen).
+    pub fn remove_stale(&self, path: &Path) -> Result<()> {
+        let found = match std::fs::symlink_metadata(path) {
+            Err(error) if error.kind() == ErrorKind::NotFound => return Ok(()),
+            Err(error) => return Err(named(path, &error, "looking at it")),
+            Ok(found) => found,
+        };
+        if !found.file_type().is_socket() {
+            return Err(Error::already_exists(format!(
+                "socket \"{}\": not a socket: {}; expected a socket or no file; remove it or choose another path",
+                path.display(),
+                kind_of(found.file_type())
+            )));
+        }
+        if is_listened_on(path)? {
+            return Err(Error::busy(format!(
+                "socket \"{}\": a server listens there; expected no server; stop it or choose another path",
+                path.display()
+            )));
+        }
+        remove(path)
+    }
+}
+
+fn named(path: &Path, error: &std::io::Error, doing: &str) -> Error {
+    Error::from_io(error, &format!("socket \"{}\": {doing}", path.display()))
+}
+
+fn remove(path: &Path) -> Result<()> {
+    match std::fs::remove_file(path) {
+        Err(error) if error.kind() != ErrorKind::NotFound => Err(named(path, &error, "removing it")),
+        _ => Ok(()),
+    }
+}
+
+fn kind_of(file_type: FileType) -> &'static str {
+    match file_type {
+        other if other.is_file() => "a regular file",
+        other if other.is_dir() => "a directory",
+        other if other.is_symlink() => "a symbolic link",
+        other if other.is_fifo() => "a FIFO",
+        other if other.is_block_device() => "a block device",
+        other if other.is_char_device() => "a character device",
+        _ => "a file of an unknown type",
+    }
+}
+
+/// Whether a process listens on a socket: whether the kernel refuses to connect to it.
+fn is_listened_on(path: &Path) -> Result<bool> {
+    let address = Address::Unix(path.to_owned());
+    let (kernel, socket) = (SocketAddress::of(&address)?, new_socket(&address, libc::SOCK_NONBLOCK)?);
+    // SAFETY: the address is valid for its length during the call.
+    if unsafe { libc::connect(socket.as_raw_fd(), kernel.as_ptr(), kernel.len()) } == 0 {
+        return Ok(true);
+    }
+    let error = std::io::Error::last_os_error();
+    match error.raw_os_error() {
+        Some(libc::ECONNREFUSED | libc::ENOENT) => Ok(false),
+        // Its queue of connections is full, or it is a socket for datagrams.
+        Some(libc::EAGAIN | libc::EPROTOTYPE) => Ok(true),
+        _ => Err(named(path, &error, "connecting to it")),
+    }
+}
+
+impl SocketFile {
+    fn remove_if_own(&self) -> Result<()> {
+        let _locked = SocketFolder::of(&self.path)?;
+        let is_own = std::fs::symlink_metadata(&self.path)
+            .is_ok_and(|found| (found.dev(), found.ino()) == (self.device, self.inode));
+        if is_own { remove(&self.path) } else { Ok(()) }
+    }
+}
+
+impl Listener {
+    /// Listens as [`bind`](Self::bind) does; on a unix socket in place of a file that a killed process left, and
+    /// [`close`](Self::close) removes the file.
+    ///
+    /// # Errors
+    /// Those of [`SocketFolder::listen`], [`Error::Busy`] after at most [`LOCK_LIMIT`].
+    pub async fn replace_stale(address: &Address) -> Result<Listener> {
+        match address {
+            Address::Unix(path) if simulated::current_world().is_none() => {
+                retry_while_busy(LOCK_LIMIT, async || SocketFolder::of(path)?.listen(path, None)).await
+            }
+            _ => Listener::bind(address),
+        }
+    }
+
+    /// Stops listening. Removes the file of a unix socket that [`replace_stale`](Self::replace_stale) or
+    /// [`SocketFolder::listen`] has created, unless another file has its path by now.
+    ///
+    /// # Errors
+    /// The socket is closed, and its file is still there: [`Error::Busy`] where the folder was locked for
+    /// [`LOCK_LIMIT`]; those of the kernel.
+    pub async fn close(self) -> Result<()> {
+        // The socket is open until the end: the inode's number is its own as long as it is.
+        match &self.file {
+            Some(file) => retry_while_busy(LOCK_LIMIT, async || file.remove_if_own()).await,
+            None => Ok(()),
+        }
+    }
+}
+
+#[cfg(test)]
+#[path = "socket_file_tests.rs"]
+mod tests;
