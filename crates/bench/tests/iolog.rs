@@ -69,9 +69,7 @@ impl World {
     fn plan(&self, text: &str) -> Outcome {
         let plan = Plan::parse("p.toml", text).expect("the plan is right");
         let observer: Arc<dyn Observer> = Arc::new(Nobody);
-        Benchmark::of_plan("p.toml", plan, self.setting())
-            .expect("it can be run")
-            .run(&observer, &Stop::new())
+        Benchmark::of_plan(plan, self.setting()).expect("it can be run").run(&observer, &Stop::new())
     }
 
     /// What fio says of the same job, on this file.

@@ -81,7 +81,7 @@ impl Root {
         writer.bytes(MAGIC);
         writer.u32(if self.home.is_some() { VERSION_AT_HOME } else { VERSION });
         writer.u32(self.block_size.bytes() as u32);
-        writer.bytes(&self.identity.uuid.0);
+        writer.bytes(self.identity.uuid.as_bytes());
         writer.u64(self.identity.key);
         writer.u32(self.zone_blocks);
         writer.u32(self.zones);
@@ -125,7 +125,7 @@ impl Root {
         let block_size = BlockSize::new(u64::from(reader.u32()?))?;
         let mut uuid = [0; 16];
         uuid.copy_from_slice(reader.bytes(16)?);
-        let identity = Identity { uuid: Uuid(uuid), key: reader.u64()? };
+        let identity = Identity { uuid: Uuid::from_bytes(uuid), key: reader.u64()? };
         let (zone_blocks, zones) = (reader.u32()?, reader.u32()?);
         let (epoch, clean) = (reader.u64()?, reader.u32()? != 0);
         let sequences = |reader: &mut Reader<'_>| -> Result<[u64; REPLAYED]> {
@@ -360,7 +360,7 @@ mod tests {
 
     fn root() -> Root {
         Root {
-            identity: Identity { uuid: Uuid([3; 16]), key: 4 },
+            identity: Identity { uuid: Uuid::from_bytes([3; 16]), key: 4 },
             block_size: BlockSize::default(),
             zone_blocks: 15,
             zones: 20,

@@ -258,9 +258,9 @@ fn plans() {
         &[("p.toml", TYPOS)],
         &["bench", "p.toml"],
         r#"
-p.toml:3:1: [plan]: unknown key "repetitoins"; did you mean "repetitions"? (known: name, title, repetitions, warm_up, published_in)
-p.toml:7:6: rw=randraed: expected one of read, write, trim, randread, randwrite, randtrim, rw, readwrite, randrw; did you mean "randread"?
-p.toml:8:1: option "iodpeth" is not known; did you mean "iodepth"?
+p.toml:3:1: [plan]: unknown key "repetitoins": did you mean "repetitions"? (known: name, title, repetitions, warm_up, published_in)
+p.toml:7:6: rw=randraed: expected one of read, write, trim, randread, randwrite, randtrim, rw, readwrite, randrw: did you mean "randread"?
+p.toml:8:1: option "iodpeth" is not known: did you mean "iodepth"?
 p.toml:10:12: there is no subject "foi" (known: ram)"#,
     );
     refused(
@@ -279,7 +279,7 @@ p.toml:9:8: [stack.nothing]: FOLDER/none.toml: can't read this stack file: No su
         &[("p.toml", "")],
         &["bench", "p.toml"],
         r#"
-p.toml:1:1: a plan needs at least one [workload.NAME] and one [stack.NAME] or [peer.NAME]"#,
+p.toml: a plan needs at least one [workload.NAME] and one [stack.NAME] or [peer.NAME]"#,
     );
     refused(
         &[],
@@ -317,7 +317,7 @@ p.toml: --full: this plan has no [full] that says what that changes"#,
         &[("p.toml", &format!("{good}\n[full.workload.raed]\nruntime = \"5m\"\n"))],
         &["bench", "p.toml"],
         r#"
-p.toml:13:16: [full.workload]: the plan has no workload "raed"; did you mean "read"? (known: read)"#,
+p.toml:13:16: [full.workload]: the plan has no workload "raed": did you mean "read"? (known: read)"#,
     );
 }
 

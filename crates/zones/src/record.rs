@@ -10,7 +10,7 @@
 //!
 //! Decoding takes any bytes: it never panics, and what isn't exactly right is refused.
 
-use crate::on_device::format::Uuid;
+use crate::on_device::format::{Uuid, draw_uuid};
 use block::{Error, Result};
 use crc_fast::{CrcAlgorithm, Digest, checksum};
 use zerocopy::little_endian::{U16, U32, U64};
@@ -35,7 +35,7 @@ pub struct Identity {
 impl Identity {
     /// A new one, from the runtime's source of chance.
     pub fn draw() -> Self {
-        Identity { uuid: Uuid::draw(), key: runtime::random_u64() }
+        Identity { uuid: draw_uuid(), key: runtime::random_u64() }
     }
 }
 
@@ -124,7 +124,7 @@ impl Header {
             version: VERSION.into(),
             stream: self.stream.0,
             class: self.class,
-            uuid: identity.uuid.0,
+            uuid: identity.uuid.into_bytes(),
             epoch: self.epoch.into(),
             sequence: self.sequence.into(),
             after: self.after.into(),
@@ -169,7 +169,7 @@ impl<'a> Parsed<'a> {
     /// is wrong.
     pub fn decode(bytes: &'a [u8], identity: &Identity) -> Result<Self> {
         let (parsed, found) = Self::decode_unchecked(bytes)?;
-        if parsed.uuid() != identity.uuid.0 {
+        if parsed.uuid() != identity.uuid.into_bytes() {
             return Err(Error::protocol("a record of another log"));
         }
         if checksum_of(identity.key, parsed.bytes) != found {
@@ -280,7 +280,7 @@ mod tests {
     use super::*;
     use proptest::prelude::*;
 
-    const IDENTITY: Identity = Identity { uuid: Uuid([7; 16]), key: 99 };
+    const IDENTITY: Identity = Identity { uuid: Uuid::from_bytes([7; 16]), key: 99 };
 
     fn header(blocks: u32) -> Header {
         Header {
@@ -322,7 +322,7 @@ mod tests {
         let block = encoded(b"words");
         let other = Identity { key: 98, ..IDENTITY };
         assert!(matches!(Parsed::decode(&block, &other), Err(Error::Corrupt(_))));
-        let other = Identity { uuid: Uuid([8; 16]), ..IDENTITY };
+        let other = Identity { uuid: Uuid::from_bytes([8; 16]), ..IDENTITY };
         assert!(matches!(Parsed::decode(&block, &other), Err(Error::Protocol(_))));
     }
 

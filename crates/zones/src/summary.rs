@@ -82,7 +82,7 @@ impl Builder {
             magic: MAGIC,
             checksum: 0.into(),
             zone: place.zone.into(),
-            uuid: identity.uuid.0,
+            uuid: identity.uuid.into_bytes(),
             generation: place.generation.into(),
             position: place.position.into(),
             blocks: (blocks as u32).into(),
@@ -150,7 +150,7 @@ impl Summary {
         let (raw, _) = Raw::ref_from_prefix(last).map_err(|_| Error::protocol("too short for a summary"))?;
         let found =
             Place { zone: raw.zone.get(), generation: raw.generation.get(), position: raw.position.get() };
-        if raw.uuid != identity.uuid.0 || found != place {
+        if raw.uuid != identity.uuid.into_bytes() || found != place {
             return Err(Error::protocol(format!("a summary of {found:?}, expected {place:?}")));
         }
         if checksum_of(identity.key, &last[..TRAILER], before, &last[TRAILER..]) != raw.checksum.get() {
@@ -184,7 +184,7 @@ mod tests {
     use crate::on_device::format::Uuid;
     use crate::record::{Header, StreamIndex};
 
-    const IDENTITY: Identity = Identity { uuid: Uuid([7; 16]), key: 99 };
+    const IDENTITY: Identity = Identity { uuid: Uuid::from_bytes([7; 16]), key: 99 };
     const BLOCK: usize = 512;
 
     fn header(sequence: u64) -> Vec<u8> {

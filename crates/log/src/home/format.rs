@@ -168,7 +168,7 @@ impl Header {
         writer.bytes(MAGIC);
         writer.u32(VERSION);
         writer.bytes(&ORDER.to_ne_bytes());
-        writer.bytes(&self.uuid.0);
+        writer.bytes(self.uuid.as_bytes());
         writer.u32(self.zones);
         writer.u32(0);
         let places = &self.places;
@@ -234,7 +234,7 @@ impl Header {
         if !places.is_possible() || places.versions(zones) > places.state + places.state_length {
             return Err(reader.strange("names places that can't be"));
         }
-        Ok(Header { uuid: Uuid(uuid), zones, places, number, base })
+        Ok(Header { uuid: Uuid::from_bytes(uuid), zones, places, number, base })
     }
 }
 
@@ -321,7 +321,13 @@ mod tests {
     use super::*;
 
     fn header() -> Header {
-        Header { uuid: Uuid([9; 16]), zones: 300, places: Places::new(300, 1 << 20), number: 5, base: 17 }
+        Header {
+            uuid: Uuid::from_bytes([9; 16]),
+            zones: 300,
+            places: Places::new(300, 1 << 20),
+            number: 5,
+            base: 17,
+        }
     }
 
     #[test]
