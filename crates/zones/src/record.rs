@@ -97,11 +97,17 @@ pub fn sum_of(block: &[u8]) -> u32 {
     checksum(CrcAlgorithm::Crc32Iscsi, block) as u32
 }
 
-fn checksum_of(key: u64, header: &[u8]) -> u32 {
+/// CRC-32C of a log's key and these bytes, one after another: only who knows the key can make it.
+pub fn keyed_sum(key: u64, pieces: &[&[u8]]) -> u32 {
     let mut digest = Digest::new(CrcAlgorithm::Crc32Iscsi);
     digest.update(&key.to_le_bytes());
-    digest.update(&header[12..]);
+    pieces.iter().for_each(|piece| digest.update(piece));
     digest.finalize() as u32
+}
+
+/// Checksum of a header, which covers what follows its own place.
+fn checksum_of(key: u64, header: &[u8]) -> u32 {
+    keyed_sum(key, &[&header[12..]])
 }
 
 impl Header {
@@ -168,11 +174,11 @@ impl<'a> Parsed<'a> {
     /// [`Error::Protocol`] where there is no record of this log and version, [`Error::Corrupt`] for one whose checksum
     /// is wrong.
     pub fn decode(bytes: &'a [u8], identity: &Identity) -> Result<Self> {
-        let (parsed, found) = Self::decode_unchecked(bytes)?;
-        if parsed.uuid() != identity.uuid.into_bytes() {
+        let (parsed, raw) = Self::decode_unchecked(bytes)?;
+        if raw.uuid != identity.uuid.into_bytes() {
             return Err(Error::protocol("a record of another log"));
         }
-        if checksum_of(identity.key, parsed.bytes) != found {
+        if checksum_of(identity.key, parsed.bytes) != raw.checksum.get() {
             return Err(Error::corrupt(
                 "a record's header whose checksum is wrong: torn, rotten or not ours",
             ));
@@ -194,7 +200,7 @@ impl<'a> Parsed<'a> {
         Self::decode(bytes, &identity).map(|parsed| (parsed, identity))
     }
 
-    fn decode_unchecked(bytes: &'a [u8]) -> Result<(Self, u32)> {
+    fn decode_unchecked(bytes: &'a [u8]) -> Result<(Self, &'a Raw)> {
         let (raw, _) =
             Raw::ref_from_prefix(bytes).map_err(|_| Error::protocol("too short for a record's header"))?;
         if raw.magic != MAGIC {
@@ -225,13 +231,7 @@ impl<'a> Parsed<'a> {
             blocks: raw.blocks.get(),
         };
         let (sums, meta) = bytes[FIXED..].split_at(4 * blocks);
-        Ok((Parsed { header, bytes, sums, meta }, raw.checksum.get()))
-    }
-
-    fn uuid(&self) -> [u8; 16] {
-        let mut uuid = [0; 16];
-        uuid.copy_from_slice(&self.bytes[16..32]);
-        uuid
+        Ok((Parsed { header, bytes, sums, meta }, raw))
     }
 
     /// The checksum of data block `number`.

@@ -5,9 +5,8 @@
 //! bytes fill the blocks before it and what is left of it. A summary is believed only in a zone that is full: then
 //! everything in it was durable before it was marked as full.
 
-use crate::record::{Identity, Parsed};
+use crate::record::{Identity, Parsed, keyed_sum};
 use block::{Error, Result};
-use crc_fast::{CrcAlgorithm, Digest};
 use zerocopy::little_endian::{U32, U64};
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
 
@@ -95,18 +94,9 @@ impl Builder {
         last[..TRAILER].copy_from_slice(raw.as_bytes());
         let rest = &self.bytes[in_front..];
         last[TRAILER..TRAILER + rest.len()].copy_from_slice(rest);
-        let sum = checksum_of(identity.key, &last[..TRAILER], before, &last[TRAILER..]);
+        let sum = keyed_sum(identity.key, &[&last[12..TRAILER], before, &last[TRAILER..]]);
         last[8..12].copy_from_slice(&sum.to_le_bytes());
     }
-}
-
-fn checksum_of(key: u64, trailer: &[u8], before: &[u8], rest: &[u8]) -> u32 {
-    let mut digest = Digest::new(CrcAlgorithm::Crc32Iscsi);
-    digest.update(&key.to_le_bytes());
-    digest.update(&trailer[12..]);
-    digest.update(before);
-    digest.update(rest);
-    digest.finalize() as u32
 }
 
 /// Says how many blocks the summary takes whose last block this is, the last that was written to its zone.
@@ -153,7 +143,7 @@ impl Summary {
         if raw.uuid != identity.uuid.into_bytes() || found != place {
             return Err(Error::protocol(format!("a summary of {found:?}, expected {place:?}")));
         }
-        if checksum_of(identity.key, &last[..TRAILER], before, &last[TRAILER..]) != raw.checksum.get() {
+        if keyed_sum(identity.key, &[&last[12..TRAILER], before, &last[TRAILER..]]) != raw.checksum.get() {
             return Err(Error::corrupt(format!("the summary of zone {} has a wrong checksum", place.zone)));
         }
         let length = raw.length.get() as usize;

@@ -5,11 +5,10 @@
 
 use super::Words;
 use block::{Buffer, Error, Payload, Result};
-use crc_fast::{CrcAlgorithm, Digest};
 use zerocopy::little_endian::{U32, U64};
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
 use zones::on_device::format::Uuid;
-use zones::record::{FIXED, Identity};
+use zones::record::{FIXED, Identity, keyed_sum};
 use zones::sector::{self, Format, Head};
 
 /// The version of the format that this code writes.
@@ -163,10 +162,7 @@ impl Superblock {
 }
 
 fn page_crc(key: u64, bytes: &[u8]) -> u32 {
-    let mut digest = Digest::new(CrcAlgorithm::Crc32Iscsi);
-    digest.update(&key.to_le_bytes());
-    digest.update(&bytes[12..]);
-    digest.finalize() as u32
+    keyed_sum(key, &[&bytes[12..]])
 }
 
 /// The unit that holds a page with these entries, which has all changes up to record `sequence`.
