@@ -9,9 +9,9 @@ pub mod number;
 pub mod options;
 
 use crate::job::Job;
-use crate::problem::{Place, Problem, Problems};
 use number::Units;
 use options::JobOption;
+use stack::{Collector, Problem, Problems, Source, Span};
 use std::collections::{BTreeMap, BTreeSet};
 
 /// What a job file says.
@@ -36,17 +36,14 @@ impl JobFile {
         text: &str,
         variable: &dyn Fn(&str) -> Option<String>,
     ) -> Result<JobFile, Problems> {
-        let mut parser = Parser::new(variable);
-        for (index, line) in text.lines().enumerate() {
-            parser.line(index + 1, line);
-        }
+        let mut parser = Parser::new(Source::new(file, text), variable);
+        text.lines().for_each(|line| parser.line(text, line));
         parser.end_section();
-        if parser.jobs.is_empty() && parser.problems.is_empty() {
-            let message = "no job in this file: a job begins with its name in brackets, [name]".into();
-            parser.problems.push(Problem { place: Place { line: 1, column: 1 }, message });
+        if parser.jobs.is_empty() && parser.problems.count() == 0 {
+            let message = "no job in this file: a job begins with its name in brackets, [name]";
+            parser.problems.add(|| Problem::without_place(file, message));
         }
-        let job_file = JobFile { jobs: parser.jobs, notes: parser.notes };
-        Problems::or(file, parser.problems, job_file)
+        parser.problems.finish(JobFile { jobs: parser.jobs, notes: parser.notes })
     }
 }
 
@@ -55,23 +52,25 @@ struct Section {
     job: Job,
     is_global: bool,
     stonewall: bool,
-    said: BTreeMap<&'static str, Place>,
+    said: BTreeMap<&'static str, Span>,
 }
 
 struct Parser<'a> {
+    source: Source,
     variable: &'a dyn Fn(&str) -> Option<String>,
     global: Job,
-    global_said: BTreeMap<&'static str, Place>,
+    global_said: BTreeMap<&'static str, Span>,
     global_stonewall: bool,
     section: Option<Section>,
     jobs: Vec<Job>,
     notes: Vec<String>,
-    problems: Vec<Problem>,
+    problems: Collector,
 }
 
 impl<'a> Parser<'a> {
-    fn new(variable: &'a dyn Fn(&str) -> Option<String>) -> Self {
+    fn new(source: Source, variable: &'a dyn Fn(&str) -> Option<String>) -> Self {
         Parser {
+            source,
             variable,
             global: Job::new("global"),
             global_said: BTreeMap::new(),
@@ -79,12 +78,12 @@ impl<'a> Parser<'a> {
             section: None,
             jobs: Vec::new(),
             notes: Vec::new(),
-            problems: Vec::new(),
+            problems: Collector::default(),
         }
     }
 
-    fn refuse(&mut self, place: Place, message: impl Into<String>) {
-        self.problems.push(Problem { place, message: message.into() });
+    fn refuse(&mut self, span: &Span, message: impl Into<String>) {
+        self.problems.add(|| self.source.problem(span.clone(), message));
     }
 
     fn note(&mut self, note: String) {
@@ -93,17 +92,17 @@ impl<'a> Parser<'a> {
         }
     }
 
-    fn line(&mut self, line: usize, text: &str) {
-        let code = &text[..text.find([';', '#']).unwrap_or(text.len())];
+    fn line(&mut self, text: &str, line: &str) {
+        let code = &line[..line.find([';', '#']).unwrap_or(line.len())];
         let trimmed = code.trim();
-        let column = |part: &str| {
+        let span = |part: &str| {
             let start = part.as_ptr() as usize - text.as_ptr() as usize;
-            text[..start].chars().count() + 1
+            start..start + part.len()
         };
         if trimmed.is_empty() {
             return;
         }
-        let place = Place { line, column: column(trimmed) };
+        let place = &span(trimmed);
         if let Some(rest) = trimmed.strip_prefix('[') {
             self.end_section();
             match rest.strip_suffix(']').map(str::trim) {
@@ -114,9 +113,8 @@ impl<'a> Parser<'a> {
         }
         match trimmed.split_once('=') {
             Some((key, value)) => {
-                let value = value.trim();
-                let value_place = Place { line, column: column(value) };
-                self.set(key.trim(), place, Some((value, value_place)));
+                let (key, value) = (key.trim(), value.trim());
+                self.set(key, &span(key), Some((value, &span(value))));
             }
             None if trimmed.starts_with("include ") || trimmed.starts_with("include\t") => {
                 self.set("include", place, Some(("", place)));
@@ -137,7 +135,7 @@ impl<'a> Parser<'a> {
         });
     }
 
-    fn set(&mut self, key: &str, place: Place, value: Option<(&str, Place)>) {
+    fn set(&mut self, key: &str, place: &Span, value: Option<(&str, &Span)>) {
         if self.section.is_none() {
             // Without a section there is nothing to set; say it once, not for every line.
             self.refuse(
@@ -172,9 +170,9 @@ impl<'a> Parser<'a> {
         }
     }
 
-    fn apply(&mut self, option: &'static JobOption, value: &str, place: Place, value_place: Place) {
+    fn apply(&mut self, option: &'static JobOption, value: &str, place: &Span, value_place: &Span) {
         let Some(section) = &mut self.section else { return };
-        section.said.insert(option.name, place);
+        section.said.insert(option.name, place.clone());
         if let Err(message) = option.apply(&mut section.job, value, Units::Fio) {
             return self.refuse(value_place, message);
         }
@@ -221,8 +219,7 @@ impl<'a> Parser<'a> {
         }
         let names: BTreeSet<&'static str> = said.keys().copied().collect();
         for (option, message) in options::check(&job, &names) {
-            let place = said.get(option).copied().unwrap_or(Place { line: 1, column: 1 });
-            self.refuse(place, format!("[{}] {message}", job.name));
+            self.refuse(said.get(option).unwrap_or(&(0..0)), format!("[{}] {message}", job.name));
         }
         if let Some(engine) = job.ioengine.clone() {
             self.note(format!("ioengine={engine}: Siltstone's own engine stands in for it"));

@@ -1,15 +1,14 @@
-//! Workloads, histograms, plans, peers and the report.
+//! Workloads, latencies, plans, peers and the report.
 
 pub mod engine;
 pub mod environment;
-pub mod histogram;
 pub mod iolog;
 pub mod job;
 pub mod job_file;
+pub mod latency;
 pub mod matrix;
 pub mod peer;
 pub mod plan;
-pub mod problem;
 pub mod report;
 pub mod results;
 pub mod runner;

@@ -6,7 +6,7 @@
 //! points with the least and with the most load, at the middle of whatever else is a number. How a grid is drawn is
 //! left to the report.
 
-use crate::histogram::Latency;
+use crate::latency::Latency;
 use crate::results::{Measurement, Results, median};
 use crate::units;
 use std::collections::BTreeSet;

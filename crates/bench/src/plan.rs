@@ -47,8 +47,8 @@ pub use tables::TableCommand;
 use crate::job::Job;
 use crate::peer::fio::Fio;
 use crate::peer::{PLACEHOLDERS, Peer, PeerKind, Server};
-use crate::problem::{Place, Problems, did_you_mean};
-use reader::{Choice, Entry, Reader, find};
+use reader::{Choice, Entry, Reader, find, option_of, place, table_of};
+use stack::{Collector, Problem, Problems, RawValue, Source, Span, did_you_mean};
 use std::time::Duration;
 use workload::Extras;
 
@@ -86,8 +86,8 @@ pub struct StackSubject {
     pub name: String,
     /// Where it comes from.
     pub source: StackSource,
-    /// Where the source stands in the plan, for messages about it.
-    pub place: Place,
+    /// Where the source stands: `FILE:LINE:COLUMN` of the plan.
+    pub place: String,
     /// The device of a stack file that is driven; None: its top.
     pub device: Option<String>,
     /// On how many shards it runs.
@@ -163,7 +163,7 @@ pub struct RateShare {
     /// The subject whose rate it is.
     pub of: String,
     /// Where it stands in the plan.
-    pub(crate) place: Place,
+    pub(crate) span: Span,
 }
 
 /// The keys of a workload that aren't fio's.
@@ -175,26 +175,19 @@ impl Plan {
     /// # Errors
     /// Everything that is wrong with it, in the order of the text.
     pub fn parse(file: &str, text: &str) -> Result<Plan, Problems> {
-        let mut reader = Reader::default();
-        let mut document = reader.document(text);
-        let full = document.iter().position(|entry| entry.key == "full").map(|at| document.remove(at));
+        let mut reader = Reader { source: Source::new(file, text), problems: Collector::default() };
+        let mut document = stack::document(&reader.source, &mut reader.problems);
+        let full = document.iter().position(|entry| entry.key.value == "full").map(|at| document.remove(at));
         let mut plan = Plan::read(&mut reader, file, &document);
         if let Some(full) = full {
-            let mut laid = Reader::default();
-            let document = full::laid_over(&mut laid, &document, &full);
-            let mut whole = Plan::read(&mut laid, file, &document);
+            let document = full::laid_over(&mut reader, &document, &full);
+            let mut whole = Plan::read(&mut reader, file, &document);
             if whole.name == plan.name {
                 whole.name.push_str("-full");
             }
             plan.full = Some(Box::new(whole));
-            // What is wrong with both is said once.
-            for problem in laid.problems {
-                if !reader.problems.contains(&problem) {
-                    reader.problems.push(problem);
-                }
-            }
         }
-        Problems::or(file, reader.problems, plan)
+        reader.problems.finish(plan)
     }
 
     /// Reads what stands in a document, and notes what is wrong with it.
@@ -245,19 +238,19 @@ impl Plan {
         let compare = section(reader, "compare");
         plan.pairs = pairs(reader, compare, &subjects, &plan);
         for entry in entries {
-            check_name(reader, entry.place, "subject", &entry.key, &subjects);
+            check_name(reader, &entry.key.span, "subject", &entry.key.value, &subjects);
             plan.check_workload(reader, entry);
         }
-        if reader.problems.is_empty() && (plan.workloads.is_empty() || subjects.is_empty()) {
+        if reader.problems.count() == 0 && (plan.workloads.is_empty() || subjects.is_empty()) {
             let message = "a plan needs at least one [workload.NAME] and one [stack.NAME] or [peer.NAME]";
-            reader.refuse(Place { line: 1, column: 1 }, message);
+            reader.problems.add(|| Problem::without_place(file, message));
         }
         plan
     }
 
     /// Refuses published figures of a workload that isn't there.
     fn check_workload(&self, reader: &mut Reader, entry: &Entry) {
-        let published = self.published.iter().find(|published| published.subject == entry.key);
+        let published = self.published.iter().find(|published| published.subject == entry.key.value);
         let Some(name) = published.and_then(|published| published.workload.as_ref()) else { return };
         let mut known: Vec<String> = Vec::new();
         for workload in &self.workloads {
@@ -267,7 +260,7 @@ impl Plan {
                 }
             }
         }
-        check_name(reader, entry.place, "workload", name, &known);
+        check_name(reader, &entry.key.span, "workload", name, &known);
     }
 
     fn add_workload(
@@ -285,13 +278,13 @@ impl Plan {
             one_setup: reader.boolean(entries, "one_setup").unwrap_or(false),
         };
         if let Some(chosen) = reader.texts(entries, "subjects") {
-            let place = find(entries, "subjects").map_or(entry.place, |found| found.value.place);
+            let place = place(entries, "subjects", entry);
             chosen.iter().for_each(|name| check_name(reader, place, "subject", name, subjects));
             extras.subjects = Some(chosen);
         }
         let points = workload::points(reader, entry, entries, &extras);
         for share in points.iter().filter_map(|point| point.rate_share.as_ref()) {
-            check_name(reader, share.place, "subject", &share.of, subjects);
+            check_name(reader, &share.span, "subject", &share.of, subjects);
         }
         self.workloads.extend(points);
     }
@@ -358,28 +351,27 @@ impl Plan {
 fn subject_names(reader: &mut Reader, document: &[Entry]) -> Vec<String> {
     let mut names: Vec<String> = Vec::new();
     for section in ["stack", "peer"] {
-        let entries = find(document, section).map(|entry| match &entry.value.kind {
-            reader::Kind::Table(entries) => &entries[..],
-            _ => &[],
-        });
-        for entry in entries.unwrap_or_default() {
-            if names.contains(&entry.key) {
-                reader.refuse(entry.place, format!("{}: a stack and a peer of the same name", entry.key));
+        for Entry { key, .. } in subsections(document, section) {
+            if names.contains(&key.value) {
+                reader.refuse(&key.span, format!("{}: a stack and a peer of the same name", key.value));
             }
             let is_fine = |letter: char| letter.is_alphanumeric() || "-_.+ ".contains(letter);
-            if entry.key.is_empty() || !entry.key.chars().all(is_fine) {
-                reader.refuse(
-                    entry.place,
-                    format!("{:?}: expected a name of letters, digits and -_.+", entry.key),
-                );
+            if key.value.is_empty() || !key.value.chars().all(is_fine) {
+                let message = format!("{:?}: expected a name of letters, digits and -_.+", key.value);
+                reader.refuse(&key.span, message);
             }
-            names.push(entry.key.clone());
+            names.push(key.value.clone());
         }
     }
     names
 }
 
-fn check_name(reader: &mut Reader, place: Place, what: &str, name: &str, known: &[String]) {
+/// Tables inside of a section, if it is there.
+fn subsections<'a>(document: &'a [Entry], section: &str) -> &'a [Entry] {
+    find(document, section).and_then(|entry| table_of(&entry.value.value)).unwrap_or_default()
+}
+
+fn check_name(reader: &mut Reader, place: &Span, what: &str, name: &str, known: &[String]) {
     if !known.iter().any(|it| it == name) {
         let near = did_you_mean(name, known.iter().map(String::as_str));
         let list = match known {
@@ -392,39 +384,35 @@ fn check_name(reader: &mut Reader, place: Place, what: &str, name: &str, known: 
 
 fn stack(reader: &mut Reader, entry: &Entry, document: &[Entry]) -> Option<StackSubject> {
     let entries = reader.table(entry);
-    let what = format!("[stack.{}]", entry.key);
+    let what = format!("[stack.{}]", entry.key.value);
     let known = ["line", "file", "device", "shards", "fill", "format", "server", "ours"];
     reader.check_keys(&what, entries, &known);
-    let server = server_name(reader, entries, document);
+    let server = server_name(reader, entry, entries, document);
     let line = reader.text(entries, "line");
     let file = reader.text(entries, "file");
     let device = reader.text(entries, "device");
-    let place =
-        ["line", "file"].iter().find_map(|key| find(entries, key)).map_or(entry.place, |it| it.value.place);
+    let source_entry = ["line", "file"].iter().find_map(|key| find(entries, key));
+    let place = source_entry.map_or(&entry.key.span, |found| &found.value.span).start;
     let source = match (line, file) {
         (Some(line), None) => StackSource::Line(line),
         (None, Some(file)) => StackSource::File(file),
         _ => {
-            reader.refuse(
-                entry.place,
-                format!("{what}: expected either line = \"file(…)\" or file = \"stack.toml\""),
-            );
+            let message = format!("{what}: expected either line = \"file(…)\" or file = \"stack.toml\"");
+            reader.refuse(&entry.key.span, message);
             return None;
         }
     };
     if let (StackSource::Line(_), Some(_), Some(found)) = (&source, &device, find(entries, "device")) {
-        reader.refuse(
-            found.place,
-            format!("{what}: device chooses from a stack file; a line has only its top"),
-        );
+        let message = format!("{what}: device chooses from a stack file; a line has only its top");
+        reader.refuse(&found.key.span, message);
     }
     if let StackSource::Line(line) = &source {
-        check_placeholders(reader, entries, "line", &[line], server.is_some());
+        check_placeholders(reader, self::place(entries, "line", entry), "line", &[line], server.is_some());
     }
     Some(StackSubject {
-        name: entry.key.clone(),
+        name: entry.key.value.clone(),
         source,
-        place,
+        place: reader.source.place(place),
         device,
         shards: shards(reader, entries),
         fill: match reader.boolean_or(entries, "fill", "random") {
@@ -444,7 +432,7 @@ fn stack(reader: &mut Reader, entry: &Entry, document: &[Entry]) -> Option<Stack
 
 /// How many shards a stack has: a number, or as many as this machine has processors.
 fn shards(reader: &mut Reader, entries: &[Entry]) -> u32 {
-    let is_word = |entry: &&Entry| matches!(&entry.value.kind, reader::Kind::Text(text) if text == "cores");
+    let is_word = |entry: &&Entry| matches!(&entry.value.value, RawValue::Text(text) if text == "cores");
     match find(entries, "shards").filter(is_word) {
         Some(_) => std::thread::available_parallelism().map_or(1, |cores| cores.get().min(256) as u32),
         None => reader.integer(entries, "shards", 1..=1024).unwrap_or(1),
@@ -452,20 +440,16 @@ fn shards(reader: &mut Reader, entries: &[Entry]) -> u32 {
 }
 
 /// The server that a stack or a peer names.
-fn server_name(reader: &mut Reader, entries: &[Entry], document: &[Entry]) -> Option<String> {
+fn server_name(reader: &mut Reader, entry: &Entry, entries: &[Entry], document: &[Entry]) -> Option<String> {
     let server = reader.text(entries, "server")?;
-    let known: Vec<String> = match find(document, "server").map(|it| &it.value.kind) {
-        Some(reader::Kind::Table(servers)) => servers.iter().map(|it| it.key.clone()).collect(),
-        _ => Vec::new(),
-    };
-    let place = find(entries, "server").map_or(Place { line: 1, column: 1 }, |found| found.value.place);
-    check_name(reader, place, "server", &server, &known);
+    let known = subsections(document, "server").iter().map(|it| it.key.value.clone()).collect::<Vec<_>>();
+    check_name(reader, place(entries, "server", entry), "server", &server, &known);
     Some(server)
 }
 
 fn server(reader: &mut Reader, entry: &Entry) -> Option<Server> {
     let entries = reader.table(entry);
-    let what = format!("[server.{}]", entry.key);
+    let what = format!("[server.{}]", entry.key.value);
     reader.check_keys(&what, entries, &["command", "prepare", "after_start", "socket", "requires"]);
     let command = required_command(reader, entry, entries, &what);
     let prepare = reader.lists_of_texts(entries, "prepare").unwrap_or_default();
@@ -476,17 +460,18 @@ fn server(reader: &mut Reader, entry: &Entry) -> Option<Server> {
         ("after_start", after_start.iter().flatten().collect()),
     ] {
         let words: Vec<&String> = words;
-        check_placeholders(reader, entries, key, &words, true);
+        check_placeholders(reader, place(entries, key, entry), key, &words, true);
     }
-    let socket = reader.text(entries, "socket").unwrap_or_else(|| format!("{}.sock", entry.key));
+    let socket = reader.text(entries, "socket").unwrap_or_else(|| format!("{}.sock", entry.key.value));
     let requires = reader.texts(entries, "requires").unwrap_or_default();
-    Some(Server { name: entry.key.clone(), command: command?, prepare, after_start, socket, requires })
+    let name = entry.key.value.clone();
+    Some(Server { name, command: command?, prepare, after_start, socket, requires })
 }
 
 fn peer(reader: &mut Reader, entry: &Entry, document: &[Entry]) -> Option<Peer> {
     let entries = reader.table(entry);
-    let what = format!("[peer.{}]", entry.key);
-    let server = server_name(reader, entries, document);
+    let what = format!("[peer.{}]", entry.key.value);
+    let server = server_name(reader, entry, entries, document);
     let shared = ["kind", "server", "requires", "ours"];
     let kind = match reader.text(entries, "kind").as_deref() {
         Some("fio") => {
@@ -497,17 +482,13 @@ fn peer(reader: &mut Reader, entry: &Entry, document: &[Entry]) -> Option<Peer> 
         Some("command") => {
             reader.check_keys(&what, entries, &[&shared[..], &["command"]].concat());
             let command = required_command(reader, entry, entries, &what)?;
-            check_placeholders(
-                reader,
-                entries,
-                "command",
-                &command.iter().collect::<Vec<_>>(),
-                server.is_some(),
-            );
+            let words: Vec<&String> = command.iter().collect();
+            let place = place(entries, "command", entry);
+            check_placeholders(reader, place, "command", &words, server.is_some());
             PeerKind::Command(command)
         }
         other => {
-            let place = find(entries, "kind").map_or(entry.place, |found| found.value.place);
+            let place = place(entries, "kind", entry);
             let found = other.map_or_else(String::new, |other| format!(", found \"{other}\""));
             reader.refuse(place, format!("{what}: expected kind = \"fio\" or kind = \"command\"{found}"));
             return None;
@@ -515,7 +496,7 @@ fn peer(reader: &mut Reader, entry: &Entry, document: &[Entry]) -> Option<Peer> 
     };
     let requires = reader.texts(entries, "requires").unwrap_or_default();
     let ours = reader.boolean(entries, "ours").unwrap_or(false);
-    Some(Peer { name: entry.key.clone(), kind, server, requires, ours })
+    Some(Peer { name: entry.key.value.clone(), kind, server, requires, ours })
 }
 
 fn fio(reader: &mut Reader, entry: &Entry, entries: &[Entry], has_server: bool) -> Fio {
@@ -523,12 +504,13 @@ fn fio(reader: &mut Reader, entry: &Entry, entries: &[Entry], has_server: bool) 
     let mut options = Vec::new();
     if let Some(found) = find(entries, "options") {
         for option in reader.table(found) {
-            match option.value.as_option() {
+            let (key, span) = (&option.key.value, &option.value.span);
+            match option_of(&option.value.value) {
                 Some(value) => {
-                    check_placeholders(reader, &[], "options", &[&value], has_server);
-                    options.push((option.key.clone(), value));
+                    check_placeholders(reader, span, "options", &[&value], has_server);
+                    options.push((key.clone(), value));
                 }
-                None => reader.refuse(option.value.place, format!("{}: expected one value", option.key)),
+                None => reader.refuse(span, format!("{key}: expected one value")),
             }
         }
     }
@@ -536,9 +518,9 @@ fn fio(reader: &mut Reader, entry: &Entry, entries: &[Entry], has_server: bool) 
     // These have an address of their own, or need none.
     let needs_file = !["nbd", "null", "cpuio", "net", "http", "rados", "rbd"].contains(&ioengine.as_str());
     if needs_file && filename.is_none() {
-        let name = &entry.key;
-        reader
-            .refuse(entry.place, format!("[peer.{name}]: expected filename = \"…\" for ioengine {ioengine}"));
+        let stack::At { value: name, span } = &entry.key;
+        let message = format!("[peer.{name}]: expected filename = \"…\" for ioengine {ioengine}");
+        reader.refuse(span, message);
     }
     let direct = reader.boolean(entries, "direct").unwrap_or(true);
     Fio { filename, ioengine, direct, options }
@@ -551,11 +533,12 @@ fn required_command(
     what: &str,
 ) -> Option<Vec<String>> {
     if find(entries, "command").is_none() {
-        reader.refuse(entry.place, format!("{what}: expected command = [\"program\", \"argument\", …]"));
+        let message = format!("{what}: expected command = [\"program\", \"argument\", …]");
+        reader.refuse(&entry.key.span, message);
     }
     let command = reader.texts(entries, "command")?;
     if command.first().is_none_or(|program| program.trim().is_empty()) {
-        let place = find(entries, "command").map_or(entry.place, |found| found.value.place);
+        let place = place(entries, "command", entry);
         reader.refuse(place, format!("{what}: command: expected at least a program"));
         return None;
     }
@@ -563,14 +546,7 @@ fn required_command(
 }
 
 /// Refuses words in braces that nothing will be put in for.
-fn check_placeholders(
-    reader: &mut Reader,
-    entries: &[Entry],
-    key: &str,
-    words: &[&String],
-    has_server: bool,
-) {
-    let place = find(entries, key).map_or(Place { line: 1, column: 1 }, |found| found.value.place);
+fn check_placeholders(reader: &mut Reader, place: &Span, key: &str, words: &[&String], has_server: bool) {
     for word in words {
         let mut rest = word.as_str();
         while let Some((_, after)) = rest.split_once('{') {
@@ -593,11 +569,14 @@ fn check_placeholders(
     }
 }
 
+/// Place of a key that isn't there.
+static NOWHERE: Span = 0..0;
+
 /// What `[compare]` asks for; without it, every stack and every peer marked as ours against every other peer.
 fn pairs(reader: &mut Reader, entries: &[Entry], subjects: &[String], plan: &Plan) -> Vec<(String, String)> {
     reader.check_keys("[compare]", entries, &["baseline", "pairs"]);
     let mut result = Vec::new();
-    let place = |key| find(entries, key).map_or(Place { line: 1, column: 1 }, |found| found.value.place);
+    let place = |key| find(entries, key).map_or(&NOWHERE, |found| &found.value.span);
     if let Some(baseline) = reader.text(entries, "baseline") {
         check_name(reader, place("baseline"), "subject", &baseline, subjects);
         let others = subjects.iter().filter(|subject| **subject != baseline);

@@ -253,7 +253,7 @@ fn figures(results: &Results, workload: &str, palette: &Palette) -> String {
             let values: Vec<f64> = results.of(workload, &subject).filter_map(value).collect();
             median(&values).map_or_else(|| "–".to_owned(), say)
         };
-        let latency = |pick: fn(&crate::histogram::Latency) -> f64| {
+        let latency = |pick: fn(&crate::latency::Latency) -> f64| {
             of_all(&|run| run.measurement.latency_ns.as_ref().map(pick), &units::nanoseconds)
         };
         let per_operation = |figure: Figure| {

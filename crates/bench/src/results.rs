@@ -5,7 +5,7 @@
 //! [`SCHEMA`] names its version.
 
 use crate::environment::Environment;
-use crate::histogram::{CurvePoint, Latency};
+use crate::latency::{CurvePoint, Latency};
 use crate::series::Series;
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
@@ -570,8 +570,8 @@ pub fn median(values: &[f64]) -> Option<f64> {
 #[cfg(test)]
 pub(crate) mod tests {
     use super::*;
-    use crate::histogram::Histogram;
     use crate::job::Job;
+    use crate::latency::{Histogram, curve};
     use crate::series::Recorder;
 
     pub(crate) fn run(subject: &str, workload: &str, repetition: u32, iops: f64) -> RunResult {
@@ -589,9 +589,9 @@ pub(crate) mod tests {
             seconds: 2.0,
             iops,
             bandwidth: iops * 4096.0,
-            latency_ns: histogram.summary(),
+            latency_ns: Latency::of(&histogram),
             cpu_seconds: 1.0,
-            curve: histogram.curve(),
+            curve: curve(&histogram),
             series: (subject != "fio").then(|| recorder.series()),
             ..Measurement::default()
         };

@@ -134,19 +134,18 @@ enum What {
 }
 
 impl<'a> Benchmark<'a> {
-    /// Of a plan. Peers for which a program is missing are left out, with a note. `file` is the plan's name for
-    /// messages.
+    /// Of a plan. Peers for which a program is missing are left out, with a note.
     ///
     /// # Errors
     /// In words, everything that is wrong with its stacks, and workloads that don't fit them.
-    pub fn of_plan(file: &str, mut plan: Plan, setting: Setting<'a>) -> Result<Self, String> {
+    pub fn of_plan(mut plan: Plan, setting: Setting<'a>) -> Result<Self, String> {
         let notes = plan.leave_out_missing(&|program| find_program(program).is_some());
         let jobs = plan.workloads.iter_mut().map(|workload| &mut workload.job);
         let problems = traces::prepare(jobs, setting.directory);
         if !problems.is_empty() {
             return Err(problems.into_iter().map(|(_, problem)| problem).collect::<Vec<_>>().join("\n"));
         }
-        stacks::check_plan(file, &plan, setting)?;
+        stacks::check_plan(&plan, setting)?;
         Ok(Benchmark { setting, what: What::Plan(plan), notes })
     }
 
@@ -159,7 +158,7 @@ impl<'a> Benchmark<'a> {
         let stack = Stack::load(argument, setting.registry).and_then(|stack| stack.check(false));
         stack.map_err(|problems| problems.to_string())?;
         let plan = stacks::usual_plan(name, argument, writes)?;
-        Self::of_plan(argument, plan, setting)
+        Self::of_plan(plan, setting)
     }
 
     /// Of a job file, on its `filename=`s or, if given, on one stack. `file` is its name.
@@ -395,7 +394,7 @@ impl Session<'_> {
             Formatting::Once => !self.formatted.contains(&subject.name),
             Formatting::Always => true,
         };
-        let planned = stacks::plan_subject("plan", subject, (&job, named), self.setting, format);
+        let planned = stacks::plan_subject(subject, (&job, named), self.setting, format);
         let planned = planned.map_err(Error::invalid)?;
         let text = planned.stack().to_line().unwrap_or_else(|_| planned.stack().source().name().to_owned());
         let fill = match (role, subject.fill, subject.format) {

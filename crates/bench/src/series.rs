@@ -2,19 +2,19 @@
 //!
 //! A [`Recorder`] counts while a run goes on: per interval the operations, the longest latency, and a histogram with 16 buckets per
 //! doubling, so that recorders of several clones can be merged before anything is rounded. It takes at most [`LIMIT`] intervals,
-//! whatever the run's length: 2.4 MB, of which only what is used is ever touched. Counting is two additions and a maximum in memory
+//! whatever the run's length: 2.6 MB, of which only what is used is ever touched. Counting is two additions and a maximum in memory
 //! that the operation before has used. A [`Series`] is what is left of it for results: medians and 99th percentiles to within 3 %.
 
-use crate::histogram::{BUCKETS, HIGHEST, SUB_BITS, bucket, values};
+use runtime::histogram::{LARGEST, bucket_of, buckets, quantile};
 use serde::{Deserialize, Serialize};
 use std::time::Duration;
 
 /// How many intervals there are at most: when one more is needed, all become twice as long.
 pub const LIMIT: usize = 1024;
 
-/// The power of two of a histogram's buckets that are one here.
-const COARSE: u32 = SUB_BITS - 4;
-const WIDTH: usize = BUCKETS >> COARSE;
+/// Precision of an interval's latencies: quantiles within 3 %.
+const PRECISION: u32 = 4;
+const WIDTH: usize = buckets(PRECISION);
 
 /// Counts operations over time.
 #[derive(Clone)]
@@ -56,10 +56,10 @@ impl Recorder {
         if since_start_ns < self.begin_ns || since_start_ns >= self.end_ns {
             self.go_to(since_start_ns);
         }
-        let latency = latency_ns.min(HIGHEST);
+        let latency = latency_ns.min(LARGEST);
         self.operations[self.current] += 1;
         self.highest[self.current] = self.highest[self.current].max(latency);
-        self.counts[self.current * WIDTH + (bucket(latency) >> COARSE)] += 1;
+        self.counts[self.current * WIDTH + bucket_of::<PRECISION>(latency)] += 1;
     }
 
     /// Turns to the interval of this time.
@@ -127,34 +127,22 @@ impl Recorder {
 
     /// What is kept of it.
     pub fn series(&self) -> Series {
-        let at = |percent: f64| -> Vec<u64> {
+        let at = |share: f64| -> Vec<u64> {
             let intervals = self.counts.chunks_exact(WIDTH).zip(&self.highest);
-            intervals.map(|(counts, highest)| percentile(counts, *highest, percent)).collect()
+            let of = |(counts, highest): (&[u32], &u64)| {
+                let found = quantile::<PRECISION>(counts.iter().map(|count| u64::from(*count)), share);
+                found.map_or(0, |latency| latency.min(*highest))
+            };
+            intervals.map(of).collect()
         };
         Series {
             interval_ns: self.interval_ns,
             operations: self.operations.clone(),
-            p50_ns: at(50.0),
-            p99_ns: at(99.0),
+            p50_ns: at(0.5),
+            p99_ns: at(0.99),
             max_ns: self.highest.clone(),
         }
     }
-}
-
-/// The latency that so many percent of these don't exceed; 0 of nothing.
-fn percentile(counts: &[u32], highest: u64, percent: f64) -> u64 {
-    let all: u64 = counts.iter().map(|count| u64::from(*count)).sum();
-    let wanted = (percent / 100.0 * all as f64).ceil().max(1.0) as u64;
-    let mut seen = 0;
-    for (index, count) in counts.iter().enumerate() {
-        seen += u64::from(*count);
-        if seen >= wanted && *count > 0 {
-            let (first, _) = values(index << COARSE);
-            let (next, _) = values((index + 1) << COARSE);
-            return (first + (next - first - 1) / 2).min(highest);
-        }
-    }
-    0
 }
 
 /// Operations over time, and their latencies, in intervals of equal length. Bounded, however long a run is.
@@ -225,7 +213,7 @@ impl Series {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::histogram::Histogram;
+    use crate::latency::Histogram;
     use proptest::prelude::*;
 
     const SECOND: u64 = 1_000_000_000;
@@ -276,7 +264,7 @@ mod tests {
         /// Against the histogram of the whole run, and whichever way the values came together.
         #[test]
         fn percentiles_are_those_of_the_histogram(
-            values in prop::collection::vec(prop_oneof![1..1000u64, 1000..10_000_000u64, 1..HIGHEST], 1..200),
+            values in prop::collection::vec(prop_oneof![1..1000u64, 1000..10_000_000u64, 1..LARGEST], 1..200),
             cut in 0..200usize,
         ) {
             let (mut first, mut second) = (Recorder::default(), Recorder::default());
@@ -289,8 +277,8 @@ mod tests {
             first.merge(second);
             let moment = first.series().moments()[0];
             prop_assert_eq!(moment.max, *values.iter().max().unwrap());
-            for (found, percent) in [(moment.p50, 50.0), (moment.p99, 99.0)] {
-                let expected = histogram.percentile(percent) as f64;
+            for (found, share) in [(moment.p50, 0.5), (moment.p99, 0.99)] {
+                let expected = histogram.quantile(share) as f64;
                 prop_assert!((found as f64 - expected).abs() <= expected * 0.04 + 4.0, "{} {}", found, expected);
             }
         }

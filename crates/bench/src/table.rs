@@ -46,36 +46,73 @@ impl Verdict {
     }
 }
 
-/// Rows of cells under a heading, with columns as wide as their widest cell.
-#[derive(Default)]
-struct Grid {
-    rows: Vec<Vec<String>>,
-    /// How many columns at the left are words, the others being figures; all of them if 0.
-    words: usize,
+/// Cell of a [`Grid`].
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Cell {
+    /// Words, aligned to the left.
+    Word(String),
+    /// A number, aligned to the right with its whole column.
+    Figure(String),
+    /// No value: a dash, aligned with its column.
+    Nothing,
+}
+
+impl Cell {
+    fn text(&self) -> &str {
+        match self {
+            Cell::Word(text) | Cell::Figure(text) => text,
+            Cell::Nothing => "-",
+        }
+    }
+}
+
+/// Rows of cells in columns as wide as their widest cell.
+#[derive(Debug, Default)]
+pub struct Grid {
+    rows: Vec<Vec<Cell>>,
 }
 
 impl Grid {
-    fn write(&self, out: &mut String) {
+    /// A grid with this heading.
+    pub fn new(heading: &[&str]) -> Grid {
+        Grid { rows: vec![heading.iter().map(|word| Cell::Word((*word).to_owned())).collect()] }
+    }
+
+    /// Adds a row.
+    pub fn push(&mut self, row: Vec<Cell>) {
+        self.rows.push(row);
+    }
+
+    /// Adds a row of `words` words and then figures.
+    fn push_figures(&mut self, words: usize, cells: impl IntoIterator<Item = String>) {
+        let cells = cells.into_iter().enumerate();
+        self.push(cells.map(|(at, it)| if at < words { Cell::Word(it) } else { Cell::Figure(it) }).collect());
+    }
+
+    /// Writes the rows, each with `indent` spaces before it.
+    pub fn write(&self, indent: usize, out: &mut String) {
         let columns = self.rows.iter().map(Vec::len).max().unwrap_or(0);
-        let width = |column: usize| {
-            let cells = self.rows.iter().filter_map(|row| row.get(column));
-            cells.map(|cell| cell.chars().count()).max().unwrap_or(0)
+        let cells = |column: usize| self.rows.iter().filter_map(move |row| row.get(column));
+        let layout = |column: usize| {
+            let width = cells(column).map(|cell| cell.text().chars().count()).max().unwrap_or(0);
+            (width, cells(column).any(|cell| matches!(cell, Cell::Figure(_))))
         };
-        let widths: Vec<usize> = (0..columns).map(width).collect();
+        let layout: Vec<(usize, bool)> = (0..columns).map(layout).collect();
         for row in &self.rows {
-            let mut line = String::from(" ");
-            for (column, cell) in row.iter().enumerate() {
-                let padding = " ".repeat(widths[column] - cell.chars().count());
-                // Names to the left, figures to the right.
-                let is_word = column < self.words || self.words == 0;
-                let (before, after) = if is_word { ("", &padding[..]) } else { (&padding[..], "") };
-                let _ = write!(line, " {before}{cell}{after} ");
+            let mut line = " ".repeat(indent);
+            for (cell, (width, has_figures)) in row.iter().zip(&layout) {
+                let padding = " ".repeat(width - cell.text().chars().count());
+                let (before, after) = if *has_figures { (&padding[..], "") } else { ("", &padding[..]) };
+                let _ = write!(line, "{before}{}{after}  ", cell.text());
             }
             out.push_str(line.trim_end());
             out.push('\n');
         }
     }
 }
+
+/// Spaces before each line of a table at the end of a run.
+const INDENT: usize = 2;
 
 /// Everything that was measured, workload by workload, medians first and ratios below.
 pub fn render(results: &Results) -> String {
@@ -89,16 +126,16 @@ pub fn render(results: &Results) -> String {
     }
     for workload in matrix::others(results) {
         let _ = writeln!(out, "\n{workload}");
-        figures(results, &workload).write(&mut out);
+        figures(results, &workload).write(INDENT, &mut out);
         let comparisons: Vec<_> = results.comparisons.iter().filter(|it| it.workload == workload).collect();
         if !comparisons.is_empty() {
             out.push('\n');
-            ratios(&comparisons).write(&mut out);
+            ratios(&comparisons).write(INDENT, &mut out);
         }
         let published: Vec<_> = results.published.iter().filter(|it| it.workload == workload).collect();
         if !published.is_empty() {
             out.push('\n');
-            beside(&published).write(&mut out);
+            beside(&published).write(INDENT, &mut out);
         }
     }
     for note in &results.notes {
@@ -112,13 +149,13 @@ pub fn render(results: &Results) -> String {
 
 /// What a command has printed.
 pub fn of_table(table: &Table) -> String {
-    let mut grid = Grid { words: 1, ..Grid::default() };
-    grid.rows.push(table.columns.iter().map(|column| column.title.clone()).collect());
+    let mut grid = Grid::default();
+    grid.push_figures(1, table.columns.iter().map(|column| column.title.clone()));
     for row in &table.rows {
-        grid.rows.push(table.columns.iter().map(|column| column.unit.say(row.get(&column.name))).collect());
+        grid.push_figures(1, table.columns.iter().map(|column| column.unit.say(row.get(&column.name))));
     }
     let mut out = String::new();
-    grid.write(&mut out);
+    grid.write(INDENT, &mut out);
     out
 }
 
@@ -127,10 +164,7 @@ fn of_matrix(results: &Results, matrix: &Matrix) -> String {
     let mut out = String::new();
     for (load, corner) in matrix.corners() {
         let _ = writeln!(out, "\n{}: {load}", matrix.section);
-        let mut grid = Grid { words: 2, ..Grid::default() };
-        let mut heading: Vec<String> = vec![String::new(), "".into()];
-        heading.extend(["IOPS", "bandwidth", "p50", "p99", "p99.99"].map(String::from));
-        grid.rows.push(heading);
+        let mut grid = Grid::new(&["", "", "IOPS", "bandwidth", "p50", "p99", "p99.99"]);
         for (words, workload) in &corner {
             for subject in results.subjects(workload) {
                 let mut row = vec![words.clone(), subject.clone()];
@@ -138,33 +172,31 @@ fn of_matrix(results: &Results, matrix: &Matrix) -> String {
                     let found = value.median(results, workload, &subject);
                     row.push(found.map_or_else(|| "–".into(), |found| value.say(found)));
                 }
-                grid.rows.push(row);
+                grid.push_figures(2, row);
             }
         }
-        grid.write(&mut out);
+        grid.write(INDENT, &mut out);
     }
     let _ = writeln!(out, "\nthe other points of {} are in the report", matrix.section);
     out
 }
 
 fn figures(results: &Results, workload: &str) -> Grid {
-    let mut grid = Grid { words: 1, ..Grid::default() };
-    let mut heading: Vec<String> =
-        ["", "IOPS", "spread", "bandwidth", "p50", "p99", "CPU/op"].map(String::from).to_vec();
+    let mut heading = vec!["", "IOPS", "spread", "bandwidth", "p50", "p99", "CPU/op"];
     let runs = results.runs.iter().filter(|run| run.workload.name == workload);
     let has_server = runs.clone().any(|run| run.measurement.server_cpu_seconds.is_some());
     if has_server {
-        heading.push("server CPU/op".into());
+        heading.push("server CPU/op");
     }
     let has_amplification = runs.clone().any(|run| run.measurement.write_amplification.is_some());
     if has_amplification {
-        heading.push(Figure::WriteAmplification.title().into());
+        heading.push(Figure::WriteAmplification.title());
     }
     let has_hits = results.has_hits(workload);
     if has_hits {
-        heading.extend(["read hits", "write hits"].map(String::from));
+        heading.extend(["read hits", "write hits"]);
     }
-    grid.rows.push(heading);
+    let mut grid = Grid::new(&heading);
     for subject in results.subjects(workload) {
         let median = |figure| results.median_of(workload, &subject, figure);
         let time = |figure, unit: f64| {
@@ -197,7 +229,7 @@ fn figures(results: &Results, workload: &str) -> Grid {
         if errors > 0 {
             row.push(format!("{errors} ERRORS"));
         }
-        grid.rows.push(row);
+        grid.push_figures(1, row);
     }
     grid
 }
@@ -224,7 +256,7 @@ fn ratios(comparisons: &[&Comparison]) -> Grid {
             pairs = pairs.max(ratios.pairs.len());
         }
         row.push(format!("({pairs} {})", if pairs == 1 { "pair" } else { "pairs" }));
-        grid.rows.push(row);
+        grid.push(row.into_iter().map(Cell::Word).collect());
     }
     grid
 }
@@ -238,7 +270,7 @@ fn beside(published: &[&Published]) -> Grid {
             let ratio = units::ratio(found.ratio);
             format!("{} {ratio} of {}", figure.title(), figure.say(found.published))
         }));
-        grid.rows.push(row);
+        grid.push(row.into_iter().map(Cell::Word).collect());
     }
     grid
 }

@@ -7,7 +7,6 @@
 
 mod counters;
 mod device;
-pub mod histogram;
 mod zones;
 
 pub use device::StatsDevicePart;

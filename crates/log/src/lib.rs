@@ -7,7 +7,6 @@
 //! Left to others: zones, records, roots and cleaning policies (`zones`), and running the calls (`runtime`).
 
 mod buffered;
-mod bytes;
 pub mod changes;
 pub mod check;
 pub mod checkpoint;

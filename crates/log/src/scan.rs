@@ -394,7 +394,7 @@ mod tests {
     use zones::on_device::format::Uuid;
     use zones::record::StreamIndex;
 
-    const IDENTITY: Identity = Identity { uuid: Uuid([7; 16]), key: 99 };
+    const IDENTITY: Identity = Identity { uuid: Uuid::from_bytes([7; 16]), key: 99 };
     const BLOCK: usize = 4096;
     const PLACE: Place = Place { zone: 3, generation: 4, position: 0 };
 

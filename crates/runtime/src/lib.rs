@@ -19,6 +19,7 @@ mod carry;
 pub mod clock;
 pub mod extents;
 pub mod file;
+pub mod histogram;
 mod home;
 pub mod mapping;
 pub mod net;

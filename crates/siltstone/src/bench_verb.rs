@@ -165,7 +165,7 @@ fn prepare<'a>(
                 plan = *plan.full.take().ok_or(Failure::Usage(text))?;
             }
             plan.shorten(arguments.repetitions, arguments.runtime);
-            Benchmark::of_plan(argument, plan, setting).map_err(Failure::Usage)
+            Benchmark::of_plan(plan, setting).map_err(Failure::Usage)
         }
         What::JobFile { text } => {
             let jobs = JobFile::parse(argument, text, &|name| std::env::var(name).ok())?;

@@ -42,12 +42,6 @@ impl From<stack::Problems> for Failure {
     }
 }
 
-impl From<bench::problem::Problems> for Failure {
-    fn from(problems: bench::problem::Problems) -> Self {
-        Failure::Usage(problems.to_string())
-    }
-}
-
 impl From<block::Error> for Failure {
     fn from(error: block::Error) -> Self {
         Failure::World(error.to_string())

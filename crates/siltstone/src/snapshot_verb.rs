@@ -9,7 +9,8 @@ use crate::control::reach;
 use crate::failure::Failure;
 use crate::kinds::registry;
 use crate::output::{print, print_line};
-use crate::table::{self, Cell, Table};
+use crate::table::{self, cell};
+use bench::table::{Cell, Grid};
 use bench::units;
 use serde_json::{Map, Value};
 use stack::{Registry, format_size, parse_size};
@@ -115,13 +116,13 @@ fn list(answer: &Map<String, Value>) -> String {
     if snapshots.is_empty() {
         return "no snapshots\n".into();
     }
-    let mut table = Table::new(&["name", "kind", "created", "unique", "parent"]);
+    let mut table = Grid::new(&["name", "kind", "created", "unique", "parent"]);
     for snapshot in snapshots {
         let created = match snapshot["created"].as_u64() {
             Some(seconds) => Cell::Word(format!("{} UTC", units::date(seconds))),
-            None => Cell::of("created", &snapshot["created"]),
+            None => cell("created", &snapshot["created"]),
         };
-        let cell = |key: &str| Cell::of(key, &snapshot[key]);
+        let cell = |key: &str| cell(key, &snapshot[key]);
         table.push(vec![cell("name"), cell("kind"), created, cell("bytes_unique"), cell("parent")]);
     }
     let mut out = String::new();
@@ -134,7 +135,7 @@ fn diff(answer: &Map<String, Value>) -> String {
     let (Some(ranges), Some(block_size)) = (ranges, answer.get("block_size").and_then(Value::as_u64)) else {
         return done(answer);
     };
-    let mut table = Table::new(&["first block", "blocks", "bytes"]);
+    let mut table = Grid::new(&["first block", "blocks", "bytes"]);
     let mut blocks: u64 = 0;
     for range in ranges {
         let (first, count) = (range[0].as_u64().unwrap_or(0), range[1].as_u64().unwrap_or(0));

@@ -4,6 +4,7 @@
 //! `…_size` are bytes, anything else is a number. Texts may come from a medium, so what could steer a terminal is
 //! taken out.
 
+use bench::table::{Cell, Grid};
 use bench::units;
 use serde_json::{Map, Value};
 use std::fmt::Write;
@@ -11,72 +12,12 @@ use std::fmt::Write;
 /// How many elements of a list of lists are shown.
 const MOST_LISTED: usize = 50;
 
-/// Rows below a heading, in columns as wide as their widest cell: the first one to the left, columns of figures to
-/// the right.
-#[derive(Debug, Default)]
-pub struct Table {
-    rows: Vec<Vec<Cell>>,
-}
-
-/// What stands in a table.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub enum Cell {
-    /// Words, to the left.
-    Word(String),
-    /// A number, to the right.
-    Figure(String),
-    /// Nothing, wherever the column is.
-    Nothing,
-}
-
-impl Cell {
-    /// A value under its key.
-    pub fn of(key: &str, value: &Value) -> Cell {
-        match value {
-            Value::Null => Cell::Nothing,
-            Value::Number(_) => Cell::Figure(figure(key, value)),
-            _ => Cell::Word(figure(key, value)),
-        }
-    }
-
-    fn text(&self) -> &str {
-        match self {
-            Cell::Word(text) | Cell::Figure(text) => text,
-            Cell::Nothing => "-",
-        }
-    }
-}
-
-impl Table {
-    /// With this heading.
-    pub fn new(heading: &[&str]) -> Table {
-        Table { rows: vec![heading.iter().map(|word| Cell::Word((*word).to_owned())).collect()] }
-    }
-
-    /// One more row.
-    pub fn push(&mut self, row: Vec<Cell>) {
-        self.rows.push(row);
-    }
-
-    /// With so many spaces before each line.
-    pub fn write(&self, indent: usize, out: &mut String) {
-        let columns = self.rows.iter().map(Vec::len).max().unwrap_or(0);
-        let cells = |column: usize| self.rows.iter().filter_map(move |row| row.get(column));
-        let layout = |column: usize| {
-            let width = cells(column).map(|cell| cell.text().chars().count()).max().unwrap_or(0);
-            (width, cells(column).any(|cell| matches!(cell, Cell::Figure(_))))
-        };
-        let layout: Vec<(usize, bool)> = (0..columns).map(layout).collect();
-        for row in &self.rows {
-            let mut line = " ".repeat(indent);
-            for (cell, (width, has_figures)) in row.iter().zip(&layout) {
-                let padding = " ".repeat(width - cell.text().chars().count());
-                let (before, after) = if *has_figures { (&padding[..], "") } else { ("", &padding[..]) };
-                let _ = write!(line, "{before}{}{after}  ", cell.text());
-            }
-            out.push_str(line.trim_end());
-            out.push('\n');
-        }
+/// Cell of a value under its key.
+pub fn cell(key: &str, value: &Value) -> Cell {
+    match value {
+        Value::Null => Cell::Nothing,
+        Value::Number(_) => Cell::Figure(figure(key, value)),
+        _ => Cell::Word(figure(key, value)),
     }
 }
 
@@ -91,7 +32,7 @@ pub fn section(out: &mut String, heading: &str, object: &Map<String, Value>) {
 
 /// An object: plain values first, then what has something inside.
 pub fn object(out: &mut String, indent: usize, object: &Map<String, Value>) {
-    let mut plain_values = Table::default();
+    let mut plain_values = Grid::default();
     for (key, value) in object.iter().filter(|(_, value)| is_plain(value)) {
         // Below each other nothing is gained by figures to the right.
         plain_values.push(vec![Cell::Word(plain(key)), Cell::Word(figure(key, value))]);
@@ -144,7 +85,7 @@ fn rows<'a>(
             }
         }
     }
-    let mut table = Table::default();
+    let mut table = Grid::default();
     let name = |word: &str| Cell::Word(plain(word));
     let heading = columns.iter().map(|column| name(column));
     table.push(has_names.then(|| name("")).into_iter().chain(heading).collect());
@@ -169,10 +110,10 @@ fn flat(object: &Map<String, Value>) -> Vec<(String, Cell)> {
                         object.contains_key(inner_key) || cells.iter().any(|(key, _)| key == inner_key);
                     let name = if is_taken { format!("{key}.{inner_key}") } else { inner_key.clone() };
                     let meaning = if key.ends_with("_ns") { key } else { inner_key };
-                    cells.push((name, Cell::of(meaning, value)));
+                    cells.push((name, self::cell(meaning, value)));
                 }
             }
-            _ => cells.push((key.clone(), Cell::of(key, value))),
+            _ => cells.push((key.clone(), self::cell(key, value))),
         }
     }
     cells

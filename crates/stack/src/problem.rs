@@ -42,28 +42,35 @@ impl Source {
         (0..=byte).rev().find(|byte| self.text.is_char_boundary(*byte)).unwrap_or(0)
     }
 
+    /// Start of the line that this byte is in, the byte's line from 1, and its column in characters from 1.
+    fn position(&self, start: usize) -> (usize, usize, usize) {
+        let before = &self.text[..start];
+        let line_start = before.rfind('\n').map_or(0, |newline| newline + 1);
+        let column = before[line_start..].chars().count() + 1;
+        (line_start, before.matches('\n').count() + 1, column)
+    }
+
+    /// `NAME:LINE:COLUMN` of a byte of the text.
+    pub fn place(&self, byte: usize) -> String {
+        let (_, line, column) = self.position(self.boundary(byte));
+        format!("{}:{line}:{column}", self.name)
+    }
+
     /// A problem with these bytes of the text. Ends outside the text, or inside a character, are moved.
     pub fn problem(&self, span: Range<usize>, message: impl Into<String>) -> Problem {
         let start = self.boundary(span.start);
-        let before = &self.text[..start];
-        let line_start = before.rfind('\n').map_or(0, |newline| newline + 1);
+        let (line_start, line, column) = self.position(start);
         let line_end = self.text[start..].find('\n').map_or(self.text.len(), |length| start + length);
         let end = self.boundary(span.end).clamp(start, line_end);
-        let count = |range: Range<usize>| self.text[range].chars().count();
-        let column = count(line_start..start);
-        let first = column.saturating_sub(SHOWN / 2);
+        let first = (column - 1).saturating_sub(SHOWN / 2);
+        let offset = column - 1 - first;
         let shown = |letter: char| if letter.is_control() { ' ' } else { letter };
-        let line = self.text[line_start..line_end].trim_end_matches('\r');
-        let excerpt = line.chars().skip(first).take(SHOWN).map(shown).collect::<String>();
-        let marks = count(start..end).clamp(1, SHOWN - (column - first));
-        Problem {
-            source: self.name.to_string(),
-            line: before.matches('\n').count() + 1,
-            column: column + 1,
-            message: message.into(),
-            nearest: None,
-            excerpt: Some(Box::new(Excerpt { text: excerpt, offset: column - first, marks })),
-        }
+        let text = self.text[line_start..line_end].trim_end_matches('\r');
+        let text = text.chars().skip(first).take(SHOWN).map(shown).collect::<String>();
+        let marks = self.text[start..end].chars().count().clamp(1, SHOWN - offset);
+        let mut problem = Problem::at(&self.name, line, column, message);
+        problem.excerpt = Some(Box::new(Excerpt { text, offset, marks }));
+        problem
     }
 }
 
@@ -93,14 +100,13 @@ struct Excerpt {
 impl Problem {
     /// A problem with a text as a whole, such as a file that can't be read.
     pub fn without_place(source: &str, message: impl Into<String>) -> Self {
-        Problem {
-            source: source.to_owned(),
-            line: 0,
-            column: 0,
-            message: message.into(),
-            nearest: None,
-            excerpt: None,
-        }
+        Problem::at(source, 0, 0, message)
+    }
+
+    /// A problem at a place of a text that isn't in memory.
+    pub fn at(source: &str, line: usize, column: usize, message: impl Into<String>) -> Self {
+        let (source, message) = (source.to_owned(), message.into());
+        Problem { source, line, column, message, nearest: None, excerpt: None }
     }
 
     /// The same problem, remembering the word that was probably meant.
@@ -177,7 +183,13 @@ impl fmt::Display for Problems {
 
 impl std::error::Error for Problems {}
 
-/// Gathers problems while a text is read; plans and job files use it, too.
+impl From<Problems> for block::Error {
+    fn from(problems: Problems) -> Self {
+        block::Error::invalid(problems.to_string())
+    }
+}
+
+/// Problems that are found while a text is read: stacks, plans, job files, logs of requests.
 #[derive(Debug, Default)]
 pub struct Collector {
     list: Vec<Problem>,
@@ -185,13 +197,16 @@ pub struct Collector {
 }
 
 impl Collector {
-    /// Adds a problem. Hostile texts have many, so beyond [`MOST_PROBLEMS`] they are only counted, and the
-    /// closure, which may compare many words, isn't called.
+    /// Adds a problem unless it is there already. Hostile texts have many, so beyond [`MOST_PROBLEMS`] they are only
+    /// counted, and the closure, which may compare many words, isn't called.
     pub fn add(&mut self, make: impl FnOnce() -> Problem) {
-        if self.list.len() < MOST_PROBLEMS {
-            self.list.push(make());
-        } else {
+        if self.list.len() == MOST_PROBLEMS {
             self.more += 1;
+            return;
+        }
+        let problem = make();
+        if !self.list.contains(&problem) {
+            self.list.push(problem);
         }
     }
 
@@ -236,6 +251,11 @@ pub fn nearest<'a>(word: &str, candidates: impl IntoIterator<Item = &'a str>) ->
 /// `: did you mean "size"?`, or nothing.
 pub(crate) fn meant(nearest: Option<&str>) -> String {
     nearest.map_or_else(String::new, |word| format!(": did you mean \"{word}\"?"))
+}
+
+/// `: did you mean "size"?` with the nearest of these words, or nothing if none is near.
+pub fn did_you_mean<'a>(word: &str, candidates: impl IntoIterator<Item = &'a str>) -> String {
+    meant(nearest(word, candidates))
 }
 
 /// Text that somebody else wrote, shortened and with control characters escaped, for a message.

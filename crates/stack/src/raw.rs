@@ -2,19 +2,23 @@
 //! before anything is known about what they mean.
 
 use crate::kind::Contract;
+use crate::problem::shown;
 use std::ops::Range;
 
 /// Bytes of the text.
-pub(crate) type Span = Range<usize>;
+pub type Span = Range<usize>;
 
 /// A thing and its place.
 #[derive(Debug, Clone)]
-pub(crate) struct At<T> {
+pub struct At<T> {
+    /// The thing.
     pub value: T,
+    /// Its place.
     pub span: Span,
 }
 
 impl<T> At<T> {
+    /// A thing at its place.
     pub fn new(value: T, span: Span) -> Self {
         At { value, span }
     }
@@ -41,27 +45,48 @@ pub(crate) struct RawSection {
 }
 
 /// A key and its value.
-#[derive(Debug)]
-pub(crate) struct RawSetting {
+#[derive(Debug, Clone)]
+pub struct RawSetting {
+    /// The key.
     pub key: At<String>,
+    /// The value.
     pub value: At<RawValue>,
 }
 
 /// A value whose type isn't checked yet.
 #[derive(Debug, Clone)]
-pub(crate) enum RawValue {
+pub enum RawValue {
     /// A bare word of the one-line form: its key decides what it is.
     Word(String),
     /// A quoted text.
     Text(String),
-    /// A whole number, as it was written; none if it is larger than 64 bits or negative.
+    /// A whole number and how it was written; `None` if it is negative or larger than 64 bits.
     Integer(Option<u64>, String),
-    /// A number with a point or an exponent.
-    Float(f64),
+    /// A number with a point or an exponent, and how it was written.
+    Float(f64, String),
+    /// True or false.
     Bool(bool),
+    /// Values in brackets.
     List(Vec<At<RawValue>>),
+    /// Keys and their values, in the order of the text.
+    Table(Vec<RawSetting>),
     /// The name of a part that the one-line form has right there.
     Child(String),
     /// Something that no key takes, in words.
     Other(&'static str),
+}
+
+impl RawValue {
+    /// The value in words, for a message.
+    pub fn describe(&self) -> String {
+        match self {
+            RawValue::Text(text) => format!("the text \"{}\"", shown(text)),
+            RawValue::Word(text) | RawValue::Integer(_, text) | RawValue::Float(_, text) => shown(text),
+            RawValue::Bool(value) => value.to_string(),
+            RawValue::List(_) => "a list".to_owned(),
+            RawValue::Table(_) => "a table".to_owned(),
+            RawValue::Child(_) => "a part".to_owned(),
+            RawValue::Other(what) => (*what).to_owned(),
+        }
+    }
 }

@@ -6,7 +6,7 @@ use crate::kind::{Contract, Key, Kind, Registry, ValueKind};
 use crate::model::{Given, Part, Stack};
 use crate::problem::{Collector, Problems, Source, meant, nearest, shown};
 use crate::raw::{At, RawSection, RawSetting, RawStack, RawValue};
-use crate::value::{Value, describe};
+use crate::value::Value;
 use std::collections::BTreeMap;
 use std::path::PathBuf;
 
@@ -147,7 +147,7 @@ impl Resolver<'_> {
         let RawValue::Text(word) = value else {
             self.problems.add(|| {
                 let message =
-                    format!("key \"kind\": found {}, expected a text. {}", describe(value), known());
+                    format!("key \"kind\": found {}, expected a text. {}", value.describe(), known());
                 self.source.problem(span.clone(), message)
             });
             return None;

@@ -11,69 +11,15 @@ use toml::de::{DeString, DeTable, DeValue};
 /// What a stack file consists of.
 const SECTIONS: &str = "A stack consists of [stack], [device.NAME], [zones.NAME] and [door.NAME]";
 
-/// Reads the text as far as it is TOML.
-pub(crate) fn read(source: &Source, problems: &mut Collector) -> RawStack {
+/// Keys and values of a TOML text, as far as it is TOML.
+pub fn document(source: &Source, problems: &mut Collector) -> Vec<RawSetting> {
     let (document, errors) = DeTable::parse_recoverable(source.text());
     for error in errors {
         let end = source.text().len();
         problems
             .add(|| source.problem(error.span().unwrap_or(end..end), format!("TOML: {}", error.message())));
     }
-    let mut stack = RawStack::default();
-    for (key, value) in document.get_ref() {
-        let contract = Contract::ALL.into_iter().find(|contract| contract.section() == key.get_ref());
-        match contract {
-            Some(contract) => read_sections(source, contract, key, value, &mut stack, problems),
-            None if key.get_ref() == "stack" => match value.get_ref() {
-                DeValue::Table(table) => stack.settings = settings(table),
-                _ => problems.add(|| {
-                    source.problem(key.span(), "\"stack\" is not a table: write [stack] and its keys below")
-                }),
-            },
-            None => problems.add(|| {
-                let known = Contract::ALL.map(Contract::section).into_iter().chain(["stack"]);
-                let nearest = nearest(key.get_ref(), known);
-                let hint = if nearest.is_some() { meant(nearest) } else { ".".to_owned() };
-                let message = format!("unknown section \"{}\"{hint} {SECTIONS}", shown(key.get_ref()));
-                source.problem(key.span(), message).with_nearest(nearest)
-            }),
-        }
-    }
-    // The parser sorts by name; people number things in the order of the file.
-    stack.sections.sort_by_key(|section| section.name.span.start);
-    stack
-}
-
-fn read_sections(
-    source: &Source,
-    contract: Contract,
-    key: &Spanned<DeString<'_>>,
-    value: &Spanned<DeValue<'_>>,
-    stack: &mut RawStack,
-    problems: &mut Collector,
-) {
-    let DeValue::Table(sections) = value.get_ref() else {
-        return problems.add(|| {
-            let message =
-                format!("\"{contract}\" is not a table: write [{contract}.NAME] and its keys below");
-            source.problem(key.span(), message)
-        });
-    };
-    for (name, value) in sections {
-        let DeValue::Table(table) = value.get_ref() else {
-            problems.add(|| {
-                let word = shown(name.get_ref());
-                let message =
-                    format!("\"{word}\" stands outside a section: write [{contract}.NAME] above it");
-                source.problem(name.span(), message)
-            });
-            continue;
-        };
-        let mut all = settings(table);
-        let kind = all.iter().position(|setting| setting.key.value == "kind").map(|at| all.remove(at).value);
-        let name = At::new(name.get_ref().to_string(), name.span());
-        stack.sections.push(RawSection { contract: Some(contract), name, kind, settings: all });
-    }
+    settings(document.get_ref())
 }
 
 fn settings(table: &DeTable<'_>) -> Vec<RawSetting> {
@@ -82,6 +28,7 @@ fn settings(table: &DeTable<'_>) -> Vec<RawSetting> {
         value: raw_value(value),
     };
     let mut settings = table.iter().map(setting).collect::<Vec<_>>();
+    // The parser sorts by name; people number things in the order of the file.
     settings.sort_by_key(|setting| setting.key.span.start);
     settings
 }
@@ -93,13 +40,69 @@ fn raw_value(value: &Spanned<DeValue<'_>>) -> At<RawValue> {
             let parsed = u64::from_str_radix(number.as_str(), number.radix()).ok();
             RawValue::Integer(parsed, number.to_string())
         }
-        DeValue::Float(number) => RawValue::Float(number.as_str().parse().unwrap_or(f64::NAN)),
+        DeValue::Float(number) => {
+            RawValue::Float(number.as_str().parse().unwrap_or(f64::NAN), number.to_string())
+        }
         DeValue::Boolean(value) => RawValue::Bool(*value),
         DeValue::Datetime(_) => RawValue::Other("a date or time"),
         DeValue::Array(items) => RawValue::List(items.iter().map(raw_value).collect()),
-        DeValue::Table(_) => RawValue::Other("a table"),
+        DeValue::Table(table) => RawValue::Table(settings(table)),
     };
     At::new(raw, value.span())
+}
+
+/// Reads the text as far as it is TOML.
+pub(crate) fn read(source: &Source, problems: &mut Collector) -> RawStack {
+    let mut stack = RawStack::default();
+    for RawSetting { key, value } in document(source, problems) {
+        let contract = Contract::ALL.into_iter().find(|contract| contract.section() == key.value);
+        match (contract, value.value) {
+            (Some(contract), RawValue::Table(sections)) => {
+                read_sections(source, contract, sections, &mut stack, problems);
+            }
+            (Some(contract), _) => problems.add(|| {
+                let message =
+                    format!("\"{contract}\" is not a table: write [{contract}.NAME] and its keys below");
+                source.problem(key.span, message)
+            }),
+            (None, RawValue::Table(settings)) if key.value == "stack" => stack.settings = settings,
+            (None, _) if key.value == "stack" => problems.add(|| {
+                source.problem(key.span, "\"stack\" is not a table: write [stack] and its keys below")
+            }),
+            (None, _) => problems.add(|| {
+                let known = Contract::ALL.map(Contract::section).into_iter().chain(["stack"]);
+                let nearest = nearest(&key.value, known);
+                let hint = if nearest.is_some() { meant(nearest) } else { ".".to_owned() };
+                let message = format!("unknown section \"{}\"{hint} {SECTIONS}", shown(&key.value));
+                source.problem(key.span, message).with_nearest(nearest)
+            }),
+        }
+    }
+    stack.sections.sort_by_key(|section| section.name.span.start);
+    stack
+}
+
+fn read_sections(
+    source: &Source,
+    contract: Contract,
+    sections: Vec<RawSetting>,
+    stack: &mut RawStack,
+    problems: &mut Collector,
+) {
+    for RawSetting { key: name, value } in sections {
+        let RawValue::Table(mut settings) = value.value else {
+            problems.add(|| {
+                let word = shown(&name.value);
+                let message =
+                    format!("\"{word}\" stands outside a section: write [{contract}.NAME] above it");
+                source.problem(name.span, message)
+            });
+            continue;
+        };
+        let kind = settings.iter().position(|setting| setting.key.value == "kind");
+        let kind = kind.map(|at| settings.remove(at).value);
+        stack.sections.push(RawSection { contract: Some(contract), name, kind, settings });
+    }
 }
 
 /// The text of a stack, sections in their order.

@@ -63,7 +63,7 @@ impl Value {
     pub(crate) fn from_raw(key: &Key, raw: &RawValue) -> Result<Value, Wrong> {
         let mismatch = || {
             let whose = key.as_in.map(|system| format!(", as {system} takes")).unwrap_or_default();
-            Wrong::from(format!("found {}, expected {}{whose}", describe(raw), key.value))
+            Wrong::from(format!("found {}, expected {}{whose}", raw.describe(), key.value))
         };
         let text = match raw {
             RawValue::Word(text) | RawValue::Text(text) => Some(text.as_str()),
@@ -97,7 +97,7 @@ impl Value {
             ValueKind::Float { min, max } => {
                 let number = match raw {
                     RawValue::Integer(_, text) => text.parse().ok(),
-                    RawValue::Float(number) => Some(*number),
+                    RawValue::Float(number, _) => Some(*number),
                     _ => word.and_then(|word| word.parse::<f64>().ok()),
                 };
                 let allowed = number.filter(|number| number.is_finite() && (min..=max).contains(number));
@@ -203,28 +203,14 @@ fn part_name(raw: &RawValue) -> Option<String> {
 
 fn list(key: &Key, raw: &RawValue, item: impl Fn(&RawValue) -> Option<String>) -> Result<Vec<String>, Wrong> {
     let RawValue::List(items) = raw else {
-        return Err(format!("found {}, expected {}, in brackets", describe(raw), key.value).into());
+        return Err(format!("found {}, expected {}, in brackets", raw.describe(), key.value).into());
     };
     if items.is_empty() && key.required {
         return Err(format!("found an empty list, expected {} with at least one element", key.value).into());
     }
     let take = |At { value, .. }: &At<RawValue>| {
         item(value)
-            .ok_or_else(|| format!("found {} in the list, expected {}", describe(value), key.value).into())
+            .ok_or_else(|| format!("found {} in the list, expected {}", value.describe(), key.value).into())
     };
     items.iter().map(take).collect()
-}
-
-/// A written value in words.
-pub(crate) fn describe(raw: &RawValue) -> String {
-    match raw {
-        RawValue::Word(text) => shown(text),
-        RawValue::Text(text) => format!("the text \"{}\"", shown(text)),
-        RawValue::Integer(_, text) => shown(text),
-        RawValue::Float(number) => format!("{number:?}"),
-        RawValue::Bool(value) => value.to_string(),
-        RawValue::List(_) => "a list".to_owned(),
-        RawValue::Child(_) => "a part".to_owned(),
-        RawValue::Other(what) => (*what).to_owned(),
-    }
 }

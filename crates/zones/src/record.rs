@@ -10,7 +10,7 @@
 //!
 //! Decoding takes any bytes: it never panics, and what isn't exactly right is refused.
 
-use crate::on_device::format::Uuid;
+use crate::on_device::format::{Uuid, draw_uuid};
 use block::{Error, Result};
 use crc_fast::{CrcAlgorithm, Digest, checksum};
 use zerocopy::little_endian::{U16, U32, U64};
@@ -35,7 +35,7 @@ pub struct Identity {
 impl Identity {
     /// A new one, from the runtime's source of chance.
     pub fn draw() -> Self {
-        Identity { uuid: Uuid::draw(), key: runtime::random_u64() }
+        Identity { uuid: draw_uuid(), key: runtime::random_u64() }
     }
 }
 
@@ -97,11 +97,17 @@ pub fn sum_of(block: &[u8]) -> u32 {
     checksum(CrcAlgorithm::Crc32Iscsi, block) as u32
 }
 
-fn checksum_of(key: u64, header: &[u8]) -> u32 {
+/// CRC-32C of a log's key and these bytes, one after another: only who knows the key can make it.
+pub fn keyed_sum(key: u64, pieces: &[&[u8]]) -> u32 {
     let mut digest = Digest::new(CrcAlgorithm::Crc32Iscsi);
     digest.update(&key.to_le_bytes());
-    digest.update(&header[12..]);
+    pieces.iter().for_each(|piece| digest.update(piece));
     digest.finalize() as u32
+}
+
+/// Checksum of a header, which covers what follows its own place.
+fn checksum_of(key: u64, header: &[u8]) -> u32 {
+    keyed_sum(key, &[&header[12..]])
 }
 
 impl Header {
@@ -124,7 +130,7 @@ impl Header {
             version: VERSION.into(),
             stream: self.stream.0,
             class: self.class,
-            uuid: identity.uuid.0,
+            uuid: identity.uuid.into_bytes(),
             epoch: self.epoch.into(),
             sequence: self.sequence.into(),
             after: self.after.into(),
@@ -168,11 +174,11 @@ impl<'a> Parsed<'a> {
     /// [`Error::Protocol`] where there is no record of this log and version, [`Error::Corrupt`] for one whose checksum
     /// is wrong.
     pub fn decode(bytes: &'a [u8], identity: &Identity) -> Result<Self> {
-        let (parsed, found) = Self::decode_unchecked(bytes)?;
-        if parsed.uuid() != identity.uuid.0 {
+        let (parsed, raw) = Self::decode_unchecked(bytes)?;
+        if raw.uuid != identity.uuid.into_bytes() {
             return Err(Error::protocol("a record of another log"));
         }
-        if checksum_of(identity.key, parsed.bytes) != found {
+        if checksum_of(identity.key, parsed.bytes) != raw.checksum.get() {
             return Err(Error::corrupt(
                 "a record's header whose checksum is wrong: torn, rotten or not ours",
             ));
@@ -194,7 +200,7 @@ impl<'a> Parsed<'a> {
         Self::decode(bytes, &identity).map(|parsed| (parsed, identity))
     }
 
-    fn decode_unchecked(bytes: &'a [u8]) -> Result<(Self, u32)> {
+    fn decode_unchecked(bytes: &'a [u8]) -> Result<(Self, &'a Raw)> {
         let (raw, _) =
             Raw::ref_from_prefix(bytes).map_err(|_| Error::protocol("too short for a record's header"))?;
         if raw.magic != MAGIC {
@@ -225,13 +231,7 @@ impl<'a> Parsed<'a> {
             blocks: raw.blocks.get(),
         };
         let (sums, meta) = bytes[FIXED..].split_at(4 * blocks);
-        Ok((Parsed { header, bytes, sums, meta }, raw.checksum.get()))
-    }
-
-    fn uuid(&self) -> [u8; 16] {
-        let mut uuid = [0; 16];
-        uuid.copy_from_slice(&self.bytes[16..32]);
-        uuid
+        Ok((Parsed { header, bytes, sums, meta }, raw))
     }
 
     /// The checksum of data block `number`.
@@ -280,7 +280,7 @@ mod tests {
     use super::*;
     use proptest::prelude::*;
 
-    const IDENTITY: Identity = Identity { uuid: Uuid([7; 16]), key: 99 };
+    const IDENTITY: Identity = Identity { uuid: Uuid::from_bytes([7; 16]), key: 99 };
 
     fn header(blocks: u32) -> Header {
         Header {
@@ -322,7 +322,7 @@ mod tests {
         let block = encoded(b"words");
         let other = Identity { key: 98, ..IDENTITY };
         assert!(matches!(Parsed::decode(&block, &other), Err(Error::Corrupt(_))));
-        let other = Identity { uuid: Uuid([8; 16]), ..IDENTITY };
+        let other = Identity { uuid: Uuid::from_bytes([8; 16]), ..IDENTITY };
         assert!(matches!(Parsed::decode(&block, &other), Err(Error::Protocol(_))));
     }
 

@@ -5,9 +5,8 @@
 //! bytes fill the blocks before it and what is left of it. A summary is believed only in a zone that is full: then
 //! everything in it was durable before it was marked as full.
 
-use crate::record::{Identity, Parsed};
+use crate::record::{Identity, Parsed, keyed_sum};
 use block::{Error, Result};
-use crc_fast::{CrcAlgorithm, Digest};
 use zerocopy::little_endian::{U32, U64};
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
 
@@ -82,7 +81,7 @@ impl Builder {
             magic: MAGIC,
             checksum: 0.into(),
             zone: place.zone.into(),
-            uuid: identity.uuid.0,
+            uuid: identity.uuid.into_bytes(),
             generation: place.generation.into(),
             position: place.position.into(),
             blocks: (blocks as u32).into(),
@@ -95,18 +94,9 @@ impl Builder {
         last[..TRAILER].copy_from_slice(raw.as_bytes());
         let rest = &self.bytes[in_front..];
         last[TRAILER..TRAILER + rest.len()].copy_from_slice(rest);
-        let sum = checksum_of(identity.key, &last[..TRAILER], before, &last[TRAILER..]);
+        let sum = keyed_sum(identity.key, &[&last[12..TRAILER], before, &last[TRAILER..]]);
         last[8..12].copy_from_slice(&sum.to_le_bytes());
     }
-}
-
-fn checksum_of(key: u64, trailer: &[u8], before: &[u8], rest: &[u8]) -> u32 {
-    let mut digest = Digest::new(CrcAlgorithm::Crc32Iscsi);
-    digest.update(&key.to_le_bytes());
-    digest.update(&trailer[12..]);
-    digest.update(before);
-    digest.update(rest);
-    digest.finalize() as u32
 }
 
 /// Says how many blocks the summary takes whose last block this is, the last that was written to its zone.
@@ -150,10 +140,10 @@ impl Summary {
         let (raw, _) = Raw::ref_from_prefix(last).map_err(|_| Error::protocol("too short for a summary"))?;
         let found =
             Place { zone: raw.zone.get(), generation: raw.generation.get(), position: raw.position.get() };
-        if raw.uuid != identity.uuid.0 || found != place {
+        if raw.uuid != identity.uuid.into_bytes() || found != place {
             return Err(Error::protocol(format!("a summary of {found:?}, expected {place:?}")));
         }
-        if checksum_of(identity.key, &last[..TRAILER], before, &last[TRAILER..]) != raw.checksum.get() {
+        if keyed_sum(identity.key, &[&last[12..TRAILER], before, &last[TRAILER..]]) != raw.checksum.get() {
             return Err(Error::corrupt(format!("the summary of zone {} has a wrong checksum", place.zone)));
         }
         let length = raw.length.get() as usize;
@@ -184,7 +174,7 @@ mod tests {
     use crate::on_device::format::Uuid;
     use crate::record::{Header, StreamIndex};
 
-    const IDENTITY: Identity = Identity { uuid: Uuid([7; 16]), key: 99 };
+    const IDENTITY: Identity = Identity { uuid: Uuid::from_bytes([7; 16]), key: 99 };
     const BLOCK: usize = 512;
 
     fn header(sequence: u64) -> Vec<u8> {

@@ -1,6 +1,6 @@
 //! What a clone counts, and how it becomes a measurement.
 
-use crate::histogram::Histogram;
+use crate::latency::{Histogram, Latency, curve};
 use crate::results::Measurement;
 use crate::series::Recorder;
 use runtime::Instant;
@@ -68,11 +68,11 @@ impl Tally {
             seconds,
             iops: rate(self.operations),
             bandwidth: rate(self.bytes),
-            latency_ns: self.latency.summary(),
+            latency_ns: Latency::of(&self.latency),
             cpu_seconds,
             errors: self.errors,
             first_error: self.first_error,
-            curve: self.latency.curve(),
+            curve: curve(&self.latency),
             series: (self.operations > 0).then(|| self.series.series()),
             ..Measurement::default()
         }

@@ -5,7 +5,7 @@
 //! first one says that this is no log at all.
 
 use super::{Action, Entry, Settings};
-use crate::problem::{Place, Problem, did_you_mean};
+use stack::{Problem, did_you_mean};
 
 /// The longest line, in bytes: fio's.
 pub const LONGEST_LINE: usize = 4096;
@@ -32,6 +32,8 @@ struct NamedFile {
 
 /// Reads one log.
 pub struct Parser {
+    /// Name of the log for messages.
+    name: String,
     settings: Settings,
     version: Option<Version>,
     /// The line that is being read, from 1.
@@ -55,8 +57,9 @@ type Wrong<'a> = (&'a [u8], String);
 
 impl Parser {
     /// At the beginning of a log.
-    pub fn new(settings: &Settings) -> Parser {
+    pub fn new(name: &str, settings: &Settings) -> Parser {
         Parser {
+            name: name.to_owned(),
             settings: settings.clone(),
             version: None,
             line: 1,
@@ -97,7 +100,7 @@ impl Parser {
             self.end_line(found);
         }
         if self.version.is_none() && !self.is_foreign {
-            found(Err(Problem { place: Place { line: 1, column: 1 }, message: foreign(b"") }));
+            found(Err(self.problem(1, foreign(b""))));
         }
     }
 
@@ -121,7 +124,7 @@ impl Parser {
         } else {
             format!("a line of more than {LONGEST_LINE} bytes: expected one request a line")
         };
-        found(Err(Problem { place: self.place(1), message }));
+        found(Err(self.problem(1, message)));
     }
 
     fn end_line(&mut self, found: &mut impl FnMut(Result<Entry, Problem>)) {
@@ -133,8 +136,8 @@ impl Parser {
         self.begun = line;
     }
 
-    fn place(&self, column: usize) -> Place {
-        Place { line: usize::try_from(self.line).unwrap_or(usize::MAX), column }
+    fn problem(&self, column: usize, message: String) -> Problem {
+        Problem::at(&self.name, usize::try_from(self.line).unwrap_or(usize::MAX), column, message)
     }
 
     #[inline]
@@ -146,7 +149,7 @@ impl Parser {
                 // The field is a part of the line, or of nothing.
                 let before = (field.as_ptr() as usize).checked_sub(line.as_ptr() as usize);
                 let column = before.filter(|before| *before <= line.len()).map_or(1, |before| before + 1);
-                found(Err(Problem { place: self.place(column), message }));
+                found(Err(self.problem(column, message)));
             }
         }
     }

@@ -3,10 +3,9 @@ use proptest::prelude::*;
 
 /// What a log of these bytes gives, fed in pieces of this length.
 fn read(bytes: &[u8], piece: usize, settings: &Settings) -> Vec<Result<Entry, String>> {
-    let mut parser = Parser::new(settings);
+    let mut parser = Parser::new("t.log", settings);
     let mut all = Vec::new();
-    let said =
-        |problem: Problem| format!("{}:{}: {}", problem.place.line, problem.place.column, problem.message);
+    let said = |problem: Problem| format!("{}:{}: {}", problem.line, problem.column, problem.message);
     let mut take = |found: Result<Entry, Problem>| all.push(found.map_err(said));
     bytes.chunks(piece).for_each(|piece| parser.feed(piece, &mut take));
     parser.end(&mut take);
@@ -62,7 +61,7 @@ fn every_wrong_line_is_said_with_its_place() {
                 y add\nx close\nx read 0 512\nfio version 2 iolog\nx sync 0 0\nx wiat 1 0\nx frobnicate\n";
     let expected = [
         "3:1: y is not known: expected \"y add\" and \"y open\" before this line",
-        "5:3: action \"raed\" is not known; did you mean \"read\"?",
+        "5:3: action \"raed\" is not known: did you mean \"read\"?",
         "6:10: 4q: expected a number of bytes",
         "7:8: -1: expected a number of bytes",
         "8:1: expected \"FILE add|open|close\"",
@@ -75,7 +74,7 @@ fn every_wrong_line_is_said_with_its_place() {
         "16:1: x is not open: expected \"x open\" before this line",
         "17:1: another log begins here",
         "18:1: x is not open",
-        "19:3: action \"wiat\" is not known; did you mean \"wait\"?",
+        "19:3: action \"wiat\" is not known: did you mean \"wait\"?",
         "20:3: action \"frobnicate\" is not known (known: add,",
     ];
     let found = problems(text);

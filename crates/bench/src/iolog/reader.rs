@@ -14,7 +14,6 @@ const PIECE: usize = 32 << 10;
 
 /// A log that is being replayed.
 pub struct Reader {
-    name: String,
     file: File,
     parser: Parser,
     /// Where the piece after the next one begins.
@@ -31,9 +30,8 @@ impl Reader {
     pub async fn open(log: &Log, settings: &Settings) -> Result<Reader> {
         let file = File::open(&log.path, OpenOptions::default()).await?;
         let mut reader = Reader {
-            name: log.name.clone(),
             file,
-            parser: Parser::new(settings),
+            parser: Parser::new(&log.name, settings),
             offset: 0,
             ahead: None,
             requests: VecDeque::new(),
@@ -72,8 +70,7 @@ impl Reader {
                 count => self.parser.feed(&buffer.filled()[..count], &mut take),
             }
             if let Some(problem) = problem {
-                let (name, line) = (&self.name, problem.place.line);
-                return Err(Error::invalid(format!("{name}:{line}: {}", problem.message)));
+                return Err(Error::invalid(problem.to_string()));
             }
             self.offset += count as u64;
             if count > 0 {

@@ -6,7 +6,7 @@
 use super::parser::Parser;
 use super::{Action, Entry, Log, Settings};
 use crate::job::PerDirection;
-use crate::problem::{Place, Problem, Problems};
+use stack::{Collector, Problem, Problems};
 use std::fs::File;
 use std::io::Read;
 use std::path::Path;
@@ -14,9 +14,6 @@ use std::time::Duration;
 
 /// How much of a file is read at once, in bytes.
 const PIECE: usize = 1 << 18;
-
-/// How many problems are said of one log.
-const MOST_PROBLEMS: usize = 20;
 
 /// The block sizes of devices: from 512 bytes by powers of two.
 const BLOCK_SIZES: usize = 12;
@@ -48,23 +45,18 @@ impl Survey {
     /// # Errors
     /// The first problems of it, or that it can't be read.
     pub fn read(name: &str, path: &Path, settings: &Settings) -> Result<Survey, Problems> {
-        let alone = |message: String| {
-            let problem = Problem { place: Place { line: 1, column: 1 }, message };
-            Problems { file: name.into(), list: vec![problem] }
-        };
+        let alone = |message: String| Problems::from(Problem::without_place(name, message));
         let unreadable = |error: std::io::Error| alone(format!("reading this log: {error}"));
         let mut file = File::open(path).map_err(unreadable)?;
         if !file.metadata().map_err(unreadable)?.is_file() {
             return Err(alone("expected a regular file: a log is read twice".into()));
         }
-        let mut parser = Parser::new(settings);
+        let mut parser = Parser::new(name, settings);
         let mut survey = Survey::default();
-        let mut problems: Vec<Problem> = Vec::new();
-        let mut unsaid = 0_u64;
+        let mut problems = Collector::default();
         let mut take = |found: Result<Entry, Problem>| match found {
             Ok(entry) => survey.add(&entry),
-            Err(problem) if problems.len() < MOST_PROBLEMS => problems.push(problem),
-            Err(_) => unsaid += 1,
+            Err(problem) => problems.add(|| problem),
         };
         let mut piece = vec![0; PIECE];
         loop {
@@ -74,17 +66,11 @@ impl Survey {
             }
         }
         parser.end(&mut take);
-        if unsaid > 0 {
-            // Behind the last that is said.
-            let last = problems.last().map_or(Place { line: 1, column: 1 }, |last| last.place);
-            let last = Place { line: last.line + 1, column: 1 };
-            problems.push(Problem { place: last, message: format!("and {unsaid} more lines are wrong") });
-        }
         survey.files = parser.file_names().collect();
-        if survey.is_empty() && problems.is_empty() {
+        if survey.is_empty() && problems.count() == 0 {
             return Err(alone("nothing to replay: expected reads, writes or trims".into()));
         }
-        Problems::or(name, problems, survey)
+        problems.finish(survey)
     }
 
     fn is_empty(&self) -> bool {

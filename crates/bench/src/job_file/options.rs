@@ -3,7 +3,7 @@
 
 use super::number::{self, Units};
 use crate::job::{Amount, BlockSizes, Distribution, Job, METADATA, PerDirection, ReadWrite, Verify};
-use crate::problem::did_you_mean;
+use stack::did_you_mean;
 use std::collections::BTreeSet;
 
 /// Sets an option; an error says what was expected of the value.

@@ -1,7 +1,7 @@
 //! fio's command line and fio's JSON.
 
-use crate::histogram::{CURVE, CurvePoint, Latency};
 use crate::job::{Job, METADATA};
+use crate::latency::{CURVE, CurvePoint, Latency};
 use crate::results::Measurement;
 use block::{Error, Result};
 use serde_json::Value;

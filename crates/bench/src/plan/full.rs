@@ -4,8 +4,8 @@
 //! checked always, whether it is asked for or not. Names that the plan doesn't have are refused: what is measured in full is
 //! what is measured otherwise, for longer or on more.
 
-use super::reader::{Entry, Kind, Reader, Value, find};
-use crate::problem::did_you_mean;
+use super::reader::{Entry, Reader, find};
+use stack::{At, RawValue, did_you_mean};
 
 /// Sections of which each entry has a name.
 const NAMED: &[&str] = &["stack", "workload", "peer", "server"];
@@ -17,33 +17,33 @@ pub(super) fn laid_over(reader: &mut Reader, document: &[Entry], full: &Entry) -
     let mut document = document.to_vec();
     for section in sections {
         let changes = reader.table(section);
-        let name = section.key.as_str();
+        let name = section.key.value.as_str();
         if name == "plan" && find(&document, name).is_none() {
-            let (key, place) = (name.to_owned(), section.place);
-            document.push(Entry { key, place, value: Value { place, kind: Kind::Table(Vec::new()) } });
+            let value = At::new(RawValue::Table(Vec::new()), section.value.span.clone());
+            document.push(Entry { key: section.key.clone(), value });
         }
-        let Some(found) = document.iter_mut().find(|entry| entry.key == name) else {
-            reader.refuse(section.place, format!("[full.{name}]: the plan has no [{name}] to change"));
+        let Some(found) = document.iter_mut().find(|entry| entry.key.value == name) else {
+            reader.refuse(&section.key.span, format!("[full.{name}]: the plan has no [{name}] to change"));
             continue;
         };
-        let Kind::Table(entries) = &mut found.value.kind else { continue };
+        let RawValue::Table(entries) = &mut found.value.value else { continue };
         if !NAMED.contains(&name) {
             lay_over(entries, changes);
             continue;
         }
         for change in changes {
             let keys = reader.table(change);
-            let known: Vec<String> = entries.iter().map(|entry| entry.key.clone()).collect();
-            match entries.iter_mut().find(|entry| entry.key == change.key).map(|entry| &mut entry.value.kind)
-            {
-                Some(Kind::Table(entries)) => lay_over(entries, keys),
+            let known: Vec<String> = entries.iter().map(|entry| entry.key.value.clone()).collect();
+            let found = entries.iter_mut().find(|entry| entry.key.value == change.key.value);
+            match found.map(|entry| &mut entry.value.value) {
+                Some(RawValue::Table(entries)) => lay_over(entries, keys),
                 Some(_) => {}
                 None => {
                     let key = &change.key;
-                    let near = did_you_mean(key, known.iter().map(String::as_str));
-                    let known = known.join(", ");
+                    let near = did_you_mean(&key.value, known.iter().map(String::as_str));
+                    let (key, span, known) = (&key.value, &key.span, known.join(", "));
                     reader.refuse(
-                        change.place,
+                        span,
                         format!("[full.{name}]: the plan has no {name} \"{key}\"{near} (known: {known})"),
                     );
                 }
@@ -55,7 +55,7 @@ pub(super) fn laid_over(reader: &mut Reader, document: &[Entry], full: &Entry) -
 
 fn lay_over(entries: &mut Vec<Entry>, changes: &[Entry]) {
     for change in changes {
-        match entries.iter_mut().find(|entry| entry.key == change.key) {
+        match entries.iter_mut().find(|entry| entry.key.value == change.key.value) {
             Some(entry) => *entry = change.clone(),
             None => entries.push(change.clone()),
         }

@@ -1,6 +1,6 @@
 //! `[published.NAME]`: what others have published about a subject, to stand beside what is measured.
 
-use super::reader::{Entry, Reader, find};
+use super::reader::{Entry, Reader, find, option_of};
 use crate::job_file::number::{self, Units};
 use crate::results::Figure;
 
@@ -21,14 +21,14 @@ const FIGURES: &[(&str, Figure)] =
 
 pub(super) fn published(reader: &mut Reader, entry: &Entry) -> Option<Published> {
     let entries = reader.table(entry);
-    let what = format!("[published.{}]", entry.key);
+    let what = format!("[published.{}]", entry.key.value);
     let mut known: Vec<&str> = FIGURES.iter().map(|(key, _)| *key).collect();
     known.push("workload");
     reader.check_keys(&what, entries, &known);
     let mut figures = Vec::new();
     for (key, figure) in FIGURES {
         let Some(found) = find(entries, key) else { continue };
-        let text = found.value.as_option().unwrap_or_default();
+        let text = option_of(&found.value.value).unwrap_or_default();
         let value = match figure {
             Figure::Iops => number::count(&text),
             Figure::Bandwidth => number::bytes(&text, Units::Iec),
@@ -36,13 +36,13 @@ pub(super) fn published(reader: &mut Reader, entry: &Entry) -> Option<Published>
         };
         match value {
             Ok(value) if value > 0 => figures.push((*figure, value as f64)),
-            Ok(_) => reader.refuse(found.value.place, format!("{key} = {text}: expected more than 0")),
-            Err(message) => reader.refuse(found.value.place, format!("{key} = {message}")),
+            Ok(_) => reader.refuse(&found.value.span, format!("{key} = {text}: expected more than 0")),
+            Err(message) => reader.refuse(&found.value.span, format!("{key} = {message}")),
         }
     }
     if figures.is_empty() {
-        reader.refuse(entry.place, format!("{what}: expected a figure, such as iops = 180000"));
+        reader.refuse(&entry.key.span, format!("{what}: expected a figure, such as iops = 180000"));
         return None;
     }
-    Some(Published { subject: entry.key.clone(), workload: reader.text(entries, "workload"), figures })
+    Some(Published { subject: entry.key.value.clone(), workload: reader.text(entries, "workload"), figures })
 }

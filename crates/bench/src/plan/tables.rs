@@ -3,8 +3,9 @@
 //! The command prints JSON that [`Table`](crate::results::Table) describes: columns with titles and units, and rows.
 //! The plan may put rows of its own beside them, such as what others have published.
 
-use super::reader::{Entry, Kind, Reader, find};
+use super::reader::{Entry, Reader, find, list_of, option_of, place, table_of};
 use super::{check_placeholders, required_command};
+use stack::RawValue;
 
 /// A command that prints a table.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -32,33 +33,24 @@ impl TableCommand {
 
 pub(super) fn table(reader: &mut Reader, entry: &Entry) -> Option<TableCommand> {
     let entries = reader.table(entry);
-    let what = format!("[table.{}]", entry.key);
+    let what = format!("[table.{}]", entry.key.value);
     reader.check_keys(&what, entries, &["title", "about", "command", "rows", "requires"]);
     let command = required_command(reader, entry, entries, &what);
-    check_placeholders(reader, entries, "command", &command.iter().flatten().collect::<Vec<_>>(), false);
-    let mut rows = Vec::new();
-    if let Some(found) = find(entries, "rows") {
-        let items = match &found.value.kind {
-            Kind::List(items) => &items[..],
-            _ => &[],
-        };
-        let is_list = matches!(found.value.kind, Kind::List(_));
-        let row = |item: &super::reader::Value| match &item.kind {
-            Kind::Table(cells) => {
-                cells.iter().map(|cell| Some((cell.key.clone(), cell.value.as_option()?))).collect()
-            }
-            _ => None,
-        };
-        match items.iter().map(row).collect::<Option<Vec<_>>>().filter(|_| is_list) {
-            Some(read) => rows = read,
-            None => reader.refuse(
-                found.value.place,
-                "rows: expected a list of rows, such as [{ name = \"a\", value = \"3\" }]",
-            ),
+    let words: Vec<&String> = command.iter().flatten().collect();
+    check_placeholders(reader, place(entries, "command", entry), "command", &words, false);
+    let rows = find(entries, "rows").and_then(|found| {
+        let cell = |cell: &Entry| Some((cell.key.value.clone(), option_of(&cell.value.value)?));
+        let row = |row: &RawValue| table_of(row)?.iter().map(cell).collect();
+        let rows = list_of(&found.value.value, row);
+        if rows.is_none() {
+            let message = "rows: expected a list of rows, such as [{ name = \"a\", value = \"3\" }]";
+            reader.refuse(&found.value.span, message);
         }
-    }
+        rows
+    });
     let title = reader.text(entries, "title");
     let about = reader.text(entries, "about");
     let requires = reader.texts(entries, "requires").unwrap_or_default();
-    Some(TableCommand { name: entry.key.clone(), title, about, command: command?, rows, requires })
+    let rows = rows.unwrap_or_default();
+    Some(TableCommand { name: entry.key.value.clone(), title, about, command: command?, rows, requires })
 }

@@ -1,11 +1,11 @@
 //! Workloads of a plan: fio's options in TOML, where a list makes a matrix.
 
-use super::reader::{Entry, Kind, Reader, Value};
+use super::reader::{Entry, Reader, option_of};
 use super::{RateShare, Workload};
 use crate::job::{Job, PerDirection};
 use crate::job_file::number::Units;
 use crate::job_file::options;
-use crate::problem::Place;
+use stack::{At, RawValue, Span};
 use std::collections::BTreeSet;
 use std::time::Duration;
 
@@ -19,7 +19,7 @@ const ELSEWHERE: &[&str] = &["filename", "ioengine", "direct", "buffered", "grou
 #[derive(Clone, Copy)]
 struct Choice<'a> {
     entry: &'a Entry,
-    value: &'a Value,
+    value: &'a At<RawValue>,
     /// Whether it is one of several and so belongs to the point's name.
     is_named: bool,
 }
@@ -40,25 +40,24 @@ pub(super) fn points(
     extras: &Extras,
 ) -> Vec<Workload> {
     let mut points: Vec<Vec<Choice<'_>>> = vec![Vec::new()];
-    for option in entries.iter().filter(|entry| !super::WORKLOAD_KEYS.contains(&entry.key.as_str())) {
-        if ELSEWHERE.contains(&option.key.as_str()) {
-            let key = &option.key;
-            reader.refuse(
-                option.place,
-                format!("{key}: a workload says what is done; {key} belongs to a stack or peer"),
-            );
+    for option in entries.iter().filter(|entry| !super::WORKLOAD_KEYS.contains(&entry.key.value.as_str())) {
+        if ELSEWHERE.contains(&option.key.value.as_str()) {
+            let At { value: key, span } = &option.key;
+            let message = format!("{key}: a workload says what is done; {key} belongs to a stack or peer");
+            reader.refuse(span, message);
             continue;
         }
-        let (values, is_named) = match &option.value.kind {
-            Kind::List(values) => (&values[..], true),
+        let (values, is_named) = match &option.value.value {
+            RawValue::List(values) => (&values[..], true),
             _ => (std::slice::from_ref(&option.value), false),
         };
         if values.is_empty() {
-            reader.refuse(option.value.place, format!("{}: expected at least one value", option.key));
+            reader.refuse(&option.value.span, format!("{}: expected at least one value", option.key.value));
             continue;
         }
         if points.len() * values.len() > MOST_POINTS {
-            reader.refuse(entry.place, format!("workload {}: more than {MOST_POINTS} points", entry.key));
+            let message = format!("workload {}: more than {MOST_POINTS} points", entry.key.value);
+            reader.refuse(&entry.key.span, message);
             return Vec::new();
         }
         let mut extended = Vec::with_capacity(points.len() * values.len());
@@ -75,56 +74,55 @@ pub(super) fn points(
 }
 
 fn point(reader: &mut Reader, entry: &Entry, choices: &[Choice<'_>], extras: &Extras) -> Option<Workload> {
-    let before = reader.problems.len();
-    let mut job = Job::new(entry.key.clone());
+    let before = reader.problems.count();
+    let mut job = Job::new(entry.key.value.clone());
     job.ramp_time = extras.warm_up;
-    let mut name = entry.key.clone();
+    let mut name = entry.key.value.clone();
     let mut named = Vec::new();
     let mut rate_share = None;
     let mut said = BTreeSet::new();
     for Choice { entry: option, value, is_named } in choices {
-        let Some(text) = value.as_option() else {
-            reader.refuse(value.place, format!("{}: expected one value, or a list of values", option.key));
+        let (key, span) = (option.key.value.as_str(), &value.span);
+        let Some(text) = option_of(&value.value) else {
+            reader.refuse(span, format!("{key}: expected one value, or a list of values"));
             continue;
         };
         if *is_named {
-            name.push_str(&format!(" {}={text}", option.key));
-            named.push((option.key.clone(), text.clone()));
+            name.push_str(&format!(" {key}={text}"));
+            named.push((key.to_owned(), text.clone()));
         }
-        match option.key.as_str() {
-            "rate_iops" if text.contains('%') => match share(&text, value.place) {
+        match key {
+            "rate_iops" if text.contains('%') => match share(&text, span) {
                 Some(share) => {
                     said.insert("rate_iops");
                     rate_share = Some(share);
                 }
-                None => reader.refuse(
-                    value.place,
-                    format!(
-                        "rate_iops={text}: expected a number, or a share of a measured rate: \"50% of fio\""
-                    ),
-                ),
+                None => {
+                    let expected = "expected a number, or a share of a measured rate: \"50% of fio\"";
+                    reader.refuse(span, format!("rate_iops={text}: {expected}"));
+                }
             },
             key => match options::find(key) {
-                Err(message) => reader.refuse(option.place, message),
+                Err(message) => reader.refuse(&option.key.span, message),
                 Ok(known) => {
                     said.insert(known.name);
                     if let Err(message) = known.apply(&mut job, &text, Units::Iec) {
-                        reader.refuse(value.place, message);
+                        reader.refuse(span, message);
                     }
                 }
             },
         }
     }
     for (option, message) in options::check(&job, &said) {
-        let place =
-            choices.iter().find(|choice| choice.entry.key == option).map_or(entry.place, |it| it.entry.place);
-        reader.refuse(place, format!("workload {}: {message}", entry.key));
+        let found = choices.iter().find(|choice| choice.entry.key.value == option);
+        let key = found.map_or(&entry.key, |choice| &choice.entry.key);
+        reader.refuse(&key.span, format!("workload {}: {message}", entry.key.value));
     }
     job.name.clone_from(&name);
     job.group_reporting = true;
-    (reader.problems.len() == before).then(|| Workload {
+    (reader.problems.count() == before).then(|| Workload {
         name,
-        section: entry.key.clone(),
+        section: entry.key.value.clone(),
         choices: named,
         one_setup: extras.one_setup,
         job,
@@ -135,12 +133,12 @@ fn point(reader: &mut Reader, entry: &Entry, choices: &[Choice<'_>], extras: &Ex
 }
 
 /// `50% of fio`.
-fn share(text: &str, place: Place) -> Option<RateShare> {
+fn share(text: &str, span: &Span) -> Option<RateShare> {
     let (percent, of) = text.split_once('%')?;
     let of = of.trim_start().strip_prefix("of ")?.trim();
     let percent: f64 = percent.trim().parse().ok()?;
     let is_fine = percent > 0.0 && percent <= 1000.0 && !of.is_empty();
-    is_fine.then(|| RateShare { percent, of: of.into(), place })
+    is_fine.then(|| RateShare { percent, of: of.into(), span: span.clone() })
 }
 
 impl RateShare {

@@ -5,7 +5,7 @@
 
 use super::Palette;
 use super::svg::{Anchor, Scale, Svg, spread_out};
-use crate::histogram::CurvePoint;
+use crate::latency::CurvePoint;
 use crate::results::{Comparison, Figure, Results, RunResult, median};
 use crate::table::Verdict;
 use crate::units;

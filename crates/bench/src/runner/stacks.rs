@@ -5,7 +5,6 @@ use crate::environment::Environment;
 use crate::job::Job;
 use crate::peer::{Context, Server};
 use crate::plan::{Filling, Formatting, Plan, StackSource, StackSubject, Subject};
-use crate::problem::Place;
 use stack::{Contract, Stack, Value};
 use std::collections::BTreeSet;
 use std::path::Path;
@@ -70,20 +69,18 @@ pub(super) fn usual_plan(name: &str, argument: &str, writes: bool) -> Result<Pla
 /// Reads a stack of the plan and checks that its parts fit together. What `{socket}` and the like stand for is put
 /// into its line for this job.
 pub(super) fn plan_subject(
-    file: &str,
     subject: &StackSubject,
     (job, server): (&Job, Option<&Server>),
     setting: Setting<'_>,
     format: bool,
 ) -> Result<stack::Plan, String> {
-    let Place { line, column } = subject.place;
+    let place = format!("{}: [stack.{}]", subject.place, subject.name);
     let stack = match &subject.source {
         StackSource::Line(text) => {
             let stop = AtomicBool::new(false);
             let context = Context { directory: setting.directory, program: setting.program, stop: &stop };
-            let name = format!("{file}:{line}:{column}: [stack.{}]", subject.name);
             let text = context.fill_in(text, job, server);
-            let stack = Stack::from_line(&name, &text, setting.registry);
+            let stack = Stack::from_line(&place, &text, setting.registry);
             stack.map(|stack| stack.with_base_directory(setting.directory))
         }
         StackSource::File(path) => {
@@ -92,7 +89,7 @@ pub(super) fn plan_subject(
     };
     let said = |problems: stack::Problems| match &subject.source {
         StackSource::Line(_) => problems.to_string(),
-        StackSource::File(_) => format!("{file}:{line}:{column}: [stack.{}]: {problems}", subject.name),
+        StackSource::File(_) => format!("{place}: {problems}"),
     };
     let stack = stack.map_err(said)?;
     let stack = match subject.shards {
@@ -140,7 +137,7 @@ pub(super) fn check_jobs<'j>(
 }
 
 /// Everything that is wrong with the stacks of a plan, or where a workload doesn't fit one.
-pub(super) fn check_plan(file: &str, plan: &Plan, setting: Setting<'_>) -> Result<(), String> {
+pub(super) fn check_plan(plan: &Plan, setting: Setting<'_>) -> Result<(), String> {
     let mut problems = Vec::new();
     for subject in &plan.stacks {
         let jobs = || {
@@ -150,11 +147,10 @@ pub(super) fn check_plan(file: &str, plan: &Plan, setting: Setting<'_>) -> Resul
         let any = Job::new(&subject.name);
         let server = plan.server_of(Subject::Stack(subject));
         let format = subject.format != Formatting::No;
-        let planned = plan_subject(file, subject, (jobs().next().unwrap_or(&any), server), setting, format);
-        let Place { line, column } = subject.place;
+        let planned = plan_subject(subject, (jobs().next().unwrap_or(&any), server), setting, format);
         let checked = planned.and_then(|planned| {
             check_jobs(&planned, subject.device.as_deref(), jobs())
-                .map_err(|message| format!("{file}:{line}:{column}: [stack.{}]: {message}", subject.name))
+                .map_err(|message| format!("{}: [stack.{}]: {message}", subject.place, subject.name))
         });
         problems.extend(checked.err());
     }
@@ -177,7 +173,7 @@ pub(super) fn describe(what: &What, setting: Setting<'_>, environment: &mut Envi
                 let any = Job::new("any");
                 let server = plan.server_of(Subject::Stack(subject));
                 let format = subject.format != Formatting::No;
-                if let Ok(planned) = plan_subject("", subject, (&any, server), setting, format) {
+                if let Ok(planned) = plan_subject(subject, (&any, server), setting, format) {
                     add_files(planned.stack());
                 }
             }

@@ -72,7 +72,7 @@ fn fills_calibrates_and_measures() {
         std::fs::write(setting.directory.join("x.img"), vec![1; 2 << 20]).unwrap();
         let plan = Plan::parse("p.toml", RATES).unwrap();
         let (watcher, observer) = watched(Watcher::default());
-        let outcome = Benchmark::of_plan("p.toml", plan, setting).unwrap().run(&observer, &Stop::new());
+        let outcome = Benchmark::of_plan(plan, setting).unwrap().run(&observer, &Stop::new());
         assert_eq!(
             *watcher.steps.lock().unwrap(),
             [
@@ -105,7 +105,7 @@ fn a_stop_begins_nothing_more() {
         let plan = Plan::parse("p.toml", &RATES.replace("50ms", "1h")).unwrap();
         let stop_at = Some(("memory/read/calibration", stop.clone()));
         let (watcher, observer) = watched(Watcher { stop_at, ..Watcher::default() });
-        let outcome = Benchmark::of_plan("p.toml", plan, setting).unwrap().run(&observer, &stop);
+        let outcome = Benchmark::of_plan(plan, setting).unwrap().run(&observer, &stop);
         assert!(outcome.results.interrupted && outcome.results.runs.is_empty() && outcome.failures == 0);
         assert_eq!(watcher.steps.lock().unwrap().len(), 2);
     });
@@ -180,7 +180,7 @@ fn a_matrix_on_one_setup_builds_and_fills_once() {
         std::fs::write(setting.directory.join("x.img"), vec![1; 1 << 20]).unwrap();
         let (watcher, observer) = watched(Watcher::default());
         let plan = Plan::parse("p.toml", MATRIX).unwrap();
-        let outcome = Benchmark::of_plan("p.toml", plan, setting).unwrap().run(&observer, &Stop::new());
+        let outcome = Benchmark::of_plan(plan, setting).unwrap().run(&observer, &Stop::new());
         let steps = watcher.steps.lock().unwrap();
         assert_eq!((steps.len(), outcome.failures), (16, 0), "{steps:?} {:?}", outcome.results.notes);
         assert_eq!(steps[0], "memory/points rw=read bs=4KiB/1 measured");
@@ -205,7 +205,7 @@ fn a_stop_in_a_matrix_keeps_what_was_measured() {
         let stop_at = Some(("memory/points rw=write bs=4KiB/1", stop.clone()));
         let (watcher, observer) = watched(Watcher { stop_at, ..Watcher::default() });
         let plan = Plan::parse("p.toml", MATRIX).unwrap();
-        let outcome = Benchmark::of_plan("p.toml", plan, setting).unwrap().run(&observer, &stop);
+        let outcome = Benchmark::of_plan(plan, setting).unwrap().run(&observer, &stop);
         assert!(outcome.results.interrupted && outcome.failures == 0, "{:?}", outcome.results.notes);
         assert_eq!(watcher.steps.lock().unwrap().len(), 3, "the fourth never begins");
         assert!((2..=3).contains(&outcome.results.runs.len()));
@@ -225,7 +225,7 @@ fn tables_of_commands() {
             std::fs::write(setting.directory.join("table.json"), table).unwrap();
             let plan = Plan::parse("p.toml", &text).unwrap();
             let (_, observer) = watched(Watcher::default());
-            Benchmark::of_plan("p.toml", plan, setting).unwrap().run(&observer, &Stop::new())
+            Benchmark::of_plan(plan, setting).unwrap().run(&observer, &Stop::new())
         })
     };
     let good = outcome(r#"["cat", "table.json"]"#, r#"{ map = "published", bytes = "133 (224)" }"#);

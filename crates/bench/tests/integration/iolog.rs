@@ -69,9 +69,7 @@ impl World {
     fn plan(&self, text: &str) -> Outcome {
         let plan = Plan::parse("p.toml", text).expect("the plan is right");
         let observer: Arc<dyn Observer> = Arc::new(Nobody);
-        Benchmark::of_plan("p.toml", plan, self.setting())
-            .expect("it can be run")
-            .run(&observer, &Stop::new())
+        Benchmark::of_plan(plan, self.setting()).expect("it can be run").run(&observer, &Stop::new())
     }
 
     /// What fio says of the same job, on this file.
@@ -293,7 +291,7 @@ fn what_does_not_fit_is_refused_before_anything_runs() {
         )
     );
     let error = world.refused("[r]\nread_iolog=none.log\n", Some("ram(1MiB)"));
-    assert!(error.contains("[r]: none.log:1:1: reading this log: No such file"), "{error}");
+    assert!(error.contains("[r]: none.log: reading this log: No such file"), "{error}");
     world.write("trace.log", "fio version 2 iolog\nx add\nx open\nx raed 0 4096\nx read 0\n");
     let error = world.refused(job, Some("ram(1MiB)"));
     assert!(

@@ -353,10 +353,15 @@ fn choose_source(assembly: &mut Assembly, said: &Superblock) {
 mod tests {
     use super::*;
 
-    const ARRAY: Uuid = Uuid([9; 16]);
+    const ARRAY: Uuid = Uuid::from_bytes([9; 16]);
 
     fn slot(number: u8, state: SlotState) -> Slot {
-        Slot { leg: Uuid([number; 16]), state, write_mostly: number == 1, has_bitmap: number != 1 }
+        Slot {
+            leg: Uuid::from_bytes([number; 16]),
+            state,
+            write_mostly: number == 1,
+            has_bitmap: number != 1,
+        }
     }
 
     /// Of leg `own` of so many, with what it says of them: a letter each.
@@ -491,7 +496,7 @@ mod tests {
         refused(&[leg(0, 5, 3, "aa"), leg(0, 5, 3, "aa")], false, 0, "are the same leg");
         let mut other = leg(1, 70, 3, "aa");
         if let Found::Member(superblock) = &mut other {
-            superblock.array = Uuid([8; 16]);
+            superblock.array = Uuid::from_bytes([8; 16]);
         }
         refused(&[leg(0, 5, 3, "aa"), other.clone()], false, 0, "belongs to mirror");
         is(&[leg(0, 5, 3, "aa"), other], false, 0b10, (0b01, 0b10, 0b10));
@@ -507,7 +512,7 @@ mod tests {
     fn a_leg_that_was_replaced_is_left_out() {
         let mut replaced = leg(1, 9, 3, "aa");
         if let Found::Member(superblock) = &mut replaced {
-            superblock.slots[1].leg = Uuid([5; 16]);
+            superblock.slots[1].leg = Uuid::from_bytes([5; 16]);
         }
         is(&[leg(0, 10, 3, "aa"), replaced, leg(1, 10, 3, "aa")], false, 0, (0b101, 0, 0));
     }

@@ -6,7 +6,7 @@
 use block::{Buffer, Error, Payload, Result};
 use zerocopy::little_endian::{U32, U64};
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
-pub use zones::on_device::format::Uuid;
+pub use zones::on_device::format::{Uuid, draw_uuid};
 use zones::sector::{self, Format, Head};
 
 /// The version of the format that this code writes and reads.
@@ -152,12 +152,12 @@ impl Superblock {
             let state = SlotState::ALL.iter().position(|state| *state == slot.state).unwrap_or(0);
             let flags =
                 (u8::from(slot.write_mostly) * WRITE_MOSTLY) | (u8::from(slot.has_bitmap) * HAS_BITMAP);
-            *raw = RawSlot { leg: slot.leg.0, state: state as u8, flags, padding: [0; 2] };
+            *raw = RawSlot { leg: slot.leg.into_bytes(), state: state as u8, flags, padding: [0; 2] };
         }
         let raw = RawSuperblock {
             head: SUPERBLOCK.head(),
             block_size: self.block_size.into(),
-            array: self.array.0,
+            array: self.array.into_bytes(),
             events: self.events.into(),
             cleared_events: self.cleared_events.into(),
             data_offset: self.data_offset.into(),
@@ -207,11 +207,11 @@ impl Superblock {
                 return Err(Error::protocol("superblock: flags of a leg that version 1 doesn't have"));
             }
             let (write_mostly, has_bitmap) = (raw.flags & WRITE_MOSTLY != 0, raw.flags & HAS_BITMAP != 0);
-            slots.push(Slot { leg: Uuid(raw.leg), state, write_mostly, has_bitmap });
+            slots.push(Slot { leg: Uuid::from_bytes(raw.leg), state, write_mostly, has_bitmap });
         }
         Ok(Superblock {
             block_size: raw.block_size.get(),
-            array: Uuid(raw.array),
+            array: Uuid::from_bytes(raw.array),
             events,
             cleared_events,
             data_offset: raw.data_offset.get(),
@@ -231,7 +231,7 @@ pub fn encode_bitmap(page: &mut Buffer, array: Uuid, index: u32, mut bit: impl F
     let mut raw = RawBitmap {
         head: BITMAP.head(),
         index: index.into(),
-        array: array.0,
+        array: array.into_bytes(),
         bits: [0; BITMAP_BYTES],
         padding: [0; 4],
         crc: 0.into(),
@@ -252,8 +252,8 @@ pub fn encode_bitmap(page: &mut Buffer, array: Uuid, index: u32, mut bit: impl F
 pub fn decode_bitmap(bytes: &[u8], array: Uuid, index: u32) -> Result<[u8; BITMAP_BYTES]> {
     let what = format!("sector {index} of the bitmap");
     let raw: &RawBitmap = BITMAP.read(bytes, &what)?;
-    if raw.array != array.0 {
-        let found = Uuid(raw.array);
+    if raw.array != array.into_bytes() {
+        let found = Uuid::from_bytes(raw.array);
         return Err(Error::corrupt(format!("{what}: of mirror {found}; this one is {array}")));
     }
     if raw.index.get() != index {
@@ -269,14 +269,14 @@ mod tests {
 
     fn superblock() -> Superblock {
         let slot = |number: u8, state| Slot {
-            leg: Uuid([number; 16]),
+            leg: Uuid::from_bytes([number; 16]),
             state,
             write_mostly: number == 2,
             has_bitmap: number == 1,
         };
         Superblock {
             block_size: 4096,
-            array: Uuid([7; 16]),
+            array: Uuid::from_bytes([7; 16]),
             events: 9,
             cleared_events: 5,
             data_offset: 1 << 20,
@@ -299,21 +299,21 @@ mod tests {
         let bytes = superblock().encode(4096).to_data();
         assert_eq!(Superblock::decode(&bytes).expect("it is one"), superblock());
         let mut page = Buffer::new(1024);
-        encode_bitmap(&mut page, Uuid([7; 16]), 3, |chunk| chunk % 5 == 0);
-        let bits = decode_bitmap(page.filled(), Uuid([7; 16]), 3).expect("it is one");
+        encode_bitmap(&mut page, Uuid::from_bytes([7; 16]), 3, |chunk| chunk % 5 == 0);
+        let bits = decode_bitmap(page.filled(), Uuid::from_bytes([7; 16]), 3).expect("it is one");
         for chunk in 0..BITMAP_BITS {
             let is_set = bits[chunk as usize / 8] >> (chunk % 8) & 1 == 1;
             assert_eq!(is_set, (3 * BITMAP_BITS + chunk).is_multiple_of(5), "chunk {chunk}");
         }
-        assert!(decode_bitmap(page.filled(), Uuid([7; 16]), 4).is_err());
-        assert!(decode_bitmap(page.filled(), Uuid([8; 16]), 3).is_err());
+        assert!(decode_bitmap(page.filled(), Uuid::from_bytes([7; 16]), 4).is_err());
+        assert!(decode_bitmap(page.filled(), Uuid::from_bytes([8; 16]), 3).is_err());
     }
 
     proptest! {
         #[test]
         fn any_bytes_are_read_without_harm(bytes in proptest::collection::vec(any::<u8>(), 0..600)) {
             prop_assert!(Superblock::decode(&bytes).is_err());
-            prop_assert!(decode_bitmap(&bytes, Uuid([7; 16]), 0).is_err());
+            prop_assert!(decode_bitmap(&bytes, Uuid::from_bytes([7; 16]), 0).is_err());
         }
 
         /// Bytes that a writer sealed, of any contents: nothing of it leads to a panic.
@@ -327,7 +327,7 @@ mod tests {
             let _ = Superblock::decode(&record);
             record[..8].copy_from_slice(&BITMAP_MAGIC);
             sector::seal(&mut record);
-            let _ = decode_bitmap(&record, Uuid([0; 16]), 0);
+            let _ = decode_bitmap(&record, Uuid::from_bytes([0; 16]), 0);
         }
 
         #[test]

@@ -2,7 +2,7 @@
 
 use super::assembly::Found;
 use super::core::Core;
-use super::format::{SlotState, Uuid};
+use super::format::{SlotState, draw_uuid};
 use super::open::look;
 use block::{Error, Result};
 use std::rc::Rc;
@@ -200,7 +200,7 @@ async fn add(core: &Rc<Core>, name: &str) -> Result<String> {
         return Err(Error::busy(format!("add {name}: all {places} places have a leg")));
     };
     core.wipe(leg).await?;
-    core.slots.borrow_mut()[slot].leg = Uuid::draw();
+    core.slots.borrow_mut()[slot].leg = draw_uuid();
     core.join(leg, slot, true).await?;
     Ok(format!("{name} is overwritten with all data of the mirror"))
 }

@@ -6,7 +6,7 @@ use super::behind::Behind;
 use super::chunks::Chunks;
 use super::core::{Core, Settings};
 use super::format::{
-    BITMAP_BITS, BITMAP_BYTES, RECORD, Slot, SlotState, Superblock, Uuid, decode_bitmap, encode_bitmap,
+    BITMAP_BITS, BITMAP_BYTES, RECORD, Slot, SlotState, Superblock, decode_bitmap, draw_uuid, encode_bitmap,
 };
 use super::layout::Layout;
 use super::leg::{Leg, LegDevice, Mask, each};
@@ -179,7 +179,7 @@ async fn format(plan: &Plan, devices: &[LegDevice]) -> Result<()> {
     let block_size = plan.block_size();
     let least = plan.legs.iter().map(|(_, leg)| leg.geometry().bytes()).min().unwrap_or(0);
     let layout = Layout::new(least, block_size, plan.bitmap_chunk.unwrap_or(super::layout::USUAL_CHUNK))?;
-    let (array, page) = (Uuid::draw(), Layout::page(block_size));
+    let (array, page) = (draw_uuid(), Layout::page(block_size));
     for device in devices {
         // A format that is interrupted leaves no valid superblock, old or new.
         for copy in 0..2 {
@@ -197,7 +197,7 @@ async fn format(plan: &Plan, devices: &[LegDevice]) -> Result<()> {
     }
     let is_avoided = |leg: usize| plan.settings.write_mostly & 1 << leg != 0;
     let slots = (0..devices.len()).map(|leg| Slot {
-        leg: Uuid::draw(),
+        leg: draw_uuid(),
         state: SlotState::Active,
         write_mostly: is_avoided(leg),
         has_bitmap: true,
@@ -343,7 +343,7 @@ async fn begin(core: &Rc<Core>, assembly: &Assembly) -> Result<()> {
         for leg in each(assembly.lack_all) {
             core.wipe(leg).await?;
             if let Some(slot) = core.legs[leg].slot.get() {
-                core.slots.borrow_mut()[slot].leg = Uuid::draw();
+                core.slots.borrow_mut()[slot].leg = draw_uuid();
             }
         }
     }

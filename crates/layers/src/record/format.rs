@@ -8,10 +8,13 @@ use block::{
     BlockCount, BlockSize, DeviceGeometry, Durability, Durable, EraseGuarantee, ZeroMode, ZoneGeometry,
 };
 use block::{Error, Payload, Result};
-use crc_fast::{CrcAlgorithm, checksum};
 use std::fmt;
 use std::ops::Range;
 use std::sync::Arc;
+use zerocopy::little_endian::{U16, U32, U64};
+use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
+use zones::bytes::Reader;
+pub use zones::record::sum_of as crc;
 
 /// The first bytes of a timeline.
 pub const MAGIC: [u8; 8] = *b"SILTLINE";
@@ -20,19 +23,62 @@ pub const VERSION: u32 = 2;
 /// The oldest version that this program reads.
 pub const OLDEST_VERSION: u32 = 1;
 /// How long the file's header is, in bytes.
-pub const FILE_HEADER: usize = 64;
+pub const FILE_HEADER: usize = size_of::<RawFileHeader>();
 /// How long a record's header is, in bytes.
-pub const RECORD_HEADER: usize = 32;
+pub const RECORD_HEADER: usize = size_of::<RawRecordHeader>();
 /// The longest body of a record, in bytes.
 pub const LONGEST_BODY: u64 = 1 << 31;
+/// What is read, in errors.
+const RECORD: &str = "a record";
 /// Data is looked at in pieces of this many bytes when zeros are left out.
 const ZERO_UNIT: usize = 512;
 /// In the word before a segment: the segment is zeros and has no bytes.
 const ZEROS: u32 = 1 << 31;
 
-/// CRC-32C (Castagnoli).
-pub fn crc(bytes: &[u8]) -> u32 {
-    checksum(CrcAlgorithm::Crc32Iscsi, bytes) as u32
+#[derive(FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned)]
+#[repr(C)]
+struct RawFileHeader {
+    magic: [u8; 8],
+    version: U32,
+    length: U32,
+    identity: [u8; 16],
+    began: U64,
+    reserved: [u8; 20],
+    crc: U32,
+}
+
+#[derive(FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned)]
+#[repr(C)]
+struct RawRecordHeader {
+    kind: u8,
+    reserved: u8,
+    device: U16,
+    body: U32,
+    sequence: U64,
+    time: U64,
+    body_crc: U32,
+    crc: U32,
+}
+
+#[derive(FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned)]
+#[repr(C)]
+struct RawSubmission {
+    operation: u8,
+    durable: u8,
+    mode: u8,
+    reserved: u8,
+    zones: U32,
+    place: U64,
+    length: U64,
+}
+
+#[derive(FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned)]
+#[repr(C)]
+struct RawCompletion {
+    submitted: U64,
+    errno: U32,
+    reserved: U32,
+    value: U64,
 }
 
 /// What a timeline says about itself.
@@ -47,15 +93,17 @@ pub struct FileHeader {
 impl FileHeader {
     /// The header's bytes.
     pub fn encode(&self) -> [u8; FILE_HEADER] {
-        let mut bytes = [0; FILE_HEADER];
-        bytes[0..8].copy_from_slice(&MAGIC);
-        bytes[8..12].copy_from_slice(&VERSION.to_le_bytes());
-        bytes[12..16].copy_from_slice(&(FILE_HEADER as u32).to_le_bytes());
-        bytes[16..32].copy_from_slice(&self.identity);
-        bytes[32..40].copy_from_slice(&self.began.to_le_bytes());
-        let sum = crc(&bytes[..60]);
-        bytes[60..64].copy_from_slice(&sum.to_le_bytes());
-        bytes
+        let mut raw = RawFileHeader {
+            magic: MAGIC,
+            version: VERSION.into(),
+            length: (FILE_HEADER as u32).into(),
+            identity: self.identity,
+            began: self.began.into(),
+            reserved: [0; 20],
+            crc: 0.into(),
+        };
+        raw.crc = crc(&raw.as_bytes()[..FILE_HEADER - 4]).into();
+        zerocopy::transmute!(raw)
     }
 
     /// Reads the header at the start of `bytes`.
@@ -64,27 +112,26 @@ impl FileHeader {
     /// [`Error::Protocol`] if this isn't a timeline or is one of another version, [`Error::Corrupt`] if it is
     /// damaged.
     pub fn decode(bytes: &[u8]) -> Result<Self> {
-        let Some(header) = bytes.first_chunk::<FILE_HEADER>() else {
+        let Ok((raw, _)) = RawFileHeader::ref_from_prefix(bytes) else {
             return Err(Error::protocol(format!("{} bytes are too few for a timeline", bytes.len())));
         };
-        let mut reader = Reader::new(header);
-        if reader.array::<8>()? != MAGIC {
+        if raw.magic != MAGIC {
             return Err(Error::protocol(
                 "this is not a timeline of the record layer: it begins with other bytes",
             ));
         }
-        let version = reader.u32()?;
-        if !(OLDEST_VERSION..=VERSION).contains(&version) {
+        if !(OLDEST_VERSION..=VERSION).contains(&raw.version.get()) {
             return Err(Error::protocol(format!(
-                "a timeline of version {version}: this program reads versions {OLDEST_VERSION} to {VERSION}; use the \
-                 one that wrote it"
+                "a timeline of version {}: this program reads versions {OLDEST_VERSION} to {VERSION}; use the one that \
+                 wrote it",
+                raw.version
             )));
         }
-        let length = reader.u32()?;
-        if crc(&header[..60]).to_le_bytes() != header[60..64] || length as usize != FILE_HEADER {
+        let sum = crc(&bytes[..FILE_HEADER - 4]);
+        if raw.crc.get() != sum || raw.length.get() as usize != FILE_HEADER {
             return Err(Error::corrupt("the header of the timeline is damaged: its checksum is wrong"));
         }
-        Ok(FileHeader { identity: reader.array()?, began: reader.u64()? })
+        Ok(FileHeader { identity: raw.identity, began: raw.began.get() })
     }
 }
 
@@ -129,16 +176,18 @@ fn header_crc(identity: &[u8; 16], header: &[u8]) -> u32 {
 impl RecordHeader {
     /// The header's bytes.
     pub fn encode(&self, identity: &[u8; 16]) -> [u8; RECORD_HEADER] {
-        let mut bytes = [0; RECORD_HEADER];
-        bytes[0] = self.kind as u8;
-        bytes[2..4].copy_from_slice(&self.device.to_le_bytes());
-        bytes[4..8].copy_from_slice(&self.body.to_le_bytes());
-        bytes[8..16].copy_from_slice(&self.sequence.to_le_bytes());
-        bytes[16..24].copy_from_slice(&self.time.to_le_bytes());
-        bytes[24..28].copy_from_slice(&self.body_crc.to_le_bytes());
-        let sum = header_crc(identity, &bytes);
-        bytes[28..32].copy_from_slice(&sum.to_le_bytes());
-        bytes
+        let mut raw = RawRecordHeader {
+            kind: self.kind as u8,
+            reserved: 0,
+            device: self.device.into(),
+            body: self.body.into(),
+            sequence: self.sequence.into(),
+            time: self.time.into(),
+            body_crc: self.body_crc.into(),
+            crc: 0.into(),
+        };
+        raw.crc = header_crc(identity, raw.as_bytes()).into();
+        zerocopy::transmute!(raw)
     }
 
     /// Reads the header at the start of `bytes`.
@@ -146,28 +195,26 @@ impl RecordHeader {
     /// # Errors
     /// [`Error::Corrupt`] if there is no valid header.
     pub fn decode(identity: &[u8; 16], bytes: &[u8]) -> Result<Self> {
-        let Some(header) = bytes.first_chunk::<RECORD_HEADER>() else {
+        let Ok((raw, _)) = RawRecordHeader::ref_from_prefix(bytes) else {
             return Err(Error::corrupt(format!("{} bytes are too few for a record", bytes.len())));
         };
-        if header_crc(identity, header).to_le_bytes() != header[28..32] {
+        if header_crc(identity, raw.as_bytes()) != raw.crc.get() {
             return Err(Error::corrupt("the checksum of a record's header is wrong"));
         }
-        let mut reader = Reader::new(header);
-        let kind = match reader.u8()? {
+        let kind = match raw.kind {
             1 => RecordType::Device,
             2 => RecordType::Submit,
             3 => RecordType::Complete,
             4 => RecordType::End,
             other => return Err(Error::corrupt(format!("record type {other} is unknown"))),
         };
-        reader.u8()?;
         Ok(RecordHeader {
             kind,
-            device: reader.u16()?,
-            body: reader.u32()?,
-            sequence: reader.u64()?,
-            time: reader.u64()?,
-            body_crc: reader.u32()?,
+            device: raw.device.get(),
+            body: raw.body.get(),
+            sequence: raw.sequence.get(),
+            time: raw.time.get(),
+            body_crc: raw.body_crc.get(),
         })
     }
 }
@@ -234,7 +281,7 @@ impl DeviceEntry {
     /// # Errors
     /// [`Error::Corrupt`] for anything that [`encode`](Self::encode) doesn't write.
     pub fn decode(body: &[u8]) -> Result<Self> {
-        let mut reader = Reader::new(body);
+        let mut reader = Reader::new(body, RECORD);
         let contract = reader.u8()?;
         let role = match reader.u8()? {
             0 => Role::Disk,
@@ -246,7 +293,7 @@ impl DeviceEntry {
             1 => Shape::Zones(decode_zones(&mut reader)?),
             other => return Err(Error::corrupt(format!("contract {other} is unknown"))),
         };
-        let length = reader.u16()?;
+        let length = reader.take::<U16>()?.get();
         let name = String::from_utf8_lossy(reader.bytes(usize::from(length))?).into_owned();
         reader.end()?;
         Ok(DeviceEntry { name, role, shape })
@@ -467,10 +514,16 @@ impl SubmissionFields<'_> {
 
     /// The body's bytes.
     pub fn encode(&self, bytes: &mut Vec<u8>) {
-        bytes.extend([self.operation, u8::from(self.durable), self.mode, 0]);
-        bytes.extend((self.zones.len() as u32).to_le_bytes());
-        bytes.extend(self.place.to_le_bytes());
-        bytes.extend(self.length.to_le_bytes());
+        let raw = RawSubmission {
+            operation: self.operation,
+            durable: self.durable.into(),
+            mode: self.mode,
+            reserved: 0,
+            zones: (self.zones.len() as u32).into(),
+            place: self.place.into(),
+            length: self.length.into(),
+        };
+        bytes.extend(raw.as_bytes());
         self.zones.iter().for_each(|zone| bytes.extend(zone.0.to_le_bytes()));
         match self.data {
             // A record's data is shorter than a segment can be.
@@ -514,37 +567,36 @@ impl Submission {
     /// # Errors
     /// [`Error::Corrupt`] for anything that isn't a submission.
     pub fn decode(file: &Arc<Vec<u8>>, range: Range<usize>) -> Result<Self> {
-        let mut reader = Reader::new(&file[range.clone()]);
-        let (operation, durable, mode, _) = (reader.u8()?, reader.u8()?, reader.u8()?, reader.u8()?);
-        let count = reader.u32()?;
-        let (place, length) = (reader.u64()?, reader.u64()?);
-        let durability = match durable {
+        let mut reader = Reader::new(&file[range.clone()], RECORD);
+        let raw = reader.take::<RawSubmission>()?;
+        let (place, length) = (raw.place.get(), raw.length.get());
+        let durability = match raw.durable {
             0 => Durability::Visible,
             1 => Durability::Durable,
             other => return Err(Error::corrupt(format!("durability {other} of an operation is unknown"))),
         };
         let zone = u32::try_from(place).map_err(|_| Error::corrupt(format!("zone {place} is too large")));
-        let submission = match operation {
+        let submission = match raw.operation {
             1 => {
-                let content = decode_content(file, range.start, &mut reader, length)?;
+                let content = decode_content(file, range.end, &mut reader, length)?;
                 Submission::Write { offset: place, content, durability }
             }
             2 => {
-                let mode = if mode == 0 { ZeroMode::MayDeallocate } else { ZeroMode::KeepAllocated };
+                let mode = if raw.mode == 0 { ZeroMode::MayDeallocate } else { ZeroMode::KeepAllocated };
                 Submission::WriteZeroes { offset: place, length, mode, durability }
             }
             3 => Submission::Discard { offset: place, length },
             4 => Submission::Flush,
             5 => {
-                let content = decode_content(file, range.start, &mut reader, length)?;
+                let content = decode_content(file, range.end, &mut reader, length)?;
                 Submission::Append { zone: zone?, content }
             }
             6 => {
-                let zones: Result<Vec<u32>> = (0..count).map(|_| reader.u32()).collect();
+                let zones: Result<Vec<u32>> = (0..raw.zones.get()).map(|_| reader.u32()).collect();
                 Submission::FlushZones { zones: zones? }
             }
             7 => Submission::Finish { zone: zone? },
-            8 => Submission::Reset { zone: zone?, erase: decode_erase(mode)? },
+            8 => Submission::Reset { zone: zone?, erase: decode_erase(raw.mode)? },
             9 => Submission::Read { offset: place, length },
             other => return Err(Error::corrupt(format!("operation {other} is unknown"))),
         };
@@ -553,7 +605,7 @@ impl Submission {
     }
 }
 
-fn decode_content(file: &Arc<Vec<u8>>, base: usize, reader: &mut Reader<'_>, length: u64) -> Result<Content> {
+fn decode_content(file: &Arc<Vec<u8>>, end: usize, reader: &mut Reader<'_>, length: u64) -> Result<Content> {
     let mut content = Content { file: file.clone(), segments: Vec::new() };
     while content.len() < length {
         let word = reader.u32()?;
@@ -562,7 +614,7 @@ fn decode_content(file: &Arc<Vec<u8>>, base: usize, reader: &mut Reader<'_>, len
             return Err(Error::corrupt("a segment of a write is empty or longer than the write"));
         }
         let data = if word & ZEROS == 0 {
-            let from = base + reader.at;
+            let from = end - reader.remaining();
             reader.bytes(count as usize)?;
             Some(from)
         } else {
@@ -587,10 +639,8 @@ pub struct Completion {
 impl Completion {
     /// The body's bytes.
     pub fn encode(&self, bytes: &mut Vec<u8>) {
-        bytes.extend(self.submitted.to_le_bytes());
-        bytes.extend(self.errno.to_le_bytes());
-        bytes.extend([0; 4]);
-        bytes.extend(self.value.to_le_bytes());
+        let (submitted, errno, value) = (self.submitted.into(), self.errno.into(), self.value.into());
+        bytes.extend(RawCompletion { submitted, errno, reserved: 0.into(), value }.as_bytes());
     }
 
     /// Reads the body.
@@ -598,56 +648,10 @@ impl Completion {
     /// # Errors
     /// [`Error::Corrupt`] if it isn't exactly a completion.
     pub fn decode(body: &[u8]) -> Result<Self> {
-        let mut reader = Reader::new(body);
-        let (submitted, errno) = (reader.u64()?, reader.u32()?);
-        reader.u32()?;
-        let value = reader.u64()?;
+        let mut reader = Reader::new(body, RECORD);
+        let raw = reader.take::<RawCompletion>()?;
         reader.end()?;
-        Ok(Completion { submitted, errno, value })
-    }
-}
-
-/// Takes numbers off the front of bytes, and never more than there are.
-struct Reader<'a> {
-    bytes: &'a [u8],
-    at: usize,
-}
-
-macro_rules! numbers {
-    ($($name:ident)*) => {$(
-        fn $name(&mut self) -> Result<$name> {
-            Ok($name::from_le_bytes(self.array()?))
-        }
-    )*};
-}
-
-impl<'a> Reader<'a> {
-    fn new(bytes: &'a [u8]) -> Self {
-        Reader { bytes, at: 0 }
-    }
-
-    numbers! { u8 u16 u32 u64 }
-
-    fn array<const N: usize>(&mut self) -> Result<[u8; N]> {
-        let mut array = [0; N];
-        array.copy_from_slice(self.bytes(N)?);
-        Ok(array)
-    }
-
-    fn bytes(&mut self, count: usize) -> Result<&'a [u8]> {
-        let rest = &self.bytes[self.at..];
-        let taken = rest
-            .get(..count)
-            .ok_or_else(|| Error::corrupt(format!("a record ends after {} of {count} bytes", rest.len())))?;
-        self.at += count;
-        Ok(taken)
-    }
-
-    fn end(&self) -> Result<()> {
-        match self.bytes.len() - self.at {
-            0 => Ok(()),
-            more => Err(Error::corrupt(format!("a record has {more} bytes too many"))),
-        }
+        Ok(Completion { submitted: raw.submitted.get(), errno: raw.errno.get(), value: raw.value.get() })
     }
 }
 
@@ -676,6 +680,64 @@ mod tests {
         encode_payload(&zeros, &mut bytes);
         assert_eq!(bytes.len(), 4);
         assert_eq!(roundtrip(&zeros).len(), 1 << 20);
+    }
+
+    /// The bytes on the medium: a change here is a new version of the format.
+    #[test]
+    fn bytes_are_those_of_the_version() {
+        let identity = [7; 16];
+        let mut bytes = FileHeader { identity, began: 0x0102_0304_0506_0708 }.encode().to_vec();
+        let header = RecordHeader {
+            kind: RecordType::Submit,
+            device: 0x0203,
+            body: 0x0405_0607,
+            sequence: 0x0809_0A0B_0C0D_0E0F,
+            time: 0x1011_1213_1415_1617,
+            body_crc: 0x1819_1A1B,
+        };
+        assert_eq!(RecordHeader::decode(&identity, &header.encode(&identity)), Ok(header));
+        bytes.extend(header.encode(&identity));
+        let device = DeviceGeometry {
+            block_size: BlockSize::default(),
+            blocks: BlockCount(1000),
+            atomic_write: 512,
+            volatile_cache: true,
+            read_only: false,
+        };
+        let zones = ZoneGeometry {
+            zones: 3,
+            zone_size: 1 << 20,
+            zone_capacity: 1 << 19,
+            append_granularity: 512,
+            read_granularity: 4096,
+            max_append: 65536,
+            max_open: 5,
+            max_active: 6,
+            durable: Durable::OnFlush,
+            erase: EraseGuarantee::Erased,
+        };
+        for (role, shape) in [(Role::Client, Shape::Device(device)), (Role::Disk, Shape::Zones(zones))] {
+            let entry = DeviceEntry { name: "disk".into(), role, shape };
+            let mut body = Vec::new();
+            entry.encode(&mut body);
+            assert_eq!(DeviceEntry::decode(&body), Ok(entry));
+            (0..body.len()).for_each(|length| assert!(DeviceEntry::decode(&body[..length]).is_err()));
+            body.push(0);
+            assert!(DeviceEntry::decode(&body).is_err());
+            body.pop();
+            bytes.extend(body);
+        }
+        let payload = Payload::from(Data::copy_of(&[1, 2, 3]));
+        let mut fields = SubmissionFields::new(6, 0x2021_2223_2425_2627, 3);
+        fields.zones = &[block::ZoneIndex(8), block::ZoneIndex(9)];
+        fields.data = Some(&payload);
+        (fields.durable, fields.mode) = (true, 2);
+        fields.encode(&mut bytes);
+        let completion = Completion { submitted: 77, errno: 5, value: 0x3031_3233 };
+        let from = bytes.len();
+        completion.encode(&mut bytes);
+        assert_eq!(Completion::decode(&bytes[from..]), Ok(completion));
+        assert_eq!((bytes.len(), crc(&bytes)), (243, 641_497_445));
     }
 
     proptest! {

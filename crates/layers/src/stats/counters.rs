@@ -4,17 +4,20 @@
 //! another shard raises a number that each writer compares with its own before it counts: a set that hasn't
 //! caught up yet reads as empty, so nothing from before a clear is ever shown.
 
-use super::histogram::{Histogram, SharedHistogram, add};
 use block::Status;
 use runtime::Instant;
+use runtime::histogram::{Histogram, SharedHistogram, add};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
+
+/// Precision of the latencies: quantiles within 1.6 %.
+const PRECISION: u32 = 5;
 
 /// What is counted of one kind of call.
 #[derive(Debug, Default)]
 struct KindCounters {
     /// Successful calls and their latency in nanoseconds.
-    latency: SharedHistogram,
+    latency: SharedHistogram<PRECISION>,
     bytes: AtomicU64,
     errors: AtomicU64,
     in_flight: AtomicU64,
@@ -65,7 +68,8 @@ impl PartCounters {
         let clearings = self.clearings.load(Ordering::Acquire);
         let mut status = Status::new();
         for (kind, name) in self.names.iter().enumerate() {
-            let (mut latency, mut bytes, mut errors, mut in_flight) = (Histogram::new(), 0, 0, 0);
+            let (mut latency, mut bytes, mut errors, mut in_flight) =
+                (Histogram::<PRECISION>::new(), 0, 0, 0);
             for shard in shards.iter() {
                 let counters = &shard.kinds[kind];
                 in_flight += counters.in_flight.load(Ordering::Relaxed);
@@ -81,12 +85,25 @@ impl PartCounters {
             entry.insert("errors".into(), errors.into());
             entry.insert("in_flight".into(), in_flight.into());
             if latency.count() > 0 {
-                entry.insert("latency_ns".into(), latency.summary());
+                entry.insert("latency_ns".into(), summary(&latency));
             }
             status.insert((*name).into(), entry.into());
         }
         status
     }
+}
+
+/// `{min, mean, p50, p90, p99, p99_9, max}` in whole nanoseconds.
+fn summary(latency: &Histogram<PRECISION>) -> serde_json::Value {
+    serde_json::json!({
+        "min": latency.smallest(),
+        "mean": latency.mean().round() as u64,
+        "p50": latency.quantile(0.5),
+        "p90": latency.quantile(0.9),
+        "p99": latency.quantile(0.99),
+        "p99_9": latency.quantile(0.999),
+        "max": latency.largest(),
+    })
 }
 
 impl ShardCounters {

@@ -5,11 +5,10 @@
 
 use super::Words;
 use block::{Buffer, Error, Payload, Result};
-use crc_fast::{CrcAlgorithm, Digest};
 use zerocopy::little_endian::{U32, U64};
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
 use zones::on_device::format::Uuid;
-use zones::record::{FIXED, Identity};
+use zones::record::{FIXED, Identity, keyed_sum};
 use zones::sector::{self, Format, Head};
 
 /// The version of the format that this code writes.
@@ -106,7 +105,7 @@ impl Superblock {
         let raw = RawSuperblock {
             head: SUPERBLOCK.head(),
             unit: self.unit.into(),
-            uuid: self.identity.uuid.0,
+            uuid: self.identity.uuid.into_bytes(),
             key: self.identity.key.into(),
             sequence: self.sequence.into(),
             epoch: self.epoch.into(),
@@ -147,7 +146,7 @@ impl Superblock {
             return Err(Error::corrupt("superblock of a table: numbers that can't be"));
         }
         Ok(Superblock {
-            identity: Identity { uuid: Uuid(raw.uuid), key: raw.key.get() },
+            identity: Identity { uuid: Uuid::from_bytes(raw.uuid), key: raw.key.get() },
             unit,
             sequence: raw.sequence.get(),
             epoch: raw.epoch.get(),
@@ -163,10 +162,7 @@ impl Superblock {
 }
 
 fn page_crc(key: u64, bytes: &[u8]) -> u32 {
-    let mut digest = Digest::new(CrcAlgorithm::Crc32Iscsi);
-    digest.update(&key.to_le_bytes());
-    digest.update(&bytes[12..]);
-    digest.finalize() as u32
+    keyed_sum(key, &[&bytes[12..]])
 }
 
 /// The unit that holds a page with these entries, which has all changes up to record `sequence`.
@@ -182,7 +178,7 @@ pub(crate) fn encode_page(
         magic: PAGE_MAGIC,
         crc: 0.into(),
         version: VERSION.into(),
-        uuid: identity.uuid.0,
+        uuid: identity.uuid.into_bytes(),
         page: page.into(),
         sequence: sequence.into(),
     };
@@ -215,7 +211,7 @@ pub(crate) fn decode_page(
     let (raw, rest) = RawPage::ref_from_prefix(bytes).map_err(|_| wrong())?;
     let right = raw.magic == PAGE_MAGIC
         && (OLDEST_VERSION..=VERSION).contains(&raw.version.get())
-        && raw.uuid == identity.uuid.0
+        && raw.uuid == identity.uuid.into_bytes()
         && raw.page.get() == page
         && raw.crc.get() == page_crc(identity.key, bytes);
     if !right || rest.len() < entries.len() * ENTRY {
@@ -268,7 +264,7 @@ mod tests {
     use super::*;
     use proptest::prelude::*;
 
-    const IDENTITY: Identity = Identity { uuid: Uuid([7; 16]), key: 99 };
+    const IDENTITY: Identity = Identity { uuid: Uuid::from_bytes([7; 16]), key: 99 };
 
     fn superblock() -> Superblock {
         Superblock {

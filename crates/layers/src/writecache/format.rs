@@ -75,7 +75,7 @@ impl Superblock {
         let raw = Raw {
             head: FORMAT.head(),
             block_size: self.block_size.into(),
-            uuid: self.identity.uuid.0,
+            uuid: self.identity.uuid.into_bytes(),
             key: self.identity.key.into(),
             sequence: self.sequence.into(),
             origin_blocks: self.origin_blocks.into(),
@@ -111,7 +111,7 @@ impl Superblock {
         }
         Ok(Superblock {
             block_size: raw.block_size.get(),
-            identity: Identity { uuid: Uuid(raw.uuid), key: raw.key.get() },
+            identity: Identity { uuid: Uuid::from_bytes(raw.uuid), key: raw.key.get() },
             sequence: raw.sequence.get(),
             origin_blocks: raw.origin_blocks.get(),
             ring_start: raw.ring_start.get(),
@@ -250,7 +250,7 @@ mod tests {
     fn superblock() -> Superblock {
         Superblock {
             block_size: 4096,
-            identity: Identity { uuid: Uuid([3; 16]), key: 4 },
+            identity: Identity { uuid: Uuid::from_bytes([3; 16]), key: 4 },
             sequence: 5,
             origin_blocks: 6,
             ring_start: 2,

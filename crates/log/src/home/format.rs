@@ -1,9 +1,10 @@
 //! The bytes of a map's home: where everything is, its header, and the transactions of its journal. The book's page "The
 //! map's home" describes them byte by byte. Decoding takes any bytes.
 
-use crate::bytes::{Reader, Writer};
 use block::{Error, Result};
 use crc_fast::{CrcAlgorithm, Digest};
+use zerocopy::little_endian::U64;
+use zones::bytes::{Reader, Writer};
 use zones::on_device::format::Uuid;
 
 /// The version of the format that this code writes and reads.
@@ -36,28 +37,31 @@ pub type Line = [u64; LINE / 8];
 pub fn line_of(bytes: &[u8]) -> Line {
     let mut padded = [0; LINE];
     padded[..bytes.len()].copy_from_slice(bytes);
-    let mut line = [0; LINE / 8];
-    for (word, bytes) in line.iter_mut().zip(padded.as_chunks::<8>().0) {
-        *word = u64::from_ne_bytes(*bytes);
-    }
-    line
+    zerocopy::transmute!(padded)
 }
 
 /// The bytes of a line.
 pub fn bytes_of(line: &Line) -> [u8; LINE] {
-    let mut bytes = [0; LINE];
-    for (bytes, word) in bytes.as_chunks_mut::<8>().0.iter_mut().zip(line) {
-        *bytes = word.to_ne_bytes();
-    }
-    bytes
+    zerocopy::transmute!(*line)
 }
 
 /// CRC32C of the log's key and these bytes: nothing that isn't of this log has it.
 pub fn sum(key: u64, bytes: &[u8]) -> u32 {
-    let mut digest = Digest::new(CrcAlgorithm::Crc32Iscsi);
-    digest.update(&key.to_le_bytes());
-    digest.update(bytes);
-    digest.finalize() as u32
+    zones::record::keyed_sum(key, &[bytes])
+}
+
+/// Pads to `length` bytes, the last four of which are [`sum`].
+pub fn sealed(mut writer: Writer, length: usize, key: u64) -> Vec<u8> {
+    writer.0.resize(length - 4, 0);
+    let sum = sum(key, &writer.0);
+    writer.u32(sum);
+    writer.0
+}
+
+/// Whether the first `length` bytes are there and end with their [`sum`].
+pub fn is_sealed(bytes: &[u8], length: usize, key: u64) -> bool {
+    let split = bytes.get(..length).and_then(|bytes| bytes.split_last_chunk::<4>());
+    split.is_some_and(|(content, own)| sum(key, content) == u32::from_le_bytes(*own))
 }
 
 /// CRC-64/NVME of the log's key and the body of a transaction. Lines of the state end with a CRC32C of their own, so another
@@ -165,28 +169,16 @@ impl Header {
     /// As bytes, [`HEADER`] of them.
     pub fn encode(&self) -> Vec<u8> {
         let mut writer = Writer::default();
-        writer.bytes(MAGIC);
+        writer.put(MAGIC);
         writer.u32(VERSION);
-        writer.bytes(&ORDER.to_ne_bytes());
-        writer.bytes(&self.uuid.0);
+        writer.put(&ORDER.to_ne_bytes());
+        writer.put(self.uuid.as_bytes());
         writer.u32(self.zones);
         writer.u32(0);
-        let places = &self.places;
-        for value in [
-            places.journal,
-            places.journal_length,
-            places.state,
-            places.state_length,
-            places.words,
-            self.number,
-            self.base,
-        ] {
-            writer.u64(value);
-        }
-        writer.0.resize(HEADER - 4, 0);
-        let sum = sum(0, &writer.0);
-        writer.u32(sum);
-        writer.0
+        let Places { journal, journal_length, state, state_length, words } = self.places;
+        let numbers = [journal, journal_length, state, state_length, words, self.number, self.base];
+        writer.put(&numbers.map(U64::new));
+        sealed(writer, HEADER, 0)
     }
 
     /// From bytes, which may be anything.
@@ -212,29 +204,18 @@ impl Header {
                  the program that wrote it"
             )));
         }
-        let (content, own) = bytes
-            .get(..HEADER)
-            .and_then(|bytes| bytes.split_last_chunk::<4>())
-            .ok_or_else(|| reader.strange("ends too early"))?;
-        if sum(0, content) != u32::from_le_bytes(*own) {
+        if !is_sealed(bytes, HEADER, 0) {
             return Err(reader.strange("is damaged"));
         }
-        let mut uuid = [0; 16];
-        uuid.copy_from_slice(reader.bytes(16)?);
+        let uuid = Uuid::from_bytes(*reader.take()?);
         let zones = reader.u32()?;
         reader.u32()?;
-        let places = Places {
-            journal: reader.u64()?,
-            journal_length: reader.u64()?,
-            state: reader.u64()?,
-            state_length: reader.u64()?,
-            words: reader.u64()?,
-        };
-        let (number, base) = (reader.u64()?, reader.u64()?);
+        let [journal, journal_length, state, state_length, words, number, base] = reader.u64s()?;
+        let places = Places { journal, journal_length, state, state_length, words };
         if !places.is_possible() || places.versions(zones) > places.state + places.state_length {
             return Err(reader.strange("names places that can't be"));
         }
-        Ok(Header { uuid: Uuid(uuid), zones, places, number, base })
+        Ok(Header { uuid, zones, places, number, base })
     }
 }
 
@@ -289,30 +270,20 @@ impl Transaction {
     /// As bytes, [`TRANSACTION`] of them.
     pub fn encode(&self, key: u64) -> Vec<u8> {
         let mut writer = Writer::default();
-        writer.bytes(TRANSACTION_MAGIC);
-        writer.u64(self.sequence);
-        writer.u64(self.elsewhere);
-        writer.u64(self.body_sum);
+        writer.put(TRANSACTION_MAGIC);
+        writer.put(&[self.sequence, self.elsewhere, self.body_sum].map(U64::new));
         writer.u32(self.lines);
-        writer.0.resize(TRANSACTION - 4, 0);
-        let sum = sum(key, &writer.0);
-        writer.u32(sum);
-        writer.0
+        sealed(writer, TRANSACTION, key)
     }
 
     /// From bytes, which may be anything; none if they are no transaction of this log.
     pub fn decode(bytes: &[u8], key: u64) -> Option<Transaction> {
-        let (content, own) = bytes.get(..TRANSACTION)?.split_last_chunk::<4>()?;
-        if !content.starts_with(TRANSACTION_MAGIC) || sum(key, content) != u32::from_le_bytes(*own) {
+        if !bytes.starts_with(TRANSACTION_MAGIC) || !is_sealed(bytes, TRANSACTION, key) {
             return None;
         }
-        let mut reader = Reader::new(&content[8..], "a transaction");
-        Some(Transaction {
-            sequence: reader.u64().ok()?,
-            elsewhere: reader.u64().ok()?,
-            body_sum: reader.u64().ok()?,
-            lines: reader.u32().ok()?,
-        })
+        let mut reader = Reader::new(&bytes[8..], "a transaction");
+        let [sequence, elsewhere, body_sum] = reader.u64s().ok()?;
+        Some(Transaction { sequence, lines: reader.u32().ok()?, elsewhere, body_sum })
     }
 }
 
@@ -321,13 +292,19 @@ mod tests {
     use super::*;
 
     fn header() -> Header {
-        Header { uuid: Uuid([9; 16]), zones: 300, places: Places::new(300, 1 << 20), number: 5, base: 17 }
+        Header {
+            uuid: Uuid::from_bytes([9; 16]),
+            zones: 300,
+            places: Places::new(300, 1 << 20),
+            number: 5,
+            base: 17,
+        }
     }
 
     #[test]
     fn what_was_written_is_read() {
         let bytes = header().encode();
-        assert_eq!(bytes.len(), HEADER);
+        assert_eq!((bytes.len(), sum(0, &bytes)), (HEADER, 1_214_729_159), "the bytes of version {VERSION}");
         assert_eq!(Header::decode(&bytes), Ok(header()));
         (0..HEADER).for_each(|length| assert!(Header::decode(&bytes[..length]).is_err(), "{length} bytes"));
         for bit in 0..8 * HEADER {
@@ -348,7 +325,11 @@ mod tests {
         );
         let transaction = Transaction { sequence: 3, lines: 11, elsewhere: 0, body_sum: body_sum(7, &body) };
         let bytes = transaction.encode(7);
-        assert_eq!(bytes.len(), TRANSACTION);
+        assert_eq!(
+            (bytes.len(), sum(0, &bytes)),
+            (TRANSACTION, 3_848_099_365),
+            "the bytes of version {VERSION}"
+        );
         assert_eq!(Transaction::decode(&bytes, 7), Some(transaction));
         assert_eq!(Transaction::decode(&bytes, 8), None, "of another log");
         for bit in 0..8 * TRANSACTION {

@@ -19,7 +19,7 @@ use zones::record::Identity;
 
 const ZONES: u32 = 40;
 const BLOCKS: u64 = 5 << 19;
-const IDENTITY: Identity = Identity { uuid: Uuid([5; 16]), key: 0x1234_5678_9abc_def0 };
+const IDENTITY: Identity = Identity { uuid: Uuid::from_bytes([5; 16]), key: 0x1234_5678_9abc_def0 };
 
 /// A version: its number, its parent's, its name, and where its blocks lie.
 type Told = (u32, Option<u32>, String, Vec<(u64, u64, u32)>);

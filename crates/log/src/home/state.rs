@@ -1,14 +1,15 @@
 //! What a map's home says beside the words of the map: of which moment it is, its versions, and what is known of each
 //! zone. In the journal of changes it is lines like all others: one for the moment, one per zone, the versions behind.
 
-use super::format::{LINE, Line, Places, line_of, sum};
-use crate::bytes::{Reader, Writer};
+use super::format::{LINE, Line, Places, is_sealed, line_of, sealed, sum};
 use crate::directory::{Directory, VersionEntry, ZoneEntry, check_versions};
 use crate::format::REPLAYED;
 use crate::map::radix::OpenVersion;
 use crate::table::{Usage, Zone, ZoneTable};
 use crate::versions::Versions;
 use block::{Error, Result};
+use zerocopy::little_endian::U64;
+use zones::bytes::{Reader, Writer};
 
 const MAGIC: &[u8; 8] = b"SILTHST1";
 const VERSION_BYTES: usize = 4 + 4 + 1 + 8 + 8 + 1 + 4;
@@ -34,14 +35,11 @@ pub fn encode_moment(moment: &Moment, sequence: u64, versions: usize, key: u64) 
     writer.u64(sequence);
     writer.u64(moment.epoch);
     writer.u64(moment.clock);
-    moment.covered.iter().for_each(|last| writer.u64(*last));
+    writer.put(&moment.covered.map(U64::new));
     writer.u32(moment.next_version);
     writer.u32(moment.slabs);
     writer.u32(versions as u32);
-    writer.0.resize(LINE - 4, 0);
-    let sum = sum(key ^ u64::from_le_bytes(*MAGIC), &writer.0);
-    writer.u32(sum);
-    line_of(&writer.0)
+    line_of(&sealed(writer, LINE, key ^ u64::from_le_bytes(*MAGIC)))
 }
 
 /// What the line says: the transaction, the moment, and how many bytes of versions there are.
@@ -50,16 +48,11 @@ pub fn encode_moment(moment: &Moment, sequence: u64, versions: usize, key: u64) 
 /// [`Error::Corrupt`] for a damaged one.
 pub fn decode_moment(line: &[u8], key: u64) -> Result<(u64, Moment, usize)> {
     let mut reader = Reader::new(line, "the state at the map's home");
-    let content = line.get(..LINE - 4).ok_or_else(|| reader.strange("ends too early"))?;
-    let own = Reader::new(&line[LINE - 4..], "the state at the map's home").u32()?;
-    if sum(key ^ u64::from_le_bytes(*MAGIC), content) != own {
+    if !is_sealed(line, LINE, key ^ u64::from_le_bytes(*MAGIC)) {
         return Err(reader.strange("is damaged"));
     }
     let (sequence, epoch, clock) = (reader.u64()?, reader.u64()?, reader.u64()?);
-    let mut covered = [0; REPLAYED];
-    for last in &mut covered {
-        *last = reader.u64()?;
-    }
+    let covered = reader.u64s()?;
     let (next_version, slabs, versions) = (reader.u32()?, reader.u32()?, reader.u32()? as usize);
     Ok((sequence, Moment { epoch, clock, covered, next_version, slabs }, versions))
 }
@@ -72,17 +65,14 @@ pub fn encode_zone(number: u32, zone: &Zone, key: u64) -> Line {
     writer.u64(zone.generation);
     writer.u64(zone.opened);
     writer.u64(zone.changed);
-    zone.last.iter().for_each(|last| writer.u64(*last));
+    writer.put(&zone.last.map(U64::new));
     writer.u32(zone.live);
     writer.u32(zone.written);
     writer.u32(zone.committed);
     writer.u8(zone.class);
     writer.u8(is_used.into());
     writer.u8((is_used && is_full).into());
-    writer.0.resize(LINE - 4, 0);
-    let sum = sum(key ^ u64::from(number), &writer.0);
-    writer.u32(sum);
-    line_of(&writer.0)
+    line_of(&sealed(writer, LINE, key ^ u64::from(number)))
 }
 
 /// What is known of a zone.
@@ -102,9 +92,7 @@ pub struct KnownZone {
 /// [`Error::Corrupt`] for a damaged one.
 pub fn decode_zone(number: u32, line: &[u8], key: u64) -> Result<Option<KnownZone>> {
     let mut reader = Reader::new(line, "what the map's home says of a zone");
-    let content = line.get(..LINE - 4).ok_or_else(|| reader.strange("ends too early"))?;
-    let own = Reader::new(&line[LINE - 4..], "what the map's home says of a zone").u32()?;
-    if sum(key ^ u64::from(number), content) != own {
+    if !is_sealed(line, LINE, key ^ u64::from(number)) {
         return Err(reader.strange(&format!("is damaged (zone {number})")));
     }
     let mut known = KnownZone::default();
@@ -112,9 +100,7 @@ pub fn decode_zone(number: u32, line: &[u8], key: u64) -> Result<Option<KnownZon
     known.entry.generation = reader.u64()?;
     known.entry.opened = reader.u64()?;
     known.entry.changed = reader.u64()?;
-    for last in &mut known.entry.last {
-        *last = reader.u64()?;
-    }
+    known.entry.last = reader.u64s()?;
     (known.live, known.entry.written, known.committed) = (reader.u32()?, reader.u32()?, reader.u32()?);
     known.entry.class = reader.u8()?;
     let is_used = reader.u8()? != 0;
@@ -252,6 +238,7 @@ mod tests {
     fn what_was_written_is_read_and_damage_is_noticed() {
         let moment = Moment { epoch: 3, clock: 4, covered: [5, 6], next_version: 7, slabs: 8 };
         let line = bytes_of(&encode_moment(&moment, 9, 100, 11));
+        assert_eq!(sum(0, &line), 1_327_782_545);
         assert_eq!(decode_moment(&line, 11), Ok((9, moment, 100)));
         let zone = Zone {
             usage: Usage::Full,
@@ -266,6 +253,7 @@ mod tests {
             last: [18, 19],
         };
         let known = bytes_of(&encode_zone(5, &zone, 11));
+        assert_eq!(sum(0, &known), 402_589_426);
         let read = decode_zone(5, &known, 11).unwrap().unwrap();
         let entry = ZoneEntry {
             zone: 5,

@@ -1,7 +1,7 @@
 //! What a cache holds, as people see it: sums, a picture of the origin, levels, and the hottest ranges.
 
 use super::held::{CachedRange, Facts, hottest_first, merged};
-use crate::table::{Cell, Table};
+use bench::table::{Cell, Grid};
 use bench::units;
 use serde_json::{Value, json};
 use std::fmt::Write;
@@ -84,7 +84,7 @@ fn levels(out: &mut String, ranges: &[CachedRange]) {
         "main queue, twice",
         "main queue, three times or more",
     ];
-    let mut table = Table::new(&["level", "bytes", "dirty", "what it means"]);
+    let mut table = Grid::new(&["level", "bytes", "dirty", "what it means"]);
     for level in (1..=LEVELS).rev() {
         let its = ranges.iter().filter(|range| range.heat.level() == level);
         let (bytes, dirty) =
@@ -106,7 +106,7 @@ fn list(out: &mut String, ranges: &[CachedRange], top: usize) {
     if top == 0 {
         return;
     }
-    let mut table = Table::new(&["offset", "bytes", "level", "heat", "requests ago"]);
+    let mut table = Grid::new(&["offset", "bytes", "level", "heat", "requests ago"]);
     let hottest = hottest_first(ranges, None);
     for (heat, range) in hottest.iter().take(top) {
         let ago = match heat.age {

@@ -255,10 +255,21 @@ fn plans() {
         &[("p.toml", TYPOS)],
         &["bench", "p.toml"],
         r#"
-p.toml:3:1: [plan]: unknown key "repetitoins"; did you mean "repetitions"? (known: name, title, repetitions, warm_up, published_in)
-p.toml:7:6: rw=randraed: expected one of read, write, trim, randread, randwrite, randtrim, rw, readwrite, randrw; did you mean "randread"?
-p.toml:8:1: option "iodpeth" is not known; did you mean "iodepth"?
-p.toml:10:12: there is no subject "foi" (known: ram)"#,
+p.toml:3:1: [plan]: unknown key "repetitoins": did you mean "repetitions"? (known: name, title, repetitions, warm_up, published_in)
+ 3 | repetitoins = 5
+   | ^^^^^^^^^^^
+
+p.toml:7:6: rw=randraed: expected one of read, write, trim, randread, randwrite, randtrim, rw, readwrite, randrw: did you mean "randread"?
+ 7 | rw = "randraed"
+   |      ^^^^^^^^^^
+
+p.toml:8:1: option "iodpeth" is not known: did you mean "iodepth"?
+ 8 | iodpeth = 32
+   | ^^^^^^^
+
+p.toml:10:12: there is no subject "foi" (known: ram)
+ 10 | baseline = "foi"
+    |            ^^^^^"#,
     );
     refused(
         &[("p.toml", PLAN)],
@@ -276,7 +287,7 @@ p.toml:9:8: [stack.nothing]: FOLDER/none.toml: can't read this stack file: No su
         &[("p.toml", "")],
         &["bench", "p.toml"],
         r#"
-p.toml:1:1: a plan needs at least one [workload.NAME] and one [stack.NAME] or [peer.NAME]"#,
+p.toml: a plan needs at least one [workload.NAME] and one [stack.NAME] or [peer.NAME]"#,
     );
     refused(
         &[],
@@ -314,7 +325,9 @@ p.toml: --full: this plan has no [full] that says what that changes"#,
         &[("p.toml", &format!("{good}\n[full.workload.raed]\nruntime = \"5m\"\n"))],
         &["bench", "p.toml"],
         r#"
-p.toml:13:16: [full.workload]: the plan has no workload "raed"; did you mean "read"? (known: read)"#,
+p.toml:13:16: [full.workload]: the plan has no workload "raed": did you mean "read"? (known: read)
+ 13 | [full.workload.raed]
+    |                ^^^^"#,
     );
 }
 
@@ -338,7 +351,12 @@ j.fio: x.img isn't there, and no job says how large it shall be: expected size=B
         &["bench", "j.fio"],
         r#"
 j.fio:3:1: option "bssplit": not supported: use bs= or bsrange=
-j.fio:4:1: option "bz" is not known"#,
+ 3 | bssplit=5
+   | ^^^^^^^
+
+j.fio:4:1: option "bz" is not known: did you mean "bs"?
+ 4 | bz=4k
+   | ^^"#,
     );
     refused(
         &[("j.fio", job)],

@@ -5,6 +5,7 @@
 
 use crate::sector::{self, Format, Head};
 use block::{Error, Payload, Result, ZoneState};
+pub use uuid::Uuid;
 use zerocopy::little_endian::{U32, U64};
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
 
@@ -23,32 +24,13 @@ const HEADER: Format = Format { magic: HEADER_MAGIC, version: VERSION };
 /// No sequence or generation was ever counted so far.
 const LARGEST_COUNT: u64 = 1 << 62;
 
-/// The identity of a volume: random, chosen when it is formatted.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Uuid(pub [u8; 16]);
-
-impl Uuid {
-    /// A new one, in the form of a random UUID (RFC 9562, section 5.4), from the runtime's source of chance.
-    pub fn draw() -> Self {
-        let mut uuid = [0; 16];
-        uuid[..8].copy_from_slice(&runtime::random_u64().to_le_bytes());
-        uuid[8..].copy_from_slice(&runtime::random_u64().to_le_bytes());
-        uuid[6] = uuid[6] & 0x0F | 0x40;
-        uuid[8] = uuid[8] & 0x3F | 0x80;
-        Uuid(uuid)
-    }
-}
-
-impl std::fmt::Display for Uuid {
-    fn fmt(&self, formatter: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        for (index, byte) in self.0.iter().enumerate() {
-            if matches!(index, 4 | 6 | 8 | 10) {
-                formatter.write_str("-")?;
-            }
-            write!(formatter, "{byte:02x}")?;
-        }
-        Ok(())
-    }
+/// Draws the identity of a volume, of a log or of a mirror: a random UUID (RFC 9562, section 5.4) from the runtime's
+/// source of randomness.
+pub fn draw_uuid() -> Uuid {
+    let mut bytes = [0; 16];
+    bytes[..8].copy_from_slice(&runtime::random_u64().to_le_bytes());
+    bytes[8..].copy_from_slice(&runtime::random_u64().to_le_bytes());
+    uuid::Builder::from_random_bytes(bytes).into_uuid()
 }
 
 /// What a superblock says.
@@ -120,7 +102,7 @@ impl Superblock {
         let raw = RawSuperblock {
             head: SUPERBLOCK.head(),
             block_size: self.block_size.into(),
-            uuid: self.uuid.0,
+            uuid: self.uuid.into_bytes(),
             sequence: self.sequence.into(),
             zone_size: self.zone_size.into(),
             first_zone: self.first_zone.into(),
@@ -147,7 +129,7 @@ impl Superblock {
         }
         let superblock = Superblock {
             block_size: raw.block_size.get(),
-            uuid: Uuid(raw.uuid),
+            uuid: Uuid::from_bytes(raw.uuid),
             sequence: raw.sequence.get(),
             zone_size: raw.zone_size.get(),
             first_zone: raw.first_zone.get(),
@@ -175,7 +157,7 @@ impl ZoneHeader {
         let raw = RawHeader {
             head: HEADER.head(),
             state: state_number(self.state).into(),
-            uuid: self.uuid.0,
+            uuid: self.uuid.into_bytes(),
             zone: self.zone.into(),
             padding: 0.into(),
             generation: self.generation.into(),
@@ -202,8 +184,8 @@ impl ZoneHeader {
         if raw.padding.get() != 0 || raw.reserved != [0; 452] {
             return Err(Error::protocol(format!("{what}: fields that version 2 doesn't have")));
         }
-        if raw.uuid != uuid.0 {
-            let found = Uuid(raw.uuid);
+        if raw.uuid != uuid.into_bytes() {
+            let found = Uuid::from_bytes(raw.uuid);
             return Err(Error::corrupt(format!("{what}: of volume {found}; this volume is {uuid}")));
         }
         if raw.zone.get() != zone {

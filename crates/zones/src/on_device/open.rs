@@ -1,6 +1,6 @@
 //! Formatting a device, and finding out what a formatted one holds.
 
-use super::format::{self, RECORD, Superblock, Uuid, ZoneHeader};
+use super::format::{self, RECORD, Superblock, Uuid, ZoneHeader, draw_uuid};
 use super::layout::{self, Layout};
 use super::slot::Slot;
 use super::volume::Volume;
@@ -37,7 +37,7 @@ pub(super) async fn format(device: &dyn Device, zone_size: Option<u64>) -> Resul
     let geometry = device.geometry();
     layout::check_device(geometry)?;
     let layout = Layout::for_device(geometry, zone_size.unwrap_or(DEFAULT_ZONE_SIZE))?;
-    let uuid = Uuid::draw();
+    let uuid = draw_uuid();
     let generation = runtime::random_u64() % FIRST_GENERATIONS + 1;
 
     // A format that is interrupted leaves no valid superblock, old or new.

@@ -57,7 +57,7 @@ async fn refused(disk: &Arc<CrashDisk>) -> Error {
 fn superblock() -> Superblock {
     Superblock {
         block_size: BLOCK as u32,
-        uuid: Uuid([7; 16]),
+        uuid: Uuid::from_bytes([7; 16]),
         sequence: 4,
         zone_size: ZONE,
         first_zone: ZONE,
@@ -67,11 +67,17 @@ fn superblock() -> Superblock {
 }
 
 fn header() -> ZoneHeader {
-    ZoneHeader { uuid: Uuid([7; 16]), zone: 3, state: ZoneState::Full, generation: 9, write_pointer: 8192 }
+    ZoneHeader {
+        uuid: Uuid::from_bytes([7; 16]),
+        zone: 3,
+        state: ZoneState::Full,
+        generation: 9,
+        write_pointer: 8192,
+    }
 }
 
 fn decode_header(bytes: &[u8]) -> block::Result<ZoneHeader> {
-    ZoneHeader::decode(bytes, Uuid([7; 16]), 3, ZONE, BLOCK)
+    ZoneHeader::decode(bytes, Uuid::from_bytes([7; 16]), 3, ZONE, BLOCK)
 }
 
 proptest! {
@@ -109,7 +115,7 @@ proptest! {
 fn planted_headers_are_refused() {
     let wrong = [
         ZoneHeader { zone: 4, ..header() },
-        ZoneHeader { uuid: Uuid([8; 16]), ..header() },
+        ZoneHeader { uuid: Uuid::from_bytes([8; 16]), ..header() },
         ZoneHeader { generation: 0, ..header() },
         ZoneHeader { generation: u64::MAX, ..header() },
         ZoneHeader { write_pointer: ZONE + BLOCK, ..header() },
