@@ -39,6 +39,24 @@ fn time_of(shares: u32, asked: Option<&str>) -> Option<Duration> {
     Some(Duration::from_secs(seconds.into()) * shares / SHARES)
 }
 
+/// The environment variable that says how long the budgets are.
+const VARIABLE: &str = "SILTSTONE_TEST_SECONDS";
+
+/// Whether the test whose thread calls this is to be left out, because it compares figures over long runs and all seeds weren't asked
+/// for (`SILTSTONE_TEST_SECONDS=long`). Reports the test as skipped then.
+pub fn is_left_out() -> bool {
+    let is_long = time_of(1, std::env::var(VARIABLE).ok().as_deref()).is_none();
+    if !is_long {
+        println!("SKIPPED: {}: takes long; scripts/test --long runs it", test_name());
+    }
+    !is_long
+}
+
+/// The test harness names the thread of a test.
+fn test_name() -> String {
+    std::thread::current().name().unwrap_or("a test").to_owned()
+}
+
 #[expect(clippy::disallowed_methods, reason = "real time, also where the test's own clock is simulated")]
 fn now() -> Instant {
     Instant::now()
@@ -50,10 +68,7 @@ impl Budget {
     /// # Panics
     /// `SILTSTONE_TEST_SECONDS` is neither a whole number nor `long`.
     pub fn of(shares: u32) -> Self {
-        let time = time_of(shares, std::env::var("SILTSTONE_TEST_SECONDS").ok().as_deref());
-        // The test harness names the thread of a test.
-        let name = std::thread::current().name().unwrap_or("a test").to_owned();
-        Budget::new(name, shares, time)
+        Budget::new(test_name(), shares, time_of(shares, std::env::var(VARIABLE).ok().as_deref()))
     }
 
     /// A budget without a limit that prints nothing: everything is tried.
