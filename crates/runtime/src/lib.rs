@@ -25,6 +25,7 @@ pub mod net;
 mod operation;
 mod pieces;
 mod random;
+pub mod range_lock;
 mod remote;
 mod requests;
 mod ring;

@@ -5,6 +5,7 @@ use super::shape::Shape;
 use super::state::{EXCLUSIVE, Entry, HOT, LEAVING, MARKING, Slot, State};
 use crate::table::{Medium, Table};
 use block::{Error, Result};
+use runtime::range_lock::RangeLock;
 use runtime::sync::Notify;
 use std::cell::{Cell, RefCell};
 use std::rc::Rc;
@@ -126,6 +127,8 @@ pub(super) struct Core {
     pub shape: Shape,
     pub table: Table,
     pub state: RefCell<State>,
+    /// Bytes of the origin that are being written or zeroed, in the cache or past it.
+    pub writing: RangeLock,
     /// What the stack asks for, or a message.
     pub mode: Cell<Mode>,
     pub is_detaching: Cell<bool>,

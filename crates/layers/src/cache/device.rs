@@ -17,6 +17,7 @@ use block::{
     Part, Payload, ReadOutcome, Result, Status, ZeroMode,
 };
 use runtime::Home;
+use runtime::range_lock::RangeLock;
 use runtime::sync::Notify;
 use std::cell::{Cell, RefCell};
 use std::collections::BTreeSet;
@@ -83,6 +84,7 @@ impl CachePart {
             shape,
             table,
             state: RefCell::new(state),
+            writing: RangeLock::default(),
             mode: Cell::new(options.mode),
             is_detaching: Cell::new(false),
             migration_threshold: Cell::new(options.migration_threshold * 512),
