@@ -133,7 +133,8 @@ impl Ram {
             return queued(Err(error));
         }
         let offset = self.geometry.block_size.offset_of(range.start).0;
-        let zeroing = Zeroing { at: offset, end: offset + self.geometry.block_size.bytes_of(range.count), mode };
+        let zeroing =
+            Zeroing { at: offset, end: offset + self.geometry.block_size.bytes_of(range.count), mode };
         match zeroing.step(&self.memory) {
             Ok(Some(rest)) => runtime::carry(rest.finish(self.memory.clone())),
             done => queued(done.map(drop)),

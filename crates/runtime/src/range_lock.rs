@@ -282,7 +282,8 @@ impl Table {
             }
         }
         let after: SmallVec<[Link; 8]> = self.request(number).after.iter().copied().collect();
-        for later in after.into_iter().filter(|link| self.is_present(*link)).collect::<SmallVec<[Link; 8]>>() {
+        for later in after.into_iter().filter(|link| self.is_present(*link)).collect::<SmallVec<[Link; 8]>>()
+        {
             for earlier in &before {
                 let range = self.request(earlier.number).range.clone();
                 let request = self.request(later.number);
@@ -343,7 +344,8 @@ impl<A: Access> Future for Asked<A> {
 
     #[inline]
     fn poll(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Held<A>> {
-        let held = self.place.as_ref().expect("a place in the line is not polled again once its turn has come");
+        let held =
+            self.place.as_ref().expect("a place in the line is not polled again once its turn has come");
         if !self.is_granted && held.waits(context.waker()) {
             return Poll::Pending;
         }

@@ -38,7 +38,8 @@ impl Pieces {
     pub fn seek(&self, at: u64) -> Position {
         let is_before = |pieces: &Vec<Piece>| pieces.last().is_some_and(|last| last.end <= at);
         let chunk = self.chunks.partition_point(is_before);
-        let index = self.chunks.get(chunk).map_or(0, |pieces| pieces.partition_point(|piece| piece.end <= at));
+        let index =
+            self.chunks.get(chunk).map_or(0, |pieces| pieces.partition_point(|piece| piece.end <= at));
         Position { chunk, index }
     }
 

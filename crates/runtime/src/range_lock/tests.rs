@@ -98,7 +98,11 @@ fn wide_ranges_over_many_small_ones() {
     let after = ask_small();
     let mut wide_again = lock.ask(0..3000);
     let links: usize = lock.0.with(|table| table.requests.iter().map(|request| request.after.len()).sum());
-    assert_eq!(links, 1000 + 1000 + 1000 + 1, "the second wide one waits for the first where nobody else was");
+    assert_eq!(
+        links,
+        1000 + 1000 + 1000 + 1,
+        "the second wide one waits for the first where nobody else was"
+    );
     before.into_iter().for_each(|mut place| drop(poll(&mut place).expect("nobody is before it")));
     drop(poll(&mut wide).expect("its turn"));
     after.into_iter().for_each(|mut place| drop(poll(&mut place).expect("its turn")));
@@ -115,7 +119,8 @@ impl Model {
         let place = self.0.iter().position(|request| request.0 == number).expect("it is there");
         let range = &self.0[place].1;
         // An empty range has no blocks to wait for.
-        range.is_empty() || !self.0[..place].iter().any(|other| !other.1.is_empty() && overlap(&other.1, range))
+        range.is_empty()
+            || !self.0[..place].iter().any(|other| !other.1.is_empty() && overlap(&other.1, range))
     }
 
     fn remove(&mut self, number: u64) {
@@ -125,7 +130,10 @@ impl Model {
 
 #[derive(Debug, Clone)]
 enum Step {
-    Ask { start: u64, length: u64 },
+    Ask {
+        start: u64,
+        length: u64,
+    },
     /// Drops a request, by its place among those that have their ranges.
     Release(prop::sample::Index),
     /// Drops a request, by its place among those that wait.
@@ -154,7 +162,11 @@ fn follow<A: Access>(lock: &Lock<A>, steps: &[Step]) {
             let expected = model.is_granted(*number);
             // Nobody polls a waiter that wasn't woken.
             let is_new = Arc::strong_count(wakes) == 1;
-            assert!(is_new || (wakes.0.load(Ordering::SeqCst) > 0) == expected, "{number} was woken: {}", !expected);
+            assert!(
+                is_new || (wakes.0.load(Ordering::SeqCst) > 0) == expected,
+                "{number} was woken: {}",
+                !expected
+            );
             let waker = Waker::from(wakes.clone());
             match Pin::new(asked).poll(&mut Context::from_waker(&waker)) {
                 Poll::Ready(range) => granted.push((*number, range)),
