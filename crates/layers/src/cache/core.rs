@@ -5,6 +5,7 @@ use super::shape::Shape;
 use super::state::{EXCLUSIVE, Entry, HOT, LEAVING, MARKING, Slot, State};
 use crate::table::{Medium, Table};
 use block::{Error, Result};
+use runtime::TaskGroup;
 use runtime::range_lock::RangeLock;
 use runtime::sync::Notify;
 use std::cell::{Cell, RefCell};
@@ -167,8 +168,13 @@ pub(super) struct Core {
     /// Clients' requests, to notice when there are none.
     pub requests: Cell<u64>,
     pub counters: Arc<Counters>,
-    /// Handles of the home shard that are open.
-    pub handles: Cell<usize>,
+    /// Requests of clients and operators. Those that come through an open handle of the home shard, and that nobody has dropped, are
+    /// the business of whoever holds the handle, unless they change something.
+    pub calls: TaskGroup,
+    /// The evictor and the cleaner.
+    pub upkeepers: TaskGroup,
+    /// The task of the committer.
+    pub committer: TaskGroup,
 }
 
 impl Core {

@@ -75,24 +75,32 @@ impl Core {
         let run = self.state.borrow_mut().sequential.note(at, length);
         let core = self.clone();
         if from + length > self.shape.block {
-            return runtime::carry(core.write_blocks(at, run, payload, durability));
+            return runtime::carry_in(&self.calls, core.write_blocks(at, run, payload, durability));
         }
         // What has to wait for nothing begins at once.
         let bytes = match self.writing.ask(at..at + length).try_take() {
             Ok(bytes) => bytes,
-            asked => return runtime::carry(core.write_piece(asked, (block, from), run, payload, durability)),
+            asked => {
+                return runtime::carry_in(
+                    &self.calls,
+                    core.write_piece(asked, (block, from), run, payload, durability),
+                );
+            }
         };
         match self.begin(block, from, from + length, run) {
             Begin::Now(place) => {
                 let writing = Writing { core, place, from, to: from + length, _bytes: bytes };
-                runtime::carry(write_now(writing, block, payload, durability))
+                runtime::carry_in(&self.calls, write_now(writing, block, payload, durability))
             }
             other => {
                 // A call that is dropped before it has begun must leave nothing behind.
                 if let Begin::Fill(slot, _) = other {
                     self.state.borrow_mut().slot(slot).flags &= !EXCLUSIVE;
                 }
-                runtime::carry(core.write_piece(Ok(bytes), (block, from), run, payload, durability))
+                runtime::carry_in(
+                    &self.calls,
+                    core.write_piece(Ok(bytes), (block, from), run, payload, durability),
+                )
             }
         }
     }
