@@ -48,6 +48,10 @@ pub const KIND: Kind = Kind {
     },
 };
 
+/// Bytes that are zeroed in memory that is kept before other tasks run: writing them, and clearing pages that are new, takes
+/// some 100 us.
+const KEPT_AT_ONCE: u64 = 1 << 20;
+
 /// The part: the memory and its geometry.
 pub struct RamPart {
     geometry: DeviceGeometry,
@@ -123,14 +127,48 @@ impl Ram {
         self.memory.write(offset, payload, if follows { Copying::Plain } else { Copying::PastCaches })
     }
 
-    /// Zeros, in memory that is given back or that is there from now on.
-    fn zero(&self, range: BlockRange, mode: ZeroMode) -> Result<()> {
-        self.geometry.check(range)?;
+    /// Zeroes a range. A long one is zeroed in pieces, and other tasks of the shard run between them.
+    fn zero(&self, range: BlockRange, mode: ZeroMode) -> Call<'_, Result<()>> {
+        if let Err(error) = self.geometry.check(range) {
+            return queued(Err(error));
+        }
         let offset = self.geometry.block_size.offset_of(range.start).0;
-        let length = self.geometry.block_size.bytes_of(range.count);
-        match mode {
-            ZeroMode::MayDeallocate => self.memory.discard(offset, length),
-            ZeroMode::KeepAllocated => self.memory.zero_and_keep(offset, length)?,
+        let zeroing =
+            Zeroing { at: offset, end: offset + self.geometry.block_size.bytes_of(range.count), mode };
+        match zeroing.step(&self.memory) {
+            Ok(Some(rest)) => runtime::carry(rest.finish(self.memory.clone())),
+            done => queued(done.map(drop)),
+        }
+    }
+}
+
+/// Bytes that are still to be zeroed.
+struct Zeroing {
+    at: u64,
+    end: u64,
+    mode: ZeroMode,
+}
+
+impl Zeroing {
+    /// Zeroes so much as takes well below a millisecond. Returns the rest, if there is any.
+    fn step(self, memory: &Memory) -> Result<Option<Self>> {
+        let Zeroing { at, end, mode } = self;
+        let done = match mode {
+            ZeroMode::MayDeallocate => memory.discard_some(at, end - at),
+            ZeroMode::KeepAllocated => {
+                let bytes = KEPT_AT_ONCE.min(end - at);
+                memory.zero_and_keep(at, bytes)?;
+                bytes
+            }
+        };
+        Ok((at + done < end).then_some(Zeroing { at: at + done, end, mode }))
+    }
+
+    async fn finish(self, memory: Arc<Memory>) -> Result<()> {
+        let mut left = Some(self);
+        while let Some(zeroing) = left {
+            runtime::yield_now().await;
+            left = zeroing.step(&memory)?;
         }
         Ok(())
     }
@@ -159,7 +197,7 @@ impl Device for Ram {
     }
 
     fn discard(&self, range: BlockRange) -> Call<'_, Result<()>> {
-        queued(self.zero(range, ZeroMode::MayDeallocate))
+        self.zero(range, ZeroMode::MayDeallocate)
     }
 
     fn write_zeroes(
@@ -168,7 +206,7 @@ impl Device for Ram {
         mode: ZeroMode,
         _durability: Durability,
     ) -> Call<'_, Result<()>> {
-        queued(self.zero(range, mode))
+        self.zero(range, mode)
     }
 
     fn extents(&self, range: BlockRange) -> Call<'_, Result<Vec<Extent>>> {

@@ -13,7 +13,6 @@ mod decide;
 mod device;
 pub mod parse;
 pub mod rule;
-mod turns;
 mod zones;
 
 pub use device::FaultDevicePart;

@@ -33,7 +33,6 @@ pub mod format;
 mod keeper;
 mod layout;
 mod leg;
-mod locks;
 mod membership;
 mod message;
 mod missing;

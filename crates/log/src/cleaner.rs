@@ -113,8 +113,9 @@ impl Aside {
         }
         let ended = Rc::new(RefCell::new(None));
         self.0 = Some(ended.clone());
-        let (core, work) = (core.clone(), work(core.clone()));
+        let (member, core, work) = (core.tasks.enter(), core.clone(), work(core.clone()));
         let task = async move {
+            let _member = member;
             let outcome = work.await;
             *ended.borrow_mut() = Some(outcome);
             core.freed.notify_all();
@@ -167,7 +168,11 @@ pub fn start(core: &Rc<Core>) -> runtime::JoinHandle<()> {
         reset: Aside::default(),
         was_short: false,
     };
-    runtime::spawn(cleaner.run())
+    let member = core.tasks.enter();
+    runtime::spawn(async move {
+        let _member = member;
+        cleaner.run().await;
+    })
 }
 
 impl Cleaner {
@@ -220,7 +225,10 @@ impl Cleaner {
                     // What the attempt itself has set off doesn't count, or it would be repeated at once.
                     let kicked = core.cleaner.notified();
                     runtime::sleep(AFTER_A_FAILURE).await;
-                    kicked.await;
+                    // What a close has to say may have been said during the attempt.
+                    if !core.is_closing.get() {
+                        kicked.await;
+                    }
                 }
             }
         }

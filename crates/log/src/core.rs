@@ -19,7 +19,7 @@ use crate::table::{Usage, ZoneTable};
 use crate::versions::Versions;
 use block::{Error, Payload, Result, ZoneIndex, Zones};
 use runtime::sync::{Notify, Semaphore};
-use runtime::{RequestKey, Requests};
+use runtime::{RequestKey, Requests, TaskGroup};
 use std::cell::{Cell, RefCell};
 use std::collections::VecDeque;
 use std::rc::Rc;
@@ -175,8 +175,10 @@ pub struct Core {
     pub is_closing: Cell<bool>,
     /// Snapshots and clones that are open as devices.
     pub views: RefCell<Vec<(VersionId, std::sync::Weak<crate::device::Shared>)>>,
-    /// How many handles are open on this shard: each holds the core.
+    /// Number of handles that are open on this shard.
     pub handles: Cell<usize>,
+    /// Lanes, the cleaner, what they have started, and calls of other shards.
+    pub tasks: TaskGroup,
     /// What was acknowledged and hasn't committed, where that is allowed.
     pub buffer: Arc<Buffered>,
     /// Some of it has committed.
@@ -265,6 +267,7 @@ impl Core {
             is_closing: Cell::new(false),
             views: RefCell::default(),
             handles: Cell::new(0),
+            tasks: TaskGroup::default(),
             buffer: Arc::default(),
             buffer_changed: Notify::new(),
             dirty: Semaphore::new(settings.dirty_blocks as usize),
@@ -530,8 +533,9 @@ impl Core {
     /// being sealed as there are lanes: zones may have a limit on how many are open.
     pub async fn seal(self: &Rc<Self>, zone: OpenZone) {
         let permit = self.sealing.acquire(1).await;
-        let core = self.clone();
+        let (core, member) = (self.clone(), self.tasks.enter());
         let sealing = async move {
+            let _member = member;
             core.seal_now(zone).await;
             drop(permit);
         };

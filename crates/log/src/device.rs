@@ -23,8 +23,8 @@ use std::sync::Arc;
 /// How many pieces of a range are discarded by one request at most.
 const PIECES_AT_ONCE: usize = 16;
 
-/// After so many seconds each, people are told what a close waits for.
-const CLOSE_TELLS: u64 = 5;
+/// A close logs what it waits for as often as this.
+const CLOSE_TELLS: std::time::Duration = std::time::Duration::from_secs(5);
 
 /// A log-structured volume.
 #[derive(Debug)]
@@ -127,7 +127,11 @@ impl Part for LogPart {
     fn message<'a>(&'a self, message: &'a str) -> Call<'a, Result<String>> {
         Call::new(async move {
             let request = crate::snapshot::Message::parse(message)?;
-            self.home.with(|core| async move { crate::snapshot::carry_out(&core, request).await }).await
+            let carry_out = |core: Rc<Core>| async move {
+                let _call = core.tasks.enter();
+                crate::snapshot::carry_out(&core, request).await
+            };
+            self.home.with(carry_out).await
         })
     }
 
@@ -148,20 +152,13 @@ async fn close(core: Rc<Core>) -> Result<()> {
     core.is_closing.set(true);
     core.work.notify_all();
     core.cleaner.notify_all();
-    // The lanes and the cleaner seal their zones when they end, and drop their hold on the core. A handle that is still
-    // open can't change anything any more, and may never be dropped: nobody waits for it.
+    core.freed.notify_all();
+    // The lanes and the cleaner seal their zones before they end. A handle that is still open can't change anything any more,
+    // and may never be dropped, so it isn't waited for.
     let begun = runtime::now();
-    let mut told = 0;
-    while Rc::strong_count(&core) > 2 + core.handles.get() {
-        core.work.notify_all();
-        core.cleaner.notify_all();
-        core.freed.notify_all();
-        runtime::sleep(std::time::Duration::from_millis(1)).await;
+    while runtime::timeout(CLOSE_TELLS, core.tasks.ended()).await.is_err() {
         let waited = begun.elapsed().as_secs();
-        if waited >= told + CLOSE_TELLS {
-            told = waited;
-            tracing::warn!("closing the log takes {waited} s so far: {}", core.occupation());
-        }
+        tracing::warn!("closing the log takes {waited} s so far: {}", core.occupation());
     }
     match core.handles.get() {
         0 => {}
@@ -187,6 +184,7 @@ impl DevicePart for LogPart {
             (name.to_owned(), self.shared.zones.clone(), self.shared.recovered.clone());
         Call::new(async move {
             let find = |core: Rc<Core>| async move {
+                let _call = core.tasks.enter();
                 let id = core.versions.borrow().by_name(&name).filter(|it| !it.is_leaving).map(|it| it.id);
                 let id = id.ok_or_else(|| crate::snapshot::not_found(&core, &name))?;
                 let shared = Arc::new(Shared::new(zones, &core, recovered, id)?);
@@ -198,6 +196,12 @@ impl DevicePart for LogPart {
             Ok(Arc::new(VersionPart { home: self.home.clone(), shared }) as Arc<dyn DevicePart>)
         })
     }
+}
+
+/// Flushes for another shard, or at its close for a version.
+async fn flush_acknowledged(core: Rc<Core>) -> Result<()> {
+    let _call = core.tasks.enter();
+    core.flush_acknowledged().await
 }
 
 /// A snapshot or a clone, as a device.
@@ -215,7 +219,7 @@ impl Part for VersionPart {
     fn close(&self) -> Call<'_, Result<()>> {
         match self.shared.geometry.read_only {
             true => Call::ready(Ok(())),
-            false => Call::new(self.home.with(|core| async move { core.flush_acknowledged().await })),
+            false => Call::new(self.home.with(flush_acknowledged)),
         }
     }
 }
@@ -336,7 +340,10 @@ impl Handle {
         if let Some(core) = &self.core {
             return core.change(changes, payload, durability).await;
         }
-        let work = move |core: Rc<Core>| async move { core.change(changes, payload, durability).await };
+        let work = move |core: Rc<Core>| async move {
+            let _call = core.tasks.enter();
+            core.change(changes, payload, durability).await
+        };
         self.home.with(work).await
     }
 
@@ -435,7 +442,7 @@ impl Device for Handle {
         Call::new(async move {
             match &self.core {
                 Some(core) => core.flush_acknowledged().await,
-                None => self.home.with(|core| async move { core.flush_acknowledged().await }).await,
+                None => self.home.with(flush_acknowledged).await,
             }
         })
     }

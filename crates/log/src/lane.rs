@@ -8,6 +8,7 @@ use crate::core::{Core, Group, Item, count};
 use crate::format::USER;
 use crate::open_zone::OpenZone;
 use block::{Buffer, Payload};
+use runtime::GroupMember;
 use std::rc::Rc;
 use zones::record::{Header, StreamIndex, sum_of};
 
@@ -24,10 +25,12 @@ pub struct Scratch {
 
 /// Starts the lanes of users' writes.
 pub fn start(core: &Rc<Core>) -> Vec<runtime::JoinHandle<()>> {
-    (0..core.settings.appends_in_flight).map(|_| runtime::spawn(lane(core.clone()))).collect()
+    (0..core.settings.appends_in_flight)
+        .map(|_| runtime::spawn(lane(core.clone(), core.tasks.enter())))
+        .collect()
 }
 
-async fn lane(core: Rc<Core>) {
+async fn lane(core: Rc<Core>, _member: GroupMember) {
     let classes = usize::from(core.policy.borrow().classes());
     let mut zones: Vec<Option<OpenZone>> = (0..classes).map(|_| None).collect();
     let mut scratch = Scratch::default();
@@ -68,6 +71,9 @@ async fn lane(core: Rc<Core>) {
         core.landed(items);
         runtime::yield_now().await;
     }
+    // Nothing is queued any more, for which the others and the cleaner may have waited.
+    core.work.notify_all();
+    core.cleaner.notify_all();
     for zone in zones.into_iter().flatten() {
         core.seal_now(zone).await;
     }

@@ -180,8 +180,9 @@ async fn delete(core: &Rc<Core>, name: &str) -> Result<Value> {
     set_leaving(core, version, true);
     // In a task of its own: whoever drops the call doesn't take the record back, and if that fails, the version stays and
     // must be found again.
-    let own = core.clone();
+    let (own, member) = (core.clone(), core.tasks.enter());
     let deleted = runtime::spawn(async move {
+        let _member = member;
         let outcome = change(&own, Change::Delete { version }).await;
         if outcome.is_err() {
             set_leaving(&own, version, false);

@@ -4,6 +4,7 @@
 //! end whatever its caller does: else others would wait for ever for something that nobody drives. A
 //! task per call would do it and cost 110 ns each; here only a call that is dropped in the middle becomes a task.
 
+use crate::task_group::{GroupMember, TaskGroup};
 use block::Call;
 use std::future::Future;
 use std::pin::Pin;
@@ -12,12 +13,18 @@ use std::task::{Context, Poll};
 /// A call that becomes a detached task of this shard if it is dropped after it has begun and before it has
 /// ended. Dropped before its first poll, it never begins.
 pub fn carry<'a, T: 'static>(future: impl Future<Output = T> + 'static) -> Call<'a, T> {
-    Call::new(Carried { call: Some(Call::new(future)), begun: false })
+    Call::new(Carried { call: Some(Call::new(future)), begun: false, member: None })
+}
+
+/// The same for a call that is a member of a group, from now on until it has ended or is dropped without having begun.
+pub fn carry_in<'a, T: 'static>(group: &TaskGroup, future: impl Future<Output = T> + 'static) -> Call<'a, T> {
+    Call::new(Carried { call: Some(Call::new(future)), begun: false, member: Some(group.enter()) })
 }
 
 struct Carried<T: 'static> {
     call: Option<Call<'static, T>>,
     begun: bool,
+    member: Option<GroupMember>,
 }
 
 impl<T: 'static> Future for Carried<T> {
@@ -28,7 +35,7 @@ impl<T: 'static> Future for Carried<T> {
         let call = self.call.as_mut().expect("a call is not polled again once it has ended");
         let outcome = Pin::new(call).poll(context);
         if outcome.is_ready() {
-            self.call = None;
+            (self.call, self.member) = (None, None);
         }
         outcome
     }
@@ -41,7 +48,12 @@ impl<T: 'static> Drop for Carried<T> {
             && !std::thread::panicking()
             && let Some(call) = self.call.take()
         {
-            crate::spawn(call).detach();
+            let member = self.member.take();
+            crate::spawn(async move {
+                let _member = member;
+                call.await
+            })
+            .detach();
         }
     }
 }

@@ -26,6 +26,7 @@ pub mod net;
 mod operation;
 mod pieces;
 mod random;
+pub mod range_lock;
 mod remote;
 mod requests;
 mod ring;
@@ -35,9 +36,10 @@ mod simulated;
 mod slots;
 pub mod sync;
 mod task;
+mod task_group;
 mod timer;
 
-pub use carry::carry;
+pub use carry::{carry, carry_in};
 pub use clock::{Instant, now, process_cpu_time, thread_cpu_time, wall_clock};
 pub use home::Home;
 pub use pieces::read_pieces;
@@ -48,4 +50,5 @@ pub use shard::{Config, ShardIndex, current_shard, is_simulated, run, shard_coun
 pub use signal::stop_signal;
 pub use simulated::{Simulated, SimulatedFaults, Simulation, power_cut, simulate};
 pub use task::{JoinHandle, join_all, join_limited, spawn, yield_now};
+pub use task_group::{GroupMember, TaskGroup};
 pub use timer::{retry_while_busy, sleep, sleep_until, sleep_until_precisely, timeout};

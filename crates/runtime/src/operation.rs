@@ -84,4 +84,9 @@ impl Operation {
         use Operation::{Accept, Connect, Receive, Send};
         matches!(self, Accept { .. } | Connect { .. } | Receive { .. } | Send { .. })
     }
+
+    /// Whether its result is a new descriptor, which has to be closed if nobody takes it.
+    pub(crate) fn returns_a_descriptor(&self) -> bool {
+        matches!(self, Operation::Accept { .. } | Operation::Open { .. })
+    }
 }

@@ -17,7 +17,7 @@ use block::buffer::pool::{self, Region};
 use block::{Error, Payload, Result};
 use io_uring::types::{Fd, Fixed, SubmitArgs, Timespec};
 use io_uring::{IoUring, cqueue, opcode, squeue};
-use std::os::fd::{AsRawFd, OwnedFd, RawFd};
+use std::os::fd::{AsRawFd, FromRawFd, OwnedFd, RawFd};
 use std::time::Duration;
 
 /// How many entries gather before they are submitted.
@@ -283,6 +283,13 @@ impl Ring {
         }
         std::mem::forget(std::mem::take(&mut self.wake_value));
     }
+}
+
+/// Takes ownership of the descriptor that an operation has returned and its waiter hasn't taken.
+pub(crate) fn returned_descriptor(result: i32) -> Option<Descriptor> {
+    // SAFETY: the kernel has opened it for an operation of this ring, and its waiter is gone.
+    let fd = (result >= 0).then(|| unsafe { OwnedFd::from_raw_fd(result) })?;
+    Some(Descriptor::Kernel { fd, slot: None })
 }
 
 macro_rules! with_fd {

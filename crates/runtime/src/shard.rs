@@ -1,7 +1,7 @@
 //! A shard: one thread, one ring, one run queue; and [`run`], which starts and ends them.
 
 use crate::clock::{self, now};
-use crate::operation::Descriptor;
+use crate::operation::{Descriptor, Operation};
 use crate::random::Random;
 use crate::remote::Mailbox;
 use crate::ring::Ring;
@@ -69,6 +69,13 @@ impl fmt::Display for ShardIndex {
 pub(crate) enum Driver {
     Ring(RefCell<Option<Box<Ring>>>),
     Simulated(Rc<World>),
+}
+
+/// What an abandoned operation leaves: what it owned, and the descriptor that it returned. To be dropped with nothing of the
+/// shard borrowed.
+pub(crate) struct Discarded {
+    _operation: Operation,
+    _returned: Option<Descriptor>,
 }
 
 /// The state of one shard, reached through the thread-local by whatever runs on it.
@@ -200,10 +207,20 @@ impl Shard {
             return self.start_again(key);
         }
         let (waker, abandoned) = self.slots.borrow_mut().complete(key, result);
-        drop(abandoned);
+        drop(abandoned.map(|operation| self.discarded(operation, result)));
         if let Some(waker) = waker {
             waker.wake();
         }
+    }
+
+    /// Makes an operation that has ended, and that nobody waits for, ready to be dropped.
+    pub(crate) fn discarded(&self, operation: Operation, result: i32) -> Discarded {
+        let returned = match &self.driver {
+            _ if !operation.returns_a_descriptor() => None,
+            Driver::Ring(_) => crate::ring::returned_descriptor(result),
+            Driver::Simulated(_) => (result >= 0).then_some(Descriptor::Simulated(result as u64)),
+        };
+        Discarded { _operation: operation, _returned: returned }
     }
 
     /// Starts what is left of an operation.
@@ -285,8 +302,8 @@ impl Shard {
         if let Some(waker) = waker {
             waker.wake();
         }
-        if abandoned.is_some() {
-            crate::task::drop_later(self, abandoned);
+        if let Some(operation) = abandoned {
+            crate::task::drop_later(self, self.discarded(operation, result));
         }
     }
 

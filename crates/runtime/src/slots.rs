@@ -1,7 +1,7 @@
 //! The operations of a shard that haven't ended, at addresses that don't move, and who waits for them.
 
 use crate::operation::Operation;
-use crate::shard;
+use crate::shard::{self, Discarded};
 use std::future::Future;
 use std::pin::Pin;
 use std::rc::Rc;
@@ -114,8 +114,8 @@ impl Slots {
         true
     }
 
-    /// Notes the end of an operation. What is returned is dropped or woken by the caller, after the slots are
-    /// no longer borrowed: both can come back here.
+    /// Notes the end of an operation. Returns the waker of its waiter, or the operation if it was abandoned. The caller
+    /// wakes or [discards](shard::Shard::discarded) it after the slots are no longer borrowed: both can come back here.
     #[inline]
     pub(crate) fn complete(&mut self, key: Key, result: i32) -> (Option<Waker>, Option<Operation>) {
         self.running -= 1;
@@ -147,18 +147,18 @@ impl Slots {
         Poll::Ready((result, operation))
     }
 
-    /// Returns whether the operation still runs, and what is left of it if not.
-    fn abandon(&mut self, key: Key) -> (bool, Option<Waker>, Option<Operation>) {
+    /// Returns whether the operation still runs; if not, its result and the operation.
+    fn abandon(&mut self, key: Key) -> (bool, Option<Waker>, Option<(i32, Operation)>) {
         let slot = self.slot(key.index);
         let waker = slot.waker.take();
-        if slot.state == State::Running {
+        let State::Done(result) = slot.state else {
             slot.state = State::Abandoned;
             return (true, waker, None);
-        }
+        };
         slot.state = State::Free;
         let operation = slot.operation.take();
         self.free.push(key.index);
-        (false, waker, operation)
+        (false, waker, operation.map(|operation| (result, operation)))
     }
 }
 
@@ -212,11 +212,11 @@ impl Drop for InFlight {
     }
 }
 
-fn abandon(shard: &Rc<shard::Shard>, key: Key) -> (Option<Waker>, Option<Operation>) {
+fn abandon(shard: &Rc<shard::Shard>, key: Key) -> (Option<Waker>, Option<Discarded>) {
     let mut slots = shard.slots.borrow_mut();
-    let (running, waker, operation) = slots.abandon(key);
+    let (running, waker, ended) = slots.abandon(key);
     if running && slots.slot(key.index).operation.as_ref().is_some_and(Operation::waits_for_a_peer) {
         shard.cancel(key);
     }
-    (waker, operation)
+    (waker, ended.map(|(result, operation)| shard.discarded(operation, result)))
 }

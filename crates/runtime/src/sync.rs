@@ -4,12 +4,13 @@ use crate::remote::lock;
 use std::cell::{Cell, RefCell};
 use std::collections::VecDeque;
 use std::future::poll_fn;
+use std::pin::Pin;
 use std::rc::Rc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex};
 use std::task::{Context, Poll, Waker};
 
-/// Who waits, in order of arrival. A waiter that is dropped takes itself out.
+/// Waiters in order of arrival, each with its ticket. Tickets rise, so a waiter is found by binary search.
 #[derive(Default)]
 struct Waiters {
     list: RefCell<VecDeque<(u64, Option<Waker>)>>,
@@ -25,7 +26,7 @@ impl Waiters {
     }
 
     fn is_waiting(&self, ticket: u64) -> bool {
-        self.list.borrow().iter().any(|entry| entry.0 == ticket)
+        self.list.borrow().binary_search_by_key(&ticket, |entry| entry.0).is_ok()
     }
 
     fn is_first(&self, ticket: u64) -> bool {
@@ -33,27 +34,30 @@ impl Waiters {
     }
 
     fn set_waker(&self, ticket: u64, context: &Context<'_>) {
-        if let Some(entry) = self.list.borrow_mut().iter_mut().find(|entry| entry.0 == ticket) {
-            entry.1 = Some(context.waker().clone());
+        let mut list = self.list.borrow_mut();
+        if let Ok(position) = list.binary_search_by_key(&ticket, |entry| entry.0) {
+            let waker = list[position].1.replace(context.waker().clone());
+            drop(list);
+            drop(waker);
         }
     }
 
     fn leave(&self, ticket: u64) {
         let mut list = self.list.borrow_mut();
-        if let Some(position) = list.iter().position(|entry| entry.0 == ticket) {
+        if let Ok(position) = list.binary_search_by_key(&ticket, |entry| entry.0) {
             let entry = list.remove(position);
             drop(list);
             drop(entry);
         }
     }
 
-    /// Takes the first out and wakes it.
-    fn release_first(&self) -> bool {
-        let first = self.list.borrow_mut().pop_front();
-        if let Some((_, Some(waker))) = &first {
-            waker.wake_by_ref();
+    /// Takes the first waiter out, wakes it, and returns its ticket.
+    fn release_first(&self) -> Option<u64> {
+        let (ticket, waker) = self.list.borrow_mut().pop_front()?;
+        if let Some(waker) = waker {
+            waker.wake();
         }
-        first.is_some()
+        Some(ticket)
     }
 
     fn wake_first(&self) {
@@ -64,23 +68,13 @@ impl Waiters {
     }
 }
 
-/// A place in the line, left when dropped.
-struct Place<'a> {
-    waiters: &'a Waiters,
-    ticket: u64,
-}
-
-impl Drop for Place<'_> {
-    fn drop(&mut self) {
-        self.waiters.leave(self.ticket);
-    }
-}
-
 /// Wakes those who wait at the moment. There is no memory: who comes later waits for the next time, so check
 /// the condition before waiting.
 #[derive(Default)]
 pub struct Notify {
     waiters: Waiters,
+    /// Tickets that [`notify_one`](Self::notify_one) has released and whose waiters haven't run since.
+    released: RefCell<VecDeque<u64>>,
 }
 
 impl Notify {
@@ -89,28 +83,58 @@ impl Notify {
         Notify::default()
     }
 
-    /// Wakes the one who waits longest.
+    /// Wakes the one who waits longest. If that one is dropped before it runs, the next one is woken in its place.
     pub fn notify_one(&self) {
-        self.waiters.release_first();
+        if let Some(ticket) = self.waiters.release_first() {
+            // Tickets are released in rising order, so the list stays sorted.
+            self.released.borrow_mut().push_back(ticket);
+        }
     }
 
     /// Wakes everybody.
     pub fn notify_all(&self) {
-        while self.waiters.release_first() {}
+        while self.waiters.release_first().is_some() {}
     }
 
     /// Waits from this call on (not from the first poll on).
     pub fn notified(&self) -> impl Future<Output = ()> + '_ {
-        let place = Place { waiters: &self.waiters, ticket: self.waiters.arrive() };
-        poll_fn(move |context| {
-            // By name, so that the closure takes all of it: single fields would be copied, and the place left.
-            let place: &Place<'_> = &place;
-            if !place.waiters.is_waiting(place.ticket) {
-                return Poll::Ready(());
-            }
-            place.waiters.set_waker(place.ticket, context);
-            Poll::Pending
-        })
+        Notified { notify: self, ticket: self.waiters.arrive() }
+    }
+
+    /// Removes a ticket from those that were released one by one; false if it isn't one of them.
+    fn take_released(&self, ticket: u64) -> bool {
+        let mut released = self.released.borrow_mut();
+        let position = released.binary_search(&ticket);
+        position.is_ok_and(|position| released.remove(position).is_some())
+    }
+}
+
+/// Waiter of a [`Notify`].
+struct Notified<'a> {
+    notify: &'a Notify,
+    ticket: u64,
+}
+
+impl Future for Notified<'_> {
+    type Output = ();
+
+    fn poll(self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<()> {
+        if self.notify.waiters.is_waiting(self.ticket) {
+            self.notify.waiters.set_waker(self.ticket, context);
+            return Poll::Pending;
+        }
+        self.notify.take_released(self.ticket);
+        Poll::Ready(())
+    }
+}
+
+impl Drop for Notified<'_> {
+    fn drop(&mut self) {
+        self.notify.waiters.leave(self.ticket);
+        if self.notify.take_released(self.ticket) {
+            // The notification was this waiter's, and it never ran.
+            self.notify.notify_one();
+        }
     }
 }
 
@@ -147,7 +171,7 @@ impl Semaphore {
         if let Some(permit) = self.try_acquire(permits) {
             return permit;
         }
-        let place = Place { waiters: &self.waiters, ticket: self.waiters.arrive() };
+        let place = PermitPlace { semaphore: self, ticket: self.waiters.arrive() };
         poll_fn(|context| {
             if self.waiters.is_first(place.ticket) && self.available.get() >= permits {
                 return Poll::Ready(());
@@ -158,9 +182,25 @@ impl Semaphore {
         .await;
         let permit = self.take(permits);
         drop(place);
-        // There may be enough for the next one too.
-        self.waiters.wake_first();
         permit
+    }
+}
+
+/// A place in a semaphore's line, left when dropped. Permits that are free then may be enough for the new first waiter,
+/// whether this one took its own or gave up.
+struct PermitPlace<'a> {
+    semaphore: &'a Semaphore,
+    ticket: u64,
+}
+
+impl Drop for PermitPlace<'_> {
+    fn drop(&mut self) {
+        let waiters = &self.semaphore.waiters;
+        let was_first = waiters.is_first(self.ticket);
+        waiters.leave(self.ticket);
+        if was_first {
+            waiters.wake_first();
+        }
     }
 }
 
@@ -183,7 +223,8 @@ struct Channel<T> {
     senders: Cell<usize>,
     receiver_alive: Cell<bool>,
     receiver: RefCell<Option<Waker>>,
-    room: Waiters,
+    /// Notified once for each value that is taken out.
+    room: Notify,
 }
 
 impl<T> Channel<T> {
@@ -203,7 +244,7 @@ pub fn channel<T>(capacity: usize) -> (Sender<T>, Receiver<T>) {
         senders: Cell::new(1),
         receiver_alive: Cell::new(true),
         receiver: RefCell::default(),
-        room: Waiters::default(),
+        room: Notify::new(),
     });
     (Sender(channel.clone()), Receiver(channel))
 }
@@ -251,15 +292,7 @@ impl<T> Sender<T> {
             if !self.0.receiver_alive.get() {
                 return Err(value);
             }
-            let place = Place { waiters: &self.0.room, ticket: self.0.room.arrive() };
-            poll_fn(|context| {
-                if !place.waiters.is_waiting(place.ticket) {
-                    return Poll::Ready(());
-                }
-                place.waiters.set_waker(place.ticket, context);
-                Poll::Pending
-            })
-            .await;
+            self.0.room.notified().await;
         }
     }
 }
@@ -288,7 +321,7 @@ impl<T> Receiver<T> {
     pub fn try_receive(&mut self) -> Option<T> {
         let value = self.0.queue.borrow_mut().pop_front();
         if value.is_some() {
-            self.0.room.release_first();
+            self.0.room.notify_one();
         }
         value
     }
@@ -314,7 +347,7 @@ impl<T> Drop for Receiver<T> {
         self.0.receiver_alive.set(false);
         let left = std::mem::take(&mut *self.0.queue.borrow_mut());
         drop(left);
-        while self.0.room.release_first() {}
+        self.0.room.notify_all();
     }
 }
 

@@ -20,6 +20,12 @@ const PAGE: u64 = 4096;
 /// The unit in which extents are told, in bytes: the pages of one word of bits.
 pub(super) const CHUNK: u64 = PAGE * u16::BITS as u64;
 
+/// Bytes of memory that a step of a discard gives back: the kernel takes some 100 us for them.
+const DISCARDED_AT_ONCE: u64 = 4 << 20;
+
+/// Chunks that a step of a discard looks at: 8 GiB, whose bits are read in some 100 us.
+const LOOKS_AT_ONCE: u64 = 1 << 17;
+
 /// How bytes are written.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Copying {
@@ -198,6 +204,22 @@ impl Memory {
     fn mark(&self, page: u64) -> bool {
         let (word, bit) = self.bit(page);
         word.fetch_or(bit, Ordering::AcqRel) & bit == 0
+    }
+
+    /// Zeroes the beginning of a range, and says how many bytes of it: at most so many as hold [`DISCARDED_AT_ONCE`] of memory,
+    /// in at most [`LOOKS_AT_ONCE`] chunks that hold none.
+    pub fn discard_some(&self, offset: u64, length: u64) -> u64 {
+        let end = offset + length;
+        let (mut at, mut looks, mut taken) = (offset, 0, 0);
+        while at < end && looks < LOOKS_AT_ONCE && taken < DISCARDED_AT_ONCE {
+            taken += if self.may_hold_data(at / CHUNK) { CHUNK } else { 0 };
+            looks += 1;
+            at = ((at / CHUNK + 1) * CHUNK).min(end);
+        }
+        if taken > 0 {
+            self.discard(offset, at - offset);
+        }
+        at - offset
     }
 
     /// Zeros; whole pages are given back.

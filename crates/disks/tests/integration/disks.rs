@@ -87,6 +87,74 @@ fn file_conforms_on_every_file_system_here() {
     }
 }
 
+/// Zeroes this many bytes of a `ram` of which the first half was written, and counts how often another task of the shard runs meanwhile.
+async fn turns_while_zeroing(bytes: u64, zero: impl AsyncFnOnce(&dyn block::Device, BlockRange)) -> u32 {
+    let part = RamPart::new(bytes, BlockSize::new(4096).expect("valid")).expect("memory");
+    let device = part.open().await.expect("it opens");
+    for block in 0..bytes / 4096 / 2 {
+        let data = Buffer::copy_of(&[1; 4096]).into();
+        device.write(BlockIndex(block), data, Durability::Visible).await.expect("there is memory");
+    }
+    let turns = std::rc::Rc::new(std::cell::Cell::new(0));
+    let counter = turns.clone();
+    let other = runtime::spawn(async move {
+        loop {
+            counter.set(counter.get() + 1);
+            runtime::yield_now().await;
+        }
+    });
+    zero(&*device, BlockRange::new(0, bytes / 4096)).await;
+    other.abort();
+    let (result, buffer) = device.read(BlockIndex(0), Buffer::new(bytes as usize)).await;
+    result.expect("it reads");
+    assert!(buffer.filled().iter().all(|byte| *byte == 0), "it was zeroed");
+    turns.get()
+}
+
+#[test]
+fn zeroing_ram_lets_other_tasks_run() {
+    const BYTES: u64 = 32 << 20;
+    let (discard, deallocate, keep) = run(|| async {
+        let discard = turns_while_zeroing(BYTES, async |device, all| {
+            device.discard(all).await.expect("it discards");
+        });
+        let zero = |mode| {
+            turns_while_zeroing(BYTES, async move |device: &dyn block::Device, all| {
+                device.write_zeroes(all, mode, Durability::Visible).await.expect("it zeroes");
+            })
+        };
+        (discard.await, zero(ZeroMode::MayDeallocate).await, zero(ZeroMode::KeepAllocated).await)
+    });
+    // A piece is at most 4 MiB that are given back, or 1 MiB that is zeroed and kept.
+    assert!(discard >= 3 && deallocate >= 3, "{discard} and {deallocate} turns");
+    assert!(keep >= 31, "{keep} turns");
+}
+
+#[test]
+fn zeroing_ram_goes_on_when_the_call_is_dropped() {
+    run(|| async {
+        let part = RamPart::new(16 << 20, BlockSize::new(4096).expect("valid")).expect("memory");
+        let device = part.open().await.expect("it opens");
+        let last = BlockIndex((16 << 20) / 4096 - 1);
+        device.write(last, Buffer::copy_of(&[1; 4096]).into(), Durability::Visible).await.expect("memory");
+        let mut call =
+            device.write_zeroes(BlockRange::new(0, last.0 + 1), ZeroMode::KeepAllocated, Durability::Visible);
+        std::future::poll_fn(|context| {
+            assert!(std::pin::Pin::new(&mut call).poll(context).is_pending(), "it takes several turns");
+            std::task::Poll::Ready(())
+        })
+        .await;
+        drop(call);
+        for _ in 0..1000 {
+            let (_, buffer) = device.read(last, Buffer::new(4096)).await;
+            if buffer.filled()[0] == 0 {
+                return;
+            }
+        }
+        panic!("the last block was never zeroed");
+    });
+}
+
 #[test]
 fn file_and_ram_conform_in_simulated_worlds() {
     let first = std::env::var("SILTSTONE_SEED").ok().and_then(|seed| seed.parse().ok()).unwrap_or(0);

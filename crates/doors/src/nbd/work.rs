@@ -85,7 +85,7 @@ impl<'d> Target<'d> {
                     match counted {
                         Some(_) => Calls::Done(self.device.write(range.start, payload.into(), durability)),
                         None => {
-                            Calls::Done(Call::new(write_shared(*self, range, payload.into(), durability)))
+                            Calls::Done(Call::new(write_queued(*self, range, payload.into(), durability)))
                         }
                     }
                 } else {
@@ -180,13 +180,13 @@ fn describe(request: &Request, extents: &[Extent], block_shift: u32, only_one: b
     buffer.freeze()
 }
 
-async fn write_shared(
+async fn write_queued(
     target: Target<'_>,
     range: BlockRange,
     payload: Payload,
     durability: Durability,
 ) -> Result<()> {
-    let _held = target.gate.share(range).await;
+    let _held = target.gate.queue(range).await;
     target.device.write(range.start, payload, durability).await
 }
 
@@ -242,7 +242,7 @@ async fn trim(target: Target<'_>, request: Request, durability: Durability) -> R
     let range = BlockRange::new(start, end - start);
     {
         let counted = target.gate.pass(target.shard);
-        let _held = if counted.is_none() { Some(target.gate.share(range).await) } else { None };
+        let _held = if counted.is_none() { Some(target.gate.queue(range).await) } else { None };
         match target.device.discard(range).await {
             // A trim is a hint.
             Err(Error::Unsupported(_)) => return Ok(()),
@@ -264,7 +264,7 @@ async fn write_zeroes(
     let range = target.blocks_of(&request);
     if target.is_whole_blocks(&request) {
         let counted = target.gate.pass(target.shard);
-        let _held = if counted.is_none() { Some(target.gate.share(range).await) } else { None };
+        let _held = if counted.is_none() { Some(target.gate.queue(range).await) } else { None };
         return target.device.write_zeroes(range, mode, durability).await;
     }
     let _held = target.gate.exclude(range).await;

@@ -35,8 +35,9 @@ struct Cleaning {
 
 /// Starts the cleaner.
 pub(super) fn start(core: &Rc<Core>, settle_every: Duration) -> JoinHandle<()> {
-    let core = core.clone();
+    let (core, member) = (core.clone(), core.upkeepers.enter());
     runtime::spawn(async move {
+        let _member = member;
         let (mut requests, mut idle_looks) = (core.requests.get(), 0);
         let mut settled = runtime::now();
         let mut looked = runtime::now();
@@ -68,6 +69,10 @@ pub(super) fn start(core: &Rc<Core>, settle_every: Duration) -> JoinHandle<()> {
 }
 
 async fn wait(core: &Core, looked: Instant, settle_every: Duration) {
+    // It may be closed since the last look, and then nobody notifies any more.
+    if core.is_idling.get() {
+        return;
+    }
     let left = LOOK.saturating_sub(looked.elapsed()).min(settle_every).max(SHORTEST_WAIT);
     let _ = runtime::timeout(left, core.upkeep.notified()).await;
 }

@@ -16,8 +16,9 @@ pub(super) const PATIENCE: Duration = Duration::from_millis(20);
 
 /// Starts the committer.
 pub(super) fn start(core: &Rc<Core>) -> JoinHandle<()> {
-    let core = core.clone();
+    let (core, member) = (core.clone(), core.committer.enter());
     runtime::spawn(async move {
+        let _member = member;
         loop {
             while !core.marks.is_open() && !core.all.is_open() {
                 if core.is_closing.get() {
@@ -259,8 +260,9 @@ impl Core {
 
 /// Starts the evictor.
 pub(super) fn start_evictor(core: &Rc<Core>) -> JoinHandle<()> {
-    let core = core.clone();
+    let (core, member) = (core.clone(), core.upkeepers.enter());
     runtime::spawn(async move {
+        let _member = member;
         let low = core.low_water();
         while !core.is_idling.get() {
             let missing = low.saturating_sub(core.state.borrow().free.len());

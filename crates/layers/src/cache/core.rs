@@ -5,6 +5,8 @@ use super::shape::Shape;
 use super::state::{EXCLUSIVE, Entry, HOT, LEAVING, MARKING, Slot, State};
 use crate::table::{Medium, Table};
 use block::{Error, Result};
+use runtime::TaskGroup;
+use runtime::range_lock::RangeLock;
 use runtime::sync::Notify;
 use std::cell::{Cell, RefCell};
 use std::rc::Rc;
@@ -126,6 +128,8 @@ pub(super) struct Core {
     pub shape: Shape,
     pub table: Table,
     pub state: RefCell<State>,
+    /// Bytes of the origin that are being written or zeroed, in the cache or past it.
+    pub writing: RangeLock,
     /// What the stack asks for, or a message.
     pub mode: Cell<Mode>,
     pub is_detaching: Cell<bool>,
@@ -164,8 +168,13 @@ pub(super) struct Core {
     /// Clients' requests, to notice when there are none.
     pub requests: Cell<u64>,
     pub counters: Arc<Counters>,
-    /// Handles of the home shard that are open.
-    pub handles: Cell<usize>,
+    /// Requests of clients and operators. Those that come through an open handle of the home shard, and that nobody has dropped, are
+    /// the business of whoever holds the handle, unless they change something.
+    pub calls: TaskGroup,
+    /// The evictor and the cleaner.
+    pub upkeepers: TaskGroup,
+    /// The task of the committer.
+    pub committer: TaskGroup,
 }
 
 impl Core {

@@ -16,13 +16,13 @@ use block::{
     BlockCount, BlockIndex, BlockRange, Buffer, Call, Device, DeviceGeometry, DevicePart, Durability, Error,
     Part, Payload, ReadOutcome, Result, Status, ZeroMode,
 };
-use runtime::Home;
+use runtime::range_lock::RangeLock;
 use runtime::sync::Notify;
+use runtime::{GroupMember, Home, TaskGroup};
 use std::cell::{Cell, RefCell};
 use std::collections::BTreeSet;
 use std::rc::Rc;
 use std::sync::Arc;
-use std::time::Duration;
 
 /// A device with another one as its cache.
 pub struct CachePart {
@@ -83,6 +83,7 @@ impl CachePart {
             shape,
             table,
             state: RefCell::new(state),
+            writing: RangeLock::default(),
             mode: Cell::new(options.mode),
             is_detaching: Cell::new(false),
             migration_threshold: Cell::new(options.migration_threshold * 512),
@@ -105,7 +106,9 @@ impl CachePart {
             wants_clean: Cell::new(false),
             requests: Cell::new(0),
             counters: counters.clone(),
-            handles: Cell::new(0),
+            calls: TaskGroup::default(),
+            upkeepers: TaskGroup::default(),
+            committer: TaskGroup::default(),
         });
         commit::start(&core).detach();
         commit::start_evictor(&core).detach();
@@ -213,9 +216,11 @@ impl Part for CachePart {
         Call::new(async move {
             let request = super::message::Message::parse(message)?;
             let control = self.facts.control.clone();
-            self.home
-                .with(move |core| async move { super::message::carry_out(&core, &control, request).await })
-                .await
+            let carry_out = move |core: Rc<Core>| async move {
+                let _call = core.calls.enter();
+                super::message::carry_out(&core, &control, request).await
+            };
+            self.home.with(carry_out).await
         })
     }
 
@@ -228,33 +233,20 @@ impl Part for CachePart {
     }
 }
 
-/// How often a close looks whether everything has ended.
-const BETWEEN_LOOKS: Duration = Duration::from_millis(1);
-
-/// How many tasks of its own a cache has.
-const TASKS: usize = 3;
-
 async fn close(core: Rc<Core>) -> Result<()> {
     // What comes in still, and calls that nobody waits for any more, end first. A handle that is still open may never be
-    // dropped: nobody waits for it.
+    // dropped, so it isn't waited for.
     core.is_closed.set(true);
-    settled(&core, TASKS).await;
+    core.changed.notify_all();
+    core.calls.ended().await;
     core.is_idling.set(true);
-    settled(&core, 1).await;
+    core.upkeep.notify_all();
+    core.upkeepers.ended().await;
     let outcome = leave(&core).await;
     core.is_closing.set(true);
-    settled(&core, 0).await;
+    core.work.notify_all();
+    core.committer.ended().await;
     outcome
-}
-
-/// Waits until only so many tasks have the core, besides its home, who closes it, and open handles.
-async fn settled(core: &Rc<Core>, tasks: usize) {
-    while Rc::strong_count(core) > 2 + tasks + core.handles.get() {
-        core.work.notify_all();
-        core.upkeep.notify_all();
-        core.changed.notify_all();
-        runtime::sleep(BETWEEN_LOOKS).await;
-    }
 }
 
 /// Makes everything durable, and notes a clean stop.
@@ -281,7 +273,7 @@ impl DevicePart for CachePart {
         Call::new(async move {
             let geometry = self.geometry.clone();
             Ok(match self.home.is_here() {
-                true => Rc::new(Handle::open(geometry, self.home.get()?)) as Rc<dyn Device>,
+                true => Rc::new(Handle { geometry, core: self.home.get()?, _call: None }) as Rc<dyn Device>,
                 false => Distant::open(geometry, self.home.clone(), Handle::new),
             })
         })
@@ -292,19 +284,15 @@ impl DevicePart for CachePart {
 struct Handle {
     geometry: DeviceGeometry,
     core: Rc<Core>,
-    /// A shard keeps it, and perhaps for ever: it is counted, so that a close doesn't wait for it.
-    is_open: bool,
+    /// Of one that lives for one call of another shard. `None` of one that a shard keeps, perhaps for ever.
+    _call: Option<GroupMember>,
 }
 
 impl Handle {
+    /// A handle for one call of another shard.
     fn new(geometry: DeviceGeometry, core: Rc<Core>) -> Self {
-        Handle { geometry, core, is_open: false }
-    }
-
-    /// One that a shard keeps.
-    fn open(geometry: DeviceGeometry, core: Rc<Core>) -> Self {
-        core.handles.set(core.handles.get() + 1);
-        Handle { geometry, core, is_open: true }
+        let call = core.calls.enter();
+        Handle { geometry, core, _call: Some(call) }
     }
 
     fn zero<'a>(
@@ -314,16 +302,10 @@ impl Handle {
         durability: Durability,
     ) -> Call<'a, Result<()>> {
         match check(&self.geometry, range) {
-            Ok(Some((from, to))) => runtime::carry(self.core.clone().zero(from, to, zeroing, durability)),
+            Ok(Some((from, to))) => {
+                runtime::carry_in(&self.core.calls, self.core.clone().zero(from, to, zeroing, durability))
+            }
             other => Call::ready(other.map(drop)),
-        }
-    }
-}
-
-impl Drop for Handle {
-    fn drop(&mut self) {
-        if self.is_open {
-            self.core.handles.set(self.core.handles.get() - 1);
         }
     }
 }
@@ -364,7 +346,7 @@ impl Device for Handle {
 
     fn flush(&self) -> Call<'_, Result<()>> {
         let core = self.core.clone();
-        runtime::carry(async move { core.flush().await })
+        runtime::carry_in(&self.core.calls, async move { core.flush().await })
     }
 
     fn discard(&self, range: BlockRange) -> Call<'_, Result<()>> {

@@ -113,6 +113,7 @@ pub(super) async fn carry_out(
                 let (core, control) = (Rc::downgrade(core), control.clone());
                 runtime::spawn(async move {
                     if let Some(core) = core.upgrade() {
+                        let _call = core.calls.enter();
                         detach(&core, &control).await;
                     }
                 })

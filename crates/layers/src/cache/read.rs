@@ -93,7 +93,7 @@ impl Core {
             Found::Both(slot, there) => Call::new(self.read_both(slot, block, from, there, buffer)),
             Found::Promote(slot, window) => {
                 let (core, begun) = (self.clone(), Promotion { core: self.clone(), slot, window });
-                runtime::carry(async move { core.promote(begun, block, from, buffer).await })
+                runtime::carry_in(&self.calls, async move { core.promote(begun, block, from, buffer).await })
             }
         }
     }
@@ -236,8 +236,9 @@ impl Core {
         let inside = (from - window.start) as usize;
         buffer.clear();
         buffer.append(&found.filled()[inside..inside + buffer.len()]);
-        let core = self.clone();
+        let (core, call) = (self.clone(), self.calls.enter());
         runtime::spawn(async move {
+            let _call = call;
             let covered = core.shape.covered(block, window.start, window.end);
             if core.put(promotion.slot, window.start, found.into()).await.is_ok() {
                 core.came(promotion.slot, covered, epoch);

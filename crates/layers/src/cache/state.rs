@@ -102,17 +102,6 @@ impl Entry {
     }
 }
 
-/// The slot of writes past the cache.
-pub(super) const PAST: u32 = u32::MAX;
-
-/// A write that is on its way: to bytes of a slot's block, or past the cache to bytes of the origin.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) struct Flight {
-    pub slot: u32,
-    pub from: u64,
-    pub to: u64,
-}
-
 /// How many counters there are for writes past the cache; blocks share them.
 const DIRECT: usize = 1024;
 
@@ -138,8 +127,6 @@ pub(super) struct State {
     pub dirty_slots: u64,
     /// Slots that warming found on low levels, the coldest last; what they are by now is looked at again.
     pub cold: Vec<u32>,
-    /// Writes that are on their way.
-    pub flights: Vec<Flight>,
     /// Writes past the cache, by block.
     direct: Vec<u32>,
     /// Changes of the origin over many blocks.
@@ -167,7 +154,6 @@ impl State {
             dirty: VecDeque::new(),
             dirty_slots: 0,
             cold: Vec::new(),
-            flights: Vec::with_capacity(256),
             direct: vec![0; DIRECT],
             wide: 0,
             unsaid: 0,
@@ -336,21 +322,6 @@ impl State {
         self.policy.displace(slot, block);
         self.slot(slot).flags |= LEAVING;
         self.leaving.push(slot);
-    }
-
-    /// Whether another write is on its way to some of these bytes.
-    #[inline]
-    pub fn is_overlapping(&self, flight: Flight) -> bool {
-        let meets = |it: &Flight| it.slot == flight.slot && it.from < flight.to && flight.from < it.to;
-        self.flights.iter().any(meets)
-    }
-
-    /// A write has ended.
-    #[inline]
-    pub fn land(&mut self, flight: Flight) {
-        if let Some(number) = self.flights.iter().position(|it| *it == flight) {
-            self.flights.swap_remove(number);
-        }
     }
 }
 

@@ -131,9 +131,9 @@ pub(super) async fn carry_out(core: &Rc<Core>, warm: Warm) -> Result<String> {
     let core = core.clone();
     match warm {
         Warm::List(from, count) => list(&core, from, count).await,
-        Warm::Fetch(wants) => runtime::carry(fetch(core, wants)).await,
+        Warm::Fetch(wants) => runtime::carry_in(&core.calls, fetch(core.clone(), wants)).await,
         Warm::Heat(wants) => heat(&core, wants).await,
-        Warm::Evict(wants) => runtime::carry(evict(core, wants)).await,
+        Warm::Evict(wants) => runtime::carry_in(&core.calls, evict(core.clone(), wants)).await,
     }
 }
 

@@ -2,8 +2,9 @@
 
 use super::core::{Core, Level, Mode};
 use super::policy::Policy;
-use super::state::{CLEANING, EXCLUSIVE, Flight, LEAVING, MARKING, PAST, RECENT, State};
+use super::state::{CLEANING, EXCLUSIVE, LEAVING, MARKING, RECENT, State};
 use block::{Call, Durability, Error, Payload, Result};
+use runtime::range_lock::{RangeGuard, RangePlace};
 use std::future::{Future, poll_fn};
 use std::pin::Pin;
 use std::rc::Rc;
@@ -15,6 +16,8 @@ struct Writing {
     place: Place,
     from: u64,
     to: u64,
+    /// Its bytes of the origin. Two writes of the same bytes never overlap in time: else the sides could end up different.
+    _bytes: RangeGuard,
 }
 
 #[derive(Debug, Clone, Copy)]
@@ -32,15 +35,8 @@ impl Drop for Writing {
         {
             let mut state = self.core.state.borrow_mut();
             match self.place {
-                Place::Fast(slot) | Place::Both(slot) => {
-                    state.slot(slot).writers -= 1;
-                    state.land(Flight { slot, from: self.from, to: self.to });
-                }
-                Place::Direct(block) => {
-                    *state.direct(block) -= 1;
-                    let at = self.core.on_slow(block);
-                    state.land(Flight { slot: PAST, from: at + self.from, to: at + self.to });
-                }
+                Place::Fast(slot) | Place::Both(slot) => state.slot(slot).writers -= 1,
+                Place::Direct(block) => *state.direct(block) -= 1,
             }
         }
         self.core.slot_changed();
@@ -79,20 +75,32 @@ impl Core {
         let run = self.state.borrow_mut().sequential.note(at, length);
         let core = self.clone();
         if from + length > self.shape.block {
-            return runtime::carry(core.write_blocks(at, run, payload, durability));
+            return runtime::carry_in(&self.calls, core.write_blocks(at, run, payload, durability));
         }
         // What has to wait for nothing begins at once.
+        let bytes = match self.writing.ask(at..at + length).try_take() {
+            Ok(bytes) => bytes,
+            asked => {
+                return runtime::carry_in(
+                    &self.calls,
+                    core.write_piece(asked, (block, from), run, payload, durability),
+                );
+            }
+        };
         match self.begin(block, from, from + length, run) {
             Begin::Now(place) => {
-                let writing = Writing { core, place, from, to: from + length };
-                runtime::carry(write_now(writing, block, payload, durability))
+                let writing = Writing { core, place, from, to: from + length, _bytes: bytes };
+                runtime::carry_in(&self.calls, write_now(writing, block, payload, durability))
             }
             other => {
                 // A call that is dropped before it has begun must leave nothing behind.
                 if let Begin::Fill(slot, _) = other {
                     self.state.borrow_mut().slot(slot).flags &= !EXCLUSIVE;
                 }
-                runtime::carry(core.write_piece(block, from, run, payload, durability))
+                runtime::carry_in(
+                    &self.calls,
+                    core.write_piece(Ok(bytes), (block, from), run, payload, durability),
+                )
             }
         }
     }
@@ -110,26 +118,31 @@ impl Core {
             let (block, from) = ((at + done) / self.shape.block, (at + done) % self.shape.block);
             let length = (self.shape.block - from).min(payload.len() as u64 - done);
             let piece = payload.slice(done as usize..(done + length) as usize);
-            writes.push(self.clone().write_piece(block, from, run, piece, durability));
+            let bytes = self.writing.ask(at + done..at + done + length).try_take();
+            writes.push(self.clone().write_piece(bytes, (block, from), run, piece, durability));
             done += length;
         }
         runtime::join_all(writes).await.into_iter().collect()
     }
 
-    /// Writes a piece that lies in one block, when it may begin.
+    /// Writes a piece that lies in one block, from this byte of it on, when it has its bytes and may begin.
     async fn write_piece(
         self: Rc<Self>,
-        block: u64,
-        from: u64,
+        bytes: std::result::Result<RangeGuard, RangePlace>,
+        (block, from): (u64, u64),
         run: u64,
         payload: Payload,
         durability: Durability,
     ) -> Result<()> {
         let to = from + payload.len() as u64;
+        let bytes = match bytes {
+            Ok(bytes) => bytes,
+            Err(asked) => asked.await,
+        };
         loop {
             match self.begin(block, from, to, run) {
                 Begin::Now(place) => {
-                    let writing = Writing { core: self.clone(), place, from, to };
+                    let writing = Writing { core: self.clone(), place, from, to, _bytes: bytes };
                     return write_now(writing, block, payload, durability).await;
                 }
                 Begin::Wait => self.changed.notified().await,
@@ -157,12 +170,6 @@ impl Core {
             None => match self.allocate_for_write(state, block, run) {
                 Some(slot) => (slot, true),
                 None => {
-                    let at = self.on_slow(block);
-                    let flight = Flight { slot: PAST, from: at + from, to: at + to };
-                    if state.is_overlapping(flight) {
-                        return Begin::Wait;
-                    }
-                    state.flights.push(flight);
                     self.counters.write_misses.add(1);
                     *state.direct(block) += 1;
                     return Begin::Now(Place::Direct(block));
@@ -194,11 +201,6 @@ impl Core {
             state.slot(slot).flags |= EXCLUSIVE;
             return Begin::Fill(slot, partial);
         }
-        let flight = Flight { slot, from, to };
-        if state.slot(slot).writers > 0 && state.is_overlapping(flight) {
-            return Begin::Wait;
-        }
-        state.flights.push(flight);
         match is_new {
             true => self.counters.write_misses.add(1),
             false => {

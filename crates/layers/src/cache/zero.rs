@@ -1,8 +1,9 @@
 //! Discards and zeros: the origin does them, and the cache forgets.
 
 use super::core::{Core, Level};
-use super::state::{CLEANING, EXCLUSIVE, Flight, LEAVING, MARKING, PAST, RECENT};
+use super::state::{CLEANING, EXCLUSIVE, LEAVING, MARKING, RECENT};
 use block::{Durability, Result, ZeroMode};
+use runtime::range_lock::RangeGuard;
 use std::rc::Rc;
 
 /// How many blocks are done at a time.
@@ -18,8 +19,8 @@ pub(super) enum Zeroing {
 /// The slots that somebody holds exclusively; and no block of the range comes in meanwhile.
 struct Held {
     core: Rc<Core>,
-    flight: Flight,
     slots: Vec<u32>,
+    _bytes: RangeGuard,
 }
 
 impl Drop for Held {
@@ -27,7 +28,6 @@ impl Drop for Held {
         {
             let mut state = self.core.state.borrow_mut();
             state.wide -= 1;
-            state.land(self.flight);
             for slot in &self.slots {
                 state.slot(*slot).flags &= !EXCLUSIVE;
             }
@@ -116,16 +116,9 @@ impl Core {
     /// Holds all slots with these bytes, in the order of their blocks so that two can't wait for each other, until nobody
     /// changes anything there; and sees to it that the table says of no part of them that both sides have it.
     async fn hold(self: &Rc<Self>, from: u64, to: u64) -> Result<Held> {
-        let flight = Flight { slot: PAST, from, to };
-        while self.state.borrow().is_overlapping(flight) {
-            self.changed.notified().await;
-        }
-        {
-            let state = &mut *self.state.borrow_mut();
-            state.wide += 1;
-            state.flights.push(flight);
-        }
-        let mut held = Held { core: self.clone(), flight, slots: Vec::new() };
+        let bytes = self.writing.ask(from..to).await;
+        self.state.borrow_mut().wide += 1;
+        let mut held = Held { core: self.clone(), slots: Vec::new(), _bytes: bytes };
         let mut marks = false;
         for block in from / self.shape.block..to.div_ceil(self.shape.block) {
             loop {

@@ -2,11 +2,11 @@
 
 use super::decide::{Decider, Faults, Plan, flip_bits, torn_length};
 use super::rule::{Action, Distance, Operation, Rule};
-use super::turns::{Change, Turns};
 use block::{
     BlockIndex, BlockRange, Buffer, Call, Device, DeviceGeometry, DevicePart, Durability, Extent, Part,
     Payload, ReadOutcome, Result, Status, ZeroMode,
 };
+use runtime::range_lock::SharedRangeLock;
 use std::rc::Rc;
 use std::sync::Arc;
 
@@ -14,8 +14,10 @@ use std::sync::Arc;
 pub struct FaultDevicePart {
     inner: Arc<dyn DevicePart>,
     faults: Arc<Faults>,
-    /// Where rules tear: whose turn it is to change blocks.
-    turns: Option<Arc<Turns>>,
+    /// Where rules tear: the blocks that are being changed, through the handles of all shards. A torn write reads the block that it
+    /// tears, changes the beginning and writes it back; nothing else may change that block meanwhile, or bytes come back
+    /// that another write had replaced.
+    changing: Option<SharedRangeLock>,
 }
 
 impl FaultDevicePart {
@@ -27,8 +29,8 @@ impl FaultDevicePart {
         let block_size = inner.geometry().block_size.bytes();
         rules.iter().try_for_each(|rule| rule.check_block_size(block_size))?;
         let tears = rules.iter().any(|rule| matches!(rule.action, Some(Action::Torn { .. })));
-        let turns = tears.then(Arc::default);
-        Ok(FaultDevicePart { inner, faults: Faults::new(rules, seed), turns })
+        let changing = tears.then(SharedRangeLock::default);
+        Ok(FaultDevicePart { inner, faults: Faults::new(rules, seed), changing })
     }
 }
 
@@ -54,8 +56,8 @@ impl DevicePart for FaultDevicePart {
     fn open(&self) -> Call<'_, Result<Rc<dyn Device>>> {
         Call::new(async move {
             let inner = self.inner.open().await?;
-            let (decider, turns) = (self.faults.open(), self.turns.clone());
-            Ok(Rc::new(FaultDevice { inner, decider, turns }) as Rc<dyn Device>)
+            let (decider, changing) = (self.faults.open(), self.changing.clone());
+            Ok(Rc::new(FaultDevice { inner, decider, changing }) as Rc<dyn Device>)
         })
     }
 }
@@ -63,13 +65,13 @@ impl DevicePart for FaultDevicePart {
 struct FaultDevice {
     inner: Rc<dyn Device>,
     decider: Decider,
-    turns: Option<Arc<Turns>>,
+    changing: Option<SharedRangeLock>,
 }
 
-/// The device below, for an operation that changes blocks in its turn.
+/// The device below, for an operation that changes blocks when those before it have.
 struct Below {
     inner: Rc<dyn Device>,
-    turns: Option<Arc<Turns>>,
+    changing: Option<SharedRangeLock>,
 }
 
 impl Below {
@@ -77,11 +79,10 @@ impl Below {
     async fn change(
         &self,
         blocks: BlockRange,
-        change: Change,
         how: impl AsyncFnOnce(&dyn Device) -> Result<()>,
     ) -> Result<()> {
-        let _turn = match &self.turns {
-            Some(turns) => Some(turns.take(blocks, change).await),
+        let _held = match &self.changing {
+            Some(changing) => Some(changing.ask(blocks.start.0..blocks.end().0).await),
             None => None,
         };
         how(&*self.inner).await
@@ -104,19 +105,19 @@ impl FaultDevice {
     }
 
     fn below(&self) -> Below {
-        Below { inner: self.inner.clone(), turns: self.turns.clone() }
+        Below { inner: self.inner.clone(), changing: self.changing.clone() }
     }
 
-    /// Lets an operation pass that changes blocks and meets no rule; a torn one may be at them.
+    /// Lets an operation pass that changes blocks and meets no rule.
     async fn pass(
         &self,
         range: Result<BlockRange>,
         how: impl AsyncFnOnce(&dyn Device) -> Result<()> + 'static,
     ) -> Result<()> {
-        match range.ok().filter(|range| !range.is_empty() && self.turns.is_some()) {
+        match range.ok().filter(|range| !range.is_empty() && self.changing.is_some()) {
             Some(range) => {
                 let below = self.below();
-                runtime::carry(async move { below.change(range, Change::Plain, how).await }).await
+                runtime::carry(async move { below.change(range, how).await }).await
             }
             None => how(&*self.inner).await,
         }
@@ -191,7 +192,7 @@ impl Device for FaultDevice {
                     return error;
                 }
                 let range = elsewhere(&*below.inner, action, range);
-                below.change(range, Change::Plain, async |inner| inner.discard(range).await).await?;
+                below.change(range, async |inner| inner.discard(range).await).await?;
                 error
             })
             .await
@@ -223,7 +224,7 @@ impl Device for FaultDevice {
                 };
                 let range = elsewhere(&*below.inner, action, range);
                 let how = async |inner: &dyn Device| inner.write_zeroes(range, mode, durability).await;
-                below.change(range, Change::Plain, how).await?;
+                below.change(range, how).await?;
                 error
             })
             .await
@@ -293,7 +294,7 @@ async fn faulty_write(
     if let Some(Action::Torn { at }) = action {
         let length = torn_length(at, payload.len() as u64, &mut plan.random) as usize;
         let tear = async |inner: &dyn Device| torn_write(inner, range, payload, length, durability).await;
-        below.change(range, Change::Tear, tear).await?;
+        below.change(range, tear).await?;
         return error;
     }
     let (payload, durability) = match action {
@@ -304,7 +305,7 @@ async fn faulty_write(
     };
     let range = elsewhere(&*below.inner, action, range);
     let write = async |inner: &dyn Device| inner.write(range.start, payload, durability).await;
-    below.change(range, Change::Plain, write).await?;
+    below.change(range, write).await?;
     error
 }
 

@@ -12,9 +12,9 @@ use super::format::{Slot, SlotState, Uuid};
 use super::keeper::Scrub;
 use super::layout::Layout;
 use super::leg::{Change, Leg, Mask, each};
-use super::locks::{Held, RangeLocks};
 use super::shared::Shared;
 use block::{Call, Durability, Error, Result};
+use runtime::range_lock::{RangeGuard, RangeLock};
 use runtime::sync::{Notify, Semaphore};
 use std::cell::{Cell, RefCell};
 use std::future::poll_fn;
@@ -92,7 +92,7 @@ pub struct Core {
     /// Something was copied from leg to leg that no flush has covered.
     pub copied: Cell<bool>,
     /// Who changes which blocks.
-    pub locks: Rc<RangeLocks>,
+    pub locks: RangeLock,
     /// Writes that are behind.
     pub behind: Rc<Behind>,
     /// There is something for the keeper to do, or it is to end.
@@ -325,7 +325,7 @@ impl Core {
 
 /// Blocks that nobody else changes or copies until this is dropped.
 pub struct Holding {
-    _held: Vec<Held>,
+    _held: Vec<RangeGuard>,
 }
 
 /// Does the same on several legs at once, and waits for all; without an allocation where none fails.

@@ -1,11 +1,11 @@
 //! One leg: its device, in the mirror's own blocks, and what all shards know of it.
 
 use super::layout::Layout;
-use super::locks::RangeLocks;
 use block::{
     BlockIndex, BlockRange, BlockSize, Buffer, Call, Device, Durability, Error, Extent, ExtentState, Payload,
     ReadOutcome, Result, ZeroMode,
 };
+use runtime::range_lock::RangeLock;
 use std::cell::Cell;
 use std::ops::Range;
 use std::rc::Rc;
@@ -167,7 +167,7 @@ pub struct Leg {
     /// Its place in the mirror; none for one that has none.
     pub slot: Cell<Option<usize>>,
     /// Where writes that may lag stand in line, each behind those that it overlaps.
-    pub lane: Rc<RangeLocks>,
+    pub lane: RangeLock,
     /// Why it couldn't be opened; none of a leg that is there. It stays away until the mirror is opened again.
     pub missing: Option<Error>,
 }

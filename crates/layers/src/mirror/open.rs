@@ -10,10 +10,10 @@ use super::format::{
 };
 use super::layout::Layout;
 use super::leg::{Leg, LegDevice, Mask, each};
-use super::locks::RangeLocks;
 use super::missing::open_leg;
 use super::shared::Shared;
 use block::{BlockCount, BlockSize, Buffer, DeviceGeometry, DevicePart, Error, Result};
+use runtime::range_lock::RangeLock;
 use runtime::sync::{Notify, Semaphore};
 use std::cell::{Cell, RefCell};
 use std::rc::Rc;
@@ -249,7 +249,7 @@ fn core(
         device: device.placed(&layout),
         slot: Cell::new(*slot),
         bytes: part.geometry().bytes(),
-        lane: Rc::new(RangeLocks::default()),
+        lane: RangeLock::default(),
         missing,
     });
     Rc::new(Core {
@@ -276,7 +276,7 @@ fn core(
         chunks: Chunks::new(&layout),
         copying: Cell::new(0),
         copied: Cell::new(false),
-        locks: Rc::new(RangeLocks::default()),
+        locks: RangeLock::default(),
         behind: Behind::new(plan.settings.write_behind, plan.settings.behind_bytes),
         work: Notify::new(),
         scrub: RefCell::new(None),

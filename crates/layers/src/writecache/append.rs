@@ -51,6 +51,8 @@ pub async fn lane(core: Rc<Core>) {
         // Those who were told come along with the next record.
         runtime::yield_now().await;
     }
+    // Write-back goes on until nothing is queued.
+    core.writeback.notify_all();
 }
 
 impl Core {

@@ -111,7 +111,7 @@ impl Core {
         durability: Durability,
     ) -> Call<'a, Result<()>> {
         let core = self.clone();
-        runtime::carry(async move {
+        runtime::carry_in(&self.tasks, async move {
             let _on_its_way = core.writers_around.begin();
             let block = core.on_origin(entry.block);
             let range = BlockRange::new(block.0, entry.count << core.origin_shift);

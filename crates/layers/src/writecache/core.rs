@@ -7,7 +7,7 @@ use super::readers::Readers;
 use super::ring::Ring;
 use block::{BlockIndex, Buffer, Device, Durability, Error, Payload, Result};
 use runtime::sync::{Notify, Semaphore};
-use runtime::{RequestKey, Requests};
+use runtime::{RequestKey, Requests, TaskGroup};
 use std::cell::{Cell, RefCell};
 use std::collections::VecDeque;
 use std::rc::Rc;
@@ -225,8 +225,8 @@ pub struct Core {
     pub give_up_rotten: Cell<bool>,
     /// The cache is being closed.
     pub closing: Cell<bool>,
-    /// Handles that are open on the home shard.
-    pub handles: Cell<usize>,
+    /// Lanes, write-back, committer, and calls of other shards.
+    pub tasks: TaskGroup,
     /// Reads of the cache device.
     pub readers: Readers,
     /// When a client last used the origin, if that matters: read from it, or wrote around the cache.

@@ -12,7 +12,7 @@ use block::{
     Durability, Error, Extent, Part, Payload, ReadOutcome, Result, Status, ZeroMode,
 };
 use runtime::sync::{Notify, Semaphore};
-use runtime::{Home, Requests};
+use runtime::{GroupMember, Home, Requests, TaskGroup};
 use std::cell::{Cell, RefCell};
 use std::rc::Rc;
 use std::sync::Arc;
@@ -103,11 +103,11 @@ impl WriteCachePart {
         let geometry = geometry(&*origin_device, &*fast_device, block_size, origin_blocks);
         let core = Rc::new(core(recovered, options, origin_device, fast_device));
         for _ in 0..append::LANES {
-            runtime::spawn(append::lane(core.clone())).detach();
+            core.spawn(append::lane);
         }
-        runtime::spawn(writeback::run(core.clone())).detach();
+        core.spawn(writeback::run);
         if core.fast.geometry().volatile_cache {
-            runtime::spawn(writeback::committer(core.clone())).detach();
+            core.spawn(writeback::committer);
         }
         Ok(WriteCachePart { home: Home::here(core), geometry, _devices: [origin, fast] })
     }
@@ -182,7 +182,7 @@ fn core(recovered: Recovered, options: Options, origin: Rc<dyn Device>, fast: Rc
         sealed: Cell::new(false),
         give_up_rotten: Cell::new(false),
         closing: Cell::new(false),
-        handles: Cell::new(0),
+        tasks: TaskGroup::default(),
         readers: Readers::default(),
         origin_used: Cell::new(None),
         oldest: Cell::new(oldest),
@@ -235,11 +235,25 @@ impl Core {
         self.writeback.notify_all();
         while self.tail.get() < target {
             self.freed.notified().await;
+            // Write-back ends with a close, so this may never be reached.
+            if self.closing.get() && self.tail.get() < target {
+                return self.check_open();
+            }
             if let Some(error) = &*self.stuck.borrow() {
                 return Err(error.clone());
             }
         }
         Ok(())
+    }
+
+    /// Starts a task that a close waits for.
+    fn spawn<Fut: Future<Output = ()> + 'static>(self: &Rc<Self>, task: impl FnOnce(Rc<Core>) -> Fut) {
+        let (member, task) = (self.tasks.enter(), task(self.clone()));
+        runtime::spawn(async move {
+            let _member = member;
+            task.await;
+        })
+        .detach();
     }
 
     /// Ends what runs, and notes where the log ends.
@@ -248,13 +262,12 @@ impl Core {
             self.write_back_all().await?;
         }
         self.closing.set(true);
-        // Lanes, write-back and committer hold the core until they have ended.
-        while Rc::strong_count(&self) > 2 + self.handles.get() {
-            for notify in [&self.work, &self.freed, &self.writeback, &self.committer] {
-                notify.notify_all();
-            }
-            runtime::sleep(Duration::from_millis(1)).await;
+        for notify in [&self.work, &self.freed, &self.writeback, &self.committer] {
+            notify.notify_all();
         }
+        // Lanes, write-back, committer, and calls of other shards. A handle that is still open may never be dropped, so it
+        // isn't waited for.
+        self.tasks.ended().await;
         if let Some(error) = &*self.failure.borrow() {
             return Err(error.clone());
         }
@@ -308,7 +321,10 @@ impl Part for WriteCachePart {
 
     fn message<'a>(&'a self, message: &'a str) -> Call<'a, Result<String>> {
         let message = message.to_owned();
-        Call::new(self.home.with(move |core| carry_out(core, message)))
+        Call::new(self.home.with(move |core: Rc<Core>| async move {
+            let _call = core.tasks.enter();
+            carry_out(core.clone(), message).await
+        }))
     }
 
     fn close(&self) -> Call<'_, Result<()>> {
@@ -332,8 +348,7 @@ impl DevicePart for WriteCachePart {
                 return Ok(Distant::open(geometry, self.home.clone(), Handle::new));
             }
             let core = self.home.get()?;
-            core.handles.set(core.handles.get() + 1);
-            Ok(Rc::new(Handle { geometry, core, is_open: true }) as Rc<dyn Device>)
+            Ok(Rc::new(Handle { geometry, core, _call: None }) as Rc<dyn Device>)
         })
     }
 }
@@ -342,21 +357,15 @@ impl DevicePart for WriteCachePart {
 struct Handle {
     geometry: DeviceGeometry,
     core: Rc<Core>,
-    /// A shard keeps it, and perhaps for ever: it is counted, so that a close doesn't wait for it.
-    is_open: bool,
+    /// Of one that lives for one call of another shard. `None` of one that a shard keeps, perhaps for ever.
+    _call: Option<GroupMember>,
 }
 
 impl Handle {
+    /// A handle for one call of another shard.
     fn new(geometry: DeviceGeometry, core: Rc<Core>) -> Self {
-        Handle { geometry, core, is_open: false }
-    }
-}
-
-impl Drop for Handle {
-    fn drop(&mut self) {
-        if self.is_open {
-            self.core.handles.set(self.core.handles.get() - 1);
-        }
+        let call = core.tasks.enter();
+        Handle { geometry, core, _call: Some(call) }
     }
 }
 

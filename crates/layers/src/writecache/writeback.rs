@@ -173,6 +173,7 @@ impl Core {
 
     /// Makes a batch durable that the origin has acknowledged, and frees its room, once that of those before it is free.
     async fn settle(self: Rc<Self>, batch: Rc<Batch>, before: Option<Settling>) -> Result<()> {
+        let _member = self.tasks.enter();
         let outcome = self.free(&batch, before).await;
         self.freed.notify_all();
         outcome
@@ -387,7 +388,10 @@ impl WriteBack {
             && (core.waiting_for_room.get() > 0 || core.used() >= core.settings.high)
         {
             let (core, start, limit) = (core.clone(), batch.next(&core), Limit::now(&core));
-            let read = runtime::spawn(async move { Batch::read(&core, start, limit).await });
+            let read = runtime::spawn(async move {
+                let _member = core.tasks.enter();
+                Batch::read(&core, start, limit).await
+            });
             self.ahead = Some((batch.end, read));
         }
         core.progress.begin(batch.end - address);

@@ -469,3 +469,25 @@ fn only_metadata_and_an_order_is_refused() {
         assert!(refused.detail().contains("order=none"), "{refused}");
     });
 }
+
+#[test]
+fn a_close_ends_a_flush_to_the_origin_that_an_operator_waits_for() {
+    on_a_shard(|| async {
+        let stack = stack("write delay=5ms", "any error=EIO", lazy()).await;
+        // Each of its own epoch, and so of its own batch.
+        for block in 0..10 {
+            write(&*stack.device, block, 7).await.unwrap();
+            stack.device.flush().await.unwrap();
+        }
+        stack.origin.message("rules on").await.unwrap();
+        let part = stack.part.clone();
+        let flush = runtime::spawn(async move { part.message("flush").await });
+        runtime::sleep(Duration::from_millis(7)).await;
+        // A handle that is still open isn't waited for, either.
+        let closed = runtime::timeout(Duration::from_secs(1), stack.part.close()).await;
+        closed.expect("the close waits for the flush, and that for write-back, which has ended").unwrap();
+        let error = flush.await.unwrap_err();
+        assert!(matches!(error, Error::Closed(_)), "{error}");
+        assert!(stack.on_origin(0).await == 7 && stack.on_origin(9).await == 0, "it was cut short");
+    });
+}

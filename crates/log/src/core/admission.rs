@@ -41,8 +41,9 @@ impl Core {
             }
         }
         // Whoever drops the call while it waits for room doesn't take the write back.
-        let core = self.clone();
+        let (core, member) = (self.clone(), self.tasks.enter());
         let task = runtime::spawn(async move {
+            let _member = member;
             let room = match room {
                 Some(room) => room,
                 None => Some(core.dirty.acquire(wanted).await),

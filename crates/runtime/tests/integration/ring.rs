@@ -173,6 +173,66 @@ fn dropped_file_operations_end_on_their_own() {
     assert!(contents == expected, "abandoned writes are carried out");
 }
 
+/// Polls a future once and drops it: with the operation still running, or, with `late`, after it has ended.
+async fn poll_once_and_drop<F: Future>(future: F, late: bool) {
+    let mut future = Box::pin(future);
+    std::future::poll_fn(|context| {
+        assert!(future.as_mut().poll(context).is_pending(), "it was submitted just now");
+        std::task::Poll::Ready(())
+    })
+    .await;
+    if late {
+        runtime::submit_now();
+        runtime::sleep(Duration::from_millis(20)).await;
+    }
+}
+
+#[test]
+fn what_an_abandoned_open_has_opened_is_closed() {
+    let directory = tempfile::tempdir().expect("a directory");
+    let path = directory.path().join("data");
+    std::fs::write(&path, b"abc").expect("a file");
+    run(move || async move {
+        let descriptors = |path: &std::path::Path| {
+            let all = std::fs::read_dir("/proc/self/fd").expect("Linux lists them");
+            all.filter(|entry| {
+                let entry = entry.as_ref().expect("an entry");
+                std::fs::read_link(entry.path()).is_ok_and(|target| target == path)
+            })
+            .count()
+        };
+        for late in [false, true] {
+            for _ in 0..8 {
+                poll_once_and_drop(File::open(&path, OpenOptions::default()), late).await;
+            }
+            // Opens that still run have ended when one that began after them has, or soon after.
+            drop(File::open(&path, OpenOptions::default()).await.expect("it opens"));
+            for _ in 0..500 {
+                if descriptors(&path) == 0 {
+                    break;
+                }
+                runtime::sleep(Duration::from_millis(1)).await;
+            }
+            assert_eq!(descriptors(&path), 0, "descriptors stay open; dropped after the end: {late}");
+        }
+    });
+}
+
+#[test]
+fn what_an_abandoned_accept_has_accepted_is_closed() {
+    for late in [false, true] {
+        run(move || async move {
+            let listener = Listener::bind(&"127.0.0.1:0".parse().expect("an address")).expect("it listens");
+            // The connection is there already, so the accept takes it as soon as it is submitted.
+            let client = Stream::connect(listener.local_address()).await.expect("it connects");
+            poll_once_and_drop(listener.accept(), late).await;
+            let end = runtime::timeout(Duration::from_secs(1), client.receive(Buffer::new(1))).await;
+            let (end, _) = end.expect("the connection was accepted and never closed");
+            assert!(matches!(end, Ok(0) | Err(_)), "nobody sends: {end:?}");
+        });
+    }
+}
+
 #[test]
 fn time_passes_in_order() {
     run(|| async {

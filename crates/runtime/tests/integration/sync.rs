@@ -147,3 +147,79 @@ fn only_so_many_run_at_a_time_and_what_they_return_is_in_order() {
         assert!(runtime::join_limited(3, std::iter::empty::<std::future::Ready<()>>()).await.is_empty());
     });
 }
+
+/// Polls once, without anybody to wake.
+fn poll<F: Future>(future: std::pin::Pin<&mut F>) -> std::task::Poll<F::Output> {
+    future.poll(&mut std::task::Context::from_waker(std::task::Waker::noop()))
+}
+
+#[test]
+fn a_notification_whose_waiter_is_dropped_goes_to_the_next_one() {
+    let notify = Notify::new();
+    let mut first = Box::pin(notify.notified());
+    let mut second = Box::pin(notify.notified());
+    assert!(poll(first.as_mut()).is_pending() && poll(second.as_mut()).is_pending());
+    notify.notify_one();
+    drop(first);
+    assert!(poll(second.as_mut()).is_ready(), "the notification was lost with the first waiter");
+    // One that was consumed isn't handed on, and neither is one of `notify_all`.
+    let (mut first, mut second) = (Box::pin(notify.notified()), Box::pin(notify.notified()));
+    notify.notify_one();
+    assert!(poll(first.as_mut()).is_ready());
+    drop(first);
+    assert!(poll(second.as_mut()).is_pending());
+    notify.notify_all();
+    let mut late = Box::pin(notify.notified());
+    drop(second);
+    assert!(poll(late.as_mut()).is_pending());
+}
+
+/// Counts how often it is woken.
+#[derive(Default)]
+struct Wakes(std::sync::atomic::AtomicUsize);
+
+impl std::task::Wake for Wakes {
+    fn wake(self: std::sync::Arc<Self>) {
+        self.0.fetch_add(1, std::sync::atomic::Ordering::SeqCst);
+    }
+}
+
+#[test]
+fn permits_whose_waiter_is_dropped_go_to_the_next_one() {
+    // The first waiter is woken and dropped; or it waits for more than there is, and is dropped.
+    for wanted in [1, 3] {
+        let semaphore = Semaphore::new(2);
+        let permit = semaphore.try_acquire(1).expect("a permit is free");
+        let other = semaphore.try_acquire(1).expect("a permit is free");
+        let mut first = Box::pin(semaphore.acquire(wanted));
+        assert!(poll(first.as_mut()).is_pending());
+        let wakes = std::sync::Arc::new(Wakes::default());
+        let waker = std::task::Waker::from(wakes.clone());
+        let mut second = Box::pin(semaphore.acquire(1));
+        assert!(second.as_mut().poll(&mut std::task::Context::from_waker(&waker)).is_pending());
+        drop(permit);
+        drop(first);
+        let woken = wakes.0.load(std::sync::atomic::Ordering::SeqCst);
+        assert_eq!(woken, 1, "the second waiter sleeps although a permit is free");
+        assert!(poll(second.as_mut()).is_ready());
+        drop(other);
+    }
+}
+
+#[test]
+fn free_space_whose_sender_is_dropped_goes_to_the_next_one() {
+    let (sender, mut receiver) = channel(1);
+    sender.try_send(0).expect("there is space");
+    let mut first = Box::pin(sender.send(1));
+    let wakes = std::sync::Arc::new(Wakes::default());
+    let waker = std::task::Waker::from(wakes.clone());
+    let mut second = Box::pin(sender.send(2));
+    assert!(poll(first.as_mut()).is_pending());
+    assert!(second.as_mut().poll(&mut std::task::Context::from_waker(&waker)).is_pending());
+    assert_eq!(receiver.try_receive(), Some(0));
+    drop(first);
+    let woken = wakes.0.load(std::sync::atomic::Ordering::SeqCst);
+    assert_eq!(woken, 1, "the second sender sleeps although the queue has space");
+    assert!(poll(second.as_mut()).is_ready());
+    assert_eq!(receiver.try_receive(), Some(2));
+}
