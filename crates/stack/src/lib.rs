@@ -36,6 +36,7 @@ pub mod units;
 mod value;
 
 pub use arguments::Arguments;
+pub use claims::{LockFile, LockedFile};
 pub use built::{BuiltPart, BuiltStack};
 pub use kind::{Built, Contract, Door, Key, Kind, Registry, Shape, ValueKind};
 pub use line_writer::quote;
