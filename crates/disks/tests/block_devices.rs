@@ -81,7 +81,10 @@ fn a_mounted_block_device_is_refused_and_an_open_one_is_not_mounted() {
     let refused = line.clone();
     let error = run(move || async move { build(&refused, true).await.map(drop) }).expect_err("it is mounted");
     assert_eq!(error.errno(), libc::EBUSY);
-    assert!(error.to_string().contains("it is mounted") && error.to_string().contains("unmount it"), "{error}");
+    assert!(
+        error.to_string().contains("it is mounted") && error.to_string().contains("unmount it"),
+        "{error}"
+    );
     assert!(read(&path) == before, "it was changed");
     let looked_at = format!("file({path}, read_only=true)");
     run(move || async move {

@@ -131,7 +131,10 @@ fn a_flush_covers_writes_that_were_acknowledged_while_another_flush_ran() {
                     let mut lost = 0;
                     for round in 1..8 {
                         let data = block_of(round);
-                        device.write(BlockIndex(block), data, Durability::Visible).await.expect("it is visible");
+                        device
+                            .write(BlockIndex(block), data, Durability::Visible)
+                            .await
+                            .expect("it is visible");
                         device.flush().await.expect("it is durable");
                         lost += u32::from(!survives(block as usize, round));
                     }
@@ -192,7 +195,10 @@ fn the_file_that_was_locked_is_written_whatever_its_path_leads_to() {
             part.close().await.expect("it closes");
         });
         let read = |path: &Path| std::fs::read(path).expect("it reads");
-        assert!(read(&image).iter().all(|byte| *byte == 7), "direct={direct}: the replacement was written to");
+        assert!(
+            read(&image).iter().all(|byte| *byte == 7),
+            "direct={direct}: the replacement was written to"
+        );
         assert_eq!(read(&moved)[3 * 4096..][..4096], [3; 4096], "direct={direct}");
     }
 }
@@ -222,7 +228,8 @@ fn no_file_of_a_stack_is_changed_before_all_are_locked() {
     // A file that isn't there yet is not made, either.
     let text = ["new", "a", "b", "c"].map(device).join("\n");
     let refused = text.clone();
-    let error = run(move || async move { plan(&refused, true)?.build().await.map(drop) }).expect_err("b is taken");
+    let error =
+        run(move || async move { plan(&refused, true)?.build().await.map(drop) }).expect_err("b is taken");
     assert_eq!(error.errno(), libc::EBUSY);
     assert!(error.to_string().contains("file \"b\": "), "{error}");
     assert!(!path("new").exists());

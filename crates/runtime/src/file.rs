@@ -149,9 +149,7 @@ impl SharedFile {
     /// A descriptor of this shard for the same open file description.
     pub fn here(&self) -> Result<File> {
         match &self.descriptor {
-            SharedDescriptor::Kernel(fd) => {
-                Ok(File::from_descriptor(duplicate(fd, &self.name)?, &self.name))
-            }
+            SharedDescriptor::Kernel(fd) => Ok(File::from_descriptor(duplicate(fd, &self.name)?, &self.name)),
             SharedDescriptor::Simulated(handle) => {
                 let descriptor = Descriptor::Simulated(crate::simulated::share(*handle));
                 Ok(File { descriptor: Rc::new(descriptor), name: self.name.as_str().into() })
@@ -351,7 +349,8 @@ impl File {
                 allocated: length,
             });
         };
-        let found = fd.try_clone().map(std::fs::File::from).and_then(|file| file.metadata()).map_err(doing)?;
+        let found =
+            fd.try_clone().map(std::fs::File::from).and_then(|file| file.metadata()).map_err(doing)?;
         Ok(metadata_of(&found, length))
     }
 

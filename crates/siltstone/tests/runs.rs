@@ -489,7 +489,10 @@ fn a_stack_with_a_file_in_use_leaves_all_of_them_as_they_are() {
             assert_eq!(ran.code, Some(1), "{ran:?}");
             assert!(ran.stderr.contains("b.img is in use"), "{}", ran.stderr);
             for name in ["a.img", "b.img"] {
-                assert!(std::fs::read(path(name)).unwrap() == vec![7; 8 << 20], "{arguments:?} changed {name}");
+                assert!(
+                    std::fs::read(path(name)).unwrap() == vec![7; 8 << 20],
+                    "{arguments:?} changed {name}"
+                );
             }
         }
     }

@@ -335,7 +335,9 @@ impl Files {
         const CREATE_NEW: i32 = libc::O_CREAT | libc::O_EXCL;
         let path = path_of(path);
         if let Some(other) = descriptor_of(&path) {
-            let Some(target) = self.open.get(&other).map(|open| open.target.clone()) else { return -libc::ENOENT };
+            let Some(target) = self.open.get(&other).map(|open| open.target.clone()) else {
+                return -libc::ENOENT;
+            };
             return self.describe(handle, target);
         }
         let found = self.names.get(&path).copied();
