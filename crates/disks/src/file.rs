@@ -1,18 +1,23 @@
 //! A regular file or a block device as a device.
 //!
 //! Reads and writes go around the page cache (O_DIRECT) where the file system has that; `flush` is fdatasync,
-//! FUA is `RWF_DSYNC`, discard punches a hole. After a failed flush the device takes no more flushes: the
-//! kernel reports lost writes once, and a later success would acknowledge what isn't so.
+//! FUA is `RWF_DSYNC`, discard punches a hole. After a failed flush or FUA write the device takes no more of them
+//! ([`durability`]).
 //!
-//! The file is locked as long as the part lives (flock), so that two stacks don't write to one disk; a stack that has it twice
-//! is refused before anything is opened.
+//! The file is opened by its path once, locked (`flock`), and all that is done to it goes to the file that was locked: handles open
+//! it again through that descriptor. It stays locked as long as the part lives, so that two stacks don't write to one disk. A block
+//! device is also claimed (O_EXCL), which refuses one that is mounted, and mounting one that is open. A file that is only read is
+//! locked together with other readers, and a block device isn't claimed: what is mounted may be looked at. A stack locks all its
+//! files before it changes the first; one that has a file twice is refused before anything is opened.
 
+mod durability;
 mod handle;
 
 use crate::{SECTOR, size};
 use block::{BlockSize, Call, Device, DeviceGeometry, DevicePart, Error, Part, Result, Status};
-use runtime::file::{File, Metadata, OpenOptions, metadata};
-use stack::{Arguments, Built, Contract, Key, Kind, Shape, ValueKind, format_size};
+use durability::FileDurability;
+use runtime::file::{File, Metadata, OpenOptions, SharedFile, metadata};
+use stack::{Arguments, Built, Contract, Key, Kind, LockedFile, Shape, ValueKind, format_size};
 use std::path::{Path, PathBuf};
 use std::rc::Rc;
 use std::sync::Arc;
@@ -41,14 +46,15 @@ pub const KIND: Kind = Kind {
     example: "file(disk.img, size=4GiB)",
     plan: |arguments| {
         let settings = Settings::new(arguments)?;
-        arguments.claim("path", &settings.path, !settings.read_only);
+        arguments.claim("path", &settings.path, !settings.read_only, lock_for_stack);
         let block_size = settings.block_size.bytes() as u32;
         Ok(Shape { bytes: settings.planned_bytes(arguments)?, block_size: Some(block_size), zones: None })
     },
     build: |arguments| {
         Call::new(async move {
             let settings = Settings::new(&arguments)?;
-            Ok(Built::Device(Arc::new(FilePart::build(settings, &arguments).await?)))
+            let locked = arguments.locked::<SharedFile>("path");
+            Ok(Built::Device(Arc::new(FilePart::build(settings, locked, &arguments).await?)))
         })
     },
 };
@@ -130,37 +136,16 @@ impl Settings {
 pub struct FilePart {
     settings: Settings,
     geometry: DeviceGeometry,
+    is_block_device: bool,
     shared: Arc<Shared>,
-    /// Holds the lock; none under simulation.
-    lock: Option<std::fs::File>,
-}
-
-impl Shared {
-    fn check_flushable(&self, name: &str) -> Result<()> {
-        if self.flush_failed.load(Ordering::Acquire) {
-            return Err(Error::io(format!(
-                "{name}: an earlier flush failed, so what was written before it may be lost; reopen and check it"
-            )));
-        }
-        Ok(())
-    }
-
-    /// Makes everything durable; after the first failure nothing can be.
-    async fn sync(&self, file: &File) -> Result<()> {
-        self.check_flushable(file.name())?;
-        let result = file.sync_data().await;
-        if result.is_err() {
-            self.flush_failed.store(true, Ordering::Release);
-        }
-        result
-    }
+    /// Holds the lock, and is synced.
+    locked: SharedFile,
 }
 
 /// What the handles of all shards share.
 #[derive(Default)]
 struct Shared {
-    /// A flush has failed: nothing can be called durable any more.
-    flush_failed: AtomicBool,
+    durability: FileDurability,
     /// Whether the file was opened around the page cache.
     direct: AtomicBool,
     /// Writes whose memory had to be copied because O_DIRECT couldn't take it.
@@ -178,32 +163,40 @@ impl FilePart {
             direct: Direct::Auto,
             read_only: false,
         };
-        Self::prepare(settings, false).await
+        let locked = lock(path, true).await?;
+        Self::prepare(settings, locked, false).await
     }
 
-    async fn build(settings: Settings, arguments: &Arguments) -> Result<Self> {
+    async fn build(settings: Settings, locked: Option<SharedFile>, arguments: &Arguments) -> Result<Self> {
         settings.planned_bytes(arguments)?;
-        Self::prepare(settings, arguments.format()).await
+        Self::prepare(settings, locked, arguments.format()).await
     }
 
-    async fn prepare(settings: Settings, format: bool) -> Result<Self> {
+    /// Makes the part of a file that is locked, or of a new one.
+    async fn prepare(settings: Settings, locked: Option<SharedFile>, format: bool) -> Result<Self> {
         let path = &settings.path;
-        let found = existing(path)?;
-        if found.is_none() && (settings.size.is_none() || settings.read_only) {
+        if locked.is_none() && (settings.size.is_none() || settings.read_only) {
             return Err(Error::not_found(format!(
                 "{}: there is no such file, and it is made only with a size and without read_only",
                 path.display()
             )));
         }
-        let options =
-            OpenOptions { create: found.is_none(), write: !settings.read_only, ..OpenOptions::default() };
-        let file = File::open(path, options).await?;
-        let locking = async || lock(path, settings.read_only);
-        let lock = runtime::retry_while_busy(RESTART_LIMIT, locking).await?;
-        let is_file = found.is_none_or(|found| found.is_file);
-        let mut length = file.length()?;
+        let is_new = locked.is_none();
+        let locked = match locked {
+            Some(locked) => locked,
+            None => open_locked(path, OpenOptions { create: true, ..OpenOptions::read_write() }).await?,
+        };
+        let file = locked.here()?;
+        let found = file.metadata()?;
+        if !(found.is_file || found.is_block_device) {
+            return Err(Error::invalid(format!(
+                "{} is neither a regular file nor a block device",
+                path.display()
+            )));
+        }
+        let mut length = found.length;
         if let Some(size) = settings.size
-            && is_file
+            && found.is_file
             && length != size
         {
             if length != 0 && !format {
@@ -216,7 +209,7 @@ impl FilePart {
             file.sync_all().await?;
             length = size;
         }
-        if found.is_none() {
+        if is_new {
             // What is flushed is worth nothing if the file's name doesn't survive.
             let folder = path.parent().filter(|folder| !folder.as_os_str().is_empty());
             runtime::file::sync_directory(folder.unwrap_or(Path::new("."))).await?;
@@ -236,14 +229,15 @@ impl FilePart {
             volatile_cache: true,
             read_only: settings.read_only,
         };
-        Ok(FilePart { settings, geometry, shared: Arc::default(), lock })
+        let is_block_device = found.is_block_device;
+        Ok(FilePart { settings, geometry, is_block_device, shared: Arc::default(), locked })
     }
 
     /// Opens the file around the page cache if that is wanted and possible; says which memory alignment its
     /// transfers need (1 is none).
     async fn open_file(&self) -> Result<(File, u32)> {
         let settings = &self.settings;
-        let options = OpenOptions { write: !settings.read_only, ..OpenOptions::default() };
+        let options = open_options(!settings.read_only);
         if settings.direct != Direct::Off {
             match self.open_direct(OpenOptions { direct: true, ..options }).await {
                 Ok(opened) => return Ok(opened),
@@ -253,11 +247,11 @@ impl FilePart {
             }
         }
         self.shared.direct.store(false, Ordering::Relaxed);
-        Ok((File::open(&settings.path, options).await?, 1))
+        Ok((self.locked.reopen(options).await?, 1))
     }
 
     async fn open_direct(&self, options: OpenOptions) -> Result<(File, u32)> {
-        let file = File::open(&self.settings.path, options).await?;
+        let file = self.locked.reopen(options).await?;
         let (memory, offset) = file.direct_alignment();
         // A kernel that doesn't say is taken at the block size.
         let offset = if offset == 0 { self.settings.block_size.bytes() as u32 } else { offset };
@@ -276,21 +270,42 @@ impl FilePart {
 /// How long the lock of a process that was killed may still seem to be held.
 const RESTART_LIMIT: Duration = Duration::from_secs(1);
 
-fn lock(path: &Path, shared: bool) -> Result<Option<std::fs::File>> {
-    if runtime::is_simulated() {
-        return Ok(None);
-    }
-    let doing = |error: std::io::Error| Error::from_io(&error, &format!("locking {}", path.display()));
-    let file = std::fs::File::open(path).map_err(doing)?;
-    let locked = if shared { file.try_lock_shared() } else { file.try_lock() };
-    match locked {
-        Ok(()) => Ok(Some(file)),
-        Err(std::fs::TryLockError::WouldBlock) => Err(Error::busy(format!(
-            "{} is in use by another stack, or twice in this one: stop the other one first, or take another file",
-            path.display()
-        ))),
-        Err(std::fs::TryLockError::Error(error)) => Err(doing(error)),
-    }
+fn open_options(write: bool) -> OpenOptions {
+    OpenOptions { write, ..OpenOptions::default() }
+}
+
+/// Opens and locks the file of a part for [`Arguments::locked`].
+fn lock_for_stack(path: PathBuf, alone: bool) -> Call<'static, Result<Option<LockedFile>>> {
+    Call::new(async move { Ok(lock(&path, alone).await?.map(|file| Box::new(file) as LockedFile)) })
+}
+
+/// Opens and locks a file: for writing and alone, or for reading. `None` if there is none.
+async fn lock(path: &Path, alone: bool) -> Result<Option<SharedFile>> {
+    let Some(found) = existing(path)? else { return Ok(None) };
+    let exclusive = alone && found.is_block_device;
+    open_locked(path, OpenOptions { exclusive, ..open_options(alone) }).await.map(Some)
+}
+
+async fn open_locked(path: &Path, options: OpenOptions) -> Result<SharedFile> {
+    let attempt = async || {
+        let file = File::open(path, options).await.map_err(|error| match error {
+            Error::Busy(_) => Error::busy(format!(
+                "{} is in use: it is mounted, part of another block device, or open in another program; unmount it, or stop \
+                 the other one first",
+                path.display()
+            )),
+            other => other,
+        })?;
+        file.lock(options.write).map_err(|error| match error {
+            Error::Busy(_) => Error::busy(format!(
+                "{} is in use by another stack, or twice in this one: stop the other one first, or take another file",
+                path.display()
+            )),
+            other => other,
+        })?;
+        file.share()
+    };
+    runtime::retry_while_busy(RESTART_LIMIT, attempt).await
 }
 
 impl Part for FilePart {
@@ -303,7 +318,7 @@ impl Part for FilePart {
         status.insert("path".into(), self.settings.path.display().to_string().into());
         status.insert("bytes".into(), self.geometry.bytes().into());
         status.insert("direct".into(), self.shared.direct.load(Ordering::Relaxed).into());
-        status.insert("flush_failed".into(), self.shared.flush_failed.load(Ordering::Relaxed).into());
+        status.insert("flush_failed".into(), self.shared.durability.has_failed().into());
         status.insert("copied_writes".into(), self.shared.copied_writes.load(Ordering::Relaxed).into());
         status
     }
@@ -313,17 +328,7 @@ impl Part for FilePart {
             if self.geometry.read_only {
                 return Ok(());
             }
-            let Some(lock) = &self.lock else {
-                let file = File::open(&self.settings.path, OpenOptions::default()).await?;
-                return self.shared.sync(&file).await;
-            };
-            // Any descriptor will do, and this one is of the file that was opened, whatever has become of its name.
-            let path = self.settings.path.display().to_string();
-            self.shared.check_flushable(&path)?;
-            let doing = format!("syncing {path}");
-            let file = lock.try_clone().map_err(|error| Error::from_io(&error, &doing))?;
-            let synced = runtime::blocking(move || file.sync_data()).await;
-            synced.map_err(|error| Error::from_io(&error, &doing))
+            self.shared.durability.sync(&self.locked.here()?).await
         })
     }
 }
@@ -336,15 +341,16 @@ impl DevicePart for FilePart {
     fn open(&self) -> Call<'_, Result<Rc<dyn Device>>> {
         Call::new(async move {
             let (file, alignment) = self.open_file().await?;
-            let is_block_device = existing(&self.settings.path)?.is_some_and(|found| found.is_block_device);
-            let handle = handle::FileHandle {
+            let inner = handle::Inner {
                 file,
+                syncs: self.locked.here()?,
                 geometry: self.geometry.clone(),
                 memory_alignment: alignment as usize,
-                knows_holes: !is_block_device && !runtime::is_simulated(),
+                knows_holes: !self.is_block_device && !runtime::is_simulated(),
+                direct: self.shared.direct.load(Ordering::Relaxed),
                 shared: self.shared.clone(),
             };
-            Ok(Rc::new(handle) as Rc<dyn Device>)
+            Ok(Rc::new(handle::FileHandle(Rc::new(inner))) as Rc<dyn Device>)
         })
     }
 }

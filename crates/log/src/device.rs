@@ -16,6 +16,7 @@ use block::{
     Extent, ExtentState, Part, Payload, ReadOutcome, Result, Status, ZeroMode, Zones, ZonesPart,
 };
 use runtime::Home;
+use runtime::file::SharedFile;
 use smallvec::SmallVec;
 use std::rc::Rc;
 use std::sync::Arc;
@@ -516,10 +517,22 @@ impl Future for Guarded<'_> {
 /// # Errors
 /// What recovering, formatting and writing say.
 pub async fn open(zones: Arc<dyn ZonesPart>, options: &crate::kind::Options) -> Result<LogPart> {
+    open_with_file(zones, options, None).await
+}
+
+/// The same; `home` is the file of the map, where it is there and locked already.
+///
+/// # Errors
+/// As [`open`].
+pub(crate) async fn open_with_file(
+    zones: Arc<dyn ZonesPart>,
+    options: &crate::kind::Options,
+    home: Option<&SharedFile>,
+) -> Result<LogPart> {
     let home = match (&options.map_home, options.format) {
         (MapPlace::Memory, _) => None,
-        (MapPlace::Pmem(path), true) => Some(FileMedium::create(path).await?),
-        (MapPlace::Pmem(path), false) => Some(FileMedium::open(path).await?),
+        (MapPlace::Pmem(path), true) => Some(FileMedium::create(path, home).await?),
+        (MapPlace::Pmem(path), false) => Some(FileMedium::open(path, home).await?),
     };
     open_with(zones, options, home).await
 }

@@ -1,13 +1,15 @@
 //! How a stack names a log.
 
 use crate::core::{Acknowledge, Settings};
-use crate::device::LogPart;
+use crate::device::{self, LogPart};
+use crate::home::FileMedium;
 use crate::layout::{LARGEST_SHARE, Layout, ROOT_ZONES, Reserve, capacity};
 use crate::recovery::BLOCK;
 use crate::room::Images;
 use block::{
     BlockCount, BlockSize, Call, DeviceGeometry, DevicePart, Durable, Error, Result, ZoneGeometry, ZonesPart,
 };
+use runtime::file::SharedFile;
 use stack::{Arguments, Built, Contract, Key, Kind, Shape, ValueKind, format_size};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -89,9 +91,13 @@ pub const KIND: Kind = Kind {
     build: |arguments| {
         Call::new(async move {
             let options = Options::new(&arguments)?;
+            let home = arguments.locked::<SharedFile>("map_home");
             let part = match arguments.contract("on")? {
-                Some(Contract::Zones) => open_on_zones(arguments.zones("on")?, &options).await?,
-                _ => open(arguments.device("on")?, &options).await?,
+                Some(Contract::Zones) => {
+                    let zones = arguments.zones("on")?;
+                    device::open_with_file(zones, &options, home.as_ref()).await?.on_lent_zones()
+                }
+                _ => open_with_file(arguments.device("on")?, &options, home.as_ref()).await?,
             };
             Ok(Built::Device(Arc::new(part)))
         })
@@ -177,6 +183,15 @@ impl Default for Options {
 /// # Errors
 /// What the zones, recovering, formatting and writing say.
 pub async fn open(device: Arc<dyn DevicePart>, options: &Options) -> Result<LogPart> {
+    open_with_file(device, options, None).await
+}
+
+/// The same; `home` is the file of the map, where it is there and locked already.
+async fn open_with_file(
+    device: Arc<dyn DevicePart>,
+    options: &Options,
+    home: Option<&SharedFile>,
+) -> Result<LogPart> {
     let zone_size = match (options.format, options.zone_size) {
         (true, None) => Some(default_zone_size(device.geometry().bytes())),
         (_, given) => given,
@@ -188,7 +203,7 @@ pub async fn open(device: Arc<dyn DevicePart>, options: &Options) -> Result<LogP
         ..on_device::Options::default()
     };
     let zones = Arc::new(zones::OnDevice::open(device, on_device).await?);
-    crate::device::open(zones, options).await
+    device::open_with_file(zones, options, home).await
 }
 
 /// Opens the log on zones that somebody else opened and closes, or makes one there.
@@ -197,7 +212,7 @@ pub async fn open(device: Arc<dyn DevicePart>, options: &Options) -> Result<LogP
 /// [`Error::Invalid`] and [`Error::Unsupported`] for zones on which a log can't be; what recovering, formatting and writing
 /// say.
 pub async fn open_on_zones(zones: Arc<dyn ZonesPart>, options: &Options) -> Result<LogPart> {
-    Ok(crate::device::open(zones, options).await?.on_lent_zones())
+    Ok(device::open(zones, options).await?.on_lent_zones())
 }
 
 impl Options {
@@ -397,7 +412,7 @@ pub fn default_zone_size(disk: u64) -> u64 {
 /// What is known without opening anything: the size, where it is said.
 fn plan(arguments: &Arguments) -> Result<Shape> {
     if let MapPlace::Pmem(path) = map_place(arguments)? {
-        arguments.claim("map_home", &path, true);
+        arguments.claim("map_home", &path, true, FileMedium::lock_for_stack);
     }
     let on = arguments.shape("on")?;
     if let Some(block_size) = on.block_size

@@ -31,6 +31,9 @@ pub struct OpenOptions {
     pub truncate: bool,
     /// Around the page cache (O_DIRECT): offsets, lengths and memory must be aligned.
     pub direct: bool,
+    /// Claim a block device (O_EXCL) as long as the file is open: refused where it is mounted or claimed by another program, and
+    /// keeps others from mounting or claiming it. Has no effect on regular files.
+    pub exclusive: bool,
 }
 
 impl Default for OpenOptions {
@@ -42,6 +45,7 @@ impl Default for OpenOptions {
             create_new: false,
             truncate: false,
             direct: false,
+            exclusive: false,
         }
     }
 }
@@ -61,12 +65,13 @@ impl OpenOptions {
         let mut flags = access | libc::O_CLOEXEC;
         for (wanted, flag) in [
             (self.create || self.create_new, libc::O_CREAT),
-            (self.create_new, libc::O_EXCL),
+            (self.create_new || self.exclusive, libc::O_EXCL),
             (self.truncate, libc::O_TRUNC),
             (self.direct, libc::O_DIRECT),
         ] {
             flags |= if wanted { flag } else { 0 };
         }
+        debug_assert!(!(self.exclusive && self.create), "O_EXCL with O_CREAT refuses a file that is there");
         flags
     }
 }
@@ -118,11 +123,77 @@ pub(crate) fn os_error(errno: i32, doing: String) -> Error {
     Error::from_errno(errno, format!("{doing}: {}", std::io::Error::from_raw_os_error(errno)))
 }
 
+/// An open file that any shard can use: one open file description, with one position in the file's sequence of write-back
+/// errors, one `flock` lock and one claim on a block device. Open as long as this or one of its [`File`]s is.
+#[derive(Debug)]
+pub struct SharedFile {
+    descriptor: SharedDescriptor,
+    name: String,
+}
+
+#[derive(Debug)]
+enum SharedDescriptor {
+    Kernel(OwnedFd),
+    Simulated(u64),
+}
+
+impl Drop for SharedDescriptor {
+    fn drop(&mut self) {
+        if let SharedDescriptor::Simulated(handle) = self {
+            crate::simulated::close(*handle);
+        }
+    }
+}
+
+impl SharedFile {
+    /// A descriptor of this shard for the same open file description.
+    pub fn here(&self) -> Result<File> {
+        match &self.descriptor {
+            SharedDescriptor::Kernel(fd) => Ok(File::from_descriptor(duplicate(fd, &self.name)?, &self.name)),
+            SharedDescriptor::Simulated(handle) => {
+                let descriptor = Descriptor::Simulated(crate::simulated::share(*handle));
+                Ok(File { descriptor: Rc::new(descriptor), name: self.name.as_str().into() })
+            }
+        }
+    }
+
+    /// Opens the same file again on this shard, whatever its path leads to by now. The new open file description has its own
+    /// flags and its own position in the sequence of write-back errors.
+    ///
+    /// # Errors
+    /// [`Error::NotFound`] without a proc file system at `/proc`; what opening says.
+    pub async fn reopen(&self, options: OpenOptions) -> Result<File> {
+        let number = match &self.descriptor {
+            SharedDescriptor::Kernel(fd) => fd.as_raw_fd() as u64,
+            SharedDescriptor::Simulated(handle) => *handle,
+        };
+        let path = format!("/proc/self/fd/{number}");
+        let opened = File::open_as(Path::new(&path), options, &self.name).await;
+        opened.map_err(|error| match error {
+            Error::NotFound(_) => error.with_detail(format!(
+                "opening {} again: no {path}; expected the proc file system at /proc; mount it: mount -t proc proc /proc",
+                self.name
+            )),
+            other => other,
+        })
+    }
+}
+
+fn duplicate(fd: &OwnedFd, name: &str) -> Result<OwnedFd> {
+    fd.try_clone().map_err(|error| Error::from_io(&error, &format!("duplicating a descriptor of {name}")))
+}
+
 impl File {
-    /// Opens a file on this shard.
+    /// Opens a file on this shard. A file that it creates can be read and written by its owner alone (mode 0600): files hold
+    /// what clients store.
     pub async fn open(path: &Path, options: OpenOptions) -> Result<File> {
-        let (c_path, name) = (c_path(path)?, path.display().to_string());
-        let (result, _) = submit(Operation::Open { path: c_path, flags: options.flags(), mode: 0o666 }).await;
+        Self::open_as(path, options, &path.display().to_string()).await
+    }
+
+    /// Opens a file that errors name differently.
+    async fn open_as(path: &Path, options: OpenOptions, name: &str) -> Result<File> {
+        let c_path = c_path(path)?;
+        let (result, _) = submit(Operation::Open { path: c_path, flags: options.flags(), mode: 0o600 }).await;
         let fd = checked(result, || format!("opening {name}"))?;
         Ok(shard::with_current(|shard| {
             let descriptor = match shard.world() {
@@ -140,12 +211,19 @@ impl File {
         File { descriptor: Rc::new(descriptor), name: name.into() }
     }
 
+    /// The same open file description, for all shards.
+    pub fn share(&self) -> Result<SharedFile> {
+        let descriptor = match &*self.descriptor {
+            Descriptor::Kernel { fd, .. } => SharedDescriptor::Kernel(duplicate(fd, &self.name)?),
+            Descriptor::Simulated(handle) => SharedDescriptor::Simulated(crate::simulated::share(*handle)),
+        };
+        Ok(SharedFile { descriptor, name: self.name.to_string() })
+    }
+
     /// Another descriptor of the same open file, for mappings.
     pub(crate) fn duplicate_descriptor(&self) -> Result<OwnedFd> {
         match &*self.descriptor {
-            Descriptor::Kernel { fd, .. } => fd.try_clone().map_err(|error| {
-                Error::from_io(&error, &format!("duplicating a descriptor of {}", self.name))
-            }),
+            Descriptor::Kernel { fd, .. } => duplicate(fd, &self.name),
             Descriptor::Simulated(_) => {
                 Err(Error::unsupported(format!("{}: simulated files can't be mapped", self.name)))
             }
@@ -258,6 +336,24 @@ impl File {
         checked(result, || format!("setting the length of {} to {length}", self.name)).map(drop)
     }
 
+    /// What the file is.
+    pub fn metadata(&self) -> Result<Metadata> {
+        let doing = |error: std::io::Error| Error::from_io(&error, &format!("looking at {}", self.name));
+        let length = self.length()?;
+        let Descriptor::Kernel { fd, .. } = &*self.descriptor else {
+            return Ok(Metadata {
+                length,
+                is_file: true,
+                is_directory: false,
+                is_block_device: false,
+                allocated: length,
+            });
+        };
+        let found =
+            fd.try_clone().map(std::fs::File::from).and_then(|file| file.metadata()).map_err(doing)?;
+        Ok(metadata_of(&found, length))
+    }
+
     /// The length in bytes; the capacity of a block device.
     pub fn length(&self) -> Result<u64> {
         match &*self.descriptor {
@@ -335,7 +431,6 @@ impl File {
 /// # Errors
 /// [`Error::NotFound`] where there is nothing.
 pub fn metadata(path: &Path) -> Result<Metadata> {
-    use std::os::unix::fs::MetadataExt;
     if let Some(found) =
         shard::try_with_current(|shard| shard.world().map(|world| world.metadata(path))).flatten()
     {
@@ -345,13 +440,18 @@ pub fn metadata(path: &Path) -> Result<Metadata> {
         std::fs::metadata(path).map_err(|error| Error::from_io(&error, &path.display().to_string()))?;
     let is_block_device = found.file_type().is_block_device();
     let length = if is_block_device { block_device_length(path)? } else { found.len() };
-    Ok(Metadata {
+    Ok(metadata_of(&found, length))
+}
+
+fn metadata_of(found: &std::fs::Metadata, length: u64) -> Metadata {
+    use std::os::unix::fs::MetadataExt;
+    Metadata {
         length,
         is_file: found.is_file(),
         is_directory: found.is_dir(),
-        is_block_device,
+        is_block_device: found.file_type().is_block_device(),
         allocated: found.blocks() * 512,
-    })
+    }
 }
 
 fn block_device_length(path: &Path) -> Result<u64> {

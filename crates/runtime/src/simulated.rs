@@ -32,9 +32,10 @@ pub(crate) use world::World;
 pub struct SimulatedFaults {
     /// A read of a file fails with EIO.
     pub read_error: f64,
-    /// A write to a file fails with EIO, after any part of it was done.
+    /// A write to a file fails with EIO, after any part of it was done; nothing else reports that.
     pub write_error: f64,
-    /// A sync fails with EIO.
+    /// Write-back fails at a sync or a durable write, which loses what was written to the file since the last sync and is
+    /// reported once by each open file description ([`files`]); the sync of a directory fails with EIO.
     pub sync_error: f64,
     /// An operation takes a hundred times as long.
     pub slow: f64,
@@ -290,7 +291,7 @@ pub(crate) fn close(handle: u64) {
     }
 }
 
-/// Another descriptor for a simulated socket.
+/// Another descriptor for a simulated file or socket.
 pub(crate) fn share(handle: u64) -> u64 {
     with_world(|world| world.share(handle))
 }

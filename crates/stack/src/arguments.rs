@@ -5,7 +5,7 @@
 //! that begin with `optional_`.
 
 use crate::built::BuiltPart;
-use crate::claims::Claim;
+use crate::claims::{Claim, LockFile, LockedFile};
 use crate::kind::{Built, Contract, Key, Kind, Shape};
 use crate::value::Value;
 use block::{DevicePart, Error, Result, ZonesPart};
@@ -39,6 +39,8 @@ pub struct Arguments {
     pub(crate) refused: Cell<Option<&'static str>>,
     /// The files that the part has said it opens.
     pub(crate) claims: RefCell<Vec<Claim>>,
+    /// While building: those of them that were there, by key.
+    pub(crate) locked: RefCell<Vec<(&'static str, LockedFile)>>,
 }
 
 macro_rules! getters {
@@ -202,9 +204,18 @@ impl Arguments {
     }
 
     /// Says, while planning, that the part opens this file, which a key names, and locks it: alone, or together with others who
-    /// only read it. Where two parts of a stack can't both have it, the stack is refused before anything is opened.
-    pub fn claim(&self, key: &'static str, path: &Path, alone: bool) {
-        self.claims.borrow_mut().push(Claim::new(key, path, alone));
+    /// only read it. Where two parts of a stack can't both have it, the stack is refused before anything is opened. `lock` is
+    /// called for all files of a stack before the first part is built; what it returns is for [`locked`](Self::locked).
+    pub fn claim(&self, key: &'static str, path: &Path, alone: bool, lock: LockFile) {
+        self.claims.borrow_mut().push(Claim::new(key, path, alone, lock));
+    }
+
+    /// Takes the file that was [claimed](Self::claim) for this key and locked before the stack was built; `None` while planning, the
+    /// second time, and if there was no file.
+    pub fn locked<T: 'static>(&self, key: &str) -> Option<T> {
+        let mut locked = self.locked.borrow_mut();
+        let position = locked.iter().position(|(name, file)| *name == key && file.is::<T>())?;
+        locked.swap_remove(position).1.downcast().ok().map(|file| *file)
     }
 
     fn key(&self, key: &str) -> Result<&'static Key> {

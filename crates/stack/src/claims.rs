@@ -1,38 +1,50 @@
 //! Files that the parts of a stack open for themselves: no two parts may take the same one, unless both only read it.
 //!
-//! Promises: a file is known again by another spelling, through links, and also where it isn't there yet. Nothing is opened.
+//! Promises: a file is known again by another spelling, through links, and also where it isn't there yet; a block device by any of
+//! its nodes. Nothing is opened before a stack is built. Then every file that is there is locked before the first part is built.
 //!
-//! Left to others: the lock that opening takes, which also keeps other programs out.
+//! Left to others: how a file is locked ([`LockFile`]), which also keeps other programs out.
 
-use std::os::unix::fs::MetadataExt;
+use block::{Call, Result};
+use std::any::Any;
+use std::os::unix::fs::{FileTypeExt, MetadataExt};
 use std::path::{Path, PathBuf};
+
+/// A file that is open and locked until this is dropped, as its kind opens it.
+pub type LockedFile = Box<dyn Any + Send>;
+
+/// Opens a file and locks it, alone or together with others that only read it, and changes nothing; `None` where there is none yet.
+pub type LockFile = fn(PathBuf, bool) -> Call<'static, Result<Option<LockedFile>>>;
 
 /// The most links that are followed from one name, as the kernel does.
 const MOST_LINKS: usize = 40;
 
 /// That a part opens a file.
-#[derive(Debug)]
+#[derive(Debug, Clone)]
 pub(crate) struct Claim {
     /// The key that names it.
     pub key: &'static str,
     pub path: PathBuf,
     /// Nobody else may have it open; else others that only read may.
     pub alone: bool,
+    pub lock: LockFile,
     file: Identity,
 }
 
 /// Which file a path leads to.
-#[derive(Debug, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq, Eq)]
 enum Identity {
     /// Device and inode.
     There(u64, u64),
+    /// The number of the block device, whichever node names it.
+    BlockDevice(u64),
     /// Where it would be made.
     NotThere(PathBuf),
 }
 
 impl Claim {
-    pub fn new(key: &'static str, path: &Path, alone: bool) -> Self {
-        Claim { key, path: path.to_owned(), alone, file: identity(path) }
+    pub fn new(key: &'static str, path: &Path, alone: bool, lock: LockFile) -> Self {
+        Claim { key, path: path.to_owned(), alone, lock, file: identity(path) }
     }
 
     /// Whether the two can't both be open.
@@ -45,7 +57,10 @@ fn identity(path: &Path) -> Identity {
     let mut path = path.to_owned();
     for _ in 0..MOST_LINKS {
         if let Ok(found) = std::fs::metadata(&path) {
-            return Identity::There(found.dev(), found.ino());
+            return match found.file_type().is_block_device() {
+                true => Identity::BlockDevice(found.rdev()),
+                false => Identity::There(found.dev(), found.ino()),
+            };
         }
         // A link to a file that isn't there: opening makes that file.
         let Ok(target) = std::fs::read_link(&path) else { break };
@@ -76,7 +91,7 @@ mod tests {
         symlink(at("sub"), at("folder")).unwrap();
         symlink("../later", at("sub/to-later")).unwrap();
         symlink("round", at("round")).unwrap();
-        let claim = |name: &str, alone| Claim::new("path", &at(name), alone);
+        let claim = |name: &str, alone| Claim::new("path", &at(name), alone, |_, _| Call::ready(Ok(None)));
         let same = [
             ["a", "sub/../a"],
             ["a", "./a"],
@@ -97,5 +112,24 @@ mod tests {
         {
             assert!(!claim(one, true).excludes(&claim(other, true)), "{one} {other}");
         }
+    }
+
+    #[test]
+    fn a_block_device_is_known_by_all_its_nodes() {
+        let folder = tempfile::tempdir().unwrap();
+        let at = |name: &str| folder.path().join(name);
+        // Numbers that no driver of this machine needs to have: nodes are only looked at.
+        let node = |name: &str, minor: &str| {
+            let made = std::process::Command::new("mknod").arg(at(name)).args(["b", "7", minor]).output();
+            made.is_ok_and(|output| output.status.success())
+        };
+        if !node("a", "240") {
+            return println!("SKIPPED: a_block_device_is_known_by_all_its_nodes: mknod needs root");
+        }
+        assert!(node("twin", "240") && node("other", "241"));
+        symlink("twin", at("soft")).unwrap();
+        let claim = |name: &str| Claim::new("path", &at(name), true, |_, _| Call::ready(Ok(None)));
+        assert!(claim("a").excludes(&claim("twin")) && claim("a").excludes(&claim("soft")));
+        assert!(!claim("a").excludes(&claim("other")));
     }
 }

@@ -37,6 +37,7 @@ mod value;
 
 pub use arguments::Arguments;
 pub use built::{BuiltPart, BuiltStack};
+pub use claims::{LockFile, LockedFile};
 pub use kind::{Built, Contract, Door, Key, Kind, Registry, Shape, ValueKind};
 pub use line_writer::quote;
 pub use model::{Part, Stack};

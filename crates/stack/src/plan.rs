@@ -2,7 +2,7 @@
 
 use crate::arguments::{Arguments, Child};
 use crate::built::{BuiltPart, BuiltStack};
-use crate::claims::Claim;
+use crate::claims::{Claim, LockedFile};
 use crate::draw;
 use crate::graph::Reference;
 use crate::kind::{Contract, Shape};
@@ -45,7 +45,12 @@ pub struct Plan {
     /// By the number of the part.
     shapes: Vec<Shape>,
     format: Format,
+    /// The files that parts open, with their numbers.
+    claims: Vec<(usize, Claim)>,
 }
+
+/// The files of a part that were locked before the stack was built, by key; or why one couldn't be.
+type Locked = Result<Vec<(&'static str, LockedFile)>>;
 
 impl Plan {
     pub(crate) fn of(stack: Stack, format: Format) -> Result<Plan, Problems> {
@@ -76,7 +81,7 @@ impl Plan {
             }
         }
         let shapes = shapes.into_iter().map(Option::unwrap_or_default).collect();
-        problems.finish(Plan { stack, shapes, format })
+        problems.finish(Plan { stack, shapes, format, claims })
     }
 
     /// The stack that this is the plan of.
@@ -101,7 +106,8 @@ impl Plan {
     }
 
     /// Builds every part from the bottom up; doors are made and not started. Runs where the kinds need it, on a
-    /// shard of the runtime.
+    /// shard of the runtime. The files of all parts are locked before the first part is built, and so before any file
+    /// changes.
     ///
     /// A part that can't be built, and without which those that stand on it are built all the same
     /// ([`Key::may_be_missing`](crate::Key::may_be_missing)), is left out.
@@ -116,10 +122,12 @@ impl Plan {
     /// Builds the parts that are wanted, by their numbers: with each part those that it stands on.
     async fn build_wanted(&self, tops: Vec<usize>, wanted: Vec<bool>) -> Result<BuiltStack> {
         let needed = self.needed(&tops, &wanted);
+        let mut locked = self.lock(&wanted, &needed).await?;
         let mut stack = BuiltStack::new(tops);
         for number in self.stack.order.iter().filter(|number| wanted[**number]) {
             let part = &self.stack.parts[*number];
-            match self.build_part(*number, &stack).await {
+            let files = std::mem::replace(&mut locked[*number], Ok(Vec::new()));
+            match self.build_part(*number, files, &stack).await {
                 Ok(built) => stack.push(*number, built),
                 Err(error) if needed[*number] => {
                     // The error of building says what to do about it; those of closing only follow from it.
@@ -130,6 +138,22 @@ impl Plan {
             }
         }
         Ok(stack)
+    }
+
+    /// Locks the files of the parts that are wanted, by the numbers of the parts.
+    async fn lock(&self, wanted: &[bool], needed: &[bool]) -> Result<Vec<Locked>> {
+        let mut locked: Vec<Locked> = self.stack.parts.iter().map(|_| Ok(Vec::new())).collect();
+        for (number, claim) in self.claims.iter().filter(|(number, _)| wanted[*number]) {
+            let Ok(files) = &mut locked[*number] else { continue };
+            match (claim.lock)(claim.path.clone(), claim.alone).await {
+                Ok(file) => files.extend(file.map(|file| (claim.key, file))),
+                Err(error) if needed[*number] => {
+                    return Err(error.in_context(title(&self.stack.parts[*number])));
+                }
+                Err(error) => locked[*number] = Err(error),
+            }
+        }
+        Ok(locked)
     }
 
     /// For each part whether somebody can't be built without it: whoever stands on it by a key whose parts may not be missing, or
@@ -177,8 +201,9 @@ impl Plan {
         Call::new(self.build_wanted(tops, wanted))
     }
 
-    async fn build_part(&self, number: usize, below: &BuiltStack) -> Result<BuiltPart> {
+    async fn build_part(&self, number: usize, locked: Locked, below: &BuiltStack) -> Result<BuiltPart> {
         let part = &self.stack.parts[number];
+        let locked = locked?;
         for reference in &part.references {
             if let Some(error) = below.error_of(reference.part)
                 && part.kind.key(reference.key).is_none_or(|key| !key.may_be_missing)
@@ -196,7 +221,9 @@ impl Plan {
                 child(&self.stack, reference, shape, built.or_else(error))
             })
             .collect();
-        let built = (part.kind.build)(arguments(&self.stack, part, children, &self.format)).await?;
+        let arguments = arguments(&self.stack, part, children, &self.format);
+        *arguments.locked.borrow_mut() = locked;
+        let built = (part.kind.build)(arguments).await?;
         if built.contract() != part.kind.contract {
             let (found, expected) = (built.contract().noun(), part.kind.contract.noun());
             let _ = built.part().close().await;
@@ -249,5 +276,6 @@ fn arguments(stack: &Stack, part: &Part, children: Vec<Child>, format: &Format) 
         shards: stack.shards,
         refused: Cell::new(None),
         claims: RefCell::default(),
+        locked: RefCell::default(),
     }
 }

@@ -6,6 +6,7 @@ use block::{
     Extent, ExtentState, Payload, ReadOutcome, Result, ZeroMode,
 };
 use runtime::file::File;
+use std::rc::Rc;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
@@ -14,16 +15,24 @@ const MOST_EXTENTS: usize = 256;
 /// How many zeros are written at a time where the file system can't do it, in bytes.
 const ZEROS: usize = 1 << 20;
 
-pub(super) struct FileHandle {
+/// Shared with the calls that go on when their caller goes away.
+pub(super) struct FileHandle(pub(super) Rc<Inner>);
+
+pub(super) struct Inner {
+    /// For everything but syncs: a file description of this handle.
     pub(super) file: File,
+    /// For syncs only: a descriptor of the part's file description.
+    pub(super) syncs: File,
     pub(super) geometry: DeviceGeometry,
     /// What O_DIRECT asks of memory, in bytes; 1 is nothing.
     pub(super) memory_alignment: usize,
     pub(super) knows_holes: bool,
+    /// Whether the file was opened around the page cache.
+    pub(super) direct: bool,
     pub(super) shared: Arc<Shared>,
 }
 
-impl FileHandle {
+impl Inner {
     #[inline]
     fn offset(&self, at: BlockIndex) -> u64 {
         self.geometry.block_size.offset_of(at).0
@@ -43,10 +52,28 @@ impl FileHandle {
     #[inline]
     async fn write_bytes(&self, offset: u64, payload: Payload, durability: Durability) -> Result<()> {
         let payload = if self.is_aligned(&payload) { payload } else { self.aligned_copy(&payload) };
-        if durability == Durability::Durable {
-            self.shared.check_flushable(self.file.name())?;
-        }
         self.file.write_at(offset, payload, durability).await
+    }
+
+    async fn write_durably(&self, offset: u64, payload: Payload) -> Result<()> {
+        let durability = &self.shared.durability;
+        durability.check(self.file.name())?;
+        let result = self.write_bytes(offset, payload, Durability::Durable).await;
+        if let Err(error) = &result
+            && !self.was_refused(error)
+        {
+            durability.fail();
+        }
+        result
+    }
+
+    /// Whether this error of a durable write says nothing about earlier writes. It may come from the write or from its sync, and
+    /// only lack of space around the page cache can be told apart: the kernel allocates when such a write is submitted, and then
+    /// syncs nothing. Lack of space that write-back finds in pages of the cache is also an error of the file, which the next sync
+    /// reports. In the page cache a write may reserve space that its write-back then can't allocate, and that drops other
+    /// data of the same pages.
+    fn was_refused(&self, error: &Error) -> bool {
+        self.direct && matches!(error, Error::NoSpace(_))
     }
 
     #[inline]
@@ -101,6 +128,10 @@ impl FileHandle {
         Ok(())
     }
 
+    async fn sync(&self) -> Result<()> {
+        self.shared.durability.sync(&self.syncs).await
+    }
+
     /// What the file system says of holes, in whole blocks: a block that is partly data is data.
     fn find_extents(&self, range: BlockRange) -> Result<Vec<Extent>> {
         let block_size = self.geometry.block_size;
@@ -129,40 +160,49 @@ impl FileHandle {
 
 impl Device for FileHandle {
     fn geometry(&self) -> &DeviceGeometry {
-        &self.geometry
+        &self.0.geometry
     }
 
     fn read(&self, at: BlockIndex, mut buffer: Buffer) -> Call<'_, ReadOutcome> {
         Call::new(async move {
             buffer.clear();
-            match self.geometry.range(at, buffer.len()) {
-                Ok(_) => self.read_bytes(self.offset(at), buffer).await,
+            match self.0.geometry.range(at, buffer.len()) {
+                Ok(_) => self.0.read_bytes(self.0.offset(at), buffer).await,
                 Err(error) => (Err(error), buffer),
             }
         })
     }
 
     fn write(&self, at: BlockIndex, payload: Payload, durability: Durability) -> Call<'_, Result<()>> {
-        Call::new(async move {
-            self.geometry.writable_range(at, payload.len())?;
-            self.write_bytes(self.offset(at), payload, durability).await
-        })
+        if let Err(error) = self.0.geometry.writable_range(at, payload.len()) {
+            return Call::ready(Err(error));
+        }
+        let offset = self.0.offset(at);
+        match durability {
+            Durability::Visible => {
+                Call::new(async move { self.0.write_bytes(offset, payload, Durability::Visible).await })
+            }
+            // An error is reported once: it must be seen although nobody waits any more.
+            Durability::Durable => {
+                let handle = self.0.clone();
+                runtime::carry(async move { handle.write_durably(offset, payload).await })
+            }
+        }
     }
 
     fn flush(&self) -> Call<'_, Result<()>> {
-        Call::new(async move {
-            match self.geometry.read_only {
-                true => Ok(()),
-                false => self.shared.sync(&self.file).await,
-            }
-        })
+        if self.0.geometry.read_only {
+            return Call::ready(Ok(()));
+        }
+        let handle = self.0.clone();
+        runtime::carry(async move { handle.sync().await })
     }
 
     fn discard(&self, range: BlockRange) -> Call<'_, Result<()>> {
         Call::new(async move {
-            self.geometry.check_writable()?;
-            self.geometry.check(range)?;
-            self.zero(range, ZeroMode::MayDeallocate).await
+            self.0.geometry.check_writable()?;
+            self.0.geometry.check(range)?;
+            self.0.zero(range, ZeroMode::MayDeallocate).await
         })
     }
 
@@ -173,24 +213,24 @@ impl Device for FileHandle {
         durability: Durability,
     ) -> Call<'_, Result<()>> {
         Call::new(async move {
-            self.geometry.check_writable()?;
-            self.geometry.check(range)?;
-            self.zero(range, mode).await?;
+            self.0.geometry.check_writable()?;
+            self.0.geometry.check(range)?;
+            self.0.zero(range, mode).await?;
             match durability {
                 Durability::Visible => Ok(()),
-                Durability::Durable => self.shared.sync(&self.file).await,
+                Durability::Durable => self.flush().await,
             }
         })
     }
 
     fn extents(&self, range: BlockRange) -> Call<'_, Result<Vec<Extent>>> {
         Call::new(async move {
-            self.geometry.check(range)?;
+            self.0.geometry.check(range)?;
             if range.is_empty() {
                 return Ok(Vec::new());
             }
-            match self.knows_holes {
-                true => self.find_extents(range),
+            match self.0.knows_holes {
+                true => self.0.find_extents(range),
                 false => Ok(vec![Extent { range, state: ExtentState::Data }]),
             }
         })

@@ -15,6 +15,7 @@ use std::future::poll_fn;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 use std::task::{Context, Poll, Waker};
+use std::time::Duration;
 
 /// How many bytes of events may wait to be written before layers wait, unless said otherwise.
 pub const DEFAULT_LIMIT: usize = 64 << 20;
@@ -311,6 +312,9 @@ fn wait<T>(waiting: &mut Vec<Waker>, context: &Context<'_>) -> Poll<T> {
     Poll::Pending
 }
 
+/// How long the lock of a process that was killed may still seem to be held.
+const RESTART_LIMIT: Duration = Duration::from_secs(1);
+
 /// The path by which all layers know the file, which need not be there yet.
 fn canonical(path: &Path) -> Result<PathBuf> {
     let Some(name) = path.file_name() else {
@@ -324,12 +328,17 @@ fn canonical(path: &Path) -> Result<PathBuf> {
     Ok(folder.canonicalize().unwrap_or_else(|_| folder.to_owned()).join(name))
 }
 
-/// Makes the file, or empties it if it is a timeline and may be overwritten.
+/// Makes the file, or empties it if it is a timeline that nobody else writes and may be overwritten. It is locked as long as it is
+/// open.
 async fn create(path: &Path, overwrite: bool) -> Result<File> {
     let new = OpenOptions { create_new: true, ..OpenOptions::read_write() };
     let there = match File::open(path, new).await {
         Err(error @ Error::AlreadyExists(_)) => error,
-        other => return other,
+        other => {
+            let file = other?;
+            lock(&file).await?;
+            return Ok(file);
+        }
     };
     let shown = path.display();
     if !overwrite {
@@ -338,6 +347,7 @@ async fn create(path: &Path, overwrite: bool) -> Result<File> {
         )));
     }
     let file = File::open(path, OpenOptions::read_write()).await?;
+    lock(&file).await?;
     if file.length()? > 0 {
         let (result, start) = file.read_at(0, Buffer::new(FILE_HEADER)).await;
         result?;
@@ -350,6 +360,11 @@ async fn create(path: &Path, overwrite: bool) -> Result<File> {
         file.set_len(0).await?;
     }
     Ok(file)
+}
+
+async fn lock(file: &File) -> Result<()> {
+    let locked = runtime::retry_while_busy(RESTART_LIMIT, async || file.lock(true)).await;
+    locked.map_err(|error| error.in_context("timeline"))
 }
 
 /// Empties the recorder's buffer into the file until the timeline ends.

@@ -154,6 +154,12 @@ fn an_older_file_is_only_overwritten_if_it_is_a_timeline_and_may_be() {
             }
         }
         assert_eq!(words(&Timeline::read(&path).await.unwrap()).join(" "), "0:joined 0:ended");
+        // Another program writes it.
+        let (writer, before) = (std::fs::File::open(&path).unwrap(), std::fs::read(&path).unwrap());
+        writer.lock().unwrap();
+        let error = Recorder::open(&path, true, DEFAULT_LIMIT).await.err().unwrap();
+        assert!(matches!(error, Error::Busy(_)), "{error}");
+        assert!(std::fs::read(&path).unwrap() == before);
         let error = Recorder::open(&precious, true, DEFAULT_LIMIT).await.err().unwrap();
         assert!(matches!(error, Error::AlreadyExists(_)), "{error}");
         assert_eq!(std::fs::read(&precious).unwrap(), b"somebody's data");

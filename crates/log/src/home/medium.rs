@@ -5,9 +5,10 @@
 
 use super::format::{LINE, Line};
 use block::{Buffer, Call, Durability, Error, Payload, Result};
-use runtime::file::{File, OpenOptions, metadata};
+use runtime::file::{File, OpenOptions, SharedFile, metadata};
 use runtime::mapping::{PrivateWords, SharedLines};
-use std::path::Path;
+use stack::LockedFile;
+use std::path::{Path, PathBuf};
 use std::rc::Rc;
 use std::time::Duration;
 
@@ -78,14 +79,27 @@ pub struct FileMedium {
 }
 
 impl FileMedium {
-    /// Makes the file, or empties one that is a map's home, or empty, already.
+    /// Opens and locks a home for [`Arguments::locked`](stack::Arguments::locked).
+    pub fn lock_for_stack(path: PathBuf, _alone: bool) -> Call<'static, Result<Option<LockedFile>>> {
+        Call::new(async move {
+            Self::check_kind(&path)?;
+            match metadata(&path) {
+                Err(Error::NotFound(_)) => return Ok(None),
+                other => drop(other?),
+            }
+            let file = Self::open_locked(&path, OpenOptions::read_write()).await?;
+            Ok(Some(Box::new(file.share()?) as LockedFile))
+        })
+    }
+
+    /// Makes the file, or empties one that is a map's home, or empty, already. `locked` is what
+    /// [`lock_for_stack`](Self::lock_for_stack) returned.
     ///
     /// # Errors
     /// [`Error::AlreadyExists`] for a file that is something else; what opening and locking say.
-    pub async fn create(path: &Path) -> Result<Rc<dyn Medium>> {
-        Self::check_kind(path)?;
+    pub async fn create(path: &Path, locked: Option<&SharedFile>) -> Result<Rc<dyn Medium>> {
         let options = OpenOptions { create: true, ..OpenOptions::read_write() };
-        let file = Self::open_locked(path, options).await?;
+        let file = Self::locked_or_open(path, locked, options).await?;
         let length = file.length()?;
         if length > 0 {
             let (outcome, buffer) = file.read_at(0, Buffer::new(8)).await;
@@ -104,13 +118,20 @@ impl FileMedium {
         Self::map(file)
     }
 
-    /// Opens the file.
+    /// Opens the file; `locked` as for [`create`](Self::create).
     ///
     /// # Errors
     /// [`Error::NotFound`] without one; what opening, locking and mapping say.
-    pub async fn open(path: &Path) -> Result<Rc<dyn Medium>> {
+    pub async fn open(path: &Path, locked: Option<&SharedFile>) -> Result<Rc<dyn Medium>> {
+        Self::map(Self::locked_or_open(path, locked, OpenOptions::read_write()).await?)
+    }
+
+    async fn locked_or_open(path: &Path, locked: Option<&SharedFile>, options: OpenOptions) -> Result<File> {
+        if let Some(locked) = locked {
+            return locked.here();
+        }
         Self::check_kind(path)?;
-        Self::map(Self::open_locked(path, OpenOptions::read_write()).await?)
+        Self::open_locked(path, options).await
     }
 
     /// Opens the file for looking at it.

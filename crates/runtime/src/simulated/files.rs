@@ -1,4 +1,18 @@
 //! Simulated files: what programs see, what is on the medium, and what lies between.
+//!
+//! Errors of write-back are reported as Linux reports them (`errseq_t`, lib/errseq.c; "Error reporting during writeback" in
+//! Documentation/filesystems/vfs.rst). Modelled:
+//! - Failed write-back marks the file's dirty pages clean: a drawn part of each change is on the medium, the rest is lost, and
+//!   later syncs don't write it. Programs still read the new data from the cache.
+//! - It advances the file's error sequence. Each open file description reports an error once: its next fsync, fdatasync or
+//!   RWF_DSYNC write fails with EIO, the one after it doesn't.
+//! - A description that is opened later reports the error only if no other one has reported it yet.
+//! - `/proc/self/fd/N` opens the file again as a description of its own; a shared descriptor ([`Files::share`]) has the same one.
+//!
+//! Not modelled: write-back in the background (it happens, and fails, at a sync or an RWF_DSYNC write), write-back of a range
+//! (a failure takes all dirty pages of the file), clean pages that leave the cache (so the end of a program, without a power cut,
+//! loses nothing), errors of directories, and errors of a write that goes around the cache, which its caller alone gets
+//! (`SimulatedFaults::write_error`).
 
 use super::SimulatedFaults;
 use super::world::put;
@@ -67,6 +81,41 @@ struct Inode {
     /// What came after, in order, and whether it is durable: what is doesn't make earlier ones so, but what it took the place
     /// of never comes back.
     after: Vec<(Change, bool)>,
+    errors: ErrorSequence,
+}
+
+/// The write-back errors of a file, as in lib/errseq.c.
+#[derive(Default)]
+struct ErrorSequence {
+    /// Number of errors; errors before the first report count as one.
+    errors: u64,
+    /// Whether a description has reported the last one.
+    reported: bool,
+}
+
+impl ErrorSequence {
+    /// `errseq_set`.
+    fn set(&mut self) {
+        if self.errors == 0 || self.reported {
+            self.errors += 1;
+            self.reported = false;
+        }
+    }
+
+    /// `errseq_sample`: where a new description begins. It reports an error that no other one has reported.
+    fn sample(&self) -> u64 {
+        if self.reported { self.errors } else { 0 }
+    }
+
+    /// `errseq_check_and_advance`: whether there is an error since `since`, which is then reported.
+    fn check_and_advance(&mut self, since: &mut u64) -> bool {
+        if self.errors == *since {
+            return false;
+        }
+        *since = self.errors;
+        self.reported = true;
+        true
+    }
 }
 
 impl Inode {
@@ -79,16 +128,48 @@ impl Inode {
         }
     }
 
+    /// Writes dirty pages back.
     fn sync(&mut self) {
+        for (change, _) in self.after.drain(..) {
+            change.apply(&mut self.durable);
+        }
+    }
+
+    /// What the medium holds if a drawn part of the dirty pages has reached it.
+    fn written_in_part(&self, random: &mut Random) -> Vec<u8> {
+        let mut contents = self.durable.clone();
+        for (change, durable) in &self.after {
+            match durable {
+                // Only this change, not the earlier ones: that is all that RWF_DSYNC promises.
+                true => change.apply(&mut contents),
+                false => change.apply_in_part(&mut contents, random),
+            }
+        }
+        contents
+    }
+
+    /// Write-back fails: what it didn't write is lost.
+    fn fail_write_back(&mut self, random: &mut Random) {
+        self.durable = self.written_in_part(random);
         self.after.clear();
-        self.durable.clone_from(&self.seen);
+        self.errors.set();
     }
 }
 
+/// What an open file description is of.
 #[derive(Clone)]
-enum Open {
+enum Target {
     File(usize),
     Directory(PathBuf),
+}
+
+/// An open file description.
+struct Open {
+    target: Target,
+    /// The position in the file's error sequence up to which errors were reported here.
+    reported: u64,
+    /// Number of descriptors.
+    descriptors: usize,
 }
 
 pub(super) struct Files {
@@ -97,6 +178,11 @@ pub(super) struct Files {
     durable_names: BTreeMap<PathBuf, usize>,
     directories: BTreeSet<PathBuf>,
     open: BTreeMap<u64, Open>,
+}
+
+/// The descriptor that a path of the form `/proc/self/fd/N` names.
+fn descriptor_of(path: &Path) -> Option<u64> {
+    path.strip_prefix("/proc/self/fd").ok()?.to_str()?.parse().ok()
 }
 
 fn path_of(path: &CStr) -> PathBuf {
@@ -108,7 +194,7 @@ impl Files {
         let inodes = files.iter().map(|(_, contents)| Inode {
             seen: contents.clone(),
             durable: contents.clone(),
-            after: Vec::new(),
+            ..Inode::default()
         });
         let names: BTreeMap<PathBuf, usize> =
             files.iter().enumerate().map(|(index, (path, _))| (path.clone(), index)).collect();
@@ -122,9 +208,16 @@ impl Files {
     }
 
     fn inode(&mut self, handle: u64) -> Result<&mut Inode, i32> {
-        match self.open.get(&handle) {
-            Some(Open::File(index)) => Ok(&mut self.inodes[*index]),
-            Some(Open::Directory(_)) => Err(-libc::EISDIR),
+        self.opened(handle).map(|(inode, _)| inode)
+    }
+
+    /// The file behind a descriptor, and the description's position in its error sequence.
+    fn opened(&mut self, handle: u64) -> Result<(&mut Inode, &mut u64), i32> {
+        match self.open.get_mut(&handle) {
+            Some(Open { target: Target::File(index), reported, .. }) => {
+                Ok((&mut self.inodes[*index], reported))
+            }
+            Some(_) => Err(-libc::EISDIR),
             None => Err(-libc::EBADF),
         }
     }
@@ -160,8 +253,8 @@ impl Files {
         random: &mut Random,
         faults: &SimulatedFaults,
     ) -> i32 {
-        let inode = match self.inode(handle) {
-            Ok(inode) => inode,
+        let (inode, reported) = match self.opened(handle) {
+            Ok(opened) => opened,
             Err(errno) => return errno,
         };
         let failed = random.chance(faults.write_error);
@@ -170,20 +263,38 @@ impl Files {
             false => cut(bytes.len(), random, faults),
         };
         let change = Change::Write { offset: offset as usize, bytes: bytes[..count].to_vec() };
-        inode.change(change, durable && !failed);
-        if failed { -libc::EIO } else { count as i32 }
+        if failed || !durable {
+            inode.change(change, false);
+            return if failed { -libc::EIO } else { count as i32 };
+        }
+        if random.chance(faults.sync_error) {
+            inode.change(change, false);
+            inode.fail_write_back(random);
+        } else {
+            inode.change(change, true);
+        }
+        if inode.errors.check_and_advance(reported) { -libc::EIO } else { count as i32 }
     }
 
     pub(super) fn sync(&mut self, handle: u64, random: &mut Random, faults: &SimulatedFaults) -> i32 {
-        if random.chance(faults.sync_error) {
-            return -libc::EIO;
+        let failed = random.chance(faults.sync_error);
+        if let Some(Open { target: Target::Directory(directory), .. }) = self.open.get(&handle) {
+            let directory = directory.clone();
+            if failed {
+                return -libc::EIO;
+            }
+            self.sync_names(&directory);
+            return 0;
         }
-        match self.open.get(&handle).cloned() {
-            Some(Open::File(index)) => self.inodes[index].sync(),
-            Some(Open::Directory(directory)) => self.sync_names(&directory),
-            None => return -libc::EBADF,
+        let (inode, reported) = match self.opened(handle) {
+            Ok(opened) => opened,
+            Err(errno) => return errno,
+        };
+        match failed {
+            true => inode.fail_write_back(random),
+            false => inode.sync(),
         }
-        0
+        if inode.errors.check_and_advance(reported) { -libc::EIO } else { 0 }
     }
 
     fn sync_names(&mut self, directory: &Path) {
@@ -221,27 +332,46 @@ impl Files {
     }
 
     pub(super) fn open(&mut self, path: &CStr, flags: i32, handle: u64) -> i32 {
+        const CREATE_NEW: i32 = libc::O_CREAT | libc::O_EXCL;
         let path = path_of(path);
+        if let Some(other) = descriptor_of(&path) {
+            let Some(target) = self.open.get(&other).map(|open| open.target.clone()) else {
+                return -libc::ENOENT;
+            };
+            return self.describe(handle, target);
+        }
         let found = self.names.get(&path).copied();
         let index = match found {
-            Some(_) if flags & libc::O_EXCL != 0 => return -libc::EEXIST,
+            Some(_) if flags & CREATE_NEW == CREATE_NEW => return -libc::EEXIST,
             Some(index) => index,
             None if flags & libc::O_CREAT != 0 => {
                 self.inodes.push(Inode::default());
                 self.names.insert(path, self.inodes.len() - 1);
                 self.inodes.len() - 1
             }
-            None if self.is_directory(&path) => {
-                self.open.insert(handle, Open::Directory(path));
-                return handle as i32;
-            }
+            None if self.is_directory(&path) => return self.describe(handle, Target::Directory(path)),
             None => return -libc::ENOENT,
         };
         if flags & libc::O_TRUNC != 0 {
             self.inodes[index].change(Change::Length(0), false);
         }
-        self.open.insert(handle, Open::File(index));
+        self.describe(handle, Target::File(index))
+    }
+
+    /// Makes an open file description.
+    fn describe(&mut self, handle: u64, target: Target) -> i32 {
+        let reported = match &target {
+            Target::File(index) => self.inodes[*index].errors.sample(),
+            Target::Directory(_) => 0,
+        };
+        self.open.insert(handle, Open { target, reported, descriptors: 1 });
         handle as i32
+    }
+
+    /// Another descriptor of the same open file description; whether there is such a file.
+    pub(super) fn share(&mut self, handle: u64) -> bool {
+        let found = self.open.get_mut(&handle);
+        found.map(|open| open.descriptors += 1).is_some()
     }
 
     fn is_directory(&self, path: &Path) -> bool {
@@ -265,12 +395,16 @@ impl Files {
     }
 
     pub(super) fn close(&mut self, handle: u64) {
-        self.open.remove(&handle);
+        let Some(open) = self.open.get_mut(&handle) else { return };
+        open.descriptors -= 1;
+        if open.descriptors == 0 {
+            self.open.remove(&handle);
+        }
     }
 
     pub(super) fn length(&self, handle: u64) -> Result<u64> {
         match self.open.get(&handle) {
-            Some(Open::File(index)) => Ok(self.inodes[*index].seen.len() as u64),
+            Some(Open { target: Target::File(index), .. }) => Ok(self.inodes[*index].seen.len() as u64),
             _ => Err(Error::closed("a simulated file that isn't open")),
         }
     }
@@ -308,18 +442,7 @@ impl Files {
             let survives = if now == durable || random.chance(0.5) { durable } else { now };
             names.extend(survives.map(|index| (path.clone(), *index)));
         }
-        let left = |index: usize, random: &mut Random| {
-            let mut contents = self.inodes[index].durable.clone();
-            for (change, durable) in &self.inodes[index].after {
-                match durable {
-                    // Only this change, not the earlier ones: that is all that RWF_DSYNC promises.
-                    true => change.apply(&mut contents),
-                    false => change.apply_in_part(&mut contents, random),
-                }
-            }
-            contents
-        };
-        names.into_iter().map(|(path, index)| (path, left(index, random))).collect()
+        names.into_iter().map(|(path, index)| (path, self.inodes[index].written_in_part(random))).collect()
     }
 }
 
@@ -338,4 +461,89 @@ fn cut(length: usize, random: &mut Random, faults: &SimulatedFaults) -> usize {
         return SECTOR * (1 + random.below((length / SECTOR) as u64) as usize).min(length / SECTOR);
     }
     length
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const FAILS: SimulatedFaults =
+        SimulatedFaults { read_error: 0.0, write_error: 0.0, sync_error: 1.0, slow: 0.0, short: 0.0 };
+    const WORKS: SimulatedFaults = SimulatedFaults { sync_error: 0.0, ..FAILS };
+    const ERROR: i32 = -libc::EIO;
+
+    struct World(Files, Random);
+
+    impl World {
+        fn new() -> World {
+            World(Files::new(&[(PathBuf::from("data"), vec![7; 4096])]), Random::new(1))
+        }
+
+        fn open(&mut self, path: &CStr, handle: u64) {
+            assert_eq!(self.0.open(path, libc::O_RDWR, handle), handle as i32);
+        }
+
+        fn sync(&mut self, handle: u64, faults: SimulatedFaults) -> i32 {
+            self.0.sync(handle, &mut self.1, &faults)
+        }
+
+        fn write(&mut self, handle: u64, durable: bool, faults: SimulatedFaults) -> i32 {
+            self.0.write(handle, 0, &[8; 512], durable, &mut self.1, &faults)
+        }
+    }
+
+    #[test]
+    fn each_description_reports_an_error_once() {
+        let mut world = World::new();
+        for handle in 1..=3 {
+            world.open(c"data", handle);
+        }
+        world.open(c"/proc/self/fd/1", 4);
+        assert!(world.0.share(1));
+        assert_eq!(world.write(1, false, WORKS), 512);
+        assert_eq!(world.sync(1, FAILS), ERROR, "the sync that failed");
+        assert_eq!(world.sync(1, WORKS), 0, "reported already, and the data is given up");
+        assert_eq!(world.write(2, true, WORKS), ERROR, "a durable write reports what was lost before it");
+        assert_eq!(world.sync(2, WORKS), 0, "and consumed it");
+        assert_eq!(world.sync(3, WORKS), ERROR);
+        assert_eq!(world.sync(4, WORKS), ERROR, "the same file opened again is a description of its own");
+        world.0.close(1);
+        assert_eq!(world.sync(1, WORKS), 0, "still open by its second descriptor");
+        world.0.close(1);
+        assert_eq!(world.sync(1, WORKS), -libc::EBADF);
+    }
+
+    #[test]
+    fn a_later_description_reports_only_what_nobody_has_reported() {
+        let mut world = World::new();
+        world.open(c"data", 1);
+        assert_eq!(world.write(1, true, FAILS), ERROR);
+        world.open(c"data", 2);
+        assert_eq!(world.sync(2, WORKS), 0, "reported before it was opened");
+        // Nobody has reported this one: the description that it failed on is closed.
+        world.0.inodes[0].errors.set();
+        world.0.close(1);
+        world.open(c"data", 3);
+        world.open(c"data", 4);
+        assert_eq!([world.sync(3, WORKS), world.sync(4, WORKS), world.sync(2, WORKS)], [ERROR; 3]);
+        world.open(c"data", 5);
+        assert_eq!([2, 3, 4, 5].map(|handle| world.sync(handle, WORKS)), [0; 4]);
+    }
+
+    #[test]
+    fn what_failed_write_back_lost_is_not_written_by_a_later_sync() {
+        let mut lost = 0;
+        for seed in 0..20 {
+            let mut world = World::new();
+            world.1 = Random::new(seed);
+            world.open(c"data", 1);
+            assert_eq!(world.write(1, false, WORKS), 512);
+            assert_eq!(world.sync(1, FAILS), ERROR);
+            assert_eq!(world.sync(1, WORKS), 0);
+            assert_eq!(world.0.contents()[0].1[..512], [8; 512], "the cache shows the write");
+            let medium = world.0.after_power_cut(&mut world.1).remove(0).1;
+            lost += u32::from(medium[..512] == [7; 512]);
+        }
+        assert!((5..20).contains(&lost), "{lost} of 20 seeds lost the write");
+    }
 }

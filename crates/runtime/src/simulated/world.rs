@@ -267,7 +267,10 @@ impl World {
     }
 
     pub(crate) fn share(&self, handle: u64) -> u64 {
-        self.0.borrow_mut().network.share(handle);
+        let inner = &mut *self.0.borrow_mut();
+        if !inner.files.share(handle) {
+            inner.network.share(handle);
+        }
         handle
     }
 

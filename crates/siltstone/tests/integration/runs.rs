@@ -467,3 +467,49 @@ fn only_the_named_parts_are_made_anew() {
     assert_eq!((opened(false), opened(true) == uuid), (uuid.clone(), false));
     assert!(works(&["snapshot", "list", log]).contains("monday"));
 }
+
+/// All files of a stack are locked before the first is made, cut or formatted: disks, and the file of a map.
+#[test]
+fn a_stack_with_a_file_in_use_leaves_all_of_them_as_they_are() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = |name: &str| folder.path().join(name);
+    let plain = "mirror(file(a.img, size=16MiB), file(b.img, size=16MiB))";
+    let at_home = "log(file(a.img, size=16MiB), map_home=\"pmem:b.img\")";
+    for line in [plain, at_home] {
+        for name in ["a.img", "b.img"] {
+            std::fs::write(path(name), vec![7; 8 << 20]).unwrap();
+        }
+        let taken = std::fs::File::open(path("b.img")).unwrap();
+        taken.try_lock().unwrap();
+        for arguments in [&["format", line][..], &["serve", line, "--format", "--nbd", "unix:vol.sock"]] {
+            let ran = run(folder.path(), arguments);
+            assert_eq!(ran.code, Some(1), "{ran:?}");
+            assert!(ran.stderr.contains("b.img is in use"), "{}", ran.stderr);
+            for name in ["a.img", "b.img"] {
+                assert!(
+                    std::fs::read(path(name)).unwrap() == vec![7; 8 << 20],
+                    "{arguments:?} changed {name}"
+                );
+            }
+        }
+    }
+}
+
+/// A server goes on writing to the image that it locked.
+#[test]
+fn an_image_in_place_of_a_served_one_is_not_written_to() {
+    let folder = tempfile::tempdir().unwrap();
+    let line = "log(file(disk.img, size=16MiB))";
+    assert_eq!(run(folder.path(), &["format", line]).code, Some(0));
+    let mut server = command(folder.path(), &["serve", line, "--nbd", "unix:vol.sock"]).spawn().unwrap();
+    wait_for(server.stdout.take().unwrap(), "nbd+unix");
+    let image = folder.path().join("disk.img");
+    std::fs::rename(&image, folder.path().join("moved.img")).unwrap();
+    std::fs::write(&image, vec![7; 16 << 20]).unwrap();
+    signal(&server, "TERM");
+    assert!(server.wait().unwrap().success());
+    assert!(std::fs::read(&image).unwrap() == vec![7; 16 << 20], "the new image was written to");
+    let moved = "log(file(moved.img))";
+    let ran = run(folder.path(), &["check", moved]);
+    assert_eq!(ran.code, Some(0), "the moved image was closed in order: {ran:?}");
+}
