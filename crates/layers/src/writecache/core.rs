@@ -45,8 +45,6 @@ pub struct Settings {
     pub fua: bool,
     /// The order of write-back.
     pub order: Order,
-    /// What isn't a file system's metadata goes to the origin. With [`Order::None`] only: it overtakes what is cached.
-    pub metadata_only: bool,
     /// How many blocks of the ring are written back at a time.
     pub batch: u64,
     /// How many bytes of writes may wait in memory.
@@ -87,7 +85,7 @@ counters! {
     write_blocks,
     /// Of these, over a version that was still cached.
     write_hits,
-    /// Blocks that went straight to the origin: in the mode `cleaner`, or as what isn't metadata.
+    /// Blocks that went straight to the origin, in the mode `cleaner`.
     writes_around,
     /// Requests that waited for room.
     writes_blocked,
@@ -323,14 +321,11 @@ impl Core {
         if self.cleaner.get() && self.goes_around().await? {
             return self.write_around(entry, payload, durability).await;
         }
-        if self.settings.metadata_only && !payload.is_metadata() {
-            return self.change_data(entry, payload, durability).await;
-        }
         self.change_cached(entry, payload, durability).await
     }
 
     /// As [`change`](Self::change), through the cache in any case.
-    pub async fn change_cached(&self, entry: Entry, payload: Payload, durability: Durability) -> Result<()> {
+    async fn change_cached(&self, entry: Entry, payload: Payload, durability: Durability) -> Result<()> {
         let room = match payload.len().min(self.settings.dirty) {
             0 => None,
             bytes => match self.room.try_acquire(bytes) {

@@ -62,17 +62,12 @@ impl Default for Options {
                 max_age: None,
                 fua: false,
                 order: Order::Flushes,
-                metadata_only: false,
                 batch: 0,
                 dirty: 64 << 20,
             },
         }
     }
 }
-
-/// What is said of `metadata_only` with [`Order::Flushes`].
-pub(super) const METADATA_ONLY_HAS_NO_ORDER: &str = "metadata_only: data that goes to the origin overtakes metadata that is still in the cache, and order=flushes promises \
-     that nothing does; give that up with order=none";
 
 impl WriteCachePart {
     /// Opens the cache on `fast` of what is on `origin`; this shard becomes its home.
@@ -89,9 +84,6 @@ impl WriteCachePart {
             if device.geometry().read_only {
                 return Err(Error::read_only(format!("the {name} of a write cache can't be read-only")));
             }
-        }
-        if options.settings.metadata_only && options.settings.order == Order::Flushes {
-            return Err(Error::invalid(METADATA_ONLY_HAS_NO_ORDER));
         }
         let block_size = origin.geometry().block_size.max(fast.geometry().block_size);
         let origin_blocks = origin.geometry().bytes() / block_size.bytes();
