@@ -163,30 +163,30 @@ fn a_cache_device_that_fails_takes_no_more_writes_and_what_it_holds_is_kept() {
 /// which therefore must not be taken apart again on the origin.
 #[test]
 fn what_is_on_the_origin_isnt_written_back_again_because_the_superblock_fails() {
-        on_a_shard(|| async {
-            let stack = stack("any error=EIO", "write range=0..8KiB torn at=4096 error=EIO", lazy()).await;
-            write(&*stack.device, 5, 1).await.unwrap();
-            stack.device.discard(BlockRange::new(5, 1)).await.unwrap();
-            write(&*stack.device, 5, 2).await.unwrap();
-            stack.device.flush().await.unwrap();
-            stack.fast.message("rules on").await.unwrap();
-            for _ in 0..3 {
-                stack.part.message("flush").await.unwrap_err();
-                assert_eq!((stack.on_origin(5).await, read(&*stack.device, 5, 1).await.unwrap()[0]), (2, 2));
-            }
-            assert!(stack.part.status()["writeback_error"].as_str().unwrap().contains("superblock"));
-            stack.fast.message("rules off").await.unwrap();
-            stack.part.message("flush").await.unwrap();
-            assert_eq!((stack.status("origin_flushes"), stack.status("batches")), (1, 1));
-            assert_eq!((stack.on_origin(5).await, stack.status("cached_blocks")), (2, 0));
-            let (origin, fast) = stack.close().await;
-            let options = Options { format: false, ..lazy() };
-            let part = WriteCachePart::open(origin, fast, options).await.unwrap();
-            let device = part.open().await.unwrap();
-            assert_eq!(read(&*device, 5, 1).await.unwrap()[0], 2);
-            drop(device);
-            part.close().await.unwrap();
-        });
+    on_a_shard(|| async {
+        let stack = stack("any error=EIO", "write range=0..8KiB torn at=4096 error=EIO", lazy()).await;
+        write(&*stack.device, 5, 1).await.unwrap();
+        stack.device.discard(BlockRange::new(5, 1)).await.unwrap();
+        write(&*stack.device, 5, 2).await.unwrap();
+        stack.device.flush().await.unwrap();
+        stack.fast.message("rules on").await.unwrap();
+        for _ in 0..3 {
+            stack.part.message("flush").await.unwrap_err();
+            assert_eq!((stack.on_origin(5).await, read(&*stack.device, 5, 1).await.unwrap()[0]), (2, 2));
+        }
+        assert!(stack.part.status()["writeback_error"].as_str().unwrap().contains("superblock"));
+        stack.fast.message("rules off").await.unwrap();
+        stack.part.message("flush").await.unwrap();
+        assert_eq!((stack.status("origin_flushes"), stack.status("batches")), (1, 1));
+        assert_eq!((stack.on_origin(5).await, stack.status("cached_blocks")), (2, 0));
+        let (origin, fast) = stack.close().await;
+        let options = Options { format: false, ..lazy() };
+        let part = WriteCachePart::open(origin, fast, options).await.unwrap();
+        let device = part.open().await.unwrap();
+        assert_eq!(read(&*device, 5, 1).await.unwrap()[0], 2);
+        drop(device);
+        part.close().await.unwrap();
+    });
 }
 
 #[test]
@@ -380,4 +380,3 @@ fn no_superblock_brings_back_what_was_written_over_around_the_cache() {
         stack.close().await;
     });
 }
-

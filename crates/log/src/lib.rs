@@ -32,6 +32,7 @@ mod room;
 pub mod root;
 pub mod scan;
 pub mod snapshot;
+mod space;
 mod status;
 mod stream;
 mod table;

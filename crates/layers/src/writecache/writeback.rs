@@ -241,7 +241,8 @@ impl Core {
 
     /// Writes a superblock with this tail.
     async fn note_tail(&self, tail: u64, tail_record: u64) -> Result<()> {
-        self.write_superblock(|superblock| (superblock.tail, superblock.tail_record) = (tail, tail_record)).await
+        self.write_superblock(|superblock| (superblock.tail, superblock.tail_record) = (tail, tail_record))
+            .await
     }
 
     /// When the record at this address was written.
