@@ -191,7 +191,15 @@ impl Core {
         scratch: &mut Scratch,
         error: &Error,
     ) {
-        let _alone = self.space.filling.acquire(1).await;
+        let _alone = loop {
+            if let Ok(alone) = runtime::timeout(BETWEEN_ATTEMPTS, self.space.filling.acquire(1)).await {
+                break alone;
+            }
+            // The record before it may wait for space: nobody waits with it.
+            if self.space.unfilled.get() > 0 {
+                group.items.iter_mut().for_each(|item| self.answer(item, error));
+            }
+        };
         scratch.prepare(&group, self.layout.block_bytes());
         let mut is_unfilled = false;
         loop {

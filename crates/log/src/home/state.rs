@@ -264,6 +264,7 @@ mod tests {
             opened: 16,
             changed: 17,
             last: [18, 19],
+            backed: false,
         };
         let known = bytes_of(&encode_zone(5, &zone, 11));
         let read = decode_zone(5, &known, 11).unwrap().unwrap();
