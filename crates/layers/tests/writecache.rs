@@ -230,6 +230,42 @@ fn what_has_rotted_is_neither_read_nor_written_back() {
     });
 }
 
+/// A block of the ring that can't be read is given up as a rotten one is: header or data.
+#[test]
+fn what_cant_be_read_keeps_write_back_until_it_is_given_up() {
+    on_a_shard(|| async {
+        for is_header in [false, true] {
+            // Superblocks 0 and 1; then a header and a block of data for each write.
+            let block = if is_header { 4 } else { 5 };
+            let rule = format!("read error=EIO range={}..{}", block * 4096, (block + 1) * 4096);
+            let stack = stack("any error=EIO", &rule, lazy()).await;
+            for value in 1..=3 {
+                write(&*stack.device, value, value as u8).await.unwrap();
+            }
+            stack.fast.message("rules on").await.unwrap();
+            let stopped = stack.part.message("flush").await.unwrap_err();
+            assert!(
+                matches!(stopped, Error::Io(_)) && stopped.detail().contains("give_up_rotten"),
+                "{stopped}"
+            );
+            assert_eq!((stack.on_origin(2).await, stack.on_origin(3).await), (0, 0));
+            let status = stack.part.status();
+            assert_eq!(status["unreadable_addresses"].as_array().unwrap().len(), 1, "{status:?}");
+            let said = stack.part.message("give_up_rotten").await.unwrap();
+            assert!(said.contains("1 that can't be read"), "{said}");
+            // Who asks may still be told of the last attempt.
+            while stack.part.message("flush").await.is_err() {}
+            let on_origin = [stack.on_origin(1).await, stack.on_origin(2).await, stack.on_origin(3).await];
+            // Of a record without its header the data is known as long as the cache is open.
+            let second = if is_header { 2 } else { 0 };
+            assert_eq!((on_origin, stack.status("cached_blocks")), ([1, second, 3], 0));
+            assert_eq!(stack.status("lost_blocks"), u64::from(!is_header));
+            assert!(stack.part.status().get("unreadable_addresses").is_none());
+            stack.close().await;
+        }
+    });
+}
+
 #[test]
 fn what_does_not_belong_together_is_refused_by_name() {
     on_a_shard(|| async {

@@ -9,7 +9,7 @@ use block::{BlockIndex, Buffer, Device, Durability, Error, Payload, Result};
 use runtime::sync::{Notify, Semaphore};
 use runtime::{RequestKey, Requests};
 use std::cell::{Cell, RefCell};
-use std::collections::VecDeque;
+use std::collections::{BTreeSet, VecDeque};
 use std::rc::Rc;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -105,6 +105,8 @@ counters! {
     batches,
     /// Flushes of the origin by write-back.
     origin_flushes,
+    /// Blocks that could not be read in the cache and were given up: the origin keeps its older version.
+    lost_blocks,
     /// Attempts at write-back that failed.
     writeback_errors,
 }
@@ -221,6 +223,10 @@ pub struct Core {
     pub sealed: Cell<bool>,
     /// Rotten blocks may be given up.
     pub give_up_rotten: Cell<bool>,
+    /// Addresses of the ring that keep write-back from getting on because they can't be read.
+    pub unreadable: RefCell<BTreeSet<u64>>,
+    /// Of these, those that an operator gave up: their data is lost if they still can't be read.
+    pub released: RefCell<BTreeSet<u64>>,
     /// The cache is being closed.
     pub closing: Cell<bool>,
     /// Handles that are open on the home shard.

@@ -196,6 +196,8 @@ impl Core {
         self.readers.grace().await;
         self.progress.freed(end - self.tail.get());
         self.tail.set(end);
+        self.unreadable.borrow_mut().retain(|address| *address >= end);
+        self.released.borrow_mut().retain(|address| *address >= end);
         self.sealed.set(false);
         self.oldest.set(match batch.next_written {
             Some(written) => Some(written),
