@@ -155,9 +155,7 @@ impl Sequence {
         let (device, size) = (self.device.clone(), self.block_size);
         let says = match kind {
             0..48 => runtime::spawn(async move {
-                // Every third one says that it is metadata, for layers that go by it. A kernel can't be told.
                 let payload = Payload::from(stamped(range, number, size));
-                let payload = payload.with_metadata(number.is_multiple_of(3));
                 device.write(range.start, payload, durability).await?;
                 Ok(None)
             }),

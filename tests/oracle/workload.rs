@@ -58,11 +58,7 @@ async fn client(
         let durability = if random.chance(0.2) { Durability::Durable } else { Durability::Visible };
         match random.below(100) {
             0..62 => {
-                // Every third one says that it is metadata, for layers that go by it.
-                let payload = Payload::from(stamped(range, number, size));
-                device
-                    .write(range.start, payload.with_metadata(number.is_multiple_of(3)), durability)
-                    .await?;
+                device.write(range.start, Payload::from(stamped(range, number, size)), durability).await?;
             }
             62..76 => device.flush().await?,
             76..84 => device.write_zeroes(range, ZeroMode::default(), durability).await?,

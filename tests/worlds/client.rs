@@ -75,7 +75,7 @@ pub(super) async fn client<S: Subject>(
                 });
                 let data = stamped(unit, first, units, version);
                 // Every third one says that it is metadata, for layers that go by it.
-                let payload = Payload::from(data).with_metadata(version.is_multiple_of(3));
+                let payload = Payload::from(data);
                 let write = device.write(BlockIndex(block), payload, durability);
                 let patience = match random.chance(0.03) {
                     true => Duration::from_nanos(random.below(200_000)),

@@ -250,8 +250,6 @@ pub struct Job {
     pub fdatasync: u32,
     /// Whether every write is durable before it is acknowledged (`sync=1`, `sync=dsync`): FUA.
     pub sync: bool,
-    /// Whether every write says that it is a file system's metadata (`metadata`, which fio doesn't have).
-    pub metadata: bool,
     /// What is checked.
     pub verify: Option<Verify>,
     /// How it would be checked: `verify`'s companions, which may stand before it.
@@ -279,9 +277,6 @@ pub struct Job {
     /// with `stonewall` begins a new one.
     pub group: usize,
 }
-
-/// The one option that fio doesn't have.
-pub const METADATA: &str = "metadata";
 
 /// Where the random numbers of repeatable jobs begin.
 const REPEATED_SEED: u64 = 0x5117_5704_e000_0001;
@@ -315,7 +310,6 @@ impl Job {
             fsync: 0,
             fdatasync: 0,
             sync: false,
-            metadata: false,
             verify: None,
             verify_settings: Verify::default(),
             read_iolog: Vec::new(),
@@ -505,7 +499,7 @@ impl Job {
         Ok(Region { offset, length, transfer })
     }
 
-    /// The job in fio's words, and [`METADATA`], leaving out what is as fio's default: `("rw", "randread"), ("bs", "4096")…`.
+    /// The job in fio's words, leaving out what is as fio's default: `("rw", "randread"), ("bs", "4096")…`.
     /// `name`, `filename`, `ioengine`, `direct`, `description` and the groups are not part of it: those say
     /// where it runs, not what it is.
     ///
@@ -561,7 +555,6 @@ impl Job {
         push(self.fsync > 0, "fsync", self.fsync.to_string());
         push(self.fdatasync > 0, "fdatasync", self.fdatasync.to_string());
         push(self.sync, "sync", "dsync".into());
-        push(self.metadata, METADATA, "1".into());
         if let Some(verify) = self.verify {
             push(true, "verify", "crc32c".into());
             push(!verify.after_writes, "do_verify", "0".into());

@@ -306,14 +306,10 @@ impl PartialEq for Data {
 impl Eq for Data {}
 
 /// What a write takes: slices of frozen bytes that are written one behind the other.
-///
-/// It may be marked as a file system's [metadata](Self::is_metadata). A slice or a clone of it is marked as it is; a layer that
-/// passes on what it was given passes the mark on, too. What was put together from several ones is not marked.
 #[derive(Clone, Debug, Default)]
 pub struct Payload {
     slices: SmallVec<[Data; INLINE_SLICES]>,
     length: usize,
-    is_metadata: bool,
 }
 
 impl Payload {
@@ -327,20 +323,6 @@ impl Payload {
         Payload { slices: SmallVec::with_capacity(slices), ..Payload::default() }
     }
 
-    /// The same bytes, marked as a file system's metadata, or not.
-    #[must_use]
-    pub fn with_metadata(mut self, is_metadata: bool) -> Self {
-        self.is_metadata = is_metadata;
-        self
-    }
-
-    /// Whether who wrote it said that it is a file system's metadata, as the kernel's `REQ_META` does: inodes, directories,
-    /// journals. A hint: a layer may place it by that, but what it promises never depends on it.
-    #[inline]
-    pub fn is_metadata(&self) -> bool {
-        self.is_metadata
-    }
-
     /// Puts a slice behind the others; an empty one is left out.
     pub fn push(&mut self, data: Data) {
         if !data.is_empty() {
@@ -349,11 +331,10 @@ impl Payload {
         }
     }
 
-    /// Drops the slices and the mark, and keeps the room for others.
+    /// Drops the slices, and keeps the room for others.
     pub fn clear(&mut self) {
         self.slices.clear();
         self.length = 0;
-        self.is_metadata = false;
     }
 
     /// How many bytes there are.
@@ -380,7 +361,7 @@ impl Payload {
     pub fn slice(&self, range: Range<usize>) -> Payload {
         let inside = range.start <= range.end && range.end <= self.length;
         assert!(inside, "slice {}..{} of {} bytes", range.start, range.end, self.length);
-        let mut part = Payload { is_metadata: self.is_metadata, ..Payload::default() };
+        let mut part = Payload::new();
         let mut begin = 0;
         for data in &self.slices {
             let end = begin + data.len();
@@ -494,16 +475,6 @@ mod tests {
         first.join(second);
         assert_eq!(first.filled(), b"ab");
         assert_eq!(first.missing(), 6);
-    }
-
-    #[test]
-    fn slices_and_clones_are_marked_as_what_they_are_of() {
-        let mut payload: Payload = Data::copy_of(b"inode").into();
-        assert!(!payload.is_metadata() && !payload.slice(1..3).is_metadata());
-        payload = payload.with_metadata(true);
-        assert!(payload.slice(1..3).is_metadata() && payload.clone().is_metadata());
-        payload.clear();
-        assert!(!payload.is_metadata());
     }
 
     proptest! {

@@ -52,6 +52,12 @@ pub trait DevicePart: Part {
     /// Opens a handle for the shard that calls. A shard opens a part once and shares the handle.
     fn open(&self) -> Call<'_, Result<Rc<dyn Device>>>;
 
+    /// Number of bytes that this device holds in a cache and has not yet written to the device that it caches; `None` without such a
+    /// cache. A part that passes its calls on answers for the parts below it.
+    fn only_in_cache(&self) -> Option<u64> {
+        None
+    }
+
     /// An earlier version of the device, or another one that began as a copy, by the name that it was given when it was
     /// made. It is closed before this part is. A part that keeps no versions returns [`Error::Unsupported`].
     fn version<'a>(&'a self, name: &'a str) -> Call<'a, Result<Arc<dyn DevicePart>>> {

@@ -81,6 +81,17 @@ pub trait Zones {
     /// and are gone. The caller makes sure that nobody reads it.
     fn reset(&self, zone: ZoneIndex, erase: EraseGuarantee) -> Call<'_, Result<u64>>;
 
+    /// Takes the space for the next `bytes` of appends to a zone, where the medium below takes space when it is first written:
+    /// a file with holes. Fewer where the zone has less left. No append to the zone is in flight meanwhile. The default
+    /// does nothing.
+    ///
+    /// # Errors
+    /// [`Error::NoSpace`](crate::Error::NoSpace) where the medium has none; some of it may have been taken.
+    fn reserve(&self, zone: ZoneIndex, bytes: u64) -> Call<'_, Result<()>> {
+        let _ = (zone, bytes);
+        Call::ready(Ok(()))
+    }
+
     /// What is known about `count` zones from `first` on; fewer at the end of the device.
     fn report(&self, first: ZoneIndex, count: u32) -> Call<'_, Result<Vec<ZoneReport>>>;
 }

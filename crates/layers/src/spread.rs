@@ -87,6 +87,10 @@ impl DevicePart for SpreadPart {
         &self.geometry
     }
 
+    fn only_in_cache(&self) -> Option<u64> {
+        self.legs.iter().filter_map(|leg| leg.only_in_cache()).reduce(|one, other| one + other)
+    }
+
     fn open(&self) -> Call<'_, Result<Rc<dyn Device>>> {
         Call::new(async move {
             let mut legs = Vec::with_capacity(self.legs.len());

@@ -13,8 +13,8 @@
 //! and its error goes to those who wait for room.
 //!
 //! Where it differs from the kernel's: nothing goes around a full cache (it would overtake what is cached), write-back is
-//! ordered unless that is given up (`metadata_only` needs that), and reads are checked. Left to others: keeping what is read
-//! (`cache`), a second copy of what only the cache has (`mirror`).
+//! ordered unless that is given up, reads are checked, and there is no `metadata_only`: no client of a served stack can mark a
+//! write as metadata. Left to others: keeping what is read (`cache`), a second copy of what only the cache has (`mirror`).
 //!
 //! `core` is what a cache knows and how a change gets in, `around` how it goes straight to the origin; `append` writes
 //! records; `batch` and `writeback` bring them to the origin, at a rate that `progress` knows; `recovery` opens; `ring` and
@@ -101,12 +101,6 @@ pub const KIND: Kind = Kind {
         .or("0s"),
         Key::optional("max_age", ValueKind::Duration, "what is older is written back; from 1ms to 24h"),
         Key::optional("cleaner", ValueKind::Bool, "write back what is cached, and cache nothing new").or("false"),
-        Key::optional(
-            "metadata_only",
-            ValueKind::Bool,
-            "cache only writes that say that they are a file system's metadata; needs order=none",
-        )
-        .or("false"),
         Key::optional("fua", ValueKind::Bool, "write back with FUA instead of a flush for each batch").or("false"),
         Key::optional("nofua", ValueKind::Bool, "dm-writecache's word for fua=false").or("false"),
         Key::optional(
@@ -179,10 +173,6 @@ fn options(arguments: &Arguments) -> Result<Options> {
         return Err(arguments.refuse("nofua", "nofua: fua is given, too; expected one of them"));
     }
     let order = if arguments.choice("order")? == ORDERS[0] { Order::Flushes } else { Order::None };
-    let metadata_only = arguments.boolean("metadata_only")?;
-    if metadata_only && order == Order::Flushes {
-        return Err(arguments.refuse("metadata_only", device::METADATA_ONLY_HAS_NO_ORDER));
-    }
     let batch = arguments.size("writeback_batch")?;
     if batch == 0 {
         let text = "writeback_batch 0: expected some bytes to be written back at a time; 64MiB where nothing is said";
@@ -213,7 +203,6 @@ fn options(arguments: &Arguments) -> Result<Options> {
             max_age: time(arguments, "max_age", millisecond, 24 * hour)?,
             fua: arguments.boolean("fua")?,
             order,
-            metadata_only,
             dirty: dirty as usize,
         },
     })

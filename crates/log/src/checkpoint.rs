@@ -154,7 +154,12 @@ impl Core {
         let since = self.since_checkpoint.replace(0);
         self.compact_checkpoints();
         self.turns.is_checkpointing.set(true);
-        let outcome = self.write_all(clean).await;
+        let knew_of_no_space = self.space.is_short();
+        let mut outcome = self.write_all(clean).await;
+        if matches!(outcome, Err(Error::NoSpace(_))) && !knew_of_no_space && self.space.is_short() {
+            // There is space in zones that are backed.
+            outcome = self.write_all(clean).await;
+        }
         self.turns.is_checkpointing.set(false);
         self.turns.changed.notify_all();
         self.versions.borrow_mut().list.iter_mut().for_each(|version| version.writing = PageSet::default());
@@ -277,7 +282,11 @@ impl Core {
             epoch: self.epoch,
             ..old.clone()
         };
-        self.write_root(&root).await?;
+        if let Err(error) = self.write_root(&root).await {
+            self.forget(&root.directory);
+            self.checkpoint.borrow_mut().superseded.extend(freed);
+            return Err(error);
+        }
         self.forget(&old.directory);
         {
             let mut durable = self.checkpoint.borrow_mut();
@@ -312,10 +321,21 @@ impl Core {
         freed
     }
 
-    /// Writes a root, durably. If that fails nobody knows which root counts, and the log fails.
+    /// Writes a root, durably. If that fails it is unknown which root is authoritative, and the log fails.
+    ///
+    /// # Errors
+    /// [`Error::NoSpace`] before anything is written: the log goes on with the root before. All others are the log's failure.
     pub async fn write_root(&self, root: &Root) -> Result<()> {
         let mut writer = self.root.replace(crate::root::RootWriter::first());
-        let written = writer.write(&*self.zones, &self.layout, root).await;
+        let prepared = writer.prepare(&*self.zones, &self.layout).await;
+        if let Err(error @ Error::NoSpace(_)) = prepared {
+            self.root.replace(writer);
+            return Err(error);
+        }
+        let written = match prepared {
+            Ok(()) => writer.write(&*self.zones, &self.layout, root).await,
+            failed => failed,
+        };
         self.root.replace(writer);
         count(&self.counters.overhead_blocks, 1);
         if let Err(error) = &written {
@@ -500,6 +520,7 @@ impl Core {
         }
         // The cleaner may not have come to reset what is dead, or have ended.
         Box::pin(self.reset_dead()).await?;
+        while self.table.free() == 0 && self.back_reserve().await {}
         self.try_open_zone(CHECKPOINT_CLASS, 0)
             .ok_or_else(|| Error::no_space("no zone is free for a checkpoint"))
     }
@@ -536,6 +557,7 @@ impl Core {
         self.written(CHECKPOINT, sequence, crate::core::Group::default());
         if let Err(error) = outcome {
             self.abandon(zone.zone, zone.position).await;
+            self.note_no_space(&error);
             return Err(error.in_context("a record of a checkpoint"));
         }
         self.table.change(zone.zone, |entry| entry.written += blocks as u32 - 1);

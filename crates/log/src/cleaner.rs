@@ -152,6 +152,7 @@ pub struct Cleaner {
     /// What goes on beside cleaning.
     checkpoint: Aside,
     reset: Aside,
+    reserve: Aside,
     /// Whether zones were short when a candidate was last looked for.
     was_short: bool,
 }
@@ -166,6 +167,7 @@ pub fn start(core: &Rc<Core>) -> runtime::JoinHandle<()> {
         victim: None,
         checkpoint: Aside::default(),
         reset: Aside::default(),
+        reserve: Aside::default(),
         was_short: false,
     };
     let member = core.tasks.enter();
@@ -208,9 +210,9 @@ impl Cleaner {
                         continue;
                     }
                     *core.stuck.borrow_mut() = is_short.then(|| {
-                        Error::no_space(
+                        core.space.error().unwrap_or_else(|| Error::no_space(
                             "the log has no free zone and nothing to clean: discard some data, or delete snapshots",
-                        )
+                        ))
                     });
                     core.tell_writers();
                     kicked.await;
@@ -236,6 +238,7 @@ impl Cleaner {
         for zone in self.zones.iter_mut().filter_map(Option::take) {
             self.core.seal_now(zone).await;
         }
+        self.core.seal_filler().await;
     }
 
     /// Does what is most needed.
@@ -244,8 +247,14 @@ impl Cleaner {
         if core.give_up_some() {
             return Ok(Step::Done);
         }
-        if self.reset.has_ended()? || self.checkpoint.has_ended()? {
+        if self.reset.has_ended()? || self.checkpoint.has_ended()? || self.reserve.has_ended()? {
             return Ok(Step::Done);
+        }
+        if core.wants_reserve() {
+            self.reserve.begin(&core, async |core| {
+                core.back_reserve().await;
+                Ok(())
+            });
         }
         let is_urgent = core.needs_zones_soon();
         let has_dead = core.table.dead() >= if is_urgent { 1 } else { RESET_TOGETHER };
@@ -275,7 +284,7 @@ impl Cleaner {
             // It may be what keeps a zone from being reset.
             core.wake_cleaner_with_next_commit();
         }
-        let waits = self.checkpoint.is_running() || self.reset.is_running();
+        let waits = self.checkpoint.is_running() || self.reset.is_running() || self.reserve.is_running();
         Ok(if waits { Step::Later } else { Step::Nothing })
     }
 
@@ -473,9 +482,12 @@ impl Cleaner {
             }
             let moving = core.begin_moves().await;
             core.pace.moved(blocks);
-            self.zones[usize::from(class)] =
-                write_group(&core, CLEANER, group, zone, &mut self.scratch).await;
+            let written = write_group(&core, CLEANER, group, zone, &mut self.scratch).await;
+            self.zones[usize::from(class)] = written.zone;
             drop(moving);
+            if let Some(error) = written.refused {
+                return Err(error.in_context("what the cleaner moves"));
+            }
             if let Some(error) = core.failure() {
                 return Err(error);
             }
@@ -660,7 +672,7 @@ impl Core {
             self.table.note_resetting(dead.len());
             match self.zones.reset(ZoneIndex(zone), block::EraseGuarantee::None).await {
                 Ok(generation) => {
-                    self.table.set_free(zone, generation);
+                    self.table.set_reset(zone, generation);
                     count(&self.counters.reset_zones, 1);
                 }
                 Err(error) => {

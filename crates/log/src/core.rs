@@ -26,7 +26,7 @@ use std::rc::Rc;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use zones::cleaning::Policy;
-use zones::record::{Identity, StreamIndex};
+use zones::record::{Header, Identity, StreamIndex};
 use zones::summary::Builder;
 
 /// When a write is acknowledged.
@@ -169,6 +169,8 @@ pub struct Core {
     pub cleaner: Notify,
     /// How fast it goes.
     pub pace: crate::pace::Pace,
+    /// The space of the device below.
+    pub space: crate::space::Space,
     /// Why the cleaner can't free anything at the moment, if so.
     pub stuck: RefCell<Option<Error>>,
     /// The log is being closed; what is queued is still written.
@@ -263,6 +265,7 @@ impl Core {
             freed: Notify::new(),
             cleaner: Notify::new(),
             pace: crate::pace::Pace::new(state.layout.data_blocks()),
+            space: crate::space::Space::default(),
             stuck: RefCell::default(),
             is_closing: Cell::new(false),
             views: RefCell::default(),
@@ -330,6 +333,7 @@ impl Core {
             if let Some(error) = self.failure() {
                 return Err(error);
             }
+            self.space.check()?;
             self.buffer_changed.notified().await;
         }
         Ok(())
@@ -435,6 +439,78 @@ impl Core {
         zone
     }
 
+    /// Whether something is queued under this class that was acknowledged from the buffer.
+    pub fn has_acknowledged(&self, class: u8) -> bool {
+        self.queues.borrow()[usize::from(class)].iter().any(|item| item.ticket != 0)
+    }
+
+    /// Takes the items of one record without data from a queue, those that `is_wanted` chooses, and refuses all others.
+    pub fn take_without_data(&self, class: u8, error: &Error, is_wanted: impl Fn(&Item) -> bool) -> Group {
+        let mut group =
+            Group { items: self.spare_items.borrow_mut().pop().unwrap_or_default(), ..Group::default() };
+        let mut refused = Vec::new();
+        let mut queues = self.queues.borrow_mut();
+        let queue = &mut queues[usize::from(class)];
+        let before = queue.len();
+        let (mut meta, mut unmapped) = (0, 0);
+        let mut kept = VecDeque::new();
+        for item in queue.drain(..) {
+            if !is_wanted(&item) {
+                refused.push(item);
+                continue;
+            }
+            meta += item.change.encoded_length();
+            if let Change::Unmap { count, .. } = &item.change {
+                unmapped += u64::from(*count);
+            }
+            let fits = Header::length(0, meta) <= self.layout.block_bytes()
+                && (group.items.is_empty() || unmapped <= self.settings.blocks_at_once);
+            match fits && kept.is_empty() {
+                true => group.items.push(item),
+                false => kept.push_back(item),
+            }
+        }
+        *queue = kept;
+        let left = queue.len();
+        drop(queues);
+        self.queued_items.set(self.queued_items.get().saturating_sub((before - left) as u64));
+        refused.iter().for_each(|item| self.item_done(item, Err(error.clone())));
+        group
+    }
+
+    /// Tells who waits for an item that it has failed, though it may take effect later.
+    pub fn answer(&self, item: &mut Item, error: &Error) {
+        if let Some(request) = item.request.take() {
+            self.requests.item_ended(request, &Err(error.clone()));
+        }
+    }
+
+    /// Refuses what is queued and wasn't acknowledged, and answers whoever waits for a record that can't commit because one
+    /// before it isn't there.
+    pub fn refuse_waiting(&self, error: &Error) {
+        let mut refused = Vec::new();
+        for queue in self.queues.borrow_mut().iter_mut() {
+            let (kept, rest): (VecDeque<Item>, VecDeque<Item>) =
+                queue.drain(..).partition(|item| item.ticket != 0);
+            *queue = kept;
+            refused.extend(rest);
+        }
+        self.queued_items.set(self.queued_items.get().saturating_sub(refused.len() as u64));
+        refused.iter().for_each(|item| self.item_done(item, Err(error.clone())));
+        for stream in &self.streams {
+            let waiting: Vec<RequestKey> = stream
+                .borrow_mut()
+                .waiting_mut()
+                .flat_map(|group| &mut group.items)
+                .filter_map(|item| item.request.take())
+                .collect();
+            waiting.into_iter().for_each(|request| self.requests.item_ended(request, &Err(error.clone())));
+        }
+        self.settled.notify_all();
+        self.buffer_changed.notify_all();
+        self.freed.notify_all();
+    }
+
     /// Cuts the first blocks off an item that is too large for one record.
     fn cut(&self, item: &mut Item, blocks: u32) -> Item {
         let bytes = (blocks as usize) << self.layout.block_size.shift();
@@ -509,6 +585,7 @@ impl Core {
             if self.queue_is_empty(class) {
                 return Ok(None);
             }
+            self.look_for_space();
             if let Some(zone) = self.try_open_zone(class, self.kept_zones()) {
                 self.cleaner.notify_all();
                 return Ok(Some(zone));
@@ -553,7 +630,7 @@ impl Core {
         match zone.seal(&*self.zones, &self.layout, &self.identity).await {
             Ok((blocks, summary)) => {
                 count(&self.counters.overhead_blocks, u64::from(blocks - end));
-                self.table.change(number, |entry| entry.end = blocks);
+                self.table.change(number, |entry| (entry.end, entry.backed) = (blocks, true));
                 self.spare_summaries.borrow_mut().push(summary);
                 self.table.set_full(number);
                 self.look_again();
@@ -561,13 +638,14 @@ impl Core {
             Err(error) => {
                 tracing::warn!("sealing zone {number}: {error}");
                 self.abandon(number, end).await;
+                self.note_no_space(&error);
             }
         }
     }
 
     /// A zone to which an append failed: finished as it is, so that what is in it can be read and cleaned.
     pub async fn abandon(self: &Rc<Self>, zone: u32, end: u32) {
-        self.table.change(zone, |entry| entry.end = end);
+        self.table.change(zone, |entry| (entry.end, entry.backed) = (end, false));
         match self.zones.finish(ZoneIndex(zone)).await {
             Ok(()) => {
                 self.table.set_full(zone);

@@ -7,7 +7,7 @@
 use crate::core::{Core, Group, Item, count};
 use crate::format::USER;
 use crate::open_zone::OpenZone;
-use block::{Buffer, Payload};
+use block::{Buffer, Error, Payload, Result};
 use runtime::GroupMember;
 use std::rc::Rc;
 use zones::record::{Header, StreamIndex, sum_of};
@@ -50,7 +50,16 @@ async fn lane(core: Rc<Core>, _member: GroupMember) {
                 Ok(Some(zone)) => zone,
                 Ok(None) => continue,
                 Err(error) => {
-                    zones[usize::from(class)] = core.refuse_queued(class, &error);
+                    let is_short = core.space.is_short();
+                    let acknowledged = is_short && core.has_acknowledged(class);
+                    zones[usize::from(class)] = match acknowledged.then(|| core.try_open_zone(class, 1)) {
+                        Some(Some(zone)) => Some(zone),
+                        None if is_short => {
+                            core.write_without_data(class, &mut scratch, &error).await;
+                            None
+                        }
+                        _ => core.refuse_queued(class, &error),
+                    };
                     continue;
                 }
             },
@@ -67,7 +76,7 @@ async fn lane(core: Rc<Core>, _member: GroupMember) {
         }
         let items = group.items.len();
         core.took_off(items);
-        zones[usize::from(class)] = write_group(&core, USER, group, zone, &mut scratch).await;
+        zones[usize::from(class)] = write_group(&core, USER, group, zone, &mut scratch).await.zone;
         core.landed(items);
         runtime::yield_now().await;
     }
@@ -77,45 +86,52 @@ async fn lane(core: Rc<Core>, _member: GroupMember) {
     for zone in zones.into_iter().flatten() {
         core.seal_now(zone).await;
     }
+    core.seal_filler().await;
 }
 
-/// Writes a record and lets it commit. Returns the zone if it can take more. A record that can't be written anywhere
-/// makes the log fail.
+/// What became of a record.
+#[derive(Debug, Default)]
+pub struct Written {
+    /// The zone, if it can take more.
+    pub zone: Option<OpenZone>,
+    /// Why its data wasn't written, where the device below had no space for it.
+    pub refused: Option<Error>,
+}
+
+/// Writes a record and lets it commit. Of one for which the device below has no space, the data is refused. One that can't
+/// be written anywhere for another reason makes the log fail.
 pub async fn write_group(
     core: &Rc<Core>,
     stream: StreamIndex,
     mut group: Group,
     zone: OpenZone,
     scratch: &mut Scratch,
-) -> Option<OpenZone> {
+) -> Written {
     let sequence = core.streams[usize::from(stream.0)].borrow_mut().issue();
     let mut zone = zone;
     scratch.prepare(&group, core.layout.block_bytes());
     let mut attempts = 0;
     loop {
         attempts += 1;
-        let blocks = scratch.sums.len() as u32;
-        core.table.change(zone.zone, |entry| {
-            entry.last[usize::from(stream.0)] = entry.last[usize::from(stream.0)].max(sequence);
-            entry.written += blocks;
-        });
-        let payload = scratch.encode(core, stream, sequence, &group.items, &zone);
         let position = zone.position + 1;
-        let outcome = zone.append(&*core.zones, &core.layout, &scratch.header, payload).await;
-        core.flusher.appended(zone.zone);
-        let error = match outcome {
+        let error = match append(core, stream, sequence, &group, &mut zone, scratch).await {
             Ok(()) => {
                 (group.zone, group.position) = (zone.zone, position);
-                count(&core.counters.overhead_blocks, 1);
-                core.since_checkpoint.set(core.since_checkpoint.get() + u64::from(blocks) + 1);
+                core.note_space();
                 core.written(stream, sequence, group);
-                return Some(zone);
+                return Written { zone: Some(zone), refused: None };
             }
             Err(error) => error,
         };
         tracing::warn!("a record could not be written to zone {}: {error}", zone.zone);
         let class = zone.class;
         core.abandon(zone.zone, zone.position).await;
+        core.note_no_space(&error);
+        // What was acknowledged can't be refused.
+        if matches!(error, Error::NoSpace(_)) && group.items.iter().all(|item| item.ticket == 0) {
+            core.refuse_record(stream, sequence, group, scratch, &error).await;
+            return Written { zone: None, refused: Some(error) };
+        }
         // The number has been given: it must be filled, elsewhere, or nothing behind it can count.
         let another = match attempts < MOST_ATTEMPTS {
             true => core.try_open_zone(class, 1),
@@ -126,15 +142,47 @@ pub async fn write_group(
             None => {
                 group.items.iter().for_each(|item| core.item_done(item, Err(error.clone())));
                 core.fail(&error.in_context(format!("record {sequence} can't be written")));
-                return None;
+                return Written::default();
             }
         }
     }
 }
 
+/// Appends a record, for which scratch was prepared, to a zone.
+///
+/// # Errors
+/// What appending says. The zone must not be appended to afterwards.
+pub async fn append(
+    core: &Rc<Core>,
+    stream: StreamIndex,
+    sequence: u64,
+    group: &Group,
+    zone: &mut OpenZone,
+    scratch: &mut Scratch,
+) -> Result<()> {
+    let blocks = scratch.sums.len() as u32;
+    core.table.change(zone.zone, |entry| {
+        entry.last[usize::from(stream.0)] = entry.last[usize::from(stream.0)].max(sequence);
+        entry.written += blocks;
+    });
+    let payload = scratch.encode(core, stream, sequence, &group.items, zone);
+    let outcome = zone.append(&*core.zones, &core.layout, &scratch.header, payload).await;
+    core.flusher.appended(zone.zone);
+    if outcome.is_ok() {
+        count(&core.counters.overhead_blocks, 1);
+        core.since_checkpoint.set(core.since_checkpoint.get() + u64::from(blocks) + 1);
+    }
+    outcome
+}
+
 impl Scratch {
+    /// Length of what the record says beside its data, in bytes.
+    pub fn meta_length(&self) -> usize {
+        self.meta.len()
+    }
+
     /// Computes what doesn't depend on the zone.
-    fn prepare(&mut self, group: &Group, block: usize) {
+    pub fn prepare(&mut self, group: &Group, block: usize) {
         self.sums.clear();
         self.meta.clear();
         for Item { change, payload, .. } in &group.items {

@@ -31,6 +31,7 @@ mod room;
 pub mod root;
 pub mod scan;
 pub mod snapshot;
+mod space;
 mod status;
 mod stream;
 mod table;

@@ -74,6 +74,9 @@ pub async fn format(
             false => table.set_free(report.zone.0, report.generation),
         }
     }
+    for zone in (0..ROOT_ZONES).map(ZoneIndex) {
+        zones.reserve(zone, u64::from(root::ROOTS_AHEAD) << layout.block_size.shift()).await?;
+    }
     let identity = Identity::draw();
     let (home, map) = match home {
         None => (None, map::make(map, blocks)?),
@@ -250,6 +253,11 @@ pub async fn begin(state: &mut State) -> Result<()> {
         boundaries.push(Boundary { epoch: old.epoch, last });
     }
     let root = Root { epoch: old.epoch + 1, clean: false, boundaries, ..old.clone() };
+    match state.root.prepare(&*state.zones, &state.layout).await {
+        // There may be space for one root.
+        Ok(()) | Err(Error::NoSpace(_)) => {}
+        failed => failed?,
+    }
     state.root.write(&*state.zones, &state.layout, &root).await?;
     state.epoch = root.epoch;
     state.checkpoint.root = root;
@@ -367,6 +375,7 @@ async fn settle(zones: &dyn Zones, table: &ZoneTable, reports: &[ZoneReport], la
         }
         table.set_full(zone);
     }
+    table.order_free();
     Ok(())
 }
 

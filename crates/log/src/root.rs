@@ -261,6 +261,9 @@ async fn find_in(zones: &dyn Zones, report: &ZoneReport) -> Result<FoundRoot> {
     found.ok_or(reason)
 }
 
+/// Number of roots for which a zone has space ahead, where the medium below takes space when it is first written.
+pub const ROOTS_AHEAD: u32 = 16;
+
 /// Writes roots.
 #[derive(Debug)]
 pub struct RootWriter {
@@ -276,6 +279,8 @@ struct Open {
     zone: u32,
     generation: u64,
     position: u32,
+    /// Before this block the medium has space for roots.
+    reserved: u32,
 }
 
 impl RootWriter {
@@ -287,6 +292,32 @@ impl RootWriter {
     /// For a log that is being made: before the first root.
     pub fn first() -> Self {
         RootWriter { newest: 1, open: None, number: 0 }
+    }
+
+    /// Makes sure that there is space for the next root.
+    ///
+    /// # Errors
+    /// [`Error::NoSpace`] where there is none; no root was written then, and the newest one is authoritative.
+    pub async fn prepare(&mut self, zones: &dyn Zones, layout: &Layout) -> Result<()> {
+        let mut open = match self.open {
+            Some(open) if open.position < layout.zone_blocks => open,
+            _ => self.reset_other(zones).await?,
+        };
+        let left = open.reserved.saturating_sub(open.position);
+        if left < ROOTS_AHEAD / 2 && open.reserved < layout.zone_blocks {
+            let bytes = u64::from(ROOTS_AHEAD) << layout.block_size.shift();
+            match zones.reserve(ZoneIndex(open.zone), bytes).await {
+                Ok(()) => open.reserved = open.position + ROOTS_AHEAD,
+                Err(error @ Error::NoSpace(_)) if open.position >= open.reserved => {
+                    self.open = Some(open);
+                    return Err(error.in_context("the next root of the log"));
+                }
+                // There is space for this one.
+                Err(_) => {}
+            }
+        }
+        self.open = Some(open);
+        Ok(())
     }
 
     /// Writes a root, durably.
@@ -337,7 +368,7 @@ impl RootWriter {
             Some(report) if report.state == ZoneState::Empty => report.generation,
             _ => zones.reset(ZoneIndex(zone), block::EraseGuarantee::None).await?,
         };
-        Ok(Open { zone, generation, position: 0 })
+        Ok(Open { zone, generation, position: 0, reserved: 0 })
     }
 
     /// The number of the newest root.

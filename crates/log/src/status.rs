@@ -66,6 +66,9 @@ pub fn status(part: &LogPart) -> Status {
     if let Some(home) = &core.home {
         status.insert("map_home".into(), home.status());
     }
+    if let Some(error) = core.space.error() {
+        status.insert("no_space".into(), error.detail().into());
+    }
     if let Some(error) = core.failure() {
         status.insert("failed".into(), error.detail().into());
     }

@@ -56,6 +56,11 @@ impl<T> Stream<T> {
         self.durable = self.durable.max(sequence);
     }
 
+    /// The records that are written and can't commit.
+    pub fn waiting_mut(&mut self) -> impl Iterator<Item = &mut T> {
+        self.waiting.iter_mut().flatten()
+    }
+
     /// Takes all records that are written and can't commit; for a log that has failed.
     pub fn take_waiting(&mut self) -> Vec<T> {
         self.waiting.iter_mut().filter_map(Option::take).collect()

@@ -2,6 +2,7 @@
 //! reset.
 
 use crate::format::REPLAYED;
+use crate::layout::ROOT_ZONES;
 use block::ZoneIndex;
 use std::cell::{Cell, RefCell};
 use zones::cleaning::Candidate;
@@ -51,6 +52,8 @@ pub struct Zone {
     pub changed: u64,
     /// The highest sequence in it, of each stream that is replayed.
     pub last: [u64; REPLAYED],
+    /// The device below has space for all of it, as far as is known: it was filled or reserved.
+    pub backed: bool,
 }
 
 impl Zone {
@@ -66,6 +69,7 @@ impl Zone {
             opened: 0,
             changed: 0,
             last: [0; REPLAYED],
+            backed: false,
         }
     }
 }
@@ -76,6 +80,10 @@ pub struct ZoneTable {
     zones: RefCell<Vec<Zone>>,
     /// Free zones, the one that was freed last at the end.
     free: RefCell<std::collections::VecDeque<u32>>,
+    /// Number of free zones that are backed.
+    free_backed: Cell<u32>,
+    /// The device below has no space: only zones that are backed are taken.
+    only_backed: Cell<bool>,
     /// Live data blocks in zones that aren't for checkpoints.
     live_data: Cell<u64>,
     /// Zones that became dead and wait to be reset.
@@ -92,8 +100,14 @@ impl ZoneTable {
     /// Of so many zones, about which nothing is known.
     pub fn new(zones: u32) -> Self {
         ZoneTable {
-            zones: RefCell::new(vec![Zone { usage: Usage::Damaged, ..Zone::free(0) }; zones as usize]),
+            zones: RefCell::new(vec![
+                // What recovery finds in use has been written.
+                Zone { usage: Usage::Damaged, backed: true, ..Zone::free(0) };
+                zones as usize
+            ]),
             free: RefCell::default(),
+            free_backed: Cell::new(0),
+            only_backed: Cell::new(false),
             live_data: Cell::new(0),
             dead: RefCell::default(),
             resetting: Cell::new(0),
@@ -140,15 +154,78 @@ impl ZoneTable {
         self.zones.borrow().iter().filter(|zone| wanted(zone)).count() as u32
     }
 
-    /// The zone is empty, with this generation.
+    /// The zone is empty, with this generation; nothing is known of its space.
     pub fn set_free(&self, zone: u32, generation: u64) {
         self.change(zone, |entry| *entry = Zone::free(generation));
         self.free.borrow_mut().push_back(zone);
     }
 
-    /// How many zones are free.
+    /// The zone was reset, to this generation. The space below that it had taken stays.
+    pub fn set_reset(&self, zone: u32, generation: u64) {
+        let backed = self.get(zone).backed;
+        self.change(zone, |entry| *entry = Zone { backed, ..Zone::free(generation) });
+        self.count_backed(backed, 1);
+        self.free.borrow_mut().push_back(zone);
+    }
+
+    /// How many zones are free; while the device below has no space, of those that are backed.
     pub fn free(&self) -> u32 {
+        match self.only_backed.get() {
+            true => self.free_backed.get(),
+            false => self.free.borrow().len() as u32,
+        }
+    }
+
+    /// Has the free zones used in the order of their generations, and takes those for backed that have been used before: for
+    /// a log that was opened.
+    pub fn order_free(&self) {
+        let mut free = self.free.borrow_mut();
+        free.make_contiguous().sort_by_key(|zone| self.get(*zone).generation);
+        let first = self.zones.borrow().iter().skip(ROOT_ZONES as usize).map(|zone| zone.generation).min();
+        for zone in free.iter().filter(|zone| Some(self.get(**zone).generation) > first) {
+            self.zones.borrow_mut()[*zone as usize].backed = true;
+            self.count_backed(true, 1);
+        }
+    }
+
+    /// How many zones are free, backed or not.
+    pub fn all_free(&self) -> u32 {
         self.free.borrow().len() as u32
+    }
+
+    /// How many free zones are backed.
+    pub fn free_backed(&self) -> u32 {
+        self.free_backed.get()
+    }
+
+    /// Says whether only zones that are backed are taken.
+    pub fn set_only_backed(&self, only: bool) {
+        self.only_backed.set(only);
+    }
+
+    fn count_backed(&self, backed: bool, change: i32) {
+        if backed {
+            self.free_backed.set(self.free_backed.get().saturating_add_signed(change));
+        }
+    }
+
+    /// Takes the free zone that isn't backed and would be used last out of the others, to be
+    /// [reserved](block::Zones::reserve); [`end_reserving`](Self::end_reserving) follows.
+    pub fn begin_reserving(&self) -> Option<u32> {
+        let mut free = self.free.borrow_mut();
+        let at = free.iter().rposition(|zone| !self.get(*zone).backed)?;
+        free.remove(at)
+    }
+
+    /// The zone is backed now and is used last, or it isn't and is used first.
+    pub fn end_reserving(&self, zone: u32, backed: bool) {
+        self.change(zone, |entry| entry.backed = backed);
+        self.count_backed(backed, 1);
+        let mut free = self.free.borrow_mut();
+        match backed {
+            true => free.push_back(zone),
+            false => free.push_front(zone),
+        }
     }
 
     /// Takes a free zone, if more than `keep` are, for this class.
@@ -156,7 +233,13 @@ impl ZoneTable {
         if self.free() <= keep {
             return None;
         }
-        let zone = self.free.borrow_mut().pop_front()?;
+        let mut free = self.free.borrow_mut();
+        let zone = match self.only_backed.get() {
+            true => free.iter().position(|zone| self.get(*zone).backed).and_then(|at| free.remove(at))?,
+            false => free.pop_front()?,
+        };
+        drop(free);
+        self.count_backed(self.get(zone).backed, -1);
         self.change(zone, |entry| {
             entry.usage = Usage::Open;
             entry.class = class;
@@ -183,8 +266,9 @@ impl ZoneTable {
 
     /// A zone that was taken and not written to goes back.
     pub fn put_back(&self, zone: u32) {
-        let generation = self.get(zone).generation;
-        self.change(zone, |entry| *entry = Zone::free(generation));
+        let Zone { generation, backed, .. } = self.get(zone);
+        self.change(zone, |entry| *entry = Zone { backed, ..Zone::free(generation) });
+        self.count_backed(backed, 1);
         self.free.borrow_mut().push_front(zone);
     }
 

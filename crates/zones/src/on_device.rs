@@ -219,6 +219,14 @@ impl Zones for Handle {
         runtime::carry(async move { volume.reset(&*device, zone, erase).await })
     }
 
+    fn reserve(&self, zone: ZoneIndex, bytes: u64) -> Call<'_, Result<()>> {
+        if let Err(error) = self.check_change(zone) {
+            return Call::ready(Err(error));
+        }
+        let (device, volume) = (self.device.clone(), self.volume.clone());
+        runtime::carry(async move { volume.reserve(&*device, zone, bytes).await })
+    }
+
     fn report(&self, first: ZoneIndex, count: u32) -> Call<'_, Result<Vec<ZoneReport>>> {
         Call::ready(self.volume.report(first, count))
     }

@@ -75,23 +75,6 @@ fn without_order() {
     holds("without order", 303, options, Survivors::Both, |oracle| oracle.prefix = true);
 }
 
-/// What is no metadata goes around the cache: nothing is a prefix then, but every promise of a device holds, whatever is written
-/// back again after a cut.
-#[test]
-fn only_metadata_is_cached() {
-    for (number, (high, depth, again)) in [(0, 4, 97), (40, 1, 0), (40, 16, 97)].into_iter().enumerate() {
-        let mut options = Options { high_watermark: high, low_watermark: high / 2, ..small() };
-        options.settings.order = Order::None;
-        options.settings.metadata_only = true;
-        let name = format!("only metadata, {depth} in flight");
-        holds(&name, 330 + number as u64, options, Survivors::Both, |oracle| {
-            oracle.workload.queue_depth = depth;
-            oracle.workload.discards_all = depth == 16;
-            oracle.again_every = again;
-        });
-    }
-}
-
 #[test]
 fn many_in_flight_and_everything_discarded_now_and_then() {
     holds("many in flight", 304, small(), Survivors::Both, |oracle| {

@@ -29,8 +29,6 @@ struct Setup {
     cache_sector: u64,
     shards: usize,
     order: Order,
-    /// What isn't metadata goes around the cache.
-    metadata_only: bool,
     /// Messages are sent meanwhile.
     is_operated: bool,
 }
@@ -53,9 +51,7 @@ impl Setup {
 
     /// Other ones in each life.
     fn options(&self, life: &Life) -> Options {
-        let mut options = write_cache_options(life, self.order);
-        options.settings.metadata_only = self.metadata_only;
-        options
+        write_cache_options(life, self.order)
     }
 }
 
@@ -75,7 +71,6 @@ impl Subject for Setup {
             cache_sector,
             shards: pick(random, &[1, 1, 2]),
             order,
-            metadata_only: order == Order::None && random.chance(0.6),
             is_operated: random.chance(0.4),
         }
     }
@@ -109,7 +104,7 @@ impl Subject for Setup {
     }
 
     fn is_ordered(&self, life: &Life) -> bool {
-        !self.metadata_only && !self.options(life).cleaner
+        !self.options(life).cleaner
     }
 
     fn losses(&self, _memory: &Asked) -> Vec<Loss> {

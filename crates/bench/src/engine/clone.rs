@@ -35,7 +35,6 @@ pub(super) struct Clone {
     stop: StopToken,
     depth: u32,
     durability: Durability,
-    is_metadata: bool,
     flush_every: u32,
     verify: Option<Verify>,
     time_limit: Option<Duration>,
@@ -105,7 +104,6 @@ impl Clone {
             stop,
             depth: job.iodepth.max(1),
             durability: if job.sync { Durability::Durable } else { Durability::Visible },
-            is_metadata: job.metadata,
             flush_every: job.flush_every().unwrap_or(0),
             verify: job.verify,
             time_limit: job.runtime,
@@ -441,7 +439,6 @@ impl Clone {
             }
             None => self.stamped(request),
         };
-        let payload = payload.with_metadata(self.is_metadata);
         self.device.write(self.range(request).start, payload, self.durability).await
     }
 

@@ -2,7 +2,7 @@
 //! that an option means the same in both.
 
 use super::number::{self, Units};
-use crate::job::{Amount, BlockSizes, Distribution, Job, METADATA, PerDirection, ReadWrite, Verify};
+use crate::job::{Amount, BlockSizes, Distribution, Job, PerDirection, ReadWrite, Verify};
 use stack::did_you_mean;
 use std::collections::BTreeSet;
 
@@ -102,7 +102,6 @@ pub const OPTIONS: &[JobOption] = &[
         };
         Ok(())
     }),
-    switch(METADATA, &[], |job, text, _| boolean(text).map(|value| job.metadata = value)),
     option("verify", &[], verify),
     switch("do_verify", &[], |job, text, _| {
         with_verify(job, |it| boolean(text).map(|value| it.after_writes = value))

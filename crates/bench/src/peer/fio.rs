@@ -1,6 +1,6 @@
 //! fio's command line and fio's JSON.
 
-use crate::job::{Job, METADATA};
+use crate::job::Job;
 use crate::latency::{CURVE, CurvePoint, Latency};
 use crate::results::Measurement;
 use block::{Error, Result};
@@ -45,9 +45,8 @@ impl Fio {
 pub fn job_arguments(job: &Job) -> Vec<String> {
     let name = job.name.replace(|letter: char| !letter.is_ascii_alphanumeric(), "-");
     let mut arguments = vec![format!("--name={name}")];
-    // What a write carries can't be said from user space. The log of a peer would be another one; where a log is replayed is
-    // not the job's to say.
-    let is_its = |key: &str| ![METADATA, "write_iolog", "replay_redirect"].contains(&key);
+    // The log of a peer would be another one; where a log is replayed is not the job's to say.
+    let is_its = |key: &str| !["write_iolog", "replay_redirect"].contains(&key);
     let options = job.options().into_iter().filter(|(key, _)| is_its(key));
     arguments.extend(options.map(|(key, value)| format!("--{key}={value}")));
     // Total latency is what our engine measures too. Reads and writes of a mix are one distribution.

@@ -53,6 +53,10 @@ impl DevicePart for FaultDevicePart {
         self.inner.geometry()
     }
 
+    fn only_in_cache(&self) -> Option<u64> {
+        self.inner.only_in_cache()
+    }
+
     fn open(&self) -> Call<'_, Result<Rc<dyn Device>>> {
         Call::new(async move {
             let inner = self.inner.open().await?;
@@ -314,7 +318,7 @@ pub(super) fn corrupted(payload: &Payload, bits: u64, plan: &mut Plan) -> Result
     let mut copy = Buffer::zeroed(payload.len());
     payload.copy_to(copy.filled_mut())?;
     flip_bits(copy.filled_mut(), bits, &mut plan.random);
-    Ok(Payload::from(copy).with_metadata(payload.is_metadata()))
+    Ok(Payload::from(copy))
 }
 
 /// Writes the first bytes only. Where they end inside a block, the rest of the block stays as it is: the caller sees to it that

@@ -9,7 +9,7 @@ use super::leg::{Change, LegDevice, Mask};
 use super::missing::stand_in;
 use super::open::{Plan, open};
 use super::read::{Timed, choose, probe};
-use super::shared::{ONLY_IN_CACHE, Shared};
+use super::shared::Shared;
 use block::{
     BlockIndex, BlockRange, Buffer, Call, Device, DeviceGeometry, DevicePart, Durability, Error, Extent,
     Part, Payload, ReadOutcome, Result, Status, ZeroMode,
@@ -52,8 +52,7 @@ impl Part for MirrorPart {
     }
 
     fn status(&self) -> Status {
-        let only_in_cache = |leg: &Arc<dyn DevicePart>| leg.status().get(ONLY_IN_CACHE)?.as_u64();
-        let legs: Vec<Option<u64>> = self.legs.iter().map(|(leg, _)| only_in_cache(leg)).collect();
+        let legs: Vec<Option<u64>> = self.legs.iter().map(|(leg, _)| leg.only_in_cache()).collect();
         self.shared.status(&legs)
     }
 

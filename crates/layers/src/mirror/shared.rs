@@ -7,8 +7,8 @@ use block::{DeviceGeometry, Error, Status};
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use std::sync::{Mutex, PoisonError};
 
-/// How a leg says in its own `status` how many bytes it has in a cache and not yet where they belong: of whatever kind it is.
-pub const ONLY_IN_CACHE: &str = "only_in_cache_bytes";
+/// How many bytes of a leg are in a cache alone ([`block::DevicePart::only_in_cache`]), in `status`.
+const ONLY_IN_CACHE: &str = "only_in_cache_bytes";
 
 /// See the module's head.
 #[derive(Debug)]
@@ -100,7 +100,7 @@ impl Shared {
         }
     }
 
-    /// What `status` says, where legs say so of their caches (see [`ONLY_IN_CACHE`]).
+    /// What `status` says, with what each leg holds in a cache alone.
     pub fn status(&self, only_in_cache: &[Option<u64>]) -> Status {
         let summary = self.summary.lock().unwrap_or_else(PoisonError::into_inner).clone();
         let mut status = Status::new();

@@ -106,6 +106,10 @@ impl DevicePart for RecordDevicePart {
         self.inner.geometry()
     }
 
+    fn only_in_cache(&self) -> Option<u64> {
+        self.inner.only_in_cache()
+    }
+
     fn open(&self) -> Call<'_, Result<Rc<dyn Device>>> {
         Call::new(async move {
             let inner = self.inner.open().await?;

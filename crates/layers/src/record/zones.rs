@@ -149,6 +149,10 @@ impl Zones for RecordZones {
         })
     }
 
+    fn reserve(&self, zone: ZoneIndex, bytes: u64) -> Call<'_, Result<()>> {
+        self.inner.reserve(zone, bytes)
+    }
+
     fn report(&self, first: ZoneIndex, count: u32) -> Call<'_, Result<Vec<ZoneReport>>> {
         self.inner.report(first, count)
     }

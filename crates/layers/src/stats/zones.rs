@@ -113,6 +113,10 @@ impl Zones for StatsZones {
         })
     }
 
+    fn reserve(&self, zone: ZoneIndex, bytes: u64) -> Call<'_, Result<()>> {
+        self.inner.reserve(zone, bytes)
+    }
+
     fn report(&self, first: ZoneIndex, count: u32) -> Call<'_, Result<Vec<ZoneReport>>> {
         Call::new(async move {
             let running = self.counters.begin(REPORT);

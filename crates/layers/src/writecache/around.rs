@@ -1,27 +1,17 @@
-//! Writes that go straight to the origin: all of them in the mode `cleaner`, once nothing is cached any more, and with
-//! `metadata_only` those of data.
+//! Writes that go straight to the origin, in the mode `cleaner`.
 //!
-//! A block goes around the cache only while the cache knows nothing of it: not what is cached, nor what has been written back
-//! but could be written back once more after a power cut, or by the older superblock if the newer one rots ([`Index::knows`]).
-//! Everything else is cached, like any write of a block that is cached. So the origin never has something newer than the
-//! cache of a block that both have.
+//! They do so once the cache is drained: every record has been written back, and both superblocks say so durably. An older tail
+//! would write an older version back over them after a power cut, or when the newer superblock rots. Until then writes are
+//! cached, or wait while the last batch is written back.
 //!
-//! The other way round, a write that is cached may overtake one that went around and is still on its way to the origin. No
-//! batch is written back before all those have ended that had begun before it, so that they can't land on it.
-//!
-//! [`Index::knows`]: super::index::Index::knows
+//! A write that waited for free space when the cache was drained is still cached, and may overtake a write to the same
+//! block that is in flight around the cache. Write-back of a batch therefore waits for the writes in flight around the cache that
+//! began before the batch.
 
 use super::core::{Core, count};
 use super::format::{Action, Entry};
 use block::{BlockRange, Call, Durability, Payload, Result, ZeroMode};
-use smallvec::SmallVec;
 use std::rc::Rc;
-
-/// A discard of more blocks than this is not cut into what is cached and what isn't: it is cached if any of it is.
-const MOST_LOOKED_UP: u64 = 1 << 16;
-
-/// Consecutive blocks, and whether the cache knows something of them.
-type Part = (Entry, bool);
 
 impl Core {
     /// Whether a write goes straight to the origin because nothing new is cached; waits while the last of what is cached is
@@ -53,54 +43,6 @@ impl Core {
             && self.used() == 0
             && self.queue.borrow().is_empty()
             && self.pending.borrow().is_empty()
-    }
-
-    /// A change that carries no metadata, where only metadata is cached: each part of it goes where it has to.
-    pub fn change_data<'a>(
-        self: &'a Rc<Self>,
-        entry: Entry,
-        payload: Payload,
-        durability: Durability,
-    ) -> Call<'a, Result<()>> {
-        let parts = self.parts(entry);
-        match parts.as_slice() {
-            [(_, false)] => self.write_around(entry, payload, durability),
-            [(_, true)] => Call::new(self.change_cached(entry, payload, durability)),
-            _ => Call::new(async move {
-                let changes = parts.into_iter().map(|(part, is_known)| {
-                    let at = part.block - entry.block;
-                    let payload = match part.action {
-                        Action::Write => payload.slice(self.bytes_of(at)..self.bytes_of(at + part.count)),
-                        Action::Discard | Action::Zero => Payload::new(),
-                    };
-                    match is_known {
-                        true => Call::new(self.change_cached(part, payload, durability)),
-                        false => self.write_around(part, payload, durability),
-                    }
-                });
-                runtime::join_all(changes).await.into_iter().collect()
-            }),
-        }
-    }
-
-    /// The parts of a change that the cache knows something of, and those that it doesn't, in turn.
-    fn parts(&self, entry: Entry) -> SmallVec<[Part; 2]> {
-        let index = self.index.borrow();
-        if index.is_empty() {
-            return SmallVec::from_slice(&[(entry, false)]);
-        }
-        if entry.count > MOST_LOOKED_UP && entry.action != Action::Write {
-            return SmallVec::from_slice(&[(entry, index.knows_any(entry.block, entry.count))]);
-        }
-        let mut parts: SmallVec<[Part; 2]> = SmallVec::new();
-        for block in entry.block..entry.block + entry.count {
-            let is_known = index.knows(block);
-            match parts.last_mut() {
-                Some((part, same)) if *same == is_known => part.count += 1,
-                _ => parts.push((Entry { block, count: 1, ..entry }, is_known)),
-            }
-        }
-        parts
     }
 
     /// A change goes straight to the origin. From its first poll on it is carried to its end.

@@ -4,11 +4,12 @@
 //! Within an epoch a power cut may leave any of its writes on the origin and not the others, so they go there in the order
 //! that suits it, and of several versions of a block only the last one.
 
-use super::core::{Core, Order};
+use super::core::{Core, Order, count};
 use super::format::{Action, Entry};
 use super::index::Ranges;
 use super::scan::{Expect, Found};
 use block::{Buffer, Data, Error, Payload, Result};
+use std::collections::BTreeMap;
 use zones::record::sum_of;
 
 /// How many blocks are read from the ring at a time.
@@ -43,6 +44,8 @@ pub struct Batch {
     pub epoch: Option<u64>,
     /// The addresses of blocks that aren't what was written.
     rotten: Vec<u64>,
+    /// The addresses of blocks that can't be read, and why; zeros stand in the pieces for them.
+    unreadable: BTreeMap<u64, Error>,
 }
 
 /// Where a batch begins.
@@ -101,7 +104,7 @@ impl Batch {
             let address = batch.end;
             let found = match batch.header(core, address, durable, kept, &expect).await {
                 Ok(found) => found,
-                Err(Error::Corrupt(_) | Error::Protocol(_)) if core.give_up_rotten.get() => {
+                Err(error) if batch.is_given_up(core, address, &error) => {
                     // What is known of it is written back by itself.
                     if batch.end == begin {
                         batch.read_without_header(core, limit, kept, &expect).await?;
@@ -109,6 +112,7 @@ impl Batch {
                     break;
                 }
                 Err(error) => {
+                    batch.note_unreadable(core);
                     return Err(error.with_detail(format!(
                         "record {} of the write cache, at address {address}, can't be read back, so nothing behind it is \
                          written back either; the message \"give_up_rotten\" goes on with what is known of it: {}",
@@ -134,7 +138,7 @@ impl Batch {
                     let address = data + number + at;
                     let place = batch.block(core, address, durable, kept).await?;
                     let sum = found.sums[(number + at) as usize];
-                    if sum_of(batch.bytes(core, place)) != sum {
+                    if batch.unreadable.contains_key(&address) || sum_of(batch.bytes(core, place)) != sum {
                         batch.rotten.push(address);
                     }
                     batch.versions.push(Version {
@@ -161,11 +165,29 @@ impl Batch {
         expect: &Expect<'_>,
     ) -> Result<Found> {
         let place = self.block(core, address, durable, kept).await?;
+        if let Some(error) = self.unreadable.get(&address) {
+            return Err(error.clone());
+        }
         let found = Found::decode(self.bytes(core, place), address, expect)?;
         match found.header.sequence == self.next_record {
             true => Ok(found),
             false => Err(Error::corrupt(format!("record {} lies there", found.header.sequence))),
         }
+    }
+
+    /// Whether the operator gave up the record whose header can't be read or understood for this reason.
+    fn is_given_up(&self, core: &Core, address: u64, error: &Error) -> bool {
+        match self.unreadable.contains_key(&address) {
+            true => core.released.borrow().contains(&address),
+            false => matches!(error, Error::Corrupt(_) | Error::Protocol(_)) && core.give_up_rotten.get(),
+        }
+    }
+
+    /// The operator is told of what can't be read and wasn't given up.
+    fn note_unreadable(&self, core: &Core) {
+        let released = core.released.borrow();
+        let new = self.unreadable.keys().filter(|address| !released.contains(address));
+        core.unreadable.borrow_mut().extend(new);
     }
 
     /// Takes what the index knows of a record whose header can't be read: its newest versions of blocks. Older ones, which would
@@ -201,7 +223,7 @@ impl Batch {
         for (block, address, sum) in written {
             let at = self.pieces.partition_point(|(start, _)| *start <= address) - 1;
             let place = Place(at as u32, (address - self.pieces[at].0) as u32);
-            if sum_of(self.bytes(core, place)) != sum {
+            if self.unreadable.contains_key(&address) || sum_of(self.bytes(core, place)) != sum {
                 self.rotten.push(address);
             }
             self.versions.push(Version { block, address, piece: place.0, at: place.1 });
@@ -214,7 +236,11 @@ impl Batch {
 
     /// Where the next batch begins.
     pub fn next(&self, core: &Core) -> Start {
-        let last = self.pieces.last().filter(|(start, data)| self.end < start + core.blocks_in(data));
+        let is_whole = |start: u64, end: u64| self.unreadable.range(start..end).next().is_none();
+        let last = self.pieces.last().filter(|(start, data)| {
+            let end = start + core.blocks_in(data);
+            self.end < end && is_whole(*start, end)
+        });
         Start { address: self.end, record: self.next_record, kept: last.cloned() }
     }
 
@@ -224,7 +250,27 @@ impl Batch {
     /// [`Error::Corrupt`] for data that isn't what was written, with what can be done.
     pub fn prepare(&mut self, core: &Core) -> Result<()> {
         self.arrange(core);
-        self.check(core)
+        self.check(core)?;
+        self.leave_out_lost(core);
+        Ok(())
+    }
+
+    /// Leaves out what was given up and can't be read: it is forgotten with the batch, and not written.
+    fn leave_out_lost(&mut self, core: &Core) {
+        if self.unreadable.is_empty() {
+            return;
+        }
+        let newest = self.versions.drain(..self.newest).collect::<Vec<_>>();
+        let (lost, kept): (Vec<Version>, Vec<Version>) =
+            newest.into_iter().partition(|version| self.unreadable.contains_key(&version.address));
+        for Version { block, address, .. } in &lost {
+            tracing::error!(
+                "block {block} at address {address} of the write cache can't be read and is lost"
+            );
+        }
+        count(&core.counters.lost_blocks, lost.len() as u64);
+        self.newest = kept.len();
+        self.versions.splice(..0, kept.into_iter().chain(lost));
     }
 
     /// Refuses what isn't what was written, unless nobody needs it, because it has been written again.
@@ -236,6 +282,17 @@ impl Batch {
             let Version { block, address, .. } = version;
             if !self.rotten.contains(address) {
                 continue;
+            }
+            if let Some(error) = self.unreadable.get(address) {
+                if core.released.borrow().contains(address) {
+                    continue;
+                }
+                self.note_unreadable(core);
+                return Err(error.with_detail(format!(
+                    "block {block} in the write cache, at address {address}, can't be read, so it isn't written back, nor is \
+                     what came after it; the message \"give_up_rotten\" gives it up, and the origin keeps an older version: {}",
+                    error.detail()
+                )));
             }
             if !core.give_up_rotten.get() {
                 return Err(Error::corrupt(format!(
@@ -274,13 +331,33 @@ impl Batch {
                 let blocks = PIECE.min(core.ring.left(address)).min(durable - address);
                 let buffer = Buffer::new(core.bytes_of(blocks));
                 let (outcome, buffer) = core.fast.read(core.ring.place(address), buffer).await;
-                outcome.map_err(|error| error.in_context("reading the write cache back"))?;
-                (address, buffer.freeze())
+                match outcome {
+                    Ok(()) => (address, buffer.freeze()),
+                    Err(Error::Io(_)) => (address, self.read_one_by_one(core, address, blocks).await?),
+                    Err(error) => return Err(error.in_context("reading the write cache back")),
+                }
             }
         };
         let at = (address - piece.0) as u32;
         self.pieces.push(piece);
         Ok(Place(self.pieces.len() as u32 - 1, at))
+    }
+
+    /// Reads blocks of which some can't be read: zeros stand for those.
+    async fn read_one_by_one(&mut self, core: &Core, address: u64, blocks: u64) -> Result<Data> {
+        let mut all = Buffer::new(core.bytes_of(blocks));
+        for address in address..address + blocks {
+            let buffer = Buffer::new(core.bytes_of(1));
+            match core.fast.read(core.ring.place(address), buffer).await {
+                (Ok(()), buffer) => all.append(buffer.filled()),
+                (Err(error @ Error::Io(_)), _) => {
+                    self.unreadable.insert(address, error.in_context("reading the write cache back"));
+                    all.append_zeroes(core.bytes_of(1));
+                }
+                (Err(error), _) => return Err(error.in_context("reading the write cache back")),
+            }
+        }
+        Ok(all.freeze())
     }
 
     /// Leaves the versions that are to be written, in the order of their blocks, in front.

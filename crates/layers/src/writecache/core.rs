@@ -9,7 +9,7 @@ use block::{BlockIndex, Buffer, Device, Durability, Error, Payload, Result};
 use runtime::sync::{Notify, Semaphore};
 use runtime::{RequestKey, Requests, TaskGroup};
 use std::cell::{Cell, RefCell};
-use std::collections::VecDeque;
+use std::collections::{BTreeSet, VecDeque};
 use std::rc::Rc;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -45,8 +45,6 @@ pub struct Settings {
     pub fua: bool,
     /// The order of write-back.
     pub order: Order,
-    /// What isn't a file system's metadata goes to the origin. With [`Order::None`] only: it overtakes what is cached.
-    pub metadata_only: bool,
     /// How many blocks of the ring are written back at a time.
     pub batch: u64,
     /// How many bytes of writes may wait in memory.
@@ -87,7 +85,7 @@ counters! {
     write_blocks,
     /// Of these, over a version that was still cached.
     write_hits,
-    /// Blocks that went straight to the origin: in the mode `cleaner`, or as what isn't metadata.
+    /// Blocks that went straight to the origin, in the mode `cleaner`.
     writes_around,
     /// Requests that waited for room.
     writes_blocked,
@@ -107,6 +105,8 @@ counters! {
     batches,
     /// Flushes of the origin by write-back.
     origin_flushes,
+    /// Blocks that could not be read in the cache and were given up: the origin keeps its older version.
+    lost_blocks,
     /// Attempts at write-back that failed.
     writeback_errors,
 }
@@ -223,6 +223,10 @@ pub struct Core {
     pub sealed: Cell<bool>,
     /// Rotten blocks may be given up.
     pub give_up_rotten: Cell<bool>,
+    /// Addresses of the ring that keep write-back from getting on because they can't be read.
+    pub unreadable: RefCell<BTreeSet<u64>>,
+    /// Of these, those that an operator gave up: their data is lost if they still can't be read.
+    pub released: RefCell<BTreeSet<u64>>,
     /// The cache is being closed.
     pub closing: Cell<bool>,
     /// Lanes, write-back, committer, and calls of other shards.
@@ -323,14 +327,11 @@ impl Core {
         if self.cleaner.get() && self.goes_around().await? {
             return self.write_around(entry, payload, durability).await;
         }
-        if self.settings.metadata_only && !payload.is_metadata() {
-            return self.change_data(entry, payload, durability).await;
-        }
         self.change_cached(entry, payload, durability).await
     }
 
     /// As [`change`](Self::change), through the cache in any case.
-    pub async fn change_cached(&self, entry: Entry, payload: Payload, durability: Durability) -> Result<()> {
+    async fn change_cached(&self, entry: Entry, payload: Payload, durability: Durability) -> Result<()> {
         let room = match payload.len().min(self.settings.dirty) {
             0 => None,
             bytes => match self.room.try_acquire(bytes) {

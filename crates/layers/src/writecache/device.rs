@@ -62,17 +62,12 @@ impl Default for Options {
                 max_age: None,
                 fua: false,
                 order: Order::Flushes,
-                metadata_only: false,
                 batch: 0,
                 dirty: 64 << 20,
             },
         }
     }
 }
-
-/// What is said of `metadata_only` with [`Order::Flushes`].
-pub(super) const METADATA_ONLY_HAS_NO_ORDER: &str = "metadata_only: data that goes to the origin overtakes metadata that is still in the cache, and order=flushes promises \
-     that nothing does; give that up with order=none";
 
 impl WriteCachePart {
     /// Opens the cache on `fast` of what is on `origin`; this shard becomes its home.
@@ -89,9 +84,6 @@ impl WriteCachePart {
             if device.geometry().read_only {
                 return Err(Error::read_only(format!("the {name} of a write cache can't be read-only")));
             }
-        }
-        if options.settings.metadata_only && options.settings.order == Order::Flushes {
-            return Err(Error::invalid(METADATA_ONLY_HAS_NO_ORDER));
         }
         let block_size = origin.geometry().block_size.max(fast.geometry().block_size);
         let origin_blocks = origin.geometry().bytes() / block_size.bytes();
@@ -181,6 +173,8 @@ fn core(recovered: Recovered, options: Options, origin: Rc<dyn Device>, fast: Rc
         flush_on_suspend: Cell::new(false),
         sealed: Cell::new(false),
         give_up_rotten: Cell::new(false),
+        unreadable: RefCell::default(),
+        released: RefCell::default(),
         closing: Cell::new(false),
         tasks: TaskGroup::default(),
         readers: Readers::default(),
@@ -192,6 +186,9 @@ fn core(recovered: Recovered, options: Options, origin: Rc<dyn Device>, fast: Rc
         settings,
     }
 }
+
+/// Number of unreadable addresses that a status names.
+const MOST_TOLD: usize = 8;
 
 /// The messages that the cache takes, as they are told to who sends another one.
 const MESSAGES: &str = "flush, flush_on_suspend, clear_stats, cleaner, give_up_rotten";
@@ -217,8 +214,17 @@ async fn carry_out(core: Rc<Core>, message: String) -> Result<String> {
         }
         "give_up_rotten" => {
             core.give_up_rotten.set(true);
+            let unreadable = std::mem::take(&mut *core.unreadable.borrow_mut());
+            let said = match unreadable.len() {
+                0 => "blocks whose checksum is wrong are written back as they are".into(),
+                count => format!(
+                    "blocks whose checksum is wrong are written back as they are; {count} that can't be read are lost if they \
+                     still can't"
+                ),
+            };
+            core.released.borrow_mut().extend(unreadable);
             core.writeback.notify_all();
-            Ok("blocks whose checksum is wrong are written back as they are".into())
+            Ok(said)
         }
         _ => Err(Error::unsupported(format!("message \"{message}\": writecache knows only {MESSAGES}"))),
     }
@@ -278,6 +284,11 @@ impl Core {
         self.write_superblock(|_| {}).await
     }
 
+    /// Bytes that are cached and not on the origin.
+    fn only_in_cache(&self) -> u64 {
+        self.index.borrow().blocks() * self.ring.block_size.bytes()
+    }
+
     fn status(&self) -> Status {
         let mut status = Status::new();
         let ring = self.ring.blocks();
@@ -294,7 +305,11 @@ impl Core {
         status.insert("cached_blocks".into(), index.blocks().into());
         status.insert("discarded_ranges".into(), index.ranges().into());
         status.insert("index_bytes".into(), index.bytes().into());
-        status.insert("only_in_cache_bytes".into(), (index.blocks() * block).into());
+        status.insert("only_in_cache_bytes".into(), self.only_in_cache().into());
+        let unreadable: Vec<u64> = self.unreadable.borrow().iter().take(MOST_TOLD).copied().collect();
+        if !unreadable.is_empty() {
+            status.insert("unreadable_addresses".into(), unreadable.into());
+        }
         let mode = if self.cleaner.get() { "cleaner" } else { "writeback" };
         status.insert("mode".into(), mode.into());
         for (name, value) in self.counters.all() {
@@ -339,6 +354,10 @@ impl Part for WriteCachePart {
 impl DevicePart for WriteCachePart {
     fn geometry(&self) -> &DeviceGeometry {
         &self.geometry
+    }
+
+    fn only_in_cache(&self) -> Option<u64> {
+        self.home.get().ok().map(|core| core.only_in_cache())
     }
 
     fn open(&self) -> Call<'_, Result<Rc<dyn Device>>> {

@@ -111,25 +111,6 @@ impl Index {
         }
     }
 
-    /// Whether anything is known of a block, even if it is only that it has been written back and not yet taken out.
-    #[inline]
-    pub fn knows(&self, block: u64) -> bool {
-        address_of(self.slots[self.slot_of(block)]) != 0 || self.gone.address_of(block).is_some()
-    }
-
-    /// Whether anything is known of any of these blocks. It takes a look at each of them or at all that is known, whichever is
-    /// less.
-    pub fn knows_any(&self, start: u64, count: u64) -> bool {
-        if self.gone.overlaps(start, count) {
-            return true;
-        }
-        let range = start..start + count;
-        match count < self.slots.len() as u64 {
-            true => range.into_iter().any(|block| address_of(self.slots[self.slot_of(block)]) != 0),
-            false => self.slots.iter().any(|slot| address_of(*slot) != 0 && range.contains(&block_of(*slot))),
-        }
-    }
-
     /// The address of the newest version of a block, if it is cached.
     pub fn newest(&self, block: u64) -> Option<u64> {
         let written = address_of(self.slots[self.slot_of(block)]);
@@ -223,11 +204,6 @@ impl Ranges {
         }
         let (_, gone) = self.0.range(..=block).next_back()?;
         (gone.end > block).then_some(gone.address)
-    }
-
-    /// Whether any of these blocks is in one of the ranges.
-    fn overlaps(&self, start: u64, count: u64) -> bool {
-        self.0.range(..start + count).next_back().is_some_and(|(_, gone)| gone.end > start)
     }
 
     /// A range was discarded at this address, the highest so far.
@@ -325,11 +301,7 @@ mod tests {
                 }
                 for block in 0..100 {
                     assert_eq!(index.lookup(block), plain.lookup(block), "seed {seed} block {block}");
-                    assert_eq!(index.knows(block), plain.lookup(block) != Found::Origin);
                 }
-                let (start, count) = (random.below(100), 1 + random.below(400));
-                let any = (start..(start + count).min(100)).any(|block| index.knows(block));
-                assert_eq!(index.knows_any(start, count), any, "seed {seed}, {count} blocks from {start}");
             }
             std::mem::take(&mut plain.0).into_iter().for_each(|entry| forget(&mut index, entry));
             assert!(index.is_empty(), "seed {seed}: {} blocks, {} ranges", index.blocks(), index.ranges());

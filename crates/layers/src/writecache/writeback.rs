@@ -197,6 +197,8 @@ impl Core {
         self.readers.grace().await;
         self.progress.freed(end - self.tail.get());
         self.tail.set(end);
+        self.unreadable.borrow_mut().retain(|address| *address >= end);
+        self.released.borrow_mut().retain(|address| *address >= end);
         self.sealed.set(false);
         self.oldest.set(match batch.next_written {
             Some(written) => Some(written),
@@ -240,15 +242,10 @@ impl Core {
         }
     }
 
-    /// Writes a superblock with this tail; both, where a block that has been written back may go around the cache from then
-    /// on: by an older tail its older version would be written back once more.
+    /// Writes a superblock with this tail.
     async fn note_tail(&self, tail: u64, tail_record: u64) -> Result<()> {
         self.write_superblock(|superblock| (superblock.tail, superblock.tail_record) = (tail, tail_record))
-            .await?;
-        match self.settings.metadata_only {
-            true => self.write_superblock(|_| {}).await,
-            false => Ok(()),
-        }
+            .await
     }
 
     /// When the record at this address was written.
@@ -362,7 +359,7 @@ impl WriteBack {
         // Nothing that the cache could still lose goes to the origin, or saves an older version from going there: what
         // is there after a power cut stays a prefix of what was written.
         core.commit().await?;
-        // What goes around the cache from now on goes elsewhere than what is cached by now.
+        // Nothing goes around the cache from now on until what is cached by now has been written back.
         let limit = Limit::now(&core);
         core.writers_around.grace().await;
         let start = match &self.settling {

@@ -1,9 +1,6 @@
 //! The layers keep the promises of the contract that they stand on.
 
-use block::{
-    BlockCount, BlockIndex, BlockSize, Buffer, DeviceGeometry, DevicePart, Durability, Part, Payload,
-    ZonesPart,
-};
+use block::{BlockCount, BlockSize, DeviceGeometry, DevicePart, ZonesPart};
 use layers::fault::{FaultDevicePart, FaultZonesPart, parse_rules};
 use layers::model::ModelPart;
 use layers::record::replay::ImageDisk;
@@ -179,35 +176,6 @@ fn a_write_cache_without_order() {
         options.settings.order = Order::None;
         options.settings.fua = true;
     });
-}
-
-/// What the suite writes is no metadata, and some of the blocks are cached from before.
-#[test]
-fn a_write_cache_of_metadata_alone() {
-    let main = move || async move {
-        let make = async || {
-            let (origin, fast) = (disk_of(1024, 4096), disk_of(260, 4096));
-            let mut options = Options { format: true, batch: 64 << 10, ..Options::default() };
-            options.settings.order = Order::None;
-            options.settings.metadata_only = true;
-            let part =
-                WriteCachePart::open(origin.clone(), fast.clone(), options.clone()).await.expect("it fits");
-            let device = part.open().await.expect("a handle");
-            for block in (0..200).step_by(3) {
-                let zeros = Payload::from(Buffer::zeroed(4096)).with_metadata(true);
-                device.write(BlockIndex(block), zeros, Durability::Visible).await.expect("it is cached");
-            }
-            drop(device);
-            part.close().await.expect("it is closed");
-            options.format = false;
-            let part = WriteCachePart::open(origin, fast, options).await.expect("it is there");
-            assert!(part.status()["cached_blocks"].as_u64() > Some(50), "{:?}", part.status());
-            Arc::new(part) as Arc<dyn DevicePart>
-        };
-        conformance::device::run(make, Default::default()).await
-    };
-    let config = runtime::Config::default().with_shards(2);
-    runtime::run(config, main).expect("the runtime starts").unwrap_or_else(|broken| panic!("{broken}"));
 }
 
 #[test]

@@ -64,7 +64,6 @@ fn devices_that_dont_fit_together_are_refused_with_what_would() {
         ),
         ("writecache(ram(1MiB), ram(1MiB), writeback_batch=0)", "expected some bytes"),
         ("writecache(ram(1MiB), ram(1MiB), dirty=64KiB)", "dirty 64KiB: expected 1MiB to 1TiB"),
-        ("writecache(ram(1MiB), ram(1MiB), metadata_only=true)", "give that up with order=none"),
         ("writecache(ram(1MiB), ram(1MiB), max_age=25h)", "expected 1ms to 24h"),
         ("writecache(ram(1MiB), ram(1MiB), pause_writeback=61s)", "expected 0 to 1m"),
         ("writecache(ram(1MiB), ram(1MiB), fua=true, nofua=true)", "fua is given, too"),

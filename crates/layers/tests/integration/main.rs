@@ -11,7 +11,6 @@ mod conformance;
 mod conformance_pairs;
 mod fault;
 mod kinds;
-mod metadata;
 mod mirror;
 mod mirror_races;
 mod model;

@@ -358,6 +358,34 @@ fn what_a_slow_leg_has_in_a_cache_only_is_in_one_copy() {
     });
 }
 
+/// The figure of a write cache passes every layer between it and the mirror.
+#[test]
+fn what_is_in_one_copy_is_seen_through_layers() {
+    simulated(|| async {
+        let (fast, log, slow) = (disk(64, 4096), disk(130, 4096), disk(64, 4096));
+        let options = Options { format: true, high_watermark: 100, low_watermark: 100, ..Options::default() };
+        let behind = Arc::new(WriteCachePart::open(slow, log, options).await.unwrap());
+        let counted = Arc::new(layers::stats::StatsDevicePart::new(behind.clone()));
+        let faulty = Arc::new(layers::fault::FaultDevicePart::new(counted, Vec::new(), 1).unwrap());
+        let leg: Arc<dyn DevicePart> = Arc::new(layers::linear::linear(vec![faulty]).unwrap());
+        let mut plan = plan(&[fast, leg], true);
+        plan.settings = Settings { write_mostly: 0b10, ..plan.settings };
+        let part = MirrorPart::open(plan).await.unwrap();
+        settled(&part).await;
+        behind.message("flush").await.unwrap();
+        let handle = part.open().await.unwrap();
+        write(&*handle, 3, 7).await.unwrap();
+        handle.flush().await.unwrap();
+        assert_eq!(part.status()["one_copy_bytes"], 4096);
+        assert_eq!(part.status()["legs"][1]["only_in_cache_bytes"], 4096);
+        behind.message("flush").await.unwrap();
+        assert_eq!(part.status()["one_copy_bytes"], 0);
+        drop(handle);
+        part.close().await.unwrap();
+        behind.close().await.unwrap();
+    });
+}
+
 #[test]
 fn what_is_behind_without_data_holds_no_bytes() {
     simulated(|| async {

@@ -160,36 +160,30 @@ fn a_cache_device_that_fails_takes_no_more_writes_and_what_it_holds_is_kept() {
 /// which therefore must not be taken apart again on the origin.
 #[test]
 fn what_is_on_the_origin_isnt_written_back_again_because_the_superblock_fails() {
-    for metadata_only in [false, true] {
-        on_a_shard(move || async move {
-            let mut options = lazy();
-            if metadata_only {
-                options = self::metadata_only();
-            }
-            let stack = stack("any error=EIO", "write range=0..8KiB torn at=4096 error=EIO", options).await;
-            stack.write_metadata(5, 1).await;
-            stack.device.discard(BlockRange::new(5, 1)).await.unwrap();
-            stack.write_metadata(5, 2).await;
-            stack.device.flush().await.unwrap();
-            stack.fast.message("rules on").await.unwrap();
-            for _ in 0..3 {
-                stack.part.message("flush").await.unwrap_err();
-                assert_eq!((stack.on_origin(5).await, read(&*stack.device, 5, 1).await.unwrap()[0]), (2, 2));
-            }
-            assert!(stack.part.status()["writeback_error"].as_str().unwrap().contains("superblock"));
-            stack.fast.message("rules off").await.unwrap();
-            stack.part.message("flush").await.unwrap();
-            assert_eq!((stack.status("origin_flushes"), stack.status("batches")), (1, 1));
-            assert_eq!((stack.on_origin(5).await, stack.status("cached_blocks")), (2, 0));
-            let (origin, fast) = stack.close().await;
-            let options = Options { format: false, ..lazy() };
-            let part = WriteCachePart::open(origin, fast, options).await.unwrap();
-            let device = part.open().await.unwrap();
-            assert_eq!(read(&*device, 5, 1).await.unwrap()[0], 2);
-            drop(device);
-            part.close().await.unwrap();
-        });
-    }
+    on_a_shard(|| async {
+        let stack = stack("any error=EIO", "write range=0..8KiB torn at=4096 error=EIO", lazy()).await;
+        write(&*stack.device, 5, 1).await.unwrap();
+        stack.device.discard(BlockRange::new(5, 1)).await.unwrap();
+        write(&*stack.device, 5, 2).await.unwrap();
+        stack.device.flush().await.unwrap();
+        stack.fast.message("rules on").await.unwrap();
+        for _ in 0..3 {
+            stack.part.message("flush").await.unwrap_err();
+            assert_eq!((stack.on_origin(5).await, read(&*stack.device, 5, 1).await.unwrap()[0]), (2, 2));
+        }
+        assert!(stack.part.status()["writeback_error"].as_str().unwrap().contains("superblock"));
+        stack.fast.message("rules off").await.unwrap();
+        stack.part.message("flush").await.unwrap();
+        assert_eq!((stack.status("origin_flushes"), stack.status("batches")), (1, 1));
+        assert_eq!((stack.on_origin(5).await, stack.status("cached_blocks")), (2, 0));
+        let (origin, fast) = stack.close().await;
+        let options = Options { format: false, ..lazy() };
+        let part = WriteCachePart::open(origin, fast, options).await.unwrap();
+        let device = part.open().await.unwrap();
+        assert_eq!(read(&*device, 5, 1).await.unwrap()[0], 2);
+        drop(device);
+        part.close().await.unwrap();
+    });
 }
 
 #[test]
@@ -228,6 +222,42 @@ fn what_has_rotted_is_neither_read_nor_written_back() {
             let on_origin = [stack.on_origin(1).await, stack.on_origin(2).await, stack.on_origin(3).await];
             assert_eq!((on_origin, stack.status("cached_blocks")), ([1, 2, 3], 0));
             drop(fast);
+            stack.close().await;
+        }
+    });
+}
+
+/// A block of the ring that can't be read is given up as a rotten one is: header or data.
+#[test]
+fn what_cant_be_read_keeps_write_back_until_it_is_given_up() {
+    on_a_shard(|| async {
+        for is_header in [false, true] {
+            // Superblocks 0 and 1; then a header and a block of data for each write.
+            let block = if is_header { 4 } else { 5 };
+            let rule = format!("read error=EIO range={}..{}", block * 4096, (block + 1) * 4096);
+            let stack = stack("any error=EIO", &rule, lazy()).await;
+            for value in 1..=3 {
+                write(&*stack.device, value, value as u8).await.unwrap();
+            }
+            stack.fast.message("rules on").await.unwrap();
+            let stopped = stack.part.message("flush").await.unwrap_err();
+            assert!(
+                matches!(stopped, Error::Io(_)) && stopped.detail().contains("give_up_rotten"),
+                "{stopped}"
+            );
+            assert_eq!((stack.on_origin(2).await, stack.on_origin(3).await), (0, 0));
+            let status = stack.part.status();
+            assert_eq!(status["unreadable_addresses"].as_array().unwrap().len(), 1, "{status:?}");
+            let said = stack.part.message("give_up_rotten").await.unwrap();
+            assert!(said.contains("1 that can't be read"), "{said}");
+            // Who asks may still be told of the last attempt.
+            while stack.part.message("flush").await.is_err() {}
+            let on_origin = [stack.on_origin(1).await, stack.on_origin(2).await, stack.on_origin(3).await];
+            // Of a record without its header the data is known as long as the cache is open.
+            let second = if is_header { 2 } else { 0 };
+            assert_eq!((on_origin, stack.status("cached_blocks")), ([1, second, 3], 0));
+            assert_eq!(stack.status("lost_blocks"), u64::from(!is_header));
+            assert!(stack.part.status().get("unreadable_addresses").is_none());
             stack.close().await;
         }
     });
@@ -340,20 +370,7 @@ fn blocks_written_again_and_again_go_to_the_origin_once_between_flushes() {
     });
 }
 
-/// Only metadata is cached, and written back only if it is asked for.
-fn metadata_only() -> Options {
-    let mut options = lazy();
-    options.settings.order = Order::None;
-    options.settings.metadata_only = true;
-    options
-}
-
 impl Stack {
-    async fn write_metadata(&self, block: u64, byte: u8) {
-        let payload = full(byte, 1).with_metadata(true);
-        self.device.write(BlockIndex(block), payload, Durability::Visible).await.unwrap();
-    }
-
     /// What both disks hold now, as disks of their own: origin and cache.
     async fn copies(&self) -> [Arc<FaultDevicePart>; 2] {
         let copies = [(&self.origin, ORIGIN), (&self.fast, CACHE)].map(async |(disk, blocks)| {
@@ -369,46 +386,13 @@ impl Stack {
     }
 }
 
-#[test]
-fn what_is_no_metadata_goes_around_the_cache_but_for_blocks_that_are_cached() {
-    on_a_shard(|| async {
-        let stack = stack("any error=EIO", "any error=EIO", metadata_only()).await;
-        write(&*stack.device, 3, 1).await.unwrap();
-        assert_eq!((stack.on_origin(3).await, stack.status("cached_blocks")), (1, 0));
-        for block in 10..14 {
-            stack.write_metadata(block, 2).await;
-        }
-        assert_eq!((stack.on_origin(12).await, stack.status("cached_blocks")), (0, 4));
-        // One write of both kinds of blocks, durable.
-        stack.device.write(BlockIndex(8), full(3, 8), Durability::Durable).await.unwrap();
-        assert_eq!(
-            (stack.on_origin(9).await, stack.on_origin(12).await, stack.on_origin(14).await),
-            (3, 0, 3)
-        );
-        assert_eq!(read(&*stack.device, 8, 8).await.unwrap(), vec![3; 8 * 4096]);
-        // A discard of both, and one of what isn't cached.
-        stack.device.discard(BlockRange::new(13, 2)).await.unwrap();
-        stack.device.discard(BlockRange::new(2, 6)).await.unwrap();
-        assert_eq!((stack.on_origin(14).await, stack.on_origin(3).await), (0, 0));
-        assert_eq!(read(&*stack.device, 12, 3).await.unwrap()[4096..], vec![0; 2 * 4096]);
-        assert_eq!(stack.status("discarded_ranges"), 1);
-        // Written back, all of it goes around.
-        stack.part.message("flush").await.unwrap();
-        assert_eq!((stack.on_origin(12).await, stack.on_origin(13).await), (3, 0));
-        write(&*stack.device, 12, 4).await.unwrap();
-        stack.device.discard(BlockRange::new(0, ORIGIN)).await.unwrap();
-        assert_eq!((stack.on_origin(12).await, stack.status("cached_blocks")), (0, 0));
-        assert_eq!(stack.status("discarded_ranges"), 0);
-        stack.close().await;
-    });
-}
-
 /// Whichever superblock is left after a power cut: none writes an older version back over what went around the cache.
 #[test]
 fn no_superblock_brings_back_what_was_written_over_around_the_cache() {
     on_a_shard(|| async {
-        let stack = stack("any error=EIO", "any error=EIO", metadata_only()).await;
-        stack.write_metadata(5, 1).await;
+        let stack = stack("any error=EIO", "any error=EIO", lazy()).await;
+        write(&*stack.device, 5, 1).await.unwrap();
+        stack.part.message("cleaner").await.unwrap();
         stack.part.message("flush").await.unwrap();
         write(&*stack.device, 5, 2).await.unwrap();
         stack.device.flush().await.unwrap();
@@ -418,7 +402,7 @@ fn no_superblock_brings_back_what_was_written_over_around_the_cache() {
             if let Some(block) = rotten {
                 write(&*fast.open().await.unwrap(), block, 0xAA).await.unwrap();
             }
-            let part = WriteCachePart::open(origin.clone(), fast, metadata_only()).await.unwrap();
+            let part = WriteCachePart::open(origin.clone(), fast, lazy()).await.unwrap();
             let device = part.open().await.unwrap();
             assert_eq!(read(&*device, 5, 1).await.unwrap()[0], 2, "superblock {rotten:?} is rotten");
             part.message("flush").await.unwrap();
@@ -427,46 +411,6 @@ fn no_superblock_brings_back_what_was_written_over_around_the_cache() {
             part.close().await.unwrap();
         }
         stack.close().await;
-    });
-}
-
-/// A write that is cached overtakes one of data to the same block that is still on its way to the origin: that one must not
-/// land on it.
-#[test]
-fn write_back_waits_for_what_is_on_its_way_around_the_cache() {
-    on_a_shard(|| async {
-        let stack = stack("write delay=200ms", "any error=EIO", metadata_only()).await;
-        stack.origin.message("rules on").await.unwrap();
-        let device = stack.device.clone();
-        let slow = runtime::spawn(async move { write(&*device, 5, 1).await });
-        runtime::sleep(Duration::from_millis(20)).await;
-        stack.origin.message("rules off").await.unwrap();
-        stack.write_metadata(5, 2).await;
-        assert_eq!(stack.on_origin(5).await, 0, "the write of data is still on its way");
-        stack.part.message("flush").await.unwrap();
-        slow.await.unwrap();
-        assert_eq!((stack.on_origin(5).await, read(&*stack.device, 5, 1).await.unwrap()[0]), (2, 2));
-        // Nobody waits for this one any more.
-        stack.origin.message("rules on").await.unwrap();
-        assert!(runtime::timeout(Duration::from_millis(20), write(&*stack.device, 6, 1)).await.is_err());
-        stack.origin.message("rules off").await.unwrap();
-        stack.write_metadata(6, 2).await;
-        stack.part.message("flush").await.unwrap();
-        runtime::sleep(Duration::from_millis(300)).await;
-        assert_eq!(stack.on_origin(6).await, 2);
-        stack.close().await;
-    });
-}
-
-#[test]
-fn only_metadata_and_an_order_is_refused() {
-    on_a_shard(|| async {
-        let mut options = metadata_only();
-        options.settings.order = Order::Flushes;
-        options.format = true;
-        let (origin, fast) = (faulty(ORIGIN, "any error=EIO"), faulty(CACHE, "any error=EIO"));
-        let refused = WriteCachePart::open(origin, fast, options).await.err().unwrap();
-        assert!(refused.detail().contains("order=none"), "{refused}");
     });
 }
 

@@ -76,7 +76,7 @@ impl Core {
         match self.failure() {
             Some(error) => Err(error),
             None if self.is_closing.get() => Err(Error::closed("the log is closed")),
-            None => Ok(()),
+            None => self.space.check(),
         }
     }
 
@@ -88,9 +88,11 @@ impl Core {
         (room, growth): (Option<Permit>, u32),
     ) -> Result<()> {
         let has_data = !payload.is_empty();
-        let request = self.submit(changes, payload, room, growth);
+        // What the device below may have no space for is not acknowledged before it is written.
+        let buffers = self.settings.acknowledge == Acknowledge::Buffer && !self.space.is_doubtful();
+        let request = self.submit(changes, payload, room, growth, buffers);
         let waiting = self.requests.wait(request);
-        if self.settings.acknowledge == Acknowledge::Buffer && has_data && durability == Durability::Visible {
+        if buffers && has_data && durability == Durability::Visible {
             // The request goes on; reads find its data in the buffer.
             return Ok(());
         }
@@ -102,7 +104,14 @@ impl Core {
     }
 
     /// Queues changes for which there is room.
-    fn submit(&self, changes: Vec1, mut payload: Payload, room: Option<Permit>, growth: u32) -> RequestKey {
+    fn submit(
+        &self,
+        changes: Vec1,
+        mut payload: Payload,
+        room: Option<Permit>,
+        growth: u32,
+        buffers: bool,
+    ) -> RequestKey {
         let mut at = 0;
         let mut growth = Some(growth);
         let key = self.requests.begin(changes.len() as u32, room);
@@ -116,8 +125,8 @@ impl Core {
             at += bytes;
             let class = self.class_of(&change);
             self.queued_items.set(self.queued_items.get() + 1);
-            let ticket = match (&self.settings.acknowledge, &change) {
-                (Acknowledge::Buffer, Change::Write { version, block, .. }) => {
+            let ticket = match &change {
+                Change::Write { version, block, .. } if buffers => {
                     self.buffer.insert(*version, *block, &payload, self.layout.block_bytes())
                 }
                 _ => 0,

@@ -251,6 +251,7 @@ mod tests {
             opened: 16,
             changed: 17,
             last: [18, 19],
+            backed: false,
         };
         let known = bytes_of(&encode_zone(5, &zone, 11));
         assert_eq!(sum(0, &known), 402_589_426);

@@ -6,6 +6,7 @@ mod classic;
 mod conformance;
 mod damage;
 mod full;
+mod host_full;
 mod life;
 mod long_operations;
 mod map_home;

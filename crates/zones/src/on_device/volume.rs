@@ -8,8 +8,8 @@ use super::layout::Layout;
 use super::slot::{Phase, Reserved, Slot};
 use crate::limits::Limits;
 use block::{
-    BlockCount, BlockIndex, BlockRange, Buffer, Device, Durability, EraseGuarantee, Error, Payload, Result,
-    ZoneAddress, ZoneGeometry, ZoneIndex, ZoneReport, ZoneState,
+    BlockCount, BlockIndex, BlockRange, Buffer, Device, Durability, EraseGuarantee, Error, ExtentState,
+    Payload, Result, ZeroMode, ZoneAddress, ZoneGeometry, ZoneIndex, ZoneReport, ZoneState,
 };
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
@@ -257,6 +257,33 @@ impl Volume {
             }
         }
         self.write_header(device, zone, ZoneState::Empty, generation, 0).await
+    }
+
+    /// Takes the space of the device for the next bytes of a zone: its holes there are filled with zeros. Headers were all
+    /// written when the volume was made.
+    pub(super) async fn reserve(&self, device: &dyn Device, zone: ZoneIndex, bytes: u64) -> Result<()> {
+        let shift = self.layout.block_size.shift();
+        let (_, pointer) = self.slot(zone).look();
+        let capacity = self.geometry.zone_capacity >> shift;
+        let start = self.layout.data(zone.0, self.bytes_of(pointer));
+        let count = bytes.div_ceil(1 << shift).min(capacity.saturating_sub(pointer));
+        let mut rest = BlockRange { start, count: BlockCount(count) };
+        while !rest.is_empty() {
+            let mut known = rest.start;
+            for extent in device.extents(rest).await? {
+                if extent.state == ExtentState::Hole {
+                    let taken =
+                        device.write_zeroes(extent.range, ZeroMode::KeepAllocated, Durability::Visible);
+                    taken.await.map_err(|error| error.in_context(format!("taking space for zone {zone}")))?;
+                }
+                known = extent.range.end();
+            }
+            if known == rest.start {
+                break;
+            }
+            rest = BlockRange { start: known, count: rest.end() - known };
+        }
+        Ok(())
     }
 
     pub(super) fn report(&self, first: ZoneIndex, count: u32) -> Result<Vec<ZoneReport>> {
