@@ -86,7 +86,7 @@ pub const KIND: Kind = Kind {
         Key::optional(
             "migration_threshold",
             ValueKind::Integer { min: 0, max: 1 << 40 },
-            "how much is moved between the two at a time, in sectors of 512 bytes; one block in any case",
+            "how much is moved between the two at a time, in sectors of 512 bytes; one block, or what one read brings in, in any case",
         )
         .or("2048"),
         Key::optional(

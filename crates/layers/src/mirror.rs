@@ -10,6 +10,8 @@
 //!   these loses it.
 //! - A leg that failed a change is left behind, and the others durably know it before the change, or any later one, is
 //!   acknowledged; it never counts again without being told, and without what it lacks.
+//! - Once acknowledged changes may be on no active leg (the last one failed a change that was behind, or all failed a flush), no
+//!   flush and no close succeeds, and no bit is cleared, until the mirror is opened again. What may differ is made equal.
 //! - After a stop in the middle legs differ in chunks whose bit is set. There only one of them, the source, is read; what was
 //!   read is copied to the others, so what was read once stays so when the source is lost. One thing isn't covered: a source
 //!   that is lost together with the power, while copying is on its way.

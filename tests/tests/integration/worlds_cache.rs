@@ -224,6 +224,12 @@ async fn operate(world: Arc<World>, part: Arc<CachePart>) -> Result<(), String> 
     part.message("cancel").await.map_err(|error| error.to_string()).map(drop)
 }
 
+/// The table has failed, the mode is writeback for a while, and then it isn't any more: a flush knows what only the cache has.
+#[test]
+fn what_was_written_to_a_cache_that_failed_is_no_durable_write() {
+    try_seed::<Setup>(564, false).unwrap_or_else(|broken| panic!("{broken}"));
+}
+
 #[test]
 fn a_cache_keeps_its_promises_in_simulated_worlds() {
     keeps_its_promises::<Setup>(4, USUAL_SEEDS);

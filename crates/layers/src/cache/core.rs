@@ -291,9 +291,13 @@ impl Core {
         }
     }
 
-    /// The cache has failed, and nothing that counts is in it, whatever of its table is found later.
+    /// The cache has failed, and nothing that counts is in it, whatever of its table is found later: neither what the table said
+    /// when it failed, nor what was written to the cache alone after that, while the mode was writeback.
     pub fn goes_on_without_cache(&self) -> bool {
-        self.failure.borrow().is_some() && self.writes() != Mode::Writeback && !self.still_counts.get()
+        self.failure.borrow().is_some()
+            && self.writes() != Mode::Writeback
+            && !self.still_counts.get()
+            && self.state.borrow().dirty_slots == 0
     }
 
     /// Flushes the origin if something was written there.

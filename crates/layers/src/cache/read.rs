@@ -2,25 +2,31 @@
 
 use super::core::{Core, Mode};
 use super::policy::Policy;
-use super::shape::runs;
-use super::state::{EXCLUSIVE, LEAVING, RECENT};
+use super::shape::{length_of, runs};
+use super::state::{EXCLUSIVE, LEAVING, MARKING, RECENT, State};
 use block::{Buffer, Call, Durability, Error, Payload, ReadOutcome, Result};
 use smallvec::SmallVec;
+use std::cell::RefCell;
 use std::ops::Range;
 use std::rc::Rc;
 
-/// How much comes into the cache at once where blocks are large, in bytes.
+/// How much comes into the cache at once where blocks are large, in bytes; whole parts in any case.
 const WINDOW: u64 = 256 << 10;
+/// How much one request moves where parts are larger than that.
+const MOST_AT_ONCE: u64 = 1 << 20;
 
-/// A reader's hold on a slot: its block stays.
+/// A reader's hold on a slot: its block stays until this is dropped.
+///
+/// It is handed to the functions that read as an argument. An `async move` block that only mentions its `slot` would copy
+/// that number and drop the hold at once.
 struct Pin<'a> {
     core: &'a Core,
     slot: u32,
 }
 
 impl<'a> Pin<'a> {
-    /// The caller has counted it.
-    fn new(core: &'a Core, slot: u32) -> Self {
+    fn new(core: &'a Core, state: &mut State, slot: u32) -> Self {
+        state.slot(slot).readers += 1;
         Pin { core, slot }
     }
 }
@@ -33,15 +39,15 @@ impl Drop for Pin<'_> {
 }
 
 /// Where the bytes of a read are.
-enum Found {
+enum Found<'a> {
     /// All in the cache.
-    Fast(u32),
+    Fast(Pin<'a>),
     /// None in the cache.
     Slow,
     /// Some parts, these, are.
-    Both(u32, u64),
-    /// None, and the block, of which this is to be read, has just got this slot.
-    Promote(u32, Range<u64>),
+    Both(Pin<'a>, u64),
+    /// Some parts, these, may be, and others come in.
+    Promote(u64, Promotion),
 }
 
 impl Core {
@@ -78,82 +84,108 @@ impl Core {
     fn read_piece(self: &Rc<Self>, block: u64, from: u64, run: u64, buffer: Buffer) -> Call<'_, ReadOutcome> {
         let to = from + buffer.len() as u64;
         match self.find(block, from, to, run) {
-            Found::Fast(slot) => {
-                let pin = Pin::new(self, slot);
-                Call::new(async move {
-                    let at = self.table.layout().data(slot) + from;
-                    let (outcome, buffer) = self.fast.read(at, buffer).await;
-                    match outcome {
-                        Ok(()) => (outcome, buffer),
-                        Err(error) => self.read_again(&pin, block, from, error, buffer).await,
-                    }
-                })
-            }
+            Found::Fast(pin) => Call::new(self.read_hit(pin, block, from, buffer)),
             Found::Slow => self.slow.read(self.on_slow(block) + from, buffer),
-            Found::Both(slot, there) => Call::new(self.read_both(slot, block, from, there, buffer)),
-            Found::Promote(slot, window) => {
-                let (core, begun) = (self.clone(), Promotion { core: self.clone(), slot, window });
-                runtime::carry_in(&self.calls, async move { core.promote(begun, block, from, buffer).await })
+            Found::Both(pin, there) => Call::new(self.read_both(pin, block, from, there, buffer)),
+            Found::Promote(there, promotion) => {
+                let core = self.clone();
+                runtime::carry_in(
+                    &self.calls,
+                    async move { core.promote(promotion, from, there, buffer).await },
+                )
             }
         }
     }
 
-    fn find(&self, block: u64, from: u64, to: u64, run: u64) -> Found {
+    fn find(self: &Rc<Self>, block: u64, from: u64, to: u64, run: u64) -> Found<'_> {
         let state = &mut *self.state.borrow_mut();
         let mode = self.mode.get();
         let Some(number) = state.find(block) else {
             self.counters.read_misses.add(1);
-            return self.admit(state, block, from, to, run);
+            let promotion = self.admit(state, block, None, from, to, run);
+            return promotion.map_or(Found::Slow, |promotion| Found::Promote(0, promotion));
         };
         let touched = self.shape.touched(from, to);
-        let slot = &mut state.slots[number as usize];
+        let slot = state.slots[number as usize];
         let there = match (slot.has(LEAVING), mode) {
             (true, _) => 0,
             (_, Mode::Passthrough) => slot.dirty & touched,
             _ => slot.valid & touched,
         };
-        if there == 0 {
-            self.counters.read_misses.add(1);
-            return Found::Slow;
+        if there != 0 {
+            state.policy.hit(number);
         }
-        slot.readers += 1;
-        state.policy.hit(number);
         if there == touched {
             self.counters.read_hits.add(1);
-            return Found::Fast(number);
+            return Found::Fast(Pin::new(self, state, number));
         }
         self.counters.read_misses.add(1);
-        Found::Both(number, there)
+        if let Some(promotion) = self.admit(state, block, Some(number), from, to, run) {
+            if there == 0 {
+                state.policy.hit(number);
+            }
+            return Found::Promote(there, promotion);
+        }
+        if there == 0 {
+            return Found::Slow;
+        }
+        Found::Both(Pin::new(self, state, number), there)
     }
 
-    /// Whether a block that isn't there comes in.
-    fn admit(&self, state: &mut super::state::State, block: u64, from: u64, to: u64, run: u64) -> Found {
+    /// Whether parts come in that aren't there, of a block that has this slot or none; none comes in that isn't around what is
+    /// asked for.
+    fn admit(
+        self: &Rc<Self>,
+        state: &mut State,
+        block: u64,
+        slot: Option<u32>,
+        from: u64,
+        to: u64,
+        run: u64,
+    ) -> Option<Promotion> {
         let limit = self.sequential_threshold.get();
         if limit > 0 && run >= limit {
             self.counters.bypassed.add(1);
-            return Found::Slow;
+            return None;
         }
-        let length = self.shape.length(block);
-        let start = from / WINDOW * WINDOW;
-        let window = start..to.next_multiple_of(WINDOW).min(length);
-        let bytes = window.end - window.start;
+        let end = to.next_multiple_of(WINDOW).min(self.shape.length(block));
+        let around = self.shape.touched(from / WINDOW * WINDOW, end);
+        let parts = match slot {
+            Some(slot) => around & !state.slots[slot as usize].valid,
+            None => around,
+        };
+        let bytes = runs(parts).map(|run| self.shape.bytes(block, run)).map(length_of).sum();
         if !self.takes_blocks() || !self.may_migrate(bytes) {
-            return Found::Slow;
+            return None;
         }
-        let Some(slot) = state.allocate(block) else {
-            self.slot_was_taken(0);
-            return Found::Slow;
+        let (slot, is_new) = match slot {
+            Some(slot) => {
+                let found = &state.slots[slot as usize];
+                let is_held = found.writers > 0 || found.has(EXCLUSIVE | LEAVING | MARKING);
+                // The cache may be changed only where the table doesn't say that both sides have the same.
+                if is_held || self.entry(slot).clean() & parts != 0 {
+                    return None;
+                }
+                (slot, false)
+            }
+            None => {
+                let Some(slot) = state.allocate(block) else {
+                    self.slot_was_taken(0);
+                    return None;
+                };
+                self.slot_was_taken(state.free.len());
+                (slot, true)
+            }
         };
         state.slot(slot).flags |= EXCLUSIVE;
         self.migrating.set(self.migrating.get() + bytes);
-        self.slot_was_taken(state.free.len());
-        Found::Promote(slot, window)
+        Some(Promotion { core: self.clone(), slot, block, parts, bytes, is_new })
     }
 
     /// What the cache can't read, the origin may have.
     async fn read_again(
         &self,
-        pin: &Pin<'_>,
+        slot: u32,
         block: u64,
         from: u64,
         error: Error,
@@ -161,24 +193,15 @@ impl Core {
     ) -> ReadOutcome {
         self.counters.cache_errors.add(1);
         let touched = self.shape.touched(from, from + buffer.len() as u64);
-        if self.state.borrow_mut().slot(pin.slot).dirty & touched != 0 {
+        if self.state.borrow_mut().slot(slot).dirty & touched != 0 {
             let text = format!("the cache can't read what only it has, block {block}: {}", error.detail());
             return (Err(error.with_detail(text)), buffer);
         }
         self.slow.read(self.on_slow(block) + from, buffer).await
     }
 
-    /// Reads what is partly there.
-    async fn read_both(
-        self: &Rc<Self>,
-        slot: u32,
-        block: u64,
-        from: u64,
-        there: u64,
-        buffer: Buffer,
-    ) -> ReadOutcome {
-        let pin = Pin::new(self, slot);
-        let to = from + buffer.len() as u64;
+    /// The pieces of a read, in order, and whether each is to be read from the cache, which has these parts of it.
+    fn pieces(&self, block: u64, from: u64, to: u64, there: u64) -> SmallVec<[(Range<u64>, bool); 8]> {
         let missing = self.shape.touched(from, to) & !there;
         let mut pieces: SmallVec<[(Range<u64>, bool); 8]> = SmallVec::new();
         let bytes = |run: Range<u64>| {
@@ -188,66 +211,123 @@ impl Core {
         pieces.extend(runs(there).map(|run| (bytes(run), true)));
         pieces.extend(runs(missing).map(|run| (bytes(run), false)));
         pieces.sort_unstable_by_key(|(bytes, _)| bytes.start);
-        let pieces = pieces.into_iter().map(|(bytes, is_fast)| {
-            let length = (bytes.end - bytes.start) as usize;
-            (length, (bytes.start, is_fast))
-        });
+        pieces
+    }
+
+    /// Reads what is there.
+    async fn read_hit(&self, pin: Pin<'_>, block: u64, from: u64, buffer: Buffer) -> ReadOutcome {
+        self.read_run(pin.slot, block, from, true, buffer).await
+    }
+
+    /// Reads what is partly there.
+    async fn read_both(
+        &self,
+        pin: Pin<'_>,
+        block: u64,
+        from: u64,
+        there: u64,
+        buffer: Buffer,
+    ) -> ReadOutcome {
+        let to = from + buffer.len() as u64;
+        let pieces = self.pieces(block, from, to, there);
+        let pieces = pieces
+            .into_iter()
+            .map(|(bytes, is_fast)| (length_of(bytes.clone()) as usize, (bytes.start, is_fast)));
         runtime::read_pieces(buffer, pieces, |(from, is_fast), piece| {
-            self.read_run(&pin, block, from, is_fast, piece)
+            self.read_run(pin.slot, block, from, is_fast, piece)
         })
         .await
     }
 
-    async fn read_run(
-        &self,
-        pin: &Pin<'_>,
-        block: u64,
-        from: u64,
-        is_fast: bool,
-        buffer: Buffer,
-    ) -> ReadOutcome {
+    /// Reads a piece of a block whose slot somebody holds.
+    async fn read_run(&self, slot: u32, block: u64, from: u64, is_fast: bool, buffer: Buffer) -> ReadOutcome {
         if !is_fast {
             return self.slow.read(self.on_slow(block) + from, buffer).await;
         }
-        let at = self.table.layout().data(pin.slot) + from;
+        let at = self.table.layout().data(slot) + from;
         let (outcome, buffer) = self.fast.read(at, buffer).await;
         match outcome {
             Ok(()) => (outcome, buffer),
-            Err(error) => self.read_again(pin, block, from, error, buffer).await,
+            Err(error) => self.read_again(slot, block, from, error, buffer).await,
         }
     }
 
-    /// Reads around what was asked for, answers, and then puts it in the cache.
+    /// Reads what was asked for and what is around it, answers, and then puts what wasn't there in the cache. Where parts are
+    /// large it answers before it reads what is around.
     async fn promote(
         self: &Rc<Self>,
         promotion: Promotion,
-        block: u64,
         from: u64,
-        mut buffer: Buffer,
+        there: u64,
+        buffer: Buffer,
     ) -> ReadOutcome {
-        let window = promotion.window.clone();
-        let at = self.on_slow(block) + window.start;
-        let Ok(found) = self.slow.bytes(at, window.end - window.start).await else {
-            drop(promotion);
-            return self.slow.read(self.on_slow(block) + from, buffer).await;
+        let (slot, block, parts) = (promotion.slot, promotion.block, promotion.parts);
+        let to = from + buffer.len() as u64;
+        let is_large = self.shape.part > WINDOW;
+        let come = RefCell::new(SmallVec::new());
+        let pieces = self.pieces(block, from, to, there).into_iter();
+        let pieces = pieces.map(|(bytes, is_fast)| (length_of(bytes.clone()) as usize, (bytes, is_fast)));
+        let read = |(bytes, is_fast): (Range<u64>, bool), piece| {
+            let come = &come;
+            async move {
+                match is_fast || is_large {
+                    true => self.read_run(slot, block, bytes.start, is_fast, piece).await,
+                    false => self.read_around(block, bytes, parts, come, piece).await,
+                }
+            }
+        };
+        let outcome = runtime::read_pieces(buffer, pieces, read).await;
+        let come = come.into_inner();
+        if outcome.0.is_ok() && (is_large || !come.is_empty()) {
+            let (core, call) = (self.clone(), self.calls.enter());
+            runtime::spawn(async move {
+                let _call = call;
+                core.put_all(promotion, come).await;
+            })
+            .detach();
+        }
+        outcome
+    }
+
+    /// Reads these bytes of a block from the origin, and keeps what else comes in on both sides of them.
+    async fn read_around(
+        &self,
+        block: u64,
+        bytes: Range<u64>,
+        parts: u64,
+        come: &RefCell<SmallVec<[Come; 2]>>,
+        mut piece: Buffer,
+    ) -> ReadOutcome {
+        let mut coming = runs(parts).map(|run| self.shape.bytes(block, run));
+        let run = coming.find(|run| run.contains(&bytes.start)).unwrap_or_else(|| bytes.clone());
+        let Ok(found) = self.slow.bytes(self.on_slow(block) + run.start, length_of(run.clone())).await else {
+            return self.slow.read(self.on_slow(block) + bytes.start, piece).await;
         };
         // Only a flush that begins from now on counts for it.
         let epoch = self.slow_epochs.now();
-        let inside = (from - window.start) as usize;
-        buffer.clear();
-        buffer.append(&found.filled()[inside..inside + buffer.len()]);
-        let (core, call) = (self.clone(), self.calls.enter());
-        runtime::spawn(async move {
-            let _call = call;
-            let covered = core.shape.covered(block, window.start, window.end);
-            if core.put(promotion.slot, window.start, found.into()).await.is_ok() {
-                core.came(promotion.slot, covered, epoch);
-                core.counters.promotions.add(1);
+        let inside = (bytes.start - run.start) as usize;
+        piece.clear();
+        piece.append(&found.filled()[inside..inside + piece.len()]);
+        come.borrow_mut().push(Come { bytes: run, data: found.into(), epoch });
+        (Ok(()), piece)
+    }
+
+    /// Puts what has come in the cache; large parts are read only now.
+    async fn put_all(&self, promotion: Promotion, come: SmallVec<[Come; 2]>) {
+        let (slot, block) = (promotion.slot, promotion.block);
+        let put = async || {
+            if come.is_empty() {
+                return self.fill(slot, block, promotion.parts).await;
             }
-            drop(promotion);
-        })
-        .detach();
-        (Ok(()), buffer)
+            for Come { bytes, data, epoch } in &come {
+                self.put(slot, bytes.start, data.clone()).await?;
+                self.came(slot, self.shape.covered(block, bytes.start, bytes.end), *epoch);
+            }
+            Ok(())
+        };
+        if put().await.is_ok() && promotion.is_new {
+            self.counters.promotions.add(1);
+        }
     }
 
     /// Writes to the cache what the origin has.
@@ -268,36 +348,52 @@ impl Core {
         state.queue_lazy(slot);
     }
 
-    /// Brings parts in that are about to be written in part. The caller holds the slot exclusively.
+    /// Brings parts in, a piece at a time. The caller holds the slot exclusively.
     pub async fn fill(&self, slot: u32, block: u64, parts: u64) -> Result<()> {
         for run in runs(parts) {
             let covered = self.shape.bytes(block, run);
-            let come = self.shape.touched(covered.start, covered.end);
-            let at = self.on_slow(block) + covered.start;
-            let found = self.slow.bytes(at, covered.end - covered.start).await?;
+            let mut at = covered.start;
+            while at < covered.end {
+                let length = (covered.end - at).min(MOST_AT_ONCE);
+                let found = self.slow.bytes(self.on_slow(block) + at, length).await?;
+                self.put(slot, at, found.into()).await?;
+                at += length;
+            }
+            // Only a flush that begins from now on counts for it.
             let epoch = self.slow_epochs.now();
-            self.put(slot, covered.start, found.into()).await?;
-            self.came(slot, come, epoch);
+            self.came(slot, self.shape.touched(covered.start, covered.end), epoch);
         }
         Ok(())
     }
 }
 
-/// A block that comes in. Until it is dropped nobody writes to its slot.
+/// What was read from the origin, of a block.
+struct Come {
+    bytes: Range<u64>,
+    data: Payload,
+    /// When it was read.
+    epoch: u64,
+}
+
+/// Parts of a block that come in. Until it is dropped nobody writes to its slot, and the block stays.
 struct Promotion {
     core: Rc<Core>,
     slot: u32,
-    window: Range<u64>,
+    block: u64,
+    parts: u64,
+    /// How many they have.
+    bytes: u64,
+    /// The block has just got the slot.
+    is_new: bool,
 }
 
 impl Drop for Promotion {
     fn drop(&mut self) {
-        let moved = self.window.end - self.window.start;
-        self.core.migrating.set(self.core.migrating.get() - moved);
+        self.core.migrating.set(self.core.migrating.get() - self.bytes);
         {
             let mut state = self.core.state.borrow_mut();
             state.slot(self.slot).flags &= !EXCLUSIVE;
-            if state.slot(self.slot).valid == 0 {
+            if self.is_new && state.slot(self.slot).valid == 0 {
                 // It came to nothing, and the table never heard of it.
                 state.policy.remove(self.slot);
                 state.release(self.slot);

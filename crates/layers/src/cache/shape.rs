@@ -80,6 +80,11 @@ pub(super) fn runs(mut word: u64) -> impl Iterator<Item = std::ops::Range<u64>> 
     })
 }
 
+/// How many bytes these are.
+pub(super) fn length_of(bytes: std::ops::Range<u64>) -> u64 {
+    bytes.end - bytes.start
+}
+
 /// The size of the blocks of a device that is made of two: the larger one.
 pub(super) fn block_size(fast: &DeviceGeometry, slow: &DeviceGeometry) -> BlockSize {
     fast.block_size.max(slow.block_size)

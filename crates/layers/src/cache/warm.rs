@@ -15,7 +15,7 @@
 
 use super::core::{Core, Level};
 use super::policy::{Heat, Policy};
-use super::shape::{Shape, runs};
+use super::shape::{Shape, length_of, runs};
 use super::state::{EXCLUSIVE, FREE, LEAVING, MARKING, is_idle};
 use block::{Error, Result};
 use serde_json::json;
@@ -588,10 +588,6 @@ impl Core {
         }
         levels.into_iter().rev().flatten().collect()
     }
-}
-
-fn length_of(bytes: Range<u64>) -> u64 {
-    bytes.end - bytes.start
 }
 
 /// Makes a slot's block as hot as that, if it isn't as hot already.

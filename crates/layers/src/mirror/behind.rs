@@ -1,5 +1,6 @@
 //! Writes that were acknowledged before a leg that may lag had them: how many there may be, and waiting for them.
 
+use block::{Error, Result};
 use runtime::sync::Notify;
 use std::cell::{Cell, RefCell};
 use std::collections::BTreeSet;
@@ -21,6 +22,33 @@ pub struct Lagging {
     behind: Rc<Behind>,
     number: u64,
     bytes: u64,
+    is_acknowledged: Cell<bool>,
+    /// Error of the last leg, if it came before the acknowledgement.
+    failure: RefCell<Option<Error>>,
+}
+
+impl Lagging {
+    /// The write is acknowledged from now on.
+    ///
+    /// # Errors
+    /// That of the last leg, if it has failed the write meanwhile.
+    pub fn acknowledge(&self) -> Result<()> {
+        match self.failure.take() {
+            Some(error) => Err(error),
+            None => {
+                self.is_acknowledged.set(true);
+                Ok(())
+            }
+        }
+    }
+
+    /// The last leg has failed the write. Returns whether the write had been acknowledged; if not, it won't be.
+    pub fn fail(&self, error: &Error) -> bool {
+        if !self.is_acknowledged.get() {
+            *self.failure.borrow_mut() = Some(error.clone());
+        }
+        self.is_acknowledged.get()
+    }
 }
 
 impl Behind {
@@ -46,7 +74,13 @@ impl Behind {
             self.begun.set(self.begun.get() + 1);
             self.bytes.set(self.bytes.get() + bytes);
             self.open.borrow_mut().insert(self.begun.get());
-            Lagging { behind: self.clone(), number: self.begun.get(), bytes }
+            Lagging {
+                behind: self.clone(),
+                number: self.begun.get(),
+                bytes,
+                is_acknowledged: Cell::new(false),
+                failure: RefCell::default(),
+            }
         })
     }
 

@@ -103,7 +103,8 @@ impl Core {
     /// # Errors
     /// That of the last leg.
     pub async fn clear_quiet(&self, now: bool) -> Result<()> {
-        if !self.is_whole() || self.chunks.dirty() == 0 {
+        // Once something may be lost, legs are compared where it was written when the mirror is opened again.
+        if !self.is_whole() || self.chunks.dirty() == 0 || self.check_nothing_lost().is_err() {
             return Ok(());
         }
         let quiet = self.chunks.quiet(now);
@@ -111,10 +112,7 @@ impl Core {
             return Ok(());
         }
         // What was written is on all legs for good before the bit goes that would have it compared.
-        let (_, failed) = self.flush_legs(self.active.get() | self.rebuilding.get()).await;
-        for (leg, error) in failed {
-            self.fail(leg, error).await?;
-        }
+        self.make_durable(self.active.get() | self.rebuilding.get()).await?;
         if self.is_whole() && !self.may_clear() {
             // Two notes: a leg that misses the second one, before anything is cleared, has the events of the first.
             self.changed();
@@ -124,7 +122,7 @@ impl Core {
         }
         self.note().await?;
         let permit = self.paging.acquire(1).await;
-        if !self.is_whole() || !self.is_settled() || !self.may_clear() {
+        if !self.is_whole() || !self.is_settled() || !self.may_clear() || self.check_nothing_lost().is_err() {
             return Ok(());
         }
         let pages = self.chunks.clear(&quiet);

@@ -224,17 +224,18 @@ impl Chunks {
 
     /// What is dirty may differ between legs that are active.
     pub fn dirty_differ(&self) {
-        self.mark(DIRTY, DIFFER);
+        self.mark_dirty(DIFFER | AGAIN);
+        self.equal.borrow_mut().clear();
     }
 
     /// What is dirty is lacking on legs that are being rebuilt.
     pub fn dirty_lacking(&self) {
-        self.mark(DIRTY, LACKING);
+        self.mark_dirty(LACKING | AGAIN);
     }
 
-    fn mark(&self, having: u8, flag: u8) {
-        for chunk in self.all.borrow_mut().iter_mut().filter(|chunk| chunk.flags & having != 0) {
-            chunk.flags |= flag;
+    fn mark_dirty(&self, flags: u8) {
+        for chunk in self.all.borrow_mut().iter_mut().filter(|chunk| chunk.flags & DIRTY != 0) {
+            chunk.flags |= flags;
         }
         self.count();
     }

@@ -91,6 +91,9 @@ pub struct Core {
     pub copying: Cell<u64>,
     /// Something was copied from leg to leg that no flush has covered.
     pub copied: Cell<bool>,
+    /// Why acknowledged changes may be on no active leg; `None` as long as they are. Flushes and the close answer it until the
+    /// mirror is opened again, and no bit is cleared.
+    pub lost: RefCell<Option<Error>>,
     /// Who changes which blocks.
     pub locks: RangeLock,
     /// Writes that are behind.
@@ -184,6 +187,12 @@ impl Core {
                     let held = asked.await;
                     let core = writing.core.clone();
                     let outcome = core.clone().change_in_line(leg, &change, &writing.blocks, theirs).await;
+                    if let (Err(error), Some(lagging)) = (&outcome, &lagging)
+                        && core.active.get() & 1 << leg != 0
+                        && lagging.fail(error)
+                    {
+                        core.lose_acknowledged("the last leg failed a change that was behind", error);
+                    }
                     drop((held, lagging, writing));
                     core.publish_behind();
                     outcome
@@ -202,7 +211,8 @@ impl Core {
                 }
             }
         }
-        self.judge(outcome, &blocks, lagging.is_none()).await
+        self.judge(outcome, &blocks, lagging.is_none()).await?;
+        lagging.map_or(Ok(()), |lagging| lagging.acknowledge())
     }
 
     /// On one leg, when its turn has come. Whether it has it: a leg that was left behind meanwhile doesn't.
@@ -218,10 +228,12 @@ impl Core {
         }
         let done = self.legs[leg].device.change(blocks, change, durability).await;
         self.shared.legs[leg].writes.fetch_add(1, Ordering::Relaxed);
-        match done {
-            Ok(()) => Ok(true),
-            Err(error) => self.fail(leg, error).await.map(|()| false),
+        let Err(error) = done else { return Ok(true) };
+        if let Err(error) = self.lose(leg, error, SlotState::Failed) {
+            self.leave_undecided(blocks);
+            return Err(error);
         }
+        self.note().await.map(|()| false)
     }
 
     /// On legs that don't lag, at once.
@@ -243,15 +255,7 @@ impl Core {
     /// Leaves legs behind that failed where others did not.
     async fn judge(&self, outcome: Outcome, blocks: &Range<u64>, all_ended: bool) -> Result<()> {
         if outcome.done & self.active.get() == 0 {
-            // Nobody has it for sure, and each may have something else.
-            if self.active.get().count_ones() > 1 {
-                self.chunks.may_differ(blocks);
-            }
-            if self.rebuilding.get() != 0 {
-                self.chunks.are_lacking(blocks);
-            }
-            self.publish();
-            self.work.notify_all();
+            self.leave_undecided(blocks);
             let first = outcome.failed.into_iter().next().map(|(_, error)| error);
             return Err(first.unwrap_or_else(|| Error::io("no leg of the mirror took a change")));
         }
@@ -268,10 +272,42 @@ impl Core {
         Ok(())
     }
 
+    /// Notes that no active leg surely has the last change of these blocks, and that each leg may have something else: they are
+    /// copied.
+    fn leave_undecided(&self, blocks: &Range<u64>) {
+        if self.active.get().count_ones() > 1 {
+            self.chunks.may_differ(blocks);
+        }
+        if self.rebuilding.get() != 0 {
+            self.chunks.are_lacking(blocks);
+        }
+        self.publish();
+        self.work.notify_all();
+    }
+
+    /// Notes that acknowledged changes may be on no active leg.
+    fn lose_acknowledged(&self, why: &str, error: &Error) {
+        let text = format!(
+            "mirror {}: acknowledged writes may be lost: {why}: {}; open the mirror again and check its data",
+            self.array,
+            error.detail()
+        );
+        tracing::error!("{text}");
+        self.lost.borrow_mut().get_or_insert_with(|| error.with_detail(text));
+    }
+
+    /// Refuses to call anything durable once acknowledged changes may be on no active leg.
+    ///
+    /// # Errors
+    /// What was lost, and why.
+    pub fn check_nothing_lost(&self) -> Result<()> {
+        self.lost.borrow().clone().map_or(Ok(()), Err)
+    }
+
     /// Makes everything durable that was acknowledged.
     ///
     /// # Errors
-    /// That of the last leg.
+    /// That of the last leg. From then on, and once the last leg failed a change that was behind, every flush fails.
     pub async fn flush(self: Rc<Self>) -> Result<()> {
         let lagging = self.lagging();
         let leaves_out = self.settings.fast_flush && self.active.get() & !lagging != 0;
@@ -282,30 +318,58 @@ impl Core {
         let members = self.active.get() | self.rebuilding.get();
         let legs = if leaves_out { members & !lagging } else { members };
         let (mut done, mut failed) = self.flush_legs(legs).await;
-        if done & self.active.get() == 0 && leaves_out {
+        let others = self.active.get() & !legs;
+        if done & self.active.get() == 0 && others != 0 {
             self.behind.drained().await;
-            let (others, more) = self.flush_legs(self.active.get() & !legs).await;
-            done |= others;
-            failed.extend(more);
+            let (more, errors) = self.flush_legs(others).await;
+            done |= more;
+            failed.extend(errors);
         }
-        if done & self.active.get() == 0 {
-            let mut first = None;
-            for (leg, error) in failed {
-                match self.rebuilding.get() & 1 << leg {
-                    0 => first = first.or(Some(error)),
-                    // What was copied to it may be lost.
-                    _ => self.lose(leg, error, SlotState::Failed)?,
-                }
-            }
-            return Err(first.unwrap_or_else(|| Error::io("no leg of the mirror could be flushed")));
-        }
-        for (leg, error) in failed {
-            self.lose(leg, error, SlotState::Failed)?;
-        }
+        self.judge_flush(done, failed)?;
         if !self.is_settled() {
             self.note().await?;
         }
-        Ok(())
+        self.check_nothing_lost()
+    }
+
+    /// Flushes these legs, and judges that.
+    ///
+    /// # Errors
+    /// As [`judge_flush`](Self::judge_flush).
+    pub async fn make_durable(&self, legs: Mask) -> Result<()> {
+        let (done, failed) = self.flush_legs(legs).await;
+        self.judge_flush(done, failed)
+    }
+
+    /// Leaves legs behind, here, that failed a flush where another one did not: [`note`](Self::note) has to follow.
+    ///
+    /// # Errors
+    /// That of the first active leg, where none did it. None of these is left behind then, but each may have lost something
+    /// else: what was written since the last look at the bitmap is copied from the source.
+    fn judge_flush(&self, done: Mask, failed: Vec<(usize, Error)>) -> Result<()> {
+        let is_durable = done & self.active.get() != 0;
+        let mut first = None;
+        for (leg, error) in failed {
+            match self.active.get() & 1 << leg != 0 && !is_durable {
+                true => first = first.or(Some(error)),
+                // On one that is being rebuilt what was copied to it may be lost.
+                false => self.lose(leg, error, SlotState::Failed)?,
+            }
+        }
+        if is_durable {
+            return Ok(());
+        }
+        let Some(error) = first else { return Err(Error::io("no leg of the mirror could be flushed")) };
+        if self.active.get().count_ones() > 1 {
+            self.chunks.dirty_differ();
+        }
+        if self.rebuilding.get() != 0 {
+            self.chunks.dirty_lacking();
+        }
+        self.lose_acknowledged("a flush failed on all legs", &error);
+        self.publish();
+        self.work.notify_all();
+        Err(error)
     }
 
     /// Flushes these; says which did, and which failed.

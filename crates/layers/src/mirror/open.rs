@@ -276,6 +276,7 @@ fn core(
         chunks: Chunks::new(&layout),
         copying: Cell::new(0),
         copied: Cell::new(false),
+        lost: RefCell::default(),
         locks: RangeLock::default(),
         behind: Behind::new(plan.settings.write_behind, plan.settings.behind_bytes),
         work: Notify::new(),

@@ -79,14 +79,9 @@ async fn close(core: Rc<Core>) -> Result<()> {
     core.behind.drained().await;
     core.note().await?;
     core.clear_quiet(true).await?;
-    let (done, failed) = core.flush_legs(core.active.get()).await;
-    if done == 0 {
-        return Err(failed.into_iter().next().map_or_else(|| block::Error::io("no leg"), |(_, error)| error));
-    }
-    for (leg, error) in failed {
-        core.fail(leg, error).await?;
-    }
-    core.note().await
+    core.make_durable(core.active.get()).await?;
+    core.note().await?;
+    core.check_nothing_lost()
 }
 
 impl DevicePart for MirrorPart {

@@ -5,7 +5,6 @@
 //! one leg fails is answered by another, and the range is written anew where it failed.
 
 use super::core::Core;
-use super::format::SlotState;
 use super::leg::{Change, LegCounters, Mask, each};
 use block::{Buffer, Data, Durability, Error, ReadOutcome, Result};
 use runtime::Instant;
@@ -270,12 +269,9 @@ impl Core {
         if !self.copied.replace(false) {
             return;
         }
-        let (_, failed) = self.flush_legs(self.active.get()).await;
-        for (leg, error) in failed {
-            let error = error.in_context("flushing what was copied to it");
-            if let Err(error) = self.lose(leg, error, SlotState::Failed) {
-                tracing::warn!("mirror {}: {error}", self.array);
-            }
+        if let Err(error) = self.make_durable(self.active.get()).await {
+            self.copied.set(true);
+            tracing::warn!("mirror {}: flushing what was copied from leg to leg: {error}", self.array);
         }
     }
 

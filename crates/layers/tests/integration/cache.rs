@@ -1,13 +1,16 @@
 //! What a cache does beyond the contract: what is refused, what is lost with the fast device, messages, errors, growth.
+#![allow(clippy::unwrap_used)] // All of this is tests, the functions that they share as well.
 
 use crate::common::{full, on_a_shard, read, write};
 use block::{
-    BlockCount, BlockIndex, BlockSize, Buffer, DeviceGeometry, DevicePart, Durability, Error, Part, Result,
+    BlockCount, BlockIndex, BlockSize, Buffer, Device, DeviceGeometry, DevicePart, Durability, Error, Part,
+    Result,
 };
 use layers::cache::{CachePart, Mode, Options};
 use layers::fault::{FaultDevicePart, parse_rules};
 use layers::linear::part_of;
 use layers::record::replay::ImageDisk;
+use std::rc::Rc;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -396,6 +399,172 @@ fn promotions_are_throttled() {
         assert_eq!(count(&part, "promotions").await, 1, "{:?}", part.status());
         drop(handle);
         part.close().await.unwrap();
+    });
+}
+
+/// In virtual time, which passes only when everybody waits.
+fn simulated<Fut: Future<Output = ()> + 'static>(main: impl FnOnce() -> Fut + Send) {
+    runtime::simulate(runtime::Simulation::new(1), main).unwrap();
+}
+
+/// Its slot is used for another block only when the read has ended.
+#[test]
+fn a_block_stays_while_it_is_read() {
+    simulated(|| async {
+        let slow = disk(1024);
+        let origin = slow.open().await.unwrap();
+        for block in 0..2 {
+            let data = full(1 + block as u8, 8);
+            origin.write(BlockIndex(8 * block), data, Durability::Durable).await.unwrap();
+        }
+        let rules = parse_rules(&["read delay=50ms".to_owned()], stack::Contract::Device).unwrap();
+        let slowed = Arc::new(FaultDevicePart::new(fast(), rules, 1).unwrap());
+        slowed.message("rules off").await.unwrap();
+        let part = CachePart::open(slow, slowed.clone(), "slow", &made(Mode::Writethrough)).await.unwrap();
+        let handle = part.open().await.unwrap();
+        read(&*handle, 0, 8).await.unwrap();
+        until(&part, "promotions", 1).await;
+        slowed.message("rules on").await.unwrap();
+        let reading = runtime::spawn({
+            let handle = handle.clone();
+            async move { read(&*handle, 0, 8).await.unwrap() }
+        });
+        until(&part, "read_hits", 1).await;
+        part.message("warm evict 0+32768").await.unwrap();
+        until(&part, "used_blocks", 0).await;
+        // This one takes the slot that was free last.
+        read(&*handle, 8, 8).await.unwrap();
+        until(&part, "promotions", 2).await;
+        assert!(reading.await == vec![1; 8 * 4096], "another block's bytes");
+        drop(handle);
+        part.close().await.unwrap();
+    });
+}
+
+/// Else the block would stay for good.
+#[test]
+fn a_read_that_is_dropped_before_it_begins_holds_no_block() {
+    simulated(|| async {
+        let options = Options { sequential_threshold: 16 << 10, ..made(Mode::Writethrough) };
+        let part = CachePart::open(disk(1024), fast(), "slow", &options).await.unwrap();
+        let handle = part.open().await.unwrap();
+        write(&*handle, 5, 1).await.unwrap();
+        // It is long enough to bring nothing in, and one block of it is there.
+        drop(handle.read(BlockIndex(0), Buffer::new(8 * 4096)));
+        part.message("warm evict 0+32768").await.unwrap();
+        assert_eq!(count(&part, "used_blocks").await, 0, "{:?}", part.status());
+        drop(handle);
+        part.close().await.unwrap();
+    });
+}
+
+/// What a cache has on a slow device that can be made to fail.
+struct Reads {
+    part: CachePart,
+    slow: Arc<FaultDevicePart>,
+    handle: Rc<dyn Device>,
+}
+
+impl Reads {
+    /// The origin has the number of each block in it.
+    async fn new(mode: Mode, block_size: u64) -> Reads {
+        let blocks = 8192;
+        let slow = disk(blocks);
+        let origin = slow.open().await.unwrap();
+        for at in (0..blocks).step_by(256) {
+            let pieces: Vec<u8> = (at..at + 256).flat_map(Reads::block).collect();
+            origin.write(BlockIndex(at), Buffer::copy_of(&pieces).into(), Durability::Durable).await.unwrap();
+        }
+        let rules = parse_rules(&["read error=EIO".to_owned()], stack::Contract::Device).unwrap();
+        let slow = Arc::new(FaultDevicePart::new(slow, rules, 1).unwrap());
+        slow.message("rules off").await.unwrap();
+        let fast =
+            Arc::new(disks::ram::RamPart::new(2 * block_size + (64 << 20), BlockSize::default()).unwrap());
+        let options = Options { block_size, ..made(mode) };
+        let part = CachePart::open(slow.clone(), fast, "slow", &options).await.unwrap();
+        let handle = part.open().await.unwrap();
+        Reads { part, slow, handle }
+    }
+
+    fn block(number: u64) -> Vec<u8> {
+        number.to_le_bytes().repeat(512)
+    }
+
+    /// Reads blocks until the cache has them; they must be right each time.
+    async fn until_hit(&self, at: u64, expected: &[u64]) {
+        let expected: Vec<u8> = expected.iter().flat_map(|number| Reads::block(*number)).collect();
+        for _ in 0..5000 {
+            let before = count(&self.part, "read_hits").await;
+            let found = read(&*self.handle, at, expected.len() / 4096).await.unwrap();
+            assert!(found == expected, "block {at}");
+            if count(&self.part, "read_hits").await > before {
+                return;
+            }
+            runtime::sleep(Duration::from_millis(2)).await;
+        }
+        panic!("block {at} never comes in: {:?}", self.part.status());
+    }
+
+    /// These blocks are in the cache: the origin isn't needed for them.
+    async fn has(&self, blocks: impl IntoIterator<Item = u64>) {
+        self.slow.message("rules on").await.unwrap();
+        for number in blocks {
+            let found = read(&*self.handle, number, 1).await;
+            assert!(found.is_ok_and(|found| found == Reads::block(number)), "block {number}");
+        }
+        self.slow.message("rules off").await.unwrap();
+    }
+
+    async fn close(self) {
+        drop(self.handle);
+        self.part.close().await.unwrap();
+    }
+}
+
+#[test]
+fn reads_bring_in_what_they_touch_whatever_the_size_of_blocks() {
+    on_a_shard(|| async {
+        for shift in [15, 16, 18, 19, 20, 22, 24, 25, 26, 27] {
+            let reads = Reads::new(Mode::Writethrough, 1 << shift).await;
+            let part = ((1_u64 << shift) / 64 / 4096).max(1);
+            // In other parts of a block, or other blocks.
+            for at in [0, 200, 4200, 3000, 3001] {
+                reads.until_hit(at, &[at]).await;
+                reads.has(at / part * part..(at / part + 1) * part).await;
+            }
+            assert!(count(&reads.part, "promotions").await <= 4, "{:?}", reads.part.status());
+            reads.close().await;
+        }
+    });
+}
+
+/// A small write takes a slot, and only what was written is in it.
+#[test]
+fn reads_bring_in_the_rest_of_a_block_that_was_written_in_part() {
+    on_a_shard(|| async {
+        for (mode, shift) in [(Mode::Writeback, 16), (Mode::Writethrough, 16), (Mode::Writeback, 20)] {
+            let reads = Reads::new(mode, 1 << shift).await;
+            let (other, third): (u64, u64) = (77_777, 88_888);
+            for (at, number) in [(5, other), (9, third)] {
+                let payload = Buffer::copy_of(&Reads::block(number)).into();
+                reads.handle.write(BlockIndex(at), payload, Durability::Visible).await.unwrap();
+            }
+            // On both sides of what was written, and across it.
+            let expected = [4, other, 6, 7, 8, third, 10];
+            reads.until_hit(7, &[7]).await;
+            reads.until_hit(4, &expected).await;
+            reads.has([4, 6, 7, 8, 10]).await;
+            if shift == 16 {
+                // What was around came with it.
+                reads.has([0, 1, 2, 3, 11, 12, 13, 14, 15]).await;
+            }
+            reads.part.message("detach").await.unwrap();
+            until(&reads.part, "used_blocks", 0).await;
+            let origin = reads.slow.open().await.unwrap();
+            let found = read(&*origin, 4, 7).await.unwrap();
+            assert!(found == expected.into_iter().flat_map(Reads::block).collect::<Vec<u8>>(), "{mode:?}");
+            reads.close().await;
+        }
     });
 }
 

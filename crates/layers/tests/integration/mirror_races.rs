@@ -364,3 +364,97 @@ fn a_leg_that_fails_a_flush_while_it_is_rebuilt_is_left_behind() {
         drop(handle);
     });
 }
+
+/// Waits until nothing is left to be copied and no leg is being rebuilt.
+async fn copied(part: &MirrorPart) {
+    for _ in 0..10_000 {
+        if part.status()["chunks_to_copy"] == 0 && part.status()["sync_action"] == "idle" {
+            return;
+        }
+        runtime::sleep(Duration::from_millis(1)).await;
+    }
+    panic!("copying never ends: {:?}", part.status());
+}
+
+/// The last active leg fails a change that was acknowledged before, and the leg that is being rebuilt has it.
+#[test]
+fn a_lagging_change_that_fails_on_the_last_leg_is_copied_again() {
+    simulated(|| async {
+        let (a, b, c) = (disk(), disk(), disk());
+        let slow = faulty(&b, "write delay=50ms error=EIO range=32KiB..36KiB").await;
+        let mut plan = plan(&[a.clone(), slow.clone(), c.clone()], true);
+        (plan.settings.write_mostly, plan.settings.write_behind) = (0b010, 10);
+        let part = MirrorPart::open(plan).await.unwrap();
+        let handle = part.open().await.unwrap();
+        settled(&part).await;
+        write(&*handle, BLOCK, 1).await.unwrap();
+        handle.flush().await.unwrap();
+        part.message("fail c").await.unwrap();
+        write(&*handle, BLOCK + 1, 2).await.unwrap();
+        let before = part.status()["copied_bytes"].as_u64().unwrap();
+        part.message("re-add c").await.unwrap();
+        half_copied(&part, before).await;
+        slow.message("rules on").await.unwrap();
+        write(&*handle, BLOCK, 9).await.unwrap();
+        part.message("fail a").await.unwrap();
+        assert_eq!(part.status()["behind_writes"], 1);
+        // On the leg that lags it fails now.
+        runtime::sleep(Duration::from_millis(100)).await;
+        slow.message("rules off").await.unwrap();
+        copied(&part).await;
+        assert_eq!(part.status()["legs"][2]["state"], "active");
+        assert!(are_equal(&b, &c).await, "legs differ, and both are read");
+        // What was acknowledged is lost: neither a flush nor a close calls it durable.
+        for _ in 0..2 {
+            let error = handle.flush().await.unwrap_err();
+            assert!(error.detail().contains("may be lost"), "{error}");
+        }
+        drop(handle);
+        part.close().await.unwrap_err();
+    });
+}
+
+/// Each leg may have lost something else when it failed the flush.
+#[test]
+fn a_flush_that_fails_on_all_legs_makes_them_equal() {
+    simulated(|| async {
+        let (a, b) = (disk(), disk());
+        let legs = [faulty(&a, "flush error=EIO").await, faulty(&b, "flush error=EIO").await];
+        // A bit is cleared as soon as it may be.
+        let mut plan = plan(&legs, true);
+        plan.settings.bitmap_delay = Duration::from_millis(1);
+        let part = MirrorPart::open(plan.clone()).await.unwrap();
+        let handle = part.open().await.unwrap();
+        settled(&part).await;
+        write(&*handle, BLOCK, 1).await.unwrap();
+        handle.flush().await.unwrap();
+        write(&*handle, BLOCK, 9).await.unwrap();
+        for leg in &legs {
+            leg.message("rules on").await.unwrap();
+        }
+        // One of them drops what was in its cache.
+        write(&*DevicePart::open(&*b).await.unwrap(), DATA + BLOCK, 1).await.unwrap();
+        handle.flush().await.unwrap_err();
+        for leg in &legs {
+            leg.message("rules off").await.unwrap();
+        }
+        settled(&part).await;
+        assert!(are_equal(&a, &b).await, "legs differ, and both are read");
+        assert_eq!(read(&*handle, BLOCK, 1).await.unwrap()[0], 9);
+        // Flushes go well again, but say nothing of what was written before the one that failed.
+        let error = handle.flush().await.unwrap_err();
+        assert!(error.detail().contains("may be lost"), "{error}");
+        runtime::sleep(Duration::from_millis(100)).await;
+        assert_eq!(part.status()["dirty_chunks"], 1, "the bit is cleared that would have them compared");
+        drop(handle);
+        part.close().await.unwrap_err();
+        // Opened again, it starts from what is there.
+        plan.format = false;
+        plan.bitmap_chunk = None;
+        let part = MirrorPart::open(plan).await.unwrap();
+        assert_eq!(part.status()["chunks_to_copy"], 1, "the bitmap says where legs may differ");
+        settled(&part).await;
+        part.open().await.unwrap().flush().await.unwrap();
+        part.close().await.unwrap();
+    });
+}

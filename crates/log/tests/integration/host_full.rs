@@ -1,10 +1,10 @@
 //! A log on a thin disk, whose host runs out of space: the write that finds none is refused and the log goes on.
 
+use crate::life::{Volume, run, small};
 use block::{
     BlockIndex, BlockRange, Buffer, Call, Device, DeviceGeometry, DevicePart, Durability, Error, Extent,
     ExtentState, Part, Payload, ReadOutcome, Result, ZeroMode,
 };
-use crate::life::{Volume, run, small};
 use log::core::Acknowledge;
 use log::kind::Options;
 use std::path::Path;
@@ -23,7 +23,7 @@ struct Thin {
 
 impl Thin {
     fn new(mebibytes: u64, host: u64) -> Arc<Thin> {
-        let inner = life::disk(mebibytes);
+        let inner = crate::life::disk(mebibytes);
         let taken = vec![false; inner.geometry().blocks.0 as usize];
         Arc::new(Thin { inner, taken: Arc::new(Mutex::new(taken)), host: Arc::new(AtomicU64::new(host)) })
     }
@@ -86,7 +86,7 @@ impl Device for Handle {
     }
 
     fn write(&self, at: BlockIndex, payload: Payload, durability: Durability) -> Call<'_, Result<()>> {
-        match self.take(BlockRange::new(at.0, payload.len() as u64 / life::BLOCK as u64)) {
+        match self.take(BlockRange::new(at.0, payload.len() as u64 / crate::life::BLOCK as u64)) {
             Ok(()) => self.inner.write(at, payload, durability),
             Err(error) => Call::ready(Err(error)),
         }
@@ -237,7 +237,7 @@ fn a_host_without_any_space_refuses_at_once_and_goes_on_when_there_is_some() {
     run(|| async {
         let rules = ["write error=ENOSPC range=1MiB..8MiB".to_owned()];
         let rules = layers::fault::parse_rules(&rules, stack::Contract::Device).unwrap();
-        let disk = Arc::new(layers::fault::FaultDevicePart::new(life::disk(8), rules, 1).unwrap());
+        let disk = Arc::new(layers::fault::FaultDevicePart::new(crate::life::disk(8), rules, 1).unwrap());
         disk.message("rules off").await.unwrap();
         let part: Arc<dyn DevicePart> = disk.clone();
         let volume = Volume::make(&part, &small()).await;
