@@ -42,14 +42,18 @@ fn time_of(shares: u32, asked: Option<&str>) -> Option<Duration> {
 /// The environment variable that says how long the budgets are.
 const VARIABLE: &str = "SILTSTONE_TEST_SECONDS";
 
-/// Whether the test whose thread calls this is to be left out, because it compares figures over long runs and all seeds weren't asked
-/// for (`SILTSTONE_TEST_SECONDS=long`). Reports the test as skipped then.
+/// Whether the test whose thread calls this is to be left out, because it takes long and another one tries much the same, and all
+/// tests weren't asked for (`SILTSTONE_TEST_SECONDS=long`). Reports the test as skipped then.
 pub fn is_left_out() -> bool {
-    let is_long = time_of(1, std::env::var(VARIABLE).ok().as_deref()).is_none();
-    if !is_long {
+    if !is_long() {
         println!("SKIPPED: {}: takes long; scripts/test --long runs it", test_name());
     }
-    !is_long
+    !is_long()
+}
+
+/// Whether there is no limit of time (`SILTSTONE_TEST_SECONDS=long`).
+pub fn is_long() -> bool {
+    time_of(1, std::env::var(VARIABLE).ok().as_deref()).is_none()
 }
 
 /// The test harness names the thread of a test.

@@ -3,6 +3,7 @@
 //! Whoever includes this brings `Map`, `Mapping`, `Physical` and `PAGE_BLOCKS` into its parent's scope.
 
 use super::{Map, Mapping, PAGE_BLOCKS, Physical};
+use conformance::budget::Budget;
 use proptest::prelude::*;
 use proptest::test_runner::{Config, RngSeed, TestCaseError, TestRunner};
 use std::ops::Range;
@@ -315,7 +316,7 @@ fn compare_and_move(
     Ok(())
 }
 
-/// Compares maps with the model over many random histories. The seed is fixed; `PROPTEST_RNG_SEED` takes another.
+/// Compares maps with the model over random histories, as many as the budget allows. The seed is fixed; `PROPTEST_RNG_SEED` takes another.
 /// `finish` gets one map of each history's end, after it was emptied and every grace period has ended.
 pub fn check(cases: u32, make: impl Fn(u64) -> Arc<dyn Map>, finish: impl Fn(&dyn Map)) {
     let mut config =
@@ -325,7 +326,11 @@ pub fn check(cases: u32, make: impl Fn(u64) -> Arc<dyn Map>, finish: impl Fn(&dy
     }
     println!("seed: {:?}", config.rng_seed);
     let histories = (1..6000_u64, prop::collection::vec(change(), 1..80));
+    let budget = Budget::of(2);
     let result = TestRunner::new(config).run(&histories, |(blocks, changes)| {
+        if !budget.allows_more(cases.into()) {
+            return Ok(());
+        }
         let first = Version { map: make(blocks), places: vec![0; blocks as usize] };
         let mut state = State { versions: vec![first], next: 100_000, grace: Vec::new() };
         for change in &changes {
