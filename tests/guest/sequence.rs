@@ -245,7 +245,8 @@ fn found(bytes: &[u8], range: BlockRange, size: BlockSize) -> String {
 async fn discard_by_ioctl(path: &str, range: BlockRange, size: BlockSize) -> Result<()> {
     let (offset, length) = (size.offset_of(range.start).0, size.bytes_of(range.count));
     let (path, arguments) =
-        (path.to_owned(), ["-o".to_owned(), offset.to_string(), "-l".into(), length.to_string()]);
+        // -f: without O_EXCL, which the stack under test has.
+        (path.to_owned(), ["-f".to_owned(), "-o".into(), offset.to_string(), "-l".into(), length.to_string()]);
     runtime::blocking(move || {
         let failed = |why: String| Error::io(format!("blkdiscard {} {path}: {why}", arguments.join(" ")));
         let output = Command::new("blkdiscard").args(&arguments).arg(&path).output();

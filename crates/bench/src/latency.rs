@@ -5,41 +5,41 @@ use serde::{Deserialize, Serialize};
 /// Latencies in nanoseconds, to within 0.4 %.
 pub type Histogram = runtime::histogram::Histogram<7>;
 
-/// The percentiles of a curve. Twenty at most: that is how many fio can be asked for.
+/// Percentiles of a curve; at most 20, the limit of fio's `percentile_list`.
 pub const CURVE: &[f64] = &[
     1.0, 5.0, 10.0, 20.0, 30.0, 40.0, 50.0, 60.0, 70.0, 80.0, 90.0, 95.0, 98.0, 99.0, 99.5, 99.9, 99.95,
     99.99, 99.999,
 ];
 
-/// The usual figures of a distribution of latencies, in nanoseconds.
+/// Usual figures of a distribution of latencies, in nanoseconds.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
 pub struct Latency {
-    /// The lowest.
+    /// Lowest latency.
     pub min: u64,
-    /// The mean.
+    /// Arithmetic mean.
     pub mean: f64,
-    /// The median.
+    /// Median.
     pub p50: u64,
-    /// 90 % don't exceed it.
+    /// 90 % of the latencies don't exceed it.
     pub p90: u64,
-    /// 95 % don't exceed it.
+    /// 95 % of the latencies don't exceed it.
     pub p95: u64,
-    /// 99 % don't exceed it.
+    /// 99 % of the latencies don't exceed it.
     pub p99: u64,
-    /// 99.9 % don't exceed it.
+    /// 99.9 % of the latencies don't exceed it.
     pub p99_9: u64,
-    /// 99.99 % don't exceed it.
+    /// 99.99 % of the latencies don't exceed it.
     pub p99_99: u64,
-    /// The highest.
+    /// Highest latency.
     pub max: u64,
 }
 
 /// A point of a percentile curve.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
 pub struct CurvePoint {
-    /// Above 0, below 100.
+    /// Percentage of the latencies that don't exceed `ns`: above 0, below 100.
     pub percent: f64,
-    /// That many percent of the latencies don't exceed this, in nanoseconds.
+    /// Latency in nanoseconds.
     pub ns: u64,
 }
 
@@ -61,7 +61,7 @@ impl Latency {
     }
 }
 
-/// The percentiles of [`CURVE`] that the number of values supports.
+/// Points of [`CURVE`] that the histogram has enough values for: at least one value is above each.
 pub fn curve(histogram: &Histogram) -> Vec<CurvePoint> {
     let supported = |percent: &&f64| histogram.count() as f64 * (100.0 - **percent) >= 99.9;
     let point = |percent: &f64| CurvePoint { percent: *percent, ns: histogram.quantile(percent / 100.0) };

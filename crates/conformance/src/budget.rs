@@ -1,33 +1,34 @@
 //! A budget of time for tests that try many seeds or power cuts.
 //!
-//! The whole suite has [`SECONDS`] of processor time for them, or `SILTSTONE_TEST_SECONDS`; `SILTSTONE_TEST_SECONDS=long` is no
-//! limit. It is divided into [`SHARES`]; a test takes some with [`Budget::of`] and tries what fits. A slow machine tries fewer seeds
-//! and doesn't fail for that; the first one is always tried. Each budget prints what was tried when it is dropped; `scripts/test` adds
-//! these lines up, and says if the shares of all tests are not [`SHARES`].
+//! The whole suite has [`SECONDS`] for them, or `SILTSTONE_TEST_SECONDS`; `SILTSTONE_TEST_SECONDS=long` is no limit. These are
+//! seconds of real time in each test, added up over all tests: tests that run side by side need less of the clock. The time is
+//! divided into [`SHARES`]; a test takes some with [`Budget::of`] and tries the cases that fit. A slow machine tries fewer cases
+//! and doesn't fail for that; the first case is always tried. Each budget prints how many cases were tried when it is dropped.
+//! `scripts/test` adds these lines up, and fails if the shares of all tests are not [`SHARES`].
 //!
-//! Left to others: fixed seeds, so that what is tried twice gives the same.
+//! Left to others: the choice of seeds, which must be the same in every run.
 
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::time::{Duration, Instant};
 
-/// Processor time for all budgets together, in seconds, if the environment names no other.
-pub const SECONDS: u32 = 120;
-/// Shares of all tests of the workspace.
-pub const SHARES: u32 = 100;
+/// Default time of all budgets together, in seconds.
+pub const SECONDS: u32 = 80;
+/// Number of shares of all tests of the workspace together.
+pub const SHARES: u32 = 140;
 
-/// The time that one test has for its seeds or cuts.
+/// Time that one test has for its seeds or cuts.
 #[derive(Debug)]
 pub struct Budget {
     name: String,
     shares: u32,
     begun: Instant,
-    /// `None` is no limit.
+    /// Limit; `None` is no limit.
     time: Option<Duration>,
     offered: AtomicU64,
     tried: AtomicU64,
 }
 
-/// Time for so many shares, by the text of the environment variable; `None` is no limit.
+/// Time for a number of shares, by the text of the environment variable; `None` is no limit.
 fn time_of(shares: u32, asked: Option<&str>) -> Option<Duration> {
     let seconds = match asked.map(str::trim) {
         Some("long") => return None,
@@ -39,11 +40,11 @@ fn time_of(shares: u32, asked: Option<&str>) -> Option<Duration> {
     Some(Duration::from_secs(seconds.into()) * shares / SHARES)
 }
 
-/// The environment variable that says how long the budgets are.
+/// Environment variable with the time of all budgets together, in seconds.
 const VARIABLE: &str = "SILTSTONE_TEST_SECONDS";
 
-/// Whether the test whose thread calls this is to be left out, because it takes long and another one tries much the same, and all
-/// tests weren't asked for (`SILTSTONE_TEST_SECONDS=long`). Reports the test as skipped then.
+/// Whether the calling test is left out: a long test, whose subject a shorter one covers too, runs only with
+/// `SILTSTONE_TEST_SECONDS=long`. Reports a test that is left out as skipped.
 pub fn is_left_out() -> bool {
     if !is_long() {
         println!("SKIPPED: {}: takes long; scripts/test --long runs it", test_name());
@@ -56,7 +57,7 @@ pub fn is_long() -> bool {
     time_of(1, std::env::var(VARIABLE).ok().as_deref()).is_none()
 }
 
-/// The test harness names the thread of a test.
+/// Name of the calling test: the test harness gives it to the thread.
 fn test_name() -> String {
     std::thread::current().name().unwrap_or("a test").to_owned()
 }
@@ -67,7 +68,7 @@ fn now() -> Instant {
 }
 
 impl Budget {
-    /// Takes so many of the [`SHARES`] for the test whose thread calls this, from now on.
+    /// Takes a number of the [`SHARES`] for the calling test. The time begins with this call.
     ///
     /// # Panics
     /// `SILTSTONE_TEST_SECONDS` is neither a whole number nor `long`.
@@ -75,7 +76,7 @@ impl Budget {
         Budget::new(test_name(), shares, time_of(shares, std::env::var(VARIABLE).ok().as_deref()))
     }
 
-    /// A budget without a limit that prints nothing: everything is tried.
+    /// Budget without a limit, which prints nothing: every case is tried.
     pub fn unlimited() -> Self {
         Budget::new(String::new(), 0, None)
     }
@@ -90,8 +91,8 @@ impl Budget {
         self.time.is_some_and(|time| self.begun.elapsed() >= time)
     }
 
-    /// Whether case `number` of `count` is tried. It is as long as no greater part of the time has passed than of the cases, so
-    /// those that are tried lie evenly between the first and the last one.
+    /// Whether case `number` of `count` is tried: if the part of the time that has passed is no greater than the part of the
+    /// cases that has. So the cases that are tried lie evenly between the first and the last.
     pub fn allows(&self, number: u64, count: u64) -> bool {
         let spent = self.begun.elapsed().as_secs_f64();
         let fits = self.time.is_none_or(|time| spent * count as f64 <= time.as_secs_f64() * number as f64);
@@ -101,7 +102,7 @@ impl Budget {
         allowed
     }
 
-    /// Whether another one of `count` equal cases is tried: until the time is over, and at least one.
+    /// Whether another one of `count` equal cases is tried: at least one is, and no more once the time is over.
     pub fn allows_more(&self, count: u64) -> bool {
         self.offered.store(count, Relaxed);
         let tried = self.tried.load(Relaxed);

@@ -283,8 +283,11 @@ impl Core {
             ..old.clone()
         };
         if let Err(error) = self.write_root(&root).await {
-            self.forget(&root.directory);
-            self.checkpoint.borrow_mut().superseded.extend(freed);
+            // If the log has failed, it is unknown which root counts, so both directories stay.
+            if self.failure().is_none() {
+                self.forget(&root.directory);
+                self.checkpoint.borrow_mut().superseded.extend(freed);
+            }
             return Err(error);
         }
         self.forget(&old.directory);

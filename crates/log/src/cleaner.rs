@@ -235,6 +235,8 @@ impl Cleaner {
             }
         }
         self.let_go();
+        // A lane that waits for a zone looks again whether anything is queued.
+        self.core.freed.notify_all();
         for zone in self.zones.iter_mut().filter_map(Option::take) {
             self.core.seal_now(zone).await;
         }
@@ -646,6 +648,10 @@ impl Core {
     }
 
     async fn reset_zones(self: &Rc<Self>, dead: &mut Vec<u32>) -> Result<bool> {
+        // After a failed root it is unknown which one recovery finds: a zone may be dead for one of them only.
+        if let Some(failure) = self.failure() {
+            return Err(failure);
+        }
         // A zone may be full before its last record has committed, behind one that took longer: it looked dead, and has
         // come to life since. Once all its records are covered, all of them have committed, and what is live can only die.
         dead.retain(|zone| {

@@ -569,7 +569,11 @@ impl Core {
     pub fn try_open_zone(&self, class: u8, keep: u32) -> Option<OpenZone> {
         let zone = self.table.take(class, keep, self.clock.get())?;
         let summary = self.spare_summaries.borrow_mut().pop().unwrap_or_default();
-        Some(OpenZone::new(zone, self.table.get(zone).generation, class, summary))
+        let capacity = match self.table.is_only_backed() {
+            true => self.layout.backed_blocks(),
+            false => self.layout.zone_blocks,
+        };
+        Some(OpenZone::new(zone, self.table.get(zone).generation, class, capacity, summary))
     }
 
     /// Opens a zone for users' writes, once there is one; none if nothing is queued for it any more.
@@ -630,7 +634,9 @@ impl Core {
         match zone.seal(&*self.zones, &self.layout, &self.identity).await {
             Ok((blocks, summary)) => {
                 count(&self.counters.overhead_blocks, u64::from(blocks - end));
-                self.table.change(number, |entry| (entry.end, entry.backed) = (blocks, true));
+                // The blocks after the summary were not written, so they may have no space.
+                let is_backed = blocks >= self.layout.backed_blocks() || self.table.get(number).backed;
+                self.table.change(number, |entry| (entry.end, entry.backed) = (blocks, is_backed));
                 self.spare_summaries.borrow_mut().push(summary);
                 self.table.set_full(number);
                 self.look_again();

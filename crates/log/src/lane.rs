@@ -83,6 +83,7 @@ async fn lane(core: Rc<Core>, _member: GroupMember) {
     // Nothing is queued any more, for which the others and the cleaner may have waited.
     core.work.notify_all();
     core.cleaner.notify_all();
+    core.freed.notify_all();
     for zone in zones.into_iter().flatten() {
         core.seal_now(zone).await;
     }

@@ -61,6 +61,12 @@ impl Layout {
     }
 
     /// So many zones of so many blocks, at least two, of this size; see the fields.
+    /// Number of blocks, from the start, that have space below in a [backed](crate::space) zone: most of the zone, since the end of a
+    /// zone that was filled by records is seldom written.
+    pub fn backed_blocks(&self) -> u32 {
+        self.zone_blocks - self.zone_blocks / 8
+    }
+
     fn of(block_size: BlockSize, zone_blocks: u32, zones: u32, max_append: u32) -> Self {
         let reciprocal = u64::MAX / u64::from(zone_blocks) + 1;
         Layout { block_size, zone_blocks, zones, max_append, reciprocal }

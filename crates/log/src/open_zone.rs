@@ -17,14 +17,16 @@ pub struct OpenZone {
     pub class: u8,
     /// The next block.
     pub position: u32,
+    /// Number of blocks that it takes.
+    pub capacity: u32,
     summary: Builder,
 }
 
 impl OpenZone {
     /// An empty one.
-    pub fn new(zone: u32, generation: u64, class: u8, mut summary: Builder) -> Self {
+    pub fn new(zone: u32, generation: u64, class: u8, capacity: u32, mut summary: Builder) -> Self {
         summary.clear();
-        OpenZone { zone, generation, class, position: 0, summary }
+        OpenZone { zone, generation, class, position: 0, capacity, summary }
     }
 
     /// Whether a record with so many data blocks and bytes of meta can be appended here: its header fits a block, all of
@@ -34,7 +36,7 @@ impl OpenZone {
         let summary = self.summary.blocks_with(header, layout.block_bytes()) as u32;
         header <= layout.block_bytes()
             && blocks < layout.max_append
-            && self.position + 1 + blocks + summary <= layout.zone_blocks
+            && self.position + 1 + blocks + summary <= self.capacity
     }
 
     /// How many data blocks, of at most `wanted`, a record can have here whose meta takes `meta(blocks)` bytes, which

@@ -2,7 +2,7 @@
 //! reset.
 
 use crate::format::REPLAYED;
-use crate::layout::ROOT_ZONES;
+
 use block::ZoneIndex;
 use std::cell::{Cell, RefCell};
 use zones::cleaning::Candidate;
@@ -100,11 +100,7 @@ impl ZoneTable {
     /// Of so many zones, about which nothing is known.
     pub fn new(zones: u32) -> Self {
         ZoneTable {
-            zones: RefCell::new(vec![
-                // What recovery finds in use has been written.
-                Zone { usage: Usage::Damaged, backed: true, ..Zone::free(0) };
-                zones as usize
-            ]),
+            zones: RefCell::new(vec![Zone { usage: Usage::Damaged, ..Zone::free(0) }; zones as usize]),
             free: RefCell::default(),
             free_backed: Cell::new(0),
             only_backed: Cell::new(false),
@@ -176,16 +172,9 @@ impl ZoneTable {
         }
     }
 
-    /// Has the free zones used in the order of their generations, and takes those for backed that have been used before: for
-    /// a log that was opened.
+    /// Has the free zones used in the order of their generations: for a log that was opened.
     pub fn order_free(&self) {
-        let mut free = self.free.borrow_mut();
-        free.make_contiguous().sort_by_key(|zone| self.get(*zone).generation);
-        let first = self.zones.borrow().iter().skip(ROOT_ZONES as usize).map(|zone| zone.generation).min();
-        for zone in free.iter().filter(|zone| Some(self.get(**zone).generation) > first) {
-            self.zones.borrow_mut()[*zone as usize].backed = true;
-            self.count_backed(true, 1);
-        }
+        self.free.borrow_mut().make_contiguous().sort_by_key(|zone| self.get(*zone).generation);
     }
 
     /// How many zones are free, backed or not.
@@ -196,6 +185,11 @@ impl ZoneTable {
     /// How many free zones are backed.
     pub fn free_backed(&self) -> u32 {
         self.free_backed.get()
+    }
+
+    /// Whether only zones that are backed are taken.
+    pub fn is_only_backed(&self) -> bool {
+        self.only_backed.get()
     }
 
     /// Says whether only zones that are backed are taken.
@@ -236,6 +230,11 @@ impl ZoneTable {
         let mut free = self.free.borrow_mut();
         let zone = match self.only_backed.get() {
             true => free.iter().position(|zone| self.get(*zone).backed).and_then(|at| free.remove(at))?,
+            // The backed ones stay for the cleaner and for checkpoints, unless there are more of them.
+            false if self.free_backed.get() <= keep => {
+                let at = free.iter().position(|zone| !self.get(*zone).backed).unwrap_or(0);
+                free.remove(at)?
+            }
             false => free.pop_front()?,
         };
         drop(free);

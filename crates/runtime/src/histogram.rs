@@ -4,15 +4,15 @@
 //! buckets of equal width, and every value below `2^(PRECISION + 1)` has a bucket of its own. A quantile is off by at
 //! most half a bucket: 0.4 % with a precision of 7, 1.6 % with 5. Count, minimum, maximum and mean are exact.
 //!
-//! [`Histogram`] has one owner. One thread writes a [`SharedHistogram`] while any thread takes a
-//! [`snapshot`](SharedHistogram::snapshot). Recording is a shift, an addition and an increment without a mispredictable
+//! A [`Histogram`] has one owner. A [`SharedHistogram`] is written by one thread, and any thread may take a
+//! [`snapshot`](SharedHistogram::snapshot) of it. Recording is a shift, an addition and an increment without a mispredictable
 //! branch; it doesn't allocate.
 
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
-/// Values with more bits are counted in the last bucket. In nanoseconds, 42 bits are 73 minutes.
+/// Number of bits of the largest value that buckets distinguish. In nanoseconds, 42 bits are 73 minutes.
 const BITS: u32 = 42;
-/// Largest value with a bucket of its own.
+/// Largest value of the last bucket. Larger values are counted there, too.
 pub const LARGEST: u64 = (1 << BITS) - 1;
 
 /// Number of buckets at a precision.
@@ -122,8 +122,8 @@ impl<const PRECISION: u32> Histogram<PRECISION> {
     }
 }
 
-/// A histogram that one thread writes and any thread reads. Loads and stores are relaxed and never locked: a reader sees
-/// each number as it was at a moment close to that of the others.
+/// A histogram that one thread writes and any thread reads. Loads and stores are relaxed, and there is no lock: the numbers of
+/// a snapshot are read one after another, while values are recorded.
 #[derive(Debug)]
 pub struct SharedHistogram<const PRECISION: u32> {
     counts: Box<[AtomicU64]>,
@@ -177,7 +177,7 @@ impl<const PRECISION: u32> SharedHistogram<PRECISION> {
         let count = counts.iter().sum();
         let sum = u128::from(self.sum.load(Relaxed));
         let (smallest, largest) = (self.smallest.load(Relaxed), self.largest.load(Relaxed));
-        // A value may be in its bucket already and not yet compared with the smallest.
+        // The writer counts a value in its bucket before it compares it with the smallest.
         Histogram { counts, count, sum, smallest: smallest.min(largest), largest }
     }
 }

@@ -1,22 +1,22 @@
 //! A lock on ranges of numbers: blocks of a device, bytes of a file.
 //!
 //! # Promises
-//! - Of two requests whose ranges overlap, the one that asked first has its range first; the other one has it only after the
-//!   first has released it. A large range is not overtaken by later small ones.
-//! - A request waits only for earlier ones that overlap it, or for those that such a one waits for.
-//! - A request that is dropped while it waits leaves the line: those after it then wait only for the others before them.
-//! - A request that nobody is in the way of costs a binary search, and nothing is allocated once the lock has been as full
-//!   as it is now. A request that waits costs as many searches as it has direct predecessors, each of which it displaces
-//!   (see below), so n requests for one range cost O(n log n) however long the line is.
+//! - Of two requests whose ranges overlap, the earlier one is granted first; the later one is granted only after the earlier one
+//!   has released its range. A large range is not overtaken by later small ones.
+//! - A request waits only for earlier requests that overlap it, and for the requests that these wait for.
+//! - A request that is dropped while it waits leaves the line: later requests then wait only for the others before them.
+//! - A request without a conflict costs a binary search, and nothing is allocated once the lock has been as full as it is now. A
+//!   request that waits costs as many searches as it has direct predecessors, each of which it displaces (see below), so n
+//!   requests for one range cost O(n log n), whatever the length of the line.
 //!
-//! Left to the users: not to wait for one range while holding another of the same lock in the opposite order.
+//! Left to others: the order of a task's own requests. Two tasks that each hold a range and ask for the other's wait for ever.
 //!
 //! # How
 //! The table maps each block to the request that asked for it last, in *pieces* of neighbouring blocks. A new request takes
 //! its blocks out of the pieces that it finds, puts in one of its own, and waits for each request whose piece it found, once.
-//! It need not wait for any request before those: they have released their ranges when those have. A request that ends
-//! takes out what is left of its pieces. One that gives up gives its pieces back to those that it waits for, and they
-//! become the direct predecessors of those that waited for it, where they overlap.
+//! Waiting is transitive: requests before those have released their ranges when those have. A request that ends takes out
+//! what is left of its pieces. A request that is dropped while it waits gives its pieces back to its direct predecessors, and
+//! these become the direct predecessors of the requests that waited for it, where they overlap.
 
 mod pieces;
 #[cfg(test)]
@@ -35,22 +35,22 @@ use std::task::{Context, Poll, Waker};
 /// Ranges locked by tasks of one shard.
 pub type RangeLock = Lock<Rc<RefCell<Table>>>;
 
-/// A range of a [`RangeLock`].
+/// Granted range of a [`RangeLock`], held until it is dropped.
 pub type RangeGuard = Held<Rc<RefCell<Table>>>;
 
-/// A place in the line of a [`RangeLock`].
+/// Request of a [`RangeLock`] that may still wait.
 pub type RangePlace = Asked<Rc<RefCell<Table>>>;
 
 /// Ranges locked by tasks of several shards, in a table behind a mutex, which is held for one request or release at a time and
 /// never while a task waits.
 pub type SharedRangeLock = Lock<Arc<Mutex<Table>>>;
 
-/// A range of a [`SharedRangeLock`].
+/// Granted range of a [`SharedRangeLock`], held until it is dropped.
 pub type SharedRangeGuard = Held<Arc<Mutex<Table>>>;
 
 /// Access to the table of a lock: on one shard, or on several.
 pub trait Access: Clone + Default {
-    /// Does something with the table. `work` must not come back here.
+    /// Calls `work` with the table. `work` must not use the lock.
     fn with<T>(&self, work: impl FnOnce(&mut Table) -> T) -> T;
 }
 
@@ -91,23 +91,23 @@ impl<A: Access> Lock<A> {
 
 type Wakers = SmallVec<[Waker; 4]>;
 
-/// A request in the table. Its number is used again once it has gone; its serial isn't.
+/// A request in the table. Its number is used again after it has left; its serial isn't.
 #[derive(Debug, Default)]
 struct Request {
     serial: u64,
     range: Range<u64>,
     /// Number of its pieces in the table.
     pieces: usize,
-    /// Number of links from requests that it waits for.
+    /// Number of links to requests that it still waits for.
     waits_for: usize,
-    /// The requests that it has waited for, those that have gone included.
+    /// Direct predecessors, including those that have left.
     before: Vec<Link>,
-    /// The requests that wait for it, those that have gone included.
+    /// Requests that wait for this one, including those that have left.
     after: Vec<Link>,
     waker: Option<Waker>,
 }
 
-/// Another request, if it still has this serial.
+/// Reference to a request; it has left if its number has another serial by now.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 struct Link {
     number: u32,
@@ -187,7 +187,7 @@ impl Table {
                 let position = self.pieces.seek(range.end);
                 self.put(position, Piece { start: range.end, ..piece });
             }
-            // The newest request of all is the last one that any other one has heard of.
+            // No request is newer than `new`, so a link to it is the last one.
             if self.request(piece.number).after.last() != Some(&new) {
                 self.link(piece.number, new);
             }
@@ -203,8 +203,8 @@ impl Table {
         request.waits_for += 1;
     }
 
-    /// Takes a request out, whether it has its range or waits for it. Adds the wakers of those that can go on to `woken`, and
-    /// returns its own.
+    /// Takes out a request, whether it is granted or waits. Adds the wakers of the requests that are granted by this to `woken`,
+    /// and returns its own.
     #[inline]
     fn leave(&mut self, number: u32, woken: &mut Wakers) -> Option<Waker> {
         let request = self.request(number);
@@ -225,7 +225,7 @@ impl Table {
         waker
     }
 
-    /// Takes the pieces of a request out that has had its range.
+    /// Takes out the pieces of a request that was granted.
     #[inline]
     fn forget(&mut self, number: u32) {
         let Range { start, end } = self.request(number).range;
@@ -238,7 +238,7 @@ impl Table {
                 continue;
             }
             self.take(position);
-            // Nearly always it was the only one.
+            // Most requests have a single piece.
             if self.request(number).pieces == 0 {
                 return;
             }
@@ -246,7 +246,7 @@ impl Table {
         }
     }
 
-    /// Lets those go on that waited for nothing but this request.
+    /// Grants the requests that waited for this one alone.
     fn release(&mut self, number: u32, woken: &mut Wakers) {
         // Taken out and put back, so that its memory is used again.
         let mut after = std::mem::take(&mut self.request(number).after);
@@ -262,8 +262,8 @@ impl Table {
         self.request(number).after = after;
     }
 
-    /// Takes a request out of the middle of the line: those before it get its pieces back, each block the one that asked for it
-    /// last, and those after it wait for them where they overlap.
+    /// Takes out a request that waits. Each of its blocks goes back to the latest of its direct predecessors that asked for it,
+    /// and the requests that waited for this one wait for those that they overlap.
     fn give_up(&mut self, number: u32) {
         let mut before: Vec<Link> = self.request(number).before.clone();
         before.retain(|link| self.is_present(*link));
@@ -294,7 +294,7 @@ impl Table {
         }
     }
 
-    /// Gives free blocks to requests, the latest first.
+    /// Gives the blocks of a range to those of these requests that asked for them, the latest first.
     fn give_back(&mut self, owners: &[Link], range: Range<u64>) {
         let mut free: SmallVec<[Range<u64>; 4]> = SmallVec::new();
         free.push(range);
@@ -315,21 +315,21 @@ impl Table {
     }
 }
 
-/// A place in the line. Dropped, it is left.
+/// Request that may still wait. Dropped, it leaves the line.
 #[must_use = "a range that was asked for keeps others waiting until it is dropped"]
 #[derive(Debug)]
 pub struct Asked<A: Access> {
-    /// `None` once the range was handed out.
+    /// `None` after the range was taken.
     place: Option<Held<A>>,
-    /// Whether the range was free at once. Of one that wasn't, the table has to be asked.
+    /// Whether the range was granted when it was asked for. If not, the table tells whether it is by now.
     is_granted: bool,
 }
 
 impl<A: Access> Asked<A> {
-    /// Takes the range if nobody is in the way any more.
+    /// Takes the range if it is granted by now.
     ///
     /// # Errors
-    /// The place in the line, if somebody is.
+    /// The request itself, if it still waits.
     #[inline]
     pub fn try_take(mut self) -> Result<Held<A>, Self> {
         match self.is_granted || self.place.as_ref().is_some_and(Held::is_granted) {
@@ -355,7 +355,7 @@ impl<A: Access> Future for Asked<A> {
 
 impl<A: Access> Unpin for Asked<A> {}
 
-/// A range that is held until this is dropped.
+/// Range that is held until this is dropped.
 #[must_use = "the range is held as long as this lives"]
 pub struct Held<A: Access> {
     table: A,
@@ -367,13 +367,13 @@ impl<A: Access> Held<A> {
         self.table.with(|table| table.request(self.number).waits_for == 0)
     }
 
-    /// Leaves a waker if the range isn't granted yet; returns whether that is so.
+    /// Returns whether the request still waits, and leaves a waker if so.
     fn waits(&self, waker: &Waker) -> bool {
         let replaced = self.table.with(|table| {
             let request = table.request(self.number);
             (request.waits_for > 0).then(|| request.waker.replace(waker.clone()))
         });
-        // Dropped here, after the table: that may run any code.
+        // The waker that was replaced is dropped here, without the table, because dropping it may run any code.
         replaced.is_some()
     }
 }

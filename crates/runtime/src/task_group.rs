@@ -1,7 +1,7 @@
-//! Groups of tasks and calls of one shard whose end can be awaited: what a close waits for.
+//! Groups of tasks and calls of one shard whose end can be awaited: a part's close waits for its group.
 //!
-//! A member is counted from [`TaskGroup::enter`] until its guard is dropped, wherever that is: at the end of a task, or with
-//! the future that owns it. What may never be dropped, such as a handle that a client keeps, must not be a member.
+//! A member is counted from [`TaskGroup::enter`] until its guard is dropped: at the end of a task, or with the future that owns
+//! the guard. A handle that a client may keep for ever must not be a member: the close would never end.
 
 use crate::sync::Notify;
 use std::cell::Cell;
@@ -13,7 +13,7 @@ struct Group {
     is_empty: Notify,
 }
 
-/// A group of tasks and calls. Clones are the same group.
+/// Group of tasks and calls. Clones are the same group.
 #[derive(Debug, Clone, Default)]
 pub struct TaskGroup(Rc<Group>);
 
@@ -35,8 +35,8 @@ impl TaskGroup {
         self.len() == 0
     }
 
-    /// Waits until there is no member. One that is added meanwhile is waited for, too, so the caller sees to it that no more
-    /// are.
+    /// Waits until there is no member. Members that are added meanwhile are waited for, too: the caller has to end their
+    /// arrival.
     pub async fn ended(&self) {
         while !self.is_empty() {
             self.0.is_empty.notified().await;

@@ -1,4 +1,4 @@
-//! Little-endian numbers and structures in a row of bytes, and reading them back from bytes that may be anything.
+//! Encoding of little-endian numbers and structures one after another, and decoding of bytes that may be anything.
 
 use block::{Error, Result};
 use zerocopy::little_endian::{U32, U64};
@@ -30,8 +30,7 @@ impl Writer {
     }
 }
 
-/// Takes numbers and structures from the front of bytes. All methods give [`Error::Corrupt`] where there are fewer bytes
-/// than they take.
+/// Takes numbers and structures from the front of bytes. Methods that take bytes return [`Error::Corrupt`] where fewer follow.
 #[derive(Debug, Clone)]
 pub struct Reader<'a> {
     rest: &'a [u8],
@@ -39,12 +38,12 @@ pub struct Reader<'a> {
 }
 
 impl<'a> Reader<'a> {
-    /// A reader of these bytes; `what` names the whole in errors.
+    /// Reader of these bytes; `what` is their name in errors.
     pub fn new(bytes: &'a [u8], what: &'static str) -> Self {
         Reader { rest: bytes, what }
     }
 
-    /// Takes so many bytes.
+    /// Takes `count` bytes.
     pub fn bytes(&mut self, count: usize) -> Result<&'a [u8]> {
         let split = self.rest.split_at_checked(count);
         let (bytes, rest) = split.ok_or_else(|| self.too_short(count))?;
@@ -79,12 +78,15 @@ impl<'a> Reader<'a> {
         self.take::<[U64; N]>().map(|numbers| numbers.map(U64::get))
     }
 
-    /// Takes the number of things of `size` bytes each that follow; fails if they can't all be there.
+    /// Takes the number of entries of `size` bytes each that follow.
+    ///
+    /// # Errors
+    /// [`Error::Corrupt`] if fewer bytes follow than these entries have.
     pub fn count(&mut self, size: usize) -> Result<usize> {
         let count = self.u32()? as usize;
         match count.checked_mul(size) {
             Some(bytes) if bytes <= self.rest.len() => Ok(count),
-            _ => Err(self.strange("counts more than it holds")),
+            _ => Err(self.strange("names more entries than follow")),
         }
     }
 
@@ -93,7 +95,7 @@ impl<'a> Reader<'a> {
         self.rest.len()
     }
 
-    /// Fails if any bytes follow.
+    /// Returns [`Error::Corrupt`] if any bytes follow.
     pub fn end(&self) -> Result<()> {
         match self.rest.len() {
             0 => Ok(()),
@@ -105,7 +107,7 @@ impl<'a> Reader<'a> {
         self.strange(&format!("ends too early: after {} of {count} bytes", self.rest.len()))
     }
 
-    /// An error about the whole.
+    /// [`Error::Corrupt`] with the name of the bytes, followed by `what`.
     pub fn strange(&self, what: &str) -> Error {
         Error::corrupt(format!("{} {what}", self.what))
     }

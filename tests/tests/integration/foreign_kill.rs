@@ -31,11 +31,11 @@ fn made(killed: &Killed, folder: &Path, bytes: u64) -> String {
 /// time in its header. So wherever the kill comes, each block is whole, in its place, and none is as it was before.
 #[test]
 fn fio_verifies_what_a_killed_server_kept() {
+    let budget = Budget::of(3);
     if !has_fio() {
         return;
     }
     let first = seed("fio_verifies_what_a_killed_server_kept", 1);
-    let budget = Budget::of(3);
     for (round, killed) in (first..).zip(KILLED) {
         if !budget.allows_more(KILLED.len() as u64) {
             break;
@@ -120,13 +120,13 @@ const COMPARE: &str = "
 
 #[test]
 fn ext4_on_a_killed_server_has_what_was_fsynced() {
+    let budget = Budget::of(3);
     need!("nbdfuse", "mkfs.ext4", "e2fsck");
     need_root!("mount");
     if !has_fuse() || !can_mount_loop() {
         return;
     }
     let first = seed("ext4_on_a_killed_server_has_what_was_fsynced", 1);
-    let budget = Budget::of(3);
     for (round, killed) in (first..).zip(KILLED) {
         if !budget.allows_more(KILLED.len() as u64) {
             break;

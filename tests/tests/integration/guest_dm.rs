@@ -232,6 +232,9 @@ fn writecache_answers_as_dm_writecache() {
 
 #[test]
 fn mirror_answers_as_raid1() {
+    if conformance::budget::is_left_out() {
+        return;
+    }
     let guest = need_guest!();
     let seed = seed("mirror_answers_as_raid1", 42);
     let machine = Machine::new(guest, &[16, 16, 8, 8], seed);
@@ -268,6 +271,9 @@ fn mirror_answers_as_raid1() {
 
 #[test]
 fn cache_answers_as_dm_cache() {
+    if conformance::budget::is_left_out() {
+        return;
+    }
     let guest = need_guest!();
     let seed = seed("cache_answers_as_dm_cache", 43);
     // Of each mode the metadata, the cache and the origin of the kernel's, and the cache and the origin of ours.

@@ -1,10 +1,13 @@
-//! What may be called durable: the syncs of a part's file, and what becomes of it after a failure.
+//! Durability of a part's file: its syncs, and its state after one of them has failed.
 //!
-//! Promises: once a sync or a durable write has failed, every later flush and durable write fails until the part is built again.
-//! Linux drops what failed write-back didn't write, and reports that once per open file description (errseq), so a later sync
-//! that succeeds says nothing. One sync runs at a time, on one file description for all shards that nothing else uses: it is as old
-//! as the part, so it has an error to report for every write of the part, and no durable write can take that error. A flush that
-//! arrives while a sync runs waits for the next one, and shares it with all others that wait.
+//! # Promises
+//! - Once a sync or a durable write has failed, every later flush and durable write fails until the part is built again.
+//!   Linux drops the data that failed write-back didn't write, and reports the error once per open file description
+//!   (errseq). So a later sync that succeeds doesn't show that this data is durable.
+//! - One sync runs at a time, on a file description that all shards share and that is used for nothing else. It is opened
+//!   with the part, so it reports an error of write-back for every write of the part, and no durable write can consume
+//!   that error.
+//! - A flush that arrives while a sync runs waits for the next sync, and shares it with the other flushes that wait.
 //!
 //! Left to others: carrying a sync to its end when its caller goes away ([`runtime::carry`]); a sync that is torn down with its
 //! shard counts as failed.
@@ -16,7 +19,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::task::{Poll, Waker};
 
-/// State of a part's file that all shards share.
+/// Durability of a part's file, shared by all shards.
 #[derive(Default)]
 pub(super) struct FileDurability {
     failed: AtomicBool,
@@ -29,11 +32,11 @@ struct Syncs {
     begun: u64,
     /// Number of syncs that have ended: one less than `begun` while one runs.
     ended: u64,
-    /// Flushes that wait for the sync that runs.
+    /// Wakers of the flushes that wait for the sync in flight.
     waiting: Vec<Waker>,
 }
 
-/// The sync that runs. Dropped before its result is known, it has failed.
+/// The sync in flight. If it is dropped before its result is known, it counts as failed.
 struct Running<'a> {
     durability: &'a FileDurability,
     succeeded: bool,
@@ -56,11 +59,12 @@ impl FileDurability {
         self.failed.load(Ordering::Acquire)
     }
 
+    /// Makes every later flush and durable write fail.
     pub(super) fn fail(&self) {
         self.failed.store(true, Ordering::Release);
     }
 
-    /// Fails if nothing can be called durable any more.
+    /// Returns an error if a sync or a durable write has failed.
     pub(super) fn check(&self, name: &str) -> Result<()> {
         if self.has_failed() {
             return Err(Error::io(format!(
@@ -71,18 +75,18 @@ impl FileDurability {
         Ok(())
     }
 
-    /// Makes durable what was written before this call. `file` is a descriptor of the part's description for syncs.
+    /// Makes every write durable that ended before this call. `file` is a descriptor of the part's file description for syncs.
     pub(super) async fn sync(&self, file: &File) -> Result<()> {
         self.check(file.name())?;
         let Some(mut running) = self.begin_or_share().await else { return self.check(file.name()) };
         let result = file.sync_data().await;
         running.succeeded = result.is_ok();
         drop(running);
-        // A durable write may have failed meanwhile, and have been told what would have been told here.
+        // A durable write may have failed meanwhile, with an error that the kernel reported to that write alone.
         result.and_then(|()| self.check(file.name()))
     }
 
-    /// Begins a sync as soon as none runs; `None` once another caller's sync, which began after this call, has ended.
+    /// Begins a sync as soon as none is in flight. `None` if a sync of another caller began after this call and has ended.
     async fn begin_or_share(&self) -> Option<Running<'_>> {
         let arrival = self.lock().begun;
         poll_fn(|context| {

@@ -1,24 +1,24 @@
 //! Memory for the data of open requests: one budget for all connections of a server, on all shards.
 //!
 //! # Promises
-//! - A connection has [`OWN_BYTES`] of its own, which cost neither an atomic operation nor a lock. What it holds beyond
-//!   them it has taken from the server's budget, and never more than there is.
-//! - Where bytes are missing, connections wait in order of arrival; a small claim doesn't overtake a large one. What a
-//!   connection holds never depends on what it waits for: its open requests end, and their replies are sent or the
-//!   connection is ended. So every claim is met.
-//! - A share that is dropped gives back what it holds and leaves the line.
+//! - A connection has [`OWN_BYTES`] of its own, which cost neither an atomic operation nor a lock. Bytes beyond these are
+//!   taken from the server's budget, which is never exceeded.
+//! - Where too few bytes are free, connections wait in order of arrival; a small claim doesn't overtake a large one. A
+//!   connection that waits still gives back the bytes that it holds: its open requests end, and their replies are sent or
+//!   the connection is ended. So every claim is met.
+//! - A share that is dropped gives back its bytes and leaves the line.
 //!
-//! Left to others: how many bytes a request counts for, and ending connections whose client takes nothing.
+//! Left to others: how many bytes a request counts for, and ending connections whose client takes no bytes.
 
 use std::collections::VecDeque;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::task::{Context, Waker};
 
-/// Bytes that each connection may hold without asking: 128 requests of 4 KiB.
+/// Bytes that each connection may hold without taking any from the budget: 128 requests of 4 KiB.
 pub(super) const OWN_BYTES: u64 = 512 << 10;
 
-/// Bytes that connections share.
+/// Bytes that all connections of a server share.
 pub(super) struct Budget {
     bytes: u64,
     free: AtomicU64,
@@ -27,8 +27,10 @@ pub(super) struct Budget {
     line: Mutex<Line>,
 }
 
+/// Connections that wait, in order of arrival.
 #[derive(Default)]
 struct Line {
+    /// Number of connections that have ever joined the line; the ticket of the last one.
     arrivals: u64,
     waiting: VecDeque<(u64, Waker)>,
 }
@@ -38,12 +40,12 @@ impl Budget {
         Budget { bytes, free: AtomicU64::new(bytes), waiting: AtomicUsize::new(0), line: Mutex::default() }
     }
 
-    /// Bytes of the whole budget.
+    /// Number of bytes in the budget.
     pub(super) fn bytes(&self) -> u64 {
         self.bytes
     }
 
-    /// Bytes that connections hold beyond their own.
+    /// Number of bytes that connections hold beyond their own.
     pub(super) fn taken(&self) -> u64 {
         self.bytes - self.free.load(Ordering::Relaxed)
     }
@@ -66,7 +68,8 @@ impl Budget {
 
     fn give_back(&self, bytes: u64) {
         self.free.fetch_add(bytes, Ordering::SeqCst);
-        // A connection that joins the line looks at `free` after it has raised `waiting`: one of us sees the other.
+        // A connection that joins the line reads `free` after it has raised `waiting`. So either it sees these bytes, or it is
+        // seen here.
         if self.waiting.load(Ordering::SeqCst) > 0 {
             self.wake_first(self.line());
         }
@@ -81,12 +84,12 @@ impl Budget {
     }
 }
 
-/// What one connection holds.
+/// Bytes that one connection holds.
 pub(super) struct Share {
     budget: Arc<Budget>,
     /// Bytes taken from the budget.
     taken: u64,
-    /// Place in the line.
+    /// Ticket in the line; `None` while the connection doesn't wait.
     ticket: Option<u64>,
 }
 
@@ -95,8 +98,8 @@ impl Share {
         Share { budget, taken: 0, ticket: None }
     }
 
-    /// Makes the share cover `bytes`. Where too few are free, joins the line, and the task is woken when it is time to
-    /// ask again.
+    /// Makes the share cover `bytes`; more than the whole budget is covered by all of it. Returns false where too few bytes
+    /// are free: the share is in the line then, and the task is woken when it is the first there and bytes have become free.
     #[inline]
     pub(super) fn cover(&mut self, bytes: u64, context: &Context<'_>) -> bool {
         if bytes <= OWN_BYTES + self.taken {
@@ -142,7 +145,7 @@ impl Share {
         false
     }
 
-    /// Gives back what isn't needed to cover `bytes`.
+    /// Gives back the bytes that aren't needed to cover `bytes`.
     #[inline]
     pub(super) fn shrink_to(&mut self, bytes: u64) {
         if self.taken > 0 {

@@ -47,6 +47,7 @@ pub fn hits_allocate_nothing() {
         assert_eq!(misses, 0, "{mode:?}: reads aren't answered from the cache");
         // Timers of the table and the cleaner may run meanwhile: what counts is that no read does it.
         assert!(read < 10, "{mode:?}: {read} allocations for {} reads", 1000 * CLIENTS);
-        assert!(written < 10, "{mode:?}: {written} allocations for {} writes", 200 * CLIENTS);
+        // Lists of the range lock grow when more requests wait at a time than in the warm-up.
+        assert!(written < 200 * CLIENTS / 64, "{mode:?}: {written} allocations for {} writes", 200 * CLIENTS);
     }
 }

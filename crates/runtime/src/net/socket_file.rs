@@ -1,4 +1,4 @@
-//! The files of unix sockets: taken before a server listens, removed when it stops.
+//! Files of unix sockets: created when a server starts to listen, removed when it stops.
 //!
 //! # Promises
 //! - A socket that no process listens on is replaced. Anything else at the path stays, and is an error that names the
@@ -7,7 +7,7 @@
 //! - Both happen under a lock (flock) of the folder, so that servers that start or stop at the same time never remove
 //!   each other's socket. The wait for the lock is bounded by [`LOCK_LIMIT`].
 //!
-//! Left to others: programs that don't take the lock.
+//! There is no protection against programs that don't take the lock.
 
 use super::{Address, Listener, SocketAddress, new_socket};
 use crate::simulated;
@@ -25,7 +25,7 @@ use std::time::Duration;
 /// Longest wait for the lock of a folder, and for the socket of a killed process to stop taking connections.
 pub const LOCK_LIMIT: Duration = Duration::from_secs(1);
 
-/// The inode that a bind has created. Its number isn't used again as long as the socket is open.
+/// Inode that a bind has created. No other file gets its number as long as the socket is open.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct SocketFile {
     path: PathBuf,
@@ -33,7 +33,7 @@ pub(super) struct SocketFile {
     inode: u64,
 }
 
-/// A locked folder for sockets. Dropping it unlocks the folder.
+/// Locked folder of sockets, unlocked when dropped.
 #[derive(Debug)]
 pub struct SocketFolder {
     /// Holds the lock.
@@ -73,7 +73,7 @@ impl SocketFolder {
     /// these permissions, less the umask, from its first moment on.
     ///
     /// # Errors
-    /// [`Error::Busy`] where a process listens there; [`Error::AlreadyExists`] where something else has the path;
+    /// [`Error::Busy`] where a process listens there; [`Error::AlreadyExists`] where the path is of a file that isn't a socket;
     /// those of the kernel.
     pub fn listen(&self, path: &Path, mode: Option<u32>) -> Result<Listener> {
         self.remove_stale(path)?;
@@ -136,7 +136,7 @@ fn kind_of(file_type: FileType) -> &'static str {
     }
 }
 
-/// Whether a process listens on a socket: whether the kernel refuses to connect to it.
+/// Whether a process listens on a socket. The kernel refuses connections to a socket without a listener.
 fn is_listened_on(path: &Path) -> Result<bool> {
     let address = Address::Unix(path.to_owned());
     let (kernel, socket) = (SocketAddress::of(&address)?, new_socket(&address, libc::SOCK_NONBLOCK)?);
@@ -147,7 +147,7 @@ fn is_listened_on(path: &Path) -> Result<bool> {
     let error = std::io::Error::last_os_error();
     match error.raw_os_error() {
         Some(libc::ECONNREFUSED | libc::ENOENT) => Ok(false),
-        // Its queue of connections is full, or it is a socket for datagrams.
+        // EAGAIN: the listener's queue is full. EPROTOTYPE: the socket is of another type, such as datagrams.
         Some(libc::EAGAIN | libc::EPROTOTYPE) => Ok(true),
         _ => Err(named(path, &error, "connecting to it")),
     }
@@ -163,8 +163,8 @@ impl SocketFile {
 }
 
 impl Listener {
-    /// Listens as [`bind`](Self::bind) does; on a unix socket in place of a file that a killed process left, and
-    /// [`close`](Self::close) removes the file.
+    /// Listens as [`bind`](Self::bind) does. The file of a unix socket that a killed process left is replaced, and
+    /// [`close`](Self::close) removes the new one.
     ///
     /// # Errors
     /// Those of [`SocketFolder::listen`], [`Error::Busy`] after at most [`LOCK_LIMIT`].
@@ -178,13 +178,13 @@ impl Listener {
     }
 
     /// Stops listening. Removes the file of a unix socket that [`replace_stale`](Self::replace_stale) or
-    /// [`SocketFolder::listen`] has created, unless another file has its path by now.
+    /// [`SocketFolder::listen`] has created, unless the path leads to another file by now.
     ///
     /// # Errors
-    /// The socket is closed, and its file is still there: [`Error::Busy`] where the folder was locked for
-    /// [`LOCK_LIMIT`]; those of the kernel.
+    /// [`Error::Busy`] where the folder was locked for [`LOCK_LIMIT`]; those of the kernel. The socket is closed then, and its
+    /// file stays.
     pub async fn close(self) -> Result<()> {
-        // The socket is open until the end: the inode's number is its own as long as it is.
+        // The socket stays open until the end of this call, so that no other file has the inode's number before.
         match &self.file {
             Some(file) => retry_while_busy(LOCK_LIMIT, async || file.remove_if_own()).await,
             None => Ok(()),

@@ -1,10 +1,10 @@
-//! Disjoint pieces of a range in order, in chunks of bounded size: found by binary search, inserted and removed by moving part of one
-//! chunk. Chunks that become empty are used again, so that nothing is allocated once there have been as many.
+//! Ordered list of disjoint pieces, in chunks of bounded size: a piece is found by binary search, and inserted or removed by
+//! moving part of one chunk. Chunks that become empty are used again, so that nothing is allocated once there have been as many.
 
-/// Pieces per chunk at most. What is moved fits a few cache lines on average.
+/// Most pieces of a chunk: moving half of them, the average, touches a few cache lines.
 const CHUNK: usize = 64;
 
-/// Blocks of which one request was the last to ask.
+/// Neighbouring blocks that the same request asked for last.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Piece {
     pub start: u64,
@@ -12,19 +12,19 @@ pub struct Piece {
     pub number: u32,
 }
 
-/// Place of a piece, or behind the last one. Valid until the next change.
+/// Position of a piece, or the end of the list. Valid until the next change.
 #[derive(Debug, Clone, Copy)]
 pub struct Position {
     chunk: usize,
     index: usize,
 }
 
-/// See the module's head.
+/// Ordered list of disjoint pieces.
 #[derive(Debug, Default)]
 pub struct Pieces {
-    /// None of them is empty.
+    /// Chunks in order; none is empty.
     chunks: Vec<Vec<Piece>>,
-    /// Empty chunks with their memory.
+    /// Empty chunks, kept for their memory.
     spare: Vec<Vec<Piece>>,
 }
 
@@ -33,7 +33,7 @@ impl Pieces {
         self.chunks.is_empty()
     }
 
-    /// The first piece that ends behind `at`.
+    /// Position of the first piece that ends after `at`.
     #[inline]
     pub fn seek(&self, at: u64) -> Position {
         let is_before = |pieces: &Vec<Piece>| pieces.last().is_some_and(|last| last.end <= at);
@@ -48,7 +48,7 @@ impl Pieces {
         self.chunks.get(position.chunk)?.get(position.index).copied()
     }
 
-    /// The next position in order.
+    /// Position of the next piece, or the end.
     pub fn next(&self, position: Position) -> Position {
         match self.chunks.get(position.chunk).is_some_and(|pieces| position.index + 1 < pieces.len()) {
             true => Position { index: position.index + 1, ..position },
@@ -56,12 +56,12 @@ impl Pieces {
         }
     }
 
-    /// Inserts a piece before the one at this position, which [`seek`](Self::seek) gave for its start.
+    /// Inserts a piece before the one at this position, which [`seek`](Self::seek) returned for the start of the new piece.
     #[inline]
     pub fn insert(&mut self, position: Position, piece: Piece) {
         let Position { mut chunk, mut index } = position;
         if chunk == self.chunks.len() {
-            // Behind all others: at the end of the last chunk.
+            // After all others: at the end of the last chunk.
             match self.chunks.last() {
                 Some(last) => (chunk, index) = (chunk - 1, last.len()),
                 None => self.add_chunk(0),
