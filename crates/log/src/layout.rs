@@ -61,7 +61,7 @@ impl Layout {
     }
 
     /// So many zones of so many blocks, at least two, of this size; see the fields.
-    /// Number of blocks, from the start, that have space below in a [backed](crate::space) zone: most of the zone, since the end of a
+    /// Number of blocks, from the start, that have space below in a backed zone (`space.rs`): most of the zone, since the end of a
     /// zone that was filled by records is seldom written.
     pub fn backed_blocks(&self) -> u32 {
         self.zone_blocks - self.zone_blocks / 8
