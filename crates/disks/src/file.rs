@@ -2,7 +2,7 @@
 //!
 //! Reads and writes go around the page cache (O_DIRECT) where the file system has that; `flush` is fdatasync,
 //! FUA is `RWF_DSYNC`, discard punches a hole. After a failed flush or FUA write the device takes no more of them
-//! ([`durability`]).
+//! (`durability`).
 //!
 //! The file is opened by its path once, locked (`flock`), and all that is done to it goes to the file that was locked: handles open
 //! it again through that descriptor. It stays locked as long as the part lives, so that two stacks don't write to one disk. A block

@@ -35,7 +35,7 @@ pub struct SimulatedFaults {
     /// A write to a file fails with EIO, after any part of it was done; nothing else reports that.
     pub write_error: f64,
     /// Write-back fails at a sync or a durable write, which loses what was written to the file since the last sync and is
-    /// reported once by each open file description ([`files`]); the sync of a directory fails with EIO.
+    /// reported once by each open file description (`files`); the sync of a directory fails with EIO.
     pub sync_error: f64,
     /// An operation takes a hundred times as long.
     pub slow: f64,
