@@ -9,8 +9,8 @@
 //! piece of `atomic_write` bytes must hold the last version that was durable for the client at the cut, or a
 //! later one that had been submitted, whole and in its own place; and what is written then must be read back.
 //!
-//! Everything follows from the seed but the order in which the real runtime completes what is in flight; a
-//! failure therefore names the seed, the cut and the choice, and shows what was found. Left to others: what
+//! In a simulated world ([`in_simulation`]) everything follows from the seed. On the real runtime the order in which what is in
+//! flight completes does not. A failure names the seed, the cut and the choice, and shows what was found. Left to others: what
 //! only a running stack can promise (the conformance suite).
 
 mod again;
@@ -28,6 +28,7 @@ use conformance::budget::Budget;
 use layers::fault::{FaultDevicePart, parse_rules};
 use layers::record::replay::{CrashState, CrashStates, Cursor, History, ImageDisk, Mismatch, Search};
 use layers::record::{RecordDevicePart, Recorder, Role};
+use runtime::Simulation;
 use std::fmt;
 use std::ops::RangeInclusive;
 use std::rc::Rc;
@@ -118,6 +119,19 @@ pub fn seed(test: &str, usual: u64) -> u64 {
     let seed = asked.map_or(usual, |text| text.trim().parse().expect("SILTSTONE_SEED is a whole number"));
     println!("{test}: SILTSTONE_SEED={seed}");
     seed
+}
+
+/// Runs `main` in a simulated world, where the order and the times of everything follow from the seed.
+///
+/// # Panics
+/// `main` waits for what never happens.
+pub fn in_simulation<T: 'static, Fut: Future<Output = T> + 'static>(
+    seed: u64,
+    main: impl FnOnce() -> Fut,
+) -> T {
+    let world = Simulation { most_events: u64::MAX, trace_lines: 0, ..Simulation::new(seed) };
+    let ended = runtime::simulate(world, main);
+    ended.unwrap_or_else(|error| panic!("SILTSTONE_SEED={seed}: {error}")).value
 }
 
 impl Oracle {

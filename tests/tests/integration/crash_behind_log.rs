@@ -16,7 +16,7 @@ use layers::linear::part_of;
 use layers::mirror::{MirrorPart, Plan, Settings, Wishes};
 use layers::record::replay::ImageDisk;
 use layers::writecache::{Options, WriteCachePart};
-use siltstone_tests::oracle::{Opening, Oracle, Report, Violation, seed};
+use siltstone_tests::oracle::{Opening, Oracle, Report, Violation, in_simulation, seed};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -94,6 +94,7 @@ async fn open(
 }
 
 fn run(oracle: Oracle, survivors: Survivors) -> Result<Report, Box<Violation>> {
+    let seed = oracle.seed;
     let main = move || async move {
         oracle
             .run(async |disk: Arc<dyn DevicePart>, opening: Opening| {
@@ -101,7 +102,7 @@ fn run(oracle: Oracle, survivors: Survivors) -> Result<Report, Box<Violation>> {
             })
             .await
     };
-    runtime::run(runtime::Config::default(), main).expect("the runtime starts")
+    in_simulation(seed, main)
 }
 
 fn holds(name: &str, usual_seed: u64, survivors: Survivors, change: impl FnOnce(&mut Oracle)) {

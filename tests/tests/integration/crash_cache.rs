@@ -4,7 +4,7 @@
 use block::{BlockRange, DevicePart, Part, Result};
 use layers::cache::{CachePart, Mode, Options};
 use layers::linear::part_of;
-use siltstone_tests::oracle::{Opening, Oracle, Report, Violation, seed};
+use siltstone_tests::oracle::{Opening, Oracle, Report, Violation, in_simulation, seed};
 use std::cell::RefCell;
 use std::sync::Arc;
 use std::time::Duration;
@@ -99,6 +99,7 @@ fn run(
     let mut oracle = Oracle::new(seed(name, usual_seed));
     oracle.disk.blocks.0 = setup.fast + setup.slow;
     change(&mut oracle);
+    let seed = oracle.seed;
     let main = move || async move {
         let part: RefCell<Option<Arc<dyn DevicePart>>> = RefCell::default();
         let opening = async |disk, opening| {
@@ -112,7 +113,7 @@ fn run(
         let counts = part.borrow().as_ref().map(|part| part.status()).unwrap_or_default();
         (report, counts)
     };
-    runtime::run(runtime::Config::default(), main).expect("the runtime starts")
+    in_simulation(seed, main)
 }
 
 fn holds(name: &str, usual_seed: u64, setup: Setup, change: impl FnOnce(&mut Oracle)) -> Counts {

@@ -5,7 +5,7 @@ use block::{BlockCount, DevicePart, Error};
 use log::check::check_device;
 use log::core::Counters;
 use log::kind::{Options, open};
-use siltstone_tests::oracle::{Opening, Oracle, seed};
+use siltstone_tests::oracle::{Opening, Oracle, in_simulation, seed};
 use std::cell::{Cell, RefCell};
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -14,6 +14,7 @@ fn silent(name: &str, usual_seed: u64, disk_blocks: u64, volume_blocks: u64, ope
     let mut oracle = Oracle::limited(seed(name, usual_seed), 1);
     oracle.disk.blocks = BlockCount(disk_blocks);
     oracle.workload.operations = operations;
+    let seed = oracle.seed;
     let main = move || async move {
         let checked = Cell::new((0_u64, 0_u64));
         let counters: RefCell<Arc<Counters>> = RefCell::default();
@@ -46,8 +47,7 @@ fn silent(name: &str, usual_seed: u64, disk_blocks: u64, volume_blocks: u64, ope
         let report = oracle.run(open).await;
         (report, checked.get(), counters.take())
     };
-    let (report, (states, notes), counters) =
-        runtime::run(runtime::Config::default(), main).expect("the runtime starts");
+    let (report, (states, notes), counters) = in_simulation(seed, main);
     let report = report.unwrap_or_else(|violation| panic!("{name}: {violation}"));
     println!("{name}: {report:?}; {states} states checked, {notes} notes");
     assert!(report.states > 1000 && states > 0, "{name}: only {states} states were checked");

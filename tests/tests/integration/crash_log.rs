@@ -5,12 +5,13 @@ use block::{BlockCount, BlockSize, DevicePart, Result};
 use log::core::Acknowledge;
 use log::core::Counters;
 use log::kind::{Options, open};
-use siltstone_tests::oracle::{Opening, Oracle, Report, Violation, seed};
+use siltstone_tests::oracle::{Opening, Oracle, Report, Violation, in_simulation, seed};
 use std::cell::RefCell;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 fn run(oracle: Oracle, options: Options) -> (Result<Report, Box<Violation>>, Arc<Counters>) {
+    let seed = oracle.seed;
     let main = move || async move {
         let counters: RefCell<Arc<Counters>> = RefCell::default();
         let open = async |disk: Arc<dyn DevicePart>, opening: Opening| {
@@ -24,7 +25,7 @@ fn run(oracle: Oracle, options: Options) -> (Result<Report, Box<Violation>>, Arc
         let report = oracle.run(open).await;
         (report, counters.take())
     };
-    runtime::run(runtime::Config::default(), main).expect("the runtime starts")
+    in_simulation(seed, main)
 }
 
 fn small(disk_blocks: u64, volume_blocks: u64) -> (u64, Options) {

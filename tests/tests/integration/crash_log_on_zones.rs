@@ -5,7 +5,7 @@ use layers::fault::{FaultZonesPart, parse_rules};
 use layers::record::{RecordZonesPart, Recorder, Role};
 use layers::stats::StatsZonesPart;
 use log::kind::{Options, open_on_zones};
-use siltstone_tests::oracle::{Opening, Oracle, seed};
+use siltstone_tests::oracle::{Opening, Oracle, in_simulation, seed};
 use std::rc::Rc;
 use std::sync::Arc;
 
@@ -68,6 +68,7 @@ fn on_zones_with_layers_between() {
     oracle.workload.operations = 200;
     oracle.prefix = true;
     oracle.again_every = 331;
+    let seed = oracle.seed;
     let main = move || async move {
         let open = async |disk: Arc<dyn DevicePart>, opening: Opening| {
             let part = open(disk, opening == Opening::Format).await?;
@@ -75,7 +76,7 @@ fn on_zones_with_layers_between() {
         };
         oracle.run(open).await
     };
-    let report = runtime::run(runtime::Config::default(), main).expect("the runtime starts");
+    let report = in_simulation(seed, main);
     let report = report.unwrap_or_else(|violation| panic!("{name}: {violation}"));
     println!("{name}: {report:?}");
     assert!(report.states > 1000, "{name}: only {} states", report.states);

@@ -17,7 +17,7 @@ use layers::mirror::{MirrorPart, Plan, Settings, Wishes};
 use layers::record::replay::{Choice, Cursor, History, Image, ImageDisk};
 use layers::record::{RecordDevicePart, Recorder, Role};
 use runtime::Random;
-use siltstone_tests::oracle::{Workload, seed};
+use siltstone_tests::oracle::{Workload, in_simulation, seed};
 use std::collections::BTreeSet;
 use std::ops::Range;
 use std::rc::Rc;
@@ -423,7 +423,7 @@ fn holds(
         }
         Ok::<_, String>([run.last - run.first, states])
     };
-    let done = runtime::run(runtime::Config::default(), main).expect("the runtime starts");
+    let done = in_simulation(seed, main);
     let [events, states] = done.unwrap_or_else(|broken| panic!("{name}, SILTSTONE_SEED={seed}: {broken}"));
     println!("{name}: {events} events, {states} states");
     assert!(states > 1000, "{name}: only {states} states");

@@ -8,19 +8,18 @@ use layers::linear::{linear, part_of};
 use layers::model::ModelPart;
 use layers::stats::StatsDevicePart;
 use layers::stripe::stripe;
-use siltstone_tests::oracle::{Opening, Oracle, Report, Violation, seed};
+use siltstone_tests::oracle::{Opening, Oracle, Report, Violation, in_simulation, seed};
 use std::rc::Rc;
 use std::sync::Arc;
 
 type Opened = Result<Arc<dyn DevicePart>>;
 
-/// Runs the oracle over a stack in a runtime of its own.
+/// Runs the oracle over a stack in a simulated world.
 fn run(
     oracle: Oracle,
     open: impl AsyncFn(Arc<dyn DevicePart>, Opening) -> Opened + Send + 'static,
 ) -> Result<Report, Box<Violation>> {
-    let main = move || async move { oracle.run(open).await };
-    runtime::run(runtime::Config::default(), main).expect("the runtime starts")
+    in_simulation(oracle.seed, move || async move { oracle.run(open).await })
 }
 
 fn with_rules(disk: Arc<dyn DevicePart>, rules: &[&str], seed: u64) -> Opened {

@@ -7,7 +7,7 @@ use block::{
 };
 use log::kind::{Options, open};
 use siltstone_tests::halves;
-use siltstone_tests::oracle::{Opening, Oracle, seed};
+use siltstone_tests::oracle::{Opening, Oracle, in_simulation, seed};
 use std::cell::RefCell;
 use std::collections::BTreeMap;
 use std::rc::Rc;
@@ -141,6 +141,7 @@ fn holds(name: &str, usual_seed: u64, map: &'static str, at_home: bool) {
     oracle.workload.operations = 220;
     oracle.workload.queue_depth = 1;
     oracle.again_every = 499;
+    let seed = oracle.seed;
     let main = move || async move {
         let expected = Expected::default();
         let seen = RefCell::new(0);
@@ -169,7 +170,7 @@ fn holds(name: &str, usual_seed: u64, map: &'static str, at_home: bool) {
         };
         (oracle.run(open).await, seen.take())
     };
-    let (report, seen) = runtime::run(runtime::Config::default(), main).expect("the runtime starts");
+    let (report, seen) = in_simulation(seed, main);
     let report = report.unwrap_or_else(|violation| panic!("{name}: {violation}"));
     println!("{name}: {report:?}; {seen} snapshots compared");
     assert!(report.states > 1000 && (seen > 1000 || !report.is_whole()), "{name}: too little was tried");

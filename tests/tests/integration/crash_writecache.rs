@@ -4,7 +4,7 @@
 use block::{BlockCount, BlockRange, DevicePart, Result};
 use layers::linear::part_of;
 use layers::writecache::{Options, Order, WriteCachePart};
-use siltstone_tests::oracle::{Opening, Oracle, Report, Violation, seed};
+use siltstone_tests::oracle::{Opening, Oracle, Report, Violation, in_simulation, seed};
 use std::sync::Arc;
 
 /// How many blocks the origin has, and the cache behind it.
@@ -20,6 +20,7 @@ enum Survivors {
 }
 
 fn run(oracle: Oracle, options: Options, survivors: Survivors) -> Result<Report, Box<Violation>> {
+    let seed = oracle.seed;
     let main = move || async move {
         let open = async |disk: Arc<dyn DevicePart>, opening: Opening| {
             let origin = Arc::new(part_of(disk.clone(), BlockRange::new(0, ORIGIN))?);
@@ -32,7 +33,7 @@ fn run(oracle: Oracle, options: Options, survivors: Survivors) -> Result<Report,
         };
         oracle.run(open).await
     };
-    runtime::run(runtime::Config::default(), main).expect("the runtime starts")
+    in_simulation(seed, main)
 }
 
 fn small() -> Options {

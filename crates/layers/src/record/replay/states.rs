@@ -29,6 +29,11 @@ impl Search {
     pub fn new(seed: u64) -> Self {
         Search { seed, single: 4, subsets: 3, torn: 3, scattered: 3 }
     }
+
+    /// One of each kind.
+    pub fn brief(seed: u64) -> Self {
+        Search { seed, single: 1, subsets: 1, torn: 1, scattered: 1 }
+    }
 }
 
 /// A state in which a power cut could have left a device.
