@@ -51,4 +51,4 @@ pub use signal::stop_signal;
 pub use simulated::{Simulated, SimulatedFaults, Simulation, power_cut, simulate};
 pub use task::{JoinHandle, join_all, join_limited, spawn, yield_now};
 pub use task_group::{GroupMember, TaskGroup};
-pub use timer::{retry_while_busy, sleep, sleep_until, sleep_until_precisely, timeout};
+pub use timer::{Elapsed, retry_while_busy, sleep, sleep_until, sleep_until_precisely, timeout};

@@ -101,18 +101,29 @@ impl Drop for Sleep {
     }
 }
 
+/// The time that [`timeout`] was given has passed. Becomes an [`Error::TimedOut`], whose text is made only then: who waits again
+/// and again allocates nothing.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Elapsed(Duration);
+
+impl From<Elapsed> for Error {
+    fn from(Elapsed(limit): Elapsed) -> Self {
+        Error::timed_out(format!("not done within {limit:?}"))
+    }
+}
+
 /// Waits for a future, at most this long, and then drops it.
 ///
 /// # Errors
-/// [`Error::TimedOut`].
-pub async fn timeout<F: Future>(limit: Duration, future: F) -> Result<F::Output> {
+/// [`Elapsed`].
+pub async fn timeout<F: Future>(limit: Duration, future: F) -> Result<F::Output, Elapsed> {
     let mut future = pin!(future);
     let mut sleep = pin!(sleep(limit));
     std::future::poll_fn(|context| {
         if let Poll::Ready(output) = future.as_mut().poll(context) {
             return Poll::Ready(Ok(output));
         }
-        sleep.as_mut().poll(context).map(|()| Err(Error::timed_out(format!("not done within {limit:?}"))))
+        sleep.as_mut().poll(context).map(|()| Err(Elapsed(limit)))
     })
     .await
 }

@@ -1,7 +1,7 @@
 //! The executor on a real ring: files, sockets, shards, time, and what happens to operations that nobody
 //! waits for any more.
 
-use block::{Buffer, Data, Durability, Payload};
+use block::{Buffer, Data, Durability, Error, Payload};
 use runtime::file::{self, File, OpenOptions};
 use runtime::net::{Address, Listener, Stream};
 use runtime::{Config, ShardIndex};
@@ -249,7 +249,7 @@ fn time_passes_in_order() {
         assert_eq!(*order.borrow(), [10, 20, 30]);
         assert!(begin.elapsed() >= Duration::from_millis(30));
         let error = runtime::timeout(Duration::from_millis(1), std::future::pending::<()>()).await;
-        assert_eq!(error.expect_err("it never ends").errno(), libc::ETIMEDOUT);
+        assert_eq!(Error::from(error.expect_err("it never ends")).errno(), libc::ETIMEDOUT);
     });
 }
 

@@ -77,7 +77,7 @@ pub(super) async fn connect(address: &Address, export: &str) -> Result<(Stream, 
 }
 
 async fn limited<T>(address: &Address, handshake: impl Future<Output = Result<T>>) -> Result<T> {
-    let outcome = runtime::timeout(LIMIT, handshake).await.and_then(|outcome| outcome);
+    let outcome = runtime::timeout(LIMIT, handshake).await.unwrap_or_else(|elapsed| Err(elapsed.into()));
     outcome.map_err(|error| error.in_context(format_args!("NBD server {address}")))
 }
 
