@@ -163,7 +163,7 @@ impl Oracle {
         oracle
     }
 
-    /// Tries as many states as fit into so many shares of the time for all tests, from now on.
+    /// Limits the search to the states that fit into this number of shares of the budget ([`conformance::budget`]).
     pub fn limit(&mut self, shares: u32) {
         self.budget = Arc::new(Budget::of(shares));
     }

@@ -346,8 +346,8 @@ fn from_environment(name: &str) -> Option<u64> {
     std::env::var(name).ok().map(|text| text.trim().parse().expect("a whole number"))
 }
 
-/// Tries seeds in order: as many as fit into so many shares of the time for all tests, `most` at most, on one thread; or those
-/// that the environment asks for, on two threads and without a limit of time.
+/// Tries seeds in order on one thread, as many as fit into this number of shares of the budget and at most `most`. Seeds that the
+/// environment names are tried on two threads, without a limit of time.
 ///
 /// # Panics
 /// If one fails, after it has said which and why.

@@ -10,10 +10,10 @@
 //!
 //! When the ring is full, writers wait and go on at the speed at which the origin takes what is written back. A cache device
 //! that fails takes no more writes, and what it holds is still read and written back; an origin that fails is tried again,
-//! and its error goes to those who wait for room.
+//! and its error is returned to the writers that wait for free space.
 //!
 //! Where it differs from the kernel's: nothing goes around a full cache (it would overtake what is cached), write-back is
-//! ordered unless that is given up, reads are checked, and there is no `metadata_only`: no client of a served stack can mark a
+//! ordered by flush epochs unless `order=none`, reads are checked, and there is no `metadata_only`: no client of a served stack can mark a
 //! write as metadata. Left to others: keeping what is read (`cache`), a second copy of what only the cache has (`mirror`).
 //!
 //! `core` is what a cache knows and how a change gets in, `around` how it goes straight to the origin; `append` writes

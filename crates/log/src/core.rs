@@ -478,15 +478,15 @@ impl Core {
         group
     }
 
-    /// Tells who waits for an item that it has failed, though it may take effect later.
+    /// Completes an item's request with an error; the item itself may still be committed later.
     pub fn answer(&self, item: &mut Item, error: &Error) {
         if let Some(request) = item.request.take() {
             self.requests.item_ended(request, &Err(error.clone()));
         }
     }
 
-    /// Refuses what is queued and wasn't acknowledged, and answers whoever waits for a record that can't commit because one
-    /// before it isn't there.
+    /// Fails all queued items that were not acknowledged, and the requests of records that can't commit because an earlier record is
+    /// missing.
     pub fn refuse_waiting(&self, error: &Error) {
         let mut refused = Vec::new();
         for queue in self.queues.borrow_mut().iter_mut() {

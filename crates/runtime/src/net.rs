@@ -3,7 +3,7 @@
 //! # Promises
 //! - An accepted TCP connection whose peer's machine is gone ends after [`SILENT_PEER_LIMIT`], idle or with data that
 //!   isn't acknowledged. A connected one does while it is idle; else after the kernel's retransmissions (15 minutes).
-//! - A unix socket's file is removed by the listener that created it, and by nobody else (`socket_file`).
+//! - A unix socket's file is removed only by the listener that created it (`socket_file`).
 #![allow(unsafe_code)] // Making sockets; add_filled after the kernel wrote.
 
 use crate::file::os_error;

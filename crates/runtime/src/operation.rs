@@ -85,7 +85,7 @@ impl Operation {
         matches!(self, Accept { .. } | Connect { .. } | Receive { .. } | Send { .. })
     }
 
-    /// Whether its result is a new descriptor, which has to be closed if nobody takes it.
+    /// Whether the result is a new descriptor, which an abandoned operation must close.
     pub(crate) fn returns_a_descriptor(&self) -> bool {
         matches!(self, Operation::Accept { .. } | Operation::Open { .. })
     }

@@ -213,7 +213,7 @@ impl Shard {
         }
     }
 
-    /// Makes an operation that has ended, and that nobody waits for, ready to be dropped.
+    /// Prepares a completed operation whose future was dropped for its own drop.
     pub(crate) fn discarded(&self, operation: Operation, result: i32) -> Discarded {
         let returned = match &self.driver {
             _ if !operation.returns_a_descriptor() => None,

@@ -83,7 +83,7 @@ impl Notify {
         Notify::default()
     }
 
-    /// Wakes the one who waits longest. If that one is dropped before it runs, the next one is woken in its place.
+    /// Wakes the waiter that has waited longest. If its future is dropped before it is polled, the next waiter is woken instead.
     pub fn notify_one(&self) {
         if let Some(ticket) = self.waiters.release_first() {
             // Tickets are released in rising order, so the list stays sorted.

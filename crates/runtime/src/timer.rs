@@ -101,8 +101,8 @@ impl Drop for Sleep {
     }
 }
 
-/// The time that [`timeout`] was given has passed. Becomes an [`Error::TimedOut`], whose text is made only then: who waits again
-/// and again allocates nothing.
+/// Error of [`timeout`]: its limit. Converted to [`Error::TimedOut`] on demand, because the text allocates and periodic waits
+/// ignore it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Elapsed(Duration);
 

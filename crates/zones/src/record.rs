@@ -97,7 +97,7 @@ pub fn sum_of(block: &[u8]) -> u32 {
     checksum(CrcAlgorithm::Crc32Iscsi, block) as u32
 }
 
-/// CRC-32C of a log's key and these bytes, one after another: only who knows the key can make it.
+/// CRC-32C over a log's key followed by `pieces`. Without the key the checksum can't be forged.
 pub fn keyed_sum(key: u64, pieces: &[&[u8]]) -> u32 {
     let mut digest = Digest::new(CrcAlgorithm::Crc32Iscsi);
     digest.update(&key.to_le_bytes());

@@ -182,7 +182,7 @@ impl Device for FileHandle {
             Durability::Visible => {
                 Call::new(async move { self.0.write_bytes(offset, payload, Durability::Visible).await })
             }
-            // An error is reported once: it must be seen although nobody waits any more.
+            // The kernel reports an error once: it must be recorded even if the caller dropped the call.
             Durability::Durable => {
                 let handle = self.0.clone();
                 runtime::carry(async move { handle.write_durably(offset, payload).await })

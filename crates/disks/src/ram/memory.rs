@@ -206,8 +206,8 @@ impl Memory {
         word.fetch_or(bit, Ordering::AcqRel) & bit == 0
     }
 
-    /// Zeroes the beginning of a range, and says how many bytes of it: at most so many as hold [`DISCARDED_AT_ONCE`] of memory,
-    /// in at most [`LOOKS_AT_ONCE`] chunks that hold none.
+    /// Zeroes the start of a range and returns the number of bytes zeroed. Bounded: at most [`DISCARDED_AT_ONCE`] of allocated memory
+    /// and [`LOOKS_AT_ONCE`] unallocated chunks per call.
     pub fn discard_some(&self, offset: u64, length: u64) -> u64 {
         let end = offset + length;
         let (mut at, mut looks, mut taken) = (offset, 0, 0);

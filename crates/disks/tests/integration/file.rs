@@ -151,7 +151,7 @@ fn a_flush_covers_writes_that_were_acknowledged_while_another_flush_ran() {
     }
 }
 
-/// An error that the kernel reports to a caller who has gone is not reported again.
+/// The kernel reports a write-back error once; a dropped call must not lose it.
 #[test]
 fn the_error_of_an_abandoned_flush_or_durable_write_is_not_forgotten() {
     let mut failed = 0;
@@ -172,7 +172,7 @@ fn the_error_of_an_abandoned_flush_or_durable_write_is_not_forgotten() {
     assert!(failed > 20, "{failed} of 100 seeds had a failure");
 }
 
-/// Once in place, a replacement must not be touched by whoever has the file that it replaced.
+/// A server of a file that was renamed away must not write to the file that replaced it.
 #[test]
 fn the_file_that_was_locked_is_written_whatever_its_path_leads_to() {
     for direct in ["auto", "off"] {

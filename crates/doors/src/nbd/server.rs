@@ -3,8 +3,8 @@
 //! # Promises
 //! - Connections are accepted on shard 0; the n-th one is served on shard n mod the number of shards, through that
 //!   shard's own handles, which are opened once per shard and export.
-//! - There are never more than `max_connections`; who comes then is closed at once. Together they hold at most
-//!   [`BUFFER_BYTES`] of requests and replies, beside 512 KiB for each of them.
+//! - There are never more than `max_connections`; further ones are closed at once. All connections together
+//!   buffer at most [`BUFFER_BYTES`] of requests and replies, plus 512 KiB per connection.
 //! - [`Server::stop`] takes no new clients, lets requests in flight end (for at most [`STOP_LIMIT`]; devices always
 //!   end theirs), closes the connections and drops the handles.
 //! - A unix socket's file is taken and removed as [`runtime::net`] promises: one that a killed server left is replaced;

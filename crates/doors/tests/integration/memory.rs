@@ -11,7 +11,7 @@ use std::time::Duration;
 
 const MIB: u32 = 1 << 20;
 
-/// Asks for so many reads and fetches nothing.
+/// Sends `count` reads and receives no reply.
 async fn ask(raw: &Raw, count: usize, length: u32) {
     let request = Request { flags: 0, command: command::READ, cookie: 0xABCD, offset: 0, length };
     raw.send(&request.encode().repeat(count)).await;
@@ -52,7 +52,7 @@ fn all_clients_together_are_held_back() {
         let status = server.status();
         let held = status["buffer_bytes"].as_u64().expect("a number");
         assert!(held <= 256 << 20 && status["waiting_connections"].as_u64() > Some(0), "{status:?}");
-        // Whoever asks for little is served as if they weren't there.
+        // Small requests of other connections are served meanwhile.
         let raw = Raw::open(&address, "disk", true).await;
         assert_eq!(raw.call(command::READ, 0, 0, 4096, &[]).await, Ok(vec![0; 4096]));
         // And each of them, as soon as they fetch what they asked for, or hang up.

@@ -69,7 +69,7 @@ pub(super) fn start(core: &Rc<Core>, settle_every: Duration) -> JoinHandle<()> {
 }
 
 async fn wait(core: &Core, looked: Instant, settle_every: Duration) {
-    // It may be closed since the last look, and then nobody notifies any more.
+    // After a close there are no further notifications.
     if core.is_idling.get() {
         return;
     }

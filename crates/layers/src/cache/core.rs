@@ -168,8 +168,8 @@ pub(super) struct Core {
     /// Clients' requests, to notice when there are none.
     pub requests: Cell<u64>,
     pub counters: Arc<Counters>,
-    /// Requests of clients and operators. Those that come through an open handle of the home shard, and that nobody has dropped, are
-    /// the business of whoever holds the handle, unless they change something.
+    /// Requests of clients and operators that a close waits for: all changes, and the reads of other shards. Reads through an open
+    /// handle of the home shard are left to the handle's owner.
     pub calls: TaskGroup,
     /// The evictor and the cleaner.
     pub upkeepers: TaskGroup,

@@ -132,8 +132,7 @@ impl Core {
         Found::Both(Pin::new(self, state, number), there)
     }
 
-    /// Whether parts come in that aren't there, of a block that has this slot or none; none comes in that isn't around what is
-    /// asked for.
+    /// Whether absent parts of a block are promoted; `slot` is the block's, if it has one. Only parts adjacent to the request are.
     fn admit(
         self: &Rc<Self>,
         state: &mut State,
@@ -289,7 +288,7 @@ impl Core {
         outcome
     }
 
-    /// Reads these bytes of a block from the origin, and keeps what else comes in on both sides of them.
+    /// Reads a range of a block from the origin and promotes the parts around it that the read covered.
     async fn read_around(
         &self,
         block: u64,
@@ -375,7 +374,7 @@ struct Come {
     epoch: u64,
 }
 
-/// Parts of a block that come in. Until it is dropped nobody writes to its slot, and the block stays.
+/// A promotion in flight. Its slot takes no writes and its block no eviction until this is dropped.
 struct Promotion {
     core: Rc<Core>,
     slot: u32,

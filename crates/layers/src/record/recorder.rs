@@ -328,8 +328,8 @@ fn canonical(path: &Path) -> Result<PathBuf> {
     Ok(folder.canonicalize().unwrap_or_else(|_| folder.to_owned()).join(name))
 }
 
-/// Makes the file, or empties it if it is a timeline that nobody else writes and may be overwritten. It is locked as long as it is
-/// open.
+/// Creates the file, or truncates an existing timeline if `overwrite` allows it and no other process has it locked. The lock is
+/// held as long as the file is open.
 async fn create(path: &Path, overwrite: bool) -> Result<File> {
     let new = OpenOptions { create_new: true, ..OpenOptions::read_write() };
     let there = match File::open(path, new).await {

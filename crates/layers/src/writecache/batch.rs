@@ -183,7 +183,7 @@ impl Batch {
         }
     }
 
-    /// The operator is told of what can't be read and wasn't given up.
+    /// Records the unreadable blocks that the operator has not released, for `status`.
     fn note_unreadable(&self, core: &Core) {
         let released = core.released.borrow();
         let new = self.unreadable.keys().filter(|address| !released.contains(address));
@@ -255,7 +255,7 @@ impl Batch {
         Ok(())
     }
 
-    /// Leaves out what was given up and can't be read: it is forgotten with the batch, and not written.
+    /// Removes released blocks that are unreadable from the batch: they leave the ring with it and are not written to the origin.
     fn leave_out_lost(&mut self, core: &Core) {
         if self.unreadable.is_empty() {
             return;

@@ -105,7 +105,7 @@ counters! {
     batches,
     /// Flushes of the origin by write-back.
     origin_flushes,
-    /// Blocks that could not be read in the cache and were given up: the origin keeps its older version.
+    /// Unreadable blocks that were released by `give_up_rotten`: the origin keeps their older version.
     lost_blocks,
     /// Attempts at write-back that failed.
     writeback_errors,

@@ -28,7 +28,7 @@ fn of(mode: Mode) -> (u64, u64, u64) {
         let device = part.open().await.expect("a handle");
         counted(&device, writes, 100).await;
         part.message(&format!("mode {}", mode.name())).await.expect("it knows the mode");
-        // In the new mode what is dirty is written back, which allocates.
+        // The new mode begins with the write-back of all dirty blocks, which allocates.
         while mode != Mode::Writeback && part.status()["dirty_blocks"].as_u64() != Some(0) {
             runtime::sleep(Duration::from_millis(1)).await;
         }
