@@ -20,7 +20,7 @@ fn a_profile_is_fitted_to_what_fio_says() {
     let path = |name: &str| folder.path().join(name);
     let (job, report, profiles) = (path("fit.fio"), path("fit.json"), path("profiles.toml"));
     // Shorter, and buffered where the folder's file system knows no direct access.
-    let text_of_job = siltstone(&["model", "job"]).ok().replace("runtime=20", "runtime=1");
+    let text_of_job = siltstone(&["model", "job"]).ok().replace("runtime=20", "runtime=300ms");
     let text_of_job = text_of_job.replace("ramp_time=2", "ramp_time=0").replace("direct=1", "direct=0");
     std::fs::write(&job, text_of_job).expect("a file");
     let filename = format!("--filename={}", text(&path("disk.img")));

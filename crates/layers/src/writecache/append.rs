@@ -120,7 +120,7 @@ impl Core {
     fn take_record(&self) -> Option<(u64, u64)> {
         let mut queue = self.queue.borrow_mut();
         let first = queue.front()?;
-        let (flush_epoch, wanted) = (first.flush_epoch, first.entry.data_blocks());
+        let wanted = first.entry.data_blocks();
         let (mut items, sums) = self.spare.borrow_mut().pop().unwrap_or_default();
         let address = self.head.get();
         let left = self.ring.left(address);
@@ -134,7 +134,7 @@ impl Core {
             while let Some(item) = queue.front() {
                 let more = item.entry.data_blocks();
                 let bytes = ENTRY + 4 * more as usize;
-                if item.flush_epoch != flush_epoch || blocks + more > most || bytes > room {
+                if blocks + more > most || bytes > room {
                     break;
                 }
                 (blocks, room) = (blocks + more, room - bytes);
@@ -145,7 +145,11 @@ impl Core {
         let number = self.next_record.get();
         self.next_record.set(number + 1);
         self.head.set(end);
-        let pending = Pending { number, end, data: address + 1, items, sums, outcome: None };
+        // A queued write isn't acknowledged, so a flush needn't come before or after it: all that is queued may be of the epoch in
+        // which the record is made, and one record holds the writes of many clients that flush.
+        self.has_written.set(true);
+        let flush_epoch = self.flush_epoch.get();
+        let pending = Pending { number, flush_epoch, end, data: address + 1, items, sums, outcome: None };
         self.pending.borrow_mut().push_back(pending);
         Some((number, address))
     }
@@ -158,8 +162,7 @@ impl Core {
             unreachable!("a record that was taken is pending until it has ended");
         };
         meta.clear();
-        let flush_epoch = record.items.first().map_or(self.flush_epoch.get(), |item| item.flush_epoch);
-        meta.extend_from_slice(&flush_epoch.to_le_bytes());
+        meta.extend_from_slice(&record.flush_epoch.to_le_bytes());
         debug_assert_eq!(meta.len(), PREFIX);
         record.sums.clear();
         let mut slices = 1;

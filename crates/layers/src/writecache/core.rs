@@ -126,8 +126,6 @@ pub struct Item {
     pub payload: Payload,
     /// Who waits.
     pub request: RequestKey,
-    /// How many flushes had come before it.
-    pub flush_epoch: u64,
 }
 
 /// A record on its way to the cache device.
@@ -135,6 +133,8 @@ pub struct Item {
 pub struct Pending {
     /// Its number.
     pub number: u64,
+    /// Flush epoch of its writes: the one in which it was made of what was queued.
+    pub flush_epoch: u64,
     /// The address behind it.
     pub end: u64,
     /// The address of its first data block.
@@ -191,7 +191,7 @@ pub struct Core {
     pub progress: Progress,
     /// How many flushes by clients there were with writes before them.
     pub flush_epoch: Cell<u64>,
-    /// Whether anything was submitted in it.
+    /// Whether it has a record.
     pub has_written: Cell<bool>,
     /// Blocks written since the cache device was last flushed.
     pub uncommitted: Cell<u64>,
@@ -350,17 +350,15 @@ impl Core {
             Action::Write => self.ring.most_data(),
             _ => entry.count,
         };
-        let flush_epoch = self.flush_epoch.get();
-        self.has_written.set(true);
         let request = self.requests.begin(entry.count.div_ceil(most) as u32, room);
         if entry.count <= most {
-            self.queue.borrow_mut().push_back(Item { entry, payload, request, flush_epoch });
+            self.queue.borrow_mut().push_back(Item { entry, payload, request });
         } else {
             let mut queue = self.queue.borrow_mut();
             for at in (0..entry.count).step_by(most as usize) {
                 let part = Entry { block: entry.block + at, count: most.min(entry.count - at), ..entry };
                 let payload = payload.slice(self.bytes_of(at)..self.bytes_of(at + part.count));
-                queue.push_back(Item { entry: part, payload, request, flush_epoch });
+                queue.push_back(Item { entry: part, payload, request });
             }
         }
         self.work.notify_one();
