@@ -100,6 +100,30 @@ fn writes_stay_in_the_cache_until_they_are_told_to_go() {
     });
 }
 
+/// Clients that flush after each write: writes that wait for a record share it, although flushes come between them.
+#[test]
+fn flushes_of_other_clients_do_not_divide_records() {
+    const CLIENTS: u64 = 8;
+    const WRITES: u64 = 12;
+    let clients = || async {
+        let stack = stack("any error=EIO", "write delay=200us", lazy()).await;
+        stack.fast.message("rules on").await.unwrap();
+        let client = |number| {
+            let device = stack.device.clone();
+            runtime::spawn(async move {
+                for _ in 0..WRITES {
+                    write(&*device, number, 1).await.unwrap();
+                    device.flush().await.unwrap();
+                }
+            })
+        };
+        runtime::join_all((0..CLIENTS).map(client).collect::<Vec<_>>()).await;
+        stack.status("records")
+    };
+    let records = runtime::simulate(runtime::Simulation::new(1), clients).unwrap().value;
+    assert!(records <= CLIENTS * WRITES / 2, "{records} records for {} writes", CLIENTS * WRITES);
+}
+
 #[test]
 fn an_origin_that_fails_stops_writers_when_the_cache_is_full_and_nothing_is_lost() {
     on_a_shard(|| async {
