@@ -215,17 +215,19 @@ impl Device for Ram {
 }
 
 impl Ram {
-    /// What the chunks tell of a range; at most this many extents of it.
+    /// What the chunks tell of a range, or of a beginning of it: at most 256 extents, after a look at 256 MiB.
     fn known_extents(&self, range: BlockRange) -> Vec<Extent> {
         const MOST: usize = 256;
+        const MOST_BYTES: u64 = 256 << 20;
         let block_size = self.geometry.block_size;
         let mut extents: Vec<Extent> = Vec::new();
         let mut at = range.start;
-        while at < range.end() {
+        let last = range.end().min(at + BlockCount(MOST_BYTES / block_size.bytes()));
+        while at < last {
             let begin = block_size.offset_of(at).0;
             // The chunks under this block, or the blocks under this chunk, whichever is larger.
             let end = (begin / CHUNK + 1) * CHUNK;
-            let next = BlockIndex(end.div_ceil(block_size.bytes())).max(at + BlockCount(1)).min(range.end());
+            let next = BlockIndex(end.div_ceil(block_size.bytes())).max(at + BlockCount(1)).min(last);
             let chunks = begin / CHUNK..block_size.offset_of(next).0.div_ceil(CHUNK);
             let data = chunks.into_iter().any(|chunk| self.memory.may_hold_data(chunk));
             let state = if data { ExtentState::Data } else { ExtentState::Hole };

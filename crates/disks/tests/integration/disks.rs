@@ -61,6 +61,28 @@ fn ram_has_a_limit_and_takes_nothing_for_zeros() {
     });
 }
 
+/// A look at what a large disk holds takes a bounded time, and the next one goes on from there.
+#[test]
+fn ram_tells_of_a_bounded_part_at_a_time() {
+    run(|| async {
+        let part = build("ram(4GiB)", false).await.expect("it builds");
+        let device = part.open().await.expect("it opens");
+        let data = Buffer::copy_of(&[1; 4096]).into();
+        let last = (1 << 20) - 1;
+        device.write(BlockIndex(last), data, Durability::Visible).await.expect("there is room");
+        let (mut at, mut looks, mut found) = (0, 0, Vec::new());
+        while at <= last {
+            let extents = device.extents(BlockRange::new(at, last + 1 - at)).await.expect("it tells");
+            let told: u64 = extents.iter().map(|extent| extent.range.count.0).sum();
+            assert!(0 < told && told <= (256 << 20) / 4096, "{told} blocks at once");
+            found
+                .extend(extents.iter().filter(|extent| extent.state == ExtentState::Data).map(|it| it.range));
+            (at, looks) = (at + told, looks + 1);
+        }
+        assert_eq!((looks, found), (16, vec![BlockRange::new(last - 15, 16)]));
+    });
+}
+
 /// Directories on different file systems: the temporary one, and memory if there is some.
 fn places() -> Vec<PathBuf> {
     let mut seen = Vec::new();

@@ -8,7 +8,8 @@
 //!   the connection is ended. So every claim is met.
 //! - A share that is dropped gives back its bytes and leaves the line.
 //!
-//! Left to others: how many bytes a request counts for, and ending connections whose client takes no bytes.
+//! Left to others: how many bytes a request counts for, and ending connections whose client takes no bytes,
+//! or few while others wait.
 
 use std::collections::VecDeque;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
@@ -155,6 +156,16 @@ impl Share {
                 self.budget.give_back(excess);
             }
         }
+    }
+
+    /// Whether bytes of the budget are taken.
+    pub(super) fn holds(&self) -> bool {
+        self.taken > 0
+    }
+
+    /// Whether the share is in the line.
+    pub(super) fn waits(&self) -> bool {
+        self.ticket.is_some()
     }
 
     /// Leaves the line.

@@ -7,8 +7,8 @@
 //! - At most [`SLOTS`] requests and about [`MOST_BYTES`] of their data are open at a time (started, or answered and
 //!   not sent), and no more than the server's [`budget`](super::budget) has; then nothing more is received until some
 //!   have been sent.
-//! - A client that breaks the protocol, is silent in the middle of a request or of the handshake, or takes no byte of
-//!   its replies, is cut off, and no other client notices. Whatever ends the connection, requests that were started run
+//! - A client that breaks the protocol, is silent in the middle of a request or of the handshake, takes no byte of
+//!   its replies, or holds memory for which others wait and is slower than 64 KiB/s, is cut off, and no other client notices. Whatever ends the connection, requests that were started run
 //!   to their end first; after a DISC or a stop they are answered, too.
 //!
 //! Left to others: who may connect ([`server`](super::server)), and what requests mean ([`request`](super::request),
@@ -45,6 +45,12 @@ pub(super) const SILENCE_LIMIT: Duration = Duration::from_secs(30);
 /// the middle of a step is found after at most twice this time.
 pub(super) const SEND_LIMIT: Duration = Duration::from_secs(60);
 
+/// Bytes per second that a client takes or sends at least of a message whose bytes are taken from the server's budget, while
+/// another connection waits for bytes of it.
+const SLOWEST: u64 = 64 << 10;
+/// How long such a message may take beyond that.
+const SLOWEST_GRACE: Duration = Duration::from_secs(10);
+
 /// How long a receive waits for company.
 const GATHER: Duration = Duration::from_micros(20);
 /// A receive that brings so many requests is worth its cost, and the next one needn't wait. A client that sends
@@ -68,6 +74,38 @@ pub(super) struct Watch {
     seen_step: Cell<Option<(SendStep, Instant)>>,
     /// Task of a connection that receives nothing for the time being.
     held_back: RefCell<Option<Waker>>,
+    /// Replies that are being sent.
+    taking: Pace,
+    /// Payload of a large write that is being received.
+    arriving: Pace,
+    /// The connection holds bytes of the server's budget.
+    holds: Cell<bool>,
+    /// The connection waits for bytes of the server's budget.
+    waits: Cell<bool>,
+    /// The client was too slow while another connection waited.
+    slow: Cell<bool>,
+}
+
+/// A message that the client takes or sends, and for how long other connections have waited for memory meanwhile.
+#[derive(Default)]
+struct Pace {
+    /// Length of the message; 0 for none.
+    bytes: Cell<u64>,
+    waited: Cell<Duration>,
+}
+
+impl Pace {
+    fn begin(&self, bytes: u64) {
+        self.bytes.set(bytes);
+        self.waited.set(Duration::ZERO);
+    }
+
+    /// Another connection has waited for so long. Returns whether the message should have ended.
+    fn wait(&self, time: Duration) -> bool {
+        self.waited.set(self.waited.get() + time);
+        let bytes = self.bytes.get();
+        bytes > 0 && self.waited.get() > SLOWEST_GRACE + Duration::from_secs(bytes / SLOWEST)
+    }
 }
 
 impl Watch {
@@ -80,6 +118,11 @@ impl Watch {
             sends: SendWatch::default(),
             seen_step: Cell::new(None),
             held_back: RefCell::default(),
+            taking: Pace::default(),
+            arriving: Pace::default(),
+            holds: Cell::new(false),
+            waits: Cell::new(false),
+            slow: Cell::new(false),
         }
     }
 
@@ -94,6 +137,21 @@ impl Watch {
             }
             _ => self.seen_step.set(step.map(|step| (step, now))),
         }
+    }
+
+    /// Whether the deadline has passed, or the client is too slow while another connection waits for memory. `passed` is the time
+    /// since the last look, `waiting` the number of connections that wait.
+    pub(super) fn is_late(&self, now: Instant, passed: Duration, waiting: usize) -> bool {
+        if self.holds.get() && waiting > usize::from(self.waits.get()) {
+            let slow = [&self.taking, &self.arriving].map(|pace| pace.wait(passed));
+            self.slow.set(slow.contains(&true) || self.slow.get());
+        }
+        self.slow.get() || self.deadline.get().is_some_and(|deadline| deadline <= now)
+    }
+
+    /// Why the server ended the connection.
+    fn end(&self) -> End {
+        if self.slow.get() { End::Slow } else { End::Silent }
     }
 
     /// Has the connection take no more requests. What it receives from then on is up to the caller to end.
@@ -115,6 +173,8 @@ pub(super) enum End {
     Silent,
     /// The client took no byte of its replies.
     Stalled,
+    /// The client was too slow while another connection waited for memory.
+    Slow,
     /// The server stops.
     Stopped,
     /// The client broke the protocol.
@@ -135,6 +195,12 @@ impl fmt::Display for End {
                 formatter,
                 "the client took no byte of its replies for {} seconds and was cut off",
                 SEND_LIMIT.as_secs()
+            ),
+            End::Slow => write!(
+                formatter,
+                "the client took or sent less than {} KiB per second of a message while other clients waited for memory, and was \
+                 cut off",
+                SLOWEST >> 10
             ),
             End::Stopped => formatter.write_str("the server stops"),
             End::Violation(error) => write!(formatter, "the client was cut off: {}", error.detail()),
@@ -367,6 +433,8 @@ impl<'c> Connection<'c> {
             }
         }
         self.export.counters.add(&mut self.tally);
+        self.watch.holds.set(self.share.holds());
+        self.watch.waits.set(self.share.waits());
         let sent = self.sending.is_none() && (self.replies.is_empty() || self.output_failed);
         match self.end.take() {
             Some(end) if self.in_flight.is_empty() && sent => Poll::Ready(end),
@@ -400,7 +468,7 @@ impl<'c> Connection<'c> {
         self.receiving = None;
         self.gathering.brought = Some(0);
         match result {
-            Ok(0) if self.watch.expired.get() => self.end(End::Silent),
+            Ok(0) if self.watch.expired.get() => self.end(self.watch.end()),
             Ok(0) if self.watch.stopping.get() => self.end(End::Stopped),
             Ok(0) => self.end(End::HungUp),
             Ok(_) => {}
@@ -410,6 +478,7 @@ impl<'c> Connection<'c> {
             None => self.received = Some(Received { buffer, used: self.used }),
             Some((request, durability)) if buffer.missing() == 0 => {
                 self.large = None;
+                self.watch.arriving.begin(0);
                 self.begin(request, Operation::Write(durability), Some(buffer));
             }
             Some(_) => self.large_buffer = Some(buffer),
@@ -513,6 +582,7 @@ impl<'c> Connection<'c> {
                     buffer.append(&received.rest()[..here]);
                     received.used += here;
                     if buffer.missing() > 0 {
+                        self.watch.arriving.begin(u64::from(request.length));
                         (self.large, self.large_buffer) = (Some((request, durability)), Some(buffer));
                         break;
                     }
@@ -576,6 +646,7 @@ impl<'c> Connection<'c> {
             if let Some(sending) = &mut self.sending {
                 let Poll::Ready((result, payload)) = Pin::new(sending).poll(context) else { return progress };
                 self.sending = None;
+                self.watch.taking.begin(0);
                 self.spare = payload;
                 self.spare.clear();
                 self.close_sent();
@@ -584,7 +655,7 @@ impl<'c> Connection<'c> {
                     self.output_failed = true;
                     self.end(match error {
                         Error::TimedOut(_) => End::Stalled,
-                        _ if self.watch.expired.get() => End::Silent,
+                        _ if self.watch.expired.get() => self.watch.end(),
                         error => End::Lost(error),
                     });
                 }
@@ -600,6 +671,7 @@ impl<'c> Connection<'c> {
                 return progress;
             }
             let payload = std::mem::take(&mut self.spare);
+            self.watch.taking.begin(self.sent.1);
             self.sending = Some(Call::new(self.watch.stream.send_watched(payload, &self.watch.sends)));
         }
     }

@@ -420,7 +420,7 @@ async fn run_connection(remote: RemoteStream, place: Place) {
     match end {
         End::Goodbye | End::Stopped => tracing::debug!("{}: {end}", part.shared.address),
         End::HungUp | End::Lost(_) => tracing::info!("{}: {end}", part.shared.address),
-        End::Silent | End::Stalled | End::Violation(_) => {
+        End::Silent | End::Stalled | End::Slow | End::Violation(_) => {
             part.shared.cut_off.fetch_add(1, Ordering::Relaxed);
             tracing::warn!("{}: {end}", part.shared.address);
         }
@@ -431,17 +431,19 @@ async fn run_connection(remote: RemoteStream, place: Place) {
     part.ended.notify_all();
 }
 
-/// Cuts off the connections of this shard whose deadline has passed or whose client takes nothing, as long as there are
-/// any.
+/// Cuts off the connections of this shard whose deadline has passed, whose client takes nothing, or is too slow while another
+/// connection waits for memory, as long as there are any.
 async fn keep_watch(part: Rc<ShardPart>) {
+    let mut looked = runtime::now();
     while !part.connections.borrow().is_empty() {
         runtime::sleep(WATCH_INTERVAL).await;
         let now = runtime::now();
+        let passed = now - std::mem::replace(&mut looked, now);
+        let waiting = part.shared.budget.waiting();
         let watches: Vec<_> = part.connections.borrow().values().cloned().collect();
         for watch in watches {
             watch.check_send(now);
-            let is_late = watch.deadline.get().is_some_and(|deadline| deadline <= now);
-            if is_late && !watch.expired.replace(true) {
+            if watch.is_late(now, passed, waiting) && !watch.expired.replace(true) {
                 // It may be closed already.
                 let _ = watch.stream.shutdown(Shutdown::Both).await;
             }

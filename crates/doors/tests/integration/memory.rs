@@ -1,6 +1,7 @@
 //! Clients that fetch no replies: how much the server holds for all of them, and for how long.
 
 use crate::support::{Raw, SlowDisk, export, ram, run, server, socket};
+use block::{Buffer, Data};
 use doors::nbd::protocol::{Request, command};
 use doors::nbd::server::Server;
 use runtime::net::Address;
@@ -149,6 +150,117 @@ fn a_client_that_waits_for_memory_gets_it_when_others_are_cut_off() {
                 let seconds = (runtime::now() - begin).as_secs();
                 assert!((60..=130).contains(&seconds), "{seconds} s");
             }
+        });
+    }
+}
+
+/// What a client that holds much of the memory does.
+#[derive(Debug, Clone, Copy)]
+enum Holder {
+    /// Takes this many bytes of its replies every twenty seconds.
+    Takes(u64),
+    /// Sends this many bytes of a large write every twenty seconds.
+    Sends(u64),
+}
+
+/// Seconds between two steps of a holder: within what a client may be silent.
+const STEP: Duration = Duration::from_secs(20);
+
+/// Holds memory until it is cut off or has got or sent everything. Returns whether it was cut off.
+async fn hold(raw: Raw, holder: Holder) -> bool {
+    let total = u64::from(32 * MIB);
+    let mut moved = 0;
+    while moved < total {
+        runtime::sleep(STEP).await;
+        match holder {
+            Holder::Takes(step) => {
+                let (mut left, end) = (step.min(total - moved), moved + step);
+                while left > 0 {
+                    match raw.stream.receive(Buffer::new(left as usize)).await {
+                        (Ok(0) | Err(_), _) => return true,
+                        (Ok(count), _) => left -= count as u64,
+                    }
+                }
+                moved = end;
+            }
+            Holder::Sends(step) => {
+                let bytes = vec![7; step.min(total - moved) as usize];
+                if raw.stream.send(Data::copy_of(&bytes).into()).await.0.is_err() {
+                    return true;
+                }
+                moved += step;
+            }
+        }
+    }
+    false
+}
+
+/// Clients that hold all of the memory, each in its way; then one more comes, or doesn't.
+async fn holders(address: &Address, server: &Server, holders: &[Holder]) -> Vec<runtime::JoinHandle<bool>> {
+    let mut tasks = Vec::new();
+    for holder in holders {
+        let raw = Raw::open(address, "disk", true).await;
+        match holder {
+            Holder::Takes(_) => ask(&raw, 1, 32 * MIB).await,
+            Holder::Sends(_) => raw.request(command::WRITE, 0, 0, 32 * MIB, &[]).await,
+        }
+        tasks.push(runtime::spawn(hold(raw, *holder)));
+    }
+    while server.status()["buffer_bytes"].as_u64() < Some(8 * (63 << 19)) {
+        runtime::sleep(Duration::from_millis(1)).await;
+    }
+    tasks
+}
+
+#[test]
+fn clients_that_hold_memory_slowly_are_cut_off_where_another_one_waits() {
+    for (seed, slow) in [(91, Holder::Takes(100)), (92, Holder::Sends(1))] {
+        in_simulation(seed, move |address, server| async move {
+            // The first one is fast enough, and needs 320 seconds.
+            let quick = Holder::Takes(2 << 20);
+            let mut tasks =
+                holders(&address, &server, &[quick, slow, slow, slow, slow, slow, slow, slow]).await;
+            let begin = runtime::now();
+            // So is the one that has its memory next.
+            let next = Raw::open(&address, "disk", true).await;
+            ask(&next, 1, 32 * MIB).await;
+            while server.status()["waiting_connections"] != 1 {
+                runtime::sleep(Duration::from_millis(1)).await;
+            }
+            tasks.push(runtime::spawn(hold(next, quick)));
+            let waiting = Raw::open(&address, "disk", true).await;
+            ask(&waiting, 1, 32 * MIB).await;
+            let reply = runtime::timeout(Duration::from_secs(1000), waiting.reply(command::READ, 32 * MIB));
+            let reply = reply.await.unwrap_or_else(|_| panic!("{slow:?}: {:?}", server.status()));
+            assert_eq!(reply.map(|data| data.len()), Ok(32 << 20));
+            // The others have 10 seconds, and 512 for 32 MiB.
+            let seconds = (runtime::now() - begin).as_secs();
+            assert!((520..540).contains(&seconds), "{slow:?}: {seconds} s");
+            runtime::sleep(STEP).await;
+            for fast in [tasks.remove(0), tasks.pop().expect("the next one")] {
+                assert!(!fast.await, "{slow:?}: a fast one was cut off");
+            }
+            // Once nobody waits any more, the others stay.
+            let cut_off = server.status()["cut_off_connections"].as_u64();
+            assert!(Some(1) <= cut_off && cut_off <= Some(7), "{slow:?}: {cut_off:?}");
+            tasks.into_iter().for_each(runtime::JoinHandle::abort);
+        });
+    }
+}
+
+#[test]
+fn clients_that_hold_memory_slowly_stay_where_nobody_waits() {
+    for (seed, slow) in [(93, Holder::Takes(100)), (94, Holder::Sends(1))] {
+        in_simulation(seed, move |address, server| async move {
+            let tasks = holders(&address, &server, &[slow; 8]).await;
+            runtime::sleep(Duration::from_secs(7200)).await;
+            let status = server.status();
+            assert_eq!((&status["connections"], &status["cut_off_connections"]), (&8.into(), &0.into()));
+            // One that has room for what it asks waits for nobody.
+            let raw = Raw::open(&address, "disk", true).await;
+            assert_eq!(raw.call(command::READ, 0, 0, MIB, &[]).await.map(|data| data.len()), Ok(1 << 20));
+            assert_eq!(server.status()["cut_off_connections"], 0);
+            tasks.into_iter().for_each(runtime::JoinHandle::abort);
         });
     }
 }

@@ -216,6 +216,10 @@ impl Core {
                 // The cache counts.
                 valid |= clean & old.valid;
                 dirty |= clean & old.valid;
+            } else if !is_flushed {
+                // The origin counts from now on, except where the table says that the cache does: there the origin may have an
+                // older version until a flush covers what it was given since.
+                as_before(clean & old.dirty, &mut valid, &mut dirty);
             }
         } else if slot.writers == 0 && !slot.has(EXCLUSIVE) && is_flushed {
             valid |= clean;

@@ -41,6 +41,8 @@ pub(super) struct Counters {
     pub cache_errors: Count,
     pub origin_errors: Count,
     pub dirty: Count,
+    /// Parts that the cache has and the origin doesn't.
+    pub dirty_parts: Count,
     pub used: Count,
     pub journal_records: Count,
     pub table_pages: Count,

@@ -269,6 +269,11 @@ impl DevicePart for CachePart {
         &self.geometry
     }
 
+    fn only_in_cache(&self) -> Option<u64> {
+        let bytes = self.counters.dirty_parts.get() * self.facts.shape.part;
+        Some(bytes.min(self.geometry.bytes()))
+    }
+
     fn open(&self) -> Call<'_, Result<Rc<dyn Device>>> {
         Call::new(async move {
             let geometry = self.geometry.clone();

@@ -174,6 +174,7 @@ impl State {
             placed.push((number, heat));
             if dirty != 0 {
                 state.dirty_slots += 1;
+                state.counters.dirty_parts.add(u64::from(dirty.count_ones()));
                 state.queue_dirty(number);
             }
         }
@@ -275,6 +276,8 @@ impl State {
     pub fn set_parts(&mut self, slot: u32, valid: u64, dirty: u64) {
         debug_assert!(dirty & !valid == 0);
         let was = self.slot(slot).dirty;
+        let others = self.counters.dirty_parts.get() - u64::from(was.count_ones());
+        self.counters.dirty_parts.set(others + u64::from(dirty.count_ones()));
         (self.slot(slot).valid, self.slot(slot).dirty) = (valid, dirty);
         match (was, dirty) {
             (0, 0) => {}

@@ -1,11 +1,13 @@
 //! The write-intent bitmap on the legs.
 //!
 //! A bit is durable on all legs that keep a bitmap before a change to its chunk is given to any leg; those who want bits at the
-//! same time share a write. Bits are cleared by a pass over chunks that have been quiet since the pass before (md's two
+//! same time share a write. A leg that fails such a write is left behind if another active leg takes it; else the change fails, and
+//! no leg is left behind. Bits are cleared by a pass over chunks that have been quiet since the pass before (md's two
 //! passes), after a flush of all legs, and only while every place has its leg.
 
 use super::core::{Core, gather};
 use super::format::{RECORD, encode_bitmap};
+use super::leg::Mask;
 use block::{Buffer, Error, Payload, Result};
 use std::ops::Range;
 
@@ -28,23 +30,48 @@ impl Core {
             let pages = self.chunks.take_unwritten();
             let failed = self.write_pages(&pages).await;
             drop(permit);
-            if !failed.is_empty() {
-                self.chunks.put_back(&pages);
-            }
-            for (leg, error) in failed {
-                self.fail(leg, error.in_context("writing its bitmap")).await?;
-            }
+            self.judge_pages(&pages, failed).await?;
         }
+    }
+
+    /// Leaves legs behind that failed a write of these pages, if an active leg takes them.
+    ///
+    /// # Errors
+    /// That of the first leg, where no active leg takes the bitmap. None is left behind then: the legs have the same data, and the
+    /// pages are written again before the next change of their chunks.
+    async fn judge_pages(&self, pages: &[u64], failed: Vec<(usize, Error)>) -> Result<()> {
+        if failed.is_empty() {
+            return Ok(());
+        }
+        self.chunks.put_back(pages);
+        let lost: Mask = failed.iter().map(|(leg, _)| 1 << leg).sum();
+        // Legs that keep no bitmap now would have to, without those that failed.
+        let others = self.active.get() & !lost;
+        let (takes_it, _) = match self.markers() & !lost {
+            0 => self.write_page(pages[0], &self.chunks.bits_of(pages[0]), others).await,
+            rest => (rest, Vec::new()),
+        };
+        let contexts = failed.into_iter().map(|(leg, error)| (leg, error.in_context("writing its bitmap")));
+        for (leg, error) in contexts {
+            if takes_it == 0 {
+                return Err(error);
+            }
+            self.fail(leg, error).await?;
+        }
+        Ok(())
+    }
+
+    async fn write_page(&self, page: u64, bits: &[bool], legs: Mask) -> (Mask, Vec<(usize, Error)>) {
+        let payload = self.page(page, bits);
+        let offset = self.layout.bitmap_offset + page * self.page_bytes() as u64;
+        gather(legs, |leg| self.legs[leg].device.write_own(offset, payload.clone())).await
     }
 
     /// Writes pages, as they are to be, to all legs that keep a bitmap; says which failed.
     async fn write_pages(&self, pages: &[u64]) -> Vec<(usize, Error)> {
         for page in pages {
             let bits = self.chunks.bits_of(*page);
-            let payload = self.page(*page, &bits);
-            let offset = self.layout.bitmap_offset + page * self.page_bytes() as u64;
-            let (_, failed) =
-                gather(self.markers(), |leg| self.legs[leg].device.write_own(offset, payload.clone())).await;
+            let (_, failed) = self.write_page(*page, &bits, self.markers()).await;
             if !failed.is_empty() {
                 return failed;
             }
@@ -128,9 +155,6 @@ impl Core {
         let pages = self.chunks.clear(&quiet);
         let failed = self.write_pages(&pages).await;
         drop(permit);
-        for (leg, error) in failed {
-            self.fail(leg, error.in_context("writing its bitmap")).await?;
-        }
-        Ok(())
+        self.judge_pages(&pages, failed).await
     }
 }

@@ -16,6 +16,7 @@ use super::shared::Shared;
 use block::{Call, Durability, Error, Result};
 use runtime::range_lock::{RangeGuard, RangeLock};
 use runtime::sync::{Notify, Semaphore};
+use smallvec::SmallVec;
 use std::cell::{Cell, RefCell};
 use std::future::poll_fn;
 use std::ops::Range;
@@ -170,7 +171,7 @@ impl Core {
         let members = self.active.get() | self.rebuilding.get();
         let lanes = members & self.lanes();
         let mut lagging = None;
-        let mut in_line = Vec::new();
+        let mut in_line: SmallVec<[_; 2]> = SmallVec::new();
         if lanes != 0 {
             let may_lag = self.lagging();
             let waits = durability == Durability::Durable && !self.settings.fast_flush;

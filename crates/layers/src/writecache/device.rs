@@ -16,12 +16,15 @@ use runtime::{GroupMember, Home, Requests, TaskGroup};
 use std::cell::{Cell, RefCell};
 use std::rc::Rc;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
 /// A write cache over an origin.
 pub struct WriteCachePart {
     home: Home<Core>,
     geometry: DeviceGeometry,
+    /// Number of blocks in the index, for every shard.
+    cached_blocks: Arc<AtomicU64>,
     /// So that they live as long as this does.
     _devices: [Arc<dyn DevicePart>; 2],
 }
@@ -93,6 +96,7 @@ impl WriteCachePart {
         }
         let recovered = recovery::open(&fast_device, block_size, origin_blocks).await?;
         let geometry = geometry(&*origin_device, &*fast_device, block_size, origin_blocks);
+        let cached_blocks = recovered.index.blocks_for_all_shards();
         let core = Rc::new(core(recovered, options, origin_device, fast_device));
         for _ in 0..append::LANES {
             core.spawn(append::lane);
@@ -101,7 +105,7 @@ impl WriteCachePart {
         if core.fast.geometry().volatile_cache {
             core.spawn(writeback::committer);
         }
-        Ok(WriteCachePart { home: Home::here(core), geometry, _devices: [origin, fast] })
+        Ok(WriteCachePart { home: Home::here(core), geometry, cached_blocks, _devices: [origin, fast] })
     }
 }
 
@@ -357,7 +361,7 @@ impl DevicePart for WriteCachePart {
     }
 
     fn only_in_cache(&self) -> Option<u64> {
-        self.home.get().ok().map(|core| core.only_in_cache())
+        Some(self.cached_blocks.load(Ordering::Relaxed) * self.geometry.block_size.bytes())
     }
 
     fn open(&self) -> Call<'_, Result<Rc<dyn Device>>> {

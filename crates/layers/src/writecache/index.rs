@@ -7,6 +7,8 @@
 
 use std::collections::BTreeMap;
 use std::ops::Range;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
 
 /// Blocks and addresses are below 2 to this power.
 pub const BITS: u32 = 48;
@@ -42,7 +44,8 @@ fn sum_in(slot: Slot) -> u32 {
 #[derive(Debug)]
 pub struct Index {
     slots: Vec<Slot>,
-    used: usize,
+    /// Number of slots with a block. Written on the home shard only, read on all.
+    used: Arc<AtomicU64>,
     gone: Ranges,
     /// What lies up to this address is on the origin, whether it has been taken out yet or not.
     floor: u64,
@@ -52,12 +55,17 @@ impl Index {
     /// For at most `most` written blocks. Memory is taken as it is used.
     pub fn new(most: u64) -> Self {
         let slots = (most + most / 7 + 8) as usize;
-        Index { slots: vec![[0, 0]; slots], used: 0, gone: Ranges::default(), floor: 0 }
+        Index { slots: vec![[0, 0]; slots], used: Arc::default(), gone: Ranges::default(), floor: 0 }
     }
 
     /// How many written blocks are cached.
     pub fn blocks(&self) -> u64 {
-        self.used as u64
+        self.used.load(Ordering::Relaxed)
+    }
+
+    /// The same number, to be read on any shard.
+    pub fn blocks_for_all_shards(&self) -> Arc<AtomicU64> {
+        self.used.clone()
     }
 
     /// How many ranges are known to be discarded.
@@ -73,7 +81,7 @@ impl Index {
     /// Whether nothing is cached.
     #[inline]
     pub fn is_empty(&self) -> bool {
-        self.used == 0 && self.gone.0.is_empty()
+        self.blocks() == 0 && self.gone.0.is_empty()
     }
 
     /// Spreads blocks over the table: consecutive ones would make long clusters.
@@ -135,8 +143,8 @@ impl Index {
     pub fn write(&mut self, block: u64, address: u64, sum: u32) {
         let at = self.slot_of(block);
         if address_of(self.slots[at]) == 0 {
-            self.used += 1;
-            assert!(self.used < self.slots.len(), "more blocks are cached than the cache has");
+            self.used.store(self.blocks() + 1, Ordering::Relaxed);
+            assert!(self.blocks() < self.slots.len() as u64, "more blocks are cached than the cache has");
         }
         let (high, low) = (u64::from(sum >> 16), u64::from(sum & 0xFFFF));
         self.slots[at] = [block | high << BITS, address | low << BITS];
@@ -176,7 +184,7 @@ impl Index {
             }
         }
         self.slots[hole] = [0, 0];
-        self.used -= 1;
+        self.used.store(self.blocks() - 1, Ordering::Relaxed);
     }
 
     /// What was discarded at this address is on the origin now.

@@ -281,3 +281,64 @@ fn what_a_failed_discard_leaves_stays_when_blocks_leave() {
         }
     });
 }
+
+/// What was durable in the cache alone and was discarded has come from the origin again, or was written to both, without a flush, when
+/// the table is told of something else in its slot. A power cut leaves what was durable, or a later version.
+#[test]
+fn the_table_keeps_what_counts_where_a_discard_is_not_durable_yet() {
+    const PART: usize = 8192;
+    runtime::simulate(runtime::Simulation::new(1), || async {
+        for is_written in [false, true] {
+            let (slow, fast) = (disk(LARGE, 512), disk(8 << 20, 512));
+            let origin = slow.open().await.unwrap();
+            write(&*origin, 0, &vec![1; LARGE as usize]).await;
+            origin.flush().await.unwrap();
+            let made = Options { format: true, ..options(Mode::Writeback, LARGE) };
+            let part = CachePart::open(slow.clone(), fast.clone(), "slow", &made).await.unwrap();
+            let handle = part.open().await.unwrap();
+            // The table says that the first part counts in the cache, and that both sides have the second one.
+            write(&*handle, 0, &[2; PART]).await;
+            handle.flush().await.unwrap();
+            read(&*handle, PART as u64, 512).await;
+            runtime::sleep(Duration::from_millis(50)).await;
+            assert_eq!(part.status()["dirty_blocks"], 1, "it was written back");
+            let (durable, fast_then) = (copy(&slow, 512).await, copy(&fast, 512).await);
+            drop(handle);
+            part.close().await.unwrap();
+
+            let (slow, fast) = (copy(&durable, 512).await, fast_then);
+            let slowed = faulty(slow, "flush delay=10s");
+            let settle_every = Duration::from_secs(3600);
+            let options = Options { settle_every, ..options(Mode::Writeback, LARGE) };
+            let part = CachePart::open(slowed, fast.clone(), "slow", &options).await.unwrap();
+            let handle = part.open().await.unwrap();
+            let began = runtime::now();
+            write(&*handle, LARGE - PART as u64, &[2; PART]).await;
+            handle.discard(BlockRange::new(0, PART as u64 / 512)).await.unwrap();
+            if !is_written {
+                assert_eq!(read(&*handle, 0, 512).await, [0; 512]);
+                runtime::sleep(Duration::from_millis(5)).await;
+            }
+            let commits = part.status()["table_commits"].as_u64().unwrap();
+            part.message("mode writethrough").await.unwrap();
+            if is_written {
+                write(&*handle, 0, &[3; PART]).await;
+            }
+            // The cleaner has the table told of the last part.
+            until(&part, "table_commits", commits + 1).await;
+            assert!(began.elapsed() < Duration::from_secs(1), "the origin was flushed");
+            // The power goes: the origin keeps nothing that was not flushed, the cache everything.
+            let fast = copy(&fast, 512).await;
+            drop(handle);
+            part.close().await.unwrap();
+            let part = CachePart::open(durable, fast, "slow", &options).await.unwrap();
+            let handle = part.open().await.unwrap();
+            let found = read(&*handle, 0, 512).await[0];
+            let permitted = if is_written { [2, 0, 3] } else { [2, 0, 0] };
+            assert!(permitted.contains(&found), "written {is_written}: an older version is there: {found}");
+            drop(handle);
+            part.close().await.unwrap();
+        }
+    })
+    .unwrap();
+}

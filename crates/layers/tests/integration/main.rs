@@ -14,6 +14,7 @@ mod kinds;
 mod mirror;
 mod mirror_races;
 mod model;
+mod only_in_cache;
 mod record;
 mod replay;
 mod stats;

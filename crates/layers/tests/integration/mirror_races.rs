@@ -458,3 +458,91 @@ fn a_flush_that_fails_on_all_legs_makes_them_equal() {
         part.close().await.unwrap();
     });
 }
+
+/// A change whose chunk no leg can mark fails, and costs no leg. Where some leg can, those that can't are left behind.
+#[test]
+fn a_bitmap_that_no_leg_takes_fails_the_change_and_costs_no_leg() {
+    simulated(|| async {
+        for (write_mostly, failing) in
+            [(0, 0b111), (0, 0b101), (0b100, 0b111), (0b100, 0b011), (0b110, 0b001)]
+        {
+            let what = format!("write_mostly {write_mostly:#b}, failing {failing:#b}");
+            let disks = [disk(), disk(), disk()];
+            let mut legs = Vec::new();
+            for disk in &disks {
+                legs.push(faulty(disk, "write error=EIO range=8KiB..12KiB").await);
+            }
+            let opened = |format| {
+                let mut plan = plan(&legs, format);
+                plan.settings.write_mostly = write_mostly;
+                MirrorPart::open(plan)
+            };
+            let part = opened(true).await.unwrap();
+            settled(&part).await;
+            // The close clears the bitmap.
+            part.close().await.unwrap();
+            let part = opened(false).await.unwrap();
+            let handle = part.open().await.unwrap();
+            let state = |leg: usize| part.status()["legs"][leg]["state"].clone();
+            for leg in (0..3).filter(|leg| failing & 1 << leg != 0) {
+                legs[leg].message("rules on").await.unwrap();
+            }
+            let outcome = write(&*handle, BLOCK, 9).await;
+            for leg in 0..3 {
+                let is_lost = failing != 0b111 && failing & 1 << leg != 0;
+                assert_eq!(state(leg), if is_lost { "faulty" } else { "active" }, "{what}, leg {leg}");
+            }
+            for leg in &legs {
+                leg.message("rules off").await.unwrap();
+            }
+            if failing == 0b111 {
+                outcome.expect_err(&what);
+                assert_eq!(read(&*handle, BLOCK, 1).await.unwrap()[0], 0, "{what}: no leg has it");
+                write(&*handle, BLOCK, 9).await.unwrap();
+            } else {
+                outcome.unwrap_or_else(|error| panic!("{what}: {error}"));
+            }
+            assert_eq!(read(&*handle, BLOCK, 1).await.unwrap()[0], 9, "{what}");
+            drop(handle);
+            part.close().await.unwrap();
+            if failing == 0b111 {
+                assert!(
+                    are_equal(&disks[0], &disks[1]).await && are_equal(&disks[1], &disks[2]).await,
+                    "{what}"
+                );
+            }
+        }
+    });
+}
+
+/// Clearing bits is no reason to leave all legs behind but one.
+#[test]
+fn bits_that_no_leg_clears_cost_no_leg() {
+    simulated(|| async {
+        let disks = [disk(), disk(), disk()];
+        let mut legs = Vec::new();
+        for disk in &disks {
+            legs.push(faulty(disk, "write error=EIO range=8KiB..12KiB").await);
+        }
+        let mut plan = plan(&legs, true);
+        plan.settings.bitmap_delay = Duration::from_millis(100);
+        let part = MirrorPart::open(plan).await.unwrap();
+        settled(&part).await;
+        let handle = part.open().await.unwrap();
+        write(&*handle, BLOCK, 9).await.unwrap();
+        for leg in &legs {
+            leg.message("rules on").await.unwrap();
+        }
+        runtime::sleep(Duration::from_secs(1)).await;
+        for leg in 0..3 {
+            assert_eq!(part.status()["legs"][leg]["state"], "active", "leg {leg}");
+        }
+        for leg in &legs {
+            leg.message("rules off").await.unwrap();
+        }
+        write(&*handle, BLOCK, 8).await.unwrap();
+        drop(handle);
+        part.close().await.unwrap();
+        assert!(are_equal(&disks[0], &disks[1]).await && are_equal(&disks[1], &disks[2]).await);
+    });
+}

@@ -8,6 +8,7 @@ use layers::fault::{FaultDevicePart, parse_rules};
 use layers::record::format::{Role, Submission};
 use layers::record::timeline::{Ending, What};
 use layers::record::{DEFAULT_LIMIT, RecordDevicePart, RecordZonesPart, Recorder, Takes, Timeline};
+use std::fs::TryLockError;
 use std::sync::Arc;
 
 fn over(inner: Arc<dyn DevicePart>, recorder: &Arc<Recorder>, name: &str, role: Role) -> RecordDevicePart {
@@ -150,6 +151,8 @@ fn an_older_file_is_only_overwritten_if_it_is_a_timeline_and_may_be() {
             let opened = Recorder::open(&path, overwrite, DEFAULT_LIMIT).await;
             assert_eq!(opened.is_ok(), works, "overwrite={overwrite}");
             if let Ok(recorder) = opened {
+                let locked = std::fs::File::open(&path).unwrap().try_lock();
+                assert!(matches!(locked, Err(TryLockError::WouldBlock)), "overwrite={overwrite}: {locked:?}");
                 over(disk(), &recorder, "disk", Role::Disk).close().await.unwrap();
             }
         }
