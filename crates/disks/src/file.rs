@@ -42,6 +42,7 @@ pub const KIND: Kind = Kind {
         .or("auto"),
         Key::optional("read_only", ValueKind::Bool, "refuse every write").or("false"),
     ],
+    messages: &[],
     shareable: false,
     example: "file(disk.img, size=4GiB)",
     plan: |arguments| {

@@ -69,7 +69,7 @@ fn what_is_in_flight_is_seen_and_a_dropped_call_is_not() {
             assert!(polled);
             assert_eq!(number(&part, "read", "in_flight"), 1);
             // Clearing forgets what was, not what is.
-            part.message("clear_stats").await.unwrap();
+            part.tell(Message::ClearStats).await.unwrap();
             assert_eq!(number(&part, "read", "in_flight"), 1);
             call.await.0.unwrap();
         }
