@@ -64,7 +64,7 @@ impl std::fmt::Debug for Shared {
 impl LogPart {
     /// A log whose core was just made, here.
     pub fn new(zones: Arc<dyn ZonesPart>, core: Rc<Core>, recovered: Recovered) -> Result<LogPart> {
-        lane::start(&core).into_iter().for_each(runtime::JoinHandle::detach);
+        lane::start(&core);
         cleaner::start(&core).detach();
         let shared = Shared::new(zones, &core, recovered, VersionId::HEAD)?;
         Ok(LogPart { home: Home::here(core), shared: Arc::new(shared), owns_zones: true })

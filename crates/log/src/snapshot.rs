@@ -139,9 +139,8 @@ async fn delete(core: &Rc<Core>, name: &str) -> Result<Value> {
     set_leaving(core, version, true);
     // In a task of its own: whoever drops the call doesn't take the record back, and if that fails, the version stays and
     // must be found again.
-    let (own, member) = (core.clone(), core.tasks.enter());
-    let deleted = runtime::spawn(async move {
-        let _member = member;
+    let own = core.clone();
+    let deleted = core.tasks.spawn(async move {
         let outcome = change(&own, Change::Delete { version }).await;
         // A record that waits for space may still delete it.
         if outcome.is_err() && own.space.check().is_ok() {

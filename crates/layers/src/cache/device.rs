@@ -112,9 +112,9 @@ impl CachePart {
             upkeepers: TaskGroup::default(),
             committer: TaskGroup::default(),
         });
-        commit::start(&core).detach();
-        commit::start_evictor(&core).detach();
-        clean::start(&core, options.settle_every).detach();
+        core.committer.spawn(commit::run(core.clone())).detach();
+        core.upkeepers.spawn(commit::evictor(core.clone())).detach();
+        core.upkeepers.spawn(clean::run(core.clone(), options.settle_every)).detach();
         // What a bit of the table means is never torn.
         let geometry =
             DeviceGeometry { atomic_write: geometry.atomic_write.min(part_bytes as u32), ..geometry };

@@ -87,14 +87,8 @@ pub(super) async fn carry_out(
             control.set_detach(Detach::Going);
             core.upkeep.notify_all();
             if !before {
-                let (core, control) = (Rc::downgrade(core), control.clone());
-                runtime::spawn(async move {
-                    if let Some(core) = core.upgrade() {
-                        let _call = core.calls.enter();
-                        detach(&core, &control).await;
-                    }
-                })
-                .detach();
+                let (own, control) = (core.clone(), control.clone());
+                core.calls.spawn(async move { detach(&own, &control).await }).detach();
             }
             let dirty = core.state.borrow().dirty_slots;
             Ok(format!("detaching: {dirty} blocks are to be written back; \"cancel\" ends it"))

@@ -97,11 +97,11 @@ impl WriteCachePart {
         let geometry = geometry(&*origin_device, &*fast_device, block_size, origin_blocks);
         let core = Rc::new(core(recovered, options, origin_device, fast_device));
         for _ in 0..append::LANES {
-            core.spawn(append::lane);
+            core.tasks.spawn(append::lane(core.clone())).detach();
         }
-        core.spawn(writeback::run);
+        core.tasks.spawn(writeback::run(core.clone())).detach();
         if core.fast.geometry().volatile_cache {
-            core.spawn(writeback::committer);
+            core.tasks.spawn(writeback::committer(core.clone())).detach();
         }
         Ok(WriteCachePart { home: Home::here(core), geometry, _devices: [origin, fast] })
     }
@@ -212,16 +212,6 @@ impl Core {
             }
         }
         Ok(())
-    }
-
-    /// Starts a task that a close waits for.
-    fn spawn<Fut: Future<Output = ()> + 'static>(self: &Rc<Self>, task: impl FnOnce(Rc<Core>) -> Fut) {
-        let (member, task) = (self.tasks.enter(), task(self.clone()));
-        runtime::spawn(async move {
-            let _member = member;
-            task.await;
-        })
-        .detach();
     }
 
     /// Ends what runs, and notes where the log ends.

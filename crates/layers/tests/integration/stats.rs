@@ -5,7 +5,8 @@ use block::{
     BlockIndex, BlockRange, Buffer, DevicePart, Durability, Part, Payload, ZeroMode, ZoneIndex, ZonesPart,
 };
 use layers::fault::{FaultDevicePart, parse_rules};
-use layers::stats::{StatsDevicePart, StatsZonesPart};
+use layers::stats::{Message, StatsDevicePart, StatsZonesPart};
+use stack::Tell;
 use std::future::{Future, poll_fn};
 use std::pin::pin;
 use std::sync::Arc;
