@@ -81,8 +81,7 @@ fn explain(name: &str, as_json: bool) -> Result<(), Failure> {
     let registry = registry();
     let kind = registry.kind(name).ok_or_else(|| {
         let known = registry.kinds.iter().map(|kind| kind.name);
-        let meant = stack::nearest(name, known.clone())
-            .map_or_else(String::new, |near| format!(": did you mean \"{near}\"?"));
+        let meant = stack::did_you_mean(name, known.clone());
         let list = known.collect::<Vec<_>>().join(", ");
         Failure::Usage(format!("there is no kind \"{name}\"{meant} (known: {list})"))
     })?;
