@@ -22,7 +22,6 @@ use std::path::{Path, PathBuf};
 use std::rc::Rc;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::time::Duration;
 
 /// `file(disk.img, size=4GiB)`.
 pub const KIND: Kind = Kind {
@@ -42,6 +41,7 @@ pub const KIND: Kind = Kind {
         .or("auto"),
         Key::optional("read_only", ValueKind::Bool, "refuse every write").or("false"),
     ],
+    messages: &[],
     shareable: false,
     example: "file(disk.img, size=4GiB)",
     plan: |arguments| {
@@ -267,9 +267,6 @@ impl FilePart {
     }
 }
 
-/// How long the lock of a process that was killed may still seem to be held.
-const RESTART_LIMIT: Duration = Duration::from_secs(1);
-
 fn open_options(write: bool) -> OpenOptions {
     OpenOptions { write, ..OpenOptions::default() }
 }
@@ -305,7 +302,7 @@ async fn open_locked(path: &Path, options: OpenOptions) -> Result<SharedFile> {
         })?;
         file.share()
     };
-    runtime::retry_while_busy(RESTART_LIMIT, attempt).await
+    runtime::retry_while_busy(runtime::file::RESTART_LIMIT, attempt).await
 }
 
 impl Part for FilePart {

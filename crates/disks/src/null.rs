@@ -16,6 +16,7 @@ pub const KIND: Kind = Kind {
     contract: Contract::Device,
     summary: "takes everything, keeps nothing, reads zeros: shows what the layers above cost",
     keys: &[Key::optional("size", ValueKind::Size, "the capacity").or("1TiB"), size::BLOCK_SIZE],
+    messages: &[],
     shareable: true,
     example: "stats(null(size=1GiB))",
     plan: |arguments| {

@@ -33,6 +33,7 @@ pub const KIND: Kind = Kind {
         ),
         size::BLOCK_SIZE,
     ],
+    messages: &[],
     shareable: false,
     example: "ram(1GiB)",
     plan: |arguments| {

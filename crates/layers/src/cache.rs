@@ -56,10 +56,12 @@ mod zero;
 
 pub use self::core::Mode;
 pub use device::CachePart;
+pub use message::{Message, Numbers};
 pub use policy::Heat;
+pub use warm::{Bytes, Want, Wants};
 
 use block::{BlockSize, Call, Error, Result};
-use stack::{Arguments, Built, Contract, Key, Kind, Shape, ValueKind, format_size};
+use stack::{Arguments, Built, Contract, Key, Kind, Message as _, Shape, ValueKind, format_size};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -96,6 +98,7 @@ pub const KIND: Kind = Kind {
         )
         .or("4MiB"),
     ],
+    messages: Message::FORMS,
     shareable: false,
     example: "cache(ram(1GiB), ram(64MiB), mode=writeback)",
     plan,

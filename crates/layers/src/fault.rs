@@ -20,11 +20,9 @@ pub use parse::parse_rules;
 pub use rule::Rule;
 pub use zones::FaultZonesPart;
 
-use block::{Call, Error, Result};
-use decide::Faults;
-use stack::{Arguments, Built, Contract, Key, Kind, ValueKind};
+use block::{Call, Result};
+use stack::{Arguments, Built, Contract, Key, Kind, Message as _, ValueKind};
 use std::sync::Arc;
-use std::sync::atomic::Ordering;
 
 const RULES: Key =
     Key::optional("rules", ValueKind::Texts, "what goes wrong, such as \"read error=EIO probability=0.01\"")
@@ -41,6 +39,7 @@ pub const KIND: Kind = Kind {
     contract: Contract::Device,
     summary: "makes operations fail, wait, tear, rot or go astray, by rule and seed",
     keys: &[Key::required("on", ValueKind::Device, "the device that goes wrong").positional(), RULES, SEED],
+    messages: Message::FORMS,
     shareable: false,
     example: "fault(ram(size=64MiB), \"read error=EIO probability=0.01\", \"any delay=5ms every=100\", seed=7)",
     plan: |arguments| rules(arguments, Contract::Device).and_then(|_| arguments.shape("on")),
@@ -59,6 +58,7 @@ pub const ZONES_KIND: Kind = Kind {
     contract: Contract::Zones,
     summary: "makes operations on zones fail, wait, tear, rot or go astray, by rule and seed",
     keys: &[Key::required("on", ValueKind::Zones, "the zones that go wrong").positional(), RULES, SEED],
+    messages: Message::FORMS,
     shareable: false,
     example: "zone-fault(zones(ram(size=64MiB), zone_size=1MiB), \"append torn every=100\", seed=7)",
     plan: |arguments| rules(arguments, Contract::Zones).and_then(|_| arguments.shape("on")),
@@ -83,15 +83,9 @@ fn seed(arguments: &Arguments) -> Result<u64> {
 /// What the Zones form of the layer is called in a stack.
 const ZONES_NAME: &str = "zone-fault";
 
-fn answer<'a>(faults: &'a Faults, message: &'a str) -> Call<'a, Result<String>> {
-    let on = match message.split_whitespace().collect::<Vec<_>>().as_slice() {
-        ["rules", "on"] => true,
-        ["rules", "off"] => false,
-        _ => {
-            let text = format!("message \"{message}\": fault knows only \"rules on\" and \"rules off\"");
-            return Call::ready(Err(Error::unsupported(text)));
-        }
-    };
-    faults.on.store(on, Ordering::Relaxed);
-    Call::ready(Ok(format!("rules {}", if on { "on" } else { "off" })))
+stack::messages! {
+    /// A message to `fault`.
+    Message;
+    "rules on" => RulesOn, "operations meet what the rules say";
+    "rules off" => RulesOff, "operations pass unchanged, and aren't counted by every, after and times";
 }

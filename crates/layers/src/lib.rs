@@ -16,6 +16,7 @@
 //! are named and composed to `stack`.
 
 pub mod cache;
+mod clear_stats;
 mod distant;
 pub mod fault;
 pub mod linear;

@@ -18,6 +18,7 @@ pub const KIND: Kind = Kind {
         Key::optional("offset", ValueKind::Size, "how much of the beginning is left out").or("0"),
         Key::optional("size", ValueKind::Size, "the capacity; without it, all that is there"),
     ],
+    messages: &[],
     shareable: false,
     example: "linear(ram(64MiB), ram(32MiB))",
     plan: |arguments| {

@@ -46,13 +46,14 @@ mod shared;
 pub use self::core::Settings;
 pub use assembly::Wishes;
 pub use leg::Mask;
+pub use message::Message;
 pub use missing::MissingLeg;
 pub use open::Plan;
 pub use part::MirrorPart;
 
 use block::{BlockSize, Call, Result};
 use layout::{Layout, USUAL_CHUNK};
-use stack::{Arguments, Built, Contract, Key, Kind, Shape, ValueKind, format_duration};
+use stack::{Arguments, Built, Contract, Key, Kind, Message as _, Shape, ValueKind, format_duration};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -105,6 +106,7 @@ pub const KIND: Kind = Kind {
         Key::optional("degraded", ValueKind::Bool, "go on without legs that are missing").or("false"),
         Key::optional("rebuild", ValueKind::Texts, "legs that may be overwritten where they don't belong"),
     ],
+    messages: Message::FORMS,
     shareable: false,
     example: "mirror(file(fast.img, size=64MiB), file(slow.img, size=64MiB), write_mostly=[1], write_behind=256)",
     plan,

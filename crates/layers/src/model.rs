@@ -19,7 +19,9 @@ pub mod trial;
 pub use device::ModelPart;
 pub use profile::Profile;
 
+pub use crate::clear_stats::Message;
 use block::{Call, Result};
+use stack::Message as _;
 use stack::{Arguments, Built, Contract, Key, Kind, ValueKind};
 use std::sync::Arc;
 
@@ -48,6 +50,7 @@ pub const KIND: Kind = Kind {
             "decides what is left to chance; without it a new one",
         ),
     ],
+    messages: Message::FORMS,
     shareable: false,
     example: "model(ram(1GiB), optane-900p)",
     plan: |arguments| {

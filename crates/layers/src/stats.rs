@@ -12,8 +12,9 @@ mod zones;
 pub use device::StatsDevicePart;
 pub use zones::StatsZonesPart;
 
-use block::{Call, Error, Result};
-use counters::PartCounters;
+pub use crate::clear_stats::Message;
+use block::Call;
+use stack::Message as _;
 use stack::{Built, Contract, Key, Kind, ValueKind};
 use std::sync::Arc;
 
@@ -23,6 +24,7 @@ pub const KIND: Kind = Kind {
     contract: Contract::Device,
     summary: "counts and times every call: operations, bytes, errors, latencies",
     keys: &[Key::required("on", ValueKind::Device, "the device whose calls are counted").positional()],
+    messages: Message::FORMS,
     shareable: false,
     example: "stats(ram(size=64MiB))",
     plan: |arguments| arguments.shape("on"),
@@ -37,6 +39,7 @@ pub const ZONES_KIND: Kind = Kind {
     contract: Contract::Zones,
     summary: "counts and times every call to zones: operations, bytes, errors, latencies",
     keys: &[Key::required("on", ValueKind::Zones, "the zones whose calls are counted").positional()],
+    messages: Message::FORMS,
     shareable: false,
     example: "zone-stats(zones(ram(size=64MiB), zone_size=1MiB))",
     plan: |arguments| arguments.shape("on"),
@@ -47,13 +50,3 @@ pub const ZONES_KIND: Kind = Kind {
 
 /// What the Zones form of the layer is called in a stack.
 const ZONES_NAME: &str = "zone-stats";
-
-fn answer<'a>(counters: &'a PartCounters, message: &'a str) -> Call<'a, Result<String>> {
-    Call::ready(match message.trim() {
-        "clear_stats" => {
-            counters.clear();
-            Ok("statistics cleared".into())
-        }
-        _ => Err(Error::unsupported(format!("message \"{message}\": stats knows only \"clear_stats\""))),
-    })
-}

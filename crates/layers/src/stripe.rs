@@ -18,6 +18,7 @@ pub const KIND: Kind = Kind {
         Key::optional("chunk_size", ValueKind::Size, "what lies on one device before the next one's turn")
             .or("64KiB"),
     ],
+    messages: &[],
     shareable: false,
     example: "stripe(ram(64MiB), ram(64MiB), chunk_size=64KiB)",
     plan: |arguments| {

@@ -28,6 +28,7 @@ mod core;
 mod device;
 pub mod format;
 mod index;
+mod message;
 mod progress;
 mod read;
 mod readers;
@@ -38,9 +39,12 @@ mod writeback;
 
 pub use self::core::{Order, Settings};
 pub use device::{Options, WriteCachePart};
+pub use message::Message;
 
 use block::{BlockSize, Call, Result};
-use stack::{Arguments, Built, Contract, Key, Kind, Shape, ValueKind, format_duration, format_size};
+use stack::{
+    Arguments, Built, Contract, Key, Kind, Message as _, Shape, ValueKind, format_duration, format_size,
+};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -112,6 +116,7 @@ pub const KIND: Kind = Kind {
         .or("flushes"),
         Key::optional("dirty", ValueKind::Size, "how much may wait in memory to be written to the cache").or("64MiB"),
     ],
+    messages: Message::FORMS,
     shareable: false,
     example: "writecache(ram(256MiB), ram(64MiB))",
     plan: |arguments| {

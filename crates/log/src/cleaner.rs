@@ -113,15 +113,14 @@ impl Aside {
         }
         let ended = Rc::new(RefCell::new(None));
         self.0 = Some(ended.clone());
-        let (member, core, work) = (core.tasks.enter(), core.clone(), work(core.clone()));
+        let (own, work) = (core.clone(), work(core.clone()));
         let task = async move {
-            let _member = member;
             let outcome = work.await;
             *ended.borrow_mut() = Some(outcome);
-            core.freed.notify_all();
-            core.cleaner.notify_all();
+            own.freed.notify_all();
+            own.cleaner.notify_all();
         };
-        runtime::spawn(task).detach();
+        core.tasks.spawn(task).detach();
     }
 
     /// Whether it has ended since this was asked last.
@@ -170,11 +169,7 @@ pub fn start(core: &Rc<Core>) -> runtime::JoinHandle<()> {
         reserve: Aside::default(),
         was_short: false,
     };
-    let member = core.tasks.enter();
-    runtime::spawn(async move {
-        let _member = member;
-        cleaner.run().await;
-    })
+    core.tasks.spawn(cleaner.run())
 }
 
 impl Cleaner {

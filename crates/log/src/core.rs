@@ -614,13 +614,12 @@ impl Core {
     /// being sealed as there are lanes: zones may have a limit on how many are open.
     pub async fn seal(self: &Rc<Self>, zone: OpenZone) {
         let permit = self.sealing.acquire(1).await;
-        let (core, member) = (self.clone(), self.tasks.enter());
+        let core = self.clone();
         let sealing = async move {
-            let _member = member;
             core.seal_now(zone).await;
             drop(permit);
         };
-        runtime::spawn(sealing).detach();
+        self.tasks.spawn(sealing).detach();
     }
 
     /// Seals a zone: summary, finish. A zone for which that fails keeps its records and takes no more.

@@ -10,6 +10,7 @@ use crate::kind::MapPlace;
 use crate::map::{Map, Mapping, Physical};
 use crate::readers::{Reading, ShardReads};
 use crate::recovery::Recovered;
+use crate::snapshot::Message;
 use crate::{cleaner, lane};
 use block::{
     BlockIndex, BlockRange, Buffer, Call, Data, Device, DeviceGeometry, DevicePart, Durability, Error,
@@ -18,6 +19,7 @@ use block::{
 use runtime::Home;
 use runtime::file::SharedFile;
 use smallvec::SmallVec;
+use stack::Tell;
 use std::rc::Rc;
 use std::sync::Arc;
 
@@ -62,7 +64,7 @@ impl std::fmt::Debug for Shared {
 impl LogPart {
     /// A log whose core was just made, here.
     pub fn new(zones: Arc<dyn ZonesPart>, core: Rc<Core>, recovered: Recovered) -> Result<LogPart> {
-        lane::start(&core).into_iter().for_each(runtime::JoinHandle::detach);
+        lane::start(&core);
         cleaner::start(&core).detach();
         let shared = Shared::new(zones, &core, recovered, VersionId::HEAD)?;
         Ok(LogPart { home: Home::here(core), shared: Arc::new(shared), owns_zones: true })
@@ -126,14 +128,7 @@ impl Part for LogPart {
     }
 
     fn message<'a>(&'a self, message: &'a str) -> Call<'a, Result<String>> {
-        Call::new(async move {
-            let request = crate::snapshot::Message::parse(message)?;
-            let carry_out = |core: Rc<Core>| async move {
-                let _call = core.tasks.enter();
-                crate::snapshot::carry_out(&core, request).await
-            };
-            self.home.with(carry_out).await
-        })
+        self.tell_text(&crate::KIND, message)
     }
 
     fn close(&self) -> Call<'_, Result<()>> {
@@ -145,6 +140,17 @@ impl Part for LogPart {
                 false => closed,
             }
         })
+    }
+}
+
+impl Tell for LogPart {
+    type Message = Message;
+
+    fn tell(&self, message: Message) -> Call<'_, Result<String>> {
+        Call::new(self.home.with(|core: Rc<Core>| async move {
+            let _call = core.tasks.enter();
+            crate::snapshot::carry_out(&core, message).await
+        }))
     }
 }
 

@@ -44,12 +44,7 @@ impl Core {
         let ticket = flusher.begun.get() + 1;
         flusher.wanted.set(flusher.wanted.get().max(ticket));
         if !flusher.is_running.replace(true) {
-            let (core, member) = (self.clone(), self.tasks.enter());
-            runtime::spawn(async move {
-                let _member = member;
-                core.run_flushes().await;
-            })
-            .detach();
+            self.tasks.spawn(self.clone().run_flushes()).detach();
         }
         while flusher.ended.get() < ticket {
             flusher.changed.notified().await;

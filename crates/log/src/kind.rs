@@ -6,11 +6,12 @@ use crate::home::FileMedium;
 use crate::layout::{LARGEST_SHARE, Layout, ROOT_ZONES, Reserve, capacity};
 use crate::recovery::BLOCK;
 use crate::room::Images;
+use crate::snapshot::Message;
 use block::{
     BlockCount, BlockSize, Call, DeviceGeometry, DevicePart, Durable, Error, Result, ZoneGeometry, ZonesPart,
 };
 use runtime::file::SharedFile;
-use stack::{Arguments, Built, Contract, Key, Kind, Shape, ValueKind, format_size};
+use stack::{Arguments, Built, Contract, Key, Kind, Message as _, Shape, ValueKind, format_size};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use zones::cleaning::Policy;
@@ -85,6 +86,7 @@ pub const KIND: Kind = Kind {
         )
         .or("0"),
     ],
+    messages: Message::FORMS,
     shareable: true,
     example: "log(ram(256MiB), size=192MiB, map=radix)",
     plan,

@@ -8,7 +8,6 @@ use crate::core::{Core, Group, Item, count};
 use crate::format::USER;
 use crate::open_zone::OpenZone;
 use block::{Buffer, Error, Payload, Result};
-use runtime::GroupMember;
 use std::rc::Rc;
 use zones::record::{Header, StreamIndex, sum_of};
 
@@ -24,13 +23,13 @@ pub struct Scratch {
 }
 
 /// Starts the lanes of users' writes.
-pub fn start(core: &Rc<Core>) -> Vec<runtime::JoinHandle<()>> {
-    (0..core.settings.appends_in_flight)
-        .map(|_| runtime::spawn(lane(core.clone(), core.tasks.enter())))
-        .collect()
+pub fn start(core: &Rc<Core>) {
+    for _ in 0..core.settings.appends_in_flight {
+        core.tasks.spawn(lane(core.clone())).detach();
+    }
 }
 
-async fn lane(core: Rc<Core>, _member: GroupMember) {
+async fn lane(core: Rc<Core>) {
     let classes = usize::from(core.policy.borrow().classes());
     let mut zones: Vec<Option<OpenZone>> = (0..classes).map(|_| None).collect();
     let mut scratch = Scratch::default();

@@ -24,6 +24,7 @@ pub const KIND: Kind = Kind {
         Key::required("of", ValueKind::Device, "the log").positional(),
         Key::required("name", ValueKind::Text, "the name that the snapshot or clone was given").positional(),
     ],
+    messages: &[],
     shareable: true,
     example: "snapshot(log(ram(256MiB), size=192MiB), before)",
     plan: |_| Ok(Shape { block_size: Some(crate::recovery::BLOCK as u32), ..Shape::default() }),
@@ -40,59 +41,17 @@ const PAGES_AT_ONCE: u64 = 64;
 /// More ranges than this are not told by `diff`.
 const MOST_RANGES: usize = 200_000;
 
-/// What an operator asks a log.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub enum Message {
-    /// Make a snapshot with this name.
-    Create(String),
-    /// Say what there is.
-    List,
-    /// Delete the snapshot or clone with this name.
-    Delete(String),
-    /// Make a clone of a snapshot.
-    Clone {
-        /// The snapshot.
-        of: String,
-        /// The clone.
-        name: String,
-    },
-    /// Say which blocks differ between a version and another, or the volume itself.
-    Diff(String, Option<String>),
-    /// Give the volume so many bytes.
-    Resize(u64),
-    /// Write a checkpoint now.
-    Checkpoint,
-}
-
-impl Message {
-    /// Reads a message.
-    ///
-    /// # Errors
-    /// [`Error::Unsupported`] for one that isn't known, [`Error::Invalid`] for one that isn't complete.
-    pub fn parse(text: &str) -> Result<Message> {
-        let words: Vec<&str> = text.split_whitespace().collect();
-        let own = |word: &&str| (*word).to_owned();
-        Ok(match words.as_slice() {
-            ["snapshot", "create", name] => Message::Create(own(name)),
-            ["snapshot", "list"] => Message::List,
-            ["snapshot", "delete", name] => Message::Delete(own(name)),
-            ["snapshot", "clone", of, name] => Message::Clone { of: own(of), name: own(name) },
-            ["snapshot", "diff", name] => Message::Diff(own(name), None),
-            ["snapshot", "diff", name, other] => Message::Diff(own(name), Some(own(other))),
-            ["resize", bytes] => Message::Resize(
-                bytes
-                    .parse()
-                    .map_err(|_| Error::invalid(format!("resize {bytes}: expected a number of bytes")))?,
-            ),
-            ["checkpoint"] => Message::Checkpoint,
-            _ => {
-                return Err(Error::unsupported(format!(
-                    "message \"{text}\": a log takes snapshot create|delete NAME, snapshot list, snapshot clone NAME NEW, \
-                     snapshot diff NAME [OTHER], resize BYTES, checkpoint"
-                )));
-            }
-        })
-    }
+stack::messages! {
+    /// A message to a log.
+    Message;
+    "snapshot create NAME" => Create(String), "makes a snapshot of the volume";
+    "snapshot list" => List, "snapshots and clones, as JSON";
+    "snapshot delete NAME" => Delete(String), "deletes a snapshot or clone";
+    "snapshot clone NAME NEW" => Clone(String, String), "makes a clone of a snapshot";
+    "snapshot diff NAME [OTHER]" => Diff(String, Option<String>),
+        "blocks that differ between it and another, or the volume, as JSON";
+    "resize BYTES" => Resize(u64), "lets the volume grow, from when the stack is opened again";
+    "checkpoint" => Checkpoint, "writes a checkpoint now";
 }
 
 /// Does what was asked and answers with a JSON text.
@@ -100,10 +59,10 @@ impl Message {
 /// # Errors
 /// [`Error::NotFound`] and [`Error::AlreadyExists`] for names, [`Error::Busy`] for a version that is in use,
 /// [`Error::Invalid`] for what can't be; what writing says.
-pub async fn carry_out(core: &Rc<Core>, message: Message) -> Result<String> {
+pub(crate) async fn carry_out(core: &Rc<Core>, message: Message) -> Result<String> {
     let answer = match message {
         Message::Create(name) => create(core, VersionId::HEAD, name, false).await?,
-        Message::Clone { of, name } => {
+        Message::Clone(of, name) => {
             let parent = find(core, &of)?;
             if core.version_is_writable(parent) {
                 return Err(Error::invalid(format!("{of} is a clone: make a clone of a snapshot")));
@@ -180,9 +139,8 @@ async fn delete(core: &Rc<Core>, name: &str) -> Result<Value> {
     set_leaving(core, version, true);
     // In a task of its own: whoever drops the call doesn't take the record back, and if that fails, the version stays and
     // must be found again.
-    let (own, member) = (core.clone(), core.tasks.enter());
-    let deleted = runtime::spawn(async move {
-        let _member = member;
+    let own = core.clone();
+    let deleted = core.tasks.spawn(async move {
         let outcome = change(&own, Change::Delete { version }).await;
         // A record that waits for space may still delete it.
         if outcome.is_err() && own.space.check().is_ok() {

@@ -23,10 +23,9 @@ impl Core {
     pub async fn flush_home(self: &Rc<Self>) -> Result<()> {
         // Only one that begins from here on has everything.
         let wanted = self.home_turns.get().0 + 1;
-        let (core, member) = (self.clone(), self.tasks.enter());
+        let core = self.clone();
         // Whoever drops the call doesn't stop it half-way.
-        let task = runtime::spawn(async move {
-            let _member = member;
+        let task = self.tasks.spawn(async move {
             let _alone = core.admin.acquire(1).await;
             match core.home_turns.get().1 >= wanted {
                 true => Ok(()),
@@ -47,9 +46,8 @@ impl Core {
     /// # Errors
     /// What flushing, the home, and for the last one the root say.
     pub async fn take_transaction(self: &Rc<Self>, clean: bool) -> Result<()> {
-        let (core, member) = (self.clone(), self.tasks.enter());
-        let task = runtime::spawn(async move {
-            let _member = member;
+        let core = self.clone();
+        let task = self.tasks.spawn(async move {
             let _alone = core.admin.acquire(1).await;
             core.transact(clean).await
         });

@@ -183,6 +183,9 @@ fn duplicate(fd: &OwnedFd, name: &str) -> Result<OwnedFd> {
     fd.try_clone().map_err(|error| Error::from_io(&error, &format!("duplicating a descriptor of {name}")))
 }
 
+/// How long the lock of a process that was killed may still seem to be held.
+pub const RESTART_LIMIT: std::time::Duration = std::time::Duration::from_secs(1);
+
 impl File {
     /// Opens a file on this shard. A file that it creates can be read and written by its owner alone (mode 0600): files hold
     /// what clients store.
@@ -366,6 +369,14 @@ impl File {
                 }
             }
         }
+    }
+
+    /// As [`File::lock`], and waits for the lock of a process that was killed ([`RESTART_LIMIT`]).
+    ///
+    /// # Errors
+    /// As [`File::lock`].
+    pub async fn lock_patiently(&self, exclusive: bool) -> Result<()> {
+        crate::retry_while_busy(RESTART_LIMIT, async || self.lock(exclusive)).await
     }
 
     /// Locks the file against every other opener that locks it: exclusively, or shared with other readers.

@@ -4,6 +4,7 @@
 //! the guard. A handle that a client may keep for ever must not be a member: the close would never end.
 
 use crate::sync::Notify;
+use crate::task::JoinHandle;
 use std::cell::Cell;
 use std::rc::Rc;
 
@@ -25,14 +26,18 @@ impl TaskGroup {
         GroupMember(self.0.clone())
     }
 
-    /// Number of members.
-    pub fn len(&self) -> usize {
-        self.0.members.get()
+    /// Starts a task of this shard that is a member from now on until it has ended.
+    pub fn spawn<T: 'static>(&self, task: impl Future<Output = T> + 'static) -> JoinHandle<T> {
+        let member = self.enter();
+        crate::spawn(async move {
+            let _member = member;
+            task.await
+        })
     }
 
     /// Whether there is no member.
     pub fn is_empty(&self) -> bool {
-        self.len() == 0
+        self.0.members.get() == 0
     }
 
     /// Waits until there is no member. Members that are added meanwhile are waited for, too: the caller has to end their
@@ -100,19 +105,14 @@ mod tests {
                     }
                 };
                 for micros in [5, 3, 9] {
-                    let (member, work) = (group.enter(), work(micros));
-                    crate::spawn(async move {
-                        let _member = member;
-                        work.await;
-                    })
-                    .detach();
+                    group.spawn(work(micros)).detach();
                 }
                 // A call that is dropped in the middle goes on as a task, and is a member as long.
                 let call = crate::carry_in(&group, work(20));
                 assert!(crate::timeout(std::time::Duration::from_micros(1), call).await.is_err());
                 // One that never began isn't.
                 drop(crate::carry_in(&group, work(1)));
-                assert_eq!(group.len(), 4);
+                assert_eq!(group.0.members.get(), 4);
                 group.ended().await;
                 assert_eq!(done.get(), 4);
             };

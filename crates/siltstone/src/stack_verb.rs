@@ -71,7 +71,9 @@ fn kinds(as_json: bool) -> Result<(), Failure> {
         }
         text.push('\n');
     }
-    text.push_str("siltstone stack kinds KIND explains one of them, with its keys and an example.\n");
+    text.push_str(
+        "siltstone stack kinds KIND explains one of them, with its keys, messages and an example.\n",
+    );
     print(&text)
 }
 
@@ -79,8 +81,7 @@ fn explain(name: &str, as_json: bool) -> Result<(), Failure> {
     let registry = registry();
     let kind = registry.kind(name).ok_or_else(|| {
         let known = registry.kinds.iter().map(|kind| kind.name);
-        let meant = stack::nearest(name, known.clone())
-            .map_or_else(String::new, |near| format!(": did you mean \"{near}\"?"));
+        let meant = stack::did_you_mean(name, known.clone());
         let list = known.collect::<Vec<_>>().join(", ");
         Failure::Usage(format!("there is no kind \"{name}\"{meant} (known: {list})"))
     })?;
@@ -95,6 +96,12 @@ fn explain(name: &str, as_json: bool) -> Result<(), Failure> {
     for key in kind.keys {
         let _ = writeln!(text, "  {:widest$}  {}", key.name, key.help);
         let _ = writeln!(text, "  {:widest$}  {}; {}", "", key.value, need(key));
+    }
+    if !kind.messages.is_empty() {
+        text.push_str("\nMessages:\n");
+    }
+    for form in kind.messages {
+        let _ = writeln!(text, "  {}\n      {}", form.words, form.does);
     }
     let _ = write!(text, "\nExample:\n  {}\n\nThe same in a stack file:\n", kind.example);
     let example = Stack::from_line("example", kind.example, &registry)?;
@@ -128,6 +135,7 @@ fn kind_json(kind: &Kind) -> serde_json::Value {
         "contract": kind.contract.section(),
         "summary": kind.summary,
         "keys": kind.keys.iter().map(key).collect::<Vec<_>>(),
+        "messages": kind.messages.iter().map(|form| json!({ "words": form.words, "does": form.does })).collect::<Vec<_>>(),
         "example": kind.example,
     })
 }

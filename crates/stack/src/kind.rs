@@ -4,6 +4,7 @@
 //! can be said about a stack without opening it follows from these declarations.
 
 use crate::arguments::Arguments;
+use crate::message::Form;
 use crate::model::Stack;
 use crate::value::Value;
 use block::{Call, DevicePart, Part, Result, ZoneGeometry, ZonesPart};
@@ -242,6 +243,8 @@ pub struct Kind {
     pub summary: &'static str,
     /// The keys, in the order in which they are shown.
     pub keys: &'static [Key],
+    /// The forms of the messages that its parts take ([`Part::message`]).
+    pub messages: &'static [Form],
     /// Whether several parts may stand on one part of this kind. Doors may always share a device among
     /// themselves.
     pub shareable: bool,

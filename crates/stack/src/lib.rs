@@ -15,7 +15,7 @@
 //! One concept per module: [`kind`] what a kind declares, [`arguments`] what it is given, [`model`] the parsed
 //! stack, `toml_form` and `line_form` its two texts, `resolve` from text to meaning, `graph` the order of
 //! building, [`plan`] sizes and building, `claims` the files that parts open, [`built`] what is running, `draw`
-//! pictures, [`problem`] errors, [`units`] sizes and durations.
+//! pictures, [`message`] what parts can be told, [`problem`] errors, [`units`] sizes and durations.
 
 pub mod arguments;
 pub mod built;
@@ -26,6 +26,7 @@ pub mod kind;
 mod line_form;
 mod line_syntax;
 mod line_writer;
+pub mod message;
 pub mod model;
 pub mod plan;
 pub mod problem;
@@ -40,6 +41,7 @@ pub use built::{BuiltPart, BuiltStack};
 pub use claims::{LockFile, LockedFile};
 pub use kind::{Built, Contract, Door, Key, Kind, Registry, Shape, ValueKind};
 pub use line_writer::quote;
+pub use message::{Form, FromWords, Message, Tell, Words};
 pub use model::{Part, Stack};
 pub use plan::{Format, Plan};
 pub use problem::{Collector, Problem, Problems, Source, did_you_mean, nearest};

@@ -36,6 +36,7 @@ pub const KIND: Kind = Kind {
         MAX_OPEN,
         MAX_ACTIVE,
     ],
+    messages: &[],
     shareable: false,
     example: "ramzones(zones=64, zone_size=1MiB)",
     plan: |arguments| {

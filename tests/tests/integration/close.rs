@@ -33,6 +33,7 @@ static VOLATILE: Kind = Kind {
     contract: Contract::Device,
     summary: "a disk that loses what isn't flushed",
     keys: &[],
+    messages: &[],
     shareable: false,
     example: "volatile",
     plan: |_| Ok(Shape::new(BLOCKS * 4096, 4096)),

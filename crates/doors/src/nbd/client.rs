@@ -156,6 +156,7 @@ pub const KIND: Kind = Kind {
             "bytes of a block; if not given, what the server prefers",
         ),
     ],
+    messages: &[],
     shareable: false,
     example: "nbd-client(unix:vol.sock)",
     plan,

@@ -66,6 +66,7 @@ pub const KIND: Kind = Kind {
         Key::optional("read_only", ValueKind::Bool, "refuse writes").or("false"),
         Key::optional("description", ValueKind::Text, "a text that clients can show").or(""),
     ],
+    messages: &[],
     shareable: false,
     example: "nbd(ram(size=64MiB), socket=vol.sock)",
     plan,

@@ -6,7 +6,7 @@ use super::core::{Core, Level, Mode};
 use super::shape::runs;
 use super::state::{CLEANING, EXCLUSIVE, FREE, HOT, IN_DIRTY, IN_LAZY, LEAVING, MARKING, RECENT, Slot};
 use block::{Durability, Result};
-use runtime::{Instant, JoinHandle};
+use runtime::Instant;
 use std::rc::Rc;
 use std::time::Duration;
 
@@ -33,39 +33,35 @@ struct Cleaning {
     parts: u64,
 }
 
-/// Starts the cleaner.
-pub(super) fn start(core: &Rc<Core>, settle_every: Duration) -> JoinHandle<()> {
-    let (core, member) = (core.clone(), core.upkeepers.enter());
-    runtime::spawn(async move {
-        let _member = member;
-        let (mut requests, mut idle_looks) = (core.requests.get(), 0);
-        let mut settled = runtime::now();
-        let mut looked = runtime::now();
-        while !core.is_idling.get() {
-            if looked.elapsed() >= LOOK {
-                idle_looks = if core.requests.get() == requests { idle_looks + 1 } else { 0 };
-                (requests, looked) = (core.requests.get(), runtime::now());
+/// Writes dirty blocks back, until the cache closes.
+pub(super) async fn run(core: Rc<Core>, settle_every: Duration) {
+    let (mut requests, mut idle_looks) = (core.requests.get(), 0);
+    let mut settled = runtime::now();
+    let mut looked = runtime::now();
+    while !core.is_idling.get() {
+        if looked.elapsed() >= LOOK {
+            idle_looks = if core.requests.get() == requests { idle_looks + 1 } else { 0 };
+            (requests, looked) = (core.requests.get(), runtime::now());
+        }
+        if core.failure.borrow().is_none() {
+            if settled.elapsed() >= settle_every {
+                core.settle(false).await;
+                settled = runtime::now();
             }
-            if core.failure.borrow().is_none() {
-                if settled.elapsed() >= settle_every {
-                    core.settle(false).await;
-                    settled = runtime::now();
-                }
-                if core.wants_cleaning(idle_looks >= IDLE_LOOKS) {
-                    match core.clean_some().await {
-                        Ok(true) => continue,
-                        Ok(false) => {}
-                        Err(error) => {
-                            core.counters.origin_errors.add(1);
-                            tracing::warn!("writing back from the cache: {error}");
-                            let _ = runtime::timeout(AFTER_ERROR, core.closing()).await;
-                        }
+            if core.wants_cleaning(idle_looks >= IDLE_LOOKS) {
+                match core.clean_some().await {
+                    Ok(true) => continue,
+                    Ok(false) => {}
+                    Err(error) => {
+                        core.counters.origin_errors.add(1);
+                        tracing::warn!("writing back from the cache: {error}");
+                        let _ = runtime::timeout(AFTER_ERROR, core.closing()).await;
                     }
                 }
             }
-            wait(&core, looked, settle_every).await;
         }
-    })
+        wait(&core, looked, settle_every).await;
+    }
 }
 
 async fn wait(core: &Core, looked: Instant, settle_every: Duration) {

@@ -5,7 +5,6 @@ use super::policy::Policy;
 use super::state::{FREE, IN_MUST, LEAVING, MARKING, SUSPECT, is_idle};
 use crate::table::Words;
 use block::{Error, Result};
-use runtime::JoinHandle;
 use std::rc::Rc;
 use std::time::Duration;
 
@@ -14,23 +13,19 @@ const AT_ONCE: usize = 128;
 /// How long the evictor, or a detach, waits where all is dirty, busy or hot.
 pub(super) const PATIENCE: Duration = Duration::from_millis(20);
 
-/// Starts the committer.
-pub(super) fn start(core: &Rc<Core>) -> JoinHandle<()> {
-    let (core, member) = (core.clone(), core.committer.enter());
-    runtime::spawn(async move {
-        let _member = member;
-        loop {
-            while !core.marks.is_open() && !core.all.is_open() {
-                if core.is_closing.get() {
-                    return;
-                }
-                core.work.notified().await;
+/// Commits what is asked for, until the cache closes.
+pub(super) async fn run(core: Rc<Core>) {
+    loop {
+        while !core.marks.is_open() && !core.all.is_open() {
+            if core.is_closing.get() {
+                return;
             }
-            // Whoever is ready to ask, too, asks before it begins: that is what makes a group.
-            runtime::yield_now().await;
-            round(&core).await;
+            core.work.notified().await;
         }
-    })
+        // Whoever is ready to ask, too, asks before it begins: that is what makes a group.
+        runtime::yield_now().await;
+        round(&core).await;
+    }
 }
 
 /// Does what was asked until now.
@@ -258,31 +253,27 @@ impl Core {
     }
 }
 
-/// Starts the evictor.
-pub(super) fn start_evictor(core: &Rc<Core>) -> JoinHandle<()> {
-    let (core, member) = (core.clone(), core.upkeepers.enter());
-    runtime::spawn(async move {
-        let _member = member;
-        let low = core.low_water();
-        while !core.is_idling.get() {
-            let missing = low.saturating_sub(core.state.borrow().free.len());
-            if missing == 0 || core.failure.borrow().is_some() {
-                core.wants_clean.set(false);
-                core.upkeep.notified().await;
-                continue;
-            }
-            let most = (missing + low / 2).min(AT_ONCE);
-            let may = |number: u32, slot: &super::state::Slot| core.may_leave(number, slot.epoch);
-            let chosen = core.state.borrow_mut().evict(most, &may);
-            if chosen > 0 {
-                // It fails where all that is clean can still be read.
-                let _: Result<(), Error> = core.commit(Level::Marks).await;
-                continue;
-            }
-            core.wants_clean.set(true);
-            core.upkeep.notify_all();
-            let waiting = core.upkeep.notified();
-            let _ = runtime::timeout(PATIENCE, waiting).await;
+/// Keeps slots free, until the cache closes.
+pub(super) async fn evictor(core: Rc<Core>) {
+    let low = core.low_water();
+    while !core.is_idling.get() {
+        let missing = low.saturating_sub(core.state.borrow().free.len());
+        if missing == 0 || core.failure.borrow().is_some() {
+            core.wants_clean.set(false);
+            core.upkeep.notified().await;
+            continue;
         }
-    })
+        let most = (missing + low / 2).min(AT_ONCE);
+        let may = |number: u32, slot: &super::state::Slot| core.may_leave(number, slot.epoch);
+        let chosen = core.state.borrow_mut().evict(most, &may);
+        if chosen > 0 {
+            // It fails where all that is clean can still be read.
+            let _: Result<(), Error> = core.commit(Level::Marks).await;
+            continue;
+        }
+        core.wants_clean.set(true);
+        core.upkeep.notify_all();
+        let waiting = core.upkeep.notified();
+        let _ = runtime::timeout(PATIENCE, waiting).await;
+    }
 }

@@ -4,6 +4,7 @@
 use super::core::{Core, Epochs, Tickets};
 use super::counters::Counters;
 use super::grown::fill_last_part;
+use super::message::{self, Message};
 use super::origin::Origin;
 use super::policy::Heat;
 use super::shape::{self, Shape};
@@ -19,6 +20,7 @@ use block::{
 use runtime::range_lock::RangeLock;
 use runtime::sync::Notify;
 use runtime::{GroupMember, Home, TaskGroup};
+use stack::Tell;
 use std::cell::{Cell, RefCell};
 use std::collections::BTreeSet;
 use std::rc::Rc;
@@ -110,9 +112,9 @@ impl CachePart {
             upkeepers: TaskGroup::default(),
             committer: TaskGroup::default(),
         });
-        commit::start(&core).detach();
-        commit::start_evictor(&core).detach();
-        clean::start(&core, options.settle_every).detach();
+        core.committer.spawn(commit::run(core.clone())).detach();
+        core.upkeepers.spawn(commit::evictor(core.clone())).detach();
+        core.upkeepers.spawn(clean::run(core.clone(), options.settle_every)).detach();
         // What a bit of the table means is never torn.
         let geometry =
             DeviceGeometry { atomic_write: geometry.atomic_write.min(part_bytes as u32), ..geometry };
@@ -213,15 +215,7 @@ impl Part for CachePart {
     }
 
     fn message<'a>(&'a self, message: &'a str) -> Call<'a, Result<String>> {
-        Call::new(async move {
-            let request = super::message::Message::parse(message)?;
-            let control = self.facts.control.clone();
-            let carry_out = move |core: Rc<Core>| async move {
-                let _call = core.calls.enter();
-                super::message::carry_out(&core, &control, request).await
-            };
-            self.home.with(carry_out).await
-        })
+        self.tell_text(&super::KIND, message)
     }
 
     fn close(&self) -> Call<'_, Result<()>> {
@@ -230,6 +224,18 @@ impl Part for CachePart {
             self.home.forget().await?;
             closed
         })
+    }
+}
+
+impl Tell for CachePart {
+    type Message = Message;
+
+    fn tell(&self, message: Message) -> Call<'_, Result<String>> {
+        let control = self.facts.control.clone();
+        Call::new(self.home.with(move |core: Rc<Core>| async move {
+            let _call = core.calls.enter();
+            message::carry_out(&core, &control, message).await
+        }))
     }
 }
 

@@ -4,80 +4,54 @@ use super::commit::PATIENCE;
 use super::core::{Core, Level, Mode};
 use super::state::FREE;
 use super::status::{Control, Detach};
-use super::warm::{self, Warm};
+use super::warm::{self, Bytes, Wants};
 use block::{Error, Result};
+use stack::{FromWords, Words};
 use std::cell::Cell;
 use std::ops::Range;
 use std::rc::Rc;
 use std::sync::atomic::Ordering;
 
-/// A message that has been read.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub(super) enum Message {
-    Mode(Mode),
-    MigrationThreshold(u64),
-    SequentialThreshold(u64),
-    Invalidate(Vec<Range<u32>>),
-    Detach,
-    Cancel,
-    Warm(Warm),
+stack::messages! {
+    /// A message to a cache.
+    Message;
+    "mode MODE" => Mode(Mode), "where writes go: writethrough, writeback or passthrough";
+    "migration_threshold SECTORS" => MigrationThreshold(u64),
+        "limit on data in flight between the two, in sectors of 512 bytes";
+    "sequential_threshold BYTES" => SequentialThreshold(u64),
+        "from this length on sequential runs go past the cache; 0: none does";
+    "invalidate FROM-TO…" => Invalidate(Vec<Numbers>), "clean blocks leave the cache, by number; TO is behind the last";
+    "invalidate_cblocks FROM-TO…" => InvalidateCblocks(Vec<Numbers>), "as invalidate, in dm-cache's words";
+    "detach" => Detach, "everything is written back and leaves the cache; nothing new comes in";
+    "cancel" => Cancel, "ends a detach";
+    "warm list FROM COUNT" => WarmList(u32, u32), "blocks of the cache with their heat, as JSON";
+    "warm fetch [HEAT] OFFSET+LENGTH…" => WarmFetch(Wants), "brings in data that isn't cached, and makes the rest as hot";
+    "warm heat [HEAT] OFFSET+LENGTH…" => WarmHeat(Wants), "makes what is cached as hot";
+    "warm evict OFFSET+LENGTH…" => WarmEvict(Vec<Bytes>), "clean blocks leave the cache, by address";
 }
 
-impl Message {
-    /// Reads a message.
-    ///
-    /// # Errors
-    /// [`Error::Unsupported`] for an unknown one, [`Error::Invalid`] for wrong words behind it.
-    pub fn parse(text: &str) -> Result<Self> {
-        let mut words = text.split_whitespace();
-        let verb = words.next().unwrap_or_default();
-        let rest: Vec<&str> = words.collect();
-        let one = || match rest.as_slice() {
-            [word] => Ok(*word),
-            _ => Err(Error::invalid(format!("message \"{text}\": expected one word behind \"{verb}\""))),
-        };
-        let number = || {
-            let word = one()?;
-            word.parse::<u64>()
-                .map_err(|_| Error::invalid(format!("message \"{text}\": \"{word}\" is no whole number")))
-        };
-        match verb {
-            "mode" => {
-                let word = one()?;
-                Mode::from_name(word).map(Message::Mode).ok_or_else(|| {
-                    let known = Mode::NAMES.join(", ");
-                    Error::invalid(format!("message \"{text}\": expected one of {known}"))
-                })
-            }
-            "migration_threshold" => Ok(Message::MigrationThreshold(number()?)),
-            "sequential_threshold" => Ok(Message::SequentialThreshold(number()?)),
-            "invalidate" | "invalidate_cblocks" if !rest.is_empty() => {
-                rest.iter().map(|word| range(text, word)).collect::<Result<_>>().map(Message::Invalidate)
-            }
-            "warm" => Warm::parse(&rest).map(Message::Warm),
-            "detach" if rest.is_empty() => Ok(Message::Detach),
-            "cancel" if rest.is_empty() => Ok(Message::Cancel),
-            _ => Err(Error::unsupported(format!(
-                "message \"{text}\": a cache knows \"mode WORD\", \"migration_threshold SECTORS\", \"sequential_threshold \
-                 BYTES\", \"invalidate FROM-TO…\", \"detach\", \"cancel\", {}",
-                warm::WORDS
-            ))),
-        }
+/// Numbers of blocks of a cache.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Numbers(pub Range<u32>);
+
+/// As dm-cache has them: one block, or the first one and the one behind the last.
+impl FromWords for Numbers {
+    fn from_words(words: &mut Words<'_>) -> Result<Self> {
+        words.read("a block of the cache, or FROM-TO, where TO is behind the last one", |word| {
+            let number = |word: &str| word.parse::<u32>().ok();
+            let found = match word.split_once('-') {
+                Some((from, to)) => number(from)?..number(to)?,
+                None => number(word)?..number(word)?.checked_add(1)?,
+            };
+            (!found.is_empty()).then_some(Numbers(found))
+        })
     }
 }
 
-/// As dm-cache has them: one block, or the first one and the one behind the last.
-fn range(text: &str, word: &str) -> Result<Range<u32>> {
-    let number = |word: &str| word.parse::<u32>().ok();
-    let found = match word.split_once('-') {
-        Some((from, to)) => number(from).zip(number(to)).map(|(from, to)| from..to),
-        None => number(word).and_then(|at| Some(at..at.checked_add(1)?)),
-    };
-    found.filter(|range| range.start < range.end).ok_or_else(|| {
-        Error::invalid(format!(
-            "message \"{text}\": \"{word}\": expected a block of the cache, or FROM-TO, where TO is behind the last one"
-        ))
-    })
+impl FromWords for Mode {
+    fn from_words(words: &mut Words<'_>) -> Result<Self> {
+        words.read(format_args!("one of {}", Mode::NAMES.join(", ")), Mode::from_name)
+    }
 }
 
 /// Does it, and says what there is to say about it.
@@ -103,21 +77,18 @@ pub(super) async fn carry_out(
             control.sequential_threshold.store(bytes, Ordering::Relaxed);
             Ok(format!("sequential_threshold {bytes} bytes"))
         }
-        Message::Invalidate(ranges) => invalidate(core, &ranges).await,
-        Message::Warm(warm) => warm::carry_out(core, warm).await,
+        Message::Invalidate(ranges) | Message::InvalidateCblocks(ranges) => invalidate(core, &ranges).await,
+        Message::WarmList(from, count) => warm::list(core, from, count).await,
+        Message::WarmFetch(wants) => runtime::carry_in(&core.calls, warm::fetch(core.clone(), wants.0)).await,
+        Message::WarmHeat(wants) => warm::heat(core, wants.0).await,
+        Message::WarmEvict(bytes) => runtime::carry_in(&core.calls, warm::evict(core.clone(), bytes)).await,
         Message::Detach => {
             let before = core.is_detaching.replace(true);
             control.set_detach(Detach::Going);
             core.upkeep.notify_all();
             if !before {
-                let (core, control) = (Rc::downgrade(core), control.clone());
-                runtime::spawn(async move {
-                    if let Some(core) = core.upgrade() {
-                        let _call = core.calls.enter();
-                        detach(&core, &control).await;
-                    }
-                })
-                .detach();
+                let (own, control) = (core.clone(), control.clone());
+                core.calls.spawn(async move { detach(&own, &control).await }).detach();
             }
             let dirty = core.state.borrow().dirty_slots;
             Ok(format!("detaching: {dirty} blocks are to be written back; \"cancel\" ends it"))
@@ -132,16 +103,16 @@ pub(super) async fn carry_out(
 }
 
 /// Lets clean blocks go.
-async fn invalidate(core: &Rc<Core>, ranges: &[Range<u32>]) -> Result<String> {
+async fn invalidate(core: &Rc<Core>, ranges: &[Numbers]) -> Result<String> {
     let slots = core.state.borrow().slots.len() as u32;
-    if let Some(range) = ranges.iter().find(|range| range.end > slots) {
+    if let Some(range) = ranges.iter().map(|range| &range.0).find(|range| range.end > slots) {
         return Err(Error::invalid(format!(
             "invalidate {}-{}: the cache has {slots} blocks",
             range.start, range.end
         )));
     }
     let (mut gone, mut dirty) = (0, 0);
-    for slot in ranges.iter().flat_map(Clone::clone) {
+    for slot in ranges.iter().flat_map(|range| range.0.clone()) {
         let block = core.state.borrow_mut().slot(slot).block;
         if block == FREE {
             continue;
@@ -206,18 +177,19 @@ async fn detach(core: &Rc<Core>, control: &Control) {
 
 #[cfg(test)]
 mod tests {
+    use super::super::KIND;
     use super::*;
+    use stack::Message as _;
 
     #[test]
     fn messages_are_read() {
-        assert_eq!(Message::parse("mode writeback").unwrap(), Message::Mode(Mode::Writeback));
+        assert_eq!(Message::parse(&KIND, "mode writeback").unwrap(), Message::Mode(Mode::Writeback));
         assert_eq!(
-            Message::parse("invalidate_cblocks 3 5-9").unwrap(),
-            Message::Invalidate(vec![3..4, 5..9])
+            Message::parse(&KIND, "invalidate 3 5-9").unwrap(),
+            Message::Invalidate(vec![Numbers(3..4), Numbers(5..9)])
         );
-        for wrong in ["mode", "mode fast", "invalidate 9-5", "invalidate x", "migration_threshold -1"] {
-            assert!(matches!(Message::parse(wrong), Err(Error::Invalid(_))), "{wrong}");
+        for wrong in ["mode fast", "invalidate 9-5", "invalidate x", "migration_threshold -1"] {
+            assert!(matches!(Message::parse(&KIND, wrong), Err(Error::Invalid(_))), "{wrong}");
         }
-        assert!(matches!(Message::parse("defrag"), Err(Error::Unsupported(_))));
     }
 }

@@ -278,12 +278,8 @@ impl Core {
         let outcome = runtime::read_pieces(buffer, pieces, read).await;
         let come = come.into_inner();
         if outcome.0.is_ok() && (is_large || !come.is_empty()) {
-            let (core, call) = (self.clone(), self.calls.enter());
-            runtime::spawn(async move {
-                let _call = call;
-                core.put_all(promotion, come).await;
-            })
-            .detach();
+            let core = self.clone();
+            self.calls.spawn(async move { core.put_all(promotion, come).await }).detach();
         }
         outcome
     }

@@ -19,6 +19,7 @@ use super::shape::{Shape, length_of, runs};
 use super::state::{EXCLUSIVE, FREE, LEAVING, MARKING, is_idle};
 use block::{Error, Result};
 use serde_json::json;
+use stack::{FromWords, Words};
 use std::cell::Cell;
 use std::collections::BTreeSet;
 use std::fmt::Write;
@@ -48,97 +49,57 @@ const EVICT_PATIENCE: Duration = Duration::from_millis(500);
 /// How many cold slots of each level are remembered at least.
 const REMEMBERED: usize = 4096;
 
-/// What may be asked, behind the word `warm`.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub(super) enum Warm {
-    /// So many slots, from this one on.
-    List(u32, u32),
-    /// Brings in what isn't there, and makes the rest as hot.
-    Fetch(Vec<Want>),
-    /// Makes what is there as hot.
-    Heat(Vec<Want>),
-    /// Lets clean blocks go.
-    Evict(Vec<Want>),
-}
-
 /// Bytes of the origin, and how hot they are to be.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(super) struct Want {
+pub struct Want {
+    /// The bytes.
     pub bytes: Range<u64>,
+    /// Their heat.
     pub heat: Heat,
 }
 
-/// What the words behind `warm` are, for those who get them wrong.
-pub(super) const WORDS: &str =
-    "\"warm list FROM COUNT\", \"warm fetch|heat [HEAT] OFFSET+LENGTH…\", \"warm evict OFFSET+LENGTH…\"";
+/// Ranges of bytes, each as hot as the last heat before it.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Wants(pub Vec<Want>);
 
-impl Warm {
-    /// Reads the words behind `warm`.
-    ///
-    /// # Errors
-    /// [`Error::Invalid`] with the word that is wrong.
-    pub fn parse(words: &[&str]) -> Result<Self> {
-        let wrong = |text: String| Error::invalid(format!("message \"warm {}\": {text}", start_of(words)));
-        let Some((verb, rest)) = words.split_first() else {
-            return Err(wrong(format!("expected one of {WORDS}")));
-        };
-        if *verb == "list" {
-            let number = |at: usize| rest.get(at).and_then(|word| word.parse::<u32>().ok());
-            return match (number(0), number(1), rest.len()) {
-                (Some(from), Some(count), 2) => Ok(Warm::List(from, count)),
-                _ => Err(wrong("expected two whole numbers behind \"list\"".into())),
-            };
-        }
-        let make = match *verb {
-            "fetch" => Warm::Fetch,
-            "heat" => Warm::Heat,
-            "evict" => Warm::Evict,
-            _ => return Err(wrong(format!("expected one of {WORDS}"))),
-        };
-        let mut heat = Heat::PREFETCHED;
-        let mut wants = Vec::new();
-        for word in rest {
-            if let Some(found) = Heat::parse(word).filter(|_| *verb != "evict") {
-                heat = found;
-                continue;
-            }
-            let range = word.split_once('+').and_then(|(from, length)| {
-                let (from, length) = (from.parse::<u64>().ok()?, length.parse::<u64>().ok()?);
-                (length > 0).then_some(from..from.checked_add(length)?)
-            });
-            let bytes = range.ok_or_else(|| {
-                let word: String = word.chars().take(60).collect();
-                let expected = "expected OFFSET+LENGTH in bytes, or a heat such as main/3/12 before them";
-                wrong(format!("\"{word}\": {expected}"))
+impl FromWords for Wants {
+    fn from_words(words: &mut Words<'_>) -> Result<Self> {
+        let (mut heat, mut wants) = (Heat::PREFETCHED, Vec::new());
+        while !words.is_empty() || wants.is_empty() {
+            let expected = "OFFSET+LENGTH in bytes, or a heat such as main/3/12 before them";
+            let bytes = words.read(expected, |word| match Heat::parse(word) {
+                Some(found) => {
+                    heat = found;
+                    Some(None)
+                }
+                None => Bytes::parse(word).map(Some),
             })?;
-            wants.push(Want { bytes, heat });
+            wants.extend(bytes.map(|bytes| Want { bytes, heat }));
         }
-        match wants.is_empty() {
-            true => Err(wrong("expected OFFSET+LENGTH in bytes".into())),
-            false => Ok(make(wants)),
-        }
+        Ok(Wants(wants))
     }
 }
 
-/// So much of a message as an error repeats.
-fn start_of(words: &[&str]) -> String {
-    let start: Vec<&str> = words.iter().take(2).copied().collect();
-    start.join(" ").chars().take(40).collect()
+/// A range of bytes of the origin.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Bytes(pub Range<u64>);
+
+impl Bytes {
+    fn parse(word: &str) -> Option<Range<u64>> {
+        let (from, length) = word.split_once('+')?;
+        let (from, length) = (from.parse::<u64>().ok()?, length.parse::<u64>().ok()?);
+        (length > 0).then_some(from..from.checked_add(length)?)
+    }
 }
 
-/// Does it, and answers with a JSON object.
-pub(super) async fn carry_out(core: &Rc<Core>, warm: Warm) -> Result<String> {
-    let core = core.clone();
-    match warm {
-        Warm::List(from, count) => list(&core, from, count).await,
-        Warm::Fetch(wants) => runtime::carry_in(&core.calls, fetch(core.clone(), wants)).await,
-        Warm::Heat(wants) => heat(&core, wants).await,
-        Warm::Evict(wants) => runtime::carry_in(&core.calls, evict(core.clone(), wants)).await,
+impl FromWords for Bytes {
+    fn from_words(words: &mut Words<'_>) -> Result<Self> {
+        words.read("OFFSET+LENGTH in bytes", Bytes::parse).map(Bytes)
     }
 }
 
 /// Slots as rows: block, which parts of it are there, which of them are dirty, heat.
-async fn list(core: &Core, from: u32, count: u32) -> Result<String> {
+pub(super) async fn list(core: &Core, from: u32, count: u32) -> Result<String> {
     let slots = core.state.borrow().slots.len() as u32;
     if from > slots {
         return Err(Error::invalid(format!("warm list {from}: the cache has {slots} blocks")));
@@ -298,7 +259,7 @@ impl Budget {
     }
 }
 
-async fn fetch(core: Rc<Core>, wants: Vec<Want>) -> Result<String> {
+pub(super) async fn fetch(core: Rc<Core>, wants: Vec<Want>) -> Result<String> {
     let mut pieces = Pieces::new(core.shape, wants).peekable_by_level();
     let mut fetched = Fetched::default();
     let mut budget = Budget::new();
@@ -597,7 +558,7 @@ fn warm_up(state: &mut super::state::State, slot: u32, heat: Heat) {
     }
 }
 
-async fn heat(core: &Core, wants: Vec<Want>) -> Result<String> {
+pub(super) async fn heat(core: &Core, wants: Vec<Want>) -> Result<String> {
     core.check_open()?;
     let mut pieces = Pieces::new(core.shape, wants);
     let mut budget = Budget::new();
@@ -626,8 +587,9 @@ async fn heat(core: &Core, wants: Vec<Want>) -> Result<String> {
     Ok(json!({ "done": done, "present": present, "absent": absent, "past_end": past_end }).to_string())
 }
 
-async fn evict(core: Rc<Core>, wants: Vec<Want>) -> Result<String> {
+pub(super) async fn evict(core: Rc<Core>, bytes: Vec<Bytes>) -> Result<String> {
     core.check_open()?;
+    let wants = bytes.into_iter().map(|bytes| Want { bytes: bytes.0, heat: Heat::PREFETCHED }).collect();
     let mut pieces = Pieces::new(core.shape, wants);
     let mut budget = Budget::new();
     let (mut gone, mut dirty, mut busy, mut absent) = (0, 0, 0, 0);

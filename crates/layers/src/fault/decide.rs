@@ -6,6 +6,7 @@
 //! changes nothing for them. Where operations are in flight at the same time, their order is that in which
 //! their calls were first polled.
 
+use super::Message;
 use super::rule::{Action, Operation, Rule};
 use block::{Error, Status};
 use runtime::Random;
@@ -19,7 +20,7 @@ use std::time::Duration;
 pub(super) struct Faults {
     pub rules: Vec<Rule>,
     pub seed: u64,
-    pub on: AtomicBool,
+    on: AtomicBool,
     injected: Vec<AtomicU64>,
 }
 
@@ -38,6 +39,12 @@ impl Faults {
         status.insert("seed".into(), self.seed.into());
         status.insert("rules".into(), rules.collect());
         status
+    }
+
+    pub fn tell(&self, message: Message) -> String {
+        let on = message == Message::RulesOn;
+        self.on.store(on, Ordering::Relaxed);
+        format!("rules {}", if on { "on" } else { "off" })
     }
 
     /// The decisions of one more shard handle.

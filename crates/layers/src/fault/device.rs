@@ -1,5 +1,6 @@
 //! `fault` over a device.
 
+use super::Message;
 use super::decide::{Decider, Faults, Plan, flip_bits, torn_length};
 use super::rule::{Action, Distance, Operation, Rule};
 use block::{
@@ -7,6 +8,7 @@ use block::{
     Payload, ReadOutcome, Result, Status, ZeroMode,
 };
 use runtime::range_lock::SharedRangeLock;
+use stack::Tell;
 use std::rc::Rc;
 use std::sync::Arc;
 
@@ -44,7 +46,15 @@ impl Part for FaultDevicePart {
     }
 
     fn message<'a>(&'a self, message: &'a str) -> Call<'a, Result<String>> {
-        super::answer(&self.faults, message)
+        self.tell_text(&super::KIND, message)
+    }
+}
+
+impl Tell for FaultDevicePart {
+    type Message = Message;
+
+    fn tell(&self, message: Message) -> Call<'_, Result<String>> {
+        Call::ready(Ok(self.faults.tell(message)))
     }
 }
 

@@ -14,7 +14,7 @@
 
 use super::rule::{Action, Distance, ERRORS, OPERATION_WORDS, Operations, Rule};
 use block::{Error, Result};
-use stack::{Contract, nearest, parse_duration, parse_size};
+use stack::{Contract, did_you_mean, parse_duration, parse_size};
 use std::ops::Range;
 use std::time::Duration;
 
@@ -175,8 +175,7 @@ fn read_word(
         }
         _ => {
             let Some((_, operations)) = OPERATION_WORDS.iter().find(|(word, _)| *word == name) else {
-                let hint = nearest(name, WORDS.iter().copied());
-                let hint = hint.map_or(String::new(), |word| format!("; did you mean \"{word}\"?"));
+                let hint = did_you_mean(name, WORDS.iter().copied());
                 return Err((column, format!("unknown word \"{name}\"{hint} (known: {})", WORDS.join(", "))));
             };
             let of_contract = possible(contract);
@@ -316,7 +315,7 @@ fn errno(text: &str) -> Result<usize> {
         return Ok(index);
     }
     let names = ERRORS.iter().map(|(name, _)| *name);
-    let hint = nearest(text, names.clone()).map_or(String::new(), |name| format!("; did you mean {name}?"));
+    let hint = did_you_mean(text, names.clone());
     let known = names.collect::<Vec<_>>().join(", ");
     Err(Error::invalid(format!("unknown error \"{text}\"{hint} (known: {known})")))
 }

@@ -1,5 +1,6 @@
 //! `fault` over zones.
 
+use super::Message;
 use super::decide::{Decider, Faults, Plan, flip_bits, torn_length};
 use super::device::{begin, corrupted};
 use super::rule::{Action, Distance, Operation, Rule};
@@ -7,6 +8,7 @@ use block::{
     Buffer, Call, EraseGuarantee, Part, Payload, ReadOutcome, Result, Status, ZoneAddress, ZoneGeometry,
     ZoneIndex, ZoneReport, Zones, ZonesPart,
 };
+use stack::Tell;
 use std::rc::Rc;
 use std::sync::Arc;
 
@@ -33,7 +35,15 @@ impl Part for FaultZonesPart {
     }
 
     fn message<'a>(&'a self, message: &'a str) -> Call<'a, Result<String>> {
-        super::answer(&self.faults, message)
+        self.tell_text(&super::ZONES_KIND, message)
+    }
+}
+
+impl Tell for FaultZonesPart {
+    type Message = Message;
+
+    fn tell(&self, message: Message) -> Call<'_, Result<String>> {
+        Call::ready(Ok(self.faults.tell(message)))
     }
 }
 

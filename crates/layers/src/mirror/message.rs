@@ -8,56 +8,27 @@ use block::{Error, Result};
 use std::rc::Rc;
 use std::time::Duration;
 
-/// All messages, for people.
-const KNOWN: &str = "fail LEG, remove LEG, re-add LEG, add LEG, check, repair, idle";
+stack::messages! {
+    /// A message to a mirror.
+    Message;
+    "fail LEG" => Fail(String), "leaves a leg behind";
+    "remove LEG" => Remove(String), "a leg that was left behind is not expected any more";
+    "re-add LEG" => ReAdd(String), "brings a leg back by copying what the bitmap says";
+    "add LEG" => Add(String), "overwrites a leg with everything, in a place that is free";
+    "check" => Check, "compares all legs";
+    "repair" => Repair, "compares all legs and overwrites what differs with what the source has";
+    "idle" => Idle, "ends a comparison; copying goes on, without which legs aren't equal";
+}
 
 /// So long the copies that are on their way may take before a leg is left behind that they come from.
 const COPIES: Duration = Duration::from_secs(5);
 
-/// One message.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub enum Message {
-    /// Leave a leg behind.
-    Fail(String),
-    /// Don't expect a leg that was left behind any more.
-    Remove(String),
-    /// Bring a leg back that was left behind, by copying what the bitmap says.
-    ReAdd(String),
-    /// Overwrite a leg with everything, in a place that is free.
-    Add(String),
-    /// Compare all legs.
-    Check,
-    /// Compare all legs and overwrite what differs with what the source has.
-    Repair,
-    /// End a comparison. Copying goes on: without it legs aren't equal.
-    Idle,
-}
-
 impl Message {
-    /// From its words.
-    ///
-    /// # Errors
-    /// [`Error::Unsupported`] for others.
-    pub fn parse(text: &str) -> Result<Message> {
-        let words: Vec<&str> = text.split_whitespace().collect();
-        let leg = |leg: &&str| (*leg).to_owned();
-        match words.as_slice() {
-            ["fail", name] => Ok(Message::Fail(leg(name))),
-            ["remove", name] => Ok(Message::Remove(leg(name))),
-            ["re-add", name] => Ok(Message::ReAdd(leg(name))),
-            ["add", name] => Ok(Message::Add(leg(name))),
-            ["check"] => Ok(Message::Check),
-            ["repair"] => Ok(Message::Repair),
-            ["idle"] => Ok(Message::Idle),
-            _ => Err(Error::unsupported(format!("message \"{text}\": mirror knows {KNOWN}"))),
-        }
-    }
-
     /// Does it; what there is to say about it.
     ///
     /// # Errors
     /// What keeps it from being done.
-    pub async fn carry_out(self, core: &Rc<Core>) -> Result<String> {
+    pub(super) async fn carry_out(self, core: &Rc<Core>) -> Result<String> {
         match self {
             Message::Fail(name) => {
                 let leg = find(core, &name)?;
@@ -211,11 +182,6 @@ mod tests {
 
     #[test]
     fn words() {
-        assert_eq!(Message::parse("re-add slow"), Ok(Message::ReAdd("slow".to_owned())));
-        assert_eq!(Message::parse(" check "), Ok(Message::Check));
-        for wrong in ["", "fail", "fail a b", "scrub", "check a"] {
-            assert!(Message::parse(wrong).expect_err(wrong).detail().contains("re-add LEG"));
-        }
         let names = ["fast", "slow", "7"];
         assert_eq!(number_of(names.into_iter(), "slow"), Ok(1));
         assert_eq!(number_of(names.into_iter(), "0"), Ok(0));

@@ -6,6 +6,7 @@
 use super::KIND;
 use super::core::Core;
 use super::leg::{Change, LegDevice, Mask};
+use super::message::Message;
 use super::missing::stand_in;
 use super::open::{Plan, open};
 use super::read::{Timed, choose, probe};
@@ -15,6 +16,7 @@ use block::{
     Part, Payload, ReadOutcome, Result, Status, ZeroMode,
 };
 use runtime::Home;
+use stack::Tell;
 use std::ops::Range;
 use std::rc::Rc;
 use std::sync::Arc;
@@ -57,10 +59,7 @@ impl Part for MirrorPart {
     }
 
     fn message<'a>(&'a self, message: &'a str) -> Call<'a, Result<String>> {
-        Call::new(async move {
-            let message = super::message::Message::parse(message)?;
-            self.home.with(|core| async move { message.carry_out(&core).await }).await
-        })
+        self.tell_text(&KIND, message)
     }
 
     fn close(&self) -> Call<'_, Result<()>> {
@@ -69,6 +68,14 @@ impl Part for MirrorPart {
             self.home.forget().await?;
             closed
         })
+    }
+}
+
+impl Tell for MirrorPart {
+    type Message = Message;
+
+    fn tell(&self, message: Message) -> Call<'_, Result<String>> {
+        Call::new(self.home.with(|core: Rc<Core>| async move { message.carry_out(&core).await }))
     }
 }
 

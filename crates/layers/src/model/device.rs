@@ -3,11 +3,13 @@
 use super::disk::{DiskServer, Wait};
 use super::profile::Profile;
 use super::solid::SolidServer;
+use crate::clear_stats::Message;
 use block::{
-    BlockIndex, BlockRange, Buffer, Call, Device, DeviceGeometry, DevicePart, Durability, Error, Extent,
-    Part, Payload, ReadOutcome, Result, Status, ZeroMode,
+    BlockIndex, BlockRange, Buffer, Call, Device, DeviceGeometry, DevicePart, Durability, Extent, Part,
+    Payload, ReadOutcome, Result, Status, ZeroMode,
 };
 use runtime::{Instant, now};
+use stack::Tell;
 use std::rc::Rc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
@@ -96,10 +98,14 @@ impl Part for ModelPart {
     }
 
     fn message<'a>(&'a self, message: &'a str) -> Call<'a, Result<String>> {
-        if message != "clear_stats" {
-            let text = format!("message \"{message}\": model knows only \"clear_stats\"");
-            return Call::ready(Err(Error::unsupported(text)));
-        }
+        self.tell_text(&super::KIND, message)
+    }
+}
+
+impl Tell for ModelPart {
+    type Message = Message;
+
+    fn tell(&self, Message::ClearStats: Message) -> Call<'_, Result<String>> {
         for counter in [&self.shared.operations, &self.shared.late, &self.shared.latest_nanoseconds] {
             counter.store(0, Ordering::Relaxed);
         }

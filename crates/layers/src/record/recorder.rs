@@ -15,7 +15,6 @@ use std::future::poll_fn;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 use std::task::{Context, Poll, Waker};
-use std::time::Duration;
 
 /// How many bytes of events may wait to be written before layers wait, unless said otherwise.
 pub const DEFAULT_LIMIT: usize = 64 << 20;
@@ -312,9 +311,6 @@ fn wait<T>(waiting: &mut Vec<Waker>, context: &Context<'_>) -> Poll<T> {
     Poll::Pending
 }
 
-/// How long the lock of a process that was killed may still seem to be held.
-const RESTART_LIMIT: Duration = Duration::from_secs(1);
-
 /// The path by which all layers know the file, which need not be there yet.
 fn canonical(path: &Path) -> Result<PathBuf> {
     let Some(name) = path.file_name() else {
@@ -363,8 +359,7 @@ async fn create(path: &Path, overwrite: bool) -> Result<File> {
 }
 
 async fn lock(file: &File) -> Result<()> {
-    let locked = runtime::retry_while_busy(RESTART_LIMIT, async || file.lock(true)).await;
-    locked.map_err(|error| error.in_context("timeline"))
+    file.lock_patiently(true).await.map_err(|error| error.in_context("timeline"))
 }
 
 /// Empties the recorder's buffer into the file until the timeline ends.

@@ -1,10 +1,12 @@
 //! `stats` over a device.
 
 use super::counters::{PartCounters, ShardCounters};
+use crate::clear_stats::Message;
 use block::{
     BlockIndex, BlockRange, Buffer, Call, Device, DeviceGeometry, DevicePart, Durability, Extent, Part,
     Payload, ReadOutcome, Result, Status, ZeroMode,
 };
+use stack::Tell;
 use std::rc::Rc;
 use std::sync::Arc;
 
@@ -40,7 +42,16 @@ impl Part for StatsDevicePart {
     }
 
     fn message<'a>(&'a self, message: &'a str) -> Call<'a, Result<String>> {
-        super::answer(&self.counters, message)
+        self.tell_text(&super::KIND, message)
+    }
+}
+
+impl Tell for StatsDevicePart {
+    type Message = Message;
+
+    fn tell(&self, Message::ClearStats: Message) -> Call<'_, Result<String>> {
+        self.counters.clear();
+        Call::ready(Ok("statistics cleared".into()))
     }
 }
 

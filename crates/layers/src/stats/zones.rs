@@ -1,10 +1,12 @@
 //! `stats` over zones.
 
 use super::counters::{PartCounters, ShardCounters};
+use crate::clear_stats::Message;
 use block::{
     Buffer, Call, EraseGuarantee, Part, Payload, ReadOutcome, Result, Status, ZoneAddress, ZoneGeometry,
     ZoneIndex, ZoneReport, Zones, ZonesPart,
 };
+use stack::Tell;
 use std::rc::Rc;
 use std::sync::Arc;
 
@@ -39,7 +41,16 @@ impl Part for StatsZonesPart {
     }
 
     fn message<'a>(&'a self, message: &'a str) -> Call<'a, Result<String>> {
-        super::answer(&self.counters, message)
+        self.tell_text(&super::ZONES_KIND, message)
+    }
+}
+
+impl Tell for StatsZonesPart {
+    type Message = Message;
+
+    fn tell(&self, Message::ClearStats: Message) -> Call<'_, Result<String>> {
+        self.counters.clear();
+        Call::ready(Ok("statistics cleared".into()))
     }
 }
 

@@ -2,6 +2,7 @@
 
 use super::core::{Core, Counters, Order, Settings, count};
 use super::format::{Action, Entry};
+use super::message::Message;
 use super::progress::Progress;
 use super::readers::Readers;
 use super::recovery::{self, Recovered};
@@ -13,6 +14,7 @@ use block::{
 };
 use runtime::sync::{Notify, Semaphore};
 use runtime::{GroupMember, Home, Requests, TaskGroup};
+use stack::Tell;
 use std::cell::{Cell, RefCell};
 use std::rc::Rc;
 use std::sync::Arc;
@@ -99,11 +101,11 @@ impl WriteCachePart {
         let cached_blocks = recovered.index.blocks_for_all_shards();
         let core = Rc::new(core(recovered, options, origin_device, fast_device));
         for _ in 0..append::LANES {
-            core.spawn(append::lane);
+            core.tasks.spawn(append::lane(core.clone())).detach();
         }
-        core.spawn(writeback::run);
+        core.tasks.spawn(writeback::run(core.clone())).detach();
         if core.fast.geometry().volatile_cache {
-            core.spawn(writeback::committer);
+            core.tasks.spawn(writeback::committer(core.clone())).detach();
         }
         Ok(WriteCachePart { home: Home::here(core), geometry, cached_blocks, _devices: [origin, fast] })
     }
@@ -194,46 +196,6 @@ fn core(recovered: Recovered, options: Options, origin: Rc<dyn Device>, fast: Rc
 /// Number of unreadable addresses that a status names.
 const MOST_TOLD: usize = 8;
 
-/// The messages that the cache takes, as they are told to who sends another one.
-const MESSAGES: &str = "flush, flush_on_suspend, clear_stats, cleaner, give_up_rotten";
-
-async fn carry_out(core: Rc<Core>, message: String) -> Result<String> {
-    match message.trim() {
-        "flush" => {
-            core.flush().await?;
-            core.write_back_all().await?;
-            Ok("everything that was cached is on the origin".into())
-        }
-        "flush_on_suspend" => {
-            core.flush_on_suspend.set(true);
-            Ok("everything is written back before the cache is closed".into())
-        }
-        "clear_stats" => {
-            core.counters.clear();
-            Ok("cleared".into())
-        }
-        "cleaner" => {
-            core.begin_cleaning();
-            Ok("what is cached is written back; writes go to the origin once nothing is".into())
-        }
-        "give_up_rotten" => {
-            core.give_up_rotten.set(true);
-            let unreadable = std::mem::take(&mut *core.unreadable.borrow_mut());
-            let said = match unreadable.len() {
-                0 => "blocks whose checksum is wrong are written back as they are".into(),
-                count => format!(
-                    "blocks whose checksum is wrong are written back as they are; {count} that can't be read are lost if they \
-                     still can't"
-                ),
-            };
-            core.released.borrow_mut().extend(unreadable);
-            core.writeback.notify_all();
-            Ok(said)
-        }
-        _ => Err(Error::unsupported(format!("message \"{message}\": writecache knows only {MESSAGES}"))),
-    }
-}
-
 impl Core {
     /// Waits until everything that is committed now has been written back.
     ///
@@ -254,16 +216,6 @@ impl Core {
             }
         }
         Ok(())
-    }
-
-    /// Starts a task that a close waits for.
-    fn spawn<Fut: Future<Output = ()> + 'static>(self: &Rc<Self>, task: impl FnOnce(Rc<Core>) -> Fut) {
-        let (member, task) = (self.tasks.enter(), task(self.clone()));
-        runtime::spawn(async move {
-            let _member = member;
-            task.await;
-        })
-        .detach();
     }
 
     /// Ends what runs, and notes where the log ends.
@@ -339,11 +291,7 @@ impl Part for WriteCachePart {
     }
 
     fn message<'a>(&'a self, message: &'a str) -> Call<'a, Result<String>> {
-        let message = message.to_owned();
-        Call::new(self.home.with(move |core: Rc<Core>| async move {
-            let _call = core.tasks.enter();
-            carry_out(core.clone(), message).await
-        }))
+        self.tell_text(&super::KIND, message)
     }
 
     fn close(&self) -> Call<'_, Result<()>> {
@@ -352,6 +300,17 @@ impl Part for WriteCachePart {
             self.home.forget().await?;
             closed
         })
+    }
+}
+
+impl Tell for WriteCachePart {
+    type Message = Message;
+
+    fn tell(&self, message: Message) -> Call<'_, Result<String>> {
+        Call::new(self.home.with(|core: Rc<Core>| async move {
+            let _call = core.tasks.enter();
+            message.carry_out(&core).await
+        }))
     }
 }
 

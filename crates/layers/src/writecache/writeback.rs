@@ -173,7 +173,6 @@ impl Core {
 
     /// Makes a batch durable that the origin has acknowledged, and frees its room, once that of those before it is free.
     async fn settle(self: Rc<Self>, batch: Rc<Batch>, before: Option<Settling>) -> Result<()> {
-        let _member = self.tasks.enter();
         let outcome = self.free(&batch, before).await;
         self.freed.notify_all();
         outcome
@@ -384,11 +383,8 @@ impl WriteBack {
         if core.durable.get() > batch.end
             && (core.waiting_for_room.get() > 0 || core.used() >= core.settings.high)
         {
-            let (core, start, limit) = (core.clone(), batch.next(&core), Limit::now(&core));
-            let read = runtime::spawn(async move {
-                let _member = core.tasks.enter();
-                Batch::read(&core, start, limit).await
-            });
+            let (own, start, limit) = (core.clone(), batch.next(&core), Limit::now(&core));
+            let read = core.tasks.spawn(async move { Batch::read(&own, start, limit).await });
             self.ahead = Some((batch.end, read));
         }
         core.progress.begin(batch.end - address);
@@ -398,7 +394,8 @@ impl WriteBack {
             batch.drop_data();
         }
         let (end, next_record, epoch) = (batch.end, batch.next_record, batch.epoch);
-        let done = runtime::spawn(core.settle(batch, self.settling.take()));
+        let settling = core.clone().settle(batch, self.settling.take());
+        let done = core.tasks.spawn(settling);
         self.settling = Some(Settling { done, end, next_record, epoch });
         Ok(())
     }

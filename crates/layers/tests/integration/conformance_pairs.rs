@@ -40,6 +40,7 @@ static DISK: Kind = Kind {
     contract: Contract::Device,
     summary: "a disk that loses what isn't flushed",
     keys: &[],
+    messages: &[],
     shareable: false,
     example: "disk",
     plan: |_| Ok(Shape::new(BLOCKS * 4096, 4096)),

@@ -1,9 +1,10 @@
 //! The layers as a stack names them: declarations, examples, errors, and a stack that is built and runs.
 
 use crate::common::{on_a_shard, write};
+use conformance::check_messages;
 use layers::record::Timeline;
 use layers::record::timeline::Ending;
-use layers::{cache, fault, linear, mirror, record, stats, stripe, writecache};
+use layers::{cache, fault, linear, mirror, model, record, stats, stripe, writecache};
 use stack::{Registry, Stack};
 
 fn registry() -> Registry {
@@ -28,6 +29,22 @@ fn registry() -> Registry {
 #[test]
 fn declarations_and_examples_are_right() {
     registry().verify().unwrap();
+}
+
+/// What `stack kinds` says that a part can be told is read.
+#[test]
+fn declared_messages_are_read() {
+    for kind in [&stats::KIND, &stats::ZONES_KIND, &model::KIND] {
+        check_messages::<stats::Message>(kind, &[]);
+    }
+    check_messages::<fault::Message>(&fault::KIND, &[]);
+    check_messages::<fault::Message>(&fault::ZONES_KIND, &[]);
+    check_messages::<mirror::Message>(&mirror::KIND, &[("LEG", "fast")]);
+    check_messages::<writecache::Message>(&writecache::KIND, &[]);
+    let numbers = ["SECTORS", "BYTES", "FROM", "COUNT"].map(|name| (name, "2048"));
+    let others =
+        [("MODE", "writeback"), ("FROM-TO", "5-9"), ("HEAT", "main/3/12"), ("OFFSET+LENGTH", "0+10")];
+    check_messages::<cache::Message>(&cache::KIND, &[numbers, others].concat());
 }
 
 #[test]

@@ -5,7 +5,8 @@ use block::{
     BlockIndex, BlockRange, Buffer, DevicePart, Durability, Part, Payload, ZeroMode, ZoneIndex, ZonesPart,
 };
 use layers::fault::{FaultDevicePart, parse_rules};
-use layers::stats::{StatsDevicePart, StatsZonesPart};
+use layers::stats::{Message, StatsDevicePart, StatsZonesPart};
+use stack::Tell;
 use std::future::{Future, poll_fn};
 use std::pin::pin;
 use std::sync::Arc;
@@ -69,7 +70,7 @@ fn what_is_in_flight_is_seen_and_a_dropped_call_is_not() {
             assert!(polled);
             assert_eq!(number(&part, "read", "in_flight"), 1);
             // Clearing forgets what was, not what is.
-            part.message("clear_stats").await.unwrap();
+            part.tell(Message::ClearStats).await.unwrap();
             assert_eq!(number(&part, "read", "in_flight"), 1);
             call.await.0.unwrap();
         }

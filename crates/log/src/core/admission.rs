@@ -41,9 +41,8 @@ impl Core {
             }
         }
         // Whoever drops the call while it waits for room doesn't take the write back.
-        let (core, member) = (self.clone(), self.tasks.enter());
-        let task = runtime::spawn(async move {
-            let _member = member;
+        let core = self.clone();
+        let task = self.tasks.spawn(async move {
             let room = match room {
                 Some(room) => room,
                 None => Some(core.dirty.acquire(wanted).await),

@@ -10,7 +10,6 @@ use runtime::mapping::{PrivateWords, SharedLines};
 use stack::LockedFile;
 use std::path::{Path, PathBuf};
 use std::rc::Rc;
-use std::time::Duration;
 
 /// Bytes that survive. Offsets of lines are multiples of 64.
 pub trait Medium {
@@ -65,8 +64,6 @@ pub trait Medium {
     fn persist(&self) -> Call<'_, Result<()>>;
 }
 
-/// How long the lock of a process that was killed may still seem to be held.
-const RESTART_LIMIT: Duration = Duration::from_secs(1);
 /// So many bytes of a file can be mapped at most: those of the largest map, and what stands before it.
 const MOST: usize = 2 << 40;
 
@@ -164,10 +161,7 @@ impl FileMedium {
             other => other.in_context("map_home"),
         };
         let file = File::open(path, options).await.map_err(missing)?;
-        let attempt = async || file.lock(options.write);
-        runtime::retry_while_busy(RESTART_LIMIT, attempt)
-            .await
-            .map_err(|error| error.in_context("map_home"))?;
+        file.lock_patiently(options.write).await.map_err(|error| error.in_context("map_home"))?;
         Ok(file)
     }
 

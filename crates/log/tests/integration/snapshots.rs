@@ -228,6 +228,12 @@ fn a_deletion_that_fails_while_nobody_waits_leaves_the_snapshot() {
 }
 
 #[test]
+fn declared_messages_are_read() {
+    let values = [("NAME", "before"), ("NEW", "after"), ("OTHER", "now"), ("BYTES", "1073741824")];
+    conformance::check_messages::<log::snapshot::Message>(&log::KIND, &values);
+}
+
+#[test]
 fn wrong_words_are_answered() {
     run(async || {
         let log = open(disk(), &options("radix", true)).await.expect("it is made");
@@ -237,8 +243,8 @@ fn wrong_words_are_answered() {
             ("snapshot delete two", "expected one of one"),
             ("snapshot clone two three", "expected one of one"),
             ("snapshot diff two", "expected one of one"),
-            ("snapshot", "a log takes"),
-            ("resize ten", "a number of bytes"),
+            ("snapshot", "log knows only"),
+            ("resize ten", "a whole number"),
             ("resize 4096", "no less than that"),
         ];
         for (message, expected) in asked {

@@ -134,9 +134,8 @@ fn parse(line: &[u8]) -> Result<Request, String> {
             Request::Message { to, text }
         }
         unknown => {
-            let meant = stack::nearest(unknown, VERBS)
-                .map_or_else(String::new, |near| format!("did you mean \"{near}\"? "));
-            return Err(format!("verb \"{}\": {meant}Verbs: {}", excerpt(unknown), VERBS.join(", ")));
+            let (near, unknown) = (stack::did_you_mean(unknown, VERBS), excerpt(unknown));
+            return Err(format!("verb \"{unknown}\"{near} (known: {})", VERBS.join(", ")));
         }
     };
     match object.keys().next() {

@@ -22,6 +22,7 @@ const KIND: Kind = Kind {
     contract: Contract::Device,
     summary: "takes the messages of a log device",
     keys: &[Key::required("on", ValueKind::Device, "the device").positional()],
+    messages: &[],
     shareable: false,
     example: "log(ram(size=64MiB))",
     plan: |arguments| arguments.shape("on"),

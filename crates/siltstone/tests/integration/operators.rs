@@ -202,7 +202,7 @@ fn messages_reach_parts() {
         (
             &["fault", "rules of"],
             1,
-            "message \"rules of\": fault knows only \"rules on\" and \"rules off\" (not supported)",
+            "message \"rules of\": fault knows only \"rules on\", \"rules off\" (not supported)",
         ),
         (&["file", "hello"], 1, "file takes no messages"),
         (&["fault"], 2, "required arguments were not provided"),

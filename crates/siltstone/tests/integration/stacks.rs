@@ -88,6 +88,11 @@ fn kinds_are_explained() {
     for part in ["path", "required", "default 4KiB", "file(disk.img, size=4GiB)", "[device."] {
         assert!(ran.stdout.contains(part), "{part}: {}", ran.stdout);
     }
+    let ran = run(Path::new("/"), &["stack", "kinds", "fault"]);
+    assert!(ran.stdout.contains("Messages:\n  rules on\n      operations meet"), "{}", ran.stdout);
+    let ran = run(Path::new("/"), &["stack", "kinds", "log", "--json"]);
+    let kind: serde_json::Value = serde_json::from_str(&ran.stdout).unwrap();
+    assert_eq!(kind["messages"][0]["words"], "snapshot create NAME");
 }
 
 #[test]

@@ -34,6 +34,7 @@ pub const KIND: Kind = Kind {
         )
         .or("false"),
     ],
+    messages: &[],
     shareable: false,
     example: "zones(ram(256MiB), zone_size=16MiB)",
     plan,

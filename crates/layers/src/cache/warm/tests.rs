@@ -1,11 +1,12 @@
 //! What is read, and how wants become pieces.
 
+use super::super::message::Message;
 use super::*;
 use block::BlockSize;
 use runtime::Random;
 
-fn parse(text: &str) -> Result<Warm> {
-    Warm::parse(&text.split_whitespace().collect::<Vec<_>>())
+fn parse(text: &str) -> Result<Message> {
+    stack::Message::parse(&super::super::KIND, &format!("warm {text}"))
 }
 
 fn want(from: u64, to: u64, heat: Heat) -> Want {
@@ -14,21 +15,18 @@ fn want(from: u64, to: u64, heat: Heat) -> Want {
 
 #[test]
 fn messages_are_read() {
-    assert_eq!(parse("list 7 100").unwrap(), Warm::List(7, 100));
+    assert_eq!(parse("list 7 100").unwrap(), Message::WarmList(7, 100));
     let hot = Heat::parse("main/3/12").unwrap();
     let expected = vec![want(0, 10, Heat::PREFETCHED), want(5, 6, hot), want(100, 200, hot)];
-    assert_eq!(parse("fetch 0+10 main/3/12 5+1 100+100").unwrap(), Warm::Fetch(expected));
-    assert_eq!(parse("heat main/3/12 1+1").unwrap(), Warm::Heat(vec![want(1, 2, hot)]));
-    assert_eq!(parse("evict 1+1").unwrap(), Warm::Evict(vec![want(1, 2, Heat::PREFETCHED)]));
+    assert_eq!(parse("fetch 0+10 main/3/12 5+1 100+100").unwrap(), Message::WarmFetch(Wants(expected)));
+    assert_eq!(parse("heat main/3/12 1+1").unwrap(), Message::WarmHeat(Wants(vec![want(1, 2, hot)])));
+    assert_eq!(parse("evict 1+1").unwrap(), Message::WarmEvict(vec![Bytes(1..2)]));
+    for wrong in ["", "defrag", "list", "list 1 2 3", "fetch", "fetch main/3/12", "evict"] {
+        assert!(matches!(parse(wrong), Err(Error::Unsupported(_))), "{wrong}");
+    }
     for (wrong, expected) in [
-        ("", "expected one of \"warm list FROM COUNT\""),
-        ("defrag", "expected one of"),
-        ("list", "expected two whole numbers"),
-        ("list 1 2 3", "expected two whole numbers"),
-        ("list -1 2", "expected two whole numbers"),
-        ("list 4294967296 2", "expected two whole numbers"),
-        ("fetch", "expected OFFSET+LENGTH"),
-        ("fetch main/3/12", "expected OFFSET+LENGTH"),
+        ("list -1 2", "\"-1\": expected a whole number below 2^32"),
+        ("list 4294967296 2", "\"4294967296\": expected a whole number"),
         ("fetch 5", "\"5\": expected OFFSET+LENGTH"),
         ("fetch 5+0", "\"5+0\""),
         ("fetch 18446744073709551615+1", "\"18446744073709551615+1\""),

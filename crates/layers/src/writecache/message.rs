@@ -1,0 +1,56 @@
+//! What an operator may tell a write cache while it works.
+
+use super::core::Core;
+use block::Result;
+use std::rc::Rc;
+
+stack::messages! {
+    /// A message to a write cache.
+    Message;
+    "flush" => Flush, "everything is written back; the answer comes once it is";
+    "flush_on_suspend" => FlushOnSuspend, "everything is written back before the stack is closed";
+    "clear_stats" => ClearStats, "counters begin again at zero";
+    "cleaner" => Cleaner, "nothing new is cached, and everything is written back";
+    "give_up_rotten" => GiveUpRotten,
+        "blocks whose checksum is wrong are written back as they are; unreadable ones may be lost";
+}
+
+impl Message {
+    /// Does it; what there is to say about it.
+    ///
+    /// # Errors
+    /// What keeps write-back from getting on.
+    pub(super) async fn carry_out(self, core: &Rc<Core>) -> Result<String> {
+        Ok(match self {
+            Message::Flush => {
+                core.flush().await?;
+                core.write_back_all().await?;
+                "everything that was cached is on the origin".into()
+            }
+            Message::FlushOnSuspend => {
+                core.flush_on_suspend.set(true);
+                "everything is written back before the cache is closed".into()
+            }
+            Message::ClearStats => {
+                core.counters.clear();
+                "cleared".into()
+            }
+            Message::Cleaner => {
+                core.begin_cleaning();
+                "what is cached is written back; writes go to the origin once nothing is".into()
+            }
+            Message::GiveUpRotten => {
+                core.give_up_rotten.set(true);
+                let unreadable = std::mem::take(&mut *core.unreadable.borrow_mut());
+                let said = "blocks whose checksum is wrong are written back as they are";
+                let said = match unreadable.len() {
+                    0 => said.into(),
+                    count => format!("{said}; {count} that can't be read are lost if they still can't"),
+                };
+                core.released.borrow_mut().extend(unreadable);
+                core.writeback.notify_all();
+                said
+            }
+        })
+    }
+}

@@ -1,0 +1,163 @@
+//! Messages to parts: values of a type, and the forms of text that they are read from.
+
+use crate::kind::Kind;
+use crate::problem::shown;
+use block::{Call, Error, Result};
+use std::fmt::Display;
+use std::str::FromStr;
+
+/// One form of a message that the parts of a kind take.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Form {
+    /// Its words, such as `snapshot diff NAME [OTHER]`: one in capital letters stands for a value, one in brackets is
+    /// optional, one with `…` may be given several times.
+    pub words: &'static str,
+    /// What the message does, in a few words, without a full stop.
+    pub does: &'static str,
+}
+
+/// A message to parts of a kind; [`messages`](crate::messages) declares one.
+pub trait Message: Sized {
+    /// The forms of its text.
+    const FORMS: &'static [Form];
+
+    /// Reads a message to a part of this kind.
+    ///
+    /// # Errors
+    /// [`Error::Unsupported`] for a text that has none of the forms, [`Error::Invalid`] for a wrong value in one.
+    fn parse(kind: &Kind, text: &str) -> Result<Self>;
+}
+
+/// A part that takes messages.
+pub trait Tell {
+    /// What it can be told.
+    type Message: Message;
+
+    /// Carries a message out; returns the answer as [`block::Part::message`] does.
+    fn tell(&self, message: Self::Message) -> Call<'_, Result<String>>;
+
+    /// Carries out the message that has this text, as a part of this kind.
+    fn tell_text<'a>(&'a self, kind: &'static Kind, text: &'a str) -> Call<'a, Result<String>> {
+        match Self::Message::parse(kind, text) {
+            Ok(message) => self.tell(message),
+            Err(error) => Call::ready(Err(error)),
+        }
+    }
+}
+
+/// The words of a message that have not been read yet.
+#[derive(Debug, Clone)]
+pub struct Words<'a> {
+    kind: &'a Kind,
+    text: &'a str,
+    left: std::str::SplitWhitespace<'a>,
+}
+
+impl<'a> Words<'a> {
+    /// All words of a message to a part of this kind.
+    pub fn new(kind: &'a Kind, text: &'a str) -> Self {
+        Words { kind, text, left: text.split_whitespace() }
+    }
+
+    /// The values of a message, if it begins with the words of this form that aren't in capital letters.
+    pub fn values(&self, form: &str) -> Option<Self> {
+        let mut values = self.clone();
+        let fixed = |word: &&str| word.starts_with(|letter: char| letter.is_ascii_lowercase());
+        form.split(' ').take_while(fixed).all(|word| values.left.next() == Some(word)).then_some(values)
+    }
+
+    /// Whether all words have been read.
+    pub fn is_empty(&self) -> bool {
+        self.left.clone().next().is_none()
+    }
+
+    /// Reads a word by a function that gives `None` for a wrong one.
+    ///
+    /// # Errors
+    /// [`Error::Unsupported`] where there is none, [`Error::Invalid`] for a wrong one.
+    pub fn read<T>(&mut self, expected: impl Display, read: impl FnOnce(&str) -> Option<T>) -> Result<T> {
+        let word = self.left.next().ok_or_else(|| self.unknown())?;
+        read(word).ok_or_else(|| {
+            let (text, word) = (shown(self.text), shown(word));
+            Error::invalid(format!("message \"{text}\": \"{word}\": expected {expected}"))
+        })
+    }
+
+    /// The error for a message that has none of the kind's forms.
+    pub fn unknown(&self) -> Error {
+        let forms: Vec<_> = self.kind.messages.iter().map(|form| format!("\"{}\"", form.words)).collect();
+        let (text, kind, forms) = (shown(self.text), self.kind.name, forms.join(", "));
+        Error::unsupported(format!("message \"{text}\": {kind} knows only {forms}"))
+    }
+}
+
+/// A value in a message.
+pub trait FromWords: Sized {
+    /// Reads the words of one value.
+    ///
+    /// # Errors
+    /// As [`Words::read`].
+    fn from_words(words: &mut Words<'_>) -> Result<Self>;
+}
+
+impl FromWords for String {
+    fn from_words(words: &mut Words<'_>) -> Result<Self> {
+        words.read("a word", |word| Some(word.to_owned()))
+    }
+}
+
+impl FromWords for u32 {
+    fn from_words(words: &mut Words<'_>) -> Result<Self> {
+        words.read("a whole number below 2^32", |word| u32::from_str(word).ok())
+    }
+}
+
+impl FromWords for u64 {
+    fn from_words(words: &mut Words<'_>) -> Result<Self> {
+        words.read("a whole number below 2^64", |word| u64::from_str(word).ok())
+    }
+}
+
+impl<T: FromWords> FromWords for Option<T> {
+    fn from_words(words: &mut Words<'_>) -> Result<Self> {
+        (!words.is_empty()).then(|| T::from_words(words)).transpose()
+    }
+}
+
+/// At least one.
+impl<T: FromWords> FromWords for Vec<T> {
+    fn from_words(words: &mut Words<'_>) -> Result<Self> {
+        let mut values = vec![T::from_words(words)?];
+        while !words.is_empty() {
+            values.push(T::from_words(words)?);
+        }
+        Ok(values)
+    }
+}
+
+/// Declares an enum of messages: `"form" => Variant(types of the values), "what it does";` each.
+#[macro_export]
+macro_rules! messages {
+    ($(#[$meta:meta])* $name:ident; $($form:literal => $variant:ident $(($($type:ty),+))?, $does:literal;)+) => {
+        $(#[$meta])*
+        #[derive(Debug, Clone, PartialEq, Eq)]
+        pub enum $name {
+            $(#[doc = concat!("`", $form, "`: ", $does, ".")] $variant $(($($type),+))?,)+
+        }
+
+        impl $crate::Message for $name {
+            const FORMS: &'static [$crate::Form] = &[$($crate::Form { words: $form, does: $does }),+];
+
+            fn parse(kind: &$crate::Kind, text: &str) -> block::Result<Self> {
+                let words = $crate::Words::new(kind, text);
+                $(if let Some(mut _values) = words.values($form) {
+                    let message = $name::$variant $(($(<$type as $crate::FromWords>::from_words(&mut _values)?),+))?;
+                    if _values.is_empty() {
+                        return Ok(message);
+                    }
+                })+
+                Err(words.unknown())
+            }
+        }
+    };
+}
