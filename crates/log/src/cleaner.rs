@@ -23,6 +23,7 @@ use block::{Buffer, Data, Error, Payload, Result, ZoneIndex};
 use std::cell::RefCell;
 use std::ops::Range;
 use std::rc::Rc;
+use std::time::Duration;
 use zones::cleaning::{Arrival, Candidate, ReadCost, read_plan};
 use zones::record::sum_of;
 
@@ -41,7 +42,10 @@ const RESET_TOGETHER: u32 = 4;
 /// After so many failures in a row, writers that wait for a zone are told.
 const MOST_FAILURES: u32 = 3;
 /// How long the cleaner rests after something went wrong: what failed may fail again at once.
-const AFTER_A_FAILURE: std::time::Duration = std::time::Duration::from_millis(10);
+const AFTER_A_FAILURE: Duration = Duration::from_millis(10);
+/// Time after a failure at which the cleaner tries again, if nothing wakes it before. Writers that were told that no zone can be
+/// freed don't wake it.
+const BETWEEN_ATTEMPTS: Duration = Duration::from_secs(1);
 
 /// A run of live blocks in the zone that is being cleaned.
 #[derive(Debug, Clone, Copy)]
@@ -224,7 +228,7 @@ impl Cleaner {
                     runtime::sleep(AFTER_A_FAILURE).await;
                     // What a close has to say may have been said during the attempt.
                     if !core.is_closing.get() {
-                        kicked.await;
+                        let _woken = runtime::timeout(BETWEEN_ATTEMPTS, kicked).await;
                     }
                 }
             }

@@ -231,6 +231,38 @@ fn a_log_on_a_full_host_opens_after_a_crash() {
     });
 }
 
+/// Cleaning fails for a while and nobody asks it to go on: the writes that were refused meanwhile go through afterwards.
+#[test]
+fn the_cleaner_tries_again_by_itself() {
+    let world = runtime::Simulation::new(1);
+    let main = async || {
+        let rules = ["flush error=EIO".to_owned()];
+        let rules = layers::fault::parse_rules(&rules, stack::Contract::Device).unwrap();
+        let disk = Arc::new(layers::fault::FaultDevicePart::new(crate::life::disk(4), rules, 1).unwrap());
+        disk.message("rules off").await.unwrap();
+        let part: Arc<dyn DevicePart> = disk.clone();
+        let options = Options { size: Some(64 * 4096), ..small() };
+        let volume = Volume::make(&part, &options).await;
+        disk.message("rules on").await.unwrap();
+        let mut version = 1;
+        let refused = loop {
+            match volume.try_write(0, 64, version).await {
+                Ok(()) => version += 1,
+                Err(error) => break error,
+            }
+        };
+        assert!(matches!(refused, Error::Io(_)), "{refused:?} after {version} writes");
+        assert_eq!(failed(&volume), None);
+        disk.message("rules off").await.unwrap();
+        runtime::sleep(Duration::from_secs(5)).await;
+        volume.write(0, 64, version).await;
+        volume.flush().await;
+        assert_eq!(volume.all().await, [version; 64]);
+        volume.close().await;
+    };
+    runtime::simulate(world, main).expect("the world runs");
+}
+
 /// Nothing at all can be written: not even a record that says that another one is missing.
 #[test]
 fn a_host_without_any_space_refuses_at_once_and_goes_on_when_there_is_some() {
