@@ -528,7 +528,7 @@ fn a_scrub_counts_what_differs_and_repairs_it_when_told() {
         part.message("check").await.unwrap();
         assert!(part.message("repair").await.is_err(), "one at a time");
         part.message("idle").await.unwrap();
-        assert!(part.message("scrub").await.unwrap_err().detail().contains("check, repair, idle"));
+        assert!(part.message("scrub").await.unwrap_err().detail().contains(r#""check", "repair", "idle""#));
         drop(handle);
         part.close().await.unwrap();
     });
