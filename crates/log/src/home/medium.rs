@@ -313,7 +313,10 @@ mod tests {
                     }
                     let contents = runtime::power_cut().remove(0).1;
                     let place = &contents[PLACES as usize..][..4096];
-                    assert!(place == [round; 4096], "seed {seed}, round {round}: a sync after {written:?} lost a store");
+                    assert!(
+                        place == [round; 4096],
+                        "seed {seed}, round {round}: a sync after {written:?} lost a store"
+                    );
                 }
                 false
             };
