@@ -3,11 +3,11 @@
 use block::Error;
 use stack::{Kind, Message};
 
-/// Checks that every form of message that the kind declares is read, with and without its optional words, with these
-/// values for the words in capital letters; and that others are refused with a short error that lists the forms.
+/// Checks that every message that the kind declares parses, with and without its optional words, with these values for the
+/// words in capital letters. Checks that other texts are refused with an error of less than 1000 bytes that lists the forms.
 ///
 /// # Panics
-/// Where it isn't so.
+/// If a check fails.
 pub fn check_messages<M: Message>(kind: &Kind, values: &[(&str, &str)]) {
     assert_eq!(kind.messages, M::FORMS);
     let value = |word: &str| {

@@ -216,7 +216,7 @@ impl Device for Ram {
 }
 
 impl Ram {
-    /// What the chunks tell of a range, or of a beginning of it: at most 256 extents, after a look at 256 MiB.
+    /// Returns the extents of the start of a range. Bounded: at most 256 extents, of at most the first 256 MiB.
     fn known_extents(&self, range: BlockRange) -> Vec<Extent> {
         const MOST: usize = 256;
         const MOST_BYTES: u64 = 256 << 20;

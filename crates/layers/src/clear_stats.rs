@@ -1,7 +1,7 @@
-//! The message of parts that only count.
+//! `clear_stats`, the only message of `stats`, `zone-stats` and `model`.
 
 stack::messages! {
-    /// A message to a part that only counts.
+    /// A message to `stats`, `zone-stats` or `model`.
     Message;
-    "clear_stats" => ClearStats, "counters begin again at zero";
+    "clear_stats" => ClearStats, "reset the counters to zero";
 }

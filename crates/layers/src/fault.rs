@@ -86,6 +86,6 @@ const ZONES_NAME: &str = "zone-fault";
 stack::messages! {
     /// A message to `fault`.
     Message;
-    "rules on" => RulesOn, "operations meet what the rules say";
-    "rules off" => RulesOff, "operations pass unchanged, and aren't counted by every, after and times";
+    "rules on" => RulesOn, "apply the rules to operations";
+    "rules off" => RulesOff, "pass operations unchanged; every, after and times don't count them";
 }

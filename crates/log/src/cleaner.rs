@@ -43,9 +43,10 @@ const RESET_TOGETHER: u32 = 4;
 const MOST_FAILURES: u32 = 3;
 /// How long the cleaner rests after something went wrong: what failed may fail again at once.
 const AFTER_A_FAILURE: Duration = Duration::from_millis(10);
-/// Time after a failure at which the cleaner tries again, if nothing wakes it before. Writers that were told that no zone can be
-/// freed don't wake it.
+/// Longest wait before the cleaner retries after the first failure; it doubles with each further one, [`MOST_DOUBLINGS`] times.
+/// Writes that failed for lack of a free zone don't wake the cleaner.
 const BETWEEN_ATTEMPTS: Duration = Duration::from_secs(1);
+const MOST_DOUBLINGS: u32 = 6;
 
 /// A run of live blocks in the zone that is being cleaned.
 #[derive(Debug, Clone, Copy)]
@@ -178,7 +179,7 @@ pub fn start(core: &Rc<Core>) -> runtime::JoinHandle<()> {
 
 impl Cleaner {
     async fn run(mut self) {
-        let mut failures = 0;
+        let mut failures = 0_u32;
         loop {
             let core = self.core.clone();
             let kicked = core.cleaner.notified();
@@ -217,8 +218,10 @@ impl Cleaner {
                     kicked.await;
                 }
                 Err(error) => {
-                    tracing::warn!("cleaning: {error}");
-                    failures += 1;
+                    failures = failures.saturating_add(1);
+                    if failures.is_power_of_two() {
+                        tracing::warn!("cleaning failed {failures} times in a row: {error}");
+                    }
                     // What is dead doesn't help as long as it can't be reset.
                     let is_stuck = failures >= MOST_FAILURES && core.table.free() <= core.kept_zones();
                     *core.stuck.borrow_mut() = is_stuck.then(|| error.in_context("no zone can be freed"));
@@ -228,7 +231,8 @@ impl Cleaner {
                     runtime::sleep(AFTER_A_FAILURE).await;
                     // What a close has to say may have been said during the attempt.
                     if !core.is_closing.get() {
-                        let _woken = runtime::timeout(BETWEEN_ATTEMPTS, kicked).await;
+                        let limit = BETWEEN_ATTEMPTS * (1 << (failures - 1).min(MOST_DOUBLINGS));
+                        let _woken = runtime::timeout(limit, kicked).await;
                     }
                 }
             }
@@ -296,7 +300,13 @@ impl Cleaner {
     /// Lets the policy choose a victim, if it wants one, and finds what is live in it.
     async fn choose(&mut self) -> Result<Option<Step>> {
         let core = self.core.clone();
-        let mut candidates = core.table.candidates(core.layout.data_blocks());
+        // On a full host zones are filled only as far as they are backed. A victim that fills such a zone again gains nothing, and would
+        // be moved for ever.
+        let unused = match core.table.is_only_backed() {
+            true => core.layout.zone_blocks - core.layout.backed_blocks(),
+            false => 0,
+        };
+        let mut candidates = core.table.candidates(core.layout.data_blocks().saturating_sub(unused));
         // What is live in it can still grow: then not all of it would be found.
         let all = candidates.len();
         candidates.retain(|candidate| core.has_committed(candidate.zone.0));

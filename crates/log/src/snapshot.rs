@@ -44,14 +44,14 @@ const MOST_RANGES: usize = 200_000;
 stack::messages! {
     /// A message to a log.
     Message;
-    "snapshot create NAME" => Create(String), "makes a snapshot of the volume";
-    "snapshot list" => List, "snapshots and clones, as JSON";
-    "snapshot delete NAME" => Delete(String), "deletes a snapshot or clone";
-    "snapshot clone NAME NEW" => Clone(String, String), "makes a clone of a snapshot";
+    "snapshot create NAME" => Create(String), "make a snapshot of the volume";
+    "snapshot list" => List, "list snapshots and clones, as JSON";
+    "snapshot delete NAME" => Delete(String), "delete a snapshot or clone";
+    "snapshot clone NAME NEW" => Clone(String, String), "make a clone NEW of the snapshot NAME";
     "snapshot diff NAME [OTHER]" => Diff(String, Option<String>),
-        "blocks that differ between it and another, or the volume, as JSON";
-    "resize BYTES" => Resize(u64), "lets the volume grow, from when the stack is opened again";
-    "checkpoint" => Checkpoint, "writes a checkpoint now";
+        "list blocks that differ between NAME and OTHER (default: the volume), as JSON";
+    "resize BYTES" => Resize(u64), "grow the volume to BYTES; takes effect when the stack is opened again";
+    "checkpoint" => Checkpoint, "write a checkpoint now";
 }
 
 /// Does what was asked and answers with a JSON text.

@@ -183,7 +183,7 @@ fn duplicate(fd: &OwnedFd, name: &str) -> Result<OwnedFd> {
     fd.try_clone().map_err(|error| Error::from_io(&error, &format!("duplicating a descriptor of {name}")))
 }
 
-/// How long the lock of a process that was killed may still seem to be held.
+/// Longest time for which the kernel may still hold the lock of a killed process.
 pub const RESTART_LIMIT: std::time::Duration = std::time::Duration::from_secs(1);
 
 impl File {
@@ -371,7 +371,8 @@ impl File {
         }
     }
 
-    /// As [`File::lock`], and waits for the lock of a process that was killed ([`RESTART_LIMIT`]).
+    /// Locks the file as [`File::lock`] does. While it is locked by another, tries again for at most [`RESTART_LIMIT`]: the lock
+    /// may be that of a killed process.
     ///
     /// # Errors
     /// As [`File::lock`].

@@ -213,7 +213,8 @@ impl Shard {
         }
     }
 
-    /// Prepares a completed operation whose future was dropped for its own drop.
+    /// Wraps a completed operation whose future was dropped. Dropping the result drops its buffers and closes the descriptor that
+    /// it returned.
     pub(crate) fn discarded(&self, operation: Operation, result: i32) -> Discarded {
         let returned = match &self.driver {
             _ if !operation.returns_a_descriptor() => None,

@@ -243,7 +243,7 @@ pub struct Kind {
     pub summary: &'static str,
     /// The keys, in the order in which they are shown.
     pub keys: &'static [Key],
-    /// The forms of the messages that its parts take ([`Part::message`]).
+    /// Messages that its parts take ([`Part::message`]); empty if they take none.
     pub messages: &'static [Form],
     /// Whether several parts may stand on one part of this kind. Doors may always share a device among
     /// themselves.

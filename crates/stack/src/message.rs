@@ -1,4 +1,5 @@
-//! Messages to parts: values of a type, and the forms of text that they are read from.
+//! Messages to running parts: [`messages!`](crate::messages) declares the enum of a kind's messages and their text forms,
+//! [`Message::parse`] reads a text, [`Tell`] carries a message out.
 
 use crate::kind::Kind;
 use crate::problem::shown;
@@ -6,17 +7,17 @@ use block::{Call, Error, Result};
 use std::fmt::Display;
 use std::str::FromStr;
 
-/// One form of a message that the parts of a kind take.
+/// Syntax and help of one message of a kind.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Form {
-    /// Its words, such as `snapshot diff NAME [OTHER]`: one in capital letters stands for a value, one in brackets is
-    /// optional, one with `…` may be given several times.
+    /// Syntax, such as `snapshot diff NAME [OTHER]`. A word in capital letters stands for a value; `[…]` is optional; a word
+    /// that ends in `…` may be repeated. Words in lower case come first.
     pub words: &'static str,
-    /// What the message does, in a few words, without a full stop.
+    /// Effect, as an imperative phrase without a full stop.
     pub does: &'static str,
 }
 
-/// A message to parts of a kind; [`messages`](crate::messages) declares one.
+/// The messages of a kind, implemented by [`messages!`](crate::messages).
 pub trait Message: Sized {
     /// The forms of its text.
     const FORMS: &'static [Form];
@@ -24,19 +25,19 @@ pub trait Message: Sized {
     /// Reads a message to a part of this kind.
     ///
     /// # Errors
-    /// [`Error::Unsupported`] for a text that has none of the forms, [`Error::Invalid`] for a wrong value in one.
+    /// [`Error::Unsupported`] if the text matches no form, [`Error::Invalid`] if a value doesn't parse.
     fn parse(kind: &Kind, text: &str) -> Result<Self>;
 }
 
 /// A part that takes messages.
 pub trait Tell {
-    /// What it can be told.
+    /// Messages of the part's kind.
     type Message: Message;
 
     /// Carries a message out; returns the answer as [`block::Part::message`] does.
     fn tell(&self, message: Self::Message) -> Call<'_, Result<String>>;
 
-    /// Carries out the message that has this text, as a part of this kind.
+    /// Parses a text as a message to this kind and carries it out: the body of [`block::Part::message`].
     fn tell_text<'a>(&'a self, kind: &'static Kind, text: &'a str) -> Call<'a, Result<String>> {
         match Self::Message::parse(kind, text) {
             Ok(message) => self.tell(message),
@@ -45,7 +46,7 @@ pub trait Tell {
     }
 }
 
-/// The words of a message that have not been read yet.
+/// Cursor over the words of a message.
 #[derive(Debug, Clone)]
 pub struct Words<'a> {
     kind: &'a Kind,
@@ -59,7 +60,7 @@ impl<'a> Words<'a> {
         Words { kind, text, left: text.split_whitespace() }
     }
 
-    /// The values of a message, if it begins with the words of this form that aren't in capital letters.
+    /// Returns a cursor after the fixed words of `form`; `None` if the message doesn't begin with them.
     pub fn values(&self, form: &str) -> Option<Self> {
         let mut values = self.clone();
         let fixed = |word: &&str| word.starts_with(|letter: char| letter.is_ascii_lowercase());
@@ -71,10 +72,10 @@ impl<'a> Words<'a> {
         self.left.clone().next().is_none()
     }
 
-    /// Reads a word by a function that gives `None` for a wrong one.
+    /// Reads the next word with `read`, which returns `None` if the word is not valid. `expected` is for the error.
     ///
     /// # Errors
-    /// [`Error::Unsupported`] where there is none, [`Error::Invalid`] for a wrong one.
+    /// [`Error::Unsupported`] if no word is left, [`Error::Invalid`] if `read` returns `None`.
     pub fn read<T>(&mut self, expected: impl Display, read: impl FnOnce(&str) -> Option<T>) -> Result<T> {
         let word = self.left.next().ok_or_else(|| self.unknown())?;
         read(word).ok_or_else(|| {
@@ -87,7 +88,7 @@ impl<'a> Words<'a> {
     pub fn unknown(&self) -> Error {
         let forms: Vec<_> = self.kind.messages.iter().map(|form| format!("\"{}\"", form.words)).collect();
         let (text, kind, forms) = (shown(self.text), self.kind.name, forms.join(", "));
-        Error::unsupported(format!("message \"{text}\": {kind} knows only {forms}"))
+        Error::unsupported(format!("message \"{text}\": unknown to {kind}; expected one of {forms}"))
     }
 }
 
@@ -124,7 +125,7 @@ impl<T: FromWords> FromWords for Option<T> {
     }
 }
 
-/// At least one.
+/// One value or more, up to the end of the message.
 impl<T: FromWords> FromWords for Vec<T> {
     fn from_words(words: &mut Words<'_>) -> Result<Self> {
         let mut values = vec![T::from_words(words)?];
@@ -135,7 +136,8 @@ impl<T: FromWords> FromWords for Vec<T> {
     }
 }
 
-/// Declares an enum of messages: `"form" => Variant(types of the values), "what it does";` each.
+/// Declares an enum of messages and implements [`Message`] for it. Each line is
+/// `"form" => Variant(types of the values), "effect";`.
 #[macro_export]
 macro_rules! messages {
     ($(#[$meta:meta])* $name:ident; $($form:literal => $variant:ident $(($($type:ty),+))?, $does:literal;)+) => {

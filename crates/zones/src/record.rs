@@ -97,7 +97,8 @@ pub fn sum_of(block: &[u8]) -> u32 {
     checksum(CrcAlgorithm::Crc32Iscsi, block) as u32
 }
 
-/// CRC-32C over a log's key followed by `pieces`. Without the key the checksum can't be forged.
+/// CRC-32C over `key` followed by `pieces`. Clients don't know the key, so data that they write validates only by chance (2⁻³²).
+/// Not a MAC: CRC is linear.
 pub fn keyed_sum(key: u64, pieces: &[&[u8]]) -> u32 {
     let mut digest = Digest::new(CrcAlgorithm::Crc32Iscsi);
     digest.update(&key.to_le_bytes());

@@ -8,8 +8,9 @@
 //!   not sent), and no more than the server's [`budget`](super::budget) has; then nothing more is received until some
 //!   have been sent.
 //! - A client that breaks the protocol, is silent in the middle of a request or of the handshake, takes no byte of
-//!   its replies, or holds memory for which others wait and is slower than 64 KiB/s, is cut off, and no other client notices. Whatever ends the connection, requests that were started run
-//!   to their end first; after a DISC or a stop they are answered, too.
+//!   its replies, or holds memory for which others wait and is slower than 64 KiB/s, is cut off, and no other client
+//!   notices. Whatever ends the connection, requests that were started run to their end first; after a DISC or a stop they
+//!   are answered, too.
 //!
 //! Left to others: who may connect ([`server`](super::server)), and what requests mean ([`request`](super::request),
 //! `work`).
@@ -45,10 +46,10 @@ pub(super) const SILENCE_LIMIT: Duration = Duration::from_secs(30);
 /// the middle of a step is found after at most twice this time.
 pub(super) const SEND_LIMIT: Duration = Duration::from_secs(60);
 
-/// Bytes per second that a client takes or sends at least of a message whose bytes are taken from the server's budget, while
-/// another connection waits for bytes of it.
+/// Minimum rate of a client, in bytes per second, in a send or large write that holds bytes of the server's budget while another
+/// connection waits for such bytes.
 const SLOWEST: u64 = 64 << 10;
-/// How long such a message may take beyond that.
+/// Time that such a send or write may take beyond its length divided by [`SLOWEST`].
 const SLOWEST_GRACE: Duration = Duration::from_secs(10);
 
 /// How long a receive waits for company.
@@ -86,7 +87,7 @@ pub(super) struct Watch {
     slow: Cell<bool>,
 }
 
-/// A message that the client takes or sends, and for how long other connections have waited for memory meanwhile.
+/// A transfer (a send, or the payload of a large write), and the time for which other connections waited for memory meanwhile.
 #[derive(Default)]
 struct Pace {
     /// Length of the message; 0 for none.
@@ -100,7 +101,7 @@ impl Pace {
         self.waited.set(Duration::ZERO);
     }
 
-    /// Another connection has waited for so long. Returns whether the message should have ended.
+    /// Adds time for which another connection waited. Returns whether the transfer has exceeded its limit.
     fn wait(&self, time: Duration) -> bool {
         self.waited.set(self.waited.get() + time);
         let bytes = self.bytes.get();
@@ -198,9 +199,10 @@ impl fmt::Display for End {
             ),
             End::Slow => write!(
                 formatter,
-                "the client took or sent less than {} KiB per second of a message while other clients waited for memory, and was \
-                 cut off",
-                SLOWEST >> 10
+                "the client was cut off: it held shared memory and moved less than {} KiB/s for over {} s while other clients \
+                 waited for memory",
+                SLOWEST >> 10,
+                SLOWEST_GRACE.as_secs()
             ),
             End::Stopped => formatter.write_str("the server stops"),
             End::Violation(error) => write!(formatter, "the client was cut off: {}", error.detail()),

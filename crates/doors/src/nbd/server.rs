@@ -438,7 +438,8 @@ async fn keep_watch(part: Rc<ShardPart>) {
     while !part.connections.borrow().is_empty() {
         runtime::sleep(WATCH_INTERVAL).await;
         let now = runtime::now();
-        let passed = now - std::mem::replace(&mut looked, now);
+        // Time in which this shard stood still isn't the clients'.
+        let passed = (now - std::mem::replace(&mut looked, now)).min(2 * WATCH_INTERVAL);
         let waiting = part.shared.budget.waiting();
         let watches: Vec<_> = part.connections.borrow().values().cloned().collect();
         for watch in watches {

@@ -217,8 +217,8 @@ impl Core {
                 valid |= clean & old.valid;
                 dirty |= clean & old.valid;
             } else if !is_flushed {
-                // The origin counts from now on, except where the table says that the cache does: there the origin may have an
-                // older version until a flush covers what it was given since.
+                // The origin is authoritative now, except for parts that the table has as dirty: until the origin is flushed, a
+                // power cut may leave an older version there.
                 as_before(clean & old.dirty, &mut valid, &mut dirty);
             }
         } else if slot.writers == 0 && !slot.has(EXCLUSIVE) && is_flushed {

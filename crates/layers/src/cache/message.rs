@@ -15,29 +15,29 @@ use std::sync::atomic::Ordering;
 stack::messages! {
     /// A message to a cache.
     Message;
-    "mode MODE" => Mode(Mode), "where writes go: writethrough, writeback or passthrough";
+    "mode MODE" => Mode(Mode), "set the mode until the stack is closed: writethrough, writeback or passthrough";
     "migration_threshold SECTORS" => MigrationThreshold(u64),
-        "limit on data in flight between the two, in sectors of 512 bytes";
+        "limit data in flight between cache and origin, in sectors of 512 bytes";
     "sequential_threshold BYTES" => SequentialThreshold(u64),
-        "from this length on sequential runs go past the cache; 0: none does";
-    "invalidate FROM-TO…" => Invalidate(Vec<Numbers>), "clean blocks leave the cache, by number; TO is behind the last";
-    "invalidate_cblocks FROM-TO…" => InvalidateCblocks(Vec<Numbers>), "as invalidate, in dm-cache's words";
-    "detach" => Detach, "everything is written back and leaves the cache; nothing new comes in";
-    "cancel" => Cancel, "ends a detach";
-    "warm list FROM COUNT" => WarmList(u32, u32), "blocks of the cache with their heat, as JSON";
-    "warm fetch [HEAT] OFFSET+LENGTH…" => WarmFetch(Wants), "brings in data that isn't cached, and makes the rest as hot";
-    "warm heat [HEAT] OFFSET+LENGTH…" => WarmHeat(Wants), "makes what is cached as hot";
-    "warm evict OFFSET+LENGTH…" => WarmEvict(Vec<Bytes>), "clean blocks leave the cache, by address";
+        "bypass the cache with sequential runs of at least this length; 0: never bypass";
+    "invalidate FROM-TO…" => Invalidate(Vec<Numbers>), "evict clean blocks by cache block number; TO is exclusive";
+    "invalidate_cblocks FROM-TO…" => InvalidateCblocks(Vec<Numbers>), "same as invalidate, under dm-cache's name";
+    "detach" => Detach, "write everything back, evict all blocks and promote nothing";
+    "cancel" => Cancel, "end or undo a detach";
+    "warm list FROM COUNT" => WarmList(u32, u32), "list COUNT slots from FROM on, with their heat, as JSON";
+    "warm fetch [HEAT] OFFSET+LENGTH…" => WarmFetch(Wants), "promote ranges of the origin and set their heat";
+    "warm heat [HEAT] OFFSET+LENGTH…" => WarmHeat(Wants), "set the heat of cached ranges of the origin";
+    "warm evict OFFSET+LENGTH…" => WarmEvict(Vec<Bytes>), "evict clean blocks of ranges of the origin";
 }
 
-/// Numbers of blocks of a cache.
+/// A range of cache block numbers.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Numbers(pub Range<u32>);
 
 /// As dm-cache has them: one block, or the first one and the one behind the last.
 impl FromWords for Numbers {
     fn from_words(words: &mut Words<'_>) -> Result<Self> {
-        words.read("a block of the cache, or FROM-TO, where TO is behind the last one", |word| {
+        words.read("a cache block number, or FROM-TO with FROM below TO (exclusive)", |word| {
             let number = |word: &str| word.parse::<u32>().ok();
             let found = match word.split_once('-') {
                 Some((from, to)) => number(from)?..number(to)?,

@@ -58,7 +58,7 @@ pub struct Want {
     pub heat: Heat,
 }
 
-/// Ranges of bytes, each as hot as the last heat before it.
+/// Byte ranges of the origin. A range takes the last heat before it, or [`Heat::PREFETCHED`].
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Wants(pub Vec<Want>);
 

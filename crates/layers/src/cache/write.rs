@@ -259,13 +259,16 @@ async fn write_now(writing: Writing, block: u64, payload: Payload, durability: D
             Ok(())
         }
         Place::Both(slot) => {
-            write_both(&writing, slot, block, payload, durability).await?;
+            let on_fast = write_both(&writing, slot, block, payload, durability).await?;
             let touched = core.shape.touched(writing.from, writing.to);
-            let lost = touched & !core.state.borrow_mut().slot(slot).valid & core.entry(slot).dirty;
+            let counts = touched & core.entry(slot).dirty;
+            let lost = counts & !core.state.borrow_mut().slot(slot).valid;
             drop(writing);
+            // The table says that the cache is authoritative: it says so still although the cache failed, or it has been told so during
+            // the write, which may not be durable in the cache.
+            let is_unsafe = lost != 0 || on_fast == Durability::Visible && counts != 0;
             match durability {
-                // The cache failed, and the table still says that it counts there.
-                Durability::Durable if lost != 0 => core.flush().await,
+                Durability::Durable if is_unsafe => core.flush().await,
                 _ => Ok(()),
             }
         }
@@ -307,14 +310,14 @@ fn written_fast(writing: &Writing, slot: u32, block: u64, is_ok: bool) -> bool {
     false
 }
 
-/// Writes both sides at the same time.
+/// Writes both sides at the same time. Returns the durability of the write to the fast device.
 async fn write_both(
     writing: &Writing,
     slot: u32,
     block: u64,
     payload: Payload,
     durability: Durability,
-) -> Result<()> {
+) -> Result<Durability> {
     let core = &writing.core;
     let (from, to) = (writing.from, writing.to);
     let touched = core.shape.touched(from, to);
@@ -338,7 +341,7 @@ async fn write_both(
     if fast.is_ok() && slow.is_ok() {
         state.set_parts(slot, found.valid | core.shape.covered(block, from, to), found.dirty);
         state.queue_lazy(slot);
-        return Ok(());
+        return Ok(fast_durability);
     }
     // The two may differ: the cache forgets what the origin has, too.
     state.set_parts(slot, found.valid & !(touched & !found.dirty), found.dirty);
@@ -354,6 +357,7 @@ async fn write_both(
         0 => slow,
         _ => slow.and(fast),
     }
+    .map(|()| fast_durability)
 }
 
 /// Waits for two calls at the same time, without an allocation.

@@ -9,6 +9,7 @@ use super::core::{Core, gather};
 use super::format::{RECORD, encode_bitmap};
 use super::leg::Mask;
 use block::{Buffer, Error, Payload, Result};
+use runtime::sync::Permit;
 use std::ops::Range;
 
 impl Core {
@@ -29,28 +30,29 @@ impl Core {
             }
             let pages = self.chunks.take_unwritten();
             let failed = self.write_pages(&pages).await;
-            drop(permit);
-            self.judge_pages(&pages, failed).await?;
+            self.judge_pages(&pages, failed, permit).await?;
         }
     }
 
-    /// Leaves legs behind that failed a write of these pages, if an active leg takes them.
+    /// Handles failed writes of bitmap pages: marks the failed legs faulty if another active leg took the pages.
     ///
     /// # Errors
-    /// That of the first leg, where no active leg takes the bitmap. None is left behind then: the legs have the same data, and the
-    /// pages are written again before the next change of their chunks.
-    async fn judge_pages(&self, pages: &[u64], failed: Vec<(usize, Error)>) -> Result<()> {
+    /// The first leg's error, if no active leg took the pages. No leg becomes faulty then: the legs still have the same data,
+    /// and the pages are written again before the next change of their chunks.
+    async fn judge_pages(&self, pages: &[u64], failed: Vec<(usize, Error)>, permit: Permit) -> Result<()> {
         if failed.is_empty() {
             return Ok(());
         }
         self.chunks.put_back(pages);
         let lost: Mask = failed.iter().map(|(leg, _)| 1 << leg).sum();
-        // Legs that keep no bitmap now would have to, without those that failed.
+        // If all legs that keep a bitmap failed, the other active legs have to keep it: try one page there.
         let others = self.active.get() & !lost;
         let (takes_it, _) = match self.markers() & !lost {
             0 => self.write_page(pages[0], &self.chunks.bits_of(pages[0]), others).await,
             rest => (rest, Vec::new()),
         };
+        // Pages are written one at a time, this one included. Failing a leg writes pages, too.
+        drop(permit);
         let contexts = failed.into_iter().map(|(leg, error)| (leg, error.in_context("writing its bitmap")));
         for (leg, error) in contexts {
             if takes_it == 0 {
@@ -154,7 +156,6 @@ impl Core {
         }
         let pages = self.chunks.clear(&quiet);
         let failed = self.write_pages(&pages).await;
-        drop(permit);
-        self.judge_pages(&pages, failed).await
+        self.judge_pages(&pages, failed, permit).await
     }
 }

@@ -11,13 +11,13 @@ use std::time::Duration;
 stack::messages! {
     /// A message to a mirror.
     Message;
-    "fail LEG" => Fail(String), "leaves a leg behind";
-    "remove LEG" => Remove(String), "a leg that was left behind is not expected any more";
-    "re-add LEG" => ReAdd(String), "brings a leg back by copying what the bitmap says";
-    "add LEG" => Add(String), "overwrites a leg with everything, in a place that is free";
-    "check" => Check, "compares all legs";
-    "repair" => Repair, "compares all legs and overwrites what differs with what the source has";
-    "idle" => Idle, "ends a comparison; copying goes on, without which legs aren't equal";
+    "fail LEG" => Fail(String), "mark a leg faulty";
+    "remove LEG" => Remove(String), "remove a faulty leg from the mirror";
+    "re-add LEG" => ReAdd(String), "bring a leg back by copying the chunks that the bitmap marks";
+    "add LEG" => Add(String), "add a leg in a free place and OVERWRITE all of it";
+    "check" => Check, "read and compare all legs";
+    "repair" => Repair, "compare all legs and overwrite what differs with the source's data";
+    "idle" => Idle, "end a check or repair; a resync goes on";
 }
 
 /// So long the copies that are on their way may take before a leg is left behind that they come from.

@@ -51,7 +51,7 @@ impl Tell for StatsDevicePart {
 
     fn tell(&self, Message::ClearStats: Message) -> Call<'_, Result<String>> {
         self.counters.clear();
-        Call::ready(Ok("statistics cleared".into()))
+        Call::ready(Ok("cleared".into()))
     }
 }
 

@@ -50,7 +50,7 @@ impl Tell for StatsZonesPart {
 
     fn tell(&self, Message::ClearStats: Message) -> Call<'_, Result<String>> {
         self.counters.clear();
-        Call::ready(Ok("statistics cleared".into()))
+        Call::ready(Ok("cleared".into()))
     }
 }
 

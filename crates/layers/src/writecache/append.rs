@@ -145,8 +145,8 @@ impl Core {
         let number = self.next_record.get();
         self.next_record.set(number + 1);
         self.head.set(end);
-        // A queued write isn't acknowledged, so a flush needn't come before or after it: all that is queued may be of the epoch in
-        // which the record is made, and one record holds the writes of many clients that flush.
+        // A queued write isn't acknowledged, so it may be ordered before or after a concurrent flush. All writes of a record
+        // therefore take the epoch in which the record is formed, and one record holds the writes of many clients that flush.
         self.has_written.set(true);
         let flush_epoch = self.flush_epoch.get();
         let pending = Pending { number, flush_epoch, end, data: address + 1, items, sums, outcome: None };

@@ -133,7 +133,7 @@ pub struct Item {
 pub struct Pending {
     /// Its number.
     pub number: u64,
-    /// Flush epoch of its writes: the one in which it was made of what was queued.
+    /// Flush epoch in which the record was formed; all its writes belong to this epoch.
     pub flush_epoch: u64,
     /// The address behind it.
     pub end: u64,
@@ -191,7 +191,7 @@ pub struct Core {
     pub progress: Progress,
     /// How many flushes by clients there were with writes before them.
     pub flush_epoch: Cell<u64>,
-    /// Whether it has a record.
+    /// Whether the current flush epoch has a record.
     pub has_written: Cell<bool>,
     /// Blocks written since the cache device was last flushed.
     pub uncommitted: Cell<u64>,

@@ -7,19 +7,19 @@ use std::rc::Rc;
 stack::messages! {
     /// A message to a write cache.
     Message;
-    "flush" => Flush, "everything is written back; the answer comes once it is";
-    "flush_on_suspend" => FlushOnSuspend, "everything is written back before the stack is closed";
-    "clear_stats" => ClearStats, "counters begin again at zero";
-    "cleaner" => Cleaner, "nothing new is cached, and everything is written back";
+    "flush" => Flush, "write everything back and answer when that is done";
+    "flush_on_suspend" => FlushOnSuspend, "write everything back before the stack is closed";
+    "clear_stats" => ClearStats, "reset the counters to zero";
+    "cleaner" => Cleaner, "write everything back; once nothing is cached, send writes to the origin";
     "give_up_rotten" => GiveUpRotten,
-        "blocks whose checksum is wrong are written back as they are; unreadable ones may be lost";
+        "write back blocks with wrong checksums as they are; drop known unreadable ones if they still can't be read";
 }
 
 impl Message {
-    /// Does it; what there is to say about it.
+    /// Carries the message out and returns the answer.
     ///
     /// # Errors
-    /// What keeps write-back from getting on.
+    /// For `flush`: the error of the cache device, or of write-back.
     pub(super) async fn carry_out(self, core: &Rc<Core>) -> Result<String> {
         Ok(match self {
             Message::Flush => {

@@ -48,7 +48,7 @@ pub trait Medium {
     /// Writes whole lines of bytes, and returns when they are durable.
     ///
     /// # Errors
-    /// What writing says. It is unknown then what is there, and every later `write` and `persist` fails, too.
+    /// The error of the write. The contents of the range are unknown then, and every later `write` and `persist` fails.
     fn write(&self, offset: u64, bytes: Vec<u8>) -> Call<'_, Result<()>>;
 
     /// What these lines hold, where space has been taken.
@@ -61,7 +61,7 @@ pub trait Medium {
     /// Makes every store before it durable.
     ///
     /// # Errors
-    /// What syncing says. It is unknown then which stores are durable, and every later `write` and `persist` fails, too.
+    /// The error of the sync. Any store since the last `persist` may be lost then, and every later `write` and `persist` fails.
     fn persist(&self) -> Call<'_, Result<()>>;
 }
 
@@ -77,7 +77,7 @@ pub struct FileMedium {
     /// Whether a durable write or a sync has failed, was dropped before its end, or is in flight. Linux drops the data that
     /// failed write-back didn't write, and reports the error once per open file description (errseq). So a later sync that
     /// succeeds doesn't show that this data is durable, and none is tried.
-    has_failed: Cell<bool>,
+    is_unusable: Cell<bool>,
 }
 
 impl FileMedium {
@@ -177,19 +177,19 @@ impl FileMedium {
     }
 
     fn over(file: File, lines: Option<SharedLines>) -> FileMedium {
-        FileMedium { file, lines, has_failed: Cell::new(false) }
+        FileMedium { file, lines, is_unusable: Cell::new(false) }
     }
 
     /// Carries out a durable write or a sync, one at a time. Once one has failed or was dropped, every later one fails.
     async fn durably(&self, work: impl Future<Output = Result<()>>) -> Result<()> {
-        if self.has_failed.replace(true) {
+        if self.is_unusable.replace(true) {
             return Err(Error::io(format!(
-                "{}: an earlier sync or durable write failed, so what was written before it may be lost; reopen the log",
+                "{}: an earlier sync or durable write failed or was abandoned: earlier stores may be lost; reopen the log",
                 self.file.name()
             )));
         }
         let outcome = work.await;
-        self.has_failed.set(outcome.is_err());
+        self.is_unusable.set(outcome.is_err());
         outcome
     }
 

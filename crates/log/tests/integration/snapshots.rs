@@ -243,7 +243,7 @@ fn wrong_words_are_answered() {
             ("snapshot delete two", "expected one of one"),
             ("snapshot clone two three", "expected one of one"),
             ("snapshot diff two", "expected one of one"),
-            ("snapshot", "log knows only"),
+            ("snapshot", "unknown to log; expected one of"),
             ("resize ten", "a whole number"),
             ("resize 4096", "no less than that"),
         ];

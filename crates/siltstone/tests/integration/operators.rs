@@ -190,7 +190,7 @@ fn messages_reach_parts() {
     let told = user.run(&["message", line, "fault", "rules", "off"]);
     assert_eq!((told.code, told.stdout.as_str()), (Some(0), "rules off\n"), "{told:?}");
     assert!(told.stderr.starts_with("live: "), "{told:?}");
-    assert_eq!(user.run(&["message", line, "top", "clear_stats"]).stdout, "statistics cleared\n");
+    assert_eq!(user.run(&["message", line, "top", "clear_stats"]).stdout, "cleared\n");
     assert_eq!(user.json(&["message", line, "fault", "rules on"])["answer"], "rules on");
 
     for (arguments, code, expected) in [
@@ -202,7 +202,7 @@ fn messages_reach_parts() {
         (
             &["fault", "rules of"],
             1,
-            "message \"rules of\": fault knows only \"rules on\", \"rules off\" (not supported)",
+            "message \"rules of\": unknown to fault; expected one of \"rules on\", \"rules off\" (not supported)",
         ),
         (&["file", "hello"], 1, "file takes no messages"),
         (&["fault"], 2, "required arguments were not provided"),
@@ -321,7 +321,7 @@ fn snapshots_are_for_logs() {
     }
     let told = user.run(&["snapshot", "list", "stats(ram(1MiB))", "--part", "stats"]);
     assert_eq!(told.code, Some(1), "a part that doesn't know the message: {told:?}");
-    assert!(told.stderr.contains("stats knows only \"clear_stats\""), "{told:?}");
+    assert!(told.stderr.contains("unknown to stats; expected one of \"clear_stats\""), "{told:?}");
 }
 
 #[test]

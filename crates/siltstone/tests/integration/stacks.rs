@@ -89,7 +89,7 @@ fn kinds_are_explained() {
         assert!(ran.stdout.contains(part), "{part}: {}", ran.stdout);
     }
     let ran = run(Path::new("/"), &["stack", "kinds", "fault"]);
-    assert!(ran.stdout.contains("Messages:\n  rules on\n      operations meet"), "{}", ran.stdout);
+    assert!(ran.stdout.contains("Messages:\n  rules on\n      apply the rules"), "{}", ran.stdout);
     let ran = run(Path::new("/"), &["stack", "kinds", "log", "--json"]);
     let kind: serde_json::Value = serde_json::from_str(&ran.stdout).unwrap();
     assert_eq!(kind["messages"][0]["words"], "snapshot create NAME");
