@@ -577,7 +577,7 @@ impl Chip {
     pub fn state(&self) -> State {
         match self.power {
             Power::Off => return State::PowerDown,
-            Power::On { since } if self.now < since + self.description.times.power_up_read => return State::PowerUp,
+            Power::On { since } if self.now < since.saturating_add(self.description.times.power_up_read) => return State::PowerUp,
             Power::On { .. } => {}
         }
         if let Some(operation) = &self.operation {

@@ -183,23 +183,23 @@ impl Trace {
             writeln!(out, "$var wire 1 {} {name} $end", signal(id))?;
         }
         out.write_str("$upscope $end\n$enddefinitions $end\n#0\n1!\n0\"\nz#\nz$\nz%\nz&\n")?;
-        let mut now = 0;
+        let mut now = 0u64;
         for record in &self.records {
             // Records carry the time of their end; without bus time several can carry the same.
             let clocks = record.waveform(chip);
-            let length = (clocks.len() as u64 + 2) * period;
-            let start = record.time.saturating_sub(length).max(now + period);
+            let length = (clocks.len() as u64 + 2).saturating_mul(period);
+            let start = record.time.saturating_sub(length).max(now.saturating_add(period));
             writeln!(out, "#{start}\n0!")?;
             now = start;
             for levels in clocks {
-                writeln!(out, "#{}\n0\"", now + period / 2)?;
+                writeln!(out, "#{}\n0\"", now.saturating_add(period / 2))?;
                 for (line, level) in levels.iter().enumerate() {
                     writeln!(out, "{level}{}", signal(2 + line))?;
                 }
-                now += period;
+                now = now.saturating_add(period);
                 writeln!(out, "#{now}\n1\"")?;
             }
-            now += period;
+            now = now.saturating_add(period);
             writeln!(out, "#{now}\n0\"\n1!\nz#\nz$\nz%\nz&")?;
         }
         Ok(())

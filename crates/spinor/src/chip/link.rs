@@ -461,7 +461,7 @@ impl Chip {
         self.link.opcode = opcode;
         let reset_enabled = std::mem::take(&mut self.modes.reset_enabled);
         let Power::On { since } = self.power else { return self.refuse(Refusal::NoPower) };
-        if self.now < since + self.description.times.power_up_read {
+        if self.now < since.saturating_add(self.description.times.power_up_read) {
             return self.refuse(Refusal::NoPower);
         }
         let Some(index) = self.description.index_of(opcode, self.modes.qpi) else {
@@ -496,7 +496,7 @@ impl Chip {
         if command.write_enable && !self.modes.write_enabled && !volatile {
             return self.refuse(Refusal::NotWriteEnabled);
         }
-        if command.write_enable && self.now < since + self.description.times.power_up_write {
+        if command.write_enable && self.now < since.saturating_add(self.description.times.power_up_write) {
             return self.refuse(Refusal::NoPower);
         }
         let quad = !self.modes.qpi && command.is_quad() && action != Action::SetBurstWrap;

@@ -240,12 +240,13 @@ impl Chip {
 
     /// Ends all operations where they are: power loss or reset.
     pub(super) fn abort(&mut self) {
-        for operation in [self.suspended.take(), self.operation.take()].into_iter().flatten() {
-            let suspended = matches!(operation.work, Work::Suspend);
-            if !suspended {
-                let fraction = operation.progress(self.now);
-                self.leave_partly(operation, fraction);
-            }
+        if let Some(operation) = self.suspended.take() {
+            let fraction = operation.progress(operation.started);
+            self.leave_partly(operation, fraction);
+        }
+        if let Some(operation) = self.operation.take() {
+            let fraction = operation.progress(self.now);
+            self.leave_partly(operation, fraction);
         }
     }
 

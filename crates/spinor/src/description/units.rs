@@ -1,6 +1,6 @@
 //! Durations, clocks, hexadecimal text, and places in a file.
 
-/// Reads a duration such as `0.7 ms` into nanoseconds.
+/// Reads a duration such as `0.7 ms`, of up to eleven days, into nanoseconds.
 pub(super) fn duration(text: &str) -> Option<u64> {
     let (number, unit) = text.trim().split_once(' ')?;
     let factor = match unit.trim() {
@@ -11,7 +11,7 @@ pub(super) fn duration(text: &str) -> Option<u64> {
         _ => return None,
     };
     let number: f64 = number.parse().ok()?;
-    (number.is_finite() && (0.0..=1e9).contains(&number)).then_some((number * factor).round() as u64)
+    (number.is_finite() && (0.0..=1e15).contains(&(number * factor))).then_some((number * factor).round() as u64)
 }
 
 /// Reads hexadecimal digits, with white space anywhere between bytes.
