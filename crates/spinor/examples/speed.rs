@@ -13,7 +13,7 @@ fn main() -> Result<(), DescriptionError> {
     let mut buffer = vec![0; 4096];
     let begin = Instant::now();
     for n in 0..100_000u32 {
-        let [_, a, b, c] = (n * 4096 & 0xFF_FFFF).to_be_bytes();
+        let [_, a, b, c] = ((n * 4096) & 0xFF_FFFF).to_be_bytes();
         flash.transact(&[0x03, a, b, c], &mut buffer);
     }
     println!("reads of 4 KiB: {:.0} MB/s", 409.6 / begin.elapsed().as_secs_f64());
@@ -26,7 +26,7 @@ fn main() -> Result<(), DescriptionError> {
     let mut bus = Bus::new(&mut flash);
     let begin = Instant::now();
     for n in 0..100_000u32 {
-        let [_, a, b, c] = (n * 4096 & 0xFF_FFFF).to_be_bytes();
+        let [_, a, b, c] = ((n * 4096) & 0xFF_FFFF).to_be_bytes();
         let _ = bus.transaction(&mut [Operation::Write(&[0x03, a, b, c]), Operation::Read(&mut buffer)]);
     }
     println!("embedded-hal, reads of 4 KiB: {:.0} MB/s", 409.6 / begin.elapsed().as_secs_f64());

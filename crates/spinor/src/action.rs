@@ -201,8 +201,8 @@ impl Action {
             Resume => Conditions::default().with(ProgramSuspended).with(EraseSuspended),
             Program => ready.with(EraseSuspended),
             ReleasePowerDown => suspended.with(Condition::DeepPowerDown),
-            WriteRegisters | AaiProgram | WriteMemory | Erase | ChipErase | ProgramSecurity | EraseSecurity
-            | LockSecurity | DeepPowerDown | EnterOtp | ExitOtp | EnterQpi | ExitQpi => ready,
+            WriteRegisters | AaiProgram | WriteMemory | Erase | ChipErase | ProgramSecurity
+            | EraseSecurity | LockSecurity | DeepPowerDown | EnterOtp | ExitOtp | EnterQpi | ExitQpi => ready,
             _ => suspended,
         }
     }

@@ -186,7 +186,14 @@ impl NonVolatile {
     }
 
     /// Counts an erase of the sectors in `range` and wears their cells.
-    pub(crate) fn wear(&mut self, range: Range<u32>, sector: u32, endurance: Option<u64>, seed: u64, random: &mut Random) {
+    pub(crate) fn wear(
+        &mut self,
+        range: Range<u32>,
+        sector: u32,
+        endurance: Option<u64>,
+        seed: u64,
+        random: &mut Random,
+    ) {
         let sectors = (range.start / sector) as usize..(range.end / sector) as usize;
         for n in sectors {
             let Some(count) = self.erase_counts.get_mut(n) else { continue };
@@ -205,7 +212,14 @@ impl NonVolatile {
     /// Ages the cells by a time at a temperature. Returns the number of bits that lost their charge.
     ///
     /// `rate` is the fraction of programmed bits of an unworn sector that is lost per year at 55 °C.
-    pub(crate) fn age(&mut self, cells: &mut [u8], sector: u32, aging: Aging, endurance: u64, random: &mut Random) -> u64 {
+    pub(crate) fn age(
+        &mut self,
+        cells: &mut [u8],
+        sector: u32,
+        aging: Aging,
+        endurance: u64,
+        random: &mut Random,
+    ) -> u64 {
         const BOLTZMANN: f64 = 8.617e-5;
         const ACTIVATION: f64 = 1.1;
         let kelvin = |celsius: f64| celsius + 273.15;

@@ -1,6 +1,6 @@
 //! The interpreter: one state machine for all chips, driven by bus clocks, pins, power and the time that the caller passes in.
 //!
-//! - [`link`](self): the bus phases of a transaction, bit by bit, with fast paths for bytes and runs of bytes;
+//! - `link`: the bus phases of a transaction, bit by bit, with fast paths for bytes and runs of bytes;
 //! - `execute`: what commands do when their transaction ends;
 //! - `operation`: programs, erases and register writes that take time, their suspension, and what a cut leaves of them;
 //! - `protection`: which writes the chip refuses.
@@ -402,6 +402,11 @@ impl Chip {
         &self.trace
     }
 
+    /// Returns the trace, to take records from it.
+    pub fn trace_mut(&mut self) -> &mut Trace {
+        &mut self.trace
+    }
+
     /// Keeps the last `transactions` transactions in the trace; 0 keeps none.
     pub fn set_trace(&mut self, transactions: usize) {
         self.trace = Trace::new(transactions);
@@ -485,6 +490,9 @@ impl Chip {
         self.power = Power::Off;
         self.modes = Modes::default();
         self.link.abandon();
+        if self.link.selected {
+            self.link.refusal = Some(Refusal::NoPower);
+        }
     }
 
     /// Applies the power. Commands are accepted once the start-up times have passed. Does nothing while it is on.
@@ -577,7 +585,9 @@ impl Chip {
     pub fn state(&self) -> State {
         match self.power {
             Power::Off => return State::PowerDown,
-            Power::On { since } if self.now < since.saturating_add(self.description.times.power_up_read) => return State::PowerUp,
+            Power::On { since } if self.now < since.saturating_add(self.description.times.power_up_read) => {
+                return State::PowerUp;
+            }
             Power::On { .. } => {}
         }
         if let Some(operation) = &self.operation {

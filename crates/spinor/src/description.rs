@@ -293,6 +293,8 @@ pub struct Command {
     pub max_clock: u32,
     /// Whether the write enable latch must be set.
     pub write_enable: bool,
+    /// Whether the quad enable bit must be set, on chips that have one; not in QPI.
+    pub quad_enable: bool,
     /// Whether reads wrap as `set-burst-wrap` says.
     pub wraps: bool,
     /// Conditions in which it is accepted.
@@ -301,13 +303,6 @@ pub struct Command {
     pub size: u32,
     /// Registers that it reads or writes, as indexes.
     pub registers: Vec<u8>,
-}
-
-impl Command {
-    /// Returns whether the command needs the quad enable bit, on chips that have one.
-    pub fn is_quad(&self) -> bool {
-        self.lines.contains(&4)
-    }
 }
 
 /// Error in a chip file.

@@ -136,10 +136,9 @@ mod nor {
                 .bit(Meaning::Wip)
                 .map(|(register, bit)| (register, bit, false))
                 .or_else(|| description.bit(Meaning::Ready).map(|(register, bit)| (register, bit, true)))?;
-            let status = description
-                .commands
-                .iter()
-                .find(|c| c.action == Action::ReadRegisters && c.registers.first() == Some(&(register as u8)))?;
+            let status = description.commands.iter().find(|c| {
+                c.action == Action::ReadRegisters && c.registers.first() == Some(&(register as u8))
+            })?;
             Some(Nor {
                 read: find(Action::Read, 0)?.opcode,
                 program: find(Action::Program, 0)?.opcode,

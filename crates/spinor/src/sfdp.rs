@@ -64,7 +64,10 @@ pub fn parse(bytes: &[u8]) -> Result<Parameters, String> {
     let at = usize::from(header[4]) | usize::from(header[5]) << 8 | usize::from(header[6]) << 16;
     let raw: Vec<u32> = (0..words).map_while(|n| word(bytes, at + 4 * n)).collect();
     if words < 9 || raw.len() < words {
-        return Err(format!("sfdp: table of {} of {words} words at {at:#x}; expected at least 9, all of them", raw.len()));
+        return Err(format!(
+            "sfdp: table of {} of {words} words at {at:#x}; expected at least 9, all of them",
+            raw.len()
+        ));
     }
     let density = raw[1];
     let size = match density >> 31 {
@@ -74,7 +77,12 @@ pub fn parse(bytes: &[u8]) -> Result<Parameters, String> {
     };
     let half = |index: usize, high: bool, lines| {
         let value = if high { raw[index] >> 16 } else { raw[index] };
-        FastRead { opcode: (value >> 8) as u8, lines, mode_clocks: (value >> 5 & 7) as u8, dummy: (value & 31) as u8 }
+        FastRead {
+            opcode: (value >> 8) as u8,
+            lines,
+            mode_clocks: (value >> 5 & 7) as u8,
+            dummy: (value & 31) as u8,
+        }
     };
     let mut reads = Vec::new();
     for (bit, read) in [
@@ -140,7 +148,9 @@ pub(crate) fn derive(chip: &Description) -> Vec<u8> {
     let find = |action: Action| chip.commands.iter().find(|c| c.action == action);
     let opcode = |action: Action| find(action).map_or(0xFF, |c| u32::from(c.opcode));
     let erase = |size: u32| {
-        chip.commands.iter().find(|c| c.action == Action::Erase && c.size == size && c.address != AddressWidth::Bytes(4))
+        chip.commands
+            .iter()
+            .find(|c| c.action == Action::Erase && c.size == size && c.address != AddressWidth::Bytes(4))
     };
     let mut words = [0u32; 16];
     let small = erase(4096);
@@ -248,7 +258,11 @@ pub fn generic_chip(name: &str, jedec_id: &[u8], sfdp: &[u8]) -> Result<String, 
         if !known.contains(size) {
             known.push(*size);
             let typical = if *typical == 0 { 100_000_000 } else { *typical };
-            let _ = writeln!(text, "    {{ size = {size}, time = [\"{typical} ns\", \"{} ns\"] }},", max(typical, erase_factor));
+            let _ = writeln!(
+                text,
+                "    {{ size = {size}, time = [\"{typical} ns\", \"{} ns\"] }},",
+                max(typical, erase_factor)
+            );
         }
     }
     text.push_str("]\n\n[[register]]\nname = \"SR1\"\n");
@@ -293,12 +307,18 @@ pub fn generic_chip(name: &str, jedec_id: &[u8], sfdp: &[u8]) -> Result<String, 
         // The mode phase is one byte where its clocks make one; else they are dummy clocks.
         let mode = read.mode_clocks > 0 && read.mode_clocks * b == 8;
         let dummy = if mode { read.dummy } else { read.dummy + read.mode_clocks };
-        let rest = format!("action = \"read\", address = \"{address}\", lines = \"{a}-{b}-{c}\", mode = {mode}, dummy = {dummy}");
+        let rest = format!(
+            "action = \"read\", address = \"{address}\", lines = \"{a}-{b}-{c}\", mode = {mode}, dummy = {dummy}"
+        );
         add(read.opcode, &format!("Fast Read {a}-{b}-{c}"), &rest);
     }
     add(0x02, "Page Program", &format!("action = \"program\", address = \"{address}\""));
     for (size, opcode, _) in &table.erases {
-        add(*opcode, &format!("Erase {size}"), &format!("action = \"erase\", address = \"{address}\", size = {size}"));
+        add(
+            *opcode,
+            &format!("Erase {size}"),
+            &format!("action = \"erase\", address = \"{address}\", size = {size}"),
+        );
     }
     add(0xC7, "Chip Erase", "action = \"chip-erase\"");
     add(0x60, "Chip Erase", "action = \"chip-erase\"");

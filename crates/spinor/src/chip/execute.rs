@@ -143,9 +143,6 @@ impl Chip {
             ResetEnable => self.modes.reset_enabled = true,
             Reset => self.reset(),
             ModeReset => self.modes.continuous = None,
-            EnterQpi if self.description.bit(Meaning::Qe).is_some() && !self.is_set(Meaning::Qe) => {
-                return Err(Refusal::NotQuadEnabled);
-            }
             EnterQpi => self.modes.qpi = true,
             ExitQpi => {
                 self.modes.qpi = false;
@@ -219,13 +216,17 @@ impl Chip {
         if count == 0 || count > registers.len() {
             return Err(Refusal::Incomplete);
         }
-        let values: Vec<(usize, u8)> =
-            registers.iter().map(|index| usize::from(*index)).zip(self.link.page[..count].iter().copied()).collect();
+        let values: Vec<(usize, u8)> = registers
+            .iter()
+            .map(|index| usize::from(*index))
+            .zip(self.link.page[..count].iter().copied())
+            .collect();
         if values.iter().any(|(register, _)| self.is_register_locked(*register)) {
             return self.refuse_protected(None);
         }
         let volatile = self.modes.volatile_enabled && !self.modes.write_enabled;
-        let instant = volatile || values.iter().all(|(n, _)| self.description.registers[*n].non_volatile == 0);
+        let instant =
+            volatile || values.iter().all(|(n, _)| self.description.registers[*n].non_volatile == 0);
         if instant {
             // Volatile bits change within tSHSL2, before the next command.
             self.store_registers(&values, volatile);

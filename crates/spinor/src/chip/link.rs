@@ -297,7 +297,6 @@ impl Chip {
             if *left == 0 {
                 self.faults.cut = None;
                 self.power_off();
-                self.link.refusal = Some(Refusal::NoPower);
                 return 0xFF;
             }
             *left -= 1;
@@ -331,9 +330,12 @@ impl Chip {
                     link.clocks += u64::from(clocks);
                     return self.next_output();
                 }
-                Phase::Dummy if link.left > u16::from(clocks) => {
+                Phase::Dummy if link.left >= u16::from(clocks) => {
                     link.clocks += u64::from(clocks);
                     link.left -= u16::from(clocks);
+                    if link.left == 0 {
+                        self.enter_data();
+                    }
                     return 0xFF;
                 }
                 Phase::Opcode | Phase::Address | Phase::Mode | Phase::Input if link.lines == lines => {
@@ -499,7 +501,7 @@ impl Chip {
         if command.write_enable && self.now < since.saturating_add(self.description.times.power_up_write) {
             return self.refuse(Refusal::NoPower);
         }
-        let quad = !self.modes.qpi && command.is_quad() && action != Action::SetBurstWrap;
+        let quad = command.quad_enable && !self.modes.qpi;
         if quad && self.description.bit(Meaning::Qe).is_some() && !self.is_set(Meaning::Qe) {
             return self.refuse(Refusal::NotQuadEnabled);
         }
@@ -539,7 +541,8 @@ impl Chip {
                 self.link.address |= u32::from(self.is_set(Meaning::ExtendedAddress(bit))) << (24 + bit);
             }
         }
-        let mode = self.link.command.is_some_and(|command| self.description.commands[usize::from(command)].mode);
+        let mode =
+            self.link.command.is_some_and(|command| self.description.commands[usize::from(command)].mode);
         if mode {
             let lines = self.phase_lines(1);
             self.link.enter(Phase::Mode, lines);
@@ -651,7 +654,14 @@ impl Link {
             let action = description.commands[usize::from(command)].action;
             matches!(
                 action,
-                Read | Program | AaiProgram | WriteMemory | Erase | LockBlock | UnlockBlock | ReadBlockLock | WriteBlockLock
+                Read | Program
+                    | AaiProgram
+                    | WriteMemory
+                    | Erase
+                    | LockBlock
+                    | UnlockBlock
+                    | ReadBlockLock
+                    | WriteBlockLock
             )
         })
     }

@@ -219,7 +219,8 @@ impl Chip {
             return false;
         }
         let Some(mut operation) = self.operation.take() else { return false };
-        operation.done = operation.done.saturating_add(self.now.saturating_sub(operation.started)).min(operation.total);
+        operation.done =
+            operation.done.saturating_add(self.now.saturating_sub(operation.started)).min(operation.total);
         self.suspended = Some(operation);
         let time = self.description.times.suspend;
         self.start(Work::Suspend, Span { typical: time, maximum: time });

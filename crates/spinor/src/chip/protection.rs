@@ -117,7 +117,8 @@ impl Chip {
             security.control_byte && self.cells.security.last().is_some_and(|byte| byte & 1 == 0)
         });
         // The lock bits belong to the registers in the order of their numbers, whether those begin at 0 or at 1.
-        let mut bits = (0..8).map(Meaning::SecurityLock).filter(|meaning| self.description.bit(*meaning).is_some());
+        let mut bits =
+            (0..8).map(Meaning::SecurityLock).filter(|meaning| self.description.bit(*meaning).is_some());
         control
             || self.is_set(Meaning::OtpLocked)
             || bits.nth(register as usize).is_some_and(|meaning| self.is_set(meaning))

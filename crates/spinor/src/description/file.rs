@@ -139,6 +139,7 @@ struct CommandTable {
     qpi_dummy: Option<Spanned<u8>>,
     max_mhz: Option<Spanned<f64>>,
     write_enable: Option<bool>,
+    quad_enable: Option<bool>,
     #[serde(default)]
     wraps: bool,
     accepted: Option<Vec<Text>>,
@@ -166,9 +167,10 @@ fn check(raw: File) -> Result<Description, Fault> {
         return Err((raw.name.span(), format!("chip \"{name}\": bad name; expected one word")));
     }
     let size = *raw.size.get_ref();
-    if !size.is_power_of_two() || size < 256 || size > 1 << 30 {
-        let message =
-            format!("chip \"{name}\": size out of range: {size}; expected a power of two from 256 to 1073741824 bytes");
+    if !size.is_power_of_two() || !(256..=1 << 30).contains(&size) {
+        let message = format!(
+            "chip \"{name}\": size out of range: {size}; expected a power of two from 256 to 1073741824 bytes"
+        );
         return Err((raw.size.span(), message));
     }
     let page = *raw.page.get_ref();
@@ -179,12 +181,16 @@ fn check(raw: File) -> Result<Description, Fault> {
         return Err((raw.page.span(), message));
     }
     if !(1..=16).contains(&raw.jedec_id.get_ref().len()) {
-        let message = format!("chip \"{name}\": JEDEC ID of {} bytes; expected 1 to 16", raw.jedec_id.get_ref().len());
+        let message =
+            format!("chip \"{name}\": JEDEC ID of {} bytes; expected 1 to 16", raw.jedec_id.get_ref().len());
         return Err((raw.jedec_id.span(), message));
     }
     let unique_id = match raw.unique_id {
         Some(length) if *length.get_ref() > 64 => {
-            return Err((length.span(), format!("chip \"{name}\": unique ID of {} bytes; expected at most 64", length.get_ref())));
+            return Err((
+                length.span(),
+                format!("chip \"{name}\": unique ID of {} bytes; expected at most 64", length.get_ref()),
+            ));
         }
         Some(length) => length.into_inner(),
         None => 0,
@@ -199,7 +205,10 @@ fn check(raw: File) -> Result<Description, Fault> {
         && locks.by_wps
         && !find(Meaning::Wps)
     {
-        return Err((raw.command.span(), format!("chip \"{name}\": by_wps without a bit WPS; expected a register with it")));
+        return Err((
+            raw.command.span(),
+            format!("chip \"{name}\": by_wps without a bit WPS; expected a register with it"),
+        ));
     }
     let supply = match raw.supply {
         Some(table) if *table.write_inhibit_mv.get_ref() > table.minimum_mv => {
@@ -210,7 +219,9 @@ fn check(raw: File) -> Result<Description, Fault> {
             );
             return Err((table.write_inhibit_mv.span(), message));
         }
-        Some(table) => Supply { minimum: table.minimum_mv, write_inhibit: table.write_inhibit_mv.into_inner() },
+        Some(table) => {
+            Supply { minimum: table.minimum_mv, write_inhibit: table.write_inhibit_mv.into_inner() }
+        }
         None => Supply { minimum: 2700, write_inhibit: 1000 },
     };
     let continuous = match &raw.continuous {
@@ -220,7 +231,8 @@ fn check(raw: File) -> Result<Description, Fault> {
             "toggle" => Continuous::Toggle,
             "nibble-a" => Continuous::NibbleA,
             other => {
-                let message = format!("continuous: unknown rule: \"{other}\"; expected bits-5-4, toggle or nibble-a");
+                let message =
+                    format!("continuous: unknown rule: \"{other}\"; expected bits-5-4, toggle or nibble-a");
                 return Err((text.span(), message));
             }
         },
@@ -229,7 +241,10 @@ fn check(raw: File) -> Result<Description, Fault> {
         None | Some((_, "hold")) => HoldPin::Hold,
         Some((_, "reset")) => HoldPin::Reset,
         Some((text, other)) => {
-            return Err((text.span(), format!("hold_pin: unknown function: \"{other}\"; expected hold or reset")));
+            return Err((
+                text.span(),
+                format!("hold_pin: unknown function: \"{other}\"; expected hold or reset"),
+            ));
         }
     };
     let whole = raw.command.span();
@@ -248,7 +263,9 @@ fn check(raw: File) -> Result<Description, Fault> {
             if *slot != u16::MAX {
                 let message = format!(
                     "command \"{}\": opcode {:02X}h is taken by \"{}\"; expected each opcode once per protocol",
-                    command.name, command.opcode, commands.get(usize::from(*slot)).map_or("", |c: &Command| &c.name)
+                    command.name,
+                    command.opcode,
+                    commands.get(usize::from(*slot)).map_or("", |c: &Command| &c.name)
                 );
                 return Err((span, message));
             }
@@ -294,7 +311,10 @@ fn check_sfdp(description: &Description, text: Text) -> Result<Vec<u8>, Fault> {
         return Ok(crate::sfdp::derive(description));
     }
     let Some(bytes) = hex(text.get_ref()) else {
-        return Err((text.span(), "sfdp: not hexadecimal; expected pairs of digits, or \"derived\"".to_owned()));
+        return Err((
+            text.span(),
+            "sfdp: not hexadecimal; expected pairs of digits, or \"derived\"".to_owned(),
+        ));
     };
     let parsed = crate::sfdp::parse(&bytes).map_err(|message| (text.span(), message))?;
     if parsed.size != u64::from(description.size) {
@@ -309,7 +329,10 @@ fn check_sfdp(description: &Description, text: Text) -> Result<Vec<u8>, Fault> {
 
 fn one_time_span(text: &Text, key: &str) -> Result<u64, Fault> {
     duration(text.get_ref()).ok_or_else(|| {
-        let message = format!("time \"{key}\": bad duration: \"{}\"; expected a number and ns, us, ms or s", text.get_ref());
+        let message = format!(
+            "time \"{key}\": bad duration: \"{}\"; expected a number and ns, us, ms or s",
+            text.get_ref()
+        );
         (text.span(), message)
     })
 }
@@ -328,8 +351,9 @@ fn two(value: Option<&Pair>, key: &str) -> Result<Option<(u64, u64)>, Fault> {
 fn pair(value: Option<&Pair>, key: &str) -> Result<Span, Fault> {
     let Some((typical, maximum)) = two(value, key)? else { return Ok(Span::default()) };
     if typical > maximum {
-        let message =
-            format!("time \"{key}\": typical exceeds maximum: {typical} ns; expected at most {maximum} ns, the second value");
+        let message = format!(
+            "time \"{key}\": typical exceeds maximum: {typical} ns; expected at most {maximum} ns, the second value"
+        );
         return Err((value.map_or(0..0, Spanned::span), message));
     }
     Ok(Span { typical, maximum })
@@ -340,7 +364,11 @@ fn check_times(name: &str, size: u32, raw: Time) -> Result<Times, Fault> {
     let mut erases: Vec<(u32, Span)> = Vec::new();
     for erase in &raw.erase {
         let bytes = *erase.size.get_ref();
-        if !bytes.is_power_of_two() || bytes > size || bytes < 16 || erases.iter().any(|(known, _)| *known == bytes) {
+        if !bytes.is_power_of_two()
+            || bytes > size
+            || bytes < 16
+            || erases.iter().any(|(known, _)| *known == bytes)
+        {
             let message = format!(
                 "erase of chip \"{name}\": size out of range: {bytes}; expected a power of two from 16 to {size}, each once"
             );
@@ -366,7 +394,9 @@ fn check_times(name: &str, size: u32, raw: Time) -> Result<Times, Fault> {
 fn meaning(bit: &str) -> Option<Meaning> {
     let numbered = |prefix: &str| bit.strip_prefix(prefix)?.parse::<u8>().ok();
     Some(match bit {
-        "-" | "DRV0" | "DRV1" | "ODS0" | "ODS1" | "ODS2" | "DC0" | "DC1" | "LC0" | "LC1" | "PLAIN" => Meaning::Plain,
+        "-" | "DRV0" | "DRV1" | "ODS0" | "ODS1" | "ODS2" | "DC0" | "DC1" | "LC0" | "LC1" | "PLAIN" => {
+            Meaning::Plain
+        }
         "WIP" | "BUSY" => Meaning::Wip,
         "READY" => Meaning::Ready,
         "WEL" => Meaning::Wel,
@@ -426,7 +456,10 @@ fn check_registers(tables: Vec<RegisterTable>) -> Result<Vec<Register>, Fault> {
                 && registers.iter().any(|r| r.meanings.contains(&known))
                 && !matches!(known, Meaning::Wip | Meaning::Wel | Meaning::ProgramFail | Meaning::EraseFail);
             if twice {
-                let message = format!("register \"{name}\": bit \"{}\" stands in another register; remove one", bit.get_ref());
+                let message = format!(
+                    "register \"{name}\": bit \"{}\" stands in another register; remove one",
+                    bit.get_ref()
+                );
                 return Err((bit.span(), message));
             }
             *slot = known;
@@ -459,7 +492,8 @@ fn check_registers(tables: Vec<RegisterTable>) -> Result<Vec<Register>, Fault> {
 }
 
 fn check_protection(size: u32, table: Option<ProtectionTable>, registers: &[Register]) -> Protection {
-    let bits = (0..5).filter(|n| registers.iter().any(|r| r.meanings.contains(&Meaning::Bp(*n)))).count() as u8;
+    let bits =
+        (0..5).filter(|n| registers.iter().any(|r| r.meanings.contains(&Meaning::Bp(*n)))).count() as u8;
     let Some(table) = table else { return Protection { bits, unit: size, ..Protection::default() } };
     Protection {
         bits,
@@ -474,11 +508,15 @@ fn check_protection(size: u32, table: Option<ProtectionTable>, registers: &[Regi
 fn check_locks(name: &str, size: u32, table: LocksTable) -> Result<Locks, Fault> {
     let block = *table.block.get_ref();
     if !block.is_power_of_two() || block > size || block < 256 {
-        let message = format!("locks of chip \"{name}\": block out of range: {block}; expected a power of two up to {size}");
+        let message = format!(
+            "locks of chip \"{name}\": block out of range: {block}; expected a power of two up to {size}"
+        );
         return Err((table.block.span(), message));
     }
     let edge = match table.edge {
-        Some(edge) if !edge.get_ref().is_power_of_two() || *edge.get_ref() > block || *edge.get_ref() < 256 => {
+        Some(edge)
+            if !edge.get_ref().is_power_of_two() || *edge.get_ref() > block || *edge.get_ref() < 256 =>
+        {
             let message = format!(
                 "locks of chip \"{name}\": edge out of range: {}; expected a power of two from 256 to {block}",
                 edge.get_ref()
@@ -498,7 +536,8 @@ fn check_security(name: &str, table: SecurityTable) -> Result<Security, Fault> {
         return Err((table.registers.span(), message));
     }
     if !(1..=65536).contains(&size) {
-        let message = format!("security of chip \"{name}\": size out of range: {size}; expected 1 to 65536 bytes");
+        let message =
+            format!("security of chip \"{name}\": size out of range: {size}; expected 1 to 65536 bytes");
         return Err((table.size.span(), message));
     }
     Ok(Security {
@@ -546,7 +585,9 @@ fn check_command(
         Some((_, "4")) => AddressWidth::Bytes(4),
         Some((_, "mode")) => AddressWidth::Mode,
         Some((text, other)) => {
-            let message = format!("command \"{name}\": bad address: \"{other}\"; expected \"2\", \"3\", \"4\" or \"mode\"");
+            let message = format!(
+                "command \"{name}\": bad address: \"{other}\"; expected \"2\", \"3\", \"4\" or \"mode\""
+            );
             return Err((text.span(), message));
         }
     };
@@ -557,8 +598,9 @@ fn check_command(
         Some((_, "1-1-4")) => [1, 1, 4],
         Some((_, "1-4-4")) => [1, 4, 4],
         Some((text, other)) => {
-            let message =
-                format!("command \"{name}\": bad lines: \"{other}\"; expected 1-1-1, 1-1-2, 1-2-2, 1-1-4 or 1-4-4");
+            let message = format!(
+                "command \"{name}\": bad lines: \"{other}\"; expected 1-1-1, 1-1-2, 1-2-2, 1-1-4 or 1-4-4"
+            );
             return Err((text.span(), message));
         }
     };
@@ -567,13 +609,17 @@ fn check_command(
         Some((_, "qpi")) => Protocol::Qpi,
         Some((_, "both")) => Protocol::Both,
         Some((text, other)) => {
-            let message = format!("command \"{name}\": unknown protocol: \"{other}\"; expected spi, qpi or both");
+            let message =
+                format!("command \"{name}\": unknown protocol: \"{other}\"; expected spi, qpi or both");
             return Err((text.span(), message));
         }
     };
     let max_clock = match &table.max_mhz {
         Some(mhz) if !(0.001..=1000.0).contains(mhz.get_ref()) => {
-            let message = format!("command \"{name}\": clock out of range: {} MHz; expected 0.001 to 1000", mhz.get_ref());
+            let message = format!(
+                "command \"{name}\": clock out of range: {} MHz; expected 0.001 to 1000",
+                mhz.get_ref()
+            );
             return Err((mhz.span(), message));
         }
         Some(mhz) => (mhz.get_ref() * 1e6) as u32,
@@ -581,7 +627,10 @@ fn check_command(
     };
     let size = match &table.size {
         Some(size) if action == Erase && !times.erases.iter().any(|(known, _)| known == size.get_ref()) => {
-            let message = format!("command \"{name}\": erase size without a time: {}; add it to time.erase", size.get_ref());
+            let message = format!(
+                "command \"{name}\": erase size without a time: {}; add it to time.erase",
+                size.get_ref()
+            );
             return Err((size.span(), message));
         }
         Some(size) => *size.get_ref(),
@@ -590,7 +639,10 @@ fn check_command(
     let mut indexes = Vec::new();
     for register in table.registers.map_or(Vec::new(), Spanned::into_inner) {
         let Some(index) = registers.iter().position(|r| &r.name == register.get_ref()) else {
-            let message = format!("command \"{name}\": unknown register: \"{}\"; expected one of this file", register.get_ref());
+            let message = format!(
+                "command \"{name}\": unknown register: \"{}\"; expected one of this file",
+                register.get_ref()
+            );
             return Err((register.span(), message));
         };
         indexes.push(index as u8);
@@ -623,6 +675,7 @@ fn check_command(
         qpi_dummy: table.qpi_dummy.map(Spanned::into_inner),
         max_clock,
         write_enable: table.write_enable.unwrap_or(action.needs_write_enable()),
+        quad_enable: table.quad_enable.unwrap_or(lines.contains(&4) && action != SetBurstWrap),
         wraps: table.wraps,
         conditions,
         size,

@@ -11,14 +11,17 @@ pub(super) fn duration(text: &str) -> Option<u64> {
         _ => return None,
     };
     let number: f64 = number.parse().ok()?;
-    (number.is_finite() && (0.0..=1e15).contains(&(number * factor))).then_some((number * factor).round() as u64)
+    (number.is_finite() && (0.0..=1e15).contains(&(number * factor)))
+        .then_some((number * factor).round() as u64)
 }
 
 /// Reads hexadecimal digits, with white space anywhere between bytes.
 pub(super) fn hex(text: &str) -> Option<Vec<u8>> {
     let digits: Vec<u32> =
         text.chars().filter(|c| !c.is_whitespace()).map(|c| c.to_digit(16)).collect::<Option<_>>()?;
-    (digits.len() % 2 == 0)
+    digits
+        .len()
+        .is_multiple_of(2)
         .then(|| digits.chunks(2).map(|pair| (pair[0] << 4 | pair[1]) as u8).collect())
 }
 

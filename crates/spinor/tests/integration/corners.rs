@@ -226,7 +226,10 @@ fn the_otp_area_of_the_mt25q_locks_by_its_control_byte() {
     assert_eq!(flash.ask(&Chip::at(0x4B, 0, &[0]), 65), [&[0xA5; 64][..], &[0xFF]].concat());
     flash.finish(&Chip::at(0x42, 64, &[0xFE]));
     flash.finish(&Chip::at(0x42, 0, &[0]));
-    assert_eq!((flash.last_refusal(), flash.ask(&Chip::at(0x4B, 0, &[0]), 1)), (Some(Refusal::Protected), vec![0xA5]));
+    assert_eq!(
+        (flash.last_refusal(), flash.ask(&Chip::at(0x4B, 0, &[0]), 1)),
+        (Some(Refusal::Protected), vec![0xA5])
+    );
 }
 
 #[test]

@@ -69,7 +69,9 @@ fn errors_name_line_and_column() {
         let lines: Vec<&str> = bad.lines().collect();
         let number: usize = line.parse().unwrap();
         let near = lines[number - 1..].iter().take(2).any(|line| {
-            line.contains(to.split('=').next_back().unwrap().trim()) || line.contains("sfdp") || line.contains(to)
+            line.contains(to.split('=').next_back().unwrap().trim())
+                || line.contains("sfdp")
+                || line.contains(to)
         });
         assert!(near, "{shown}: {}", lines[number - 1]);
         assert!(error.column >= 1 && error.column <= lines[number - 1].chars().count() + 1, "{shown}");
@@ -92,7 +94,8 @@ fn a_generic_chip_comes_from_any_sfdp_area() {
             continue;
         }
         let text = sfdp::generic_chip("generic", &original.jedec_id, &original.sfdp).unwrap();
-        let generic = Description::parse("generic.toml", &text).unwrap_or_else(|error| panic!("{error}\n{text}"));
+        let generic =
+            Description::parse("generic.toml", &text).unwrap_or_else(|error| panic!("{error}\n{text}"));
         assert_eq!((generic.size, generic.page), (original.size, original.page), "{name}");
         assert_eq!(generic.sfdp, original.sfdp, "{name}");
         let mut flash = Chip::erased(generic, 1);
@@ -107,7 +110,10 @@ fn a_generic_chip_comes_from_any_sfdp_area() {
 fn an_image_of_the_wrong_size_is_refused() {
     let description = chip("W25Q64JV").unwrap().unwrap();
     let error = Chip::new(description, vec![0u8; 100], 1).err().unwrap();
-    assert_eq!(error.to_string(), "image for chip \"W25Q64JV\": wrong size: 100 bytes; expected 8388608 bytes");
+    assert_eq!(
+        error.to_string(),
+        "image for chip \"W25Q64JV\": wrong size: 100 bytes; expected 8388608 bytes"
+    );
 }
 
 proptest! {

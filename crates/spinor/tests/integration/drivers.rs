@@ -12,7 +12,8 @@ fn a_driver_on_the_bus_programs_and_reads() {
     let bus = Bus::new(&mut flash);
     let (mut spi, mut delay) = (bus.clone(), bus.clone());
     spi.write(&[0x06]).unwrap();
-    spi.transaction(&mut [Operation::Write(&Chip::at(0x02, 0x300, &[])), Operation::Write(b"firmware")]).unwrap();
+    spi.transaction(&mut [Operation::Write(&Chip::at(0x02, 0x300, &[])), Operation::Write(b"firmware")])
+        .unwrap();
     let mut status = [0x05, 0xFF];
     spi.transfer_in_place(&mut status).unwrap();
     assert_eq!(status, [0xFF, 0x03]);
@@ -21,7 +22,8 @@ fn a_driver_on_the_bus_programs_and_reads() {
     spi.transfer(&mut answer, &[0x05]).unwrap();
     assert_eq!(answer, [0xFF, 0x00]);
     let mut read = [0; 8];
-    spi.transaction(&mut [Operation::Write(&Chip::at(0x03, 0x300, &[])), Operation::Read(&mut read)]).unwrap();
+    spi.transaction(&mut [Operation::Write(&Chip::at(0x03, 0x300, &[])), Operation::Read(&mut read)])
+        .unwrap();
     assert_eq!(&read, b"firmware");
     assert_eq!(bus.with(|chip| chip.counters().operations), 1);
 }

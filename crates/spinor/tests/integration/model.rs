@@ -79,7 +79,8 @@ fn apply(chip: &mut Chip, model: &mut [u8], step: &Step) {
             wait(chip);
         }
         Step::Read { address, count, opcode } => {
-            let expected: Vec<u8> = (0..*count).map(|n| model[(*address as usize + n) % SMALL as usize]).collect();
+            let expected: Vec<u8> =
+                (0..*count).map(|n| model[(*address as usize + n) % SMALL as usize]).collect();
             let mut read = vec![0; *count];
             let (opcode, dummies, lines) = [(0x03, 0, 1), (0x0B, 1, 1), (0x3B, 1, 2), (0x6B, 1, 4)][*opcode];
             chip.select();

@@ -48,7 +48,11 @@ fn a_host_on_the_wrong_lines_sees_what_the_wires_show() {
     // One dummy clock too few shifts the data by one bit.
     let early = run(&mut flash, &[(&[0x0B, 0, 0x12, 0x34], 1)], 7, 2, 1);
     let value = u16::from_be_bytes(pair);
-    assert_eq!(u16::from_be_bytes([early[0], early[1]]), value >> 1 | 0x8000, "the undriven line is pulled up");
+    assert_eq!(
+        u16::from_be_bytes([early[0], early[1]]),
+        value >> 1 | 0x8000,
+        "the undriven line is pulled up"
+    );
 }
 
 #[test]
@@ -86,7 +90,9 @@ fn continuous_read_skips_the_opcode_until_the_mode_bits_end_it() {
 fn macronix_mode_bits_toggle() {
     let mut flash = numbered("MX25L6436E");
     flash.finish(&[0x01, 0x40]);
-    for (mode, state) in [(0xA5, State::ContinuousRead), (0x0F, State::ContinuousRead), (0xAA, State::Standby)] {
+    for (mode, state) in
+        [(0xA5, State::ContinuousRead), (0x0F, State::ContinuousRead), (0xAA, State::Standby)]
+    {
         let opcode: &[u8] = if mode == 0xA5 { &[0xEB] } else { &[] };
         assert_eq!(run(&mut flash, &[(opcode, 1), (&[0, 0, 7, mode], 4)], 4, 1, 4), [7]);
         assert_eq!(flash.state(), state, "{mode:02X}h");
@@ -102,7 +108,10 @@ fn qpi_carries_every_phase_on_four_lines() {
     flash.send(&[0x38]);
     assert!(flash.is_qpi());
     assert_eq!(run(&mut flash, &[(&[0x9F], 4)], 0, 3, 4), [0xEF, 0x40, 0x18]);
-    assert_eq!(run(&mut flash, &[(&[0x0B, 0, 0x12, 0x34], 4)], 2, 2, 4), flash.memory()[0x1234..0x1236].to_vec());
+    assert_eq!(
+        run(&mut flash, &[(&[0x0B, 0, 0x12, 0x34], 4)], 2, 2, 4),
+        flash.memory()[0x1234..0x1236].to_vec()
+    );
     run(&mut flash, &[(&[0xC0, 0x20], 4)], 0, 0, 4);
     assert_eq!(run(&mut flash, &[(&[0x0B, 0, 0x12, 0x34], 4)], 6, 1, 4), [flash.memory()[0x1234]]);
     assert_eq!(run(&mut flash, &[(&[0xEB, 0, 0x12, 0x34, 0xFF], 4)], 4, 1, 4), [flash.memory()[0x1234]]);
@@ -115,6 +124,18 @@ fn qpi_carries_every_phase_on_four_lines() {
     flash.wait();
     run(&mut flash, &[(&[0xFF], 4)], 0, 0, 4);
     assert_eq!((flash.is_qpi(), flash.read_at(0, 1)), (false, vec![0xFF]));
+}
+
+#[test]
+fn macronix_enters_qpi_without_quad_enable() {
+    let mut flash = Chip::erased(chip("MX25L25645G").unwrap().unwrap(), 1);
+    flash.memory_mut()[7] = 0x42;
+    flash.send(&[0x35]);
+    assert!(flash.is_qpi());
+    assert_eq!(run(&mut flash, &[(&[0xAF], 4)], 0, 3, 4), [0xC2, 0x20, 0x19]);
+    assert_eq!(run(&mut flash, &[(&[0xEB, 0, 0, 7, 0xFF], 4)], 4, 1, 4), [0x42]);
+    run(&mut flash, &[(&[0xF5], 4)], 0, 0, 4);
+    assert_eq!(flash.read_at(7, 1), [0x42]);
 }
 
 #[test]
@@ -137,7 +158,11 @@ fn three_and_four_byte_addresses_of_the_mx25l25645g() {
     flash.memory_mut()[0x100_0010] = 2;
     assert_eq!(flash.ask(&[0x03, 0, 0, 0x10], 1), [1]);
     flash.finish(&[0xC5, 1]);
-    assert_eq!((flash.ask(&[0xC8], 1), flash.ask(&[0x03, 0, 0, 0x10], 1)), (vec![1], vec![2]), "extended address");
+    assert_eq!(
+        (flash.ask(&[0xC8], 1), flash.ask(&[0x03, 0, 0, 0x10], 1)),
+        (vec![1], vec![2]),
+        "extended address"
+    );
     assert_eq!(flash.ask(&[0x13, 0, 0, 0, 0x10], 1), [1], "4-byte opcodes need no mode");
     flash.send(&[0xB7]);
     assert!(flash.is_four_byte() && flash.register("CR").unwrap() & 0x20 != 0);

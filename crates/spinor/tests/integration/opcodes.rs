@@ -4,7 +4,8 @@ use crate::common::{Drive, small, small_chip};
 use spinor::{CHIPS, Chip, Refusal, State};
 
 /// States of the columns below, each with the write enable latch set where that is possible.
-const STATES: [&str; 7] = ["standby", "write-enabled", "busy", "program-suspended", "erase-suspended", "dpd", "off"];
+const STATES: [&str; 7] =
+    ["standby", "write-enabled", "busy", "program-suspended", "erase-suspended", "dpd", "off"];
 
 fn chip_in(state: &str) -> Chip {
     let mut chip = small_chip("W25Q128JV");
@@ -42,7 +43,10 @@ fn enter(chip: &mut Chip, state: &str) {
 /// Letters: a accepted, w not write-enabled, b busy, s suspended, n nothing to suspend or resume, d deep power-down, o out of
 /// sequence, u unknown opcode, - no power. From the W25Q128JV datasheet, sections 8.1 and 8.2.
 const TABLE: &[(&[u8], &str)] = &[
-    (&[0x06, 0x50, 0x04, 0x90, 0x9F, 0x4B, 0x03, 0x0B, 0x3B, 0xBB, 0x6B, 0xEB, 0x77, 0x5A, 0x48, 0x3D], "aabaad-"),
+    (
+        &[0x06, 0x50, 0x04, 0x90, 0x9F, 0x4B, 0x03, 0x0B, 0x3B, 0xBB, 0x6B, 0xEB, 0x77, 0x5A, 0x48, 0x3D],
+        "aabaad-",
+    ),
     (&[0xAB], "aabaaa-"),
     (&[0x02, 0x32], "wabsad-"),
     (&[0x20, 0x52, 0xD8, 0xC7, 0x60, 0x44, 0x42, 0x01, 0x31, 0x11], "wabssd-"),

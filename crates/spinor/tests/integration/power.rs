@@ -69,9 +69,10 @@ fn marginal_bits_read_differently_until_they_are_erased_or_programmed() {
     assert!(reads.iter().any(|read| read != &reads[0]));
     let (address, marginal) = flash.non_volatile().marginal.iter().map(|(a, m)| (*a, *m)).next().unwrap();
     let differ = reads.iter().all(|read| {
-        read.iter().zip(&reads[0]).enumerate().all(|(n, (a, b))| {
-            a == b || flash.non_volatile().marginal.contains_key(&(0x1000 + n as u32))
-        })
+        read.iter()
+            .zip(&reads[0])
+            .enumerate()
+            .all(|(n, (a, b))| a == b || flash.non_volatile().marginal.contains_key(&(0x1000 + n as u32)))
     });
     assert!(differ, "only those bytes");
     flash.finish(&Chip::at(0x02, address, &[!marginal.mask]));
@@ -100,7 +101,10 @@ fn power_off_in_virtual_time_leaves_as_much_as_had_passed() {
     flash.advance(44_000_000);
     flash.power_off();
     boot(&mut flash);
-    assert!(flash.memory()[..4096].iter().all(|cell| *cell == 0xFF), "in the recovery of over-erased cells all read 1");
+    assert!(
+        flash.memory()[..4096].iter().all(|cell| *cell == 0xFF),
+        "in the recovery of over-erased cells all read 1"
+    );
     assert_eq!(flash.erase_counts()[..2], [1, 0]);
     flash.send(&[0x06]);
     flash.send(&Chip::at(0x20, 0x1000, &[]));
@@ -160,7 +164,11 @@ fn a_brown_out_inhibits_writes() {
     flash.advance(20_000);
     assert_eq!((flash.state(), flash.ask(&[0x9F], 1)), (State::Standby, vec![0xEF]));
     flash.finish(&Chip::at(0x02, 0, &[0]));
-    assert_eq!((flash.last_refusal(), flash.read_at(0, 1)), (Some(Refusal::NoPower), vec![0xFF]), "before tPUW");
+    assert_eq!(
+        (flash.last_refusal(), flash.read_at(0, 1)),
+        (Some(Refusal::NoPower), vec![0xFF]),
+        "before tPUW"
+    );
     flash.advance(5_000_000);
     flash.finish(&Chip::at(0x02, 0, &[0]));
     assert_eq!(flash.read_at(0, 1), [0]);

@@ -51,9 +51,12 @@ fn all_protection_bits_of_the_w25q128jv_protect_what_its_table_says() {
             flash.send(&[0x50]);
             flash.send(&[0x01, bits << 2, u8::from(cmp) << 6 | 2]);
             assert_eq!(flash.ask(&[0x05], 1)[0] & 0x7C, bits << 2);
-            for sector in [0, 0xFFF, 0x1000, 0x3FFF, 0x4000, 0x7FFF, 0x8000, 0x3_FFFF, 0x4_0000, 0x7_FFFF, 0x8_0000, 0x7F_FFFF]
-                .into_iter()
-                .flat_map(|address| [address, 0xFF_FFFF - address])
+            for sector in [
+                0, 0xFFF, 0x1000, 0x3FFF, 0x4000, 0x7FFF, 0x8000, 0x3_FFFF, 0x4_0000, 0x7_FFFF, 0x8_0000,
+                0x7F_FFFF,
+            ]
+            .into_iter()
+            .flat_map(|address| [address, 0xFF_FFFF - address])
             {
                 let inside = area.is_some_and(|(from, to)| (from..=to).contains(&sector));
                 flash.send(&[0x06]);
@@ -61,10 +64,15 @@ fn all_protection_bits_of_the_w25q128jv_protect_what_its_table_says() {
                 let refused = flash.last_refusal() == Some(Refusal::Protected);
                 assert_eq!(refused, inside != cmp, "bits {bits:05b} CMP {cmp} address {sector:06X}h");
             }
-            let everything = area.is_none() && cmp || area.is_some() && (!cmp || area != Some((0, 0xFF_FFFF)));
+            let everything =
+                area.is_none() && cmp || area.is_some() && (!cmp || area != Some((0, 0xFF_FFFF)));
             flash.send(&[0x06]);
             flash.send(&[0xC7]);
-            assert_eq!(flash.last_refusal() == Some(Refusal::Protected), everything, "chip erase, bits {bits:05b} CMP {cmp}");
+            assert_eq!(
+                flash.last_refusal() == Some(Refusal::Protected),
+                everything,
+                "chip erase, bits {bits:05b} CMP {cmp}"
+            );
         }
     }
     assert_eq!(seen, 60);

@@ -28,7 +28,10 @@ fn transactions_are_decoded_with_time_and_refusal() {
     let mut json = String::new();
     flash.trace().write_json(&description, &mut json).unwrap();
     let first: serde_json::Value = serde_json::from_str(json.lines().nth(1).unwrap()).unwrap();
-    assert_eq!((&first["name"], &first["address"], &first["data"]), (&"Page Program".into(), &0x1000.into(), &"ab cd".into()));
+    assert_eq!(
+        (&first["name"], &first["address"], &first["data"]),
+        (&"Page Program".into(), &0x1000.into(), &"ab cd".into())
+    );
 }
 
 #[test]
@@ -48,7 +51,10 @@ fn the_waveform_shows_the_bits_of_opcode_and_data() {
     flash.ask(&[0x9F], 3);
     let mut vcd = String::new();
     flash.trace().write_vcd(flash.description(), 10, &mut vcd).unwrap();
-    assert!(vcd.starts_with("$timescale 1 ns $end\n$scope module W25Q128JV $end\n$var wire 1 ! cs_n $end\n"), "{vcd}");
+    assert!(
+        vcd.starts_with("$timescale 1 ns $end\n$scope module W25Q128JV $end\n$var wire 1 ! cs_n $end\n"),
+        "{vcd}"
+    );
     assert_eq!(vcd.matches("1\"").count(), 32, "clocks");
     // Levels at each rising edge: MOSI carries 9Fh, MISO EF 40 18.
     let (mut mosi, mut miso, mut io) = (0u32, 0u32, ['z'; 2]);
