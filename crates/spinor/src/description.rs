@@ -289,6 +289,8 @@ pub struct Command {
     pub dummy: u8,
     /// Dummy clocks in QPI, mode byte included; `None` is as set by `set-read-parameters`.
     pub qpi_dummy: Option<u8>,
+    /// Dummy clocks that a register selects, in place of `dummy` and `qpi_dummy`; the mode byte is not included.
+    pub latency: Option<Latency>,
     /// Highest clock in hertz; 0 if unknown.
     pub max_clock: u32,
     /// Whether the write enable latch must be set.
@@ -303,6 +305,17 @@ pub struct Command {
     pub size: u32,
     /// Registers that it reads or writes, as indexes.
     pub registers: Vec<u8>,
+}
+
+/// Dummy clocks selected by bits of a register.
+#[derive(Debug, Clone)]
+pub struct Latency {
+    /// Register, as an index.
+    pub register: u8,
+    /// Lowest of the bits.
+    pub shift: u8,
+    /// Dummy clocks for each value of the bits; a power of two of them.
+    pub clocks: Vec<u8>,
 }
 
 /// Error in a chip file.

@@ -41,8 +41,8 @@ pub use catalog::{CHIPS, chip};
 pub use cells::{Aging, Marginal, NonVolatile};
 pub use chip::{BusyTime, Chip, Counters, Pin, Refusal, SizeError, State, Storage};
 pub use description::{
-    AddressWidth, Command, Continuous, Description, DescriptionError, HoldPin, Locks, Meaning, Protection,
-    Protocol, Register, Security, Span, Supply, Times,
+    AddressWidth, Command, Continuous, Description, DescriptionError, HoldPin, Latency, Locks, Meaning,
+    Protection, Protocol, Register, Security, Span, Supply, Times,
 };
 pub use faults::{Cut, Faults};
 #[cfg(feature = "embedded-hal")]

@@ -554,7 +554,10 @@ impl Chip {
     fn enter_dummy(&mut self, after_mode: bool) {
         let Some(index) = self.link.command else { return };
         let command = &self.description.commands[usize::from(index)];
-        let clocks = if !self.modes.qpi {
+        let clocks = if let Some(latency) = &command.latency {
+            let value = self.registers[usize::from(latency.register)] >> latency.shift;
+            latency.clocks[usize::from(value) & (latency.clocks.len() - 1)]
+        } else if !self.modes.qpi {
             command.dummy
         } else {
             // In QPI the number includes the two clocks of the mode byte.

@@ -137,6 +137,7 @@ struct CommandTable {
     #[serde(default)]
     dummy: u8,
     qpi_dummy: Option<Spanned<u8>>,
+    latency: Option<LatencyTable>,
     max_mhz: Option<Spanned<f64>>,
     write_enable: Option<bool>,
     quad_enable: Option<bool>,
@@ -145,6 +146,14 @@ struct CommandTable {
     accepted: Option<Vec<Text>>,
     size: Option<Spanned<u32>>,
     registers: Option<Spanned<Vec<Text>>>,
+}
+
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+struct LatencyTable {
+    register: Text,
+    shift: u8,
+    clocks: Spanned<Vec<u8>>,
 }
 
 /// A fault and the bytes of the text that it is in.
@@ -636,17 +645,37 @@ fn check_command(
         Some(size) => *size.get_ref(),
         None => 0,
     };
-    let mut indexes = Vec::new();
-    for register in table.registers.map_or(Vec::new(), Spanned::into_inner) {
-        let Some(index) = registers.iter().position(|r| &r.name == register.get_ref()) else {
-            let message = format!(
-                "command \"{name}\": unknown register: \"{}\"; expected one of this file",
-                register.get_ref()
-            );
-            return Err((register.span(), message));
-        };
-        indexes.push(index as u8);
-    }
+    let find = |register: &Text| {
+        registers.iter().position(|r| &r.name == register.get_ref()).map(|index| index as u8).ok_or_else(
+            || {
+                let message = format!(
+                    "command \"{name}\": unknown register: \"{}\"; expected one of this file",
+                    register.get_ref()
+                );
+                (register.span(), message)
+            },
+        )
+    };
+    let indexes: Vec<u8> =
+        table.registers.map_or(Vec::new(), Spanned::into_inner).iter().map(find).collect::<Result<_, _>>()?;
+    let latency = match table.latency {
+        Some(table) => {
+            let count = table.clocks.get_ref().len();
+            if !count.is_power_of_two() || count > 256 >> table.shift.min(8) {
+                let message = format!(
+                    "command \"{name}\": latency of {count} values from bit {}; expected a value for each setting of the bits",
+                    table.shift
+                );
+                return Err((table.clocks.span(), message));
+            }
+            Some(Latency {
+                register: find(&table.register)?,
+                shift: table.shift,
+                clocks: table.clocks.into_inner(),
+            })
+        }
+        None => None,
+    };
     let mut conditions = action.conditions();
     if let Some(names) = table.accepted {
         conditions = Conditions::default();
@@ -673,6 +702,7 @@ fn check_command(
         mode: table.mode,
         dummy: table.dummy,
         qpi_dummy: table.qpi_dummy.map(Spanned::into_inner),
+        latency,
         max_clock,
         write_enable: table.write_enable.unwrap_or(action.needs_write_enable()),
         quad_enable: table.quad_enable.unwrap_or(lines.contains(&4) && action != SetBurstWrap),

@@ -121,3 +121,71 @@ proptest! {
         prop_assert!(chip.memory() == &model[..]);
     }
 }
+
+/// One transaction: bytes with their lines, then a read.
+type Transaction = (Vec<(u8, u8)>, usize, u8);
+
+fn transactions() -> impl Strategy<Value = Vec<Transaction>> {
+    let lines = || prop::sample::select(vec![1u8, 1, 1, 2, 4]);
+    let opcode = prop::sample::select(vec![
+        0x03, 0x0B, 0x3B, 0x6B, 0xBB, 0xEB, 0x06, 0x06, 0x02, 0x32, 0x20, 0x05, 0x35, 0x9F, 0x5A, 0x77, 0x38,
+        0xFF, 0x75, 0x7A, 0x48, 0xB9, 0xAB, 0x4B,
+    ]);
+    let transaction =
+        (opcode, lines(), prop::collection::vec((any::<u8>(), lines()), 0..14), 0usize..20, lines())
+            .prop_map(|(opcode, first, mut bytes, read, lines)| {
+                bytes.insert(0, (opcode, first));
+                (bytes, read, lines)
+            });
+    prop::collection::vec(transaction, 1..40)
+}
+
+/// Exchanges a byte clock by clock, as a bit-banging host does.
+fn bit_bang(chip: &mut Chip, out: u8, lines: u8) -> u8 {
+    (0..8 / lines).fold(0, |reply, step| {
+        let bits = out >> (8 - lines * (step + 1)) & ((1 << lines) - 1);
+        let undriven = 0xF & !((1 << lines) - 1);
+        let seen = chip.clock(undriven | bits);
+        let sampled = if lines == 1 { seen >> 1 & 1 } else { seen & ((1 << lines) - 1) };
+        reply << lines | sampled
+    })
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig { cases: 80, rng_seed: RngSeed::Fixed(6), failure_persistence: None, ..ProptestConfig::default() })]
+
+    #[test]
+    fn bytes_and_runs_of_bytes_are_what_their_clocks_are(transactions in transactions()) {
+        let image: Vec<u8> = (0..SMALL).map(|n| ((n * 31) >> 3) as u8 | 0x81).collect();
+        let description = small("W25Q128FV");
+        let mut chips: Vec<Chip> =
+            (0..2).map(|_| Chip::new(description.clone(), image.clone(), 3).unwrap()).collect();
+        for chip in &mut chips {
+            chip.finish(&[0x31, 0x02]);
+        }
+        for (bytes, read, lines) in &transactions {
+            let mut replies: Vec<Vec<u8>> = Vec::new();
+            for (slow, chip) in chips.iter_mut().enumerate() {
+                chip.select();
+                let mut seen = Vec::new();
+                for (byte, lines) in bytes {
+                    seen.push(if slow == 1 { bit_bang(chip, *byte, *lines) } else { chip.transfer(*byte, *lines) });
+                }
+                let mut run = vec![0; *read];
+                if slow == 1 {
+                    run.iter_mut().for_each(|byte| *byte = bit_bang(chip, 0xFF, *lines));
+                } else {
+                    chip.read(&mut run, *lines);
+                }
+                chip.deselect();
+                chip.advance(200_000);
+                seen.extend(run);
+                replies.push(seen);
+            }
+            prop_assert_eq!(&replies[0], &replies[1]);
+            prop_assert_eq!(chips[0].state(), chips[1].state());
+            prop_assert_eq!(chips[0].last_refusal(), chips[1].last_refusal());
+        }
+        prop_assert!(chips[0].memory() == chips[1].memory());
+    }
+}

@@ -221,3 +221,19 @@ fn the_reset_pin_aborts_and_has_no_function_with_quad_enable() {
     flash.set_pin(Pin::HoldReset, false);
     assert_eq!(flash.state(), State::WriteEnabled);
 }
+
+#[test]
+fn registers_select_dummy_clocks() {
+    let mut flash = numbered("MT25QL128ABA");
+    assert_eq!(run(&mut flash, &[(&[0xEB], 1), (&[0, 0, 9], 4)], 10, 1, 4), [9]);
+    flash.finish(&[0x81, 0x4B]);
+    assert_eq!(run(&mut flash, &[(&[0xEB], 1), (&[0, 0, 9], 4)], 4, 1, 4), [9]);
+    let mut flash = numbered("S25FL128L");
+    assert_eq!(run(&mut flash, &[(&[0x0B, 0, 0, 9], 1)], 8, 1, 1), [9]);
+    flash.finish(&[0x01, 0, 0, 0x60, 0x73]);
+    assert_eq!(run(&mut flash, &[(&[0x0B, 0, 0, 9], 1)], 3, 1, 1), [9]);
+    let mut flash = Chip::erased(chip("MX25L25645G").unwrap().unwrap(), 1);
+    flash.memory_mut()[9] = 9;
+    flash.finish(&[0x01, 0x40, 0x87]);
+    assert_eq!(run(&mut flash, &[(&[0xEB], 1), (&[0, 0, 9, 0xFF], 4)], 6, 1, 4), [9]);
+}
