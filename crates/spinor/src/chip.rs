@@ -591,7 +591,11 @@ impl Chip {
             Power::On { .. } => {}
         }
         if let Some(operation) = &self.operation {
-            return operation.state();
+            return match &self.suspended {
+                // Within tSUS the chip still does what it is about to suspend.
+                Some(suspended) if operation.is_suspending() => suspended.state(),
+                _ => operation.state(),
+            };
         }
         if self.modes.deep_power_down {
             return State::DeepPowerDown;

@@ -85,7 +85,7 @@ pub enum Continuous {
 pub struct Times {
     /// Program of a whole page (tPP).
     pub page_program: Span,
-    /// Program of the first byte (tBP1) and of each further one (tBP2), maximum; `None` where the datasheet has only tPP.
+    /// Typical program of the first byte (tBP1) and of each further one (tBP2); `None` where the datasheet has only tPP.
     pub byte_program: Option<(u64, u64)>,
     /// Write of a non-volatile register (tW).
     pub write_register: Span,

@@ -295,15 +295,18 @@ impl Chip {
         Ok(())
     }
 
-    /// Returns the time of a program of so many bytes: tBP1 + tBP2 per further byte where the datasheet has them, at most tPP.
+    /// Returns the time of a program of so many bytes: tBP1 and tBP2 per further byte where the datasheet has them, at most tPP.
+    /// The maximum is that of a page in the same proportion.
     fn program_time(&self, bytes: u64) -> Span {
         let whole = self.description.times.page_program;
         match self.description.times.byte_program {
-            None => whole,
-            Some((first, next)) => {
-                let time = first + next * bytes.saturating_sub(1);
-                Span { typical: time.min(whole.typical), maximum: time.max(whole.typical).min(whole.maximum) }
+            Some((first, next)) if bytes < u64::from(self.description.page) => {
+                let typical = (first + next * bytes.saturating_sub(1)).min(whole.typical);
+                let maximum =
+                    u128::from(whole.maximum) * u128::from(typical) / u128::from(whole.typical.max(1));
+                Span { typical, maximum: u64::try_from(maximum).unwrap_or(whole.maximum) }
             }
+            _ => whole,
         }
     }
 

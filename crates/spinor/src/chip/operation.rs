@@ -47,6 +47,10 @@ impl Operation {
         matches!(self.work, Work::Recover)
     }
 
+    pub(super) fn is_suspending(&self) -> bool {
+        matches!(self.work, Work::Suspend)
+    }
+
     pub(super) fn state(&self) -> State {
         match self.work {
             Work::Program { .. } | Work::ProgramSecurity { .. } => State::Programming,
