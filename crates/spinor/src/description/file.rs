@@ -1,0 +1,714 @@
+//! The form of a chip file, and its checks.
+
+use super::units::{duration, hex, place};
+use super::*;
+use crate::action::CONDITIONS;
+use serde::Deserialize;
+use std::ops::Range;
+use toml::Spanned;
+
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+struct File {
+    name: Spanned<String>,
+    maker: String,
+    datasheet: String,
+    size: Spanned<u32>,
+    page: Spanned<u32>,
+    jedec_id: Spanned<Vec<u8>>,
+    #[serde(default)]
+    legacy_id: Vec<u8>,
+    unique_id: Option<Spanned<u32>>,
+    sfdp: Option<Spanned<String>>,
+    #[serde(default)]
+    writes_in_place: bool,
+    #[serde(default)]
+    four_byte_at_power_up: bool,
+    hold_pin: Option<Spanned<String>>,
+    continuous: Option<Spanned<String>>,
+    endurance: u64,
+    time: Time,
+    supply: Option<SupplyTable>,
+    #[serde(default)]
+    register: Vec<RegisterTable>,
+    protection: Option<ProtectionTable>,
+    locks: Option<LocksTable>,
+    security: Option<SecurityTable>,
+    command: Spanned<Vec<CommandTable>>,
+}
+
+type Text = Spanned<String>;
+type Pair = Spanned<Vec<Text>>;
+
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+struct Time {
+    page_program: Option<Pair>,
+    byte_program: Option<Pair>,
+    write_register: Option<Pair>,
+    #[serde(default)]
+    erase: Vec<EraseTable>,
+    chip_erase: Option<Pair>,
+    suspend: Option<Text>,
+    deep_power_down: Option<Text>,
+    release: Option<Text>,
+    reset: Option<Text>,
+    power_up_read: Option<Text>,
+    power_up_write: Option<Text>,
+}
+
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+struct EraseTable {
+    size: Spanned<u32>,
+    time: Pair,
+}
+
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+struct SupplyTable {
+    minimum_mv: u32,
+    write_inhibit_mv: Spanned<u32>,
+}
+
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+struct RegisterTable {
+    name: Spanned<String>,
+    bits: Spanned<Vec<Text>>,
+    #[serde(default)]
+    writable: u8,
+    non_volatile: Option<Spanned<u8>>,
+    one_time: Option<Spanned<u8>>,
+    #[serde(default)]
+    factory: u8,
+}
+
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+struct ProtectionTable {
+    #[serde(default)]
+    unit: u32,
+    #[serde(default)]
+    sector_unit: u32,
+    #[serde(default)]
+    sector_limit: u32,
+    #[serde(default)]
+    lock_for_ever: bool,
+    #[serde(default)]
+    refusal_clears_wel: bool,
+}
+
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+struct LocksTable {
+    block: Spanned<u32>,
+    edge: Option<Spanned<u32>>,
+    #[serde(default)]
+    locked_at_power_up: bool,
+    #[serde(default)]
+    by_wps: bool,
+}
+
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+struct SecurityTable {
+    registers: Spanned<u32>,
+    size: Spanned<u32>,
+    #[serde(default)]
+    first: u32,
+    #[serde(default)]
+    step: u32,
+    #[serde(default)]
+    control_byte: bool,
+}
+
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+struct CommandTable {
+    opcode: Spanned<u8>,
+    name: String,
+    action: Text,
+    protocol: Option<Text>,
+    address: Option<Text>,
+    lines: Option<Text>,
+    #[serde(default)]
+    mode: bool,
+    #[serde(default)]
+    dummy: u8,
+    qpi_dummy: Option<Spanned<u8>>,
+    latency: Option<LatencyTable>,
+    max_mhz: Option<Spanned<f64>>,
+    write_enable: Option<bool>,
+    quad_enable: Option<bool>,
+    #[serde(default)]
+    wraps: bool,
+    accepted: Option<Vec<Text>>,
+    size: Option<Spanned<u32>>,
+    registers: Option<Spanned<Vec<Text>>>,
+}
+
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+struct LatencyTable {
+    register: Text,
+    shift: u8,
+    clocks: Spanned<Vec<u8>>,
+}
+
+/// A fault and the bytes of the text that it is in.
+type Fault = (Range<usize>, String);
+
+/// Reads a chip file.
+pub(super) fn parse(file: &str, text: &str) -> Result<Description, DescriptionError> {
+    let error = |span: Range<usize>, message: String| {
+        let (line, column) = place(text, span.start);
+        DescriptionError { file: file.to_owned(), line, column, message }
+    };
+    let raw: File = toml::from_str(text)
+        .map_err(|e| error(e.span().unwrap_or(0..0), e.message().trim().replace('\n', "; ")))?;
+    check(raw).map_err(|(span, message)| error(span, message))
+}
+
+fn check(raw: File) -> Result<Description, Fault> {
+    let name = raw.name.get_ref().clone();
+    if name.is_empty() || name.chars().any(char::is_whitespace) {
+        return Err((raw.name.span(), format!("chip \"{name}\": bad name; expected one word")));
+    }
+    let size = *raw.size.get_ref();
+    if !size.is_power_of_two() || !(256..=1 << 30).contains(&size) {
+        let message = format!(
+            "chip \"{name}\": size out of range: {size}; expected a power of two from 256 to 1073741824 bytes"
+        );
+        return Err((raw.size.span(), message));
+    }
+    let page = *raw.page.get_ref();
+    if !page.is_power_of_two() || page > size || (page > 65536 && !raw.writes_in_place) {
+        let message = format!(
+            "chip \"{name}\": page out of range: {page}; expected a power of two up to 65536 and the chip's size"
+        );
+        return Err((raw.page.span(), message));
+    }
+    if !(1..=16).contains(&raw.jedec_id.get_ref().len()) {
+        let message =
+            format!("chip \"{name}\": JEDEC ID of {} bytes; expected 1 to 16", raw.jedec_id.get_ref().len());
+        return Err((raw.jedec_id.span(), message));
+    }
+    let unique_id = match raw.unique_id {
+        Some(length) if *length.get_ref() > 64 => {
+            return Err((
+                length.span(),
+                format!("chip \"{name}\": unique ID of {} bytes; expected at most 64", length.get_ref()),
+            ));
+        }
+        Some(length) => length.into_inner(),
+        None => 0,
+    };
+    let times = check_times(&name, size, raw.time)?;
+    let registers = check_registers(raw.register)?;
+    let find = |meaning| registers.iter().any(|r| r.meanings.contains(&meaning));
+    let protection = check_protection(size, raw.protection, &registers);
+    let locks = raw.locks.map(|locks| check_locks(&name, size, locks)).transpose()?;
+    let security = raw.security.map(|security| check_security(&name, security)).transpose()?;
+    if let Some(locks) = &locks
+        && locks.by_wps
+        && !find(Meaning::Wps)
+    {
+        return Err((
+            raw.command.span(),
+            format!("chip \"{name}\": by_wps without a bit WPS; expected a register with it"),
+        ));
+    }
+    let supply = match raw.supply {
+        Some(table) if *table.write_inhibit_mv.get_ref() > table.minimum_mv => {
+            let message = format!(
+                "supply: write inhibit voltage out of range: {} mV; expected at most minimum_mv, {} mV",
+                table.write_inhibit_mv.get_ref(),
+                table.minimum_mv
+            );
+            return Err((table.write_inhibit_mv.span(), message));
+        }
+        Some(table) => {
+            Supply { minimum: table.minimum_mv, write_inhibit: table.write_inhibit_mv.into_inner() }
+        }
+        None => Supply { minimum: 2700, write_inhibit: 1000 },
+    };
+    let continuous = match &raw.continuous {
+        None => Continuous::None,
+        Some(text) => match text.get_ref().as_str() {
+            "bits-5-4" => Continuous::Bits54,
+            "toggle" => Continuous::Toggle,
+            "nibble-a" => Continuous::NibbleA,
+            other => {
+                let message =
+                    format!("continuous: unknown rule: \"{other}\"; expected bits-5-4, toggle or nibble-a");
+                return Err((text.span(), message));
+            }
+        },
+    };
+    let hold_pin = match raw.hold_pin.as_ref().map(|text| (text, text.get_ref().as_str())) {
+        None | Some((_, "hold")) => HoldPin::Hold,
+        Some((_, "reset")) => HoldPin::Reset,
+        Some((text, other)) => {
+            return Err((
+                text.span(),
+                format!("hold_pin: unknown function: \"{other}\"; expected hold or reset"),
+            ));
+        }
+    };
+    let whole = raw.command.span();
+    let mut commands = Vec::new();
+    let mut by_opcode = Box::new([[u16::MAX; 256]; 2]);
+    for table in raw.command.into_inner() {
+        let span = table.opcode.span();
+        let command = check_command(table, &times, &registers, security.is_some(), locks.is_some())?;
+        let protocols: &[usize] = match command.protocol {
+            Protocol::Spi => &[0],
+            Protocol::Qpi => &[1],
+            Protocol::Both => &[0, 1],
+        };
+        for &protocol in protocols {
+            let slot = &mut by_opcode[protocol][usize::from(command.opcode)];
+            if *slot != u16::MAX {
+                let message = format!(
+                    "command \"{}\": opcode {:02X}h is taken by \"{}\"; expected each opcode once per protocol",
+                    command.name,
+                    command.opcode,
+                    commands.get(usize::from(*slot)).map_or("", |c: &Command| &c.name)
+                );
+                return Err((span, message));
+            }
+            *slot = commands.len() as u16;
+        }
+        commands.push(command);
+    }
+    if commands.is_empty() {
+        return Err((whole, format!("chip \"{name}\": no commands; expected at least one")));
+    }
+    let mut description = Description {
+        name,
+        maker: raw.maker,
+        datasheet: raw.datasheet,
+        size,
+        page,
+        jedec_id: raw.jedec_id.into_inner(),
+        legacy_id: raw.legacy_id,
+        unique_id,
+        sfdp: Vec::new(),
+        writes_in_place: raw.writes_in_place,
+        four_byte_at_power_up: raw.four_byte_at_power_up,
+        hold_pin,
+        continuous,
+        endurance: raw.endurance.max(1),
+        times,
+        supply,
+        registers,
+        protection,
+        locks,
+        security,
+        commands,
+        by_opcode,
+    };
+    if let Some(text) = raw.sfdp {
+        description.sfdp = check_sfdp(&description, text)?;
+    }
+    Ok(description)
+}
+
+fn check_sfdp(description: &Description, text: Text) -> Result<Vec<u8>, Fault> {
+    if text.get_ref() == "derived" {
+        return Ok(crate::sfdp::derive(description));
+    }
+    let Some(bytes) = hex(text.get_ref()) else {
+        return Err((
+            text.span(),
+            "sfdp: not hexadecimal; expected pairs of digits, or \"derived\"".to_owned(),
+        ));
+    };
+    let parsed = crate::sfdp::parse(&bytes).map_err(|message| (text.span(), message))?;
+    if parsed.size != u64::from(description.size) {
+        let message = format!(
+            "sfdp: its density is {} bytes; expected the chip's size, {}",
+            parsed.size, description.size
+        );
+        return Err((text.span(), message));
+    }
+    Ok(bytes)
+}
+
+fn one_time_span(text: &Text, key: &str) -> Result<u64, Fault> {
+    duration(text.get_ref()).ok_or_else(|| {
+        let message = format!(
+            "time \"{key}\": bad duration: \"{}\"; expected a number and ns, us, ms or s",
+            text.get_ref()
+        );
+        (text.span(), message)
+    })
+}
+
+/// Returns two durations in the order of the file.
+fn two(value: Option<&Pair>, key: &str) -> Result<Option<(u64, u64)>, Fault> {
+    let Some(value) = value else { return Ok(None) };
+    let [first, second] = value.get_ref().as_slice() else {
+        let message = format!("time \"{key}\": {} values; expected two", value.get_ref().len());
+        return Err((value.span(), message));
+    };
+    Ok(Some((one_time_span(first, key)?, one_time_span(second, key)?)))
+}
+
+/// Returns a typical and a maximum duration; zeros where the file has none.
+fn pair(value: Option<&Pair>, key: &str) -> Result<Span, Fault> {
+    let Some((typical, maximum)) = two(value, key)? else { return Ok(Span::default()) };
+    if typical > maximum {
+        let message = format!(
+            "time \"{key}\": typical exceeds maximum: {typical} ns; expected at most {maximum} ns, the second value"
+        );
+        return Err((value.map_or(0..0, Spanned::span), message));
+    }
+    Ok(Span { typical, maximum })
+}
+
+fn check_times(name: &str, size: u32, raw: Time) -> Result<Times, Fault> {
+    let single = |value: &Option<Text>, key| value.as_ref().map_or(Ok(0), |text| one_time_span(text, key));
+    let mut erases: Vec<(u32, Span)> = Vec::new();
+    for erase in &raw.erase {
+        let bytes = *erase.size.get_ref();
+        if !bytes.is_power_of_two()
+            || bytes > size
+            || bytes < 16
+            || erases.iter().any(|(known, _)| *known == bytes)
+        {
+            let message = format!(
+                "erase of chip \"{name}\": size out of range: {bytes}; expected a power of two from 16 to {size}, each once"
+            );
+            return Err((erase.size.span(), message));
+        }
+        erases.push((bytes, pair(Some(&erase.time), "erase")?));
+    }
+    Ok(Times {
+        page_program: pair(raw.page_program.as_ref(), "page_program")?,
+        byte_program: two(raw.byte_program.as_ref(), "byte_program")?,
+        write_register: pair(raw.write_register.as_ref(), "write_register")?,
+        erases,
+        chip_erase: pair(raw.chip_erase.as_ref(), "chip_erase")?,
+        suspend: single(&raw.suspend, "suspend")?,
+        deep_power_down: single(&raw.deep_power_down, "deep_power_down")?,
+        release: single(&raw.release, "release")?,
+        reset: single(&raw.reset, "reset")?,
+        power_up_read: single(&raw.power_up_read, "power_up_read")?,
+        power_up_write: single(&raw.power_up_write, "power_up_write")?,
+    })
+}
+
+fn meaning(bit: &str) -> Option<Meaning> {
+    let numbered = |prefix: &str| bit.strip_prefix(prefix)?.parse::<u8>().ok();
+    Some(match bit {
+        "-" | "DRV0" | "DRV1" | "ODS0" | "ODS1" | "ODS2" | "DC0" | "DC1" | "LC0" | "LC1" | "PLAIN" => {
+            Meaning::Plain
+        }
+        "WIP" | "BUSY" => Meaning::Wip,
+        "READY" => Meaning::Ready,
+        "WEL" => Meaning::Wel,
+        "TB" => Meaning::Tb,
+        "SEC" => Meaning::Sec,
+        "CMP" => Meaning::Cmp,
+        "SRP" | "SRP0" | "SRWD" | "BPL" | "WPEN" => Meaning::Srp,
+        "SRL" | "SRP1" => Meaning::Srl,
+        "QE" => Meaning::Qe,
+        "SUS" => Meaning::Suspended,
+        "PSUS" => Meaning::ProgramSuspended,
+        "ESUS" => Meaning::EraseSuspended,
+        "WPS" => Meaning::Wps,
+        "ADS" => Meaning::Ads,
+        "ADP" => Meaning::Adp,
+        "HOLD_RST" => Meaning::HoldReset,
+        "P_FAIL" => Meaning::ProgramFail,
+        "E_FAIL" => Meaning::EraseFail,
+        "PROT_FAIL" => Meaning::ProtectFail,
+        "AAI" => Meaning::Aai,
+        "QPI" => Meaning::Qpi,
+        "LDSO" => Meaning::OtpLocked,
+        _ => match (numbered("BP"), numbered("LB"), numbered("A")) {
+            (Some(n), ..) if n < 5 => Meaning::Bp(n),
+            (_, Some(n), _) if n < 8 => Meaning::SecurityLock(n),
+            (.., Some(n)) if (24..32).contains(&n) => Meaning::ExtendedAddress(n - 24),
+            _ => return None,
+        },
+    })
+}
+
+fn check_registers(tables: Vec<RegisterTable>) -> Result<Vec<Register>, Fault> {
+    let mut registers: Vec<Register> = Vec::new();
+    for table in tables {
+        let name = table.name.get_ref().clone();
+        if registers.iter().any(|r| r.name == name) || registers.len() == 16 {
+            let message = format!("register \"{name}\": defined twice, or more than 16 registers; remove it");
+            return Err((table.name.span(), message));
+        }
+        if table.bits.get_ref().len() != 8 {
+            let message = format!(
+                "register \"{name}\": {} bits; expected the names of 8, bit 0 first, \"-\" for reserved",
+                table.bits.get_ref().len()
+            );
+            return Err((table.bits.span(), message));
+        }
+        let mut meanings = [Meaning::Plain; 8];
+        for (slot, bit) in meanings.iter_mut().zip(table.bits.get_ref()) {
+            let Some(known) = meaning(bit.get_ref()) else {
+                let message = format!(
+                    "register \"{name}\": unknown bit: \"{}\"; expected a name of the interpreter's, PLAIN for one without effect",
+                    bit.get_ref()
+                );
+                return Err((bit.span(), message));
+            };
+            let twice = known != Meaning::Plain
+                && registers.iter().any(|r| r.meanings.contains(&known))
+                && !matches!(known, Meaning::Wip | Meaning::Wel | Meaning::ProgramFail | Meaning::EraseFail);
+            if twice {
+                let message = format!(
+                    "register \"{name}\": bit \"{}\" stands in another register; remove one",
+                    bit.get_ref()
+                );
+                return Err((bit.span(), message));
+            }
+            *slot = known;
+        }
+        let subset = |value: Option<Spanned<u8>>, key: &str, default: u8| match value {
+            Some(v) if *v.get_ref() & !table.writable != 0 => {
+                let message = format!(
+                    "register \"{name}\": {key} has bits that are not writable: {:#04X}; expected a subset of {:#04X}",
+                    v.get_ref(),
+                    table.writable
+                );
+                Err((v.span(), message))
+            }
+            Some(v) => Ok(v.into_inner()),
+            None => Ok(default),
+        };
+        let non_volatile = subset(table.non_volatile, "non_volatile", table.writable)?;
+        let one_time = subset(table.one_time, "one_time", 0)?;
+        registers.push(Register {
+            name,
+            bits: table.bits.into_inner().into_iter().map(Spanned::into_inner).collect(),
+            meanings,
+            writable: table.writable,
+            non_volatile,
+            one_time,
+            factory: table.factory,
+        });
+    }
+    Ok(registers)
+}
+
+fn check_protection(size: u32, table: Option<ProtectionTable>, registers: &[Register]) -> Protection {
+    let bits =
+        (0..5).filter(|n| registers.iter().any(|r| r.meanings.contains(&Meaning::Bp(*n)))).count() as u8;
+    let Some(table) = table else { return Protection { bits, unit: size, ..Protection::default() } };
+    Protection {
+        bits,
+        unit: if table.unit == 0 { size } else { table.unit },
+        sector_unit: table.sector_unit,
+        sector_limit: table.sector_limit,
+        lock_for_ever: table.lock_for_ever,
+        refusal_clears_wel: table.refusal_clears_wel,
+    }
+}
+
+fn check_locks(name: &str, size: u32, table: LocksTable) -> Result<Locks, Fault> {
+    let block = *table.block.get_ref();
+    if !block.is_power_of_two() || block > size || block < 256 {
+        let message = format!(
+            "locks of chip \"{name}\": block out of range: {block}; expected a power of two up to {size}"
+        );
+        return Err((table.block.span(), message));
+    }
+    let edge = match table.edge {
+        Some(edge)
+            if !edge.get_ref().is_power_of_two() || *edge.get_ref() > block || *edge.get_ref() < 256 =>
+        {
+            let message = format!(
+                "locks of chip \"{name}\": edge out of range: {}; expected a power of two from 256 to {block}",
+                edge.get_ref()
+            );
+            return Err((edge.span(), message));
+        }
+        Some(edge) => edge.into_inner(),
+        None => block,
+    };
+    Ok(Locks { block, edge, locked_at_power_up: table.locked_at_power_up, by_wps: table.by_wps })
+}
+
+fn check_security(name: &str, table: SecurityTable) -> Result<Security, Fault> {
+    let (registers, size) = (*table.registers.get_ref(), *table.size.get_ref());
+    if !(1..=8).contains(&registers) {
+        let message = format!("security of chip \"{name}\": {registers} registers; expected 1 to 8");
+        return Err((table.registers.span(), message));
+    }
+    if !(1..=65536).contains(&size) {
+        let message =
+            format!("security of chip \"{name}\": size out of range: {size}; expected 1 to 65536 bytes");
+        return Err((table.size.span(), message));
+    }
+    Ok(Security {
+        registers,
+        size,
+        first: table.first,
+        step: table.step.max(size),
+        control_byte: table.control_byte,
+    })
+}
+
+fn check_command(
+    table: CommandTable,
+    times: &Times,
+    registers: &[Register],
+    security: bool,
+    locks: bool,
+) -> Result<Command, Fault> {
+    use Action::*;
+    let name = table.name;
+    let Some(action) = Action::from_name(table.action.get_ref()) else {
+        let message = format!(
+            "command \"{name}\": unknown action: \"{}\"; expected one of {}",
+            table.action.get_ref(),
+            Action::names()
+        );
+        return Err((table.action.span(), message));
+    };
+    let missing = match action {
+        ReadSecurity | ProgramSecurity | EraseSecurity | EnterOtp | ExitOtp if !security => "[security]",
+        LockBlock | UnlockBlock | ReadBlockLock | WriteBlockLock | LockAll | UnlockAll if !locks => "[locks]",
+        Erase if table.size.is_none() => "size",
+        ReadRegisters | WriteRegisters if table.registers.is_none() => "registers",
+        action if action.needs_address() && table.address.is_none() => "address",
+        _ => "",
+    };
+    if !missing.is_empty() {
+        let message = format!("command \"{name}\": {} without {missing}; add it", action.name());
+        return Err((table.action.span(), message));
+    }
+    let address = match table.address.as_ref().map(|text| (text, text.get_ref().as_str())) {
+        None => AddressWidth::None,
+        Some((_, "2")) => AddressWidth::Bytes(2),
+        Some((_, "3")) => AddressWidth::Bytes(3),
+        Some((_, "4")) => AddressWidth::Bytes(4),
+        Some((_, "mode")) => AddressWidth::Mode,
+        Some((text, other)) => {
+            let message = format!(
+                "command \"{name}\": bad address: \"{other}\"; expected \"2\", \"3\", \"4\" or \"mode\""
+            );
+            return Err((text.span(), message));
+        }
+    };
+    let lines = match table.lines.as_ref().map(|text| (text, text.get_ref().as_str())) {
+        None | Some((_, "1-1-1")) => [1, 1, 1],
+        Some((_, "1-1-2")) => [1, 1, 2],
+        Some((_, "1-2-2")) => [1, 2, 2],
+        Some((_, "1-1-4")) => [1, 1, 4],
+        Some((_, "1-4-4")) => [1, 4, 4],
+        Some((text, other)) => {
+            let message = format!(
+                "command \"{name}\": bad lines: \"{other}\"; expected 1-1-1, 1-1-2, 1-2-2, 1-1-4 or 1-4-4"
+            );
+            return Err((text.span(), message));
+        }
+    };
+    let protocol = match table.protocol.as_ref().map(|text| (text, text.get_ref().as_str())) {
+        None | Some((_, "spi")) => Protocol::Spi,
+        Some((_, "qpi")) => Protocol::Qpi,
+        Some((_, "both")) => Protocol::Both,
+        Some((text, other)) => {
+            let message =
+                format!("command \"{name}\": unknown protocol: \"{other}\"; expected spi, qpi or both");
+            return Err((text.span(), message));
+        }
+    };
+    let max_clock = match &table.max_mhz {
+        Some(mhz) if !(0.001..=1000.0).contains(mhz.get_ref()) => {
+            let message = format!(
+                "command \"{name}\": clock out of range: {} MHz; expected 0.001 to 1000",
+                mhz.get_ref()
+            );
+            return Err((mhz.span(), message));
+        }
+        Some(mhz) => (mhz.get_ref() * 1e6) as u32,
+        None => 0,
+    };
+    let size = match &table.size {
+        Some(size) if action == Erase && !times.erases.iter().any(|(known, _)| known == size.get_ref()) => {
+            let message = format!(
+                "command \"{name}\": erase size without a time: {}; add it to time.erase",
+                size.get_ref()
+            );
+            return Err((size.span(), message));
+        }
+        Some(size) => *size.get_ref(),
+        None => 0,
+    };
+    let find = |register: &Text| {
+        registers.iter().position(|r| &r.name == register.get_ref()).map(|index| index as u8).ok_or_else(
+            || {
+                let message = format!(
+                    "command \"{name}\": unknown register: \"{}\"; expected one of this file",
+                    register.get_ref()
+                );
+                (register.span(), message)
+            },
+        )
+    };
+    let indexes: Vec<u8> =
+        table.registers.map_or(Vec::new(), Spanned::into_inner).iter().map(find).collect::<Result<_, _>>()?;
+    let latency = match table.latency {
+        Some(table) => {
+            let count = table.clocks.get_ref().len();
+            if !count.is_power_of_two() || count > 256 >> table.shift.min(8) {
+                let message = format!(
+                    "command \"{name}\": latency of {count} values from bit {}; expected a value for each setting of the bits",
+                    table.shift
+                );
+                return Err((table.clocks.span(), message));
+            }
+            Some(Latency {
+                register: find(&table.register)?,
+                shift: table.shift,
+                clocks: table.clocks.into_inner(),
+            })
+        }
+        None => None,
+    };
+    let mut conditions = action.conditions();
+    if let Some(names) = table.accepted {
+        conditions = Conditions::default();
+        for text in names {
+            let Some((_, condition)) = CONDITIONS.iter().find(|(known, _)| known == text.get_ref()) else {
+                let known: Vec<&str> = CONDITIONS.iter().map(|(known, _)| *known).collect();
+                let message = format!(
+                    "command \"{name}\": unknown condition: \"{}\"; expected {}",
+                    text.get_ref(),
+                    known.join(", ")
+                );
+                return Err((text.span(), message));
+            };
+            conditions = conditions.with(*condition);
+        }
+    }
+    Ok(Command {
+        opcode: table.opcode.into_inner(),
+        name,
+        action,
+        protocol,
+        address,
+        lines,
+        mode: table.mode,
+        dummy: table.dummy,
+        qpi_dummy: table.qpi_dummy.map(Spanned::into_inner),
+        latency,
+        max_clock,
+        write_enable: table.write_enable.unwrap_or(action.needs_write_enable()),
+        quad_enable: table.quad_enable.unwrap_or(lines.contains(&4) && action != SetBurstWrap),
+        wraps: table.wraps,
+        conditions,
+        size,
+        registers: indexes,
+    })
+}

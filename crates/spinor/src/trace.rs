@@ -1,0 +1,249 @@
+//! The transactions that a chip saw, in bounded memory: as text, as JSON lines, and as a waveform.
+
+use crate::chip::{Refusal, State};
+use crate::description::Description;
+use serde_json::json;
+use std::collections::VecDeque;
+use std::fmt::{self, Write};
+
+/// Data bytes kept of each transaction.
+pub(crate) const SAMPLE: usize = 16;
+
+/// One transaction.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Record {
+    /// Chip time in nanoseconds at its end.
+    pub time: u64,
+    /// Opcode; in continuous read mode the one that began it.
+    pub opcode: u8,
+    pub(crate) command: Option<u16>,
+    /// Address; `None` without an address phase.
+    pub address: Option<u32>,
+    /// Whether the chip was in QPI when it ended.
+    pub qpi: bool,
+    /// Data bytes from the host.
+    pub received: u64,
+    /// Data bytes from the chip.
+    pub sent: u64,
+    pub(crate) sample: [u8; SAMPLE],
+    pub(crate) sampled: u8,
+    /// Why the chip ignored it.
+    pub refusal: Option<Refusal>,
+    /// Bytes whose program asked for a 1 in a cell that is 0.
+    pub overwrites: u32,
+    /// Clocks.
+    pub clocks: u64,
+    /// State of the chip after it.
+    pub state: State,
+    /// Further equal transactions directly after it: status polls.
+    pub repeats: u64,
+}
+
+impl Record {
+    /// Returns the first data bytes, at most 16.
+    pub fn data(&self) -> &[u8] {
+        &self.sample[..usize::from(self.sampled)]
+    }
+
+    /// Returns the command's name, as in the datasheet; empty for an unknown opcode.
+    pub fn name<'a>(&self, chip: &'a Description) -> &'a str {
+        self.command.map_or("", |command| &chip.commands[usize::from(command)].name)
+    }
+
+    fn same_as(&self, other: &Record) -> bool {
+        self.opcode == other.opcode
+            && self.address == other.address
+            && self.sampled == other.sampled
+            && self.sample[..usize::from(self.sampled)] == other.sample[..usize::from(self.sampled)]
+            && (self.received, self.sent) == (other.received, other.sent)
+            && self.refusal == other.refusal
+            && self.state == other.state
+            && self.received == 0
+    }
+
+    /// Writes the transaction as one line of text.
+    pub fn write_text(&self, chip: &Description, out: &mut impl Write) -> fmt::Result {
+        let name = match self.name(chip) {
+            "" => "unknown",
+            name => name,
+        };
+        write!(out, "{:>14.3} us  {:02X}h {name}", self.time as f64 / 1e3, self.opcode)?;
+        if let Some(address) = self.address {
+            write!(out, " @{address:06X}h")?;
+        }
+        if self.received > 0 {
+            write!(out, " write {}", self.received)?;
+        }
+        if self.sent > 0 {
+            write!(out, " read {}", self.sent)?;
+        }
+        if self.sampled > 0 {
+            write!(out, " [{}]", hex(self.data()))?;
+        }
+        if self.overwrites > 0 {
+            write!(out, " overwrites {}", self.overwrites)?;
+        }
+        if let Some(refusal) = self.refusal {
+            write!(out, " REFUSED: {}", refusal.words())?;
+        }
+        if self.repeats > 0 {
+            write!(out, " (and {} more)", self.repeats)?;
+        }
+        writeln!(out, " -> {:?}", self.state)
+    }
+
+    /// Writes the transaction as one line of JSON.
+    pub fn write_json(&self, chip: &Description, out: &mut impl Write) -> fmt::Result {
+        let line = json!({
+            "time_ns": self.time,
+            "opcode": self.opcode,
+            "name": self.name(chip),
+            "address": self.address,
+            "written": self.received,
+            "read": self.sent,
+            "data": hex(self.data()),
+            "refused": self.refusal.map(Refusal::words),
+            "overwrites": self.overwrites,
+            "clocks": self.clocks,
+            "repeats": self.repeats,
+            "state": format!("{:?}", self.state),
+        });
+        writeln!(out, "{line}")
+    }
+}
+
+fn hex(bytes: &[u8]) -> String {
+    let words: Vec<String> = bytes.iter().map(|byte| format!("{byte:02x}")).collect();
+    words.join(" ")
+}
+
+/// The last transactions of a chip.
+#[derive(Debug, Clone, Default)]
+pub struct Trace {
+    records: VecDeque<Record>,
+    capacity: usize,
+    dropped: u64,
+}
+
+impl Trace {
+    pub(crate) fn new(capacity: usize) -> Trace {
+        Trace { records: VecDeque::new(), capacity, dropped: 0 }
+    }
+
+    pub(crate) fn is_on(&self) -> bool {
+        self.capacity > 0
+    }
+
+    pub(crate) fn push(&mut self, record: Record) {
+        if let Some(last) = self.records.back_mut()
+            && record.same_as(last)
+        {
+            last.repeats += 1;
+            return;
+        }
+        if self.records.len() == self.capacity {
+            self.records.pop_front();
+            self.dropped += 1;
+        }
+        self.records.push_back(record);
+    }
+
+    /// Returns the records, oldest first.
+    pub fn records(&self) -> impl Iterator<Item = &Record> {
+        self.records.iter()
+    }
+
+    /// Returns the number of records that made way for newer ones.
+    pub fn dropped(&self) -> u64 {
+        self.dropped
+    }
+
+    /// Removes and returns the oldest record.
+    pub fn take(&mut self) -> Option<Record> {
+        self.records.pop_front()
+    }
+
+    /// Writes all records as text, a line each.
+    pub fn write_text(&self, chip: &Description, out: &mut impl Write) -> fmt::Result {
+        self.records.iter().try_for_each(|record| record.write_text(chip, out))
+    }
+
+    /// Writes all records as JSON lines.
+    pub fn write_json(&self, chip: &Description, out: &mut impl Write) -> fmt::Result {
+        self.records.iter().try_for_each(|record| record.write_json(chip, out))
+    }
+
+    /// Writes a value change dump (IEEE 1364-2005, clause 18) of CS#, CLK and IO0 to IO3, with a clock period of `period` ns.
+    ///
+    /// Of each transaction it shows opcode, address and the first data bytes; mode and dummy clocks show the lines undriven.
+    pub fn write_vcd(&self, chip: &Description, period: u64, out: &mut impl Write) -> fmt::Result {
+        let period = period.max(2);
+        write!(out, "$timescale 1 ns $end\n$scope module {} $end\n", chip.name)?;
+        for (id, name) in ["cs_n", "clk", "io0", "io1", "io2", "io3"].iter().enumerate() {
+            writeln!(out, "$var wire 1 {} {name} $end", signal(id))?;
+        }
+        out.write_str("$upscope $end\n$enddefinitions $end\n#0\n1!\n0\"\nz#\nz$\nz%\nz&\n")?;
+        let mut now = 0u64;
+        for record in &self.records {
+            // Records carry the time of their end; without bus time several can carry the same.
+            let clocks = record.waveform(chip);
+            let length = (clocks.len() as u64 + 2).saturating_mul(period);
+            let start = record.time.saturating_sub(length).max(now.saturating_add(period));
+            writeln!(out, "#{start}\n0!")?;
+            now = start;
+            for levels in clocks {
+                writeln!(out, "#{}\n0\"", now.saturating_add(period / 2))?;
+                for (line, level) in levels.iter().enumerate() {
+                    writeln!(out, "{level}{}", signal(2 + line))?;
+                }
+                now = now.saturating_add(period);
+                writeln!(out, "#{now}\n1\"")?;
+            }
+            now = now.saturating_add(period);
+            writeln!(out, "#{now}\n0\"\n1!\nz#\nz$\nz%\nz&")?;
+        }
+        Ok(())
+    }
+}
+
+impl Record {
+    /// Returns the levels of IO0 to IO3 at each clock that the record knows of.
+    fn waveform(&self, chip: &Description) -> Vec<[char; 4]> {
+        let command = self.command.map(|command| &chip.commands[usize::from(command)]);
+        let [opcode, address, data] = match command {
+            Some(command) if !self.qpi => command.lines,
+            Some(_) => [4; 3],
+            None => [1; 3],
+        };
+        let mut clocks = Vec::new();
+        append(&mut clocks, &[self.opcode], opcode, false);
+        if let Some(value) = self.address {
+            let bytes = value.to_be_bytes();
+            append(&mut clocks, if value >> 24 == 0 { &bytes[1..] } else { &bytes }, address, false);
+        }
+        if let Some(command) = command {
+            let mode = if command.mode { 8 / address } else { 0 };
+            clocks.extend((0..command.dummy + mode).map(|_| ['z'; 4]));
+        }
+        append(&mut clocks, self.data(), data, self.sent > 0);
+        clocks
+    }
+}
+
+fn append(clocks: &mut Vec<[char; 4]>, bytes: &[u8], lines: u8, from_chip: bool) {
+    for byte in bytes {
+        for step in (0..8 / lines).rev() {
+            let mut levels = ['z'; 4];
+            for line in 0..lines {
+                let level = if byte >> (step * lines + line) & 1 == 1 { '1' } else { '0' };
+                let io = if lines == 1 && from_chip { 1 } else { line };
+                levels[usize::from(io)] = level;
+            }
+            clocks.push(levels);
+        }
+    }
+}
+
+fn signal(id: usize) -> char {
+    char::from(b'!' + id as u8)
+}

@@ -1,0 +1,78 @@
+//! The trace: decoded, bounded, as text, JSON lines and a waveform.
+
+use crate::common::{Drive, small_chip};
+use spinor::Chip;
+
+#[test]
+fn transactions_are_decoded_with_time_and_refusal() {
+    let mut flash = small_chip("W25Q128JV");
+    flash.set_trace(100);
+    flash.finish(&Chip::at(0x02, 0x1000, &[0xAB, 0xCD]));
+    flash.send(&Chip::at(0x02, 0x1000, &[0xFF]));
+    for _ in 0..50 {
+        flash.ask(&[0x05], 1);
+    }
+    flash.read_at(0x1000, 300);
+    flash.send(&[0xF1]);
+    let description = flash.description().clone();
+    let mut text = String::new();
+    flash.trace().write_text(&description, &mut text).unwrap();
+    let lines: Vec<&str> = text.lines().collect();
+    assert_eq!(lines.len(), 6, "{text}");
+    assert!(lines[0].ends_with("06h Write Enable -> WriteEnabled"), "{text}");
+    assert!(lines[1].contains("02h Page Program @001000h write 2 [ab cd] -> Programming"), "{text}");
+    assert!(lines[2].contains("REFUSED: not write-enabled"), "{text}");
+    assert!(lines[3].contains("05h Read Status Register-1 read 1 [00] (and 49 more)"), "{text}");
+    assert!(lines[4].contains("read 300 [ab cd ff"), "{text}");
+    assert!(lines[5].contains("F1h unknown REFUSED: unknown opcode"), "{text}");
+    let mut json = String::new();
+    flash.trace().write_json(&description, &mut json).unwrap();
+    let first: serde_json::Value = serde_json::from_str(json.lines().nth(1).unwrap()).unwrap();
+    assert_eq!(
+        (&first["name"], &first["address"], &first["data"]),
+        (&"Page Program".into(), &0x1000.into(), &"ab cd".into())
+    );
+}
+
+#[test]
+fn memory_is_bounded() {
+    let mut flash = small_chip("W25Q128JV");
+    flash.set_trace(10);
+    for n in 0..1000u32 {
+        flash.read_at(n, 1);
+    }
+    assert_eq!((flash.trace().records().count(), flash.trace().dropped()), (10, 990));
+}
+
+#[test]
+fn the_waveform_shows_the_bits_of_opcode_and_data() {
+    let mut flash = small_chip("W25Q128JV");
+    flash.set_trace(10);
+    flash.ask(&[0x9F], 3);
+    let mut vcd = String::new();
+    flash.trace().write_vcd(flash.description(), 10, &mut vcd).unwrap();
+    assert!(
+        vcd.starts_with("$timescale 1 ns $end\n$scope module W25Q128JV $end\n$var wire 1 ! cs_n $end\n"),
+        "{vcd}"
+    );
+    assert_eq!(vcd.matches("1\"").count(), 32, "clocks");
+    // Levels at each rising edge: MOSI carries 9Fh, MISO EF 40 18.
+    let (mut mosi, mut miso, mut io) = (0u32, 0u32, ['z'; 2]);
+    let mut times = Vec::new();
+    for line in vcd.lines() {
+        match line {
+            _ if line.starts_with('#') && line.len() > 1 && line[1..].parse::<u64>().is_ok() => {
+                times.push(line[1..].parse::<u64>().unwrap());
+            }
+            "1\"" => {
+                mosi = mosi << 1 | u32::from(io[0] == '1');
+                miso = miso << 1 | u32::from(io[1] == '1');
+            }
+            _ if line.ends_with('#') => io[0] = line.chars().next().unwrap(),
+            _ if line.ends_with('$') && line.len() == 2 => io[1] = line.chars().next().unwrap(),
+            _ => {}
+        }
+    }
+    assert_eq!((mosi >> 24, miso & 0xFF_FFFF), (0x9F, 0xEF_4018));
+    assert!(times.is_sorted());
+}
