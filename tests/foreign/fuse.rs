@@ -5,8 +5,10 @@ use super::server::Background;
 use super::skip;
 use std::path::{Path, PathBuf};
 
-/// Root unmounts by itself; others through the helper that mounted it for them.
-const UNMOUNT: &str = "umount FOLDER || fusermount3 -u FOLDER || fusermount -u FOLDER";
+/// Root unmounts by itself; others through the helper that mounted it for them. A loop device on the export may be released only a
+/// moment after its own unmount.
+const UNMOUNT: &str = "for attempt in 1 2 3 4 5 6 7 8 9; do umount FOLDER 2>/dev/null && exit; sleep 0.1; done; \
+                       umount FOLDER || fusermount3 -u FOLDER || fusermount -u FOLDER";
 
 /// Whether FUSE can be used here; says why the test is skipped, if not.
 pub fn has_fuse() -> bool {
