@@ -12,7 +12,7 @@ use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::time::{Duration, Instant};
 
 /// Default time of all budgets together, in seconds.
-pub const SECONDS: u32 = 60;
+pub const SECONDS: u32 = 80;
 /// Number of shares of all tests of the workspace together.
 pub const SHARES: u32 = 140;
 
