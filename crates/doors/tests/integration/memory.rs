@@ -240,7 +240,7 @@ fn clients_that_hold_memory_slowly_are_cut_off_where_another_one_waits() {
             for fast in [tasks.remove(0), tasks.pop().expect("the next one")] {
                 assert!(!fast.await, "{slow:?}: a fast one was cut off");
             }
-            // Once nobody waits any more, the others stay.
+            // Without a waiting connection the other slow ones stay.
             let cut_off = server.status()["cut_off_connections"].as_u64();
             assert!(Some(1) <= cut_off && cut_off <= Some(7), "{slow:?}: {cut_off:?}");
             tasks.into_iter().for_each(runtime::JoinHandle::abort);
@@ -256,7 +256,7 @@ fn clients_that_hold_memory_slowly_stay_where_nobody_waits() {
             runtime::sleep(Duration::from_secs(7200)).await;
             let status = server.status();
             assert_eq!((&status["connections"], &status["cut_off_connections"]), (&8.into(), &0.into()));
-            // One that has room for what it asks waits for nobody.
+            // A request that fits into the free budget is served at once.
             let raw = Raw::open(&address, "disk", true).await;
             assert_eq!(raw.call(command::READ, 0, 0, MIB, &[]).await.map(|data| data.len()), Ok(1 << 20));
             assert_eq!(server.status()["cut_off_connections"], 0);

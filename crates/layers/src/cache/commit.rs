@@ -13,7 +13,7 @@ const AT_ONCE: usize = 128;
 /// How long the evictor, or a detach, waits where all is dirty, busy or hot.
 pub(super) const PATIENCE: Duration = Duration::from_millis(20);
 
-/// Commits what is asked for, until the cache closes.
+/// Commits the requested changes of the table, a group at a time, until the cache closes.
 pub(super) async fn run(core: Rc<Core>) {
     loop {
         while !core.marks.is_open() && !core.all.is_open() {
