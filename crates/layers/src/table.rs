@@ -10,7 +10,7 @@
 //!   opening it.
 //!
 //! # How
-//! Changes go to a *journal*, a ring of units, each a record of the log kit ([`zones::record`]). *Pages* hold the entries
+//! Changes go to a *journal*, a ring of units, each a record of the log kit ([`logkit::record`]). *Pages* hold the entries
 //! themselves, in two copies that are written in turn: a page that is torn falls back to the other copy and the journal.
 //! A unit of the journal is used again only when the pages have its changes durably, and a durable record has said so: each
 //! carries the *tail*, the first record that isn't in the pages. The records of one append are written at once, and the next
@@ -34,7 +34,7 @@ use format::Superblock;
 use journal::Journal;
 use std::cell::{Cell, RefCell};
 use std::rc::Rc;
-use zones::record::{Header, Identity, StreamIndex};
+use logkit::record::{Header, Identity, StreamIndex};
 use zones::sector;
 
 /// What an entry holds.

@@ -42,7 +42,7 @@ use owners::Owners;
 use report::Findings;
 use std::rc::Rc;
 use std::sync::Arc;
-use zones::record::StreamIndex;
+use logkit::record::StreamIndex;
 
 /// The map in which the log is loaded to be looked at.
 const MAP: &str = "radix";

@@ -24,7 +24,7 @@ use std::cell::Cell;
 use std::collections::BTreeSet;
 use std::ops::Range;
 use std::rc::Rc;
-use zones::record::{Header, sum_of};
+use logkit::record::{Header, sum_of};
 
 /// How many bytes of meta name a page in a record: version and page.
 const PAGE_NAME: usize = 8;
@@ -224,7 +224,7 @@ impl Core {
 
     async fn write_all(self: &Rc<Self>, clean: bool) -> Result<()> {
         let committed =
-            |stream: zones::record::StreamIndex| self.streams[usize::from(stream.0)].borrow().committed();
+            |stream: logkit::record::StreamIndex| self.streams[usize::from(stream.0)].borrow().committed();
         let before = self.counters.checkpoint_blocks.load(std::sync::atomic::Ordering::Relaxed);
         let mut attempts = 0;
         let (covered, clock, directory, freed, saved) = loop {

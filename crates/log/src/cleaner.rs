@@ -6,7 +6,7 @@
 //! The cleaner's task does one small thing after another ([`Cleaner::step`]), the one that helps most first: giving up a
 //! piece of a version that was deleted, resetting what is dead, a checkpoint, one record's worth of moves. How fast it
 //! moves is `pace.rs`'s; there is also why nobody waits for ever. What to read of a victim is decided by
-//! [`zones::cleaning::read_plan`].
+//! [`logkit::cleaning::read_plan`].
 //!
 //! A zone is reset when nothing in it is live, and only after what made it so is durable, a durable checkpoint covers
 //! all its records, and everybody who may be reading from it has finished.
@@ -24,8 +24,8 @@ use std::cell::RefCell;
 use std::ops::Range;
 use std::rc::Rc;
 use std::time::Duration;
-use zones::cleaning::{Arrival, Candidate, ReadCost, read_plan};
-use zones::record::sum_of;
+use logkit::cleaning::{Arrival, Candidate, ReadCost, read_plan};
+use logkit::record::sum_of;
 
 /// What a read of a victim costs beside its bytes, in bytes that could have been read meanwhile. fio, randread, direct,
 /// iodepth=8, on a virtual SSD, 2026-11-21: 45 800 reads of 4 KiB a second or 1568 of 1 MiB, so 19 µs per request and

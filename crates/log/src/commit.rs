@@ -5,7 +5,7 @@ use crate::format::{CHECKPOINT, Change, USER};
 use crate::map::Physical;
 use crate::versions::Versions;
 use block::{Durable, Error, Result};
-use zones::record::StreamIndex;
+use logkit::record::StreamIndex;
 
 impl Core {
     /// A record is written: it commits, and whatever had waited for it, if nothing is missing before it.

@@ -25,9 +25,9 @@ use std::collections::VecDeque;
 use std::rc::Rc;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
-use zones::cleaning::Policy;
-use zones::record::{Header, Identity, StreamIndex};
-use zones::summary::Builder;
+use logkit::cleaning::Policy;
+use logkit::record::{Header, Identity, StreamIndex};
+use logkit::summary::Builder;
 
 /// When a write is acknowledged.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

@@ -373,7 +373,7 @@ mod tests {
         let directory = directory();
         let bytes = directory.encode();
         assert_eq!(
-            (bytes.len(), zones::record::sum_of(&bytes)),
+            (bytes.len(), logkit::record::sum_of(&bytes)),
             (16556, 1_811_615_564),
             "the bytes of version 1"
         );

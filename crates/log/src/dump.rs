@@ -18,7 +18,7 @@ use block::{Error, Result, ZoneIndex, ZoneReport, ZoneState, Zones, ZonesPart};
 use serde_json::{Value, json};
 use std::rc::Rc;
 use std::sync::Arc;
-use zones::record::{Header, sum_of};
+use logkit::record::{Header, sum_of};
 
 /// How many of the newest roots of each root zone are shown.
 const ROOTS: usize = 8;

@@ -7,7 +7,7 @@ use crate::map::Physical;
 use block::{Error, Result};
 use zerocopy::little_endian::{U32, U64};
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
-use zones::record::StreamIndex;
+use logkit::record::StreamIndex;
 
 /// Records of users' writes, in the order in which they were given.
 pub const USER: StreamIndex = StreamIndex(0);

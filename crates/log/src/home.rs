@@ -35,7 +35,7 @@ use std::collections::BTreeMap;
 use std::rc::Rc;
 use std::sync::atomic::Ordering;
 use zones::on_device::format::Uuid;
-use zones::record::Identity;
+use logkit::record::Identity;
 
 /// Space is taken in steps of so many slabs: 1 MiB.
 const SLABS_AT_ONCE: u32 = 256;

@@ -14,7 +14,7 @@ use runtime::file::SharedFile;
 use stack::{Arguments, Built, Contract, Key, Kind, Message as _, Shape, ValueKind, format_size};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
-use zones::cleaning::Policy;
+use logkit::cleaning::Policy;
 use zones::on_device;
 
 /// `log(file(disk.img, size=4GiB), size=3GiB, map=radix)`.
@@ -47,8 +47,8 @@ pub const KIND: Kind = Kind {
             ValueKind::Size,
             "where the log is made on a device: 1/256 of the disk, up to 64MiB",
         ),
-        Key::optional("cleaning", ValueKind::Choice(&zones::cleaning::NAMES), "the cleaning policy")
-            .or(zones::cleaning::DEFAULT),
+        Key::optional("cleaning", ValueKind::Choice(&logkit::cleaning::NAMES), "the cleaning policy")
+            .or(logkit::cleaning::DEFAULT),
         Key::optional(
             "appends_in_flight",
             ValueKind::Integer { min: 1, max: 16 },
@@ -168,7 +168,7 @@ impl Default for Options {
             map: "radix".to_owned(),
             map_home: MapPlace::Memory,
             zone_size: None,
-            cleaning: zones::cleaning::DEFAULT.to_owned(),
+            cleaning: logkit::cleaning::DEFAULT.to_owned(),
             appends_in_flight: 2,
             acknowledge: Acknowledge::Log,
             dirty: 64 << 20,
@@ -245,7 +245,7 @@ impl Options {
     /// # Errors
     /// [`Error::Invalid`] for a name that is none.
     pub fn policy(&self, zones: u32) -> Result<Box<dyn Policy>> {
-        zones::cleaning::make(&self.cleaning, zones::cleaning::Parameters::for_zones(zones))
+        logkit::cleaning::make(&self.cleaning, logkit::cleaning::Parameters::for_zones(zones))
     }
 
     fn open_zones(&self, policy: &dyn Policy) -> u32 {

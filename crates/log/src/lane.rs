@@ -9,7 +9,7 @@ use crate::format::USER;
 use crate::open_zone::OpenZone;
 use block::{Buffer, Error, Payload, Result};
 use std::rc::Rc;
-use zones::record::{Header, StreamIndex, sum_of};
+use logkit::record::{Header, StreamIndex, sum_of};
 
 /// After so many failed appends of one record, in as many zones, the log takes no more writes.
 const MOST_ATTEMPTS: usize = 4;

@@ -2,7 +2,7 @@
 
 use crate::map::Physical;
 use block::{BlockSize, Error, Result, ZoneAddress, ZoneGeometry};
-use zones::record;
+use logkit::record;
 
 /// The zones of the two roots.
 pub const ROOT_ZONES: u32 = 2;
@@ -121,7 +121,7 @@ impl Layout {
             let records = full + u64::from(rest > 0);
             let bytes =
                 full * (header(single) as u64 + 8) + if rest > 0 { header(rest) as u64 + 8 } else { 0 };
-            let summary = (bytes + zones::summary::TRAILER as u64).div_ceil(self.block_size.bytes());
+            let summary = (bytes + logkit::summary::TRAILER as u64).div_ceil(self.block_size.bytes());
             data + records + summary <= u64::from(self.zone_blocks)
         };
         let (mut low, mut high) = (0, u64::from(self.zone_blocks));

@@ -3,8 +3,8 @@
 
 use crate::layout::Layout;
 use block::{Buffer, Error, Payload, Result, ZoneIndex, Zones};
-use zones::record::{Header, Identity};
-use zones::summary::{Builder, Place};
+use logkit::record::{Header, Identity};
+use logkit::summary::{Builder, Place};
 
 /// A zone with room, and what was written to it.
 #[derive(Debug)]

@@ -34,7 +34,7 @@
 use crate::core::Core;
 use std::cell::{Cell, RefCell};
 use std::sync::atomic::Ordering;
-use zones::cleaning::{Candidate, Marks, Pacer, Pressure, pacing::SPAN};
+use logkit::cleaning::{Candidate, Marks, Pacer, Pressure, pacing::SPAN};
 
 /// The pace is looked at again at least so often in the time in which users fill a zone.
 const LOOKS_PER_ZONE: u64 = 16;

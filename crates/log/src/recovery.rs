@@ -29,7 +29,7 @@ use block::{Error, Result, ZoneIndex, ZoneReport, ZoneState, Zones};
 use gathered::Gathered;
 use std::rc::Rc;
 use std::sync::Arc;
-use zones::record::{Identity, sum_of};
+use logkit::record::{Identity, sum_of};
 
 /// The size of a log's blocks, in bytes.
 pub const BLOCK: u64 = 4096;

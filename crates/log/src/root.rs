@@ -10,7 +10,7 @@ use block::{BlockSize, Buffer, Error, Result, ZoneAddress, ZoneIndex, ZoneReport
 use zerocopy::little_endian::U64;
 use zones::bytes::{Reader, Writer};
 use zones::on_device::format::Uuid;
-use zones::record::{Header, Identity, Parsed};
+use logkit::record::{Header, Identity, Parsed};
 
 /// The version of the log's format that this code writes and reads.
 pub const VERSION: u32 = 1;
@@ -403,7 +403,7 @@ mod tests {
     fn what_was_written_is_read() {
         assert_eq!(Root::decode(&root().encode()), Ok(root()));
         let bytes = root().encode();
-        assert_eq!(zones::record::sum_of(&bytes), 2_840_149_555, "the bytes of version {VERSION}");
+        assert_eq!(logkit::record::sum_of(&bytes), 2_840_149_555, "the bytes of version {VERSION}");
         (0..bytes.len()).for_each(|length| assert!(Root::decode(&bytes[..length]).is_err()));
         let at_home = Root { home: Some(77), ..root() };
         assert_eq!(Root::decode(&at_home.encode()), Ok(at_home.clone()));

@@ -10,8 +10,8 @@ use crate::changes::Changes;
 use crate::layout::Layout;
 use block::{Buffer, ByteOffset, Error, Result, ZoneAddress, ZoneIndex, ZoneReport, ZoneState, Zones};
 use std::ops::Range;
-use zones::record::{Header, Identity, Parsed, sum_of};
-use zones::summary::{Place, Summary, blocks_of};
+use logkit::record::{Header, Identity, Parsed, sum_of};
+use logkit::summary::{Place, Summary, blocks_of};
 
 /// How many bytes are read at a time.
 const STEP: usize = 512 << 10;
@@ -392,7 +392,7 @@ mod tests {
     use super::*;
     use block::{BlockSize, Durable, EraseGuarantee, ZoneGeometry};
     use zones::on_device::format::Uuid;
-    use zones::record::StreamIndex;
+    use logkit::record::StreamIndex;
 
     const IDENTITY: Identity = Identity { uuid: Uuid::from_bytes([7; 16]), key: 99 };
     const BLOCK: usize = 4096;

@@ -26,7 +26,7 @@ use runtime::sync::Semaphore;
 use std::cell::{Cell, RefCell};
 use std::rc::Rc;
 use std::time::Duration;
-use zones::record::StreamIndex;
+use logkit::record::StreamIndex;
 
 /// Time after ENOSPC in which only backed zones count as free.
 const LOOK_AGAIN: Duration = Duration::from_secs(1);

@@ -5,7 +5,7 @@ use crate::format::REPLAYED;
 
 use block::ZoneIndex;
 use std::cell::{Cell, RefCell};
-use zones::cleaning::Candidate;
+use logkit::cleaning::Candidate;
 
 /// The class of zones that hold checkpoints.
 pub const CHECKPOINT_CLASS: u8 = 0xFF;

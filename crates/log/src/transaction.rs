@@ -85,7 +85,7 @@ impl Core {
             }
             versions.orphaned.clear();
             let committed =
-                |stream: zones::record::StreamIndex| self.streams[usize::from(stream.0)].borrow().committed();
+                |stream: logkit::record::StreamIndex| self.streams[usize::from(stream.0)].borrow().committed();
             let moment = Moment {
                 epoch: self.epoch,
                 clock: self.clock.get(),

@@ -44,7 +44,7 @@ impl Subject for Setup {
             // Of the disk; without a size, as large as it can be.
             false => Some(disk_bytes / pick(&[4, 8, 16, 1 << 40]) / BLOCK as u64 * BLOCK as u64),
         };
-        let cleaning = zones::cleaning::NAMES[pick(&[0, 1, 2, 3, 4]) as usize % zones::cleaning::NAMES.len()];
+        let cleaning = logkit::cleaning::NAMES[pick(&[0, 1, 2, 3, 4]) as usize % logkit::cleaning::NAMES.len()];
         let map = log::map::NAMES[pick(&[0, 0, 0, 1, 2, 3, 4]) as usize % log::map::NAMES.len()];
         let options = Options {
             size: size.filter(|size| *size > 0),

@@ -7,7 +7,7 @@
 use crate::table::{Medium, OWNER};
 use block::{Error, Result};
 use std::fmt::Write;
-use zones::record::sum_of;
+use logkit::record::sum_of;
 
 /// How many places are looked at.
 const PLACES: usize = 16;

@@ -14,7 +14,7 @@ use std::sync::Arc;
 use zerocopy::little_endian::{U16, U32, U64};
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
 use zones::bytes::Reader;
-pub use zones::record::sum_of as crc;
+pub use logkit::record::sum_of as crc;
 
 /// The first bytes of a timeline.
 pub const MAGIC: [u8; 8] = *b"SILTLINE";

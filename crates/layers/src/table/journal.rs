@@ -6,7 +6,7 @@ use super::medium::Medium;
 use super::{PAGES_IN_FLIGHT, Words};
 use block::{Error, Result};
 use std::collections::{BTreeMap, VecDeque};
-use zones::record::{Header, Parsed};
+use logkit::record::{Header, Parsed};
 
 /// How much of the journal is read at once, in bytes.
 const READ: u64 = 1 << 20;

@@ -8,7 +8,7 @@ use super::core::{Core, Item, Pending, count};
 use super::format::{Action, ENTRY, Entry, PREFIX};
 use block::{Buffer, Durability, Error, Payload, Result};
 use std::rc::Rc;
-use zones::record::{Header, Identity, StreamIndex, sum_of};
+use logkit::record::{Header, Identity, StreamIndex, sum_of};
 
 /// How many records are on their way at a time.
 pub const LANES: usize = 2;

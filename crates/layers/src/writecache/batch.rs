@@ -10,7 +10,7 @@ use super::index::Ranges;
 use super::scan::{Expect, Found};
 use block::{Buffer, Data, Error, Payload, Result};
 use std::collections::BTreeMap;
-use zones::record::sum_of;
+use logkit::record::sum_of;
 
 /// How many blocks are read from the ring at a time.
 const PIECE: u64 = 256;

@@ -460,7 +460,7 @@ impl Core {
             .filled()
             .chunks_exact(size)
             .zip(sums)
-            .position(|(data, sum)| zones::record::sum_of(data) != *sum);
+            .position(|(data, sum)| logkit::record::sum_of(data) != *sum);
         match rotten {
             None => (Ok(()), buffer),
             Some(number) => {

@@ -13,7 +13,7 @@ use block::{BlockIndex, BlockSize, Buffer, Device, Durability, Error, Result};
 use runtime::JoinHandle;
 use std::collections::VecDeque;
 use std::rc::Rc;
-use zones::record::{Identity, Parsed, sum_of};
+use logkit::record::{Identity, Parsed, sum_of};
 use zones::sector;
 
 /// How many segments are followed at a time.

@@ -5,7 +5,7 @@
 
 use super::format::{Entry, Meta};
 use block::{Error, Result};
-use zones::record::{Header, Identity, Parsed};
+use logkit::record::{Header, Identity, Parsed};
 
 /// What to expect.
 #[derive(Debug, Clone, Copy)]

@@ -8,7 +8,7 @@ use crate::layout::ROOT_ZONES;
 use crate::map::{PAGE_BLOCKS, Physical};
 use crate::scan;
 use std::collections::BTreeSet;
-use zones::record::sum_of;
+use logkit::record::sum_of;
 
 /// How many blocks are read together at most, gaps included.
 const SPAN: u32 = 256;

@@ -6,7 +6,7 @@ use crate::format::ROOT;
 use crate::layout::ROOT_ZONES;
 use crate::root::{FoundRoot, Root};
 use block::{Error, Result, ZoneReport, ZoneState};
-use zones::record::{Identity, Parsed};
+use logkit::record::{Identity, Parsed};
 
 /// A root that was found.
 pub(crate) struct Place {

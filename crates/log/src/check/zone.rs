@@ -7,8 +7,8 @@ use crate::root::Root;
 use crate::scan::{self, Found};
 use block::{Error, Result, ZoneReport, ZoneState, Zones};
 use std::collections::BTreeSet;
-use zones::record::{Header, Identity, Parsed, sum_of};
-use zones::summary::{Builder, Place};
+use logkit::record::{Header, Identity, Parsed, sum_of};
+use logkit::summary::{Builder, Place};
 
 /// A summary that differs from what it should be in more bytes than this may be another one, of an earlier use of the
 /// zone.

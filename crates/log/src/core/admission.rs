@@ -10,7 +10,7 @@ use block::{Durability, Error, Payload, Result};
 use runtime::RequestKey;
 use runtime::sync::Permit;
 use std::rc::Rc;
-use zones::cleaning::Arrival;
+use logkit::cleaning::Arrival;
 
 impl Core {
     /// Carries out changes of a version, data and all, and waits until they have committed; or, where writes are

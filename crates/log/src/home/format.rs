@@ -47,7 +47,7 @@ pub fn bytes_of(line: &Line) -> [u8; LINE] {
 
 /// CRC32C of the log's key and these bytes: nothing that isn't of this log has it.
 pub fn sum(key: u64, bytes: &[u8]) -> u32 {
-    zones::record::keyed_sum(key, &[bytes])
+    logkit::record::keyed_sum(key, &[bytes])
 }
 
 /// Pads to `length` bytes, the last four of which are [`sum`].

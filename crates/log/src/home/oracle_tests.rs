@@ -15,7 +15,7 @@ use std::collections::BTreeMap;
 use std::rc::Rc;
 use std::sync::Arc;
 use zones::on_device::format::Uuid;
-use zones::record::Identity;
+use logkit::record::Identity;
 
 const ZONES: u32 = 40;
 const BLOCKS: u64 = 5 << 19;

@@ -337,7 +337,7 @@ mod tests {
     use crate::versions::{Version, Versions};
     use block::{Durable, EraseGuarantee, ZoneGeometry};
     use runtime::Random;
-    use zones::record::Header;
+    use logkit::record::Header;
 
     const BLOCKS: u64 = 5 * PAGE_BLOCKS + 100;
     const ZONES: u32 = 20;

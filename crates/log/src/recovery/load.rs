@@ -14,7 +14,7 @@ use crate::table::ZoneTable;
 use crate::versions::{Version, Versions};
 use block::{Buffer, Error, Result, Zones};
 use std::sync::{Arc, Mutex, PoisonError};
-use zones::record::sum_of;
+use logkit::record::sum_of;
 
 /// How many pages are taken over at a time.
 const BATCH: usize = 256;

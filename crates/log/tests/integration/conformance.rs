@@ -81,7 +81,7 @@ fn every_map() {
 
 #[test]
 fn every_policy() {
-    for cleaning in zones::cleaning::NAMES {
+    for cleaning in logkit::cleaning::NAMES {
         println!("{cleaning}");
         let size = Some(12 << 20);
         conforms(

@@ -171,7 +171,7 @@ impl Summary {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::on_device::format::Uuid;
+    use zones::on_device::format::Uuid;
     use crate::record::{Header, StreamIndex};
 
     const IDENTITY: Identity = Identity { uuid: Uuid::from_bytes([7; 16]), key: 99 };

@@ -10,7 +10,7 @@
 //!
 //! Decoding takes any bytes: it never panics, and what isn't exactly right is refused.
 
-use crate::on_device::format::{Uuid, draw_uuid};
+use zones::on_device::format::{Uuid, draw_uuid};
 use block::{Error, Result};
 use crc_fast::{CrcAlgorithm, Digest, checksum};
 use zerocopy::little_endian::{U16, U32, U64};

@@ -14,8 +14,8 @@ use log::{Counts, Knowledge, Log};
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use workload::{Draw, Workload};
-use zones::cleaning::pacing::SPAN;
-use zones::cleaning::{self, Arrival, Candidate, Limit, Marks, Parameters, Policy, Pressure};
+use logkit::cleaning::pacing::SPAN;
+use logkit::cleaning::{self, Arrival, Candidate, Limit, Marks, Parameters, Policy, Pressure};
 
 const SEED: u64 = 16;
 const ZONES: u32 = 256;

@@ -4,7 +4,7 @@ use block::ZoneIndex;
 use proptest::prelude::*;
 use proptest::test_runner::RngSeed;
 use std::ops::Range;
-use zones::cleaning::{
+use logkit::cleaning::{
     self, Arrival, Candidate, Limit, Marks, Pacer, Parameters, Policy, Pressure, ReadCost, read_plan,
 };
 

@@ -5,7 +5,7 @@
 //! to show what that would be worth.
 
 use block::ZoneIndex;
-use zones::cleaning::{Arrival, Candidate, Marks, Pacer, Policy};
+use logkit::cleaning::{Arrival, Candidate, Marks, Pacer, Policy};
 
 /// How exactly ages are known.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
