@@ -11,6 +11,7 @@
 //! Decoding takes any bytes: it never panics, and what isn't exactly right is refused.
 
 use zones::on_device::format::{Uuid, draw_uuid};
+use crate::stream::StreamId;
 use block::{Error, Result};
 use crc_fast::{CrcAlgorithm, Digest, checksum};
 use zerocopy::little_endian::{U16, U32, U64};
@@ -39,15 +40,11 @@ impl Identity {
     }
 }
 
-/// Which of a log's sequences of records one belongs to. Each stream counts its own records from 1.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub struct StreamIndex(pub u8);
-
 /// What a header says, without checksums and meta.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Header {
     /// The stream.
-    pub stream: StreamIndex,
+    pub stream: StreamId,
     /// The class of the zone in which it lies (see [`Policy::place`](crate::cleaning::Policy::place)).
     pub class: u8,
     /// How often the log had been opened when it was written.
@@ -91,6 +88,14 @@ struct Raw {
     meta_length: U32,
 }
 
+/// The error for a log or a record of another version of the format.
+pub fn other_version(what: &str, version: u32) -> Error {
+    Error::protocol(format!(
+        "a {what} of version {version} of the format; this program reads version {VERSION}: use the program that wrote it, or \
+         format the log again, which loses what is there"
+    ))
+}
+
 /// The checksum of a data block.
 #[inline]
 pub fn sum_of(block: &[u8]) -> u32 {
@@ -129,7 +134,7 @@ impl Header {
             magic: MAGIC,
             checksum: 0.into(),
             version: VERSION.into(),
-            stream: self.stream.0,
+            stream: self.stream.0 as u8,
             class: self.class,
             uuid: identity.uuid.into_bytes(),
             epoch: self.epoch.into(),
@@ -208,10 +213,7 @@ impl<'a> Parsed<'a> {
             return Err(Error::protocol("no record begins here"));
         }
         if raw.version.get() != VERSION {
-            return Err(Error::protocol(format!(
-                "a record of version {}; this program reads version {VERSION}",
-                raw.version.get()
-            )));
+            return Err(other_version("record", raw.version.get().into()));
         }
         let (blocks, meta) = (raw.blocks.get() as usize, raw.meta_length.get() as usize);
         let length = blocks.checked_mul(4).and_then(|sums| sums.checked_add(meta)?.checked_add(FIXED));
@@ -219,7 +221,7 @@ impl<'a> Parsed<'a> {
             return Err(Error::corrupt("a record's header that is longer than its block"));
         };
         let header = Header {
-            stream: StreamIndex(raw.stream),
+            stream: StreamId(raw.stream.into()),
             class: raw.class,
             epoch: raw.epoch.get(),
             sequence: raw.sequence.get(),
@@ -285,7 +287,7 @@ mod tests {
 
     fn header(blocks: u32) -> Header {
         Header {
-            stream: StreamIndex(1),
+            stream: StreamId(1),
             class: 2,
             epoch: 3,
             sequence: 4,

@@ -172,14 +172,15 @@ impl Summary {
 mod tests {
     use super::*;
     use zones::on_device::format::Uuid;
-    use crate::record::{Header, StreamIndex};
+    use crate::record::Header;
+    use crate::stream::StreamId;
 
     const IDENTITY: Identity = Identity { uuid: Uuid::from_bytes([7; 16]), key: 99 };
     const BLOCK: usize = 512;
 
     fn header(sequence: u64) -> Vec<u8> {
         let header = Header {
-            stream: StreamIndex(0),
+            stream: StreamId(0),
             class: 0,
             epoch: 1,
             sequence,

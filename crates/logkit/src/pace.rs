@@ -17,7 +17,7 @@
 //!
 //! # Why nobody waits for ever
 //! - *A user's write* waits for a zone only while no more than `keep` are free, and for nothing else of the cleaner's. In
-//!   just that state [`Core::room`] is no more than `stop`: the pace is infinite, and the cleaner waits for no user. The
+//!   just that state [`room`] is no more than `stop`: the pace is infinite, and the cleaner waits for no user. The
 //!   writer wakes it when it begins to wait. So the two never wait for each other.
 //! - *The cleaner* then gets a zone for what it moves, because users leave it three; the class of its victim opens one
 //!   zone at most before the victim is empty, and an empty victim is a zone again. What stands between the two is a reset,
@@ -31,10 +31,12 @@
 //! So a log that nobody writes to is left alone, however its marks are set: marks that can't be reached would have it
 //! move the same blocks for ever.
 
-use crate::core::Core;
+use crate::cleaning::{Candidate, Marks, Pacer, Pressure, pacing::SPAN};
+use crate::kit::Kit;
+use crate::layout::ROOT_ZONES;
+use crate::owner::Owner;
 use std::cell::{Cell, RefCell};
 use std::sync::atomic::Ordering;
-use logkit::cleaning::{Candidate, Marks, Pacer, Pressure, pacing::SPAN};
 
 /// The pace is looked at again at least so often in the time in which users fill a zone.
 const LOOKS_PER_ZONE: u64 = 16;
@@ -90,111 +92,112 @@ impl Pace {
     }
 }
 
-impl Core {
-    /// How many free zones users leave.
-    pub fn kept_zones(&self) -> u32 {
-        self.settings.cleaner_reserve + self.zones_for_checkpoint()
-    }
-
-    /// Whether users wait for zones, or will when each lane needs one.
-    pub fn needs_zones_soon(&self) -> bool {
-        self.table.free() <= self.kept_zones() + self.settings.appends_in_flight
-    }
-
-    /// Whether users wait for zones, or will when they need one, and resetting what is dead wouldn't change that.
-    pub fn is_short(&self) -> bool {
-        self.table.free_soon() <= self.kept_zones()
-    }
-
+impl Kit {
     fn data_zones(&self) -> u32 {
-        self.layout.zones - crate::layout::ROOT_ZONES
+        self.layout.zones - ROOT_ZONES
     }
 
+    /// Data blocks of a zone that the cleaner fills, as the unit of room.
     fn zone_room(&self) -> u64 {
-        u64::from(self.layout.data_blocks().max(1))
+        u64::from(self.settings.data_blocks.max(1))
     }
 
-    /// The marks of the room, in free zones: below which the cleaner gains on users, and from which on it rests.
-    pub fn watermarks(&self) -> (u32, u32) {
-        let share = |share: f64| (f64::from(self.data_zones()) * share) as u32;
-        let low = share(self.settings.low_watermark).max(self.kept_zones() + 1);
-        (low, share(self.settings.high_watermark).max(low + SPAN as u32))
-    }
-
-    fn marks(&self) -> Marks {
-        let room = |free: u32| u64::from(free) * self.zone_room();
-        let (low, high) = self.watermarks();
-        Marks { stop: room(self.kept_zones()), low: room(low), high: room(high) }
-    }
-
-    /// The room, in data blocks: no more than at `stop` if users wait, or would.
-    fn room(&self, marks: &Marks) -> u64 {
-        let zone = self.zone_room();
-        let (open, left) = self.table.open_room(self.layout.data_blocks(), self.layout.zone_blocks);
-        let passed = self.pace.passed.get();
-        let begun = u64::from(open) + u64::from(passed.is_some());
-        let room = u64::from(self.table.free_soon()) * zone + left + passed.unwrap_or(0);
-        let room = room.saturating_sub(begun * zone / 2);
-        match self.table.free() <= self.kept_zones() {
-            true => room.min(marks.stop),
-            false => room,
-        }
-    }
-
-    /// What a policy is told.
-    pub fn pressure(&self) -> Pressure {
-        let marks = self.marks();
-        marks.pressure(self.zone_room(), self.room(&marks), self.data_zones())
-    }
-
-    /// How many blocks are moved for each that users write, at the moment; none: as many as can be.
-    pub fn moves_per_write(&self) -> Option<f64> {
-        let marks = self.marks();
-        let pace = self.pace.pacer.borrow().pace(self.room(&marks), &marks);
-        pace.must.is_finite().then_some(pace.must)
-    }
-
-    /// How many blocks users have written, headers of records included: those take room, too.
+    /// Number of blocks that users have written, headers of records included: those take room, too.
     fn written_by_users(&self) -> u64 {
         let value = |counter: &std::sync::atomic::AtomicU64| counter.load(Ordering::Relaxed);
         value(&self.counters.user_blocks) + value(&self.counters.user_records)
     }
 
-    /// Whether something of the victim may be moved now. If not, commits of users wake the cleaner when it may be.
-    pub fn admit_moves(&self) -> Admission {
-        let pace = &self.pace;
-        let written = self.written_by_users();
-        let new = written - pace.counted.replace(written);
-        let marks = self.marks();
-        let room = self.room(&marks);
-        let speed = pace.pacer.borrow().pace(room, &marks);
-        // What is cleaned unasked pays for itself.
-        let rate = if room < marks.high { speed.must } else { speed.may };
-        if rate.is_infinite() {
-            pace.due.set(0.0);
-            return Admission::Now;
-        }
-        let most = f64::from(self.layout.single_blocks());
-        let due = (pace.due.get() + new as f64 * rate).min(most);
-        pace.due.set(due);
-        if due >= 1.0 {
-            return Admission::Now;
-        }
-        let wait = ((1.0 - due) / rate).ceil().min((self.zone_room() / LOOKS_PER_ZONE).max(1) as f64);
-        pace.wakes_at.set(written + wait as u64);
-        Admission::Later
-    }
-
-    /// What the cleaner waits for is what users are writing just now.
+    /// Has the next commit of users wake the cleaner: it may be what the cleaner waits for.
     pub fn wake_cleaner_with_next_commit(&self) {
         self.pace.wakes_at.set(self.written_by_users() + 1);
     }
 
-    /// Users have written: wakes the cleaner if that is what it waits for.
+    /// Wakes the cleaner if users have written as much as it waits for.
     pub fn wake_paced_cleaner(&self) {
         if self.written_by_users() >= self.pace.wakes_at.get() {
             self.pace.wakes_at.set(u64::MAX);
-            self.cleaner.notify_all();
+            self.events.cleaner.notify_all();
         }
     }
+}
+
+/// Whether users wait for zones, or will when each lane needs one.
+pub(crate) fn needs_zones_soon<O: Owner>(owner: &O) -> bool {
+    let kit = owner.kit();
+    kit.pool.free() <= owner.kept_zones() + kit.settings.appends_in_flight
+}
+
+/// Whether users wait for zones, or will when they need one, and resetting dead zones wouldn't change that.
+pub(crate) fn is_short<O: Owner>(owner: &O) -> bool {
+    owner.kit().pool.free_soon() <= owner.kept_zones()
+}
+
+/// The marks of the room, in free zones: below the first cleaning gains on users, from the second on it rests.
+pub fn watermarks<O: Owner>(owner: &O) -> (u32, u32) {
+    let kit = owner.kit();
+    let share = |share: f64| (f64::from(kit.data_zones()) * share) as u32;
+    let low = share(kit.settings.low_watermark).max(owner.kept_zones() + 1);
+    (low, share(kit.settings.high_watermark).max(low + SPAN as u32))
+}
+
+fn marks<O: Owner>(owner: &O) -> Marks {
+    let room = |free: u32| u64::from(free) * owner.kit().zone_room();
+    let (low, high) = watermarks(owner);
+    Marks { stop: room(owner.kept_zones()), low: room(low), high: room(high) }
+}
+
+/// The room, in data blocks: no more than at `stop` if users wait, or would.
+fn room<O: Owner>(owner: &O, marks: &Marks) -> u64 {
+    let kit = owner.kit();
+    let zone = kit.zone_room();
+    let (open, left) = kit.pool.open_space(kit.settings.data_blocks, kit.layout.zone_blocks);
+    let passed = kit.pace.passed.get();
+    let begun = u64::from(open) + u64::from(passed.is_some());
+    let room = u64::from(kit.pool.free_soon()) * zone + left + passed.unwrap_or(0);
+    let room = room.saturating_sub(begun * zone / 2);
+    match kit.pool.free() <= owner.kept_zones() {
+        true => room.min(marks.stop),
+        false => room,
+    }
+}
+
+/// What a policy is told.
+pub(crate) fn pressure<O: Owner>(owner: &O) -> Pressure {
+    let marks = marks(owner);
+    let kit = owner.kit();
+    marks.pressure(kit.zone_room(), room(owner, &marks), kit.data_zones())
+}
+
+/// Number of blocks that are moved for each that users write, at the moment; `None` while the cleaner doesn't wait for users.
+pub fn moves_per_write<O: Owner>(owner: &O) -> Option<f64> {
+    let marks = marks(owner);
+    let pace = owner.kit().pace.pacer.borrow().pace(room(owner, &marks), &marks);
+    pace.must.is_finite().then_some(pace.must)
+}
+
+/// Whether something of the victim may be moved now. If not, commits of users wake the cleaner when it may be.
+pub(crate) fn admit_moves<O: Owner>(owner: &O) -> Admission {
+    let kit = owner.kit();
+    let pace = &kit.pace;
+    let written = kit.written_by_users();
+    let new = written - pace.counted.replace(written);
+    let marks = marks(owner);
+    let room = room(owner, &marks);
+    let speed = pace.pacer.borrow().pace(room, &marks);
+    // What is cleaned unasked pays for itself.
+    let rate = if room < marks.high { speed.must } else { speed.may };
+    if rate.is_infinite() {
+        pace.due.set(0.0);
+        return Admission::Now;
+    }
+    let most = f64::from(kit.settings.record_blocks);
+    let due = (pace.due.get() + new as f64 * rate).min(most);
+    pace.due.set(due);
+    if due >= 1.0 {
+        return Admission::Now;
+    }
+    let wait = ((1.0 - due) / rate).ceil().min((kit.zone_room() / LOOKS_PER_ZONE).max(1) as f64);
+    pace.wakes_at.set(written + wait as u64);
+    Admission::Later
 }

@@ -1,146 +1,166 @@
-//! The root of a log: its identity, the newest checkpoint, and where earlier lives of the log ended.
+//! Roots: the identity of a log, its newest checkpoint, and where the records of earlier epochs end.
 //!
-//! Roots are records of the stream [`ROOT`] with nothing but meta, numbered, in zones 0 and 1 in turn. The valid one
-//! with the highest number counts.
+//! Roots are records with nothing but meta, numbered, in zones 0 and 1 in turn. The valid one with the highest number is
+//! authoritative.
 
-use crate::format::{REPLAYED, ROOT};
-use crate::layout::Layout;
-use crate::map::Physical;
+use crate::layout::{Layout, ROOT_ZONES};
+use crate::record::{Header, Identity, Parsed};
+use crate::scan::refuse_offline;
+use crate::stream::{Sequences, StreamId};
 use block::{BlockSize, Buffer, Error, Result, ZoneAddress, ZoneIndex, ZoneReport, ZoneState, Zones};
-use zerocopy::little_endian::U64;
 use zones::bytes::{Reader, Writer};
 use zones::on_device::format::Uuid;
-use logkit::record::{Header, Identity, Parsed};
 
-/// The version of the log's format that this code writes and reads.
-pub const VERSION: u32 = 1;
-/// The version of a log whose map is at a home of its own: what doesn't know of homes doesn't read it.
-pub const VERSION_AT_HOME: u32 = 2;
-const MAGIC: &[u8; 8] = b"SILTLOG1";
-/// The most epochs that a root remembers: a log that ended uncleanly so often without a checkpoint in between takes one
-/// when it is opened.
+/// Stream of roots, which is never replayed.
+pub const ROOT: StreamId = StreamId(3);
+/// Version of the format of roots that this code writes and reads.
+pub const VERSION: u32 = 2;
+const MAGIC: &[u8; 8] = b"SILTROOT";
+/// Magic of the roots of version 1, which held what is a directory now.
+const MAGIC_1: &[u8; 8] = b"SILTLOG1";
+/// Most epochs that a root has boundaries for: a log that ended uncleanly so often without a checkpoint takes one when it is
+/// opened.
 pub const MOST_EPOCHS: usize = 32;
-/// The most pieces that a directory is written in.
-pub const MOST_PIECES: usize = 96;
+/// Most extents of a directory.
+pub const MOST_EXTENTS: usize = 96;
+/// Most streams of which a root names numbers.
+const MOST_STREAMS: usize = 64;
 
-/// Where an earlier life of the log ended: its records above these numbers don't count.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+/// Where an earlier epoch of the log ended: its records above these numbers are not part of the log.
+#[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Boundary {
-    /// The life.
+    /// The epoch.
     pub epoch: u64,
-    /// The last record of each stream that counts.
-    pub last: [u64; REPLAYED],
+    /// Its last record of each stream.
+    pub last: Sequences,
 }
 
-/// A piece of the directory.
+/// A part of a directory on the medium.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Piece {
-    /// Its first block.
-    pub physical: Physical,
-    /// How many blocks it has.
+pub struct Extent {
+    /// The zone.
+    pub zone: u32,
+    /// First block in the zone.
+    pub position: u32,
+    /// Number of blocks.
     pub blocks: u32,
-    /// CRC32C of the blocks.
+    /// CRC-32C of the blocks.
     pub sum: u32,
 }
 
-/// What a root says.
+/// Contents of a root.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Root {
+    /// Kind of the owner, by which a log of one engine isn't opened by another.
+    pub owner: [u8; 8],
     /// The log.
     pub identity: Identity,
-    /// The shape that it was made with.
+    /// Size of blocks.
     pub block_size: BlockSize,
-    /// See `block_size`.
+    /// Blocks of a zone.
     pub zone_blocks: u32,
-    /// See `block_size`.
+    /// Number of zones.
     pub zones: u32,
-    /// How often the log has been opened.
+    /// Number of times that the log has been opened.
     pub epoch: u64,
-    /// Whether it was closed cleanly: the checkpoint is all there is.
+    /// Whether the log was closed cleanly: then no record follows the checkpoint.
     pub clean: bool,
     /// The checkpoint has everything up to these records.
-    pub covered: [u64; REPLAYED],
-    /// The last number in the stream of checkpoints.
+    pub covered: Sequences,
+    /// Last number of the stream of checkpoints.
     pub checkpoint: u64,
-    /// The clock at the checkpoint.
+    /// Clock of the checkpoint.
     pub clock: u64,
-    /// Earlier lives since the checkpoint, oldest first.
+    /// Ends of earlier epochs since the checkpoint, oldest first.
     pub boundaries: Vec<Boundary>,
-    /// How long the directory is, in bytes.
+    /// Length of the directory in bytes.
     pub directory_length: u64,
-    /// Where it is.
-    pub directory: Vec<Piece>,
-    /// The map is at a home of its own: the oldest transaction of it that the log can be opened with. Then there is no
-    /// directory, and what is covered is said there.
-    pub home: Option<u64>,
+    /// Where the directory is.
+    pub directory: Vec<Extent>,
+    /// The owner's part.
+    pub own: Vec<u8>,
 }
 
 impl Root {
-    /// As the meta of a record.
+    /// The root as the meta of a record.
     pub fn encode(&self) -> Vec<u8> {
         let mut writer = Writer::default();
         writer.put(MAGIC);
-        writer.u32(if self.home.is_some() { VERSION_AT_HOME } else { VERSION });
+        writer.u32(VERSION);
         writer.u32(self.block_size.bytes() as u32);
+        writer.put(&self.owner);
         writer.put(self.identity.uuid.as_bytes());
         writer.u64(self.identity.key);
         writer.u32(self.zone_blocks);
         writer.u32(self.zones);
         writer.u64(self.epoch);
-        writer.u32(self.clean.into());
-        writer.put(&self.covered.map(U64::new));
         writer.u64(self.checkpoint);
         writer.u64(self.clock);
+        writer.u64(self.directory_length);
+        writer.u32(self.clean.into());
+        let streams = self.covered.numbers().len();
+        writer.u32(streams as u32);
+        let put = |writer: &mut Writer, numbers: &Sequences| {
+            (0..streams as u16).for_each(|stream| writer.u64(numbers.of(StreamId(stream))));
+        };
+        put(&mut writer, &self.covered);
         writer.u32(self.boundaries.len() as u32);
         for boundary in &self.boundaries {
             writer.u64(boundary.epoch);
-            writer.put(&boundary.last.map(U64::new));
+            put(&mut writer, &boundary.last);
         }
-        writer.u64(self.directory_length);
         writer.u32(self.directory.len() as u32);
-        for piece in &self.directory {
-            writer.u32(piece.physical.0);
-            writer.u32(piece.blocks);
-            writer.u32(piece.sum);
+        for extent in &self.directory {
+            [extent.zone, extent.position, extent.blocks, extent.sum].iter().for_each(|it| writer.u32(*it));
         }
-        self.home.iter().for_each(|sequence| writer.u64(*sequence));
+        writer.u32(self.own.len() as u32);
+        writer.put(&self.own[..]);
         writer.0
     }
 
-    /// From the meta of a record, which may be anything.
+    /// Reads a root from the meta of a record, which may be any bytes.
     ///
     /// # Errors
-    /// [`Error::Protocol`] for another version, [`Error::Corrupt`] for what no version of this program writes.
+    /// [`Error::Protocol`] for another version, [`Error::Corrupt`] for bytes that no version of this program writes.
     pub fn decode(meta: &[u8]) -> Result<Root> {
         let mut reader = Reader::new(meta, "the root of a log");
-        if reader.bytes(8)? != MAGIC {
+        let magic = reader.bytes(8)?;
+        if magic != MAGIC && magic != MAGIC_1 {
             return Err(Error::protocol("no root of a log"));
         }
         let version = reader.u32()?;
-        if version != VERSION && version != VERSION_AT_HOME {
-            return Err(Error::protocol(format!(
-                "a log of version {version} of the format; this program reads versions {VERSION} and {VERSION_AT_HOME}: use \
-                 the program that wrote it, or make the log anew, which loses what is there"
-            )));
+        if magic != MAGIC || version != VERSION {
+            return Err(crate::record::other_version("log", version));
         }
         let block_size = BlockSize::new(u64::from(reader.u32()?))?;
+        let owner = *reader.take()?;
         let identity = Identity { uuid: Uuid::from_bytes(*reader.take()?), key: reader.u64()? };
         let (zone_blocks, zones) = (reader.u32()?, reader.u32()?);
-        let (epoch, clean) = (reader.u64()?, reader.u32()? != 0);
-        let covered = reader.u64s()?;
-        let (checkpoint, clock) = (reader.u64()?, reader.u64()?);
+        let (epoch, checkpoint) = (reader.u64()?, reader.u64()?);
+        let (clock, directory_length) = (reader.u64()?, reader.u64()?);
+        let clean = reader.u32()? != 0;
+        let streams = reader.count(8)?;
+        if streams > MOST_STREAMS {
+            return Err(reader.strange(&format!("names {streams} streams; expected up to {MOST_STREAMS}")));
+        }
+        let numbers = |reader: &mut Reader<'_>| -> Result<Sequences> {
+            let numbers = (0..streams).map(|_| reader.u64()).collect::<Result<Vec<_>>>()?;
+            Ok(Sequences::new(&numbers))
+        };
+        let covered = numbers(&mut reader)?;
         let mut boundaries = Vec::new();
-        for _ in 0..reader.count(8 + 8 * REPLAYED)? {
-            boundaries.push(Boundary { epoch: reader.u64()?, last: reader.u64s()? });
+        for _ in 0..reader.count(8 + 8 * streams)? {
+            boundaries.push(Boundary { epoch: reader.u64()?, last: numbers(&mut reader)? });
         }
-        let directory_length = reader.u64()?;
         let mut directory = Vec::new();
-        for _ in 0..reader.count(12)? {
-            let (physical, blocks, sum) = (Physical(reader.u32()?), reader.u32()?, reader.u32()?);
-            directory.push(Piece { physical, blocks, sum });
+        for _ in 0..reader.count(16)? {
+            let (zone, position) = (reader.u32()?, reader.u32()?);
+            directory.push(Extent { zone, position, blocks: reader.u32()?, sum: reader.u32()? });
         }
-        let home = if version == VERSION_AT_HOME { Some(reader.u64()?) } else { None };
+        let own = reader.count(1)?;
+        let own = reader.bytes(own)?.to_vec();
         Ok(Root {
+            owner,
             identity,
             block_size,
             zone_blocks,
@@ -153,32 +173,32 @@ impl Root {
             boundaries,
             directory_length,
             directory,
-            home,
+            own,
         })
     }
 
-    /// Whether a record may count: it is of this life, or was within an earlier one.
+    /// Whether a record may be part of the log: it is of this epoch, or was within an earlier one.
     pub fn admits(&self, header: &Header) -> bool {
-        let stream = usize::from(header.stream.0);
+        let Header { stream, sequence, .. } = *header;
         if header.epoch == self.epoch {
-            return self.boundaries.last().is_none_or(|before| header.sequence > before.last[stream]);
+            return self.boundaries.last().is_none_or(|before| sequence > before.last.of(stream));
         }
         let Some(number) = self.boundaries.iter().position(|boundary| boundary.epoch == header.epoch) else {
             return false;
         };
-        let above = number.checked_sub(1).map_or(0, |before| self.boundaries[before].last[stream]);
-        header.sequence > above && header.sequence <= self.boundaries[number].last[stream]
+        let above = number.checked_sub(1).map_or(0, |before| self.boundaries[before].last.of(stream));
+        sequence > above && sequence <= self.boundaries[number].last.of(stream)
     }
 }
 
-/// The newest root, and where the next one goes.
+/// The newest root.
 #[derive(Debug, Clone)]
 pub struct FoundRoot {
-    /// What it says.
+    /// Its contents.
     pub root: Root,
     /// Its number.
     pub number: u64,
-    /// The zone that it stands in; the next one goes to the other.
+    /// Its zone; the next root goes to the other.
     pub zone: u32,
 }
 
@@ -188,13 +208,13 @@ pub struct FoundRoot {
 /// [`Error::Protocol`] where there is no log, or one of another version; [`Error::Corrupt`] where both root zones are
 /// damaged; what reading says.
 pub async fn find(zones: &dyn Zones) -> Result<FoundRoot> {
-    let reports = zones.report(ZoneIndex(0), crate::layout::ROOT_ZONES).await?;
+    let reports = zones.report(ZoneIndex(0), ROOT_ZONES).await?;
     let mut newest: Option<FoundRoot> = None;
     let mut reasons = Vec::new();
     for report in reports {
         if report.state == ZoneState::Offline {
             // The newest root may be there, and the next one would have to go there.
-            crate::scan::refuse_offline(zones, report.zone).await?;
+            refuse_offline(zones, report.zone).await?;
         }
         match find_in(zones, &report).await {
             Ok(found) if newest.as_ref().is_none_or(|newest| newest.number < found.number) => {
@@ -381,50 +401,64 @@ impl RootWriter {
 mod tests {
     use super::*;
 
+    fn numbers(numbers: [u64; 2]) -> Sequences {
+        Sequences::new(&numbers)
+    }
+
     fn root() -> Root {
         Root {
+            owner: *b"a test..",
             identity: Identity { uuid: Uuid::from_bytes([3; 16]), key: 4 },
             block_size: BlockSize::default(),
             zone_blocks: 15,
             zones: 20,
             epoch: 5,
             clean: true,
-            covered: [10, 20],
+            covered: numbers([10, 20]),
             checkpoint: 30,
             clock: 40,
-            boundaries: vec![Boundary { epoch: 3, last: [12, 22] }, Boundary { epoch: 4, last: [15, 22] }],
+            boundaries: vec![
+                Boundary { epoch: 3, last: numbers([12, 22]) },
+                Boundary { epoch: 4, last: numbers([15, 22]) },
+            ],
             directory_length: 100,
-            directory: vec![Piece { physical: Physical(7), blocks: 1, sum: 9 }],
-            home: None,
+            directory: vec![Extent { zone: 7, position: 2, blocks: 1, sum: 9 }],
+            own: vec![77; 8],
         }
     }
 
     #[test]
     fn what_was_written_is_read() {
-        assert_eq!(Root::decode(&root().encode()), Ok(root()));
         let bytes = root().encode();
-        assert_eq!(logkit::record::sum_of(&bytes), 2_840_149_555, "the bytes of version {VERSION}");
-        (0..bytes.len()).for_each(|length| assert!(Root::decode(&bytes[..length]).is_err()));
-        let at_home = Root { home: Some(77), ..root() };
-        assert_eq!(Root::decode(&at_home.encode()), Ok(at_home.clone()));
-        let bytes = at_home.encode();
+        assert_eq!(Root::decode(&bytes), Ok(root()));
         (0..bytes.len()).for_each(|length| assert!(Root::decode(&bytes[..length]).is_err()));
     }
 
     #[test]
-    fn the_largest_root_fits_a_block() {
+    fn version_1_is_refused_with_its_number() {
+        let mut bytes = root().encode();
+        bytes[..8].copy_from_slice(MAGIC_1);
+        bytes[8] = 1;
+        let error = Root::decode(&bytes).expect_err("another version");
+        assert!(matches!(&error, Error::Protocol(text) if text.contains("version 1")), "{error}");
+    }
+
+    #[test]
+    fn the_largest_root_of_an_engine_with_four_streams_fits_a_block() {
         let mut root = root();
-        root.boundaries = vec![root.boundaries[0]; MOST_EPOCHS];
-        root.directory = vec![root.directory[0]; MOST_PIECES];
+        root.covered = Sequences::new(&[1; 4]);
+        root.boundaries = vec![Boundary { epoch: 3, last: Sequences::new(&[1; 4]) }; MOST_EPOCHS];
+        root.directory = vec![root.directory[0]; MOST_EXTENTS];
+        root.own = vec![0; 256];
         assert!(Header::length(0, root.encode().len()) <= 4096);
     }
 
     #[test]
-    fn records_count_up_to_the_end_of_their_life() {
+    fn records_are_part_of_the_log_up_to_the_end_of_their_epoch() {
         let root = root();
-        let counts = |epoch, sequence| {
+        let admits = |epoch, sequence| {
             let header = Header {
-                stream: crate::format::USER,
+                stream: StreamId(0),
                 class: 0,
                 epoch,
                 sequence,
@@ -440,7 +474,7 @@ mod tests {
         };
         let found: Vec<bool> =
             [(2, 11), (3, 12), (3, 13), (4, 12), (4, 13), (4, 15), (4, 16), (5, 15), (5, 16), (6, 17)]
-                .map(|(epoch, sequence)| counts(epoch, sequence))
+                .map(|(epoch, sequence)| admits(epoch, sequence))
                 .into();
         assert_eq!(found, [false, true, false, false, true, true, false, false, true, false]);
     }

@@ -6,12 +6,12 @@
 //! blocks that takes longer than to read everything. And everything behind the last record has to be read anyway: only a
 //! header that is found there tells rot in a record that had been durable from the torn end of the log.
 
-use crate::changes::Changes;
 use crate::layout::Layout;
+use crate::stream::Sequences;
 use block::{Buffer, ByteOffset, Error, Result, ZoneAddress, ZoneIndex, ZoneReport, ZoneState, Zones};
 use std::ops::Range;
-use logkit::record::{Header, Identity, Parsed, sum_of};
-use logkit::summary::{Place, Summary, blocks_of};
+use crate::record::{Header, Identity, Parsed, sum_of};
+use crate::summary::{Place, Summary, blocks_of};
 
 /// How many bytes are read at a time.
 const STEP: usize = 512 << 10;
@@ -35,51 +35,25 @@ pub struct Found {
     pub meta: Vec<u8>,
 }
 
-/// A record that can be replayed: its data needn't be looked at any more.
-#[derive(Debug, Clone)]
-pub struct Replayable {
-    /// Its header.
-    pub header: Header,
-    /// What it says.
-    pub changes: Changes,
-}
-
-/// What is kept of a record's header where it is found.
-trait Kept: Sized {
-    /// What is kept of it.
+/// What is kept of a record where it is found.
+pub trait Kept: Sized {
+    /// Keeps what is needed of a record.
     fn new(parsed: &Parsed<'_>) -> Self;
-    /// Its header.
+    /// The record's header.
     fn header(&self) -> &Header;
 }
 
 impl Kept for Found {
     fn new(parsed: &Parsed<'_>) -> Self {
-        Found::new(parsed)
-    }
-
-    fn header(&self) -> &Header {
-        &self.header
-    }
-}
-
-impl Kept for Replayable {
-    fn new(parsed: &Parsed<'_>) -> Self {
-        Replayable { header: parsed.header, changes: Changes::new(parsed.meta) }
-    }
-
-    fn header(&self) -> &Header {
-        &self.header
-    }
-}
-
-impl Found {
-    /// A copy of what was parsed.
-    pub(crate) fn new(parsed: &Parsed<'_>) -> Self {
         Found {
             header: parsed.header,
             sums: (0..parsed.header.blocks as usize).map(|number| parsed.sum(number)).collect(),
             meta: parsed.meta.to_vec(),
         }
+    }
+
+    fn header(&self) -> &Header {
+        &self.header
     }
 }
 
@@ -93,7 +67,7 @@ pub struct Scanned<K> {
     /// Records before this block weren't looked at.
     pub first: u32,
     /// The highest sequence that any record of the zone says was durable, by stream, those behind `end` included.
-    pub durable: [u64; 4],
+    pub durable: Sequences,
     /// Valid headers that stand behind `end`.
     pub stranded: u32,
 }
@@ -214,13 +188,13 @@ pub async fn headers(
 ///
 /// # Errors
 /// What reading says.
-pub async fn replayable(
+pub async fn replayable<K: Kept>(
     zones: &dyn Zones,
     layout: &Layout,
     identity: &Identity,
     report: &ZoneReport,
     first: u32,
-) -> Result<Scanned<Replayable>> {
+) -> Result<Scanned<K>> {
     scan(zones, layout, identity, report, first, true).await
 }
 
@@ -376,14 +350,13 @@ impl<'a, K: Kept> Walk<'a, K> {
 
 impl<K> Default for Scanned<K> {
     fn default() -> Self {
-        Scanned { records: Vec::new(), end: 0, first: 0, durable: [0; 4], stranded: 0 }
+        Scanned { records: Vec::new(), end: 0, first: 0, durable: Sequences::default(), stranded: 0 }
     }
 }
 
 impl<K> Scanned<K> {
     fn note(&mut self, header: &Header) {
-        let durable = &mut self.durable[usize::from(header.stream.0) & 3];
-        *durable = (*durable).max(header.durable);
+        self.durable.raise(header.stream, header.durable);
     }
 }
 
@@ -392,7 +365,7 @@ mod tests {
     use super::*;
     use block::{BlockSize, Durable, EraseGuarantee, ZoneGeometry};
     use zones::on_device::format::Uuid;
-    use logkit::record::StreamIndex;
+    use crate::stream::StreamId;
 
     const IDENTITY: Identity = Identity { uuid: Uuid::from_bytes([7; 16]), key: 99 };
     const BLOCK: usize = 4096;
@@ -422,7 +395,7 @@ mod tests {
                 (0..*blocks as usize * BLOCK).map(|at| (at / BLOCK) as u8 ^ number as u8).collect();
             let sums: Vec<u32> = data.chunks_exact(BLOCK).map(sum_of).collect();
             let header = Header {
-                stream: StreamIndex(0),
+                stream: StreamId(0),
                 class: 0,
                 epoch: 1,
                 sequence: number + 1,
@@ -443,7 +416,7 @@ mod tests {
         bytes
     }
 
-    fn walk(bytes: &[u8], step: usize) -> Scanned<Replayable> {
+    fn walk(bytes: &[u8], step: usize) -> Scanned<Found> {
         let to = (bytes.len() / BLOCK) as u32;
         let mut walk = Walk::new(&layout(), &IDENTITY, PLACE, to, true);
         bytes.chunks(step * BLOCK).for_each(|bytes| walk.go_on(bytes));
@@ -462,7 +435,7 @@ mod tests {
         for step in [1, 2, 3, 8, 100] {
             let all = walk(&whole, step);
             assert_eq!(
-                (all.records.len(), all.end, all.stranded, all.durable[0]),
+                (all.records.len(), all.end, all.stranded, all.durable.of(StreamId(0))),
                 (5, 21, 0, 5),
                 "step {step}"
             );
@@ -477,7 +450,7 @@ mod tests {
                     let behind = lengths.len() - number - usize::from(torn == 0);
                     assert_eq!(scanned.stranded as usize, behind, "{what}");
                     let heard = if number == 4 && torn == 0 { 4 } else { 5 };
-                    assert_eq!(scanned.durable[0], heard, "{what}");
+                    assert_eq!(scanned.durable.of(StreamId(0)), heard, "{what}");
                 }
             }
         }
@@ -503,7 +476,7 @@ mod tests {
             assert_eq!((report.state, report.write_pointer), (ZoneState::Full, 0));
             let first = first_header(&*zones, &layout, &IDENTITY, &report).await;
             assert_eq!(first.expect("nothing is read"), None);
-            let scanned = replayable(&*zones, &layout, &IDENTITY, &report, 0).await.expect("nothing is read");
+            let scanned = replayable::<Found>(&*zones, &layout, &IDENTITY, &report, 0).await.expect("nothing is read");
             assert_eq!((scanned.records.len(), scanned.end), (0, 0));
         };
         runtime::run(runtime::Config::default(), main).expect("the runtime starts");

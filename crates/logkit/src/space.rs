@@ -3,7 +3,7 @@
 //! The log has free zones, and an append to one of them fails with ENOSPC because the device takes space when a block is
 //! first written. Zones that were filled once, or reserved ([`block::Zones::reserve`]), are *backed*: seven eighths of their blocks keep
 //! their space when they are reset, and no more of them is used while there is no space. So the log goes on with backed zones:
-//! - Space is reserved beforehand for the zones that users leave to the cleaner and to checkpoints ([`Core::back_reserve`]).
+//! - Space is reserved beforehand for the zones that users leave to the cleaner and to checkpoints ([`Kit::back_reserve`]).
 //! - After ENOSPC only backed zones count as free and are taken. Cleaning, checkpoints and resets work, and a log with
 //!   nothing to clean refuses writes with ENOSPC as any full log does ([`pace`](crate::pace)).
 //! - The record that failed keeps its number, which must be filled: replay ends at a missing number. Its writes are refused. Its
@@ -17,16 +17,17 @@
 //! - After a second all free zones count again, so the next write finds new space. Once a record has been written then, writes
 //!   are acknowledged from the buffer again.
 
-use crate::core::{Core, Group, Item};
-use crate::format::{Change, USER};
-use crate::lane::{Scratch, append};
-use crate::open_zone::OpenZone;
+use crate::entry::{Batch, Entry, Frozen};
+use crate::kit::Kit;
+use crate::lane::{append, completed, freeze, written};
+use crate::owner::Owner;
+use crate::stream::StreamId;
+use crate::zone_writer::ZoneWriter;
 use block::{Error, Result, ZoneIndex};
 use runtime::sync::Semaphore;
 use std::cell::{Cell, RefCell};
 use std::rc::Rc;
 use std::time::Duration;
-use logkit::record::StreamIndex;
 
 /// Time after ENOSPC in which only backed zones count as free.
 const LOOK_AGAIN: Duration = Duration::from_secs(1);
@@ -47,7 +48,7 @@ pub struct Space {
     /// Number of records that no zone has taken so far.
     unfilled: Cell<u32>,
     /// Open zone for records without data.
-    filler: RefCell<Option<OpenZone>>,
+    filler: RefCell<Option<ZoneWriter>>,
     /// Held by the record that is being written to the filler.
     filling: Rc<Semaphore>,
     /// Time of the last reservation that failed.
@@ -97,12 +98,7 @@ impl Space {
     }
 }
 
-/// Whether a change only frees blocks.
-fn takes_away(change: &Change) -> bool {
-    matches!(change, Change::Unmap { .. } | Change::Delete { .. })
-}
-
-impl Core {
+impl Kit {
     /// Notes that an append has failed. If the device below has no space, only backed zones count as free from now on.
     pub fn note_no_space(&self, error: &Error) {
         if !matches!(error, Error::NoSpace(_)) {
@@ -115,8 +111,8 @@ impl Core {
             error.in_context("the device below the log has no space: discard some data, or give it more");
         *self.space.short.borrow_mut() = Some((told, runtime::now()));
         self.space.is_doubtful.set(true);
-        self.table.set_only_backed(true);
-        self.cleaner.notify_all();
+        self.pool.set_only_backed(true);
+        self.events.cleaner.notify_all();
     }
 
     /// Lets all free zones count again a second after the last ENOSPC: there may be space by now.
@@ -125,7 +121,7 @@ impl Core {
             self.space.short.borrow().as_ref().is_some_and(|(_, since)| since.elapsed() >= LOOK_AGAIN);
         if is_over && self.space.unfilled.get() == 0 {
             *self.space.short.borrow_mut() = None;
-            self.table.set_only_backed(false);
+            self.pool.set_only_backed(false);
         }
     }
 
@@ -137,10 +133,10 @@ impl Core {
     }
 
     /// Whether a zone should be reserved now: fewer free zones are backed than users leave to the cleaner and to checkpoints.
-    pub fn wants_reserve(&self) -> bool {
-        let wanted = self.kept_zones().min(self.table.all_free());
+    pub fn wants_reserve(&self, kept_zones: u32) -> bool {
+        let wanted = kept_zones.min(self.pool.all_free());
         let was_in_vain = self.space.reserved_in_vain.get().is_some_and(|at| at.elapsed() < LOOK_AGAIN);
-        !was_in_vain && self.table.free_backed() < wanted
+        !was_in_vain && self.pool.free_backed() < wanted
     }
 
     /// Reserves space for one of the zones that users leave. Returns false if there was no zone, or no space for several of them. The
@@ -148,9 +144,9 @@ impl Core {
     pub async fn back_reserve(&self) -> bool {
         let bytes = u64::from(self.layout.backed_blocks()) << self.layout.block_size.shift();
         for _ in 0..MOST_RESERVED_IN_VAIN {
-            let Some(zone) = self.table.begin_reserving() else { return false };
+            let Some(zone) = self.pool.begin_reserving() else { return false };
             let outcome = self.zones.reserve(ZoneIndex(zone), bytes).await;
-            self.table.end_reserving(zone, outcome.is_ok());
+            self.pool.end_reserving(zone, outcome.is_ok());
             match outcome {
                 Ok(()) => return true,
                 Err(error) => tracing::warn!("no space could be reserved for zone {zone}: {error}"),
@@ -160,106 +156,9 @@ impl Core {
         false
     }
 
-    /// Refuses the writes of a record that found no space, and writes the rest of it to the filler, under its number.
-    pub async fn refuse_record(
-        self: &Rc<Self>,
-        stream: StreamIndex,
-        sequence: u64,
-        mut group: Group,
-        scratch: &mut Scratch,
-        error: &Error,
-    ) {
-        for item in group.items.extract_if(.., |item| item.change.data_blocks() > 0) {
-            self.item_done(&item, Err(error.clone()));
-        }
-        self.fill(stream, sequence, group, scratch, error).await;
-    }
-
-    /// Refuses the changes queued under this class, except those that only free blocks: these go to the filler.
-    pub async fn write_without_data(self: &Rc<Self>, class: u8, scratch: &mut Scratch, error: &Error) {
-        let group = self.take_without_data(class, error, |item: &Item| takes_away(&item.change));
-        if group.items.is_empty() {
-            return self.recycle(group.items);
-        }
-        let items = group.items.len();
-        self.took_off(items);
-        let sequence = self.streams[usize::from(USER.0)].borrow_mut().issue();
-        self.fill(USER, sequence, group, scratch, error).await;
-        self.landed(items);
-    }
-
-    /// Writes a record without data to the filler, and tries again until a zone takes it, the log fails or is closed.
-    async fn fill(
-        self: &Rc<Self>,
-        stream: StreamIndex,
-        sequence: u64,
-        mut group: Group,
-        scratch: &mut Scratch,
-        error: &Error,
-    ) {
-        let _alone = loop {
-            if let Ok(alone) = runtime::timeout(BETWEEN_ATTEMPTS, self.space.filling.acquire(1)).await {
-                break alone;
-            }
-            // The record before it may wait for space: the requests of this one are answered meanwhile.
-            if self.space.unfilled.get() > 0 {
-                group.items.iter_mut().for_each(|item| self.answer(item, error));
-            }
-        };
-        scratch.prepare(&group, self.layout.block_bytes());
-        let mut is_unfilled = false;
-        let mut failures = 0;
-        loop {
-            for _ in 0..MOST_ATTEMPTS {
-                let Some(mut zone) = self.filler_zone().await else { break };
-                if !zone.takes(&self.layout, 0, scratch.meta_length()) {
-                    self.seal(zone).await;
-                    continue;
-                }
-                let position = zone.position + 1;
-                match append(self, stream, sequence, &group, &mut zone, scratch).await {
-                    Ok(()) => {
-                        (group.zone, group.position) = (zone.zone, position);
-                        *self.space.filler.borrow_mut() = Some(zone);
-                        if is_unfilled {
-                            self.space.unfilled.set(self.space.unfilled.get() - 1);
-                        }
-                        return self.written(stream, sequence, group);
-                    }
-                    Err(error) => {
-                        tracing::warn!("record {sequence} could not be filled: {error}");
-                        self.abandon(zone.zone, zone.position).await;
-                        self.note_no_space(&error);
-                        failures += usize::from(!matches!(error, Error::NoSpace(_)));
-                        if failures >= MOST_ATTEMPTS {
-                            self.fail(&error.in_context(format!("record {sequence} can't be written")));
-                        }
-                    }
-                }
-                if self.failure().is_some() {
-                    break;
-                }
-            }
-            if let Some(failure) = self.failure() {
-                group.items.iter().for_each(|item| self.item_done(item, Err(failure.clone())));
-                return;
-            }
-            if self.is_closing.get() {
-                group.items.iter().for_each(|item| self.item_done(item, Err(error.clone())));
-                return self.fail(&error.in_context(format!("record {sequence} can't be written")));
-            }
-            if !std::mem::replace(&mut is_unfilled, true) {
-                self.space.unfilled.set(self.space.unfilled.get() + 1);
-            }
-            group.items.iter_mut().for_each(|item| self.answer(item, error));
-            self.refuse_waiting(error);
-            runtime::sleep(BETWEEN_ATTEMPTS).await;
-        }
-    }
-
     /// Takes the filler, or opens one. Where only backed zones are used and none is left, one is reserved first: a zone that is
     /// opened in vain can't be reset before the record is written elsewhere.
-    async fn filler_zone(&self) -> Option<OpenZone> {
+    async fn filler_zone(&self) -> Option<ZoneWriter> {
         let open = self.space.filler.borrow_mut().take();
         if let Some(zone) = open.or_else(|| self.try_open_zone(0, 0)) {
             return Some(zone);
@@ -269,12 +168,126 @@ impl Core {
             false => None,
         }
     }
+}
 
-    /// Seals the filler if it is open.
-    pub async fn seal_filler(self: &Rc<Self>) {
-        let filler = self.space.filler.borrow_mut().take();
-        if let Some(zone) = filler {
-            self.seal_now(zone).await;
+/// Seals the filler if it is open.
+pub(crate) async fn seal_filler(kit: &Kit) {
+    let filler = kit.space.filler.borrow_mut().take();
+    if let Some(zone) = filler {
+        kit.seal_now(zone).await;
+    }
+}
+
+/// Refuses the data of a record that found no space, and writes the rest of it to the filler, under its number.
+pub(crate) async fn refuse_record<O: Owner>(
+    owner: &Rc<O>,
+    stream: StreamId,
+    sequence: u64,
+    mut batch: Batch<O::Entry>,
+    frozen: &mut Frozen,
+    error: &Error,
+) {
+    for entry in batch.entries.extract_if(.., |entry| entry.blocks() > 0) {
+        owner.refuse(&entry, error);
+    }
+    frozen.refreeze(&batch.entries, owner.kit().layout.block_bytes());
+    fill(owner, stream, sequence, batch, frozen, error).await;
+}
+
+/// Refuses the entries queued under this class, except those that only free blocks: these go to the filler.
+pub(crate) async fn write_without_data<O: Owner>(owner: &Rc<O>, class: u8, frozen: &mut Frozen, error: &Error) {
+    let appender = owner.appender();
+    let (batch, refused) = appender.take_without_data(class, Entry::only_frees);
+    refused.iter().for_each(|entry| owner.refuse(entry, error));
+    if batch.entries.is_empty() {
+        return appender.recycle(batch.entries);
+    }
+    let entries = batch.entries.len();
+    appender.submitted(entries);
+    let stream = owner.kit().settings.user_stream;
+    let sequence = freeze(&**owner, stream, &batch, class, frozen);
+    fill(owner, stream, sequence, batch, frozen, error).await;
+    completed(&**owner, entries);
+}
+
+/// Refuses all queued entries that were not acknowledged, and answers the requests of records that can't commit because an
+/// earlier record is missing.
+fn refuse_waiting<O: Owner>(owner: &O, error: &Error) {
+    let appender = owner.appender();
+    let refused = appender.take_refused(None, Entry::is_acknowledged);
+    refused.iter().for_each(|entry| owner.refuse(entry, error));
+    appender.for_each_waiting(|entry| owner.answer(entry, error));
+    owner.refused();
+    owner.kit().events.settled.notify_all();
+    owner.kit().events.freed.notify_all();
+}
+
+/// Writes a record without data to the filler, and tries again until a zone takes it, the log fails or is closed.
+async fn fill<O: Owner>(
+    owner: &Rc<O>,
+    stream: StreamId,
+    sequence: u64,
+    mut batch: Batch<O::Entry>,
+    frozen: &mut Frozen,
+    error: &Error,
+) {
+    let kit = owner.kit();
+    let space = &kit.space;
+    let _alone = loop {
+        if let Ok(alone) = runtime::timeout(BETWEEN_ATTEMPTS, space.filling.acquire(1)).await {
+            break alone;
         }
+        // The record before it may wait for space: the requests of this one are answered meanwhile.
+        if space.unfilled.get() > 0 {
+            batch.entries.iter_mut().for_each(|entry| owner.answer(entry, error));
+        }
+    };
+    let mut is_unfilled = false;
+    let mut failures = 0;
+    loop {
+        for _ in 0..MOST_ATTEMPTS {
+            let Some(mut zone) = kit.filler_zone().await else { break };
+            if !zone.takes(&kit.layout, 0, frozen.meta_length()) {
+                kit.seal(zone).await;
+                continue;
+            }
+            let position = zone.position() + 1;
+            match append(&**owner, (stream, sequence), &batch, &mut zone, frozen).await {
+                Ok(()) => {
+                    (batch.zone, batch.position) = (zone.zone(), position);
+                    *space.filler.borrow_mut() = Some(zone);
+                    if is_unfilled {
+                        space.unfilled.set(space.unfilled.get() - 1);
+                    }
+                    return written(&**owner, stream, sequence, batch);
+                }
+                Err(error) => {
+                    tracing::warn!("record {sequence} could not be filled: {error}");
+                    kit.abandon(zone.zone(), zone.position()).await;
+                    kit.note_no_space(&error);
+                    failures += usize::from(!matches!(error, Error::NoSpace(_)));
+                    if failures >= MOST_ATTEMPTS {
+                        owner.fail(&error.in_context(format!("record {sequence} can't be written")));
+                    }
+                }
+            }
+            if kit.failure().is_some() {
+                break;
+            }
+        }
+        if let Some(failure) = kit.failure() {
+            batch.entries.iter().for_each(|entry| owner.refuse(entry, &failure));
+            return;
+        }
+        if kit.is_closing() {
+            batch.entries.iter().for_each(|entry| owner.refuse(entry, error));
+            return owner.fail(&error.in_context(format!("record {sequence} can't be written")));
+        }
+        if !std::mem::replace(&mut is_unfilled, true) {
+            space.unfilled.set(space.unfilled.get() + 1);
+        }
+        batch.entries.iter_mut().for_each(|entry| owner.answer(entry, error));
+        refuse_waiting(&**owner, error);
+        runtime::sleep(BETWEEN_ATTEMPTS).await;
     }
 }

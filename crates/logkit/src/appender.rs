@@ -1,0 +1,244 @@
+//! Group commit of one shard: entries wait in queues, one for each class of zones, and are taken as the entries of a record
+//! when an append can carry them; records commit in the order of their numbers.
+//!
+//! Nothing here does I/O: `lane` appends what is taken here.
+
+use crate::entry::{Batch, Entry};
+use crate::layout::Layout;
+use crate::record::Header;
+use crate::stream::{CommitQueue, StreamId, Streams};
+use crate::zone_writer::ZoneWriter;
+use std::cell::{Cell, RefCell};
+use std::collections::VecDeque;
+use std::sync::Arc;
+
+/// Most lists of entries that are kept to be used again.
+const SPARE_LISTS: usize = 8;
+
+/// Entries that are queued, and records that are in flight, of the streams that one shard writes.
+#[derive(Debug)]
+pub struct Appender<E> {
+    layout: Layout,
+    lanes: usize,
+    most_steps: u64,
+    queues: RefCell<Vec<VecDeque<E>>>,
+    queued: Cell<u64>,
+    /// Appends in flight, and the entries in them.
+    in_flight: Cell<(u32, u32)>,
+    records: Vec<(StreamId, RefCell<CommitQueue<Batch<E>>>)>,
+    spare: RefCell<Vec<Vec<E>>>,
+}
+
+impl<E: Entry> Appender<E> {
+    /// Appender with so many classes of zones, for these streams. At most `lanes` appends are in flight; the entries of a
+    /// record take at most `most_steps` steps.
+    pub fn new(
+        layout: Layout,
+        classes: u8,
+        lanes: u32,
+        most_steps: u64,
+        streams: &Arc<Streams>,
+        own: &[StreamId],
+    ) -> Self {
+        let queue = |stream: &StreamId| (*stream, RefCell::new(CommitQueue::new(streams.clone(), *stream)));
+        Appender {
+            layout,
+            lanes: lanes as usize,
+            most_steps,
+            queues: RefCell::new((0..classes).map(|_| VecDeque::new()).collect()),
+            queued: Cell::new(0),
+            in_flight: Cell::new((0, 0)),
+            records: own.iter().map(queue).collect(),
+            spare: RefCell::default(),
+        }
+    }
+
+    /// Queues an entry for a class.
+    pub fn push(&self, class: u8, entry: E) {
+        self.queued.set(self.queued.get() + 1);
+        self.queues.borrow_mut()[usize::from(class)].push_back(entry);
+    }
+
+    /// Number of queued entries.
+    pub fn queued(&self) -> u64 {
+        self.queued.get()
+    }
+
+    /// Number of appends in flight, and of the entries in them.
+    pub fn in_flight(&self) -> (u32, u32) {
+        self.in_flight.get()
+    }
+
+    /// Whether nothing of this class is queued.
+    pub fn is_empty(&self, class: u8) -> bool {
+        self.queues.borrow()[usize::from(class)].is_empty()
+    }
+
+    /// Whether any queued entry of this class is wanted.
+    pub fn any(&self, class: u8, is_wanted: impl Fn(&E) -> bool) -> bool {
+        self.queues.borrow()[usize::from(class)].iter().any(is_wanted)
+    }
+
+    /// The class whose entries a lane should append now, if it should.
+    ///
+    /// While other appends are in flight, a lane waits until as many entries are queued as one of these has: so the appends
+    /// share what clients keep in flight, however it arrives.
+    pub fn ready_class(&self) -> Option<u8> {
+        let queues = self.queues.borrow();
+        let (class, queue) = queues.iter().enumerate().max_by_key(|(_, queue)| queue.len())?;
+        if queue.is_empty() {
+            return None;
+        }
+        let (appends, entries) = self.in_flight.get();
+        let is_enough = self.queued.get() * u64::from(appends) >= u64::from(entries);
+        (appends == 0 || is_enough).then_some(class as u8)
+    }
+
+    /// Takes the entries of one record: no more than fit the zone and are the lane's share. `cut` divides an entry that is
+    /// too large: it takes off the first blocks, so many, and returns them.
+    pub fn take(&self, class: u8, zone: &ZoneWriter, mut cut: impl FnMut(&mut E, u32) -> E) -> Batch<E> {
+        let mut batch = self.batch();
+        let mut queues = self.queues.borrow_mut();
+        let queue = &mut queues[usize::from(class)];
+        let share = match self.in_flight.get().0 {
+            0 if queue.len() > self.lanes => queue.len().div_ceil(self.lanes),
+            _ => queue.len(),
+        };
+        let (mut blocks, mut meta, mut steps) = (0_u32, 0_usize, 0_u64);
+        let mut was_cut = false;
+        while batch.entries.len() < share {
+            let Some(entry) = queue.front_mut() else { break };
+            let (wanted, words) = (entry.blocks(), entry.meta_length());
+            // All of a record takes effect at once.
+            steps += entry.steps();
+            if steps > self.most_steps && entry.steps() > 0 && !batch.entries.is_empty() {
+                break;
+            }
+            if zone.takes(&self.layout, blocks + wanted, meta + words) {
+                blocks += wanted;
+                meta += words;
+                batch.entries.extend(queue.pop_front());
+                continue;
+            }
+            // The beginning of a large entry may fit, where the record has no other that would wait for it.
+            let is_worth_cutting = batch.entries.is_empty() || wanted > self.layout.max_append / 2;
+            let most = blocks + wanted.saturating_sub(1);
+            let fits = zone.most_blocks(&self.layout, most, |_| meta + words).saturating_sub(blocks);
+            if fits > 0 && is_worth_cutting {
+                batch.entries.push(cut(entry, fits));
+                was_cut = true;
+            }
+            break;
+        }
+        let taken = batch.entries.len() as u64 - u64::from(was_cut);
+        self.queued.set(self.queued.get().saturating_sub(taken));
+        batch
+    }
+
+    /// Takes the entries of one record without data, of those that are wanted; the rest of these stays queued. Returns the
+    /// others, too, which leave the queue.
+    pub fn take_without_data(&self, class: u8, is_wanted: impl Fn(&E) -> bool) -> (Batch<E>, Vec<E>) {
+        let mut batch = self.batch();
+        let mut others = Vec::new();
+        let mut queues = self.queues.borrow_mut();
+        let queue = &mut queues[usize::from(class)];
+        let before = queue.len();
+        let (mut meta, mut steps) = (0, 0);
+        let mut kept = VecDeque::new();
+        for entry in queue.drain(..) {
+            if !is_wanted(&entry) {
+                others.push(entry);
+                continue;
+            }
+            meta += entry.meta_length();
+            steps += entry.steps();
+            let fits = Header::length(0, meta) <= self.layout.block_bytes()
+                && (batch.entries.is_empty() || steps <= self.most_steps);
+            match fits && kept.is_empty() {
+                true => batch.entries.push(entry),
+                false => kept.push_back(entry),
+            }
+        }
+        *queue = kept;
+        self.queued.set(self.queued.get().saturating_sub((before - queue.len()) as u64));
+        (batch, others)
+    }
+
+    /// Takes the queued entries that aren't kept, of one class or of all.
+    pub fn take_refused(&self, class: Option<u8>, is_kept: impl Fn(&E) -> bool) -> Vec<E> {
+        let mut refused = Vec::new();
+        for (number, queue) in self.queues.borrow_mut().iter_mut().enumerate() {
+            if class.is_none_or(|class| usize::from(class) == number) {
+                let (kept, rest): (VecDeque<E>, VecDeque<E>) = queue.drain(..).partition(&is_kept);
+                *queue = kept;
+                refused.extend(rest);
+            }
+        }
+        self.queued.set(self.queued.get().saturating_sub(refused.len() as u64));
+        refused
+    }
+
+    fn batch(&self) -> Batch<E> {
+        Batch { entries: self.spare.borrow_mut().pop().unwrap_or_default(), zone: 0, position: 0 }
+    }
+
+    /// Keeps the memory of a list of entries to be used again.
+    pub fn recycle(&self, mut entries: Vec<E>) {
+        entries.clear();
+        let mut spare = self.spare.borrow_mut();
+        if spare.len() < SPARE_LISTS {
+            spare.push(entries);
+        }
+    }
+
+    /// Notes that an append with so many entries is in flight.
+    pub fn submitted(&self, entries: usize) {
+        let (appends, all) = self.in_flight.get();
+        self.in_flight.set((appends + 1, all + entries as u32));
+    }
+
+    /// Notes that an append with so many entries has ended.
+    pub fn completed(&self, entries: usize) {
+        let (appends, all) = self.in_flight.get();
+        self.in_flight.set((appends - 1, all - entries as u32));
+    }
+
+    fn records(&self, stream: StreamId) -> &RefCell<CommitQueue<Batch<E>>> {
+        let found = self.records.iter().find(|(own, _)| *own == stream);
+        &found.expect("a stream of this shard").1
+    }
+
+    /// Numbers the next record of a stream.
+    ///
+    /// # Panics
+    /// If another shard writes the stream.
+    pub fn issue(&self, stream: StreamId) -> u64 {
+        self.records(stream).borrow_mut().issue()
+    }
+
+    /// Notes that a record is written. [`commit_next`](Self::commit_next) follows.
+    pub fn written(&self, stream: StreamId, sequence: u64, batch: Batch<E>) {
+        self.records(stream).borrow_mut().written(sequence, batch);
+    }
+
+    /// Commits the next record of a stream and returns it, if it is written.
+    pub fn commit_next(&self, stream: StreamId) -> Option<Batch<E>> {
+        self.records(stream).borrow_mut().commit_next()
+    }
+
+    /// Visits the entries of all records that are written and can't commit, because an earlier record isn't written.
+    pub fn for_each_waiting(&self, mut visit: impl FnMut(&mut E)) {
+        for (_, records) in &self.records {
+            records.borrow_mut().waiting_mut().flat_map(|batch| &mut batch.entries).for_each(&mut visit);
+        }
+    }
+
+    /// Takes everything that is queued or can't commit; for a log that has failed.
+    pub fn take_all(&self) -> Vec<E> {
+        let mut entries = self.take_refused(None, |_| false);
+        for (_, records) in &self.records {
+            entries.extend(records.borrow_mut().take_waiting().into_iter().flat_map(|batch| batch.entries));
+        }
+        entries
+    }
+}

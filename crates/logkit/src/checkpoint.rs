@@ -1,0 +1,310 @@
+//! Writing checkpoints: records of pages and of a directory in zones of their own, and the roots that make them
+//! authoritative.
+//!
+//! A checkpoint is fuzzy: an owner writes pages while entries commit, each page as it is when its turn comes, so they are no
+//! consistent snapshot until replay. The root names the records that had committed when the checkpoint began; all later
+//! ones are replayed over it. So every record whose effect a page may show must be durable before the root is: the owner
+//! flushes in between.
+//!
+//! Left to the owner: which pages are dirty, what is in them, and where they are.
+
+use crate::directory::ZoneEntry;
+use crate::entry::Batch;
+use crate::kit::{Kit, count};
+use crate::owner::Owner;
+use crate::pool::CHECKPOINT_CLASS;
+use crate::record::{Header, sum_of};
+use crate::reset::reset_dead;
+use crate::root::{Extent, MOST_EXTENTS, Root, RootWriter};
+use crate::stream::StreamId;
+use crate::zone_writer::ZoneWriter;
+use block::{Buffer, Error, Payload, Result};
+use std::cell::{Ref, RefCell};
+use std::rc::Rc;
+use std::sync::atomic::Ordering;
+
+/// Stream of records of checkpoints. They are never replayed: a root names those that are part of the checkpoint.
+pub const CHECKPOINT: StreamId = StreamId(2);
+
+/// The newest durable root of a log, the next one's place, and the zone into which checkpoints are written.
+#[derive(Debug)]
+pub struct Checkpoints {
+    newest: RefCell<Root>,
+    writer: RefCell<RootWriter>,
+    zone: RefCell<Option<ZoneWriter>>,
+}
+
+/// Space for a record of checkpoint data.
+#[derive(Debug)]
+pub struct Space {
+    writer: ZoneWriter,
+    /// Number of data blocks that the record may have: one or more.
+    pub blocks: u32,
+}
+
+impl Space {
+    /// The zone.
+    pub fn zone(&self) -> u32 {
+        self.writer.zone()
+    }
+
+    /// Block of the zone in which the first data block of the record will be.
+    pub fn position(&self) -> u32 {
+        self.writer.position() + 1
+    }
+}
+
+impl Checkpoints {
+    /// Checkpoints of a log with this newest root.
+    pub fn new(newest: Root, writer: RootWriter) -> Self {
+        Checkpoints { newest: RefCell::new(newest), writer: RefCell::new(writer), zone: RefCell::default() }
+    }
+
+    /// The newest durable root.
+    pub fn root(&self) -> Ref<'_, Root> {
+        self.newest.borrow()
+    }
+
+    /// Changes what is known of the newest checkpoint where it isn't the root that says so.
+    pub fn note(&self, kit: &Kit, root: Root) {
+        kit.streams.set_covered(&root.covered);
+        *self.newest.borrow_mut() = root;
+    }
+
+    /// Number of blocks that the directory of the newest checkpoint takes.
+    pub fn directory_blocks(&self, kit: &Kit) -> u64 {
+        kit.layout.blocks_in(self.newest.borrow().directory_length)
+    }
+}
+
+/// Writes a root, durably. If that fails it is unknown which root is authoritative, and the log fails.
+///
+/// # Errors
+/// [`Error::NoSpace`] before anything is written: the log goes on with the root before. All others are the log's failure.
+pub async fn write_root<O: Owner>(owner: &O, root: Root) -> Result<()> {
+    let kit = owner.kit();
+    let checkpoints = &kit.checkpoints;
+    let mut writer = checkpoints.writer.replace(RootWriter::first());
+    let prepared = writer.prepare(&*kit.zones, &kit.layout).await;
+    if let Err(error @ Error::NoSpace(_)) = prepared {
+        checkpoints.writer.replace(writer);
+        return Err(error);
+    }
+    let written = match prepared {
+        Ok(()) => writer.write(&*kit.zones, &kit.layout, &root).await,
+        failed => failed,
+    };
+    checkpoints.writer.replace(writer);
+    count(&kit.counters.overhead_blocks, 1);
+    match written {
+        Ok(()) => {
+            checkpoints.note(kit, root);
+            Ok(())
+        }
+        Err(error) => {
+            owner.fail(&error.in_context("the root can't be written"));
+            Err(error)
+        }
+    }
+}
+
+/// Finds space for a record of checkpoint data with up to `wanted` blocks, whose meta takes `meta(blocks)` bytes.
+///
+/// # Errors
+/// [`Error::NoSpace`] where no zone is free; what resetting zones returns.
+pub async fn space<O: Owner>(owner: &Rc<O>, wanted: u64, meta: impl Fn(u32) -> usize) -> Result<Space> {
+    let kit = owner.kit();
+    let wanted = u32::try_from(wanted).unwrap_or(u32::MAX);
+    loop {
+        let writer = zone(owner).await?;
+        match writer.most_blocks(&kit.layout, wanted, &meta) {
+            0 => kit.seal_now(writer).await,
+            blocks => return Ok(Space { writer, blocks }),
+        }
+    }
+}
+
+/// Gives back space that isn't needed.
+pub fn give_back<O: Owner>(owner: &O, space: Space) {
+    *owner.kit().checkpoints.zone.borrow_mut() = Some(space.writer);
+}
+
+/// The zone into which checkpoints are written.
+async fn zone<O: Owner>(owner: &Rc<O>) -> Result<ZoneWriter> {
+    let kit = owner.kit();
+    let open = kit.checkpoints.zone.borrow_mut().take();
+    if let Some(zone) = open.or_else(|| kit.try_open_zone(CHECKPOINT_CLASS, 0)) {
+        return Ok(zone);
+    }
+    // The cleaner may not have come to reset dead zones, or have ended.
+    Box::pin(reset_dead(owner)).await?;
+    while kit.pool.free() == 0 && kit.back_reserve().await {}
+    kit.try_open_zone(CHECKPOINT_CLASS, 0)
+        .ok_or_else(|| Error::no_space("no zone is free for a checkpoint"))
+}
+
+/// Seals the zone into which checkpoints are written, if one is open.
+pub async fn seal(kit: &Kit) {
+    let zone = kit.checkpoints.zone.borrow_mut().take();
+    if let Some(zone) = zone {
+        kit.seal_now(zone).await;
+    }
+}
+
+/// Appends a record of checkpoint data. The buffer begins with an empty block, for the header; `sums` has the checksums of the
+/// other blocks.
+///
+/// # Errors
+/// What appending returns.
+pub async fn append<O: Owner>(
+    owner: &Rc<O>,
+    space: Space,
+    mut data: Buffer,
+    sums: &[u32],
+    meta: &[u8],
+) -> Result<()> {
+    let kit = owner.kit();
+    let mut zone = space.writer;
+    let sequence = owner.appender().issue(CHECKPOINT);
+    let header = Header {
+        stream: CHECKPOINT,
+        class: CHECKPOINT_CLASS,
+        epoch: kit.epoch,
+        sequence,
+        after: 0,
+        durable: kit.streams.durable(CHECKPOINT),
+        clock: kit.clock(),
+        zone: zone.zone(),
+        generation: zone.generation(),
+        position: zone.position(),
+        blocks: sums.len() as u32,
+    };
+    let length = header.encode(&kit.identity, sums, meta, data.filled_mut());
+    let header = data.filled()[..length].to_vec();
+    let blocks = sums.len() as u64 + 1;
+    let outcome = zone.append(&*kit.zones, &kit.layout, &header, Payload::from(data)).await;
+    kit.flusher.appended(zone.zone());
+    // A number that was not written is never looked for: roots name what is part of the checkpoint.
+    crate::lane::written(&**owner, CHECKPOINT, sequence, Batch::default());
+    if let Err(error) = outcome {
+        kit.abandon(zone.zone(), zone.position()).await;
+        kit.note_no_space(&error);
+        return Err(error.in_context("a record of a checkpoint"));
+    }
+    kit.pool.note_append(zone.zone(), None, blocks as u32 - 1);
+    count(&kit.counters.overhead_blocks, blocks);
+    count(&kit.counters.checkpoint_blocks, blocks);
+    *kit.checkpoints.zone.borrow_mut() = Some(zone);
+    Ok(())
+}
+
+/// Writes a directory: the zones and the owner's part. What was written of it is in `extents`, also after a failure. Returns
+/// its length in bytes.
+///
+/// # Errors
+/// [`Error::NoSpace`] where no zone is free, or the directory takes too many extents; what appending returns.
+async fn write_directory<O: Owner>(owner: &Rc<O>, bytes: &[u8], extents: &mut Vec<Extent>) -> Result<u64> {
+    let kit = owner.kit();
+    let block = kit.layout.block_bytes();
+    let mut at = 0;
+    while at < bytes.len() {
+        let space = space(owner, (bytes.len() - at).div_ceil(block) as u64, |_| 0).await?;
+        let blocks = space.blocks as usize;
+        let part = &bytes[at..(at + blocks * block).min(bytes.len())];
+        at += part.len();
+        let mut data = Buffer::new((1 + blocks) * block);
+        data.append_zeroes(block);
+        data.append(part);
+        data.append_zeroes(data.missing());
+        let sums: Vec<u32> = data.filled()[block..].chunks_exact(block).map(sum_of).collect();
+        let sum = sum_of(&data.filled()[block..]);
+        let extent = Extent { zone: space.zone(), position: space.position(), blocks: space.blocks, sum };
+        append(owner, space, data, &sums, &[]).await?;
+        kit.pool.add_live(extent.zone, extent.blocks);
+        extents.push(extent);
+    }
+    match extents.len() > MOST_EXTENTS {
+        true => Err(Error::no_space(format!(
+            "the directory takes {} extents; expected up to {MOST_EXTENTS}: format the log with larger zones",
+            extents.len()
+        ))),
+        false => Ok(bytes.len() as u64),
+    }
+}
+
+/// Notes that a directory is no longer part of the durable checkpoint, or never was.
+fn forget(kit: &Kit, extents: &[Extent]) {
+    extents.iter().for_each(|extent| kit.pool.remove_live(extent.zone, extent.blocks, kit.clock()));
+}
+
+/// What a root is written from: the moment at which its checkpoint was begun, and the owner's part.
+#[derive(Debug, Clone)]
+pub struct Cut {
+    /// Records that had committed.
+    pub covered: crate::stream::Sequences,
+    /// Clock.
+    pub clock: u64,
+}
+
+impl Cut {
+    /// The moment of this call.
+    pub fn now(kit: &Kit) -> Self {
+        let mut covered = kit.streams.all_committed();
+        covered.set(CHECKPOINT, 0);
+        Cut { covered, clock: kit.clock() }
+    }
+}
+
+/// Ends a checkpoint whose pages are durable: writes a directory with the owner's part `own`, and the root that names it. The
+/// checkpoint is durable when this returns.
+///
+/// # Errors
+/// What writing returns. The checkpoint before stays authoritative, unless the log has failed.
+pub async fn commit<O: Owner>(owner: &Rc<O>, cut: Cut, own: &[u8], clean: bool) -> Result<()> {
+    let kit = owner.kit();
+    let bytes = crate::directory::encode(&ZoneEntry::all_of(&kit.pool), own);
+    let mut extents = Vec::new();
+    let written = match write_directory(owner, &bytes, &mut extents).await {
+        Ok(length) => {
+            if clean {
+                seal(kit).await;
+            }
+            kit.flush().await.map(|()| length)
+        }
+        failed => failed,
+    };
+    let length = match written {
+        Ok(length) => length,
+        Err(error) => {
+            forget(kit, &extents);
+            return Err(error);
+        }
+    };
+    let old = kit.checkpoints.root().clone();
+    let root = Root {
+        clean,
+        covered: cut.covered,
+        checkpoint: kit.streams.committed(CHECKPOINT),
+        clock: cut.clock,
+        boundaries: Vec::new(),
+        directory_length: length,
+        directory: extents.clone(),
+        epoch: kit.epoch,
+        ..old.clone()
+    };
+    if let Err(error) = write_root(&**owner, root).await {
+        // If the log has failed, it is unknown which root is authoritative, so both directories stay.
+        if kit.failure().is_none() {
+            forget(kit, &extents);
+        }
+        return Err(error);
+    }
+    forget(kit, &old.directory);
+    count(&kit.counters.checkpoints, 1);
+    Ok(())
+}
+
+/// Number of blocks of checkpoints that were appended since the log was opened.
+pub fn blocks_written(kit: &Kit) -> u64 {
+    kit.counters.checkpoint_blocks.load(Ordering::Relaxed)
+}

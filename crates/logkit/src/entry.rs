@@ -1,0 +1,136 @@
+//! Entries: what an owner appends, several to a record; and a record whose entries and numbers are fixed.
+
+use crate::record::{Header, Identity, sum_of};
+use crate::zone_writer::ZoneWriter;
+use block::{Buffer, Payload};
+
+/// One change of an owner's state, with its data. A record is a sequence of entries.
+pub trait Entry: 'static {
+    /// Number of data blocks.
+    fn blocks(&self) -> u32;
+
+    /// The data: `blocks()` whole blocks.
+    fn payload(&self) -> &Payload;
+
+    /// Number of bytes of meta that [`encode_meta`](Self::encode_meta) appends.
+    fn meta_length(&self) -> usize;
+
+    /// Appends the entry's part of the record's meta.
+    fn encode_meta(&self, meta: &mut Vec<u8>);
+
+    /// Number of steps that its commit takes beside those for its data. A record takes effect in one turn of the shard, so
+    /// [`Settings::most_steps`](crate::kit::Settings::most_steps) bounds those of its entries together.
+    fn steps(&self) -> u64 {
+        0
+    }
+
+    /// Whether it only makes blocks die and has no data: it is written even where there is no space for data.
+    fn only_frees(&self) -> bool {
+        false
+    }
+
+    /// Whether it was acknowledged before it was written, and so can't be refused.
+    fn is_acknowledged(&self) -> bool {
+        false
+    }
+}
+
+/// The entries of one record, and where the record's data is once it is written.
+#[derive(Debug)]
+pub struct Batch<E> {
+    /// In the order of the record.
+    pub entries: Vec<E>,
+    /// Zone of the record.
+    pub zone: u32,
+    /// First data block in the zone.
+    pub position: u32,
+}
+
+impl<E> Default for Batch<E> {
+    fn default() -> Self {
+        Batch { entries: Vec::new(), zone: 0, position: 0 }
+    }
+}
+
+/// A record that was numbered: all of it but its place is fixed, so that an attempt in another zone writes the same record.
+/// Its memory is used again for the next one.
+#[derive(Debug, Default)]
+pub struct Frozen {
+    header: Option<Header>,
+    sums: Vec<u32>,
+    meta: Vec<u8>,
+    encoded: Vec<u8>,
+}
+
+impl Frozen {
+    /// Computes checksums and meta of these entries. `header` has everything but the place and the number of blocks.
+    pub fn freeze<E: Entry>(&mut self, header: Header, entries: &[E], block: usize) {
+        self.sums.clear();
+        self.meta.clear();
+        for entry in entries {
+            entry.encode_meta(&mut self.meta);
+            let payload = entry.payload();
+            let is_whole = payload.slices().iter().all(|slice| slice.len().is_multiple_of(block));
+            if is_whole {
+                for slice in payload.slices() {
+                    self.sums.extend(slice.chunks_exact(block).map(sum_of));
+                }
+            } else {
+                self.sums.extend(payload.to_data().chunks_exact(block).map(sum_of));
+            }
+        }
+        self.header = Some(Header { blocks: self.sums.len() as u32, ..header });
+    }
+
+    /// Computes checksums and meta again, for fewer entries under the same number: those with data were refused.
+    ///
+    /// # Panics
+    /// If nothing was [frozen](Self::freeze).
+    pub fn refreeze<E: Entry>(&mut self, entries: &[E], block: usize) {
+        let header = self.header.expect("a record was frozen");
+        self.freeze(header, entries, block);
+    }
+
+    /// Number of data blocks.
+    pub fn blocks(&self) -> u32 {
+        self.sums.len() as u32
+    }
+
+    /// Length of the meta in bytes.
+    pub fn meta_length(&self) -> usize {
+        self.meta.len()
+    }
+
+    /// The header as it was encoded last, without padding.
+    pub fn encoded(&self) -> &[u8] {
+        &self.encoded
+    }
+
+    /// Encodes the header for the next place of a zone, and returns the append: a block with the header, and the data, which
+    /// isn't copied.
+    ///
+    /// # Panics
+    /// If nothing was [frozen](Self::freeze).
+    pub fn encode<E: Entry>(
+        &mut self,
+        identity: &Identity,
+        zone: &ZoneWriter,
+        entries: &[E],
+        block: usize,
+    ) -> Payload {
+        let header = self.header.expect("a record was frozen");
+        let place = (zone.zone(), zone.generation(), zone.position());
+        let header = Header { zone: place.0, generation: place.1, position: place.2, ..header };
+        let mut buffer = Buffer::zeroed(block);
+        let length = header.encode(identity, &self.sums, &self.meta, buffer.filled_mut());
+        self.encoded.clear();
+        self.encoded.extend_from_slice(&buffer.filled()[..length]);
+        let slices = entries.iter().map(|entry| entry.payload().slices().len()).sum::<usize>();
+        let mut payload = Payload::with_room(1 + slices);
+        payload.push(buffer.freeze());
+        for slice in entries.iter().flat_map(|entry| entry.payload().slices()) {
+            payload.push(slice.clone());
+        }
+        payload
+    }
+}

@@ -1,0 +1,390 @@
+//! What one shard of a log consists of, and how its zones are opened, sealed and left.
+//!
+//! The parts keep their state private; [`Kit`] holds one of each, and what they have in common: the failure of the log, its
+//! closing, and the events by which tasks wake each other.
+
+use crate::checkpoint::Checkpoints;
+use crate::cleaning::Policy;
+use crate::flusher::Flusher;
+use crate::layout::Layout;
+use crate::mover::Turns;
+use crate::pace::Pace;
+use crate::pool::ZonePool;
+use crate::readers::Readers;
+use crate::record::Identity;
+use crate::space::Space;
+use crate::stream::{StreamId, Streams};
+use crate::summary::Builder;
+use crate::zone_writer::ZoneWriter;
+use block::{Error, Result, ZoneIndex, Zones};
+use runtime::TaskGroup;
+use runtime::sync::{Notify, Semaphore};
+use std::cell::{Cell, RefCell};
+use std::rc::Rc;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+/// How a log works; none of it is on the medium.
+#[derive(Debug, Clone)]
+pub struct Settings {
+    /// Stream of what users write.
+    pub user_stream: StreamId,
+    /// Stream of what the cleaner moves.
+    pub cleaner_stream: StreamId,
+    /// Number of appends of users' records in flight at a time.
+    pub appends_in_flight: u32,
+    /// Number of data blocks that a zone takes which the cleaner fills.
+    pub data_blocks: u32,
+    /// Number of data blocks of single entries that a record takes.
+    pub record_blocks: u32,
+    /// Number of free zones that only the cleaner may take.
+    pub cleaner_reserve: u32,
+    /// Least number of blocks that are appended between checkpoints; more while a checkpoint would be large.
+    pub checkpoint_blocks: u64,
+    /// With less than this share of all zones free, cleaning gains on users' writes; 0 to 1, at least what the cleaner needs.
+    pub low_watermark: f64,
+    /// With less than this share of all zones free, cleaning is paced to users' writes; 0 to 1.
+    pub high_watermark: f64,
+    /// Most steps of the entries of a record beside those for its data.
+    pub most_steps: u64,
+}
+
+/// Numbers for operators, counted since the log was opened.
+#[derive(Debug, Default)]
+pub struct Counters {
+    /// Data blocks that users wrote.
+    pub user_blocks: AtomicU64,
+    /// Data blocks that the cleaner moved.
+    pub moved_blocks: AtomicU64,
+    /// Blocks of headers, summaries, checkpoints and roots.
+    pub overhead_blocks: AtomicU64,
+    /// Blocks of checkpoints, which are part of the overhead.
+    pub checkpoint_blocks: AtomicU64,
+    /// Records of users' writes.
+    pub user_records: AtomicU64,
+    /// Zones that were cleaned.
+    pub cleaned_zones: AtomicU64,
+    /// Zones that were reset.
+    pub reset_zones: AtomicU64,
+    /// Checkpoints.
+    pub checkpoints: AtomicU64,
+    /// Number of times that users' writes waited for the cleaner to free a zone.
+    pub zone_waits: AtomicU64,
+}
+
+/// Adds to a counter that only one shard changes.
+#[inline]
+pub fn count(counter: &AtomicU64, value: u64) {
+    counter.store(counter.load(Ordering::Relaxed) + value, Ordering::Relaxed);
+}
+
+/// Events by which the tasks of a shard wake each other.
+#[derive(Debug, Default)]
+pub struct Events {
+    /// An entry was queued, or an append has ended.
+    pub work: Notify,
+    /// A zone was freed, or no zone will be.
+    pub freed: Notify,
+    /// The cleaner may have something to do.
+    pub cleaner: Notify,
+    /// Capacity was given back.
+    pub settled: Notify,
+}
+
+impl Events {
+    /// Wakes every task that waits for any event.
+    pub fn notify_all(&self) {
+        [&self.work, &self.freed, &self.cleaner, &self.settled].into_iter().for_each(Notify::notify_all);
+    }
+}
+
+/// What a kit is made of: the state that was recovered, or that of a new log.
+#[derive(Debug)]
+pub struct Parts {
+    /// Division of the zones.
+    pub layout: Layout,
+    /// What binds records to this log.
+    pub identity: Identity,
+    /// Number of times that the log has been opened.
+    pub epoch: u64,
+    /// State of the zones.
+    pub pool: Arc<ZonePool>,
+    /// Watermarks of the streams.
+    pub streams: Arc<Streams>,
+    /// Number of data blocks that users have written.
+    pub clock: u64,
+    /// The newest checkpoint, and where the next one goes.
+    pub checkpoints: Checkpoints,
+}
+
+/// The parts of a log on one shard.
+pub struct Kit {
+    /// Division of the zones.
+    pub layout: Layout,
+    /// How the log works.
+    pub settings: Settings,
+    /// The zones, through this shard's handle.
+    pub zones: Rc<dyn Zones>,
+    /// What binds records to this log.
+    pub identity: Identity,
+    /// Number of times that the log has been opened.
+    pub epoch: u64,
+    /// State of the zones.
+    pub pool: Arc<ZonePool>,
+    /// Watermarks of the streams.
+    pub streams: Arc<Streams>,
+    /// Reads in progress, on all shards.
+    pub readers: Arc<Readers>,
+    /// Numbers for operators.
+    pub counters: Arc<Counters>,
+    /// Makes appends durable.
+    pub flusher: Rc<Flusher>,
+    /// Which zone to clean, and which data is written together.
+    pub policy: RefCell<Box<dyn Policy>>,
+    /// How fast the cleaner moves.
+    pub pace: Pace,
+    /// Space of the device below.
+    pub space: Space,
+    /// Events by which tasks wake each other.
+    pub events: Events,
+    /// The newest checkpoint, and where the next one goes.
+    pub checkpoints: Checkpoints,
+    /// Keeps moves out of checkpoints.
+    pub turns: Turns,
+    /// Held while a checkpoint is written: one at a time.
+    pub checkpointing: Rc<Semaphore>,
+    /// Lanes, the cleaner, tasks that they started, and calls of other shards.
+    pub tasks: TaskGroup,
+    clock: Cell<u64>,
+    /// Number of blocks that were appended since the last checkpoint began.
+    since_checkpoint: Cell<u64>,
+    stuck: RefCell<Option<Error>>,
+    failed: RefCell<Option<Error>>,
+    is_closing: Cell<bool>,
+    /// Number of resets of dead zones that are running.
+    resets: Cell<u32>,
+    /// Permits for zones that are sealed beside everything else.
+    sealing: Rc<Semaphore>,
+    spare_summaries: RefCell<Vec<Builder>>,
+}
+
+impl std::fmt::Debug for Kit {
+    fn fmt(&self, formatter: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(formatter, "Kit({})", self.identity.uuid)
+    }
+}
+
+/// Dead zones are being reset, until this is dropped.
+#[derive(Debug)]
+pub(crate) struct Resetting<'a>(&'a Kit);
+
+impl Drop for Resetting<'_> {
+    fn drop(&mut self) {
+        self.0.resets.set(self.0.resets.get() - 1);
+        self.0.events.freed.notify_all();
+    }
+}
+
+impl Kit {
+    /// A shard of a log that writes the streams `own`.
+    pub fn new(
+        parts: Parts,
+        zones: Rc<dyn Zones>,
+        settings: Settings,
+        policy: Box<dyn Policy>,
+        own: &[StreamId],
+    ) -> Rc<Self> {
+        let tasks = TaskGroup::default();
+        let Parts { layout, identity, epoch, pool, streams, clock, checkpoints } = parts;
+        Rc::new(Kit {
+            layout,
+            flusher: Flusher::new(zones.clone(), streams.clone(), own, tasks.clone()),
+            zones,
+            identity,
+            epoch,
+            pool,
+            streams,
+            readers: Arc::default(),
+            counters: Arc::default(),
+            policy: RefCell::new(policy),
+            pace: Pace::new(settings.data_blocks),
+            space: Space::default(),
+            events: Events::default(),
+            checkpoints,
+            turns: Turns::default(),
+            checkpointing: Semaphore::new(1),
+            tasks,
+            clock: Cell::new(clock),
+            since_checkpoint: Cell::new(0),
+            stuck: RefCell::default(),
+            failed: RefCell::default(),
+            is_closing: Cell::new(false),
+            resets: Cell::new(0),
+            sealing: Semaphore::new(settings.appends_in_flight as usize),
+            spare_summaries: RefCell::default(),
+            settings,
+        })
+    }
+
+    /// Number of data blocks that users have written.
+    #[inline]
+    pub fn clock(&self) -> u64 {
+        self.clock.get()
+    }
+
+    /// Counts blocks that users wrote.
+    #[inline]
+    pub fn note_user_blocks(&self, blocks: u64) {
+        self.clock.set(self.clock.get() + blocks);
+        count(&self.counters.user_blocks, blocks);
+    }
+
+    /// Number of blocks that were appended since the last checkpoint began.
+    pub fn since_checkpoint(&self) -> u64 {
+        self.since_checkpoint.get()
+    }
+
+    /// Counts blocks that a checkpoint would spare a recovery.
+    pub fn note_appended(&self, blocks: u64) {
+        self.since_checkpoint.set(self.since_checkpoint.get() + blocks);
+    }
+
+    /// Begins to count appended blocks for the next checkpoint; returns those before. They are
+    /// [counted again](Self::note_appended) if the checkpoint fails.
+    pub fn begin_checkpoint(&self) -> u64 {
+        self.since_checkpoint.replace(0)
+    }
+
+    /// Error of a log that has failed and takes no writes.
+    pub fn failure(&self) -> Option<Error> {
+        self.failed.borrow().clone()
+    }
+
+    /// Sets the error of the log unless it has failed before; returns what its users are told.
+    pub(crate) fn set_failed(&self, error: &Error) -> Error {
+        let told = Error::read_only(format!("the log takes no more writes: {}", error.detail()));
+        tracing::error!("{told}");
+        self.failed.borrow_mut().get_or_insert(told.clone());
+        told
+    }
+
+    /// Whether the log is being closed. What is queued is still written.
+    pub fn is_closing(&self) -> bool {
+        self.is_closing.get()
+    }
+
+    /// Begins to close the log: lanes and cleaner end once nothing is queued.
+    pub fn begin_closing(&self) {
+        self.is_closing.set(true);
+        self.events.work.notify_all();
+        self.events.cleaner.notify_all();
+        self.events.freed.notify_all();
+    }
+
+    /// Why the cleaner can't free any zone at the moment, if so.
+    pub fn stuck(&self) -> Option<Error> {
+        self.stuck.borrow().clone()
+    }
+
+    /// Whether the cleaner can't free any zone at the moment.
+    pub fn is_stuck(&self) -> bool {
+        self.stuck.borrow().is_some()
+    }
+
+    /// Sets why the cleaner can't free any zone.
+    pub fn set_stuck(&self, error: Option<Error>) {
+        *self.stuck.borrow_mut() = error;
+    }
+
+    /// Whether dead zones are being reset.
+    pub(crate) fn is_resetting(&self) -> bool {
+        self.resets.get() > 0
+    }
+
+    /// Notes that dead zones are being reset, until the guard is dropped.
+    pub(crate) fn begin_reset(&self) -> Resetting<'_> {
+        self.resets.set(self.resets.get() + 1);
+        Resetting(self)
+    }
+
+    /// Notes that something may be freed that couldn't be before: writers are not refused before the cleaner has looked.
+    pub fn look_again(&self) {
+        self.set_stuck(None);
+        self.events.cleaner.notify_all();
+    }
+
+    /// Makes durable what has been appended by now.
+    ///
+    /// # Errors
+    /// What flushing the zones returns.
+    pub async fn flush(&self) -> Result<()> {
+        self.flusher.flush().await
+    }
+
+    /// Opens a zone for a class, if more than `keep` are free.
+    pub fn try_open_zone(&self, class: u8, keep: u32) -> Option<ZoneWriter> {
+        let taken = self.pool.take(class, keep, self.clock())?;
+        let summary = self.spare_summaries.borrow_mut().pop().unwrap_or_default();
+        Some(ZoneWriter::new(taken, class, &self.layout, summary))
+    }
+
+    /// Seals a zone in a task of its own: summary, finish. Returns once that has begun, which waits while as many are
+    /// being sealed as there are lanes: zones may have a limit on how many are open.
+    pub async fn seal(self: &Rc<Self>, zone: ZoneWriter) {
+        let permit = self.sealing.acquire(1).await;
+        let kit = self.clone();
+        let sealing = async move {
+            kit.seal_now(zone).await;
+            drop(permit);
+        };
+        self.tasks.spawn(sealing).detach();
+    }
+
+    /// Seals a zone: summary, finish. A zone for which that fails keeps its records and takes no more.
+    pub async fn seal_now(&self, zone: ZoneWriter) {
+        let (number, end) = (zone.zone(), zone.position());
+        if zone.is_empty() {
+            self.pool.put_back(number);
+            return;
+        }
+        match zone.seal(&*self.zones, &self.layout, &self.identity).await {
+            Ok((blocks, summary)) => {
+                count(&self.counters.overhead_blocks, u64::from(blocks - end));
+                // The blocks after the summary were not written, so they may have no space.
+                let is_backed = blocks >= self.layout.backed_blocks() || self.pool.get(number).backed;
+                self.pool.note_end(number, blocks, is_backed);
+                self.spare_summaries.borrow_mut().push(summary);
+                self.pool.set_full(number);
+                self.look_again();
+            }
+            Err(error) => {
+                tracing::warn!("sealing zone {number}: {error}");
+                self.abandon(number, end).await;
+                self.note_no_space(&error);
+            }
+        }
+    }
+
+    /// Finishes a zone to which an append failed, as it is, so that its records can be read and cleaned.
+    pub async fn abandon(&self, zone: u32, end: u32) {
+        self.pool.note_end(zone, end, false);
+        match self.zones.finish(ZoneIndex(zone)).await {
+            Ok(()) => {
+                self.pool.set_full(zone);
+                self.look_again();
+            }
+            Err(error) => {
+                tracing::warn!(
+                    "finishing zone {zone}: {error}; it isn't used again before the log is reopened"
+                );
+                self.set_damaged(zone);
+            }
+        }
+    }
+
+    /// Leaves a zone as it is until the log is opened again.
+    pub fn set_damaged(&self, zone: u32) {
+        self.pool.set_damaged(zone);
+        self.events.settled.notify_all();
+    }
+}

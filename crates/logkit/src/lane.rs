@@ -1,0 +1,268 @@
+//! Appending records: lanes of users' entries, each with its own open zones and one append in flight at a time.
+//!
+//! Entries are queued while the appends of all lanes are in flight; a lane whose append has completed takes its share of the
+//! queue as the next record. Two lanes keep the disk busy while clients are told of one record and send their next
+//! writes; one would leave the disk idle meanwhile, and three make records small.
+
+use crate::entry::{Batch, Entry, Frozen};
+use crate::kit::count;
+use crate::owner::Owner;
+use crate::pool::CHECKPOINT_CLASS;
+use crate::record::Header;
+use crate::space;
+use crate::stream::StreamId;
+use crate::zone_writer::ZoneWriter;
+use block::{Error, Result};
+use std::rc::Rc;
+
+/// After so many failed appends of one record, in as many zones, the log fails.
+const MOST_ATTEMPTS: usize = 4;
+
+/// Starts the lanes of a shard.
+pub fn start<O: Owner>(owner: &Rc<O>) {
+    for _ in 0..owner.kit().settings.appends_in_flight {
+        owner.kit().tasks.spawn(lane(owner.clone())).detach();
+    }
+}
+
+async fn lane<O: Owner>(owner: Rc<O>) {
+    let (kit, appender) = (owner.kit(), owner.appender());
+    let stream = kit.settings.user_stream;
+    let classes = usize::from(kit.policy.borrow().classes());
+    let mut zones: Vec<Option<ZoneWriter>> = (0..classes).map(|_| None).collect();
+    let mut frozen = Frozen::default();
+    loop {
+        let Some(class) = appender.ready_class() else {
+            if kit.is_closing() && appender.queued() == 0 || kit.failure().is_some() {
+                break;
+            }
+            kit.events.work.notified().await;
+            // Clients that were told of the same completion, or arrive in the same turn, join the record.
+            runtime::yield_now().await;
+            continue;
+        };
+        let zone = match zones[usize::from(class)].take() {
+            Some(zone) => zone,
+            None => match open_zone(&owner, class).await {
+                Ok(Some(zone)) => zone,
+                Ok(None) => continue,
+                Err(error) => {
+                    let is_short = kit.space.is_short();
+                    let acknowledged = is_short && appender.any(class, O::Entry::is_acknowledged);
+                    zones[usize::from(class)] = match acknowledged.then(|| kit.try_open_zone(class, 1)) {
+                        Some(Some(zone)) => Some(zone),
+                        None if is_short => {
+                            space::write_without_data(&owner, class, &mut frozen, &error).await;
+                            None
+                        }
+                        _ => refuse_queued(&*owner, class, &error),
+                    };
+                    continue;
+                }
+            },
+        };
+        let batch = appender.take(class, &zone, |entry, blocks| owner.cut(entry, blocks));
+        if batch.entries.is_empty() {
+            appender.recycle(batch.entries);
+            // Another lane may have taken everything; else the zone has no space for what is first.
+            match appender.is_empty(class) || zone.is_empty() {
+                true => zones[usize::from(class)] = Some(zone),
+                false => kit.seal(zone).await,
+            }
+            continue;
+        }
+        let entries = batch.entries.len();
+        appender.submitted(entries);
+        zones[usize::from(class)] = write_record(&owner, stream, batch, zone, &mut frozen).await.zone;
+        completed(&*owner, entries);
+        runtime::yield_now().await;
+    }
+    // Nothing is queued any more, for which the other lanes and the cleaner may have waited.
+    kit.events.work.notify_all();
+    kit.events.cleaner.notify_all();
+    kit.events.freed.notify_all();
+    for zone in zones.into_iter().flatten() {
+        kit.seal_now(zone).await;
+    }
+    space::seal_filler(kit).await;
+}
+
+/// Notes that an append with so many entries has ended.
+pub(crate) fn completed<O: Owner>(owner: &O, entries: usize) {
+    owner.appender().completed(entries);
+    owner.kit().events.work.notify_one();
+}
+
+/// Opens a zone for users, once there is one; `None` if nothing is queued for it any more.
+///
+/// # Errors
+/// [`Error::NoSpace`] if the cleaner can't free any; the failure of the log.
+async fn open_zone<O: Owner>(owner: &Rc<O>, class: u8) -> Result<Option<ZoneWriter>> {
+    let kit = owner.kit();
+    let mut has_waited = false;
+    loop {
+        if let Some(error) = kit.failure() {
+            return Err(error);
+        }
+        if owner.appender().is_empty(class) {
+            return Ok(None);
+        }
+        kit.look_for_space();
+        if let Some(zone) = kit.try_open_zone(class, owner.kept_zones()) {
+            kit.events.cleaner.notify_all();
+            return Ok(Some(zone));
+        }
+        if let Some(error) = kit.stuck() {
+            return Err(error);
+        }
+        let freed = kit.events.freed.notified();
+        count(&kit.counters.zone_waits, u64::from(!std::mem::replace(&mut has_waited, true)));
+        kit.events.cleaner.notify_all();
+        freed.await;
+    }
+}
+
+/// Refuses what is queued under a class because no zone is free. Entries that only free blocks stay, and get one of the
+/// cleaner's zones: else a full log could never be emptied.
+fn refuse_queued<O: Owner>(owner: &O, class: u8, error: &Error) -> Option<ZoneWriter> {
+    let appender = owner.appender();
+    let zone = match appender.any(class, O::Entry::only_frees) {
+        true => owner.kit().try_open_zone(class, owner.checkpoint_zones()),
+        false => None,
+    };
+    let entries = appender.take_refused(Some(class), |entry| zone.is_some() && entry.only_frees());
+    entries.iter().for_each(|entry| owner.refuse(entry, error));
+    // What was acknowledged can't be refused: reads find it as long as the log is open, and nothing is added.
+    if entries.iter().any(Entry::is_acknowledged) {
+        owner.fail(&error.in_context("acknowledged writes can't be written"));
+    }
+    zone
+}
+
+/// What became of a record.
+#[derive(Debug, Default)]
+pub struct Written {
+    /// The zone, if it can take more.
+    pub zone: Option<ZoneWriter>,
+    /// Why its data wasn't written, where the device below had no space for it.
+    pub refused: Option<Error>,
+}
+
+/// Numbers a record and fixes all of it but its place.
+pub(crate) fn freeze<O: Owner>(owner: &O, stream: StreamId, batch: &Batch<O::Entry>, class: u8, frozen: &mut Frozen) -> u64 {
+    let kit = owner.kit();
+    let sequence = owner.appender().issue(stream);
+    let header = Header {
+        stream,
+        class,
+        epoch: kit.epoch,
+        sequence,
+        // What the cleaner moves had been committed when it was chosen.
+        after: kit.streams.committed(kit.settings.user_stream),
+        durable: kit.streams.durable(stream),
+        clock: kit.clock(),
+        zone: 0,
+        generation: 0,
+        position: 0,
+        blocks: 0,
+    };
+    frozen.freeze(header, &batch.entries, kit.layout.block_bytes());
+    sequence
+}
+
+/// Writes a record and lets it commit. Of one for which the device below has no space, the data is refused. One that can't
+/// be written anywhere for another reason makes the log fail.
+pub async fn write_record<O: Owner>(
+    owner: &Rc<O>,
+    stream: StreamId,
+    mut batch: Batch<O::Entry>,
+    zone: ZoneWriter,
+    frozen: &mut Frozen,
+) -> Written {
+    let kit = owner.kit();
+    let class = zone.class();
+    let mut zone = zone;
+    let sequence = freeze(&**owner, stream, &batch, class, frozen);
+    let mut attempts = 0;
+    loop {
+        attempts += 1;
+        let position = zone.position() + 1;
+        let error = match append(&**owner, (stream, sequence), &batch, &mut zone, frozen).await {
+            Ok(()) => {
+                (batch.zone, batch.position) = (zone.zone(), position);
+                kit.note_space();
+                written(&**owner, stream, sequence, batch);
+                return Written { zone: Some(zone), refused: None };
+            }
+            Err(error) => error,
+        };
+        tracing::warn!("a record could not be written to zone {}: {error}", zone.zone());
+        kit.abandon(zone.zone(), zone.position()).await;
+        kit.note_no_space(&error);
+        // What was acknowledged can't be refused.
+        if matches!(error, Error::NoSpace(_)) && !batch.entries.iter().any(Entry::is_acknowledged) {
+            space::refuse_record(owner, stream, sequence, batch, frozen, &error).await;
+            return Written { zone: None, refused: Some(error) };
+        }
+        // The number has been given: it must be filled, elsewhere, or no record after it can commit.
+        let another = match attempts < MOST_ATTEMPTS {
+            true => kit.try_open_zone(class, 1),
+            false => None,
+        };
+        match another {
+            Some(another) => zone = another,
+            None => {
+                batch.entries.iter().for_each(|entry| owner.refuse(entry, &error));
+                owner.fail(&error.in_context(format!("record {sequence} can't be written")));
+                return Written::default();
+            }
+        }
+    }
+}
+
+/// Appends a record that was frozen to a zone.
+///
+/// # Errors
+/// What appending returns. The zone must not be appended to afterwards.
+pub(crate) async fn append<O: Owner>(
+    owner: &O,
+    record: (StreamId, u64),
+    batch: &Batch<O::Entry>,
+    zone: &mut ZoneWriter,
+    frozen: &mut Frozen,
+) -> Result<()> {
+    let kit = owner.kit();
+    let blocks = frozen.blocks();
+    debug_assert!(zone.class() != CHECKPOINT_CLASS, "checkpoints have a writer of their own");
+    kit.pool.note_append(zone.zone(), Some(record), blocks);
+    let payload = frozen.encode(&kit.identity, zone, &batch.entries, kit.layout.block_bytes());
+    let outcome = zone.append(&*kit.zones, &kit.layout, frozen.encoded(), payload).await;
+    kit.flusher.appended(zone.zone());
+    if outcome.is_ok() {
+        count(&kit.counters.overhead_blocks, 1);
+        kit.note_appended(u64::from(blocks) + 1);
+    }
+    outcome
+}
+
+/// Notes that a record is written, and commits what can commit now.
+pub(crate) fn written<O: Owner>(owner: &O, stream: StreamId, sequence: u64, batch: Batch<O::Entry>) {
+    let (kit, appender) = (owner.kit(), owner.appender());
+    if let Some(error) = kit.failure() {
+        // A record before it may be missing for good.
+        batch.entries.iter().for_each(|entry| owner.refuse(entry, &error));
+        return;
+    }
+    appender.written(stream, sequence, batch);
+    while let Some(batch) = appender.commit_next(stream) {
+        owner.commit(&batch.entries, batch.zone, batch.position);
+        let blocks = batch.entries.iter().map(Entry::blocks).sum::<u32>();
+        kit.pool.note_committed(batch.zone, batch.position + blocks);
+        if stream == kit.settings.user_stream {
+            count(&kit.counters.user_records, 1);
+            kit.wake_paced_cleaner();
+        }
+        appender.recycle(batch.entries);
+    }
+    kit.flusher.committed(stream);
+}

@@ -1,0 +1,76 @@
+//! The division of zones into blocks.
+
+use block::{BlockSize, Error, Result, ZoneAddress, ZoneGeometry};
+
+/// Number of zones that hold roots: zones 0 and 1.
+pub const ROOT_ZONES: u32 = 2;
+/// Fewest blocks of a zone with which a log works.
+pub const SMALLEST_ZONE: u32 = 7;
+
+/// Size and number of blocks and zones. A block is the unit of records: a header takes one, data whole ones.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Layout {
+    /// Size of a block.
+    pub block_size: BlockSize,
+    /// Number of blocks that a zone takes.
+    pub zone_blocks: u32,
+    /// Number of zones.
+    pub zones: u32,
+    /// Most blocks of an append, header included.
+    pub max_append: u32,
+}
+
+impl Layout {
+    /// Division of these zones into blocks of this size.
+    ///
+    /// # Errors
+    /// [`Error::Invalid`] for a block size that doesn't fit the zones, and for zones that are too small.
+    pub fn new(geometry: &ZoneGeometry, block_size: BlockSize) -> Result<Self> {
+        let unit = u64::from(geometry.append_granularity.max(geometry.read_granularity));
+        if !block_size.bytes().is_multiple_of(unit) || block_size.bytes() < 4096 {
+            return Err(Error::invalid(format!(
+                "block_size {block_size}: expected a multiple of {unit}, the unit of the zones, from 4096 bytes on"
+            )));
+        }
+        let shift = block_size.shift();
+        let zone_blocks = (geometry.zone_capacity >> shift).min(u64::from(u32::MAX)) as u32;
+        let max_append = (geometry.max_append >> shift).min(u64::from(zone_blocks)) as u32;
+        if zone_blocks < SMALLEST_ZONE || max_append < 2 {
+            return Err(Error::invalid(format!(
+                "zones of {} bytes that take appends of {}: a log needs zones of at least {SMALLEST_ZONE} blocks of \
+                 {block_size} bytes, and appends of 2",
+                geometry.zone_capacity, geometry.max_append
+            )));
+        }
+        Ok(Layout { block_size, zone_blocks, zones: geometry.zones, max_append })
+    }
+
+    /// Number of blocks, from the start, that have space below in a backed zone ([`space`](crate::space)): most of the zone,
+    /// since the end of a zone that was filled by records is seldom written.
+    pub fn backed_blocks(&self) -> u32 {
+        self.zone_blocks - self.zone_blocks / 8
+    }
+
+    /// Number of blocks of all zones.
+    pub fn blocks(&self) -> u64 {
+        u64::from(self.zones) * u64::from(self.zone_blocks)
+    }
+
+    /// Size of a block in bytes.
+    #[inline]
+    pub fn block_bytes(&self) -> usize {
+        self.block_size.bytes() as usize
+    }
+
+    /// Number of blocks that so many bytes take.
+    #[inline]
+    pub fn blocks_in(&self, bytes: u64) -> u64 {
+        bytes >> self.block_size.shift()
+    }
+
+    /// Address of a block of a zone.
+    #[inline]
+    pub fn address(&self, zone: u32, position: u32) -> ZoneAddress {
+        ZoneAddress::new(zone, u64::from(position) << self.block_size.shift())
+    }
+}

@@ -1,0 +1,160 @@
+//! Appending what the cleaner moves: records of the cleaner's own stream, in zones of its own, so that users' writes never
+//! wait for one; and keeping moves and checkpoints apart where an owner needs it.
+
+use crate::entry::{Batch, Entry, Frozen};
+use crate::lane::write_record;
+use crate::owner::Owner;
+use crate::reset::reset_dead;
+use crate::zone_writer::ZoneWriter;
+use block::{Error, Result};
+use runtime::sync::Notify;
+use std::cell::Cell;
+use std::collections::VecDeque;
+use std::rc::Rc;
+
+/// Keeps moves out of a checkpoint that is being written.
+#[derive(Debug, Default)]
+pub struct Turns {
+    is_checkpointing: Cell<bool>,
+    is_moving: Cell<bool>,
+    changed: Notify,
+}
+
+/// A record of moves is in flight, until this is dropped.
+#[derive(Debug)]
+struct Moving<'a>(&'a Turns);
+
+impl Drop for Moving<'_> {
+    fn drop(&mut self) {
+        self.0.is_moving.set(false);
+        self.0.changed.notify_all();
+    }
+}
+
+impl Turns {
+    /// Notes that a checkpoint begins to be written.
+    pub fn begin_checkpoint(&self) {
+        self.is_checkpointing.set(true);
+    }
+
+    /// Notes that a checkpoint has ended, well or not.
+    pub fn end_checkpoint(&self) {
+        self.is_checkpointing.set(false);
+        self.changed.notify_all();
+    }
+}
+
+/// Whether moves have to wait for a checkpoint that is being written. Its end wakes the cleaner.
+pub(crate) fn moves_wait<O: Owner>(owner: &O) -> bool {
+    owner.kit().turns.is_checkpointing.get() && owner.moves_exclude_checkpoints()
+}
+
+/// Waits until no record of moves is in flight, where the owner keeps them out of checkpoints; none follows before the
+/// checkpoint ends.
+pub async fn wait_for_moves<O: Owner>(owner: &O) {
+    let turns = &owner.kit().turns;
+    while turns.is_moving.get() && moves_wait(owner) {
+        turns.changed.notified().await;
+    }
+}
+
+async fn begin_moves<O: Owner>(owner: &O) -> Moving<'_> {
+    let turns = &owner.kit().turns;
+    while moves_wait(owner) {
+        turns.changed.notified().await;
+    }
+    turns.is_moving.set(true);
+    Moving(turns)
+}
+
+/// The open zones into which the cleaner moves data.
+#[derive(Debug)]
+pub struct Mover {
+    zones: Vec<Option<ZoneWriter>>,
+    frozen: Frozen,
+}
+
+impl Mover {
+    /// Mover without open zones, for so many classes.
+    pub(crate) fn new(classes: u8) -> Self {
+        Mover { zones: (0..classes).map(|_| None).collect(), frozen: Frozen::default() }
+    }
+
+    /// Appends entries in this order, in as few records as they fit into. Returns once all records are written.
+    ///
+    /// # Errors
+    /// [`Error::NoSpace`] where no zone takes them; the failure of the log.
+    pub async fn append<O: Owner>(
+        &mut self,
+        owner: &Rc<O>,
+        class: u8,
+        entries: impl IntoIterator<Item = O::Entry>,
+    ) -> Result<()> {
+        let kit = owner.kit();
+        let mut rest: VecDeque<O::Entry> = entries.into_iter().collect();
+        while !rest.is_empty() {
+            let zone = match self.zones[usize::from(class)].take() {
+                Some(zone) => zone,
+                None => open_zone(owner, class).await?,
+            };
+            let mut batch = Batch::default();
+            let (mut blocks, mut meta) = (0, 0);
+            while let Some(entry) = rest.front_mut() {
+                let (wanted, words) = (entry.blocks(), entry.meta_length());
+                let fits = zone.most_blocks(&kit.layout, blocks + wanted, |_| meta + words);
+                let taken = fits.saturating_sub(blocks);
+                if taken == 0 {
+                    break;
+                }
+                blocks += taken;
+                meta += words;
+                match taken == wanted {
+                    true => batch.entries.extend(rest.pop_front()),
+                    false => batch.entries.push(owner.cut(entry, taken)),
+                }
+            }
+            if batch.entries.is_empty() {
+                kit.seal(zone).await;
+                continue;
+            }
+            let moving = begin_moves(&**owner).await;
+            kit.pace.moved(blocks);
+            let written = write_record(owner, kit.settings.cleaner_stream, batch, zone, &mut self.frozen).await;
+            self.zones[usize::from(class)] = written.zone;
+            drop(moving);
+            if let Some(error) = written.refused {
+                return Err(error.in_context("what the cleaner moves"));
+            }
+            if let Some(error) = kit.failure() {
+                return Err(error);
+            }
+            runtime::yield_now().await;
+        }
+        Ok(())
+    }
+
+    /// Seals the open zones.
+    pub(crate) async fn close<O: Owner>(&mut self, owner: &O) {
+        for zone in self.zones.iter_mut().filter_map(Option::take) {
+            owner.kit().seal_now(zone).await;
+        }
+    }
+}
+
+/// Opens a zone for what is moved. The last free zones are for this.
+async fn open_zone<O: Owner>(owner: &Rc<O>, class: u8) -> Result<ZoneWriter> {
+    let kit = owner.kit();
+    if let Some(zone) = kit.try_open_zone(class, owner.checkpoint_zones()) {
+        return Ok(zone);
+    }
+    // What was cleaned before may be waiting to be reset.
+    while kit.is_resetting() {
+        kit.events.freed.notified().await;
+    }
+    if !reset_dead(owner).await? {
+        owner.take_checkpoint(false).await?;
+        reset_dead(owner).await?;
+    }
+    kit.try_open_zone(class, owner.checkpoint_zones())
+        .ok_or_else(|| Error::no_space("no zone is free for what the cleaner moves"))
+}

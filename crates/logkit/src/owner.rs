@@ -1,0 +1,123 @@
+//! What the kit asks the owner of a log: the log device, a file system, a store.
+
+use crate::appender::Appender;
+use crate::entry::Entry;
+use crate::kit::Kit;
+use crate::mover::Mover;
+use crate::victim::{Piece, Victim};
+use block::{Data, Error, Result};
+use std::rc::Rc;
+
+/// The owner of a log, on one shard.
+pub trait Owner: Sized + 'static {
+    /// What it appends.
+    type Entry: Entry;
+    /// Name of live data in a zone: what a record says of it.
+    type Name: Copy + 'static;
+
+    /// The parts of this shard.
+    fn kit(&self) -> &Rc<Kit>;
+
+    /// Group commit of this shard.
+    fn appender(&self) -> &Appender<Self::Entry>;
+
+    /// Lets a record of entries take effect: entry by entry, in order. The data of the first entry begins at block `position` of
+    /// `zone`. Requests that wait for an entry are completed.
+    fn commit(&self, entries: &[Self::Entry], zone: u32, position: u32);
+
+    /// Completes the request that waits for an entry with an error; the entry will not take effect.
+    fn refuse(&self, entry: &Self::Entry, error: &Error);
+
+    /// Completes the request that waits for an entry with an error; the entry may still take effect.
+    fn answer(&self, entry: &mut Self::Entry, error: &Error);
+
+    /// Divides an entry that is larger than a record: takes off its first blocks, so many, and returns them.
+    fn cut(&self, entry: &mut Self::Entry, blocks: u32) -> Self::Entry;
+
+    /// Wakes what waits for entries to commit beside their requests: some were refused, or the log has failed.
+    fn refused(&self) {}
+
+    /// Makes the next piece of deleted data die, where deleting is divided into pieces. Returns whether there was any.
+    fn free_piece(&self) -> bool {
+        false
+    }
+
+    /// Number of blocks that a checkpoint would take now, about.
+    fn checkpoint_cost(&self) -> u64;
+
+    /// Number of free zones that a checkpoint may need: they are left to it.
+    fn checkpoint_zones(&self) -> u32;
+
+    /// Takes a checkpoint. With `clean`, it is the last one before the log is closed.
+    ///
+    /// # Errors
+    /// What writing returns. The log goes on with the checkpoint before unless it has failed.
+    fn take_checkpoint(self: &Rc<Self>, clean: bool) -> impl Future<Output = Result<()>>;
+
+    /// Prepares the reset of zones: makes durable whatever refers to the newest checkpoint.
+    ///
+    /// # Errors
+    /// What writing returns; no zone is reset then.
+    fn prepare_reset(self: &Rc<Self>) -> impl Future<Output = Result<()>> {
+        async { Ok(()) }
+    }
+
+    /// Waits until no read that began before this call is in progress.
+    ///
+    /// # Errors
+    /// [`Error::Cancelled`] if a shard ends meanwhile.
+    fn grace(&self) -> impl Future<Output = Result<()>> {
+        async { self.kit().readers.grace().await }
+    }
+
+    /// Whether data must not be moved while a checkpoint is being written.
+    fn moves_exclude_checkpoints(&self) -> bool {
+        false
+    }
+
+    /// Finds the live data of a zone, by its records, in any order.
+    ///
+    /// # Errors
+    /// [`Error::Corrupt`] for a record that no version of the owner writes.
+    fn live(&self, victim: &Victim) -> impl Future<Output = Result<Vec<Piece<Self::Name>>>>;
+
+    /// Visits those parts of a piece that are still live: offset in the piece, and number of blocks.
+    fn still_live(&self, victim: &Victim, piece: &Piece<Self::Name>, visit: &mut dyn FnMut(u32, u32));
+
+    /// Appends data elsewhere under the class `class`, so that it dies in the victim.
+    ///
+    /// # Errors
+    /// [`Error::NoSpace`] where no zone takes it; the failure of the log.
+    fn relocate(
+        self: &Rc<Self>,
+        victim: &Victim,
+        class: u8,
+        pieces: Vec<(Piece<Self::Name>, Data)>,
+        mover: &mut Mover,
+    ) -> impl Future<Output = Result<()>>;
+
+    /// Fails the log: entries that are queued or can't commit are refused, and no further one is taken.
+    fn fail(&self, error: &Error) {
+        let told = self.kit().set_failed(error);
+        for entry in self.appender().take_all() {
+            self.refuse(&entry, &told);
+        }
+        self.refused();
+        self.kit().events.notify_all();
+    }
+
+    /// Number of free zones that users leave to the cleaner and to checkpoints.
+    fn kept_zones(&self) -> u32 {
+        self.kit().settings.cleaner_reserve + self.checkpoint_zones()
+    }
+
+    /// Whether enough was appended since the last checkpoint that another is worth its cost.
+    ///
+    /// 64 times its cost: so checkpoints take 1.6 % of what is written, and as much again is left for headers and summaries
+    /// under the 3.4 % that all metadata may take. Opening pays for it: 1 TiB that is written at random has 2^18 pages,
+    /// so at most 2^24 blocks, 64 GiB of log, are replayed: 0.5 GiB of summaries are read. Half as much on the average.
+    fn wants_checkpoint(&self) -> bool {
+        let written = self.kit().since_checkpoint();
+        written >= self.kit().settings.checkpoint_blocks && written >= 64 * self.checkpoint_cost()
+    }
+}

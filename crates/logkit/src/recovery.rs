@@ -1,0 +1,396 @@
+//! Opening a log: the newest root and its directory, and the records after the checkpoint, up to the first of each stream that
+//! is missing.
+//!
+//! A record that is missing because the power was cut before it was durable is the normal end of a log. A record that
+//! had been durable (a later one says so) and is missing or damaged is not: acknowledged data is lost, and the log isn't
+//! opened as if nothing had happened.
+//!
+//! Left to the owner: its part of the directory, its pages, and replaying the records.
+
+use crate::directory::{self, ZoneEntry};
+use crate::layout::{Layout, ROOT_ZONES};
+use crate::pool::{CHECKPOINT_CLASS, LastRecords, Usage, ZonePool};
+use crate::record::{Identity, sum_of};
+use crate::root::{Boundary, ROOTS_AHEAD, Root, RootWriter};
+use crate::scan::{self, Kept, Scanned};
+use crate::stream::{Sequences, StreamId};
+use block::{EraseGuarantee, Error, Result, ZoneIndex, ZoneReport, ZoneState, Zones};
+
+/// Number of zones that are scanned at a time.
+const ZONES_AT_ONCE: usize = 8;
+
+/// Empties all zones for a new log and returns their pool. What was there is lost.
+///
+/// # Errors
+/// What resetting and reserving return.
+pub async fn format(zones: &dyn Zones, layout: &Layout) -> Result<(ZonePool, Identity)> {
+    for report in zones.report(ZoneIndex(0), layout.zones).await? {
+        if report.state != ZoneState::Empty {
+            zones.reset(report.zone, EraseGuarantee::None).await?;
+        }
+    }
+    let pool = ZonePool::new(layout.zones);
+    for report in &zones.report(ZoneIndex(0), layout.zones).await? {
+        match report.zone.0 < ROOT_ZONES {
+            true => pool.restore(report.zone.0, |entry| entry.usage = Usage::Root),
+            false => pool.set_free(report.zone.0, report.generation),
+        }
+    }
+    pool.recount();
+    for zone in (0..ROOT_ZONES).map(ZoneIndex) {
+        zones.reserve(zone, u64::from(ROOTS_AHEAD) << layout.block_size.shift()).await?;
+    }
+    Ok((pool, Identity::draw()))
+}
+
+/// Division of these zones by what a root says of the log.
+///
+/// # Errors
+/// [`Error::Corrupt`] where the zones are others than the log was made on.
+pub fn layout_of(zones: &dyn Zones, root: &Root) -> Result<Layout> {
+    let layout = Layout::new(zones.geometry(), root.block_size)?;
+    if (layout.zone_blocks, layout.zones) != (root.zone_blocks, root.zones) {
+        return Err(Error::corrupt(format!(
+            "the log was made on {} zones of {} blocks, and here are {} of {}",
+            root.zones, root.zone_blocks, layout.zones, layout.zone_blocks
+        )));
+    }
+    Ok(layout)
+}
+
+/// Reads the directory that a root names.
+///
+/// # Errors
+/// [`Error::Corrupt`] for a damaged one; what reading returns.
+pub async fn read_directory(zones: &dyn Zones, layout: &Layout, root: &Root) -> Result<Vec<u8>> {
+    let mut bytes = Vec::new();
+    for extent in &root.directory {
+        let (zone, position) = (extent.zone, extent.position);
+        if zone >= layout.zones || position.saturating_add(extent.blocks) > layout.zone_blocks {
+            return Err(Error::corrupt("the root names a directory outside the log"));
+        }
+        let part = scan::read(zones, layout, zone, position, extent.blocks).await;
+        let part = part.map_err(|error| gone(error, "the directory"))?;
+        if sum_of(&part) != extent.sum {
+            return Err(Error::corrupt(format!(
+                "the directory of the newest checkpoint is damaged in zone {zone}, block {position}"
+            )));
+        }
+        bytes.extend_from_slice(&part);
+    }
+    if root.directory_length > bytes.len() as u64 {
+        return Err(Error::corrupt("the directory of the newest checkpoint is shorter than the root says"));
+    }
+    bytes.truncate(root.directory_length as usize);
+    Ok(bytes)
+}
+
+/// The zones and the owner's part of a directory that was read; nothing of a log without a checkpoint.
+///
+/// # Errors
+/// [`Error::Corrupt`] for bytes that no version of this program writes.
+pub fn decode_directory(bytes: &[u8]) -> Result<(Vec<ZoneEntry>, &[u8])> {
+    directory::decode(bytes)
+}
+
+/// The error for a part of a checkpoint that can't be read. Zones refuse to read what was never appended: there, the zone
+/// has been used again since.
+pub fn gone(error: Error, what: &str) -> Error {
+    match error {
+        Error::Invalid(_) => Error::corrupt(format!(
+            "{what} of the newest checkpoint whose root can be read isn't there any more: a newer root is damaged; restore \
+             the disk ({})",
+            error.detail()
+        )),
+        error => error.in_context(format!("reading {what} of the newest checkpoint")),
+    }
+}
+
+/// Pool with what a checkpoint knows of each zone; live are the blocks of the directory.
+pub fn known_zones(layout: &Layout, root: &Root, known: &[ZoneEntry], reports: &[ZoneReport]) -> ZonePool {
+    let pool = ZonePool::new(layout.zones);
+    for report in reports {
+        pool.restore(report.zone.0, |entry| {
+            entry.generation = report.generation;
+            entry.usage = Usage::Open;
+        });
+    }
+    for entry in known.iter().filter(|entry| entry.zone < layout.zones) {
+        pool.restore(entry.zone, |zone| {
+            if zone.generation == entry.generation {
+                zone.class = entry.class;
+                zone.written = entry.written;
+                zone.opened = entry.opened;
+                zone.changed = entry.changed;
+                zone.last = entry.last.clone();
+            }
+        });
+    }
+    for extent in &root.directory {
+        pool.restore(extent.zone, |entry| entry.class = CHECKPOINT_CLASS);
+        pool.add_live(extent.zone, extent.blocks);
+    }
+    pool
+}
+
+/// The records of all zones that may have some after the checkpoint, and what they say was durable.
+#[derive(Debug)]
+pub struct Scans<K> {
+    /// In no order.
+    pub records: Vec<K>,
+    /// By stream, the highest number that any record says was durable.
+    pub durable: Sequences,
+    /// Number of zones that were scanned.
+    pub zones: u64,
+}
+
+/// The records that are part of the log.
+#[derive(Debug)]
+pub struct Tail<K> {
+    /// In the order of their streams and numbers.
+    pub records: Vec<K>,
+    /// The last record of each stream.
+    pub end: Sequences,
+    /// Number of valid records that are not part of the log: written and not acknowledged, or lost with an earlier one.
+    pub discarded: u64,
+}
+
+/// Scans all zones that may have records after the checkpoint.
+///
+/// # Errors
+/// [`Error::Corrupt`] for records of a later epoch than the newest root; what reading returns.
+pub async fn scan_all<K: Kept>(
+    zones: &dyn Zones,
+    layout: &Layout,
+    root: &Root,
+    known: &[ZoneEntry],
+    reports: &[ZoneReport],
+    pool: &ZonePool,
+) -> Result<Scans<K>> {
+    let mut by_zone: Vec<Option<&ZoneEntry>> = vec![None; reports.len()];
+    for entry in known {
+        if let Some(known) = by_zone.get_mut(entry.zone as usize) {
+            *known = Some(entry);
+        }
+    }
+    let is_covered = |report: &&ZoneReport| {
+        let known = by_zone[report.zone.0 as usize];
+        let known = known.filter(|entry| entry.generation == report.generation && entry.full);
+        // All its records are in the checkpoint.
+        known.is_some_and(|entry| report.state == ZoneState::Full && entry.last.is_within(&root.covered))
+    };
+    let wanted: Vec<&ZoneReport> = reports
+        .iter()
+        .filter(|report| report.zone.0 >= ROOT_ZONES)
+        .filter(|report| report.state != ZoneState::Empty)
+        .filter(|report| !is_covered(report))
+        .collect();
+    for report in wanted.iter().filter(|report| report.state == ZoneState::Offline) {
+        // It is unknown what is in it: it may be the newest record that was acknowledged as durable.
+        scan::refuse_offline(zones, report.zone).await?;
+    }
+    let mut scans =
+        Scans { records: Vec::new(), durable: Sequences::default(), zones: wanted.len() as u64 };
+    let looks = wanted.iter().map(|report| scan_zone(zones, layout, root, report, pool));
+    for (report, scanned) in wanted.iter().zip(runtime::join_limited(ZONES_AT_ONCE, looks).await) {
+        take(&mut scans, root, report, scanned?, pool)?;
+    }
+    Ok(scans)
+}
+
+/// Scans one zone.
+async fn scan_zone<K: Kept>(
+    zones: &dyn Zones,
+    layout: &Layout,
+    root: &Root,
+    report: &ZoneReport,
+    pool: &ZonePool,
+) -> Result<Scanned<K>> {
+    let identity = &root.identity;
+    let known = pool.get(report.zone.0).committed;
+    if report.state != ZoneState::Full
+        && known == 0
+        && let Some(header) = scan::first_header(zones, layout, identity, report).await?
+        && header.class == CHECKPOINT_CLASS
+    {
+        // A zone has one class and is written in one epoch: nothing in this one is replayed, or is newer than its beginning.
+        check_epoch(root, report, header.epoch)?;
+        pool.restore(report.zone.0, |entry| {
+            (entry.class, entry.opened, entry.changed) = (CHECKPOINT_CLASS, header.clock, header.clock);
+        });
+        return Ok(Scanned::default());
+    }
+    scan::replayable(zones, layout, identity, report, known).await
+}
+
+fn check_epoch(root: &Root, report: &ZoneReport, epoch: u64) -> Result<()> {
+    match epoch > root.epoch {
+        true => Err(Error::corrupt(format!(
+            "zone {} holds a record of epoch {epoch}, and the newest root that can be read is of epoch {}: a root is damaged; \
+             restore the disk",
+            report.zone, root.epoch
+        ))),
+        false => Ok(()),
+    }
+}
+
+/// Takes over what was found in one zone.
+fn take<K: Kept>(
+    scans: &mut Scans<K>,
+    root: &Root,
+    report: &ZoneReport,
+    scanned: Scanned<K>,
+    pool: &ZonePool,
+) -> Result<()> {
+    for (stream, durable) in (0..).map(StreamId).zip(scanned.durable.numbers()) {
+        scans.durable.raise(stream, *durable);
+    }
+    if let Some(first) = scanned.records.first().map(Kept::header) {
+        pool.restore(report.zone.0, |entry| {
+            let written = scanned.records.iter().map(|record| record.header().blocks).sum::<u32>();
+            entry.end = scanned.end;
+            if scanned.first > 0 {
+                entry.written += written;
+                return;
+            }
+            entry.class = first.class;
+            entry.opened = first.clock;
+            entry.changed = first.clock;
+            entry.written = written;
+        });
+    }
+    let mut last = LastRecords::default();
+    let streams = root.covered.numbers().len();
+    for record in scanned.records {
+        let header = record.header();
+        check_epoch(root, report, header.epoch)?;
+        if !is_replayed(header.stream, streams) || !root.admits(header) {
+            continue;
+        }
+        last.note(header.stream, header.sequence);
+        if header.sequence > root.covered.of(header.stream) {
+            scans.records.push(record);
+        }
+    }
+    pool.restore(report.zone.0, |entry| last.iter().for_each(|(stream, it)| entry.last.note(stream, it)));
+    Ok(())
+}
+
+/// Whether records of a stream are replayed, in a log with so many streams.
+fn is_replayed(stream: StreamId, streams: usize) -> bool {
+    stream.index() < streams && stream != crate::checkpoint::CHECKPOINT && stream != crate::root::ROOT
+}
+
+/// Decides which records are part of the log: up to the first that is missing in each stream.
+///
+/// # Errors
+/// [`Error::Corrupt`] where one is missing that had been durable.
+pub fn choose<K: Kept>(root: &Root, scans: Scans<K>) -> Result<Tail<K>> {
+    let mut end = root.covered.clone();
+    let mut records = scans.records;
+    let key = |record: &K| (record.header().stream, record.header().sequence);
+    // By its key, which is much smaller than a record: they come zone by zone, and are moved once.
+    records.sort_by_cached_key(key);
+    // A record whose append failed may be there twice, and is the same.
+    records.dedup_by_key(|record| key(record));
+    let found = records.len();
+    records.retain(|record| {
+        let (stream, sequence) = key(record);
+        let is_next = sequence == end.of(stream) + 1;
+        if is_next {
+            end.set(stream, sequence);
+        }
+        is_next
+    });
+    for (stream, durable) in (0..).map(StreamId).zip(scans.durable.numbers()) {
+        if is_replayed(stream, end.numbers().len()) && *durable > end.of(stream) {
+            return Err(Error::corrupt(format!(
+                "record {} of stream {} is damaged or missing, and {durable} records had been durable: this is not \
+                 the end of the log but damage in its middle; restore the disk, or look at it with `siltstone \
+                 check`",
+                end.of(stream) + 1,
+                stream.0
+            )));
+        }
+    }
+    Ok(Tail { discarded: (found - records.len()) as u64, records, end })
+}
+
+/// Lowers the last records of all zones to the end of the log. Records after the end will never be part of it: a zone needn't
+/// wait until their numbers, which are given again, are covered.
+pub fn forget_discarded(pool: &ZonePool, layout: &Layout, end: &Sequences) {
+    (0..layout.zones).for_each(|zone| pool.restore(zone, |entry| entry.last.lower_to(end)));
+}
+
+/// Decides what each zone is used for, once all counts are right.
+///
+/// # Errors
+/// [`Error::Corrupt`] where live blocks lie in an empty zone; what reading an offline zone returns.
+pub async fn settle(zones: &dyn Zones, pool: &ZonePool, reports: &[ZoneReport], layout: &Layout) -> Result<()> {
+    for report in reports {
+        let zone = report.zone.0;
+        let entry = pool.get(zone);
+        if zone < ROOT_ZONES {
+            pool.restore(zone, |entry| entry.usage = Usage::Root);
+            continue;
+        }
+        if report.state == ZoneState::Empty || report.state == ZoneState::Offline {
+            if entry.live > 0 && report.state == ZoneState::Offline {
+                scan::refuse_offline(zones, report.zone).await?;
+            }
+            if entry.live > 0 {
+                return Err(Error::corrupt(format!(
+                    "{} live blocks lie in zone {zone}, which is {:?}",
+                    entry.live, report.state
+                )));
+            }
+            match report.state {
+                ZoneState::Empty => pool.set_free(zone, report.generation),
+                _ => pool.restore(zone, |entry| entry.usage = Usage::Damaged),
+            }
+            continue;
+        }
+        if entry.end == 0 {
+            let end = layout.blocks_in(report.write_pointer) as u32;
+            pool.restore(zone, |entry| entry.end = end);
+        }
+        pool.set_full(zone);
+    }
+    pool.recount();
+    Ok(())
+}
+
+/// Begins a new epoch of a log that was recovered and whose last records are these: what it recovered is made durable, and
+/// records that aren't part of it never validate again. Returns the new root.
+///
+/// # Errors
+/// What finishing and writing return.
+pub async fn begin(
+    zones: &dyn Zones,
+    layout: &Layout,
+    old: &Root,
+    last: &Sequences,
+    writer: &mut RootWriter,
+) -> Result<Root> {
+    let reports = zones.report(ZoneIndex(ROOT_ZONES), layout.zones).await?;
+    let is_begun = |report: &&ZoneReport| matches!(report.state, ZoneState::Open | ZoneState::Closed);
+    let begun: Vec<ZoneIndex> = reports.iter().filter(is_begun).map(|report| report.zone).collect();
+    zones.flush(&begun).await?;
+    let mut boundaries = old.boundaries.clone();
+    // Epochs without records get no boundary: so the list doesn't grow while a log can't be opened for longer.
+    if boundaries.last().is_none_or(|before| before.last != *last) {
+        boundaries.push(Boundary { epoch: old.epoch, last: last.clone() });
+    }
+    let root = Root { epoch: old.epoch + 1, clean: false, boundaries, ..old.clone() };
+    match writer.prepare(zones, layout).await {
+        // There may be space for one root.
+        Ok(()) | Err(Error::NoSpace(_)) => {}
+        Err(error) => return Err(error),
+    }
+    writer.write(zones, layout, &root).await?;
+    // Only now: a zone that is full is believed what its summary says, and of one that was begun the summary may be there
+    // and records be lost. From here on the root tells which of them are part of the log.
+    let finishes = begun.into_iter().map(|zone| zones.finish(zone));
+    runtime::join_all(finishes).await.into_iter().collect::<Result<()>>()?;
+    Ok(root)
+}

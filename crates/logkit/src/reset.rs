@@ -1,0 +1,79 @@
+//! Resetting dead zones: once nothing in a zone is live, what made it so is durable, a durable checkpoint covers all its
+//! records, and no read of it is in progress.
+
+use crate::kit::count;
+use crate::owner::Owner;
+use crate::pool::Zone;
+use block::{EraseGuarantee, Result, ZoneIndex};
+use std::rc::Rc;
+
+/// Resets those dead zones that the durable checkpoint covers. Returns whether any was.
+///
+/// # Errors
+/// The failure of the log; what flushing returns.
+pub async fn reset_dead<O: Owner>(owner: &Rc<O>) -> Result<bool> {
+    let pool = &owner.kit().pool;
+    let _running = owner.kit().begin_reset();
+    let mut dead = pool.take_dead();
+    if dead.is_empty() {
+        return Ok(false);
+    }
+    let outcome = reset_zones(owner, &mut dead).await;
+    pool.return_dead(dead);
+    outcome
+}
+
+/// Whether the durable checkpoint covers any dead zone.
+pub(crate) fn has_resettable<O: Owner>(owner: &O) -> bool {
+    let covered = owner.kit().streams.all_covered();
+    owner.kit().pool.any_dead(|zone| zone.last.is_within(&covered))
+}
+
+/// Whether a checkpoint would cover any dead zone that the durable one doesn't.
+pub(crate) fn has_coverable<O: Owner>(owner: &O) -> bool {
+    let streams = &owner.kit().streams;
+    let (committed, covered) = (streams.all_committed(), streams.all_covered());
+    owner.kit().pool.any_dead(|zone| zone.last.is_within(&committed) && !zone.last.is_within(&covered))
+}
+
+async fn reset_zones<O: Owner>(owner: &Rc<O>, dead: &mut Vec<u32>) -> Result<bool> {
+    let kit = owner.kit();
+    let pool = &kit.pool;
+    // After a failed root it is unknown which one recovery finds: a zone may be dead for one of them only.
+    if let Some(failure) = kit.failure() {
+        return Err(failure);
+    }
+    let covered = kit.streams.all_covered();
+    let is_covered = |zone: &Zone| zone.last.is_within(&covered);
+    // A zone may be full before its last record has committed, behind one that took longer: it looked dead, and has
+    // come to life since. Once all its records are covered, all of them have committed, and what is live can only die.
+    for zone in pool.filter(dead, |zone| is_covered(zone) && zone.live > 0) {
+        pool.set_full(zone);
+        dead.retain(|other| *other != zone);
+    }
+    pool.note_resetting(dead.len());
+    let ready = pool.filter(dead, is_covered);
+    if ready.is_empty() {
+        return Ok(false);
+    }
+    // What made these zones dead has committed; from here on it is durable.
+    kit.flush().await?;
+    owner.prepare_reset().await?;
+    owner.grace().await?;
+    for zone in ready {
+        dead.retain(|other| *other != zone);
+        pool.note_resetting(dead.len());
+        match kit.zones.reset(ZoneIndex(zone), EraseGuarantee::None).await {
+            Ok(generation) => {
+                pool.set_reset(zone, generation);
+                count(&kit.counters.reset_zones, 1);
+            }
+            Err(error) => {
+                tracing::warn!("resetting zone {zone}: {error}; it isn't used again before the log is reopened");
+                kit.set_damaged(zone);
+            }
+        }
+    }
+    kit.events.freed.notify_all();
+    Ok(true)
+}

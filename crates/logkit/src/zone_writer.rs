@@ -1,0 +1,128 @@
+//! A zone that is being written: one append at a time, so that each record knows its place before it is written; and its
+//! summary at the end.
+
+use crate::layout::Layout;
+use crate::pool::Taken;
+use crate::record::{Header, Identity};
+use crate::summary::{Builder, Place};
+use block::{Buffer, Error, Payload, Result, ZoneIndex, Zones};
+
+/// An open zone with its write pointer and the headers that were written to it.
+#[derive(Debug)]
+pub struct ZoneWriter {
+    zone: u32,
+    generation: u64,
+    class: u8,
+    position: u32,
+    capacity: u32,
+    summary: Builder,
+}
+
+impl ZoneWriter {
+    /// Writer of an empty zone. `summary` is memory to be used again.
+    pub fn new(taken: Taken, class: u8, layout: &Layout, mut summary: Builder) -> Self {
+        summary.clear();
+        let capacity = if taken.only_backed { layout.backed_blocks() } else { layout.zone_blocks };
+        let Taken { zone, generation, .. } = taken;
+        ZoneWriter { zone, generation, class, position: 0, capacity, summary }
+    }
+
+    /// The zone.
+    pub fn zone(&self) -> u32 {
+        self.zone
+    }
+
+    /// Number of times that the zone has been reset.
+    pub fn generation(&self) -> u64 {
+        self.generation
+    }
+
+    /// Class under which it is written.
+    pub fn class(&self) -> u8 {
+        self.class
+    }
+
+    /// The block where the next record begins.
+    pub fn position(&self) -> u32 {
+        self.position
+    }
+
+    /// Whether nothing was written to it.
+    pub fn is_empty(&self) -> bool {
+        self.position == 0
+    }
+
+    /// Whether a record with so many data blocks and bytes of meta can be appended: its header fits a block, all of it an
+    /// append, and the zone has space for it and for the summary behind it.
+    pub fn takes(&self, layout: &Layout, blocks: u32, meta: usize) -> bool {
+        let header = Header::length(blocks as usize, meta);
+        let summary = self.summary.blocks_with(header, layout.block_bytes()) as u32;
+        header <= layout.block_bytes()
+            && blocks < layout.max_append
+            && self.position + 1 + blocks + summary <= self.capacity
+    }
+
+    /// Most data blocks, up to `wanted`, of a record whose meta takes `meta(blocks)` bytes, which doesn't shrink as blocks
+    /// are added; 0 where not even one fits.
+    pub fn most_blocks(&self, layout: &Layout, wanted: u32, meta: impl Fn(u32) -> usize) -> u32 {
+        let (mut low, mut high) = (0, wanted.min(layout.zone_blocks));
+        while low < high {
+            let middle = (low + high).div_ceil(2);
+            if self.takes(layout, middle, meta(middle)) { low = middle } else { high = middle - 1 }
+        }
+        low
+    }
+
+    /// Appends a record whose header is the first `header` bytes of the payload.
+    ///
+    /// # Errors
+    /// What appending returns. The zone must not be appended to afterwards.
+    pub async fn append(
+        &mut self,
+        zones: &dyn Zones,
+        layout: &Layout,
+        header: &[u8],
+        payload: Payload,
+    ) -> Result<()> {
+        let blocks = layout.blocks_in(payload.len() as u64) as u32;
+        let landed = zones.append(ZoneIndex(self.zone), payload).await?;
+        if landed != layout.address(self.zone, self.position) {
+            return Err(Error::io(format!(
+                "a record landed at {landed}, expected block {} of zone {}: another program writes to it",
+                self.position, self.zone
+            )));
+        }
+        self.position += blocks;
+        self.summary.push(header);
+        Ok(())
+    }
+
+    /// Writes the summary and finishes the zone, which makes it durable. Returns the number of blocks that were written in
+    /// all, and the memory of the summary to be used again.
+    ///
+    /// # Errors
+    /// What appending and finishing return.
+    pub async fn seal(
+        self,
+        zones: &dyn Zones,
+        layout: &Layout,
+        identity: &Identity,
+    ) -> Result<(u32, Builder)> {
+        let block = layout.block_bytes();
+        let blocks = self.summary.blocks_with(0, block);
+        let mut buffer = Buffer::zeroed(blocks * block);
+        let place = Place { zone: self.zone, generation: self.generation, position: self.position };
+        self.summary.encode(place, identity, block, buffer.filled_mut());
+        let payload = Payload::from(buffer);
+        // A long summary takes several appends; one at a time, they land behind each other.
+        let most = layout.max_append as usize * block;
+        let mut from = 0;
+        while from < payload.len() {
+            let to = (from + most).min(payload.len());
+            zones.append(ZoneIndex(self.zone), payload.slice(from..to)).await?;
+            from = to;
+        }
+        zones.finish(ZoneIndex(self.zone)).await?;
+        Ok((self.position + blocks as u32, self.summary))
+    }
+}
