@@ -32,9 +32,10 @@ pub(crate) use medium::Medium;
 use block::{BlockSize, Durability, Error, Payload, Result, ZeroMode};
 use format::Superblock;
 use journal::Journal;
+use logkit::StreamId;
+use logkit::record::{Header, Identity};
 use std::cell::{Cell, RefCell};
 use std::rc::Rc;
-use logkit::record::{Header, Identity, StreamIndex};
 use zones::sector;
 
 /// What an entry holds.
@@ -233,7 +234,7 @@ impl Table {
         for changes in changes.chunks(each).chain(changes.is_empty().then_some(changes)) {
             let sequence = first + units.len() as u64;
             let header = Header {
-                stream: StreamIndex(0),
+                stream: StreamId(0),
                 class: 0,
                 epoch,
                 sequence,

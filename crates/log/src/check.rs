@@ -32,17 +32,18 @@ use crate::directory::Directory;
 use crate::format::{CLEANER, REPLAYED, USER, VersionId};
 use crate::home::recovery::AtHome;
 use crate::home::{self, Medium};
-use crate::layout::{Layout, ROOT_ZONES};
-use crate::recovery::{self, Recovered, Replay};
-use crate::root::{self, Root};
-use crate::table::ZoneTable;
+use crate::layout::Layout;
+use crate::recovery::{self, Recovered, Replay, Replayable, in_order_of_replay};
 use crate::versions::Versions;
-use block::{BlockSize, DevicePart, Error, Result, ZoneIndex, ZoneReport, ZoneState, Zones, ZonesPart};
+use block::{DevicePart, Error, Result, ZoneIndex, ZoneReport, ZoneState, Zones, ZonesPart};
+use logkit::directory::ZoneEntry;
+use logkit::layout::ROOT_ZONES;
+use logkit::root::Root;
+use logkit::{Sequences, StreamId, ZonePool};
 use owners::Owners;
 use report::Findings;
 use std::rc::Rc;
 use std::sync::Arc;
-use logkit::record::StreamIndex;
 
 /// The map in which the log is loaded to be looked at.
 const MAP: &str = "radix";
@@ -81,9 +82,8 @@ pub async fn check(
     progress: &dyn Fn(u64, u64),
 ) -> Result<CheckReport> {
     let handle = zones.open().await?;
-    let found = root::find(&*handle).await?;
+    let (found, layout) = recovery::find(&*handle).await?;
     let mut root = found.root.clone();
-    let layout = layout_of(&*handle, &root)?;
     let reports = handle.report(ZoneIndex(0), layout.zones).await?;
     let mut at_home = None;
     if let Some((medium, demanded)) = recovery::at_home(&root, home)? {
@@ -110,29 +110,13 @@ pub async fn check(
     Ok(check.findings.into_report(&found, check.checked, &check.recovered))
 }
 
-/// The division into blocks that a log was made with.
-///
-/// # Errors
-/// [`Error::Corrupt`] if these zones are others.
-pub(crate) fn layout_of(zones: &dyn Zones, root: &Root) -> Result<Layout> {
-    let layout = Layout::new(zones.geometry(), BlockSize::new(recovery::BLOCK)?)?;
-    let here = (layout.zone_blocks, layout.zones, layout.block_size);
-    if (root.zone_blocks, root.zones, root.block_size) != here {
-        return Err(Error::corrupt(format!(
-            "the log was made on {} zones of {} blocks of {} bytes, and here are {} of {}",
-            root.zones, root.zone_blocks, root.block_size, layout.zones, layout.zone_blocks
-        )));
-    }
-    Ok(layout)
-}
-
-/// How people call the records of a stream.
-pub(crate) fn stream_name(stream: StreamIndex) -> &'static str {
+/// Name of the records of a stream, for operators.
+pub(crate) fn stream_name(stream: StreamId) -> &'static str {
     match stream {
         USER => "users' writes",
         CLEANER => "the cleaner",
-        crate::format::CHECKPOINT => "checkpoints",
-        crate::format::ROOT => "roots",
+        logkit::checkpoint::CHECKPOINT => "checkpoints",
+        logkit::root::ROOT => "roots",
         _ => "an unknown stream",
     }
 }
@@ -153,7 +137,7 @@ struct Loaded {
     /// Without any if the directory is damaged.
     versions: Versions,
     directory: Directory,
-    table: ZoneTable,
+    pool: ZonePool,
     pages: pages::Pages,
     /// Up to where the records of each stream count.
     end: [u64; REPLAYED],
@@ -164,26 +148,31 @@ struct Loaded {
 }
 
 impl Check<'_> {
+    /// The records that the newest checkpoint covers.
+    fn covered(&self) -> [u64; REPLAYED] {
+        [USER, CLEANER].map(|stream| self.root.covered.of(stream))
+    }
+
     /// Loads the newest checkpoint and replays what is behind it; goes on after damage with what is left.
     async fn load(&mut self, at_home: Option<AtHome>) -> Result<Loaded> {
-        if let Some(AtHome { directory, table, mut versions, .. }) = at_home {
+        if let Some(AtHome { known, directory, pool, mut versions, .. }) = at_home {
             self.checked.versions = versions.list.len() as u64;
-            let (mut end, mut durable) = (self.root.covered, [0; REPLAYED]);
+            let (mut end, mut durable) = (self.covered(), [0; REPLAYED]);
             if !self.root.clean {
-                (end, durable) = self.replay(&directory, &table, &mut versions).await;
+                (end, durable) = self.replay(&known, &pool, &mut versions).await;
             }
             let pages = pages::Pages::default();
-            return Ok(Loaded { versions, directory, table, pages, end, durable, is_unknown: false });
+            return Ok(Loaded { versions, directory, pool, pages, end, durable, is_unknown: false });
         }
-        let (mut directory, is_unknown) =
+        let ((known, mut directory), is_unknown) =
             match recovery::read_directory(self.zones, &self.layout, self.root).await {
                 Ok(directory) => (directory, false),
                 Err(error @ Error::OutOfMemory(_)) => return Err(error),
                 Err(error) => {
-                    let place = self.root.directory.first().map(|piece| self.layout.place(piece.physical));
+                    let place = self.root.directory.first().map(|extent| (extent.zone, extent.position));
                     let what = format!("{}: the log can't be opened", error.detail());
                     self.findings.damage(Finding::at(place, 0, what));
-                    (Directory::default(), true)
+                    ((Vec::new(), Directory::default()), true)
                 }
             };
         let pages = pages::check(self, &mut directory).await;
@@ -191,52 +180,59 @@ impl Check<'_> {
         if is_unknown {
             root.directory.clear();
         }
-        let table = recovery::known_zones(&self.layout, &root, &directory, self.reports);
+        let pool = logkit::recovery::known_zones(&self.layout, &root, &known, self.reports);
         let recovered = &mut self.recovered;
         let mut versions =
-            recovery::load(self.zones, &self.layout, &directory, &table, MAP, None, recovered).await?;
+            recovery::load(self.zones, &self.layout, &directory, &pool, MAP, None, recovered).await?;
         self.checked.versions = versions.list.len() as u64;
-        let (mut end, mut durable) = (self.root.covered, [0; REPLAYED]);
+        let (mut end, mut durable) = (self.covered(), [0; REPLAYED]);
         if !self.root.clean && !is_unknown {
-            (end, durable) = self.replay(&directory, &table, &mut versions).await;
+            (end, durable) = self.replay(&known, &pool, &mut versions).await;
         }
-        Ok(Loaded { versions, directory, table, pages, end, durable, is_unknown })
+        Ok(Loaded { versions, directory, pool, pages, end, durable, is_unknown })
     }
 
     async fn replay(
         &mut self,
-        directory: &Directory,
-        table: &ZoneTable,
+        known: &[ZoneEntry],
+        pool: &ZonePool,
         versions: &mut Versions,
     ) -> ([u64; REPLAYED], [u64; REPLAYED]) {
         let (zones, layout, root) = (self.zones, &self.layout, self.root);
-        let mut scans = match recovery::scan_all(zones, layout, root, directory, self.reports, table).await {
+        let scans =
+            logkit::recovery::scan_all::<Replayable>(zones, layout, root, known, self.reports, pool).await;
+        let mut scans = match scans {
             Ok(scans) => scans,
             Err(error) => {
                 let what = format!("the records behind the checkpoint can't be read: {}", error.detail());
                 self.findings.damage(Finding::at(None, 0, what));
-                return (root.covered, [0; REPLAYED]);
+                return (self.covered(), [0; REPLAYED]);
             }
         };
-        let durable = [scans.durable[0], scans.durable[1]];
+        let durable = [USER, CLEANER].map(|stream| scans.durable.of(stream));
         // What recovery refuses is told here, and what can be replayed is.
-        scans.durable = [0; 4];
-        let numbers: Vec<(StreamIndex, u64)> =
+        scans.durable = Sequences::default();
+        self.recovered.scanned_zones = scans.zones;
+        let numbers: Vec<(StreamId, u64)> =
             scans.records.iter().map(|record| (record.header.stream, record.header.sequence)).collect();
-        let tail = recovery::choose(root, scans, &mut self.recovered).and_then(|tail| {
+        let tail = logkit::recovery::choose(root, scans).and_then(|tail| {
+            self.recovered.discarded = tail.discarded;
+            self.recovered.replayed = tail.records.len() as u64;
+            let (records, end) = in_order_of_replay(tail);
             // One by one, although it takes longer: what opening makes of them at once is held against it.
-            Replay { versions, table, layout, clock: root.clock }.run(&tail.records).map(|()| tail.end)
+            let mut replay = Replay { versions, pool, layout, clock: root.clock };
+            replay.run(&records).map(|()| [USER, CLEANER].map(|stream| end.of(stream)))
         });
         let end = match tail {
             Ok(end) => end,
             Err(error) => {
                 let what = format!("the records behind the checkpoint can't be replayed: {}", error.detail());
                 self.findings.damage(Finding::at(None, 0, what));
-                return (root.covered, durable);
+                return (self.covered(), durable);
             }
         };
         for stream in [USER, CLEANER] {
-            let index = usize::from(stream.0);
+            let index = stream.index();
             if durable[index] > end[index] {
                 let mut behind: Vec<u64> = numbers
                     .iter()
@@ -321,12 +317,13 @@ impl Check<'_> {
             .collect();
         blocks.sort_unstable();
         blocks.dedup();
-        let pieces = self.root.directory.iter();
-        let pieces = pieces.flat_map(|piece| piece.physical.0..piece.physical.0 + piece.blocks);
-        for block in blocks.into_iter().chain(pieces) {
+        for block in blocks {
             live[(block / self.layout.zone_blocks) as usize] += 1;
         }
-        for (zone, counted) in state.table.list() {
+        for extent in &self.root.directory {
+            live[extent.zone as usize] += extent.blocks;
+        }
+        for (zone, counted) in state.pool.list() {
             let expected = live[zone as usize];
             if zone < ROOT_ZONES || counted.live == expected {
                 continue;

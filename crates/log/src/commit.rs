@@ -1,76 +1,52 @@
-//! Committing: records take effect in the order of their numbers, whatever order they were written in.
+//! Committing: what a change does to the maps and to the zones.
 
-use crate::core::{Core, Group, count};
-use crate::format::{CHECKPOINT, Change, USER};
+use crate::core::{Core, Item};
+use crate::format::Change;
 use crate::map::Physical;
 use crate::versions::Versions;
-use block::{Durable, Error, Result};
-use logkit::record::StreamIndex;
+use block::{Error, Result};
+use logkit::pool::Accounts;
+use logkit::{Owner, count};
 
 impl Core {
-    /// A record is written: it commits, and whatever had waited for it, if nothing is missing before it.
-    pub fn written(&self, stream: StreamIndex, sequence: u64, group: Group) {
-        let index = usize::from(stream.0);
-        if let Some(error) = self.failure() {
-            // A record before it may be missing for good.
-            group.items.iter().for_each(|item| self.item_done(item, Err(error.clone())));
-            return;
-        }
-        self.streams[index].borrow_mut().written(sequence, group);
-        loop {
-            let next = self.streams[index].borrow_mut().next_committed();
-            let Some(group) = next else { break };
-            if stream != CHECKPOINT {
-                self.commit(&group);
-            }
-            if stream == USER {
-                count(&self.counters.user_records, 1);
-                self.wake_paced_cleaner();
-            }
-            self.recycle(group.items);
-        }
-        if self.zones.geometry().durable == Durable::OnAppend {
-            let committed = self.streams[index].borrow().committed();
-            self.streams[index].borrow_mut().set_durable(committed);
-        }
-    }
-
-    fn commit(&self, group: &Group) {
-        let mut position = group.position;
-        for item in &group.items {
-            let physical = self.layout.physical(group.zone, position);
-            let outcome = self.apply(&item.change, group.zone, physical);
+    /// Lets the changes of a record take effect whose first data block is at `position` of `zone`.
+    pub(crate) fn commit_items(&self, items: &[Item], zone: u32, mut position: u32) {
+        for item in items {
+            let physical = self.layout.physical(zone, position);
+            let outcome = self.apply(&item.change, zone, physical);
             position += item.change.data_blocks();
             if item.ticket != 0
                 && let Change::Write { version, block, count } = &item.change
             {
-                // The map has it now: whoever doesn't find it in the buffer any more finds it there.
+                // The map has it now: a read that doesn't find it in the buffer any more finds it there.
                 self.buffer.committed_write(*version, *block, *count, item.ticket);
-                self.buffer_changed.notify_all();
+                self.kit().events.committed.notify_all();
             }
-            self.item_done(item, outcome);
+            self.complete(item, outcome);
         }
-        self.table.change(group.zone, |entry| {
-            entry.end = entry.end.max(position);
-            entry.committed = entry.committed.max(position);
-        });
     }
 
     /// Applies one change of a committed record.
     fn apply(&self, change: &Change, zone: u32, physical: Physical) -> Result<()> {
+        let kit = self.kit();
         match change {
-            Change::Write { count: blocks, .. } => {
-                self.clock.set(self.clock.get() + u64::from(*blocks));
-                count(&self.counters.user_blocks, u64::from(*blocks));
-            }
-            Change::Move { count: blocks, .. } => count(&self.counters.moved_blocks, u64::from(*blocks)),
+            Change::Write { count: blocks, .. } => kit.note_user_blocks(u64::from(*blocks)),
+            Change::Move { count: blocks, .. } => count(&kit.counters.moved_blocks, u64::from(*blocks)),
             // The cleaner gives up what only it had.
-            Change::Delete { .. } => self.look_again(),
+            Change::Delete { .. } => kit.look_again(),
             _ => {}
         }
         let mut versions = self.versions.borrow_mut();
-        let outcome = apply(&mut versions, change, zone, physical, &mut |effect| self.account(effect));
-        drop(versions);
+        let mut accounts = kit.pool.accounts();
+        let mut has_died = false;
+        let outcome = apply(&mut versions, change, zone, physical, &mut |effect| {
+            has_died |= matches!(effect, Effect::Dead(..));
+            self.account(&mut accounts, effect);
+        });
+        drop((versions, accounts));
+        if has_died && kit.is_stuck() {
+            kit.look_again();
+        }
         if matches!(change, Change::Create { .. } | Change::Delete { .. } | Change::Grow { .. }) {
             self.measure_images();
         }
@@ -78,15 +54,13 @@ impl Core {
     }
 
     /// Counts what a change did to zones.
-    pub fn account(&self, effect: Effect) {
+    #[inline]
+    pub(crate) fn account(&self, accounts: &mut Accounts<'_>, effect: Effect) {
         match effect {
-            Effect::Live(zone, blocks) => self.table.add_live(zone, blocks as u32),
+            Effect::Live(zone, blocks) => accounts.add_live(zone, blocks as u32),
             Effect::Dead(physical, blocks) => {
                 let (zone, _) = self.layout.place(physical);
-                self.table.remove_live(zone, blocks as u32, self.clock.get());
-                if self.stuck.borrow().is_some() {
-                    self.look_again();
-                }
+                accounts.remove_live(zone, blocks as u32, self.kit().clock());
             }
         }
     }

@@ -3,19 +3,20 @@
 //! Reads look into the map of their version on whichever shard they come to, and read the zones through that shard's
 //! handle. Changes go to the home shard whole.
 
-use crate::core::{Acknowledge, Core, Settings, Vec1};
+use crate::core::{Acknowledge, Changes, Core};
 use crate::format::{Change, VersionId};
 use crate::home::{FileMedium, Medium};
 use crate::kind::MapPlace;
 use crate::map::{Map, Mapping, Physical};
-use crate::readers::{Reading, ShardReads};
 use crate::recovery::Recovered;
 use crate::snapshot::Message;
-use crate::{cleaner, lane};
 use block::{
     BlockIndex, BlockRange, Buffer, Call, Data, Device, DeviceGeometry, DevicePart, Durability, Error,
     Extent, ExtentState, Part, Payload, ReadOutcome, Result, Status, ZeroMode, Zones, ZonesPart,
 };
+use logkit::readers::{Readers, Reading, ShardReads};
+use logkit::root::MOST_EPOCHS;
+use logkit::{Counters, Owner, cleaner, lane};
 use runtime::Home;
 use runtime::file::SharedFile;
 use smallvec::SmallVec;
@@ -43,9 +44,9 @@ pub struct LogPart {
 pub struct Shared {
     zones: Arc<dyn ZonesPart>,
     layout: crate::layout::Layout,
-    readers: Arc<crate::readers::Readers>,
+    readers: Arc<Readers>,
     /// For people.
-    pub counters: Arc<crate::core::Counters>,
+    pub counters: Arc<Counters>,
     /// What opening found.
     pub recovered: Recovered,
     buffer: Arc<crate::buffered::Buffered>,
@@ -65,7 +66,7 @@ impl LogPart {
     /// A log whose core was just made, here.
     pub fn new(zones: Arc<dyn ZonesPart>, core: Rc<Core>, recovered: Recovered) -> Result<LogPart> {
         lane::start(&core);
-        cleaner::start(&core).detach();
+        cleaner::start(&core);
         let shared = Shared::new(zones, &core, recovered, VersionId::HEAD)?;
         Ok(LogPart { home: Home::here(core), shared: Arc::new(shared), owns_zones: true })
     }
@@ -76,7 +77,7 @@ impl LogPart {
     }
 
     /// What is counted for people.
-    pub fn counters(&self) -> &Arc<crate::core::Counters> {
+    pub fn counters(&self) -> &Arc<Counters> {
         &self.shared.counters
     }
 
@@ -106,8 +107,8 @@ impl Shared {
         Ok(Shared {
             zones,
             layout: core.layout,
-            readers: core.readers.clone(),
-            counters: core.counters.clone(),
+            readers: core.kit().readers.clone(),
+            counters: core.kit().counters.clone(),
             recovered,
             buffer: core.buffer.clone(),
             version,
@@ -148,7 +149,7 @@ impl Tell for LogPart {
 
     fn tell(&self, message: Message) -> Call<'_, Result<String>> {
         Call::new(self.home.with(|core: Rc<Core>| async move {
-            let _call = core.tasks.enter();
+            let _call = core.kit().tasks.enter();
             crate::snapshot::carry_out(&core, message).await
         }))
     }
@@ -156,14 +157,11 @@ impl Tell for LogPart {
 
 /// Writes what is queued, and a last checkpoint.
 async fn close(core: Rc<Core>) -> Result<()> {
-    core.is_closing.set(true);
-    core.work.notify_all();
-    core.cleaner.notify_all();
-    core.freed.notify_all();
+    core.kit().begin_closing();
     // The lanes and the cleaner seal their zones before they end. A handle that is still open can't change anything any more,
     // and may never be dropped, so it isn't waited for.
     let begun = runtime::now();
-    while runtime::timeout(CLOSE_TELLS, core.tasks.ended()).await.is_err() {
+    while runtime::timeout(CLOSE_TELLS, core.kit().tasks.ended()).await.is_err() {
         let waited = begun.elapsed().as_secs();
         tracing::warn!("closing the log takes {waited} s so far: {}", core.occupation());
     }
@@ -171,10 +169,10 @@ async fn close(core: Rc<Core>) -> Result<()> {
         0 => {}
         open => tracing::warn!("the log is closed while {open} handles on its home shard are open"),
     }
-    if let Some(error) = core.failure() {
+    if let Some(error) = core.kit().failure() {
         return Err(error);
     }
-    core.take_checkpoint(true).await
+    core.write_checkpoint(true).await
 }
 
 impl DevicePart for LogPart {
@@ -191,7 +189,7 @@ impl DevicePart for LogPart {
             (name.to_owned(), self.shared.zones.clone(), self.shared.recovered.clone());
         Call::new(async move {
             let find = |core: Rc<Core>| async move {
-                let _call = core.tasks.enter();
+                let _call = core.kit().tasks.enter();
                 let id = core.versions.borrow().by_name(&name).filter(|it| !it.is_leaving).map(|it| it.id);
                 let id = id.ok_or_else(|| crate::snapshot::not_found(&core, &name))?;
                 let shared = Arc::new(Shared::new(zones, &core, recovered, id)?);
@@ -207,7 +205,7 @@ impl DevicePart for LogPart {
 
 /// Flushes for another shard, or at its close for a version.
 async fn flush_acknowledged(core: Rc<Core>) -> Result<()> {
-    let _call = core.tasks.enter();
+    let _call = core.kit().tasks.enter();
     core.flush_acknowledged().await
 }
 
@@ -343,12 +341,12 @@ impl Handle {
         (outcome, buffer)
     }
 
-    async fn change(&self, changes: Vec1, payload: Payload, durability: Durability) -> Result<()> {
+    async fn change(&self, changes: Changes, payload: Payload, durability: Durability) -> Result<()> {
         if let Some(core) = &self.core {
             return core.change(changes, payload, durability).await;
         }
         let work = move |core: Rc<Core>| async move {
-            let _call = core.tasks.enter();
+            let _call = core.kit().tasks.enter();
             core.change(changes, payload, durability).await
         };
         self.home.with(work).await
@@ -361,7 +359,7 @@ impl Handle {
         }
         Call::new(async move {
             let mut at = range.start.0;
-            let mut changes = Vec1::new();
+            let mut changes = Changes::new();
             while at < range.end().0 {
                 let count = self.shared.blocks_at_once.min(range.end().0 - at);
                 changes.extend(self.unmapping(at, count));
@@ -573,14 +571,14 @@ pub async fn open_with(
     };
     let blocks = state.versions.get(VersionId::HEAD).map_or(0, |head| head.blocks);
     options.check_existing(blocks)?;
-    let settings: Settings = options.settings(&layout, blocks, &*policy);
+    let (settings, kit_settings) = options.settings(&layout, blocks, &*policy);
     if !options.format {
-        crate::recovery::begin(&mut state).await?;
+        state.begin().await?;
     }
-    let has_many_epochs = state.checkpoint.root.boundaries.len() >= crate::root::MOST_EPOCHS;
-    let core = Core::new(state, settings, policy);
+    let has_many_epochs = state.parts.checkpoints.root().boundaries.len() >= MOST_EPOCHS;
+    let core = Core::new(state, settings, kit_settings, policy);
     if options.format || has_many_epochs {
-        core.take_checkpoint(false).await?;
+        core.write_checkpoint(false).await?;
         core.demand_home().await?;
     }
     LogPart::new(zones, core, recovered)

@@ -1,6 +1,6 @@
-//! The directory of a checkpoint: all versions, where the pages of their maps are, and what is known of the zones.
+//! The log device's part of a checkpoint's directory: all versions, and where the pages of their maps are.
 //!
-//! It is written as a whole with each checkpoint, into records of the stream of checkpoints, and a root says where. The
+//! It is written as a whole with each checkpoint ([`logkit::directory`]). The
 //! pages themselves are written only if they changed: for 1 TiB the directory takes about 2 MiB and all pages 1 GiB.
 //! A page's checksum stands beside its place, so that a stale page can't be taken for the right one.
 
@@ -8,13 +8,13 @@ use crate::format::{LONGEST_NAME, REPLAYED, VersionId};
 use crate::layout::Layout;
 use crate::map::{PAGE_BLOCKS, Physical};
 use block::Result;
+use logkit::directory::bytes_at_most;
 use std::rc::Rc;
-use zerocopy::little_endian::U64;
 use zones::bytes::{Reader, Writer};
 
 /// How many pages share one chunk of a page table.
 pub const CHUNK: usize = 512;
-const MAGIC: &[u8; 8] = b"SILTDIR1";
+const MAGIC: &[u8; 8] = b"SILTVER2";
 const NO_CHUNK: u32 = u32::MAX;
 
 /// Where a page of a map was written last, and its checksum. All zeros where the page maps nothing.
@@ -168,27 +168,6 @@ pub fn check_versions<'a>(
     }
 }
 
-/// A zone that holds records, as a directory knows it.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-pub struct ZoneEntry {
-    /// Which.
-    pub zone: u32,
-    /// How many times it had been reset.
-    pub generation: u64,
-    /// Under which class it was written.
-    pub class: u8,
-    /// Whether it takes no more records.
-    pub full: bool,
-    /// How many data blocks were written to it.
-    pub written: u32,
-    /// When it was begun, in data blocks that users had written.
-    pub opened: u64,
-    /// When its last block died.
-    pub changed: u64,
-    /// The highest sequence in it, of each stream that is replayed.
-    pub last: [u64; REPLAYED],
-}
-
 /// All of it.
 #[derive(Debug, Clone, Default)]
 pub struct Directory {
@@ -196,11 +175,8 @@ pub struct Directory {
     pub versions: Vec<VersionEntry>,
     /// The number of the next version.
     pub next_version: u32,
-    /// Zones that hold records.
-    pub zones: Vec<ZoneEntry>,
 }
 
-const ZONE_BYTES: usize = 4 + 8 + 1 + 1 + 4 + 8 + 8 + 8 * REPLAYED;
 const VERSION_BYTES: usize = 4 + 4 + 1 + 8 + 8 + 1;
 
 /// How many blocks the directory of a log without snapshots takes at most, its records' headers included.
@@ -221,7 +197,7 @@ pub fn entry_bytes(blocks: u64, name: usize) -> u64 {
 
 /// How many blocks a directory takes, its records' headers included, with so many chunks and bytes of versions.
 pub fn blocks(layout: &Layout, chunks: u64, versions: u64) -> u64 {
-    let bytes = 64 + versions + chunks * 8 * CHUNK as u64 + u64::from(layout.zones) * ZONE_BYTES as u64;
+    let bytes = 64 + versions + chunks * 8 * CHUNK as u64 + bytes_at_most(layout.zones, REPLAYED);
     let blocks = bytes.div_ceil(layout.block_size.bytes());
     blocks + blocks.div_ceil(u64::from(layout.max_append - 1))
 }
@@ -266,17 +242,6 @@ impl Directory {
             writer.u32(table.len() as u32);
             table.iter().for_each(|chunk| writer.u32(*chunk));
         }
-        writer.u32(self.zones.len() as u32);
-        for zone in &self.zones {
-            writer.u32(zone.zone);
-            writer.u64(zone.generation);
-            writer.u8(zone.class);
-            writer.u8(zone.full.into());
-            writer.u32(zone.written);
-            writer.u64(zone.opened);
-            writer.u64(zone.changed);
-            writer.put(&zone.last.map(U64::new));
-        }
         writer.0
     }
 
@@ -285,7 +250,7 @@ impl Directory {
     /// # Errors
     /// [`block::Error::Corrupt`] for what no version of this program writes.
     pub fn decode(bytes: &[u8]) -> Result<Directory> {
-        let mut reader = Reader::new(bytes, "the directory of a checkpoint");
+        let mut reader = Reader::new(bytes, "the list of versions of a checkpoint");
         if reader.bytes(8)? != MAGIC {
             return Err(reader.strange("has no magic number"));
         }
@@ -303,20 +268,7 @@ impl Directory {
             versions.push(Self::decode_version(&mut reader, &chunks)?);
         }
         check_versions(versions.iter(), next_version, &reader)?;
-        let mut zones = Vec::new();
-        for _ in 0..reader.count(ZONE_BYTES)? {
-            zones.push(ZoneEntry {
-                zone: reader.u32()?,
-                generation: reader.u64()?,
-                class: reader.u8()?,
-                full: reader.u8()? != 0,
-                written: reader.u32()?,
-                opened: reader.u64()?,
-                changed: reader.u64()?,
-                last: reader.u64s()?,
-            });
-        }
-        Ok(Directory { versions, next_version, zones })
+        Ok(Directory { versions, next_version })
     }
 
     fn decode_version(reader: &mut Reader<'_>, chunks: &[Rc<[PagePlace; CHUNK]>]) -> Result<VersionEntry> {
@@ -364,7 +316,6 @@ mod tests {
         Directory {
             versions: vec![version(2, None, "before", table), version(1, Some(VersionId(2)), "", changed)],
             next_version: 3,
-            zones: vec![ZoneEntry { zone: 4, generation: 9, last: [7, 8], ..ZoneEntry::default() }],
         }
     }
 
@@ -375,14 +326,13 @@ mod tests {
         assert_eq!(
             (bytes.len(), logkit::record::sum_of(&bytes)),
             (16556, 1_811_615_564),
-            "the bytes of version 1"
+            "the bytes of version 2"
         );
         let decoded = Directory::decode(&bytes).expect("it was encoded");
         for (ours, theirs) in directory.versions.iter().zip(&decoded.versions) {
             assert!(ours.table.iter().eq(theirs.table.iter()));
             assert_eq!((ours.id, ours.parent, &ours.name), (theirs.id, theirs.parent, &theirs.name));
         }
-        assert_eq!(decoded.zones, directory.zones);
         // Chunks 0, 1 and 3 of the first version, and one that differs.
         assert!(bytes.len() < 5 * 8 * CHUNK, "{}", bytes.len());
     }

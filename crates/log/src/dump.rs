@@ -3,22 +3,25 @@
 //! The roots and the directory are shown as they are there. Versions and live counts are those that opening the log
 //! would find; where it can't be opened, `trouble` says why, and they are those of the checkpoint, without counts.
 
-use crate::check::{Window, layout_of, stream_name};
+use crate::check::{Window, stream_name};
 use crate::check::{roots, zone::header_at};
 use crate::directory::{Directory, PageTable};
-use crate::format::{CLEANER, Change, USER, VersionId};
+use crate::format::{CLEANER, Change, Own, USER, VersionId};
 use crate::home::Medium;
-use crate::layout::{Layout, ROOT_ZONES};
+use crate::layout::Layout;
 use crate::map::Physical;
 use crate::recovery::{self, Recovered};
-use crate::root::{self, Root};
-use crate::table::{CHECKPOINT_CLASS, ZoneTable};
 use crate::versions::Versions;
 use block::{Error, Result, ZoneIndex, ZoneReport, ZoneState, Zones, ZonesPart};
+use logkit::checkpoint::CHECKPOINT;
+use logkit::layout::ROOT_ZONES;
+use logkit::pool::CHECKPOINT_CLASS;
+use logkit::record::{Header, sum_of};
+use logkit::root::{self, Root};
+use logkit::{Sequences, ZonePool};
 use serde_json::{Value, json};
 use std::rc::Rc;
 use std::sync::Arc;
-use logkit::record::{Header, sum_of};
 
 /// How many of the newest roots of each root zone are shown.
 const ROOTS: usize = 8;
@@ -34,9 +37,8 @@ pub async fn dump(
     zone: Option<u32>,
 ) -> Result<Value> {
     let handle = zones.open().await?;
-    let found = root::find(&*handle).await?;
+    let (found, layout) = recovery::find(&*handle).await?;
     let root = &found.root;
-    let layout = layout_of(&*handle, root)?;
     let reports = handle.report(ZoneIndex(0), layout.zones).await?;
     if let Some(zone) = zone
         && zone >= layout.zones
@@ -54,41 +56,41 @@ pub async fn dump(
     });
     let is_at_home = recovery::at_home(root, home.clone())?.is_some();
     let directory = match is_at_home {
-        true => Ok(Directory::default()),
+        true => Ok((Vec::new(), Directory::default())),
         false => recovery::read_directory(&*handle, &layout, root).await,
     };
     match directory {
-        Ok(directory) => {
+        Ok((known, directory)) => {
             let told = json!({
                 "bytes": root.directory_length,
-                "pieces": root.directory.len(),
+                "extents": root.directory.len(),
                 "versions": directory.versions.len(),
                 "next_version": directory.next_version,
-                "zones": directory.zones.len(),
+                "zones": known.len(),
             });
-            match root.home {
+            match Own::decode(&root.own)?.home {
                 Some(demanded) => value["home"] = json!({ "demanded_transaction": demanded }),
                 None => value["directory"] = told,
             }
             // Where the log can be opened this is what it is then; else what the checkpoint says.
             match recovery::recover(handle.clone(), crate::map::NAMES[0], home, true).await {
                 Ok((state, recovered)) => {
-                    value["tail"] = tail(&recovered, state.last, state.clock);
+                    value["tail"] = tail(&recovered, &state.parts.streams.all_committed(), state.parts.clock);
                     value["versions"] = versions(&state.versions);
-                    value["zone_list"] = zone_list(&layout, &reports, &state.table, true);
+                    value["zone_list"] = zone_list(&layout, &reports, &state.parts.pool, true);
                 }
                 Err(error) => {
                     value["trouble"] = error.to_string().into();
                     value["versions"] = versions_of(&directory);
-                    let table = recovery::known_zones(&layout, root, &directory, &reports);
-                    value["zone_list"] = zone_list(&layout, &reports, &table, false);
+                    let pool = logkit::recovery::known_zones(&layout, root, &known, &reports);
+                    value["zone_list"] = zone_list(&layout, &reports, &pool, false);
                 }
             }
         }
         Err(error) => {
             value["trouble"] = error.to_string().into();
-            let table = ZoneTable::new(layout.zones);
-            value["zone_list"] = zone_list(&layout, &reports, &table, false);
+            let pool = ZonePool::new(layout.zones);
+            value["zone_list"] = zone_list(&layout, &reports, &pool, false);
         }
     }
     if let Some(zone) = zone {
@@ -116,7 +118,8 @@ async fn all_roots(zones: &dyn Zones, layout: &Layout, newest: &Root, reports: &
         all.extend(here.into_iter().skip(skipped).map(|place| {
             let roots::Place { position, number, root } = place;
             let boundary = |boundary: &root::Boundary| {
-                json!({ "epoch": boundary.epoch, "users": boundary.last[0], "cleaner": boundary.last[1] })
+                let last = &boundary.last;
+                json!({ "epoch": boundary.epoch, "users": last.of(USER), "cleaner": last.of(CLEANER) })
             };
             json!({
                 "number": number,
@@ -124,14 +127,13 @@ async fn all_roots(zones: &dyn Zones, layout: &Layout, newest: &Root, reports: &
                 "block": position,
                 "epoch": root.epoch,
                 "clean": root.clean,
-                "covered": { "users": root.covered[0], "cleaner": root.covered[1] },
+                "covered": { "users": root.covered.of(USER), "cleaner": root.covered.of(CLEANER) },
                 "checkpoint": root.checkpoint,
-                "home": root.home,
+                "home": Own::decode(&root.own).ok().and_then(|own| own.home),
                 "clock": root.clock,
                 "boundaries": root.boundaries.iter().map(boundary).collect::<Vec<_>>(),
-                "directory": root.directory.iter().map(|piece| {
-                    let (zone, block) = layout.place(piece.physical);
-                    json!({ "zone": zone, "block": block, "blocks": piece.blocks })
+                "directory": root.directory.iter().map(|extent| {
+                    json!({ "zone": extent.zone, "block": extent.position, "blocks": extent.blocks })
                 }).collect::<Vec<_>>(),
             })
         }));
@@ -140,11 +142,11 @@ async fn all_roots(zones: &dyn Zones, layout: &Layout, newest: &Root, reports: &
     all
 }
 
-fn tail(recovered: &Recovered, last: [u64; 3], clock: u64) -> Value {
+fn tail(recovered: &Recovered, last: &Sequences, clock: u64) -> Value {
     json!({
         "replayed": recovered.replayed,
         "discarded": recovered.discarded,
-        "last": { "users": last[0], "cleaner": last[1], "checkpoint": last[2] },
+        "last": { "users": last.of(USER), "cleaner": last.of(CLEANER), "checkpoint": last.of(CHECKPOINT) },
         "clock": clock,
     })
 }
@@ -189,10 +191,10 @@ fn versions_of(directory: &Directory) -> Value {
     directory.versions.iter().map(one).collect()
 }
 
-fn zone_list(layout: &Layout, reports: &[ZoneReport], table: &ZoneTable, has_counts: bool) -> Value {
+fn zone_list(layout: &Layout, reports: &[ZoneReport], pool: &ZonePool, has_counts: bool) -> Value {
     let one = |report: &ZoneReport| {
         let zone = report.zone.0;
-        let entry = table.get(zone);
+        let entry = pool.get(zone);
         let mut value = json!({
             "zone": zone,
             "state": format!("{:?}", report.state).to_lowercase(),
@@ -214,8 +216,8 @@ fn zone_list(layout: &Layout, reports: &[ZoneReport], table: &ZoneTable, has_cou
             value["written"] = entry.written.into();
             value["opened"] = entry.opened.into();
             value["changed"] = entry.changed.into();
-            value["last_user"] = entry.last[usize::from(USER.0)].into();
-            value["last_cleaner"] = entry.last[usize::from(CLEANER.0)].into();
+            value["last_user"] = entry.last.of(USER).into();
+            value["last_cleaner"] = entry.last.of(CLEANER).into();
         }
         value
     };
@@ -272,7 +274,7 @@ async fn records(zones: Rc<dyn Zones>, layout: &Layout, root: &Root, report: &Zo
 fn entries(header: &Header, meta: &[u8], layout: &Layout) -> Value {
     if header.stream != USER && header.stream != CLEANER {
         // Pages by version and number; a directory's pieces and roots have no names.
-        let is_pages = header.stream == crate::format::CHECKPOINT && meta.len() == 8 * header.blocks as usize;
+        let is_pages = header.stream == CHECKPOINT && meta.len() == 8 * header.blocks as usize;
         let pages = if is_pages { meta.as_chunks::<8>().0 } else { &[] };
         let page = |bytes: &[u8; 8]| {
             let number =

@@ -5,19 +5,17 @@
 
 use crate::map::Physical;
 use block::{Error, Result};
+use logkit::StreamId;
 use zerocopy::little_endian::{U32, U64};
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
-use logkit::record::StreamIndex;
 
-/// Records of users' writes, in the order in which they were given.
-pub const USER: StreamIndex = StreamIndex(0);
-/// Records of blocks that were moved.
-pub const CLEANER: StreamIndex = StreamIndex(1);
-/// Records of checkpoints: pages of maps and directories. Never replayed: a root names what counts.
-pub const CHECKPOINT: StreamIndex = StreamIndex(2);
-/// Roots.
-pub const ROOT: StreamIndex = StreamIndex(3);
-/// The streams that are replayed.
+/// Stream of users' writes, in the order in which they were submitted.
+pub const USER: StreamId = StreamId(0);
+/// Stream of blocks that the cleaner moved.
+pub const CLEANER: StreamId = StreamId(1);
+/// Number of streams, that of checkpoints included.
+pub const STREAMS: usize = 3;
+/// Number of streams that are replayed.
 pub const REPLAYED: usize = 2;
 
 /// How long an extent is, in bytes.
@@ -80,6 +78,31 @@ impl Change {
             Change::Write { count, .. } | Change::Move { count, .. } => *count,
             _ => 0,
         }
+    }
+
+    /// Takes off the first blocks of a change with data, so many, and returns them.
+    ///
+    /// # Panics
+    /// If the change has no data.
+    #[must_use]
+    pub fn cut(&mut self, blocks: u32) -> Change {
+        let first = match self {
+            Change::Write { version, block, .. } => {
+                Change::Write { version: *version, block: *block, count: blocks }
+            }
+            Change::Move { version, block, from, .. } => {
+                Change::Move { version: *version, block: *block, count: blocks, from: *from }
+            }
+            other => unreachable!("a change without data fits a record: {other:?}"),
+        };
+        if let Change::Move { from, .. } = self {
+            *from = from.offset(u64::from(blocks));
+        }
+        if let Change::Write { block, count, .. } | Change::Move { block, count, .. } = self {
+            *block += u64::from(blocks);
+            *count -= blocks;
+        }
+        first
     }
 
     /// How many bytes of meta it takes.
@@ -187,6 +210,39 @@ impl Change {
             GROW => Change::Grow { version, blocks: block },
             other => return Err(strange(&format!("is of the unknown kind {other}"))),
         })
+    }
+}
+
+/// The log device's part of a root.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct Own {
+    /// The map has a home of its own: the oldest transaction of it that the log can be opened with. Then the log has no
+    /// checkpoints, and the home has what they would.
+    pub home: Option<u64>,
+}
+
+/// Kind of the owner in a root.
+pub const OWNER: [u8; 8] = *b"log     ";
+
+impl Own {
+    /// Its bytes.
+    pub fn encode(&self) -> Vec<u8> {
+        self.home.map_or(Vec::new(), |sequence| sequence.to_le_bytes().to_vec())
+    }
+
+    /// Reads it from bytes, which may be anything.
+    ///
+    /// # Errors
+    /// [`Error::Corrupt`] for what no version of this program writes.
+    pub fn decode(bytes: &[u8]) -> Result<Own> {
+        match (bytes, <[u8; 8]>::try_from(bytes)) {
+            ([], _) => Ok(Own { home: None }),
+            (_, Ok(sequence)) => Ok(Own { home: Some(u64::from_le_bytes(sequence)) }),
+            _ => Err(Error::corrupt(format!(
+                "the log device's part of a root has {} bytes; expected 0 or 8",
+                bytes.len()
+            ))),
+        }
     }
 }
 

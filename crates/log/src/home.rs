@@ -26,16 +26,16 @@ pub use medium::{FileMedium, Medium};
 pub use state::{Known, KnownZone, Moment};
 
 use crate::map::radix::{self, HomeFamily, HomeWords, Radix};
-use crate::table::ZoneTable;
 use crate::versions::Versions;
 use block::{Error, Result};
 use format::{HEADER, Header, SLAB, SLOT, TRANSACTION, Transaction, body_length, bytes_of, line_of};
+use logkit::ZonePool;
+use logkit::record::Identity;
 use std::cell::{Cell, RefCell};
 use std::collections::BTreeMap;
 use std::rc::Rc;
 use std::sync::atomic::Ordering;
 use zones::on_device::format::Uuid;
-use logkit::record::Identity;
 
 /// Space is taken in steps of so many slabs: 1 MiB.
 const SLABS_AT_ONCE: u32 = 256;
@@ -251,7 +251,7 @@ impl MapHome {
 
     /// Collects what has changed since the last time, without waiting: all of it is of this moment. None if nothing has.
     /// What was collected must be committed or given back before this is called again.
-    pub fn collect(&self, versions: &Versions, table: &ZoneTable, moment: Moment) -> Option<Collected> {
+    pub fn collect(&self, versions: &Versions, pool: &ZonePool, moment: Moment) -> Option<Collected> {
         let moment = Moment { slabs: self.family.used(), next_version: versions.next, ..moment };
         let key = self.identity.key;
         let mut lines = Vec::new();
@@ -274,9 +274,9 @@ impl MapHome {
                 }
             }
         });
-        let zones = table.take_touched();
+        let zones = pool.take_touched();
         for zone in &zones {
-            lines.push((self.places.zone(*zone), state::encode_zone(*zone, &table.get(*zone), key)));
+            lines.push((self.places.zone(*zone), state::encode_zone(*zone, &pool.get(*zone), key)));
         }
         let now = state::encode_versions(versions, key);
         let last = self.last.borrow();
@@ -294,9 +294,9 @@ impl MapHome {
     }
 
     /// What was collected isn't committed: it will be collected again.
-    pub fn give_back(&self, collected: &Collected, table: &ZoneTable) {
+    pub fn give_back(&self, collected: &Collected, pool: &ZonePool) {
         self.family.touch(&collected.slabs);
-        collected.zones.iter().for_each(|zone| table.touch(*zone));
+        collected.zones.iter().for_each(|zone| pool.touch(*zone));
     }
 
     /// Makes a transaction of what was collected: it is durable when this returns. Every record that had committed at its
@@ -304,9 +304,9 @@ impl MapHome {
     ///
     /// # Errors
     /// [`Error::NoSpace`] before anything was changed; else what writing says, and the home [is broken](Self::is_broken).
-    pub async fn commit(&self, mut collected: Collected, table: &ZoneTable) -> Result<()> {
+    pub async fn commit(&self, mut collected: Collected, pool: &ZonePool) -> Result<()> {
         if self.is_broken() {
-            self.give_back(&collected, table);
+            self.give_back(&collected, pool);
             return Err(Error::io("the map's home failed before"));
         }
         let sequence = self.sequence.get() + 1;
@@ -317,13 +317,13 @@ impl MapHome {
         let place = match self.prepare(&collected, body.len() as u64).await {
             Ok(place) => place,
             Err(error) => {
-                self.give_back(&collected, table);
+                self.give_back(&collected, pool);
                 return Err(error.in_context(format!("the map's home {}", self.medium.name())));
             }
         };
         if let Err(error) = self.write(sequence, &collected, body, place).await {
             self.is_broken.set(true);
-            self.give_back(&collected, table);
+            self.give_back(&collected, pool);
             return Err(error.in_context(format!("the map's home {}", self.medium.name())));
         }
         *self.last.borrow_mut() = (collected.versions, Some(moment));

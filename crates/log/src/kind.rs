@@ -2,19 +2,21 @@
 
 use crate::core::{Acknowledge, Settings};
 use crate::device::{self, LogPart};
+use crate::format::{CLEANER, USER};
 use crate::home::FileMedium;
-use crate::layout::{LARGEST_SHARE, Layout, ROOT_ZONES, Reserve, capacity};
+use crate::layout::{LARGEST_SHARE, Layout, Reserve, capacity};
 use crate::recovery::BLOCK;
 use crate::room::Images;
 use crate::snapshot::Message;
 use block::{
     BlockCount, BlockSize, Call, DeviceGeometry, DevicePart, Durable, Error, Result, ZoneGeometry, ZonesPart,
 };
+use logkit::cleaning::Policy;
+use logkit::layout::ROOT_ZONES;
 use runtime::file::SharedFile;
 use stack::{Arguments, Built, Contract, Key, Kind, Message as _, Shape, ValueKind, format_size};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
-use logkit::cleaning::Policy;
 use zones::on_device;
 
 /// `log(file(disk.img, size=4GiB), size=3GiB, map=radix)`.
@@ -364,22 +366,35 @@ impl Options {
         }
     }
 
-    /// How the log works with these options.
-    pub fn settings(&self, layout: &Layout, blocks: u64, policy: &dyn Policy) -> Settings {
+    /// How the log device and the kit work with these options.
+    pub fn settings(
+        &self,
+        layout: &Layout,
+        blocks: u64,
+        policy: &dyn Policy,
+    ) -> (Settings, logkit::Settings) {
         let disk_blocks = layout.blocks();
         let reserve = self.reserve(layout, blocks.min(disk_blocks), self.open_zones(policy));
-        Settings {
-            appends_in_flight: self.appends_in_flight,
+        let settings = Settings {
             acknowledge: self.acknowledge,
             dirty_blocks: (self.dirty / layout.block_size.bytes()).max(1),
             capacity: capacity(layout, &reserve) * LARGEST_SHARE / 100,
             reserved: Images::of_volume(layout, blocks.min(disk_blocks)),
+            blocks_at_once: self.blocks_at_once.max(1),
+        };
+        let kit = logkit::Settings {
+            user_stream: USER,
+            cleaner_stream: CLEANER,
+            appends_in_flight: self.appends_in_flight,
+            data_blocks: layout.data_blocks(),
+            record_blocks: layout.single_blocks(),
             cleaner_reserve: reserve.cleaner,
-            checkpoint_bytes: self.checkpoint_after,
+            checkpoint_blocks: layout.blocks_in(self.checkpoint_after),
             low_watermark: self.low_watermark / 100.0,
             high_watermark: self.high_watermark / 100.0,
-            blocks_at_once: self.blocks_at_once.max(1),
-        }
+            most_steps: self.blocks_at_once.max(1),
+        };
+        (settings, kit)
     }
 }
 

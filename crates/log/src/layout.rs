@@ -1,30 +1,29 @@
-//! Which physical block is which place in which zone, and how much a log of a given size can hold.
+//! Which block of a map is which block of which zone, and how much a log of a given size can hold.
 
 use crate::map::Physical;
-use block::{BlockSize, Error, Result, ZoneAddress, ZoneGeometry};
+use block::{BlockSize, Error, Result, ZoneGeometry};
+use logkit::layout::ROOT_ZONES;
 use logkit::record;
 
-/// The zones of the two roots.
-pub const ROOT_ZONES: u32 = 2;
-/// The fewest blocks of a zone with which a log works at all.
-pub const SMALLEST_ZONE: u32 = 7;
 /// The largest share of the capacity for data that a volume may take, in percent: with less room the cleaner would
 /// move more than 16 blocks for each that is written.
 pub const LARGEST_SHARE: u64 = 97;
 
-/// The division of zones into blocks.
+/// The kit's division of zones into blocks, whose blocks are numbered through.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Layout {
-    /// The size of a block of the log.
-    pub block_size: BlockSize,
-    /// How many blocks a zone takes.
-    pub zone_blocks: u32,
-    /// How many zones there are.
-    pub zones: u32,
-    /// How many blocks an append takes at most, header included.
-    pub max_append: u32,
+    kit: logkit::Layout,
     /// 2^64 / `zone_blocks`, rounded up: every block that a map names is divided by it, a thousand to a page.
     reciprocal: u64,
+}
+
+impl std::ops::Deref for Layout {
+    type Target = logkit::Layout;
+
+    #[inline]
+    fn deref(&self) -> &logkit::Layout {
+        &self.kit
+    }
 }
 
 impl Layout {
@@ -33,60 +32,31 @@ impl Layout {
     /// # Errors
     /// [`Error::Invalid`] for zones that are too small or too many.
     pub fn new(geometry: &ZoneGeometry, block_size: BlockSize) -> Result<Self> {
-        let unit = u64::from(geometry.append_granularity.max(geometry.read_granularity));
-        if !block_size.bytes().is_multiple_of(unit) || block_size.bytes() < 4096 {
+        Self::of(logkit::Layout::new(geometry, block_size)?)
+    }
+
+    /// Numbers the blocks of the kit's division.
+    ///
+    /// # Errors
+    /// [`Error::Invalid`] for more blocks than a map can name.
+    pub fn of(kit: logkit::Layout) -> Result<Self> {
+        if kit.blocks() > u64::from(u32::MAX) {
             return Err(Error::invalid(format!(
-                "block_size {block_size}: expected a multiple of {unit}, the unit of the zones, from 4096 bytes on"
+                "{} zones of {} blocks: a log has at most {} blocks of {} bytes; take larger ones (block_size) or a smaller \
+                 device",
+                kit.zones,
+                kit.zone_blocks,
+                u32::MAX,
+                kit.block_size
             )));
         }
-        let shift = block_size.shift();
-        let zone_blocks = (geometry.zone_capacity >> shift).min(u64::from(u32::MAX)) as u32;
-        let max_append = (geometry.max_append >> shift).min(u64::from(zone_blocks)) as u32;
-        if zone_blocks < SMALLEST_ZONE || max_append < 2 {
-            return Err(Error::invalid(format!(
-                "zones of {} bytes that take appends of {}: a log needs zones of at least {SMALLEST_ZONE} blocks of \
-                 {block_size} bytes, and appends of 2",
-                geometry.zone_capacity, geometry.max_append
-            )));
-        }
-        if u64::from(geometry.zones) * u64::from(zone_blocks) > u64::from(u32::MAX) {
-            return Err(Error::invalid(format!(
-                "{} zones of {zone_blocks} blocks: a log has at most {} blocks of {block_size} bytes; take larger ones \
-                 (block_size) or a smaller device",
-                geometry.zones,
-                u32::MAX
-            )));
-        }
-        Ok(Self::of(block_size, zone_blocks, geometry.zones, max_append))
-    }
-
-    /// So many zones of so many blocks, at least two, of this size; see the fields.
-    /// Number of blocks, from the start, that have space below in a backed zone (`space.rs`): most of the zone, since the end of a
-    /// zone that was filled by records is seldom written.
-    pub fn backed_blocks(&self) -> u32 {
-        self.zone_blocks - self.zone_blocks / 8
-    }
-
-    fn of(block_size: BlockSize, zone_blocks: u32, zones: u32, max_append: u32) -> Self {
-        let reciprocal = u64::MAX / u64::from(zone_blocks) + 1;
-        Layout { block_size, zone_blocks, zones, max_append, reciprocal }
-    }
-
-    /// How many blocks all zones have.
-    pub fn blocks(&self) -> u64 {
-        u64::from(self.zones) * u64::from(self.zone_blocks)
-    }
-
-    /// A block of the log, in bytes.
-    #[inline]
-    pub fn block_bytes(&self) -> usize {
-        self.block_size.bytes() as usize
+        Ok(Layout { kit, reciprocal: u64::MAX / u64::from(kit.zone_blocks) + 1 })
     }
 
     /// The number of a block of a zone.
     #[inline]
     pub fn physical(&self, zone: u32, position: u32) -> Physical {
-        Physical(zone * self.zone_blocks + position)
+        Physical(zone * self.kit.zone_blocks + position)
     }
 
     /// The zone of a block, and its place there.
@@ -95,13 +65,7 @@ impl Layout {
         // Exact for every 32-bit dividend: Granlund and Montgomery, "Division by invariant integers using
         // multiplication", PLDI 1994. The processor's division takes several times as long.
         let zone = ((u128::from(physical.0) * u128::from(self.reciprocal)) >> 64) as u32;
-        (zone, physical.0 - zone * self.zone_blocks)
-    }
-
-    /// Where a block of a zone begins.
-    #[inline]
-    pub fn address(&self, zone: u32, position: u32) -> ZoneAddress {
-        ZoneAddress::new(zone, u64::from(position) << self.block_size.shift())
+        (zone, physical.0 - zone * self.kit.zone_blocks)
     }
 
     /// How many single blocks, of as many different places of the volume, a record takes at most.
@@ -170,9 +134,14 @@ pub fn capacity(layout: &Layout, reserve: &Reserve) -> u64 {
 mod tests {
     use super::*;
 
+    fn layout(zone_blocks: u32, zones: u32, max_append: u32) -> Layout {
+        let block_size = BlockSize::default();
+        Layout::of(logkit::Layout { block_size, zone_blocks, zones, max_append }).expect("few enough blocks")
+    }
+
     #[test]
     fn places_go_both_ways() {
-        let layout = Layout::of(BlockSize::default(), 15, 9, 15);
+        let layout = layout(15, 9, 15);
         for zone in 0..9 {
             for position in 0..15 {
                 assert_eq!(layout.place(layout.physical(zone, position)), (zone, position));
@@ -183,7 +152,7 @@ mod tests {
     #[test]
     fn places_are_exact_for_every_size_of_zone() {
         for zone_blocks in [2, 3, 7, 15, 64, 4095, 4096, 65_535, 65_537, 1 << 31, u32::MAX] {
-            let layout = Layout::of(BlockSize::default(), zone_blocks, 1, zone_blocks);
+            let layout = layout(zone_blocks, 1, zone_blocks);
             let near = |block: u32| [block.wrapping_sub(1), block, block.wrapping_add(1)];
             let multiples = (0..40).map(|shift| (u64::from(zone_blocks) << shift) as u32);
             for block in multiples.chain([u32::MAX]).flat_map(near) {
@@ -199,7 +168,7 @@ mod tests {
 
     #[test]
     fn a_zone_of_the_cleaner_is_nearly_all_data() {
-        let layout = Layout::of(BlockSize::default(), 4095, 9, 512);
+        let layout = layout(4095, 9, 512);
         let share = f64::from(layout.data_blocks()) / f64::from(layout.zone_blocks);
         assert!((0.98..0.99).contains(&share), "{share}");
         assert!(layout.data_blocks() < layout.zone_blocks);

@@ -4,37 +4,27 @@
 //! - [`home`]: the map kept in memory that survives.
 //! - [`mod@check`] looks at a whole log for damage, [`dump`] shows what is on the medium; both write nothing.
 //!
-//! Left to others: zones, records, roots and cleaning policies (`zones`), and running the calls (`runtime`).
+//! Left to others: records, group commit, cleaning, checkpoints and recovery (`logkit`), zones (`zones`), and running the calls
+//! (`runtime`).
 
 mod buffered;
 pub mod changes;
 pub mod check;
 pub mod checkpoint;
-mod cleaner;
 mod commit;
 pub mod core;
 pub mod device;
 pub mod directory;
 pub mod dump;
-mod flush;
 pub mod format;
 pub mod home;
 pub mod kind;
-mod lane;
 pub mod layout;
 pub mod map;
-mod open_zone;
-mod pace;
-mod readers;
 pub mod recovery;
 mod room;
-pub mod root;
-pub mod scan;
 pub mod snapshot;
-mod space;
 mod status;
-mod stream;
-mod table;
 mod transaction;
 mod versions;
 

@@ -14,9 +14,9 @@ use crate::directory::{self, PageTable};
 use crate::format::VersionId;
 use crate::layout::Layout;
 use crate::map::PAGE_BLOCKS;
-use crate::table::Usage;
 use crate::versions::Versions;
 use block::{Error, Result};
+use logkit::Owner;
 
 /// What the checkpoints of all versions may take, in blocks, as far as writes don't change it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
@@ -29,8 +29,6 @@ pub struct Images {
     thin: u64,
     /// See `thin`.
     thin_most: u64,
-    /// Zones that aren't used because something in them failed.
-    damaged: u64,
 }
 
 /// A version that is about to be made.
@@ -99,12 +97,11 @@ impl Images {
 }
 
 impl Core {
-    /// Looks again what checkpoints may take: versions were made, deleted or saved, or a zone can't be used any more.
+    /// Computes again what checkpoints may take: versions were made, deleted or saved.
     pub fn measure_images(&self) {
         let versions = self.versions.borrow();
-        let damaged = u64::from(self.table.count(|zone| zone.usage == Usage::Damaged));
-        self.images.set(Images { damaged, ..Images::of(&versions, None, &self.layout) });
-        self.settled.notify_all();
+        self.images.set(Images::of(&versions, None, &self.layout));
+        self.kit().events.settled.notify_all();
     }
 
     /// How many pages a checkpoint writes at most, whichever are dirty: a page that versions share is dirty in each.
@@ -130,7 +127,7 @@ impl Core {
             None => images.zones(&self.layout, dirty),
         };
         let reserved = self.settings.reserved.zones(&self.layout, 0);
-        let missing = taken.saturating_sub(reserved) + images.damaged;
+        let missing = taken.saturating_sub(reserved) + u64::from(self.kit().pool.damaged());
         self.settings.capacity.saturating_sub(missing * u64::from(self.layout.data_blocks()))
     }
 
@@ -151,17 +148,14 @@ impl Core {
     /// # Errors
     /// [`Error::NoSpace`] where there is none.
     pub fn admit_version(&self, planned: Planned) -> Result<()> {
-        let images = Images {
-            damaged: self.images.get().damaged,
-            ..Images::of(&self.versions.borrow(), Some(planned), &self.layout)
-        };
+        let images = Images::of(&self.versions.borrow(), Some(planned), &self.layout);
         let capacity = self.capacity_with(images, 0);
-        match self.table.live_data() <= capacity {
+        match self.kit().pool.live_data() <= capacity {
             true => Ok(()),
             false => Err(Error::no_space(format!(
                 "the log holds {} blocks of data and would have room for {capacity}, as another version needs a map of \
                  its own: discard some, delete snapshots, or grow the disk",
-                self.table.live_data(),
+                self.kit().pool.live_data(),
             ))),
         }
     }

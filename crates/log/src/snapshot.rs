@@ -10,6 +10,7 @@ use crate::map::{Map, PAGE_BLOCKS};
 use crate::room::Planned;
 use crate::versions::own_page;
 use block::{Call, Durability, Error, Payload, Result};
+use logkit::Owner;
 use serde_json::{Value, json};
 use stack::{Built, Contract, Key, Kind, Shape, ValueKind};
 use std::rc::Rc;
@@ -74,7 +75,7 @@ pub(crate) async fn carry_out(core: &Rc<Core>, message: Message) -> Result<Strin
         Message::Diff(name, other) => diff(core, &name, other.as_deref()).await?,
         Message::Resize(bytes) => resize(core, bytes).await?,
         Message::Checkpoint => {
-            core.take_checkpoint(false).await?;
+            core.write_checkpoint(false).await?;
             json!({ "checkpoint": true })
         }
     };
@@ -126,7 +127,7 @@ async fn create(core: &Rc<Core>, parent: VersionId, name: String, writable: bool
         let create = Change::Create { version, parent, writable, created, name: name.clone() };
         core.change(smallvec::smallvec![create], Payload::new(), Durability::Visible).await?;
     }
-    core.flush().await?;
+    core.kit().flush().await?;
     Ok(json!({ "name": name, "kind": if writable { "clone" } else { "snapshot" }, "created": created }))
 }
 
@@ -140,18 +141,21 @@ async fn delete(core: &Rc<Core>, name: &str) -> Result<Value> {
     // In a task of its own: whoever drops the call doesn't take the record back, and if that fails, the version stays and
     // must be found again.
     let own = core.clone();
-    let deleted = core.tasks.spawn(async move {
+    let deleted = core.kit().tasks.spawn(async move {
         let outcome = change(&own, Change::Delete { version }).await;
         // A record that waits for space may still delete it.
-        if outcome.is_err() && own.space.check().is_ok() {
+        if outcome.is_err() && own.kit().space.check().is_ok() {
             set_leaving(&own, version, false);
         }
         outcome
     });
     deleted.await?;
     // It is gone, whatever happens. Its room comes back piece by piece; after a stop, when the log is opened again.
-    while core.versions.borrow().is_dying(version) && !core.is_closing.get() && core.failure().is_none() {
-        core.freed.notified().await;
+    while core.versions.borrow().is_dying(version)
+        && !core.kit().is_closing()
+        && core.kit().failure().is_none()
+    {
+        core.kit().events.freed.notified().await;
     }
     Ok(json!({ "deleted": name }))
 }

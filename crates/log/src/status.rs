@@ -2,6 +2,7 @@
 
 use crate::device::LogPart;
 use block::Status;
+use logkit::Owner;
 use serde_json::json;
 use std::sync::atomic::Ordering;
 
@@ -9,24 +10,25 @@ use std::sync::atomic::Ordering;
 pub fn status(part: &LogPart) -> Status {
     let mut status = Status::new();
     let Ok(core) = part.home.get() else { return status };
-    let counters = &core.counters;
+    let kit = core.kit();
+    let counters = &kit.counters;
     let value = |counter: &std::sync::atomic::AtomicU64| counter.load(Ordering::Relaxed);
     let (user, moved) = (value(&counters.user_blocks), value(&counters.moved_blocks));
     let overhead = value(&counters.overhead_blocks);
     let factor = |blocks: u64| if user == 0 { 0.0 } else { blocks as f64 / user as f64 };
     let capacity = core.capacity(0);
-    status.insert("uuid".into(), core.identity.uuid.to_string().into());
+    status.insert("uuid".into(), kit.identity.uuid.to_string().into());
     status.insert("capacity_blocks".into(), capacity.into());
-    status.insert("live_blocks".into(), core.table.live_data().into());
-    status.insert("full".into(), (core.table.live_data() as f64 / capacity.max(1) as f64).into());
+    status.insert("live_blocks".into(), kit.pool.live_data().into());
+    status.insert("full".into(), (kit.pool.live_data() as f64 / capacity.max(1) as f64).into());
     status.insert(
         "zones".into(),
         json!({
             "total": core.layout.zones,
-            "free": core.table.free(),
-            "dead": core.table.dead(),
+            "free": kit.pool.free(),
+            "dead": kit.pool.dead(),
             "size": u64::from(core.layout.zone_blocks) << core.layout.block_size.shift(),
-            "damaged": core.table.count(|zone| zone.usage == crate::table::Usage::Damaged),
+            "damaged": kit.pool.damaged(),
         }),
     );
     status.insert(
@@ -39,13 +41,13 @@ pub fn status(part: &LogPart) -> Status {
             "metadata_share_of_data": if user == 0 { 0.0 } else { overhead as f64 / (user + moved) as f64 },
         }),
     );
-    let (low, high) = core.watermarks();
+    let (low, high) = logkit::pace::watermarks(&*core);
     status.insert(
         "cleaning".into(),
         json!({
             "low_watermark": low,
             "high_watermark": high,
-            "moves_per_write": core.moves_per_write(),
+            "moves_per_write": logkit::pace::moves_per_write(&*core),
             "zone_waits": value(&counters.zone_waits),
         }),
     );
@@ -57,7 +59,7 @@ pub fn status(part: &LogPart) -> Status {
     status.insert("cleaned_zones".into(), value(&counters.cleaned_zones).into());
     status.insert("reset_zones".into(), value(&counters.reset_zones).into());
     status.insert("checkpoints".into(), value(&counters.checkpoints).into());
-    status.insert("checkpoint_lag_blocks".into(), core.since_checkpoint.get().into());
+    status.insert("checkpoint_lag_blocks".into(), kit.since_checkpoint().into());
     let versions = core.versions.borrow();
     let dirty: u64 = versions.list.iter().map(|version| version.dirty.len()).sum();
     status.insert("dirty_pages".into(), dirty.into());
@@ -66,10 +68,10 @@ pub fn status(part: &LogPart) -> Status {
     if let Some(home) = &core.home {
         status.insert("map_home".into(), home.status());
     }
-    if let Some(error) = core.space.error() {
+    if let Some(error) = kit.space.error() {
         status.insert("no_space".into(), error.detail().into());
     }
-    if let Some(error) = core.failure() {
+    if let Some(error) = kit.failure() {
         status.insert("failed".into(), error.detail().into());
     }
     status

@@ -11,17 +11,18 @@
 use crate::directory::ZoneEntry;
 use crate::entry::Batch;
 use crate::kit::{Kit, count};
+use crate::layout::Layout;
 use crate::owner::Owner;
 use crate::pool::CHECKPOINT_CLASS;
 use crate::record::{Header, sum_of};
+use crate::recovery;
 use crate::reset::reset_dead;
 use crate::root::{Extent, MOST_EXTENTS, Root, RootWriter};
-use crate::stream::StreamId;
+use crate::stream::{Sequences, StreamId};
 use crate::zone_writer::ZoneWriter;
-use block::{Buffer, Error, Payload, Result};
+use block::{Buffer, Error, Payload, Result, Zones};
 use std::cell::{Ref, RefCell};
 use std::rc::Rc;
-use std::sync::atomic::Ordering;
 
 /// Stream of records of checkpoints. They are never replayed: a root names those that are part of the checkpoint.
 pub const CHECKPOINT: StreamId = StreamId(2);
@@ -58,6 +59,21 @@ impl Checkpoints {
     /// Checkpoints of a log with this newest root.
     pub fn new(newest: Root, writer: RootWriter) -> Self {
         Checkpoints { newest: RefCell::new(newest), writer: RefCell::new(writer), zone: RefCell::default() }
+    }
+
+    /// Begins a new epoch of a log that was recovered ([`recovery::begin`]), whose last records are these. Returns the epoch.
+    ///
+    /// # Errors
+    /// What finishing and writing return.
+    pub async fn begin_epoch(&self, zones: &dyn Zones, layout: &Layout, last: &Sequences) -> Result<u64> {
+        let old = self.newest.borrow().clone();
+        let mut writer = self.writer.replace(RootWriter::first());
+        let begun = recovery::begin(zones, layout, &old, last, &mut writer).await;
+        self.writer.replace(writer);
+        let root = begun?;
+        let epoch = root.epoch;
+        self.newest.replace(root);
+        Ok(epoch)
     }
 
     /// The newest durable root.
@@ -139,8 +155,7 @@ async fn zone<O: Owner>(owner: &Rc<O>) -> Result<ZoneWriter> {
     // The cleaner may not have come to reset dead zones, or have ended.
     Box::pin(reset_dead(owner)).await?;
     while kit.pool.free() == 0 && kit.back_reserve().await {}
-    kit.try_open_zone(CHECKPOINT_CLASS, 0)
-        .ok_or_else(|| Error::no_space("no zone is free for a checkpoint"))
+    kit.try_open_zone(CHECKPOINT_CLASS, 0).ok_or_else(|| Error::no_space("no zone is free for a checkpoint"))
 }
 
 /// Seals the zone into which checkpoints are written, if one is open.
@@ -241,7 +256,7 @@ fn forget(kit: &Kit, extents: &[Extent]) {
 #[derive(Debug, Clone)]
 pub struct Cut {
     /// Records that had committed.
-    pub covered: crate::stream::Sequences,
+    pub covered: Sequences,
     /// Clock.
     pub clock: u64,
 }
@@ -302,9 +317,4 @@ pub async fn commit<O: Owner>(owner: &Rc<O>, cut: Cut, own: &[u8], clean: bool) 
     forget(kit, &old.directory);
     count(&kit.counters.checkpoints, 1);
     Ok(())
-}
-
-/// Number of blocks of checkpoints that were appended since the log was opened.
-pub fn blocks_written(kit: &Kit) -> u64 {
-    kit.counters.checkpoint_blocks.load(Ordering::Relaxed)
 }

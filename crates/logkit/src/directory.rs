@@ -118,10 +118,19 @@ mod tests {
     use super::*;
 
     fn zones() -> Vec<ZoneEntry> {
-        let last = |numbers: &[(u16, u64)]| numbers.iter().map(|(stream, it)| (StreamId(*stream), *it)).collect();
+        let last =
+            |numbers: &[(u16, u64)]| numbers.iter().map(|(stream, it)| (StreamId(*stream), *it)).collect();
         vec![
             ZoneEntry { zone: 4, generation: 9, last: last(&[(0, 7), (1, 8)]), ..ZoneEntry::default() },
-            ZoneEntry { zone: 5, class: 3, full: true, written: 6, opened: 7, changed: 8, ..ZoneEntry::default() },
+            ZoneEntry {
+                zone: 5,
+                class: 3,
+                full: true,
+                written: 6,
+                opened: 7,
+                changed: 8,
+                ..ZoneEntry::default()
+            },
         ]
     }
 

@@ -101,7 +101,9 @@ impl Flusher {
             let committed = self.streams.all_committed();
             match self.zones.flush(&zones).await {
                 Ok(()) => {
-                    self.own.iter().for_each(|stream| self.streams.set_durable(*stream, committed.of(*stream)));
+                    self.own
+                        .iter()
+                        .for_each(|stream| self.streams.set_durable(*stream, committed.of(*stream)));
                 }
                 Err(error) => {
                     zones.iter().for_each(|zone| self.appended(zone.0));

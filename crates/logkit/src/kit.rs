@@ -89,12 +89,15 @@ pub struct Events {
     pub cleaner: Notify,
     /// Capacity was given back.
     pub settled: Notify,
+    /// Entries that were acknowledged earlier have committed, or won't.
+    pub committed: Notify,
 }
 
 impl Events {
     /// Wakes every task that waits for any event.
     pub fn notify_all(&self) {
-        [&self.work, &self.freed, &self.cleaner, &self.settled].into_iter().for_each(Notify::notify_all);
+        let Events { work, freed, cleaner, settled, committed } = self;
+        [work, freed, cleaner, settled, committed].into_iter().for_each(Notify::notify_all);
     }
 }
 

@@ -149,7 +149,13 @@ pub struct Written {
 }
 
 /// Numbers a record and fixes all of it but its place.
-pub(crate) fn freeze<O: Owner>(owner: &O, stream: StreamId, batch: &Batch<O::Entry>, class: u8, frozen: &mut Frozen) -> u64 {
+pub(crate) fn freeze<O: Owner>(
+    owner: &O,
+    stream: StreamId,
+    batch: &Batch<O::Entry>,
+    class: u8,
+    frozen: &mut Frozen,
+) -> u64 {
     let kit = owner.kit();
     let sequence = owner.appender().issue(stream);
     let header = Header {

@@ -119,7 +119,8 @@ impl Mover {
             }
             let moving = begin_moves(&**owner).await;
             kit.pace.moved(blocks);
-            let written = write_record(owner, kit.settings.cleaner_stream, batch, zone, &mut self.frozen).await;
+            let written =
+                write_record(owner, kit.settings.cleaner_stream, batch, zone, &mut self.frozen).await;
             self.zones[usize::from(class)] = written.zone;
             drop(moving);
             if let Some(error) = written.refused {

@@ -34,9 +34,6 @@ pub trait Owner: Sized + 'static {
     /// Divides an entry that is larger than a record: takes off its first blocks, so many, and returns them.
     fn cut(&self, entry: &mut Self::Entry, blocks: u32) -> Self::Entry;
 
-    /// Wakes what waits for entries to commit beside their requests: some were refused, or the log has failed.
-    fn refused(&self) {}
-
     /// Makes the next piece of deleted data die, where deleting is divided into pieces. Returns whether there was any.
     fn free_piece(&self) -> bool {
         false
@@ -102,7 +99,6 @@ pub trait Owner: Sized + 'static {
         for entry in self.appender().take_all() {
             self.refuse(&entry, &told);
         }
-        self.refused();
         self.kit().events.notify_all();
     }
 

@@ -73,7 +73,10 @@ impl LastRecords {
 impl FromIterator<(StreamId, u64)> for LastRecords {
     fn from_iter<I: IntoIterator<Item = (StreamId, u64)>>(numbers: I) -> Self {
         let mut last = LastRecords::default();
-        numbers.into_iter().filter(|(_, sequence)| *sequence > 0).for_each(|(stream, it)| last.note(stream, it));
+        numbers
+            .into_iter()
+            .filter(|(_, sequence)| *sequence > 0)
+            .for_each(|(stream, it)| last.note(stream, it));
         last
     }
 }
@@ -416,7 +419,11 @@ impl ZonePool {
             return None;
         }
         let zone = match state.only_backed {
-            true => state.free.iter().position(|zone| state.is_backed(*zone)).and_then(|at| state.free.remove(at))?,
+            true => state
+                .free
+                .iter()
+                .position(|zone| state.is_backed(*zone))
+                .and_then(|at| state.free.remove(at))?,
             // The backed ones stay for the cleaner and for checkpoints, unless there are more of them.
             false if state.free_backed <= keep => {
                 let at = state.free.iter().position(|zone| !state.is_backed(*zone)).unwrap_or(0);

@@ -10,12 +10,12 @@
 //!
 //! Decoding takes any bytes: it never panics, and what isn't exactly right is refused.
 
-use zones::on_device::format::{Uuid, draw_uuid};
 use crate::stream::StreamId;
 use block::{Error, Result};
 use crc_fast::{CrcAlgorithm, Digest, checksum};
 use zerocopy::little_endian::{U16, U32, U64};
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
+use zones::on_device::format::{Uuid, draw_uuid};
 
 /// The first bytes of a record.
 pub const MAGIC: [u8; 8] = *b"SILTREC1";

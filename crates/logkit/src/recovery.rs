@@ -7,7 +7,7 @@
 //!
 //! Left to the owner: its part of the directory, its pages, and replaying the records.
 
-use crate::directory::{self, ZoneEntry};
+use crate::directory::ZoneEntry;
 use crate::layout::{Layout, ROOT_ZONES};
 use crate::pool::{CHECKPOINT_CLASS, LastRecords, Usage, ZonePool};
 use crate::record::{Identity, sum_of};
@@ -83,14 +83,6 @@ pub async fn read_directory(zones: &dyn Zones, layout: &Layout, root: &Root) -> 
     }
     bytes.truncate(root.directory_length as usize);
     Ok(bytes)
-}
-
-/// The zones and the owner's part of a directory that was read; nothing of a log without a checkpoint.
-///
-/// # Errors
-/// [`Error::Corrupt`] for bytes that no version of this program writes.
-pub fn decode_directory(bytes: &[u8]) -> Result<(Vec<ZoneEntry>, &[u8])> {
-    directory::decode(bytes)
 }
 
 /// The error for a part of a checkpoint that can't be read. Zones refuse to read what was never appended: there, the zone
@@ -189,8 +181,7 @@ pub async fn scan_all<K: Kept>(
         // It is unknown what is in it: it may be the newest record that was acknowledged as durable.
         scan::refuse_offline(zones, report.zone).await?;
     }
-    let mut scans =
-        Scans { records: Vec::new(), durable: Sequences::default(), zones: wanted.len() as u64 };
+    let mut scans = Scans { records: Vec::new(), durable: Sequences::default(), zones: wanted.len() as u64 };
     let looks = wanted.iter().map(|report| scan_zone(zones, layout, root, report, pool));
     for (report, scanned) in wanted.iter().zip(runtime::join_limited(ZONES_AT_ONCE, looks).await) {
         take(&mut scans, root, report, scanned?, pool)?;
@@ -326,7 +317,12 @@ pub fn forget_discarded(pool: &ZonePool, layout: &Layout, end: &Sequences) {
 ///
 /// # Errors
 /// [`Error::Corrupt`] where live blocks lie in an empty zone; what reading an offline zone returns.
-pub async fn settle(zones: &dyn Zones, pool: &ZonePool, reports: &[ZoneReport], layout: &Layout) -> Result<()> {
+pub async fn settle(
+    zones: &dyn Zones,
+    pool: &ZonePool,
+    reports: &[ZoneReport],
+    layout: &Layout,
+) -> Result<()> {
     for report in reports {
         let zone = report.zone.0;
         let entry = pool.get(zone);

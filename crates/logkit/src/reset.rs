@@ -69,7 +69,9 @@ async fn reset_zones<O: Owner>(owner: &Rc<O>, dead: &mut Vec<u32>) -> Result<boo
                 count(&kit.counters.reset_zones, 1);
             }
             Err(error) => {
-                tracing::warn!("resetting zone {zone}: {error}; it isn't used again before the log is reopened");
+                tracing::warn!(
+                    "resetting zone {zone}: {error}; it isn't used again before the log is reopened"
+                );
                 kit.set_damaged(zone);
             }
         }

@@ -7,11 +7,11 @@
 //! header that is found there tells rot in a record that had been durable from the torn end of the log.
 
 use crate::layout::Layout;
+use crate::record::{Header, Identity, Parsed, sum_of};
 use crate::stream::Sequences;
+use crate::summary::{Place, Summary, blocks_of};
 use block::{Buffer, ByteOffset, Error, Result, ZoneAddress, ZoneIndex, ZoneReport, ZoneState, Zones};
 use std::ops::Range;
-use crate::record::{Header, Identity, Parsed, sum_of};
-use crate::summary::{Place, Summary, blocks_of};
 
 /// How many bytes are read at a time.
 const STEP: usize = 512 << 10;
@@ -363,9 +363,9 @@ impl<K> Scanned<K> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::stream::StreamId;
     use block::{BlockSize, Durable, EraseGuarantee, ZoneGeometry};
     use zones::on_device::format::Uuid;
-    use crate::stream::StreamId;
 
     const IDENTITY: Identity = Identity { uuid: Uuid::from_bytes([7; 16]), key: 99 };
     const BLOCK: usize = 4096;
@@ -476,7 +476,8 @@ mod tests {
             assert_eq!((report.state, report.write_pointer), (ZoneState::Full, 0));
             let first = first_header(&*zones, &layout, &IDENTITY, &report).await;
             assert_eq!(first.expect("nothing is read"), None);
-            let scanned = replayable::<Found>(&*zones, &layout, &IDENTITY, &report, 0).await.expect("nothing is read");
+            let scanned =
+                replayable::<Found>(&*zones, &layout, &IDENTITY, &report, 0).await.expect("nothing is read");
             assert_eq!((scanned.records.len(), scanned.end), (0, 0));
         };
         runtime::run(runtime::Config::default(), main).expect("the runtime starts");

@@ -195,7 +195,12 @@ pub(crate) async fn refuse_record<O: Owner>(
 }
 
 /// Refuses the entries queued under this class, except those that only free blocks: these go to the filler.
-pub(crate) async fn write_without_data<O: Owner>(owner: &Rc<O>, class: u8, frozen: &mut Frozen, error: &Error) {
+pub(crate) async fn write_without_data<O: Owner>(
+    owner: &Rc<O>,
+    class: u8,
+    frozen: &mut Frozen,
+    error: &Error,
+) {
     let appender = owner.appender();
     let (batch, refused) = appender.take_without_data(class, Entry::only_frees);
     refused.iter().for_each(|entry| owner.refuse(entry, error));
@@ -217,7 +222,7 @@ fn refuse_waiting<O: Owner>(owner: &O, error: &Error) {
     let refused = appender.take_refused(None, Entry::is_acknowledged);
     refused.iter().for_each(|entry| owner.refuse(entry, error));
     appender.for_each_waiting(|entry| owner.answer(entry, error));
-    owner.refused();
+    owner.kit().events.committed.notify_all();
     owner.kit().events.settled.notify_all();
     owner.kit().events.freed.notify_all();
 }

@@ -188,7 +188,10 @@ mod tests {
         assert_eq!((queue.commit_next(), queue.commit_next()), (Some('a'), None));
         queue.written(12, 'b');
         assert_eq!((queue.commit_next(), queue.commit_next()), (Some('b'), Some('c')));
-        assert_eq!((streams.committed(StreamId(1)), streams.durable(StreamId(1)), queue.issue()), (13, 10, 14));
+        assert_eq!(
+            (streams.committed(StreamId(1)), streams.durable(StreamId(1)), queue.issue()),
+            (13, 10, 14)
+        );
         assert_eq!(streams.all_committed(), Sequences::new(&[3, 13]));
     }
 

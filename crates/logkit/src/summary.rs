@@ -171,9 +171,9 @@ impl Summary {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use zones::on_device::format::Uuid;
     use crate::record::Header;
     use crate::stream::StreamId;
+    use zones::on_device::format::Uuid;
 
     const IDENTITY: Identity = Identity { uuid: Uuid::from_bytes([7; 16]), key: 99 };
     const BLOCK: usize = 512;

@@ -94,7 +94,11 @@ impl Victim {
     ///
     /// # Errors
     /// [`Error::Corrupt`] for a damaged block; what reading returns.
-    pub(crate) async fn read<N: Copy>(&self, kit: &Kit, pieces: &[Piece<N>]) -> Result<Vec<(Piece<N>, Data)>> {
+    pub(crate) async fn read<N: Copy>(
+        &self,
+        kit: &Kit,
+        pieces: &[Piece<N>],
+    ) -> Result<Vec<(Piece<N>, Data)>> {
         let block = kit.layout.block_bytes();
         let blocks_of = |piece: &Piece<N>| u64::from(piece.position)..u64::from(piece.position + piece.count);
         let plan = read_plan(pieces.iter().map(blocks_of), read_cost(block));
@@ -173,4 +177,3 @@ mod tests {
         assert_eq!(reads(10), [1; 103], "gaps of 9 cost more");
     }
 }
-

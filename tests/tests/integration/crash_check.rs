@@ -3,8 +3,8 @@
 
 use block::{BlockCount, DevicePart, Error};
 use log::check::check_device;
-use log::core::Counters;
 use log::kind::{Options, open};
+use logkit::Counters;
 use siltstone_tests::oracle::{Opening, Oracle, in_simulation, seed};
 use std::cell::{Cell, RefCell};
 use std::sync::Arc;

@@ -3,8 +3,9 @@
 
 use block::{BlockCount, DevicePart, Result};
 use layers::record::replay::Search;
-use log::core::{Acknowledge, Counters};
+use log::core::Acknowledge;
 use log::kind::Options;
+use logkit::Counters;
 use siltstone_tests::halves;
 use siltstone_tests::oracle::{Opening, Oracle, Report, Violation, in_simulation, seed};
 use std::cell::RefCell;

@@ -3,8 +3,8 @@
 
 use block::{BlockCount, BlockSize, DevicePart, Result};
 use log::core::Acknowledge;
-use log::core::Counters;
 use log::kind::{Options, open};
+use logkit::Counters;
 use siltstone_tests::oracle::{Opening, Oracle, Report, Violation, in_simulation, seed};
 use std::cell::RefCell;
 use std::sync::Arc;

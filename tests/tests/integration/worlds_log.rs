@@ -6,6 +6,7 @@ mod operator;
 use block::{Error, Result};
 use log::core::Acknowledge;
 use log::kind::{Options, open};
+use logkit::Owner;
 use operator::{Operated, check_versions, operate};
 use runtime::Random;
 use siltstone_tests::worlds::{Disks, File, Life, Stop, Subject, World, keeps_its_promises};
@@ -44,7 +45,8 @@ impl Subject for Setup {
             // Of the disk; without a size, as large as it can be.
             false => Some(disk_bytes / pick(&[4, 8, 16, 1 << 40]) / BLOCK as u64 * BLOCK as u64),
         };
-        let cleaning = logkit::cleaning::NAMES[pick(&[0, 1, 2, 3, 4]) as usize % logkit::cleaning::NAMES.len()];
+        let cleaning =
+            logkit::cleaning::NAMES[pick(&[0, 1, 2, 3, 4]) as usize % logkit::cleaning::NAMES.len()];
         let map = log::map::NAMES[pick(&[0, 0, 0, 1, 2, 3, 4]) as usize % log::map::NAMES.len()];
         let options = Options {
             size: size.filter(|size| *size > 0),
@@ -167,16 +169,16 @@ fn check_counts(part: &log::LogPart) -> Result<(), String> {
     }
     let mut by_zone = vec![0_u32; core.layout.zones as usize];
     live.iter().for_each(|place| by_zone[core.layout.place(*place).0 as usize] += 1);
-    for (number, zone) in core.table.list() {
+    for (number, zone) in core.kit().pool.list() {
         let counted = by_zone[number as usize];
         if zone.class != CHECKPOINT_CLASS && zone.live != counted {
             return Err(format!("zone {number} has {counted} live blocks, and the log counts {zone:?}"));
         }
     }
-    match core.table.live_data() == live.len() as u64 {
+    match core.kit().pool.live_data() == live.len() as u64 {
         true => Ok(()),
         false => {
-            Err(format!("{} blocks are live, and the log counts {}", live.len(), core.table.live_data()))
+            Err(format!("{} blocks are live, and the log counts {}", live.len(), core.kit().pool.live_data()))
         }
     }
 }

@@ -6,8 +6,8 @@
 
 use crate::table::{Medium, OWNER};
 use block::{Error, Result};
-use std::fmt::Write;
 use logkit::record::sum_of;
+use std::fmt::Write;
 
 /// How many places are looked at.
 const PLACES: usize = 16;

@@ -5,8 +5,8 @@ use super::layout::Layout;
 use super::medium::Medium;
 use super::{PAGES_IN_FLIGHT, Words};
 use block::{Error, Result};
-use std::collections::{BTreeMap, VecDeque};
 use logkit::record::{Header, Parsed};
+use std::collections::{BTreeMap, VecDeque};
 
 /// How much of the journal is read at once, in bytes.
 const READ: u64 = 1 << 20;

@@ -30,7 +30,7 @@ async fn table() -> (Rc<Medium>, Superblock) {
 async fn plant(medium: &Medium, superblock: &Superblock, sequence: u64, after: u64, durable: u64) {
     let position = sequence % u64::from(superblock.journal);
     let header = Header {
-        stream: StreamIndex(0),
+        stream: StreamId(0),
         class: 0,
         epoch: superblock.epoch,
         sequence,

@@ -7,8 +7,9 @@
 use super::core::{Core, Item, Pending, count};
 use super::format::{Action, ENTRY, Entry, PREFIX};
 use block::{Buffer, Durability, Error, Payload, Result};
+use logkit::StreamId;
+use logkit::record::{Header, Identity, sum_of};
 use std::rc::Rc;
-use logkit::record::{Header, Identity, StreamIndex, sum_of};
 
 /// How many records are on their way at a time.
 pub const LANES: usize = 2;
@@ -179,7 +180,7 @@ impl Core {
             }
         }
         let header = Header {
-            stream: StreamIndex(0),
+            stream: StreamId(0),
             class: 0,
             epoch: self.superblock.get().epoch,
             sequence: number,

@@ -9,8 +9,8 @@ use super::format::{Action, Entry};
 use super::index::Ranges;
 use super::scan::{Expect, Found};
 use block::{Buffer, Data, Error, Payload, Result};
-use std::collections::BTreeMap;
 use logkit::record::sum_of;
+use std::collections::BTreeMap;
 
 /// How many blocks are read from the ring at a time.
 const PIECE: u64 = 256;

@@ -10,10 +10,10 @@ use super::index::{BITS, Index};
 use super::ring::Ring;
 use super::scan::{Expect, Found};
 use block::{BlockIndex, BlockSize, Buffer, Device, Durability, Error, Result};
+use logkit::record::{Identity, Parsed, sum_of};
 use runtime::JoinHandle;
 use std::collections::VecDeque;
 use std::rc::Rc;
-use logkit::record::{Identity, Parsed, sum_of};
 use zones::sector;
 
 /// How many segments are followed at a time.

@@ -7,9 +7,9 @@
 use super::zone::{Entry, Region, Sort, Walked};
 use super::{Check, Finding, Loaded, can_come_from};
 use crate::format::VersionId;
-use crate::layout::ROOT_ZONES;
 use crate::map::{Mapping, Physical};
 use block::{ZoneReport, ZoneState};
+use logkit::layout::ROOT_ZONES;
 use std::collections::BTreeMap;
 
 /// After so many zones with something wrong the maps are gone through.

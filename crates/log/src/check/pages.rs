@@ -4,11 +4,11 @@
 use super::{Check, Finding};
 use crate::directory::{Directory, PagePlace};
 use crate::format::VersionId;
-use crate::layout::ROOT_ZONES;
 use crate::map::{PAGE_BLOCKS, Physical};
-use crate::scan;
-use std::collections::BTreeSet;
+use logkit::layout::ROOT_ZONES;
 use logkit::record::sum_of;
+use logkit::scan;
+use std::collections::BTreeSet;
 
 /// How many blocks are read together at most, gaps included.
 const SPAN: u32 = 256;
@@ -55,10 +55,10 @@ pub(super) async fn check(check: &mut Check<'_>, directory: &mut Directory) -> P
             entry.table.set(*page, PagePlace::default());
         }
     }
-    let pieces = check.root.directory.iter();
-    pages
-        .needed
-        .extend(pieces.flat_map(|piece| piece.physical.0..piece.physical.0.saturating_add(piece.blocks)));
+    for extent in check.root.directory.iter().filter(|extent| extent.zone < check.layout.zones) {
+        let first = check.layout.physical(extent.zone, extent.position).0;
+        pages.needed.extend(first..first.saturating_add(extent.blocks));
+    }
     pages.needed.sort_unstable();
     pages.needed.dedup();
     pages

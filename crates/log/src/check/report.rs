@@ -1,7 +1,7 @@
 //! What is said in the end: what was looked at, what is damaged, and what is worth a note.
 
 use crate::recovery::Recovered;
-use crate::root::FoundRoot;
+use logkit::root::FoundRoot;
 use serde::Serialize;
 
 /// More findings of a sort than this are counted and not listed.

@@ -2,11 +2,10 @@
 //! opening the log finds.
 
 use super::{Check, Finding, Window};
-use crate::format::ROOT;
-use crate::layout::ROOT_ZONES;
-use crate::root::{FoundRoot, Root};
 use block::{Error, Result, ZoneReport, ZoneState};
+use logkit::layout::ROOT_ZONES;
 use logkit::record::{Identity, Parsed};
+use logkit::root::{FoundRoot, ROOT, Root};
 
 /// A root that was found.
 pub(crate) struct Place {

@@ -2,8 +2,8 @@
 //! numbers, and hold zeros.
 
 use crate::layout::Layout;
-use crate::scan;
 use block::{Error, Zones};
+use logkit::scan;
 use std::collections::BTreeMap;
 
 /// How many bytes a window has, at least.

@@ -3,12 +3,12 @@
 use super::{Window, stream_name};
 use crate::format::{Change, REPLAYED, VersionId};
 use crate::layout::Layout;
-use crate::root::Root;
-use crate::scan::{self, Found};
 use block::{Error, Result, ZoneReport, ZoneState, Zones};
-use std::collections::BTreeSet;
 use logkit::record::{Header, Identity, Parsed, sum_of};
+use logkit::root::Root;
+use logkit::scan::{self, Found, Kept};
 use logkit::summary::{Builder, Place};
+use std::collections::BTreeSet;
 
 /// A summary that differs from what it should be in more bytes than this may be another one, of an earlier use of the
 /// zone.

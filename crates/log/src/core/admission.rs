@@ -1,16 +1,57 @@
-//! How a change gets in: room is set aside for it, it is queued, and whoever asked waits until it has committed.
+//! How a change gets in: capacity is set aside for it, it is queued, and its request waits until it has committed.
 //!
-//! A change for which there is no room waits for what is on its way, or for a checkpoint if that can make room, before it
-//! is refused. Left to others: writing what is queued (`lane.rs`), committing it (`commit.rs`), and what there is room for
-//! (`room.rs`).
+//! A change for which there is no capacity waits for changes in flight, or for a checkpoint if that can give capacity back,
+//! before it is refused. Left to others: appending what is queued (`logkit::lane`), committing it (`commit.rs`), and how much
+//! capacity there is (`room.rs`).
 
-use super::{Acknowledge, Core, Item, Vec1};
+use super::{Acknowledge, Changes, Core, Item};
 use crate::format::Change;
 use block::{Durability, Error, Payload, Result};
-use runtime::RequestKey;
-use runtime::sync::Permit;
-use std::rc::Rc;
 use logkit::cleaning::Arrival;
+use runtime::sync::{Permit, Semaphore};
+use runtime::{RequestKey, Requests};
+use std::cell::Cell;
+use std::rc::Rc;
+
+/// Requests, and what is set aside for their changes.
+#[derive(Debug)]
+pub(super) struct Admission {
+    requests: Requests,
+    /// Permits for blocks of dirty data.
+    dirty: Rc<Semaphore>,
+    /// Blocks of capacity that are set aside for changes that are queued or in flight.
+    growing: Cell<u64>,
+}
+
+impl Admission {
+    /// Admission of up to this many blocks of dirty data.
+    pub(super) fn new(dirty_blocks: u64) -> Self {
+        Admission {
+            requests: Requests::default(),
+            dirty: Semaphore::new(dirty_blocks as usize),
+            growing: Cell::new(0),
+        }
+    }
+
+    /// Number of requests that aren't answered.
+    pub(super) fn requests(&self) -> usize {
+        self.requests.len()
+    }
+
+    /// Completes an item's request with an error; the item itself may still be committed later.
+    pub(super) fn answer(&self, item: &mut Item, error: &Error) {
+        if let Some(request) = item.request.take() {
+            self.requests.item_ended(request, &Err(error.clone()));
+        }
+    }
+
+    /// Notes that an item was divided.
+    pub(super) fn was_cut(&self, item: &Item) {
+        if let Some(request) = item.request {
+            self.requests.item_was_cut(request);
+        }
+    }
+}
 
 impl Core {
     /// Carries out changes of a version, data and all, and waits until they have committed; or, where writes are
@@ -20,7 +61,7 @@ impl Core {
     /// [`Error::NoSpace`] where there is no room, [`Error::ReadOnly`] for a log that has failed.
     pub async fn change(
         self: &Rc<Self>,
-        changes: Vec1,
+        changes: Changes,
         payload: Payload,
         durability: Durability,
     ) -> Result<()> {
@@ -28,7 +69,7 @@ impl Core {
         let wanted = blocks.min(self.settings.dirty_blocks) as usize;
         let mut room = match blocks {
             0 => Some(None),
-            _ => self.dirty.try_acquire(wanted).map(Some),
+            _ => self.admission.dirty.try_acquire(wanted).map(Some),
         };
         if let Some(room) = &mut room {
             self.check_open()?;
@@ -42,21 +83,21 @@ impl Core {
         }
         // Whoever drops the call while it waits for room doesn't take the write back.
         let core = self.clone();
-        let task = self.tasks.spawn(async move {
+        let task = self.kit.tasks.spawn(async move {
             let room = match room {
                 Some(room) => room,
-                None => Some(core.dirty.acquire(wanted).await),
+                None => Some(core.admission.dirty.acquire(wanted).await),
             };
             let mut is_certain = false;
             let growth = loop {
                 core.check_open()?;
-                let settled = core.settled.notified();
+                let settled = core.kit.events.settled.notified();
                 match core.admit(&changes) {
                     Ok(Some(growth)) => break growth,
                     Ok(None) => settled.await,
                     Err(_) if !is_certain && core.checkpoint_may_help() => {
                         is_certain = true;
-                        core.take_checkpoint(false).await?;
+                        core.write_checkpoint(false).await?;
                     }
                     Err(error) => return Err(error),
                 }
@@ -66,31 +107,58 @@ impl Core {
         task.await
     }
 
-    /// Waits until no write is on its way, and keeps others waiting as long as this is held.
+    /// Completes the request of an item that has committed or failed, and gives back the capacity that was set aside.
+    pub(crate) fn complete(&self, item: &Item, outcome: Result<()>) {
+        if item.growth > 0 {
+            self.admission.growing.set(self.admission.growing.get() - u64::from(item.growth));
+            self.kit.events.settled.notify_all();
+        }
+        if let Some(request) = item.request {
+            self.admission.requests.item_ended(request, &outcome);
+        }
+    }
+
+    /// Waits until every write that was acknowledged from the buffer by now has committed.
+    ///
+    /// # Errors
+    /// The failure of the log; [`Error::NoSpace`] while a record waits for space.
+    pub(super) async fn drain_buffer(&self) -> Result<()> {
+        let ticket = self.buffer.last_ticket();
+        while !self.buffer.has_committed(ticket) {
+            if let Some(error) = self.kit.failure() {
+                return Err(error);
+            }
+            self.kit.space.check()?;
+            self.kit.events.committed.notified().await;
+        }
+        Ok(())
+    }
+
+    /// Waits until no write is in flight, and keeps others waiting as long as the permit is held.
     pub async fn without_writes(&self) -> Permit {
-        self.dirty.acquire(self.settings.dirty_blocks as usize).await
+        self.admission.dirty.acquire(self.settings.dirty_blocks as usize).await
     }
 
     fn check_open(&self) -> Result<()> {
-        match self.failure() {
+        match self.kit.failure() {
             Some(error) => Err(error),
-            None if self.is_closing.get() => Err(Error::closed("the log is closed")),
-            None => self.space.check(),
+            None if self.kit.is_closing() => Err(Error::closed("the log is closed")),
+            None => self.kit.space.check(),
         }
     }
 
     async fn change_now(
         self: &Rc<Self>,
-        changes: Vec1,
+        changes: Changes,
         payload: Payload,
         durability: Durability,
         (room, growth): (Option<Permit>, u32),
     ) -> Result<()> {
         let has_data = !payload.is_empty();
         // What the device below may have no space for is not acknowledged before it is written.
-        let buffers = self.settings.acknowledge == Acknowledge::Buffer && !self.space.is_doubtful();
+        let buffers = self.settings.acknowledge == Acknowledge::Buffer && !self.kit.space.is_doubtful();
         let request = self.submit(changes, payload, room, growth, buffers);
-        let waiting = self.requests.wait(request);
+        let waiting = self.admission.requests.wait(request);
         if buffers && has_data && durability == Durability::Visible {
             // The request goes on; reads find its data in the buffer.
             return Ok(());
@@ -98,14 +166,14 @@ impl Core {
         waiting.await?;
         match durability {
             Durability::Visible => Ok(()),
-            Durability::Durable => self.flush().await,
+            Durability::Durable => self.kit.flush().await,
         }
     }
 
     /// Queues changes for which there is room.
     fn submit(
         &self,
-        changes: Vec1,
+        changes: Changes,
         mut payload: Payload,
         room: Option<Permit>,
         growth: u32,
@@ -113,7 +181,7 @@ impl Core {
     ) -> RequestKey {
         let mut at = 0;
         let mut growth = Some(growth);
-        let key = self.requests.begin(changes.len() as u32, room);
+        let key = self.admission.requests.begin(changes.len() as u32, room);
         let shift = self.layout.block_size.shift();
         for change in changes {
             let bytes = (change.data_blocks() as usize) << shift;
@@ -123,7 +191,6 @@ impl Core {
             };
             at += bytes;
             let class = self.class_of(&change);
-            self.queued_items.set(self.queued_items.get() + 1);
             let ticket = match &change {
                 Change::Write { version, block, .. } if buffers => {
                     self.buffer.insert(*version, *block, &payload, self.layout.block_bytes())
@@ -131,22 +198,21 @@ impl Core {
                 _ => 0,
             };
             let growth = growth.take().unwrap_or(0);
-            let item = Item { change, payload, request: Some(key), growth, ticket };
-            self.queues.borrow_mut()[usize::from(class)].push_back(item);
+            self.appender.push(class, Item { change, payload, request: Some(key), growth, ticket });
         }
-        self.work.notify_one();
+        self.kit.events.work.notify_one();
         key
     }
 
     /// Sets room aside for what the changes add, or says that there is none. None where that is to be seen: what is on
     /// its way has more room set aside than it may need, because what it overwrites isn't looked up while there is
     /// plenty.
-    fn admit(&self, changes: &Vec1) -> Result<Option<u32>> {
+    fn admit(&self, changes: &Changes) -> Result<Option<u32>> {
         let mut growth: u64 = changes.iter().map(|change| u64::from(change.data_blocks())).sum();
         if growth == 0 {
             return Ok(Some(0));
         }
-        let (live, growing) = (self.table.live_data(), self.growing.get());
+        let (live, growing) = (self.kit.pool.live_data(), self.admission.growing.get());
         if live + growing + growth > self.capacity(growing + growth) {
             let versions = self.versions.borrow();
             growth = changes
@@ -171,12 +237,12 @@ impl Core {
                 )));
             }
         }
-        self.growing.set(growing + growth);
+        self.admission.growing.set(growing + growth);
         Ok(Some(growth as u32))
     }
 
     fn class_of(&self, change: &Change) -> u8 {
-        let policy = self.policy.borrow();
+        let policy = self.kit.policy.borrow();
         let arrival = match change {
             // What was acknowledged must be numbered in the order in which it was: one queue for all.
             _ if self.settings.acknowledge == Acknowledge::Buffer => Arrival::New,
@@ -185,11 +251,8 @@ impl Core {
                 let old = versions.get(*version).map(|version| version.map.lookup(*block));
                 match old.filter(|old| old.is_mapped()) {
                     Some(old) => {
-                        let zone = self.table.get(self.layout.place(old).0);
-                        Arrival::Overwrite {
-                            age: self.clock.get().saturating_sub(zone.opened),
-                            class: zone.class,
-                        }
+                        let (opened, class) = self.kit.pool.opened(self.layout.place(old).0);
+                        Arrival::Overwrite { age: self.kit.clock().saturating_sub(opened), class }
                     }
                     None => Arrival::New,
                 }

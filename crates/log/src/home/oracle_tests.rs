@@ -5,17 +5,18 @@
 use super::recorded::{Broken, Event, Image, Recorded};
 use super::{Known, MapHome, Moment, Places};
 use crate::directory::VersionEntry;
+use crate::format::USER;
 use crate::format::VersionId;
 use crate::map::{Map, Physical};
-use crate::table::{Usage, ZoneTable};
 use crate::versions::{Version, Versions};
 use block::Error;
+use logkit::record::Identity;
+use logkit::{Usage, Zone, ZonePool};
 use runtime::Random;
 use std::collections::BTreeMap;
 use std::rc::Rc;
 use std::sync::Arc;
 use zones::on_device::format::Uuid;
-use logkit::record::Identity;
 
 const ZONES: u32 = 40;
 const BLOCKS: u64 = 5 << 19;
@@ -55,7 +56,7 @@ fn contents_of(known: &Known, maps: &[impl Map]) -> Contents {
 struct World {
     random: Random,
     versions: Versions,
-    table: ZoneTable,
+    pool: ZonePool,
     clock: u64,
 }
 
@@ -63,9 +64,9 @@ impl World {
     fn new(seed: u64, map: Arc<dyn Map>) -> World {
         let head = Version::new(VersionEntry::head(BLOCKS, 1), map);
         let versions = Versions { list: vec![head], next: 2, ..Versions::default() };
-        let table = ZoneTable::new(ZONES);
-        (0..ZONES).for_each(|zone| table.set_free(zone, 1));
-        World { random: Random::new(seed), versions, table, clock: 0 }
+        let pool = ZonePool::new(ZONES);
+        (0..ZONES).for_each(|zone| pool.set_free(zone, 1));
+        World { random: Random::new(seed), versions, pool, clock: 0 }
     }
 
     fn moment(&self) -> Moment {
@@ -74,7 +75,7 @@ impl World {
 
     /// What a home would say of it.
     fn contents(&self, slabs: u32) -> Contents {
-        let known = |(number, zone): (u32, crate::table::Zone)| {
+        let known = |(number, zone): (u32, Zone)| {
             let line = super::format::bytes_of(&super::state::encode_zone(number, &zone, 0));
             super::state::decode_zone(number, &line, 0).unwrap()
         };
@@ -84,18 +85,18 @@ impl World {
         Contents {
             moment: Moment { next_version: self.versions.next, slabs, ..self.moment() },
             versions: versions.collect(),
-            zones: self.table.list().into_iter().filter_map(known).map(|zone| format!("{zone:?}")).collect(),
+            zones: self.pool.list().into_iter().filter_map(known).map(|zone| format!("{zone:?}")).collect(),
         }
     }
 
     fn change(&mut self) {
         self.clock += 1;
-        let World { random, versions, table, clock } = self;
+        let World { random, versions, pool, clock } = self;
         let zone = random.below(u64::from(ZONES)) as u32;
-        table.change(zone, |entry| {
+        pool.restore(zone, |entry| {
             entry.usage = [Usage::Open, Usage::Full, Usage::Free][random.below(3) as usize];
             entry.live = random.below(3) as u32;
-            (entry.committed, entry.last) = (random.below(99) as u32, [*clock, 0]);
+            (entry.committed, entry.last) = (random.below(99) as u32, [(USER, *clock)].into_iter().collect());
         });
         let position = random.below(versions.list.len() as u64) as usize;
         let id = versions.list[position].id;
@@ -150,16 +151,16 @@ async fn live(seed: u64, transactions: u64, broken: Broken) -> Life {
     while home.sequence() < transactions {
         let size = [1, 3, 10, 30][world.random.below(4) as usize];
         (0..size).for_each(|_| world.change());
-        let collected = home.collect(&world.versions, &world.table, world.moment()).expect("changes");
+        let collected = home.collect(&world.versions, &world.pool, world.moment()).expect("changes");
         let contents = world.contents(collected.moment().slabs);
         // What changes from here on is of the next one.
         (0..world.random.below(4)).for_each(|_| world.change());
         life.contents.insert(home.sequence() + 1, contents);
         if world.random.below(12) == 0 {
-            home.give_back(&collected, &world.table);
+            home.give_back(&collected, &world.pool);
             continue;
         }
-        home.commit(collected, &world.table).await.expect("it commits");
+        home.commit(collected, &world.pool).await.expect("it commits");
         life.acknowledged.push((life.medium.done(), home.sequence()));
         if world.random.below(10) == 0 {
             home.family.forget_private();
@@ -288,9 +289,9 @@ fn without_space_nothing_is_lost() {
         for round in 0..40 {
             (0..150).for_each(|_| world.change());
             medium.leave_space([1 << 30, 0, 1 << 13][round % 3]);
-            let collected = home.collect(&world.versions, &world.table, world.moment()).expect("changes");
+            let collected = home.collect(&world.versions, &world.pool, world.moment()).expect("changes");
             let contents = world.contents(collected.moment().slabs);
-            match home.commit(collected, &world.table).await {
+            match home.commit(collected, &world.pool).await {
                 Ok(()) => last = Some(contents),
                 Err(Error::NoSpace(_)) => refused += 1,
                 Err(error) => panic!("{error}"),

@@ -2,12 +2,14 @@
 
 use super::{Known, MapHome, Medium, Opened};
 use crate::directory::Directory;
+use crate::format::Own;
 use crate::layout::Layout;
-use crate::recovery::known_zones;
-use crate::root::Root;
-use crate::table::ZoneTable;
 use crate::versions::{Version, Versions};
 use block::{Error, Result, ZoneReport, ZoneState};
+use logkit::directory::ZoneEntry;
+use logkit::recovery::known_zones;
+use logkit::root::Root;
+use logkit::{Sequences, ZonePool};
 use std::rc::Rc;
 use std::sync::Arc;
 
@@ -16,10 +18,12 @@ use std::sync::Arc;
 pub struct AtHome {
     /// The root, with what the home says of its moment.
     pub root: Root,
-    /// The zones and versions, as a directory would tell them.
+    /// The zones that hold records, as a directory would name them.
+    pub known: Vec<ZoneEntry>,
+    /// The versions, as a directory would name them.
     pub directory: Directory,
-    /// What is known of the zones.
-    pub table: ZoneTable,
+    /// State of the zones.
+    pub pool: ZonePool,
     /// The maps.
     pub versions: Versions,
     /// What keeps them at home; none if it was opened to be looked at.
@@ -44,21 +48,21 @@ pub async fn open(
         .map_err(|error| error.in_context(format!("the map's home {}", medium.name())))?;
     let moment = &known.moment;
     let root = Root {
-        covered: moment.covered,
+        covered: Sequences::new(&[moment.covered[0], moment.covered[1], 0]),
         clock: moment.clock,
-        // Lives that had ended at its moment are behind it.
-        home: Some(known.sequence),
-        boundaries: root.boundaries.iter().copied().filter(|life| life.epoch >= moment.epoch).collect(),
+        // Epochs that had ended at its moment are covered.
+        own: Own { home: Some(known.sequence) }.encode(),
+        boundaries: root.boundaries.iter().filter(|it| it.epoch >= moment.epoch).cloned().collect(),
         ..root.clone()
     };
-    let directory = known.directory();
-    let table = known_zones(layout, &root, &directory, reports);
-    known.restore(&table);
+    let (entries, directory) = known.directory();
+    let pool = known_zones(layout, &root, &entries, reports);
+    known.restore(&pool);
     let mut versions = Versions { next: moment.next_version, ..Versions::default() };
     for ((entry, _), map) in known.versions.into_iter().zip(maps) {
         versions.list.push(Version::new(entry, Arc::new(map)));
     }
-    Ok(AtHome { root, directory, table, versions, home })
+    Ok(AtHome { root, known: entries, directory, pool, versions, home })
 }
 
 /// Refuses a disk that is older than the home: what the home says was durable must be there.

@@ -2,12 +2,13 @@
 //! zone. In the journal of changes it is lines like all others: one for the moment, one per zone, the versions behind.
 
 use super::format::{LINE, Line, Places, is_sealed, line_of, sealed, sum};
-use crate::directory::{Directory, VersionEntry, ZoneEntry, check_versions};
-use crate::format::REPLAYED;
+use crate::directory::{Directory, VersionEntry, check_versions};
+use crate::format::{CLEANER, REPLAYED, USER};
 use crate::map::radix::OpenVersion;
-use crate::table::{Usage, Zone, ZoneTable};
 use crate::versions::Versions;
 use block::{Error, Result};
+use logkit::directory::ZoneEntry;
+use logkit::{Usage, Zone, ZonePool};
 use zerocopy::little_endian::U64;
 use zones::bytes::{Reader, Writer};
 
@@ -65,7 +66,7 @@ pub fn encode_zone(number: u32, zone: &Zone, key: u64) -> Line {
     writer.u64(zone.generation);
     writer.u64(zone.opened);
     writer.u64(zone.changed);
-    writer.put(&zone.last.map(U64::new));
+    writer.put(&[USER, CLEANER].map(|stream| U64::new(zone.last.of(stream))));
     writer.u32(zone.live);
     writer.u32(zone.written);
     writer.u32(zone.committed);
@@ -76,7 +77,7 @@ pub fn encode_zone(number: u32, zone: &Zone, key: u64) -> Line {
 }
 
 /// What is known of a zone.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct KnownZone {
     /// As a directory says it.
     pub entry: ZoneEntry,
@@ -100,7 +101,8 @@ pub fn decode_zone(number: u32, line: &[u8], key: u64) -> Result<Option<KnownZon
     known.entry.generation = reader.u64()?;
     known.entry.opened = reader.u64()?;
     known.entry.changed = reader.u64()?;
-    known.entry.last = reader.u64s()?;
+    let last: [u64; REPLAYED] = reader.u64s()?;
+    known.entry.last = [USER, CLEANER].into_iter().zip(last).collect();
     (known.live, known.entry.written, known.committed) = (reader.u32()?, reader.u32()?, reader.u32()?);
     known.entry.class = reader.u8()?;
     let is_used = reader.u8()? != 0;
@@ -197,18 +199,16 @@ impl Known {
     }
 
     /// The zones as a directory tells them, for those who compare them with what there is.
-    pub fn directory(&self) -> Directory {
-        Directory {
-            versions: self.versions.iter().map(|(version, _)| version.clone()).collect(),
-            next_version: self.moment.next_version,
-            zones: self.zones.iter().map(|zone| zone.entry).collect(),
-        }
+    pub fn directory(&self) -> (Vec<ZoneEntry>, Directory) {
+        let versions = self.versions.iter().map(|(version, _)| version.clone()).collect();
+        let directory = Directory { versions, next_version: self.moment.next_version };
+        (self.zones.iter().map(|zone| zone.entry.clone()).collect(), directory)
     }
 
     /// Notes what had been live, and up to where records had committed.
-    pub fn restore(&self, table: &ZoneTable) {
+    pub fn restore(&self, pool: &ZonePool) {
         for known in &self.zones {
-            table.change(known.entry.zone, |zone| {
+            pool.restore(known.entry.zone, |zone| {
                 // Also of a zone that was reset since: the records that made it so are replayed, and take this away again.
                 zone.live = known.live;
                 if zone.generation == known.entry.generation {
@@ -250,7 +250,7 @@ mod tests {
             committed: 15,
             opened: 16,
             changed: 17,
-            last: [18, 19],
+            last: [(USER, 18), (CLEANER, 19)].into_iter().collect(),
             backed: false,
         };
         let known = bytes_of(&encode_zone(5, &zone, 11));
@@ -264,7 +264,7 @@ mod tests {
             written: 13,
             opened: 16,
             changed: 17,
-            last: [18, 19],
+            last: [(USER, 18), (CLEANER, 19)].into_iter().collect(),
         };
         assert_eq!(read, KnownZone { entry, live: 12, committed: 15 });
         assert!(decode_zone(6, &known, 11).is_err(), "the line of another zone");

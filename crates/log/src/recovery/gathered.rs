@@ -12,8 +12,8 @@
 use crate::format::{Change, VersionId};
 use crate::layout::Layout;
 use crate::map::{PAGE_BLOCKS, Physical};
+use crate::recovery::Replayable;
 use crate::recovery::replay::check_length;
-use crate::scan::Replayable;
 use block::Result;
 use std::ops::Range;
 use std::sync::Arc;
@@ -333,11 +333,11 @@ mod tests {
     use crate::format::{CLEANER, USER};
     use crate::map::{Map, Radix};
     use crate::recovery::Replay;
-    use crate::table::ZoneTable;
     use crate::versions::{Version, Versions};
     use block::{Durable, EraseGuarantee, ZoneGeometry};
-    use runtime::Random;
+    use logkit::ZonePool;
     use logkit::record::Header;
+    use runtime::Random;
 
     const BLOCKS: u64 = 5 * PAGE_BLOCKS + 100;
     const ZONES: u32 = 20;
@@ -449,7 +449,7 @@ mod tests {
             })
             .collect();
 
-        let table = ZoneTable::new(ZONES);
+        let pool = ZonePool::new(ZONES);
         let map = Radix::new(BLOCKS).expect("there is memory");
         for (page, places) in (0..).zip(before.chunks(PAGE_BLOCKS as usize)) {
             let mut whole = places.to_vec();
@@ -457,11 +457,11 @@ mod tests {
             map.load_page(page, &whole);
         }
         for place in before.iter().filter(|place| **place != 0) {
-            table.add_live(layout.place(Physical(*place)).0, 1);
+            pool.add_live(layout.place(Physical(*place)).0, 1);
         }
         let version = Version::new(VersionEntry::head(BLOCKS, 0), Arc::new(map));
         let mut versions = Versions { list: vec![version], next: 2, ..Versions::default() };
-        let mut replay = Replay { versions: &mut versions, table: &table, layout: &layout, clock: 1000 };
+        let mut replay = Replay { versions: &mut versions, pool: &pool, layout: &layout, clock: 1000 };
         replay.run(&records).expect("it replays");
         let clock = replay.clock;
 
@@ -490,7 +490,7 @@ mod tests {
             let mapped = found.iter().filter(|place| **place != 0);
             mapped.for_each(|place| live[layout.place(Physical(*place)).0 as usize] += 1);
         }
-        for (zone, entry) in table.list() {
+        for (zone, entry) in pool.list() {
             let here = (live[zone as usize], changed[zone as usize]);
             assert_eq!(here, (entry.live, entry.changed), "seed {seed}, zone {zone}");
         }

@@ -6,15 +6,17 @@
 //! 2^18 pages of 1 TiB, about what reading 1 GiB takes.
 
 use crate::directory::{Directory, PageTable};
-use crate::layout::{Layout, ROOT_ZONES};
+use crate::layout::Layout;
 use crate::map::{self, Map, PAGE_BLOCKS, Physical};
+use crate::recovery::Recovered;
 use crate::recovery::gathered::Gathered;
-use crate::recovery::{Recovered, gone};
-use crate::table::ZoneTable;
 use crate::versions::{Version, Versions};
 use block::{Buffer, Error, Result, Zones};
-use std::sync::{Arc, Mutex, PoisonError};
+use logkit::ZonePool;
+use logkit::layout::ROOT_ZONES;
 use logkit::record::sum_of;
+use logkit::recovery::gone;
+use std::sync::{Arc, Mutex, PoisonError};
 
 /// How many pages are taken over at a time.
 const BATCH: usize = 256;
@@ -44,7 +46,7 @@ pub(crate) async fn load(
     zones: &dyn Zones,
     layout: &Layout,
     directory: &Directory,
-    table: &ZoneTable,
+    pool: &ZonePool,
     map: &str,
     gathered: Option<Gathered>,
     recovered: &mut Recovered,
@@ -92,13 +94,13 @@ pub(crate) async fn load(
             order: Mutex::default(),
         });
         loader.load(zones, &pages, &entry.table).await?;
-        loader.tell(table, &mut version);
+        loader.tell(pool, &mut version);
         versions.list.push(version);
     }
     // Clones of one snapshot may have the same page, and the snapshot another one.
     counted.sort_unstable();
     counted.dedup();
-    counted.iter().for_each(|page: &Physical| table.add_live(layout.place(*page).0, 1));
+    counted.iter().for_each(|page: &Physical| pool.add_live(layout.place(*page).0, 1));
     Ok(versions)
 }
 
@@ -268,7 +270,7 @@ impl Loader {
     }
 
     /// Tells what was counted.
-    fn tell(&self, table: &ZoneTable, version: &mut Version) {
+    fn tell(&self, pool: &ZonePool, version: &mut Version) {
         let tallies = std::mem::take(&mut *self.tallies.lock().unwrap_or_else(PoisonError::into_inner));
         for page in tallies.iter().flat_map(|tally| &tally.dirty) {
             version.dirty.insert(*page);
@@ -277,11 +279,11 @@ impl Loader {
         for zone in ROOT_ZONES..self.layout.zones {
             let live = tallies.iter().map(|tally| tally.live[zone as usize]).sum();
             if live > 0 {
-                table.add_live(zone, live);
+                pool.add_live(zone, live);
             }
             let last = tallies.iter().map(|tally| tally.changed[zone as usize]).max();
             if let Some(clock) = last.and_then(|last| last.checked_sub(1)) {
-                table.change(zone, |entry| entry.changed = clock);
+                pool.restore(zone, |entry| entry.changed = clock);
             }
         }
     }

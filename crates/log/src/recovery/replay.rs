@@ -5,16 +5,16 @@ use crate::commit::{Effect, apply};
 use crate::format::Change;
 use crate::layout::Layout;
 use crate::map::Physical;
-use crate::scan::Replayable;
-use crate::table::ZoneTable;
+use crate::recovery::Replayable;
 use crate::versions::Versions;
 use block::{Error, Result};
+use logkit::ZonePool;
 use smallvec::SmallVec;
 
 /// Puts records over the maps of a checkpoint.
 pub(crate) struct Replay<'a> {
     pub(crate) versions: &'a mut Versions,
-    pub(crate) table: &'a ZoneTable,
+    pub(crate) pool: &'a ZonePool,
     pub(crate) layout: &'a Layout,
     pub(crate) clock: u64,
 }
@@ -64,7 +64,7 @@ impl Replay<'_> {
     fn replay(&mut self, record: &Replayable) -> Result<()> {
         let header = &record.header;
         let mut position = header.position + 1;
-        let (table, layout, clock) = (self.table, self.layout, self.clock);
+        let (pool, layout, clock) = (self.pool, self.layout, self.clock);
         let changes = record.changes.iter().collect::<Result<Vec<Change>>>()?;
         check_length(record, changes.iter().map(Change::data_blocks).fold(0, u32::saturating_add))?;
         self.touch(&changes);
@@ -74,9 +74,9 @@ impl Replay<'_> {
             if let Change::Write { count, .. } = &change {
                 self.clock += u64::from(*count);
             }
-            let died = |physical, blocks| table.remove_live(layout.place(physical).0, blocks, clock);
+            let died = |physical, blocks| pool.remove_live(layout.place(physical).0, blocks, clock);
             let applied = apply(self.versions, &change, header.zone, physical, &mut |effect| match effect {
-                Effect::Live(zone, blocks) => table.add_live(zone, blocks as u32),
+                Effect::Live(zone, blocks) => pool.add_live(zone, blocks as u32),
                 Effect::Dead(physical, blocks) => died(physical, blocks as u32),
             });
             // Nobody waits for anything else yet.

@@ -4,6 +4,7 @@
 use crate::life::{BLOCK, Volume, run, version_of};
 use block::{BlockIndex, BlockRange, BlockSize, Buffer, Device, DevicePart, Durability, Part};
 use log::kind::{Options, open};
+use logkit::Owner;
 use std::rc::Rc;
 use std::sync::Arc;
 
@@ -35,13 +36,13 @@ async fn reads_beside(
     let core = part.home.get().unwrap();
     let last = BlockIndex(device.geometry().blocks.0 - 1);
     let work = runtime::spawn(work);
-    let (mut reads, mut most, mut before) = (0, 0, core.table.live_data());
+    let (mut reads, mut most, mut before) = (0, 0, core.kit().pool.live_data());
     while !work.is_finished() {
         let (outcome, buffer) = device.read(last, Buffer::new(BLOCK)).await;
         outcome.unwrap();
         assert!(buffer.filled().iter().all(|byte| *byte == 9));
         reads += 1;
-        let now = core.table.live_data();
+        let now = core.kit().pool.live_data();
         most = most.max(before.saturating_sub(now));
         before = now;
         runtime::yield_now().await;
@@ -134,14 +135,14 @@ fn a_deletion_that_is_stopped_in_the_middle_is_as_good_as_done() {
                 volume.write(block, 8, 2).await;
             }
             let core = volume.part.home.get().unwrap();
-            let before = core.table.live_data();
+            let before = core.kit().pool.live_data();
             let asked = volume.clone();
             let deletion =
                 runtime::spawn(async move { asked.part.message("snapshot delete before").await.map(drop) });
-            while before - core.table.live_data() < 100 {
+            while before - core.kit().pool.live_data() < 100 {
                 runtime::yield_now().await;
             }
-            assert!(!deletion.is_finished() && before - core.table.live_data() < 400);
+            assert!(!deletion.is_finished() && before - core.kit().pool.live_data() < 400);
             // Blocks that only it had, that it shared, and that nobody had.
             for (block, version) in [(700, 3), (708, 4), (900, 5)] {
                 volume.write(block, 8, version).await;
@@ -164,7 +165,7 @@ fn a_deletion_that_is_stopped_in_the_middle_is_as_good_as_done() {
         run(move || async move {
             let volume = Volume::open(&disk, &options).await;
             let core = volume.part.home.get().unwrap();
-            assert_eq!(core.table.live_data(), live, "checkpoint {with_checkpoint}");
+            assert_eq!(core.kit().pool.live_data(), live, "checkpoint {with_checkpoint}");
             drop(core);
             assert!(volume.part.message("snapshot delete before").await.is_err(), "it is gone");
             assert_eq!(volume.all().await, model, "checkpoint {with_checkpoint}");

@@ -1,12 +1,12 @@
 //! What the cleaning policies, the pacer and the reading plan promise, one by one.
 
 use block::ZoneIndex;
-use proptest::prelude::*;
-use proptest::test_runner::RngSeed;
-use std::ops::Range;
 use logkit::cleaning::{
     self, Arrival, Candidate, Limit, Marks, Pacer, Parameters, Policy, Pressure, ReadCost, read_plan,
 };
+use proptest::prelude::*;
+use proptest::test_runner::RngSeed;
+use std::ops::Range;
 
 const URGENT: Pressure = Pressure { free: 1, total: 100, low: 4, high: 6 };
 const ASKED: Pressure = Pressure { free: 5, ..URGENT };

@@ -11,11 +11,11 @@ mod workload;
 
 use block::ZoneIndex;
 use log::{Counts, Knowledge, Log};
+use logkit::cleaning::pacing::SPAN;
+use logkit::cleaning::{self, Arrival, Candidate, Limit, Marks, Parameters, Policy, Pressure};
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use workload::{Draw, Workload};
-use logkit::cleaning::pacing::SPAN;
-use logkit::cleaning::{self, Arrival, Candidate, Limit, Marks, Parameters, Policy, Pressure};
 
 const SEED: u64 = 16;
 const ZONES: u32 = 256;

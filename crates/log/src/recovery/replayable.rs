@@ -1,0 +1,24 @@
+//! A record that can be replayed: its data needn't be looked at any more.
+
+use crate::changes::Changes;
+use logkit::record::{Header, Parsed};
+use logkit::scan::Kept;
+
+/// A record's header and changes.
+#[derive(Debug, Clone)]
+pub struct Replayable {
+    /// Its header.
+    pub header: Header,
+    /// Its changes.
+    pub changes: Changes,
+}
+
+impl Kept for Replayable {
+    fn new(parsed: &Parsed<'_>) -> Self {
+        Replayable { header: parsed.header, changes: Changes::new(parsed.meta) }
+    }
+
+    fn header(&self) -> &Header {
+        &self.header
+    }
+}
