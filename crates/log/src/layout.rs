@@ -70,7 +70,7 @@ impl Layout {
 
     /// How many single blocks, of as many different places of the volume, a record takes at most.
     pub fn single_blocks(&self) -> u32 {
-        let room = self.block_bytes() - record::FIXED;
+        let room = self.block_bytes() - record::FIXED - record::LINK;
         ((room / (4 + crate::format::EXTENT)) as u32).min(self.max_append - 1)
     }
 
@@ -78,8 +78,9 @@ impl Layout {
     pub fn data_blocks(&self) -> u32 {
         // Records end where what was gathered does, so a small zone has several.
         let single = u64::from(self.single_blocks().min((self.zone_blocks / 4).max(1)));
-        let header =
-            |blocks: u64| record::Header::length(blocks as usize, blocks as usize * crate::format::EXTENT);
+        let header = |blocks: u64| {
+            record::LINK + record::Header::length(blocks as usize, blocks as usize * crate::format::EXTENT)
+        };
         let fits = |data: u64| {
             let (full, rest) = (data / single, data % single);
             let records = full + u64::from(rest > 0);

@@ -18,7 +18,7 @@ use crate::map;
 use crate::versions::{Version, Versions};
 use block::{Error, Result, ZoneIndex, Zones};
 use gathered::Gathered;
-use logkit::checkpoint::{CHECKPOINT, Checkpoints};
+use logkit::checkpoint::Checkpoints;
 use logkit::directory::ZoneEntry;
 use logkit::recovery::{self, Tail};
 use logkit::root::{self, Root, RootWriter};
@@ -208,14 +208,12 @@ pub async fn recover(
     recovery::settle(&*zones, &pool, &reports, &layout).await?;
     stages.end("the rest of the replay");
     let writer = RootWriter::behind(&found);
-    let mut last = end;
-    last.set(CHECKPOINT, root.checkpoint);
     let parts = Parts {
         layout: *layout,
         identity: root.identity,
         epoch: root.epoch,
         pool: Arc::new(pool),
-        streams: Arc::new(Streams::new(&last, &root.covered)),
+        streams: Arc::new(Streams::new(&end, &root.covered)),
         clock,
         checkpoints: Checkpoints::new(root, writer),
     };
@@ -228,8 +226,7 @@ impl State {
     /// # Errors
     /// What finishing and writing return.
     pub async fn begin(&mut self) -> Result<()> {
-        let mut last = self.parts.streams.all_committed();
-        last.set(CHECKPOINT, 0);
+        let last = self.parts.streams.all_committed();
         self.parts.epoch = self.parts.checkpoints.begin_epoch(&*self.zones, &self.layout, &last).await?;
         Ok(())
     }
@@ -243,9 +240,10 @@ pub(crate) fn in_order_of_replay(tail: Tail<Replayable>) -> (Arc<Vec<Replayable>
     let mut records = tail.records;
     records.sort_by_key(|record| {
         let header = &record.header;
-        match header.stream == crate::format::USER {
-            true => (header.epoch, header.sequence, 0, 0),
-            false => (header.epoch, header.after, 1, header.sequence),
+        let followed = record.links.iter().find(|link| link.stream == crate::format::USER);
+        match followed {
+            None => (header.epoch, header.sequence, 0, 0),
+            Some(user) => (header.epoch, user.sequence, 1, header.sequence),
         }
     });
     (Arc::new(records), tail.end)

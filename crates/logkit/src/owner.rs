@@ -34,6 +34,11 @@ pub trait Owner: Sized + 'static {
     /// Divides an entry that is larger than a record: takes off its first blocks, so many, and returns them.
     fn cut(&self, entry: &mut Self::Entry, blocks: u32) -> Self::Entry;
 
+    /// Whether deleted data is left that [`free_piece`](Self::free_piece) makes die.
+    fn has_pieces(&self) -> bool {
+        false
+    }
+
     /// Makes the next piece of deleted data die, where deleting is divided into pieces. Returns whether there was any.
     fn free_piece(&self) -> bool {
         false
