@@ -13,6 +13,7 @@
 
 use crate::commit::Effect;
 use crate::core::{Core, Group, Item, count};
+use crate::decision::{self, Action, Cause, Choice, Progress, State, Task};
 use crate::format::{CLEANER, Change, EXTENT, REPLAYED, USER, VersionId};
 use crate::lane::{Scratch, write_group};
 use crate::open_zone::OpenZone;
@@ -86,6 +87,13 @@ struct Victim {
     next: usize,
 }
 
+impl Victim {
+    /// Whether live blocks are left to move.
+    fn has_moves(&self, core: &Core) -> bool {
+        self.next < self.runs.len() && core.table.get(self.zone).live > 0
+    }
+}
+
 /// What a step of the cleaner came to.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Step {
@@ -128,6 +136,15 @@ impl Aside {
         core.tasks.spawn(task).detach();
     }
 
+    /// Its state, as the decision sees it.
+    fn progress(&self) -> Progress {
+        match &self.0 {
+            None => Progress::Idle,
+            Some(ended) if ended.borrow().is_none() => Progress::Running,
+            Some(_) => Progress::Ended,
+        }
+    }
+
     /// Whether it has ended since this was asked last.
     ///
     /// # Errors
@@ -145,6 +162,13 @@ impl Aside {
             core.freed.notified().await;
         }
     }
+}
+
+/// Answers to the questions of this pass.
+#[derive(Debug, Clone, Copy, Default)]
+struct Answers {
+    choice: Choice,
+    pace: decision::Admission,
 }
 
 /// The cleaner's task.
@@ -291,6 +315,42 @@ impl Cleaner {
         }
         let waits = self.checkpoint.is_running() || self.reset.is_running() || self.reserve.is_running();
         Ok(if waits { Step::Later } else { Step::Nothing })
+    }
+
+    /// What the decision depends on, at the moment.
+    fn gather(&self, failures: u32, has_just_failed: bool, answers: Answers) -> State {
+        let core = &self.core;
+        // Counting the zones of checkpoints takes time, so it is left out unless nothing is worth cleaning.
+        let frees_pages = || core.since_checkpoint.get() > 0 && core.has_superseded();
+        State {
+            has_failed: core.failure().is_some(),
+            is_closing: core.is_closing.get(),
+            has_queued: core.has_work(),
+            has_just_failed,
+            failures,
+            has_deleted: !core.versions.borrow().dying.is_empty(),
+            reset: self.reset.progress(),
+            checkpoint: self.checkpoint.progress(),
+            reserve: self.reserve.progress(),
+            wants_reserve: core.wants_reserve(),
+            wants_checkpoint: core.wants_checkpoint(),
+            free: core.table.free(),
+            kept: core.kept_zones(),
+            lanes: core.settings.appends_in_flight,
+            dead: core.table.dead(),
+            resetting: core.table.resetting(),
+            has_covered: core.has_resettable(),
+            has_coverable: core.has_coverable(),
+            frees_pages: answers.choice == Choice::Nothing && frees_pages(),
+            victim: match &self.victim {
+                None => decision::Victim::None,
+                Some(victim) if victim.has_moves(core) => decision::Victim::Moves,
+                Some(_) => decision::Victim::Moved,
+            },
+            choice: answers.choice,
+            is_blocked: core.moves_wait(),
+            pace: answers.pace,
+        }
     }
 
     fn begin_checkpoint(&mut self) {

@@ -13,6 +13,7 @@ pub mod checkpoint;
 mod cleaner;
 mod commit;
 pub mod core;
+mod decision;
 pub mod device;
 pub mod directory;
 pub mod dump;

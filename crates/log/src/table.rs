@@ -350,6 +350,11 @@ impl ZoneTable {
         self.dead.borrow().len() as u32
     }
 
+    /// Number of dead zones that the running reset has taken and hasn't reset yet.
+    pub fn resetting(&self) -> u32 {
+        self.resetting.get()
+    }
+
     /// How many zones are as good as free: empty, or dead.
     pub fn free_soon(&self) -> u32 {
         self.free() + self.dead() + self.resetting.get()
