@@ -312,3 +312,8 @@ fn retry(state: &State) -> Action {
         limit: if state.is_closing { Duration::ZERO } else { BETWEEN_ATTEMPTS * (1 << doublings) },
     }
 }
+
+#[cfg(test)]
+mod model;
+#[cfg(test)]
+mod tests;
