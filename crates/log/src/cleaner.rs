@@ -3,9 +3,8 @@
 //! A move is a record like any other, of the cleaner's own stream, so users' writes never wait for one. It takes effect
 //! when it commits, and only for blocks that are still where they were: a write that came in between wins.
 //!
-//! The cleaner's task does one small thing after another ([`Cleaner::step`]), the one that helps most first: giving up a
-//! piece of a version that was deleted, resetting what is dead, a checkpoint, one record's worth of moves. How fast it
-//! moves is `pace.rs`'s; there is also why nobody waits for ever. What to read of a victim is decided by
+//! The cleaner's task gathers a small state, asks [`decision::next`] for the action that helps most, and carries it out. The pace
+//! of the moves is `pace.rs`'s, with the argument why no writer waits for ever. What to read of a victim is decided by
 //! [`zones::cleaning::read_plan`].
 //!
 //! A zone is reset when nothing in it is live, and only after what made it so is durable, a durable checkpoint covers
@@ -13,18 +12,16 @@
 
 use crate::commit::Effect;
 use crate::core::{Core, Group, Item, count};
-use crate::decision::{self, Action, Cause, Choice, Progress, State, Task};
+use crate::decision::{self, Action, Admission, Cause, Choice, Progress, State, Task};
 use crate::format::{CLEANER, Change, EXTENT, REPLAYED, USER, VersionId};
 use crate::lane::{Scratch, write_group};
 use crate::open_zone::OpenZone;
-use crate::pace::Admission;
 use crate::scan::{self, Found};
 use crate::table::{CHECKPOINT_CLASS, Usage};
 use block::{Buffer, Data, Error, Payload, Result, ZoneIndex};
 use std::cell::RefCell;
 use std::ops::Range;
 use std::rc::Rc;
-use std::time::Duration;
 use zones::cleaning::{Arrival, Candidate, ReadCost, read_plan};
 use zones::record::sum_of;
 
@@ -36,18 +33,6 @@ const REQUEST_BYTES: usize = 32 << 10;
 const LARGEST_READ: usize = 1 << 20;
 /// How many reads of a victim are on their way at a time.
 const READS: usize = 8;
-/// How many records' worth is read at once at most.
-const MOST_RECORDS: u32 = 4;
-/// How many dead zones are reset together, if there is no hurry: they share a flush and a grace period.
-const RESET_TOGETHER: u32 = 4;
-/// After so many failures in a row, writers that wait for a zone are told.
-const MOST_FAILURES: u32 = 3;
-/// How long the cleaner rests after something went wrong: what failed may fail again at once.
-const AFTER_A_FAILURE: Duration = Duration::from_millis(10);
-/// Longest wait before the cleaner retries after the first failure; it doubles with each further one, [`MOST_DOUBLINGS`] times.
-/// Writes that failed for lack of a free zone don't wake the cleaner.
-const BETWEEN_ATTEMPTS: Duration = Duration::from_secs(1);
-const MOST_DOUBLINGS: u32 = 6;
 
 /// A run of live blocks in the zone that is being cleaned.
 #[derive(Debug, Clone, Copy)]
@@ -94,15 +79,22 @@ impl Victim {
     }
 }
 
-/// What a step of the cleaner came to.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Step {
-    /// Something was done.
-    Done,
-    /// There is something to do, when users have written more.
-    Later,
-    /// There was nothing to do.
-    Nothing,
+/// Answers to the questions of this pass.
+#[derive(Debug, Clone, Copy, Default)]
+struct Answers {
+    choice: Choice,
+    pace: Admission,
+}
+
+/// What came of [`Action::Choose`].
+#[derive(Debug, Clone, Copy)]
+enum Chosen {
+    /// The policy chose no victim.
+    Nothing(Choice),
+    /// There is a victim.
+    Victim,
+    /// The victim could not be read, and isn't cleaned again before the log is reopened.
+    Unreadable,
 }
 
 /// Something that a task of its own does, and how that ended: moves needn't wait for a flush or a checkpoint.
@@ -110,20 +102,21 @@ enum Step {
 struct Aside(Option<Rc<RefCell<Option<Result<()>>>>>);
 
 impl Aside {
-    /// Whether it goes on, or has ended and nobody has asked how.
-    fn is_running(&self) -> bool {
-        self.0.is_some()
+    /// Its state, as the decision sees it.
+    fn progress(&self) -> Progress {
+        match &self.0 {
+            None => Progress::Idle,
+            Some(ended) if ended.borrow().is_none() => Progress::Running,
+            Some(_) => Progress::Ended,
+        }
     }
 
-    /// Begins it, unless it runs. The cleaner is woken at its end.
+    /// Begins it. Its end wakes the cleaner.
     fn begin<Fut: Future<Output = Result<()>> + 'static>(
         &mut self,
         core: &Rc<Core>,
         work: impl FnOnce(Rc<Core>) -> Fut,
     ) {
-        if self.is_running() {
-            return;
-        }
         let ended = Rc::new(RefCell::new(None));
         self.0 = Some(ended.clone());
         let (own, work) = (core.clone(), work(core.clone()));
@@ -136,24 +129,13 @@ impl Aside {
         core.tasks.spawn(task).detach();
     }
 
-    /// Its state, as the decision sees it.
-    fn progress(&self) -> Progress {
-        match &self.0 {
-            None => Progress::Idle,
-            Some(ended) if ended.borrow().is_none() => Progress::Running,
-            Some(_) => Progress::Ended,
-        }
-    }
-
-    /// Whether it has ended since this was asked last.
+    /// Takes the outcome of a task that has ended; the next one may begin.
     ///
     /// # Errors
-    /// How it ended.
-    fn has_ended(&mut self) -> Result<bool> {
-        let outcome = self.0.as_ref().and_then(|ended| ended.borrow_mut().take());
-        let Some(outcome) = outcome else { return Ok(false) };
-        self.0 = None;
-        outcome.map(|()| true)
+    /// The failure of the task.
+    fn collect(&mut self) -> Result<()> {
+        let outcome = self.0.take().and_then(|ended| ended.borrow_mut().take());
+        outcome.unwrap_or(Ok(()))
     }
 
     /// Waits until it has ended.
@@ -162,13 +144,6 @@ impl Aside {
             core.freed.notified().await;
         }
     }
-}
-
-/// Answers to the questions of this pass.
-#[derive(Debug, Clone, Copy, Default)]
-struct Answers {
-    choice: Choice,
-    pace: decision::Admission,
 }
 
 /// The cleaner's task.
@@ -181,8 +156,10 @@ pub struct Cleaner {
     checkpoint: Aside,
     reset: Aside,
     reserve: Aside,
-    /// Whether zones were short when a candidate was last looked for.
-    was_short: bool,
+    /// Number of failures in a row.
+    failures: u32,
+    /// Error of the last action, until the cleaner has rested.
+    error: Option<Error>,
 }
 
 /// Starts the cleaner.
@@ -196,71 +173,15 @@ pub fn start(core: &Rc<Core>) -> runtime::JoinHandle<()> {
         checkpoint: Aside::default(),
         reset: Aside::default(),
         reserve: Aside::default(),
-        was_short: false,
+        failures: 0,
+        error: None,
     };
     core.tasks.spawn(cleaner.run())
 }
 
 impl Cleaner {
     async fn run(mut self) {
-        let mut failures = 0_u32;
-        loop {
-            let core = self.core.clone();
-            let kicked = core.cleaner.notified();
-            // What is queued when the log is closed may still need zones.
-            if core.failure().is_some() || core.is_closing.get() && !core.has_work() {
-                break;
-            }
-            match self.step().await {
-                Ok(Step::Done) => {
-                    failures = 0;
-                    *core.stuck.borrow_mut() = None;
-                    core.freed.notify_all();
-                    runtime::yield_now().await;
-                }
-                Ok(Step::Later) => {
-                    if failures == 0 {
-                        *core.stuck.borrow_mut() = None;
-                    }
-                    core.tell_writers();
-                    kicked.await;
-                }
-                Ok(Step::Nothing) => {
-                    // Whoever waits for a zone is told.
-                    failures = 0;
-                    let is_short = core.is_short();
-                    if is_short && !self.was_short {
-                        // It became so while something else was done.
-                        continue;
-                    }
-                    *core.stuck.borrow_mut() = is_short.then(|| {
-                        core.space.error().unwrap_or_else(|| Error::no_space(
-                            "the log has no free zone and nothing to clean: discard some data, or delete snapshots",
-                        ))
-                    });
-                    core.tell_writers();
-                    kicked.await;
-                }
-                Err(error) => {
-                    failures = failures.saturating_add(1);
-                    if failures.is_power_of_two() {
-                        tracing::warn!("cleaning failed {failures} times in a row: {error}");
-                    }
-                    // What is dead doesn't help as long as it can't be reset.
-                    let is_stuck = failures >= MOST_FAILURES && core.table.free() <= core.kept_zones();
-                    *core.stuck.borrow_mut() = is_stuck.then(|| error.in_context("no zone can be freed"));
-                    core.freed.notify_all();
-                    // What the attempt itself has set off doesn't count, or it would be repeated at once.
-                    let kicked = core.cleaner.notified();
-                    runtime::sleep(AFTER_A_FAILURE).await;
-                    // What a close has to say may have been said during the attempt.
-                    if !core.is_closing.get() {
-                        let limit = BETWEEN_ATTEMPTS * (1 << (failures - 1).min(MOST_DOUBLINGS));
-                        let _woken = runtime::timeout(limit, kicked).await;
-                    }
-                }
-            }
-        }
+        while self.pass().await {}
         self.let_go();
         // A lane that waits for a zone looks again whether anything is queued.
         self.core.freed.notify_all();
@@ -270,64 +191,89 @@ impl Cleaner {
         self.core.seal_filler().await;
     }
 
-    /// Does what is most needed.
-    async fn step(&mut self) -> Result<Step> {
+    /// Carries out actions up to one that ends the pass. Returns false when the cleaner is to end.
+    async fn pass(&mut self) -> bool {
         let core = self.core.clone();
-        if core.give_up_some() {
-            return Ok(Step::Done);
-        }
-        if self.reset.has_ended()? || self.checkpoint.has_ended()? || self.reserve.has_ended()? {
-            return Ok(Step::Done);
-        }
-        if core.wants_reserve() {
-            self.reserve.begin(&core, async |core| {
-                core.back_reserve().await;
-                Ok(())
-            });
-        }
-        let is_urgent = core.needs_zones_soon();
-        let has_dead = core.table.dead() >= if is_urgent { 1 } else { RESET_TOGETHER };
-        if has_dead && core.has_resettable() {
-            self.reset.begin(&core, async |core| core.reset_dead().await.map(|_| ()));
-        }
-        // It lets zones be reset that it covers.
-        let is_waited_for = is_urgent && !self.reset.is_running() && core.has_coverable();
-        if core.wants_checkpoint() || is_waited_for {
-            self.begin_checkpoint();
-        }
-        if self.victim.is_none() {
-            // Zones were taken meanwhile.
-            self.was_short = core.is_short();
-            if let Some(outcome) = self.choose().await? {
-                return Ok(outcome);
+        let woken = core.cleaner.notified();
+        let mut answers = Answers::default();
+        loop {
+            let state = self.gather(answers);
+            debug_assert!(state.pace != Admission::Later || !state.users_wait(), "the pace: {state:?}");
+            match decision::next(&state) {
+                Action::Begin(task) => {
+                    self.begin(task);
+                    continue;
+                }
+                Action::AskPace => {
+                    answers.pace = core.admit_moves();
+                    continue;
+                }
+                Action::Choose => match self.choose().await {
+                    Chosen::Nothing(choice) => {
+                        answers.choice = choice;
+                        continue;
+                    }
+                    // Time has passed: the decision is for a new state.
+                    Chosen::Victim => continue,
+                    Chosen::Unreadable => self.done().await,
+                },
+                Action::FreePiece => {
+                    core.give_up_some();
+                    self.done().await;
+                }
+                Action::Collect(task) => {
+                    let outcome = self.aside(task).collect();
+                    self.ended(outcome).await;
+                }
+                Action::Move { records } => {
+                    let outcome = self.clean_some(records).await;
+                    self.ended(outcome).await;
+                }
+                Action::EndVictim => {
+                    self.end_victim();
+                    self.done().await;
+                }
+                Action::Wait { cause, until_commit } => {
+                    if cause == Cause::Change {
+                        self.failures = 0;
+                    }
+                    if self.failures == 0 {
+                        *core.stuck.borrow_mut() = None;
+                    }
+                    self.wait(woken, until_commit).await;
+                }
+                Action::Refuse { until_commit } => {
+                    self.failures = 0;
+                    *core.stuck.borrow_mut() = Some(core.space.error().unwrap_or_else(nothing_to_clean));
+                    self.wait(woken, until_commit).await;
+                }
+                Action::Retry { refuse, limit } => {
+                    let error = self.error.take().filter(|_| refuse);
+                    *core.stuck.borrow_mut() = error.map(|error| error.in_context("no zone can be freed"));
+                    core.freed.notify_all();
+                    let woken = core.cleaner.notified();
+                    runtime::sleep(decision::REST).await;
+                    if !limit.is_zero() {
+                        let _woken = runtime::timeout(limit, woken).await;
+                    }
+                }
+                Action::Stop => return false,
             }
+            return true;
         }
-        if self.victim.is_some() {
-            return self.clean_some().await;
-        }
-        // It makes pages of the one before free.
-        if core.needs_zones_soon() && core.has_superseded() && core.since_checkpoint.get() > 0 {
-            self.begin_checkpoint();
-        }
-        if core.table.dead() > 0 {
-            // It may be what keeps a zone from being reset.
-            core.wake_cleaner_with_next_commit();
-        }
-        let waits = self.checkpoint.is_running() || self.reset.is_running() || self.reserve.is_running();
-        Ok(if waits { Step::Later } else { Step::Nothing })
     }
 
     /// What the decision depends on, at the moment.
-    fn gather(&self, failures: u32, has_just_failed: bool, answers: Answers) -> State {
+    fn gather(&self, answers: Answers) -> State {
         let core = &self.core;
-        // Counting the zones of checkpoints takes time, so it is left out unless nothing is worth cleaning.
+        // Counting the zones of checkpoints takes time, so it is left out while another action may be better.
         let frees_pages = || core.since_checkpoint.get() > 0 && core.has_superseded();
         State {
             has_failed: core.failure().is_some(),
             is_closing: core.is_closing.get(),
             has_queued: core.has_work(),
-            has_just_failed,
-            failures,
+            has_just_failed: self.error.is_some(),
+            failures: self.failures,
             has_deleted: !core.versions.borrow().dying.is_empty(),
             reset: self.reset.progress(),
             checkpoint: self.checkpoint.progress(),
@@ -353,12 +299,55 @@ impl Cleaner {
         }
     }
 
-    fn begin_checkpoint(&mut self) {
-        self.checkpoint.begin(&self.core, async |core| core.take_checkpoint(false).await);
+    fn aside(&mut self, task: Task) -> &mut Aside {
+        match task {
+            Task::Reset => &mut self.reset,
+            Task::Checkpoint => &mut self.checkpoint,
+            Task::Reserve => &mut self.reserve,
+        }
     }
 
-    /// Lets the policy choose a victim, if it wants one, and finds what is live in it.
-    async fn choose(&mut self) -> Result<Option<Step>> {
+    fn begin(&mut self, task: Task) {
+        let core = self.core.clone();
+        self.aside(task).begin(&core, async move |core| match task {
+            Task::Reset => core.reset_dead().await.map(|_| ()),
+            Task::Checkpoint => core.take_checkpoint(false).await,
+            Task::Reserve => {
+                core.back_reserve().await;
+                Ok(())
+            }
+        });
+    }
+
+    /// An action has succeeded: the failures in a row end, and writers look for a zone again.
+    async fn done(&mut self) {
+        self.failures = 0;
+        *self.core.stuck.borrow_mut() = None;
+        self.core.freed.notify_all();
+        runtime::yield_now().await;
+    }
+
+    /// An action has succeeded or failed.
+    async fn ended(&mut self, outcome: Result<()>) {
+        let Err(error) = outcome else { return self.done().await };
+        self.failures = self.failures.saturating_add(1);
+        if self.failures.is_power_of_two() {
+            tracing::warn!("cleaning failed {} times in a row: {error}", self.failures);
+        }
+        self.error = Some(error);
+    }
+
+    /// Tells waiting writers, and waits to be woken.
+    async fn wait(&self, woken: impl Future<Output = ()>, until_commit: bool) {
+        if until_commit {
+            self.core.wake_cleaner_with_next_commit();
+        }
+        self.core.tell_writers();
+        woken.await;
+    }
+
+    /// Lets the policy choose a victim, and finds what is live in it.
+    async fn choose(&mut self) -> Chosen {
         let core = self.core.clone();
         // On a full host zones are filled only as far as they are backed. A victim that fills such a zone again gains nothing, and would
         // be moved for ever.
@@ -375,11 +364,10 @@ impl Cleaner {
         let Some(candidate) = chosen.and_then(|zone| candidates.iter().find(|other| other.zone == zone))
         else {
             let has_uncommitted = candidates.len() < all;
-            if has_uncommitted && pressure.is_urgent() {
-                core.wake_cleaner_with_next_commit();
-                return Ok(Some(Step::Later));
-            }
-            return Ok(None);
+            return Chosen::Nothing(match has_uncommitted && pressure.is_urgent() {
+                true => Choice::Uncommitted,
+                false => Choice::Nothing,
+            });
         };
         core.policy.borrow_mut().cleaned(*candidate, now);
         core.pace.begin(candidate);
@@ -389,56 +377,63 @@ impl Cleaner {
             Ok(victim) => {
                 core.pace.pass(Some(0));
                 self.victim = Some(victim);
+                Chosen::Victim
             }
             Err(error) => {
                 leave_as_it_is(&core, zone, &error);
-                return Ok(Some(Step::Done));
+                Chosen::Unreadable
             }
         }
-        Ok(None)
     }
 
-    /// Moves a record's worth of the victim, if it is time.
-    async fn clean_some(&mut self) -> Result<Step> {
+    /// Moves a few records' worth of the victim, and ends it if nothing is left to move.
+    ///
+    /// # Errors
+    /// [`Error::NoSpace`] where no zone takes the moves: the victim is a zone like any other again.
+    async fn clean_some(&mut self, records: u32) -> Result<()> {
         let core = self.core.clone();
-        let Some(mut victim) = self.victim.take() else { return Ok(Step::Nothing) };
+        let Some(mut victim) = self.victim.take() else { return Ok(()) };
+        let outcome = self.move_some(&mut victim, records).await;
         let zone = victim.zone;
-        let has_moves = victim.next < victim.runs.len() && core.table.get(zone).live > 0;
-        if has_moves && (core.moves_wait() || core.admit_moves() == Admission::Later) {
-            self.victim = Some(victim);
-            return Ok(Step::Later);
-        }
-        // The faster it has to be, the more is on its way together.
-        let records =
-            core.moves_per_write().map_or(MOST_RECORDS, |rate| (rate.ceil() as u32).clamp(1, MOST_RECORDS));
-        let outcome = if has_moves { self.move_some(&mut victim, records).await } else { Ok(()) };
         match outcome {
-            Ok(()) if victim.next < victim.runs.len() && core.table.get(zone).live > 0 => {
+            Ok(()) if victim.has_moves(&core) => {
                 let passed = u64::from(victim.runs[victim.next].position);
                 let blocks = u64::from(core.layout.data_blocks());
                 core.pace.pass(Some(passed * blocks / u64::from(core.layout.zone_blocks)));
                 self.victim = Some(victim);
-                return Ok(Step::Done);
             }
-            // Users' overwrites and our moves together leave nothing; unless something could not be read.
-            Ok(()) if core.table.get(zone).live == 0 => {
+            Ok(()) => {
+                self.victim = Some(victim);
+                self.end_victim();
+            }
+            Err(error) => {
+                core.pace.pass(None);
+                if matches!(error, Error::NoSpace(_)) {
+                    core.table.set_full(zone);
+                    return Err(error);
+                }
+                leave_as_it_is(&core, zone, &error);
+            }
+        }
+        Ok(())
+    }
+
+    /// Nothing of the victim is left to move, so it can be reset; unless something in it could not be read.
+    fn end_victim(&mut self) {
+        let core = &self.core;
+        let Some(Victim { zone, .. }) = self.victim.take() else { return };
+        match core.table.get(zone).live {
+            // Users' overwrites and our moves together leave nothing.
+            0 => {
                 core.table.set_full(zone);
                 count(&core.counters.cleaned_zones, 1);
             }
-            Ok(()) => {
-                let left = core.table.get(zone).live;
+            left => {
                 tracing::error!("zone {zone}: {left} live blocks can't be moved; the zone is left as it is");
                 core.set_damaged(zone);
             }
-            Err(error @ Error::NoSpace(_)) => {
-                core.table.set_full(zone);
-                core.pace.pass(None);
-                return Err(error);
-            }
-            Err(error) => leave_as_it_is(&core, zone, &error),
         }
         core.pace.pass(None);
-        Ok(Step::Done)
     }
 
     /// The victim, if there is one, is a zone like any other again.
@@ -583,6 +578,11 @@ impl Cleaner {
             .try_open_zone(class, self.core.zones_for_checkpoint())
             .ok_or_else(|| Error::no_space("no zone is free for what the cleaner moves"))
     }
+}
+
+/// Error of writers that wait for a zone where none can be freed.
+fn nothing_to_clean() -> Error {
+    Error::no_space("the log has no free zone and nothing to clean: discard some data, or delete snapshots")
 }
 
 /// What reading of a victim costs, in blocks.

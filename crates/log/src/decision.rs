@@ -240,7 +240,8 @@ pub fn next(state: &State) -> Action {
     if state.has_deleted {
         return Action::FreePiece;
     }
-    let tasks = [(state.reset, Task::Reset), (state.checkpoint, Task::Checkpoint), (state.reserve, Task::Reserve)];
+    let tasks =
+        [(state.reset, Task::Reset), (state.checkpoint, Task::Checkpoint), (state.reserve, Task::Reserve)];
     if let Some((_, task)) = tasks.into_iter().find(|(progress, _)| *progress == Progress::Ended) {
         return Action::Collect(task);
     }

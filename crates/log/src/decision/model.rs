@@ -347,7 +347,8 @@ impl Model {
     fn commit(&mut self) {
         let Some(zone) = self.in_flight.pop_front() else { return };
         self.committed[USERS] += 1;
-        let live: u32 = self.zones.iter().filter(|zone| !zone.of_checkpoint).map(|zone| u32::from(zone.live)).sum();
+        let live: u32 =
+            self.zones.iter().filter(|zone| !zone.of_checkpoint).map(|zone| u32::from(zone.live)).sum();
         if live >= self.most_live || self.random.once_in(2) {
             self.kill_any();
         }
@@ -546,7 +547,9 @@ impl Model {
                 Some(_) => Victim::Moved,
             },
             choice,
-            is_blocked: self.has_versions && self.tasks[1].progress == Progress::Running && self.tasks[1].part > 0,
+            is_blocked: self.has_versions
+                && self.tasks[1].progress == Progress::Running
+                && self.tasks[1].part > 0,
             pace,
         }
     }
@@ -575,7 +578,8 @@ impl Model {
                 Action::Choose => {
                     let is_committed = |zone: &usize| self.is_before(*zone, self.committed);
                     let is_wanted = state.free + state.dead + state.resetting <= state.kept + 2;
-                    let chosen = self.candidates().filter(is_committed).min_by_key(|zone| self.zones[*zone].live);
+                    let chosen =
+                        self.candidates().filter(is_committed).min_by_key(|zone| self.zones[*zone].live);
                     if let Some(zone) = chosen.filter(|_| is_wanted || self.random.0 & 64 > 0) {
                         self.zones[zone].usage = Usage::Cleaning;
                         self.victim = Some(zone);
@@ -728,7 +732,8 @@ impl Model {
         let committed = |zone: usize| self.is_before(zone, self.committed);
         let is_dead_for_good = self.dead.iter().all(|zone| !committed(*zone));
         let is_clean = self.candidates().all(|zone| !committed(zone));
-        let is_right = self.deleted == 0 && self.victim.is_none() && is_dead_for_good && is_clean && state.users_wait();
+        let is_right =
+            self.deleted == 0 && self.victim.is_none() && is_dead_for_good && is_clean && state.users_wait();
         assert!(is_right, "writers are refused, and zones could be freed: {state:?} {self:?}");
     }
 
@@ -856,5 +861,6 @@ fn a_writer_that_waits_is_given_a_zone_or_refused() {
     let logs = if conformance::budget::is_long() { 200_000 } else { 1500 };
     let counts = run(1, logs);
     println!("{counts:?}");
+    assert_eq!(counts.without_faults, 0, "the zones that users leave are enough for the cleaner");
     assert!(counts.moves > 0 && counts.refusals > 0 && counts.failures > 0 && counts.given > 0, "{counts:?}");
 }

@@ -39,7 +39,8 @@ pub fn check(state: &State, action: Action) {
     let is_over = state.has_failed || state.is_closing && !state.has_queued;
     // Resets and checkpoints that free zones, and that nothing under way stands in front of.
     let can_reset = state.has_covered && state.reset == Progress::Idle;
-    let can_cover = state.has_coverable && state.reset == Progress::Idle && state.checkpoint == Progress::Idle;
+    let can_cover =
+        state.has_coverable && state.reset == Progress::Idle && state.checkpoint == Progress::Idle;
     let is_right = match action {
         Action::Stop => is_over,
         Action::FreePiece => state.has_deleted,
@@ -68,7 +69,9 @@ pub fn check(state: &State, action: Action) {
         Action::EndVictim => state.victim == Victim::Moved,
         Action::Wait { cause, until_commit } => {
             let has_wakeup = match cause {
-                Cause::Pace => state.pace == Admission::Later && state.victim == Victim::Moves,
+                Cause::Pace => {
+                    state.pace == Admission::Later && state.victim == Victim::Moves && !state.users_wait()
+                }
                 Cause::Checkpoint => state.is_blocked && state.victim == Victim::Moves,
                 Cause::Commit => state.choice == Choice::Uncommitted && until_commit,
                 Cause::Task => any_running && state.victim == Victim::None,
@@ -113,7 +116,7 @@ const PROGRESS: [Progress; 3] = [Progress::Idle, Progress::Running, Progress::En
 
 /// Zones, as (free, kept, lanes).
 fn zones() -> impl Iterator<Item = (u32, u32, u32)> + Clone {
-    (0..=3).flat_map(|free| (0..=2).flat_map(move |kept| (0..=1).map(move |lanes| (free, kept, lanes))))
+    (0..=4).flat_map(|free| (0..=3).flat_map(move |kept| (0..=2).map(move |lanes| (free, kept, lanes))))
 }
 
 /// Dead zones, as (dead, covered, coverable): a zone is covered, coverable, or neither.
