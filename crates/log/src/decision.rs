@@ -1,5 +1,5 @@
 //! What the cleaner does next: [`next`] maps a [`State`] of plain numbers to one [`Action`]. It is pure and knows of no zone, map or
-//! record, so `decision/tests.rs` drives it through every small state and through models of a log, without I/O.
+//! record, so its tests drive it through every small state (`decision/tests.rs`) and through an abstract log (`decision/progress.rs`), without I/O.
 //!
 //! A *pass* begins with the registration for the cleaner's wakeup. In a pass the cleaner gathers a state, carries out the
 //! action, and gathers again, until an action ends the pass. An action that waits therefore decides on a state that is at least
@@ -316,5 +316,7 @@ fn retry(state: &State) -> Action {
 
 #[cfg(test)]
 mod model;
+#[cfg(test)]
+mod progress;
 #[cfg(test)]
 mod tests;
