@@ -170,7 +170,7 @@ impl State {
     }
 }
 
-/// What a wait of the cleaner ends with. Each of them wakes the cleaner; so does every user that begins to wait for a zone.
+/// What ends a wait of the cleaner. So does each user that begins to wait for a zone.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Cause {
     /// Users have written as much as [`Admission::Later`] asked for.
@@ -198,7 +198,8 @@ pub enum Action {
     Choose,
     /// Asks the pace whether blocks may be moved. The answer is in [`State::pace`].
     AskPace,
-    /// Moves live blocks of the victim. Ends the pass and, if it succeeded, the failures in a row.
+    /// Moves live blocks of the victim, and does what [`Action::EndVictim`] does if none is left. Ends the pass and, if it succeeded,
+    /// the failures in a row.
     Move {
         /// Number of records' worth of single blocks that are read together.
         records: u32,
