@@ -1,14 +1,13 @@
 //! What a log says about itself.
 
-use crate::device::LogPart;
+use crate::core::Core;
 use block::Status;
 use serde_json::json;
 use std::sync::atomic::Ordering;
 
-/// Counters, and, on the home shard, the state of the zones.
-pub fn status(part: &LogPart) -> Status {
+/// Returns counters and the state of the zones.
+pub fn status(core: &Core) -> Status {
     let mut status = Status::new();
-    let Ok(core) = part.home.get() else { return status };
     let counters = &core.counters;
     let value = |counter: &std::sync::atomic::AtomicU64| counter.load(Ordering::Relaxed);
     let (user, moved) = (value(&counters.user_blocks), value(&counters.moved_blocks));

@@ -109,7 +109,7 @@ impl Part for OnDevice {
         KIND.name
     }
 
-    fn status(&self) -> Status {
+    fn status(&self) -> Call<'_, Status> {
         let mut counts = [0_u64; 5];
         let mut offline = Vec::new();
         for slot in &self.volume.slots {
@@ -136,7 +136,7 @@ impl Part for OnDevice {
         if !offline.is_empty() {
             status.insert("damage".into(), offline.into());
         }
-        status
+        Call::ready(status)
     }
 
     fn close(&self) -> Call<'_, Result<()>> {

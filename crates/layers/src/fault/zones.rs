@@ -30,8 +30,8 @@ impl Part for FaultZonesPart {
         super::ZONES_NAME
     }
 
-    fn status(&self) -> Status {
-        self.faults.status()
+    fn status(&self) -> Call<'_, Status> {
+        Call::ready(self.faults.status())
     }
 
     fn message<'a>(&'a self, message: &'a str) -> Call<'a, Result<String>> {

@@ -35,8 +35,8 @@ impl Part for RecordZonesPart {
         super::ZONES_NAME
     }
 
-    fn status(&self) -> Status {
-        self.membership.status()
+    fn status(&self) -> Call<'_, Status> {
+        Call::ready(self.membership.status())
     }
 
     fn close(&self) -> Call<'_, Result<()>> {

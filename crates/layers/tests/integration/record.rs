@@ -185,7 +185,7 @@ fn calls_wait_where_the_buffer_is_full_and_nothing_is_lost() {
         for result in runtime::join_all(writers.collect::<Vec<_>>()).await {
             result.unwrap();
         }
-        assert!(part.status()["waits_for_room"].as_u64().unwrap() > 0, "{:?}", part.status());
+        assert!(part.status().await["waits_for_room"].as_u64().unwrap() > 0, "{:?}", part.status().await);
         drop(handle);
         part.close().await.unwrap();
         let timeline = Timeline::read(&path).await.unwrap();

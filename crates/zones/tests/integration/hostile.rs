@@ -49,7 +49,7 @@ async fn handle(zones: &OnDevice) -> Rc<dyn Zones> {
 
 async fn refused(disk: &Arc<CrashDisk>) -> Error {
     match open(disk).await {
-        Ok(zones) => panic!("accepted: {:?}", zones.status()),
+        Ok(zones) => panic!("accepted: {:?}", zones.status().await),
         Err(error) => error,
     }
 }
@@ -357,7 +357,11 @@ fn a_damaged_header_takes_its_zone_offline_and_no_other() {
             let (disk, _) = used().await;
             disk.damage(HEADERS + BLOCK as usize, &damage);
             let zones = open(&disk).await.unwrap();
-            assert!(zones.status()["damage"][0].as_str().unwrap().contains("zone 1"), "{:?}", zones.status());
+            assert!(
+                zones.status().await["damage"][0].as_str().unwrap().contains("zone 1"),
+                "{:?}",
+                zones.status().await
+            );
             let handle = handle(&zones).await;
             let report = handle.report(ZoneIndex(0), 3).await.unwrap();
             let states: Vec<ZoneState> = report.iter().map(|report| report.state).collect();
@@ -371,7 +375,7 @@ fn a_damaged_header_takes_its_zone_offline_and_no_other() {
             handle.append(ZoneIndex(2), payload(4096, 1)).await.unwrap();
             drop(handle);
             zones.close().await.unwrap();
-            assert!(open(&disk).await.unwrap().status()["damage"].is_array(), "it stays so");
+            assert!(open(&disk).await.unwrap().status().await["damage"].is_array(), "it stays so");
         }
     });
 }
