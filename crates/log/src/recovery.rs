@@ -242,7 +242,7 @@ pub(crate) fn at_home(root: &Root, medium: Option<Rc<dyn Medium>>) -> Result<Opt
 /// What finishing and writing say.
 pub async fn begin(state: &mut State) -> Result<()> {
     let reports = state.zones.report(ZoneIndex(ROOT_ZONES), state.layout.zones).await?;
-    let is_begun = |report: &&ZoneReport| matches!(report.state, ZoneState::Open | ZoneState::Closed);
+    let is_begun = |report: &&ZoneReport| report.state.is_active();
     let begun: Vec<ZoneIndex> = reports.iter().filter(is_begun).map(|report| report.zone).collect();
     state.zones.flush(&begun).await?;
     let old = &state.checkpoint.root;

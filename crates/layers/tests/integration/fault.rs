@@ -295,6 +295,6 @@ fn zones_die_and_flushes_of_zones_lie() {
         assert_eq!((injected(&part, 1).await, injected(&part, 2).await), (1, 1));
         // Zones in memory are finished by a flush; this one was neither flushed nor finished.
         let report = faulty.report(ZoneIndex(1), 1).await.unwrap();
-        assert_eq!(report[0].state, block::ZoneState::Open);
+        assert_eq!(report[0].state, block::ZoneState::ImplicitlyOpen);
     });
 }

@@ -120,9 +120,18 @@ fn zones_are_counted() {
         assert!(handle.append(ZoneIndex(999), payload()).await.is_err());
         handle.finish(ZoneIndex(0)).await.unwrap();
         handle.reset(ZoneIndex(0), block::EraseGuarantee::None).await.unwrap();
-        assert_eq!(number(&part, "append", "operations").await, 1);
+        handle.open(ZoneIndex(1)).await.unwrap();
+        handle.append_at(block::ZoneAddress::new(1, 0), payload()).await.unwrap();
+        handle.close(ZoneIndex(1)).await.unwrap();
+        assert!(handle.close(ZoneIndex(2)).await.is_err());
+        assert_eq!(number(&part, "append", "operations").await, 2);
         assert_eq!(number(&part, "append", "errors").await, 1);
-        assert_eq!(number(&part, "append", "bytes").await, 1024);
+        assert_eq!(number(&part, "append", "bytes").await, 2048);
+        assert_eq!(number(&part, "open", "operations").await, 1);
+        assert_eq!(
+            (number(&part, "close", "operations").await, number(&part, "close", "errors").await),
+            (1, 1)
+        );
         assert_eq!(number(&part, "read", "bytes").await, 1024);
         assert_eq!(
             (number(&part, "finish", "operations").await, number(&part, "reset", "operations").await),
