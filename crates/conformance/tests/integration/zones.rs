@@ -170,6 +170,8 @@ struct Medium {
     /// Zones that were opened and, wrongly, not counted back.
     leaked: u32,
     appends: u64,
+    /// Closed, and not opened again since.
+    stopped: bool,
 }
 
 impl Medium {
@@ -233,7 +235,7 @@ impl TestPart {
 
     fn new(fault: Fault) -> TestPart {
         let zones = (0..ZONES).map(|_| Zone::new(1)).collect();
-        TestPart::with(Medium { zones, leaked: 0, appends: 0 }, fault)
+        TestPart::with(Medium { zones, leaked: 0, appends: 0, stopped: false }, fault)
     }
 
     /// What a power cut leaves.
@@ -258,13 +260,16 @@ impl TestPart {
             if !zone.state.is_active() || self.fault == F::CrashLeavesOpen {
                 continue;
             }
-            zone.state = ZoneState::Interrupted;
-            zone.after_crash = true;
             let keep = if self.fault == F::CrashLosesFlushed { zone.durable / 2 } else { zone.durable };
             zone.bytes[keep..].fill(0xCC);
+            if medium.stopped {
+                continue;
+            }
+            zone.state = ZoneState::Interrupted;
+            zone.after_crash = true;
             zone.pointer = if self.fault == F::CrashLowPointer { zone.durable / 2 } else { CAPACITY };
         }
-        TestPart::with(Medium { zones, leaked: 0, appends: 0 }, self.fault)
+        TestPart::with(Medium { zones, leaked: 0, appends: 0, stopped: false }, self.fault)
     }
 }
 
@@ -274,7 +279,9 @@ impl Part for TestPart {
     }
 
     fn close(&self) -> Call<'_, Result<()>> {
-        let zones = &mut self.medium.lock().unwrap().zones;
+        let mut medium = self.medium.lock().unwrap();
+        medium.stopped = true;
+        let zones = &mut medium.zones;
         if self.fault == F::ForgetsOnClose {
             zones[1].bytes[..UNIT].fill(1);
         }
@@ -297,6 +304,7 @@ impl ZonesPart for TestPart {
             F::ShardsApart if runtime::current_shard().0 != 0 => TestPart::new(F::None).medium,
             _ => self.medium.clone(),
         };
+        self.medium.lock().unwrap().stopped = false;
         let core =
             Core { geometry: self.geometry.clone(), medium, alive: self.alive.clone(), fault: self.fault };
         Call::ready(Ok(Rc::new(Handle(core))))
@@ -390,7 +398,7 @@ impl Core {
         }
         self.begin_append(medium, at.zone)?;
         let zone = &mut medium.zones[at.zone.0 as usize];
-        zone.in_flight -= 1;
+        zone.in_flight = zone.in_flight.saturating_sub(1);
         if bytes.len() > CAPACITY - zone.pointer {
             return Err(Error::no_space("no room"));
         }
