@@ -1,6 +1,6 @@
-//! The bytes of a timeline file, version 3, little-endian. Version 2 is the same without openings, closings and appends at a place,
-//! version 1 without reads, too. The book's page `formats/timeline.md` says the
-//! same for people; a change here is a new version and a change there.
+//! The bytes of a timeline file, version 3, little-endian. Version 2 is the same without openings, closings and appends at a
+//! place, version 1 without reads, too. The book's page `formats/timeline.md` says the same for people; a change here is a new
+//! version and a change there.
 //!
 //! This module turns values into bytes and bytes into values, and refuses what it doesn't understand. The
 //! order of records, and what may follow what, is [`timeline`](super::timeline)'s.

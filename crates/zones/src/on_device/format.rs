@@ -143,7 +143,7 @@ impl Superblock {
 fn state_number(state: ZoneState) -> u32 {
     match state {
         ZoneState::Empty => 0,
-        // Whether it is open is known only while the volume is in use.
+        // Begun. Which zones are open is known in memory alone.
         ZoneState::Closed | ZoneState::ImplicitlyOpen | ZoneState::ExplicitlyOpen => 1,
         ZoneState::Interrupted => 2,
         ZoneState::Full => 3,
