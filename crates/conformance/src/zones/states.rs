@@ -277,11 +277,14 @@ async fn end_from_each_state(suite: &mut Suite) -> Check {
     suite.empty_all().await
 }
 
+/// What one call of [`races`] does to a zone.
 enum Outcome {
     Appended(u64, Result<ZoneAddress>),
     Opened(Result<()>),
     Closed(Result<()>),
 }
+
+type Running = Pin<Box<dyn Future<Output = (u32, Outcome)>>>;
 
 /// Opens, closes and appends at the same time: each happens as a whole, and nothing is counted twice or left over
 /// (what follows counts).
@@ -290,7 +293,7 @@ pub(super) async fn races(suite: &mut Suite) -> Check {
     let unit = suite.geometry.append_granularity as usize;
     let zones = (suite.zones.len() as u64).min(4);
     for round in 0..40 {
-        let mut running: Vec<Pin<Box<dyn Future<Output = (u32, Outcome)>>>> = Vec::new();
+        let mut running: Vec<Running> = Vec::new();
         for _ in 0..12 {
             let zone = suite.random.below(zones) as u32;
             let index = ZoneIndex(zone);
