@@ -403,7 +403,7 @@ pub async fn begin(
     writer: &mut RootWriter,
 ) -> Result<Root> {
     let reports = zones.report(ZoneIndex(ROOT_ZONES), layout.zones).await?;
-    let is_begun = |report: &&ZoneReport| matches!(report.state, ZoneState::Open | ZoneState::Closed);
+    let is_begun = |report: &&ZoneReport| report.state.is_active();
     let begun: Vec<ZoneIndex> = reports.iter().filter(is_begun).map(|report| report.zone).collect();
     zones.flush(&begun).await?;
     let mut boundaries = old.boundaries.clone();

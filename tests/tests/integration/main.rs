@@ -25,6 +25,7 @@ mod guest_dax;
 mod guest_dm;
 mod guest_machine;
 mod guest_warm;
+mod status;
 mod worlds_behind_log;
 mod worlds_cache;
 mod worlds_log;
