@@ -16,30 +16,50 @@
 //! ordered by flush epochs unless `order=none`, reads are checked, and there is no `metadata_only`: no client of a served stack can mark a
 //! write as metadata. Left to others: keeping what is read (`cache`), a second copy of what only the cache has (`mirror`).
 //!
-//! `core` is what a cache knows and how a change gets in, `around` how it goes straight to the origin; `append` writes
-//! records; `batch` and `writeback` bring them to the origin, at a rate that `progress` knows; `recovery` opens; `ring` and
-//! `format` say what lies where and how, `scan` reads it; `index` says where the newest version of a block is; `read` and
-//! `readers` are about reads.
+//! **Structure.** `core` composes the parts: each has a file, private state, and its invariants in the module's head.
+//! - The ring: `ring` (layout), `format` and `scan` (bytes), `log` (positions), `superblock`, `recovery` (opening), `index`.
+//! - Writes: `change` (clients' calls), `queue`, `append` (lanes), `records` (in flight), `epoch` (flush epochs), `commit`
+//!   (flushes of the cache device), `space` and `throttle` (a nearly full ring).
+//! - Write-back: `demand` (when), `pieces` and `batch` (reading and sorting), `destage` (writing), `writeback` (the order of all).
+//! - Reads: `read`, `grace` (reuse of space). The mode `cleaner`: `cleaner`, `around`. The rest: `origin`, `health`, `damage`,
+//!   `counters`, `settings`, `message`, `device` (part and handles).
 
 mod append;
 mod around;
 mod batch;
+mod change;
+mod cleaner;
+mod commit;
 mod core;
+mod counters;
+mod damage;
+mod demand;
+mod destage;
 mod device;
+mod epoch;
 pub mod format;
+mod grace;
+mod health;
 mod index;
+mod log;
 mod message;
-mod progress;
+mod origin;
+mod pieces;
+mod queue;
 mod read;
-mod readers;
+mod records;
 mod recovery;
 mod ring;
 mod scan;
+mod settings;
+mod space;
+mod superblock;
+mod throttle;
 mod writeback;
 
-pub use self::core::{Order, Settings};
-pub use device::{Options, WriteCachePart};
+pub use device::WriteCachePart;
 pub use message::Message;
+pub use settings::{Options, Order, Settings};
 
 use block::{BlockSize, Call, Result};
 use stack::{
@@ -134,7 +154,7 @@ pub const KIND: Kind = Kind {
                 volatile_cache: true,
                 read_only: false,
             };
-            ring::Ring::make(&device, device.block_size)
+            ring::Ring::for_device(&device, device.block_size)
                 .map_err(|error| arguments.refuse("cache", error.detail().to_owned()))?;
         }
         Ok(Shape::new(bytes / u64::from(block_size) * u64::from(block_size), block_size))
@@ -198,9 +218,6 @@ fn options(arguments: &Arguments) -> Result<Options> {
         cleaner: arguments.boolean("cleaner")?,
         batch,
         settings: Settings {
-            high: 0,
-            low: 0,
-            batch: 0,
             jobs: arguments.integer("writeback_jobs")? as usize,
             autocommit_blocks: arguments.integer("autocommit_blocks")?,
             autocommit_time: time(arguments, "autocommit_time", millisecond, hour)?.unwrap_or(second),

@@ -47,11 +47,8 @@ fn on_a_shard<Fut: Future<Output = ()> + 'static>(main: impl FnOnce() -> Fut + S
 #[ignore = "it is measured from outside"]
 fn writes_over_ram() {
     on_a_shard(|| async {
-        let part = WriteCachePart::open(
-            ram(ORIGIN),
-            ram(CACHE),
-            Options { format: true, ..Options::default() },
-        );
+        let part =
+            WriteCachePart::open(ram(ORIGIN), ram(CACHE), Options { format: true, ..Options::default() });
         let part = part.await.unwrap();
         let device = part.open().await.unwrap();
         let cpu = runtime::thread_cpu_time();
