@@ -27,6 +27,14 @@ struct Version {
     slot: Slot,
 }
 
+impl Version {
+    /// Orders by block, and versions of a block from old to new.
+    #[inline]
+    fn order(&self) -> u128 {
+        u128::from(self.block) << 64 | u128::from(self.address)
+    }
+}
+
 /// Consecutive versions, of consecutive blocks, that are written together.
 #[derive(Debug, Clone, Copy)]
 pub struct Run {
@@ -111,12 +119,12 @@ impl Batch {
                     )));
                 }
             };
-            let is_another = batch.epoch.is_some_and(|epoch| epoch != found.flush_epoch);
+            let is_another = batch.epoch.is_some_and(|epoch| epoch != found.meta.flush_epoch);
             if core.settings.order == Order::Flushes && is_another {
                 batch.next_written = Some(found.header.clock);
                 break;
             }
-            batch.epoch = Some(found.flush_epoch);
+            batch.epoch = Some(found.meta.flush_epoch);
             let length = found.length(core.ring.left(address));
             batch.read_data(&found, address + 1).await?;
             batch.end = Position { address: address + length, record: record + 1 };
@@ -132,8 +140,12 @@ impl Batch {
                 continue;
             }
             for at in 0..entry.count {
-                let slot = self.pieces.block(data + number + at).await?;
-                self.add(entry.block + at, data + number + at, slot, found.sums[(number + at) as usize]);
+                let address = data + number + at;
+                let slot = match self.pieces.in_memory(address) {
+                    Some(slot) => slot,
+                    None => self.pieces.block(address).await?,
+                };
+                self.add(entry.block + at, address, slot, found.sums[(number + at) as usize]);
             }
         }
         Ok(())
@@ -225,7 +237,8 @@ impl Batch {
 
     /// Moves the versions to write to the front, in the order of their blocks.
     fn sort(&mut self, core: &Core) {
-        self.versions.sort_unstable_by_key(|version| (version.block, version.address));
+        // One comparison of a wide number, instead of two with a branch between them.
+        self.versions.sort_unstable_by_key(Version::order);
         let mut discarded = Ranges::default();
         for (entry, address) in &self.ranges {
             discarded.insert(entry.block, entry.count, *address);
@@ -345,6 +358,9 @@ impl Batch {
     /// First block of a run, and its data.
     pub fn run(&self, run: Run) -> (u64, Payload) {
         let versions = &self.versions[run.from..run.from + run.count];
+        if let [one] = versions {
+            return (one.block, self.pieces.slice(one.slot, 1).into());
+        }
         let mut payload = Payload::new();
         let mut at = 0;
         while at < run.count {

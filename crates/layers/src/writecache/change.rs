@@ -13,6 +13,24 @@ use std::rc::Rc;
 const MAX_RANGES: usize = 1 << 16;
 
 impl Core {
+    /// Carries out a write, and waits until its record is written. The range isn't empty, and lies inside the origin. A write that
+    /// has to wait for nothing but its record is queued at once: its call is only the wait.
+    ///
+    /// # Errors
+    /// Those of [`change`](Self::change).
+    pub fn write<'a>(
+        self: &'a Rc<Self>,
+        entry: Entry,
+        payload: Payload,
+        durability: Durability,
+    ) -> Call<'a, Result<()>> {
+        let is_plain = durability == Durability::Visible && !self.cleaner.is_on() && self.health.is_open();
+        match is_plain.then(|| self.queue.try_reserve(payload.len())).flatten() {
+            None => Call::new(self.change(entry, payload, durability)),
+            memory => Call::new(self.queue.submit(entry, payload, memory, &self.ring)),
+        }
+    }
+
     /// Carries out one change, and waits until its record is written. The range isn't empty, and lies inside the origin.
     ///
     /// # Errors

@@ -236,7 +236,7 @@ impl Device for Handle {
 
     fn write(&self, at: BlockIndex, payload: Payload, durability: Durability) -> Call<'_, Result<()>> {
         match write_entry(&self.geometry, at, &payload) {
-            Ok(Some(entry)) => Call::new(self.core.change(entry, payload, durability)),
+            Ok(Some(entry)) => self.core.write(entry, payload, durability),
             other => Call::ready(other.map(drop)),
         }
     }

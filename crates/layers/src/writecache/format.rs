@@ -207,29 +207,32 @@ impl Entry {
     }
 }
 
-/// Metadata of a record: the flush epoch, and the entries.
-#[derive(Debug, Clone, Copy)]
-pub struct Meta<'a> {
+/// Metadata of a record.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Meta {
     /// Flush epoch of the record.
     pub flush_epoch: u64,
-    entries: &'a [[u8; ENTRY]],
+    /// The entries, in order. A record without entries fills the rest of its segment.
+    pub entries: Vec<Entry>,
 }
 
-impl<'a> Meta<'a> {
+impl Meta {
     /// Decodes the metadata of a record with this many data blocks. `origin_blocks` is the limit to the entries.
     ///
     /// # Errors
     /// [`Error::Corrupt`] for anything that [`Entry::encode`] doesn't write, for blocks after the origin's end, and where the
     /// entries don't have as many data blocks as the record.
-    pub fn decode(meta: &'a [u8], data_blocks: u32, origin_blocks: u64) -> Result<Self> {
+    pub fn decode(meta: &[u8], data_blocks: u32, origin_blocks: u64) -> Result<Self> {
         let wrong =
             || Error::corrupt("record of a write cache: entries out of range, or not those of its data");
         let (prefix, entries) = meta.split_at_checked(PREFIX).ok_or_else(wrong)?;
         let (entries, rest) = entries.as_chunks::<ENTRY>();
-        let meta = Meta { flush_epoch: u64::from_le_bytes(std::array::from_fn(|at| prefix[at])), entries };
+        let flush_epoch = u64::from_le_bytes(std::array::from_fn(|at| prefix[at]));
+        let mut meta = Meta { flush_epoch, entries: Vec::with_capacity(entries.len()) };
         let mut data = 0;
         for entry in entries {
             let entry = Entry::decode(entry)?;
+            meta.entries.push(entry);
             data += entry.data_blocks();
             match entry.block.checked_add(entry.count) {
                 Some(end) if end <= origin_blocks => {}
@@ -240,12 +243,6 @@ impl<'a> Meta<'a> {
             true => Ok(meta),
             false => Err(wrong()),
         }
-    }
-
-    /// The entries, in order. A record without entries fills the rest of its segment.
-    pub fn entries(&self) -> impl Iterator<Item = Entry> + use<'a> {
-        // All of them were decoded before.
-        self.entries.iter().filter_map(|entry| Entry::decode(entry).ok())
     }
 
     /// Whether the record fills the rest of its segment.
@@ -302,7 +299,7 @@ mod tests {
         let mut meta = 7_u64.to_le_bytes().to_vec();
         entries.iter().for_each(|entry| entry.encode(&mut meta));
         let read = Meta::decode(&meta, 2, 100).expect("valid metadata");
-        assert_eq!((read.flush_epoch, read.entries().collect::<Vec<_>>()), (7, entries.to_vec()));
+        assert_eq!(read, Meta { flush_epoch: 7, entries: entries.to_vec() });
         assert!(Meta::decode(&meta, 3, 100).is_err(), "more data than entries");
         assert!(Meta::decode(&meta, 2, 99).is_err(), "after the origin's end");
         assert!(Meta::decode(&meta[..meta.len() - 1], 2, 100).is_err(), "cut off");

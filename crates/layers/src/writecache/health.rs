@@ -42,6 +42,12 @@ impl Health {
         }
     }
 
+    /// Whether the cache takes writes.
+    #[inline]
+    pub fn is_open(&self) -> bool {
+        !self.has_failed() && !self.closing.get()
+    }
+
     /// Checks that the last attempt at write-back succeeded.
     ///
     /// # Errors

@@ -49,19 +49,25 @@ impl Pieces {
         Pieces { device, ring, limit, pieces: Vec::new(), kept, unreadable: BTreeMap::new() }
     }
 
+    #[inline]
     fn contains(&self, (start, data): &Piece, address: u64) -> bool {
         (*start..start + self.ring.blocks_in(data.len())).contains(&address)
     }
 
-    /// The block at this address, read if it isn't in memory. Addresses are asked for in rising order.
+    /// Slot of the block at this address, if it lies in the last piece.
+    #[inline]
+    pub fn in_memory(&self, address: u64) -> Option<Slot> {
+        let last = self.pieces.last().filter(|piece| self.contains(piece, address))?;
+        Some(Slot { piece: self.pieces.len() as u32 - 1, at: (address - last.0) as u32 })
+    }
+
+    /// Slot of the block at this address, read if it isn't in memory. Addresses are asked for in rising order.
     ///
     /// # Errors
     /// Of the cache device; unreadable blocks are no error.
     pub async fn block(&mut self, address: u64) -> Result<Slot> {
-        if let Some(piece) = self.pieces.last()
-            && self.contains(piece, address)
-        {
-            return Ok(Slot { piece: self.pieces.len() as u32 - 1, at: (address - piece.0) as u32 });
+        if let Some(slot) = self.in_memory(address) {
+            return Ok(slot);
         }
         let piece = match self.kept.take() {
             Some(piece) if self.contains(&piece, address) => piece,

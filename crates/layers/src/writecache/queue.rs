@@ -143,16 +143,16 @@ impl Queue {
     /// Moves the first items, as many as fit a record, to a list. Returns the number of their data blocks.
     pub fn take(&self, into: &mut Vec<Item>, limits: RecordLimits) -> u64 {
         let mut queue = self.items.borrow_mut();
-        let (mut blocks, mut left) = (0, limits.bytes);
-        while let Some(item) = queue.front() {
+        let (mut items, mut blocks, mut left) = (0, 0, limits.bytes);
+        for item in &*queue {
             let more = item.entry.data_blocks();
             let bytes = ENTRY + 4 * more as usize;
             if blocks + more > limits.blocks || bytes > left {
                 break;
             }
-            (blocks, left) = (blocks + more, left - bytes);
-            into.extend(queue.pop_front());
+            (items, blocks, left) = (items + 1, blocks + more, left - bytes);
         }
+        into.extend(queue.drain(..items));
         blocks
     }
 

@@ -57,14 +57,7 @@ impl Record {
         for item in &self.items {
             item.entry.encode(meta);
             slices += item.payload.slices().len();
-            let is_whole = item.payload.slices().iter().all(|slice| slice.len().is_multiple_of(size));
-            match is_whole {
-                true => {
-                    let blocks = item.payload.slices().iter().flat_map(|slice| slice.chunks_exact(size));
-                    self.sums.extend(blocks.map(sum_of));
-                }
-                false => self.sums.extend(item.payload.to_data().chunks_exact(size).map(sum_of)),
-            }
+            push_sums(&mut self.sums, &item.payload, size);
         }
         let header = Header {
             stream: StreamIndex(0),
@@ -83,10 +76,25 @@ impl Record {
         header.encode(stamp.identity, &self.sums, meta, buffer.filled_mut());
         let mut payload = Payload::with_room(slices);
         payload.push(buffer.freeze());
-        for slice in self.items.iter().flat_map(|item| item.payload.slices()) {
-            payload.push(slice.clone());
+        for item in &self.items {
+            for slice in item.payload.slices() {
+                payload.push(slice.clone());
+            }
         }
         payload
+    }
+}
+
+/// Appends the checksums of the blocks of a payload. A slice may end inside a block: the payload is copied then.
+fn push_sums(sums: &mut Vec<u32>, payload: &Payload, block_size: usize) {
+    match payload.slices() {
+        [one] => sums.extend(one.chunks_exact(block_size).map(sum_of)),
+        slices if slices.iter().all(|slice| slice.len().is_multiple_of(block_size)) => {
+            for slice in slices {
+                sums.extend(slice.chunks_exact(block_size).map(sum_of));
+            }
+        }
+        _ => sums.extend(payload.to_data().chunks_exact(block_size).map(sum_of)),
     }
 }
 

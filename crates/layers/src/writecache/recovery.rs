@@ -269,7 +269,7 @@ impl Scan {
             }
         }
         self.oldest.get_or_insert(found.header.clock);
-        self.flush_epoch = found.flush_epoch;
+        self.flush_epoch = found.meta.flush_epoch;
         self.head = address + found.length(self.ring.left(*address));
         self.next_record = found.header.sequence + 1;
     }

@@ -20,14 +20,10 @@ pub struct Expect<'a> {
 pub struct Found {
     /// Fields of the kit's record.
     pub header: Header,
-    /// Flush epoch of the record.
-    pub flush_epoch: u64,
-    /// Changes of the record.
-    pub entries: Vec<Entry>,
+    /// Flush epoch and entries.
+    pub meta: Meta,
     /// Checksums of the data blocks.
     pub sums: Vec<u32>,
-    /// Whether the record fills the rest of its segment.
-    pub ends_segment: bool,
 }
 
 impl Found {
@@ -45,19 +41,14 @@ impl Found {
             )));
         }
         let meta = Meta::decode(parsed.meta, header.blocks, expect.origin_blocks)?;
-        Ok(Found {
-            header,
-            flush_epoch: meta.flush_epoch,
-            entries: meta.entries().collect(),
-            sums: (0..header.blocks as usize).map(|number| parsed.sum(number)).collect(),
-            ends_segment: meta.ends_segment(),
-        })
+        let sums = (0..header.blocks as usize).map(|number| parsed.sum(number)).collect();
+        Ok(Found { header, meta, sums })
     }
 
     /// Number of blocks from the header to the next record. `left` is the number of blocks from the header to the end of the
     /// segment.
     pub fn length(&self, left: u64) -> u64 {
-        match self.ends_segment {
+        match self.meta.ends_segment() {
             true => left,
             false => 1 + u64::from(self.header.blocks),
         }
@@ -66,7 +57,7 @@ impl Found {
     /// The changes, each with the number of data blocks of the record before it.
     pub fn changes(&self) -> impl Iterator<Item = (Entry, u64)> + '_ {
         let mut before = 0;
-        self.entries.iter().map(move |entry| {
+        self.meta.entries.iter().map(move |entry| {
             let number = before;
             before += entry.data_blocks();
             (*entry, number)

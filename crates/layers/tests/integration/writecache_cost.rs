@@ -13,8 +13,8 @@ use std::rc::Rc;
 use std::sync::Arc;
 
 const DEPTH: u64 = 32;
-const ORIGIN: u64 = 64 << 20;
-const CACHE: u64 = 16 << 20;
+const ORIGIN: u64 = 256 << 20;
+const CACHE: u64 = 64 << 20;
 
 fn ram(bytes: u64) -> Arc<dyn DevicePart> {
     Arc::new(disks::ram::RamPart::new(bytes, BlockSize::new(4096).unwrap()).unwrap())
@@ -39,6 +39,16 @@ async fn write_randomly(device: &Rc<dyn Device>) {
     runtime::join_all(clients.collect::<Vec<_>>()).await;
 }
 
+/// The origin, all of it written once, so that its memory isn't new.
+async fn origin() -> Arc<dyn DevicePart> {
+    let (part, data) = (ram(ORIGIN), Data::copy_of(&[1; 1 << 20]));
+    let device = part.open().await.unwrap();
+    for at in (0..ORIGIN / 4096).step_by(256) {
+        device.write(BlockIndex(at), data.clone().into(), Durability::Visible).await.unwrap();
+    }
+    part
+}
+
 fn on_a_shard<Fut: Future<Output = ()> + 'static>(main: impl FnOnce() -> Fut + Send) {
     runtime::run(runtime::Config::default(), main).unwrap();
 }
@@ -48,7 +58,7 @@ fn on_a_shard<Fut: Future<Output = ()> + 'static>(main: impl FnOnce() -> Fut + S
 fn writes_over_ram() {
     on_a_shard(|| async {
         let part =
-            WriteCachePart::open(ram(ORIGIN), ram(CACHE), Options { format: true, ..Options::default() });
+            WriteCachePart::open(origin().await, ram(CACHE), Options { format: true, ..Options::default() });
         let part = part.await.unwrap();
         let device = part.open().await.unwrap();
         let cpu = runtime::thread_cpu_time();
@@ -65,7 +75,7 @@ fn writes_over_ram() {
 #[ignore = "it is measured from outside"]
 fn writes_to_ram_alone() {
     on_a_shard(|| async {
-        let device = ram(ORIGIN).open().await.unwrap();
+        let device = origin().await.open().await.unwrap();
         let cpu = runtime::thread_cpu_time();
         write_randomly(&device).await;
         println!("{:?} CPU each", (runtime::thread_cpu_time() - cpu) / u32::try_from(writes()).unwrap());
