@@ -99,15 +99,14 @@ impl Queue {
 
     /// Queues a change. The returned future waits until all of it has completed.
     pub fn submit(&self, entry: Entry, payload: Payload, memory: Option<Permit>, ring: &Ring) -> Waiting<'_> {
-        let longest = match entry.action {
-            Action::Write => ring.max_data(),
-            _ => entry.count,
-        };
-        let request = self.requests.begin(entry.count.div_ceil(longest) as u32, memory);
+        let longest = ring.max_data();
         let mut items = self.items.borrow_mut();
-        if entry.count <= longest {
+        let request;
+        if entry.count <= longest || entry.action != Action::Write {
+            request = self.requests.begin(1, memory);
             items.push_back(Item { entry, payload, request });
         } else {
+            request = self.requests.begin(entry.count.div_ceil(longest) as u32, memory);
             for at in (0..entry.count).step_by(longest as usize) {
                 let count = longest.min(entry.count - at);
                 let part = Entry { block: entry.block + at, count, ..entry };
