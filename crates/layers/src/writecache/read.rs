@@ -22,7 +22,7 @@ impl Piece {
         Piece { from, block, count: 1, sums: SmallVec::from_iter(sum) }
     }
 
-    /// Adds the next block, if it comes from the same source, and lies behind the last one where that is the ring.
+    /// Adds the next block, if it comes from the same source, and follows the last one in the ring where that is the source.
     fn extend(&mut self, from: Found, is_consecutive: impl FnOnce(u64) -> bool) -> bool {
         match (self.from, from) {
             (Found::At(first, _), Found::At(address, sum))
