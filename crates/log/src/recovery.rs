@@ -117,6 +117,12 @@ pub fn layout_of(zones: &dyn Zones, root: &Root) -> Result<Layout> {
             String::from_utf8_lossy(&root.owner).trim_end()
         )));
     }
+    let streams = root.covered.numbers().len();
+    if streams != STREAMS {
+        return Err(Error::corrupt(format!(
+            "the root of the log names {streams} streams; expected {STREAMS}"
+        )));
+    }
     if root.block_size.bytes() != BLOCK {
         return Err(Error::corrupt(format!(
             "the log has blocks of {}; expected {BLOCK} bytes",

@@ -179,7 +179,7 @@ impl<E: Entry> Appender<E> {
     }
 
     fn batch(&self) -> Batch<E> {
-        Batch { entries: self.spare.borrow_mut().pop().unwrap_or_default(), zone: 0, position: 0 }
+        Batch { entries: self.spare.borrow_mut().pop().unwrap_or_default(), ..Batch::default() }
     }
 
     /// Keeps the memory of a list of entries to be used again.

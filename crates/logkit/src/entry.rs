@@ -44,11 +44,13 @@ pub struct Batch<E> {
     pub zone: u32,
     /// First data block in the zone.
     pub position: u32,
+    /// It was written to the filler ([`space`](crate::space)), where records aren't in the order of their numbers.
+    pub is_in_filler: bool,
 }
 
 impl<E> Default for Batch<E> {
     fn default() -> Self {
-        Batch { entries: Vec::new(), zone: 0, position: 0 }
+        Batch { entries: Vec::new(), zone: 0, position: 0, is_in_filler: false }
     }
 }
 
@@ -128,8 +130,13 @@ impl Frozen {
         block: usize,
     ) -> Payload {
         let header = self.header.expect("a record was frozen");
-        let place = (zone.zone(), zone.generation(), zone.position());
-        let header = Header { zone: place.0, generation: place.1, position: place.2, ..header };
+        let header = Header {
+            class: zone.class(),
+            zone: zone.zone(),
+            generation: zone.generation(),
+            position: zone.position(),
+            ..header
+        };
         let mut buffer = Buffer::zeroed(block);
         let length = header.encode(identity, &self.links, &self.sums, &self.meta, buffer.filled_mut());
         self.encoded.clear();

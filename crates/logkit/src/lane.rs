@@ -266,7 +266,7 @@ pub(crate) fn written<O: Owner>(owner: &O, stream: StreamId, sequence: u64, batc
     while let Some(batch) = appender.commit_next(stream) {
         owner.commit(&batch.entries, batch.zone, batch.position);
         let blocks = batch.entries.iter().map(Entry::blocks).sum::<u32>();
-        kit.pool.note_committed(batch.zone, batch.position + blocks);
+        kit.pool.note_committed(batch.zone, batch.position + blocks, !batch.is_in_filler);
         if stream == kit.settings.user_stream {
             count(&kit.counters.user_records, 1);
             kit.wake_paced_cleaner();

@@ -472,12 +472,14 @@ impl ZonePool {
         entry.written += blocks;
     }
 
-    /// Notes that all records of a zone before this block have committed.
-    pub fn note_committed(&self, zone: u32, position: u32) {
+    /// Notes that the record that ends before this block has committed; `is_in_order`: and all before it in the zone.
+    pub fn note_committed(&self, zone: u32, position: u32, is_in_order: bool) {
         let mut state = self.lock();
         let entry = state.change(zone);
         entry.end = entry.end.max(position);
-        entry.committed = entry.committed.max(position);
+        if is_in_order {
+            entry.committed = entry.committed.max(position);
+        }
     }
 
     /// Number of zones for data that are open, and of the data blocks that they can still take: of `zone_blocks` blocks of a
@@ -601,5 +603,43 @@ impl ZonePool {
             });
         }
         (candidates, has_uncommitted)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn records_of_the_filler_leave_open_which_records_before_them_have_committed() {
+        let pool = ZonePool::new(4);
+        pool.set_free(3, 7);
+        let taken = pool.take(0, 0, 11).expect("a free zone");
+        assert_eq!(taken, Taken { zone: 3, generation: 7, only_backed: false });
+        pool.note_committed(3, 5, false);
+        assert_eq!((pool.get(3).end, pool.get(3).committed), (5, 0));
+        pool.note_committed(3, 9, true);
+        assert_eq!((pool.get(3).end, pool.get(3).committed), (9, 9));
+    }
+
+    #[test]
+    fn a_full_zone_is_dead_once_its_last_block_is() {
+        let pool = ZonePool::new(4);
+        pool.set_free(2, 1);
+        pool.take(0, 0, 0).expect("a free zone");
+        pool.add_live(2, 3);
+        assert!(!pool.set_full(2));
+        pool.remove_live(2, 2, 5);
+        assert_eq!((pool.dead(), pool.live_data()), (0, 1));
+        pool.remove_live(2, 1, 6);
+        assert_eq!(
+            (pool.dead(), pool.live_data(), pool.get(2).usage, pool.get(2).changed),
+            (1, 0, Usage::Dead, 6)
+        );
+        // While it is being reset it is neither free nor dead, and counts as free soon.
+        assert_eq!((pool.take_dead(), pool.dead(), pool.free_soon()), (vec![2], 0, 1));
+        pool.set_reset(2, 2);
+        pool.return_dead([]);
+        assert_eq!((pool.free(), pool.get(2).generation), (1, 2));
     }
 }

@@ -211,7 +211,7 @@ async fn scan_zone<K: Kept>(
         });
         return Ok(Scanned::default());
     }
-    scan::replayable(zones, layout, identity, report, known).await
+    scan::replayable(zones, layout, identity, report, root.covered.numbers().len(), known).await
 }
 
 fn check_epoch(root: &Root, report: &ZoneReport, epoch: u64) -> Result<()> {
@@ -233,8 +233,8 @@ fn take<K: Kept>(
     scanned: Scanned<K>,
     pool: &ZonePool,
 ) -> Result<()> {
-    for (stream, durable) in (0..).map(StreamId).zip(scanned.durable.numbers()) {
-        scans.durable.raise(stream, *durable);
+    for (stream, durable) in scanned.durable.numbers().iter().enumerate() {
+        scans.durable.raise(StreamId(stream as u16), *durable);
     }
     if let Some(first) = scanned.records.first().map(Kept::header) {
         pool.restore(report.zone.0, |entry| {

@@ -153,7 +153,13 @@ impl Root {
         let mut directory = Vec::new();
         for _ in 0..reader.count(16)? {
             let (zone, position) = (reader.u32()?, reader.u32()?);
-            directory.push(Extent { zone, position, blocks: reader.u32()?, sum: reader.u32()? });
+            let (blocks, sum) = (reader.u32()?, reader.u32()?);
+            if zone >= zones || position.checked_add(blocks).is_none_or(|end| end > zone_blocks) {
+                return Err(reader.strange(&format!(
+                    "names blocks {position} to {position}+{blocks} of zone {zone}; expected zones 0..{zones} of {zone_blocks} blocks"
+                )));
+            }
+            directory.push(Extent { zone, position, blocks, sum });
         }
         let own = reader.count(1)?;
         let own = reader.bytes(own)?.to_vec();
@@ -362,6 +368,12 @@ impl RootWriter {
             blocks: 0,
         };
         let meta = root.encode();
+        let (length, most) = (Header::length(0, meta.len()), layout.block_bytes());
+        if length > most {
+            return Err(Error::no_space(format!(
+                "the root takes {length} bytes; expected up to {most}, a block: the log has too many streams or epochs"
+            )));
+        }
         let mut block = Buffer::zeroed(layout.block_bytes());
         header.encode(&root.identity, &[], &[], &meta, block.filled_mut());
         let zone = ZoneIndex(open.zone);
@@ -430,6 +442,15 @@ mod tests {
         let bytes = root().encode();
         assert_eq!(Root::decode(&bytes), Ok(root()));
         (0..bytes.len()).for_each(|length| assert!(Root::decode(&bytes[..length]).is_err()));
+    }
+
+    #[test]
+    fn a_directory_outside_the_zones_is_refused() {
+        for (zone, position, blocks) in [(20, 0, 1), (7, 15, 1), (7, 14, 2), (7, u32::MAX, 2)] {
+            let directory = vec![Extent { zone, position, blocks, sum: 9 }];
+            let error = Root::decode(&Root { directory, ..root() }.encode()).expect_err("outside");
+            assert!(matches!(error, Error::Corrupt(_)), "{error}");
+        }
     }
 
     #[test]

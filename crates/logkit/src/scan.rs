@@ -77,7 +77,8 @@ pub struct Scanned<K> {
     pub end: u32,
     /// Records before this block weren't read.
     pub first: u32,
-    /// The highest sequence that any record of the zone says was durable, by stream, torn ones included.
+    /// The highest sequence that any record of the zone says was durable, by stream, torn ones included; of the streams that
+    /// were asked for.
     pub durable: Sequences,
     /// Number of valid headers whose data is torn or damaged.
     pub torn: u32,
@@ -190,12 +191,11 @@ pub async fn headers(
     identity: &Identity,
     report: &ZoneReport,
 ) -> Result<Scanned<Found>> {
-    scan(zones, layout, identity, report, 0, false).await
+    scan(zones, layout, identity, report, 0, 0, false).await
 }
 
-/// Finds the records of a zone that can be replayed. Where no summary gives them, every header from block `first` on is
-/// looked at, where a record begins or none is, and all data is compared; and behind the end of what is valid, headers are
-/// looked for that say what had been durable.
+/// Finds the whole records of a zone in a log with so many streams. Where no summary gives them, every block from `first` on is
+/// looked at, where a record begins or none is, and all data is compared.
 ///
 /// # Errors
 /// What reading says.
@@ -204,9 +204,10 @@ pub async fn replayable<K: Kept>(
     layout: &Layout,
     identity: &Identity,
     report: &ZoneReport,
+    streams: usize,
     first: u32,
 ) -> Result<Scanned<K>> {
-    scan(zones, layout, identity, report, first, true).await
+    scan(zones, layout, identity, report, streams, first, true).await
 }
 
 async fn scan<K: Kept>(
@@ -214,6 +215,7 @@ async fn scan<K: Kept>(
     layout: &Layout,
     identity: &Identity,
     report: &ZoneReport,
+    streams: usize,
     first: u32,
     check_data: bool,
 ) -> Result<Scanned<K>> {
@@ -221,7 +223,7 @@ async fn scan<K: Kept>(
         Ok((summary, position)) => {
             let mut scanned = Scanned { end: position, ..Scanned::default() };
             for parsed in summary.records(identity) {
-                scanned.note(&parsed.header);
+                scanned.note(&parsed.header, streams);
                 scanned.records.push(K::new(&parsed));
             }
             return Ok(scanned);
@@ -233,6 +235,7 @@ async fn scan<K: Kept>(
     let first = first.min(end);
     let place = Place { zone: report.zone.0, generation: report.generation, position: first };
     let mut walk = Walk::new(layout, identity, place, end, check_data);
+    walk.streams = streams;
     read_in_steps(zones, layout, report.zone.0, first..end, |step| walk.go_on(step)).await?;
     Ok(walk.finish())
 }
@@ -273,6 +276,8 @@ struct Walk<'a, K> {
     /// The block behind the last one.
     to: u32,
     check_data: bool,
+    /// Number of streams of the log.
+    streams: usize,
     /// The next block.
     position: u32,
     /// The record whose data is being looked at.
@@ -291,7 +296,7 @@ impl<'a, K: Kept> Walk<'a, K> {
     fn new(layout: &Layout, identity: &'a Identity, place: Place, to: u32, check_data: bool) -> Self {
         let scanned = Scanned { first: place.position, end: place.position, ..Scanned::default() };
         let (block, position) = (layout.block_bytes(), place.position);
-        Walk { identity, block, place, to, check_data, position, record: None, scanned }
+        Walk { identity, block, place, to, check_data, streams: usize::MAX, position, record: None, scanned }
     }
 
     /// Looks at the next blocks.
@@ -308,7 +313,7 @@ impl<'a, K: Kept> Walk<'a, K> {
     fn look_at_data(&mut self, mut record: Data<K>, block: &[u8]) {
         if self.check_data && sum_of(block) != record.sums[record.seen as usize] {
             // What its header says was durable counts nevertheless.
-            self.scanned.note(record.found.header());
+            self.scanned.note(record.found.header(), self.streams);
             self.scanned.torn += 1;
             return self.look_for_header(block);
         }
@@ -323,7 +328,7 @@ impl<'a, K: Kept> Walk<'a, K> {
         let parsed = header_at(block, self.identity, self.place, self.position);
         let Some(parsed) = parsed else { return };
         if parsed.header.blocks >= self.to - self.position {
-            self.scanned.note(&parsed.header);
+            self.scanned.note(&parsed.header, self.streams);
             self.scanned.torn += 1;
             return;
         }
@@ -340,7 +345,7 @@ impl<'a, K: Kept> Walk<'a, K> {
 
     fn take(&mut self, found: K) {
         let header = found.header();
-        self.scanned.note(header);
+        self.scanned.note(header, self.streams);
         self.scanned.end = header.position + 1 + header.blocks;
         self.scanned.records.push(found);
     }
@@ -358,8 +363,9 @@ impl<K> Default for Scanned<K> {
 }
 
 impl<K> Scanned<K> {
-    fn note(&mut self, header: &Header) {
-        if header.kind == Kind::Entries {
+    fn note(&mut self, header: &Header, streams: usize) {
+        // A header may name any stream, and a list of them all is long.
+        if header.kind == Kind::Entries && header.stream.index() < streams {
             self.durable.raise(header.stream, header.durable);
         }
     }
@@ -485,8 +491,9 @@ mod tests {
             assert_eq!((report.state, report.write_pointer), (ZoneState::Full, 0));
             let first = first_header(&*zones, &layout, &IDENTITY, &report).await;
             assert_eq!(first.expect("nothing is read"), None);
-            let scanned =
-                replayable::<Found>(&*zones, &layout, &IDENTITY, &report, 0).await.expect("nothing is read");
+            let scanned = replayable::<Found>(&*zones, &layout, &IDENTITY, &report, 1, 0)
+                .await
+                .expect("nothing is read");
             assert_eq!((scanned.records.len(), scanned.end), (0, 0));
         };
         runtime::run(runtime::Config::default(), main).expect("the runtime starts");

@@ -259,7 +259,7 @@ async fn fill<O: Owner>(
             let position = zone.position() + 1;
             match append(&**owner, (stream, sequence), &batch, &mut zone, frozen).await {
                 Ok(()) => {
-                    (batch.zone, batch.position) = (zone.zone(), position);
+                    (batch.zone, batch.position, batch.is_in_filler) = (zone.zone(), position, true);
                     *space.filler.borrow_mut() = Some(zone);
                     if is_unfilled {
                         space.unfilled.set(space.unfilled.get() - 1);
