@@ -1,7 +1,24 @@
-//! The log kit: what everything log-structured stands on. It knows nothing of maps, versions, files or keys.
+//! The log kit: what everything log-structured stands on. It knows nothing of maps, versions, files or keys: these are an
+//! [`Owner`]'s, and what an owner appends are [`Entry`]s.
 //!
-//! - [`record`]: the records that an owner appends; [`summary`]: the records of a full zone, listed at its end.
-//! - [`cleaning`]: which zone is cleaned next, and which data is written together.
+//! On the medium:
+//! - [`record`]: records and how they are told from anything else; [`summary`]: the records of a full zone, listed at its end.
+//! - [`root`]: the identity of a log and its newest checkpoint; [`directory`]: the zones of a checkpoint and the owner's part.
+//! - [`layout`]: the division of zones into blocks.
+//!
+//! Shared by all shards:
+//! - [`pool`]: which zones are free, open, full or dead, and how much of each is live.
+//! - [`stream`]: numbered sequences of records, and up to where each has committed, is durable and is covered.
+//! - [`readers`]: reads in progress, so that a zone is reset only when no read of it is.
+//!
+//! On each shard, in a [`Kit`]:
+//! - [`appender`], [`lane`]: group commit: entries are queued, and appended as records; [`entry`]: entries and frozen records;
+//!   [`zone_writer`]: one open zone.
+//! - [`flusher`]: makes appends durable; [`space`]: a device below that runs out of space.
+//! - [`checkpoint`], [`recovery`]: writing checkpoints, and opening a log.
+//! - [`cleaner`], [`victim`], [`mover`]: what is live in a zone is appended elsewhere; [`reset`]: dead zones become free.
+//! - [`decision`]: what the cleaner does next, as a pure function; [`pace`]: how fast it moves; [`cleaning`]: which zone is cleaned
+//!   next, and which data is written together.
 //!
 //! Left to others: what records mean (the log device, the file system, the key-value store), zones (`zones`), and running
 //! the calls (`runtime`).
@@ -26,7 +43,6 @@ pub mod record;
 pub mod recovery;
 pub mod reset;
 pub mod root;
-
 pub mod scan;
 pub mod space;
 pub mod stream;

@@ -19,7 +19,7 @@
 //! [`decision::next`](crate::decision::next) decides what the cleaner does. `decision/tests.rs` checks it in every small state;
 //! `decision/model.rs` drives it through an abstract log with failures, in which a waiter runs only when it is woken. The argument
 //! that they check:
-//! - *A user's write* waits for a zone only while no more than `keep` are free. In that state [`room`] is at most `stop`, so
+//! - *A user's write* waits for a zone only while no more than `keep` are free. In that state the room is at most `stop`, so
 //!   the pace is infinite and the cleaner waits for no user. A writer wakes the cleaner when it begins to wait. So the two never wait
 //!   for each other. (Checked: the pace is no cause of a wait while users wait; in the model each writer gets a zone or an error.)
 //! - *The cleaner* finds a zone for its moves, because users leave it three. The class of its victim opens at most one zone before
