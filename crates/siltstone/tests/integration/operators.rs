@@ -299,7 +299,7 @@ fn snapshots_are_for_logs() {
     ] {
         let refused = user.run(arguments);
         assert_eq!((refused.code, refused.stdout.as_str()), (Some(2), ""), "{refused:?}");
-        let expected = "ram(1MiB): this stack has no part of kind \"log\": there are \"top\" (ram)";
+        let expected = "ram(1MiB): this stack has no part of kind \"log\": its parts are \"top\" (ram)";
         assert!(refused.stderr.contains(expected), "{refused:?}");
     }
     for (arguments, expected) in [

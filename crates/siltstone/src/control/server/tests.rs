@@ -92,7 +92,7 @@ fn parts_that_there_are_not_are_refused() {
                 r#""part":"lgo""#,
                 r#"there is no part "lgo": did you mean "log"? expected one of "top" (log), "#,
             ),
-            (r#""kind":"file""#, r#"this stack has no part of kind "file": there are "top" (log), "#),
+            (r#""kind":"file""#, r#"this stack has no part of kind "file": its parts are "top" (log), "#),
             (r#""part":"ram""#, "ram takes no messages"),
         ] {
             send(&client, format!("{{\"verb\":\"message\",{to},\"text\":\"x\"}}\n").as_bytes()).await;
