@@ -53,8 +53,8 @@ pub struct ZoneReport {
     /// Upper bound of the appended bytes: nothing was appended from this offset on, and appends in flight end below it.
     /// In an [`Interrupted`](ZoneState::Interrupted) zone there may be holes below it.
     pub write_pointer: u64,
-    /// Number of resets of the zone. Every record carries it, so that a record from before a reset is never valid
-    /// afterwards.
+    /// Generation: raised by every reset of the zone. Every record carries it, so that a record from before a reset is
+    /// never valid afterwards.
     pub generation: u64,
 }
 

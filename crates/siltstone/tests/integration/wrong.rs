@@ -116,7 +116,7 @@ stack:1:16: found the end of the line, expected "," or ")"
         &[],
         &["format", "zones(ram(1MiB), zone_size=16MiB)"],
         r#"
-stack:1:18: zones "top": 0 zones of 16777216 bytes from byte 1048576 on: the device has 1048576 bytes; expected at least one zone, and room for all
+stack:1:18: zones "top": 0 zones of 16777216 bytes from byte 1048576 on: the device has 1048576 bytes; expected at least one zone, and space for all
  1 | zones(ram(1MiB), zone_size=16MiB)
    |                  ^^^^^^^^^"#,
     );
@@ -194,7 +194,7 @@ stack:1:7: key "on": "zones1" is zones (kind "zones"), expected a device
         &[],
         &["format", "zones(ram(64MiB), read_only=true)"],
         r#"
-stack:1:19: zones "top": zones can't be made and be read-only at the same time: leave one of them out
+stack:1:19: zones "top": zones can't be formatted and read-only at the same time: leave one of them out
  1 | zones(ram(64MiB), read_only=true)
    |                   ^^^^^^^^^"#,
     );
@@ -382,7 +382,7 @@ x.img: expected a plan (.toml), a fio job file (.fio) or a stack; to measure thi
         &[],
         &["bench", "ram"],
         r#"
-stack:1:1: "top" has no key "size": kind "ram" needs it (the capacity; memory is taken as it is written), expected a size such as 4096, "64KiB" or "4GiB"
+stack:1:1: "top" has no key "size": kind "ram" needs it (capacity; memory is taken when it is written), expected a size such as 4096, "64KiB" or "4GiB"
  1 | ram
    | ^^^"#,
     );
