@@ -1,11 +1,12 @@
-//! The workload engine: carries jobs out on a device, as fio would, and measures them.
+//! Workload engine: carries jobs out on a device, as fio would, and measures them.
 //!
 //! Each clone of a job runs on one shard, with `iodepth` tasks that each keep one operation in flight. Every
-//! operation is timed, from before it is submitted until its task runs again. On the way of an operation
-//! nothing is allocated and no lock is taken.
+//! Each clone of a job runs on one shard, with `iodepth` tasks that each keep one operation in flight. Every operation
+//! is timed, from before it is submitted until its task runs again. An operation allocates nothing and takes no lock.
 //!
-//! Where an operation goes is drawn by [`addresses`]; when it may start, by [`pace`]; what its blocks contain
-//! where they are verified, by [`stamp`]; `replay` makes the requests of a log instead. An error of the device ends its clone, as in fio.
+//! [`addresses`] draws the offset of an operation; [`pace`] decides when it may start; [`stamp`] makes and checks the
+//! contents of verified blocks; `replay` makes the requests of a log instead. An error of the device ends its clone, as
+//! in fio.
 
 pub mod addresses;
 mod clone;
@@ -30,13 +31,13 @@ use tally::Tally;
 /// A job and the device that it runs on.
 #[derive(Clone)]
 pub struct Assignment {
-    /// What is done.
+    /// Job to run.
     pub job: Job,
-    /// To what.
+    /// Device to run it on.
     pub part: Arc<dyn DevicePart>,
 }
 
-/// How far a run is, to be looked at from anywhere while it goes on.
+/// Progress of a run, readable from any thread while it goes on.
 #[derive(Debug, Default)]
 pub struct Progress {
     operations: AtomicU64,
@@ -48,22 +49,22 @@ pub struct Progress {
 }
 
 impl Progress {
-    /// How many operations have completed, those of a ramp included.
+    /// Number of completed operations, including those of a ramp.
     pub fn operations(&self) -> u64 {
         self.operations.load(Ordering::Relaxed)
     }
 
-    /// How many bytes they transferred.
+    /// Number of transferred bytes.
     pub fn bytes(&self) -> u64 {
         self.bytes.load(Ordering::Relaxed)
     }
 
-    /// Whether it has come to reading back what was written.
+    /// Whether the run is reading back its writes.
     pub fn is_verifying(&self) -> bool {
         self.verifying.load(Ordering::Relaxed)
     }
 
-    /// From 0 to 1, by time or by bytes, whichever is further.
+    /// Progress from 0 to 1, by time or by bytes, whichever is further.
     pub fn fraction(&self) -> f64 {
         let share = |part: u64, whole: u64| if whole == 0 { 0.0 } else { part as f64 / whole as f64 };
         let started = self.started.load(Ordering::Relaxed);
@@ -84,10 +85,10 @@ impl Progress {
     }
 }
 
-/// Runs jobs at the same time, and gives one measurement for each, its clones merged, in the same order.
+/// Runs jobs at the same time, and returns one measurement per job, its clones merged, in the same order.
 ///
-/// Clone number c runs on shard c modulo their number. CPU time is that of the process while the jobs were
-/// measured; where there are several jobs it is shared out by their operations. A stop ends the run early.
+/// Clone c runs on shard c modulo the number of shards. CPU time is that of the process while the jobs were measured;
+/// with several jobs it is divided in proportion to their operations. A stop ends the run early.
 ///
 /// # Errors
 /// Those of [`Job::region`], a job that can't be verified, a part that can't be opened. Errors of single
@@ -136,7 +137,7 @@ pub async fn run(
     Ok(measured.collect())
 }
 
-/// A job whose region is known to fit.
+/// Job whose region is known to fit.
 struct Planned {
     assignment: Assignment,
     region: crate::job::Region,
@@ -168,7 +169,7 @@ impl Planned {
     }
 }
 
-/// The clones of one shard: each part is opened once, the clones run at the same time.
+/// Runs the clones of one shard: each part is opened once, the clones run at the same time.
 async fn run_here(
     plans: &[Planned],
     shard: usize,
@@ -205,7 +206,7 @@ async fn run_here(
     Ok(runtime::join_all(running).await)
 }
 
-/// The CPU time of the process from the end of the ramp on.
+/// CPU time of the process from the end of the ramp on.
 struct CpuTime(Rc<Cell<Duration>>);
 
 impl CpuTime {
@@ -227,8 +228,8 @@ impl CpuTime {
     }
 }
 
-/// Incompressible bytes to write, from a seed: slices of them begin at multiples of 4 KiB, so that few writes are
-/// alike.
+/// Returns incompressible bytes to write, from a seed: slices of them begin at multiples of 4 KiB, so that few writes
+/// are alike.
 pub(crate) fn incompressible(seed: u64, largest: usize) -> Data {
     const SPARE: usize = 1 << 20;
     let mut buffer = Buffer::zeroed(largest + SPARE);
@@ -236,17 +237,17 @@ pub(crate) fn incompressible(seed: u64, largest: usize) -> Data {
     buffer.freeze()
 }
 
-/// So many bytes that are these over and over.
+/// Returns `length` bytes that repeat the pattern.
 pub(crate) fn repeated(pattern: &[u8], length: usize) -> Data {
     let mut buffer = Buffer::zeroed(length);
     buffer.filled_mut().iter_mut().zip(pattern.iter().cycle()).for_each(|(byte, from)| *byte = *from);
     buffer.freeze()
 }
 
-/// Writes the whole device once, 1 MiB at a time, with bytes that can't be compressed, and flushes it.
+/// Writes the whole device once, 1 MiB at a time, with incompressible bytes, and flushes it.
 ///
 /// # Errors
-/// The device's, and [`Error::Cancelled`] if it was stopped.
+/// The device's, and [`Error::Cancelled`] after a stop.
 pub async fn fill(part: &Arc<dyn DevicePart>, progress: Arc<Progress>, stop: StopToken) -> Result<()> {
     const STEP: u64 = 1 << 20;
     const DEPTH: usize = 4;
@@ -284,11 +285,11 @@ pub async fn fill(part: &Arc<dyn DevicePart>, progress: Arc<Progress>, stop: Sto
     device.flush().await
 }
 
-/// Writes every 4 KiB of the device once, in random order (always the same one), and flushes it: what has been written
-/// once from start to end looks after it as a volume does that was used for a while.
+/// Writes every 4 KiB of the device once, in random order (always the same one), and flushes it: after a sequential
+/// fill, this brings a volume to the state of one in use.
 ///
 /// # Errors
-/// The device's, and [`Error::Cancelled`] if it was stopped.
+/// The device's, and [`Error::Cancelled`] after a stop.
 pub async fn overwrite_at_random(
     part: &Arc<dyn DevicePart>,
     progress: Arc<Progress>,

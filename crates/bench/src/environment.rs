@@ -1,18 +1,18 @@
-//! Where something was measured: the machine, the kernel, the file system under a file, the versions.
+//! Environment of a measurement: the machine, the kernel, the file system under a file, the versions.
 //!
-//! Nothing that names the machine or its user is collected.
+//! No name of the machine or its user is collected.
 
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
 use std::path::Path;
 use std::process::{Command, Stdio};
 
-/// The machine that figures come from. What can't be found out is empty or 0.
+/// Environment of a measurement. Unknown fields are empty or 0.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Environment {
     /// The processor's model, as the kernel names it.
     pub cpu: String,
-    /// How many processors this process may use.
+    /// Number of processors that this process may use.
     pub cores: usize,
     /// The kernel's name, release and architecture.
     pub kernel: String,
@@ -20,10 +20,10 @@ pub struct Environment {
     pub system: String,
     /// Memory of the machine, in bytes.
     pub memory: u64,
-    /// The virtual machine's kind, where the processor says that it is one.
+    /// Whether the processor reports a hypervisor.
     #[serde(default)]
     pub virtual_machine: bool,
-    /// The file system under each file that was used, by the file's name: `ext4 on /dev/sda1`.
+    /// File system of each used file, by the file's name: `ext4 on /dev/sda1`.
     #[serde(default)]
     pub file_systems: BTreeMap<String, String>,
     /// Versions of the programs that took part.
@@ -32,7 +32,7 @@ pub struct Environment {
 }
 
 impl Environment {
-    /// Looks at this machine.
+    /// Reads the environment of this machine.
     pub fn collect() -> Self {
         let cpuinfo = read("/proc/cpuinfo");
         let uname = rustix::system::uname();
@@ -55,16 +55,16 @@ impl Environment {
         environment
     }
 
-    /// Notes the file system under a file (or under the directory that it will be in). `name` is the file as
-    /// the user named it.
+    /// Adds the file system of a file (or of the directory in which it will be). `name` is the file as the user named
+    /// it.
     pub fn add_file(&mut self, name: &str, path: &Path) {
         if let Some(description) = file_system(&read("/proc/self/mountinfo"), path) {
             self.file_systems.insert(name.into(), description);
         }
     }
 
-    /// Notes the version of a program, the first line that it says to `--version`. A program that can't be
-    /// started is left out.
+    /// Adds the version of a program: the first line of its output for `--version`. A program that can't be started is
+    /// omitted.
     pub fn add_program(&mut self, program: &str) {
         let output = Command::new(program).arg("--version").stdin(Stdio::null()).output();
         let Ok(output) = output else { return };

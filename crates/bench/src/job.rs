@@ -1,9 +1,9 @@
 //! One workload in fio's words, with every option resolved to a value.
 //!
-//! A [`Job`] says what is to be done, never on what or how: job files and plans make jobs, the engine and the
-//! peers carry them out. Defaults and meanings are fio's ([fio's manual, "Job file parameters"]), and what is
-//! not here is refused by those who read it. [`Job::region`] fits a job to a device; [`Job::options`] says it
-//! again in fio's words, for results and for peers.
+//! A [`Job`] describes the work, neither the device nor the program: job files and plans make jobs, the engine and the
+//! peers carry them out. Defaults and meanings are fio's ([fio's manual, "Job file parameters"]); the parsers refuse
+//! options that are not here. [`Job::region`] fits a job to a device; [`Job::options`] returns it as fio's options, for
+//! results and for peers.
 //!
 //! [fio's manual, "Job file parameters"]: https://fio.readthedocs.io/en/latest/fio_doc.html
 
@@ -14,7 +14,7 @@ use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
 
-/// What a job does, as fio's `rw`.
+/// Type of the requests of a job, as fio's `rw`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum ReadWrite {
     /// `read`: sequential reads.
@@ -37,7 +37,7 @@ pub enum ReadWrite {
 }
 
 impl ReadWrite {
-    /// All of them, by fio's name.
+    /// All values, by fio's name.
     pub const NAMES: &'static [(&'static str, ReadWrite)] = &[
         ("read", ReadWrite::Read),
         ("write", ReadWrite::Write),
@@ -55,7 +55,7 @@ impl ReadWrite {
         Self::NAMES.iter().find(|(_, value)| *value == self).map_or("", |(name, _)| *name)
     }
 
-    /// Whether addresses are drawn at random.
+    /// Whether addresses are random.
     pub fn is_random(self) -> bool {
         matches!(self, Self::RandRead | Self::RandWrite | Self::RandTrim | Self::RandMixed)
     }
@@ -90,11 +90,11 @@ impl fmt::Display for ReadWrite {
 /// A value for each direction, as fio's comma form `reads,writes,trims`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct PerDirection<T> {
-    /// For reads.
+    /// Value for reads.
     pub read: T,
-    /// For writes.
+    /// Value for writes.
     pub write: T,
-    /// For discards.
+    /// Value for discards.
     pub trim: T,
 }
 
@@ -105,18 +105,18 @@ impl<T: Copy> PerDirection<T> {
     }
 }
 
-/// How large a request is: `min` to `max` bytes in steps of `min`, each equally likely (`bsrange`); `bs` makes
-/// the two equal.
+/// Size of a request: `min` to `max` bytes in steps of `min`, each equally likely (`bsrange`); `bs` makes the two
+/// equal.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct BlockSizes {
-    /// The smallest request and the step, in bytes.
+    /// Smallest request and the step, in bytes.
     pub min: u64,
-    /// The largest request, in bytes.
+    /// Largest request, in bytes.
     pub max: u64,
 }
 
 impl BlockSizes {
-    /// Always `bytes`.
+    /// Requests of `bytes` bytes.
     pub const fn fixed(bytes: u64) -> Self {
         BlockSizes { min: bytes, max: bytes }
     }
@@ -127,22 +127,22 @@ impl BlockSizes {
     }
 }
 
-/// How random addresses are drawn, as fio's `random_distribution`.
+/// Distribution of random addresses, as fio's `random_distribution`.
 #[derive(Debug, Clone, Copy, PartialEq, Default)]
 pub enum Distribution {
-    /// `random` (or `uniform`): every block equally likely. Unless `norandommap`, each block once before any
-    /// comes again.
+    /// `random` (or `uniform`): every block equally likely. Unless `norandommap`, each block once before any is
+    /// repeated.
     #[default]
     Uniform,
-    /// `zipf:theta`: block of rank k with probability proportional to k^-theta; which block has which rank is
-    /// drawn from the seed. There is no map: blocks come again.
+    /// `zipf:theta`: the block of rank k with probability proportional to k^-theta; the rank of each block is drawn
+    /// from the seed. There is no map: blocks are repeated.
     Zipf {
-        /// Above 0 and not 1.
+        /// Exponent: above 0 and not 1.
         theta: f64,
     },
 }
 
-/// An amount of bytes, or a share of the device.
+/// Amount of bytes, or a share of the device.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Amount {
     /// In bytes.
@@ -152,7 +152,7 @@ pub enum Amount {
 }
 
 impl Amount {
-    /// In bytes of a device of `capacity` bytes.
+    /// Number of bytes on a device of `capacity` bytes.
     pub fn of(self, capacity: u64) -> u64 {
         match self {
             Amount::Bytes(bytes) => bytes,
@@ -170,18 +170,17 @@ impl fmt::Display for Amount {
     }
 }
 
-/// What is checked, as fio's `verify` and its companions.
+/// Verification, as fio's `verify` and its companions.
 ///
-/// There is one form, whichever of fio's values (`crc32c`, `crc32c-intel`, `meta`, `pattern`) asked for it:
-/// each written block carries its own byte offset, a sequence number, the job's seed and a checksum, so that
-/// a block is caught that is torn, rotten, stale or in the wrong place. The other checksums are refused.
+/// There is one form, for all of fio's values (`crc32c`, `crc32c-intel`, `meta`, `pattern`): each written block has its
+/// own byte offset, a sequence number, the job's seed and a checksum, so that a torn, damaged, stale or misplaced block
+/// is detected. Other checksums are refused.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Verify {
-    /// Whether what was written is read back and checked once the writes have ended (`do_verify`, true
-    /// unless said otherwise). Reads of a job are always checked.
+    /// Whether the written blocks are read back and checked once the writes have ended (`do_verify`, true by default).
+    /// Reads of a job are always checked.
     pub after_writes: bool,
-    /// Whether nothing is written: the same addresses and contents are computed, and only checked
-    /// (`verify_only`).
+    /// Whether nothing is written: the same addresses and contents are computed, and only checked (`verify_only`).
     pub only: bool,
     /// Whether the first bad block ends the job (`verify_fatal`); otherwise all are counted.
     pub fatal: bool,
@@ -196,93 +195,92 @@ impl Default for Verify {
 /// One workload.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Job {
-    /// The name of its section in a job file or a plan.
+    /// Name of its section in a job file or a plan.
     pub name: String,
-    /// What it is for (`description`); no influence on anything.
+    /// Purpose (`description`); has no effect.
     pub description: Option<String>,
-    /// What it does.
+    /// Type of its requests.
     pub rw: ReadWrite,
-    /// How large its requests are, per direction (`bs`, `bsrange`).
+    /// Size of its requests, per direction (`bs`, `bsrange`).
     pub block_size: PerDirection<BlockSizes>,
-    /// How many requests are in flight, per clone.
+    /// Number of requests in flight, per clone.
     pub iodepth: u32,
-    /// How many clones run at the same time, each with this whole job as its own.
+    /// Number of clones that run at the same time, each with the whole job.
     pub numjobs: u32,
-    /// The longest time that it runs, without `ramp_time` (`runtime`).
+    /// Limit of its time, without `ramp_time` (`runtime`).
     pub runtime: Option<Duration>,
-    /// Whether it starts over until `runtime` has passed when all is done sooner. The parsers refuse it
-    /// without `runtime`.
+    /// Whether it starts over until `runtime` has passed if it completes sooner. The parsers refuse it without
+    /// `runtime`.
     pub time_based: bool,
-    /// How long it runs before anything is measured.
+    /// Time before the measurement begins.
     pub ramp_time: Duration,
-    /// Where its region begins (`offset`).
+    /// Start of its region (`offset`).
     pub offset: Amount,
-    /// How long its region is; None: to the end of the device.
+    /// Length of its region; `None`: to the end of the device.
     pub size: Option<Amount>,
-    /// How many bytes are transferred in all, whatever the size of the region; None: as many as the region
-    /// has.
+    /// Number of bytes transferred in all, whatever the size of the region; `None`: the length of the region.
     pub io_size: Option<Amount>,
     /// Percentage of reads in a mix, 0 to 100.
     pub rwmixread: u32,
-    /// How random addresses are drawn.
+    /// Distribution of random addresses.
     pub random_distribution: Distribution,
-    /// Whether random addresses may come again before all have come once.
+    /// Whether random addresses may be repeated before all were used once.
     pub norandommap: bool,
-    /// Where the random numbers begin. None with `randrepeat`: from a fixed number.
+    /// Seed of the random numbers. `None` with `randrepeat`: a fixed seed.
     pub randseed: Option<u64>,
-    /// Whether every run without `randseed` draws the same numbers (true unless said otherwise).
+    /// Whether every run without `randseed` draws the same numbers (true by default).
     pub randrepeat: bool,
-    /// Operations per second that each clone starts at most, per direction.
+    /// Limit of operations per second that each clone starts, per direction.
     pub rate_iops: PerDirection<Option<u64>>,
-    /// How long each clone waits after every `thinktime_blocks` operations, when those in flight have ended.
+    /// Pause of each clone after every `thinktime_blocks` operations, when those in flight have ended.
     pub thinktime: Duration,
-    /// After how many operations it waits, at least 1.
+    /// Number of operations between pauses, at least 1.
     pub thinktime_blocks: u64,
-    /// Whether writes are zeros, rather than bytes that can't be compressed (`zero_buffers`).
+    /// Whether writes are zeros, rather than incompressible bytes (`zero_buffers`).
     pub zero_buffers: bool,
-    /// What every write consists of, over and over from its first byte (`buffer_pattern`); goes before `zero_buffers`. What
-    /// `verify` stamps goes before both.
+    /// Pattern that every write repeats from its first byte (`buffer_pattern`); has precedence over `zero_buffers`. The
+    /// stamps of `verify` have precedence over both.
     pub buffer_pattern: Option<Vec<u8>>,
-    /// A flush after every so many writes; 0: none. Our devices have one flush, so `fsync` and `fdatasync`
-    /// are the same to them; peers are told which.
+    /// Number of writes between flushes; 0: none. Our devices have one flush, so `fsync` and `fdatasync` are the same
+    /// for them; peers get the one that was given.
     pub fsync: u32,
     /// As `fsync`, by `fdatasync`.
     pub fdatasync: u32,
-    /// Whether every write is durable before it is acknowledged (`sync=1`, `sync=dsync`): FUA.
+    /// Whether every write is FUA: durable before it is acknowledged (`sync=1`, `sync=dsync`).
     pub sync: bool,
-    /// What is checked.
+    /// Verification; `None` without.
     pub verify: Option<Verify>,
-    /// How it would be checked: `verify`'s companions, which may stand before it.
+    /// Settings of a verification: the companions of `verify`, which may come before it.
     pub(crate) verify_settings: Verify,
-    /// Logs whose requests it makes instead of drawing its own (`read_iolog`): clone number c those of log number c, from
-    /// the first on again where there are fewer. What it draws requests by has no meaning then. Empty: none.
+    /// Logs whose requests it makes instead of drawing its own (`read_iolog`): clone c uses log number c, modulo the
+    /// number of logs. The options of drawn requests have no effect then. Empty: none.
     pub read_iolog: Vec<String>,
-    /// How they are replayed (`replay_…`).
+    /// Settings of the replay (`replay_…`).
     pub replay: Settings,
-    /// A log to write of what it asks for (`write_iolog`).
+    /// Log to write of its requests (`write_iolog`).
     pub write_iolog: Option<String>,
-    /// What [`Job::prepare`] found of its logs.
+    /// Logs that [`Job::prepare`] has surveyed.
     pub(crate) logs: Arc<[Log]>,
-    /// Where [`Job::prepare`] found that its log goes.
+    /// Target of its log, as [`Job::prepare`] found it.
     pub(crate) log_to: Option<writer::Target>,
     /// Whether the page cache is bypassed (`direct`; `buffered` is its opposite).
     pub direct: bool,
-    /// fio's engine as named. Ours stands in for it; peers use it.
+    /// fio's engine as given. Our engine replaces it; peers use it.
     pub ioengine: Option<String>,
-    /// The file or device that was named.
+    /// File or device as given.
     pub filename: Option<String>,
     /// Whether the clones, and all jobs of the group, are reported as one.
     pub group_reporting: bool,
-    /// Which group it runs in: jobs of one group run at the same time, groups one after the other. A section
-    /// with `stonewall` begins a new one.
+    /// Group in which it runs: jobs of one group run at the same time, groups one after the other. A section with
+    /// `stonewall` begins a new one.
     pub group: usize,
 }
 
-/// Where the random numbers of repeatable jobs begin.
+/// Seed of repeatable jobs.
 const REPEATED_SEED: u64 = 0x5117_5704_e000_0001;
 
 impl Job {
-    /// A job of this name with fio's defaults.
+    /// Job of this name with fio's defaults.
     pub fn new(name: impl Into<String>) -> Self {
         Job {
             name: name.into(),
@@ -325,8 +323,7 @@ impl Job {
         }
     }
 
-    /// The seed of clone number `clone`, or None where every run shall draw other numbers. Different clones
-    /// draw different numbers.
+    /// Seed of clone number `clone`, or `None` if every run draws other numbers. Different clones have different seeds.
     pub fn seed(&self, clone: u32) -> Option<u64> {
         let first = self.randseed.or(self.randrepeat.then_some(REPEATED_SEED))?;
         Some(first.wrapping_add(u64::from(clone).wrapping_mul(0x9e37_79b9_7f4a_7c15)))
@@ -337,11 +334,11 @@ impl Job {
         !self.read_iolog.is_empty()
     }
 
-    /// Surveys its logs, which blocks, and finds out where its own goes; relative names begin at `directory`. A job with
-    /// logs can be run only afterwards. What was surveyed isn't once more.
+    /// Surveys its logs, which blocks, and resolves the target of its own; relative names are resolved against
+    /// `directory`. Required before a job with logs runs. A second call doesn't survey again.
     ///
     /// # Errors
-    /// In words: everything that is wrong with its logs, and another file where its own should go.
+    /// All problems of its logs as text, and an existing file that is no log at its target.
     pub fn prepare(&mut self, directory: &Path) -> Result<(), String> {
         if self.is_replay() && self.logs.is_empty() {
             self.logs = survey::logs(&self.read_iolog, directory, &self.replay)?.into();
@@ -359,7 +356,7 @@ impl Job {
         self.logs.iter().map(|log| &log.survey)
     }
 
-    /// Of a replay: whether its logs have this; they may, before they were surveyed.
+    /// For a replay: whether its logs satisfy `has`; true before they were surveyed.
     fn logs_have(&self, has: impl Fn(&PerDirection<u64>) -> bool) -> bool {
         self.logs.is_empty() || self.surveys().any(|survey| has(&survey.operations))
     }
@@ -379,17 +376,17 @@ impl Job {
         if self.is_replay() { self.logs_have(|it| it.trim > 0) } else { self.rw.trims() }
     }
 
-    /// How far the requests of its logs reach, in bytes of the device; None without surveyed logs.
+    /// End of the requests of its logs, in bytes of the device; `None` without surveyed logs.
     pub fn end_of_logs(&self) -> Option<u64> {
         self.surveys().map(Survey::end).max()
     }
 
-    /// The log of clone number `clone`.
+    /// Log of clone number `clone`.
     pub(crate) fn log_of(&self, clone: u32) -> Option<&Log> {
         self.logs.get(clone as usize % self.logs.len().max(1))
     }
 
-    /// How long it takes at most, with its ramp; None where nobody knows.
+    /// Limit of its duration, with its ramp; `None` if it isn't known.
     pub fn expected_time(&self) -> Option<Duration> {
         let by_logs = || {
             let longest = self.surveys().map(|survey| survey.duration).max()?;
@@ -403,30 +400,30 @@ impl Job {
         }
     }
 
-    /// How many bytes all of its clones transfer, in this region of the device.
+    /// Number of bytes that all of its clones transfer in this region of the device.
     pub(crate) fn transfer(&self, region: &Region) -> u64 {
         let of_clone = |clone| self.log_of(clone).map_or(region.transfer, |log| log.survey.transfer());
         (0..self.numjobs).map(of_clone).fold(0, u64::saturating_add)
     }
 
-    /// A flush after every so many writes; None: none.
+    /// Number of writes between flushes; `None`: no flushes.
     pub fn flush_every(&self) -> Option<u32> {
         [self.fsync, self.fdatasync].into_iter().filter(|every| *every > 0).min()
     }
 
-    /// The block sizes of the directions that it has.
+    /// Block sizes of its directions.
     pub fn used_block_sizes(&self) -> impl Iterator<Item = BlockSizes> {
         let PerDirection { read, write, trim } = self.block_size;
         let used = [(self.rw.reads(), read), (self.rw.writes(), write), (self.rw.trims(), trim)];
         used.into_iter().filter(|(is_used, _)| *is_used).map(|(_, sizes)| sizes)
     }
 
-    /// The smallest request that it makes, in bytes: the unit of its addresses.
+    /// Smallest request, in bytes: the unit of its addresses.
     pub fn smallest_request(&self) -> u64 {
         self.used_block_sizes().map(|sizes| sizes.min).min().expect("every job has a direction")
     }
 
-    /// The largest request that it makes, in bytes; of a replay, the largest read or write.
+    /// Largest request, in bytes; for a replay, the largest read or write.
     pub fn largest_request(&self) -> u64 {
         if self.is_replay() {
             return self
@@ -441,9 +438,8 @@ impl Job {
     /// Fits the job to a device of `capacity` bytes in blocks of `block_size` bytes.
     ///
     /// # Errors
-    /// [`Error::Invalid`] where the region reaches beyond the device, where the smallest request doesn't fit
-    /// into it, or where offset or request sizes are not whole blocks. The length is rounded down to whole
-    /// requests.
+    /// [`Error::Invalid`] if the region reaches beyond the device, if the smallest request doesn't fit into it, or if
+    /// offset or request sizes are not whole blocks. The length is rounded down to whole requests.
     pub fn region(&self, capacity: u64, block_size: u64) -> Result<Region> {
         let name = &self.name;
         let block_size = block_size.max(1);
@@ -499,9 +495,9 @@ impl Job {
         Ok(Region { offset, length, transfer })
     }
 
-    /// The job in fio's words, leaving out what is as fio's default: `("rw", "randread"), ("bs", "4096")…`.
-    /// `name`, `filename`, `ioengine`, `direct`, `description` and the groups are not part of it: those say
-    /// where it runs, not what it is.
+    /// Returns the job as fio's options without those that have fio's defaults: `("rw", "randread"), ("bs", "4096")…`.
+    /// `name`, `filename`, `ioengine`, `direct`, `description` and the groups are not part of it: they describe the
+    /// device, not the work.
     ///
     /// A replay has its logs instead of `rw` and `bs`.
     pub fn options(&self) -> Vec<(&'static str, String)> {
@@ -576,8 +572,7 @@ impl Job {
         options
     }
 
-    /// What may be relied on when one of its writes is acknowledged, for the figure's caption; None without
-    /// writes.
+    /// Guarantee of an acknowledged write, for the figure's caption; `None` without writes.
     pub fn acknowledged(&self) -> Option<String> {
         if !self.writes() {
             return None;
@@ -594,7 +589,7 @@ impl Job {
     }
 }
 
-/// fio's words for a time: whole seconds as `30s`, otherwise milli- or microseconds.
+/// Formats a time for fio: whole seconds as `30s`, otherwise milli- or microseconds.
 fn in_time(time: Duration) -> String {
     match time.as_micros() {
         micros if micros.is_multiple_of(1_000_000) => format!("{}s", micros / 1_000_000),
@@ -603,14 +598,14 @@ fn in_time(time: Duration) -> String {
     }
 }
 
-/// Where a job does its work on a device, in bytes.
+/// Region of a job on a device, in bytes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Region {
-    /// Where it begins.
+    /// Start.
     pub offset: u64,
-    /// How long it is.
+    /// Length.
     pub length: u64,
-    /// How many bytes are transferred before the job is done (or, if time-based, starts over).
+    /// Number of bytes that are transferred before the job ends (or, if time-based, starts over).
     pub transfer: u64,
 }
 

@@ -1,9 +1,9 @@
-//! fio's job files, as plain as they are: sections of `key=value`, `[global]` before the jobs that it is for,
-//! comments, booleans that stand alone.
+//! fio's job files in their plain form: sections of `key=value`, `[global]` before the jobs that it applies to,
+//! comments, booleans without a value.
 //!
-//! A file that uses the options of [`options::OPTIONS`] means here what it means to fio. Any other option is
-//! refused by name, never ignored, and everything that is wrong is said at once. What is read but can't be
-//! followed to the letter (another `ioengine`) is said in [`JobFile::notes`].
+//! A file that uses the options of [`options::OPTIONS`] has the same meaning as in fio. Any other option is refused by
+//! name, never ignored, and all problems are reported together. Settings that are accepted but replaced (another
+//! `ioengine`) are listed in [`JobFile::notes`].
 
 pub mod number;
 pub mod options;
@@ -14,23 +14,23 @@ use options::JobOption;
 use stack::{Collector, Problem, Problems, Source, Span};
 use std::collections::{BTreeMap, BTreeSet};
 
-/// What a job file says.
+/// Contents of a job file.
 #[derive(Debug, Clone, PartialEq)]
 pub struct JobFile {
-    /// Its jobs, in the order of the file. Never empty.
+    /// Jobs, in the order of the file. Never empty.
     pub jobs: Vec<Job>,
-    /// What a user should know, each said once.
+    /// Notes for the user, each once.
     pub notes: Vec<String>,
 }
 
-/// fio's engines that have one request in flight whatever `iodepth` says.
+/// fio's engines that have one request in flight whatever `iodepth` is.
 const SYNCHRONOUS_ENGINES: &[&str] = &["sync", "psync", "vsync", "pvsync", "pvsync2", "mmap"];
 
 impl JobFile {
-    /// Reads a job file. `file` is its name for messages; `variable` looks up `${NAME}`.
+    /// Parses a job file. `file` is its name in messages; `variable` looks up `${NAME}`.
     ///
     /// # Errors
-    /// Everything that is wrong with it.
+    /// All problems of the file.
     pub fn parse(
         file: &str,
         text: &str,
@@ -47,7 +47,7 @@ impl JobFile {
     }
 }
 
-/// A section that is being read.
+/// Section that is being parsed.
 struct Section {
     job: Job,
     is_global: bool,
@@ -140,7 +140,7 @@ impl<'a> Parser<'a> {
             // Without a section there is nothing to set; say it once, not for every line.
             self.refuse(
                 place,
-                format!("{key} stands before any section: begin with [global] or a job's [name]"),
+                format!("{key} is outside of a section: begin with [global] or a job's [name]"),
             );
             self.begin_section("global");
         }
@@ -185,16 +185,16 @@ impl<'a> Parser<'a> {
         }
     }
 
-    /// Puts the environment's variables in for `${NAME}`.
+    /// Replaces `${NAME}` by the environment's variables.
     fn expand(&self, value: &str) -> Result<String, String> {
         let mut result = String::new();
         let mut rest = value;
         while let Some((before, after)) = rest.split_once("${") {
-            let (name, behind) = after.split_once('}').ok_or(format!("{value}: ${{ without its }}"))?;
+            let (name, tail) = after.split_once('}').ok_or(format!("{value}: ${{ without its }}"))?;
             let found = (self.variable)(name).ok_or(format!("{value}: the variable {name} is not set"))?;
             result.push_str(before);
             result.push_str(&found);
-            rest = behind;
+            rest = tail;
         }
         result.push_str(rest);
         for word in ["$jobname", "$jobnum", "$filenum", "$pagesize", "$mb_memory", "$ncpus"] {
@@ -222,7 +222,7 @@ impl<'a> Parser<'a> {
             self.refuse(said.get(option).unwrap_or(&(0..0)), format!("[{}] {message}", job.name));
         }
         if let Some(engine) = job.ioengine.clone() {
-            self.note(format!("ioengine={engine}: Siltstone's own engine stands in for it"));
+            self.note(format!("ioengine={engine}: replaced by Siltstone's own engine"));
             if SYNCHRONOUS_ENGINES.contains(&engine.as_str()) && job.iodepth > 1 {
                 self.note(format!(
                     "ioengine={engine} has one request in flight: iodepth={} is taken as 1",

@@ -1,29 +1,28 @@
-//! Matrices: the points that one workload of a plan with lists has become, when they are too many to be shown one by
-//! one.
+//! Matrices: the points of one workload of a plan with lists, if they are too many to be shown one by one.
 //!
-//! What is laid out how follows from the options that have lists: clones (`numjobs`) and depth (`iodepth`) are the load
-//! and become the rows and columns of a grid, every other option divides the grids into panels. The *corners* are the
-//! points with the least and with the most load, at the middle of whatever else is a number. How a grid is drawn is
-//! left to the report.
+//! The layout follows from the options that have lists: clones (`numjobs`) and depth (`iodepth`) are the load and
+//! become the rows and columns of a grid, every other option divides the grids into panels. The *corners* are the
+//! points with the least and with the most load, at the middle of all other numeric options. The report draws the
+//! grids.
 
 use crate::latency::Latency;
 use crate::results::{Measurement, Results, median};
 use crate::units;
 use std::collections::BTreeSet;
 
-/// A matrix with more points than this is large: it is shown as grids.
+/// Largest number of points that are shown singly; larger matrices are shown as grids.
 const MOST_SHOWN_SINGLY: usize = 12;
 
-/// The options that are the load.
+/// Options that are the load.
 const ROWS: &str = "numjobs";
 const COLUMNS: &str = "iodepth";
 
 /// An option with a list of values, in the order of the plan.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Axis {
-    /// fio's word.
+    /// Name in fio.
     pub option: String,
-    /// As the plan says them.
+    /// Values as in the plan.
     pub values: Vec<String>,
 }
 
@@ -36,19 +35,19 @@ impl Axis {
 /// The points of one section of a plan.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Matrix {
-    /// The section's name.
+    /// Name of the section.
     pub section: String,
-    /// The options with several values.
+    /// Options with several values.
     pub axes: Vec<Axis>,
-    /// For each point, which value of each axis it has, and its workload's name.
+    /// For each point, the index of its value on each axis, and its workload's name.
     points: Vec<(Vec<usize>, String)>,
 }
 
-/// A point, by the words that tell it from the others that are shown beside it, and its workload's name.
+/// Label of a point, which distinguishes it from the others shown beside it, and its workload's name.
 pub type Labelled = (String, String);
 
 impl Matrix {
-    /// Which axis is down a grid, and which is across, if there are any.
+    /// Axis of the rows and axis of the columns of a grid, if there are any.
     pub fn grid_axes(&self) -> (Option<usize>, Option<usize>) {
         let find = |option: &str| self.axes.iter().position(|axis| axis.option == option);
         let (mut rows, mut columns) = (find(ROWS), find(COLUMNS));
@@ -64,7 +63,7 @@ impl Matrix {
         (rows, columns)
     }
 
-    /// The axes that divide grids into panels.
+    /// Axes that divide grids into panels.
     pub fn panel_axes(&self) -> Vec<usize> {
         let (rows, columns) = self.grid_axes();
         (0..self.axes.len()).filter(|axis| ![rows, columns].contains(&Some(*axis))).collect()
@@ -80,7 +79,7 @@ impl Matrix {
         })
     }
 
-    /// Values of axes in words: `bs=8KiB iodepth=32`.
+    /// Values of axes as text: `bs=8KiB iodepth=32`.
     pub fn words(&self, axes: &[usize], values: &[usize]) -> String {
         let word = |(axis, value): (&usize, &usize)| {
             format!("{}={}", self.axes[*axis].option, self.axes[*axis].values[*value])
@@ -88,14 +87,14 @@ impl Matrix {
         axes.iter().zip(values).map(word).collect::<Vec<_>>().join(" ")
     }
 
-    /// The workload with these values of these axes, if it has run; the axes must be all of them, in any order.
+    /// Workload with these values of these axes, if it has run; the axes must be all of them, in any order.
     pub fn workload(&self, axes: &[usize], values: &[usize]) -> Option<&str> {
         let is_it = |point: &[usize]| axes.iter().zip(values).all(|(axis, value)| point[*axis] == *value);
         self.points.iter().find(|(point, _)| is_it(point)).map(|(_, workload)| workload.as_str())
     }
 
-    /// The points with the most load and those with the least: what they have in common, and each of them. None of
-    /// a matrix without a load.
+    /// Points with the most load and those with the least: their common values, and each of them. Empty for a matrix
+    /// without a load.
     pub fn corners(&self) -> Vec<(String, Vec<Labelled>)> {
         let is_load = |axis: usize| [ROWS, COLUMNS].contains(&self.axes[axis].option.as_str());
         let is_kept = |axis: &usize| !is_load(*axis) && !self.axes[*axis].is_numeric();
@@ -126,13 +125,13 @@ impl Matrix {
         vec![corner(true), corner(false)]
     }
 
-    /// The names of its workloads.
+    /// Names of its workloads.
     pub fn workloads(&self) -> impl Iterator<Item = &str> {
         self.points.iter().map(|(_, workload)| workload.as_str())
     }
 }
 
-/// The matrices with many points, in the order in which they first ran.
+/// Matrices with many points, in the order in which they first ran.
 pub fn large(results: &Results) -> Vec<Matrix> {
     let mut matrices: Vec<Matrix> = Vec::new();
     let mut seen = BTreeSet::new();
@@ -166,7 +165,7 @@ pub fn large(results: &Results) -> Vec<Matrix> {
     matrices
 }
 
-/// The workloads that are not points of a large matrix.
+/// Workloads that are not points of a large matrix.
 pub fn others(results: &Results) -> Vec<String> {
     let matrices = large(results);
     let points: BTreeSet<&str> = matrices.iter().flat_map(Matrix::workloads).collect();
@@ -175,7 +174,7 @@ pub fn others(results: &Results) -> Vec<String> {
     workloads
 }
 
-/// A figure of a point.
+/// Figure of a point.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Value {
     /// Operations per second.
@@ -191,7 +190,7 @@ pub enum Value {
 }
 
 impl Value {
-    /// All of them.
+    /// All values.
     pub const ALL: [Value; 5] = [Value::Iops, Value::Bandwidth, Value::P50, Value::P99, Value::P9999];
 
     fn of(self, measurement: &Measurement) -> Option<f64> {
@@ -206,13 +205,13 @@ impl Value {
         value.filter(|value| value.is_finite() && *value > 0.0)
     }
 
-    /// The median over the repetitions without errors.
+    /// Median over the repetitions without errors.
     pub fn median(self, results: &Results, workload: &str, subject: &str) -> Option<f64> {
         let runs = results.of(workload, subject).filter(|run| run.measurement.errors == 0);
         median(&runs.filter_map(|run| self.of(&run.measurement)).collect::<Vec<_>>())
     }
 
-    /// Its name for people.
+    /// Title for display.
     pub fn title(self) -> &'static str {
         match self {
             Value::Iops => "IOPS",
@@ -223,7 +222,7 @@ impl Value {
         }
     }
 
-    /// A value of it for people.
+    /// Formats a value for display.
     pub fn say(self, value: f64) -> String {
         match self {
             Value::Iops => units::count(value),
@@ -232,12 +231,12 @@ impl Value {
         }
     }
 
-    /// How good one is beside the best, from 0 to 1.
+    /// Ratio of a value to the best, from 0 to 1.
     pub fn share(self, value: f64, best: f64) -> f64 {
         if self.more_is_better() { value / best } else { best / value }
     }
 
-    /// The better of two.
+    /// Returns the better of two values.
     pub fn better(self, one: f64, other: f64) -> f64 {
         if self.more_is_better() { one.max(other) } else { one.min(other) }
     }

@@ -1,9 +1,8 @@
-//! Peers: other programs that do the same work in the same minutes, and the servers that they work on.
+//! Peers: other programs that do the same work at the same time, and the servers that they use.
 //!
-//! A peer is fio, or any command that prints fio's JSON; both end in a [`Measurement`] like our own engine's.
-//! A [`Server`] is started afresh for every run, and its CPU time is measured from outside. Everything here
-//! waits for processes and belongs on a thread of its own (`runtime::blocking`). Which peers there are is the
-//! plan's business.
+//! A peer is fio, or any command that prints fio's JSON; both result in a [`Measurement`] like our own engine's. A
+//! [`Server`] is restarted for every run, and its CPU time is measured from outside. The functions wait for processes
+//! and belong on a thread of their own (`runtime::blocking`). The plan lists the peers.
 
 pub mod fio;
 pub mod process;
@@ -18,64 +17,64 @@ use std::path::{Path, PathBuf};
 use std::sync::atomic::AtomicBool;
 use std::time::Duration;
 
-/// A program to be compared with.
+/// Program to compare with.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Peer {
-    /// Its name in the plan.
+    /// Name in the plan.
     pub name: String,
-    /// What is run.
+    /// Command.
     pub kind: PeerKind,
-    /// The server that it works on, by its name in the plan.
+    /// Name of its server in the plan.
     pub server: Option<String>,
     /// Programs that must be installed besides the first word of its command.
     pub requires: Vec<String>,
-    /// Whether what is measured is ours although another program measures it: a client of our server.
+    /// Whether the measured program is ours although another program measures it: a client of our server.
     pub ours: bool,
 }
 
-/// What a peer runs.
+/// Command of a peer.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum PeerKind {
     /// fio, with the workload's options.
     Fio(Fio),
-    /// A command that prints fio's JSON. See [`Context::fill_in`] for what its words may hold.
+    /// A command that prints fio's JSON. [`Context::fill_in`] lists the placeholders of its words.
     Command(Vec<String>),
 }
 
 /// A server that is started for a run and killed after it.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Server {
-    /// Its name in the plan.
+    /// Name in the plan.
     pub name: String,
-    /// The command; it must stay in the foreground.
+    /// Command; it must stay in the foreground.
     pub command: Vec<String>,
-    /// Commands that are run, each to its end, before it is started.
+    /// Commands that are run to their end before it is started.
     pub prepare: Vec<Vec<String>>,
-    /// Commands that are run, each to its end, once it accepts connections and before anything is measured: to fill
-    /// what it serves, for example.
+    /// Commands that are run to their end once it accepts connections and before the measurement: to fill its device,
+    /// for example.
     pub after_start: Vec<Vec<String>>,
-    /// Where it listens: the path of a unix socket, or `HOST:PORT`. The run begins once it accepts there.
+    /// Address: the path of a unix socket, or `HOST:PORT`. The run begins once it accepts connections there.
     pub socket: String,
     /// Programs that must be installed besides the first word of its command.
     pub requires: Vec<String>,
 }
 
-/// What a run needs to know about its surroundings.
+/// Surroundings of a run.
 #[derive(Debug, Clone)]
 pub struct Context<'a> {
-    /// The plan's folder: relative file names begin there, and commands run there.
+    /// Folder of the plan: base of relative file names, and working directory of commands.
     pub directory: &'a Path,
-    /// This program, for commands that call it as `{siltstone}`.
+    /// Path of this program, for commands that call it as `{siltstone}`.
     pub program: &'a Path,
-    /// Set from outside, to stop: a run then ends at once with [`Error::Cancelled`].
+    /// Set from outside to stop: a run then ends at once with [`Error::Cancelled`].
     pub stop: &'a AtomicBool,
 }
 
-/// How long a server may take until it accepts connections.
+/// Time limit for a server until it accepts connections.
 const SERVER_START: Duration = Duration::from_secs(20);
 
 impl Peer {
-    /// Every program that must be installed for it.
+    /// Programs that must be installed for it.
     pub fn programs(&self) -> Vec<&str> {
         let first = match &self.kind {
             PeerKind::Fio(_) => Some("fio"),
@@ -84,7 +83,7 @@ impl Peer {
         needed(first, &self.requires)
     }
 
-    /// The command line, for people and for results.
+    /// Command line, for display and for results.
     pub fn command(&self, job: &Job, server: Option<&Server>, context: &Context<'_>) -> Vec<String> {
         match &self.kind {
             PeerKind::Fio(fio) => {
@@ -106,11 +105,11 @@ impl Peer {
         }
     }
 
-    /// Runs a workload once, on a server of its own if it has one, and measures.
+    /// Runs a workload once, on a server of its own if it has one, and measures it.
     ///
     /// # Errors
-    /// A program that can't be started, fails, says what can't be understood or doesn't end; a file that is
-    /// not there or too small for the workload.
+    /// If a program can't be started, fails, has unknown output or doesn't end; if a file doesn't exist or is too small
+    /// for the workload.
     pub fn run(&self, job: &Job, server: Option<&Server>, context: &Context<'_>) -> Result<Measurement> {
         if let PeerKind::Fio(fio) = &self.kind {
             check_file(fio, job, context.directory)?;
@@ -128,7 +127,7 @@ impl Peer {
             ))
         })?;
         if let (Some(running), Some(before)) = (&running, before) {
-            // The server also worked during the ramp, whose operations nobody counted.
+            // The server also worked during the ramp, whose operations weren't counted.
             let measured = measurement.seconds / (measurement.seconds + job.ramp_time.as_secs_f64());
             let cpu_seconds = (running.cpu_seconds()? - before) * measured;
             measurement.server_cpu_seconds = Some(cpu_seconds).filter(|seconds| seconds.is_finite());
@@ -138,7 +137,7 @@ impl Peer {
 }
 
 impl Server {
-    /// Every program that must be installed for it.
+    /// Programs that must be installed for it.
     pub fn programs(&self) -> Vec<&str> {
         let prepared = self
             .prepare
@@ -150,7 +149,7 @@ impl Server {
         programs
     }
 
-    /// Prepares and starts it, and waits until it accepts connections.
+    /// Prepares and starts the server, and waits until it accepts connections.
     pub fn start(&self, job: &Job, context: &Context<'_>) -> Result<RunningServer> {
         let words = |command: &[String]| -> Vec<String> {
             command.iter().map(|word| context.fill_in(word, job, Some(self))).collect()
@@ -183,7 +182,7 @@ pub(crate) fn needed<'a>(first: Option<&'a str>, requires: &'a [String]) -> Vec<
 }
 
 impl Context<'_> {
-    /// Where a server listens: `HOST:PORT` as it is, a path made absolute.
+    /// Address of a server: `HOST:PORT` as it is, a path made absolute.
     fn socket(&self, server: &Server) -> String {
         match process::tcp_address(&server.socket) {
             Some(address) => address.to_owned(),
@@ -191,9 +190,9 @@ impl Context<'_> {
         }
     }
 
-    /// Puts values in for the words in braces: the job's `{rw}`, `{bs}`, `{iodepth}`, `{numjobs}`, `{size}`,
-    /// `{runtime}` and `{ramp_time}` (in seconds) and `{rate_iops}`; `{socket}` of the server; `{directory}`,
-    /// the plan's; `{siltstone}`, this program. Other braces stay as they are.
+    /// Replaces the placeholders: the job's `{rw}`, `{bs}`, `{iodepth}`, `{numjobs}`, `{size}`, `{runtime}` and
+    /// `{ramp_time}` (in seconds) and `{rate_iops}`; `{socket}` of the server; `{directory}`, the plan's;
+    /// `{siltstone}`, this program. Other braces stay unchanged.
     pub fn fill_in(&self, word: &str, job: &Job, server: Option<&Server>) -> String {
         if !word.contains('{') {
             return word.into();
@@ -220,7 +219,7 @@ impl Context<'_> {
     }
 }
 
-/// Words in braces that [`Context::fill_in`] and [`Peer::command`] know.
+/// Placeholders of [`Context::fill_in`] and [`Peer::command`].
 pub const PLACEHOLDERS: &[&str] = &[
     "rw",
     "bs",
@@ -236,7 +235,7 @@ pub const PLACEHOLDERS: &[&str] = &[
     "fio_arguments",
 ];
 
-/// Twice the time that the job should take and half a minute; ten minutes where it has no runtime.
+/// Time limit of a run: twice the job's expected time and half a minute; ten minutes without a runtime.
 fn time_limit(job: &Job) -> Duration {
     match job.expected_time() {
         Some(time) => time.saturating_mul(2) + Duration::from_secs(30),
@@ -244,7 +243,7 @@ fn time_limit(job: &Job) -> Duration {
     }
 }
 
-/// Refuses a file that is not there or too small: fio would make it larger, or, where it may not, remove it.
+/// Refuses a file that doesn't exist or is too small: fio would extend it or, without permission, remove it.
 fn check_file(fio: &Fio, job: &Job, directory: &Path) -> Result<()> {
     let Some(filename) = &fio.filename else { return Ok(()) };
     let path = directory.join(filename);
@@ -254,7 +253,7 @@ fn check_file(fio: &Fio, job: &Job, directory: &Path) -> Result<()> {
     job.region(length, 1).map(|_| ()).map_err(|error| error.in_context(path.display()))
 }
 
-/// Where a program is, looked up as a shell would.
+/// Finds the path of a program, as a shell would.
 pub fn find_program(name: &str) -> Option<PathBuf> {
     use std::os::unix::fs::PermissionsExt;
     let is_executable = |path: &PathBuf| {

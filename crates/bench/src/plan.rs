@@ -1,4 +1,4 @@
-//! Plans: which stacks and peers do which workloads how often, in TOML.
+//! Plans in TOML: stacks, peers, workloads and repetitions.
 //!
 //! ```toml
 //! [plan]
@@ -25,13 +25,12 @@
 //! baseline = "fio"
 //! ```
 //!
-//! A peer may also be a `command` that prints fio's JSON, and may work on a `[server.NAME]` that is started
-//! afresh for every run; a stack may, too (`server = "NAME"`, `line = "nbd-client(unix:{socket})"`, and
-//! `ours = false` where the server is somebody else's). What isn't a workload, but a command that prints a table,
-//! is a `[table.NAME]`. What others have published stands in `[published.NAME]`; what is different where a plan is run in full,
-//! in `[full]`. A plan is read and checked whole, everything wrong is said at once, and nothing is
-//! started here: [`Plan::runs`] is the list of what is to be run, in order. What a stack's line means is left
-//! to crate `stack`; carrying the list out, to [`runner`](crate::runner).
+//! A peer may also be a `command` that prints fio's JSON, and may use a `[server.NAME]` that is restarted for every
+//! run; so may a stack (`server = "NAME"`, `line = "nbd-client(unix:{socket})"`, and `ours = false` if the server isn't
+//! ours). A command that prints a table instead of running a workload is a `[table.NAME]`. Published figures of others
+//! are in `[published.NAME]`, the changes for a full run in `[full]`. A plan is parsed and checked as a whole, all
+//! problems are reported together, and nothing is started here: [`Plan::runs`] is the ordered list of runs. The crate
+//! `stack` parses a stack's line; [`runner`](crate::runner) carries the list out.
 
 mod full;
 mod published;
@@ -52,128 +51,128 @@ use stack::{Collector, Problem, Problems, RawValue, Source, Span, did_you_mean};
 use std::time::Duration;
 use workload::Extras;
 
-/// A plan, checked.
+/// A checked plan.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Plan {
-    /// Its name.
+    /// Name.
     pub name: String,
-    /// What it is about, for people.
+    /// Title for display.
     pub title: Option<String>,
     /// Our own subjects, in the order of the text.
     pub stacks: Vec<StackSubject>,
-    /// The peers, in the order of the text.
+    /// Peers, in the order of the text.
     pub peers: Vec<Peer>,
-    /// The servers that peers work on.
+    /// Servers of the peers.
     pub servers: Vec<Server>,
-    /// The workloads, their matrices spread out.
+    /// Workloads, with their matrices expanded.
     pub workloads: Vec<Workload>,
     /// Commands that print tables, in the order of the text.
     pub tables: Vec<TableCommand>,
-    /// Which ratios are computed: subject and baseline.
+    /// Pairs of subject and baseline whose ratios are computed.
     pub pairs: Vec<(String, String)>,
-    /// What others have published about the subjects.
+    /// Published figures of others about the subjects.
     pub published: Vec<Published>,
-    /// Where that was published, for people.
+    /// Source of the published figures, for display.
     pub published_in: Option<String>,
-    /// The same plan as it is run in full, if it says what that changes.
+    /// The plan of a full run, if it has a table `full`.
     pub full: Option<Box<Plan>>,
 }
 
 /// A stack of ours that runs workloads.
 #[derive(Debug, Clone, PartialEq)]
 pub struct StackSubject {
-    /// Its name in the plan.
+    /// Name in the plan.
     pub name: String,
-    /// Where it comes from.
+    /// Source of the stack.
     pub source: StackSource,
-    /// Where the source stands: `FILE:LINE:COLUMN` of the plan.
+    /// Position of the source: `FILE:LINE:COLUMN` of the plan.
     pub place: String,
-    /// The device of a stack file that is driven; None: its top.
+    /// Device of a stack file that is driven; `None`: its top.
     pub device: Option<String>,
-    /// On how many shards it runs.
+    /// Number of shards that it runs on.
     pub shards: u32,
-    /// Whether, and how, it is written before the first run.
+    /// Filling before the first run.
     pub fill: Filling,
-    /// Whether it is created anew, as with `--format`.
+    /// Formatting before runs, as with `--format`.
     pub format: Formatting,
-    /// The server that it works on, by its name in the plan: `{socket}` in its line is that server's.
+    /// Name of its server in the plan: `{socket}` in its line is that server's.
     pub server: Option<String>,
-    /// Whether what is measured is ours: false for our client on somebody else's server.
+    /// Whether the measured program is ours: false for our client on another program's server.
     pub ours: bool,
 }
 
-/// What is written to a stack before it is measured.
+/// Filling of a stack before it is measured.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Filling {
-    /// Nothing.
+    /// None.
     No,
-    /// All of it, from start to end.
+    /// The whole device, from start to end.
     InOrder,
-    /// All of it, from start to end, and then every 4 KiB once more in random order: as a volume is that has been
-    /// used for a while.
+    /// The whole device, from start to end, and then every 4 KiB once more in random order: the state of a volume in
+    /// use.
     AtRandom,
 }
 
-/// Whether a stack is created anew.
+/// Formatting of a stack.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Formatting {
-    /// It is opened as it is.
+    /// Opened without formatting.
     No,
-    /// Before its first run.
+    /// Formatted before its first run.
     Once,
-    /// Whenever it is built: what lies in memory forgets.
+    /// Formatted whenever it is built: for stacks on memory.
     Always,
 }
 
-/// Where a stack comes from.
+/// Source of a stack.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum StackSource {
-    /// Its one-line form.
+    /// One-line form.
     Line(String),
-    /// A stack file, relative to the plan's folder.
+    /// Stack file, relative to the plan's folder.
     File(String),
 }
 
-/// A point of a workload's matrix.
+/// Point of a workload's matrix.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Workload {
-    /// Its name and what tells it from the matrix's other points: `randread iodepth=32`.
+    /// Name, with the options that distinguish it from the matrix's other points: `randread iodepth=32`.
     pub name: String,
-    /// Its section's name: `randread`.
+    /// Name of its section: `randread`.
     pub section: String,
-    /// What tells it from the matrix's other points, in the order of the text: `("iodepth", "32")`.
+    /// Options that distinguish it from the matrix's other points, in the order of the text: `("iodepth", "32")`.
     pub choices: Vec<(String, String)>,
     /// Whether all points of the matrix run on a stack that is built and filled once.
     pub one_setup: bool,
-    /// What is done.
+    /// Job to run.
     pub job: Job,
-    /// By whom: names of stacks and peers.
+    /// Names of the stacks and peers that run it.
     pub subjects: Vec<String>,
-    /// How often each does it.
+    /// Number of runs per subject.
     pub repetitions: u32,
-    /// The rate as a share of what somebody reaches without a limit, which is measured first.
+    /// Rate limit as a share of a subject's unlimited rate, which is measured first.
     pub rate_share: Option<RateShare>,
 }
 
-/// A share of a measured rate: `rate_iops = "50% of fio"`.
+/// Share of a measured rate: `rate_iops = "50% of fio"`.
 #[derive(Debug, Clone, PartialEq)]
 pub struct RateShare {
-    /// In percent.
+    /// Percentage.
     pub percent: f64,
-    /// The subject whose rate it is.
+    /// Subject of the rate.
     pub of: String,
-    /// Where it stands in the plan.
+    /// Position in the plan.
     pub(crate) span: Span,
 }
 
-/// The keys of a workload that aren't fio's.
+/// Keys of a workload that aren't fio's.
 const WORKLOAD_KEYS: &[&str] = &["subjects", "repetitions", "one_setup"];
 
 impl Plan {
-    /// Reads a plan. `file` is its name for messages.
+    /// Parses a plan. `file` is its name in messages.
     ///
     /// # Errors
-    /// Everything that is wrong with it, in the order of the text.
+    /// All problems of the plan, in the order of the text.
     pub fn parse(file: &str, text: &str) -> Result<Plan, Problems> {
         let mut reader = Reader { source: Source::new(file, text), problems: Collector::default() };
         let mut document = stack::document(&reader.source, &mut reader.problems);
@@ -190,7 +189,7 @@ impl Plan {
         reader.problems.finish(plan)
     }
 
-    /// Reads what stands in a document, and notes what is wrong with it.
+    /// Parses a document, and collects its problems.
     fn read(reader: &mut Reader, file: &str, document: &[Entry]) -> Plan {
         let sections =
             ["plan", "stack", "workload", "peer", "server", "table", "compare", "published", "full"];
@@ -248,7 +247,7 @@ impl Plan {
         plan
     }
 
-    /// Refuses published figures of a workload that isn't there.
+    /// Refuses published figures of an unknown workload.
     fn check_workload(&self, reader: &mut Reader, entry: &Entry) {
         let published = self.published.iter().find(|published| published.subject == entry.key.value);
         let Some(name) = published.and_then(|published| published.workload.as_ref()) else { return };
@@ -289,7 +288,7 @@ impl Plan {
         self.workloads.extend(points);
     }
 
-    /// Leaves out every peer and every stack on a server for which a program is missing, and says so in one line each.
+    /// Removes every peer and every stack on a server for which a program is missing, and returns a note for each.
     pub fn leave_out_missing(&mut self, is_installed: &dyn Fn(&str) -> bool) -> Vec<String> {
         let mut notes = Vec::new();
         let servers = &self.servers;
@@ -320,8 +319,8 @@ impl Plan {
         notes
     }
 
-    /// Makes a shorter plan of it, to be tried out: other repetitions and another runtime for every workload. What runs
-    /// before anything is measured is then no longer than the runtime.
+    /// Shortens the plan for a trial: other repetitions and another runtime for every workload. The warm-up is then no
+    /// longer than the runtime.
     pub fn shorten(&mut self, repetitions: Option<u32>, runtime: Option<Duration>) {
         for workload in &mut self.workloads {
             workload.repetitions = repetitions.unwrap_or(workload.repetitions);
@@ -332,13 +331,13 @@ impl Plan {
         }
     }
 
-    /// The names of stacks and peers.
+    /// Names of stacks and peers.
     pub fn subject_names(&self) -> impl Iterator<Item = &str> {
         let stacks = self.stacks.iter().map(|stack| stack.name.as_str());
         stacks.chain(self.peers.iter().map(|peer| peer.name.as_str()))
     }
 
-    /// The server that a subject works on.
+    /// Server of a subject.
     pub fn server_of(&self, subject: Subject<'_>) -> Option<&Server> {
         let name = match subject {
             Subject::Stack(stack) => stack.server.as_ref(),
@@ -366,7 +365,7 @@ fn subject_names(reader: &mut Reader, document: &[Entry]) -> Vec<String> {
     names
 }
 
-/// Tables inside of a section, if it is there.
+/// Tables inside of a section, if it exists.
 fn subsections<'a>(document: &'a [Entry], section: &str) -> &'a [Entry] {
     find(document, section).and_then(|entry| table_of(&entry.value.value)).unwrap_or_default()
 }
@@ -430,7 +429,7 @@ fn stack(reader: &mut Reader, entry: &Entry, document: &[Entry]) -> Option<Stack
     })
 }
 
-/// How many shards a stack has: a number, or as many as this machine has processors.
+/// Number of shards of a stack: a number, or the number of this machine's processors.
 fn shards(reader: &mut Reader, entries: &[Entry]) -> u32 {
     let is_word = |entry: &&Entry| matches!(&entry.value.value, RawValue::Text(text) if text == "cores");
     match find(entries, "shards").filter(is_word) {
@@ -439,7 +438,7 @@ fn shards(reader: &mut Reader, entries: &[Entry]) -> u32 {
     }
 }
 
-/// The server that a stack or a peer names.
+/// Server that a stack or a peer names.
 fn server_name(reader: &mut Reader, entry: &Entry, entries: &[Entry], document: &[Entry]) -> Option<String> {
     let server = reader.text(entries, "server")?;
     let known = subsections(document, "server").iter().map(|it| it.key.value.clone()).collect::<Vec<_>>();
@@ -545,7 +544,7 @@ fn required_command(
     Some(command)
 }
 
-/// Refuses words in braces that nothing will be put in for.
+/// Refuses unknown placeholders.
 fn check_placeholders(reader: &mut Reader, place: &Span, key: &str, words: &[&String], has_server: bool) {
     for word in words {
         let mut rest = word.as_str();
@@ -556,23 +555,27 @@ fn check_placeholders(reader: &mut Reader, place: &Span, key: &str, words: &[&St
             if looks_meant && !PLACEHOLDERS.contains(&name) {
                 let near = did_you_mean(name, PLACEHOLDERS.iter().copied());
                 let known = PLACEHOLDERS.join(", ");
-                reader
-                    .refuse(place, format!("{key}: nothing is known for {{{name}}}{near} (known: {known})"));
+                reader.refuse(place, format!("{key}: unknown placeholder {{{name}}}{near} (known: {known})"));
             }
             if name == "socket" && !has_server {
-                reader.refuse(place, format!("{key}: {{socket}} is a server's: add server = \"NAME\""));
+                reader.refuse(place, format!("{key}: {{socket}} needs a server: add server = \"NAME\""));
             }
             if name == "fio_arguments" && word.as_str() != "{fio_arguments}" {
-                reader.refuse(place, format!("{key}: {{fio_arguments}} are many words: let it stand alone"));
+                reader.refuse(
+                    place,
+                    format!(
+                        "{key}: {{fio_arguments}} expands to several words: expected it as a word of its own"
+                    ),
+                );
             }
         }
     }
 }
 
-/// Place of a key that isn't there.
+/// Position of a key that isn't given.
 static NOWHERE: Span = 0..0;
 
-/// What `[compare]` asks for; without it, every stack and every peer marked as ours against every other peer.
+/// Pairs of `[compare]`; without it, every stack and every peer marked as ours against every other peer.
 fn pairs(reader: &mut Reader, entries: &[Entry], subjects: &[String], plan: &Plan) -> Vec<(String, String)> {
     reader.check_keys("[compare]", entries, &["baseline", "pairs"]);
     let mut result = Vec::new();

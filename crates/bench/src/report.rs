@@ -1,8 +1,8 @@
-//! The report: one HTML file that needs nothing from anywhere else.
+//! Report: one self-contained HTML file.
 //!
-//! Everything is in it: our own SVG, a style sheet for light, dark, phones and paper, and a little script that
-//! shows the words of the point under the pointer. Whatever comes from a plan, a peer or a machine is escaped,
-//! and the page's own policy forbids it to load anything. What the figures mean is left to [`Results`].
+//! It has its own SVG, a style sheet for light, dark, phones and paper, and a small script that shows the label of the
+//! point under the pointer. Text from a plan, a peer or a machine is escaped, and the page's content security policy
+//! forbids it to load anything. The figures are those of [`Results`].
 
 mod beside;
 mod charts;
@@ -17,14 +17,14 @@ use std::collections::BTreeMap;
 use std::fmt::Write;
 use svg::escape;
 
-/// Which colour a subject has, the same in every picture, and whether it is a peer.
+/// Colour of each subject, the same in every picture, and whether it is a peer.
 pub(crate) struct Palette {
     subjects: Vec<(String, bool)>,
-    /// Those that others are compared with and that are compared with nobody.
+    /// Baselines that are compared with no other subject.
     baselines: Vec<String>,
 }
 
-/// How many colours there are that can be told apart in light and dark, and by the colour-blind.
+/// Number of colours that can be distinguished in light and dark, and by the colour-blind.
 const COLOURS: usize = 6;
 
 impl Palette {
@@ -58,14 +58,12 @@ impl Palette {
     }
 }
 
-/// The whole page.
+/// Renders the whole page.
 pub fn render(results: &Results) -> String {
     let palette = Palette::of(results);
     let mut content = String::new();
     if results.interrupted {
-        content.push_str(
-            "<p class=\"warning\">Stopped before the end: these are the runs that were made.</p>\n",
-        );
+        content.push_str("<p class=\"warning\">Stopped before the end: these are the completed runs.</p>\n");
     }
     if !results.notes.is_empty() {
         let items: String = results.notes.iter().map(|note| format!("<li>{}</li>", escape(note))).collect();
@@ -101,7 +99,7 @@ pub fn render(results: &Results) -> String {
     fill(include_str!("report/page.html"), &parts)
 }
 
-/// Puts the parts in for their names in braces, in one pass: what a part holds is never looked at again.
+/// Replaces the names in braces by the parts, in one pass: parts are not expanded again.
 fn fill(template: &str, parts: &BTreeMap<&str, String>) -> String {
     let mut page = String::new();
     let mut rest = template;
@@ -137,7 +135,7 @@ fn lead(results: &Results) -> String {
     words.join(" · ")
 }
 
-/// What a command has printed.
+/// Renders the table that a command has printed.
 fn printed(table: &Table) -> String {
     let title = table.title.as_ref().unwrap_or(&table.name);
     let about = table.about.as_ref().map_or_else(String::new, |about| format!("{}<br>", escape(about)));
@@ -294,7 +292,7 @@ fn figures(results: &Results, workload: &str, palette: &Palette) -> String {
     html + "</table>"
 }
 
-/// A row below a subject's with what others have published about it.
+/// Renders a row below a subject's with the figures that others have published.
 fn published(results: &Results, workload: &str, subject: &str, columns: usize) -> String {
     let of = |figure| results.published_of(workload, subject, figure);
     let places = [(0, Figure::Iops), (1, Figure::Bandwidth), (3, Figure::P50), (5, Figure::P99)];
@@ -310,7 +308,7 @@ fn published(results: &Results, workload: &str, subject: &str, columns: usize) -
     if is_any { format!("<tr class=\"said\"><td>published</td>{cells}</tr>") } else { String::new() }
 }
 
-/// The machine, the versions, and what exactly was run.
+/// Renders the machine, the versions, and the commands.
 fn surroundings(results: &Results) -> String {
     let environment = &results.environment;
     let mut facts: Vec<(String, String)> = Vec::new();

@@ -1,8 +1,8 @@
-//! What a plan's runs gave: `results.json`, and the ratios between runs of the same pair.
+//! Results of a plan: `results.json`, and the ratios between runs of the same pair.
 //!
-//! Ratios are computed pair by pair, subject and baseline of one workload in the same repetition, and their
-//! median is what counts: what drifts in the machine meets both. The file's layout is described in the book;
-//! [`SCHEMA`] names its version.
+//! Ratios are computed pair by pair, for subject and baseline of one workload in the same repetition, and their median
+//! is the result: drift of the machine affects both. The book describes the file's layout; [`SCHEMA`] names its
+//! version.
 
 use crate::environment::Environment;
 use crate::latency::{CurvePoint, Latency};
@@ -10,41 +10,41 @@ use crate::series::Series;
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
 
-/// The name and version of the layout of `results.json`.
+/// Name and version of the layout of `results.json`.
 pub const SCHEMA: &str = "siltstone-results-1";
 
-/// A whole `results.json`.
+/// Contents of a `results.json`.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct Results {
     /// [`SCHEMA`].
     pub schema: String,
-    /// The plan's name.
+    /// Name of the plan.
     pub name: String,
-    /// What the plan is about, for people.
+    /// Title of the plan, for display.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub title: Option<String>,
-    /// When it began, in seconds since 1970.
+    /// Start time, in seconds since 1970.
     pub started: u64,
-    /// Whether it was stopped before all runs had been made.
+    /// Whether it was stopped before the end.
     #[serde(default)]
     pub interrupted: bool,
-    /// The machine.
+    /// Environment.
     pub environment: Environment,
-    /// What a reader must know: peers left out, engines stood in for.
+    /// Notes for readers: peers left out, engines replaced.
     #[serde(default)]
     pub notes: Vec<String>,
-    /// What commands have printed.
+    /// Tables that commands have printed.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub tables: Vec<Table>,
-    /// Every run that was measured, in the order in which they ran.
+    /// Measured runs, in the order in which they ran.
     pub runs: Vec<RunResult>,
-    /// The ratios that the plan asked for.
+    /// Ratios that the plan asks for.
     #[serde(default)]
     pub comparisons: Vec<Comparison>,
-    /// What was measured beside what others have published.
+    /// Measurements beside the published figures of others.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub published: Vec<Published>,
-    /// Where that was published.
+    /// Source of the published figures.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub published_in: Option<String>,
 }
@@ -52,46 +52,46 @@ pub struct Results {
 /// One measured run.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct RunResult {
-    /// Subject, workload and repetition in one word: `file/randread-qd32/1`.
+    /// Subject, workload and repetition: `file/randread-qd32/1`.
     pub name: String,
-    /// The name of the stack or peer that ran.
+    /// Name of the stack or peer that ran.
     pub subject: String,
-    /// The stack's one-line form, or the peer's command.
+    /// One-line form of the stack, or the peer's command.
     pub stack: String,
-    /// What it did.
+    /// Workload.
     pub workload: Workload,
-    /// Which repetition, from 1.
+    /// Number of the repetition, from 1.
     pub repetition: u32,
     /// Whether it is a peer, not ours.
     pub peer: bool,
-    /// The figures.
+    /// Figures.
     #[serde(flatten)]
     pub measurement: Measurement,
 }
 
-/// A workload as results name it.
+/// Workload in results.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct Workload {
-    /// Its name in the plan, with the values of its matrix: `randread iodepth=32`.
+    /// Name in the plan, with the values of its matrix: `randread iodepth=32`.
     pub name: String,
-    /// Of a point of a matrix: which.
+    /// Point of a matrix; `None` without one.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub point: Option<Point>,
-    /// Its options in fio's words.
+    /// Options in fio's words.
     pub options: BTreeMap<String, String>,
-    /// What holds when one of its writes is acknowledged; None without writes.
+    /// Guarantee of an acknowledged write; `None` without writes.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub acknowledged: Option<String>,
 }
 
 impl Workload {
-    /// Of this job, under the name that the plan gives it.
+    /// Workload of this job, under the name that the plan gives it.
     pub fn new(name: impl Into<String>, job: &crate::job::Job) -> Self {
         let options = job.options().into_iter().map(|(key, value)| (key.to_owned(), value)).collect();
         Workload { name: name.into(), point: None, options, acknowledged: job.acknowledged() }
     }
 
-    /// Of a plan's workload, doing this job.
+    /// Workload of a plan's point with this job.
     pub fn of_point(workload: &crate::plan::Workload, job: &crate::job::Job) -> Self {
         let choices = workload.choices.iter().map(|(option, value)| Choice::new(option, value)).collect();
         let point = Point { section: workload.section.clone(), choices };
@@ -102,54 +102,54 @@ impl Workload {
     }
 }
 
-/// Where a workload stands in the matrix of its section of the plan.
+/// Position of a workload in the matrix of its section of the plan.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Point {
-    /// The section's name.
+    /// Name of the section.
     pub section: String,
-    /// What tells it from the matrix's other points, in the order of the plan.
+    /// Options that distinguish it from the matrix's other points, in the order of the plan.
     pub choices: Vec<Choice>,
 }
 
-/// The value of an option that has several in a matrix.
+/// Value of an option that has several in a matrix.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Choice {
-    /// fio's word.
+    /// Name of the option in fio.
     pub option: String,
-    /// As the plan says it.
+    /// Value as in the plan.
     pub value: String,
 }
 
 impl Choice {
-    /// This value of this option.
+    /// Choice of this value of this option.
     pub fn new(option: impl Into<String>, value: impl Into<String>) -> Self {
         Choice { option: option.into(), value: value.into() }
     }
 }
 
-/// A table that a command has printed.
+/// Table that a command has printed.
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
 pub struct Table {
-    /// Its name in the plan; nothing of the command's.
+    /// Name in the plan, not from the command.
     #[serde(default)]
     pub name: String,
-    /// What it shows, for people.
+    /// Title, for display.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub title: Option<String>,
-    /// What a reader should know of it.
+    /// Description for readers.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub about: Option<String>,
-    /// The command; nothing that it prints itself.
+    /// The command, not from its output.
     #[serde(default)]
     pub command: String,
-    /// The columns, the first of which names the rows.
+    /// Columns; the first one names the rows.
     pub columns: Vec<Column>,
-    /// The rows: by the columns' names, numbers, or texts that are shown as they are.
+    /// Rows: by the columns' names, numbers, or texts that are shown as they are.
     pub rows: Vec<serde_json::Map<String, serde_json::Value>>,
 }
 
 impl Table {
-    /// The column of this name.
+    /// Returns the column of this name.
     pub fn column(&self, name: &str) -> Option<&Column> {
         self.columns.iter().find(|column| column.name == name)
     }
@@ -158,32 +158,32 @@ impl Table {
 /// A column of a table.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct Column {
-    /// What rows call it.
+    /// Name in the rows.
     pub name: String,
-    /// Its heading.
+    /// Heading.
     pub title: String,
-    /// What its numbers count.
+    /// Unit of its numbers.
     #[serde(default)]
     pub unit: Unit,
 }
 
-/// What a number counts.
+/// Unit of a number.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Unit {
-    /// As it is, to three digits.
+    /// None: shown to three digits.
     #[default]
     Number,
-    /// Many things: with k and M.
+    /// Count: shown with k and M.
     Count,
-    /// Bytes: with KiB and MiB.
+    /// Bytes: shown with KiB and MiB.
     Bytes,
     /// Nanoseconds.
     Nanoseconds,
 }
 
 impl Unit {
-    /// A cell for people; a dash where there is nothing.
+    /// Formats a cell for display; a dash if it is empty.
     pub fn say(self, cell: Option<&serde_json::Value>) -> String {
         use crate::units;
         match cell {
@@ -200,64 +200,64 @@ impl Unit {
     }
 }
 
-/// What is written for each block that a user writes.
+/// Write amplification: blocks written per block that the user writes.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
 pub struct WriteAmplification {
-    /// Users' blocks and those that had to be moved.
+    /// Users' blocks and those moved by the cleaner.
     pub data: f64,
-    /// And what describes them.
+    /// These and metadata.
     pub all: f64,
 }
 
-/// How much of what a cache was asked for it had, from 0 to 1.
+/// Hit ratio of a cache, from 0 to 1.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
 pub struct HitRatio {
-    /// Of reads and writes.
+    /// Of reads and writes together.
     pub all: f64,
-    /// Of reads; None without any.
+    /// Of reads; `None` without any.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub reads: Option<f64>,
-    /// Of writes; None without any.
+    /// Of writes; `None` without any.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub writes: Option<f64>,
 }
 
-/// The figures of a run.
+/// Figures of a run.
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
 pub struct Measurement {
-    /// How many operations were completed, flushes not among them.
+    /// Number of completed operations, without flushes.
     pub operations: u64,
-    /// How many bytes they transferred.
+    /// Number of transferred bytes.
     pub bytes: u64,
-    /// How long it was measured, in seconds.
+    /// Measured time, in seconds.
     pub seconds: f64,
     /// Operations per second.
     pub iops: f64,
     /// Bytes per second.
     pub bandwidth: f64,
-    /// From submission to completion, in nanoseconds; None where nothing was completed or timed.
+    /// Latency from submission to completion, in nanoseconds; `None` if no operation was completed or timed.
     pub latency_ns: Option<Latency>,
     /// CPU time of the process that did the I/O, user and system, in seconds.
     pub cpu_seconds: f64,
-    /// CPU time of the server that it talked to, in seconds, where there is one of its own.
+    /// CPU time of the server that it used, in seconds, if it has one of its own.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub server_cpu_seconds: Option<f64>,
-    /// How many operations failed or were not what `verify` expected.
+    /// Number of operations that failed or failed verification.
     #[serde(default)]
     pub errors: u64,
-    /// The first of them.
+    /// First error.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub first_error: Option<String>,
-    /// What was written per block that was written by the job; None where no layer counts it.
+    /// Blocks written per block that the job wrote; `None` if no layer counts them.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub write_amplification: Option<WriteAmplification>,
-    /// The hit ratios of the caches in the stack over the measured time, by their names in it.
+    /// Hit ratios of the stack's caches over the measured time, by their names.
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
     pub hit_ratios: BTreeMap<String, HitRatio>,
-    /// Each layer's own statistics, by its name in the stack.
+    /// Statistics of each layer, by its name in the stack.
     #[serde(default)]
     pub layers: serde_json::Map<String, serde_json::Value>,
-    /// The percentile curve.
+    /// Percentile curve.
     #[serde(default)]
     pub curve: Vec<CurvePoint>,
     /// Operations and their latencies over time.
@@ -266,39 +266,39 @@ pub struct Measurement {
 }
 
 impl Measurement {
-    /// CPU time per operation in seconds, or None without operations.
+    /// CPU time per operation in seconds; `None` without operations.
     pub fn cpu_per_operation(&self) -> Option<f64> {
         (self.operations > 0).then(|| self.cpu_seconds / self.operations as f64)
     }
 
-    /// The server's CPU time per operation in seconds.
+    /// CPU time of the server per operation in seconds.
     pub fn server_cpu_per_operation(&self) -> Option<f64> {
         self.server_cpu_seconds.filter(|_| self.operations > 0).map(|cpu| cpu / self.operations as f64)
     }
 }
 
-/// A figure that runs are compared by.
+/// Figure by which runs are compared.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Figure {
     /// Operations per second: more is better.
     Iops,
-    /// Bytes per second: more is better. Ratios say it where the two made requests of different sizes.
+    /// Bytes per second: more is better. Ratios include it if the two had requests of different sizes.
     Bandwidth,
-    /// The median latency: less is better.
+    /// Median latency: less is better.
     P50,
-    /// The 99th percentile of latency: less is better.
+    /// 99th percentile of latency: less is better.
     P99,
     /// CPU time per operation: less is better.
     CpuPerOperation,
-    /// The server's CPU time per operation: less is better.
+    /// CPU time of the server per operation: less is better.
     ServerCpuPerOperation,
     /// Blocks written for each block that the job wrote, without metadata: less is better.
     WriteAmplification,
 }
 
 impl Figure {
-    /// All of them.
+    /// All figures.
     pub const ALL: [Figure; 7] = [
         Figure::Iops,
         Figure::Bandwidth,
@@ -309,7 +309,7 @@ impl Figure {
         Figure::WriteAmplification,
     ];
 
-    /// Its value for a run; None where the run doesn't have it.
+    /// Value for a run; `None` if the run doesn't have it.
     pub fn of(self, measurement: &Measurement) -> Option<f64> {
         let value = match self {
             Figure::Iops => Some(measurement.iops),
@@ -323,7 +323,7 @@ impl Figure {
         value.filter(|value| value.is_finite() && *value > 0.0)
     }
 
-    /// Its name for people.
+    /// Title for display.
     pub fn title(self) -> &'static str {
         match self {
             Figure::Iops => "IOPS",
@@ -336,7 +336,7 @@ impl Figure {
         }
     }
 
-    /// A value of it for people.
+    /// Formats a value for display.
     pub fn say(self, value: f64) -> String {
         use crate::units;
         match self {
@@ -354,53 +354,53 @@ impl Figure {
     }
 }
 
-/// The ratios of one subject to one baseline on one workload.
+/// Ratios of one subject to one baseline on one workload.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct Comparison {
-    /// The workload's name.
+    /// Name of the workload.
     pub workload: String,
-    /// Whose figures are divided.
+    /// Subject: the numerator.
     pub subject: String,
-    /// By whose.
+    /// Baseline: the denominator.
     pub baseline: String,
-    /// For each figure that both have: the ratios pair by pair, in the order of repetitions, and their median.
+    /// For each figure of both: the ratios pair by pair, in the order of repetitions, and their median.
     pub ratios: BTreeMap<Figure, Ratios>,
 }
 
 /// Ratios of the pairs.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct Ratios {
-    /// The median: what counts.
+    /// Median: the result.
     pub median: f64,
-    /// One for each pair.
+    /// Ratio of each pair.
     pub pairs: Vec<f64>,
 }
 
-/// What was measured of a subject beside what others have published about it.
+/// Measurement of a subject beside the figures that others have published about it.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct Published {
-    /// The workload's name.
+    /// Name of the workload.
     pub workload: String,
-    /// Whose figures they are.
+    /// Subject of the figures.
     pub subject: String,
-    /// Figure by figure.
+    /// Figures.
     pub figures: BTreeMap<Figure, PublishedFigure>,
 }
 
-/// A published figure and ours, in the figure's own unit: per second, bytes per second, nanoseconds.
+/// Published figure and ours, in the figure's own unit: per second, bytes per second, nanoseconds.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
 pub struct PublishedFigure {
-    /// What was published.
+    /// Published value.
     pub published: f64,
-    /// What was measured: the median of the repetitions.
+    /// Measured value: the median of the repetitions.
     pub measured: f64,
     /// Measured divided by published.
     pub ratio: f64,
 }
 
 impl Results {
-    /// The hit ratios of a subject's caches for people, medians of the repetitions: `93.1 %`; with their names where there
-    /// are several; a dash where there is none. `pick` takes one of a cache's ratios.
+    /// Formats the hit ratios of a subject's caches, medians of the repetitions: `93.1 %`; with their names if there
+    /// are several; a dash if there is none. `pick` selects one of a cache's ratios.
     pub fn say_hits(&self, workload: &str, subject: &str, pick: impl Fn(&HitRatio) -> Option<f64>) -> String {
         let mut of_caches: BTreeMap<&String, Vec<f64>> = BTreeMap::new();
         for run in self.of(workload, subject) {
@@ -417,13 +417,13 @@ impl Results {
         if said.is_empty() { "–".into() } else { said.join(", ") }
     }
 
-    /// Whether any cache took part in a workload.
+    /// Whether a cache took part in a workload.
     pub fn has_hits(&self, workload: &str) -> bool {
         let mut runs = self.runs.iter().filter(|run| run.workload.name == workload);
         runs.any(|run| !run.measurement.hit_ratios.is_empty())
     }
 
-    /// Sets these published figures beside what was measured, wherever there is something.
+    /// Adds the measured values to these published figures, for all that have one.
     pub fn set_beside(&mut self, published: &[crate::plan::Published]) {
         let mut beside = Vec::new();
         for workload in self.workloads() {
@@ -449,14 +449,14 @@ impl Results {
         self.published = beside;
     }
 
-    /// What was published about a subject on a workload.
+    /// Published figure of a subject on a workload.
     pub fn published_of(&self, workload: &str, subject: &str, figure: Figure) -> Option<PublishedFigure> {
         let found = self.published.iter().find(|it| it.workload == workload && it.subject == subject)?;
         found.figures.get(&figure).copied()
     }
 
-    /// Computes [`Results::comparisons`] for these pairs of subject and baseline, on every workload that both
-    /// have run. A repetition in which one of the two is missing or had errors doesn't count.
+    /// Computes [`Results::comparisons`] for these pairs of subject and baseline, on every workload that both have run.
+    /// A repetition in which one of the two is missing or had errors is ignored.
     pub fn compare(&mut self, pairs: &[(String, String)]) {
         let mut comparisons = Vec::new();
         for workload in self.workloads() {
@@ -500,30 +500,30 @@ impl Results {
         all
     }
 
-    /// The names of the workloads, in the order in which they first ran.
+    /// Names of the workloads, in the order in which they first ran.
     pub fn workloads(&self) -> Vec<String> {
         distinct(self.runs.iter().map(|run| &run.workload.name))
     }
 
-    /// The subjects that ran a workload, in the order of their first repetition.
+    /// Subjects that ran a workload, in the order of their first repetition.
     pub fn subjects(&self, workload: &str) -> Vec<String> {
         let runs = self.runs.iter().filter(|run| run.workload.name == workload);
         distinct(runs.map(|run| &run.subject))
     }
 
-    /// The runs of a subject on a workload.
+    /// Runs of a subject on a workload.
     pub fn of<'a>(&'a self, workload: &'a str, subject: &'a str) -> impl Iterator<Item = &'a RunResult> {
         self.runs.iter().filter(move |run| run.workload.name == workload && run.subject == subject)
     }
 
-    /// The median of a figure over the repetitions that had no errors.
+    /// Median of a figure over the repetitions without errors.
     pub fn median_of(&self, workload: &str, subject: &str, figure: Figure) -> Option<f64> {
         let runs = self.of(workload, subject).filter(|run| run.measurement.errors == 0);
         let values: Vec<f64> = runs.filter_map(|run| figure.of(&run.measurement)).collect();
         median(&values)
     }
 
-    /// The comparisons of a subject on a workload.
+    /// Comparisons of a subject on a workload.
     pub fn comparisons_of<'a>(
         &'a self,
         workload: &'a str,
@@ -533,13 +533,13 @@ impl Results {
         all.filter(move |comparison| comparison.workload == workload && comparison.subject == subject)
     }
 
-    /// As text for `results.json`.
+    /// Returns the text of `results.json`.
     pub fn to_json(&self) -> String {
         serde_json::to_string_pretty(self).expect("results hold only what JSON can say")
     }
 }
 
-/// Whether the requests of two runs had different sizes: else bandwidth says what IOPS say.
+/// Whether the requests of two runs had different sizes: otherwise bandwidth has the same ratio as IOPS.
 fn have_other_sizes(one: &Measurement, other: &Measurement) -> bool {
     let size = |it: &Measurement| it.bytes as f64 / it.operations.max(1) as f64;
     (size(one) / size(other) - 1.0).abs() > 0.01
@@ -555,7 +555,7 @@ fn distinct<'a>(names: impl Iterator<Item = &'a String>) -> Vec<String> {
     seen
 }
 
-/// The middle value, or the mean of the two middle ones; None of nothing.
+/// Middle value, or the mean of the two middle ones; `None` without values.
 pub fn median(values: &[f64]) -> Option<f64> {
     let mut sorted = values.to_vec();
     sorted.sort_by(f64::total_cmp);

@@ -1,12 +1,12 @@
-//! Carries a benchmark out: a plan, a job file, or one stack with the usual workloads.
+//! Carries out a benchmark: a plan, a job file, or one stack with the default workloads.
 //!
-//! Everything that can be known to be wrong is said before anything is opened ([`Benchmark::of_plan`] and its
-//! siblings refuse it); what goes wrong afterwards, with one run or one peer, becomes a note, and the others
-//! go on. Each run has a runtime of its own, so that it begins with fresh shards, and its stack is built before it
-//! and closed after it; the points of a matrix with one setup share theirs. A [`Stop`] ends the benchmark with what was measured by then.
+//! Problems that can be known beforehand are reported before anything is opened ([`Benchmark::of_plan`] and its
+//! siblings refuse them). A later failure of one run or one peer becomes a note, and the others go on. Each run has a
+//! runtime of its own, so that it begins with new shards, and its stack is built before it and closed after it; the
+//! points of a matrix with one setup share theirs. A [`Stop`] ends the benchmark with the measurements so far.
 //!
-//! It blocks its thread, which must not be a shard's. How progress is shown is left to an [`Observer`], where
-//! results go to the command line; what a run measures, to [`engine`](crate::engine) and [`peer`](crate::peer).
+//! It blocks its thread, which must not be a shard's. Progress is shown by an [`Observer`], results are written by the
+//! command line, and runs are measured by [`engine`](crate::engine) and [`peer`](crate::peer).
 
 mod amplification;
 mod drive;
@@ -33,21 +33,21 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
-/// Ends a benchmark from outside, from whichever thread.
+/// Stops a benchmark from any thread.
 #[derive(Clone, Default)]
 pub struct Stop {
     source: StopSource,
-    /// The same for peers, which wait without a runtime.
+    /// Stop flag for peers, which wait without a runtime.
     flag: Arc<AtomicBool>,
 }
 
 impl Stop {
-    /// Not stopped.
+    /// A stop that isn't raised.
     pub fn new() -> Self {
         Stop::default()
     }
 
-    /// Stops: what runs ends at once, and nothing else begins.
+    /// Stops: the current run ends at once, and no other begins.
     pub fn stop(&self) {
         self.flag.store(true, Ordering::SeqCst);
         self.source.stop();
@@ -63,65 +63,65 @@ impl Stop {
     }
 }
 
-/// One thing that is being done, for those who watch.
+/// Step of a benchmark, for observers.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Step {
-    /// Which one it is, from 1.
+    /// Number, from 1.
     pub number: usize,
-    /// How many there are.
+    /// Number of steps.
     pub count: usize,
     /// Subject, workload and repetition.
     pub name: String,
-    /// How long it should take; a guess where no runtime is given.
+    /// Expected duration; a guess without a runtime.
     pub expected: Duration,
-    /// How long those before it should have taken.
+    /// Expected duration of the steps before.
     pub before: Duration,
-    /// How long all of them should take.
+    /// Expected duration of all steps.
     pub total: Duration,
 }
 
-/// Watches a benchmark. Called from the threads that carry it out, one at a time.
+/// Observer of a benchmark. Called from the threads that carry it out, one at a time.
 pub trait Observer: Send + Sync {
-    /// A step begins; `progress` moves where it is our engine that works.
+    /// A step begins; `progress` changes if our engine runs it.
     fn begin(&self, step: &Step, progress: &Arc<Progress>);
 
-    /// It has ended: with a measurement if it was to give one.
+    /// A step has ended, with a measurement if it has one.
     fn end(&self, step: &Step, outcome: &Result<Option<Measurement>>);
 }
 
-/// Where a benchmark runs.
+/// Surroundings of a benchmark.
 #[derive(Clone, Copy)]
 pub struct Setting<'a> {
-    /// The kinds of parts that stacks may have.
+    /// Kinds of parts that stacks may have.
     pub registry: &'a Registry,
-    /// Where relative names begin: the plan's folder, for a job file the current one.
+    /// Base of relative names: the plan's folder; for a job file the working directory.
     pub directory: &'a Path,
-    /// This program, for plans that call it.
+    /// Path of this program, for plans that call it.
     pub program: &'a Path,
 }
 
-/// The stack on which a job file's jobs run instead of their files.
+/// Stack on which a job file's jobs run instead of their files.
 #[derive(Debug, Clone, Copy)]
 pub struct On<'a> {
-    /// A stack file or one line.
+    /// Stack file or one line.
     pub stack: &'a str,
-    /// Whether it is created anew whenever it is built, which each group of jobs does: for stacks on memory.
+    /// Whether it is formatted whenever it is built, once per group of jobs: for stacks on memory.
     pub format: bool,
 }
 
-/// What came of a benchmark.
+/// Outcome of a benchmark.
 #[derive(Debug)]
 pub struct Outcome {
-    /// Everything that was measured.
+    /// Measurements.
     pub results: Results,
-    /// How many runs failed, or had operations that failed.
+    /// Number of runs that failed, or had failed operations.
     pub failures: usize,
 }
 
-/// How long something takes that doesn't say so.
+/// Expected duration of a run without a runtime.
 const GUESS: Duration = Duration::from_secs(5);
 
-/// A benchmark whose stacks and sizes were checked.
+/// Benchmark whose stacks and sizes were checked.
 pub struct Benchmark<'a> {
     setting: Setting<'a>,
     what: What,
@@ -134,10 +134,10 @@ enum What {
 }
 
 impl<'a> Benchmark<'a> {
-    /// Of a plan. Peers for which a program is missing are left out, with a note.
+    /// Benchmark of a plan. Peers for which a program is missing are left out, with a note.
     ///
     /// # Errors
-    /// In words, everything that is wrong with its stacks, and workloads that don't fit them.
+    /// All problems of its stacks as text, and workloads that don't fit them.
     pub fn of_plan(mut plan: Plan, setting: Setting<'a>) -> Result<Self, String> {
         let notes = plan.leave_out_missing(&|program| find_program(program).is_some());
         let jobs = plan.workloads.iter_mut().map(|workload| &mut workload.job);
@@ -149,7 +149,8 @@ impl<'a> Benchmark<'a> {
         Ok(Benchmark { setting, what: What::Plan(plan), notes })
     }
 
-    /// Of a stack, with the usual workloads: reads, and if `writes`, writes over all that is on it.
+    /// Benchmark of a stack, with the default workloads: reads, and with `writes` also writes, which overwrite the
+    /// stack.
     ///
     /// # Errors
     /// As for a plan.
@@ -161,11 +162,10 @@ impl<'a> Benchmark<'a> {
         Self::of_plan(plan, setting)
     }
 
-    /// Of a job file, on its `filename=`s or, if given, on one stack. `file` is its name.
+    /// Benchmark of a job file, on its `filename=`s or, if given, on one stack. `file` is its name.
     ///
     /// # Errors
-    /// In words: the stack is wrong, a job has no file, a file isn't there and nobody says how large it shall be,
-    /// or a job doesn't fit.
+    /// As text: the stack is wrong, a job has no file, a file doesn't exist and has no size, or a job doesn't fit.
     pub fn of_job_file(
         file: &str,
         jobs: JobFile,
@@ -177,7 +177,7 @@ impl<'a> Benchmark<'a> {
         Ok(Benchmark { setting, what: What::Files(files), notes })
     }
 
-    /// Its name.
+    /// Name.
     pub fn name(&self) -> &str {
         match &self.what {
             What::Plan(plan) => &plan.name,
@@ -185,11 +185,11 @@ impl<'a> Benchmark<'a> {
         }
     }
 
-    /// Only the workloads (of a job file: the jobs) that have one of these words in their names; all of them if
-    /// there are no words.
+    /// Keeps only the workloads (of a job file: the jobs) whose names contain one of these words; all of them without
+    /// words.
     ///
     /// # Errors
-    /// In words: a word that none of them has in its name.
+    /// As text: a word that no name contains.
     pub fn only(mut self, words: &[String]) -> Result<Self, String> {
         let names: Vec<String> = match &self.what {
             What::Plan(plan) => plan.workloads.iter().map(|workload| workload.name.clone()).collect(),
@@ -207,7 +207,7 @@ impl<'a> Benchmark<'a> {
         Ok(self)
     }
 
-    /// Carries it out.
+    /// Runs the benchmark.
     pub fn run(self, observer: &Arc<dyn Observer>, stop: &Stop) -> Outcome {
         let mut environment = Environment::collect();
         stacks::describe(&self.what, self.setting, &mut environment);
@@ -241,15 +241,15 @@ impl<'a> Benchmark<'a> {
     }
 }
 
-/// A benchmark that is being carried out.
+/// Benchmark in progress.
 struct Session<'a> {
     setting: Setting<'a>,
     observer: &'a Arc<dyn Observer>,
     stop: &'a Stop,
     failures: usize,
-    /// The stacks that were created as their plan says.
+    /// Stacks that were already formatted, as their plan says.
     formatted: BTreeSet<String>,
-    /// By workload: the rate of which it takes a share.
+    /// By workload: the rate of which it uses a share.
     rates: BTreeMap<String, f64>,
     results: Results,
 }
@@ -330,7 +330,7 @@ impl Session<'_> {
         }
     }
 
-    /// Keeps what a run gave.
+    /// Records the result of a run.
     fn account(&mut self, plan: &Plan, run: &Run<'_>, job: &Job, (stack, round): (&str, Round)) {
         let measured = match round {
             Ok(measured) => measured.into_iter().next().filter(has_measured),
@@ -378,7 +378,7 @@ impl Session<'_> {
         Ok((text, rounds))
     }
 
-    /// A stack as text, and what is done with it.
+    /// Text of a stack, and its preparation.
     fn prepared(
         &self,
         subject: &StackSubject,
@@ -483,13 +483,13 @@ impl Session<'_> {
     }
 }
 
-/// A run that was stopped before anything was measured has nothing to tell; one that failed at once has.
+/// Whether a stopped run has a result: one without any measurement has none; one that failed at once has.
 fn has_measured(measurement: &Measurement) -> bool {
     measurement.operations > 0 || measurement.errors > 0
 }
 
-/// A server's memory is as fresh as the server, and what is created anew each time is empty: filling it beforehand
-/// would be for nothing.
+/// Whether filling is useless: the memory of a new server, or of a stack that is formatted each time, is empty for
+/// every run.
 fn is_in_vain(run: &Run<'_>) -> bool {
     let forgets = |stack: &StackSubject| stack.server.is_some() || stack.format == Formatting::Always;
     run.role == Role::Fill && matches!(run.subject, Subject::Stack(stack) if forgets(stack))
@@ -513,7 +513,7 @@ fn step(index: usize, name: String, expected: &[Duration]) -> Step {
     }
 }
 
-/// A command as somebody would type it in the plan's folder.
+/// Command as it would be typed in the plan's folder.
 fn command_text(words: &[String], context: &Context<'_>) -> String {
     let folder = format!("{}/", context.directory.display());
     let program = context.program.display().to_string();

@@ -1,15 +1,16 @@
-//! What happens over time: how many operations end in each interval of a run, and how long they took.
+//! Time series: number of operations that end in each interval of a run, and their latencies.
 //!
-//! A [`Recorder`] counts while a run goes on: per interval the operations, the longest latency, and a histogram with 16 buckets per
-//! doubling, so that recorders of several clones can be merged before anything is rounded. It takes at most [`LIMIT`] intervals,
-//! whatever the run's length: 2.6 MB, of which only what is used is ever touched. Counting is two additions and a maximum in memory
-//! that the operation before has used. A [`Series`] is what is left of it for results: medians and 99th percentiles to within 3 %.
+//! A [`Recorder`] counts during a run: per interval the operations, the longest latency, and a histogram with 16
+//! buckets per doubling, so that recorders of several clones can be merged before rounding. It has at most [`LIMIT`]
+//! intervals, whatever the run's length: 2.6 MB, of which only used parts are touched. Recording is two additions and a
+//! maximum in memory that the operation before has used. A [`Series`] is its summary for results: medians and 99th
+//! percentiles to within 3 %.
 
 use runtime::histogram::{LARGEST, bucket_of, buckets, quantile};
 use serde::{Deserialize, Serialize};
 use std::time::Duration;
 
-/// How many intervals there are at most: when one more is needed, all become twice as long.
+/// Limit of intervals: if one more is needed, all become twice as long.
 pub const LIMIT: usize = 1024;
 
 /// Precision of an interval's latencies: quantiles within 3 %.
@@ -20,7 +21,7 @@ const WIDTH: usize = buckets(PRECISION);
 #[derive(Clone)]
 pub struct Recorder {
     interval_ns: u64,
-    /// The interval that operations end in at present: its number, and when it begins and ends.
+    /// Interval that operations end in at present: its number, start and end.
     current: usize,
     begin_ns: u64,
     end_ns: u64,
@@ -37,7 +38,7 @@ impl Default for Recorder {
 }
 
 impl Recorder {
-    /// An empty one with intervals of this length (at least 1 ns).
+    /// Empty recorder with intervals of this length (at least 1 ns).
     pub fn new(interval: Duration) -> Self {
         Recorder {
             interval_ns: (interval.as_nanos() as u64).max(1),
@@ -50,7 +51,7 @@ impl Recorder {
         }
     }
 
-    /// Counts an operation that ended this many nanoseconds after the start and took so many. Allocates nothing.
+    /// Records an operation that ended this many nanoseconds after the start, with this latency. Allocates nothing.
     #[inline]
     pub fn record(&mut self, since_start_ns: u64, latency_ns: u64) {
         if since_start_ns < self.begin_ns || since_start_ns >= self.end_ns {
@@ -62,7 +63,7 @@ impl Recorder {
         self.counts[self.current * WIDTH + bucket_of::<PRECISION>(latency)] += 1;
     }
 
-    /// Turns to the interval of this time.
+    /// Moves to the interval of this time.
     #[cold]
     fn go_to(&mut self, since_start_ns: u64) {
         while since_start_ns / self.interval_ns >= LIMIT as u64 {
@@ -82,7 +83,7 @@ impl Recorder {
         }
     }
 
-    /// Makes one interval of each two.
+    /// Merges the intervals in pairs.
     fn halve(&mut self) {
         let intervals = self.operations.len();
         for from in 0..intervals {
@@ -105,7 +106,7 @@ impl Recorder {
         (self.begin_ns, self.end_ns) = (0, 0);
     }
 
-    /// Adds another one whose intervals began at the same time with the same length.
+    /// Adds another recorder whose intervals began at the same time with the same length.
     pub fn merge(&mut self, mut other: Recorder) {
         while self.interval_ns < other.interval_ns {
             self.halve();
@@ -125,7 +126,7 @@ impl Recorder {
         }
     }
 
-    /// What is kept of it.
+    /// Summary of the recorder.
     pub fn series(&self) -> Series {
         let at = |share: f64| -> Vec<u64> {
             let intervals = self.counts.chunks_exact(WIDTH).zip(&self.highest);
@@ -148,41 +149,41 @@ impl Recorder {
 /// Operations over time, and their latencies, in intervals of equal length. Bounded, however long a run is.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Series {
-    /// The length of an interval, in nanoseconds.
+    /// Length of an interval, in nanoseconds.
     interval_ns: u64,
-    /// Operations that ended in each, in order.
+    /// Number of operations that ended in each interval, in order.
     operations: Vec<u64>,
-    /// The median of their latencies in nanoseconds; 0 where none ended.
+    /// Median of their latencies in nanoseconds; 0 in intervals without operations.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     p50_ns: Vec<u64>,
-    /// The 99th percentile.
+    /// 99th percentile.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     p99_ns: Vec<u64>,
-    /// The longest.
+    /// Longest latency.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     max_ns: Vec<u64>,
 }
 
-/// The latencies of the operations that ended in one interval.
+/// Latencies of the operations that ended in one interval.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Moment {
-    /// The middle of the interval, in seconds after the start.
+    /// Middle of the interval, in seconds after the start.
     pub seconds: f64,
-    /// The median, in nanoseconds.
+    /// Median, in nanoseconds.
     pub p50: u64,
-    /// The 99th percentile.
+    /// 99th percentile.
     pub p99: u64,
-    /// The longest.
+    /// Longest latency.
     pub max: u64,
 }
 
 impl Series {
-    /// The length of an interval, in seconds.
+    /// Length of an interval, in seconds.
     pub fn interval(&self) -> f64 {
         self.interval_ns as f64 / 1e9
     }
 
-    /// How many intervals are whole: the last one rarely is, and is left out unless it is the only one.
+    /// Number of whole intervals: the last one rarely is, and is left out unless it is the only one.
     fn whole(&self) -> usize {
         self.operations.len().saturating_sub(1).max(1).min(self.operations.len())
     }
@@ -191,13 +192,13 @@ impl Series {
         (index as f64 + 0.5) * self.interval()
     }
 
-    /// The middle of each whole interval in seconds after the start, and its operations per second.
+    /// Middle of each whole interval in seconds after the start, and its operations per second.
     pub fn rates(&self) -> Vec<(f64, f64)> {
         let points = self.operations[..self.whole()].iter().enumerate();
         points.map(|(index, count)| (self.middle(index), *count as f64 / self.interval())).collect()
     }
 
-    /// The latencies of each whole interval in which anything ended.
+    /// Latencies of each whole interval in which any operation ended.
     pub fn moments(&self) -> Vec<Moment> {
         let figures = self.p50_ns.iter().zip(&self.p99_ns).zip(&self.max_ns).enumerate();
         let moments = figures.take(self.whole()).map(|(index, ((p50, p99), max))| Moment {

@@ -5,7 +5,7 @@ use crate::results::{Comparison, Figure, Published, Results, Table};
 use crate::units;
 use std::fmt::Write;
 
-/// A verdict about a ratio. What is within two percent is called the same.
+/// Verdict about a ratio. A difference of up to two percent is called the same.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Verdict {
     /// In favour of the subject.
@@ -17,7 +17,7 @@ pub enum Verdict {
 }
 
 impl Verdict {
-    /// About this ratio of this figure.
+    /// Verdict about this ratio of this figure.
     pub fn of(figure: Figure, ratio: f64) -> Verdict {
         let advantage = if figure.more_is_better() { ratio } else { 1.0 / ratio };
         match advantage {
@@ -27,7 +27,7 @@ impl Verdict {
         }
     }
 
-    /// In a word.
+    /// Verdict as a word.
     pub fn word(self) -> &'static str {
         match self {
             Verdict::Better => "better",
@@ -36,7 +36,7 @@ impl Verdict {
         }
     }
 
-    /// As a sign, so that nobody needs the colour.
+    /// Verdict as a sign, for readers who don't see the colour.
     pub fn sign(self) -> &'static str {
         match self {
             Verdict::Better => "▲",
@@ -49,7 +49,7 @@ impl Verdict {
 /// Cell of a [`Grid`].
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Cell {
-    /// Words, aligned to the left.
+    /// Text, aligned to the left.
     Word(String),
     /// A number, aligned to the right with its whole column.
     Figure(String),
@@ -114,7 +114,7 @@ impl Grid {
 /// Spaces before each line of a table at the end of a run.
 const INDENT: usize = 2;
 
-/// Everything that was measured, workload by workload, medians first and ratios below.
+/// Renders all measurements, workload by workload, medians first and ratios below.
 pub fn render(results: &Results) -> String {
     let mut out = String::new();
     for table in &results.tables {
@@ -142,12 +142,12 @@ pub fn render(results: &Results) -> String {
         let _ = writeln!(out, "\nnote: {note}");
     }
     if results.interrupted {
-        out.push_str("\nstopped before the end: these are the runs that were made\n");
+        out.push_str("\nstopped before the end: these are the completed runs\n");
     }
     out
 }
 
-/// What a command has printed.
+/// Renders the table that a command has printed.
 pub fn of_table(table: &Table) -> String {
     let mut grid = Grid::default();
     grid.push_figures(1, table.columns.iter().map(|column| column.title.clone()));
@@ -159,7 +159,7 @@ pub fn of_table(table: &Table) -> String {
     out
 }
 
-/// The corners of a matrix that has too many points for a terminal.
+/// Renders the corners of a matrix that has too many points for a terminal.
 fn of_matrix(results: &Results, matrix: &Matrix) -> String {
     let mut out = String::new();
     for (load, corner) in matrix.corners() {
@@ -261,7 +261,7 @@ fn ratios(comparisons: &[&Comparison]) -> Grid {
     grid
 }
 
-/// What was measured beside what others have published.
+/// Renders measurements beside the figures that others have published.
 fn beside(published: &[&Published]) -> Grid {
     let mut grid = Grid::default();
     for published in published {

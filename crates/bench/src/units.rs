@@ -1,4 +1,4 @@
-//! Figures for people: three significant digits and a unit.
+//! Figures for display: three significant digits and a unit.
 
 /// Three significant digits: `1.23`, `12.3`, `123`.
 fn three(value: f64) -> String {
@@ -41,7 +41,7 @@ pub fn nanoseconds(value: f64) -> String {
 /// A number of bytes: `512 B`, `4 KiB`, `1.50 GiB`.
 pub fn bytes(value: f64) -> String {
     let text = in_units(value, 1024.0, &["B", "KiB", "MiB", "GiB", "TiB", "PiB"]);
-    // What people chose is whole: 4 KiB, not 4.00 KiB.
+    // Chosen sizes are whole: 4 KiB, not 4.00 KiB.
     text.replacen(".00 ", " ", 1).replacen(".0 ", " ", 1)
 }
 

@@ -1,4 +1,4 @@
-//! Addresses that can't be mixed up: a byte offset is not a block index, and neither is a zone.
+//! Distinct types for byte offsets, block indices and zone indices, so that the compiler rejects a mix-up.
 
 use std::fmt;
 use std::ops::{Add, AddAssign, Sub};
@@ -80,18 +80,18 @@ impl Sub for BlockIndex {
 pub struct BlockRange {
     /// The first block.
     pub start: BlockIndex,
-    /// How many there are.
+    /// Number of blocks.
     pub count: BlockCount,
 }
 
 impl BlockRange {
-    /// `count` blocks from `start` on.
+    /// Range of `count` blocks from `start` on.
     pub const fn new(start: u64, count: u64) -> Self {
         BlockRange { start: BlockIndex(start), count: BlockCount(count) }
     }
 
-    /// The block behind the last one. The caller has checked the range against a geometry, or the sum
-    /// saturates at the largest index.
+    /// Returns the block after the last one; saturates at the largest index. The caller has checked the range against a
+    /// geometry.
     pub fn end(&self) -> BlockIndex {
         BlockIndex(self.start.0.saturating_add(self.count.0))
     }
@@ -101,17 +101,17 @@ impl BlockRange {
         self.count.0 == 0
     }
 
-    /// Whether the two share a block.
+    /// Whether the two ranges share a block.
     pub fn overlaps(&self, other: &BlockRange) -> bool {
         self.start < other.end() && other.start < self.end()
     }
 
-    /// Whether this block is one of the range's.
+    /// Whether this block is in the range.
     pub fn contains(&self, block: BlockIndex) -> bool {
         self.start <= block && block < self.end()
     }
 
-    /// The blocks that both ranges hold; empty, at the later start, where they share none.
+    /// Blocks that both ranges hold; an empty range at the later start if they share none.
     pub fn intersection(&self, other: &BlockRange) -> BlockRange {
         let start = self.start.max(other.start);
         let end = self.end().min(other.end()).max(start);
@@ -125,17 +125,17 @@ impl fmt::Display for BlockRange {
     }
 }
 
-/// A place in a [`Zones`](crate::Zones): bytes from the start of a zone.
+/// Address in a [`Zones`](crate::Zones): a zone and a byte offset in it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Default)]
 pub struct ZoneAddress {
     /// The zone.
     pub zone: ZoneIndex,
-    /// Bytes from its start.
+    /// Offset from the start of the zone, in bytes.
     pub offset: ByteOffset,
 }
 
 impl ZoneAddress {
-    /// `offset` bytes into zone number `zone`.
+    /// Address `offset` bytes into zone number `zone`.
     pub const fn new(zone: u32, offset: u64) -> Self {
         ZoneAddress { zone: ZoneIndex(zone), offset: ByteOffset(offset) }
     }

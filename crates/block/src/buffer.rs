@@ -1,13 +1,13 @@
-//! Buffers that travel by ownership.
+//! I/O buffers, passed by ownership.
 //!
-//! - [`Buffer`]: unique, being filled; what a read takes and gives back. It shows only bytes that were put
-//!   there since it was taken from the pool, never those of an earlier user.
-//! - [`Data`]: frozen and reference-counted; a slice of what was a buffer. A mirror and a promotion share it.
-//! - [`Payload`]: what a write takes: slices in order, up to [`INLINE_SLICES`] of them without an allocation.
+//! - [`Buffer`]: unique, being filled; a read takes it and returns it. It shows only bytes that were put into it
+//!   since it was taken from the pool, never those of an earlier user.
+//! - [`Data`]: frozen and reference-counted; a slice of a former buffer. A mirror and a promotion share it.
+//! - [`Payload`]: input of a write: slices in order, up to [`INLINE_SLICES`] of them without an allocation.
 //!
-//! Memory comes from the [`pool`] of the thread, aligned to [`ALIGNMENT`], and goes back there from
-//! whichever thread drops it last. How large a buffer may be is left to whoever asks for it; how much memory
-//! is out at a time, to the queues, all of which are bounded.
+//! Memory comes from the [`pool`] of the thread, aligned to [`ALIGNMENT`], and is returned there by whichever thread
+//! drops it last. This module bounds neither the size of a buffer (the caller does) nor outstanding memory (the bounded
+//! queues do).
 #![allow(unsafe_code)] // The kernel writes into these bytes; who may touch them when is stated at each use.
 
 pub mod pool;
@@ -19,16 +19,16 @@ use std::fmt;
 use std::ops::{Deref, Range};
 use std::ptr::NonNull;
 
-/// The alignment of every buffer in memory, in bytes: enough for O_DIRECT on any device.
+/// Alignment of every buffer in memory, in bytes: enough for O_DIRECT on any device.
 pub const ALIGNMENT: usize = 4096;
 
-/// How many slices a [`Payload`] holds without an allocation.
+/// Largest number of slices that a [`Payload`] holds without an allocation.
 pub const INLINE_SLICES: usize = 4;
 
-/// Bytes that are being filled, owned by one.
+/// Bytes that are being filled, with one owner.
 ///
-/// `len` is how many bytes are wanted and `filled` those that are there, from the start. Where the buffer was
-/// split, each piece owns its own bytes and they share the memory.
+/// `len` is the number of bytes to fill, `filled` the bytes filled so far, from the start. After a split each piece
+/// owns its own bytes, and the pieces share the memory.
 pub struct Buffer {
     block: NonNull<Block>,
     offset: u32,
@@ -40,125 +40,134 @@ pub struct Buffer {
 unsafe impl Send for Buffer {}
 
 impl Buffer {
-    /// A buffer for `length` bytes, aligned to [`ALIGNMENT`], with nothing in it.
+    /// Returns an empty buffer for `length` bytes, aligned to [`ALIGNMENT`].
     ///
     /// # Panics
     /// If `length` is above 2 GiB: lengths from outside are checked against a limit long before.
     #[inline]
     pub fn new(length: usize) -> Self {
-        assert!(length <= 1 << 31, "a buffer of {length} bytes was asked for: at most 2 GiB");
+        assert!(length <= 1 << 31, "buffer of {length} bytes: expected at most 2 GiB");
         Buffer { block: pool::take(length), offset: 0, length: length as u32, filled: 0 }
     }
 
-    /// A buffer that holds a copy of these bytes.
+    /// Returns a buffer that holds a copy of these bytes.
     pub fn copy_of(bytes: &[u8]) -> Self {
         let mut buffer = Buffer::new(bytes.len());
         buffer.append(bytes);
         buffer
     }
 
-    /// A buffer filled with zeros.
+    /// Returns a buffer filled with zeros.
     pub fn zeroed(length: usize) -> Self {
         let mut buffer = Buffer::new(length);
         buffer.append_zeroes(length);
         buffer
     }
 
-    /// How many bytes are wanted.
+    /// Number of bytes to fill.
     #[inline]
     pub fn len(&self) -> usize {
         self.length as usize
     }
 
-    /// Whether no bytes are wanted.
+    /// Whether the length is 0.
     pub fn is_empty(&self) -> bool {
         self.length == 0
     }
 
-    /// How many bytes are still to come.
+    /// Number of bytes not filled yet.
     #[inline]
     pub fn missing(&self) -> usize {
         (self.length - self.filled) as usize
     }
 
-    /// The bytes that are there.
+    /// Bytes filled so far.
     #[inline]
     pub fn filled(&self) -> &[u8] {
         // SAFETY: these bytes were written since the buffer was taken, and only we may touch them.
         unsafe { std::slice::from_raw_parts(self.address(), self.filled as usize) }
     }
 
-    /// The bytes that are there, to be changed.
+    /// Bytes filled so far, mutable.
     #[inline]
     pub fn filled_mut(&mut self) -> &mut [u8] {
         // SAFETY: as in `filled`, and we are borrowed exclusively.
         unsafe { std::slice::from_raw_parts_mut(self.address(), self.filled as usize) }
     }
 
-    /// Puts bytes behind those that are there.
+    /// Appends bytes to those filled so far.
     ///
     /// # Panics
-    /// If there are more than are missing.
+    /// If there are more of them than are [missing](Self::missing).
     pub fn append(&mut self, bytes: &[u8]) {
-        assert!(bytes.len() <= self.missing(), "{} bytes into room for {}", bytes.len(), self.missing());
-        // SAFETY: the room behind `filled` is ours alone and large enough.
+        assert!(
+            bytes.len() <= self.missing(),
+            "appending {} bytes: expected at most {}",
+            bytes.len(),
+            self.missing()
+        );
+        // SAFETY: the memory after `filled` is ours alone and large enough.
         unsafe { std::ptr::copy_nonoverlapping(bytes.as_ptr(), self.spare_address(), bytes.len()) }
         self.filled += bytes.len() as u32;
     }
 
-    /// Puts zeros behind the bytes that are there.
+    /// Appends zeros to the bytes filled so far.
     ///
     /// # Panics
-    /// If there are more than are missing.
+    /// If there are more of them than are [missing](Self::missing).
     pub fn append_zeroes(&mut self, count: usize) {
-        assert!(count <= self.missing(), "{count} zeros into room for {}", self.missing());
+        assert!(count <= self.missing(), "appending {count} zeros: expected at most {}", self.missing());
         // SAFETY: as in `append`.
         unsafe { std::ptr::write_bytes(self.spare_address(), 0, count) }
         self.filled += count as u32;
     }
 
-    /// Forgets what is there.
+    /// Empties the buffer; the length stays.
     #[inline]
     pub fn clear(&mut self) {
         self.filled = 0;
     }
 
-    /// Forgets what is behind the first `count` bytes.
+    /// Keeps the first `count` filled bytes and drops the rest.
     pub fn truncate_filled(&mut self, count: usize) {
         self.filled = self.filled.min(count as u32);
     }
 
-    /// Makes the buffer want `length` bytes, fewer than it did.
+    /// Reduces the number of bytes to fill to `length`.
     ///
     /// # Panics
-    /// If `length` is more than it wants now.
+    /// If `length` is above the present length.
     pub fn shorten(&mut self, length: usize) {
         assert!(length <= self.len(), "shortening {} bytes to {length}", self.length);
         self.length = length as u32;
         self.filled = self.filled.min(self.length);
     }
 
-    /// Where the bytes begin, for the kernel.
+    /// Address of the first byte, for the kernel.
     #[inline]
     pub fn address(&self) -> *mut u8 {
         // SAFETY: the offset lies inside the block's memory.
         unsafe { Block::memory(self.block).add(self.offset as usize) }
     }
 
-    /// Where the first missing byte goes, for the kernel.
+    /// Address of the first byte not filled yet, for the kernel.
     #[inline]
     pub fn spare_address(&self) -> *mut u8 {
         // SAFETY: `filled` is at most `length`, which lies inside the block's memory.
         unsafe { self.address().add(self.filled as usize) }
     }
 
-    /// Says that `count` more bytes are there.
+    /// Marks the next `count` bytes as filled.
     ///
     /// # Safety
     /// They were written, by the kernel or through [`spare_address`](Self::spare_address).
     #[inline]
     pub unsafe fn add_filled(&mut self, count: usize) {
-        assert!(count <= self.missing(), "{count} bytes arrived in room for {}", self.missing());
+        assert!(
+            count <= self.missing(),
+            "marking {count} bytes as filled: expected at most {}",
+            self.missing()
+        );
         self.filled += count as u32;
     }
 
@@ -168,8 +177,8 @@ impl Buffer {
         Block::is_registered_here(self.block)
     }
 
-    /// Cuts the buffer in two: this one keeps the first `at` bytes, the other has the rest. Each is filled
-    /// on its own; [`join`](Self::join) puts them together again.
+    /// Splits the buffer: this one keeps the first `at` bytes, the returned one has the rest. Each is filled
+    /// independently; [`join`](Self::join) reverses the split.
     ///
     /// # Panics
     /// If `at` is more than the length.
@@ -188,21 +197,21 @@ impl Buffer {
         rest
     }
 
-    /// Puts back what [`split_off`](Self::split_off) cut off. If this piece isn't full, what the other one
-    /// has is no longer shown.
+    /// Reverses [`split_off`](Self::split_off). If this piece isn't full, the filled bytes of the other one are
+    /// dropped.
     ///
     /// # Panics
-    /// If the two don't lie behind each other in one memory.
+    /// If the two aren't adjacent in one piece of memory.
     pub fn join(&mut self, rest: Buffer) {
         let adjacent = self.block == rest.block && self.offset + self.length == rest.offset;
-        assert!(adjacent, "joining two buffers that don't lie behind each other");
+        assert!(adjacent, "joining two buffers that aren't adjacent in memory");
         if self.missing() == 0 {
             self.filled += rest.filled;
         }
         self.length += rest.length;
     }
 
-    /// The bytes that are there, as data that can be shared and no longer changed.
+    /// Converts the filled bytes to immutable, shareable data.
     #[inline]
     pub fn freeze(self) -> Data {
         let this = std::mem::ManuallyDrop::new(self);
@@ -223,7 +232,7 @@ impl fmt::Debug for Buffer {
     }
 }
 
-/// A slice of frozen bytes, shared by counting references.
+/// Slice of frozen, reference-counted bytes.
 pub struct Data {
     block: NonNull<Block>,
     offset: u32,
@@ -236,12 +245,12 @@ unsafe impl Send for Data {}
 unsafe impl Sync for Data {}
 
 impl Data {
-    /// A copy of these bytes.
+    /// Returns data that holds a copy of these bytes.
     pub fn copy_of(bytes: &[u8]) -> Self {
         Buffer::copy_of(bytes).freeze()
     }
 
-    /// A part of these bytes, sharing the memory.
+    /// Returns a part of these bytes; shares the memory.
     ///
     /// # Panics
     /// If the range isn't inside.
@@ -269,7 +278,7 @@ impl Deref for Data {
 
     #[inline]
     fn deref(&self) -> &[u8] {
-        // SAFETY: the bytes were filled before they were frozen, and nobody changes them while we live.
+        // SAFETY: the bytes were filled before they were frozen, and nothing changes them while we live.
         unsafe {
             let start = Block::memory(self.block).add(self.offset as usize);
             std::slice::from_raw_parts(start, self.length as usize)
@@ -305,7 +314,7 @@ impl PartialEq for Data {
 
 impl Eq for Data {}
 
-/// What a write takes: slices of frozen bytes that are written one behind the other.
+/// Input of a write: slices of frozen bytes that are written one after the other.
 #[derive(Clone, Debug, Default)]
 pub struct Payload {
     slices: SmallVec<[Data; INLINE_SLICES]>,
@@ -313,17 +322,17 @@ pub struct Payload {
 }
 
 impl Payload {
-    /// Nothing yet.
+    /// Returns an empty payload.
     pub fn new() -> Self {
         Payload::default()
     }
 
-    /// Nothing yet, with room for so many slices.
+    /// Returns an empty payload with capacity for `slices` slices.
     pub fn with_room(slices: usize) -> Self {
         Payload { slices: SmallVec::with_capacity(slices), ..Payload::default() }
     }
 
-    /// Puts a slice behind the others; an empty one is left out.
+    /// Appends a slice; ignores an empty one.
     pub fn push(&mut self, data: Data) {
         if !data.is_empty() {
             self.length += data.len();
@@ -331,19 +340,19 @@ impl Payload {
         }
     }
 
-    /// Drops the slices, and keeps the room for others.
+    /// Drops the slices and keeps the capacity.
     pub fn clear(&mut self) {
         self.slices.clear();
         self.length = 0;
     }
 
-    /// How many bytes there are.
+    /// Number of bytes.
     #[inline]
     pub fn len(&self) -> usize {
         self.length
     }
 
-    /// Whether there are none.
+    /// Whether the payload has no bytes.
     pub fn is_empty(&self) -> bool {
         self.length == 0
     }
@@ -354,7 +363,7 @@ impl Payload {
         &self.slices
     }
 
-    /// A part of the bytes, sharing the memory.
+    /// Returns a part of the bytes; shares the memory.
     ///
     /// # Panics
     /// If the range isn't inside.
@@ -373,7 +382,7 @@ impl Payload {
         part
     }
 
-    /// The bytes in one piece: shared where there is one slice, copied where there are more.
+    /// Returns the bytes in one piece: shared if there is one slice, copied if there are more.
     pub fn to_data(&self) -> Data {
         if let [one] = self.slices.as_slice() {
             return one.clone();
@@ -389,13 +398,17 @@ impl Payload {
     /// [`Error::Invalid`] if the lengths differ.
     pub fn copy_to(&self, target: &mut [u8]) -> Result<()> {
         if target.len() != self.length {
-            return Err(Error::invalid(format!("a payload of {} bytes into {}", self.length, target.len())));
+            return Err(Error::invalid(format!(
+                "payload of {} bytes: expected {}, the length of the target",
+                self.length,
+                target.len()
+            )));
         }
         let mut rest = target;
         for data in &self.slices {
-            let (here, behind) = rest.split_at_mut(data.len());
+            let (here, after) = rest.split_at_mut(data.len());
             here.copy_from_slice(data);
-            rest = behind;
+            rest = after;
         }
         Ok(())
     }

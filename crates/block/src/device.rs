@@ -6,47 +6,47 @@ use crate::call::Call;
 use crate::error::Result;
 use crate::geometry::DeviceGeometry;
 
-/// What a read returns: whether it worked, and the buffer, in either case. After a failure the buffer shows
-/// no bytes at all ([`Buffer::filled`] is empty): a failed read is never zeros, nor what was there before.
+/// Result of a read, and its buffer in either case. After a failure the buffer is empty ([`Buffer::filled`]): a failed
+/// read never shows zeros or earlier contents.
 pub type ReadOutcome = (Result<()>, Buffer);
 
-/// What must be true of a write when it is acknowledged.
+/// Guarantee of a write when it is acknowledged.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum Durability {
-    /// Every later read sees it. With a volatile cache, a power cut may still lose it.
+    /// Every later read sees the write. With a volatile cache, a power cut may still lose it.
     #[default]
     Visible,
-    /// Force unit access: this write survives a power cut. Says nothing about earlier ones.
+    /// Force unit access: the write survives a power cut. Earlier writes get no guarantee from it.
     Durable,
 }
 
-/// Whether zeros may be written by giving the space back.
+/// Whether `write_zeroes` may deallocate the blocks.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum ZeroMode {
-    /// The space may be given back; the blocks read as zeros either way.
+    /// The blocks may be deallocated; they read as zeros either way.
     #[default]
     MayDeallocate,
-    /// The space stays allocated, so that a later write can't fail for want of room.
+    /// The blocks stay allocated, so that a later write can't fail for lack of space.
     KeepAllocated,
 }
 
-/// What is known about the contents of a range without reading it.
+/// Allocation state of a range, known without reading it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum ExtentState {
-    /// Blocks that may hold anything.
+    /// Blocks with any contents.
     Data,
-    /// Blocks that hold space and read as zeros.
+    /// Allocated blocks that read as zeros.
     Zero,
-    /// Blocks without space of their own; they read as zeros.
+    /// Deallocated blocks; they read as zeros.
     Hole,
 }
 
 /// The state of consecutive blocks.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Extent {
-    /// Which blocks.
+    /// Blocks of the extent.
     pub range: BlockRange,
-    /// What is known about them.
+    /// State of all these blocks.
     pub state: ExtentState,
 }
 
@@ -60,9 +60,9 @@ pub struct Extent {
 /// - After a power cut each block holds the last durable version or a later one that was submitted, never
 ///   torn below `geometry().atomic_write` (by a power cut), never another block's data.
 /// - Discarded blocks, and those of `write_zeroes`, read as zeros until they are written again.
-/// - While two requests that overlap are in flight at the same time, and one of them writes, the bytes that
-///   both touch are any mixture of theirs: a read sees old and new bytes, two writes may leave some of each.
-///   Memory, the page cache and most disks promise no more; whoever needs more keeps them apart.
+/// - If two requests that overlap are in flight at the same time and one of them writes, the bytes that both touch
+///   are any mixture of theirs: a read sees old and new bytes, two writes may leave some of each. Memory, the page
+///   cache and most disks promise no more; a caller that needs more orders its requests.
 /// - Dropping a call stops the waiting, never the operation; its buffers live until it has ended.
 ///
 /// Every method returns [`Error::Invalid`](crate::Error::Invalid) for a range outside the device or lengths
@@ -81,16 +81,16 @@ pub trait Device {
     /// Makes every write that was acknowledged before this call durable.
     fn flush(&self) -> Call<'_, Result<()>>;
 
-    /// The blocks are no longer needed; they read as zeros from now on. Durable after a flush.
+    /// Deallocates the blocks; they read as zeros from now on. Durable after a flush.
     fn discard(&self, range: BlockRange) -> Call<'_, Result<()>>;
 
     /// Makes the blocks read as zeros, without a payload of zeros.
     fn write_zeroes(&self, range: BlockRange, mode: ZeroMode, durability: Durability)
     -> Call<'_, Result<()>>;
 
-    /// Says what is known about a range: extents in order that cover it without gap or overlap, or only a
-    /// beginning of it (never nothing of a range that isn't empty), so that the answer stays bounded. A
-    /// device that doesn't know says that everything may be data.
+    /// Returns the state of a range: extents in order that cover it without gap or overlap, or cover only its
+    /// beginning, so that the answer stays bounded. For a range that isn't empty there is at least one extent. The
+    /// default reports all blocks as data.
     fn extents(&self, range: BlockRange) -> Call<'_, Result<Vec<Extent>>> {
         let checked = self.geometry().check(range);
         let state = ExtentState::Data;

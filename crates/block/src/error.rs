@@ -1,25 +1,25 @@
 //! The one error type of the I/O path.
 //!
-//! A variant means what the POSIX error of the same name means, so that every door can say it in its own
-//! protocol's words and `errno` survives a trip through the stack. The text names the thing, the value,
-//! what was expected and what to do.
+//! A variant has the meaning of the POSIX error of the same name, so that every door translates it to its own protocol
+//! and `errno` passes through the stack unchanged. The text names the object, the value, what was expected and what to
+//! do.
 
 use std::borrow::Cow;
 
-/// The result of anything on the I/O path.
+/// Result of a call on the I/O path.
 pub type Result<T, E = Error> = std::result::Result<T, E>;
 
-/// The text of an [`Error`].
+/// Text of an [`Error`].
 pub type Detail = Cow<'static, str>;
 
 macro_rules! errors {
     ($($(#[$doc:meta])* $variant:ident = $errno:ident, $constructor:ident, $meaning:literal;)*) => {
-        /// What went wrong, and the words that explain it.
+        /// Error of the I/O path: a kind and a text.
         #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
         #[non_exhaustive]
         pub enum Error {
             $($(#[$doc])* #[error("{0} ({meaning})", meaning = $meaning)] $variant(Detail),)*
-            /// An error of the kernel's that has no variant of its own: its number, and what was being done.
+            /// Error of the kernel without a variant of its own: its number and the operation.
             #[error("{1} (errno {0})")]
             Os(i32, Detail),
         }
@@ -33,7 +33,7 @@ macro_rules! errors {
                 }
             )*
 
-            /// The POSIX error number of this error.
+            /// POSIX error number of this error.
             pub fn errno(&self) -> i32 {
                 match self {
                     $(Error::$variant(_) => libc::$errno,)*
@@ -41,7 +41,7 @@ macro_rules! errors {
                 }
             }
 
-            /// The text, without the meaning that `Display` puts behind it.
+            /// Text without the meaning that `Display` appends.
             pub fn detail(&self) -> &str {
                 match self {
                     $(Error::$variant(detail) => detail,)*
@@ -49,7 +49,7 @@ macro_rules! errors {
                 }
             }
 
-            /// The same kind of error with other words, for a layer that knows more than the one below it.
+            /// Returns the same kind of error with another text, for a layer that knows more than the one below it.
             #[cold]
             pub fn with_detail(&self, detail: impl Into<Detail>) -> Self {
                 match self {
@@ -58,7 +58,7 @@ macro_rules! errors {
                 }
             }
 
-            /// The error that this POSIX error number stands for.
+            /// Returns the error of this POSIX error number.
             #[cold]
             pub fn from_errno(errno: i32, detail: impl Into<Detail>) -> Self {
                 match errno {
@@ -71,37 +71,37 @@ macro_rules! errors {
 }
 
 errors! {
-    /// EIO: the medium failed; nothing is known about the data that was asked for or written.
+    /// EIO: the medium failed; nothing is known about the data that was to be read or written.
     Io = EIO, io, "input/output error";
-    /// EBADMSG: data was read, but its checksum or form says that it isn't what was written.
+    /// EBADMSG: data was read, but its checksum or format shows that it isn't what was written.
     Corrupt = EBADMSG, corrupt, "corrupt data";
-    /// ENOSPC: there is no room; reads, deletes and cleaning still work.
+    /// ENOSPC: there is no free space; reads, deletes and cleaning still work.
     NoSpace = ENOSPC, no_space, "no space left";
     /// EINVAL: the call itself is wrong: out of range, unaligned, a bad value.
     Invalid = EINVAL, invalid, "invalid argument";
-    /// ESPIPE: an append named an offset that isn't the write pointer of its zone; the text has the write pointer.
+    /// ESPIPE: an append named an offset other than the write pointer of its zone; the text has the write pointer.
     Misplaced = ESPIPE, misplaced, "not at the write pointer";
-    /// EROFS: the device takes no writes, by configuration or because it had to stop taking them.
+    /// EROFS: the device accepts no writes, by configuration or after a failure.
     ReadOnly = EROFS, read_only, "read-only";
-    /// EOPNOTSUPP: this device, file system or kernel can't do that.
+    /// EOPNOTSUPP: the device, file system or kernel doesn't support the operation.
     Unsupported = EOPNOTSUPP, unsupported, "not supported";
     /// ENOENT: there is no such file, zone, export or name.
     NotFound = ENOENT, not_found, "not found";
-    /// EEXIST: it is there already.
+    /// EEXIST: the object exists already.
     AlreadyExists = EEXIST, already_exists, "already exists";
-    /// EBUSY: somebody else holds it, or a limit on concurrent use (open zones, writers) is reached.
+    /// EBUSY: the object is in use, or a limit on concurrent use (open zones, writers) is reached.
     Busy = EBUSY, busy, "busy";
     /// EACCES: the kernel doesn't allow it.
     PermissionDenied = EACCES, permission_denied, "permission denied";
-    /// ETIMEDOUT: it did not happen in the time that was given.
+    /// ETIMEDOUT: the operation did not complete within its time limit.
     TimedOut = ETIMEDOUT, timed_out, "timed out";
-    /// ECANCELED: the caller, or the end of the runtime, stopped it.
+    /// ECANCELED: the caller, or the end of the runtime, cancelled the operation.
     Cancelled = ECANCELED, cancelled, "cancelled";
-    /// ECONNRESET: the peer is gone.
+    /// ECONNRESET: the peer closed the connection.
     Disconnected = ECONNRESET, disconnected, "disconnected";
-    /// EPROTO: the peer, or the bytes on the medium, don't speak the format that was expected.
+    /// EPROTO: the peer, or the bytes on the medium, don't follow the expected format.
     Protocol = EPROTO, protocol, "protocol error";
-    /// ENOMEM: a budget of memory is used up.
+    /// ENOMEM: a memory limit is reached.
     OutOfMemory = ENOMEM, out_of_memory, "out of memory";
     /// EOVERFLOW: a number doesn't fit its field.
     Overflow = EOVERFLOW, overflow, "value too large";
@@ -110,7 +110,7 @@ errors! {
 }
 
 impl Error {
-    /// From an error of the standard library, with what was being done to what.
+    /// Converts an error of the standard library; `doing` names the operation and its object.
     #[cold]
     pub fn from_io(error: &std::io::Error, doing: &str) -> Self {
         let detail = format!("{doing}: {error}");
@@ -126,7 +126,7 @@ impl Error {
         }
     }
 
-    /// The same error with `what: ` put before its text.
+    /// Returns the same error with `what: ` before its text.
     #[cold]
     pub fn in_context(&self, what: impl std::fmt::Display) -> Self {
         self.with_detail(format!("{what}: {}", self.detail()))

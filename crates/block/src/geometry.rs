@@ -1,4 +1,4 @@
-//! What a device or a set of zones says about itself before it is used.
+//! Geometry of a device or a set of zones: sizes, limits and guarantees.
 
 use crate::address::{BlockCount, BlockIndex, BlockRange, ByteOffset, ZoneAddress};
 use crate::error::{Error, Result};
@@ -23,22 +23,22 @@ impl BlockSize {
         Err(Error::invalid(format!("block size {bytes}: expected a power of two from 512 to 1048576 bytes")))
     }
 
-    /// In bytes.
+    /// Size in bytes.
     pub fn bytes(self) -> u64 {
         u64::from(self.0)
     }
 
-    /// The power of two.
+    /// Base-2 logarithm of the size.
     pub fn shift(self) -> u32 {
         self.0.trailing_zeros()
     }
 
-    /// Where a block begins.
+    /// Offset of a block, in bytes.
     pub fn offset_of(self, block: BlockIndex) -> ByteOffset {
         ByteOffset(block.0 << self.shift())
     }
 
-    /// How many bytes these blocks are.
+    /// Size of `count` blocks, in bytes.
     pub fn bytes_of(self, count: BlockCount) -> u64 {
         count.0 << self.shift()
     }
@@ -56,15 +56,15 @@ impl fmt::Display for BlockSize {
     }
 }
 
-/// The shape and the promises of a [`Device`](crate::Device).
+/// Sizes and guarantees of a [`Device`](crate::Device).
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct DeviceGeometry {
-    /// The unit in which the device is addressed.
+    /// Addressing unit of the device.
     pub block_size: BlockSize,
-    /// How many blocks there are.
+    /// Number of blocks.
     pub blocks: BlockCount,
-    /// A write of this many bytes, aligned to as many, is never torn by a power cut: a leaf promises a
-    /// sector (512 bytes), the log its block.
+    /// Size of a write that a power cut never tears if it is aligned to that size, in bytes: 512 for a leaf (a sector),
+    /// the block size for the log.
     pub atomic_write: u32,
     /// Whether an acknowledged write may be lost by a power cut until `flush` or FUA has returned.
     pub volatile_cache: bool,
@@ -73,12 +73,12 @@ pub struct DeviceGeometry {
 }
 
 impl DeviceGeometry {
-    /// The capacity in bytes.
+    /// Capacity in bytes.
     pub fn bytes(&self) -> u64 {
         self.block_size.bytes_of(self.blocks)
     }
 
-    /// All blocks.
+    /// Range of all blocks.
     pub fn whole(&self) -> BlockRange {
         BlockRange { start: BlockIndex(0), count: self.blocks }
     }
@@ -89,13 +89,13 @@ impl DeviceGeometry {
         match range.start.0.checked_add(range.count.0) {
             Some(end) if end <= self.blocks.0 => Ok(()),
             _ => Err(Error::invalid(format!(
-                "{} blocks at block {}: the device has {} blocks",
+                "{} blocks at block {}: out of range 0..{}",
                 range.count, range.start, self.blocks
             ))),
         }
     }
 
-    /// Checks that `bytes` bytes at block `at` are whole blocks inside the device, and says which.
+    /// Checks that `bytes` bytes at block `at` are whole blocks inside the device, and returns their range.
     #[inline]
     pub fn range(&self, at: BlockIndex, bytes: usize) -> Result<BlockRange> {
         let bytes = bytes as u64;
@@ -109,14 +109,14 @@ impl DeviceGeometry {
         self.check(range).map(|()| range)
     }
 
-    /// As [`range`](Self::range), and refuses where the device is read-only.
+    /// As [`range`](Self::range); an error if the device is read-only.
     #[inline]
     pub fn writable_range(&self, at: BlockIndex, bytes: usize) -> Result<BlockRange> {
         self.check_writable()?;
         self.range(at, bytes)
     }
 
-    /// Refuses where the device is read-only.
+    /// Returns an error if the device is read-only.
     #[inline]
     pub fn check_writable(&self) -> Result<()> {
         if self.read_only {
@@ -126,7 +126,7 @@ impl DeviceGeometry {
     }
 }
 
-/// When an append to a zone is safe from a power cut.
+/// Moment at which an append to a zone survives a power cut.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Durable {
     /// As soon as it is acknowledged.
@@ -137,16 +137,16 @@ pub enum Durable {
     OnFinish,
 }
 
-/// What is known about the old bytes of a zone once `reset` has returned; from weakest to strongest.
+/// Guarantee about the old contents of a zone once `reset` has returned; from weakest to strongest.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub enum EraseGuarantee {
-    /// Nothing: the zone can be written again, that is all.
+    /// No guarantee: the zone can be written again.
     None,
-    /// The store below was told that they are not needed (a hole was punched, an object deleted).
+    /// The store below was told that the contents are no longer needed (a hole punched, an object deleted).
     Deallocated,
-    /// They were overwritten or erased on the medium.
+    /// The contents were overwritten or erased on the medium.
     Erased,
-    /// The key that they were encrypted with is gone.
+    /// The encryption key of the contents was destroyed.
     Key,
 }
 
@@ -161,33 +161,33 @@ impl fmt::Display for EraseGuarantee {
     }
 }
 
-/// The shape and the promises of a [`Zones`](crate::Zones).
+/// Sizes, limits and guarantees of a [`Zones`](crate::Zones).
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct ZoneGeometry {
-    /// How many zones there are.
+    /// Number of zones.
     pub zones: u32,
-    /// The distance between two zones in the address space, in bytes; at least the capacity.
+    /// Distance between the starts of two zones in the address space, in bytes; at least the capacity.
     pub zone_size: u64,
-    /// How many bytes a zone takes.
+    /// Writable bytes of a zone.
     pub zone_capacity: u64,
-    /// Appends are multiples of this many bytes.
+    /// Unit of the length of an append, in bytes.
     pub append_granularity: u32,
-    /// Reads begin at, and are, multiples of this many bytes.
+    /// Unit of the offset and the length of a read, in bytes.
     pub read_granularity: u32,
-    /// The largest append, in bytes.
+    /// Largest append, in bytes.
     pub max_append: u64,
-    /// How many zones may be open at a time; 0 is no limit.
+    /// Limit of open zones; 0 is no limit.
     pub max_open: u32,
-    /// How many zones may be open or closed (begun and not finished) at a time; 0 is no limit.
+    /// Limit of active zones (open or closed: begun and not finished); 0 is no limit.
     pub max_active: u32,
-    /// When an append is safe.
+    /// Moment at which an append is durable.
     pub durable: Durable,
-    /// The strongest guarantee that `reset` can give.
+    /// Strongest guarantee that `reset` can give.
     pub erase: EraseGuarantee,
 }
 
 impl ZoneGeometry {
-    /// How many bytes all zones take together.
+    /// Capacity of all zones together, in bytes.
     pub fn capacity(&self) -> u64 {
         u64::from(self.zones) * self.zone_capacity
     }
@@ -197,7 +197,7 @@ impl ZoneGeometry {
         if zone.0 < self.zones {
             return Ok(());
         }
-        Err(Error::invalid(format!("zone {zone}: there are {} zones", self.zones)))
+        Err(Error::invalid(format!("zone {zone} out of range 0..{}", self.zones)))
     }
 
     /// Checks an append's length against granularity and limit.
@@ -227,7 +227,7 @@ impl ZoneGeometry {
         Ok(())
     }
 
-    /// Checks a read's place and length against granularity and capacity.
+    /// Checks a read's address and length against granularity and capacity.
     pub fn check_read(&self, at: ZoneAddress, bytes: usize) -> Result<()> {
         self.check_zone(at.zone)?;
         let (bytes, unit) = (bytes as u64, u64::from(self.read_granularity));

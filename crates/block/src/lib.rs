@@ -1,15 +1,15 @@
-//! The two contracts that everything in Siltstone is one or the other of, and what they are made of.
+//! The two contracts of Siltstone's parts, and the types that they use.
 //!
 //! - [`Device`]: a fixed number of blocks, read and written in place.
 //! - [`Zones`]: append-only zones, read anywhere, reset as a whole.
 //!
-//! A thing that implements a contract is a *part*: built once, shared by all shards ([`DevicePart`],
-//! [`ZonesPart`]), and opened once per shard into a *handle* (`Rc<dyn Device>`, `Rc<dyn Zones>`) that the I/O
-//! path calls. A call goes one way, from the door down to the leaf; nothing below knows what is above it.
+//! An implementation of a contract is a *part*: built once, shared by all shards ([`DevicePart`], [`ZonesPart`]), and
+//! opened once per shard into a *handle* (`Rc<dyn Device>`, `Rc<dyn Zones>`) that the I/O path calls. Calls go one way,
+//! from the door down to the leaf; a part doesn't know the parts above it.
 //!
-//! What lives here besides: addresses that can't be mixed up ([`address`]), buffers that travel by
-//! ownership ([`buffer`]), large zeroed memory ([`memory`]), the boxed future of a call that costs no allocation
-//! ([`Call`]), geometry, and the one error type. What is left to others: executing anything (`runtime`), storing anything (`disks`).
+//! The crate also has distinct address types ([`address`]), buffers passed by ownership ([`buffer`]), large zeroed
+//! memory ([`memory`]), the boxed future of a call that costs no allocation ([`Call`]), geometry, and the one error
+//! type. Execution is in the crate `runtime`, storage in `disks`.
 
 pub mod address;
 pub mod buffer;

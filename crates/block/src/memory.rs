@@ -1,10 +1,9 @@
-//! Large zeroed memory for structures that many threads read while some change them.
+//! Large zeroed memory for structures that many threads read and some change.
 //!
-//! [`GrowingWords`] promises atomic words, zero at first, that never move while more of them are made usable, so that
-//! they are reached without any table; in huge pages (2 MiB, by advice) behind the first [`HUGE_PAGE`] bytes, so that
-//! random reads of gigabytes don't miss the processor's table of pages each time. Memory is taken as it is touched.
-//! Where only some of it will be, whoever knows better asks for small pages, and for huge ones where it has filled up.
-//! What the words mean is left to others.
+//! [`GrowingWords`] are atomic words, zero at first, that never move when more of them are made usable, so no table is
+//! needed to reach them. After the first [`HUGE_PAGE`] bytes they are in huge pages (2 MiB, by advice), so that random
+//! reads of gigabytes miss the TLB less often. Memory is taken when it is first touched. A caller that touches only
+//! some of the words asks for small pages, and for huge pages where the words have filled up.
 #![allow(unsafe_code)] // Address space without memory, and huge pages, can only be had from the kernel itself.
 
 use crate::error::{Error, Result};
@@ -13,21 +12,21 @@ use std::ops::{Deref, Range};
 use std::ptr::NonNull;
 use std::sync::atomic::{AtomicU32, AtomicUsize, Ordering};
 
-/// The size of a huge page, in bytes.
+/// Size of a huge page, in bytes.
 pub const HUGE_PAGE: usize = 2 << 20;
 
-/// In whose multiples memory is given back, in bytes. A processor's small pages may be larger: then nothing smaller is.
+/// Unit in which memory is given back, in bytes. With larger small pages, the processor's page is the unit.
 const SMALL_PAGE: usize = 4096;
 
-/// What is made usable at least at a time, in bytes; a multiple of every processor's small pages.
+/// Smallest amount by which usable memory grows, in bytes; a multiple of every processor's small pages.
 const STEP: usize = 64 << 10;
 
-/// Zeroed words of which more can be made usable. Dereferences to those that are.
+/// Zeroed words that become usable step by step. Dereferences to the usable ones.
 pub struct GrowingWords {
     start: NonNull<AtomicU32>,
     usable: AtomicUsize,
     most: usize,
-    /// The address space: where it starts, and bytes.
+    /// Address space: start and length in bytes.
     reserved: (NonNull<u8>, usize),
 }
 
@@ -37,16 +36,16 @@ unsafe impl Send for GrowingWords {}
 unsafe impl Sync for GrowingWords {}
 
 impl GrowingWords {
-    /// Address space for at most so many words, none of them usable yet. It costs nothing but addresses.
+    /// Reserves address space for `most` words, none of them usable yet. Takes no memory.
     ///
     /// # Errors
-    /// [`Error::OutOfMemory`] if the process may not have as many addresses; [`Error::Invalid`] for no words.
+    /// [`Error::OutOfMemory`] if the process can't have that much address space; [`Error::Invalid`] for 0 words.
     pub fn reserve(most: usize) -> Result<Self> {
         Self::reserve_in(most, true)
     }
 
-    /// The same in small pages: memory is taken for those that are touched, until [`gather`](Self::gather) is asked for.
-    /// (A kernel whose `transparent_hugepage/enabled` is `always` takes huge ones all the same.)
+    /// As [`reserve`](Self::reserve), in small pages: only touched pages take memory, until [`gather`](Self::gather) is
+    /// called. (A kernel whose `transparent_hugepage/enabled` is `always` uses huge pages nevertheless.)
     ///
     /// # Errors
     /// As [`reserve`](Self::reserve).
@@ -65,7 +64,7 @@ impl GrowingWords {
         // SAFETY: asks for addresses wherever the kernel likes.
         let mapping = unsafe { libc::mmap(std::ptr::null_mut(), length, libc::PROT_NONE, flags, -1, 0) };
         let reserved = NonNull::new(mapping.cast::<u8>()).filter(|_| mapping != libc::MAP_FAILED);
-        let reserved = reserved.ok_or_else(|| failed(bytes, "reserving addresses"))?;
+        let reserved = reserved.ok_or_else(|| failed(bytes, "reserving address space"))?;
         // SAFETY: a huge page more than needed was mapped, and less than one is skipped.
         let start = unsafe { reserved.add(reserved.as_ptr().align_offset(HUGE_PAGE)) };
         let huge = bytes.next_multiple_of(STEP).saturating_sub(HUGE_PAGE);
@@ -81,8 +80,8 @@ impl GrowingWords {
         })
     }
 
-    /// Makes at least the first `count` words usable. Calls of several threads must not overlap, or may make fewer
-    /// usable.
+    /// Makes at least the first `count` words usable. Calls of several threads must not overlap: the words usable at
+    /// the end may be fewer.
     ///
     /// # Errors
     /// [`Error::OutOfMemory`] if there is no address space or no memory for them.
@@ -92,14 +91,17 @@ impl GrowingWords {
             return Ok(());
         }
         if count > self.most {
-            let text = format!("memory for {count} words: there are addresses for {} at most", self.most);
+            let text = format!(
+                "memory for {count} words: expected at most {}, the reserved address space",
+                self.most
+            );
             return Err(Error::out_of_memory(text));
         }
         // Half as much again, up to 64 MiB at a time, so that the kernel is called rarely.
         let more = (usable / 2).min(16 << 20);
         let count = count.max(usable + more).next_multiple_of(STEP / size_of::<AtomicU32>()).min(self.most);
         let bytes = count * size_of::<AtomicU32>();
-        // SAFETY: inside our own mapping, from its aligned start; whoever uses it already keeps what it has.
+        // SAFETY: inside our own mapping, from its aligned start; users of the usable words keep their contents.
         let result =
             unsafe { libc::mprotect(self.start.as_ptr().cast(), bytes, libc::PROT_READ | libc::PROT_WRITE) };
         if result != 0 {
@@ -109,29 +111,30 @@ impl GrowingWords {
         Ok(())
     }
 
-    /// How many words it was reserved for.
+    /// Number of words reserved.
     pub fn most(&self) -> usize {
         self.most
     }
 
-    /// Puts these words into huge pages, whole ones inside of the range, those that weren't touched yet included; some of
-    /// each must have been. Says whether that was done: else they are as they were. Takes 0.4 ms per huge page or more,
-    /// in which whoever touches it waits. (MADV_COLLAPSE, Linux 6.1.)
+    /// Collapses the whole huge pages inside this range into huge pages, including words that weren't touched yet; some
+    /// of each page must have been. Returns whether the kernel did; otherwise the words are unchanged. Takes 0.4 ms or
+    /// more per huge page, during which accesses to it wait. (MADV_COLLAPSE, Linux 6.1.)
     pub fn gather(&self, words: Range<usize>) -> bool {
         // SAFETY: whole pages inside our own mapping that are usable. They keep what they hold, for readers at the same
         // time as well.
         self.in_huge_pages(words, |start, bytes| unsafe { libc::madvise(start, bytes, libc::MADV_COLLAPSE) })
     }
 
-    /// Takes these words in huge pages, whole ones inside of the range, when they are touched for the first time: none of
-    /// them may have been. Says whether the kernel may do so; from then on it does. (MADV_HUGEPAGE.)
+    /// Requests huge pages for the whole huge pages inside this range, none of whose words may have been touched.
+    /// Returns whether the kernel accepts; it then takes a huge page at the first access. (MADV_HUGEPAGE.)
     pub fn expect(&self, words: Range<usize>) -> bool {
         // SAFETY: whole pages inside our own mapping that are usable. It changes how memory is taken, not what it holds.
         self.in_huge_pages(words, |start, bytes| unsafe { libc::madvise(start, bytes, libc::MADV_HUGEPAGE) })
     }
 
-    /// Takes the memory of these words, of whole huge pages inside of the range, if they haven't any: so that nobody waits
-    /// for it later who holds a lock. Other threads may use them at the same time. (MADV_POPULATE_WRITE, Linux 5.14.)
+    /// Allocates the memory of the whole huge pages inside this range, if they have none, so that no later access waits
+    /// for it while it holds a lock. Other threads may use the words at the same time. (MADV_POPULATE_WRITE, Linux
+    /// 5.14.)
     pub fn take(&self, words: Range<usize>) {
         // SAFETY: as above; what is there stays as it is, and what isn't is zero, as if it were touched.
         self.in_huge_pages(words, |start, bytes| unsafe {
@@ -139,8 +142,8 @@ impl GrowingWords {
         });
     }
 
-    /// Calls this with where the whole huge pages inside of a range begin and how long they are, in bytes, if there are
-    /// any; says whether it returned 0.
+    /// Calls `call` with start and length, in bytes, of the whole huge pages inside this range, if there are any.
+    /// Returns whether it returned 0.
     fn in_huge_pages(&self, words: Range<usize>, call: impl FnOnce(*mut libc::c_void, usize) -> i32) -> bool {
         let page = HUGE_PAGE / size_of::<AtomicU32>();
         let (first, end) = (words.start.next_multiple_of(page), words.end.min(self.len()) / page * page);
@@ -150,8 +153,8 @@ impl GrowingWords {
                 == 0
     }
 
-    /// Gives back the memory of these words, whole small pages inside of the range: they are zero, and take none until they
-    /// are written to. Of a huge page that isn't given back as a whole the kernel may keep the rest for a while.
+    /// Frees the memory of the whole small pages inside this range: their words are zero and take no memory until they
+    /// are written. If only a part of a huge page is freed, the kernel may keep the rest for a while.
     pub fn forget(&self, words: Range<usize>) {
         let page = SMALL_PAGE / size_of::<AtomicU32>();
         let (first, end) = (words.start.next_multiple_of(page), words.end.min(self.len()) / page * page);
@@ -163,13 +166,13 @@ impl GrowingWords {
         }
     }
 
-    /// As [`prefetch`], of the usable words.
+    /// As [`prefetch`], for the usable words.
     #[inline]
     pub fn prefetch(&self, word: usize) {
         prefetch(self, word);
     }
 
-    /// How much memory the first `count` words take at most once they have been touched, in bytes.
+    /// Upper bound of the memory of the first `count` words once they have been touched, in bytes.
     pub fn bytes_for(count: u64) -> u64 {
         let bytes = count * size_of::<AtomicU32>() as u64;
         if bytes <= HUGE_PAGE as u64 {
@@ -180,7 +183,7 @@ impl GrowingWords {
     }
 }
 
-/// Asks the processor to have a word at hand soon, without waiting for it. Nothing happens where there is none.
+/// Prefetches a word into the processor's cache. An index out of range is ignored.
 #[inline]
 pub fn prefetch(words: &[AtomicU32], word: usize) {
     if let Some(word) = words.get(word) {
@@ -207,7 +210,7 @@ impl Deref for GrowingWords {
     #[inline]
     fn deref(&self) -> &[AtomicU32] {
         // SAFETY: `usable` words lie inside the mapping from `start` on, aligned to a page, and were made readable
-        // and writable before `usable` said so; the kernel's zeros are valid words, and nobody touches them but
+        // and writable before `usable` said so; the kernel's zeros are valid words, and nothing touches them but
         // through this slice.
         unsafe { std::slice::from_raw_parts(self.start.as_ptr(), self.usable.load(Ordering::Acquire)) }
     }
@@ -215,7 +218,7 @@ impl Deref for GrowingWords {
 
 impl Drop for GrowingWords {
     fn drop(&mut self) {
-        // SAFETY: our own mapping, and nobody uses it any more.
+        // SAFETY: our own mapping, and nothing uses it any more.
         unsafe { libc::munmap(self.reserved.0.as_ptr().cast(), self.reserved.1) };
     }
 }

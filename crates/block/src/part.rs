@@ -1,4 +1,4 @@
-//! What is built once, from a stack file, and shared by all shards.
+//! Parts: built once, from a stack file, and shared by all shards.
 
 use crate::call::Call;
 use crate::device::Device;
@@ -8,39 +8,38 @@ use crate::zones::Zones;
 use std::rc::Rc;
 use std::sync::Arc;
 
-/// What a part says about itself: a JSON object, for people through a table and for machines as it is.
+/// Status of a part: a JSON object, shown to operators as a table and to programs as it is.
 pub type Status = serde_json::Map<String, serde_json::Value>;
 
-/// What every part can do, whichever contract it implements. Called from any shard.
+/// Operations of every part, whichever contract it implements. Called from any shard.
 pub trait Part: Send + Sync {
-    /// The word by which a stack names this kind of part: `file`, `cache`, `log`.
+    /// Name of this kind of part in a stack: `file`, `cache`, `log`.
     fn kind(&self) -> &'static str;
 
-    /// Counters and state as they are now, the same on every shard: a part whose state belongs to one shard asks there.
-    /// Cheap, and never waits for I/O. A part that is closed, or whose shard has ended, may say no more than that, as
-    /// `error`.
+    /// Returns the present counters and state, the same on every shard: a part whose state belongs to one shard asks
+    /// there. Cheap, and never waits for I/O. A part that is closed, or whose shard has ended, may return `error`
+    /// alone.
     fn status(&self) -> Call<'_, Status> {
         Call::ready(Status::new())
     }
 
-    /// Carries out an operator's message, as `dmsetup message` does (`flush`, `clear_stats`), and returns
-    /// what there is to say about it. A part that doesn't know the message returns
-    /// [`Error::Unsupported`] naming it.
+    /// Carries out an operator's message, as `dmsetup message` does (`flush`, `clear_stats`), and returns the answer. A
+    /// part that doesn't know the message returns [`Error::Unsupported`] naming it.
     fn message<'a>(&'a self, message: &'a str) -> Call<'a, Result<String>> {
         Call::new(async move {
             Err(Error::unsupported(format!("message \"{message}\": {} takes no messages", self.kind())))
         })
     }
 
-    /// The last call, on one shard, after every handle has been dropped: makes everything durable that was acknowledged,
-    /// flushed or not, and notes a clean stop.
+    /// Makes all acknowledged changes durable, flushed or not, and records a clean stop. The last call, on one shard,
+    /// after every handle has been dropped.
     ///
     /// Parts are closed from the top of the stack down. Once this and the same call of all parts below have returned
-    /// `Ok`, a power cut loses nothing. So a part that only passes calls on has nothing to do here; one that holds
-    /// something back hands it down, and one whose note of a clean stop relies on what lies below flushes that first.
+    /// `Ok`, a power cut loses nothing. A part that only passes calls on does nothing here. One that holds changes back
+    /// hands them down. One whose record of a clean stop relies on the parts below flushes those first.
     ///
     /// # Errors
-    /// What may not be durable, and why. Nothing can be done about it any more but to open the part again.
+    /// The changes that may not be durable, and why. The only remedy is to open the part again.
     fn close(&self) -> Call<'_, Result<()>> {
         Call::ready(Ok(()))
     }
@@ -48,10 +47,10 @@ pub trait Part: Send + Sync {
 
 /// A part that is a device.
 pub trait DevicePart: Part {
-    /// The shape, before any handle is opened.
+    /// Geometry, before any handle is opened.
     fn geometry(&self) -> &DeviceGeometry;
 
-    /// Opens a handle for the shard that calls. A shard opens a part once and shares the handle.
+    /// Opens a handle for the calling shard. A shard opens a part once and shares the handle.
     fn open(&self) -> Call<'_, Result<Rc<dyn Device>>>;
 
     /// Number of bytes that this device holds in a cache and has not yet written to the device that it caches; `None` without such a
@@ -60,8 +59,9 @@ pub trait DevicePart: Part {
         None
     }
 
-    /// An earlier version of the device, or another one that began as a copy, by the name that it was given when it was
-    /// made. It is closed before this part is. A part that keeps no versions returns [`Error::Unsupported`].
+    /// Returns an earlier version of the device, or another one that began as a copy, by the name that it was given
+    /// when it was created. It is closed before this part is. A part that keeps no versions returns
+    /// [`Error::Unsupported`].
     fn version<'a>(&'a self, name: &'a str) -> Call<'a, Result<Arc<dyn DevicePart>>> {
         Call::new(async move {
             Err(Error::unsupported(format!(
@@ -74,9 +74,9 @@ pub trait DevicePart: Part {
 
 /// A part that is a set of zones.
 pub trait ZonesPart: Part {
-    /// The shape, before any handle is opened.
+    /// Geometry, before any handle is opened.
     fn geometry(&self) -> &ZoneGeometry;
 
-    /// Opens a handle for the shard that calls. A shard opens a part once and shares the handle.
+    /// Opens a handle for the calling shard. A shard opens a part once and shares the handle.
     fn open(&self) -> Call<'_, Result<Rc<dyn Zones>>>;
 }

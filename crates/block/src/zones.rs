@@ -7,15 +7,15 @@ use crate::device::ReadOutcome;
 use crate::error::Result;
 use crate::geometry::{EraseGuarantee, ZoneGeometry};
 
-/// State of a zone: those of the zone state machine of the NVM Express Zoned Namespace Command Set Specification, revision
-/// 1.1, and [`Interrupted`](Self::Interrupted), which that has not.
+/// State of a zone: the zone state machine of the NVM Express Zoned Namespace Command Set Specification, revision 1.1,
+/// and [`Interrupted`](Self::Interrupted), which the specification doesn't have.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum ZoneState {
     /// Reset, and neither opened nor appended to since.
     Empty,
-    /// Opened by an append; takes more. Counts against `max_open` and `max_active`.
+    /// Opened by an append; accepts appends. Counts against `max_open` and `max_active`.
     ImplicitlyOpen,
-    /// Opened by [`Zones::open`]; takes appends. Counts against `max_open` and `max_active`.
+    /// Opened by [`Zones::open`]; accepts appends. Counts against `max_open` and `max_active`.
     ExplicitlyOpen,
     /// Begun, and not open: closed by [`Zones::close`], or open at a clean stop. An append opens it again and goes on at the
     /// write pointer. Counts against `max_active`.
@@ -23,11 +23,11 @@ pub enum ZoneState {
     /// Begun before an unclean stop, or left with a hole by an append, a finish or a reset that failed: readable, and to be
     /// scanned, finished or reset, never continued. Counts against `max_active`.
     Interrupted,
-    /// Takes no more appends.
+    /// Accepts no more appends.
     Full,
-    /// The medium takes no more writes here; what is there can be read.
+    /// The medium accepts no more writes to the zone; its contents can be read.
     ReadOnly,
-    /// The medium lost it.
+    /// The medium lost the contents of the zone.
     Offline,
 }
 
@@ -43,18 +43,18 @@ impl ZoneState {
     }
 }
 
-/// What is known about one zone.
+/// State of one zone.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct ZoneReport {
-    /// Which zone.
+    /// Index of the zone.
     pub zone: ZoneIndex,
-    /// Where it is in its life.
+    /// State in the zone state machine.
     pub state: ZoneState,
-    /// Nothing was appended at this offset or behind it, in bytes; places of appends in flight are below it. For an
-    /// [`Interrupted`](ZoneState::Interrupted) zone only an upper bound, and there may be holes below it.
+    /// Upper bound of the appended bytes: nothing was appended from this offset on, and appends in flight end below it.
+    /// In an [`Interrupted`](ZoneState::Interrupted) zone there may be holes below it.
     pub write_pointer: u64,
-    /// How many times the zone has been reset; every record carries it, so that what was there before a
-    /// reset never validates again.
+    /// Generation: raised by every reset of the zone. Every record carries it, so that a record from before a reset is
+    /// never valid afterwards.
     pub generation: u64,
 }
 
@@ -90,12 +90,13 @@ pub trait Zones {
     /// opened implicitly.
     fn append(&self, zone: ZoneIndex, payload: Payload) -> Call<'_, Result<ZoneAddress>>;
 
-    /// Appends the payload as [`append`](Self::append) does, at this address and nowhere else. The address must be the write
-    /// pointer of its zone, behind the places of all appends in flight.
+    /// Appends the payload as [`append`](Self::append) does, at exactly this address. The address must be the write
+    /// pointer of its zone, after all appends in flight.
     ///
     /// # Errors
-    /// [`Error::Misplaced`](crate::Error::Misplaced) with the write pointer if it is elsewhere. Nothing has been written then,
-    /// and the zone's state is as before, except that a zone that was empty or closed may have been opened implicitly.
+    /// [`Error::Misplaced`](crate::Error::Misplaced) with the write pointer if it differs. Nothing has been written
+    /// then, and the zone's state is as before, except that a zone that was empty or closed may have been opened
+    /// implicitly.
     fn append_at(&self, at: ZoneAddress, payload: Payload) -> Call<'_, Result<()>>;
 
     /// Opens a zone explicitly that is empty, closed or implicitly open. Opening an explicitly open zone does nothing.
@@ -104,8 +105,8 @@ pub trait Zones {
     /// [`Error::Busy`](crate::Error::Busy) where `max_open` or `max_active` is reached; the zone is as it was.
     fn open(&self, zone: ZoneIndex) -> Call<'_, Result<()>>;
 
-    /// Closes an open zone: it no longer counts against `max_open`. Appends in flight land in it all the same. Closing a
-    /// closed zone does nothing.
+    /// Closes an open zone: it no longer counts against `max_open`. Appends in flight still complete. Closing a closed
+    /// zone does nothing.
     fn close(&self, zone: ZoneIndex) -> Call<'_, Result<()>>;
 
     /// Fills the buffer from this address on.
@@ -115,25 +116,25 @@ pub trait Zones {
     /// finish it finishes them.
     fn flush<'a>(&'a self, zones: &'a [ZoneIndex]) -> Call<'a, Result<()>>;
 
-    /// Ends a zone: it takes no more appends, and what it has is durable when this returns. Appends that are
-    /// in flight complete first. Finishing a full zone does nothing.
+    /// Finishes a zone: it accepts no more appends, and its contents are durable when this returns. Appends in flight
+    /// complete first. Finishing a full zone does nothing.
     fn finish(&self, zone: ZoneIndex) -> Call<'_, Result<()>>;
 
-    /// Empties a zone and raises its generation, which is returned, durably. Appends in flight complete first
-    /// and are gone. The caller makes sure that nobody reads it.
+    /// Resets a zone, which empties it, and durably raises its generation, which is returned. Appends in flight
+    /// complete first and are lost. The caller makes sure that no reader uses the zone.
     fn reset(&self, zone: ZoneIndex, erase: EraseGuarantee) -> Call<'_, Result<u64>>;
 
-    /// Takes the space for the next `bytes` of appends to a zone, where the medium below takes space when it is first written:
-    /// a file with holes. Fewer where the zone has less left. No append to the zone is in flight meanwhile. The default
-    /// does nothing.
+    /// Allocates space for the next `bytes` of appends to a zone, if the medium below allocates space at the first
+    /// write (a file with holes). Allocates less if the zone has less left. No append to the zone is in flight
+    /// meanwhile. The default does nothing.
     ///
     /// # Errors
-    /// [`Error::NoSpace`](crate::Error::NoSpace) where the medium has none; some of it may have been taken.
+    /// [`Error::NoSpace`](crate::Error::NoSpace) if the medium has no free space; a part of it may have been allocated.
     fn reserve(&self, zone: ZoneIndex, bytes: u64) -> Call<'_, Result<()>> {
         let _ = (zone, bytes);
         Call::ready(Ok(()))
     }
 
-    /// What is known about `count` zones from `first` on; fewer at the end of the device.
+    /// Returns the state of `count` zones from `first` on; fewer at the end of the device.
     fn report(&self, first: ZoneIndex, count: u32) -> Call<'_, Result<Vec<ZoneReport>>>;
 }

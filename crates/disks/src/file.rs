@@ -1,14 +1,14 @@
 //! A regular file or a block device as a device.
 //!
-//! Reads and writes go around the page cache (O_DIRECT) where the file system has that; `flush` is fdatasync,
-//! FUA is `RWF_DSYNC`, discard punches a hole. After a failed flush or FUA write the device takes no more of them
+//! Reads and writes bypass the page cache (O_DIRECT) if the file system supports it; `flush` is fdatasync, FUA is
+//! `RWF_DSYNC`, discard punches a hole. After a failed flush or FUA write the device accepts no more of them
 //! (`durability`).
 //!
-//! The file is opened by its path once, locked (`flock`), and all that is done to it goes to the file that was locked: handles open
-//! it again through that descriptor. It stays locked as long as the part lives, so that two stacks don't write to one disk. A block
-//! device is also claimed (O_EXCL), which refuses one that is mounted, and mounting one that is open. A file that is only read is
-//! locked together with other readers, and a block device isn't claimed: what is mounted may be looked at. A stack locks all its
-//! files before it changes the first; one that has a file twice is refused before anything is opened.
+//! The file is opened by its path once and locked (`flock`); handles open the locked file again through that descriptor. It
+//! stays locked while the part exists, so that two stacks don't write to one disk. A block device is also claimed (O_EXCL):
+//! opening fails if it is mounted, and mounting fails while it is open. A read-only file is locked together with other
+//! readers, and a read-only block device isn't claimed, so a mounted one may be read. A stack locks all its files before it
+//! changes the first; one that has a file twice is refused before anything is opened.
 
 mod durability;
 mod handle;
@@ -29,14 +29,18 @@ pub const KIND: Kind = Kind {
     contract: Contract::Device,
     summary: "a regular file or a block device",
     keys: &[
-        Key::required("path", ValueKind::Path, "the file; made, with a hole of `size`, if it isn't there")
-            .positional(),
-        Key::optional("size", ValueKind::Size, "the capacity; the file's length if left out"),
+        Key::required(
+            "path",
+            ValueKind::Path,
+            "path of the file; created with a hole of `size` if it doesn't exist",
+        )
+        .positional(),
+        Key::optional("size", ValueKind::Size, "capacity; default: the file's length"),
         size::BLOCK_SIZE,
         Key::optional(
             "direct",
             ValueKind::Choice(&["auto", "on", "off"]),
-            "around the page cache (O_DIRECT)",
+            "bypass the page cache (O_DIRECT)",
         )
         .or("auto"),
         Key::optional("read_only", ValueKind::Bool, "refuse every write").or("false"),
@@ -66,7 +70,7 @@ enum Direct {
     Off,
 }
 
-/// What the stack says.
+/// Settings from the stack.
 #[derive(Debug, Clone)]
 struct Settings {
     path: PathBuf,
@@ -76,7 +80,7 @@ struct Settings {
     read_only: bool,
 }
 
-/// What a name stands for, if for anything.
+/// Type and size of the file at a path; `None` if there is none.
 fn existing(path: &Path) -> Result<Option<Metadata>> {
     match metadata(path) {
         Ok(found) => Ok(Some(found)),
@@ -101,14 +105,14 @@ impl Settings {
         })
     }
 
-    /// The capacity, as far as it can be told without opening; refuses what can't fit.
+    /// Capacity, if it is known without opening; refuses a size that can't fit.
     fn planned_bytes(&self, arguments: &Arguments) -> Result<Option<u64>> {
         if let Some(size) = self.size {
             size::blocks(arguments, "size", "size", size, self.block_size)?;
         }
         let Some(found) = existing(&self.path)? else { return Ok(self.size) };
         if found.is_directory || !(found.is_file || found.is_block_device) {
-            let text = format!("{} is neither a regular file nor a block device", self.path.display());
+            let text = format!("{}: neither a regular file nor a block device", self.path.display());
             return Err(arguments.refuse("path", text));
         }
         let Some(size) = self.size else {
@@ -132,29 +136,28 @@ impl Settings {
     }
 }
 
-/// The part: where the file is and how it is opened.
+/// The part: the locked file and how handles open it.
 pub struct FilePart {
     settings: Settings,
     geometry: DeviceGeometry,
     is_block_device: bool,
     shared: Arc<Shared>,
-    /// Holds the lock, and is synced.
+    /// Open file description that holds the lock and is synced.
     locked: SharedFile,
 }
 
-/// What the handles of all shards share.
+/// State that the handles of all shards share.
 #[derive(Default)]
 struct Shared {
     durability: FileDurability,
-    /// Whether the file was opened around the page cache.
+    /// Whether the file was opened with O_DIRECT.
     direct: AtomicBool,
-    /// Writes whose memory had to be copied because O_DIRECT couldn't take it.
+    /// Number of writes whose memory had to be copied because O_DIRECT couldn't take it.
     copied_writes: AtomicU64,
 }
 
 impl FilePart {
-    /// Opens, or makes, a file for the device that a stack would call `file(path, size=..)`, with blocks of
-    /// 4 KiB.
+    /// Opens, or creates, a file for the device that a stack would call `file(path, size=..)`, with blocks of 4 KiB.
     pub async fn open_path(path: &Path, size: Option<u64>) -> Result<Self> {
         let settings = Settings {
             path: path.to_path_buf(),
@@ -172,12 +175,12 @@ impl FilePart {
         Self::prepare(settings, locked, arguments.format()).await
     }
 
-    /// Makes the part of a file that is locked, or of a new one.
+    /// Builds the part on a locked file, or on a new one.
     async fn prepare(settings: Settings, locked: Option<SharedFile>, format: bool) -> Result<Self> {
         let path = &settings.path;
         if locked.is_none() && (settings.size.is_none() || settings.read_only) {
             return Err(Error::not_found(format!(
-                "{}: there is no such file, and it is made only with a size and without read_only",
+                "{}: no such file; to create it, give a size and leave read_only out",
                 path.display()
             )));
         }
@@ -190,7 +193,7 @@ impl FilePart {
         let found = file.metadata()?;
         if !(found.is_file || found.is_block_device) {
             return Err(Error::invalid(format!(
-                "{} is neither a regular file nor a block device",
+                "{}: neither a regular file nor a block device",
                 path.display()
             )));
         }
@@ -201,7 +204,7 @@ impl FilePart {
         {
             if length != 0 && !format {
                 return Err(Error::invalid(format!(
-                    "{} has {length} bytes, its size is said to be {size}: leave size out, or format it",
+                    "{} has {length} bytes: expected {size}, its size in the stack; leave size out, or format it (--format)",
                     path.display()
                 )));
             }
@@ -233,8 +236,8 @@ impl FilePart {
         Ok(FilePart { settings, geometry, is_block_device, shared: Arc::default(), locked })
     }
 
-    /// Opens the file around the page cache if that is wanted and possible; says which memory alignment its
-    /// transfers need (1 is none).
+    /// Opens the file with O_DIRECT if that is wanted and possible; returns the memory alignment that its transfers
+    /// need (1 is none).
     async fn open_file(&self) -> Result<(File, u32)> {
         let settings = &self.settings;
         let options = open_options(!settings.read_only);
@@ -243,7 +246,7 @@ impl FilePart {
                 Ok(opened) => return Ok(opened),
                 Err(error) if settings.direct == Direct::On => return Err(error),
                 // What `auto` promises, so no more than a note; `status` says it too.
-                Err(error) => tracing::debug!("not around the page cache: {error}"),
+                Err(error) => tracing::debug!("opening without O_DIRECT: {error}"),
             }
         }
         self.shared.direct.store(false, Ordering::Relaxed);
@@ -276,7 +279,7 @@ fn lock_for_stack(path: PathBuf, alone: bool) -> Call<'static, Result<Option<Loc
     Call::new(async move { Ok(lock(&path, alone).await?.map(|file| Box::new(file) as LockedFile)) })
 }
 
-/// Opens and locks a file: for writing and alone, or for reading. `None` if there is none.
+/// Opens and locks a file: for writing exclusively, or for reading. `None` if there is none.
 async fn lock(path: &Path, alone: bool) -> Result<Option<SharedFile>> {
     let Some(found) = existing(path)? else { return Ok(None) };
     let exclusive = alone && found.is_block_device;

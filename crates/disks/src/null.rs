@@ -1,5 +1,5 @@
-//! A device that keeps nothing: writes are taken and forgotten, reads are zeros. It shows what everything
-//! above it costs.
+//! A device that keeps nothing: writes are accepted and discarded, reads return zeros. It shows the cost of the layers
+//! above.
 
 use crate::{SECTOR, queued, size};
 use block::{
@@ -14,8 +14,8 @@ use std::sync::Arc;
 pub const KIND: Kind = Kind {
     name: "null",
     contract: Contract::Device,
-    summary: "takes everything, keeps nothing, reads zeros: shows what the layers above cost",
-    keys: &[Key::optional("size", ValueKind::Size, "the capacity").or("1TiB"), size::BLOCK_SIZE],
+    summary: "accepts writes, keeps nothing, reads zeros; shows the cost of the layers above",
+    keys: &[Key::optional("size", ValueKind::Size, "capacity").or("1TiB"), size::BLOCK_SIZE],
     messages: &[],
     shareable: true,
     example: "stats(null(size=1GiB))",
@@ -31,13 +31,13 @@ pub const KIND: Kind = Kind {
     },
 };
 
-/// The part: nothing but its geometry.
+/// The part: its geometry.
 pub struct NullPart {
     geometry: DeviceGeometry,
 }
 
 impl NullPart {
-    /// A device of this many bytes, which are rounded down to whole blocks.
+    /// Creates a device of this many bytes, rounded down to whole blocks.
     pub fn new(bytes: u64, block_size: BlockSize) -> Self {
         let blocks = block::BlockCount(bytes >> block_size.shift());
         let geometry = DeviceGeometry {

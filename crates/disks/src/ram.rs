@@ -1,8 +1,8 @@
-//! Memory of this process as a device: as fast as a device can be, and gone with the process.
+//! Memory of this process as a device: the fastest device, lost when the process ends.
 //!
-//! It has no volatile cache in the sense of the contract: a flush adds nothing to what a write has already
-//! done, and a power cut takes everything either way. It may be far larger than the machine's memory: what only zeros were
-//! written to takes none (`memory`), and a write that there is no memory for fails with "no space" (`budget`).
+//! It has no volatile cache in the sense of the contract: a flush adds nothing to a completed write, and a power cut
+//! loses everything either way. It may be far larger than the machine's memory: blocks to which only zeros were written
+//! take none (`memory`), and a write without memory for it fails with "no space" (`budget`).
 
 mod budget;
 mod copy;
@@ -23,13 +23,13 @@ use std::sync::Arc;
 pub const KIND: Kind = Kind {
     name: "ram",
     contract: Contract::Device,
-    summary: "memory of this process; gone when it ends",
+    summary: "memory of this process; lost when it ends",
     keys: &[
-        Key::required("size", ValueKind::Size, "the capacity; memory is taken as it is written").positional(),
+        Key::required("size", ValueKind::Size, "capacity; memory is taken when it is written").positional(),
         Key::optional(
             "limit",
             ValueKind::Size,
-            "the most memory that it takes; without it, all but a 32nd of the machine's",
+            "limit of the memory that it takes; default: all but 1/32 of the machine's",
         ),
         size::BLOCK_SIZE,
     ],
@@ -49,8 +49,8 @@ pub const KIND: Kind = Kind {
     },
 };
 
-/// Bytes that are zeroed in memory that is kept before other tasks run: writing them, and clearing pages that are new, takes
-/// some 100 us.
+/// Bytes that are zeroed in allocated memory before other tasks run: writing them, and clearing new pages, takes some
+/// 100 us.
 const KEPT_AT_ONCE: u64 = 1 << 20;
 
 /// The part: the memory and its geometry.
@@ -60,15 +60,16 @@ pub struct RamPart {
 }
 
 impl RamPart {
-    /// A device of this many bytes.
+    /// Creates a device of this many bytes.
     ///
     /// # Errors
-    /// [`Error::Invalid`] if they aren't whole blocks; [`Error::OutOfMemory`] if the kernel won't have it.
+    /// [`Error::Invalid`] if they aren't whole blocks; [`Error::OutOfMemory`] if the kernel has no address space for
+    /// them.
     pub fn new(bytes: u64, block_size: BlockSize) -> Result<Self> {
         Self::with_limit(bytes, block_size, None)
     }
 
-    /// A device of this many bytes, which takes at most `limit` bytes of memory.
+    /// Creates a device of this many bytes, which takes at most `limit` bytes of memory.
     ///
     /// # Errors
     /// As for [`new`](Self::new).
@@ -115,7 +116,7 @@ impl DevicePart for RamPart {
 struct Ram {
     geometry: DeviceGeometry,
     memory: Arc<Memory>,
-    /// Behind what was written last, in bytes.
+    /// End of the last write, in bytes.
     next: Cell<u64>,
 }
 
@@ -143,7 +144,7 @@ impl Ram {
     }
 }
 
-/// Bytes that are still to be zeroed.
+/// Rest of a range that is being zeroed.
 struct Zeroing {
     at: u64,
     end: u64,
@@ -151,7 +152,7 @@ struct Zeroing {
 }
 
 impl Zeroing {
-    /// Zeroes so much as takes well below a millisecond. Returns the rest, if there is any.
+    /// Zeroes as much as takes well below a millisecond. Returns the rest, if there is any.
     fn step(self, memory: &Memory) -> Result<Option<Self>> {
         let Zeroing { at, end, mode } = self;
         let done = match mode {

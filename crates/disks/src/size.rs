@@ -1,18 +1,18 @@
-//! The keys `size` and `block_size`, which all leaves have.
+//! The keys `size` and `block_size` of all leaves.
 
 use block::{BlockCount, BlockSize, Result};
 use stack::{Arguments, Key, ValueKind, format_size};
 
 pub(crate) const BLOCK_SIZE: Key =
-    Key::optional("block_size", ValueKind::Size, "the unit of addressing, 512 to 1MiB").or("4KiB");
+    Key::optional("block_size", ValueKind::Size, "unit of addressing, 512 to 1MiB").or("4KiB");
 
-/// The block size that was asked for.
+/// Block size that the stack gives.
 pub(crate) fn block_size(arguments: &Arguments) -> Result<BlockSize> {
     let bytes = arguments.size("block_size")?;
     BlockSize::new(bytes).map_err(|error| arguments.refuse("block_size", error.detail().to_string()))
 }
 
-/// The keys `size` and `block_size` of a leaf whose capacity is what the stack says.
+/// Capacity and block size that the stack gives.
 pub(crate) fn capacity(arguments: &Arguments) -> Result<(u64, BlockSize)> {
     let block_size = block_size(arguments)?;
     let bytes = arguments.size("size")?;
@@ -20,7 +20,7 @@ pub(crate) fn capacity(arguments: &Arguments) -> Result<(u64, BlockSize)> {
     Ok((bytes, block_size))
 }
 
-/// How many blocks this many bytes are; refused, at `key`, if it isn't a whole number of at least one.
+/// Number of blocks of `bytes` bytes; an error at `key` unless it is a whole number of at least 1.
 pub(crate) fn blocks(
     arguments: &Arguments,
     key: &'static str,

@@ -1,8 +1,8 @@
-//! Calls that are carried to their end although nobody waits any more.
+//! Calls that complete although their caller no longer waits.
 //!
-//! What has begun to change several things (an append that has reserved its place, a write that goes to two devices) must
-//! end whatever its caller does: else others would wait for ever for something that nobody drives. A
-//! task per call would do it and cost 110 ns each; here only a call that is dropped in the middle becomes a task.
+//! A call that changes several things in steps (an append that has reserved its offset, a write that goes to two
+//! devices) must end even if its caller drops it: otherwise other calls wait for ever for its remaining steps. A task
+//! per call would cost 110 ns each; here a call becomes a task only if it is dropped before its end.
 
 use crate::task_group::{GroupMember, TaskGroup};
 use block::Call;
@@ -16,7 +16,7 @@ pub fn carry<'a, T: 'static>(future: impl Future<Output = T> + 'static) -> Call<
     Call::new(Carried { call: Some(Call::new(future)), begun: false, member: None })
 }
 
-/// The same for a call that is a member of a group, from now on until it has ended or is dropped without having begun.
+/// As [`carry`], for a call that is a member of a group, from now on until it has ended or is dropped before it began.
 pub fn carry_in<'a, T: 'static>(group: &TaskGroup, future: impl Future<Output = T> + 'static) -> Call<'a, T> {
     Call::new(Carried { call: Some(Call::new(future)), begun: false, member: Some(group.enter()) })
 }

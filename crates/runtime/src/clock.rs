@@ -1,5 +1,5 @@
-//! Time: what has passed since the process began, from the processor's cycle counter where that is steady
-//! (about 9 ns a reading, where the vDSO's clock takes 24), and virtual under simulation.
+//! Time since the process began: from the processor's cycle counter if it is steady (about 9 ns a reading, against 24
+//! ns for the vDSO's clock), and virtual under simulation.
 #![allow(unsafe_code)] // The cycle counter and clock_gettime.
 
 use std::cell::Cell;
@@ -7,23 +7,23 @@ use std::ops::{Add, AddAssign, Sub};
 use std::sync::OnceLock;
 use std::time::Duration;
 
-/// A point in time: nanoseconds since an arbitrary beginning, the same for all shards.
+/// Point in time: nanoseconds since an arbitrary origin, the same for all shards.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Default)]
 pub struct Instant(u64);
 
 impl Instant {
-    /// From nanoseconds since the beginning.
+    /// Point in time from nanoseconds since the origin.
     pub const fn from_nanoseconds(nanoseconds: u64) -> Self {
         Instant(nanoseconds)
     }
 
-    /// Nanoseconds since the beginning.
+    /// Nanoseconds since the origin.
     #[inline]
     pub const fn nanoseconds(self) -> u64 {
         self.0
     }
 
-    /// How long ago this was; zero for the future.
+    /// Time from this point until now; zero for points in the future.
     pub fn elapsed(self) -> Duration {
         now() - self
     }
@@ -31,7 +31,7 @@ impl Instant {
 
 impl Sub for Instant {
     type Output = Duration;
-    /// Zero where `other` is later.
+    /// Time from `other` to this point; zero if `other` is later.
     #[inline]
     fn sub(self, other: Instant) -> Duration {
         Duration::from_nanos(self.0.saturating_sub(other.0))
@@ -62,7 +62,7 @@ pub(crate) fn set_virtual(nanoseconds: Option<u64>) {
     VIRTUAL.set(nanoseconds);
 }
 
-/// The present.
+/// Present time.
 #[inline]
 pub fn now() -> Instant {
     match VIRTUAL.get() {
@@ -71,7 +71,7 @@ pub fn now() -> Instant {
     }
 }
 
-/// Time since 1970, by the machine's clock; under simulation, a fixed day plus virtual time.
+/// Time since 1970 by the system clock; under simulation, a fixed day plus virtual time.
 pub fn wall_clock() -> Duration {
     const SIMULATED_DAY: Duration = Duration::from_secs(1_700_000_000);
     match VIRTUAL.get() {
@@ -104,10 +104,10 @@ fn clock_nanoseconds(clock: libc::clockid_t) -> u64 {
     time.tv_sec as u64 * 1_000_000_000 + time.tv_nsec as u64
 }
 
-/// How cycles become nanoseconds: `monotonic + (cycles - start) * multiplier / 2^32`.
+/// Conversion of cycles to nanoseconds: `monotonic + (cycles - start) * multiplier / 2^32`.
 struct Scale {
     start_cycles: u64,
-    /// 0 where the cycle counter can't be used.
+    /// 0 if the cycle counter can't be used.
     multiplier: u64,
     start_nanoseconds: u64,
 }
@@ -122,7 +122,7 @@ impl Scale {
         self.start_nanoseconds + ((u128::from(cycles) * u128::from(self.multiplier)) >> 32) as u64
     }
 
-    /// Measures the counter against the monotonic clock, for 10 ms: an error of about 5 in a million.
+    /// Measures the counter against the monotonic clock for 10 ms: an error of about 5 in a million.
     fn measure() -> Scale {
         let unusable = Scale { start_cycles: 0, multiplier: 0, start_nanoseconds: 0 };
         if !counter_is_steady() {
@@ -147,7 +147,7 @@ fn scale() -> &'static Scale {
     SCALE.get_or_init(Scale::measure)
 }
 
-/// The counter and the clock at the same moment: of several readings, the one that took least.
+/// Reads the counter and the clock at the same moment: of several readings, the fastest.
 fn paired_reading() -> (u64, u64) {
     let readings = (0..16).map(|_| {
         let before = cycle_counter();

@@ -1,7 +1,8 @@
-//! Where a file's bytes lie on the device under its file system: FIEMAP
-//! (Documentation/filesystems/fiemap.rst in the kernel's source).
+//! Physical locations of a file's bytes on the device of its file system: FIEMAP (Documentation/filesystems/fiemap.rst
+//! in the kernel's source).
 //!
-//! Left to others: which device that is, and whether what the file system calls physical is a place on it (of Btrfs it isn't).
+//! The caller finds that device, and knows whether physical addresses of the file system are offsets on it (those of
+//! Btrfs aren't).
 #![allow(unsafe_code)] // The ioctl has no safe form.
 
 use block::{Error, Result};
@@ -10,25 +11,26 @@ use std::os::fd::AsRawFd;
 
 /// `_IOWR('f', 11, struct fiemap)`.
 const FS_IOC_FIEMAP: libc::c_ulong = 0xC020_660B;
-/// What is in memory only is written first, so that it has a place.
+/// Data that is only in memory is written first, so that it has a location.
 const FLAG_SYNC: u32 = 1;
 const EXTENT_LAST: u32 = 0x1;
 const EXTENT_UNWRITTEN: u32 = 0x800;
-/// Unknown, not allocated yet, encoded, encrypted, not aligned, inside of metadata, packed with others: no place of its own.
+/// Unknown, not allocated yet, encoded, encrypted, not aligned, inside of metadata, packed with others: no location of
+/// its own.
 const EXTENT_ELSEWHERE: u32 = 0x2 | 0x4 | 0x8 | 0x80 | 0x100 | 0x200 | 0x400;
-/// How many are asked for at once.
+/// Number of extents per request to the kernel.
 const AT_ONCE: usize = 128;
 
-/// A run of bytes of a file.
+/// Extent of a file.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct FileExtent {
-    /// Where it begins in the file, in bytes.
+    /// Offset in the file, in bytes.
     pub offset: u64,
-    /// How many bytes it has.
+    /// Length in bytes.
     pub length: u64,
-    /// Where it begins on the device; none where it has no place of its own there: inline, compressed, not written yet.
+    /// Offset on the device, in bytes; `None` without a location of its own: inline, compressed, not written yet.
     pub on_device: Option<u64>,
-    /// It has a place, and reads as zeros all the same.
+    /// Whether the extent is allocated but unwritten: it reads as zeros.
     pub is_unwritten: bool,
 }
 
@@ -54,11 +56,11 @@ struct Request {
     extents: [Extent; AT_ONCE],
 }
 
-/// All extents of a file, in order; holes have none. What is in memory only is written to its file system first. Waits for that
-/// without a runtime.
+/// Returns all extents of a file, in order; holes have none. Data that is only in memory is written to the file system
+/// first. Blocks the thread.
 ///
 /// # Errors
-/// [`Error::Unsupported`] where the file system doesn't know; else the kernel's.
+/// [`Error::Unsupported`] if the file system doesn't support FIEMAP; else the kernel's.
 pub fn file_extents(file: &File) -> Result<Vec<FileExtent>> {
     let mut found = Vec::new();
     let mut start = 0;
@@ -72,16 +74,16 @@ pub fn file_extents(file: &File) -> Result<Vec<FileExtent>> {
             reserved: 0,
             extents: [Extent::default(); AT_ONCE],
         };
-        // SAFETY: the kernel reads the head of the request and writes at most `extent_count` extents behind it, which is as many as
+        // SAFETY: the kernel reads the head of the request and writes at most `extent_count` extents after it, which is as many as
         // it has; both are plain integers in the kernel's layout.
         let outcome = unsafe { libc::ioctl(file.as_raw_fd(), FS_IOC_FIEMAP as _, &raw mut request) };
         if outcome != 0 {
             let error = std::io::Error::last_os_error();
             return Err(match error.raw_os_error() {
                 Some(libc::EOPNOTSUPP | libc::ENOTTY | libc::EINVAL) => {
-                    Error::unsupported("its file system doesn't say where files lie (FIEMAP)")
+                    Error::unsupported("its file system doesn't report the extents of files (FIEMAP)")
                 }
-                _ => Error::from_io(&error, "asking where the file lies (FIEMAP)"),
+                _ => Error::from_io(&error, "reading the extents of the file (FIEMAP)"),
             });
         }
         let mapped = (request.mapped_extents as usize).min(AT_ONCE);

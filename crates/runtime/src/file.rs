@@ -1,4 +1,4 @@
-//! Files: positioned reads and writes, and what is done to names.
+//! Files: positioned reads and writes, and operations on names.
 //!
 //! A [`File`] belongs to the shard that opened it; each shard opens its own. Errors name the operation and the file.
 #![allow(unsafe_code)] // fcntl, flock, ioctl and statx have no safe form here; add_filled after the kernel wrote.
@@ -16,23 +16,23 @@ use std::os::unix::fs::FileTypeExt;
 use std::path::{Path, PathBuf};
 use std::rc::Rc;
 
-/// How a file is opened.
+/// Flags for opening a file.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct OpenOptions {
     /// For reading.
     pub read: bool,
     /// For writing.
     pub write: bool,
-    /// Make it if it isn't there.
+    /// Create the file if it doesn't exist.
     pub create: bool,
-    /// Make it, and refuse if it is there.
+    /// Create the file; an error if it exists.
     pub create_new: bool,
-    /// Empty it.
+    /// Truncate it to 0 bytes.
     pub truncate: bool,
-    /// Around the page cache (O_DIRECT): offsets, lengths and memory must be aligned.
+    /// Bypass the page cache (O_DIRECT): offsets, lengths and memory must be aligned.
     pub direct: bool,
-    /// Claim a block device (O_EXCL) as long as the file is open: refused where it is mounted or claimed by another program, and
-    /// keeps others from mounting or claiming it. Has no effect on regular files.
+    /// Claim a block device (O_EXCL) while the file is open: opening fails if it is mounted or claimed by another
+    /// program, and later attempts to mount or claim it fail. Has no effect on regular files.
     pub exclusive: bool,
 }
 
@@ -76,7 +76,7 @@ impl OpenOptions {
     }
 }
 
-/// What a name stands for.
+/// Type and size of a file.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Metadata {
     /// The length in bytes; for a block device its capacity.
@@ -87,7 +87,7 @@ pub struct Metadata {
     pub is_directory: bool,
     /// Whether it is a block device.
     pub is_block_device: bool,
-    /// How many bytes of space it has.
+    /// Allocated space in bytes.
     pub allocated: u64,
 }
 
@@ -109,7 +109,7 @@ fn c_path(path: &Path) -> Result<CString> {
         .map_err(|_| Error::invalid(format!("path {}: it has a NUL byte", path.display())))
 }
 
-/// The result of an operation, or its error with words that are made only then.
+/// Returns the result of an operation, or its error with a text that is made only then.
 #[inline]
 fn checked(result: i32, doing: impl FnOnce() -> String) -> Result<usize> {
     if result >= 0 {
@@ -123,8 +123,9 @@ pub(crate) fn os_error(errno: i32, doing: String) -> Error {
     Error::from_errno(errno, format!("{doing}: {}", std::io::Error::from_raw_os_error(errno)))
 }
 
-/// An open file that any shard can use: one open file description, with one position in the file's sequence of write-back
-/// errors, one `flock` lock and one claim on a block device. Open as long as this or one of its [`File`]s is.
+/// An open file that any shard can use: one open file description, with one position in the file's sequence of
+/// write-back errors, one `flock` lock and one claim on a block device. Open as long as this or one of its [`File`]s
+/// is.
 #[derive(Debug)]
 pub struct SharedFile {
     descriptor: SharedDescriptor,
@@ -146,7 +147,7 @@ impl Drop for SharedDescriptor {
 }
 
 impl SharedFile {
-    /// A descriptor of this shard for the same open file description.
+    /// Returns a descriptor of this shard for the same open file description.
     pub fn here(&self) -> Result<File> {
         match &self.descriptor {
             SharedDescriptor::Kernel(fd) => Ok(File::from_descriptor(duplicate(fd, &self.name)?, &self.name)),
@@ -157,11 +158,11 @@ impl SharedFile {
         }
     }
 
-    /// Opens the same file again on this shard, whatever its path leads to by now. The new open file description has its own
-    /// flags and its own position in the sequence of write-back errors.
+    /// Opens the same file again on this shard, even if its path leads to another one by now. The new open file
+    /// description has its own flags and its own position in the sequence of write-back errors.
     ///
     /// # Errors
-    /// [`Error::NotFound`] without a proc file system at `/proc`; what opening says.
+    /// [`Error::NotFound`] without a proc file system at `/proc`; those of [`File::open`].
     pub async fn reopen(&self, options: OpenOptions) -> Result<File> {
         let number = match &self.descriptor {
             SharedDescriptor::Kernel(fd) => fd.as_raw_fd() as u64,
@@ -187,13 +188,13 @@ fn duplicate(fd: &OwnedFd, name: &str) -> Result<OwnedFd> {
 pub const RESTART_LIMIT: std::time::Duration = std::time::Duration::from_secs(1);
 
 impl File {
-    /// Opens a file on this shard. A file that it creates can be read and written by its owner alone (mode 0600): files hold
-    /// what clients store.
+    /// Opens a file on this shard. A file that it creates has mode 0600 (readable and writable by its owner only),
+    /// because files hold the data of clients.
     pub async fn open(path: &Path, options: OpenOptions) -> Result<File> {
         Self::open_as(path, options, &path.display().to_string()).await
     }
 
-    /// Opens a file that errors name differently.
+    /// Opens a file under another name for error messages.
     async fn open_as(path: &Path, options: OpenOptions, name: &str) -> Result<File> {
         let c_path = c_path(path)?;
         let (result, _) = submit(Operation::Open { path: c_path, flags: options.flags(), mode: 0o600 }).await;
@@ -208,13 +209,13 @@ impl File {
         }))
     }
 
-    /// Takes over an open descriptor: an eventfd, a passed file.
+    /// Takes ownership of an open descriptor: an eventfd, a passed file.
     pub fn from_descriptor(fd: OwnedFd, name: &str) -> File {
         let descriptor = shard::with_current(|shard| shard.adopt(fd));
         File { descriptor: Rc::new(descriptor), name: name.into() }
     }
 
-    /// The same open file description, for all shards.
+    /// Returns the same open file description for all shards.
     pub fn share(&self) -> Result<SharedFile> {
         let descriptor = match &*self.descriptor {
             Descriptor::Kernel { fd, .. } => SharedDescriptor::Kernel(duplicate(fd, &self.name)?),
@@ -223,7 +224,7 @@ impl File {
         Ok(SharedFile { descriptor, name: self.name.to_string() })
     }
 
-    /// Another descriptor of the same open file, for mappings.
+    /// Returns another descriptor of the same open file, for mappings.
     pub(crate) fn duplicate_descriptor(&self) -> Result<OwnedFd> {
         match &*self.descriptor {
             Descriptor::Kernel { fd, .. } => duplicate(fd, &self.name),
@@ -233,13 +234,13 @@ impl File {
         }
     }
 
-    /// Its name, for errors.
+    /// Name in error messages.
     pub fn name(&self) -> &str {
         &self.name
     }
 
-    /// Reads from `offset` on, behind what the buffer holds already, and says how many bytes there were: at
-    /// most what is missing, 0 at the end of the file. After an error the buffer is as it was.
+    /// Reads from `offset` on into the unfilled part of the buffer and returns the number of bytes read: 0 at the end
+    /// of the file. After an error the buffer is unchanged.
     #[inline]
     pub async fn read_at(&self, offset: u64, buffer: Buffer) -> (Result<usize>, Buffer) {
         let missing = buffer.missing();
@@ -249,7 +250,7 @@ impl File {
         let doing = || format!("reading {missing} bytes at {offset} of {}", self.name);
         let result = checked(result, doing);
         if let Ok(count) = result {
-            // SAFETY: the kernel says that it wrote so many bytes.
+            // SAFETY: the kernel reports that it wrote this many bytes.
             unsafe { buffer.add_filled(count) };
         }
         (result, buffer)
@@ -258,7 +259,7 @@ impl File {
     /// Reads until the buffer is full.
     ///
     /// # Errors
-    /// [`Error::Io`] where the file ends before; the buffer then shows nothing.
+    /// [`Error::Io`] if the file ends before; the buffer is empty then.
     #[inline]
     pub async fn read_exact_at(&self, offset: u64, mut buffer: Buffer) -> (Result<()>, Buffer) {
         let begin = buffer.filled().len();
@@ -277,8 +278,8 @@ impl File {
         (Ok(()), buffer)
     }
 
-    /// Writes the whole payload from `offset` on; [`Durability::Durable`] by RWF_DSYNC. Once begun it is
-    /// carried out whole, also where the kernel cuts it short and nobody waits for it any more.
+    /// Writes the whole payload from `offset` on; [`Durability::Durable`] by RWF_DSYNC. Once begun, the write completes
+    /// even if the kernel cuts it short or the caller drops the future.
     #[inline]
     pub async fn write_at(&self, offset: u64, payload: Payload, durability: Durability) -> Result<()> {
         let length = payload.len();
@@ -316,30 +317,30 @@ impl File {
         checked(result, || format!("{what} {length} bytes at {offset} of {}", self.name)).map(drop)
     }
 
-    /// Gives back the space of a range, which reads as zeros afterwards.
+    /// Deallocates a range, which reads as zeros afterwards.
     pub async fn punch_hole(&self, offset: u64, length: u64) -> Result<()> {
         let mode = libc::FALLOC_FL_PUNCH_HOLE | libc::FALLOC_FL_KEEP_SIZE;
         self.fallocate(mode, offset, length, "punching a hole of").await
     }
 
-    /// Makes a range read as zeros and keeps, or takes, its space.
+    /// Makes a range read as zeros; it keeps its space or is allocated.
     pub async fn zero_range(&self, offset: u64, length: u64) -> Result<()> {
         let mode = libc::FALLOC_FL_ZERO_RANGE | libc::FALLOC_FL_KEEP_SIZE;
         self.fallocate(mode, offset, length, "zeroing").await
     }
 
-    /// Takes space for a range and makes the file at least that long.
+    /// Allocates space for a range and makes the file at least that long.
     pub async fn allocate(&self, offset: u64, length: u64) -> Result<()> {
         self.fallocate(0, offset, length, "allocating").await
     }
 
-    /// Cuts the file, or makes it longer by a hole.
+    /// Sets the length: cuts the file, or extends it by a hole.
     pub async fn set_len(&self, length: u64) -> Result<()> {
         let (result, _) = submit(Operation::Truncate { file: self.descriptor.clone(), length }).await;
         checked(result, || format!("setting the length of {} to {length}", self.name)).map(drop)
     }
 
-    /// What the file is.
+    /// Returns type and size of the file.
     pub fn metadata(&self) -> Result<Metadata> {
         let doing = |error: std::io::Error| Error::from_io(&error, &format!("looking at {}", self.name));
         let length = self.length()?;
@@ -357,7 +358,7 @@ impl File {
         Ok(metadata_of(&found, length))
     }
 
-    /// The length in bytes; the capacity of a block device.
+    /// Length in bytes; the capacity of a block device.
     pub fn length(&self) -> Result<u64> {
         match &*self.descriptor {
             Descriptor::Simulated(handle) => crate::simulated::with_world(|world| world.file_length(*handle)),
@@ -371,8 +372,8 @@ impl File {
         }
     }
 
-    /// Locks the file as [`File::lock`] does. While it is locked by another, tries again for at most [`RESTART_LIMIT`]: the lock
-    /// may be that of a killed process.
+    /// Locks the file as [`File::lock`] does. While another open file holds the lock, tries again for at most
+    /// [`RESTART_LIMIT`]: it may be that of a killed process.
     ///
     /// # Errors
     /// As [`File::lock`].
@@ -384,7 +385,7 @@ impl File {
     /// Held until the file is closed.
     ///
     /// # Errors
-    /// [`Error::Busy`] if somebody else has it.
+    /// [`Error::Busy`] if another open file holds the lock.
     pub fn lock(&self, exclusive: bool) -> Result<()> {
         let Descriptor::Kernel { fd, .. } = &*self.descriptor else { return Ok(()) };
         let how = if exclusive { libc::LOCK_EX } else { libc::LOCK_SH };
@@ -402,8 +403,8 @@ impl File {
         }
     }
 
-    /// The alignment that O_DIRECT needs, of memory and of offsets, in bytes; 0 where it isn't possible or
-    /// the kernel doesn't say (statx, STATX_DIOALIGN, Linux 6.1).
+    /// Alignment that O_DIRECT needs, of memory and of offsets, in bytes; 0 if the file doesn't support it or the
+    /// kernel doesn't report it (statx, STATX_DIOALIGN, Linux 6.1).
     pub fn direct_alignment(&self) -> (u32, u32) {
         let Descriptor::Kernel { fd, .. } = &*self.descriptor else { return (512, 512) };
         // SAFETY: the kernel fills one statx, which is ours; the path is empty and ends.
@@ -419,8 +420,8 @@ impl File {
         }
     }
 
-    /// Where the data of the file lies: the first byte at or behind `offset` that isn't in a hole, or that
-    /// is, with `hole`. None where there is none up to the end.
+    /// Returns the first byte at or after `offset` that holds data or, with `hole`, that is in a hole; `None` if there
+    /// is none up to the end.
     pub fn seek(&self, offset: u64, hole: bool) -> Result<Option<u64>> {
         let Descriptor::Kernel { fd, .. } = &*self.descriptor else { return Ok(Some(offset)) };
         let whence = if hole { libc::SEEK_HOLE } else { libc::SEEK_DATA };
@@ -438,10 +439,10 @@ impl File {
     }
 }
 
-/// What a name stands for, without opening it.
+/// Returns type and size of the file at a path, without opening it.
 ///
 /// # Errors
-/// [`Error::NotFound`] where there is nothing.
+/// [`Error::NotFound`] if no file is there.
 pub fn metadata(path: &Path) -> Result<Metadata> {
     if let Some(found) =
         shard::try_with_current(|shard| shard.world().map(|world| world.metadata(path))).flatten()
@@ -473,31 +474,31 @@ fn block_device_length(path: &Path) -> Result<u64> {
     device.seek(SeekFrom::End(0)).map_err(doing)
 }
 
-/// Gives a file another name, in place of whatever had it.
+/// Renames a file and replaces the file at the new name, if there is one.
 pub async fn rename(from: &Path, to: &Path) -> Result<()> {
     let (result, _) = submit(Operation::Rename { from: c_path(from)?, to: c_path(to)? }).await;
     checked(result, || format!("renaming {} to {}", from.display(), to.display())).map(drop)
 }
 
-/// Removes a file's name.
+/// Removes a name of a file.
 pub async fn unlink(path: &Path) -> Result<()> {
     let (result, _) = submit(Operation::Unlink { path: c_path(path)? }).await;
     checked(result, || format!("removing {}", path.display())).map(drop)
 }
 
-/// Makes a directory.
+/// Creates a directory.
 pub async fn create_directory(path: &Path) -> Result<()> {
     let (result, _) = submit(Operation::CreateDirectory { path: c_path(path)? }).await;
     checked(result, || format!("making directory {}", path.display())).map(drop)
 }
 
-/// Makes durable which names a directory has.
+/// Makes the entries of a directory durable.
 pub async fn sync_directory(path: &Path) -> Result<()> {
     let directory = File::open(path, OpenOptions::default()).await?;
     directory.sync_all().await
 }
 
-/// The names in a directory, sorted.
+/// Returns the paths of the entries of a directory, sorted.
 pub async fn list(path: &Path) -> Result<Vec<PathBuf>> {
     if let Some(found) = shard::with_current(|shard| shard.world().map(|world| world.list(path))) {
         return found;

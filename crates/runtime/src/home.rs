@@ -1,7 +1,8 @@
-//! Things that live on one shard and are reached from all of them.
+//! Objects that belong to one shard and are used from all of them.
 //!
-//! What changes and isn't lock-free belongs to one shard, its *home*; work for it goes there whole, as a message. A
-//! [`Home`] is the address: it can be sent and shared, and finds the thing again where it lives.
+//! State that changes and isn't lock-free belongs to one shard, its *home*; an operation on it is sent there as a
+//! whole, as a message. A [`Home`] is the address: it can be sent and shared, and resolves to the object on the home
+//! shard.
 
 use crate::shard::{ShardIndex, current_shard};
 use crate::task::{JoinHandle, spawn};
@@ -15,23 +16,23 @@ use std::sync::atomic::{AtomicU64, Ordering};
 static NEXT: AtomicU64 = AtomicU64::new(1);
 
 thread_local! {
-    /// What lives on this shard.
+    /// Objects at home on this shard.
     static HERE: RefCell<Vec<Resident>> = const { RefCell::new(Vec::new()) };
 }
 
-/// A task holds the thing, so that it goes with the shard's tasks where it isn't forgotten: a thread-local would be dropped
-/// when other thread-locals, which the thing may use, are gone already.
+/// A task holds the object, so that it is dropped with the shard's tasks if it isn't forgotten: a thread-local would be
+/// dropped after other thread-locals that the object may use.
 struct Resident {
     number: u64,
     thing: Weak<dyn Any>,
     keeper: JoinHandle<()>,
 }
 
-/// Where a `T` lives.
+/// Address of a `T` on its home shard.
 pub struct Home<T> {
     shard: ShardIndex,
     number: u64,
-    /// What is named here, without holding it: a home may be sent wherever it is asked from.
+    /// Type of the object, without holding it: a home can be sent to any shard.
     thing: PhantomData<fn() -> T>,
 }
 
@@ -60,12 +61,12 @@ impl<T: 'static> Home<T> {
         Home { shard: current_shard(), number, thing: PhantomData }
     }
 
-    /// Whether this is the home shard.
+    /// Whether the current shard is the home shard.
     pub fn is_here(&self) -> bool {
         current_shard() == self.shard
     }
 
-    /// The thing, where it lives.
+    /// Returns the object, on its home shard.
     ///
     /// # Errors
     /// [`Error::Closed`] once it has been forgotten, or on another shard.
@@ -76,7 +77,7 @@ impl<T: 'static> Home<T> {
         found.and_then(|thing| thing.downcast().ok()).ok_or_else(|| Error::closed("it is closed"))
     }
 
-    /// Does something with it, on its shard.
+    /// Runs `work` on the object, on its home shard.
     ///
     /// # Errors
     /// What `work` returns; [`Error::Closed`] once it has been forgotten.
@@ -92,8 +93,8 @@ impl<T: 'static> Home<T> {
         crate::spawn_on(self.shard, move || async move { work(home.get()?).await }).await?
     }
 
-    /// Does something on its shard, with it or with the word that it is closed: for work that has something to give back
-    /// even then.
+    /// Runs `work` on the home shard, with the object or with the error that it is closed: for work that has something
+    /// to give back in either case.
     ///
     /// # Errors
     /// [`Error::Cancelled`] if its shard has ended.
@@ -109,7 +110,7 @@ impl<T: 'static> Home<T> {
         crate::spawn_on(self.shard, move || async move { work(home.get()).await }).await
     }
 
-    /// Status of the thing, taken on its shard; `error` alone once it has been forgotten or its shard has ended.
+    /// Status of the object, taken on its shard; `error` alone once it has been forgotten or its shard has ended.
     pub fn status(&self, of: impl FnOnce(&T) -> Status + Send + 'static) -> Call<'_, Status> {
         Call::new(async move {
             let taken = self.with(move |thing| async move { Ok(of(&thing)) }).await;
@@ -117,7 +118,7 @@ impl<T: 'static> Home<T> {
         })
     }
 
-    /// Lets go of it: whoever asks from now on hears that it is closed. Those who have it keep it.
+    /// Releases the object: later calls fail with [`Error::Closed`]. Holders of a reference keep it.
     ///
     /// # Errors
     /// [`Error::Cancelled`] if its shard has ended.

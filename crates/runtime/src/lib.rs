@@ -1,19 +1,18 @@
-//! One executor per shard over io_uring; and, behind the same API, a simulated one with seeded order and
-//! virtual time.
+//! One executor per shard over io_uring; with the same API, a simulated one with seeded order and virtual time.
 //!
 //! A *shard* is one thread with one ring and one run queue. What runs on it finds it in a thread-local, so the
 //! API is free functions: [`spawn`], [`sleep`], [`now`], [`file::File`], [`net::Stream`]. Futures stay on their
 //! shard; work for another one goes there as a message ([`spawn_on`]).
 //!
 //! # Promises
-//! - The kernel writes into memory only while the ring owns it: an operation owns its buffers, paths and
-//!   descriptors until its last completion, whatever becomes of the future that waits for it. A dropped
-//!   future abandons the operation: reads and writes of files end on their own, waiting on a socket is cancelled.
+//! - The kernel writes into memory only while the ring owns it: an operation owns its buffers, paths and descriptors
+//!   until its last completion, even if the future that waits for it is dropped. A dropped future abandons the
+//!   operation: reads and writes of files complete, waiting on a socket is cancelled.
 //! - [`run`] returns after every shard has dropped its tasks and the ring has given back what it owned.
-//! - Under [`simulate`] nothing asks the machine for time, order or chance: the same seed gives the same run.
+//! - Under [`simulate`], time, order and randomness never come from the machine: the same seed gives the same run.
 //! - In steady state an operation allocates nothing.
 //!
-//! Left to others: what the bytes mean.
+//! The meaning of the bytes is left to the callers.
 
 mod carry;
 pub mod clock;

@@ -1,15 +1,15 @@
-//! Files as memory: [`PrivateWords`], which show what a file holds and keep every change to themselves, and
-//! [`SharedLines`], which change the file.
+//! Memory-mapped files: [`PrivateWords`], whose changes stay in memory, and [`SharedLines`], whose changes go to the
+//! file.
 //!
-//! A private mapping is what makes memory of a file safe to work on: a store never reaches the file by itself, whenever
-//! the kernel writes back. What was not stored to is read from the file's own pages (on a DAX file system, from the
-//! medium itself). What becomes of the file is decided by stores to the shared mapping, which are durable
+//! A store to a private mapping never reaches the file, whenever the kernel writes back. Words that were not stored to
+//! are read from the file's own pages (on a DAX file system, from the medium itself). Only stores to the shared mapping
+//! change the file. They are durable
 //! - where [`SharedLines::is_direct`], once they have been flushed and a fence has followed (MAP_SYNC,
 //!   Documentation/filesystems/dax.rst of the kernel),
 //! - else once the file has been synced.
 //!
-//! Nobody may make the file shorter meanwhile, and the medium must not fail: the kernel then ends the process (SIGBUS). A
-//! store to a hole of the file takes space; whoever stores has allocated it before.
+//! The file must not be made shorter while it is mapped, and the medium must not fail: the kernel then ends the process
+//! (SIGBUS). A store to a hole of the file allocates space; the caller has allocated it before.
 #![allow(unsafe_code)] // Mappings and cache lines exist only at the kernel's and the processor's border.
 
 use crate::file::File;
@@ -20,23 +20,23 @@ use std::os::fd::{AsRawFd, OwnedFd};
 use std::ptr::NonNull;
 use std::sync::atomic::{AtomicU32, AtomicU64, AtomicUsize, Ordering};
 
-/// The line of a processor's cache, in bytes: what a flush makes durable.
+/// Cache line of the processor, in bytes: the unit of a flush.
 pub const LINE: usize = 64;
-/// The pages in which private words are copied on change and forgotten, in bytes.
+/// Page in which private words are copied on change and forgotten, in bytes.
 pub const PAGE: usize = 4096;
-/// By so much a file is made longer at least, and so much is made usable at least.
+/// Smallest step by which a file is extended and words become usable, in bytes.
 const STEP: usize = 1 << 20;
-/// Fewer addresses than these aren't asked for in place of more.
+/// Smallest address space that is reserved if more can't be had, in bytes.
 const FEWEST: usize = 64 << 20;
 
-/// Addresses, given back when dropped.
+/// Reserved address space, released when dropped.
 struct Addresses {
     start: NonNull<u8>,
     length: usize,
 }
 
 impl Addresses {
-    /// Maps `most` bytes, or, where the process may not have as many addresses, half of that, and so on.
+    /// Maps `most` bytes, or, if the process can't have as much address space, half of that, and so on.
     fn map(most: usize, protection: i32, flags: i32, file: Option<(&OwnedFd, u64)>) -> Result<Self> {
         let page = page_size();
         let mut length = most.max(1).next_multiple_of(page);
@@ -65,7 +65,7 @@ impl Addresses {
 
 impl Drop for Addresses {
     fn drop(&mut self) {
-        // SAFETY: our own mapping, and nobody uses it any more.
+        // SAFETY: our own mapping, and nothing uses it any more.
         unsafe { libc::munmap(self.start.as_ptr().cast(), self.length) };
     }
 }
@@ -84,12 +84,12 @@ fn check_start(offset: u64) -> Result<()> {
     }
 }
 
-/// Words that begin with what a file holds, and whose changes nobody else sees. They never move while more of them are
-/// made usable. Dereferences to those that are.
+/// Words with the initial contents of a file, whose changes are visible only here. They never move when more of them
+/// are made usable. Dereferences to the usable ones.
 pub struct PrivateWords {
     addresses: Addresses,
     usable: AtomicUsize,
-    /// The file, and from which byte on; none for words that are zero at first.
+    /// The file and the offset of the first word in it; `None` for words that are zero at first.
     file: Option<(OwnedFd, u64)>,
 }
 
@@ -99,11 +99,11 @@ unsafe impl Send for PrivateWords {}
 unsafe impl Sync for PrivateWords {}
 
 impl PrivateWords {
-    /// Addresses for at most so many words of a file from byte `offset` on, none of them usable yet; fewer where the
-    /// process may not have as many.
+    /// Reserves address space for at most `most` words of a file from byte `offset` on, none of them usable yet; less
+    /// if the process can't have as much.
     ///
     /// # Errors
-    /// [`Error::OutOfMemory`] without addresses; [`Error::Invalid`] for an offset inside of a page;
+    /// [`Error::OutOfMemory`] without address space; [`Error::Invalid`] for an offset inside of a page;
     /// [`Error::Unsupported`] for a simulated file, or one that can't be mapped.
     pub fn of_file(file: &File, offset: u64, most: usize) -> Result<Self> {
         check_start(offset)?;
@@ -114,10 +114,10 @@ impl PrivateWords {
         Ok(PrivateWords { addresses, usable: AtomicUsize::new(0), file: Some(file) })
     }
 
-    /// The same of no file: zeros.
+    /// As [`of_file`](Self::of_file), without a file: the words are zero.
     ///
     /// # Errors
-    /// [`Error::OutOfMemory`] without addresses.
+    /// [`Error::OutOfMemory`] without address space.
     pub fn anonymous(most: usize) -> Result<Self> {
         let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_NORESERVE;
         let bytes = most.saturating_mul(size_of::<u32>());
@@ -126,10 +126,10 @@ impl PrivateWords {
     }
 
     /// Makes at least the first `count` words usable, and the file as long as they need. Calls of several threads must
-    /// not overlap, nor may anybody else change the file's length meanwhile.
+    /// not overlap, and the file's length must not be changed elsewhere meanwhile.
     ///
     /// # Errors
-    /// [`Error::OutOfMemory`] if there is no address space or no memory for them; what making the file longer says.
+    /// [`Error::OutOfMemory`] if there is no address space or no memory for them; those of extending the file.
     pub fn grow(&self, count: usize) -> Result<()> {
         let usable = self.usable.load(Ordering::Acquire);
         if count <= usable {
@@ -138,7 +138,9 @@ impl PrivateWords {
         let most = self.addresses.length;
         let wanted = count.saturating_mul(size_of::<u32>());
         if wanted > most {
-            let text = format!("{wanted} bytes of a mapped file: there are addresses for {most} at most");
+            let text = format!(
+                "{wanted} bytes of a mapped file: expected at most {most}, the reserved address space"
+            );
             return Err(Error::out_of_memory(text));
         }
         // Half as much again, up to 64 MiB at a time, so that the kernel is called rarely.
@@ -148,7 +150,7 @@ impl PrivateWords {
             lengthen(file, offset + bytes as u64)?;
         }
         let protection = libc::PROT_READ | libc::PROT_WRITE;
-        // SAFETY: inside our own mapping, from its start; whoever uses it already keeps what it has.
+        // SAFETY: inside our own mapping, from its start; users of the usable words keep their contents.
         if unsafe { libc::mprotect(self.addresses.start.as_ptr().cast(), bytes, protection) } != 0 {
             let error = std::io::Error::last_os_error();
             return Err(Error::out_of_memory(format!(
@@ -159,8 +161,8 @@ impl PrivateWords {
         Ok(())
     }
 
-    /// Gives back the memory of changes in these words, which show from then on what the file holds. They must be whole
-    /// pages ([`PAGE`]) of usable words; without a file, nothing happens.
+    /// Discards the changes of these words and frees their memory; they show the contents of the file again. They must
+    /// be whole pages ([`PAGE`]) of usable words. Does nothing without a file.
     ///
     /// # Panics
     /// If they aren't usable.
@@ -176,7 +178,7 @@ impl PrivateWords {
         }
     }
 
-    /// Asks the processor to have a word at hand soon, without waiting for it. Nothing happens where it isn't usable.
+    /// Prefetches a word into the processor's cache. An index out of range is ignored.
     #[inline]
     pub fn prefetch(&self, word: usize) {
         if let Some(word) = self.get(word) {
@@ -192,7 +194,7 @@ impl PrivateWords {
     }
 }
 
-/// Makes a file at least so long, by a hole.
+/// Makes a file at least `length` bytes long, by a hole.
 fn lengthen(file: &OwnedFd, length: u64) -> Result<()> {
     let doing = |error: rustix::io::Errno| {
         Error::from_io(&error.into(), &format!("making a mapped file {length} bytes long"))
@@ -210,7 +212,7 @@ impl Deref for PrivateWords {
     #[inline]
     fn deref(&self) -> &[AtomicU32] {
         // SAFETY: `usable` words lie inside the mapping from `start` on, aligned to a page, and were made readable and
-        // writable (and the file as long) before `usable` said so; all bytes are valid words, and nobody touches them but
+        // writable (and the file as long) before `usable` said so; all bytes are valid words, and nothing touches them but
         // through this slice.
         unsafe {
             std::slice::from_raw_parts(
@@ -227,10 +229,10 @@ impl fmt::Debug for PrivateWords {
     }
 }
 
-/// How a line of the processor's cache is written back.
+/// Instruction that writes back a cache line.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Flush {
-    /// It isn't: the file is synced.
+    /// None: the file is synced.
     Not,
     #[cfg(target_arch = "x86_64")]
     Clflush,
@@ -240,7 +242,7 @@ enum Flush {
     Clwb,
 }
 
-/// The best that this processor has (Intel SDM volume 2, CPUID leaf 7).
+/// Best instruction of this processor (Intel SDM volume 2, CPUID leaf 7).
 #[cfg(target_arch = "x86_64")]
 fn best_flush() -> Flush {
     use std::arch::x86_64::{__cpuid, __cpuid_count};
@@ -259,12 +261,12 @@ fn best_flush() -> Flush {
     Flush::Not
 }
 
-/// A file's bytes, as 8-byte words in lines of [`LINE`]: a store reaches the file at any time from then on, each word of
-/// it whole.
+/// Bytes of a file, as 8-byte words in lines of [`LINE`]. A store may reach the file at any time from then on, each
+/// word as a whole.
 pub struct SharedLines {
     addresses: Addresses,
     file: OwnedFd,
-    /// How long the file is known to be.
+    /// Lower bound of the file's length, in bytes.
     usable: AtomicU64,
     flush: Flush,
 }
@@ -275,7 +277,7 @@ unsafe impl Send for SharedLines {}
 unsafe impl Sync for SharedLines {}
 
 impl SharedLines {
-    /// Maps at most so many bytes of a file, from its first on; fewer where the process may not have as many addresses.
+    /// Maps at most `most` bytes of a file, from its first on; fewer if the process can't have as much address space.
     ///
     /// # Errors
     /// As [`PrivateWords::of_file`].
@@ -296,16 +298,16 @@ impl SharedLines {
         Ok(SharedLines { addresses, file, usable: AtomicU64::new(0), flush })
     }
 
-    /// Whether [`flush`](Self::flush) and [`fence`](Self::fence) make stores durable: the file is the medium itself. Else
-    /// syncing the file does.
+    /// Whether [`flush`](Self::flush) and [`fence`](Self::fence) make stores durable: the file is the medium itself.
+    /// Otherwise syncing the file does.
     pub fn is_direct(&self) -> bool {
         self.flush != Flush::Not
     }
 
-    /// The file is at least as long as it is now, for good.
+    /// Reads the length of the file, so that all its bytes can be used. The file must not become shorter afterwards.
     ///
     /// # Errors
-    /// What asking for its length says.
+    /// Those of reading its length.
     pub fn reach(&self) -> Result<()> {
         let status = rustix::fs::fstat(&self.file)
             .map_err(|error| Error::from_io(&error.into(), "asking for the length of a mapped file"))?;
@@ -330,7 +332,7 @@ impl SharedLines {
     /// Copies words from byte `offset` on, a multiple of 8.
     ///
     /// # Panics
-    /// If the file isn't known to be as long.
+    /// If the range is beyond the known length of the file.
     pub fn load(&self, offset: u64, words: &mut [u64]) {
         let there = self.words(offset, words.len());
         for (word, from) in words.iter_mut().zip(there) {
@@ -338,7 +340,7 @@ impl SharedLines {
         }
     }
 
-    /// Changes words from byte `offset` on, a multiple of 8, where the file has space allocated.
+    /// Stores words from byte `offset` on, a multiple of 8. The file must have space allocated there.
     ///
     /// # Panics
     /// As [`load`](Self::load).
@@ -348,8 +350,8 @@ impl SharedLines {
         }
     }
 
-    /// Begins to write back the lines of these bytes; a [`fence`](Self::fence) completes it. Nothing happens where that
-    /// isn't how stores become durable.
+    /// Begins to write back the cache lines of these bytes; a [`fence`](Self::fence) completes it. Does nothing unless
+    /// [`is_direct`](Self::is_direct).
     ///
     /// # Panics
     /// As [`load`](Self::load).
@@ -361,7 +363,7 @@ impl SharedLines {
         }
     }
 
-    /// Waits until what was flushed has arrived.
+    /// Waits until the flushed lines have reached the medium.
     pub fn fence(&self) {
         #[cfg(target_arch = "x86_64")]
         if self.is_direct() {

@@ -2,7 +2,7 @@
 //!
 //! # Promises
 //! - An accepted TCP connection whose peer's machine is gone ends after [`SILENT_PEER_LIMIT`], idle or with data that
-//!   isn't acknowledged. A connected one does while it is idle; else after the kernel's retransmissions (15 minutes).
+//!   isn't acknowledged. An outgoing one does while it is idle; else after the kernel's retransmissions (15 minutes).
 //! - A unix socket's file is removed only by the listener that created it (`socket_file`).
 #![allow(unsafe_code)] // Making sockets; add_filled after the kernel wrote.
 
@@ -40,12 +40,12 @@ const _: () = assert!(
     "idle and busy connections end after the same time"
 );
 
-/// Where a listener listens: a path or a TCP address.
+/// Address of a listener: a path or a TCP address.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Address {
     /// A unix socket.
     Unix(PathBuf),
-    /// TCP, by number: names are not looked up.
+    /// TCP, as a numeric address: names are not resolved.
     Tcp(SocketAddr),
 }
 
@@ -81,10 +81,10 @@ impl FromStr for Address {
     }
 }
 
-/// Bytes of `sun_path`, its end included.
+/// Bytes of `sun_path`, including the final NUL.
 const UNIX_PATH_ROOM: usize = 108;
 
-/// An address in the kernel's form.
+/// Address in the kernel's form.
 pub(crate) struct SocketAddress {
     storage: libc::sockaddr_storage,
     length: libc::socklen_t,
@@ -148,7 +148,7 @@ fn last_error(doing: String) -> Error {
     os_error(error.raw_os_error().unwrap_or(libc::EIO), doing)
 }
 
-/// A socket for this address; `flags` go to socket(2).
+/// Creates a socket for this address; `flags` go to socket(2).
 fn new_socket(address: &Address, flags: libc::c_int) -> Result<OwnedFd> {
     let family = match address {
         Address::Unix(_) => libc::AF_UNIX,
@@ -170,7 +170,7 @@ fn set_option(fd: &OwnedFd, level: i32, option: i32, value: libc::c_int) {
     unsafe { libc::setsockopt(fd.as_raw_fd(), level, option, std::ptr::from_ref(&value).cast(), length) };
 }
 
-/// Sets what every TCP connection has: no delay, and keep-alive.
+/// Sets the options of every TCP connection: no delay, and keep-alive.
 fn set_tcp_options(fd: &OwnedFd) {
     set_option(fd, libc::IPPROTO_TCP, libc::TCP_NODELAY, 1);
     set_option(fd, libc::SOL_SOCKET, libc::SO_KEEPALIVE, 1);
@@ -179,7 +179,7 @@ fn set_tcp_options(fd: &OwnedFd) {
     set_option(fd, libc::IPPROTO_TCP, libc::TCP_KEEPCNT, KEEP_ALIVE_PROBES);
 }
 
-/// A socket that takes connections.
+/// Socket that accepts connections.
 pub struct Listener {
     descriptor: Rc<Descriptor>,
     address: Address,
@@ -188,9 +188,8 @@ pub struct Listener {
 }
 
 impl Listener {
-    /// Listens. For TCP, port 0 takes a free one ([`local_address`](Self::local_address) says which). A unix
-    /// socket's file must not exist, and stays when the listener is closed: [`replace_stale`](Self::replace_stale)
-    /// is for servers.
+    /// Listens. For TCP, port 0 takes a free one, which [`local_address`](Self::local_address) returns. A unix socket's
+    /// file must not exist, and stays when the listener is closed; servers use [`replace_stale`](Self::replace_stale).
     ///
     /// # Errors
     /// Those of the kernel.
@@ -198,7 +197,7 @@ impl Listener {
         Self::bind_with(address, |_| Ok(()))
     }
 
-    /// Listens, with a socket that was prepared before it has its address.
+    /// Listens; `prepare` is called on the socket before it is bound.
     fn bind_with(
         address: &Address,
         prepare: impl FnOnce(&OwnedFd) -> rustix::io::Result<()>,
@@ -230,7 +229,7 @@ impl Listener {
         Ok(Listener { descriptor, address, file: None })
     }
 
-    /// Where it listens.
+    /// Address of the listener.
     pub fn local_address(&self) -> &Address {
         &self.address
     }
@@ -252,13 +251,13 @@ fn bound_port(fd: &OwnedFd) -> Result<SocketAddr> {
     listener.local_addr().map_err(|error| Error::from_io(&error, "asking for a socket's address"))
 }
 
-/// The send in flight on a stream, for a task that ends it when the peer takes nothing.
+/// The send in flight on a stream, for a task that ends it if the peer receives nothing.
 #[derive(Debug, Default)]
 pub struct SendWatch {
     in_flight: Cell<Option<Key>>,
 }
 
-/// Identifies one step of a send: between two steps the peer has taken at least a byte.
+/// Identifies one step of a send: between two steps the peer has received at least a byte.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct SendStep(Key);
 
@@ -269,8 +268,8 @@ impl SendWatch {
         self.in_flight.get().map(SendStep)
     }
 
-    /// Ends the step in flight. If the peer has taken a part of it, the send goes on with another step; if it has taken
-    /// nothing since the step began, the send fails with [`Error::TimedOut`].
+    /// Ends the step in flight. If the peer has received a part of it, the send goes on with another step; if it has
+    /// received nothing since the step began, the send fails with [`Error::TimedOut`].
     pub fn interrupt(&self) {
         if let Some(key) = self.in_flight.get() {
             shard::with_current(|shard| shard.cancel(key));
@@ -278,19 +277,19 @@ impl SendWatch {
     }
 }
 
-/// Which direction is shut down.
+/// Direction to shut down.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Shutdown {
-    /// Nothing more is received.
+    /// No more receives.
     Read,
-    /// Nothing more is sent; the peer sees the end.
+    /// No more sends; the peer sees the end of the stream.
     Write,
-    /// Both.
+    /// Both directions.
     Both,
 }
 
-/// A connection of this shard. Clones share it, so that one task receives while another one sends; the last
-/// one that is dropped closes it.
+/// A connection of this shard. Clones share it, so that one task receives while another one sends; it is closed when
+/// the last clone is dropped.
 #[derive(Clone)]
 pub struct Stream {
     descriptor: Rc<Descriptor>,
@@ -322,7 +321,7 @@ impl Stream {
         Stream { descriptor: Rc::new(descriptor) }
     }
 
-    /// Connects.
+    /// Connects to an address.
     pub async fn connect(address: &Address) -> Result<Stream> {
         let descriptor = match simulated::current_world() {
             Some(world) => Descriptor::Simulated(world.new_socket()),
@@ -343,8 +342,8 @@ impl Stream {
         }
     }
 
-    /// Receives some bytes behind what the buffer holds already; 0 of them at the end of the stream. After an
-    /// error the buffer is as it was.
+    /// Receives some bytes into the unfilled part of the buffer; 0 of them at the end of the stream. After an error the
+    /// buffer is unchanged.
     #[inline]
     pub async fn receive(&self, buffer: Buffer) -> (Result<usize>, Buffer) {
         let (result, operation) =
@@ -355,7 +354,7 @@ impl Stream {
         if result < 0 {
             return (Err(os_error(-result, "receiving".into())), buffer);
         }
-        // SAFETY: the kernel says that it wrote so many bytes.
+        // SAFETY: the kernel reports that it wrote this many bytes.
         unsafe { buffer.add_filled(result as usize) };
         (Ok(result as usize), buffer)
     }
@@ -363,7 +362,7 @@ impl Stream {
     /// Receives until the buffer is full.
     ///
     /// # Errors
-    /// [`Error::Disconnected`] where the stream ends before.
+    /// [`Error::Disconnected`] if the stream ends before.
     pub async fn receive_exact(&self, mut buffer: Buffer) -> (Result<()>, Buffer) {
         while buffer.missing() > 0 {
             let (result, returned) = self.receive(buffer).await;
@@ -391,7 +390,7 @@ impl Stream {
     /// Sends as [`send`](Self::send) does, while another task of the shard may look at `watch` and interrupt it.
     ///
     /// # Errors
-    /// [`Error::TimedOut`] after [`SendWatch::interrupt`], where the peer took nothing.
+    /// [`Error::TimedOut`] after [`SendWatch::interrupt`], if the peer received nothing.
     #[inline]
     pub async fn send_watched(&self, mut payload: Payload, watch: &SendWatch) -> (Result<()>, Payload) {
         let mut skip = 0;
@@ -430,7 +429,7 @@ impl Stream {
         }
     }
 
-    /// The connection in a form that can go to another shard. Other clones of it stay usable here.
+    /// Converts the connection to a form that can go to another shard. Other clones of it stay usable here.
     pub fn into_remote(self) -> Result<RemoteStream> {
         match &*self.descriptor {
             Descriptor::Kernel { fd, .. } => {
@@ -447,11 +446,11 @@ enum Remote {
     Simulated(u64),
 }
 
-/// A connection between two shards.
+/// A connection that is being moved between two shards.
 pub struct RemoteStream(Remote);
 
 impl RemoteStream {
-    /// The connection, on this shard.
+    /// Returns the connection, on this shard.
     pub fn into_stream(self) -> Stream {
         let descriptor = match self.0 {
             Remote::Kernel(fd) => shard::with_current(|shard| shard.adopt(fd)),

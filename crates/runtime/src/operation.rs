@@ -1,5 +1,5 @@
-//! What a shard can ask of the kernel, or of the simulated world: one enum, which owns everything that the
-//! operation needs until it has ended.
+//! Operations of a shard, for the kernel or for the simulated world: one enum, which owns everything that the operation
+//! needs until it has ended.
 
 use block::{Buffer, Payload};
 use std::ffi::CString;
@@ -8,9 +8,9 @@ use std::rc::Rc;
 
 /// An open file or socket of one shard. Operations in flight keep it open.
 pub(crate) enum Descriptor {
-    /// The kernel's, and its slot in the ring's table of registered files.
+    /// A descriptor of the kernel, and its slot in the ring's table of registered files.
     Kernel { fd: OwnedFd, slot: Option<u32> },
-    /// The simulated world's.
+    /// A handle of the simulated world.
     Simulated(u64),
 }
 
@@ -27,7 +27,7 @@ impl Drop for Descriptor {
 /// An operation. Its result is what the kernel's call of the same name returns: a count or a descriptor, or a
 /// negative error number.
 pub(crate) enum Operation {
-    /// Reads behind what the buffer holds already.
+    /// Reads into the unfilled part of the buffer.
     Read { file: Rc<Descriptor>, offset: u64, buffer: Buffer },
     /// Writes the payload without its first `skip` bytes.
     Write { file: Rc<Descriptor>, offset: u64, payload: Payload, skip: usize, durable: bool },
@@ -49,7 +49,7 @@ pub(crate) enum Operation {
     Accept { listener: Rc<Descriptor> },
     /// Connects; the address is in the operation's slot.
     Connect { socket: Rc<Descriptor>, address: crate::net::Address },
-    /// Receives behind what the buffer holds already.
+    /// Receives into the unfilled part of the buffer.
     Receive { socket: Rc<Descriptor>, buffer: Buffer },
     /// Sends the payload without its first `skip` bytes.
     Send { socket: Rc<Descriptor>, payload: Payload, skip: usize },
@@ -58,7 +58,7 @@ pub(crate) enum Operation {
 }
 
 impl Operation {
-    /// The word for it in a simulation's trace.
+    /// Name in a simulation's trace.
     pub(crate) fn name(&self) -> &'static str {
         match self {
             Operation::Read { .. } => "read",
@@ -78,8 +78,8 @@ impl Operation {
         }
     }
 
-    /// Whether it may wait for a peer without end, so that abandoning it has to cancel it. What concerns
-    /// files ends on its own, and cancelling it could leave a write half done.
+    /// Whether the operation may wait for a peer without limit, so that abandoning it has to cancel it. Operations on
+    /// files end by themselves, and cancelling one could leave a write half done.
     pub(crate) fn waits_for_a_peer(&self) -> bool {
         use Operation::{Accept, Connect, Receive, Send};
         matches!(self, Accept { .. } | Connect { .. } | Receive { .. } | Send { .. })

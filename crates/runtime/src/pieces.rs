@@ -1,12 +1,12 @@
-//! A read whose bytes come from several places.
+//! Reads whose bytes come from several places.
 
 use crate::task::join_all;
 use block::{Buffer, ReadOutcome};
 use std::future::Future;
 
-/// Reads the pieces of a buffer, all at once, and puts them together again. A piece is so many bytes, behind the one before,
-/// and what `read` needs to know of it; nothing is copied. Where one fails, nothing is shown, and the error is the first
-/// one's in the order of the pieces.
+/// Reads the pieces of a buffer concurrently and joins them again. A piece is a number of bytes, after the one before,
+/// and what `read` needs to know of it; nothing is copied. If a piece fails, the buffer is empty, and the error is that
+/// of the first failed piece.
 ///
 /// # Panics
 /// If the pieces are longer than the buffer.
@@ -17,8 +17,8 @@ pub async fn read_pieces<Piece, Read: Future<Output = ReadOutcome>>(
 ) -> ReadOutcome {
     let mut rest = buffer.split_off(0);
     let reads = pieces.into_iter().map(|(bytes, piece)| {
-        let behind = rest.split_off(bytes);
-        read(piece, std::mem::replace(&mut rest, behind))
+        let after = rest.split_off(bytes);
+        read(piece, std::mem::replace(&mut rest, after))
     });
     let mut outcome = Ok(());
     for (result, piece) in join_all(reads).await {

@@ -1,16 +1,16 @@
-//! Chance, from seeds: xoshiro256++ (Blackman and Vigna, "Scrambled linear pseudorandom number generators",
-//! 2021), seeded by SplitMix64. Not for secrets.
+//! Seeded randomness: xoshiro256++ (Blackman and Vigna, "Scrambled linear pseudorandom number generators", 2021),
+//! seeded by SplitMix64. Not for secrets.
 
 use crate::shard;
 
-/// A seeded generator: the same seed gives the same numbers, on every machine.
+/// Seeded generator: the same seed gives the same numbers, on every machine.
 #[derive(Debug, Clone)]
 pub struct Random {
     state: [u64; 4],
 }
 
 impl Random {
-    /// A generator for this seed.
+    /// Generator with this seed.
     pub fn new(seed: u64) -> Self {
         let mut split = seed;
         let mut next = || {
@@ -23,7 +23,7 @@ impl Random {
         Random { state: [next(), next(), next(), next()] }
     }
 
-    /// 64 bits.
+    /// Returns 64 random bits.
     #[inline]
     pub fn next_u64(&mut self) -> u64 {
         let state = &mut self.state;
@@ -38,29 +38,29 @@ impl Random {
         result
     }
 
-    /// A number from 0 to `limit` - 1, by multiplication (Lemire, "Fast random integer generation in an
+    /// Returns a number from 0 to `limit` - 1, by multiplication (Lemire, "Fast random integer generation in an
     /// interval", 2019, without the rejection: the bias is below 2^-64 times `limit`).
     ///
     /// # Panics
     /// If `limit` is 0.
     #[inline]
     pub fn below(&mut self, limit: u64) -> u64 {
-        assert!(limit > 0, "a random number below 0 was asked for");
+        assert!(limit > 0, "random number below 0: expected a limit of at least 1");
         ((u128::from(self.next_u64()) * u128::from(limit)) >> 64) as u64
     }
 
-    /// A number from 0 up to, and without, 1.
+    /// Returns a number from 0 to 1, excluding 1.
     #[inline]
     pub fn unit(&mut self) -> f64 {
         (self.next_u64() >> 11) as f64 / (1_u64 << 53) as f64
     }
 
-    /// Whether something of this probability happens.
+    /// Returns true with this probability.
     pub fn chance(&mut self, probability: f64) -> bool {
         self.unit() < probability
     }
 
-    /// Fills bytes.
+    /// Fills the bytes randomly.
     pub fn fill(&mut self, bytes: &mut [u8]) {
         for chunk in bytes.chunks_mut(8) {
             chunk.copy_from_slice(&self.next_u64().to_le_bytes()[..chunk.len()]);
@@ -68,7 +68,7 @@ impl Random {
     }
 }
 
-/// 64 random bits from the shard's generator, which is seeded by the kernel, or by the simulation's seed.
+/// Returns 64 random bits from the shard's generator, which is seeded by the kernel, or by the simulation's seed.
 pub fn random_u64() -> u64 {
     shard::with_current(|shard| shard.random.borrow_mut().next_u64())
 }

@@ -1,7 +1,7 @@
-//! What crosses threads: wake-ups and messages from one shard to another, and calls that block.
+//! Communication between threads: wake-ups and messages from one shard to another, and calls that block.
 //!
-//! A mailbox has one lock, held for a push or a swap of two vectors and taken only when something crosses;
-//! a shard that runs looks at one flag per turn.
+//! A mailbox has one lock, held for a push or a swap of two vectors and taken only when a message crosses; a running
+//! shard checks one flag per turn.
 #![allow(unsafe_code)] // eventfd.
 
 use crate::shard::{self, Shard, ShardIndex};
@@ -21,7 +21,7 @@ enum Letter {
     Do(Work),
 }
 
-/// Where other threads leave what a shard shall do.
+/// Work that other threads left for a shard.
 pub(crate) struct Mailbox {
     letters: Mutex<Vec<Letter>>,
     has_letters: AtomicBool,
@@ -49,7 +49,7 @@ impl Mailbox {
             sleeping: AtomicBool::new(false),
             stopped: AtomicBool::new(false),
             failure: Mutex::default(),
-            // SAFETY: the descriptor was just created and is nobody else's.
+            // SAFETY: the descriptor was just created and has no other owner.
             wake: unsafe { OwnedFd::from_raw_fd(fd) },
         }))
     }
@@ -58,7 +58,7 @@ impl Mailbox {
         self.wake.as_raw_fd()
     }
 
-    /// Puts a task that was woken into its shard's queue, from whichever thread this is.
+    /// Puts a woken task into its shard's queue, from any thread.
     #[inline]
     pub(crate) fn schedule(&self, runnable: Runnable) {
         if shard::is_current(self) {
@@ -82,7 +82,7 @@ impl Mailbox {
         }
     }
 
-    /// Says that the shard is about to wait. False if there is something to do after all.
+    /// Announces that the shard is about to wait. Returns false if there is work after all.
     pub(crate) fn fall_asleep(&self) -> bool {
         self.sleeping.store(true, Ordering::SeqCst);
         if self.has_letters.load(Ordering::SeqCst) || self.stopped.load(Ordering::SeqCst) {
@@ -96,7 +96,7 @@ impl Mailbox {
         self.sleeping.store(false, Ordering::SeqCst);
     }
 
-    /// Hands what has arrived to the shard, whose mailbox this is.
+    /// Hands arrived work to the shard, whose mailbox this is.
     #[inline]
     pub(crate) fn deliver(&self, shard: &Shard) {
         if self.has_letters.load(Ordering::Relaxed) {
@@ -111,7 +111,7 @@ impl Mailbox {
         }
     }
 
-    /// Throws away what has arrived; says whether there was anything.
+    /// Discards arrived work; returns whether there was any.
     pub(crate) fn discard(&self) -> bool {
         let letters = std::mem::take(&mut *lock(&self.letters));
         !letters.is_empty()
@@ -161,7 +161,7 @@ impl<T> Answer<T> {
     }
 }
 
-/// The side that answers; dropped without an answer it says so.
+/// Sending side of an answer; dropped without an answer it reports that.
 struct Answering<T>(Arc<Answer<T>>);
 
 impl<T> Drop for Answering<T> {
@@ -176,12 +176,12 @@ fn answer<T>() -> (Answering<T>, RemoteHandle<T>) {
     (Answering(answer.clone()), RemoteHandle(answer))
 }
 
-/// A task on another shard. Awaiting it gives what it returned; dropping it lets the task go on.
+/// Handle of a task on another shard. Awaiting it returns the task's result; dropping it lets the task go on.
 #[must_use = "a task on another shard goes on by itself; await it or drop it knowingly"]
 pub struct RemoteHandle<T>(Arc<Answer<T>>);
 
 impl<T> RemoteHandle<T> {
-    /// Lets the task go on by itself.
+    /// Lets the task go on without this handle.
     pub fn detach(self) {}
 }
 
@@ -201,7 +201,7 @@ impl<T> Future for RemoteHandle<T> {
     }
 }
 
-/// Starts a task on another shard (or this one): `make` travels there and makes the future.
+/// Starts a task on any shard: `make` is sent there and makes the future.
 ///
 /// # Panics
 /// If there is no such shard.
@@ -219,15 +219,15 @@ where
         .detach();
     };
     let target = shard::with_current(|current| {
-        assert!(shard.0 < current.all.len(), "shard {shard}: there are {}", current.all.len());
+        assert!(shard.0 < current.all.len(), "shard {shard} out of range 0..{}", current.all.len());
         current.all[shard.0].clone()
     });
     target.post(Letter::Do(Box::new(work)));
     handle
 }
 
-/// Runs something that blocks (a program, a resolver) on a thread of its own, and waits for it. A panic in it
-/// becomes one here. Under simulation it runs at once, on this thread.
+/// Runs a blocking call (a program, a resolver) on a thread of its own, and waits for it. A panic in it is propagated.
+/// Under simulation it runs at once, on this thread.
 pub async fn blocking<T: Send + 'static>(work: impl FnOnce() -> T + Send + 'static) -> T {
     if shard::with_current(|shard| shard.world().is_some()) {
         crate::task::yield_now().await;

@@ -1,7 +1,7 @@
-//! Requests that wait until all their items have ended, in slots that are used again.
+//! Requests that end when all their items have ended, in reused slots.
 //!
-//! Who takes requests cuts them into items, which end in any order and on their own. In steady state a request allocates
-//! nothing. What the items are, and in which order they are carried out, is left to their owner.
+//! The caller divides a request into items, which end in any order. In steady state a request allocates nothing. The
+//! meaning of the items and their order are left to the caller.
 
 use crate::sync::Permit;
 use block::Result;
@@ -11,39 +11,39 @@ use std::future::Future;
 use std::pin::Pin;
 use std::task::{Context, Poll, Waker};
 
-/// Which request; used again once it has ended and nobody waits for it.
+/// Key of a request; reused once the request has ended and has no waiter.
 pub type RequestKey = usize;
 
 #[derive(Debug)]
 struct Request {
-    /// Items that haven't ended.
+    /// Number of items that haven't ended.
     left: u32,
     outcome: Result<()>,
     waker: Option<Waker>,
-    /// Nobody waits any more.
+    /// Whether the waiter was dropped.
     is_abandoned: bool,
-    /// Its share of the room for what waits in memory: given back when the last item has ended.
+    /// Memory permit of the request, returned when the last item has ended.
     room: Option<Permit>,
 }
 
-/// The requests of one shard that haven't ended.
+/// Requests in flight of one shard.
 #[derive(Debug, Default)]
 pub struct Requests(RefCell<Slab<Request>>);
 
 impl Requests {
-    /// A request of so many items, one or more, which holds this until they have ended. It is to be
-    /// [waited for](Self::wait), if only to drop that.
+    /// Begins a request of `items` items, at least 1, which holds `room` until they have ended. The caller
+    /// [waits](Self::wait) for it, if only to drop that.
     pub fn begin(&self, items: u32, room: Option<Permit>) -> RequestKey {
         let request = Request { left: items, outcome: Ok(()), waker: None, is_abandoned: false, room };
         self.0.borrow_mut().insert(request)
     }
 
-    /// One of its items has become two.
+    /// Counts one more item: an item of the request was split in two.
     pub fn item_was_cut(&self, key: RequestKey) {
         self.0.borrow_mut()[key].left += 1;
     }
 
-    /// One of its items has ended. The first error is the request's.
+    /// Ends an item. The first error is the request's.
     pub fn item_ended(&self, key: RequestKey, outcome: &Result<()>) {
         let mut all = self.0.borrow_mut();
         let request = &mut all[key];
@@ -66,12 +66,12 @@ impl Requests {
         drop(room);
     }
 
-    /// How many haven't ended, or haven't been told yet to who waits for them.
+    /// Number of requests that haven't ended, or whose waiter hasn't been told yet.
     pub fn len(&self) -> usize {
         self.0.borrow().len()
     }
 
-    /// Whether there are none.
+    /// Whether there is no request.
     pub fn is_empty(&self) -> bool {
         self.len() == 0
     }
@@ -82,12 +82,12 @@ impl Requests {
     }
 }
 
-/// What [`Requests::wait`] returns: the first error of an item, if there was one.
+/// Future of [`Requests::wait`]: the first error of an item, if there was one.
 #[derive(Debug)]
 #[must_use = "dropped, it lets the request go on without anybody who hears of errors"]
 pub struct Waiting<'a> {
     requests: &'a Requests,
-    /// None once it has ended.
+    /// `None` once the request has ended.
     key: Option<RequestKey>,
 }
 

@@ -1,12 +1,12 @@
 //! The ring: operations become submission entries, completion entries become results.
 //!
-//! Set up as measured to be fastest: `SINGLE_ISSUER | DEFER_TASKRUN` (completions are processed when the
-//! shard asks for them and not by interrupting it), and submission after every [`SUBMIT_EVERY`] entries
-//! instead of once per turn, which is 15 to 20 % faster because the device gets to work sooner.
+//! Uses the fastest settings measured: `SINGLE_ISSUER | DEFER_TASKRUN` (completions are processed when the shard asks
+//! for them and not by interrupting it), and submission after every [`SUBMIT_EVERY`] entries instead of once per turn,
+//! which is 15 to 20 % faster because the device starts sooner.
 //!
-//! Everything an entry points to (buffers, vectors, paths, message headers) lives in the operation's slot
-//! until the completion has arrived. When the ring is dropped it cancels what can be cancelled and waits for
-//! the rest; if that takes too long it leaks the memory rather than free it under the kernel.
+//! All memory that an entry points to (buffers, vectors, paths, message headers) is in the operation's slot until the
+//! completion has arrived. When the ring is dropped it cancels operations and waits for the rest; if that takes too
+//! long it leaks the memory rather than free it while the kernel may use it.
 #![allow(unsafe_code)] // The kernel's border.
 
 use crate::net::SocketAddress;
@@ -20,17 +20,17 @@ use io_uring::{IoUring, cqueue, opcode, squeue};
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd, RawFd};
 use std::time::Duration;
 
-/// How many entries gather before they are submitted.
+/// Number of entries that are batched before they are submitted.
 const SUBMIT_EVERY: usize = 4;
-/// How many files and sockets the ring has registered slots for; more use plain descriptors.
+/// Number of slots for registered files and sockets; further ones use plain descriptors.
 const FILE_SLOTS: u32 = 256;
-/// Below this many bytes a region isn't worth registering.
+/// Smallest region that is registered, in bytes.
 const SMALLEST_REGION: usize = 256 << 10;
-/// `user_data` of entries that aren't operations. Generations of slots have 31 bits, so no key is like it.
+/// `user_data` of entries that aren't operations. Generations of slots have 31 bits, so no key is equal to it.
 const WAKE: u64 = u64::MAX;
 const IGNORED: u64 = u64::MAX - 1;
 
-/// What the kernel needs beside an operation, kept with its slot so that the vectors are used again.
+/// Memory that the kernel needs for an operation, kept with its slot so that the vectors are reused.
 pub(crate) struct KernelMemory {
     vectors: Vec<libc::iovec>,
     message: libc::msghdr,
@@ -67,7 +67,7 @@ impl KernelMemory {
 pub(crate) struct Ring {
     ring: IoUring,
     unsubmitted: usize,
-    /// The last turn left entries for this one to submit.
+    /// Whether the last turn left entries for this one to submit.
     held_back: bool,
     registered_files: bool,
     free_file_slots: Vec<u32>,
@@ -77,7 +77,7 @@ pub(crate) struct Ring {
 }
 
 impl Ring {
-    /// A ring for this thread, which listens to the eventfd `wake`.
+    /// Creates a ring for this thread, which polls the eventfd `wake`.
     pub(crate) fn new(config: &Config, wake: RawFd) -> Result<Ring> {
         let entries = config.ring_entries.clamp(8, 4096).next_power_of_two();
         let ring = IoUring::builder()
@@ -133,7 +133,7 @@ impl Ring {
         unsafe { self.ring.submitter().register_buffers(&[vector]) }
     }
 
-    /// Puts a descriptor into the table of registered files, if there is room.
+    /// Puts a descriptor into the table of registered files, if there is a free slot.
     pub(crate) fn register_file(&mut self, fd: OwnedFd) -> Descriptor {
         let slot = self.free_file_slots.pop().filter(|_| self.registered_files);
         let slot = slot.filter(|slot| {
@@ -150,7 +150,7 @@ impl Ring {
         }
     }
 
-    /// Starts an operation. Some are so short that they are done at once: their result is returned.
+    /// Starts an operation. Short ones are done at once: their result is returned.
     #[inline]
     pub(crate) fn start(&mut self, key: Key, slot: &mut Slot) -> Option<i32> {
         let operation = slot.operation.as_mut().expect("an operation that starts is in its slot");
@@ -193,7 +193,7 @@ impl Ring {
         }
     }
 
-    /// Submits what has gathered and processes completions; with `wait`, until there is one or the time is up.
+    /// Submits the batched entries and processes completions; with `wait`, waits for one or until the limit.
     pub(crate) fn turn(&mut self, wait: bool, limit: Option<Duration>) {
         if wait && !self.wake_armed {
             self.arm_wake();
@@ -231,8 +231,8 @@ impl Ring {
         self.unsubmitted = self.ring.submission().len();
     }
 
-    /// EINTR and EBUSY (completions have to be reaped first) pass by themselves; EAGAIN (no memory for
-    /// requests) after a moment. Anything else would be a defect of this module.
+    /// Pauses after a failed submission. EINTR and EBUSY (completions have to be reaped first) pass by themselves;
+    /// EAGAIN (no memory for requests) after a moment. Any other error would be a defect of this module.
     #[cold]
     fn pause_after(&self, error: &std::io::Error) {
         match error.raw_os_error() {
@@ -242,7 +242,7 @@ impl Ring {
         }
     }
 
-    /// Hands out completions.
+    /// Passes completions to `complete`.
     #[inline]
     pub(crate) fn reap(&mut self, mut complete: impl FnMut(Key, i32)) -> bool {
         let mut any = false;
@@ -264,13 +264,13 @@ impl Ring {
         self.push(opcode::Read::new(Fd(self.wake), target.cast(), 8).build().user_data(WAKE));
     }
 
-    /// Cancels everything that can be cancelled; used when the shard ends.
+    /// Cancels every operation that can be cancelled, when the shard ends.
     pub(crate) fn cancel_all(&mut self) {
         let builder = io_uring::types::CancelBuilder::any();
         self.push(opcode::AsyncCancel2::new(builder).build().user_data(IGNORED));
     }
 
-    /// The ring goes: buffers are no longer registered, and the eventfd is no longer read into our memory.
+    /// Closes the ring: buffers are no longer registered, and the eventfd is no longer read into our memory.
     pub(crate) fn close(mut self) {
         pool::set_registered(false);
         for _ in 0..100 {
@@ -308,10 +308,10 @@ macro_rules! with_fd {
     };
 }
 
-/// The entry for an operation, or its result where it is done at once.
+/// Returns the entry for an operation, or its result if it is done at once.
 fn entry_for(operation: &mut Operation, memory: &mut KernelMemory) -> Result<squeue::Entry, i32> {
     const HERE: Fd = Fd(libc::AT_FDCWD);
-    /// The largest count that fits the kernel's signed result.
+    /// Largest count that fits the kernel's signed result.
     const LARGEST: usize = 0x7FFF_F000;
     Ok(match operation {
         Operation::Read { file, offset, buffer } => {

@@ -21,17 +21,17 @@ use std::sync::Arc;
 use std::task::Waker;
 use std::time::Duration;
 
-/// How [`run`] sets up its shards.
+/// Settings of the shards of [`run`].
 #[derive(Debug, Clone)]
 pub struct Config {
-    /// How many shards there are, 1 to 256.
+    /// Number of shards, 1 to 256.
     pub shards: usize,
     /// Whether shard n is pinned to the n-th processor that the process may use (modulo their number).
     pub pin: bool,
     /// Submission entries per ring, a power of two.
     pub ring_entries: u32,
-    /// How many bytes of buffers each shard tries to register with its ring; the kernel may limit locked
-    /// memory, then fewer are, or none.
+    /// Bytes of buffers that each shard tries to register with its ring; fewer, or none, if the kernel's limit on
+    /// locked memory is lower.
     pub registered_bytes: usize,
 }
 
@@ -42,20 +42,20 @@ impl Default for Config {
 }
 
 impl Config {
-    /// The same with so many shards.
+    /// Sets the number of shards.
     pub fn with_shards(mut self, shards: usize) -> Self {
         self.shards = shards;
         self
     }
 
-    /// The same with shards pinned to processors.
+    /// Pins shards to processors.
     pub fn pinned(mut self) -> Self {
         self.pin = true;
         self
     }
 }
 
-/// The number of a shard, from 0.
+/// Number of a shard, from 0.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct ShardIndex(pub usize);
 
@@ -65,20 +65,20 @@ impl fmt::Display for ShardIndex {
     }
 }
 
-/// Who carries out operations.
+/// Backend that carries out operations.
 pub(crate) enum Driver {
     Ring(RefCell<Option<Box<Ring>>>),
     Simulated(Rc<World>),
 }
 
-/// What an abandoned operation leaves: what it owned, and the descriptor that it returned. To be dropped with nothing of the
-/// shard borrowed.
+/// Remains of an abandoned operation: its buffers and the descriptor that it returned. To be dropped while nothing of
+/// the shard is borrowed.
 pub(crate) struct Discarded {
     _operation: Operation,
     _returned: Option<Descriptor>,
 }
 
-/// The state of one shard, reached through the thread-local by whatever runs on it.
+/// State of one shard, reached through the thread-local by its tasks.
 pub(crate) struct Shard {
     pub(crate) index: ShardIndex,
     pub(crate) driver: Driver,
@@ -95,11 +95,11 @@ pub(crate) struct Shard {
 
 thread_local! {
     static CURRENT: RefCell<Option<Rc<Shard>>> = const { RefCell::new(None) };
-    /// The mailbox of the current shard, to compare with; never followed.
+    /// Mailbox of the current shard, to compare with; never dereferenced.
     static CURRENT_MAILBOX: Cell<*const Mailbox> = const { Cell::new(std::ptr::null()) };
 }
 
-/// Makes a shard the one that this thread runs, and returns the one that it was.
+/// Makes a shard the current one of this thread, and returns the previous one.
 pub(crate) fn set_current(shard: Option<Rc<Shard>>) -> Option<Rc<Shard>> {
     CURRENT_MAILBOX.set(shard.as_ref().map_or(std::ptr::null(), |shard| Arc::as_ptr(&shard.mailbox)));
     CURRENT.with(|current| current.replace(shard))
@@ -121,23 +121,23 @@ pub(crate) fn try_with_current<T>(use_shard: impl FnOnce(&Rc<Shard>) -> T) -> Op
     CURRENT.try_with(|current| current.borrow().as_ref().map(use_shard)).ok().flatten()
 }
 
-/// The shard that this runs on.
+/// Returns the current shard.
 pub fn current_shard() -> ShardIndex {
     with_current(|shard| shard.index)
 }
 
-/// Whether this runs under [`simulate`](crate::simulate).
+/// Whether the current shard runs under [`simulate`](crate::simulate).
 pub fn is_simulated() -> bool {
     try_with_current(|shard| shard.world().is_some()).unwrap_or(false)
 }
 
-/// How many shards there are.
+/// Number of shards.
 pub fn shard_count() -> usize {
     with_current(|shard| shard.all.len())
 }
 
-/// Hands what was started on this shard to the kernel now, and not with the next few operations. For who wants
-/// an operation begun at its very moment; everybody else is faster without.
+/// Submits the started operations of this shard to the kernel now, without waiting for a full batch. Only for
+/// operations that must begin at once: batching is faster.
 pub fn submit_now() {
     with_current(|shard| {
         if let Driver::Ring(ring) = &shard.driver
@@ -148,7 +148,7 @@ pub fn submit_now() {
     });
 }
 
-/// Gives a registered slot back to the ring of this thread.
+/// Returns a registered slot to the ring of this thread.
 pub(crate) fn release_file_slot(slot: u32) {
     try_with_current(|shard| {
         if let Driver::Ring(ring) = &shard.driver
@@ -182,7 +182,7 @@ impl Shard {
         }
     }
 
-    /// Takes over a descriptor of the kernel's.
+    /// Takes ownership of a descriptor of the kernel.
     pub(crate) fn adopt(&self, fd: OwnedFd) -> Descriptor {
         match &self.driver {
             Driver::Ring(ring) => match ring.borrow_mut().as_mut() {
@@ -200,7 +200,7 @@ impl Shard {
         }
     }
 
-    /// Notes the end of an operation, and wakes who waits or drops what nobody waits for.
+    /// Ends an operation: wakes its waiter, or drops an abandoned operation.
     #[inline]
     pub(crate) fn complete(&self, key: Key, result: i32) {
         if self.slots.borrow_mut().goes_on(key, result) {
@@ -224,7 +224,7 @@ impl Shard {
         Discarded { _operation: operation, _returned: returned }
     }
 
-    /// Starts what is left of an operation.
+    /// Restarts the rest of an operation.
     #[cold]
     fn start_again(&self, key: Key) {
         let immediate = {
@@ -236,7 +236,7 @@ impl Shard {
         }
     }
 
-    /// Runs what is ready now; what becomes ready meanwhile waits for the next turn.
+    /// Runs the ready tasks; tasks that become ready meanwhile wait for the next turn.
     #[inline]
     fn run_ready(&self) {
         let ready = self.queue.borrow().len();
@@ -283,7 +283,7 @@ impl Shard {
         self.start_cut_short();
     }
 
-    /// Starts again what [`complete_inside_turn`](Self::complete_inside_turn) put aside.
+    /// Restarts the operations that [`complete_inside_turn`](Self::complete_inside_turn) put aside.
     #[inline]
     fn start_cut_short(&self) {
         loop {
@@ -292,8 +292,8 @@ impl Shard {
         }
     }
 
-    /// As [`complete`](Self::complete); dropping an operation may release a file's slot, which needs the ring
-    /// that is borrowed here, so what is abandoned is dropped by a task of its own.
+    /// As [`complete`](Self::complete); dropping an operation may release a file's slot, which needs the ring that is
+    /// borrowed here, so an abandoned operation is dropped by a task of its own.
     #[inline]
     fn complete_inside_turn(&self, key: Key, result: i32) {
         if self.slots.borrow_mut().goes_on(key, result) {
@@ -308,7 +308,7 @@ impl Shard {
         }
     }
 
-    /// Drops every task, with what they hold, and waits for the kernel to let go of the rest.
+    /// Drops every task with its data, and waits for the operations of the kernel to end.
     fn end(self: &Rc<Self>, ring: &RefCell<Option<Box<Ring>>>) {
         self.drop_tasks();
         let give_up = now() + Duration::from_secs(30);
@@ -350,7 +350,7 @@ impl Shard {
 /// Runs `main` on shard 0, and returns what it returns once all shards have ended.
 ///
 /// # Errors
-/// [`Error::Invalid`] for a number of shards that can't be; the kernel's error where it gives no ring.
+/// [`Error::Invalid`] for a number of shards out of range; the kernel's error if it can't create a ring.
 ///
 /// # Panics
 /// With the panic of any task.

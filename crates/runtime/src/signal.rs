@@ -1,4 +1,4 @@
-//! What a thread and a process ask of the kernel besides I/O: signals, processors, a seed.
+//! Requests of a thread or a process to the kernel besides I/O: signals, processors, a seed.
 #![allow(unsafe_code)] // sigaction, sched_setaffinity, getrandom, prctl.
 
 use crate::file::File;
@@ -14,11 +14,11 @@ extern "C" fn on_signal(_signal: libc::c_int) {
     unsafe { libc::write(STOP_EVENT.load(Ordering::Relaxed), std::ptr::from_ref(&one).cast(), 8) };
 }
 
-/// Waits for SIGINT or SIGTERM. The first of each is caught from the first call on; a second one ends the
-/// process, as without us.
+/// Waits for SIGINT or SIGTERM. The first signal of each kind after the first call is caught; the second one ends the
+/// process, as by default.
 ///
 /// # Errors
-/// The kernel's, where it gives no eventfd or takes no handler.
+/// The kernel's, if it gives no eventfd or takes no handler.
 pub async fn stop_signal() -> Result<()> {
     if crate::shard::with_current(|shard| shard.world().is_some()) {
         return std::future::pending().await;
@@ -59,7 +59,7 @@ fn install() -> Result<OwnedFd> {
     Ok(unsafe { OwnedFd::from_raw_fd(duplicate) })
 }
 
-/// The processors that this process may use.
+/// Processors that this process may use.
 pub(crate) fn allowed_processors() -> Vec<usize> {
     // SAFETY: a set of zeros is valid, and the kernel writes at most its size.
     let set = unsafe {
@@ -73,8 +73,8 @@ pub(crate) fn allowed_processors() -> Vec<usize> {
     if allowed.is_empty() { vec![0] } else { allowed }
 }
 
-/// Makes timers of this thread exact to a microsecond (the kernel's default is 50), and pins it if asked to.
-/// Neither is needed for anything to be right, so failures are let pass.
+/// Makes timers of this thread exact to a microsecond (the kernel's default is 50), and pins it to `processor` if there
+/// is one. Both are optimizations, so failures are ignored.
 pub(crate) fn prepare_thread(processor: Option<usize>) {
     // SAFETY: no memory is passed.
     unsafe { libc::prctl(libc::PR_SET_TIMERSLACK, 1000_u64, 0, 0, 0) };
@@ -88,7 +88,7 @@ pub(crate) fn prepare_thread(processor: Option<usize>) {
     }
 }
 
-/// A seed from the kernel.
+/// Returns a seed from the kernel.
 pub(crate) fn kernel_random() -> u64 {
     let mut seed = 0_u64;
     // SAFETY: eight bytes are written to `seed`. Below 256 bytes the call isn't interrupted.

@@ -1,13 +1,13 @@
-//! The simulated runtime: the same executor and API over a world that is made of a seed.
+//! Simulated runtime: the same executor and API over a world that is generated from a seed.
 //!
-//! All shards run on one thread. Which shard runs next, and which of its ready tasks, is drawn; operations
-//! take a drawn time and end in the order of their times; time passes only when nothing is ready. Nothing asks the
-//! machine for anything, so the same seed gives the same run, event for event, and the [`Trace`] shows it.
+//! All shards run on one thread. The next shard and the next of its ready tasks are drawn; operations take a drawn time
+//! and end in the order of their times; time passes only when no task is ready. Nothing depends on the machine, so the
+//! same seed gives the same run, event for event, and the [`Trace`] shows it.
 //!
 //! The world has files ([`files`]) with a volatile cache that a [`power_cut`] loses in part, and
 //! sockets ([`network`]). Its faults are drawn with the probabilities of [`SimulatedFaults`].
 //!
-//! Left out: what goes around the operations of this crate (`uring_cmd`, threads).
+//! Not simulated: operations outside of this crate (`uring_cmd`, threads).
 
 mod files;
 mod network;
@@ -27,38 +27,38 @@ use std::sync::Arc;
 use std::time::Duration;
 pub(crate) use world::World;
 
-/// What can go wrong in a simulated world, as probabilities per operation.
+/// Faults of a simulated world, as probabilities per operation.
 #[derive(Debug, Clone, Copy, Default, PartialEq)]
 pub struct SimulatedFaults {
     /// A read of a file fails with EIO.
     pub read_error: f64,
-    /// A write to a file fails with EIO, after any part of it was done; nothing else reports that.
+    /// A write to a file fails with EIO, after any part of it was done; no later operation reports it.
     pub write_error: f64,
     /// Write-back fails at a sync or a durable write, which loses what was written to the file since the last sync and is
     /// reported once by each open file description (`files`); the sync of a directory fails with EIO.
     pub sync_error: f64,
     /// An operation takes a hundred times as long.
     pub slow: f64,
-    /// A transfer is cut short, as the kernel may cut any.
+    /// A transfer is cut short, as the kernel may do with any.
     pub short: f64,
 }
 
-/// What [`simulate`] starts from.
+/// Settings of [`simulate`].
 #[derive(Debug, Clone)]
 pub struct Simulation {
-    /// Decides everything.
+    /// Seed of all randomness.
     pub seed: u64,
-    /// How many shards there are.
+    /// Number of shards.
     pub shards: usize,
-    /// Between which times an operation on a file ends, in nanoseconds.
+    /// Range of the duration of an operation on a file, in nanoseconds.
     pub latency: Range<u64>,
-    /// What goes wrong.
+    /// Fault probabilities.
     pub faults: SimulatedFaults,
     /// The run fails if `main` hasn't returned after this many events.
     pub most_events: u64,
-    /// How many lines of the trace are kept; its hash covers all.
+    /// Number of lines of the trace that are kept; its hash covers all events.
     pub trace_lines: usize,
-    /// Files that are there from the beginning, with contents that are durable.
+    /// Initial files, with durable contents.
     pub files: Vec<(PathBuf, Vec<u8>)>,
 }
 
@@ -76,33 +76,33 @@ impl Simulation {
         }
     }
 
-    /// The same with so many shards.
+    /// Sets the number of shards.
     pub fn with_shards(mut self, shards: usize) -> Self {
         self.shards = shards;
         self
     }
 
-    /// The same with these faults.
+    /// Sets the faults.
     pub fn with_faults(mut self, faults: SimulatedFaults) -> Self {
         self.faults = faults;
         self
     }
 
-    /// The same beginning with these files.
+    /// Sets the initial files.
     pub fn with_files(mut self, files: Vec<(PathBuf, Vec<u8>)>) -> Self {
         self.files = files;
         self
     }
 }
 
-/// What happened, in order.
+/// Events of a simulation, in order.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct Trace {
-    /// How many events there were.
+    /// Number of events.
     pub events: u64,
-    /// A hash over all of them.
+    /// Hash over all events.
     pub hash: u64,
-    /// The first of them, in words.
+    /// The first events, in words.
     pub lines: Vec<String>,
 }
 
@@ -120,24 +120,24 @@ impl Trace {
     }
 }
 
-/// What a simulation gave.
+/// Result of a simulation.
 #[derive(Debug)]
 pub struct Simulated<T> {
-    /// What `main` returned.
+    /// Return value of `main`.
     pub value: T,
-    /// What happened.
+    /// Events.
     pub trace: Trace,
-    /// How much time passed.
+    /// Virtual time that passed.
     pub elapsed: Duration,
-    /// The files at the end, as a program that runs on sees them, for the next simulation to begin with.
+    /// Files at the end, as a program that runs on sees them, to begin the next simulation with.
     pub files: Vec<(PathBuf, Vec<u8>)>,
 }
 
 /// Runs `main` on shard 0 of a simulated world, and returns once it has returned.
 ///
 /// # Errors
-/// [`Error::TimedOut`] if `main` waits while nothing will ever happen again, or takes more than
-/// `most_events`; the text names the seed.
+/// [`Error::TimedOut`] if `main` waits while no event will ever happen again, or takes more than `most_events`; the
+/// text names the seed.
 pub fn simulate<T, F, Fut>(simulation: Simulation, main: F) -> Result<Simulated<T>>
 where
     F: FnOnce() -> Fut,
@@ -200,12 +200,12 @@ impl Scheduler {
         while value.borrow().is_none() {
             if self.world.trace_length() > simulation.most_events {
                 let most = simulation.most_events;
-                return Err(Error::timed_out(format!("seed {seed}: not done after {most} events")));
+                return Err(Error::timed_out(format!("seed {seed}: not completed after {most} events")));
             }
             if self.run_one() || self.advance() {
                 continue;
             }
-            let text = format!("seed {seed}: every task waits and nothing will happen any more");
+            let text = format!("seed {seed}: deadlock: every task waits and no event is pending");
             return Err(Error::timed_out(text));
         }
         Ok(())
@@ -239,7 +239,7 @@ impl Scheduler {
         unreachable!("the choice is below the number of ready tasks");
     }
 
-    /// Lets time pass until the next thing happens.
+    /// Advances time to the next event.
     fn advance(&mut self) -> bool {
         let deadline = self.shards.iter().filter_map(|shard| shard.timers.borrow().next_deadline()).min();
         let deadline = deadline.map(clock::Instant::nanoseconds);
@@ -275,7 +275,7 @@ impl Drop for Scheduler {
     }
 }
 
-/// The world of the simulation that runs here, if one does.
+/// World of the simulation that runs here; `None` without one.
 pub(crate) fn current_world() -> Option<Rc<World>> {
     shard::try_with_current(|shard| shard.world().cloned()).flatten()
 }
@@ -284,20 +284,20 @@ pub(crate) fn with_world<T>(use_world: impl FnOnce(&World) -> T) -> T {
     use_world(&current_world().expect("a simulated file is used inside its simulation"))
 }
 
-/// The last descriptor of a simulated file or socket is gone.
+/// Closes the last descriptor of a simulated file or socket.
 pub(crate) fn close(handle: u64) {
     if let Some(world) = current_world() {
         world.close(handle);
     }
 }
 
-/// Another descriptor for a simulated file or socket.
+/// Returns another descriptor for a simulated file or socket.
 pub(crate) fn share(handle: u64) -> u64 {
     with_world(|world| world.share(handle))
 }
 
-/// What a power cut at this moment leaves of the simulated files: for each, what was synced, and of what was
-/// written since, a drawn part, torn at 512 bytes. Begin the next simulation with it.
+/// Returns the contents of the simulated files after a power cut at this moment: for each, the synced data, and a drawn
+/// part of later writes, torn at 512 bytes. Begin the next simulation with it.
 ///
 /// # Panics
 /// Outside of [`simulate`].

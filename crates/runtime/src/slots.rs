@@ -1,4 +1,4 @@
-//! The operations of a shard that haven't ended, at addresses that don't move, and who waits for them.
+//! Operations in flight of a shard, at addresses that don't move, and their waiters.
 
 use crate::operation::Operation;
 use crate::shard::{self, Discarded};
@@ -7,12 +7,12 @@ use std::pin::Pin;
 use std::rc::Rc;
 use std::task::{Context, Poll, Waker};
 
-/// Slots are allocated so many at a time and never moved or freed before the shard ends: the kernel reads
+/// Number of slots that are allocated at a time. They are never moved or freed before the shard ends: the kernel reads
 /// message headers and vectors from them.
 const CHUNK: usize = 64;
 
-/// Identifies one use of one slot; what travels as `user_data`. A slot that is used again has another one,
-/// so that a late cancellation can't hit its successor.
+/// Identifies one use of one slot; passed to the kernel as `user_data`. A reused slot has another key, so that a late
+/// cancellation can't hit its successor.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) struct Key {
     pub index: u32,
@@ -33,12 +33,12 @@ impl Key {
 enum State {
     Free,
     Running,
-    /// Nobody waits any more; what it owns is dropped when it ends.
+    /// The waiter was dropped; the operation's data is dropped when it ends.
     Abandoned,
     Done(i32),
 }
 
-/// One operation and what the kernel needs beside it.
+/// One operation and the memory that the kernel needs for it.
 pub(crate) struct Slot {
     state: State,
     generation: u32,
@@ -67,7 +67,7 @@ pub(crate) struct Slots {
 }
 
 impl Slots {
-    /// How many operations haven't ended.
+    /// Number of operations in flight.
     pub(crate) fn running(&self) -> usize {
         self.running
     }
@@ -99,8 +99,8 @@ impl Slots {
         first
     }
 
-    /// Whether a write of a file was cut short by the kernel and has to go on with what is left of it. That
-    /// happens here and not where the write is awaited, so that it is carried out whole though nobody waits.
+    /// Whether a write of a file was cut short by the kernel and has to go on with the rest. It happens here and not
+    /// where the write is awaited, so that the write completes even without a waiter.
     #[inline]
     pub(crate) fn goes_on(&mut self, key: Key, result: i32) -> bool {
         let Some(Operation::Write { payload, skip, .. }) = &mut self.slot(key.index).operation else {
@@ -162,7 +162,7 @@ impl Slots {
     }
 }
 
-/// An operation in flight. Awaiting gives its result and what it owned; dropping abandons it.
+/// An operation in flight. Awaiting returns its result and its data; dropping abandons it.
 pub(crate) struct InFlight {
     key: Option<Key>,
 }
@@ -183,7 +183,7 @@ pub(crate) fn submit(operation: Operation) -> InFlight {
         let key = slots.insert(operation);
         let immediate = shard.start(key, slots.slot(key.index));
         if let Some(result) = immediate {
-            let _nobody_waits_yet = slots.complete(key, result);
+            let _no_waker = slots.complete(key, result);
         }
         InFlight { key: Some(key) }
     })

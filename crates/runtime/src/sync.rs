@@ -1,4 +1,4 @@
-//! Waiting for one another: on one shard, without atomics; and a stop signal that reaches all shards.
+//! Synchronization between tasks of one shard, without atomics; and a stop signal that reaches all shards.
 
 use crate::remote::lock;
 use std::cell::{Cell, RefCell};
@@ -68,7 +68,7 @@ impl Waiters {
     }
 }
 
-/// Wakes those who wait at the moment. There is no memory: who comes later waits for the next time, so check
+/// Wakes the tasks that wait at the moment. It has no memory: later waiters wait for the next notification, so check
 /// the condition before waiting.
 #[derive(Default)]
 pub struct Notify {
@@ -78,7 +78,7 @@ pub struct Notify {
 }
 
 impl Notify {
-    /// With nobody waiting.
+    /// A `Notify` without waiters.
     pub fn new() -> Self {
         Notify::default()
     }
@@ -91,7 +91,7 @@ impl Notify {
         }
     }
 
-    /// Wakes everybody.
+    /// Wakes all waiters.
     pub fn notify_all(&self) {
         while self.waiters.release_first().is_some() {}
     }
@@ -138,24 +138,24 @@ impl Drop for Notified<'_> {
     }
 }
 
-/// So many permits, given in order of arrival: a large request isn't overtaken by small ones.
+/// Semaphore of a shard: permits are granted in order of arrival, so a large request isn't overtaken by small ones.
 pub struct Semaphore {
     available: Cell<usize>,
     waiters: Waiters,
 }
 
 impl Semaphore {
-    /// With this many permits.
+    /// Semaphore with this many permits.
     pub fn new(permits: usize) -> Rc<Self> {
         Rc::new(Semaphore { available: Cell::new(permits), waiters: Waiters::default() })
     }
 
-    /// How many permits are free.
+    /// Number of free permits.
     pub fn available(&self) -> usize {
         self.available.get()
     }
 
-    /// Takes permits if they are free and nobody waits.
+    /// Takes permits if they are free and no task waits.
     pub fn try_acquire(self: &Rc<Self>, permits: usize) -> Option<Permit> {
         let nobody_waits = self.waiters.list.borrow().is_empty();
         (nobody_waits && self.available.get() >= permits).then(|| self.take(permits))
@@ -166,7 +166,7 @@ impl Semaphore {
         Permit { semaphore: self.clone(), permits }
     }
 
-    /// Waits for permits. Asking for more than there are in all waits for ever.
+    /// Waits for permits. A request for more than there are in all waits for ever.
     pub async fn acquire(self: &Rc<Self>, permits: usize) -> Permit {
         if let Some(permit) = self.try_acquire(permits) {
             return permit;
@@ -186,8 +186,8 @@ impl Semaphore {
     }
 }
 
-/// A place in a semaphore's line, left when dropped. Permits that are free then may be enough for the new first waiter,
-/// whether this one took its own or gave up.
+/// Place in a semaphore's queue, left when dropped. Permits that are free then may be enough for the new first waiter,
+/// whether this one took its own or was dropped.
 struct PermitPlace<'a> {
     semaphore: &'a Semaphore,
     ticket: u64,
@@ -204,7 +204,7 @@ impl Drop for PermitPlace<'_> {
     }
 }
 
-/// Permits that go back when dropped.
+/// Permits that are returned when dropped.
 pub struct Permit {
     semaphore: Rc<Semaphore>,
     permits: usize,
@@ -236,7 +236,7 @@ impl<T> Channel<T> {
     }
 }
 
-/// A queue of at most `capacity` (at least 1), from many tasks of a shard to one.
+/// Returns the two sides of a queue of at most `capacity` values (at least 1), from many tasks of a shard to one.
 pub fn channel<T>(capacity: usize) -> (Sender<T>, Receiver<T>) {
     let channel = Rc::new(Channel {
         queue: RefCell::new(VecDeque::with_capacity(capacity.min(1024))),
@@ -267,11 +267,11 @@ impl std::fmt::Debug for Permit {
     }
 }
 
-/// The side that sends.
+/// Sending side of a [`channel`].
 pub struct Sender<T>(Rc<Channel<T>>);
 
 impl<T> Sender<T> {
-    /// Sends, or gives the value back if the queue is full or nobody receives any more.
+    /// Sends; returns the value if the queue is full or the receiver is dropped.
     pub fn try_send(&self, value: T) -> Result<(), T> {
         if !self.0.receiver_alive.get() || self.0.queue.borrow().len() >= self.0.capacity {
             return Err(value);
@@ -281,7 +281,7 @@ impl<T> Sender<T> {
         Ok(())
     }
 
-    /// Waits for room and sends; gives the value back if nobody receives any more.
+    /// Waits for free space and sends; returns the value if the receiver is dropped.
     pub async fn send(&self, value: T) -> Result<(), T> {
         let mut value = value;
         loop {
@@ -313,11 +313,11 @@ impl<T> Drop for Sender<T> {
     }
 }
 
-/// The side that receives.
+/// Receiving side of a [`channel`].
 pub struct Receiver<T>(Rc<Channel<T>>);
 
 impl<T> Receiver<T> {
-    /// The next value if there is one.
+    /// Returns the next value; `None` if the queue is empty.
     pub fn try_receive(&mut self) -> Option<T> {
         let value = self.0.queue.borrow_mut().pop_front();
         if value.is_some() {
@@ -326,7 +326,7 @@ impl<T> Receiver<T> {
         value
     }
 
-    /// Waits for the next value; `None` once all senders are gone and everything was received.
+    /// Waits for the next value; `None` once all senders are dropped and all values were received.
     pub async fn receive(&mut self) -> Option<T> {
         poll_fn(|context| {
             if let Some(value) = self.try_receive() {
@@ -351,17 +351,18 @@ impl<T> Drop for Receiver<T> {
     }
 }
 
-/// One value, once. The receiver gives `None` if the sender is dropped without sending.
+/// Returns the two sides of a channel for one value. The receiver returns `None` if the sender is dropped without
+/// sending.
 pub fn oneshot<T>() -> (OneshotSender<T>, Receiver<T>) {
     let (sender, receiver) = channel(1);
     (OneshotSender(sender), receiver)
 }
 
-/// The side of [`oneshot`] that sends.
+/// Sending side of a [`oneshot`].
 pub struct OneshotSender<T>(Sender<T>);
 
 impl<T> OneshotSender<T> {
-    /// Sends; gives the value back if nobody waits for it any more.
+    /// Sends; returns the value if the receiver is dropped.
     pub fn send(self, value: T) -> Result<(), T> {
         self.0.try_send(value)
     }
@@ -374,41 +375,41 @@ struct Stop {
     arrivals: std::sync::atomic::AtomicU64,
 }
 
-/// Says once, to everybody on every shard, that it is time to stop.
+/// Stop signal for all shards, raised once.
 #[derive(Clone, Default)]
 pub struct StopSource(Arc<Stop>);
 
 impl StopSource {
-    /// Not stopped yet.
+    /// A signal that isn't raised.
     pub fn new() -> Self {
         StopSource::default()
     }
 
-    /// Says so. A second time changes nothing.
+    /// Raises the signal. A second call does nothing.
     pub fn stop(&self) {
         self.0.stopped.store(true, Ordering::SeqCst);
         let waiting = std::mem::take(&mut *lock(&self.0.waiting));
         waiting.into_iter().for_each(|(_, waker)| waker.wake());
     }
 
-    /// Something to ask and to wait with.
+    /// Returns a token to check and to wait for the signal.
     pub fn token(&self) -> StopToken {
         StopToken(self.0.clone())
     }
 }
 
-/// Hears of a [`StopSource`].
+/// Receiver of a [`StopSource`]'s signal.
 #[derive(Clone)]
 pub struct StopToken(Arc<Stop>);
 
 impl StopToken {
-    /// Whether it is time.
+    /// Whether the signal was raised.
     #[inline]
     pub fn is_stopped(&self) -> bool {
         self.0.stopped.load(Ordering::Relaxed)
     }
 
-    /// Waits until it is time.
+    /// Waits until the signal is raised.
     pub async fn stopped(&self) {
         struct Entry<'a>(&'a Stop, u64);
         impl Drop for Entry<'_> {

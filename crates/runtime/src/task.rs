@@ -7,21 +7,20 @@ use std::pin::Pin;
 use std::rc::Rc;
 use std::task::{Context, Poll};
 
-/// A task that was spawned on this shard. Dropping the handle lets the task go on by itself; awaiting it
-/// gives what it returned.
+/// Handle of a task of this shard. Dropping it lets the task go on; awaiting it returns the task's result.
 #[must_use = "dropping the handle detaches the task; say so with `detach`"]
 pub struct JoinHandle<T>(Option<Task<T>>);
 
 impl<T> JoinHandle<T> {
-    /// Lets the task go on by itself.
+    /// Lets the task go on without this handle.
     pub fn detach(self) {}
 
-    /// Drops the task where it waits. Operations that it has submitted end as those of any dropped future do.
+    /// Drops the task at its await point. Submitted operations end as those of any dropped future do.
     pub fn abort(mut self) {
         drop(self.0.take());
     }
 
-    /// Whether it has returned.
+    /// Whether the task has returned.
     pub fn is_finished(&self) -> bool {
         self.0.as_ref().is_none_or(Task::is_finished)
     }
@@ -84,7 +83,7 @@ pub fn yield_now() -> YieldNow {
     YieldNow(false)
 }
 
-/// What [`yield_now`] returns.
+/// Future of [`yield_now`].
 #[derive(Debug)]
 #[must_use = "a yield does nothing until it is awaited"]
 pub struct YieldNow(bool);
@@ -103,7 +102,7 @@ impl Future for YieldNow {
     }
 }
 
-/// Waits for all of these, at the same time, and gives what they return in their order.
+/// Runs all futures concurrently and returns their results in the order of the futures.
 pub async fn join_all<F: Future>(futures: impl IntoIterator<Item = F>) -> Vec<F::Output> {
     let mut waiting: Vec<_> = futures.into_iter().map(|future| (Some(Box::pin(future)), None)).collect();
     std::future::poll_fn(move |context| {
@@ -123,8 +122,8 @@ pub async fn join_all<F: Future>(futures: impl IntoIterator<Item = F>) -> Vec<F:
     .await
 }
 
-/// The same, but only so many of them at a time: another begins as soon as one has returned. They are taken from the
-/// iterator when their turn comes.
+/// As [`join_all`], with at most `limit` futures at a time: another one is taken from the iterator as soon as one has
+/// returned.
 pub async fn join_limited<F: Future>(limit: usize, futures: impl IntoIterator<Item = F>) -> Vec<F::Output> {
     let mut futures = futures.into_iter().fuse();
     let mut outputs: Vec<Option<F::Output>> = Vec::new();
@@ -155,7 +154,7 @@ pub async fn join_limited<F: Future>(limit: usize, futures: impl IntoIterator<It
     .await
 }
 
-/// Drops something in a task of its own, where nothing of the shard is borrowed.
+/// Drops a value in a task of its own, where nothing of the shard is borrowed.
 pub(crate) fn drop_later<T: 'static>(shard: &Shard, value: T) {
     let mailbox = shard.mailbox.clone();
     let (runnable, task) =

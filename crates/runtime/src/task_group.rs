@@ -1,7 +1,7 @@
 //! Groups of tasks and calls of one shard whose end can be awaited: a part's close waits for its group.
 //!
-//! A member is counted from [`TaskGroup::enter`] until its guard is dropped: at the end of a task, or with the future that owns
-//! the guard. A handle that a client may keep for ever must not be a member: the close would never end.
+//! A member is counted from [`TaskGroup::enter`] until its guard is dropped: at the end of a task, or with the future
+//! that owns the guard. A handle that a client may keep without limit must not be a member: the close would never end.
 
 use crate::sync::Notify;
 use crate::task::JoinHandle;
@@ -40,8 +40,8 @@ impl TaskGroup {
         self.0.members.get() == 0
     }
 
-    /// Waits until there is no member. Members that are added meanwhile are waited for, too: the caller has to end their
-    /// arrival.
+    /// Waits until there is no member. Members that are added meanwhile are waited for, too: the caller makes sure that
+    /// no more are added.
     pub async fn ended(&self) {
         while !self.is_empty() {
             self.0.is_empty.notified().await;

@@ -9,7 +9,7 @@ use std::pin::{Pin, pin};
 use std::task::{Context, Poll, Waker};
 use std::time::Duration;
 
-/// Who waits for when, in order of time and then of arrival.
+/// Wakers of timers, in order of time and then of arrival.
 #[derive(Default)]
 pub(crate) struct Timers {
     waiting: BTreeMap<(Instant, u64), Waker>,
@@ -25,7 +25,7 @@ impl Timers {
         self.waiting.keys().next().map(|key| key.0)
     }
 
-    /// Takes out one that is due.
+    /// Takes out one timer that is due.
     pub(crate) fn pop_due(&mut self, now: Instant) -> Option<Waker> {
         let entry = self.waiting.first_entry()?;
         (entry.key().0 <= now).then(|| entry.remove())
@@ -42,15 +42,14 @@ pub fn sleep_until(deadline: Instant) -> Sleep {
     Sleep { deadline, entry: None }
 }
 
-/// So long before a point in time whoever wants to be there precisely is awake: a sleeping processor takes some 30 to 100 us to
-/// come back.
+/// Time before the deadline from which a precise sleep polls: a sleeping processor takes some 30 to 100 us to wake.
 const AWAKE_BEFORE: Duration = Duration::from_micros(100);
 
-/// Waits for a point in time, to about a microsecond, if the shard has nothing long to do: the last 100 us awake, which costs
-/// the processor.
+/// Waits for a point in time, to about a microsecond, if the shard has no long work: it polls for the last 100 us,
+/// which uses the processor.
 pub async fn sleep_until_precisely(deadline: Instant) {
     if shard::is_simulated() {
-        // Time passes only while everybody sleeps, and precisely.
+        // Time passes only while all tasks sleep, and precisely.
         return sleep_until(deadline).await;
     }
     let now_ = now();
@@ -62,7 +61,7 @@ pub async fn sleep_until_precisely(deadline: Instant) {
     }
 }
 
-/// What [`sleep`] returns.
+/// Future of [`sleep`].
 #[derive(Debug)]
 #[must_use = "a sleep does nothing until it is awaited"]
 pub struct Sleep {
@@ -108,7 +107,7 @@ pub struct Elapsed(Duration);
 
 impl From<Elapsed> for Error {
     fn from(Elapsed(limit): Elapsed) -> Self {
-        Error::timed_out(format!("not done within {limit:?}"))
+        Error::timed_out(format!("not completed within {limit:?}"))
     }
 }
 
@@ -128,9 +127,8 @@ pub async fn timeout<F: Future>(limit: Duration, future: F) -> Result<F::Output,
     .await
 }
 
-/// Tries again as long as the answer is [`Error::Busy`], for at most this long. What a killed process held (its
-/// locks, its listening sockets) is given back some tens of milliseconds after it is gone; who starts in its place
-/// waits for that.
+/// Tries again while the result is [`Error::Busy`], for at most `limit`. The kernel releases the locks and listening
+/// sockets of a killed process some tens of milliseconds after its end; its successor waits for that.
 pub async fn retry_while_busy<T>(limit: Duration, mut attempt: impl AsyncFnMut() -> Result<T>) -> Result<T> {
     const BETWEEN: Duration = Duration::from_millis(20);
     let give_up = now() + limit;

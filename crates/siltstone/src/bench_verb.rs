@@ -1,4 +1,4 @@
-//! `siltstone bench`: finds out what is to be measured, has it measured, and writes the report.
+//! `siltstone bench`: identifies the arguments, runs the benchmarks, and writes the report.
 
 use crate::arguments::Bench;
 use crate::failure::Failure;
@@ -15,13 +15,13 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
-/// How often the bar is drawn.
+/// Interval of drawing the progress bar.
 const DRAW_INTERVAL: Duration = Duration::from_millis(200);
 
-/// Runs all that was asked for, one after the other.
+/// Runs all arguments, one after the other.
 ///
 /// # Errors
-/// What is wrong with a plan, job file or stack, before anything runs; runs that failed; a stop.
+/// Problems of a plan, job file or stack, before any run; failed runs; a stop.
 pub fn bench(arguments: &Bench) -> Result<(), Failure> {
     let arguments = arguments.clone();
     // Signals and the bar need a runtime; the benchmark itself makes one for each run, on its own thread.
@@ -46,7 +46,7 @@ pub fn bench(arguments: &Bench) -> Result<(), Failure> {
     })?
 }
 
-/// What an argument stands for.
+/// Type of an argument.
 #[derive(Debug)]
 enum What {
     Plan { text: String },
@@ -65,7 +65,7 @@ fn what_is(argument: &str) -> Result<What, Failure> {
         )));
     }
     if !is_meant_as_file && argument.contains('/') && !argument.contains('(') {
-        return Err(Failure::Usage(format!("{argument}: there is no such file")));
+        return Err(Failure::Usage(format!("{argument}: no such file")));
     }
     if !is_meant_as_file {
         return Ok(What::Stack);
@@ -86,7 +86,7 @@ fn shell_quoted(text: &str) -> String {
     format!("'{}'", text.replace('\'', "'\\''"))
 }
 
-/// Where relative names of an argument begin.
+/// Base of relative names in an argument.
 fn folder_of(argument: &str, what: &What) -> std::io::Result<PathBuf> {
     match what {
         // fio's names begin where it was started, and a stack file knows its own folder.
@@ -151,7 +151,7 @@ fn prepare<'a>(
     match what {
         What::Plan { .. } | What::Stack if arguments.on.is_some() => refuse("--on", "fio job files"),
         What::Plan { .. } | What::JobFile { .. } if arguments.writes => {
-            refuse("--writes", "a stack alone; a plan and a job file say themselves what is written")
+            refuse("--writes", "a stack; a plan and a job file define their writes")
         }
         What::JobFile { .. } | What::Stack if arguments.repetitions.is_some() => {
             refuse("--repetitions", "plans")
@@ -161,7 +161,7 @@ fn prepare<'a>(
         What::Plan { text } => {
             let mut plan = Plan::parse(argument, text)?;
             if arguments.full {
-                let text = format!("{argument}: --full: this plan has no [full] that says what that changes");
+                let text = format!("{argument}: --full: this plan has no table [full]");
                 plan = *plan.full.take().ok_or(Failure::Usage(text))?;
             }
             plan.shorten(arguments.repetitions, arguments.runtime);
@@ -180,7 +180,7 @@ fn prepare<'a>(
     }
 }
 
-/// A name that can be a folder's.
+/// Returns a name that is valid for a folder.
 fn folder_name(name: &str) -> String {
     let letter = |letter: char| match letter {
         letter if letter.is_alphanumeric() || "-_.+ ".contains(letter) => letter,

@@ -1,4 +1,4 @@
-//! `siltstone check`: looks at a whole log device for damage.
+//! `siltstone check`: checks a whole log device for damage.
 
 use crate::arguments;
 use crate::failure::Failure;
@@ -9,7 +9,7 @@ use crate::table::plain;
 use log::check::{CheckReport, Finding, Hit};
 use std::fmt::Write;
 
-/// Checks it, and says what was found.
+/// Checks the device, and prints the findings.
 ///
 /// # Errors
 /// A wrong stack or part, a stack that is being served; [`Failure::Said`] if there is damage.
@@ -50,7 +50,7 @@ fn page(report: &CheckReport) -> String {
     if report.replayed > 0 || report.discarded > 0 {
         let _ = writeln!(
             out,
-            "behind the checkpoint: {} records to be replayed, {} that don't count",
+            "after the checkpoint: {} records to be replayed, {} not valid",
             report.replayed, report.discarded
         );
     }

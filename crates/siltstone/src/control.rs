@@ -1,8 +1,8 @@
-//! How operators reach a stack: one that is served through its control socket, any other by opening it.
+//! Access of operators to a stack: through its server's control socket if it is served, else by opening it.
 //!
-//! One concept per module: [`protocol`] what is said over the socket (it never waits), [`place`] which socket is
-//! whose, [`socket`] taking and giving back a socket's file, [`server`] its clients, [`client`] the other end,
-//! [`operated`] what is done to a stack, whoever asks, and [`reach`] which of the two ways is gone.
+//! One concept per module: [`protocol`] the messages of the socket (it never waits), [`place`] the socket of each
+//! stack, [`socket`] creating and removing a socket's file, [`server`] its clients, [`client`] the client, [`operated`]
+//! the requests to an open stack, and [`reach`] the choice of one of the two ways.
 
 pub mod client;
 pub mod operated;

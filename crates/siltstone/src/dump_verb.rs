@@ -1,4 +1,4 @@
-//! `siltstone dump`: what a log device keeps on its disk.
+//! `siltstone dump`: contents of a log device's disk.
 
 use crate::arguments;
 use crate::failure::Failure;
@@ -7,7 +7,7 @@ use crate::output::{print, print_json};
 use crate::table;
 use serde_json::{Map, Value};
 
-/// Shows it.
+/// Shows the contents.
 ///
 /// # Errors
 /// A wrong stack, part or zone; a stack that is being served; a disk without a log.
@@ -19,7 +19,7 @@ pub fn dump(arguments: &arguments::Dump) -> Result<(), Failure> {
     if arguments.json { print_json(&value) } else { print(&page(value)) }
 }
 
-/// As tables: of roots, versions, zones and records the rows, and everything else above them.
+/// Formats as tables: rows for roots, versions, zones and records, and everything else above them.
 fn page(mut value: Value) -> String {
     let mut out = String::new();
     let mut take = |key: &str| value.as_object_mut().and_then(|object| object.remove(key));
@@ -43,7 +43,7 @@ fn page(mut value: Value) -> String {
     out
 }
 
-/// A row without what has lists inside: those are in the JSON.
+/// Returns a row without the values that contain lists: those are in the JSON.
 fn row(mut value: Value) -> Value {
     if let Some(object) = value.as_object_mut() {
         object.remove("directory");
@@ -56,7 +56,7 @@ fn row(mut value: Value) -> Value {
 }
 
 fn entries_in_words(entries: &Value) -> String {
-    /// More than this are counted.
+    /// Limit of listed values; further ones are counted.
     const MOST: usize = 8;
     let Some(list) = entries.as_array() else { return table::plain(&entries.to_string()) };
     let mut words: Vec<String> = list.iter().take(MOST).map(entry_in_words).collect();

@@ -1,23 +1,23 @@
-//! How the program ends: the words for people, and the exit code for scripts.
+//! Failures of the program: the text for users, and the exit code for scripts.
 
 use std::fmt;
 use std::process::ExitCode;
 
-/// Why a verb didn't do what was asked.
+/// Failure of a verb.
 #[derive(Debug)]
 pub enum Failure {
-    /// It was asked for wrongly: arguments, a stack, a plan or a job file. Exit code 2.
+    /// Usage error: wrong arguments, stack, plan or job file. Exit code 2.
     Usage(String),
-    /// It was asked for rightly, and the world said no. Exit code 1.
+    /// Failure of a valid request. Exit code 1.
     World(String),
-    /// It is said already. Exit code 1.
+    /// Failure that was reported already. Exit code 1.
     Said,
-    /// Ctrl-C or SIGTERM, after what was there has been written. Exit code 130.
+    /// Ctrl-C or SIGTERM, after the results so far have been written. Exit code 130.
     Interrupted,
 }
 
 impl Failure {
-    /// The exit code that stands for it.
+    /// Exit code of the failure.
     pub fn exit_code(&self) -> ExitCode {
         ExitCode::from(match self {
             Failure::Usage(_) => 2,

@@ -1,8 +1,8 @@
-//! Which kinds of parts a stack may have. The one list of them: a new kind is one line here.
+//! Kinds of parts. This is the only list: a new kind is one line here.
 
 use stack::Registry;
 
-/// All kinds, in the order in which they are shown.
+/// All kinds, in the order of display.
 pub fn registry() -> Registry {
     Registry::new(vec![
         &disks::file::KIND,

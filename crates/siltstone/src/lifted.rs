@@ -1,8 +1,8 @@
-//! A log device from whose disk it is lifted: the disk is opened, the log is not, and nothing is written.
+//! Reading a log device from its disk: the disk is opened, the log is not, and nothing is written.
 //!
-//! What the log stands on, a device or zones, is built as the stack says, but files and zones on devices are opened
-//! read-only, so that none is made or changed, and a `record` or `zone-record` right below the log is passed over: it would
-//! begin its timeline anew.
+//! The parts below the log, a device or zones, are built as the stack defines them, but files and zones on devices are
+//! opened read-only, so that none is created or changed. A `record` or `zone-record` directly below the log is skipped:
+//! opening it would restart its timeline.
 
 use crate::control::client::Client;
 use crate::control::place::{self, Identity};
@@ -17,17 +17,17 @@ use std::path::Path;
 use std::rc::Rc;
 use std::sync::Arc;
 
-/// The kind of the parts that can be looked at.
+/// Kind of the parts that can be read.
 const KIND: &str = "log";
-/// The kinds that are passed over.
+/// Kinds that are skipped.
 const RECORDS: [&str; 2] = ["record", "zone-record"];
-/// The kinds that are opened read-only.
+/// Kinds that are opened read-only.
 const READ_ONLY: [&str; 2] = ["file", "zones"];
 
-/// Does something with the zones of a log device that nobody serves, and with its map's home, if it has one.
+/// Runs `work` on the zones of a log device that isn't being served, and on its map's home, if it has one.
 ///
 /// # Errors
-/// A wrong stack or part; a stack that is being served; what opening the disk says, and what `work` returns.
+/// A wrong stack or part; a stack that is being served; those of opening the disk, and of `work`.
 pub fn with_zones<T: Send + 'static>(
     argument: &str,
     part: Option<&str>,
@@ -65,7 +65,7 @@ pub fn with_zones<T: Send + 'static>(
     Ok(outcome?)
 }
 
-/// While somebody writes to it, a log is never as its disk says.
+/// Refuses a stack that is being served: its disk changes meanwhile.
 fn refuse_if_served(argument: &str, stack: &Stack) -> Result<(), Failure> {
     let identity = Identity::of_file(argument).map_or_else(|| Identity::of_text(stack), Ok)?;
     for (path, stream) in place::servers(&identity)? {
@@ -79,7 +79,7 @@ fn refuse_if_served(argument: &str, stack: &Stack) -> Result<(), Failure> {
     Ok(())
 }
 
-/// The name of the part whose disk is to be opened, and of that disk, or of the zones that it has instead.
+/// Returns the name of the part whose disk is to be opened, and of that disk or of its zones.
 fn log_of(argument: &str, stack: &Stack, wanted: Option<&str>) -> Result<(String, String), Failure> {
     let wrong = |what: String| Failure::Usage(format!("{argument}: {what}"));
     let logs: Vec<&Part> = stack.parts().filter(|part| part.kind().name == KIND).collect();
@@ -91,14 +91,17 @@ fn log_of(argument: &str, stack: &Stack, wanted: Option<&str>) -> Result<(String
         })?,
         (None, [only]) => only,
         (None, several) => {
-            let what =
-                format!("{} parts are of kind \"{KIND}\": say --part with one of {}", several.len(), names());
+            let what = format!(
+                "{} parts are of kind \"{KIND}\": expected --part with one of {}",
+                several.len(),
+                names()
+            );
             return Err(wrong(what));
         }
     };
     loop {
         let Some(Value::Part(on)) = part.value("on") else {
-            return Err(wrong(format!("part \"{}\" doesn't say on what it stands", part.name())));
+            return Err(wrong(format!("part \"{}\" has no device or zones below it", part.name())));
         };
         match stack.part(on) {
             Some(below) if RECORDS.contains(&below.kind().name) => part = below,
@@ -117,7 +120,7 @@ fn refuse_records(argument: &str, stack: &Stack, part: &Part) -> Result<(), Fail
         let kind = below.kind().name;
         if RECORDS.contains(&kind) {
             return Err(Failure::Usage(format!(
-                "{argument}: opening part \"{name}\" ({kind}) would begin its timeline anew: leave it out"
+                "{argument}: opening part \"{name}\" ({kind}) would restart its timeline: leave it out"
             )));
         }
         refuse_records(argument, stack, below)?;
@@ -125,7 +128,7 @@ fn refuse_records(argument: &str, stack: &Stack, part: &Part) -> Result<(), Fail
     Ok(())
 }
 
-/// The same stack with all files, and zones on devices, read-only.
+/// Returns the stack with all files, and zones on devices, read-only.
 fn read_only(argument: &str, stack: &Stack) -> Result<Stack, Failure> {
     let mut text = String::new();
     let whole = stack.to_toml();

@@ -1,4 +1,4 @@
-//! Stacks as they are named on the command line: a file, one line, or `-` for standard input.
+//! Stacks of the command line: a file, one line, or `-` for standard input.
 
 use crate::failure::Failure;
 use stack::{Registry, Stack};
@@ -7,7 +7,7 @@ use std::io::Read;
 /// Reads a stack.
 ///
 /// # Errors
-/// [`Failure::Usage`] with everything that is wrong with it.
+/// [`Failure::Usage`] with all its problems.
 pub fn stack(argument: &str, registry: &Registry) -> Result<Stack, Failure> {
     if argument == "-" {
         let mut text = String::new();
@@ -23,7 +23,7 @@ pub fn stack(argument: &str, registry: &Registry) -> Result<Stack, Failure> {
     let looks_like_a_file = argument.contains('/') && !argument.contains('(');
     if looks_like_a_file && !std::path::Path::new(argument).exists() {
         return Err(Failure::Usage(format!(
-            "{argument}: there is no such file: expected a stack file, or one line such as 'file(disk.img, size=1GiB)'"
+            "{argument}: no such file: expected a stack file, or one line such as 'file(disk.img, size=1GiB)'"
         )));
     }
     Ok(Stack::load(argument, registry)?)

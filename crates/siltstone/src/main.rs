@@ -1,5 +1,5 @@
-//! The command line: `bench`, `serve`, `status`, `message`, `snapshot`, `resize`, `warm`, `check`, `dump`, `format`, `stack`,
-//! `record`, `model`, `map-lookups`. Puts together what the other crates offer; the only crate that knows them all.
+//! The command line: `bench`, `serve`, `status`, `message`, `snapshot`, `resize`, `warm`, `check`, `dump`, `format`,
+//! `stack`, `record`, `model`, `map-lookups`. The only crate that depends on all others.
 
 mod arguments;
 mod bench_verb;

@@ -9,10 +9,10 @@ use log::map::{NAMES, PAGE_BLOCKS};
 use serde_json::{Map, Value, json};
 use std::time::Duration;
 
-/// How many blocks of 4 KiB a disk of 1.92 TB has: the size for which the maps of ls-bdd were published.
+/// Number of blocks of 4 KiB of a disk of 1.92 TB: the size for which the maps of ls-bdd were published.
 const PUBLISHED_BLOCKS: f64 = 1.92e12 / 4096.0;
 
-/// Measures every map that was asked for, one after the other.
+/// Measures the maps of the arguments, one after the other.
 ///
 /// # Errors
 /// An unknown map, a number of blocks that isn't whole pages, too little memory.
@@ -72,7 +72,7 @@ fn row(random: &Measured, sequential: &Measured) -> Map<String, Value> {
     row
 }
 
-/// What the memory allows.
+/// Row of the plain array.
 fn row_of_array(array: &Rates) -> Map<String, Value> {
     let mut row = rates("plain array", array);
     for name in ["bytes_random", "bytes_sequential"] {

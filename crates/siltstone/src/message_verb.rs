@@ -1,4 +1,4 @@
-//! `siltstone message`: tells a part of a stack something.
+//! `siltstone message`: sends a message to a part of a stack.
 
 use crate::arguments::Message;
 use crate::control::protocol::{Recipient, Request};
@@ -8,10 +8,10 @@ use crate::kinds::registry;
 use crate::output::{print_json, print_line};
 use serde_json::{Value, json};
 
-/// Passes it on, and prints what the part answers.
+/// Sends the message, and prints the part's answer.
 ///
 /// # Errors
-/// A wrong stack or part; what the part says.
+/// A wrong stack or part; the part's error.
 pub fn message(arguments: Message) -> Result<(), Failure> {
     let request = Request::Message { to: Recipient::Part(arguments.part), text: arguments.text.join(" ") };
     let reached = reach::ask(&arguments.operated, &registry(), request)?;

@@ -1,4 +1,4 @@
-//! `siltstone model`: the profiles that `model` knows, and new ones, fitted to what fio says of a real device.
+//! `siltstone model`: the profiles of `model`, and new ones, fitted to fio's report about a real device.
 
 use crate::arguments::{ModelFit, ModelVerb};
 use crate::failure::Failure;
@@ -9,10 +9,10 @@ use layers::model::profile::known;
 use serde_json::json;
 use std::path::Path;
 
-/// Carries out one of the verbs.
+/// Runs one of the verbs.
 ///
 /// # Errors
-/// A name that isn't known, a report that can't be read or isn't one.
+/// An unknown name, a report that can't be read or isn't one.
 pub fn model(verb: &ModelVerb) -> Result<(), Failure> {
     match verb {
         ModelVerb::List { json } => list(*json),
@@ -60,12 +60,12 @@ fn show(name: &str) -> Result<(), Failure> {
         Some(profile) => print(&profile.to_toml(name)),
         None => {
             let names = known.keys().cloned().collect::<Vec<_>>().join(", ");
-            Err(Failure::Usage(format!("there is no profile \"{name}\": expected one of {names}")))
+            Err(Failure::Usage(format!("profile \"{name}\": expected one of {names}")))
         }
     }
 }
 
-/// The profile goes to standard output, to be put into a file; how near it comes, to standard error.
+/// Prints the profile to standard output, to be redirected to a file, and its error to standard error.
 fn show_fitted(wanted: &ModelFit, fitted: &Fitted) -> Result<(), Failure> {
     let name = wanted.name.as_str();
     let toml = fitted.profile.to_toml(name);

@@ -1,12 +1,12 @@
-//! Standard output and standard error, whose readers may go away: then there is nobody left to tell.
+//! Standard output and standard error. A reader that has closed them is no error.
 
 use crate::failure::Failure;
 use std::io::{ErrorKind, Write};
 
-/// Prints a text as it is, at once.
+/// Prints a text unchanged, at once.
 ///
 /// # Errors
-/// [`Failure::World`] where it can't be written; a reader that has gone away, as `head` does, is none.
+/// [`Failure::World`] if it can't be written; a closed reader, such as `head`, is no error.
 pub fn print(text: &str) -> Result<(), Failure> {
     let mut stdout = std::io::stdout().lock();
     match stdout.write_all(text.as_bytes()).and_then(|()| stdout.flush()) {
@@ -17,7 +17,7 @@ pub fn print(text: &str) -> Result<(), Failure> {
     }
 }
 
-/// Prints a text and ends the line.
+/// Prints a text and a newline.
 ///
 /// # Errors
 /// As [`print()`].
@@ -25,7 +25,7 @@ pub fn print_line(text: &str) -> Result<(), Failure> {
     print(&format!("{}\n", text.trim_end_matches('\n')))
 }
 
-/// Prints a value for machines.
+/// Prints a value as JSON.
 ///
 /// # Errors
 /// As [`print()`].
@@ -33,7 +33,7 @@ pub fn print_json(value: &serde_json::Value) -> Result<(), Failure> {
     print_line(&format!("{value:#}"))
 }
 
-/// Says something on standard error.
+/// Prints a text to standard error.
 pub fn say(text: &str) {
     // A measurement goes on, and is written to its files, whether or not anybody listens.
     let _ = writeln!(std::io::stderr(), "{text}");

@@ -1,5 +1,4 @@
-//! What is shown while a benchmark runs: a bar where somebody looks on, a line per run where nobody does; and a bar for
-//! what reads a disk from its beginning to its end.
+//! Progress of a benchmark: a bar on a terminal, else a line per run; and a bar for verbs that read a whole disk.
 
 use crate::output::say;
 use bench::engine::Progress;
@@ -13,7 +12,7 @@ use std::io::IsTerminal;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
-/// How fine the bar is.
+/// Number of steps of the bar.
 const WHOLE: u64 = 10_000;
 
 /// Standard error.
@@ -22,17 +21,17 @@ pub struct Screen {
     current: Mutex<Option<Current>>,
 }
 
-/// The step that is being done.
+/// Current step.
 struct Current {
     step: Step,
     progress: Arc<Progress>,
     began: Instant,
-    /// When it was looked at last, and how many operations and bytes there were then.
+    /// Time of the last update, with the operations and bytes at that time.
     last: (Instant, u64, u64),
 }
 
 impl Screen {
-    /// With a bar if standard error is a terminal.
+    /// Screen with a bar if standard error is a terminal.
     pub fn new() -> Arc<Screen> {
         let bar = std::io::stderr().is_terminal().then(|| {
             let bar = ProgressBar::with_draw_target(Some(WHOLE), ProgressDrawTarget::stderr());
@@ -48,7 +47,7 @@ impl Screen {
         self.bar.is_some()
     }
 
-    /// Draws how far it is now.
+    /// Draws the present progress.
     pub fn draw(&self) {
         let Some(bar) = &self.bar else { return };
         let mut current = self.current.lock().unwrap_or_else(PoisonError::into_inner);
@@ -82,7 +81,7 @@ impl Screen {
         bar.set_message(format!("{left} left  {number}/{count} {name}{rates}{doing}"));
     }
 
-    /// Takes the bar away.
+    /// Removes the bar.
     pub fn clear(&self) {
         if let Some(bar) = &self.bar {
             bar.finish_and_clear();
@@ -97,11 +96,11 @@ impl Screen {
     }
 }
 
-/// A bar for reading a disk, if standard error is a terminal.
+/// Bar for reading a disk, if standard error is a terminal.
 pub struct Reading(Option<ProgressBar>);
 
 impl Reading {
-    /// At the beginning.
+    /// Bar at 0.
     pub fn new() -> Reading {
         let bar = std::io::stderr().is_terminal().then(|| {
             let bar = ProgressBar::with_draw_target(Some(0), ProgressDrawTarget::stderr());
@@ -113,7 +112,7 @@ impl Reading {
         Reading(bar)
     }
 
-    /// So many bytes of so many have been read.
+    /// Shows that `done` of `total` bytes have been read.
     pub fn at(&self, done: u64, total: u64) {
         if let Some(bar) = &self.0 {
             bar.set_length(total);

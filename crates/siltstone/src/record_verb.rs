@@ -1,4 +1,4 @@
-//! `siltstone record`: looks at timelines, makes the states that a power cut could have left, and logs of fio.
+//! `siltstone record`: shows timelines, makes the images that a power cut could have left, and logs of fio.
 
 mod export;
 
@@ -16,10 +16,10 @@ use std::collections::BTreeMap;
 use std::fmt::Write;
 use std::path::{Path, PathBuf};
 
-/// Carries one of them out.
+/// Runs one of the verbs.
 ///
 /// # Errors
-/// A file that isn't a timeline, an event or device that it doesn't have, an image or a log that is there already.
+/// A file that isn't a timeline, an event or device that it doesn't have, an image or a log that exists already.
 pub fn record(verb: RecordVerb) -> Result<(), Failure> {
     match verb {
         RecordVerb::Show { file, events, json } => show(&read(file)?, events, json),
@@ -84,13 +84,13 @@ fn show(timeline: &Timeline, events: bool, as_json: bool) -> Result<(), Failure>
     print(&text)
 }
 
-/// What is told about a device.
+/// Summary of a device.
 struct Device {
     number: usize,
     name: String,
     role: String,
     shape: String,
-    /// By the name of the operation: how many, and how many bytes.
+    /// Number and bytes of the operations, by their names.
     counts: BTreeMap<&'static str, (u64, u64)>,
 }
 
@@ -123,7 +123,7 @@ impl Device {
     }
 }
 
-/// Its name, where it goes, and how many bytes it has.
+/// Returns the operation's name, address and length in bytes.
 fn parts(submission: &Submission) -> (&'static str, String, u64) {
     match submission {
         Submission::Write { offset, content, durability } => {
@@ -166,10 +166,10 @@ fn describe(event: &Event) -> String {
 fn ending(ending: &Ending) -> String {
     match ending {
         Ending::Clean => "ended in order".into(),
-        Ending::Unfinished => "cut off behind a whole record".into(),
+        Ending::Unfinished => "cut off after a whole record".into(),
         Ending::Torn { offset, reason, valid_again: None } => format!("torn at byte {offset}: {reason}"),
         Ending::Torn { offset, reason, valid_again: Some(again) } => {
-            format!("rotten at byte {offset}: {reason}; valid again at byte {again}")
+            format!("damaged at byte {offset}: {reason}; valid again at byte {again}")
         }
     }
 }

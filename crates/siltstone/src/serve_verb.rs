@@ -1,4 +1,4 @@
-//! `siltstone serve` and `siltstone format`: open a stack for others, or create it anew.
+//! `siltstone serve` and `siltstone format`: open a stack for clients, or format it.
 
 use crate::arguments::{Format, Serve};
 use crate::control::operated::{OperatedStack, ServerFacts};
@@ -19,20 +19,20 @@ use std::path::Path;
 use std::rc::Rc;
 use std::sync::Arc;
 
-/// How many clients a door of `--nbd` takes at a time.
+/// Limit of the clients of a door of `--nbd`.
 const MAX_CONNECTIONS: usize = 256;
 
 /// Serves a stack until a signal.
 ///
 /// # Errors
-/// A wrong stack or address; what building, listening or closing says.
+/// A wrong stack or address; those of building, listening or closing.
 pub fn serve(arguments: &Serve) -> Result<(), Failure> {
     let stack = load::stack(&arguments.stack, &registry())?;
     let addresses = arguments.nbd.iter().map(|text| address(text)).collect::<Result<Vec<_>, _>>()?;
     let has_door = stack.parts().any(|part| part.kind().contract == Contract::Door);
     if !has_door && addresses.is_empty() {
         return Err(Failure::Usage(format!(
-            "{}: this stack has no door: say where to serve it, such as --nbd unix:vol.sock",
+            "{}: this stack has no door: give an address to serve it at, such as --nbd unix:vol.sock",
             arguments.stack
         )));
     }
@@ -43,7 +43,7 @@ pub fn serve(arguments: &Serve) -> Result<(), Failure> {
     runtime::run(config, move || async move { open(&plan, name, addresses, place, as_json).await })?
 }
 
-/// Where it listens for operators; none if it shall not.
+/// Address at which it listens for operators; `None` with `--no-control`.
 fn control_place(arguments: &Serve, stack: &Stack) -> Result<Option<Place>, Failure> {
     if arguments.no_control {
         return Ok(None);
@@ -57,7 +57,7 @@ fn control_place(arguments: &Serve, stack: &Stack) -> Result<Option<Place>, Fail
     Ok(Some(Place::Of(identity?)))
 }
 
-/// An address, a relative path in it made absolute: clients may be elsewhere.
+/// Parses an address, and makes a relative path in it absolute: clients may have another working directory.
 fn address(text: &str) -> Result<Address, Failure> {
     let wrong = |reason: &str| Failure::Usage(format!("--nbd {text}: {reason}"));
     match text.parse::<Address>().map_err(|error| wrong(error.detail()))? {
@@ -169,7 +169,7 @@ async fn until_signal(stack: &OperatedStack, control: Option<&Path>, as_json: bo
     Ok(())
 }
 
-/// A door for the device on top, under its name in the stack.
+/// Makes a door for the device on top, under its name in the stack.
 fn nbd_door(built: &BuiltStack, address: Address) -> Result<NbdDoor, Failure> {
     let device = built.top()?;
     let is_it = |built: &Built| matches!(built, Built::Device(other) if is_same(other, &device));
@@ -183,10 +183,10 @@ fn is_same(one: &Arc<dyn DevicePart>, other: &Arc<dyn DevicePart>) -> bool {
     std::ptr::addr_eq(Arc::as_ptr(one), Arc::as_ptr(other))
 }
 
-/// Creates a stack anew.
+/// Formats a stack.
 ///
 /// # Errors
-/// A wrong stack; what building or closing says.
+/// A wrong stack; those of building or closing.
 pub fn format(arguments: &Format) -> Result<(), Failure> {
     let stack = load::stack(&arguments.stack, &registry())?;
     let mut only = Vec::new();

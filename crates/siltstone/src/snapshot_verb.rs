@@ -1,7 +1,7 @@
 //! `siltstone snapshot` and `siltstone resize`: messages to a log device, and its answers as tables.
 //!
-//! What is said to the part (`snapshot create NAME`, `resize BYTES`, …) is one line of words; what it answers is a
-//! JSON object, which `--json` passes on as it is. Which names and sizes are possible, the part decides.
+//! The message to the part (`snapshot create NAME`, `resize BYTES`, …) is one line of words; its answer is a JSON
+//! object, which `--json` prints unchanged. The part checks names and sizes.
 
 use crate::arguments::{LogPart, Operated, Resize, SnapshotVerb};
 use crate::control::protocol::{Recipient, Request};
@@ -16,13 +16,13 @@ use serde_json::{Map, Value};
 use stack::{Registry, format_size, parse_size};
 use std::fmt::Write;
 
-/// The kind of the parts that these verbs are for.
+/// Kind of the parts of these verbs.
 const KIND: &str = "log";
 
-/// Carries one of them out.
+/// Runs one of the verbs.
 ///
 /// # Errors
-/// A wrong stack, part or name; what the part says.
+/// A wrong stack, part or name; the part's error.
 pub fn snapshot(verb: &SnapshotVerb) -> Result<(), Failure> {
     let (operated, log) = match verb {
         SnapshotVerb::Create { operated, log, .. }
@@ -43,13 +43,13 @@ pub fn snapshot(verb: &SnapshotVerb) -> Result<(), Failure> {
 /// Changes the size of a log device.
 ///
 /// # Errors
-/// A wrong stack, part or size; what the part says.
+/// A wrong stack, part or size; the part's error.
 pub fn resize(arguments: &Resize) -> Result<(), Failure> {
     let bytes = parse_size(&arguments.size).map_err(|error| Failure::Usage(error.detail().to_owned()))?;
     tell(&arguments.operated, &arguments.log, format!("resize {bytes}"), done)
 }
 
-/// What a verb says to the part.
+/// Message of a verb to the part.
 fn text(verb: &SnapshotVerb) -> Result<String, Failure> {
     let (word, names) = match verb {
         SnapshotVerb::Create { name, .. } => ("create", vec![name]),
@@ -104,7 +104,7 @@ fn ask(
     }
 }
 
-/// What there is to say about something that was done.
+/// Text about a completed operation.
 fn done(answer: &Map<String, Value>) -> String {
     let mut out = String::new();
     table::object(&mut out, 0, answer);

@@ -1,4 +1,4 @@
-//! `siltstone stack`: reads, checks, draws and converts stacks, and explains the kinds.
+//! `siltstone stack`: checks, draws and converts stacks, and explains the kinds.
 
 use crate::arguments::StackVerb;
 use crate::failure::Failure;
@@ -9,10 +9,10 @@ use serde_json::json;
 use stack::{Contract, Key, Kind, Problems, Stack};
 use std::fmt::Write;
 
-/// Carries one of them out.
+/// Runs one of the verbs.
 ///
 /// # Errors
-/// What is wrong with the stack, or an unknown kind.
+/// The problems of the stack, or an unknown kind.
 pub fn stack(verb: &StackVerb) -> Result<(), Failure> {
     match verb {
         StackVerb::Check { stack, format, json } => check(stack, *format, *json),
@@ -83,7 +83,7 @@ fn explain(name: &str, as_json: bool) -> Result<(), Failure> {
         let known = registry.kinds.iter().map(|kind| kind.name);
         let meant = stack::did_you_mean(name, known.clone());
         let list = known.collect::<Vec<_>>().join(", ");
-        Failure::Usage(format!("there is no kind \"{name}\"{meant} (known: {list})"))
+        Failure::Usage(format!("unknown kind \"{name}\"{meant} (known: {list})"))
     })?;
     if as_json {
         return print_json(&kind_json(kind));

@@ -1,4 +1,4 @@
-//! `siltstone status`: what the parts of a stack say about themselves.
+//! `siltstone status`: status of the parts of a stack.
 
 use crate::arguments;
 use crate::control::protocol::Request;
@@ -10,7 +10,7 @@ use crate::table;
 use serde_json::{Map, Value};
 use stack::Contract;
 
-/// Shows it.
+/// Shows the status.
 ///
 /// # Errors
 /// A wrong stack, or one that can't be opened.
@@ -26,7 +26,7 @@ pub fn status(arguments: &arguments::Status) -> Result<(), Failure> {
     print(&page(&status))
 }
 
-/// The server, the doors, and what is behind them, from the top down.
+/// Formats the server, the doors, and the parts below them, from the top down.
 fn page(status: &Map<String, Value>) -> String {
     let mut text = String::new();
     if let Some(server) = status.get("server").and_then(Value::as_object) {

@@ -1,15 +1,15 @@
-//! JSON as people read it: keys and values below each other, and objects of one shape as a table.
+//! JSON as text for operators: keys and values, and objects with the same keys as a table.
 //!
-//! A key says what its number is: `…_ns` and what is inside it are times, `bytes`, `…_bytes`, `bytes_…` and
-//! `…_size` are bytes, anything else is a number. Texts may come from a medium, so what could steer a terminal is
-//! taken out.
+//! A key determines the unit of its number: `…_ns` and values inside it are times, `bytes`, `…_bytes`, `bytes_…` and
+//! `…_size` are bytes, all others are plain numbers. Texts may come from a medium, so control characters, which could
+//! affect a terminal, are removed.
 
 use bench::table::{Cell, Grid};
 use bench::units;
 use serde_json::{Map, Value};
 use std::fmt::Write;
 
-/// How many elements of a list of lists are shown.
+/// Limit of the shown elements of a list of lists.
 const MOST_LISTED: usize = 50;
 
 /// Cell of a value under its key.
@@ -21,7 +21,7 @@ pub fn cell(key: &str, value: &Value) -> Cell {
     }
 }
 
-/// A heading and an object below it, with an empty line before it unless it is the first.
+/// Writes a heading and an object below it, with an empty line before it unless it is the first.
 pub fn section(out: &mut String, heading: &str, object: &Map<String, Value>) {
     if !out.is_empty() {
         out.push('\n');
@@ -30,7 +30,7 @@ pub fn section(out: &mut String, heading: &str, object: &Map<String, Value>) {
     self::object(out, 2, object);
 }
 
-/// An object: plain values first, then what has something inside.
+/// Writes an object: plain values first, then nested ones.
 pub fn object(out: &mut String, indent: usize, object: &Map<String, Value>) {
     let mut plain_values = Grid::default();
     for (key, value) in object.iter().filter(|(_, value)| is_plain(value)) {
@@ -69,7 +69,7 @@ fn list(out: &mut String, indent: usize, list: &[Value]) {
     }
 }
 
-/// Objects as rows, with a column for each key that one of them has.
+/// Formats objects as rows, with a column for each key that one of them has.
 fn rows<'a>(
     out: &mut String,
     indent: usize,
@@ -99,7 +99,7 @@ fn rows<'a>(
     table.write(indent, out);
 }
 
-/// Keys and cells of an object, with those of what is inside it, by their own keys where that says enough.
+/// Keys and cells of an object, with those of nested objects, by their own keys if these are unambiguous.
 fn flat(object: &Map<String, Value>) -> Vec<(String, Cell)> {
     let mut cells: Vec<(String, Cell)> = Vec::new();
     for (key, value) in object {
@@ -119,7 +119,7 @@ fn flat(object: &Map<String, Value>) -> Vec<(String, Cell)> {
     cells
 }
 
-/// Whether objects have so much in common, and so little inside, that they are rows of one table.
+/// Whether objects have enough in common, and little enough inside, to be rows of one table.
 fn is_table(objects: &[(&str, &Map<String, Value>)]) -> bool {
     let [(_, first), _, ..] = objects else { return false };
     let is_shallow = |object: &Map<String, Value>| {
@@ -132,7 +132,7 @@ fn is_table(objects: &[(&str, &Map<String, Value>)]) -> bool {
     objects.iter().all(|(_, object)| is_shallow(object) && is_alike(object))
 }
 
-/// Whether a value stands in one line: anything but lists of lists, and objects with something inside.
+/// Whether a value fits one line: anything but lists of lists, and nested objects.
 fn is_plain(value: &Value) -> bool {
     match value {
         Value::Object(inner) => inner.is_empty(),
@@ -157,7 +157,7 @@ fn figure(key: &str, value: &Value) -> String {
     }
 }
 
-/// A text without what could steer a terminal.
+/// Returns a text without control characters.
 pub fn plain(text: &str) -> String {
     text.chars().map(|letter| if letter.is_control() { '?' } else { letter }).collect()
 }

@@ -1,8 +1,8 @@
-//! `siltstone warm`: what a cache holds as hot is listed, saved, and loaded into another one; blocks are brought in beforehand,
-//! or let go. What vmtouch and mincore are for the page cache.
+//! `siltstone warm`: lists, saves and loads the hot blocks of a cache, and prefetches or evicts blocks. It corresponds
+//! to vmtouch and mincore for the page cache.
 //!
-//! One concept per module: [`cache`] the cache that is asked, step by step; [`held`] what it holds; [`saved`] the file in
-//! which that is saved; [`targets`] which bytes are meant; [`picture`] what people see.
+//! One concept per module: [`cache`] the cache and its requests, step by step; [`held`] its contents; [`saved`] the
+//! file of saved heat; [`targets`] the wanted ranges; [`picture`] the output for operators.
 
 mod cache;
 mod held;
@@ -22,10 +22,10 @@ use serde_json::{Value, json};
 use std::ops::Range;
 use std::path::{Path, PathBuf};
 
-/// Carries one of them out.
+/// Runs one of the verbs.
 ///
 /// # Errors
-/// A wrong stack, cache, range or file; what the cache says; [`Failure::Interrupted`] where it was stopped.
+/// A wrong stack, cache, range or file; the cache's error; [`Failure::Interrupted`] after a stop.
 pub fn warm(verb: WarmVerb) -> Result<(), Failure> {
     match verb {
         WarmVerb::List { which, where_, top, json } => list(which, where_, top, json),
@@ -115,17 +115,17 @@ fn prefetch(which: WhichCache, where_: Where, heat: Heat, pace: &Pace) -> Result
     fetched(outcome, pace.json)
 }
 
-/// The ranges that are meant, in order, none of them twice.
+/// Wanted ranges, in order, without overlap.
 fn needed(where_: &Where, bytes: u64) -> Result<Vec<Range<u64>>, Failure> {
     match targets::resolve(where_, bytes)? {
         Some(ranges) => Ok(held::merged(&ranges)),
         None => Err(Failure::Usage(
-            "nothing is named: expected --range FROM..TO or --file PATH; --range .. is everything".to_owned(),
+            "no range: expected --range FROM..TO or --file PATH; --range .. is everything".to_owned(),
         )),
     }
 }
 
-/// Says what came in.
+/// Prints the result of a fetch.
 fn fetched((wanted, outcome): (u64, Outcome), as_json: bool) -> Result<(), Failure> {
     let sums = &outcome.sums;
     let left = wanted.saturating_sub(sums.done);
@@ -142,14 +142,14 @@ fn fetched((wanted, outcome): (u64, Outcome), as_json: bool) -> Result<(), Failu
         print_json(&answer)?;
     } else {
         let text = sentence(&[
-            (sums.fetched, "came in"),
-            (sums.present, "there already"),
-            (no_room, "without room: all that is there is as hot, dirty or in use"),
-            (sums.busy, "left out, being written"),
-            (sums.past_end, "behind the end of this origin"),
+            (sums.fetched, "fetched"),
+            (sums.present, "cached already"),
+            (no_room, "without space: all cached blocks are as hot, dirty or in use"),
+            (sums.busy, "skipped, being written"),
+            (sums.past_end, "after the end of this origin"),
             (sums.failed, "FAILED"),
         ]);
-        print_line(&format!("{} asked for: {text}", units::bytes(wanted as f64)))?;
+        print_line(&format!("{} requested: {text}", units::bytes(wanted as f64)))?;
     }
     ended(&outcome, left)
 }
@@ -174,18 +174,18 @@ fn evict(which: WhichCache, where_: Where, as_json: bool) -> Result<(), Failure>
         }
         false => {
             let text = sentence(&[
-                (sums.evicted, "let go"),
-                (sums.dirty, "in blocks that are dirty and stay"),
-                (sums.busy, "in use all the time, and stay"),
-                (sums.absent, "not there"),
+                (sums.evicted, "evicted"),
+                (sums.dirty, "kept, in dirty blocks"),
+                (sums.busy, "kept, in use"),
+                (sums.absent, "not cached"),
             ]);
-            print_line(&format!("{} asked for: {text}", units::bytes(wanted as f64)))?;
+            print_line(&format!("{} requested: {text}", units::bytes(wanted as f64)))?;
         }
     }
     ended(&outcome, wanted.saturating_sub(sums.done))
 }
 
-/// What isn't nothing, with commas.
+/// Joins the nonzero amounts with commas.
 fn sentence(parts: &[(u64, &str)]) -> String {
     let said = parts.iter().filter(|(bytes, _)| *bytes > 0);
     let said: Vec<String> =

@@ -1,8 +1,8 @@
-//! What a kind is given when it plans and builds a part: the values of its keys and the parts that it stands on.
+//! Arguments of a kind when it plans and builds a part: the values of its keys and the parts that it stands on.
 //!
-//! The stack was checked before, so a getter fails only where a kind's code asks for a key that it didn't declare,
-//! or declared with another type. Keys with a default and required keys have plain getters; others have those
-//! that begin with `optional_`.
+//! The stack was checked before, so a getter fails only if the kind's code asks for a key that it didn't declare, or
+//! declared with another type. Keys with a default and required keys have plain getters; others have getters that begin
+//! with `optional_`.
 
 use crate::built::BuiltPart;
 use crate::claims::{Claim, LockFile, LockedFile};
@@ -21,11 +21,11 @@ pub(crate) struct Child {
     pub name: String,
     pub contract: Contract,
     pub shape: Shape,
-    /// None while the stack is only planned. The error is that of a part that may be missing.
+    /// `None` while the stack is only planned. The error is that of a part that may be missing.
     pub built: Option<Result<BuiltPart>>,
 }
 
-/// The values of one part's keys, its name, and what it stands on.
+/// Values of one part's keys, its name, and the parts that it stands on.
 #[derive(Debug)]
 pub struct Arguments {
     pub(crate) name: String,
@@ -35,11 +35,11 @@ pub struct Arguments {
     pub(crate) base_directory: PathBuf,
     pub(crate) format: bool,
     pub(crate) shards: usize,
-    /// The key that the last refusal was about.
+    /// Key of the last refusal.
     pub(crate) refused: Cell<Option<&'static str>>,
-    /// The files that the part has said it opens.
+    /// Files that the part has claimed.
     pub(crate) claims: RefCell<Vec<Claim>>,
-    /// While building: those of them that were there, by key.
+    /// While building: the claimed files that existed, locked, by key.
     pub(crate) locked: RefCell<Vec<(&'static str, LockedFile)>>,
 }
 
@@ -64,17 +64,17 @@ macro_rules! getters {
 }
 
 impl Arguments {
-    /// The name of the part in its stack.
+    /// Name of the part in its stack.
     pub fn name(&self) -> &str {
         &self.name
     }
 
-    /// Whether what isn't there yet is to be created (`--format`).
+    /// Whether the part is to be created or formatted (`--format`).
     pub fn format(&self) -> bool {
         self.format
     }
 
-    /// How many shards the stack runs on.
+    /// Number of shards that the stack runs on.
     pub fn shards(&self) -> usize {
         self.shards
     }
@@ -106,7 +106,7 @@ impl Arguments {
         self.optional_path(key)?.ok_or_else(|| self.not_given(key))
     }
 
-    /// As [`path`](Self::path); none if it isn't given and has no default.
+    /// As [`path`](Self::path); `None` if it isn't given and has no default.
     pub fn optional_path(&self, key: &str) -> Result<Option<PathBuf>> {
         match self.value(key)? {
             None => Ok(None),
@@ -115,8 +115,8 @@ impl Arguments {
         }
     }
 
-    /// Makes a path absolute as [`path`](Self::path) does: for keys whose text is a path only at times, such as
-    /// the address of a socket.
+    /// Makes a path absolute as [`path`](Self::path) does: for keys whose text may be a path, such as the address of a
+    /// socket.
     pub fn absolute(&self, path: &Path) -> Result<PathBuf> {
         let joined = self.base_directory.join(path);
         std::path::absolute(&joined)
@@ -132,22 +132,23 @@ impl Arguments {
         }
     }
 
-    /// The device that this key names; only while building.
+    /// Device that this key names; only while building.
     pub fn device(&self, key: &str) -> Result<Arc<dyn DevicePart>> {
         self.optional_device(key)?.ok_or_else(|| self.not_given(key))
     }
 
-    /// As [`device`](Self::device); none if it isn't given.
+    /// As [`device`](Self::device); `None` if it isn't given.
     pub fn optional_device(&self, key: &str) -> Result<Option<Arc<dyn DevicePart>>> {
         Ok(self.devices(key)?.pop())
     }
 
-    /// The devices that this key names, in order; empty if none are given. Only while building.
+    /// Devices that this key names, in order; empty if none are given. Only while building.
     pub fn devices(&self, key: &str) -> Result<Vec<Arc<dyn DevicePart>>> {
         self.devices_or_errors(key)?.into_iter().collect()
     }
 
-    /// The same for a key whose devices [may be missing](Key::may_be_missing): for each that is, why it couldn't be built.
+    /// As [`devices`](Self::devices), for a key whose devices [may be missing](Key::may_be_missing): the build error in
+    /// place of each missing one.
     pub fn devices_or_errors(&self, key: &str) -> Result<Vec<Result<Arc<dyn DevicePart>>>> {
         let device = |child: &Child| match &child.built {
             Some(Ok(BuiltPart { built: Built::Device(device), .. })) => Ok(Ok(device.clone())),
@@ -158,12 +159,12 @@ impl Arguments {
         self.children(key)?.map(device).collect()
     }
 
-    /// The zones that this key names; only while building.
+    /// Zones that this key names; only while building.
     pub fn zones(&self, key: &str) -> Result<Arc<dyn ZonesPart>> {
         self.optional_zones(key)?.ok_or_else(|| self.not_given(key))
     }
 
-    /// As [`zones`](Self::zones); none if they aren't given.
+    /// As [`zones`](Self::zones); `None` if they aren't given.
     pub fn optional_zones(&self, key: &str) -> Result<Option<Arc<dyn ZonesPart>>> {
         let Some(child) = self.children(key)?.next() else { return Ok(None) };
         match &child.built {
@@ -174,28 +175,27 @@ impl Arguments {
         }
     }
 
-    /// What the part that this key names is to those above it, where the key takes several contracts; none if it isn't
-    /// given.
+    /// Contract of the part that this key names, for keys that take several contracts; `None` if it isn't given.
     pub fn contract(&self, key: &str) -> Result<Option<Contract>> {
         Ok(self.children(key)?.next().map(|child| child.contract))
     }
 
-    /// What is known about the part that this key names; nothing, if it isn't given.
+    /// Shape of the part that this key names; empty if it isn't given.
     pub fn shape(&self, key: &str) -> Result<Shape> {
         Ok(self.children(key)?.next().map_or_else(Shape::default, |child| child.shape.clone()))
     }
 
-    /// What is known about the parts that this key names, in order.
+    /// Shapes of the parts that this key names, in order.
     pub fn shapes(&self, key: &str) -> Result<Vec<Shape>> {
         Ok(self.children(key)?.map(|child| child.shape.clone()).collect())
     }
 
-    /// The names of the parts that this key names, in order.
+    /// Names of the parts that this key names, in order.
     pub fn child_names(&self, key: &str) -> Result<Vec<&str>> {
         Ok(self.children(key)?.map(|child| child.name.as_str()).collect())
     }
 
-    /// An error about the value of a key, which the report then points at: `size 5000: expected a multiple of
+    /// Returns an error about the value of a key, which the report then points at: `size 5000: expected a multiple of
     /// the block size, 4096`.
     #[cold]
     pub fn refuse(&self, key: &'static str, detail: impl Into<block::error::Detail>) -> Error {
@@ -203,15 +203,15 @@ impl Arguments {
         Error::invalid(detail)
     }
 
-    /// Says, while planning, that the part opens this file, which a key names, and locks it: alone, or together with others who
-    /// only read it. Where two parts of a stack can't both have it, the stack is refused before anything is opened. `lock` is
-    /// called for all files of a stack before the first part is built; what it returns is for [`locked`](Self::locked).
+    /// Claims a file that a key names, while planning: the part opens and locks it, alone or together with parts that
+    /// only read it. If two parts of a stack can't both have it, the stack is refused before anything is opened. `lock`
+    /// is called for all files of a stack before the first part is built; its result is for [`locked`](Self::locked).
     pub fn claim(&self, key: &'static str, path: &Path, alone: bool, lock: LockFile) {
         self.claims.borrow_mut().push(Claim::new(key, path, alone, lock));
     }
 
-    /// Takes the file that was [claimed](Self::claim) for this key and locked before the stack was built; `None` while planning, the
-    /// second time, and if there was no file.
+    /// Takes the file that was [claimed](Self::claim) for this key and locked before the stack was built; `None` while
+    /// planning, in a second call, and if there was no file.
     pub fn locked<T: 'static>(&self, key: &str) -> Option<T> {
         let mut locked = self.locked.borrow_mut();
         let position = locked.iter().position(|(name, file)| *name == key && file.is::<T>())?;
@@ -225,7 +225,7 @@ impl Arguments {
         })
     }
 
-    /// The value of a declared key, or its default.
+    /// Value of a declared key, or its default.
     fn value(&self, key: &str) -> Result<Option<Value>> {
         let declared = self.key(key)?;
         if let Some((_, value)) = self.values.iter().find(|(name, _)| *name == key) {

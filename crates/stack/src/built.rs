@@ -1,4 +1,4 @@
-//! A stack that is open: its parts by name, its doors, and how it is taken down.
+//! An open stack: its parts by name, its doors, and its shutdown.
 
 use crate::kind::{Built, Contract, Door};
 use crate::model::Part;
@@ -9,22 +9,22 @@ use std::sync::Arc;
 /// One part of a built stack.
 #[derive(Debug, Clone)]
 pub struct BuiltPart {
-    /// Its name in the stack.
+    /// Name in the stack.
     pub name: String,
-    /// The name of its kind.
+    /// Name of its kind.
     pub kind: &'static str,
     /// The part itself.
     pub built: Built,
 }
 
-/// What [`Plan::build`](crate::Plan::build) returns. It can be shared by all shards.
+/// Result of [`Plan::build`](crate::Plan::build). It can be shared by all shards.
 #[derive(Debug)]
 pub struct BuiltStack {
-    /// In the order of building, with the number that each has in its stack.
+    /// Parts in the order of building, each with its number in the stack.
     parts: Vec<(usize, BuiltPart)>,
-    /// Those that couldn't be built and that others do without.
+    /// Parts that couldn't be built and that their users do without.
     missing: Vec<(usize, MissingPart)>,
-    /// The numbers of the parts that no device or zones stand on.
+    /// Numbers of the parts that no device or zones stand on.
     tops: Vec<usize>,
 }
 
@@ -51,12 +51,12 @@ impl BuiltStack {
         self.missing.push((number, MissingPart { name, kind, contract, error }));
     }
 
-    /// Why a part is missing, if it is.
+    /// Build error of a part; `None` if it isn't missing.
     pub(crate) fn error_of(&self, number: usize) -> Option<&Error> {
         self.missing.iter().find(|(other, _)| *other == number).map(|(_, part)| &part.error)
     }
 
-    /// Names of the parts that couldn't be built and that others do without, and why.
+    /// Names and errors of the parts that couldn't be built and that their users do without.
     pub fn missing(&self) -> impl Iterator<Item = (&str, &Error)> {
         self.missing.iter().map(|(_, part)| (part.name.as_str(), &part.error))
     }
@@ -65,12 +65,12 @@ impl BuiltStack {
         self.parts.iter().find(|(other, _)| *other == number).map(|(_, part)| part)
     }
 
-    /// All parts, doors too, from the bottom up.
+    /// All parts, including doors, from the bottom up.
     pub fn parts(&self) -> impl Iterator<Item = &BuiltPart> {
         self.parts.iter().map(|(_, part)| part)
     }
 
-    /// The doors, in the order of building.
+    /// Doors, in the order of building.
     pub fn doors(&self) -> impl Iterator<Item = (&str, &Arc<dyn Door>)> {
         self.parts().filter_map(|part| match &part.built {
             Built::Door(door) => Some((part.name.as_str(), door)),
@@ -78,10 +78,10 @@ impl BuiltStack {
         })
     }
 
-    /// The device with this name.
+    /// Returns the device with this name.
     ///
     /// # Errors
-    /// [`Error::NotFound`] with the names of the devices that there are.
+    /// [`Error::NotFound`] with the names of the existing devices.
     pub fn device(&self, name: &str) -> Result<Arc<dyn DevicePart>> {
         self.devices().find(|(other, _)| *other == name).map(|(_, device)| device.clone()).ok_or_else(|| {
             let known = self.devices().map(|(name, _)| name).collect::<Vec<_>>().join(", ");
@@ -89,10 +89,10 @@ impl BuiltStack {
         })
     }
 
-    /// The zones with this name.
+    /// Returns the zones with this name.
     ///
     /// # Errors
-    /// [`Error::NotFound`] with the names of the zones that there are.
+    /// [`Error::NotFound`] with the names of the existing zones.
     pub fn zones(&self, name: &str) -> Result<Arc<dyn ZonesPart>> {
         let zones = || {
             self.parts().filter_map(|part| match &part.built {
@@ -106,11 +106,11 @@ impl BuiltStack {
         })
     }
 
-    /// The part that this word means to an operator: the device or zones with this name, else the door with this
+    /// Returns the part that an operator's word names: the device or zones with this name, else the door with this
     /// name, else the only part of this kind.
     ///
     /// # Errors
-    /// [`Error::NotFound`] with the parts that there are, [`Error::Invalid`] if it is a kind of several.
+    /// [`Error::NotFound`] with the existing parts, [`Error::Invalid`] if several parts are of this kind.
     pub fn part(&self, word: &str) -> Result<&BuiltPart> {
         let is_door = |part: &&BuiltPart| part.built.contract() == Contract::Door;
         let named = || self.parts().filter(|part| part.name == word);
@@ -130,11 +130,11 @@ impl BuiltStack {
         Err(Error::not_found(format!("there is no part \"{word}\":{meant} expected one of {known}")))
     }
 
-    /// The only part of this kind.
+    /// Returns the only part of this kind.
     ///
     /// # Errors
-    /// [`Error::NotFound`] with the parts that there are if there is none, [`Error::Invalid`] with the names if
-    /// there are several.
+    /// [`Error::NotFound`] with the existing parts if there is none, [`Error::Invalid`] with the names if there are
+    /// several.
     pub fn part_of_kind(&self, kind: &str) -> Result<&BuiltPart> {
         let mut found = self.parts().filter(|part| part.kind == kind);
         match (found.next(), found.count()) {
@@ -145,22 +145,22 @@ impl BuiltStack {
                 self.list(|part| part.kind == kind)
             ))),
             (None, _) => Err(Error::not_found(format!(
-                "this stack has no part of kind \"{kind}\": there are {}",
+                "this stack has no part of kind \"{kind}\": its parts are {}",
                 self.list(|_| true)
             ))),
         }
     }
 
-    /// Names and kinds, from the top down.
+    /// Lists names and kinds, from the top down.
     fn list(&self, wanted: impl Fn(&BuiltPart) -> bool) -> String {
         let wanted = self.parts.iter().rev().map(|(_, part)| part).filter(|part| wanted(part));
         wanted.map(|part| format!("\"{}\" ({})", part.name, part.kind)).collect::<Vec<_>>().join(", ")
     }
 
-    /// The device that no other part stands on; doors don't count.
+    /// Returns the device that no other part stands on; doors don't count.
     ///
     /// # Errors
-    /// [`Error::Invalid`] if there is none or more than one, naming them.
+    /// [`Error::Invalid`] if there is none or more than one, with their names.
     pub fn top(&self) -> Result<Arc<dyn DevicePart>> {
         let tops = self.tops.iter().filter_map(|number| self.by_number(*number));
         let devices = tops
@@ -175,15 +175,15 @@ impl BuiltStack {
             several => {
                 let names = several.iter().map(|(name, _)| *name).collect::<Vec<_>>().join(", ");
                 Err(Error::invalid(format!(
-                    "this stack has {} devices on top ({names}): say which one is meant",
+                    "this stack has {} devices on top ({names}): name one of them",
                     several.len()
                 )))
             }
         }
     }
 
-    /// What every part says about itself: an object with `devices`, `zones` and `doors`, each an object by name;
-    /// `kind` is part of each status. A part that is missing has `missing`, the error, and nothing else.
+    /// Returns the status of every part: an object with `devices`, `zones` and `doors`, each an object by name; `kind`
+    /// is part of each status. A missing part has only `missing`, the error.
     pub fn status(&self) -> Call<'_, serde_json::Value> {
         Call::new(async move {
             serde_json::json!({
@@ -212,7 +212,7 @@ impl BuiltStack {
     /// Starts every door.
     ///
     /// # Errors
-    /// That of the first door that can't start, with its name; those that were started have been stopped.
+    /// The first error of a door, with its name; the doors started before have been stopped.
     pub fn start(&self) -> Call<'_, Result<()>> {
         Call::new(async move {
             for (number, (name, door)) in self.doors().enumerate() {
@@ -227,8 +227,8 @@ impl BuiltStack {
         })
     }
 
-    /// Stops the doors, then closes every part from the top down, also when one of them fails. The caller has
-    /// dropped the handles that it opened.
+    /// Stops the doors, then closes every part from the top down, even if one of them fails. The caller has dropped the
+    /// handles that it opened.
     ///
     /// # Errors
     /// The first error, with the name of the part.

@@ -1,44 +1,46 @@
-//! Files that the parts of a stack open for themselves: no two parts may take the same one, unless both only read it.
+//! Files that the parts of a stack open: no two parts may open the same one, unless both only read it.
 //!
-//! Promises: a file is known again by another spelling, through links, and also where it isn't there yet; a block device by any of
-//! its nodes. Nothing is opened before a stack is built. Then every file that is there is locked before the first part is built.
+//! A file is identified in every spelling of its path, through links, and before it exists; a block device by any of
+//! its nodes. Nothing is opened before a stack is built. Then every existing file is locked before the first part is
+//! built.
 //!
-//! Left to others: how a file is locked ([`LockFile`]), which also keeps other programs out.
+//! The lock itself ([`LockFile`]), which also excludes other programs, is the kind's.
 
 use block::{Call, Result};
 use std::any::Any;
 use std::os::unix::fs::{FileTypeExt, MetadataExt};
 use std::path::{Path, PathBuf};
 
-/// A file that is open and locked until this is dropped, as its kind opens it.
+/// File that is open and locked until this is dropped, as its kind opens it.
 pub type LockedFile = Box<dyn Any + Send>;
 
-/// Opens a file and locks it, alone or together with others that only read it, and changes nothing; `None` where there is none yet.
+/// Opens a file and locks it, alone or together with others that only read it, and changes nothing; `None` if it
+/// doesn't exist.
 pub type LockFile = fn(PathBuf, bool) -> Call<'static, Result<Option<LockedFile>>>;
 
-/// The most links that are followed from one name, as the kernel does.
+/// Limit of links that are followed from one name, as in the kernel.
 const MOST_LINKS: usize = 40;
 
-/// That a part opens a file.
+/// Claim of a part on a file.
 #[derive(Debug, Clone)]
 pub(crate) struct Claim {
-    /// The key that names it.
+    /// Key that names the file.
     pub key: &'static str,
     pub path: PathBuf,
-    /// Nobody else may have it open; else others that only read may.
+    /// Exclusive: no other part may have the file open. Otherwise other readers may.
     pub alone: bool,
     pub lock: LockFile,
     file: Identity,
 }
 
-/// Which file a path leads to.
+/// Identity of the file at a path.
 #[derive(Debug, Clone, PartialEq, Eq)]
 enum Identity {
     /// Device and inode.
     There(u64, u64),
-    /// The number of the block device, whichever node names it.
+    /// Number of the block device, for all of its nodes.
     BlockDevice(u64),
-    /// Where it would be made.
+    /// Path of a file that doesn't exist yet.
     NotThere(PathBuf),
 }
 
@@ -47,7 +49,7 @@ impl Claim {
         Claim { key, path: path.to_owned(), alone, lock, file: identity(path) }
     }
 
-    /// Whether the two can't both be open.
+    /// Whether the two claims exclude each other.
     pub fn excludes(&self, other: &Claim) -> bool {
         (self.alone || other.alone) && self.file == other.file
     }

@@ -1,4 +1,4 @@
-//! Pictures of a stack: a tree for people, from the doors down, and JSON for machines.
+//! Pictures of a stack: a text tree from the doors down, and JSON.
 
 use crate::kind::{Contract, Shape};
 use crate::model::{Part, Stack};
@@ -6,8 +6,8 @@ use crate::units::format_size;
 use crate::value::Value;
 use serde_json::json;
 
-/// A tree from each door and each part that nothing stands on. A part with several users is drawn in full
-/// once. Recurses as deep as the stack is, which is bounded when it is read.
+/// Draws a tree from each door and each part that nothing stands on. A part with several users is drawn in full once.
+/// Recurses as deep as the stack, which is bounded when it is read.
 pub(crate) fn draw(stack: &Stack, shapes: Option<&[Shape]>) -> String {
     let mut used = vec![false; stack.parts.len()];
     for reference in stack.parts.iter().flat_map(|part| &part.references) {
@@ -71,7 +71,7 @@ impl Picture<'_> {
     }
 }
 
-/// A name or text without what would break the picture.
+/// Returns a name or text without the characters that would break the picture.
 fn plain(text: &str) -> String {
     text.chars().map(|letter| if letter.is_control() { '?' } else { letter }).collect()
 }

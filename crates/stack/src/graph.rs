@@ -1,32 +1,32 @@
-//! What stands on what: the order of building, cycles, parts that are used too often or not at all.
+//! Dependencies between parts: the order of building, cycles, parts that are used too often or not at all.
 //!
-//! Nothing here recurses, so a hostile stack can't exhaust the machine's stack; whatever recurses over a stack
-//! later (drawing, writing it in one line) relies on [`MOST_LEVELS`].
+//! Nothing here recurses, so a hostile stack can't exhaust the thread's stack. Functions that recurse over a stack
+//! later (drawing, writing it in one line) rely on [`MOST_LEVELS`].
 
 use crate::kind::{Contract, Kind};
 use crate::problem::{Collector, Source, shown};
 use crate::raw::Span;
 
-/// How many parts may stand on each other at most.
+/// Limit of the levels of a stack.
 pub(crate) const MOST_LEVELS: usize = 64;
 
-/// A part that another one names.
+/// Reference to another part.
 #[derive(Debug, Clone)]
 pub(crate) struct Reference {
-    /// The key that names it.
+    /// Key that holds the reference.
     pub key: &'static str,
-    /// Which part: its number in the stack.
+    /// Number of the part in the stack.
     pub part: usize,
-    /// Where it is named.
+    /// Position of the reference in the text.
     pub span: Span,
 }
 
-/// What the checks need to know about a part.
+/// Properties of a part that the checks need.
 #[derive(Debug)]
 pub(crate) struct Node<'a> {
     pub name: &'a str,
     pub name_span: Span,
-    /// None if it isn't known, which is a problem already.
+    /// `None` if it isn't known; that problem is reported elsewhere.
     pub kind: Option<&'static Kind>,
     pub references: &'a [Reference],
 }
@@ -37,8 +37,8 @@ impl Node<'_> {
     }
 }
 
-/// Reports what is wrong, and returns the parts from the bottom up: each behind all that it stands on, and
-/// otherwise in the order of the stack.
+/// Reports problems, and returns the parts from the bottom up: each after all that it stands on, otherwise in the order
+/// of the stack.
 pub(crate) fn check(source: &Source, nodes: &[Node<'_>], problems: &mut Collector) -> Vec<usize> {
     let (order, cyclic) = order(source, nodes, problems);
     if !cyclic {
@@ -129,7 +129,8 @@ fn check_levels(source: &Source, nodes: &[Node<'_>], order: &[usize], problems: 
     }
 }
 
-/// Doors may share a device among themselves; of the parts, only one may use another, unless its kind allows more.
+/// Checks the number of users of each part: doors may share a device, but only one part may use another, unless its
+/// kind allows more.
 fn check_sharing(source: &Source, nodes: &[Node<'_>], problems: &mut Collector) {
     let mut users: Vec<Vec<(usize, &Reference)>> = vec![Vec::new(); nodes.len()];
     for (user, node) in nodes.iter().enumerate() {
@@ -166,8 +167,8 @@ fn check_sharing(source: &Source, nodes: &[Node<'_>], problems: &mut Collector) 
     }
 }
 
-/// Without doors, whatever nothing stands on is a top, and who opens the stack picks one. With doors, or beside
-/// a device, a part that nothing leads to was forgotten.
+/// Reports unused parts. Without doors, each part that nothing stands on is a top, and the user of the stack picks one.
+/// With doors, or beside a device, a part that nothing leads to was forgotten.
 fn check_unused(source: &Source, nodes: &[Node<'_>], problems: &mut Collector) {
     let mut used = vec![false; nodes.len()];
     for reference in nodes.iter().flat_map(|node| node.references) {

@@ -1,7 +1,7 @@
-//! What a kind of part declares about itself, and the list of all kinds.
+//! Declaration of a kind of part, and the list of all kinds.
 //!
-//! Each part's file exports one `pub const KIND: Kind`; the program lists them in a [`Registry`]. Everything that
-//! can be said about a stack without opening it follows from these declarations.
+//! Each part's file exports one `pub const KIND: Kind`; the program lists them in a [`Registry`]. Planning a stack uses
+//! only these declarations and opens nothing.
 
 use crate::arguments::Arguments;
 use crate::message::Form;
@@ -11,22 +11,22 @@ use block::{Call, DevicePart, Part, Result, ZoneGeometry, ZonesPart};
 use std::fmt;
 use std::sync::Arc;
 
-/// What a part is to those above it.
+/// Contract of a part for its users.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Contract {
     /// Blocks, read and written in place: a `[device.NAME]`.
     Device,
     /// Append-only zones: a `[zones.NAME]`.
     Zones,
-    /// A way for other programs to reach the stack; nothing stands on it: a `[door.NAME]`.
+    /// Access to the stack for other programs; nothing stands on it: a `[door.NAME]`.
     Door,
 }
 
 impl Contract {
-    /// All of them, in the order in which a stack file is written.
+    /// All contracts, in the order of a stack file.
     pub const ALL: [Contract; 3] = [Contract::Device, Contract::Zones, Contract::Door];
 
-    /// The first half of a section's name in TOML: `device`, `zones`, `door`.
+    /// First half of a section's name in TOML: `device`, `zones`, `door`.
     pub fn section(self) -> &'static str {
         match self {
             Contract::Device => "device",
@@ -35,7 +35,7 @@ impl Contract {
         }
     }
 
-    /// As it reads in a sentence: `a device`, `zones`, `a door`.
+    /// Noun for a sentence: `a device`, `zones`, `a door`.
     pub fn noun(self) -> &'static str {
         match self {
             Contract::Device => "a device",
@@ -51,30 +51,30 @@ impl fmt::Display for Contract {
     }
 }
 
-/// What values a key takes.
+/// Type of a key's values.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub enum ValueKind {
     /// Bytes: `4096`, `"64KiB"`, `"4GiB"`.
     Size,
-    /// A whole number in a range that includes both ends.
+    /// Whole number in a range that includes both ends.
     Integer {
-        /// The smallest.
+        /// Smallest value.
         min: u64,
-        /// The largest.
+        /// Largest value.
         max: u64,
     },
-    /// A number in a range that includes both ends; never infinite and never "not a number".
+    /// Number in a range that includes both ends; never infinite and never "not a number".
     Float {
-        /// The smallest.
+        /// Smallest value.
         min: f64,
-        /// The largest.
+        /// Largest value.
         max: f64,
     },
     /// `true` or `false`.
     Bool,
     /// Any text.
     Text,
-    /// A path; relative ones begin at the folder of the stack file.
+    /// A path; relative ones are resolved against the folder of the stack file.
     Path,
     /// A span of time: `"250us"`, `"10ms"`, `"1s"`, `"2m"`.
     Duration,
@@ -93,7 +93,7 @@ pub enum ValueKind {
 }
 
 impl ValueKind {
-    /// The contracts that a part named by this key may have; none for keys that don't name parts.
+    /// Contracts that a part named by this key may have; empty for keys that don't name parts.
     pub fn children(&self) -> &'static [Contract] {
         match self {
             ValueKind::Device | ValueKind::Devices => &[Contract::Device],
@@ -114,7 +114,7 @@ impl ValueKind {
     }
 }
 
-/// What is expected, as it stands behind the word "expected".
+/// Text that follows the word "expected" in errors.
 impl fmt::Display for ValueKind {
     fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
@@ -138,36 +138,36 @@ impl fmt::Display for ValueKind {
 /// One key of a kind.
 #[derive(Debug, Clone, Copy)]
 pub struct Key {
-    /// The word before the `=`: lower-case letters, digits and `_`; not `kind`.
+    /// Name before the `=`: lower-case letters, digits and `_`; not `kind`.
     pub name: &'static str,
-    /// What it takes.
+    /// Type of its values.
     pub value: ValueKind,
-    /// Whether a stack that doesn't give it is refused. A list that is required has at least one element.
+    /// Whether a stack without this key is refused. A list that is required has at least one element.
     pub required: bool,
-    /// Whether the one-line form may leave the key's name out. Positional values fill the positional keys in
-    /// the order of [`Kind::keys`]; a list takes all that are left, so it must be the last positional key.
+    /// Whether the one-line form may omit the key's name. Positional values fill the positional keys in the order of
+    /// [`Kind::keys`]; a list takes all remaining values, so it must be the last positional key.
     pub positional: bool,
-    /// The value of a key that isn't given, as the one-line form would write it. None means that the kind's
-    /// code decides, through the getters of [`Arguments`] that begin with `optional_`.
+    /// Default value, as the one-line form would write it. With `None`, the kind's code decides, through the getters of
+    /// [`Arguments`] that begin with `optional_`.
     pub default: Option<&'static str>,
-    /// Whether the kind is built although parts that this key names can't be: it gets their errors instead
-    /// ([`Arguments::devices_or_errors`]). Not where it is made anew.
+    /// Whether the kind is built even if parts that this key names can't be: it gets their errors instead
+    /// ([`Arguments::devices_or_errors`]). Not when it is formatted.
     pub may_be_missing: bool,
-    /// Who else takes just these values: another system, whose users know the key from there.
+    /// Another system that takes the same values, for users who know the key from there.
     pub as_in: Option<&'static str>,
-    /// What the key is called in such systems, so that who writes that is told its name here.
+    /// Names of the key in other systems; an error for such a name suggests this key.
     pub known_as: &'static [&'static str],
-    /// What it is for, in a few words, without a full stop.
+    /// Purpose in a few words, without a full stop.
     pub help: &'static str,
 }
 
 impl Key {
-    /// A key that must be given.
+    /// Key that must be given.
     pub const fn required(name: &'static str, value: ValueKind, help: &'static str) -> Self {
         Key { required: true, ..Key::optional(name, value, help) }
     }
 
-    /// A key that may be left out.
+    /// Key that may be omitted.
     pub const fn optional(name: &'static str, value: ValueKind, help: &'static str) -> Self {
         Key {
             name,
@@ -182,89 +182,89 @@ impl Key {
         }
     }
 
-    /// The same key, which the one-line form takes without its name, too.
+    /// Makes the key positional: the one-line form takes it without its name, too.
     pub const fn positional(self) -> Self {
         Key { positional: true, ..self }
     }
 
-    /// The same key, whose parts the kind may do without: see [`Key::may_be_missing`].
+    /// Lets the kind be built without the key's parts: see [`Key::may_be_missing`].
     pub const fn may_be_missing(self) -> Self {
         Key { may_be_missing: true, ..self }
     }
 
-    /// The same key, of which an error says that this system takes the same values.
+    /// Names another system that takes the same values, for errors.
     pub const fn as_in(self, system: &'static str) -> Self {
         Key { as_in: Some(system), ..self }
     }
 
-    /// The same key, which others call by these names.
+    /// Names the key in other systems.
     pub const fn known_as(self, names: &'static [&'static str]) -> Self {
         Key { known_as: names, ..self }
     }
 
-    /// The same key with this value where none is given.
+    /// Sets the default value.
     pub const fn or(self, default: &'static str) -> Self {
         Key { default: Some(default), ..self }
     }
 }
 
-/// What is known about a part before anything is opened.
+/// Properties of a part that are known before anything is opened.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct Shape {
-    /// Its capacity in bytes; none if only opening it can tell.
+    /// Capacity in bytes; `None` if it is known only after opening.
     pub bytes: Option<u64>,
-    /// The size of its blocks in bytes; none if only opening it can tell, and for zones and doors.
+    /// Block size in bytes; `None` if it is known only after opening, and for zones and doors.
     pub block_size: Option<u32>,
-    /// The shape of zones; none if only opening them can tell, and for devices and doors. Appends that are durable at
-    /// once may be said to be so on flush, where that depends on what only opening can tell.
+    /// Geometry of zones; `None` if it is known only after opening, and for devices and doors. Zones whose appends are
+    /// durable at once may be declared durable on flush if only opening can tell.
     pub zones: Option<ZoneGeometry>,
 }
 
 impl Shape {
-    /// A shape of which both are known.
+    /// Shape with known capacity and block size.
     pub const fn new(bytes: u64, block_size: u32) -> Self {
         Shape { bytes: Some(bytes), block_size: Some(block_size), zones: None }
     }
 
-    /// The shape of zones.
+    /// Shape of zones with this geometry.
     pub fn of_zones(geometry: ZoneGeometry) -> Self {
         Shape { bytes: Some(geometry.capacity()), block_size: None, zones: Some(geometry) }
     }
 }
 
-/// A kind of part: how a stack names it, what keys it takes, and how it is made.
+/// A kind of part: its name in a stack, its keys, and its construction.
 #[derive(Clone, Copy)]
 pub struct Kind {
-    /// The word after `kind =`: lower-case letters, digits, `_` and `-`.
+    /// Name after `kind =`: lower-case letters, digits, `_` and `-`.
     pub name: &'static str,
-    /// What a part of this kind is to those above it.
+    /// Contract of its parts for their users.
     pub contract: Contract,
-    /// What it does, in a few words.
+    /// Purpose in a few words.
     pub summary: &'static str,
-    /// The keys, in the order in which they are shown.
+    /// Keys, in the order of display.
     pub keys: &'static [Key],
     /// Messages that its parts take ([`Part::message`]); empty if they take none.
     pub messages: &'static [Form],
     /// Whether several parts may stand on one part of this kind. Doors may always share a device among
     /// themselves.
     pub shareable: bool,
-    /// A one-line stack with a part of this kind, for the help.
+    /// One-line stack with a part of this kind, for the help.
     pub example: &'static str,
-    /// Says the shape, or what doesn't fit: called from the bottom up, with the children's shapes, before
-    /// anything of the stack is opened. May look at files (`stat`), never opens or writes. What is missing
-    /// on the disk and may still be made by then is left to `build`. [`Arguments::refuse`] makes the error point at a key.
+    /// Returns the shape, or an error if something doesn't fit. Called from the bottom up, with the children's shapes,
+    /// before anything of the stack is opened. May look at files (`stat`), never opens or writes. Files that don't
+    /// exist yet are left to `build`. [`Arguments::refuse`] makes the error point at a key.
     pub plan: fn(&Arguments) -> Result<Shape>,
-    /// Makes the part; its children are built.
+    /// Builds the part; its children are built.
     pub build: fn(Arguments) -> Call<'static, Result<Built>>,
 }
 
 impl Kind {
-    /// The declaration of the key with this name.
+    /// Returns the declaration of the key with this name.
     pub fn key(&self, name: &str) -> Option<&'static Key> {
         self.keys.iter().find(|key| key.name == name)
     }
 
-    /// The names of all keys, separated by commas.
+    /// Names of all keys, separated by commas.
     pub fn key_list(&self) -> String {
         self.keys.iter().map(|key| key.name).collect::<Vec<_>>().join(", ")
     }
@@ -276,20 +276,20 @@ impl fmt::Debug for Kind {
     }
 }
 
-/// A door: a part that lets other programs in.
+/// A door: a part that gives other programs access.
 pub trait Door: Part {
-    /// Begins to serve; returns once clients can connect.
+    /// Starts serving; returns once clients can connect.
     fn start(&self) -> Call<'_, Result<()>>;
 
-    /// Ends serving: no new clients, those that are there are finished, handles dropped. A door that isn't
-    /// serving has nothing to do.
+    /// Stops serving: accepts no new clients, finishes the present ones, drops the handles. Does nothing if the door
+    /// isn't serving.
     fn stop(&self) -> Call<'_, Result<()>>;
 
-    /// Where clients find it, in the form that they take (`nbd+unix:///vol?socket=vol.sock`), one per export.
+    /// Addresses for clients, in their syntax (`nbd+unix:///vol?socket=vol.sock`), one per export.
     fn addresses(&self) -> Vec<String>;
 }
 
-/// What [`Kind::build`] returns, of the contract that the kind declares.
+/// Result of [`Kind::build`], of the contract that the kind declares.
 #[derive(Clone)]
 pub enum Built {
     /// A device.
@@ -301,7 +301,7 @@ pub enum Built {
 }
 
 impl Built {
-    /// Which contract it is.
+    /// Contract of the part.
     pub fn contract(&self) -> Contract {
         match self {
             Built::Device(_) => Contract::Device,
@@ -310,7 +310,7 @@ impl Built {
         }
     }
 
-    /// What all of them can do.
+    /// The part, through the trait of all parts.
     pub fn part(&self) -> &dyn Part {
         match self {
             Built::Device(part) => part.as_ref(),
@@ -326,30 +326,29 @@ impl fmt::Debug for Built {
     }
 }
 
-/// All kinds that a program knows.
+/// All kinds of a program.
 #[derive(Debug, Clone, Default)]
 pub struct Registry {
-    /// The kinds, in the order in which they are listed.
+    /// Kinds, in the order of listing.
     pub kinds: Vec<&'static Kind>,
 }
 
 impl Registry {
-    /// From a list.
+    /// Registry of these kinds.
     pub fn new(kinds: Vec<&'static Kind>) -> Self {
         Registry { kinds }
     }
 
-    /// The kind with this name.
+    /// Returns the kind with this name.
     pub fn kind(&self, name: &str) -> Option<&'static Kind> {
         self.kinds.iter().copied().find(|kind| kind.name == name)
     }
 
-    /// Checks the declarations themselves: names are words and unique, defaults have the type of their key,
-    /// a positional list is the last positional key, examples are stacks with a part of that kind. A program
-    /// has one test that calls this.
+    /// Checks the declarations: names are words and unique, defaults have the type of their key, a positional list is
+    /// the last positional key, examples are stacks with a part of that kind. A program has one test that calls this.
     ///
     /// # Errors
-    /// The first declaration that is wrong, in words.
+    /// The first wrong declaration.
     pub fn verify(&self) -> Result<(), String> {
         for (number, kind) in self.kinds.iter().enumerate() {
             if self.kinds[..number].iter().any(|other| other.name == kind.name) {
@@ -382,7 +381,9 @@ fn verify_keys(kind: &Kind) -> Result<(), String> {
             return Err(format!("{of} is declared twice"));
         }
         if key.positional && list_before {
-            return Err(format!("{of} is positional behind a positional list, which takes all that is left"));
+            return Err(format!(
+                "{of} is positional after a positional list, which takes all remaining values"
+            ));
         }
         list_before |= key.positional && key.value.is_list();
         if key.may_be_missing && key.value != ValueKind::Devices {

@@ -1,21 +1,21 @@
 //! Stacks from a TOML file or one line: parsed, checked, drawn and built.
 //!
-//! A stack says which parts there are, of which [`Kind`], and what stands on what. This crate promises:
+//! A stack names its parts, the [`Kind`] of each, and the parts that each stands on. This crate promises:
 //!
-//! - Both forms say the same and convert into each other: [`Stack::from_toml`], [`Stack::from_line`],
-//!   [`Stack::to_toml`], [`Stack::to_line`]. Only made-up names and comments don't survive the trip.
-//! - Whatever is wrong is said before anything is opened or written, all of it at once, each with file, line,
-//!   column, what was found, what was expected and the nearest known word: [`Problems`].
-//! - [`Stack::check`] gives a [`Plan`], whose sizes fit; [`Plan::build`] builds it from the bottom up, and
-//!   [`BuiltStack::close`] takes it down from the top.
+//! - Both forms are equivalent and convert into each other: [`Stack::from_toml`], [`Stack::from_line`],
+//!   [`Stack::to_toml`], [`Stack::to_line`]. Only generated names and comments are lost.
+//! - All problems are reported together, before anything is opened or written, each with file, line, column, what was
+//!   found, what was expected and the nearest known word: [`Problems`].
+//! - [`Stack::check`] returns a [`Plan`], whose sizes fit; [`Plan::build`] builds it from the bottom up, and
+//!   [`BuiltStack::close`] closes it from the top down.
 //!
-//! What is left to others: what a kind does (each part's own file exports its [`Kind`]), which kinds there are
-//! (the program gives a [`Registry`]), and running the calls (`runtime`).
+//! Left to others: the function of a kind (each part's own file exports its [`Kind`]), the list of kinds (the program
+//! gives a [`Registry`]), and running the calls (`runtime`).
 //!
-//! One concept per module: [`kind`] what a kind declares, [`arguments`] what it is given, [`model`] the parsed
-//! stack, `toml_form` and `line_form` its two texts, `resolve` from text to meaning, `graph` the order of
-//! building, [`plan`] sizes and building, `claims` the files that parts open, [`built`] what is running, `draw`
-//! pictures, [`message`] what parts can be told, [`problem`] errors, [`units`] sizes and durations.
+//! One concept per module: [`kind`] the declaration of a kind, [`arguments`] the arguments of a part, [`model`] the
+//! parsed stack, `toml_form` and `line_form` its two texts, `resolve` from text to meaning, `graph` the order of
+//! building, [`plan`] sizes and building, `claims` the files that parts open, [`built`] the open stack, `draw`
+//! pictures, [`message`] messages to parts, [`problem`] errors, [`units`] sizes and durations.
 
 pub mod arguments;
 pub mod built;

@@ -1,8 +1,8 @@
 //! A stack in one line: `log(file(disk.img, size=4GiB), map=radix)`.
 //!
-//! What stands in parentheses is given to the keys of the kind: with a key's name, or without one to the
-//! positional keys in their order. Parts have no names here, so they get some: `top` for the part that nothing
-//! stands on (and for its door, if there is one), else the kind and a number.
+//! Values in parentheses belong to the keys of the kind: with a key's name, or without one to the positional keys in
+//! their order. Parts have no names in this form, so names are generated: `top` for the part that nothing stands on
+//! (and for its door, if there is one), else the kind and a number.
 
 use crate::kind::{Contract, Key, Kind, Registry, ValueKind};
 use crate::line_syntax::{Argument, Line, Node, parse};
@@ -10,7 +10,7 @@ use crate::problem::{Collector, Source, meant, nearest, shown};
 use crate::raw::{At, RawSection, RawSetting, RawStack, RawValue};
 use std::collections::{BTreeMap, BTreeSet};
 
-/// The name of the part that nothing stands on.
+/// Name of the part that nothing stands on.
 pub(crate) const TOP: &str = "top";
 
 /// Reads the line as far as it follows the grammar.
@@ -46,7 +46,7 @@ struct Lowering<'a> {
     stack: RawStack,
     used: BTreeSet<String>,
     numbers: BTreeMap<String, usize>,
-    /// Whether the next part is the top: the first one, or the only one that a door at the root has.
+    /// Whether the next part is the top: the first one, or the only one below a door at the root.
     top_is_free: bool,
 }
 
@@ -67,7 +67,7 @@ impl Lowering<'_> {
         }
     }
 
-    /// Takes in a part and what stands in it, from the bottom up.
+    /// Adds a part and its arguments, from the bottom up.
     fn section(&mut self, name: String, word: At<String>, arguments: Vec<Argument>) {
         let kind = self.registry.kind(&word.value);
         let settings = match kind {
@@ -166,7 +166,7 @@ impl Lowering<'_> {
         }
     }
 
-    /// One value: a part where the key takes parts, else a word or a text.
+    /// Reads one value: a part where the key takes parts, else a word or a text.
     fn element(&mut self, key: &Key, node: At<Node>) -> At<RawValue> {
         let At { value, span } = node;
         let raw = match value {

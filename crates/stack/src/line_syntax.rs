@@ -1,4 +1,4 @@
-//! The grammar of the one-line form, before anything is known about kinds:
+//! Grammar of the one-line form, independent of the kinds:
 //!
 //! ```text
 //! stack    = part { WORD "=" WORD }                   (settings of the stack itself: shards=4)
@@ -7,25 +7,25 @@
 //! value    = part | STRING | "[" [ value { "," value } [","] ] "]"
 //! ```
 //!
-//! A WORD is anything without white space, control characters and `,()[]="`; a STRING stands in double quotes
-//! and knows `\"`, `\\`, `\n`, `\r`, `\t` and `\u{HEX}`. Nesting is bounded, so hostile text can't exhaust the
-//! machine's stack.
+//! A WORD is anything without white space, control characters and `,()[]="`; a STRING is in double quotes and knows
+//! `\"`, `\\`, `
+//! `, `\r`, `\t` and `\u{HEX}`. Nesting is bounded, so hostile text can't exhaust the thread's stack.
 
 use crate::graph::MOST_LEVELS;
 use crate::problem::{Problem, Source, shown};
 use crate::raw::At;
 
-/// How deeply values may be nested: each part may stand in a list, and has values itself.
+/// Limit of nested values: each part may be in a list, and has values itself.
 const MOST_NESTED: usize = 2 * MOST_LEVELS + 1;
 
-/// What stands for a value.
+/// Syntax node of a value.
 #[derive(Debug)]
 pub(crate) enum Node {
-    /// A word, with arguments if there were parentheses: a part or a bare value, which its key decides.
+    /// A word, with arguments if there were parentheses: a part or a bare value; its key decides.
     Word { word: At<String>, arguments: Option<Vec<Argument>> },
     /// A quoted text.
     Text(String),
-    /// What stood in brackets.
+    /// Elements of a list in brackets.
     List(Vec<At<Node>>),
 }
 
@@ -43,14 +43,14 @@ pub(crate) struct Line {
     pub settings: Vec<(At<String>, At<String>)>,
 }
 
-/// Whether a bare word may have this character.
+/// Whether a bare word may contain this character.
 pub(crate) fn is_word_character(letter: char) -> bool {
     !letter.is_whitespace()
         && !letter.is_control()
         && !matches!(letter, ',' | '(' | ')' | '[' | ']' | '=' | '"')
 }
 
-/// Reads a line up to its first mistake.
+/// Parses a line up to its first mistake.
 pub(crate) fn parse(source: &Source) -> Result<Line, Problem> {
     let mut parser = Parser { source, position: 0, level: 0 };
     let root = parser.value()?;
@@ -74,7 +74,7 @@ impl Parser<'_> {
         &self.source.text()[self.position..]
     }
 
-    /// The next character that isn't white space, which becomes the position.
+    /// Returns the next character that isn't white space; its position becomes the current one.
     fn peek(&mut self) -> Option<char> {
         let rest = self.rest();
         self.position += rest.len() - rest.trim_start().len();
@@ -201,7 +201,7 @@ impl Parser<'_> {
     }
 }
 
-/// What stands behind a backslash.
+/// Returns the character of an escape sequence, after its backslash.
 fn escape(letters: &mut std::str::CharIndices<'_>) -> Option<char> {
     match letters.next()?.1 {
         '"' => Some('"'),
@@ -213,8 +213,8 @@ fn escape(letters: &mut std::str::CharIndices<'_>) -> Option<char> {
             let (hex, rest) = letters.as_str().strip_prefix('{')?.split_once('}')?;
             let letter =
                 u32::from_str_radix(hex, 16).ok().filter(|_| hex.len() <= 6).and_then(char::from_u32)?;
-            let behind = rest.len();
-            while letters.as_str().len() > behind {
+            let remaining = rest.len();
+            while letters.as_str().len() > remaining {
                 letters.next();
             }
             Some(letter)

@@ -6,9 +6,9 @@ use crate::model::{Part, Stack};
 use crate::problem::{Problem, shown};
 use crate::value::Value;
 
-/// A text as a value of the one-line form: as it is, or in quotes where it has characters that need them.
+/// Writes a text as a value of the one-line form: bare, or in quotes if it has characters that need them.
 pub fn quote(text: &str) -> String {
-    // A little less than may stand bare, so that a line survives being read by people.
+    // Fewer characters than the grammar allows bare, so that a line stays readable.
     let bare =
         |letter: char| is_word_character(letter) && !matches!(letter, '\'' | '\\' | '`' | '$' | ';' | '#');
     if !text.is_empty() && text.chars().all(bare) {
@@ -30,7 +30,7 @@ pub fn quote(text: &str) -> String {
     quoted
 }
 
-/// The line, or why there is none.
+/// Returns the line, or the problem if the stack is no tree.
 pub(crate) fn write(stack: &Stack) -> Result<String, Problem> {
     let root = root(stack)?;
     let mut line = part(stack, &stack.parts[root]);
@@ -40,7 +40,7 @@ pub(crate) fn write(stack: &Stack) -> Result<String, Problem> {
     Ok(line)
 }
 
-/// The one part that nothing stands on; every other is used once.
+/// Returns the one part that nothing stands on; every other is used once.
 fn root(stack: &Stack) -> Result<usize, Problem> {
     let refuse = |part: &Part, what: String| {
         let message = format!("{what}: one line holds only a tree, so keep this stack in TOML");
@@ -70,7 +70,7 @@ fn root(stack: &Stack) -> Result<usize, Problem> {
     }
 }
 
-/// A part and what it stands on. Recurses as deep as the stack is, which is bounded when it is read.
+/// Writes a part and the parts that it stands on. Recurses as deep as the stack, which is bounded when it is read.
 fn part(stack: &Stack, of: &Part) -> String {
     let mut arguments = Vec::new();
     // Names may be left out until the first positional key that isn't given.
@@ -93,7 +93,7 @@ fn part(stack: &Stack, of: &Part) -> String {
     }
 }
 
-/// A value without its key's name: a list then needs no brackets, unless it is empty.
+/// Writes a value without its key's name: a list then needs no brackets, unless it is empty.
 fn positional(stack: &Stack, of: &Part, key: &Key, value: &Value) -> String {
     let items = items(stack, of, key, value);
     if items.is_empty() { "[]".to_owned() } else { items.join(", ") }

@@ -1,5 +1,5 @@
-//! A stack that was read and makes sense: every kind and key is known, every value has its type, every name leads
-//! to a part, nothing stands on itself. Whether sizes fit is said by [`Stack::check`].
+//! A stack that was read and is consistent: every kind and key is known, every value has its type, every name leads to
+//! a part, there are no cycles. [`Stack::check`] tells whether sizes fit.
 
 use crate::graph::Reference;
 use crate::kind::{Contract, Kind, Registry};
@@ -10,7 +10,7 @@ use crate::value::Value;
 use crate::{draw, line_form, line_writer, resolve, toml_form};
 use std::path::{Path, PathBuf};
 
-/// How long a stack's text may be, in bytes.
+/// Limit of the length of a stack's text, in bytes.
 pub const LONGEST_TEXT: usize = 1 << 20;
 
 /// One section of a stack.
@@ -19,9 +19,9 @@ pub struct Part {
     pub(crate) name: String,
     pub(crate) name_span: Span,
     pub(crate) kind: &'static Kind,
-    /// What was given, in the order of the kind's keys.
+    /// Given values, in the order of the kind's keys.
     pub(crate) values: Vec<Given>,
-    /// What it stands on, in the order of the kind's keys.
+    /// References to other parts, in the order of the kind's keys.
     pub(crate) references: Vec<Reference>,
 }
 
@@ -34,62 +34,62 @@ pub(crate) struct Given {
 }
 
 impl Part {
-    /// Its name; doors have names of their own, so a door and a device may have the same one.
+    /// Name of the part; doors have names of their own, so a door and a device may have the same one.
     pub fn name(&self) -> &str {
         &self.name
     }
 
-    /// Its kind.
+    /// Kind of the part.
     pub fn kind(&self) -> &'static Kind {
         self.kind
     }
 
-    /// The keys that were given, with their values, in the order of the kind's keys.
+    /// Given keys with their values, in the order of the kind's keys.
     pub fn values(&self) -> impl Iterator<Item = (&'static str, &Value)> {
         self.values.iter().map(|given| (given.key, &given.value))
     }
 
-    /// The value of a key; none if it wasn't given.
+    /// Value of a key; `None` if it wasn't given.
     pub fn value(&self, key: &str) -> Option<&Value> {
         self.values.iter().find(|given| given.key == key).map(|given| &given.value)
     }
 
-    /// Where a key stands, or else the part's name.
+    /// Position of a key, or else of the part's name.
     pub(crate) fn place_of(&self, key: Option<&str>) -> Span {
         let given = self.values.iter().find(|given| Some(given.key) == key);
         given.map_or_else(|| self.name_span.clone(), |given| given.key_span.clone())
     }
 }
 
-/// Two parts are equal if they say the same; where it was written doesn't matter.
+/// Two parts are equal if their contents are; their position in the text doesn't matter.
 impl PartialEq for Part {
     fn eq(&self, other: &Self) -> bool {
         self.name == other.name && self.kind.name == other.kind.name && self.values().eq(other.values())
     }
 }
 
-/// Parts, what they stand on, and the number of shards. Reading one checks everything that its text can tell.
+/// Parts, their references, and the number of shards. Reading one checks everything that its text can tell.
 #[derive(Debug, Clone)]
 pub struct Stack {
     pub(crate) source: Source,
-    /// Absolute, or relative to where the program was started.
+    /// Absolute, or relative to the working directory of the program.
     pub(crate) base_directory: PathBuf,
     pub(crate) shards: usize,
     pub(crate) parts: Vec<Part>,
-    /// The parts from the bottom up.
+    /// Numbers of the parts from the bottom up.
     pub(crate) order: Vec<usize>,
 }
 
 impl Stack {
-    /// The largest number of shards.
+    /// Limit of shards.
     pub const MOST_SHARDS: usize = 256;
 
-    /// Reads a stack from TOML. `name` is what goes before line and column in problems, usually the path of the
-    /// file. Relative paths begin where the program was started, unless
-    /// [`with_base_directory`](Self::with_base_directory) says otherwise.
+    /// Reads a stack from TOML. `name` goes before line and column in problems, usually the path of the file. Relative
+    /// paths are resolved against the working directory, unless [`with_base_directory`](Self::with_base_directory) sets
+    /// another folder.
     ///
     /// # Errors
-    /// Everything that is wrong with it.
+    /// All problems of the text.
     pub fn from_toml(name: &str, text: &str, registry: &Registry) -> Result<Stack, Problems> {
         read(name, text, registry, toml_form::read)
     }
@@ -97,16 +97,16 @@ impl Stack {
     /// Reads a stack from its one-line form, as [`from_toml`](Self::from_toml) does from TOML.
     ///
     /// # Errors
-    /// Everything that is wrong with it.
+    /// All problems of the text.
     pub fn from_line(name: &str, text: &str, registry: &Registry) -> Result<Stack, Problems> {
         read(name, text, registry, |source, problems| line_form::read(source, registry, problems))
     }
 
-    /// Reads what stands for a stack on a command line: a TOML file if there is one with this path or the text
-    /// ends in `.toml`, else the one-line form. Relative paths in a file begin at its folder.
+    /// Reads the stack of a command line's argument: a TOML file if there is one with this path or the argument ends in
+    /// `.toml`, else the one-line form. Relative paths in a file are resolved against its folder.
     ///
     /// # Errors
-    /// Everything that is wrong with it, or that the file can't be read.
+    /// All problems of the text, or that the file can't be read.
     pub fn load(argument: &str, registry: &Registry) -> Result<Stack, Problems> {
         let path = Path::new(argument);
         if !argument.ends_with(".toml") && !path.is_file() {
@@ -120,95 +120,95 @@ impl Stack {
         Ok(stack.with_base_directory(path.parent().unwrap_or(Path::new(""))))
     }
 
-    /// The same stack, with relative paths beginning at this folder.
+    /// Sets the folder against which relative paths are resolved.
     #[must_use]
     pub fn with_base_directory(mut self, folder: &Path) -> Stack {
         self.base_directory = folder.to_owned();
         self
     }
 
-    /// Where a path that the stack says in a text is.
+    /// Makes a path of the stack's text absolute.
     ///
     /// # Errors
-    /// [`block::Error::Io`] where there is no working directory.
+    /// [`block::Error::Io`] without a working directory.
     pub fn absolute(&self, path: &Path) -> block::Result<PathBuf> {
         let joined = self.base_directory.join(path);
         std::path::absolute(&joined)
             .map_err(|error| block::Error::from_io(&error, &joined.display().to_string()))
     }
 
-    /// The same stack on this many shards, from 1 to [`MOST_SHARDS`](Self::MOST_SHARDS).
+    /// Sets the number of shards, from 1 to [`MOST_SHARDS`](Self::MOST_SHARDS).
     #[must_use]
     pub fn with_shards(mut self, shards: usize) -> Stack {
         self.shards = shards.clamp(1, Self::MOST_SHARDS);
         self
     }
 
-    /// The text that it was read from.
+    /// Text of the stack.
     pub fn source(&self) -> &Source {
         &self.source
     }
 
-    /// How many shards it runs on.
+    /// Number of shards that the stack runs on.
     pub fn shards(&self) -> usize {
         self.shards
     }
 
-    /// All parts, doors too, in the order of the text; from the bottom up if it was one line.
+    /// All parts, including doors, in the order of the text; from the bottom up for the one-line form.
     pub fn parts(&self) -> impl Iterator<Item = &Part> {
         self.parts.iter()
     }
 
-    /// The device or zones with this name.
+    /// Returns the device or zones with this name.
     pub fn part(&self, name: &str) -> Option<&Part> {
         self.parts.iter().find(|part| part.kind.contract != Contract::Door && part.name == name)
     }
 
-    /// The door with this name.
+    /// Returns the door with this name.
     pub fn door(&self, name: &str) -> Option<&Part> {
         self.parts.iter().find(|part| part.kind.contract == Contract::Door && part.name == name)
     }
 
-    /// As TOML that reads back to an equal stack. Comments are not kept.
+    /// Writes the stack as TOML that reads back to an equal stack. Comments are lost.
     pub fn to_toml(&self) -> String {
         toml_form::write(self)
     }
 
-    /// The part that is meant by a name, or by a kind of which there is only one part.
+    /// Returns the part with this name, or the only part of this kind.
     pub fn part_or_kind(&self, word: &str) -> Option<&Part> {
         let mut of_kind = self.parts.iter().filter(|part| part.kind.name == word);
         let only = of_kind.next().filter(|_| of_kind.next().is_none());
         self.part(word).or(only)
     }
 
-    /// As one line, which reads back to the same stack with made-up names.
+    /// Writes the stack as one line, which reads back to the same stack with generated names.
     ///
     /// # Errors
-    /// Two parts share a third, or there is more than one top or door: only trees can be one line.
+    /// If two parts share a third, or there is more than one top or door: only trees can be one line.
     pub fn to_line(&self) -> Result<String, Problem> {
         line_writer::write(self)
     }
 
-    /// Runs [`Kind::plan`] of every part from the bottom up: what comes out fits together. `format` says
-    /// which of it is to be made anew, or all of it with `true`.
+    /// Runs [`Kind::plan`] of every part from the bottom up, so that the parts of the resulting plan fit together.
+    /// `format` names the parts to be formatted, or all of them with `true`.
     ///
     /// # Errors
-    /// Everything that doesn't fit, each at its key or section.
+    /// All problems, each at its key or section.
     pub fn check(&self, format: impl Into<Format>) -> Result<Plan, Problems> {
         Plan::of(self.clone(), format.into())
     }
 
-    /// A picture of the stack, as text.
+    /// Draws the stack as text.
     pub fn draw(&self) -> String {
         draw::draw(self, None)
     }
 
-    /// The stack for machines: `shards`, `line` (null if it can't be one) and `parts`.
+    /// Returns the stack as JSON: `shards`, `line` (null if it can't be one) and `parts`.
     pub fn to_json(&self) -> serde_json::Value {
         draw::to_json(self, None)
     }
 
-    /// The numbers of the parts that no device or zones stand on; doors don't count as users.
+    /// Numbers of the parts that no device or zones stand on; doors don't count as users.
     pub(crate) fn tops(&self) -> Vec<usize> {
         let mut used = vec![false; self.parts.len()];
         for part in self.parts.iter().filter(|part| part.kind.contract != Contract::Door) {
@@ -238,8 +238,7 @@ fn read(
     form: impl FnOnce(&Source, &mut Collector) -> crate::raw::RawStack,
 ) -> Result<Stack, Problems> {
     if text.len() > LONGEST_TEXT {
-        let message =
-            format!("{} bytes are too long for a stack: expected at most {LONGEST_TEXT}", text.len());
+        let message = format!("stack of {} bytes: expected at most {LONGEST_TEXT}", text.len());
         return Err(Problem::without_place(name, message).into());
     }
     let source = Source::new(name, text);

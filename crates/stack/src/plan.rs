@@ -1,4 +1,4 @@
-//! A stack whose parts fit together, and how it is built.
+//! Plans: stacks whose parts fit together, and their construction.
 
 use crate::arguments::{Arguments, Child};
 use crate::built::{BuiltPart, BuiltStack};
@@ -11,14 +11,14 @@ use crate::problem::{Collector, Problem, Problems};
 use block::{Call, Error, Result};
 use std::cell::{Cell, RefCell};
 
-/// Which parts are to be made anew.
+/// Parts to be formatted.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Format {
-    /// None: what isn't there is refused.
+    /// None: a part that doesn't exist is an error.
     Nothing,
-    /// All of them.
+    /// All parts.
     Everything,
-    /// Those with these names.
+    /// The parts with these names.
     Only(Vec<String>),
 }
 
@@ -38,18 +38,18 @@ impl Format {
     }
 }
 
-/// What [`Stack::check`] returns. It can be built any number of times.
+/// Result of [`Stack::check`]. It can be built any number of times.
 #[derive(Debug, Clone)]
 pub struct Plan {
     stack: Stack,
-    /// By the number of the part.
+    /// Shapes by the number of the part.
     shapes: Vec<Shape>,
     format: Format,
-    /// The files that parts open, with their numbers.
+    /// Files that parts open, with the numbers of the parts.
     claims: Vec<(usize, Claim)>,
 }
 
-/// The files of a part that were locked before the stack was built, by key; or why one couldn't be.
+/// Files of a part that were locked before the stack was built, by key; or the error of the first that couldn't be.
 type Locked = Result<Vec<(&'static str, LockedFile)>>;
 
 impl Plan {
@@ -84,42 +84,41 @@ impl Plan {
         problems.finish(Plan { stack, shapes, format, claims })
     }
 
-    /// The stack that this is the plan of.
+    /// Stack of this plan.
     pub fn stack(&self) -> &Stack {
         &self.stack
     }
 
-    /// What is known about the device or zones with this name.
+    /// Shape of the device or zones with this name.
     pub fn shape(&self, name: &str) -> Option<Shape> {
         let is_it = |part: &Part| part.name == name && part.kind.contract != Contract::Door;
         self.stack.parts.iter().position(is_it).map(|number| self.shapes[number].clone())
     }
 
-    /// A picture of the stack with sizes, as text.
+    /// Draws the stack with sizes as text.
     pub fn draw(&self) -> String {
         draw::draw(&self.stack, Some(&self.shapes))
     }
 
-    /// As [`Stack::to_json`], with `bytes` and `block_size` of each part, null where they aren't known.
+    /// As [`Stack::to_json`], with `bytes` and `block_size` of each part, null if they aren't known.
     pub fn to_json(&self) -> serde_json::Value {
         draw::to_json(&self.stack, Some(&self.shapes))
     }
 
-    /// Builds every part from the bottom up; doors are made and not started. Runs where the kinds need it, on a
-    /// shard of the runtime. The files of all parts are locked before the first part is built, and so before any file
-    /// changes.
+    /// Builds every part from the bottom up; doors are built and not started. Runs on a shard of the runtime if the
+    /// kinds need it. The files of all parts are locked before the first part is built, and so before any file changes.
     ///
-    /// A part that can't be built, and without which those that stand on it are built all the same
-    /// ([`Key::may_be_missing`](crate::Key::may_be_missing)), is left out.
+    /// A part that can't be built is left out if its users are built without it
+    /// ([`Key::may_be_missing`](crate::Key::may_be_missing)).
     ///
     /// # Errors
-    /// That of the first part that can't be built and is needed, with its name. What was built by then has been closed, from
+    /// That of the first needed part that can't be built, with its name. The parts built before have been closed, from
     /// the top down.
     pub fn build(&self) -> Call<'_, Result<BuiltStack>> {
         Call::new(self.build_wanted(self.stack.tops(), vec![true; self.stack.parts.len()]))
     }
 
-    /// Builds the parts that are wanted, by their numbers: with each part those that it stands on.
+    /// Builds the wanted parts, by number, each with the parts that it stands on.
     async fn build_wanted(&self, tops: Vec<usize>, wanted: Vec<bool>) -> Result<BuiltStack> {
         let needed = self.needed(&tops, &wanted);
         let mut locked = self.lock(&wanted, &needed).await?;
@@ -140,7 +139,7 @@ impl Plan {
         Ok(stack)
     }
 
-    /// Locks the files of the parts that are wanted, by the numbers of the parts.
+    /// Locks the files of the wanted parts, by the numbers of the parts.
     async fn lock(&self, wanted: &[bool], needed: &[bool]) -> Result<Vec<Locked>> {
         let mut locked: Vec<Locked> = self.stack.parts.iter().map(|_| Ok(Vec::new())).collect();
         for (number, claim) in self.claims.iter().filter(|(number, _)| wanted[*number]) {
@@ -156,7 +155,7 @@ impl Plan {
         Ok(locked)
     }
 
-    /// For each part whether somebody can't be built without it: whoever stands on it by a key whose parts may not be missing, or
+    /// Whether each part is needed: by a wanted part that stands on it with a key whose parts may not be missing, or by
     /// the caller.
     fn needed(&self, tops: &[usize], wanted: &[bool]) -> Vec<bool> {
         let parts = &self.stack.parts;
@@ -164,22 +163,21 @@ impl Plan {
         tops.iter().for_each(|top| needed[*top] = true);
         // Whoever stands on a part comes after it.
         for user in self.stack.order.iter().rev().copied().filter(|user| wanted[*user]) {
-            let makes_anew = self.format.is_for(&parts[user]);
+            let is_formatted = self.format.is_for(&parts[user]);
             for reference in &parts[user].references {
                 let key = parts[user].kind.key(reference.key);
-                let can_do_without = !makes_anew && key.is_some_and(|key| key.may_be_missing);
+                let can_do_without = !is_formatted && key.is_some_and(|key| key.may_be_missing);
                 needed[reference.part] |= needed[user] && !can_do_without;
             }
         }
         needed
     }
 
-    /// Builds what the device or zones with this name stand on, from the bottom up, and neither that part nor
-    /// anything else: for looking at what a part keeps there without opening the part. What it stands on directly
-    /// are the tops of what is built.
+    /// Builds only the parts that the device or zones with this name stand on, from the bottom up: for looking at the
+    /// contents below the part without opening it. The tops of the result are the parts that it directly stands on.
     ///
     /// # Errors
-    /// [`Error::NotFound`] where there is no such part; else as [`build`](Self::build).
+    /// [`Error::NotFound`] if there is no such part; else as [`build`](Self::build).
     pub fn build_below<'a>(&'a self, name: &str) -> Call<'a, Result<BuiltStack>> {
         let is_it = |part: &Part| part.name == name && part.kind.contract != Contract::Door;
         let Some(number) = self.stack.parts.iter().position(is_it) else {
@@ -233,7 +231,7 @@ impl Plan {
     }
 }
 
-/// Two parts that can't both open a file: the problem is with the one that stands behind the other in the text.
+/// Returns the problem of two parts that can't both open a file, at the one that is later in the text.
 fn claimed_twice(stack: &Stack, one: (usize, &Claim), other: (usize, &Claim)) -> Problem {
     let place = |(number, claim): (usize, &Claim)| stack.parts[number].place_of(Some(claim.key));
     let (first, second) = match place(one).start < place(other).start {
@@ -255,7 +253,7 @@ fn claimed_twice(stack: &Stack, one: (usize, &Claim), other: (usize, &Claim)) ->
     stack.source.problem(place(second), message)
 }
 
-/// How errors name a part: `file "disk"`.
+/// Title of a part in errors: `file "disk"`.
 fn title(part: &Part) -> String {
     format!("{} \"{}\"", part.kind.name, part.name)
 }

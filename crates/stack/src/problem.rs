@@ -1,18 +1,18 @@
-//! What is wrong with a text that somebody wrote, said so that it can be put right: file, line, column, what was
-//! found, what was expected, the nearest known word, and the line itself with a mark below.
+//! Problems of a text: file, line, column, what was found, what was expected, the nearest known word, and the line
+//! itself with a mark below.
 
 use std::fmt;
 use std::ops::Range;
 use std::sync::Arc;
 
-/// How many problems are reported at once; of the others only the number is.
+/// Limit of problems in a report; the others are only counted.
 pub const MOST_PROBLEMS: usize = 50;
-/// How many characters of a source line are shown.
+/// Limit of the characters of a source line that are shown.
 const SHOWN: usize = 100;
-/// Longer words are not compared with known ones.
+/// Longest word that is compared with known ones, in characters.
 const LONGEST_COMPARED: usize = 64;
 
-/// A text and where it comes from. Cheap to clone.
+/// A text and its origin. Cheap to clone.
 #[derive(Debug, Clone)]
 pub struct Source {
     name: Arc<str>,
@@ -20,29 +20,29 @@ pub struct Source {
 }
 
 impl Source {
-    /// A text, and the name that goes before line and column: a file's path, or what else tells people where
-    /// they wrote it.
+    /// Text with the name that goes before line and column: the path of its file, or another name that identifies it to
+    /// the user.
     pub fn new(name: &str, text: &str) -> Self {
         Source { name: name.into(), text: text.into() }
     }
 
-    /// The name that was given.
+    /// Name of the text.
     pub fn name(&self) -> &str {
         &self.name
     }
 
-    /// The text that was given.
+    /// The text.
     pub fn text(&self) -> &str {
         &self.text
     }
 
-    /// The nearest place at or before this byte where a character begins.
+    /// Nearest start of a character at or before this byte.
     fn boundary(&self, byte: usize) -> usize {
         let byte = byte.min(self.text.len());
         (0..=byte).rev().find(|byte| self.text.is_char_boundary(*byte)).unwrap_or(0)
     }
 
-    /// Start of the line that this byte is in, the byte's line from 1, and its column in characters from 1.
+    /// Start of the line of this byte, the number of that line from 1, and the byte's column in characters from 1.
     fn position(&self, start: usize) -> (usize, usize, usize) {
         let before = &self.text[..start];
         let line_start = before.rfind('\n').map_or(0, |newline| newline + 1);
@@ -56,7 +56,7 @@ impl Source {
         format!("{}:{line}:{column}", self.name)
     }
 
-    /// A problem with these bytes of the text. Ends outside the text, or inside a character, are moved.
+    /// Problem with these bytes of the text. Ends outside the text, or inside a character, are moved.
     pub fn problem(&self, span: Range<usize>, message: impl Into<String>) -> Problem {
         let start = self.boundary(span.start);
         let (line_start, line, column) = self.position(start);
@@ -74,18 +74,18 @@ impl Source {
     }
 }
 
-/// One thing that is wrong.
+/// One problem of a text.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Problem {
-    /// The name of the text that it is in.
+    /// Name of the text.
     pub source: String,
-    /// The line, from 1; 0 where the text as a whole is meant.
+    /// Line, from 1; 0 for the text as a whole.
     pub line: usize,
-    /// The column in characters, from 1; 0 where the text as a whole is meant.
+    /// Column in characters, from 1; 0 for the text as a whole.
     pub column: usize,
     /// What was found and what was expected.
     pub message: String,
-    /// The known word that is nearest to the one that was found; it is in the message, too.
+    /// Known word that is nearest to the found one; it is in the message, too.
     pub nearest: Option<String>,
     excerpt: Option<Box<Excerpt>>,
 }
@@ -98,25 +98,25 @@ struct Excerpt {
 }
 
 impl Problem {
-    /// A problem with a text as a whole, such as a file that can't be read.
+    /// Problem of a text as a whole, such as a file that can't be read.
     pub fn without_place(source: &str, message: impl Into<String>) -> Self {
         Problem::at(source, 0, 0, message)
     }
 
-    /// A problem at a place of a text that isn't in memory.
+    /// Problem at a position of a text that isn't in memory.
     pub fn at(source: &str, line: usize, column: usize, message: impl Into<String>) -> Self {
         let (source, message) = (source.to_owned(), message.into());
         Problem { source, line, column, message, nearest: None, excerpt: None }
     }
 
-    /// The same problem, remembering the word that was probably meant.
+    /// Sets the word that was probably meant.
     #[must_use]
     pub fn with_nearest(mut self, nearest: Option<&str>) -> Self {
         self.nearest = nearest.map(str::to_owned);
         self
     }
 
-    /// For machines: `source`, `line`, `column`, `message`, `nearest`.
+    /// Returns the problem as JSON: `source`, `line`, `column`, `message`, `nearest`.
     pub fn to_json(&self) -> serde_json::Value {
         serde_json::json!({
             "source": self.source,
@@ -142,21 +142,21 @@ impl fmt::Display for Problem {
     }
 }
 
-/// Everything that is wrong with a text, in the order of the text; never empty.
+/// All problems of a text, in the order of the text; never empty.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Problems {
     list: Vec<Problem>,
-    /// How many more there are than are in the list.
+    /// Number of problems that are not in the list.
     more: usize,
 }
 
 impl Problems {
-    /// In the order of the text.
+    /// Problems in the order of the text.
     pub fn iter(&self) -> impl Iterator<Item = &Problem> {
         self.list.iter()
     }
 
-    /// How many there are.
+    /// Number of problems, including those not in the list.
     pub fn count(&self) -> usize {
         self.list.len() + self.more
     }
@@ -189,7 +189,7 @@ impl From<Problems> for block::Error {
     }
 }
 
-/// Problems that are found while a text is read: stacks, plans, job files, logs of requests.
+/// Collects problems while a text is read: stacks, plans, job files, logs of requests.
 #[derive(Debug, Default)]
 pub struct Collector {
     list: Vec<Problem>,
@@ -197,8 +197,8 @@ pub struct Collector {
 }
 
 impl Collector {
-    /// Adds a problem unless it is there already. Hostile texts have many, so beyond [`MOST_PROBLEMS`] they are only
-    /// counted, and the closure, which may compare many words, isn't called.
+    /// Adds a problem unless it is there already. Beyond [`MOST_PROBLEMS`] problems are only counted, and the closure,
+    /// which may compare many words, isn't called: hostile texts have many.
     pub fn add(&mut self, make: impl FnOnce() -> Problem) {
         if self.list.len() == MOST_PROBLEMS {
             self.more += 1;
@@ -210,12 +210,12 @@ impl Collector {
         }
     }
 
-    /// How many there are by now.
+    /// Number of problems so far.
     pub fn count(&self) -> usize {
         self.list.len() + self.more
     }
 
-    /// The value if there is no problem.
+    /// Returns the value if there is no problem.
     pub fn finish<T>(mut self, value: T) -> Result<T, Problems> {
         if self.list.is_empty() {
             return Ok(value);
@@ -225,7 +225,7 @@ impl Collector {
     }
 }
 
-/// The candidate that is nearest to a word that isn't one of them, if any is near enough to be what was meant.
+/// Returns the candidate that is nearest to a word that isn't one of them, if any is near enough to be what was meant.
 pub fn nearest<'a>(word: &str, candidates: impl IntoIterator<Item = &'a str>) -> Option<&'a str> {
     if word.len() > LONGEST_COMPARED {
         return None;
@@ -248,17 +248,17 @@ pub fn nearest<'a>(word: &str, candidates: impl IntoIterator<Item = &'a str>) ->
         .map(|(_, candidate)| candidate)
 }
 
-/// `: did you mean "size"?`, or nothing.
+/// Returns `: did you mean "size"?`, or an empty text.
 pub(crate) fn meant(nearest: Option<&str>) -> String {
     nearest.map_or_else(String::new, |word| format!(": did you mean \"{word}\"?"))
 }
 
-/// `: did you mean "size"?` with the nearest of these words, or nothing if none is near.
+/// Returns `: did you mean "size"?` with the nearest of these words, or an empty text if none is near.
 pub fn did_you_mean<'a>(word: &str, candidates: impl IntoIterator<Item = &'a str>) -> String {
     meant(nearest(word, candidates))
 }
 
-/// Text that somebody else wrote, shortened and with control characters escaped, for a message.
+/// Returns text from outside, shortened and with control characters escaped, for a message.
 pub(crate) fn shown(text: &str) -> String {
     const LONGEST: usize = 60;
     let mut shown = text.chars().take(LONGEST).collect::<String>().escape_debug().to_string();

@@ -1,24 +1,24 @@
-//! What both forms of a stack are read into: sections, keys and values as they were written, each with its place,
-//! before anything is known about what they mean.
+//! Result of reading both forms of a stack: sections, keys and values as written, each with its position, before their
+//! meaning is resolved.
 
 use crate::kind::Contract;
 use crate::problem::shown;
 use std::ops::Range;
 
-/// Bytes of the text.
+/// Range of bytes in the text.
 pub type Span = Range<usize>;
 
-/// A thing and its place.
+/// A value and its position.
 #[derive(Debug, Clone)]
 pub struct At<T> {
-    /// The thing.
+    /// The value.
     pub value: T,
-    /// Its place.
+    /// Position in the text.
     pub span: Span,
 }
 
 impl<T> At<T> {
-    /// A thing at its place.
+    /// Value at a position.
     pub fn new(value: T, span: Span) -> Self {
         At { value, span }
     }
@@ -27,19 +27,19 @@ impl<T> At<T> {
 /// A whole stack.
 #[derive(Debug, Default)]
 pub(crate) struct RawStack {
-    /// The settings of the stack itself.
+    /// Settings of the stack itself.
     pub settings: Vec<RawSetting>,
-    /// In the order of the text, or for the one-line form from the bottom up.
+    /// Sections in the order of the text; from the bottom up for the one-line form.
     pub sections: Vec<RawSection>,
 }
 
 /// One part.
 #[derive(Debug)]
 pub(crate) struct RawSection {
-    /// Which section it stands in; none in the one-line form, where the kind tells.
+    /// Contract of the section's header; `None` in the one-line form, where the kind tells.
     pub contract: Option<Contract>,
     pub name: At<String>,
-    /// None where the key `kind` is missing.
+    /// `None` if the key `kind` is missing.
     pub kind: Option<At<RawValue>>,
     pub settings: Vec<RawSetting>,
 }
@@ -60,9 +60,9 @@ pub enum RawValue {
     Word(String),
     /// A quoted text.
     Text(String),
-    /// A whole number and how it was written; `None` if it is negative or larger than 64 bits.
+    /// A whole number and its text; `None` if it is negative or larger than 64 bits.
     Integer(Option<u64>, String),
-    /// A number with a point or an exponent, and how it was written.
+    /// A number with a point or an exponent, and its text.
     Float(f64, String),
     /// True or false.
     Bool(bool),
@@ -70,14 +70,14 @@ pub enum RawValue {
     List(Vec<At<RawValue>>),
     /// Keys and their values, in the order of the text.
     Table(Vec<RawSetting>),
-    /// The name of a part that the one-line form has right there.
+    /// Name of a part that the one-line form has inline.
     Child(String),
-    /// Something that no key takes, in words.
+    /// A value that no key takes, described.
     Other(&'static str),
 }
 
 impl RawValue {
-    /// The value in words, for a message.
+    /// Describes the value, for a message.
     pub fn describe(&self) -> String {
         match self {
             RawValue::Text(text) => format!("the text \"{}\"", shown(text)),

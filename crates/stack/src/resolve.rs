@@ -1,5 +1,5 @@
-//! From what was written to what it means: kinds, keys, types and names, each checked against what is known.
-//! Both forms of a stack come through here, so their errors read the same.
+//! Resolves kinds, keys, types and names against the known ones. Both forms of a stack use it, so their errors read the
+//! same.
 
 use crate::graph::{self, Node, Reference};
 use crate::kind::{Contract, Key, Kind, Registry, ValueKind};
@@ -10,19 +10,19 @@ use crate::value::Value;
 use std::collections::BTreeMap;
 use std::path::PathBuf;
 
-/// How many parts a stack may have.
+/// Limit of the parts of a stack.
 const MOST_PARTS: usize = 1024;
 
 const SHARDS: Key = Key::optional(
     "shards",
     ValueKind::Integer { min: 1, max: Stack::MOST_SHARDS as u64 },
-    "how many threads run the stack, each with a ring of its own",
+    "number of threads that run the stack, each with a ring of its own",
 );
 
-/// A section of which kind and values were looked up as far as they are known.
+/// Section whose kind and values were looked up as far as they are known.
 struct Section {
     name: At<String>,
-    /// What it is to others, by its header or its kind; none if neither is known.
+    /// Contract, by its header or its kind; `None` if neither is known.
     contract: Option<Contract>,
     kind: Option<&'static Kind>,
     values: Vec<Given>,
@@ -131,7 +131,7 @@ impl Resolver<'_> {
         section
     }
 
-    /// The kind of a section, which must have the contract of its header.
+    /// Returns the kind of a section, which must have the contract of its header.
     fn kind(&mut self, raw: &RawSection) -> Option<&'static Kind> {
         let fits = |kind: &Kind| raw.contract.is_none_or(|contract| kind.contract == contract);
         let names = || self.registry.kinds.iter().filter(|kind| fits(kind)).map(|kind| kind.name);
@@ -235,7 +235,7 @@ impl Resolver<'_> {
         });
     }
 
-    /// Follows the names of all parts; each part's references are in the order of its keys.
+    /// Resolves the references of all parts; each part's references are in the order of its keys.
     fn references(&mut self, sections: &[Section]) -> Vec<Vec<Reference>> {
         let mut parts: BTreeMap<&str, usize> = BTreeMap::new();
         for (number, section) in sections.iter().enumerate() {
@@ -306,7 +306,7 @@ impl Resolver<'_> {
     }
 }
 
-/// The names in a value that has its type, with the place of each.
+/// Names in a value that has its type, each with its position.
 fn names(raw: &At<RawValue>, typed: &Value) -> Vec<At<String>> {
     let spans = match &raw.value {
         RawValue::List(items) => items.iter().map(|item| item.span.clone()).collect(),

@@ -8,7 +8,7 @@ use crate::value::Value;
 use toml::Spanned;
 use toml::de::{DeString, DeTable, DeValue};
 
-/// What a stack file consists of.
+/// Help text for unknown sections.
 const SECTIONS: &str = "A stack consists of [stack], [device.NAME], [zones.NAME] and [door.NAME]";
 
 /// Keys and values of a TOML text, as far as it is TOML.
@@ -28,7 +28,7 @@ fn settings(table: &DeTable<'_>) -> Vec<RawSetting> {
         value: raw_value(value),
     };
     let mut settings = table.iter().map(setting).collect::<Vec<_>>();
-    // The parser sorts by name; people number things in the order of the file.
+    // The parser sorts by name; users expect the order of the file.
     settings.sort_by_key(|setting| setting.key.span.start);
     settings
 }
@@ -105,7 +105,7 @@ fn read_sections(
     }
 }
 
-/// The text of a stack, sections in their order.
+/// Writes the text of a stack, sections in their order.
 pub(crate) fn write(stack: &Stack) -> String {
     let mut text = String::new();
     if stack.shards() != 1 {
@@ -138,7 +138,7 @@ fn key_text(name: &str) -> String {
     if !name.is_empty() && name.chars().all(bare) { name.to_owned() } else { quoted(name) }
 }
 
-/// A basic string on one line.
+/// Writes a basic string on one line.
 fn quoted(text: &str) -> String {
     let mut quoted = String::from("\"");
     for letter in text.chars() {

@@ -1,4 +1,4 @@
-//! Sizes and durations as people write them, exactly: what is formatted parses back to the same value.
+//! Sizes and durations as text, exactly: a formatted value parses back to the same value.
 
 use block::{Error, Result};
 use std::time::Duration;
@@ -16,8 +16,8 @@ const TIME_UNITS: [(&str, u64); 6] = [
     ("ns", 1),
 ];
 
-/// Parses a size in bytes: `4096`, `64KiB`, `4GiB`; `64k`, `4G` mean the same units, as in fio. Upper and lower
-/// case are the same. Powers of ten (`KB`) aren't taken, because half of their writers mean powers of two.
+/// Parses a size in bytes: `4096`, `64KiB`, `4GiB`; `64k`, `4G` mean the same units, as in fio. Upper and lower case
+/// are the same. Powers of ten (`KB`) are refused, because half of their writers mean powers of two.
 ///
 /// # Errors
 /// [`Error::Invalid`] with the text and what was expected.
@@ -72,8 +72,8 @@ pub fn parse_duration(text: &str) -> Result<Duration> {
     Ok(Duration::from_nanos(nanoseconds))
 }
 
-/// Writes a duration with the largest unit that divides it: `10ms`, `90s`, `1500us`. Durations above 500 years,
-/// which [`parse_duration`] never gives, are cut off there.
+/// Writes a duration with the largest unit that divides it: `10ms`, `90s`, `1500us`. Durations above 500 years, which
+/// [`parse_duration`] never returns, are truncated.
 pub fn format_duration(duration: Duration) -> String {
     let nanoseconds = u64::try_from(duration.as_nanos()).unwrap_or(u64::MAX);
     for (unit, length) in TIME_UNITS {
@@ -84,7 +84,7 @@ pub fn format_duration(duration: Duration) -> String {
     "0".to_owned()
 }
 
-/// Digits, and what stands behind them; none where there are no digits or too many.
+/// Returns the digits and the rest of the text; `None` if there are no digits or too many.
 fn split(text: &str) -> Option<(u64, &str)> {
     let end = text.find(|letter: char| !letter.is_ascii_digit()).unwrap_or(text.len());
     let (digits, unit) = text.split_at(end);

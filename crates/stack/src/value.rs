@@ -1,4 +1,4 @@
-//! From a value as it was written to a value of its key's type, and back to text.
+//! Conversion of written values to the types of their keys, and back to text.
 
 use crate::kind::{Key, ValueKind};
 use crate::problem::{meant, nearest, shown};
@@ -19,11 +19,11 @@ pub enum Value {
     Bool(bool),
     /// A text.
     Text(String),
-    /// A path, as it was written.
+    /// A path, as written.
     Path(String),
     /// A span of time.
     Duration(Duration),
-    /// One of the words that the key takes.
+    /// One of the words that the key accepts.
     Choice(&'static str),
     /// The name of a part.
     Part(String),
@@ -33,7 +33,7 @@ pub enum Value {
     Texts(Vec<String>),
 }
 
-/// What is wrong with a value: the words behind the key's name, and the word that was probably meant.
+/// Problem of a value: the text after the key's name, and the word that was probably meant.
 #[derive(Debug)]
 pub(crate) struct Wrong {
     pub message: String,
@@ -53,13 +53,12 @@ impl From<String> for Wrong {
 }
 
 impl Value {
-    /// From a bare word.
+    /// Parses a bare word.
     pub(crate) fn from_word(key: &Key, word: &str) -> Result<Value, Wrong> {
         Value::from_raw(key, &RawValue::Word(word.to_owned()))
     }
 
-    /// Gives a written value the type of its key. Names are only taken; whether there is such a part is checked
-    /// by `resolve`.
+    /// Converts a written value to the type of its key. Names are not resolved; `resolve` does that.
     pub(crate) fn from_raw(key: &Key, raw: &RawValue) -> Result<Value, Wrong> {
         let mismatch = || {
             let whose = key.as_in.map(|system| format!(", as {system} takes")).unwrap_or_default();
@@ -146,7 +145,7 @@ impl Value {
         }
     }
 
-    /// The names of the parts that this value names.
+    /// Names of parts in this value.
     pub fn children(&self) -> &[String] {
         match self {
             Value::Part(name) => std::slice::from_ref(name),
@@ -155,7 +154,7 @@ impl Value {
         }
     }
 
-    /// The value as a text for people; a list with commas.
+    /// Returns the value as text for operators; a list with commas.
     pub fn to_text(&self) -> String {
         match self {
             Value::Size(bytes) => format_size(*bytes),
@@ -169,7 +168,7 @@ impl Value {
         }
     }
 
-    /// The value for machines: sizes in bytes, durations as text.
+    /// Returns the value as JSON: sizes in bytes, durations as text.
     pub fn to_json(&self) -> serde_json::Value {
         match self {
             Value::Size(number) | Value::Integer(number) => (*number).into(),
@@ -189,7 +188,7 @@ fn unit_error(error: &block::Error) -> Wrong {
     shown_detail(error.detail()).into()
 }
 
-/// The details of the unit parsers quote what was written, which may be anything and long.
+/// Escapes the details of the unit parsers, which quote the input.
 fn shown_detail(detail: &str) -> String {
     detail.chars().filter(|letter| !letter.is_control()).take(400).collect()
 }

@@ -1,24 +1,24 @@
-//! Waiting for a state that another shard may bring about.
+//! Waiting for a state of a zone that another shard may cause.
 
 use std::future::poll_fn;
 use std::sync::{Mutex, PoisonError};
 use std::task::{Poll, Waker};
 
-/// Those who wait for a change of one zone, on any shard. The lock is held for a push or a swap, never over an
-/// await, and not at all by those who don't have to wait.
+/// Waiters for a change of one zone, on any shard. The lock is held for a push or a swap, never over an await, and is
+/// taken only by tasks that have to wait.
 #[derive(Debug, Default)]
 pub(crate) struct Gate {
     waiting: Mutex<Vec<Waker>>,
 }
 
 impl Gate {
-    /// Lets everybody look again. Called after the state has changed.
+    /// Wakes all waiters, which check their condition again. Called after the state has changed.
     pub(crate) fn open(&self) {
         let waiting = std::mem::take(&mut *self.waiting.lock().unwrap_or_else(PoisonError::into_inner));
         waiting.into_iter().for_each(Waker::wake);
     }
 
-    /// Waits until the condition holds; whoever makes it true calls [`open`](Self::open) afterwards.
+    /// Waits until the condition holds. The task that makes it true calls [`open`](Self::open) afterwards.
     pub(crate) async fn wait_until(&self, condition: impl Fn() -> bool) {
         poll_fn(|context| {
             if condition() {

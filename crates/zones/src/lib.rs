@@ -1,8 +1,8 @@
-//! Zones on any Device and in memory, and the means to write their formats.
+//! Zones on any Device and in memory, and encoding of their formats.
 //!
-//! - [`on_device`]: cuts any [`Device`](block::Device) into zones, with a format of its own on the medium.
-//! - [`ram`]: zones in memory that behave as badly as the contract allows: appends land out of order and are
-//!   durable only once their zone is finished. What works on it works on an object store.
+//! - [`on_device`]: divides any [`Device`](block::Device) into zones, with a format of its own on the medium.
+//! - [`ram`]: zones in memory with the weakest guarantees of the contract: appends land out of order and are durable
+//!   only once their zone is finished. A part that works on it works on an object store.
 //! - [`bytes`]: encoding and decoding of formats without a fixed length.
 //! - [`sector`]: superblocks and other records of one sector.
 //!
@@ -15,7 +15,7 @@ pub mod on_device;
 pub mod ram;
 pub mod sector;
 
-/// The error of an append at byte `wanted` of a zone whose write pointer is elsewhere.
+/// Returns the error of an append at byte `wanted` of a zone whose write pointer is elsewhere.
 #[cold]
 fn misplaced(zone: block::ZoneIndex, wanted: u64, write_pointer: u64) -> block::Error {
     block::Error::misplaced(format!(

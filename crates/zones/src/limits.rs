@@ -1,10 +1,10 @@
-//! How many zones may be open and active at a time.
+//! Limits of open and active zones.
 
 use block::{Error, Result, ZoneState};
 use std::sync::{Mutex, PoisonError};
 
-/// Counts open and active zones against `max_open` and `max_active`. The lock is held for a few additions,
-/// when a zone changes its state; appends to an open zone don't come here.
+/// Counts open and active zones against `max_open` and `max_active`. The lock is held for a few additions when a zone
+/// changes its state; appends to an open zone don't take it.
 #[derive(Debug)]
 pub(crate) struct Limits {
     max_open: u32,
@@ -23,24 +23,24 @@ fn counts_of(state: ZoneState) -> (u32, u32) {
 }
 
 impl Limits {
-    /// 0 is no limit.
+    /// Limits of open and active zones; 0 is no limit.
     pub(crate) fn new(max_open: u32, max_active: u32) -> Self {
         Limits { max_open, max_active, counts: Mutex::default() }
     }
 
-    /// Counts a zone in this state, empty or closed, as open, or says which limit forbids it.
+    /// Counts a zone in this state, empty or closed, as open; an error names the limit that is reached.
     pub(crate) fn open_one(&self, from: ZoneState) -> Result<()> {
         let (_, active) = counts_of(from);
         let mut counts = self.counts.lock().unwrap_or_else(PoisonError::into_inner);
         if self.max_open != 0 && counts.open >= self.max_open {
             return Err(Error::busy(format!(
-                "{} zones are open, max_open: close, finish or reset one",
+                "{} zones are open, the limit max_open: close, finish or reset one",
                 counts.open
             )));
         }
         if self.max_active != 0 && active == 0 && counts.active >= self.max_active {
             return Err(Error::busy(format!(
-                "{} zones are active, max_active: finish or reset one",
+                "{} zones are active, the limit max_active: finish or reset one",
                 counts.active
             )));
         }
@@ -49,8 +49,8 @@ impl Limits {
         Ok(())
     }
 
-    /// A zone went from one state to another. Never refused: a zone that became interrupted by a failure, or was
-    /// found so, is what it is.
+    /// Counts a change of a zone's state. Never refused: a zone that became interrupted by a failure, or was found
+    /// interrupted, may exceed the limits.
     pub(crate) fn moved(&self, from: ZoneState, to: ZoneState) {
         let ((open_before, active_before), (open, active)) = (counts_of(from), counts_of(to));
         let mut counts = self.counts.lock().unwrap_or_else(PoisonError::into_inner);

@@ -1,21 +1,22 @@
-//! Zones on any Device: it is cut into zones of one size. Their headers stand at its beginning, one behind the other.
+//! Zones on any Device: it is divided into zones of one size. Their headers are at its beginning, one after the other.
 //!
 //! # Promises
 //! - Those of [`block::Zones`], whatever the device is, after any power cut that keeps the device's own
 //!   promises. Appends are durable on flush where the device has a volatile cache, else at once.
 //! - An append to an open zone takes no lock, and adds no I/O to the device's own write. The first append to an
 //!   empty zone also writes its header, durably.
-//! - A header that says Empty means that nothing of its generation is there. After an unclean stop a zone that
-//!   was begun and not finished is interrupted, with the capacity as the upper bound of its write pointer.
-//! - Opening a closed zone and closing one are no I/O. Opening an empty one writes its header, as its first append does.
-//! - What isn't a volume of this version, whole and of this device, is refused by name. A zone whose header is
-//!   damaged is offline, and says so, while the others go on.
+//! - A header with the state Empty means that no data of its generation exists. After an unclean stop a zone that was
+//!   begun and not finished is interrupted, with the capacity as the upper bound of its write pointer.
+//! - Opening a closed zone and closing a zone do no I/O. Opening an empty one writes its header, as its first append
+//!   does.
+//! - A device without a whole volume of this version, or with one of another device, is refused with an error that
+//!   names its contents. A zone whose header is damaged is offline; the others are usable.
 //!
-//! The zone's data is never checked: records carry their own checksums. A full zone is one that was finished;
-//! a zone that has no room left stays open until then, and counts against `max_open`.
+//! The zone's data is never checked: records carry their own checksums. A full zone is a finished one; a zone without
+//! free space stays open until it is finished, and counts against `max_open`.
 //!
-//! Who may change what: `slot` describes the one atomic word per zone that all shards share, `volume` the
-//! operations, [`mod@format`] the bytes, `open` formatting and recovery, `layout` what lies where.
+//! Modules: `slot` describes the one atomic word per zone that all shards share, `volume` the operations,
+//! [`mod@format`] the bytes, `open` formatting and recovery, `layout` the positions on the device.
 
 pub mod format;
 mod kind;
@@ -33,33 +34,33 @@ use std::rc::Rc;
 use std::sync::Arc;
 use volume::Volume;
 
-/// The size of a zone where none is asked for, in bytes.
+/// Default size of a zone, in bytes.
 pub const DEFAULT_ZONE_SIZE: u64 = 64 << 20;
-/// The largest append where none is asked for, in bytes.
+/// Default largest append, in bytes.
 pub const DEFAULT_MAX_APPEND: u64 = 1 << 20;
 
-/// How a volume is made and used.
+/// Options of opening a volume.
 #[derive(Debug, Clone, Copy, Default)]
 pub struct Options {
-    /// Make an empty volume of the whole device first. What was there is gone.
+    /// Format the whole device as an empty volume first. Its contents are lost.
     pub format: bool,
-    /// The distance between two zones, in bytes; where the volume exists it must be the same. Without it,
-    /// whatever the volume has, or [`DEFAULT_ZONE_SIZE`].
+    /// Distance between two zones, in bytes; must match an existing volume. By default, that of the volume, or
+    /// [`DEFAULT_ZONE_SIZE`].
     pub zone_size: Option<u64>,
-    /// How many zones may be open at a time; 0 is no limit.
+    /// Limit of open zones; 0 is no limit.
     pub max_open: u32,
-    /// How many zones may be begun and not finished at a time; 0 is no limit.
+    /// Limit of active zones; 0 is no limit.
     pub max_active: u32,
-    /// The largest append, in bytes; without it [`DEFAULT_MAX_APPEND`], or a zone where that is smaller.
+    /// Largest append, in bytes; by default [`DEFAULT_MAX_APPEND`], or the capacity of a zone if that is smaller.
     pub max_append: Option<u64>,
     /// Refuse every change and write nothing, not even that the volume is in use: for looking at a volume.
     pub read_only: bool,
 }
 
-/// The zones that a device of this shape would have.
+/// Geometry of the zones that a device of this geometry would have.
 ///
 /// # Errors
-/// As [`OnDevice::open`] with `format`, for what doesn't fit.
+/// As [`OnDevice::open`] with `format`, for options that don't fit.
 pub fn geometry(device: &block::DeviceGeometry, zone_size: u64, max_append: u64) -> Result<ZoneGeometry> {
     let layout = layout::Layout::for_device(device, zone_size)?;
     let options = Options { max_append: Some(max_append), ..Options::default() };
@@ -73,13 +74,13 @@ pub struct OnDevice {
 }
 
 impl OnDevice {
-    /// Opens the volume on this device, or makes one where `options.format` says so, and notes on the medium
-    /// that it is in use, unless it is opened read-only.
+    /// Opens the volume on this device, or formats it with `options.format`, and records on the medium that it is in
+    /// use, unless it is opened read-only.
     ///
     /// # Errors
-    /// [`Error::Protocol`](block::Error::Protocol) for a device that holds something else or another version,
-    /// [`Error::Corrupt`](block::Error::Corrupt) for damaged superblocks,
-    /// [`Error::Invalid`](block::Error::Invalid) for options or a device that don't fit the volume.
+    /// [`Error::Protocol`](block::Error::Protocol) for a device with other contents or another version,
+    /// [`Error::Corrupt`](block::Error::Corrupt) for damaged superblocks, [`Error::Invalid`](block::Error::Invalid) for
+    /// options or a device that don't fit the volume.
     pub async fn open(device: Arc<dyn DevicePart>, options: Options) -> Result<OnDevice> {
         if options.format && options.read_only {
             return Err(block::Error::invalid(
@@ -98,7 +99,7 @@ impl OnDevice {
         Ok(OnDevice { device, volume: Arc::new(volume) })
     }
 
-    /// The identity of the volume.
+    /// UUID of the volume.
     pub fn uuid(&self) -> format::Uuid {
         self.volume.uuid
     }

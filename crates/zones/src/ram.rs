@@ -1,14 +1,14 @@
-//! Zones in memory that behave as badly as the contract allows: a model for tests, not a fast store.
+//! Zones in memory with the weakest guarantees of the contract: a model for tests, not a fast store.
 //!
-//! - Appends land out of order: each waits a random number of turns before it takes its place, so addresses
-//!   don't follow the order of submission, not even of one task. An append at a place has that place from its submission on;
-//!   those before it land below, those after it above.
+//! - Appends land out of order: each waits a random number of turns before it takes its offset, so addresses don't
+//!   follow the order of submission, not even within one task. An append at an address has it from its submission on;
+//!   earlier appends land below it, later ones above.
 //! - Appends are durable only once their zone is finished; `flush` finishes the zones that it is given.
-//! - [`RamZones::crash`] is a power cut: of the appends to zones that weren't finished some survive, some
-//!   don't, some in part, and those zones are interrupted.
+//! - [`RamZones::crash`] is a power cut: of the appends to zones that weren't finished some survive, some don't, some
+//!   in part, and those zones are interrupted.
 //!
-//! Memory is bounded by the number of zones times their capacity. Shards share each zone behind a mutex that is
-//! never held over an await. Chance comes from the runtime, so a simulation's seed decides it.
+//! Memory is bounded by the number of zones times their capacity. Shards share each zone with a mutex that is never
+//! held over an await. Randomness comes from the runtime, so a simulation's seed decides it.
 
 use crate::gate::Gate;
 use crate::limits::Limits;
@@ -30,11 +30,10 @@ pub const KIND: Kind = Kind {
     contract: Contract::Zones,
     summary: "zones in memory: out of order, durable on finish; for tests",
     keys: &[
-        Key::optional("zones", ValueKind::Integer { min: 1, max: 1 << 20 }, "how many zones there are")
-            .or("16"),
-        Key::optional("zone_size", ValueKind::Size, "how many bytes a zone takes").or("1MiB"),
-        Key::optional("granularity", ValueKind::Size, "the unit of appends and reads").or("512"),
-        Key::optional("max_append", ValueKind::Size, "the largest append").or("256KiB"),
+        Key::optional("zones", ValueKind::Integer { min: 1, max: 1 << 20 }, "number of zones").or("16"),
+        Key::optional("zone_size", ValueKind::Size, "capacity of a zone").or("1MiB"),
+        Key::optional("granularity", ValueKind::Size, "unit of appends and reads").or("512"),
+        Key::optional("max_append", ValueKind::Size, "largest append").or("256KiB"),
         MAX_OPEN,
         MAX_ACTIVE,
     ],
@@ -50,22 +49,22 @@ pub const KIND: Kind = Kind {
     },
 };
 
-/// The key for [`ZoneGeometry::max_open`].
+/// Key of [`ZoneGeometry::max_open`].
 pub(crate) const MAX_OPEN: Key = Key::optional(
     "max_open",
     ValueKind::Integer { min: 0, max: u32::MAX as u64 },
-    "zones open at a time; 0: no limit",
+    "limit of open zones; 0 is no limit",
 )
 .or("0");
-/// The key for [`ZoneGeometry::max_active`].
+/// Key of [`ZoneGeometry::max_active`].
 pub(crate) const MAX_ACTIVE: Key = Key::optional(
     "max_active",
     ValueKind::Integer { min: 0, max: u32::MAX as u64 },
-    "zones begun and not finished at a time; 0: no limit",
+    "limit of active zones (begun and not finished); 0 is no limit",
 )
 .or("0");
 
-/// A whole number whose declared range fits 32 bits.
+/// Value of a key whose declared range fits 32 bits.
 pub(crate) fn small(arguments: &Arguments, key: &str) -> Result<u32> {
     let value = arguments.integer(key)?;
     u32::try_from(value).map_err(|_| Error::overflow(format!("{key} {value}: expected at most {}", u32::MAX)))
@@ -86,23 +85,23 @@ fn from_arguments(arguments: &Arguments) -> Result<Options> {
     })
 }
 
-/// How many turns an append waits at most before it lands.
+/// Limit of the turns that an append waits before it lands.
 const MOST_TURNS: u64 = 6;
 
-/// The shape of zones in memory.
+/// Geometry of zones in memory.
 #[derive(Debug, Clone, Copy)]
 pub struct Options {
-    /// How many zones there are.
+    /// Number of zones.
     pub zones: u32,
-    /// How many bytes a zone takes.
+    /// Capacity of a zone, in bytes.
     pub zone_size: u64,
-    /// The unit of appends and reads, in bytes.
+    /// Unit of appends and reads, in bytes.
     pub granularity: u32,
-    /// The largest append, in bytes.
+    /// Largest append, in bytes.
     pub max_append: u64,
-    /// How many zones may be open at a time; 0 is no limit.
+    /// Limit of open zones; 0 is no limit.
     pub max_open: u32,
-    /// How many zones may be begun and not finished at a time; 0 is no limit.
+    /// Limit of active zones; 0 is no limit.
     pub max_active: u32,
 }
 
@@ -130,7 +129,7 @@ struct Shared {
     geometry: ZoneGeometry,
     zones: Vec<Slot>,
     limits: Limits,
-    /// Raised by every crash. A call that began before one ends with an error and without an effect.
+    /// Number of crashes. A call that began before a crash ends with an error and without an effect.
     epoch: AtomicU64,
 }
 
@@ -143,18 +142,18 @@ struct Slot {
 #[derive(Debug)]
 struct Zone {
     state: ZoneState,
-    /// Somebody finishes or resets the zone; appends wait.
+    /// Whether a finish or a reset owns the zone; appends wait.
     owned: bool,
     in_flight: u32,
     generation: u64,
-    /// What was appended, with zeros where an append is in flight.
+    /// Appended bytes, with zeros where an append is in flight.
     bytes: Vec<u8>,
-    /// Where the appends lie, for a crash.
+    /// Ranges of the appends, for a crash.
     appends: Vec<Range<usize>>,
-    /// In bytes, behind the places of appends in flight; behind `bytes` only after a crash.
+    /// Write pointer in bytes, after the offsets of appends in flight; after the end of `bytes` only after a crash.
     write_pointer: u64,
-    /// Regions that appends in flight fill in any order, by their first byte: how far each is filled. An append at a place ends
-    /// the last region.
+    /// Regions that appends in flight fill in any order, by their first byte, with the filled length. An append at an
+    /// address ends the last region.
     regions: BTreeMap<u64, u64>,
     /// First byte of the region that the next append joins.
     region: u64,
@@ -175,8 +174,8 @@ impl Zone {
         }
     }
 
-    /// Reserves space for an append, and its place where that is fixed. Returns the region of the append, a region of its own
-    /// for a fixed place.
+    /// Reserves space for an append, and its offset if that is fixed. Returns the region of the append, a region of its
+    /// own for a fixed offset.
     fn reserve(&mut self, length: u64, is_fixed: bool) -> u64 {
         let start = self.write_pointer;
         self.write_pointer += length;
@@ -192,7 +191,7 @@ impl Zone {
         region
     }
 
-    /// Puts an append in flight at the next free place of its region.
+    /// Puts an append in flight at the next free offset of its region.
     fn land(&mut self, region: u64, payload: &Payload) -> u64 {
         let next = self.regions.entry(region).or_insert(region);
         let start = *next as usize;
@@ -211,7 +210,7 @@ impl Zone {
         start as u64
     }
 
-    /// Loses what a power cut loses of a zone that wasn't finished.
+    /// Applies a power cut to a zone that wasn't finished.
     fn crash(&mut self, geometry: &ZoneGeometry, random: &mut Random) {
         (self.owned, self.in_flight) = (false, 0);
         self.regions.clear();
@@ -232,10 +231,10 @@ impl Zone {
 }
 
 impl RamZones {
-    /// Empty zones.
+    /// Creates empty zones.
     ///
     /// # Errors
-    /// [`Error::Invalid`] for a shape that can't be.
+    /// [`Error::Invalid`] for a geometry out of range.
     pub fn new(options: Options) -> Result<Self> {
         let Options { zones, zone_size, granularity, max_append, max_open, max_active } = options;
         let unit = u64::from(granularity);
@@ -272,8 +271,8 @@ impl RamZones {
         Ok(RamZones { shared: Arc::new(shared) })
     }
 
-    /// A power cut: every zone that was begun and not finished becomes interrupted, with random holes where its appends were, and
-    /// handles that are open now are dead. Calls in flight fail and have no effect.
+    /// Cuts the power: every zone that was begun and not finished becomes interrupted, with random holes in place of
+    /// its appends, and open handles become unusable. Calls in flight fail and have no effect.
     pub fn crash(&self, random: &mut Random) {
         self.shared.epoch.fetch_add(1, Ordering::AcqRel);
         for slot in &self.shared.zones {
@@ -300,7 +299,7 @@ impl Part for RamZones {
         Call::ready(status)
     }
 
-    /// Finishes every zone that was begun: nothing else makes one durable.
+    /// Finishes every zone that was begun: only finished zones are durable.
     fn close(&self) -> Call<'_, Result<()>> {
         Call::new(async move {
             let epoch = self.shared.epoch.load(Ordering::Acquire);
@@ -344,8 +343,8 @@ impl Shared {
         }
     }
 
-    /// Locks a zone that nobody owns, of a set that didn't crash. The epoch is looked at under the lock, so
-    /// what is done before the lock is given back is done before the crash.
+    /// Locks a zone without an owner, unless the zones crashed. The epoch is checked under the lock, so a change made
+    /// under the lock is made before the crash.
     async fn lock_unowned(&self, zone: ZoneIndex, epoch: u64) -> Result<MutexGuard<'_, Zone>> {
         let slot = self.slot(zone);
         loop {
@@ -369,7 +368,7 @@ impl Shared {
         Ok(())
     }
 
-    /// Appends, at byte `wanted` where one is.
+    /// Appends, at byte `wanted` if there is one.
     async fn append(
         &self,
         zone: ZoneIndex,
@@ -391,7 +390,7 @@ impl Shared {
             let left = self.geometry.zone_capacity - guard.write_pointer;
             if payload.len() as u64 > left {
                 return Err(Error::no_space(format!(
-                    "append of {} bytes to zone {zone}, which has room for {left}: finish it and take another",
+                    "append of {} bytes to zone {zone}: expected at most {left}, the rest of the zone; finish it and use another",
                     payload.len()
                 )));
             }
@@ -439,7 +438,7 @@ impl Shared {
         }
     }
 
-    /// Becomes the owner of a zone once nobody else is, waits for appends in flight, and changes the zone.
+    /// Becomes the owner of a zone once it has no other, waits for appends in flight, and changes the zone.
     async fn change<T>(
         &self,
         zone: ZoneIndex,
@@ -494,7 +493,7 @@ impl Shared {
         let start = at.offset.0 as usize;
         if (start + length) as u64 > zone.write_pointer {
             return Err(Error::invalid(format!(
-                "read of {length} bytes at {at}: nothing was appended from byte {} on",
+                "read of {length} bytes at {at}: no data was appended from byte {} on",
                 zone.write_pointer
             )));
         }
@@ -518,12 +517,12 @@ impl Shared {
     }
 }
 
-/// The error of a call that a zone in this state doesn't take.
+/// Returns the error of a call that is invalid for a zone in this state.
 fn refusal(zone: ZoneIndex, state: ZoneState) -> Error {
     let remedy = match state {
         ZoneState::Empty => "it is open from its first append on",
-        ZoneState::Full => "reset it, or take another",
-        _ => "finish or reset it, and take another",
+        ZoneState::Full => "reset it, or use another",
+        _ => "finish or reset it, and use another",
     };
     Error::invalid(format!("zone {zone} is {state:?}: {remedy}"))
 }

@@ -1,10 +1,10 @@
 //! Records of one sector: superblocks, zone headers, sectors of a bitmap.
 //!
-//! Such a record is 512 bytes: a magic number, a version, what its owner has to say, and CRC-32C of all that at the end. It
-//! lies within one sector of any disk, so it is never torn. This checks what they all share and says what is wrong; the
-//! fields, and which of two copies counts, are the owner's.
+//! A record is 512 bytes: a magic number, a version, the fields of its owner, and CRC-32C of all that at the end. It
+//! lies within one sector of any disk, so it is never torn. This module checks the common parts and reports damage; the
+//! fields, and which of two copies is authoritative, are the owner's.
 //!
-//! Reading takes any bytes: it never panics.
+//! Decoding accepts any bytes and never panics.
 
 use block::{Buffer, Error, Result};
 use crc_fast::{CrcAlgorithm, checksum};
@@ -12,12 +12,12 @@ use std::fmt::Display;
 use zerocopy::little_endian::U32;
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
 
-/// How long a record is, in bytes.
+/// Length of a record, in bytes.
 pub const SECTOR: usize = 512;
-/// How long the checksummed part of a record is, in bytes.
+/// Length of the checksummed part of a record, in bytes.
 const CHECKED: usize = SECTOR - 4;
 
-/// What tells the records of one format from everything else.
+/// Identification of the records of one format.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Format {
     /// The first bytes of the record.
@@ -26,7 +26,7 @@ pub struct Format {
     pub version: u32,
 }
 
-/// How every record begins.
+/// First fields of every record.
 #[derive(FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned, Debug, Clone, Copy)]
 #[repr(C)]
 pub struct Head {
@@ -34,23 +34,22 @@ pub struct Head {
     version: U32,
 }
 
-/// The fields of a record as they lie on the medium: a [`Head`] first, room for the checksum (4 bytes) last, 512 bytes in
-/// all.
+/// Fields of a record as on the medium: a [`Head`] first, 4 bytes for the checksum last, 512 bytes in all.
 pub trait Fields: FromBytes + IntoBytes + Immutable + KnownLayout + Unaligned {}
 
 impl<T: FromBytes + IntoBytes + Immutable + KnownLayout + Unaligned> Fields for T {}
 
 impl Format {
-    /// The first field of every record of this format.
+    /// Head of every record of this format.
     pub fn head(&self) -> Head {
         Head { magic: self.magic, version: self.version.into() }
     }
 
-    /// The record that these bytes begin with, which is `what` (in messages: "superblock of a mirror").
+    /// Decodes the record at the start of these bytes. `what` is its name in messages: "superblock of a mirror".
     ///
     /// # Errors
-    /// [`Error::NotFound`] where there is none, with what is there instead; [`Error::Protocol`] for one of another version;
-    /// [`Error::Corrupt`] for one that isn't what was written.
+    /// [`Error::NotFound`] if there is none, with a description of the bytes; [`Error::Protocol`] for another version;
+    /// [`Error::Corrupt`] for a damaged record.
     pub fn read<'a, T: Fields>(&self, bytes: &'a [u8], what: impl Display) -> Result<&'a T> {
         const { assert!(size_of::<T>() == SECTOR, "a record is one sector") };
         let Ok((fields, _)) = T::ref_from_prefix(bytes) else {
@@ -68,7 +67,7 @@ impl Format {
             )));
         }
         if bytes[CHECKED..SECTOR] != sum(bytes).to_le_bytes() {
-            return Err(Error::corrupt(format!("{what}: its checksum is wrong: torn or rotten")));
+            return Err(Error::corrupt(format!("{what}: wrong checksum: torn or damaged")));
         }
         Ok(fields)
     }
@@ -78,7 +77,7 @@ fn sum(bytes: &[u8]) -> u32 {
     checksum(CrcAlgorithm::Crc32Iscsi, &bytes[..CHECKED]) as u32
 }
 
-/// Puts the checksum of a record's bytes where it belongs.
+/// Writes the checksum of a record into its last bytes.
 ///
 /// # Panics
 /// If there are fewer than 512.
@@ -87,10 +86,10 @@ pub fn seal(bytes: &mut [u8]) {
     bytes[CHECKED..SECTOR].copy_from_slice(&sum.to_le_bytes());
 }
 
-/// So many bytes that begin with this record, sealed; the rest is zeros.
+/// Returns `bytes` bytes that begin with this record, sealed; the rest is zeros.
 ///
 /// # Panics
-/// If that is less than a record.
+/// If `bytes` is less than a record.
 pub fn block_of<T: Fields>(fields: &T, bytes: usize) -> Buffer {
     const { assert!(size_of::<T>() == SECTOR, "a record is one sector") };
     let mut buffer = Buffer::zeroed(bytes);
@@ -100,7 +99,7 @@ pub fn block_of<T: Fields>(fields: &T, bytes: usize) -> Buffer {
     buffer
 }
 
-/// Puts this record, sealed, behind what is in the buffer, which has room for it.
+/// Appends this record, sealed, to the buffer, which has capacity for it.
 pub fn append<T: Fields>(fields: &T, buffer: &mut Buffer) {
     const { assert!(size_of::<T>() == SECTOR, "a record is one sector") };
     let from = buffer.filled().len();
@@ -108,8 +107,8 @@ pub fn append<T: Fields>(fields: &T, buffer: &mut Buffer) {
     seal(&mut buffer.filled_mut()[from..]);
 }
 
-/// The newest of the copies that could be read. Where none could, the error that says most: damage and other versions before
-/// "there is none".
+/// Returns the newest of the copies that could be read. If none could, the most informative error: damage and other
+/// versions rather than "there is none".
 ///
 /// # Errors
 /// That error.
@@ -123,8 +122,8 @@ pub fn newest<T>(copies: impl IntoIterator<Item = Result<T>>, number: impl Fn(&T
     best.unwrap_or_else(|| Err(Error::not_found("no copy could be read")))
 }
 
-/// What the first bytes of a device look like, for the one who has to decide whether they may go. From 4104 bytes on it
-/// knows all that it can tell.
+/// Describes the first bytes of a device, for an operator who decides whether they may be overwritten. With 4104 bytes
+/// or more it recognizes everything that it can.
 pub fn describe(bytes: &[u8]) -> &'static str {
     let at = |offset: usize, magic: &[u8]| bytes.get(offset..offset + magic.len()) == Some(magic);
     match () {

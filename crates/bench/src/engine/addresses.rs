@@ -1,16 +1,16 @@
-//! Where operations go.
+//! Addresses of operations.
 //!
 //! - Sequential: each direction from the region's start on, and over again.
-//! - Uniform: every block once before any comes again, by a permutation that needs no memory (a Feistel
-//!   network over the next power of four, walked until it falls inside: Black and Rogaway, "Ciphers with
-//!   arbitrary finite domains", 2002); or with `norandommap` independently.
+//! - Uniform: every block once before any is repeated, by a permutation that needs no memory (a Feistel network over
+//!   the next power of four, walked until it falls inside: Black and Rogaway, "Ciphers with arbitrary finite domains",
+//!   2002); or with `norandommap` independently.
 //! - Zipf: ranks by rejection-inversion (Hörmann and Derflinger, "Rejection-inversion to generate variates from
-//!   monotone discrete distributions", 1996), and which block has which rank by such a permutation.
+//!   monotone discrete distributions", 1996); the rank of each block is given by such a permutation.
 
 use crate::job::{BlockSizes, Distribution, Job, Region};
 use runtime::Random;
 
-/// Which way an operation goes.
+/// Direction of an operation.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Direction {
     /// From the device.
@@ -21,18 +21,18 @@ pub enum Direction {
     Trim,
 }
 
-/// One operation, in bytes of the device.
+/// One operation; offset and length in bytes of the device.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Request {
-    /// Which way.
+    /// Direction.
     pub direction: Direction,
-    /// Where it begins.
+    /// Offset.
     pub offset: u64,
-    /// How long it is.
+    /// Length.
     pub length: u64,
 }
 
-/// Draws requests: the same seed draws the same ones.
+/// Generator of requests: the same seed draws the same ones.
 pub struct Addresses {
     random: Random,
     region: Region,
@@ -43,9 +43,9 @@ pub struct Addresses {
 }
 
 enum Place {
-    /// Where each direction goes on.
+    /// Next offset of each direction.
     Sequential([u64; 3]),
-    /// Blocks of `unit` bytes in a drawn order, again and again.
+    /// Blocks of `unit` bytes in a drawn order, repeatedly.
     Permuted {
         unit: u64,
         order: Permutation,
@@ -64,7 +64,7 @@ enum Place {
 }
 
 impl Addresses {
-    /// For a clone of a job with this seed.
+    /// Generator for a clone of a job with this seed.
     pub fn new(job: &Job, region: &Region, seed: u64) -> Addresses {
         let per = &job.block_size;
         let unit = job.smallest_request();
@@ -94,12 +94,12 @@ impl Addresses {
         }
     }
 
-    /// Whether it never draws anything but reads.
+    /// Whether all requests are reads.
     pub fn only_reads(&self) -> bool {
         self.mixed_reads.is_none() && self.fixed == Direction::Read
     }
 
-    /// The next one.
+    /// Draws the next request.
     #[inline]
     pub fn draw(&mut self) -> Request {
         let direction = match self.mixed_reads {
@@ -140,7 +140,7 @@ impl Addresses {
     }
 }
 
-/// A drawn order of the numbers below a count.
+/// Random order of the numbers below a count.
 struct Permutation {
     count: u64,
     half_bits: u32,
@@ -155,7 +155,7 @@ impl Permutation {
         Permutation { count, half_bits: bits.div_ceil(2).max(1), keys }
     }
 
-    /// The number at this place.
+    /// Number at this index.
     #[inline]
     fn at(&self, index: u64) -> u64 {
         let mut value = index;
@@ -179,7 +179,7 @@ impl Permutation {
     }
 }
 
-/// Ranks from 0 to `count` - 1, rank k with probability proportional to (k + 1)^-theta.
+/// Zipf distribution: ranks from 0 to `count` - 1, rank k with probability proportional to (k + 1)^-theta.
 struct Zipf {
     count: f64,
     theta: f64,
@@ -201,7 +201,7 @@ impl Zipf {
         x.powf(-self.theta)
     }
 
-    /// The integral of the density from 1 on; close to theta = 1 the logarithm.
+    /// Integral of the density from 1 on; the logarithm close to theta = 1.
     fn integral(&self, x: f64) -> f64 {
         let log = x.ln();
         let exponent = (1.0 - self.theta) * log;

@@ -17,16 +17,16 @@ use std::rc::Rc;
 use std::sync::Arc;
 use std::time::Duration;
 
-/// What the tasks do.
+/// Phase of a clone.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Phase {
-    /// The job.
+    /// Running the job.
     Work,
-    /// Reading back what it wrote.
+    /// Reading back its writes.
     Verify,
 }
 
-/// Progress is told after so many operations.
+/// Number of operations between updates of the progress.
 const TELL_EVERY: u32 = 64;
 
 pub(super) struct Clone {
@@ -44,7 +44,7 @@ pub(super) struct Clone {
     shift: u32,
     unit: u64,
     contents: Option<Data>,
-    /// Whether writes take different parts of the contents.
+    /// Whether writes use different parts of the contents.
     varies: bool,
     addresses: RefCell<Addresses>,
     pace: RefCell<Pace>,
@@ -53,17 +53,17 @@ pub(super) struct Clone {
     in_flight: RefCell<Vec<Request>>,
     landed: Notify,
     paced: bool,
-    /// How long it waits after so many operations; zero: not at all.
+    /// Pause after `thinktime_blocks` operations; zero: none.
     thinktime: Duration,
     thinktime_blocks: u64,
-    /// Operations that have ended since it last waited.
+    /// Operations that have ended since the last pause.
     since_thought: Cell<u64>,
-    /// With a rate or a time to think, one task at a time waits for its start.
+    /// Lock of the task that waits for its start, with a rate or a think time.
     starter: Rc<Semaphore>,
-    /// Operations in flight, and who waits for there to be none.
+    /// Operations in flight, and waiters for their end.
     started: Cell<u32>,
     idle: Notify,
-    /// Bytes that may still be asked for.
+    /// Bytes that may still be requested.
     remaining: Cell<u64>,
     next_check: Cell<usize>,
     measure_from: Cell<Instant>,
@@ -72,9 +72,9 @@ pub(super) struct Clone {
     untold: Cell<(u32, u64)>,
     unflushed: Cell<u32>,
     writes: Cell<u64>,
-    /// The log that is replayed.
+    /// Log that is replayed.
     source: Option<Rc<Source>>,
-    /// The log that is written, and when it began.
+    /// Log that is written, and its start.
     log: Option<Writer>,
     log_began: Cell<Instant>,
     flush_action: Action,
@@ -154,7 +154,7 @@ impl Clone {
         Ok(self)
     }
 
-    /// Whether what was written has to be read back.
+    /// Whether the writes have to be read back.
     pub(super) fn has_to_verify(&self) -> bool {
         let wanted = self.verify.is_some_and(|verify| verify.after_writes || verify.only);
         let written = self.ledger.borrow().as_ref().is_some_and(|ledger| ledger.written() > 0);
@@ -224,7 +224,7 @@ impl Clone {
         }
     }
 
-    /// Draws what a run would have written, and notes it as written.
+    /// Records the writes of a run without making them.
     fn pretend(&self) {
         let mut ledger = self.ledger.borrow_mut();
         let Some(ledger) = ledger.as_mut() else { return };
@@ -313,8 +313,8 @@ impl Clone {
         }
     }
 
-    /// Waits after so many operations as a clone does at a time; false if the clone is done by then. As in fio, what is in
-    /// flight ends first.
+    /// Pauses after the configured number of operations; false if the clone has ended by then. As in fio, operations in
+    /// flight end first.
     async fn think(&self) -> bool {
         const LOOK: Duration = Duration::from_millis(50);
         if self.since_thought.get() < self.thinktime_blocks {
@@ -340,10 +340,10 @@ impl Clone {
 
     /// Waits until an operation of a clone with a rate may start; false if the clone is done by then.
     ///
-    /// As in fio (`io_submit_mode=inline`): where the next start lies in the future, what is in flight ends first,
-    /// and then the time is waited out that was left when the wait began; who has fallen behind by that starts
-    /// the next ones at once. And as in fio the last stretch is spent awake, so that starts are punctual and
-    /// the processor is as warm as under load.
+    /// As in fio (`io_submit_mode=inline`): if the next start is in the future, operations in flight end first, and
+    /// then the time is waited out that was left when the wait began; a clone that is late by then starts the next
+    /// operations at once. As in fio, the last part of the wait is a busy loop, so that starts are punctual and the
+    /// processor is as warm as under load.
     async fn wait_for_start(&self, direction: Direction) -> bool {
         const AWAKE: Duration = Duration::from_micros(60);
         let due = self.pace.borrow_mut().next(direction, runtime::now);
@@ -370,7 +370,7 @@ impl Clone {
         !self.ended.get()
     }
 
-    /// Counts an operation; false if the clone is done.
+    /// Counts an operation; false if the clone has ended.
     #[inline]
     pub(super) fn account(&self, request: &Request, started: Instant, ended: Instant) -> bool {
         let (count, bytes) = self.untold.get();
@@ -451,8 +451,8 @@ impl Clone {
         buffer.into()
     }
 
-    /// Where blocks are verified, two requests for the same ones don't run at the same time: nobody could say
-    /// what they hold afterwards.
+    /// Waits for overlapping requests, if blocks are verified: with two in flight at the same time, the contents would
+    /// be unknown.
     async fn wait_for_overlap(&self, request: &Request) {
         loop {
             let overlaps = |other: &Request| {
@@ -466,7 +466,7 @@ impl Clone {
         }
     }
 
-    /// Looks at what a verified job has read.
+    /// Checks the data of a verified job's read.
     #[inline]
     fn check(&self, request: &Request, buffer: Option<&Buffer>) -> std::result::Result<(), String> {
         if self.verify.is_none() {
@@ -499,7 +499,7 @@ impl Clone {
         self.flush().await;
     }
 
-    /// Flushes; false if the clone is done.
+    /// Flushes; false if the clone has ended.
     async fn flush(&self) -> bool {
         match self.device.flush().await {
             Ok(()) => true,
@@ -510,7 +510,7 @@ impl Clone {
         }
     }
 
-    /// Notes what is being asked for in the log that is written.
+    /// Records a request in the log that is written.
     async fn note(&self, action: Action, offset: u64, length: u64) {
         let Some(log) = &self.log else { return };
         let since = runtime::now() - self.log_began.get();
@@ -522,12 +522,12 @@ impl Clone {
         }
     }
 
-    /// A flush of a log that is replayed; false if the clone is done.
+    /// Flushes for a replayed log; false if the clone has ended.
     pub(super) async fn replay_flush(&self) -> bool {
         self.flush().await && self.goes_on(runtime::now())
     }
 
-    /// The turn to start an operation.
+    /// Waits for the turn to start an operation.
     pub(super) async fn turn(&self) -> Permit {
         self.starter.acquire(1).await
     }
@@ -536,7 +536,7 @@ impl Clone {
         self.ended.get()
     }
 
-    /// Whether it goes on at this time.
+    /// Whether the clone continues at this time.
     pub(super) fn goes_on(&self, now: Instant) -> bool {
         if now >= self.deadline.get() || self.stop.is_stopped() {
             self.ended.set(true);
@@ -548,7 +548,7 @@ impl Clone {
         self.deadline.get() - now
     }
 
-    /// Whether a request is whole blocks inside the device.
+    /// Whether a request consists of whole blocks inside the device.
     pub(super) fn is_inside(&self, request: &Request) -> bool {
         let geometry = self.device.geometry();
         let end = request.offset.checked_add(request.length);
@@ -558,7 +558,7 @@ impl Clone {
         is_whole && is_held && end.is_some_and(|end| end <= geometry.bytes())
     }
 
-    /// Reads every block that was written, in order, and checks it.
+    /// Reads every written block, in order, and checks it.
     async fn read_back(&self) {
         let mut buffer = Buffer::new(self.unit as usize);
         while !self.ended.get() && !self.stop.is_stopped() {
@@ -583,8 +583,7 @@ impl Clone {
     }
 }
 
-/// Hands an operation to the kernel as soon as it has begun: one that has its own time must not wait for others to
-/// be submitted with.
+/// Submits an operation to the kernel at once: one with a start time must not wait for a batch.
 pub(super) async fn promptly<F: Future>(operation: F) -> F::Output {
     let mut operation = std::pin::pin!(operation);
     let mut begun = false;

@@ -1,10 +1,10 @@
-//! When operations may start: at a fixed rate, each at its own time, and at once where the clone is late.
+//! Start times of operations: a fixed rate, each operation at its own time, and at once if the clone is late.
 
 use super::addresses::Direction;
 use crate::job::Job;
 use runtime::Instant;
 
-/// The schedule of one clone.
+/// Schedule of one clone.
 pub struct Pace {
     /// Nanoseconds between two starts, per direction; 0 is as fast as possible.
     intervals: [f64; 3],
@@ -13,7 +13,7 @@ pub struct Pace {
 }
 
 impl Pace {
-    /// From `begin` on.
+    /// Schedule from `begin` on.
     pub fn new(job: &Job, begin: Instant) -> Pace {
         let rate = &job.rate_iops;
         let interval =
@@ -21,8 +21,8 @@ impl Pace {
         Pace { intervals: [rate.read, rate.write, rate.trim].map(interval), started: [0.0; 3], begin }
     }
 
-    /// When the next operation may start; None is at once. Who is late by more than a second forgets the
-    /// rest: a device that stood still isn't hit with all that it missed.
+    /// Start time of the next operation; `None` is at once. A delay of more than a second is forgotten, so that a
+    /// stalled device isn't hit with all missed operations.
     #[inline]
     pub fn next(&mut self, direction: Direction, now: impl FnOnce() -> Instant) -> Option<Instant> {
         const MOST_LATE: f64 = 1e9;

@@ -1,7 +1,7 @@
-//! Replaying a log: its requests in their order, as many in flight as the job's depth, at their times or at once.
+//! Replay of a log: its requests in their order, with the job's depth, at their times or at once.
 //!
-//! A request starts when those before it have started, its time has come, and one of the `iodepth` tasks is free; who is
-//! late is not waited for. A flush doesn't wait for the writes before it, as in fio.
+//! A request starts when those before it have started, its time has come, and one of the `iodepth` tasks is free; a
+//! late request delays later ones. A flush doesn't wait for the writes before it, as in fio.
 
 use super::addresses::{Direction, Request};
 use super::clone::{Clone, promptly};
@@ -12,13 +12,13 @@ use runtime::Instant;
 use std::cell::{Cell, RefCell};
 use std::time::Duration;
 
-/// The log of a clone.
+/// Log of a clone.
 pub(super) struct Source {
-    /// None while somebody reads on, which one task at a time does.
+    /// `None` while a task reads from it; one task at a time does.
     reader: RefCell<Option<Reader>>,
-    /// Nanoseconds of the run for a microsecond of the log; None: as fast as it can.
+    /// Nanoseconds of the run per microsecond of the log; `None`: as fast as possible.
     scale: Option<f64>,
-    /// When the run began.
+    /// Start of the run.
     begin: Cell<Instant>,
 }
 
@@ -38,7 +38,7 @@ impl Source {
         self.reader.borrow_mut().as_mut().and_then(Reader::take)
     }
 
-    /// The next request, read if need be. Only for who has the turn.
+    /// Returns the next request, and reads on if necessary. Only for the task whose turn it is.
     async fn next(&self) -> Result<Option<Entry>> {
         if let Some(entry) = self.take() {
             return Ok(Some(entry));
@@ -56,7 +56,7 @@ impl Source {
 }
 
 impl Clone {
-    /// What each of the tasks of a replay does.
+    /// Body of each task of a replay.
     pub(super) async fn replay_log(&self, source: &Source) {
         // Kept from one operation to the next.
         let mut spare: Option<Buffer> = None;
@@ -64,7 +64,7 @@ impl Clone {
             if self.ended() {
                 return;
             }
-            // Who doesn't wait needs no turn.
+            // A task that doesn't wait needs no turn.
             let at_once = if source.scale.is_none() { source.take() } else { None };
             let entry = match at_once {
                 Some(entry) => entry,
@@ -119,7 +119,7 @@ impl Clone {
         }
     }
 
-    /// Waits until then; false if the clone is done by then.
+    /// Waits until a time; false if the clone has ended by then.
     async fn wait_until(&self, due: Instant) -> bool {
         const LOOK: Duration = Duration::from_millis(50);
         // The last stretch is spent awake, so that starts are punctual.

@@ -1,9 +1,9 @@
-//! What the blocks of a verified job contain, and what is remembered of them.
+//! Contents of the blocks of a verified job, and the record of its writes.
 //!
-//! A block (the smallest request size of the job) says in its first 40 bytes what it is: a magic number, the
-//! byte offset that it belongs at, the sequence number of the write, the seed of the job, and a CRC over the
-//! whole block. The rest is drawn from these. So a block is found out that is torn, rotten, from another
-//! place, from another job, or older than the last write that was acknowledged.
+//! The first 40 bytes of a block (the smallest request size of the job) are a magic number, the byte offset of the
+//! block, the sequence number of the write, the seed of the job, and a CRC over the whole block. The rest is generated
+//! from these. So a block is detected that is torn, damaged, misplaced, from another job, or older than the last
+//! acknowledged write.
 
 use crate::job::Job;
 use block::{Error, Result};
@@ -31,7 +31,7 @@ pub(crate) fn check_job(job: &Job) -> Result<()> {
     Ok(())
 }
 
-/// The blocks of a job's region, and which write each of them should hold.
+/// Blocks of a job's region, with the expected write of each.
 pub struct Ledger {
     seed: u64,
     start: u64,
@@ -42,7 +42,7 @@ pub struct Ledger {
 }
 
 impl Ledger {
-    /// For a region of `length` bytes at `start`, in blocks of `unit` bytes.
+    /// Ledger of a region of `length` bytes at `start`, in blocks of `unit` bytes.
     pub fn new(seed: u64, start: u64, length: u64, unit: u64) -> Ledger {
         Ledger { seed, start, unit, sequences: vec![0; (length / unit) as usize], last: 0 }
     }
@@ -52,7 +52,7 @@ impl Ledger {
         first as usize..(first + length / self.unit) as usize
     }
 
-    /// Notes a write, as if it were acknowledged, and gives its number.
+    /// Records a write, as if it were acknowledged, and returns its number.
     pub fn begin_write(&mut self, offset: u64, length: u64) -> u32 {
         self.last += 1;
         let blocks = self.blocks(offset, length);
@@ -60,25 +60,25 @@ impl Ledger {
         self.last
     }
 
-    /// Notes a discard: what the blocks hold is no longer known.
+    /// Records a discard: the contents of the blocks are unknown.
     pub fn forget(&mut self, offset: u64, length: u64) {
         let blocks = self.blocks(offset, length);
         self.sequences[blocks].fill(0);
     }
 
-    /// How many blocks were written.
+    /// Number of written blocks.
     pub fn written(&self) -> usize {
         self.sequences.iter().filter(|sequence| **sequence > 0).count()
     }
 
-    /// The first block at or behind the `from`-th that was written: its number and its offset in bytes.
+    /// First written block from number `from` on: its number and its offset in bytes.
     pub fn next_written(&self, from: usize) -> Option<(usize, u64)> {
         let found =
             self.sequences[from.min(self.sequences.len())..].iter().position(|sequence| *sequence > 0)?;
         Some((from + found, self.start + (from + found) as u64 * self.unit))
     }
 
-    /// Fills bytes with what a write of this number puts at this offset.
+    /// Fills bytes with the contents of a write with this number at this offset.
     pub fn stamp(&self, bytes: &mut [u8], offset: u64, sequence: u32) {
         for (index, block) in bytes.chunks_exact_mut(self.unit as usize).enumerate() {
             let offset = offset + index as u64 * self.unit;
@@ -91,11 +91,11 @@ impl Ledger {
         }
     }
 
-    /// Compares what was read at this offset with what should be there. Blocks that this job hasn't written
-    /// are checked only where `all` says that they must have been.
+    /// Compares bytes read at this offset with the expected ones. Blocks that this job hasn't written are checked only
+    /// if `all` tells that they must have been written.
     ///
     /// # Errors
-    /// What is wrong with the first bad block.
+    /// The problem of the first bad block.
     pub fn check(&self, bytes: &[u8], offset: u64, all: bool) -> std::result::Result<(), String> {
         let expected = &self.sequences[self.blocks(offset, bytes.len() as u64)];
         for (index, block) in bytes.chunks_exact(self.unit as usize).enumerate() {
@@ -117,7 +117,7 @@ impl Ledger {
             return Err(format!("{at}: {}", if zeros { "it is all zeros" } else { "it has no stamp" }));
         }
         if field(4) != checksum(block) {
-            return Err(format!("{at}: its checksum is wrong: torn or rotten"));
+            return Err(format!("{at}: wrong checksum: torn or damaged"));
         }
         if field(1) != offset {
             return Err(format!("{at}: it belongs at byte {}", field(1)));

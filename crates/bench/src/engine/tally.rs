@@ -1,11 +1,11 @@
-//! What a clone counts, and how it becomes a measurement.
+//! Counters of a clone, and their conversion to a measurement.
 
 use crate::latency::{Histogram, Latency, curve};
 use crate::results::Measurement;
 use crate::series::Recorder;
 use runtime::Instant;
 
-/// Counts of one clone, or of several merged.
+/// Counters of one clone, or of several merged.
 pub(super) struct Tally {
     pub(super) latency: Histogram,
     pub(super) series: Recorder,
@@ -13,7 +13,7 @@ pub(super) struct Tally {
     pub(super) bytes: u64,
     pub(super) errors: u64,
     pub(super) first_error: Option<String>,
-    /// When measuring began, and when the last operation ended.
+    /// Start of the measurement, and end of the last operation.
     pub(super) begin: Instant,
     pub(super) end: Instant,
 }

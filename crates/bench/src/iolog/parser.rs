@@ -1,22 +1,22 @@
-//! From the bytes of a log to its requests, as the bytes come.
+//! Incremental parser of logs.
 //!
-//! Keeps a part of a line at most ([`LONGEST_LINE`]) and the names of files, never what it has given. Whatever the bytes
-//! are, it doesn't panic; each line that is wrong is one problem, and those behind it are read all the same, unless the
-//! first one says that this is no log at all.
+//! It keeps at most a part of a line ([`LONGEST_LINE`]) and the names of files. It never panics for any bytes. Each
+//! wrong line is one problem, and the lines after it are parsed nevertheless, unless the first one shows that this is
+//! no log.
 
 use super::{Action, Entry, Settings};
 use stack::{Problem, did_you_mean};
 
-/// The longest line, in bytes: fio's.
+/// Longest line, in bytes: fio's limit.
 pub const LONGEST_LINE: usize = 4096;
 
-/// The longest read or write, in bytes: buffers must fit into memory.
+/// Longest read or write, in bytes: buffers must fit into memory.
 pub const LONGEST_REQUEST: u64 = 256 << 20;
 
-/// The most files that a log may have.
+/// Limit of the files of a log.
 const MOST_FILES: usize = 10_000;
 
-/// How a recording of blktrace begins, on a machine that counts from the little end; the byte before it is a version.
+/// First bytes of a little-endian recording of blktrace; the byte before them is a version.
 const BLKTRACE: &[u8] = b"tae";
 
 #[derive(Clone, Copy, PartialEq, Eq)]
@@ -30,33 +30,33 @@ struct NamedFile {
     is_open: bool,
 }
 
-/// Reads one log.
+/// Parser of one log.
 pub struct Parser {
     /// Name of the log for messages.
     name: String,
     settings: Settings,
     version: Option<Version>,
-    /// The line that is being read, from 1.
+    /// Number of the current line, from 1.
     line: u64,
-    /// What came of it so far.
+    /// Its bytes so far.
     begun: Vec<u8>,
-    /// Whether the rest of it is left out, for it is too long.
+    /// Whether the rest of the line is skipped, because it is too long.
     skips: bool,
     /// Whether this is no log.
     is_foreign: bool,
     files: Vec<NamedFile>,
-    /// The file of the line before.
+    /// File of the line before.
     current: usize,
     first_time: Option<u64>,
-    /// Until when what follows waits, in microseconds.
+    /// Time until which later requests wait, in microseconds.
     waits_until: u64,
 }
 
-/// What is wrong, and the field that it is about.
+/// Problem, and the field that it is about.
 type Wrong<'a> = (&'a [u8], String);
 
 impl Parser {
-    /// At the beginning of a log.
+    /// Parser at the start of a log.
     pub fn new(name: &str, settings: &Settings) -> Parser {
         Parser {
             name: name.to_owned(),
@@ -73,7 +73,7 @@ impl Parser {
         }
     }
 
-    /// Takes the next bytes, and gives the requests and problems of the lines that end in them.
+    /// Parses the next bytes, and passes the requests and problems of the lines that end in them to `found`.
     pub fn feed(&mut self, mut bytes: &[u8], found: &mut impl FnMut(Result<Entry, Problem>)) {
         while !bytes.is_empty() && !self.is_foreign {
             let Some(end) = bytes.iter().position(|byte| *byte == b'\n') else {
@@ -91,7 +91,7 @@ impl Parser {
         }
     }
 
-    /// Says that there are no more bytes: a last line needs no end.
+    /// Ends the log: a last line needs no newline.
     pub fn end(&mut self, found: &mut impl FnMut(Result<Entry, Problem>)) {
         if self.is_foreign {
             return;
@@ -104,7 +104,7 @@ impl Parser {
         }
     }
 
-    /// The names of the files of the log, in the order in which they were added.
+    /// Names of the files of the log, in the order in which they were added.
     pub fn file_names(&self) -> impl Iterator<Item = String> {
         self.files.iter().map(|file| String::from_utf8_lossy(&file.name).into_owned())
     }
@@ -173,7 +173,7 @@ impl Parser {
                     let expected = "expected the time of the request in microseconds";
                     (fields[0], format!("{}: {expected}", text(fields[0])))
                 });
-                // A second log behind the first says more than that its first word isn't a number.
+                // A second log after the first is a better message than that its first word isn't a number.
                 if fields[0] == b"fio" { (None, &fields[..count]) } else { (Some(time?), &fields[1..count]) }
             }
         };
@@ -205,7 +205,7 @@ impl Parser {
         Ok(())
     }
 
-    /// A line that says what becomes of a file.
+    /// Parses a line about a file.
     fn file_line<'a>(&mut self, name: &'a [u8], action: &'a [u8]) -> Result<(), Wrong<'a>> {
         let known = self.files.iter().position(|file| file.name == name);
         match (action, known) {
@@ -300,7 +300,9 @@ impl Parser {
         place &= !(self.settings.align.max(1) - 1);
         match place.checked_add(length) {
             Some(end) if end <= i64::MAX as u64 => Ok(Some(Entry { offset: place, length, ..entry })),
-            _ => Err((offset_field, format!("{offset}: no device is so large; expected a place in bytes"))),
+            _ => {
+                Err((offset_field, format!("{offset}: larger than any device; expected an offset in bytes")))
+            }
         }
     }
 }

@@ -67,7 +67,7 @@ fn every_wrong_line_is_said_with_its_place() {
         "8:1: expected \"FILE add|open|close\"",
         "9:10: read of no bytes: expected at least one block",
         "10:11: write of 999999999999 bytes: expected at most 268435456",
-        "11:8: 9223372036854775807: no device is so large",
+        "11:8: 9223372036854775807: larger than any device",
         "12:19: expected \"FILE add|open|close\"",
         "13:1: z is not known",
         "14:1: y: a second file beside x, and a job has one device: replay_redirect=NAME",

@@ -1,6 +1,7 @@
-//! A log's requests during a run: read a piece ahead, so that who replays it seldom waits for the file.
+//! Requests of a log during a run: read one piece ahead, so that a replay seldom waits for the file.
 //!
-//! Everything was checked before the run ([`survey`](super::survey)); what has become wrong since ends the replay.
+//! Everything was checked before the run ([`survey`](super::survey)); a line that has become wrong since ends the
+//! replay.
 
 use super::parser::Parser;
 use super::{Entry, Log, Settings};
@@ -9,21 +10,21 @@ use runtime::JoinHandle;
 use runtime::file::{File, OpenOptions};
 use std::collections::VecDeque;
 
-/// How much of the file is read at once, in bytes: its lines are taken apart between two requests.
+/// Number of bytes of the file that are read at once: its lines are parsed between two requests.
 const PIECE: usize = 32 << 10;
 
-/// A log that is being replayed.
+/// Log that is being replayed.
 pub struct Reader {
     file: File,
     parser: Parser,
-    /// Where the piece after the next one begins.
+    /// Offset of the piece after the next one.
     offset: u64,
     ahead: Option<JoinHandle<(Result<usize>, Buffer)>>,
     requests: VecDeque<Entry>,
 }
 
 impl Reader {
-    /// Opens it on this shard.
+    /// Opens the log on this shard.
     ///
     /// # Errors
     /// Those of opening.
@@ -45,16 +46,16 @@ impl Reader {
         self.ahead = Some(runtime::spawn(async move { file.read_at(offset, buffer).await }));
     }
 
-    /// The next request of those that were read.
+    /// Takes the next request of those that were read.
     #[inline]
     pub fn take(&mut self) -> Option<Entry> {
         self.requests.pop_front()
     }
 
-    /// Reads on until there are requests, and says whether there are; if not, the log is at its end.
+    /// Reads on until there are requests; returns false at the end of the log.
     ///
     /// # Errors
-    /// Those of reading, and [`Error::Invalid`] where a line is wrong.
+    /// Those of reading, and [`Error::Invalid`] for a wrong line.
     pub async fn read_on(&mut self) -> Result<bool> {
         while self.requests.is_empty() {
             let Some(ahead) = self.ahead.take() else { return Ok(false) };

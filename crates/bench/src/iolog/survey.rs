@@ -1,7 +1,7 @@
-//! What has to be known of a log before it is replayed: how much there is, how far it reaches, how it is aligned.
+//! Summary of a log before it is replayed: number of requests, the end of the furthest, their alignment.
 //!
-//! It is read once, from start to end, a piece at a time; that blocks. Whether it fits a device is said here, with the
-//! line that doesn't.
+//! The log is read once, from start to end, a piece at a time, which blocks. The check against a device names the line
+//! that doesn't fit.
 
 use super::parser::Parser;
 use super::{Action, Entry, Log, Settings};
@@ -12,38 +12,38 @@ use std::io::Read;
 use std::path::Path;
 use std::time::Duration;
 
-/// How much of a file is read at once, in bytes.
+/// Number of bytes of a file that are read at once.
 const PIECE: usize = 1 << 18;
 
-/// The block sizes of devices: from 512 bytes by powers of two.
+/// Number of block sizes of devices: from 512 bytes by powers of two.
 const BLOCK_SIZES: usize = 12;
 
-/// What is in a log.
+/// Summary of a log.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Survey {
-    /// How many requests.
+    /// Number of requests.
     pub operations: PerDirection<u64>,
-    /// How many bytes they have.
+    /// Number of their bytes.
     pub bytes: PerDirection<u64>,
-    /// How many flushes.
+    /// Number of flushes.
     pub flushes: u64,
-    /// The longest requests, in bytes.
+    /// Longest requests, in bytes.
     pub longest: PerDirection<u64>,
-    /// When the last request was made, after the first line.
+    /// Time of the last request, after the first line.
     pub duration: Duration,
-    /// The files that it names.
+    /// Files that it names.
     pub files: Vec<String>,
-    /// The request that reaches furthest.
+    /// Request with the furthest end.
     furthest: Option<Entry>,
     /// For each block size: the first request that isn't whole blocks.
     uneven: [Option<Entry>; BLOCK_SIZES],
 }
 
 impl Survey {
-    /// Reads a log.
+    /// Surveys a log.
     ///
     /// # Errors
-    /// The first problems of it, or that it can't be read.
+    /// Its first problems, or that it can't be read.
     pub fn read(name: &str, path: &Path, settings: &Settings) -> Result<Survey, Problems> {
         let alone = |message: String| Problems::from(Problem::without_place(name, message));
         let unreadable = |error: std::io::Error| alone(format!("reading this log: {error}"));
@@ -104,12 +104,12 @@ impl Survey {
         }
     }
 
-    /// How far its requests reach, in bytes of the device.
+    /// End of its furthest request, in bytes of the device.
     pub fn end(&self) -> u64 {
         self.furthest.as_ref().map_or(0, end)
     }
 
-    /// How many bytes its requests have, of all directions.
+    /// Number of bytes of its requests, of all directions.
     pub fn transfer(&self) -> u64 {
         let PerDirection { read, write, trim } = self.bytes;
         read.saturating_add(write).saturating_add(trim)
@@ -125,7 +125,7 @@ impl Survey {
         self.uneven[size.min(BLOCK_SIZES - 1)].as_ref()
     }
 
-    /// Refuses a device that it doesn't fit, in words; `name` is the log's.
+    /// Checks whether it fits a device; `name` is the log's.
     ///
     /// # Errors
     /// A request beyond `capacity` bytes, or one that isn't whole blocks of `block_size` bytes.
@@ -164,7 +164,7 @@ fn end(entry: &Entry) -> u64 {
     entry.offset.saturating_add(entry.length)
 }
 
-/// Of how many block sizes it is whole blocks.
+/// Number of block sizes of which it is whole blocks.
 #[inline]
 fn whole_sizes(entry: &Entry) -> usize {
     let zeros = (entry.offset | entry.length).trailing_zeros() as usize;
@@ -175,10 +175,10 @@ fn place(entry: &Entry) -> String {
     format!("{} of {} bytes at byte {}:", entry.action.name(), entry.length, entry.offset)
 }
 
-/// Surveys the logs of a job, by the names that its user gave them.
+/// Surveys the logs of a job, by the names that the user gave them.
 ///
 /// # Errors
-/// In words: what is wrong with any of them.
+/// The problems of all of them, as text.
 pub fn logs(names: &[String], directory: &Path, settings: &Settings) -> Result<Vec<Log>, String> {
     let mut logs = Vec::new();
     let mut wrong = Vec::new();

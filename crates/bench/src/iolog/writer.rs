@@ -1,8 +1,8 @@
-//! Writes a log of version 3, of what a clone asks for, as fio's `write_iolog` does.
+//! Writer of logs of version 3, with the requests of a clone, as fio's `write_iolog`.
 //!
-//! Requests are noted in memory; once there are many, whoever made the last one writes them out, and so is slowed down
-//! where the file is. A log that was there is written anew (fio would go on behind it, which nobody can replay); any
-//! other file is left alone.
+//! Requests are buffered in memory; the task that records the last one of a batch writes it out, and so is delayed if
+//! the file is slow. An existing log is replaced (fio would append to it, which gives a log that can't be replayed);
+//! any other existing file is an error.
 
 use super::{Action, Entry};
 use block::{Data, Durability, Error, Result};
@@ -14,33 +14,33 @@ use std::io::Read;
 use std::path::{Path, PathBuf};
 use std::rc::Rc;
 
-/// So many requests are noted before they are written.
+/// Number of requests that are buffered before they are written.
 const MANY: usize = 4096;
 
-/// The first line.
+/// First line.
 pub const HEADER: &str = "fio version 3 iolog\n";
 
-/// fio waits only from the first time on that isn't zero.
+/// First time stamp: fio waits only from the first nonzero one on.
 const FIRST_TIME: u64 = 1;
 
-/// Where a log goes, and the name that it gives to what it is a log of.
+/// File of a log, and the device name in its lines.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Target {
-    /// The log.
+    /// Path of the log.
     pub path: PathBuf,
-    /// The device's file, if it has one.
+    /// File of the device, if it has one.
     pub device: Option<PathBuf>,
 }
 
 impl Target {
-    /// The name that requests carry: fio takes no spaces.
+    /// Name of the device in requests: fio takes no spaces.
     fn device_name(&self) -> String {
         let name = self.device.as_ref().and_then(|path| path.to_str());
         name.filter(|name| !name.contains(char::is_whitespace)).unwrap_or("device").to_owned()
     }
 }
 
-/// Refuses a place where something else is than a log.
+/// Refuses a path with a file that is no log.
 ///
 /// # Errors
 /// In words.
@@ -55,36 +55,36 @@ pub fn check(path: &Path) -> Result<(), String> {
     if is_log {
         return Ok(());
     }
-    Err(format!("write_iolog={}: there is something else than a log: take another name", path.display()))
+    Err(format!("write_iolog={}: the file is no log; choose another name", path.display()))
 }
 
-/// A line of a log.
+/// Appends a line of a log.
 pub fn line(text: &mut String, name: &str, entry: &Entry) {
     let Entry { time, action, offset, length, .. } = entry;
     let _ = writeln!(text, "{time} {name} {} {offset} {length}", action.name());
 }
 
-/// What stands before the requests of a device.
+/// Lines before the requests of a device.
 pub fn opening(name: &str) -> String {
     format!("{FIRST_TIME} {name} add\n{FIRST_TIME} {name} open\n")
 }
 
-/// A log that is being written.
+/// Log that is being written.
 pub struct Writer {
     file: File,
     name: String,
     noted: RefCell<Vec<Entry>>,
-    /// Who writes.
+    /// Lock of the task that writes.
     turn: Rc<Semaphore>,
     end: Cell<u64>,
     last: Cell<u64>,
 }
 
 impl Writer {
-    /// Begins it.
+    /// Creates the log.
     ///
     /// # Errors
-    /// Those of making the file, and [`Error::Invalid`] where there is something else.
+    /// Those of creating the file, and [`Error::Invalid`] if another file is there.
     pub async fn create(target: &Target) -> Result<Writer> {
         check(&target.path).map_err(Error::invalid)?;
         let options = OpenOptions { create: true, truncate: true, ..OpenOptions::read_write() };
@@ -101,7 +101,7 @@ impl Writer {
         Ok(writer)
     }
 
-    /// Notes a request that is being made, `nanoseconds` after the start; whether it is time to write them out.
+    /// Records a request made `nanoseconds` after the start; returns whether the batch is to be written out.
     #[inline]
     pub fn note(&self, nanoseconds: u64, action: Action, offset: u64, length: u64) -> bool {
         let mut noted = self.noted.borrow_mut();
@@ -109,7 +109,7 @@ impl Writer {
         noted.len() >= MANY
     }
 
-    /// Writes out what was noted.
+    /// Writes out the recorded requests.
     ///
     /// # Errors
     /// Those of writing.
@@ -124,7 +124,7 @@ impl Writer {
         written
     }
 
-    /// Ends it.
+    /// Ends the log.
     ///
     /// # Errors
     /// Those of writing.

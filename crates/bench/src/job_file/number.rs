@@ -1,11 +1,11 @@
-//! Numbers with suffixes, as fio reads them in a job file and as people write them in a plan.
+//! Numbers with suffixes, in fio's syntax for job files and in IEC units for plans.
 //!
 //! The two differ in one point, which fio's manual explains by old scripts: with its default `kb_base=1024`,
 //! fio takes `k` and `kb` as 1024 and `kib` as 1000. A plan takes `KiB` as 1024 and refuses `kb`.
 
 use std::time::Duration;
 
-/// Whose suffixes a text uses.
+/// Syntax of suffixes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Units {
     /// fio's, with `kb_base=1024`.
@@ -14,7 +14,7 @@ pub enum Units {
     Iec,
 }
 
-/// A number of bytes: `4k`, `1m`, `0x1000`.
+/// Parses a number of bytes: `4k`, `1m`, `0x1000`.
 pub fn bytes(text: &str, units: Units) -> Result<u64, String> {
     let expected = || match units {
         Units::Fio => format!("{text}: expected a number of bytes, such as 4096, 4k or 1g"),
@@ -45,14 +45,14 @@ pub fn bytes(text: &str, units: Units) -> Result<u64, String> {
     bytes.ok_or_else(|| format!("{text}: more than 2^64 bytes"))
 }
 
-/// Whether fio takes this as powers of 1000 although its suffix says 1024.
+/// Whether fio reads this as powers of 1000 although its suffix means 1024.
 pub fn is_decimal_to_fio(text: &str) -> bool {
     let (_, suffix) = split(text.trim());
     let suffix = suffix.to_ascii_lowercase();
     suffix.len() == 3 && suffix.ends_with("ib")
 }
 
-/// A time: `30` (seconds), `30s`, `500ms`, `2m`, `1h`.
+/// Parses a time: `30` (seconds), `30s`, `500ms`, `2m`, `1h`.
 pub fn time(text: &str) -> Result<Duration, String> {
     let expected = || format!("{text}: expected a time, such as 30 or 30s, 500ms, 2m, 1h");
     let (digits, suffix) = split(text);
@@ -70,7 +70,7 @@ pub fn time(text: &str) -> Result<Duration, String> {
     Ok(Duration::from_micros(total))
 }
 
-/// A count: digits, hexadecimal with `0x`, or with `k`, `m`, `g` as powers of 1000 (rates are not bytes).
+/// Parses a count: digits, hexadecimal with `0x`, or with `k`, `m`, `g` as powers of 1000 (rates are not bytes).
 pub fn count(text: &str) -> Result<u64, String> {
     let (digits, suffix) = split(text);
     let unit: u64 = match suffix {

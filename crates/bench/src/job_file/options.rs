@@ -1,22 +1,22 @@
-//! The options of fio that a job may have, and how each changes it. Job files and plans share this table, so
-//! that an option means the same in both.
+//! fio's options of jobs, and their effects. Job files and plans share this table, so that an option means the same in
+//! both.
 
 use super::number::{self, Units};
 use crate::job::{Amount, BlockSizes, Distribution, Job, PerDirection, ReadWrite, Verify};
 use stack::did_you_mean;
 use std::collections::BTreeSet;
 
-/// Sets an option; an error says what was expected of the value.
+/// Sets an option; an error is the expected value.
 type Apply = fn(&mut Job, &str, Units) -> Result<(), String>;
 
-/// An option: its name, other names for it, whether it may stand alone (a boolean that is then true), and
-/// what it does.
+/// An option: its name, other names for it, whether it may omit its value (a boolean that is then true), and its
+/// effect.
 pub struct JobOption {
-    /// fio's name.
+    /// Name in fio.
     pub name: &'static str,
-    /// fio's other names for it.
+    /// Other names in fio.
     pub aliases: &'static [&'static str],
-    /// Whether it may stand without a value.
+    /// Whether the value may be omitted.
     pub bare: bool,
     apply: Apply,
 }
@@ -29,7 +29,7 @@ const fn switch(name: &'static str, aliases: &'static [&'static str], apply: App
     JobOption { name, aliases, bare: true, apply }
 }
 
-/// Every option that works, in the order of fio's manual.
+/// All supported options, in the order of fio's manual.
 pub const OPTIONS: &[JobOption] = &[
     option("description", &[], |job, text, _| {
         job.description = Some(text.into());
@@ -140,7 +140,7 @@ pub const OPTIONS: &[JobOption] = &[
     switch("group_reporting", &[], |job, text, _| boolean(text).map(|value| job.group_reporting = value)),
 ];
 
-/// The option of this name, or the words of a refusal.
+/// Returns the option of this name, or the text of a refusal.
 pub fn find(name: &str) -> Result<&'static JobOption, String> {
     if let Some(option) = OPTIONS.iter().find(|option| option.name == name || option.aliases.contains(&name))
     {
@@ -159,13 +159,13 @@ pub fn find(name: &str) -> Result<&'static JobOption, String> {
 }
 
 impl JobOption {
-    /// Sets it.
+    /// Sets the option.
     pub fn apply(&self, job: &mut Job, value: &str, units: Units) -> Result<(), String> {
         (self.apply)(job, value, units).map_err(|error| format!("{}={error}", self.name))
     }
 }
 
-/// What options say together that they can't mean, each with the option to point at.
+/// Checks combinations of options; each problem has the option to point at.
 pub fn check(job: &Job, said: &BTreeSet<&'static str>) -> Vec<(&'static str, String)> {
     let mut problems = Vec::new();
     let mut refuse = |is_wrong: bool, option, message: &str| {
@@ -182,7 +182,7 @@ pub fn check(job: &Job, said: &BTreeSet<&'static str>) -> Vec<(&'static str, Str
     refuse(
         job.thinktime.is_zero() && said.contains("thinktime_blocks"),
         "thinktime_blocks",
-        "thinktime_blocks without thinktime: say how long it waits, thinktime=1s",
+        "thinktime_blocks without thinktime: add thinktime=1s",
     );
     refuse(
         has_verify && job.rw.trims(),
@@ -194,7 +194,7 @@ pub fn check(job: &Job, said: &BTreeSet<&'static str>) -> Vec<(&'static str, Str
             refuse(
                 true,
                 option,
-                &format!("{option} with read_iolog: the log says what is done; leave {option} out"),
+                &format!("{option} with read_iolog: the log has the requests; leave {option} out"),
             );
         }
     }
@@ -202,7 +202,7 @@ pub fn check(job: &Job, said: &BTreeSet<&'static str>) -> Vec<(&'static str, Str
         refuse(
             true,
             option,
-            &format!("{option} without read_iolog: say which log is replayed, read_iolog=FILE"),
+            &format!("{option} without read_iolog: name the log to replay, read_iolog=FILE"),
         );
     }
     refuse(
@@ -226,7 +226,7 @@ pub fn check(job: &Job, said: &BTreeSet<&'static str>) -> Vec<(&'static str, Str
     problems
 }
 
-/// Options that say what is drawn, which a replay does not.
+/// Options of drawn requests, which a replay doesn't have.
 const DRAWN_BY: &[&str] = &[
     "rw",
     "bs",
@@ -247,7 +247,7 @@ const DRAWN_BY: &[&str] = &[
     "verify",
 ];
 
-/// One log for each clone, with a colon between them.
+/// Parses one log for each clone, with a colon between them.
 fn read_iolog(job: &mut Job, text: &str, _: Units) -> Result<(), String> {
     if text == "-" {
         return Err("-: a log is read twice, so it must be a file".into());
@@ -309,8 +309,8 @@ fn read_write(job: &mut Job, text: &str, _: Units) -> Result<(), String> {
     Ok(())
 }
 
-/// fio's comma form: one value is for all; of two, the second is for writes and discards; an empty one leaves
-/// what was.
+/// fio's comma form: one value is for all; of two, the second is for writes and discards; an empty one keeps the
+/// previous value.
 fn comma<T>(
     text: &str,
     into: &mut PerDirection<T>,
@@ -337,7 +337,7 @@ where
         .and_then(|()| set(trim, &mut into.trim))
 }
 
-/// The largest request, in bytes: buffers must fit into memory.
+/// Largest request, in bytes: buffers must fit into memory.
 const LARGEST_REQUEST: u64 = 256 << 20;
 
 fn block_sizes(
@@ -382,10 +382,10 @@ fn distribution(job: &mut Job, text: &str, _: Units) -> Result<(), String> {
     Ok(())
 }
 
-/// The longest pattern that fio takes, in bytes.
+/// Longest pattern that fio takes, in bytes.
 const LONGEST_PATTERN: usize = 512;
 
-/// fio's pattern: hexadecimal digits, byte by byte as they stand, and texts in quotes, one behind the other.
+/// Parses fio's pattern: hexadecimal digits, byte by byte in order, and texts in quotes, one after the other.
 fn pattern(text: &str) -> Result<Vec<u8>, String> {
     let expected = || {
         format!(
@@ -440,23 +440,23 @@ fn with_verify(job: &mut Job, set: impl FnOnce(&mut Verify) -> Result<(), String
     Ok(())
 }
 
-/// Options that deserve their own words of refusal.
+/// Options with a refusal text of their own.
 const REFUSED: &[(&str, &str)] = &[
     ("name", "a job's name stands in brackets above its options: [name]"),
     ("include", "one file at a time: put the other file's options here"),
-    ("directory", "not supported: say the whole path with filename="),
+    ("directory", "not supported: give the whole path with filename="),
     ("nrfiles", "not supported: one file, by filename="),
     ("bssplit", "not supported: use bs= or bsrange="),
-    ("thinktime_spin", "not supported: who waits sleeps"),
+    ("thinktime_spin", "not supported: a waiting clone sleeps"),
     ("thinktime_iotime", "not supported: use thinktime_blocks="),
-    ("rate", "not supported: say it in operations, rate_iops="),
+    ("rate", "not supported: give it in operations per second, rate_iops="),
     ("verify_pattern", "the contents of checked blocks are made here: use verify=crc32c without a pattern"),
     ("offset_increment", "not supported: write one section for each, with offset="),
     ("loops", "not supported: use io_size=, or time_based with runtime="),
     ("end_fsync", "not supported: use fsync=N"),
 ];
 
-/// Names that fio knows, so that a refusal can tell one of them from a slip of the pen.
+/// Names of fio's options, so that a refusal can distinguish them from misspellings.
 const KNOWN_TO_FIO: &str = "allow_file_create allow_mounted_write allrandrepeat atomic ba blockalign \
     block_error_percentiles bs_unaligned blocksize_unaligned buffer_compress_chunk \
     buffer_compress_percentage bwavgtime cgroup cgroup_nodelete cgroup_weight clat_percentiles \

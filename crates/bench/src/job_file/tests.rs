@@ -53,7 +53,7 @@ do_verify=0
     assert_eq!(writes.block_size.write, BlockSizes { min: 8192, max: 65536 });
     assert_eq!((writes.size, writes.fsync, writes.numjobs), (Some(Amount::Percent(50)), 32, 2));
     assert!(!writes.verify.unwrap().after_writes);
-    assert_eq!(notes, ["ioengine=libaio: Siltstone's own engine stands in for it"]);
+    assert_eq!(notes, ["ioengine=libaio: replaced by Siltstone's own engine"]);
 }
 
 #[test]
@@ -79,7 +79,7 @@ x.fio:10:1: [b] time_based without runtime would never end: add runtime=30s";
 fn refusals() {
     for (text, expected) in [
         ("", "no job in this file"),
-        ("bs=4k", "before any section"),
+        ("bs=4k", "outside of a section"),
         ("[a]\nverify=md5", "expected crc32c"),
         ("[a]\nverify_only=1", "without verify"),
         ("[a]\nrw=trim\nverify=crc32c", "nothing to check"),

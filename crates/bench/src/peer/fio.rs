@@ -1,4 +1,4 @@
-//! fio's command line and fio's JSON.
+//! fio's command line and JSON.
 
 use crate::job::Job;
 use crate::latency::{CURVE, CurvePoint, Latency};
@@ -7,22 +7,22 @@ use block::{Error, Result};
 use serde_json::Value;
 use std::path::Path;
 
-/// How fio reaches what it works on.
+/// Device and engine of fio.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Fio {
-    /// The file or block device; relative to the plan's folder. Engines with an address of their own (nbd's
-    /// `uri`) have none.
+    /// File or block device, relative to the plan's folder. Engines with an address of their own (nbd's `uri`) have
+    /// none.
     pub filename: Option<String>,
     /// fio's engine.
     pub ioengine: String,
     /// Whether the page cache is bypassed.
     pub direct: bool,
-    /// Further options, passed on as they are.
+    /// Further options, passed on unchanged.
     pub options: Vec<(String, String)>,
 }
 
 impl Fio {
-    /// fio's arguments for a workload.
+    /// Arguments of fio for a workload.
     pub fn arguments(&self, job: &Job, directory: &Path) -> Vec<String> {
         let mut arguments = job_arguments(job);
         let mut push = |key: &str, value: &str| arguments.push(format!("--{key}={value}"));
@@ -41,7 +41,7 @@ impl Fio {
     }
 }
 
-/// fio's arguments for what a job is, and for a report that [`measurement`] understands; not for where it runs.
+/// Arguments of fio for a job, and for a report that [`measurement`] parses; without the device.
 pub fn job_arguments(job: &Job) -> Vec<String> {
     let name = job.name.replace(|letter: char| !letter.is_ascii_alphanumeric(), "-");
     let mut arguments = vec![format!("--name={name}")];
@@ -64,11 +64,11 @@ pub fn job_arguments(job: &Job) -> Vec<String> {
     arguments
 }
 
-/// Reads what fio printed: its JSON, and whatever lines an engine printed before it.
+/// Parses fio's output: its JSON, after lines of an engine.
 ///
 /// # Errors
-/// [`Error::Protocol`] where there is no such JSON, or more than one group in it; [`Error::Io`] where fio says
-/// that a job failed.
+/// [`Error::Protocol`] without such JSON, or for more than one group in it; [`Error::Io`] if fio reports that a job
+/// failed.
 pub fn measurement(text: &str) -> Result<Measurement> {
     let report = find_report(text)?;
     let jobs = report.get("jobs").and_then(Value::as_array).map(Vec::as_slice).unwrap_or_default();
@@ -108,7 +108,7 @@ pub fn measurement(text: &str) -> Result<Measurement> {
     Ok(measurement)
 }
 
-/// The first JSON object that begins a line and has jobs.
+/// Returns the first JSON object that begins a line and has jobs.
 fn find_report(text: &str) -> Result<Value> {
     let mut start = 0;
     for line in text.split_inclusive('\n') {
@@ -130,7 +130,7 @@ fn number(value: &Value, key: &str) -> f64 {
     value.get(key).and_then(Value::as_f64).unwrap_or(0.0)
 }
 
-/// Total latencies; completion latencies where a command has left fio's defaults as they are.
+/// Total latencies; completion latencies if a command has kept fio's defaults.
 fn latencies(direction: &Value) -> Option<&Value> {
     let has_percentiles = |found: &&Value| found.get("percentile").is_some();
     ["lat_ns", "clat_ns"].iter().filter_map(|key| direction.get(key)).find(has_percentiles)

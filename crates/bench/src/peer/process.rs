@@ -1,8 +1,8 @@
-//! Processes that are waited for with a limit, and killed at it, with everything that they started.
+//! Processes that are waited for with a limit, and killed at it, with their descendants.
 //!
-//! What they print goes into memory without a pipe, so that nobody has to read while they run and a talkative
-//! program never blocks. Waiting is done on a pidfd in slices: no clock is read, and a stop from outside is
-//! noticed within [`SLICE`].
+//! Their output goes into memory without a pipe, so that no reader is needed while they run and a program with much
+//! output never blocks. Waiting is done on a pidfd in slices: no clock is read, and a stop from outside is noticed
+//! within [`SLICE`].
 
 use block::{Error, Result};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
@@ -18,32 +18,32 @@ use std::process::{Child, Command, ExitStatus, Stdio};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
-/// How long a wait lasts before a stop is looked for.
+/// Length of a wait between two checks of the stop flag.
 pub const SLICE: Duration = Duration::from_millis(20);
 
-/// How much of what a program printed is read.
+/// Limit of the output of a program that is read, in bytes.
 const LARGEST_OUTPUT: u64 = 64 << 20;
 
-/// How long something may take.
+/// Limit of a wait.
 #[derive(Debug)]
 pub struct Limit<'a> {
-    /// At most so long.
+    /// Time limit.
     pub time: Duration,
-    /// And no longer once this is true.
+    /// Stop flag, which ends the wait.
     pub stop: &'a AtomicBool,
 }
 
-/// What a program left behind.
+/// Output of a program.
 #[derive(Debug)]
 pub struct Output {
-    /// What it printed.
+    /// Standard output.
     pub stdout: String,
-    /// What it complained about.
+    /// Standard error.
     pub stderr: String,
 }
 
 impl Output {
-    /// The last lines of its complaints, in one line.
+    /// Last lines of standard error, in one line.
     pub fn complaint(&self) -> String {
         let lines: Vec<&str> = self.stderr.lines().map(str::trim).filter(|line| !line.is_empty()).collect();
         lines[lines.len().saturating_sub(3)..].join(" | ")
@@ -53,8 +53,8 @@ impl Output {
 /// Runs a command to its end.
 ///
 /// # Errors
-/// [`Error::NotFound`] where there is no such program, [`Error::Io`] where it failed, with what it complained
-/// about, [`Error::TimedOut`] and [`Error::Cancelled`] at the limit; it is dead then.
+/// [`Error::NotFound`] if there is no such program, [`Error::Io`] with its standard error if it failed,
+/// [`Error::TimedOut`] and [`Error::Cancelled`] at the limit; it has been killed then.
 pub fn run(command: &[String], directory: &Path, limit: &Limit<'_>) -> Result<Output> {
     let mut process = Process::start(command, directory)?;
     let status = process.wait(limit)?;
@@ -64,14 +64,14 @@ pub fn run(command: &[String], directory: &Path, limit: &Limit<'_>) -> Result<Ou
         false => {
             let mut said = output.complaint();
             if said.is_empty() {
-                said = output.stdout.lines().last().unwrap_or("it said nothing").into();
+                said = output.stdout.lines().last().unwrap_or("no output").into();
             }
             Err(Error::io(format!("{}: {status}: {said}", process.name)))
         }
     }
 }
 
-/// A program that runs, leader of a process group of its own; killed when dropped.
+/// Running program, leader of a process group of its own; killed when dropped.
 struct Process {
     name: String,
     child: Child,
@@ -110,7 +110,7 @@ impl Process {
         }
     }
 
-    /// Waits for a slice; whether it has ended.
+    /// Waits for a slice; returns whether it has ended.
     fn has_ended_after(&self, slice: Duration) -> bool {
         let timeout = Timespec { tv_sec: slice.as_secs() as i64, tv_nsec: i64::from(slice.subsec_nanos()) };
         let mut watched = [PollFd::new(&self.pidfd, PollFlags::IN)];
@@ -133,8 +133,8 @@ impl Process {
         status.map_err(|error| Error::from_io(&error, &format!("waiting for {}", self.name)))
     }
 
-    /// Kills it and what it started, which may have outlived it. Only before it is reaped: until then its
-    /// number is nobody else's. An error means that nobody is left.
+    /// Kills it and its descendants, which may have outlived it. Only before it is reaped: until then its number isn't
+    /// reused. An error means that no process is left.
     fn kill_group(&self) {
         let _ = kill_process_group(pid_of(&self.child), Signal::KILL);
     }
@@ -172,13 +172,13 @@ fn memory_file() -> Result<File> {
         .map_err(|error| Error::from_errno(error.raw_os_error(), "making a file in memory"))
 }
 
-/// `HOST:PORT` where it is one, and not a path.
+/// Returns `HOST:PORT` if it is one, and not a path.
 pub(super) fn tcp_address(socket: &str) -> Option<&str> {
     let (host, port) = socket.rsplit_once(':')?;
     (!host.contains('/') && port.parse::<u16>().is_ok()).then_some(socket)
 }
 
-/// A server that accepts connections; killed when dropped.
+/// Server that accepts connections; killed when dropped.
 pub struct RunningServer {
     process: Process,
     socket: String,
@@ -205,7 +205,7 @@ impl RunningServer {
             left = left.checked_sub(SLICE).ok_or_else(|| {
                 let seconds = limit.time.as_secs();
                 Error::timed_out(format!(
-                    "{} accepts nothing at {socket} after {seconds} s",
+                    "{} accepts no connection at {socket} after {seconds} s",
                     server.process.name
                 ))
             })?;
@@ -220,11 +220,10 @@ impl RunningServer {
         }
     }
 
-    /// CPU time that it and its ended children have used so far, in seconds, from proc_pid_stat(5); to a
-    /// hundredth.
+    /// CPU time that it and its ended children have used so far, in seconds, from proc_pid_stat(5); resolution 10 ms.
     ///
     /// # Errors
-    /// [`Error::Disconnected`] where it has died.
+    /// [`Error::Disconnected`] if it has ended.
     pub fn cpu_seconds(&self) -> Result<f64> {
         let pid = self.process.child.id();
         let path = format!("/proc/{pid}/stat");
@@ -232,7 +231,7 @@ impl RunningServer {
         let (state, ticks) = state_and_ticks(&stat)
             .ok_or_else(|| Error::protocol(format!("{path}: expected proc_pid_stat(5)")))?;
         if state == "Z" || state == "X" {
-            return Err(Error::disconnected(format!("{} has died", self.process.name)));
+            return Err(Error::disconnected(format!("{} has ended", self.process.name)));
         }
         Ok(ticks as f64 / rustix::param::clock_ticks_per_second() as f64)
     }
@@ -244,7 +243,7 @@ impl Drop for RunningServer {
     }
 }
 
-/// A socket that a killed server left behind would be in the way of the next.
+/// Removes the socket of a killed server, which would prevent the next one from listening.
 fn remove_socket(socket: &str) {
     use std::os::unix::fs::FileTypeExt;
     let is_socket = std::fs::symlink_metadata(socket).is_ok_and(|found| found.file_type().is_socket());
@@ -253,7 +252,7 @@ fn remove_socket(socket: &str) {
     }
 }
 
-/// The process's state and the sum of user and system time, its own and its ended children's.
+/// State of the process, and the sum of user and system time, its own and its ended children's.
 pub(super) fn state_and_ticks(stat: &str) -> Option<(&str, u64)> {
     // The name in parentheses may hold anything, parentheses too.
     let (_, rest) = stat.rsplit_once(") ")?;

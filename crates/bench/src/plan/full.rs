@@ -1,16 +1,16 @@
-//! `[full]`: what a plan changes when it is run in full, as its source did it, and not as a quick look.
+//! `[full]`: changes of a plan for a full run, as in the source of its figures, instead of a quick one.
 //!
-//! It has the plan's own sections and, in them, only the keys that change: `[full.workload.randwrite] runtime = "5m"`. It is read and
-//! checked always, whether it is asked for or not. Names that the plan doesn't have are refused: what is measured in full is
-//! what is measured otherwise, for longer or on more.
+//! It has the plan's own sections and, in them, only the keys that change: `[full.workload.randwrite] runtime = "5m"`.
+//! It is always parsed and checked, even if it isn't used. Names that the plan doesn't have are refused: a full run
+//! only changes runs that the plan has.
 
 use super::reader::{Entry, Reader, find};
 use stack::{At, RawValue, did_you_mean};
 
-/// Sections of which each entry has a name.
+/// Sections with named entries.
 const NAMED: &[&str] = &["stack", "workload", "peer", "server"];
 
-/// The plan with what `[full]` says laid over it.
+/// Returns the plan with `[full]` applied.
 pub(super) fn laid_over(reader: &mut Reader, document: &[Entry], full: &Entry) -> Vec<Entry> {
     let sections = reader.table(full);
     reader.check_keys("[full]", sections, &["plan", "stack", "workload", "peer", "server"]);

@@ -1,21 +1,21 @@
-//! `[published.NAME]`: what others have published about a subject, to stand beside what is measured.
+//! `[published.NAME]`: figures that others have published about a subject, shown beside the measurements.
 
 use super::reader::{Entry, Reader, find, option_of};
 use crate::job_file::number::{self, Units};
 use crate::results::Figure;
 
-/// Figures of a subject that somebody has published.
+/// Published figures of a subject.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Published {
-    /// Whose they are, by its name in the plan.
+    /// Name of the subject in the plan.
     pub subject: String,
-    /// The workload, or the section of a matrix; None: every workload of the subject.
+    /// Workload, or the section of a matrix; `None`: every workload of the subject.
     pub workload: Option<String>,
-    /// The figures: per second, bytes per second, nanoseconds.
+    /// Figures: per second, bytes per second, nanoseconds.
     pub figures: Vec<(Figure, f64)>,
 }
 
-/// The figures that can be compared with published ones, by the key.
+/// Figures that can be compared with published ones, by the key.
 const FIGURES: &[(&str, Figure)] =
     &[("iops", Figure::Iops), ("bandwidth", Figure::Bandwidth), ("p50", Figure::P50), ("p99", Figure::P99)];
 

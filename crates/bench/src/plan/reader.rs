@@ -1,11 +1,11 @@
-//! Getters for the keys of a plan, which note what is wrong and go on.
+//! Getters for the keys of a plan, which collect problems and go on.
 
 use crate::job_file::number;
 use stack::{Collector, RawSetting, RawValue, Source, Span, did_you_mean};
 use std::ops::RangeInclusive;
 use std::time::Duration;
 
-/// A key and its value.
+/// Key and its value.
 pub(super) type Entry = RawSetting;
 
 /// Value of a key that takes a boolean or one word.
@@ -16,7 +16,7 @@ pub(super) enum Choice {
     Word,
 }
 
-/// Notes what is wrong while a plan is read.
+/// Reader of a plan, which collects its problems.
 pub(super) struct Reader {
     pub source: Source,
     pub problems: Collector,
@@ -102,17 +102,17 @@ impl Reader {
     }
 }
 
-/// The entry of this key.
+/// Returns the entry of this key.
 pub(super) fn find<'a>(entries: &'a [Entry], key: &str) -> Option<&'a Entry> {
     entries.iter().find(|entry| entry.key.value == key)
 }
 
-/// Place of the value of this key, or of `entry` where the key is missing.
+/// Position of the value of this key, or of `entry` if the key is missing.
 pub(super) fn place<'a>(entries: &'a [Entry], key: &str, entry: &'a Entry) -> &'a Span {
     find(entries, key).map_or(&entry.key.span, |found| &found.value.span)
 }
 
-/// Keys and values of a table.
+/// Returns the keys and values of a table.
 pub(super) fn table_of(value: &RawValue) -> Option<&[Entry]> {
     match value {
         RawValue::Table(entries) => Some(entries),
@@ -120,7 +120,7 @@ pub(super) fn table_of(value: &RawValue) -> Option<&[Entry]> {
     }
 }
 
-/// A value as an option of fio is written; `None` for what no option can be.
+/// Formats a value as fio writes an option; `None` if no option can have it.
 pub(super) fn option_of(value: &RawValue) -> Option<String> {
     match value {
         RawValue::Integer(Some(number), _) => Some(number.to_string()),
@@ -130,7 +130,7 @@ pub(super) fn option_of(value: &RawValue) -> Option<String> {
     }
 }
 
-/// Elements of a list, if it is one and all of them can be taken.
+/// Returns the elements of a list, if it is one and `take` accepts all of them.
 pub(super) fn list_of<T>(value: &RawValue, take: impl Fn(&RawValue) -> Option<T>) -> Option<Vec<T>> {
     match value {
         RawValue::List(items) => items.iter().map(|item| take(&item.value)).collect(),

@@ -1,36 +1,35 @@
-//! The list of what a plan runs, in order.
+//! Ordered list of the runs of a plan.
 //!
-//! Repetitions are interleaved: within one, every workload is done by all its subjects one right after the
-//! other, so that a pair meets the machine in the same state; and from one repetition to the next the order of
-//! the subjects turns round, so that nobody is always the first. Where a matrix has one setup, each subject does all
-//! of its points before the next subject begins.
+//! Repetitions are interleaved: within one, all subjects run a workload right after each other, so that a pair meets
+//! the machine in the same state. The order of the subjects rotates from one repetition to the next, so that no subject
+//! is always the first. If a matrix has one setup, each subject runs all of its points before the next subject begins.
 
 use super::{Filling, Plan, RateShare, StackSubject, Workload};
 use crate::job::{Amount, BlockSizes, Job, PerDirection, ReadWrite};
 use crate::peer::Peer;
 
-/// What a run is for.
+/// Purpose of a run.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Role {
-    /// Writes a stack from start to end, so that reads meet data. Not measured.
+    /// Writes a stack from start to end, so that reads find data. Not measured.
     Fill,
-    /// Finds the rate that a workload's `rate_iops` is a share of. Not part of the results.
+    /// Measures the rate of which a workload's `rate_iops` is a share. Not part of the results.
     Calibration,
     /// A measurement.
     Measured,
 }
 
-/// Who runs.
+/// Subject of a run.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub enum Subject<'a> {
-    /// A stack, by our engine.
+    /// A stack, run by our engine.
     Stack(&'a StackSubject),
     /// A peer.
     Peer(&'a Peer),
 }
 
 impl Subject<'_> {
-    /// Its name in the plan.
+    /// Name in the plan.
     pub fn name(&self) -> &str {
         match self {
             Subject::Stack(stack) => &stack.name,
@@ -38,7 +37,7 @@ impl Subject<'_> {
         }
     }
 
-    /// Whether it is somebody else's, whatever measures it.
+    /// Whether the measured program isn't ours.
     pub fn is_peer(&self) -> bool {
         match self {
             Subject::Stack(stack) => !stack.ours,
@@ -50,19 +49,19 @@ impl Subject<'_> {
 /// One run.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Run<'a> {
-    /// What it is for.
+    /// Purpose.
     pub role: Role,
-    /// Who runs.
+    /// Subject.
     pub subject: Subject<'a>,
-    /// The workload's name.
+    /// Name of the workload.
     pub workload: String,
-    /// What is done. Where `rate_share` is set, [`RateShare::apply`] gives the job that is done.
+    /// Job to run. With `rate_share`, [`RateShare::apply`] returns the actual job.
     pub job: Job,
-    /// Which repetition, from 1; 0 where nothing is measured.
+    /// Number of the repetition, from 1; 0 if nothing is measured.
     pub repetition: u32,
-    /// Whether it goes on with what the run before it has built.
+    /// Whether it uses the stack that the run before it has built.
     pub continues: bool,
-    /// The share of the rate that the [`Role::Calibration`] run of the same workload has found.
+    /// Share of the rate that the [`Role::Calibration`] run of the same workload has measured.
     pub rate_share: Option<RateShare>,
 }
 
@@ -78,7 +77,7 @@ impl Run<'_> {
     }
 }
 
-/// How a stack is filled: large sequential writes.
+/// Job that fills a stack: large sequential writes.
 fn fill_job() -> Job {
     let mut job = Job::new("fill");
     job.rw = ReadWrite::Write;
@@ -89,7 +88,7 @@ fn fill_job() -> Job {
 }
 
 impl Plan {
-    /// Everything that is to be run, in order.
+    /// Returns all runs, in order.
     pub fn runs(&self) -> Vec<Run<'_>> {
         let filled = self.stacks.iter().filter(|stack| stack.fill != Filling::No);
         let mut runs: Vec<Run<'_>> = filled

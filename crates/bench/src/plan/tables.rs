@@ -1,31 +1,31 @@
-//! `[table.NAME]`: a command that prints a table, run once, before anything is measured.
+//! `[table.NAME]`: a command that prints a table, run once, before the measurements.
 //!
 //! The command prints JSON that [`Table`](crate::results::Table) describes: columns with titles and units, and rows.
-//! The plan may put rows of its own beside them, such as what others have published.
+//! The plan may add rows, such as figures that others have published.
 
 use super::reader::{Entry, Reader, find, list_of, option_of, place, table_of};
 use super::{check_placeholders, required_command};
 use stack::RawValue;
 
-/// A command that prints a table.
+/// Command that prints a table.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct TableCommand {
-    /// Its name in the plan.
+    /// Name in the plan.
     pub name: String,
-    /// What it shows, for people.
+    /// Title for display.
     pub title: Option<String>,
-    /// What a reader should know of it.
+    /// Description for readers.
     pub about: Option<String>,
     /// The command.
     pub command: Vec<String>,
-    /// Rows that are put below those of the command: texts, by the names of columns.
+    /// Rows that are added below those of the command: texts, by the names of columns.
     pub rows: Vec<Vec<(String, String)>>,
     /// Programs that must be installed besides the first word of its command.
     pub requires: Vec<String>,
 }
 
 impl TableCommand {
-    /// Every program that must be installed for it.
+    /// Programs that must be installed for it.
     pub fn programs(&self) -> Vec<&str> {
         crate::peer::needed(self.command.first().map(String::as_str), &self.requires)
     }

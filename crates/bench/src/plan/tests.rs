@@ -160,7 +160,7 @@ fn a_stack_on_a_server() {
     assert!(notes.contains(&"client is left out: nbdkit is not installed".into()), "{notes:?}");
     assert!(plan.stacks.is_empty() && plan.pairs.iter().all(|(_, baseline)| baseline != "client"));
     let nowhere = format!("{NBD}{}", stack.replace("server = \"nbdkit\"\n", ""));
-    assert!(problems(&nowhere).contains("{socket} is a server's: add server = \"NAME\""));
+    assert!(problems(&nowhere).contains("{socket} needs a server: add server = \"NAME\""));
 }
 
 const MAPS: &str = r#"
@@ -414,11 +414,11 @@ baseline = "foi"
         "p.toml:8:6: rw=randraed: expected one of",
         "p.toml:9:1: option \"iodpeth\" is not known: did you mean \"iodepth\"?",
         "p.toml:10:15: bs=5Q: expected a number of bytes",
-        "p.toml:11:1: filename: a workload says what is done",
+        "p.toml:11:1: filename: not an option of a workload",
         "p.toml:12:12: there is no subject \"fiel\": did you mean \"file\"? (known: file, fio, x)",
         "p.toml:13:1: workload a: time_based without runtime",
         "p.toml:14:7: [peer.fio]: expected filename",
-        "p.toml:18:11: command: nothing is known for {iodpeth}: did you mean \"iodepth\"?",
+        "p.toml:18:11: command: unknown placeholder {iodpeth}: did you mean \"iodepth\"?",
         "p.toml:19:10: there is no server \"y\"",
         "p.toml:21:12: there is no subject \"foi\": did you mean \"fio\"?",
     ] {

@@ -9,13 +9,13 @@ use stack::{At, RawValue, Span};
 use std::collections::BTreeSet;
 use std::time::Duration;
 
-/// How many points a matrix may have: more are a slip of the pen.
+/// Limit of the points of a matrix: more are probably a mistake.
 const MOST_POINTS: usize = 1000;
 
-/// Options that say where a job runs, which is a stack's or a peer's to say.
+/// Options of the device, which belong to a stack or a peer.
 const ELSEWHERE: &[&str] = &["filename", "ioengine", "direct", "buffered", "group_reporting", "stonewall"];
 
-/// A value of an option as one point of the matrix has it.
+/// Value of an option at one point of the matrix.
 #[derive(Clone, Copy)]
 struct Choice<'a> {
     entry: &'a Entry,
@@ -24,7 +24,7 @@ struct Choice<'a> {
     is_named: bool,
 }
 
-/// What a `[workload.NAME]` says beside its options.
+/// Keys of a `[workload.NAME]` other than fio's options.
 pub(super) struct Extras {
     pub subjects: Option<Vec<String>>,
     pub repetitions: u32,
@@ -32,7 +32,7 @@ pub(super) struct Extras {
     pub one_setup: bool,
 }
 
-/// The points of one workload's matrix, the last list's values changing fastest.
+/// Returns the points of one workload's matrix, the last list's values changing fastest.
 pub(super) fn points(
     reader: &mut Reader,
     entry: &Entry,
@@ -43,7 +43,7 @@ pub(super) fn points(
     for option in entries.iter().filter(|entry| !super::WORKLOAD_KEYS.contains(&entry.key.value.as_str())) {
         if ELSEWHERE.contains(&option.key.value.as_str()) {
             let At { value: key, span } = &option.key;
-            let message = format!("{key}: a workload says what is done; {key} belongs to a stack or peer");
+            let message = format!("{key}: not an option of a workload; {key} belongs to a stack or peer");
             reader.refuse(span, message);
             continue;
         }
@@ -132,7 +132,7 @@ fn point(reader: &mut Reader, entry: &Entry, choices: &[Choice<'_>], extras: &Ex
     })
 }
 
-/// `50% of fio`.
+/// Parses `50% of fio`.
 fn share(text: &str, span: &Span) -> Option<RateShare> {
     let (percent, of) = text.split_once('%')?;
     let of = of.trim_start().strip_prefix("of ")?.trim();
@@ -142,7 +142,7 @@ fn share(text: &str, span: &Span) -> Option<RateShare> {
 }
 
 impl RateShare {
-    /// The job at this share of a measured rate: of `iops` in all, divided over its clones and, in a mix, over
+    /// Returns the job at this share of a measured rate: of `iops` in all, divided over its clones and, in a mix, over
     /// its directions.
     pub fn apply(&self, job: &Job, iops: f64) -> Job {
         let each = iops * self.percent / 100.0 / f64::from(job.numjobs.max(1));

@@ -1,5 +1,5 @@
-//! What was measured beside what others have published: a card for each figure, by a logarithm, because what was published of one
-//! table may lie orders of magnitude apart.
+//! Measurements beside figures that others have published: a card for each figure, on a logarithmic scale, because the
+//! published figures of one table may differ by orders of magnitude.
 
 use super::Palette;
 use super::charts::{WIDTH, class, short};
@@ -8,7 +8,7 @@ use crate::results::{Figure, Published, Results};
 use crate::units;
 use std::fmt::Write;
 
-/// The section; empty where nothing was published.
+/// Renders the section; empty without published figures.
 pub(super) fn section(results: &Results, palette: &Palette) -> String {
     if results.published.is_empty() {
         return String::new();

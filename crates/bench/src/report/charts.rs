@@ -1,7 +1,7 @@
-//! The pictures of a workload: bars, latency curves, and the ratios to a baseline.
+//! Charts of a workload: bars, latency curves, and the ratios to a baseline.
 //!
-//! Every card is as wide as a phone's screen and is set beside others where there is room. Lines and bars are
-//! labelled where they are; peers are dashed, so that colour is never the only difference.
+//! Every card is as wide as a phone's screen and is placed beside others if there is space. Lines and bars are labelled
+//! directly; peers are dashed, so that colour is never the only difference.
 
 use super::Palette;
 use super::svg::{Anchor, Scale, Svg, spread_out};
@@ -12,19 +12,19 @@ use crate::units;
 
 pub(super) const WIDTH: f64 = 360.0;
 pub(super) const HEIGHT: f64 = 232.0;
-/// The plotting area of charts with axes; to its right stand the labels of the lines.
+/// Plotting area of charts with axes; the labels of the lines are at its right.
 pub(super) const LEFT: f64 = 54.0;
 pub(super) const RIGHT: f64 = WIDTH - 76.0;
 pub(super) const TOP: f64 = 16.0;
 pub(super) const BOTTOM: f64 = HEIGHT - 40.0;
 
-/// A line's class: its colour, and dashes for peers.
+/// Class of a line: its colour, and dashes for peers.
 pub(super) fn class(kind: &str, palette: &Palette, subject: &str) -> String {
     let dashed = if palette.is_peer(subject) { " peer" } else { "" };
     format!("{kind} s{}{dashed}", palette.index(subject))
 }
 
-/// A name that fits beside a line.
+/// Shortens a name to fit beside a line.
 pub(super) fn short(name: &str, letters: usize) -> String {
     match name.chars().count() <= letters {
         true => name.into(),
@@ -32,7 +32,7 @@ pub(super) fn short(name: &str, letters: usize) -> String {
     }
 }
 
-/// A name that fits beside a line and shows how it ends: for names that begin alike.
+/// Shortens a name but keeps its end: for names with a common beginning.
 fn both_ends(name: &str, letters: usize) -> String {
     let count = name.chars().count();
     let (begin, end) = ((letters - 1) / 2, letters / 2);
@@ -42,7 +42,7 @@ fn both_ends(name: &str, letters: usize) -> String {
     }
 }
 
-/// Bars of the median of a figure, with a dot for every repetition; None where nobody has the figure.
+/// Draws bars of the median of a figure, with a dot for every repetition; `None` if no subject has the figure.
 pub(super) fn bars(results: &Results, workload: &str, palette: &Palette, figure: Figure) -> Option<String> {
     const ROW: f64 = 42.0;
     let say = |value: f64| figure.say(value);
@@ -80,12 +80,12 @@ pub(super) fn bars(results: &Results, workload: &str, palette: &Palette, figure:
     Some(svg.finish())
 }
 
-/// Where a percentile stands: each nine takes as much room as the one before.
+/// Position of a percentile: each nine takes as much width as the one before.
 fn nines(percent: f64) -> f64 {
     -(1.0 - percent / 100.0).max(1e-9).log10()
 }
 
-/// The median of the repetitions' curves, with the lowest and the highest, point by point.
+/// Median of the repetitions' curves, with the lowest and the highest, point by point.
 fn pooled(runs: &[&RunResult]) -> Vec<(CurvePoint, u64, u64)> {
     let Some(first) = runs.iter().map(|run| &run.measurement.curve).max_by_key(|curve| curve.len()) else {
         return Vec::new();
@@ -103,7 +103,7 @@ fn pooled(runs: &[&RunResult]) -> Vec<(CurvePoint, u64, u64)> {
     first.iter().filter_map(|it| point(it.percent)).collect()
 }
 
-/// Latency over percentiles, both axes logarithmic.
+/// Draws latency over percentiles, both axes logarithmic.
 pub(super) fn latency(results: &Results, workload: &str, palette: &Palette) -> Option<String> {
     let subjects = results.subjects(workload);
     let curves: Vec<_> = subjects
@@ -155,7 +155,7 @@ pub(super) fn latency(results: &Results, workload: &str, palette: &Palette) -> O
     Some(svg.finish())
 }
 
-/// Names at the right of lines, moved apart where they would meet.
+/// Puts names at the right of lines, moved apart if they would overlap.
 pub(super) fn label_ends(svg: &mut Svg, palette: &Palette, ends: &[(&str, f64)]) {
     const LETTERS: usize = 10;
     let wanted: Vec<f64> = ends.iter().map(|(_, y)| *y).collect();
@@ -169,7 +169,7 @@ pub(super) fn label_ends(svg: &mut Svg, palette: &Palette, ends: &[(&str, f64)])
     }
 }
 
-/// A comparison: for each figure a dot per pair and the median, what is better always to the right.
+/// Draws a comparison: for each figure a dot per pair and the median, with better values always at the right.
 pub(super) fn ratios(comparison: &Comparison) -> String {
     const ROW: f64 = 34.0;
     const FROM: f64 = 92.0;

@@ -1,7 +1,7 @@
 //! Large matrices: bars of the corners, grids of every point, and a table of all figures.
 //!
-//! A grid has a cell for each point: what it holds is the figure, how strong its colour is says how near it comes to
-//! the best subject at the same point. A subject that is only a baseline has no colour, and is no rival.
+//! A grid has a cell for each point: its text is the figure, and the strength of its colour the ratio to the best
+//! subject at the same point. A subject that is only a baseline has no colour, and doesn't count as the best.
 
 use super::Palette;
 use super::charts::{WIDTH, class, short};
@@ -10,7 +10,7 @@ use crate::matrix::{Labelled, Matrix, Value};
 use crate::results::Results;
 use std::fmt::Write;
 
-/// A whole matrix.
+/// Renders a whole matrix.
 pub(super) fn section(results: &Results, matrix: &Matrix, palette: &Palette) -> String {
     let lists = matrix.axes.iter().map(|axis| format!("{}={}", axis.option, axis.values.join(",")));
     let mut html = format!(
@@ -53,7 +53,7 @@ pub(super) fn section(results: &Results, matrix: &Matrix, palette: &Palette) -> 
     html + "</section>\n"
 }
 
-/// How grids are to be read.
+/// Legend of the grids.
 const LEGEND: &str = "<h3 class=\"group\">Every point</h3>\n<p class=\"about\">A cell is a point. The stronger its colour, the \
      nearer it comes to the best at the same point, whose figure is bold. What has no colours is the baseline.</p>\n";
 
@@ -72,7 +72,7 @@ fn corners(results: &Results, matrix: &Matrix, palette: &Palette) -> String {
     html + "</div>\n"
 }
 
-/// Bars per subject, in groups that each have a scale of their own.
+/// Draws bars per subject, in groups that each have a scale of their own.
 fn grouped_bars(
     results: &Results,
     palette: &Palette,
@@ -115,7 +115,7 @@ fn grouped_bars(
     Some(svg.finish())
 }
 
-/// A small grid for each subject, of one panel.
+/// Draws a small grid for each subject, of one panel.
 fn grid(
     results: &Results,
     matrix: &Matrix,
@@ -213,7 +213,7 @@ fn grid(
     svg.finish()
 }
 
-/// A cell's place in words.
+/// Label of a cell.
 fn words(matrix: &Matrix, row: (Option<usize>, &str), column: (Option<usize>, &str)) -> String {
     let word = |(axis, value): (Option<usize>, &str)| {
         axis.map(|axis| format!("{}={value}", matrix.axes[axis].option))
@@ -221,7 +221,7 @@ fn words(matrix: &Matrix, row: (Option<usize>, &str), column: (Option<usize>, &s
     [word(row), word(column)].into_iter().flatten().collect::<Vec<_>>().join(" ")
 }
 
-/// Every figure of one group.
+/// Renders every figure of one group.
 fn table(
     results: &Results,
     matrix: &Matrix,

@@ -1,4 +1,4 @@
-//! Pictures of a workload over the time of its runs: operations per second, and their latencies.
+//! Charts of a workload over the time of its runs: operations per second, and their latencies.
 
 use super::Palette;
 use super::charts::{BOTTOM, HEIGHT, LEFT, RIGHT, TOP, WIDTH, class, label_ends};
@@ -7,7 +7,7 @@ use crate::results::{Figure, Results, RunResult};
 use crate::series::{Moment, Series};
 use crate::units;
 
-/// A drawing with the seconds of the longest run below it, and their scale; None where nothing was measured.
+/// Returns a drawing with the seconds of the longest run on its axis, and their scale; `None` without measurements.
 fn over_seconds(results: &Results, workload: &str, what: &str) -> Option<(Svg, Scale)> {
     let runs = results.runs.iter().filter(|run| run.workload.name == workload);
     let seconds = runs.map(|run| run.measurement.seconds).fold(0.0, f64::max);
@@ -28,8 +28,8 @@ fn over_seconds(results: &Results, workload: &str, what: &str) -> Option<(Svg, S
     Some((svg, x))
 }
 
-/// Operations per second over the time of a run, a line for every repetition; the mean where nobody counted
-/// over time.
+/// Draws operations per second over the time of a run, a line for every repetition; the mean for runs without a time
+/// series.
 pub(super) fn rates(results: &Results, workload: &str, palette: &Palette) -> Option<String> {
     let subjects = results.subjects(workload);
     let runs = || results.runs.iter().filter(|run| run.workload.name == workload);
@@ -81,10 +81,10 @@ pub(super) fn rates(results: &Results, workload: &str, palette: &Palette) -> Opt
     Some(svg.finish())
 }
 
-/// Latency over the time of a run, by a logarithm: the median as a strong line, the 99th percentile as a weak one, the
-/// longest as dots; where nothing ended for a while there is nothing. None where nobody looked at latencies over time.
+/// Draws latency over the time of a run, on a logarithmic scale: the median as a strong line, the 99th percentile as a
+/// weak one, the longest as dots, with gaps where no operation ended. `None` without time series of latencies.
 pub(super) fn latency_over_time(results: &Results, workload: &str, palette: &Palette) -> Option<String> {
-    // Lines go on over so many intervals in which nothing ended.
+    // Lines bridge this many intervals without ended operations.
     const PAUSE: f64 = 5.0;
     let moments = |run: &RunResult| run.measurement.series.as_ref().map(Series::moments).unwrap_or_default();
     let of_workload = results.runs.iter().filter(|run| run.workload.name == workload);

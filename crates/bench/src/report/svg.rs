@@ -1,8 +1,8 @@
-//! Drawing: a string of SVG elements, scales that map values to places, and ticks that people like.
+//! Drawing: a string of SVG elements, scales that map values to positions, and round ticks.
 
 use std::fmt::{Display, Write};
 
-/// Text as it may stand in HTML, in an element or in a quoted attribute.
+/// Escapes text for HTML, in an element or in a quoted attribute.
 pub(super) fn escape(text: &str) -> String {
     let mut escaped = String::with_capacity(text.len());
     for letter in text.chars() {
@@ -28,7 +28,7 @@ pub(super) struct Svg {
     label: String,
 }
 
-/// Where a text stands relative to its point.
+/// Position of a text relative to its point.
 #[derive(Clone, Copy)]
 pub(super) enum Anchor {
     Start,
@@ -37,7 +37,7 @@ pub(super) enum Anchor {
 }
 
 impl Svg {
-    /// An empty one; the label is for those who don't see it.
+    /// Empty drawing; the label is for screen readers.
     pub fn new(width: f64, height: f64, label: &str) -> Self {
         Svg { body: String::new(), width, height, label: escape(label) }
     }
@@ -62,7 +62,7 @@ impl Svg {
         );
     }
 
-    /// A rectangle whose colour is as strong as this, from 0 to 1.
+    /// Draws a rectangle with this opacity, from 0 to 1.
     pub fn shade(
         &mut self,
         class: &str,
@@ -94,14 +94,14 @@ impl Svg {
             write!(self.body, "<circle class=\"{class}\" cx=\"{x:.1}\" cy=\"{y:.1}\" r=\"{radius}\"{tip}/>");
     }
 
-    /// A line through points; nothing for fewer than two.
+    /// Draws a line through points; nothing for fewer than two.
     pub fn polyline(&mut self, class: &str, points: &[(f64, f64)]) {
         if points.len() > 1 {
             let _ = write!(self.body, "<polyline class=\"{class}\" points=\"{}\"/>", joined(points));
         }
     }
 
-    /// A filled shape between points.
+    /// Draws a filled shape between points.
     pub fn polygon(&mut self, class: &str, points: &[(f64, f64)]) {
         if points.len() > 2 {
             let _ = write!(self.body, "<polygon class=\"{class}\" points=\"{}\"/>", joined(points));
@@ -124,7 +124,7 @@ fn tip_attribute(tip: &str) -> String {
     if tip.is_empty() { String::new() } else { format!(" data-tip=\"{}\"", escape(tip)) }
 }
 
-/// Maps values to places, evenly or by their logarithm.
+/// Maps values to positions, linearly or by their logarithm.
 #[derive(Clone, Copy)]
 pub(super) struct Scale {
     low: f64,
@@ -139,7 +139,7 @@ impl Scale {
         Scale { low, high: if high > low { high } else { low + 1.0 }, from, to, is_log: false }
     }
 
-    /// Of values above 0.
+    /// Logarithmic scale of values above 0.
     pub fn log((low, high): (f64, f64), (from, to): (f64, f64)) -> Self {
         let low = low.max(f64::MIN_POSITIVE);
         Scale { low, high: if high > low { high } else { low * 10.0 }, from, to, is_log: true }
@@ -181,15 +181,14 @@ impl Scale {
     }
 }
 
-/// 1, 2 or 5 times a power of ten, at least `raw`.
+/// Returns 1, 2 or 5 times a power of ten, at least `raw`.
 pub(super) fn nice_step(raw: f64) -> f64 {
     let power = 10f64.powf(raw.max(f64::MIN_POSITIVE).log10().floor());
     let step = [1.0, 2.0, 5.0, 10.0].into_iter().find(|step| step * power >= raw * 0.999);
     step.unwrap_or(10.0) * power
 }
 
-/// Moves labels apart so that none lies nearer than `distance` to another, keeping their order; returns where
-/// each goes.
+/// Moves labels apart so that none is nearer than `distance` to another, keeping their order; returns their positions.
 pub(super) fn spread_out(places: &[f64], distance: f64, (low, high): (f64, f64)) -> Vec<f64> {
     let mut order: Vec<usize> = (0..places.len()).collect();
     order.sort_by(|a, b| places[*a].total_cmp(&places[*b]));

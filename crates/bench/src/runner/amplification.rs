@@ -1,13 +1,12 @@
-//! Write amplification from what layers say about themselves.
+//! Write amplification from the status of layers.
 //!
-//! A layer that moves or adds what it writes says so in its status under `write_amplification`, and counts blocks
-//! since it was opened: `user_blocks`, `moved_blocks` and `metadata_blocks`. What happened while a run was measured is
-//! the difference. Which layers do so is left to them.
+//! A layer that moves blocks or adds metadata has `write_amplification` in its status, with counters since it was
+//! opened: `user_blocks`, `moved_blocks` and `metadata_blocks`. The writes during a measurement are the difference.
 
 use crate::results::WriteAmplification;
 use serde_json::{Map, Value};
 
-/// What was written between two looks at the layers of a stack; None where no layer says so, or nothing was written
+/// Write amplification between two states of a stack's layers; `None` if no layer counts it, or nothing was written
 /// through it.
 pub(super) fn between(before: &Map<String, Value>, after: &Map<String, Value>) -> Option<WriteAmplification> {
     after.iter().find_map(|(name, status)| {

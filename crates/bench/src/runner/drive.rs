@@ -12,40 +12,40 @@ use std::sync::Arc;
 use std::task::Poll;
 use std::time::Duration;
 
-/// Whether a stack is written from start to end.
+/// Filling of a stack from start to end.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Fill {
-    /// It is left as it is.
+    /// None.
     No,
-    /// That is all that is done.
+    /// Filling only, without jobs.
     Only,
     /// Before the jobs run.
     First,
-    /// Before the jobs run, if it has forgotten what was written to it: memory does.
+    /// Before the jobs run, if it has lost the filling: memory does.
     IfForgotten,
 }
 
-/// A stack, and what of it is driven.
+/// Stack, and its device that is driven.
 pub(super) struct Target {
     pub stack: stack::Plan,
-    /// The device's name; none is the top.
+    /// Name of the device; `None` is the top.
     pub device: Option<String>,
     pub fill: Fill,
-    /// Whether filling it overwrites it in random order, too.
+    /// Whether filling also overwrites it in random order.
     pub fill_at_random: bool,
 }
 
-/// What is to be done.
+/// Work on one setup.
 pub(super) struct Work {
     pub shards: usize,
     pub targets: Vec<Target>,
-    /// One after the other; each has jobs that run at the same time, with the numbers of their targets.
+    /// Rounds, one after the other; each has jobs that run at the same time, with the numbers of their targets.
     pub rounds: Vec<Vec<(usize, Job)>>,
-    /// The server that the stacks talk to, whose CPU time is measured, too.
+    /// Server that the stacks use, whose CPU time is measured, too.
     pub server: Option<Arc<RunningServer>>,
 }
 
-/// Tells an observer what is being done: a step for each round; one for filling, where that is all.
+/// Reports steps to an observer: one for each round; one for filling, if there are no rounds.
 pub(super) struct Watch {
     pub observer: Arc<dyn Observer>,
     pub steps: Vec<Step>,
@@ -68,13 +68,13 @@ impl Watch {
     }
 }
 
-/// What a round gave: a measurement for each job.
+/// Result of a round: a measurement for each job.
 pub(super) type Round = Result<Vec<Measurement>>;
 
-/// Does it, and gives what each round gave; none where there was only something to fill, fewer after a stop.
+/// Carries the work out, and returns the result of each round: none if only filling was to be done, fewer after a stop.
 ///
 /// # Errors
-/// What building, filling and closing say; those of a round are its own, and the next one begins all the same.
+/// Those of building, filling and closing; an error of a round is in its result, and the next one begins nevertheless.
 pub(super) fn drive(work: Work, watch: Watch, stop: StopToken) -> Result<Vec<Round>> {
     let config = runtime::Config::default().with_shards(work.shards);
     runtime::run(config, move || run(work, watch, stop))?
@@ -114,7 +114,7 @@ async fn run(work: Work, watch: Watch, stop: StopToken) -> Result<Vec<Round>> {
     outcome
 }
 
-/// What is driven of each target, filled.
+/// Opens and fills the device of each target.
 async fn prepare(
     work: &Work,
     built: &[BuiltStack],
@@ -190,7 +190,7 @@ async fn measure(
     let mut measured = measured?;
     for (measurement, (target, job)) in measured.iter_mut().zip(jobs) {
         if let (Some(server), Some(before)) = (&work.server, before) {
-            // As for peers: the server also worked during the ramp, whose operations nobody counted.
+            // As for peers: the server also worked during the ramp, whose operations weren't counted.
             let share = measurement.seconds / (measurement.seconds + job.ramp_time.as_secs_f64());
             let seconds = (server.cpu_seconds()? - before) * share;
             measurement.server_cpu_seconds = Some(seconds).filter(|seconds| seconds.is_finite());
@@ -204,7 +204,7 @@ async fn measure(
     Ok(measured)
 }
 
-/// Waits for a future, and looks at something once, `after` so much time; sooner if the future ends before.
+/// Waits for a future, and calls `look` once after the time `after`; sooner if the future ends before.
 async fn beside<T, L>(future: impl Future<Output = T>, after: Duration, look: impl AsyncFn() -> L) -> (T, L) {
     if after.is_zero() {
         let seen = look().await;
@@ -231,7 +231,7 @@ async fn beside<T, L>(future: impl Future<Output = T>, after: Duration, look: im
     }
 }
 
-/// What each layer says about itself, by its name in the stack.
+/// Status of each layer, by its name in the stack.
 async fn layers(stack: &BuiltStack) -> serde_json::Map<String, serde_json::Value> {
     let mut layers = serde_json::Map::new();
     if let serde_json::Value::Object(contracts) = stack.status().await {
@@ -242,10 +242,10 @@ async fn layers(stack: &BuiltStack) -> serde_json::Map<String, serde_json::Value
     layers
 }
 
-/// In how many places it is looked whether there is anything but zeros.
+/// Number of blocks that are sampled for data.
 const SAMPLES: u64 = 64;
 
-/// Whether any of some blocks, the first and the last among them, is all zeros.
+/// Whether any of some sampled blocks, including the first and the last, is all zeros.
 async fn has_forgotten(part: &Arc<dyn DevicePart>) -> Result<bool> {
     let device = part.open().await?;
     let (blocks, block_size) = (device.geometry().blocks.0, device.geometry().block_size.bytes() as usize);

@@ -1,7 +1,7 @@
-//! A job file's jobs on its files, or on one stack.
+//! Jobs of a job file on its files, or on one stack.
 //!
-//! Each file becomes a stack with one `file` part. A file that isn't there is made as large as its jobs ask
-//! for, and written once if they read, as fio does; one that is there is never cut or made larger.
+//! Each file becomes a stack with one `file` part. A missing file is created with the size that its jobs need, and
+//! written once if they read, as in fio; an existing one is never truncated or extended.
 
 use super::drive::{Fill, Target, Work};
 use super::{GUESS, On, Setting, stacks, traces};
@@ -13,24 +13,24 @@ use std::collections::BTreeSet;
 use std::path::Path;
 use std::time::Duration;
 
-/// Where jobs run.
+/// Device of jobs.
 struct Place {
-    /// As the user named it: a file, or a stack.
+    /// Name as given by the user: a file, or a stack.
     name: String,
-    /// What [`Stack::load`] makes the stack from.
+    /// Text from which [`Stack::load`] makes the stack.
     text: String,
     stack: stack::Plan,
     /// Whether it is written before the jobs run.
     fill: bool,
 }
 
-/// Jobs, and where they run.
+/// Jobs and their devices.
 pub(super) struct Files {
     pub name: String,
     places: Vec<Place>,
-    /// With the number of their place; no two have the same name.
+    /// Jobs with the number of their device; no two have the same name.
     jobs: Vec<(usize, Job)>,
-    /// Whether the place is a stack of the user's, and is created anew.
+    /// Whether the device is a stack of the user's, and is formatted.
     on_stack: Option<bool>,
 }
 
@@ -43,7 +43,7 @@ pub(super) struct Group {
 }
 
 impl Files {
-    /// See [`Benchmark::of_job_file`](super::Benchmark::of_job_file).
+    /// Implements [`Benchmark::of_job_file`](super::Benchmark::of_job_file).
     pub fn new(
         file: &str,
         jobs: Vec<Job>,
@@ -99,22 +99,22 @@ impl Files {
         }
     }
 
-    /// The stacks that are used.
+    /// Stacks of the jobs.
     pub fn stacks(&self) -> impl Iterator<Item = &stack::Plan> {
         self.places.iter().map(|place| &place.stack)
     }
 
-    /// The names of the jobs.
+    /// Names of the jobs.
     pub fn job_names(&self) -> impl Iterator<Item = &str> {
         self.jobs.iter().map(|(_, job)| job.name.as_str())
     }
 
-    /// Leaves out jobs.
+    /// Keeps the jobs for which `is_wanted` returns true.
     pub fn retain(&mut self, is_wanted: impl Fn(&str) -> bool) {
         self.jobs.retain(|(_, job)| is_wanted(&job.name));
     }
 
-    /// What runs one after the other.
+    /// Groups that run one after the other.
     pub fn steps(&self) -> Vec<Group> {
         let numbers: BTreeSet<usize> = self.jobs.iter().map(|(_, job)| job.group).collect();
         let group = |number: usize| {
@@ -129,7 +129,7 @@ impl Files {
         numbers.into_iter().map(group).collect()
     }
 
-    /// What is done for these jobs.
+    /// Work of these jobs.
     ///
     /// # Errors
     /// A file that has changed since the job file was checked.
@@ -169,7 +169,7 @@ impl Files {
         Ok(Work { shards, targets, rounds: vec![assigned], server: None })
     }
 
-    /// What one of the jobs gave.
+    /// Result of one of the jobs.
     pub fn result(&self, index: usize, measurement: Measurement) -> RunResult {
         let (place, job) = &self.jobs[index];
         let place = &self.places[*place];
@@ -206,7 +206,7 @@ impl Place {
         };
         if fill {
             notes.push(format!(
-                "{target} wasn't there: it was made and written once, so that reads meet data"
+                "{target} didn't exist: it was created and written once, so that reads find data"
             ));
         }
         let stack = load(&text, on_stack, setting)?;
@@ -225,7 +225,7 @@ fn load(text: &str, on_stack: Option<bool>, setting: Setting<'_>) -> Result<stac
     stack.and_then(|stack| stack.check(on_stack.unwrap_or(false))).map_err(|problems| problems.to_string())
 }
 
-/// The stack that a file name stands for.
+/// Stack of a file name, as one line.
 fn file_line(path: &str, jobs: &[&Job], exists: bool) -> Result<String, String> {
     let mut keys = vec![stack::quote(path)];
     if exists {
@@ -251,7 +251,7 @@ fn file_line(path: &str, jobs: &[&Job], exists: bool) -> Result<String, String> 
     Ok(format!("file({})", keys.join(", ")))
 }
 
-/// The file that a job runs on.
+/// File of a job.
 fn file_of(job: &Job, directory: &Path) -> Result<String, String> {
     let missing = || "expected filename=PATH, or a stack for all jobs with --on STACK".to_owned();
     if !job.is_replay() || job.replay.redirect.is_some() || job.logs.is_empty() {
@@ -263,7 +263,7 @@ fn file_of(job: &Job, directory: &Path) -> Result<String, String> {
     let is_another = |other: &String| directory.join(other) != directory.join(&first);
     if let Some(other) = named.find(|other| is_another(other)) {
         return Err(format!(
-            "the logs name several files, {first} and {other}: say on which one all are replayed, replay_redirect=PATH"
+            "the logs name several files, {first} and {other}: name the one on which all are replayed, replay_redirect=PATH"
         ));
     }
     match &job.filename {
@@ -275,7 +275,7 @@ fn file_of(job: &Job, directory: &Path) -> Result<String, String> {
     }
 }
 
-/// How large a file must be for its jobs, in bytes.
+/// Size that a file needs for its jobs, in bytes.
 fn size_of_file(path: &str, jobs: &[&Job]) -> Result<u64, String> {
     let bytes = |amount: Amount| match amount {
         Amount::Bytes(bytes) => Some(bytes),
@@ -285,14 +285,15 @@ fn size_of_file(path: &str, jobs: &[&Job]) -> Result<u64, String> {
         true => job.end_of_logs(),
         false => Some(bytes(job.offset)? + bytes(job.size?)?),
     };
-    jobs.iter().filter_map(end).max().ok_or_else(|| {
-        format!("{path} isn't there, and no job says how large it shall be: expected size=BYTES")
-    })
+    jobs.iter()
+        .filter_map(end)
+        .max()
+        .ok_or_else(|| format!("{path} doesn't exist, and no job has its size: expected size=BYTES"))
 }
 
 const DEFAULT_BLOCK_SIZE: u64 = 4096;
 
-/// The largest block of which all requests and places are multiples, from a sector up to the usual size.
+/// Largest block size that divides all requests and offsets, from a sector up to the default.
 fn block_size(jobs: &[&Job]) -> u64 {
     let fits = |block: u64| {
         jobs.iter().all(|job| {
@@ -321,7 +322,7 @@ fn another_name(name: &str, is_taken: impl Fn(&str) -> bool) -> String {
     found
 }
 
-/// Clones are reported as one and jobs one by one: said where fio would do otherwise.
+/// Adds notes on reporting that differs from fio: clones are reported as one and jobs one by one.
 fn note_reports(jobs: &[Job], notes: &mut Vec<String>) {
     let merges = |job: &Job| {
         job.group_reporting

@@ -1,15 +1,14 @@
-//! Hit ratios from what caches say about themselves.
+//! Hit ratios from the status of caches.
 //!
-//! A cache counts in its status, since it was opened, how often what was asked for was there: `read_hits`, `read_misses`,
-//! `write_hits` and `write_misses`. What happened while a run was measured is the difference. Which layers do so is left
-//! to them.
+//! The status of a cache has counters since it was opened: `read_hits`, `read_misses`, `write_hits` and `write_misses`.
+//! The hits during a measurement are the difference.
 
 use crate::results::HitRatio;
 use serde_json::{Map, Value};
 use std::collections::BTreeMap;
 
-/// The hit ratios between two looks at the layers of a stack, by the names of those that count hits; without those that
-/// weren't asked for anything.
+/// Hit ratios between two states of a stack's layers, by the names of those that count hits; without those that had no
+/// requests.
 pub(super) fn between(before: &Map<String, Value>, after: &Map<String, Value>) -> BTreeMap<String, HitRatio> {
     let ratio = |(name, status): (&String, &Value)| {
         let counted = |key: &str| {

@@ -10,7 +10,7 @@ use std::collections::BTreeSet;
 use std::path::Path;
 use std::sync::atomic::AtomicBool;
 
-/// What a stack alone stands for.
+/// Default workloads of a stack.
 const USUAL: &str = r#"
 [plan]
 repetitions = 1
@@ -31,7 +31,7 @@ runtime = "3s"
 time_based = true
 "#;
 
-/// What it stands for where writes are allowed as well.
+/// Further default workloads if writes are allowed.
 const USUAL_WRITES: &str = r#"
 [workload."random writes"]
 rw = "randwrite"
@@ -48,7 +48,7 @@ runtime = "3s"
 time_based = true
 "#;
 
-/// The plan that a stack alone stands for.
+/// Default plan of a stack.
 pub(super) fn usual_plan(name: &str, argument: &str, writes: bool) -> Result<Plan, String> {
     let is_file = argument.ends_with(".toml") || Path::new(argument).is_file();
     let mut text = format!("{USUAL}{}", if writes { USUAL_WRITES } else { "" });
@@ -66,8 +66,8 @@ pub(super) fn usual_plan(name: &str, argument: &str, writes: bool) -> Result<Pla
     Ok(plan)
 }
 
-/// Reads a stack of the plan and checks that its parts fit together. What `{socket}` and the like stand for is put
-/// into its line for this job.
+/// Reads a stack of the plan and checks that its parts fit together. Placeholders such as `{socket}` in its line are
+/// replaced for this job.
 pub(super) fn plan_subject(
     subject: &StackSubject,
     (job, server): (&Job, Option<&Server>),
@@ -99,7 +99,7 @@ pub(super) fn plan_subject(
     stack.check(format).map_err(said)
 }
 
-/// The name of the device on top, if there is one and only one.
+/// Name of the device on top, if there is exactly one.
 fn top(stack: &Stack) -> Option<&str> {
     let devices_and_zones = || stack.parts().filter(|part| part.kind().contract != Contract::Door);
     let is_used = |name: &str| {
@@ -123,9 +123,7 @@ pub(super) fn check_jobs<'j>(
     jobs: impl IntoIterator<Item = &'j Job>,
 ) -> Result<(), String> {
     let Some(device) = device.or_else(|| top(plan.stack())) else {
-        return Err(
-            "it has no device on top, or more than one: say which one is meant by device = \"NAME\"".into()
-        );
+        return Err("it has no device on top, or more than one: name one by device = \"NAME\"".into());
     };
     let shape = plan.shape(device).ok_or_else(|| format!("it has no device \"{device}\""))?;
     for job in jobs {
@@ -136,7 +134,7 @@ pub(super) fn check_jobs<'j>(
     Ok(())
 }
 
-/// Everything that is wrong with the stacks of a plan, or where a workload doesn't fit one.
+/// Checks the stacks of a plan, and whether the workloads fit them.
 pub(super) fn check_plan(plan: &Plan, setting: Setting<'_>) -> Result<(), String> {
     let mut problems = Vec::new();
     for subject in &plan.stacks {
@@ -157,7 +155,7 @@ pub(super) fn check_plan(plan: &Plan, setting: Setting<'_>) -> Result<(), String
     if problems.is_empty() { Ok(()) } else { Err(problems.join("\n\n")) }
 }
 
-/// Notes the versions of the programs that take part, and the file systems under the files.
+/// Adds the versions of the programs that take part, and the file systems of the files.
 pub(super) fn describe(what: &What, setting: Setting<'_>, environment: &mut Environment) {
     let mut add_files = |stack: &Stack| {
         for part in stack.parts().filter(|part| part.kind().contract == Contract::Device) {

@@ -9,7 +9,7 @@ use block::{Error, Result};
 use std::sync::Arc;
 use std::time::Duration;
 
-/// How long a command may take.
+/// Time limit of a command.
 const LONGEST: Duration = Duration::from_secs(1200);
 
 impl Session<'_> {

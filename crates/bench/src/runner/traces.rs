@@ -1,10 +1,10 @@
-//! Logs of a benchmark: surveyed before anything runs, except those that the benchmark itself writes first.
+//! Logs of a benchmark: surveyed before any run, except those that the benchmark itself writes.
 
 use crate::job::Job;
 use std::path::Path;
 
-/// Surveys the logs of jobs, in the order in which they run; what a job before writes isn't there yet, or is an older one,
-/// and is surveyed when it is due. Gives everything that is wrong, each with the number of its job.
+/// Surveys the logs of jobs, in the order in which they run. A log that an earlier job writes doesn't exist yet, or is
+/// an older one, and is surveyed when its job runs. Returns all problems, each with the number of its job.
 pub(super) fn prepare<'j>(
     jobs: impl IntoIterator<Item = &'j mut Job>,
     directory: &Path,

@@ -301,10 +301,7 @@ fn what_does_not_fit_is_refused_before_anything_runs() {
     let write = "[w]\nsize=64k\nrw=write\nwrite_iolog=precious.txt\n";
     world.write("precious.txt", "precious");
     let error = world.refused(write, Some("ram(1MiB)"));
-    assert!(
-        error.contains("something else than a log") && world.read("precious.txt") == "precious",
-        "{error}"
-    );
+    assert!(error.contains("the file is no log") && world.read("precious.txt") == "precious", "{error}");
 }
 
 /// The first workload writes the log that the second replays; an older one of the name doesn't matter.
@@ -374,7 +371,7 @@ fn plans_and_job_files_refuse_what_a_replay_does_not_do() {
         JobFile::parse("j.fio", &text, &|_| None).expect_err("it is refused").to_string()
     };
     for (options, expected) in [
-        ("read_iolog=a\nrw=read", "j.fio:3:1: [r] rw with read_iolog: the log says what is done"),
+        ("read_iolog=a\nrw=read", "j.fio:3:1: [r] rw with read_iolog: the log has the requests"),
         ("bs=4k\nread_iolog=a\nverify=crc32c", "bs with read_iolog"),
         ("replay_no_stall", "replay_no_stall without read_iolog"),
         ("read_iolog=-", "a log is read twice"),

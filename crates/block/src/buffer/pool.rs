@@ -1,8 +1,8 @@
-//! Where the memory of buffers comes from: one pool per thread, free lists by size, and memory that another
-//! thread dropped comes home through a mailbox.
+//! Memory of buffers: one pool per thread with free lists by size. Memory that another thread drops returns through a
+//! mailbox.
 //!
-//! A ring can have one region of a pool's memory registered ([`adopt_region`]): buffers are carved from it
-//! first, and say that they are ([`Buffer::is_registered_here`](super::Buffer::is_registered_here)).
+//! A ring can have one region of a pool's memory registered ([`adopt_region`]): buffers are carved from it first, and
+//! report it ([`Buffer::is_registered_here`](super::Buffer::is_registered_here)).
 
 use std::alloc::{Layout, alloc, dealloc, handle_alloc_error};
 use std::cell::UnsafeCell;
@@ -14,20 +14,20 @@ use super::ALIGNMENT;
 
 /// Size classes are powers of two from 4 KiB on; class 0 is 4 KiB.
 const SMALLEST_SHIFT: u32 = ALIGNMENT.trailing_zeros();
-/// 4 KiB to 2 GiB.
+/// Number of size classes: 4 KiB to 2 GiB.
 const CLASSES: usize = 20;
-/// The size and alignment of a huge page, in bytes. Memory that lies in one is one segment to a disk, where single
-/// pages are one each: a transfer of 1 MiB in small pages has more segments than many disks take at once.
+/// Size and alignment of a huge page, in bytes. Memory inside one huge page is one segment to a disk, whereas each
+/// small page is one: a transfer of 1 MiB in small pages has more segments than many disks accept at once.
 const HUGE_PAGE: usize = 2 << 20;
-/// Buffers from this size on are carved from huge pages (smaller ones have few segments, and many are hardly
-/// touched: a connection's receive buffer has 256 KiB),
+/// Smallest buffer that is carved from huge pages, in bytes. Smaller ones have few segments, and many are hardly
+/// touched: a connection's receive buffer has 256 KiB.
 const SMALLEST_IN_HUGE_PAGES: usize = 512 << 10;
-/// as long as a thread has so few of them, in bytes; their memory isn't given back before the thread ends.
+/// Limit of huge-page memory per thread, in bytes. It isn't freed before the thread ends.
 const MOST_IN_HUGE_PAGES: usize = 64 << 20;
-/// How many bytes of one class a thread keeps free at most; more goes back to the allocator.
+/// Limit of free bytes of one class per thread; more are returned to the allocator.
 const KEPT_BYTES: usize = 64 << 20;
 
-/// A piece of aligned memory and the count of those who use it.
+/// Piece of aligned memory with its reference count.
 pub(super) struct Block {
     references: AtomicU32,
     class: u8,
@@ -39,7 +39,7 @@ pub(super) struct Block {
     home: Arc<Home>,
 }
 
-/// What outlives the thread of a pool as long as one of its blocks does.
+/// State that outlives the thread of a pool while one of its blocks does.
 struct Home {
     /// Blocks that other threads dropped. The lock is taken only when a buffer crosses threads, and is
     /// held for a push or a swap.
@@ -65,7 +65,7 @@ pub struct Region {
 unsafe impl Send for Region {}
 
 impl Region {
-    /// Memory of `bytes` bytes, rounded up to whole pages; to huge ones from their size on.
+    /// Allocates `bytes` bytes, rounded up to whole pages; to huge pages from their size on.
     pub fn new(bytes: usize) -> Self {
         let page = if bytes >= HUGE_PAGE { HUGE_PAGE } else { ALIGNMENT };
         let bytes = bytes.max(1).next_multiple_of(page);
@@ -79,17 +79,17 @@ impl Region {
         Region { memory: NonNull::new(memory).unwrap_or_else(|| handle_alloc_error(layout)), layout }
     }
 
-    /// Where the region begins.
+    /// Address of the region.
     pub fn address(&self) -> *mut u8 {
         self.memory.as_ptr()
     }
 
-    /// How many bytes it has.
+    /// Length of the region in bytes.
     pub fn len(&self) -> usize {
         self.layout.size()
     }
 
-    /// Never: a region has at least a page.
+    /// Always false: a region has at least one page.
     pub fn is_empty(&self) -> bool {
         false
     }
@@ -105,9 +105,9 @@ impl Drop for Region {
 struct Pool {
     home: Arc<Home>,
     free: [Vec<NonNull<Block>>; CLASSES],
-    /// What is left of the region: address and bytes.
+    /// Rest of the region that isn't carved yet: address and bytes.
     uncarved: Option<(NonNull<u8>, usize)>,
-    /// What is left of the last huge pages, and how many bytes of them there are in all.
+    /// Rest of the last huge pages, and the bytes of all huge pages.
     huge: Option<(NonNull<u8>, usize)>,
     huge_total: usize,
     /// Whether the ring of this thread knows the region.
@@ -206,11 +206,11 @@ impl Pool {
     }
 }
 
-/// Takes so many bytes off the front of what is left, if there are as many.
+/// Takes `bytes` bytes off the front of `rest`; `None` if it has fewer.
 fn carve(rest: &mut Option<(NonNull<u8>, usize)>, bytes: usize) -> Option<NonNull<u8>> {
     let (start, left) = rest.as_mut().filter(|(_, left)| *left >= bytes)?;
     let memory = *start;
-    // SAFETY: `left` bytes from `start` on belong to a region and to nobody yet.
+    // SAFETY: `left` bytes from `start` on belong to a region and aren't handed out yet.
     *start = unsafe { start.add(bytes) };
     *left -= bytes;
     Some(memory)
@@ -219,14 +219,14 @@ fn carve(rest: &mut Option<(NonNull<u8>, usize)>, bytes: usize) -> Option<NonNul
 impl Drop for Pool {
     fn drop(&mut self) {
         self.home.closed.store(true, Ordering::SeqCst);
-        // After `closed`, so that whatever arrives now is freed by whoever brings it.
+        // After `closed`, so that the thread that returns a block from now on frees it.
         let returned = std::mem::take(&mut *lock(&self.home.returned));
         returned.into_iter().for_each(|ReturnedBlock(block)| destroy(block));
         self.free.iter_mut().flat_map(|list| list.drain(..)).for_each(destroy);
     }
 }
 
-/// Frees a block that has no user.
+/// Frees a block without users.
 #[cold]
 fn destroy(block: NonNull<Block>) {
     // SAFETY: the block has no user and is in no list; it was leaked from a Box in `create`.
@@ -237,7 +237,7 @@ fn destroy(block: NonNull<Block>) {
     }
 }
 
-/// A panic elsewhere can't leave these lists half changed, so a poisoned lock is as good as another.
+/// Ignores poisoning: a panic elsewhere can't leave these lists half changed.
 fn lock<T>(mutex: &Mutex<T>) -> std::sync::MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
@@ -254,7 +254,7 @@ thread_local! {
     static POOL: UnsafeCell<Pool> = UnsafeCell::new(Pool::new());
 }
 
-/// A block of at least `length` bytes with one user.
+/// Returns a block of at least `length` bytes with one user.
 #[inline]
 pub(super) fn take(length: usize) -> NonNull<Block> {
     let class = length.max(1).next_power_of_two().trailing_zeros().saturating_sub(SMALLEST_SHIFT) as usize;
@@ -264,8 +264,8 @@ pub(super) fn take(length: usize) -> NonNull<Block> {
     from_pool.unwrap_or_else(|_| Pool::new().take(class))
 }
 
-/// Gives the thread's pool a region to carve buffers from, which its ring has registered as a whole.
-/// A region that was adopted before stays in use, but is no longer called registered.
+/// Gives the thread's pool a region to carve buffers from, which its ring has registered as a whole. A region that was
+/// adopted before stays in use, but no longer counts as registered.
 pub fn adopt_region(region: Region) {
     // SAFETY: as in `take`.
     POOL.with(|pool| unsafe {
@@ -281,7 +281,7 @@ pub fn adopt_region(region: Region) {
     });
 }
 
-/// The region that this thread's pool adopted before, for a new ring to register again: address and bytes.
+/// Region that this thread's pool adopted before, for a new ring to register again: address and bytes.
 pub fn adopted_region() -> Option<(*mut u8, usize)> {
     // SAFETY: as in `take`.
     POOL.with(|pool| unsafe {
@@ -291,7 +291,7 @@ pub fn adopted_region() -> Option<(*mut u8, usize)> {
     })
 }
 
-/// Says whether this thread's ring knows the region at present. The ring says no before it goes.
+/// Sets whether this thread's ring has the region registered. The ring sets `false` before it is dropped.
 pub fn set_registered(registered: bool) {
     // SAFETY: as in `take`.
     POOL.with(|pool| unsafe { (*pool.get()).registered = registered });
@@ -327,7 +327,7 @@ impl Block {
     pub(super) fn release(block: NonNull<Block>) {
         // SAFETY: the caller is a user of the block, so it is alive.
         let references = &unsafe { block.as_ref() }.references;
-        // The only user needs no atomic decrement: nobody else can add one.
+        // The only user needs no atomic decrement: no other thread can add one.
         if references.load(Ordering::Acquire) != 1 {
             if references.fetch_sub(1, Ordering::Release) != 1 {
                 return;

@@ -9,7 +9,7 @@
 //!   that error.
 //! - A flush that arrives while a sync runs waits for the next sync, and shares it with the other flushes that wait.
 //!
-//! Left to others: carrying a sync to its end when its caller goes away ([`runtime::carry`]); a sync that is torn down with its
+//! A caller that must not abandon a sync carries it to its end ([`runtime::carry`]); a sync that is torn down with its
 //! shard counts as failed.
 
 use block::{Error, Result};

@@ -10,24 +10,24 @@ use std::rc::Rc;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
-/// How many extents one call returns at most.
+/// Limit of the extents that one call returns.
 const MOST_EXTENTS: usize = 256;
-/// How many zeros are written at a time where the file system can't do it, in bytes.
+/// Number of zeros that are written at a time if the file system can't zero a range, in bytes.
 const ZEROS: usize = 1 << 20;
 
-/// Shared with the calls that go on when their caller goes away.
+/// State shared with calls that go on when their caller drops them.
 pub(super) struct FileHandle(pub(super) Rc<Inner>);
 
 pub(super) struct Inner {
-    /// For everything but syncs: a file description of this handle.
+    /// File description of this handle, for everything but syncs.
     pub(super) file: File,
-    /// For syncs only: a descriptor of the part's file description.
+    /// Descriptor of the part's file description, for syncs only.
     pub(super) syncs: File,
     pub(super) geometry: DeviceGeometry,
-    /// What O_DIRECT asks of memory, in bytes; 1 is nothing.
+    /// Memory alignment that O_DIRECT needs, in bytes; 1 is none.
     pub(super) memory_alignment: usize,
     pub(super) knows_holes: bool,
-    /// Whether the file was opened around the page cache.
+    /// Whether the file was opened with O_DIRECT.
     pub(super) direct: bool,
     pub(super) shared: Arc<Shared>,
 }
@@ -38,7 +38,7 @@ impl Inner {
         self.geometry.block_size.offset_of(at).0
     }
 
-    /// Where and how long a range is, in bytes.
+    /// Offset and length of a range, in bytes.
     fn bytes(&self, range: BlockRange) -> (u64, u64) {
         (self.offset(range.start), self.geometry.block_size.bytes_of(range.count))
     }
@@ -98,7 +98,7 @@ impl Inner {
         buffer.into()
     }
 
-    /// Makes a range read as zeros: the first of these that the file system can do.
+    /// Makes a range read as zeros, by the first method that the file system supports.
     async fn zero(&self, range: BlockRange, mode: ZeroMode) -> Result<()> {
         let (offset, length) = self.bytes(range);
         if length == 0 {
@@ -132,7 +132,7 @@ impl Inner {
         self.shared.durability.sync(&self.syncs).await
     }
 
-    /// What the file system says of holes, in whole blocks: a block that is partly data is data.
+    /// Extents that the file system reports, in whole blocks: a block that is partly data is data.
     fn find_extents(&self, range: BlockRange) -> Result<Vec<Extent>> {
         let block_size = self.geometry.block_size;
         let mut extents: Vec<Extent> = Vec::new();

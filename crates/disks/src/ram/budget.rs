@@ -1,48 +1,48 @@
-//! How much memory a `ram` may take: so much as it is told, and never what the machine needs to live.
+//! Budget of the memory of a `ram`: its limit, and a reserve that is left to the machine.
 //!
-//! Promises: whoever is refused has taken nothing. The machine's memory is looked at once for every [`STRIDE`] that is taken, and
-//! more often when little is left, so several devices and other programs may together go somewhat below what is spared.
-//! Limits of control groups aren't seen: who runs in one says `limit`.
+//! A request that is refused takes nothing. The machine's available memory is read once for every [`STRIDE`] that is
+//! taken, and more often when little is left, so several devices and other programs may together use a part of the
+//! reserve. Limits of control groups aren't seen: inside one, set `limit`.
 
 use block::{Error, Result};
 use std::sync::atomic::{AtomicU64, Ordering};
 
-/// At most so many bytes are taken between two looks at the machine.
+/// Limit of the memory that is taken between two readings of the machine's available memory, in bytes.
 const STRIDE: u64 = 64 << 20;
 
-/// The part of the machine's memory that is left alone, for everybody else.
+/// Reserve for other programs, as a divisor of the machine's memory.
 const SPARED: u64 = 32;
 
-/// Counts bytes that were taken. Shared by all shards.
+/// Counts the memory taken, in bytes. Shared by all shards.
 pub(super) struct Budget {
     limit: Option<u64>,
     taken: AtomicU64,
-    /// When so much is taken, the machine is looked at again.
+    /// Memory taken at which the machine's available memory is read again, in bytes.
     look_at: AtomicU64,
 }
 
 impl Budget {
-    /// At most `limit` bytes, if there is a limit.
+    /// Budget of at most `limit` bytes, if there is a limit.
     pub fn new(limit: Option<u64>) -> Self {
         Budget { limit, taken: AtomicU64::new(0), look_at: AtomicU64::new(0) }
     }
 
-    /// How many bytes are taken.
+    /// Memory taken, in bytes.
     pub fn taken(&self) -> u64 {
         self.taken.load(Ordering::Relaxed)
     }
 
-    /// Takes so many bytes.
+    /// Takes this many bytes.
     ///
     /// # Errors
-    /// [`Error::NoSpace`] if the limit, or the machine, doesn't have them.
+    /// [`Error::NoSpace`] if the limit or the machine's memory is exhausted.
     #[inline]
     pub fn take(&self, bytes: u64) -> Result<()> {
         let taken = self.taken.fetch_add(bytes, Ordering::Relaxed) + bytes;
         if taken <= self.look_at.load(Ordering::Relaxed) { Ok(()) } else { self.look(bytes, taken) }
     }
 
-    /// Takes bytes that are in use already.
+    /// Counts bytes that are in use already.
     pub fn add(&self, bytes: u64) {
         self.taken.fetch_add(bytes, Ordering::Relaxed);
     }
@@ -81,7 +81,7 @@ impl Budget {
     }
 }
 
-/// Bytes of memory that the machine can still give, and has in all.
+/// Available and total memory of the machine, in bytes.
 pub(super) fn machine() -> Option<(u64, u64)> {
     let text = std::fs::read_to_string("/proc/meminfo").ok()?;
     Some((field(&text, "MemAvailable:")?, field(&text, "MemTotal:")?))

@@ -1,24 +1,24 @@
-//! Copying past the processor's caches.
+//! Copies that bypass the processor's caches.
 //!
-//! A plain store to a line that is in no cache first reads the line from memory, and later writes it back. Non-temporal stores
-//! fill whole lines and send them to memory without reading them (Intel 64 and IA-32 Architectures Optimization Reference
-//! Manual, "Non-temporal Store Bus Traffic"): two thirds of the traffic for blocks here and there in a device that no cache
-//! holds. Where writes follow each other, plain copies are as fast, since the processor fetches the lines ahead, and what was written
-//! can still be in a cache when it is read.
+//! A plain store to a line that is in no cache first reads the line from memory, and later writes it back. Non-temporal
+//! stores fill whole lines and send them to memory without reading them (Intel 64 and IA-32 Architectures Optimization
+//! Reference Manual, "Non-temporal Store Bus Traffic"): two thirds of the traffic for scattered blocks in a device that
+//! no cache holds. For sequential writes, plain copies are as fast, since the processor prefetches the lines, and the
+//! written data can still be in a cache when it is read.
 #![allow(unsafe_code)] // Such stores exist only as the processor's instructions, and they take addresses.
 
-/// What is shorter isn't worth the fence.
+/// Shortest copy that is worth the fence, in bytes.
 const SHORTEST: usize = 1024;
 const LINE: usize = 64;
 
-/// Copies `length` bytes; afterwards other threads find them as after a plain copy.
+/// Copies `length` bytes; afterwards they are visible to other threads as after a plain copy.
 ///
 /// # Safety
 /// As for [`std::ptr::copy_nonoverlapping`].
 #[inline]
 pub(super) unsafe fn copy_past_caches(source: *const u8, target: *mut u8, length: usize) {
     let lines = if length < SHORTEST || !target.addr().is_multiple_of(LINE) { 0 } else { length / LINE };
-    // SAFETY: so many whole lines are inside both, and the target is aligned to one.
+    // SAFETY: this many whole lines are inside both, and the target is aligned to one.
     unsafe { stream(source, target, lines) };
     let done = lines * LINE;
     // SAFETY: the rest of what the caller has promised.

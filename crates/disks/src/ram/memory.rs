@@ -1,11 +1,11 @@
-//! The memory of a `ram`: addresses for all of it, pages for what was written.
+//! Memory of a `ram`: address space for all of it, pages for the written parts.
 //!
-//! Promises: a page (4 KiB) that holds only zeros takes no memory until something else is written to it, also if zeros are written
-//! to it; reading it takes none either, not even in the kernel's tables. So a device may be far larger than the machine's memory.
-//! A write that there is no memory for fails with "no space", and may have been done in part.
+//! A page (4 KiB) that holds only zeros takes no memory until something else is written to it, even if zeros are
+//! written to it; reading it takes none either, not even in the kernel's page tables. So a device may be far larger
+//! than the machine's memory. A write without memory for it fails with "no space", and may have been done in part.
 //!
-//! Which pages were written is a bit for each. A page's bit is set after its bytes are, and cleared before they are given back:
-//! whatever runs at the same time, a page with anything but zeros in it has its bit, so that zeros are never left out over it.
+//! A bit per page tells whether it was written. It is set after the page's bytes are, and cleared before they are
+//! freed: at any time, a page with anything but zeros has its bit set, so that writing zeros is never skipped for it.
 #![allow(unsafe_code)] // The blocks are memory that all shards share, as those of a disk are.
 
 use super::budget::{Budget, machine};
@@ -14,10 +14,10 @@ use block::{Buffer, Error, Payload, Result};
 use std::ptr::NonNull;
 use std::sync::atomic::{AtomicU16, Ordering};
 
-/// What is taken at a time, in bytes.
+/// Unit of allocation, in bytes.
 const PAGE: u64 = 4096;
 
-/// The unit in which extents are told, in bytes: the pages of one word of bits.
+/// Unit of extents, in bytes: the pages of one word of bits.
 pub(super) const CHUNK: u64 = PAGE * u16::BITS as u64;
 
 /// Bytes of memory that a step of a discard gives back: the kernel takes some 100 us for them.
@@ -26,16 +26,16 @@ const DISCARDED_AT_ONCE: u64 = 4 << 20;
 /// Chunks that a step of a discard looks at: 8 GiB, whose bits are read in some 100 us.
 const LOOKS_AT_ONCE: u64 = 1 << 17;
 
-/// How bytes are written.
+/// Method of writing bytes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Copying {
-    /// What lies here was probably used just before, or the processor fetches it ahead.
+    /// For memory that was probably used just before, or that the processor prefetches.
     Plain,
-    /// It is probably in no cache.
+    /// For memory that is probably in no cache.
     PastCaches,
 }
 
-/// Zeroed pages that are taken when something else is first written to them.
+/// Zeroed pages that are allocated when something else is first written to them.
 pub(super) struct Memory {
     start: NonNull<u8>,
     bytes: usize,
@@ -52,10 +52,10 @@ unsafe impl Send for Memory {}
 unsafe impl Sync for Memory {}
 
 impl Memory {
-    /// Addresses for so many bytes, of which at most `limit` are taken.
+    /// Reserves address space for `bytes` bytes, of which at most `limit` are allocated.
     ///
     /// # Errors
-    /// [`Error::OutOfMemory`] if the kernel won't have it.
+    /// [`Error::OutOfMemory`] if the kernel has no address space for them.
     pub fn new(bytes: u64, limit: Option<u64>) -> Result<Self> {
         let length = usize::try_from(bytes).unwrap_or(usize::MAX);
         let protection = libc::PROT_READ | libc::PROT_WRITE;
@@ -83,7 +83,7 @@ impl Memory {
         Ok(Memory { start, bytes: length, written, budget: Budget::new(limit) })
     }
 
-    /// How many bytes of memory it takes.
+    /// Memory taken, in bytes.
     pub fn taken(&self) -> u64 {
         self.budget.taken()
     }
@@ -93,7 +93,7 @@ impl Memory {
         self.written[chunk as usize].load(Ordering::Acquire) != 0
     }
 
-    /// Where these bytes are. The caller has checked them against the geometry.
+    /// Address of these bytes. The caller has checked them against the geometry.
     #[inline]
     fn at(&self, offset: u64, length: usize) -> *mut u8 {
         assert!(offset as usize + length <= self.bytes, "a range was not checked");
@@ -101,7 +101,7 @@ impl Memory {
         unsafe { self.start.as_ptr().add(offset as usize) }
     }
 
-    /// Where a page's bit is: its word, and the word with only this bit.
+    /// Word of a page's bit, and the bit in it.
     #[inline]
     fn bit(&self, page: u64) -> (&AtomicU16, u16) {
         (&self.written[(page / u64::from(u16::BITS)) as usize], 1 << (page % u64::from(u16::BITS)))
@@ -113,7 +113,7 @@ impl Memory {
         word.load(Ordering::Acquire) & bit != 0
     }
 
-    /// How many bytes from here on, up to `length`, lie in pages that were all written, or all not; and which of the two.
+    /// Number of bytes from `offset` on, up to `length`, whose pages were all written or all not; and which of the two.
     #[inline]
     fn run(&self, offset: u64, length: u64) -> (u64, bool) {
         let end = offset + length;
@@ -148,7 +148,7 @@ impl Memory {
     }
 
     /// # Errors
-    /// [`Error::NoSpace`] if there is no memory for it; some of it may have been written.
+    /// [`Error::NoSpace`] if there is no memory for it; a part of it may have been written.
     #[inline]
     pub fn write(&self, offset: u64, payload: &Payload, copying: Copying) -> Result<()> {
         let mut offset = offset;
@@ -158,11 +158,11 @@ impl Memory {
                 let (bytes, is_written) = self.run(offset, rest.len() as u64);
                 // What is new is looked at, and taken, page by page.
                 let bytes = if is_written { bytes } else { bytes.min(PAGE - offset % PAGE) };
-                let (piece, behind) = rest.split_at(bytes as usize);
+                let (piece, after) = rest.split_at(bytes as usize);
                 if is_written || !is_zero(piece) {
                     self.put(offset, piece, is_written, copying)?;
                 }
-                (offset, rest) = (offset + bytes, behind);
+                (offset, rest) = (offset + bytes, after);
             }
         }
         Ok(())
@@ -200,7 +200,7 @@ impl Memory {
         Ok(())
     }
 
-    /// Sets a page's bit, and says whether it wasn't set.
+    /// Sets a page's bit, and returns whether it wasn't set.
     fn mark(&self, page: u64) -> bool {
         let (word, bit) = self.bit(page);
         word.fetch_or(bit, Ordering::AcqRel) & bit == 0
@@ -222,7 +222,7 @@ impl Memory {
         at - offset
     }
 
-    /// Zeros; whole pages are given back.
+    /// Zeroes a range; whole pages are freed.
     pub fn discard(&self, offset: u64, length: u64) {
         let end = offset + length;
         let (first_page, last_page) = (offset.next_multiple_of(PAGE), end - end % PAGE);
@@ -247,7 +247,7 @@ impl Memory {
         self.zero_written(last_page, end - last_page);
     }
 
-    /// Clears the bits of these pages, and says how many were set.
+    /// Clears the bits of these pages, and returns the number of set ones.
     fn clear(&self, first: u64, end: u64) -> u64 {
         let width = u64::from(u16::BITS);
         let (mut page, mut cleared) = (first, 0);
@@ -263,10 +263,10 @@ impl Memory {
         cleared
     }
 
-    /// Zeros in memory that is there from now on, so that a later write can't fail for want of it.
+    /// Zeroes a range in allocated memory, so that a later write can't fail for lack of it.
     ///
     /// # Errors
-    /// [`Error::NoSpace`] if there is no memory for it; some of it may have been zeroed.
+    /// [`Error::NoSpace`] if there is no memory for it; a part of it may have been zeroed.
     pub fn zero_and_keep(&self, offset: u64, length: u64) -> Result<()> {
         const ZEROS: [u8; PAGE as usize] = [0; PAGE as usize];
         let end = offset + length;
@@ -279,7 +279,7 @@ impl Memory {
         Ok(())
     }
 
-    /// Zeros in those pages that hold anything else.
+    /// Zeroes those pages that hold anything else.
     fn zero_written(&self, offset: u64, length: u64) {
         let (mut offset, mut left) = (offset, length);
         while left > 0 {
@@ -300,12 +300,12 @@ impl Memory {
 
 impl Drop for Memory {
     fn drop(&mut self) {
-        // SAFETY: our own mapping, and nobody uses it any more.
+        // SAFETY: our own mapping, and nothing uses it any more.
         unsafe { libc::munmap(self.start.as_ptr().cast(), self.bytes) };
     }
 }
 
-/// Whether there are only zeros. What isn't is mostly found out by its first bytes.
+/// Whether all bytes are zero. Others are mostly found by the first bytes.
 #[inline]
 fn is_zero(bytes: &[u8]) -> bool {
     const STEP: usize = 64;

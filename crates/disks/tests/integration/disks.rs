@@ -253,7 +253,7 @@ fn files_that_do_not_fit_are_refused_with_what_to_do() {
             format!("file({}, size=64KiB)", path("even")),
             "leave size out to take the file as it is, or format it",
         ),
-        (format!("file({})", path("missing")), "made only with a size"),
+        (format!("file({})", path("missing")), "to create it, give a size"),
         (format!("file({})", directory.path().display()), "neither a regular file nor a block device"),
         (format!("file({}, block_size=1000, size=64KiB)", path("new")), "a power of two"),
         ("ram(100)".to_string(), "at least 4096 is needed"),

@@ -3,13 +3,13 @@
 //! # Promises
 //! - A connection has [`OWN_BYTES`] of its own, which cost neither an atomic operation nor a lock. Bytes beyond these are
 //!   taken from the server's budget, which is never exceeded.
-//! - Where too few bytes are free, connections wait in order of arrival; a small claim doesn't overtake a large one. A
-//!   connection that waits still gives back the bytes that it holds: its open requests end, and their replies are sent or
+//! - If too few bytes are free, connections wait in order of arrival; a small claim doesn't overtake a large one. A
+//!   waiting connection still gives back the bytes that it holds: its open requests end, and their replies are sent or
 //!   the connection is ended. So every claim is met.
-//! - A share that is dropped gives back its bytes and leaves the line.
+//! - A share that is dropped gives back its bytes and leaves the queue.
 //!
-//! Left to others: how many bytes a request counts for, and ending connections whose client takes no bytes,
-//! or few while others wait.
+//! Left to others: the number of bytes that a request counts for, and ending connections whose client receives nothing,
+//! or too slowly while others wait.
 
 use std::collections::VecDeque;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
@@ -23,15 +23,15 @@ pub(super) const OWN_BYTES: u64 = 512 << 10;
 pub(super) struct Budget {
     bytes: u64,
     free: AtomicU64,
-    /// Length of `line`, to be read without its lock.
+    /// Length of `line`, readable without its lock.
     waiting: AtomicUsize,
     line: Mutex<Line>,
 }
 
-/// Connections that wait, in order of arrival.
+/// Queue of the waiting connections, in order of arrival.
 #[derive(Default)]
 struct Line {
-    /// Number of connections that have ever joined the line; the ticket of the last one.
+    /// Number of connections that have ever joined the queue; the ticket of the last one.
     arrivals: u64,
     waiting: VecDeque<(u64, Waker)>,
 }
@@ -90,7 +90,7 @@ pub(super) struct Share {
     budget: Arc<Budget>,
     /// Bytes taken from the budget.
     taken: u64,
-    /// Ticket in the line; `None` while the connection doesn't wait.
+    /// Ticket in the queue; `None` while the connection doesn't wait.
     ticket: Option<u64>,
 }
 
@@ -99,8 +99,9 @@ impl Share {
         Share { budget, taken: 0, ticket: None }
     }
 
-    /// Makes the share cover `bytes`; more than the whole budget is covered by all of it. Returns false where too few bytes
-    /// are free: the share is in the line then, and the task is woken when it is the first there and bytes have become free.
+    /// Makes the share cover `bytes`; more than the whole budget is covered by all of it. Returns false if too few
+    /// bytes are free: the share is in the queue then, and the task is woken when it is the first there and bytes have
+    /// become free.
     #[inline]
     pub(super) fn cover(&mut self, bytes: u64, context: &Context<'_>) -> bool {
         if bytes <= OWN_BYTES + self.taken {
@@ -163,12 +164,12 @@ impl Share {
         self.taken > 0
     }
 
-    /// Whether the share is in the line.
+    /// Whether the share is in the queue.
     pub(super) fn waits(&self) -> bool {
         self.ticket.is_some()
     }
 
-    /// Leaves the line.
+    /// Leaves the queue.
     #[cold]
     pub(super) fn leave(&mut self) {
         let Some(ticket) = self.ticket.take() else { return };

@@ -1,11 +1,12 @@
-//! A client of the NBD protocol, as a device: what measures servers, and the leaf that uses another machine's disk.
+//! NBD client as a device: it measures servers, and is the leaf for disks of other machines.
 //!
-//! Promises: requests that are made in one turn of a shard leave in one vectored send; large reads are received
-//! straight into the caller's buffer; a request whose caller went away still ends. `discard` really leaves zeros (it
-//! is sent as WRITE_ZEROES that may deallocate: TRIM promises nothing). When the server goes away, everything in
-//! flight and everything later fails with [`Error::Disconnected`]; nothing is sent again.
+//! Requests that are made in one turn of a shard are sent in one vectored send; large reads are received directly into
+//! the caller's buffer; a request whose caller was dropped still ends. `discard` guarantees zeros (it is sent as
+//! WRITE_ZEROES that may deallocate: TRIM guarantees nothing). When the server closes the connection, requests in
+//! flight and later ones fail with [`Error::Disconnected`]; none is sent again.
 //!
-//! `handshake` agrees with the server, `link` is one connection, `device` turns a device's calls into requests.
+//! Modules: `handshake` negotiates with the server, `link` is one connection, `device` translates a device's calls to
+//! requests.
 
 mod device;
 mod handshake;
@@ -24,16 +25,16 @@ use std::rc::Rc;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
-/// What a client connects to.
+/// Server, export and connections of a client.
 #[derive(Debug, Clone)]
 pub struct ClientConfig {
-    /// Where the server listens.
+    /// Address of the server.
     pub address: Address,
-    /// The export's name; empty for the server's default one.
+    /// Name of the export; empty for the server's default one.
     pub export: String,
-    /// How many connections each shard makes.
+    /// Number of connections per shard.
     pub connections: usize,
-    /// The block size in bytes; if none is given, the server's preferred one where the export is a multiple of it.
+    /// Block size in bytes; by default the server's preferred one if the export is a multiple of it.
     pub block_size: Option<u64>,
 }
 
@@ -42,21 +43,21 @@ pub struct NbdClient {
     config: ClientConfig,
     remote: RemoteExport,
     geometry: DeviceGeometry,
-    /// Whether something was changed since the last flush.
+    /// Whether the device was changed since the last flush.
     unflushed: Arc<AtomicBool>,
 }
 
 impl NbdClient {
-    /// Makes connections for this shard.
+    /// Connects this shard.
     async fn open_here(&self) -> Result<RemoteDevice> {
         RemoteDevice::open(&self.config, &self.remote, self.geometry.clone(), self.unflushed.clone()).await
     }
 
-    /// Asks the server about the export. Connections for I/O are made when a shard opens a handle.
+    /// Reads the properties of the export. Connections for I/O are made when a shard opens a handle.
     ///
     /// # Errors
-    /// [`Error::NotFound`] where there is no such export, [`Error::Protocol`] where something else than an NBD
-    /// server answers, [`Error::Invalid`] where the export can't be cut into blocks of the wanted size.
+    /// [`Error::NotFound`] if there is no such export, [`Error::Protocol`] if the peer is no NBD server,
+    /// [`Error::Invalid`] if the export isn't a multiple of the wanted block size.
     pub async fn connect(config: ClientConfig) -> Result<NbdClient> {
         let remote = examine(&config.address, &config.export).await?;
         let block_size = choose_block_size(&config, &remote)?;
@@ -109,11 +110,11 @@ impl Part for NbdClient {
                 return Ok(());
             }
             // The connections of the handles are gone. A server that allows several makes durable what came over others; one
-            // that allows one alone has nobody else's to keep apart.
+            // that allows a single one needs no exclusion.
             let flushed = async { self.open_here().await?.flush_now().await };
-            flushed.await.map_err(|error| {
-                error.in_context("what was written and not flushed may not be durable on the server")
-            })
+            flushed
+                .await
+                .map_err(|error| error.in_context("unflushed writes may not be durable on the server"))
         })
     }
 }
@@ -138,23 +139,22 @@ impl DevicePart for NbdClient {
     }
 }
 
-/// The declaration of the kind.
+/// Declaration of the kind.
 pub const KIND: Kind = Kind {
     name: "nbd-client",
     contract: Contract::Device,
     summary: "a device on an NBD server",
     keys: &[
-        Key::required("address", ValueKind::Text, "where the server listens: unix:PATH or IP:PORT")
-            .positional(),
-        Key::optional("export", ValueKind::Text, "the export's name; empty is the server's default one")
+        Key::required("address", ValueKind::Text, "address of the server: unix:PATH or IP:PORT").positional(),
+        Key::optional("export", ValueKind::Text, "name of the export; empty is the server's default export")
             .or(""),
-        Key::optional("connections", ValueKind::Integer { min: 1, max: 64 }, "connections of each shard")
-            .or("1"),
         Key::optional(
-            "block_size",
-            ValueKind::Size,
-            "bytes of a block; if not given, what the server prefers",
-        ),
+            "connections",
+            ValueKind::Integer { min: 1, max: 64 },
+            "number of connections per shard",
+        )
+        .or("1"),
+        Key::optional("block_size", ValueKind::Size, "block size; default: the server's preferred one"),
     ],
     messages: &[],
     shareable: false,
@@ -172,7 +172,7 @@ fn config_of(arguments: &Arguments) -> Result<ClientConfig> {
     })
 }
 
-/// An address from a stack: a relative path begins at the stack's folder.
+/// Address from a stack: a relative path is resolved against the stack's folder.
 pub(super) fn address_of(arguments: &Arguments, key: &'static str, text: &str) -> Result<Address> {
     let refused = |error: Error| arguments.refuse(key, error.detail().to_owned());
     match text.parse().map_err(refused)? {

@@ -1,19 +1,19 @@
-//! One client on one shard, from its first byte to its last, in one task.
+//! One client on one shard, served from its first byte to its last by one task.
 //!
 //! # Promises
-//! - All requests of a receive are started before anything is waited for; all replies that are ready leave in one
-//!   vectored send, straight from the buffers that the device filled. No task per request, and in steady state no
+//! - All requests of a receive are started before the task waits; all ready replies are sent in one vectored send,
+//!   directly from the buffers that the device filled. There is no task per request and, in steady state, no
 //!   allocation.
 //! - At most [`SLOTS`] requests and about [`MOST_BYTES`] of their data are open at a time (started, or answered and
-//!   not sent), and no more than the server's [`budget`](super::budget) has; then nothing more is received until some
-//!   have been sent.
-//! - A client that breaks the protocol, is silent in the middle of a request or of the handshake, takes no byte of
-//!   its replies, or holds memory for which others wait and is slower than 64 KiB/s, is cut off, and no other client
-//!   notices. Whatever ends the connection, requests that were started run to their end first; after a DISC or a stop they
-//!   are answered, too.
+//!   not sent), and no more than the server's [`budget`](super::budget) has; at the limit nothing more is received
+//!   until some replies have been sent.
+//! - A client is disconnected if it breaks the protocol, is silent in the middle of a request or of the handshake,
+//!   receives no byte of its replies, or holds memory for which others wait and is slower than 64 KiB/s; other clients
+//!   aren't affected. However the connection ends, started requests end first; after a DISC or a stop they are
+//!   answered, too.
 //!
-//! Left to others: who may connect ([`server`](super::server)), and what requests mean ([`request`](super::request),
-//! `work`).
+//! Left to others: admission of clients ([`server`](super::server)), and the meaning of requests
+//! ([`request`](super::request), `work`).
 
 use super::budget::{Budget, Share};
 use super::export::{Export, Tally};
@@ -34,15 +34,15 @@ use std::sync::Arc;
 use std::task::{Context, Poll, Waker};
 use std::time::Duration;
 
-/// Bytes of requests and replies that a connection may have open.
+/// Limit of the bytes of open requests and replies of a connection.
 pub(super) const MOST_BYTES: u64 = 64 << 20;
-/// Bytes of the buffer that requests are received into.
+/// Size of the buffer that requests are received into, in bytes.
 const RECEIVE_BYTES: usize = 256 << 10;
-/// How long the handshake may take.
+/// Time limit of the handshake.
 pub(super) const HANDSHAKE_LIMIT: Duration = Duration::from_secs(10);
-/// How long a client may be silent in the middle of a request.
+/// Time limit for a client to be silent in the middle of a request.
 pub(super) const SILENCE_LIMIT: Duration = Duration::from_secs(30);
-/// How long a client may take no byte of a reply. The clock starts with a step of the send, so that a client that stops in
+/// Time limit for a client to receive no byte of a reply. It begins with a step of the send, so a client that stops in
 /// the middle of a step is found after at most twice this time.
 pub(super) const SEND_LIMIT: Duration = Duration::from_secs(60);
 
@@ -52,38 +52,38 @@ const SLOWEST: u64 = 64 << 10;
 /// Time that such a send or write may take beyond its length divided by [`SLOWEST`].
 const SLOWEST_GRACE: Duration = Duration::from_secs(10);
 
-/// How long a receive waits for company.
+/// Time for which a receive waits for more requests to batch.
 const GATHER: Duration = Duration::from_micros(20);
-/// A receive that brings so many requests is worth its cost, and the next one needn't wait. A client that sends
-/// batches of its own is above it, and waiting would only keep the two from working.
+/// Number of requests per receive from which the next receive doesn't wait. A client that batches its requests itself
+/// is above it, and waiting would only delay both sides.
 const ENOUGH_AT_ONCE: u32 = 4;
-/// One receive in so many waits although nothing speaks for it.
+/// Period, in receives, of a receive that waits regardless, as a probe.
 const PROBE_EVERY: u32 = 64;
 
-/// What the server watches a connection by.
+/// State by which the server supervises a connection.
 pub(super) struct Watch {
     pub(super) stream: Stream,
-    /// When the client is cut off unless it does something.
+    /// Time at which the client is disconnected unless it makes progress.
     pub(super) deadline: Cell<Option<Instant>>,
-    /// The deadline has passed.
+    /// Whether the deadline has passed.
     pub(super) expired: Cell<bool>,
-    /// No more requests are to be taken.
+    /// Whether the connection accepts no more requests.
     pub(super) stopping: Cell<bool>,
     /// The send in flight.
     sends: SendWatch,
-    /// Step of the send that was in flight when the server looked last, and since when.
+    /// Step of the send that was in flight at the server's last check, and the time when it was first seen.
     seen_step: Cell<Option<(SendStep, Instant)>>,
-    /// Task of a connection that receives nothing for the time being.
+    /// Task of a connection that receives nothing for the present.
     held_back: RefCell<Option<Waker>>,
     /// Replies that are being sent.
     taking: Pace,
     /// Payload of a large write that is being received.
     arriving: Pace,
-    /// The connection holds bytes of the server's budget.
+    /// Whether the connection holds bytes of the server's budget.
     holds: Cell<bool>,
-    /// The connection waits for bytes of the server's budget.
+    /// Whether the connection waits for bytes of the server's budget.
     waits: Cell<bool>,
-    /// The client was too slow while another connection waited.
+    /// Whether the client was too slow while another connection waited.
     slow: Cell<bool>,
 }
 
@@ -127,7 +127,7 @@ impl Watch {
         }
     }
 
-    /// Ends a send of which the client has taken nothing for [`SEND_LIMIT`].
+    /// Ends a send of which the client has received nothing for [`SEND_LIMIT`].
     pub(super) fn check_send(&self, now: Instant) {
         let step = self.sends.step();
         match (step, self.seen_step.get()) {
@@ -140,8 +140,8 @@ impl Watch {
         }
     }
 
-    /// Whether the deadline has passed, or the client is too slow while another connection waits for memory. `passed` is the time
-    /// since the last look, `waiting` the number of connections that wait.
+    /// Whether the deadline has passed, or the client is too slow while another connection waits for memory. `passed`
+    /// is the time since the last check, `waiting` the number of connections that wait.
     pub(super) fn is_late(&self, now: Instant, passed: Duration, waiting: usize) -> bool {
         if self.holds.get() && waiting > usize::from(self.waits.get()) {
             let slow = [&self.taking, &self.arriving].map(|pace| pace.wait(passed));
@@ -150,12 +150,12 @@ impl Watch {
         self.slow.get() || self.deadline.get().is_some_and(|deadline| deadline <= now)
     }
 
-    /// Why the server ended the connection.
+    /// Reason for which the server ended the connection.
     fn end(&self) -> End {
         if self.slow.get() { End::Slow } else { End::Silent }
     }
 
-    /// Has the connection take no more requests. What it receives from then on is up to the caller to end.
+    /// Makes the connection accept no more requests. The caller ends what it still receives.
     pub(super) fn stop(&self) {
         self.stopping.set(true);
         let held_back = self.held_back.take();
@@ -163,16 +163,16 @@ impl Watch {
     }
 }
 
-/// Why a connection ended.
+/// Reason for the end of a connection.
 #[derive(Debug)]
 pub(super) enum End {
-    /// The client said DISC or ABORT.
+    /// The client sent DISC or ABORT.
     Goodbye,
-    /// The client closed the connection without a word.
+    /// The client closed the connection without DISC.
     HungUp,
-    /// The client was silent in the middle of something.
+    /// The client was silent in the middle of a message.
     Silent,
-    /// The client took no byte of its replies.
+    /// The client received no byte of its replies.
     Stalled,
     /// The client was too slow while another connection waited for memory.
     Slow,
@@ -211,7 +211,7 @@ impl fmt::Display for End {
     }
 }
 
-/// Bytes that were received and not yet used.
+/// Bytes received and not yet used.
 struct Received {
     buffer: Buffer,
     used: usize,
@@ -222,7 +222,7 @@ impl Received {
         &self.buffer.filled()[self.used..]
     }
 
-    /// Makes room behind the rest for whatever may come next.
+    /// Makes space after the unused bytes for the next receive.
     fn make_room(&mut self) {
         let rest = self.rest().len();
         if rest == 0 {
@@ -296,16 +296,16 @@ async fn negotiate(watch: &Watch, descriptions: &[ExportDescription]) -> Result<
     }
 }
 
-/// Whether receives shall wait for company.
+/// Whether receives wait to batch requests.
 #[derive(Default)]
 struct Gathering {
-    /// The client sends requests before earlier ones are answered.
+    /// Whether the client sends requests before earlier ones are answered.
     deep: bool,
-    /// The receive in progress waited.
+    /// Whether the receive in progress waited.
     waited: bool,
-    /// The task has been through the run queue since it was asked.
+    /// Whether the task has been through the run queue since it was asked.
     looked_again: bool,
-    /// How many requests the last receive has brought so far.
+    /// Number of requests that the last receive has brought so far.
     brought: Option<u32>,
     last: u32,
     receives: u32,
@@ -316,7 +316,7 @@ impl Gathering {
         (self.deep && self.last < ENOUGH_AT_ONCE) || self.receives.is_multiple_of(PROBE_EVERY)
     }
 
-    /// A receive begins; says whether it waits.
+    /// Begins a receive; returns whether it waits.
     fn begin(&mut self, all_answered: bool) -> bool {
         self.waited = all_answered && self.is_wanted();
         self.looked_again = false;
@@ -331,7 +331,7 @@ impl Gathering {
         }
     }
 
-    /// Learns from what a receive has brought.
+    /// Updates the decision from the number of requests of a receive.
     fn judge(&mut self) {
         let Some(count) = self.brought.take() else { return };
         self.last = count;
@@ -348,28 +348,28 @@ struct Connection<'c> {
     session: Session,
     target: Target<'c>,
     intake: Intake,
-    /// Here unless a receive into it is in progress.
+    /// `None` while a receive into it is in progress.
     received: Option<Received>,
     receiving: Option<Call<'c, (Result<usize>, Buffer)>>,
-    /// How much of the buffer was used when it went to the receive in progress.
+    /// Number of used bytes of the buffer when the receive in progress took it.
     used: usize,
-    /// A write whose payload is received into a buffer of its own; the buffer is here unless a receive has it.
+    /// Write whose payload is received into a buffer of its own; the buffer is `None` while a receive has it.
     large: Option<(Request, Durability)>,
     large_buffer: Option<Buffer>,
-    /// The next request waits until earlier ones are answered, or for a share of the server's budget.
+    /// Whether the next request waits until earlier ones are answered, or for a share of the server's budget.
     held_back: bool,
     gathering: Gathering,
     in_flight: InFlight<Work<'c>>,
     replies: Replies,
     sending: Option<Call<'c, (Result<()>, Payload)>>,
-    /// Requests and bytes for which the send in progress stands.
+    /// Number of requests, and their bytes, that the send in progress answers.
     sent: (usize, u64),
-    /// A payload that was sent, whose room is used again.
+    /// Payload that was sent, kept for its capacity.
     spare: Payload,
     output_failed: bool,
     open_requests: usize,
     open_bytes: u64,
-    /// Covers the open bytes.
+    /// Share of the server's budget that covers the open bytes.
     share: Share,
     tally: Tally,
     end: Option<End>,
@@ -447,7 +447,8 @@ impl<'c> Connection<'c> {
         }
     }
 
-    /// Takes no more requests. What is in flight ends, and its replies are sent as long as the client takes them.
+    /// Accepts no more requests. Requests in flight end, and their replies are sent as long as the client receives
+    /// them.
     #[cold]
     fn end(&mut self, end: End) {
         if self.end.is_none() {
@@ -463,7 +464,7 @@ impl<'c> Connection<'c> {
         in_flight.collect(|ended| answer(replies, tally, target.block_shift, ended));
     }
 
-    /// Whether a receive has ended.
+    /// Polls a receive; returns whether it has ended.
     fn poll_receive(&mut self, context: &mut Context<'_>) -> bool {
         let Some(receiving) = &mut self.receiving else { return false };
         let Poll::Ready((result, buffer)) = Pin::new(receiving).poll(context) else { return false };
@@ -488,7 +489,7 @@ impl<'c> Connection<'c> {
         true
     }
 
-    /// Starts a receive unless a request is held back, and sets the deadline if it must bring something.
+    /// Starts a receive unless a request is held back, and sets the deadline if the receive must bring bytes.
     fn start_receive(&mut self, context: &mut Context<'_>) {
         if self.receiving.is_some() || self.end.is_some() {
             return;
@@ -531,7 +532,7 @@ impl<'c> Connection<'c> {
         }
     }
 
-    /// Starts every request that is there, as long as the limits allow.
+    /// Starts every received request, as far as the limits allow.
     fn start_requests(&mut self, context: &Context<'_>) {
         if self.end.is_some() || self.large.is_some() {
             return;
@@ -596,7 +597,7 @@ impl<'c> Connection<'c> {
         self.gathering.judge();
     }
 
-    /// Whether the limits allow this step now. Where the server's budget doesn't, the connection is in its line.
+    /// Whether the limits allow this step now. If the server's budget doesn't, the connection is in its queue.
     #[inline]
     fn admits(&mut self, step: &Step, context: &Context<'_>) -> bool {
         let bytes = match step {
@@ -620,14 +621,14 @@ impl<'c> Connection<'c> {
         self.gathering.count();
     }
 
-    /// Closes the requests whose replies were sent, or never will be.
+    /// Closes the requests whose replies were sent or never will be.
     fn close_sent(&mut self) {
         self.open_requests -= self.sent.0;
         self.open_bytes -= self.sent.1;
         self.share.shrink_to(self.open_bytes);
     }
 
-    /// Carries out a request that is open.
+    /// Carries out an open request.
     #[inline]
     fn begin(&mut self, request: Request, operation: Operation, payload: Option<Buffer>) {
         if request.length == 0 && operation != Operation::Flush {
@@ -641,7 +642,7 @@ impl<'c> Connection<'c> {
         }
     }
 
-    /// Whether a send has ended. Starts the next one if there is something to send.
+    /// Polls a send; returns whether it has ended. Starts the next one if there are replies.
     fn poll_send(&mut self, context: &mut Context<'_>) -> bool {
         let mut progress = false;
         loop {
@@ -692,7 +693,7 @@ fn cost(request: &Request, operation: Operation, block_shift: u32) -> u64 {
     }
 }
 
-/// Puts the reply to a request that has ended behind the others, and counts it.
+/// Appends the reply to a request that has ended, and counts it.
 #[inline]
 fn answer(replies: &mut Replies, tally: &mut Tally, block_shift: u32, ended: Ended) {
     let Ended { request, operation, outcome } = ended;

@@ -1,4 +1,4 @@
-//! The NBD door as a part of a stack: its keys, and its life.
+//! The NBD door as a part of a stack.
 
 use super::client::address_of;
 use super::server::{ExportConfig, Server, ServerConfig};
@@ -7,13 +7,13 @@ use runtime::net::Address;
 use stack::{Arguments, Built, Contract, Door, Key, Kind, Shape, ValueKind};
 use std::sync::Arc;
 
-/// Serves devices over NBD.
+/// Door that serves devices over NBD.
 pub struct NbdDoor {
     server: Server,
 }
 
 impl NbdDoor {
-    /// A door that isn't open yet.
+    /// Creates a door that isn't open yet.
     ///
     /// # Errors
     /// Those of [`Server::new`].
@@ -21,7 +21,7 @@ impl NbdDoor {
         Ok(NbdDoor { server: Server::new(config)? })
     }
 
-    /// The server behind it.
+    /// Server of the door.
     pub fn server(&self) -> &Server {
         &self.server
     }
@@ -51,20 +51,28 @@ impl Door for NbdDoor {
     }
 }
 
-/// The declaration of the kind.
+/// Declaration of the kind.
 pub const KIND: Kind = Kind {
     name: "nbd",
     contract: Contract::Door,
     summary: "serves devices to NBD clients over a unix or TCP socket",
     keys: &[
-        Key::optional("device", ValueKind::Device, "the device to serve").positional(),
+        Key::optional("device", ValueKind::Device, "device to serve").positional(),
         Key::optional("exports", ValueKind::Devices, "several devices; the first one is the default export"),
-        Key::optional("socket", ValueKind::Path, "listen on a unix socket with this path"),
-        Key::optional("address", ValueKind::Text, "listen on TCP: IP:PORT, such as 127.0.0.1:10809"),
-        Key::optional("max_connections", ValueKind::Integer { min: 1, max: 65536 }, "clients at a time")
-            .or("256"),
+        Key::optional("socket", ValueKind::Path, "path of a unix socket to listen on"),
+        Key::optional(
+            "address",
+            ValueKind::Text,
+            "TCP address to listen on: IP:PORT, such as 127.0.0.1:10809",
+        ),
+        Key::optional(
+            "max_connections",
+            ValueKind::Integer { min: 1, max: 65536 },
+            "limit of connected clients",
+        )
+        .or("256"),
         Key::optional("read_only", ValueKind::Bool, "refuse writes").or("false"),
-        Key::optional("description", ValueKind::Text, "a text that clients can show").or(""),
+        Key::optional("description", ValueKind::Text, "text that clients can show").or(""),
     ],
     messages: &[],
     shareable: false,
@@ -90,7 +98,7 @@ fn address(arguments: &Arguments) -> Result<Address> {
     }
 }
 
-/// The names of the exports, which are those of the devices.
+/// Names of the exports: those of the devices.
 fn names(arguments: &Arguments) -> Result<Vec<String>> {
     let mut names: Vec<String> = Vec::new();
     for name in arguments.child_names("device")?.into_iter().chain(arguments.child_names("exports")?) {

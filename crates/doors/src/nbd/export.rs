@@ -1,4 +1,4 @@
-//! What all connections of an export share, on whichever shard: its device's gate for writes, and its counters.
+//! State that all connections of an export share, on all shards: its device's gate for writes, and its counters.
 
 use super::write_gate::WriteGate;
 use block::{DeviceGeometry, DevicePart, Status};
@@ -6,7 +6,7 @@ use serde_json::json;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError, Weak};
 
-/// One export as all shards see it.
+/// One export, shared by all shards.
 pub(super) struct Export {
     pub(super) geometry: DeviceGeometry,
     pub(super) read_only: bool,
@@ -22,9 +22,9 @@ impl Export {
     }
 }
 
-/// The gate of a device, which all servers of this process share that serve it.
+/// Returns the gate of a device, which all servers of this process that serve it share.
 fn gate_of(device: &Arc<dyn DevicePart>, shards: usize) -> Arc<WriteGate> {
-    /// By the device's address: whoever has the gate keeps the device, too, so that no other one can be there.
+    /// Gates by the device's address: a gate's users keep the device, so that no other device can have that address.
     static GATES: Mutex<Vec<(usize, Weak<WriteGate>)>> = Mutex::new(Vec::new());
     let address = Arc::as_ptr(device).cast::<()>() as usize;
     let mut gates = GATES.lock().unwrap_or_else(PoisonError::into_inner);
@@ -39,13 +39,13 @@ fn gate_of(device: &Arc<dyn DevicePart>, shards: usize) -> Arc<WriteGate> {
 
 macro_rules! counters {
     ($($name:ident),*) => {
-        /// What has been done since the start; added to once per turn of a connection.
+        /// Totals since the start; added to once per turn of a connection.
         #[derive(Default)]
         pub(super) struct Counters {
             $($name: AtomicU64,)*
         }
 
-        /// What a connection has done and not added to the counters yet.
+        /// Work of a connection that isn't added to the counters yet.
         #[derive(Default, Clone, Copy, PartialEq)]
         pub(super) struct Tally {
             $(pub(super) $name: u64,)*

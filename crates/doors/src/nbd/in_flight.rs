@@ -1,26 +1,25 @@
 //! Many calls in progress, driven by one task: a bounded set of slots, each with a waker of its own.
 //!
-//! Promises: a call that is woken is polled and no other one is; a call that ends at its first poll never takes a
-//! slot; in steady state nothing is allocated (a slot's waker is made when the slot is used for the first time, and
-//! serves every later call in it). A waker that outlives its call at worst has a later call of the same slot polled
-//! once too often. Wakers may be used from any thread. How many calls there may be is left to the caller, up to
-//! [`SLOTS`].
+//! Only a woken call is polled; a call that ends at its first poll never takes a slot; in steady state nothing is
+//! allocated (a slot's waker is made when the slot is used for the first time, and serves every later call in it). A
+//! waker that outlives its call at worst causes one superfluous poll of a later call of the same slot. Wakers may be
+//! used from any thread. The caller bounds the number of calls, up to [`SLOTS`].
 
 use std::pin::Pin;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::task::{Context, Poll, Wake, Waker};
 
-/// The largest number of calls at a time.
+/// Largest number of calls in flight.
 pub const SLOTS: usize = 128;
 const WORDS: usize = SLOTS / 64;
 
-/// Where wakers leave word.
+/// Wake-ups that wakers have recorded.
 #[derive(Default)]
 struct Hub {
     /// A bit per slot that was woken.
     woken: [AtomicU64; WORDS],
-    /// The task was told, and has not looked since.
+    /// Whether the task was woken and has not looked since.
     told: AtomicBool,
     task: Mutex<Option<Waker>>,
 }
@@ -58,28 +57,28 @@ pub struct InFlight<F> {
     hub: Arc<Hub>,
     slots: Vec<Slot<F>>,
     free: Vec<usize>,
-    /// The task's waker as the hub has it.
+    /// The task's waker as registered with the hub.
     registered: Option<Waker>,
     count: usize,
 }
 
 impl<F: Future + Unpin> InFlight<F> {
-    /// None yet.
+    /// An empty set.
     pub fn new() -> Self {
         InFlight { hub: Arc::default(), slots: Vec::new(), free: Vec::new(), registered: None, count: 0 }
     }
 
-    /// How many calls there are.
+    /// Number of calls in progress.
     pub fn len(&self) -> usize {
         self.count
     }
 
-    /// Whether there are none.
+    /// Whether no call is in progress.
     pub fn is_empty(&self) -> bool {
         self.count == 0
     }
 
-    /// Says which task to wake. To be called at the beginning of each of its polls.
+    /// Registers the task to wake. To be called at the beginning of each of its polls.
     #[inline]
     pub fn register(&mut self, task: &Waker) {
         if !self.registered.as_ref().is_some_and(|known| known.will_wake(task)) {
@@ -88,7 +87,7 @@ impl<F: Future + Unpin> InFlight<F> {
         }
     }
 
-    /// Starts a call. Gives what it returned if it has ended already; else it is kept.
+    /// Starts a call. Returns its result if it has ended already; otherwise the call is kept.
     ///
     /// # Panics
     /// If [`SLOTS`] calls are in progress.
@@ -118,7 +117,7 @@ impl<F: Future + Unpin> InFlight<F> {
         index
     }
 
-    /// Polls the calls that were woken, and hands on what those that have ended returned.
+    /// Polls the woken calls, and passes the results of those that have ended to `ended`.
     #[inline]
     pub fn collect(&mut self, mut ended: impl FnMut(F::Output)) {
         if !self.hub.told.swap(false, Ordering::SeqCst) {

@@ -1,10 +1,10 @@
 //! The server's side of the fixed newstyle handshake, as a state machine over bytes: sans-io.
 //!
-//! Promises: what it keeps and what it answers is bounded whatever arrives ([`LARGEST_OPTION`] bytes of an option,
-//! [`MOST_OPTIONS`] options); an option that is unknown, malformed or not allowed is answered with the error that
-//! the document asks for and the session goes on; only what can't be answered ends it (a wrong magic number, flags
-//! that were never offered, EXPORT_NAME for an export that isn't there). TLS and extended headers are not offered.
-//! Time limits and the socket are left to the connection.
+//! Its memory and its answers are bounded for any input ([`LARGEST_OPTION`] bytes of an option, [`MOST_OPTIONS`]
+//! options). An option that is unknown, malformed or not allowed is answered with the error that the specification
+//! demands, and the session goes on. The session ends only if no answer is possible (a wrong magic number, flags that
+//! were never offered, EXPORT_NAME for an unknown export). TLS and extended headers are not offered. Time limits and
+//! the socket are left to the connection.
 
 use super::protocol::{
     ALLOCATION_CONTEXT, EXPORT_NAME_PADDING, LONGEST_STRING, MAXIMUM_PAYLOAD, OPTION_HEADER_BYTES,
@@ -13,27 +13,27 @@ use super::protocol::{
 };
 use block::{Error, Result};
 
-/// The longest data of an option that is looked at, in bytes; longer ones are skipped and answered TOO_BIG.
+/// Longest data of an option that is parsed, in bytes; longer ones are skipped and answered TOO_BIG.
 pub const LARGEST_OPTION: u32 = 32 << 10;
-/// The longest data of an option that is skipped, in bytes; longer ones end the session.
+/// Longest data of an option that is skipped, in bytes; longer ones end the session.
 pub const LARGEST_SKIPPED_OPTION: u32 = 1 << 20;
-/// How many options a client may send.
+/// Limit of options per session.
 pub const MOST_OPTIONS: u32 = 256;
-/// The id of the context `base:allocation`, the only one there is.
+/// Id of the context `base:allocation`, the only one.
 pub const ALLOCATION_CONTEXT_ID: u32 = 1;
 
-/// What the handshake says about an export.
+/// Properties of an export that the handshake announces.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct ExportDescription {
-    /// The name by which clients ask for it.
+    /// Name by which clients ask for the export.
     pub name: String,
-    /// A text for people; may be empty.
+    /// Text for users; may be empty.
     pub description: String,
-    /// Bytes.
+    /// Size in bytes.
     pub size: u64,
     /// Whether writes are refused.
     pub read_only: bool,
-    /// The smallest size of efficient requests, in bytes; a power of two from 512 on.
+    /// Smallest size of efficient requests, in bytes; a power of two from 512 on.
     pub preferred_block: u32,
 }
 
@@ -54,27 +54,27 @@ impl ExportDescription {
     }
 }
 
-/// What both sides have agreed on when transmission begins.
+/// Result of the negotiation when transmission begins.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Agreement {
-    /// Which export, counted from 0.
+    /// Index of the export, from 0.
     pub export: usize,
     /// Whether replies are structured.
     pub structured: bool,
-    /// Whether BLOCK_STATUS may be asked for `base:allocation`.
+    /// Whether BLOCK_STATUS may ask for `base:allocation`.
     pub allocation_context: bool,
 }
 
-/// How far the handshake is.
+/// Result of a step of the handshake.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Progress {
     /// More bytes are needed.
     Wait,
-    /// Something was consumed; look at the rest.
+    /// A message was consumed; parse the rest.
     Continue,
-    /// Transmission begins behind what was consumed.
+    /// Transmission begins after the consumed bytes.
     Transmission(Agreement),
-    /// The client has said goodbye.
+    /// The client has ended the session.
     Ended,
 }
 
@@ -83,28 +83,28 @@ pub enum Progress {
 pub struct Negotiation<'a> {
     exports: &'a [ExportDescription],
     client_flags: Option<u16>,
-    /// Bytes of an option's data that are still to be thrown away.
+    /// Number of bytes of an option's data that are still to be skipped.
     skip: usize,
     options: u32,
     structured: bool,
-    /// The export for which `base:allocation` was selected last.
+    /// Export for which `base:allocation` was selected last.
     context_for: Option<usize>,
 }
 
-/// An option that was refused: the type of the reply and words for people.
+/// Refusal of an option: type of the reply and a text for users.
 type Refused = (u32, &'static str);
 
 impl<'a> Negotiation<'a> {
-    /// The greeting has been sent; these are the exports, the first of which is also the default one.
+    /// Begins a handshake after the greeting was sent; the first export is also the default one.
     pub fn new(exports: &'a [ExportDescription]) -> Self {
         Negotiation { exports, client_flags: None, skip: 0, options: 0, structured: false, context_for: None }
     }
 
-    /// Looks at what has arrived: takes at most one message off the front of `bytes`, puts its answer behind
-    /// `answer`, and says how many bytes were taken.
+    /// Parses the received bytes: consumes at most one message from the front of `bytes`, appends its answer to
+    /// `answer`, and returns the number of consumed bytes.
     ///
     /// # Errors
-    /// [`Error::Protocol`] where the session has to end without an answer.
+    /// [`Error::Protocol`] if the session has to end without an answer.
     pub fn advance(&mut self, bytes: &[u8], answer: &mut Vec<u8>) -> Result<(usize, Progress)> {
         if self.skip > 0 {
             let taken = self.skip.min(bytes.len());
@@ -283,7 +283,7 @@ impl<'a> Negotiation<'a> {
         for _ in 0..count {
             let query = reader.string().ok_or(MALFORMED)?;
             if !query.contains(':') {
-                return Err((option_reply::ERR_INVALID, "a query has no colon behind its namespace"));
+                return Err((option_reply::ERR_INVALID, "a query has no colon after its namespace"));
             }
             found |= query == ALLOCATION_CONTEXT || (query == "base:" && !set);
         }
@@ -311,7 +311,7 @@ fn refuse(answer: &mut Vec<u8>, option: u32, (reply, words): Refused) {
     put_option_reply(answer, option, reply, &[words.as_bytes()]);
 }
 
-/// Refuses a wrong magic number as soon as its first bytes are there.
+/// Refuses a wrong magic number as soon as its first bytes have arrived.
 fn check_magic_so_far(bytes: &[u8]) -> Result<()> {
     let expected = OPTION_MAGIC.to_be_bytes();
     let have = bytes.len().min(expected.len());

@@ -1,95 +1,95 @@
-//! The words of the NBD protocol: numbers, messages and their bytes. Sans-io: nothing here waits or remembers.
+//! Constants and messages of the NBD protocol, and their encoding. Sans-io: nothing here waits or keeps state.
 //!
-//! Source of every number: "The NBD protocol", doc/proto.md of the NetworkBlockDevice project. All integers on the
-//! wire are big-endian. What a session has agreed on is left to [`negotiation`](super::negotiation); whether a
-//! request makes sense for an export, to [`request`](super::request).
+//! Source of every number: "The NBD protocol", doc/proto.md of the NetworkBlockDevice project. All integers on the wire
+//! are big-endian. The state of a session is in [`negotiation`](super::negotiation); the check of a request against its
+//! export in [`request`](super::request).
 
 use block::{Error, Result};
 
-/// The first eight bytes of a server, `NBDMAGIC`.
+/// First eight bytes of a server, `NBDMAGIC`.
 pub const INITIAL_MAGIC: u64 = 0x4e42_444d_4147_4943;
-/// The second eight bytes of a newstyle server, and the first of every option: `IHAVEOPT`.
+/// Second eight bytes of a newstyle server, and the first of every option: `IHAVEOPT`.
 pub const OPTION_MAGIC: u64 = 0x4948_4156_454F_5054;
-/// The first eight bytes of every reply to an option.
+/// First eight bytes of every reply to an option.
 pub const OPTION_REPLY_MAGIC: u64 = 0x0003_e889_0455_65a9;
-/// The first four bytes of a request.
+/// First four bytes of a request.
 pub const REQUEST_MAGIC: u32 = 0x2560_9513;
-/// The first four bytes of a simple reply.
+/// First four bytes of a simple reply.
 pub const SIMPLE_REPLY_MAGIC: u32 = 0x6744_6698;
-/// The first four bytes of a structured reply's chunk.
+/// First four bytes of a structured reply's chunk.
 pub const STRUCTURED_REPLY_MAGIC: u32 = 0x668e_33ef;
 
-/// Bytes of a server's greeting.
+/// Length of a server's greeting, in bytes.
 pub const GREETING_BYTES: usize = 18;
-/// Bytes of an option before its data.
+/// Length of an option before its data, in bytes.
 pub const OPTION_HEADER_BYTES: usize = 16;
-/// Bytes of an option's reply before its data.
+/// Length of an option's reply before its data, in bytes.
 pub const OPTION_REPLY_HEADER_BYTES: usize = 20;
-/// Bytes of a request before its payload.
+/// Length of a request before its payload, in bytes.
 pub const REQUEST_BYTES: usize = 28;
-/// Bytes of a simple reply before its data.
+/// Length of a simple reply before its data, in bytes.
 pub const SIMPLE_REPLY_BYTES: usize = 16;
-/// Bytes of a structured reply's chunk before its payload.
+/// Length of a structured reply's chunk before its payload, in bytes.
 pub const CHUNK_BYTES: usize = 20;
-/// Bytes of an OFFSET_DATA chunk before the data itself.
+/// Length of an OFFSET_DATA chunk before the data, in bytes.
 pub const DATA_CHUNK_BYTES: usize = CHUNK_BYTES + 8;
-/// The longest string that the protocol allows, in bytes.
+/// Longest string that the protocol allows, in bytes.
 pub const LONGEST_STRING: usize = 4096;
-/// The largest payload of a request or a reply, in bytes: what the document calls the default, and what this
-/// server advertises.
+/// Largest payload of a request or a reply, in bytes: the default of the specification, and the value that this server
+/// advertises.
 pub const MAXIMUM_PAYLOAD: u32 = 1 << 25;
-/// The zeros behind the reply to EXPORT_NAME, unless both sides agreed to leave them out.
+/// Number of zeros after the reply to EXPORT_NAME, unless both sides agreed to omit them.
 pub const EXPORT_NAME_PADDING: usize = 124;
-/// The name of the one metadata context that the document defines.
+/// Name of the one metadata context that the specification defines.
 pub const ALLOCATION_CONTEXT: &str = "base:allocation";
 
 /// Flags that the server sends first, and (with the same bits) those with which the client answers.
 pub mod handshake_flag {
     /// Options are answered, and unknown ones don't end the session.
     pub const FIXED_NEWSTYLE: u16 = 1 << 0;
-    /// The reply to EXPORT_NAME comes without its padding.
+    /// The reply to EXPORT_NAME has no padding.
     pub const NO_ZEROES: u16 = 1 << 1;
 }
 
-/// What an export can do.
+/// Capabilities of an export.
 pub mod transmission_flag {
     /// Always set.
     pub const HAS_FLAGS: u16 = 1 << 0;
-    /// Nothing can be written.
+    /// Writes are refused.
     pub const READ_ONLY: u16 = 1 << 1;
-    /// FLUSH is understood.
+    /// FLUSH is supported.
     pub const SEND_FLUSH: u16 = 1 << 2;
-    /// The FUA flag is understood.
+    /// The FUA flag is supported.
     pub const SEND_FUA: u16 = 1 << 3;
-    /// TRIM is understood.
+    /// TRIM is supported.
     pub const SEND_TRIM: u16 = 1 << 5;
-    /// WRITE_ZEROES and its NO_HOLE are understood.
+    /// WRITE_ZEROES and its NO_HOLE are supported.
     pub const SEND_WRITE_ZEROES: u16 = 1 << 6;
-    /// The DF flag is understood; only with structured replies.
+    /// The DF flag is supported; only with structured replies.
     pub const SEND_DF: u16 = 1 << 7;
-    /// FLUSH and FUA on one connection cover what others have written.
+    /// FLUSH and FUA on one connection cover the writes of all connections.
     pub const CAN_MULTI_CONN: u16 = 1 << 8;
-    /// The FAST_ZERO flag is understood.
+    /// The FAST_ZERO flag is supported.
     pub const SEND_FAST_ZERO: u16 = 1 << 11;
 }
 
 /// Options of the handshake.
 pub mod option {
-    /// Take this export, now; can't be answered with an error.
+    /// Select this export and begin transmission; can't be answered with an error.
     pub const EXPORT_NAME: u32 = 1;
     /// End the session.
     pub const ABORT: u32 = 2;
-    /// Name all exports.
+    /// List all exports.
     pub const LIST: u32 = 3;
     /// Begin TLS.
     pub const STARTTLS: u32 = 5;
     /// Describe an export.
     pub const INFO: u32 = 6;
-    /// Describe an export and take it.
+    /// Describe an export and begin transmission.
     pub const GO: u32 = 7;
     /// Use structured replies.
     pub const STRUCTURED_REPLY: u32 = 8;
-    /// Name the metadata contexts.
+    /// List the metadata contexts.
     pub const LIST_META_CONTEXT: u32 = 9;
     /// Select metadata contexts.
     pub const SET_META_CONTEXT: u32 = 10;
@@ -97,11 +97,11 @@ pub mod option {
 
 /// Types of replies to options.
 pub mod option_reply {
-    /// Done.
+    /// Success.
     pub const ACK: u32 = 1;
-    /// An export's name.
+    /// Name of an export.
     pub const SERVER: u32 = 2;
-    /// Something about an export.
+    /// Information about an export.
     pub const INFO: u32 = 3;
     /// A metadata context.
     pub const META_CONTEXT: u32 = 4;
@@ -115,7 +115,7 @@ pub mod option_reply {
     pub const ERR_INVALID: u32 = ERROR_BIT | 3;
     /// There is no such export.
     pub const ERR_UNKNOWN: u32 = ERROR_BIT | 6;
-    /// The server is going down.
+    /// The server is shutting down.
     pub const ERR_SHUTDOWN: u32 = ERROR_BIT | 7;
     /// The option or its reply is too large.
     pub const ERR_TOO_BIG: u32 = ERROR_BIT | 9;
@@ -125,11 +125,11 @@ pub mod option_reply {
 pub mod info {
     /// Size and transmission flags.
     pub const EXPORT: u16 = 0;
-    /// The canonical name.
+    /// Canonical name.
     pub const NAME: u16 = 1;
-    /// A text for people.
+    /// Text for users.
     pub const DESCRIPTION: u16 = 2;
-    /// Smallest, preferred and largest sizes.
+    /// Minimum, preferred and maximum block sizes.
     pub const BLOCK_SIZE: u16 = 3;
 }
 
@@ -139,15 +139,15 @@ pub mod command {
     pub const READ: u16 = 0;
     /// Write the bytes that follow.
     pub const WRITE: u16 = 1;
-    /// Finish what is in flight and close.
+    /// Finish the requests in flight and close.
     pub const DISC: u16 = 2;
     /// Make acknowledged writes durable.
     pub const FLUSH: u16 = 3;
-    /// The bytes are no longer needed.
+    /// Deallocate the bytes.
     pub const TRIM: u16 = 4;
     /// Prefetch; not offered by this server.
     pub const CACHE: u16 = 5;
-    /// Make the bytes zeros.
+    /// Make the bytes read as zeros.
     pub const WRITE_ZEROES: u16 = 6;
     /// Describe extents.
     pub const BLOCK_STATUS: u16 = 7;
@@ -163,20 +163,20 @@ pub mod command_flag {
     pub const DF: u16 = 1 << 2;
     /// BLOCK_STATUS is answered with one extent.
     pub const REQ_ONE: u16 = 1 << 3;
-    /// WRITE_ZEROES fails where it isn't faster than writing.
+    /// WRITE_ZEROES fails unless it is faster than writing.
     pub const FAST_ZERO: u16 = 1 << 4;
 }
 
-/// The flag of a structured reply's last chunk.
+/// Flag of a structured reply's last chunk.
 pub const REPLY_FLAG_DONE: u16 = 1 << 0;
 
 /// Types of chunks of structured replies.
 pub mod chunk_type {
-    /// Nothing more to say.
+    /// No payload.
     pub const NONE: u16 = 0;
-    /// Bytes that were read.
+    /// Data of a read.
     pub const OFFSET_DATA: u16 = 1;
-    /// Zeros that were read.
+    /// Zeros of a read.
     pub const OFFSET_HOLE: u16 = 2;
     /// Extents.
     pub const BLOCK_STATUS: u16 = 5;
@@ -190,13 +190,13 @@ pub mod chunk_type {
 
 /// Flags of an extent in the context `base:allocation`.
 pub mod extent_flag {
-    /// No space of its own.
+    /// Not allocated.
     pub const HOLE: u32 = 1 << 0;
     /// Reads as zeros.
     pub const ZERO: u32 = 1 << 1;
 }
 
-/// The error numbers that a reply may carry.
+/// Error numbers of replies.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[repr(u32)]
 pub enum ErrorNumber {
@@ -204,23 +204,23 @@ pub enum ErrorNumber {
     NotPermitted = 1,
     /// The medium failed.
     Io = 5,
-    /// No memory.
+    /// Out of memory.
     OutOfMemory = 12,
-    /// The request is wrong.
+    /// The request is invalid.
     Invalid = 22,
-    /// No room: also for writes beyond the end.
+    /// No free space: also for writes beyond the end.
     NoSpace = 28,
-    /// The length is larger than the server allows.
+    /// The length exceeds the server's limit.
     Overflow = 75,
     /// Only for FAST_ZERO.
     NotSupported = 95,
-    /// The server is going down.
+    /// The server is shutting down.
     Shutdown = 108,
 }
 
 impl ErrorNumber {
-    /// The number for a device's error. The document reserves EOVERFLOW and ENOTSUP for cases that a device can't
-    /// know of, so that those of a device become EINVAL.
+    /// Number for a device's error. The specification reserves EOVERFLOW and ENOTSUP for cases that a device can't know
+    /// of, so those of a device become EINVAL.
     pub fn of(error: &Error) -> Self {
         match error.errno() {
             libc::EPERM | libc::EACCES | libc::EROFS => ErrorNumber::NotPermitted,
@@ -232,7 +232,7 @@ impl ErrorNumber {
         }
     }
 
-    /// The error that a client makes of a number; one that isn't in the document counts as EINVAL.
+    /// Error of the client for a number; one that isn't in the specification counts as EINVAL.
     pub fn to_error(number: u32, what: String) -> Error {
         match number {
             1 => Error::permission_denied(what),
@@ -247,12 +247,12 @@ impl ErrorNumber {
     }
 }
 
-/// Takes big-endian numbers and strings off the front of some bytes.
+/// Decoder of big-endian numbers and strings from the front of some bytes.
 #[derive(Debug, Clone, Copy)]
 pub struct Reader<'a>(pub &'a [u8]);
 
 impl<'a> Reader<'a> {
-    /// So many bytes, or none if there are fewer.
+    /// Takes `count` bytes; `None` if there are fewer.
     pub fn take(&mut self, count: usize) -> Option<&'a [u8]> {
         let (front, rest) = self.0.split_at_checked(count)?;
         self.0 = rest;
@@ -265,22 +265,22 @@ impl<'a> Reader<'a> {
         Some(*front)
     }
 
-    /// 16 bits.
+    /// Takes 16 bits.
     pub fn u16(&mut self) -> Option<u16> {
         self.array().map(u16::from_be_bytes)
     }
 
-    /// 32 bits.
+    /// Takes 32 bits.
     pub fn u32(&mut self) -> Option<u32> {
         self.array().map(u32::from_be_bytes)
     }
 
-    /// 64 bits.
+    /// Takes 64 bits.
     pub fn u64(&mut self) -> Option<u64> {
         self.array().map(u64::from_be_bytes)
     }
 
-    /// A string behind its 32-bit length: UTF-8, no NUL, within the protocol's limit.
+    /// Takes a string after its 32-bit length: UTF-8, no NUL, within the protocol's limit.
     pub fn string(&mut self) -> Option<&'a str> {
         let length = self.u32()? as usize;
         if length > LONGEST_STRING {
@@ -290,32 +290,32 @@ impl<'a> Reader<'a> {
     }
 }
 
-/// These bytes as a string of the protocol: UTF-8, no NUL, not too long.
+/// Checks bytes as a string of the protocol: UTF-8, no NUL, not too long.
 pub fn string(bytes: &[u8]) -> Option<&str> {
     let text = std::str::from_utf8(bytes).ok()?;
     (bytes.len() <= LONGEST_STRING && !text.contains('\0')).then_some(text)
 }
 
-/// A request as it is on the wire, nothing about it checked but the magic number.
+/// A request as on the wire; only its magic number is checked.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Request {
     /// [`command_flag`]s.
     pub flags: u16,
-    /// One of [`command`], or not.
+    /// One of [`command`], or an unknown one.
     pub command: u16,
-    /// The client's own word, which comes back in every reply.
+    /// Chosen by the client and returned in every reply.
     pub cookie: u64,
-    /// Bytes from the start of the export.
+    /// Offset in the export, in bytes.
     pub offset: u64,
-    /// Bytes.
+    /// Length in bytes.
     pub length: u32,
 }
 
 impl Request {
-    /// Reads the first [`REQUEST_BYTES`] bytes; none if there are fewer.
+    /// Decodes the first [`REQUEST_BYTES`] bytes; `None` if there are fewer.
     ///
     /// # Errors
-    /// [`Error::Protocol`] where they don't begin with the magic number.
+    /// [`Error::Protocol`] if they don't begin with the magic number.
     #[inline]
     pub fn parse(bytes: &[u8]) -> Result<Option<Request>> {
         let Some((bytes, _)) = bytes.split_first_chunk::<REQUEST_BYTES>() else {
@@ -340,7 +340,7 @@ impl Request {
         }))
     }
 
-    /// As bytes.
+    /// Encodes the request.
     pub fn encode(&self) -> [u8; REQUEST_BYTES] {
         let mut bytes = [0; REQUEST_BYTES];
         bytes[0..4].copy_from_slice(&REQUEST_MAGIC.to_be_bytes());
@@ -358,7 +358,7 @@ fn wrong_magic(bytes: &[u8]) -> Error {
     Error::protocol(format!("a request begins with {bytes:02x?}: expected {REQUEST_MAGIC:#010x}"))
 }
 
-/// A simple reply; data that was read follows it. Error 0 is success.
+/// Encodes a simple reply; the data of a read follows it. Error 0 is success.
 #[inline]
 pub fn simple_reply(cookie: u64, error: u32) -> [u8; SIMPLE_REPLY_BYTES] {
     let mut bytes = [0; SIMPLE_REPLY_BYTES];
@@ -368,7 +368,7 @@ pub fn simple_reply(cookie: u64, error: u32) -> [u8; SIMPLE_REPLY_BYTES] {
     bytes
 }
 
-/// The head of a structured reply's chunk whose payload has `length` bytes.
+/// Encodes the head of a structured reply's chunk whose payload has `length` bytes.
 #[inline]
 pub fn chunk(flags: u16, chunk_type: u16, cookie: u64, length: u32) -> [u8; CHUNK_BYTES] {
     let mut bytes = [0; CHUNK_BYTES];
@@ -380,7 +380,7 @@ pub fn chunk(flags: u16, chunk_type: u16, cookie: u64, length: u32) -> [u8; CHUN
     bytes
 }
 
-/// The head of the only content chunk of a read that succeeded; `length` bytes of data follow it.
+/// Encodes the head of the only content chunk of a successful read; `length` bytes of data follow it.
 #[inline]
 pub fn data_chunk(cookie: u64, offset: u64, length: u32) -> [u8; DATA_CHUNK_BYTES] {
     let mut bytes = [0; DATA_CHUNK_BYTES];
@@ -390,7 +390,7 @@ pub fn data_chunk(cookie: u64, offset: u64, length: u32) -> [u8; DATA_CHUNK_BYTE
     bytes
 }
 
-/// The greeting of a fixed newstyle server.
+/// Encodes the greeting of a fixed newstyle server.
 pub fn greeting() -> [u8; GREETING_BYTES] {
     let flags = handshake_flag::FIXED_NEWSTYLE | handshake_flag::NO_ZEROES;
     let mut bytes = [0; GREETING_BYTES];
@@ -400,7 +400,7 @@ pub fn greeting() -> [u8; GREETING_BYTES] {
     bytes
 }
 
-/// Puts an option behind `bytes`.
+/// Appends an option to `bytes`.
 pub fn put_option(bytes: &mut Vec<u8>, option: u32, data: &[u8]) {
     bytes.extend_from_slice(&OPTION_MAGIC.to_be_bytes());
     bytes.extend_from_slice(&option.to_be_bytes());
@@ -408,7 +408,7 @@ pub fn put_option(bytes: &mut Vec<u8>, option: u32, data: &[u8]) {
     bytes.extend_from_slice(data);
 }
 
-/// Puts a reply to an option behind `bytes`; `data` in pieces.
+/// Appends a reply to an option to `bytes`; `data` in pieces.
 pub fn put_option_reply(bytes: &mut Vec<u8>, option: u32, reply: u32, data: &[&[u8]]) {
     let length: usize = data.iter().map(|piece| piece.len()).sum();
     bytes.extend_from_slice(&OPTION_REPLY_MAGIC.to_be_bytes());

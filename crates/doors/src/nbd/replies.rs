@@ -1,7 +1,7 @@
-//! Replies that are ready and wait for the next send: heads in one buffer, data where the device put it.
+//! Replies that are ready for the next send: heads in one buffer, data where the device put it.
 //!
-//! Promises: all of them leave in one vectored send, and no byte of data is copied. How many may wait is left to the
-//! connection, which has room for [`SLOTS`] of them.
+//! All of them are sent in one vectored send, and no byte of data is copied. The connection bounds their number, to at
+//! most [`SLOTS`].
 
 use super::in_flight::SLOTS;
 use super::protocol::{
@@ -9,20 +9,20 @@ use super::protocol::{
 };
 use block::{Buffer, Data, Payload};
 
-/// Bytes of an error's words that are sent.
+/// Limit of the bytes of an error's text that are sent.
 const LONGEST_WORDS: usize = 256;
-/// Room for the longest head of every reply that may wait.
+/// Capacity for the longest head of every reply that may wait.
 const HEADS: usize = (SLOTS * (CHUNK_BYTES + 8 + LONGEST_WORDS)).next_power_of_two();
 
-/// Replies that wait.
+/// Replies to be sent.
 pub(super) struct Replies {
     structured: bool,
     heads: Option<Buffer>,
-    /// Where the heads in front of the data end, and the data.
+    /// End of the heads before the data, and the data.
     pieces: Vec<(usize, Data)>,
-    /// How many requests are answered.
+    /// Number of answered requests.
     pub(super) requests: usize,
-    /// How many bytes these requests count for in the connection's budget.
+    /// Bytes that these requests count for in the connection's budget.
     pub(super) bytes: u64,
 }
 
@@ -44,7 +44,7 @@ impl Replies {
         self.pieces.push((end, data));
     }
 
-    /// Success without data.
+    /// Adds a success without data.
     #[inline]
     pub(super) fn done(&mut self, request: &Request) {
         self.requests += 1;
@@ -54,7 +54,7 @@ impl Replies {
         }
     }
 
-    /// The bytes that a read asked for; not empty.
+    /// Adds the data of a read; not empty.
     #[inline]
     pub(super) fn data(&mut self, request: &Request, data: Data) {
         self.requests += 1;
@@ -65,14 +65,14 @@ impl Replies {
         self.put_data(data);
     }
 
-    /// The payload of a block status, which only exists with structured replies.
+    /// Adds the payload of a block status, which only exists with structured replies.
     pub(super) fn block_status(&mut self, request: &Request, payload: Data) {
         self.requests += 1;
         self.put(&chunk(REPLY_FLAG_DONE, chunk_type::BLOCK_STATUS, request.cookie, payload.len() as u32));
         self.put_data(payload);
     }
 
-    /// A failure, with words where the client can take them.
+    /// Adds a failure, with a text if the client supports it.
     #[cold]
     pub(super) fn error(&mut self, request: &Request, number: ErrorNumber, words: &str) {
         self.requests += 1;
@@ -88,7 +88,7 @@ impl Replies {
         self.put(words.as_bytes());
     }
 
-    /// Moves everything into a payload, and says for how many requests and bytes it stands.
+    /// Moves all replies into a payload, and returns the number of their requests and the bytes of these.
     pub(super) fn take(&mut self, payload: &mut Payload) -> (usize, u64) {
         payload.clear();
         if let Some(heads) = self.heads.take() {

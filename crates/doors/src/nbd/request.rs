@@ -1,30 +1,30 @@
-//! What a request asks: the stream of a client is cut into requests, and each is judged against its export. Sans-io.
+//! Parsing of requests: a client's stream is divided into requests, and each is checked against its export. Sans-io.
 //!
-//! Promises: whatever bytes arrive, [`Intake::next`] says what to do with the first of them without panicking and
-//! without remembering more than a count; a request that is refused for its contents is answered with the number
-//! that the document asks for, its payload is skipped and the session goes on; only a wrong magic number and a
-//! payload above [`MAXIMUM_PAYLOAD`] end it. Carrying requests out is left to the connection.
+//! For any bytes, [`Intake::next`] returns a step for the first of them without panicking, and keeps no more than a
+//! count. A request that is refused for its contents is answered with the error of the specification, its payload is
+//! skipped and the session goes on. Only a wrong magic number and a payload above [`MAXIMUM_PAYLOAD`] end the session.
+//! The connection carries requests out.
 
 use super::protocol::{ErrorNumber, MAXIMUM_PAYLOAD, REQUEST_BYTES, Request, command, command_flag};
 use block::{Durability, Error, Result, ZeroMode};
 
-/// A write of at least so many bytes is received into a buffer of its own.
+/// Length from which a write is received into a buffer of its own, in bytes.
 pub const LARGE_WRITE: u32 = 64 << 10;
 
-/// What requests are judged against.
+/// Properties of a session that requests are checked against.
 #[derive(Debug, Clone, Copy)]
 pub struct Session {
-    /// Bytes of the export.
+    /// Size of the export, in bytes.
     pub size: u64,
     /// Whether writes are refused.
     pub read_only: bool,
     /// Whether replies are structured.
     pub structured: bool,
-    /// Whether BLOCK_STATUS has a context to ask for.
+    /// Whether BLOCK_STATUS has a negotiated context.
     pub allocation_context: bool,
 }
 
-/// A request that makes sense.
+/// A valid request.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Operation {
     /// Read `length` bytes.
@@ -33,47 +33,47 @@ pub enum Operation {
     Write(Durability),
     /// Make acknowledged writes durable.
     Flush,
-    /// Forget the bytes.
+    /// Deallocate the bytes.
     Trim(Durability),
-    /// Make the bytes zeros.
+    /// Make the bytes read as zeros.
     WriteZeroes(ZeroMode, Durability),
     /// Describe the extents, or only the first one.
     BlockStatus {
-        /// Only the first one.
+        /// Whether only the first extent is described.
         only_one: bool,
     },
 }
 
-/// Why a request is refused.
+/// Reason for refusing a request.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Refusal {
-    /// The number for the client.
+    /// Error number of the reply.
     pub number: ErrorNumber,
-    /// The words for people.
+    /// Text for users.
     pub words: &'static str,
-    /// Whether the session ends with the answer: nobody knows how many bytes of an unknown command follow.
+    /// Whether the session ends with the answer: the payload length of an unknown command isn't known.
     pub ends_session: bool,
 }
 
-/// What to do with the bytes at the front.
+/// Step for the bytes at the front.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Step {
     /// Receive more.
     Wait,
-    /// Throw so many bytes away.
+    /// Discard this many bytes.
     Skip(usize),
-    /// Carry this out; for a write, the `length` bytes behind the header are its payload and are all there.
+    /// Carry this out; for a write, the `length` bytes after the header are its payload and have all arrived.
     Start(Request, Operation),
-    /// Carry this write out once its payload is whole; it begins behind the header and goes into a buffer of its own.
+    /// Carry this write out once its payload is complete; it begins after the header and goes into a buffer of its own.
     StartLarge(Request, Durability),
-    /// Take the header, answer with an error; the payload is skipped by the steps that follow.
+    /// Take the header, answer with an error; later steps skip the payload.
     Refuse(Request, Refusal),
-    /// Finish what is in flight and close.
+    /// Finish the requests in flight and close.
     Disconnect,
 }
 
 impl Step {
-    /// How many bytes this step takes off the front at once.
+    /// Number of bytes that this step consumes at once.
     pub fn consumed(&self) -> usize {
         match self {
             Step::Wait | Step::Disconnect => 0,
@@ -84,18 +84,18 @@ impl Step {
     }
 }
 
-/// Cuts a client's stream into requests.
+/// Divides a client's stream into requests.
 #[derive(Debug, Default)]
 pub struct Intake {
-    /// Bytes of a refused request's payload that are still to come.
+    /// Number of bytes of a refused request's payload that are still to come.
     skip: usize,
 }
 
 impl Intake {
-    /// What to do with the bytes at the front. Changes nothing: [`take`](Self::take) says that it is done.
+    /// Returns the step for the bytes at the front. Changes nothing: [`take`](Self::take) reports that it is done.
     ///
     /// # Errors
-    /// [`Error::Protocol`] where the session has to end.
+    /// [`Error::Protocol`] if the session has to end.
     #[inline]
     pub fn next(&self, bytes: &[u8], session: &Session) -> Result<Step> {
         if self.skip > 0 {
@@ -125,7 +125,7 @@ impl Intake {
         }
     }
 
-    /// The bytes of this step have been taken off the front.
+    /// Records that the bytes of this step were consumed.
     #[inline]
     pub fn take(&mut self, step: &Step) {
         match step {
@@ -143,7 +143,7 @@ impl Intake {
     }
 }
 
-/// Judges a request against its export, as the document's sections on commands, flags and errors ask.
+/// Checks a request against its export, by the sections of the specification on commands, flags and errors.
 #[inline]
 pub fn examine(request: &Request, session: &Session) -> Result<Operation, Refusal> {
     let refused = |number, words| Err(Refusal { number, words, ends_session: false });
@@ -187,9 +187,9 @@ pub fn examine(request: &Request, session: &Session) -> Result<Operation, Refusa
     if end.is_none_or(|end| end > session.size) {
         return match operation {
             Operation::Write(_) | Operation::WriteZeroes(..) => {
-                refused(ErrorNumber::NoSpace, "the request ends behind the end of the export")
+                refused(ErrorNumber::NoSpace, "the request ends after the end of the export")
             }
-            _ => refused(ErrorNumber::Invalid, "the request ends behind the end of the export"),
+            _ => refused(ErrorNumber::Invalid, "the request ends after the end of the export"),
         };
     }
     match operation {

@@ -1,16 +1,16 @@
-//! Listens, and hands each connection to a shard.
+//! Server that listens and hands each connection to a shard.
 //!
 //! # Promises
 //! - Connections are accepted on shard 0; the n-th one is served on shard n mod the number of shards, through that
 //!   shard's own handles, which are opened once per shard and export.
 //! - There are never more than `max_connections`; further ones are closed at once. All connections together
 //!   buffer at most [`BUFFER_BYTES`] of requests and replies, plus 512 KiB per connection.
-//! - [`Server::stop`] takes no new clients, lets requests in flight end (for at most [`STOP_LIMIT`]; devices always
-//!   end theirs), closes the connections and drops the handles.
-//! - A unix socket's file is taken and removed as [`runtime::net`] promises: one that a killed server left is replaced;
-//!   anything else at its path stays and is an error.
+//! - [`Server::stop`] accepts no new clients, lets requests in flight end (their replies are sent for at most
+//!   [`STOP_LIMIT`]; devices always end theirs), closes the connections and drops the handles.
+//! - A unix socket's file is created and removed as [`runtime::net`] promises: one that a killed server left is
+//!   replaced; any other file at its path stays and is an error.
 //!
-//! What happens on a connection is left to `connection`.
+//! The protocol on a connection is left to `connection`.
 
 use super::budget::Budget;
 use super::connection::{End, Watch, serve};
@@ -32,34 +32,34 @@ use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 use std::task::Poll;
 use std::time::Duration;
 
-/// How long clients may take to fetch their last replies when the server stops.
+/// Time limit for clients to receive their last replies when the server stops.
 pub const STOP_LIMIT: Duration = Duration::from_secs(10);
-/// Bytes of requests and replies that all connections of a server together hold at most, beyond 512 KiB each.
+/// Limit of the bytes of requests and replies of all connections of a server, beyond 512 KiB per connection.
 pub const BUFFER_BYTES: u64 = 256 << 20;
-/// How often deadlines are looked at.
+/// Interval of checking deadlines.
 const WATCH_INTERVAL: Duration = Duration::from_secs(1);
-/// How long the server waits when the system has no room for another connection.
+/// Pause of the server when the system has no resources for another connection.
 const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
 
-/// What an export is made of.
+/// Configuration of an export.
 pub struct ExportConfig {
-    /// The name by which clients ask for it: at most 4096 bytes, no NUL.
+    /// Name by which clients ask for it: at most 4096 bytes, no NUL.
     pub name: String,
-    /// A text for people; may be empty.
+    /// Text for users; may be empty.
     pub description: String,
-    /// What it serves.
+    /// Device to serve.
     pub device: Arc<dyn DevicePart>,
-    /// Whether writes are refused even if the device takes them.
+    /// Whether writes are refused even if the device accepts them.
     pub read_only: bool,
 }
 
-/// What a server is made of.
+/// Configuration of a server.
 pub struct ServerConfig {
-    /// Where it listens.
+    /// Address to listen on.
     pub address: Address,
-    /// What it serves; the first one is also the default export.
+    /// Exports; the first one is also the default export.
     pub exports: Vec<ExportConfig>,
-    /// How many clients at a time.
+    /// Limit of connected clients.
     pub max_connections: usize,
 }
 
@@ -72,21 +72,21 @@ pub struct Server {
 struct Running {
     address: Address,
     stop: StopSource,
-    /// Hears when the listener is closed.
+    /// Raised when the listener is closed.
     closed: StopToken,
     /// Error of closing the listener.
     close_failure: Arc<OnceLock<Error>>,
 }
 
 struct Shared {
-    /// Tells servers apart where a shard keeps its part of them.
+    /// Identifies the server among those of a shard.
     id: u64,
     address: Address,
     max_connections: usize,
     descriptions: Vec<ExportDescription>,
     devices: Vec<Arc<dyn DevicePart>>,
     read_only: Vec<bool>,
-    /// Made at the first start, when the number of shards is known.
+    /// Created at the first start, when the number of shards is known.
     exports: OnceLock<Vec<Export>>,
     budget: Arc<Budget>,
     connections: AtomicUsize,
@@ -94,14 +94,14 @@ struct Shared {
     cut_off: AtomicU64,
 }
 
-/// A server's part on one shard.
+/// State of a server on one shard.
 struct ShardPart {
     shared: Arc<Shared>,
-    /// Empty once the server has stopped: whoever still holds the part then holds no device open.
+    /// Empty once the server has stopped, so that later users of this state hold no device open.
     devices: RefCell<Vec<Rc<dyn Device>>>,
     connections: RefCell<BTreeMap<u64, Rc<Watch>>>,
     next_connection: Cell<u64>,
-    /// A connection has ended.
+    /// Notified when a connection has ended.
     ended: Notify,
     watching: Cell<bool>,
 }
@@ -117,10 +117,10 @@ fn part_of(id: u64) -> Option<Rc<ShardPart>> {
 }
 
 impl Server {
-    /// Checks the configuration; nothing is opened yet.
+    /// Checks the configuration; opens nothing.
     ///
     /// # Errors
-    /// [`Error::Invalid`] where there is no export, or a name that can't be or is there twice.
+    /// [`Error::Invalid`] without an export, or for a name that is invalid or used twice.
     pub fn new(config: ServerConfig) -> Result<Server> {
         static SERVERS: AtomicU64 = AtomicU64::new(0);
         if config.exports.is_empty() {
@@ -131,7 +131,7 @@ impl Server {
             let name = &export.name;
             if descriptions.iter().any(|other| other.name == *name) {
                 return Err(Error::invalid(format!(
-                    "export \"{name}\" is there twice: expected names that differ"
+                    "export \"{name}\" is named twice: expected different names"
                 )));
             }
             for text in [name, &export.description] {
@@ -175,8 +175,8 @@ impl Server {
     /// Opens the devices on every shard and listens; returns once clients can connect.
     ///
     /// # Errors
-    /// [`Error::Busy`] where it is running already or somebody else listens there; those of the devices and of the
-    /// kernel.
+    /// [`Error::Busy`] if the server is running already or another process listens at the address; those of the devices
+    /// and of the kernel.
     pub async fn start(&self) -> Result<()> {
         if self.running().is_some() {
             return Err(Error::busy(format!("the server on {} is running already", self.shared.address)));
@@ -220,10 +220,10 @@ impl Server {
         }
     }
 
-    /// Ends serving. Nothing to do where it isn't running.
+    /// Stops serving. Does nothing if the server isn't running.
     ///
     /// # Errors
-    /// Those of [`Listener::close`]; everything else is done nevertheless.
+    /// Those of [`Listener::close`]; all other steps are done nevertheless.
     pub async fn stop(&self) -> Result<()> {
         let Some(running) = self.running().take() else { return Ok(()) };
         running.stop.stop();
@@ -244,23 +244,23 @@ impl Server {
         }
     }
 
-    /// Where it listens: with the port that was taken, while it is running.
+    /// Address of the server; while it is running, with the actual port.
     pub fn address(&self) -> Address {
         self.running().as_ref().map_or_else(|| self.shared.address.clone(), |running| running.address.clone())
     }
 
-    /// The URI of each export, as the document "NBD URI" has it.
+    /// URI of each export, as the document "NBD URI" defines it.
     pub fn addresses(&self) -> Vec<String> {
         let address = self.address();
         self.shared.descriptions.iter().map(|export| uri(&address, &export.name)).collect()
     }
 
-    /// How many clients are connected.
+    /// Number of connected clients.
     pub fn connections(&self) -> usize {
         self.shared.connections.load(Ordering::Relaxed)
     }
 
-    /// Connections, and what each export has done.
+    /// Connections, and the counters of each export.
     pub fn status(&self) -> Status {
         let shared = &self.shared;
         let mut status = Status::new();
@@ -338,7 +338,7 @@ impl ShardPart {
     }
 }
 
-/// Takes connections until it is told to stop.
+/// Accepts connections until the stop signal.
 async fn accept(shared: Arc<Shared>, listener: &Listener, stop: StopToken) {
     let mut stopped = pin!(stop.stopped());
     let mut count = 0;
@@ -364,13 +364,16 @@ async fn accept(shared: Arc<Shared>, listener: &Listener, stop: StopToken) {
     }
 }
 
-/// Gives a connection to a shard, if there is room for it.
+/// Hands a connection to a shard, unless the limit is reached.
 fn hand_over(shared: &Arc<Shared>, stream: Stream, shard: ShardIndex) -> bool {
     // Only this task adds, so there is no race to the last place.
     if shared.connections.load(Ordering::Relaxed) >= shared.max_connections {
         shared.refused.fetch_add(1, Ordering::Relaxed);
         let most = shared.max_connections;
-        tracing::warn!("a client of {} was refused: there are {most} connections already", shared.address);
+        tracing::warn!(
+            "a client of {} was refused: the limit of {most} connections is reached",
+            shared.address
+        );
         return false;
     }
     let remote = match stream.into_remote() {
@@ -385,7 +388,7 @@ fn hand_over(shared: &Arc<Shared>, stream: Stream, shard: ShardIndex) -> bool {
     true
 }
 
-/// A connection's place among the `max_connections`.
+/// Counts a connection against `max_connections`.
 struct Place(Arc<Shared>);
 
 impl Place {
@@ -401,7 +404,7 @@ impl Drop for Place {
     }
 }
 
-/// A connection on its shard, in the shard's list as long as it lives.
+/// Serves a connection on its shard; it is in the shard's list until it ends.
 async fn run_connection(remote: RemoteStream, place: Place) {
     let Some(part) = part_of(place.0.id) else { return };
     let number = part.next_connection.get();
@@ -431,8 +434,8 @@ async fn run_connection(remote: RemoteStream, place: Place) {
     part.ended.notify_all();
 }
 
-/// Cuts off the connections of this shard whose deadline has passed, whose client takes nothing, or is too slow while another
-/// connection waits for memory, as long as there are any.
+/// Disconnects the connections of this shard whose deadline has passed, whose client receives nothing, or is too slow
+/// while another connection waits for memory; ends with the last connection.
 async fn keep_watch(part: Rc<ShardPart>) {
     let mut looked = runtime::now();
     while !part.connections.borrow().is_empty() {
@@ -453,7 +456,7 @@ async fn keep_watch(part: Rc<ShardPart>) {
     part.watching.set(false);
 }
 
-/// The address of an export in the form that clients take.
+/// URI of an export in the syntax of clients.
 fn uri(address: &Address, export: &str) -> String {
     let export = percent_encoded(export.as_bytes(), b"-._~/:");
     match address {

@@ -1,10 +1,10 @@
-//! A request on its way through a device: from bytes to blocks and back.
+//! Execution of requests on a device: from bytes to blocks and back.
 //!
-//! Promises: a request of whole blocks becomes one call on the device, and its buffer goes through unchanged; a read
-//! of other bytes reads the blocks that hold them; a write of other bytes reads, changes and writes its first and
-//! last block while the export's [`WriteGate`] keeps every other write of the export away from them. A read that
-//! came back short is an error, so that a reply never has fewer bytes than it promises. Checking the request against
-//! the export, and answering, are left to the connection.
+//! A request of whole blocks becomes one call on the device, and its buffer is passed unchanged. A read of other bytes
+//! reads the blocks that hold them. A write of other bytes reads, changes and writes its first and last block while the
+//! export's [`WriteGate`] excludes every other write of the export to them. A short read of the device is an error, so
+//! that a reply never has fewer bytes than it announces. Checking the request against the export, and answering, are
+//! left to the connection.
 
 use super::negotiation::ALLOCATION_CONTEXT_ID;
 use super::protocol::{Request, extent_flag};
@@ -17,12 +17,12 @@ use block::{
 use std::pin::Pin;
 use std::task::{Context, Poll};
 
-/// How many extents one reply names at most; the client asks again for the rest.
+/// Limit of the extents in one reply; the client asks again for the rest.
 const MOST_EXTENTS: usize = 4096;
-/// Bytes of the longest reply to a block status.
+/// Length of the longest reply to a block status, in bytes.
 pub(super) const MOST_STATUS_BYTES: u64 = 4 + 8 * MOST_EXTENTS as u64;
 
-/// Where requests of a connection go.
+/// Device and gate for the requests of a connection.
 #[derive(Clone, Copy)]
 pub(super) struct Target<'d> {
     pub(super) device: &'d dyn Device,
@@ -43,7 +43,7 @@ pub(super) struct Work<'d> {
     operation: Operation,
     block_shift: u32,
     calls: Calls<'d>,
-    /// Counts a write of whole blocks at the gate.
+    /// Count of a write of whole blocks at the gate.
     counted: Option<Counted<'d>>,
 }
 
@@ -51,12 +51,12 @@ pub(super) struct Work<'d> {
 pub(super) struct Ended {
     pub(super) request: Request,
     pub(super) operation: Operation,
-    /// The data of the answer, which is empty but for reads and block statuses.
+    /// Data of the answer; `None` but for reads and block statuses.
     pub(super) outcome: Result<Option<Data>>,
 }
 
 impl<'d> Target<'d> {
-    /// The blocks that hold a request's bytes.
+    /// Blocks that hold a request's bytes.
     fn blocks_of(&self, request: &Request) -> BlockRange {
         let start = request.offset >> self.block_shift;
         let end = (request.offset + u64::from(request.length)).div_ceil(1 << self.block_shift);
@@ -67,8 +67,8 @@ impl<'d> Target<'d> {
         (request.offset | u64::from(request.length)) & ((1 << self.block_shift) - 1) == 0
     }
 
-    /// Makes the call for a request, which has been checked against the export and isn't empty where it has a
-    /// length. A write brings its payload.
+    /// Makes the call for a request, which has been checked against the export and isn't empty if it has a length. A
+    /// write has a payload.
     #[inline]
     pub(super) fn begin(&self, request: Request, operation: Operation, payload: Option<Buffer>) -> Work<'d> {
         let range = self.blocks_of(&request);
@@ -131,7 +131,7 @@ impl Future for Work<'_> {
     }
 }
 
-/// The bytes that a read asked for, out of the blocks that were read.
+/// Bytes of a read, out of the blocks that were read.
 #[inline]
 fn bytes_of(request: &Request, buffer: Buffer, block_shift: u32) -> Result<Data> {
     let (wanted, length) = (buffer.len(), request.length as usize);
@@ -143,7 +143,7 @@ fn bytes_of(request: &Request, buffer: Buffer, block_shift: u32) -> Result<Data>
     Ok(if wanted == length { data } else { data.slice(skip..skip + length) })
 }
 
-/// The payload of a BLOCK_STATUS chunk.
+/// Payload of a BLOCK_STATUS chunk.
 fn describe(request: &Request, extents: &[Extent], block_shift: u32, only_one: bool) -> Data {
     let end = request.offset + u64::from(request.length);
     let mut at = request.offset;
@@ -201,7 +201,7 @@ async fn write_part(
     let block_bytes = 1_usize << target.block_shift;
     let before = (request.offset & (block_bytes as u64 - 1)) as usize;
     let mut whole = Buffer::new((range.count.0 as usize) << target.block_shift);
-    let behind = whole.len() - before - payload.filled().len();
+    let after = whole.len() - before - payload.filled().len();
     let _held = target.gate.exclude(range).await;
     let mut first = None;
     if before > 0 {
@@ -210,12 +210,12 @@ async fn write_part(
         first = Some(block);
     }
     whole.append(payload.filled());
-    if behind > 0 {
+    if after > 0 {
         let last = match first {
             Some(block) if range.count.0 == 1 => block,
             _ => read_block(target, BlockIndex(range.end().0 - 1)).await?,
         };
-        whole.append(&last[block_bytes - behind..]);
+        whole.append(&last[block_bytes - after..]);
     }
     target.device.write(range.start, whole.into(), durability).await
 }
@@ -232,7 +232,7 @@ async fn read_block(target: Target<'_>, block: BlockIndex) -> Result<Data> {
     }
 }
 
-/// Forgets the whole blocks inside a request, as the document allows; a device that can't is not asked to.
+/// Discards the whole blocks inside a request, as the specification allows; not on a device that doesn't support it.
 async fn trim(target: Target<'_>, request: Request, durability: Durability) -> Result<()> {
     let start = request.offset.div_ceil(1 << target.block_shift);
     let end = (request.offset + u64::from(request.length)) >> target.block_shift;
@@ -286,7 +286,7 @@ async fn write_zeroes(
     target.device.write_zeroes(whole, mode, durability).await
 }
 
-/// Makes the bytes of one block zeros that lie between `from` and `to`, bytes of the export.
+/// Zeroes the bytes of one block that lie between `from` and `to`, offsets in the export.
 async fn zero_part(target: Target<'_>, block: u64, from: u64, to: u64, durability: Durability) -> Result<()> {
     let block_bytes = 1_u64 << target.block_shift;
     let base = block << target.block_shift;

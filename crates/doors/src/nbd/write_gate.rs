@@ -1,13 +1,11 @@
-//! Keeps writes that aren't whole blocks from losing other writes to the same blocks, across all connections and exports
-//! of a device and all shards, while writes of whole blocks cost two uncontended atomic additions as long as there are
-//! no others.
+//! Exclusion of writes to partial blocks, across all connections and exports of a device and all shards. Writes of
+//! whole blocks cost two uncontended atomic additions while there are no partial ones.
 //!
-//! A write of part of a block reads the block, changes it and writes it back. Whatever else was written to that
-//! block between its read and its write would be lost, though it was acknowledged. So such a write (*exclusive*)
-//! must not run while another write to any of its blocks does, be it of whole blocks or exclusive itself. Reads take no
-//! part.
+//! A write of part of a block reads the block, changes it and writes it back. Another acknowledged write to that block
+//! between its read and its write would be lost. So such a write (*exclusive*) must not run while another write to any
+//! of its blocks does, be it of whole blocks or exclusive itself. Reads take no part.
 //!
-//! # How, and why it is right
+//! # Algorithm and proof
 //! A write of whole blocks first counts itself in its shard's counter and then looks whether any exclusive write is
 //! announced. If none is, it runs, with nothing but that count. If one is, it takes its count back and asks the
 //! device's range lock for its blocks instead. An exclusive write announces itself first, then waits until every shard's
@@ -31,7 +29,7 @@
 //! The range lock is shared by all shards. Its mutex is taken by exclusive writes, and by others only while one of these is
 //! announced; it is held for as long as one request or release takes.
 //!
-//! What is left to others: writes that reach the device by another way than an NBD server of this process.
+//! Not covered: writes that reach the device in another way than through an NBD server of this process.
 
 use block::BlockRange;
 use runtime::range_lock::{SharedRangeGuard, SharedRangeLock};
@@ -39,12 +37,12 @@ use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::task::{Poll, Waker};
 
-/// On a cache line of its own, so that shards don't disturb each other.
+/// On a cache line of its own, against false sharing between shards.
 #[repr(align(128))]
 #[derive(Default)]
 struct Padded<T>(T);
 
-/// The gate of one device.
+/// Gate of one device.
 pub struct WriteGate {
     /// Number of exclusive writes that are announced.
     announced: Padded<AtomicU32>,
@@ -72,16 +70,16 @@ impl Drop for Counted<'_> {
     }
 }
 
-/// A range of blocks that no other write has which isn't counted.
+/// Range of blocks in which no other write runs, except counted ones.
 #[must_use = "the range is held as long as this lives"]
 pub struct Held<'g> {
     // In this order: the range is released before the announcement ends.
     _range: SharedRangeGuard,
-    /// The announcement of an exclusive write.
+    /// Announcement of an exclusive write.
     _announced: Option<Announced<'g>>,
 }
 
-/// An announcement of an exclusive write.
+/// Announcement of an exclusive write.
 struct Announced<'g>(&'g WriteGate);
 
 impl Drop for Announced<'_> {
@@ -91,7 +89,7 @@ impl Drop for Announced<'_> {
 }
 
 impl WriteGate {
-    /// A gate for writes from this many shards.
+    /// Gate for writes from this many shards.
     pub fn new(shards: usize) -> Self {
         WriteGate {
             announced: Padded::default(),
@@ -113,7 +111,7 @@ impl WriteGate {
         // A gate may outlive the runtime that it was made for.
         let shard = shard % self.counted.len();
         self.counted[shard].0.fetch_add(1, Ordering::SeqCst);
-        // Dropping it takes the count back and wakes those who may have seen it.
+        // Dropping it takes the count back and wakes the writes that may have seen it.
         let counted = Counted { gate: self, shard };
         (self.announced.0.load(Ordering::SeqCst) == 0).then_some(counted)
     }
@@ -144,7 +142,7 @@ impl WriteGate {
                 if counter.0.load(Ordering::SeqCst) == 0 {
                     next += 1;
                 } else if !registered {
-                    // Look again behind the registration: a write that ended in between saw no one to wake.
+                    // Look again after the registration: a write that ended in between saw no waker.
                     self.draining().push(context.waker().clone());
                     registered = true;
                 } else {

@@ -36,7 +36,7 @@ pub(super) struct SocketFile {
 /// Locked folder of sockets, unlocked when dropped.
 #[derive(Debug)]
 pub struct SocketFolder {
-    /// Holds the lock.
+    /// Open folder, which holds the lock.
     _folder: File,
 }
 

@@ -1,4 +1,4 @@
-//! Simulated files: what programs see, what is on the medium, and what lies between.
+//! Simulated files: the contents that programs see, the contents on the medium, and the changes in between.
 //!
 //! Errors of write-back are reported as Linux reports them (`errseq_t`, lib/errseq.c; "Error reporting during writeback" in
 //! Documentation/filesystems/vfs.rst). Modelled:
@@ -41,7 +41,7 @@ impl Change {
         }
     }
 
-    /// Applies a drawn part of the sectors, or nothing, or all.
+    /// Applies a drawn part of the sectors, or none, or all.
     fn apply_in_part(&self, contents: &mut Vec<u8>, random: &mut Random) {
         match (self, random.below(3)) {
             (_, 0) => {}
@@ -60,7 +60,7 @@ impl Change {
     }
 }
 
-/// How many bytes it is to the end of the sector that this one is in.
+/// Number of bytes from `offset` to the end of its sector.
 fn to_sector_end(offset: usize) -> usize {
     SECTOR - offset % SECTOR
 }
@@ -76,10 +76,10 @@ fn overwrite(contents: &mut Vec<u8>, offset: usize, bytes: &[u8]) {
 #[derive(Default)]
 struct Inode {
     seen: Vec<u8>,
-    /// As of the last sync; and durable writes up to the first one that wasn't.
+    /// Contents at the last sync, and durable writes up to the first write that wasn't durable.
     durable: Vec<u8>,
-    /// What came after, in order, and whether it is durable: what is doesn't make earlier ones so, but what it took the place
-    /// of never comes back.
+    /// Later changes, in order, and whether each is durable: a durable one doesn't make earlier ones durable, but the
+    /// bytes that it replaced never come back.
     after: Vec<(Change, bool)>,
     errors: ErrorSequence,
 }
@@ -94,7 +94,7 @@ struct ErrorSequence {
 }
 
 impl ErrorSequence {
-    /// `errseq_set`.
+    /// Records an error: `errseq_set`.
     fn set(&mut self) {
         if self.errors == 0 || self.reported {
             self.errors += 1;
@@ -135,7 +135,7 @@ impl Inode {
         }
     }
 
-    /// What the medium holds if a drawn part of the dirty pages has reached it.
+    /// Returns the contents of the medium if a drawn part of the dirty pages has reached it.
     fn written_in_part(&self, random: &mut Random) -> Vec<u8> {
         let mut contents = self.durable.clone();
         for (change, durable) in &self.after {
@@ -148,7 +148,7 @@ impl Inode {
         contents
     }
 
-    /// Write-back fails: what it didn't write is lost.
+    /// Makes write-back fail: the dirty pages that it didn't write are lost.
     fn fail_write_back(&mut self, random: &mut Random) {
         self.durable = self.written_in_part(random);
         self.after.clear();
@@ -156,7 +156,7 @@ impl Inode {
     }
 }
 
-/// What an open file description is of.
+/// Object of an open file description.
 #[derive(Clone)]
 enum Target {
     File(usize),
@@ -211,7 +211,7 @@ impl Files {
         self.opened(handle).map(|(inode, _)| inode)
     }
 
-    /// The file behind a descriptor, and the description's position in its error sequence.
+    /// Returns the file of a descriptor, and the description's position in its error sequence.
     fn opened(&mut self, handle: u64) -> Result<(&mut Inode, &mut u64), i32> {
         match self.open.get_mut(&handle) {
             Some(Open { target: Target::File(index), reported, .. }) => {
@@ -358,7 +358,7 @@ impl Files {
         self.describe(handle, Target::File(index))
     }
 
-    /// Makes an open file description.
+    /// Creates an open file description.
     fn describe(&mut self, handle: u64, target: Target) -> i32 {
         let reported = match &target {
             Target::File(index) => self.inodes[*index].errors.sample(),
@@ -368,7 +368,7 @@ impl Files {
         handle as i32
     }
 
-    /// Another descriptor of the same open file description; whether there is such a file.
+    /// Adds a descriptor to the same open file description; returns whether there is such a file.
     pub(super) fn share(&mut self, handle: u64) -> bool {
         let found = self.open.get_mut(&handle);
         found.map(|open| open.descriptors += 1).is_some()
@@ -446,7 +446,7 @@ impl Files {
     }
 }
 
-/// How many bytes of a write that fails have arrived: it ends with a whole sector, or where it was to end.
+/// Number of bytes of a failing write that have arrived: up to a sector's end, or all.
 fn torn(offset: usize, length: usize, random: &mut Random) -> usize {
     let sectors = (offset % SECTOR + length).div_ceil(SECTOR);
     match random.below(sectors as u64 + 1) as usize {
@@ -455,7 +455,7 @@ fn torn(offset: usize, length: usize, random: &mut Random) -> usize {
     }
 }
 
-/// The length of a transfer, which the kernel may cut short at any sector.
+/// Length of a transfer, which the kernel may cut short at any sector.
 fn cut(length: usize, random: &mut Random, faults: &SimulatedFaults) -> usize {
     if length > SECTOR && random.chance(faults.short) {
         return SECTOR * (1 + random.below((length / SECTOR) as u64) as usize).min(length / SECTOR);

@@ -7,16 +7,16 @@ use crate::random::Random;
 use block::{Buffer, Error, Result};
 use std::collections::{BTreeMap, VecDeque};
 
-/// How many bytes are under way in one direction before the sender waits.
+/// Limit of the bytes in flight in one direction, above which the sender waits.
 const ROOM: usize = 256 << 10;
 
 struct Socket {
-    /// None before it is connected, and after the peer is gone.
+    /// `None` before the connection, and after the peer has closed.
     peer: Option<u64>,
     incoming: VecDeque<u8>,
-    /// The peer sends nothing more.
+    /// Whether the peer has ended its stream.
     ended: bool,
-    /// We send nothing more.
+    /// Whether this side has ended its stream.
     shut: bool,
     descriptors: u32,
 }
@@ -41,7 +41,7 @@ pub(super) struct Network {
 impl Network {
     pub(super) fn listen(&mut self, handle: u64, address: &Address) -> Result<u64> {
         if self.listeners.values().any(|other| other.address == *address) {
-            let text = format!("listening on {address}: somebody else does");
+            let text = format!("listening on {address}: address in use");
             return Err(Error::from_errno(libc::EADDRINUSE, text));
         }
         self.listeners.insert(handle, Backlog { address: address.clone(), arrived: VecDeque::new() });
@@ -66,7 +66,7 @@ impl Network {
         }
     }
 
-    /// Also returns whose waiters have to look again.
+    /// Also returns the sockets whose waiters have to try again.
     pub(super) fn connect(&mut self, socket: u64, accepted: u64, address: &Address) -> (Step, Option<u64>) {
         let listener = self.listeners.iter_mut().find(|(_, backlog)| backlog.address == *address);
         let Some((listener, backlog)) = listener else { return (Step::Done(-libc::ECONNREFUSED), None) };

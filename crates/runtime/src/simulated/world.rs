@@ -1,4 +1,4 @@
-//! The world: time, what will happen, and who is waiting for what.
+//! The world: time, pending events, and waiting operations.
 
 use super::files::Files;
 use super::network::Network;
@@ -16,18 +16,18 @@ use std::ops::Range;
 use std::path::{Path, PathBuf};
 use std::rc::Rc;
 
-/// What an operation comes to when its time has come.
+/// Result of carrying out an operation at its time.
 pub(super) enum Step {
     /// It has ended.
     Done(i32),
-    /// It waits until something changes at this socket.
+    /// Waits for a change of this socket.
     WaitFor(u64),
 }
 
 struct Event {
     shard: ShardIndex,
     key: Key,
-    /// Ends like this without being carried out.
+    /// Result that the operation has without being carried out.
     forced: Option<i32>,
 }
 
@@ -48,7 +48,7 @@ struct Inner {
 
 pub(crate) struct World(RefCell<Inner>);
 
-/// How long something on a socket takes, in nanoseconds.
+/// Duration of an operation on a socket, in nanoseconds.
 const NETWORK_LATENCY: Range<u64> = 1_000..20_000;
 
 impl Inner {
@@ -62,7 +62,7 @@ impl Inner {
         self.events.insert((self.time + delay, self.sequence), event);
     }
 
-    /// Something changed at this socket: whoever waits there tries again.
+    /// Lets the operations that wait for this socket try again.
     fn wake_socket(&mut self, handle: u64) {
         let (woken, waiting) =
             std::mem::take(&mut self.waiting).into_iter().partition(|entry| entry.0 == handle);
@@ -133,7 +133,7 @@ fn handle_of(descriptor: &Descriptor) -> u64 {
     }
 }
 
-/// Puts bytes where the kernel would: behind what the buffer shows, without showing them yet.
+/// Puts bytes where the kernel would: after the filled bytes of the buffer, without filling it yet.
 pub(super) fn put(buffer: &mut Buffer, bytes: &[u8]) {
     let shown = buffer.filled().len();
     buffer.append(bytes);
@@ -177,8 +177,7 @@ impl World {
         }
     }
 
-    /// Carries out the next operation whose time has come, and says how it ended. Those that have to wait
-    /// are put aside.
+    /// Carries out the next operation that is due, and returns its result. Operations that have to wait are put aside.
     pub(super) fn pop_due(&self, shards: &[Rc<Shard>]) -> Option<(ShardIndex, Key, i32)> {
         loop {
             let mut inner = self.0.borrow_mut();

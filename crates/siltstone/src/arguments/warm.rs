@@ -1,163 +1,163 @@
-//! `siltstone warm`, as people type it.
+//! Command line of `siltstone warm`.
 
 use super::Operated;
 use clap::{Args, Subcommand};
 use stack::parse_size;
 use std::path::PathBuf;
 
-/// Look at what a cache holds as hot, save it, load it elsewhere, bring blocks in beforehand
+/// List, save, load, prefetch and evict the hot blocks of a cache
 #[derive(Debug, Subcommand)]
 #[command(after_help = "Examples:
-  siltstone warm list stack.toml                           what is cached, where, and how hot
-  siltstone warm save stack.toml monday.warm               before a move, or another cache
-  siltstone warm load stack.toml monday.warm               there, or after a restart
-  siltstone warm prefetch stack.toml --range 1GiB..2GiB    what will be asked for soon
-  siltstone warm prefetch stack.toml --file /mnt/db/index  a file on a file system that is on the device
-  siltstone warm evict stack.toml --range 1GiB..2GiB       what won't
+  siltstone warm list stack.toml                           list cached blocks with their heat
+  siltstone warm save stack.toml monday.warm               save before a move, or for another cache
+  siltstone warm load stack.toml monday.warm               load there, or after a restart
+  siltstone warm prefetch stack.toml --range 1GiB..2GiB    prefetch blocks that will be needed soon
+  siltstone warm prefetch stack.toml --file /mnt/db/index  prefetch a file of a file system on the device
+  siltstone warm evict stack.toml --range 1GiB..2GiB       evict blocks that won't be needed
 
-They are for parts of kind \"cache\". STACK alone will do where it has one; else its name follows. They work on a stack \
+These are for parts of kind \"cache\". STACK alone is enough if it has one; else its name follows. They work on a stack \
 that is being served, through its server, and on one that is not, which is opened for it.")]
 pub enum WarmVerb {
-    /// Show what a cache holds: how much, which part of the origin, how hot
+    /// Show the contents of a cache: amount, position in the origin, heat
     #[command(after_help = "Examples:
   siltstone warm list stack.toml
-  siltstone warm list stack.toml fast --top 100            the cache \"fast\"; its 100 hottest ranges
-  siltstone warm list stack.toml --file /mnt/db/index      how much of a file is cached
+  siltstone warm list stack.toml fast --top 100            show the 100 hottest ranges of the cache \"fast\"
+  siltstone warm list stack.toml --file /mnt/db/index      show the cached part of a file
   siltstone warm list stack.toml --json | jq '.ranges[] | select(.dirty)'
 
-The picture goes from the beginning of the origin to its end: O where all is cached, o where some of it is, a space \
-where nothing is; below it the hottest level of each place, from 1 (asked for once) to 7 (asked for again and again). \
-Levels are the policy's own: what is on a lower one leaves first.")]
+The picture shows the origin from start to end: O is all cached, o partly, a space \
+not at all; below it the hottest level of each column, from 1 (requested once) to 7 (requested often). \
+Levels are those of the policy: lower ones are evicted first.")]
     List {
         #[command(flatten)]
         which: WhichCache,
         #[command(flatten)]
         where_: Where,
-        /// How many of the hottest ranges are shown; --json has all
+        /// Limit the list to the N hottest ranges; --json has all
         #[arg(long, value_name = "N", default_value_t = 10)]
         top: usize,
-        /// Print it as JSON
+        /// Print as JSON
         #[arg(long)]
         json: bool,
     },
-    /// Write down what a cache holds, the hottest first
+    /// Save the heat of the cached blocks to a file, the hottest first
     #[command(allow_missing_positional = true)]
     #[command(after_help = "Examples:
   siltstone warm save stack.toml monday.warm
-  siltstone warm save stack.toml fast monday.warm          the cache \"fast\"
-  siltstone warm save stack.toml monday.warm --most 10GiB  only the hottest 10 GiB
+  siltstone warm save stack.toml fast monday.warm          save the cache \"fast\"
+  siltstone warm save stack.toml monday.warm --most 10GiB  save only the hottest 10 GiB
 
-The file is text: which bytes of the origin, and how hot, no data. It is for any cache of the same origin, or of a copy \
-of it, whatever its size and the size of its blocks.")]
+The file is text: ranges of the origin with their heat, no data. It fits any cache of the same origin, or of a copy \
+of it, with any size and block size.")]
     Save {
         #[command(flatten)]
         which: WhichCache,
-        /// The file; one that is there is replaced when all of it is written
+        /// File to write; an existing one is replaced once the new one is complete
         file: PathBuf,
-        /// Only the hottest so many bytes
+        /// Limit to the hottest SIZE bytes
         #[arg(long, value_name = "SIZE", value_parser = size)]
         most: Option<u64>,
-        /// Say what was saved as JSON
+        /// Print the result as JSON
         #[arg(long)]
         json: bool,
     },
-    /// Bring in what was saved, the hottest first, and make it as hot as it was
+    /// Fetch saved blocks into the cache, the hottest first, with their saved heat
     #[command(allow_missing_positional = true)]
     #[command(after_help = "Examples:
   siltstone warm load stack.toml monday.warm
-  siltstone warm load stack.toml monday.warm --rate 50MiB  at most 50 MiB in a second
+  siltstone warm load stack.toml monday.warm --rate 50MiB  at most 50 MiB per second
   siltstone warm load stack.toml monday.warm --json
 
-Only what is less hot makes room: a cache that is full of hotter blocks stays as it is. What is dirty stays. Clients go \
-on meanwhile. Ctrl-Z pauses it, fg goes on; Ctrl-C ends it, and the same command goes on from there, because what is \
-there already costs nothing.")]
+Only less hot blocks are evicted for it: a cache full of hotter blocks stays unchanged. Dirty blocks stay. Clients are \
+served meanwhile. Ctrl-Z pauses it, fg resumes; Ctrl-C ends it, and the same command continues, because cached \
+blocks are skipped.")]
     Load {
         #[command(flatten)]
         which: WhichCache,
-        /// What `siltstone warm save` wrote
+        /// File of `siltstone warm save`
         file: PathBuf,
         #[command(flatten)]
         pace: Pace,
     },
-    /// Bring in ranges of the device, or the blocks of files on it
+    /// Fetch ranges of the device, or the blocks of files on it, into the cache
     #[command(after_help = "Examples:
   siltstone warm prefetch stack.toml --range 1GiB..2GiB --range 5GiB+64MiB
-  siltstone warm prefetch stack.toml fast --range ..       everything, as far as there is room
+  siltstone warm prefetch stack.toml fast --range ..       fetch everything, as far as there is space
   siltstone warm prefetch stack.toml --file /mnt/db/index --device /dev/nbd0
   siltstone warm prefetch stack.toml --range 1GiB.. --heat main/1/0
 
-What comes in counts as asked for again once (small/1/0): only what was asked for a single time makes room for it. \
---heat main/1/0 and up to main/3/0 make room among more.")]
+Fetched blocks count as requested twice (small/1/0): only blocks that were requested once are evicted for them. \
+--heat main/1/0 up to main/3/0 evicts more.")]
     Prefetch {
         #[command(flatten)]
         which: WhichCache,
         #[command(flatten)]
         where_: Where,
-        /// How hot it is to be: QUEUE/HITS/AGE, from small/0/0 to main/3/0
+        /// Set the heat of the fetched blocks: QUEUE/HITS/AGE, from small/0/0 to main/3/0
         #[arg(long, value_name = "HEAT", default_value = "small/1/0", value_parser = heat)]
         heat: layers::cache::Heat,
         #[command(flatten)]
         pace: Pace,
     },
-    /// Let clean blocks go; dirty ones stay
+    /// Evict clean blocks; dirty ones stay
     #[command(after_help = "Examples:
   siltstone warm evict stack.toml --range 1GiB..2GiB
-  siltstone warm evict stack.toml --range ..               everything that is clean
+  siltstone warm evict stack.toml --range ..               evict everything that is clean
   siltstone warm evict stack.toml --file /mnt/db/old
 
-Blocks go whole, also where the range has only some of their bytes. `siltstone message STACK CACHE detach` writes what \
-is dirty back, and lets everything go.")]
+Whole blocks are evicted, even if the range has only some of their bytes. `siltstone message STACK CACHE detach` writes \
+dirty blocks back, and evicts everything.")]
     Evict {
         #[command(flatten)]
         which: WhichCache,
         #[command(flatten)]
         where_: Where,
-        /// Say what went as JSON
+        /// Print the result as JSON
         #[arg(long)]
         json: bool,
     },
 }
 
-/// The cache that is meant.
+/// Cache of a request.
 #[derive(Debug, Args)]
 pub struct WhichCache {
     #[command(flatten)]
     pub operated: Operated,
-    /// The cache, if the stack has several
+    /// Name of the cache, if the stack has several
     pub cache: Option<String>,
 }
 
-/// Bytes of the device.
+/// Ranges of the device.
 #[derive(Debug, Args)]
 pub struct Where {
-    /// Bytes of the cache's device: FROM..TO, FROM+LENGTH, FROM.., ..TO or ..; may be given several times
+    /// Range of the cache's device: FROM..TO, FROM+LENGTH, FROM.., ..TO or ..; may be given several times
     #[arg(long, value_name = "RANGE", value_parser = range)]
     pub range: Vec<ByteRange>,
-    /// The blocks of this file, which lies on a file system on the device; may be given several times
+    /// File whose blocks are meant, on a file system on the device; may be given several times
     #[arg(long, value_name = "PATH")]
     pub file: Vec<PathBuf>,
-    /// The block device as which the kernel sees the device, such as /dev/nbd0; without it, the one that the file is on
+    /// Block device of the kernel for the device, such as /dev/nbd0 [default: the one that the file is on]
     #[arg(long, value_name = "PATH", requires = "file")]
     pub device: Option<PathBuf>,
 }
 
-/// How fast it goes, and how it is shown.
+/// Rate of a transfer, and the form of its result.
 #[derive(Debug, Args)]
 pub struct Pace {
-    /// At most so many bytes in a second, such as 50MiB
+    /// Limit the rate to SIZE bytes per second, such as 50MiB
     #[arg(long, value_name = "SIZE", value_parser = rate)]
     pub rate: Option<u64>,
-    /// Say what came of it as JSON
+    /// Print the result as JSON
     #[arg(long)]
     pub json: bool,
 }
 
-/// A range in bytes, perhaps without an end.
+/// Range in bytes, with or without an end.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct ByteRange {
-    /// The first one.
+    /// First byte.
     pub from: u64,
-    /// The one behind the last.
+    /// Byte after the last one.
     pub to: Option<u64>,
 }
 
@@ -168,7 +168,7 @@ fn size(text: &str) -> Result<u64, String> {
 fn rate(text: &str) -> Result<u64, String> {
     // People write 50MiB/s, too.
     match size(text.strip_suffix("/s").unwrap_or(text))? {
-        0 => Err("expected more than nothing".to_owned()),
+        0 => Err("expected more than 0".to_owned()),
         bytes => Ok(bytes),
     }
 }

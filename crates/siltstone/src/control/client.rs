@@ -1,4 +1,4 @@
-//! The operator's end of a control socket.
+//! Client of a control socket.
 
 use super::protocol::{self, Answer, LONGEST_ANSWER, Request, VERSION};
 use crate::failure::Failure;
@@ -7,28 +7,28 @@ use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-/// How long a server may take to say that it is there.
+/// Time limit for a server's first answer.
 const HELLO_LIMIT: Duration = Duration::from_secs(10);
 
-/// A server that has answered.
+/// Server that has answered.
 pub struct Client {
     path: PathBuf,
     stream: BufReader<UnixStream>,
 }
 
-/// How an answer ends that doesn't come.
+/// Reason for a missing answer.
 enum Lost {
-    /// The other side is gone.
+    /// The server has closed the connection.
     Gone,
-    /// Anything else, in words.
+    /// Another reason, as text.
     Otherwise(String),
 }
 
 impl Client {
-    /// Makes sure that somebody is there; none if there isn't: a server that was killed or has just ended.
+    /// Checks that a server answers; `None` if none does: it was killed or has just ended.
     ///
     /// # Errors
-    /// [`Failure::World`] where what is there is no server, speaks another version, or doesn't answer in time.
+    /// [`Failure::World`] if the peer is no server, has another version, or doesn't answer in time.
     pub fn new(path: PathBuf, stream: UnixStream) -> Result<Option<Client>, Failure> {
         let limit = |limit| stream.set_read_timeout(limit).and_then(|()| stream.set_write_timeout(limit));
         let set = limit(Some(HELLO_LIMIT));
@@ -54,18 +54,20 @@ impl Client {
         Ok(Some(client))
     }
 
-    /// The socket.
+    /// Path of the socket.
     pub fn path(&self) -> &Path {
         &self.path
     }
 
-    /// Asks, and waits for the answer for as long as it takes.
+    /// Sends a request, and waits for the answer without a limit.
     ///
     /// # Errors
-    /// [`Failure::World`] where the server goes away.
+    /// [`Failure::World`] if the server closes the connection.
     pub fn ask(&mut self, request: &Request) -> Result<Answer, Failure> {
         self.exchange(request).map_err(|lost| match lost {
-            Lost::Gone => self.failed("the server ended before it had answered; what was asked may be done"),
+            Lost::Gone => {
+                self.failed("the server ended before it had answered; the request may have been carried out")
+            }
             Lost::Otherwise(why) => self.failed(&why),
         })
     }

@@ -1,5 +1,5 @@
-//! A stack that is open, as operators see it: what a request does to it, whether it is being served or was opened
-//! for this one request.
+//! An open stack for operators: carries out a request, whether the stack is being served or was opened for this
+//! request.
 
 use super::protocol::{self, Answer, Recipient, Refusal, Request};
 use block::{Part, Status};
@@ -9,32 +9,32 @@ use stack::{BuiltStack, Door};
 
 /// An open stack.
 pub struct OperatedStack {
-    /// The stack.
+    /// Stack.
     pub built: BuiltStack,
-    /// Doors that it has besides its own.
+    /// Doors besides those of the stack.
     pub extra_doors: Vec<NbdDoor>,
-    /// Its server, if it is served.
+    /// Its server; `None` if it isn't served.
     pub server: Option<ServerFacts>,
 }
 
-/// What doesn't change while a server runs.
+/// Constant properties of a server.
 pub struct ServerFacts {
-    /// The stack, as it was named on the command line.
+    /// Stack, as named on the command line.
     pub stack: String,
-    /// When it was opened.
+    /// Time of opening.
     pub since: runtime::Instant,
 }
 
-/// That somebody is there.
+/// Answer that a server is running.
 pub fn hello() -> Value {
     json!({ "protocol": protocol::VERSION, "process": std::process::id() })
 }
 
 impl OperatedStack {
-    /// Carries a request out.
+    /// Carries out a request.
     ///
     /// # Errors
-    /// A part that there isn't; what a part says to its message.
+    /// An unknown part; the part's error for its message.
     pub async fn answer(&self, request: &Request) -> Answer {
         match request {
             Request::Hello => Ok(hello()),
@@ -53,7 +53,7 @@ impl OperatedStack {
         }
     }
 
-    /// [`BuiltStack::status`] with the further doors by their addresses, and `server` if there is one.
+    /// [`BuiltStack::status`] with the additional doors by their addresses, and `server` if there is one.
     async fn status(&self) -> Value {
         let mut status = self.built.status().await;
         for door in &self.extra_doors {
@@ -74,7 +74,7 @@ impl OperatedStack {
         status
     }
 
-    /// Where clients find its doors.
+    /// Addresses of its doors for clients.
     pub fn addresses(&self) -> Vec<String> {
         let doors = self.built.doors().map(|(_, door)| door.addresses());
         doors.chain(self.extra_doors.iter().map(Door::addresses)).flatten().collect()

@@ -1,16 +1,16 @@
-//! Which control socket belongs to which stack.
+//! Control socket of each stack.
 //!
-//! Unless a path is given, a server's socket lies in a folder of its user's own, under a name that follows from the
-//! stack alone, so that whoever names the stack finds its server:
+//! Unless a path is given, a server's socket is in a folder of its user, under a name that is derived from the stack
+//! alone, so that the server is found by its stack:
 //!
-//! - A stack *file* is known by its absolute path, links followed. It has one server at a time.
-//! - A stack of *one line*, or from standard input, is known by what it says and by the folder where it was said,
-//!   since its relative paths begin there. Two memories of the same size are two stacks, so up to [`MOST_ALIKE`]
-//!   servers of one line get numbers; where several serve it, an operator has to say which one is meant.
+//! - A stack *file* is identified by its absolute path, links followed. It has one server at a time.
+//! - A stack of *one line*, or from standard input, is identified by its text and the working directory, against
+//!   which its relative paths are resolved. Two memories of the same size are two stacks, so up to [`MOST_ALIKE`]
+//!   servers of one line get numbers; if several serve it, an operator has to choose one.
 //!
-//! The folder is `siltstone` in `XDG_RUNTIME_DIR` if that is a folder of this user's, else `/tmp/siltstone-UID`. A
-//! server may have been started in another environment than its operator's, so both are looked through. A folder
-//! that others may write to is never used: they could pose as the server.
+//! The folder is `siltstone` in `XDG_RUNTIME_DIR` if that is a folder of this user, else `/tmp/siltstone-UID`. A server
+//! may have been started in another environment than its operator's, so both are searched. A folder that others may
+//! write to is never used: they could pose as the server.
 
 use crate::failure::Failure;
 use block::{Error, Result};
@@ -20,22 +20,22 @@ use std::os::unix::fs::{DirBuilderExt, MetadataExt};
 use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
 
-/// How many servers of the same line are told apart.
+/// Limit of the servers of the same line.
 pub const MOST_ALIKE: usize = 16;
 
-/// How long XDG_RUNTIME_DIR may be, so that with a socket's name it fits into the 107 bytes of an address.
+/// Longest XDG_RUNTIME_DIR, so that with a socket's name it fits into the 107 bytes of an address.
 const LONGEST_FOLDER: usize = 107 - "/siltstone/0123456789abcdef-16.sock".len();
 
-/// Where a server listens for operators, and where they look for it.
+/// Address of a server for operators.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Place {
-    /// Where `--control` says.
+    /// Path of `--control`.
     At(PathBuf),
-    /// Where the stack says.
+    /// Path derived from the stack.
     Of(Identity),
 }
 
-/// A stack as far as sockets are concerned.
+/// Identity of a stack for its socket names.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Identity {
     hash: u64,
@@ -43,7 +43,7 @@ pub struct Identity {
 }
 
 impl Identity {
-    /// Of a stack file; none if the argument is a line, or there is no such file.
+    /// Identity of a stack file; `None` if the argument is a line, or there is no such file.
     pub fn of_file(argument: &str) -> Option<Identity> {
         let path = Path::new(argument);
         if argument == "-" || !path.is_file() {
@@ -53,10 +53,10 @@ impl Identity {
         Some(Identity { hash: hash(&[b"file", path.as_os_str().as_encoded_bytes()]), is_file: true })
     }
 
-    /// Of a stack that was read from one line or standard input.
+    /// Identity of a stack that was read from one line or standard input.
     ///
     /// # Errors
-    /// The folder where the program was started is gone.
+    /// If the working directory doesn't exist any more.
     pub fn of_text(stack: &Stack) -> Result<Identity, Failure> {
         let folder = std::env::current_dir()
             .map_err(|error| Failure::World(format!("asking for the current folder: {error}")))?;
@@ -65,12 +65,12 @@ impl Identity {
         Ok(Identity { hash: hash(&parts), is_file: false })
     }
 
-    /// Whether only one server of it makes sense.
+    /// Whether it can have only one server.
     pub fn is_file(&self) -> bool {
         self.is_file
     }
 
-    /// The names that a socket of it may have, the first one first.
+    /// Possible names of its socket, the preferred one first.
     pub fn names(&self) -> impl Iterator<Item = String> {
         let hash = self.hash;
         let numbers = if self.is_file { 1 } else { MOST_ALIKE };
@@ -81,8 +81,8 @@ impl Identity {
     }
 }
 
-/// 64-bit FNV-1a (Fowler, Noll and Vo; draft-eastlake-fnv), each part followed by a zero: it has to be the same in
-/// every version of the program, and there is nobody to defend against in a folder of one's own.
+/// 64-bit FNV-1a (Fowler, Noll and Vo; draft-eastlake-fnv), each part followed by a zero. It has to be the same in
+/// every version of the program; the folder belongs to the user, so it needs no resistance to attacks.
 fn hash(parts: &[&[u8]]) -> u64 {
     let bytes = parts.iter().flat_map(|part| part.iter().chain([&0]));
     bytes.fold(0xcbf2_9ce4_8422_2325, |hash, byte| (hash ^ u64::from(*byte)).wrapping_mul(0x100_0000_01b3))
@@ -92,7 +92,7 @@ fn own_user() -> u32 {
     rustix::process::geteuid().as_raw()
 }
 
-/// The folders, whether they are there or not; new sockets go to the first one.
+/// Folders, existing or not; new sockets go to the first one.
 fn folders() -> Vec<PathBuf> {
     let own = |path: &PathBuf| {
         let found = std::fs::metadata(path);
@@ -104,10 +104,10 @@ fn folders() -> Vec<PathBuf> {
     runtime.map(|folder| folder.join("siltstone")).into_iter().chain([fallback]).collect()
 }
 
-/// Whether a folder is there and nobody else's.
+/// Whether a folder exists and only its user may write to it.
 ///
 /// # Errors
-/// Something else has its name, or others may write to it.
+/// If another file has its name, or others may write to it.
 fn is_ready(folder: &Path) -> Result<bool> {
     let found = match std::fs::symlink_metadata(folder) {
         Err(error) if error.kind() == ErrorKind::NotFound => return Ok(false),
@@ -118,16 +118,16 @@ fn is_ready(folder: &Path) -> Result<bool> {
         return Ok(true);
     }
     Err(Error::permission_denied(format!(
-        "{}: expected a folder for control sockets that only user {} may write to; remove it, or say --control PATH",
+        "{}: expected a folder for control sockets that only user {} may write to; remove it, or give --control PATH",
         folder.display(),
         own_user()
     )))
 }
 
-/// The folder for new sockets, made if it isn't there.
+/// Folder for new sockets, created if it doesn't exist.
 ///
 /// # Errors
-/// It can't be made, or others may write to it.
+/// If it can't be created, or others may write to it.
 pub fn make_folder() -> Result<PathBuf> {
     let folder = folders().swap_remove(0);
     if !is_ready(&folder)? {
@@ -135,8 +135,10 @@ pub fn make_folder() -> Result<PathBuf> {
         if let Err(error) = made
             && error.kind() != ErrorKind::AlreadyExists
         {
-            let doing =
-                format!("making the folder {} for control sockets (or say --control PATH)", folder.display());
+            let doing = format!(
+                "making the folder {} for control sockets (or give --control PATH)",
+                folder.display()
+            );
             return Err(Error::from_io(&error, &doing));
         }
         is_ready(&folder)?;
@@ -144,10 +146,10 @@ pub fn make_folder() -> Result<PathBuf> {
     Ok(folder)
 }
 
-/// Connects to a socket; none if there is nobody: no file, or one that a dead server has left.
+/// Connects to a socket; `None` without a server: no file, or one that a killed server has left.
 ///
 /// # Errors
-/// The kernel's: not allowed, not a socket.
+/// Those of the kernel: not allowed, not a socket.
 pub fn connect(path: &Path) -> Result<Option<UnixStream>> {
     match UnixStream::connect(path) {
         Ok(stream) => Ok(Some(stream)),
@@ -158,10 +160,10 @@ pub fn connect(path: &Path) -> Result<Option<UnixStream>> {
     }
 }
 
-/// Everybody who serves this stack.
+/// All servers of this stack.
 ///
 /// # Errors
-/// As [`connect`]'s; a folder that others may write to is passed over.
+/// As [`connect`]; a folder that others may write to is skipped.
 pub fn servers(identity: &Identity) -> Result<Vec<(PathBuf, UnixStream)>> {
     let mut found = Vec::new();
     for folder in folders().into_iter().filter(|folder| is_ready(folder).unwrap_or(false)) {

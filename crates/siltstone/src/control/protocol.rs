@@ -1,6 +1,6 @@
-//! What is said over a control socket, without waiting: bytes into lines, lines into requests, answers into lines.
+//! Messages of a control socket, without waiting: bytes to lines, lines to requests, answers to lines.
 //!
-//! One JSON object a line, both ways; an answer for each request, in order.
+//! One JSON object per line, in both directions; an answer for each request, in order.
 //!
 //! ```text
 //! > {"verb":"hello"}
@@ -13,66 +13,66 @@
 //! < {"error":{"errno":22,"text":"verb \"massage\": did you mean …","wrongly_asked":true}}
 //! ```
 //!
-//! Whatever the bytes are: no panic, no more than [`LONGEST_REQUEST`] of a line remembered, and an error for what
-//! isn't a request. Left to others: sockets, and what a request does.
+//! For any bytes it never panics, keeps no more than [`LONGEST_REQUEST`] of a line, and returns an error for an invalid
+//! request. Sockets and the execution of requests are left to other modules.
 
 use block::Error;
 use serde_json::{Map, Value, json};
 use std::fmt;
 
-/// How long a request may be, in bytes, without the end of its line.
+/// Longest request, in bytes, without the end of its line.
 pub const LONGEST_REQUEST: usize = 64 << 10;
-/// How long an answer may be, in bytes, without the end of its line.
+/// Longest answer, in bytes, without the end of its line.
 pub const LONGEST_ANSWER: usize = 16 << 20;
 
-/// The version of all this, which [`Request::Hello`] is answered with. It changes when old clients would misunderstand.
+/// Version of the protocol, in the answer to [`Request::Hello`]. It changes if old clients would misinterpret answers.
 pub const VERSION: u32 = 1;
 
-/// What can be asked.
+/// Verbs of requests.
 const VERBS: [&str; 3] = ["hello", "status", "message"];
 
-/// What is asked of a stack, or of its server.
+/// Request to a stack, or to its server.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Request {
-    /// Whether a server is there. The socket of one that was killed takes connections for some time.
+    /// Checks that a server is running. The socket of a killed one accepts connections for some time.
     Hello,
-    /// What every part says about itself.
+    /// Status of every part.
     Status,
-    /// A message to one part.
+    /// Message to one part.
     Message {
-        /// Whom it is for.
+        /// Recipient.
         to: Recipient,
-        /// What it says.
+        /// Text.
         text: String,
     },
 }
 
-/// Which part is meant.
+/// Recipient of a message.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Recipient {
-    /// The one with this name, else the only one of this kind.
+    /// Part with this name, else the only one of this kind.
     Part(String),
-    /// The only one of this kind, whatever the others are called.
+    /// Only part of this kind, whatever its name.
     Kind(String),
 }
 
-/// Why there is no answer.
+/// Refusal of a request.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Refusal {
-    /// The error.
+    /// Error.
     pub error: Error,
-    /// Whether it lies in the question, rather than in the stack.
+    /// Whether the request is wrong, rather than the stack.
     pub wrongly_asked: bool,
 }
 
 impl Refusal {
-    /// The question is wrong.
+    /// Refusal of a wrong request.
     pub fn wrongly_asked(error: Error) -> Self {
         Refusal { error, wrongly_asked: true }
     }
 }
 
-/// It lies in the stack.
+/// Refusal because of the stack.
 impl From<Error> for Refusal {
     fn from(error: Error) -> Self {
         Refusal { error, wrongly_asked: false }
@@ -85,19 +85,19 @@ impl fmt::Display for Refusal {
     }
 }
 
-/// What a request leads to.
+/// Result of a request.
 pub type Answer = Result<Value, Refusal>;
 
 impl Request {
-    /// Reads one line, without its end.
+    /// Parses one line, without its newline.
     ///
     /// # Errors
-    /// What is wrong with it, and what was expected.
+    /// The problem, and what was expected.
     pub fn parse(line: &[u8]) -> Result<Request, Refusal> {
         parse(line).map_err(|text| Refusal::wrongly_asked(Error::invalid(text)))
     }
 
-    /// The line, with its end.
+    /// Encodes the request as a line, with its newline.
     pub fn to_line(&self) -> String {
         let object = match self {
             Request::Hello => json!({ "verb": "hello" }),
@@ -152,14 +152,14 @@ fn take_text(object: &mut Map<String, Value>, key: &str) -> Result<Option<String
     }
 }
 
-/// So much of a stranger's word as an error repeats.
+/// Excerpt of a received word for an error.
 fn excerpt(word: &str) -> String {
     let start: String = word.chars().take(60).collect();
     let more = if start.len() < word.len() { "…" } else { "" };
     format!("{}{more}", start.escape_debug())
 }
 
-/// An answer's line, with its end. One that is too long becomes an error.
+/// Encodes an answer as a line, with its newline. One that is too long becomes an error.
 pub fn encode(answer: &Answer) -> Vec<u8> {
     let mut line = match answer {
         Ok(value) => json!({ "answer": value }).to_string().into_bytes(),
@@ -183,10 +183,10 @@ fn encode_refusal(refusal: &Refusal) -> Vec<u8> {
     json!({ "error": error }).to_string().into_bytes()
 }
 
-/// Reads an answer's line.
+/// Decodes a line of an answer.
 ///
 /// # Errors
-/// [`Error::Protocol`] where it isn't one.
+/// [`Error::Protocol`] if it isn't one.
 pub fn decode(line: &[u8]) -> Result<Answer, Error> {
     let wrong =
         |what: &str| Error::protocol(format!("the answer {what}: is this a control socket of siltstone?"));
@@ -205,18 +205,18 @@ pub fn decode(line: &[u8]) -> Result<Answer, Error> {
     Ok(Err(Refusal { error: Error::from_errno(errno, text.to_owned()), wrongly_asked }))
 }
 
-/// Cuts what was received into lines.
+/// Divides received bytes into lines.
 #[derive(Debug, Default)]
 pub struct Lines {
     bytes: Vec<u8>,
-    /// Where the next line begins.
+    /// Start of the next line.
     start: usize,
     /// No line ends between `start` and this byte.
     searched: usize,
 }
 
 impl Lines {
-    /// Takes what was received.
+    /// Appends received bytes.
     pub fn push(&mut self, bytes: &[u8]) {
         self.bytes.drain(..self.start);
         self.searched -= self.start;
@@ -224,10 +224,10 @@ impl Lines {
         self.bytes.extend_from_slice(bytes);
     }
 
-    /// The next whole line, without its end; none until more is received.
+    /// Returns the next whole line, without its newline; `None` until more is received.
     ///
     /// # Errors
-    /// The line is longer than [`LONGEST_REQUEST`]: nobody knows where the next one begins.
+    /// If the line is longer than [`LONGEST_REQUEST`]: the start of the next one is unknown.
     pub fn next_line(&mut self) -> Result<Option<&[u8]>, Refusal> {
         let end = self.bytes[self.searched..].iter().position(|byte| *byte == b'\n');
         self.searched = end.map_or(self.bytes.len(), |end| self.searched + end);
@@ -245,7 +245,7 @@ impl Lines {
         Ok(Some(&self.bytes[start..start + length]))
     }
 
-    /// What stands behind the last whole line.
+    /// Bytes after the last whole line.
     pub fn rest(&self) -> &[u8] {
         &self.bytes[self.start..]
     }

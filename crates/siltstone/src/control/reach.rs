@@ -1,5 +1,5 @@
-//! Asks a stack: through its server's control socket if it is served, else by opening it, for one request ([`ask`]) or for
-//! several ([`converse`]).
+//! Requests to a stack: through its server's control socket if it is served, else by opening it, for one request
+//! ([`ask`]) or for several ([`converse`]).
 
 use super::client::Client;
 use super::operated::OperatedStack;
@@ -15,18 +15,18 @@ use stack::{Registry, Stack};
 use std::path::Path;
 use std::time::Duration;
 
-/// What a stack answered.
+/// Answer of a stack.
 pub struct Reached {
-    /// The answer.
+    /// Answer.
     pub answer: Value,
-    /// Whether its server gave it.
+    /// Whether its server gave the answer.
     pub is_live: bool,
 }
 
-/// Asks a stack, and says on standard error which way.
+/// Sends a request to a stack, and tells the way on standard error.
 ///
 /// # Errors
-/// A wrong stack, a part that there isn't, what a part says to its message, what opening and closing say.
+/// A wrong stack, an unknown part, a part's error for its message, those of opening and closing.
 pub fn ask(operated: &Operated, registry: &Registry, request: Request) -> Result<Reached, Failure> {
     let reached = |answer: Answer, is_live| match answer {
         Ok(answer) => Ok(Reached { answer, is_live }),
@@ -37,22 +37,22 @@ pub fn ask(operated: &Operated, registry: &Registry, request: Request) -> Result
     };
     match find(operated, registry)? {
         Found::Server(mut client) => {
-            say(&format!("live: asked its server, through {}", client.path().display()));
+            say(&format!("live: answered by its server, through {}", client.path().display()));
             reached(client.ask(&request)?, true)
         }
         Found::Nobody(stack) => {
-            say("not served: opened for this, and closed again");
+            say("not served: opened for this request, and closed again");
             reached(ask_unserved(&stack, request)?, false)
         }
     }
 }
 
-/// How long a connection may have been silent before it is used again: the server closes it after some minutes.
+/// Longest silence after which a connection is reused: the server closes it after some minutes.
 const SILENCE: Duration = Duration::from_secs(60);
 
-/// A stack that is asked several things, one after the other.
+/// Stack for several requests, one after the other.
 pub struct Session {
-    /// As it was named on the command line.
+    /// Stack as named on the command line.
     stack: String,
     end: End,
 }
@@ -63,15 +63,15 @@ enum End {
 }
 
 impl Session {
-    /// Asks. Where the connection may be gone, as after a long pause, it is made anew.
+    /// Sends a request. If the connection may be closed, as after a long pause, a new one is opened.
     ///
     /// # Errors
-    /// As [`ask`]'s.
+    /// As [`ask`].
     pub async fn ask(&mut self, request: &Request) -> Result<Value, Failure> {
         let answer = match &mut self.end {
             End::Own(stack) => stack.answer(request).await,
             End::Server { client, asked } => {
-                // Nothing else runs here, so that waiting for the socket holds nobody up.
+                // Nothing else runs here, so waiting for the socket delays no other task.
                 if asked.elapsed() > SILENCE {
                     *client = again(client.path())?;
                 }
@@ -95,10 +95,10 @@ fn again(path: &Path) -> Result<Client, Failure> {
     client.ok_or_else(|| Failure::World(format!("control socket {}: its server has ended", path.display())))
 }
 
-/// Asks a stack several things, in a runtime of this program's own, and says on standard error which way.
+/// Runs several requests to a stack, in a runtime of its own, and tells the way on standard error.
 ///
 /// # Errors
-/// As [`ask`]'s; what `work` returns.
+/// As [`ask`]; those of `work`.
 pub fn converse<T: Send + 'static>(
     operated: &Operated,
     registry: &Registry,
@@ -107,14 +107,14 @@ pub fn converse<T: Send + 'static>(
     let name = operated.stack.clone();
     match find(operated, registry)? {
         Found::Server(client) => {
-            say(&format!("live: asked its server, through {}", client.path().display()));
+            say(&format!("live: answered by its server, through {}", client.path().display()));
             runtime::run(Config::default(), move || async move {
                 let end = End::Server { client, asked: runtime::now() };
                 work(&mut Session { stack: name, end }).await
             })?
         }
         Found::Nobody(stack) => {
-            say("not served: opened for this, and closed again");
+            say("not served: opened for this request, and closed again");
             let plan = stack.check(false)?;
             let config = Config::default().with_shards(stack.shards());
             runtime::run(config, move || async move {
@@ -172,7 +172,7 @@ fn the_only_server(argument: &str, identity: &Identity) -> Result<Option<Client>
         let options: Vec<_> =
             servers.iter().map(|client| format!("  --control {}", client.path().display())).collect();
         return Err(Failure::Usage(format!(
-            "{argument}: {} servers serve this; say which one is meant:\n{}",
+            "{argument}: {} servers serve this; choose one:\n{}",
             servers.len(),
             options.join("\n")
         )));

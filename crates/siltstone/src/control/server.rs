@@ -1,13 +1,14 @@
-//! The control socket of a server: takes operators' requests on shard 0.
+//! Control socket of a server: accepts operators' requests on shard 0.
 //!
 //! # Promises
-//! - Each client has a task of its own: one that is slow, silent or hostile holds up nobody else. A client's requests
-//!   are carried out one after the other.
-//! - Never more than [`MOST_CLIENTS`]; who comes then is told so. A line that isn't whole after [`LINE_LIMIT`], an
-//!   answer that isn't taken after [`ANSWER_LIMIT`], and silence of [`SILENCE_LIMIT`] end a connection.
-//! - A client that goes away stops the waiting, never what it asked for.
-//! - [`ControlServer::stop`] takes no new clients, waits for the requests that are being carried out, gives their
-//!   answers [`STOP_LIMIT`] to be taken, and removes the socket's file.
+//! - Each client has a task of its own: a slow, silent or hostile one doesn't delay others. A client's requests are
+//!   carried out one after the other.
+//! - At most [`MOST_CLIENTS`] are connected; a further one gets an error. A line that isn't complete after
+//!   [`LINE_LIMIT`], an answer that isn't received after [`ANSWER_LIMIT`], and silence of [`SILENCE_LIMIT`] end a
+//!   connection.
+//! - A client that disconnects stops the waiting, never its request.
+//! - [`ControlServer::stop`] accepts no new clients, waits for the requests in progress, sends their answers for at
+//!   most [`STOP_LIMIT`], and removes the socket's file.
 
 use super::operated::{OperatedStack, hello};
 use super::place::Place;
@@ -25,22 +26,22 @@ use std::rc::Rc;
 use std::task::Poll;
 use std::time::Duration;
 
-/// How many clients at a time.
+/// Limit of connected clients.
 pub const MOST_CLIENTS: usize = 16;
-/// How long a request may take from its first byte to the end of its line.
+/// Time limit of a request from its first byte to the end of its line.
 pub const LINE_LIMIT: Duration = Duration::from_secs(30);
-/// How long a client may take to fetch an answer.
+/// Time limit for a client to receive an answer.
 pub const ANSWER_LIMIT: Duration = Duration::from_secs(30);
-/// How long a client may be silent between requests.
+/// Time limit of silence between requests.
 pub const SILENCE_LIMIT: Duration = Duration::from_secs(600);
-/// How long clients may take to fetch their last answers when the server stops.
+/// Time limit for clients to receive their last answers when the server stops.
 pub const STOP_LIMIT: Duration = Duration::from_secs(2);
-/// How long the server waits when the system has no room for another connection.
+/// Pause of the server when the system has no resources for another connection.
 const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
-/// How many bytes are received or sent at a time.
+/// Number of bytes that are received or sent at a time.
 const PIECE: usize = 16 << 10;
 
-/// A control socket that is listened on.
+/// Listening control socket.
 pub struct ControlServer {
     path: Option<PathBuf>,
     shared: Rc<Shared>,
@@ -49,19 +50,19 @@ pub struct ControlServer {
 }
 
 struct Shared {
-    /// Not there yet while the stack is being opened.
+    /// Empty while the stack is being opened.
     stack: OnceCell<Rc<OperatedStack>>,
     clients: Cell<usize>,
-    /// A client has gone.
+    /// Notified when a client has disconnected.
     gone: Notify,
     stop: StopToken,
 }
 
 impl ControlServer {
-    /// Listens. Until [`opened`](Self::opened), clients hear that the stack is still being opened.
+    /// Listens. Until [`opened`](Self::opened), requests are answered with the error that the stack is being opened.
     ///
     /// # Errors
-    /// [`Error::Busy`] where a live server listens there; those of the kernel.
+    /// [`Error::Busy`] if another server listens there; those of the kernel.
     pub async fn start(place: &Place) -> Result<ControlServer> {
         let (path, listener) = socket::take(place).await?;
         tracing::info!("control socket {}", path.display());
@@ -80,18 +81,18 @@ impl ControlServer {
         ControlServer { path, shared, stop, accepting }
     }
 
-    /// The stack is open: from now on it is asked.
+    /// Sets the open stack, which gets the requests from now on.
     pub fn opened(&self, stack: Rc<OperatedStack>) {
         // It is opened once.
         let _ = self.shared.stack.set(stack);
     }
 
-    /// The socket's file.
+    /// Path of the socket's file.
     pub fn path(&self) -> Option<&Path> {
         self.path.as_deref()
     }
 
-    /// Ends it, and lets go of the stack.
+    /// Stops the server, and releases the stack.
     pub async fn stop(self) {
         self.stop.stop();
         self.accepting.await;
@@ -101,7 +102,7 @@ impl ControlServer {
     }
 }
 
-/// Waits for a future, at most until it is time to stop.
+/// Waits for a future, at most until the stop signal.
 async fn unless_stopped<F: Future>(stop: &StopToken, future: F) -> Option<F::Output> {
     let (mut stopped, mut future) = (pin!(stop.stopped()), pin!(future));
     poll_fn(|context| match stopped.as_mut().poll(context) {
@@ -120,13 +121,13 @@ async fn accept(shared: Rc<Shared>, listener: Listener) {
             }
             Ok(stream) => {
                 tracing::warn!(
-                    "a client of the control socket was refused: there are {MOST_CLIENTS} already"
+                    "a client of the control socket was refused: the limit of {MOST_CLIENTS} clients is reached"
                 );
                 let error = Error::busy(format!(
-                    "the control socket has {MOST_CLIENTS} clients already: ask again later"
+                    "the control socket has {MOST_CLIENTS} clients, its limit: try again later"
                 ));
                 let line = protocol::encode(&Err(error.into()));
-                // It fits into an empty socket; whoever doesn't take it is closed all the same.
+                // It fits into an empty socket; the connection is closed even if it isn't received.
                 let sending = stream.send(Data::copy_of(&line).into());
                 let _ = unless_stopped(&shared.stop, runtime::timeout(ACCEPT_PAUSE, sending)).await;
             }
@@ -141,7 +142,7 @@ async fn accept(shared: Rc<Shared>, listener: Listener) {
     }
 }
 
-/// A client, counted as long as it lives.
+/// Client, counted until it is dropped.
 struct Client {
     shared: Rc<Shared>,
     stream: Stream,
@@ -154,7 +155,7 @@ impl Drop for Client {
     }
 }
 
-/// The connection is over.
+/// The connection has ended.
 struct Over;
 
 impl Client {
@@ -207,7 +208,7 @@ impl Client {
         }
     }
 
-    /// Answers every request that is there, and says whether there was one.
+    /// Answers every complete request, and returns whether there was one.
     async fn answer_whole_lines(&self, lines: &mut Lines) -> Result<bool, Over> {
         let mut any = false;
         loop {
@@ -224,7 +225,7 @@ impl Client {
         }
     }
 
-    /// Receives something; none where nothing comes in time.
+    /// Receives bytes; `None` if none arrive in time.
     async fn receive(&self, buffer: Buffer, deadline: Instant) -> Result<Option<(usize, Buffer)>, Over> {
         let left = deadline - runtime::now();
         let receiving = runtime::timeout(left, self.stream.receive(buffer));
@@ -235,7 +236,7 @@ impl Client {
         }
     }
 
-    /// Sends an answer, a piece at a time: what is in flight is memory.
+    /// Sends an answer in pieces: bytes in flight use memory.
     async fn send(&self, answer: &Answer) -> Result<(), Over> {
         let line = protocol::encode(answer);
         let mut sending = pin!(runtime::timeout(ANSWER_LIMIT, async {
@@ -261,7 +262,7 @@ impl Shared {
         match self.stack.get() {
             Some(stack) => stack.answer(&request).await,
             None if request == Request::Hello => Ok(hello()),
-            None => Err(Error::busy("the stack is still being opened: ask again later").into()),
+            None => Err(Error::busy("the stack is still being opened: try again later").into()),
         }
     }
 }

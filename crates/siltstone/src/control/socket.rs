@@ -1,10 +1,10 @@
-//! Where a control socket is taken: at a path, or under a name of the stack's in the usual folder.
+//! Creation of a control socket: at a path, or under a name of the stack in the default folder.
 //!
 //! # Promises
-//! - Its mode is 0600 from its first moment on.
-//! - What a dead server left in the usual folder is removed by whichever server starts next.
+//! - Its mode is 0600 from its creation on.
+//! - Sockets that killed servers left in the default folder are removed by the next server that starts.
 //!
-//! Left to others: which file may be replaced, and its removal ([`SocketFolder`], [`Listener::close`]).
+//! Replacing and removing files is left to [`SocketFolder`] and [`Listener::close`].
 
 use super::place::{self, Identity, Place};
 use block::{Error, Result};
@@ -14,13 +14,13 @@ use std::path::{Path, PathBuf};
 /// Permissions of a control socket.
 const OWNER_ONLY: u32 = 0o600;
 
-/// How many files are looked at for what dead servers left.
+/// Limit of the files that are examined for sockets of killed servers.
 const MOST_SWEPT: usize = 1000;
 
-/// Takes the place, or one of those that it stands for.
+/// Listens at this address, or at one of those that it stands for.
 ///
 /// # Errors
-/// [`Error::Busy`] where a live server has it; those of the kernel.
+/// [`Error::Busy`] if a live server listens there; those of the kernel.
 pub(super) async fn take(place: &Place) -> Result<(PathBuf, Listener)> {
     let attempt = || match place {
         Place::At(path) => take_path(path).map_err(in_context),
@@ -38,7 +38,7 @@ fn take_path(path: &Path) -> Result<(PathBuf, Listener)> {
     Ok((path.to_owned(), listener))
 }
 
-/// A name of the stack's that is free.
+/// Takes a free name of the stack.
 fn take_name(identity: &Identity) -> Result<(PathBuf, Listener)> {
     // It may have its socket in the other folder.
     if identity.is_file()
@@ -63,12 +63,12 @@ fn take_name(identity: &Identity) -> Result<(PathBuf, Listener)> {
     outcome.map_err(in_context)
 }
 
-/// Removes what dead servers of other stacks have left: nobody else would.
+/// Removes the sockets of killed servers of other stacks.
 fn sweep(folder: &SocketFolder, path: &Path) {
     let Ok(entries) = std::fs::read_dir(path) else { return };
     let names = entries.flatten().take(MOST_SWEPT).map(|entry| entry.path());
     for path in names.filter(|path| path.extension().is_some_and(|ending| ending == "sock")) {
-        // What can't be removed is in nobody's way.
+        // A socket that can't be removed does no harm.
         let _ = folder.remove_stale(&path);
     }
 }

@@ -1,8 +1,8 @@
-//! `siltstone record export`: what was asked of a recorded device, as a log of fio, version 3.
+//! `siltstone record export`: the requests to a recorded device as a log of fio, version 3.
 //!
-//! What a log has no word for becomes the nearest that it has: a write with FUA is a write, and a `datasync` when it was
-//! acknowledged; zeroing that may give space back is a `trim`; other zeroing is writes. Long requests are cut. What
-//! was written is not in a log. Times are those of the submissions.
+//! Requests without an equivalent in a log become the nearest one: a write with FUA is a write, and a `datasync` when
+//! it was acknowledged; zeroing that may deallocate is a `trim`; other zeroing is writes. Long requests are split.
+//! Written data is not in a log. Times are those of the submissions.
 
 use crate::failure::Failure;
 use bench::iolog::parser::LONGEST_REQUEST;
@@ -17,16 +17,16 @@ use std::fs::OpenOptions;
 use std::io::{BufWriter, Write};
 use std::path::Path;
 
-/// The longest trim, in bytes: fio has 32 bits for a length.
+/// Longest trim, in bytes: fio has 32 bits for a length.
 const LONGEST_TRIM: u64 = 1 << 30;
 
-/// The longest write that zeroing becomes, in bytes.
+/// Longest write for zeroing, in bytes.
 const LONGEST_ZEROING: u64 = 1 << 20;
 
-/// Writes the log, and says in one line what is in it.
+/// Writes the log, and returns its summary in one line.
 ///
 /// # Errors
-/// A device that isn't one, a log that is there already.
+/// An unknown device, a log that exists already.
 pub fn export(timeline: &Timeline, device: Option<u16>, log: &Path) -> Result<String, Failure> {
     let device = device.unwrap_or_else(|| usual_device(timeline));
     timeline.device_geometry(device)?;
@@ -70,7 +70,7 @@ pub fn export(timeline: &Timeline, device: Option<u16>, log: &Path) -> Result<St
     ))
 }
 
-/// The first device that clients use, or else the first.
+/// First device that clients use, or else the first.
 fn usual_device(timeline: &Timeline) -> u16 {
     let is_clients = |it: &DeviceEntry| it.role == Role::Client && matches!(it.shape, Shape::Device(_));
     let found = timeline.devices.iter().position(is_clients);
@@ -87,7 +87,7 @@ struct Lines<'a, W: Write> {
     out: W,
     text: String,
     name: &'a str,
-    /// The time of the last line, in microseconds.
+    /// Time of the last line, in microseconds.
     last: u64,
     counts: [u64; 5],
 }
@@ -114,7 +114,7 @@ impl<W: Write> Lines<'_, W> {
         }
     }
 
-    /// A request, in pieces that are no longer than this.
+    /// Adds a request, in pieces of at most `longest` bytes.
     fn request(&mut self, action: Action, offset: u64, length: u64, longest: u64) -> std::io::Result<()> {
         let mut done = 0;
         loop {

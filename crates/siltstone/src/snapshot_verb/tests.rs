@@ -50,7 +50,8 @@ fn a_stack_that_is_not_served_is_opened() {
     assert_eq!(ask("stats(log(ram(1MiB)))", None, "snapshot list").unwrap(), "{\"snapshots\":[]}");
     assert_eq!(ask("log(ram(1MiB))", Some("top"), "snapshot list").unwrap(), "{\"snapshots\":[]}");
     let none = ask("stats(ram(1MiB))", None, "snapshot list").unwrap_err();
-    let expected = "stats(ram(1MiB)): this stack has no part of kind \"log\": there are \"top\" (stats), ";
+    let expected =
+        "stats(ram(1MiB)): this stack has no part of kind \"log\": its parts are \"top\" (stats), ";
     assert!(matches!(&none, Failure::Usage(said) if said.starts_with(expected)), "{none}");
     let two = ask("log(log(ram(1MiB)))", None, "snapshot list").unwrap_err();
     let expected = "2 parts are of kind \"log\": expected the name of one of them: \"top\" (log), ";

@@ -1,7 +1,7 @@
-//! The cache that is asked, and what is done to it step by step.
+//! Requests to the cache, step by step.
 //!
-//! A step of the cache's ends soon, and says how far it got; here the rest is asked for again, until everything is done,
-//! there is no room for any more of it, or somebody wants to stop. So whoever stops stops at once.
+//! A step of the cache is short, and reports its progress. The rest is requested again, until everything is done, the
+//! cache has no more space for it, or a stop is requested. So a stop takes effect at once.
 
 use crate::arguments::WhichCache;
 use crate::control::protocol::{Recipient, Request};
@@ -17,14 +17,14 @@ use std::pin::Pin;
 use std::task::Poll;
 use std::time::Duration;
 
-/// The kind of the parts that this is for.
+/// Kind of the parts of this verb.
 const KIND: &str = "cache";
-/// How long a message gets, in bytes, at most: a request over the control socket may have 64 KiB.
+/// Longest message, in bytes: a request over the control socket may have 64 KiB.
 const LONGEST: usize = 32 << 10;
 
 type Stop = Pin<Box<dyn Future<Output = block::Result<()>>>>;
 
-/// A cache, and whether somebody wants to stop.
+/// A cache, and whether a stop was requested.
 pub struct Cache<'a> {
     session: &'a mut Session,
     to: Recipient,
@@ -32,28 +32,28 @@ pub struct Cache<'a> {
     is_stopped: bool,
 }
 
-/// What came of all steps, in bytes.
+/// Results of all steps, in bytes.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Sums {
-    /// That were asked for and dealt with.
+    /// Requested and completed.
     pub done: u64,
-    /// That came in.
+    /// Fetched.
     pub fetched: u64,
-    /// That were there.
+    /// Already cached.
     pub present: u64,
-    /// That weren't, where nothing was to come in.
+    /// Not cached, if nothing was to be fetched.
     pub absent: u64,
-    /// For which there was no room.
+    /// Without space in the cache.
     pub no_room: u64,
-    /// That somebody used.
+    /// In use by clients.
     pub busy: u64,
-    /// That couldn't be read, or written to the cache.
+    /// Not readable, or not writable to the cache.
     pub failed: u64,
-    /// Behind the origin's end.
+    /// After the end of the origin.
     pub past_end: u64,
-    /// That went.
+    /// Evicted.
     pub evicted: u64,
-    /// That only the cache has, and that stay.
+    /// Dirty, and therefore kept.
     pub dirty: u64,
 }
 
@@ -80,27 +80,27 @@ impl Sums {
     }
 }
 
-/// How steps ended.
+/// Outcome of steps.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Outcome {
-    /// What they came to.
+    /// Sums.
     pub sums: Sums,
-    /// There is no room for any more of it.
+    /// Whether the cache has no space for more.
     pub is_full: bool,
-    /// Somebody wanted to stop.
+    /// Whether a stop was requested.
     pub is_stopped: bool,
-    /// What went wrong first.
+    /// First error.
     pub error: Option<String>,
 }
 
-/// What steps do.
+/// Action of steps.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Doing {
-    /// Bring in.
+    /// Fetch blocks.
     Fetch,
-    /// Make as hot what is there.
+    /// Set the heat of cached blocks.
     Heat,
-    /// Let go.
+    /// Evict blocks.
     Evict,
 }
 
@@ -115,16 +115,16 @@ impl Doing {
 }
 
 impl<'a> Cache<'a> {
-    /// The one that is meant.
+    /// Cache with this name.
     pub fn new(session: &'a mut Session, name: Option<String>) -> Cache<'a> {
         let to = name.map_or_else(|| Recipient::Kind(KIND.into()), Recipient::Part);
         Cache { session, to, stop: Box::pin(runtime::stop_signal()), is_stopped: false }
     }
 
-    /// Tells it something.
+    /// Sends a message to it.
     ///
     /// # Errors
-    /// What it, or the way to it, says; [`Failure::World`] for an answer that isn't JSON.
+    /// Those of the cache and of the connection; [`Failure::World`] for an answer that isn't JSON.
     pub async fn ask(&mut self, text: &str) -> Result<Value, Failure> {
         let request = Request::Message { to: self.to.clone(), text: text.to_owned() };
         let answer = self.session.ask(&request).await?;
@@ -138,10 +138,11 @@ impl<'a> Cache<'a> {
         })
     }
 
-    /// Does it to all ranges, at most so many bytes in a second, and tells `progress` how many are done.
+    /// Applies the action to all ranges, at most `rate` bytes per second, and reports the completed bytes to
+    /// `progress`.
     ///
     /// # Errors
-    /// Those of the ranges; what the cache says to a step.
+    /// Those of the ranges; the cache's error for a step.
     pub async fn steps(
         &mut self,
         doing: Doing,
@@ -188,7 +189,7 @@ impl<'a> Cache<'a> {
         }
     }
 
-    /// Whether somebody has asked this program to stop.
+    /// Whether this program was asked to stop.
     async fn wants_stop(&mut self) -> bool {
         if !self.is_stopped {
             let stop = &mut self.stop;
@@ -198,7 +199,7 @@ impl<'a> Cache<'a> {
         self.is_stopped
     }
 
-    /// Waits so long, or until somebody wants to stop.
+    /// Waits for `time`, or until a stop is requested.
     async fn pause(&mut self, time: Duration) {
         if !time.is_zero() && !self.is_stopped {
             self.is_stopped = runtime::timeout(time, &mut self.stop).await.is_ok();
@@ -206,7 +207,7 @@ impl<'a> Cache<'a> {
     }
 }
 
-/// A message for the first ranges, of so many bytes and letters at most.
+/// Message for the first ranges, of limited bytes and length.
 fn message(doing: Doing, waiting: &VecDeque<HotRange>, most: u64) -> String {
     let mut text = format!("warm {}", doing.word());
     let mut heat: Option<Heat> = None;
@@ -227,7 +228,7 @@ fn message(doing: Doing, waiting: &VecDeque<HotRange>, most: u64) -> String {
     text
 }
 
-/// Takes so many bytes off; false if there aren't as many.
+/// Removes the first `bytes` bytes; false if there are fewer.
 fn take(waiting: &mut VecDeque<HotRange>, mut bytes: u64) -> bool {
     while bytes > 0 {
         let Some((_, range)) = waiting.front_mut() else { return false };
@@ -241,10 +242,10 @@ fn take(waiting: &mut VecDeque<HotRange>, mut bytes: u64) -> bool {
     true
 }
 
-/// Does something with a cache.
+/// Runs `work` with a cache.
 ///
 /// # Errors
-/// A wrong stack or part; what `work` returns.
+/// A wrong stack or part; those of `work`.
 pub fn with_cache<T: Send + 'static>(
     which: WhichCache,
     work: impl AsyncFnOnce(&mut Cache<'_>) -> Result<T, Failure> + Send + 'static,

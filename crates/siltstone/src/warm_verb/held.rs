@@ -1,7 +1,7 @@
-//! What a cache says that it holds: asked for page by page, and put together to ranges.
+//! Contents of a cache: requested page by page, and merged to ranges.
 //!
-//! The answers come from the cache while it works: a block that moves between two pages may be there twice, or not at all.
-//! They may also come from a server of another version, so whatever doesn't fit is an error and no panic.
+//! The answers come from the cache while it works: a block that moves between two pages may be listed twice, or not at
+//! all. They may also come from a server of another version, so an unexpected answer is an error and no panic.
 
 use super::cache::Cache;
 use super::saved::HotRange;
@@ -11,46 +11,46 @@ use serde_json::Value;
 use std::collections::BTreeSet;
 use std::ops::Range;
 
-/// How many slots are asked for at once.
+/// Number of slots per request.
 const PAGE: u64 = 4096;
 
 /// Sizes, in bytes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Facts {
-    /// Of the origin, and of the device.
+    /// Size of the origin, and of the device.
     pub bytes: u64,
-    /// Of a block of the cache.
+    /// Size of a block of the cache.
     pub block_size: u64,
-    /// Of a part of one.
+    /// Size of a part of a block.
     pub part_size: u64,
-    /// How many blocks the cache has, with or without something in them.
+    /// Number of blocks of the cache, used or not.
     pub total_blocks: u64,
 }
 
-/// A run of bytes of the origin that is cached: all of it is dirty, or none.
+/// Cached range of the origin: all of it is dirty, or none.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct CachedRange {
-    /// Which.
+    /// Range in bytes.
     pub bytes: Range<u64>,
-    /// How hot.
+    /// Heat.
     pub heat: Heat,
-    /// Whether only the cache has it.
+    /// Whether it is dirty.
     pub is_dirty: bool,
 }
 
 impl CachedRange {
-    /// In bytes.
+    /// Length in bytes.
     pub fn length(&self) -> u64 {
         self.bytes.end - self.bytes.start
     }
 
-    /// How many bytes only the cache has.
+    /// Number of dirty bytes.
     pub fn dirty(&self) -> u64 {
         if self.is_dirty { self.length() } else { 0 }
     }
 }
 
-/// A block of the cache.
+/// Block of the cache.
 #[derive(Debug, Clone, Copy)]
 struct Row {
     block: u64,
@@ -59,10 +59,10 @@ struct Row {
     heat: Heat,
 }
 
-/// The sizes.
+/// Returns the sizes.
 ///
 /// # Errors
-/// What the cache, or the way to it, says.
+/// Those of the cache and of the connection.
 pub async fn facts(cache: &mut Cache<'_>) -> Result<Facts, Failure> {
     let answer = cache.ask("warm list 0 0").await?;
     facts_of(&answer).ok_or_else(|| strange(&answer))
@@ -88,10 +88,10 @@ fn facts_of(answer: &Value) -> Option<Facts> {
     is_possible.then_some(facts)
 }
 
-/// All that a cache holds, in the order of the origin.
+/// Returns all that a cache holds, in the order of the origin.
 ///
 /// # Errors
-/// What the cache, or the way to it, says.
+/// Those of the cache and of the connection.
 pub async fn held(cache: &mut Cache<'_>) -> Result<(Facts, Vec<CachedRange>), Failure> {
     let facts = facts(cache).await?;
     let mut rows = Vec::new();
@@ -108,7 +108,7 @@ pub async fn held(cache: &mut Cache<'_>) -> Result<(Facts, Vec<CachedRange>), Fa
     Ok((facts, ranges(&facts, rows)))
 }
 
-/// Reads a page; returns where the next one begins.
+/// Parses a page; returns the start of the next one.
 fn page(answer: &Value, facts: &Facts, rows: &mut Vec<Row>) -> Option<Option<u64>> {
     for row in answer["blocks"].as_array()? {
         let (block, valid, dirty) = (row[0].as_u64()?, row[1].as_u64()?, row[2].as_u64()?);
@@ -124,7 +124,7 @@ fn page(answer: &Value, facts: &Facts, rows: &mut Vec<Row>) -> Option<Option<u64
     }
 }
 
-/// Runs of bytes that are as hot, and as dirty, in order.
+/// Merges adjacent rows with the same heat and dirtiness, in order.
 fn ranges(facts: &Facts, mut rows: Vec<Row>) -> Vec<CachedRange> {
     rows.sort_by_key(|row| row.block);
     let mut seen = BTreeSet::new();
@@ -156,7 +156,7 @@ fn ranges(facts: &Facts, mut rows: Vec<Row>) -> Vec<CachedRange> {
     ranges
 }
 
-/// The hottest first, and what is as hot in the order of the origin; at most so many bytes.
+/// Sorts the hottest first, equal ones in the order of the origin; at most `most` bytes.
 pub fn hottest_first(ranges: &[CachedRange], most: Option<u64>) -> Vec<HotRange> {
     let mut sorted: Vec<HotRange> = ranges.iter().map(|range| (range.heat, range.bytes.clone())).collect();
     sorted.sort_by_key(|(heat, range)| (std::cmp::Reverse(heat.level()), heat.age, range.start));
@@ -176,7 +176,7 @@ pub fn hottest_first(ranges: &[CachedRange], most: Option<u64>) -> Vec<HotRange>
     sorted
 }
 
-/// What of these ranges lies in those; all of it without any.
+/// Intersects the ranges with the wanted ones; returns all without any.
 pub fn within(ranges: Vec<CachedRange>, wanted: Option<&[Range<u64>]>) -> Vec<CachedRange> {
     let Some(wanted) = wanted else { return ranges };
     let wanted = merged(wanted);
@@ -191,7 +191,7 @@ pub fn within(ranges: Vec<CachedRange>, wanted: Option<&[Range<u64>]>) -> Vec<Ca
     found
 }
 
-/// Ranges in order, none of which touches another one.
+/// Merges ranges that touch, in order.
 pub fn merged(ranges: &[Range<u64>]) -> Vec<Range<u64>> {
     let mut sorted = ranges.to_vec();
     sorted.sort_by_key(|range| range.start);

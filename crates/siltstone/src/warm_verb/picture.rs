@@ -1,4 +1,4 @@
-//! What a cache holds, as people see it: sums, a picture of the origin, levels, and the hottest ranges.
+//! Contents of a cache as text: sums, a picture of the origin, levels, and the hottest ranges.
 
 use super::held::{CachedRange, Facts, hottest_first, merged};
 use bench::table::{Cell, Grid};
@@ -7,12 +7,12 @@ use serde_json::{Value, json};
 use std::fmt::Write;
 use std::ops::Range;
 
-/// How many places the picture has.
+/// Number of columns of the picture.
 const PLACES: u64 = 64;
-/// The highest level.
+/// Highest level.
 const LEVELS: u8 = 7;
 
-/// For people.
+/// Formats the contents for operators.
 pub fn page(facts: &Facts, ranges: &[CachedRange], wanted: Option<&[Range<u64>]>, top: usize) -> String {
     let mut out = String::new();
     let wanted = wanted.map(merged);
@@ -44,7 +44,7 @@ fn length(ranges: &[Range<u64>]) -> u64 {
     ranges.iter().map(|range| range.end - range.start).sum()
 }
 
-/// The origin from its beginning to its end.
+/// Draws the origin from start to end.
 fn picture(out: &mut String, facts: &Facts, ranges: &[CachedRange]) {
     let place = facts.bytes.div_ceil(PLACES).max(1);
     let places = facts.bytes.div_ceil(place) as usize;
@@ -73,13 +73,13 @@ fn picture(out: &mut String, facts: &Facts, ranges: &[CachedRange]) {
     let _ = writeln!(out, "  [{levels}]  its hottest level");
 }
 
-/// How much there is of each level.
+/// Writes the amount of each level.
 fn levels(out: &mut String, ranges: &[CachedRange]) {
     let words = [
-        "small queue, asked for once",
+        "small queue, requested once",
         "small queue, once more",
         "main queue, not since its turn came",
-        "small queue, on its way to the main one",
+        "small queue, to be moved to the main one",
         "main queue, once since its turn came",
         "main queue, twice",
         "main queue, three times or more",
@@ -128,7 +128,7 @@ fn list(out: &mut String, ranges: &[CachedRange], top: usize) {
     }
 }
 
-/// For machines: all ranges, in the order of the origin.
+/// Returns all ranges as JSON, in the order of the origin.
 pub fn as_json(facts: &Facts, ranges: &[CachedRange], wanted: Option<&[Range<u64>]>) -> Value {
     let wanted = wanted.map_or(facts.bytes, |wanted| length(&merged(wanted)));
     let cached: u64 = ranges.iter().map(CachedRange::length).sum();
@@ -180,7 +180,7 @@ mod tests {
   level   bytes   dirty  what it means
       7  64 KiB     0 B  main queue, three times or more
       6  64 KiB  64 KiB  main queue, twice
-      1   4 MiB     0 B  small queue, asked for once
+      1   4 MiB     0 B  small queue, requested once
 
 hottest ranges
      offset   bytes  level  heat      requests ago

@@ -1,4 +1,4 @@
-//! The file in which the heat of a cache is saved: text, the hottest ranges first.
+//! File of a cache's saved heat: text, the hottest ranges first.
 //!
 //! ```text
 //! siltstone-warm 1
@@ -9,12 +9,12 @@
 //! end 2
 //! ```
 //!
-//! The first line has the version, `end` how many ranges there are: one that was cut is noticed. A range is its heat (queue,
-//! visits since its turn came, and how many requests ago the last one was, as a power of two), offset and length in bytes; a
-//! line never is hotter than the one above it. Lines that begin with `#` are for people.
+//! The first line has the version, `end` the number of ranges, so that a truncated file is detected. A range is its
+//! heat (queue, visits since its turn came, and the number of requests since the last one, as a power of two), offset
+//! and length in bytes; a line is never hotter than the one above it. Lines that begin with `#` are comments.
 //!
-//! Whatever the bytes are: no panic, no more of it in memory than a line, and an error that names the line. All of it is
-//! checked before any of it is used.
+//! For any bytes it never panics, keeps no more than a line in memory, and returns an error that names the line. The
+//! whole file is checked before any of it is used.
 
 use crate::failure::Failure;
 use block::Error;
@@ -24,28 +24,28 @@ use std::io::{BufRead, BufReader, BufWriter, Read, Write};
 use std::ops::Range;
 use std::path::{Path, PathBuf};
 
-/// The first line.
+/// First line.
 const FIRST: &str = "siltstone-warm 1";
-/// How long a line may be, in bytes, its end included.
+/// Longest line, in bytes, including its newline.
 const LONGEST_LINE: usize = 200;
 
-/// What a file says before its ranges, and what these come to.
+/// Header of a file, and the sums of its ranges.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Facts {
-    /// The size of the origin, in bytes.
+    /// Size of the origin, in bytes.
     pub origin_bytes: u64,
-    /// The size of the blocks of the cache from which it was saved.
+    /// Block size of the cache that was saved, in bytes.
     pub block_size: u64,
-    /// How many ranges there are.
+    /// Number of ranges.
     pub ranges: u64,
-    /// How many bytes they have, those of several as often.
+    /// Number of their bytes; overlapping bytes count several times.
     pub bytes: u64,
 }
 
-/// A range and its heat.
+/// Range and its heat.
 pub type HotRange = (Heat, Range<u64>);
 
-/// Writes a file, which takes the place of another one when it is there as a whole.
+/// Writes a file, which replaces an existing one once it is complete.
 ///
 /// # Errors
 /// Those of the file system.
@@ -69,17 +69,17 @@ pub fn write(path: &Path, origin_bytes: u64, block_size: u64, ranges: &[HotRange
     write().map_err(failed)
 }
 
-/// Where a file is written before it gets its name.
+/// Temporary path of a file before it is renamed.
 fn beside(path: &Path) -> PathBuf {
     let mut name = path.as_os_str().to_owned();
     name.push(format!(".{}.part", std::process::id()));
     name.into()
 }
 
-/// Checks all of a file.
+/// Checks a whole file.
 ///
 /// # Errors
-/// [`Failure::Usage`] with the line that is wrong, and what was expected there.
+/// [`Failure::Usage`] with the wrong line, and what was expected there.
 pub fn check(path: &Path) -> Result<Facts, Failure> {
     let mut reader = Reader::open(path)?;
     let mut bytes: u64 = 0;
@@ -104,15 +104,15 @@ pub struct Reader {
 }
 
 impl Reader {
-    /// Opens it, and reads what stands before the ranges.
+    /// Opens a file, and reads its header.
     ///
     /// # Errors
-    /// [`Failure::Usage`] where it can't be read, or is something else.
+    /// [`Failure::Usage`] if it can't be read, or is another file.
     pub fn open(path: &Path) -> Result<Reader, Failure> {
         let failed = |error: std::io::Error| {
             Failure::Usage(Error::from_io(&error, &format!("reading {}", path.display())).to_string())
         };
-        // Opening a pipe would wait for somebody to write.
+        // Opening a pipe would wait for a writer.
         if !std::fs::metadata(path).map_err(failed)?.is_file() {
             return Err(Failure::Usage(format!(
                 "{}: expected a file of \"siltstone warm save\"; it is read twice",
@@ -148,10 +148,10 @@ impl Reader {
         Ok(reader)
     }
 
-    /// The next range; none at the end.
+    /// Returns the next range; `None` at the end.
     ///
     /// # Errors
-    /// [`Failure::Usage`] with the line that is wrong.
+    /// [`Failure::Usage`] with the wrong line.
     pub fn next_range(&mut self) -> Result<Option<HotRange>, Failure> {
         if self.is_at_end {
             return Ok(None);
@@ -176,7 +176,7 @@ impl Reader {
             return Err(self.wrong(&text));
         };
         if range.end > self.origin_bytes {
-            let text = format!("\"{line}\" ends behind the origin's {} bytes", self.origin_bytes);
+            let text = format!("\"{line}\" ends after the origin's {} bytes", self.origin_bytes);
             return Err(self.wrong(&text));
         }
         if heat.level() > self.level {
@@ -201,11 +201,11 @@ impl Reader {
         self.is_at_end = true;
         match self.read_line()? {
             0 => Ok(()),
-            _ => Err(self.wrong("there is more behind the end")),
+            _ => Err(self.wrong("there are lines after the end")),
         }
     }
 
-    /// A line without its end.
+    /// Reads a line without its newline.
     fn next_line(&mut self) -> Result<String, Failure> {
         loop {
             let length = self.read_line()?;
@@ -304,7 +304,7 @@ mod tests {
             ("main/3/4", "main/4/4", ":5: \"main/4/4 100+100\": expected HEAT OFFSET+LENGTH"),
             ("100+100", "100+0", ":5: \"main/3/4 100+0\": expected HEAT"),
             ("100+100", "18446744073709551615+2", ":5:"),
-            ("100+100", "950+100", ":5: \"main/3/4 950+100\" ends behind the origin's 1000 bytes"),
+            ("100+100", "950+100", ":5: \"main/3/4 950+100\" ends after the origin's 1000 bytes"),
             ("small/0/0", "main/1/1", "fine"),
             ("main/3/4", "small/0/1", "fine"),
             (
@@ -315,7 +315,7 @@ mod tests {
             ("end 2", "end 3", ":7: \"end 3\" where there are 2 ranges"),
             ("end 2\n", "", ":7: it ends before its line \"end N\""),
             ("end 2\n", "end 2", ":7: the line has no end"),
-            ("end 2\n", "end 2\n\n", ":8: there is more behind the end"),
+            ("end 2\n", "end 2\n\n", ":8: there are lines after the end"),
             ("small/0/0", "small\u{1b}[2J", ":6: expected plain letters"),
             ("small/0/0", &long, ":6: expected lines of less than 200 bytes"),
         ] {

@@ -1,8 +1,8 @@
-//! Which bytes of a cache's device are meant: ranges, and files on a file system that is on the device.
+//! Wanted bytes of a cache's device: ranges, and files of a file system on the device.
 //!
-//! A file's extents are places on the block device under its file system. That is the device which the kernel made of what the
-//! stack serves (such as `/dev/nbd0`), or a partition of it. The two must have the same size: else something lies between
-//! them, and the places mean something else.
+//! A file's extents are offsets on the block device under its file system. That is the kernel's device for the served
+//! stack (such as `/dev/nbd0`), or a partition of it. The two must have the same size: otherwise another layer is
+//! between them, and the offsets differ.
 
 use crate::arguments::Where;
 use crate::failure::Failure;
@@ -14,13 +14,13 @@ use std::ops::Range;
 use std::os::unix::fs::{FileTypeExt, MetadataExt};
 use std::path::{Path, PathBuf};
 
-/// Sizes and offsets in /sys are in units of this, whatever the device's blocks are.
+/// Unit of sizes and offsets in /sys, whatever the device's block size is, in bytes.
 const SECTOR: u64 = 512;
 
-/// The bytes that are meant, of a device of so many; none where nothing was said.
+/// Wanted ranges of a device of `bytes` bytes; `None` if none were given.
 ///
 /// # Errors
-/// [`Failure::Usage`] for a range behind the end, and for a file that isn't on the device.
+/// [`Failure::Usage`] for a range after the end, and for a file that isn't on the device.
 pub fn resolve(where_: &Where, bytes: u64) -> Result<Option<Vec<Range<u64>>>, Failure> {
     if where_.range.is_empty() && where_.file.is_empty() {
         return Ok(None);
@@ -45,7 +45,7 @@ pub fn resolve(where_: &Where, bytes: u64) -> Result<Option<Vec<Range<u64>>>, Fa
     Ok(Some(ranges))
 }
 
-/// Where a file lies on a device of so many bytes.
+/// Ranges of a file on a device of `bytes` bytes.
 fn ranges_of(path: &Path, device: Option<&Path>, bytes: u64) -> Result<Vec<Range<u64>>, Failure> {
     let failed = |error: &std::io::Error| {
         Failure::Usage(Error::from_io(error, &format!("--file {}", path.display())).to_string())
@@ -93,7 +93,7 @@ fn ranges_of(path: &Path, device: Option<&Path>, bytes: u64) -> Result<Vec<Range
     }
     if outside > 0 {
         return Err(Failure::Usage(format!(
-            "--file {}: its file system says that it lies behind the end of {}: its places aren't those of one device",
+            "--file {}: its file system reports it after the end of {}: its offsets aren't those of one device",
             path.display(),
             disk.path.display()
         )));
@@ -114,7 +114,7 @@ fn ranges_of(path: &Path, device: Option<&Path>, bytes: u64) -> Result<Vec<Range
     Ok(ranges)
 }
 
-/// A block device of the kernel's, and where a file system begins on it.
+/// Block device of the kernel, and the offset of the file system on it.
 #[derive(Debug)]
 struct Disk {
     path: PathBuf,
@@ -122,7 +122,7 @@ struct Disk {
     offset: u64,
 }
 
-/// What a file system of this number lies on: the device that was said, or else the whole disk.
+/// Device of the file system with this number: the given one, or else the whole disk.
 fn disk_of(file: &Path, number: u64, device: Option<&Path>) -> Result<Disk, Failure> {
     let wrong = |text: String| Failure::Usage(format!("--file {}: {text}", file.display()));
     let own = system_folder(number).ok_or_else(|| {
@@ -166,7 +166,7 @@ fn disk_of(file: &Path, number: u64, device: Option<&Path>) -> Result<Disk, Fail
     Ok(Disk { path: device_path(&folder), bytes, offset })
 }
 
-/// Where the kernel describes a block device.
+/// Folder in /sys of a block device.
 fn system_folder(number: u64) -> Option<PathBuf> {
     let (major, minor) = (libc::major(number), libc::minor(number));
     std::fs::canonicalize(format!("/sys/dev/block/{major}:{minor}")).ok()
@@ -178,7 +178,7 @@ fn device_path(folder: &Path) -> PathBuf {
     Path::new("/dev").join(name)
 }
 
-/// A number of sectors, in bytes.
+/// Reads a number of sectors, and returns it in bytes.
 fn sectors(folder: &Path, name: &str) -> Result<u64, String> {
     let path = folder.join(name);
     let text = std::fs::read_to_string(&path).map_err(|error| format!("{}: {error}", path.display()))?;

@@ -187,7 +187,7 @@ socket = "second.sock"
         (
             &["check", "two.toml"][..],
             2,
-            "2 parts are of kind \"log\": say --part with one of \"vol\", \"second\"",
+            "2 parts are of kind \"log\": expected --part with one of \"vol\", \"second\"",
         ),
         (&["check", "two.toml", "--part", "disk"], 2, "--part disk: expected a part of kind \"log\""),
         (&["check", "file(disk.img)"], 2, "this stack has no part of kind \"log\""),

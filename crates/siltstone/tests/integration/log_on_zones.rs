@@ -105,7 +105,7 @@ fn timelines_are_left_alone() {
         "log(zones(record(file(disk.img), timeline=run.timeline, overwrite=true)))",
     ] {
         let ran = run(folder.0.path(), &["dump", line]);
-        assert!(ran.code == Some(2) && ran.stderr.contains("would begin its timeline anew"), "{ran:?}");
+        assert!(ran.code == Some(2) && ran.stderr.contains("would restart its timeline"), "{ran:?}");
     }
     assert_eq!(std::fs::read(folder.path("run.timeline")).unwrap(), b"an older one");
     // Opening the log itself does record.

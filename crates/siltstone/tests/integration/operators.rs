@@ -148,7 +148,7 @@ fn status_of_a_stack_that_is_served_and_of_one_that_is_not() {
     assert_eq!(shown.code, Some(0), "{shown:?}");
     assert_eq!(
         shown.stderr.trim(),
-        format!("live: asked its server, through {}", server.control().display())
+        format!("live: answered by its server, through {}", server.control().display())
     );
     let more = format!("unix:{}", user.path("more.sock").display());
     for part in [
@@ -172,7 +172,10 @@ fn status_of_a_stack_that_is_served_and_of_one_that_is_not() {
     server.stop();
 
     let shown = user.run(&["status", "s.toml"]);
-    assert_eq!((shown.code, shown.stderr.trim()), (Some(0), "not served: opened for this, and closed again"));
+    assert_eq!(
+        (shown.code, shown.stderr.trim()),
+        (Some(0), "not served: opened for this request, and closed again")
+    );
     assert!(
         shown.stdout.starts_with("door \"vol\", nbd\n") && shown.stdout.contains("device \"disk\", file\n")
     );
@@ -299,7 +302,7 @@ fn snapshots_are_for_logs() {
     ] {
         let refused = user.run(arguments);
         assert_eq!((refused.code, refused.stdout.as_str()), (Some(2), ""), "{refused:?}");
-        let expected = "ram(1MiB): this stack has no part of kind \"log\": there are \"top\" (ram)";
+        let expected = "ram(1MiB): this stack has no part of kind \"log\": its parts are \"top\" (ram)";
         assert!(refused.stderr.contains(expected), "{refused:?}");
     }
     for (arguments, expected) in [

@@ -177,7 +177,7 @@ fn a_cache_is_saved_and_another_one_has_the_same_afterwards() {
     // Opened again, it doesn't know how hot they are; a load says so, and moves nothing.
     let loaded = user.run(&["warm", "load", "a.toml", "disk", "a.warm"]);
     assert_eq!(loaded.code, Some(0), "{loaded:?}");
-    assert_eq!(loaded.stdout, "1.25 MiB asked for: 1.25 MiB there already\n", "{loaded:?}");
+    assert_eq!(loaded.stdout, "1.25 MiB requested: 1.25 MiB cached already\n", "{loaded:?}");
     assert!(loaded.stderr.starts_with("not served: "), "{loaded:?}");
 
     // Other caches of the same origin: with larger blocks, and one in which only the hottest have room.
@@ -191,7 +191,7 @@ fn a_cache_is_saved_and_another_one_has_the_same_afterwards() {
     user.stack("c.toml", "1MiB", "block_size = \"32KiB\"");
     let server = user.serve("c.toml");
     let loaded = user.run(&["warm", "load", "c.toml", "a.warm"]);
-    assert!(loaded.code == Some(0) && loaded.stdout.contains("without room"), "{loaded:?}");
+    assert!(loaded.code == Some(0) && loaded.stdout.contains("without space"), "{loaded:?}");
     user.read("c.toml", (0..5).map(|number| 3 * number));
     assert_eq!(user.count("c.toml", "read_misses"), 0, "the hottest came first");
     assert!(user.count("c.toml", "used_blocks") < 40);
@@ -215,7 +215,7 @@ fn ranges_come_in_and_go() {
     user.read("a.toml", 16..40);
     assert_eq!(user.count("a.toml", "read_misses"), 0);
     let gone = user.run(&["warm", "evict", "a.toml", "--range", "..1536KiB"]);
-    assert_eq!(gone.stdout, "1.50 MiB asked for: 512 KiB let go, 1 MiB not there\n", "{gone:?}");
+    assert_eq!(gone.stdout, "1.50 MiB requested: 512 KiB evicted, 1 MiB not cached\n", "{gone:?}");
     assert_eq!(user.count("a.toml", "used_blocks"), 16);
     // All of it: as far as there is room, and not for ever.
     let came = user.json(&["warm", "prefetch", "a.toml", "--range", "..", "--heat", "main/1/0"]);
@@ -253,7 +253,7 @@ fn what_is_stopped_goes_on_from_there() {
     user.stack("b.toml", "4MiB", "");
     let arguments = ["warm", "prefetch", "b.toml", "--range", "4KiB..2MiB", "--rate", "64KiB"];
     let mut child = user.command(&arguments).spawn().unwrap();
-    until("the cache's file holds what came in", || {
+    until("the cache's file holds the fetched blocks", || {
         let bytes = std::fs::read(user.path("b.toml.fast")).unwrap();
         bytes.chunks(4096).any(|bytes| bytes == [1; 4096])
     });
@@ -277,7 +277,7 @@ fn what_is_wrong_is_refused_before_anything_comes_in() {
         (&format!("{fine}end 7\n"), "a.warm:5: \"end 7\" where there are 1 ranges"),
         (
             &format!("{fine}main/1/1 16777215+2\nend 2\n"),
-            "a.warm:5: \"main/1/1 16777215+2\" ends behind the origin's",
+            "a.warm:5: \"main/1/1 16777215+2\" ends after the origin's",
         ),
         (&format!("{fine}main/1/1 0+1 detach\nend 2\n"), "a.warm:5: \"main/1/1 0+1 detach\": expected HEAT"),
     ] {
@@ -292,7 +292,7 @@ fn what_is_wrong_is_refused_before_anything_comes_in() {
     std::fs::write(user.path("a.warm"), larger).unwrap();
     let loaded = user.run(&["warm", "load", "a.toml", "a.warm"]);
     assert!(loaded.code == Some(0) && loaded.stderr.contains("loaded as far as that goes"), "{loaded:?}");
-    assert_eq!(loaded.stdout, "192 KiB asked for: 128 KiB came in, 64 KiB behind the end of this origin\n");
+    assert_eq!(loaded.stdout, "192 KiB requested: 128 KiB fetched, 64 KiB after the end of this origin\n");
     server.stop();
 
     let other = user.path("none/a.warm").display().to_string();
@@ -306,7 +306,7 @@ fn what_is_wrong_is_refused_before_anything_comes_in() {
         (&["prefetch", "a.toml", "--range", "16MiB.."], 2, "the cache's device has 16777216 bytes (16MiB)"),
         (&["prefetch", "a.toml", "--range", "0..17MiB"], 2, "--range 0..17MiB: the cache's device has"),
         (&["prefetch", "a.toml", "--range", "..", "--heat", "hot"], 2, "expected QUEUE/HITS/AGE"),
-        (&["prefetch", "a.toml", "--range", "..", "--rate", "0"], 2, "expected more than nothing"),
+        (&["prefetch", "a.toml", "--range", "..", "--rate", "0"], 2, "expected more than 0"),
         (&["prefetch", "a.toml", "--device", "/dev/null"], 2, "--file"),
         (&["prefetch", "a.toml", "--file", "none"], 2, "--file none: No such file"),
         (

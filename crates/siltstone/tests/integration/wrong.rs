@@ -116,7 +116,7 @@ stack:1:16: found the end of the line, expected "," or ")"
         &[],
         &["format", "zones(ram(1MiB), zone_size=16MiB)"],
         r#"
-stack:1:18: zones "top": 0 zones of 16777216 bytes from byte 1048576 on: the device has 1048576 bytes; expected at least one zone, and room for all
+stack:1:18: zones "top": 0 zones of 16777216 bytes from byte 1048576 on: the device has 1048576 bytes; expected at least one zone, and space for all
  1 | zones(ram(1MiB), zone_size=16MiB)
    |                  ^^^^^^^^^"#,
     );
@@ -130,13 +130,13 @@ none.toml: can't read this stack file: No such file or directory (os error 2)"#,
         &[],
         &["stack", "show", "no/such/stack"],
         r#"
-no/such/stack: there is no such file: expected a stack file, or one line such as 'file(disk.img, size=1GiB)'"#,
+no/such/stack: no such file: expected a stack file, or one line such as 'file(disk.img, size=1GiB)'"#,
     );
     refused(
         &[],
         &["stack", "kinds", "fault-zone"],
         r#"
-there is no kind "fault-zone": did you mean "fault"? (known: file, ram, null, nbd-client, stats, fault, record, model, linear, stripe, cache, writecache, mirror, log, snapshot, zones, ramzones, zone-stats, zone-fault, zone-record, nbd)"#,
+unknown kind "fault-zone": did you mean "fault"? (known: file, ram, null, nbd-client, stats, fault, record, model, linear, stripe, cache, writecache, mirror, log, snapshot, zones, ramzones, zone-stats, zone-fault, zone-record, nbd)"#,
     );
     refused(
         &[("t.toml", TWICE)],
@@ -194,7 +194,7 @@ stack:1:7: key "on": "zones1" is zones (kind "zones"), expected a device
         &[],
         &["format", "zones(ram(64MiB), read_only=true)"],
         r#"
-stack:1:19: zones "top": zones can't be made and be read-only at the same time: leave one of them out
+stack:1:19: zones "top": zones can't be formatted and read-only at the same time: leave one of them out
  1 | zones(ram(64MiB), read_only=true)
    |                   ^^^^^^^^^"#,
     );
@@ -206,7 +206,7 @@ fn servers() {
         &[],
         &["serve", "ram(1MiB)"],
         r#"
-ram(1MiB): this stack has no door: say where to serve it, such as --nbd unix:vol.sock"#,
+ram(1MiB): this stack has no door: give an address to serve it at, such as --nbd unix:vol.sock"#,
     );
     refused(
         &[],
@@ -313,13 +313,13 @@ p.toml: --on is for fio job files"#,
         &[("p.toml", &good)],
         &["bench", "p.toml", "--writes"],
         r#"
-p.toml: --writes is for a stack alone; a plan and a job file say themselves what is written"#,
+p.toml: --writes is for a stack; a plan and a job file define their writes"#,
     );
     refused(
         &[("p.toml", &good)],
         &["bench", "p.toml", "--full"],
         r#"
-p.toml: --full: this plan has no [full] that says what that changes"#,
+p.toml: --full: this plan has no table [full]"#,
     );
     refused(
         &[("p.toml", &format!("{good}\n[full.workload.raed]\nruntime = \"5m\"\n"))],
@@ -344,7 +344,7 @@ j.fio: [a]: expected filename=PATH, or a stack for all jobs with --on STACK"#,
         &[("j.fio", "[a]\nfilename=x.img\nrw=randread\n")],
         &["bench", "j.fio"],
         r#"
-j.fio: x.img isn't there, and no job says how large it shall be: expected size=BYTES"#,
+j.fio: x.img doesn't exist, and no job has its size: expected size=BYTES"#,
     );
     refused(
         &[("j.fio", "[a]\nfilename=x.img\nbssplit=5\nbz=4k\n")],
@@ -382,7 +382,7 @@ x.img: expected a plan (.toml), a fio job file (.fio) or a stack; to measure thi
         &[],
         &["bench", "ram"],
         r#"
-stack:1:1: "top" has no key "size": kind "ram" needs it (the capacity; memory is taken as it is written), expected a size such as 4096, "64KiB" or "4GiB"
+stack:1:1: "top" has no key "size": kind "ram" needs it (capacity; memory is taken when it is written), expected a size such as 4096, "64KiB" or "4GiB"
  1 | ram
    | ^^^"#,
     );
@@ -390,7 +390,7 @@ stack:1:1: "top" has no key "size": kind "ram" needs it (the capacity; memory is
         &[],
         &["bench", "some/where"],
         r#"
-some/where: there is no such file"#,
+some/where: no such file"#,
     );
 }
 

@@ -117,7 +117,7 @@ fn operators_find_parts_by_name_or_kind() {
     assert_eq!(built.part_of_kind("cut").unwrap().name, "z");
     let missing = built.part_of_kind("fs").unwrap_err().to_string();
     assert!(
-        missing.starts_with("this stack has no part of kind \"fs\": there are \"vol\" (nbd), "),
+        missing.starts_with("this stack has no part of kind \"fs\": its parts are \"vol\" (nbd), "),
         "{missing}"
     );
     // A name comes before a kind.
@@ -164,7 +164,7 @@ fn what_is_written_at_the_top_is_read_below() {
 fn a_stack_may_have_several_tops_or_none() {
     let two = build("[device.a]\nkind = \"null\"\n[device.b]\nkind = \"null\"\n").unwrap();
     let error = two.top().err().unwrap();
-    assert_eq!(error.detail(), "this stack has 2 devices on top (a, b): say which one is meant");
+    assert_eq!(error.detail(), "this stack has 2 devices on top (a, b): name one of them");
     let none = build("cut(null)").unwrap();
     assert!(none.top().err().unwrap().detail().starts_with("this stack has no device on top, only zones"));
     // A door doesn't hide the top, nor does another one that shares it.

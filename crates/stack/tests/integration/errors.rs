@@ -381,7 +381,7 @@ fn what_is_too_much() {
     let long = " ".repeat((1 << 20) + 1);
     assert_eq!(
         toml(&long).to_string(),
-        "examples/quick.toml: 1048577 bytes are too long for a stack: expected at most 1048576"
+        "examples/quick.toml: stack of 1048577 bytes: expected at most 1048576"
     );
 }
 

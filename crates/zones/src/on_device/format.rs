@@ -1,7 +1,7 @@
-//! The bytes of version 2 on the medium: superblock and zone header. The book's page "Zones on a device"
-//! describes them byte by byte.
+//! Encoding of version 2 on the medium: superblock and zone header. The book's page "Zones on a device" describes the
+//! bytes.
 //!
-//! Decoding takes any bytes: it never panics, and what isn't exactly right is named, never accepted.
+//! Decoding accepts any bytes: it never panics, and bytes that aren't exactly right are an error that names them.
 
 use crate::sector::{self, Format, Head};
 use block::{Error, Payload, Result, ZoneState};
@@ -9,19 +9,19 @@ pub use uuid::Uuid;
 use zerocopy::little_endian::{U32, U64};
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
 
-/// The version of the format that this code writes and reads.
+/// Version of the format that this code writes and reads.
 pub const VERSION: u32 = 2;
-/// How long a record (superblock or zone header) is, in bytes.
+/// Length of a record (superblock or zone header), in bytes.
 pub const RECORD: usize = sector::SECTOR;
-/// The first bytes of a superblock.
+/// First bytes of a superblock.
 pub const SUPERBLOCK_MAGIC: [u8; 8] = *b"SILTZSUP";
-/// The first bytes of a zone header.
+/// First bytes of a zone header.
 pub const HEADER_MAGIC: [u8; 8] = *b"SILTZHDR";
-/// The flag of a superblock that says that the volume was closed cleanly.
+/// Flag of a superblock: the volume was closed cleanly.
 const CLEAN: u32 = 1;
 const SUPERBLOCK: Format = Format { magic: SUPERBLOCK_MAGIC, version: VERSION };
 const HEADER: Format = Format { magic: HEADER_MAGIC, version: VERSION };
-/// No sequence or generation was ever counted so far.
+/// Limit of sequences and generations: larger ones are damage.
 const LARGEST_COUNT: u64 = 1 << 62;
 
 /// Draws the identity of a volume, of a log or of a mirror: a random UUID (RFC 9562, section 5.4) from the runtime's
@@ -33,37 +33,37 @@ pub fn draw_uuid() -> Uuid {
     uuid::Builder::from_random_bytes(bytes).into_uuid()
 }
 
-/// What a superblock says.
+/// Fields of a superblock.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Superblock {
-    /// The size of the device's blocks when it was formatted, in bytes.
+    /// Block size of the device when it was formatted, in bytes.
     pub block_size: u32,
-    /// The volume.
+    /// UUID of the volume.
     pub uuid: Uuid,
     /// Raised by every write of a superblock; copy `sequence % 2` holds it.
     pub sequence: u64,
-    /// The distance between two zones, in bytes.
+    /// Distance between two zones, in bytes.
     pub zone_size: u64,
-    /// Where zone 0 begins, in bytes from the start of the device.
+    /// Start of zone 0, in bytes from the start of the device.
     pub first_zone: u64,
-    /// How many zones there are.
+    /// Number of zones.
     pub zones: u32,
-    /// Whether the headers of open zones hold their write pointers, because nothing was changed since.
+    /// Whether the headers of open zones hold their write pointers, because the volume was closed cleanly.
     pub clean: bool,
 }
 
-/// What a zone header says.
+/// Fields of a zone header.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct ZoneHeader {
-    /// The volume.
+    /// UUID of the volume.
     pub uuid: Uuid,
-    /// Which zone.
+    /// Index of the zone.
     pub zone: u32,
     /// Empty, Open, Closed or Full.
     pub state: ZoneState,
-    /// How many times the zone was formatted or reset.
+    /// Generation: random at a format, raised by every reset.
     pub generation: u64,
-    /// In bytes from the start of the data; what it is worth depends on the state and on a clean close.
+    /// Write pointer, in bytes from the start of the data; its meaning depends on the state and on a clean close.
     pub write_pointer: u64,
 }
 
@@ -97,7 +97,7 @@ struct RawHeader {
 }
 
 impl Superblock {
-    /// The block that holds it.
+    /// Encodes it as a block.
     pub fn encode(&self) -> Payload {
         let raw = RawSuperblock {
             head: SUPERBLOCK.head(),
@@ -114,18 +114,21 @@ impl Superblock {
         sector::block_of(&raw, self.block_size as usize).into()
     }
 
-    /// Reads it from the first bytes of a block.
+    /// Decodes the first bytes of a block.
     ///
     /// # Errors
-    /// As [`Format::read`]; [`Error::Protocol`] and [`Error::Corrupt`] also for fields that can't be.
+    /// As [`Format::read`]; [`Error::Protocol`] and [`Error::Corrupt`] also for fields out of range.
     pub fn decode(bytes: &[u8]) -> Result<Self> {
         let raw: &RawSuperblock = SUPERBLOCK.read(bytes, "superblock of zones")?;
         let flags = raw.flags.get();
         if flags & !CLEAN != 0 || raw.reserved != [0; 444] {
-            return Err(Error::protocol("superblock: flags or fields that version 2 doesn't have"));
+            return Err(Error::protocol("superblock of zones: flags or fields that version 2 doesn't have"));
         }
         if raw.sequence.get() > LARGEST_COUNT {
-            return Err(Error::corrupt(format!("superblock: sequence {} can't be", raw.sequence)));
+            return Err(Error::corrupt(format!(
+                "superblock of zones: field out of range: sequence={}",
+                raw.sequence
+            )));
         }
         let superblock = Superblock {
             block_size: raw.block_size.get(),
@@ -153,7 +156,7 @@ fn state_number(state: ZoneState) -> u32 {
 }
 
 impl ZoneHeader {
-    /// The block that holds it.
+    /// Encodes it as a block.
     pub fn encode(&self, block_size: u64) -> Payload {
         let raw = RawHeader {
             head: HEADER.head(),
@@ -169,12 +172,12 @@ impl ZoneHeader {
         sector::block_of(&raw, block_size as usize).into()
     }
 
-    /// Reads the header of zone `zone` of volume `uuid` from the first bytes of a block; `capacity` is how many
-    /// bytes of data a zone takes, in units of `granularity`.
+    /// Decodes the header of zone `zone` of volume `uuid` from the first bytes of a block; `capacity` is that of a
+    /// zone, in bytes, in units of `granularity`.
     ///
     /// # Errors
-    /// [`Error::Protocol`] for other bytes or another version, [`Error::Corrupt`] for a header that isn't what was written
-    /// here.
+    /// [`Error::Protocol`] for other bytes or another version, [`Error::Corrupt`] for a damaged header or that of
+    /// another zone.
     pub fn decode(bytes: &[u8], uuid: Uuid, zone: u32, capacity: u64, granularity: u64) -> Result<Self> {
         let what = format_args!("header of zone {zone}");
         // Whatever else is there: a header should be.
@@ -197,15 +200,15 @@ impl ZoneHeader {
             1 => ZoneState::Closed,
             2 => ZoneState::Interrupted,
             3 => ZoneState::Full,
-            other => return Err(Error::corrupt(format!("{what}: state {other} doesn't exist"))),
+            other => return Err(Error::corrupt(format!("{what}: field out of range: state={other}"))),
         };
         let (generation, write_pointer) = (raw.generation.get(), raw.write_pointer.get());
         if generation == 0 || generation > LARGEST_COUNT {
-            return Err(Error::corrupt(format!("{what}: generation {generation} can't be")));
+            return Err(Error::corrupt(format!("{what}: field out of range: generation={generation}")));
         }
         let possible = write_pointer <= capacity && write_pointer % granularity == 0;
         if !possible || (state == ZoneState::Empty && write_pointer != 0) {
-            return Err(Error::corrupt(format!("{what}: write pointer {write_pointer} can't be")));
+            return Err(Error::corrupt(format!("{what}: field out of range: write_pointer={write_pointer}")));
         }
         Ok(ZoneHeader { uuid, zone, state, generation, write_pointer })
     }

@@ -1,4 +1,4 @@
-//! How a stack names zones on a device.
+//! Declaration of zones on a device for stacks.
 
 use super::layout::Layout;
 use super::open::zone_geometry;
@@ -14,16 +14,16 @@ pub const KIND: Kind = Kind {
     contract: Contract::Zones,
     summary: "append-only zones on a device",
     keys: &[
-        Key::required("on", ValueKind::Device, "the device that is cut into zones").positional(),
+        Key::required("on", ValueKind::Device, "device that is divided into zones").positional(),
         Key::optional(
             "zone_size",
             ValueKind::Size,
-            "the distance between zones; 64MiB where none are there yet",
+            "distance between zones; default: that of the volume, 64MiB for a new one",
         ),
         Key::optional(
             "max_append",
             ValueKind::Size,
-            "the largest append; 1MiB, or a zone where that is smaller",
+            "largest append; default: 1MiB, or a zone if that is smaller",
         ),
         MAX_OPEN,
         MAX_ACTIVE,
@@ -57,13 +57,13 @@ fn options(arguments: &Arguments) -> Result<Options> {
     })
 }
 
-/// Without a size, only the medium knows how large zones are that are there already.
+/// Plans a shape. Without the key `zone_size`, only the medium knows the size of existing zones.
 fn plan(arguments: &Arguments) -> Result<Shape> {
     let options = options(arguments)?;
     if options.format && options.read_only {
         return Err(arguments.refuse(
             "read_only",
-            "zones can't be made and be read-only at the same time: leave one of them out",
+            "zones can't be formatted and read-only at the same time: leave one of them out",
         ));
     }
     let device = arguments.shape("on")?;

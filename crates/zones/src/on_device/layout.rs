@@ -1,27 +1,27 @@
-//! Where what lies on the device.
+//! Positions of superblocks, headers and data on the device.
 
 use super::format::RECORD;
 use super::slot::MOST_BLOCKS;
 use block::{BlockCount, BlockIndex, BlockRange, BlockSize, DeviceGeometry, Error, Result};
 
-/// What zone 0 is aligned to where zones are at least as large, in bytes; else to the size of a zone.
+/// Alignment of zone 0 if zones are at least as large, in bytes; else it is the size of a zone.
 const ALIGNMENT: u64 = 1 << 20;
-/// The smallest area of a superblock or a header, in bytes, so that data is aligned to pages on any device.
+/// Smallest area of a superblock or a header, in bytes, so that data is aligned to pages on any device.
 const SMALLEST_AREA: u64 = 4096;
 
-/// The division of a device into two superblocks, the headers of all zones one behind the other, so that opening reads them
-/// in large pieces, and zones. Each header has an area of its own: it is written without regard to the others.
+/// Division of a device into two superblocks, the headers of all zones one after the other, so that opening reads them
+/// in large pieces, and zones. Each header has an area of its own: it is written independently of the others.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct Layout {
     pub(super) block_size: BlockSize,
-    /// The distance between two zones, in bytes.
+    /// Distance between two zones, in bytes.
     pub(super) zone_size: u64,
-    /// Where zone 0 begins, in bytes.
+    /// Start of zone 0, in bytes.
     pub(super) first_zone: u64,
     pub(super) zones: u32,
 }
 
-/// How many bytes a superblock, or the header of a zone, takes.
+/// Size of the area of a superblock or of a zone's header, in bytes.
 pub(super) fn area(block_size: BlockSize) -> u64 {
     block_size.bytes().max(SMALLEST_AREA)
 }
@@ -38,7 +38,7 @@ pub(super) fn check_device(geometry: &DeviceGeometry) -> Result<()> {
 }
 
 impl Layout {
-    /// As many zones of this size as the device has room for.
+    /// Layout with as many zones of this size as the device has space for.
     pub(super) fn for_device(geometry: &DeviceGeometry, zone_size: u64) -> Result<Self> {
         let block_size = geometry.block_size;
         let area = area(block_size);
@@ -62,7 +62,7 @@ impl Layout {
         layout.check(geometry).map(|()| layout)
     }
 
-    /// Checks a layout, from wherever it came, against the rules and the device.
+    /// Checks a layout, from any source, against the rules and the device.
     pub(super) fn check(&self, geometry: &DeviceGeometry) -> Result<()> {
         let area = area(self.block_size);
         if self.block_size != geometry.block_size {
@@ -78,14 +78,14 @@ impl Layout {
         if !size_is_possible || !start_is_possible || self.capacity() >> self.block_size.shift() > MOST_BLOCKS
         {
             return Err(Error::corrupt(format!(
-                "{} zones of {} bytes from byte {} on can't be",
+                "superblock of zones: fields out of range: zones={}, zone_size={}, first_zone={}",
                 self.zones, self.zone_size, self.first_zone
             )));
         }
         if self.zones == 0 || self.end() > geometry.bytes() {
             return Err(Error::invalid(format!(
                 "{} zones of {} bytes from byte {} on: the device has {} bytes; expected at least one zone, \
-                 and room for all",
+                 and space for all",
                 self.zones,
                 self.zone_size,
                 self.first_zone,
@@ -95,13 +95,13 @@ impl Layout {
         Ok(())
     }
 
-    /// Where the last zone ends, in bytes.
+    /// End of the last zone, in bytes.
     fn end(&self) -> u64 {
         let zones = u64::from(self.zones).checked_mul(self.zone_size);
         zones.and_then(|bytes| bytes.checked_add(self.first_zone)).unwrap_or(u64::MAX)
     }
 
-    /// How many bytes of data a zone takes.
+    /// Capacity of a zone, in bytes.
     pub(super) fn capacity(&self) -> u64 {
         self.zone_size
     }
@@ -110,17 +110,17 @@ impl Layout {
         BlockIndex(byte >> self.block_size.shift())
     }
 
-    /// The block of superblock copy 0 or 1.
+    /// Block of superblock copy 0 or 1.
     pub(super) fn superblock(block_size: BlockSize, copy: u64) -> BlockIndex {
         BlockIndex((copy * area(block_size)) >> block_size.shift())
     }
 
-    /// The block of a zone's header.
+    /// Block of a zone's header.
     pub(super) fn header(&self, zone: u32) -> BlockIndex {
         self.block_at((2 + u64::from(zone)) * area(self.block_size))
     }
 
-    /// The block that holds this byte of a zone's data.
+    /// Block that holds this byte of a zone's data.
     pub(super) fn data(&self, zone: u32, offset: u64) -> BlockIndex {
         self.block_at(self.first_zone + u64::from(zone) * self.zone_size + offset)
     }

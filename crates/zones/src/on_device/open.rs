@@ -1,4 +1,4 @@
-//! Formatting a device, and finding out what a formatted one holds.
+//! Formatting a device, and reading the state of a formatted one.
 
 use super::format::{self, RECORD, Superblock, Uuid, ZoneHeader, draw_uuid};
 use super::layout::{self, Layout};
@@ -16,23 +16,23 @@ use std::ops::Range;
 use std::sync::atomic::{AtomicBool, AtomicU64};
 use std::time::Duration;
 
-/// How many zone headers are written at a time.
+/// Number of zone headers that are written at a time.
 const HEADERS_AT_A_TIME: u32 = 128;
-/// How many bytes of headers are read at a time.
+/// Number of bytes of headers that are read at a time.
 const HEADERS_STEP: u64 = 1 << 20;
-/// How many of these reads are on their way at any time.
+/// Number of these reads in flight.
 const STEPS_IN_FLIGHT: usize = 4;
-/// How many headers are read one by one at any time, where they can't be read together.
+/// Number of reads of single headers in flight, if a read of several failed.
 const HEADERS_IN_FLIGHT: usize = 64;
-/// How many times a header or superblock that can't be read is tried, and how long to wait after the first attempt: then
-/// twice as long, and so on.
+/// Number of attempts to read a header or superblock.
 const READS: u32 = 4;
+/// Pause after the first failed attempt; doubled after each further one.
 const BETWEEN_READS: Duration = Duration::from_millis(5);
-/// The generations with which zones of a volume that was just formatted begin: drawn from so many, so that nothing that
-/// was written before the format validates after it; 0 is none, so that zeros never do.
+/// Range of the random first generation of the zones of a new volume: large, so that no record from before the format
+/// is valid after it. 0 is no generation, so that zeros are never valid.
 const FIRST_GENERATIONS: u64 = 1 << 48;
 
-/// Makes an empty volume of the whole device. What was there is gone.
+/// Formats the whole device as an empty volume. Its contents are lost.
 pub(super) async fn format(device: &dyn Device, zone_size: Option<u64>) -> Result<()> {
     let geometry = device.geometry();
     layout::check_device(geometry)?;
@@ -74,7 +74,7 @@ pub(super) async fn format(device: &dyn Device, zone_size: Option<u64>) -> Resul
     Ok(())
 }
 
-/// Reads a block, with patience: what can't be read here is out of use as long as the volume is open.
+/// Reads a block, with retries: a block that can't be read here is out of use while the volume is open.
 async fn read_block(device: &dyn Device, block: BlockIndex) -> Result<Buffer> {
     let mut buffer = Buffer::new(device.geometry().block_size.bytes() as usize);
     for attempt in 1.. {
@@ -94,9 +94,9 @@ async fn read_block(device: &dyn Device, block: BlockIndex) -> Result<Buffer> {
     Ok(buffer)
 }
 
-/// Chooses between the two copies of the superblock. The volume was closed cleanly only if both copies are
-/// whole, follow each other and the newer one says so: a copy that is torn or rotten may have been the one
-/// that says that the volume is in use.
+/// Chooses between the two copies of the superblock. The volume was closed cleanly only if both copies are whole, have
+/// consecutive sequences and the newer one is marked clean: a damaged copy may have been the one that says that the
+/// volume is in use.
 fn choose(copies: [Result<Superblock>; 2], device_begins_with: &[u8]) -> Result<Superblock> {
     match copies {
         [Ok(first), Ok(second)] => {
@@ -107,7 +107,7 @@ fn choose(copies: [Result<Superblock>; 2], device_begins_with: &[u8]) -> Result<
             if !same {
                 return Err(Error::corrupt(
                     "the two superblocks of the zones belong to different volumes: restore one from a copy of \
-                     the device, or format it anew, which loses what is there",
+                     the device, or format it, which loses its contents",
                 ));
             }
             let adjacent = older.sequence.checked_add(1) == Some(newer.sequence);
@@ -118,22 +118,22 @@ fn choose(copies: [Result<Superblock>; 2], device_begins_with: &[u8]) -> Result<
     }
 }
 
-/// The error for a device without a superblock that can be read.
+/// Returns the error for a device without a readable superblock.
 fn refusal(first: &Error, second: &Error, device_begins_with: &[u8]) -> Error {
     let ours = device_begins_with.starts_with(&format::SUPERBLOCK_MAGIC);
     match (first, second) {
         (Error::Protocol(detail), _) if ours => Error::protocol(format!(
-            "zones that this program can't read: {detail}, or format the device anew, which loses what is there"
+            "zones that this program can't read: {detail}, or format the device, which loses its contents"
         )),
         (Error::Io(_), _) | (_, Error::Io(_)) => first.in_context("reading the superblocks of the zones"),
         (Error::Corrupt(_), _) | (_, Error::Corrupt(_)) => Error::corrupt(format!(
-            "both superblocks of the zones are damaged (first: {}; second: {}): restore the device, or format it \
-             anew, which loses what is there",
+            "both superblocks of the zones are damaged (first: {}; second: {}): restore the device, or format it, \
+             which loses its contents",
             first.detail(),
             second.detail()
         )),
         _ => Error::protocol(format!(
-            "the device holds no zones but {}: if it may go, make zones of it with --format",
+            "the device holds no zones but {}: if that may be lost, format it with --format",
             sector::describe(device_begins_with)
         )),
     }
@@ -161,7 +161,7 @@ async fn read_superblock(device: &dyn Device) -> Result<Superblock> {
     choose(copies, &begin)
 }
 
-/// The geometry that a volume has on this device with these options.
+/// Geometry of a volume on this device with these options.
 pub(super) fn zone_geometry(
     device: &DeviceGeometry,
     layout: &Layout,
@@ -189,7 +189,7 @@ pub(super) fn zone_geometry(
     })
 }
 
-/// What is known when the headers of zones are read.
+/// Parameters of reading the headers of zones.
 struct Headers<'a> {
     device: &'a dyn Device,
     layout: &'a Layout,
@@ -198,8 +198,8 @@ struct Headers<'a> {
 }
 
 impl Headers<'_> {
-    /// The states of all zones. Headers are read in large pieces; those of a piece that can't be read, one by one and with
-    /// patience: what can't be read then takes its own zone out of use and no other.
+    /// Reads the states of all zones. Headers are read in large pieces; if a piece can't be read, its headers are read
+    /// one by one, with retries. A header that can't be read takes only its own zone out of use.
     async fn read(&self) -> Vec<Slot> {
         let zones = self.layout.zones;
         let step = (HEADERS_STEP / layout::area(self.layout.block_size)).max(1) as usize;
@@ -229,7 +229,7 @@ impl Headers<'_> {
         }
     }
 
-    /// The state of a zone from its header, as it is believed after a clean or an unclean stop.
+    /// State of a zone from its header, after a clean or an unclean stop.
     fn slot(&self, zone: u32, block: Result<&[u8]>) -> Slot {
         let (capacity, unit) = (self.layout.capacity(), self.layout.block_size.bytes());
         let blocks = |bytes: u64| bytes >> self.layout.block_size.shift();
@@ -239,7 +239,7 @@ impl Headers<'_> {
             // Its generation is unknown, so it can't even be reset: old records would validate.
             Err(error) => Slot::new(ZoneState::Offline, 0, 0, Some(error)),
             Ok(header) if header.state == ZoneState::Closed && !self.clean => {
-                let trouble = Error::invalid("it was begun when the volume stopped uncleanly");
+                let trouble = Error::invalid("the zone was active at an unclean stop");
                 Slot::new(ZoneState::Interrupted, header.generation, blocks(capacity), Some(trouble))
             }
             Ok(header) => Slot::new(header.state, header.generation, blocks(header.write_pointer), None),
@@ -264,8 +264,8 @@ pub(super) async fn read(device: &dyn Device, options: &Options) -> Result<Volum
         && wanted != layout.zone_size
     {
         return Err(Error::invalid(format!(
-            "zone_size {wanted}: the device holds zones of {} bytes; leave the key out, or format it anew, which \
-             loses what is there",
+            "zone_size {wanted}: the device holds zones of {} bytes; leave the key out, or format it, which \
+             loses its contents",
             layout.zone_size
         )));
     }

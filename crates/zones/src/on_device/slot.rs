@@ -1,30 +1,29 @@
 //! The state of one zone, shared by all shards.
 //!
-//! Phase, appends in flight and write pointer are one atomic word. An append to an open zone is one
-//! compare-and-swap to reserve its place and one subtraction when it has ended: no lock. A change of state
-//! (open, finish, reset) is a compare-and-swap into a passing phase; whoever succeeds owns the zone until it
-//! settles it again, over as many awaits as it takes, and everybody else waits at the gate. So there is no
-//! lock to hold over an await, and no owner shard to hop to.
+//! Phase, appends in flight and write pointer are one atomic word. An append to an open zone is one compare-and-swap to
+//! reserve its offset and one subtraction when it has ended: no lock. A change of state (open, finish, reset) is a
+//! compare-and-swap into a transitional phase. The task that succeeds owns the zone until it settles it again, over any
+//! number of awaits; other tasks wait at the gate. So there is no lock to hold over an await, and no owner shard.
 
 use crate::gate::Gate;
 use block::{Error, ZoneState};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Mutex, PoisonError};
 
-/// Where a zone is. The passing phases are those in which somebody owns it.
+/// Phase of a zone. A zone in a transitional phase has an owner.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[repr(u8)]
 pub(super) enum Phase {
     Empty,
-    /// Passing: an empty zone's header is written, or a closed zone is counted as open.
+    /// Transitional: an empty zone's header is written, or a closed zone is counted as open.
     Opening,
     ImplicitlyOpen,
     ExplicitlyOpen,
     Closed,
     Interrupted,
-    /// Passing: a finish, or the end of the volume, waits for appends in flight and writes the header.
+    /// Transitional: a finish, or the close of the volume, waits for appends in flight and writes the header.
     Finishing,
-    /// Passing: a reset does.
+    /// Transitional: a reset waits for appends in flight and writes the header.
     Resetting,
     Full,
     Offline,
@@ -54,17 +53,17 @@ impl Phase {
         ALL[(bits & 15) as usize]
     }
 
-    /// Whether the zone takes appends as it is.
+    /// Whether the zone accepts appends in this phase.
     fn is_open(self) -> bool {
         matches!(self, Phase::ImplicitlyOpen | Phase::ExplicitlyOpen)
     }
 
-    /// Whether somebody owns the zone.
+    /// Whether the zone has an owner.
     pub(super) fn is_passing(self) -> bool {
         matches!(self, Phase::Opening | Phase::Finishing | Phase::Resetting)
     }
 
-    /// The state that a report shows.
+    /// State in a report.
     pub(super) fn state(self) -> ZoneState {
         match self {
             Phase::Empty => ZoneState::Empty,
@@ -101,7 +100,7 @@ const FLIGHT_BITS: u32 = 19;
 const PHASE_SHIFT: u32 = POINTER_BITS + FLIGHT_BITS;
 const ONE_IN_FLIGHT: u64 = 1 << POINTER_BITS;
 const MOST_IN_FLIGHT: u64 = (1 << FLIGHT_BITS) - 1;
-/// How many blocks a zone may have at most.
+/// Limit of the blocks of a zone.
 pub(super) const MOST_BLOCKS: u64 = (1 << POINTER_BITS) - 1;
 
 impl Word {
@@ -122,7 +121,7 @@ impl Word {
     }
 }
 
-/// What became of an attempt to reserve a place.
+/// Result of an attempt to reserve an offset.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Reserved {
     /// The append goes to this block of the zone's data; [`Slot::ended`] must follow.
@@ -131,13 +130,13 @@ pub(super) enum Reserved {
     NotOpen(Phase),
     /// The write pointer is at this block, and not at the wanted one.
     Elsewhere(u64),
-    /// Somebody is changing the zone: wait until it has settled.
+    /// Another task is changing the zone: wait until it has settled.
     Passing,
-    /// So many blocks are left.
+    /// Only this many blocks are left.
     NoRoom(u64),
     /// Too many appends are in flight.
     Crowded,
-    /// The zone takes no appends.
+    /// The zone accepts no appends.
     Refused(Phase),
 }
 
@@ -166,7 +165,7 @@ impl Slot {
         Word(self.word.load(Ordering::Acquire))
     }
 
-    /// Replaces the word where `change` gives another one; returns the word before, and whether it did.
+    /// Replaces the word if `change` returns another one; returns the word before, and whether it was replaced.
     fn update(&self, change: impl Fn(Word) -> Option<Word>) -> (Word, bool) {
         let mut word = self.load();
         loop {
@@ -196,7 +195,7 @@ impl Slot {
         *self.trouble.lock().unwrap_or_else(PoisonError::into_inner) = trouble;
     }
 
-    /// Reserves a place for so many blocks of `capacity`, at block `wanted` where one is.
+    /// Reserves `blocks` of the `capacity`, in blocks, at block `wanted` if there is one.
     #[inline]
     pub(super) fn reserve(&self, wanted: Option<u64>, blocks: u64, capacity: u64) -> Reserved {
         let elsewhere = |word: Word| wanted.is_some_and(|wanted| wanted != word.pointer());
@@ -217,7 +216,7 @@ impl Slot {
         }
     }
 
-    /// An append that had a place has ended, well or not.
+    /// Ends an append that had reserved an offset, successful or not.
     pub(super) fn ended(&self) {
         let word = Word(self.word.fetch_sub(ONE_IN_FLIGHT, Ordering::AcqRel));
         if word.in_flight() == 1 && word.phase().is_passing() {
@@ -225,7 +224,7 @@ impl Slot {
         }
     }
 
-    /// Goes from one phase to another, if the zone is still in the first one; appends in flight stay so. Into a passing
+    /// Changes the phase, if the zone is still in the first one; appends in flight stay in flight. Into a transitional
     /// phase, the caller becomes the owner.
     pub(super) fn begin(&self, from: Phase, to: Phase) -> bool {
         let next = |word: Word| Word::new(to, word.in_flight(), word.pointer());
@@ -253,12 +252,12 @@ impl Slot {
         self.settle(Phase::Empty, 0);
     }
 
-    /// Waits until nobody owns the zone.
+    /// Waits until the zone has no owner.
     pub(super) async fn settled(&self) {
         self.gate.wait_until(|| !self.load().phase().is_passing()).await;
     }
 
-    /// The owner waits until no append is in flight.
+    /// Waits, as the owner, until no append is in flight.
     pub(super) async fn drained(&self) {
         self.gate.wait_until(|| self.load().in_flight() == 0).await;
     }

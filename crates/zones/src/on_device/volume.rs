@@ -1,6 +1,6 @@
-//! What all handles of one volume share, and the operations on its zones.
+//! State that all handles of one volume share, and the operations on its zones.
 //!
-//! Every function that changes a zone is carried to its end by its caller (`carry`), so an owner of a passing
+//! Every function that changes a zone is carried to its end by its caller (`carry`), so an owner of a transitional
 //! phase always settles it.
 
 use super::format::{Superblock, Uuid, ZoneHeader};
@@ -19,7 +19,7 @@ pub(super) struct Volume {
     pub(super) geometry: ZoneGeometry,
     pub(super) layout: Layout,
     pub(super) uuid: Uuid,
-    /// The sequence of the newest superblock. Only opening and closing, which run alone, change it.
+    /// Sequence of the newest superblock. Only opening and closing, which run alone, change it.
     pub(super) sequence: AtomicU64,
     pub(super) slots: Vec<Slot>,
     pub(super) limits: Limits,
@@ -60,7 +60,7 @@ impl Volume {
         }
     }
 
-    /// Says whether bytes `offset..offset + length` of a zone may have been appended.
+    /// Checks that bytes `offset..offset + length` of a zone may have been appended.
     pub(super) fn check_read(&self, at: ZoneAddress, length: usize) -> Result<()> {
         self.geometry.check_read(at, length)?;
         let slot = self.slot(at.zone);
@@ -72,13 +72,13 @@ impl Volume {
         let written = self.bytes_of(pointer);
         if at.offset.0 + length as u64 > written {
             return Err(Error::invalid(format!(
-                "read of {length} bytes at {at}: nothing was appended from byte {written} on"
+                "read of {length} bytes at {at}: no data was appended from byte {written} on"
             )));
         }
         Ok(())
     }
 
-    /// Appends, at byte `wanted` where one is.
+    /// Appends, at byte `wanted` if there is one.
     pub(super) async fn append(
         &self,
         device: &dyn Device,
@@ -101,7 +101,7 @@ impl Volume {
                 Reserved::Passing => slot.settled().await,
                 Reserved::NoRoom(left) => {
                     return Err(Error::no_space(format!(
-                        "append of {} bytes to zone {zone}, which has room for {}: finish it and take another",
+                        "append of {} bytes to zone {zone}: expected at most {}, the rest of the zone; finish it and use another",
                         payload.len(),
                         self.bytes_of(left)
                     )));
@@ -129,7 +129,8 @@ impl Volume {
         }
     }
 
-    /// After a failed append there is a hole below the write pointer: the zone takes no more.
+    /// Interrupts a zone after a failed append, which left a hole below the write pointer: the zone accepts no more
+    /// appends.
     async fn interrupt(&self, zone: ZoneIndex, trouble: Error) {
         let slot = self.slot(zone);
         slot.set_trouble(Some(trouble));
@@ -167,8 +168,8 @@ impl Volume {
 
     /// Opens a zone that is empty or closed; does nothing if it no longer is.
     ///
-    /// The header is durable before the first byte of data is written, so a header that says Empty means that
-    /// truly nothing of its generation is there. A closed zone has it.
+    /// The header is durable before the first byte of data is written, so a header with the state Empty means that no
+    /// data of its generation exists. A closed zone has its header already.
     async fn open_zone(&self, device: &dyn Device, zone: ZoneIndex, from: Phase, to: Phase) -> Result<()> {
         let slot = self.slot(zone);
         if !slot.begin(from, Phase::Opening) {
@@ -210,7 +211,7 @@ impl Volume {
         }
     }
 
-    /// Closes an open zone. The medium knows it as begun already.
+    /// Closes an open zone. Writes nothing: the header on the medium marks it as begun already.
     pub(super) async fn close_zone(&self, zone: ZoneIndex) -> Result<()> {
         let slot = self.slot(zone);
         loop {
@@ -229,8 +230,8 @@ impl Volume {
         }
     }
 
-    /// Becomes the owner of a zone for a finish or a reset, once nobody else is, with no append in flight.
-    /// Returns the phase that it had, or none if it is in `done` already.
+    /// Becomes the owner of a zone for a finish or a reset, once it has no other owner and no append is in flight.
+    /// Returns the phase before, or `None` if it is in `done` already.
     async fn own(&self, zone: ZoneIndex, passing: Phase, done: Option<Phase>) -> Result<Option<Phase>> {
         let slot = self.slot(zone);
         loop {
@@ -250,7 +251,7 @@ impl Volume {
         }
     }
 
-    /// Gives a zone back in its new state, or, after a failure, interrupted.
+    /// Ends the ownership of a zone: in its new state or, after a failure, interrupted.
     fn settle(&self, zone: ZoneIndex, from: Phase, outcome: &Result<()>, to: Phase, pointer: u64) {
         let slot = self.slot(zone);
         let to = if outcome.is_ok() { to } else { Phase::Interrupted };
@@ -327,8 +328,8 @@ impl Volume {
         self.write_header(device, zone, ZoneState::Empty, generation, 0).await
     }
 
-    /// Takes the space of the device for the next bytes of a zone: its holes there are filled with zeros. Headers were all
-    /// written when the volume was made.
+    /// Allocates the space of the device for the next bytes of a zone: its holes there are filled with zeros. The
+    /// headers were all written when the volume was formatted.
     pub(super) async fn reserve(&self, device: &dyn Device, zone: ZoneIndex, bytes: u64) -> Result<()> {
         let shift = self.layout.block_size.shift();
         let (_, pointer) = self.slot(zone).look();
@@ -394,7 +395,7 @@ impl Volume {
         Ok(())
     }
 
-    /// Writes where every begun zone ends, then that the volume is clean.
+    /// Writes the write pointer of every begun zone, then that the volume is clean.
     pub(super) async fn close(&self, device: &dyn Device) -> Result<()> {
         if self.read_only || self.closed.swap(true, Ordering::AcqRel) {
             return Ok(());

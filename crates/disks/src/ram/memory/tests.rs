@@ -14,7 +14,7 @@ fn payload(pieces: &[&[u8]]) -> Payload {
     pieces.iter().map(|piece| Data::copy_of(piece)).collect()
 }
 
-/// How much of this process is in memory, in bytes, in pages and in the kernel's tables of them.
+/// Resident memory of this process, in bytes: pages and page tables.
 fn resident() -> u64 {
     let text = std::fs::read_to_string("/proc/self/status").expect("Linux tells it");
     let field = |name: &str| {
@@ -101,7 +101,7 @@ fn nothing_is_left_without_its_bit() {
         let bits = (0..LENGTH / PAGE).filter(|page| memory.is_written(*page)).count() as u64;
         assert_eq!(memory.taken(), bits * PAGE, "round {round}");
         memory.write(0, &zeros, Copying::PastCaches).expect("there is memory");
-        // SAFETY: inside the mapping, and nobody else is at it.
+        // SAFETY: inside the mapping, and nothing else uses it.
         let bytes = unsafe { std::slice::from_raw_parts(memory.at(0, LENGTH as usize), LENGTH as usize) };
         assert!(bytes == &zeros.slices()[0][..], "round {round}: something was left without its bit");
         memory.discard(0, LENGTH);

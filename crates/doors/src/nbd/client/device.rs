@@ -1,4 +1,4 @@
-//! A device's calls as requests of the protocol.
+//! Translation of a device's calls to requests of the protocol.
 
 use super::ClientConfig;
 use super::handshake::{RemoteExport, connect};
@@ -14,18 +14,18 @@ use std::rc::Rc;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
-/// The longest WRITE_ZEROES, in bytes; some servers need time for long ones.
+/// Longest WRITE_ZEROES, in bytes; some servers need time for long ones.
 const LONGEST_ZEROES: u64 = 256 << 20;
-/// The longest BLOCK_STATUS, in bytes.
+/// Longest BLOCK_STATUS, in bytes.
 const LONGEST_STATUS: u64 = 1 << 30;
 
-/// A shard's handle on a remote device.
+/// Handle of a shard on a remote device.
 pub(super) struct RemoteDevice {
     geometry: DeviceGeometry,
     remote: RemoteExport,
     links: Vec<Rc<Link>>,
     next: Cell<usize>,
-    /// Whether something was changed since the last flush, through any handle.
+    /// Whether the device was changed since the last flush, through any handle.
     unflushed: Arc<AtomicBool>,
 }
 
@@ -36,7 +36,7 @@ impl Drop for RemoteDevice {
 }
 
 impl RemoteDevice {
-    /// Makes this shard's connections.
+    /// Connects this shard.
     pub(super) async fn open(
         config: &ClientConfig,
         remote: &RemoteExport,
@@ -59,7 +59,7 @@ impl RemoteDevice {
         Ok(device)
     }
 
-    /// The connection whose turn it is.
+    /// Next connection in round-robin order.
     fn link(&self) -> &Link {
         let index = self.next.get();
         self.next.set(if index + 1 < self.links.len() { index + 1 } else { 0 });
@@ -70,7 +70,7 @@ impl RemoteDevice {
         self.geometry.block_size.offset_of(block).0
     }
 
-    /// The largest request with data, in bytes, whole blocks.
+    /// Largest request with data, in bytes; whole blocks.
     fn largest(&self) -> usize {
         let block = self.geometry.block_size.bytes() as usize;
         (self.remote.maximum_payload as usize / block).max(1) * block
@@ -88,14 +88,14 @@ impl RemoteDevice {
         (answer.result, answer.buffer.unwrap_or_else(|| Buffer::new(length as usize)))
     }
 
-    /// Reads what is larger than a request may be.
+    /// Reads a range that is larger than the largest request.
     async fn read_pieces(&self, offset: u64, buffer: Buffer) -> ReadOutcome {
         let (largest, length) = (self.largest(), buffer.len());
         let pieces = (0..length).step_by(largest).map(|at| (largest.min(length - at), offset + at as u64));
         runtime::read_pieces(buffer, pieces, |offset, piece| self.read_part(offset, piece)).await
     }
 
-    /// The flag for a durable write, and whether a flush has to follow because the server doesn't know it.
+    /// Flag for a durable write, and whether a flush has to follow because the server doesn't support the flag.
     fn durability(&self, durability: Durability) -> (u16, bool) {
         match (durability, self.remote.has(transmission_flag::SEND_FUA)) {
             (Durability::Visible, _) => (0, false),
@@ -119,7 +119,7 @@ impl RemoteDevice {
         if flush_after { self.flush_now().await } else { Ok(()) }
     }
 
-    /// Asks the server to make everything durable, if it can.
+    /// Asks the server to make all writes durable, if it supports that.
     pub(super) async fn flush_now(&self) -> Result<()> {
         if !self.remote.can_flush() {
             return Ok(());
@@ -129,7 +129,7 @@ impl RemoteDevice {
         flushed.inspect_err(|_| self.unflushed.store(true, Ordering::Release))
     }
 
-    /// Something that isn't durable by itself is about to be acknowledged.
+    /// Records that a change that isn't durable by itself is about to be acknowledged.
     fn note(&self, durability: Durability) {
         if durability == Durability::Visible {
             self.unflushed.store(true, Ordering::Release);
@@ -155,7 +155,7 @@ impl RemoteDevice {
         if flush_after { self.flush_now().await } else { Ok(()) }
     }
 
-    /// For servers that don't know WRITE_ZEROES.
+    /// Writes zeros as data, for servers without WRITE_ZEROES.
     async fn write_zero_bytes(&self, offset: u64, bytes: u64, durability: Durability) -> Result<()> {
         let largest = (self.largest() as u64).min(1 << 20).min(bytes);
         let zeros: Data = Buffer::zeroed(largest as usize).freeze();
@@ -185,8 +185,8 @@ impl RemoteDevice {
     }
 }
 
-/// A server's extents, which may begin and end anywhere and overhang, as extents of whole blocks inside the range. A
-/// block in which several meet is data.
+/// Converts a server's extents, which may begin and end anywhere and beyond the range, to extents of whole blocks
+/// inside the range. A block in which several meet is data.
 fn whole_blocks(found: &[(u32, u32)], range: BlockRange, block: u64) -> Vec<Extent> {
     let mut extents: Vec<Extent> = Vec::new();
     let mut put = |state: ExtentState, from: u64, to: u64| {

@@ -1,7 +1,7 @@
 //! The client's side of the handshake.
 //!
-//! Promises: what is received is bounded; whatever isn't an NBD server is an [`Error::Protocol`] that says what came
-//! instead. Servers that know neither INFO nor GO (older than 2016) are not spoken to.
+//! Received data is bounded; a peer that is no NBD server is an [`Error::Protocol`] with the first bytes that it sent.
+//! Servers without INFO and GO (older than 2016) are not supported.
 
 use crate::nbd::protocol::{
     ALLOCATION_CONTEXT, GREETING_BYTES, INITIAL_MAGIC, MAXIMUM_PAYLOAD, OPTION_MAGIC,
@@ -12,24 +12,24 @@ use block::{Buffer, Data, Error, Result};
 use runtime::net::{Address, Stream};
 use std::time::Duration;
 
-/// How long connecting and the handshake may take.
+/// Time limit of connecting and the handshake.
 const LIMIT: Duration = Duration::from_secs(10);
-/// The longest reply to an option, in bytes.
+/// Longest reply to an option, in bytes.
 const LONGEST_REPLY: u32 = 64 << 10;
-/// How many replies an option may have.
+/// Limit of the replies to an option.
 const MOST_REPLIES: usize = 64;
 
-/// What a server says about an export, and what was agreed on.
+/// Properties of an export, and the result of the negotiation.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct RemoteExport {
     pub(super) size: u64,
     pub(super) flags: u16,
     pub(super) minimum_block: u32,
     pub(super) preferred_block: u32,
-    /// Bytes of the largest request with data.
+    /// Largest request with data, in bytes.
     pub(super) maximum_payload: u32,
     pub(super) structured: bool,
-    /// The id of `base:allocation`, if the server has it.
+    /// Id of `base:allocation`, if the server has it.
     pub(super) allocation: Option<u32>,
 }
 
@@ -52,7 +52,7 @@ impl RemoteExport {
     }
 }
 
-/// Asks about an export and leaves.
+/// Reads the properties of an export and disconnects.
 pub(super) async fn examine(address: &Address, export: &str) -> Result<RemoteExport> {
     let handshake = async {
         let mut handshake = Handshake::begin(address, export).await?;
@@ -95,7 +95,7 @@ struct Reply {
 }
 
 impl<'a> Handshake<'a> {
-    /// Connects, greets, and asks for structured replies and the context `base:allocation`.
+    /// Connects, sends the client flags, and asks for structured replies and the context `base:allocation`.
     async fn begin(address: &Address, export: &'a str) -> Result<Self> {
         let stream = Stream::connect(address).await?;
         let mut handshake = Handshake { stream, export, structured: false, allocation: None };
@@ -143,7 +143,7 @@ impl<'a> Handshake<'a> {
         result.map(|()| buffer)
     }
 
-    /// Sends an option and gives its replies up to the ACK.
+    /// Sends an option and returns its replies up to the ACK.
     async fn ask(&self, option: u32, data: &[u8]) -> Result<Vec<Reply>> {
         let mut message = Vec::new();
         put_option(&mut message, option, data);
@@ -227,7 +227,7 @@ impl<'a> Handshake<'a> {
     }
 }
 
-/// A server that refuses an option can do without it; any other error stays one.
+/// Returns the default if the server refuses an option; any other error stays one.
 fn refused<T: Default>(error: Error) -> Result<T> {
     match error {
         Error::Unsupported(_) | Error::Invalid(_) | Error::PermissionDenied(_) => Ok(T::default()),

@@ -1,9 +1,9 @@
-//! One connection of a client: requests out, replies in, driven by one task.
+//! One connection of a client, driven by one task: it sends requests and receives replies.
 //!
-//! Promises: requests that are made before the task's next turn leave in one vectored send; a request ends even if
-//! its caller has gone; at most [`MOST_REQUESTS`] are in flight, and who comes then waits; when the connection ends,
-//! whatever is in flight and whatever comes later fails. What replies mean is left to
-//! [`reply_stream`](super::reply_stream), what is in flight to [`table`](super::table).
+//! Requests that are made before the task's next turn are sent in one vectored send. A request ends even if its caller
+//! was dropped. At most [`MOST_REQUESTS`] are in flight; further ones wait. When the connection ends, requests in
+//! flight and later ones fail. The meaning of replies is left to [`reply_stream`](super::reply_stream), the requests in
+//! flight to [`table`](super::table).
 
 use super::handshake::RemoteExport;
 use super::reply_stream::ReplyStream;
@@ -18,7 +18,7 @@ use std::pin::Pin;
 use std::rc::Rc;
 use std::task::{Context, Poll};
 
-/// How many requests are in flight on a connection at most.
+/// Limit of requests in flight on a connection.
 pub(super) const MOST_REQUESTS: usize = 256;
 const RECEIVE_BYTES: usize = 256 << 10;
 
@@ -29,7 +29,7 @@ pub(super) struct Link {
 }
 
 impl Link {
-    /// Takes over a connection that has finished its handshake.
+    /// Takes ownership of a connection that has finished its handshake.
     pub(super) fn start(stream: Stream, remote: &RemoteExport) -> Rc<Link> {
         let link = Rc::new(Link { table: RefCell::default(), permits: Semaphore::new(MOST_REQUESTS) });
         let (driven, structured) = (link.clone(), remote.structured);
@@ -61,13 +61,13 @@ impl Link {
         poll_fn(|context| waiting.link.table.borrow_mut().poll(waiting.index, context)).await
     }
 
-    /// Lets what is in flight end, says goodbye and disconnects.
+    /// Lets the requests in flight end, sends DISC and disconnects.
     pub(super) fn close(&self) {
         self.table.borrow_mut().close();
     }
 }
 
-/// Somebody waits for the request in this slot.
+/// Waiter for the request in this slot.
 struct Waiting<'a> {
     link: &'a Link,
     index: usize,
@@ -83,11 +83,11 @@ struct Driver<'l> {
     link: &'l Link,
     stream: &'l Stream,
     replies: ReplyStream,
-    /// Received bytes, and how many of them are used; here unless a receive into them is in progress.
+    /// Received bytes, and the number of used ones; `None` while a receive into them is in progress.
     received: Option<(Buffer, usize)>,
     used: usize,
     receiving: Option<Call<'l, (Result<usize>, Buffer)>>,
-    /// The receive in progress goes to a caller's buffer.
+    /// Whether the receive in progress goes to a caller's buffer.
     direct: bool,
     sending: Option<Call<'l, (Result<()>, Payload)>>,
     shutting_down: Option<Call<'l, Result<()>>>,
@@ -165,7 +165,7 @@ impl<'l> Driver<'l> {
         true
     }
 
-    /// So many received bytes were used; makes room behind the rest.
+    /// Uses `taken` received bytes and makes space after the rest.
     fn use_up(&mut self, taken: usize) {
         let Some((buffer, used)) = &mut self.received else { return };
         *used += taken;

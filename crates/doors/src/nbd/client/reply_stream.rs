@@ -1,9 +1,9 @@
-//! The stream of a server's replies: what each part of it means for the requests in flight. Never waits.
+//! Parser of a server's replies, which applies them to the requests in flight. Never waits.
 //!
-//! Promises: simple and structured replies, in any order, chunks of a read in any order; a read succeeds only if its
-//! chunks covered it without gap or overlap; from [`DIRECT_BYTES`] missing bytes of a chunk on, they can be received
-//! straight into the caller's buffer. Bytes that aren't the protocol are an [`Error::Protocol`], after which the
-//! stream is of no use any more.
+//! It accepts simple and structured replies, in any order, and chunks of a read in any order. A read succeeds only if
+//! its chunks cover it without gap or overlap. From [`DIRECT_BYTES`] missing bytes of a chunk on, they can be received
+//! directly into the caller's buffer. Bytes that violate the protocol are an [`Error::Protocol`], after which the
+//! stream can't be used any more.
 
 use super::table::{Pending, Table};
 use crate::nbd::protocol::{
@@ -12,30 +12,30 @@ use crate::nbd::protocol::{
 };
 use block::{Buffer, Error, Result};
 
-/// From so many missing bytes on, a chunk is received directly into its buffer.
+/// Number of missing bytes of a chunk from which it is received directly into its buffer.
 const DIRECT_BYTES: usize = 64 << 10;
-/// Bytes of a block status that are looked at; more extents than that are asked for again.
+/// Limit of the bytes of a block status that are parsed; further extents are asked for again.
 const MOST_STATUS_BYTES: usize = 4 + 8 * 4096;
 
-/// What the next bytes are.
+/// Meaning of the next bytes.
 enum Body {
-    /// A chunk's data, from this place of its request's read on.
+    /// Data of a chunk, from offset `at` of its request's read on.
     Data { cookie: u64, at: usize, rest: usize, last: bool },
-    /// Nothing of interest, in the middle of this request's chunk.
+    /// Bytes to skip, in the middle of this request's chunk.
     Skip { cookie: u64, rest: usize, last: bool },
 }
 
-/// A chunk's data that is received into the caller's buffer.
+/// Data of a chunk that is received into the caller's buffer.
 struct Direct {
     cookie: u64,
     last: bool,
-    /// What lies behind the chunk in the buffer.
+    /// Part of the buffer after the chunk.
     tail: Buffer,
-    /// Here unless a receive has it.
+    /// `None` while a receive has it.
     piece: Option<Buffer>,
 }
 
-/// The state between two pieces of the stream.
+/// State between two pieces of the stream.
 pub(super) struct ReplyStream {
     structured: bool,
     body: Option<Body>,
@@ -51,7 +51,7 @@ impl ReplyStream {
         ReplyStream { structured, body: None, direct: None }
     }
 
-    /// Uses as many bytes as it can and says how many those are.
+    /// Consumes as many bytes as possible and returns their number.
     pub(super) fn feed(&mut self, bytes: &[u8], table: &mut Table) -> Result<usize> {
         let mut used = 0;
         loop {
@@ -171,8 +171,8 @@ impl ReplyStream {
         Ok(CHUNK_BYTES + taken)
     }
 
-    /// A piece of a caller's buffer to receive into, if that is worth it. To be asked for once all bytes that were
-    /// received are used.
+    /// Returns a piece of a caller's buffer to receive into, if it is large enough. To be called once all received
+    /// bytes are used.
     pub(super) fn take_direct(&mut self, table: &mut Table) -> Option<Buffer> {
         if let Some(direct) = &mut self.direct {
             return direct.piece.take();
@@ -189,7 +189,7 @@ impl ReplyStream {
         Some(piece)
     }
 
-    /// Takes the piece back after a receive; `broken` if there won't be another one.
+    /// Takes the piece back after a receive; `broken` if there is no further one.
     pub(super) fn give_back(&mut self, mut piece: Buffer, table: &mut Table, broken: bool) -> Result<()> {
         let Some(mut direct) = self.direct.take() else { return Ok(()) };
         if piece.missing() > 0 && !broken {
@@ -209,7 +209,8 @@ impl ReplyStream {
     }
 }
 
-/// Notes that a chunk brings `length` bytes from `at` of the read on; refuses what was there already or lies outside.
+/// Records that a chunk has `length` bytes from `at` of the read on; refuses bytes that were received already or lie
+/// outside.
 fn cover(pending: &mut Pending, at: u64, length: u64) -> Result<usize> {
     let whole = u64::from(pending.request.length);
     let end = at.checked_add(length).filter(|end| *end <= whole && length > 0);
@@ -230,7 +231,7 @@ enum Fill<'a> {
     Zeroes(usize),
 }
 
-/// Puts bytes at their place of a read's buffer, whether or not those before them are there.
+/// Puts bytes at their offset of a read's buffer, whether or not the bytes before them have arrived.
 fn place(pending: &mut Pending, at: usize, fill: Fill<'_>) {
     let Some(buffer) = &mut pending.buffer else { return };
     let length = match fill {
@@ -264,7 +265,7 @@ fn take_extents(pending: &mut Pending, payload: &[u8], length: usize) -> Result<
     Ok(())
 }
 
-/// Notes a request's failure. None if the chunk isn't there as a whole.
+/// Records a request's failure. `None` if the chunk isn't complete.
 fn take_error(pending: &mut Pending, payload: &[u8], length: usize) -> Result<Option<usize>> {
     if !(6..=LONGEST_STRING + 64).contains(&length) {
         return Err(protocol(format!("sends an error of {length} bytes")));
@@ -273,7 +274,7 @@ fn take_error(pending: &mut Pending, payload: &[u8], length: usize) -> Result<Op
     let mut reader = Reader(payload);
     let (number, words) = (reader.u32().unwrap_or_default(), reader.u16().unwrap_or_default());
     let Some(words) = reader.take(usize::from(words)) else {
-        return Err(protocol("sends an error whose words are longer than it is"));
+        return Err(protocol("sends an error whose text is longer than the chunk"));
     };
     let words = String::from_utf8_lossy(words);
     let error = ErrorNumber::to_error(number, failed(&pending.request, &words));
@@ -288,7 +289,7 @@ fn failed(request: &crate::nbd::protocol::Request, words: &str) -> String {
     format!("NBD command {command}, {length} bytes at {offset}{colon}{words}")
 }
 
-/// A request's last chunk has arrived.
+/// Completes a request whose last chunk has arrived.
 fn complete(cookie: u64, table: &mut Table) -> Result<()> {
     let pending = table.pending(cookie)?;
     let request = pending.request;

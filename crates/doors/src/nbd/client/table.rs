@@ -1,7 +1,7 @@
-//! A connection's requests: those that are to be sent, those in flight, and those whose answer waits to be fetched.
+//! Requests of a connection: those to be sent, those in flight, and those with an unfetched answer.
 //!
-//! Promises: a cookie names one request for ever, so that a reply that comes twice, or to nothing, is noticed; in
-//! steady state nothing is allocated. Sending and receiving are left to [`link`](super::link).
+//! A cookie is never used for two requests, so that a duplicate or unsolicited reply is noticed; in steady state
+//! nothing is allocated. Sending and receiving are left to [`link`](super::link).
 
 use super::link::MOST_REQUESTS;
 use crate::nbd::protocol::{REQUEST_BYTES, Request};
@@ -10,15 +10,15 @@ use runtime::sync::Permit;
 use smallvec::SmallVec;
 use std::task::{Context, Poll, Waker};
 
-/// Bits of a cookie that name the slot; the others count.
+/// Bits of a cookie that name the slot; the others are a counter.
 const SLOT_BITS: u32 = 16;
 const HEADS: usize = (MOST_REQUESTS * REQUEST_BYTES).next_power_of_two();
 
-/// What a request returned.
+/// Result of a request.
 #[derive(Debug)]
 pub(super) struct Answer {
     pub(super) result: Result<()>,
-    /// The buffer that a read brought.
+    /// Buffer of a read.
     pub(super) buffer: Option<Buffer>,
     /// Lengths and flags of a block status.
     pub(super) extents: Vec<(u32, u32)>,
@@ -28,7 +28,7 @@ pub(super) struct Answer {
 pub(super) struct Pending {
     pub(super) request: Request,
     pub(super) buffer: Option<Buffer>,
-    /// The parts of a read that have arrived: beginning and end, from the read's first byte.
+    /// Parts of a read that have arrived: start and end, from the read's first byte.
     pub(super) covered: SmallVec<[(u32, u32); 2]>,
     pub(super) failure: Option<Error>,
     pub(super) extents: Vec<(u32, u32)>,
@@ -43,7 +43,7 @@ enum State {
 
 struct Slot {
     state: State,
-    /// Nobody waits for it any more.
+    /// Whether the caller was dropped.
     abandoned: bool,
     waker: Option<Waker>,
 }
@@ -55,7 +55,7 @@ pub(super) struct Table {
     free: Vec<usize>,
     in_flight: usize,
     serial: u64,
-    /// Requests that are to be sent, and the payloads between them with the place where each goes.
+    /// Heads of the requests to be sent, and the payloads between them with their positions.
     heads: Option<Buffer>,
     payloads: Vec<(usize, Data)>,
     failure: Option<Error>,
@@ -74,7 +74,7 @@ impl Table {
         }
     }
 
-    /// Puts a request behind those that are to be sent. Gives its slot, or its answer if the connection is gone.
+    /// Appends a request to those to be sent. Returns its slot, or its answer if the connection has ended.
     pub(super) fn submit(
         &mut self,
         mut request: Request,
@@ -119,7 +119,7 @@ impl Table {
         }
     }
 
-    /// Moves what is to be sent into a payload; false if there is nothing.
+    /// Moves the requests to be sent into a payload; false if there are none.
     pub(super) fn take_outgoing(&mut self, payload: &mut Payload) -> bool {
         let Some(heads) = self.heads.take() else { return false };
         let heads = heads.freeze();
@@ -133,7 +133,7 @@ impl Table {
         true
     }
 
-    /// What a caller waits for. Its slot is free once it is ready.
+    /// Polls the answer of a request. Its slot is free once it is ready.
     pub(super) fn poll(&mut self, index: usize, context: &Context<'_>) -> Poll<Answer> {
         let slot = &mut self.slots[index];
         match std::mem::replace(&mut slot.state, State::Free) {
@@ -148,7 +148,7 @@ impl Table {
         }
     }
 
-    /// The caller waits no longer: it has its answer, or went away.
+    /// Ends the caller's wait: it has its answer, or was dropped.
     pub(super) fn leave(&mut self, index: usize) {
         let slot = &mut self.slots[index];
         slot.waker = None;
@@ -161,7 +161,7 @@ impl Table {
         }
     }
 
-    /// The request that a reply is for.
+    /// Returns the request of a reply.
     pub(super) fn pending(&mut self, cookie: u64) -> Result<&mut Pending> {
         match self.slots.get_mut(slot_of(cookie)).map(|slot| &mut slot.state) {
             Some(State::InFlight(pending)) if pending.request.cookie == cookie => Ok(pending),
@@ -171,7 +171,7 @@ impl Table {
         }
     }
 
-    /// A request has ended: with what it failed with before, or else with this.
+    /// Ends a request with its earlier failure, or else with this result.
     pub(super) fn finish(&mut self, cookie: u64, result: Result<()>) {
         let index = slot_of(cookie);
         let slot = &mut self.slots[index];
@@ -196,7 +196,7 @@ impl Table {
         }
     }
 
-    /// The connection is gone: everything in flight fails, and everything later.
+    /// Fails all requests in flight and later ones: the connection has ended.
     pub(super) fn fail(&mut self, error: &Error) {
         self.failure.get_or_insert_with(|| error.clone());
         for index in 0..self.slots.len() {
@@ -208,13 +208,13 @@ impl Table {
         self.payloads.clear();
     }
 
-    /// Nothing more comes.
+    /// Accepts no more requests.
     pub(super) fn close(&mut self) {
         self.closing = true;
         self.wake_driver();
     }
 
-    /// Whether nothing more comes and everything has ended.
+    /// Whether no more requests are accepted and all have ended.
     pub(super) fn is_closed(&self) -> bool {
         self.closing && self.in_flight == 0
     }

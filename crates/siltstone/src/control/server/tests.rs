@@ -92,7 +92,7 @@ fn parts_that_there_are_not_are_refused() {
                 r#""part":"lgo""#,
                 r#"there is no part "lgo": did you mean "log"? expected one of "top" (log), "#,
             ),
-            (r#""kind":"file""#, r#"this stack has no part of kind "file": there are "top" (log), "#),
+            (r#""kind":"file""#, r#"this stack has no part of kind "file": its parts are "top" (log), "#),
             (r#""part":"ram""#, "ram takes no messages"),
         ] {
             send(&client, format!("{{\"verb\":\"message\",{to},\"text\":\"x\"}}\n").as_bytes()).await;
@@ -160,7 +160,7 @@ fn one_too_many_is_told_so() {
             clients.push(client);
         }
         let refused = connect().await;
-        assert!(error(&refused).await.contains("16 clients already"));
+        assert!(error(&refused).await.contains("16 clients, its limit"));
         clients.pop();
         runtime::sleep(Duration::from_secs(1)).await;
         let client = connect().await;
