@@ -31,8 +31,11 @@ pub trait Owner: Sized + 'static {
     /// Completes the request that waits for an entry with an error; the entry may still take effect.
     fn answer(&self, entry: &mut Self::Entry, error: &Error);
 
-    /// Divides an entry that is larger than a record: takes off its first blocks, so many, and returns them.
-    fn cut(&self, entry: &mut Self::Entry, blocks: u32) -> Self::Entry;
+    /// Divides an entry that is larger than a record: takes off its first blocks, so many, and returns them. An entry of one
+    /// block is never divided; the default is for owners that have no others.
+    fn cut(&self, _entry: &mut Self::Entry, blocks: u32) -> Self::Entry {
+        unreachable!("{blocks} blocks are taken off an entry of one block")
+    }
 
     /// Makes the next piece of deleted data die, where deleting is divided into pieces. Returns whether there was any.
     fn free_piece(&self) -> bool {
@@ -50,6 +53,14 @@ pub trait Owner: Sized + 'static {
     /// # Errors
     /// What writing returns. The log goes on with the checkpoint before unless it has failed.
     fn take_checkpoint(self: &Rc<Self>, clean: bool) -> impl Future<Output = Result<()>>;
+
+    /// Makes durable what every shard of the log has appended by now.
+    ///
+    /// # Errors
+    /// What flushing the zones returns; no root is written and no zone is reset then.
+    fn flush_all(&self) -> impl Future<Output = Result<()>> {
+        async { self.kit().flush().await }
+    }
 
     /// Prepares the reset of zones: makes durable whatever refers to the newest checkpoint.
     ///

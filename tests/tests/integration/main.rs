@@ -5,6 +5,7 @@ mod close;
 mod crash_behind_log;
 mod crash_cache;
 mod crash_check;
+mod crash_engine;
 mod crash_home;
 mod crash_log;
 mod crash_log_on_zones;

@@ -1,0 +1,150 @@
+//! The crash oracle on the counters of `engine`, the smallest owner of a log; and versions of it that break one rule each, which
+//! the oracle must notice.
+
+use block::{BlockCount, BlockRange, BlockSize, DevicePart, Result};
+use siltstone_tests::engine::device::{CountersDevice, Stamp};
+use siltstone_tests::engine::{Broken, Counters, Options};
+use siltstone_tests::oracle::{Opening, Oracle, Report, Violation, in_simulation, seed, stamp};
+use std::cell::RefCell;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+const STAMP: Stamp = Stamp {
+    offset: 16,
+    contents: |block, number| stamp::stamped(BlockRange::new(block, 1), number, BlockSize::new(4096).unwrap()),
+};
+
+/// As many counters as blocks of a small volume.
+const COUNTERS: u32 = 40;
+
+async fn open(disk: Arc<dyn DevicePart>, opening: Opening, options: Options) -> Result<CountersDevice> {
+    let format = opening == Opening::Format;
+    let on_device = zones::on_device::Options { format, zone_size: Some(32 << 10), ..Default::default() };
+    let zones = Arc::new(zones::OnDevice::open(disk, on_device).await?);
+    let counters = match format {
+        true => Counters::format(zones, COUNTERS, options).await?,
+        false => Counters::open(zones, options).await?,
+    };
+    Ok(CountersDevice::new(counters, STAMP))
+}
+
+type Outcome = (Result<Report, Box<Violation>>, Arc<logkit::Counters>);
+
+fn run(oracle: Oracle, options: Options) -> Outcome {
+    let seed = oracle.seed;
+    let main = move || async move {
+        let kit: RefCell<Arc<logkit::Counters>> = RefCell::default();
+        let open = async |disk: Arc<dyn DevicePart>, opening: Opening| {
+            let part = open(disk, opening, options).await?;
+            if opening == Opening::Format {
+                *kit.borrow_mut() = part.counters().kit().clone();
+            }
+            Ok(Arc::new(part) as Arc<dyn DevicePart>)
+        };
+        let report = oracle.run(open).await;
+        (report, kit.take())
+    };
+    in_simulation(seed, main)
+}
+
+fn oracle(seed: u64) -> Oracle {
+    let mut oracle = Oracle::limited(seed, 1);
+    oracle.disk.blocks = BlockCount(240);
+    oracle.workload.operations = 300;
+    oracle.prefix = true;
+    oracle
+}
+
+const OPTIONS: Options = Options { checkpoint_blocks: 16, broken: None };
+
+fn holds(name: &str, oracle: Oracle, options: Options) -> (Report, Arc<logkit::Counters>) {
+    let (report, kit) = run(oracle, options);
+    let report = report.unwrap_or_else(|violation| panic!("{name}: {violation}"));
+    let value = |counter: &AtomicU64| counter.load(Ordering::Relaxed);
+    println!(
+        "{name}: {report:?}; {} records, {} blocks moved, {} zones reset, {} checkpoints",
+        value(&kit.user_records),
+        value(&kit.moved_blocks),
+        value(&kit.reset_zones),
+        value(&kit.checkpoints)
+    );
+    assert!(report.states > 1000, "{name}: only {} states", report.states);
+    (report, kit)
+}
+
+#[test]
+fn counters_survive_every_cut() {
+    let name = "counters";
+    let (_, kit) = holds(name, oracle(seed(name, 301)), OPTIONS);
+    assert!(kit.moved_blocks.load(Ordering::Relaxed) > 0, "the cleaner had nothing to do");
+    assert!(kit.reset_zones.load(Ordering::Relaxed) > 10, "the log did not go round");
+    assert!(kit.checkpoints.load(Ordering::Relaxed) > 10, "hardly any checkpoints were taken");
+}
+
+#[test]
+fn recoveries_of_counters_that_are_cut() {
+    let name = "recoveries of counters";
+    let mut oracle = oracle(seed(name, 302));
+    oracle.workload.operations = 120;
+    oracle.again_every = 331;
+    let (report, _) = holds(name, oracle, OPTIONS);
+    assert!(report.recoveries > 100 || !report.is_whole(), "{name}: only {} cuts", report.recoveries);
+}
+
+/// Breaks a rule, which must be noticed with one of a few seeds.
+fn is_caught(broken: Broken, expected: &[&str]) {
+    let name = format!("{broken:?}");
+    let first = seed(&name, 310);
+    for seed in first..first + 5 {
+        let mut oracle = oracle(seed);
+        oracle.budget = Arc::new(conformance::budget::Budget::unlimited());
+        let (report, _) = run(oracle, Options { broken: Some(broken), ..OPTIONS });
+        if let Err(violation) = report {
+            println!("{name}: caught: {violation}");
+            let text = violation.to_string();
+            assert!(expected.iter().any(|words| text.contains(words)), "{name}: expected {expected:?} in: {text}");
+            return;
+        }
+    }
+    panic!("{name}: the oracle has not noticed it");
+}
+
+#[test]
+fn a_root_before_its_checkpoint_is_durable_is_caught() {
+    is_caught(Broken::RootBeforeFlush, &[""]);
+}
+
+#[test]
+fn a_reset_before_what_made_the_zone_dead_is_durable_is_caught() {
+    is_caught(Broken::ResetBeforeFlush, &[""]);
+}
+
+#[test]
+fn a_reset_of_records_that_are_not_covered_is_caught() {
+    is_caught(Broken::CoversEarly, &[""]);
+}
+
+#[test]
+fn a_checkpoint_whose_state_is_older_than_its_cut_is_caught() {
+    is_caught(Broken::LateCut, &[""]);
+}
+
+#[test]
+fn a_live_block_that_is_not_counted_is_caught() {
+    is_caught(Broken::CountsTooFew, &[""]);
+}
+
+#[test]
+fn a_live_block_that_the_cleaner_is_not_told_of_is_caught() {
+    is_caught(Broken::ForgetsCounter, &[""]);
+}
+
+#[test]
+fn a_move_over_a_newer_value_is_caught() {
+    is_caught(Broken::MovesAlways, &[""]);
+}
+
+#[test]
+fn a_flush_that_does_nothing_is_caught() {
+    is_caught(Broken::NeverFlushes, &[""]);
+}
