@@ -18,7 +18,8 @@ use block::{BlockSize, Buffer, Data, Error, Payload, Result, Zones, ZonesPart};
 use format::{Change, Place};
 use logkit::checkpoint::{self, Cut};
 use logkit::cleaning::Greedy;
-use logkit::pool::Accounts;
+use logkit::layout::ROOT_ZONES;
+use logkit::pool::{Accounts, CHECKPOINT_CLASS};
 use logkit::readers::ShardReads;
 use logkit::recovery::{self, Opening};
 use logkit::scan::Found;
@@ -34,8 +35,8 @@ const OWNER: [u8; 8] = *b"counters";
 const USER: StreamId = StreamId(0);
 /// Stream of what the cleaner moves.
 const CLEANER: StreamId = StreamId(1);
-/// Number of streams, that of checkpoints included.
-const STREAMS: usize = 3;
+/// Number of streams.
+const STREAMS: usize = 2;
 
 /// A rule that the engine breaks on purpose: tests show that the crash oracle notices.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -58,9 +59,11 @@ pub enum Broken {
     NeverFlushes,
 }
 
-/// How counters work; none of it is on the medium.
+/// How counters are made and work.
 #[derive(Debug, Clone, Copy, Default)]
 pub struct Options {
+    /// Number of counters, where they are made.
+    pub counters: u32,
     /// Blocks that are appended between checkpoints.
     pub checkpoint_blocks: u64,
     /// The rule that is broken, in tests.
@@ -121,7 +124,7 @@ impl Core {
             high_watermark: 0.0,
             most_steps: u64::MAX,
         };
-        let own = [USER, CLEANER, checkpoint::CHECKPOINT];
+        let own = [USER, CLEANER];
         let appender = Appender::new(layout, 2, settings.appends_in_flight, settings.most_steps, &parts.streams, &own);
         let kit = Kit::new(parts, zones, settings, Box::new(Greedy), &own);
         let reads = kit.readers.here();
@@ -165,6 +168,19 @@ impl Core {
             Some(Broken::NeverFlushes) => Ok(()),
             _ => self.kit.flush().await,
         }
+    }
+
+    /// Counts what is live in each zone, and compares it with what the kit counts as it goes: it resets zones by that.
+    fn check_counts(&self) -> Result<()> {
+        let mut live = vec![0_u32; self.kit.layout.zones as usize];
+        self.places.borrow().iter().for_each(|place| live[place.zone as usize] += 1);
+        for (number, zone) in self.kit.pool.list().into_iter().skip(ROOT_ZONES as usize) {
+            let counted = live[number as usize];
+            if zone.class != CHECKPOINT_CLASS && zone.live != counted {
+                return Err(Error::corrupt(format!("zone {number} has {counted} live blocks, and the kit counts {zone:?}")));
+            }
+        }
+        Ok(())
     }
 
     async fn close(self: Rc<Self>) -> Result<()> {
@@ -327,16 +343,16 @@ impl std::fmt::Debug for Counters {
 }
 
 impl Counters {
-    /// Makes so many counters on these zones. What was there is lost.
+    /// Makes counters on these zones. What was there is lost.
     ///
     /// # Errors
     /// What resetting and writing return.
-    pub async fn format(zones: Arc<dyn ZonesPart>, number: u32, options: Options) -> Result<Self> {
+    pub async fn format(zones: Arc<dyn ZonesPart>, options: Options) -> Result<Self> {
         let handle = zones.open().await?;
         let layout = Layout::new(handle.geometry(), BlockSize::default())?;
         let (pool, identity) = recovery::format(&*handle, &layout).await?;
         let parts = recovery::create(layout, pool, identity, STREAMS, OWNER, Vec::new());
-        let places = vec![Place::NOWHERE; number as usize];
+        let places = vec![Place::NOWHERE; options.counters as usize];
         Self::start(zones, Core::new(parts, handle, places, options)).await
     }
 
@@ -410,6 +426,15 @@ impl Counters {
     /// What flushing the zones returns.
     pub async fn flush(&self) -> Result<()> {
         self.home.with(|core: Rc<Core>| async move { core.flush().await }).await
+    }
+
+    /// Checks what is counted against the state, for tests.
+    ///
+    /// # Errors
+    /// The first zone whose count is wrong.
+    pub async fn check_counts(&self) -> Result<(), String> {
+        let checked = self.home.with(|core: Rc<Core>| async move { core.check_counts() }).await;
+        checked.map_err(|error| error.to_string())
     }
 
     /// Writes what is queued and a last checkpoint, and closes the zones.

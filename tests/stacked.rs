@@ -28,7 +28,7 @@ impl Part for Stacked {
         self.top.kind()
     }
 
-    fn status(&self) -> Status {
+    fn status(&self) -> Call<'_, Status> {
         self.top.status()
     }
 

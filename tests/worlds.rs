@@ -165,7 +165,9 @@ pub trait Subject: Debug + Clone + Send + Sync + Sized + 'static {
     }
 
     /// It was closed in good order.
-    fn closed(_world: &World<Self>, _part: &Self::Part) {}
+    fn closed(_world: &World<Self>, _part: &Self::Part) -> impl Future<Output = ()> {
+        async {}
+    }
 }
 
 /// What all tasks of a life share.

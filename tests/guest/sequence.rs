@@ -275,12 +275,12 @@ async fn run(line: String, wishes: Wishes) -> Result<()> {
         && outcome.is_ok()
     {
         // Whoever started this has a time limit.
-        while top.status().get(&key).and_then(|said| said.as_str()) != Some(&value) {
+        while top.status().await.get(&key).and_then(|said| said.as_str()) != Some(&value) {
             runtime::sleep(LOOK).await;
         }
     }
     if outcome.is_ok() {
-        eprintln!("{}", built.status());
+        eprintln!("{}", built.status().await);
     }
     let closed = built.close().await;
     outcome.and(closed)

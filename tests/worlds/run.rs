@@ -70,7 +70,9 @@ async fn live<S: Subject>(world: Arc<World<S>>, disks: Disks) -> Result<bool, St
     });
     for outcome in runtime::join_all(clients).await {
         let outcome = outcome.map_err(|error| error.to_string())?;
-        outcome.map_err(|broken| format!("{broken}; the stack: {:?}", part.status()))?;
+        if let Err(broken) = outcome {
+            return Err(format!("{broken}; the stack: {:?}", part.status().await));
+        }
     }
     if let Some(operating) = operating {
         operating.await?;
@@ -81,11 +83,11 @@ async fn live<S: Subject>(world: Arc<World<S>>, disks: Disks) -> Result<bool, St
     }
     match part.close().await {
         Ok(()) => {
-            S::closed(&world, &part);
+            S::closed(&world, &part).await;
             Ok(true)
         }
         Err(error) => {
-            let status = part.status();
+            let status = part.status().await;
             let judged = world.judge("closing", error, false);
             judged.map(|()| false).map_err(|broken| format!("{broken}; {status:?}"))
         }

@@ -79,6 +79,8 @@ errors! {
     NoSpace = ENOSPC, no_space, "no space left";
     /// EINVAL: the call itself is wrong: out of range, unaligned, a bad value.
     Invalid = EINVAL, invalid, "invalid argument";
+    /// ESPIPE: an append named an offset that isn't the write pointer of its zone; the text has the write pointer.
+    Misplaced = ESPIPE, misplaced, "not at the write pointer";
     /// EROFS: the device takes no writes, by configuration or because it had to stop taking them.
     ReadOnly = EROFS, read_only, "read-only";
     /// EOPNOTSUPP: this device, file system or kernel can't do that.

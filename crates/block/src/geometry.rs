@@ -214,6 +214,19 @@ impl ZoneGeometry {
         Ok(())
     }
 
+    /// Checks an append as [`check_append`](Self::check_append) does, and that its offset is one that a write pointer can have.
+    pub fn check_append_at(&self, at: ZoneAddress, bytes: usize) -> Result<()> {
+        self.check_append(at.zone, bytes)?;
+        let unit = u64::from(self.append_granularity);
+        if !at.offset.0.is_multiple_of(unit) || at.offset.0 > self.zone_capacity {
+            return Err(Error::invalid(format!(
+                "append at {at}: expected an offset that is a multiple of {unit}, up to {}",
+                self.zone_capacity
+            )));
+        }
+        Ok(())
+    }
+
     /// Checks a read's place and length against granularity and capacity.
     pub fn check_read(&self, at: ZoneAddress, bytes: usize) -> Result<()> {
         self.check_zone(at.zone)?;

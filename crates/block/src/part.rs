@@ -16,9 +16,11 @@ pub trait Part: Send + Sync {
     /// The word by which a stack names this kind of part: `file`, `cache`, `log`.
     fn kind(&self) -> &'static str;
 
-    /// Counters and state as they are now. Cheap, and never waits for I/O.
-    fn status(&self) -> Status {
-        Status::new()
+    /// Counters and state as they are now, the same on every shard: a part whose state belongs to one shard asks there.
+    /// Cheap, and never waits for I/O. A part that is closed, or whose shard has ended, may say no more than that, as
+    /// `error`.
+    fn status(&self) -> Call<'_, Status> {
+        Call::ready(Status::new())
     }
 
     /// Carries out an operator's message, as `dmsetup message` does (`flush`, `clear_stats`), and returns

@@ -5,7 +5,7 @@ use stack::BuiltStack;
 use std::rc::Rc;
 use std::sync::Arc;
 
-type Hook = Box<dyn Fn(&BuiltStack) + Send + Sync>;
+type Hook = Box<dyn for<'a> Fn(&'a BuiltStack) -> Call<'a, ()> + Send + Sync>;
 
 /// The device on the top of a stack; closing it closes every part, from the top down.
 pub struct Whole {
@@ -25,7 +25,10 @@ impl Whole {
 
     /// The same, with a last look at the stack before it is closed.
     #[must_use]
-    pub fn before_close(self, look: impl Fn(&BuiltStack) + Send + Sync + 'static) -> Self {
+    pub fn before_close(
+        self,
+        look: impl for<'a> Fn(&'a BuiltStack) -> Call<'a, ()> + Send + Sync + 'static,
+    ) -> Self {
         Whole { before_close: Some(Box::new(look)), ..self }
     }
 }
@@ -35,15 +38,17 @@ impl Part for Whole {
         self.top.kind()
     }
 
-    fn status(&self) -> Status {
+    fn status(&self) -> Call<'_, Status> {
         self.top.status()
     }
 
     fn close(&self) -> Call<'_, Result<()>> {
-        if let Some(look) = &self.before_close {
-            look(&self.built);
-        }
-        self.built.close()
+        Call::new(async move {
+            if let Some(look) = &self.before_close {
+                look(&self.built).await;
+            }
+            self.built.close().await
+        })
     }
 }
 

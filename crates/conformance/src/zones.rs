@@ -8,6 +8,7 @@ mod life;
 mod model;
 mod random;
 mod refusals;
+mod states;
 
 use crate::suite::{Check, ensure, section, seed, succeeds};
 use block::{Call, ZoneGeometry, ZonesPart};
@@ -56,6 +57,13 @@ pub async fn run(make: impl AsyncFn() -> Arc<dyn ZonesPart>, options: Options) -
     section("concurrent appends", seed, life::concurrent_appends(&mut suite)).await?;
     section("several shards", seed, life::several_shards(&mut suite)).await?;
     section("refusals", seed, refusals::refusals(&mut suite)).await?;
+    section("appends at a place", seed, states::appends_at_a_place(&mut suite)).await?;
+    section("races for a place", seed, states::races_for_a_place(&mut suite)).await?;
+    section("appends at the write pointer, on all shards", seed, states::compare_and_append(&mut suite))
+        .await?;
+    section("opening and closing", seed, states::open_and_close(&mut suite)).await?;
+    section("opening and closing beside appends", seed, states::races(&mut suite)).await?;
+    section("limits of zones that are opened and closed", seed, states::limits(&mut suite)).await?;
     section("filling a zone", seed, life::fill_and_finish(&mut suite)).await?;
     section("max_open and max_active", seed, refusals::limits(&mut suite)).await?;
     section("reset", seed, life::resets(&mut suite)).await?;

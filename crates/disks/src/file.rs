@@ -310,14 +310,14 @@ impl Part for FilePart {
         KIND.name
     }
 
-    fn status(&self) -> Status {
+    fn status(&self) -> Call<'_, Status> {
         let mut status = Status::new();
         status.insert("path".into(), self.settings.path.display().to_string().into());
         status.insert("bytes".into(), self.geometry.bytes().into());
         status.insert("direct".into(), self.shared.direct.load(Ordering::Relaxed).into());
         status.insert("flush_failed".into(), self.shared.durability.has_failed().into());
         status.insert("copied_writes".into(), self.shared.copied_writes.load(Ordering::Relaxed).into());
-        status
+        Call::ready(status)
     }
 
     fn close(&self) -> Call<'_, Result<()>> {

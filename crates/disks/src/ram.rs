@@ -93,11 +93,11 @@ impl Part for RamPart {
         KIND.name
     }
 
-    fn status(&self) -> Status {
+    fn status(&self) -> Call<'_, Status> {
         let mut status = Status::new();
         status.insert("bytes".into(), self.geometry.bytes().into());
         status.insert("memory_bytes".into(), self.memory.taken().into());
-        status
+        Call::ready(status)
     }
 }
 

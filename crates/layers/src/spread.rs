@@ -77,8 +77,8 @@ impl Part for SpreadPart {
         self.kind
     }
 
-    fn status(&self) -> Status {
-        self.status.clone()
+    fn status(&self) -> Call<'_, Status> {
+        Call::ready(self.status.clone())
     }
 }
 

@@ -33,7 +33,7 @@ use block::{BlockSize, Durability, Error, Payload, Result, ZeroMode};
 use format::Superblock;
 use journal::Journal;
 use logkit::StreamId;
-use logkit::record::{Header, Identity};
+use logkit::record::{Header, Identity, Kind};
 use std::cell::{Cell, RefCell};
 use std::rc::Rc;
 use zones::sector;
@@ -234,20 +234,20 @@ impl Table {
         for changes in changes.chunks(each).chain(changes.is_empty().then_some(changes)) {
             let sequence = first + units.len() as u64;
             let header = Header {
+                kind: Kind::CacheTable,
                 stream: StreamId(0),
                 class: 0,
                 epoch,
                 sequence,
-                after: tail,
                 durable: first - 1,
-                clock: 0,
+                clock: tail,
                 zone: 0,
                 generation: 0,
                 position: (sequence % self.layout.journal) as u32,
                 blocks: 0,
             };
             let mut unit = block::Buffer::zeroed(self.layout.unit as usize);
-            header.encode(&identity, &[], &format::encode_changes(changes), unit.filled_mut());
+            header.encode(&identity, &[], &[], &format::encode_changes(changes), unit.filled_mut());
             units.push((sequence, unit.freeze()));
         }
         let count = units.len() as u64;

@@ -29,7 +29,7 @@ pub use report::{CheckReport, Checked, Finding, Hit};
 pub(crate) use window::Window;
 
 use crate::directory::Directory;
-use crate::format::{CLEANER, REPLAYED, USER, VersionId};
+use crate::format::{CLEANER, STREAMS, USER, VersionId};
 use crate::home::recovery::AtHome;
 use crate::home::{self, Medium};
 use crate::layout::Layout;
@@ -38,6 +38,7 @@ use crate::versions::Versions;
 use block::{DevicePart, Error, Result, ZoneIndex, ZoneReport, ZoneState, Zones, ZonesPart};
 use logkit::directory::ZoneEntry;
 use logkit::layout::ROOT_ZONES;
+use logkit::record::{Header, Kind};
 use logkit::root::Root;
 use logkit::{Sequences, StreamId, ZonePool};
 use owners::Owners;
@@ -115,9 +116,17 @@ pub(crate) fn stream_name(stream: StreamId) -> &'static str {
     match stream {
         USER => "users' writes",
         CLEANER => "the cleaner",
-        logkit::checkpoint::CHECKPOINT => "checkpoints",
-        logkit::root::ROOT => "roots",
         _ => "an unknown stream",
+    }
+}
+
+/// Name of the stream of a record, or of what else it is for.
+pub(crate) fn name_of(header: &Header) -> &'static str {
+    match header.kind {
+        Kind::Entries => stream_name(header.stream),
+        Kind::Checkpoint => "checkpoints",
+        Kind::Root => "roots",
+        Kind::WriteCache | Kind::CacheTable => "a cache",
     }
 }
 
@@ -140,16 +149,16 @@ struct Loaded {
     pool: ZonePool,
     pages: pages::Pages,
     /// Up to where the records of each stream count.
-    end: [u64; REPLAYED],
+    end: [u64; STREAMS],
     /// Up to where records say that they had been durable.
-    durable: [u64; REPLAYED],
+    durable: [u64; STREAMS],
     /// The directory can't be read: nobody knows what is needed.
     is_unknown: bool,
 }
 
 impl Check<'_> {
     /// The records that the newest checkpoint covers.
-    fn covered(&self) -> [u64; REPLAYED] {
+    fn covered(&self) -> [u64; STREAMS] {
         [USER, CLEANER].map(|stream| self.root.covered.of(stream))
     }
 
@@ -157,7 +166,7 @@ impl Check<'_> {
     async fn load(&mut self, at_home: Option<AtHome>) -> Result<Loaded> {
         if let Some(AtHome { known, directory, pool, mut versions, .. }) = at_home {
             self.checked.versions = versions.list.len() as u64;
-            let (mut end, mut durable) = (self.covered(), [0; REPLAYED]);
+            let (mut end, mut durable) = (self.covered(), [0; STREAMS]);
             if !self.root.clean {
                 (end, durable) = self.replay(&known, &pool, &mut versions).await;
             }
@@ -185,7 +194,7 @@ impl Check<'_> {
         let mut versions =
             recovery::load(self.zones, &self.layout, &directory, &pool, MAP, None, recovered).await?;
         self.checked.versions = versions.list.len() as u64;
-        let (mut end, mut durable) = (self.covered(), [0; REPLAYED]);
+        let (mut end, mut durable) = (self.covered(), [0; STREAMS]);
         if !self.root.clean && !is_unknown {
             (end, durable) = self.replay(&known, &pool, &mut versions).await;
         }
@@ -197,7 +206,7 @@ impl Check<'_> {
         known: &[ZoneEntry],
         pool: &ZonePool,
         versions: &mut Versions,
-    ) -> ([u64; REPLAYED], [u64; REPLAYED]) {
+    ) -> ([u64; STREAMS], [u64; STREAMS]) {
         let (zones, layout, root) = (self.zones, &self.layout, self.root);
         let scans =
             logkit::recovery::scan_all::<Replayable>(zones, layout, root, known, self.reports, pool).await;
@@ -206,7 +215,7 @@ impl Check<'_> {
             Err(error) => {
                 let what = format!("the records behind the checkpoint can't be read: {}", error.detail());
                 self.findings.damage(Finding::at(None, 0, what));
-                return (self.covered(), [0; REPLAYED]);
+                return (self.covered(), [0; STREAMS]);
             }
         };
         let durable = [USER, CLEANER].map(|stream| scans.durable.of(stream));

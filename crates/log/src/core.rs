@@ -154,7 +154,7 @@ impl Core {
         policy: Box<dyn Policy>,
     ) -> Rc<Self> {
         let classes = policy.classes();
-        let own = [crate::format::USER, crate::format::CLEANER, logkit::checkpoint::CHECKPOINT];
+        let own = [crate::format::USER, crate::format::CLEANER];
         let (lanes, steps) = (kit_settings.appends_in_flight, kit_settings.most_steps);
         let kit = Kit::new(state.parts, state.zones, kit_settings, policy, &own);
         let core = Rc::new(Core {
@@ -256,8 +256,12 @@ impl Owner for Core {
         Item { change, payload, request: item.request, growth, ticket: item.ticket }
     }
 
+    fn has_pieces(&self) -> bool {
+        !self.versions.borrow().dying.is_empty()
+    }
+
     fn free_piece(&self) -> bool {
-        if self.versions.borrow().dying.is_empty() {
+        if !self.has_pieces() {
             return false;
         }
         let mut versions = self.versions.borrow_mut();

@@ -124,8 +124,8 @@ impl Part for LogPart {
         crate::kind::KIND.name
     }
 
-    fn status(&self) -> Status {
-        crate::status::status(self)
+    fn status(&self) -> Call<'_, Status> {
+        self.home.status(crate::status::status)
     }
 
     fn message<'a>(&'a self, message: &'a str) -> Call<'a, Result<String>> {

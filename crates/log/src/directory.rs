@@ -4,7 +4,7 @@
 //! pages themselves are written only if they changed: for 1 TiB the directory takes about 2 MiB and all pages 1 GiB.
 //! A page's checksum stands beside its place, so that a stale page can't be taken for the right one.
 
-use crate::format::{LONGEST_NAME, REPLAYED, VersionId};
+use crate::format::{LONGEST_NAME, STREAMS, VersionId};
 use crate::layout::Layout;
 use crate::map::{PAGE_BLOCKS, Physical};
 use block::Result;
@@ -197,7 +197,7 @@ pub fn entry_bytes(blocks: u64, name: usize) -> u64 {
 
 /// How many blocks a directory takes, its records' headers included, with so many chunks and bytes of versions.
 pub fn blocks(layout: &Layout, chunks: u64, versions: u64) -> u64 {
-    let bytes = 64 + versions + chunks * 8 * CHUNK as u64 + bytes_at_most(layout.zones, REPLAYED);
+    let bytes = 64 + versions + chunks * 8 * CHUNK as u64 + bytes_at_most(layout.zones, STREAMS);
     let blocks = bytes.div_ceil(layout.block_size.bytes());
     blocks + blocks.div_ceil(u64::from(layout.max_append - 1))
 }

@@ -3,7 +3,7 @@
 //! The roots and the directory are shown as they are there. Versions and live counts are those that opening the log
 //! would find; where it can't be opened, `trouble` says why, and they are those of the checkpoint, without counts.
 
-use crate::check::{Window, stream_name};
+use crate::check::{Window, name_of};
 use crate::check::{roots, zone::header_at};
 use crate::directory::{Directory, PageTable};
 use crate::format::{CLEANER, Change, Own, USER, VersionId};
@@ -13,12 +13,11 @@ use crate::map::Physical;
 use crate::recovery::{self, Recovered};
 use crate::versions::Versions;
 use block::{Error, Result, ZoneIndex, ZoneReport, ZoneState, Zones, ZonesPart};
-use logkit::checkpoint::CHECKPOINT;
+use logkit::ZonePool;
 use logkit::layout::ROOT_ZONES;
 use logkit::pool::CHECKPOINT_CLASS;
-use logkit::record::{Header, sum_of};
+use logkit::record::{Header, Kind, sum_of};
 use logkit::root::{self, Root};
-use logkit::{Sequences, ZonePool};
 use serde_json::{Value, json};
 use std::rc::Rc;
 use std::sync::Arc;
@@ -75,7 +74,7 @@ pub async fn dump(
             // Where the log can be opened this is what it is then; else what the checkpoint says.
             match recovery::recover(handle.clone(), crate::map::NAMES[0], home, true).await {
                 Ok((state, recovered)) => {
-                    value["tail"] = tail(&recovered, &state.parts.streams.all_committed(), state.parts.clock);
+                    value["tail"] = tail(&recovered, &state.parts);
                     value["versions"] = versions(&state.versions);
                     value["zone_list"] = zone_list(&layout, &reports, &state.parts.pool, true);
                 }
@@ -142,12 +141,14 @@ async fn all_roots(zones: &dyn Zones, layout: &Layout, newest: &Root, reports: &
     all
 }
 
-fn tail(recovered: &Recovered, last: &Sequences, clock: u64) -> Value {
+fn tail(recovered: &Recovered, parts: &logkit::Parts) -> Value {
+    let last = parts.streams.all_committed();
+    let checkpoint = parts.checkpoints.root().checkpoint;
     json!({
         "replayed": recovered.replayed,
         "discarded": recovered.discarded,
-        "last": { "users": last.of(USER), "cleaner": last.of(CLEANER), "checkpoint": last.of(CHECKPOINT) },
-        "clock": clock,
+        "last": { "users": last.of(USER), "cleaner": last.of(CLEANER), "checkpoint": checkpoint },
+        "clock": parts.clock,
     })
 }
 
@@ -244,10 +245,10 @@ async fn records(zones: Rc<dyn Zones>, layout: &Layout, root: &Root, report: &Zo
         let entries = entries(&header, parsed.meta, layout);
         let mut value = json!({
             "block": position,
-            "stream": stream_name(header.stream),
+            "stream": name_of(&header),
             "sequence": header.sequence,
             "epoch": header.epoch,
-            "after": header.after,
+            "after": parsed.links().first().map(|link| link.sequence),
             "durable": header.durable,
             "clock": header.clock,
             "class": header.class,
@@ -256,7 +257,7 @@ async fn records(zones: Rc<dyn Zones>, layout: &Layout, root: &Root, report: &Zo
             "entries": entries,
         });
         // Roots and pages aren't replayed, so they don't count or not.
-        if header.stream != USER && header.stream != CLEANER {
+        if header.kind != Kind::Entries {
             value["counts"] = Value::Null;
         }
         position += 1;
@@ -272,9 +273,9 @@ async fn records(zones: Rc<dyn Zones>, layout: &Layout, root: &Root, report: &Zo
 }
 
 fn entries(header: &Header, meta: &[u8], layout: &Layout) -> Value {
-    if header.stream != USER && header.stream != CLEANER {
+    if header.kind != Kind::Entries {
         // Pages by version and number; a directory's pieces and roots have no names.
-        let is_pages = header.stream == CHECKPOINT && meta.len() == 8 * header.blocks as usize;
+        let is_pages = header.kind == Kind::Checkpoint && meta.len() == 8 * header.blocks as usize;
         let pages = if is_pages { meta.as_chunks::<8>().0 } else { &[] };
         let page = |bytes: &[u8; 8]| {
             let number =

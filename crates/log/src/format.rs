@@ -13,10 +13,8 @@ use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
 pub const USER: StreamId = StreamId(0);
 /// Stream of blocks that the cleaner moved.
 pub const CLEANER: StreamId = StreamId(1);
-/// Number of streams, that of checkpoints included.
-pub const STREAMS: usize = 3;
-/// Number of streams that are replayed.
-pub const REPLAYED: usize = 2;
+/// Number of streams.
+pub const STREAMS: usize = 2;
 
 /// How long an extent is, in bytes.
 pub const EXTENT: usize = size_of::<Raw>();

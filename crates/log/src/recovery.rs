@@ -18,7 +18,7 @@ use crate::map;
 use crate::versions::{Version, Versions};
 use block::{Error, Result, ZoneIndex, Zones};
 use gathered::Gathered;
-use logkit::checkpoint::{CHECKPOINT, Checkpoints};
+use logkit::checkpoint::Checkpoints;
 use logkit::directory::ZoneEntry;
 use logkit::recovery::{self, Tail};
 use logkit::root::{self, Root, RootWriter};
@@ -179,14 +179,12 @@ pub async fn recover(
     recovery::settle(&*zones, &pool, &reports, &layout).await?;
     stages.end("the rest of the replay");
     let writer = RootWriter::behind(&found);
-    let mut last = end;
-    last.set(CHECKPOINT, root.checkpoint);
     let parts = Parts {
         layout: *layout,
         identity: root.identity,
         epoch: root.epoch,
         pool: Arc::new(pool),
-        streams: Arc::new(Streams::new(&last, &root.covered)),
+        streams: Arc::new(Streams::new(&end, &root.covered)),
         clock,
         checkpoints: Checkpoints::new(root, writer),
     };
@@ -199,8 +197,7 @@ impl State {
     /// # Errors
     /// What finishing and writing return.
     pub async fn begin(&mut self) -> Result<()> {
-        let mut last = self.parts.streams.all_committed();
-        last.set(CHECKPOINT, 0);
+        let last = self.parts.streams.all_committed();
         self.parts.epoch = self.parts.checkpoints.begin_epoch(&*self.zones, &self.layout, &last).await?;
         Ok(())
     }

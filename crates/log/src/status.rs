@@ -1,15 +1,14 @@
 //! What a log says about itself.
 
-use crate::device::LogPart;
+use crate::core::Core;
 use block::Status;
 use logkit::Owner;
 use serde_json::json;
 use std::sync::atomic::Ordering;
 
-/// Counters, and, on the home shard, the state of the zones.
-pub fn status(part: &LogPart) -> Status {
+/// Returns counters and the state of the zones.
+pub fn status(core: &Core) -> Status {
     let mut status = Status::new();
-    let Ok(core) = part.home.get() else { return status };
     let kit = core.kit();
     let counters = &kit.counters;
     let value = |counter: &std::sync::atomic::AtomicU64| counter.load(Ordering::Relaxed);
@@ -41,13 +40,13 @@ pub fn status(part: &LogPart) -> Status {
             "metadata_share_of_data": if user == 0 { 0.0 } else { overhead as f64 / (user + moved) as f64 },
         }),
     );
-    let (low, high) = logkit::pace::watermarks(&*core);
+    let (low, high) = logkit::pace::watermarks(core);
     status.insert(
         "cleaning".into(),
         json!({
             "low_watermark": low,
             "high_watermark": high,
-            "moves_per_write": logkit::pace::moves_per_write(&*core),
+            "moves_per_write": logkit::pace::moves_per_write(core),
             "zone_waits": value(&counters.zone_waits),
         }),
     );

@@ -122,7 +122,7 @@ impl Core {
                 return Err(error);
             }
             let root = kit.checkpoints.root().clone();
-            let covered = Sequences::new(&[covered[0], covered[1], 0]);
+            let covered = Sequences::new(&covered);
             let root =
                 Root { clean: false, covered, clock, boundaries: Vec::new(), epoch: kit.epoch, ..root };
             kit.checkpoints.note(kit, root);

@@ -9,23 +9,19 @@
 //! Left to the owner: which pages are dirty, what is in them, and where they are.
 
 use crate::directory::ZoneEntry;
-use crate::entry::Batch;
 use crate::kit::{Kit, count};
 use crate::layout::Layout;
 use crate::owner::Owner;
 use crate::pool::CHECKPOINT_CLASS;
-use crate::record::{Header, sum_of};
+use crate::record::{Header, Kind, sum_of};
 use crate::recovery;
 use crate::reset::reset_dead;
 use crate::root::{Extent, MOST_EPOCHS, MOST_EXTENTS, Root, RootWriter};
 use crate::stream::{Sequences, StreamId};
 use crate::zone_writer::ZoneWriter;
 use block::{Buffer, Error, Payload, Result, Zones};
-use std::cell::{Ref, RefCell};
+use std::cell::{Cell, Ref, RefCell};
 use std::rc::Rc;
-
-/// Stream of records of checkpoints. They are never replayed: a root names those that are part of the checkpoint.
-pub const CHECKPOINT: StreamId = StreamId(2);
 
 /// The newest durable root of a log, the next one's place, and the zone into which checkpoints are written.
 #[derive(Debug)]
@@ -33,6 +29,8 @@ pub struct Checkpoints {
     newest: RefCell<Root>,
     writer: RefCell<RootWriter>,
     zone: RefCell<Option<ZoneWriter>>,
+    /// Number of the last record of checkpoints.
+    sequence: Cell<u64>,
 }
 
 /// Space for a record of checkpoint data.
@@ -58,7 +56,9 @@ impl Space {
 impl Checkpoints {
     /// Checkpoints of a log with this newest root.
     pub fn new(newest: Root, writer: RootWriter) -> Self {
-        Checkpoints { newest: RefCell::new(newest), writer: RefCell::new(writer), zone: RefCell::default() }
+        let sequence = Cell::new(newest.checkpoint);
+        let (newest, writer) = (RefCell::new(newest), RefCell::new(writer));
+        Checkpoints { newest, writer, zone: RefCell::default(), sequence }
     }
 
     /// Begins a new epoch of a log that was recovered ([`recovery::begin`]), whose last records are these. Returns the epoch.
@@ -187,27 +187,27 @@ pub async fn append<O: Owner>(
 ) -> Result<()> {
     let kit = owner.kit();
     let mut zone = space.writer;
-    let sequence = owner.appender().issue(CHECKPOINT);
+    let checkpoints = &kit.checkpoints;
+    // A number that isn't written is never looked for: roots name what is part of the checkpoint.
+    checkpoints.sequence.set(checkpoints.sequence.get() + 1);
     let header = Header {
-        stream: CHECKPOINT,
+        kind: Kind::Checkpoint,
+        stream: StreamId(0),
         class: CHECKPOINT_CLASS,
         epoch: kit.epoch,
-        sequence,
-        after: 0,
-        durable: kit.streams.durable(CHECKPOINT),
+        sequence: checkpoints.sequence.get(),
+        durable: checkpoints.root().checkpoint,
         clock: kit.clock(),
         zone: zone.zone(),
         generation: zone.generation(),
         position: zone.position(),
         blocks: sums.len() as u32,
     };
-    let length = header.encode(&kit.identity, sums, meta, data.filled_mut());
+    let length = header.encode(&kit.identity, &[], sums, meta, data.filled_mut());
     let header = data.filled()[..length].to_vec();
     let blocks = sums.len() as u64 + 1;
     let outcome = zone.append(&*kit.zones, &kit.layout, &header, Payload::from(data)).await;
     kit.flusher.appended(zone.zone());
-    // A number that was not written is never looked for: roots name what is part of the checkpoint.
-    crate::lane::written(&**owner, CHECKPOINT, sequence, Batch::default());
     if let Err(error) = outcome {
         kit.abandon(zone.zone(), zone.position()).await;
         kit.note_no_space(&error);
@@ -298,9 +298,7 @@ pub struct Cut {
 impl Cut {
     /// The moment of this call.
     pub fn now(kit: &Kit) -> Self {
-        let mut covered = kit.streams.all_committed();
-        covered.set(CHECKPOINT, 0);
-        Cut { covered, clock: kit.clock() }
+        Cut { covered: kit.streams.all_committed(), clock: kit.clock() }
     }
 }
 
@@ -333,7 +331,7 @@ pub async fn commit<O: Owner>(owner: &Rc<O>, cut: Cut, own: &[u8], clean: bool) 
     let root = Root {
         clean,
         covered: cut.covered,
-        checkpoint: kit.streams.committed(CHECKPOINT),
+        checkpoint: kit.checkpoints.sequence.get(),
         clock: cut.clock,
         boundaries: Vec::new(),
         directory_length: length,

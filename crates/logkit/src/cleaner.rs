@@ -1,21 +1,20 @@
-//! Cleaning: what is live in a zone is written elsewhere, so that the zone can be reset; and resetting zones.
+//! Cleaning: what is live in a zone is appended elsewhere, so that the zone can be reset.
 //!
 //! A move is a record like any other, of the cleaner's own stream, so users' writes never wait for one. It takes effect
-//! when it commits, and only for blocks that are still where they were: a write that came in between wins.
+//! when it commits, and only for blocks that are still where they were: a write that committed in between wins.
 //!
-//! The cleaner's task does one small thing after another ([`Cleaner::step`]), the one that helps most first: giving up a
-//! piece of a version that was deleted, resetting what is dead, a checkpoint, one record's worth of moves. How fast it
-//! moves is `pace.rs`'s; there is also why nobody waits for ever. What to read of a victim is decided by
-//! [`logkit::cleaning::read_plan`].
+//! The cleaner's task gathers a small state, asks [`decision::next`] for the action that helps most, and carries it out. The
+//! speed of the moves is decided in [`pace`]; there is also the argument why no writer waits for ever.
 //!
-//! A zone is reset when nothing in it is live, and only after what made it so is durable, a durable checkpoint covers
-//! all its records, and everybody who may be reading from it has finished.
+//! Left to others: reading a victim (`victim`), appending moves (`mover`), resetting zones (`reset`), which victim (the policy), and
+//! what is live (the owner).
 
 use crate::cleaning::{Arrival, Candidate};
+use crate::decision::{self, Action, Admission, Cause, Choice, Progress, State, Task};
 use crate::kit::{Kit, count};
 use crate::mover::{Mover, moves_wait};
 use crate::owner::Owner;
-use crate::pace::{self, Admission};
+use crate::pace;
 use crate::pool::{CHECKPOINT_CLASS, Usage};
 use crate::reset::{has_coverable, has_resettable, reset_dead};
 use crate::space::seal_filler;
@@ -23,30 +22,39 @@ use crate::victim::{Piece, Victim};
 use block::{Error, Result};
 use std::cell::RefCell;
 use std::rc::Rc;
-use std::time::Duration;
 
-/// How many records' worth is read at once at most.
-const MOST_RECORDS: u32 = 4;
-/// How many dead zones are reset together, if there is no hurry: they share a flush and a grace period.
-const RESET_TOGETHER: u32 = 4;
-/// After so many failures in a row, writers that wait for a zone are told.
-const MOST_FAILURES: u32 = 3;
-/// How long the cleaner rests after something went wrong: what failed may fail again at once.
-const AFTER_A_FAILURE: Duration = Duration::from_millis(10);
-/// Longest wait before the cleaner retries after the first failure; it doubles with each further one, [`MOST_DOUBLINGS`] times.
-/// Writes that failed for lack of a free zone don't wake the cleaner.
-const BETWEEN_ATTEMPTS: Duration = Duration::from_secs(1);
-const MOST_DOUBLINGS: u32 = 6;
+/// A victim with its pieces, of which those from `next` on haven't been moved.
+#[derive(Debug)]
+struct InHand<N> {
+    victim: Victim,
+    /// What was live in it when it was chosen, by position.
+    pieces: Vec<Piece<N>>,
+    next: usize,
+}
 
-/// What a step of the cleaner came to.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Step {
-    /// Something was done.
-    Done,
-    /// There is something to do, when users have written more.
-    Later,
-    /// There was nothing to do.
-    Nothing,
+impl<N> InHand<N> {
+    /// Whether live blocks are left to move.
+    fn has_moves(&self, kit: &Kit) -> bool {
+        self.next < self.pieces.len() && kit.pool.live(self.victim.zone()) > 0
+    }
+}
+
+/// Answers to the questions of this pass.
+#[derive(Debug, Clone, Copy, Default)]
+struct Answers {
+    choice: Choice,
+    pace: Admission,
+}
+
+/// Outcome of [`Action::Choose`].
+#[derive(Debug, Clone, Copy)]
+enum Chosen {
+    /// The policy chose no victim.
+    Nothing(Choice),
+    /// There is a victim.
+    Victim,
+    /// The victim could not be read, and isn't cleaned again before the log is reopened.
+    Unreadable,
 }
 
 /// Work in a task of its own, and its outcome: moves needn't wait for a flush or a checkpoint.
@@ -54,20 +62,21 @@ enum Step {
 struct BackgroundTask(Option<Rc<RefCell<Option<Result<()>>>>>);
 
 impl BackgroundTask {
-    /// Whether it goes on, or has ended and nobody has asked how.
-    fn is_running(&self) -> bool {
-        self.0.is_some()
+    /// Its state, as the decision sees it.
+    fn progress(&self) -> Progress {
+        match &self.0 {
+            None => Progress::Idle,
+            Some(ended) if ended.borrow().is_none() => Progress::Running,
+            Some(_) => Progress::Ended,
+        }
     }
 
-    /// Begins it, unless it runs. The cleaner is woken at its end.
+    /// Begins it. Its end wakes the cleaner.
     fn begin<O: Owner, F: Future<Output = Result<()>> + 'static>(
         &mut self,
         owner: &Rc<O>,
         work: impl FnOnce(Rc<O>) -> F,
     ) {
-        if self.is_running() {
-            return;
-        }
         let ended = Rc::new(RefCell::new(None));
         self.0 = Some(ended.clone());
         let (kit, work) = (owner.kit().clone(), work(owner.clone()));
@@ -80,25 +89,14 @@ impl BackgroundTask {
         owner.kit().tasks.spawn(task).detach();
     }
 
-    /// Whether it has ended since this was asked last.
+    /// Takes the outcome of a task that has ended; the next one may begin.
     ///
     /// # Errors
-    /// How it ended.
-    fn has_ended(&mut self) -> Result<bool> {
-        let outcome = self.0.as_ref().and_then(|ended| ended.borrow_mut().take());
-        let Some(outcome) = outcome else { return Ok(false) };
-        self.0 = None;
-        outcome.map(|()| true)
+    /// The failure of the task.
+    fn collect(&mut self) -> Result<()> {
+        let outcome = self.0.take().and_then(|ended| ended.borrow_mut().take());
+        outcome.unwrap_or(Ok(()))
     }
-}
-
-/// A victim with its pieces, of which those from `next` on haven't been moved.
-#[derive(Debug)]
-struct InHand<N> {
-    victim: Victim,
-    /// What was live in it when it was chosen, by position.
-    pieces: Vec<Piece<N>>,
-    next: usize,
 }
 
 /// The cleaner's task.
@@ -106,12 +104,13 @@ struct Cleaner<O: Owner> {
     owner: Rc<O>,
     mover: Mover,
     in_hand: Option<InHand<O::Name>>,
-    /// What goes on beside cleaning.
     checkpoint: BackgroundTask,
     reset: BackgroundTask,
     reserve: BackgroundTask,
-    /// Whether zones were short when a candidate was last looked for.
-    was_short: bool,
+    /// Number of failures in a row.
+    failures: u32,
+    /// Error of the last action, until the cleaner has rested.
+    error: Option<Error>,
 }
 
 /// Starts the cleaner.
@@ -124,133 +123,187 @@ pub fn start<O: Owner>(owner: &Rc<O>) {
         checkpoint: BackgroundTask::default(),
         reset: BackgroundTask::default(),
         reserve: BackgroundTask::default(),
-        was_short: false,
+        failures: 0,
+        error: None,
     };
     owner.kit().tasks.spawn(cleaner.run()).detach();
 }
 
 impl<O: Owner> Cleaner<O> {
     async fn run(mut self) {
-        let owner = self.owner.clone();
-        let kit = owner.kit();
-        let mut failures = 0_u32;
-        loop {
-            let kicked = kit.events.cleaner.notified();
-            // What is queued when the log is closed may still need zones.
-            if kit.failure().is_some() || kit.is_closing() && owner.appender().queued() == 0 {
-                break;
-            }
-            match self.step().await {
-                Ok(Step::Done) => {
-                    failures = 0;
-                    kit.set_stuck(None);
-                    kit.events.freed.notify_all();
-                    runtime::yield_now().await;
-                }
-                Ok(Step::Later) => {
-                    if failures == 0 {
-                        kit.set_stuck(None);
-                    }
-                    tell_writers(&*owner);
-                    kicked.await;
-                }
-                Ok(Step::Nothing) => {
-                    // Writers that wait for a zone are told.
-                    failures = 0;
-                    let is_short = pace::is_short(&*owner);
-                    if is_short && !self.was_short {
-                        // It became so while something else was done.
-                        continue;
-                    }
-                    kit.set_stuck(is_short.then(|| {
-                        kit.space.error().unwrap_or_else(|| Error::no_space(
-                            "the log has no free zone and nothing to clean: discard some data, or delete snapshots",
-                        ))
-                    }));
-                    tell_writers(&*owner);
-                    kicked.await;
-                }
-                Err(error) => {
-                    failures = failures.saturating_add(1);
-                    if failures.is_power_of_two() {
-                        tracing::warn!("cleaning failed {failures} times in a row: {error}");
-                    }
-                    // Dead zones don't help as long as they can't be reset.
-                    let is_stuck = failures >= MOST_FAILURES && kit.pool.free() <= owner.kept_zones();
-                    kit.set_stuck(is_stuck.then(|| error.in_context("no zone can be freed")));
-                    kit.events.freed.notify_all();
-                    // What the attempt itself has set off doesn't count, or it would be repeated at once.
-                    let kicked = kit.events.cleaner.notified();
-                    runtime::sleep(AFTER_A_FAILURE).await;
-                    // The log may have begun to close during the attempt.
-                    if !kit.is_closing() {
-                        let limit = BETWEEN_ATTEMPTS * (1 << (failures - 1).min(MOST_DOUBLINGS));
-                        let _woken = runtime::timeout(limit, kicked).await;
-                    }
-                }
-            }
-        }
+        while self.pass().await {}
         self.release_victim();
         // A lane that waits for a zone looks again whether anything is queued.
-        kit.events.freed.notify_all();
+        let owner = self.owner.clone();
+        owner.kit().events.freed.notify_all();
         self.mover.close(&*owner).await;
-        seal_filler(kit).await;
+        seal_filler(owner.kit()).await;
     }
 
-    /// Does what is most needed.
-    async fn step(&mut self) -> Result<Step> {
+    /// Carries out actions up to one that ends the pass. Returns false when the cleaner is to end.
+    async fn pass(&mut self) -> bool {
         let owner = self.owner.clone();
         let kit = owner.kit();
-        if owner.free_piece() {
-            return Ok(Step::Done);
+        let woken = kit.events.cleaner.notified();
+        let mut answers = Answers::default();
+        loop {
+            let state = self.gather(answers);
+            debug_assert!(state.pace != Admission::Later || !state.users_wait(), "the pace: {state:?}");
+            match decision::next(&state) {
+                Action::Begin(task) => {
+                    self.begin(task);
+                    continue;
+                }
+                Action::AskPace => {
+                    answers.pace = pace::admit_moves(&*owner);
+                    continue;
+                }
+                Action::Choose => match self.choose().await {
+                    Chosen::Nothing(choice) => {
+                        answers.choice = choice;
+                        continue;
+                    }
+                    // Time has passed: the decision is for a new state.
+                    Chosen::Victim => continue,
+                    Chosen::Unreadable => self.done().await,
+                },
+                Action::FreePiece => {
+                    owner.free_piece();
+                    self.done().await;
+                }
+                Action::Collect(task) => {
+                    let outcome = self.task(task).collect();
+                    self.ended(outcome).await;
+                }
+                Action::Move { records } => {
+                    let outcome = self.clean_some(records).await;
+                    self.ended(outcome).await;
+                }
+                Action::EndVictim => {
+                    self.end_victim();
+                    self.done().await;
+                }
+                Action::Wait { cause, until_commit } => {
+                    if cause == Cause::Change {
+                        self.failures = 0;
+                    }
+                    if self.failures == 0 {
+                        kit.set_stuck(None);
+                    }
+                    self.wait(woken, until_commit).await;
+                }
+                Action::Refuse { until_commit } => {
+                    self.failures = 0;
+                    kit.set_stuck(Some(kit.space.error().unwrap_or_else(nothing_to_clean)));
+                    self.wait(woken, until_commit).await;
+                }
+                Action::Retry { refuse, limit } => {
+                    let error = self.error.take().filter(|_| refuse);
+                    kit.set_stuck(error.map(|error| error.in_context("no zone can be freed")));
+                    kit.events.freed.notify_all();
+                    let woken = kit.events.cleaner.notified();
+                    runtime::sleep(decision::REST).await;
+                    if !limit.is_zero() {
+                        let _woken = runtime::timeout(limit, woken).await;
+                    }
+                }
+                Action::Stop => return false,
+            }
+            return true;
         }
-        if self.reset.has_ended()? || self.checkpoint.has_ended()? || self.reserve.has_ended()? {
-            return Ok(Step::Done);
+    }
+
+    /// The state on which the decision depends.
+    fn gather(&self, answers: Answers) -> State {
+        let owner = &*self.owner;
+        let kit = owner.kit();
+        let kept = owner.kept_zones();
+        // Counting the zones of checkpoints takes time, so it is left out while another action may be better.
+        let frees_pages = || kit.since_checkpoint() > 0 && has_superseded(kit);
+        State {
+            has_failed: kit.failure().is_some(),
+            is_closing: kit.is_closing(),
+            has_queued: owner.appender().queued() > 0,
+            has_just_failed: self.error.is_some(),
+            failures: self.failures,
+            has_deleted: owner.has_pieces(),
+            reset: self.reset.progress(),
+            checkpoint: self.checkpoint.progress(),
+            reserve: self.reserve.progress(),
+            wants_reserve: kit.wants_reserve(kept),
+            wants_checkpoint: owner.wants_checkpoint(),
+            free: kit.pool.free(),
+            kept,
+            lanes: kit.settings.appends_in_flight,
+            dead: kit.pool.dead(),
+            resetting: kit.pool.resetting(),
+            has_covered: has_resettable(owner),
+            has_coverable: has_coverable(owner),
+            frees_pages: answers.choice == Choice::Nothing && frees_pages(),
+            victim: match &self.in_hand {
+                None => decision::Victim::None,
+                Some(in_hand) if in_hand.has_moves(kit) => decision::Victim::Moves,
+                Some(_) => decision::Victim::Moved,
+            },
+            choice: answers.choice,
+            is_blocked: moves_wait(owner),
+            pace: answers.pace,
         }
-        if kit.wants_reserve(owner.kept_zones()) {
-            self.reserve.begin(&owner, async |owner| {
+    }
+
+    fn task(&mut self, task: Task) -> &mut BackgroundTask {
+        match task {
+            Task::Reset => &mut self.reset,
+            Task::Checkpoint => &mut self.checkpoint,
+            Task::Reserve => &mut self.reserve,
+        }
+    }
+
+    fn begin(&mut self, task: Task) {
+        let owner = self.owner.clone();
+        self.task(task).begin(&owner, async move |owner| match task {
+            Task::Reset => reset_dead(&owner).await.map(|_| ()),
+            Task::Checkpoint => owner.take_checkpoint(false).await,
+            Task::Reserve => {
                 owner.kit().back_reserve().await;
                 Ok(())
-            });
-        }
-        let is_urgent = pace::needs_zones_soon(&*owner);
-        let has_dead = kit.pool.dead() >= if is_urgent { 1 } else { RESET_TOGETHER };
-        if has_dead && has_resettable(&*owner) {
-            self.reset.begin(&owner, async |owner| reset_dead(&owner).await.map(|_| ()));
-        }
-        // It lets zones be reset that it covers.
-        let is_waited_for = is_urgent && !self.reset.is_running() && has_coverable(&*owner);
-        if owner.wants_checkpoint() || is_waited_for {
-            self.begin_checkpoint();
-        }
-        if self.in_hand.is_none() {
-            // Zones were taken meanwhile.
-            self.was_short = pace::is_short(&*owner);
-            if let Some(outcome) = self.choose().await? {
-                return Ok(outcome);
             }
+        });
+    }
+
+    /// Ends the failures in a row after an action that has succeeded; writers look for a zone again.
+    async fn done(&mut self) {
+        self.failures = 0;
+        self.owner.kit().set_stuck(None);
+        self.owner.kit().events.freed.notify_all();
+        runtime::yield_now().await;
+    }
+
+    /// Notes the outcome of an action.
+    async fn ended(&mut self, outcome: Result<()>) {
+        let Err(error) = outcome else { return self.done().await };
+        self.failures = self.failures.saturating_add(1);
+        if self.failures.is_power_of_two() {
+            tracing::warn!("cleaning failed {} times in a row: {error}", self.failures);
         }
-        if self.in_hand.is_some() {
-            return self.clean_some().await;
-        }
-        // It makes pages of the one before free.
-        if pace::needs_zones_soon(&*owner) && has_superseded(kit) && kit.since_checkpoint() > 0 {
-            self.begin_checkpoint();
-        }
-        if kit.pool.dead() > 0 {
-            // It may be what keeps a zone from being reset.
+        self.error = Some(error);
+    }
+
+    /// Tells waiting writers, and waits to be woken. Writers are woken only if there is a zone, or there won't be: else they
+    /// would ask for what is in flight already, over and over.
+    async fn wait(&self, woken: impl Future<Output = ()>, until_commit: bool) {
+        let kit = self.owner.kit();
+        if until_commit {
             kit.wake_cleaner_with_next_commit();
         }
-        let waits = self.checkpoint.is_running() || self.reset.is_running() || self.reserve.is_running();
-        Ok(if waits { Step::Later } else { Step::Nothing })
+        if kit.is_stuck() || kit.pool.free() > self.owner.kept_zones() {
+            kit.events.freed.notify_all();
+        }
+        woken.await;
     }
 
-    fn begin_checkpoint(&mut self) {
-        self.checkpoint.begin(&self.owner, async |owner| owner.take_checkpoint(false).await);
-    }
-
-    /// Lets the policy choose a victim, if it wants one, and finds what is live in it.
-    async fn choose(&mut self) -> Result<Option<Step>> {
+    /// Lets the policy choose a victim, and finds what is live in it.
+    async fn choose(&mut self) -> Chosen {
         let owner = self.owner.clone();
         let kit = owner.kit();
         // On a full host zones are filled only as far as they are backed. A victim that fills such a zone again gains nothing, and
@@ -265,27 +318,25 @@ impl<O: Owner> Cleaner<O> {
         let chosen = kit.policy.borrow_mut().choose(&mut candidates.iter().copied(), pressure, now);
         let Some(candidate) = chosen.and_then(|zone| candidates.iter().find(|other| other.zone == zone))
         else {
-            if has_uncommitted && pressure.is_urgent() {
-                kit.wake_cleaner_with_next_commit();
-                return Ok(Some(Step::Later));
-            }
-            return Ok(None);
+            return Chosen::Nothing(match has_uncommitted && pressure.is_urgent() {
+                true => Choice::Uncommitted,
+                false => Choice::Nothing,
+            });
         };
         kit.policy.borrow_mut().cleaned(*candidate, now);
         kit.pace.begin(candidate);
-        let zone = candidate.zone.0;
-        kit.pool.begin_cleaning(zone);
+        kit.pool.begin_cleaning(candidate.zone.0);
         match self.find_live(candidate).await {
             Ok(in_hand) => {
                 kit.pace.pass(Some(0));
                 self.in_hand = Some(in_hand);
+                Chosen::Victim
             }
             Err(error) => {
-                leave_as_it_is(kit, zone, &error);
-                return Ok(Some(Step::Done));
+                leave_as_it_is(kit, candidate.zone.0, &error);
+                Chosen::Unreadable
             }
         }
-        Ok(None)
     }
 
     async fn find_live(&self, candidate: &Candidate) -> Result<InHand<O::Name>> {
@@ -295,48 +346,55 @@ impl<O: Owner> Cleaner<O> {
         Ok(InHand { victim, pieces, next: 0 })
     }
 
-    /// Moves a record's worth of the victim, if it is time.
-    async fn clean_some(&mut self) -> Result<Step> {
+    /// Moves a few records' worth of the victim, and ends it if nothing is left to move.
+    ///
+    /// # Errors
+    /// [`Error::NoSpace`] where no zone takes the moves: the victim is a zone like any other again.
+    async fn clean_some(&mut self, records: u32) -> Result<()> {
         let owner = self.owner.clone();
         let kit = owner.kit();
-        let Some(mut in_hand) = self.in_hand.take() else { return Ok(Step::Nothing) };
+        let Some(mut in_hand) = self.in_hand.take() else { return Ok(()) };
         let zone = in_hand.victim.zone();
-        let has_moves = in_hand.next < in_hand.pieces.len() && kit.pool.live(zone) > 0;
-        if has_moves && (moves_wait(&*owner) || pace::admit_moves(&*owner) == Admission::Later) {
-            self.in_hand = Some(in_hand);
-            return Ok(Step::Later);
-        }
-        // The faster it has to be, the more is in flight together.
-        let records = pace::moves_per_write(&*owner)
-            .map_or(MOST_RECORDS, |rate| (rate.ceil() as u32).clamp(1, MOST_RECORDS));
-        let outcome = if has_moves { self.move_some(&mut in_hand, records).await } else { Ok(()) };
-        match outcome {
-            Ok(()) if in_hand.next < in_hand.pieces.len() && kit.pool.live(zone) > 0 => {
+        match self.move_some(&mut in_hand, records).await {
+            Ok(()) if in_hand.has_moves(kit) => {
                 let passed = u64::from(in_hand.pieces[in_hand.next].position);
                 let blocks = u64::from(kit.settings.data_blocks);
                 kit.pace.pass(Some(passed * blocks / u64::from(kit.layout.zone_blocks)));
                 self.in_hand = Some(in_hand);
-                return Ok(Step::Done);
             }
-            // Users' overwrites and our moves together leave nothing; unless something could not be read.
-            Ok(()) if kit.pool.live(zone) == 0 => {
+            Ok(()) => {
+                self.in_hand = Some(in_hand);
+                self.end_victim();
+            }
+            Err(error) => {
+                kit.pace.pass(None);
+                if matches!(error, Error::NoSpace(_)) {
+                    kit.pool.set_full(zone);
+                    return Err(error);
+                }
+                leave_as_it_is(kit, zone, &error);
+            }
+        }
+        Ok(())
+    }
+
+    /// Lets a victim be reset of which nothing is left to move; unless something in it could not be read.
+    fn end_victim(&mut self) {
+        let kit = self.owner.kit();
+        let Some(InHand { victim, .. }) = self.in_hand.take() else { return };
+        let zone = victim.zone();
+        match kit.pool.live(zone) {
+            // Users' overwrites and our moves together leave nothing.
+            0 => {
                 kit.pool.set_full(zone);
                 count(&kit.counters.cleaned_zones, 1);
             }
-            Ok(()) => {
-                let left = kit.pool.live(zone);
+            left => {
                 tracing::error!("zone {zone}: {left} live blocks can't be moved; the zone is left as it is");
                 kit.set_damaged(zone);
             }
-            Err(error @ Error::NoSpace(_)) => {
-                kit.pool.set_full(zone);
-                kit.pace.pass(None);
-                return Err(error);
-            }
-            Err(error) => leave_as_it_is(kit, zone, &error),
         }
         kit.pace.pass(None);
-        Ok(Step::Done)
     }
 
     /// Makes the victim, if there is one, a zone like any other again.
@@ -370,19 +428,15 @@ impl<O: Owner> Cleaner<O> {
     }
 }
 
+/// The error for writers while no zone can be freed.
+fn nothing_to_clean() -> Error {
+    Error::no_space("the log has no free zone and nothing to clean: discard some data, or delete snapshots")
+}
+
 /// Leaves a zone in which something can't be read: it isn't cleaned again before the log is reopened.
 fn leave_as_it_is(kit: &Kit, zone: u32, error: &Error) {
     tracing::error!("zone {zone} can't be cleaned and is left as it is: {error}");
     kit.set_damaged(zone);
-}
-
-/// Wakes writers that wait for a zone, if there is one, or there won't be. Else they would ask for what is in flight
-/// already, over and over.
-fn tell_writers<O: Owner>(owner: &O) {
-    let kit = owner.kit();
-    if kit.is_stuck() || kit.pool.free() > owner.kept_zones() {
-        kit.events.freed.notify_all();
-    }
 }
 
 /// Whether a checkpoint would make pages of the one before free.

@@ -1,6 +1,6 @@
 //! Entries: what an owner appends, several to a record; and a record whose entries and numbers are fixed.
 
-use crate::record::{Header, Identity, sum_of};
+use crate::record::{Header, Identity, LINK, Links, sum_of};
 use crate::zone_writer::ZoneWriter;
 use block::{Buffer, Payload};
 
@@ -57,6 +57,7 @@ impl<E> Default for Batch<E> {
 #[derive(Debug, Default)]
 pub struct Frozen {
     header: Option<Header>,
+    links: Links,
     sums: Vec<u32>,
     meta: Vec<u8>,
     encoded: Vec<u8>,
@@ -64,7 +65,8 @@ pub struct Frozen {
 
 impl Frozen {
     /// Computes checksums and meta of these entries. `header` has everything but the place and the number of blocks.
-    pub fn freeze<E: Entry>(&mut self, header: Header, entries: &[E], block: usize) {
+    pub fn freeze<E: Entry>(&mut self, header: Header, links: Links, entries: &[E], block: usize) {
+        self.links = links;
         self.sums.clear();
         self.meta.clear();
         for entry in entries {
@@ -88,7 +90,8 @@ impl Frozen {
     /// If nothing was [frozen](Self::freeze).
     pub fn refreeze<E: Entry>(&mut self, entries: &[E], block: usize) {
         let header = self.header.expect("a record was frozen");
-        self.freeze(header, entries, block);
+        let links = std::mem::take(&mut self.links);
+        self.freeze(header, links, entries, block);
     }
 
     /// Number of data blocks.
@@ -96,9 +99,9 @@ impl Frozen {
         self.sums.len() as u32
     }
 
-    /// Length of the meta in bytes.
+    /// Length of the links and the meta in bytes.
     pub fn meta_length(&self) -> usize {
-        self.meta.len()
+        self.links.len() * LINK + self.meta.len()
     }
 
     /// The header as it was encoded last, without padding.
@@ -122,7 +125,7 @@ impl Frozen {
         let place = (zone.zone(), zone.generation(), zone.position());
         let header = Header { zone: place.0, generation: place.1, position: place.2, ..header };
         let mut buffer = Buffer::zeroed(block);
-        let length = header.encode(identity, &self.sums, &self.meta, buffer.filled_mut());
+        let length = header.encode(identity, &self.links, &self.sums, &self.meta, buffer.filled_mut());
         self.encoded.clear();
         self.encoded.extend_from_slice(&buffer.filled()[..length]);
         let slices = entries.iter().map(|entry| entry.payload().slices().len()).sum::<usize>();

@@ -8,7 +8,7 @@ use crate::entry::{Batch, Entry, Frozen};
 use crate::kit::count;
 use crate::owner::Owner;
 use crate::pool::CHECKPOINT_CLASS;
-use crate::record::Header;
+use crate::record::{Header, Kind, Link, Links, Relation};
 use crate::space;
 use crate::stream::StreamId;
 use crate::zone_writer::ZoneWriter;
@@ -158,13 +158,16 @@ pub(crate) fn freeze<O: Owner>(
 ) -> u64 {
     let kit = owner.kit();
     let sequence = owner.appender().issue(stream);
+    let user = kit.settings.user_stream;
+    // What the cleaner moves had been committed when it was chosen.
+    let follows = Link { relation: Relation::Follows, stream: user, sequence: kit.streams.committed(user) };
+    let links = if stream == user { Links::new() } else { Links::from_elem(follows, 1) };
     let header = Header {
+        kind: Kind::Entries,
         stream,
         class,
         epoch: kit.epoch,
         sequence,
-        // What the cleaner moves had been committed when it was chosen.
-        after: kit.streams.committed(kit.settings.user_stream),
         durable: kit.streams.durable(stream),
         clock: kit.clock(),
         zone: 0,
@@ -172,7 +175,7 @@ pub(crate) fn freeze<O: Owner>(
         position: 0,
         blocks: 0,
     };
-    frozen.freeze(header, &batch.entries, kit.layout.block_bytes());
+    frozen.freeze(header, links, &batch.entries, kit.layout.block_bytes());
     sequence
 }
 

@@ -59,7 +59,7 @@ impl Layout {
 
     /// Most blocks of single entries, each with so many bytes of meta, that a record takes.
     pub fn record_blocks(&self, meta: usize) -> u32 {
-        let space = self.block_bytes() - record::FIXED;
+        let space = self.block_bytes() - record::FIXED - record::LINK;
         ((space / (4 + meta)) as u32).min(self.max_append - 1)
     }
 
@@ -68,7 +68,8 @@ impl Layout {
     pub fn data_blocks(&self, meta: usize) -> u32 {
         // Records end where a batch does, so a small zone has several.
         let single = u64::from(self.record_blocks(meta).min((self.zone_blocks / 4).max(1)));
-        let header = |blocks: u64| record::Header::length(blocks as usize, blocks as usize * meta);
+        let header =
+            |blocks: u64| record::LINK + record::Header::length(blocks as usize, blocks as usize * meta);
         let fits = |data: u64| {
             let (full, rest) = (data / single, data % single);
             let records = full + u64::from(rest > 0);

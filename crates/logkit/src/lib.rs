@@ -10,6 +10,7 @@ pub mod appender;
 pub mod checkpoint;
 pub mod cleaner;
 pub mod cleaning;
+pub mod decision;
 pub mod directory;
 pub mod entry;
 pub mod flusher;

@@ -4,6 +4,7 @@
 use crate::entry::{Batch, Entry, Frozen};
 use crate::lane::write_record;
 use crate::owner::Owner;
+use crate::record::LINK;
 use crate::reset::reset_dead;
 use crate::zone_writer::ZoneWriter;
 use block::{Error, Result};
@@ -98,7 +99,8 @@ impl Mover {
                 None => open_zone(owner, class).await?,
             };
             let mut batch = Batch::default();
-            let (mut blocks, mut meta) = (0, 0);
+            // The record follows a record of users.
+            let (mut blocks, mut meta) = (0, LINK);
             while let Some(entry) = rest.front_mut() {
                 let (wanted, words) = (entry.blocks(), entry.meta_length());
                 let fits = zone.most_blocks(&kit.layout, blocks + wanted, |_| meta + words);

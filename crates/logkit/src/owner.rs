@@ -37,6 +37,11 @@ pub trait Owner: Sized + 'static {
         unreachable!("{blocks} blocks are taken off an entry of one block")
     }
 
+    /// Whether deleted data is left that [`free_piece`](Self::free_piece) makes die.
+    fn has_pieces(&self) -> bool {
+        false
+    }
+
     /// Makes the next piece of deleted data die, where deleting is divided into pieces. Returns whether there was any.
     fn free_piece(&self) -> bool {
         false

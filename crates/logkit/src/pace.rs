@@ -15,23 +15,29 @@
 //! `keep` is what users leave: three zones of the cleaner's own, and what a checkpoint may need now. `low` is one more,
 //! `high` at least two more than `low`; the keys `low_watermark` and `high_watermark` put them higher.
 //!
-//! # Why nobody waits for ever
-//! - *A user's write* waits for a zone only while no more than `keep` are free, and for nothing else of the cleaner's. In
-//!   just that state [`room`] is no more than `stop`: the pace is infinite, and the cleaner waits for no user. The
-//!   writer wakes it when it begins to wait. So the two never wait for each other.
-//! - *The cleaner* then gets a zone for what it moves, because users leave it three; the class of its victim opens one
-//!   zone at most before the victim is empty, and an empty victim is a zone again. What stands between the two is a reset,
-//!   which needs a checkpoint at most; and that takes zones that nobody else does.
-//! - *If nothing gains anything*, the cleaner says so and writers are refused with ENOSPC (`stuck`). A victim in hand is
-//!   something to gain: as long as there is one, nobody is refused. Whoever frees anything has the cleaner look again.
-//! - *The cleaner waits* in two ways: for users to write so many blocks more, while more than `keep` zones are free (their
-//!   commits wake it); and for nothing in particular, when no zone is worth cleaning, or a reset or a checkpoint is on its
-//!   way. Whatever may change that wakes it.
+//! # Why no writer waits for ever
+//! [`decision::next`](crate::decision::next) decides what the cleaner does. `decision/tests.rs` checks it in every small state;
+//! `decision/model.rs` drives it through an abstract log with failures, in which a waiter runs only when it is woken. The argument
+//! that they check:
+//! - *A user's write* waits for a zone only while no more than `keep` are free. In that state [`room`] is at most `stop`, so
+//!   the pace is infinite and the cleaner waits for no user. A writer wakes the cleaner when it begins to wait. So the two never wait
+//!   for each other. (Checked: the pace is no cause of a wait while users wait; in the model each writer gets a zone or an error.)
+//! - *The cleaner* finds a zone for its moves, because users leave it three. The class of its victim opens at most one zone before
+//!   the victim is empty, and an empty victim becomes a free zone after a reset. The reset needs at most a checkpoint, and
+//!   the checkpoint takes zones that no other writer takes. A move that finds no zone
+//!   all the same fails, and is tried again after a pause. (Checked in the model: at most one move in 100 000 fails so while no
+//!   further failure of the disk is to come, and each writer still gets a zone or an error. Why these few fail isn't known.)
+//! - *If nothing can be freed*, writers are refused with ENOSPC (`stuck`): no victim is in hand, no zone is worth cleaning, no dead zone
+//!   can be covered or reset, and no task runs. Whatever frees blocks later wakes the cleaner. (Checked: `Action::Refuse`.)
+//! - *The cleaner waits* for users' commits, while users get zones or dead zones hold records that haven't committed; for the end of a
+//!   task; or for any change, when users get zones and nothing is to be done. Each of them wakes it. (Checked: `Action::Wait` has a
+//!   cause that wakes it; in the model, the log comes to rest only when no writer waits.)
 //!
-//! So a log that nobody writes to is left alone, however its marks are set: marks that can't be reached would have it
-//! move the same blocks for ever.
+//! A log that nobody writes to is left alone, however its marks are set: marks that can't be reached would have the cleaner move the same
+//! blocks for ever.
 
 use crate::cleaning::{Candidate, Marks, Pacer, Pressure, pacing::SPAN};
+use crate::decision::Admission;
 use crate::kit::Kit;
 use crate::layout::ROOT_ZONES;
 use crate::owner::Owner;
@@ -53,15 +59,6 @@ pub struct Pace {
     wakes_at: Cell<u64>,
     /// What has been passed of the victim, in data blocks, if there is one.
     passed: Cell<Option<u64>>,
-}
-
-/// Whether the cleaner may move something.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Admission {
-    /// Now.
-    Now,
-    /// When users have written more.
-    Later,
 }
 
 impl Pace {
@@ -122,17 +119,6 @@ impl Kit {
     }
 }
 
-/// Whether users wait for zones, or will when each lane needs one.
-pub(crate) fn needs_zones_soon<O: Owner>(owner: &O) -> bool {
-    let kit = owner.kit();
-    kit.pool.free() <= owner.kept_zones() + kit.settings.appends_in_flight
-}
-
-/// Whether users wait for zones, or will when they need one, and resetting dead zones wouldn't change that.
-pub(crate) fn is_short<O: Owner>(owner: &O) -> bool {
-    owner.kit().pool.free_soon() <= owner.kept_zones()
-}
-
 /// The marks of the room, in free zones: below the first cleaning gains on users, from the second on it rests.
 pub fn watermarks<O: Owner>(owner: &O) -> (u32, u32) {
     let kit = owner.kit();
@@ -185,17 +171,18 @@ pub(crate) fn admit_moves<O: Owner>(owner: &O) -> Admission {
     let marks = marks(owner);
     let room = room(owner, &marks);
     let speed = pace.pacer.borrow().pace(room, &marks);
+    let per_write = speed.must.is_finite().then_some(speed.must.ceil() as u32);
     // What is cleaned unasked pays for itself.
     let rate = if room < marks.high { speed.must } else { speed.may };
     if rate.is_infinite() {
         pace.due.set(0.0);
-        return Admission::Now;
+        return Admission::Now { per_write };
     }
     let most = f64::from(kit.settings.record_blocks);
     let due = (pace.due.get() + new as f64 * rate).min(most);
     pace.due.set(due);
     if due >= 1.0 {
-        return Admission::Now;
+        return Admission::Now { per_write };
     }
     let wait = ((1.0 - due) / rate).ceil().min((kit.zone_room() / LOOKS_PER_ZONE).max(1) as f64);
     pace.wakes_at.set(written + wait as u64);

@@ -545,6 +545,11 @@ impl ZonePool {
         self.lock().dead.len() as u32
     }
 
+    /// Number of dead zones that the running reset has taken and hasn't reset yet.
+    pub fn resetting(&self) -> u32 {
+        self.lock().resetting
+    }
+
     /// Number of zones that are free, or will be after a reset.
     pub fn free_soon(&self) -> u32 {
         let state = self.lock();

@@ -13,16 +13,70 @@
 use crate::stream::StreamId;
 use block::{Error, Result};
 use crc_fast::{CrcAlgorithm, Digest, checksum};
+use smallvec::SmallVec;
 use zerocopy::little_endian::{U16, U32, U64};
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
 use zones::on_device::format::{Uuid, draw_uuid};
 
-/// The first bytes of a record.
+/// The first bytes of a record, the same in all versions.
 pub const MAGIC: [u8; 8] = *b"SILTREC1";
-/// The version of the format that this code writes and reads.
-pub const VERSION: u16 = 1;
-/// How long a header is without checksums and meta, in bytes.
+/// Version of the format that this code writes and reads.
+pub const VERSION: u16 = 2;
+/// Length of a header without links, checksums and meta, in bytes.
 pub const FIXED: usize = size_of::<Raw>();
+/// Length of a link, in bytes.
+pub const LINK: usize = size_of::<RawLink>();
+/// Most links of a record.
+pub const MOST_LINKS: usize = 16;
+
+/// What a record is for. Values are those on the medium.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+#[repr(u8)]
+pub enum Kind {
+    /// Entries of an owner: part of its stream, replayed at opening.
+    Entries = 1,
+    /// Part of a checkpoint. It is never replayed: a root names what is part of the newest one.
+    Checkpoint = 2,
+    /// A root.
+    Root = 3,
+    /// Writes in a write cache. `generation` is the record's address on the cache, in bytes.
+    WriteCache = 16,
+    /// Changes of the table of a cache. `clock` is the number of the oldest record that is still needed.
+    CacheTable = 17,
+}
+
+impl Kind {
+    const ALL: [Kind; 5] = [Kind::Entries, Kind::Checkpoint, Kind::Root, Kind::WriteCache, Kind::CacheTable];
+
+    fn decode(value: u8) -> Result<Self> {
+        let known = Self::ALL.into_iter().find(|kind| *kind as u8 == value);
+        known.ok_or_else(|| Error::corrupt(format!("a record of the unknown kind {value}")))
+    }
+}
+
+/// How a record depends on another one.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+#[repr(u8)]
+pub enum Relation {
+    /// It follows that record, and is part of the log only if that one is.
+    Follows = 1,
+    /// It is that record of the other stream, too: one record, numbered in both.
+    Member = 2,
+}
+
+/// A record of another stream on which a record depends.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub struct Link {
+    /// How it depends on it.
+    pub relation: Relation,
+    /// The other stream.
+    pub stream: StreamId,
+    /// Number of the record in that stream.
+    pub sequence: u64,
+}
+
+/// The links of a record.
+pub type Links = SmallVec<[Link; 1]>;
 
 /// What binds records to one log.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -43,7 +97,9 @@ impl Identity {
 /// What a header says, without checksums and meta.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Header {
-    /// The stream.
+    /// What the record is for.
+    pub kind: Kind,
+    /// The stream; 0 for records of other kinds than [`Kind::Entries`].
     pub stream: StreamId,
     /// The class of the zone in which it lies (see [`Policy::place`](crate::cleaning::Policy::place)).
     pub class: u8,
@@ -51,8 +107,6 @@ pub struct Header {
     pub epoch: u64,
     /// Its number in its stream.
     pub sequence: u64,
-    /// The record of stream 0 behind which it stands in the order of replay, where it is of another stream.
-    pub after: u64,
     /// Every record of its stream up to this number was durable before this one was written.
     pub durable: u64,
     /// The owner's clock: how many data units users had written.
@@ -73,19 +127,30 @@ struct Raw {
     magic: [u8; 8],
     checksum: U32,
     version: U16,
-    stream: u8,
+    kind: u8,
     class: u8,
     uuid: [u8; 16],
     epoch: U64,
     sequence: U64,
-    after: U64,
     durable: U64,
     clock: U64,
     generation: U64,
     zone: U32,
     position: U32,
+    stream: U16,
+    links: U16,
+    reserved: U32,
     blocks: U32,
     meta_length: U32,
+}
+
+#[derive(Debug, FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned)]
+#[repr(C)]
+struct RawLink {
+    stream: U16,
+    relation: u8,
+    reserved: [u8; 5],
+    sequence: U64,
 }
 
 /// The error for a log or a record of another version of the format.
@@ -117,41 +182,60 @@ fn checksum_of(key: u64, header: &[u8]) -> u32 {
 }
 
 impl Header {
-    /// How many bytes a header with so many checksums and bytes of meta takes.
+    /// Length of a header without links, with so many checksums and bytes of meta, in bytes. Each link adds [`LINK`].
     pub const fn length(blocks: usize, meta: usize) -> usize {
         FIXED + 4 * blocks + meta
     }
 
-    /// Writes the header to the start of `target`, which is one block of zeros, or as much as it needs; returns how
-    /// many bytes it took.
+    /// Writes the header to the start of `target`, which is one block of zeros, or as much as it needs; returns its length in
+    /// bytes.
     ///
     /// # Panics
-    /// If there isn't room, or there aren't as many checksums as blocks: the owner counts before it begins.
-    pub fn encode(&self, identity: &Identity, sums: &[u32], meta: &[u8], target: &mut [u8]) -> usize {
+    /// If it doesn't fit, or there are other numbers of checksums and blocks.
+    pub fn encode(
+        &self,
+        identity: &Identity,
+        links: &[Link],
+        sums: &[u32],
+        meta: &[u8],
+        target: &mut [u8],
+    ) -> usize {
         assert_eq!(sums.len(), self.blocks as usize, "one checksum per data block");
-        let length = Header::length(sums.len(), meta.len());
+        let length = Header::length(sums.len(), meta.len()) + links.len() * LINK;
         let raw = Raw {
             magic: MAGIC,
             checksum: 0.into(),
             version: VERSION.into(),
-            stream: self.stream.0 as u8,
+            kind: self.kind as u8,
             class: self.class,
             uuid: identity.uuid.into_bytes(),
             epoch: self.epoch.into(),
             sequence: self.sequence.into(),
-            after: self.after.into(),
             durable: self.durable.into(),
             clock: self.clock.into(),
             generation: self.generation.into(),
             zone: self.zone.into(),
             position: self.position.into(),
+            stream: self.stream.0.into(),
+            links: (links.len() as u16).into(),
+            reserved: 0.into(),
             blocks: self.blocks.into(),
             meta_length: (meta.len() as u32).into(),
         };
         let target = &mut target[..length];
         target[..FIXED].copy_from_slice(raw.as_bytes());
-        let (place, rest) = target[FIXED..].split_at_mut(4 * sums.len());
-        for (place, sum) in place.as_chunks_mut::<4>().0.iter_mut().zip(sums) {
+        let (places, rest) = target[FIXED..].split_at_mut(links.len() * LINK);
+        for (place, link) in places.chunks_exact_mut(LINK).zip(links) {
+            let raw = RawLink {
+                stream: link.stream.0.into(),
+                relation: link.relation as u8,
+                reserved: [0; 5],
+                sequence: link.sequence.into(),
+            };
+            place.copy_from_slice(raw.as_bytes());
+        }
+        let (places, rest) = rest.split_at_mut(4 * sums.len());
+        for (place, sum) in places.as_chunks_mut::<4>().0.iter_mut().zip(sums) {
             *place = sum.to_le_bytes();
         }
         rest.copy_from_slice(meta);
@@ -168,6 +252,7 @@ pub struct Parsed<'a> {
     pub header: Header,
     /// All of it.
     pub bytes: &'a [u8],
+    links: &'a [RawLink],
     sums: &'a [u8],
     /// The owner's words.
     pub meta: &'a [u8],
@@ -216,16 +301,18 @@ impl<'a> Parsed<'a> {
             return Err(other_version("record", raw.version.get().into()));
         }
         let (blocks, meta) = (raw.blocks.get() as usize, raw.meta_length.get() as usize);
-        let length = blocks.checked_mul(4).and_then(|sums| sums.checked_add(meta)?.checked_add(FIXED));
+        let links = usize::from(raw.links.get());
+        let length =
+            blocks.checked_mul(4).and_then(|sums| sums.checked_add(meta)?.checked_add(FIXED + links * LINK));
         let Some(bytes) = length.and_then(|length| bytes.get(..length)) else {
             return Err(Error::corrupt("a record's header that is longer than its block"));
         };
         let header = Header {
-            stream: StreamId(raw.stream.into()),
+            kind: Kind::decode(raw.kind)?,
+            stream: StreamId(raw.stream.get()),
             class: raw.class,
             epoch: raw.epoch.get(),
             sequence: raw.sequence.get(),
-            after: raw.after.get(),
             durable: raw.durable.get(),
             clock: raw.clock.get(),
             zone: raw.zone.get(),
@@ -233,8 +320,31 @@ impl<'a> Parsed<'a> {
             position: raw.position.get(),
             blocks: raw.blocks.get(),
         };
-        let (sums, meta) = bytes[FIXED..].split_at(4 * blocks);
-        Ok((Parsed { header, bytes, sums, meta }, raw))
+        let (links, rest) = bytes[FIXED..].split_at(links * LINK);
+        let links =
+            <[RawLink]>::ref_from_bytes(links).map_err(|_| Error::corrupt("links of another length"))?;
+        if links.len() > MOST_LINKS || !links.iter().all(|link| matches!(link.relation, 1 | 2)) {
+            return Err(Error::corrupt(format!(
+                "a record with {} links, or one of an unknown relation; expected up to {MOST_LINKS}",
+                links.len()
+            )));
+        }
+        let (sums, meta) = rest.split_at(4 * blocks);
+        Ok((Parsed { header, bytes, links, sums, meta }, raw))
+    }
+
+    /// The links.
+    pub fn links(&self) -> Links {
+        let link = |raw: &RawLink| Link {
+            relation: if raw.relation == Relation::Member as u8 {
+                Relation::Member
+            } else {
+                Relation::Follows
+            },
+            stream: StreamId(raw.stream.get()),
+            sequence: raw.sequence.get(),
+        };
+        self.links.iter().map(link).collect()
     }
 
     /// The checksum of data block `number`.
@@ -287,11 +397,11 @@ mod tests {
 
     fn header(blocks: u32) -> Header {
         Header {
+            kind: Kind::Entries,
             stream: StreamId(1),
             class: 2,
             epoch: 3,
             sequence: 4,
-            after: 5,
             durable: 6,
             clock: 7,
             zone: 8,
@@ -301,9 +411,14 @@ mod tests {
         }
     }
 
+    const LINKS: [Link; 2] = [
+        Link { relation: Relation::Follows, stream: StreamId(0), sequence: 5 },
+        Link { relation: Relation::Member, stream: StreamId(700), sequence: 1 << 40 },
+    ];
+
     fn encoded(meta: &[u8]) -> Vec<u8> {
         let mut block = vec![0; 4096];
-        header(3).encode(&IDENTITY, &[11, 12, 13], meta, &mut block);
+        header(3).encode(&IDENTITY, &LINKS, &[11, 12, 13], meta, &mut block);
         block
     }
 
@@ -312,6 +427,8 @@ mod tests {
         let block = encoded(b"words");
         let parsed = Parsed::decode(&block, &IDENTITY).expect("it is a record");
         assert_eq!((parsed.header, parsed.meta), (header(3), b"words".as_slice()));
+        assert_eq!(parsed.links().as_slice(), LINKS);
+        assert_eq!((FIXED, LINK), (96, 16), "as the book says");
         assert_eq!([parsed.sum(0), parsed.sum(1), parsed.sum(2)], [11, 12, 13]);
         assert!(
             Parsed::decode(parsed.bytes, &IDENTITY).is_ok(),
@@ -329,11 +446,26 @@ mod tests {
         assert!(matches!(Parsed::decode(&block, &other), Err(Error::Protocol(_))));
     }
 
+    #[test]
+    fn what_no_version_of_this_program_writes_is_refused_with_its_value() {
+        // The checksum is right: another program wrote it.
+        let with = |at: usize, value: u8| {
+            let mut block = encoded(b"");
+            block[at] = value;
+            let sum = checksum_of(IDENTITY.key, &block[..FIXED + 2 * LINK + 12]);
+            block[8..12].copy_from_slice(&sum.to_le_bytes());
+            Parsed::decode(&block, &IDENTITY).map(|_| ()).expect_err("it is refused").to_string()
+        };
+        assert!(with(12, 1).contains("version 1"), "{}", with(12, 1));
+        assert!(with(14, 9).contains("kind 9"), "{}", with(14, 9));
+        assert!(with(FIXED + 2, 3).contains("relation"), "{}", with(FIXED + 2, 3));
+    }
+
     proptest! {
         #![proptest_config(ProptestConfig { rng_seed: proptest::test_runner::RngSeed::Fixed(1), ..Default::default() })]
 
         #[test]
-        fn every_changed_bit_is_noticed(byte in 0_usize..(FIXED + 12 + 5), bit in 0_u8..8) {
+        fn every_changed_bit_is_noticed(byte in 0_usize..(FIXED + 2 * LINK + 12 + 5), bit in 0_u8..8) {
             let mut block = encoded(b"words");
             block[byte] ^= 1 << bit;
             prop_assert!(Parsed::decode(&block, &IDENTITY).is_err());

@@ -10,12 +10,12 @@
 //!
 //! Left to the owner: its part of the directory, its pages, and replaying the records.
 
-use crate::checkpoint::{CHECKPOINT, Checkpoints};
+use crate::checkpoint::Checkpoints;
 use crate::directory::ZoneEntry;
 use crate::kit::Parts;
 use crate::layout::{Layout, ROOT_ZONES};
 use crate::pool::{CHECKPOINT_CLASS, LastRecords, Usage, ZonePool};
-use crate::record::{Identity, sum_of};
+use crate::record::{Identity, Kind, Relation, sum_of};
 use crate::root::{self, Boundary, FoundRoot, ROOTS_AHEAD, Root, RootWriter};
 use crate::scan::{self, Kept, Scanned};
 use crate::stream::{Sequences, StreamId, Streams};
@@ -49,7 +49,7 @@ pub async fn format(zones: &dyn Zones, layout: &Layout) -> Result<(ZonePool, Ide
     Ok((pool, Identity::draw()))
 }
 
-/// Parts of a new log on zones that were [formatted](format), with so many streams, that of checkpoints included. `own` is the
+/// Parts of a new log on zones that were [formatted](format), with so many streams. `own` is the
 /// owner's part of its roots. The owner's first checkpoint makes the log durable.
 pub fn create(layout: Layout, pool: ZonePool, identity: Identity, streams: usize, owner: [u8; 8], own: Vec<u8>) -> Parts {
     let none = Sequences::new(&vec![0; streams]);
@@ -130,29 +130,27 @@ impl<K> Opening<K> {
     /// # Errors
     /// As [`settle`]; what finishing and writing return.
     pub async fn finish(self, zones: &dyn Zones, clock: u64) -> Result<Parts> {
-        let Opening { layout, root, pool, found, reports, mut end, .. } = self;
+        let Opening { layout, root, pool, found, reports, end, .. } = self;
         forget_discarded(&pool, &layout, &end);
         settle(zones, &pool, &reports, &layout).await?;
         let (identity, covered) = (root.identity, root.covered.clone());
-        let checkpoint = root.checkpoint;
         let checkpoints = Checkpoints::new(root, RootWriter::behind(&found));
         let epoch = checkpoints.begin_epoch(zones, &layout, &end).await?;
-        end.set(CHECKPOINT, checkpoint);
         let streams = Arc::new(Streams::new(&end, &covered));
         Ok(Parts { layout, identity, epoch, pool: Arc::new(pool), streams, clock, checkpoints })
     }
 }
 
-/// Puts the records of a stream of users and its stream of the cleaner into the order in which they are replayed.
-///
-/// A record of the cleaner follows the user records that had committed when it was written. In another epoch, numbers of
-/// records that were lost are given again.
+/// Puts the records of a stream of users, and those of other streams that follow them, into the order in which they are
+/// replayed: a record that follows a record of users comes next after it. In another epoch, numbers of records that were
+/// lost are given again.
 pub fn sort_for_replay<K: Kept>(records: &mut [K], user: StreamId) {
     records.sort_by_key(|record| {
         let header = record.header();
-        match header.stream == user {
-            true => (header.epoch, header.sequence, 0, 0),
-            false => (header.epoch, header.after, 1, header.sequence),
+        let followed = record.links().iter().find(|link| link.stream == user);
+        match followed {
+            None => (header.epoch, header.sequence, 0, 0),
+            Some(user) => (header.epoch, user.sequence, 1, header.sequence),
         }
     });
 }
@@ -385,7 +383,7 @@ fn take<K: Kept>(
     for record in scanned.records {
         let header = record.header();
         check_epoch(root, report, header.epoch)?;
-        if !is_replayed(header.stream, streams) || !root.admits(header) {
+        if header.kind != Kind::Entries || header.stream.index() >= streams || !root.admits(header) {
             continue;
         }
         last.note(header.stream, header.sequence);
@@ -397,17 +395,57 @@ fn take<K: Kept>(
     Ok(())
 }
 
-/// Whether records of a stream are replayed, in a log with so many streams.
-fn is_replayed(stream: StreamId, streams: usize) -> bool {
-    stream.index() < streams && stream != crate::checkpoint::CHECKPOINT && stream != crate::root::ROOT
+/// The numbers of a record: its own, and those in the streams of which it is a member.
+fn numbers<K: Kept>(record: &K) -> impl Iterator<Item = (StreamId, u64)> {
+    let header = record.header();
+    let members = record.links().iter().filter(|link| link.relation == Relation::Member);
+    std::iter::once((header.stream, header.sequence)).chain(members.map(|link| (link.stream, link.sequence)))
 }
 
-/// Decides which records are part of the log: up to the first that is missing in each stream.
+/// Whether a record is part of a log whose streams end here.
+fn is_within<K: Kept>(record: &K, end: &Sequences) -> bool {
+    let header = record.header();
+    header.sequence <= end.of(header.stream)
+        && record.links().iter().all(|link| link.sequence <= end.of(link.stream))
+}
+
+/// The end of each stream, by the records after the checkpoint: up to the first number that is missing, or whose record
+/// depends on one that is.
+fn ends<K: Kept>(covered: &Sequences, records: &[K]) -> Sequences {
+    let mut present: Vec<(StreamId, u64)> = records.iter().flat_map(numbers).collect();
+    // Already so unless there are members.
+    present.sort_unstable();
+    let mut end = covered.clone();
+    for (stream, sequence) in present {
+        if stream.index() < covered.numbers().len() && sequence == end.of(stream) + 1 {
+            end.set(stream, sequence);
+        }
+    }
+    loop {
+        let mut has_changed = false;
+        for record in records {
+            if is_within(record, &end) {
+                continue;
+            }
+            for (stream, sequence) in numbers(record) {
+                if sequence <= end.of(stream) && sequence > covered.of(stream) {
+                    end.set(stream, sequence - 1);
+                    has_changed = true;
+                }
+            }
+        }
+        if !has_changed {
+            return end;
+        }
+    }
+}
+
+/// Decides which records are part of the log: those of each stream up to the first that is missing, or that depends on a
+/// record of another stream that is.
 ///
 /// # Errors
 /// [`Error::Corrupt`] where one is missing that had been durable.
 pub fn choose<K: Kept>(root: &Root, scans: Scans<K>) -> Result<Tail<K>> {
-    let mut end = root.covered.clone();
     let mut records = scans.records;
     let key = |record: &K| (record.header().stream, record.header().sequence);
     // By its key, which is much smaller than a record: they come zone by zone, and are moved once.
@@ -415,22 +453,16 @@ pub fn choose<K: Kept>(root: &Root, scans: Scans<K>) -> Result<Tail<K>> {
     // A record whose append failed may be there twice, and is the same.
     records.dedup_by_key(|record| key(record));
     let found = records.len();
-    records.retain(|record| {
-        let (stream, sequence) = key(record);
-        let is_next = sequence == end.of(stream) + 1;
-        if is_next {
-            end.set(stream, sequence);
-        }
-        is_next
-    });
-    for (stream, durable) in (0..).map(StreamId).zip(scans.durable.numbers()) {
-        if is_replayed(stream, end.numbers().len()) && *durable > end.of(stream) {
+    let end = ends(&root.covered, &records);
+    records.retain(|record| is_within(record, &end));
+    for (number, end) in end.numbers().iter().enumerate() {
+        let durable = scans.durable.of(StreamId(number as u16));
+        if durable > *end {
             return Err(Error::corrupt(format!(
-                "record {} of stream {} is damaged or missing, and {durable} records had been durable: this is not \
+                "record {} of stream {number} is damaged or missing, and {durable} records had been durable: this is not \
                  the end of the log but damage in its middle; restore the disk, or look at it with `siltstone \
                  check`",
-                end.of(stream) + 1,
-                stream.0
+                end + 1,
             )));
         }
     }
@@ -499,7 +531,7 @@ pub async fn begin(
     writer: &mut RootWriter,
 ) -> Result<Root> {
     let reports = zones.report(ZoneIndex(ROOT_ZONES), layout.zones).await?;
-    let is_begun = |report: &&ZoneReport| matches!(report.state, ZoneState::Open | ZoneState::Closed);
+    let is_begun = |report: &&ZoneReport| report.state.is_active();
     let begun: Vec<ZoneIndex> = reports.iter().filter(is_begun).map(|report| report.zone).collect();
     zones.flush(&begun).await?;
     let mut boundaries = old.boundaries.clone();
@@ -519,4 +551,96 @@ pub async fn begin(
     let finishes = begun.into_iter().map(|zone| zones.finish(zone));
     runtime::join_all(finishes).await.into_iter().collect::<Result<()>>()?;
     Ok(root)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::record::{Header, Link, Links, Parsed};
+
+    struct Record(Header, Links);
+
+    impl Kept for Record {
+        fn new(parsed: &Parsed<'_>) -> Self {
+            Record(parsed.header, parsed.links())
+        }
+
+        fn header(&self) -> &Header {
+            &self.0
+        }
+
+        fn links(&self) -> &Links {
+            &self.1
+        }
+    }
+
+    fn record(stream: u16, sequence: u64, links: &[(Relation, u16, u64)]) -> Record {
+        let header = Header {
+            kind: Kind::Entries,
+            stream: StreamId(stream),
+            class: 0,
+            epoch: 1,
+            sequence,
+            durable: 0,
+            clock: 0,
+            zone: 2,
+            generation: 0,
+            position: 0,
+            blocks: 0,
+        };
+        let link = |(relation, stream, sequence): &(Relation, u16, u64)| Link {
+            relation: *relation,
+            stream: StreamId(*stream),
+            sequence: *sequence,
+        };
+        Record(header, links.iter().map(link).collect())
+    }
+
+    fn end_of(records: &[Record]) -> Vec<u64> {
+        ends(&Sequences::new(&[10, 20, 30]), records).numbers().to_vec()
+    }
+
+    #[test]
+    fn a_stream_ends_at_the_first_record_that_is_missing() {
+        let records = [record(0, 11, &[]), record(0, 12, &[]), record(0, 14, &[]), record(1, 22, &[])];
+        assert_eq!(end_of(&records), [12, 20, 30]);
+        assert_eq!(end_of(&[]), [10, 20, 30]);
+    }
+
+    #[test]
+    fn a_record_without_the_one_that_it_follows_ends_its_stream_and_so_on() {
+        let follows = |stream, sequence| (Relation::Follows, stream, sequence);
+        let chain = [
+            record(0, 11, &[follows(1, 21)]),
+            record(0, 12, &[]),
+            record(1, 21, &[follows(2, 31)]),
+            record(1, 22, &[]),
+            record(2, 31, &[follows(0, 9)]),
+        ];
+        assert_eq!(end_of(&chain), [12, 22, 31], "all are there, or covered");
+        assert_eq!(end_of(&chain[..4]), [10, 20, 30], "the last one of the chain is missing");
+    }
+
+    #[test]
+    fn a_member_of_two_streams_counts_in_both_or_in_none() {
+        let member = record(0, 12, &[(Relation::Member, 1, 21)]);
+        let after = record(1, 22, &[]);
+        assert_eq!(end_of(&[record(0, 11, &[]), member, after]), [12, 22, 30]);
+        // Record 11 of its own stream is missing.
+        let member = record(0, 12, &[(Relation::Member, 1, 21)]);
+        assert_eq!(end_of(&[member, record(1, 22, &[])]), [10, 20, 30]);
+        // Record 21 of the other stream is missing.
+        let member = record(0, 11, &[(Relation::Member, 1, 22)]);
+        assert_eq!(end_of(&[member, record(0, 12, &[]), record(1, 23, &[])]), [10, 20, 30]);
+    }
+
+    #[test]
+    fn links_to_anything_end_the_search() {
+        let hostile = [
+            record(0, 11, &[(Relation::Member, 0, 11), (Relation::Follows, 0, 99)]),
+            record(0, 12, &[(Relation::Member, 60_000, 1)]),
+            record(1, 21, &[(Relation::Member, 1, 3), (Relation::Follows, 1, 21)]),
+        ];
+        assert_eq!(end_of(&hostile), [10, 21, 30]);
+    }
 }

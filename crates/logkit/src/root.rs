@@ -4,15 +4,13 @@
 //! authoritative.
 
 use crate::layout::{Layout, ROOT_ZONES};
-use crate::record::{Header, Identity, Parsed};
+use crate::record::{Header, Identity, Kind, Parsed};
 use crate::scan::refuse_offline;
 use crate::stream::{Sequences, StreamId};
 use block::{BlockSize, Buffer, Error, Result, ZoneAddress, ZoneIndex, ZoneReport, ZoneState, Zones};
 use zones::bytes::{Reader, Writer};
 use zones::on_device::format::Uuid;
 
-/// Stream of roots, which is never replayed.
-pub const ROOT: StreamId = StreamId(3);
 /// Version of the format of roots that this code writes and reads.
 pub const VERSION: u32 = 2;
 const MAGIC: &[u8; 8] = b"SILTROOT";
@@ -67,7 +65,7 @@ pub struct Root {
     pub clean: bool,
     /// The checkpoint has everything up to these records.
     pub covered: Sequences,
-    /// Last number of the stream of checkpoints.
+    /// Number of the last record of checkpoints.
     pub checkpoint: u64,
     /// Clock of the checkpoint.
     pub clock: u64,
@@ -259,7 +257,7 @@ async fn find_in(zones: &dyn Zones, report: &ZoneReport) -> Result<FoundRoot> {
             let position = (at / root.block_size.bytes()) as u32;
             parsed.check_place(report.zone.0, report.generation, position)?;
             let is_of_the_same_log = |found: &FoundRoot| found.root.identity == root.identity;
-            match parsed.header.stream == ROOT && found.as_ref().is_none_or(is_of_the_same_log) {
+            match parsed.header.kind == Kind::Root && found.as_ref().is_none_or(is_of_the_same_log) {
                 true => Ok((root, parsed.header.sequence)),
                 false => Err(Error::protocol("no root of this log")),
             }
@@ -351,11 +349,11 @@ impl RootWriter {
             _ => self.reset_other(zones).await?,
         };
         let header = Header {
-            stream: ROOT,
+            kind: Kind::Root,
+            stream: StreamId(0),
             class: 0,
             epoch: root.epoch,
             sequence: self.number + 1,
-            after: 0,
             durable: self.number,
             clock: root.clock,
             zone: open.zone,
@@ -365,7 +363,7 @@ impl RootWriter {
         };
         let meta = root.encode();
         let mut block = Buffer::zeroed(layout.block_bytes());
-        header.encode(&root.identity, &[], &meta, block.filled_mut());
+        header.encode(&root.identity, &[], &[], &meta, block.filled_mut());
         let zone = ZoneIndex(open.zone);
         let landed = zones.append(zone, block.into()).await?;
         if landed != layout.address(open.zone, open.position) {
@@ -458,11 +456,11 @@ mod tests {
         let root = root();
         let admits = |epoch, sequence| {
             let header = Header {
+                kind: Kind::Entries,
                 stream: StreamId(0),
                 class: 0,
                 epoch,
                 sequence,
-                after: 0,
                 durable: 0,
                 clock: 0,
                 zone: 0,

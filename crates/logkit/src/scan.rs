@@ -7,7 +7,7 @@
 //! header that is found there tells rot in a record that had been durable from the torn end of the log.
 
 use crate::layout::Layout;
-use crate::record::{Header, Identity, Parsed, sum_of};
+use crate::record::{Header, Identity, Kind, Links, Parsed, sum_of};
 use crate::stream::Sequences;
 use crate::summary::{Place, Summary, blocks_of};
 use block::{Buffer, ByteOffset, Error, Result, ZoneAddress, ZoneIndex, ZoneReport, ZoneState, Zones};
@@ -29,6 +29,8 @@ const SUMMARY_OF_A_BLOCK: usize = 32;
 pub struct Found {
     /// Its header.
     pub header: Header,
+    /// Its links.
+    pub links: Links,
     /// The checksums of its data blocks.
     pub sums: Vec<u32>,
     /// The owner's words.
@@ -41,12 +43,15 @@ pub trait Kept: Sized {
     fn new(parsed: &Parsed<'_>) -> Self;
     /// The record's header.
     fn header(&self) -> &Header;
+    /// The record's links.
+    fn links(&self) -> &Links;
 }
 
 impl Kept for Found {
     fn new(parsed: &Parsed<'_>) -> Self {
         Found {
             header: parsed.header,
+            links: parsed.links(),
             sums: (0..parsed.header.blocks as usize).map(|number| parsed.sum(number)).collect(),
             meta: parsed.meta.to_vec(),
         }
@@ -54,6 +59,10 @@ impl Kept for Found {
 
     fn header(&self) -> &Header {
         &self.header
+    }
+
+    fn links(&self) -> &Links {
+        &self.links
     }
 }
 
@@ -356,7 +365,9 @@ impl<K> Default for Scanned<K> {
 
 impl<K> Scanned<K> {
     fn note(&mut self, header: &Header) {
-        self.durable.raise(header.stream, header.durable);
+        if header.kind == Kind::Entries {
+            self.durable.raise(header.stream, header.durable);
+        }
     }
 }
 
@@ -395,11 +406,11 @@ mod tests {
                 (0..*blocks as usize * BLOCK).map(|at| (at / BLOCK) as u8 ^ number as u8).collect();
             let sums: Vec<u32> = data.chunks_exact(BLOCK).map(sum_of).collect();
             let header = Header {
+                kind: Kind::Entries,
                 stream: StreamId(0),
                 class: 0,
                 epoch: 1,
                 sequence: number + 1,
-                after: 0,
                 durable: number,
                 clock: 0,
                 zone: PLACE.zone,
@@ -408,7 +419,7 @@ mod tests {
                 blocks: *blocks,
             };
             let mut block = vec![0; BLOCK];
-            header.encode(&IDENTITY, &sums, b"meta", &mut block);
+            header.encode(&IDENTITY, &[], &sums, b"meta", &mut block);
             bytes.extend_from_slice(&block);
             bytes.extend_from_slice(&data);
         }

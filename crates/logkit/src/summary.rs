@@ -171,7 +171,7 @@ impl Summary {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::record::Header;
+    use crate::record::{Header, Kind};
     use crate::stream::StreamId;
     use zones::on_device::format::Uuid;
 
@@ -180,11 +180,11 @@ mod tests {
 
     fn header(sequence: u64) -> Vec<u8> {
         let header = Header {
+            kind: Kind::Entries,
             stream: StreamId(0),
             class: 0,
             epoch: 1,
             sequence,
-            after: 0,
             durable: 0,
             clock: 0,
             zone: 3,
@@ -193,7 +193,7 @@ mod tests {
             blocks: 1,
         };
         let mut bytes = vec![0; BLOCK];
-        let length = header.encode(&IDENTITY, &[5], b"abc", &mut bytes);
+        let length = header.encode(&IDENTITY, &[], &[5], b"abc", &mut bytes);
         bytes.truncate(length);
         bytes
     }

@@ -5,7 +5,7 @@
 
 use crate::shard::{ShardIndex, current_shard};
 use crate::task::{JoinHandle, spawn};
-use block::{Error, Result};
+use block::{Call, Error, Result, Status};
 use std::any::Any;
 use std::cell::RefCell;
 use std::marker::PhantomData;
@@ -107,6 +107,14 @@ impl<T: 'static> Home<T> {
         }
         let home = self.clone();
         crate::spawn_on(self.shard, move || async move { work(home.get()).await }).await
+    }
+
+    /// Status of the thing, taken on its shard; `error` alone once it has been forgotten or its shard has ended.
+    pub fn status(&self, of: impl FnOnce(&T) -> Status + Send + 'static) -> Call<'_, Status> {
+        Call::new(async move {
+            let taken = self.with(move |thing| async move { Ok(of(&thing)) }).await;
+            taken.unwrap_or_else(|error| Status::from_iter([("error".to_owned(), error.to_string().into())]))
+        })
     }
 
     /// Lets go of it: whoever asks from now on hears that it is closed. Those who have it keep it.

@@ -136,9 +136,12 @@ fn parts(submission: &Submission) -> (&'static str, String, u64) {
         Submission::Discard { offset, length } => ("discard", format!("{offset}+{length}"), *length),
         Submission::Flush => ("flush", String::new(), 0),
         Submission::Read { offset, length } => ("read", format!("{offset}+{length}"), *length),
-        Submission::Append { zone, content } => {
-            ("append", format!("zone {zone}, {} bytes", content.len()), content.len())
+        Submission::Append { zone, at, content } => {
+            let place = at.map_or(String::new(), |at| format!(" at byte {at}"));
+            ("append", format!("zone {zone}{place}, {} bytes", content.len()), content.len())
         }
+        Submission::Open { zone } => ("open", format!("zone {zone}"), 0),
+        Submission::Close { zone } => ("close", format!("zone {zone}"), 0),
         Submission::FlushZones { zones } => ("flush_zones", format!("{zones:?}"), 0),
         Submission::Finish { zone } => ("finish", format!("zone {zone}"), 0),
         Submission::Reset { zone, erase } => ("reset", format!("zone {zone}, {erase:?}"), 0),

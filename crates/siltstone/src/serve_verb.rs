@@ -204,7 +204,7 @@ pub fn format(arguments: &Format) -> Result<(), Failure> {
     let config = Config::default().with_shards(stack.shards());
     let status = runtime::run(config, move || async move {
         let built = plan.build().await?;
-        let status = built.status();
+        let status = built.status().await;
         built.close().await.map(|()| status)
     })??;
     match arguments.json {

@@ -184,27 +184,29 @@ impl BuiltStack {
 
     /// What every part says about itself: an object with `devices`, `zones` and `doors`, each an object by name;
     /// `kind` is part of each status. A part that is missing has `missing`, the error, and nothing else.
-    pub fn status(&self) -> serde_json::Value {
-        let of = |contract: Contract| {
-            let parts = self.parts().filter(|part| part.built.contract() == contract);
-            let status = |part: &BuiltPart| {
-                let mut status = Status::new();
-                status.insert("kind".to_owned(), part.kind.into());
-                status.extend(part.built.part().status());
-                (part.name.clone(), serde_json::Value::Object(status))
-            };
-            let missing = self.missing.iter().map(|(_, part)| part).filter(|part| part.contract == contract);
-            let without = |part: &MissingPart| {
-                let status = serde_json::json!({"kind": part.kind, "missing": part.error.to_string()});
-                (part.name.clone(), status)
-            };
-            serde_json::Value::Object(parts.map(status).chain(missing.map(without)).collect())
-        };
-        serde_json::json!({
-            "devices": of(Contract::Device),
-            "zones": of(Contract::Zones),
-            "doors": of(Contract::Door),
+    pub fn status(&self) -> Call<'_, serde_json::Value> {
+        Call::new(async move {
+            serde_json::json!({
+                "devices": self.status_of(Contract::Device).await,
+                "zones": self.status_of(Contract::Zones).await,
+                "doors": self.status_of(Contract::Door).await,
+            })
         })
+    }
+
+    async fn status_of(&self, contract: Contract) -> Status {
+        let mut all = Status::new();
+        for part in self.parts().filter(|part| part.built.contract() == contract) {
+            let mut status = Status::new();
+            status.insert("kind".to_owned(), part.kind.into());
+            status.extend(part.built.part().status().await);
+            all.insert(part.name.clone(), status.into());
+        }
+        for (_, part) in self.missing.iter().filter(|(_, part)| part.contract == contract) {
+            let status = serde_json::json!({"kind": part.kind, "missing": part.error.to_string()});
+            all.insert(part.name.clone(), status);
+        }
+        all
     }
 
     /// Starts every door.

@@ -15,5 +15,13 @@ pub mod on_device;
 pub mod ram;
 pub mod sector;
 
+/// The error of an append at byte `wanted` of a zone whose write pointer is elsewhere.
+#[cold]
+fn misplaced(zone: block::ZoneIndex, wanted: u64, write_pointer: u64) -> block::Error {
+    block::Error::misplaced(format!(
+        "append at byte {wanted} of zone {zone}: expected its write pointer, byte {write_pointer}"
+    ))
+}
+
 pub use on_device::OnDevice;
 pub use ram::RamZones;

@@ -19,11 +19,7 @@ struct Counts {
 }
 
 fn counts_of(state: ZoneState) -> (u32, u32) {
-    match state {
-        ZoneState::Open => (1, 1),
-        ZoneState::Closed => (0, 1),
-        ZoneState::Empty | ZoneState::Full | ZoneState::ReadOnly | ZoneState::Offline => (0, 0),
-    }
+    (state.is_open().into(), state.is_active().into())
 }
 
 impl Limits {
@@ -32,27 +28,28 @@ impl Limits {
         Limits { max_open, max_active, counts: Mutex::default() }
     }
 
-    /// Counts one more open zone, or says which limit forbids it.
-    pub(crate) fn open_one(&self) -> Result<()> {
+    /// Counts a zone in this state, empty or closed, as open, or says which limit forbids it.
+    pub(crate) fn open_one(&self, from: ZoneState) -> Result<()> {
+        let (_, active) = counts_of(from);
         let mut counts = self.counts.lock().unwrap_or_else(PoisonError::into_inner);
         if self.max_open != 0 && counts.open >= self.max_open {
             return Err(Error::busy(format!(
-                "{} zones are open, max_open: finish or reset one",
+                "{} zones are open, max_open: close, finish or reset one",
                 counts.open
             )));
         }
-        if self.max_active != 0 && counts.active >= self.max_active {
+        if self.max_active != 0 && active == 0 && counts.active >= self.max_active {
             return Err(Error::busy(format!(
                 "{} zones are active, max_active: finish or reset one",
                 counts.active
             )));
         }
         counts.open += 1;
-        counts.active += 1;
+        counts.active += 1 - active;
         Ok(())
     }
 
-    /// A zone went from one state to another. Never refused: a zone that became closed by a failure, or was
+    /// A zone went from one state to another. Never refused: a zone that became interrupted by a failure, or was
     /// found so, is what it is.
     pub(crate) fn moved(&self, from: ZoneState, to: ZoneState) {
         let ((open_before, active_before), (open, active)) = (counts_of(from), counts_of(to));

@@ -6,7 +6,8 @@
 //! - An append to an open zone takes no lock, and adds no I/O to the device's own write. The first append to an
 //!   empty zone also writes its header, durably.
 //! - A header that says Empty means that nothing of its generation is there. After an unclean stop a zone that
-//!   was begun and not finished is closed, with the capacity as the upper bound of its write pointer.
+//!   was begun and not finished is interrupted, with the capacity as the upper bound of its write pointer.
+//! - Opening a closed zone and closing one are no I/O. Opening an empty one writes its header, as its first append does.
 //! - What isn't a volume of this version, whole and of this device, is refused by name. A zone whose header is
 //!   damaged is offline, and says so, while the others go on.
 //!
@@ -47,12 +48,11 @@ pub struct Options {
     pub zone_size: Option<u64>,
     /// How many zones may be open at a time; 0 is no limit.
     pub max_open: u32,
-    /// How many zones may be open or closed at a time; 0 is no limit.
+    /// How many zones may be begun and not finished at a time; 0 is no limit.
     pub max_active: u32,
     /// The largest append, in bytes; without it [`DEFAULT_MAX_APPEND`], or a zone where that is smaller.
     pub max_append: Option<u64>,
-    /// Refuse every change and write nothing, not even that the volume is in use: for looking at a volume. Zones that
-    /// were open at a clean close are shown as closed, with their write pointers.
+    /// Refuse every change and write nothing, not even that the volume is in use: for looking at a volume.
     pub read_only: bool,
 }
 
@@ -109,17 +109,18 @@ impl Part for OnDevice {
         KIND.name
     }
 
-    fn status(&self) -> Status {
-        let mut counts = [0_u64; 5];
+    fn status(&self) -> Call<'_, Status> {
+        let mut counts = [0_u64; 6];
         let mut offline = Vec::new();
         for slot in &self.volume.slots {
             match slot.look().0.state() {
                 ZoneState::Empty => counts[0] += 1,
-                ZoneState::Open => counts[1] += 1,
+                ZoneState::ImplicitlyOpen | ZoneState::ExplicitlyOpen => counts[1] += 1,
                 ZoneState::Closed => counts[2] += 1,
-                ZoneState::Full => counts[3] += 1,
+                ZoneState::Interrupted => counts[3] += 1,
+                ZoneState::Full => counts[4] += 1,
                 ZoneState::ReadOnly | ZoneState::Offline => {
-                    counts[4] += 1;
+                    counts[5] += 1;
                     offline.extend(slot.trouble().map(|trouble| trouble.to_string()));
                 }
             }
@@ -130,13 +131,15 @@ impl Part for OnDevice {
         status.insert("uuid".into(), self.volume.uuid.to_string().into());
         status.insert("zone_size".into(), self.volume.geometry.zone_size.into());
         status.insert("zones".into(), self.volume.geometry.zones.into());
-        for (name, count) in ["empty", "open", "closed", "full", "offline"].into_iter().zip(counts) {
+        for (name, count) in
+            ["empty", "open", "closed", "interrupted", "full", "offline"].into_iter().zip(counts)
+        {
             status.insert(name.into(), count.into());
         }
         if !offline.is_empty() {
             status.insert("damage".into(), offline.into());
         }
-        status
+        Call::ready(status)
     }
 
     fn close(&self) -> Call<'_, Result<()>> {
@@ -184,7 +187,34 @@ impl Zones for Handle {
             return Call::ready(Err(error));
         }
         let (device, volume) = (self.device.clone(), self.volume.clone());
-        runtime::carry(async move { volume.append(&*device, zone, payload).await })
+        runtime::carry(async move { volume.append(&*device, zone, None, payload).await })
+    }
+
+    fn append_at(&self, at: ZoneAddress, payload: Payload) -> Call<'_, Result<()>> {
+        let checked = self.volume.geometry.check_append_at(at, payload.len());
+        if let Err(error) = checked.and_then(|()| self.volume.check_writable()) {
+            return Call::ready(Err(error));
+        }
+        let (device, volume) = (self.device.clone(), self.volume.clone());
+        runtime::carry(
+            async move { volume.append(&*device, at.zone, Some(at.offset.0), payload).await.map(drop) },
+        )
+    }
+
+    fn open(&self, zone: ZoneIndex) -> Call<'_, Result<()>> {
+        if let Err(error) = self.check_change(zone) {
+            return Call::ready(Err(error));
+        }
+        let (device, volume) = (self.device.clone(), self.volume.clone());
+        runtime::carry(async move { volume.open(&*device, zone).await })
+    }
+
+    fn close(&self, zone: ZoneIndex) -> Call<'_, Result<()>> {
+        if let Err(error) = self.check_change(zone) {
+            return Call::ready(Err(error));
+        }
+        let volume = self.volume.clone();
+        runtime::carry(async move { volume.close_zone(zone).await })
     }
 
     fn read(&self, at: ZoneAddress, mut buffer: Buffer) -> Call<'_, ReadOutcome> {

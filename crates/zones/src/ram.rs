@@ -1,10 +1,11 @@
 //! Zones in memory that behave as badly as the contract allows: a model for tests, not a fast store.
 //!
 //! - Appends land out of order: each waits a random number of turns before it takes its place, so addresses
-//!   don't follow the order of submission, not even of one task.
+//!   don't follow the order of submission, not even of one task. An append at a place has that place from its submission on;
+//!   those before it land below, those after it above.
 //! - Appends are durable only once their zone is finished; `flush` finishes the zones that it is given.
 //! - [`RamZones::crash`] is a power cut: of the appends to zones that weren't finished some survive, some
-//!   don't, some in part, and those zones are closed.
+//!   don't, some in part, and those zones are interrupted.
 //!
 //! Memory is bounded by the number of zones times their capacity. Shards share each zone behind a mutex that is
 //! never held over an await. Chance comes from the runtime, so a simulation's seed decides it.
@@ -17,6 +18,7 @@ use block::{
 };
 use runtime::Random;
 use stack::{Arguments, Built, Contract, Key, Kind, Shape, ValueKind};
+use std::collections::BTreeMap;
 use std::ops::Range;
 use std::rc::Rc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -100,7 +102,7 @@ pub struct Options {
     pub max_append: u64,
     /// How many zones may be open at a time; 0 is no limit.
     pub max_open: u32,
-    /// How many zones may be open or closed at a time; 0 is no limit.
+    /// How many zones may be begun and not finished at a time; 0 is no limit.
     pub max_active: u32,
 }
 
@@ -145,12 +147,17 @@ struct Zone {
     owned: bool,
     in_flight: u32,
     generation: u64,
-    /// What was appended, in order of landing.
+    /// What was appended, with zeros where an append is in flight.
     bytes: Vec<u8>,
     /// Where the appends lie, for a crash.
     appends: Vec<Range<usize>>,
-    /// In bytes; behind `bytes` only after a crash.
+    /// In bytes, behind the places of appends in flight; behind `bytes` only after a crash.
     write_pointer: u64,
+    /// Regions that appends in flight fill in any order, by their first byte: how far each is filled. An append at a place ends
+    /// the last region.
+    regions: BTreeMap<u64, u64>,
+    /// First byte of the region that the next append joins.
+    region: u64,
 }
 
 impl Zone {
@@ -163,13 +170,52 @@ impl Zone {
             bytes: Vec::new(),
             appends: Vec::new(),
             write_pointer: 0,
+            regions: BTreeMap::new(),
+            region: 0,
         }
+    }
+
+    /// Reserves space for an append, and its place where that is fixed. Returns the region of the append, a region of its own
+    /// for a fixed place.
+    fn reserve(&mut self, length: u64, is_fixed: bool) -> u64 {
+        let start = self.write_pointer;
+        self.write_pointer += length;
+        self.bytes.resize(self.write_pointer as usize, 0);
+        self.in_flight += 1;
+        if is_fixed {
+            self.regions.insert(start, start);
+            self.region = self.write_pointer;
+            return start;
+        }
+        let region = self.region;
+        self.regions.entry(region).or_insert(region);
+        region
+    }
+
+    /// Puts an append in flight at the next free place of its region.
+    fn land(&mut self, region: u64, payload: &Payload) -> u64 {
+        let next = self.regions.entry(region).or_insert(region);
+        let start = *next as usize;
+        *next += payload.len() as u64;
+        let mut at = start;
+        for slice in payload.slices() {
+            self.bytes[at..at + slice.len()].copy_from_slice(slice);
+            at += slice.len();
+        }
+        self.appends.push(start..at);
+        self.in_flight -= 1;
+        if self.in_flight == 0 {
+            self.regions.clear();
+            self.region = self.write_pointer;
+        }
+        start as u64
     }
 
     /// Loses what a power cut loses of a zone that wasn't finished.
     fn crash(&mut self, geometry: &ZoneGeometry, random: &mut Random) {
         (self.owned, self.in_flight) = (false, 0);
-        if matches!(self.state, ZoneState::Empty | ZoneState::Full) {
+        self.regions.clear();
+        if !self.state.is_active() {
             return;
         }
         for append in std::mem::take(&mut self.appends) {
@@ -180,7 +226,7 @@ impl Zone {
                 }
             }
         }
-        self.state = ZoneState::Closed;
+        self.state = ZoneState::Interrupted;
         self.write_pointer = geometry.zone_capacity;
     }
 }
@@ -226,7 +272,7 @@ impl RamZones {
         Ok(RamZones { shared: Arc::new(shared) })
     }
 
-    /// A power cut: every zone that wasn't finished becomes closed, with random holes where its appends were, and
+    /// A power cut: every zone that was begun and not finished becomes interrupted, with random holes where its appends were, and
     /// handles that are open now are dead. Calls in flight fail and have no effect.
     pub fn crash(&self, random: &mut Random) {
         self.shared.epoch.fetch_add(1, Ordering::AcqRel);
@@ -246,12 +292,12 @@ impl Part for RamZones {
         KIND.name
     }
 
-    fn status(&self) -> Status {
+    fn status(&self) -> Call<'_, Status> {
         let mut status = Status::new();
         let bytes: u64 = self.shared.zones.iter().map(|slot| slot.lock().bytes.capacity() as u64).sum();
         status.insert("zones".into(), self.shared.geometry.zones.into());
         status.insert("memory_bytes".into(), bytes.into());
-        status
+        Call::ready(status)
     }
 
     /// Finishes every zone that was begun: nothing else makes one durable.
@@ -315,52 +361,82 @@ impl Shared {
         }
     }
 
-    async fn append(&self, zone: ZoneIndex, payload: Payload, epoch: u64) -> Result<ZoneAddress> {
-        {
+    /// Opens a zone that is empty or closed.
+    fn open_locked(&self, zone: &mut Zone, index: ZoneIndex, to: ZoneState) -> Result<()> {
+        let opened = self.limits.open_one(zone.state);
+        opened.map_err(|busy| busy.in_context(format!("opening zone {index}")))?;
+        zone.state = to;
+        Ok(())
+    }
+
+    /// Appends, at byte `wanted` where one is.
+    async fn append(
+        &self,
+        zone: ZoneIndex,
+        wanted: Option<u64>,
+        payload: Payload,
+        epoch: u64,
+    ) -> Result<ZoneAddress> {
+        let region = {
             let mut guard = self.lock_unowned(zone, epoch).await?;
-            match guard.state {
-                ZoneState::Open => {}
-                ZoneState::Empty => {
-                    let opened = self.limits.open_one();
-                    opened.map_err(|busy| busy.in_context(format!("append to empty zone {zone}")))?;
-                    guard.state = ZoneState::Open;
-                }
-                state => {
-                    let text = format!("zone {zone} is {state:?}: finish or reset it, and take another");
-                    return Err(Error::invalid(text));
-                }
+            if !(guard.state.is_open() || matches!(guard.state, ZoneState::Empty | ZoneState::Closed)) {
+                return Err(refusal(zone, guard.state));
             }
-            guard.in_flight += 1;
-        }
+            if let Some(wanted) = wanted.filter(|wanted| *wanted != guard.write_pointer) {
+                return Err(crate::misplaced(zone, wanted, guard.write_pointer));
+            }
+            if !guard.state.is_open() {
+                self.open_locked(&mut guard, zone, ZoneState::ImplicitlyOpen)?;
+            }
+            let left = self.geometry.zone_capacity - guard.write_pointer;
+            if payload.len() as u64 > left {
+                return Err(Error::no_space(format!(
+                    "append of {} bytes to zone {zone}, which has room for {left}: finish it and take another",
+                    payload.len()
+                )));
+            }
+            guard.reserve(payload.len() as u64, wanted.is_some())
+        };
         for _ in 0..runtime::random_u64() % (MOST_TURNS + 1) {
             runtime::yield_now().await;
         }
         let slot = self.slot(zone);
         let mut guard = slot.lock();
         self.check_alive(epoch)?;
-        guard.in_flight -= 1;
-        let landed = self.land(&mut guard, zone, &payload);
+        let landed = guard.land(region, &payload);
         let awaited = guard.owned && guard.in_flight == 0;
         drop(guard);
         if awaited {
             slot.gate.open();
         }
-        landed
+        Ok(ZoneAddress::new(zone.0, landed))
     }
 
-    fn land(&self, zone: &mut Zone, index: ZoneIndex, payload: &Payload) -> Result<ZoneAddress> {
-        let left = self.geometry.zone_capacity - zone.write_pointer;
-        if payload.len() as u64 > left {
-            return Err(Error::no_space(format!(
-                "append of {} bytes to zone {index}, which has room for {left}: finish it and take another",
-                payload.len()
-            )));
+    async fn open(&self, zone: ZoneIndex, epoch: u64) -> Result<()> {
+        let mut guard = self.lock_unowned(zone, epoch).await?;
+        match guard.state {
+            ZoneState::Empty | ZoneState::Closed => {
+                self.open_locked(&mut guard, zone, ZoneState::ExplicitlyOpen)
+            }
+            state if state.is_open() => {
+                guard.state = ZoneState::ExplicitlyOpen;
+                Ok(())
+            }
+            state => Err(refusal(zone, state)),
         }
-        let offset = zone.bytes.len();
-        payload.slices().iter().for_each(|slice| zone.bytes.extend_from_slice(slice));
-        zone.appends.push(offset..zone.bytes.len());
-        zone.write_pointer = zone.bytes.len() as u64;
-        Ok(ZoneAddress::new(index.0, offset as u64))
+    }
+
+    async fn close(&self, zone: ZoneIndex, epoch: u64) -> Result<()> {
+        let mut guard = self.lock_unowned(zone, epoch).await?;
+        match guard.state {
+            ZoneState::Closed => Ok(()),
+            state if state.is_open() => {
+                guard.state = ZoneState::Closed;
+                self.limits.moved(state, ZoneState::Closed);
+                Ok(())
+            }
+            state => Err(refusal(zone, state)),
+        }
     }
 
     /// Becomes the owner of a zone once nobody else is, waits for appends in flight, and changes the zone.
@@ -442,6 +518,16 @@ impl Shared {
     }
 }
 
+/// The error of a call that a zone in this state doesn't take.
+fn refusal(zone: ZoneIndex, state: ZoneState) -> Error {
+    let remedy = match state {
+        ZoneState::Empty => "it is open from its first append on",
+        ZoneState::Full => "reset it, or take another",
+        _ => "finish or reset it, and take another",
+    };
+    Error::invalid(format!("zone {zone} is {state:?}: {remedy}"))
+}
+
 struct Handle {
     shared: Arc<Shared>,
     epoch: u64,
@@ -457,7 +543,33 @@ impl Zones for Handle {
             return Call::ready(Err(error));
         }
         let (shared, epoch) = (self.shared.clone(), self.epoch);
-        runtime::carry(async move { shared.append(zone, payload, epoch).await })
+        runtime::carry(async move { shared.append(zone, None, payload, epoch).await })
+    }
+
+    fn append_at(&self, at: ZoneAddress, payload: Payload) -> Call<'_, Result<()>> {
+        if let Err(error) = self.shared.geometry.check_append_at(at, payload.len()) {
+            return Call::ready(Err(error));
+        }
+        let (shared, epoch) = (self.shared.clone(), self.epoch);
+        runtime::carry(
+            async move { shared.append(at.zone, Some(at.offset.0), payload, epoch).await.map(drop) },
+        )
+    }
+
+    fn open(&self, zone: ZoneIndex) -> Call<'_, Result<()>> {
+        if let Err(error) = self.shared.geometry.check_zone(zone) {
+            return Call::ready(Err(error));
+        }
+        let (shared, epoch) = (self.shared.clone(), self.epoch);
+        runtime::carry(async move { shared.open(zone, epoch).await })
+    }
+
+    fn close(&self, zone: ZoneIndex) -> Call<'_, Result<()>> {
+        if let Err(error) = self.shared.geometry.check_zone(zone) {
+            return Call::ready(Err(error));
+        }
+        let (shared, epoch) = (self.shared.clone(), self.epoch);
+        runtime::carry(async move { shared.close(zone, epoch).await })
     }
 
     fn read(&self, at: ZoneAddress, mut buffer: Buffer) -> Call<'_, ReadOutcome> {

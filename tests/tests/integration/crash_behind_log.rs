@@ -129,12 +129,12 @@ fn the_slow_leg_alone_is_an_older_state() {
 async fn until(part: &dyn DevicePart, field: &str, value: impl Into<serde_json::Value>) {
     let value = value.into();
     for _ in 0..10_000 {
-        if part.status()[field] == value {
+        if part.status().await[field] == value {
             return;
         }
         runtime::sleep(Duration::from_millis(1)).await;
     }
-    panic!("{field} never is {value}: {:?}", part.status());
+    panic!("{field} never is {value}: {:?}", part.status().await);
 }
 
 /// The slow leg goes on with its log; but the bitmap is asked, too, and what it says is copied, in whole chunks.
@@ -173,12 +173,12 @@ fn a_restart_copies_what_was_written_lately_and_no_more() {
     let restarted = move || async move {
         let part = open(disk, LARGE, Opening::Recover, Survivors::All).await.expect("it is opened again");
         until(&*part, "chunks_to_copy", 0).await;
-        let copied = part.status()["copied_bytes"].as_u64().expect("a number");
+        let copied = part.status().await["copied_bytes"].as_u64().expect("a number");
         assert!((1..=3 * LARGE.chunk).contains(&copied), "{copied} of {all} bytes were copied");
         part.message("check").await.expect("the legs are compared");
         until(&*part, "sync_action", "idle").await;
         assert_eq!(
-            (&part.status()["scrubbed_bytes"], &part.status()["mismatch_sectors"]),
+            (&part.status().await["scrubbed_bytes"], &part.status().await["mismatch_sectors"]),
             (&all.into(), &0.into())
         );
         part.close().await.expect("it is closed");

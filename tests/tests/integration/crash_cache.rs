@@ -110,7 +110,10 @@ fn run(
             Ok(opened)
         };
         let report = oracle.run(opening).await;
-        let counts = part.borrow().as_ref().map(|part| part.status()).unwrap_or_default();
+        let counts = match part.take() {
+            Some(part) => part.status().await,
+            None => Counts::default(),
+        };
         (report, counts)
     };
     in_simulation(seed, main)

@@ -282,7 +282,7 @@ impl Trial<'_> {
         }
         drop(handle);
         if self.case == Case::Whole && self.number.is_multiple_of(4) {
-            while part.status()["chunks_to_copy"] != 0 {
+            while part.status().await["chunks_to_copy"] != 0 {
                 runtime::sleep(Duration::from_micros(200)).await;
             }
             for (name, disk) in &all {

@@ -216,7 +216,10 @@ fn run(
             Ok(top)
         };
         let report = oracle.run(opening).await;
-        let status = middle.borrow().as_ref().map(|cache| cache.status()).unwrap_or_default();
+        let status = match middle.take() {
+            Some(part) => part.status().await,
+            None => Status::default(),
+        };
         (report, status)
     };
     in_simulation(seed, main)

@@ -205,7 +205,7 @@ impl<const ORDERED: bool> Subject for Setup<ORDERED> {
     /// something else, from before the mirror was made, until all of that has been written back once: it need not be in the life that
     /// made the mirror.
     async fn was_read(world: &World<ORDERED>, part: &Stacked) -> Result<(), String> {
-        while part.status()["chunks_to_copy"] != 0 {
+        while part.status().await["chunks_to_copy"] != 0 {
             runtime::sleep(Duration::from_micros(100)).await;
         }
         if !world.memory().is_whole {
@@ -238,7 +238,7 @@ fn a_mirror_whose_first_life_was_cut_short_is_written_back_in_the_next() {
 
 /// Waits until all legs have the same.
 async fn copied(part: &MirrorPart) {
-    while part.status()["chunks_to_copy"] != 0 {
+    while part.status().await["chunks_to_copy"] != 0 {
         runtime::sleep(Duration::from_millis(1)).await;
     }
 }

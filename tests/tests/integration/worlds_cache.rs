@@ -163,7 +163,7 @@ impl Subject for Setup {
 /// Somebody who warms and cools it all the time.
 async fn warm(world: Arc<World>, part: Arc<CachePart>) -> Result<(), String> {
     let mut random = Random::new(world.life.seed ^ 0x3A3A);
-    let bytes = part.status()["bytes"].as_u64().unwrap();
+    let bytes = part.status().await["bytes"].as_u64().unwrap();
     for _ in 0..20 {
         runtime::sleep(Duration::from_nanos(random.below(400_000))).await;
         let verb = pick(&mut random, &["fetch", "fetch", "fetch", "heat", "evict"]);
@@ -202,7 +202,7 @@ async fn warm(world: Arc<World>, part: Arc<CachePart>) -> Result<(), String> {
 /// Sends messages until the clients have done what they had to.
 async fn operate(world: Arc<World>, part: Arc<CachePart>) -> Result<(), String> {
     let mut random = Random::new(world.life.seed ^ 0xABCD);
-    let slots = part.status()["total_blocks"].as_u64().unwrap();
+    let slots = part.status().await["total_blocks"].as_u64().unwrap();
     while !world.is_over() {
         let longest = 1 << (15 + random.below(7));
         runtime::sleep(Duration::from_nanos(random.below(longest))).await;

@@ -116,8 +116,8 @@ impl Setup {
 }
 
 /// What the mirror says of its legs: those that have everything, the source, and how much is to be copied.
-fn status(part: &MirrorPart) -> (Mask, usize, u64) {
-    let status = part.status();
+async fn status(part: &MirrorPart) -> (Mask, usize, u64) {
+    let status = part.status().await;
     let (mut active, mut source) = (0, 0);
     for leg in status["legs"].as_array().unwrap() {
         let Some(number) = NAMES.iter().position(|name| *name == leg["leg"]) else { continue };
@@ -272,7 +272,7 @@ impl Subject for Setup {
     }
 
     async fn opened(world: &World, part: &MirrorPart) -> Result<(), String> {
-        let (active, source, to_copy) = status(part);
+        let (active, source, to_copy) = status(part).await;
         let ruled = world.life.rules.iter().enumerate().filter(|(_, rules)| !rules.is_empty());
         let ruled: Mask = ruled.map(|(leg, _)| 1 << leg).sum();
         let mut memory = world.memory();
@@ -298,7 +298,7 @@ impl Subject for Setup {
         if world.subject.compares(&world.life) {
             return compare(world, part, &*device).await;
         }
-        if world.life.seed % 4 == 2 && status(part).2 == 0 {
+        if world.life.seed % 4 == 2 && status(part).await.2 == 0 {
             match device.flush().await {
                 Ok(()) => world.memory().source = None,
                 Err(error) => return world.judge("a flush", error, false),
@@ -307,8 +307,8 @@ impl Subject for Setup {
         Ok(())
     }
 
-    fn closed(world: &World, part: &MirrorPart) {
-        let (active, source, to_copy) = status(part);
+    async fn closed(world: &World, part: &MirrorPart) {
+        let (active, source, to_copy) = status(part).await;
         let mut memory = world.memory();
         memory.whole = active;
         memory.source = (to_copy > 0).then_some(source);
@@ -333,7 +333,7 @@ async fn operate(world: Arc<World>, part: Arc<MirrorPart>) -> Result<(), String>
         runtime::sleep(Duration::from_nanos(random.below(longest)))
     };
     if random.chance(0.6) {
-        for leg in each(((1 << setup.legs()) - 1) & !Setup::away(life) & !status(&part).0) {
+        for leg in each(((1 << setup.legs()) - 1) & !Setup::away(life) & !status(&part).await.0) {
             let is_lost = life.lost.is_some_and(|loss| loss.file == leg) || !life.rules[leg].is_empty();
             if is_lost && random.chance(0.5) {
                 continue;
@@ -381,11 +381,11 @@ async fn operate(world: Arc<World>, part: Arc<MirrorPart>) -> Result<(), String>
 async fn compare(world: &World, part: &MirrorPart, device: &dyn Device) -> Result<(), String> {
     let others = |leg: usize| world.memory().whole & !(1 << leg);
     let leg = world.life.seed as usize / 4 % world.subject.legs();
-    if !world.subject.have_what_was_flushed(others(leg)) || status(part).0 & 1 << leg == 0 {
+    if !world.subject.have_what_was_flushed(others(leg)) || status(part).await.0 & 1 << leg == 0 {
         return Ok(());
     }
     for _ in 0..5000 {
-        if status(part).2 == 0 {
+        if status(part).await.2 == 0 {
             break;
         }
         runtime::sleep(Duration::from_micros(100)).await;

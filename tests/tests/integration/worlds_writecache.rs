@@ -154,7 +154,7 @@ impl Subject for Setup {
         operate(world, part)
     }
 
-    fn closed(world: &World, _part: &WriteCachePart) {
+    async fn closed(world: &World, _part: &WriteCachePart) {
         if world.memory().flushes_on_suspend {
             world.model(|model| {
                 let now = model.begin();
@@ -189,7 +189,7 @@ async fn operate(world: Arc<World>, part: Arc<WriteCachePart>) -> Result<(), Str
             },
             _ => {
                 part.message("clear_stats").await.map_err(|error| error.to_string())?;
-                let status = part.status();
+                let status = part.status().await;
                 let (free, all) = (status["free_blocks"].as_u64(), status["blocks"].as_u64());
                 if free > all || status["cached_blocks"].as_u64() > all {
                     return Err(format!("it says more than can be: {status:?}"));

@@ -9,6 +9,7 @@ use block::{BlockIndex, Buffer, DevicePart, Error, Result};
 use runtime::sync::StopToken;
 use stack::BuiltStack;
 use std::sync::Arc;
+use std::task::Poll;
 use std::time::Duration;
 
 /// Whether a stack is written from start to end.
@@ -184,7 +185,8 @@ async fn measure(
         jobs.iter().map(|(target, job)| Assignment { job: job.clone(), part: parts[*target].clone() });
     let ramp = jobs.iter().map(|(_, job)| job.ramp_time).min().unwrap_or_default();
     let running = engine::run(assignments.collect(), progress, stop);
-    let (measured, counted) = beside(running, ramp, || built.iter().map(layers).collect::<Vec<_>>()).await;
+    let look = async || runtime::join_all(built.iter().map(layers)).await;
+    let (measured, counted) = beside(running, ramp, look).await;
     let mut measured = measured?;
     for (measurement, (target, job)) in measured.iter_mut().zip(jobs) {
         if let (Some(server), Some(before)) = (&work.server, before) {
@@ -193,7 +195,7 @@ async fn measure(
             let seconds = (server.cpu_seconds()? - before) * share;
             measurement.server_cpu_seconds = Some(seconds).filter(|seconds| seconds.is_finite());
         }
-        measurement.layers = layers(&built[*target]);
+        measurement.layers = layers(&built[*target]).await;
         let before = counted.get(*target);
         measurement.write_amplification =
             before.and_then(|it| amplification::between(it, &measurement.layers));
@@ -203,24 +205,36 @@ async fn measure(
 }
 
 /// Waits for a future, and looks at something once, `after` so much time; sooner if the future ends before.
-async fn beside<T, L>(future: impl Future<Output = T>, after: Duration, look: impl Fn() -> L) -> (T, L) {
+async fn beside<T, L>(future: impl Future<Output = T>, after: Duration, look: impl AsyncFn() -> L) -> (T, L) {
+    if after.is_zero() {
+        let seen = look().await;
+        return (future.await, seen);
+    }
     let mut future = std::pin::pin!(future);
-    let mut seen = after.is_zero().then(&look);
-    let mut pause = std::pin::pin!(runtime::sleep(after));
+    let mut seen = None;
+    let mut looking = std::pin::pin!(async {
+        runtime::sleep(after).await;
+        look().await
+    });
     let output = std::future::poll_fn(|context| {
-        if seen.is_none() && pause.as_mut().poll(context).is_ready() {
-            seen = Some(look());
+        if seen.is_none()
+            && let Poll::Ready(looked) = looking.as_mut().poll(context)
+        {
+            seen = Some(looked);
         }
         future.as_mut().poll(context)
     })
     .await;
-    (output, seen.unwrap_or_else(look))
+    match seen {
+        Some(seen) => (output, seen),
+        None => (output, look().await),
+    }
 }
 
 /// What each layer says about itself, by its name in the stack.
-fn layers(stack: &BuiltStack) -> serde_json::Map<String, serde_json::Value> {
+async fn layers(stack: &BuiltStack) -> serde_json::Map<String, serde_json::Value> {
     let mut layers = serde_json::Map::new();
-    if let serde_json::Value::Object(contracts) = stack.status() {
+    if let serde_json::Value::Object(contracts) = stack.status().await {
         for (_, parts) in contracts {
             layers.extend(parts.as_object().cloned().unwrap_or_default());
         }

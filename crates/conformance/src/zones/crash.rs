@@ -3,7 +3,7 @@
 use super::Crash;
 use super::model::{Known, Suite};
 use crate::suite::{Check, begin_and_drop, ensure, fails, invalid, succeeds};
-use block::{Data, Durable, ZoneIndex, ZoneReport, ZoneState};
+use block::{Data, Durable, ZoneAddress, ZoneIndex, ZoneReport, ZoneState};
 
 /// What was promised about a zone before the cut.
 struct Before {
@@ -37,11 +37,22 @@ async fn use_zones(suite: &mut Suite) -> Check<Vec<Before>> {
     let mut all = Vec::new();
     let zones: Vec<u32> = suite.all_zones().collect();
     for zone in zones {
-        let open = suite.zones.iter().filter(|zone| zone.state == ZoneState::Open).count() as u32;
+        let open = suite.zones.iter().filter(|zone| zone.state.is_active()).count() as u32;
         if open >= suite.limit() || suite.random.below(5) == 0 {
             continue;
         }
-        append_some(suite, zone).await?;
+        match suite.random.below(8) {
+            0 => suite.open(zone).await?,
+            1 => {
+                suite.open(zone).await?;
+                append_some(suite, zone).await?;
+            }
+            2 => {
+                append_some(suite, zone).await?;
+                suite.close_zone(zone).await?;
+            }
+            _ => append_some(suite, zone).await?,
+        }
         match suite.random.below(6) {
             0 => suite.finish(zone).await?,
             kind @ 1..=2 => {
@@ -82,7 +93,7 @@ async fn use_zones(suite: &mut Suite) -> Check<Vec<Before>> {
 
 /// Appends to some zones again after the flush, and finishes some: what was durable stays so.
 async fn use_again(suite: &mut Suite, zone: u32, before: &mut Before) -> Check {
-    let takes_more = before.state == ZoneState::Open && suite.report_of(zone).await?.state == ZoneState::Open;
+    let takes_more = before.state.is_active() && suite.report_of(zone).await?.state.is_active();
     if !takes_more || suite.random.below(2) == 0 {
         return Ok(());
     }
@@ -123,7 +134,7 @@ async fn begin_more(suite: &mut Suite, before: &mut [Before]) {
         let (_, payload) = suite.payload(length);
         let handle = suite.any_handle();
         drop(begin_and_drop(handle.append(ZoneIndex(zone), payload)).await);
-        if about.state == ZoneState::Open && suite.random.below(4) == 0 {
+        if about.state.is_active() && suite.random.below(4) == 0 {
             drop(begin_and_drop(handle.finish(ZoneIndex(zone))).await);
         }
     }
@@ -142,9 +153,9 @@ async fn check_zone(suite: &mut Suite, before: &Before, report: &ZoneReport) -> 
         (ZoneState::Full, _) => &[ZoneState::Full],
         (ZoneState::Empty, false) => &[ZoneState::Empty],
         // Whatever was in flight may have reached the medium or not.
-        (ZoneState::Empty, true) => &[ZoneState::Empty, ZoneState::Closed],
-        _ if before.durable.is_empty() => &[ZoneState::Empty, ZoneState::Closed, ZoneState::Full],
-        _ => &[ZoneState::Closed, ZoneState::Full],
+        (ZoneState::Empty, true) => &[ZoneState::Empty, ZoneState::Interrupted],
+        _ if before.durable.is_empty() => &[ZoneState::Empty, ZoneState::Interrupted, ZoneState::Full],
+        _ => &[ZoneState::Interrupted, ZoneState::Full],
     };
     ensure(expected.contains(&report.state), || {
         format!(
@@ -167,13 +178,21 @@ async fn check_zone(suite: &mut Suite, before: &Before, report: &ZoneReport) -> 
     Ok(())
 }
 
-/// A closed zone is never continued; it can be finished, keeps what was durable, and reset.
+/// An interrupted zone is never continued; it can be finished, keeps what was durable, and reset.
 async fn end_of_zone(suite: &mut Suite, zone: u32, before: &Before) -> Check {
     let report = suite.report_of(zone).await?;
-    if report.state == ZoneState::Closed {
-        let junk = Data::copy_of(&vec![0x99; suite.geometry.append_granularity as usize]).into();
-        let outcome = suite.any_handle().append(ZoneIndex(zone), junk).await;
-        fails(outcome, &invalid(), format!("an append to zone {zone}, which a power cut closed"))?;
+    if report.state == ZoneState::Interrupted {
+        let index = ZoneIndex(zone);
+        let junk = Data::copy_of(&vec![0x99; suite.geometry.append_granularity as usize]);
+        let what = |call: &str| format!("{call} zone {zone}, which a power cut interrupted");
+        let outcome = suite.any_handle().append(index, junk.clone().into()).await;
+        fails(outcome, &invalid(), what("an append to"))?;
+        let end = ZoneAddress::new(zone, report.write_pointer);
+        let outcome = suite.any_handle().append_at(end, junk.into()).await;
+        fails(outcome, &invalid(), what("an append at the end of"))?;
+        fails(suite.any_handle().open(index).await, &invalid(), what("opening"))?;
+        fails(suite.any_handle().close(index).await, &invalid(), what("closing"))?;
+        ensure(suite.report_of(zone).await? == report, || what("calls that were refused changed"))?;
         if suite.random.below(2) == 0 {
             suite.finish(zone).await?;
             let report = suite.report_of(zone).await?;

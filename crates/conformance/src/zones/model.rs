@@ -22,7 +22,7 @@ pub(super) struct Known {
 /// What is known about a zone.
 #[derive(Debug, Clone)]
 pub(super) struct ZoneModel {
-    /// Empty, Open or Full.
+    /// Any that a zone has without a failure.
     pub(super) state: ZoneState,
     pub(super) generation: u64,
     pub(super) appends: Vec<Known>,
@@ -211,10 +211,31 @@ impl Suite {
             ));
         }
         model.appends.push(known);
-        if model.state == ZoneState::Empty {
-            model.state = ZoneState::Open;
+        if matches!(model.state, ZoneState::Empty | ZoneState::Closed) {
+            model.state = ZoneState::ImplicitlyOpen;
         }
         Ok(known)
+    }
+
+    /// Appends so many bytes at this byte; it has to succeed.
+    pub(super) async fn append_at(&mut self, zone: u32, offset: u64, length: usize) -> Check<Known> {
+        let (id, payload) = self.payload(length);
+        let at = ZoneAddress::new(zone, offset);
+        let outcome = self.any_handle().append_at(at, payload).await;
+        succeeds(outcome, format!("append of {length} bytes at {at}"))?;
+        self.landed(zone, id, length, at)
+    }
+
+    pub(super) async fn open(&mut self, zone: u32) -> Check {
+        succeeds(self.any_handle().open(ZoneIndex(zone)).await, format!("opening zone {zone}"))?;
+        self.zones[zone as usize].state = ZoneState::ExplicitlyOpen;
+        Ok(())
+    }
+
+    pub(super) async fn close_zone(&mut self, zone: u32) -> Check {
+        succeeds(self.any_handle().close(ZoneIndex(zone)).await, format!("closing zone {zone}"))?;
+        self.zones[zone as usize].state = ZoneState::Closed;
+        Ok(())
     }
 
     pub(super) async fn check_one(&self, handle: &dyn Zones, zone: u32, known: Known) -> Check {
@@ -230,7 +251,7 @@ impl Suite {
             }
         }
         let report = self.report_of(zone).await?;
-        let filled_up = model.state == ZoneState::Open
+        let filled_up = model.state.is_active()
             && report.state == ZoneState::Full
             && report.write_pointer == self.geometry.zone_capacity;
         ensure(report.state == model.state || filled_up, || {

@@ -14,6 +14,8 @@ enum Event {
     /// With the write pointer as soon as the finish had returned.
     Finished(Result<()>, u64),
     Reset(Result<u64>),
+    Opened(Result<()>),
+    Closed(Result<()>),
     Checked(Check),
 }
 
@@ -44,6 +46,25 @@ fn reset_call(suite: &mut Suite, zone: u32) -> Running {
     Box::pin(async move { (zone, Event::Reset(handle.reset(ZoneIndex(zone), erase).await)) })
 }
 
+fn append_at_call(suite: &mut Suite, zone: u32, offset: u64, length: usize) -> Running {
+    let (id, payload) = suite.payload(length);
+    let handle = suite.any_handle();
+    let at = ZoneAddress::new(zone, offset);
+    Box::pin(
+        async move { (zone, Event::Appended(id, length, handle.append_at(at, payload).await.map(|()| at))) },
+    )
+}
+
+fn open_call(suite: &mut Suite, zone: u32) -> Running {
+    let handle = suite.any_handle();
+    Box::pin(async move { (zone, Event::Opened(handle.open(ZoneIndex(zone)).await)) })
+}
+
+fn close_call(suite: &mut Suite, zone: u32) -> Running {
+    let handle = suite.any_handle();
+    Box::pin(async move { (zone, Event::Closed(handle.close(ZoneIndex(zone)).await)) })
+}
+
 fn check_call(suite: &mut Suite, zone: u32, known: Known) -> Running {
     let (handle, seed): (Rc<dyn Zones>, u64) = (suite.any_handle(), suite.seed);
     Box::pin(async move { (zone, Event::Checked(check_append(&*handle, seed, zone, known).await)) })
@@ -67,7 +88,7 @@ async fn one_round(suite: &mut Suite) -> Check {
     let zones: Vec<u32> = suite.all_zones().collect();
     for zone in zones {
         let appends = suite.zones[zone as usize].appends.clone();
-        let what = suite.random.below(12);
+        let what = suite.random.below(14);
         // Nobody may read a zone that is being reset.
         if what != 0 && !appends.is_empty() {
             for _ in 0..suite.random.below(3) {
@@ -82,9 +103,17 @@ async fn one_round(suite: &mut Suite) -> Check {
                 for _ in 0..1 + suite.random.below(4) {
                     let length = suite.any_length(suite.geometry.zone_capacity);
                     asked[zone as usize] += length as u64;
-                    running.push(append_call(suite, zone, length));
+                    // Some at places where the others may let them land.
+                    let end = suite.zones[zone as usize].end() + asked[zone as usize] - length as u64;
+                    if end <= suite.geometry.zone_capacity && suite.random.below(4) == 0 {
+                        running.push(append_at_call(suite, zone, end, length));
+                    } else {
+                        running.push(append_call(suite, zone, length));
+                    }
                 }
             }
+            7..=8 => running.push(open_call(suite, zone)),
+            9..=10 => running.push(close_call(suite, zone)),
             _ => {}
         }
     }
@@ -109,6 +138,19 @@ async fn one_round(suite: &mut Suite) -> Check {
                 let generation = succeeds(outcome, format!("reset of zone {zone}"))?;
                 suite.was_reset(zone, generation)?;
             }
+            Event::Opened(outcome) => match (outcome, before_states[index]) {
+                (Ok(()), before) if before != ZoneState::Full => {
+                    suite.zones[index].state = ZoneState::ExplicitlyOpen;
+                }
+                (Err(Error::Invalid(_)), ZoneState::Full) => {}
+                (Err(Error::Busy(_)), ZoneState::Empty | ZoneState::Closed) if suite.limit() != u32::MAX => {}
+                (other, before) => return Err(format!("opening {before:?} zone {zone}: {other:?}")),
+            },
+            Event::Closed(outcome) => match (outcome, before_states[index]) {
+                (Ok(()), before) if before.is_active() => suite.zones[index].state = ZoneState::Closed,
+                (Err(Error::Invalid(_)), ZoneState::Empty | ZoneState::Full) => {}
+                (other, before) => return Err(format!("closing {before:?} zone {zone}: {other:?}")),
+            },
             Event::Checked(outcome) => outcome?,
         }
     }
@@ -118,10 +160,10 @@ async fn one_round(suite: &mut Suite) -> Check {
         let filled_up =
             report.state == ZoneState::Full && report.write_pointer == suite.geometry.zone_capacity;
         // Where nothing fitted, the zone may be open all the same.
-        let opened = report.state == ZoneState::Open
-            && model.state == ZoneState::Empty
+        let opened = report.state == ZoneState::ImplicitlyOpen
+            && matches!(model.state, ZoneState::Empty | ZoneState::Closed)
             && asked[report.zone.0 as usize] > 0;
-        if (filled_up && model.state == ZoneState::Open) || opened {
+        if (filled_up && model.state.is_active()) || opened {
             model.state = report.state;
         }
         ensure(report.state == model.state, || {
@@ -147,8 +189,9 @@ fn appended(
         (Ok(_), ZoneState::Full) => Err(format!("{what}: expected an error (Error::Invalid), got success")),
         (Ok(at), _) => suite.landed(zone, id, length, at).map(|_| false),
         (Err(Error::Invalid(_)), ZoneState::Full) => Ok(false),
-        (Err(Error::NoSpace(_)), ZoneState::Open | ZoneState::Empty) => Ok(true),
-        (Err(Error::Busy(_)), ZoneState::Empty) if suite.limit() != u32::MAX => Ok(false),
+        (Err(Error::Misplaced(_)), before) if before != ZoneState::Full => Ok(false),
+        (Err(Error::NoSpace(_)), before) if before != ZoneState::Full => Ok(true),
+        (Err(Error::Busy(_)), ZoneState::Empty | ZoneState::Closed) if suite.limit() != u32::MAX => Ok(false),
         (Err(error), _) => Err(format!("{what}: {error}")),
     }
 }
@@ -188,13 +231,14 @@ pub(super) async fn changes_under_appends(suite: &mut Suite) -> Check {
                     let generation = succeeds(outcome, format!("reset of zone {zone} under appends"))?;
                     suite.was_reset(zone, generation)?;
                 }
+                Event::Opened(_) | Event::Closed(_) => {}
                 Event::Checked(outcome) => outcome?,
             }
         }
         if reset {
             // Which of them came before the reset, nobody knows; what is appended now stands on firm ground.
             let report = suite.report_of(0).await?;
-            ensure(matches!(report.state, ZoneState::Empty | ZoneState::Open), || {
+            ensure(report.state == ZoneState::Empty || report.state.is_open(), || {
                 format!("zone 0 is {:?} after a reset under appends", report.state)
             })?;
             ensure(report.generation == suite.zones[0].generation, || {

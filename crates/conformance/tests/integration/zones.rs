@@ -52,10 +52,26 @@ enum Fault {
     CrashLowPointer,
     CrashEmptiesZones,
     ContinuesAfterCrash,
+    PlaceIgnored,
+    MisplacedWrites,
+    MisplacedOpens,
+    MisplacedSaysNothing,
+    OpenDoesNothing,
+    OpenIgnoresLimit,
+    OpensAfterCrash,
+    CloseDoesNothing,
+    CloseOfEmpty,
+    CloseLosesData,
+    CloseKeepsOpenCount,
+    ClosedIsRefused,
+    ClosesImplicitly,
+    AppendMakesImplicit,
+    ActiveIgnoresClosed,
+    StopKeepsOpen,
 }
 
 use Fault as F;
-const ALL: [Fault; 39] = [
+const ALL: [Fault; 55] = [
     F::Overlaps,
     F::WrongAddress,
     F::ForgetsAppends,
@@ -95,12 +111,29 @@ const ALL: [Fault; 39] = [
     F::CrashLowPointer,
     F::CrashEmptiesZones,
     F::ContinuesAfterCrash,
+    F::PlaceIgnored,
+    F::MisplacedWrites,
+    F::MisplacedOpens,
+    F::MisplacedSaysNothing,
+    F::OpenDoesNothing,
+    F::OpenIgnoresLimit,
+    F::OpensAfterCrash,
+    F::CloseDoesNothing,
+    F::CloseOfEmpty,
+    F::CloseLosesData,
+    F::CloseKeepsOpenCount,
+    F::ClosedIsRefused,
+    F::ClosesImplicitly,
+    F::AppendMakesImplicit,
+    F::ActiveIgnoresClosed,
+    F::StopKeepsOpen,
 ];
 
 const UNIT: usize = 512;
 const CAPACITY: usize = 128 * UNIT;
 const ZONES: u32 = 8;
-const MAX_OPEN: u32 = 5;
+const MAX_OPEN: u32 = 4;
+const MAX_ACTIVE: u32 = 6;
 
 #[derive(Clone)]
 struct Zone {
@@ -137,11 +170,37 @@ struct Medium {
     /// Zones that were opened and, wrongly, not counted back.
     leaked: u32,
     appends: u64,
+    /// Closed, and not opened again since.
+    stopped: bool,
 }
 
 impl Medium {
-    fn open(&self) -> u32 {
-        self.zones.iter().filter(|zone| zone.state == ZoneState::Open).count() as u32 + self.leaked
+    /// Opens a zone, or says which limit is reached.
+    fn open(&mut self, zone: ZoneIndex, to: ZoneState, fault: Fault) -> Result<()> {
+        let count =
+            |counts: fn(ZoneState) -> bool| self.zones.iter().filter(|zone| counts(zone.state)).count();
+        let (open, active) =
+            (count(ZoneState::is_open) as u32 + self.leaked, count(ZoneState::is_active) as u32);
+        let is_active = self.zones[zone.0 as usize].state.is_active();
+        let ignores =
+            fault == F::NoLimit || (fault == F::OpenIgnoresLimit && to == ZoneState::ExplicitlyOpen);
+        if fault == F::ClosesImplicitly && open == MAX_OPEN && (is_active || active < MAX_ACTIVE) {
+            let other = self.zones.iter_mut().find(|zone| zone.state == ZoneState::ImplicitlyOpen);
+            if let Some(other) = other {
+                other.state = ZoneState::Closed;
+                self.zones[zone.0 as usize].state = to;
+                return Ok(());
+            }
+        }
+        let beyond_active = !is_active && active >= MAX_ACTIVE && fault != F::ActiveIgnoresClosed;
+        if !ignores && (open >= MAX_OPEN || beyond_active) {
+            if fault == F::RefusedZoneOpens {
+                self.zones[zone.0 as usize].state = ZoneState::Interrupted;
+            }
+            return Err(Error::busy("too many open zones"));
+        }
+        self.zones[zone.0 as usize].state = to;
+        Ok(())
     }
 }
 
@@ -162,7 +221,7 @@ impl TestPart {
             read_granularity: UNIT as u32,
             max_append: 40 * UNIT as u64,
             max_open: MAX_OPEN,
-            max_active: 0,
+            max_active: MAX_ACTIVE,
             durable: Durable::OnFlush,
             erase: EraseGuarantee::Erased,
         };
@@ -176,7 +235,7 @@ impl TestPart {
 
     fn new(fault: Fault) -> TestPart {
         let zones = (0..ZONES).map(|_| Zone::new(1)).collect();
-        TestPart::with(Medium { zones, leaked: 0, appends: 0 }, fault)
+        TestPart::with(Medium { zones, leaked: 0, appends: 0, stopped: false }, fault)
     }
 
     /// What a power cut leaves.
@@ -195,19 +254,22 @@ impl TestPart {
             if self.fault == F::CrashLosesFull && zone.state == ZoneState::Full {
                 zone.bytes.fill(0);
             }
-            if self.fault == F::CrashEmptiesZones && zone.state == ZoneState::Open {
+            if self.fault == F::CrashEmptiesZones && zone.state.is_open() {
                 *zone = Zone::new(zone.generation);
             }
-            if zone.state != ZoneState::Open || self.fault == F::CrashLeavesOpen {
+            if !zone.state.is_active() || self.fault == F::CrashLeavesOpen {
                 continue;
             }
-            zone.state = ZoneState::Closed;
-            zone.after_crash = true;
             let keep = if self.fault == F::CrashLosesFlushed { zone.durable / 2 } else { zone.durable };
             zone.bytes[keep..].fill(0xCC);
+            if medium.stopped {
+                continue;
+            }
+            zone.state = ZoneState::Interrupted;
+            zone.after_crash = true;
             zone.pointer = if self.fault == F::CrashLowPointer { zone.durable / 2 } else { CAPACITY };
         }
-        TestPart::with(Medium { zones, leaked: 0, appends: 0 }, self.fault)
+        TestPart::with(Medium { zones, leaked: 0, appends: 0, stopped: false }, self.fault)
     }
 }
 
@@ -217,13 +279,17 @@ impl Part for TestPart {
     }
 
     fn close(&self) -> Call<'_, Result<()>> {
-        let zones = &mut self.medium.lock().unwrap().zones;
+        let mut medium = self.medium.lock().unwrap();
+        medium.stopped = true;
+        let zones = &mut medium.zones;
         if self.fault == F::ForgetsOnClose {
             zones[1].bytes[..UNIT].fill(1);
         }
         if self.fault != F::CloseIsNotDurable {
             zones.iter_mut().for_each(|zone| zone.durable = zone.pointer);
         }
+        let open = zones.iter_mut().filter(|zone| zone.state.is_open() && self.fault != F::StopKeepsOpen);
+        open.for_each(|zone| zone.state = ZoneState::Closed);
         Call::ready(Ok(()))
     }
 }
@@ -238,6 +304,7 @@ impl ZonesPart for TestPart {
             F::ShardsApart if runtime::current_shard().0 != 0 => TestPart::new(F::None).medium,
             _ => self.medium.clone(),
         };
+        self.medium.lock().unwrap().stopped = false;
         let core =
             Core { geometry: self.geometry.clone(), medium, alive: self.alive.clone(), fault: self.fault };
         Call::ready(Ok(Rc::new(Handle(core))))
@@ -264,35 +331,118 @@ impl Core {
         }
     }
 
-    fn begin_append(&self, zone: ZoneIndex) -> Result<u64> {
-        let mut medium = self.medium.lock().unwrap();
-        let open = medium.open();
+    /// Does something once nobody owns the zone.
+    async fn when_unowned<T>(&self, zone: ZoneIndex, work: impl Fn(&mut Medium) -> T) -> T {
+        loop {
+            self.wait(zone, |zone| !zone.owned).await;
+            let mut medium = self.medium.lock().unwrap();
+            if !medium.zones[zone.0 as usize].owned || !self.alive.load(Ordering::Acquire) {
+                return work(&mut medium);
+            }
+        }
+    }
+
+    fn begin_append(&self, medium: &mut Medium, index: ZoneIndex) -> Result<u64> {
         let fault = self.fault;
         medium.appends += 1;
         let number = medium.appends;
-        let zone = &mut medium.zones[zone.0 as usize];
+        let zone = &mut medium.zones[index.0 as usize];
         match zone.state {
-            ZoneState::Open => {}
-            ZoneState::Empty if open < MAX_OPEN || fault == F::NoLimit => zone.state = ZoneState::Open,
-            ZoneState::Empty => {
-                if fault == F::RefusedZoneOpens {
-                    zone.state = ZoneState::Closed;
-                }
-                return Err(Error::busy("too many open zones"));
+            ZoneState::ExplicitlyOpen if fault == F::AppendMakesImplicit => {
+                zone.state = ZoneState::ImplicitlyOpen;
             }
+            state if state.is_open() => {}
+            ZoneState::Closed if fault == F::ClosedIsRefused => return Err(Error::invalid("closed")),
+            ZoneState::Empty | ZoneState::Closed => medium.open(index, ZoneState::ImplicitlyOpen, fault)?,
             ZoneState::Full if fault == F::AppendsToFull => return Ok(number),
-            ZoneState::Closed if fault == F::ContinuesAfterCrash && zone.after_crash => {
-                (zone.state, zone.pointer) = (ZoneState::Open, 0);
+            ZoneState::Interrupted if fault == F::ContinuesAfterCrash && zone.after_crash => {
+                (zone.state, zone.pointer) = (ZoneState::ImplicitlyOpen, 0);
             }
-            _ => return Err(Error::invalid("full or closed")),
+            _ => return Err(Error::invalid("full or interrupted")),
         }
-        zone.in_flight += 1;
+        medium.zones[index.0 as usize].in_flight += 1;
         Ok(number)
     }
 
+    /// Lets all appends in flight land first, so that the write pointer is behind them.
+    async fn append_at(self, at: ZoneAddress, bytes: Vec<u8>) -> Result<()> {
+        if self.fault == F::PlaceIgnored {
+            return self.append(at.zone, bytes).await.map(drop);
+        }
+        self.own(at.zone, true).await;
+        let mut medium = self.medium.lock().unwrap();
+        let outcome = self.append_owned(&mut medium, at, &bytes);
+        medium.zones[at.zone.0 as usize].owned = false;
+        outcome
+    }
+
+    fn append_owned(&self, medium: &mut Medium, at: ZoneAddress, bytes: &[u8]) -> Result<()> {
+        if !self.alive.load(Ordering::Acquire) {
+            return Err(Error::closed("no power"));
+        }
+        let zone = &medium.zones[at.zone.0 as usize];
+        let (state, pointer) = (zone.state, zone.pointer);
+        if at.offset.0 != pointer as u64 && (state.is_active() || state == ZoneState::Empty) {
+            if self.fault == F::MisplacedOpens {
+                self.begin_append(medium, at.zone)?;
+                medium.zones[at.zone.0 as usize].in_flight -= 1;
+            }
+            if self.fault == F::MisplacedWrites && at.offset.0 < pointer as u64 {
+                let zone = &mut medium.zones[at.zone.0 as usize];
+                zone.bytes[at.offset.0 as usize..][..bytes.len()].copy_from_slice(bytes);
+            }
+            return Err(Error::misplaced(match self.fault {
+                F::MisplacedSaysNothing => "elsewhere".to_owned(),
+                _ => format!("expected byte {pointer}"),
+            }));
+        }
+        self.begin_append(medium, at.zone)?;
+        let zone = &mut medium.zones[at.zone.0 as usize];
+        zone.in_flight = zone.in_flight.saturating_sub(1);
+        if bytes.len() > CAPACITY - zone.pointer {
+            return Err(Error::no_space("no room"));
+        }
+        zone.bytes[zone.pointer..][..bytes.len()].copy_from_slice(bytes);
+        zone.pointer += bytes.len();
+        Ok(())
+    }
+
+    /// Opens or closes a zone.
+    async fn change(self, index: ZoneIndex, opens: bool) -> Result<()> {
+        self.when_unowned(index, |medium| self.change_unowned(medium, index, opens)).await
+    }
+
+    fn change_unowned(&self, medium: &mut Medium, index: ZoneIndex, opens: bool) -> Result<()> {
+        if !self.alive.load(Ordering::Acquire) {
+            return Err(Error::closed("no power"));
+        }
+        let state = medium.zones[index.0 as usize].state;
+        let zone = &mut medium.zones[index.0 as usize];
+        match (opens, state) {
+            (true, _) if self.fault == F::OpenDoesNothing => {}
+            (true, ZoneState::Interrupted) if self.fault == F::OpensAfterCrash => {}
+            (true, state) if state.is_open() => zone.state = ZoneState::ExplicitlyOpen,
+            (true, ZoneState::Empty | ZoneState::Closed) => {
+                medium.open(index, ZoneState::ExplicitlyOpen, self.fault)?;
+            }
+            (false, ZoneState::Empty) if self.fault == F::CloseOfEmpty => zone.state = ZoneState::Closed,
+            (false, state) if state.is_open() && self.fault == F::CloseDoesNothing => {}
+            (false, state) if state.is_open() || state == ZoneState::Closed => {
+                zone.state = ZoneState::Closed;
+                if self.fault == F::CloseLosesData && zone.pointer >= UNIT {
+                    zone.bytes[..UNIT].fill(0);
+                }
+                if self.fault == F::CloseKeepsOpenCount && state.is_open() {
+                    medium.leaked += 1;
+                }
+            }
+            _ => return Err(Error::invalid("not in a state for it")),
+        }
+        Ok(())
+    }
+
     async fn append(self, index: ZoneIndex, bytes: Vec<u8>) -> Result<ZoneAddress> {
-        self.wait(index, |zone| !zone.owned).await;
-        let number = self.begin_append(index)?;
+        let number = self.when_unowned(index, |medium| self.begin_append(medium, index)).await?;
         for _ in 0..number % 5 {
             runtime::yield_now().await;
         }
@@ -323,8 +473,7 @@ impl Core {
     }
 
     async fn own(&self, zone: ZoneIndex, waits: bool) {
-        self.wait(zone, |zone| !zone.owned).await;
-        self.medium.lock().unwrap().zones[zone.0 as usize].owned = true;
+        self.when_unowned(zone, |medium| medium.zones[zone.0 as usize].owned = true).await;
         if waits {
             self.wait(zone, |zone| zone.in_flight == 0).await;
         }
@@ -340,7 +489,7 @@ impl Core {
         let mut medium = self.medium.lock().unwrap();
         let zone = &mut medium.zones[zone.0 as usize];
         if self.fault != F::FinishDoesNothing {
-            if self.fault == F::FinishLosesTail && zone.state == ZoneState::Open && zone.pointer >= UNIT {
+            if self.fault == F::FinishLosesTail && zone.state.is_open() && zone.pointer >= UNIT {
                 zone.bytes[zone.pointer - UNIT..].fill(0);
             }
             zone.state = ZoneState::Full;
@@ -372,7 +521,7 @@ impl Core {
         if self.fault == F::ReportsOldGeneration {
             zone.generation = old.generation;
         }
-        if self.fault == F::LimitLeaks && old.state == ZoneState::Open {
+        if self.fault == F::LimitLeaks && old.state.is_open() {
             medium.leaked += 1;
         }
         Ok(raised)
@@ -407,6 +556,30 @@ impl Zones for Handle {
         if self.0.fault == F::DropsAbandoned {
             return Call::new(work);
         }
+        Call::new(async move { runtime::spawn(work).await })
+    }
+
+    fn append_at(&self, at: ZoneAddress, payload: Payload) -> Call<'_, Result<()>> {
+        if let Err(error) = self.0.geometry.check_append_at(at, payload.len()) {
+            return Call::ready(Err(error));
+        }
+        let work = self.0.clone().append_at(at, payload.to_data().to_vec());
+        Call::new(async move { runtime::spawn(work).await })
+    }
+
+    fn open(&self, zone: ZoneIndex) -> Call<'_, Result<()>> {
+        if let Err(error) = self.0.geometry.check_zone(zone) {
+            return Call::ready(Err(error));
+        }
+        let work = self.0.clone().change(zone, true);
+        Call::new(async move { runtime::spawn(work).await })
+    }
+
+    fn close(&self, zone: ZoneIndex) -> Call<'_, Result<()>> {
+        if let Err(error) = self.0.geometry.check_zone(zone) {
+            return Call::ready(Err(error));
+        }
+        let work = self.0.clone().change(zone, false);
         Call::new(async move { runtime::spawn(work).await })
     }
 

@@ -132,7 +132,7 @@ fn a_durable_write_without_space_leaves_flushes_as_they_were() {
             }
         }
         assert_eq!(refused.expect("the file system is smaller").errno(), libc::ENOSPC);
-        assert_eq!(part.status()["flush_failed"], false);
+        assert_eq!(part.status().await["flush_failed"], false);
         device.flush().await.expect("what was acknowledged is there");
         let again = Buffer::copy_of(&[2; 4096]).into();
         device.write(BlockIndex(0), again, Durability::Durable).await.expect("it has its place already");

@@ -53,7 +53,7 @@ fn ram_has_a_limit_and_takes_nothing_for_zeros() {
         let error = write(7, 1).await.expect_err("its limit is reached");
         assert_eq!(error.errno(), libc::ENOSPC);
         assert!(error.to_string().contains("its limit is 65536"), "{error}");
-        assert_eq!(part.status()["memory_bytes"], 65536);
+        assert_eq!(part.status().await["memory_bytes"], 65536);
         let extents = device.extents(BlockRange::new(1 << 20, 64)).await.expect("it tells");
         assert_eq!((extents[0].state, extents[1].state), (ExtentState::Data, ExtentState::Hole));
         device.discard(BlockRange::new(0, 1 << 28)).await.expect("it discards");

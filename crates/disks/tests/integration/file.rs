@@ -64,7 +64,7 @@ fn after_a_failed_durable_write_no_flush_succeeds() {
             if device.write(BlockIndex(2), block_of(2), Durability::Durable).await.is_ok() {
                 return false;
             }
-            assert_eq!(part.status()["flush_failed"], true);
+            assert_eq!(part.status().await["flush_failed"], true);
             for _ in 0..5 {
                 let error = device.flush().await.expect_err("block 1 may be lost");
                 assert_eq!(error.errno(), libc::EIO);
@@ -166,7 +166,7 @@ fn the_error_of_an_abandoned_flush_or_durable_write_is_not_forgotten() {
             runtime::sleep(Duration::from_secs(1)).await;
             let flushed = device.flush().await.is_ok();
             assert!(!flushed || survives(1, 1));
-            part.status()["flush_failed"] == true
+            part.status().await["flush_failed"] == true
         }));
     }
     assert!(failed > 20, "{failed} of 100 seeds had a failure");

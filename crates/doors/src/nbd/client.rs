@@ -94,13 +94,13 @@ impl Part for NbdClient {
         KIND.name
     }
 
-    fn status(&self) -> Status {
+    fn status(&self) -> Call<'_, Status> {
         let mut status = Status::new();
         status.insert("address".into(), json!(self.config.address.to_string()));
         status.insert("export".into(), json!(self.config.export));
         status.insert("connections_per_shard".into(), json!(self.config.connections));
         status.insert("transmission_flags".into(), json!(self.remote.flags));
-        status
+        Call::ready(status)
     }
 
     fn close(&self) -> Call<'_, Result<()>> {

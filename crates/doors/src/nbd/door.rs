@@ -32,8 +32,8 @@ impl Part for NbdDoor {
         KIND.name
     }
 
-    fn status(&self) -> Status {
-        self.server.status()
+    fn status(&self) -> Call<'_, Status> {
+        Call::ready(self.server.status())
     }
 }
 

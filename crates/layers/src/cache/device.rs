@@ -210,8 +210,8 @@ impl Part for CachePart {
         super::KIND.name
     }
 
-    fn status(&self) -> Status {
-        super::status::status(&self.counters, &self.facts)
+    fn status(&self) -> Call<'_, Status> {
+        Call::ready(super::status::status(&self.counters, &self.facts))
     }
 
     fn message<'a>(&'a self, message: &'a str) -> Call<'a, Result<String>> {

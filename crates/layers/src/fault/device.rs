@@ -41,8 +41,8 @@ impl Part for FaultDevicePart {
         "fault"
     }
 
-    fn status(&self) -> Status {
-        self.faults.status()
+    fn status(&self) -> Call<'_, Status> {
+        Call::ready(self.faults.status())
     }
 
     fn message<'a>(&'a self, message: &'a str) -> Call<'a, Result<String>> {

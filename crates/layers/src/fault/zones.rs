@@ -30,8 +30,8 @@ impl Part for FaultZonesPart {
         super::ZONES_NAME
     }
 
-    fn status(&self) -> Status {
-        self.faults.status()
+    fn status(&self) -> Call<'_, Status> {
+        Call::ready(self.faults.status())
     }
 
     fn message<'a>(&'a self, message: &'a str) -> Call<'a, Result<String>> {
@@ -96,8 +96,31 @@ impl Zones for FaultZones {
                 return self.inner.append(zone, payload).await;
             };
             let inner = self.inner.clone();
-            runtime::spawn(faulty_append(inner, plan, zone, payload)).await
+            runtime::spawn(faulty_append(inner, plan, zone, None, payload)).await
         })
+    }
+
+    fn append_at(&self, at: ZoneAddress, payload: Payload) -> Call<'_, Result<()>> {
+        if self.decider.is_idle() {
+            return self.inner.append_at(at, payload);
+        }
+        Call::new(async move {
+            let checked = self.inner.geometry().check_append_at(at, payload.len());
+            let Some(plan) = self.decide(Operation::Append, at.zone, checked) else {
+                return self.inner.append_at(at, payload).await;
+            };
+            let inner = self.inner.clone();
+            runtime::spawn(faulty_append(inner, plan, at.zone, Some(at), payload)).await.map(drop)
+        })
+    }
+
+    // No rule is about opening and closing: a failure of theirs is one of the first append, or has no effect.
+    fn open(&self, zone: ZoneIndex) -> Call<'_, Result<()>> {
+        self.inner.open(zone)
+    }
+
+    fn close(&self, zone: ZoneIndex) -> Call<'_, Result<()>> {
+        self.inner.close(zone)
     }
 
     fn read(&self, at: ZoneAddress, buffer: Buffer) -> Call<'_, ReadOutcome> {
@@ -181,31 +204,37 @@ impl Zones for FaultZones {
     }
 }
 
+/// Appends to a zone, at `wanted` where that is one.
 async fn faulty_append(
     inner: Rc<dyn Zones>,
     mut plan: Plan,
     zone: ZoneIndex,
+    wanted: Option<ZoneAddress>,
     payload: Payload,
 ) -> Result<ZoneAddress> {
     let (action, error) = begin(&plan).await?;
     let length = payload.len();
+    let append = async |payload: Payload| match wanted {
+        Some(at) => inner.append_at(at, payload).await.map(|()| at),
+        None => inner.append(zone, payload).await,
+    };
     let landed = match action {
-        Some(Action::Drop) => inner.append(zone, Buffer::zeroed(length).into()).await?,
+        Some(Action::Drop) => append(Buffer::zeroed(length).into()).await?,
         Some(Action::Torn { at }) => {
             let arrives = torn_length(at, length as u64, &mut plan.random) as usize;
             let mut torn = payload.slice(0..arrives);
             torn.push(Buffer::zeroed(length - arrives).freeze());
-            inner.append(zone, torn).await?
+            append(torn).await?
         }
-        Some(Action::Corrupt { bits }) => inner.append(zone, corrupted(&payload, bits, &mut plan)?).await?,
+        Some(Action::Corrupt { bits }) => append(corrupted(&payload, bits, &mut plan)?).await?,
         Some(Action::Misdirect { by: Distance::Units(by) }) => {
             let count = u64::from(inner.geometry().zones);
             let other = ZoneIndex(((u64::from(zone.0) + by % count) % count) as u32);
             // The caller is told the zone that it asked for: that is what makes it misdirected.
             let landed = inner.append(other, payload).await?;
-            ZoneAddress { zone, offset: landed.offset }
+            ZoneAddress { zone, offset: wanted.map_or(landed.offset, |at| at.offset) }
         }
-        _ => inner.append(zone, payload).await?,
+        _ => append(payload).await?,
     };
     error.map(|()| landed)
 }

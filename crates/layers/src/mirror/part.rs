@@ -53,9 +53,9 @@ impl Part for MirrorPart {
         KIND.name
     }
 
-    fn status(&self) -> Status {
+    fn status(&self) -> Call<'_, Status> {
         let legs: Vec<Option<u64>> = self.legs.iter().map(|(leg, _)| leg.only_in_cache()).collect();
-        self.shared.status(&legs)
+        Call::ready(self.shared.status(&legs))
     }
 
     fn message<'a>(&'a self, message: &'a str) -> Call<'a, Result<String>> {

@@ -86,7 +86,7 @@ impl Part for ModelPart {
         super::KIND.name
     }
 
-    fn status(&self) -> Status {
+    fn status(&self) -> Call<'_, Status> {
         let count = |counter: &AtomicU64| counter.load(Ordering::Relaxed);
         let mut status = Status::new();
         status.insert("profile".into(), self.name.as_str().into());
@@ -94,7 +94,7 @@ impl Part for ModelPart {
         status.insert("operations".into(), count(&self.shared.operations).into());
         status.insert("late".into(), count(&self.shared.late).into());
         status.insert("latest_ns".into(), count(&self.shared.latest_nanoseconds).into());
-        status
+        Call::ready(status)
     }
 
     fn message<'a>(&'a self, message: &'a str) -> Call<'a, Result<String>> {

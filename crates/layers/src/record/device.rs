@@ -92,8 +92,8 @@ impl Part for RecordDevicePart {
         "record"
     }
 
-    fn status(&self) -> Status {
-        self.membership.status()
+    fn status(&self) -> Call<'_, Status> {
+        Call::ready(self.membership.status())
     }
 
     fn close(&self) -> Call<'_, Result<()>> {

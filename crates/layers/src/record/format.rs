@@ -1,5 +1,6 @@
-//! The bytes of a timeline file, version 2, little-endian. Version 1 is the same without reads. The book's page `formats/timeline.md` says the
-//! same for people; a change here is a new version and a change there.
+//! The bytes of a timeline file, version 3, little-endian. Version 2 is the same without openings, closings and appends at a
+//! place, version 1 without reads, too. The book's page `formats/timeline.md` says the same for people; a change here is a new
+//! version and a change there.
 //!
 //! This module turns values into bytes and bytes into values, and refuses what it doesn't understand. The
 //! order of records, and what may follow what, is [`timeline`](super::timeline)'s.
@@ -19,7 +20,7 @@ use zones::bytes::Reader;
 /// The first bytes of a timeline.
 pub const MAGIC: [u8; 8] = *b"SILTLINE";
 /// The version that this program writes.
-pub const VERSION: u32 = 2;
+pub const VERSION: u32 = 3;
 /// The oldest version that this program reads.
 pub const OLDEST_VERSION: u32 = 1;
 /// How long the file's header is, in bytes.
@@ -402,6 +403,8 @@ pub enum Submission {
     Append {
         /// Which zone.
         zone: u32,
+        /// Byte offset in the zone at which it had to land; `None` for any.
+        at: Option<u64>,
         /// What was appended.
         content: Content,
     },
@@ -409,6 +412,16 @@ pub enum Submission {
     FlushZones {
         /// Which zones.
         zones: Vec<u32>,
+    },
+    /// A zone is to be open, explicitly.
+    Open {
+        /// Which zone.
+        zone: u32,
+    },
+    /// A zone is to be closed.
+    Close {
+        /// Which zone.
+        zone: u32,
     },
     /// A zone is to take no more.
     Finish {
@@ -479,7 +492,8 @@ impl Content {
 /// The body of the record of a submission, from what the layer holds. `data` is what is written or appended.
 #[derive(Debug, Clone, Copy)]
 pub struct SubmissionFields<'a> {
-    /// 1 write, 2 write_zeroes, 3 discard, 4 flush, 5 append, 6 flush of zones, 7 finish, 8 reset, 9 read.
+    /// 1 write, 2 write_zeroes, 3 discard, 4 flush, 5 append, 6 flush of zones, 7 finish, 8 reset, 9 read,
+    /// 10 open, 11 close, 12 append at a place.
     pub operation: u8,
     /// 1 with FUA.
     pub durable: bool,
@@ -489,6 +503,8 @@ pub struct SubmissionFields<'a> {
     pub place: u64,
     /// Bytes.
     pub length: u64,
+    /// Of an append at a place: the byte offset in its zone.
+    pub offset: Option<u64>,
     /// Zones of a flush.
     pub zones: &'a [block::ZoneIndex],
     /// What is written.
@@ -506,6 +522,7 @@ impl SubmissionFields<'_> {
             mode: 0,
             place,
             length,
+            offset: None,
             zones: &[],
             data: None,
             leaves_out_data: false,
@@ -524,6 +541,7 @@ impl SubmissionFields<'_> {
             length: self.length.into(),
         };
         bytes.extend(raw.as_bytes());
+        self.offset.iter().for_each(|offset| bytes.extend(offset.to_le_bytes()));
         self.zones.iter().for_each(|zone| bytes.extend(zone.0.to_le_bytes()));
         match self.data {
             // A record's data is shorter than a segment can be.
@@ -587,9 +605,10 @@ impl Submission {
             }
             3 => Submission::Discard { offset: place, length },
             4 => Submission::Flush,
-            5 => {
+            5 | 12 => {
+                let at = if raw.operation == 12 { Some(reader.u64()?) } else { None };
                 let content = decode_content(file, range.end, &mut reader, length)?;
-                Submission::Append { zone: zone?, content }
+                Submission::Append { zone: zone?, at, content }
             }
             6 => {
                 let zones: Result<Vec<u32>> = (0..raw.zones.get()).map(|_| reader.u32()).collect();
@@ -598,6 +617,8 @@ impl Submission {
             7 => Submission::Finish { zone: zone? },
             8 => Submission::Reset { zone: zone?, erase: decode_erase(raw.mode)? },
             9 => Submission::Read { offset: place, length },
+            10 => Submission::Open { zone: zone? },
+            11 => Submission::Close { zone: zone? },
             other => return Err(Error::corrupt(format!("operation {other} is unknown"))),
         };
         reader.end()?;

@@ -213,6 +213,8 @@ impl Parser {
             ) => (*offset, *length),
             (Submission::Flush, Shape::Device(_)) => (0, 512),
             (Submission::Append { zone, .. }, Shape::Zones(geometry))
+            | (Submission::Open { zone }, Shape::Zones(geometry))
+            | (Submission::Close { zone }, Shape::Zones(geometry))
             | (Submission::Finish { zone }, Shape::Zones(geometry))
             | (Submission::Reset { zone, .. }, Shape::Zones(geometry)) => {
                 return if *zone < geometry.zones { Ok(()) } else { nonsense() };

@@ -10,7 +10,7 @@ use block::{
 use std::rc::Rc;
 use std::sync::Arc;
 
-/// Zones whose appends, flushes, finishes and resets are written down.
+/// Zones whose appends, openings, closings, flushes, finishes and resets are written down.
 pub struct RecordZonesPart {
     inner: Arc<dyn ZonesPart>,
     membership: Membership,
@@ -35,8 +35,8 @@ impl Part for RecordZonesPart {
         super::ZONES_NAME
     }
 
-    fn status(&self) -> Status {
-        self.membership.status()
+    fn status(&self) -> Call<'_, Status> {
+        Call::ready(self.membership.status())
     }
 
     fn close(&self) -> Call<'_, Result<()>> {
@@ -77,6 +77,27 @@ impl RecordZones {
         })
         .await
     }
+
+    /// Writes down a call on one zone that returns nothing.
+    fn change<'a, F: Future<Output = Result<()>>>(
+        &'a self,
+        operation: u8,
+        zone: ZoneIndex,
+        call: impl FnOnce(Rc<dyn Zones>) -> F + 'static,
+    ) -> Call<'a, Result<()>> {
+        Call::new(async move {
+            let (inner, log) = (self.inner.clone(), self.log.clone());
+            if inner.geometry().check_zone(zone).is_err() {
+                return call(inner).await;
+            }
+            self.run(async move {
+                let submitted = log.submit(&SubmissionFields::new(operation, u64::from(zone.0), 0))?;
+                let result = call(inner).await;
+                log.complete(submitted, result)
+            })
+            .await
+        })
+    }
 }
 
 impl Zones for RecordZones {
@@ -100,6 +121,31 @@ impl Zones for RecordZones {
         })
     }
 
+    fn append_at(&self, at: ZoneAddress, payload: Payload) -> Call<'_, Result<()>> {
+        Call::new(async move {
+            if self.inner.geometry().check_append_at(at, payload.len()).is_err() {
+                return self.inner.append_at(at, payload).await;
+            }
+            let (inner, log) = (self.inner.clone(), self.log.clone());
+            self.run(async move {
+                let fields = SubmissionFields::new(12, u64::from(at.zone.0), payload.len() as u64);
+                let fields = SubmissionFields { data: Some(&payload), offset: Some(at.offset.0), ..fields };
+                let submitted = log.submit(&fields)?;
+                let result = inner.append_at(at, payload).await;
+                log.recorder.complete(log.device, submitted, result, |()| at.offset.0)
+            })
+            .await
+        })
+    }
+
+    fn open(&self, zone: ZoneIndex) -> Call<'_, Result<()>> {
+        self.change(10, zone, move |inner| async move { inner.open(zone).await })
+    }
+
+    fn close(&self, zone: ZoneIndex) -> Call<'_, Result<()>> {
+        self.change(11, zone, move |inner| async move { inner.close(zone).await })
+    }
+
     fn read(&self, at: ZoneAddress, buffer: Buffer) -> Call<'_, ReadOutcome> {
         self.inner.read(at, buffer)
     }
@@ -118,18 +164,7 @@ impl Zones for RecordZones {
     }
 
     fn finish(&self, zone: ZoneIndex) -> Call<'_, Result<()>> {
-        Call::new(async move {
-            if self.inner.geometry().check_zone(zone).is_err() {
-                return self.inner.finish(zone).await;
-            }
-            let (inner, log) = (self.inner.clone(), self.log.clone());
-            self.run(async move {
-                let submitted = log.submit(&SubmissionFields::new(7, u64::from(zone.0), 0))?;
-                let result = inner.finish(zone).await;
-                log.complete(submitted, result)
-            })
-            .await
-        })
+        self.change(7, zone, move |inner| async move { inner.finish(zone).await })
     }
 
     fn reset(&self, zone: ZoneIndex, erase: EraseGuarantee) -> Call<'_, Result<u64>> {

@@ -37,8 +37,8 @@ impl Part for StatsDevicePart {
         "stats"
     }
 
-    fn status(&self) -> Status {
-        self.counters.status()
+    fn status(&self) -> Call<'_, Status> {
+        Call::ready(self.counters.status())
     }
 
     fn message<'a>(&'a self, message: &'a str) -> Call<'a, Result<String>> {

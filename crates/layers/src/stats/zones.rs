@@ -16,7 +16,10 @@ const FLUSH: usize = 2;
 const FINISH: usize = 3;
 const RESET: usize = 4;
 const REPORT: usize = 5;
-const NAMES: &[&str] = &["append", "read", "flush", "finish", "reset", "report"];
+const OPEN: usize = 6;
+const CLOSE: usize = 7;
+/// Appends at a place count as appends.
+const NAMES: &[&str] = &["append", "read", "flush", "finish", "reset", "report", "open", "close"];
 
 /// Zones whose calls are counted and timed.
 pub struct StatsZonesPart {
@@ -36,8 +39,8 @@ impl Part for StatsZonesPart {
         super::ZONES_NAME
     }
 
-    fn status(&self) -> Status {
-        self.counters.status()
+    fn status(&self) -> Call<'_, Status> {
+        Call::ready(self.counters.status())
     }
 
     fn message<'a>(&'a self, message: &'a str) -> Call<'a, Result<String>> {
@@ -83,6 +86,34 @@ impl Zones for StatsZones {
             let running = self.counters.begin(APPEND);
             let result = self.inner.append(zone, payload).await;
             running.end(bytes, result.is_ok());
+            result
+        })
+    }
+
+    fn append_at(&self, at: ZoneAddress, payload: Payload) -> Call<'_, Result<()>> {
+        Call::new(async move {
+            let bytes = payload.len() as u64;
+            let running = self.counters.begin(APPEND);
+            let result = self.inner.append_at(at, payload).await;
+            running.end(bytes, result.is_ok());
+            result
+        })
+    }
+
+    fn open(&self, zone: ZoneIndex) -> Call<'_, Result<()>> {
+        Call::new(async move {
+            let running = self.counters.begin(OPEN);
+            let result = self.inner.open(zone).await;
+            running.end(0, result.is_ok());
+            result
+        })
+    }
+
+    fn close(&self, zone: ZoneIndex) -> Call<'_, Result<()>> {
+        Call::new(async move {
+            let running = self.counters.begin(CLOSE);
+            let result = self.inner.close(zone).await;
+            running.end(0, result.is_ok());
             result
         })
     }

@@ -206,7 +206,7 @@ async fn read_journal(
             if is_placed && sequence % layout.journal == position && counts {
                 check_numbers(header)?;
                 let changes = format::decode_changes(parsed.meta, layout.entries)?;
-                records.insert(sequence, Record { tail: header.after, durable: header.durable, changes });
+                records.insert(sequence, Record { tail: header.clock, durable: header.durable, changes });
             }
         }
         position += units;
@@ -217,7 +217,7 @@ async fn read_journal(
 /// Refuses a record whose numbers no table has written: it tells the first record that wasn't in the pages, at most itself,
 /// and one before it as the last durable one.
 fn check_numbers(header: &Header) -> Result<()> {
-    let &Header { sequence, after, durable, .. } = header;
+    let &Header { sequence, clock: after, durable, .. } = header;
     match sequence <= LARGEST_COUNT && after <= sequence && durable < sequence {
         true => Ok(()),
         false => Err(Error::corrupt(format!(

@@ -30,20 +30,26 @@ async fn table() -> (Rc<Medium>, Superblock) {
 async fn plant(medium: &Medium, superblock: &Superblock, sequence: u64, after: u64, durable: u64) {
     let position = sequence % u64::from(superblock.journal);
     let header = Header {
+        kind: logkit::record::Kind::CacheTable,
         stream: StreamId(0),
         class: 0,
         epoch: superblock.epoch,
         sequence,
-        after,
         durable,
-        clock: 0,
+        clock: after,
         zone: 0,
         generation: 0,
         position: position as u32,
         blocks: 0,
     };
     let mut unit = block::Buffer::zeroed(UNIT as usize);
-    header.encode(&superblock.identity, &[], &format::encode_changes(&[(1, [4, 5, 6])]), unit.filled_mut());
+    header.encode(
+        &superblock.identity,
+        &[],
+        &[],
+        &format::encode_changes(&[(1, [4, 5, 6])]),
+        unit.filled_mut(),
+    );
     medium.write((2 + position) * UNIT, unit.into(), Durability::Durable).await.unwrap();
 }
 

@@ -8,7 +8,7 @@ use super::core::{Core, Item, Pending, count};
 use super::format::{Action, ENTRY, Entry, PREFIX};
 use block::{Buffer, Durability, Error, Payload, Result};
 use logkit::StreamId;
-use logkit::record::{Header, Identity, sum_of};
+use logkit::record::{Header, Identity, Kind, sum_of};
 use std::rc::Rc;
 
 /// How many records are on their way at a time.
@@ -180,11 +180,11 @@ impl Core {
             }
         }
         let header = Header {
+            kind: Kind::WriteCache,
             stream: StreamId(0),
             class: 0,
             epoch: self.superblock.get().epoch,
             sequence: number,
-            after: 0,
             durable: self.durable_record.get(),
             clock: runtime::wall_clock().as_millis() as u64,
             zone: 0,
@@ -194,7 +194,7 @@ impl Core {
         };
         let identity: &Identity = &self.superblock.get().identity;
         let mut buffer = Buffer::zeroed(size);
-        header.encode(identity, &record.sums, meta, buffer.filled_mut());
+        header.encode(identity, &[], &record.sums, meta, buffer.filled_mut());
         // The data goes to the device from where it is.
         let mut payload = Payload::with_room(slices);
         payload.push(buffer.freeze());

@@ -286,8 +286,8 @@ impl Part for WriteCachePart {
         super::KIND.name
     }
 
-    fn status(&self) -> Status {
-        self.home.get().map(|core| core.status()).unwrap_or_default()
+    fn status(&self) -> Call<'_, Status> {
+        self.home.status(Core::status)
     }
 
     fn message<'a>(&'a self, message: &'a str) -> Call<'a, Result<String>> {

@@ -29,14 +29,14 @@ fn of(mode: Mode) -> (u64, u64, u64) {
         counted(&device, writes, 100).await;
         part.message(&format!("mode {}", mode.name())).await.expect("it knows the mode");
         // The new mode begins with the write-back of all dirty blocks, which allocates.
-        while mode != Mode::Writeback && part.status()["dirty_blocks"].as_u64() != Some(0) {
+        while mode != Mode::Writeback && part.status().await["dirty_blocks"].as_u64() != Some(0) {
             runtime::sleep(Duration::from_millis(1)).await;
         }
         counted(&device, writes, 100).await;
         counted(&device, reads, 100).await;
         let written = counted(&device, writes, 200).await;
         let read = counted(&device, reads, 1000).await;
-        let misses = part.status()["read_misses"].as_u64().expect("a count");
+        let misses = part.status().await["read_misses"].as_u64().expect("a count");
         drop(device);
         part.close().await.expect("it closes");
         (written, read, misses)

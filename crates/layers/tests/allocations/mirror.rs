@@ -34,7 +34,7 @@ fn of(write_behind: u64) -> (u64, u64) {
         };
         let part = MirrorPart::open(plan).await.expect("it is made");
         let device = part.open().await.expect("a handle");
-        while part.status()["chunks_to_copy"] != 0 {
+        while part.status().await["chunks_to_copy"] != 0 {
             runtime::sleep(Duration::from_millis(1)).await;
         }
         counted(&device, writes, 200).await;

@@ -19,10 +19,10 @@ pub fn writes_and_reads_allocate_nothing() {
         let device = part.open().await.expect("a handle");
         counted(&device, writes, 100).await;
         counted(&device, reads, 100).await;
-        let records = || part.status()["records"].as_u64().expect("a count");
-        let before = records();
+        let records = async || part.status().await["records"].as_u64().expect("a count");
+        let before = records().await;
         let written = counted(&device, writes, 200).await;
-        let records = records() - before;
+        let records = records().await - before;
         let read = counted(&device, reads, 1000).await;
         drop(device);
         part.close().await.expect("it closes");

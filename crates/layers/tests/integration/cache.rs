@@ -38,7 +38,7 @@ fn fast() -> Arc<dyn DevicePart> {
 }
 
 async fn count(part: &CachePart, name: &str) -> u64 {
-    part.status()[name].as_u64().unwrap_or_else(|| panic!("{name} is a number"))
+    part.status().await[name].as_u64().unwrap_or_else(|| panic!("{name} is a number"))
 }
 
 /// Waits until a count is this.
@@ -49,7 +49,7 @@ async fn until(part: &CachePart, name: &str, value: u64) {
         }
         runtime::sleep(Duration::from_millis(2)).await;
     }
-    panic!("{name} never became {value}: {:?}", part.status());
+    panic!("{name} never became {value}: {:?}", part.status().await);
 }
 
 fn refusal<T>(outcome: Result<T>) -> String {
@@ -149,8 +149,8 @@ fn what_is_clean_isnt_written_back_after_a_crash() {
         part.close().await.unwrap();
         let again = CachePart::open(slow, copy, "slow", &options(Mode::Writeback)).await.unwrap();
         assert_eq!(count(&again, "used_blocks").await, 41);
-        assert!(count(&again, "dirty_blocks").await <= 1, "{:?}", again.status());
-        assert!(!again.status()["was_clean"].as_bool().unwrap());
+        assert!(count(&again, "dirty_blocks").await <= 1, "{:?}", again.status().await);
+        assert!(!again.status().await["was_clean"].as_bool().unwrap());
         again.close().await.unwrap();
     });
 }
@@ -167,17 +167,17 @@ fn detach_writes_back_and_can_be_cancelled() {
         let said = part.message("detach").await.unwrap();
         assert!(said.contains("60 blocks are to be written back"), "{said}");
         assert_eq!(part.message("cancel").await.unwrap(), "attached again");
-        assert_eq!(part.status()["detach"], "no");
+        assert_eq!(part.status().await["detach"], "no");
         write(&*handle, 1, 4).await.unwrap();
         assert!(count(&part, "used_blocks").await > 0);
         part.message("detach").await.unwrap();
         for _ in 0..5000 {
-            if part.status()["detach"] == "done" {
+            if part.status().await["detach"] == "done" {
                 break;
             }
             runtime::sleep(Duration::from_millis(2)).await;
         }
-        assert_eq!(part.status()["detach"], "done", "{:?}", part.status());
+        assert_eq!(part.status().await["detach"], "done", "{:?}", part.status().await);
         assert_eq!((count(&part, "used_blocks").await, count(&part, "dirty_blocks").await), (0, 0));
         // Everything is on the origin, and goes there.
         write(&*handle, 2, 5).await.unwrap();
@@ -207,16 +207,16 @@ fn detach_ends_while_nobody_asks_for_anything_and_all_blocks_are_hot() {
         until(&part, "promotions", 80).await;
         // What was read settles, and from then on nothing happens by itself.
         runtime::sleep(Duration::from_millis(100)).await;
-        assert_eq!(count(&part, "used_blocks").await, 80, "{:?}", part.status());
+        assert_eq!(count(&part, "used_blocks").await, 80, "{:?}", part.status().await);
         part.message("detach").await.unwrap();
         until(&part, "used_blocks", 0).await;
         for _ in 0..5000 {
-            if part.status()["detach"] == "done" {
+            if part.status().await["detach"] == "done" {
                 break;
             }
             runtime::sleep(Duration::from_millis(2)).await;
         }
-        assert_eq!(part.status()["detach"], "done", "{:?}", part.status());
+        assert_eq!(part.status().await["detach"], "done", "{:?}", part.status().await);
         drop(handle);
         part.close().await.unwrap();
     });
@@ -302,7 +302,7 @@ fn errors_of_the_cache_cost_nothing_that_the_origin_has() {
                 runtime::yield_now().await;
             }
         }
-        assert!(count(&part, "cache_errors").await > 0, "nothing went wrong: {:?}", part.status());
+        assert!(count(&part, "cache_errors").await > 0, "nothing went wrong: {:?}", part.status().await);
         write(&*handle, 100, 2).await.unwrap();
         let (outcome, found) = handle.read(BlockIndex(100), Buffer::new(4096)).await;
         assert!(matches!(outcome, Err(Error::Io(_))), "{outcome:?}");
@@ -351,14 +351,14 @@ fn a_table_that_failed_says_so() {
         let handle = part.open().await.unwrap();
         write(&*handle, 9, 1).await.unwrap();
         handle.flush().await.unwrap();
-        assert_eq!(part.status()["metadata_mode"], "rw");
-        assert!(!part.status().contains_key("error"), "{:?}", part.status());
+        assert_eq!(part.status().await["metadata_mode"], "rw");
+        assert!(!part.status().await.contains_key("error"), "{:?}", part.status().await);
         broken.message("rules on").await.unwrap();
         write(&*handle, 100, 1).await.unwrap();
         let flushed = handle.flush().await;
         assert!(matches!(flushed, Err(Error::Io(_))), "{flushed:?}");
-        assert_eq!(part.status()["metadata_mode"], "fail");
-        let error = part.status()["error"].as_str().unwrap_or_default().to_owned();
+        assert_eq!(part.status().await["metadata_mode"], "fail");
+        let error = part.status().await["error"].as_str().unwrap_or_default().to_owned();
         assert!(error.contains("the cache's table can't be written"), "{error}");
         assert_eq!(error, flushed.unwrap_err().to_string());
         assert_eq!(read(&*handle, 100, 1).await.unwrap(), vec![1; 4096], "what is there can be read");
@@ -376,9 +376,9 @@ fn long_runs_go_past_the_cache() {
         for block in 0..512 {
             write(&*handle, block, 1).await.unwrap();
         }
-        assert!(count(&part, "bypassed").await > 400, "{:?}", part.status());
+        assert!(count(&part, "bypassed").await > 400, "{:?}", part.status().await);
         // 64 KiB, and what was begun.
-        assert!(count(&part, "used_blocks").await <= 3, "{:?}", part.status());
+        assert!(count(&part, "used_blocks").await <= 3, "{:?}", part.status().await);
         drop(handle);
         part.close().await.unwrap();
     });
@@ -396,7 +396,7 @@ fn promotions_are_throttled() {
         let reads = (0..64).map(|number| read(&*handle, 8 * number, 1));
         runtime::join_all(reads).await;
         runtime::sleep(Duration::from_millis(20)).await;
-        assert_eq!(count(&part, "promotions").await, 1, "{:?}", part.status());
+        assert_eq!(count(&part, "promotions").await, 1, "{:?}", part.status().await);
         drop(handle);
         part.close().await.unwrap();
     });
@@ -452,7 +452,7 @@ fn a_read_that_is_dropped_before_it_begins_holds_no_block() {
         // It is long enough to bring nothing in, and one block of it is there.
         drop(handle.read(BlockIndex(0), Buffer::new(8 * 4096)));
         part.message("warm evict 0+32768").await.unwrap();
-        assert_eq!(count(&part, "used_blocks").await, 0, "{:?}", part.status());
+        assert_eq!(count(&part, "used_blocks").await, 0, "{:?}", part.status().await);
         drop(handle);
         part.close().await.unwrap();
     });
@@ -502,7 +502,7 @@ impl Reads {
             }
             runtime::sleep(Duration::from_millis(2)).await;
         }
-        panic!("block {at} never comes in: {:?}", self.part.status());
+        panic!("block {at} never comes in: {:?}", self.part.status().await);
     }
 
     /// These blocks are in the cache: the origin isn't needed for them.
@@ -532,7 +532,7 @@ fn reads_bring_in_what_they_touch_whatever_the_size_of_blocks() {
                 reads.until_hit(at, &[at]).await;
                 reads.has(at / part * part..(at / part + 1) * part).await;
             }
-            assert!(count(&reads.part, "promotions").await <= 4, "{:?}", reads.part.status());
+            assert!(count(&reads.part, "promotions").await <= 4, "{:?}", reads.part.status().await);
             reads.close().await;
         }
     });
@@ -604,7 +604,7 @@ fn what_was_hot_stays_when_the_cache_is_opened_again() {
             read(&*handle, 8 * block, 1).await.unwrap();
         }
         let hits = count(&part, "read_hits").await - before;
-        assert_eq!(hits, hot, "{:?}", part.status());
+        assert_eq!(hits, hot, "{:?}", part.status().await);
         drop(handle);
         part.close().await.unwrap();
     });

@@ -110,7 +110,7 @@ async fn on_models(time: Duration) -> (f64, f64) {
     let cached = part.open().await.unwrap();
     let (with, cpu) = run(&cached, blocks, Load::Write, time).await;
     println!("{before:.0} IOPS alone, {with:.0} with the cache: {:.4} ({cpu:?} CPU each)", with / before);
-    println!("{:?}", part.status());
+    println!("{:?}", part.status().await);
     // It isn't closed: the model of the disk would take long to be written back to.
     (before, with)
 }

@@ -64,12 +64,12 @@ fn options(mode: Mode, block_size: u64) -> Options {
 async fn until(part: &CachePart, name: &str, value: impl Into<serde_json::Value>) {
     let value = value.into();
     for _ in 0..5000 {
-        if part.status()[name] == value {
+        if part.status().await[name] == value {
             return;
         }
         runtime::sleep(Duration::from_millis(2)).await;
     }
-    panic!("{name} never became {value}: {:?}", part.status());
+    panic!("{name} never became {value}: {:?}", part.status().await);
 }
 
 async fn detach(part: &CachePart) {
@@ -164,7 +164,7 @@ fn behind_the_old_end_of_a_grown_origin_is_what_the_origin_has() {
                     let options = options(Mode::Writeback, growth.block);
                     let part = CachePart::open(first(&slow, *size), fast.clone(), "slow", &options);
                     let part = part.await.unwrap_or_else(|error| panic!("{what}: {error}"));
-                    let status = part.status();
+                    let status = part.status().await;
                     assert_eq!(status["used_blocks"], 1, "{what}: {status:?}");
                     let handle = part.open().await.unwrap();
                     let found = read(&*handle, 0, *size).await;
@@ -269,7 +269,7 @@ fn what_a_failed_discard_leaves_stays_when_blocks_leave() {
                 assert_eq!(found[end as usize], written, "{what}: something behind it has changed");
                 detach(&part).await;
                 assert_same(&read(&*handle, 0, size).await, &found, &what);
-                let status = part.status();
+                let status = part.status().await;
                 assert_eq!(
                     (&status["cache_errors"], &status["origin_errors"]),
                     (&1.into(), &0.into()),
@@ -301,7 +301,7 @@ fn the_table_keeps_what_counts_where_a_discard_is_not_durable_yet() {
             handle.flush().await.unwrap();
             read(&*handle, PART as u64, 512).await;
             runtime::sleep(Duration::from_millis(50)).await;
-            assert_eq!(part.status()["dirty_blocks"], 1, "it was written back");
+            assert_eq!(part.status().await["dirty_blocks"], 1, "it was written back");
             let (durable, fast_then) = (copy(&slow, 512).await, copy(&fast, 512).await);
             drop(handle);
             part.close().await.unwrap();
@@ -319,7 +319,7 @@ fn the_table_keeps_what_counts_where_a_discard_is_not_durable_yet() {
                 assert_eq!(read(&*handle, 0, 512).await, [0; 512]);
                 runtime::sleep(Duration::from_millis(5)).await;
             }
-            let commits = part.status()["table_commits"].as_u64().unwrap();
+            let commits = part.status().await["table_commits"].as_u64().unwrap();
             part.message("mode writethrough").await.unwrap();
             if is_written {
                 write(&*handle, 0, &[3; PART]).await;

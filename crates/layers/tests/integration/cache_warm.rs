@@ -42,8 +42,8 @@ async fn cache(slow: &Arc<dyn DevicePart>, fast: u64, options: &Options) -> Cach
     CachePart::open(slow.clone(), disk(fast), "slow", options).await.unwrap()
 }
 
-fn count(part: &CachePart, name: &str) -> u64 {
-    part.status()[name].as_u64().unwrap()
+async fn count(part: &CachePart, name: &str) -> u64 {
+    part.status().await[name].as_u64().unwrap()
 }
 
 async fn tell(part: &CachePart, message: &str) -> Value {
@@ -143,7 +143,7 @@ fn another_cache_holds_it_afterwards_as_hot_whatever_its_blocks_are() {
             let sums = all(&part, "fetch", &wants).await;
             assert_eq!((sums["done"], sums["past_end"]), (60 * BLOCK, 0), "{sums:?}");
             assert_eq!(sums["fetched"], 60 * BLOCK, "{sums:?}");
-            assert_eq!(count(&part, "prefetched_bytes"), 60 * BLOCK);
+            assert_eq!(count(&part, "prefetched_bytes").await, 60 * BLOCK);
             assert_eq!(all(&part, "fetch", &wants).await["present"], 60 * BLOCK, "again costs nothing");
             let again = listed(&part, 4096).await;
             if block_size == BLOCK {
@@ -152,13 +152,13 @@ fn another_cache_holds_it_afterwards_as_hot_whatever_its_blocks_are() {
                 };
                 assert_eq!(parts(&again), parts(&saved), "where it was, as hot as it was");
             }
-            let before = (count(&part, "read_hits"), count(&part, "read_misses"));
+            let before = (count(&part, "read_hits").await, count(&part, "read_misses").await);
             let handle = part.open().await.unwrap();
             for block in 0..60 {
                 ask(&*handle, block).await;
             }
-            assert_eq!(count(&part, "read_misses"), before.1, "nothing misses");
-            assert!(count(&part, "read_hits") >= before.0 + 60);
+            assert_eq!(count(&part, "read_misses").await, before.1, "nothing misses");
+            assert!(count(&part, "read_hits").await >= before.0 + 60);
             drop(handle);
             part.close().await.unwrap();
         }
@@ -170,7 +170,7 @@ fn what_is_hotter_stays_and_what_is_colder_makes_room() {
     on_a_shard(|| async {
         let slow = numbered(4096).await;
         let part = cache(&slow, 768, &made(Mode::Writethrough)).await;
-        let slots = count(&part, "total_blocks");
+        let slots = count(&part, "total_blocks").await;
         let range = |from: u64, to: u64, word: &str| (heat(word), from * BLOCK, to * BLOCK);
         // More than it has.
         let sums = all(&part, "fetch", &[range(0, 200, "main/2/5")]).await;
@@ -192,7 +192,7 @@ fn what_is_hotter_stays_and_what_is_colder_makes_room() {
         assert!((20..30).all(|block| now.contains_key(&block)), "{now:?}");
         assert_eq!(now.keys().filter(|block| **block < 300).count(), 10, "{now:?}");
         assert_eq!(
-            count(&part, "total_blocks") - count(&part, "used_blocks"),
+            count(&part, "total_blocks").await - count(&part, "used_blocks").await,
             slots - in_it,
             "no more is free"
         );
@@ -206,7 +206,7 @@ fn what_is_hotter_stays_and_what_is_colder_makes_room() {
             runtime::sleep(Duration::from_millis(5)).await;
         }
         // They pass through the small queue.
-        assert!(count(&part, "promotions") > 10, "{:?}", part.status());
+        assert!(count(&part, "promotions").await > 10, "{:?}", part.status().await);
         drop(handle);
         part.close().await.unwrap();
     });
@@ -233,8 +233,11 @@ fn what_is_dirty_stays() {
         assert!((0..40).all(|block| rows[&block].0 == 0xFF), "{rows:?}");
         let sums = all(&part, "evict", &[(heat("main/3/0"), 0, 4096 * 4096)]).await;
         assert_eq!(sums["done"], 4096 * 4096, "{sums:?}");
-        let dirty = count(&part, "dirty_blocks") * BLOCK;
-        assert!(sums["dirty"] >= dirty && count(&part, "used_blocks") * BLOCK == sums["dirty"], "{sums:?}");
+        let dirty = count(&part, "dirty_blocks").await * BLOCK;
+        assert!(
+            sums["dirty"] >= dirty && count(&part, "used_blocks").await * BLOCK == sums["dirty"],
+            "{sums:?}"
+        );
         for block in 0..40 {
             assert_eq!(read(&*handle, 8 * block, 1).await.unwrap(), vec![block as u8 + 1; 4096]);
         }
@@ -253,7 +256,7 @@ fn every_step_ends_and_says_how_far_it_got() {
     on_a_shard(|| async {
         let slow = disk(1 << 20);
         let part = cache(&slow, 32 << 10, &made(Mode::Writethrough)).await;
-        let size = count(&part, "bytes");
+        let size = count(&part, "bytes").await;
         let answer = tell(&part, &format!("warm fetch 0+{}", size + 1000)).await;
         let done = answer["done"].as_u64().unwrap();
         assert!((1 << 20..=20 << 20).contains(&done) && answer["fetched"] == done, "{answer}");
@@ -261,7 +264,7 @@ fn every_step_ends_and_says_how_far_it_got() {
             let sums = all(&part, verb, &[(Heat::PREFETCHED, 0, size + 1000)]).await;
             assert_eq!((sums["done"], sums["past_end"]), (size + 1000, 1000), "{verb}: {sums:?}");
         }
-        assert_eq!(count(&part, "used_blocks"), 0);
+        assert_eq!(count(&part, "used_blocks").await, 0);
         let far = tell(&part, &format!("warm fetch {size}+18446744000000000000")).await;
         assert_eq!(far["past_end"], 18_446_744_000_000_000_000_u64);
         part.close().await.unwrap();
@@ -298,12 +301,12 @@ fn errors_are_counted_and_the_rest_comes_in() {
         let answer = tell(&part, &format!("warm fetch 0+{}", 10 * BLOCK)).await;
         assert_eq!((&answer["fetched"], &answer["failed"]), (&(9 * BLOCK).into(), &BLOCK.into()), "{answer}");
         assert!(answer["error"].as_str().unwrap().contains("input/output error"), "{answer}");
-        assert_eq!(count(&part, "used_blocks"), 9, "nothing is left of it");
+        assert_eq!(count(&part, "used_blocks").await, 9, "nothing is left of it");
         let handle = part.open().await.unwrap();
         for block in [0, 1, 2, 4, 9] {
             ask(&*handle, block).await;
         }
-        assert_eq!(count(&part, "read_misses"), 0);
+        assert_eq!(count(&part, "read_misses").await, 0);
         drop(handle);
         part.close().await.unwrap();
     });

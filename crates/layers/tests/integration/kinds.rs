@@ -148,7 +148,7 @@ fn raid0_of_parts_is_built_as_planned() {
         let built = parsed.check(false).unwrap().build().await.unwrap();
         let top = built.device("top").unwrap();
         assert_eq!(top.geometry().bytes(), 2 * (992 << 10), "whole chunks of the smaller one, twice");
-        assert_eq!(top.status()["unused_bytes"], (1052 + 1000 - 2 * 992) << 10);
+        assert_eq!(top.status().await["unused_bytes"], (1052 + 1000 - 2 * 992) << 10);
         built.close().await.unwrap();
     });
 }

@@ -93,16 +93,16 @@ async fn data_of(leg: &Arc<dyn DevicePart>, blocks: usize) -> Vec<u8> {
 
 async fn settled(part: &MirrorPart) {
     for _ in 0..10_000 {
-        if part.status()["chunks_to_copy"] == 0 && part.status()["state"] == "clean" {
+        if part.status().await["chunks_to_copy"] == 0 && part.status().await["state"] == "clean" {
             return;
         }
         runtime::sleep(Duration::from_millis(1)).await;
     }
-    panic!("it never is clean: {:?}", part.status());
+    panic!("it never is clean: {:?}", part.status().await);
 }
 
-fn state_of(part: &MirrorPart, leg: usize) -> String {
-    part.status()["legs"][leg]["state"].as_str().unwrap().to_owned()
+async fn state_of(part: &MirrorPart, leg: usize) -> String {
+    part.status().await["legs"][leg]["state"].as_str().unwrap().to_owned()
 }
 
 async fn refused(plan: Plan, words: &str) {
@@ -120,9 +120,9 @@ fn a_leg_that_fails_a_write_is_left_behind_for_good() {
         for block in 0..61 {
             write(&*handle, block, block as u8 + 1).await.unwrap();
         }
-        assert_eq!((state_of(&part, 0), state_of(&part, 1)), ("active".into(), "faulty".into()));
-        assert_eq!(part.status()["state"], "degraded");
-        assert_eq!(part.status()["one_copy_bytes"], part.geometry().bytes());
+        assert_eq!((state_of(&part, 0).await, state_of(&part, 1).await), ("active".into(), "faulty".into()));
+        assert_eq!(part.status().await["state"], "degraded");
+        assert_eq!(part.status().await["one_copy_bytes"], part.geometry().bytes());
         drop(handle);
         part.close().await.unwrap();
         // Alone, the one that was left behind doesn't know it.
@@ -135,11 +135,11 @@ fn a_leg_that_fails_a_write_is_left_behind_for_good() {
         }
         // It comes back by the bitmap, and then has everything.
         let error = part.message("add b").await.unwrap_err();
-        assert!(matches!(error, Error::NotFound(_)) || state_of(&part, 0) == "faulty", "{error}");
+        assert!(matches!(error, Error::NotFound(_)) || state_of(&part, 0).await == "faulty", "{error}");
         let said = part.message("re-add 0").await.unwrap();
         assert!(said.contains("joins again"), "{said}");
         settled(&part).await;
-        assert_eq!(state_of(&part, 0), "active");
+        assert_eq!(state_of(&part, 0).await, "active");
         part.message("fail 1").await.unwrap();
         for block in 0..61 {
             assert_eq!(read(&*handle, block, 1).await.unwrap()[0], block as u8 + 1);
@@ -191,18 +191,18 @@ fn a_new_leg_in_place_of_a_lost_one() {
         let wishes = Wishes { degraded: false, rebuild: 0b01 };
         let rebuilding = Plan { wishes: wishes.clone(), ..both.clone() };
         let part = MirrorPart::open(rebuilding.clone()).await.unwrap();
-        assert_eq!(part.status()["state"], "degraded, rebuilding");
+        assert_eq!(part.status().await["state"], "degraded, rebuilding");
         settled(&part).await;
         part.close().await.unwrap();
         assert_eq!(data_of(&new, 61).await, data_of(&b, 61).await);
         // The list does no harm, and isn't needed any more; the old leg is known to be replaced.
         let part = MirrorPart::open(rebuilding).await.unwrap();
-        assert_eq!(part.status()["state"], "clean");
+        assert_eq!(part.status().await["state"], "clean");
         part.close().await.unwrap();
         MirrorPart::open(both).await.unwrap().close().await.unwrap();
         let part = MirrorPart::open(plan(&[new, a, b], false)).await.unwrap();
         assert_eq!(
-            (state_of(&part, 1), part.status()["state"].clone()),
+            (state_of(&part, 1).await, part.status().await["state"].clone()),
             ("not a member".into(), "clean".into())
         );
         part.close().await.unwrap();
@@ -228,7 +228,7 @@ fn a_leg_that_cant_be_opened_is_missing() {
         let wishes = Wishes { degraded: true, rebuild: 0 };
         for plan in [Plan { wishes, ..without.clone() }, without] {
             let part = MirrorPart::open(plan).await.unwrap();
-            let status = part.status();
+            let status = part.status().await;
             assert_eq!(
                 (&status["state"], &status["legs"][1]["state"]),
                 (&"degraded".into(), &"missing".into())
@@ -254,7 +254,7 @@ fn a_leg_that_cant_be_opened_is_missing() {
 
         // It is back, and waits for a word.
         let part = MirrorPart::open(plan(&[a.clone(), b.clone()], false)).await.unwrap();
-        assert_eq!(state_of(&part, 1), "faulty");
+        assert_eq!(state_of(&part, 1).await, "faulty");
         part.message("re-add b").await.unwrap();
         settled(&part).await;
         part.close().await.unwrap();
@@ -272,13 +272,13 @@ fn a_block_that_a_leg_can_not_read_is_written_anew() {
         let handle = part.open().await.unwrap();
         settled(&part).await;
         write(&*handle, 7, 7).await.unwrap();
-        let legs = part.status()["legs"].clone();
+        let legs = part.status().await["legs"].clone();
         assert_eq!((&legs[0]["corrected"], &legs[0]["state"]), (&0.into(), &"active".into()));
         for _ in 0..20 {
             assert_eq!(read(&*handle, 6, 3).await.unwrap()[4096], 7);
         }
         runtime::sleep(Duration::from_millis(10)).await;
-        let legs = part.status()["legs"].clone();
+        let legs = part.status().await["legs"].clone();
         assert!(legs[0]["read_errors"].as_u64().unwrap() > 0, "{legs}");
         assert_eq!(legs[0]["state"], "active", "{legs}");
         drop(handle);
@@ -307,9 +307,9 @@ fn writes_go_at_the_fast_legs_speed_up_to_the_bound() {
             write(&*handle, 5, byte).await.unwrap();
         }
         assert!(began.elapsed() < Duration::from_millis(10), "{:?}", began.elapsed());
-        assert_eq!(part.status()["behind_writes"], 8);
-        assert_eq!(part.status()["behind_bytes"], 8 * 4096);
-        assert_eq!(part.status()["one_copy_bytes"], 8 * 4096);
+        assert_eq!(part.status().await["behind_writes"], 8);
+        assert_eq!(part.status().await["behind_bytes"], 8 * 4096);
+        assert_eq!(part.status().await["one_copy_bytes"], 8 * 4096);
         assert_eq!(data_of(&b, 61).await[5 * 4096], 0);
         assert_eq!(read(&*handle, 5, 1).await.unwrap()[0], 8);
         // The ninth waits for its own, and so for all before it.
@@ -317,8 +317,8 @@ fn writes_go_at_the_fast_legs_speed_up_to_the_bound() {
         assert!(began.elapsed() >= Duration::from_millis(90), "{:?}", began.elapsed());
         write(&*handle, 6, 6).await.unwrap();
         handle.flush().await.unwrap();
-        assert_eq!(part.status()["behind_writes"], 0);
-        assert_eq!(part.status()["behind_bytes"], 0);
+        assert_eq!(part.status().await["behind_writes"], 0);
+        assert_eq!(part.status().await["behind_bytes"], 0);
         assert_eq!(data_of(&a, 61).await, data_of(&b, 61).await);
         assert_eq!(data_of(&b, 61).await[5 * 4096], 9);
         drop(handle);
@@ -338,20 +338,20 @@ fn what_a_slow_leg_has_in_a_cache_only_is_in_one_copy() {
         let part = MirrorPart::open(plan).await.unwrap();
         settled(&part).await;
         behind.message("flush").await.unwrap();
-        let one_copy = || part.status()["one_copy_bytes"].as_u64().unwrap();
-        assert_eq!(one_copy(), 0);
+        let one_copy = async || part.status().await["one_copy_bytes"].as_u64().unwrap();
+        assert_eq!(one_copy().await, 0);
         let handle = part.open().await.unwrap();
         for block in 0..8 {
             write(&*handle, block, 7).await.unwrap();
         }
         handle.flush().await.unwrap();
         // Nothing is behind, and yet the fast device alone has it.
-        assert_eq!(part.status()["behind_bytes"], 0);
-        assert_eq!(one_copy(), 8 * 4096);
-        assert_eq!(part.status()["legs"][1]["only_in_cache_bytes"], 8 * 4096);
-        assert!(part.status()["legs"][0].get("only_in_cache_bytes").is_none());
+        assert_eq!(part.status().await["behind_bytes"], 0);
+        assert_eq!(one_copy().await, 8 * 4096);
+        assert_eq!(part.status().await["legs"][1]["only_in_cache_bytes"], 8 * 4096);
+        assert!(part.status().await["legs"][0].get("only_in_cache_bytes").is_none());
         behind.message("flush").await.unwrap();
-        assert_eq!(one_copy(), 0);
+        assert_eq!(one_copy().await, 0);
         drop(handle);
         part.close().await.unwrap();
         behind.close().await.unwrap();
@@ -376,10 +376,10 @@ fn what_is_in_one_copy_is_seen_through_layers() {
         let handle = part.open().await.unwrap();
         write(&*handle, 3, 7).await.unwrap();
         handle.flush().await.unwrap();
-        assert_eq!(part.status()["one_copy_bytes"], 4096);
-        assert_eq!(part.status()["legs"][1]["only_in_cache_bytes"], 4096);
+        assert_eq!(part.status().await["one_copy_bytes"], 4096);
+        assert_eq!(part.status().await["legs"][1]["only_in_cache_bytes"], 4096);
         behind.message("flush").await.unwrap();
-        assert_eq!(part.status()["one_copy_bytes"], 0);
+        assert_eq!(part.status().await["one_copy_bytes"], 0);
         drop(handle);
         part.close().await.unwrap();
         behind.close().await.unwrap();
@@ -395,22 +395,25 @@ fn what_is_behind_without_data_holds_no_bytes() {
         let part = MirrorPart::open(plan).await.unwrap();
         settled(&part).await;
         let handle = part.open().await.unwrap();
-        let behind = || (part.status()["behind_writes"].clone(), part.status()["behind_bytes"].clone());
+        let behind = async || {
+            let status = part.status().await;
+            (status["behind_writes"].clone(), status["behind_bytes"].clone())
+        };
         handle.discard(BlockRange::new(3, 20)).await.unwrap();
         handle
             .write_zeroes(BlockRange::new(30, 5), ZeroMode::KeepAllocated, Durability::Visible)
             .await
             .unwrap();
-        assert_eq!(behind(), (2.into(), 0.into()));
+        assert_eq!(behind().await, (2.into(), 0.into()));
         write(&*handle, 5, 5).await.unwrap();
-        assert_eq!(behind(), (3.into(), 4096.into()));
+        assert_eq!(behind().await, (3.into(), 4096.into()));
         handle.flush().await.unwrap();
-        assert_eq!(behind(), (0.into(), 0.into()));
+        assert_eq!(behind().await, (0.into(), 0.into()));
         // A leg that is left behind has nothing that it could be behind with.
         write(&*handle, 5, 6).await.unwrap();
         part.message("fail b").await.unwrap();
         runtime::sleep(Duration::from_millis(50)).await;
-        assert_eq!(behind(), (0.into(), 0.into()));
+        assert_eq!(behind().await, (0.into(), 0.into()));
         drop(handle);
         part.close().await.unwrap();
     });
@@ -429,7 +432,7 @@ fn a_flush_of_all_waits_and_one_of_the_fast_does_not() {
             let took = began.elapsed();
             assert_eq!(took < Duration::from_millis(10), fast, "{took:?}");
             assert_eq!(data_of(&b, 61).await[5 * 4096], if fast { 0 } else { 5 });
-            assert_eq!(part.status()["flush"], if fast { "fast" } else { "all" });
+            assert_eq!(part.status().await["flush"], if fast { "fast" } else { "all" });
             drop(handle);
             part.close().await.unwrap();
             assert_eq!(data_of(&b, 61).await[6 * 4096], 6, "closing waits for all");
@@ -469,11 +472,11 @@ fn a_bitmap_that_is_cleared_at_once_leaves_the_shard_to_the_others() {
             write(&*handle, 5, 5).await.unwrap();
             for _ in 0..1000 {
                 runtime::sleep(Duration::from_millis(1)).await;
-                if part.status()["dirty_chunks"] == 0 {
+                if part.status().await["dirty_chunks"] == 0 {
                     break;
                 }
             }
-            assert_eq!(part.status()["dirty_chunks"], 0);
+            assert_eq!(part.status().await["dirty_chunks"], 0);
             drop(handle);
             part.close().await.unwrap();
         };
@@ -496,7 +499,7 @@ fn memory_of_what_is_behind_is_bounded() {
         let mut most = 0;
         for block in 0..20 {
             write(&*handle, block, 1).await.unwrap();
-            most = most.max(part.status()["behind_bytes"].as_u64().unwrap());
+            most = most.max(part.status().await["behind_bytes"].as_u64().unwrap());
         }
         assert_eq!(most, 3 * 4096);
         drop(handle);
@@ -518,11 +521,11 @@ fn a_scrub_counts_what_differs_and_repairs_it_when_told() {
         write(&*rotten, 3 + 20, 9).await.unwrap();
         for (message, mismatches) in [("check", 8), ("repair", 8), ("check", 0)] {
             part.message(message).await.unwrap();
-            while part.status()["sync_action"] != "idle" {
+            while part.status().await["sync_action"] != "idle" {
                 runtime::sleep(Duration::from_millis(1)).await;
             }
-            assert_eq!(part.status()["mismatch_sectors"], mismatches, "{message}");
-            assert_eq!(part.status()["scrubbed_bytes"], 61 * 4096);
+            assert_eq!(part.status().await["mismatch_sectors"], mismatches, "{message}");
+            assert_eq!(part.status().await["scrubbed_bytes"], 61 * 4096);
         }
         assert_eq!(data_of(&a, 61).await, data_of(&b, 61).await);
         part.message("check").await.unwrap();
@@ -546,7 +549,7 @@ fn the_sync_action_says_what_is_copied_or_compared() {
         let all_in_turn = async || {
             let mut words: Vec<String> = Vec::new();
             for _ in 0..5_000 {
-                let status = part.status();
+                let status = part.status().await;
                 let word = status["sync_action"].as_str().unwrap().to_owned();
                 if word == "idle" {
                     assert_eq!((&status["chunks_to_copy"], &status["state"]), (&0.into(), &"clean".into()));
@@ -557,7 +560,7 @@ fn the_sync_action_says_what_is_copied_or_compared() {
                 }
                 runtime::sleep(Duration::from_millis(1)).await;
             }
-            panic!("{words:?}, and never idle: {:?}", part.status());
+            panic!("{words:?}, and never idle: {:?}", part.status().await);
         };
         assert_eq!(
             part.message("idle").await.unwrap(),
@@ -566,16 +569,16 @@ fn the_sync_action_says_what_is_copied_or_compared() {
         assert_eq!(all_in_turn().await, "resync");
         let handle = part.open().await.unwrap();
         part.message("fail b").await.unwrap();
-        assert_eq!(part.status()["sync_action"], "idle", "nothing is copied to a leg that is faulty");
+        assert_eq!(part.status().await["sync_action"], "idle", "nothing is copied to a leg that is faulty");
         write(&*handle, 7, 7).await.unwrap();
         part.message("re-add b").await.unwrap();
         // It begins when the leg has everything.
         part.message("check").await.unwrap();
         assert_eq!(all_in_turn().await, "recover, check");
-        assert_eq!(state_of(&part, 1), "active");
+        assert_eq!(state_of(&part, 1).await, "active");
         part.message("repair").await.unwrap();
         assert_eq!(all_in_turn().await, "repair");
-        assert_eq!(part.status()["mismatch_sectors"], 0);
+        assert_eq!(part.status().await["mismatch_sectors"], 0);
         drop(handle);
         part.close().await.unwrap();
     });
@@ -599,7 +602,7 @@ fn reads_leave_a_slow_leg_alone() {
         }
         let took = began.elapsed();
         assert!(took < Duration::from_millis(101), "1000 reads take {took:?}");
-        let legs = part.status()["legs"].clone();
+        let legs = part.status().await["legs"].clone();
         // A probe now and then, for which nobody waits.
         assert!((1..=4).contains(&legs[0]["reads"].as_u64().unwrap()), "{legs}");
         drop(handle);
@@ -617,14 +620,14 @@ fn copying_goes_on_where_it_was_after_a_restart() {
         slow.bitmap_chunk = Some(4096);
         let part = MirrorPart::open(slow.clone()).await.unwrap();
         runtime::sleep(Duration::from_millis(100)).await;
-        let left = part.status()["chunks_to_copy"].as_u64().unwrap();
+        let left = part.status().await["chunks_to_copy"].as_u64().unwrap();
         assert!((20..50).contains(&left), "{left} of 61");
         part.close().await.unwrap();
         slow.format = false;
         let part = MirrorPart::open(slow).await.unwrap();
-        let after = part.status()["chunks_to_copy"].as_u64().unwrap();
+        let after = part.status().await["chunks_to_copy"].as_u64().unwrap();
         assert!(after <= left && after > 10, "{after} of {left}");
-        assert_eq!(part.status()["state"], "resyncing");
+        assert_eq!(part.status().await["state"], "resyncing");
         settled(&part).await;
         part.close().await.unwrap();
     });
@@ -644,7 +647,7 @@ fn when_all_legs_fail_nobody_is_left_behind() {
         // They are made equal, from one of them.
         settled(&part).await;
         write(&*handle, 17, 2).await.unwrap();
-        assert_eq!((state_of(&part, 0), state_of(&part, 1)), ("active".into(), "active".into()));
+        assert_eq!((state_of(&part, 0).await, state_of(&part, 1).await), ("active".into(), "active".into()));
         drop(handle);
         part.close().await.unwrap();
     });

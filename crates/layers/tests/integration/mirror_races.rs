@@ -69,19 +69,19 @@ fn simulated<Fut: Future<Output = ()> + 'static>(main: impl FnOnce() -> Fut + Se
 
 async fn settled(part: &MirrorPart) {
     for _ in 0..10_000 {
-        if part.status()["chunks_to_copy"] == 0 && part.status()["state"] == "clean" {
+        if part.status().await["chunks_to_copy"] == 0 && part.status().await["state"] == "clean" {
             return;
         }
         runtime::sleep(Duration::from_millis(1)).await;
     }
-    panic!("it never is clean: {:?}", part.status());
+    panic!("it never is clean: {:?}", part.status().await);
 }
 
 /// Waits until half of the chunk has been copied.
 async fn half_copied(part: &MirrorPart, before: u64) {
     runtime::sleep(Duration::from_millis(100)).await;
-    let copied = part.status()["copied_bytes"].as_u64().unwrap() - before;
-    assert_eq!(copied, CHUNK / 2 * 4096, "{:?}", part.status());
+    let copied = part.status().await["copied_bytes"].as_u64().unwrap() - before;
+    assert_eq!(copied, CHUNK / 2 * 4096, "{:?}", part.status().await);
 }
 
 /// The mirror is closed; whether its legs have the same data.
@@ -106,7 +106,7 @@ fn a_change_that_fails_behind_the_copying_of_its_chunk_is_copied_again() {
         write(&*handle, BLOCK, 1).await.unwrap();
         part.message("fail b").await.unwrap();
         write(&*handle, BLOCK + 1, 2).await.unwrap();
-        let before = part.status()["copied_bytes"].as_u64().unwrap();
+        let before = part.status().await["copied_bytes"].as_u64().unwrap();
         part.message("re-add b").await.unwrap();
         half_copied(&part, before).await;
         wrong.message("rules on").await.unwrap();
@@ -164,7 +164,7 @@ fn legs_that_fail_a_change_together_are_left_behind_together() {
         let handle = part.open().await.unwrap();
         settled(&part).await;
         write(&*handle, BLOCK, 1).await.unwrap();
-        let before = part.status()["copied_bytes"].as_u64().unwrap();
+        let before = part.status().await["copied_bytes"].as_u64().unwrap();
         for message in ["fail b", "fail c", "re-add b", "re-add c"] {
             part.message(message).await.unwrap();
         }
@@ -176,7 +176,7 @@ fn legs_that_fail_a_change_together_are_left_behind_together() {
         for leg in &legs {
             leg.message("rules off").await.unwrap();
         }
-        let legs = part.status()["legs"].clone();
+        let legs = part.status().await["legs"].clone();
         assert_eq!((&legs[1]["state"], &legs[2]["state"]), (&"faulty".into(), &"faulty".into()));
         for leg in ["b", "c"] {
             part.message(&format!("re-add {leg}")).await.unwrap();
@@ -197,7 +197,7 @@ fn a_leg_that_names_fewer_legs_is_not_re_added() {
         plan.settings.write_mostly = 0b11;
         let part = MirrorPart::open(plan).await.unwrap();
         settled(&part).await;
-        assert_eq!(part.status()["legs"][2]["source"], true);
+        assert_eq!(part.status().await["legs"][2]["source"], true);
         part.message("fail b").await.unwrap();
         let leg = DevicePart::open(&*b).await.unwrap();
         for copy in 0..2 {
@@ -327,11 +327,11 @@ fn a_flush_while_a_leg_becomes_active_covers_that_leg() {
         part.message("re-add b").await.unwrap();
         // The leg's own flush has begun.
         runtime::sleep(Duration::from_millis(1)).await;
-        assert_eq!(part.status()["legs"][1]["state"], "rebuilding");
+        assert_eq!(part.status().await["legs"][1]["state"], "rebuilding");
         write(&*handle, BLOCK, 7).await.unwrap();
         handle.flush().await.unwrap();
         settled(&part).await;
-        assert_eq!(part.status()["legs"][1]["source"], true);
+        assert_eq!(part.status().await["legs"][1]["source"], true);
         // The power is cut.
         let part = MirrorPart::open(plan(&[a.durable.clone(), b.durable.clone()], false)).await.unwrap();
         settled(&part).await;
@@ -350,7 +350,7 @@ fn a_leg_that_fails_a_flush_while_it_is_rebuilt_is_left_behind() {
         let handle = part.open().await.unwrap();
         settled(&part).await;
         write(&*handle, BLOCK, 1).await.unwrap();
-        let before = part.status()["copied_bytes"].as_u64().unwrap();
+        let before = part.status().await["copied_bytes"].as_u64().unwrap();
         for message in ["fail b", "re-add b"] {
             part.message(message).await.unwrap();
         }
@@ -360,7 +360,7 @@ fn a_leg_that_fails_a_flush_while_it_is_rebuilt_is_left_behind() {
         }
         // Even where the last leg fails it, too.
         handle.flush().await.unwrap_err();
-        assert_eq!(part.status()["legs"][1]["state"], "faulty");
+        assert_eq!(part.status().await["legs"][1]["state"], "faulty");
         drop(handle);
     });
 }
@@ -368,12 +368,12 @@ fn a_leg_that_fails_a_flush_while_it_is_rebuilt_is_left_behind() {
 /// Waits until nothing is left to be copied and no leg is being rebuilt.
 async fn copied(part: &MirrorPart) {
     for _ in 0..10_000 {
-        if part.status()["chunks_to_copy"] == 0 && part.status()["sync_action"] == "idle" {
+        if part.status().await["chunks_to_copy"] == 0 && part.status().await["sync_action"] == "idle" {
             return;
         }
         runtime::sleep(Duration::from_millis(1)).await;
     }
-    panic!("copying never ends: {:?}", part.status());
+    panic!("copying never ends: {:?}", part.status().await);
 }
 
 /// The last active leg fails a change that was acknowledged before, and the leg that is being rebuilt has it.
@@ -391,18 +391,18 @@ fn a_lagging_change_that_fails_on_the_last_leg_is_copied_again() {
         handle.flush().await.unwrap();
         part.message("fail c").await.unwrap();
         write(&*handle, BLOCK + 1, 2).await.unwrap();
-        let before = part.status()["copied_bytes"].as_u64().unwrap();
+        let before = part.status().await["copied_bytes"].as_u64().unwrap();
         part.message("re-add c").await.unwrap();
         half_copied(&part, before).await;
         slow.message("rules on").await.unwrap();
         write(&*handle, BLOCK, 9).await.unwrap();
         part.message("fail a").await.unwrap();
-        assert_eq!(part.status()["behind_writes"], 1);
+        assert_eq!(part.status().await["behind_writes"], 1);
         // On the leg that lags it fails now.
         runtime::sleep(Duration::from_millis(100)).await;
         slow.message("rules off").await.unwrap();
         copied(&part).await;
-        assert_eq!(part.status()["legs"][2]["state"], "active");
+        assert_eq!(part.status().await["legs"][2]["state"], "active");
         assert!(are_equal(&b, &c).await, "legs differ, and both are read");
         // What was acknowledged is lost: neither a flush nor a close calls it durable.
         for _ in 0..2 {
@@ -445,14 +445,18 @@ fn a_flush_that_fails_on_all_legs_makes_them_equal() {
         let error = handle.flush().await.unwrap_err();
         assert!(error.detail().contains("may be lost"), "{error}");
         runtime::sleep(Duration::from_millis(100)).await;
-        assert_eq!(part.status()["dirty_chunks"], 1, "the bit is cleared that would have them compared");
+        assert_eq!(
+            part.status().await["dirty_chunks"],
+            1,
+            "the bit is cleared that would have them compared"
+        );
         drop(handle);
         part.close().await.unwrap_err();
         // Opened again, it starts from what is there.
         plan.format = false;
         plan.bitmap_chunk = None;
         let part = MirrorPart::open(plan).await.unwrap();
-        assert_eq!(part.status()["chunks_to_copy"], 1, "the bitmap says where legs may differ");
+        assert_eq!(part.status().await["chunks_to_copy"], 1, "the bitmap says where legs may differ");
         settled(&part).await;
         part.open().await.unwrap().flush().await.unwrap();
         part.close().await.unwrap();
@@ -483,14 +487,14 @@ fn a_bitmap_that_no_leg_takes_fails_the_change_and_costs_no_leg() {
             part.close().await.unwrap();
             let part = opened(false).await.unwrap();
             let handle = part.open().await.unwrap();
-            let state = |leg: usize| part.status()["legs"][leg]["state"].clone();
+            let state = async |leg: usize| part.status().await["legs"][leg]["state"].clone();
             for leg in (0..3).filter(|leg| failing & 1 << leg != 0) {
                 legs[leg].message("rules on").await.unwrap();
             }
             let outcome = write(&*handle, BLOCK, 9).await;
             for leg in 0..3 {
                 let is_lost = failing != 0b111 && failing & 1 << leg != 0;
-                assert_eq!(state(leg), if is_lost { "faulty" } else { "active" }, "{what}, leg {leg}");
+                assert_eq!(state(leg).await, if is_lost { "faulty" } else { "active" }, "{what}, leg {leg}");
             }
             for leg in &legs {
                 leg.message("rules off").await.unwrap();
@@ -535,7 +539,7 @@ fn bits_that_no_leg_clears_cost_no_leg() {
         }
         runtime::sleep(Duration::from_secs(1)).await;
         for leg in 0..3 {
-            assert_eq!(part.status()["legs"][leg]["state"], "active", "leg {leg}");
+            assert_eq!(part.status().await["legs"][leg]["state"], "active", "leg {leg}");
         }
         for leg in &legs {
             leg.message("rules off").await.unwrap();

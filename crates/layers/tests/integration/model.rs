@@ -181,7 +181,7 @@ fn real_time_is_met() {
         let part = part("as2280p4u", 1 << 34);
         let load =
             Load { warm_up: Duration::from_millis(50), time: Duration::from_millis(400), ..RANDOM_WRITES };
-        (measure_on(part.open().await.unwrap(), load).await, part.status())
+        (measure_on(part.open().await.unwrap(), load).await, part.status().await)
     });
     let (measured, status) = measured.unwrap();
     println!("{measured:?} {status:?}");

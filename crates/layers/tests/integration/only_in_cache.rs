@@ -39,7 +39,7 @@ async fn is_told_on_another_shard(cache: Arc<dyn DevicePart>) {
         bitmap_chunk: None,
     };
     let part = Arc::new(MirrorPart::open(plan).await.unwrap());
-    while part.status()["chunks_to_copy"] != 0 {
+    while part.status().await["chunks_to_copy"] != 0 {
         runtime::sleep(Duration::from_millis(1)).await;
     }
     let handle = part.open().await.unwrap();
@@ -55,7 +55,7 @@ async fn is_told_on_another_shard(cache: Arc<dyn DevicePart>) {
     }
     let told = runtime::spawn_on(ShardIndex(1), {
         let (cache, part) = (cache.clone(), part.clone());
-        move || async move { (cache.only_in_cache(), part.status()["one_copy_bytes"].as_u64()) }
+        move || async move { (cache.only_in_cache(), part.status().await["one_copy_bytes"].as_u64()) }
     });
     let (in_cache, one_copy) = told.await.unwrap();
     assert_eq!(in_cache, Some(8 * 4096));

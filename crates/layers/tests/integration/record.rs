@@ -2,7 +2,8 @@
 
 use crate::common::{disk, full, on_a_shard, read, write};
 use block::{
-    BlockIndex, BlockRange, Buffer, DevicePart, Durability, Error, Part, ZeroMode, ZoneIndex, ZonesPart,
+    BlockIndex, BlockRange, Buffer, DevicePart, Durability, Error, Part, ZeroMode, ZoneAddress, ZoneIndex,
+    ZonesPart,
 };
 use layers::fault::{FaultDevicePart, parse_rules};
 use layers::record::format::{Role, Submission};
@@ -27,6 +28,8 @@ fn words(timeline: &Timeline) -> Vec<String> {
         What::Submitted(Submission::Read { .. }) => "read",
         What::Submitted(Submission::Append { .. }) => "append",
         What::Submitted(Submission::FlushZones { .. }) => "flush-zones",
+        What::Submitted(Submission::Open { .. }) => "open",
+        What::Submitted(Submission::Close { .. }) => "close",
         What::Submitted(Submission::Finish { .. }) => "finish",
         What::Submitted(Submission::Reset { .. }) => "reset",
         What::Completed(completion) if completion.errno == 0 => "done",
@@ -185,7 +188,7 @@ fn calls_wait_where_the_buffer_is_full_and_nothing_is_lost() {
         for result in runtime::join_all(writers.collect::<Vec<_>>()).await {
             result.unwrap();
         }
-        assert!(part.status()["waits_for_room"].as_u64().unwrap() > 0, "{:?}", part.status());
+        assert!(part.status().await["waits_for_room"].as_u64().unwrap() > 0, "{:?}", part.status().await);
         drop(handle);
         part.close().await.unwrap();
         let timeline = Timeline::read(&path).await.unwrap();
@@ -256,9 +259,14 @@ fn zones_are_written_down_with_addresses_and_generations() {
         handle.flush(&[ZoneIndex(2), ZoneIndex(3)]).await.unwrap();
         handle.finish(ZoneIndex(2)).await.unwrap();
         let generation = handle.reset(ZoneIndex(2), block::EraseGuarantee::None).await.unwrap();
+        handle.open(ZoneIndex(2)).await.unwrap();
+        handle.append_at(ZoneAddress::new(2, 0), Buffer::copy_of(&[3; 512]).into()).await.unwrap();
+        let misplaced = handle.append_at(ZoneAddress::new(2, 0), Buffer::copy_of(&[4; 512]).into()).await;
+        assert!(matches!(misplaced, Err(Error::Misplaced(_))), "{misplaced:?}");
+        handle.close(ZoneIndex(2)).await.unwrap();
         let timeline = recorder.timeline().unwrap();
-        let expected =
-            "0:joined 0:append 0:done 0:append 0:done 0:flush-zones 0:done 0:finish 0:done 0:reset 0:done";
+        let expected = "0:joined 0:append 0:done 0:append 0:done 0:flush-zones 0:done 0:finish 0:done 0:reset 0:done \
+             0:open 0:done 0:append 0:done 0:append 0:failed 0:close 0:done";
         assert_eq!(words(&timeline).join(" "), expected);
         let value = |event: usize| match &timeline.events[event].what {
             What::Completed(completion) => completion.value,
@@ -267,5 +275,9 @@ fn zones_are_written_down_with_addresses_and_generations() {
         assert_eq!((value(4), value(10)), (second.offset.0, generation));
         let What::Submitted(Submission::FlushZones { zones }) = &timeline.events[5].what else { panic!() };
         assert_eq!(zones, &[2, 3]);
+        let What::Submitted(Submission::Append { zone, at, content }) = &timeline.events[13].what else {
+            panic!()
+        };
+        assert_eq!((*zone, *at, content.len()), (2, Some(0), 512));
     });
 }

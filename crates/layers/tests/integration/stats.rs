@@ -12,8 +12,8 @@ use std::pin::pin;
 use std::sync::Arc;
 use std::task::Poll;
 
-fn number(part: &dyn Part, kind: &str, what: &str) -> u64 {
-    part.status()[kind][what].as_u64().expect("a number")
+async fn number(part: &dyn Part, kind: &str, what: &str) -> u64 {
+    part.status().await[kind][what].as_u64().expect("a number")
 }
 
 #[test]
@@ -40,20 +40,20 @@ fn counts_calls_bytes_and_errors() {
             ("discard", 1, 4 * 4096, 0),
             ("write_zeroes", 1, 3 * 4096, 0),
         ] {
-            assert_eq!(number(&part, kind, "operations"), operations, "{kind}");
-            assert_eq!(number(&part, kind, "bytes"), bytes, "{kind}");
-            assert_eq!(number(&part, kind, "errors"), errors, "{kind}");
-            assert_eq!(number(&part, kind, "in_flight"), 0, "{kind}");
-            let latency = &part.status()[kind]["latency_ns"];
+            assert_eq!(number(&part, kind, "operations").await, operations, "{kind}");
+            assert_eq!(number(&part, kind, "bytes").await, bytes, "{kind}");
+            assert_eq!(number(&part, kind, "errors").await, errors, "{kind}");
+            assert_eq!(number(&part, kind, "in_flight").await, 0, "{kind}");
+            let latency = &part.status().await[kind]["latency_ns"];
             assert!(latency["min"].as_u64() <= latency["p50"].as_u64(), "{latency}");
             assert!(latency["p99_9"].as_u64() <= latency["max"].as_u64(), "{latency}");
         }
         assert!(part.message("clear_all").await.is_err());
         part.message("clear_stats").await.unwrap();
-        assert_eq!(number(&part, "write", "operations"), 0);
+        assert_eq!(number(&part, "write", "operations").await, 0);
         handle.flush().await.unwrap();
-        assert_eq!(number(&part, "flush", "operations"), 1);
-        assert_eq!(number(&part, "read", "errors"), 0);
+        assert_eq!(number(&part, "flush", "operations").await, 1);
+        assert_eq!(number(&part, "read", "errors").await, 0);
     });
 }
 
@@ -65,23 +65,23 @@ fn what_is_in_flight_is_seen_and_a_dropped_call_is_not() {
         let handle = part.open().await.unwrap();
         {
             let mut call = pin!(handle.read(BlockIndex(0), Buffer::new(4096)));
-            assert_eq!(number(&part, "read", "in_flight"), 0);
+            assert_eq!(number(&part, "read", "in_flight").await, 0);
             let polled = poll_fn(|context| Poll::Ready(call.as_mut().poll(context).is_pending())).await;
             assert!(polled);
-            assert_eq!(number(&part, "read", "in_flight"), 1);
+            assert_eq!(number(&part, "read", "in_flight").await, 1);
             // Clearing forgets what was, not what is.
             part.tell(Message::ClearStats).await.unwrap();
-            assert_eq!(number(&part, "read", "in_flight"), 1);
+            assert_eq!(number(&part, "read", "in_flight").await, 1);
             call.await.0.unwrap();
         }
-        assert_eq!(number(&part, "read", "operations"), 1);
-        assert!(part.status()["read"]["latency_ns"]["min"].as_u64().unwrap() >= 20_000_000);
+        assert_eq!(number(&part, "read", "operations").await, 1);
+        assert!(part.status().await["read"]["latency_ns"]["min"].as_u64().unwrap() >= 20_000_000);
         {
             let mut call = pin!(handle.read(BlockIndex(0), Buffer::new(4096)));
             poll_fn(|context| Poll::Ready(call.as_mut().poll(context).is_pending())).await;
         }
-        assert_eq!(number(&part, "read", "in_flight"), 0);
-        assert_eq!(number(&part, "read", "operations"), 1);
+        assert_eq!(number(&part, "read", "in_flight").await, 0);
+        assert_eq!(number(&part, "read", "operations").await, 1);
     });
 }
 
@@ -102,10 +102,10 @@ fn all_shards_are_counted_together() {
         for result in runtime::join_all(jobs.collect::<Vec<_>>()).await {
             result.unwrap();
         }
+        assert_eq!(number(&*counted, "read", "operations").await, 200);
+        assert_eq!(number(&*counted, "read", "bytes").await, 200 * 4096);
     };
     runtime::run(runtime::Config::default().with_shards(2), main).unwrap();
-    assert_eq!(number(&*counted, "read", "operations"), 200);
-    assert_eq!(number(&*counted, "read", "bytes"), 200 * 4096);
 }
 
 #[test]
@@ -120,10 +120,22 @@ fn zones_are_counted() {
         assert!(handle.append(ZoneIndex(999), payload()).await.is_err());
         handle.finish(ZoneIndex(0)).await.unwrap();
         handle.reset(ZoneIndex(0), block::EraseGuarantee::None).await.unwrap();
-        assert_eq!(number(&part, "append", "operations"), 1);
-        assert_eq!(number(&part, "append", "errors"), 1);
-        assert_eq!(number(&part, "append", "bytes"), 1024);
-        assert_eq!(number(&part, "read", "bytes"), 1024);
-        assert_eq!((number(&part, "finish", "operations"), number(&part, "reset", "operations")), (1, 1));
+        handle.open(ZoneIndex(1)).await.unwrap();
+        handle.append_at(block::ZoneAddress::new(1, 0), payload()).await.unwrap();
+        handle.close(ZoneIndex(1)).await.unwrap();
+        assert!(handle.close(ZoneIndex(2)).await.is_err());
+        assert_eq!(number(&part, "append", "operations").await, 2);
+        assert_eq!(number(&part, "append", "errors").await, 1);
+        assert_eq!(number(&part, "append", "bytes").await, 2048);
+        assert_eq!(number(&part, "open", "operations").await, 1);
+        assert_eq!(
+            (number(&part, "close", "operations").await, number(&part, "close", "errors").await),
+            (1, 1)
+        );
+        assert_eq!(number(&part, "read", "bytes").await, 1024);
+        assert_eq!(
+            (number(&part, "finish", "operations").await, number(&part, "reset", "operations").await),
+            (1, 1)
+        );
     });
 }

@@ -63,9 +63,9 @@ fn other_files_and_other_versions_are_refused() {
     assert!(matches!(Timeline::parse(Vec::new()), Err(Error::Protocol(_))));
     assert!(matches!(Timeline::parse(vec![0; 4096]), Err(Error::Protocol(_))));
     let mut bytes = sample().bytes;
-    bytes[8] = 3;
+    bytes[8] = 4;
     let error = Timeline::parse(bytes).unwrap_err();
-    assert!(error.detail().contains("version 3") && error.detail().contains("versions 1 to 2"), "{error}");
+    assert!(error.detail().contains("version 4") && error.detail().contains("versions 1 to 3"), "{error}");
     let mut bytes = sample().bytes;
     bytes[20] ^= 1;
     assert!(matches!(Timeline::parse(bytes), Err(Error::Corrupt(_))));

@@ -54,8 +54,8 @@ fn lazy() -> Options {
 }
 
 impl Stack {
-    fn status(&self, name: &str) -> u64 {
-        self.part.status()[name].as_u64().unwrap()
+    async fn status(&self, name: &str) -> u64 {
+        self.part.status().await[name].as_u64().unwrap()
     }
 
     /// What the origin alone holds.
@@ -89,13 +89,16 @@ fn writes_stay_in_the_cache_until_they_are_told_to_go() {
             write(&*stack.device, block, 7).await.unwrap();
         }
         assert_eq!((stack.on_origin(3).await, read(&*stack.device, 3, 1).await.unwrap()[0]), (0, 7));
-        assert_eq!((stack.status("cached_blocks"), stack.status("only_in_cache_bytes")), (20, 20 * 4096));
+        assert_eq!(
+            (stack.status("cached_blocks").await, stack.status("only_in_cache_bytes").await),
+            (20, 20 * 4096)
+        );
         let said = stack.part.message("flush").await.unwrap();
         assert!(said.contains("on the origin"), "{said}");
-        assert_eq!((stack.on_origin(3).await, stack.status("cached_blocks")), (7, 0));
-        assert_eq!(stack.status("written_back"), 20);
+        assert_eq!((stack.on_origin(3).await, stack.status("cached_blocks").await), (7, 0));
+        assert_eq!(stack.status("written_back").await, 20);
         stack.part.message("clear_stats").await.unwrap();
-        assert_eq!(stack.status("written_back"), 0);
+        assert_eq!(stack.status("written_back").await, 0);
         let error = stack.part.message("defragment").await.unwrap_err();
         assert!(error.detail().contains("flush_on_suspend"), "{error}");
         // Opened again it goes on; what was cached is still there.
@@ -129,7 +132,7 @@ fn flushes_of_other_clients_do_not_divide_records() {
             })
         };
         runtime::join_all((0..CLIENTS).map(client).collect::<Vec<_>>()).await;
-        stack.status("records")
+        stack.status("records").await
     };
     let records = runtime::simulate(runtime::Simulation::new(1), clients).unwrap().value;
     assert!(records <= CLIENTS * WRITES / 2, "{records} records for {} writes", CLIENTS * WRITES);
@@ -149,13 +152,13 @@ fn an_origin_that_fails_stops_writers_when_the_cache_is_full_and_nothing_is_lost
         };
         assert!(matches!(error, Error::Io(_)) && error.detail().contains("full"), "{error}");
         assert!((50..CACHE).contains(&acknowledged), "{acknowledged}");
-        assert!(stack.part.status()["writeback_error"].as_str().unwrap().contains("of the origin"));
+        assert!(stack.part.status().await["writeback_error"].as_str().unwrap().contains("of the origin"));
         // Reads go on, and so does everything once the origin works again.
         assert_eq!(read(&*stack.device, 30, 1).await.unwrap()[0], 30);
         assert!(stack.part.message("flush").await.is_err());
         stack.origin.message("rules off").await.unwrap();
         stack.part.message("flush").await.unwrap();
-        assert!(stack.part.status().get("writeback_error").is_none());
+        assert!(stack.part.status().await.get("writeback_error").is_none());
         for block in 0..acknowledged {
             assert_eq!(stack.on_origin(block).await, block as u8);
             write(&*stack.device, block, 1).await.unwrap();
@@ -206,11 +209,11 @@ fn what_is_on_the_origin_isnt_written_back_again_because_the_superblock_fails() 
             stack.part.message("flush").await.unwrap_err();
             assert_eq!((stack.on_origin(5).await, read(&*stack.device, 5, 1).await.unwrap()[0]), (2, 2));
         }
-        assert!(stack.part.status()["writeback_error"].as_str().unwrap().contains("superblock"));
+        assert!(stack.part.status().await["writeback_error"].as_str().unwrap().contains("superblock"));
         stack.fast.message("rules off").await.unwrap();
         stack.part.message("flush").await.unwrap();
-        assert_eq!((stack.status("origin_flushes"), stack.status("batches")), (1, 1));
-        assert_eq!((stack.on_origin(5).await, stack.status("cached_blocks")), (2, 0));
+        assert_eq!((stack.status("origin_flushes").await, stack.status("batches").await), (1, 1));
+        assert_eq!((stack.on_origin(5).await, stack.status("cached_blocks").await), (2, 0));
         let (origin, fast) = stack.close().await;
         let options = Options { format: false, ..lazy() };
         let part = WriteCachePart::open(origin, fast, options).await.unwrap();
@@ -254,7 +257,7 @@ fn what_has_rotted_is_neither_read_nor_written_back() {
             stack.part.message("give_up_rotten").await.unwrap();
             stack.flush_soon().await;
             let on_origin = [stack.on_origin(1).await, stack.on_origin(2).await, stack.on_origin(3).await];
-            assert_eq!((on_origin, stack.status("cached_blocks")), ([1, 2, 3], 0));
+            assert_eq!((on_origin, stack.status("cached_blocks").await), ([1, 2, 3], 0));
             drop(fast);
             stack.close().await;
         }
@@ -280,7 +283,7 @@ fn what_cant_be_read_keeps_write_back_until_it_is_given_up() {
                 "{stopped}"
             );
             assert_eq!((stack.on_origin(2).await, stack.on_origin(3).await), (0, 0));
-            let status = stack.part.status();
+            let status = stack.part.status().await;
             assert_eq!(status["unreadable_addresses"].as_array().unwrap().len(), 1, "{status:?}");
             let said = stack.part.message("give_up_rotten").await.unwrap();
             assert!(said.contains("1 that can't be read"), "{said}");
@@ -288,9 +291,9 @@ fn what_cant_be_read_keeps_write_back_until_it_is_given_up() {
             let on_origin = [stack.on_origin(1).await, stack.on_origin(2).await, stack.on_origin(3).await];
             // Of a record without its header the data is known as long as the cache is open.
             let second = if is_header { 2 } else { 0 };
-            assert_eq!((on_origin, stack.status("cached_blocks")), ([1, second, 3], 0));
-            assert_eq!(stack.status("lost_blocks"), u64::from(!is_header));
-            assert!(stack.part.status().get("unreadable_addresses").is_none());
+            assert_eq!((on_origin, stack.status("cached_blocks").await), ([1, second, 3], 0));
+            assert_eq!(stack.status("lost_blocks").await, u64::from(!is_header));
+            assert!(stack.part.status().await.get("unreadable_addresses").is_none());
             stack.close().await;
         }
     });
@@ -369,11 +372,11 @@ fn a_cleaner_empties_the_cache_and_then_writes_go_around_it() {
             for block in 20..60 {
                 write(&*stack.device, block, 4).await.unwrap();
             }
-            if stack.status("writes_around") > 0 {
+            if stack.status("writes_around").await > 0 {
                 break;
             }
         }
-        assert_eq!((stack.status("cached_blocks"), stack.on_origin(59).await), (0, 4));
+        assert_eq!((stack.status("cached_blocks").await, stack.on_origin(59).await), (0, 4));
         stack.device.write(BlockIndex(1), full(5, 1), Durability::Durable).await.unwrap();
         stack.device.discard(BlockRange::new(2, 3)).await.unwrap();
         stack.device.flush().await.unwrap();
@@ -396,8 +399,12 @@ fn blocks_written_again_and_again_go_to_the_origin_once_between_flushes() {
                 stack.device.flush().await.unwrap();
             }
             stack.part.message("flush").await.unwrap();
-            assert_eq!((stack.status("written_back"), stack.on_origin(9).await), (least, 4), "{order:?}");
-            assert_eq!(stack.status("superseded"), 12 - least);
+            assert_eq!(
+                (stack.status("written_back").await, stack.on_origin(9).await),
+                (least, 4),
+                "{order:?}"
+            );
+            assert_eq!(stack.status("superseded").await, 12 - least);
             stack.close().await;
         }
     });
@@ -429,7 +436,7 @@ fn no_superblock_brings_back_what_was_written_over_around_the_cache() {
         stack.part.message("flush").await.unwrap();
         write(&*stack.device, 5, 2).await.unwrap();
         stack.device.flush().await.unwrap();
-        assert_eq!((stack.on_origin(5).await, stack.status("writes_around")), (2, 1));
+        assert_eq!((stack.on_origin(5).await, stack.status("writes_around").await), (2, 1));
         for rotten in [None, Some(0), Some(1)] {
             let [origin, fast] = stack.copies().await;
             if let Some(block) = rotten {

@@ -4,8 +4,8 @@
 use super::{Check, Finding, Window};
 use block::{Error, Result, ZoneReport, ZoneState};
 use logkit::layout::ROOT_ZONES;
-use logkit::record::{Identity, Parsed};
-use logkit::root::{FoundRoot, ROOT, Root};
+use logkit::record::{Identity, Kind, Parsed};
+use logkit::root::{FoundRoot, Root};
 
 /// A root that was found.
 pub(crate) struct Place {
@@ -21,7 +21,7 @@ pub(crate) struct Place {
 pub(crate) fn read(bytes: &[u8], identity: &Identity, report: &ZoneReport, position: u32) -> Result<Place> {
     let parsed = Parsed::decode(bytes, identity)?;
     parsed.check_place(report.zone.0, report.generation, position)?;
-    if parsed.header.stream != ROOT {
+    if parsed.header.kind != Kind::Root {
         return Err(Error::corrupt("a record that is no root"));
     }
     let root = Root::decode(parsed.meta)?;

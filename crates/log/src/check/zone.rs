@@ -1,10 +1,10 @@
 //! The records of one zone: their headers, the summary beside them, and all their data.
 
-use super::{Window, stream_name};
-use crate::format::{Change, REPLAYED, VersionId};
+use super::{Window, name_of};
+use crate::format::{Change, STREAMS, VersionId};
 use crate::layout::Layout;
 use block::{Error, Result, ZoneReport, ZoneState, Zones};
-use logkit::record::{Header, Identity, Parsed, sum_of};
+use logkit::record::{Header, Identity, Kind, Parsed, sum_of};
 use logkit::root::Root;
 use logkit::scan::{self, Found, Kept};
 use logkit::summary::{Builder, Place};
@@ -17,8 +17,8 @@ const FEW: usize = 8;
 /// Up to where the records of each stream count, and up to where they had been durable.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Tail {
-    pub(super) end: [u64; REPLAYED],
-    pub(super) durable: [u64; REPLAYED],
+    pub(super) end: [u64; STREAMS],
+    pub(super) durable: [u64; STREAMS],
 }
 
 /// What a record says of one data block. [`Entry::NONE`] where none says anything.
@@ -169,7 +169,7 @@ impl<'a> Walk<'a> {
                 let what = format!(
                     "the header of record {} of {} is damaged ({trouble}); the summary of the zone has it, too",
                     header.sequence,
-                    stream_name(header.stream)
+                    name_of(header)
                 );
                 self.region(position, 1, what, Sort::Spare);
             }
@@ -267,7 +267,7 @@ impl<'a> Walk<'a> {
         self.walked.records += 1;
         self.walked.newer += u64::from(header.epoch > self.root.epoch);
         let first = header.position + 1;
-        let changes = match usize::from(header.stream.0) < REPLAYED {
+        let changes = match header.kind == Kind::Entries && header.stream.index() < STREAMS {
             true => self.note_changes(found),
             false => Vec::new(),
         };
@@ -292,7 +292,7 @@ impl<'a> Walk<'a> {
                 1 => format!("data block {}", run[0].0 - first),
                 _ => format!("data blocks {} to {}", run[0].0 - first, run[run.len() - 1].0 - first),
             };
-            let name = stream_name(header.stream);
+            let name = name_of(header);
             let what = format!("{which} of record {} of {name} can't be used: {}", header.sequence, run[0].1);
             self.region(run[0].0, run.len() as u32, what, sort);
         }
@@ -302,7 +302,7 @@ impl<'a> Walk<'a> {
     /// Notes for each data block what it is.
     fn note_changes(&mut self, found: &Found) -> Vec<(VersionId, u64, u32)> {
         let header = &found.header;
-        let name = stream_name(header.stream);
+        let name = name_of(header);
         let first = header.position + 1;
         let changes = match Change::decode_all(&found.meta) {
             Ok(changes) => changes,
@@ -343,14 +343,17 @@ impl<'a> Walk<'a> {
 
     /// A record that must count and doesn't, because it, or one before it, is damaged.
     fn note_lost(&mut self, header: &Header, is_bad: bool, changes: Vec<(VersionId, u64, u32)>) {
-        let stream = usize::from(header.stream.0);
+        if header.kind != Kind::Entries {
+            return;
+        }
+        let stream = header.stream.index();
         let (Some(end), Some(durable)) = (self.tail.end.get(stream), self.tail.durable.get(stream)) else {
             return;
         };
         if header.sequence <= *end || header.sequence > *durable || !self.root.admits(header) {
             return;
         }
-        let name = stream_name(header.stream);
+        let name = name_of(header);
         let why = if is_bad { "is damaged" } else { "is good, and doesn't count without those before it" };
         let what = format!("record {} of {name} had been durable, {why}", header.sequence);
         self.walked.lost.push(Lost { position: header.position, blocks: 1 + header.blocks, what, changes });

@@ -48,7 +48,7 @@ pub async fn open(
         .map_err(|error| error.in_context(format!("the map's home {}", medium.name())))?;
     let moment = &known.moment;
     let root = Root {
-        covered: Sequences::new(&[moment.covered[0], moment.covered[1], 0]),
+        covered: Sequences::new(&moment.covered),
         clock: moment.clock,
         // Epochs that had ended at its moment are covered.
         own: Own { home: Some(known.sequence) }.encode(),

@@ -3,7 +3,7 @@
 
 use super::format::{LINE, Line, Places, is_sealed, line_of, sealed, sum};
 use crate::directory::{Directory, VersionEntry, check_versions};
-use crate::format::{CLEANER, REPLAYED, USER};
+use crate::format::{CLEANER, STREAMS, USER};
 use crate::map::radix::OpenVersion;
 use crate::versions::Versions;
 use block::{Error, Result};
@@ -23,7 +23,7 @@ pub struct Moment {
     /// The clock then.
     pub clock: u64,
     /// The last record of each stream that had committed.
-    pub covered: [u64; REPLAYED],
+    pub covered: [u64; STREAMS],
     /// The number of the next version.
     pub next_version: u32,
     /// How many slabs of the map have been used.
@@ -101,7 +101,7 @@ pub fn decode_zone(number: u32, line: &[u8], key: u64) -> Result<Option<KnownZon
     known.entry.generation = reader.u64()?;
     known.entry.opened = reader.u64()?;
     known.entry.changed = reader.u64()?;
-    let last: [u64; REPLAYED] = reader.u64s()?;
+    let last: [u64; STREAMS] = reader.u64s()?;
     known.entry.last = [USER, CLEANER].into_iter().zip(last).collect();
     (known.live, known.entry.written, known.committed) = (reader.u32()?, reader.u32()?, reader.u32()?);
     known.entry.class = reader.u8()?;

@@ -363,11 +363,11 @@ mod tests {
         changes.iter().for_each(|change| change.encode(&mut meta));
         let moves = changes.iter().any(|change| matches!(change, Change::Move { .. }));
         let header = Header {
+            kind: logkit::record::Kind::Entries,
             stream: if moves { CLEANER } else { USER },
             class: 0,
             epoch: 1,
             sequence,
-            after: 0,
             durable: 0,
             clock: 0,
             zone,
@@ -375,7 +375,7 @@ mod tests {
             position,
             blocks: changes.iter().map(Change::data_blocks).sum(),
         };
-        Replayable { header, changes: Changes::new(&meta) }
+        Replayable { header, links: Default::default(), changes: Changes::new(&meta) }
     }
 
     /// Places of all blocks of the volume, in runs and single ones, each place at most once.

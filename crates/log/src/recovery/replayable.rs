@@ -1,7 +1,7 @@
 //! A record that can be replayed: its data needn't be looked at any more.
 
 use crate::changes::Changes;
-use logkit::record::{Header, Parsed};
+use logkit::record::{Header, Links, Parsed};
 use logkit::scan::Kept;
 
 /// A record's header and changes.
@@ -9,16 +9,22 @@ use logkit::scan::Kept;
 pub struct Replayable {
     /// Its header.
     pub header: Header,
+    /// Its links.
+    pub links: Links,
     /// Its changes.
     pub changes: Changes,
 }
 
 impl Kept for Replayable {
     fn new(parsed: &Parsed<'_>) -> Self {
-        Replayable { header: parsed.header, changes: Changes::new(parsed.meta) }
+        Replayable { header: parsed.header, links: parsed.links(), changes: Changes::new(parsed.meta) }
     }
 
     fn header(&self) -> &Header {
         &self.header
+    }
+
+    fn links(&self) -> &Links {
+        &self.links
     }
 }

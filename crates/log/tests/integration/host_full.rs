@@ -146,12 +146,12 @@ async fn write_in_the_end(volume: &Volume, block: u64, count: u64, version: u64)
     panic!("block {block}: there is space, and the log doesn't find it");
 }
 
-fn failed(volume: &Volume) -> Option<String> {
-    volume.part.status().get("failed").map(ToString::to_string)
+async fn failed(volume: &Volume) -> Option<String> {
+    volume.part.status().await.get("failed").map(ToString::to_string)
 }
 
-fn free_zones(volume: &Volume) -> u64 {
-    volume.part.status()["zones"]["free"].as_u64().unwrap()
+async fn free_zones(volume: &Volume) -> u64 {
+    volume.part.status().await["zones"]["free"].as_u64().unwrap()
 }
 
 /// The host is full once `host` blocks are taken; then what is there can be read, flushed and discarded, and what is
@@ -163,13 +163,13 @@ fn a_full_host(options: Options, length: u64) {
         let volume = Volume::make(&part, &options).await;
         let written = fill(&volume, 0, length, 1).await;
         assert!(written > 300 && written < 1200, "{written} blocks");
-        assert_eq!(failed(&volume), None);
+        assert_eq!(failed(&volume).await, None);
         // Many at once, none of which waits for ever.
         let more = (0..20).map(|number| volume.try_write(written + number * length, length, 9));
         let refused = runtime::join_all(more).await;
         let is_right = |outcome: &Result<()>| matches!(outcome, Ok(()) | Err(Error::NoSpace(_)));
         assert!(refused.iter().all(is_right), "{refused:?}");
-        assert_eq!(failed(&volume), None);
+        assert_eq!(failed(&volume).await, None);
         volume.flush().await;
         assert_eq!(volume.versions(0, written).await, vec![1; written as usize]);
         // Discards need no space of the host, and make room without any.
@@ -194,7 +194,7 @@ fn a_full_host(options: Options, length: u64) {
             write_in_the_end(&volume, written + number * length, length, 3).await;
         }
         volume.flush().await;
-        assert_eq!(failed(&volume), None);
+        assert_eq!(failed(&volume).await, None);
         volume.close().await;
         let volume = Volume::open(&part, &options).await;
         assert_eq!(volume.versions(0, written).await, expected);
@@ -250,7 +250,7 @@ fn the_cleaner_tries_again_by_itself() {
         volume.write(0, 64, 1).await;
         let mut version = 1;
         // Until zones are nearly needed: most of them are dead, and reset after the next checkpoint.
-        while free_zones(&volume) > 8 {
+        while free_zones(&volume).await > 8 {
             version += 1;
             volume.write(0, 8, version).await;
         }
@@ -262,7 +262,7 @@ fn the_cleaner_tries_again_by_itself() {
             }
         };
         assert!(matches!(refused, Error::Io(_)), "{refused:?} after {version} writes");
-        assert_eq!(failed(&volume), None);
+        assert_eq!(failed(&volume).await, None);
         disk.message("rules off").await.unwrap();
         runtime::sleep(Duration::from_secs(70)).await;
         volume.write(8, 16, version).await;
@@ -294,7 +294,7 @@ fn a_host_without_any_space_refuses_at_once_and_goes_on_when_there_is_some() {
             assert!(matches!(volume.device.discard(BlockRange::new(200, 5)).await, Err(Error::NoSpace(_))));
             volume.flush().await;
             assert_eq!(volume.versions(100, 200).await, vec![1; 200]);
-            assert_eq!(failed(&volume), None);
+            assert_eq!(failed(&volume).await, None);
         }
         disk.message("rules off").await.unwrap();
         write_in_the_end(&volume, 0, 100, 7).await;
@@ -334,7 +334,7 @@ fn cleaning_on_a_full_host_comes_to_rest() {
         for outcome in runtime::join_all(burst).await {
             assert!(matches!(outcome, Ok(()) | Err(Error::NoSpace(_))), "{outcome:?}");
         }
-        assert_eq!(failed(&volume), None);
+        assert_eq!(failed(&volume).await, None);
         volume.flush().await;
         volume.close().await;
     };
@@ -375,7 +375,7 @@ fn a_file_on_a_full_file_system() {
         let volume = Volume::make(&part, &small()).await;
         let written = fill(&volume, 0, 3, 1).await;
         assert!(written > 100 && written < 768, "{written} blocks");
-        assert_eq!(failed(&volume), None);
+        assert_eq!(failed(&volume).await, None);
         volume.flush().await;
         assert_eq!(volume.versions(0, written).await, vec![1; written as usize]);
         volume.discard(0, written / 2).await;
@@ -386,7 +386,7 @@ fn a_file_on_a_full_file_system() {
             write_in_the_end(&volume, block, 3, 3).await;
         }
         volume.flush().await;
-        assert_eq!(failed(&volume), None);
+        assert_eq!(failed(&volume).await, None);
         volume.close().await;
         let volume = Volume::open(&part, &small()).await;
         assert_eq!(volume.versions(0, 30).await, [2; 30]);

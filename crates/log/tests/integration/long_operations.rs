@@ -86,9 +86,13 @@ fn a_discard_of_a_tebibyte_lets_reads_through() {
         // A turn per piece.
         assert!(3 * reads >= blocks / AT_ONCE, "{reads} reads");
         assert!(most > 0 && most <= MOST, "{most} blocks were discarded between two reads");
-        assert_eq!(part.status()["live_blocks"], 1);
+        assert_eq!(part.status().await["live_blocks"], 1);
         // What was empty before is no work for a checkpoint: 1024 places, and the dense one.
-        assert!(part.status()["dirty_pages"].as_u64().unwrap() < 2000, "{:?}", part.status()["dirty_pages"]);
+        assert!(
+            part.status().await["dirty_pages"].as_u64().unwrap() < 2000,
+            "{:?}",
+            part.status().await["dirty_pages"]
+        );
         drop(device);
         part.close().await.unwrap();
     });
@@ -100,9 +104,9 @@ fn deleting_a_snapshot_of_a_tebibyte_lets_reads_through() {
         let (part, device) = tebibyte().await;
         let blocks = device.geometry().blocks.0;
         part.message("snapshot create before").await.unwrap();
-        let both = part.status()["live_blocks"].as_u64().unwrap();
+        let both = part.status().await["live_blocks"].as_u64().unwrap();
         fill(&*device, 2).await;
-        assert_eq!(part.status()["live_blocks"], both + DENSE);
+        assert_eq!(part.status().await["live_blocks"], both + DENSE);
         let asked = part.clone();
         let (reads, most) = reads_beside(&part, &device, async move {
             asked.message("snapshot delete before").await.unwrap();
@@ -111,7 +115,7 @@ fn deleting_a_snapshot_of_a_tebibyte_lets_reads_through() {
         println!("{reads} reads beside the deletion, {most} blocks at once");
         assert!(3 * reads >= blocks / AT_ONCE, "{reads} reads");
         assert!(most > 0 && most <= MOST, "{most} blocks were given up between two reads");
-        assert_eq!(part.status()["live_blocks"], both);
+        assert_eq!(part.status().await["live_blocks"], both);
         drop(device);
         part.close().await.unwrap();
     });

@@ -115,6 +115,18 @@ impl Zones for WatchedHandle {
         self.inner.append(zone, payload)
     }
 
+    fn append_at(&self, at: ZoneAddress, payload: Payload) -> Call<'_, Result<()>> {
+        self.inner.append_at(at, payload)
+    }
+
+    fn open(&self, zone: ZoneIndex) -> Call<'_, Result<()>> {
+        self.inner.open(zone)
+    }
+
+    fn close(&self, zone: ZoneIndex) -> Call<'_, Result<()>> {
+        self.inner.close(zone)
+    }
+
     fn read(&self, at: ZoneAddress, buffer: Buffer) -> Call<'_, ReadOutcome> {
         self.reads.0.lock().expect("nothing panics under it").push((at.zone.0, buffer.len() as u64));
         self.inner.read(at, buffer)

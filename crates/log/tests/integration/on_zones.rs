@@ -1,10 +1,10 @@
 //! A log on zones that a stack brings, with and without layers between: it keeps the promises of a device, leaves the zones to
 //! the stack, and never has more of them open than it says.
 
-use block::{DevicePart, Durable, EraseGuarantee, Error, Part, Result, ZoneGeometry};
+use block::{Call, DevicePart, Durable, EraseGuarantee, Error, Part, Result, ZoneGeometry};
 use conformance::Whole;
 use log::kind::Options;
-use stack::{BuiltStack, Registry, Stack};
+use stack::{Registry, Stack};
 use std::cell::Cell;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -27,13 +27,15 @@ async fn build(line: &str, format: bool, failed_appends: &Arc<AtomicU64>) -> Res
     let plan = Stack::from_line("line", line, &registry()).and_then(|stack| stack.check(format));
     let built = plan.unwrap_or_else(|problems| panic!("{problems}")).build().await?;
     let failed_appends = failed_appends.clone();
-    let look = move |built: &BuiltStack| {
-        if let Some(counted) = built.status()["zones"].get("zone-stats1") {
-            let failed = counted["append"]["errors"].as_u64().expect("a number");
-            failed_appends.fetch_add(failed, Ordering::Relaxed);
-        }
-    };
-    Ok(Whole::new(built)?.before_close(look))
+    Ok(Whole::new(built)?.before_close(move |built| {
+        let failed_appends = failed_appends.clone();
+        Call::new(async move {
+            if let Some(counted) = built.status().await["zones"].get("zone-stats1") {
+                let failed = counted["append"]["errors"].as_u64().expect("a number");
+                failed_appends.fetch_add(failed, Ordering::Relaxed);
+            }
+        })
+    }))
 }
 
 /// The suite on this stack, `DISK` being a file; returns how many appends have failed, where `zone-stats` counts them.

@@ -99,10 +99,10 @@ fn versions_keep_what_they_have() {
             assert_eq!(names, ["monday", "experiment"]);
             let diff = ask(&log, "snapshot diff monday").await;
             assert_eq!(diff["ranges"], serde_json::json!([[0, BLOCKS]]));
-            let before = log.status()["live_blocks"].as_u64().expect("a number");
+            let before = log.status().await["live_blocks"].as_u64().expect("a number");
             ask(&log, "snapshot delete experiment").await;
             ask(&log, "snapshot delete monday").await;
-            let after = log.status()["live_blocks"].as_u64().expect("a number");
+            let after = log.status().await["live_blocks"].as_u64().expect("a number");
             assert_eq!(before - after, 2 * BLOCKS, "{map}: {before} to {after}");
             holds(&log, 11).await;
             log.close().await.expect("it closes");
@@ -133,10 +133,11 @@ fn a_snapshot_with_several_clones_is_deleted() {
                 drop(handle);
                 part.close().await.expect("it closes");
             }
-            let live = |log: &log::LogPart| log.status()["live_blocks"].as_u64().expect("a number");
-            assert_eq!(live(&log), BLOCKS + BLOCKS + 2);
+            let live =
+                async |log: &log::LogPart| log.status().await["live_blocks"].as_u64().expect("a number");
+            assert_eq!(live(&log).await, BLOCKS + BLOCKS + 2);
             ask(&log, "snapshot delete monday").await;
-            assert_eq!(live(&log), BLOCKS + BLOCKS + 2);
+            assert_eq!(live(&log).await, BLOCKS + BLOCKS + 2);
             let gone = log.message("snapshot diff monday").await;
             assert!(matches!(gone, Err(Error::NotFound(_))), "{gone:?}");
             // The name is free again.
@@ -156,7 +157,7 @@ fn a_snapshot_with_several_clones_is_deleted() {
                 fill(&log, round).await;
             }
             ask(&log, &format!("snapshot delete {}", order[0])).await;
-            assert_eq!(live(&log), BLOCKS + BLOCKS + 1);
+            assert_eq!(live(&log).await, BLOCKS + BLOCKS + 1);
             let left = log.version(order[1]).await.expect("it is there");
             let handle = left.open().await.expect("it opens");
             let (outcome, buffer) = handle.read(BlockIndex(0), Buffer::new(2 * 4096)).await;
@@ -164,7 +165,7 @@ fn a_snapshot_with_several_clones_is_deleted() {
             assert_eq!((buffer.filled()[0], buffer.filled()[4096]), (3, 1));
             drop((handle, left));
             ask(&log, &format!("snapshot delete {}", order[1])).await;
-            assert_eq!(live(&log), BLOCKS);
+            assert_eq!(live(&log).await, BLOCKS);
             holds(&log, 11).await;
             log.close().await.expect("it closes");
         }
@@ -215,10 +216,10 @@ fn a_deletion_that_fails_while_nobody_waits_leaves_the_snapshot() {
         let mut turns = 0;
         let snapshot = loop {
             match log.version("monday").await {
-                Ok(snapshot) if log.status().contains_key("failed") => break snapshot,
+                Ok(snapshot) if log.status().await.contains_key("failed") => break snapshot,
                 _ => turns += 1,
             }
-            assert!(turns < 10_000, "the snapshot can't be opened: {:?}", log.status().get("failed"));
+            assert!(turns < 10_000, "the snapshot can't be opened: {:?}", log.status().await.get("failed"));
             runtime::sleep(std::time::Duration::from_millis(1)).await;
         };
         holds(&*snapshot, 1).await;

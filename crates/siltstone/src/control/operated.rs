@@ -38,7 +38,7 @@ impl OperatedStack {
     pub async fn answer(&self, request: &Request) -> Answer {
         match request {
             Request::Hello => Ok(hello()),
-            Request::Status => Ok(self.status()),
+            Request::Status => Ok(self.status().await),
             Request::Message { to, text } => {
                 let found = match to {
                     Recipient::Part(word) => self.built.part(word),
@@ -54,12 +54,12 @@ impl OperatedStack {
     }
 
     /// [`BuiltStack::status`] with the further doors by their addresses, and `server` if there is one.
-    fn status(&self) -> Value {
-        let mut status = self.built.status();
+    async fn status(&self) -> Value {
+        let mut status = self.built.status().await;
         for door in &self.extra_doors {
             let mut entry = Status::new();
             entry.insert("kind".to_owned(), door.kind().into());
-            entry.extend(door.status());
+            entry.extend(door.status().await);
             status["doors"][door.server().address().to_string()] = entry.into();
         }
         if let Some(server) = &self.server {

@@ -88,7 +88,7 @@ fn parts_are_found_by_name() {
     assert_eq!(missing.to_string(), "zones \"a\": expected one of z (not found)");
     let doors = built.doors().map(|(name, door)| (name, door.addresses())).collect::<Vec<_>>();
     assert_eq!(doors, [("vol", vec!["vol.sock".to_owned()])]);
-    let status = built.status();
+    let status = run(built.status());
     assert_eq!(status["devices"]["a"], serde_json::json!({"kind": "ram", "bytes": 2 << 20}));
     assert_eq!(status["zones"]["z"]["kind"], "cut");
     assert_eq!(status["doors"]["vol"]["kind"], "nbd");
@@ -224,7 +224,7 @@ fn a_kind_that_says_so_does_without_parts_that_cant_be_built() {
     assert_eq!(events(), order);
     let missing: Vec<_> = built.missing().map(|(name, _)| name).collect();
     assert_eq!(missing, ["log2", "log1"]);
-    assert_eq!(built.status()["devices"]["log2"]["missing"], error.to_string());
+    assert_eq!(run(built.status())["devices"]["log2"]["missing"], error.to_string());
     let named = built.part("log1").err().unwrap();
     assert!(named.detail().starts_with("part \"log1\" is missing: log \"log1\": "), "{named}");
     run(built.close()).unwrap();

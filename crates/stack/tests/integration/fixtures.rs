@@ -298,8 +298,8 @@ impl<T: Opens> Part for TestPart<T> {
         self.kind
     }
 
-    fn status(&self) -> Status {
-        Status::from_iter([("bytes".to_owned(), self.opens.geometry().bytes().into())])
+    fn status(&self) -> Call<'_, Status> {
+        Call::ready(Status::from_iter([("bytes".to_owned(), self.opens.geometry().bytes().into())]))
     }
 
     fn close(&self) -> Call<'_, Result<()>> {

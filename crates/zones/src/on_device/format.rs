@@ -143,8 +143,9 @@ impl Superblock {
 fn state_number(state: ZoneState) -> u32 {
     match state {
         ZoneState::Empty => 0,
-        ZoneState::Open => 1,
-        ZoneState::Closed => 2,
+        // Begun. Which zones are open is known in memory alone.
+        ZoneState::Closed | ZoneState::ImplicitlyOpen | ZoneState::ExplicitlyOpen => 1,
+        ZoneState::Interrupted => 2,
         ZoneState::Full => 3,
         ZoneState::ReadOnly => 4,
         ZoneState::Offline => 5,
@@ -193,8 +194,8 @@ impl ZoneHeader {
         }
         let state = match raw.state.get() {
             0 => ZoneState::Empty,
-            1 => ZoneState::Open,
-            2 => ZoneState::Closed,
+            1 => ZoneState::Closed,
+            2 => ZoneState::Interrupted,
             3 => ZoneState::Full,
             other => return Err(Error::corrupt(format!("{what}: state {other} doesn't exist"))),
         };

@@ -195,7 +195,6 @@ struct Headers<'a> {
     layout: &'a Layout,
     uuid: Uuid,
     clean: bool,
-    read_only: bool,
 }
 
 impl Headers<'_> {
@@ -239,13 +238,9 @@ impl Headers<'_> {
         match header {
             // Its generation is unknown, so it can't even be reset: old records would validate.
             Err(error) => Slot::new(ZoneState::Offline, 0, 0, Some(error)),
-            Ok(header) if header.state == ZoneState::Open && self.clean && self.read_only => {
-                let trouble = Error::read_only("the zones are read-only");
-                Slot::new(ZoneState::Closed, header.generation, blocks(header.write_pointer), Some(trouble))
-            }
-            Ok(header) if header.state == ZoneState::Open && !self.clean => {
-                let trouble = Error::invalid("it was open when the volume stopped uncleanly");
-                Slot::new(ZoneState::Closed, header.generation, blocks(capacity), Some(trouble))
+            Ok(header) if header.state == ZoneState::Closed && !self.clean => {
+                let trouble = Error::invalid("it was begun when the volume stopped uncleanly");
+                Slot::new(ZoneState::Interrupted, header.generation, blocks(capacity), Some(trouble))
             }
             Ok(header) => Slot::new(header.state, header.generation, blocks(header.write_pointer), None),
         }
@@ -275,8 +270,7 @@ pub(super) async fn read(device: &dyn Device, options: &Options) -> Result<Volum
         )));
     }
     let read_only = geometry.read_only || options.read_only;
-    let headers =
-        Headers { device, layout: &layout, uuid: superblock.uuid, clean: superblock.clean, read_only };
+    let headers = Headers { device, layout: &layout, uuid: superblock.uuid, clean: superblock.clean };
     let began = runtime::now();
     let slots = headers.read().await;
     tracing::debug!("{} headers of zones read in {:.2} ms", slots.len(), began.elapsed().as_secs_f64() * 1e3);

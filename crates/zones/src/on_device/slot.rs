@@ -16,10 +16,12 @@ use std::sync::{Mutex, PoisonError};
 #[repr(u8)]
 pub(super) enum Phase {
     Empty,
-    /// Passing: the first append writes the header.
+    /// Passing: an empty zone's header is written, or a closed zone is counted as open.
     Opening,
-    Open,
+    ImplicitlyOpen,
+    ExplicitlyOpen,
     Closed,
+    Interrupted,
     /// Passing: a finish, or the end of the volume, waits for appends in flight and writes the header.
     Finishing,
     /// Passing: a reset does.
@@ -30,17 +32,31 @@ pub(super) enum Phase {
 
 impl Phase {
     fn from_bits(bits: u64) -> Phase {
-        const ALL: [Phase; 8] = [
+        const ALL: [Phase; 16] = [
             Phase::Empty,
             Phase::Opening,
-            Phase::Open,
+            Phase::ImplicitlyOpen,
+            Phase::ExplicitlyOpen,
             Phase::Closed,
+            Phase::Interrupted,
             Phase::Finishing,
             Phase::Resetting,
             Phase::Full,
             Phase::Offline,
+            // The other values are never stored.
+            Phase::Offline,
+            Phase::Offline,
+            Phase::Offline,
+            Phase::Offline,
+            Phase::Offline,
+            Phase::Offline,
         ];
-        ALL[(bits & 7) as usize]
+        ALL[(bits & 15) as usize]
+    }
+
+    /// Whether the zone takes appends as it is.
+    fn is_open(self) -> bool {
+        matches!(self, Phase::ImplicitlyOpen | Phase::ExplicitlyOpen)
     }
 
     /// Whether somebody owns the zone.
@@ -52,8 +68,10 @@ impl Phase {
     pub(super) fn state(self) -> ZoneState {
         match self {
             Phase::Empty => ZoneState::Empty,
-            Phase::Opening | Phase::Open => ZoneState::Open,
-            Phase::Closed | Phase::Finishing | Phase::Resetting => ZoneState::Closed,
+            Phase::ImplicitlyOpen => ZoneState::ImplicitlyOpen,
+            Phase::ExplicitlyOpen => ZoneState::ExplicitlyOpen,
+            Phase::Opening | Phase::Closed | Phase::Finishing | Phase::Resetting => ZoneState::Closed,
+            Phase::Interrupted => ZoneState::Interrupted,
             Phase::Full => ZoneState::Full,
             Phase::Offline => ZoneState::Offline,
         }
@@ -64,20 +82,22 @@ impl From<ZoneState> for Phase {
     fn from(state: ZoneState) -> Phase {
         match state {
             ZoneState::Empty => Phase::Empty,
-            ZoneState::Open => Phase::Open,
+            ZoneState::ImplicitlyOpen => Phase::ImplicitlyOpen,
+            ZoneState::ExplicitlyOpen => Phase::ExplicitlyOpen,
             ZoneState::Closed => Phase::Closed,
+            ZoneState::Interrupted => Phase::Interrupted,
             ZoneState::Full => Phase::Full,
             ZoneState::ReadOnly | ZoneState::Offline => Phase::Offline,
         }
     }
 }
 
-/// Bits 0..41: the write pointer in blocks. Bits 41..61: appends in flight. Bits 61..64: the phase.
+/// Bits 0..41: the write pointer in blocks. Bits 41..60: appends in flight. Bits 60..64: the phase.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 struct Word(u64);
 
 const POINTER_BITS: u32 = 41;
-const FLIGHT_BITS: u32 = 20;
+const FLIGHT_BITS: u32 = 19;
 const PHASE_SHIFT: u32 = POINTER_BITS + FLIGHT_BITS;
 const ONE_IN_FLIGHT: u64 = 1 << POINTER_BITS;
 const MOST_IN_FLIGHT: u64 = (1 << FLIGHT_BITS) - 1;
@@ -107,8 +127,10 @@ impl Word {
 pub(super) enum Reserved {
     /// The append goes to this block of the zone's data; [`Slot::ended`] must follow.
     At(u64),
-    /// The zone has to be opened first.
-    Empty,
+    /// The zone is empty or closed, as the phase says, and has to be opened first.
+    NotOpen(Phase),
+    /// The write pointer is at this block, and not at the wanted one.
+    Elsewhere(u64),
     /// Somebody is changing the zone: wait until it has settled.
     Passing,
     /// So many blocks are left.
@@ -126,7 +148,7 @@ pub(super) struct Slot {
     /// Written only by the owner of a passing phase.
     generation: AtomicU64,
     gate: Gate,
-    /// Why the zone is closed or offline. The lock is held for a clone, on paths that have failed.
+    /// Why the zone is interrupted or offline. The lock is held for a clone, on paths that have failed.
     trouble: Mutex<Option<Error>>,
 }
 
@@ -174,18 +196,22 @@ impl Slot {
         *self.trouble.lock().unwrap_or_else(PoisonError::into_inner) = trouble;
     }
 
-    /// Reserves a place for so many blocks of `capacity`.
-    pub(super) fn reserve(&self, blocks: u64, capacity: u64) -> Reserved {
-        let fits = |word: Word| word.phase() == Phase::Open && capacity - word.pointer() >= blocks;
+    /// Reserves a place for so many blocks of `capacity`, at block `wanted` where one is.
+    #[inline]
+    pub(super) fn reserve(&self, wanted: Option<u64>, blocks: u64, capacity: u64) -> Reserved {
+        let elsewhere = |word: Word| wanted.is_some_and(|wanted| wanted != word.pointer());
+        let fits = |word: Word| capacity - word.pointer() >= blocks;
         let (word, done) = self.update(|word| {
-            let possible = fits(word) && word.in_flight() < MOST_IN_FLIGHT;
+            let is_ready = word.phase().is_open() && word.in_flight() < MOST_IN_FLIGHT;
+            let possible = is_ready && fits(word) && !elsewhere(word);
             possible.then(|| Word(word.0 + ONE_IN_FLIGHT + blocks))
         });
         match word.phase() {
             _ if done => Reserved::At(word.pointer()),
-            Phase::Empty => Reserved::Empty,
-            Phase::Open if !fits(word) => Reserved::NoRoom(capacity - word.pointer()),
-            Phase::Open => Reserved::Crowded,
+            phase @ (Phase::Empty | Phase::Closed) => Reserved::NotOpen(phase),
+            phase if phase.is_open() && elsewhere(word) => Reserved::Elsewhere(word.pointer()),
+            phase if phase.is_open() && !fits(word) => Reserved::NoRoom(capacity - word.pointer()),
+            phase if phase.is_open() => Reserved::Crowded,
             phase if phase.is_passing() => Reserved::Passing,
             phase => Reserved::Refused(phase),
         }
@@ -199,16 +225,18 @@ impl Slot {
         }
     }
 
-    /// Closes an open zone, because an append failed; returns whether this call did it.
-    pub(super) fn close(&self) -> bool {
-        let closed = |word: Word| Word::new(Phase::Closed, word.in_flight(), word.pointer());
-        self.update(|word| (word.phase() == Phase::Open).then(|| closed(word))).1
+    /// Goes from one phase to another, if the zone is still in the first one; appends in flight stay so. Into a passing
+    /// phase, the caller becomes the owner.
+    pub(super) fn begin(&self, from: Phase, to: Phase) -> bool {
+        let next = |word: Word| Word::new(to, word.in_flight(), word.pointer());
+        self.update(|word| (word.phase() == from).then(|| next(word))).1
     }
 
-    /// Becomes the owner, if the zone is still in this phase.
-    pub(super) fn begin(&self, from: Phase, passing: Phase) -> bool {
-        let next = |word: Word| Word::new(passing, word.in_flight(), word.pointer());
-        self.update(|word| (word.phase() == from).then(|| next(word))).1
+    /// Ends the ownership of an opening, during which appends may be in flight.
+    pub(super) fn settle_opening(&self, to: Phase) {
+        let settled = self.begin(Phase::Opening, to);
+        debug_assert!(settled, "the owner alone ends a passing phase");
+        self.gate.open();
     }
 
     /// Ends the ownership. No append is in flight: the owner has [`drained`](Self::drained) them, or the zone
@@ -242,7 +270,7 @@ mod tests {
 
     #[test]
     fn the_parts_of_a_word_do_not_touch() {
-        for phase in (0..8).map(Phase::from_bits) {
+        for phase in (0..10).map(Phase::from_bits) {
             let word = Word::new(phase, MOST_IN_FLIGHT, MOST_BLOCKS);
             assert_eq!(
                 (word.phase(), word.in_flight(), word.pointer()),
@@ -255,28 +283,36 @@ mod tests {
 
     #[test]
     fn places_are_reserved_in_turn_until_there_is_no_room() {
-        let slot = Slot::new(ZoneState::Open, 1, 0, None);
-        assert_eq!(slot.reserve(3, 8), Reserved::At(0));
-        assert_eq!(slot.reserve(3, 8), Reserved::At(3));
-        assert_eq!(slot.reserve(3, 8), Reserved::NoRoom(2));
-        assert!(slot.close() && !slot.close());
-        assert_eq!(slot.reserve(1, 8), Reserved::Refused(Phase::Closed));
-        slot.ended();
-        slot.ended();
-        assert!(!slot.begin(Phase::Open, Phase::Finishing));
-        assert!(slot.begin(Phase::Closed, Phase::Resetting));
-        assert_eq!(slot.reserve(1, 8), Reserved::Passing);
+        let slot = Slot::new(ZoneState::ImplicitlyOpen, 1, 0, None);
+        assert_eq!(slot.reserve(None, 3, 8), Reserved::At(0));
+        assert_eq!(slot.reserve(Some(0), 3, 8), Reserved::Elsewhere(3));
+        assert_eq!(slot.reserve(Some(3), 3, 8), Reserved::At(3));
+        assert_eq!(slot.reserve(Some(3), 3, 8), Reserved::Elsewhere(6));
+        assert_eq!(slot.reserve(None, 3, 8), Reserved::NoRoom(2));
+        // Appends in flight outlive a close and an open.
+        assert!(slot.begin(Phase::ImplicitlyOpen, Phase::Closed));
+        assert_eq!(slot.reserve(None, 1, 8), Reserved::NotOpen(Phase::Closed));
+        assert!(slot.begin(Phase::Closed, Phase::Opening));
+        assert_eq!(slot.reserve(None, 1, 8), Reserved::Passing);
+        slot.settle_opening(Phase::ExplicitlyOpen);
+        assert_eq!(slot.reserve(Some(6), 1, 8), Reserved::At(6));
+        assert!(slot.begin(Phase::ExplicitlyOpen, Phase::Interrupted));
+        assert_eq!(slot.reserve(None, 1, 8), Reserved::Refused(Phase::Interrupted));
+        (0..3).for_each(|_| slot.ended());
+        assert!(!slot.begin(Phase::ExplicitlyOpen, Phase::Finishing));
+        assert!(slot.begin(Phase::Interrupted, Phase::Resetting));
+        assert_eq!(slot.reserve(None, 1, 8), Reserved::Passing);
         slot.settle_empty(2);
-        assert_eq!((slot.reserve(1, 8), slot.generation()), (Reserved::Empty, 2));
+        assert_eq!((slot.reserve(None, 1, 8), slot.generation()), (Reserved::NotOpen(Phase::Empty), 2));
     }
 
     #[test]
     fn threads_never_get_the_same_place() {
-        let slot = Slot::new(ZoneState::Open, 1, 0, None);
+        let slot = Slot::new(ZoneState::ExplicitlyOpen, 1, 0, None);
         let capacity = 4000;
         let mut places: Vec<u64> = std::thread::scope(|scope| {
             let take = || {
-                std::iter::from_fn(|| match slot.reserve(2, capacity) {
+                std::iter::from_fn(|| match slot.reserve(None, 2, capacity) {
                     Reserved::At(place) => {
                         slot.ended();
                         Some(place)

@@ -51,7 +51,8 @@ impl Volume {
         let state = match phase {
             Phase::Full => "full: reset it first",
             Phase::Offline => "offline",
-            _ => "closed: finish or reset it",
+            Phase::Empty => "empty: it is open from its first append on",
+            _ => "interrupted: finish or reset it",
         };
         match self.slot(zone).trouble() {
             Some(trouble) => Error::invalid(format!("zone {zone} is {state}: {trouble}")),
@@ -77,19 +78,26 @@ impl Volume {
         Ok(())
     }
 
+    /// Appends, at byte `wanted` where one is.
     pub(super) async fn append(
         &self,
         device: &dyn Device,
         zone: ZoneIndex,
+        wanted: Option<u64>,
         payload: Payload,
     ) -> Result<ZoneAddress> {
         let slot = self.slot(zone);
         let shift = self.layout.block_size.shift();
         let blocks = payload.len() as u64 >> shift;
+        let wanted_block = wanted.map(|byte| byte >> shift);
         let at = loop {
-            match slot.reserve(blocks, self.geometry.zone_capacity >> shift) {
+            match slot.reserve(wanted_block, blocks, self.geometry.zone_capacity >> shift) {
                 Reserved::At(block) => break self.bytes_of(block),
-                Reserved::Empty => self.open_zone(device, zone).await?,
+                Reserved::NotOpen(phase) => {
+                    self.check_place(zone, wanted, slot.look().1)?;
+                    self.open_zone(device, zone, phase, Phase::ImplicitlyOpen).await?;
+                }
+                Reserved::Elsewhere(block) => self.check_place(zone, wanted, block)?,
                 Reserved::Passing => slot.settled().await,
                 Reserved::NoRoom(left) => {
                     return Err(Error::no_space(format!(
@@ -106,18 +114,39 @@ impl Volume {
         };
         let written = device.write(self.layout.data(zone.0, at), payload, Durability::Visible).await;
         if let Err(error) = &written {
-            self.close_zone(zone, error.in_context(format!("an append at byte {at} failed")));
+            self.interrupt(zone, error.in_context(format!("an append at byte {at} failed"))).await;
         }
         slot.ended();
         written.map(|()| ZoneAddress::new(zone.0, at))
     }
 
+    /// Refuses an append at another byte than the write pointer, which is at block `pointer`.
+    fn check_place(&self, zone: ZoneIndex, wanted: Option<u64>, pointer: u64) -> Result<()> {
+        let pointer = self.bytes_of(pointer);
+        match wanted {
+            Some(wanted) if wanted != pointer => Err(crate::misplaced(zone, wanted, pointer)),
+            _ => Ok(()),
+        }
+    }
+
     /// After a failed append there is a hole below the write pointer: the zone takes no more.
-    fn close_zone(&self, zone: ZoneIndex, trouble: Error) {
+    async fn interrupt(&self, zone: ZoneIndex, trouble: Error) {
         let slot = self.slot(zone);
         slot.set_trouble(Some(trouble));
-        if slot.close() {
-            self.limits.moved(ZoneState::Open, ZoneState::Closed);
+        loop {
+            let (phase, _) = slot.look();
+            match phase {
+                Phase::ImplicitlyOpen | Phase::ExplicitlyOpen | Phase::Closed => {
+                    if slot.begin(phase, Phase::Interrupted) {
+                        self.limits.moved(phase.state(), ZoneState::Interrupted);
+                        return;
+                    }
+                }
+                // An opening waits for no append.
+                Phase::Opening => slot.settled().await,
+                // A finish or a reset, which waits for this append, ends it.
+                _ => return,
+            }
         }
     }
 
@@ -136,29 +165,68 @@ impl Volume {
         written.map_err(|error| error.in_context(format!("writing the header of zone {zone}")))
     }
 
-    /// Opens an empty zone for its first append; does nothing if somebody else has begun to.
+    /// Opens a zone that is empty or closed; does nothing if it no longer is.
     ///
     /// The header is durable before the first byte of data is written, so a header that says Empty means that
-    /// truly nothing of its generation is there.
-    async fn open_zone(&self, device: &dyn Device, zone: ZoneIndex) -> Result<()> {
+    /// truly nothing of its generation is there. A closed zone has it.
+    async fn open_zone(&self, device: &dyn Device, zone: ZoneIndex, from: Phase, to: Phase) -> Result<()> {
         let slot = self.slot(zone);
-        if !slot.begin(Phase::Empty, Phase::Opening) {
+        if !slot.begin(from, Phase::Opening) {
             return Ok(());
         }
-        if let Err(busy) = self.limits.open_one() {
-            slot.settle(Phase::Empty, 0);
-            return Err(busy.in_context(format!("append to empty zone {zone}")));
+        if let Err(busy) = self.limits.open_one(from.state()) {
+            slot.settle_opening(from);
+            return Err(busy.in_context(format!("opening zone {zone}")));
         }
-        let written = self.write_header(device, zone, ZoneState::Open, slot.generation(), 0).await;
+        let written = match from {
+            Phase::Empty => self.write_header(device, zone, ZoneState::Closed, slot.generation(), 0).await,
+            _ => Ok(()),
+        };
         match &written {
-            Ok(()) => slot.settle(Phase::Open, 0),
+            Ok(()) => slot.settle_opening(to),
             Err(error) => {
                 slot.set_trouble(Some(error.clone()));
-                self.limits.moved(ZoneState::Open, ZoneState::Closed);
-                slot.settle(Phase::Closed, 0);
+                self.limits.moved(to.state(), ZoneState::Interrupted);
+                slot.settle_opening(Phase::Interrupted);
             }
         }
         written
+    }
+
+    /// Opens a zone explicitly.
+    pub(super) async fn open(&self, device: &dyn Device, zone: ZoneIndex) -> Result<()> {
+        let slot = self.slot(zone);
+        loop {
+            let (phase, _) = slot.look();
+            match phase {
+                Phase::ExplicitlyOpen => return Ok(()),
+                Phase::ImplicitlyOpen => drop(slot.begin(phase, Phase::ExplicitlyOpen)),
+                Phase::Empty | Phase::Closed => {
+                    self.open_zone(device, zone, phase, Phase::ExplicitlyOpen).await?;
+                }
+                phase if phase.is_passing() => slot.settled().await,
+                phase => return Err(self.refusal(zone, phase)),
+            }
+        }
+    }
+
+    /// Closes an open zone. The medium knows it as begun already.
+    pub(super) async fn close_zone(&self, zone: ZoneIndex) -> Result<()> {
+        let slot = self.slot(zone);
+        loop {
+            let (phase, _) = slot.look();
+            match phase {
+                Phase::Closed => return Ok(()),
+                Phase::ImplicitlyOpen | Phase::ExplicitlyOpen => {
+                    if slot.begin(phase, Phase::Closed) {
+                        self.limits.moved(phase.state(), ZoneState::Closed);
+                        return Ok(());
+                    }
+                }
+                phase if phase.is_passing() => slot.settled().await,
+                phase => return Err(self.refusal(zone, phase)),
+            }
+        }
     }
 
     /// Becomes the owner of a zone for a finish or a reset, once nobody else is, with no append in flight.
@@ -182,10 +250,10 @@ impl Volume {
         }
     }
 
-    /// Gives a zone back in its new state, or, after a failure, closed.
+    /// Gives a zone back in its new state, or, after a failure, interrupted.
     fn settle(&self, zone: ZoneIndex, from: Phase, outcome: &Result<()>, to: Phase, pointer: u64) {
         let slot = self.slot(zone);
-        let to = if outcome.is_ok() { to } else { Phase::Closed };
+        let to = if outcome.is_ok() { to } else { Phase::Interrupted };
         slot.set_trouble(outcome.as_ref().err().cloned());
         self.limits.moved(from.state(), to.state());
         slot.settle(to, pointer);
@@ -228,7 +296,7 @@ impl Volume {
         let emptied = emptied.map_err(|error| error.in_context(format!("resetting zone {zone}")));
         if emptied.is_err() {
             // The medium may say Empty already, of the generation that the next attempt writes again.
-            self.settle(zone, before, &emptied, Phase::Closed, pointer);
+            self.settle(zone, before, &emptied, Phase::Interrupted, pointer);
             return emptied.map(|()| generation);
         }
         slot.set_trouble(None);
@@ -338,7 +406,7 @@ impl Volume {
                 let (phase, _) = slot.look();
                 if phase.is_passing() {
                     slot.settled().await;
-                } else if !matches!(phase, Phase::Open | Phase::Closed) {
+                } else if !phase.state().is_active() {
                     break;
                 } else if slot.begin(phase, Phase::Finishing) {
                     slot.drained().await;
@@ -361,9 +429,9 @@ impl Volume {
         device.flush().await?;
         for (zone, phase) in zones {
             let (_, pointer) = self.slot(*zone).look();
-            // An append that failed while another one was being drained closes the zone, too.
-            let failed = *phase == Phase::Closed || self.slot(*zone).trouble().is_some();
-            let state = if failed { ZoneState::Closed } else { ZoneState::Open };
+            // An append that failed while another one was being drained interrupts the zone, too.
+            let failed = *phase == Phase::Interrupted || self.slot(*zone).trouble().is_some();
+            let state = if failed { ZoneState::Interrupted } else { ZoneState::Closed };
             self.write_header(device, *zone, state, self.slot(*zone).generation(), pointer).await?;
         }
         Ok(())

@@ -7,9 +7,12 @@ use block::{
 };
 use proptest::prelude::*;
 use runtime::Random;
+use std::future::poll_fn;
+use std::pin::Pin;
 use std::rc::Rc;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
+use std::task::Poll;
 use zones::OnDevice;
 use zones::on_device::Options;
 use zones::on_device::format::{RECORD, Superblock, Uuid, ZoneHeader};
@@ -49,7 +52,7 @@ async fn handle(zones: &OnDevice) -> Rc<dyn Zones> {
 
 async fn refused(disk: &Arc<CrashDisk>) -> Error {
     match open(disk).await {
-        Ok(zones) => panic!("accepted: {:?}", zones.status()),
+        Ok(zones) => panic!("accepted: {:?}", zones.status().await),
         Err(error) => error,
     }
 }
@@ -266,7 +269,7 @@ fn torn_superblocks_are_survived_and_never_trusted_as_clean() {
                 let report = handle.report(ZoneIndex(0), 3).await.unwrap();
                 assert_eq!(
                     report[0].state,
-                    ZoneState::Closed,
+                    ZoneState::Interrupted,
                     "what is torn may have said that the volume is in use"
                 );
                 assert_eq!(report[0].write_pointer, ZonesPart::geometry(&zones).zone_capacity);
@@ -297,7 +300,7 @@ fn a_clean_volume_continues_and_an_unclean_one_does_not() {
         let zones = open(&disk).await.unwrap();
         let first = handle(&zones).await;
         let report = first.report(ZoneIndex(0), 1).await.unwrap()[0];
-        assert_eq!((report.state, report.write_pointer), (ZoneState::Open, 16384));
+        assert_eq!((report.state, report.write_pointer), (ZoneState::Closed, 16384));
         let at = first.append(ZoneIndex(0), payload(4096, 4)).await.unwrap();
         assert_eq!(at, ZoneAddress::new(0, 16384));
         drop(first);
@@ -305,7 +308,7 @@ fn a_clean_volume_continues_and_an_unclean_one_does_not() {
         drop(zones);
         let zones = open(&disk).await.unwrap();
         let report = handle(&zones).await.report(ZoneIndex(0), 1).await.unwrap()[0];
-        assert_eq!(report.state, ZoneState::Closed);
+        assert_eq!(report.state, ZoneState::Interrupted);
         assert_eq!(report.write_pointer, ZonesPart::geometry(&zones).zone_capacity);
     });
 }
@@ -323,7 +326,7 @@ fn headers_that_can_be_read_at_the_fourth_attempt_are_read() {
             Ok::<_, Error>(report.iter().map(|report| report.state).collect::<Vec<_>>())
         };
         let usual = states(0).await.unwrap();
-        assert_eq!(usual[0], ZoneState::Open);
+        assert_eq!(usual[0], ZoneState::Closed);
         assert_eq!(states(3).await.unwrap(), usual);
         assert!(matches!(states(4).await, Err(Error::Io(_))));
     });
@@ -357,11 +360,15 @@ fn a_damaged_header_takes_its_zone_offline_and_no_other() {
             let (disk, _) = used().await;
             disk.damage(HEADERS + BLOCK as usize, &damage);
             let zones = open(&disk).await.unwrap();
-            assert!(zones.status()["damage"][0].as_str().unwrap().contains("zone 1"), "{:?}", zones.status());
+            assert!(
+                zones.status().await["damage"][0].as_str().unwrap().contains("zone 1"),
+                "{:?}",
+                zones.status().await
+            );
             let handle = handle(&zones).await;
             let report = handle.report(ZoneIndex(0), 3).await.unwrap();
             let states: Vec<ZoneState> = report.iter().map(|report| report.state).collect();
-            assert_eq!(states, [ZoneState::Open, ZoneState::Offline, ZoneState::Empty]);
+            assert_eq!(states, [ZoneState::Closed, ZoneState::Offline, ZoneState::Empty]);
             let (outcome, buffer) = handle.read(ZoneAddress::new(1, 0), block::Buffer::new(4096)).await;
             assert!(outcome.is_err() && buffer.filled().is_empty());
             assert!(handle.append(ZoneIndex(1), payload(4096, 1)).await.is_err());
@@ -371,13 +378,13 @@ fn a_damaged_header_takes_its_zone_offline_and_no_other() {
             handle.append(ZoneIndex(2), payload(4096, 1)).await.unwrap();
             drop(handle);
             zones.close().await.unwrap();
-            assert!(open(&disk).await.unwrap().status()["damage"].is_array(), "it stays so");
+            assert!(open(&disk).await.unwrap().status().await["damage"].is_array(), "it stays so");
         }
     });
 }
 
 #[test]
-fn a_failed_append_closes_its_zone() {
+fn a_failed_append_interrupts_its_zone() {
     inside(|| async {
         let disk = formatted().await;
         let zones = open(&disk).await.unwrap();
@@ -396,7 +403,9 @@ fn a_failed_append_closes_its_zone() {
         disk.fail_writes.store(false, Ordering::Release);
         for zone in 0..2 {
             let report = handle.report(ZoneIndex(zone), 1).await.unwrap()[0];
-            assert_eq!(report.state, ZoneState::Closed);
+            assert_eq!(report.state, ZoneState::Interrupted);
+            assert!(matches!(handle.open(ZoneIndex(zone)).await, Err(Error::Invalid(_))));
+            assert!(matches!(handle.close(ZoneIndex(zone)).await, Err(Error::Invalid(_))));
             let error = handle.append(ZoneIndex(zone), payload(4096, 7)).await.unwrap_err();
             assert!(
                 matches!(error, Error::Invalid(_)) && error.to_string().contains("wants this write to fail"),
@@ -414,7 +423,7 @@ fn a_failed_append_closes_its_zone() {
         zones.close().await.unwrap();
         let reopened = open(&disk).await.unwrap();
         let report = ZonesPart::open(&reopened).await.unwrap().report(ZoneIndex(0), 2).await.unwrap();
-        assert_eq!((report[0].state, report[1].state), (ZoneState::Full, ZoneState::Open));
+        assert_eq!((report[0].state, report[1].state), (ZoneState::Full, ZoneState::Closed));
     });
 }
 
@@ -431,6 +440,49 @@ fn an_append_to_an_open_zone_is_one_write() {
         }
         assert_eq!(disk.writes.load(Ordering::Acquire) - before, 10);
     });
+}
+
+#[test]
+fn closing_a_zone_and_opening_a_closed_one_write_nothing() {
+    inside(|| async {
+        let disk = formatted().await;
+        let zones = open(&disk).await.unwrap();
+        let handle = handle(&zones).await;
+        handle.open(ZoneIndex(0)).await.unwrap();
+        let before = disk.writes.load(Ordering::Acquire);
+        for call in 0..3 {
+            handle.close(ZoneIndex(0)).await.unwrap();
+            handle.open(ZoneIndex(0)).await.unwrap();
+            handle.append_at(ZoneAddress::new(0, call * 4096), payload(4096, 5)).await.unwrap();
+            assert!(handle.append_at(ZoneAddress::new(0, 0), payload(4096, 6)).await.is_err());
+        }
+        assert_eq!(disk.writes.load(Ordering::Acquire) - before, 3);
+    });
+}
+
+/// An append that fails after its zone was closed leaves a hole in it all the same, also after the zone was opened again.
+#[test]
+fn an_append_that_fails_in_a_closed_zone_interrupts_it() {
+    for opens in [false, true] {
+        inside(move || async move {
+            let disk = formatted().await;
+            let zones = open(&disk).await.unwrap();
+            let handle = handle(&zones).await;
+            handle.append(ZoneIndex(0), payload(4096, 5)).await.unwrap();
+            disk.fail_writes.store(true, Ordering::Release);
+            let mut append = handle.append(ZoneIndex(0), payload(4096, 6));
+            let begun =
+                poll_fn(|context| Poll::Ready(Pin::new(&mut append).poll(context).is_pending())).await;
+            assert!(begun, "its write takes a turn");
+            handle.close(ZoneIndex(0)).await.unwrap();
+            if opens {
+                handle.open(ZoneIndex(0)).await.unwrap();
+            }
+            assert!(append.await.is_err());
+            let report = handle.report(ZoneIndex(0), 1).await.unwrap()[0];
+            assert_eq!(report.state, ZoneState::Interrupted);
+        });
+    }
 }
 
 #[test]
@@ -527,7 +579,7 @@ fn a_power_cut_after_a_close_takes_nothing() {
             let zones = open(&left).await.unwrap();
             let handle = handle(&zones).await;
             let report = handle.report(ZoneIndex(0), 3).await.unwrap();
-            assert_eq!((report[0].state, report[0].write_pointer), (ZoneState::Open, 20480));
+            assert_eq!((report[0].state, report[0].write_pointer), (ZoneState::Closed, 20480));
             assert_eq!((report[2].state, report[2].generation), (ZoneState::Empty, generation));
             for (zone, length, value) in [(0, 20480, 1), (1, 8192, 2)] {
                 let (outcome, buffer) =

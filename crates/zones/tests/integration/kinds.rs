@@ -47,7 +47,7 @@ fn a_stack_of_zones_is_built_closed_and_built_again() {
             assert_eq!(part.geometry().max_open, 2);
             let handle = part.open().await.unwrap();
             let report = handle.report(ZoneIndex(0), 1).await.unwrap()[0];
-            let expected = if format { (ZoneState::Empty, 0) } else { (ZoneState::Open, 4096) };
+            let expected = if format { (ZoneState::Empty, 0) } else { (ZoneState::Closed, 4096) };
             assert_eq!((report.state, report.write_pointer), expected);
             handle.append(ZoneIndex(0), Data::copy_of(&[5; 4096]).into()).await.unwrap();
             drop((handle, part));

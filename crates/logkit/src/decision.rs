@@ -1,0 +1,323 @@
+//! What the cleaner does next: [`next`] maps a [`State`] of plain numbers to one [`Action`]. It is pure and knows of no zone, map or
+//! record, so its tests drive it through every small state (`decision/tests.rs`) and through an abstract log (`decision/progress.rs`), without I/O.
+//!
+//! A *pass* begins with the registration for the cleaner's wakeup. In a pass the cleaner gathers a state, carries out the
+//! action, and gathers again, until an action ends the pass. An action that waits therefore decides on a state that is at least
+//! as new as the registration, and a wakeup between the two isn't lost.
+//!
+//! Two inputs of the decision cost time or have effects of their own: the policy's choice and the pace. They are *questions*:
+//! [`Action::Choose`] and [`Action::AskPace`]. The answers are part of the state until the pass ends.
+//!
+//! The order of the actions is a priority: what frees most for least comes first. Blocks of deleted versions are freed before
+//! a victim is moved, because they needn't be moved then; a reset precedes the checkpoint that covers further zones; both
+//! run beside the moves.
+
+use std::time::Duration;
+
+/// Number of dead zones that are reset together if no zone is needed soon: they share a flush and a grace period.
+pub const RESET_TOGETHER: u32 = 4;
+/// Most records' worth of blocks in one [`Action::Move`].
+pub const MOST_RECORDS: u32 = 4;
+/// Number of failures in a row after which writers that wait for a zone are refused.
+pub const MOST_FAILURES: u32 = 3;
+/// Pause after a failure during which wakeups are ignored, since the attempt itself caused some.
+pub const REST: Duration = Duration::from_millis(10);
+/// Longest wait before the next attempt after the first failure; it doubles with each further one, [`MOST_DOUBLINGS`] times.
+/// Writes that failed for lack of a free zone don't wake the cleaner.
+pub const BETWEEN_ATTEMPTS: Duration = Duration::from_secs(1);
+/// Most doublings of [`BETWEEN_ATTEMPTS`].
+pub const MOST_DOUBLINGS: u32 = 6;
+
+/// State of a task beside the cleaner's.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub enum Progress {
+    /// Not begun.
+    #[default]
+    Idle,
+    /// Runs; its end wakes the cleaner.
+    Running,
+    /// Has ended; its outcome hasn't been collected.
+    Ended,
+}
+
+impl Progress {
+    /// Whether the task has begun and its outcome hasn't been collected.
+    fn is_busy(self) -> bool {
+        self != Progress::Idle
+    }
+}
+
+/// Tasks beside the cleaner's, at most one of each.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Task {
+    /// Resets the dead zones that the durable checkpoint covers.
+    Reset,
+    /// Writes a checkpoint.
+    Checkpoint,
+    /// Reserves space of the device below for a free zone.
+    Reserve,
+}
+
+/// Zone that is being cleaned.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub enum Victim {
+    /// No zone is being cleaned.
+    #[default]
+    None,
+    /// Live blocks are left to move.
+    Moves,
+    /// No live block is left to move.
+    Moved,
+}
+
+/// Answer of the policy to [`Action::Choose`] where it chose no victim.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub enum Choice {
+    /// Not asked in this pass.
+    #[default]
+    NotAsked,
+    /// No zone is worth cleaning.
+    Nothing,
+    /// Zones are needed, and those worth cleaning hold records that haven't committed.
+    Uncommitted,
+}
+
+/// Answer of the pace to [`Action::AskPace`].
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub enum Admission {
+    /// Not asked in this pass.
+    #[default]
+    NotAsked,
+    /// Blocks may be moved now.
+    Now {
+        /// Number of blocks to move per block that users write, rounded up; `None` is without limit.
+        per_write: Option<u32>,
+    },
+    /// Users' commits wake the cleaner when blocks may be moved. Never the answer while users wait for a zone.
+    Later,
+}
+
+/// What the decision depends on.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct State {
+    /// The log takes no more writes.
+    pub has_failed: bool,
+    /// The log is being closed.
+    pub is_closing: bool,
+    /// Users' changes are queued. They may need zones even while the log is being closed.
+    pub has_queued: bool,
+    /// The action before failed, and [`Action::Retry`] hasn't been carried out since.
+    pub has_just_failed: bool,
+    /// Number of failures in a row.
+    pub failures: u32,
+    /// A deleted version has blocks that haven't been freed.
+    pub has_deleted: bool,
+    /// See [`Task::Reset`].
+    pub reset: Progress,
+    /// See [`Task::Checkpoint`].
+    pub checkpoint: Progress,
+    /// See [`Task::Reserve`].
+    pub reserve: Progress,
+    /// A free zone should get its space reserved.
+    pub wants_reserve: bool,
+    /// Enough has been written since the last checkpoint to pay for another.
+    pub wants_checkpoint: bool,
+    /// Number of free zones; while the device below has no space, of those that are backed.
+    pub free: u32,
+    /// Number of free zones that users leave: to the cleaner and to checkpoints.
+    pub kept: u32,
+    /// Number of zones that users may open at the same time.
+    pub lanes: u32,
+    /// Number of dead zones that wait to be reset, without those that a reset has taken.
+    pub dead: u32,
+    /// Number of dead zones that the running reset has taken and hasn't reset yet.
+    pub resetting: u32,
+    /// The durable checkpoint covers a zone of `dead`.
+    pub has_covered: bool,
+    /// A new checkpoint would cover a zone of `dead` that the durable one doesn't.
+    pub has_coverable: bool,
+    /// A new checkpoint would free pages of the one before. Only known after [`Choice::Nothing`].
+    pub frees_pages: bool,
+    /// See [`Victim`].
+    pub victim: Victim,
+    /// Answer of the policy.
+    pub choice: Choice,
+    /// Moves wait for the end of the running checkpoint.
+    pub is_blocked: bool,
+    /// Answer of the pace.
+    pub pace: Admission,
+}
+
+impl State {
+    /// Whether users get no zone. Each user that needs one waits.
+    pub fn users_wait(&self) -> bool {
+        self.free <= self.kept
+    }
+
+    /// Whether users wait for zones, or will when each lane needs one.
+    pub fn is_urgent(&self) -> bool {
+        self.free <= self.kept.saturating_add(self.lanes)
+    }
+
+    /// Whether users would wait even if all dead zones had been reset.
+    pub fn is_short(&self) -> bool {
+        self.free.saturating_add(self.dead).saturating_add(self.resetting) <= self.kept
+    }
+
+    /// Whether any task runs beside the cleaner's; its end wakes the cleaner.
+    fn has_task(&self) -> bool {
+        [self.reset, self.checkpoint, self.reserve].iter().any(|task| task.is_busy())
+    }
+}
+
+/// What ends a wait of the cleaner. So does each user that begins to wait for a zone.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Cause {
+    /// Users have written as much as [`Admission::Later`] asked for.
+    Pace,
+    /// The running checkpoint has ended, and moves go on.
+    Checkpoint,
+    /// A record has committed.
+    Commit,
+    /// A task has ended.
+    Task,
+    /// Something has changed: a zone was taken or sealed, a version deleted, or the log is being closed. There is nothing to do.
+    Change,
+}
+
+/// What the cleaner does.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Action {
+    /// Frees a piece of a deleted version. Ends the pass and the failures in a row.
+    FreePiece,
+    /// Collects the outcome of a task that has ended. Ends the pass and, if the task succeeded, the failures in a row.
+    Collect(Task),
+    /// Begins a task, which goes on beside the cleaner.
+    Begin(Task),
+    /// Asks the policy for a victim, and finds its live blocks. The answer is in [`State::victim`] or [`State::choice`].
+    Choose,
+    /// Asks the pace whether blocks may be moved. The answer is in [`State::pace`].
+    AskPace,
+    /// Moves live blocks of the victim, and does what [`Action::EndVictim`] does if none is left. Ends the pass and, if it succeeded,
+    /// the failures in a row.
+    Move {
+        /// Number of records' worth of single blocks that are read together.
+        records: u32,
+    },
+    /// Lets the victim be reset like any dead zone. Ends the pass and the failures in a row.
+    EndVictim,
+    /// Waits to be woken; ends the pass. No writer is refused, unless after failures in a row; [`Cause::Change`] ends these.
+    Wait {
+        /// What the wait ends with.
+        cause: Cause,
+        /// The next commit is to wake the cleaner.
+        until_commit: bool,
+    },
+    /// Refuses the writers that wait for a zone, since no zone can be freed, and waits to be woken. Ends the pass and the failures in a
+    /// row.
+    Refuse {
+        /// The next commit is to wake the cleaner.
+        until_commit: bool,
+    },
+    /// Rests for [`REST`], then waits to be woken. Ends the pass.
+    Retry {
+        /// Writers that wait for a zone are refused until then.
+        refuse: bool,
+        /// Longest wait after the rest.
+        limit: Duration,
+    },
+    /// Ends the cleaner. A victim stays as it is.
+    Stop,
+}
+
+/// Decides what the cleaner does in a state.
+pub fn next(state: &State) -> Action {
+    if state.has_just_failed {
+        return retry(state);
+    }
+    if state.has_failed || state.is_closing && !state.has_queued {
+        return Action::Stop;
+    }
+    if state.has_deleted {
+        return Action::FreePiece;
+    }
+    let tasks =
+        [(state.reset, Task::Reset), (state.checkpoint, Task::Checkpoint), (state.reserve, Task::Reserve)];
+    if let Some((_, task)) = tasks.into_iter().find(|(progress, _)| *progress == Progress::Ended) {
+        return Action::Collect(task);
+    }
+    if let Some(task) = task_to_begin(state) {
+        return Action::Begin(task);
+    }
+    match state.victim {
+        Victim::Moved => Action::EndVictim,
+        Victim::Moves => move_some(state),
+        Victim::None => match state.choice {
+            Choice::NotAsked => Action::Choose,
+            Choice::Uncommitted => Action::Wait { cause: Cause::Commit, until_commit: true },
+            Choice::Nothing => without_victim(state),
+        },
+    }
+}
+
+/// Task that is needed, whether or not there is a victim.
+fn task_to_begin(state: &State) -> Option<Task> {
+    if state.wants_reserve && !state.reserve.is_busy() {
+        return Some(Task::Reserve);
+    }
+    let enough = if state.is_urgent() { 1 } else { RESET_TOGETHER };
+    if state.dead >= enough && state.has_covered && !state.reset.is_busy() {
+        return Some(Task::Reset);
+    }
+    // A running reset may free enough without a checkpoint.
+    let is_waited_for = state.is_urgent() && state.has_coverable && !state.reset.is_busy();
+    let is_wanted = state.wants_checkpoint || is_waited_for;
+    (is_wanted && !state.checkpoint.is_busy()).then_some(Task::Checkpoint)
+}
+
+/// Moves live blocks of the victim, if the checkpoint and the pace allow it.
+fn move_some(state: &State) -> Action {
+    if state.is_blocked {
+        return Action::Wait { cause: Cause::Checkpoint, until_commit: false };
+    }
+    match state.pace {
+        Admission::NotAsked => Action::AskPace,
+        Admission::Later => Action::Wait { cause: Cause::Pace, until_commit: false },
+        // The higher the pace, the more reads and writes are in flight together.
+        Admission::Now { per_write } => {
+            Action::Move { records: per_write.map_or(MOST_RECORDS, |moves| moves.clamp(1, MOST_RECORDS)) }
+        }
+    }
+}
+
+/// Nothing is worth cleaning: frees zones of the checkpoint before, waits for what is under way, or refuses writers.
+fn without_victim(state: &State) -> Action {
+    if state.is_urgent() && state.frees_pages && !state.checkpoint.is_busy() {
+        return Action::Begin(Task::Checkpoint);
+    }
+    // A zone can't be reset while a record in it hasn't committed.
+    let until_commit = state.dead > 0;
+    if state.has_task() {
+        Action::Wait { cause: Cause::Task, until_commit }
+    } else if state.is_short() {
+        Action::Refuse { until_commit }
+    } else {
+        Action::Wait { cause: Cause::Change, until_commit }
+    }
+}
+
+/// Waits after a failure. Dead zones don't help writers as long as they can't be reset.
+fn retry(state: &State) -> Action {
+    let doublings = state.failures.saturating_sub(1).min(MOST_DOUBLINGS);
+    Action::Retry {
+        refuse: state.failures >= MOST_FAILURES && state.users_wait(),
+        limit: if state.is_closing { Duration::ZERO } else { BETWEEN_ATTEMPTS * (1 << doublings) },
+    }
+}
+
+#[cfg(test)]
+mod model;
+#[cfg(test)]
+mod progress;
+#[cfg(test)]
+mod tests;
