@@ -76,7 +76,7 @@ fn counters_survive_every_cut() {
     let (_, kit) = holds(name, oracle(seed(name, 301)), OPTIONS);
     assert!(kit.moved_blocks.load(Ordering::Relaxed) > 0, "the cleaner had nothing to do");
     assert!(kit.reset_zones.load(Ordering::Relaxed) > 10, "the log did not go round");
-    assert!(kit.checkpoints.load(Ordering::Relaxed) > 10, "hardly any checkpoints were taken");
+    assert!(kit.checkpoints.load(Ordering::Relaxed) > 5, "hardly any checkpoints were taken");
 }
 
 #[test]
@@ -112,7 +112,7 @@ fn is_caught(broken: Broken, operations: u64, expected: &str) {
 
 #[test]
 fn a_root_before_its_checkpoint_is_durable_is_caught() {
-    is_caught(Broken::RootBeforeFlush, 60, "the directory of the newest checkpoint");
+    is_caught(Broken::RootBeforeFlush, 60, "can't be used after the cut");
 }
 
 #[test]
