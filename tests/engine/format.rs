@@ -61,14 +61,14 @@ impl Change {
     }
 }
 
-/// Refuses a counter that isn't there.
+/// Refuses a counter that isn't one of a shard, of so many, with this number of counters.
 ///
 /// # Errors
 /// [`Error::Corrupt`] with its number.
-pub fn check_counter(counter: u32, number: usize) -> Result<()> {
-    match (counter as usize) < number {
+pub fn check_counter(counter: u32, (shard, shards): (u32, u32), number: usize) -> Result<()> {
+    match counter % shards == shard && ((counter / shards) as usize) < number {
         true => Ok(()),
-        false => Err(Error::corrupt(format!("counter {counter} out of range 0..{number} in a record"))),
+        false => Err(Error::corrupt(format!("a record of shard {shard} names counter {counter}, which isn't there"))),
     }
 }
 
@@ -100,19 +100,51 @@ pub fn value(counter: u32, found: &[u8]) -> Result<u64> {
 }
 
 /// The owner's part of a checkpoint's directory: all places.
-pub fn encode_state(places: &[Place]) -> Vec<u8> {
-    let mut writer = Writer::default();
-    writer.u32(places.len() as u32);
-    places.iter().for_each(|place| place.encode(&mut writer));
-    writer.0
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct State {
+    /// By shard; of each, those of its counters in rising order.
+    pub places: Vec<Vec<Place>>,
 }
 
-/// Reads the owner's part of a directory.
-///
-/// # Errors
-/// [`Error::Corrupt`] for bytes that no version of this program writes.
-pub fn decode_state(bytes: &[u8]) -> Result<Vec<Place>> {
-    let mut reader = Reader::new(bytes, "the state of counters");
-    let number = reader.count(8)?;
-    (0..number).map(|_| Place::decode(&mut reader)).collect()
+impl State {
+    /// State of so many shards without counters.
+    pub fn new(shards: u32) -> Self {
+        State { places: vec![Vec::new(); shards as usize] }
+    }
+
+    /// State of so many counters that were never set.
+    pub fn never_set(counters: u32, shards: u32) -> Self {
+        let number = |shard| (shard..counters).step_by(shards as usize).count();
+        State { places: (0..shards).map(|shard| vec![Place::NOWHERE; number(shard)]).collect() }
+    }
+
+    /// Number of counters.
+    pub fn counters(&self) -> u32 {
+        self.places.iter().map(Vec::len).sum::<usize>() as u32
+    }
+
+    /// Encodes the state.
+    pub fn encode(&self) -> Vec<u8> {
+        let mut writer = Writer::default();
+        writer.u32(self.places.len() as u32);
+        for places in &self.places {
+            writer.u32(places.len() as u32);
+            places.iter().for_each(|place| place.encode(&mut writer));
+        }
+        writer.0
+    }
+
+    /// Decodes a state.
+    ///
+    /// # Errors
+    /// [`Error::Corrupt`] for bytes that no version of this program writes.
+    pub fn decode(bytes: &[u8]) -> Result<State> {
+        let mut reader = Reader::new(bytes, "the state of counters");
+        let mut places = Vec::new();
+        for _ in 0..reader.count(4)? {
+            let number = reader.count(8)?;
+            places.push((0..number).map(|_| Place::decode(&mut reader)).collect::<Result<_>>()?);
+        }
+        Ok(State { places })
+    }
 }

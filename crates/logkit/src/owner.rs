@@ -67,6 +67,14 @@ pub trait Owner: Sized + 'static {
         async { self.kit().flush().await }
     }
 
+    /// Resets dead zones for what is moved. The default is for the home shard; another one asks that.
+    ///
+    /// # Errors
+    /// What resetting and a checkpoint return.
+    fn free_dead(self: &Rc<Self>) -> impl Future<Output = Result<()>> {
+        async { crate::mover::free_dead(self).await }
+    }
+
     /// Prepares the reset of zones: makes durable whatever refers to the newest checkpoint.
     ///
     /// # Errors

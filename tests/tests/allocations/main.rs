@@ -50,7 +50,7 @@ fn an_append_allocates_nothing() {
         // Zones that take all of a measurement, and no checkpoint meanwhile.
         let on_device = zones::on_device::Options { format: true, zone_size: Some(8 << 20), ..Default::default() };
         let zones = Arc::new(zones::OnDevice::open(disk, on_device).await.unwrap());
-        let options = Options { counters: CLIENTS * OWN, checkpoint_blocks: u64::MAX, broken: None };
+        let options = Options { counters: CLIENTS * OWN, shards: 1, checkpoint_blocks: u64::MAX, broken: None };
         let counters = Rc::new(Counters::format(zones, options).await.unwrap());
         allocations(&counters, SETS).await;
         let records = || counters.kit().user_records.load(Ordering::Relaxed);

@@ -53,7 +53,7 @@ fn oracle(seed: u64) -> Oracle {
     oracle
 }
 
-const OPTIONS: Options = Options { counters: 40, checkpoint_blocks: 16, broken: None };
+const OPTIONS: Options = Options { counters: 40, shards: 1, checkpoint_blocks: 16, broken: None };
 
 fn holds(name: &str, oracle: Oracle, options: Options) -> (Report, Arc<logkit::Counters>) {
     let (report, kit) = run(oracle, options);
@@ -89,8 +89,24 @@ fn recoveries_of_counters_that_are_cut() {
     assert!(report.recoveries > 100 || !report.is_whole(), "{name}: only {} cuts", report.recoveries);
 }
 
+/// Each shard has streams of its own, so what a cut leaves is no prefix of all that was set.
+#[test]
+fn counters_of_two_shards_survive_every_cut() {
+    let name = "counters of two shards";
+    let mut oracle = oracle(seed(name, 303));
+    oracle.prefix = false;
+    oracle.again_every = 331;
+    let (_, kit) = holds(name, oracle, Options { shards: 2, ..OPTIONS });
+    assert!(kit.moved_blocks.load(Ordering::Relaxed) > 0, "the cleaner had nothing to do");
+    assert!(kit.reset_zones.load(Ordering::Relaxed) > 10, "the log did not go round");
+}
+
 /// Breaks a rule, which must be noticed with one of a few seeds. Few zones, so that all of them are used again soon.
 fn is_caught(broken: Broken, operations: u64, expected: &str) {
+    is_caught_with(1, broken, operations, expected);
+}
+
+fn is_caught_with(shards: u32, broken: Broken, operations: u64, expected: &str) {
     let name = format!("{broken:?}");
     let first = seed(&name, 310);
     for seed in first..first + 8 {
@@ -98,8 +114,8 @@ fn is_caught(broken: Broken, operations: u64, expected: &str) {
         oracle.disk.blocks = BlockCount(144);
         oracle.workload.operations = operations;
         oracle.search = Search::brief(seed);
-        oracle.prefix = true;
-        let (report, _) = run(oracle, Options { broken: Some(broken), counters: 12, ..OPTIONS });
+        oracle.prefix = shards == 1;
+        let (report, _) = run(oracle, Options { broken: Some(broken), counters: 12, shards, ..OPTIONS });
         if let Err(violation) = report {
             println!("{name}: caught: {violation}");
             let text = violation.to_string();
@@ -149,4 +165,14 @@ fn a_move_over_a_newer_value_is_caught() {
 #[test]
 fn a_flush_that_does_nothing_is_caught() {
     is_caught(Broken::NeverFlushes, 60, "found");
+}
+
+#[test]
+fn a_root_before_another_shard_has_flushed_is_caught() {
+    is_caught_with(2, Broken::FlushesHomeOnly, 100, "can't be used after the cut");
+}
+
+#[test]
+fn a_checkpoint_of_two_shards_whose_state_is_older_than_its_cut_is_caught() {
+    is_caught_with(2, Broken::LateCut, 100, "found");
 }

@@ -30,8 +30,9 @@ impl Subject for Setup {
         let (disk_bytes, zone_size) = (pick(random, &[1 << 20, 2 << 20]), pick(random, &[32 << 10, 48 << 10]));
         let options = Options {
             counters: pick(random, &[1, 8, 20]),
+            shards: pick(random, &[1, 2]),
             checkpoint_blocks: pick(random, &[4, 16, 1 << 20]),
-            ..Options::default()
+            broken: None,
         };
         Setup { disk_bytes, sector: pick(random, &[512, 4096]), zone_size, shards: pick(random, &[1, 2]), options }
     }
@@ -60,15 +61,15 @@ impl Subject for Setup {
     }
 
     fn is_ordered(&self, _life: &Life) -> bool {
-        true
+        self.options.shards == 1
     }
 
     async fn opened(_world: &World<Self>, part: &CountersDevice) -> Result<(), String> {
-        part.counters().check_counts().await
+        part.counters().check_counts().await.map_err(|error| error.to_string())
     }
 
     async fn ended(_world: &World<Self>, part: &CountersDevice) -> Result<(), String> {
-        part.counters().check_counts().await
+        part.counters().check_counts().await.map_err(|error| error.to_string())
     }
 }
 
