@@ -290,7 +290,15 @@ impl Owner for Core {
                 Some(_) => self.kit.note_user_blocks(1),
                 None => count(&self.kit.counters.moved_blocks, 1),
             }
-            apply(&mut places, self.shards, &mut accounts, *change, Place { zone, position }, self.kit.clock(), self.broken);
+            apply(
+                &mut places,
+                self.shards,
+                &mut accounts,
+                *change,
+                Place { zone, position },
+                self.kit.clock(),
+                self.broken,
+            );
         }
         drop((places, accounts));
         entries.iter().filter_map(|entry| entry.request).for_each(|it| self.requests.item_ended(it, &Ok(())));

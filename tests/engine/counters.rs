@@ -91,7 +91,11 @@ impl Counters {
             core.take_checkpoint(false).await?;
         }
         for home in &homes {
-            home.with(|core: Rc<Core>| async move { Ok(lane::start(&core)) }).await?;
+            home.with(|core: Rc<Core>| async move {
+                lane::start(&core);
+                Ok(())
+            })
+            .await?;
         }
         cleaner::start(&core);
         Ok(Counters { kit: core.kit.counters.clone(), homes, zones, number })
@@ -184,7 +188,9 @@ impl Counters {
             for (number, zone) in core.kit.pool.list().into_iter().skip(ROOT_ZONES as usize) {
                 let live = places.iter().filter(|place| place.zone == number).count();
                 if zone.class != CHECKPOINT_CLASS && zone.live as usize != live {
-                    return Err(Error::corrupt(format!("zone {number} has {live} live blocks, the kit counts {zone:?}")));
+                    return Err(Error::corrupt(format!(
+                        "zone {number} has {live} live blocks, the kit counts {zone:?}"
+                    )));
                 }
             }
             Ok(())

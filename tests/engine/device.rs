@@ -64,7 +64,8 @@ impl DevicePart for CountersDevice {
     }
 
     fn open(&self) -> Call<'_, Result<Rc<dyn Device>>> {
-        let handle = Handle { counters: self.counters.clone(), stamp: self.stamp, geometry: self.geometry.clone() };
+        let handle =
+            Handle { counters: self.counters.clone(), stamp: self.stamp, geometry: self.geometry.clone() };
         Call::ready(Ok(Rc::new(handle)))
     }
 }
@@ -127,7 +128,12 @@ impl Device for Handle {
         Call::new(self.set(range, |_| 0, Durability::Visible))
     }
 
-    fn write_zeroes(&self, range: BlockRange, _mode: ZeroMode, durability: Durability) -> Call<'_, Result<()>> {
+    fn write_zeroes(
+        &self,
+        range: BlockRange,
+        _mode: ZeroMode,
+        durability: Durability,
+    ) -> Call<'_, Result<()>> {
         Call::new(self.set(range, |_| 0, durability))
     }
 }

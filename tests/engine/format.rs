@@ -68,7 +68,9 @@ impl Change {
 pub fn check_counter(counter: u32, (shard, shards): (u32, u32), number: usize) -> Result<()> {
     match counter % shards == shard && ((counter / shards) as usize) < number {
         true => Ok(()),
-        false => Err(Error::corrupt(format!("a record of shard {shard} names counter {counter}, which isn't there"))),
+        false => Err(Error::corrupt(format!(
+            "a record of shard {shard} names counter {counter}, which isn't there"
+        ))),
     }
 }
 

@@ -51,7 +51,14 @@ pub async fn format(zones: &dyn Zones, layout: &Layout) -> Result<(ZonePool, Ide
 
 /// Parts of a new log on zones that were [formatted](format), with so many streams. `own` is the
 /// owner's part of its roots. The owner's first checkpoint makes the log durable.
-pub fn create(layout: Layout, pool: ZonePool, identity: Identity, streams: usize, owner: [u8; 8], own: Vec<u8>) -> Parts {
+pub fn create(
+    layout: Layout,
+    pool: ZonePool,
+    identity: Identity,
+    streams: usize,
+    owner: [u8; 8],
+    own: Vec<u8>,
+) -> Parts {
     let none = Sequences::new(&vec![0; streams]);
     let root = Root {
         owner,

@@ -230,3 +230,44 @@ pub(crate) fn listen<O: Owner>(owner: &Rc<O>) {
     };
     runtime::spawn(listener).detach();
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::stream::Sequences;
+    use std::pin::pin;
+    use std::task::Context;
+
+    #[test]
+    fn a_ring_reaches_the_listeners_of_all_other_shards_and_is_kept_until_they_listen() {
+        let none = Sequences::default();
+        let streams = Arc::new(Streams::new(&none, &none));
+        let shared = Shared::new(Arc::new(ZonePool::new(1)), streams, 0);
+        let home = Member::new(shared.clone());
+        home.ring(FREED);
+        assert_eq!(home.bell.rung.load(Ordering::Relaxed), 0);
+        let other = Member::new(shared.clone());
+        let bell = other.bell.clone();
+        let mut context = Context::from_waker(Waker::noop());
+        let mut rung = pin!(bell.rung());
+        assert_eq!(rung.as_mut().poll(&mut context), Poll::Pending);
+        Event::new(&home, FREED).notify_all();
+        Event::new(&home, CLEANER).notify_all();
+        assert_eq!(rung.poll(&mut context), Poll::Ready(FREED | CLEANER));
+        assert_eq!(home.bell.rung.load(Ordering::Relaxed), 0, "it has notified its own waiters");
+        drop(other);
+        assert_eq!(pin!(bell.rung()).poll(&mut context), Poll::Ready(LEFT));
+        assert_eq!(lock(&shared.bells).len(), 1);
+    }
+
+    #[test]
+    fn the_first_error_stays() {
+        let errors = SharedError::default();
+        assert_eq!(errors.get(), None);
+        errors.set_first(&Error::io("first"));
+        errors.set_first(&Error::io("second"));
+        assert_eq!(errors.get(), Some(Error::io("first")));
+        errors.set(None);
+        assert!(!errors.is_set() && errors.get().is_none());
+    }
+}

@@ -27,14 +27,21 @@ impl Subject for Setup {
     type Memory = ();
 
     fn draw(random: &mut Random) -> Self {
-        let (disk_bytes, zone_size) = (pick(random, &[1 << 20, 2 << 20]), pick(random, &[32 << 10, 48 << 10]));
+        let (disk_bytes, zone_size) =
+            (pick(random, &[1 << 20, 2 << 20]), pick(random, &[32 << 10, 48 << 10]));
         let options = Options {
             counters: pick(random, &[1, 8, 20]),
             shards: pick(random, &[1, 2]),
             checkpoint_blocks: pick(random, &[4, 16, 1 << 20]),
             broken: None,
         };
-        Setup { disk_bytes, sector: pick(random, &[512, 4096]), zone_size, shards: pick(random, &[1, 2]), options }
+        Setup {
+            disk_bytes,
+            sector: pick(random, &[512, 4096]),
+            zone_size,
+            shards: pick(random, &[1, 2]),
+            options,
+        }
     }
 
     fn files(&self) -> Vec<File> {
