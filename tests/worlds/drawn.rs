@@ -30,7 +30,6 @@ pub fn write_cache_options(life: &Life, order: writecache::Order) -> writecache:
             fua: random.chance(0.3),
             order,
             dirty: pick(random, &[1 << 10, 16 << 10, 1 << 20]),
-            ..writecache::Options::default().settings
         },
     }
 }

@@ -1,45 +1,64 @@
-//! `writecache`: a fast device that takes all writes, and gives them to a slower one when there is time; dm-writecache's role
-//! and words.
+//! `writecache`: a write-back cache. Writes go to a fast device and are destaged to a slower one in flush order. Role and terms
+//! are dm-writecache's.
 //!
 //! Promises: those of the Device contract. Writes are appended to a ring of records on the cache device, many in one, and
 //! written back to the origin from its oldest end. **In order**: everything before a flush (or a FUA write) reaches the origin
-//! before anything after it, of several versions of a block each that a flush separates, so that the origin alone is at every
-//! moment a state that an earlier power cut could have left. `order=none` gives that up for fewer writes. Reads are checked
-//! against the checksums that were taken when the data came, and what isn't cached is read from the origin; nothing that is
-//! read is kept.
+//! before anything after it. Of versions of a block that a flush separates, each one is written, so that the origin alone is at every
+//! moment a state that an earlier power cut could have left. `order=none` gives that up for fewer writes. Reads of cached blocks are
+//! checked against the checksums of their writes; all other blocks are read from the origin. Reads aren't cached.
 //!
-//! When the ring is full, writers wait and go on at the speed at which the origin takes what is written back. A cache device
-//! that fails takes no more writes, and what it holds is still read and written back; an origin that fails is tried again,
-//! and its error is returned to the writers that wait for free space.
+//! When the ring is full, writers are throttled to the rate at which the origin takes the write-back. A cache device that fails
+//! takes no more writes, and its blocks are still read and written back. Write-back to an origin that fails is repeated, and its
+//! error is returned to the writers that wait for free space.
 //!
-//! Where it differs from the kernel's: nothing goes around a full cache (it would overtake what is cached), write-back is
-//! ordered by flush epochs unless `order=none`, reads are checked, and there is no `metadata_only`: no client of a served stack can mark a
-//! write as metadata. Left to others: keeping what is read (`cache`), a second copy of what only the cache has (`mirror`).
+//! Differences from the kernel's: no write goes around a full cache (it would overtake cached ones), write-back is ordered by flush
+//! epochs unless `order=none`, reads are checked, and there is no `metadata_only`: no client of a served stack can mark a write as
+//! metadata. Left to other layers: caching reads (`cache`), a second copy of the blocks that only the cache has (`mirror`).
 //!
-//! `core` is what a cache knows and how a change gets in, `around` how it goes straight to the origin; `append` writes
-//! records; `batch` and `writeback` bring them to the origin, at a rate that `progress` knows; `recovery` opens; `ring` and
-//! `format` say what lies where and how, `scan` reads it; `index` says where the newest version of a block is; `read` and
-//! `readers` are about reads.
+//! **Structure.** `core` composes the parts: each has a file, private state, and its invariants in the module's head.
+//! - The ring: `ring` (layout), `format` and `scan` (bytes), `log` (positions), `superblock`, `recovery` (opening), `index`.
+//! - Writes: `change` (clients' calls), `queue`, `append` (lanes), `records` (in flight), `epoch` (flush epochs), `commit`
+//!   (flushes of the cache device), `space` and `throttle` (a nearly full ring).
+//! - Write-back: `demand` (when), `pieces` and `batch` (reading and sorting), `destage` (writing), `writeback` (the order of all).
+//! - Reads: `read`, `grace` (reuse of space). The mode `cleaner`: `cleaner`, `around`. The rest: `origin`, `health`, `damage`,
+//!   `counters`, `settings`, `message`, `device` (part and handles).
 
 mod append;
 mod around;
 mod batch;
+mod change;
+mod cleaner;
+mod commit;
 mod core;
+mod counters;
+mod damage;
+mod demand;
+mod destage;
 mod device;
+mod epoch;
 pub mod format;
+mod grace;
+mod health;
 mod index;
+mod log;
 mod message;
-mod progress;
+mod origin;
+mod pieces;
+mod queue;
 mod read;
-mod readers;
+mod records;
 mod recovery;
 mod ring;
 mod scan;
+mod settings;
+mod space;
+mod superblock;
+mod throttle;
 mod writeback;
 
-pub use self::core::{Order, Settings};
-pub use device::{Options, WriteCachePart};
+pub use device::WriteCachePart;
 pub use message::Message;
+pub use settings::{Options, Order, Settings};
 
 use block::{BlockSize, Call, Result};
 use stack::{
@@ -54,67 +73,67 @@ const ORDERS: [&str; 2] = ["flushes", "none"];
 pub const KIND: Kind = Kind {
     name: "writecache",
     contract: Contract::Device,
-    summary: "a fast device takes the writes and gives them to a slow one, in order, when there is time",
+    summary: "write-back cache: writes go to a fast device and are destaged to a slow one in flush order",
     keys: &[
-        Key::required("on", ValueKind::Device, "the origin: the slow device that is cached").positional(),
-        Key::required("cache", ValueKind::Device, "the fast device that takes the writes").positional(),
+        Key::required("on", ValueKind::Device, "origin: the slow device").positional(),
+        Key::required("cache", ValueKind::Device, "cache device: the fast device that takes the writes").positional(),
         Key::optional(
             "high_watermark",
             ValueKind::Integer { min: 0, max: 100 },
-            "write-back begins when so many percent of the cache are used",
+            "begin write-back at this used percentage of the cache",
         )
         .as_in("dm-writecache")
         .or("50"),
         Key::optional(
             "low_watermark",
             ValueKind::Integer { min: 0, max: 100 },
-            "write-back ends when fewer percent are used; at most high_watermark",
+            "end write-back below this used percentage; at most high_watermark",
         )
         .as_in("dm-writecache")
         .or("45"),
         Key::optional(
             "writeback_jobs",
             ValueKind::Integer { min: 1, max: 4096 },
-            "how many writes to the origin are on their way at a time; fewer disturb reads less",
+            "limit to the writes to the origin in flight; fewer disturb reads less",
         )
         .or("64"),
         Key::optional(
             "writeback_batch",
             ValueKind::Size,
-            "how much is sorted and written back at a time, in memory; at most an eighth of the cache",
+            "limit to a batch of write-back, which is sorted in memory; at most an eighth of the cache",
         )
         .or("64MiB"),
         Key::optional(
             "autocommit_blocks",
             ValueKind::Integer { min: 1, max: u32::MAX as u64 },
-            "the cache device is flushed after so many blocks without a flush",
+            "flush the cache device after this many blocks without a flush",
         )
         .or("65536"),
         Key::optional(
             "autocommit_time",
             ValueKind::Duration,
-            "the cache device is flushed after this time without a flush; from 1ms to 1h",
+            "flush the cache device after this time without a flush; 1ms to 1h",
         )
         .or("1s"),
         Key::optional(
             "pause_writeback",
             ValueKind::Duration,
-            "write-back waits until clients haven't used the origin for so long (read from it, or written around the cache), while \
-             there is room; up to 60s",
+            "pause write-back until clients haven't used the origin for this long (read from it, or written around the cache), \
+             while there is free space; up to 60s",
         )
         .or("0s"),
-        Key::optional("max_age", ValueKind::Duration, "what is older is written back; from 1ms to 24h"),
-        Key::optional("cleaner", ValueKind::Bool, "write back what is cached, and cache nothing new").or("false"),
-        Key::optional("fua", ValueKind::Bool, "write back with FUA instead of a flush for each batch").or("false"),
-        Key::optional("nofua", ValueKind::Bool, "dm-writecache's word for fua=false").or("false"),
+        Key::optional("max_age", ValueKind::Duration, "write back older writes; 1ms to 24h"),
+        Key::optional("cleaner", ValueKind::Bool, "write back all cached blocks, and cache nothing new").or("false"),
+        Key::optional("fua", ValueKind::Bool, "write back with FUA instead of a flush per batch").or("false"),
+        Key::optional("nofua", ValueKind::Bool, "dm-writecache's name for fua=false").or("false"),
         Key::optional(
             "order",
             ValueKind::Choice(&ORDERS),
-            "flushes: the origin alone is always a state that an earlier power cut could have left; none: it isn't, and \
-             fewer versions are written",
+            "flushes: keep the origin alone in a state that an earlier power cut could have left; none: write fewer versions, \
+             without that promise",
         )
         .or("flushes"),
-        Key::optional("dirty", ValueKind::Size, "how much may wait in memory to be written to the cache").or("64MiB"),
+        Key::optional("dirty", ValueKind::Size, "limit to the memory of writes that wait for the cache device").or("64MiB"),
     ],
     messages: Message::FORMS,
     shareable: false,
@@ -134,7 +153,7 @@ pub const KIND: Kind = Kind {
                 volatile_cache: true,
                 read_only: false,
             };
-            ring::Ring::make(&device, device.block_size)
+            ring::Ring::for_device(&device, device.block_size)
                 .map_err(|error| arguments.refuse("cache", error.detail().to_owned()))?;
         }
         Ok(Shape::new(bytes / u64::from(block_size) * u64::from(block_size), block_size))
@@ -148,7 +167,7 @@ pub const KIND: Kind = Kind {
     },
 };
 
-/// A span of time from a key. What is most is dm-writecache's limit; the least, where it isn't nothing, is our own.
+/// Time from a key, within these limits. The upper limit is dm-writecache's; a lower limit above zero is our own.
 fn time(
     arguments: &Arguments,
     key: &'static str,
@@ -160,7 +179,7 @@ fn time(
         return Ok(Some(time));
     }
     let [time, least, most] = [time, least, most].map(format_duration);
-    let text = format!("{key} {time}: expected {least} to {most}; dm-writecache takes no more, either");
+    let text = format!("{key} {time}: expected {least} to {most}, as in dm-writecache");
     Err(arguments.refuse(key, text))
 }
 
@@ -168,19 +187,19 @@ fn options(arguments: &Arguments) -> Result<Options> {
     let (high_watermark, low_watermark) =
         (arguments.integer("high_watermark")?, arguments.integer("low_watermark")?);
     if low_watermark > high_watermark {
-        let given = if arguments.given("low_watermark") { "" } else { " where none is given" };
+        let given = if arguments.given("low_watermark") { "" } else { " by default" };
         let text = format!(
             "low_watermark {low_watermark}{given}: expected at most high_watermark, {high_watermark}"
         );
         return Err(arguments.refuse("low_watermark", text));
     }
     if arguments.boolean("fua")? && arguments.boolean("nofua")? {
-        return Err(arguments.refuse("nofua", "nofua: fua is given, too; expected one of them"));
+        return Err(arguments.refuse("nofua", "nofua: fua is set, too; expected one of them"));
     }
     let order = if arguments.choice("order")? == ORDERS[0] { Order::Flushes } else { Order::None };
     let batch = arguments.size("writeback_batch")?;
     if batch == 0 {
-        let text = "writeback_batch 0: expected some bytes to be written back at a time; 64MiB where nothing is said";
+        let text = "writeback_batch 0: expected at least 1 byte; the default is 64MiB";
         return Err(arguments.refuse("writeback_batch", text));
     }
     let dirty = arguments.size("dirty")?;
@@ -198,9 +217,6 @@ fn options(arguments: &Arguments) -> Result<Options> {
         cleaner: arguments.boolean("cleaner")?,
         batch,
         settings: Settings {
-            high: 0,
-            low: 0,
-            batch: 0,
             jobs: arguments.integer("writeback_jobs")? as usize,
             autocommit_blocks: arguments.integer("autocommit_blocks")?,
             autocommit_time: time(arguments, "autocommit_time", millisecond, hour)?.unwrap_or(second),

@@ -41,8 +41,8 @@ pub struct Settings {
     pub dirty_blocks: u64,
     /// Most blocks of data that the log holds if the volume has no snapshots.
     pub capacity: u64,
-    /// The checkpoints for which `capacity` leaves free space.
-    pub reserved: Images,
+    /// Number of zones for checkpoints that `capacity` leaves free.
+    pub reserved_zones: u64,
     /// Blocks of a volume that are discarded, or released after a deletion, before other tasks get their turn.
     pub blocks_at_once: u64,
 }
@@ -109,8 +109,8 @@ pub struct Core {
     pub settings: Settings,
     /// The maps.
     pub versions: RefCell<Versions>,
-    /// What checkpoints may take.
-    pub images: Cell<Images>,
+    /// What checkpoints may take, and the zones of that while no thin page is dirty.
+    pub images: Cell<(Images, u64)>,
     /// Pages that the next checkpoint makes free.
     pub superseded: Superseded,
     /// Where the map is kept, if it has a home of its own.

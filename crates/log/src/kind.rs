@@ -379,7 +379,7 @@ impl Options {
             acknowledge: self.acknowledge,
             dirty_blocks: (self.dirty / layout.block_size.bytes()).max(1),
             capacity: capacity(layout, &reserve) * LARGEST_SHARE / 100,
-            reserved: Images::of_volume(layout, blocks.min(disk_blocks)),
+            reserved_zones: Images::of_volume(layout, blocks.min(disk_blocks)).zones(layout, 0),
             blocks_at_once: self.blocks_at_once.max(1),
         };
         let kit = logkit::Settings {

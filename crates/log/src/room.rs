@@ -86,7 +86,7 @@ impl Images {
 
     /// How many zones checkpoints take at most while `dirty` pages of thin versions are not on the medium: the durable
     /// image, as loosely as it may be packed, and another that is being written.
-    fn zones(&self, layout: &Layout, dirty: u64) -> u64 {
+    pub(crate) fn zones(&self, layout: &Layout, dirty: u64) -> u64 {
         let thin = (self.thin + 2 * dirty).min(self.thin_most);
         let blocks = self.pages + self.directory + thin;
         let zone = u64::from(layout.zone_blocks);
@@ -100,35 +100,45 @@ impl Core {
     /// Computes again what checkpoints may take: versions were made, deleted or saved.
     pub fn measure_images(&self) {
         let versions = self.versions.borrow();
-        self.images.set(Images::of(&versions, None, &self.layout));
+        let images = Images::of(&versions, None, &self.layout);
+        self.images.set((images, images.zones(&self.layout, 0)));
         self.kit().events.settled.notify_all();
     }
 
     /// How many pages a checkpoint writes at most, whichever are dirty: a page that versions share is dirty in each.
     pub fn most_pages(&self) -> u64 {
-        let images = self.images.get();
+        let images = self.images.get().0;
         images.pages + images.thin_most
     }
 
-    /// How many blocks of data the log holds at most, when so many more than now are on their way.
+    /// Most blocks of data that the log holds while so many more than now are in flight.
     pub fn capacity(&self, more: u64) -> u64 {
-        self.capacity_with(self.images.get(), more)
+        let (images, zones) = self.images.get();
+        match images.thin_most {
+            0 => self.capacity_beside(zones),
+            _ => self.capacity_with(images, more),
+        }
     }
 
     fn capacity_with(&self, images: Images, more: u64) -> u64 {
         let dirty = match images.thin_most {
             0 => 0,
-            // Each block that is on its way may be the first of its page.
+            // Each block in flight may be the first of its page.
             _ => more + self.dirty_thin_pages(),
         };
+        self.capacity_beside(images.zones(&self.layout, dirty))
+    }
+
+    /// Most blocks of data beside checkpoints that take so many zones.
+    fn capacity_beside(&self, zones: u64) -> u64 {
         let taken = match self.home {
             // No checkpoint is ever written.
             Some(_) => 0,
-            None => images.zones(&self.layout, dirty),
+            None => zones,
         };
-        let reserved = self.settings.reserved.zones(&self.layout, 0);
-        let missing = taken.saturating_sub(reserved) + u64::from(self.kit().pool.damaged());
-        self.settings.capacity.saturating_sub(missing * u64::from(self.layout.data_blocks()))
+        let missing =
+            taken.saturating_sub(self.settings.reserved_zones) + u64::from(self.kit().pool.damaged());
+        self.settings.capacity.saturating_sub(missing * u64::from(self.kit().settings.data_blocks))
     }
 
     fn dirty_thin_pages(&self) -> u64 {
@@ -140,7 +150,7 @@ impl Core {
 
     /// Whether the room may be larger than it seems: which pages are empty by now is known once they are saved.
     pub fn checkpoint_may_help(&self) -> bool {
-        self.images.get().thin_most > 0 && self.dirty_thin_pages() > 0
+        self.images.get().0.thin_most > 0 && self.dirty_thin_pages() > 0
     }
 
     /// Says whether there is room for another version. No write is on its way.

@@ -72,6 +72,12 @@ impl Frozen {
         for entry in entries {
             entry.encode_meta(&mut self.meta);
             let payload = entry.payload();
+            if let [slice] = payload.slices()
+                && slice.len() == block
+            {
+                self.sums.push(sum_of(slice));
+                continue;
+            }
             let is_whole = payload.slices().iter().all(|slice| slice.len().is_multiple_of(block));
             if is_whole {
                 for slice in payload.slices() {

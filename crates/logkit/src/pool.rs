@@ -11,6 +11,7 @@ use crate::stream::{Sequences, StreamId};
 use block::ZoneIndex;
 use smallvec::SmallVec;
 use std::collections::VecDeque;
+use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
 /// Class of zones that hold checkpoints.
@@ -146,9 +147,6 @@ struct State {
     free_backed: u32,
     /// The device below has no space: only backed zones are taken.
     only_backed: bool,
-    /// Live data blocks in zones that aren't for checkpoints.
-    live_data: u64,
-    damaged: u32,
     /// Dead zones that wait to be reset.
     dead: Vec<u32>,
     /// Number of the dead zones that a reset has taken and not reset yet.
@@ -160,13 +158,27 @@ struct State {
     is_touched: Vec<bool>,
 }
 
+/// Counts that are read for each write: changed under the lock of the state, read without it.
+#[derive(Debug)]
+struct Counts {
+    /// Live data blocks in zones that aren't for checkpoints.
+    live_data: AtomicU64,
+    damaged: AtomicU32,
+}
+
 /// All zones of a log.
 #[derive(Debug)]
-pub struct ZonePool(Mutex<State>);
+pub struct ZonePool {
+    state: Mutex<State>,
+    counts: Counts,
+}
 
-/// Access to the counts of live blocks for several changes.
+/// Access to the counts of live blocks for several changes. Holds the pool's lock: no other method of it may be called.
 #[derive(Debug)]
-pub struct Accounts<'a>(MutexGuard<'a, State>);
+pub struct Accounts<'a> {
+    state: MutexGuard<'a, State>,
+    live_data: &'a AtomicU64,
+}
 
 impl State {
     #[inline]
@@ -220,38 +232,34 @@ impl State {
         }
         is_dead
     }
-
-    fn set_damaged(&mut self, zone: u32) {
-        let entry = self.change(zone);
-        let was = std::mem::replace(&mut entry.usage, Usage::Damaged);
-        self.damaged += u32::from(was != Usage::Damaged);
-    }
 }
 
 impl Accounts<'_> {
     /// Notes that so many more blocks of a zone are live.
     #[inline]
     pub fn add_live(&mut self, zone: u32, blocks: u32) {
-        let entry = self.0.change(zone);
+        let entry = self.state.change(zone);
         entry.live += blocks;
         if entry.class != CHECKPOINT_CLASS {
-            self.0.live_data += u64::from(blocks);
+            self.live_data
+                .store(self.live_data.load(Ordering::Relaxed) + u64::from(blocks), Ordering::Relaxed);
         }
     }
 
     /// Notes that so many blocks of a zone died, at this clock.
     #[inline]
     pub fn remove_live(&mut self, zone: u32, blocks: u32, clock: u64) {
-        let entry = self.0.change(zone);
+        let entry = self.state.change(zone);
         debug_assert!(entry.live >= blocks, "zone {zone}: {blocks} of {} live blocks die", entry.live);
         entry.live = entry.live.saturating_sub(blocks);
         entry.changed = clock;
         let (class, is_dead) = (entry.class, entry.live == 0 && entry.usage == Usage::Full);
         if class != CHECKPOINT_CLASS {
-            self.0.live_data = self.0.live_data.saturating_sub(u64::from(blocks));
+            let live = self.live_data.load(Ordering::Relaxed).saturating_sub(u64::from(blocks));
+            self.live_data.store(live, Ordering::Relaxed);
         }
         if is_dead {
-            self.0.mark_dead(zone);
+            self.state.mark_dead(zone);
         }
     }
 }
@@ -259,30 +267,30 @@ impl Accounts<'_> {
 impl ZonePool {
     /// Pool of so many zones, about which nothing is known.
     pub fn new(zones: u32) -> Self {
-        ZonePool(Mutex::new(State {
+        let counts = Counts { live_data: AtomicU64::new(0), damaged: AtomicU32::new(zones) };
+        let state = Mutex::new(State {
             zones: vec![Zone { usage: Usage::Damaged, ..Zone::free(0) }; zones as usize],
             free: VecDeque::new(),
             free_backed: 0,
             only_backed: false,
-            live_data: 0,
-            damaged: zones,
             dead: Vec::new(),
             resetting: 0,
             open: Vec::new(),
             touched: Vec::new(),
             is_touched: vec![false; zones as usize],
-        }))
+        });
+        ZonePool { state, counts }
     }
 
     #[inline]
     fn lock(&self) -> MutexGuard<'_, State> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Locks the counts of live blocks, for the changes of a record that commits.
     #[inline]
     pub fn accounts(&self) -> Accounts<'_> {
-        Accounts(self.lock())
+        Accounts { state: self.lock(), live_data: &self.counts.live_data }
     }
 
     /// A copy of a zone's state.
@@ -379,15 +387,16 @@ impl ZonePool {
 
     /// Number of zones that are left as they are because they couldn't be read or finished.
     pub fn damaged(&self) -> u32 {
-        self.lock().damaged
+        self.counts.damaged.load(Ordering::Relaxed)
     }
 
     /// Counts live data and damaged zones again and orders free zones by generation: ends a recovery.
     pub fn recount(&self) {
         let state = &mut *self.lock();
         let of_data = state.zones.iter().filter(|zone| zone.class != CHECKPOINT_CLASS);
-        state.live_data = of_data.map(|zone| u64::from(zone.live)).sum();
-        state.damaged = state.zones.iter().filter(|zone| zone.usage == Usage::Damaged).count() as u32;
+        self.counts.live_data.store(of_data.map(|zone| u64::from(zone.live)).sum(), Ordering::Relaxed);
+        let damaged = state.zones.iter().filter(|zone| zone.usage == Usage::Damaged).count();
+        self.counts.damaged.store(damaged as u32, Ordering::Relaxed);
         let zones = &state.zones;
         state.free.make_contiguous().sort_by_key(|zone| zones[*zone as usize].generation);
     }
@@ -485,7 +494,7 @@ impl ZonePool {
 
     /// Number of live data blocks, those of checkpoints not included.
     pub fn live_data(&self) -> u64 {
-        self.lock().live_data
+        self.counts.live_data.load(Ordering::Relaxed)
     }
 
     /// Notes that so many more blocks of a zone are live.
@@ -512,7 +521,11 @@ impl ZonePool {
 
     /// Leaves a zone as it is until the log is opened again.
     pub fn set_damaged(&self, zone: u32) {
-        self.lock().set_damaged(zone);
+        let mut state = self.lock();
+        let was = std::mem::replace(&mut state.change(zone).usage, Usage::Damaged);
+        if was != Usage::Damaged {
+            self.counts.damaged.store(self.damaged() + 1, Ordering::Relaxed);
+        }
     }
 
     /// Notes that a zone is being cleaned.

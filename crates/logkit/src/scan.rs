@@ -1,10 +1,12 @@
 //! Reading the records of one zone, from its summary or one by one.
 //!
-//! A zone without a summary is read to its end, in steps that are looked at where they were read: memory is used again and
-//! nothing is copied. All of its data is compared with its checksums, although much of it may have been durable: whoever
-//! left it out would have to go from header to header, each read waiting for the one before, and with records of 16
-//! blocks that takes longer than to read everything. And everything behind the last record has to be read anyway: only a
-//! header that is found there tells rot in a record that had been durable from the torn end of the log.
+//! A zone without a summary is read to its end, in steps that are checked where they were read: memory is used again and
+//! nothing is copied. All of its data is compared with its checksums, although much of it may have been durable: to leave it
+//! out, a scan would go from header to header, each read waiting for the one before, and with records of 16 blocks that takes
+//! longer than to read everything.
+//!
+//! The records of a zone are a set: a torn or damaged record doesn't end it, because a later record may be of another stream, or
+//! have been appended at the same time. The numbers of the streams decide which records are part of the log.
 
 use crate::layout::Layout;
 use crate::record::{Header, Identity, Kind, Links, Parsed, sum_of};
@@ -69,16 +71,16 @@ impl Kept for Found {
 /// What a zone holds.
 #[derive(Debug)]
 pub struct Scanned<K> {
-    /// Its records, in order, up to the first place where none validates.
+    /// Its whole records, in order.
     pub records: Vec<K>,
-    /// Where that is.
+    /// The block after the last of them.
     pub end: u32,
-    /// Records before this block weren't looked at.
+    /// Records before this block weren't read.
     pub first: u32,
-    /// The highest sequence that any record of the zone says was durable, by stream, those behind `end` included.
+    /// The highest sequence that any record of the zone says was durable, by stream, torn ones included.
     pub durable: Sequences,
-    /// Valid headers that stand behind `end`.
-    pub stranded: u32,
+    /// Number of valid headers whose data is torn or damaged.
+    pub torn: u32,
 }
 
 /// Reads bytes of a zone, in several reads.
@@ -275,8 +277,6 @@ struct Walk<'a, K> {
     position: u32,
     /// The record whose data is being looked at.
     record: Option<Data<K>>,
-    /// No record counts from here on.
-    is_behind: bool,
     scanned: Scanned<K>,
 }
 
@@ -291,7 +291,7 @@ impl<'a, K: Kept> Walk<'a, K> {
     fn new(layout: &Layout, identity: &'a Identity, place: Place, to: u32, check_data: bool) -> Self {
         let scanned = Scanned { first: place.position, end: place.position, ..Scanned::default() };
         let (block, position) = (layout.block_bytes(), place.position);
-        Walk { identity, block, place, to, check_data, position, record: None, is_behind: false, scanned }
+        Walk { identity, block, place, to, check_data, position, record: None, scanned }
     }
 
     /// Looks at the next blocks.
@@ -307,10 +307,9 @@ impl<'a, K: Kept> Walk<'a, K> {
 
     fn look_at_data(&mut self, mut record: Data<K>, block: &[u8]) {
         if self.check_data && sum_of(block) != record.sums[record.seen as usize] {
-            // It is torn, or rotten: here the records end. What its header says was durable counts nevertheless.
-            self.is_behind = true;
+            // What its header says was durable counts nevertheless.
             self.scanned.note(record.found.header());
-            self.scanned.stranded += 1;
+            self.scanned.torn += 1;
             return self.look_for_header(block);
         }
         record.seen += 1;
@@ -322,15 +321,10 @@ impl<'a, K: Kept> Walk<'a, K> {
 
     fn look_for_header(&mut self, block: &[u8]) {
         let parsed = header_at(block, self.identity, self.place, self.position);
-        let Some(parsed) = parsed else {
-            self.is_behind = true;
-            return;
-        };
-        let fits = parsed.header.blocks < self.to - self.position;
-        if self.is_behind || !fits {
-            self.is_behind = true;
+        let Some(parsed) = parsed else { return };
+        if parsed.header.blocks >= self.to - self.position {
             self.scanned.note(&parsed.header);
-            self.scanned.stranded += 1;
+            self.scanned.torn += 1;
             return;
         }
         let found = K::new(&parsed);
@@ -359,7 +353,7 @@ impl<'a, K: Kept> Walk<'a, K> {
 
 impl<K> Default for Scanned<K> {
     fn default() -> Self {
-        Scanned { records: Vec::new(), end: 0, first: 0, durable: Sequences::default(), stranded: 0 }
+        Scanned { records: Vec::new(), end: 0, first: 0, durable: Sequences::default(), torn: 0 }
     }
 }
 
@@ -435,7 +429,7 @@ mod tests {
     }
 
     #[test]
-    fn a_torn_record_ends_a_zone_wherever_it_is_torn_and_what_stands_behind_it_is_heard() {
+    fn a_torn_record_is_left_out_wherever_it_is_torn_and_all_others_are_found() {
         let lengths = [3, 0, 7, 1, 5];
         let whole = zone(&lengths);
         let starts: Vec<u32> = lengths
@@ -446,7 +440,7 @@ mod tests {
         for step in [1, 2, 3, 8, 100] {
             let all = walk(&whole, step);
             assert_eq!(
-                (all.records.len(), all.end, all.stranded, all.durable.of(StreamId(0))),
+                (all.records.len(), all.end, all.torn, all.durable.of(StreamId(0))),
                 (5, 21, 0, 5),
                 "step {step}"
             );
@@ -456,10 +450,14 @@ mod tests {
                     bytes[(start + torn) as usize * BLOCK + 50] ^= 1;
                     let scanned = walk(&bytes, step);
                     let what = format!("record {number}, block {torn}, step {step}");
-                    assert_eq!((scanned.records.len(), scanned.end), (number, *start), "{what}");
-                    // Its own header counts among them, unless it is that which is damaged.
-                    let behind = lengths.len() - number - usize::from(torn == 0);
-                    assert_eq!(scanned.stranded as usize, behind, "{what}");
+                    let found: Vec<u64> =
+                        scanned.records.iter().map(|found| found.header.sequence - 1).collect();
+                    let expected: Vec<u64> = (1..=5).filter(|it| *it != number as u64 + 1).collect();
+                    assert_eq!(found, expected, "{what}");
+                    let end = if number == 4 { *start } else { 21 };
+                    assert_eq!(scanned.end, end, "{what}");
+                    // A header that is damaged itself says nothing.
+                    assert_eq!(scanned.torn, u32::from(torn > 0), "{what}");
                     let heard = if number == 4 && torn == 0 { 4 } else { 5 };
                     assert_eq!(scanned.durable.of(StreamId(0)), heard, "{what}");
                 }
@@ -471,7 +469,7 @@ mod tests {
     fn a_record_that_would_reach_behind_the_zone_is_none() {
         let bytes = zone(&[2, 4]);
         let scanned = walk(&bytes[..7 * BLOCK], 3);
-        assert_eq!((scanned.records.len(), scanned.end, scanned.stranded), (1, 3, 1));
+        assert_eq!((scanned.records.len(), scanned.end, scanned.torn), (1, 3, 1));
     }
 
     /// As an opening leaves it that finishes what a power cut had interrupted.

@@ -70,7 +70,10 @@ impl Builder {
 
     /// How many blocks the summary will take once a header of `more` bytes has been added; 0 asks as it is now.
     pub fn blocks_with(&self, more: usize, block_size: usize) -> usize {
-        (self.bytes.len() + more.next_multiple_of(ALIGNMENT) + TRAILER).div_ceil(block_size)
+        // Sizes of blocks are powers of two: asked for each entry of a record, a division would be felt.
+        debug_assert!(block_size.is_power_of_two());
+        let bytes = self.bytes.len() + more.next_multiple_of(ALIGNMENT) + TRAILER;
+        (bytes + block_size - 1) >> block_size.trailing_zeros()
     }
 
     /// Writes the summary to `target`, which is [`blocks_with`](Self::blocks_with)`(0)` blocks of zeros.

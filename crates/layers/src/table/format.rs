@@ -11,10 +11,8 @@ use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
 use zones::on_device::format::Uuid;
 use zones::sector::{self, Format, Head};
 
-/// The version of the format that this code writes.
-pub(crate) const VERSION: u32 = 2;
-/// The oldest one that it reads: the same bytes, only that owners had less to say in an entry.
-const OLDEST_VERSION: u32 = 1;
+/// Version of the format that this code writes and reads.
+pub(crate) const VERSION: u32 = 3;
 /// How many bytes of a superblock belong to the table's owner.
 pub(crate) const OWNER: usize = 320;
 const SUPERBLOCK: Format = Format { magic: *b"SILTTSUP", version: VERSION };
@@ -127,9 +125,7 @@ impl Superblock {
     /// # Errors
     /// As [`Format::read`]; [`Error::Protocol`] and [`Error::Corrupt`] also for fields that can't be.
     pub fn decode(bytes: &[u8]) -> Result<Self> {
-        let is_old = bytes.get(8..12) == Some(&OLDEST_VERSION.to_le_bytes());
-        let version = if is_old { OLDEST_VERSION } else { VERSION };
-        let raw: &RawSuperblock = Format { version, ..SUPERBLOCK }.read(bytes, "superblock of a table")?;
+        let raw: &RawSuperblock = SUPERBLOCK.read(bytes, "superblock of a table")?;
         if raw.flags.get() & !CLEAN != 0 || raw.reserved.iter().any(|byte| *byte != 0) {
             return Err(Error::protocol(
                 "superblock of a table: flags or fields that its version doesn't have",
@@ -210,7 +206,7 @@ pub(crate) fn decode_page(
     let wrong = || Error::corrupt(format!("page {page} of the table is torn, rotten or not its own"));
     let (raw, rest) = RawPage::ref_from_prefix(bytes).map_err(|_| wrong())?;
     let right = raw.magic == PAGE_MAGIC
-        && (OLDEST_VERSION..=VERSION).contains(&raw.version.get())
+        && raw.version.get() == VERSION
         && raw.uuid == identity.uuid.into_bytes()
         && raw.page.get() == page
         && raw.crc.get() == page_crc(identity.key, bytes);
@@ -300,7 +296,7 @@ mod tests {
     }
 
     #[test]
-    fn version_1_is_read_and_others_are_not() {
+    fn other_versions_are_refused() {
         let with_version = |version: u32, bytes: &[u8]| {
             let mut bytes = bytes.to_vec();
             bytes[8..12].copy_from_slice(&version.to_le_bytes());
@@ -308,12 +304,12 @@ mod tests {
             bytes
         };
         let bytes = superblock().encode().to_data();
-        assert_eq!(Superblock::decode(&with_version(1, &bytes)).unwrap(), superblock());
-        for version in [0, 3] {
+        assert_eq!(Superblock::decode(&with_version(VERSION, &bytes)).unwrap(), superblock());
+        for version in [0, 1, 2, 4] {
             let refused = Superblock::decode(&with_version(version, &bytes)).unwrap_err();
             assert!(matches!(refused, Error::Protocol(_)), "{refused}");
         }
-        for (version, is_read) in [(0, false), (1, true), (2, true), (3, false)] {
+        for (version, is_read) in [(0, false), (1, false), (2, false), (3, true), (4, false)] {
             let mut page = encode_page(&IDENTITY, 4096, 9, 10, &[[1, 2, 3]]);
             let bytes = page.filled_mut();
             bytes[12..16].copy_from_slice(&u32::to_le_bytes(version));

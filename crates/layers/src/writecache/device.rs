@@ -1,25 +1,21 @@
-//! The write cache as a part, and its handles: everything happens on the home shard, to which requests go whole.
+//! The write cache as a part, and its handles: all work is done on the home shard, to which requests go whole.
 
-use super::core::{Core, Counters, Order, Settings, count};
+use super::core::Core;
+use super::counters::count;
 use super::format::{Action, Entry};
 use super::message::Message;
-use super::progress::Progress;
-use super::readers::Readers;
-use super::recovery::{self, Recovered};
-use super::{append, writeback};
+use super::settings::Options;
+use super::{append, commit, recovery, writeback};
 use crate::distant::Distant;
 use block::{
     BlockCount, BlockIndex, BlockRange, BlockSize, Buffer, Call, Device, DeviceGeometry, DevicePart,
     Durability, Error, Extent, Part, Payload, ReadOutcome, Result, Status, ZeroMode,
 };
-use runtime::sync::{Notify, Semaphore};
-use runtime::{GroupMember, Home, Requests, TaskGroup};
+use runtime::{GroupMember, Home};
 use stack::Tell;
-use std::cell::{Cell, RefCell};
 use std::rc::Rc;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::time::Duration;
 
 /// A write cache over an origin.
 pub struct WriteCachePart {
@@ -27,59 +23,16 @@ pub struct WriteCachePart {
     geometry: DeviceGeometry,
     /// Number of blocks in the index, for every shard.
     cached_blocks: Arc<AtomicU64>,
-    /// So that they live as long as this does.
+    /// Origin and cache device, which live as long as this part.
     _devices: [Arc<dyn DevicePart>; 2],
 }
 
-/// How a cache is opened.
-#[derive(Debug, Clone)]
-pub struct Options {
-    /// Make it anew first; what was in it is gone.
-    pub format: bool,
-    /// In percent of the ring.
-    pub high_watermark: u64,
-    /// In percent of the ring.
-    pub low_watermark: u64,
-    /// Nothing new is cached, and what is there is written back.
-    pub cleaner: bool,
-    /// How much is written back at a time, in bytes.
-    pub batch: u64,
-    /// Everything else; watermarks and batch are computed.
-    pub settings: Settings,
-}
-
-impl Default for Options {
-    /// As a stack has it where it says nothing.
-    fn default() -> Self {
-        Options {
-            format: false,
-            high_watermark: 50,
-            low_watermark: 45,
-            cleaner: false,
-            batch: 64 << 20,
-            settings: Settings {
-                high: 0,
-                low: 0,
-                jobs: 64,
-                autocommit_blocks: 65536,
-                autocommit_time: Duration::from_secs(1),
-                pause: Duration::ZERO,
-                max_age: None,
-                fua: false,
-                order: Order::Flushes,
-                batch: 0,
-                dirty: 64 << 20,
-            },
-        }
-    }
-}
-
 impl WriteCachePart {
-    /// Opens the cache on `fast` of what is on `origin`; this shard becomes its home.
+    /// Opens the cache of `origin` on the cache device `fast`. This shard becomes its home.
     ///
     /// # Errors
-    /// [`Error::Protocol`] and [`Error::Corrupt`] for a device that holds no cache, or a damaged one; [`Error::Invalid`] for
-    /// devices that don't fit; [`Error::ReadOnly`] where one of them is.
+    /// [`Error::Protocol`] and [`Error::Corrupt`] for a device without a cache, or with a damaged one; [`Error::Invalid`] for
+    /// devices that don't fit; [`Error::ReadOnly`] for a read-only device.
     pub async fn open(
         origin: Arc<dyn DevicePart>,
         fast: Arc<dyn DevicePart>,
@@ -87,7 +40,9 @@ impl WriteCachePart {
     ) -> Result<Self> {
         for (name, device) in [("origin", &origin), ("cache device", &fast)] {
             if device.geometry().read_only {
-                return Err(Error::read_only(format!("the {name} of a write cache can't be read-only")));
+                return Err(Error::read_only(format!(
+                    "the {name} of a write cache is read-only; expected a writable device"
+                )));
             }
         }
         let block_size = origin.geometry().block_size.max(fast.geometry().block_size);
@@ -99,13 +54,13 @@ impl WriteCachePart {
         let recovered = recovery::open(&fast_device, block_size, origin_blocks).await?;
         let geometry = geometry(&*origin_device, &*fast_device, block_size, origin_blocks);
         let cached_blocks = recovered.index.blocks_for_all_shards();
-        let core = Rc::new(core(recovered, options, origin_device, fast_device));
+        let core = Rc::new(Core::new(recovered, options, origin_device, fast_device));
         for _ in 0..append::LANES {
             core.tasks.spawn(append::lane(core.clone())).detach();
         }
         core.tasks.spawn(writeback::run(core.clone())).detach();
         if core.fast.geometry().volatile_cache {
-            core.tasks.spawn(writeback::committer(core.clone())).detach();
+            core.tasks.spawn(commit::run(core.clone())).detach();
         }
         Ok(WriteCachePart { home: Home::here(core), geometry, cached_blocks, _devices: [origin, fast] })
     }
@@ -121,7 +76,7 @@ fn geometry(
     DeviceGeometry {
         block_size,
         blocks: BlockCount(origin_blocks),
-        // Records are whole or not there; what goes around the cache is as whole as the origin's writes.
+        // Records are atomic; writes around the cache are as atomic as the origin's.
         atomic_write: slow.atomic_write.min(block_size.bytes() as u32),
         // In the mode `cleaner` writes go to the origin.
         volatile_cache: quick.volatile_cache || slow.volatile_cache,
@@ -129,117 +84,10 @@ fn geometry(
     }
 }
 
-fn core(recovered: Recovered, options: Options, origin: Rc<dyn Device>, fast: Rc<dyn Device>) -> Core {
-    let Recovered { ring, superblock, index, head, next_record, flush_epoch, oldest } = recovered;
-    let percent = |percent: u64| (ring.blocks() as u128 * u128::from(percent) / 100) as u64;
-    let batch = (options.batch / ring.block_size.bytes()).clamp(1, ring.blocks() / 8);
-    let settings = Settings {
-        high: percent(options.high_watermark),
-        low: percent(options.low_watermark),
-        batch,
-        ..options.settings
-    };
-    let origin_shift = ring.block_size.shift() - origin.geometry().block_size.shift();
-    // What fits no more into a segment is left out: it is shorter than the record.
-    let progress = Progress::new(batch, 2 * (ring.most_data() + 1));
-    Core {
-        ring,
-        origin_shift,
-        origin,
-        fast,
-        index: RefCell::new(index),
-        queue: RefCell::default(),
-        requests: Requests::default(),
-        room: Semaphore::new(settings.dirty),
-        pending: RefCell::default(),
-        spare: RefCell::default(),
-        superblock: Cell::new(superblock),
-        head: Cell::new(head),
-        next_record: Cell::new(next_record),
-        committed: Cell::new(head),
-        committed_record: Cell::new(next_record - 1),
-        durable: Cell::new(head),
-        durable_record: Cell::new(next_record - 1),
-        tail: Cell::new(superblock.tail),
-        progress,
-        flush_epoch: Cell::new(flush_epoch),
-        has_written: Cell::new(false),
-        uncommitted: Cell::new(0),
-        work: Notify::new(),
-        freed: Notify::new(),
-        writeback: Notify::new(),
-        committer: Notify::new(),
-        waiting_for_room: Cell::new(0),
-        flush_to: Cell::new(0),
-        cleaner: Cell::new(options.cleaner),
-        cleaner_since: Cell::new((head, superblock.tail)),
-        around: Cell::new(0),
-        around_flushed: Cell::new(0),
-        writers_around: Readers::default(),
-        flush_on_suspend: Cell::new(false),
-        sealed: Cell::new(false),
-        give_up_rotten: Cell::new(false),
-        unreadable: RefCell::default(),
-        released: RefCell::default(),
-        closing: Cell::new(false),
-        tasks: TaskGroup::default(),
-        readers: Readers::default(),
-        origin_used: Cell::new(None),
-        oldest: Cell::new(oldest),
-        failure: RefCell::default(),
-        stuck: RefCell::default(),
-        counters: Arc::new(Counters::default()),
-        settings,
-    }
-}
-
 /// Number of unreadable addresses that a status names.
-const MOST_TOLD: usize = 8;
+const MAX_UNREADABLE: usize = 8;
 
 impl Core {
-    /// Waits until everything that is committed now has been written back.
-    ///
-    /// # Errors
-    /// What keeps write-back from getting on.
-    pub async fn write_back_all(&self) -> Result<()> {
-        let target = self.committed.get();
-        self.flush_to.set(self.flush_to.get().max(target));
-        self.writeback.notify_all();
-        while self.tail.get() < target {
-            self.freed.notified().await;
-            // Write-back ends with a close, so this may never be reached.
-            if self.closing.get() && self.tail.get() < target {
-                return self.check_open();
-            }
-            if let Some(error) = &*self.stuck.borrow() {
-                return Err(error.clone());
-            }
-        }
-        Ok(())
-    }
-
-    /// Ends what runs, and notes where the log ends.
-    async fn close(self: Rc<Self>) -> Result<()> {
-        if self.flush_on_suspend.get() {
-            self.write_back_all().await?;
-        }
-        self.closing.set(true);
-        for notify in [&self.work, &self.freed, &self.writeback, &self.committer] {
-            notify.notify_all();
-        }
-        // Lanes, write-back, committer, and calls of other shards. A handle that is still open may never be dropped, so it
-        // isn't waited for.
-        self.tasks.ended().await;
-        if let Some(error) = &*self.failure.borrow() {
-            return Err(error.clone());
-        }
-        self.commit().await?;
-        self.flush_around().await?;
-        // Both, so that whichever one is left says what was durable.
-        self.write_superblock(|_| {}).await?;
-        self.write_superblock(|_| {}).await
-    }
-
     /// Bytes that are cached and not on the origin.
     fn only_in_cache(&self) -> u64 {
         self.index.borrow().blocks() * self.ring.block_size.bytes()
@@ -249,31 +97,32 @@ impl Core {
         let mut status = Status::new();
         let ring = self.ring.blocks();
         let block = self.ring.block_size.bytes();
-        status.insert("uuid".into(), self.superblock.get().identity.uuid.to_string().into());
+        status.insert("uuid".into(), self.superblocks.identity().uuid.to_string().into());
         status.insert("block_size".into(), block.into());
         status.insert("blocks".into(), ring.into());
-        status.insert("free_blocks".into(), self.free_blocks().into());
+        status.insert("free_blocks".into(), self.log.free().into());
         status.insert(
             "used_percent".into(),
-            ((self.used() as f64 * 1000.0 / ring as f64).round() / 10.0).into(),
+            ((self.log.used() as f64 * 1000.0 / ring as f64).round() / 10.0).into(),
         );
         let index = self.index.borrow();
         status.insert("cached_blocks".into(), index.blocks().into());
         status.insert("discarded_ranges".into(), index.ranges().into());
         status.insert("index_bytes".into(), index.bytes().into());
         status.insert("only_in_cache_bytes".into(), self.only_in_cache().into());
-        let unreadable: Vec<u64> = self.unreadable.borrow().iter().take(MOST_TOLD).copied().collect();
+        let unreadable = self.damage.unreadable(MAX_UNREADABLE);
         if !unreadable.is_empty() {
             status.insert("unreadable_addresses".into(), unreadable.into());
         }
-        let mode = if self.cleaner.get() { "cleaner" } else { "writeback" };
+        let mode = if self.cleaner.is_on() { "cleaner" } else { "writeback" };
         status.insert("mode".into(), mode.into());
         for (name, value) in self.counters.all() {
             status.insert(name.into(), value.into());
         }
-        let errors = [("error", &self.failure), ("writeback_error", &self.stuck)];
-        for (name, error) in errors {
-            if let Some(error) = &*error.borrow() {
+        let errors =
+            [("error", self.health.check_device()), ("writeback_error", self.health.check_writeback())];
+        for (name, outcome) in errors {
+            if let Err(error) = outcome {
                 status.insert(name.into(), error.to_string().into());
             }
         }
@@ -339,7 +188,7 @@ impl DevicePart for WriteCachePart {
 struct Handle {
     geometry: DeviceGeometry,
     core: Rc<Core>,
-    /// Of one that lives for one call of another shard. `None` of one that a shard keeps, perhaps for ever.
+    /// Membership of a handle that lives for one call of another shard; `None` for a handle that a shard keeps, perhaps for ever.
     _call: Option<GroupMember>,
 }
 
@@ -351,7 +200,7 @@ impl Handle {
     }
 }
 
-/// The change that a call asks for; none where there is nothing to do.
+/// Checks a call and returns its change; `None` for an empty range.
 fn entry(geometry: &DeviceGeometry, range: BlockRange, action: Action) -> Result<Option<Entry>> {
     geometry.check_writable()?;
     geometry.check(range)?;
@@ -387,7 +236,7 @@ impl Device for Handle {
 
     fn write(&self, at: BlockIndex, payload: Payload, durability: Durability) -> Call<'_, Result<()>> {
         match write_entry(&self.geometry, at, &payload) {
-            Ok(Some(entry)) => Call::new(self.core.change(entry, payload, durability)),
+            Ok(Some(entry)) => self.core.write(entry, payload, durability),
             other => Call::ready(other.map(drop)),
         }
     }

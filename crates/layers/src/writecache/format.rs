@@ -1,7 +1,7 @@
-//! The bytes of version 1 on the cache device: superblock, and what the kit's records say. The book's page "A write
-//! cache" describes them byte by byte.
+//! On-device format, version 1: the superblock, and the metadata of records. The book's page "A write cache" describes them byte
+//! by byte.
 //!
-//! Decoding takes any bytes: it never panics, and what isn't exactly right is named, never accepted.
+//! Decoding accepts any bytes without a panic, and rejects everything that encoding doesn't write.
 
 use super::index::BITS;
 use block::{Error, Payload, Result};
@@ -11,40 +11,40 @@ use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
 use zones::on_device::format::Uuid;
 use zones::sector::{self, Format, Head};
 
-/// The version of the format that this code writes and reads.
-pub const VERSION: u32 = 1;
-/// How long a superblock is, in bytes.
+/// Format version that this code writes and reads.
+pub const VERSION: u32 = 2;
+/// Length of a superblock, in bytes.
 pub const SUPERBLOCK: usize = sector::SECTOR;
 const FORMAT: Format = Format { magic: *b"SILTWCSB", version: VERSION };
-/// No sequence, address or epoch was ever counted so far.
+/// Limit to sequence numbers, addresses and epochs.
 const LARGEST_COUNT: u64 = 1 << 62;
 
-/// What a superblock says.
+/// Fields of a superblock.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Superblock {
-    /// The size of the cache's blocks, in bytes.
+    /// Block size of the cache, in bytes.
     pub block_size: u32,
-    /// What binds records to this cache.
+    /// Identity that all records of this cache carry.
     pub identity: Identity,
-    /// Raised by every write of a superblock; copy `sequence % 2` holds it.
+    /// Number of writes of a superblock; copy `sequence % 2` has it.
     pub sequence: u64,
-    /// How many blocks of this size the origin had.
+    /// Number of blocks of the origin, of this size.
     pub origin_blocks: u64,
-    /// The block at which the ring of segments begins.
+    /// First block of the ring of segments.
     pub ring_start: u32,
-    /// How many blocks a segment has.
+    /// Length of a segment, in blocks.
     pub segment_blocks: u32,
-    /// How many segments there are.
+    /// Number of segments.
     pub segments: u32,
-    /// How often the cache had been opened; records carry it.
+    /// Number of opens of the cache; records carry it.
     pub epoch: u64,
-    /// The number of the first record of this epoch. None of an earlier epoch counts from it on.
+    /// Number of the first record of this epoch. Records of earlier epochs are invalid from this number on.
     pub first_of_epoch: u64,
-    /// The address of the first record that may not have been written back.
+    /// Address of the first record that may not have been written back.
     pub tail: u64,
-    /// Its number.
+    /// Number of that record.
     pub tail_record: u64,
-    /// Every record up to this number was durable, and whole.
+    /// Number of the last record that is known to be durable and whole.
     pub durable: u64,
 }
 
@@ -70,7 +70,7 @@ struct Raw {
 }
 
 impl Superblock {
-    /// The block that holds it, zeros behind it.
+    /// Encodes the superblock as a block, padded with zeros.
     pub fn encode(&self) -> Payload {
         let raw = Raw {
             head: FORMAT.head(),
@@ -93,10 +93,10 @@ impl Superblock {
         sector::block_of(&raw, self.block_size as usize).into()
     }
 
-    /// Reads it from the first bytes of a block.
+    /// Decodes the first bytes of a block.
     ///
     /// # Errors
-    /// As [`Format::read`]; [`Error::Corrupt`] also for fields that can't be.
+    /// As [`Format::read`]; [`Error::Corrupt`] also for fields out of range.
     pub fn decode(bytes: &[u8]) -> Result<Self> {
         let raw: &Raw = FORMAT.read(bytes, "superblock of a write cache")?;
         let counts = [raw.sequence, raw.epoch, raw.first_of_epoch, raw.tail, raw.tail_record, raw.durable];
@@ -107,7 +107,19 @@ impl Superblock {
             || raw.segment_blocks.get() == 0
             || raw.segments.get() == 0
         {
-            return Err(Error::corrupt("superblock of a write cache: it says what can't be"));
+            return Err(Error::corrupt(format!(
+                "superblock of a write cache: field out of range: sequence={}, epoch={}, first_of_epoch={}, tail={}, \
+                 tail_record={}, durable={}, ring_start={}, segment_blocks={}, segments={}",
+                raw.sequence,
+                raw.epoch,
+                raw.first_of_epoch,
+                raw.tail,
+                raw.tail_record,
+                raw.durable,
+                raw.ring_start,
+                raw.segment_blocks,
+                raw.segments
+            )));
         }
         Ok(Superblock {
             block_size: raw.block_size.get(),
@@ -126,39 +138,39 @@ impl Superblock {
     }
 }
 
-/// What one entry of a record does to the origin's blocks.
+/// Effect of an entry on the origin's blocks.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Action {
-    /// They hold the record's next data blocks.
+    /// The blocks have the record's next data blocks.
     Write,
-    /// They read as zeros, and their space may be given back.
+    /// The blocks read as zeros, and their space may be released.
     Discard,
-    /// They read as zeros and keep their space.
+    /// The blocks read as zeros and keep their space.
     Zero,
 }
 
-/// One change of consecutive blocks of the origin.
+/// Change of consecutive blocks of the origin.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Entry {
-    /// What becomes of them.
+    /// Effect on the blocks.
     pub action: Action,
-    /// The first.
+    /// First block.
     pub block: u64,
-    /// How many; for a write at most [`LONGEST_WRITE`].
+    /// Number of blocks; for a write at most [`LONGEST_WRITE`].
     pub count: u64,
 }
 
-/// How many data blocks one entry has at most.
+/// Limit to the data blocks of one entry.
 pub const LONGEST_WRITE: u64 = 256;
 
-/// How long an entry is, in bytes.
+/// Length of an entry, in bytes.
 pub const ENTRY: usize = 16;
-/// How long what precedes the entries of a record is, in bytes: the flush epoch.
+/// Length of the flush epoch, which precedes the entries of a record, in bytes.
 pub const PREFIX: usize = 8;
 const ACTION_SHIFT: u32 = 62;
 
 impl Entry {
-    /// How many data blocks of the record belong to it.
+    /// Number of data blocks of the record that belong to the entry.
     pub fn data_blocks(&self) -> u64 {
         match self.action {
             Action::Write => self.count,
@@ -166,7 +178,7 @@ impl Entry {
         }
     }
 
-    /// Puts it behind `meta`.
+    /// Appends the encoded entry to `meta`.
     pub fn encode(&self, meta: &mut Vec<u8>) {
         let action = match self.action {
             Action::Write => 0,
@@ -179,40 +191,48 @@ impl Entry {
 
     fn decode(bytes: &[u8; ENTRY]) -> Result<Self> {
         let word = |from: usize| u64::from_le_bytes(std::array::from_fn(|at| bytes[from + at]));
-        let (block, said) = (word(0), word(8));
-        let count = said & ((1 << ACTION_SHIFT) - 1);
-        let action = match said >> ACTION_SHIFT {
+        let (block, packed) = (word(0), word(8));
+        let count = packed & ((1 << ACTION_SHIFT) - 1);
+        let action = match packed >> ACTION_SHIFT {
             0 if count <= LONGEST_WRITE => Action::Write,
             1 => Action::Discard,
             2 => Action::Zero,
-            _ => return Err(Error::corrupt("a record of a write cache that says what can't be")),
+            code => {
+                return Err(Error::corrupt(format!(
+                    "record of a write cache: entry out of range: action={code}, block={block}, count={count}"
+                )));
+            }
         };
         Ok(Entry { action, block, count })
     }
 }
 
-/// What a record of a write cache says besides its data.
-#[derive(Debug, Clone, Copy)]
-pub struct Meta<'a> {
-    /// How many flushes by clients had come before it.
+/// Metadata of a record.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Meta {
+    /// Flush epoch of the record.
     pub flush_epoch: u64,
-    entries: &'a [[u8; ENTRY]],
+    /// The entries, in order. A record without entries fills the rest of its segment.
+    pub entries: Vec<Entry>,
 }
 
-impl<'a> Meta<'a> {
-    /// Reads the meta of a record with so many data blocks; `origin_blocks` bounds the entries.
+impl Meta {
+    /// Decodes the metadata of a record with this many data blocks. `origin_blocks` is the limit to the entries.
     ///
     /// # Errors
-    /// [`Error::Corrupt`] for anything else than what [`Entry::encode`] writes, for blocks behind the origin's end, and where
-    /// entries and data don't match.
-    pub fn decode(meta: &'a [u8], data_blocks: u32, origin_blocks: u64) -> Result<Self> {
-        let wrong = || Error::corrupt("a record of a write cache whose entries don't match it");
+    /// [`Error::Corrupt`] for anything that [`Entry::encode`] doesn't write, for blocks after the origin's end, and where the
+    /// entries don't have as many data blocks as the record.
+    pub fn decode(meta: &[u8], data_blocks: u32, origin_blocks: u64) -> Result<Self> {
+        let wrong =
+            || Error::corrupt("record of a write cache: entries out of range, or not those of its data");
         let (prefix, entries) = meta.split_at_checked(PREFIX).ok_or_else(wrong)?;
         let (entries, rest) = entries.as_chunks::<ENTRY>();
-        let meta = Meta { flush_epoch: u64::from_le_bytes(std::array::from_fn(|at| prefix[at])), entries };
+        let flush_epoch = u64::from_le_bytes(std::array::from_fn(|at| prefix[at]));
+        let mut meta = Meta { flush_epoch, entries: Vec::with_capacity(entries.len()) };
         let mut data = 0;
         for entry in entries {
             let entry = Entry::decode(entry)?;
+            meta.entries.push(entry);
             data += entry.data_blocks();
             match entry.block.checked_add(entry.count) {
                 Some(end) if end <= origin_blocks => {}
@@ -225,20 +245,14 @@ impl<'a> Meta<'a> {
         }
     }
 
-    /// The entries, in order. A record without any fills the rest of its segment.
-    pub fn entries(&self) -> impl Iterator<Item = Entry> + use<'a> {
-        // All of them were decoded once.
-        self.entries.iter().filter_map(|entry| Entry::decode(entry).ok())
-    }
-
-    /// Whether nothing follows the record in its segment.
+    /// Whether the record fills the rest of its segment.
     pub fn ends_segment(&self) -> bool {
         self.entries.is_empty()
     }
 }
 
-/// How many bytes of a header are left for entries and their checksums, in a block of this size.
-pub fn header_room(block_size: usize) -> usize {
+/// Bytes of a header for entries and checksums, in a block of this size.
+pub fn header_capacity(block_size: usize) -> usize {
     block_size.min(1 << 16) - FIXED - PREFIX
 }
 
@@ -284,10 +298,10 @@ mod tests {
         ];
         let mut meta = 7_u64.to_le_bytes().to_vec();
         entries.iter().for_each(|entry| entry.encode(&mut meta));
-        let read = Meta::decode(&meta, 2, 100).expect("it is right");
-        assert_eq!((read.flush_epoch, read.entries().collect::<Vec<_>>()), (7, entries.to_vec()));
+        let read = Meta::decode(&meta, 2, 100).expect("valid metadata");
+        assert_eq!(read, Meta { flush_epoch: 7, entries: entries.to_vec() });
         assert!(Meta::decode(&meta, 3, 100).is_err(), "more data than entries");
-        assert!(Meta::decode(&meta, 2, 99).is_err(), "behind the origin's end");
+        assert!(Meta::decode(&meta, 2, 99).is_err(), "after the origin's end");
         assert!(Meta::decode(&meta[..meta.len() - 1], 2, 100).is_err(), "cut off");
     }
 
@@ -295,7 +309,7 @@ mod tests {
         #![proptest_config(ProptestConfig { rng_seed: proptest::test_runner::RngSeed::Fixed(1), ..Default::default() })]
 
         #[test]
-        fn any_bytes_are_taken(bytes in prop::collection::vec(any::<u8>(), 0..600), blocks in any::<u32>()) {
+        fn any_bytes_are_decoded_without_a_panic(bytes in prop::collection::vec(any::<u8>(), 0..600), blocks in any::<u32>()) {
             let _ = Meta::decode(&bytes, blocks, 1 << 40);
             prop_assert!(Superblock::decode(&bytes).is_err());
         }

@@ -1,31 +1,34 @@
-//! Where the newest version of each cached block lies.
+//! The index: the address of the newest version of each cached block.
 //!
 //! Written blocks are in an open-addressing table (linear probing, deletion by moving back; Knuth, TAOCP vol. 3, 6.4,
 //! algorithm R), allocated once for as many blocks as the cache can hold: 16 bytes each at a load of at most 7/8, checksum
-//! included, so that reads by clients are checked. What was discarded is in a list of ranges that don't overlap. Both say at
-//! which address of the log it was; the higher address is the newer version.
+//! included, so that reads by clients are checked. Discarded ranges are in a map and don't overlap. Both have addresses of the
+//! log; the higher address is the newer version.
+//!
+//! Invariant: addresses are entered in rising order. Versions up to the **floor** are on the origin: they aren't found any more,
+//! whether they have been removed from the table yet or not.
 
 use std::collections::BTreeMap;
 use std::ops::Range;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-/// Blocks and addresses are below 2 to this power.
+/// Bits of a block number and of an address.
 pub const BITS: u32 = 48;
 const MASK: u64 = (1 << BITS) - 1;
 
-/// What the cache knows of a block.
+/// Source of a block's data.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Found {
-    /// Its data is at this address of the log, and has this checksum.
+    /// The cache, at this address of the log, with this checksum.
     At(u64, u32),
-    /// It reads as zeros.
+    /// None: the block reads as zeros.
     Zeros,
-    /// Nothing: the origin has it.
+    /// The origin.
     Origin,
 }
 
-/// Block and address, and above each half of the checksum. Address 0 is no address: a log begins behind it.
+/// Block and address, with half of the checksum in the upper bits of each. An empty slot has address 0, which no log has.
 type Slot = [u64; 2];
 
 fn block_of(slot: Slot) -> u64 {
@@ -40,40 +43,40 @@ fn sum_in(slot: Slot) -> u32 {
     (slot[0] >> BITS << 16 | slot[1] >> BITS) as u32
 }
 
-/// Where the newest version of each cached block lies.
+/// Index of the cached blocks.
 #[derive(Debug)]
 pub struct Index {
     slots: Vec<Slot>,
     /// Number of slots with a block. Written on the home shard only, read on all.
     used: Arc<AtomicU64>,
-    gone: Ranges,
-    /// What lies up to this address is on the origin, whether it has been taken out yet or not.
+    discarded: Ranges,
+    /// Versions up to this address are on the origin.
     floor: u64,
 }
 
 impl Index {
-    /// For at most `most` written blocks. Memory is taken as it is used.
-    pub fn new(most: u64) -> Self {
-        let slots = (most + most / 7 + 8) as usize;
-        Index { slots: vec![[0, 0]; slots], used: Arc::default(), gone: Ranges::default(), floor: 0 }
+    /// Creates an index for at most this many written blocks. Pages of memory are allocated by the system on their first use.
+    pub fn new(capacity: u64) -> Self {
+        let slots = (capacity + capacity / 7 + 8) as usize;
+        Index { slots: vec![[0, 0]; slots], used: Arc::default(), discarded: Ranges::default(), floor: 0 }
     }
 
-    /// How many written blocks are cached.
+    /// Number of cached blocks.
     pub fn blocks(&self) -> u64 {
         self.used.load(Ordering::Relaxed)
     }
 
-    /// The same number, to be read on any shard.
+    /// Number of cached blocks, readable on any shard.
     pub fn blocks_for_all_shards(&self) -> Arc<AtomicU64> {
         self.used.clone()
     }
 
-    /// How many ranges are known to be discarded.
+    /// Number of discarded ranges.
     pub fn ranges(&self) -> usize {
-        self.gone.0.len()
+        self.discarded.0.len()
     }
 
-    /// How many bytes of memory the table takes when all of it has been used.
+    /// Bytes of memory of the table once all of it has been used.
     pub fn bytes(&self) -> u64 {
         (self.slots.len() * size_of::<Slot>()) as u64
     }
@@ -81,10 +84,10 @@ impl Index {
     /// Whether nothing is cached.
     #[inline]
     pub fn is_empty(&self) -> bool {
-        self.blocks() == 0 && self.gone.0.is_empty()
+        self.blocks() == 0 && self.discarded.0.is_empty()
     }
 
-    /// Spreads blocks over the table: consecutive ones would make long clusters.
+    /// Slot at which the search for a block begins. Blocks are hashed: consecutive ones would make long clusters.
     #[inline]
     fn home(&self, block: u64) -> usize {
         let spread = block.wrapping_mul(0x9E37_79B9_7F4A_7C15);
@@ -97,7 +100,7 @@ impl Index {
         if at + 1 == self.slots.len() { 0 } else { at + 1 }
     }
 
-    /// The slot that holds the block, or the empty one where it would be.
+    /// Slot of the block, or the empty slot for it.
     #[inline]
     fn slot_of(&self, block: u64) -> usize {
         let mut at = self.home(block);
@@ -107,12 +110,12 @@ impl Index {
         at
     }
 
-    /// What is known of a block.
+    /// Source of a block's data.
     #[inline]
     pub fn lookup(&self, block: u64) -> Found {
         let slot = self.slots[self.slot_of(block)];
         let written = address_of(slot);
-        match self.gone.address_of(block) {
+        match self.discarded.address_of(block) {
             Some(gone) if gone > written && gone > self.floor => Found::Zeros,
             _ if written <= self.floor => Found::Origin,
             _ => Found::At(written, sum_in(slot)),
@@ -122,46 +125,49 @@ impl Index {
     /// The address of the newest version of a block, if it is cached.
     pub fn newest(&self, block: u64) -> Option<u64> {
         let written = address_of(self.slots[self.slot_of(block)]);
-        let gone = self.gone.address_of(block).unwrap_or(0);
+        let gone = self.discarded.address_of(block).unwrap_or(0);
         Some(written.max(gone)).filter(|newest| *newest > self.floor)
     }
 
-    /// Which blocks lie at these addresses, with address and checksum. Looks at everything.
+    /// Blocks at these addresses, each with address and checksum. Searches the whole table.
     pub fn written_at(&self, addresses: &Range<u64>) -> Vec<(u64, u64, u32)> {
         let written = self.slots.iter().filter(|slot| addresses.contains(&address_of(**slot)));
         written.map(|slot| (block_of(*slot), address_of(*slot), sum_in(*slot))).collect()
     }
 
-    /// Which ranges were discarded at these addresses: start, count and address.
+    /// Ranges that were discarded at these addresses: start, count and address.
     pub fn discarded_at(&self, addresses: &Range<u64>) -> Vec<(u64, u64, u64)> {
-        let gone = self.gone.0.iter().filter(|(_, gone)| addresses.contains(&gone.address));
+        let gone = self.discarded.0.iter().filter(|(_, gone)| addresses.contains(&gone.address));
         gone.map(|(start, gone)| (*start, gone.end - start, gone.address)).collect()
     }
 
-    /// A block with this checksum was written at this address, the highest so far.
+    /// Enters a block with this checksum, written at this address, the highest so far.
     #[inline]
     pub fn write(&mut self, block: u64, address: u64, sum: u32) {
         let at = self.slot_of(block);
         if address_of(self.slots[at]) == 0 {
             self.used.store(self.blocks() + 1, Ordering::Relaxed);
-            assert!(self.blocks() < self.slots.len() as u64, "more blocks are cached than the cache has");
+            assert!(
+                self.blocks() < self.slots.len() as u64,
+                "the index has a slot for every block of the ring"
+            );
         }
         let (high, low) = (u64::from(sum >> 16), u64::from(sum & 0xFFFF));
         self.slots[at] = [block | high << BITS, address | low << BITS];
     }
 
-    /// A range was discarded at this address, the highest so far.
+    /// Enters a range that was discarded at this address, the highest so far.
     pub fn discard(&mut self, start: u64, count: u64, address: u64) {
-        self.gone.insert(start, count, address);
+        self.discarded.insert(start, count, address);
     }
 
-    /// Everything up to this address is on the origin now: from this moment on nothing of it is found. What is to be taken
-    /// out for it may follow bit by bit.
+    /// Raises the floor: versions up to this address are on the origin, and aren't found from now on. Their slots are removed
+    /// later.
     pub fn forget_to(&mut self, address: u64) {
         self.floor = self.floor.max(address);
     }
 
-    /// What was written to this block at this address is on the origin now.
+    /// Removes this version of a block, unless a newer one has replaced it.
     #[inline]
     pub fn forget_write(&mut self, block: u64, address: u64) {
         let mut hole = self.slot_of(block);
@@ -175,7 +181,7 @@ impl Index {
             if address_of(slot) == 0 {
                 break;
             }
-            // It moves back unless its home lies behind the hole, cyclically.
+            // The slot moves back unless its home lies after the hole, cyclically.
             let home = self.home(block_of(slot));
             let stays = if hole <= at { hole < home && home <= at } else { hole < home || home <= at };
             if !stays {
@@ -187,24 +193,24 @@ impl Index {
         self.used.store(self.blocks() - 1, Ordering::Relaxed);
     }
 
-    /// What was discarded at this address is on the origin now.
+    /// Removes the remains of a range that was discarded at this address.
     pub fn forget_discard(&mut self, start: u64, count: u64, address: u64) {
-        self.gone.forget(start, count, address);
+        self.discarded.forget(start, count, address);
     }
 }
 
-/// Ranges that don't overlap, each with the address at which it was discarded.
+/// Discarded ranges, each with its address. They don't overlap.
 #[derive(Debug, Default)]
-pub struct Ranges(BTreeMap<u64, Gone>);
+pub struct Ranges(BTreeMap<u64, Discarded>);
 
 #[derive(Debug, Clone, Copy)]
-struct Gone {
+struct Discarded {
     end: u64,
     address: u64,
 }
 
 impl Ranges {
-    /// At which address this block was discarded last.
+    /// Address at which this block was discarded last.
     #[inline]
     pub fn address_of(&self, block: u64) -> Option<u64> {
         if self.0.is_empty() {
@@ -214,17 +220,17 @@ impl Ranges {
         (gone.end > block).then_some(gone.address)
     }
 
-    /// A range was discarded at this address, the highest so far.
+    /// Enters a range that was discarded at this address, the highest so far.
     pub fn insert(&mut self, start: u64, count: u64, address: u64) {
         let end = start + count;
-        // What reaches into the range is cut; what lies inside of it goes.
+        // Older ranges that reach into this one are cut; ranges inside it are removed.
         if let Some((_, before)) = self.0.range_mut(..start).next_back()
             && before.end > start
         {
-            let behind = *before;
+            let rest = *before;
             before.end = start;
-            if behind.end > end {
-                self.0.insert(end, behind);
+            if rest.end > end {
+                self.0.insert(end, rest);
             }
         }
         while let Some((&inside, &gone)) = self.0.range(start..end).next() {
@@ -233,10 +239,10 @@ impl Ranges {
                 self.0.insert(end, gone);
             }
         }
-        self.0.insert(start, Gone { end, address });
+        self.0.insert(start, Discarded { end, address });
     }
 
-    /// Takes out what is left of a range that was discarded at this address.
+    /// Removes the remains of a range that was discarded at this address.
     fn forget(&mut self, start: u64, count: u64, address: u64) {
         let end = start + count;
         let mut at = start;
@@ -257,7 +263,7 @@ mod tests {
     use super::*;
     use runtime::Random;
 
-    /// Everything that was logged, in order: start, count, address, whether it was written.
+    /// The changes in order: start, count, address, and whether it is a write.
     #[derive(Default)]
     struct Plain(Vec<(u64, u64, u64, bool)>);
 
@@ -287,7 +293,7 @@ mod tests {
     }
 
     #[test]
-    fn it_agrees_with_a_plain_list_while_the_tail_moves() {
+    fn the_index_agrees_with_a_plain_list_while_the_tail_moves() {
         for seed in 0..20 {
             let mut random = Random::new(seed);
             let (mut index, mut plain, mut next) = (Index::new(200), Plain::default(), 1);

@@ -1,4 +1,4 @@
-//! What an operator may tell a write cache while it works.
+//! Messages of operators to an open write cache.
 
 use super::core::Core;
 use block::Result;
@@ -28,7 +28,7 @@ impl Message {
                 "everything that was cached is on the origin".into()
             }
             Message::FlushOnSuspend => {
-                core.flush_on_suspend.set(true);
+                core.demand.set_on_close();
                 "everything is written back before the cache is closed".into()
             }
             Message::ClearStats => {
@@ -40,15 +40,15 @@ impl Message {
                 "what is cached is written back; writes go to the origin once nothing is".into()
             }
             Message::GiveUpRotten => {
-                core.give_up_rotten.set(true);
-                let unreadable = std::mem::take(&mut *core.unreadable.borrow_mut());
-                let said = "blocks whose checksum is wrong are written back as they are";
-                let said = match unreadable.len() {
+                let unreadable = core.damage.give_up();
+                let said = "blocks with wrong checksums are written back as they are";
+                let said = match unreadable {
                     0 => said.into(),
-                    count => format!("{said}; {count} that can't be read are lost if they still can't"),
+                    count => {
+                        format!("{said}; {count} that can't be read are lost if they are still unreadable")
+                    }
                 };
-                core.released.borrow_mut().extend(unreadable);
-                core.writeback.notify_all();
+                core.demand.wake();
                 said
             }
         })

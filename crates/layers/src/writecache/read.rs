@@ -1,25 +1,52 @@
-//! Reads: what is cached from the cache device, the rest from the origin, what was discarded as zeros.
+//! Reads: cached blocks from the cache device, checked; discarded ones as zeros; all others from the origin.
 
-use super::core::{Core, count};
+use super::core::Core;
+use super::counters::count;
 use super::index::Found;
-use block::{BlockRange, Buffer, Call, Extent, ReadOutcome, Result};
+use block::{BlockRange, Buffer, Call, Error, Extent, ReadOutcome, Result};
 use smallvec::SmallVec;
 use std::rc::Rc;
 
-/// Consecutive blocks that come from one place.
+/// Consecutive blocks from one source.
 struct Piece {
     from: Found,
-    /// The first block, and how many.
     block: u64,
     count: u64,
-    /// The checksums of cached ones.
+    /// Checksums of cached blocks.
     sums: SmallVec<[u32; 4]>,
+}
+
+impl Piece {
+    fn new(block: u64, from: Found) -> Self {
+        let sum = if let Found::At(_, sum) = from { Some(sum) } else { None };
+        Piece { from, block, count: 1, sums: SmallVec::from_iter(sum) }
+    }
+
+    /// Adds the next block, if it comes from the same source, and follows the last one in the ring where that is the source.
+    fn extend(&mut self, from: Found, is_consecutive: impl FnOnce(u64) -> bool) -> bool {
+        match (self.from, from) {
+            (Found::At(first, _), Found::At(address, sum))
+                if first + self.count == address && is_consecutive(address) =>
+            {
+                self.sums.push(sum);
+            }
+            (Found::Zeros, Found::Zeros) | (Found::Origin, Found::Origin) => {}
+            _ => return false,
+        }
+        self.count += 1;
+        true
+    }
+}
+
+/// Number of the first block whose data doesn't have its checksum.
+fn first_corrupt(data: &[u8], block_size: usize, sums: &[u32]) -> Option<usize> {
+    data.chunks_exact(block_size).zip(sums).position(|(data, sum)| logkit::record::sum_of(data) != *sum)
 }
 
 impl Core {
     /// Fills the buffer, which isn't empty, from this block on.
     pub fn read<'a>(self: &'a Rc<Self>, block: u64, buffer: Buffer) -> Call<'a, ReadOutcome> {
-        let blocks = buffer.len() as u64 >> self.ring.block_size.shift();
+        let blocks = self.ring.blocks_in(buffer.len());
         count(&self.counters.read_blocks, blocks);
         let index = self.index.borrow();
         if index.is_empty() || blocks == 1 && index.lookup(block) == Found::Origin {
@@ -27,50 +54,33 @@ impl Core {
         }
         drop(index);
         Call::new(async move {
-            // Looked up and counted as a reader without waiting in between, so that it is still there.
-            let _reading = self.readers.begin();
+            // Entered before the look-up, without waiting in between, so that the space isn't reused.
+            let _reading = self.readers.enter();
             if blocks == 1 {
                 let found = self.index.borrow().lookup(block);
-                let sums = SmallVec::from_iter(if let Found::At(_, sum) = found { Some(sum) } else { None });
-                return self.read_piece(Piece { from: found, block, count: 1, sums }, buffer).await;
+                return self.read_piece(Piece::new(block, found), buffer).await;
             }
             let pieces = self.pieces(block, blocks).into_iter();
-            let pieces = pieces.map(|piece| (self.bytes_of(piece.count), piece));
+            let pieces = pieces.map(|piece| (self.ring.bytes(piece.count), piece));
             runtime::read_pieces(buffer, pieces, |piece, buffer| self.read_piece(piece, buffer)).await
         })
     }
 
     fn read_origin(&self, block: u64, buffer: Buffer) -> Call<'_, ReadOutcome> {
-        self.note_use_of_origin();
-        self.origin.read(self.on_origin(block), buffer)
+        self.origin.note_use();
+        self.origin.device().read(self.origin.block(block), buffer)
     }
 
     fn pieces(&self, block: u64, blocks: u64) -> Vec<Piece> {
         let index = self.index.borrow();
+        // Two consecutive addresses may lie at both ends of the ring.
+        let is_consecutive = |address| !self.ring.begins_segment(address);
         let mut pieces: Vec<Piece> = Vec::new();
         for block in block..block + blocks {
             let from = index.lookup(block);
-            if let Some(last) = pieces.last_mut() {
-                let goes_on = match (last.from, from) {
-                    (Found::At(first, _), Found::At(address, sum)) if first + last.count == address => {
-                        // Two addresses that follow each other may lie at both ends of the ring.
-                        let is_behind = self.ring.left(address) != self.ring.segment;
-                        if is_behind {
-                            last.sums.push(sum);
-                        }
-                        is_behind
-                    }
-                    (Found::Zeros, Found::Zeros) | (Found::Origin, Found::Origin) => true,
-                    _ => false,
-                };
-                if goes_on {
-                    last.count += 1;
-                    continue;
-                }
+            if !pieces.last_mut().is_some_and(|last| last.extend(from, is_consecutive)) {
+                pieces.push(Piece::new(block, from));
             }
-            let sums =
-                if let Found::At(_, sum) = from { SmallVec::from_slice(&[sum]) } else { SmallVec::new() };
-            pieces.push(Piece { from, block, count: 1, sums });
         }
         pieces
     }
@@ -91,13 +101,32 @@ impl Core {
         }
     }
 
-    /// What is known about a range without reading it: what the origin knows, while nothing is cached.
+    /// Reads consecutive blocks of the ring, and checks them.
+    async fn read_cached(&self, block: u64, address: u64, sums: &[u32], buffer: Buffer) -> ReadOutcome {
+        let _reading = self.readers.enter();
+        let (outcome, mut buffer) = self.fast.read(self.ring.place(address), buffer).await;
+        if outcome.is_err() {
+            return (outcome, buffer);
+        }
+        let Some(number) = first_corrupt(buffer.filled(), self.ring.bytes(1), sums) else {
+            return (Ok(()), buffer);
+        };
+        buffer.clear();
+        let error = Error::corrupt(format!(
+            "block {} in the write cache, at address {}: its checksum is wrong",
+            block + number as u64,
+            address + number as u64
+        ));
+        (Err(error), buffer)
+    }
+
+    /// Returns what is known about a range without reading it: the origin's extents while nothing is cached, else data.
     pub async fn extents(&self, range: BlockRange) -> Result<Vec<Extent>> {
         if range.is_empty() {
             return Ok(Vec::new());
         }
-        if self.origin_shift == 0 && self.index.borrow().is_empty() {
-            return self.origin.extents(range).await;
+        if self.origin.has_same_blocks() && self.index.borrow().is_empty() {
+            return self.origin.device().extents(range).await;
         }
         Ok(vec![Extent { range, state: block::ExtentState::Data }])
     }

@@ -1,12 +1,13 @@
-//! Making and opening a write cache.
+//! Formatting and opening a write cache.
 //!
-//! Opening follows the records from the tail on, segment by segment, many of them at a time, to the first that is missing.
-//! What was durable (later records and the superblock say so) is believed by its header; the data of the rest is checked. A
-//! missing record that had been durable is rot, not the end of the log, and refused. What is found is put into the index, and
-//! a new epoch begins, durably, so that nothing that lies behind the end counts any more.
+//! Opening follows the records from the tail on, segment by segment, many segments at a time, to the first missing record. Of
+//! records that were durable, as later records and the superblock say, only the header is checked; of the others the data, too. A
+//! missing record that was durable is corruption, not the end of the log, and refused. The records are entered into the index, and
+//! a new epoch begins, durably, so that records after the end of the log are invalid.
 
 use super::format::{Action, Superblock};
 use super::index::{BITS, Index};
+use super::log::Position;
 use super::ring::Ring;
 use super::scan::{Expect, Found};
 use block::{BlockIndex, BlockSize, Buffer, Device, Durability, Error, Result};
@@ -16,34 +17,32 @@ use std::collections::VecDeque;
 use std::rc::Rc;
 use zones::sector;
 
-/// How many segments are followed at a time.
+/// Limit to the segments that are followed at a time.
 const AHEAD: usize = 32;
 
-/// What opening found.
+/// Outcome of opening.
 #[derive(Debug)]
 pub struct Recovered {
-    /// What lies where.
+    /// Layout of the cache device.
     pub ring: Ring,
-    /// The superblock that was written for this epoch.
+    /// Superblock that was written for this epoch.
     pub superblock: Superblock,
-    /// Where the newest versions are.
+    /// Index of the cached blocks.
     pub index: Index,
-    /// The address behind the last record.
-    pub head: u64,
-    /// The number of the next record.
-    pub next_record: u64,
-    /// The first flush epoch that no record has.
+    /// End of the log.
+    pub head: Position,
+    /// First flush epoch without a record.
     pub flush_epoch: u64,
-    /// When the first record was written, by the wall clock in ms.
+    /// Wall-clock time at which the first record was written, in ms; `None` without records.
     pub oldest: Option<u64>,
 }
 
-/// Makes an empty cache for an origin of so many blocks. What was on the device is gone.
+/// Formats an empty cache for an origin of this many blocks. The former contents of the device are lost.
 ///
 /// # Errors
-/// Of the device; [`Error::Invalid`] for one that is too small.
+/// Of the device; [`Error::Invalid`] for a device that is too small.
 pub async fn format(fast: &dyn Device, block_size: BlockSize, origin_blocks: u64) -> Result<()> {
-    let ring = Ring::make(fast.geometry(), block_size)?;
+    let ring = Ring::for_device(fast.geometry(), block_size)?;
     let superblock = Superblock {
         block_size: block_size.bytes() as u32,
         identity: Identity::draw(),
@@ -65,7 +64,7 @@ pub async fn format(fast: &dyn Device, block_size: BlockSize, origin_blocks: u64
     Ok(())
 }
 
-/// Reads the newest of the two superblocks.
+/// Reads the newer of the two superblocks.
 async fn read_superblock(fast: &dyn Device, block_size: BlockSize) -> Result<Superblock> {
     let device = fast.geometry().block_size;
     let step = block_size.bytes().max(device.bytes());
@@ -79,7 +78,7 @@ async fn read_superblock(fast: &dyn Device, block_size: BlockSize) -> Result<Sup
         copies.push(Superblock::decode(buffer.filled()));
         begin.extend_from_slice(buffer.filled());
     }
-    let advice = "the origin alone may be an older state; `siltstone format` makes an empty cache, and loses what was in it";
+    let advice = "the origin alone may be an older state; `siltstone format` formats an empty cache, and loses the cached blocks";
     sector::newest(copies, |superblock| superblock.sequence).map_err(|error| match error {
         Error::NotFound(_) => Error::protocol(format!(
             "no write cache begins here; {advice} (the device holds {})",
@@ -89,31 +88,32 @@ async fn read_superblock(fast: &dyn Device, block_size: BlockSize) -> Result<Sup
     })
 }
 
-/// Opens the cache of an origin of so many blocks.
+/// Opens the cache of an origin of this many blocks.
 ///
 /// # Errors
-/// [`Error::Protocol`] for a device that holds something else, [`Error::Corrupt`] for lost data that had been
-/// acknowledged as durable, [`Error::Invalid`] for an origin or a device that doesn't fit.
+/// [`Error::Protocol`] for a device without a cache, [`Error::Corrupt`] for lost data that was acknowledged as durable,
+/// [`Error::Invalid`] for an origin or a device that doesn't fit.
 pub async fn open(fast: &Rc<dyn Device>, block_size: BlockSize, origin_blocks: u64) -> Result<Recovered> {
     let superblock = read_superblock(&**fast, block_size).await?;
     if u64::from(superblock.block_size) != block_size.bytes() {
         return Err(Error::invalid(format!(
-            "the write cache was made with blocks of {} bytes, for an origin and a device with none larger: now one has {}",
+            "the write cache was formatted with blocks of {} bytes: origin and cache device have blocks of up to {}; attach \
+             the devices that it was formatted with",
             superblock.block_size, block_size
         )));
     }
     if origin_blocks < superblock.origin_blocks || origin_blocks >= 1 << BITS {
         return Err(Error::invalid(format!(
-            "the write cache was made for an origin of {} blocks of {block_size} bytes and this one has {origin_blocks}: \
-             attach the right origin, or one that has grown",
+            "the write cache was formatted for an origin of {} blocks of {block_size} bytes: this origin has \
+             {origin_blocks}; attach its own origin, or one that has grown",
             superblock.origin_blocks
         )));
     }
     let ring = Ring::of(&superblock, fast.geometry())?;
-    let mut log = Log::new(fast.clone(), ring, superblock);
-    log.follow().await?;
-    let Log { index, head, next_record, flush_epoch, oldest, .. } = log;
-    // What was found must be durable before it is said to be.
+    let mut scan = Scan::new(fast.clone(), ring, superblock);
+    scan.follow().await?;
+    let Scan { index, head, next_record, flush_epoch, oldest, .. } = scan;
+    // The records must be durable before the superblock says so.
     fast.flush().await?;
     let superblock = Superblock {
         sequence: superblock.sequence + 1,
@@ -124,20 +124,22 @@ pub async fn open(fast: &Rc<dyn Device>, block_size: BlockSize, origin_blocks: u
         ..superblock
     };
     fast.write(ring.superblock(superblock.sequence), superblock.encode(), Durability::Durable).await?;
-    Ok(Recovered { ring, superblock, index, head, next_record, flush_epoch: flush_epoch + 1, oldest })
+    let head = Position { address: head, record: next_record };
+    Ok(Recovered { ring, superblock, index, head, flush_epoch: flush_epoch + 1, oldest })
 }
 
-/// A record that was found.
+/// A record, with its address.
 type Record = (u64, Found);
 
-/// The records of one segment, from an address on, as far as they go.
+/// Consecutive records of one segment.
 struct Chain {
     records: Vec<Record>,
-    /// Whether they go to the end of the segment.
+    /// Whether the last record ends with the segment.
     is_whole: bool,
 }
 
-struct Log {
+/// The log as far as it has been followed.
+struct Scan {
     fast: Rc<dyn Device>,
     ring: Ring,
     superblock: Superblock,
@@ -146,15 +148,15 @@ struct Log {
     next_record: u64,
     flush_epoch: u64,
     oldest: Option<u64>,
-    /// Every record up to this one was durable.
+    /// Number of the last record that is known to be durable.
     durable: u64,
-    /// Records behind that.
+    /// Records after that one, not applied yet.
     unsure: VecDeque<Record>,
 }
 
-impl Log {
+impl Scan {
     fn new(fast: Rc<dyn Device>, ring: Ring, superblock: Superblock) -> Self {
-        Log {
+        Scan {
             fast,
             ring,
             superblock,
@@ -191,7 +193,7 @@ impl Log {
             for (address, found) in chain.records {
                 let number = found.header.sequence;
                 if is_missing.is_some() || number != expected {
-                    // Behind the end; it may still say that what is missing was durable.
+                    // After the end; it may still say that the missing record was durable.
                     is_missing.get_or_insert(expected);
                     if number > expected {
                         self.durable = self.durable.max(found.header.durable);
@@ -211,15 +213,15 @@ impl Log {
         self.check_unsure().await?;
         if self.next_record <= self.durable && self.next_record <= missing {
             return Err(Error::corrupt(format!(
-                "record {} of the write cache, at address {}, had been acknowledged as durable and can't be read: rot, not \
-                 a torn end; what is behind it is lost, too, if the cache is made anew",
+                "record {} of the write cache, at address {}, was acknowledged as durable and is missing or corrupt; formatting \
+                 the cache again loses it and all later records",
                 self.next_record, self.head
             )));
         }
         Ok(())
     }
 
-    /// Applies what is known to have been durable.
+    /// Applies the records that are known to be durable.
     fn apply_sure(&mut self) {
         while self.unsure.front().is_some_and(|(_, found)| found.header.sequence <= self.durable) {
             if let Some(record) = self.unsure.pop_front() {
@@ -228,7 +230,7 @@ impl Log {
         }
     }
 
-    /// Applies the rest, to the first whose data isn't what was written.
+    /// Applies the other records, up to the first with wrong data.
     async fn check_unsure(&mut self) -> Result<()> {
         while let Some(record) = self.unsure.pop_front() {
             let (address, found) = &record;
@@ -267,20 +269,20 @@ impl Log {
             }
         }
         self.oldest.get_or_insert(found.header.clock);
-        self.flush_epoch = found.flush_epoch;
+        self.flush_epoch = found.meta.flush_epoch;
         self.head = address + found.length(self.ring.left(*address));
         self.next_record = found.header.sequence + 1;
     }
 }
 
-/// Whether a record begins here that was written after a newer superblock, which is durable before any such record: one of
-/// a later epoch, or where the tail had been.
+/// Whether this block begins a record that was written after a newer superblock than this one: a record of a later epoch, or of a
+/// later lap of the ring. The superblock is durable before such a record.
 fn is_ahead(block: &[u8], address: u64, superblock: &Superblock) -> bool {
     Parsed::decode(block, &superblock.identity)
         .is_ok_and(|parsed| parsed.header.epoch > superblock.epoch || parsed.header.generation > address)
 }
 
-/// Follows the records from this address to the end of its segment, or to where there is none.
+/// Follows the records from this address to the end of its segment, or to the first missing one.
 async fn follow_segment(
     fast: Rc<dyn Device>,
     ring: Ring,
@@ -297,8 +299,8 @@ async fn follow_segment(
         outcome?;
         if is_ahead(buffer.filled(), at, &superblock) {
             return Err(Error::corrupt(format!(
-                "the write cache goes on behind what its superblock says, at address {at}: the newer superblock is rotten; \
-                 what was written since is lost if the cache is made anew"
+                "the record of the write cache at address {at} is newer than the superblock: the newer superblock is corrupt; \
+                 formatting the cache again loses all cached blocks"
             )));
         }
         let found = Found::decode(buffer.filled(), at, &expect).ok().filter(|found| {

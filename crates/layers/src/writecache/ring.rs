@@ -1,66 +1,66 @@
-//! What lies where on the cache device: two superblocks, and a ring of segments behind them.
+//! Layout of the cache device: two superblocks, and a ring of segments after them.
 //!
-//! The log has 64-bit addresses that only grow, in blocks; an address modulo the ring's size says where it lies. A record
+//! The log has 64-bit addresses that only grow, in blocks. An address modulo the ring's size is its place in the ring. A record
 //! lies in one segment, and each segment begins with a record, so that opening follows many segments at once. The log begins
-//! at the second lap: address 0 is no address.
+//! at the second lap: address 0 is never used.
 
-use super::format::{ENTRY, LONGEST_WRITE, Superblock, header_room};
+use super::format::{ENTRY, LONGEST_WRITE, Superblock, header_capacity};
 use block::{BlockIndex, BlockSize, DeviceGeometry, Error, Result};
 
-/// The ring begins here where the device is large enough, in bytes.
+/// Offset of the ring on a large enough device, in bytes.
 const START: u64 = 1 << 20;
-/// Segments have so many blocks at least, and at most.
+/// Minimum and maximum length of a segment, in blocks.
 const SEGMENT: (u64, u64) = (16, 4096);
-/// There are so many segments at least.
-const FEWEST: u64 = 4;
+/// Minimum number of segments.
+const MIN_SEGMENTS: u64 = 4;
 
-/// The division of the cache device.
+/// Layout of the cache device.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Ring {
-    /// The size of the cache's blocks.
+    /// Block size of the cache.
     pub block_size: BlockSize,
-    /// The first block of the ring, in the cache's blocks.
+    /// First block of the ring, in the cache's blocks.
     pub start: u64,
-    /// In blocks.
+    /// Length of a segment, in blocks.
     pub segment: u64,
-    /// How many there are.
+    /// Number of segments.
     pub segments: u64,
-    /// How many of the device's blocks one of the cache's is, as a power of two.
+    /// Binary logarithm of the device's blocks per block of the cache.
     shift: u32,
 }
 
 impl Ring {
-    /// The ring that a device gets.
+    /// Lays out a device.
     ///
     /// # Errors
-    /// [`Error::Invalid`] for a device that is too small, [`Error::Unsupported`] for one that tears sectors.
-    pub fn make(device: &DeviceGeometry, block_size: BlockSize) -> Result<Self> {
+    /// [`Error::Invalid`] for a device that is too small, [`Error::Unsupported`] for a device that tears sectors.
+    pub fn for_device(device: &DeviceGeometry, block_size: BlockSize) -> Result<Self> {
         if u64::from(device.atomic_write) < super::format::SUPERBLOCK as u64 {
             return Err(Error::unsupported(format!(
-                "a write cache on a device whose writes may be torn at {} bytes: expected at least 512",
+                "the cache device may tear writes at {} bytes; expected an atomic write of at least 512",
                 device.atomic_write
             )));
         }
         let blocks = device.bytes() / block_size.bytes();
         let start = Self::start(blocks, block_size);
-        let room = blocks.saturating_sub(start);
-        let wanted = (room / 16).max(1);
+        let available = blocks.saturating_sub(start);
+        let wanted = (available / 16).max(1);
         let segment = (1 << wanted.ilog2()).clamp(SEGMENT.0, SEGMENT.1);
-        let segments = (room / segment).min(u64::from(u32::MAX));
-        if segments < FEWEST {
+        let segments = (available / segment).min(u64::from(u32::MAX));
+        if segments < MIN_SEGMENTS {
             return Err(Error::invalid(format!(
-                "a cache of {} bytes: a write cache with blocks of {block_size} needs {}",
+                "the cache device has {} bytes; expected at least {} for blocks of {block_size}",
                 device.bytes(),
-                (FEWEST * SEGMENT.0 + 2) * block_size.bytes()
+                (MIN_SEGMENTS * SEGMENT.0 + 2) * block_size.bytes()
             )));
         }
         Ok(Ring { block_size, start, segment, segments, shift: Self::shift(device, block_size) })
     }
 
-    /// The ring that a superblock describes.
+    /// The layout that a superblock describes.
     ///
     /// # Errors
-    /// [`Error::Invalid`] where it doesn't fit the device.
+    /// [`Error::Corrupt`] for segments out of range; [`Error::Invalid`] where the ring doesn't fit the device.
     pub fn of(superblock: &Superblock, device: &DeviceGeometry) -> Result<Self> {
         let block_size = BlockSize::new(u64::from(superblock.block_size))?;
         let blocks = device.bytes() / block_size.bytes();
@@ -68,15 +68,15 @@ impl Ring {
         let start = u64::from(superblock.ring_start);
         let ring = Ring { block_size, start, segment, segments, shift: Self::shift(device, block_size) };
         let possible = segment.is_power_of_two() && (SEGMENT.0..=SEGMENT.1).contains(&segment);
-        if !possible || segments < FEWEST {
+        if !possible || segments < MIN_SEGMENTS {
             return Err(Error::corrupt(format!(
-                "a write cache of {segments} segments of {segment} blocks can't be"
+                "superblock of a write cache: fields out of range: segments={segments}, segment_blocks={segment}"
             )));
         }
         if block_size < device.block_size || ring.start + ring.blocks() > blocks {
             return Err(Error::invalid(format!(
-                "the write cache was made with {} bytes in blocks of {block_size}: the device has {} bytes in blocks of {}; \
-                 bring the whole device back",
+                "the write cache was formatted with {} bytes in blocks of {block_size}: the device has {} bytes in blocks of \
+                 {}; attach the whole device",
                 (ring.start + ring.blocks()) * block_size.bytes(),
                 device.bytes(),
                 device.block_size
@@ -94,47 +94,70 @@ impl Ring {
         block_size.shift().saturating_sub(device.block_size.shift())
     }
 
-    /// How many blocks the ring has.
+    /// Number of blocks of the ring.
     #[inline]
     pub fn blocks(&self) -> u64 {
         self.segment * self.segments
     }
 
-    /// Where the log begins.
+    /// Address at which the log of a new cache begins.
     pub fn first_address(&self) -> u64 {
         self.blocks()
     }
 
-    /// The block of the device that holds this address.
+    /// Block of the device with this address.
     #[inline]
     pub fn place(&self, address: u64) -> BlockIndex {
         BlockIndex((self.start + address % self.blocks()) << self.shift)
     }
 
-    /// How many blocks are left in the segment of this address, itself included.
+    /// Number of blocks from this address to the end of its segment.
     #[inline]
     pub fn left(&self, address: u64) -> u64 {
         self.segment - (address & (self.segment - 1))
     }
 
-    /// Where a superblock with this sequence lies.
+    /// Block of the device with the superblock of this sequence number.
     pub fn superblock(&self, sequence: u64) -> BlockIndex {
         BlockIndex((sequence % 2) << self.shift)
     }
 
-    /// How many data blocks a record has at most.
-    pub fn most_data(&self) -> u64 {
-        (self.segment / 4 - 1).min(LONGEST_WRITE).min(self.most_of_header())
+    /// Whether a segment begins at this address.
+    pub fn begins_segment(&self, address: u64) -> bool {
+        self.left(address) == self.segment
     }
 
-    /// How many data blocks of one entry each fit a header.
-    fn most_of_header(&self) -> u64 {
-        ((self.room() - ENTRY) / (ENTRY + 4)) as u64
+    /// Number of bytes in this many blocks.
+    #[inline]
+    pub fn bytes(&self, blocks: u64) -> usize {
+        (blocks << self.block_size.shift()) as usize
     }
 
-    /// How many bytes of a header are for entries and checksums.
-    pub fn room(&self) -> usize {
-        header_room(self.block_size.bytes() as usize)
+    /// Number of blocks in this many bytes.
+    #[inline]
+    pub fn blocks_in(&self, bytes: usize) -> u64 {
+        bytes as u64 >> self.block_size.shift()
+    }
+
+    /// Limit to the data blocks of a record.
+    pub fn max_data(&self) -> u64 {
+        (self.segment / 4 - 1).min(LONGEST_WRITE).min(self.max_data_of_header())
+    }
+
+    /// Limit to the blocks that one record takes: its header, its data, and before it an unused end of a segment that is
+    /// shorter than the record.
+    pub fn max_step(&self) -> u64 {
+        2 * (self.max_data() + 1)
+    }
+
+    /// Number of entries with one data block each that fit a header.
+    fn max_data_of_header(&self) -> u64 {
+        ((self.header_capacity() - ENTRY) / (ENTRY + 4)) as u64
+    }
+
+    /// Bytes of a header for entries and checksums.
+    pub fn header_capacity(&self) -> usize {
+        header_capacity(self.block_size.bytes() as usize)
     }
 }
 
@@ -155,7 +178,7 @@ mod tests {
     }
 
     #[test]
-    fn a_ring_fits_its_device_and_is_found_again() {
+    fn a_ring_fills_its_device() {
         for (bytes, device_block, block) in [
             (66 * 512, 512, 512),
             (1 << 20, 512, 4096),
@@ -164,16 +187,17 @@ mod tests {
             (1 << 40, 512, 65536),
         ] {
             let geometry = geometry(bytes, device_block);
-            let ring = Ring::make(&geometry, BlockSize::new(block).expect("a valid size")).expect("it fits");
+            let ring =
+                Ring::for_device(&geometry, BlockSize::new(block).expect("a valid size")).expect("it fits");
             let end = ring.place(ring.blocks() * 2 - 1).0 + (1 << ring.shift);
             assert!(
                 end <= geometry.blocks.0 && end + (ring.segment << ring.shift) > geometry.blocks.0,
                 "{ring:?}"
             );
             assert!(ring.place(ring.blocks()).0 > ring.superblock(1).0);
-            assert!(ring.most_data() >= 1);
+            assert!(ring.max_data() >= 1);
         }
         let small = geometry(65 * 512, 512);
-        assert!(Ring::make(&small, small.block_size).is_err());
+        assert!(Ring::for_device(&small, small.block_size).is_err());
     }
 }

@@ -1,74 +1,63 @@
-//! What a record's header says, checked: that it is this cache's, belongs at its place, and agrees with itself.
+//! Checked headers of records: of this cache, at their place, with metadata that agrees with the record.
 //!
-//! Whether its number and epoch are the expected ones, and its data whole, is left to who reads the log: write-back and
-//! opening.
+//! Number and epoch of the record, and its data, are checked by the readers of the log: write-back and opening.
 
 use super::format::{Entry, Meta};
 use block::{Error, Result};
 use logkit::record::{Header, Identity, Parsed};
 
-/// What to expect.
+/// What a header has to agree with.
 #[derive(Debug, Clone, Copy)]
 pub struct Expect<'a> {
-    /// Whose records.
+    /// Identity of the cache.
     pub identity: &'a Identity,
-    /// How many blocks the origin has.
+    /// Number of blocks of the origin.
     pub origin_blocks: u64,
 }
 
-/// The header of a record.
+/// Header of a record.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Found {
-    /// What it says.
+    /// Fields of the kit's record.
     pub header: Header,
-    /// How many flushes by clients had come before it.
-    pub flush_epoch: u64,
-    /// What it does.
-    pub entries: Vec<Entry>,
-    /// The checksums of its data blocks.
+    /// Flush epoch and entries.
+    pub meta: Meta,
+    /// Checksums of the data blocks.
     pub sums: Vec<u32>,
-    /// Nothing follows in its segment.
-    pub ends_segment: bool,
 }
 
 impl Found {
-    /// Reads the header of the record that begins at this address.
+    /// Decodes the header of the record at this address.
     ///
     /// # Errors
-    /// [`Error::Protocol`] and [`Error::Corrupt`] where no record of this cache begins here.
+    /// [`Error::Protocol`] and [`Error::Corrupt`] where no record of this cache begins.
     pub fn decode(block: &[u8], address: u64, expect: &Expect<'_>) -> Result<Found> {
         let parsed = Parsed::decode(block, expect.identity)?;
         let header = parsed.header;
         if (header.generation, header.zone, header.position) != (address, 0, 0) {
             return Err(Error::protocol(format!(
-                "a record of address {}, found at address {address}",
+                "record of address {}; expected address {address}",
                 header.generation
             )));
         }
         let meta = Meta::decode(parsed.meta, header.blocks, expect.origin_blocks)?;
-        Ok(Found {
-            header,
-            flush_epoch: meta.flush_epoch,
-            entries: meta.entries().collect(),
-            sums: (0..header.blocks as usize).map(|number| parsed.sum(number)).collect(),
-            ends_segment: meta.ends_segment(),
-        })
+        let sums = (0..header.blocks as usize).map(|number| parsed.sum(number)).collect();
+        Ok(Found { header, meta, sums })
     }
 
-    /// How many blocks there are from one data block of it, or its header, to the record behind it; `left` are left in the
-    /// segment, from the header on.
+    /// Number of blocks from the header to the next record. `left` is the number of blocks from the header to the end of the
+    /// segment.
     pub fn length(&self, left: u64) -> u64 {
-        match self.ends_segment {
+        match self.meta.ends_segment() {
             true => left,
             false => 1 + u64::from(self.header.blocks),
         }
     }
 
-    /// Each written block with the number of its data block in the record, and each range with the number of data blocks
-    /// before it.
+    /// The changes, each with the number of data blocks of the record before it.
     pub fn changes(&self) -> impl Iterator<Item = (Entry, u64)> + '_ {
         let mut before = 0;
-        self.entries.iter().map(move |entry| {
+        self.meta.entries.iter().map(move |entry| {
             let number = before;
             before += entry.data_blocks();
             (*entry, number)

@@ -1,39 +1,36 @@
-//! Write-back: what the ring holds goes to the origin, batch by batch, from the tail on.
+//! Write-back: the ring is destaged to the origin, batch by batch, from the tail on.
 //!
-//! The order of things, each durable before the next begins: a batch on the origin; the superblock that says that the tail
-//! is behind it; the next batch. Only a batch of the same epoch needn't wait for the one before it to be durable. So what is
-//! written again after a crash is of the same epoch as what the origin had got of it, and the origin alone is at every moment
-//! a state that an earlier power cut could have left. Places are used again only when, besides, no read that found them is on
-//! its way.
+//! Order of writes, each durable before the next begins: a batch on the origin; the superblock with the tail after it; the next
+//! batch. Only a batch of the same flush epoch need not wait until the one before it is durable. So what is written again after a
+//! crash is of the same epoch as what the origin had got of it, and the origin alone is at every moment a state that an earlier
+//! power cut could have left. Space of the ring is reused only when, besides, no read that found it is in flight.
 
-use super::batch::{Batch, Limit, Start};
-use super::core::{Core, Order, count};
-use super::format::Action;
-use block::{BlockRange, Durability, Error, Result, ZeroMode};
-use std::cell::{Cell, RefCell};
+use super::batch::{Batch, Start};
+use super::core::Core;
+use super::counters::count;
+use super::destage;
+use super::log::Position;
+use super::scan::Found;
+use super::settings::Order;
+use block::{Buffer, Result};
 use std::rc::Rc;
 use std::time::Duration;
 
-/// After an attempt that failed, write-back waits so long.
+/// Time between a failed attempt and the next one.
 const RETRY: Duration = Duration::from_millis(500);
-/// How many blocks one write to the origin has at most.
-const LONGEST_RUN: u64 = 256;
-/// How many ranges are discarded at a time.
-const RANGES_AT_ONCE: usize = 16;
 
-/// The next batch, which is read while one is written back.
+/// The next batch, which is read while one is written back, and the address at which it begins.
 type Ahead = Option<(u64, runtime::JoinHandle<Result<Batch>>)>;
 
-/// What the origin has acknowledged, while it is made durable there and its room is freed.
+/// A batch that the origin has acknowledged, while it is made durable there and its space is freed.
 struct Settling {
     done: runtime::JoinHandle<Result<()>>,
-    /// The address behind it, and the number of the record there.
-    end: u64,
-    next_record: u64,
+    /// Position after the batch.
+    end: Position,
     epoch: Option<u64>,
 }
 
-/// Writes back, as long as the cache is open.
+/// State of write-back.
 struct WriteBack {
     core: Rc<Core>,
     ahead: Ahead,
@@ -45,7 +42,7 @@ pub async fn run(core: Rc<Core>) {
     let mut write_back = WriteBack { core: core.clone(), ahead: None, settling: None };
     let mut running = false;
     while !core.is_done() {
-        running = core.needs_writeback(write_back.written(), running);
+        running = write_back.is_due(running);
         let outcome = if running {
             core.pause().await;
             write_back.next().await
@@ -54,281 +51,154 @@ pub async fn run(core: Rc<Core>) {
         } else if core.needs_seal() {
             core.seal().await
         } else {
-            core.wait_for_need().await;
+            core.demand.changed().await;
             continue;
         };
         match outcome {
             Ok(()) => {
-                *core.stuck.borrow_mut() = None;
-                core.freed.notify_all();
+                core.health.writeback_succeeded();
+                core.space.notify();
             }
             Err(error) => {
                 count(&core.counters.writeback_errors, 1);
-                if core.stuck.borrow().is_none() {
-                    tracing::warn!("write-back: {error}; trying again");
-                }
                 write_back.ahead = None;
                 // What is acknowledged may still become durable; all others are written back again.
                 let _ = write_back.settle().await;
-                core.progress.fail();
-                *core.stuck.borrow_mut() = Some(error);
-                // Whoever waits for room hears of it.
-                core.freed.notify_all();
-                if core.closing.get() {
+                core.throttle.fail();
+                core.health.writeback_failed(error);
+                // Whoever waits for space gets the error.
+                core.space.notify();
+                if core.health.is_closing() {
                     break;
                 }
-                let _ = runtime::timeout(RETRY, core.writeback.notified()).await;
+                core.demand.changed_within(RETRY).await;
             }
         }
     }
-    // Whoever closes the cache holds nothing that depends on it: what isn't durable there is still in the ring.
+    // Nothing is lost if it fails: what isn't durable on the origin is still in the ring.
     let _ = write_back.settle().await;
 }
 
-/// Flushes the cache device now and then, so that little is lost with power.
-pub async fn committer(core: Rc<Core>) {
-    while !core.closing.get() {
-        let _ = runtime::timeout(core.settings.autocommit_time, core.committer.notified()).await;
-        if core.uncommitted.get() > 0 && core.failure.borrow().is_none() {
-            // A failure says so itself.
-            let _ = core.commit().await;
-        }
-    }
-}
-
 impl Core {
-    /// Whether there is nothing more to do for a cache that is being closed. What is still queued, by callers that no longer
-    /// wait, may need room.
+    /// Whether write-back of a cache that is being closed has ended. Queued writes, whose callers may have gone, may still need
+    /// space.
     fn is_done(&self) -> bool {
-        let is_empty = self.tail.get() == self.committed.get();
-        self.closing.get() && self.queue.borrow().is_empty() && (is_empty || !self.flush_on_suspend.get())
+        let is_destaged = self.log.tail().address == self.log.committed().address;
+        self.health.is_closing() && self.queue.is_empty() && (is_destaged || !self.demand.is_on_close())
     }
 
-    /// Whether a batch is to be written back now; `written`, the address behind the last one, and `running`, whether one just
-    /// was.
-    fn needs_writeback(&self, written: u64, running: bool) -> bool {
-        if written >= self.committed.get() {
-            return false;
-        }
-        let used = self.head.get() - written;
-        let is_asked = self.waiting_for_room.get() > 0
-            || self.cleaner.get()
-            || written < self.flush_to.get()
-            || self.closing.get();
-        is_asked || used >= self.settings.high || running && used >= self.settings.low || self.is_too_old()
-    }
-
-    /// Whether writes would go around the cache, but for a superblock from which what was written back would be written
-    /// back once more, over them, if it were all that is left.
+    /// Whether the cache is drained in the mode `cleaner` and not yet sealed.
     fn needs_seal(&self) -> bool {
-        self.cleaner.get() && !self.closing.get() && !self.sealed.get() && self.is_drained()
+        self.cleaner.is_on() && !self.health.is_closing() && !self.cleaner.is_sealed() && self.is_drained()
     }
 
     /// Writes over the older superblock.
     async fn seal(&self) -> Result<()> {
-        self.write_superblock(|_| {}).await?;
-        // A write may have come that had been on its way to the cache before writes went around it.
-        self.sealed.set(self.used() == 0);
+        self.superblocks.write(self.log.durable_record()).await?;
+        // A write that was in flight before writes went around the cache may have been cached meanwhile.
+        self.cleaner.set_sealed(self.log.used() == 0);
         Ok(())
     }
 
-    fn is_too_old(&self) -> bool {
-        let (Some(most), Some(oldest)) = (self.settings.max_age, self.oldest.get()) else { return false };
-        runtime::wall_clock().as_millis() as u64 >= oldest.saturating_add(most.as_millis() as u64)
-    }
-
-    async fn wait_for_need(&self) {
-        if self.is_done() {
-            return;
-        }
-        let asked = self.writeback.notified();
-        match self.settings.max_age {
-            None => asked.await,
-            Some(age) => {
-                let step = (age / 8).clamp(Duration::from_millis(5), Duration::from_secs(1));
-                let _ = runtime::timeout(step, asked).await;
-            }
-        }
-    }
-
-    /// Waits while clients use the origin, as long as there is room enough.
+    /// Waits while clients use the origin, as long as there is enough space.
     async fn pause(&self) {
-        let pause = self.settings.pause;
-        if pause.is_zero() {
-            return;
-        }
-        while let Some(used) = self.origin_used.get() {
-            let since = used.elapsed();
-            let room = self.settings.high + (self.ring.blocks() - self.settings.high) / 2;
-            let is_asked = self.waiting_for_room.get() > 0
-                || self.cleaner.get()
-                || self.closing.get()
-                || self.tail.get() < self.flush_to.get();
-            if since >= pause || is_asked || self.used() >= room {
+        while let Some(left) = self.origin.pause_left() {
+            let may_pause = self.demand.may_pause(self.log.used(), self.ring.blocks());
+            if self.is_urgent(self.log.tail().address) || !may_pause {
                 break;
             }
-            let _ = runtime::timeout(pause - since, self.writeback.notified()).await;
+            self.demand.changed_within(left).await;
         }
     }
 
-    /// Makes a batch durable that the origin has acknowledged, and frees its room, once that of those before it is free.
+    /// Makes a batch durable that the origin has acknowledged, and frees its space after that of the batch before.
     async fn settle(self: Rc<Self>, batch: Rc<Batch>, before: Option<Settling>) -> Result<()> {
         let outcome = self.free(&batch, before).await;
-        self.freed.notify_all();
+        self.space.notify();
         outcome
     }
 
     async fn free(&self, batch: &Batch, before: Option<Settling>) -> Result<()> {
-        let mut flushed = Ok(());
-        if !self.settings.fua && self.origin.geometry().volatile_cache {
-            flushed = self.origin.flush().await.map_err(|error| error.in_context("flushing the origin"));
-            count(&self.counters.origin_flushes, 1);
-        }
+        let flushed = destage::flush(self).await;
         if let Some(before) = before {
             before.done.await?;
         }
         flushed?;
-        let end = batch.end;
-        self.note_tail_in_the_end(end, batch.next_record).await?;
-        // Readers find it on the origin from now on.
-        batch.forget(self);
-        batch.take_out(self).await;
-        self.readers.grace().await;
-        self.progress.freed(end - self.tail.get());
-        self.tail.set(end);
-        self.unreadable.borrow_mut().retain(|address| *address >= end);
-        self.released.borrow_mut().retain(|address| *address >= end);
-        self.sealed.set(false);
-        self.oldest.set(match batch.next_written {
+        let end = batch.end();
+        self.write_tail(end).await?;
+        batch.remove_from_index(self).await;
+        self.readers.wait().await;
+        self.throttle.complete(end.address - self.log.tail().address);
+        self.log.free_to(end);
+        self.damage.free_to(end.address);
+        self.cleaner.set_sealed(false);
+        self.demand.set_oldest(match batch.next_written() {
             Some(written) => Some(written),
-            None if end == self.committed.get() => None,
-            None => self.oldest_at(end).await,
+            None if end.address == self.log.committed().address => None,
+            None => self.written_at(end.address).await,
         });
-        let newest = batch.newest as u64;
-        count(&self.counters.written_back, newest);
-        count(&self.counters.superseded, batch.versions() as u64 - newest);
+        count(&self.counters.written_back, batch.to_write());
+        count(&self.counters.superseded, batch.superseded());
         count(&self.counters.batches, 1);
         Ok(())
     }
 
-    /// As [`note_tail`](Self::note_tail), as often as it takes. The batch must not be written back once more: of a superblock
-    /// that couldn't be written nobody knows whether it is there, and with it the log begins behind the batch, of which a
-    /// part would be missing on the origin while it is written again.
+    /// Writes a superblock with this tail, and repeats that until it succeeds. The batch must not be written back again: after a
+    /// failed write the superblock may be there or not. If it is, the log begins after the batch, of which the origin would have
+    /// only a part while it is written again.
     ///
     /// # Errors
     /// Of the cache device, when the cache is being closed.
-    async fn note_tail_in_the_end(&self, tail: u64, tail_record: u64) -> Result<()> {
+    async fn write_tail(&self, tail: Position) -> Result<()> {
         let mut failed = false;
         loop {
-            let Err(error) = self.note_tail(tail, tail_record).await else {
+            let Err(error) = self.superblocks.write_tail(self.log.durable_record(), tail).await else {
                 if failed {
-                    *self.stuck.borrow_mut() = None;
+                    self.health.writeback_succeeded();
                 }
                 return Ok(());
             };
             failed = true;
             count(&self.counters.writeback_errors, 1);
-            if self.closing.get() {
+            if self.health.is_closing() {
                 return Err(error);
             }
-            if self.stuck.borrow().is_none() {
-                tracing::warn!("write-back: {error}; trying again");
-            }
-            *self.stuck.borrow_mut() = Some(error);
-            // Whoever waits for room hears of it.
-            self.freed.notify_all();
-            let _ = runtime::timeout(RETRY, self.writeback.notified()).await;
+            self.health.writeback_failed(error);
+            // Whoever waits for space gets the error.
+            self.space.notify();
+            self.demand.changed_within(RETRY).await;
         }
     }
 
-    /// Writes a superblock with this tail.
-    async fn note_tail(&self, tail: u64, tail_record: u64) -> Result<()> {
-        self.write_superblock(|superblock| (superblock.tail, superblock.tail_record) = (tail, tail_record))
-            .await
-    }
-
-    /// When the record at this address was written.
-    async fn oldest_at(&self, address: u64) -> Option<u64> {
-        self.settings.max_age?;
-        let superblock = self.superblock.get();
-        let expect =
-            super::scan::Expect { identity: &superblock.identity, origin_blocks: superblock.origin_blocks };
-        let buffer = block::Buffer::new(self.bytes_of(1));
+    /// Reads when the record at this address was written, if ages matter.
+    async fn written_at(&self, address: u64) -> Option<u64> {
+        if !self.demand.has_age_limit() {
+            return None;
+        }
+        let buffer = Buffer::new(self.ring.bytes(1));
         let (outcome, buffer) = self.fast.read(self.ring.place(address), buffer).await;
         outcome.ok()?;
-        super::scan::Found::decode(buffer.filled(), address, &expect).ok().map(|found| found.header.clock)
-    }
-
-    async fn discard_ranges(&self, batch: &Batch) -> Result<()> {
-        let discards = batch.ranges.iter().map(|(entry, _)| async move {
-            let start = self.on_origin(entry.block);
-            let range = BlockRange::new(start.0, entry.count << self.origin_shift);
-            let durability = self.durability();
-            match (entry.action, durability) {
-                (Action::Discard, Durability::Visible) => self.origin.discard(range).await,
-                // A discard has no FUA.
-                (Action::Discard, Durability::Durable) => {
-                    self.origin.write_zeroes(range, ZeroMode::MayDeallocate, durability).await
-                }
-                _ => self.origin.write_zeroes(range, ZeroMode::KeepAllocated, durability).await,
-            }
-        });
-        let outcomes = runtime::join_limited(RANGES_AT_ONCE, discards).await;
-        outcomes
-            .into_iter()
-            .collect::<Result<()>>()
-            .map_err(|error| error.in_context("discarding on the origin"))
-    }
-
-    fn durability(&self) -> Durability {
-        if self.settings.fua { Durability::Durable } else { Durability::Visible }
-    }
-
-    /// Writes all runs, `jobs` of them at a time.
-    async fn write_runs(self: &Rc<Self>, batch: &Rc<Batch>) -> Result<()> {
-        let runs: Vec<(usize, usize)> = batch.runs(LONGEST_RUN).collect();
-        let next = Rc::new(Cell::new(0));
-        let failed: Rc<RefCell<Option<Error>>> = Rc::default();
-        let runs = Rc::new(runs);
-        let jobs = self.settings.jobs.min(runs.len());
-        let workers: Vec<_> = (0..jobs)
-            .map(|_| {
-                let (core, batch, runs) = (self.clone(), batch.clone(), runs.clone());
-                let (next, failed) = (next.clone(), failed.clone());
-                runtime::spawn(async move {
-                    while failed.borrow().is_none()
-                        && let Some(run) = runs.get(next.get())
-                    {
-                        next.set(next.get() + 1);
-                        let (block, payload) = batch.run(&core, *run);
-                        let outcome =
-                            core.origin.write(core.on_origin(block), payload, core.durability()).await;
-                        if let Err(error) = outcome {
-                            *failed.borrow_mut() =
-                                Some(error.in_context(format!("block {block} of the origin")));
-                            break;
-                        }
-                    }
-                })
-            })
-            .collect();
-        for worker in workers {
-            worker.await;
-        }
-        match failed.take() {
-            None => Ok(()),
-            Some(error) => Err(error),
-        }
+        let found = Found::decode(buffer.filled(), address, &self.superblocks.expect());
+        found.ok().map(|found| found.header.clock)
     }
 }
 
 impl WriteBack {
-    /// The address behind what has been written back, durably or not.
-    fn written(&self) -> u64 {
-        self.settling.as_ref().map_or(self.core.tail.get(), |settling| settling.end)
+    /// Position after the batches that the origin has acknowledged, durable or not.
+    fn written(&self) -> Position {
+        self.settling.as_ref().map_or(self.core.log.tail(), |settling| settling.end)
     }
 
-    /// Waits until all that the origin has acknowledged is durable there, and its room is free.
+    /// Whether a batch is to be written back now; `running` says whether one just was.
+    fn is_due(&self, running: bool) -> bool {
+        let (core, written) = (&self.core, self.written().address);
+        if written >= core.log.committed().address {
+            return false;
+        }
+        core.is_urgent(written) || core.demand.is_due(core.log.head().address - written, running)
+    }
+
+    /// Waits until the batches that the origin has acknowledged are durable there, and their space is free.
     async fn settle(&mut self) -> Result<()> {
         match self.settling.take() {
             None => Ok(()),
@@ -336,67 +206,64 @@ impl WriteBack {
         }
     }
 
-    /// Waits until no more is on its way than there is room that writers may take ahead.
+    /// Waits until the batches that aren't durable take less than the largest batch.
     async fn wait_for_settled(&self) {
         let core = &self.core;
         while let Some(settling) = &self.settling
-            && settling.end - core.tail.get() >= core.settings.batch
+            && settling.end.address - core.log.tail().address >= core.thresholds.batch
             && !settling.done.is_finished()
         {
-            core.freed.notified().await;
+            core.space.changed().await;
         }
     }
 
-    /// Writes back one batch, or waits until the one before it is durable. It is made durable while the next one is read, and
-    /// while next ones are written where that is faster, as far as they are of the same epoch.
+    /// Writes back one batch, or waits until the one before it is durable. A batch is made durable while the next one is read,
+    /// and while the next ones of the same epoch are written where that is faster.
     async fn next(&mut self) -> Result<()> {
-        if self.settling.is_some() && !self.core.progress.overlaps() {
+        if self.settling.is_some() && !self.core.throttle.overlaps() {
             return self.settle().await;
         }
         self.wait_for_settled().await;
         let core = self.core.clone();
-        // Nothing that the cache could still lose goes to the origin, or saves an older version from going there: what
-        // is there after a power cut stays a prefix of what was written.
+        // Nothing that the cache could still lose goes to the origin, or supersedes an older version: the origin's state after
+        // a power cut stays a prefix of the writes.
         core.commit().await?;
-        // Nothing goes around the cache from now on until what is cached by now has been written back.
-        let limit = Limit::now(&core);
-        core.writers_around.grace().await;
-        let start = match &self.settling {
-            None => Start::at_tail(&core),
-            Some(settling) => Start::at(settling.end, settling.next_record),
-        };
-        let address = start.address;
+        // From now on no write goes around the cache until what is cached has been written back.
+        let limit = core.log.durable();
+        core.around.wait().await;
+        let start = Start::at(self.written());
+        let begin = start.position().address;
         let mut batch = match self.ahead.take() {
-            Some((at, read)) if at == address => read.await?,
+            Some((at, read)) if at == begin => read.await?,
             _ => Batch::read(&core, start, limit).await?,
         };
-        let is_another = self.settling.as_ref().is_some_and(|settling| settling.epoch != batch.epoch);
-        if batch.end == address || core.settings.order == Order::Flushes && is_another {
+        let is_empty = batch.end().address == begin;
+        let is_another = self.settling.as_ref().is_some_and(|settling| settling.epoch != batch.epoch());
+        if is_empty || core.settings.order == Order::Flushes && is_another {
             self.settle().await?;
         }
-        if batch.end == address {
+        if is_empty {
             return Ok(());
         }
         batch.prepare(&core)?;
         let mut batch = Rc::new(batch);
-        // Who waits for room doesn't wait for the next one to be read, too.
-        if core.durable.get() > batch.end
-            && (core.waiting_for_room.get() > 0 || core.used() >= core.settings.high)
+        // Writers that wait for space don't wait until the next batch is read.
+        if core.log.durable().address > batch.end().address
+            && (core.space.has_lanes() || core.demand.is_high(core.log.used()))
         {
-            let (own, start, limit) = (core.clone(), batch.next(&core), Limit::now(&core));
+            let (own, start, limit) = (core.clone(), batch.next(), core.log.durable());
             let read = core.tasks.spawn(async move { Batch::read(&own, start, limit).await });
-            self.ahead = Some((batch.end, read));
+            self.ahead = Some((batch.end().address, read));
         }
-        core.progress.begin(batch.end - address);
-        core.discard_ranges(&batch).await?;
-        core.write_runs(&batch).await?;
+        core.throttle.begin(batch.end().address - begin);
+        destage::write(&core, &batch).await?;
         if let Some(batch) = Rc::get_mut(&mut batch) {
-            batch.drop_data();
+            batch.release_data();
         }
-        let (end, next_record, epoch) = (batch.end, batch.next_record, batch.epoch);
+        let (end, epoch) = (batch.end(), batch.epoch());
         let settling = core.clone().settle(batch, self.settling.take());
         let done = core.tasks.spawn(settling);
-        self.settling = Some(Settling { done, end, next_record, epoch });
+        self.settling = Some(Settling { done, end, epoch });
         Ok(())
     }
 }

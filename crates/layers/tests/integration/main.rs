@@ -21,3 +21,4 @@ mod stats;
 mod timeline;
 mod writecache;
 mod writecache_burst;
+mod writecache_cost;

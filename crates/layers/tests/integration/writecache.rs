@@ -328,7 +328,7 @@ fn what_does_not_belong_together_is_refused_by_name() {
         );
         let smaller = off(faulty(ORIGIN - 1, "any error=EIO")).await;
         let error = refused(smaller, fast.clone()).await;
-        assert!(error.detail().contains("made for an origin of 512 blocks"), "{error}");
+        assert!(error.detail().contains("formatted for an origin of 512 blocks"), "{error}");
         // One that has grown is welcome.
         let larger = off(faulty(ORIGIN + 5, "any error=EIO")).await;
         let part = WriteCachePart::open(larger, fast, lazy()).await.unwrap();

@@ -25,7 +25,8 @@ fn records(bytes: &[u8]) -> Vec<Record> {
     let all = bytes.chunks_exact(BLOCK).enumerate().filter(|(_, block)| block.starts_with(b"SILTREC1"));
     all.map(|(at, block)| Record {
         block: at,
-        stream: block[14],
+        // Kind 1 has entries; 2 and 3 are checkpoints and roots.
+        stream: if block[14] == 1 { block[80] } else { block[14] },
         sequence: number(&block[40..48]),
         data_blocks: u32::from_le_bytes(block[88..92].try_into().unwrap()) as usize,
     })
