@@ -1,5 +1,6 @@
 //! What the tests that cross crates share.
 
+pub mod engine;
 pub mod foreign;
 pub mod guest;
 pub mod halves;

@@ -15,6 +15,7 @@ pub mod pool;
 use crate::error::{Error, Result};
 use pool::Block;
 use smallvec::SmallVec;
+use std::cell::RefCell;
 use std::fmt;
 use std::ops::{Deref, Range};
 use std::ptr::NonNull;
@@ -327,9 +328,15 @@ impl Payload {
         Payload::default()
     }
 
-    /// Returns an empty payload with capacity for `slices` slices.
+    /// Returns an empty payload with capacity for `slices` slices. Memory of a payload that was dropped on this thread is used
+    /// again.
     pub fn with_room(slices: usize) -> Self {
-        Payload { slices: SmallVec::with_capacity(slices), ..Payload::default() }
+        if slices <= INLINE_SLICES {
+            return Payload::default();
+        }
+        let mut list = LISTS.try_with(|lists| lists.borrow_mut().pop()).ok().flatten().unwrap_or_default();
+        list.reserve(slices);
+        Payload { slices: SmallVec::from_vec(list), length: 0 }
     }
 
     /// Appends a slice; ignores an empty one.
@@ -412,6 +419,40 @@ impl Payload {
         }
         Ok(())
     }
+}
+
+thread_local! {
+    /// Empty lists of slices, to be used again.
+    static LISTS: RefCell<Vec<Vec<Data>>> = const { RefCell::new(Vec::new()) };
+}
+
+/// Most lists of slices that a thread keeps.
+const MOST_LISTS: usize = 8;
+/// Most slices for which a list is kept.
+const MOST_SLICES: usize = 1024;
+
+impl Drop for Payload {
+    #[inline]
+    fn drop(&mut self) {
+        if self.slices.spilled() {
+            keep_list(std::mem::take(&mut self.slices));
+        }
+    }
+}
+
+fn keep_list(slices: SmallVec<[Data; INLINE_SLICES]>) {
+    let mut list = slices.into_vec();
+    list.clear();
+    if list.capacity() > MOST_SLICES {
+        return;
+    }
+    // A thread that ends keeps none.
+    let _ = LISTS.try_with(|lists| {
+        let mut lists = lists.borrow_mut();
+        if lists.len() < MOST_LISTS {
+            lists.push(list);
+        }
+    });
 }
 
 impl From<Data> for Payload {

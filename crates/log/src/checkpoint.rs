@@ -78,28 +78,14 @@ impl Core {
         if self.home.is_some() {
             return self.take_transaction(clean).await;
         }
-        let kit = self.kit();
-        let _alone = kit.checkpointing.acquire(1).await;
-        if let Some(error) = kit.failure() {
-            return Err(error);
-        }
-        let since = kit.begin_checkpoint();
-        self.compact_checkpoints();
-        kit.turns.begin_checkpoint();
-        let knew_of_no_space = kit.space.is_short();
-        let mut outcome = self.write_all(clean).await;
-        if matches!(outcome, Err(Error::NoSpace(_))) && !knew_of_no_space && kit.space.is_short() {
-            // There is space in zones that are backed.
-            outcome = self.write_all(clean).await;
-        }
-        kit.turns.end_checkpoint();
-        self.versions.borrow_mut().list.iter_mut().for_each(|version| version.writing = PageSet::default());
-        if let Err(error) = &outcome {
-            kit.note_appended(since);
-            tracing::warn!("a checkpoint failed: {error}");
-        }
-        kit.events.cleaner.notify_all();
-        outcome
+        let write = async || {
+            self.compact_checkpoints();
+            let outcome = self.write_all(clean).await;
+            let mut versions = self.versions.borrow_mut();
+            versions.list.iter_mut().for_each(|version| version.writing = PageSet::default());
+            outcome
+        };
+        checkpoint::take(self, write).await
     }
 
     fn take_dirty(&self) -> Vec<Job> {

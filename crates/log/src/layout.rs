@@ -3,7 +3,6 @@
 use crate::map::Physical;
 use block::{BlockSize, Error, Result, ZoneGeometry};
 use logkit::layout::ROOT_ZONES;
-use logkit::record;
 
 /// The largest share of the capacity for data that a volume may take, in percent: with less room the cleaner would
 /// move more than 16 blocks for each that is written.
@@ -68,33 +67,14 @@ impl Layout {
         (zone, physical.0 - zone * self.kit.zone_blocks)
     }
 
-    /// How many single blocks, of as many different places of the volume, a record takes at most.
+    /// Number of single blocks, of as many different places of the volume, that a record takes at most.
     pub fn single_blocks(&self) -> u32 {
-        let room = self.block_bytes() - record::FIXED - record::LINK;
-        ((room / (4 + crate::format::EXTENT)) as u32).min(self.max_append - 1)
+        self.kit.record_blocks(crate::format::EXTENT)
     }
 
-    /// How many data blocks surely fit a zone that the cleaner fills with single blocks, summary and headers subtracted.
+    /// Number of data blocks that surely fit a zone which the cleaner fills with single blocks, summary and headers subtracted.
     pub fn data_blocks(&self) -> u32 {
-        // Records end where what was gathered does, so a small zone has several.
-        let single = u64::from(self.single_blocks().min((self.zone_blocks / 4).max(1)));
-        let header = |blocks: u64| {
-            record::LINK + record::Header::length(blocks as usize, blocks as usize * crate::format::EXTENT)
-        };
-        let fits = |data: u64| {
-            let (full, rest) = (data / single, data % single);
-            let records = full + u64::from(rest > 0);
-            let bytes =
-                full * (header(single) as u64 + 8) + if rest > 0 { header(rest) as u64 + 8 } else { 0 };
-            let summary = (bytes + logkit::summary::TRAILER as u64).div_ceil(self.block_size.bytes());
-            data + records + summary <= u64::from(self.zone_blocks)
-        };
-        let (mut low, mut high) = (0, u64::from(self.zone_blocks));
-        while low < high {
-            let middle = (low + high).div_ceil(2);
-            if fits(middle) { low = middle } else { high = middle - 1 }
-        }
-        low as u32
+        self.kit.data_blocks(crate::format::EXTENT)
     }
 }
 

@@ -65,32 +65,8 @@ pub async fn format(
         }
     };
     let head = Version::new(VersionEntry::head(blocks, runtime::wall_clock().as_secs()), map);
-    let none = Sequences::new(&[0; STREAMS]);
-    let root = Root {
-        owner: OWNER,
-        identity,
-        block_size: layout.block_size,
-        zone_blocks: layout.zone_blocks,
-        zones: layout.zones,
-        epoch: 1,
-        clean: false,
-        covered: none.clone(),
-        checkpoint: 0,
-        clock: 0,
-        boundaries: Vec::new(),
-        directory_length: 0,
-        directory: Vec::new(),
-        own: Own { home: home.as_ref().map(MapHome::sequence) }.encode(),
-    };
-    let parts = Parts {
-        layout: *layout,
-        identity,
-        epoch: 1,
-        pool: Arc::new(pool),
-        streams: Arc::new(Streams::new(&none, &none)),
-        clock: 0,
-        checkpoints: Checkpoints::new(root, RootWriter::first()),
-    };
+    let own = Own { home: home.as_ref().map(MapHome::sequence) }.encode();
+    let parts = recovery::create(*layout, pool, identity, STREAMS, OWNER, own);
     let versions = Versions { list: vec![head], next: VersionId::HEAD.0 + 1, ..Versions::default() };
     Ok(State { layout, zones, parts, versions, home })
 }
@@ -111,18 +87,8 @@ pub async fn find(zones: &dyn Zones) -> Result<(root::FoundRoot, Layout)> {
 /// # Errors
 /// [`Error::Protocol`] for a log of another owner, [`Error::Corrupt`] where the zones are others than the log was made on.
 pub fn layout_of(zones: &dyn Zones, root: &Root) -> Result<Layout> {
-    if root.owner != OWNER {
-        return Err(Error::protocol(format!(
-            "the zones hold a log of kind \"{}\"; expected \"log\": open it as what it is",
-            String::from_utf8_lossy(&root.owner).trim_end()
-        )));
-    }
-    let streams = root.covered.numbers().len();
-    if streams != STREAMS {
-        return Err(Error::corrupt(format!(
-            "the root of the log names {streams} streams; expected {STREAMS}"
-        )));
-    }
+    recovery::check_owner(root, OWNER)?;
+    recovery::check_streams(root, STREAMS)?;
     if root.block_size.bytes() != BLOCK {
         return Err(Error::corrupt(format!(
             "the log has blocks of {}; expected {BLOCK} bytes",
@@ -239,19 +205,9 @@ impl State {
 }
 
 /// Puts the records that are part of the log into the order in which they are replayed; returns the end of each stream, too.
-///
-/// A record of the cleaner follows the user records that had committed when it was written. In another epoch, numbers of
-/// records that were lost are given again.
 pub(crate) fn in_order_of_replay(tail: Tail<Replayable>) -> (Arc<Vec<Replayable>>, Sequences) {
     let mut records = tail.records;
-    records.sort_by_key(|record| {
-        let header = &record.header;
-        let followed = record.links.iter().find(|link| link.stream == crate::format::USER);
-        match followed {
-            None => (header.epoch, header.sequence, 0, 0),
-            Some(user) => (header.epoch, user.sequence, 1, header.sequence),
-        }
-    });
+    recovery::sort_for_replay(&mut records, crate::format::USER);
     (Arc::new(records), tail.end)
 }
 

@@ -16,7 +16,7 @@ use crate::pool::CHECKPOINT_CLASS;
 use crate::record::{Header, Kind, sum_of};
 use crate::recovery;
 use crate::reset::reset_dead;
-use crate::root::{Extent, MOST_EXTENTS, Root, RootWriter};
+use crate::root::{Extent, MOST_EPOCHS, MOST_EXTENTS, Root, RootWriter};
 use crate::stream::{Sequences, StreamId};
 use crate::zone_writer::ZoneWriter;
 use block::{Buffer, Error, Payload, Result, Zones};
@@ -85,6 +85,13 @@ impl Checkpoints {
     pub fn note(&self, kit: &Kit, root: Root) {
         kit.streams.set_covered(&root.covered);
         *self.newest.borrow_mut() = root;
+    }
+
+    /// Whether the owner has to take a checkpoint before the log is written to: it is new, or the root can't name the end of
+    /// another epoch.
+    pub fn is_due_at_open(&self) -> bool {
+        let newest = self.newest.borrow();
+        newest.directory.is_empty() || newest.boundaries.len() >= MOST_EPOCHS
     }
 
     /// Number of blocks that the directory of the newest checkpoint takes.
@@ -252,6 +259,33 @@ fn forget(kit: &Kit, extents: &[Extent]) {
     extents.iter().for_each(|extent| kit.pool.remove_live(extent.zone, extent.blocks, kit.clock()));
 }
 
+/// Takes a checkpoint that `write` writes: one at a time, and none once the log has failed. `write` ends with [`commit`]; it is
+/// called again where the device below turned out to have no space, because there may be space in zones that are backed.
+///
+/// # Errors
+/// What `write` returns.
+pub async fn take<O: Owner>(owner: &Rc<O>, write: impl AsyncFn() -> Result<()>) -> Result<()> {
+    let kit = owner.kit();
+    let _alone = kit.checkpointing.acquire(1).await;
+    if let Some(error) = kit.failure() {
+        return Err(error);
+    }
+    let since = kit.begin_checkpoint();
+    kit.turns.begin_checkpoint();
+    let knew_of_no_space = kit.space.is_short();
+    let mut outcome = write().await;
+    if matches!(outcome, Err(Error::NoSpace(_))) && !knew_of_no_space && kit.space.is_short() {
+        outcome = write().await;
+    }
+    kit.turns.end_checkpoint();
+    if let Err(error) = &outcome {
+        kit.note_appended(since);
+        tracing::warn!("a checkpoint failed: {error}");
+    }
+    kit.events.cleaner.notify_all();
+    outcome
+}
+
 /// What a root is written from: the moment at which its checkpoint was begun, and the owner's part.
 #[derive(Debug, Clone)]
 pub struct Cut {
@@ -282,7 +316,7 @@ pub async fn commit<O: Owner>(owner: &Rc<O>, cut: Cut, own: &[u8], clean: bool) 
             if clean {
                 seal(kit).await;
             }
-            kit.flush().await.map(|()| length)
+            owner.flush_all().await.map(|()| length)
         }
         failed => failed,
     };

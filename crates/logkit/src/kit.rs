@@ -12,6 +12,8 @@ use crate::pace::Pace;
 use crate::pool::ZonePool;
 use crate::readers::Readers;
 use crate::record::Identity;
+use crate::root::{Root, RootWriter};
+use crate::shards::{self, Event, Member, Shared};
 use crate::space::Space;
 use crate::stream::{StreamId, Streams};
 use crate::summary::Builder;
@@ -72,21 +74,21 @@ pub struct Counters {
     pub zone_waits: AtomicU64,
 }
 
-/// Adds to a counter that only one shard changes.
+/// Adds to a counter.
 #[inline]
 pub fn count(counter: &AtomicU64, value: u64) {
-    counter.store(counter.load(Ordering::Relaxed) + value, Ordering::Relaxed);
+    counter.fetch_add(value, Ordering::Relaxed);
 }
 
-/// Events by which the tasks of a shard wake each other.
-#[derive(Debug, Default)]
+/// Events by which tasks wake each other: those of a shard, and where an [`Event`] says so, of all shards.
+#[derive(Debug)]
 pub struct Events {
     /// An entry was queued, or an append has ended.
     pub work: Notify,
     /// A zone was freed, or no zone will be.
-    pub freed: Notify,
+    pub freed: Event,
     /// The cleaner may have something to do.
-    pub cleaner: Notify,
+    pub cleaner: Event,
     /// Capacity was given back.
     pub settled: Notify,
     /// Entries that were acknowledged earlier have committed, or won't.
@@ -94,10 +96,21 @@ pub struct Events {
 }
 
 impl Events {
+    fn new(member: &Rc<Member>) -> Self {
+        Events {
+            work: Notify::new(),
+            freed: Event::new(member, shards::FREED),
+            cleaner: Event::new(member, shards::CLEANER),
+            settled: Notify::new(),
+            committed: Notify::new(),
+        }
+    }
+
     /// Wakes every task that waits for any event.
     pub fn notify_all(&self) {
         let Events { work, freed, cleaner, settled, committed } = self;
-        [work, freed, cleaner, settled, committed].into_iter().for_each(Notify::notify_all);
+        [work, settled, committed].into_iter().for_each(Notify::notify_all);
+        [freed, cleaner].into_iter().for_each(Event::notify_all);
     }
 }
 
@@ -118,6 +131,16 @@ pub struct Parts {
     pub clock: u64,
     /// The newest checkpoint, and where the next one goes.
     pub checkpoints: Checkpoints,
+}
+
+/// A log, to be joined by another shard ([`Kit::join`]).
+#[derive(Debug, Clone)]
+pub struct Peer {
+    layout: Layout,
+    identity: Identity,
+    epoch: u64,
+    root: Root,
+    shared: Arc<Shared>,
 }
 
 /// The parts of a log on one shard.
@@ -158,11 +181,8 @@ pub struct Kit {
     pub checkpointing: Rc<Semaphore>,
     /// Lanes, the cleaner, tasks that they started, and calls of other shards.
     pub tasks: TaskGroup,
-    clock: Cell<u64>,
-    /// Number of blocks that were appended since the last checkpoint began.
-    since_checkpoint: Cell<u64>,
-    stuck: RefCell<Option<Error>>,
-    failed: RefCell<Option<Error>>,
+    shared: Arc<Shared>,
+    member: Rc<Member>,
     is_closing: Cell<bool>,
     /// Number of resets of dead zones that are running.
     resets: Cell<u32>,
@@ -189,7 +209,7 @@ impl Drop for Resetting<'_> {
 }
 
 impl Kit {
-    /// A shard of a log that writes the streams `own`.
+    /// The home shard of a log, which writes the streams `own`.
     pub fn new(
         parts: Parts,
         zones: Rc<dyn Zones>,
@@ -197,8 +217,44 @@ impl Kit {
         policy: Box<dyn Policy>,
         own: &[StreamId],
     ) -> Rc<Self> {
-        let tasks = TaskGroup::default();
         let Parts { layout, identity, epoch, pool, streams, clock, checkpoints } = parts;
+        let root = checkpoints.root().clone();
+        let peer = Peer { layout, identity, epoch, root, shared: Shared::new(pool, streams, clock) };
+        Self::with(peer, checkpoints, zones, settings, policy, own)
+    }
+
+    /// Another shard of a log, which writes the streams `own`. It knows the newest root at the time it joins, and takes no
+    /// checkpoints. All shards join before lanes and cleaner are started.
+    pub fn join(
+        peer: Peer,
+        zones: Rc<dyn Zones>,
+        settings: Settings,
+        policy: Box<dyn Policy>,
+        own: &[StreamId],
+    ) -> Rc<Self> {
+        let checkpoints = Checkpoints::new(peer.root.clone(), RootWriter::first());
+        Self::with(peer, checkpoints, zones, settings, policy, own)
+    }
+
+    /// The log, for another shard to join.
+    pub fn peer(&self) -> Peer {
+        let root = self.checkpoints.root().clone();
+        let Kit { layout, identity, epoch, shared, .. } = self;
+        Peer { layout: *layout, identity: *identity, epoch: *epoch, root, shared: shared.clone() }
+    }
+
+    fn with(
+        peer: Peer,
+        checkpoints: Checkpoints,
+        zones: Rc<dyn Zones>,
+        settings: Settings,
+        policy: Box<dyn Policy>,
+        own: &[StreamId],
+    ) -> Rc<Self> {
+        let tasks = TaskGroup::default();
+        let Peer { layout, identity, epoch, shared, .. } = peer;
+        let (pool, streams) = (shared.pool.clone(), shared.streams.clone());
+        let member = Member::new(shared.clone());
         Rc::new(Kit {
             layout,
             flusher: Flusher::new(zones.clone(), streams.clone(), own, tasks.clone()),
@@ -207,20 +263,18 @@ impl Kit {
             epoch,
             pool,
             streams,
-            readers: Arc::default(),
-            counters: Arc::default(),
+            readers: shared.readers.clone(),
+            counters: shared.counters.clone(),
             policy: RefCell::new(policy),
             pace: Pace::new(settings.data_blocks),
             space: Space::default(),
-            events: Events::default(),
+            events: Events::new(&member),
             checkpoints,
             turns: Turns::default(),
             checkpointing: Semaphore::new(1),
             tasks,
-            clock: Cell::new(clock),
-            since_checkpoint: Cell::new(0),
-            stuck: RefCell::default(),
-            failed: RefCell::default(),
+            shared,
+            member,
             is_closing: Cell::new(false),
             resets: Cell::new(0),
             sealing: Semaphore::new(settings.appends_in_flight as usize),
@@ -229,45 +283,54 @@ impl Kit {
         })
     }
 
+    pub(crate) fn shared(&self) -> &Shared {
+        &self.shared
+    }
+
+    pub(crate) fn member(&self) -> &Member {
+        &self.member
+    }
+
     /// Number of data blocks that users have written.
     #[inline]
     pub fn clock(&self) -> u64 {
-        self.clock.get()
+        self.shared.clock.load(Ordering::Relaxed)
     }
 
     /// Counts blocks that users wrote.
     #[inline]
     pub fn note_user_blocks(&self, blocks: u64) {
-        self.clock.set(self.clock.get() + blocks);
+        self.shared.clock.fetch_add(blocks, Ordering::Relaxed);
         count(&self.counters.user_blocks, blocks);
     }
 
     /// Number of blocks that were appended since the last checkpoint began.
     pub fn since_checkpoint(&self) -> u64 {
-        self.since_checkpoint.get()
+        self.shared.since_checkpoint.load(Ordering::Relaxed)
     }
 
     /// Counts blocks that a checkpoint would spare a recovery.
     pub fn note_appended(&self, blocks: u64) {
-        self.since_checkpoint.set(self.since_checkpoint.get() + blocks);
+        self.shared.since_checkpoint.fetch_add(blocks, Ordering::Relaxed);
     }
 
     /// Begins to count appended blocks for the next checkpoint; returns those before. They are
     /// [counted again](Self::note_appended) if the checkpoint fails.
     pub fn begin_checkpoint(&self) -> u64 {
-        self.since_checkpoint.replace(0)
+        self.shared.since_checkpoint.swap(0, Ordering::Relaxed)
     }
 
     /// Error of a log that has failed and takes no writes.
     pub fn failure(&self) -> Option<Error> {
-        self.failed.borrow().clone()
+        self.shared.failed.get()
     }
 
     /// Sets the error of the log unless it has failed before; returns what its users are told.
     pub(crate) fn set_failed(&self, error: &Error) -> Error {
         let told = Error::read_only(format!("the log takes no more writes: {}", error.detail()));
         tracing::error!("{told}");
-        self.failed.borrow_mut().get_or_insert(told.clone());
+        self.shared.failed.set_first(&told);
+        self.member.ring(shards::FAILED);
         told
     }
 
@@ -286,17 +349,17 @@ impl Kit {
 
     /// Why the cleaner can't free any zone at the moment, if so.
     pub fn stuck(&self) -> Option<Error> {
-        self.stuck.borrow().clone()
+        self.shared.stuck.get()
     }
 
     /// Whether the cleaner can't free any zone at the moment.
     pub fn is_stuck(&self) -> bool {
-        self.stuck.borrow().is_some()
+        self.shared.stuck.is_set()
     }
 
     /// Sets why the cleaner can't free any zone.
     pub fn set_stuck(&self, error: Option<Error>) {
-        *self.stuck.borrow_mut() = error;
+        self.shared.stuck.set(error);
     }
 
     /// Whether dead zones are being reset.

@@ -20,6 +20,7 @@ const MOST_ATTEMPTS: usize = 4;
 
 /// Starts the lanes of a shard.
 pub fn start<O: Owner>(owner: &Rc<O>) {
+    crate::shards::listen(owner);
     for _ in 0..owner.kit().settings.appends_in_flight {
         owner.kit().tasks.spawn(lane(owner.clone())).detach();
     }

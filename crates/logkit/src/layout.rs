@@ -1,5 +1,6 @@
 //! The division of zones into blocks.
 
+use crate::{record, summary};
 use block::{BlockSize, Error, Result, ZoneAddress, ZoneGeometry};
 
 /// Number of zones that hold roots: zones 0 and 1.
@@ -54,6 +55,35 @@ impl Layout {
     /// Number of blocks of all zones.
     pub fn blocks(&self) -> u64 {
         u64::from(self.zones) * u64::from(self.zone_blocks)
+    }
+
+    /// Most blocks of single entries, each with so many bytes of meta, that a record takes.
+    pub fn record_blocks(&self, meta: usize) -> u32 {
+        let space = self.block_bytes() - record::FIXED - record::LINK;
+        ((space / (4 + meta)) as u32).min(self.max_append - 1)
+    }
+
+    /// Number of data blocks that surely fit a zone which the cleaner fills with single blocks, each with so many bytes of
+    /// meta; summary and headers subtracted.
+    pub fn data_blocks(&self, meta: usize) -> u32 {
+        // Records end where a batch does, so a small zone has several.
+        let single = u64::from(self.record_blocks(meta).min((self.zone_blocks / 4).max(1)));
+        let header =
+            |blocks: u64| record::LINK + record::Header::length(blocks as usize, blocks as usize * meta);
+        let fits = |data: u64| {
+            let (full, rest) = (data / single, data % single);
+            let records = full + u64::from(rest > 0);
+            let bytes =
+                full * (header(single) as u64 + 8) + if rest > 0 { header(rest) as u64 + 8 } else { 0 };
+            let summary = (bytes + summary::TRAILER as u64).div_ceil(self.block_size.bytes());
+            data + records + summary <= u64::from(self.zone_blocks)
+        };
+        let (mut low, mut high) = (0, u64::from(self.zone_blocks));
+        while low < high {
+            let middle = (low + high).div_ceil(2);
+            if fits(middle) { low = middle } else { high = middle - 1 }
+        }
+        low as u32
     }
 
     /// Size of a block in bytes.

@@ -44,6 +44,7 @@ pub mod recovery;
 pub mod reset;
 pub mod root;
 pub mod scan;
+pub mod shards;
 pub mod space;
 pub mod stream;
 pub mod summary;
@@ -52,7 +53,7 @@ pub mod zone_writer;
 
 pub use appender::Appender;
 pub use entry::{Batch, Entry};
-pub use kit::{Counters, Kit, Parts, Settings, count};
+pub use kit::{Counters, Kit, Parts, Peer, Settings, count};
 pub use layout::Layout;
 pub use mover::Mover;
 pub use owner::Owner;

@@ -77,7 +77,7 @@ pub struct Mover {
 
 impl Mover {
     /// Mover without open zones, for so many classes.
-    pub(crate) fn new(classes: u8) -> Self {
+    pub fn new(classes: u8) -> Self {
         Mover { zones: (0..classes).map(|_| None).collect(), frozen: Frozen::default() }
     }
 
@@ -137,7 +137,7 @@ impl Mover {
     }
 
     /// Seals the open zones.
-    pub(crate) async fn close<O: Owner>(&mut self, owner: &O) {
+    pub async fn close<O: Owner>(&mut self, owner: &O) {
         for zone in self.zones.iter_mut().filter_map(Option::take) {
             owner.kit().seal_now(zone).await;
         }
@@ -150,14 +150,23 @@ async fn open_zone<O: Owner>(owner: &Rc<O>, class: u8) -> Result<ZoneWriter> {
     if let Some(zone) = kit.try_open_zone(class, owner.checkpoint_zones()) {
         return Ok(zone);
     }
+    owner.free_dead().await?;
+    kit.try_open_zone(class, owner.checkpoint_zones())
+        .ok_or_else(|| Error::no_space("no zone is free for what the cleaner moves"))
+}
+
+/// Resets dead zones, after a checkpoint if that is needed. Runs on the home shard.
+///
+/// # Errors
+/// What resetting and the checkpoint return.
+pub async fn free_dead<O: Owner>(owner: &Rc<O>) -> Result<()> {
     // What was cleaned before may be waiting to be reset.
-    while kit.is_resetting() {
-        kit.events.freed.notified().await;
+    while owner.kit().is_resetting() {
+        owner.kit().events.freed.notified().await;
     }
     if !reset_dead(owner).await? {
         owner.take_checkpoint(false).await?;
         reset_dead(owner).await?;
     }
-    kit.try_open_zone(class, owner.checkpoint_zones())
-        .ok_or_else(|| Error::no_space("no zone is free for what the cleaner moves"))
+    Ok(())
 }

@@ -31,8 +31,11 @@ pub trait Owner: Sized + 'static {
     /// Completes the request that waits for an entry with an error; the entry may still take effect.
     fn answer(&self, entry: &mut Self::Entry, error: &Error);
 
-    /// Divides an entry that is larger than a record: takes off its first blocks, so many, and returns them.
-    fn cut(&self, entry: &mut Self::Entry, blocks: u32) -> Self::Entry;
+    /// Divides an entry that is larger than a record: takes off its first blocks, so many, and returns them. An entry of one
+    /// block is never divided; the default is for owners that have no others.
+    fn cut(&self, _entry: &mut Self::Entry, blocks: u32) -> Self::Entry {
+        unreachable!("{blocks} blocks are taken off an entry of one block")
+    }
 
     /// Whether deleted data is left that [`free_piece`](Self::free_piece) makes die.
     fn has_pieces(&self) -> bool {
@@ -55,6 +58,22 @@ pub trait Owner: Sized + 'static {
     /// # Errors
     /// What writing returns. The log goes on with the checkpoint before unless it has failed.
     fn take_checkpoint(self: &Rc<Self>, clean: bool) -> impl Future<Output = Result<()>>;
+
+    /// Makes durable what every shard of the log has appended by now.
+    ///
+    /// # Errors
+    /// What flushing the zones returns; no root is written and no zone is reset then.
+    fn flush_all(&self) -> impl Future<Output = Result<()>> {
+        async { self.kit().flush().await }
+    }
+
+    /// Resets dead zones for what is moved. The default is for the home shard; another one asks that.
+    ///
+    /// # Errors
+    /// What resetting and a checkpoint return.
+    fn free_dead(self: &Rc<Self>) -> impl Future<Output = Result<()>> {
+        async { crate::mover::free_dead(self).await }
+    }
 
     /// Prepares the reset of zones: makes durable whatever refers to the newest checkpoint.
     ///

@@ -55,8 +55,6 @@ pub struct Pace {
     due: Cell<f64>,
     /// How much users had written when that was computed.
     counted: Cell<u64>,
-    /// The cleaner waits until users have written so much in all.
-    wakes_at: Cell<u64>,
     /// What has been passed of the victim, in data blocks, if there is one.
     passed: Cell<Option<u64>>,
 }
@@ -68,7 +66,6 @@ impl Pace {
             pacer: RefCell::new(Pacer::new(u64::from(zone.max(1)))),
             due: Cell::new(0.0),
             counted: Cell::new(0),
-            wakes_at: Cell::new(u64::MAX),
             passed: Cell::new(None),
         }
     }
@@ -107,13 +104,14 @@ impl Kit {
 
     /// Has the next commit of users wake the cleaner: it may be what the cleaner waits for.
     pub fn wake_cleaner_with_next_commit(&self) {
-        self.pace.wakes_at.set(self.written_by_users() + 1);
+        self.shared().cleaner_wakes_at.store(self.written_by_users() + 1, Ordering::Relaxed);
     }
 
     /// Wakes the cleaner if users have written as much as it waits for.
     pub fn wake_paced_cleaner(&self) {
-        if self.written_by_users() >= self.pace.wakes_at.get() {
-            self.pace.wakes_at.set(u64::MAX);
+        let wakes_at = &self.shared().cleaner_wakes_at;
+        if self.written_by_users() >= wakes_at.load(Ordering::Relaxed) {
+            wakes_at.store(u64::MAX, Ordering::Relaxed);
             self.events.cleaner.notify_all();
         }
     }
@@ -185,6 +183,6 @@ pub(crate) fn admit_moves<O: Owner>(owner: &O) -> Admission {
         return Admission::Now { per_write };
     }
     let wait = ((1.0 - due) / rate).ceil().min((kit.zone_room() / LOOKS_PER_ZONE).max(1) as f64);
-    pace.wakes_at.set(written + wait as u64);
+    kit.shared().cleaner_wakes_at.store(written + wait as u64, Ordering::Relaxed);
     Admission::Later
 }

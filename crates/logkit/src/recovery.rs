@@ -5,16 +5,22 @@
 //! had been durable (a later one says so) and is missing or damaged is not: acknowledged data is lost, and the log isn't
 //! opened as if nothing had happened.
 //!
+//! An owner calls [`open`], restores its state from its part of the directory, replays the records over it, and calls
+//! [`Opening::finish`]. Owners with a state elsewhere take the same steps one by one.
+//!
 //! Left to the owner: its part of the directory, its pages, and replaying the records.
 
+use crate::checkpoint::Checkpoints;
 use crate::directory::ZoneEntry;
+use crate::kit::Parts;
 use crate::layout::{Layout, ROOT_ZONES};
 use crate::pool::{CHECKPOINT_CLASS, LastRecords, Usage, ZonePool};
 use crate::record::{Identity, Kind, Relation, sum_of};
-use crate::root::{Boundary, ROOTS_AHEAD, Root, RootWriter};
+use crate::root::{self, Boundary, FoundRoot, ROOTS_AHEAD, Root, RootWriter};
 use crate::scan::{self, Kept, Scanned};
-use crate::stream::{Sequences, StreamId};
+use crate::stream::{Sequences, StreamId, Streams};
 use block::{EraseGuarantee, Error, Result, ZoneIndex, ZoneReport, ZoneState, Zones};
+use std::sync::Arc;
 
 /// Number of zones that are scanned at a time.
 const ZONES_AT_ONCE: usize = 8;
@@ -41,6 +47,148 @@ pub async fn format(zones: &dyn Zones, layout: &Layout) -> Result<(ZonePool, Ide
         zones.reserve(zone, u64::from(ROOTS_AHEAD) << layout.block_size.shift()).await?;
     }
     Ok((pool, Identity::draw()))
+}
+
+/// Parts of a new log on zones that were [formatted](format), with so many streams. `own` is the
+/// owner's part of its roots. The owner's first checkpoint makes the log durable.
+pub fn create(
+    layout: Layout,
+    pool: ZonePool,
+    identity: Identity,
+    streams: usize,
+    owner: [u8; 8],
+    own: Vec<u8>,
+) -> Parts {
+    let none = Sequences::new(&vec![0; streams]);
+    let root = Root {
+        owner,
+        identity,
+        block_size: layout.block_size,
+        zone_blocks: layout.zone_blocks,
+        zones: layout.zones,
+        epoch: 1,
+        clean: false,
+        covered: none.clone(),
+        checkpoint: 0,
+        clock: 0,
+        boundaries: Vec::new(),
+        directory_length: 0,
+        directory: Vec::new(),
+        own,
+    };
+    Parts {
+        layout,
+        identity,
+        epoch: 1,
+        pool: Arc::new(pool),
+        streams: Arc::new(Streams::new(&none, &none)),
+        clock: 0,
+        checkpoints: Checkpoints::new(root, RootWriter::first()),
+    }
+}
+
+/// A log that was found and whose records weren't replayed yet.
+#[derive(Debug)]
+pub struct Opening<K> {
+    /// Division of the zones.
+    pub layout: Layout,
+    /// The newest root.
+    pub root: Root,
+    /// The owner's part of the directory: its state at the checkpoint.
+    pub own: Vec<u8>,
+    /// State of the zones. The owner adds the live blocks of its state, and changes them as it replays records.
+    pub pool: ZonePool,
+    /// The records after the checkpoint, in the order of their streams and numbers.
+    pub records: Vec<K>,
+    found: FoundRoot,
+    reports: Vec<ZoneReport>,
+    end: Sequences,
+}
+
+/// Finds the log of this kind of owner on these zones: its newest checkpoint, and the records after it. Nothing is written.
+///
+/// # Errors
+/// [`Error::Protocol`] where there is no log, or one of another owner; [`Error::Corrupt`] for a damaged one; what reading
+/// returns.
+pub async fn open<K: Kept>(zones: &dyn Zones, owner: [u8; 8]) -> Result<Opening<K>> {
+    let found = root::find(zones).await?;
+    let root = found.root.clone();
+    check_owner(&root, owner)?;
+    let layout = layout_of(zones, &root)?;
+    let reports = zones.report(ZoneIndex(0), layout.zones).await?;
+    let directory = read_directory(zones, &layout, &root).await?;
+    let (known, own) = crate::directory::decode(&directory)?;
+    let pool = known_zones(&layout, &root, &known, &reports);
+    let (records, end) = match root.clean {
+        true => (Vec::new(), root.covered.clone()),
+        false => {
+            let scans = scan_all(zones, &layout, &root, &known, &reports, &pool).await?;
+            let tail = choose(&root, scans)?;
+            (tail.records, tail.end)
+        }
+    };
+    Ok(Opening { layout, root, own: own.to_vec(), pool, records, found, reports, end })
+}
+
+impl<K> Opening<K> {
+    /// Ends the recovery, once the records are replayed: begins a new epoch, and returns the parts of the log. `clock` is the
+    /// number of data blocks that users have written.
+    ///
+    /// # Errors
+    /// As [`settle`]; what finishing and writing return.
+    pub async fn finish(self, zones: &dyn Zones, clock: u64) -> Result<Parts> {
+        let Opening { layout, root, pool, found, reports, end, .. } = self;
+        forget_discarded(&pool, &layout, &end);
+        settle(zones, &pool, &reports, &layout).await?;
+        let (identity, covered) = (root.identity, root.covered.clone());
+        let checkpoints = Checkpoints::new(root, RootWriter::behind(&found));
+        let epoch = checkpoints.begin_epoch(zones, &layout, &end).await?;
+        let streams = Arc::new(Streams::new(&end, &covered));
+        Ok(Parts { layout, identity, epoch, pool: Arc::new(pool), streams, clock, checkpoints })
+    }
+}
+
+/// Puts the records of a stream of users, and those of other streams that follow them, into the order in which they are
+/// replayed: a record that follows a record of users comes next after it. In another epoch, numbers of records that were
+/// lost are given again.
+pub fn sort_for_replay<K: Kept>(records: &mut [K], user: StreamId) {
+    records.sort_by_key(|record| {
+        let header = record.header();
+        let followed = record.links().iter().find(|link| link.stream == user);
+        match followed {
+            None => (header.epoch, header.sequence, 0, 0),
+            Some(user) => (header.epoch, user.sequence, 1, header.sequence),
+        }
+    });
+}
+
+/// Refuses the log of another kind of owner.
+///
+/// # Errors
+/// [`Error::Protocol`] with both kinds.
+pub fn check_owner(root: &Root, owner: [u8; 8]) -> Result<()> {
+    let name = |owner: &[u8; 8]| String::from_utf8_lossy(owner).trim_end().to_owned();
+    if root.owner != owner {
+        return Err(Error::protocol(format!(
+            "the zones hold a log of kind \"{}\"; expected \"{}\": open it as what it is",
+            name(&root.owner),
+            name(&owner)
+        )));
+    }
+    Ok(())
+}
+
+/// Refuses a root that names another number of streams than its owner has.
+///
+/// # Errors
+/// [`Error::Corrupt`] with both numbers.
+pub fn check_streams(root: &Root, streams: usize) -> Result<()> {
+    match root.covered.numbers().len() {
+        found if found == streams => Ok(()),
+        found => {
+            Err(Error::corrupt(format!("the root of the log names {found} streams; expected {streams}")))
+        }
+    }
 }
 
 /// Division of these zones by what a root says of the log.
@@ -258,7 +406,7 @@ fn take<K: Kept>(
         if header.kind != Kind::Entries || header.stream.index() >= streams || !root.admits(header) {
             continue;
         }
-        last.note(header.stream, header.sequence);
+        numbers(&record).for_each(|(stream, sequence)| last.note(stream, sequence));
         if header.sequence > root.covered.of(header.stream) {
             scans.records.push(record);
         }

@@ -57,7 +57,7 @@ async fn reset_zones<O: Owner>(owner: &Rc<O>, dead: &mut Vec<u32>) -> Result<boo
         return Ok(false);
     }
     // What made these zones dead has committed; from here on it is durable.
-    kit.flush().await?;
+    owner.flush_all().await?;
     owner.prepare_reset().await?;
     owner.grace().await?;
     for zone in ready {

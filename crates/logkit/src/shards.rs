@@ -1,0 +1,273 @@
+//! What the shards of one log share, and how their tasks wake each other.
+//!
+//! The shard that opened the log is its *home*: the cleaner, resets, checkpoints and roots run there. Other shards have streams,
+//! lanes and open zones of their own, in the same pool. A task there may wait for a zone that the home frees, and the home's
+//! cleaner for what users write there.
+//!
+//! Each shard has a [`Bell`]. An [`Event`] is notified on its own shard as a [`Notify`] is, and rings the bells of the others; a
+//! task of each shard listens to its bell and notifies the waiters there. It runs between the turns of the tasks that wait, so a
+//! task that finds no zone and then registers with the event misses no notification.
+
+use crate::kit::Counters;
+use crate::owner::Owner;
+use crate::pool::ZonePool;
+use crate::readers::Readers;
+use crate::stream::Streams;
+use block::Error;
+use runtime::sync::Notify;
+use std::rc::{Rc, Weak};
+use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::task::{Poll, Waker};
+
+/// A zone was freed, or no zone will be.
+pub(crate) const FREED: u8 = 1;
+/// The cleaner may have something to do.
+pub(crate) const CLEANER: u8 = 2;
+/// The log has failed.
+pub(crate) const FAILED: u8 = 4;
+/// The shard leaves the log.
+const LEFT: u8 = 8;
+
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// What other shards have notified, until the listener of this shard passes it on.
+#[derive(Debug, Default)]
+pub(crate) struct Bell {
+    rung: AtomicU8,
+    listener: Mutex<Option<Waker>>,
+}
+
+impl Bell {
+    fn ring(&self, events: u8) {
+        self.rung.fetch_or(events, Ordering::AcqRel);
+        let listener = lock(&self.listener).take();
+        if let Some(listener) = listener {
+            listener.wake();
+        }
+    }
+
+    /// Waits until the bell has rung; returns and forgets the events.
+    async fn rung(&self) -> u8 {
+        std::future::poll_fn(|context| {
+            // Registered first: a ring from here on wakes it.
+            *lock(&self.listener) = Some(context.waker().clone());
+            match self.rung.swap(0, Ordering::AcqRel) {
+                0 => Poll::Pending,
+                events => Poll::Ready(events),
+            }
+        })
+        .await
+    }
+}
+
+/// An error that all shards see; asking whether there is one takes no lock.
+#[derive(Debug, Default)]
+pub(crate) struct SharedError {
+    is_set: AtomicBool,
+    error: Mutex<Option<Error>>,
+}
+
+impl SharedError {
+    #[inline]
+    pub(crate) fn is_set(&self) -> bool {
+        self.is_set.load(Ordering::Acquire)
+    }
+
+    pub(crate) fn get(&self) -> Option<Error> {
+        self.is_set().then(|| lock(&self.error).clone()).flatten()
+    }
+
+    pub(crate) fn set(&self, error: Option<Error>) {
+        let mut place = lock(&self.error);
+        self.is_set.store(error.is_some(), Ordering::Release);
+        *place = error;
+    }
+
+    /// Sets the error unless there is one.
+    pub(crate) fn set_first(&self, error: &Error) {
+        let mut place = lock(&self.error);
+        place.get_or_insert_with(|| error.clone());
+        self.is_set.store(true, Ordering::Release);
+    }
+}
+
+/// State of a log that all its shards share.
+#[derive(Debug)]
+pub(crate) struct Shared {
+    pub(crate) pool: Arc<ZonePool>,
+    pub(crate) streams: Arc<Streams>,
+    pub(crate) readers: Arc<Readers>,
+    pub(crate) counters: Arc<Counters>,
+    /// Number of data blocks that users have written.
+    pub(crate) clock: AtomicU64,
+    /// Number of blocks that were appended since the last checkpoint began.
+    pub(crate) since_checkpoint: AtomicU64,
+    /// The cleaner waits until users have written so much in all.
+    pub(crate) cleaner_wakes_at: AtomicU64,
+    /// Why the cleaner can't free any zone.
+    pub(crate) stuck: SharedError,
+    /// Error of a log that has failed.
+    pub(crate) failed: SharedError,
+    bells: Mutex<Vec<Arc<Bell>>>,
+    has_others: AtomicBool,
+}
+
+impl Shared {
+    pub(crate) fn new(pool: Arc<ZonePool>, streams: Arc<Streams>, clock: u64) -> Arc<Self> {
+        Arc::new(Shared {
+            pool,
+            streams,
+            readers: Arc::default(),
+            counters: Arc::default(),
+            clock: AtomicU64::new(clock),
+            since_checkpoint: AtomicU64::new(0),
+            cleaner_wakes_at: AtomicU64::new(u64::MAX),
+            stuck: SharedError::default(),
+            failed: SharedError::default(),
+            bells: Mutex::default(),
+            has_others: AtomicBool::new(false),
+        })
+    }
+
+    /// Whether the log has more than one shard.
+    #[inline]
+    fn has_others(&self) -> bool {
+        self.has_others.load(Ordering::Acquire)
+    }
+}
+
+/// A shard's membership in a log; ends when dropped.
+#[derive(Debug)]
+pub(crate) struct Member {
+    shared: Arc<Shared>,
+    bell: Arc<Bell>,
+}
+
+impl Member {
+    pub(crate) fn new(shared: Arc<Shared>) -> Rc<Self> {
+        let bell: Arc<Bell> = Arc::default();
+        let mut bells = lock(&shared.bells);
+        bells.push(bell.clone());
+        shared.has_others.store(bells.len() > 1, Ordering::Release);
+        drop(bells);
+        Rc::new(Member { shared, bell })
+    }
+
+    /// Rings the bells of all other shards.
+    #[inline]
+    pub(crate) fn ring(&self, events: u8) {
+        if self.shared.has_others() {
+            self.ring_others(events);
+        }
+    }
+
+    fn ring_others(&self, events: u8) {
+        let bells = lock(&self.shared.bells);
+        bells.iter().filter(|bell| !Arc::ptr_eq(bell, &self.bell)).for_each(|bell| bell.ring(events));
+    }
+}
+
+impl Drop for Member {
+    fn drop(&mut self) {
+        lock(&self.shared.bells).retain(|bell| !Arc::ptr_eq(bell, &self.bell));
+        self.bell.ring(LEFT);
+    }
+}
+
+/// An event that tasks of all shards wait for.
+#[derive(Debug)]
+pub struct Event {
+    here: Notify,
+    member: Rc<Member>,
+    bit: u8,
+}
+
+impl Event {
+    pub(crate) fn new(member: &Rc<Member>, bit: u8) -> Self {
+        Event { here: Notify::new(), member: member.clone(), bit }
+    }
+
+    /// Wakes every task that waits, on all shards.
+    pub fn notify_all(&self) {
+        self.here.notify_all();
+        self.member.ring(self.bit);
+    }
+
+    /// Waits from this call on (not from the first poll on).
+    pub fn notified(&self) -> impl Future<Output = ()> + '_ {
+        self.here.notified()
+    }
+}
+
+/// Starts to pass on what other shards notify, where the log has others: they joined before.
+pub(crate) fn listen<O: Owner>(owner: &Rc<O>) {
+    let kit = owner.kit();
+    if !kit.shared().has_others() {
+        return;
+    }
+    let (owner, bell): (Weak<O>, _) = (Rc::downgrade(owner), kit.member().bell.clone());
+    let listener = async move {
+        loop {
+            let events = bell.rung().await;
+            let Some(owner) = owner.upgrade().filter(|_| events & LEFT == 0) else { break };
+            let events_here = &owner.kit().events;
+            if events & FREED != 0 {
+                events_here.freed.here.notify_all();
+            }
+            if events & CLEANER != 0 {
+                events_here.cleaner.here.notify_all();
+            }
+            if let (true, Some(failure)) = (events & FAILED != 0, owner.kit().failure()) {
+                owner.appender().take_all().iter().for_each(|entry| owner.refuse(entry, &failure));
+                events_here.work.notify_all();
+                events_here.settled.notify_all();
+                events_here.committed.notify_all();
+            }
+        }
+    };
+    runtime::spawn(listener).detach();
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::stream::Sequences;
+    use std::pin::pin;
+    use std::task::Context;
+
+    #[test]
+    fn a_ring_reaches_the_listeners_of_all_other_shards_and_is_kept_until_they_listen() {
+        let none = Sequences::default();
+        let streams = Arc::new(Streams::new(&none, &none));
+        let shared = Shared::new(Arc::new(ZonePool::new(1)), streams, 0);
+        let home = Member::new(shared.clone());
+        home.ring(FREED);
+        assert_eq!(home.bell.rung.load(Ordering::Relaxed), 0);
+        let other = Member::new(shared.clone());
+        let bell = other.bell.clone();
+        let mut context = Context::from_waker(Waker::noop());
+        let mut rung = pin!(bell.rung());
+        assert_eq!(rung.as_mut().poll(&mut context), Poll::Pending);
+        Event::new(&home, FREED).notify_all();
+        Event::new(&home, CLEANER).notify_all();
+        assert_eq!(rung.poll(&mut context), Poll::Ready(FREED | CLEANER));
+        assert_eq!(home.bell.rung.load(Ordering::Relaxed), 0, "it has notified its own waiters");
+        drop(other);
+        assert_eq!(pin!(bell.rung()).poll(&mut context), Poll::Ready(LEFT));
+        assert_eq!(lock(&shared.bells).len(), 1);
+    }
+
+    #[test]
+    fn the_first_error_stays() {
+        let errors = SharedError::default();
+        assert_eq!(errors.get(), None);
+        errors.set_first(&Error::io("first"));
+        errors.set_first(&Error::io("second"));
+        assert_eq!(errors.get(), Some(Error::io("first")));
+        errors.set(None);
+        assert!(!errors.is_set() && errors.get().is_none());
+    }
+}

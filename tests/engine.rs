@@ -1,0 +1,416 @@
+//! Counters: the smallest owner of a log that the kit ([`logkit`]) has. An example to read before writing another one, and the
+//! proof that the kit knows nothing of the log device.
+//!
+//! A counter is set to a value and read. Each value is one block in a zone, so older blocks die and zones are cleaned. The
+//! state is where the newest block of each counter is; a checkpoint holds all of it.
+//!
+//! Counters are divided among shards, each with a stream for what clients set and one for what the cleaner moves. The cleaner,
+//! resets, checkpoints and roots are those of shard 0, the home; it asks the others by messages.
+//!
+//! - [`Set`] is what is appended: the kit's [`Entry`].
+//! - [`Core`] is the state on its shard, and answers what the kit asks: the kit's [`Owner`].
+//! - [`Counters`] is what clients have: format, open, set, get, flush, close.
+//! - `format` is what is on the medium; [`device`] shows counters as a device, for tests.
+//!
+//! Left to others: group commit, zones, cleaning, the order of resets and roots, and finding the records again (all of it the
+//! kit's).
+
+mod counters;
+pub mod device;
+mod format;
+
+use block::{Buffer, Data, Error, Payload, Result};
+pub use counters::Counters;
+use format::{Change, Place};
+use logkit::checkpoint::{self, Cut};
+use logkit::pool::Accounts;
+use logkit::readers::ShardReads;
+use logkit::{Appender, Entry, Kit, Layout, Mover, Owner, Piece, Sequences, StreamId, Victim, count, mover};
+use runtime::{Home, RequestKey, Requests};
+use std::cell::RefCell;
+use std::rc::Rc;
+use std::sync::Arc;
+
+/// Number of classes of zones: clients' and the cleaner's ([`logkit::cleaning::Greedy`]).
+const CLASSES: u8 = 2;
+
+/// Stream of what clients set on a shard.
+fn user_stream(shard: u32) -> StreamId {
+    StreamId(2 * shard as u16)
+}
+
+/// Stream of what the cleaner moves of a shard's counters.
+fn cleaner_stream(shard: u32) -> StreamId {
+    StreamId(2 * shard as u16 + 1)
+}
+
+/// A rule that the engine breaks on purpose: tests show that the crash oracle notices.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Broken {
+    /// A root is written before what its checkpoint shows is durable.
+    RootBeforeFlush,
+    /// A zone is reset before what made it dead is durable.
+    ResetBeforeFlush,
+    /// Records that no durable checkpoint has are said to be covered.
+    CoversEarly,
+    /// A checkpoint covers records that committed after its state was copied.
+    LateCut,
+    /// The blocks of counter 3 aren't counted as live.
+    CountsTooFew,
+    /// The cleaner isn't told of the block of counter 3.
+    ForgetsCounter,
+    /// A block that the cleaner moved counts although a newer one was set meanwhile.
+    MovesAlways,
+    /// A flush returns at once.
+    NeverFlushes,
+    /// Roots and resets wait for the flush of the home alone.
+    FlushesHomeOnly,
+}
+
+/// How counters are made and work.
+#[derive(Debug, Clone, Copy)]
+pub struct Options {
+    /// Number of counters, where they are made.
+    pub counters: u32,
+    /// Number of shards among which they are divided, where they are made.
+    pub shards: u32,
+    /// Blocks that are appended between checkpoints.
+    pub checkpoint_blocks: u64,
+    /// The rule that is broken, in tests.
+    pub broken: Option<Broken>,
+}
+
+impl Options {
+    /// Whether the blocks of a counter are counted as live.
+    fn counts(&self, counter: u32) -> bool {
+        self.broken != Some(Broken::CountsTooFew) || counter != 3
+    }
+}
+
+/// A counter that is set, with its block.
+#[derive(Debug)]
+pub struct Set {
+    change: Change,
+    block: Payload,
+    /// Request to complete; `None` for the cleaner's moves.
+    request: Option<RequestKey>,
+}
+
+impl Entry for Set {
+    fn blocks(&self) -> u32 {
+        1
+    }
+
+    fn payload(&self) -> &Payload {
+        &self.block
+    }
+
+    fn meta_length(&self) -> usize {
+        Change::LENGTH
+    }
+
+    fn encode_meta(&self, meta: &mut Vec<u8>) {
+        self.change.encode(meta);
+    }
+}
+
+/// The state of one shard: of every counter whose number leaves this remainder.
+pub struct Core {
+    shard: u32,
+    shards: u32,
+    /// Where the cores of all shards are.
+    homes: RefCell<Vec<Home<Core>>>,
+    kit: Rc<Kit>,
+    appender: Appender<Set>,
+    requests: Requests,
+    /// Reads of this shard: a zone isn't reset under one.
+    reads: Arc<ShardReads>,
+    /// Where the newest block of each counter is.
+    places: RefCell<Vec<Place>>,
+    /// Zones into which the home's cleaner moves blocks of this shard, where this isn't the home.
+    mover: RefCell<Mover>,
+    broken: Option<Broken>,
+}
+
+impl Core {
+    /// Core of a shard; `kit` makes the shard's part of the kit, with its settings and streams.
+    fn new(
+        (shard, shards): (u32, u32),
+        layout: Layout,
+        places: Vec<Place>,
+        options: Options,
+        kit: impl FnOnce(logkit::Settings, &[StreamId]) -> Rc<Kit>,
+    ) -> Rc<Self> {
+        let own = [user_stream(shard), cleaner_stream(shard)];
+        let settings = logkit::Settings {
+            user_stream: own[0],
+            cleaner_stream: own[1],
+            appends_in_flight: 2,
+            data_blocks: layout.data_blocks(Change::LENGTH),
+            record_blocks: layout.record_blocks(Change::LENGTH),
+            // The blocks of a victim go to a zone of each shard.
+            cleaner_reserve: 2 + shards,
+            checkpoint_blocks: options.checkpoint_blocks,
+            low_watermark: 0.0,
+            high_watermark: 0.0,
+            most_steps: u64::MAX,
+        };
+        let (lanes, steps) = (settings.appends_in_flight, settings.most_steps);
+        let kit = kit(settings, &own);
+        Rc::new(Core {
+            shard,
+            shards,
+            homes: RefCell::default(),
+            appender: Appender::new(layout, CLASSES, lanes, steps, &kit.streams, &own),
+            reads: kit.readers.here(),
+            kit,
+            requests: Requests::default(),
+            places: RefCell::new(places),
+            mover: RefCell::new(Mover::new(CLASSES)),
+            broken: options.broken,
+        })
+    }
+
+    /// The core of another shard, or of this one.
+    fn at(&self, shard: u32) -> Home<Core> {
+        self.homes.borrow()[shard as usize].clone()
+    }
+
+    /// Sets a counter. It may be read when this returns, and survives a power cut after the next flush.
+    async fn set(&self, counter: u32, value: u64) -> Result<()> {
+        if let Some(error) = self.kit.failure() {
+            return Err(error);
+        }
+        if self.kit.is_closing() {
+            return Err(Error::closed("the counters are closed"));
+        }
+        let block = format::block(counter, value, self.kit.layout.block_bytes()).into();
+        let request = self.requests.begin(1, None);
+        let change = Change { counter, from: Place::NOWHERE };
+        self.appender.push(0, Set { change, block, request: Some(request) });
+        self.kit.events.work.notify_one();
+        self.requests.wait(request).await
+    }
+
+    /// Reads the block of a counter; 0 for one that was never set.
+    async fn get(&self, counter: u32) -> Result<u64> {
+        // From the lookup until the read has ended, the zone isn't reset.
+        let _reading = self.reads.begin();
+        let place = self.place(counter);
+        if place == Place::NOWHERE {
+            return Ok(0);
+        }
+        let layout = &self.kit.layout;
+        let buffer = Buffer::new(layout.block_bytes());
+        let (outcome, buffer) = self.kit.zones.read(layout.address(place.zone, place.position), buffer).await;
+        outcome?;
+        format::value(counter, buffer.filled())
+    }
+
+    async fn flush(&self) -> Result<()> {
+        match self.broken {
+            Some(Broken::NeverFlushes) => Ok(()),
+            _ => self.kit.flush().await,
+        }
+    }
+
+    /// Place of a counter of this shard; nowhere for a counter that isn't there.
+    fn place(&self, counter: u32) -> Place {
+        let place = self.places.borrow().get((counter / self.shards) as usize).copied();
+        place.unwrap_or(Place::NOWHERE)
+    }
+
+    /// The state of this shard, and the last records whose effect it has: nothing is awaited between the two.
+    fn cut(&self) -> (Vec<Place>, [(StreamId, u64); 2]) {
+        let own = [user_stream(self.shard), cleaner_stream(self.shard)];
+        (self.places.borrow().clone(), own.map(|stream| (stream, self.kit.streams.committed(stream))))
+    }
+
+    /// Those pieces of a zone, of this shard's counters, that are live.
+    fn live_here(&self, zone: u32, mut pieces: Vec<Piece<u32>>) -> Vec<Piece<u32>> {
+        let is_forgotten = |counter| self.broken == Some(Broken::ForgetsCounter) && counter == 3;
+        pieces.retain(|piece| {
+            self.place(piece.name) == Place { zone, position: piece.position } && !is_forgotten(piece.name)
+        });
+        pieces
+    }
+
+    /// Moves blocks for the home's cleaner.
+    async fn move_here(self: Rc<Self>, class: u8, moves: Vec<Set>) -> Result<()> {
+        let mut mover = self.mover.replace(Mover::new(CLASSES));
+        let outcome = mover.append(&self, class, moves).await;
+        self.mover.replace(mover);
+        outcome
+    }
+}
+
+/// Lets one change of a record take effect whose block is at `to`: the same when it commits and when it is replayed.
+fn apply(
+    places: &mut [Place],
+    shards: u32,
+    accounts: &mut Accounts<'_>,
+    change: Change,
+    to: Place,
+    clock: u64,
+    broken: Option<Broken>,
+) {
+    let place = &mut places[(change.counter / shards) as usize];
+    let is_current = change.from == Place::NOWHERE || change.from == *place;
+    if !is_current && broken != Some(Broken::MovesAlways) {
+        return;
+    }
+    let old = std::mem::replace(place, to);
+    if broken == Some(Broken::CountsTooFew) && change.counter == 3 {
+        return;
+    }
+    accounts.add_live(to.zone, 1);
+    if old != Place::NOWHERE {
+        accounts.remove_live(old.zone, 1, clock);
+    }
+}
+
+impl Owner for Core {
+    type Entry = Set;
+    /// A counter.
+    type Name = u32;
+
+    fn kit(&self) -> &Rc<Kit> {
+        &self.kit
+    }
+
+    fn appender(&self) -> &Appender<Set> {
+        &self.appender
+    }
+
+    fn commit(&self, entries: &[Set], zone: u32, position: u32) {
+        let mut places = self.places.borrow_mut();
+        let mut accounts = self.kit.pool.accounts();
+        for (position, Set { change, request, .. }) in (position..).zip(entries) {
+            match request {
+                Some(_) => self.kit.note_user_blocks(1),
+                None => count(&self.kit.counters.moved_blocks, 1),
+            }
+            apply(
+                &mut places,
+                self.shards,
+                &mut accounts,
+                *change,
+                Place { zone, position },
+                self.kit.clock(),
+                self.broken,
+            );
+        }
+        drop((places, accounts));
+        entries.iter().filter_map(|entry| entry.request).for_each(|it| self.requests.item_ended(it, &Ok(())));
+        if self.kit.is_stuck() {
+            self.kit.look_again();
+        }
+        if self.broken == Some(Broken::CoversEarly) {
+            self.kit.streams.set_covered(&self.kit.streams.all_committed());
+        }
+    }
+
+    fn refuse(&self, entry: &Set, error: &Error) {
+        if let Some(request) = entry.request {
+            self.requests.item_ended(request, &Err(error.clone()));
+        }
+    }
+
+    fn answer(&self, entry: &mut Set, error: &Error) {
+        self.refuse(entry, error);
+        entry.request = None;
+    }
+
+    fn checkpoint_cost(&self) -> u64 {
+        self.kit.checkpoints.directory_blocks(&self.kit) + 2
+    }
+
+    fn checkpoint_zones(&self) -> u32 {
+        1
+    }
+
+    async fn take_checkpoint(self: &Rc<Self>, clean: bool) -> Result<()> {
+        let write = async || {
+            let mut cut = Cut { covered: Sequences::default(), clock: self.kit.clock() };
+            let mut state = format::State::new(self.shards);
+            for shard in 0..self.shards {
+                let cut_of = |core: Rc<Core>| async move { Ok(core.cut()) };
+                let (places, committed) = self.at(shard).with(cut_of).await?;
+                committed.iter().for_each(|(stream, last)| cut.covered.set(*stream, *last));
+                state.places[shard as usize] = places;
+            }
+            if self.broken == Some(Broken::LateCut) {
+                self.kit.flush().await?;
+                cut = Cut::now(&self.kit);
+            }
+            checkpoint::commit(self, cut, &state.encode(), clean).await
+        };
+        checkpoint::take(self, write).await
+    }
+
+    async fn flush_all(&self) -> Result<()> {
+        let is_root = self.kit.checkpointing.available() == 0;
+        match self.broken {
+            Some(Broken::RootBeforeFlush) if is_root => return Ok(()),
+            Some(Broken::ResetBeforeFlush) if !is_root => return Ok(()),
+            Some(Broken::FlushesHomeOnly) => return self.kit.flush().await,
+            _ => {}
+        }
+        for shard in 0..self.shards {
+            self.at(shard).with(|core: Rc<Core>| async move { core.kit.flush().await }).await?;
+        }
+        Ok(())
+    }
+
+    async fn free_dead(self: &Rc<Self>) -> Result<()> {
+        self.at(0).with(|core: Rc<Core>| async move { mover::free_dead(&core).await }).await
+    }
+
+    async fn live(&self, victim: &Victim) -> Result<Vec<Piece<u32>>> {
+        let mut pieces = vec![Vec::new(); self.shards as usize];
+        for (record, found) in victim.records().iter().enumerate() {
+            for (first, Change { counter, .. }) in (0..).zip(Change::decode_all(&found.meta)?) {
+                let position = found.header.position + 1 + first;
+                let piece = Piece { position, count: 1, name: counter, offset: 0, record, first };
+                pieces[(counter % self.shards) as usize].push(piece);
+            }
+        }
+        let (zone, mut live) = (victim.zone(), Vec::new());
+        for (shard, pieces) in (0..).zip(pieces) {
+            let find = move |core: Rc<Core>| async move { Ok(core.live_here(zone, pieces)) };
+            live.extend(self.at(shard).with(find).await?);
+        }
+        Ok(live)
+    }
+
+    /// What other shards have is moved in any case: a move of a block that has died in the meantime takes no effect.
+    fn still_live(&self, victim: &Victim, piece: &Piece<u32>, visit: &mut dyn FnMut(u32, u32)) {
+        let place = Place { zone: victim.zone(), position: piece.position };
+        if piece.name % self.shards != self.shard || self.place(piece.name) == place {
+            visit(0, 1);
+        }
+    }
+
+    async fn relocate(
+        self: &Rc<Self>,
+        victim: &Victim,
+        class: u8,
+        pieces: Vec<(Piece<u32>, Data)>,
+        mover: &mut Mover,
+    ) -> Result<()> {
+        let mut moves: Vec<Vec<Set>> = (0..self.shards).map(|_| Vec::new()).collect();
+        for (Piece { name: counter, position, .. }, data) in pieces {
+            let change = Change { counter, from: Place { zone: victim.zone(), position } };
+            moves[(counter % self.shards) as usize].push(Set { change, block: data.into(), request: None });
+        }
+        for (shard, moves) in (0..).zip(moves) {
+            if shard == self.shard {
+                mover.append(self, class, moves).await?;
+            } else if !moves.is_empty() {
+                self.kit.pace.moved(moves.len() as u32);
+                self.at(shard).with(move |core: Rc<Core>| core.move_here(class, moves)).await?;
+            }
+        }
+        Ok(())
+    }
+}

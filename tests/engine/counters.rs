@@ -1,0 +1,233 @@
+//! Counters for clients: formatting and opening them on zones, and messages to the shards that have them.
+
+use super::format::{self, Change, Place, State};
+use super::{CLASSES, Core, Options, apply, cleaner_stream, user_stream};
+use block::{BlockSize, Error, Result, Zones, ZonesPart};
+use logkit::cleaning::Greedy;
+use logkit::layout::ROOT_ZONES;
+use logkit::pool::CHECKPOINT_CLASS;
+use logkit::recovery::{self, Opening};
+use logkit::scan::Found;
+use logkit::{Kit, Layout, Mover, Owner, Parts, cleaner, lane};
+use runtime::{Home, ShardIndex};
+use std::rc::Rc;
+use std::sync::Arc;
+
+/// Kind of the owner in a root: a log of another one isn't opened.
+const OWNER: [u8; 8] = *b"counters";
+
+/// Counters on zones.
+pub struct Counters {
+    /// Where the shards' cores are; the first one is the home.
+    homes: Vec<Home<Core>>,
+    kit: Arc<logkit::Counters>,
+    zones: Arc<dyn ZonesPart>,
+    number: u32,
+}
+
+impl std::fmt::Debug for Counters {
+    fn fmt(&self, formatter: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(formatter, "Counters({})", self.number)
+    }
+}
+
+impl Counters {
+    /// Makes counters on these zones. What was there is lost.
+    ///
+    /// # Errors
+    /// What resetting and writing return.
+    pub async fn format(zones: Arc<dyn ZonesPart>, options: Options) -> Result<Self> {
+        let handle = zones.open().await?;
+        let layout = Layout::new(handle.geometry(), BlockSize::default())?;
+        let (pool, identity) = recovery::format(&*handle, &layout).await?;
+        let streams = usize::from(user_stream(options.shards).0);
+        let parts = recovery::create(layout, pool, identity, streams, OWNER, Vec::new());
+        let state = State::never_set(options.counters, options.shards);
+        Self::start((zones, handle), parts, state, options).await
+    }
+
+    /// Opens the counters that are on these zones.
+    ///
+    /// # Errors
+    /// [`Error::Protocol`] where there are none, [`Error::Corrupt`] for damaged ones; what reading and writing return.
+    pub async fn open(zones: Arc<dyn ZonesPart>, options: Options) -> Result<Self> {
+        let handle = zones.open().await?;
+        let mut opening: Opening<Found> = recovery::open(&*handle, OWNER).await?;
+        let mut state = State::decode(&opening.own)?;
+        let shards = state.places.len() as u32;
+        recovery::check_streams(&opening.root, usize::from(user_stream(shards).0))?;
+        let clock = replay(&mut opening, &mut state, options)?;
+        let parts = opening.finish(&*handle, clock).await?;
+        Self::start((zones, handle), parts, state, options).await
+    }
+
+    async fn start(
+        (zones, handle): (Arc<dyn ZonesPart>, Rc<dyn Zones>),
+        parts: Parts,
+        state: State,
+        options: Options,
+    ) -> Result<Self> {
+        let (layout, number, shards) = (parts.layout, state.counters(), state.places.len() as u32);
+        let mut places = state.places.into_iter();
+        let own = places.next().ok_or_else(|| Error::corrupt("counters without a shard"))?;
+        let core = Core::new((0, shards), layout, own, options, |settings, own| {
+            Kit::new(parts, handle, settings, Box::new(Greedy), own)
+        });
+        let mut homes = vec![Home::here(core.clone())];
+        for (shard, places) in (1..).zip(places) {
+            let (peer, zones) = (core.kit.peer(), zones.clone());
+            let begin = move || async move {
+                let handle = zones.open().await?;
+                let core = Core::new((shard, shards), layout, places, options, |settings, own| {
+                    Kit::join(peer, handle, settings, Box::new(Greedy), own)
+                });
+                Ok::<_, Error>(Home::here(core))
+            };
+            homes.push(runtime::spawn_on(place_of(shard), begin).await??);
+        }
+        for home in &homes {
+            let homes = homes.clone();
+            home.with(|core: Rc<Core>| async move { Ok(core.homes.replace(homes)) }).await?;
+        }
+        if core.kit.checkpoints.is_due_at_open() {
+            core.take_checkpoint(false).await?;
+        }
+        for home in &homes {
+            home.with(|core: Rc<Core>| async move {
+                lane::start(&core);
+                Ok(())
+            })
+            .await?;
+        }
+        cleaner::start(&core);
+        Ok(Counters { kit: core.kit.counters.clone(), homes, zones, number })
+    }
+
+    /// Number of counters.
+    pub fn number(&self) -> u32 {
+        self.number
+    }
+
+    /// What the kit counts for operators.
+    pub fn kit(&self) -> &Arc<logkit::Counters> {
+        &self.kit
+    }
+
+    /// The shard that has a counter.
+    fn at(&self, counter: u32) -> &Home<Core> {
+        &self.homes[counter as usize % self.homes.len()]
+    }
+
+    /// Sets a counter, of those there are. It may be read when this returns, and survives a power cut after the next flush.
+    ///
+    /// # Errors
+    /// [`Error::NoSpace`] where no zone can be freed; the failure of the log.
+    pub async fn set(&self, counter: u32, value: u64) -> Result<()> {
+        self.at(counter).with(move |core: Rc<Core>| async move { core.set(counter, value).await }).await
+    }
+
+    /// Value of a counter, of those there are, read from its zone; 0 for one that was never set.
+    ///
+    /// # Errors
+    /// [`Error::Corrupt`] for a block that isn't that counter's; what reading returns.
+    pub async fn get(&self, counter: u32) -> Result<u64> {
+        self.at(counter).with(move |core: Rc<Core>| async move { core.get(counter).await }).await
+    }
+
+    /// Makes durable what was set.
+    ///
+    /// # Errors
+    /// What flushing the zones returns.
+    pub async fn flush(&self) -> Result<()> {
+        for home in &self.homes {
+            home.with(|core: Rc<Core>| async move { core.flush().await }).await?;
+        }
+        Ok(())
+    }
+
+    /// Writes what is queued and a last checkpoint, and closes the zones.
+    ///
+    /// # Errors
+    /// The failure of the log; what writing returns.
+    pub async fn close(&self) -> Result<()> {
+        let end = |core: Rc<Core>| async move {
+            core.kit.begin_closing();
+            core.kit.tasks.ended().await;
+            Ok(())
+        };
+        // The cleaner frees zones until nothing is queued on other shards, and moves their blocks.
+        let mut closed = Ok(());
+        for home in self.homes.iter().rev() {
+            closed = closed.and(home.with(end).await);
+        }
+        for home in &self.homes[1..] {
+            let seal = |core: Rc<Core>| async move {
+                let mut mover = core.mover.replace(Mover::new(CLASSES));
+                mover.close(&*core).await;
+                Ok(())
+            };
+            closed = closed.and(home.with(seal).await);
+        }
+        let last = |core: Rc<Core>| async move { core.take_checkpoint(true).await };
+        closed = closed.and(self.homes[0].with(last).await);
+        for home in &self.homes {
+            closed = closed.and(home.forget().await);
+        }
+        closed.and(self.zones.close().await)
+    }
+
+    /// Compares what is live in each zone with what the kit counts as it goes: it resets zones by that. For tests, while nothing
+    /// is set.
+    ///
+    /// # Errors
+    /// The first zone whose count is wrong.
+    pub async fn check_counts(&self) -> Result<()> {
+        let mut places = Vec::new();
+        for home in &self.homes {
+            places.extend(home.with(|core: Rc<Core>| async move { Ok(core.cut().0) }).await?);
+        }
+        let check = |core: Rc<Core>| async move {
+            for (number, zone) in core.kit.pool.list().into_iter().skip(ROOT_ZONES as usize) {
+                let live = places.iter().filter(|place| place.zone == number).count();
+                if zone.class != CHECKPOINT_CLASS && zone.live as usize != live {
+                    return Err(Error::corrupt(format!(
+                        "zone {number} has {live} live blocks, the kit counts {zone:?}"
+                    )));
+                }
+            }
+            Ok(())
+        };
+        self.homes[0].with(check).await
+    }
+}
+
+/// The shard of the runtime on which a shard of the counters is.
+fn place_of(shard: u32) -> ShardIndex {
+    let here = runtime::current_shard().0;
+    ShardIndex((here + shard as usize) % runtime::shard_count())
+}
+
+/// Puts the records over the state of the checkpoint; returns the clock after them.
+fn replay(opening: &mut Opening<Found>, state: &mut State, options: Options) -> Result<u64> {
+    let (mut clock, shards) = (opening.root.clock, state.places.len() as u32);
+    let mut accounts = opening.pool.accounts();
+    for (shard, places) in (0..shards).zip(&mut state.places) {
+        let counters = (shard..).step_by(shards as usize);
+        let known = counters.zip(places.iter()).filter(|(_, place)| **place != Place::NOWHERE);
+        known.filter(|(it, _)| options.counts(*it)).for_each(|(_, place)| accounts.add_live(place.zone, 1));
+        let (user, cleaner) = (user_stream(shard), cleaner_stream(shard));
+        let is_own = |record: &&Found| record.header.stream == user || record.header.stream == cleaner;
+        let mut records: Vec<Found> = opening.records.iter().filter(is_own).cloned().collect();
+        recovery::sort_for_replay(&mut records, user);
+        for Found { header, meta, .. } in &records {
+            let changes = Change::decode_all(meta)?;
+            clock += if header.stream == user { changes.len() as u64 } else { 0 };
+            for (position, change) in (header.position + 1..).zip(changes) {
+                format::check_counter(change.counter, (shard, shards), places.len())?;
+                let to = Place { zone: header.zone, position };
+                apply(places, shards, &mut accounts, change, to, clock, options.broken);
+            }
+        }
+    }
+    Ok(clock)
+}
