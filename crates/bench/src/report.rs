@@ -105,10 +105,10 @@ fn fill(template: &str, parts: &BTreeMap<&str, String>) -> String {
     let mut rest = template;
     while let Some((before, after)) = rest.split_once('{') {
         page.push_str(before);
-        match after.split_once('}').and_then(|(name, behind)| Some((parts.get(name)?, behind))) {
-            Some((part, behind)) => {
+        match after.split_once('}').and_then(|(name, tail)| Some((parts.get(name)?, tail))) {
+            Some((part, tail)) => {
                 page.push_str(part);
-                rest = behind;
+                rest = tail;
             }
             None => {
                 page.push('{');

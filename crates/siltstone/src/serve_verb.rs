@@ -76,8 +76,8 @@ async fn open(
     place: Option<Place>,
     as_json: bool,
 ) -> Result<(), Failure> {
-    // It comes first: a second server of a stack is refused before it opens anything, and who asks meanwhile hears
-    // that the stack is being opened.
+    // It comes first: a second server of a stack is refused before it opens anything, and requests are meanwhile
+    // answered with the error that the stack is being opened.
     let control = match &place {
         Some(place) => Some(ControlServer::start(place).await?),
         None => None,

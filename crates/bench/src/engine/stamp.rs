@@ -159,7 +159,7 @@ mod tests {
         assert!(error(&ledger, &bytes, 8192 + 1024).contains("belongs at byte 8704"));
         let mut torn = bytes.clone();
         torn[900] ^= 1;
-        assert!(error(&ledger, &torn, 8192 + 512).contains("block at byte 9216: its checksum"));
+        assert!(error(&ledger, &torn, 8192 + 512).contains("block at byte 9216: wrong checksum"));
         assert!(error(&ledger, &[0; 512], 8192).contains("all zeros"));
         assert!(error(&ledger, &[1; 512], 8192).contains("no stamp"));
         assert_eq!(ledger.check(&[1; 512], 8192, false), Ok(()), "nobody wrote that one");

@@ -396,19 +396,19 @@ fn pattern(text: &str) -> Result<Vec<u8>, String> {
     let mut rest = text;
     while !rest.is_empty() {
         if let Some(quoted) = rest.strip_prefix('"') {
-            let (inside, behind) = quoted.split_once('"').ok_or_else(expected)?;
+            let (inside, tail) = quoted.split_once('"').ok_or_else(expected)?;
             bytes.extend_from_slice(inside.as_bytes());
-            rest = behind;
+            rest = tail;
             continue;
         }
         let digits = rest.strip_prefix("0x").or_else(|| rest.strip_prefix("0X")).ok_or_else(expected)?;
         let end = digits.find(|letter: char| !letter.is_ascii_hexdigit()).unwrap_or(digits.len());
-        let (digits, behind) = digits.split_at(end);
+        let (digits, tail) = digits.split_at(end);
         // A zero goes before an odd number of digits.
         let digits = if end % 2 == 1 { format!("0{digits}") } else { digits.to_owned() };
         let pairs = (0..digits.len()).step_by(2).map(|at| u8::from_str_radix(&digits[at..at + 2], 16));
         bytes.extend(pairs.collect::<Result<Vec<u8>, _>>().map_err(|_| expected())?);
-        rest = behind;
+        rest = tail;
     }
     match bytes.len() {
         0 => Err(expected()),

@@ -238,7 +238,7 @@ fn tables_and_their_rows() {
     for (from, to, expected) in [
         ("rows = [", "rows = [3, ", "rows: expected a list of rows"),
         ("title = \"Alone\"", "titel = \"Alone\"", "did you mean \"title\"?"),
-        ("\"--json\"]", "\"{socket}\"]", "{socket} is a server's"),
+        ("\"--json\"]", "\"{socket}\"]", "{socket} needs a server"),
         (
             "fill = \"random\"",
             "fill = \"often\"",

@@ -112,7 +112,7 @@ fn usual_notes(results: &Results) -> Vec<String> {
     results
         .notes
         .iter()
-        .filter(|note| note.contains("ioengine=") || note.contains("wasn't there"))
+        .filter(|note| note.contains("ioengine=") || note.contains("didn't exist"))
         .cloned()
         .collect()
 }

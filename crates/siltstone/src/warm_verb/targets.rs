@@ -127,8 +127,8 @@ fn disk_of(file: &Path, number: u64, device: Option<&Path>) -> Result<Disk, Fail
     let wrong = |text: String| Failure::Usage(format!("--file {}: {text}", file.display()));
     let own = system_folder(number).ok_or_else(|| {
         wrong(
-            "its file system isn't on one block device (as with Btrfs, overlays, memory and networks), so that nobody \
-             says where it lies; --range takes places on the device"
+            "its file system isn't on one block device (as with Btrfs, overlays, memory and networks), so its \
+             offset on the device is unknown; use --range with offsets on the device"
                 .to_owned(),
         )
     })?;

@@ -151,7 +151,7 @@ fn job_files_make_their_files_and_run_on_stacks() {
         (&512.into(), &"checked".into())
     );
     let notes = made["notes"].to_string();
-    assert!(notes.contains("ioengine=libaio") && notes.contains("a.img wasn't there"), "{notes}");
+    assert!(notes.contains("ioengine=libaio") && notes.contains("a.img didn't exist"), "{notes}");
 
     let ran =
         run(folder.path(), &["bench", "j.fio", "--on", "stats(ram(2MiB))", "--only", "reads", "--json"]);
