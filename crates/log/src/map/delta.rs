@@ -45,7 +45,7 @@ fn write<T>(lock: &RwLock<T>) -> RwLockWriteGuard<'_, T> {
 /// The deltas of a version, its own first.
 #[derive(Debug, Default)]
 struct Path {
-    /// Whether there are any.
+    /// Whether the version has deltas.
     layered: AtomicBool,
     deltas: RwLock<Vec<Arc<Delta>>>,
 }
@@ -61,15 +61,15 @@ impl Path {
         self.layered.store(layered, Ordering::Release);
     }
 
-    /// A new delta of its own above those that it had, or instead of one that says nothing.
+    /// Returns the deltas of a version below a new one of its own, without empty ones.
     fn above(deltas: &[Arc<Delta>]) -> Vec<Arc<Delta>> {
         let frozen = deltas.iter().filter(|delta| delta.read().len() > 0).cloned();
         std::iter::once(Arc::default()).chain(frozen).collect()
     }
 }
 
-/// A map and its snapshots: the paths of all versions. While there is one, its changes take this for reading (the base
-/// orders them); everything else that changes takes it for writing.
+/// Paths of a map and its snapshots. Changes of a sole version take this lock for reading (the base serializes them); all
+/// other changes take it for writing.
 type Family = RwLock<Vec<Arc<Path>>>;
 
 /// A version of a map.
