@@ -28,63 +28,63 @@ pub const KIND: Kind = Kind {
         Key::required(
             "on",
             ValueKind::DeviceOrZones,
-            "what holds the log: a device, which it cuts into zones, or zones, which it takes as they are",
+            "the storage of the log: a device, which it divides into zones, or zones, which it uses as they are",
         )
         .positional(),
         Key::optional(
             "size",
             ValueKind::Size,
-            "the volume's size; 90 % of what there is room for where it is made. Larger than the disk, it is thin",
+            "the volume's size; by default 90 % of the capacity at creation. A volume larger than the disk is thin",
         ),
         Key::optional("map", ValueKind::Choice(&crate::map::NAMES), "the structure of the map").or("radix"),
         Key::optional(
             "map_home",
             ValueKind::Text,
-            "where the map is kept: memory, and checkpoints on the disk; or pmem:PATH, a mapped file, best in \
+            "the location of the map: memory, with checkpoints on the disk; or pmem:PATH, a mapped file, best in \
              non-volatile memory (DAX), so that opening reads no log",
         )
         .or("memory"),
         Key::optional(
             "zone_size",
             ValueKind::Size,
-            "where the log is made on a device: 1/256 of the disk, up to 64MiB",
+            "the size of a zone, for a log on a device; by default 1/256 of the disk, 64KiB to 64MiB",
         ),
         Key::optional("cleaning", ValueKind::Choice(&logkit::cleaning::NAMES), "the cleaning policy")
             .or(logkit::cleaning::DEFAULT),
         Key::optional(
             "appends_in_flight",
             ValueKind::Integer { min: 1, max: 16 },
-            "how many records of writes are on their way at a time, while others gather",
+            "number of records of writes in flight at a time; later writes are batched meanwhile",
         )
         .or("2"),
         Key::optional(
             "ack",
             ValueKind::Choice(&["log", "buffer"]),
-            "when a write is acknowledged: when its record is on the disk, or from memory, a volatile cache",
+            "when a write is acknowledged: log, once its record is on the disk; buffer, from memory, a volatile cache",
         )
         .or("log"),
         Key::optional(
             "dirty",
             ValueKind::Size,
-            "how much written data may wait in memory; writers wait beyond it",
+            "most written data that waits in memory; writers wait beyond it",
         )
         .or("64MiB"),
         Key::optional(
             "checkpoint_after",
             ValueKind::Size,
-            "how much is written before another checkpoint, at least; more while one would be large",
+            "least data written between two checkpoints; more while a checkpoint would be large",
         )
         .or("64MiB"),
         Key::optional(
             "high_watermark",
             ValueKind::Float { min: 0.0, max: 50.0 },
-            "with less than this percentage of zones free, cleaning goes along with writes; two zones above the low one at least",
+            "percentage of free zones below which cleaning is paced to writes; at least two zones above the low watermark",
         )
         .or("1"),
         Key::optional(
             "low_watermark",
             ValueKind::Float { min: 0.0, max: 50.0 },
-            "with less than this percentage of zones free, cleaning gains on writes; at least what the cleaner needs",
+            "percentage of free zones below which cleaning outpaces writes; at least what the cleaner needs",
         )
         .or("0"),
     ],

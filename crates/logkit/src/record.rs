@@ -29,13 +29,13 @@ pub const LINK: usize = size_of::<RawLink>();
 /// Most links of a record.
 pub const MOST_LINKS: usize = 16;
 
-/// What a record is for. Values are those on the medium.
+/// Purpose of a record. Values are those on the medium.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 #[repr(u8)]
 pub enum Kind {
     /// Entries of an owner: part of its stream, replayed at opening.
     Entries = 1,
-    /// Part of a checkpoint. It is never replayed: a root names what is part of the newest one.
+    /// Part of a checkpoint. It is never replayed: a root names the parts of the newest checkpoint.
     Checkpoint = 2,
     /// A root.
     Root = 3,
@@ -54,20 +54,20 @@ impl Kind {
     }
 }
 
-/// How a record depends on another one.
+/// Dependency of a record on another one.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 #[repr(u8)]
 pub enum Relation {
-    /// It follows that record, and is part of the log only if that one is.
+    /// The record follows the other one, and is part of the log only if that one is.
     Follows = 1,
-    /// It is that record of the other stream, too: one record, numbered in both.
+    /// Both are the same record, numbered in both streams.
     Member = 2,
 }
 
 /// A record of another stream on which a record depends.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct Link {
-    /// How it depends on it.
+    /// Dependency on the record.
     pub relation: Relation,
     /// The other stream.
     pub stream: StreamId,
@@ -78,38 +78,38 @@ pub struct Link {
 /// The links of a record.
 pub type Links = SmallVec<[Link; 1]>;
 
-/// What binds records to one log.
+/// Identity of a log, which binds records to it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Identity {
-    /// The identity of the log, which is no secret.
+    /// UUID of the log, which is public.
     pub uuid: Uuid,
-    /// Drawn when the log is made. Who doesn't know it can't make a block that passes for a record.
+    /// Random key, generated when the log is created. Without the key, data validates as a record only by chance (2⁻³²).
     pub key: u64,
 }
 
 impl Identity {
-    /// A new one, from the runtime's source of chance.
+    /// Returns a new identity, from the runtime's source of randomness.
     pub fn draw() -> Self {
         Identity { uuid: draw_uuid(), key: runtime::random_u64() }
     }
 }
 
-/// What a header says, without checksums and meta.
+/// Contents of a header, without checksums and meta.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Header {
-    /// What the record is for.
+    /// Purpose of the record.
     pub kind: Kind,
     /// The stream; 0 for records of other kinds than [`Kind::Entries`].
     pub stream: StreamId,
-    /// The class of the zone in which it lies (see [`Policy::place`](crate::cleaning::Policy::place)).
+    /// Class of the record's zone, chosen by [`Policy::place`](crate::cleaning::Policy::place).
     pub class: u8,
-    /// How often the log had been opened when it was written.
+    /// Epoch of the record: the number of times that the log had been opened.
     pub epoch: u64,
-    /// Its number in its stream.
+    /// Number of the record in its stream.
     pub sequence: u64,
     /// Every record of its stream up to this number was durable before this one was written.
     pub durable: u64,
-    /// The owner's clock: how many data units users had written.
+    /// The owner's clock: the number of data units that users had written.
     pub clock: u64,
     /// Zone of the record.
     pub zone: u32,
