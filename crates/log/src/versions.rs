@@ -157,7 +157,7 @@ pub fn is_deleted(id: VersionId, name: &str) -> bool {
 pub struct Dying {
     /// Number of the version.
     pub id: VersionId,
-    /// Its parent, or the nearest ancestor that isn't deleted.
+    /// Its parent or, once that was removed, the nearest ancestor in the list.
     parent: Option<VersionId>,
     /// Size in blocks.
     pub blocks: u64,

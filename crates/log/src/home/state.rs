@@ -209,7 +209,7 @@ impl Known {
     pub fn restore(&self, pool: &ZonePool) {
         for known in &self.zones {
             pool.restore(known.entry.zone, |zone| {
-                // Zones that were reset since are restored, too: replaying the records that emptied them subtracts
+                // Zones that were reset since get the count, too: replaying the records that emptied them subtracts
                 // these counts.
                 zone.live = known.live;
                 if zone.generation == known.entry.generation {
