@@ -1,7 +1,8 @@
-//! What was acknowledged from memory (`ack = "buffer"`) and hasn't committed: reads look here first.
+//! Write buffer: data that was acknowledged from memory (`ack = "buffer"`) and hasn't committed. Reads look here first.
 //!
-//! Any shard may look; only the home shard changes it. A block is taken out after the map has its new place, and reads
-//! look here before they look into the map, so there is no moment at which neither has it.
+//! Any shard may read the buffer; only the home shard changes it. A block is removed after the map has its new
+//! location, and reads look here before they look into the map. So every acknowledged block is found in the buffer or
+//! in the map.
 
 use crate::format::VersionId;
 use block::{Data, Payload};
@@ -9,19 +10,19 @@ use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
-/// See the module's head.
+/// Write buffer of a log, shared by all shards.
 #[derive(Debug, Default)]
 pub struct Buffered {
     blocks: Mutex<BTreeMap<(VersionId, u64), (u64, Data)>>,
     count: AtomicUsize,
-    /// The number of the last write that was put here.
+    /// Number of the last buffered write.
     last: AtomicU64,
-    /// By number: how many blocks of each write haven't committed. What a later write has taken the place of counts, too.
+    /// Number of uncommitted blocks by write, blocks that a later write has overwritten included.
     waiting: Mutex<BTreeMap<u64, u64>>,
 }
 
 impl Buffered {
-    /// Whether there is nothing: one load, for the many reads of logs without a buffer.
+    /// Returns whether the buffer is empty: one load, for the many reads of logs without a buffer.
     #[inline]
     pub fn is_empty(&self) -> bool {
         self.count.load(Ordering::Acquire) == 0
@@ -35,7 +36,7 @@ impl Buffered {
         self.waiting.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Puts a write here, block by block, and returns its number.
+    /// Adds a write block by block, and returns its number.
     pub fn insert(&self, version: VersionId, block: u64, payload: &Payload, block_bytes: usize) -> u64 {
         let ticket = self.last.load(Ordering::Relaxed) + 1;
         self.last.store(ticket, Ordering::Relaxed);
@@ -49,14 +50,14 @@ impl Buffered {
         ticket
     }
 
-    /// What is here of a range.
+    /// Returns the buffered blocks of a range.
     pub fn find(&self, version: VersionId, block: u64, count: u64) -> Vec<(u64, Data)> {
         let blocks = self.lock();
         let found = blocks.range((version, block)..(version, block + count));
         found.map(|((_, block), (_, data))| (*block, data.clone())).collect()
     }
 
-    /// A write has committed: what of it hasn't been overwritten here goes.
+    /// Removes the blocks of a committed write that no later write has overwritten here.
     pub fn committed_write(&self, version: VersionId, block: u64, count: u32, ticket: u64) {
         let mut blocks = self.lock();
         for block in block..block + u64::from(count) {
@@ -75,12 +76,12 @@ impl Buffered {
         }
     }
 
-    /// The number of the last write that was put here.
+    /// Returns the number of the last buffered write.
     pub fn last_ticket(&self) -> u64 {
         self.last.load(Ordering::Relaxed)
     }
 
-    /// Whether every write up to this one has committed as a whole.
+    /// Returns whether every write up to this one has committed completely.
     pub fn has_committed(&self, ticket: u64) -> bool {
         self.waiting().first_key_value().is_none_or(|(first, _)| *first > ticket)
     }

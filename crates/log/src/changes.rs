@@ -1,9 +1,10 @@
-//! The changes of a record that waits to be replayed, in a third of the memory that they take on the medium.
+//! The changes of a record that waits for replay, in a third of the memory of their encoding on the medium.
 //!
-//! A volume of 1 TiB may have 2^24 blocks of log behind its checkpoint, each with an extent of its own. Memory that is touched
-//! for the first time costs as much as reading it from the medium (the kernel clears it), so opening takes little of it. A
-//! write or an unmapping of the volume itself takes one word, a move two; whatever else is kept as it is. Nothing is judged
-//! here: what can't be decoded is kept, too, and refused by whoever replays it.
+//! A volume of 1 TiB may have 2^24 blocks of log after its checkpoint, each with an extent of its own. Touching memory
+//! for the first time costs as much as reading that memory's contents from the medium (the kernel clears it), so
+//! opening the log uses little. A write or an unmapping of the volume itself takes one word, a move two; every other
+//! change is kept as it is. Changes aren't validated here: bytes that can't be decoded are kept, too, and replay
+//! refuses them.
 
 use crate::format::{Change, EXTENT, VersionId};
 use crate::map::Physical;
@@ -12,9 +13,10 @@ use block::Result;
 /// The changes of one record.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Changes {
-    /// Of each change a first word: its kind in the lowest bits, then how many blocks less one, then the first block.
+    /// First word of each change: the kind in the lowest bits, then the number of blocks minus one, then the first
+    /// block.
     words: Box<[u64]>,
-    /// The bytes of what isn't said in words, in order.
+    /// Bytes of the changes that aren't encoded in words, in order.
     others: Box<[u8]>,
 }
 
@@ -22,11 +24,11 @@ const KIND_BITS: u32 = 2;
 const COUNT_BITS: u32 = 22;
 /// A write to the volume itself.
 const WRITE: u64 = 0;
-/// An unmapping there.
+/// An unmapping in the volume itself.
 const UNMAP: u64 = 1;
-/// A move; the next word has the version in its high half and where it came from in its low one.
+/// A move. The next word has the version in its high half and the source block in its low half.
 const MOVE: u64 = 2;
-/// So many bytes of `others`, where others have their blocks.
+/// A number of bytes of `others`, in the bits that hold the first block for the other kinds.
 const OTHER: u64 = 3;
 
 fn word(kind: u64, block: u64, count: u32) -> Option<u64> {
@@ -36,7 +38,7 @@ fn word(kind: u64, block: u64, count: u32) -> Option<u64> {
 }
 
 impl Changes {
-    /// The changes of a record with this meta, which may be anything.
+    /// Encodes the changes of a record with this meta, which may be any bytes.
     pub fn new(meta: &[u8]) -> Self {
         let mut words = Vec::with_capacity(meta.len().div_ceil(EXTENT));
         let mut others = Vec::new();
@@ -57,7 +59,7 @@ impl Changes {
                 }
                 (Some(one), _) => words.push(one),
                 (None, change) => {
-                    // Behind what can't be decoded nothing can.
+                    // Nothing can be decoded after bytes that can't be.
                     let length = if change.is_ok() { before.len() - rest.len() } else { before.len() };
                     rest = &before[length..];
                     others.extend_from_slice(&before[..length]);
@@ -68,7 +70,7 @@ impl Changes {
         Changes { words: words.into_boxed_slice(), others: others.into_boxed_slice() }
     }
 
-    /// All of them, up to the first that no version of this program writes.
+    /// Returns all changes, up to the first that no version of this program writes.
     pub fn iter(&self) -> impl Iterator<Item = Result<Change>> + '_ {
         let mut words = self.words.iter();
         let mut others = &*self.others;
@@ -111,7 +113,7 @@ mod tests {
     proptest! {
         #![proptest_config(ProptestConfig { rng_seed: proptest::test_runner::RngSeed::Fixed(1), ..Default::default() })]
 
-        /// Extents of any kind, with names behind some, and with something else in the middle.
+        /// Extents of any kind, some followed by names, and undecodable bytes in the middle.
         #[test]
         fn what_is_kept_is_what_was_decoded(
             extents in prop::collection::vec((0_u8..8, 0_u32..3, any::<u64>(), 0_u32..40, any::<u32>(), 0_u32..32), 0..20),

@@ -1,22 +1,22 @@
-//! Looking at a whole log for damage: writes nothing, and works on a log that was not closed cleanly, too.
+//! Check of a whole log for damage. It writes nothing, and also works on a log that was not closed cleanly.
 //!
-//! Everything that has a checksum is read: the roots, the directory of the newest checkpoint, the pages of the maps, and
-//! every record of every zone with all its data, beside the summary of its zone. The tail is replayed as recovery does
-//! it. Then the maps are held against the records: whatever a version maps must stand where a record says so, and be
-//! good.
+//! Everything with a checksum is read: the roots, the directory of the newest checkpoint, the pages of the maps, and
+//! every record of every zone with all its data, and the summary of each zone. The tail is replayed as by recovery.
+//! Then the maps are compared with the records: a record must describe each mapped block as that block, and its data
+//! must be good.
 //!
-//! What is wrong is *damage* if something is lost that the log still needs: a version has the block, or the log can't be
-//! opened as it was. Else it is a *note*: the bytes are wrong and nothing is lost. Two things can't be told from what a
-//! power cut leaves, and are silent where nothing refers to them: what stands behind the last record of a zone that was
-//! never finished, and a root that was being written.
+//! A finding is *damage* if something is lost that the log still needs: a version maps the block, or the log can't be
+//! opened in its state. Otherwise it is a *note*: the bytes are wrong and nothing is lost. Two cases can't be told
+//! apart from a power cut, and aren't reported if nothing references them: bytes after the last record of a zone that
+//! was never finished, and a root that was being written.
 //!
-//! Where the map is at home, that takes the place of the directory and the pages; of the map's words only what leads to the
-//! leaves is checked, and then every block against the records.
+//! If the map is at home, the home replaces the directory and the pages. Of the map's words only those that lead to the
+//! leaves are checked, and then every block against the records.
 //!
-//! Besides the maps, which it loads as opening the log does, it holds a few windows of a zone at a time.
+//! Besides the maps, which it loads as opening the log does, it holds a few windows of a zone in memory at a time.
 //!
-//! One concept per module: `roots` the two root zones, `pages` the pages of the maps, `zone` the records of one
-//! zone, `owners` which versions need what is damaged, `report` what is said in the end.
+//! One concept per module: `roots` the two root zones, `pages` the pages of the maps, `zone` the records of one zone,
+//! `owners` the versions that need damaged blocks, `report` the result.
 
 mod owners;
 mod pages;
@@ -46,21 +46,21 @@ use report::Findings;
 use std::rc::Rc;
 use std::sync::Arc;
 
-/// The map in which the log is loaded to be looked at.
+/// The map into which the log is loaded.
 const MAP: &str = "radix";
 
-/// Looks at the log on a device, and writes nothing to it.
+/// Checks the log on a device, and writes nothing to it.
 ///
 /// # Errors
-/// As [`check`]; what opening the zones says.
+/// As [`check`]; errors of opening the zones.
 pub async fn check_device(device: Arc<dyn DevicePart>, progress: &dyn Fn(u64, u64)) -> Result<CheckReport> {
     check(open_zones(device).await?, None, progress).await
 }
 
-/// Opens the zones of a log for looking at them: nothing is written.
+/// Opens the zones of a log read-only.
 ///
 /// # Errors
-/// What opening the zones says.
+/// Errors of opening the zones.
 pub async fn open_zones(device: Arc<dyn DevicePart>) -> Result<Arc<dyn ZonesPart>> {
     let options = zones::on_device::Options {
         max_append: Some(crate::kind::MAX_APPEND),
@@ -70,13 +70,12 @@ pub async fn open_zones(device: Arc<dyn DevicePart>) -> Result<Arc<dyn ZonesPart
     Ok(Arc::new(zones::OnDevice::open(device, options).await?))
 }
 
-/// Looks at the log on these zones, which nobody else uses meanwhile, and writes nothing. A log whose map is at home needs
-/// that, opened to be looked at. `progress` is told how many
-/// bytes have been read, of how many.
+/// Checks the log on these zones, and writes nothing. The zones have no other user meanwhile. A log whose map is at
+/// home needs its home, opened read-only. `progress` gets the number of bytes read and their total.
 ///
 /// # Errors
-/// [`Error::Protocol`] where there is no log, or one of another version; [`Error::Corrupt`] where no root can be read,
-/// so that nothing can be told, and for a damaged home; [`Error::OutOfMemory`] where the maps don't fit.
+/// [`Error::Protocol`] if there is no log, or one of another format version; [`Error::Corrupt`] if no root can be read,
+/// and for a damaged home; [`Error::OutOfMemory`] if the maps don't fit.
 pub async fn check(
     zones: Arc<dyn ZonesPart>,
     home: Option<Rc<dyn Medium>>,
@@ -89,7 +88,7 @@ pub async fn check(
     let mut at_home = None;
     if let Some((medium, demanded)) = recovery::at_home(&root, home)? {
         let opened = home::recovery::open(&layout, &root, demanded, &reports, medium, true).await?;
-        // Of which moment the map is, the home says.
+        // The home holds the moment of the map.
         root = opened.root.clone();
         at_home = Some(opened);
     }
@@ -120,7 +119,7 @@ pub(crate) fn stream_name(stream: StreamId) -> &'static str {
     }
 }
 
-/// Name of the stream of a record, or of what else it is for.
+/// Name of the stream of a record, or of the record's other purpose.
 pub(crate) fn name_of(header: &Header) -> &'static str {
     match header.kind {
         Kind::Entries => stream_name(header.stream),
@@ -130,7 +129,7 @@ pub(crate) fn name_of(header: &Header) -> &'static str {
     }
 }
 
-/// What all steps share.
+/// State that all steps share.
 struct Check<'a> {
     zones: &'a dyn Zones,
     layout: Layout,
@@ -141,28 +140,28 @@ struct Check<'a> {
     recovered: Recovered,
 }
 
-/// The log as it would be opened, as far as it can be.
+/// The log as opening it would load it, as far as possible.
 struct Loaded {
-    /// Without any if the directory is damaged.
+    /// The versions; none if the directory is damaged.
     versions: Versions,
     directory: Directory,
     pool: ZonePool,
     pages: pages::Pages,
-    /// Up to where the records of each stream count.
+    /// Last valid record of each stream.
     end: [u64; STREAMS],
-    /// Up to where records say that they had been durable.
+    /// Last record of each stream that a later one names as durable.
     durable: [u64; STREAMS],
-    /// The directory can't be read: nobody knows what is needed.
+    /// The directory can't be read, so the blocks that the log needs are unknown.
     is_unknown: bool,
 }
 
 impl Check<'_> {
-    /// The records that the newest checkpoint covers.
+    /// Returns the records that the newest checkpoint covers.
     fn covered(&self) -> [u64; STREAMS] {
         [USER, CLEANER].map(|stream| self.root.covered.of(stream))
     }
 
-    /// Loads the newest checkpoint and replays what is behind it; goes on after damage with what is left.
+    /// Loads the newest checkpoint and replays the records after it; after damage, continues with the rest.
     async fn load(&mut self, at_home: Option<AtHome>) -> Result<Loaded> {
         if let Some(AtHome { known, directory, pool, mut versions, .. }) = at_home {
             self.checked.versions = versions.list.len() as u64;
@@ -219,7 +218,7 @@ impl Check<'_> {
             }
         };
         let durable = [USER, CLEANER].map(|stream| scans.durable.of(stream));
-        // What recovery refuses is told here, and what can be replayed is.
+        // Records that recovery refuses are reported here, and the others are replayed.
         scans.durable = Sequences::default();
         self.recovered.scanned_zones = scans.zones;
         let numbers: Vec<(StreamId, u64)> =
@@ -228,7 +227,7 @@ impl Check<'_> {
             self.recovered.discarded = tail.discarded;
             self.recovered.replayed = tail.records.len() as u64;
             let (records, end) = in_order_of_replay(tail);
-            // One by one, although it takes longer: what opening makes of them at once is held against it.
+            // One by one, although it takes longer: the result verifies the batched replay of opening.
             let mut replay = Replay { versions, pool, layout, clock: root.clock };
             replay.run(&records).map(|()| [USER, CLEANER].map(|stream| end.of(stream)))
         });
@@ -267,7 +266,7 @@ impl Check<'_> {
         (end, durable)
     }
 
-    /// Looks at every zone, one after the other.
+    /// Checks the zones one after the other.
     async fn walk(&mut self, state: &Loaded, owners: &mut Owners, progress: &dyn Fn(u64, u64)) -> Result<()> {
         let total = self.reports.iter().map(|report| report.write_pointer).sum();
         let mut done = 0;
@@ -312,7 +311,7 @@ impl Check<'_> {
         Ok(())
     }
 
-    /// Holds what is live by the maps against what recovery counted.
+    /// Compares the maps' live counts with those of recovery.
     fn count_live(&mut self, state: &Loaded, owners: &Owners) {
         if state.is_unknown {
             return;
@@ -347,8 +346,8 @@ impl Check<'_> {
     }
 }
 
-/// Whether a version can have what was written to `writer`: its own, or of an older version that it is, directly or
-/// not, a copy of. The copies in between may have been deleted, so more can't be asked.
+/// Returns whether a version may map data that was written to `writer`: the version itself, or an older one that it is,
+/// directly or not, a copy of. The copies in between may have been deleted, so nothing stricter can be checked.
 pub(crate) fn can_come_from(version: VersionId, writer: VersionId) -> bool {
     writer.0 > 0 && writer <= version
 }

@@ -1,4 +1,4 @@
-//! Committing: what a change does to the maps and to the zones.
+//! Committing: the effects of a change on the maps and on the zones.
 
 use crate::core::{Core, Item};
 use crate::format::Change;
@@ -9,7 +9,7 @@ use logkit::pool::Accounts;
 use logkit::{Owner, count};
 
 impl Core {
-    /// Lets the changes of a record take effect whose first data block is at `position` of `zone`.
+    /// Applies the changes of a record whose first data block is at `position` of `zone`.
     pub(crate) fn commit_items(&self, items: &[Item], zone: u32, mut position: u32) {
         for item in items {
             let physical = self.layout.physical(zone, position);
@@ -18,7 +18,7 @@ impl Core {
             if item.ticket != 0
                 && let Change::Write { version, block, count } = &item.change
             {
-                // The map has it now: a read that doesn't find it in the buffer any more finds it there.
+                // The map is updated first: a read that misses the buffer finds the block in the map.
                 self.buffer.committed_write(*version, *block, *count, item.ticket);
                 self.kit().events.committed.notify_all();
             }
@@ -32,7 +32,7 @@ impl Core {
         match change {
             Change::Write { count: blocks, .. } => kit.note_user_blocks(u64::from(*blocks)),
             Change::Move { count: blocks, .. } => count(&kit.counters.moved_blocks, u64::from(*blocks)),
-            // The cleaner gives up what only it had.
+            // The cleaner releases the blocks that only the deleted version mapped.
             Change::Delete { .. } => kit.look_again(),
             _ => {}
         }
@@ -53,7 +53,7 @@ impl Core {
         outcome
     }
 
-    /// Counts what a change did to zones.
+    /// Adds the effect of a change to the zones' counts.
     #[inline]
     pub(crate) fn account(&self, accounts: &mut Accounts<'_>, effect: Effect) {
         match effect {
@@ -66,19 +66,19 @@ impl Core {
     }
 }
 
-/// What a change did to zones.
+/// Effect of a change on zones.
 #[derive(Debug, Clone, Copy)]
 pub enum Effect {
-    /// So many blocks of this zone are now referred to.
+    /// This number of blocks of the zone became live.
     Live(u32, u64),
-    /// These blocks are no longer referred to.
+    /// These blocks became dead.
     Dead(Physical, u64),
 }
 
-/// Applies a change whose data is at `physical`, in this zone, to the maps; recovery does the same.
+/// Applies a change whose data is at `physical`, in this zone, to the maps. Recovery uses the same function.
 ///
 /// # Errors
-/// [`Error::NotFound`] for a version that isn't there, [`Error::Invalid`] for blocks behind its end.
+/// [`Error::NotFound`] if there is no such version, [`Error::Invalid`] for blocks after its end.
 pub fn apply(
     versions: &mut Versions,
     change: &Change,
@@ -101,7 +101,8 @@ pub fn apply(
             });
         }
         Change::Move { block, count, from, .. } => {
-            // Run by run: what has been overwritten since it was chosen stays where it is now.
+            // Run by run: blocks that have been overwritten since the cleaner chose them stay at their current
+            // location.
             let moved = versions.relocate(*block, u64::from(*count), *from, physical);
             if moved > 0 {
                 effect(Effect::Live(zone, moved));

@@ -1,7 +1,7 @@
-//! The log as a device: a part, and a handle per shard.
+//! The log as a device: a part, and one handle per shard.
 //!
-//! Reads look into the map of their version on whichever shard they come to, and read the zones through that shard's
-//! handle. Changes go to the home shard whole.
+//! A read looks up its version's map on the shard of the request, and reads the zones through that shard's handle.
+//! Changes are sent to the home shard as a whole.
 
 use crate::core::{Acknowledge, Changes, Core};
 use crate::format::{Change, VersionId};
@@ -24,30 +24,30 @@ use stack::Tell;
 use std::rc::Rc;
 use std::sync::Arc;
 
-/// How many pieces of a range are discarded by one request at most.
+/// Most pieces of a range that one request discards.
 const PIECES_AT_ONCE: usize = 16;
 
-/// A close logs what it waits for as often as this.
+/// Interval at which a close logs the operations that it waits for.
 const CLOSE_TELLS: std::time::Duration = std::time::Duration::from_secs(5);
 
 /// A log-structured volume.
 #[derive(Debug)]
 pub struct LogPart {
-    /// How its core is reached.
+    /// Access to the core on its home shard.
     pub home: Home<Core>,
     shared: Arc<Shared>,
     /// Whether the zones are closed with the log.
     owns_zones: bool,
 }
 
-/// What the handles of all shards, and of all versions, share.
+/// State that the handles of all shards share.
 pub struct Shared {
     zones: Arc<dyn ZonesPart>,
     layout: crate::layout::Layout,
     readers: Arc<Readers>,
-    /// For people.
+    /// Counters for status and metrics.
     pub counters: Arc<Counters>,
-    /// What opening found.
+    /// Result of recovery at the open.
     pub recovered: Recovered,
     buffer: Arc<crate::buffered::Buffered>,
     version: VersionId,
@@ -63,7 +63,7 @@ impl std::fmt::Debug for Shared {
 }
 
 impl LogPart {
-    /// A log whose core was just made, here.
+    /// Returns a log whose core was just created on this shard.
     pub fn new(zones: Arc<dyn ZonesPart>, core: Rc<Core>, recovered: Recovered) -> Result<LogPart> {
         lane::start(&core);
         cleaner::start(&core);
@@ -71,17 +71,17 @@ impl LogPart {
         Ok(LogPart { home: Home::here(core), shared: Arc::new(shared), owns_zones: true })
     }
 
-    /// The same, on zones that are left open when it is closed.
+    /// Returns the log with zones that stay open when it is closed.
     pub fn on_lent_zones(self) -> LogPart {
         LogPart { owns_zones: false, ..self }
     }
 
-    /// What is counted for people.
+    /// Returns the counters for status and metrics.
     pub fn counters(&self) -> &Arc<Counters> {
         &self.shared.counters
     }
 
-    /// What opening found.
+    /// Returns the result of recovery at the open.
     pub fn recovered(&self) -> &Recovered {
         &self.shared.recovered
     }
@@ -155,11 +155,11 @@ impl Tell for LogPart {
     }
 }
 
-/// Writes what is queued, and a last checkpoint.
+/// Writes the queued changes, and a last checkpoint.
 async fn close(core: Rc<Core>) -> Result<()> {
     core.kit().begin_closing();
-    // The lanes and the cleaner seal their zones before they end. A handle that is still open can't change anything any more,
-    // and may never be dropped, so it isn't waited for.
+    // The lanes and the cleaner seal their zones before they end. A handle that is still open can't change anything any
+    // more and may never be dropped, so the close doesn't wait for it.
     let begun = runtime::now();
     while runtime::timeout(CLOSE_TELLS, core.kit().tasks.ended()).await.is_err() {
         let waited = begun.elapsed().as_secs();
@@ -203,7 +203,7 @@ impl DevicePart for LogPart {
     }
 }
 
-/// Flushes for another shard, or at its close for a version.
+/// Flushes on the home shard for another shard, and for a version when it is closed.
 async fn flush_acknowledged(core: Rc<Core>) -> Result<()> {
     let _call = core.kit().tasks.enter();
     core.flush_acknowledged().await
@@ -253,7 +253,7 @@ async fn open_handle(home: &Home<Core>, shared: &Arc<Shared>) -> Result<Rc<dyn D
 struct Handle {
     shared: Arc<Shared>,
     home: Home<Core>,
-    /// Where this is the home shard.
+    /// The core, on the home shard.
     core: Option<Rc<Core>>,
     reads: Arc<ShardReads>,
     zones: Rc<dyn Zones>,
@@ -273,19 +273,19 @@ impl Handle {
         self.zones.read(self.shared.layout.address(zone, position), buffer)
     }
 
-    /// Reads what lies in one piece, or nowhere.
+    /// Reads one contiguous piece, or zeros if it isn't mapped.
     #[inline]
     fn read_piece(&self, physical: Physical, mut buffer: Buffer) -> Call<'_, ReadOutcome> {
         if !physical.is_mapped() {
             buffer.append_zeroes(buffer.missing());
             return Call::ready((Ok(()), buffer));
         }
-        // From the lookup on, without an await between, so that the zone isn't reset under the read.
+        // No await between the lookup and this, so that the zone isn't reset before the read is registered.
         let reading = self.reads.begin();
         Call::new(Guarded { read: self.read_at(physical, buffer), _reading: reading })
     }
 
-    /// The pieces of a range, those that lie behind each other joined.
+    /// Returns the pieces of a range, physically contiguous ones merged.
     fn pieces(&self, block: u64, count: u64) -> SmallVec<[Mapping; 8]> {
         let mut pieces: SmallVec<[Mapping; 8]> = SmallVec::new();
         self.shared.map.lookup_range(block..block + count, &mut |piece| {
@@ -321,7 +321,7 @@ impl Handle {
         outcome
     }
 
-    /// Reads what the buffer doesn't have, and puts what it has over it.
+    /// Reads the blocks that aren't buffered, and overlays the buffered ones.
     async fn read_patched(&self, at: BlockIndex, buffer: Buffer, patches: Vec<(u64, Data)>) -> ReadOutcome {
         let shift = self.shared.layout.block_size.shift();
         let blocks = (buffer.len() >> shift) as u64;
@@ -374,16 +374,16 @@ impl Handle {
             }
             match durability {
                 Durability::Visible => Ok(()),
-                // What had unmapped it before may not be durable.
+                // The change that unmapped the range earlier may not be durable.
                 Durability::Durable => self.flush().await,
             }
         })
     }
 
-    /// The change that unmaps these blocks; none if all that was acknowledged has nothing there.
+    /// Returns the change that unmaps these blocks; `None` if no acknowledged write is mapped there.
     fn unmapping(&self, block: u64, count: u64) -> Option<Change> {
         let mut mapped = block..block + count;
-        // In this order: what is taken from the buffer is in the map before.
+        // The buffer is checked first: a block is in the map before it leaves the buffer.
         if self.shared.buffer.is_empty() {
             mapped = 0..0;
             self.shared.map.lookup_range(block..block + count, &mut |piece| {
@@ -466,13 +466,13 @@ impl Device for Handle {
     }
 
     fn extents(&self, range: BlockRange) -> Call<'_, Result<Vec<Extent>>> {
-        /// More than this many are told in the next call.
+        /// Most extents that one call returns.
         const MOST: usize = 256;
         if let Err(error) = self.shared.geometry.check(range) {
             return Call::ready(Err(error));
         }
         if !self.shared.buffer.is_empty() {
-            // What isn't in the map yet isn't known to be a hole.
+            // A block that isn't in the map yet isn't known to be a hole.
             let state = ExtentState::Data;
             return Call::ready(Ok(if range.is_empty() {
                 Vec::new()
@@ -483,7 +483,7 @@ impl Device for Handle {
         let mut extents: Vec<Extent> = Vec::new();
         let mut at = range.start.0;
         while at < range.end().0 && extents.len() < MOST {
-            // Page by page, so that a large range with many extents is not all looked up for nothing.
+            // One page at a time, so that no more than the returned extents are looked up in a large fragmented range.
             let end = range.end().0.min((at / crate::map::PAGE_BLOCKS + 1) * crate::map::PAGE_BLOCKS);
             self.shared.map.lookup_range(at..end, &mut |piece| {
                 let state = if piece.physical.is_mapped() { ExtentState::Data } else { ExtentState::Hole };
@@ -516,15 +516,15 @@ impl Future for Guarded<'_> {
     }
 }
 
-/// Opens the log on these zones, or makes one.
+/// Opens the log on these zones, or creates it.
 ///
 /// # Errors
-/// What recovering, formatting and writing say.
+/// Errors of recovery, formatting and writes.
 pub async fn open(zones: Arc<dyn ZonesPart>, options: &crate::kind::Options) -> Result<LogPart> {
     open_with_file(zones, options, None).await
 }
 
-/// The same; `home` is the file of the map, where it is there and locked already.
+/// Opens or creates the log as [`open`] does; `home` is the map's file if the stack has opened and locked it.
 ///
 /// # Errors
 /// As [`open`].
@@ -541,8 +541,8 @@ pub(crate) async fn open_with_file(
     open_with(zones, options, home).await
 }
 
-/// The same, with the map's home on this medium. That there is one, the options must say, too: what room there is depends on
-/// it.
+/// Opens or creates the log as [`open`] does, with the map's home on this medium. The options must name a home, too,
+/// because the capacity depends on it.
 ///
 /// # Errors
 /// As [`open`].

@@ -1,8 +1,8 @@
-//! The log device's part of a checkpoint's directory: all versions, and where the pages of their maps are.
+//! The log device's part of a checkpoint's directory: all versions, and the locations of their map pages.
 //!
-//! It is written as a whole with each checkpoint ([`logkit::directory`]). The
-//! pages themselves are written only if they changed: for 1 TiB the directory takes about 2 MiB and all pages 1 GiB.
-//! A page's checksum stands beside its place, so that a stale page can't be taken for the right one.
+//! The directory is written completely with each checkpoint ([`logkit::directory`]). The pages themselves are written
+//! only if they changed: for 1 TiB the directory takes about 2 MiB and all pages 1 GiB. A page's checksum is stored
+//! beside its location, so that a stale page is detected.
 
 use crate::format::{LONGEST_NAME, STREAMS, VersionId};
 use crate::layout::Layout;
@@ -12,12 +12,12 @@ use logkit::directory::bytes_at_most;
 use std::rc::Rc;
 use zones::bytes::{Reader, Writer};
 
-/// How many pages share one chunk of a page table.
+/// Number of pages that share one chunk of a page table.
 pub const CHUNK: usize = 512;
 const MAGIC: &[u8; 8] = b"SILTVER2";
 const NO_CHUNK: u32 = u32::MAX;
 
-/// Where a page of a map was written last, and its checksum. All zeros where the page maps nothing.
+/// Location of a map page's newest copy, and its checksum. All zeros if the page maps nothing.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct PagePlace {
     /// The block that holds it.
@@ -26,20 +26,20 @@ pub struct PagePlace {
     pub sum: u32,
 }
 
-/// Where all pages of a version's map are. Tables share chunks that are the same.
+/// Locations of all pages of a version's map. Tables share equal chunks.
 #[derive(Debug, Clone, Default)]
 pub struct PageTable {
     chunks: Vec<Option<Rc<[PagePlace; CHUNK]>>>,
 }
 
 impl PageTable {
-    /// Where this page is.
+    /// Returns the location of a page.
     pub fn get(&self, page: u64) -> PagePlace {
         let (chunk, entry) = (page as usize / CHUNK, page as usize % CHUNK);
         self.chunks.get(chunk).and_then(Option::as_ref).map_or(PagePlace::default(), |chunk| chunk[entry])
     }
 
-    /// Notes where it is now; returns where it was.
+    /// Sets the location of a page; returns its previous location.
     pub fn set(&mut self, page: u64, place: PagePlace) -> PagePlace {
         let (number, entry) = (page as usize / CHUNK, page as usize % CHUNK);
         if self.chunks.len() <= number {
@@ -49,13 +49,13 @@ impl PageTable {
         std::mem::replace(&mut Rc::make_mut(chunk)[entry], place)
     }
 
-    /// A chunk that names any page.
+    /// Returns a chunk if any of its pages has a location.
     fn chunk(&self, number: usize) -> Option<&Rc<[PagePlace; CHUNK]>> {
         let chunk = self.chunks.get(number)?.as_ref()?;
         chunk.iter().any(|place| place.physical.is_mapped()).then_some(chunk)
     }
 
-    /// All pages that are anywhere, in order.
+    /// Returns all pages that have a location, in order.
     pub fn iter(&self) -> impl Iterator<Item = (u64, PagePlace)> + '_ {
         let chunks = self.chunks.iter().enumerate();
         chunks.filter_map(|(number, chunk)| Some((number, chunk.as_ref()?))).flat_map(|(number, chunk)| {
@@ -65,7 +65,7 @@ impl PageTable {
     }
 }
 
-/// How many different pages these tables name together, and how many different chunks they have.
+/// Returns the number of distinct pages that these tables reference together, and the number of distinct chunks.
 pub fn count_distinct(tables: &[&PageTable]) -> (u64, u64) {
     let (mut pages, mut parts) = (0, 0);
     let mut chunks: Vec<&Rc<[PagePlace; CHUNK]>> = Vec::new();
@@ -89,33 +89,33 @@ pub fn count_distinct(tables: &[&PageTable]) -> (u64, u64) {
     (pages, parts)
 }
 
-/// A version, as a directory knows it.
+/// A version's entry in a directory.
 #[derive(Debug, Clone)]
 pub struct VersionEntry {
-    /// Its number.
+    /// Number of the version.
     pub id: VersionId,
-    /// The version that it began as a copy of, if that still exists.
+    /// Version that this one was copied from, if that still exists.
     pub parent: Option<VersionId>,
-    /// Whether it takes writes.
+    /// Whether the version takes writes.
     pub writable: bool,
-    /// When it was made, in seconds since 1970.
+    /// Creation time, in seconds since 1970.
     pub created: u64,
-    /// How many blocks it has.
+    /// Size in blocks.
     pub blocks: u64,
-    /// Its name; empty for the volume itself.
+    /// Name; empty for the volume itself.
     pub name: String,
-    /// Where its map is.
+    /// Locations of the map's pages.
     pub table: PageTable,
 }
 
 impl VersionEntry {
-    /// The volume itself, of so many blocks, when it is made.
+    /// Returns the entry of a new volume of this number of blocks.
     pub fn head(blocks: u64, created: u64) -> Self {
         let (name, table) = (String::new(), PageTable::default());
         VersionEntry { id: VersionId::HEAD, parent: None, writable: true, created, blocks, name, table }
     }
 
-    /// Its bytes, without where its map is.
+    /// Encodes the entry without its page table.
     pub fn encode(&self, writer: &mut Writer) {
         writer.u32(self.id.0);
         writer.u32(self.parent.map_or(0, |parent| parent.0));
@@ -126,7 +126,7 @@ impl VersionEntry {
         writer.put(self.name.as_bytes());
     }
 
-    /// From its bytes, without where its map is.
+    /// Decodes an entry without its page table.
     ///
     /// # Errors
     /// [`Error::Corrupt`](block::Error::Corrupt) for what no version of this program writes.
@@ -144,11 +144,11 @@ impl VersionEntry {
     }
 }
 
-/// Whether all versions of a log can be these: parents stand before their children, numbers are below `next`, and the
+/// Checks that these can be all versions of a log: parents precede their children, numbers are below `next`, and the
 /// volume itself is there.
 ///
 /// # Errors
-/// [`Error::Corrupt`](block::Error::Corrupt) if not, about what `reader` reads.
+/// [`Error::Corrupt`](block::Error::Corrupt) for the bytes of `reader` if they can't.
 pub fn check_versions<'a>(
     versions: impl Iterator<Item = &'a VersionEntry>,
     next: u32,
@@ -168,34 +168,35 @@ pub fn check_versions<'a>(
     }
 }
 
-/// All of it.
+/// The complete directory.
 #[derive(Debug, Clone, Default)]
 pub struct Directory {
-    /// Parents stand before their children.
+    /// Versions; parents precede their children.
     pub versions: Vec<VersionEntry>,
-    /// The number of the next version.
+    /// Number of the next version.
     pub next_version: u32,
 }
 
 const VERSION_BYTES: usize = 4 + 4 + 1 + 8 + 8 + 1;
 
-/// How many blocks the directory of a log without snapshots takes at most, its records' headers included.
+/// Returns the most blocks that the directory of a log without snapshots takes, its records' headers included.
 pub fn blocks_at_most(layout: &Layout, pages: u64) -> u64 {
     let blocks = pages * PAGE_BLOCKS;
     self::blocks(layout, chunks_of(blocks), entry_bytes(blocks, 0))
 }
 
-/// How many chunks the page table of a version of so many blocks has at most.
+/// Returns the most chunks that the page table of a version of this number of blocks has.
 pub fn chunks_of(blocks: u64) -> u64 {
     blocks.div_ceil(PAGE_BLOCKS).div_ceil(CHUNK as u64)
 }
 
-/// How many bytes of a directory a version of so many blocks takes at most, its chunks not included.
+/// Returns the most bytes that a version of this number of blocks takes in a directory, without its chunks.
 pub fn entry_bytes(blocks: u64, name: usize) -> u64 {
     (VERSION_BYTES + name) as u64 + 4 + 4 * chunks_of(blocks)
 }
 
-/// How many blocks a directory takes, its records' headers included, with so many chunks and bytes of versions.
+/// Returns the number of blocks of a directory with these numbers of chunks and of bytes of versions, its records'
+/// headers included.
 pub fn blocks(layout: &Layout, chunks: u64, versions: u64) -> u64 {
     let bytes = 64 + versions + chunks * 8 * CHUNK as u64 + bytes_at_most(layout.zones, STREAMS);
     let blocks = bytes.div_ceil(layout.block_size.bytes());
@@ -203,7 +204,7 @@ pub fn blocks(layout: &Layout, chunks: u64, versions: u64) -> u64 {
 }
 
 impl Directory {
-    /// As bytes.
+    /// Encodes the directory.
     pub fn encode(&self) -> Vec<u8> {
         let mut writer = Writer::default();
         writer.put(MAGIC);
@@ -217,11 +218,11 @@ impl Directory {
                     table.push(NO_CHUNK);
                     continue;
                 };
-                // A chunk that is shared stands at the same place of a version before this one.
+                // A shared chunk is at the same index in a version before this one.
                 let before = self.versions[..tables.len()].iter().zip(&tables);
                 let shared = before.rev().find_map(|(other, table): (_, &Vec<u32>)| {
                     let theirs = other.table.chunks.get(number)?.as_ref()?;
-                    // Two tables in which the same pages were noted one by one don't know that they are the same.
+                    // Tables whose pages were set one by one may have equal chunks without sharing them.
                     (Rc::ptr_eq(theirs, chunk) || theirs == chunk).then(|| table[number])
                 });
                 table.push(shared.unwrap_or_else(|| {
@@ -245,7 +246,7 @@ impl Directory {
         writer.0
     }
 
-    /// From bytes, which may be anything.
+    /// Decodes a directory from bytes, which may be anything.
     ///
     /// # Errors
     /// [`block::Error::Corrupt`] for what no version of this program writes.

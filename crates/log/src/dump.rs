@@ -1,7 +1,7 @@
-//! What is on the medium, as JSON: for people who look at a log, and for programs. Writes nothing.
+//! Contents of the medium as JSON, for operators and programs. Nothing is written.
 //!
-//! The roots and the directory are shown as they are there. Versions and live counts are those that opening the log
-//! would find; where it can't be opened, `trouble` says why, and they are those of the checkpoint, without counts.
+//! Roots and directory are shown as stored. Versions and live counts are those that opening the log would yield. If the
+//! log can't be opened, `trouble` has the error, and the versions are the checkpoint's, without counts.
 
 use crate::check::{Window, name_of};
 use crate::check::{roots, zone::header_at};
@@ -22,14 +22,14 @@ use serde_json::{Value, json};
 use std::rc::Rc;
 use std::sync::Arc;
 
-/// How many of the newest roots of each root zone are shown.
+/// Number of the newest roots of each root zone that are shown.
 const ROOTS: usize = 8;
 
-/// Shows the log on these zones; with `zone`, also each record of that one. A log whose map is at home needs that, opened to
-/// be looked at.
+/// Returns the contents of the log on these zones; with `zone`, also each record of that zone. A log whose map is at
+/// home needs its home, opened read-only.
 ///
 /// # Errors
-/// [`Error::Protocol`] where there is no log, [`Error::Invalid`] for a zone that isn't there; what reading says.
+/// [`Error::Protocol`] if there is no log, [`Error::Invalid`] for a zone that doesn't exist; errors of reading.
 pub async fn dump(
     zones: Arc<dyn ZonesPart>,
     home: Option<Rc<dyn Medium>>,
@@ -71,7 +71,7 @@ pub async fn dump(
                 Some(demanded) => value["home"] = json!({ "demanded_transaction": demanded }),
                 None => value["directory"] = told,
             }
-            // Where the log can be opened this is what it is then; else what the checkpoint says.
+            // The state that opening would yield, if the log can be opened; otherwise the checkpoint's.
             match recovery::recover(handle.clone(), crate::map::NAMES[0], home, true).await {
                 Ok((state, recovered)) => {
                     value["tail"] = tail(&recovered, &state.parts);
@@ -225,7 +225,7 @@ fn zone_list(layout: &Layout, reports: &[ZoneReport], pool: &ZonePool, has_count
     reports.iter().map(one).collect()
 }
 
-/// Every record of a zone whose header is there, wherever it stands.
+/// Returns every record of a zone whose header is readable, at any position.
 async fn records(zones: Rc<dyn Zones>, layout: &Layout, root: &Root, report: &ZoneReport) -> Value {
     let mut all = Vec::new();
     if matches!(report.state, ZoneState::Empty | ZoneState::Offline) {
@@ -256,7 +256,7 @@ async fn records(zones: Rc<dyn Zones>, layout: &Layout, root: &Root, report: &Zo
             "counts": root.admits(&header),
             "entries": entries,
         });
-        // Roots and pages aren't replayed, so they don't count or not.
+        // Roots and pages aren't replayed, so they are neither valid nor invalid.
         if header.kind != Kind::Entries {
             value["counts"] = Value::Null;
         }
@@ -274,7 +274,7 @@ async fn records(zones: Rc<dyn Zones>, layout: &Layout, root: &Root, report: &Zo
 
 fn entries(header: &Header, meta: &[u8], layout: &Layout) -> Value {
     if header.kind != Kind::Entries {
-        // Pages by version and number; a directory's pieces and roots have no names.
+        // Pages by version and number; pieces of a directory and roots have no names.
         let is_pages = header.kind == Kind::Checkpoint && meta.len() == 8 * header.blocks as usize;
         let pages = if is_pages { meta.as_chunks::<8>().0 } else { &[] };
         let page = |bytes: &[u8; 8]| {

@@ -1,7 +1,7 @@
-//! The log's words in a record: what its data blocks are, and what happens to the volume without data.
+//! The log's encoding in a record: owners of its data blocks, and changes to the volume without data.
 //!
-//! The meta of a record of the streams [`USER`] and [`CLEANER`] is a row of extents; a [`Change::Create`] is followed by its
-//! name. The book's page "The log on the medium" describes them byte by byte. Decoding takes any bytes.
+//! The meta of a record of the streams [`USER`] and [`CLEANER`] is a sequence of extents; a [`Change::Create`] is
+//! followed by its name. The book's page "The log on the medium" describes them byte by byte. Decoding takes any bytes.
 
 use crate::map::Physical;
 use block::{Error, Result};
@@ -16,7 +16,7 @@ pub const CLEANER: StreamId = StreamId(1);
 /// Number of streams.
 pub const STREAMS: usize = 2;
 
-/// How long an extent is, in bytes.
+/// Size of an extent in bytes.
 pub const EXTENT: usize = size_of::<Raw>();
 /// The longest name of a snapshot or clone, in bytes.
 pub const LONGEST_NAME: usize = 255;
@@ -30,7 +30,7 @@ impl VersionId {
     pub const HEAD: VersionId = VersionId(1);
 }
 
-/// One entry of a record. Each sentence names its fields.
+/// One entry of a record.
 #[derive(Debug, Clone, PartialEq, Eq)]
 #[allow(missing_docs)]
 pub enum Change {
@@ -38,13 +38,13 @@ pub enum Change {
     Write { version: VersionId, block: u64, count: u32 },
     /// These blocks are no longer mapped.
     Unmap { version: VersionId, block: u64, count: u32 },
-    /// The next `count` data blocks were at `from` and are mapped here by every version that had them there.
+    /// The next `count` data blocks were at `from` and are mapped here by every version that mapped them there.
     Move { version: VersionId, block: u64, count: u32, from: Physical },
-    /// From here on there is another version, with what `parent` has now.
+    /// A new version exists from here on, with the current contents of `parent`.
     Create { version: VersionId, parent: VersionId, writable: bool, created: u64, name: String },
-    /// The version is gone.
+    /// The version is deleted.
     Delete { version: VersionId },
-    /// The version has so many blocks from now on.
+    /// The version has this number of blocks from now on.
     Grow { version: VersionId, blocks: u64 },
 }
 
@@ -70,7 +70,7 @@ const GROW: u8 = 6;
 const WRITABLE: u8 = 1;
 
 impl Change {
-    /// How many data blocks it has.
+    /// Returns the number of data blocks of the change.
     pub fn data_blocks(&self) -> u32 {
         match self {
             Change::Write { count, .. } | Change::Move { count, .. } => *count,
@@ -78,7 +78,7 @@ impl Change {
         }
     }
 
-    /// Takes off the first blocks of a change with data, so many, and returns them.
+    /// Removes the first `blocks` blocks of a change with data and returns them as a change.
     ///
     /// # Panics
     /// If the change has no data.
@@ -103,7 +103,7 @@ impl Change {
         first
     }
 
-    /// How many bytes of meta it takes.
+    /// Returns the number of bytes of meta that the change takes.
     #[inline]
     pub fn encoded_length(&self) -> usize {
         match self {
@@ -112,7 +112,7 @@ impl Change {
         }
     }
 
-    /// Puts it behind the others.
+    /// Appends the change to `meta`.
     pub fn encode(&self, meta: &mut Vec<u8>) {
         let raw = |kind, flags, version: VersionId, block: u64, count: u32, other: u32| Raw {
             kind,
@@ -142,7 +142,7 @@ impl Change {
         }
     }
 
-    /// Reads all entries of a record.
+    /// Decodes all entries of a record.
     ///
     /// # Errors
     /// [`Error::Corrupt`] for what no version of this program writes.
@@ -154,8 +154,8 @@ impl Change {
         Ok(changes)
     }
 
-    /// Reads the entries of a record one by one, up to the first that no version of this program writes: there it gives
-    /// [`Error::Corrupt`], and ends.
+    /// Decodes the entries of a record one by one. Bytes that no version of this program writes yield
+    /// [`Error::Corrupt`] and end the iteration.
     pub fn decode_each(meta: &[u8]) -> impl Iterator<Item = Result<Change>> + '_ {
         let mut rest = meta;
         std::iter::from_fn(move || {
@@ -170,7 +170,7 @@ impl Change {
         })
     }
 
-    /// Reads the first entry, and leaves what is behind it.
+    /// Decodes the first entry, and advances `rest` past it.
     ///
     /// # Errors
     /// As [`decode_all`](Self::decode_all).
@@ -214,8 +214,8 @@ impl Change {
 /// The log device's part of a root.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct Own {
-    /// The map has a home of its own: the oldest transaction of it that the log can be opened with. Then the log has no
-    /// checkpoints, and the home has what they would.
+    /// Oldest transaction of the map's home that the log can be opened with; `None` without a home. A log with a home
+    /// has no checkpoints: the home holds their contents.
     pub home: Option<u64>,
 }
 
@@ -223,12 +223,12 @@ pub struct Own {
 pub const OWNER: [u8; 8] = *b"log     ";
 
 impl Own {
-    /// Its bytes.
+    /// Encodes the part.
     pub fn encode(&self) -> Vec<u8> {
         self.home.map_or(Vec::new(), |sequence| sequence.to_le_bytes().to_vec())
     }
 
-    /// Reads it from bytes, which may be anything.
+    /// Decodes the part from bytes, which may be anything.
     ///
     /// # Errors
     /// [`Error::Corrupt`] for what no version of this program writes.

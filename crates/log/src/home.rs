@@ -1,16 +1,16 @@
 //! A map's home: the radix map kept in memory that survives, so that opening the log reads no log.
 //!
-//! The map works on a private mapping of the home, so a change never reaches it by itself. A *transaction* brings the home
-//! to what the map was at one moment between two commits: the lines that changed go to a journal first; once they are
-//! durable there, they are stored in their places; and once those are durable, the journal begins anew. Opening puts
-//! whole transactions of the journal in place (again: they say what lines hold, not how they change), and the map is
-//! there. A transaction that isn't whole is dropped: the home is as the one before left it.
+//! The map works on a private mapping of the home, so a change doesn't reach the home by itself. A *transaction*
+//! updates the home to the map's state between two commits. The lines that changed go to a journal first. Once they are
+//! durable there, they are stored at their offsets. Once those stores are durable, the journal is emptied. Opening
+//! applies the journal's complete transactions, which is idempotent: they hold the new contents of lines, not changes.
+//! An incomplete transaction is dropped, and the home has the state of the one before.
 //!
-//! What a transaction holds must survive whatever it survives: the caller collects at a moment, makes every record
-//! that had committed by then durable, and only then commits it.
+//! A transaction covers every record that had committed when it was collected. The caller makes those records durable
+//! before it commits the transaction.
 //!
-//! One concept per module: `format` the bytes, `state` what is known beside the map, `medium` what it is kept on,
-//! `recovery` how a log is opened with it.
+//! One concept per module: `format` the bytes, `state` the state beside the map, `medium` the storage below, `recovery`
+//! how a log is opened with a home.
 
 mod format;
 mod medium;
@@ -37,14 +37,14 @@ use std::rc::Rc;
 use std::sync::atomic::Ordering;
 use zones::on_device::format::Uuid;
 
-/// Space is taken in steps of so many slabs: 1 MiB.
+/// Slabs by which space is allocated: 1 MiB.
 const SLABS_AT_ONCE: u32 = 256;
-/// With more slabs than these in memory of their own, those that are at home anyway give theirs back: 64 MiB.
+/// Number of slabs in private memory above which those that equal their copy at home are freed: 64 MiB.
 const MOST_PRIVATE: u64 = 16 << 10;
-/// The lines of a slab.
+/// Lines of a slab.
 const SLAB_LINES: usize = SLAB as usize / LINE;
 
-/// See the module's head. Belongs to the log's home shard.
+/// A map's home, on the log's home shard.
 pub struct MapHome {
     medium: Rc<dyn Medium>,
     identity: Identity,
@@ -53,17 +53,17 @@ pub struct MapHome {
     family: HomeFamily,
     /// The newest slot of the header.
     header: Cell<Header>,
-    /// The last transaction that is durable.
+    /// Last durable transaction.
     sequence: Cell<u64>,
-    /// Where in the journal the next one goes.
+    /// Offset of the next transaction in the journal.
     position: Cell<u64>,
-    /// Slabs and bytes of state for which space has been taken.
+    /// Slabs and bytes of state that are allocated.
     allocated: Cell<(u32, u64)>,
     /// The versions and the moment of the last transaction.
     last: RefCell<(Vec<u8>, Option<Moment>)>,
-    /// It failed in a way after which nobody knows what is there.
+    /// Whether a failure has left the contents of the home unknown.
     is_broken: Cell<bool>,
-    /// For people: lines that transactions changed, and bytes that they wrote.
+    /// For the status: lines that transactions changed, and bytes that they wrote.
     lines: Cell<u64>,
     bytes: Cell<u64>,
 }
@@ -74,7 +74,7 @@ impl std::fmt::Debug for MapHome {
     }
 }
 
-/// What changed up to one moment.
+/// Changes of the home up to one moment.
 #[derive(Debug)]
 pub struct Collected {
     lines: Vec<(u64, Line)>,
@@ -85,7 +85,7 @@ pub struct Collected {
 }
 
 impl Collected {
-    /// The records that had committed at its moment.
+    /// Returns the records that had committed when the transaction was collected.
     pub fn moment(&self) -> &Moment {
         &self.moment
     }
@@ -94,20 +94,20 @@ impl Collected {
 /// A home that was opened.
 #[derive(Debug)]
 pub struct Opened {
-    /// What it says beside the map.
+    /// State beside the map.
     pub known: Known,
     /// The maps of the versions, in the same order.
     pub maps: Vec<Radix<HomeWords>>,
-    /// What keeps them there; none if it was opened to be looked at.
+    /// The home that keeps the maps; `None` if it was opened read-only.
     pub home: Option<MapHome>,
 }
 
 impl MapHome {
-    /// Makes a home for a log of so many zones with a volume of so many blocks, and an empty map. Nothing of it counts before
-    /// the first transaction.
+    /// Creates a home for a log of `zones` zones with a volume of `blocks` blocks, and an empty map. The home is
+    /// invalid until its first transaction.
     ///
     /// # Errors
-    /// What allocating, writing and mapping say.
+    /// Errors of allocating, writing and mapping.
     pub async fn create(
         medium: Rc<dyn Medium>,
         identity: Identity,
@@ -117,7 +117,7 @@ impl MapHome {
         Self::create_in(medium, identity, zones, blocks, Places::new(zones, blocks)).await
     }
 
-    /// The same, with everything where it is said.
+    /// Creates a home as [`create`](Self::create) does, with these offsets.
     ///
     /// # Errors
     /// As [`create`](Self::create).
@@ -161,12 +161,12 @@ impl MapHome {
         }
     }
 
-    /// Opens the home of a log; `demanded` is the oldest transaction that its root takes. What the journal holds is put in
-    /// place. With `look_only` nothing is written, and the journal is put over what is read.
+    /// Opens the home of a log; `demanded` is the oldest transaction that its root accepts. The journal is applied.
+    /// With `look_only`, nothing is written, and the journal is overlaid on reads.
     ///
     /// # Errors
-    /// [`Error::Protocol`] for something else or another log's home, [`Error::Corrupt`] for a damaged or an older one; what
-    /// reading, writing and mapping say.
+    /// [`Error::Protocol`] for another log's home or another file, [`Error::Corrupt`] for a damaged home or one that is
+    /// too old; errors of reading, writing and mapping.
     pub async fn open(
         medium: Rc<dyn Medium>,
         identity: Identity,
@@ -224,17 +224,17 @@ impl MapHome {
         Ok(Opened { known, maps, home: Some(home) })
     }
 
-    /// The last transaction that is durable.
+    /// Returns the last durable transaction.
     pub fn sequence(&self) -> u64 {
         self.sequence.get()
     }
 
-    /// Whether nobody knows any more what is there: no transaction will be durable again before the log is reopened.
+    /// Returns whether the contents of the home are unknown: no transaction will be durable before the log is reopened.
     pub fn is_broken(&self) -> bool {
         self.is_broken.get()
     }
 
-    /// For people.
+    /// Returns the home's part of the status.
     pub fn status(&self) -> serde_json::Value {
         serde_json::json!({
             "file": self.medium.name(),
@@ -249,8 +249,8 @@ impl MapHome {
         })
     }
 
-    /// Collects what has changed since the last time, without waiting: all of it is of this moment. None if nothing has.
-    /// What was collected must be committed or given back before this is called again.
+    /// Collects the changes since the last transaction atomically; `None` without any. The result must be committed or
+    /// given back before the next call.
     pub fn collect(&self, versions: &Versions, pool: &ZonePool, moment: Moment) -> Option<Collected> {
         let moment = Moment { slabs: self.family.used(), next_version: versions.next, ..moment };
         let key = self.identity.key;
@@ -268,7 +268,7 @@ impl MapHome {
                     *bytes = word.load(Ordering::Relaxed).to_ne_bytes();
                 }
                 let line = line_of(&bytes);
-                // Where nothing was ever stored, anything may be.
+                // Lines that were never stored may hold any bytes.
                 if slab >= allocated || line != there[number] {
                     lines.push((offset + (number * LINE) as u64, line));
                 }
@@ -293,17 +293,18 @@ impl MapHome {
         Some(Collected { lines, slabs, zones, versions: now, moment })
     }
 
-    /// What was collected isn't committed: it will be collected again.
+    /// Gives back changes that weren't committed: the next call collects them again.
     pub fn give_back(&self, collected: &Collected, pool: &ZonePool) {
         self.family.touch(&collected.slabs);
         collected.zones.iter().for_each(|zone| pool.touch(*zone));
     }
 
-    /// Makes a transaction of what was collected: it is durable when this returns. Every record that had committed at its
-    /// moment must be.
+    /// Commits a transaction, which is durable when this returns. Every record that had committed when it was collected
+    /// must be durable.
     ///
     /// # Errors
-    /// [`Error::NoSpace`] before anything was changed; else what writing says, and the home [is broken](Self::is_broken).
+    /// [`Error::NoSpace`] before anything was changed; otherwise errors of writing, and the home [is
+    /// broken](Self::is_broken).
     pub async fn commit(&self, mut collected: Collected, pool: &ZonePool) -> Result<()> {
         if self.is_broken() {
             self.give_back(&collected, pool);
@@ -333,7 +334,7 @@ impl MapHome {
         Ok(())
     }
 
-    /// Takes the space that a transaction needs; returns where its body goes, if not to the journal.
+    /// Allocates the space that a transaction needs; returns the offset of its body if that doesn't fit in the journal.
     async fn prepare(&self, collected: &Collected, body: u64) -> Result<Option<u64>> {
         let state_end =
             self.places.versions(self.zones) - self.places.state + collected.versions.len() as u64;
@@ -344,7 +345,8 @@ impl MapHome {
         if TRANSACTION as u64 + body <= self.places.journal_length {
             return Ok(None);
         }
-        // Behind everything that counts. The map may begin to use it meanwhile: what is in a slab before isn't looked at.
+        // After all slabs in use. The map may begin to use the space meanwhile: the previous contents of a new slab are
+        // ignored.
         let start = self.family.used().max(self.allocated.get().0).next_multiple_of(SLABS_AT_ONCE);
         let end = start.saturating_add(body.div_ceil(SLAB) as u32);
         self.family.reach(end)?;
@@ -353,7 +355,7 @@ impl MapHome {
         Ok(Some(offset))
     }
 
-    /// Takes space for so many slabs, and bytes of the state.
+    /// Allocates this number of slabs, and of bytes of state.
     async fn take_space(&self, slabs: u32, state: u64) -> Result<()> {
         let (slabs, state) = (
             slabs.next_multiple_of(SLABS_AT_ONCE),
@@ -365,7 +367,7 @@ impl MapHome {
             self.allocated.set((slabs_before, state));
         }
         if slabs > slabs_before {
-            // As long as that first: only then does taking space leave the file's length alone.
+            // The file is extended first: then the allocation doesn't change its length.
             self.family.reach(slabs)?;
             let length = SLAB * u64::from(slabs - slabs_before);
             self.medium.allocate(self.places.slab(slabs_before), length).await?;
@@ -407,13 +409,13 @@ impl MapHome {
         self.lines.set(self.lines.get() + collected.lines.len() as u64);
         self.bytes.set(self.bytes.get() + written as u64);
         match elsewhere {
-            // The place of the body may be used by the next transaction.
+            // The next transaction may use the space of this body.
             Some(_) => self.begin_journal().await,
             None => Ok(()),
         }
     }
 
-    /// Makes durable what transactions have put in place, and begins the journal anew.
+    /// Makes the stored lines durable, and empties the journal.
     async fn begin_journal(&self) -> Result<()> {
         self.medium.persist().await?;
         let header = self.header.get();
@@ -429,7 +431,7 @@ impl MapHome {
     }
 }
 
-/// The newest header of the home of this log.
+/// Returns the newest header of the home of this log.
 async fn find_header(medium: &dyn Medium, uuid: &Uuid, zones: u32) -> Result<Header> {
     if medium.length()? < 2 * SLOT {
         return Err(Error::protocol("it is no map's home: it is too short; restore it"));
@@ -440,7 +442,7 @@ async fn find_header(medium: &dyn Medium, uuid: &Uuid, zones: u32) -> Result<Hea
         match Header::decode(&medium.read(slot * SLOT, HEADER).await?) {
             Ok(header) if newest.is_none_or(|newest| newest.number < header.number) => newest = Some(header),
             Ok(_) => {}
-            // Damage says more than that a slot was never written.
+            // A damaged slot is a better reason than one that was never written.
             Err(error @ Error::Corrupt(_)) => reason = Some(error),
             Err(error) => reason = reason.or(Some(error)),
         }
@@ -467,11 +469,11 @@ async fn find_header(medium: &dyn Medium, uuid: &Uuid, zones: u32) -> Result<Hea
     Ok(header)
 }
 
-/// What a journal holds.
+/// Contents of a journal.
 struct FoundLines {
-    /// The last whole transaction; the base without any.
+    /// Last complete transaction; the base without any.
     sequence: u64,
-    /// What all of them change, the newest of each line.
+    /// Lines that the transactions change, the newest copy of each.
     lines: BTreeMap<u64, Line>,
 }
 
@@ -484,15 +486,15 @@ struct Journal<'a> {
 }
 
 impl Journal<'_> {
-    /// Reads whole transactions behind `base`, up to the first that isn't one.
+    /// Reads complete transactions after `base`, up to the first incomplete one.
     async fn read(&self, base: u64) -> Result<FoundLines> {
         let mut found = FoundLines { sequence: base, lines: BTreeMap::new() };
         let mut at = 0;
         while at + TRANSACTION as u64 <= self.places.journal_length {
             let bytes = self.medium.read(self.places.journal + at, TRANSACTION).await?;
             let Some(transaction) = Transaction::decode(&bytes, self.key) else { break };
-            // The first one may be behind a slot of the header that is damaged now: it was written only after that, and that
-            // only after everything before it was in place.
+            // The first transaction may be older than a header slot that is damaged now. That slot was written only
+            // after every transaction before it had been stored.
             let is_next = transaction.sequence == found.sequence + 1;
             if !is_next && (at > 0 || transaction.sequence <= base) {
                 break;
@@ -526,9 +528,9 @@ impl Journal<'_> {
         }
     }
 
-    /// Puts lines in place. They aren't durable before the medium is persisted.
+    /// Stores lines at their offsets. They aren't durable until the medium is persisted.
     async fn put_in_place(&self, lines: &BTreeMap<u64, Line>) -> Result<()> {
-        // Space was taken for them before they were written; a copy of the file may have holes.
+        // Space was allocated before the lines were written, but a copy of the file may have holes.
         let mut from = None;
         for offset in lines.keys() {
             let slab = offset / SLAB * SLAB;
@@ -541,7 +543,7 @@ impl Journal<'_> {
         Ok(())
     }
 
-    /// What is said beside the map, with these lines over what is there.
+    /// Returns the state beside the map, with these lines overlaid.
     async fn state(&self, zones: u32, over: &BTreeMap<u64, Line>) -> Result<Known> {
         let start = self.places.state;
         let first = self.patched(start, LINE, over).await?;

@@ -1,4 +1,4 @@
-//! How a stack names a log.
+//! The kind `log` of a stack.
 
 use crate::core::{Acknowledge, Settings};
 use crate::device::{self, LogPart};
@@ -28,63 +28,63 @@ pub const KIND: Kind = Kind {
         Key::required(
             "on",
             ValueKind::DeviceOrZones,
-            "what holds the log: a device, which it cuts into zones, or zones, which it takes as they are",
+            "the storage of the log: a device, which it divides into zones, or zones, which it uses as they are",
         )
         .positional(),
         Key::optional(
             "size",
             ValueKind::Size,
-            "the volume's size; 90 % of what there is room for where it is made. Larger than the disk, it is thin",
+            "the volume's size; by default 90 % of the capacity at creation. A volume larger than the disk is thin",
         ),
         Key::optional("map", ValueKind::Choice(&crate::map::NAMES), "the structure of the map").or("radix"),
         Key::optional(
             "map_home",
             ValueKind::Text,
-            "where the map is kept: memory, and checkpoints on the disk; or pmem:PATH, a mapped file, best in \
+            "the location of the map: memory, with checkpoints on the disk; or pmem:PATH, a mapped file, best in \
              non-volatile memory (DAX), so that opening reads no log",
         )
         .or("memory"),
         Key::optional(
             "zone_size",
             ValueKind::Size,
-            "where the log is made on a device: 1/256 of the disk, up to 64MiB",
+            "the size of a zone, for a log on a device; by default 1/256 of the disk, 64KiB to 64MiB",
         ),
         Key::optional("cleaning", ValueKind::Choice(&logkit::cleaning::NAMES), "the cleaning policy")
             .or(logkit::cleaning::DEFAULT),
         Key::optional(
             "appends_in_flight",
             ValueKind::Integer { min: 1, max: 16 },
-            "how many records of writes are on their way at a time, while others gather",
+            "number of records of writes in flight at a time; later writes are batched meanwhile",
         )
         .or("2"),
         Key::optional(
             "ack",
             ValueKind::Choice(&["log", "buffer"]),
-            "when a write is acknowledged: when its record is on the disk, or from memory, a volatile cache",
+            "when a write is acknowledged: log, once its record is on the disk; buffer, from memory, a volatile cache",
         )
         .or("log"),
         Key::optional(
             "dirty",
             ValueKind::Size,
-            "how much written data may wait in memory; writers wait beyond it",
+            "most written data that waits in memory; writers wait beyond it",
         )
         .or("64MiB"),
         Key::optional(
             "checkpoint_after",
             ValueKind::Size,
-            "how much is written before another checkpoint, at least; more while one would be large",
+            "least data written between two checkpoints; more while a checkpoint would be large",
         )
         .or("64MiB"),
         Key::optional(
             "high_watermark",
             ValueKind::Float { min: 0.0, max: 50.0 },
-            "with less than this percentage of zones free, cleaning goes along with writes; two zones above the low one at least",
+            "percentage of free zones below which cleaning is paced to writes; at least two zones above the low watermark",
         )
         .or("1"),
         Key::optional(
             "low_watermark",
             ValueKind::Float { min: 0.0, max: 50.0 },
-            "with less than this percentage of zones free, cleaning gains on writes; at least what the cleaner needs",
+            "percentage of free zones below which cleaning outpaces writes; at least what the cleaner needs",
         )
         .or("0"),
     ],
@@ -112,56 +112,57 @@ pub const KIND: Kind = Kind {
 pub const MAX_APPEND: u64 = 2 << 20;
 const LARGEST_ZONE: u64 = 64 << 20;
 const SMALLEST_ZONE: u64 = 64 << 10;
-/// Of what there is room for, a volume without a size takes so many percent.
+/// Default size of a volume in percent of the capacity.
 const USUAL_SHARE: u64 = 90;
 
-/// Where a map is kept.
+/// Location of a map.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum MapPlace {
     /// In memory; checkpoints on the log's disk.
     Memory,
-    /// In this file, mapped.
+    /// In this file, memory-mapped.
     Pmem(PathBuf),
 }
 
-/// What a stack says about a log.
+/// Options of a log in a stack.
 #[derive(Debug, Clone)]
 pub struct Options {
-    /// Make it anew.
+    /// Whether to create the log from scratch.
     pub format: bool,
-    /// The volume's size in bytes, if it is said.
+    /// The volume's size in bytes; `None` for the default.
     pub size: Option<u64>,
-    /// The size of the disk in bytes, if it is known; a larger volume is thin.
+    /// The size of the disk in bytes, if known; a larger volume is thin.
     pub disk: Option<u64>,
     /// The structure of the map.
     pub map: String,
-    /// Where the map is kept.
+    /// Location of the map.
     pub map_home: MapPlace,
-    /// The distance of zones in bytes, if it is said.
+    /// The distance between the starts of zones in bytes; `None` for the default.
     pub zone_size: Option<u64>,
     /// The cleaning policy.
     pub cleaning: String,
-    /// See [`Settings`].
+    /// Number of records of user data in flight at a time.
     pub appends_in_flight: u32,
-    /// See [`Settings`].
+    /// When a write is acknowledged.
     pub acknowledge: Acknowledge,
-    /// In bytes.
+    /// Most bytes of written data in memory; writers wait beyond it.
     pub dirty: u64,
-    /// In bytes.
+    /// Least bytes written between two checkpoints.
     pub checkpoint_after: u64,
-    /// In percent of all zones. See [`Settings`].
+    /// Percentage of free zones below which cleaning is paced to writes.
     pub high_watermark: f64,
-    /// In percent of all zones. See [`Settings`].
+    /// Percentage of free zones below which cleaning outpaces writes.
     pub low_watermark: f64,
-    /// See [`Settings`]. Not a key: what is right for a processor is right for every log.
+    /// Blocks that are discarded, or released after a deletion, before other tasks get their turn. Not a key: the right
+    /// value depends on the processor, not on the log.
     pub blocks_at_once: u64,
 }
 
-/// As many as the slowest map unmaps in a few milliseconds.
+/// Number of blocks that the slowest map unmaps in a few milliseconds.
 const BLOCKS_AT_ONCE: u64 = 1 << 14;
 
 impl Default for Options {
-    /// As a stack without any key says.
+    /// Returns the options of a stack without any key.
     fn default() -> Self {
         Options {
             format: false,
@@ -182,15 +183,15 @@ impl Default for Options {
     }
 }
 
-/// Opens the log on a device, or makes one there.
+/// Opens the log on a device, or creates it there.
 ///
 /// # Errors
-/// What the zones, recovering, formatting and writing say.
+/// Errors of the zones, of recovery, formatting and writes.
 pub async fn open(device: Arc<dyn DevicePart>, options: &Options) -> Result<LogPart> {
     open_with_file(device, options, None).await
 }
 
-/// The same; `home` is the file of the map, where it is there and locked already.
+/// Opens or creates the log as [`open`] does; `home` is the map's file if the stack has opened and locked it.
 async fn open_with_file(
     device: Arc<dyn DevicePart>,
     options: &Options,
@@ -210,11 +211,11 @@ async fn open_with_file(
     device::open_with_file(zones, options, home).await
 }
 
-/// Opens the log on zones that somebody else opened and closes, or makes one there.
+/// Opens the log on zones, or creates it there. The zones stay open when the log is closed.
 ///
 /// # Errors
-/// [`Error::Invalid`] and [`Error::Unsupported`] for zones on which a log can't be; what recovering, formatting and writing
-/// say.
+/// [`Error::Invalid`] and [`Error::Unsupported`] for zones that can't hold a log; errors of recovery, formatting and
+/// writes.
 pub async fn open_on_zones(zones: Arc<dyn ZonesPart>, options: &Options) -> Result<LogPart> {
     Ok(device::open(zones, options).await?.on_lent_zones())
 }
@@ -242,10 +243,10 @@ impl Options {
         })
     }
 
-    /// The cleaning policy.
+    /// Returns the cleaning policy for this number of zones.
     ///
     /// # Errors
-    /// [`Error::Invalid`] for a name that is none.
+    /// [`Error::Invalid`] for an unknown name.
     pub fn policy(&self, zones: u32) -> Result<Box<dyn Policy>> {
         logkit::cleaning::make(&self.cleaning, logkit::cleaning::Parameters::for_zones(zones))
     }
@@ -253,15 +254,15 @@ impl Options {
     fn open_zones(&self, policy: &dyn Policy) -> u32 {
         let users = (0..policy.classes()).filter(|class| policy.is_users(*class)).count() as u32;
         let movers = u32::from(policy.classes()) - users;
-        // One per lane and class, one per class of the cleaner, and those that are being sealed (`Core::seal`).
+        // One per lane and class, one per class of the cleaner, and the zones that are being sealed (`Core::seal`).
         users * self.appends_in_flight + movers + self.appends_in_flight
     }
 
-    /// The division of these zones into blocks.
+    /// Returns the division of these zones into blocks.
     ///
     /// # Errors
-    /// [`Error::Unsupported`] and [`Error::Invalid`] for zones on which a log with these options can't be, with what would
-    /// do.
+    /// [`Error::Unsupported`] and [`Error::Invalid`], with the requirement, for zones that can't hold a log with these
+    /// options.
     pub fn layout_on(&self, zones: &ZoneGeometry) -> Result<Layout> {
         if zones.durable == Durable::OnFinish {
             return Err(Error::unsupported(
@@ -276,7 +277,8 @@ impl Options {
             )));
         }
         let layout = Layout::new(zones, BlockSize::new(BLOCK)?)?;
-        // Beside those of data, one of a checkpoint; and the root that is written while the other one may be begun, too.
+        // Beside the data zones, one of a checkpoint and the root zones: the next root zone may be opened while one is
+        // written.
         let most = self.open_zones(&*self.policy(zones.zones)?) + 1 + ROOT_ZONES;
         for (name, limit) in [("max_open", zones.max_open), ("max_active", zones.max_active)] {
             if limit != 0 && limit < most {
@@ -290,25 +292,25 @@ impl Options {
         Ok(layout)
     }
 
-    /// What the log keeps free for a volume of so many blocks, with so many open zones.
+    /// Returns the zones that the log reserves for a volume of this number of blocks, with this number of open zones.
     fn reserve(&self, layout: &Layout, blocks: u64, open: u32) -> Reserve {
         let reserve = Reserve::new(layout, blocks, open);
         match self.map_home {
             MapPlace::Memory => reserve,
-            // No checkpoint is ever written.
+            // A log with a map home writes no checkpoint.
             MapPlace::Pmem(_) => Reserve { checkpoints: 0, ..reserve },
         }
     }
 
-    /// How many blocks a volume has that is made here.
+    /// Returns the number of blocks of a volume that is created here.
     ///
     /// # Errors
-    /// [`Error::Invalid`] if it leaves the cleaner too little room, with what would work.
+    /// [`Error::Invalid`], with a size that works, if it leaves the cleaner too little free space.
     pub fn blocks_to_make(&self, layout: &Layout, policy: &dyn Policy) -> Result<u64> {
         let open = self.open_zones(policy);
         let disk_blocks = layout.blocks();
         let most = {
-            // The map of a volume that fills the disk is the largest that matters here.
+            // The map of a volume that fills the disk bounds the reserve.
             let reserve = self.reserve(layout, disk_blocks, open);
             capacity(layout, &reserve) * LARGEST_SHARE / 100
         };
@@ -351,10 +353,10 @@ impl Options {
         Ok(blocks)
     }
 
-    /// Refuses a size that the existing volume doesn't have.
+    /// Refuses a size that differs from the existing volume's.
     ///
     /// # Errors
-    /// [`Error::Invalid`] with its size.
+    /// [`Error::Invalid`] with the existing volume's size.
     pub fn check_existing(&self, blocks: u64) -> Result<()> {
         match self.size {
             Some(size) if size != blocks * BLOCK => Err(Error::invalid(format!(
@@ -366,7 +368,7 @@ impl Options {
         }
     }
 
-    /// How the log device and the kit work with these options.
+    /// Returns the settings of the log device and of the kit.
     pub fn settings(
         &self,
         layout: &Layout,
@@ -398,12 +400,12 @@ impl Options {
     }
 }
 
-/// The file that a value of the key `map_home` names, if it names one.
+/// Returns the file that a value of the key `map_home` names; `None` if it names none.
 pub fn file_of_home(said: &str) -> Option<&str> {
     said.strip_prefix("pmem:").filter(|path| !path.is_empty())
 }
 
-/// Where a stack says that the map is kept.
+/// Returns the location of the map that a stack names.
 fn map_place(arguments: &Arguments) -> Result<MapPlace> {
     let said = arguments.text("map_home")?;
     let wrong = |what: String| Err(arguments.refuse("map_home", what));
@@ -419,14 +421,14 @@ fn map_place(arguments: &Arguments) -> Result<MapPlace> {
     Ok(MapPlace::Pmem(arguments.absolute(Path::new(path))?))
 }
 
-/// 1/256 of the disk, as a power of two.
+/// Returns 1/256 of the disk, rounded down to a power of two and clamped to 64 KiB..=64 MiB.
 pub fn default_zone_size(disk: u64) -> u64 {
     let share = disk / 256;
     let power = if share == 0 { 0 } else { 1 << share.ilog2() };
     power.clamp(SMALLEST_ZONE, LARGEST_ZONE)
 }
 
-/// What is known without opening anything: the size, where it is said.
+/// Returns the shape that is known without opening anything: the volume's size, if the stack names one.
 fn plan(arguments: &Arguments) -> Result<Shape> {
     if let MapPlace::Pmem(path) = map_place(arguments)? {
         arguments.claim("map_home", &path, true, FileMedium::lock_for_stack);
@@ -449,7 +451,7 @@ fn plan(arguments: &Arguments) -> Result<Shape> {
     Ok(Shape { bytes: options.size, block_size: Some(BLOCK as u32), zones: None })
 }
 
-/// The zones that the log will have, as far as that can be told, and the key that is to blame if they don't fit.
+/// Returns the zones that the log will have, if they are known, and the key to blame if they don't fit.
 fn planned_zones(
     arguments: &Arguments,
     options: &Options,

@@ -1,20 +1,20 @@
-//! Where each block of a volume lies: one trait, and the structures that implement it.
+//! Maps from logical to physical blocks: one trait, and the structures that implement it.
 //!
-//! A map translates logical blocks to physical ones. It knows nothing of zones, records or durability: those
-//! who use it apply changes in the order of the log, one at a time, and look up whenever they like.
+//! A map translates logical blocks to physical ones. It is independent of zones, records and durability. Its users
+//! apply changes in the order of the log, one at a time, and look up blocks at any time.
 //!
 //! # Promises of every implementation
-//! - Lookups may run on any thread, at any time, beside a change. Each single block gives the value before the
-//!   change or the one after; of several blocks some may be old and others new.
+//! - Lookups may run on any thread, at any time, concurrently with a change. Each single block gives the value before
+//!   the change or the one after; of several blocks some may be old and others new.
 //! - Changes ([`insert`](Map::insert), [`compare_and_move`](Map::compare_and_move), [`load_page`](Map::load_page),
-//!   [`snapshot`](Map::snapshot)) may come from any thread. Of a map and its snapshots one runs at a time: they
-//!   are ordered by the caller, or else by the map itself.
-//! - Memory that a change took out of the structure is used again only after a grace period: the caller asks
-//!   [`begin_grace`](Map::begin_grace), waits until every lookup that had begun by then has returned, and says so
-//!   with [`end_grace`](Map::end_grace). A map that reclaims on its own does nothing there.
-//!   A map and its snapshots have their grace periods together: "every lookup" is one of any of them.
-//! - What a change visits, it visits while it runs: a visitor must not change the map or a snapshot of it.
-//! - A snapshot has the contents of its moment, whatever happens to the other later; both can be changed.
+//!   [`snapshot`](Map::snapshot)) may come from any thread. Of a map and its snapshots one change runs at a time: the
+//!   caller orders them, or else the map itself.
+//! - Memory that a change removed from the structure is reused only after a grace period (RCU): the caller calls
+//!   [`begin_grace`](Map::begin_grace), waits until every lookup that had begun by then has returned, and calls
+//!   [`end_grace`](Map::end_grace). A map that reclaims memory on its own does nothing there. A map and its snapshots
+//!   share their grace periods: "every lookup" includes those of all of them.
+//! - Visitors are called while the change runs, and must not change the map or a snapshot of it.
+//! - A snapshot keeps the contents of its creation whatever happens to the other map; both can be changed.
 
 pub mod btree;
 pub mod delta;
@@ -39,7 +39,7 @@ use std::fmt;
 use std::ops::Range;
 use std::sync::Arc;
 
-/// How many blocks a page of the map covers. Checkpoints save and load whole pages.
+/// Number of blocks that a page of the map covers. Checkpoints save and load whole pages.
 pub const PAGE_BLOCKS: u64 = 1024;
 
 /// A physical block: its number in the log's address space. 0 is [`Physical::NONE`]: block 0 never holds data.
@@ -51,13 +51,13 @@ impl Physical {
     /// The logical block is not mapped; it reads as zeros.
     pub const NONE: Physical = Physical(0);
 
-    /// Whether this is a place at all.
+    /// Returns whether this is a physical block.
     #[inline]
     pub fn is_mapped(self) -> bool {
         self.0 != 0
     }
 
-    /// The block `blocks` further on; of [`NONE`](Self::NONE), none.
+    /// Returns the physical block `blocks` after this one; [`NONE`](Self::NONE) for [`NONE`](Self::NONE).
     #[inline]
     pub fn offset(self, blocks: u64) -> Physical {
         if self.is_mapped() { Physical(self.0 + blocks as u32) } else { self }
@@ -70,29 +70,30 @@ impl fmt::Display for Physical {
     }
 }
 
-/// Consecutive logical blocks that lie at consecutive physical ones, or are all unmapped.
+/// Consecutive logical blocks that are at consecutive physical ones, or are all unmapped.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Mapping {
     /// The first logical block.
     pub block: u64,
-    /// How many; never 0.
+    /// Number of blocks; never 0.
     pub count: u64,
-    /// Where the first one lies.
+    /// Physical block of the first one.
     pub physical: Physical,
 }
 
-/// A map from logical blocks to physical ones. See the module's head for what all of them promise.
+/// A map from logical blocks to physical ones. The [module's documentation](self) states the contract of all
+/// implementations.
 pub trait Map: Send + Sync + fmt::Debug {
-    /// The word by which a stack names this structure: `radix`, `hash`, `skiplist`, `btree`, `mutex-btree`.
+    /// Returns the name of this structure in a stack: `radix`, `hash`, `skiplist`, `btree`, `mutex-btree`.
     fn name(&self) -> &'static str;
 
-    /// How many logical blocks there are. The caller keeps all ranges below it.
+    /// Returns the number of logical blocks. The caller keeps all ranges below it.
     fn blocks(&self) -> u64;
 
-    /// Where one block lies.
+    /// Returns the physical block of a logical one.
     fn lookup(&self, block: u64) -> Physical;
 
-    /// Where each of these blocks lies: `found[i]` for `blocks[i]`. A structure that can overlaps their cache misses.
+    /// Looks up several blocks: `found[i]` for `blocks[i]`. A structure that can overlaps their cache misses.
     ///
     /// # Panics
     /// If the slices' lengths differ.
@@ -107,13 +108,13 @@ pub trait Map: Send + Sync + fmt::Debug {
     /// Neighbouring pieces may be parts of what could be one.
     fn lookup_range(&self, range: Range<u64>, visit: &mut dyn FnMut(Mapping));
 
-    /// Maps the range to `to` and the blocks behind it, or unmaps it where `to` is [`Physical::NONE`]. Visits
-    /// what was mapped there before, piece by piece, in order; unmapped blocks aren't visited.
+    /// Maps the range to `to` and the blocks after it, or unmaps it if `to` is [`Physical::NONE`]. Visits the previous
+    /// mappings, piece by piece, in order; unmapped blocks aren't visited.
     fn insert(&self, range: Range<u64>, to: Physical, displaced: &mut dyn FnMut(Mapping));
 
-    /// For each block `i` of the range that is mapped to `from + i`: maps it to `to + i`. Blocks that lie elsewhere
-    /// by now stay where they are. Visits what was moved, with its new place. Where a map shares parts with
-    /// snapshots, they may see the move too: to them it is the same block, which has moved. If `from` or `to` is
+    /// For each block `i` of the range that is mapped to `from + i`: maps it to `to + i`. Blocks that have moved
+    /// meanwhile stay where they are. Visits the moved blocks with their new location. Snapshots that share nodes with
+    /// the map may see the move, too: to them it is the same block, which has moved. If `from` or `to` is
     /// [`Physical::NONE`], nothing moves.
     fn compare_and_move(
         &self,
@@ -123,12 +124,12 @@ pub trait Map: Send + Sync + fmt::Debug {
         moved: &mut dyn FnMut(Mapping),
     );
 
-    /// Another map with the same contents, that shares what it can: it costs little now, and later in
-    /// proportion to what changes in either.
+    /// Returns another map with the same contents, which shares nodes if possible: its cost is low now, and later in
+    /// proportion to the changes of either.
     fn snapshot(&self) -> Arc<dyn Map>;
 
-    /// Replaces a whole page: `entries[i]` is the place of block `page * PAGE_BLOCKS + i`, 0 where there is
-    /// none. Entries behind the map's last block are 0.
+    /// Replaces a whole page: `entries[i]` is the physical block of block `page * PAGE_BLOCKS + i`, 0 for an unmapped
+    /// one. Entries after the map's last block are 0.
     ///
     /// # Panics
     /// If there aren't [`PAGE_BLOCKS`] entries.
@@ -148,14 +149,15 @@ pub trait Map: Send + Sync + fmt::Debug {
         }
     }
 
-    /// Most blocks of these pages, in order, are about to be loaded, each to a place of its own: memory for them may be made
-    /// ready. Unlike changes, this may be called by several threads at a time, and while one of them changes the map.
+    /// Announces that most blocks of these pages, in order, are about to be loaded with scattered locations, so that
+    /// the map can prepare memory. Unlike changes, this may be called by several threads at a time, and concurrently
+    /// with a change of the map.
     fn expect_pages(&self, _pages: &[u64]) {}
 
     /// Copies a whole page, in the form that [`load_page`](Self::load_page) takes.
     ///
     /// # Panics
-    /// If there isn't room for [`PAGE_BLOCKS`] entries.
+    /// If `entries` is shorter than [`PAGE_BLOCKS`].
     fn save_page(&self, page: u64, entries: &mut [u32]) {
         assert_eq!(entries.len() as u64, PAGE_BLOCKS, "a whole page");
         let first = page * PAGE_BLOCKS;
@@ -168,18 +170,18 @@ pub trait Map: Send + Sync + fmt::Debug {
         });
     }
 
-    /// Of a map whose memory survives in a home of its own: adds the words that, beside that memory, are all it takes to
-    /// open it again. Other maps add none.
+    /// Adds the words that, beside the memory of a persistent home, suffice to reopen a map kept there. Other maps add
+    /// none.
     fn roots(&self, _roots: &mut Vec<u32>) {}
 
-    /// Makes room for more blocks, which aren't mapped. Never shrinks.
+    /// Extends the map to `blocks` blocks; the additional ones are unmapped. Never shrinks.
     fn grow(&self, blocks: u64);
 
-    /// How much memory the map takes, in bytes, what waits for a grace period included. What it shares with
-    /// snapshots is counted in each of them.
+    /// Returns the memory of the map in bytes, memory that waits for a grace period included. Memory that is shared
+    /// with snapshots is counted in each of them.
     fn bytes(&self) -> u64;
 
-    /// How much of that waits for a grace period, in bytes.
+    /// Returns the memory that waits for a grace period, in bytes.
     fn retired_bytes(&self) -> u64 {
         0
     }
@@ -189,6 +191,6 @@ pub trait Map: Send + Sync + fmt::Debug {
         0
     }
 
-    /// Every lookup that had begun when this grace period did has returned: its memory may be used again.
+    /// Ends a grace period: every lookup that had begun before it has returned, so its memory may be reused.
     fn end_grace(&self, _grace: u64) {}
 }

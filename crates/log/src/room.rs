@@ -1,13 +1,13 @@
-//! How much data a log has room for, with the checkpoints of all its versions.
+//! Capacity of a log for data, beside the checkpoints of all its versions.
 //!
-//! The zones that are kept for checkpoints ([`Reserve`](crate::layout::Reserve)) are enough for a volume alone. Pages of
-//! snapshots and clones, and those of a thin volume whose blocks lie far apart, take more, and what they take comes off
-//! the capacity, so that a write is refused before it is acknowledged and not when no zone is left for it.
+//! The zones that are reserved for checkpoints ([`Reserve`](crate::layout::Reserve)) are enough for a volume alone.
+//! Pages of snapshots and clones, and those of a sparse thin volume, take more. The additional space is subtracted from
+//! the capacity, so that a write is refused before it is acknowledged.
 //!
-//! The bound is one that writes don't raise, nor does the cleaner: a version that can be written counts as if it shared
-//! no page with any other. So a discard, which takes a page of its own and no room for data, always goes through, and
-//! what was admitted keeps its room. Making a version raises the bound, and is refused where what is live needs the
-//! room. Only a version that is larger than the disk would take too much so: its pages are counted one by one.
+//! Neither writes nor the cleaner raise the bound: a writable version counts as if it shared no page with any other. So
+//! a discard, which takes a page of its own and no capacity for data, is always admitted, and admitted data keeps its
+//! capacity. Creating a version raises the bound, and is refused where live data needs the capacity. A version larger
+//! than the disk would take too much under that rule: its pages are counted one by one.
 
 use crate::core::Core;
 use crate::directory::{self, PageTable};
@@ -18,25 +18,25 @@ use crate::versions::Versions;
 use block::{Error, Result};
 use logkit::Owner;
 
-/// What the checkpoints of all versions may take, in blocks, as far as writes don't change it.
+/// Space that the checkpoints of all versions may take, in blocks, without the share that depends on writes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct Images {
     /// Pages of maps.
     pages: u64,
     /// The directory.
     directory: u64,
-    /// Pages and chunks of the directory that versions larger than the disk have now, and can have at most.
+    /// Pages and directory chunks that versions larger than the disk have now.
     thin: u64,
-    /// See `thin`.
+    /// Most pages and directory chunks that versions larger than the disk can have.
     thin_most: u64,
 }
 
-/// A version that is about to be made.
+/// A version that is about to be created.
 #[derive(Debug, Clone, Copy)]
 pub struct Planned {
-    /// What it begins as a copy of.
+    /// Version that the new one is a copy of.
     pub parent: VersionId,
-    /// Whether it takes writes.
+    /// Whether the version takes writes.
     pub writable: bool,
 }
 
@@ -45,13 +45,13 @@ fn pages_of(blocks: u64) -> u64 {
 }
 
 impl Images {
-    /// Those of a volume alone that is no larger than the disk.
+    /// Returns the space for a volume alone that is no larger than the disk.
     pub fn of_volume(layout: &Layout, blocks: u64) -> Images {
         let pages = pages_of(blocks);
         Images { pages, directory: directory::blocks_at_most(layout, pages), ..Images::default() }
     }
 
-    /// Those of all versions, and of one more.
+    /// Returns the space for all versions, and for one planned version.
     pub fn of(versions: &Versions, planned: Option<Planned>, layout: &Layout) -> Images {
         let mut images = Images::default();
         let mut frozen: Vec<&PageTable> = Vec::new();
@@ -84,8 +84,8 @@ impl Images {
         images
     }
 
-    /// How many zones checkpoints take at most while `dirty` pages of thin versions are not on the medium: the durable
-    /// image, as loosely as it may be packed, and another that is being written.
+    /// Returns the most zones that checkpoints take while `dirty` pages of thin versions are not on the medium: the
+    /// durable image at its loosest packing, and another image in flight.
     pub(crate) fn zones(&self, layout: &Layout, dirty: u64) -> u64 {
         let thin = (self.thin + 2 * dirty).min(self.thin_most);
         let blocks = self.pages + self.directory + thin;
@@ -97,7 +97,7 @@ impl Images {
 }
 
 impl Core {
-    /// Computes again what checkpoints may take: versions were made, deleted or saved.
+    /// Recomputes the space that checkpoints may take, after versions were created, deleted or saved.
     pub fn measure_images(&self) {
         let versions = self.versions.borrow();
         let images = Images::of(&versions, None, &self.layout);
@@ -105,13 +105,13 @@ impl Core {
         self.kit().events.settled.notify_all();
     }
 
-    /// How many pages a checkpoint writes at most, whichever are dirty: a page that versions share is dirty in each.
+    /// Returns the most pages that a checkpoint writes: a dirty page that versions share is dirty in each.
     pub fn most_pages(&self) -> u64 {
         let images = self.images.get().0;
         images.pages + images.thin_most
     }
 
-    /// Most blocks of data that the log holds while so many more than now are in flight.
+    /// Returns the most blocks of data that the log holds with `more` additional blocks in flight.
     pub fn capacity(&self, more: u64) -> u64 {
         let (images, zones) = self.images.get();
         match images.thin_most {
@@ -129,10 +129,10 @@ impl Core {
         self.capacity_beside(images.zones(&self.layout, dirty))
     }
 
-    /// Most blocks of data beside checkpoints that take so many zones.
+    /// Returns the most blocks of data beside checkpoints of this number of zones.
     fn capacity_beside(&self, zones: u64) -> u64 {
         let taken = match self.home {
-            // No checkpoint is ever written.
+            // A log with a map home writes no checkpoint.
             Some(_) => 0,
             None => zones,
         };
@@ -148,15 +148,16 @@ impl Core {
         thin.map(|version| version.dirty.len() + version.writing.len()).sum()
     }
 
-    /// Whether the room may be larger than it seems: which pages are empty by now is known once they are saved.
+    /// Returns whether a checkpoint may raise the capacity: pages that have become empty are known only once they are
+    /// saved.
     pub fn checkpoint_may_help(&self) -> bool {
         self.images.get().0.thin_most > 0 && self.dirty_thin_pages() > 0
     }
 
-    /// Says whether there is room for another version. No write is on its way.
+    /// Checks that there is capacity for another version. No write may be in flight.
     ///
     /// # Errors
-    /// [`Error::NoSpace`] where there is none.
+    /// [`Error::NoSpace`] if there is none.
     pub fn admit_version(&self, planned: Planned) -> Result<()> {
         let images = Images::of(&self.versions.borrow(), Some(planned), &self.layout);
         let capacity = self.capacity_with(images, 0);

@@ -1,7 +1,7 @@
-//! Snapshots and clones: the operator's messages, and the kind by which a stack opens one as a device.
+//! Snapshots and clones: the operator's messages, and the kind that opens a version as a device in a stack.
 //!
-//! A snapshot is a record between two others: it has what was written before it and nothing of what came after. It costs
-//! what the map's own snapshot costs, and later what changes. A clone is a version that can be written, below a
+//! A snapshot is a record in the log's order: the snapshot has every write before that record and none after. Its cost
+//! is that of the map's own snapshot, and later that of the pages that change. A clone is a writable version below a
 //! snapshot.
 
 use crate::core::Core;
@@ -37,9 +37,9 @@ pub const KIND: Kind = Kind {
     },
 };
 
-/// After so many pages others get their turn.
+/// Number of pages after which other tasks get their turn.
 const PAGES_AT_ONCE: u64 = 64;
-/// More ranges than this are not told by `diff`.
+/// Most ranges that `diff` reports.
 const MOST_RANGES: usize = 200_000;
 
 stack::messages! {
@@ -55,11 +55,11 @@ stack::messages! {
     "checkpoint" => Checkpoint, "write a checkpoint now";
 }
 
-/// Does what was asked and answers with a JSON text.
+/// Carries out a message and answers with a JSON text.
 ///
 /// # Errors
 /// [`Error::NotFound`] and [`Error::AlreadyExists`] for names, [`Error::Busy`] for a version that is in use,
-/// [`Error::Invalid`] for what can't be; what writing says.
+/// [`Error::Invalid`] for an impossible request; errors of writes.
 pub(crate) async fn carry_out(core: &Rc<Core>, message: Message) -> Result<String> {
     let answer = match message {
         Message::Create(name) => create(core, VersionId::HEAD, name, false).await?,
@@ -87,7 +87,7 @@ fn find(core: &Core, name: &str) -> Result<VersionId> {
     found.ok_or_else(|| not_found(core, name))
 }
 
-/// The error for a name that no snapshot or clone has.
+/// Returns the error for a name that no snapshot or clone has.
 pub fn not_found(core: &Core, name: &str) -> Error {
     let versions = core.versions.borrow();
     let names: Vec<&str> = versions.list.iter().map(|version| version.name.as_str()).collect();
@@ -98,7 +98,7 @@ pub fn not_found(core: &Core, name: &str) -> Error {
     })
 }
 
-/// Carries out a change of the versions; it is durable when this returns.
+/// Carries out a change of the versions, which is durable when this returns.
 async fn change(core: &Rc<Core>, change: Change) -> Result<()> {
     core.change(smallvec::smallvec![change], Payload::new(), Durability::Durable).await
 }
@@ -120,8 +120,8 @@ async fn create(core: &Rc<Core>, parent: VersionId, name: String, writable: bool
     };
     let created = runtime::wall_clock().as_secs();
     {
-        // A write that was let in because it overwrites takes new room if the snapshot comes before it: none may be on its
-        // way.
+        // A write that was admitted as an overwrite takes new capacity if the snapshot precedes it: so no write may be
+        // in flight.
         let _alone = core.without_writes().await;
         core.admit_version(Planned { parent, writable })?;
         let create = Change::Create { version, parent, writable, created, name: name.clone() };
@@ -138,19 +138,19 @@ async fn delete(core: &Rc<Core>, name: &str) -> Result<Value> {
         return Err(Error::busy(format!("{name} is open as a device: take it out of the stack first")));
     }
     set_leaving(core, version, true);
-    // In a task of its own: whoever drops the call doesn't take the record back, and if that fails, the version stays and
-    // must be found again.
+    // A task of its own: dropping the call doesn't cancel the record. If the record fails, the version stays and must
+    // be openable again.
     let own = core.clone();
     let deleted = core.kit().tasks.spawn(async move {
         let outcome = change(&own, Change::Delete { version }).await;
-        // A record that waits for space may still delete it.
+        // A record that waits for space may still delete the version.
         if outcome.is_err() && own.kit().space.check().is_ok() {
             set_leaving(&own, version, false);
         }
         outcome
     });
     deleted.await?;
-    // It is gone, whatever happens. Its room comes back piece by piece; after a stop, when the log is opened again.
+    // The version is deleted in any case. Its blocks are released piece by piece; after a stop, when the log is opened.
     while core.versions.borrow().is_dying(version)
         && !core.kit().is_closing()
         && core.kit().failure().is_none()
@@ -160,7 +160,7 @@ async fn delete(core: &Rc<Core>, name: &str) -> Result<Value> {
     Ok(json!({ "deleted": name }))
 }
 
-/// Whether a version can't be opened any more, because its deletion has begun.
+/// Sets whether a version can't be opened any more because its deletion has begun.
 fn set_leaving(core: &Core, version: VersionId, is_leaving: bool) {
     let mut versions = core.versions.borrow_mut();
     versions.list.iter_mut().filter(|it| it.id == version).for_each(|it| it.is_leaving = is_leaving);

@@ -1,4 +1,4 @@
-//! What a log says about itself.
+//! Status of a log.
 
 use crate::core::Core;
 use block::Status;

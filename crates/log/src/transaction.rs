@@ -1,9 +1,10 @@
-//! What takes the place of checkpoints where the map is at home: a transaction of the home at each flush, and roots that say
-//! how old a home may be.
+//! Transactions of a map's home, which replace checkpoints: one at each flush. A root holds the oldest transaction that
+//! a home may have.
 //!
-//! A transaction is collected at one moment, between two commits. Then the zones are flushed, so that every record whose
-//! effect it holds is durable; then it is committed. From then on it is the checkpoint that covers those records: zones may
-//! be reset because of it. Before that happens a root demands it, so that an older home is never taken for the right one.
+//! A transaction is collected atomically, between two commits. Then the zones are flushed, so that every record whose
+//! effect the transaction holds is durable; then the transaction is committed. From then on it covers those records
+//! like a checkpoint, and zones may be reset because of it. Before a zone is reset, a root demands the transaction, so
+//! that an older home is refused.
 
 use crate::core::Core;
 use crate::format::{CLEANER, Own, USER};
@@ -24,17 +25,17 @@ pub struct Transactions {
 }
 
 impl Core {
-    /// Makes durable what was acknowledged by now, and brings the map's home there, so that opening has nothing to replay.
-    /// Those who ask at the same time share a transaction.
+    /// Makes all acknowledged writes durable and commits a transaction of the map's home, so that opening has nothing
+    /// to replay. Concurrent calls share a transaction.
     ///
     /// # Errors
-    /// What flushing the zones says. Where only the home has no room, that is warned about: what was written is durable in
-    /// the log, and is replayed.
+    /// Errors of flushing the zones. If only the home has no space, that is logged as a warning: the writes are durable
+    /// in the log and are replayed.
     pub async fn flush_home(self: &Rc<Self>) -> Result<()> {
-        // Only one that begins from here on has everything.
+        // Only a transaction that begins from here on includes every acknowledged write.
         let wanted = self.transactions.begun.get() + 1;
         let core = self.clone();
-        // Whoever drops the call doesn't stop it half-way.
+        // Dropping the call doesn't cancel the transaction.
         let task = self.kit().tasks.spawn(async move {
             let _alone = core.kit().checkpointing.acquire(1).await;
             match core.transactions.durable.get() >= wanted {
@@ -51,10 +52,10 @@ impl Core {
         }
     }
 
-    /// The same in place of a checkpoint. With `clean`, it is the last one before the log is closed.
+    /// Commits a transaction in place of a checkpoint. With `clean`, it is the last one before the log is closed.
     ///
     /// # Errors
-    /// What flushing, the home, and for the last one the root say.
+    /// Errors of the flush and of the home, and of the root for the last one.
     pub async fn take_transaction(self: &Rc<Self>, clean: bool) -> Result<()> {
         let core = self.clone();
         let task = self.kit().tasks.spawn(async move {
@@ -77,13 +78,13 @@ impl Core {
         let number = self.transactions.begun.get() + 1;
         self.transactions.begun.set(number);
         self.write_transaction(home, clean).await?;
-        // A call that waits for one that failed takes the next.
+        // A call that waits for a failed transaction takes the next.
         self.transactions.durable.set(number);
         Ok(())
     }
 
     async fn write_transaction(self: &Rc<Self>, home: &MapHome, clean: bool) -> Result<()> {
-        // What the home says is live is believed when it is opened: nothing may be half given up at its moment.
+        // Opening trusts the home's live counts, so no version may be partly released in a transaction.
         while self.free_piece() {
             runtime::yield_now().await;
         }
@@ -104,7 +105,7 @@ impl Core {
             };
             home.collect(&versions, &kit.pool, moment)
         };
-        // What the transaction holds must survive whatever it survives.
+        // The records that the transaction covers must be durable before it is.
         if let Err(error) = self.kit().flush().await {
             if let Some(collected) = &collected {
                 home.give_back(collected, &kit.pool);
@@ -136,10 +137,10 @@ impl Core {
         Ok(())
     }
 
-    /// Has the newest root demand the newest transaction, if it doesn't: what follows relies on it.
+    /// Makes the newest root demand the newest transaction, if it doesn't yet. The caller's next step relies on it.
     ///
     /// # Errors
-    /// What writing the root says; the log has failed then.
+    /// Errors of writing the root; the log has failed then.
     pub async fn demand_home(self: &Rc<Self>) -> Result<()> {
         let Some(home) = &self.home else { return Ok(()) };
         let _alone = self.kit().checkpointing.acquire(1).await;

@@ -1,17 +1,19 @@
 //! The versions of a volume: the volume itself, its snapshots, and clones of them.
 //!
-//! Versions form a tree: a snapshot stands between a version and the parent that it had; a clone hangs below a
-//! snapshot. Only leaves are written. A physical block is live as long as any version maps it. Because a version's
-//! parent is older than it and doesn't change, a block that a version gives up is dead exactly if the parent doesn't
-//! have it at the same place of the volume: had an older ancestor or another branch it, so would the parent.
+//! Versions form a tree: a snapshot is inserted between a version and that version's previous parent; a clone is a
+//! child of a snapshot. Only leaves are written. A physical block is live as long as any version maps it. A version's
+//! parent is older than the version and doesn't change. So a block that a version releases is dead exactly if the
+//! parent doesn't map it at the same logical block: if an older ancestor or another branch mapped it, so would the
+//! parent.
 //!
-//! What two versions share below a snapshot, only that snapshot is known to have. So one that is deleted while several
-//! versions hang below it stays, without a name, until one is left.
+//! The mappings that several versions share below a snapshot may be recorded in that snapshot alone. So a snapshot that
+//! is deleted while it has several children stays, without a name, until one child is left.
 //!
-//! A version that is deleted is gone at once, for everybody who asks and for checkpoints. What only it had is given up
-//! piece by piece ([`Versions::give_up`]), so that nobody waits for all of a large volume. Until a piece's turn comes, its
-//! blocks live, and move, as those of any version do: [`Dying`] holds them. None of that is on the medium: who opens the
-//! log counts what the versions that are left have, so a power cut in the middle loses nothing but the work.
+//! A deleted version disappears at once from lookups and from checkpoints. The blocks that only this version mapped are
+//! released piece by piece ([`Versions::give_up`]), so that deleting a large volume doesn't stall other requests. Until
+//! a piece is released, its blocks are live, and are moved, like those of any version: [`Dying`] holds them. None of
+//! that is persistent: opening the log counts only the blocks of the remaining versions, so a power cut during the
+//! release loses no data.
 
 use crate::directory::{PageTable, VersionEntry};
 use crate::format::VersionId;
@@ -29,7 +31,7 @@ pub struct PageSet {
 }
 
 impl PageSet {
-    /// Adds the pages of these blocks.
+    /// Adds the pages that contain these blocks.
     #[inline]
     pub fn insert_blocks(&mut self, block: u64, count: u64) {
         for page in block / PAGE_BLOCKS..(block + count).div_ceil(PAGE_BLOCKS) {
@@ -50,24 +52,24 @@ impl PageSet {
         }
     }
 
-    /// The pages of both.
+    /// Returns the union of both sets.
     pub fn with(&self, other: &PageSet) -> PageSet {
         let mut all = self.clone();
         other.iter().for_each(|page| all.insert(page));
         all
     }
 
-    /// How many there are.
+    /// Returns the number of pages.
     pub fn len(&self) -> u64 {
         self.count
     }
 
-    /// Whether there is none.
+    /// Returns whether the set is empty.
     pub fn is_empty(&self) -> bool {
         self.count == 0
     }
 
-    /// All of them, in order.
+    /// Returns the pages in ascending order.
     pub fn iter(&self) -> impl Iterator<Item = u64> + '_ {
         let words = self.words.iter().enumerate().filter(|(_, word)| **word != 0);
         words.flat_map(|(number, word)| {
@@ -79,34 +81,34 @@ impl PageSet {
 /// One version.
 #[derive(Debug)]
 pub struct Version {
-    /// Its number.
+    /// Number of the version.
     pub id: VersionId,
-    /// What it began as a copy of, if that still exists.
+    /// Version that this one was copied from, if that still exists.
     pub parent: Option<VersionId>,
-    /// Whether it takes writes.
+    /// Whether the version takes writes.
     pub writable: bool,
-    /// When it was made, in seconds since 1970.
+    /// Creation time, in seconds since 1970.
     pub created: u64,
-    /// How many blocks it has.
+    /// Size in blocks.
     pub blocks: u64,
-    /// Its name; empty for the volume itself, and for a snapshot that was deleted and has to stay.
+    /// Name; empty for the volume itself, and for a deleted snapshot that has to stay.
     pub name: String,
-    /// Its end has been asked for: nobody opens it any more.
+    /// Whether its deletion has begun: the version can't be opened any more.
     pub is_leaving: bool,
-    /// Where its blocks are.
+    /// Map of the version's blocks.
     pub map: Arc<dyn Map>,
-    /// Pages of the map that aren't on the medium as they are now.
+    /// Pages of the map that differ from those on the medium.
     pub dirty: PageSet,
-    /// Those of them that a checkpoint has taken and may not have written yet.
+    /// Pages that a checkpoint has taken and may not have written yet.
     pub writing: PageSet,
-    /// How many pages differed from those on the medium when it was made, until a checkpoint has written them.
+    /// Number of pages that differed from those on the medium at creation; 0 once a checkpoint has written them.
     pub unsaved: u64,
-    /// Where the pages are on the medium.
+    /// Locations of the map's pages on the medium.
     pub table: PageTable,
 }
 
 impl Version {
-    /// A version with this map, which is what the medium has of it.
+    /// Returns a version with this map, which equals the map on the medium.
     pub fn new(entry: VersionEntry, map: Arc<dyn Map>) -> Self {
         let VersionEntry { id, parent, writable, created, blocks, name, table } = entry;
         let (dirty, writing) = (PageSet::default(), PageSet::default());
@@ -126,7 +128,7 @@ impl Version {
         }
     }
 
-    /// What a directory or a home says of it.
+    /// Returns the version's entry in a directory or a home.
     pub fn entry(&self) -> VersionEntry {
         VersionEntry {
             id: self.id,
@@ -139,33 +141,33 @@ impl Version {
         }
     }
 
-    /// Whether it was deleted and has to stay.
+    /// Returns whether the version was deleted and has to stay.
     pub fn is_deleted(&self) -> bool {
         is_deleted(self.id, &self.name)
     }
 }
 
-/// Whether the version with this number and name was deleted and has to stay.
+/// Returns whether the version with this number and name was deleted and has to stay.
 pub fn is_deleted(id: VersionId, name: &str) -> bool {
     name.is_empty() && id != VersionId::HEAD
 }
 
-/// A version that was deleted, and not everything that only it had is given up.
+/// A deleted version whose own blocks aren't all released.
 #[derive(Debug)]
 pub struct Dying {
-    /// Its number.
+    /// Number of the version.
     pub id: VersionId,
-    /// What it hung below, or what that did once that was deleted, too.
+    /// Its parent or, once that was removed, the nearest ancestor in the list.
     parent: Option<VersionId>,
-    /// How many blocks it had.
+    /// Size in blocks.
     pub blocks: u64,
-    /// Where its blocks are, from `given_up` on. What is before that means nothing.
+    /// Map of the version's blocks; valid from block `given_up` on.
     pub map: Arc<dyn Map>,
-    /// The first block that isn't given up.
+    /// First block that isn't released.
     pub given_up: u64,
 }
 
-/// A map that keeps blocks alive, from a block on.
+/// A map that keeps blocks live, from a start block on.
 #[derive(Debug, Clone)]
 struct Keeper {
     map: Arc<dyn Map>,
@@ -185,47 +187,47 @@ impl Keeper {
 /// All versions, parents before their children.
 #[derive(Debug, Default)]
 pub struct Versions {
-    /// In order.
+    /// Versions in that order.
     pub list: Vec<Version>,
-    /// The number of the next one.
+    /// Number of the next version.
     pub next: u32,
-    /// How many versions have been made and deleted, since the log was opened.
+    /// Number of versions that have been created and deleted since the log was opened.
     pub changes: u64,
-    /// Pages of versions that were deleted, which the durable checkpoint still names.
+    /// Pages of deleted versions that the durable checkpoint still references.
     pub orphaned: Vec<(u64, Physical)>,
-    /// Versions that were deleted, the one that is given up next first.
+    /// Deleted versions, in order of release.
     pub dying: Vec<Dying>,
 }
 
 impl Versions {
-    /// Where a version stands in the list.
+    /// Returns the index of a version in the list.
     #[inline]
     pub fn position(&self, id: VersionId) -> Option<usize> {
         self.list.iter().position(|version| version.id == id)
     }
 
-    /// A version by its number.
+    /// Returns a version by number.
     pub fn get(&self, id: VersionId) -> Option<&Version> {
         self.list.iter().find(|version| version.id == id)
     }
 
-    /// The version with this name.
+    /// Returns the version with this name.
     pub fn by_name(&self, name: &str) -> Option<&Version> {
         self.list.iter().find(|version| !name.is_empty() && version.name == name)
     }
 
-    /// The versions whose parent this is.
+    /// Returns the versions whose parent this is.
     pub fn children(&self, id: VersionId) -> impl Iterator<Item = &Version> {
         self.list.iter().filter(move |version| version.parent == Some(id))
     }
 
-    /// The maps, beside its own, in which a block of this version may be at the same place, once it is given up here.
+    /// Returns the other maps that may map a block at the same logical block after this version has released it.
     fn keepers(&self, parent: Option<VersionId>) -> SmallVec<[Keeper; 1]> {
         let parent = parent.and_then(|id| self.get(id)).map(Keeper::of);
         parent.into_iter().chain(self.dying.iter().map(Keeper::of_dying)).collect()
     }
 
-    /// Changes the mapping of a version. `died` is told of each physical block that no version has any more.
+    /// Changes the mapping of a version. Calls `died` for each physical block that no version maps any more.
     pub fn insert(
         &mut self,
         position: usize,
@@ -236,7 +238,8 @@ impl Versions {
     ) {
         let keepers = self.keepers(self.list[position].parent);
         let Version { map, dirty, .. } = &mut self.list[position];
-        // A page that had nothing to unmap is as it was: so a discard of much that is empty costs no checkpoint anything.
+        // A page without anything to unmap stays clean, so discarding a large empty range adds nothing to the next
+        // checkpoint.
         let unmaps = !to.is_mapped();
         if !unmaps {
             dirty.insert_blocks(block, count);
@@ -249,7 +252,7 @@ impl Versions {
         });
     }
 
-    /// Moves blocks in all versions that have them there. Returns how many blocks have moved, each counted once.
+    /// Moves blocks in all versions that map them at `from`. Returns the number of blocks moved, each counted once.
     pub fn relocate(&mut self, block: u64, count: u64, from: Physical, to: Physical) -> u64 {
         if let ([only], []) = (self.list.as_mut_slice(), self.dying.as_slice()) {
             let mut moved = 0;
@@ -266,7 +269,7 @@ impl Versions {
             }
             let offset = range.start - block;
             map.compare_and_move(range.clone(), from.offset(offset), to.offset(offset), &mut |_| {});
-            // Maps that share parts see each other's moves; so what counts is where the blocks are now.
+            // Maps that share nodes see each other's moves, so the current location of the blocks decides.
             let mut any = false;
             map.lookup_range(range, &mut |piece| {
                 for number in 0..piece.count {
@@ -291,15 +294,15 @@ impl Versions {
         has_moved.iter().filter(|moved| **moved).count() as u64
     }
 
-    /// Visits the blocks of a place in the log, said to be `block..` of a volume, that any version maps there: runs of
-    /// offsets from the first.
+    /// Visits the blocks at this location, recorded as `block..` of a volume, that any version maps there: runs of
+    /// offsets from the first block.
     pub fn live(&self, block: u64, count: u64, at: Physical, visit: &mut dyn FnMut(u64, u64)) {
         if let ([only], []) = (self.list.as_slice(), self.dying.as_slice()) {
             let end = (block + count).min(only.blocks);
             if block < end {
                 only.map.lookup_range(block..end, &mut |piece| {
                     let offset = piece.block - block;
-                    // A piece is either all at this place or not at all.
+                    // A piece is mapped at this location as a whole or not at all.
                     if piece.physical.is_mapped() && piece.physical == at.offset(offset) {
                         visit(offset, piece.count);
                     }
@@ -331,11 +334,11 @@ impl Versions {
         }
     }
 
-    /// Adds a version with what `parent` has now. A snapshot of a version that can be written takes its place in the
-    /// tree, and the version goes on below it; a clone hangs below its parent, which is a snapshot.
+    /// Adds a version with the current contents of `parent`. A snapshot of a writable version takes that version's
+    /// place in the tree and becomes its parent. A clone becomes a child of its parent, which is a snapshot.
     ///
     /// # Errors
-    /// [`Error::NotFound`] without the parent, [`Error::AlreadyExists`] for a number or name that is taken.
+    /// [`Error::NotFound`] without the parent, [`Error::AlreadyExists`] for a number or name that is in use.
     pub fn create(
         &mut self,
         id: VersionId,
@@ -352,7 +355,7 @@ impl Versions {
             .ok_or_else(|| Error::not_found(format!("version {} of the volume", parent.0)))?;
         let origin = &mut self.list[position];
         let is_below = writable;
-        // What a checkpoint is about to write, it writes for the origin alone.
+        // Pages that a checkpoint is about to write are written for the origin alone.
         let dirty = origin.dirty.with(&origin.writing);
         let version = Version {
             id,
@@ -379,11 +382,11 @@ impl Versions {
         Ok(())
     }
 
-    /// Removes a version; and its parent, if that had been deleted and needn't stay any longer. What only they had is given
-    /// up later: [`give_up`](Self::give_up). A snapshot with several children stays, without its name.
+    /// Removes a version, and its parent if the parent was deleted and has no more reason to stay. Their own blocks are
+    /// released later: [`give_up`](Self::give_up). A snapshot with several children stays, without its name.
     ///
     /// # Errors
-    /// [`Error::NotFound`] without it.
+    /// [`Error::NotFound`] if there is no such version.
     pub fn delete(&mut self, id: VersionId) -> Result<()> {
         let position = self
             .position(id)
@@ -408,11 +411,12 @@ impl Versions {
         }
     }
 
-    /// Gives up the next `most` blocks of a version that was deleted. `died` is told of each physical block that no
-    /// version has any more. Returns whether there was any.
+    /// Releases the next `most` blocks of a deleted version. Calls `died` for each physical block that no version maps
+    /// any more. Returns whether there was any such version.
     ///
-    /// Who may have a block of it at the same place? Its parent; what hangs below that now, its own child among it; and
-    /// other versions that were deleted. Anybody else has it only if one of these does, as with versions that are there.
+    /// A block of it may be mapped at the same logical block by its parent, by the parent's current children, its own
+    /// child among them, and by other deleted versions. Any further version maps the block only if one of these does,
+    /// as with versions that aren't deleted.
     pub fn give_up(&mut self, most: u64, died: &mut dyn FnMut(Physical)) -> bool {
         let Some((dying, others)) = self.dying.split_first() else { return false };
         let siblings = self.list.iter().filter(|version| version.parent == dying.parent);
@@ -438,22 +442,22 @@ impl Versions {
         true
     }
 
-    /// Whether a version was deleted and isn't given up as a whole.
+    /// Returns whether a version was deleted and isn't released completely.
     pub fn is_dying(&self, id: VersionId) -> bool {
         self.dying.iter().any(|dying| dying.id == id)
     }
 
-    /// The maps of a version's parent and children.
+    /// Returns the maps of a version's parent and children.
     pub fn relatives(&self, version: &Version) -> Vec<Arc<dyn Map>> {
         let parent = version.parent.and_then(|id| self.get(id));
         let children = self.children(version.id);
         parent.into_iter().chain(children).map(|relative| relative.map.clone()).collect()
     }
 
-    /// Gives a version more blocks.
+    /// Extends a version to this number of blocks.
     ///
     /// # Errors
-    /// [`Error::NotFound`] without it, [`Error::Invalid`] for fewer blocks than it has.
+    /// [`Error::NotFound`] if there is no such version, [`Error::Invalid`] for fewer blocks than the version has.
     pub fn grow(&mut self, id: VersionId, blocks: u64) -> Result<()> {
         let position =
             self.position(id).ok_or_else(|| Error::not_found(format!("version {} of the volume", id.0)))?;
@@ -469,8 +473,8 @@ impl Versions {
         Ok(())
     }
 
-    /// How many blocks of a range a write would add to what is live: those that aren't mapped, and those that
-    /// something else keeps.
+    /// Returns the number of live blocks that a write to this range would add: blocks that aren't mapped, and blocks
+    /// that another version keeps live.
     pub fn growth(&self, position: usize, block: u64, count: u64) -> u64 {
         let version = &self.list[position];
         let keepers = self.keepers(version.parent);
@@ -484,7 +488,8 @@ impl Versions {
     }
 }
 
-/// Copies a page of a map, with 0 where one of the others, each from a block on, has the same block at the same place.
+/// Copies a page of a map, with 0 for blocks that one of the others, each from its start block on, maps at the same
+/// location.
 pub fn own_page<'a>(
     map: &dyn Map,
     others: impl IntoIterator<Item = (&'a dyn Map, u64)>,
@@ -506,7 +511,7 @@ pub fn own_page<'a>(
     }
 }
 
-/// Visits the parts of a mapping that none of the others has at the same blocks.
+/// Visits the parts of a mapping that none of the others shares at the same blocks.
 fn unshared(others: &[Keeper], mapping: Mapping, visit: &mut dyn FnMut(Mapping)) {
     let Some((other, others)) = others.split_first() else { return visit(mapping) };
     let behind = mapping.block + mapping.count;
@@ -521,7 +526,7 @@ fn unshared(others: &[Keeper], mapping: Mapping, visit: &mut dyn FnMut(Mapping))
     }
     if start < end {
         other.map.lookup_range(start..end, &mut |piece| {
-            // Both go on block by block, so a piece that begins elsewhere shares nothing.
+            // Physical blocks advance with logical blocks in both maps, so a piece with another start shares nothing.
             let own = part(piece.block..piece.block + piece.count);
             if piece.physical != own.physical {
                 unshared(others, own, visit);

@@ -1,22 +1,22 @@
-//! Cleaning policies: which zone is emptied next, and what is written beside what.
+//! Cleaning policies: the choice of the next victim, and of the class of each written block.
 //!
-//! A policy decides and does nothing else: it reads no zone and moves no block. So one that is written once works in
-//! everything that stands on zones, and in a simulation without any I/O. Time is counted in data units (blocks,
-//! bytes: the owner's choice) that users have written, as in the literature: a policy has no clock.
+//! A policy only decides: it reads no zone and moves no block. So the same policy works in every owner of zones, and in
+//! a simulation without any I/O. Time is counted in data units (blocks or bytes: the owner's choice) that users have
+//! written, as in the literature: a policy has no clock.
 //!
 //! - [`greedy`], [`cost_benefit`], [`threshold`], [`lifetime`], [`sepbit`]: the policies; [`make`] makes one by name.
 //! - [`pacing`]: how many blocks are moved per block that users write.
 //! - [`reading`]: which parts of a victim are read.
 //!
-//! # What a policy may be told, and what it promises
+//! # Inputs and contract of a policy
 //! - Ages may be known at the granularity of zones only: the age of a block is then the age of its zone. No policy
-//!   gets better by more (`tests/cleaning_simulation.rs` shows it).
-//! - With such ages all blocks of one zone that is cleaned go to one class. So an owner that keeps one empty zone
-//!   from its users can always finish cleaning a zone.
-//! - After a restart a policy knows nothing that it learned before, and learns it again within some zones.
+//!   improves with finer ages (`tests/cleaning_simulation.rs` shows it).
+//! - With such ages all blocks of a victim go to one class. So an owner that keeps one empty zone from its users can
+//!   always finish cleaning a zone.
+//! - After a restart a policy has lost its statistics, and collects them again within some zones.
 //!
-//! Left to others: reading what is live and moving it, keeping room for that (the owner of the zones), and when to
-//! begin ([`Pressure`] says how much room is left; a policy may ask for more cleaning than is urgent).
+//! Other modules read and move the live blocks and reserve free zones for that (the owner of the zones), and decide
+//! when to begin ([`Pressure`] holds the free space; a policy may ask for more cleaning than is urgent).
 
 pub mod cost_benefit;
 pub mod greedy;
@@ -40,117 +40,117 @@ use block::{Error, Result, ZoneIndex};
 pub const NAMES: [&str; 5] =
     [greedy::NAME, cost_benefit::NAME, threshold::NAME, lifetime::NAME, sepbit::NAME];
 
-/// The policy where none is named. Why this one: the book's page on cleaning.
+/// Default policy. The book's page on cleaning explains the choice.
 pub const DEFAULT: &str = lifetime::NAME;
 
 /// A zone that could be cleaned: it takes no more appends.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Candidate {
-    /// Which zone.
+    /// Number of the zone.
     pub zone: ZoneIndex,
-    /// How many data units of it are live.
+    /// Number of its live data units.
     pub live: u64,
-    /// How many data units it takes up: those written, and those that can't be any more because it was finished
-    /// early. What isn't live of these is what cleaning it gains.
+    /// Number of data units that the zone takes up: those written, and those that can't be written any more because it
+    /// was finished early. Cleaning gains the ones that aren't live.
     pub written: u64,
     /// The class under which it was written (see [`Policy::place`]).
     pub class: u8,
-    /// When it was begun: user data units written by then.
+    /// Time of its opening: user data units written by then.
     pub opened: u64,
     /// When its last data unit became dead or, if none did, when it took its last append.
     pub changed: u64,
 }
 
 impl Candidate {
-    /// The share of it that is live, from 0 to 1. A zone without anything in it counts as live: there is nothing
-    /// to gain.
+    /// Returns the live share of the zone, from 0 to 1. An empty zone counts as live: cleaning gains nothing.
     pub fn live_share(&self) -> f64 {
         if self.written == 0 { 1.0 } else { self.live as f64 / self.written as f64 }
     }
 
-    /// Whether cleaning it gains anything.
+    /// Returns whether cleaning the zone gains anything.
     pub fn gains(&self) -> bool {
         self.live < self.written
     }
 
-    /// How long ago it was begun, in user data units; at least 1, so that products with it tell zones apart.
+    /// Returns the time since the zone was opened, in user data units; at least 1, so that products with it tell zones
+    /// apart.
     fn age(&self, now: u64) -> f64 {
         now.saturating_sub(self.opened).max(1) as f64
     }
 }
 
-/// How much room there is. [`Marks::pressure`] fills it in.
+/// Amount of free space, computed by [`Marks::pressure`].
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Pressure {
-    /// Room in whole zones: empty ones, what is left of open ones, what has been passed of one being cleaned.
+    /// Free space in whole zones: empty zones, the rest of open ones, and the passed part of the victim.
     pub free: u32,
     /// Zones that data may use, free or not.
     pub total: u32,
-    /// The fewest free zones with which writing goes on undisturbed: below this, cleaning is urgent.
+    /// Low watermark: with fewer free zones, cleaning is urgent.
     pub low: u32,
-    /// With this many free zones nothing needs to be cleaned: below this, cleaning is asked for; from here on only a
-    /// policy with a rule of its own for when to begin (`threshold`) names a zone.
+    /// High watermark: with fewer free zones, cleaning is requested. With at least this many, only a policy with a
+    /// starting rule of its own (`threshold`) chooses a zone.
     pub high: u32,
 }
 
 impl Pressure {
-    /// Whether cleaning is urgent.
+    /// Returns whether cleaning is urgent.
     pub fn is_urgent(&self) -> bool {
         self.free < self.low
     }
 
-    /// Whether cleaning is asked for.
+    /// Returns whether cleaning is requested.
     pub fn is_asked(&self) -> bool {
         self.free < self.high
     }
 }
 
-/// What is about to be written.
+/// Origin of a block that is about to be written.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Arrival {
-    /// By a user, for the first time.
+    /// First write of the block by a user.
     New,
-    /// By a user, over a version that was written so long ago (or: into a zone that was begun so long ago) under
-    /// this class.
+    /// Overwrite by a user. The previous version was written this long ago (or is in a zone that was opened this long
+    /// ago), under this class.
     Overwrite {
-        /// In user data units.
+        /// Age of the previous version in user data units.
         age: u64,
-        /// The class of the zone in which the old version lies.
+        /// Class of the previous version's zone.
         class: u8,
     },
-    /// By the cleaner, from a zone of this class.
+    /// Move by the cleaner.
     Moved {
-        /// How long ago a user wrote it, as well as that is known, in user data units.
+        /// Time since a user wrote the block, as far as it is known, in user data units.
         age: u64,
-        /// The class of the zone from which it comes.
+        /// Class of the victim.
         class: u8,
     },
 }
 
 /// A cleaning policy.
 pub trait Policy: std::fmt::Debug {
-    /// The word by which a stack names it: one of [`NAMES`].
+    /// Returns the name of the policy in a stack: one of [`NAMES`].
     fn name(&self) -> &'static str;
 
-    /// How many classes of zones it tells apart, counted from 0. Each has open zones of its own. These three methods
-    /// together: without more, users' writes (0) and the cleaner's (1) are kept apart.
+    /// Returns the number of classes of zones, counted from 0. Each class has open zones of its own. By default,
+    /// together with the next two methods, users' writes (0) and the cleaner's (1) are separated.
     fn classes(&self) -> u8 {
         2
     }
 
-    /// Whether users' writes go to this class; else the cleaner's do. No class takes both.
+    /// Returns whether the class is for users' writes; otherwise it is for the cleaner's. No class takes both.
     fn is_users(&self, class: u8) -> bool {
         class == 0
     }
 
-    /// Under which class this is written.
+    /// Returns the class of a block that is about to be written.
     fn place(&self, arrival: Arrival) -> u8 {
         u8::from(matches!(arrival, Arrival::Moved { .. }))
     }
 
-    /// The zone to clean next, at time `now`; none if cleaning is not worth it, or not asked for, yet. While
-    /// cleaning is urgent it names a zone as long as one of them would gain anything. It looks at every candidate:
-    /// ask once per zone that is cleaned, not once per block.
+    /// Returns the zone to clean next, at time `now`; `None` if cleaning is not worthwhile, or not requested, yet.
+    /// While cleaning is urgent, it returns a zone as long as any would gain something. It examines every candidate, so
+    /// it is meant to be called once per victim, not once per block.
     fn choose(
         &mut self,
         candidates: &mut dyn Iterator<Item = Candidate>,
@@ -158,29 +158,29 @@ pub trait Policy: std::fmt::Debug {
         now: u64,
     ) -> Option<ZoneIndex>;
 
-    /// A zone that was chosen is being cleaned: what the policy learns from it.
+    /// Notes that a chosen zone is being cleaned, for the policy's statistics.
     fn cleaned(&mut self, candidate: Candidate, now: u64) {
         let _ = (candidate, now);
     }
 }
 
-/// What can be set about policies; each takes what concerns it.
+/// Parameters of all policies; each uses its own.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Parameters {
     /// `threshold`: the live share below which a zone is a candidate, or its cap where it is dynamic; 0 to 1.
     pub live_share: f64,
-    /// `threshold`: where the limit lies at any time.
+    /// `threshold`: rule for the current limit.
     pub limit: Limit,
-    /// `threshold`: how many data units are read at once: a round begins when its zones hold about as much live data.
+    /// `threshold`: number of data units per read: a round begins when its zones hold about as much live data.
     pub read_at_once: u64,
-    /// `lifetime`: how many classes the cleaner's zones have, 1 to [`lifetime::MAX_GENERATIONS`].
+    /// `lifetime`: number of classes of the cleaner's zones, 1 to [`lifetime::MAX_GENERATIONS`].
     pub generations: u8,
 }
 
 impl Parameters {
-    /// What is best for so many zones, as far as that is known; the figures are in the book's page on cleaning.
-    /// A limit of 0.3 that doesn't move and reads of 65536 data units (256 MiB in blocks of 4 KiB), as in SeastarFS;
-    /// the more zones, the more generations.
+    /// Returns the best known parameters for this number of zones; the book's page on cleaning has the measurements. A
+    /// fixed limit of 0.3 and reads of 65536 data units (256 MiB in blocks of 4 KiB), as in SeastarFS; the more zones,
+    /// the more generations.
     pub fn for_zones(zones: u32) -> Self {
         let generations = match zones {
             0..64 => 1,
@@ -191,10 +191,10 @@ impl Parameters {
     }
 }
 
-/// The policy with this name.
+/// Returns the policy with this name.
 ///
 /// # Errors
-/// `Invalid` if there is none, or a parameter that concerns it is out of range.
+/// `Invalid` for an unknown name, or if one of the policy's parameters is out of range.
 pub fn make(name: &str, parameters: Parameters) -> Result<Box<dyn Policy>> {
     Ok(match name {
         greedy::NAME => Box::new(Greedy),
@@ -212,7 +212,7 @@ pub fn make(name: &str, parameters: Parameters) -> Result<Box<dyn Policy>> {
     })
 }
 
-/// The candidate with the highest score of those that gain anything; of equals the one begun first.
+/// Returns the candidate with the highest score of those that gain anything; of equals the one opened first.
 fn highest(
     candidates: &mut dyn Iterator<Item = Candidate>,
     score: impl Fn(&Candidate) -> f64,

@@ -1,8 +1,8 @@
-//! Who is reading: so that a zone is reset, and memory of a map used again, only when nobody looks at it any more.
+//! Tracking of reads in progress: a zone is reset, and a map's memory reused, only after all reads of it have ended.
 //!
-//! Each shard that has a handle counts its own reads; nobody else touches the count. A grace period asks every shard: a
-//! task there turns the page, and waits until the reads of the page before have ended. So a read costs two additions
-//! and no fence.
+//! Each shard with a handle counts its own reads; no other shard accesses the count. A grace period runs a task on
+//! every shard, which switches the page and waits until the reads of the previous page have ended. So a read costs two
+//! additions and no fence.
 
 use block::Result;
 use runtime::ShardIndex;
@@ -10,21 +10,21 @@ use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::task::{Poll, Waker};
 
-/// The reads of one shard. Everything happens on that shard; it is shared only so that a message can carry it there.
+/// Reads of one shard. All accesses are on that shard; the type is `Sync` only so that a message can carry it there.
 #[derive(Debug)]
 pub struct ShardReads {
     shard: ShardIndex,
-    /// Which of the counts new reads go to.
+    /// Index of the count for new reads.
     page: AtomicU32,
     running: [AtomicU32; 2],
-    /// Who waits for a page to end.
+    /// Task that waits for a page to end.
     waiting: Mutex<Option<Waker>>,
-    /// One grace period at a time turns the page.
+    /// Grace periods that wait to switch the page; one runs at a time.
     turning: Mutex<Vec<Waker>>,
     is_turning: AtomicU32,
 }
 
-/// A read that runs; dropped when it has ended.
+/// A read in progress; dropped when it has ended.
 #[derive(Debug)]
 pub struct Reading<'a> {
     reads: &'a ShardReads,
@@ -39,7 +39,7 @@ fn add(count: &AtomicU32, value: u32) -> u32 {
 }
 
 impl ShardReads {
-    /// For this shard, with nothing running.
+    /// Returns the state of this shard without reads.
     pub fn new(shard: ShardIndex) -> Arc<Self> {
         Arc::new(ShardReads {
             shard,
@@ -51,7 +51,7 @@ impl ShardReads {
         })
     }
 
-    /// A read begins: what was looked up since the last await stays as it is until the guard is dropped.
+    /// Begins a read: the results of lookups since the last await stay valid until the guard is dropped.
     #[inline]
     pub fn begin(&self) -> Reading<'_> {
         let page = self.page.load(Ordering::Relaxed);
@@ -59,7 +59,7 @@ impl ShardReads {
         Reading { reads: self, page }
     }
 
-    /// Waits until every read that has begun by now has ended. Called on this shard.
+    /// Waits until every read that has begun by now has ended. Must run on this shard.
     async fn drain(&self) {
         std::future::poll_fn(|context| {
             if self.is_turning.load(Ordering::Relaxed) == 0 {
@@ -103,12 +103,12 @@ fn lock<T>(mutex: &Mutex<T>) -> std::sync::MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// All shards that read.
+/// The reads of all shards.
 #[derive(Debug, Default)]
 pub struct Readers(Mutex<Vec<Arc<ShardReads>>>);
 
 impl Readers {
-    /// The count of this shard.
+    /// Returns the reads of this shard.
     pub fn here(&self) -> Arc<ShardReads> {
         let shard = runtime::current_shard();
         let mut all = lock(&self.0);
@@ -120,7 +120,7 @@ impl Readers {
         reads
     }
 
-    /// A grace period: returns when every lookup and every read that had begun, on any shard, has ended.
+    /// Waits for a grace period: until every lookup and every read that had begun, on any shard, has ended.
     ///
     /// # Errors
     /// [`block::Error::Cancelled`] if a shard ends meanwhile.

@@ -1,14 +1,14 @@
 //! Records: what the owners of a log append to zones, and how they are told from anything else.
 //!
-//! A record is one block of header and the data blocks that follow it, in one append. The header says to which log,
-//! epoch, stream, zone and place it belongs, carries a checksum of every data block, and the owner's own words
-//! (`meta`), which nobody here reads. Whatever differs in a single one of these (stale data of an earlier use of the
-//! zone, another volume, a copy of a record somewhere else, a planted one) doesn't validate: the checksum also covers
-//! a key that is drawn when the log is made, stands in its root and is shown to no client.
+//! A record is one block of header and the data blocks that follow it, in one append. The header names the record's
+//! log, epoch, stream, zone and position, and holds a checksum of every data block, and the owner's part (`meta`),
+//! which the kit doesn't interpret. A record with a mismatch in any of these (stale data of an earlier use of the zone,
+//! another volume, a copied or forged record) is invalid. The checksum also covers a key that is generated when the log
+//! is created, is stored in its root and is not exposed to clients.
 //!
-//! A copy of the first [`Header::length`] bytes of a header is a valid header again; summaries are made of them.
+//! A copy of the first [`Header::length`] bytes of a header is a valid header, too; summaries consist of such copies.
 //!
-//! Decoding takes any bytes: it never panics, and what isn't exactly right is refused.
+//! Decoding takes any bytes: it never panics, and refuses every deviation from the format.
 
 use crate::stream::StreamId;
 use block::{Error, Result};
@@ -29,13 +29,13 @@ pub const LINK: usize = size_of::<RawLink>();
 /// Most links of a record.
 pub const MOST_LINKS: usize = 16;
 
-/// What a record is for. Values are those on the medium.
+/// Purpose of a record. Values are those on the medium.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 #[repr(u8)]
 pub enum Kind {
     /// Entries of an owner: part of its stream, replayed at opening.
     Entries = 1,
-    /// Part of a checkpoint. It is never replayed: a root names what is part of the newest one.
+    /// Part of a checkpoint. It is never replayed: a root names the parts of the newest checkpoint.
     Checkpoint = 2,
     /// A root.
     Root = 3,
@@ -54,20 +54,20 @@ impl Kind {
     }
 }
 
-/// How a record depends on another one.
+/// Dependency of a record on another one.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 #[repr(u8)]
 pub enum Relation {
-    /// It follows that record, and is part of the log only if that one is.
+    /// The record follows the other one, and is part of the log only if that one is.
     Follows = 1,
-    /// It is that record of the other stream, too: one record, numbered in both.
+    /// Both are the same record, numbered in both streams.
     Member = 2,
 }
 
 /// A record of another stream on which a record depends.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct Link {
-    /// How it depends on it.
+    /// Dependency on the record.
     pub relation: Relation,
     /// The other stream.
     pub stream: StreamId,
@@ -78,46 +78,46 @@ pub struct Link {
 /// The links of a record.
 pub type Links = SmallVec<[Link; 1]>;
 
-/// What binds records to one log.
+/// Identity of a log, which binds records to it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Identity {
-    /// The identity of the log, which is no secret.
+    /// UUID of the log, which is public.
     pub uuid: Uuid,
-    /// Drawn when the log is made. Who doesn't know it can't make a block that passes for a record.
+    /// Random key, generated when the log is created. Without the key, data validates as a record only by chance (2⁻³²).
     pub key: u64,
 }
 
 impl Identity {
-    /// A new one, from the runtime's source of chance.
+    /// Returns a new identity, from the runtime's source of randomness.
     pub fn draw() -> Self {
         Identity { uuid: draw_uuid(), key: runtime::random_u64() }
     }
 }
 
-/// What a header says, without checksums and meta.
+/// Contents of a header, without checksums and meta.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Header {
-    /// What the record is for.
+    /// Purpose of the record.
     pub kind: Kind,
     /// The stream; 0 for records of other kinds than [`Kind::Entries`].
     pub stream: StreamId,
-    /// The class of the zone in which it lies (see [`Policy::place`](crate::cleaning::Policy::place)).
+    /// Class of the record's zone, chosen by [`Policy::place`](crate::cleaning::Policy::place).
     pub class: u8,
-    /// How often the log had been opened when it was written.
+    /// Epoch of the record: the number of times that the log had been opened.
     pub epoch: u64,
-    /// Its number in its stream.
+    /// Number of the record in its stream.
     pub sequence: u64,
     /// Every record of its stream up to this number was durable before this one was written.
     pub durable: u64,
-    /// The owner's clock: how many data units users had written.
+    /// The owner's clock: the number of data units that users had written.
     pub clock: u64,
-    /// The zone, and how many times it had been reset.
+    /// Zone of the record.
     pub zone: u32,
-    /// See `zone`.
+    /// Number of times that the zone had been reset.
     pub generation: u64,
-    /// The block of the zone in which the header stands.
+    /// Block of the zone that holds the header.
     pub position: u32,
-    /// How many data blocks follow it.
+    /// Number of data blocks that follow the header.
     pub blocks: u32,
 }
 
@@ -153,7 +153,7 @@ struct RawLink {
     sequence: U64,
 }
 
-/// The error for a log or a record of another version of the format.
+/// Returns the error for a log or a record of another version of the format.
 pub fn other_version(what: &str, version: u32) -> Error {
     Error::protocol(format!(
         "a {what} of version {version} of the format; this program reads version {VERSION}: use the program that wrote it, or \
@@ -161,7 +161,7 @@ pub fn other_version(what: &str, version: u32) -> Error {
     ))
 }
 
-/// The checksum of a data block.
+/// Returns the checksum of a data block.
 #[inline]
 pub fn sum_of(block: &[u8]) -> u32 {
     checksum(CrcAlgorithm::Crc32Iscsi, block) as u32
@@ -176,22 +176,23 @@ pub fn keyed_sum(key: u64, pieces: &[&[u8]]) -> u32 {
     digest.finalize() as u32
 }
 
-/// Checksum of a header, which covers what follows its own place.
+/// Checksum of a header, which covers the bytes after the checksum itself.
 fn checksum_of(key: u64, header: &[u8]) -> u32 {
     keyed_sum(key, &[&header[12..]])
 }
 
 impl Header {
-    /// Length of a header without links, with so many checksums and bytes of meta, in bytes. Each link adds [`LINK`].
+    /// Returns the length of a header without links, with these numbers of checksums and of bytes of meta, in bytes.
+    /// Each link adds [`LINK`].
     pub const fn length(blocks: usize, meta: usize) -> usize {
         FIXED + 4 * blocks + meta
     }
 
-    /// Writes the header to the start of `target`, which is one block of zeros, or as much as it needs; returns its length in
-    /// bytes.
+    /// Writes the header to the start of `target`, which is one block of zeros or at least as long as the header;
+    /// returns the header's length in bytes.
     ///
     /// # Panics
-    /// If it doesn't fit, or there are other numbers of checksums and blocks.
+    /// If it doesn't fit, or the numbers of checksums and blocks differ.
     pub fn encode(
         &self,
         identity: &Identity,
@@ -245,25 +246,25 @@ impl Header {
     }
 }
 
-/// A header that has been checked, with what belongs to it.
+/// A valid header with its checksums and meta.
 #[derive(Debug, Clone, Copy)]
 pub struct Parsed<'a> {
-    /// What it says.
+    /// Fixed part of the header.
     pub header: Header,
-    /// All of it.
+    /// Bytes of the whole header.
     pub bytes: &'a [u8],
     links: &'a [RawLink],
     sums: &'a [u8],
-    /// The owner's words.
+    /// Owner's part of the header.
     pub meta: &'a [u8],
 }
 
 impl<'a> Parsed<'a> {
-    /// Reads a header of this log from the start of `bytes`.
+    /// Decodes a header of this log from the start of `bytes`.
     ///
     /// # Errors
-    /// [`Error::Protocol`] where there is no record of this log and version, [`Error::Corrupt`] for one whose checksum
-    /// is wrong.
+    /// [`Error::Protocol`] if there is no record of this log and version, [`Error::Corrupt`] for one with a wrong
+    /// checksum.
     pub fn decode(bytes: &'a [u8], identity: &Identity) -> Result<Self> {
         let (parsed, raw) = Self::decode_unchecked(bytes)?;
         if raw.uuid != identity.uuid.into_bytes() {
@@ -277,11 +278,11 @@ impl<'a> Parsed<'a> {
         Ok(parsed)
     }
 
-    /// Reads the header of a root, from which the log's identity is yet to be learned: `identity` finds it in the
-    /// meta. Says what it was.
+    /// Decodes the header of a root, which holds the log's identity: `identity` extracts it from the meta. Returns the
+    /// identity, too.
     ///
     /// # Errors
-    /// As [`decode`](Self::decode); whatever `identity` returns.
+    /// As [`decode`](Self::decode); errors of `identity`.
     pub fn decode_with(
         bytes: &'a [u8],
         identity: impl FnOnce(&[u8]) -> Result<Identity>,
@@ -333,7 +334,7 @@ impl<'a> Parsed<'a> {
         Ok((Parsed { header, bytes, links, sums, meta }, raw))
     }
 
-    /// The links.
+    /// Returns the links.
     pub fn links(&self) -> Links {
         let link = |raw: &RawLink| Link {
             relation: if raw.relation == Relation::Member as u8 {
@@ -347,7 +348,7 @@ impl<'a> Parsed<'a> {
         self.links.iter().map(link).collect()
     }
 
-    /// The checksum of data block `number`.
+    /// Returns the checksum of data block `number`.
     ///
     /// # Panics
     /// If there is no such block.
@@ -355,10 +356,10 @@ impl<'a> Parsed<'a> {
         u32::from_le_bytes(self.sums.as_chunks().0[number])
     }
 
-    /// Refuses a record that stands elsewhere than it says.
+    /// Refuses a record that is at another location than its header names.
     ///
     /// # Errors
-    /// [`Error::Protocol`] with what it says.
+    /// [`Error::Protocol`] with the header's location.
     pub fn check_place(&self, zone: u32, generation: u64, position: u32) -> Result<()> {
         let header = &self.header;
         if (header.zone, header.generation, header.position) == (zone, generation, position) {
@@ -370,10 +371,10 @@ impl<'a> Parsed<'a> {
         )))
     }
 
-    /// Checks the data, which is as long as the header says.
+    /// Verifies the data, whose length must match the header.
     ///
     /// # Errors
-    /// [`Error::Corrupt`] with the first block whose checksum is wrong.
+    /// [`Error::Corrupt`] with the first block that has a wrong checksum.
     pub fn check_data(&self, data: &[u8], block_size: usize) -> Result<()> {
         debug_assert_eq!(data.len(), self.header.blocks as usize * block_size);
         for (number, block) in data.chunks_exact(block_size).enumerate() {
@@ -448,7 +449,7 @@ mod tests {
 
     #[test]
     fn what_no_version_of_this_program_writes_is_refused_with_its_value() {
-        // The checksum is right: another program wrote it.
+        // The checksum is right, so another program wrote the header.
         let with = |at: usize, value: u8| {
             let mut block = encoded(b"");
             block[at] = value;

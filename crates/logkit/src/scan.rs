@@ -1,12 +1,13 @@
 //! Reading the records of one zone, from its summary or one by one.
 //!
-//! A zone without a summary is read to its end, in steps that are checked where they were read: memory is used again and
-//! nothing is copied. All of its data is compared with its checksums, although much of it may have been durable: to leave it
-//! out, a scan would go from header to header, each read waiting for the one before, and with records of 16 blocks that takes
-//! longer than to read everything.
+//! A zone without a summary is read to its end, in steps that are verified in the read buffer: memory is reused and
+//! nothing is copied. All data is compared with its checksums, although much of it may be known to be durable. To skip
+//! that data, a scan would have to read header by header, each read waiting for the one before; with records of 16
+//! blocks that takes longer than reading everything.
 //!
-//! The records of a zone are a set: a torn or damaged record doesn't end it, because a later record may be of another stream, or
-//! have been appended at the same time. The numbers of the streams decide which records are part of the log.
+//! The records of a zone are a set: a torn or damaged record doesn't end the scan, because a later record may be of
+//! another stream, or have been appended concurrently. The sequence numbers of the streams decide which records are
+//! part of the log.
 
 use crate::layout::Layout;
 use crate::record::{Header, Identity, Kind, Links, Parsed, sum_of};
@@ -15,37 +16,37 @@ use crate::summary::{Place, Summary, blocks_of};
 use block::{Buffer, ByteOffset, Error, Result, ZoneAddress, ZoneIndex, ZoneReport, ZoneState, Zones};
 use std::ops::Range;
 
-/// How many bytes are read at a time.
+/// Bytes per read.
 const STEP: usize = 512 << 10;
-/// How many of these reads are on their way at a time. Several zones are read at once, and memory that is touched for the
-/// first time costs more than it gains.
+/// Number of reads in flight at a time. Several zones are read at once, and more buffers cost more page faults than
+/// they save time.
 const READS: usize = 2;
 
-/// Of each block of a zone that is full, so many bytes of its end are read at once, where its summary is: single blocks that
-/// were written at random take 4 for a checksum and 24 for an extent, and a share of a header. One that is longer takes
+/// Bytes at the end of a full zone, per block of the zone, that are read at once to get its summary. Single blocks that
+/// were written at random take 4 for a checksum and 24 for an extent, and a share of a header. A longer summary takes
 /// another read.
 const SUMMARY_OF_A_BLOCK: usize = 32;
 
-/// A record that was found.
+/// A record that was found, with its header's contents.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Found {
-    /// Its header.
+    /// Header of the record.
     pub header: Header,
-    /// Its links.
+    /// Links of the record.
     pub links: Links,
-    /// The checksums of its data blocks.
+    /// Checksums of its data blocks.
     pub sums: Vec<u32>,
-    /// The owner's words.
+    /// Owner's part of the header.
     pub meta: Vec<u8>,
 }
 
-/// What is kept of a record where it is found.
+/// The part of a record that a scan keeps.
 pub trait Kept: Sized {
-    /// Keeps what is needed of a record.
+    /// Returns the part of a record to keep.
     fn new(parsed: &Parsed<'_>) -> Self;
-    /// The record's header.
+    /// Returns the record's header.
     fn header(&self) -> &Header;
-    /// The record's links.
+    /// Returns the record's links.
     fn links(&self) -> &Links;
 }
 
@@ -68,17 +69,17 @@ impl Kept for Found {
     }
 }
 
-/// What a zone holds.
+/// Result of scanning a zone.
 #[derive(Debug)]
 pub struct Scanned<K> {
-    /// Its whole records, in order.
+    /// Complete records of the zone, in order.
     pub records: Vec<K>,
     /// The block after the last of them.
     pub end: u32,
     /// Records before this block weren't read.
     pub first: u32,
-    /// The highest sequence that any record of the zone says was durable, by stream, torn ones included; of the streams that
-    /// were asked for.
+    /// Highest sequence by stream that any record of the zone names as durable, torn records included; only of the
+    /// streams that were requested.
     pub durable: Sequences,
     /// Number of valid headers whose data is torn or damaged.
     pub torn: u32,
@@ -87,7 +88,7 @@ pub struct Scanned<K> {
 /// Reads bytes of a zone, in several reads.
 ///
 /// # Errors
-/// What reading says.
+/// Errors of reading.
 pub async fn read(
     zones: &dyn Zones,
     layout: &Layout,
@@ -101,7 +102,7 @@ pub async fn read(
     Ok(bytes)
 }
 
-/// Reads blocks of a zone and shows them in order, a few at a time.
+/// Reads blocks of a zone and passes them on in order, a few at a time.
 async fn read_in_steps(
     zones: &dyn Zones,
     layout: &Layout,
@@ -126,10 +127,10 @@ async fn read_in_steps(
     Ok(())
 }
 
-/// The error for a zone that can't be read, and is needed.
+/// Returns the error for an offline zone that is needed.
 ///
 /// # Errors
-/// Always: what the zones say about it.
+/// Always: the error of the zones.
 pub async fn refuse_offline(zones: &dyn Zones, zone: ZoneIndex) -> Result<()> {
     let unit = zones.geometry().read_granularity as usize;
     let address = ZoneAddress { zone, offset: ByteOffset(0) };
@@ -139,10 +140,10 @@ pub async fn refuse_offline(zones: &dyn Zones, zone: ZoneIndex) -> Result<()> {
     Err(trouble.in_context("the log can't be opened without knowing what is in each of its zones"))
 }
 
-/// The summary of a zone that is full.
+/// Reads the summary of a full zone.
 ///
 /// # Errors
-/// [`Error::Protocol`] without one, [`Error::Corrupt`] for a damaged one; what reading says.
+/// [`Error::Protocol`] if there is none, [`Error::Corrupt`] for a damaged one; errors of reading.
 pub async fn summary(
     zones: &dyn Zones,
     layout: &Layout,
@@ -157,7 +158,7 @@ pub async fn summary(
     let mut guess = end.min((layout.zone_blocks as usize * SUMMARY_OF_A_BLOCK).div_ceil(block) as u32);
     let mut bytes = match read(zones, layout, report.zone.0, end - guess, guess).await {
         Ok(bytes) => bytes,
-        // What can't be read may be data, which doesn't matter here.
+        // The unreadable blocks may be data, which isn't needed here.
         Err(_) => {
             guess = 1;
             read(zones, layout, report.zone.0, end - guess, guess).await?
@@ -180,11 +181,11 @@ pub async fn summary(
     Ok((summary, position))
 }
 
-/// Finds the records of a zone, as they are: for who compares their data when it reads it. Where no summary gives them,
-/// every header is looked at.
+/// Finds the records of a zone without verifying their data, for callers that verify it when they read it. Without a
+/// usable summary, every header is read.
 ///
 /// # Errors
-/// What reading says.
+/// Errors of reading.
 pub async fn headers(
     zones: &dyn Zones,
     layout: &Layout,
@@ -194,11 +195,11 @@ pub async fn headers(
     scan(zones, layout, identity, report, 0, 0, false).await
 }
 
-/// Finds the whole records of a zone in a log with so many streams. Where no summary gives them, every block from `first` on is
-/// looked at, where a record begins or none is, and all data is compared.
+/// Finds the complete records of a zone in a log with `streams` streams. Without a usable summary, every block from
+/// `first` on that may be a header is examined, and all data is verified.
 ///
 /// # Errors
-/// What reading says.
+/// Errors of reading.
 pub async fn replayable<K: Kept>(
     zones: &dyn Zones,
     layout: &Layout,
@@ -240,10 +241,10 @@ async fn scan<K: Kept>(
     Ok(walk.finish())
 }
 
-/// The first record of a zone, if one begins there: a zone that was opened, and ended before anything was appended, has none.
+/// Reads the first header of a zone, if there is one: a zone that was opened and finished without an append has none.
 ///
 /// # Errors
-/// What reading says.
+/// Errors of reading.
 pub async fn first_header(
     zones: &dyn Zones,
     layout: &Layout,
@@ -260,32 +261,32 @@ pub async fn first_header(
     Ok(header_at(buffer.filled(), identity, place, 0).map(|parsed| parsed.header))
 }
 
-/// The header in these bytes, if there is one that belongs to block `position` of the zone.
+/// Decodes the header in these bytes, if there is one that belongs to block `position` of the zone.
 fn header_at<'a>(bytes: &'a [u8], identity: &Identity, place: Place, position: u32) -> Option<Parsed<'a>> {
     let parsed = Parsed::decode(bytes, identity).ok()?;
     parsed.check_place(place.zone, place.generation, position).ok()?;
     Some(parsed)
 }
 
-/// Goes through the blocks of a zone, which are shown to it one behind the other.
+/// Walk over the blocks of a zone, which are passed to it in order.
 struct Walk<'a, K> {
     identity: &'a Identity,
     block: usize,
-    /// Where it began.
+    /// Place of the first block.
     place: Place,
-    /// The block behind the last one.
+    /// End of the walk, in blocks.
     to: u32,
     check_data: bool,
     /// Number of streams of the log.
     streams: usize,
-    /// The next block.
+    /// Position of the next block.
     position: u32,
-    /// The record whose data is being looked at.
+    /// Record whose data is being verified.
     record: Option<Data<K>>,
     scanned: Scanned<K>,
 }
 
-/// A record of which data is still to come.
+/// A record with outstanding data.
 struct Data<K> {
     found: K,
     sums: Vec<u32>,
@@ -299,7 +300,7 @@ impl<'a, K: Kept> Walk<'a, K> {
         Walk { identity, block, place, to, check_data, streams: usize::MAX, position, record: None, scanned }
     }
 
-    /// Looks at the next blocks.
+    /// Examines the next blocks.
     fn go_on(&mut self, bytes: &[u8]) {
         for block in bytes.chunks_exact(self.block) {
             match self.record.take() {
@@ -312,7 +313,7 @@ impl<'a, K: Kept> Walk<'a, K> {
 
     fn look_at_data(&mut self, mut record: Data<K>, block: &[u8]) {
         if self.check_data && sum_of(block) != record.sums[record.seen as usize] {
-            // What its header says was durable counts nevertheless.
+            // The header's mark of durable records is valid nevertheless.
             self.scanned.note(record.found.header(), self.streams);
             self.scanned.torn += 1;
             return self.look_for_header(block);
@@ -364,7 +365,7 @@ impl<K> Default for Scanned<K> {
 
 impl<K> Scanned<K> {
     fn note(&mut self, header: &Header, streams: usize) {
-        // A header may name any stream, and a list of them all is long.
+        // A header may name any stream, and a list of all possible streams is long.
         if header.kind == Kind::Entries && header.stream.index() < streams {
             self.durable.raise(header.stream, header.durable);
         }
@@ -398,7 +399,7 @@ mod tests {
         Layout::new(&geometry, BlockSize::default()).expect("zones for a log")
     }
 
-    /// A zone with records of so many data blocks; record n says that n had been durable. Behind them, a few empty blocks.
+    /// A zone with records of these numbers of data blocks; record n names n as durable. A few empty blocks follow.
     fn zone(records: &[u32]) -> Vec<u8> {
         let mut bytes: Vec<u8> = Vec::new();
         for (number, blocks) in (1..).zip(records) {
@@ -442,7 +443,7 @@ mod tests {
             .iter()
             .scan(0, |next, blocks| Some(std::mem::replace(next, *next + 1 + blocks)))
             .collect();
-        // Wherever the pieces end in which the zone is read.
+        // The size of the read steps makes no difference.
         for step in [1, 2, 3, 8, 100] {
             let all = walk(&whole, step);
             assert_eq!(
@@ -462,7 +463,7 @@ mod tests {
                     assert_eq!(found, expected, "{what}");
                     let end = if number == 4 { *start } else { 21 };
                     assert_eq!(scanned.end, end, "{what}");
-                    // A header that is damaged itself says nothing.
+                    // A damaged header names no durable record.
                     assert_eq!(scanned.torn, u32::from(torn > 0), "{what}");
                     let heard = if number == 4 && torn == 0 { 4 } else { 5 };
                     assert_eq!(scanned.durable.of(StreamId(0)), heard, "{what}");
@@ -478,7 +479,7 @@ mod tests {
         assert_eq!((scanned.records.len(), scanned.end, scanned.torn), (1, 3, 1));
     }
 
-    /// As an opening leaves it that finishes what a power cut had interrupted.
+    /// As an opening leaves it that completes an interrupted finish after a power cut.
     #[test]
     fn a_zone_that_ended_empty_has_no_records() {
         let main = || async {

@@ -69,17 +69,17 @@ impl Default for Space {
 }
 
 impl Space {
-    /// Whether only backed zones are used, because the device below had no space.
+    /// Returns whether only backed zones are used, because the device below had no space.
     pub fn is_short(&self) -> bool {
         self.short.borrow().is_some()
     }
 
-    /// Whether the device below had no space, and no record has been written since all free zones count again.
+    /// Returns whether the device below had no space, and no record has been written since all free zones count again.
     pub fn is_doubtful(&self) -> bool {
         self.is_doubtful.get()
     }
 
-    /// Error for changes that find no space; `None` while there may be space.
+    /// Returns the error for changes that find no space; `None` while there may be space.
     pub fn error(&self) -> Option<Error> {
         self.short.borrow().as_ref().map(|(error, _)| error.clone())
     }
@@ -132,7 +132,8 @@ impl Kit {
         }
     }
 
-    /// Whether a zone should be reserved now: fewer free zones are backed than users leave to the cleaner and to checkpoints.
+    /// Returns whether a zone should be reserved now: fewer free zones are backed than users leave to the cleaner and
+    /// to checkpoints.
     pub fn wants_reserve(&self, kept_zones: u32) -> bool {
         let wanted = kept_zones.min(self.pool.all_free());
         let was_in_vain = self.space.reserved_in_vain.get().is_some_and(|at| at.elapsed() < LOOK_AGAIN);

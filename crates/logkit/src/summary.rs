@@ -1,9 +1,9 @@
-//! The summary at the end of a full zone: the headers of all its records, one behind the other, so that a recovery or a
-//! cleaner reads them in one piece.
+//! The summary at the end of a full zone: the headers of all its records in order, so that recovery and the cleaner
+//! read them with one request.
 //!
-//! It fills the last blocks of the zone that were written. The very last one begins with a trailer; the headers'
-//! bytes fill the blocks before it and what is left of it. A summary is believed only in a zone that is full: then
-//! everything in it was durable before it was marked as full.
+//! The summary is in the last written blocks of the zone. The very last block begins with a trailer; the headers' bytes
+//! fill the blocks before it and then the rest of the last block. A summary is valid only in a full zone: then
+//! everything in the zone was durable before the zone was marked as full.
 
 use crate::record::{Identity, Parsed, keyed_sum};
 use block::{Error, Result};
@@ -12,9 +12,9 @@ use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
 
 /// The first bytes of a trailer.
 pub const MAGIC: [u8; 8] = *b"SILTSUM1";
-/// How long a trailer is, in bytes.
+/// Size of a trailer in bytes.
 pub const TRAILER: usize = size_of::<Raw>();
-/// Headers begin at multiples of so many bytes.
+/// Alignment of the headers in bytes.
 const ALIGNMENT: usize = 8;
 
 #[derive(FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned)]
@@ -31,18 +31,18 @@ struct Raw {
     length: U32,
 }
 
-/// Which zone a summary describes, and where in it it stands.
+/// Zone and position of a summary.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Place {
-    /// The zone.
+    /// Zone that the summary describes.
     pub zone: u32,
-    /// How many times it had been reset.
+    /// Number of times that the zone had been reset.
     pub generation: u64,
-    /// The first block of the summary in the zone.
+    /// First block of the summary in the zone.
     pub position: u32,
 }
 
-/// The headers of a zone's records, as they are collected while it fills.
+/// Headers of a zone's records, collected while the zone fills.
 #[derive(Debug, Default)]
 pub struct Builder {
     bytes: Vec<u8>,
@@ -50,12 +50,12 @@ pub struct Builder {
 }
 
 impl Builder {
-    /// With nothing in it, and room for so many bytes.
+    /// Returns an empty builder with capacity for this number of bytes.
     pub fn with_capacity(bytes: usize) -> Self {
         Builder { bytes: Vec::with_capacity(bytes), records: 0 }
     }
 
-    /// Forgets everything and keeps the memory.
+    /// Removes all headers and keeps the memory.
     pub fn clear(&mut self) {
         self.bytes.clear();
         self.records = 0;
@@ -68,9 +68,10 @@ impl Builder {
         self.records += 1;
     }
 
-    /// How many blocks the summary will take once a header of `more` bytes has been added; 0 asks as it is now.
+    /// Returns the number of blocks of the summary once a header of `more` bytes has been added; with 0, of the current
+    /// one.
     pub fn blocks_with(&self, more: usize, block_size: usize) -> usize {
-        // Sizes of blocks are powers of two: asked for each entry of a record, a division would be felt.
+        // Block sizes are powers of two: this runs for each entry of a record, and a division would be slow.
         debug_assert!(block_size.is_power_of_two());
         let bytes = self.bytes.len() + more.next_multiple_of(ALIGNMENT) + TRAILER;
         (bytes + block_size - 1) >> block_size.trailing_zeros()
@@ -102,10 +103,10 @@ impl Builder {
     }
 }
 
-/// Says how many blocks the summary takes whose last block this is, the last that was written to its zone.
+/// Returns the number of blocks of the summary that ends with this block, the last one that was written to its zone.
 ///
 /// # Errors
-/// [`Error::Protocol`] where this block ends no summary.
+/// [`Error::Protocol`] if no summary ends with this block.
 pub fn blocks_of(last: &[u8]) -> Result<u32> {
     let (raw, _) = Raw::ref_from_prefix(last).map_err(|_| Error::protocol("too short for a summary"))?;
     if raw.magic != MAGIC || raw.blocks.get() == 0 {
@@ -114,7 +115,7 @@ pub fn blocks_of(last: &[u8]) -> Result<u32> {
     Ok(raw.blocks.get())
 }
 
-/// The records of a zone, by its summary.
+/// Records of a zone as listed by its summary.
 #[derive(Debug, Clone)]
 pub struct Summary {
     bytes: Vec<u8>,
@@ -122,10 +123,10 @@ pub struct Summary {
 }
 
 impl Summary {
-    /// Reads the summary of this zone from its blocks.
+    /// Decodes the summary of this zone from its blocks.
     ///
     /// # Errors
-    /// [`Error::Protocol`] where there is none of this log, zone and generation; [`Error::Corrupt`] for a damaged one.
+    /// [`Error::Protocol`] if there is none of this log, zone and generation; [`Error::Corrupt`] for a damaged one.
     pub fn decode(
         mut blocks: Vec<u8>,
         place: Place,
@@ -154,13 +155,13 @@ impl Summary {
         if length > blocks.len() - TRAILER {
             return Err(Error::corrupt(format!("the summary of zone {} is longer than it is", place.zone)));
         }
-        // What stands before the trailer and behind it, in one piece.
+        // The bytes before and after the trailer are contiguous without it.
         blocks.drain(trailer..trailer + TRAILER);
         blocks.truncate(length);
         Ok(Summary { bytes: blocks, records })
     }
 
-    /// The records, in the order in which they were appended; ends early at one that doesn't validate.
+    /// Returns the records in the order in which they were appended; ends early at an invalid one.
     pub fn records<'a>(&'a self, identity: &'a Identity) -> impl Iterator<Item = Parsed<'a>> + 'a {
         let mut at = 0;
         (0..self.records).map_while(move |_| {

@@ -1,8 +1,8 @@
-//! Which versions have what: the maps held against what the zones were found to hold.
+//! Owners of blocks: the maps compared with the contents of the zones.
 //!
-//! While a zone is walked, its blocks are looked up in the maps: those that a version has are counted. Where that is all
-//! that the version has in the zone, nothing is wrong with it. Of the others what was found is kept, and the maps are
-//! gone through for what they have there, many zones at a time.
+//! While a zone is walked, its blocks are looked up in the maps, and the ones that a version maps there are counted. If
+//! these are all that the version maps in the zone, the version is intact there. For the others the findings are kept,
+//! and the maps are scanned for their blocks there, many zones at a time.
 
 use super::zone::{Entry, Region, Sort, Walked};
 use super::{Check, Finding, Loaded, can_come_from};
@@ -12,27 +12,27 @@ use block::{ZoneReport, ZoneState};
 use logkit::layout::ROOT_ZONES;
 use std::collections::BTreeMap;
 
-/// After so many zones with something wrong the maps are gone through.
+/// Number of suspect zones after which the maps are scanned.
 const MOST_SUSPECTS: usize = 64;
-/// How many blocks of a map are looked at before others get their turn.
+/// Number of a map's blocks that are checked before other tasks get their turn.
 const AT_ONCE: u64 = 1 << 20;
 
-/// What is kept of a zone with which something is wrong.
+/// Findings that are kept of a suspect zone.
 #[derive(Debug)]
 struct Suspect {
     entries: Vec<Entry>,
     regions: Vec<Region>,
-    /// The region of blocks that are good and that some version should not have there.
+    /// The region by position of good blocks that a version maps as other blocks.
     misplaced: BTreeMap<u32, usize>,
-    /// What each region loses.
+    /// Findings by region.
     findings: BTreeMap<usize, Finding>,
     live: Vec<bool>,
 }
 
 pub(super) struct Owners {
-    /// How many blocks of each zone each version has.
+    /// Number of blocks of each zone that each version maps.
     mapped: Vec<Vec<u32>>,
-    /// How many blocks of each zone any version has.
+    /// Number of blocks of each zone that any version maps.
     pub(super) live: Vec<u32>,
     suspects: BTreeMap<u32, Suspect>,
 }
@@ -58,7 +58,7 @@ impl Owners {
         Owners { mapped, live: vec![0; zones], suspects: BTreeMap::new() }
     }
 
-    /// A zone was walked: says what is wrong, or keeps it until more is known.
+    /// Reports the findings of a walked zone, or keeps them until the maps are scanned.
     pub(super) async fn walked(&mut self, check: &mut Check<'_>, state: &Loaded, zone: u32, walked: Walked) {
         for lost in &walked.lost {
             let mut finding = Finding::at(Some((zone, lost.position)), lost.blocks, lost.what.clone());
@@ -103,7 +103,7 @@ impl Owners {
         self.keep(check, state, zone, walked).await;
     }
 
-    /// A zone without records: no version may have anything there.
+    /// Checks a zone without records: no version may map a block there.
     pub(super) async fn not_walked(&mut self, check: &mut Check<'_>, state: &Loaded, report: &ZoneReport) {
         let zone = report.zone.0;
         let why = match report.state {
@@ -113,7 +113,7 @@ impl Owners {
         };
         let is_needed = state.pages.needed.iter().any(|block| check.layout.place(Physical(*block)).0 == zone);
         if self.mapped.iter().all(|counts| counts[zone as usize] == 0) {
-            // Pages in it have been missed already.
+            // Its pages have been reported as missing.
             if report.state == ZoneState::Offline && zone >= ROOT_ZONES && !is_needed {
                 let what = format!("{why}; nothing that is needed was in it");
                 let finding = Finding::at(Some((zone, 0)), 0, what);
@@ -143,7 +143,7 @@ impl Owners {
         }
     }
 
-    /// Goes through the maps for what they have in the zones that were kept, and reports it.
+    /// Scans the maps for blocks in the suspect zones, and reports them.
     pub(super) async fn settle(&mut self, check: &mut Check<'_>, state: &Loaded) {
         if self.suspects.is_empty() {
             return;
@@ -184,7 +184,7 @@ impl Owners {
 }
 
 impl Suspect {
-    /// A version has this block of the zone.
+    /// Judges a block of the zone that a version maps.
     fn judge(&mut self, id: VersionId, name: &str, block: u64, zone: u32, position: u32) {
         self.live[position as usize] = true;
         let entry = self.entries[position as usize];
@@ -203,7 +203,7 @@ impl Suspect {
         finding.hit(id.0, name, block, 1);
     }
 
-    /// A region for a block that is good, and that a version has as what it isn't.
+    /// Returns a region for a good block that a version maps as another block.
     fn misplaced_region(&mut self, entry: Entry, position: u32) -> usize {
         if let Some(known) = self.misplaced.get(&position) {
             return *known;
@@ -215,7 +215,7 @@ impl Suspect {
                 entry.block
             ),
         };
-        // Blocks that follow each other, and are strange in the same way, are told together.
+        // Consecutive blocks with the same mismatch are reported together.
         let before = position.checked_sub(1).and_then(|before| self.misplaced.get(&before)).copied();
         let number = match before {
             Some(before)
@@ -238,7 +238,7 @@ impl Suspect {
     }
 }
 
-/// What is wrong in a zone and no version has.
+/// Reports the findings of a zone that affect no version.
 fn report_unowned(check: &mut Check<'_>, state: &Loaded, zone: u32, walked: &Walked) {
     for region in &walked.regions {
         let place = Some((zone, region.position));
@@ -248,7 +248,7 @@ fn report_unowned(check: &mut Check<'_>, state: &Loaded, zone: u32, walked: &Wal
         match region.sort {
             Sort::Tail => {}
             Sort::Spare => check.findings.note(finding("")),
-            // Pages and pieces of the directory have been told of.
+            // Pages and pieces of the directory have been reported.
             Sort::Data if (0..region.blocks).all(is_told) => {}
             Sort::Data if state.is_unknown => {
                 check.findings.damage(finding("; whether it is needed nobody knows without the directory"));

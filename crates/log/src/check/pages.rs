@@ -1,5 +1,5 @@
-//! The pages of the maps of a checkpoint: each is read once, whichever versions have it, and one that isn't what the
-//! directory says is taken out of it.
+//! The map pages of a checkpoint: each is read once, even if several versions share it. A page that doesn't match the
+//! directory is removed from the loaded directory.
 
 use super::{Check, Finding};
 use crate::directory::{Directory, PagePlace};
@@ -10,19 +10,19 @@ use logkit::record::sum_of;
 use logkit::scan;
 use std::collections::BTreeSet;
 
-/// How many blocks are read together at most, gaps included.
+/// Most blocks that are read together, gaps included.
 const SPAN: u32 = 256;
 
-/// What is known of pages.
+/// Result of checking the pages.
 #[derive(Debug, Default)]
 pub(super) struct Pages {
-    /// Pages of versions that can't be read: nobody knows where their blocks lie.
+    /// Pages of versions that can't be read: the locations of their blocks are unknown.
     pub(super) lost: BTreeSet<(VersionId, u64)>,
-    /// The blocks that hold pages or pieces of the directory, in order.
+    /// Blocks that hold pages or pieces of the directory, in order.
     pub(super) needed: Vec<u32>,
 }
 
-/// Checks all pages. Those that are damaged are reported, and taken out of the directory.
+/// Checks all pages. Damaged ones are reported, and removed from the directory.
 pub(super) async fn check(check: &mut Check<'_>, directory: &mut Directory) -> Pages {
     let mut places: Vec<(u32, u32, u64)> = Vec::new();
     for version in &directory.versions {
@@ -64,7 +64,7 @@ pub(super) async fn check(check: &mut Check<'_>, directory: &mut Directory) -> P
     pages
 }
 
-/// Checks pages that lie near each other; a bad one gets an impossible place in the directory.
+/// Checks pages that are near each other; a bad one gets an impossible location in the directory.
 async fn check_run(check: &mut Check<'_>, directory: &mut Directory, run: &[(u32, u32, u64)]) {
     let layout = check.layout;
     let most = layout.zones * layout.zone_blocks;
@@ -97,7 +97,7 @@ async fn check_run(check: &mut Check<'_>, directory: &mut Directory, run: &[(u32
     }
 }
 
-/// What is wrong with a page, if anything.
+/// Returns the fault of a page; `None` if it is good.
 fn trouble_of(bytes: &[u8], sum: u32, most: u32) -> Option<String> {
     if sum_of(bytes) != sum {
         return Some("its checksum is wrong".to_owned());

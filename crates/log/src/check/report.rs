@@ -1,56 +1,56 @@
-//! What is said in the end: what was looked at, what is damaged, and what is worth a note.
+//! Result of a check: the checked amounts, damage and notes.
 
 use crate::recovery::Recovered;
 use logkit::root::FoundRoot;
 use serde::Serialize;
 
-/// More findings of a sort than this are counted and not listed.
+/// Most findings of a sort that are listed; the others are counted.
 const MOST_FINDINGS: usize = 1000;
-/// More ranges of blocks than this are counted and not listed, per finding.
+/// Most ranges of blocks per finding that are listed; the others are counted.
 const MOST_HITS: usize = 100;
 
-/// The whole report.
+/// The complete report.
 #[derive(Debug, Clone, Serialize)]
 pub struct CheckReport {
-    /// The log.
+    /// UUID of the log.
     pub uuid: String,
-    /// Whether it had been closed cleanly.
+    /// Whether the log had been closed cleanly.
     pub clean: bool,
-    /// How often it had been opened.
+    /// Number of times that the log had been opened.
     pub epoch: u64,
-    /// The number of the root that counts.
+    /// Number of the authoritative root.
     pub root: u64,
-    /// Records behind the checkpoint that were replayed.
+    /// Number of records after the checkpoint that were replayed.
     pub replayed: u64,
-    /// Records behind the end of what counts, which a power cut leaves.
+    /// Number of records after the end of the valid ones, which a power cut leaves.
     pub discarded: u64,
-    /// What was looked at.
+    /// Checked amounts.
     pub checked: Checked,
-    /// How many blocks are damaged: each counted once for every version that has it.
+    /// Number of damaged blocks, each counted once per version that maps it.
     pub damaged_blocks: u64,
-    /// What is wrong, and something is lost.
+    /// Findings by which something is lost.
     pub damage: Vec<Finding>,
-    /// What is wrong, and nothing is lost.
+    /// Findings by which nothing is lost.
     pub notes: Vec<Finding>,
-    /// How many of each there are beyond those that are listed.
+    /// Numbers of findings beyond the listed ones: damage and notes.
     pub not_listed: (u64, u64),
 }
 
 impl CheckReport {
-    /// Whether anything is lost.
+    /// Returns whether anything is lost.
     pub fn is_damaged(&self) -> bool {
         !self.damage.is_empty()
     }
 }
 
-/// How much was looked at.
+/// Checked amounts.
 #[derive(Debug, Clone, Default, Serialize)]
 pub struct Checked {
     /// Zones that hold records.
     pub zones: u64,
     /// Records in them, roots not included.
     pub records: u64,
-    /// Zones whose records a good summary lists, too.
+    /// Zones whose records are also listed by a good summary.
     pub summaries: u64,
     /// Data blocks whose checksums were compared.
     pub data_blocks: u64,
@@ -58,26 +58,26 @@ pub struct Checked {
     pub pages: u64,
     /// The volume, its snapshots and clones.
     pub versions: u64,
-    /// Mapped blocks that were held against the records, once for each version.
+    /// Mapped blocks that were compared with the records, once for each version.
     pub mapped_blocks: u64,
     /// Roots.
     pub roots: u64,
 }
 
-/// One thing that is wrong.
+/// One finding.
 #[derive(Debug, Clone, Serialize)]
 pub struct Finding {
-    /// The zone, if it has one.
+    /// The zone, if the finding is about one.
     pub zone: Option<u32>,
-    /// The first block of the zone that it is about.
+    /// The first block of the zone that the finding is about.
     pub block: Option<u32>,
-    /// How many blocks of the zone it is about; 0 if it isn't about blocks.
+    /// Number of blocks of the zone that the finding is about; 0 if it isn't about blocks.
     pub blocks: u32,
-    /// What it is, in words.
+    /// Description in words.
     pub what: String,
-    /// Who has lost what: ranges of blocks.
+    /// Ranges of blocks of versions that are affected.
     pub hits: Vec<Hit>,
-    /// How many blocks are hit beyond those that are listed.
+    /// Number of affected blocks beyond the listed ranges.
     pub hits_not_listed: u64,
 }
 
@@ -86,16 +86,17 @@ pub struct Finding {
 pub struct Hit {
     /// The number of the version.
     pub version: u32,
-    /// Its name; empty for the volume itself; in brackets for a snapshot that was deleted and is still needed.
+    /// Name of the version; empty for the volume itself; in brackets for a snapshot that was deleted and is still
+    /// needed.
     pub name: String,
     /// The first block.
     pub block: u64,
-    /// How many.
+    /// Number of blocks.
     pub count: u64,
 }
 
 impl Finding {
-    /// About something in words, at a place if it has one.
+    /// Returns a finding in words, at a location if there is one.
     pub(super) fn at(place: Option<(u32, u32)>, blocks: u32, what: String) -> Self {
         Finding {
             zone: place.map(|(zone, _)| zone),
@@ -107,7 +108,7 @@ impl Finding {
         }
     }
 
-    /// Adds blocks that are hit; blocks that follow each other are joined.
+    /// Adds affected blocks; consecutive ones are merged.
     pub(super) fn hit(&mut self, version: u32, name: &str, block: u64, count: u64) {
         let is_full = self.hits.len() >= MOST_HITS;
         match self.hits.last_mut() {
@@ -124,7 +125,7 @@ impl Finding {
     }
 }
 
-/// What has been found so far.
+/// Findings up to now.
 #[derive(Debug, Default)]
 pub(super) struct Findings {
     damage: Vec<Finding>,
@@ -134,7 +135,7 @@ pub(super) struct Findings {
 }
 
 impl Findings {
-    /// Something is lost.
+    /// Adds a finding by which something is lost.
     pub(super) fn damage(&mut self, finding: Finding) {
         let hits: u64 = finding.hits.iter().map(|hit| hit.count).sum();
         self.damaged_blocks += hits + finding.hits_not_listed;
@@ -144,7 +145,7 @@ impl Findings {
         }
     }
 
-    /// Something is wrong, and nothing is lost.
+    /// Adds a finding by which nothing is lost.
     pub(super) fn note(&mut self, finding: Finding) {
         match self.notes.len() < MOST_FINDINGS {
             true => self.notes.push(finding),

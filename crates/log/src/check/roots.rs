@@ -1,5 +1,5 @@
-//! The two root zones: every root in them, and whether one is missing that may have been newer than the newest that
-//! opening the log finds.
+//! The two root zones: every root in them, and whether a root is missing that may have been newer than the newest
+//! readable one.
 
 use super::{Check, Finding, Window};
 use block::{Error, Result, ZoneReport, ZoneState};
@@ -9,11 +9,11 @@ use logkit::root::{FoundRoot, Root};
 
 /// A root that was found.
 pub(crate) struct Place {
-    /// Its block.
+    /// Block of the root zone.
     pub(crate) position: u32,
-    /// Its number.
+    /// Number of the root.
     pub(crate) number: u64,
-    /// What it says.
+    /// Contents of the root.
     pub(crate) root: Root,
 }
 
@@ -60,12 +60,12 @@ async fn check_zone(check: &mut Check<'_>, found: &FoundRoot, report: &ZoneRepor
     }
     check.checked.roots += good.len() as u64;
     let last = good.last().map(|(position, _)| *position);
-    // What stands behind the last root of a zone that was left open by a power cut means nothing.
+    // Bytes after the last root of a zone that a power cut left open mean nothing.
     let is_exact = end < layout.zone_blocks;
     let counts =
         bad.into_iter().filter(|(position, _)| is_exact || last.is_some_and(|last| *position < last));
     for (position, error) in counts {
-        // Roots are numbered, and stand behind each other.
+        // Roots are numbered and consecutive.
         let nearest = good.iter().min_by_key(|(other, _)| other.abs_diff(position));
         let number = nearest.map(|(other, number)| {
             number.saturating_add(u64::from(position)).saturating_sub(u64::from(*other))

@@ -1,12 +1,12 @@
-//! Reading a zone from its beginning to its end, a window at a time; blocks that can't be read are known by their
-//! numbers, and hold zeros.
+//! Reading a zone from its beginning to its end, one window at a time; unreadable blocks are recorded by number and
+//! hold zeros.
 
 use crate::layout::Layout;
 use block::{Error, Zones};
 use logkit::scan;
 use std::collections::BTreeMap;
 
-/// How many bytes a window has, at least.
+/// Least number of bytes of a window.
 const BYTES: usize = 8 << 20;
 
 /// The blocks of one zone.
@@ -14,18 +14,18 @@ pub(crate) struct Window<'a> {
     zones: &'a dyn Zones,
     layout: &'a Layout,
     zone: u32,
-    /// Nothing is read from here on.
+    /// End of the reads, in blocks.
     end: u32,
     start: u32,
     bytes: Vec<u8>,
     /// Blocks that can't be read, and why.
     pub(crate) unreadable: BTreeMap<u32, Error>,
-    /// Told how many bytes lie before the end of the window, each time that it moves on.
+    /// Called with the number of bytes before the end of the window, each time that it advances.
     pub(crate) on_read: Option<Box<dyn Fn(u64) + 'a>>,
 }
 
 impl<'a> Window<'a> {
-    /// Of the first `end` blocks of a zone.
+    /// Returns a window on the first `end` blocks of a zone.
     pub(crate) fn new(zones: &'a dyn Zones, layout: &'a Layout, zone: u32, end: u32) -> Self {
         Window {
             zones,
@@ -39,7 +39,7 @@ impl<'a> Window<'a> {
         }
     }
 
-    /// So many blocks from this one on; they lie before the end.
+    /// Returns `count` blocks from this one on, all before the end.
     pub(crate) async fn blocks(&mut self, position: u32, count: u32) -> &[u8] {
         debug_assert!(position + count <= self.end, "blocks behind the end of a zone");
         let block = self.layout.block_bytes();
@@ -57,7 +57,7 @@ impl<'a> Window<'a> {
         let (zones, layout, zone) = (self.zones, self.layout, self.zone);
         self.bytes = match scan::read(zones, layout, zone, position, count).await {
             Ok(bytes) => bytes,
-            // Block by block: the others may be good.
+            // One block at a time: the others may be good.
             Err(_) => {
                 let mut bytes = Vec::with_capacity(count as usize * layout.block_bytes());
                 for number in position..position + count {

@@ -1,4 +1,4 @@
-//! The records of one zone: their headers, the summary beside them, and all their data.
+//! The records of one zone: their headers, the summary, and all their data.
 
 use super::{Window, name_of};
 use crate::format::{Change, STREAMS, VersionId};
@@ -10,25 +10,25 @@ use logkit::scan::{self, Found, Kept};
 use logkit::summary::{Builder, Place};
 use std::collections::BTreeSet;
 
-/// A summary that differs from what it should be in more bytes than this may be another one, of an earlier use of the
-/// zone.
+/// Most bytes by which a damaged summary differs from the expected one. With more, it may be another summary, of an
+/// earlier use of the zone.
 const FEW: usize = 8;
 
-/// Up to where the records of each stream count, and up to where they had been durable.
+/// Last valid record of each stream, and last record known to have been durable.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Tail {
     pub(super) end: [u64; STREAMS],
     pub(super) durable: [u64; STREAMS],
 }
 
-/// What a record says of one data block. [`Entry::NONE`] where none says anything.
+/// Data block as its record describes it; [`Entry::NONE`] if no record describes the block.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct Entry {
-    /// To which version it was written.
+    /// Version that the block was written to.
     pub(super) version: VersionId,
-    /// In which of the regions it lies, from 1 on; 0 for none: then it is good.
+    /// Number of its region, from 1 on; 0 for a good block.
     pub(super) region: u32,
-    /// Which block of the version it is.
+    /// Block of the version.
     pub(super) block: u64,
 }
 
@@ -37,7 +37,7 @@ impl Entry {
     pub(super) const NONE: Entry = Entry { version: VersionId(0), region: 0, block: 0 };
 }
 
-/// Blocks with which the same is wrong.
+/// Blocks with the same fault.
 #[derive(Debug, Clone)]
 pub(super) struct Region {
     pub(super) position: u32,
@@ -46,54 +46,54 @@ pub(super) struct Region {
     pub(super) sort: Sort,
 }
 
-/// What it means if no version has anything in a region.
+/// Meaning of a region that no version maps.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Sort {
-    /// Nothing: a power cut may have left it so.
+    /// No fault: a power cut may have left it.
     Tail,
-    /// Data is damaged that had been durable.
+    /// Damage of data that had been durable.
     Data,
-    /// What is damaged is there a second time, or can be made anew.
+    /// Damage of redundant bytes: they have a second copy, or can be rebuilt.
     Spare,
 }
 
-/// A record that doesn't count, although it had been durable.
+/// An invalid record that had been durable.
 #[derive(Debug, Clone)]
 pub(super) struct Lost {
     pub(super) position: u32,
     pub(super) blocks: u32,
     pub(super) what: String,
-    /// What it would have changed: version, first block, count.
+    /// Changes that the record made: version, first block, count.
     pub(super) changes: Vec<(VersionId, u64, u32)>,
 }
 
-/// What a zone holds.
+/// Contents of a zone.
 #[derive(Debug, Default)]
 pub(super) struct Walked {
-    /// For each block of the zone.
+    /// Entry of each block of the zone.
     pub(super) entries: Vec<Entry>,
     pub(super) regions: Vec<Region>,
     pub(super) lost: Vec<Lost>,
     pub(super) records: u64,
     pub(super) data_blocks: u64,
     pub(super) has_summary: bool,
-    /// Records of a later life than the newest root that can be read.
+    /// Number of records of a later epoch than that of the newest readable root.
     pub(super) newer: u64,
 }
 
-/// Goes through one zone.
+/// Walk over one zone.
 pub(super) struct Walk<'a> {
     zones: &'a dyn Zones,
     layout: &'a Layout,
     root: &'a Root,
     report: &'a ZoneReport,
     tail: Tail,
-    /// Told how many bytes of the zone have been read.
+    /// Called with the number of bytes of the zone that have been read.
     pub(super) on_read: Option<Box<dyn Fn(u64) + 'a>>,
     walked: Walked,
 }
 
-/// The header in a block of a zone, if there is one of this place.
+/// Decodes the header in a block of a zone, if there is one of this location.
 ///
 /// # Errors
 /// As [`Parsed::decode`] and [`Parsed::check_place`].
@@ -146,7 +146,7 @@ impl<'a> Walk<'a> {
         self.walked
     }
 
-    /// Everything in a zone with a summary was durable before the summary counted: nothing in it may be torn.
+    /// Everything in a zone with a summary was durable before the summary was valid, so nothing in it may be torn.
     async fn with_summary(&mut self, window: &mut Window<'_>, records: &[Found], summary: u32) {
         let mut position = 0;
         for found in records {
@@ -222,7 +222,7 @@ impl<'a> Walk<'a> {
         self.judge_summary(window, &summary, unbroken, end, trouble).await;
     }
 
-    /// Whether what stands behind the records of a full zone was to be their summary.
+    /// Reports the bytes after the records of a full zone if they are a damaged summary.
     async fn judge_summary(
         &mut self,
         window: &mut Window<'_>,
@@ -238,7 +238,7 @@ impl<'a> Walk<'a> {
         let blocks = summary.blocks_with(0, block) as u32;
         let mut why = trouble.filter(|error| !matches!(error, Error::Protocol(_)));
         if why.is_none() && end.checked_sub(unbroken) == Some(blocks) {
-            // It has the length of one. Is it one, but for a few bytes?
+            // The length matches: compare the bytes with the expected summary.
             let mut expected = vec![0; blocks as usize * block];
             let zone = self.report.zone.0;
             let place = Place { zone, generation: self.report.generation, position: unbroken };
@@ -261,7 +261,7 @@ impl<'a> Walk<'a> {
         }
     }
 
-    /// Notes what a record says, and compares its data.
+    /// Notes a record's entries, and verifies its data.
     async fn record(&mut self, window: &mut Window<'_>, found: &Found, sort: Sort) {
         let header = &found.header;
         self.walked.records += 1;
@@ -299,7 +299,7 @@ impl<'a> Walk<'a> {
         self.note_lost(header, !bad.is_empty(), changes);
     }
 
-    /// Notes for each data block what it is.
+    /// Notes for each data block its version and block.
     fn note_changes(&mut self, found: &Found) -> Vec<(VersionId, u64, u32)> {
         let header = &found.header;
         let name = name_of(header);
@@ -341,7 +341,7 @@ impl<'a> Walk<'a> {
         changed
     }
 
-    /// A record that must count and doesn't, because it, or one before it, is damaged.
+    /// Notes a record that must be valid and isn't, because it, or one before it, is damaged.
     fn note_lost(&mut self, header: &Header, is_bad: bool, changes: Vec<(VersionId, u64, u32)>) {
         if header.kind != Kind::Entries {
             return;
@@ -369,7 +369,7 @@ impl<'a> Walk<'a> {
 }
 
 impl Walked {
-    /// Whether blocks of these pages may lie in a region.
+    /// Returns whether blocks of these lost pages may lie in a region.
     pub(super) fn may_be_needed(&self, region: &Region, lost: &BTreeSet<(VersionId, u64)>) -> bool {
         let entries = &self.entries[region.position as usize..(region.position + region.blocks) as usize];
         entries.iter().filter(|entry| entry.version.0 > 0).any(|entry| {

@@ -1,8 +1,8 @@
-//! How a change gets in: capacity is set aside for it, it is queued, and its request waits until it has committed.
+//! Admission of a change: capacity is reserved for it, it is queued, and its request waits until it has committed.
 //!
-//! A change for which there is no capacity waits for changes in flight, or for a checkpoint if that can give capacity back,
-//! before it is refused. Left to others: appending what is queued (`logkit::lane`), committing it (`commit.rs`), and how much
-//! capacity there is (`room.rs`).
+//! A change without capacity waits for changes in flight, or for a checkpoint if that can free capacity, before it is
+//! refused. Other modules append what is queued (`logkit::lane`), commit it (`commit.rs`), and compute the capacity
+//! (`room.rs`).
 
 use super::{Acknowledge, Changes, Core, Item};
 use crate::format::Change;
@@ -13,13 +13,13 @@ use runtime::{RequestKey, Requests};
 use std::cell::Cell;
 use std::rc::Rc;
 
-/// Requests, and what is set aside for their changes.
+/// Open requests, and the capacity that is reserved for their changes.
 #[derive(Debug)]
 pub(super) struct Admission {
     requests: Requests,
     /// Permits for blocks of dirty data.
     dirty: Rc<Semaphore>,
-    /// Blocks of capacity that are set aside for changes that are queued or in flight.
+    /// Blocks of capacity that are reserved for changes that are queued or in flight.
     growing: Cell<u64>,
 }
 
@@ -45,7 +45,7 @@ impl Admission {
         }
     }
 
-    /// Notes that an item was divided.
+    /// Notes that an item was split.
     pub(super) fn was_cut(&self, item: &Item) {
         if let Some(request) = item.request {
             self.requests.item_was_cut(request);
@@ -54,11 +54,11 @@ impl Admission {
 }
 
 impl Core {
-    /// Carries out changes of a version, data and all, and waits until they have committed; or, where writes are
-    /// acknowledged from the buffer, until they are there. The blocks are in range.
+    /// Carries out changes of a version with their data, and waits until they have committed or, where writes are
+    /// acknowledged from the buffer, until they are buffered. The blocks are in range.
     ///
     /// # Errors
-    /// [`Error::NoSpace`] where there is no room, [`Error::ReadOnly`] for a log that has failed.
+    /// [`Error::NoSpace`] without capacity for them, [`Error::ReadOnly`] for a log that has failed.
     pub async fn change(
         self: &Rc<Self>,
         changes: Changes,
@@ -81,7 +81,7 @@ impl Core {
                 _ => {}
             }
         }
-        // Whoever drops the call while it waits for room doesn't take the write back.
+        // Dropping the call while it waits for capacity doesn't cancel the write.
         let core = self.clone();
         let task = self.kit.tasks.spawn(async move {
             let room = match room {
@@ -107,7 +107,7 @@ impl Core {
         task.await
     }
 
-    /// Completes the request of an item that has committed or failed, and gives back the capacity that was set aside.
+    /// Completes the request of an item that has committed or failed, and returns the reserved capacity.
     pub(crate) fn complete(&self, item: &Item, outcome: Result<()>) {
         if item.growth > 0 {
             self.admission.growing.set(self.admission.growing.get() - u64::from(item.growth));
@@ -155,7 +155,7 @@ impl Core {
         (room, growth): (Option<Permit>, u32),
     ) -> Result<()> {
         let has_data = !payload.is_empty();
-        // What the device below may have no space for is not acknowledged before it is written.
+        // Writes that the device below may have no space for are acknowledged only once they are written.
         let buffers = self.settings.acknowledge == Acknowledge::Buffer && !self.kit.space.is_doubtful();
         let request = self.submit(changes, payload, room, growth, buffers);
         let waiting = self.admission.requests.wait(request);
@@ -170,7 +170,7 @@ impl Core {
         }
     }
 
-    /// Queues changes for which there is room.
+    /// Queues changes for which capacity is reserved.
     fn submit(
         &self,
         changes: Changes,
@@ -204,9 +204,9 @@ impl Core {
         key
     }
 
-    /// Sets room aside for what the changes add, or says that there is none. None where that is to be seen: what is on
-    /// its way has more room set aside than it may need, because what it overwrites isn't looked up while there is
-    /// plenty.
+    /// Reserves capacity for the blocks that the changes add. `None` if that depends on changes in flight: they may
+    /// have reserved more than they need, because the blocks that they overwrite are looked up only when capacity is
+    /// short. Fails with [`Error::NoSpace`] if there is no capacity.
     fn admit(&self, changes: &Changes) -> Result<Option<u32>> {
         let mut growth: u64 = changes.iter().map(|change| u64::from(change.data_blocks())).sum();
         if growth == 0 {
@@ -244,7 +244,7 @@ impl Core {
     fn class_of(&self, change: &Change) -> u8 {
         let policy = self.kit.policy.borrow();
         let arrival = match change {
-            // What was acknowledged must be numbered in the order in which it was: one queue for all.
+            // Acknowledged writes are numbered in the order of acknowledgement, so they share one queue.
             _ if self.settings.acknowledge == Acknowledge::Buffer => Arrival::New,
             Change::Write { version, block, .. } => {
                 let versions = self.versions.borrow();

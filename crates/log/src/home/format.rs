@@ -1,5 +1,5 @@
-//! The bytes of a map's home: where everything is, its header, and the transactions of its journal. The book's page "The
-//! map's home" describes them byte by byte. Decoding takes any bytes.
+//! Format of a map's home: its layout, its header, and the transactions of its journal. The book's page "The map's
+//! home" describes the format byte by byte. Decoding takes any bytes.
 
 use block::{Error, Result};
 use crc_fast::{CrcAlgorithm, Digest};
@@ -9,43 +9,43 @@ use zones::on_device::format::Uuid;
 
 /// The version of the format that this code writes and reads.
 pub const VERSION: u32 = 1;
-/// What changes as a whole, in bytes: a line of a processor's cache.
+/// Unit of change in bytes: a cache line.
 pub const LINE: usize = 64;
-/// A slab of the map, in bytes.
+/// Size of a slab of the map in bytes.
 pub const SLAB: u64 = 4096;
-/// How long a slot of the header is, in bytes; there are two.
+/// Size of a slot of the header in bytes; there are two.
 pub const SLOT: u64 = 4096;
-/// How many bytes of a slot are used.
+/// Number of bytes of a slot that are used.
 pub const HEADER: usize = 128;
-/// How long the header of a transaction is, in bytes.
+/// Size of the header of a transaction in bytes.
 pub const TRANSACTION: usize = LINE;
 const MAGIC: &[u8; 8] = b"SILTHOME";
 const TRANSACTION_MAGIC: &[u8; 8] = b"SILTHTX1";
-/// Read as a number of the machine: the words of the map are that, too.
+/// Byte order mark in the machine's order, which the words of the map have, too.
 const ORDER: u32 = 0x0102_0304;
-/// What begins here can be mapped in huge pages.
+/// Alignment of parts that can be mapped in huge pages.
 const ALIGNMENT: u64 = 2 << 20;
-/// Room for what is said of versions: their names, and 4 bytes per 4 GiB of each.
+/// Space for the versions: their names, and 4 bytes per 4 GiB of each.
 const VERSIONS: u64 = 64 << 20;
 const SMALLEST_JOURNAL: u64 = 64 << 10;
 const LARGEST_JOURNAL: u64 = 64 << 20;
 
-/// A line: eight words, each of which is stored as a whole.
+/// A line: eight words, each of which is stored atomically.
 pub type Line = [u64; LINE / 8];
 
-/// The words of these bytes, zeros behind their end.
+/// Returns the words of these bytes, padded with zeros.
 pub fn line_of(bytes: &[u8]) -> Line {
     let mut padded = [0; LINE];
     padded[..bytes.len()].copy_from_slice(bytes);
     zerocopy::transmute!(padded)
 }
 
-/// The bytes of a line.
+/// Returns the bytes of a line.
 pub fn bytes_of(line: &Line) -> [u8; LINE] {
     zerocopy::transmute!(*line)
 }
 
-/// CRC32C of the log's key and these bytes: nothing that isn't of this log has it.
+/// Returns the CRC32C of the log's key and these bytes, so that another log's bytes don't match.
 pub fn sum(key: u64, bytes: &[u8]) -> u32 {
     logkit::record::keyed_sum(key, &[bytes])
 }
@@ -58,15 +58,15 @@ pub fn sealed(mut writer: Writer, length: usize, key: u64) -> Vec<u8> {
     writer.0
 }
 
-/// Whether the first `length` bytes are there and end with their [`sum`].
+/// Returns whether there are `length` bytes and they end with their [`sum`].
 pub fn is_sealed(bytes: &[u8], length: usize, key: u64) -> bool {
     let split = bytes.get(..length).and_then(|bytes| bytes.split_last_chunk::<4>());
     split.is_some_and(|(content, own)| sum(key, content) == u32::from_le_bytes(*own))
 }
 
-/// CRC-64/NVME of the log's key and the body of a transaction. Lines of the state end with a CRC32C of their own, so another
-/// CRC32C over them would be the same whatever they say: in a body that is half of one transaction and half of an older one, it
-/// would miss exactly these.
+/// CRC-64/NVME of the log's key and the body of a transaction. Lines of the state end with a CRC32C of their own, so a
+/// CRC32C over them is the same for all valid contents: it would miss a body that is half of one transaction and half
+/// of an older one.
 pub fn body_sum(key: u64, body: &[u8]) -> u64 {
     let mut digest = Digest::new(CrcAlgorithm::Crc64Nvme);
     digest.update(&key.to_le_bytes());
@@ -74,30 +74,31 @@ pub fn body_sum(key: u64, body: &[u8]) -> u64 {
     digest.finalize()
 }
 
-/// Where the parts of a home are, in bytes.
+/// Offsets of the parts of a home, in bytes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Places {
     /// The journal.
     pub journal: u64,
-    /// See `journal`.
+    /// Length of the journal.
     pub journal_length: u64,
-    /// The state: a line for all of it, a line per zone, the versions.
+    /// The state: one line for the moment, one line per zone, then the versions.
     pub state: u64,
-    /// See `state`.
+    /// Length of the state.
     pub state_length: u64,
-    /// The words of the map: everything from here on.
+    /// The words of the map, to the end of the home.
     pub words: u64,
 }
 
 impl Places {
-    /// For a log of so many zones and a volume of so many blocks.
+    /// Returns the layout for a log of `zones` zones and a volume of `blocks` blocks.
     pub fn new(zones: u32, blocks: u64) -> Self {
-        // A quarter of a map without runs: enough that most of it is changed several times before the journal is full.
+        // A quarter of the size of a map without runs: most of the map changes several times before the journal is
+        // full.
         let journal_length = blocks.next_multiple_of(SLAB).clamp(SMALLEST_JOURNAL, LARGEST_JOURNAL);
         Self::with_journal(zones, journal_length)
     }
 
-    /// With a journal of this length, a multiple of the size of a slab.
+    /// Returns the layout with a journal of this length, a multiple of the size of a slab.
     pub fn with_journal(zones: u32, journal_length: u64) -> Self {
         let journal = 2 * SLOT;
         let state = (journal + journal_length).next_multiple_of(SLAB);
@@ -106,22 +107,22 @@ impl Places {
         Places { journal, journal_length, state, state_length, words }
     }
 
-    /// Where the line of a zone is.
+    /// Returns the offset of a zone's line.
     pub fn zone(&self, zone: u32) -> u64 {
         self.state + LINE as u64 * (1 + u64::from(zone))
     }
 
-    /// Where the versions are, of a log of so many zones.
+    /// Returns the offset of the versions of a log with this number of zones.
     pub fn versions(&self, zones: u32) -> u64 {
         self.zone(zones)
     }
 
-    /// Where a slab of the map is.
+    /// Returns the offset of a slab of the map.
     pub fn slab(&self, slab: u32) -> u64 {
         self.words + SLAB * u64::from(slab)
     }
 
-    /// Whether a transaction may change a line here.
+    /// Returns whether a transaction may change the line at this offset.
     fn holds(&self, offset: u64) -> bool {
         (self.state..self.state + self.state_length).contains(&offset)
             || (self.words..self.words + (1 << 44)).contains(&offset)
@@ -145,28 +146,29 @@ impl Places {
     }
 }
 
-/// What a slot of the header says. The valid one with the highest number counts; the next one goes to the other slot.
+/// Contents of a header slot. The valid slot with the highest number is authoritative; the next header is written to
+/// the other slot.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Header {
     /// The log whose map this is.
     pub uuid: Uuid,
-    /// How many zones it has.
+    /// Number of zones of the log.
     pub zones: u32,
-    /// Where everything is.
+    /// Offsets of the parts.
     pub places: Places,
-    /// How many slots have been written.
+    /// Number of slots that have been written.
     pub number: u64,
-    /// All transactions up to this one are in place; the journal begins behind it.
+    /// Last transaction whose lines are stored; the journal begins after it.
     pub base: u64,
 }
 
 impl Header {
-    /// Where the slot is that this header goes to.
+    /// Returns the offset of the slot that this header is written to.
     pub fn offset(&self) -> u64 {
         self.number % 2 * SLOT
     }
 
-    /// As bytes, [`HEADER`] of them.
+    /// Encodes the header in [`HEADER`] bytes.
     pub fn encode(&self) -> Vec<u8> {
         let mut writer = Writer::default();
         writer.put(MAGIC);
@@ -181,10 +183,11 @@ impl Header {
         sealed(writer, HEADER, 0)
     }
 
-    /// From bytes, which may be anything.
+    /// Decodes a header from bytes, which may be anything.
     ///
     /// # Errors
-    /// [`Error::Protocol`] for no header, or one of another version; [`Error::Corrupt`] for a damaged one.
+    /// [`Error::Protocol`] if there is no header, or one of another format version; [`Error::Corrupt`] for a damaged
+    /// one.
     pub fn decode(bytes: &[u8]) -> Result<Header> {
         let mut reader = Reader::new(bytes, "the header of a map's home");
         if reader.bytes(8)? != MAGIC {
@@ -193,7 +196,7 @@ impl Header {
         let version = reader.u32()?;
         let order = reader.bytes(4)? == ORDER.to_ne_bytes();
         if version != VERSION || !order {
-            // The version is read on any machine; damage would give nonsense here, too.
+            // The version is read in either byte order; damaged bytes would give a meaningless version.
             let found = if order {
                 format!("version {version} of the format")
             } else {
@@ -219,26 +222,26 @@ impl Header {
     }
 }
 
-/// The header of a transaction: how its lines are found. They follow it, or, where there are more than the journal has room
-/// for, lie behind the words in use.
+/// The header of a transaction, which locates its lines. They follow the header or, if they don't fit in the journal,
+/// are stored after the words in use.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Transaction {
-    /// Its number.
+    /// Number of the transaction.
     pub sequence: u64,
-    /// How many lines it changes.
+    /// Number of lines that the transaction changes.
     pub lines: u32,
-    /// Where its body is if it doesn't follow the header; else 0.
+    /// Offset of the body; 0 if it follows the header.
     pub elsewhere: u64,
     /// The checksum of the body.
     pub body_sum: u64,
 }
 
-/// How long the body of a transaction of so many lines is, in bytes.
+/// Returns the size in bytes of the body of a transaction with this number of lines.
 pub fn body_length(lines: u32) -> u64 {
     (8 * u64::from(lines)).next_multiple_of(LINE as u64) + LINE as u64 * u64::from(lines)
 }
 
-/// The body of a transaction: where its lines go, in lines of the home, and the lines.
+/// Encodes the body of a transaction: the line numbers in the home, then the lines.
 pub fn encode_body(lines: &[(u64, Line)]) -> Vec<u8> {
     let mut bytes = Vec::with_capacity(body_length(lines.len() as u32) as usize);
     lines.iter().for_each(|(offset, _)| bytes.extend_from_slice(&(offset / LINE as u64).to_le_bytes()));
@@ -247,10 +250,10 @@ pub fn encode_body(lines: &[(u64, Line)]) -> Vec<u8> {
     bytes
 }
 
-/// The lines of a body whose checksum is right.
+/// Decodes the lines of a body with a valid checksum.
 ///
 /// # Errors
-/// [`Error::Corrupt`] for lines outside of what transactions change.
+/// [`Error::Corrupt`] for lines that transactions don't change.
 pub fn decode_body(bytes: &[u8], lines: u32, places: &Places) -> Result<Vec<(u64, Line)>> {
     let count = lines as usize;
     let (numbers, rest) = bytes.split_at((8 * count).next_multiple_of(LINE).min(bytes.len()));
@@ -267,7 +270,7 @@ pub fn decode_body(bytes: &[u8], lines: u32, places: &Places) -> Result<Vec<(u64
 }
 
 impl Transaction {
-    /// As bytes, [`TRANSACTION`] of them.
+    /// Encodes the header in [`TRANSACTION`] bytes.
     pub fn encode(&self, key: u64) -> Vec<u8> {
         let mut writer = Writer::default();
         writer.put(TRANSACTION_MAGIC);
@@ -276,7 +279,7 @@ impl Transaction {
         sealed(writer, TRANSACTION, key)
     }
 
-    /// From bytes, which may be anything; none if they are no transaction of this log.
+    /// Decodes a header from bytes, which may be anything; `None` unless they are a transaction of this log.
     pub fn decode(bytes: &[u8], key: u64) -> Option<Transaction> {
         if !bytes.starts_with(TRANSACTION_MAGIC) || !is_sealed(bytes, TRANSACTION, key) {
             return None;

@@ -1,7 +1,7 @@
-//! What a map's home is kept on: [`Medium`], and a file as one.
+//! Storage of a map's home: [`Medium`], and its implementation on a file.
 //!
-//! The home's own code decides what is written when, and in which order it must be durable; a medium does it. So the same
-//! code runs on a file with direct access, on any other file, and on what tests cut at every line.
+//! The home's code decides the writes and the order in which they become durable; a medium carries them out. So the
+//! same code runs on a file with direct access, on any other file, and on the tests' medium that is cut at every line.
 
 use super::format::{LINE, Line};
 use block::{Buffer, Call, Durability, Error, Payload, Result};
@@ -12,37 +12,37 @@ use std::cell::Cell;
 use std::path::{Path, PathBuf};
 use std::rc::Rc;
 
-/// Bytes that survive. Offsets of lines are multiples of 64.
+/// Persistent bytes. Offsets of lines are multiples of 64.
 pub trait Medium {
-    /// How people call it.
+    /// Name of the medium for operators.
     fn name(&self) -> &str;
 
-    /// The word for how stores become durable: `flush` or `sync`.
+    /// Operation that makes stores durable: `flush` or `sync`.
     fn durable_by(&self) -> &'static str;
 
-    /// How long it is, in bytes.
+    /// Returns the length in bytes.
     ///
     /// # Errors
-    /// What asking says.
+    /// Errors of the query.
     fn length(&self) -> Result<u64>;
 
-    /// Words that begin with what is here from byte `offset` on, a multiple of 4096; their changes stay private. Making more
-    /// of them usable makes the medium as long.
+    /// Returns words that begin with the contents from byte `offset` on, a multiple of 4096; their changes stay
+    /// private. Making more words usable extends the medium.
     ///
     /// # Errors
-    /// What mapping says.
+    /// Errors of mapping.
     fn words(&self, offset: u64, most: usize) -> Result<PrivateWords>;
 
     /// Reads bytes.
     ///
     /// # Errors
-    /// What reading says, also where the medium ends before.
+    /// Errors of reading, also if the medium ends before the range does.
     fn read(&self, offset: u64, length: usize) -> Call<'_, Result<Vec<u8>>>;
 
-    /// Takes space for these bytes, so that storing to them can't fail.
+    /// Allocates space for these bytes, so that storing to them can't fail.
     ///
     /// # Errors
-    /// [`Error::NoSpace`] where there is none.
+    /// [`Error::NoSpace`] if there is none.
     fn allocate(&self, offset: u64, length: u64) -> Call<'_, Result<()>>;
 
     /// Writes whole lines of bytes, and returns when they are durable.
@@ -51,11 +51,11 @@ pub trait Medium {
     /// The error of the write. The contents of the range are unknown then, and every later `write` and `persist` fails.
     fn write(&self, offset: u64, bytes: Vec<u8>) -> Call<'_, Result<()>>;
 
-    /// What these lines hold, where space has been taken.
+    /// Loads the contents of these lines, whose space is allocated.
     fn load(&self, offset: u64, lines: &mut [Line]);
 
-    /// Changes a line, where space has been taken. It is durable at any time from now on, each of its words as a whole; and
-    /// surely after [`persist`](Self::persist).
+    /// Stores a line whose space is allocated. Each of its words becomes durable atomically at any time from now on, at
+    /// the latest with [`persist`](Self::persist).
     fn store(&self, offset: u64, line: &Line);
 
     /// Makes every store before it durable.
@@ -65,14 +65,14 @@ pub trait Medium {
     fn persist(&self) -> Call<'_, Result<()>>;
 }
 
-/// So many bytes of a file can be mapped at most: those of the largest map, and what stands before it.
+/// Most bytes of a file that can be mapped: those of the largest map, and the parts before it.
 const MOST: usize = 2 << 40;
 
-/// A file, mapped. It is locked as long as this lives.
+/// A memory-mapped file, locked while this value exists.
 #[derive(Debug)]
 pub struct FileMedium {
     file: File,
-    /// None of one that is only read.
+    /// Shared mapping; `None` for a file that is opened read-only.
     lines: Option<SharedLines>,
     /// Whether a durable write or a sync has failed, was dropped before its end, or is in flight. Linux drops the data that
     /// failed write-back didn't write, and reports the error once per open file description (errseq). So a later sync that
@@ -94,11 +94,11 @@ impl FileMedium {
         })
     }
 
-    /// Makes the file, or empties one that is a map's home, or empty, already. `locked` is what
+    /// Creates the file, or truncates one that is empty or a map's home. `locked` is the file that
     /// [`lock_for_stack`](Self::lock_for_stack) returned.
     ///
     /// # Errors
-    /// [`Error::AlreadyExists`] for a file that is something else; what opening and locking say.
+    /// [`Error::AlreadyExists`] for any other file; errors of opening and locking.
     pub async fn create(path: &Path, locked: Option<&SharedFile>) -> Result<Rc<dyn Medium>> {
         let options = OpenOptions { create: true, ..OpenOptions::read_write() };
         let file = Self::locked_or_open(path, locked, options).await?;
@@ -114,7 +114,7 @@ impl FileMedium {
             }
             file.set_len(0).await?;
         }
-        // The name must survive, too.
+        // The directory entry must be durable, too.
         let folder = path.parent().filter(|folder| !folder.as_os_str().is_empty()).unwrap_or(Path::new("."));
         runtime::file::sync_directory(folder).await?;
         Self::map(file)
@@ -123,7 +123,7 @@ impl FileMedium {
     /// Opens the file; `locked` as for [`create`](Self::create).
     ///
     /// # Errors
-    /// [`Error::NotFound`] without one; what opening, locking and mapping say.
+    /// [`Error::NotFound`] if there is no file; errors of opening, locking and mapping.
     pub async fn open(path: &Path, locked: Option<&SharedFile>) -> Result<Rc<dyn Medium>> {
         Self::map(Self::locked_or_open(path, locked, OpenOptions::read_write()).await?)
     }
@@ -136,7 +136,7 @@ impl FileMedium {
         Self::open_locked(path, options).await
     }
 
-    /// Opens the file for looking at it.
+    /// Opens the file read-only.
     ///
     /// # Errors
     /// As [`open`](Self::open).
@@ -224,7 +224,7 @@ impl Medium for FileMedium {
     }
 
     fn read(&self, offset: u64, length: usize) -> Call<'_, Result<Vec<u8>>> {
-        /// At a time, so that no buffer is too large.
+        /// Bytes per step, which bound the buffer.
         const STEP: usize = 1 << 20;
         Call::new(async move {
             let mut bytes = Vec::with_capacity(length);
@@ -247,7 +247,7 @@ impl Medium for FileMedium {
     }
 
     fn write(&self, offset: u64, bytes: Vec<u8>) -> Call<'_, Result<()>> {
-        /// At a time, so that no buffer is too large.
+        /// Bytes per step, which bound the buffer.
         const STEP: usize = 1 << 20;
         if let Some(lines) = self.direct() {
             let (words, _) = bytes.as_chunks::<8>();
@@ -304,7 +304,7 @@ mod tests {
                 let file = File::open(Path::new("map.pmem"), OpenOptions::read_write()).await.unwrap();
                 let medium = FileMedium::over(file, None);
                 for round in 1..=4_u8 {
-                    // As the kernel sees a store to the mapping: a page of the cache that is dirty.
+                    // To the kernel, a store to the mapping is a dirty page of the page cache.
                     let store = Payload::from(Buffer::copy_of(&[round; 4096]));
                     medium.file.write_at(PLACES, store, Durability::Visible).await.unwrap();
                     let written = medium.write(0, vec![round; 512]).await;

@@ -1,6 +1,5 @@
-//! The crash oracle of a map's home: a seeded history of maps, zones and versions, cut between and within all fences. What
-//! is opened must be exactly what it was at the last transaction that had been acknowledged at the cut, or at the one that
-//! was on its way.
+//! The crash oracle of a map's home: a seeded history of maps, zones and versions, cut between and within all fences.
+//! The reopened home must equal the last transaction that was acknowledged at the cut, or the transaction in flight.
 
 use super::recorded::{Broken, Event, Image, Recorded};
 use super::{Known, MapHome, Moment, Places};
@@ -22,10 +21,10 @@ const ZONES: u32 = 40;
 const BLOCKS: u64 = 5 << 19;
 const IDENTITY: Identity = Identity { uuid: Uuid::from_bytes([5; 16]), key: 0x1234_5678_9abc_def0 };
 
-/// A version: its number, its parent's, its name, and where its blocks lie.
+/// A version: its number, its parent's, its name, and the extents of its blocks.
 type Told = (u32, Option<u32>, String, Vec<(u64, u64, u32)>);
 
-/// All that a home says, in a form to be compared.
+/// All contents of a home, in comparable form.
 #[derive(Debug, Clone, PartialEq, Eq)]
 struct Contents {
     moment: Moment,
@@ -52,7 +51,7 @@ fn contents_of(known: &Known, maps: &[impl Map]) -> Contents {
     }
 }
 
-/// A log without a log: what a home is told of.
+/// The state that a home records, without a log.
 struct World {
     random: Random,
     versions: Versions,
@@ -73,7 +72,7 @@ impl World {
         Moment { epoch: 1, clock: self.clock, covered: [self.clock, 3], next_version: 0, slabs: 0 }
     }
 
-    /// What a home would say of it.
+    /// Returns the contents of a home with this state.
     fn contents(&self, slabs: u32) -> Contents {
         let known = |(number, zone): (u32, Zone)| {
             let line = super::format::bytes_of(&super::state::encode_zone(number, &zone, 0));
@@ -125,17 +124,17 @@ impl World {
     }
 }
 
-/// What was recorded of one life.
+/// Recording of one epoch.
 struct Life {
     medium: Rc<Recorded>,
-    /// By transaction: what it holds.
+    /// Contents of each transaction.
     contents: BTreeMap<u64, Contents>,
-    /// Transactions, and after how many events they were acknowledged.
+    /// Transactions, and the number of events before each was acknowledged.
     acknowledged: Vec<(usize, u64)>,
 }
 
 impl Life {
-    /// The last transaction that was acknowledged before this cut.
+    /// Returns the last transaction that was acknowledged before this cut.
     fn promised(&self, cut: usize) -> Option<u64> {
         self.acknowledged.iter().rfind(|(events, _)| *events <= cut).map(|(_, sequence)| *sequence)
     }
@@ -153,7 +152,7 @@ async fn live(seed: u64, transactions: u64, broken: Broken) -> Life {
         (0..size).for_each(|_| world.change());
         let collected = home.collect(&world.versions, &world.pool, world.moment()).expect("changes");
         let contents = world.contents(collected.moment().slabs);
-        // What changes from here on is of the next one.
+        // Changes from here on belong to the next transaction.
         (0..world.random.below(4)).for_each(|_| world.change());
         life.contents.insert(home.sequence() + 1, contents);
         if world.random.below(12) == 0 {
@@ -169,7 +168,7 @@ async fn live(seed: u64, transactions: u64, broken: Broken) -> Life {
     life
 }
 
-/// Opens what is left after a cut, and says what is wrong with it.
+/// Opens the medium as a cut leaves it, and checks the contents.
 async fn open(life: &Life, cut: usize, image: &Image, look_only: bool) -> Result<Rc<Recorded>, String> {
     let medium = Recorded::new(image.clone(), Broken::Not);
     let promised = life.promised(cut);
@@ -191,7 +190,7 @@ async fn open(life: &Life, cut: usize, image: &Image, look_only: bool) -> Result
     }
 }
 
-/// Cuts a life in each interval between two fences, several times; returns how many states were opened.
+/// Cuts an epoch in each interval between two fences, several times; returns the number of states that were opened.
 async fn search(seed: u64, life: &Life) -> Result<u64, String> {
     let mut random = Random::new(seed ^ 0xC07);
     let events = life.medium.events();
@@ -204,7 +203,7 @@ async fn search(seed: u64, life: &Life) -> Result<u64, String> {
         }
         for choice in 0..8 {
             let cut = match choice {
-                // Just before the fence: everything is open.
+                // Just before the fence: nothing since the last fence is certain.
                 0 | 1 | 6 => end - 1,
                 _ => from + random.below((end - from) as u64) as usize,
             };
@@ -227,7 +226,7 @@ async fn search(seed: u64, life: &Life) -> Result<u64, String> {
             if choice == 2 {
                 open(life, cut, &image, true).await.map_err(what)?;
             }
-            // Opening it writes, too, and may be cut.
+            // Opening writes, too, and may be cut.
             if choice > 2 && recovery.done() > 0 {
                 let second = random.below(recovery.done() as u64 + 1) as usize;
                 let image = recovery.after_power_cut(second, || random.below(2) == 0);
@@ -267,7 +266,7 @@ fn what_forgets_a_fence_or_a_flush_is_caught() {
     for broken in [Broken::WriteWithoutFence, Broken::PersistWithoutFence, Broken::StoreWithoutFlush] {
         let is_caught = (1..=8).any(|seed| {
             let search = move || run(async move || search(seed, &live(seed, 40, broken).await).await.err());
-            // What is wrong may also be met by an assertion of the map.
+            // An assertion of the map may detect the fault, too.
             let found = std::panic::catch_unwind(search).unwrap_or(Some("the map panics".to_owned()));
             found.inspect(|wrong| println!("{broken:?}, seed {seed}: {wrong}")).is_some()
         });
@@ -275,7 +274,7 @@ fn what_forgets_a_fence_or_a_flush_is_caught() {
     }
 }
 
-/// A transaction that finds no space changes nothing, and what it would have held is in the next.
+/// A transaction that finds no space changes nothing, and the next one includes its changes.
 #[test]
 fn without_space_nothing_is_lost() {
     run(async || {

@@ -1,8 +1,8 @@
-//! A medium for tests that remembers every store, flush and fence, and what the power may leave of them.
+//! A medium for tests that records every store, flush and fence, and yields the permitted states after a power cut.
 //!
-//! The model: a store of 8 bytes is whole or not there. It is surely there once its line was flushed after it and a fence
-//! has followed; until then it may be there or not, whatever becomes of other words of its line, and whatever was stored
-//! first. A word never goes back behind what it surely held.
+//! The model: a store of 8 bytes is atomic. It is durable once its line was flushed after it and a fence has followed.
+//! Until then it may be present or absent, independent of the other words of its line and of the order of stores. A
+//! word never reverts to a value older than its last durable one.
 
 use super::{LINE, Line, Medium};
 use block::{Call, Error, Result};
@@ -14,10 +14,10 @@ use std::sync::atomic::Ordering;
 
 const WORDS: usize = LINE / 8;
 
-/// Words that aren't zero, by their number.
+/// Nonzero words by number.
 pub type Image = BTreeMap<u64, u64>;
 
-/// What is done to the medium.
+/// An operation on the medium.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Event {
     /// This word is stored.
@@ -28,28 +28,28 @@ pub enum Event {
     Fence,
 }
 
-/// What a medium leaves out.
+/// A step that a faulty medium omits.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Broken {
     /// Nothing.
     Not,
-    /// The fence behind what must be durable when `write` returns.
+    /// The fence after the data that must be durable when `write` returns.
     WriteWithoutFence,
-    /// The fence before a journal begins anew.
+    /// The fence before a journal is emptied.
     PersistWithoutFence,
-    /// The flushes of what is put in place.
+    /// The flushes of stored lines.
     StoreWithoutFlush,
 }
 
-/// See the module's head.
+/// A medium in memory that records its events.
 #[derive(Debug)]
 pub struct Recorded {
-    /// What it began with.
+    /// Contents at the start.
     start: Image,
     now: RefCell<Image>,
     events: RefCell<Vec<Event>>,
     broken: Broken,
-    /// Bytes that may be taken before there is no space left.
+    /// Bytes that may be allocated before there is no space left.
     space: Cell<u64>,
 }
 
@@ -67,17 +67,17 @@ impl Recorded {
         self.events.borrow().len()
     }
 
-    /// From now on there is so much space.
+    /// Limits the space that is left from now on.
     pub fn leave_space(&self, bytes: u64) {
         self.space.set(bytes);
     }
 
-    /// To find out what is there if the power fails.
+    /// Returns the states after power cuts.
     pub fn cuts(&self) -> Cuts {
         Cuts { sure: self.start.clone(), pending: BTreeMap::new(), at: 0 }
     }
 
-    /// What is there if the power fails before event `cut`, see [`Cuts::choose`].
+    /// Returns the contents after a power cut before event `cut`, see [`Cuts::choose`].
     pub fn after_power_cut(&self, cut: usize, chance: impl FnMut() -> bool) -> Image {
         let mut cuts = self.cuts();
         cuts.advance(&self.events.borrow(), cut);
@@ -102,7 +102,7 @@ impl Recorded {
     }
 }
 
-/// What is sure, and what isn't, before an event.
+/// The durable words, and those that may be lost, before an event.
 #[derive(Debug, Clone)]
 pub struct Cuts {
     sure: Image,
@@ -112,7 +112,7 @@ pub struct Cuts {
 }
 
 impl Cuts {
-    /// Goes on to event `cut`.
+    /// Advances to event `cut`.
     pub fn advance(&mut self, events: &[Event], cut: usize) {
         for event in &events[self.at..cut] {
             match *event {
@@ -135,13 +135,13 @@ impl Cuts {
         self.at = cut;
     }
 
-    /// What is there if the power fails here: `chance` is asked whether a store that isn't sure is; with `whole_lines`, once
-    /// for all stores of a line.
+    /// Returns the contents after a power cut here: `chance` decides for each store that isn't durable whether it is
+    /// present; with `whole_lines`, once for all stores of a line.
     pub fn choose(&self, whole_lines: bool, mut chance: impl FnMut() -> bool) -> Image {
         let mut image = self.sure.clone();
         for (stores, _) in self.pending.values() {
             let is_there = whole_lines.then(&mut chance);
-            // Later stores of a word come later: what is chosen is one of its values.
+            // Stores of a word are in order, so its chosen value is one of its values.
             image.extend(stores.iter().copied().filter(|_| is_there.unwrap_or_else(&mut chance)));
         }
         image

@@ -1,4 +1,4 @@
-//! Opening a log whose map is at home: in place of a checkpoint's directory and pages, what the home says.
+//! Opening a log whose map is at home: the home replaces a checkpoint's directory and pages.
 
 use super::{Known, MapHome, Medium, Opened};
 use crate::directory::Directory;
@@ -13,27 +13,27 @@ use logkit::{Sequences, ZonePool};
 use std::rc::Rc;
 use std::sync::Arc;
 
-/// What a log is like at the moment of its home: over it, records are replayed.
+/// State of a log at its home's last transaction, to which records are replayed.
 #[derive(Debug)]
 pub struct AtHome {
-    /// The root, with what the home says of its moment.
+    /// The root, with the home's moment.
     pub root: Root,
-    /// The zones that hold records, as a directory would name them.
+    /// The zones that hold records, as in a directory.
     pub known: Vec<ZoneEntry>,
-    /// The versions, as a directory would name them.
+    /// The versions, as in a directory.
     pub directory: Directory,
     /// State of the zones.
     pub pool: ZonePool,
     /// The maps.
     pub versions: Versions,
-    /// What keeps them at home; none if it was opened to be looked at.
+    /// The home that keeps the maps; `None` if it was opened read-only.
     pub home: Option<MapHome>,
 }
 
 /// Opens the home of a log with this root, which demands transaction `demanded` or a later one.
 ///
 /// # Errors
-/// As [`MapHome::open`]; [`Error::Corrupt`] where disk and home are not of one time.
+/// As [`MapHome::open`]; [`Error::Corrupt`] if disk and home don't belong together.
 pub async fn open(
     layout: &Layout,
     root: &Root,
@@ -50,7 +50,7 @@ pub async fn open(
     let root = Root {
         covered: Sequences::new(&moment.covered),
         clock: moment.clock,
-        // Epochs that had ended at its moment are covered.
+        // Epochs that had ended at the home's moment are covered.
         own: Own { home: Some(known.sequence) }.encode(),
         boundaries: root.boundaries.iter().filter(|it| it.epoch >= moment.epoch).cloned().collect(),
         ..root.clone()
@@ -65,7 +65,7 @@ pub async fn open(
     Ok(AtHome { root, known: entries, directory, pool, versions, home })
 }
 
-/// Refuses a disk that is older than the home: what the home says was durable must be there.
+/// Refuses a disk that is older than the home: everything that the home covers must be on the disk.
 fn check_age(
     layout: &Layout,
     root: &Root,
@@ -90,7 +90,7 @@ fn check_age(
     }
     for zone in &known.zones {
         let Some(report) = reports.get(zone.entry.zone as usize) else { continue };
-        // Without a record in it, that a zone was reset may not have been durable yet.
+        // If no record of the zone is covered, its reset may not have been durable.
         if zone.committed == 0 || report.state == ZoneState::Offline {
             continue;
         }

@@ -1,5 +1,5 @@
-//! What a map's home says beside the words of the map: of which moment it is, its versions, and what is known of each
-//! zone. In the journal of changes it is lines like all others: one for the moment, one per zone, the versions behind.
+//! State in a map's home beside the words of the map: its moment, its versions, and a line per zone. The journal treats
+//! it as lines like all others: one for the moment, one per zone, then the versions.
 
 use super::format::{LINE, Line, Places, is_sealed, line_of, sealed, sum};
 use crate::directory::{Directory, VersionEntry, check_versions};
@@ -15,22 +15,22 @@ use zones::bytes::{Reader, Writer};
 const MAGIC: &[u8; 8] = b"SILTHST1";
 const VERSION_BYTES: usize = 4 + 4 + 1 + 8 + 8 + 1 + 4;
 
-/// Between which records a home is as it is.
+/// Position of a home's state in the log.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Moment {
-    /// The life of the log in which it was.
+    /// Epoch of the log.
     pub epoch: u64,
-    /// The clock then.
+    /// Clock at the moment.
     pub clock: u64,
-    /// The last record of each stream that had committed.
+    /// Last committed record of each stream.
     pub covered: [u64; STREAMS],
-    /// The number of the next version.
+    /// Number of the next version.
     pub next_version: u32,
-    /// How many slabs of the map have been used.
+    /// Number of slabs of the map that have been used.
     pub slabs: u32,
 }
 
-/// The line that says it: of transaction `sequence`, with so many bytes of versions.
+/// Encodes the line of the moment: of transaction `sequence`, with this number of bytes of versions.
 pub fn encode_moment(moment: &Moment, sequence: u64, versions: usize, key: u64) -> Line {
     let mut writer = Writer::default();
     writer.u64(sequence);
@@ -43,10 +43,10 @@ pub fn encode_moment(moment: &Moment, sequence: u64, versions: usize, key: u64) 
     line_of(&sealed(writer, LINE, key ^ u64::from_le_bytes(*MAGIC)))
 }
 
-/// What the line says: the transaction, the moment, and how many bytes of versions there are.
+/// Decodes the line of the moment: the transaction, the moment, and the number of bytes of versions.
 ///
 /// # Errors
-/// [`Error::Corrupt`] for a damaged one.
+/// [`Error::Corrupt`] for a damaged line.
 pub fn decode_moment(line: &[u8], key: u64) -> Result<(u64, Moment, usize)> {
     let mut reader = Reader::new(line, "the state at the map's home");
     if !is_sealed(line, LINE, key ^ u64::from_le_bytes(*MAGIC)) {
@@ -58,7 +58,7 @@ pub fn decode_moment(line: &[u8], key: u64) -> Result<(u64, Moment, usize)> {
     Ok((sequence, Moment { epoch, clock, covered, next_version, slabs }, versions))
 }
 
-/// The line of a zone.
+/// Encodes the line of a zone.
 pub fn encode_zone(number: u32, zone: &Zone, key: u64) -> Line {
     let mut writer = Writer::default();
     let is_used = !matches!(zone.usage, Usage::Free | Usage::Root);
@@ -76,21 +76,21 @@ pub fn encode_zone(number: u32, zone: &Zone, key: u64) -> Line {
     line_of(&sealed(writer, LINE, key ^ u64::from(number)))
 }
 
-/// What is known of a zone.
+/// Recorded state of a zone.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct KnownZone {
-    /// As a directory says it.
+    /// The zone as in a directory.
     pub entry: ZoneEntry,
-    /// How many of its blocks the map refers to.
+    /// Number of its blocks that the map references.
     pub live: u32,
-    /// Before this block of it, all records had committed.
+    /// Block of the zone before which all records had committed.
     pub committed: u32,
 }
 
-/// What the line says of a zone; none of one that holds no records and nothing that is referred to.
+/// Decodes the line of a zone; `None` for a zone without records and without referenced blocks.
 ///
 /// # Errors
-/// [`Error::Corrupt`] for a damaged one.
+/// [`Error::Corrupt`] for a damaged line.
 pub fn decode_zone(number: u32, line: &[u8], key: u64) -> Result<Option<KnownZone>> {
     let mut reader = Reader::new(line, "what the map's home says of a zone");
     if !is_sealed(line, LINE, key ^ u64::from(number)) {
@@ -110,7 +110,7 @@ pub fn decode_zone(number: u32, line: &[u8], key: u64) -> Result<Option<KnownZon
     Ok((is_used || known.live > 0).then_some(known))
 }
 
-/// All versions.
+/// Encodes all versions.
 pub fn encode_versions(versions: &Versions, key: u64) -> Vec<u8> {
     let mut writer = Writer::default();
     writer.u32(0);
@@ -128,10 +128,10 @@ pub fn encode_versions(versions: &Versions, key: u64) -> Vec<u8> {
     writer.0
 }
 
-/// All versions, and what it takes to open their maps; parents before their children.
+/// Decodes all versions, with the words that open their maps; parents before their children.
 ///
 /// # Errors
-/// [`Error::Corrupt`] for damaged ones.
+/// [`Error::Corrupt`] for damaged versions.
 pub fn decode_versions(bytes: &[u8], next: u32, key: u64) -> Result<Vec<(VersionEntry, OpenVersion)>> {
     let mut reader = Reader::new(bytes, "the list of versions at the map's home");
     let own = reader.u32()?;
@@ -152,21 +152,21 @@ pub fn decode_versions(bytes: &[u8], next: u32, key: u64) -> Result<Vec<(Version
     Ok(versions)
 }
 
-/// What a home says at its moment, beside the words of the map.
+/// State of a home beside the words of the map.
 #[derive(Debug, Clone)]
 pub struct Known {
-    /// The last transaction.
+    /// Last transaction.
     pub sequence: u64,
-    /// The moment.
+    /// Position of the state in the log.
     pub moment: Moment,
-    /// The versions, and what it takes to open their maps.
+    /// The versions, with the words that open their maps.
     pub versions: Vec<(VersionEntry, OpenVersion)>,
-    /// The zones of which something is known.
+    /// The zones with recorded state.
     pub zones: Vec<KnownZone>,
 }
 
 impl Known {
-    /// From the bytes of the state, which may be anything.
+    /// Decodes the state from bytes, which may be anything.
     ///
     /// # Errors
     /// [`Error::Corrupt`] for what no version of this program writes.
@@ -185,7 +185,7 @@ impl Known {
         Ok(Known { sequence, moment, versions, zones: known })
     }
 
-    /// How many bytes of state there are, by its first line.
+    /// Returns the number of bytes of state, from its first line.
     ///
     /// # Errors
     /// [`Error::Corrupt`] for a damaged line.
@@ -198,18 +198,19 @@ impl Known {
         }
     }
 
-    /// The zones as a directory tells them, for those who compare them with what there is.
+    /// Returns zones and versions as in a directory, for comparison with those on the disk.
     pub fn directory(&self) -> (Vec<ZoneEntry>, Directory) {
         let versions = self.versions.iter().map(|(version, _)| version.clone()).collect();
         let directory = Directory { versions, next_version: self.moment.next_version };
         (self.zones.iter().map(|zone| zone.entry.clone()).collect(), directory)
     }
 
-    /// Notes what had been live, and up to where records had committed.
+    /// Restores the zones' live counts, and the blocks before which records had committed.
     pub fn restore(&self, pool: &ZonePool) {
         for known in &self.zones {
             pool.restore(known.entry.zone, |zone| {
-                // Also of a zone that was reset since: the records that made it so are replayed, and take this away again.
+                // Zones that were reset since get the count, too: replaying the records that emptied them subtracts
+                // these counts.
                 zone.live = known.live;
                 if zone.generation == known.entry.generation {
                     zone.committed = known.committed;
@@ -224,7 +225,7 @@ mod tests {
     use super::super::format::bytes_of;
     use super::*;
 
-    /// A body of which some lines are an older transaction's, each of them whole: what the power left of the journal.
+    /// A torn body of the journal: some lines are an older transaction's, each of them whole.
     #[test]
     fn the_sum_of_a_body_sees_lines_that_are_right_in_themselves_and_older() {
         use super::super::format::{body_sum, encode_body};

@@ -1,7 +1,7 @@
 //! `btree` and `mutex-btree`: extents in B-trees behind locks.
 //!
-//! [`Btree`] has many trees, each for groups of 4096 blocks in turn, behind a reader–writer lock each: lookups and
-//! changes of different groups don't wait for each other. [`MutexBtree`] is one tree behind one mutex, as the baseline.
+//! [`Btree`] has many trees, each for groups of 4096 blocks in turn, each behind a reader–writer lock: lookups and
+//! changes of different groups don't block each other. [`MutexBtree`] is one tree behind one mutex, as the baseline.
 
 use super::extents::{Extents, SOME, visit_all};
 use super::joined::Joined;
@@ -9,7 +9,7 @@ use super::{Mapping, Physical, Plain};
 use std::ops::Range;
 use std::sync::{Mutex, MutexGuard, PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard};
 
-/// One tree, one lock.
+/// One tree behind one lock.
 #[derive(Debug, Default)]
 pub struct MutexBtree {
     extents: Mutex<Extents>,
@@ -57,13 +57,13 @@ impl Plain for MutexBtree {
     }
 }
 
-/// How many trees there are.
+/// Number of trees.
 const SHARDS: usize = 64;
 
-/// How many consecutive blocks belong to the same tree; an extent doesn't go beyond them.
+/// Number of consecutive blocks that belong to the same tree; no extent crosses their border.
 const GROUP: u64 = 4 << 10;
 
-/// Many trees, a lock each.
+/// Many trees, each behind a lock.
 #[derive(Debug)]
 pub struct Btree {
     shards: Box<[RwLock<Extents>]>,
@@ -75,7 +75,7 @@ impl Default for Btree {
     }
 }
 
-/// The part of a range in the group of its first block.
+/// Returns the part of a range in the group of its first block.
 fn first_part(range: &Range<u64>) -> Range<u64> {
     range.start..range.end.min((range.start / GROUP + 1) * GROUP)
 }
@@ -89,8 +89,8 @@ impl Btree {
         self.shards[Self::shard(block)].read().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Runs `change` for each group's part of the range, in order, with the locks of all of them held: changes of
-    /// the same blocks come one after the other as a whole. Locks are taken in the order of the shards.
+    /// Runs `change` for each group's part of the range, in order, with the locks of all of them held, so that changes
+    /// of the same blocks are serialized as a whole. Locks are taken in the order of the shards.
     fn change(&self, range: Range<u64>, mut change: impl FnMut(&mut Extents, Range<u64>)) {
         if range.is_empty() {
             return;

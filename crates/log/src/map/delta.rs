@@ -1,4 +1,4 @@
-//! Snapshots for maps that have none of their own: the map is frozen, and each version keeps what it changed.
+//! Snapshots for maps without snapshots of their own: the map is frozen, and each version keeps its changes in deltas.
 //!
 //! ```text
 //!   the map      a snapshot     another
@@ -9,11 +9,12 @@
 //!                     base                  the map itself, frozen while there are several versions
 //! ```
 //!
-//! A lookup goes from its version's delta down until something is said of the block. When a version is dropped, each
-//! delta that has the same users as what is below it is merged into that. With one version left everything is merged
-//! into the map, which is then used directly again: a map without snapshots costs one look at a flag more than alone.
+//! A lookup goes from its version's delta down to the first layer that has the block. When a version is dropped, each
+//! delta with the same users as the layer below is merged into that layer. With one version left everything is merged
+//! into the map, which is then used directly again: a map without snapshots costs one more load of a flag per
+//! operation.
 //!
-//! Deltas are extents behind a reader–writer lock, whatever the map is: with snapshots lookups aren't lock-free.
+//! Deltas are extents behind a reader–writer lock for every map: with snapshots, lookups aren't lock-free.
 
 use super::extents::{Extents, SOME};
 use super::joined::Joined;
@@ -23,7 +24,7 @@ use std::ops::Range;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard};
 
-/// What some versions changed: where blocks lie, or that they are unmapped.
+/// Changes of some versions: blocks mapped to new locations, or unmapped.
 #[derive(Debug, Default)]
 struct Delta(RwLock<Extents>);
 
@@ -44,7 +45,7 @@ fn write<T>(lock: &RwLock<T>) -> RwLockWriteGuard<'_, T> {
 /// The deltas of a version, its own first.
 #[derive(Debug, Default)]
 struct Path {
-    /// Whether there are any.
+    /// Whether the version has deltas.
     layered: AtomicBool,
     deltas: RwLock<Vec<Arc<Delta>>>,
 }
@@ -60,15 +61,15 @@ impl Path {
         self.layered.store(layered, Ordering::Release);
     }
 
-    /// A new delta of its own above those that it had, or instead of one that says nothing.
+    /// Returns the deltas of a version below a new one of its own, without empty ones.
     fn above(deltas: &[Arc<Delta>]) -> Vec<Arc<Delta>> {
         let frozen = deltas.iter().filter(|delta| delta.read().len() > 0).cloned();
         std::iter::once(Arc::default()).chain(frozen).collect()
     }
 }
 
-/// A map and its snapshots: the paths of all versions. While there is one, its changes take this for reading (the base
-/// orders them); everything else that changes takes it for writing.
+/// Paths of a map and its snapshots. Changes of a sole version take this lock for reading (the base serializes them); all
+/// other changes take it for writing.
 type Family = RwLock<Vec<Arc<Path>>>;
 
 /// A version of a map.
@@ -80,7 +81,7 @@ pub struct Versioned<P: Plain> {
 }
 
 impl<P: Plain> Versioned<P> {
-    /// A map of so many blocks without snapshots.
+    /// Returns a map of this number of blocks without snapshots.
     pub fn new(base: P, blocks: u64) -> Self {
         let path = Path::new(Vec::new());
         let family = Arc::new(RwLock::new(vec![path.clone()]));
@@ -97,7 +98,7 @@ impl<P: Plain> Versioned<P> {
         self.base.lookup(block)
     }
 
-    /// Runs `alone` if this is the only version, else `layered` with its deltas.
+    /// Runs `alone` if this is the only version, otherwise `layered` with its deltas.
     fn change(&self, alone: impl FnOnce(), layered: impl FnOnce(&[Arc<Delta>])) {
         {
             let _versions = read(&self.family);
@@ -105,14 +106,14 @@ impl<P: Plain> Versioned<P> {
                 return alone();
             }
         }
-        // A version that has deltas may lose them in between, and then has an empty list.
+        // A version with deltas may lose them in between, and then has an empty list.
         let _versions = write(&self.family);
         let deltas = read(&self.path.deltas).clone();
         if deltas.is_empty() { alone() } else { layered(&deltas) }
     }
 }
 
-/// Visits what the deltas, and where they say nothing the base, say of a range.
+/// Visits a range in the deltas and, for blocks that no delta has, in the base.
 fn visit_layers<P: Plain>(
     deltas: &[Arc<Delta>],
     base: &P,
@@ -126,7 +127,7 @@ fn visit_layers<P: Plain>(
     let mut block = range.start;
     while block < range.end {
         some.clear();
-        // Not visited with the lock held.
+        // The lock is released before the visits.
         let end = delta.read().visit(block..range.end, SOME, |piece| some.push(piece));
         for piece in &some {
             if block < piece.block {
@@ -142,7 +143,7 @@ fn visit_layers<P: Plain>(
     }
 }
 
-/// Moves what of a range lies where it is expected, in the layer that says so: for all versions that share it.
+/// Moves the blocks of a range that are at the expected location, in their layer: for all versions that share it.
 fn move_layers<P: Plain>(
     deltas: &[Arc<Delta>],
     base: &P,
@@ -176,13 +177,13 @@ fn move_layers<P: Plain>(
     }
 }
 
-/// How many paths have this delta.
+/// Returns the number of paths that contain this delta.
 fn users(paths: &[Arc<Path>], delta: &Arc<Delta>) -> usize {
     paths.iter().filter(|path| read(&path.deltas).iter().any(|other| Arc::ptr_eq(other, delta))).count()
 }
 
-/// Merges every delta into what is below it that has the same users. Lookups go on meanwhile: a delta is taken out of
-/// the paths only when all that it says is also below.
+/// Merges every delta into the layer below with the same users. Lookups run concurrently: a delta is removed from the
+/// paths only after the layer below has all its contents.
 fn merge<P: Plain>(paths: &[Arc<Path>], base: &P) {
     while let Some((upper, lower)) = mergeable(paths) {
         let mut pieces = Vec::new();
@@ -202,7 +203,7 @@ fn merge<P: Plain>(paths: &[Arc<Path>], base: &P) {
     }
 }
 
-/// A delta that has the same users as what is below it, which is the base if it is none.
+/// Returns a delta with the same users as the layer below, and that layer; `None` for the base.
 fn mergeable(paths: &[Arc<Path>]) -> Option<(Arc<Delta>, Option<Arc<Delta>>)> {
     for path in paths {
         let deltas = read(&path.deltas).clone();

@@ -1,11 +1,11 @@
-//! Extents in a B-tree, for one user at a time: what the maps with locks, and the differences between versions, keep.
+//! Extents in a B-tree without locking, used by the maps with locks and by the deltas of versions.
 
 use super::joined::Joined;
 use super::{Mapping, Physical};
 use std::collections::BTreeMap;
 use std::ops::Range;
 
-/// How many blocks an extent has, and where its first one lies.
+/// Number of blocks of an extent, and the physical block of the first one.
 #[derive(Debug, Clone, Copy)]
 struct Extent {
     count: u32,
@@ -22,25 +22,25 @@ impl Extent {
     }
 }
 
-/// Larger extents are kept in parts.
+/// Most blocks of an extent; larger ones are split.
 const MOST_BLOCKS: u64 = 1 << 31;
 
-/// Extents by their first block. They don't overlap, and neighbours that continue each other are one. An extent may
-/// say that its blocks are unmapped: nothing is said of blocks outside of all extents.
+/// Extents by their first block. They don't overlap, and contiguous neighbours are merged. An extent may mark its
+/// blocks as unmapped; blocks outside of all extents have no entry.
 #[derive(Debug, Default)]
 pub(super) struct Extents {
     tree: BTreeMap<u64, Extent>,
 }
 
 impl Extents {
-    /// What is said of a block.
+    /// Returns the entry of a block.
     pub(super) fn get(&self, block: u64) -> Option<Physical> {
         let (start, extent) = self.tree.range(..=block).next_back()?;
         (block < extent.end(*start)).then(|| extent.at(block - start))
     }
 
-    /// Calls `visit` for what is said of the range, in order, and returns where it stopped: after `most` pieces or at
-    /// the end.
+    /// Calls `visit` for the entries of the range, in order, and returns the block where it stopped: after `most`
+    /// pieces or at the end.
     pub(super) fn visit(&self, range: Range<u64>, most: usize, mut visit: impl FnMut(Mapping)) -> u64 {
         let before = self.tree.range(..range.start).next_back();
         let inside = self.tree.range(range.clone());
@@ -58,7 +58,7 @@ impl Extents {
         range.end
     }
 
-    /// Makes an extent's border of a block, if it lies inside of one.
+    /// Splits the extent that contains this block before it.
     fn cut(&mut self, block: u64) {
         if let Some((start, extent)) = self.tree.range_mut(..block).next_back()
             && block < extent.end(*start)
@@ -70,7 +70,7 @@ impl Extents {
         }
     }
 
-    /// Says nothing of a range any more.
+    /// Removes the entries of a range.
     pub(super) fn forget(&mut self, range: Range<u64>) {
         self.cut(range.start);
         self.cut(range.end);
@@ -80,7 +80,7 @@ impl Extents {
         }
     }
 
-    /// Says of a range where it lies, or that it is unmapped.
+    /// Sets the location of a range, or marks it as unmapped.
     pub(super) fn set(&mut self, range: Range<u64>, to: Physical) {
         self.forget(range.clone());
         let mut start = range.start;
@@ -94,7 +94,7 @@ impl Extents {
         self.join(range.end);
     }
 
-    /// Makes one of the extents to both sides of a block, if they continue each other.
+    /// Merges the extents on both sides of a block if they are contiguous.
     fn join(&mut self, block: u64) {
         let Some(right) = self.tree.get(&block).copied() else { return };
         let Some((start, left)) = self.tree.range_mut(..block).next_back() else { return };
@@ -110,7 +110,7 @@ impl Extents {
         }
     }
 
-    /// The same as the map's `insert`, where nothing is said of unmapped blocks.
+    /// As the map's `insert`; unmapped blocks have no entry.
     pub(super) fn insert(&mut self, range: Range<u64>, to: Physical, displaced: &mut Joined<'_>) {
         self.visit(range.clone(), usize::MAX, |piece| {
             displaced.push(piece.block, piece.count, piece.physical)
@@ -118,7 +118,7 @@ impl Extents {
         if to.is_mapped() { self.set(range, to) } else { self.forget(range) }
     }
 
-    /// The same as the map's `compare_and_move`.
+    /// As the map's `compare_and_move`.
     pub(super) fn compare_and_move(
         &mut self,
         range: Range<u64>,
@@ -139,21 +139,21 @@ impl Extents {
         }
     }
 
-    /// How many extents there are.
+    /// Returns the number of extents.
     pub(super) fn len(&self) -> usize {
         self.tree.len()
     }
 
-    /// About how much memory they take: nodes of the standard library's B-tree have room for 11 entries and are two
-    /// thirds full on average, and one in seven is an inner one with 12 pointers.
+    /// Returns the approximate memory of the extents in bytes: nodes of the standard library's B-tree hold up to 11
+    /// entries and are two thirds full on average, and one in seven is an inner one with 12 pointers.
     pub(super) fn bytes(&self) -> u64 {
         const NODE: u64 = 11 * (size_of::<u64>() + size_of::<Extent>()) as u64 + 16;
         (self.len() as u64).div_ceil(7) * (NODE + 12 * 8 / 7)
     }
 }
 
-/// Visits a range without gaps: what is said of it as it is said, the rest as unmapped. Takes `pieces` a few at a time,
-/// so that nothing is locked while the visitor runs.
+/// Visits a range without gaps; blocks without an entry are visited as unmapped. Takes `pieces` in batches, so that no
+/// lock is held while the visitor runs.
 pub(super) fn visit_all(
     range: Range<u64>,
     visit: &mut dyn FnMut(Mapping),
@@ -176,5 +176,5 @@ pub(super) fn visit_all(
     visitor.finish();
 }
 
-/// How many pieces are taken at a time.
+/// Number of pieces in a batch.
 pub(super) const SOME: usize = 64;

@@ -1,7 +1,7 @@
 //! `hash`: a lock-free hash table (papaya) with an entry per block.
 //!
-//! Lookups and changes of a block are lock-free. Long extents cost an entry per block like everything else, and
-//! changes of many blocks are as many changes: of two that run at the same time each block gets the later one's.
+//! Lookups and changes of a block are lock-free. Long extents take an entry per block, too, and a change of many blocks
+//! is a change per block: of two concurrent changes each block gets the later one's value.
 
 use super::joined::Joined;
 use super::{Mapping, Physical, Plain};
@@ -38,14 +38,14 @@ impl Hasher for BlockHasher {
     }
 }
 
-/// How many blocks are done between two looks whether memory can be reclaimed.
+/// Number of blocks between two checks for reclaimable memory.
 const AT_ONCE: u64 = 1024;
 
 impl Hash {
     /// Calls `each` for every block of the range that may be mapped, in order, with a guard.
     fn for_each(&self, range: Range<u64>, mut each: impl FnMut(u64, &papaya::LocalGuard<'_>)) {
         if (self.entries.len() as u64) < range.end.saturating_sub(range.start) {
-            // Fewer entries than blocks: they are looked through, and put in order.
+            // Fewer entries than blocks: scan and sort the entries.
             let guard = self.entries.guard();
             let mut blocks: Vec<u64> =
                 self.entries.keys(&guard).copied().filter(|block| range.contains(block)).collect();
@@ -138,8 +138,8 @@ impl Plain for Hash {
     }
 
     fn bytes(&self) -> u64 {
-        // An entry is 16 bytes, in 32 of the allocator's. The table has a power of two of places, a pointer and a byte
-        // each, and papaya doubles it when 45 in 100 are taken (measured, with this hash).
+        // An entry is 16 bytes, in 32 of the allocator's. The table has a power of two of slots, with a pointer and a
+        // byte each, and papaya doubles it when 45 % are in use (measured with this hash).
         let entries = self.entries.len() as u64;
         let places = (entries * 20 / 9).next_power_of_two().max(32);
         entries * 32 + places * 9 + size_of::<Self>() as u64

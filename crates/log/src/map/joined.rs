@@ -1,8 +1,8 @@
-//! Pieces that continue each other, visited as one.
+//! Merging of contiguous pieces before they are visited.
 
 use super::{Mapping, Physical};
 
-/// Takes pieces in the order of their blocks and visits them, neighbours that continue each other joined.
+/// Takes pieces in the order of their blocks and visits them, contiguous neighbours merged.
 pub(super) struct Joined<'a> {
     pending: Option<Mapping>,
     with_unmapped: bool,
@@ -20,7 +20,7 @@ impl<'a> Joined<'a> {
         Joined { pending: None, with_unmapped: false, visit }
     }
 
-    /// The next piece.
+    /// Adds the next piece.
     #[inline]
     pub(super) fn push(&mut self, block: u64, count: u64, physical: Physical) {
         if count == 0 || !(physical.is_mapped() || self.with_unmapped) {
@@ -41,7 +41,7 @@ impl<'a> Joined<'a> {
         self.pending = Some(Mapping { block, count, physical });
     }
 
-    /// Visits what is left. Not calling it loses the last piece.
+    /// Visits the last piece, which is lost without this call.
     pub(super) fn finish(mut self) {
         if let Some(pending) = self.pending.take() {
             (self.visit)(pending);

@@ -7,10 +7,10 @@ use std::sync::Arc;
 /// The names of all maps, the default first.
 pub const NAMES: [&str; 5] = ["radix", "hash", "skiplist", "btree", "mutex-btree"];
 
-/// An empty map of this kind, of so many blocks.
+/// Returns an empty map of this kind with `blocks` blocks.
 ///
 /// # Errors
-/// [`Error::Invalid`] if there is none of this name; [`Error::OutOfMemory`] where its tables don't fit.
+/// [`Error::Invalid`] for an unknown name; [`Error::OutOfMemory`] if its tables don't fit.
 pub fn make(name: &str, blocks: u64) -> Result<Arc<dyn Map>> {
     Ok(match name {
         "radix" => Arc::new(Radix::new(blocks)?),

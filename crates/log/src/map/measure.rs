@@ -1,9 +1,9 @@
-//! How fast a map looks up, and how much memory it takes.
+//! Benchmark of a map's lookups, changes and memory.
 //!
 //! The map is filled page by page in random order, so that neighbours in the volume aren't neighbours in memory, as in
-//! a volume that has been written for a while. Everything runs on one thread, pinned to one core, through the trait,
-//! as the device calls it. Lookups are of random blocks, all of which are mapped; making up the blocks' numbers
-//! (a multiplication or two each) is part of the time.
+//! an aged volume. Everything runs on one thread, pinned to one core, through the trait, as in the device. Lookups are
+//! of random blocks, all of which are mapped; the time includes generating the blocks' numbers (a multiplication or two
+//! each).
 
 use super::{Map, PAGE_BLOCKS, Physical, make};
 use block::memory::GrowingWords;
@@ -12,66 +12,66 @@ use runtime::{Random, now};
 use std::sync::atomic::Ordering;
 use std::time::Duration;
 
-/// What the volume is full of.
+/// Contents of the volume.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Contents {
     /// Single blocks at random places: the most that a map has to hold.
     Random,
-    /// What a log has after sequential writes: extents of 255 blocks, one block apart.
+    /// Contents of a log after sequential writes: extents of 255 blocks, one block apart.
     Sequential,
 }
 
-/// Lookups per second. Each is the median of many short rounds, so that what else the machine does counts little.
+/// Lookups per second. Each rate is the median of many short rounds, which limits the influence of other processes.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Rates {
-    /// Independent of each other, one call each.
+    /// Independent lookups, one call each.
     pub single: f64,
-    /// Independent of each other, in batches of [`BATCH`].
+    /// Independent lookups in batches of [`BATCH`].
     pub batched: f64,
-    /// Each depends on the one before.
+    /// Dependent lookups: each needs the result of the one before.
     pub dependent: f64,
 }
 
-/// What [`measure`] found out. All rates are per second.
+/// Result of [`measure`]. All rates are per second.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Measured {
     /// The map's name.
     pub map: &'static str,
-    /// How many blocks it has, all of them mapped.
+    /// Number of blocks, all of them mapped.
     pub blocks: u64,
-    /// What it was full of.
+    /// Contents of the volume.
     pub contents: Contents,
     /// Pages loaded while it was filled, fresh memory from the kernel included.
     pub pages_loaded: f64,
-    /// What the map's lookups reach.
+    /// Rates of the map's lookups.
     pub lookups: Rates,
-    /// What a plain array of the same entries (4 bytes per block, in huge pages) reaches in the same seconds: what the
-    /// memory allows. Where the map is smaller than the array it can be faster.
+    /// Rates of a plain array of the same entries (4 bytes per block, in huge pages), measured in turns with the map:
+    /// the limit of the memory. A map smaller than the array can be faster.
     pub array: Rates,
     /// Changes of one mapped block each, at random.
     pub inserts: f64,
-    /// What the map said it takes, when it was full.
+    /// Memory of the full map in bytes, as the map reports it.
     pub bytes: u64,
 }
 
 impl Measured {
-    /// Memory per mapped block, in bytes.
+    /// Returns the memory per mapped block, in bytes.
     pub fn bytes_per_block(&self) -> f64 {
         self.bytes as f64 / self.blocks as f64
     }
 }
 
-/// How many lookups a batch has.
+/// Number of lookups of a batch.
 pub const BATCH: usize = 32;
 
-/// Each kind of operation is timed in rounds of so many: short enough that most of them aren't interrupted.
+/// Number of operations of a timed round: short enough that most rounds aren't interrupted.
 const ROUND: u64 = 1 << 13;
 
-/// Fills a map of so many blocks, and an array of 4 bytes per block to compare it with, and measures each kind of
-/// lookup on each of them for at least `duration`.
+/// Fills a map of `blocks` blocks, and an array of 4 bytes per block for comparison, and measures each kind of lookup
+/// on both for at least `duration`.
 ///
 /// # Errors
-/// [`Error::Invalid`] if there is no such map or the volume has no whole page or more than 2^32 - 1 blocks;
+/// [`Error::Invalid`] for an unknown map, or if the volume has no whole page or more than 2^32 - 1 blocks;
 /// [`Error::OutOfMemory`]; those of [`runtime::run`].
 pub fn measure(name: &str, blocks: u64, contents: Contents, duration: Duration) -> Result<Measured> {
     if blocks == 0 || !blocks.is_multiple_of(PAGE_BLOCKS) || blocks > u64::from(u32::MAX) {
@@ -100,7 +100,7 @@ pub fn measure(name: &str, blocks: u64, contents: Contents, duration: Duration) 
     })?
 }
 
-/// Loads all pages, in random order, and returns how many per second.
+/// Loads all pages in random order, and returns the number per second.
 fn fill(map: &dyn Map, array: &GrowingWords, contents: Contents) -> f64 {
     let mut random = Random::new(1);
     let mut pages: Vec<u32> = (0..(map.blocks() / PAGE_BLOCKS) as u32).collect();
@@ -128,14 +128,14 @@ fn fill(map: &dyn Map, array: &GrowingWords, contents: Contents) -> f64 {
     pages.len() as f64 / took.as_secs_f64()
 }
 
-/// Times rounds of two things in turn until the time is up for both, and returns how many operations per second the
-/// median round of each had.
+/// Times rounds of two functions in turn until the time is up for both, and returns the operations per second of the
+/// median round of each.
 fn rate_both(duration: Duration, mut rounds: [&mut dyn FnMut() -> u32; 2]) -> [f64; 2] {
     let mut took = [Vec::new(), Vec::new()];
     let start = now();
     while start.elapsed() < 2 * duration {
         for (round, took) in rounds.iter_mut().zip(&mut took) {
-            // Several in a row, so that each warms up the caches for itself; the first isn't counted.
+            // Several rounds in a row, so that each function warms up the caches for itself; the first isn't counted.
             std::hint::black_box(round());
             for _ in 0..8 {
                 let start = now();
@@ -150,8 +150,8 @@ fn rate_both(duration: Duration, mut rounds: [&mut dyn FnMut() -> u32; 2]) -> [f
     })
 }
 
-/// Numbers that look random, cheaply: a linear congruential generator (Knuth's MMIX constants), its upper bits
-/// scaled to the limit.
+/// Cheap pseudorandom numbers: a linear congruential generator (Knuth's MMIX constants), its upper bits scaled to the
+/// limit.
 #[derive(Debug)]
 struct Blocks {
     state: u64,
@@ -171,7 +171,7 @@ impl Blocks {
     }
 }
 
-/// What lookups of the map and of the array reach.
+/// Returns the rates of lookups in the map and in the array.
 fn rates(map: &dyn Map, array: &GrowingWords, duration: Duration) -> [Rates; 2] {
     let limit = map.blocks();
     let in_map = |block| map.lookup(block).0;
@@ -200,7 +200,7 @@ fn batched(limit: u64, lookup: impl Fn(&[u64], &mut [Physical])) -> impl FnMut()
         for _ in 0..ROUND / BATCH as u64 {
             batch.fill_with(|| blocks.next());
             lookup(&batch, &mut found);
-            // What is done with them is not counted.
+            // Use of the results is not timed.
             std::hint::black_box(&mut found);
         }
         found[0].0
@@ -219,7 +219,7 @@ fn dependent(limit: u64, lookup: impl Fn(u64) -> u32) -> impl FnMut() -> u32 {
     }
 }
 
-/// Changes of single blocks per second, with a grace period per round.
+/// Returns the changes of single blocks per second, with a grace period per round.
 fn inserts(map: &dyn Map, duration: Duration) -> f64 {
     let mut blocks = Blocks::below(map.blocks());
     let mut round = || {

@@ -1,20 +1,20 @@
-//! `radix`: the default map. A tree of fixed depth: the root's entries name middle nodes, a middle node's entries
-//! name leaves, a leaf covers a page ([`PAGE_BLOCKS`]).
+//! `radix`: the default map. A tree of fixed depth: the root's entries reference middle nodes, a middle node's entries
+//! reference leaves, and a leaf covers a page ([`PAGE_BLOCKS`]).
 //!
 //! - A *dense* leaf has 4 bytes per block and is changed in place.
-//! - A leaf of *runs* (64 to 512 bytes) serves where extents are long. It is never changed but replaced by a new one.
+//! - A leaf of *runs* (64 to 512 bytes) is used for long extents. It is immutable and replaced by a new one.
 //!
-//! Lookups are wait-free: no lock, no fence, no registration. A dense leaf lies in its page's *seat* where it can, which is
-//! a place in an array of all blocks, and a version knows by a bit per page that it does. Of such a block a lookup is one
-//! load, which doesn't wait for the bit: the processor guesses that it is set. Other lookups are three dependent
+//! Lookups are wait-free: no lock, no fence, no registration. A dense leaf is in its page's *seat* if possible. The
+//! seat is a slot in an array of all blocks, and a version has a bit per page for it. A lookup of a block in a seat is
+//! one load, which doesn't wait for the bit: the processor predicts that it is set. Other lookups are three dependent
 //! loads, the first two from tables that fit the processor's caches (4 bytes per 4 MiB of volume).
 //!
-//! Changes take one lock per family, which is a map and its snapshots: these share memory, and copy a node when they
-//! change one that others refer to. The copy lies outside of the seat, which others have; once nobody has it any more, the
-//! next change of the leaf brings it back there.
+//! Changes take one lock per family, which is a map and its snapshots. The maps of a family share memory, and copy a
+//! node when they change one with other references. The copy is outside of the seat, which other maps use; once the
+//! seat is free, the next change of the leaf moves it back there.
 //!
-//! A family's grace periods are of all its maps: [`Map::end_grace`] on one of them says that lookups in any of them
-//! have returned. What a callback sees is called under the lock: it must not change a map of the family.
+//! The maps of a family share grace periods: [`Map::end_grace`] on one of them ends the lookups in all of them.
+//! Callbacks run under the lock, so they must not change a map of the family.
 
 mod arena;
 mod at_home;
@@ -41,7 +41,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 pub use at_home::{Family as HomeFamily, HomeWords, OpenVersion, create, open, overlay};
 
-/// Changes to a dense leaf of so many blocks at once look whether it has few enough runs by now.
+/// Least number of blocks of a change to a dense leaf after which the leaf is checked for few enough runs.
 const LONG: u32 = 32;
 
 /// One version: a map, or a snapshot of it.
@@ -49,13 +49,13 @@ pub struct Radix<M: Memory = Seated> {
     family: Arc<Family<M>>,
     /// One word per middle node: its slab, or 0.
     root: M::Roots,
-    /// A bit per page: in this version it has a dense leaf, in its seat. Where the leaf comes there without this version
-    /// being told (see [`move_part`](Self::move_part)) it is clear. Empty where there are no seats.
+    /// A bit per page, set if this version has a dense leaf in its seat. It stays clear if another version moves the
+    /// leaf there (see [`move_part`](Self::move_part)). Empty without seats.
     seated: M::Roots,
     blocks: AtomicU64,
 }
 
-/// What a map and its snapshots share.
+/// State that a map and its snapshots share.
 #[derive(Debug)]
 struct Family<M> {
     memory: M,
@@ -65,9 +65,9 @@ struct Family<M> {
 #[derive(Debug)]
 struct State {
     allocator: Allocator,
-    /// Where a leaf is taken apart.
+    /// Buffer in which a leaf is split into runs.
     runs: Runs,
-    /// How many maps the family has.
+    /// Number of maps of the family.
     versions: u64,
 }
 
@@ -78,27 +78,27 @@ impl<M: Memory> Family<M> {
     }
 }
 
-/// Whoever holds the family's lock.
+/// Holder of the family's lock.
 struct Writer<'a, M> {
     memory: &'a M,
     state: MutexGuard<'a, State>,
 }
 
 impl<'a, M: Memory> Writer<'a, M> {
-    /// The words of a slab that is about to be changed. Nothing is changed but through this and
-    /// [`piece_to_change`](Self::piece_to_change): memory that is kept elsewhere, too, must be told.
+    /// Returns the words of a slab that is about to be changed. Every change goes through this and
+    /// [`piece_to_change`](Self::piece_to_change), because memory with a persistent copy tracks changes.
     fn slab_to_change(&self, slab: u32) -> &'a [M::Word] {
         self.memory.touched(slab);
         self.memory.slab(slab)
     }
 
-    /// The words of a piece that is about to be changed.
+    /// Returns the words of a piece that is about to be changed.
     fn piece_to_change(&self, piece: Piece) -> &'a [M::Word] {
         self.memory.touched(piece.slab::<M>());
         piece.words(self.memory)
     }
 
-    /// A leaf of this page with what the runs say. One reference to it is counted.
+    /// Builds a leaf of this page from the runs. One reference to it is counted.
     fn build(&mut self, page: u64) -> Reference {
         let state = &mut *self.state;
         let count = state.runs.list().len();
@@ -122,10 +122,10 @@ impl<'a, M: Memory> Writer<'a, M> {
         }
     }
 
-    /// The runs of a dense leaf as a leaf, if they are few.
+    /// Returns a leaf with the runs of a dense leaf, if they are few.
     fn compact(&mut self, slab: u32, page: u64) -> Option<Reference> {
         let places = self.memory.slab(slab).iter().map(Word::get);
-        // Half of what a leaf of runs may have: else it would be dense again after a few changes.
+        // Half of the most runs of a leaf: otherwise it would be dense again after a few changes.
         let few = self.state.runs.gather(places, most_runs::<M>() / 2);
         few.then(|| self.build(page))
     }
@@ -134,7 +134,7 @@ impl<'a, M: Memory> Writer<'a, M> {
         *self.state.allocator.references(slab) == 1
     }
 
-    /// One more refers to this leaf.
+    /// Adds a reference to this leaf.
     fn share(&mut self, leaf: Reference) {
         match leaf.kind() {
             Kind::Empty => {}
@@ -146,7 +146,7 @@ impl<'a, M: Memory> Writer<'a, M> {
         }
     }
 
-    /// One less refers to this leaf.
+    /// Removes a reference to this leaf.
     fn release(&mut self, leaf: Reference) {
         let left = match leaf.kind() {
             Kind::Empty => return,
@@ -167,7 +167,7 @@ impl<'a, M: Memory> Writer<'a, M> {
         }
     }
 
-    /// One less refers to this middle node.
+    /// Removes a reference to this middle node.
     fn release_middle(&mut self, slab: u32) {
         if slab == 0 {
             return;
@@ -188,20 +188,20 @@ impl<'a, M: Memory> Writer<'a, M> {
 }
 
 impl Radix {
-    /// An empty map of so many blocks.
+    /// Returns an empty map of this number of blocks.
     ///
     /// # Errors
-    /// [`OutOfMemory`](block::Error::OutOfMemory) if there is none for its tables.
+    /// [`OutOfMemory`](block::Error::OutOfMemory) if its tables don't fit.
     pub fn new(blocks: u64) -> Result<Self> {
         Radix::in_memory(blocks)
     }
 }
 
-/// A part of a range that lies in one leaf.
+/// A part of a range in one leaf.
 #[derive(Debug, Clone, Copy)]
 struct Part {
     page: u64,
-    /// The first block, and the one behind the last, counted in the leaf.
+    /// The first block, and the end, relative to the leaf.
     low: u32,
     high: u32,
 }
@@ -213,7 +213,7 @@ impl<M: Memory> Radix<M> {
         Self::in_this_memory(M::reserve(MOST_SLABS)?, blocks)
     }
 
-    /// An empty map in memory of which nothing is usable yet.
+    /// Returns an empty map in memory that has no usable words yet.
     fn in_this_memory(memory: M, blocks: u64) -> Result<Self> {
         memory.grow_seats(Self::pages(blocks));
         let allocator = Allocator::new(&memory)?;
@@ -222,78 +222,78 @@ impl<M: Memory> Radix<M> {
         Self::of_family(family, blocks)
     }
 
-    /// An empty version of a family that counts it already.
+    /// Returns an empty version of a family that already counts it.
     fn of_family(family: Arc<Family<M>>, blocks: u64) -> Result<Self> {
         let (root, seated) = (Self::new_root(blocks)?, Self::new_seated(blocks)?);
         Ok(Radix { family, root, seated, blocks: AtomicU64::new(blocks) })
     }
 
-    /// No page of so many blocks has its leaf in its seat.
+    /// Returns the bits of this number of blocks, with no leaf in its seat.
     fn new_seated(blocks: u64) -> Result<M::Roots> {
-        // A bit per seat that there can be.
+        // One bit per possible seat.
         let most = if M::SEATS { (MOST_SLABS / 32) >> M::SLAB_SHIFT } else { 1 };
         let seated = M::Roots::reserve(most)?;
         seated.grow(Self::seated_slabs(blocks))?;
         Ok(seated)
     }
 
-    /// How many slabs the bits of pages in their seats take.
+    /// Returns the number of slabs of the bits of pages in their seats.
     fn seated_slabs(blocks: u64) -> u32 {
         let pages = if M::SEATS { Self::pages(blocks).min(MOST_SLABS.into()) } else { 0 };
         pages.div_ceil(32 << M::SLAB_SHIFT) as u32
     }
 
-    /// How many leaves a map of so many blocks has at most.
+    /// Returns the most leaves of a map of this number of blocks.
     fn pages(blocks: u64) -> u64 {
         blocks.div_ceil(Self::LEAF)
     }
 
-    /// An empty root for so many blocks. There are addresses for 2^42: 16 PiB in blocks of 4 KiB.
+    /// Returns an empty root for this number of blocks. The addresses reach 2^42 blocks: 16 PiB in blocks of 4 KiB.
     fn new_root(blocks: u64) -> Result<M::Roots> {
         let root = M::Roots::reserve(1 << 12)?;
         root.grow(Self::root_slabs(blocks))?;
         Ok(root)
     }
 
-    /// How many middle nodes a map of so many blocks has at most.
+    /// Returns the most middle nodes of a map of this number of blocks.
     fn middles(blocks: u64) -> u64 {
         blocks.div_ceil(1 << (2 * M::SLAB_SHIFT))
     }
 
-    /// How many slabs the root takes; at least one.
+    /// Returns the number of slabs of the root; at least one.
     fn root_slabs(blocks: u64) -> u32 {
         let slabs = Self::middles(blocks).div_ceil(Self::LEAF).max(1);
         u32::try_from(slabs).unwrap_or(u32::MAX)
     }
 
-    /// The root's word for a middle node, if the map is as large.
+    /// Returns the root's word for a middle node, if the map is that large.
     #[inline]
     fn root_word(&self, middle: u64) -> Option<&M::Word> {
         self.root.words().get(middle as usize)
     }
 
-    /// The slab of a middle node; 0, which is empty, if it doesn't exist.
+    /// Returns the slab of a middle node; 0, which is empty, if it doesn't exist.
     #[inline]
     fn middle(&self, middle: u64) -> u32 {
         self.root_word(middle).map_or(0, Word::get)
     }
 
-    /// The word that names the leaf of a page.
+    /// Returns the index of the word that references the leaf of a page.
     #[inline]
     fn leaf_word(&self, page: u64) -> usize {
         let middle = self.middle(page >> M::SLAB_SHIFT);
         ((middle as usize) << M::SLAB_SHIFT) | (page & (Self::LEAF - 1)) as usize
     }
 
-    /// The leaf of a page.
+    /// Returns the leaf of a page.
     #[inline]
     fn leaf(&self, page: u64) -> Reference {
         Reference(self.family.memory.words()[self.leaf_word(page)].get())
     }
 
-    /// Calls `each` for what of every leaf lies in the range, with the offset in the range; it says whether that leaf
-    /// is empty now. If `skip_empty`, middle nodes that don't exist are left out. After the last part of a middle node
-    /// in which a leaf became empty, `after` gets its number.
+    /// Calls `each` for the part of the range in every leaf, with the offset in the range; `each` returns whether that
+    /// leaf is empty now. With `skip_empty`, middle nodes that don't exist are left out. After the last part in a
+    /// middle node with a leaf that became empty, `after` gets its number.
     fn for_each_part(
         &self,
         range: Range<u64>,
@@ -324,7 +324,7 @@ impl<M: Memory> Radix<M> {
         }
     }
 
-    /// Puts a leaf in its place in this version, without releasing the one that was there.
+    /// Sets a leaf of this version, without releasing the previous one.
     fn set_leaf(&self, writer: &mut Writer<'_, M>, page: u64, leaf: Reference) {
         let number = page >> M::SLAB_SHIFT;
         let mut middle = self.middle(number);
@@ -344,8 +344,8 @@ impl<M: Memory> Radix<M> {
         self.tell_seated(page, leaf);
     }
 
-    /// Notes whether this version's leaf of a page is in its seat. The caller has the family's lock, and whoever is in the
-    /// seat stays readable for a grace period.
+    /// Notes whether this version's leaf of a page is in its seat. The caller holds the family's lock, and the leaf in
+    /// the seat stays readable for a grace period.
     fn tell_seated(&self, page: u64, leaf: Reference) {
         if let Some(word) = self.seated.words().get((page / 32) as usize) {
             let (before, bit) = (word.get(), 1 << (page % 32));
@@ -356,12 +356,12 @@ impl<M: Memory> Radix<M> {
         }
     }
 
-    /// Whether it is a dense leaf in its seat.
+    /// Returns whether it is a dense leaf in its seat.
     fn is_seat(leaf: Reference) -> bool {
         matches!(leaf.kind(), Kind::Dense(slab) if slab >= FIRST_SEAT)
     }
 
-    /// Takes a middle node out if it has no leaf.
+    /// Removes a middle node without leaves.
     fn prune(&self, writer: &mut Writer<'_, M>, number: u64) {
         let middle = self.middle(number);
         if middle != 0 && writer.memory.slab(middle).iter().all(|entry| entry.get() == 0) {
@@ -370,7 +370,7 @@ impl<M: Memory> Radix<M> {
         }
     }
 
-    /// Maps a part of a leaf; says whether the leaf is empty now.
+    /// Maps a part of a leaf; returns whether the leaf is empty now.
     fn insert_part(
         &self,
         writer: &mut Writer<'_, M>,
@@ -413,11 +413,11 @@ impl<M: Memory> Radix<M> {
         new == Reference::EMPTY
     }
 
-    /// Maps a part of a dense leaf, in place if nobody else refers to it, and returns the leaf that it is now.
+    /// Maps a part of a dense leaf, in place if it has no other reference, and returns the resulting leaf.
     fn insert_in_dense(&self, writer: &mut Writer<'_, M>, slab: u32, part: Part, to: Physical) -> Reference {
         let middle = self.middle(part.page >> M::SLAB_SHIFT);
         let sole = writer.is_sole(middle) && writer.is_sole(slab);
-        // One that was copied when others had its seat goes back there once it is free.
+        // A leaf that was copied while others used its seat moves back there once the seat is free.
         let seat =
             if slab < FIRST_SEAT { writer.state.allocator.take_seat(writer.memory, part.page) } else { None };
         let target = match seat {
@@ -438,7 +438,7 @@ impl<M: Memory> Radix<M> {
         match look.then(|| writer.compact(target, part.page)).flatten() {
             Some(compact) => {
                 if target != slab {
-                    // No lookup has seen the copy; it waits for a grace period like everything.
+                    // No lookup has seen the copy, but all freed memory waits for a grace period.
                     writer.release(Reference::dense(target));
                 }
                 compact
@@ -447,7 +447,7 @@ impl<M: Memory> Radix<M> {
         }
     }
 
-    /// Moves what of a part of a leaf lies where it is expected.
+    /// Moves the blocks of a part of a leaf that are at the expected location.
     fn move_part(
         &self,
         writer: &mut Writer<'_, M>,
@@ -462,7 +462,7 @@ impl<M: Memory> Radix<M> {
         let new = match old.kind() {
             Kind::Empty => return,
             Kind::Dense(slab) => {
-                // In place also where others refer to it: to them it is the same block, which has moved.
+                // In place even if the leaf has other references: to them it is the same block, which has moved.
                 let mut count = 0;
                 let words = &writer.slab_to_change(slab)[low as usize..high as usize];
                 for (offset, word) in words.iter().enumerate() {
@@ -473,7 +473,7 @@ impl<M: Memory> Radix<M> {
                         count += 1;
                     }
                 }
-                // Other versions with the same middle node may have it down that the leaf is in its seat: there it stays.
+                // Other versions with the same middle node may have marked the leaf as in its seat: it stays there.
                 let is_known = Self::is_seat(old) && !writer.is_sole(middle);
                 if count < LONG || is_known || !writer.is_sole(slab) {
                     return;
@@ -507,7 +507,8 @@ impl<M: Memory> Radix<M> {
                 writer.build(page)
             }
         };
-        // In place also where others refer to the middle node. If it is in its seat, only this version knows.
+        // In place even if the middle node has other references. If the leaf is in its seat, only this version's bit is
+        // set.
         writer.slab_to_change(middle)[(page & (Self::LEAF - 1)) as usize].set(new.0);
         self.tell_seated(page, new);
         writer.release(old);
@@ -535,14 +536,14 @@ impl<M: Memory> Radix<M> {
     }
 }
 
-/// Visits what a part of a dense leaf maps; `first` is the leaf's first block.
+/// Visits the mappings in a part of a dense leaf; `first` is the leaf's first block.
 fn visit_dense<W: Word>(words: &[W], part: Part, first: u64, visitor: &mut Joined<'_>) {
     for at in part.low..part.high {
         visitor.push(first + u64::from(at), 1, Physical(words[at as usize].get()));
     }
 }
 
-/// Visits what a part of a leaf of runs maps; `first` is the leaf's first block.
+/// Visits the mappings in a part of a leaf of runs; `first` is the leaf's first block.
 fn visit_runs<W: Word>(words: &[W], class: Class, part: Part, first: u64, visitor: &mut Joined<'_>) {
     runs::visit(words, class, part.low, part.high, |start, count, physical| {
         visitor.push(first + u64::from(start), count.into(), physical);
@@ -743,7 +744,7 @@ impl<M: Memory> Drop for Radix<M> {
     fn drop(&mut self) {
         let mut writer = self.family.lock();
         writer.state.versions -= 1;
-        // With the last version the memory goes as a whole.
+        // The last version frees the memory as a whole.
         if writer.state.versions > 0 {
             for number in 0..Self::middles(self.blocks()) {
                 let middle = self.middle(number);

@@ -1,22 +1,23 @@
 //! `skiplist`: extents in a lock-free skip list (crossbeam-skiplist), by their first block.
 //!
-//! Lookups are lock-free: they never wait, and look again only if a change went on meanwhile. Changes take one lock
-//! among themselves, because cutting an extent takes several steps that must not mix with another change's.
+//! Lookups are lock-free: they never wait, and repeat only if a change ran concurrently. Changes are serialized by a
+//! lock, because splitting an extent takes several steps that must not interleave with another change's.
 //!
-//! # How lookups run beside the steps of a change
-//! A lookup takes the last extent that starts at or before its block. Whether that extent reaches the block decides;
-//! so an extent that starts later hides the rest of an earlier one. An extent's length and place are one word, changed
-//! at once, and a key that exists is never inserted again (the list would take it out first). A change of blocks
+//! # Lookups concurrent with the steps of a change
+//! A lookup takes the last extent that starts at or before its block, and checks whether that extent reaches the block.
+//! So an extent that starts later hides the rest of an earlier one. An extent's length and location are one word,
+//! changed atomically, and an existing key is never inserted again (the list would remove it first). A change of blocks
 //! `[start, end)`
-//! 1. adds an extent at `end` with what the extent across `end` says of the blocks from there on;
+//! 1. adds an extent at `end` with the mapping of the extent across `end` from there on;
 //! 2. adds the new extent at `start`, if none starts there;
-//! 3. counts `steps` up;
+//! 3. increments `steps`;
 //! 4. changes the word of the extent at `start` if there was one; shortens the one across `start`; and removes those
 //!    inside.
 //!
-//! After each step every block has its old or its new place. A lookup that found an extent of before a step, and then
-//! a word of after it, may think a block unmapped. But what hides a shortened or removed extent was added before
-//! `steps` was counted up: a lookup that missed it began before, and sees the count changed. It looks again then.
+//! After each step every block has its old or its new location. A lookup that found an extent from before a step, and
+//! then its word from after it, may take a block for unmapped. But the extents that hide a shortened or removed one
+//! were added before `steps` was incremented. So a lookup that missed them began before, sees that `steps` has changed,
+//! and repeats.
 
 use super::joined::Joined;
 use super::{Mapping, Physical, Plain};
@@ -25,7 +26,7 @@ use std::ops::{Bound, Range};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Mutex, PoisonError};
 
-/// How many blocks an extent has, and where it lies, in one word.
+/// Number of blocks and location of an extent, in one word.
 #[derive(Debug)]
 struct Extent(AtomicU64);
 
@@ -44,10 +45,10 @@ impl Extent {
     }
 }
 
-/// Larger extents are kept in parts.
+/// Most blocks of an extent; larger ones are split.
 const MOST_BLOCKS: u64 = 1 << 31;
 
-/// The list.
+/// A map of extents in a skip list.
 #[derive(Debug, Default)]
 pub struct SkipList {
     extents: SkipMap<u64, Extent>,
@@ -56,7 +57,8 @@ pub struct SkipList {
 }
 
 impl SkipList {
-    /// What the extents say of a block, and up to where: of an unmapped one, up to the next extent.
+    /// Returns the mapping of a block and its end: that of its extent, or for an unmapped block the start of the next
+    /// extent.
     fn find(&self, block: u64) -> (Physical, u64) {
         loop {
             let before = self.steps.load(Ordering::SeqCst);
@@ -78,7 +80,7 @@ impl SkipList {
         }
     }
 
-    /// The steps of a change; whoever calls has the lock.
+    /// Runs the steps of a change; the caller holds the lock.
     fn change(&self, range: Range<u64>, to: Physical) {
         self.split(range.end);
         let mut start = range.start;
@@ -101,7 +103,7 @@ impl SkipList {
 
     fn change_part(&self, range: Range<u64>, to: Physical) {
         let count = range.end - range.start;
-        // The rest of a part before hides nothing of the next one's: it is taken out with the others.
+        // The rest of an earlier part hides nothing of the next one: it is removed with the others.
         let there = self.extents.get(&range.start);
         let across = self.extents.upper_bound(Bound::Excluded(&range.start));
         if there.is_none() && to.is_mapped() {

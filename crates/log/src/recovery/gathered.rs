@@ -1,13 +1,13 @@
-//! What replayed records change, gathered by page of the map: each page gets its changes while it is loaded, in order,
-//! where its places are in the processor's nearest cache.
+//! Batched replay: the changes of records, sorted by page of the map. Each page gets its changes in order while it is
+//! loaded, when its entries are in the processor's first-level cache.
 //!
 //! One by one, changes of a large map wait for memory: 65 ns each, 1.1 s for the 2^24 that a volume of 1 TiB may have
-//! behind its checkpoint (a checkpoint takes 2^18 pages, and 64 blocks of log are written for each of its blocks; more
-//! often would write more). Gathered they are read and written in order. What they do to a block depends on that
-//! block alone, so pages may be taken in any order, on several threads.
+//! after its checkpoint (a checkpoint takes 2^18 pages, and 64 blocks of log are written for each of its blocks; more
+//! frequent checkpoints would write more). Batched, they are read and written in order. The result for a block depends
+//! on the changes of that block alone, so pages may be processed in any order, on several threads.
 //!
-//! That is so in a log with one version, and as long as none is made or grows. Other logs are replayed one by one
-//! ([`Gathered::of`] says which), by the same rules, in [`replay`](super::replay).
+//! Batching needs a log with one version, and records that neither create nor grow a version. Other logs are replayed
+//! one by one ([`Gathered::of`] decides), by the same rules, in [`replay`](super::replay).
 
 use crate::format::{Change, VersionId};
 use crate::layout::Layout;
@@ -18,31 +18,31 @@ use block::Result;
 use std::ops::Range;
 use std::sync::Arc;
 
-/// How many pages share a bucket: as many steps as such a bucket of a volume of 1 TiB has, fit the processor's cache.
+/// Number of pages per bucket: the steps of such a bucket of a volume of 1 TiB fit the processor's cache.
 const BUCKET_PAGES: u64 = 512;
-/// How many threads share many records.
+/// Number of threads that share many records.
 const THREADS: usize = 4;
-/// Fewer records aren't worth a thread.
+/// Least number of records for which a thread pays off.
 const WORTH_A_THREAD: usize = 512;
 const OFFSET_BITS: u32 = PAGE_BLOCKS.trailing_zeros();
 
-/// So many steps are gathered at most: 4 GiB. (An unmapping has one for every 4 MiB.)
+/// Most steps that are batched: 4 GiB. (An unmapping has one for every 4 MiB.)
 const MOST_STEPS: usize = 1 << 28;
 
-/// What happens to blocks of one page.
+/// A change of blocks of one page.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 struct Step {
-    /// The page's number in the bucket, the first block's in the page, and one less than how many: 9, 10 and 10 bits.
+    /// The page in the bucket, the first block in the page, and the number of blocks minus one: 9, 10 and 10 bits.
     place: u32,
-    /// Where the first block is from now on; nowhere if 0.
+    /// New location of the first block; 0 to unmap.
     to: u32,
-    /// Only blocks move that are in a row from here on; whatever is there is replaced if 0.
+    /// Expected location of the first block for a move; 0 to replace any location.
     from: u32,
-    /// Which record says so.
+    /// Index of the record.
     record: u32,
 }
 
-/// As it lies in memory: of words that are zero at first, so that what the kernel gives isn't cleared once more.
+/// Memory layout of a step: words that are zero at first, so that memory from the kernel isn't cleared again.
 type Packed = [u32; 4];
 
 impl From<Packed> for Step {
@@ -63,17 +63,17 @@ impl Step {
     }
 }
 
-/// The steps of some pages: where they are among all steps of the part.
+/// The steps of some pages, as a range of all steps of the part.
 #[derive(Debug, Default)]
 struct Bucket {
-    /// The next one's place while they are gathered; the first one's place before that.
+    /// Index of the next step while they are collected; of the first step before that.
     next: u32,
-    /// Where those of each page begin, and where the last one's end; nothing if there are none.
+    /// Start of each page's steps, and the end of the last one's; empty without steps.
     starts: Vec<u32>,
 }
 
 impl Bucket {
-    /// Puts its steps, which are all from `first` on, in the order of their pages; those of a page stay in theirs.
+    /// Sorts its steps, which are all from `first` on, by page; the order within a page is kept.
     fn sort(&mut self, first: u32, steps: &mut [Packed], other: &mut Vec<Packed>) {
         let steps = &mut steps[first as usize..self.next as usize];
         if steps.is_empty() {
@@ -100,29 +100,29 @@ impl Bucket {
 /// All changes of records, by page.
 #[derive(Debug)]
 pub(crate) struct Gathered {
-    /// One behind the other in the order of the records.
+    /// Parts in the order of the records.
     parts: Vec<Part>,
     /// The clock after the last record.
     pub(crate) clock: u64,
 }
 
-/// The changes of some records that follow each other.
+/// Changes of consecutive records.
 #[derive(Debug, Default)]
 struct Part {
     /// All steps, bucket by bucket.
     steps: Vec<Packed>,
     buckets: Vec<Bucket>,
-    /// The clock before each record, from where the part begins.
+    /// Clock before each record, relative to the start of the part.
     clocks: Vec<u64>,
-    /// The clock before the part.
+    /// Clock before the part.
     begin: u64,
-    /// By how much it goes on in it.
+    /// Ticks of the clock during the part.
     ticks: u64,
 }
 
 impl Gathered {
-    /// Gathers what these records, in this order, change in the volume, of so many blocks; some threads share many of them.
-    /// None if they don't only map, unmap and move blocks.
+    /// Sorts the changes of these records, in this order, in the volume of `blocks` blocks; threads share the work if
+    /// there are many records. `None` if a record does anything but map, unmap and move blocks.
     ///
     /// # Errors
     /// [`Error::Corrupt`](block::Error::Corrupt) for what no version of this program writes.
@@ -157,7 +157,7 @@ impl Gathered {
         Ok(Some(Gathered { parts, clock }))
     }
 
-    /// The pages that may change, in order.
+    /// Returns the pages that may change, in order.
     pub(crate) fn pages(&self) -> Vec<u64> {
         let mut pages: Vec<u64> = self.parts.iter().flat_map(Part::pages).collect();
         pages.sort_unstable();
@@ -165,8 +165,8 @@ impl Gathered {
         pages
     }
 
-    /// Changes the places of a page; `died` gets what was there and isn't any more, and the clock then. Returns whether
-    /// the page isn't as it was.
+    /// Changes the entries of a page; `died` gets each location that isn't mapped any more, and the clock of the
+    /// change. Returns whether the page has changed.
     pub(crate) fn change(&self, page: u64, places: &mut [u32], died: &mut dyn FnMut(Physical, u64)) -> bool {
         let mut has_changed = false;
         for part in &self.parts {
@@ -177,8 +177,8 @@ impl Gathered {
 }
 
 impl Part {
-    /// Gathers these records. They are gone through twice: how many steps each bucket has is counted first, so that all of
-    /// them lie in one piece of memory, which is touched once.
+    /// Sorts the changes of these records in two passes: the first counts the steps of each bucket, so that all steps
+    /// are in one allocation, which is touched once.
     fn of(records: &[Replayable], blocks: u64, layout: &Layout) -> Result<Option<Self>> {
         let mut all = Part { clocks: Vec::with_capacity(records.len()), ..Part::default() };
         let mut count = 0_usize;
@@ -190,7 +190,7 @@ impl Part {
                 if buckets.len() <= bucket {
                     buckets.resize_with(bucket + 1, Bucket::default);
                 }
-                // They are fewer than 2^32 where they are gathered at all.
+                // There are fewer than 2^32 of them if they are batched at all.
                 buckets[bucket].next = buckets[bucket].next.wrapping_add(1);
                 count += 1;
             })?;
@@ -243,7 +243,7 @@ impl Part {
             let clock = self.begin + self.clocks[step.record as usize];
             let Step { to, from, .. } = step;
             let here = places[step.blocks()].iter_mut().zip(0_u32..);
-            // A write counts as a change even of what it finds: it never finds itself.
+            // A write always counts as a change: its new location never equals the entry.
             has_changed |= to != 0 && from == 0;
             for (place, number) in here {
                 let wanted = match from {
@@ -264,8 +264,8 @@ impl Part {
     }
 }
 
-/// Calls `step` for each step of a record with its page, and what of it is its `place`, `to` and `from`. Returns by how much
-/// the clock goes on in it; none if it doesn't only map, unmap and move blocks.
+/// Calls `step` for each step of a record with its page and the step's `place`, `to` and `from`. Returns the ticks of
+/// the clock during the record; `None` if the record does anything but map, unmap and move blocks.
 fn each_step(
     record: &Replayable,
     blocks: u64,
@@ -284,7 +284,7 @@ fn each_step(
         position = behind;
         let is_there =
             |block: u64, count: u32| block.checked_add(u64::from(count)).is_some_and(|end| end <= blocks);
-        // What failed then, on the same state, fails again and changes nothing.
+        // A change that failed at first fails again in the same state, and changes nothing.
         match change {
             Change::Write { version, block, count } => {
                 ticks += u64::from(count);
@@ -378,7 +378,7 @@ mod tests {
         Replayable { header, links: Default::default(), changes: Changes::new(&meta) }
     }
 
-    /// Places of all blocks of the volume, in runs and single ones, each place at most once.
+    /// Locations of all blocks of the volume, in runs and single ones, each location at most once.
     fn places(random: &mut Random, layout: &Layout) -> Vec<u32> {
         let mut places = vec![0; BLOCKS as usize];
         let mut next = layout.physical(2, 0).0;
@@ -402,16 +402,16 @@ mod tests {
     fn changes(random: &mut Random, now: &[u32]) -> Vec<Change> {
         let is_of_the_cleaner = random.chance(0.3);
         let changes = (0..=random.below(6)).map(|_| {
-            // Some reach behind the end of the volume, and some are of a version that isn't there.
+            // Some extend after the end of the volume, and some are of a version that doesn't exist.
             let block = random.below(BLOCKS + 3);
             let longest = if random.chance(0.8) { 4 } else { 2500 };
             let count = 1 + random.below(longest) as u32;
             let version = if random.chance(0.05) { VersionId(7) } else { VersionId::HEAD };
             if is_of_the_cleaner {
                 let from = now.get(block as usize).copied().unwrap_or(9);
-                // Some have moved on since they were chosen.
+                // Some have moved since they were chosen.
                 let from = if random.chance(0.2) { from.wrapping_add(1) } else { from };
-                // What is moved at once lies in one zone.
+                // A move is within one zone.
                 let (layout, from) = (layout(), Physical(from));
                 let most = 200.min(layout.zone_blocks - layout.place(from).1);
                 return Change::Move { version, block, count: count.min(most), from };
@@ -424,8 +424,7 @@ mod tests {
         changes.collect()
     }
 
-    /// One by one and gathered, the same changes of the same map make the same of it, of the counts of zones and of the
-    /// pages that are dirty.
+    /// The same changes, one by one and batched, give the same map, counts of zones and dirty pages.
     fn same(seed: u64) {
         let mut random = Random::new(seed);
         let layout = layout();
@@ -465,7 +464,7 @@ mod tests {
         replay.run(&records).expect("it replays");
         let clock = replay.clock;
 
-        // In parts of other lengths than threads would have.
+        // Parts of other lengths than threads would have.
         let mut gathered = Gathered { parts: Vec::new(), clock: 1000 };
         for records in records.chunks(25) {
             let part = Part::of(records, BLOCKS, &layout).expect("it is right").expect("it is simple");
@@ -494,7 +493,7 @@ mod tests {
             let here = (live[zone as usize], changed[zone as usize]);
             assert_eq!(here, (entry.live, entry.changed), "seed {seed}, zone {zone}");
         }
-        // Of a move that changed one of two pages, the other needn't be written.
+        // If a move changed one of two pages, the other needn't be written.
         let expected: Vec<u64> = head.dirty.iter().collect();
         assert!(dirty.iter().all(|page| expected.contains(page)), "seed {seed}: {dirty:?}, {expected:?}");
         assert!(gathered.pages().iter().all(|page| page * PAGE_BLOCKS < BLOCKS));

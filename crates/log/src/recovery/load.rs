@@ -1,9 +1,9 @@
-//! Making the maps of all versions from their pages, and counting what is live.
+//! Loading the maps of all versions from their pages, and counting live blocks.
 //!
-//! Pages are taken as they lie on the medium, [`BATCH`] of them at a time: neighbours are read in one piece, into memory
-//! that is used again; then a thread of its own checks them, changes them by the records that are replayed, counts and
-//! hands them to the map, while others are read. A page takes 2.5 us of a processor, so two of them take 0.33 s for the
-//! 2^18 pages of 1 TiB, about what reading 1 GiB takes.
+//! Pages are read in the order of their locations, in batches of [`BATCH`]: neighbours are read by one request, into
+//! reused memory. Then a thread verifies them, applies the replayed records to them, counts their blocks and loads them
+//! into the map, while others are read. A page takes 2.5 us of a processor, so two of them take 0.33 s for the 2^18
+//! pages of 1 TiB, about the time of reading 1 GiB.
 
 use crate::directory::{Directory, PageTable};
 use crate::layout::Layout;
@@ -18,18 +18,18 @@ use logkit::record::sum_of;
 use logkit::recovery::gone;
 use std::sync::{Arc, Mutex, PoisonError};
 
-/// How many pages are taken over at a time.
+/// Number of pages of a batch.
 const BATCH: usize = 256;
-/// Fewer of them aren't worth a thread.
+/// Least number of pages for which a thread pays off.
 const WORTH_A_THREAD: usize = 32;
-/// How many batches are on their way at a time.
+/// Number of batches in flight at a time.
 const BATCHES: usize = 6;
-/// Of a page, so many places are looked at to tell whether it was written at random.
+/// Number of a page's entries that are examined to tell whether it was written at random.
 const LOOKED_AT: usize = 64;
-/// Pages that are so far apart are still read together, in blocks.
+/// Most blocks between pages that are still read together.
 const GAP: u32 = 8;
 
-/// A page, and where it is. Sorted, they are in the order of their places.
+/// A page with its location; sorted by location.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 struct PageAt {
     physical: Physical,
@@ -37,11 +37,11 @@ struct PageAt {
     sum: u32,
 }
 
-/// Makes the maps of all versions from their pages, and counts what is live. With `gathered`, which there is only for a log
-/// of one version, they are as they will be once its records have been replayed.
+/// Loads the maps of all versions from their pages, and counts live blocks. With `gathered`, which requires a log of
+/// one version, the maps include the changes of its replayed records.
 ///
 /// # Errors
-/// [`Error::Corrupt`] for damaged pages; what reading says.
+/// [`Error::Corrupt`] for damaged pages; errors of reading.
 pub(crate) async fn load(
     zones: &dyn Zones,
     layout: &Layout,
@@ -76,7 +76,7 @@ pub(crate) async fn load(
                 counted.push(place.physical);
             }
         }
-        // What the parent has and the version has not.
+        // Pages that the parent has and the version has not.
         if let Some(parent) = parent {
             let gone = parent.table.iter().filter(|(page, _)| !entry.table.get(*page).physical.is_mapped());
             let zeros = vec![0; PAGE_BLOCKS as usize];
@@ -97,38 +97,38 @@ pub(crate) async fn load(
         loader.tell(pool, &mut version);
         versions.list.push(version);
     }
-    // Clones of one snapshot may have the same page, and the snapshot another one.
+    // Clones of one snapshot may share a page, while the snapshot has another one.
     counted.sort_unstable();
     counted.dedup();
     counted.iter().for_each(|page: &Physical| pool.add_live(layout.place(*page).0, 1));
     Ok(versions)
 }
 
-/// What threads share that load one version.
+/// State shared by the threads that load one version.
 struct Loader {
     layout: Layout,
     map: Arc<dyn Map>,
     parent: Option<Arc<dyn Map>>,
     gathered: Option<Arc<Gathered>>,
-    /// Those that no thread is using.
+    /// Tallies that no thread is using.
     tallies: Mutex<Vec<Tally>>,
-    /// Changes of a map are for its caller to order.
+    /// Serializes changes of the map, as its contract demands of the caller.
     order: Mutex<()>,
 }
 
-/// What one thread at a time counts.
+/// Counts of one thread at a time.
 #[derive(Debug, Default)]
 struct Tally {
-    /// How much is live in each zone; in that of block 0, which holds roots, also what isn't mapped.
+    /// Live blocks by zone; the zone of block 0, which holds roots, also counts unmapped blocks.
     live: Vec<u32>,
-    /// One more than the clock when a block of each zone died last; 0 if none did.
+    /// Clock plus one of the last death of a block, by zone; 0 without one.
     changed: Vec<u64>,
-    /// Pages that aren't as they are on the medium.
+    /// Pages that differ from those on the medium.
     dirty: Vec<u64>,
 }
 
 impl Loader {
-    /// Loads pages, sorted by where they are, and those that only records know.
+    /// Loads pages, sorted by location, and the pages that only records have.
     async fn load(self: &Arc<Self>, zones: &dyn Zones, pages: &[PageAt], table: &PageTable) -> Result<()> {
         let batches = pages.chunks(BATCH).map(|batch| self.load_batch(zones, batch));
         runtime::join_limited(BATCHES, batches).await.into_iter().collect::<Result<()>>()?;
@@ -148,7 +148,7 @@ impl Loader {
         runtime::join_limited(BATCHES, batches).await.into_iter().collect()
     }
 
-    /// Reads some pages, and takes them over.
+    /// Reads some pages, and loads them.
     async fn load_batch(self: &Arc<Self>, zones: &dyn Zones, batch: &[PageAt]) -> Result<()> {
         let layout = &self.layout;
         let runs: Vec<&[PageAt]> = batch
@@ -189,7 +189,7 @@ impl Loader {
         self.tallies.lock().unwrap_or_else(PoisonError::into_inner).push(tally);
     }
 
-    /// Has the map make memory ready for those pages that look as if they were written at random.
+    /// Announces pages that look randomly written to the map, so that it can prepare memory.
     fn expect(&self, read: &[(Buffer, Vec<PageAt>)]) {
         let mut pages = Vec::new();
         for (buffer, run) in read {
@@ -207,7 +207,7 @@ impl Loader {
         self.map.expect_pages(&pages);
     }
 
-    /// Takes over the pages of a run, which were read in one piece.
+    /// Loads the pages of a run, which were read in one piece.
     fn take_run(&self, tally: &mut Tally, buffer: &Buffer, run: &[PageAt]) -> Result<()> {
         let mut places = [0_u32; PAGE_BLOCKS as usize];
         for PageAt { physical, page, sum } in run {
@@ -227,7 +227,7 @@ impl Loader {
         Ok(())
     }
 
-    /// Takes over a page with these places. One that is new is nothing if it stays empty.
+    /// Loads a page with these entries. A new page that stays empty is skipped.
     fn take(
         &self,
         tally: &mut Tally,
@@ -269,13 +269,13 @@ impl Loader {
         Ok(())
     }
 
-    /// Tells what was counted.
+    /// Adds the counts to the pool and to the version.
     fn tell(&self, pool: &ZonePool, version: &mut Version) {
         let tallies = std::mem::take(&mut *self.tallies.lock().unwrap_or_else(PoisonError::into_inner));
         for page in tallies.iter().flat_map(|tally| &tally.dirty) {
             version.dirty.insert(*page);
         }
-        // What isn't mapped was counted as block 0.
+        // Unmapped blocks were counted as block 0.
         for zone in ROOT_ZONES..self.layout.zones {
             let live = tallies.iter().map(|tally| tally.live[zone as usize]).sum();
             if live > 0 {
@@ -289,7 +289,7 @@ impl Loader {
     }
 }
 
-/// Does this on a thread of its own, if it is about so many pages that it is worth it.
+/// Runs `work` on a thread if it is for enough pages to pay off.
 async fn elsewhere(pages: usize, work: impl FnOnce() -> Result<()> + Send + 'static) -> Result<()> {
     match pages < WORTH_A_THREAD {
         true => work(),

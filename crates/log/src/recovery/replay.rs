@@ -1,5 +1,5 @@
-//! Putting records over the maps of a checkpoint, one by one. Where all of them only map, unmap and move blocks of the
-//! volume, [`gathered`](super::gathered) does the same faster.
+//! Replay of records one by one on the maps of a checkpoint. If all records only map, unmap and move blocks of the
+//! volume, [`gathered`](super::gathered) is faster, with the same result.
 
 use crate::commit::{Effect, apply};
 use crate::format::Change;
@@ -11,7 +11,7 @@ use block::{Error, Result};
 use logkit::ZonePool;
 use smallvec::SmallVec;
 
-/// Puts records over the maps of a checkpoint.
+/// Replay of records on the maps of a checkpoint.
 pub(crate) struct Replay<'a> {
     pub(crate) versions: &'a mut Versions,
     pub(crate) pool: &'a ZonePool,
@@ -19,10 +19,10 @@ pub(crate) struct Replay<'a> {
     pub(crate) clock: u64,
 }
 
-/// Refuses a record that has other data blocks than its entries.
+/// Refuses a record whose number of data blocks differs from its entries'.
 ///
 /// # Errors
-/// [`Error::Corrupt`] with both.
+/// [`Error::Corrupt`] with both numbers.
 pub(super) fn check_length(record: &Replayable, named: u32) -> Result<()> {
     let header = &record.header;
     if named == header.blocks {
@@ -43,7 +43,8 @@ impl Replay<'_> {
         records.iter().try_for_each(|record| self.replay(record))
     }
 
-    /// Looks up what a record writes, all at once: single changes of a large map would wait for memory one by one.
+    /// Looks up all blocks that a record writes in one batch: single changes of a large map would wait for memory one
+    /// by one.
     fn touch(&self, changes: &[Change]) {
         let mut blocks = SmallVec::<[u64; 256]>::new();
         let mut map = None;
@@ -79,9 +80,9 @@ impl Replay<'_> {
                 Effect::Live(zone, blocks) => pool.add_live(zone, blocks as u32),
                 Effect::Dead(physical, blocks) => died(physical, blocks as u32),
             });
-            // Nobody waits for anything else yet.
+            // No request waits during recovery.
             while self.versions.give_up(u64::MAX, &mut |physical| died(physical, 1)) {}
-            // What failed then, on the same state, fails again and changes nothing.
+            // A change that failed at first fails again in the same state, and changes nothing.
             match applied {
                 Ok(())
                 | Err(Error::NotFound(_) | Error::Invalid(_) | Error::AlreadyExists(_) | Error::Busy(_)) => {}

@@ -1,4 +1,4 @@
-//! A record that can be replayed: its data needn't be looked at any more.
+//! A record that can be replayed: its data is already verified.
 
 use crate::changes::Changes;
 use logkit::record::{Header, Links, Parsed};

@@ -1,6 +1,6 @@
-//! The zone is cleaned next whose freed space, times how long it will stay free, is worth most against what cleaning
-//! it costs: (1 - u) · age / (1 + u), with u the live share (Rosenblum and Ousterhout, "The design and implementation
-//! of a log-structured file system", 1992). Users' writes and the cleaner's go to zones of their own.
+//! Cost-benefit: the next victim is the zone with the highest (1 - u) · age / (1 + u), with u the live share: the freed
+//! space, times how long it will stay free, over the cost of cleaning (Rosenblum and Ousterhout, "The design and
+//! implementation of a log-structured file system", 1992). Users' writes and the cleaner's go to separate zones.
 //!
 //! The 1 of the cost stands for reading the whole zone, u for writing what is live. The paper's age is that of the
 //! youngest block in the segment; here it is that of the zone, which needs no bookkeeping per block: for a zone of
@@ -9,10 +9,10 @@
 use super::{Candidate, Policy, Pressure, highest};
 use block::ZoneIndex;
 
-/// The word by which a stack names it.
+/// Name of the policy in a stack.
 pub const NAME: &str = "cost-benefit";
 
-/// See the module.
+/// The cost-benefit policy.
 #[derive(Debug, Clone, Copy, Default)]
 pub struct CostBenefit;
 

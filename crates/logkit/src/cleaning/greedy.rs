@@ -1,16 +1,15 @@
-//! The zone with the least live data is cleaned next; users' writes and the cleaner's go to zones of their own.
+//! Greedy: the next victim is the zone with the least live data. Users' writes and the cleaner's go to separate zones.
 //!
-//! The best there is where every block is as likely to be overwritten as any other. Where some are written often
-//! and others hardly ever it isn't: zones of rarely written data stay a little below full for ever, and each of
-//! them holds dead blocks that are never regained.
+//! Greedy is optimal if all blocks are equally likely to be overwritten. With hot and cold blocks it isn't: zones of
+//! cold data stay slightly below full, and their dead blocks are never reclaimed.
 
 use super::{Candidate, Policy, Pressure, highest};
 use block::ZoneIndex;
 
-/// The word by which a stack names it.
+/// Name of the policy in a stack.
 pub const NAME: &str = "greedy";
 
-/// See the module.
+/// The greedy policy.
 #[derive(Debug, Clone, Copy, Default)]
 pub struct Greedy;
 

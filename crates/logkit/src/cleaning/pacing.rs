@@ -1,7 +1,9 @@
-//! How many blocks are moved per block that users write: enough to never run out of zones, in no bursts.
+//! Pacing: the number of blocks moved per block that users write, so that zones never run out and cleaning has no
+//! bursts.
 //!
-//! Cleaning a zone of which v blocks are live and d aren't moves v blocks and gains d. So v/d moves per user block keep
-//! the room as it is. That rate, for the mean of the last victims, is multiplied by a factor that falls with the room:
+//! Cleaning a zone of v live and d dead blocks moves v blocks and gains d. So v/d moves per user block keep the free
+//! space constant. That rate, for the mean of the last victims, is multiplied by a factor that falls with the free
+//! space:
 //!
 //! ```text
 //!   factor
@@ -17,72 +19,72 @@
 //!       stop low       high
 //! ```
 //!
-//! Twice the balanced rate at `low` gains a block of room for each that users write. Below that it grows without
-//! bound, so that `stop` is never passed: users wait until something was moved.
+//! Twice the balanced rate at `low` gains a block of free space for each that users write. Below `low` the factor grows
+//! without bound, so that `stop` is never passed: users wait until a block was moved.
 //!
-//! # What room is
-//! The data units of empty zones, of what is left of open ones, and of what has been passed (moved or found dead) of the
-//! zone being cleaned. So it changes by one with each block written and has no steps: a user's block costs one, a
-//! moved block nothing, passing a dead block gains one.
+//! # Free space
+//! The free space (room) is the data units of empty zones, of the rest of open ones, and of the passed part (moved or
+//! found dead) of the victim. So it changes by one with each block and has no steps: a user's block takes one, a moved
+//! block none, and passing a dead block gains one.
 //!
-//! The marks are the owner's ([`Marks`]); it waits at `stop` itself, and decides what a user's write waits for.
+//! The owner sets the watermarks ([`Marks`]), waits at `stop`, and decides when a waiting write continues.
 //!
-//! # Why nobody starves
-//! With [`Marks::for_classes`]: of the room above `stop` = (classes + 1) zones, at most one zone's worth was passed in the victim, and a class that
-//! needs a zone has no open one, so open zones have less than (classes - 1) zones' worth. At least two zones are
-//! therefore empty whenever a user's class needs one, and one is left for the cleaner. That is enough to clean a zone
-//! if all of its blocks go to one class (all policies do that with ages at the granularity of zones), and a zone that
-//! is cleaned is an empty one again. An owner whose zones are not empty at once after cleaning (they wait for a
-//! checkpoint, readers or a reset) adds as many as may wait, or counts empty zones itself before it lets users take
-//! one, as the log device does; its own argument then stands there.
+//! # Freedom from starvation
+//! With [`Marks::for_classes`]: of the free space above `stop` = (classes + 1) zones, at most one zone's worth was
+//! passed in the victim. A class that needs a zone has no open one, so open zones have less than (classes - 1) zones'
+//! worth. So at least two zones are empty whenever a user's class needs one, and one is left for the cleaner. That is
+//! enough to clean a zone if all of its blocks go to one class (as in all policies with ages at the granularity of
+//! zones), and a cleaned zone is empty again. If an owner's zones aren't empty at once after cleaning (they wait for a
+//! checkpoint, readers or a reset), the owner adds the most zones that may wait, or counts empty zones itself before
+//! users take one, as the log device does; the owner then proves its own bound.
 
 use super::{Candidate, Pressure};
 
-/// How much earlier victims count against a new one: the last twenty or so make the mean. Fewer make bursts where hot
-/// and cold zones are cleaned by turns.
+/// Weight of earlier victims against a new one: the mean covers the last twenty or so. With fewer, alternating hot and
+/// cold victims cause bursts.
 const REMEMBERED: f64 = 0.95;
-/// The least from `low` to `high`, in zones: with less, room comes and goes in steps that are as large as that. More is
-/// gentler and keeps room from users' data; what it costs is in `tests/cleaning_simulation.rs`.
+/// Least distance from `low` to `high`, in zones: with less, the free space varies in steps of that size. More is
+/// smoother and takes space from users' data; `tests/cleaning_simulation.rs` has the cost.
 pub const SPAN: u64 = 2;
 
-/// How many blocks are moved per block that a user writes.
+/// Number of blocks to move per block that a user writes.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Pace {
-    /// So many have to be, on average over a few writes; infinite: users wait until there is room.
+    /// Required moves, on average over a few writes; infinite if users wait until there is free space.
     pub must: f64,
-    /// So many are paid for by the room that they gain: what a policy cleans unasked goes at this rate while users
-    /// write, and at any rate while nobody does. Never less than `must`.
+    /// Moves that the free space they gain pays for. A policy cleans without a request at this rate while users write,
+    /// and at any rate while no user does. Never less than `must`.
     pub may: f64,
 }
 
-/// How much room is how little. In data units, whole zones each, `stop` < `low` < `high`.
+/// Watermarks of the free space in data units, whole zones each, `stop` < `low` < `high`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Marks {
-    /// With no more room than this users wait.
+    /// Users wait at or below this.
     pub stop: u64,
-    /// Below this cleaning is urgent.
+    /// Below this, cleaning is urgent.
     pub low: u64,
-    /// From here on nothing has to be moved. What is kept free for good: a volume's data should leave this much, and
-    /// what it wants for cleaning to be cheap on top.
+    /// From here on no move is required. This space stays free permanently: a volume's data should leave this much, and
+    /// more to keep cleaning cheap.
     pub high: u64,
 }
 
 impl Marks {
-    /// For zones of `zone` data units of which as many may be open as a policy has classes, and of which up to
-    /// `waiting` may be clean and not yet writable: as little as the module's argument needs.
+    /// Returns the least watermarks for which nobody starves, for zones of `zone` data units, with as many open zones
+    /// as a policy has classes, and up to `waiting` zones that are clean and not yet writable.
     pub fn for_classes(zone: u64, classes: u8, waiting: u32) -> Self {
         let stop = zone * (u64::from(classes) + 1 + u64::from(waiting));
         Marks { stop, low: stop + zone, high: stop + zone + SPAN * zone }
     }
 
-    /// What a policy is told, with this much room of `total` zones of `zone` data units.
+    /// Returns the pressure for this much free space of `total` zones of `zone` data units.
     pub fn pressure(&self, zone: u64, room: u64, total: u32) -> Pressure {
         let zones = |units: u64| u32::try_from(units / zone).unwrap_or(u32::MAX);
         Pressure { free: zones(room), total, low: zones(self.low), high: zones(self.high) }
     }
 }
 
-/// See the module.
+/// Computes the pace from the last victims.
 #[derive(Debug, Clone)]
 pub struct Pacer {
     zone: u64,
@@ -91,26 +93,26 @@ pub struct Pacer {
 }
 
 impl Pacer {
-    /// For zones of `zone` data units.
+    /// Returns a pacer for zones of `zone` data units.
     ///
     /// # Panics
     /// If zones have no data units.
     pub fn new(zone: u64) -> Self {
         assert!(zone > 0, "a zone holds something");
-        // Before anything is known, victims are half live.
+        // Initial estimate: victims are half live.
         Pacer { zone, moved: 1.0, gained: 1.0 }
     }
 
-    /// A zone is about to be cleaned.
+    /// Notes that a zone is about to be cleaned.
     pub fn begin(&mut self, victim: &Candidate) {
         self.moved = self.moved * REMEMBERED + victim.live as f64 / self.zone as f64;
         self.gained =
             self.gained * REMEMBERED + victim.written.saturating_sub(victim.live) as f64 / self.zone as f64;
     }
 
-    /// How fast to move, with this much room in data units.
+    /// Returns the pace for this much free space in data units.
     pub fn pace(&self, room: u64, marks: &Marks) -> Pace {
-        // One move per 16 blocks even if all victims were dead: the one in hand may not be.
+        // At least one move per 16 blocks even if all victims were dead: the current one may not be.
         let balanced = (self.moved / self.gained.max(1e-6)).max(1.0 / 16.0);
         let Marks { stop, low, high } = *marks;
         let share = |part: u64, of: u64| part as f64 / of as f64;

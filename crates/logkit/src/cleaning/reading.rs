@@ -1,28 +1,28 @@
-//! Which parts of a zone that is being cleaned are read: all of it, its live fragments, or something between.
+//! The parts of a victim that are read: all of it, its live fragments, or a plan in between.
 //!
-//! A request costs a fixed amount, here in data units that could have been transferred meanwhile, and its length. A
-//! gap between two live runs is read through if that costs less than another request. For requests of any length that
-//! is optimal, as each gap is decided for itself; with a largest length it is off by less than a request's cost per
-//! request. "All of it" and "only the fragments" are what comes out for a zone that is nearly full and one that is
-//! nearly empty (SeastarFS's authors ask for such a choice by estimate, 2.5.2).
+//! A request costs a fixed amount, given in data units that could have been transferred meanwhile, and its length. A
+//! gap between two live runs is read through if that costs less than another request. For requests of unlimited length
+//! that is optimal, as each gap is independent; with a length limit the excess is below one request's cost per request.
+//! The result is "all of it" for a zone that is nearly full and "only the fragments" for one that is nearly empty
+//! (SeastarFS's authors ask for such a choice by estimate, 2.5.2).
 
 use std::ops::Range;
 
-/// What reading costs.
+/// Costs and limits of reads.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct ReadCost {
-    /// The fixed cost of a request, in data units transferred in the same time: latency or processor time per request
-    /// over time per unit. 4 KiB blocks on an SSD that gives 100 000 small reads or 2 GB a second: 5.
+    /// Fixed cost of a request, in data units transferred in the same time: latency or processor time per request over
+    /// time per unit. For 4 KiB blocks on an SSD with 100 000 small reads or 2 GB a second: 5.
     pub request: u64,
-    /// The largest gap of dead data that is read through even if it were cheap: memory and bandwidth are not only the
-    /// cleaner's. 0 reads what is live and nothing else.
+    /// Largest gap of dead data that is read through, even if that is cheaper: the cleaner shares memory and bandwidth.
+    /// With 0, only live data is read.
     pub largest_gap: u64,
-    /// The longest request in data units; at least 1.
+    /// Longest request in data units; at least 1.
     pub largest_request: u64,
 }
 
-/// The requests that read these runs of live data (in order, not overlapping; empty ones are left out) at least cost:
-/// in order, not overlapping, each beginning and ending with live data and no longer than the longest.
+/// Returns the requests that read these runs of live data at the least cost. Runs and requests are in order and don't
+/// overlap; empty runs are ignored. Each request begins and ends with live data and is no longer than the longest.
 ///
 /// # Panics
 /// If the runs aren't in order, or the longest request is of length 0.

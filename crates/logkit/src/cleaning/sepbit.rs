@@ -1,22 +1,23 @@
 //! SepBIT as published (Wang et al., "Separating data via block invalidation time inference for write amplification
-//! reduction in log-structured storage", FAST 2022): the model and the yardstick of [`lifetime`](super::lifetime).
+//! reduction in log-structured storage", FAST 2022): the model of [`lifetime`](super::lifetime), and the baseline to
+//! compare it with.
 //!
 //! Users' writes go to class 0 if the version that they replace lived less than ℓ, the mean lifespan of the last zones
-//! of class 0 that were cleaned, else to class 1. What is moved from class 0 goes to class 2; what is moved from
-//! anywhere else to class 3, 4 or 5, by its age since a user wrote it: below 4ℓ, below 16ℓ, or more. Cleaned next is the
-//! zone with the highest (1 - u) · age / u.
+//! of class 0 that were cleaned, otherwise to class 1. Blocks moved from class 0 go to class 2. Blocks moved from other
+//! classes go to class 3, 4 or 5, by their age since a user wrote them: below 4ℓ, below 16ℓ, or more. The next victim
+//! is the zone with the highest (1 - u) · age / u.
 //!
-//! With ages that are known per block, the blocks of one zone may go to four classes, each of which may need a new zone
-//! then.
+//! With ages that are known per block, the blocks of one zone may go to four classes, each of which may need a new
+//! zone.
 
 use super::lifetime::{Lifespan, benefit};
 use super::{Arrival, Candidate, Policy, Pressure, highest};
 use block::ZoneIndex;
 
-/// The word by which a stack names it.
+/// Name of the policy in a stack.
 pub const NAME: &str = "sepbit";
 
-/// See the module.
+/// The SepBIT policy.
 #[derive(Debug, Clone, Default)]
 pub struct SepBit {
     lifespan: Lifespan,

@@ -1,48 +1,49 @@
-//! The rule of SeastarFS ("SeastarFS: system plików dla bazy danych Scylla", 2.5.1): a zone is a candidate while its
-//! live share is below `k`; once X candidates of one zone's size satisfy (X + 1) · k ≥ M, so that their live data is
-//! about worth one read of M, all of them are cleaned as one round. Users' writes and the cleaner's go to zones of
-//! their own.
+//! Threshold: the rule of SeastarFS ("SeastarFS: system plików dla bazy danych Scylla", 2.5.1). A zone is a candidate
+//! while its live share is below `k`. Once X candidates of one zone's size satisfy (X + 1) · k ≥ M, so that their live
+//! data is about worth one read of M, all of them are cleaned as one round. Users' writes and the cleaner's go to
+//! separate zones.
 //!
-//! It cleans by its own rule, pressure or not, and in large reads. Zones above `k` are left alone until cleaning is
-//! urgent; then, and only then, the zone with the least live data is cleaned whatever its share: the source stops with
-//! "no space" there. So on a full volume it is `greedy` with less room.
+//! It cleans by its own rule independent of the pressure, and in large reads. Zones above `k` are cleaned only while
+//! cleaning is urgent; then the zone with the least live data is the next victim whatever its share, where the source
+//! stops with "no space". So on a full volume it is `greedy` with less free space.
 
 use super::{Candidate, Policy, Pressure};
 use block::{Error, Result, ZoneIndex};
 use std::collections::BTreeSet;
 
-/// The word by which a stack names it.
+/// Name of the policy in a stack.
 pub const NAME: &str = "threshold";
 
-/// Where the limit `k` of the live share lies.
+/// Rule for the limit `k` of the live share.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum Limit {
-    /// Where it was set.
+    /// The configured limit.
     #[default]
     Fixed,
-    /// At the share of free zones, at most where it was set: so section 2.5.1 of the source. The fuller the volume,
+    /// The share of free zones, at most the configured limit, as in section 2.5.1 of the source. The fuller the volume,
     /// the less is cleaned before it is urgent.
     Free,
-    /// At the share of zones that aren't free, at most where it was set: so section 3.1.2 of the source. Nothing that
-    /// is hardly worth it is moved while there is room.
+    /// The share of zones that aren't free, at most the configured limit, as in section 3.1.2 of the source. While
+    /// there is free space, zones with little to gain aren't cleaned.
     Used,
 }
 
-/// See the module.
+/// The threshold policy.
 #[derive(Debug, Clone)]
 pub struct Threshold {
     live_share: f64,
     limit: Limit,
     read_at_once: u64,
-    /// What is left of the round.
+    /// Remaining zones of the round.
     round: BTreeSet<ZoneIndex>,
 }
 
 impl Threshold {
-    /// With this limit of the live share (0 to 1; the cap of one that moves), and M in data units.
+    /// Returns the policy with this limit of the live share (0 to 1; the upper bound of a dynamic limit), and M in data
+    /// units.
     ///
     /// # Errors
-    /// `Invalid` if the share isn't one.
+    /// `Invalid` for a share out of range 0..=1.
     pub fn new(live_share: f64, limit: Limit, read_at_once: u64) -> Result<Self> {
         if !(0.0..=1.0).contains(&live_share) {
             return Err(Error::invalid(format!(
@@ -52,7 +53,7 @@ impl Threshold {
         Ok(Threshold { live_share, limit, read_at_once, round: BTreeSet::new() })
     }
 
-    /// The limit `k` now.
+    /// Returns the current limit `k`.
     fn k(&self, pressure: Pressure) -> f64 {
         let free = f64::from(pressure.free.min(pressure.total)) / f64::from(pressure.total.max(1));
         match self.limit {
@@ -76,11 +77,11 @@ impl Policy for Threshold {
     ) -> Option<ZoneIndex> {
         let k = self.k(pressure);
         let mut below = Vec::new();
-        // The emptiest of the round that runs, and of all.
+        // The zones with the least live data: of the current round, and of all.
         let (mut of_round, mut of_all): (Option<Candidate>, Option<Candidate>) = (None, None);
         let emptier = |a: &Candidate, b: Option<Candidate>| b.is_none_or(|b| a.live_share() < b.live_share());
         for candidate in candidates.filter(Candidate::gains) {
-            // Strictly below, as in the source; but what is wholly dead is a candidate even where k is 0.
+            // Strictly below, as in the source; but a zone without live data is a candidate even if k is 0.
             if candidate.live_share() < k || candidate.live == 0 {
                 below.push(candidate);
             }
@@ -94,7 +95,7 @@ impl Policy for Threshold {
         let mut next = of_round;
         if next.is_none() {
             self.round.clear();
-            // Zones that were finished early may differ in size: the mean stands for the size of a zone.
+            // Zones that were finished early may differ in size: the mean is used as the size of a zone.
             let units: u64 = below.iter().map(|candidate| candidate.written).sum();
             let mean = units as f64 / below.len().max(1) as f64;
             if !below.is_empty() && (units as f64 + mean) * k >= self.read_at_once as f64 {

@@ -1,23 +1,23 @@
-//! Who uses which part of the family's memory.
+//! Allocator of the family's memory.
 //!
-//! Memory comes in slabs ([`Memory::SLAB_SHIFT`]). A whole slab is a middle node or a dense leaf; a slab may also be
-//! cut into pieces of one size for leaves of runs. Dense leaves lie in the seats of their pages where these are free
-//! (`seats`). What is taken out of the maps is *retired*, and free again after
-//! a grace period: until then a lookup that began before may still read it.
+//! Memory is allocated in slabs ([`Memory::SLAB_SHIFT`]). A whole slab is a middle node or a dense leaf; a slab may
+//! also be cut into pieces of one size for leaves of runs. Dense leaves use the seats of their pages if these are free
+//! (`seats`). Memory that is removed from the maps is *retired*, and free after a grace period: until then a lookup
+//! that began before may still read it.
 //!
-//! All of this is the writer's, under the family's lock. Slab 0 is never handed out, so that a reference of 0 is
-//! none, and it stays zero, so that a middle node that doesn't exist reads as an empty one.
+//! All of this belongs to the writer, under the family's lock. Slab 0 is never allocated, so that reference 0 is empty.
+//! It stays zero, so that a missing middle node reads as an empty one.
 
 use super::memory::{FIRST_SEAT, Memory};
 use super::runs::Class;
 use super::seats::{REGION, Seats};
 use std::collections::{BTreeSet, VecDeque};
 
-/// What an entry of a middle node holds: nothing, a dense leaf, or a leaf of runs.
+/// Entry of a middle node: empty, a dense leaf, or a leaf of runs.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct Reference(pub(super) u32);
 
-/// A [`Reference`], taken apart.
+/// A decoded [`Reference`].
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Kind {
     /// Nothing is mapped.
@@ -31,26 +31,26 @@ pub(super) enum Kind {
 /// A part of a cut slab.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct Piece {
-    /// Its size.
+    /// Size class.
     pub(super) class: Class,
-    /// Where it is, in multiples of its size.
+    /// Number of the piece, in multiples of its size.
     pub(super) number: u32,
 }
 
 impl Piece {
-    /// Its first word.
+    /// Returns its first word.
     #[inline]
     fn word(self) -> usize {
         self.number as usize * self.class.words()
     }
 
-    /// The slab that it is a part of.
+    /// Returns the slab that the piece is part of.
     #[inline]
     pub(super) fn slab<M: Memory>(self) -> u32 {
         (self.word() >> M::SLAB_SHIFT) as u32
     }
 
-    /// Says that it will be searched soon: of a large one the lines that every search passes.
+    /// Prefetches the piece for a search: of a large one the lines that every search reads.
     #[inline]
     pub(super) fn prefetch<M: Memory>(self, memory: &M) {
         memory.prefetch(self.word());
@@ -59,7 +59,7 @@ impl Piece {
         }
     }
 
-    /// Its words.
+    /// Returns its words.
     #[inline]
     pub(super) fn words<M: Memory>(self, memory: &M) -> &[M::Word] {
         &memory.words()[self.word()..][..self.class.words()]
@@ -67,7 +67,7 @@ impl Piece {
 }
 
 const DENSE: u32 = 1 << 31;
-/// Above the number of a piece lies its class.
+/// Shift of the class above the number of a piece.
 const CLASS_SHIFT: u32 = 29;
 
 impl Reference {
@@ -94,10 +94,10 @@ impl Reference {
     }
 }
 
-/// How many slabs a family has at most: 1 TiB of memory.
+/// Most slabs of a family: 1 TiB of memory.
 pub(super) const MOST_SLABS: u32 = 1 << 28;
 
-/// The largest leaf of runs: an eighth of a dense leaf.
+/// Returns the most runs of the largest leaf of runs: an eighth of a dense leaf.
 pub(super) fn most_runs<M: Memory>() -> usize {
     (0..Class::COUNT as u32)
         .map(Class)
@@ -107,37 +107,37 @@ pub(super) fn most_runs<M: Memory>() -> usize {
 
 #[derive(Debug, Clone, Copy)]
 enum Slab {
-    /// And the next free one; 0 for none.
+    /// Free, with the next free slab; 0 for none.
     Free(u32),
-    /// A middle node or a dense leaf, and how many refer to it.
+    /// A middle node or a dense leaf, with its reference count.
     Whole(u32),
-    /// Pieces of one size, and which of them are free, bit by bit.
+    /// Pieces of one size, with a bit for each free one.
     Cut([u32; 2]),
 }
 
-/// So many free slabs keep their memory in any case.
+/// Number of free slabs that always keep their memory.
 const FREE: u32 = 64;
 
-/// The table of slabs grows in parts of so many, so that it never moves and is never much too large.
+/// Slabs per part of the table. The table grows by parts, so that it never moves and has little unused memory.
 const PART: usize = 256;
 
 /// The writer's account of the memory.
 #[derive(Debug)]
 pub(super) struct Allocator {
     slabs: Vec<Vec<Slab>>,
-    /// Slabs 0 to `used` - 1 have been handed out at some time.
+    /// Slabs 0 to `used` - 1 have been allocated at some time.
     used: u32,
     first_free: u32,
-    /// How many slabs are free, and have memory.
+    /// Number of free slabs that have memory.
     free: u32,
-    /// The first of those that are free without memory; 0 for none.
+    /// First free slab without memory; 0 for none.
     first_forgotten: u32,
-    /// How many those are.
+    /// Number of free slabs without memory.
     forgotten: u32,
     seats: Seats,
-    /// How many pieces are taken.
+    /// Number of pieces in use.
     pieces: u64,
-    /// Per class, cut slabs with room. The lowest is filled first, so that others become free as a whole.
+    /// Cut slabs with free pieces, by class. The lowest is filled first, so that others become completely free.
     with_room: [BTreeSet<u32>; Class::COUNT],
     /// Retired since the last grace period began.
     retired: Vec<Reference>,
@@ -169,8 +169,8 @@ impl Allocator {
         Ok(allocator)
     }
 
-    /// The account of memory whose first `slabs` slabs have been handed out, of which nothing is known yet: whoever has maps
-    /// there claims what they use, and then calls [`settle`](Self::settle).
+    /// Returns the account of memory whose first `slabs` slabs have been allocated, with unknown uses. The caller
+    /// claims the slabs that its maps use, and then calls [`settle`](Self::settle).
     pub(super) fn of_slabs(slabs: u32) -> Self {
         let mut allocator = Allocator {
             slabs: Vec::new(),
@@ -196,7 +196,7 @@ impl Allocator {
         allocator
     }
 
-    /// One more refers to this whole slab; says whether nobody did before. None if it can't be: pieces of it were claimed.
+    /// Adds a reference to this whole slab; returns whether it is the first. `None` if pieces of the slab were claimed.
     pub(super) fn claim_whole(&mut self, slab: u32) -> Option<bool> {
         match self.slab(slab) {
             _ if slab == 0 => None,
@@ -212,7 +212,7 @@ impl Allocator {
         }
     }
 
-    /// Somebody refers to this piece. False if it can't be: its slab was claimed as a whole, or has pieces of another size.
+    /// Claims this piece. Returns false if its slab was claimed as a whole, or has pieces of another size.
     pub(super) fn claim_piece<M: Memory>(&mut self, piece: Piece) -> bool {
         let (slab, class) = (piece.slab::<M>(), piece.class.0 as usize);
         let pieces = Self::pieces::<M>(piece.class);
@@ -228,14 +228,14 @@ impl Allocator {
                 let all: u64 = if pieces == 64 { u64::MAX } else { (1 << pieces) - 1 };
                 *free = Slab::Cut(halves(all & !bit));
                 self.pieces += 1;
-                // For now also where there is no room, to know the size.
+                // Full slabs are also added for now, to record the size.
                 self.with_room[class].insert(slab);
             }
         }
         self.with_room[class].contains(&slab)
     }
 
-    /// Everything in use has been claimed.
+    /// Ends the claims: all other slabs and pieces are free.
     pub(super) fn settle(&mut self) {
         for slab in (1..self.used).rev() {
             match *self.slab(slab) {
@@ -250,7 +250,7 @@ impl Allocator {
         }
     }
 
-    /// How many slabs have been handed out at some time.
+    /// Returns the number of slabs that have ever been allocated.
     pub(super) fn used(&self) -> u32 {
         self.used
     }
@@ -259,10 +259,10 @@ impl Allocator {
         &mut self.slabs[slab as usize / PART][slab as usize % PART]
     }
 
-    /// A slab for one user, with whatever was in it.
+    /// Takes a slab with arbitrary contents and one reference.
     ///
     /// # Panics
-    /// If the kernel has no more memory, as every allocation does.
+    /// If the kernel has no memory, like every allocation.
     pub(super) fn take_slab<M: Memory>(&mut self, memory: &M) -> u32 {
         let (slab, is_forgotten) = match self.first_free {
             0 => (self.first_forgotten, true),
@@ -295,7 +295,7 @@ impl Allocator {
         slab
     }
 
-    /// A slab for a dense leaf of this page, with whatever was in it: the page's seat, if that is free.
+    /// Takes a slab for a dense leaf of this page, with arbitrary contents: the page's seat, if that is free.
     ///
     /// # Panics
     /// As [`take_slab`](Self::take_slab).
@@ -303,18 +303,18 @@ impl Allocator {
         self.take_seat(memory, page).unwrap_or_else(|| self.take_slab(memory))
     }
 
-    /// The seat of a page, with whatever was in it, if that is free.
+    /// Takes the seat of a page, with arbitrary contents, if it is free.
     pub(super) fn take_seat<M: Memory>(&mut self, memory: &M, page: u64) -> Option<u32> {
         if M::SEATS { self.seats.take(memory, page, self.pieces) } else { None }
     }
 
-    /// See [`Seats::expect`].
+    /// Announces pages that will be dense, as [`Seats::expect`].
     pub(super) fn expect<M: Memory>(&mut self, memory: &M, pages: &[u64]) -> Vec<u32> {
         if M::SEATS { self.seats.expect(memory, pages, self.pieces) } else { Vec::new() }
     }
 
-    /// A piece for a leaf of so many runs, with whatever was in it. None if there are too many runs, or none that
-    /// a reference could name: then the leaf is to be dense.
+    /// Takes a piece for a leaf of this number of runs, with arbitrary contents. `None` if there are too many runs, or
+    /// no piece that a reference can encode: the leaf must be dense then.
     ///
     /// # Panics
     /// As [`take_slab`](Self::take_slab).
@@ -347,12 +347,12 @@ impl Allocator {
         Some(Piece { class, number: slab * pieces as u32 + bits.trailing_zeros() })
     }
 
-    /// How many pieces a slab is cut into.
+    /// Returns the number of pieces of a slab.
     fn pieces<M: Memory>(class: Class) -> usize {
         M::SLAB_WORDS / class.words()
     }
 
-    /// How many refer to a whole slab, to be changed.
+    /// Returns the reference count of a whole slab, for changes.
     pub(super) fn references(&mut self, slab: u32) -> &mut u32 {
         if slab >= FIRST_SEAT {
             return self.seats.references(slab);
@@ -371,7 +371,7 @@ impl Allocator {
         }
     }
 
-    /// Nobody refers to this leaf or middle node (as if it were a dense leaf) any more, but for lookups that have begun.
+    /// Retires a leaf or middle node (as a dense leaf) without references, which only lookups in progress may read.
     pub(super) fn retire<M: Memory>(&mut self, what: Reference) {
         self.retired_bytes += Self::size::<M>(what);
         self.retired.push(what);
@@ -405,7 +405,7 @@ impl Allocator {
         (self.first_free, self.free) = (slab, self.free + 1);
     }
 
-    /// Gives the memory of free slabs back, if they are many: leaves of runs that became dense sit elsewhere now.
+    /// Frees the memory of free slabs if there are many: leaves of runs that became dense are elsewhere now.
     fn forget_free<M: Memory>(&mut self, memory: &M) {
         let many = FREE + (self.used - self.forgotten) / 8;
         if !M::SEATS || self.free <= many {
@@ -423,7 +423,7 @@ impl Allocator {
         self.forgotten += std::mem::take(&mut self.free);
     }
 
-    /// See [`Map::begin_grace`](crate::map::Map::begin_grace).
+    /// Begins a grace period, as [`Map::begin_grace`](crate::map::Map::begin_grace).
     pub(super) fn begin_grace(&mut self) -> u64 {
         self.last_grace += 1;
         if !self.retired.is_empty() {
@@ -432,7 +432,7 @@ impl Allocator {
         self.last_grace
     }
 
-    /// See [`Map::end_grace`](crate::map::Map::end_grace). Earlier grace periods have ended with this one.
+    /// Ends a grace period and all earlier ones, as [`Map::end_grace`](crate::map::Map::end_grace).
     pub(super) fn end_grace<M: Memory>(&mut self, memory: &M, grace: u64) {
         while let Some((number, _)) = self.waiting.front()
             && *number <= grace
@@ -445,19 +445,19 @@ impl Allocator {
         self.forget_free(memory);
     }
 
-    /// How many slabs and seats aren't free.
+    /// Returns the number of slabs and seats that aren't free.
     #[cfg(test)]
     pub(super) fn in_use(&self) -> usize {
         self.seats.in_use()
             + self.slabs.iter().flatten().filter(|slab| !matches!(slab, Slab::Free(_))).count()
     }
 
-    /// How much memory waits for a grace period.
+    /// Returns the memory that waits for a grace period, in bytes.
     pub(super) fn retired_bytes(&self) -> u64 {
         self.retired_bytes
     }
 
-    /// How much memory there is, with all accounts.
+    /// Returns the memory in use, all accounts included, in bytes.
     pub(super) fn bytes<M: Memory>(&self) -> u64 {
         let tables =
             self.slabs.capacity() * size_of::<Vec<Slab>>() + self.slabs.len() * PART * size_of::<Slab>();

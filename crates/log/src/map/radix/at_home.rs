@@ -1,9 +1,9 @@
-//! A family whose memory is what a file holds, for maps that outlive the process.
+//! A family whose memory is the contents of a file, for maps that outlive the process.
 //!
-//! [`HomeWords`] remembers which slabs were changed. Whoever keeps the file asks a [`Family`] for them between two changes
-//! and brings them there, so that the file is always of one moment. Roots aren't in this memory (4 bytes per 4 GiB of
-//! volume): [`Map::roots`](crate::map::Map::roots) tells them. [`open`] takes both and has the maps again; of the memory
-//! it reads the middle nodes only, 4 KiB per 4 GiB of volume, and counts anew which slabs are in use.
+//! [`HomeWords`] tracks changed slabs. The owner of the file takes them from a [`Family`] between two changes and
+//! writes them to the file, so that the file is always consistent. Roots aren't in this memory (4 bytes per 4 GiB of
+//! volume): [`Map::roots`](crate::map::Map::roots) returns them. [`open`] takes both and returns the maps. It reads
+//! only the middle nodes of the memory, 4 KiB per 4 GiB of volume, and counts again which slabs are in use.
 
 use super::arena::{Allocator, Kind, MOST_SLABS, Reference};
 use super::memory::{Memory, Word};
@@ -15,23 +15,23 @@ use runtime::mapping::{PAGE, PrivateWords};
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 
-/// The words of a family with a home, and which of its slabs were changed since somebody asked.
+/// The words of a family with a home, which track the slabs changed since the last [`Family::take_touched`].
 #[derive(Debug)]
 pub struct HomeWords {
     words: PrivateWords,
-    /// A bit per slab: it stands in the list.
+    /// A bit per slab: it is in the list.
     is_touched: GrowingWords,
     touched: Mutex<Vec<u32>>,
-    /// A bit per slab: it has memory of its own, beside the file's.
+    /// A bit per slab: it has private memory beside the file's.
     is_private: GrowingWords,
     private: AtomicU64,
 }
 
-/// A slab is a page, which is copied when it is changed.
+/// A slab is a page, which is copied on write.
 const _: () = assert!(4 << HomeWords::SLAB_SHIFT == PAGE);
 
 impl HomeWords {
-    /// Over these words, none of which was changed.
+    /// Returns unchanged words on this memory.
     ///
     /// # Errors
     /// [`Error::OutOfMemory`].
@@ -45,7 +45,7 @@ impl HomeWords {
         })
     }
 
-    /// How many words a family has at most.
+    /// Most words of a family.
     pub const MOST: usize = (MOST_SLABS as usize) << Self::SLAB_SHIFT;
 }
 
@@ -65,7 +65,7 @@ impl Memory for HomeWords {
     type Roots = GrowingWords;
     const SLAB_SHIFT: u32 = <GrowingWords as Memory>::SLAB_SHIFT;
 
-    /// Without a file: for tests.
+    /// Without a file, for tests.
     fn reserve(slabs: u32) -> Result<Self> {
         HomeWords::new(PrivateWords::anonymous((slabs as usize) << Self::SLAB_SHIFT)?)
     }
@@ -101,12 +101,12 @@ impl Memory for HomeWords {
     }
 }
 
-/// The memory that a map and its snapshots share, for whoever keeps it.
+/// The memory that a map and its snapshots share, for the owner of its home.
 #[derive(Debug, Clone)]
 pub struct Family(Arc<super::Family<HomeWords>>);
 
 impl Family {
-    /// Visits the slabs that were changed since the last time, in order, and returns their numbers. No change runs
+    /// Visits the slabs that were changed since the last call, in order, and returns their numbers. No change may run
     /// meanwhile.
     pub fn take_touched(&self, mut visit: impl FnMut(u32, &[AtomicU32])) -> Vec<u32> {
         let writer = self.0.lock();
@@ -120,33 +120,33 @@ impl Family {
         touched
     }
 
-    /// These slabs are to be visited again.
+    /// Marks these slabs as changed again.
     pub fn touch(&self, slabs: &[u32]) {
         let writer = self.0.lock();
         slabs.iter().for_each(|slab| writer.memory.touched(*slab));
     }
 
-    /// How many slabs have been handed out at some time: behind them nothing counts.
+    /// Returns the number of slabs that have ever been allocated; later ones hold nothing.
     pub fn used(&self) -> u32 {
         self.0.lock().state.allocator.used()
     }
 
-    /// Makes the home as long as so many slabs need.
+    /// Extends the home to this number of slabs.
     ///
     /// # Errors
-    /// What making it longer says.
+    /// Errors of extending it.
     pub fn reach(&self, slabs: u32) -> Result<()> {
         let writer = self.0.lock();
         writer.memory.grow(slabs)
     }
 
-    /// How many slabs have memory of their own, beside the file's.
+    /// Returns the number of slabs with private memory beside the file's.
     pub fn private(&self) -> u64 {
         self.0.memory.private.load(Ordering::Relaxed)
     }
 
-    /// Gives back the memory of all slabs that weren't changed since they were visited last. The home holds the same: the
-    /// caller has brought it there.
+    /// Frees the private memory of all slabs that weren't changed since their last visit. The caller has written them
+    /// to the home.
     pub fn forget_private(&self) {
         let writer = self.0.lock();
         let memory = writer.memory;
@@ -184,10 +184,10 @@ impl Family {
     }
 }
 
-/// An empty map of so many blocks, and the memory that it has with its snapshots.
+/// Returns an empty map of `blocks` blocks, and the memory that it shares with its snapshots.
 ///
 /// # Errors
-/// What making words usable says.
+/// Errors of making words usable.
 pub fn create(words: HomeWords, blocks: u64) -> Result<(Radix<HomeWords>, Family)> {
     let map = Radix::in_this_memory(words, blocks)?;
     let family = Family(map.family.clone());
@@ -197,17 +197,17 @@ pub fn create(words: HomeWords, blocks: u64) -> Result<(Radix<HomeWords>, Family
 /// A map to be opened.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct OpenVersion {
-    /// How many blocks it has.
+    /// Number of blocks.
     pub blocks: u64,
-    /// What [`Map::roots`](crate::map::Map::roots) told.
+    /// Result of [`Map::roots`](crate::map::Map::roots).
     pub roots: Vec<u32>,
 }
 
-/// Puts bytes over words before they are opened, privately: `changes` calls back with a word and what it and those behind it
-/// are to hold. The first `slabs` slabs are made usable.
+/// Overlays words privately before they are opened: `changes` calls back with a word and the new contents from that
+/// word on. The first `slabs` slabs are made usable.
 ///
 /// # Errors
-/// What making words usable says.
+/// Errors of making words usable.
 pub fn overlay(
     words: &HomeWords,
     slabs: u32,
@@ -226,7 +226,7 @@ pub fn overlay(
 /// Opens the maps of a family whose first `slabs` slabs have been used.
 ///
 /// # Errors
-/// [`Error::Corrupt`] where words that were looked at can't be; what making words usable says.
+/// [`Error::Corrupt`] for impossible words in roots and middle nodes; errors of making words usable.
 pub fn open(
     words: HomeWords,
     slabs: u32,
@@ -248,7 +248,7 @@ pub fn open(
     Ok((maps, Family(family)))
 }
 
-/// Finds out from roots and middle nodes what is in use. How many refer to a leaf of runs stands in it.
+/// Computes the slabs in use from roots and middle nodes. The reference count of a leaf of runs is stored in the leaf.
 fn recount(words: &HomeWords, slabs: u32, versions: &[OpenVersion]) -> Result<Allocator> {
     let wrong = |what: String| {
         Error::corrupt(format!("the map at its home is damaged: {what}; restore the file and the disk"))
@@ -296,7 +296,7 @@ mod tests {
 
     const BLOCKS: u64 = 3 << 20;
 
-    /// What a file would hold.
+    /// Contents of a file.
     #[derive(Default)]
     struct Copy {
         slabs: Vec<[u32; 1024]>,
@@ -340,7 +340,7 @@ mod tests {
 
     fn scribble(map: &dyn Map, random: &mut runtime::Random) {
         let block = random.below(BLOCKS - 5000);
-        // Few places, so that leaves are met again.
+        // A small range, so that leaves are changed repeatedly.
         let block = if random.below(3) > 0 { block % (3 * PAGE_BLOCKS) } else { block };
         let count = [1, 1, 7, 600, 3000][random.below(5) as usize];
         let to = Physical(random.below(1 << 30) as u32 + 1);
@@ -359,7 +359,7 @@ mod tests {
         }
     }
 
-    /// The whole promise: the slabs that are told are all that changed, and with the roots they are the maps.
+    /// The whole contract: all changed slabs are reported, and with the roots they are the maps.
     #[test]
     fn what_is_told_is_all_that_it_takes() {
         let mut random = runtime::Random::new(61);
@@ -397,7 +397,7 @@ mod tests {
             assert!(after <= before, "{after} slabs in use, {before} before");
             assert!(waiting > 0 || after == before, "round {round}: {after} slabs in use, {before} before");
             if random.below(4) == 0 {
-                // Go on with what was opened.
+                // Continue with the opened maps.
                 maps = opened.into_iter().map(|map| Arc::new(map) as Arc<dyn Map>).collect();
                 family = new_family;
             }
@@ -428,7 +428,8 @@ mod tests {
         let middle = version.roots[0] as usize;
         for entry in [Reference::dense(used), Reference(used * 64), Reference::dense(middle as u32)] {
             let mut damaged = Copy { slabs: copy.slabs.clone() };
-            // Dense leaves of one map are named once; a leaf twice is not noticed, a piece of a whole slab is.
+            // In one map each dense leaf is referenced once. A second reference isn't detected; a piece of a whole slab
+            // is.
             damaged.slabs[middle][5] = entry.0;
             if entry != Reference::dense(middle as u32) {
                 refused(&damaged, &version, used);

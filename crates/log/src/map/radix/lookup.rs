@@ -1,4 +1,4 @@
-//! Lookups of the radix map: of single blocks and of batches. None of them waits for anybody, whatever is changed.
+//! Lookups of the radix map: of single blocks and of batches. All are wait-free.
 
 use super::Radix;
 use super::arena::{Kind, Reference};
@@ -6,36 +6,36 @@ use super::memory::{FIRST_SEAT, Memory, Word};
 use super::runs;
 use crate::map::Physical;
 
-/// How many lookups of a batch go on at the same time: more than the processor can have cache misses.
+/// Number of lookups of a batch that run interleaved: more than the processor's outstanding cache misses.
 const AT_ONCE: usize = 32;
 
-/// What a block's number says about where to look: in a leaf, and in the words that have a bit per page.
+/// Returns the index of a block in a leaf, and in the words that have a bit per page.
 #[inline]
 fn offset<M: Memory>(block: u64) -> usize {
     (block & ((1 << M::SLAB_SHIFT) - 1)) as usize
 }
 
-/// Whether a block's leaf is in its seat, by the word of its bit. Branches and not choices of addresses: the processor
-/// guesses them, and loads from the seat at once. Where all neighbours are in seats, too, it takes no shift to know.
+/// Returns whether a block's leaf is in its seat, by the word of its bit. Branches instead of selected addresses: the
+/// processor predicts them, and loads from the seat at once. If all neighbours are in seats, too, no shift is needed.
 #[inline]
 fn is_seated<M: Memory>(bits: u32, block: u64) -> bool {
     bits == u32::MAX || bits >> ((block >> M::SLAB_SHIFT) % 32) & 1 != 0
 }
 
-/// The number of the word with the bit of a block's page.
+/// Returns the index of the word with the bit of a block's page.
 #[inline]
 fn bit_word<M: Memory>(block: u64) -> usize {
     (block >> M::SLAB_SHIFT >> 5) as usize
 }
 
-/// The word of a block in the array of seats, if the bits say that its leaf is there.
+/// Returns the word of a block in the array of seats, if the bits say that its leaf is there.
 #[inline]
 fn in_seat<'a, M: Memory>(seated: &[M::Word], seats: &'a [M::Word], block: u64) -> Option<&'a M::Word> {
     let bits = seated.get(bit_word::<M>(block))?.get();
     seats.get(block as usize).filter(|_| is_seated::<M>(bits, block))
 }
 
-/// Whether all of these blocks' leaves are in their seats. Not inlined, for the registers' sake.
+/// Returns whether all of these blocks' leaves are in their seats. Not inlined, to save registers.
 #[inline(never)]
 fn are_seated<M: Memory>(seated: &[M::Word], blocks: &[u64; AT_ONCE]) -> bool {
     blocks.iter().all(|block| {
@@ -44,7 +44,7 @@ fn are_seated<M: Memory>(seated: &[M::Word], blocks: &[u64; AT_ONCE]) -> bool {
     })
 }
 
-/// The word of a block in its dense leaf.
+/// Returns the word of a block in its dense leaf.
 #[inline]
 fn in_dense<M: Memory>(memory: &M, slab: u32, block: u64) -> &M::Word {
     if M::SEATS && slab >= FIRST_SEAT {
@@ -54,7 +54,7 @@ fn in_dense<M: Memory>(memory: &M, slab: u32, block: u64) -> &M::Word {
 }
 
 impl<M: Memory> Radix<M> {
-    /// Where a block lies.
+    /// Returns the location of a block.
     #[inline]
     pub(super) fn find(&self, block: u64) -> Physical {
         let memory = &self.family.memory;
@@ -66,7 +66,7 @@ impl<M: Memory> Radix<M> {
         self.find_in_leaf(block)
     }
 
-    /// The same through the middle node. Not inlined, so that blocks in seats don't pay for its registers.
+    /// Returns the location through the middle node. Not inlined, so that blocks in seats don't pay for its registers.
     #[inline(never)]
     fn find_in_leaf(&self, block: u64) -> Physical {
         let leaf = self.leaf(block >> M::SLAB_SHIFT);
@@ -76,7 +76,8 @@ impl<M: Memory> Radix<M> {
         }
     }
 
-    /// Where a block lies whose leaf isn't dense. Not inlined, so that dense leaves don't pay for its registers.
+    /// Returns the location of a block whose leaf isn't dense. Not inlined, so that dense leaves don't pay for its
+    /// registers.
     #[inline(never)]
     fn find_in_runs(&self, leaf: Reference, block: u64) -> Physical {
         match leaf.kind() {
@@ -88,7 +89,7 @@ impl<M: Memory> Radix<M> {
         }
     }
 
-    /// Where each of these blocks lies.
+    /// Looks up each of these blocks.
     pub(super) fn find_batch(&self, blocks: &[u64], found: &mut [Physical]) {
         assert_eq!(blocks.len(), found.len(), "as many places as blocks");
         let (batches, rest) = blocks.as_chunks::<AT_ONCE>();
@@ -103,10 +104,10 @@ impl<M: Memory> Radix<M> {
         }
     }
 
-    /// Where these blocks lie if all of them are in seats; else none, and nonsense.
+    /// Looks up these blocks if all of them are in seats; otherwise returns `None`, and `found` is invalid.
     ///
-    /// The order counts: with all prefetches before the first look at a bit, as many cache misses overlap as without looking
-    /// at bits. So they begin on trust, if the first block is in its seat.
+    /// The order matters: with all prefetches before the first test of a bit, as many cache misses overlap as without
+    /// the tests. So the prefetches are speculative if the first block is in its seat.
     #[inline]
     fn find_in_seats(&self, blocks: &[u64; AT_ONCE], found: &mut [Physical; AT_ONCE]) -> Option<()> {
         let (seated, seats) = (self.seated.words(), self.family.memory.seats());

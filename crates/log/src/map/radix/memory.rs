@@ -11,9 +11,9 @@ use std::sync::atomic::{AtomicU32, Ordering};
 
 /// An atomic word. The map is generic over it so that a model checker can stand in for the processor.
 pub trait Word: Send + Sync + 'static {
-    /// What the word holds, and whatever its writer had written before.
+    /// Loads the value with acquire ordering.
     fn get(&self) -> u32;
-    /// Publishes a value, and all that was written before.
+    /// Stores a value with release ordering.
     fn set(&self, value: u32);
 }
 
@@ -40,14 +40,13 @@ pub trait Memory: Sized + Debug + Send + Sync + 'static {
     /// The memory of a map's root.
     type Roots: Memory<Word = Self::Word>;
 
-    /// The logarithm of how many words a slab has; also of how many blocks a leaf covers and how many leaves a
-    /// middle node has.
+    /// Logarithm of the number of words of a slab; also of the blocks of a leaf and of the leaves of a middle node.
     const SLAB_SHIFT: u32;
 
     /// Words in a slab.
     const SLAB_WORDS: usize = 1 << Self::SLAB_SHIFT;
 
-    /// Room for so many slabs at most, none of them usable yet.
+    /// Reserves addresses for at most `slabs` slabs, none of them usable yet.
     ///
     /// # Errors
     /// [`Error::OutOfMemory`].
@@ -59,48 +58,48 @@ pub trait Memory: Sized + Debug + Send + Sync + 'static {
     /// [`Error::OutOfMemory`].
     fn grow(&self, slabs: u32) -> Result<()>;
 
-    /// The usable words, but for those of seats.
+    /// Returns the usable words without those of seats.
     fn words(&self) -> &[Self::Word];
 
     /// Whether pages may have seats.
     const SEATS: bool = false;
 
-    /// The words of all seats that there are: word `b` is block `b`'s.
+    /// Returns the words of all seats: word `b` is block `b`'s.
     #[inline]
     fn seats(&self) -> &[Self::Word] {
         &[]
     }
 
-    /// Makes seats for pages 0 to `pages` - 1, zeroed, or for as many of them as there is room for.
+    /// Makes seats for pages 0 to `pages` - 1, zeroed, or for as many of them as fit.
     fn grow_seats(&self, _pages: u64) {}
 
-    /// These slabs or seats will all be in use, and some are: they may take all of their memory now, in larger pages. Says
-    /// whether they did.
+    /// Backs slabs or seats, all of which will be in use and some of which are, with larger pages now. Returns whether
+    /// it did.
     fn gather(&self, _slabs: Range<u32>) -> bool {
         false
     }
 
-    /// These slabs or seats, none of which has been touched, will all be in use: they take their memory in larger pages. Says
-    /// whether they will.
+    /// Announces that slabs or seats without memory will all be in use: they get larger pages. Returns whether they
+    /// will.
     fn expect(&self, _slabs: Range<u32>) -> bool {
         false
     }
 
-    /// Takes the memory of slabs or seats that are [expected](Self::expect), without waiting for their first use. Others may
-    /// use them at the same time.
+    /// Faults in the memory of slabs or seats that are [expected](Self::expect) before their first use. May run
+    /// concurrently with their use.
     fn take(&self, _slabs: Range<u32>) {}
 
-    /// Nobody uses these slabs or seats: they need no memory until somebody does, who finds anything in them.
+    /// Frees the memory of unused slabs or seats until their next use. Their contents are arbitrary then.
     fn forget(&self, _slabs: Range<u32>) {}
 
-    /// How much memory so many slabs take once they have been touched, in bytes.
+    /// Returns the memory of this number of touched slabs, in bytes.
     fn bytes_for(slabs: u32) -> u64;
 
-    /// Says that words of a slab are about to be changed.
+    /// Announces that words of a slab are about to be changed.
     #[inline]
     fn touched(&self, _slab: u32) {}
 
-    /// Says that a word will be read soon, if the processor can make use of that.
+    /// Prefetches a word that will be read soon.
     #[inline]
     fn prefetch(&self, _word: usize) {}
 
@@ -108,7 +107,7 @@ pub trait Memory: Sized + Debug + Send + Sync + 'static {
     #[inline]
     fn prefetch_seat(_seats: &[Self::Word], _word: usize) {}
 
-    /// All words of a slab, which may be a seat.
+    /// Returns all words of a slab, which may be a seat.
     ///
     /// # Panics
     /// If it isn't usable.
@@ -122,7 +121,7 @@ pub trait Memory: Sized + Debug + Send + Sync + 'static {
     }
 }
 
-/// A family's memory with seats. Both are in small pages at first: what isn't in use takes no memory.
+/// A family's memory with seats. Both use small pages at first; unused parts take no memory.
 #[derive(Debug)]
 pub struct Seated {
     words: GrowingWords,
@@ -130,7 +129,7 @@ pub struct Seated {
 }
 
 impl Seated {
-    /// Where slabs are: words, of slabs or of seats.
+    /// Returns the words of slabs or of seats, and the range in them.
     fn place(&self, slabs: Range<u32>) -> (&GrowingWords, Range<usize>) {
         let (words, first) = match slabs.start >= FIRST_SEAT {
             true => (&self.seats, FIRST_SEAT),
@@ -148,7 +147,7 @@ impl Memory for Seated {
 
     fn reserve(slabs: u32) -> Result<Self> {
         let words = as_many(slabs, GrowingWords::reserve_small)?;
-        // It does without seats.
+        // The map works without seats.
         let seats =
             as_many(slabs, GrowingWords::reserve_small).or_else(|_| GrowingWords::reserve_small(1))?;
         Ok(Seated { words, seats })
@@ -172,7 +171,7 @@ impl Memory for Seated {
 
     fn grow_seats(&self, pages: u64) {
         let pages = pages.min((self.seats.most() >> Self::SLAB_SHIFT) as u64);
-        // Without memory for the kernel's own tables there are fewer seats.
+        // If the kernel has no memory for its page tables, there are fewer seats.
         let _ = self.seats.grow((pages as usize) << Self::SLAB_SHIFT);
     }
 
@@ -211,7 +210,7 @@ impl Memory for Seated {
     }
 }
 
-/// Addresses for so many slabs. They are free, but a process may be limited in them: then for fewer.
+/// Reserves addresses for this number of slabs, or for fewer if the process's address space is limited.
 fn as_many(slabs: u32, reserve: impl Fn(usize) -> Result<GrowingWords>) -> Result<GrowingWords> {
     let mut slabs = slabs as usize;
     loop {

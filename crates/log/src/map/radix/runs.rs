@@ -1,7 +1,7 @@
-//! A leaf as runs: pieces of consecutive blocks at consecutive places, from the leaf's first block to its last,
+//! A leaf of runs: pieces of consecutive blocks at consecutive locations, from the leaf's first block to its last,
 //! unmapped pieces included.
 //!
-//! In memory a leaf is 64, 128, 256 or 512 bytes: its [`Class`]. It never changes, but for its first word:
+//! In memory a leaf is 64, 128, 256 or 512 bytes: its [`Class`]. It is immutable except for its first word:
 //!
 //! ```text
 //! word 0               how many middle nodes refer to it; only the writer looks at it
@@ -9,16 +9,16 @@
 //! words 1 + C / 2 ..   where each run lies, 0 for an unmapped one; C is how many runs there is room for
 //! ```
 //!
-//! How many runs there are isn't needed to find one, and nothing is decided on what was read: the processor doesn't
-//! guess, and goes on to the next lookups while the line is on its way.
+//! A search doesn't need the number of runs and has no data-dependent branch: the processor mispredicts nothing, and
+//! starts the next lookups while the cache line is loading.
 
 use super::memory::Word;
 use crate::map::Physical;
 
-/// The word in which references are counted.
+/// Index of the word with the reference count.
 pub(super) const REFERENCES: usize = 0;
 
-/// Where a run's start is kept, this is added.
+/// Bit that is added to the start of a run.
 const PRESENT: u32 = 0x8000;
 
 /// The size of a leaf of runs: 16 words (64 bytes, a line of the processor's cache), or 2, 4 or 8 times as much.
@@ -26,49 +26,49 @@ const PRESENT: u32 = 0x8000;
 pub(super) struct Class(pub(super) u32);
 
 impl Class {
-    /// How many there are.
+    /// Number of classes.
     pub(super) const COUNT: usize = 4;
 
-    /// The smallest one for so many runs, if there is one.
+    /// Returns the smallest class for this number of runs, if there is one.
     pub(super) fn for_runs(runs: usize) -> Option<Class> {
         (0..Self::COUNT as u32).map(Class).find(|class| runs <= class.runs())
     }
 
-    /// Its size in words.
+    /// Returns its size in words.
     #[inline]
     pub(super) const fn words(self) -> usize {
         16 << self.0
     }
 
-    /// How many runs fit; an even number.
+    /// Returns the most runs; an even number.
     #[inline]
     pub(super) const fn runs(self) -> usize {
         (self.words() - 1) / 3 * 2
     }
 
-    /// The first word of the places.
+    /// Returns the index of the first location.
     #[inline]
     const fn places(self) -> usize {
         1 + self.runs() / 2
     }
 }
 
-/// The 16 bits of a run.
+/// Returns the 16 bits of a run.
 #[inline]
 fn half<W: Word>(words: &[W], run: usize) -> u32 {
     (words[1 + run / 2].get() >> (16 * (run % 2))) & 0xffff
 }
 
-/// Where run `run` starts, if there is one.
+/// Returns the start of run `run`, if it exists.
 #[inline]
 fn start<W: Word>(words: &[W], class: Class, run: usize) -> Option<u32> {
     (run < class.runs()).then(|| half(words, run)).filter(|half| *half != 0xffff).map(|half| half - PRESENT)
 }
 
-/// Where a block of the leaf lies.
+/// Returns the location of a block of the leaf.
 #[inline]
 pub(super) fn find<W: Word>(words: &[W], class: Class, block: u32) -> Physical {
-    // With constant sizes the compiler unrolls.
+    // With constant sizes the compiler unrolls the loop.
     match class.0 {
         0 => find_in(&words[..Class(0).words()], Class(0), block),
         1 => find_in(&words[..Class(1).words()], Class(1), block),
@@ -85,18 +85,18 @@ fn find_in<W: Word>(words: &[W], class: Class, block: u32) -> Physical {
     Physical(place.wrapping_add((block.wrapping_sub(start)) * u32::from(place != 0)))
 }
 
-/// The last run that starts at or before a block: all of them are looked at, two per subtraction.
+/// Returns the last run that starts at or before a block: compares all of them, two per subtraction.
 #[inline(always)]
 fn count<W: Word>(words: &[W], class: Class, block: u32) -> usize {
     let behind = (block + 1) * 0x0001_0001;
-    // In each half, the upper bit stays if the run starts behind the block.
+    // In each half, the upper bit stays set if the run starts after the block.
     let later = words[1..class.places()]
         .iter()
         .fold(0, |later, word| later + ((word.get().wrapping_sub(behind) >> 15) & 0x0001_0001));
     class.runs() - 1 - ((later & 0xffff) + (later >> 16)) as usize
 }
 
-/// The same by halving, in as many steps whatever is found.
+/// Returns the same by binary search, in a constant number of steps.
 #[inline(always)]
 fn halve<W: Word>(words: &[W], class: Class, block: u32) -> usize {
     let (mut run, mut left) = (0, class.runs());
@@ -108,7 +108,7 @@ fn halve<W: Word>(words: &[W], class: Class, block: u32) -> usize {
     run
 }
 
-/// Calls `visit` for each run in these words, with its first block and how many it has, clipped to blocks `low` to
+/// Calls `visit` for each run in these words, with its first block and its number of blocks, clipped to blocks `low` to
 /// `high` - 1 of the leaf.
 #[inline]
 pub(super) fn visit<W: Word>(
@@ -132,58 +132,58 @@ pub(super) fn visit<W: Word>(
     }
 }
 
-/// A run: its first block in the leaf, and where that lies.
+/// A run: its first block in the leaf, and that block's location.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct Run {
     pub(super) start: u32,
     pub(super) physical: Physical,
 }
 
-/// The runs of one leaf, to be changed. Neighbours that continue each other are always joined.
+/// The runs of one leaf, for changes. Contiguous neighbours are always merged.
 #[derive(Debug)]
 pub(super) struct Runs {
     list: Vec<Run>,
     /// Reused by [`replace`](Self::replace).
     other: Vec<Run>,
-    /// How many blocks the leaf has.
+    /// Number of blocks of the leaf.
     blocks: u32,
 }
 
 impl Runs {
-    /// An unmapped leaf of so many blocks.
+    /// Returns an unmapped leaf of this number of blocks.
     pub(super) fn new(blocks: u32) -> Self {
         let mut runs = Runs { list: Vec::new(), other: Vec::new(), blocks };
         runs.reset(Physical::NONE);
         runs
     }
 
-    /// Memory outside of the value itself, in bytes.
+    /// Returns the memory outside of the value itself, in bytes.
     pub(super) fn bytes(&self) -> u64 {
         ((self.list.capacity() + self.other.capacity()) * size_of::<Run>()) as u64
     }
 
-    /// Makes it one run.
+    /// Replaces all runs by one.
     pub(super) fn reset(&mut self, physical: Physical) {
         self.list.clear();
         self.list.push(Run { start: 0, physical });
     }
 
-    /// The runs, in order; there is at least one.
+    /// Returns the runs in order; there is at least one.
     pub(super) fn list(&self) -> &[Run] {
         &self.list
     }
 
-    /// Whether nothing is mapped.
+    /// Returns whether nothing is mapped.
     pub(super) fn is_unmapped(&self) -> bool {
         self.list.len() == 1 && !self.list[0].physical.is_mapped()
     }
 
-    /// Where run `number` ends.
+    /// Returns the end of run `number`.
     pub(super) fn end(&self, number: usize) -> u32 {
         self.list.get(number + 1).map_or(self.blocks, |next| next.start)
     }
 
-    /// Adds a run behind the others.
+    /// Appends a run.
     fn push(list: &mut Vec<Run>, run: Run) {
         if let Some(last) = list.last()
             && continues(*last, run)
@@ -193,7 +193,7 @@ impl Runs {
         list.push(run);
     }
 
-    /// Maps blocks `low` to `high` - 1 to `to` and the places behind it, or unmaps them.
+    /// Maps blocks `low` to `high` - 1 to `to` and the locations after it, or unmaps them.
     pub(super) fn replace(&mut self, low: u32, high: u32, to: Physical) {
         let mut new = std::mem::take(&mut self.other);
         new.clear();
@@ -219,7 +219,7 @@ impl Runs {
         }
     }
 
-    /// Writes the leaf to these words, without references. There must be room for all runs.
+    /// Writes the leaf to these words, without references. All runs must fit.
     pub(super) fn write<W: Word>(&self, words: &[W], class: Class) {
         debug_assert!(self.list.len() <= class.runs(), "{} runs into {class:?}", self.list.len());
         words[REFERENCES].set(0);
@@ -232,7 +232,7 @@ impl Runs {
         }
     }
 
-    /// Writes where each block lies to `places`.
+    /// Calls `place` with the location of each block.
     pub(super) fn spread(&self, mut place: impl FnMut(usize, u32)) {
         for (number, run) in self.list.iter().enumerate() {
             for block in run.start..self.end(number) {
@@ -241,7 +241,8 @@ impl Runs {
         }
     }
 
-    /// Takes the leaf from where each of its blocks lies, if it has at most `most` runs; else it holds nonsense.
+    /// Builds the leaf from the locations of its blocks; returns whether it has at most `most` runs. Otherwise the
+    /// contents are invalid.
     pub(super) fn gather(&mut self, places: impl Iterator<Item = u32>, most: usize) -> bool {
         self.list.clear();
         let mut expected = None;
@@ -252,14 +253,14 @@ impl Runs {
                 }
                 self.list.push(Run { start: block as u32, physical: Physical(place) });
             }
-            // Behind the last place of all there is none, and so a mapped run ends.
+            // The last location of all has no successor, so a mapped run ends there.
             expected = if place == 0 { Some(0) } else { place.checked_add(1) };
         }
         true
     }
 }
 
-/// Whether `next` only continues what `run` says.
+/// Returns whether `next` is contiguous with `run`.
 fn continues(run: Run, next: Run) -> bool {
     if run.physical.is_mapped() {
         u64::from(next.physical.0) == u64::from(run.physical.0) + u64::from(next.start - run.start)

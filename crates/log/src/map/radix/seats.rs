@@ -1,42 +1,42 @@
-//! Who sits in which seat: the writer's account of the array in which a dense leaf lies where its page says.
+//! Seats: the writer's account of the array that has a slot for the dense leaf of every page.
 //!
-//! A seat belongs to its page; one leaf of that page at a time can have it, of whatever version. It takes memory while
-//! somebody sits in it. Memory is small pages at first. A *region* of seats, which is a huge page, is gathered into one when
-//! it is nearly full, or at its beginning where most leaves are dense and so it will be; then it is given back as a whole.
-//! One that is expected to fill up before anybody sits there is a huge page from the start, which takes less.
+//! A seat belongs to its page; one leaf of that page at a time can use it, of any version. It takes memory while it is
+//! in use. Memory is in small pages at first. A *region* of seats, which is a huge page, is collapsed into one when it
+//! is nearly full, or early if most leaves are dense and so it will fill up; later it is freed as a whole. A region
+//! that is expected to fill up before its first use is a huge page from the start, which costs less.
 
 use super::memory::{FIRST_SEAT, Memory};
 
-/// How many seats are gathered together: with seats of 4 KiB, a huge page.
+/// Number of seats in a region: with seats of 4 KiB, a huge page.
 pub(super) const REGION: usize = 512;
-/// With so many of them touched, a region is gathered: an eighth more memory at most.
+/// Number of touched seats with which a region is collapsed: an eighth more memory at most.
 const NEARLY_FULL: u32 = 448;
-/// That most leaves are dense is believed from so many on.
+/// Least number of dense leaves for the estimate that most leaves are dense.
 const SOME: u64 = 32;
 
 #[derive(Debug)]
 struct Region {
-    /// How many middle nodes refer to the leaf in each seat.
+    /// Number of middle nodes that reference the leaf in each seat.
     references: [u32; REGION],
-    /// A bit per seat: somebody has it, or had it until a grace period that hasn't ended.
+    /// A bit per seat: it is in use, or was until a grace period that hasn't ended.
     taken: [u64; REGION / 64],
     /// A bit per seat: it has memory.
     touched: [u64; REGION / 64],
-    /// How many have.
+    /// Number of seats that have memory.
     count: u32,
     is_gathered: bool,
 }
 
-/// See the module's head.
+/// Account of all seats.
 #[derive(Debug, Default)]
 pub(super) struct Seats {
-    /// Those that have been sat in, or are expected to be.
+    /// Regions that have been used, or are expected to be.
     regions: Vec<Option<Box<Region>>>,
-    /// Which regions the kernel has been told to take as a whole whenever they are touched.
+    /// Regions that the kernel backs with a huge page at the first access.
     expected: Vec<bool>,
-    /// How many are taken.
+    /// Number of seats in use.
     taken: u64,
-    /// How many seats have memory.
+    /// Number of seats that have memory.
     touched: u64,
 }
 
@@ -53,7 +53,7 @@ fn bit(seat: usize) -> (usize, u64) {
 }
 
 impl Seats {
-    /// Most leaves are dense, so where some are, all of them soon will be.
+    /// Returns whether most leaves are dense: regions that have some dense leaves will fill up then.
     fn most_are_dense(&self, others: u64) -> bool {
         self.taken >= SOME && self.taken >= others
     }
@@ -88,7 +88,7 @@ impl Seats {
         regions
     }
 
-    /// A region, which begins if it wasn't there.
+    /// Returns a region, created if necessary.
     fn region(&mut self, number: usize) -> &mut Region {
         if self.regions.len() <= number {
             self.regions.resize_with(number + 1, || None);
@@ -100,8 +100,8 @@ impl Seats {
         })
     }
 
-    /// The seat of a page, as a slab, with whatever was in it; one refers to it. None if there is none, or somebody has it.
-    /// `others` is how many leaves there are that aren't dense.
+    /// Takes the seat of a page, as a slab with arbitrary contents and one reference. `None` if there is no seat or it
+    /// is in use. `others` is the number of leaves that aren't dense.
     pub(super) fn take<M: Memory>(&mut self, memory: &M, page: u64, others: u64) -> Option<u32> {
         let seat = usize::try_from(page).ok().filter(|seat| *seat < memory.seats().len() >> M::SLAB_SHIFT)?;
         let number = seat / REGION;
@@ -117,7 +117,7 @@ impl Seats {
         if is_new && !region.is_gathered {
             region.touched[word] |= bit;
             region.count += 1;
-            // The second one: by then the first has been written to, and so the kernel has a table to gather into.
+            // At the second seat: the first has been written, so the kernel has a page table for the region.
             let is_time = match region.count {
                 2 => most_are_dense,
                 NEARLY_FULL => true,
@@ -126,7 +126,7 @@ impl Seats {
             let first = FIRST_SEAT + (number * REGION) as u32;
             let is_gathered = is_time && memory.gather(first..first + REGION as u32);
             region.is_gathered = is_gathered;
-            // With it those that nobody has sat in yet.
+            // The region's unused seats get memory, too.
             let others = if is_gathered { REGION as u32 - region.count } else { 0 };
             self.touched += u64::from(1 + others);
         }
@@ -135,7 +135,7 @@ impl Seats {
         Some(FIRST_SEAT + seat as u32)
     }
 
-    /// How many refer to the leaf in a seat, to be changed.
+    /// Returns the reference count of the leaf in a seat, for changes.
     pub(super) fn references(&mut self, slab: u32) -> &mut u32 {
         let seat = (slab - FIRST_SEAT) as usize;
         match self.regions.get_mut(seat / REGION) {
@@ -144,7 +144,7 @@ impl Seats {
         }
     }
 
-    /// Nobody sits there any more, and no lookup reads it.
+    /// Frees a seat that has no reference and that no lookup reads.
     pub(super) fn free<M: Memory>(&mut self, memory: &M, slab: u32) {
         let seat = (slab - FIRST_SEAT) as usize;
         let (word, bit) = bit(seat);
@@ -164,13 +164,13 @@ impl Seats {
         }
     }
 
-    /// How many are taken.
+    /// Returns the number of seats in use.
     #[cfg(test)]
     pub(super) fn in_use(&self) -> usize {
         self.taken as usize
     }
 
-    /// The memory of seats, and of this account, in bytes.
+    /// Returns the memory of seats and of this account, in bytes.
     pub(super) fn bytes<M: Memory>(&self) -> u64 {
         let regions = self.regions.iter().flatten().count() * size_of::<Region>();
         let table = self.regions.capacity() * size_of::<Option<Box<Region>>>() + self.expected.capacity();
