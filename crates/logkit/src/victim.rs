@@ -13,7 +13,7 @@ use std::ops::Range;
 const REQUEST_BYTES: usize = 32 << 10;
 /// The longest read of a victim, in bytes.
 const LARGEST_READ: usize = 1 << 20;
-/// How many reads of a victim are on their way at a time.
+/// How many reads of a victim are in flight at a time.
 const READS: usize = 8;
 /// A run of live blocks of the zone that is being cleaned.
 #[derive(Debug, Clone, Copy)]
