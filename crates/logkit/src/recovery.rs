@@ -49,7 +49,7 @@ pub async fn format(zones: &dyn Zones, layout: &Layout) -> Result<(ZonePool, Ide
     Ok((pool, Identity::draw()))
 }
 
-/// Parts of a new log on zones that were [formatted](format), with so many streams. `own` is the
+/// Parts of a new log on zones that were [formatted](format()), with so many streams. `own` is the
 /// owner's part of its roots. The owner's first checkpoint makes the log durable.
 pub fn create(
     layout: Layout,

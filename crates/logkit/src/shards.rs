@@ -4,7 +4,7 @@
 //! lanes and open zones of their own, in the same pool. A task there may wait for a zone that the home frees, and the home's
 //! cleaner for what users write there.
 //!
-//! Each shard has a [`Bell`]. An [`Event`] is notified on its own shard as a [`Notify`] is, and rings the bells of the others; a
+//! Each shard has a bell. An [`Event`] is notified on its own shard as a [`Notify`] is, and rings the bells of the others; a
 //! task of each shard listens to its bell and notifies the waiters there. It runs between the turns of the tasks that wait, so a
 //! task that finds no zone and then registers with the event misses no notification.
 
