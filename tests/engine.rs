@@ -4,6 +4,9 @@
 //! A counter is set to a value and read. Each value is one block in a zone, so older blocks die and zones are cleaned. The
 //! state is where the newest block of each counter is; a checkpoint holds all of it.
 //!
+//! Two counters can be set together: after a power cut both have the new value or none. Where they are on two shards, that
+//! is one record which is a member of the streams of both.
+//!
 //! Counters are divided among shards, each with a stream for what clients set and one for what the cleaner moves. The cleaner,
 //! resets, checkpoints and roots are those of shard 0, the home; it asks the others by messages.
 //!
@@ -19,15 +22,19 @@ mod counters;
 pub mod device;
 mod format;
 
-use block::{Buffer, Data, Error, Payload, Result};
+use block::{Buffer, Data, EraseGuarantee, Error, Payload, Result};
 pub use counters::Counters;
 use format::{Change, Place};
 use logkit::checkpoint::{self, Cut};
 use logkit::pool::Accounts;
 use logkit::readers::ShardReads;
-use logkit::{Appender, Entry, Kit, Layout, Mover, Owner, Piece, Sequences, StreamId, Victim, count, mover};
+use logkit::{
+    Appender, Entry, Joint, Kit, Layout, Mover, Owner, Piece, Sequences, StreamId, Victim, count, flusher,
+    lane, mover,
+};
 use runtime::{Home, RequestKey, Requests};
 use std::cell::RefCell;
+use std::collections::BTreeMap;
 use std::rc::Rc;
 use std::sync::Arc;
 
@@ -65,6 +72,10 @@ pub enum Broken {
     NeverFlushes,
     /// Roots and resets wait for the flush of the home alone.
     FlushesHomeOnly,
+    /// Two counters that are set together are two records.
+    SplitsPairs,
+    /// A zone that was reset may keep its contents.
+    ErasesNothing,
 }
 
 /// How counters are made and work.
@@ -76,6 +87,8 @@ pub struct Options {
     pub shards: u32,
     /// Blocks that are appended between checkpoints.
     pub checkpoint_blocks: u64,
+    /// Whether zones are erased when they are reset, and older values are [tracked](Counters::older_values_are_erased).
+    pub erase: bool,
     /// The rule that is broken, in tests.
     pub broken: Option<Broken>,
 }
@@ -87,32 +100,57 @@ impl Options {
     }
 }
 
-/// A counter that is set, with its block.
+/// A counter that is set, with its block; or two.
 #[derive(Debug)]
 pub struct Set {
     change: Change,
-    block: Payload,
+    /// The other one's, whose block is the second one.
+    other: Option<Change>,
+    /// Stream of the other one, if that is on another shard.
+    joins: Option<StreamId>,
+    data: Payload,
     /// Request to complete; `None` for the cleaner's moves.
     request: Option<RequestKey>,
 }
 
+impl Set {
+    fn one(change: Change, data: Payload, request: Option<RequestKey>) -> Self {
+        Set { change, other: None, joins: None, data, request }
+    }
+
+    fn changes(&self) -> impl Iterator<Item = Change> + '_ {
+        [Some(self.change), self.other].into_iter().flatten()
+    }
+}
+
 impl Entry for Set {
     fn blocks(&self) -> u32 {
-        1
+        1 + u32::from(self.other.is_some())
     }
 
     fn payload(&self) -> &Payload {
-        &self.block
+        &self.data
     }
 
     fn meta_length(&self) -> usize {
-        Change::LENGTH
+        Change::LENGTH * self.blocks() as usize
     }
 
     fn encode_meta(&self, meta: &mut Vec<u8>) {
-        self.change.encode(meta);
+        self.changes().for_each(|change| change.encode(meta));
+    }
+
+    fn is_atomic(&self) -> bool {
+        true
+    }
+
+    fn joins(&self) -> &[StreamId] {
+        self.joins.as_slice()
     }
 }
+
+/// Zones to which blocks of a counter were appended, with their generations, and how many.
+type Notes = Vec<((u32, u64), u32)>;
 
 /// The state of one shard: of every counter whose number leaves this remainder.
 pub struct Core {
@@ -129,6 +167,9 @@ pub struct Core {
     places: RefCell<Vec<Place>>,
     /// Zones into which the home's cleaner moves blocks of this shard, where this isn't the home.
     mover: RefCell<Mover>,
+    /// By counter, what this shard has appended; if older values are tracked.
+    notes: RefCell<BTreeMap<u32, Notes>>,
+    erase: bool,
     broken: Option<Broken>,
 }
 
@@ -167,6 +208,8 @@ impl Core {
             requests: Requests::default(),
             places: RefCell::new(places),
             mover: RefCell::new(Mover::new(CLASSES)),
+            notes: RefCell::default(),
+            erase: options.erase,
             broken: options.broken,
         })
     }
@@ -178,16 +221,44 @@ impl Core {
 
     /// Sets a counter. It may be read when this returns, and survives a power cut after the next flush.
     async fn set(&self, counter: u32, value: u64) -> Result<()> {
+        let data = format::block(counter, value, self.kit.layout.block_bytes()).into();
+        self.append(Set::one(Change { counter, from: Place::NOWHERE }, data, None)).await
+    }
+
+    /// Sets a counter of this shard and another one together.
+    async fn set_both(&self, sets: [(u32, u64); 2]) -> Result<()> {
+        let shard = sets[1].0 % self.shards;
+        if self.broken == Some(Broken::SplitsPairs) {
+            self.set(sets[0].0, sets[0].1).await?;
+            let set = move |core: Rc<Core>| async move { core.set(sets[1].0, sets[1].1).await };
+            return self.at(shard).with(set).await;
+        }
+        let mut data = Payload::default();
+        for (counter, value) in sets {
+            data.push(format::block(counter, value, self.kit.layout.block_bytes()).freeze());
+        }
+        let [change, other] = sets.map(|(counter, _)| Change { counter, from: Place::NOWHERE });
+        let joins = (shard != self.shard).then(|| user_stream(shard));
+        self.append(Set { change, other: Some(other), joins, data, request: None }).await?;
+        // There it may not have committed yet.
+        let commit = move |core: Rc<Core>| async move {
+            lane::commit(&*core, user_stream(shard));
+            Ok(())
+        };
+        self.at(shard).with(commit).await
+    }
+
+    /// Appends an entry, and waits until it has taken effect.
+    async fn append(&self, mut set: Set) -> Result<()> {
         if let Some(error) = self.kit.failure() {
             return Err(error);
         }
         if self.kit.is_closing() {
             return Err(Error::closed("the counters are closed"));
         }
-        let block = format::block(counter, value, self.kit.layout.block_bytes()).into();
         let request = self.requests.begin(1, None);
-        let change = Change { counter, from: Place::NOWHERE };
-        self.appender.push(0, Set { change, block, request: Some(request) });
+        set.request = Some(request);
+        self.appender.push(0, set);
         self.kit.events.work.notify_one();
         self.requests.wait(request).await
     }
@@ -210,7 +281,7 @@ impl Core {
     async fn flush(&self) -> Result<()> {
         match self.broken {
             Some(Broken::NeverFlushes) => Ok(()),
-            _ => self.kit.flush().await,
+            _ => flusher::flush(self).await,
         }
     }
 
@@ -223,7 +294,27 @@ impl Core {
     /// The state of this shard, and the last records whose effect it has: nothing is awaited between the two.
     fn cut(&self) -> (Vec<Place>, [(StreamId, u64); 2]) {
         let own = [user_stream(self.shard), cleaner_stream(self.shard)];
-        (self.places.borrow().clone(), own.map(|stream| (stream, self.kit.streams.committed(stream))))
+        (self.places.borrow().clone(), own.map(|stream| (stream, self.appender.committed(stream))))
+    }
+
+    /// Notes that a block of a counter is about to be appended to a zone.
+    fn note(&self, counter: u32, zone: (u32, u64)) {
+        let mut notes = self.notes.borrow_mut();
+        let notes = notes.entry(counter).or_default();
+        // What is erased needn't be remembered.
+        notes.retain(|(zone, _)| !self.kit.pool.have_been_reset(&[*zone]));
+        match notes.iter_mut().find(|(other, _)| *other == zone) {
+            Some((_, blocks)) => *blocks += 1,
+            None => notes.push((zone, 1)),
+        }
+    }
+
+    /// Whether no zone has a block of the counter that this shard appended, but one in the zone `newest`.
+    fn is_erased(&self, counter: u32, newest: u32) -> bool {
+        let notes = self.notes.borrow();
+        let mut notes = notes.get(&counter).into_iter().flatten();
+        notes
+            .all(|(zone, blocks)| self.kit.pool.have_been_reset(&[*zone]) || zone.0 == newest && *blocks == 1)
     }
 
     /// Those pieces of a zone, of this shard's counters, that are live.
@@ -282,23 +373,24 @@ impl Owner for Core {
         &self.appender
     }
 
-    fn commit(&self, entries: &[Set], zone: u32, position: u32) {
+    fn commit(&self, entries: &[Set], zone: u32, mut position: u32) {
         let mut places = self.places.borrow_mut();
         let mut accounts = self.kit.pool.accounts();
-        for (position, Set { change, request, .. }) in (position..).zip(entries) {
-            match request {
-                Some(_) => self.kit.note_user_blocks(1),
-                None => count(&self.kit.counters.moved_blocks, 1),
+        for set in entries {
+            for change in set.changes() {
+                let to = Place { zone, position };
+                position += 1;
+                // That of another shard takes effect there.
+                if change.counter % self.shards != self.shard {
+                    continue;
+                }
+                match change.from {
+                    Place::NOWHERE => self.kit.note_user_blocks(1),
+                    _ => count(&self.kit.counters.moved_blocks, 1),
+                }
+                let clock = self.kit.clock();
+                apply(&mut places, self.shards, &mut accounts, change, to, clock, self.broken);
             }
-            apply(
-                &mut places,
-                self.shards,
-                &mut accounts,
-                *change,
-                Place { zone, position },
-                self.kit.clock(),
-                self.broken,
-            );
         }
         drop((places, accounts));
         entries.iter().filter_map(|entry| entry.request).for_each(|it| self.requests.item_ended(it, &Ok(())));
@@ -319,6 +411,41 @@ impl Owner for Core {
     fn answer(&self, entry: &mut Set, error: &Error) {
         self.refuse(entry, error);
         entry.request = None;
+    }
+
+    fn share(&self, joint: &Arc<Joint>, entries: &[Set], zone: u32, position: u32) {
+        let (joint, other) = (joint.clone(), entries.first().and_then(|set| set.other));
+        let (here, there) = (self.at(self.shard), self.at(u32::from(joint.members()[1].0.0) / 2));
+        let deliver = move |core: Rc<Core>| async move {
+            let set = other.map(|change| Set::one(change, Payload::default(), None));
+            lane::joint_written(&*core, joint, set.into_iter().collect(), zone, position + 1);
+            Ok(())
+        };
+        let task = async move {
+            if let Err(error) = there.with(deliver).await {
+                let fail = move |core: Rc<Core>| async move {
+                    core.fail(&error);
+                    Ok(())
+                };
+                // The log has ended here, too, if this fails.
+                let _ended = here.with(fail).await;
+            }
+        };
+        self.kit.tasks.spawn(task).detach();
+    }
+
+    fn before_append(&self, zone: u32, generation: u64, entries: &[Set]) {
+        if self.erase {
+            let counters = entries.iter().flat_map(Set::changes).map(|change| change.counter);
+            counters.for_each(|counter| self.note(counter, (zone, generation)));
+        }
+    }
+
+    fn erase(&self) -> EraseGuarantee {
+        match self.erase && self.broken != Some(Broken::ErasesNothing) {
+            true => EraseGuarantee::Erased,
+            false => EraseGuarantee::None,
+        }
     }
 
     fn checkpoint_cost(&self) -> u64 {
@@ -401,7 +528,7 @@ impl Owner for Core {
         let mut moves: Vec<Vec<Set>> = (0..self.shards).map(|_| Vec::new()).collect();
         for (Piece { name: counter, position, .. }, data) in pieces {
             let change = Change { counter, from: Place { zone: victim.zone(), position } };
-            moves[(counter % self.shards) as usize].push(Set { change, block: data.into(), request: None });
+            moves[(counter % self.shards) as usize].push(Set::one(change, data.into(), None));
         }
         for (shard, moves) in (0..).zip(moves) {
             if shard == self.shard {

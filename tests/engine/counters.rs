@@ -126,6 +126,30 @@ impl Counters {
         self.at(counter).with(move |core: Rc<Core>| async move { core.set(counter, value).await }).await
     }
 
+    /// Sets two counters together: after a power cut both have their new value or none. They may be read when this returns.
+    ///
+    /// # Errors
+    /// As [`set`](Self::set).
+    pub async fn set_both(&self, sets: [(u32, u64); 2]) -> Result<()> {
+        self.at(sets[0].0).with(move |core: Rc<Core>| async move { core.set_both(sets).await }).await
+    }
+
+    /// Whether no zone holds an older value of a counter than the newest one, where the counters were formatted with
+    /// [`Options::erase`] and not opened since.
+    ///
+    /// # Errors
+    /// [`Error::Cancelled`] where a shard has ended.
+    pub async fn older_values_are_erased(&self, counter: u32) -> Result<bool> {
+        let newest =
+            self.at(counter).with(move |core: Rc<Core>| async move { Ok(core.place(counter)) }).await?;
+        let mut are_erased = true;
+        for home in &self.homes {
+            let ask = move |core: Rc<Core>| async move { Ok(core.is_erased(counter, newest.zone)) };
+            are_erased &= home.with(ask).await?;
+        }
+        Ok(are_erased)
+    }
+
     /// Value of a counter, of those there are, read from its zone; 0 for one that was never set.
     ///
     /// # Errors
@@ -216,15 +240,23 @@ fn replay(opening: &mut Opening<Found>, state: &mut State, options: Options) -> 
         let known = counters.zip(places.iter()).filter(|(_, place)| **place != Place::NOWHERE);
         known.filter(|(it, _)| options.counts(*it)).for_each(|(_, place)| accounts.add_live(place.zone, 1));
         let (user, cleaner) = (user_stream(shard), cleaner_stream(shard));
-        let is_own = |record: &&Found| record.header.stream == user || record.header.stream == cleaner;
+        let is_own = |record: &&Found| {
+            let number = recovery::number_in(*record, user);
+            record.header.stream == cleaner
+                || number.is_some_and(|number| number > opening.root.covered.of(user))
+        };
         let mut records: Vec<Found> = opening.records.iter().filter(is_own).cloned().collect();
         recovery::sort_for_replay(&mut records, user);
-        for Found { header, meta, .. } in &records {
-            let changes = Change::decode_all(meta)?;
-            clock += if header.stream == user { changes.len() as u64 } else { 0 };
-            for (position, change) in (header.position + 1..).zip(changes) {
+        for record in &records {
+            for (position, change) in (record.header.position + 1..).zip(Change::decode_all(&record.meta)?) {
+                let owner = change.counter % shards;
+                let is_others = owner != shard && recovery::number_in(record, user_stream(owner)).is_some();
+                if is_others {
+                    continue;
+                }
+                clock += u64::from(change.from == Place::NOWHERE);
                 format::check_counter(change.counter, (shard, shards), places.len())?;
-                let to = Place { zone: header.zone, position };
+                let to = Place { zone: record.header.zone, position };
                 apply(places, shards, &mut accounts, change, to, clock, options.broken);
             }
         }

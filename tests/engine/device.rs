@@ -32,10 +32,12 @@ impl CountersDevice {
     /// Device whose blocks are these counters.
     pub fn new(counters: Counters, stamp: Stamp) -> Self {
         let block_size = BlockSize::default();
+        // Two counters are set together if the first one is even.
+        let atomic_write = if counters.number().is_multiple_of(2) { 2 } else { 1 };
         let geometry = DeviceGeometry {
             block_size,
             blocks: BlockCount(counters.number().into()),
-            atomic_write: block_size.bytes() as u32,
+            atomic_write: atomic_write * block_size.bytes() as u32,
             volatile_cache: true,
             read_only: false,
         };
@@ -79,7 +81,19 @@ struct Handle {
 impl Handle {
     /// Sets the counters of these blocks, all at once.
     async fn set(&self, range: BlockRange, value: impl Fn(u64) -> u64, durability: Durability) -> Result<()> {
-        let sets = (range.start.0..range.end().0).map(|block| self.counters.set(block as u32, value(block)));
+        let (mut sets, mut block) = (Vec::new(), range.start.0);
+        while block < range.end().0 {
+            let is_pair = block.is_multiple_of(2) && block + 1 < range.end().0;
+            let first = (block as u32, value(block));
+            let second = is_pair.then(|| (block as u32 + 1, value(block + 1)));
+            block += if is_pair { 2 } else { 1 };
+            sets.push(async move {
+                match second {
+                    Some(second) => self.counters.set_both([first, second]).await,
+                    None => self.counters.set(first.0, first.1).await,
+                }
+            });
+        }
         runtime::join_all(sets).await.into_iter().collect::<Result<()>>()?;
         match durability {
             Durability::Visible => Ok(()),

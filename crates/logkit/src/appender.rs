@@ -6,7 +6,7 @@
 use crate::entry::{Batch, Entry};
 use crate::layout::Layout;
 use crate::record::Header;
-use crate::stream::{CommitQueue, StreamId, Streams};
+use crate::stream::{CommitQueue, Joint, StreamId, Streams};
 use crate::zone_writer::ZoneWriter;
 use std::cell::{Cell, RefCell};
 use std::collections::VecDeque;
@@ -109,6 +109,11 @@ impl<E: Entry> Appender<E> {
         while batch.entries.len() < share {
             let Some(entry) = queue.front_mut() else { break };
             let (wanted, words) = (entry.blocks(), entry.meta_length());
+            // An entry that is numbered in other streams, too, is a record of its own.
+            let is_joint = !entry.joins().is_empty();
+            if is_joint && !batch.entries.is_empty() {
+                break;
+            }
             // All of a record takes effect at once.
             steps += entry.steps();
             if steps > self.most_steps && entry.steps() > 0 && !batch.entries.is_empty() {
@@ -118,7 +123,13 @@ impl<E: Entry> Appender<E> {
                 blocks += wanted;
                 meta += words;
                 batch.entries.extend(queue.pop_front());
+                if is_joint {
+                    break;
+                }
                 continue;
+            }
+            if entry.is_atomic() {
+                break;
             }
             // The beginning of a large entry may fit, where the record has no other that would wait for it.
             let is_worth_cutting = batch.entries.is_empty() || wanted > self.layout.max_append / 2;
@@ -208,22 +219,33 @@ impl<E: Entry> Appender<E> {
         &found.expect("a stream of this shard").1
     }
 
-    /// Numbers the next record of a stream.
+    /// Notes that a record is written, which may have links to records that have committed.
+    /// [`commit_next`](Self::commit_next) follows.
     ///
     /// # Panics
     /// If another shard writes the stream.
-    pub fn issue(&self, stream: StreamId) -> u64 {
-        self.records(stream).borrow_mut().issue()
+    pub fn written(&self, stream: StreamId, sequence: u64, batch: Batch<E>, is_linked: bool) {
+        self.records(stream).borrow_mut().written(sequence, batch, is_linked);
     }
 
-    /// Notes that a record is written. [`commit_next`](Self::commit_next) follows.
-    pub fn written(&self, stream: StreamId, sequence: u64, batch: Batch<E>) {
-        self.records(stream).borrow_mut().written(sequence, batch);
+    /// Notes that a joint record is written, of which this stream commits `batch`.
+    /// [`commit_next`](Self::commit_next) follows.
+    ///
+    /// # Panics
+    /// If another shard writes the stream, or it has no such record.
+    pub fn joint_written(&self, stream: StreamId, joint: Arc<Joint>, batch: Batch<E>) {
+        self.records(stream).borrow_mut().joint_written(joint, batch);
     }
 
-    /// Commits the next record of a stream and returns it, if it is written.
-    pub fn commit_next(&self, stream: StreamId) -> Option<Batch<E>> {
-        self.records(stream).borrow_mut().commit_next()
+    /// Commits the next record of a stream and returns it, if it is written. `decided` is set if a joint record has become
+    /// the next one in all its streams: the shards of the others should commit.
+    pub fn commit_next(&self, stream: StreamId, decided: &mut bool) -> Option<Batch<E>> {
+        self.records(stream).borrow_mut().commit_next(decided)
+    }
+
+    /// Number of the last record of a stream that has committed on this shard.
+    pub fn committed(&self, stream: StreamId) -> u64 {
+        self.records(stream).borrow().committed()
     }
 
     /// Visits the entries of all records that are written and can't commit, because an earlier record isn't written.

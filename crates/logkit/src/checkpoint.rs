@@ -206,6 +206,8 @@ pub async fn append<O: Owner>(
     let length = header.encode(&kit.identity, &[], sums, meta, data.filled_mut());
     let header = data.filled()[..length].to_vec();
     let blocks = sums.len() as u64 + 1;
+    owner.before_append(zone.zone(), zone.generation(), &[]);
+    kit.pool.note_append(zone.zone(), &[], blocks as u32 - 1);
     let outcome = zone.append(&*kit.zones, &kit.layout, &header, Payload::from(data)).await;
     kit.flusher.appended(zone.zone());
     if let Err(error) = outcome {
@@ -213,7 +215,6 @@ pub async fn append<O: Owner>(
         kit.note_no_space(&error);
         return Err(error.in_context("a record of a checkpoint"));
     }
-    kit.pool.note_append(zone.zone(), None, blocks as u32 - 1);
     count(&kit.counters.overhead_blocks, blocks);
     count(&kit.counters.checkpoint_blocks, blocks);
     *kit.checkpoints.zone.borrow_mut() = Some(zone);

@@ -1,6 +1,7 @@
 //! Entries: what an owner appends, several to a record; and a record whose entries and numbers are fixed.
 
 use crate::record::{Header, Identity, LINK, Links, sum_of};
+use crate::stream::StreamId;
 use crate::zone_writer::ZoneWriter;
 use block::{Buffer, Payload};
 
@@ -29,6 +30,18 @@ pub trait Entry: 'static {
         false
     }
 
+    /// Whether it is never divided among records. It has to fit an empty zone.
+    fn is_atomic(&self) -> bool {
+        !self.joins().is_empty()
+    }
+
+    /// Streams of other shards of which its record is a member, too. The entry takes effect on all these shards or, after a
+    /// crash, on none; it is atomic, and a record of its own, which [`Owner::share`](crate::Owner::share) passes on. An entry that was
+    /// acknowledged before it is written can't have any.
+    fn joins(&self) -> &[StreamId] {
+        &[]
+    }
+
     /// Whether it was acknowledged before it was written, and so can't be refused.
     fn is_acknowledged(&self) -> bool {
         false
@@ -44,13 +57,14 @@ pub struct Batch<E> {
     pub zone: u32,
     /// First data block in the zone.
     pub position: u32,
-    /// It was written to the filler ([`space`](crate::space)), where records aren't in the order of their numbers.
-    pub is_in_filler: bool,
+    /// In its zone, records aren't in the order in which they commit here: it was written to the filler
+    /// ([`space`](crate::space)), or by another shard.
+    pub is_unordered: bool,
 }
 
 impl<E> Default for Batch<E> {
     fn default() -> Self {
-        Batch { entries: Vec::new(), zone: 0, position: 0, is_in_filler: false }
+        Batch { entries: Vec::new(), zone: 0, position: 0, is_unordered: false }
     }
 }
 

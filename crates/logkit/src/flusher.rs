@@ -1,5 +1,6 @@
 //! Making appends durable: callers that ask at the same time share one flush of the zones.
 
+use crate::owner::Owner;
 use crate::stream::{StreamId, Streams};
 use block::{Durable, Error, Result, ZoneIndex, Zones};
 use runtime::TaskGroup;
@@ -12,6 +13,8 @@ use std::sync::Arc;
 pub struct Flusher {
     zones: Rc<dyn Zones>,
     streams: Arc<Streams>,
+    /// Its number in `streams`.
+    number: u64,
     own: Vec<StreamId>,
     tasks: TaskGroup,
     /// Zones with appends that may not be durable.
@@ -37,6 +40,7 @@ impl Flusher {
     pub fn new(zones: Rc<dyn Zones>, streams: Arc<Streams>, own: &[StreamId], tasks: TaskGroup) -> Rc<Self> {
         Rc::new(Flusher {
             zones,
+            number: streams.add_flusher(),
             streams,
             own: own.to_vec(),
             tasks,
@@ -70,7 +74,12 @@ impl Flusher {
         }
     }
 
-    /// Makes durable what has been appended by now; not what waits to be appended, which may wait for the caller.
+    /// Whether records of this shard that have committed depend on some that other shards have to flush.
+    pub fn waits_for_others(&self) -> bool {
+        !self.is_needless() && self.streams.waits_for_others(&self.own)
+    }
+
+    /// Makes durable what this shard has appended by now; not what waits to be appended, which may wait for the caller.
     ///
     /// # Errors
     /// What flushing the zones returns. Zones whose flush failed are flushed again by the next call.
@@ -98,13 +107,9 @@ impl Flusher {
             let number = self.begun.get() + 1;
             self.begun.set(number);
             let zones = std::mem::take(&mut *self.unflushed.borrow_mut());
-            let committed = self.streams.all_committed();
+            let closed = self.streams.all_closed();
             match self.zones.flush(&zones).await {
-                Ok(()) => {
-                    self.own
-                        .iter()
-                        .for_each(|stream| self.streams.set_durable(*stream, committed.of(*stream)));
-                }
+                Ok(()) => self.streams.flushed(self.number, closed, &self.own),
                 Err(error) => {
                     zones.iter().for_each(|zone| self.appended(zone.0));
                     *self.failure.borrow_mut() = Some((number, error));
@@ -114,5 +119,24 @@ impl Flusher {
             self.changed.notify_all();
         }
         self.is_running.set(false);
+    }
+}
+
+/// Makes durable what this shard has appended by now, and what that depends on: a joint record needs the flushes of other
+/// shards.
+///
+/// # Errors
+/// What flushing the zones returns.
+pub async fn flush<O: Owner>(owner: &O) -> Result<()> {
+    owner.kit().flush().await?;
+    match owner.kit().flusher.waits_for_others() {
+        true => owner.flush_all().await,
+        false => Ok(()),
+    }
+}
+
+impl Drop for Flusher {
+    fn drop(&mut self) {
+        self.streams.remove_flusher(self.number);
     }
 }

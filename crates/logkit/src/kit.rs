@@ -379,7 +379,8 @@ impl Kit {
         self.events.cleaner.notify_all();
     }
 
-    /// Makes durable what has been appended by now.
+    /// Makes durable what this shard has appended by now. Where records join streams of several shards, clients need
+    /// [`flusher::flush`](crate::flusher::flush).
     ///
     /// # Errors
     /// What flushing the zones returns.

@@ -9,11 +9,14 @@ use crate::kit::count;
 use crate::owner::Owner;
 use crate::pool::CHECKPOINT_CLASS;
 use crate::record::{Header, Kind, Link, Links, Relation};
+use crate::shards;
 use crate::space;
-use crate::stream::StreamId;
+use crate::stream::{Joint, StreamId};
 use crate::zone_writer::ZoneWriter;
 use block::{Error, Result};
+use smallvec::SmallVec;
 use std::rc::Rc;
+use std::sync::Arc;
 
 /// After so many failed appends of one record, in as many zones, the log fails.
 const MOST_ATTEMPTS: usize = 4;
@@ -149,6 +152,26 @@ pub struct Written {
     pub refused: Option<Error>,
 }
 
+/// Number of a record in its stream, and in others that it is a member of.
+#[derive(Debug)]
+pub(crate) struct Number {
+    pub(crate) stream: StreamId,
+    pub(crate) sequence: u64,
+    joint: Option<Arc<Joint>>,
+    /// It follows a record of another stream.
+    is_linked: bool,
+}
+
+impl Number {
+    /// All its numbers.
+    fn all(&self) -> SmallVec<[(StreamId, u64); 2]> {
+        match &self.joint {
+            None => SmallVec::from_elem((self.stream, self.sequence), 1),
+            Some(joint) => SmallVec::from_slice(joint.members()),
+        }
+    }
+}
+
 /// Numbers a record and fixes all of it but its place.
 pub(crate) fn freeze<O: Owner>(
     owner: &O,
@@ -156,13 +179,31 @@ pub(crate) fn freeze<O: Owner>(
     batch: &Batch<O::Entry>,
     class: u8,
     frozen: &mut Frozen,
-) -> u64 {
+) -> Number {
     let kit = owner.kit();
-    let sequence = owner.appender().issue(stream);
     let user = kit.settings.user_stream;
-    // What the cleaner moves had been committed when it was chosen.
-    let follows = Link { relation: Relation::Follows, stream: user, sequence: kit.streams.committed(user) };
-    let links = if stream == user { Links::new() } else { Links::from_elem(follows, 1) };
+    let joins = batch.entries.first().map_or(&[][..], Entry::joins);
+    let joint = match joins {
+        [] => None,
+        others => Some(kit.streams.issue_joint([stream].into_iter().chain(others.iter().copied()))),
+    };
+    let sequence = joint.as_ref().map_or_else(|| kit.streams.issue(stream), |joint| joint.members()[0].1);
+    let links: Links = match &joint {
+        Some(joint) => {
+            let link = |(stream, sequence): &_| Link {
+                relation: Relation::Member,
+                stream: *stream,
+                sequence: *sequence,
+            };
+            joint.members()[1..].iter().map(link).collect()
+        }
+        None if stream == user => Links::new(),
+        // What the cleaner moves had been committed when it was chosen.
+        None => {
+            let committed = owner.appender().committed(user);
+            Links::from_elem(Link { relation: Relation::Follows, stream: user, sequence: committed }, 1)
+        }
+    };
     let header = Header {
         kind: Kind::Entries,
         stream,
@@ -176,8 +217,9 @@ pub(crate) fn freeze<O: Owner>(
         position: 0,
         blocks: 0,
     };
+    let is_linked = joint.is_none() && !links.is_empty();
     frozen.freeze(header, links, &batch.entries, kit.layout.block_bytes());
-    sequence
+    Number { stream, sequence, joint, is_linked }
 }
 
 /// Writes a record and lets it commit. Of one for which the device below has no space, the data is refused. One that can't
@@ -192,16 +234,16 @@ pub async fn write_record<O: Owner>(
     let kit = owner.kit();
     let class = zone.class();
     let mut zone = zone;
-    let sequence = freeze(&**owner, stream, &batch, class, frozen);
+    let number = freeze(&**owner, stream, &batch, class, frozen);
     let mut attempts = 0;
     loop {
         attempts += 1;
         let position = zone.position() + 1;
-        let error = match append(&**owner, (stream, sequence), &batch, &mut zone, frozen).await {
+        let error = match append(&**owner, &number, &batch, &mut zone, frozen).await {
             Ok(()) => {
                 (batch.zone, batch.position) = (zone.zone(), position);
                 kit.note_space();
-                written(&**owner, stream, sequence, batch);
+                written(&**owner, number, batch);
                 return Written { zone: Some(zone), refused: None };
             }
             Err(error) => error,
@@ -211,7 +253,7 @@ pub async fn write_record<O: Owner>(
         kit.note_no_space(&error);
         // What was acknowledged can't be refused.
         if matches!(error, Error::NoSpace(_)) && !batch.entries.iter().any(Entry::is_acknowledged) {
-            space::refuse_record(owner, stream, sequence, batch, frozen, &error).await;
+            space::refuse_record(owner, number, batch, frozen, &error).await;
             return Written { zone: None, refused: Some(error) };
         }
         // The number has been given: it must be filled, elsewhere, or no record after it can commit.
@@ -223,7 +265,7 @@ pub async fn write_record<O: Owner>(
             Some(another) => zone = another,
             None => {
                 batch.entries.iter().for_each(|entry| owner.refuse(entry, &error));
-                owner.fail(&error.in_context(format!("record {sequence} can't be written")));
+                owner.fail(&error.in_context(format!("record {} can't be written", number.sequence)));
                 return Written::default();
             }
         }
@@ -236,7 +278,7 @@ pub async fn write_record<O: Owner>(
 /// What appending returns. The zone must not be appended to afterwards.
 pub(crate) async fn append<O: Owner>(
     owner: &O,
-    record: (StreamId, u64),
+    number: &Number,
     batch: &Batch<O::Entry>,
     zone: &mut ZoneWriter,
     frozen: &mut Frozen,
@@ -244,7 +286,8 @@ pub(crate) async fn append<O: Owner>(
     let kit = owner.kit();
     let blocks = frozen.blocks();
     debug_assert!(zone.class() != CHECKPOINT_CLASS, "checkpoints have a writer of their own");
-    kit.pool.note_append(zone.zone(), Some(record), blocks);
+    owner.before_append(zone.zone(), zone.generation(), &batch.entries);
+    kit.pool.note_append(zone.zone(), &number.all(), blocks);
     let payload = frozen.encode(&kit.identity, zone, &batch.entries, kit.layout.block_bytes());
     let outcome = zone.append(&*kit.zones, &kit.layout, frozen.encoded(), payload).await;
     kit.flusher.appended(zone.zone());
@@ -256,23 +299,58 @@ pub(crate) async fn append<O: Owner>(
 }
 
 /// Notes that a record is written, and commits what can commit now.
-pub(crate) fn written<O: Owner>(owner: &O, stream: StreamId, sequence: u64, batch: Batch<O::Entry>) {
+pub(crate) fn written<O: Owner>(owner: &O, number: Number, batch: Batch<O::Entry>) {
     let (kit, appender) = (owner.kit(), owner.appender());
     if let Some(error) = kit.failure() {
         // A record before it may be missing for good.
         batch.entries.iter().for_each(|entry| owner.refuse(entry, &error));
         return;
     }
-    appender.written(stream, sequence, batch);
-    while let Some(batch) = appender.commit_next(stream) {
+    match number.joint {
+        None => appender.written(number.stream, number.sequence, batch, number.is_linked),
+        Some(joint) => {
+            owner.share(&joint, &batch.entries, batch.zone, batch.position);
+            appender.joint_written(number.stream, joint, batch);
+        }
+    }
+    commit(owner, number.stream);
+}
+
+/// Lets the part of a joint record commit that is for the user stream of this shard; another shard wrote the record. The
+/// data of the first of these entries is at block `position` of `zone`. No entries where the other shard had to refuse them.
+pub fn joint_written<O: Owner>(
+    owner: &O,
+    joint: Arc<Joint>,
+    entries: Vec<O::Entry>,
+    zone: u32,
+    position: u32,
+) {
+    let stream = owner.kit().settings.user_stream;
+    if let Some(error) = owner.kit().failure() {
+        entries.iter().for_each(|entry| owner.refuse(entry, &error));
+        return;
+    }
+    owner.appender().joint_written(stream, joint, Batch { entries, zone, position, is_unordered: true });
+    commit(owner, stream);
+}
+
+/// Commits the records of a stream of this shard that can. Another shard calls it through the owner after a joint record has committed
+/// there, so that it has taken effect here, too.
+pub fn commit<O: Owner>(owner: &O, stream: StreamId) {
+    let (kit, appender) = (owner.kit(), owner.appender());
+    let mut has_decided = false;
+    while let Some(batch) = appender.commit_next(stream, &mut has_decided) {
         owner.commit(&batch.entries, batch.zone, batch.position);
         let blocks = batch.entries.iter().map(Entry::blocks).sum::<u32>();
-        kit.pool.note_committed(batch.zone, batch.position + blocks, !batch.is_in_filler);
+        kit.pool.note_committed(batch.zone, batch.position + blocks, !batch.is_unordered);
         if stream == kit.settings.user_stream {
             count(&kit.counters.user_records, 1);
             kit.wake_paced_cleaner();
         }
         appender.recycle(batch.entries);
+    }
+    if has_decided {
+        kit.member().ring(shards::JOINT);
     }
     kit.flusher.committed(stream);
 }

@@ -58,6 +58,6 @@ pub use layout::Layout;
 pub use mover::Mover;
 pub use owner::Owner;
 pub use pool::{Usage, Zone, ZonePool};
-pub use stream::{Sequences, StreamId, Streams};
+pub use stream::{Joint, Sequences, StreamId, Streams};
 pub use victim::{Piece, Victim};
 pub use zone_writer::ZoneWriter;

@@ -4,9 +4,11 @@ use crate::appender::Appender;
 use crate::entry::Entry;
 use crate::kit::Kit;
 use crate::mover::Mover;
+use crate::stream::Joint;
 use crate::victim::{Piece, Victim};
-use block::{Data, Error, Result};
+use block::{Data, EraseGuarantee, Error, Result};
 use std::rc::Rc;
+use std::sync::Arc;
 
 /// The owner of a log, on one shard.
 pub trait Owner: Sized + 'static {
@@ -30,6 +32,24 @@ pub trait Owner: Sized + 'static {
 
     /// Completes the request that waits for an entry with an error; the entry may still take effect.
     fn answer(&self, entry: &mut Self::Entry, error: &Error);
+
+    /// Passes on a joint record that was written: the shard of each of its other streams calls
+    /// [`lane::joint_written`](crate::lane::joint_written) with its part of the entries. The data of the first entry is at
+    /// block `position` of `zone`. There are no entries where they had to be refused; the record takes its numbers nevertheless.
+    /// The default is for owners whose entries [join](Entry::joins) no other stream.
+    fn share(&self, joint: &Arc<Joint>, _entries: &[Self::Entry], _zone: u32, _position: u32) {
+        unreachable!("{joint:?} is shared by an owner without such records")
+    }
+
+    /// Notes that these entries, or a part of a checkpoint if there are none, are about to be appended to a zone that has been
+    /// reset so many times. It is called for each attempt, also for one that fails then: an owner that must erase data notes
+    /// every zone that may hold it. [`ZonePool::have_been_reset`](crate::pool::ZonePool::have_been_reset) tells when it is gone.
+    fn before_append(&self, _zone: u32, _generation: u64, _entries: &[Self::Entry]) {}
+
+    /// What a reset has to guarantee for the data in a zone. A zone whose device can't give it is left as it is.
+    fn erase(&self) -> EraseGuarantee {
+        EraseGuarantee::None
+    }
 
     /// Divides an entry that is larger than a record: takes off its first blocks, so many, and returns them. An entry of one
     /// block is never divided; the default is for owners that have no others.

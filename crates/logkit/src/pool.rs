@@ -316,6 +316,12 @@ impl ZonePool {
         (0..).zip(self.lock().zones.iter().cloned()).collect()
     }
 
+    /// Whether every one of these zones has been reset since it had this generation.
+    pub fn have_been_reset(&self, zones: &[(u32, u64)]) -> bool {
+        let state = self.lock();
+        zones.iter().all(|(zone, generation)| state.zones[*zone as usize].generation > *generation)
+    }
+
     /// Number of zones that are wanted.
     pub fn count(&self, is_wanted: impl Fn(&Zone) -> bool) -> u32 {
         self.lock().zones.iter().filter(|zone| is_wanted(zone)).count() as u32
@@ -462,13 +468,11 @@ impl ZonePool {
         state.free.push_front(zone);
     }
 
-    /// Notes that a record is about to be appended, of a stream that is replayed or of none.
-    pub fn note_append(&self, zone: u32, record: Option<(StreamId, u64)>, blocks: u32) {
+    /// Notes that a record is about to be appended, with its numbers in the streams that are replayed.
+    pub fn note_append(&self, zone: u32, numbers: &[(StreamId, u64)], blocks: u32) {
         let mut state = self.lock();
         let entry = state.change(zone);
-        if let Some((stream, sequence)) = record {
-            entry.last.note(stream, sequence);
-        }
+        numbers.iter().for_each(|(stream, sequence)| entry.last.note(*stream, *sequence));
         entry.written += blocks;
     }
 

@@ -148,16 +148,22 @@ impl<K> Opening<K> {
     }
 }
 
+/// Number of a record in this stream, if it has one.
+pub fn number_in<K: Kept>(record: &K, stream: StreamId) -> Option<u64> {
+    numbers(record).find(|(own, _)| *own == stream).map(|(_, sequence)| sequence)
+}
+
 /// Puts the records of a stream of users, and those of other streams that follow them, into the order in which they are
 /// replayed: a record that follows a record of users comes next after it. In another epoch, numbers of records that were
 /// lost are given again.
 pub fn sort_for_replay<K: Kept>(records: &mut [K], user: StreamId) {
     records.sort_by_key(|record| {
         let header = record.header();
-        let followed = record.links().iter().find(|link| link.stream == user);
-        match followed {
+        let linked = record.links().iter().find(|link| link.stream == user);
+        match linked {
             None => (header.epoch, header.sequence, 0, 0),
-            Some(user) => (header.epoch, user.sequence, 1, header.sequence),
+            Some(link) if link.relation == Relation::Member => (header.epoch, link.sequence, 0, 0),
+            Some(link) => (header.epoch, link.sequence, 1, header.sequence),
         }
     });
 }
@@ -406,8 +412,9 @@ fn take<K: Kept>(
         if header.kind != Kind::Entries || header.stream.index() >= streams || !root.admits(header) {
             continue;
         }
-        numbers(&record).for_each(|(stream, sequence)| last.note(stream, sequence));
-        if header.sequence > root.covered.of(header.stream) {
+        let numbers = || numbers(&record).filter(|(stream, _)| stream.index() < streams);
+        numbers().for_each(|(stream, sequence)| last.note(stream, sequence));
+        if numbers().any(|(stream, sequence)| sequence > root.covered.of(stream)) {
             scans.records.push(record);
         }
     }

@@ -4,7 +4,7 @@
 use crate::kit::count;
 use crate::owner::Owner;
 use crate::pool::Zone;
-use block::{EraseGuarantee, Result, ZoneIndex};
+use block::{Result, ZoneIndex};
 use std::rc::Rc;
 
 /// Resets those dead zones that the durable checkpoint covers. Returns whether any was.
@@ -63,7 +63,7 @@ async fn reset_zones<O: Owner>(owner: &Rc<O>, dead: &mut Vec<u32>) -> Result<boo
     for zone in ready {
         dead.retain(|other| *other != zone);
         pool.note_resetting(dead.len());
-        match kit.zones.reset(ZoneIndex(zone), EraseGuarantee::None).await {
+        match kit.zones.reset(ZoneIndex(zone), owner.erase()).await {
             Ok(generation) => {
                 pool.set_reset(zone, generation);
                 count(&kit.counters.reset_zones, 1);

@@ -9,6 +9,7 @@
 //! task that finds no zone and then registers with the event misses no notification.
 
 use crate::kit::Counters;
+use crate::lane;
 use crate::owner::Owner;
 use crate::pool::ZonePool;
 use crate::readers::Readers;
@@ -26,8 +27,10 @@ pub(crate) const FREED: u8 = 1;
 pub(crate) const CLEANER: u8 = 2;
 /// The log has failed.
 pub(crate) const FAILED: u8 = 4;
+/// A joint record has become the next one in all its streams.
+pub(crate) const JOINT: u8 = 8;
 /// The shard leaves the log.
-const LEFT: u8 = 8;
+const LEFT: u8 = 16;
 
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
@@ -219,6 +222,9 @@ pub(crate) fn listen<O: Owner>(owner: &Rc<O>) {
             }
             if events & CLEANER != 0 {
                 events_here.cleaner.here.notify_all();
+            }
+            if events & JOINT != 0 && owner.kit().failure().is_none() {
+                lane::commit(&*owner, owner.kit().settings.user_stream);
             }
             if let (true, Some(failure)) = (events & FAILED != 0, owner.kit().failure()) {
                 owner.appender().take_all().iter().for_each(|entry| owner.refuse(entry, &failure));

@@ -19,9 +19,8 @@
 
 use crate::entry::{Batch, Entry, Frozen};
 use crate::kit::Kit;
-use crate::lane::{append, completed, freeze, written};
+use crate::lane::{Number, append, completed, freeze, written};
 use crate::owner::Owner;
-use crate::stream::StreamId;
 use crate::zone_writer::ZoneWriter;
 use block::{Error, Result, ZoneIndex};
 use runtime::sync::Semaphore;
@@ -182,8 +181,7 @@ pub(crate) async fn seal_filler(kit: &Kit) {
 /// Refuses the data of a record that found no space, and writes the rest of it to the filler, under its number.
 pub(crate) async fn refuse_record<O: Owner>(
     owner: &Rc<O>,
-    stream: StreamId,
-    sequence: u64,
+    number: Number,
     mut batch: Batch<O::Entry>,
     frozen: &mut Frozen,
     error: &Error,
@@ -192,7 +190,7 @@ pub(crate) async fn refuse_record<O: Owner>(
         owner.refuse(&entry, error);
     }
     frozen.refreeze(&batch.entries, owner.kit().layout.block_bytes());
-    fill(owner, stream, sequence, batch, frozen, error).await;
+    fill(owner, number, batch, frozen, error).await;
 }
 
 /// Refuses the entries queued under this class, except those that only free blocks: these go to the filler.
@@ -203,7 +201,8 @@ pub(crate) async fn write_without_data<O: Owner>(
     error: &Error,
 ) {
     let appender = owner.appender();
-    let (batch, refused) = appender.take_without_data(class, Entry::only_frees);
+    let (batch, refused) =
+        appender.take_without_data(class, |entry| entry.only_frees() && entry.joins().is_empty());
     refused.iter().for_each(|entry| owner.refuse(entry, error));
     if batch.entries.is_empty() {
         return appender.recycle(batch.entries);
@@ -211,8 +210,8 @@ pub(crate) async fn write_without_data<O: Owner>(
     let entries = batch.entries.len();
     appender.submitted(entries);
     let stream = owner.kit().settings.user_stream;
-    let sequence = freeze(&**owner, stream, &batch, class, frozen);
-    fill(owner, stream, sequence, batch, frozen, error).await;
+    let number = freeze(&**owner, stream, &batch, class, frozen);
+    fill(owner, number, batch, frozen, error).await;
     completed(&**owner, entries);
 }
 
@@ -231,12 +230,12 @@ fn refuse_waiting<O: Owner>(owner: &O, error: &Error) {
 /// Writes a record without data to the filler, and tries again until a zone takes it, the log fails or is closed.
 async fn fill<O: Owner>(
     owner: &Rc<O>,
-    stream: StreamId,
-    sequence: u64,
+    number: Number,
     mut batch: Batch<O::Entry>,
     frozen: &mut Frozen,
     error: &Error,
 ) {
+    let sequence = number.sequence;
     let kit = owner.kit();
     let space = &kit.space;
     let _alone = loop {
@@ -258,14 +257,14 @@ async fn fill<O: Owner>(
                 continue;
             }
             let position = zone.position() + 1;
-            match append(&**owner, (stream, sequence), &batch, &mut zone, frozen).await {
+            match append(&**owner, &number, &batch, &mut zone, frozen).await {
                 Ok(()) => {
-                    (batch.zone, batch.position, batch.is_in_filler) = (zone.zone(), position, true);
+                    (batch.zone, batch.position, batch.is_unordered) = (zone.zone(), position, true);
                     *space.filler.borrow_mut() = Some(zone);
                     if is_unfilled {
                         space.unfilled.set(space.unfilled.get() - 1);
                     }
-                    return written(&**owner, stream, sequence, batch);
+                    return written(&**owner, number, batch);
                 }
                 Err(error) => {
                     tracing::warn!("record {sequence} could not be filled: {error}");

@@ -1,12 +1,19 @@
 //! Streams: sequences of numbered records, and up to where each has committed, is durable and is covered by a checkpoint.
 //!
 //! [`Streams`] holds these watermarks for all shards. [`CommitQueue`] belongs to the shard that appends to a stream: it
-//! numbers records and lets them commit in order, in whatever order they are written.
+//! lets records commit in order, in whatever order they are written.
+//!
+//! A *joint* record is a member of several streams: it has a number in each, and commits in each when all earlier records of
+//! all of them have. The numbers of a joint record are drawn together, so two of them have the same order in every stream
+//! that both are members of, and none waits for itself.
+//!
+//! The durable watermark is closed under links: recovery, which cuts off a record with the one that it depends on, then finds
+//! every record below it. [`Streams::all_committed`] is closed, too, and is what a flush makes durable.
 
 use smallvec::SmallVec;
 use std::collections::VecDeque;
-use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 /// Number of a stream of a log. Each stream counts its own records from 1.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -58,66 +65,191 @@ impl Sequences {
 /// Watermarks of one stream.
 #[derive(Debug, Default)]
 struct Watermarks {
+    /// Last number that was given.
+    issued: AtomicU64,
     committed: AtomicU64,
     durable: AtomicU64,
     covered: AtomicU64,
 }
 
-/// Watermarks of all streams. Any shard may read them; a stream's own shard raises `committed` and `durable`, the shard that
-/// writes roots raises `covered`.
+/// A record that is a member of several streams, while it is written and commits.
 #[derive(Debug)]
-pub struct Streams(Box<[Watermarks]>);
+pub struct Joint {
+    members: SmallVec<[(StreamId, u64); 2]>,
+    /// Number of streams in which every earlier record has committed and this one is written.
+    ready: Mutex<usize>,
+    is_decided: AtomicBool,
+}
+
+impl Joint {
+    /// Its number in each of its streams.
+    pub fn members(&self) -> &[(StreamId, u64)] {
+        &self.members
+    }
+}
+
+/// What is needed to keep watermarks closed under links. Changed by flushes and by records with links.
+#[derive(Debug, Default)]
+struct Closure {
+    /// By stream, the last joint record that has committed in all its streams. Its shard may not have applied it yet.
+    decided: Sequences,
+    /// Of each flusher, what had committed when its last successful flush began.
+    flushed: Vec<(u64, Sequences)>,
+    next_flusher: u64,
+}
+
+/// Watermarks of all streams. Any shard may read them; a stream's own shard raises `committed`, the flushes of all shards
+/// raise `durable`, and the shard that writes roots raises `covered`.
+#[derive(Debug)]
+pub struct Streams {
+    marks: Box<[Watermarks]>,
+    closure: Mutex<Closure>,
+}
 
 impl Streams {
     /// Streams whose records up to `last` are durable, and up to `covered` are in the newest durable checkpoint.
     pub fn new(last: &Sequences, covered: &Sequences) -> Self {
         let streams = 0..last.numbers().len() as u16;
         let watermarks = streams.map(StreamId).map(|stream| Watermarks {
+            issued: AtomicU64::new(last.of(stream)),
             committed: AtomicU64::new(last.of(stream)),
             durable: AtomicU64::new(last.of(stream)),
             covered: AtomicU64::new(covered.of(stream)),
         });
-        Streams(watermarks.collect())
+        Streams { marks: watermarks.collect(), closure: Mutex::default() }
+    }
+
+    fn closure(&self) -> MutexGuard<'_, Closure> {
+        self.closure.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Numbers the next record of a stream. Every number that is given has to be [written](CommitQueue::written).
+    pub fn issue(&self, stream: StreamId) -> u64 {
+        self.marks[stream.index()].issued.fetch_add(1, Ordering::Relaxed) + 1
+    }
+
+    /// Numbers a record that is a member of these streams, which differ.
+    pub fn issue_joint(&self, streams: impl IntoIterator<Item = StreamId>) -> Arc<Joint> {
+        // Held over all numbers, so that no other joint record comes between.
+        let _closure = self.closure();
+        let members = streams.into_iter().map(|stream| (stream, self.issue(stream))).collect();
+        Arc::new(Joint { members, ready: Mutex::new(0), is_decided: AtomicBool::new(false) })
+    }
+
+    /// Notes that a joint record is the next to commit in one more of its streams. Returns whether it is in all.
+    fn join(&self, joint: &Joint) -> bool {
+        let mut ready = joint.ready.lock().unwrap_or_else(PoisonError::into_inner);
+        *ready += 1;
+        if *ready < joint.members.len() {
+            return false;
+        }
+        let mut closure = self.closure();
+        joint.members.iter().for_each(|(stream, sequence)| closure.decided.raise(*stream, *sequence));
+        joint.is_decided.store(true, Ordering::Release);
+        true
     }
 
     /// The last record up to which every record is written and has taken effect.
     #[inline]
     pub fn committed(&self, stream: StreamId) -> u64 {
-        self.0[stream.index()].committed.load(Ordering::Acquire)
+        self.marks[stream.index()].committed.load(Ordering::Acquire)
     }
 
     /// The last record up to which every record survives a power cut.
     #[inline]
     pub fn durable(&self, stream: StreamId) -> u64 {
-        self.0[stream.index()].durable.load(Ordering::Acquire)
+        self.marks[stream.index()].durable.load(Ordering::Acquire)
     }
 
     /// The last record up to which every record is in the newest durable checkpoint.
     pub fn covered(&self, stream: StreamId) -> u64 {
-        self.0[stream.index()].covered.load(Ordering::Acquire)
+        self.marks[stream.index()].covered.load(Ordering::Acquire)
     }
 
     /// [`committed`](Self::committed) of all streams.
     pub fn all_committed(&self) -> Sequences {
-        Sequences(self.0.iter().map(|marks| marks.committed.load(Ordering::Acquire)).collect())
+        Sequences(self.marks.iter().map(|marks| marks.committed.load(Ordering::Acquire)).collect())
     }
 
     /// [`covered`](Self::covered) of all streams.
     pub fn all_covered(&self) -> Sequences {
-        Sequences(self.0.iter().map(|marks| marks.covered.load(Ordering::Acquire)).collect())
+        Sequences(self.marks.iter().map(|marks| marks.covered.load(Ordering::Acquire)).collect())
+    }
+
+    /// The records that have committed, closed under links: with each record, those on which it depends. A joint record that
+    /// has committed in all its streams is among them even if the shard of a stream hasn't applied it yet.
+    pub fn all_closed(&self) -> Sequences {
+        // A record with links commits under this lock, after what it depends on.
+        let closure = self.closure();
+        let mut committed = self.all_committed();
+        for (number, decided) in closure.decided.numbers().iter().enumerate() {
+            committed.raise(StreamId(number as u16), *decided);
+        }
+        committed
+    }
+
+    /// Adds a flusher: a shard with zones of its own to flush. Returns its number.
+    pub fn add_flusher(&self) -> u64 {
+        let mut closure = self.closure();
+        closure.next_flusher += 1;
+        let (number, durable) = (closure.next_flusher, self.marks.iter());
+        let durable = durable.map(|marks| marks.durable.load(Ordering::Acquire)).collect();
+        closure.flushed.push((number, Sequences(durable)));
+        number
+    }
+
+    /// Removes a flusher that has flushed everything or will never flush again.
+    pub fn remove_flusher(&self, number: u64) {
+        self.closure().flushed.retain(|(other, _)| *other != number);
+    }
+
+    /// Notes that a flusher has made durable what its shard had appended of the records up to `closed`, a result of
+    /// [`all_closed`](Self::all_closed) before the flush began; raises the durable watermark of the streams `own`, which
+    /// have no records elsewhere but joint ones.
+    pub fn flushed(&self, flusher: u64, closed: Sequences, own: &[StreamId]) {
+        let mut closure = self.closure();
+        let is_pending = |stream: &StreamId| closure.decided.of(*stream) > self.durable(*stream);
+        if !own.iter().any(is_pending) {
+            own.iter().for_each(|stream| self.set_durable(*stream, closed.of(*stream)));
+        }
+        if let Some((_, flushed)) = closure.flushed.iter_mut().find(|(number, _)| *number == flusher) {
+            *flushed = closed;
+        }
+        // A joint record, and all before it, are durable once every shard has flushed after it committed.
+        for stream in (0..self.marks.len() as u16).map(StreamId) {
+            let by_all = closure.flushed.iter().map(|(_, flushed)| flushed.of(stream)).min();
+            self.set_durable(stream, by_all.unwrap_or(0));
+        }
+    }
+
+    /// Whether the durable watermark of any of these streams waits for flushes of other shards.
+    pub fn waits_for_others(&self, own: &[StreamId]) -> bool {
+        let closure = self.closure();
+        own.iter().any(|stream| closure.decided.of(*stream) > self.durable(*stream))
     }
 
     /// Notes that these records and all before them are durable.
     pub fn set_durable(&self, stream: StreamId, sequence: u64) {
-        self.0[stream.index()].durable.fetch_max(sequence, Ordering::Release);
+        self.marks[stream.index()].durable.fetch_max(sequence, Ordering::Release);
     }
 
     /// Notes that a durable checkpoint has everything up to these records.
     pub fn set_covered(&self, covered: &Sequences) {
-        for (marks, sequence) in self.0.iter().zip(covered.numbers()) {
+        for (marks, sequence) in self.marks.iter().zip(covered.numbers()) {
             marks.covered.fetch_max(*sequence, Ordering::Release);
         }
     }
+}
+
+/// A record that is written and can't commit yet.
+#[derive(Debug)]
+struct Waiting<T> {
+    record: T,
+    /// It has links, and isn't a joint record.
+    is_linked: bool,
+    joint: Option<Arc<Joint>>,
+    /// It is the first one, and its joint record has been told so.
+    has_joined: bool,
 }
 
 /// The records of one stream that have been numbered and haven't committed. `T` is what is kept of a record meanwhile.
@@ -127,7 +259,7 @@ pub struct CommitQueue<T> {
     stream: StreamId,
     committed: u64,
     /// Records after `committed`; `None` while a record isn't written.
-    waiting: VecDeque<Option<T>>,
+    waiting: VecDeque<Option<Waiting<T>>>,
 }
 
 impl<T> CommitQueue<T> {
@@ -137,38 +269,63 @@ impl<T> CommitQueue<T> {
         CommitQueue { streams, stream, committed, waiting: VecDeque::new() }
     }
 
-    /// Numbers the next record.
-    pub fn issue(&mut self) -> u64 {
-        self.waiting.push_back(None);
-        self.committed + self.waiting.len() as u64
+    /// Number of the last record that has committed here.
+    pub fn committed(&self) -> u64 {
+        self.committed
     }
 
-    /// Notes that a record is written.
-    pub fn written(&mut self, sequence: u64, record: T) {
+    fn push(&mut self, sequence: u64, waiting: Waiting<T>) {
         let place = (sequence - self.committed - 1) as usize;
+        if self.waiting.len() <= place {
+            self.waiting.resize_with(place + 1, || None);
+        }
         debug_assert!(self.waiting[place].is_none(), "record {sequence} was written twice");
-        self.waiting[place] = Some(record);
+        self.waiting[place] = Some(waiting);
     }
 
-    /// Commits the next record and returns it, if it is written.
-    pub fn commit_next(&mut self) -> Option<T> {
-        if !matches!(self.waiting.front(), Some(Some(_))) {
-            return None;
+    /// Notes that a record is written, which may have links to records that have committed.
+    pub fn written(&mut self, sequence: u64, record: T, is_linked: bool) {
+        self.push(sequence, Waiting { record, is_linked, joint: None, has_joined: false });
+    }
+
+    /// Notes that a joint record is written.
+    ///
+    /// # Panics
+    /// If it is no member of this stream.
+    pub fn joint_written(&mut self, joint: Arc<Joint>, record: T) {
+        let own = joint.members.iter().find(|(stream, _)| *stream == self.stream);
+        let sequence = own.expect("a member of this stream").1;
+        self.push(sequence, Waiting { record, is_linked: false, joint: Some(joint), has_joined: false });
+    }
+
+    /// Commits the next record and returns it, if it is written. A joint record commits once it is next in all its streams;
+    /// `decided` is set if that is so from this call on, and the shards of its other streams should try again.
+    pub fn commit_next(&mut self, decided: &mut bool) -> Option<T> {
+        let Some(Some(first)) = self.waiting.front_mut() else { return None };
+        if let Some(joint) = &first.joint {
+            if !std::mem::replace(&mut first.has_joined, true) {
+                *decided |= self.streams.join(joint);
+            }
+            if !joint.is_decided.load(Ordering::Acquire) {
+                return None;
+            }
         }
+        let record = self.waiting.pop_front().flatten()?;
+        // So that nobody who sees this record misses those that it depends on.
+        let _closure = record.is_linked.then(|| self.streams.closure());
         self.committed += 1;
-        let record = self.waiting.pop_front().flatten();
-        self.streams.0[self.stream.index()].committed.store(self.committed, Ordering::Release);
-        record
+        self.streams.marks[self.stream.index()].committed.store(self.committed, Ordering::Release);
+        Some(record.record)
     }
 
     /// The records that are written and can't commit yet.
     pub fn waiting_mut(&mut self) -> impl Iterator<Item = &mut T> {
-        self.waiting.iter_mut().flatten()
+        self.waiting.iter_mut().flatten().map(|waiting| &mut waiting.record)
     }
 
     /// Takes all records that are written and can't commit; for a log that has failed.
     pub fn take_waiting(&mut self) -> Vec<T> {
-        self.waiting.iter_mut().filter_map(Option::take).collect()
+        self.waiting.iter_mut().filter_map(|waiting| Some(waiting.take()?.record)).collect()
     }
 }
 

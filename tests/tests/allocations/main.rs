@@ -52,8 +52,13 @@ fn an_append_allocates_nothing() {
         let on_device =
             zones::on_device::Options { format: true, zone_size: Some(32 << 20), ..Default::default() };
         let zones = Arc::new(zones::OnDevice::open(disk, on_device).await.unwrap());
-        let options =
-            Options { counters: CLIENTS * OWN, shards: 1, checkpoint_blocks: u64::MAX, broken: None };
+        let options = Options {
+            counters: CLIENTS * OWN,
+            shards: 1,
+            checkpoint_blocks: u64::MAX,
+            erase: false,
+            broken: None,
+        };
         let counters = Rc::new(Counters::format(zones, options).await.unwrap());
         for _ in 0..3 {
             allocations(&counters, SETS).await;

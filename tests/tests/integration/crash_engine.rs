@@ -55,7 +55,8 @@ fn oracle(seed: u64) -> Oracle {
     oracle
 }
 
-const OPTIONS: Options = Options { counters: 40, shards: 1, checkpoint_blocks: 16, broken: None };
+const OPTIONS: Options =
+    Options { counters: 40, shards: 1, checkpoint_blocks: 16, erase: false, broken: None };
 
 fn holds(name: &str, oracle: Oracle, options: Options) -> (Report, Arc<logkit::Counters>) {
     let (report, kit) = run(oracle, options);
@@ -180,4 +181,9 @@ fn a_root_before_another_shard_has_flushed_is_caught() {
 #[test]
 fn a_checkpoint_of_two_shards_whose_state_is_older_than_its_cut_is_caught() {
     is_caught_with(2, Broken::LateCut, 100, AT_A_CUT);
+}
+
+#[test]
+fn two_counters_that_are_set_by_two_records_are_caught() {
+    is_caught_with(2, Broken::SplitsPairs, 100, AT_A_CUT);
 }

@@ -33,6 +33,7 @@ impl Subject for Setup {
             counters: pick(random, &[1, 8, 20]),
             shards: pick(random, &[1, 2]),
             checkpoint_blocks: pick(random, &[4, 16, 1 << 20]),
+            erase: false,
             broken: None,
         };
         Setup {
