@@ -333,23 +333,97 @@ impl<T> CommitQueue<T> {
 mod tests {
     use super::*;
 
+    const A: StreamId = StreamId(0);
+    const B: StreamId = StreamId(1);
+
+    fn commit<T>(queue: &mut CommitQueue<T>) -> (Option<T>, bool) {
+        let mut decided = false;
+        (queue.commit_next(&mut decided), decided)
+    }
+
+    fn two_streams() -> (Arc<Streams>, [CommitQueue<char>; 2]) {
+        let streams = Arc::new(Streams::new(&Sequences::new(&[3, 10]), &Sequences::default()));
+        let queues = [A, B].map(|stream| CommitQueue::new(streams.clone(), stream));
+        (streams, queues)
+    }
+
     #[test]
     fn records_commit_in_order_whatever_order_they_are_written_in() {
-        let last = Sequences::new(&[3, 10]);
-        let streams = Arc::new(Streams::new(&last, &Sequences::default()));
-        let mut queue = CommitQueue::new(streams.clone(), StreamId(1));
-        assert_eq!([queue.issue(), queue.issue(), queue.issue()], [11, 12, 13]);
-        queue.written(13, 'c');
-        assert_eq!(queue.commit_next(), None);
-        queue.written(11, 'a');
-        assert_eq!((queue.commit_next(), queue.commit_next()), (Some('a'), None));
-        queue.written(12, 'b');
-        assert_eq!((queue.commit_next(), queue.commit_next()), (Some('b'), Some('c')));
-        assert_eq!(
-            (streams.committed(StreamId(1)), streams.durable(StreamId(1)), queue.issue()),
-            (13, 10, 14)
-        );
+        let (streams, [_, mut queue]) = two_streams();
+        assert_eq!([streams.issue(B), streams.issue(B), streams.issue(B)], [11, 12, 13]);
+        queue.written(13, 'c', false);
+        assert_eq!(commit(&mut queue).0, None);
+        queue.written(11, 'a', true);
+        assert_eq!((commit(&mut queue).0, commit(&mut queue).0), (Some('a'), None));
+        queue.written(12, 'b', false);
+        assert_eq!((commit(&mut queue).0, commit(&mut queue).0), (Some('b'), Some('c')));
+        assert_eq!((streams.committed(B), streams.durable(B), streams.issue(B)), (13, 10, 14));
         assert_eq!(streams.all_committed(), Sequences::new(&[3, 13]));
+    }
+
+    #[test]
+    fn a_joint_record_commits_once_it_is_next_in_all_its_streams() {
+        let (streams, [mut a, mut b]) = two_streams();
+        let before = streams.issue(B);
+        let joint = streams.issue_joint([A, B]);
+        assert_eq!(joint.members(), [(A, 4), (B, 12)]);
+        let after = streams.issue(A);
+        a.written(after, 'c', false);
+        a.joint_written(joint.clone(), 'j');
+        b.joint_written(joint, 'J');
+        // The record before it in the other stream isn't written.
+        assert_eq!([commit(&mut a), commit(&mut b), commit(&mut a)], [(None, false); 3]);
+        assert_eq!(streams.all_closed(), Sequences::new(&[3, 10]));
+        b.written(before, 'b', false);
+        assert_eq!((commit(&mut b), commit(&mut b)), ((Some('b'), false), (Some('J'), true)));
+        // It has committed, and with it what a flush takes for committed, before the shard of A has looked.
+        assert_eq!(streams.all_committed(), Sequences::new(&[3, 12]));
+        assert_eq!(streams.all_closed(), Sequences::new(&[4, 12]));
+        assert_eq!((commit(&mut a), commit(&mut a)), ((Some('j'), false), (Some('c'), false)));
+    }
+
+    /// Each of two shards writes a joint record, and is told of the other one's first.
+    #[test]
+    fn joint_records_do_not_wait_for_each_other() {
+        let (streams, [mut a, mut b]) = two_streams();
+        let (first, second) = (streams.issue_joint([A, B]), streams.issue_joint([B, A]));
+        a.joint_written(second.clone(), '2');
+        b.joint_written(first.clone(), '1');
+        assert_eq!((commit(&mut a).0, commit(&mut b).0), (None, None));
+        a.joint_written(first, '1');
+        b.joint_written(second, '2');
+        assert_eq!((commit(&mut a).0, commit(&mut b).0), (Some('1'), Some('1')));
+        assert_eq!((commit(&mut a).0, commit(&mut b).0, commit(&mut a).0), (None, Some('2'), Some('2')));
+    }
+
+    #[test]
+    fn a_joint_record_is_durable_once_all_shards_have_flushed() {
+        let (streams, [mut a, mut b]) = two_streams();
+        let (of_a, of_b) = (streams.add_flusher(), streams.add_flusher());
+        a.written(streams.issue(A), 'a', false);
+        commit(&mut a);
+        streams.flushed(of_a, streams.all_closed(), &[A]);
+        assert_eq!((streams.durable(A), streams.waits_for_others(&[A])), (4, false), "one flush is enough");
+        // Record 11 of B has committed and isn't flushed when the joint record is.
+        b.written(streams.issue(B), 'b', false);
+        commit(&mut b);
+        let early = streams.all_closed();
+        let joint = streams.issue_joint([A, B]);
+        a.joint_written(joint.clone(), 'j');
+        b.joint_written(joint, 'j');
+        commit(&mut a);
+        commit(&mut b);
+        commit(&mut a);
+        assert_eq!(streams.all_committed(), Sequences::new(&[5, 12]));
+        streams.flushed(of_a, streams.all_closed(), &[A]);
+        assert_eq!((streams.durable(A), streams.waits_for_others(&[A])), (4, true));
+        // This flush had begun before the joint record committed.
+        streams.flushed(of_b, early, &[B]);
+        assert_eq!((streams.durable(A), streams.durable(B)), (4, 11));
+        streams.flushed(of_b, streams.all_closed(), &[B]);
+        assert_eq!((streams.durable(A), streams.durable(B)), (5, 12));
+        assert!(!streams.waits_for_others(&[A]) && !streams.waits_for_others(&[B]));
+        streams.remove_flusher(of_b);
     }
 
     #[test]
