@@ -183,10 +183,6 @@ pub mod flag {
 
 /// Codes of notifications: messages of the server with `unique` 0 and the code in place of the error.
 pub mod notify {
-    /// Forget cached attributes and data of a node.
-    pub const INVAL_INODE: i32 = 2;
-    /// Forget a cached name.
-    pub const INVAL_ENTRY: i32 = 3;
     /// Send all unanswered requests again.
     pub const RESEND: i32 = 7;
 }
@@ -212,7 +208,7 @@ macro_rules! frames {
 }
 
 frames! {
-    /// Beginning of every request.
+    /// Beginning of every request. `total_extlen` is the length of the extensions at its end, in units of 8 bytes.
     InHeader {
         len: u32,
         opcode: u32,
@@ -221,7 +217,6 @@ frames! {
         uid: u32,
         gid: u32,
         pid: u32,
-        /// Length of the extensions at the end of the request, in units of 8 bytes.
         total_extlen: u16,
         padding: u16,
     }
@@ -397,10 +392,6 @@ frames! {
     CopyFileRangeOut { bytes_copied: u64, }
     /// Entry of READDIR, followed by the name and zeros up to a multiple of 8 bytes.
     Dirent { ino: u64, off: u64, namelen: u32, kind: u32, }
-    /// Notification [`notify::INVAL_INODE`].
-    NotifyInvalInodeOut { ino: u64, off: i64, len: i64, }
-    /// Notification [`notify::INVAL_ENTRY`], followed by the name and a NUL.
-    NotifyInvalEntryOut { parent: u64, namelen: u32, flags: u32, }
 }
 
 /// Length of a request up to the data of a WRITE: what is read apart from the data, so that the data is aligned.

@@ -40,13 +40,9 @@ pub fn error(unique: u64, errno: i32) -> Payload {
     Buffer::copy_of(header(unique, -errno, 0).as_bytes()).into()
 }
 
-/// Notification with this code; a body may follow.
-pub fn notification(code: i32, body: &[&[u8]]) -> Payload {
-    let bytes = body.iter().map(|part| part.len()).sum::<usize>();
-    let mut buffer = Buffer::new(HEADER_BYTES + bytes);
-    buffer.append(header(0, code, bytes).as_bytes());
-    body.iter().for_each(|part| buffer.append(part));
-    buffer.into()
+/// Notification without a body.
+pub fn notification(code: i32) -> OutHeader {
+    header(0, code, 0)
 }
 
 /// Entries of a directory for a READDIR, as many as the kernel has space for.
