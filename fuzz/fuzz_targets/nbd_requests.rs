@@ -1,7 +1,8 @@
 //! Any bytes as the requests of an NBD client: no panic, and every step takes only bytes that are there.
 #![no_main]
 
-use doors::nbd::request::{Intake, Operation, Session, Step};
+use doors::nbd::request::{Command, Intake, Session, Step};
+use doors::served::work::Operation;
 use libfuzzer_sys::fuzz_target;
 
 fuzz_target!(|input: (u8, u8, &[u8])| {
@@ -28,7 +29,7 @@ fuzz_target!(|input: (u8, u8, &[u8])| {
                 begin = (begin + request.length as usize).min(bytes.len());
                 end = end.max(begin);
             }
-            Step::Start(request, Operation::Write(_) | Operation::Read) => {
+            Step::Start(request, Command::Device(Operation::Write(_) | Operation::Read)) => {
                 assert!(request.offset + u64::from(request.length) <= session.size);
             }
             Step::Start(..) | Step::Refuse(..) | Step::Skip(_) => assert!(step.consumed() > 0),

@@ -1,8 +1,12 @@
 //! Doors: servers through which programs use a stack. Each translates an existing protocol to calls on the contracts of
 //! `block`, and keeps the promises of the protocol's specification.
 //!
+//! - [`fuse`]: a device as a file.
 //! - [`nbd`]: the NBD protocol over unix and TCP sockets, and a batching client for it.
+//! - [`served`]: what the doors have in common.
 //!
 //! Left to others: the requests to devices (every other crate), sockets and tasks (`runtime`).
 
+pub mod fuse;
 pub mod nbd;
+pub mod served;

@@ -2,20 +2,16 @@
 //!
 //! The wire format is in sans-io modules, which never wait: [`protocol`] (numbers and messages), [`negotiation`] (the
 //! handshake), [`request`] (parsing and checking of requests). The others: `budget` bounds the memory of all clients
-//! together, `connection` serves one client on one shard, [`in_flight`] drives its device calls without a task each,
-//! [`write_gate`] protects writes of partial blocks against lost updates, [`server`] listens and hands connections to
-//! shards, [`door`] declares the kind, [`client`] is the client.
+//! together, `connection` serves one client on one shard, [`server`] listens and hands connections to shards, [`door`]
+//! declares the kind, [`client`] is the client. The execution of requests on devices is in [`served`](crate::served).
 
 mod budget;
 pub mod client;
 mod connection;
 pub mod door;
-mod export;
-pub mod in_flight;
 pub mod negotiation;
 pub mod protocol;
 mod replies;
 pub mod request;
 pub mod server;
 mod work;
-pub mod write_gate;

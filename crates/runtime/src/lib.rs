@@ -21,6 +21,7 @@ pub mod file;
 pub mod histogram;
 mod home;
 pub mod mapping;
+pub mod message_device;
 pub mod net;
 mod operation;
 mod pieces;

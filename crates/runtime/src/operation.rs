@@ -55,6 +55,10 @@ pub(crate) enum Operation {
     Send { socket: Rc<Descriptor>, payload: Payload, skip: usize },
     /// Shuts one or both directions down: SHUT_RD, SHUT_WR, SHUT_RDWR.
     Shutdown { socket: Rc<Descriptor>, how: i32 },
+    /// Polls the device and reads one message into the unfilled parts of both buffers, in this order.
+    ReceiveMessage { file: Rc<Descriptor>, head: Buffer, body: Buffer },
+    /// Writes the payload as one message.
+    SendMessage { file: Rc<Descriptor>, payload: Payload },
 }
 
 impl Operation {
@@ -75,14 +79,19 @@ impl Operation {
             Operation::Receive { .. } => "receive",
             Operation::Send { .. } => "send",
             Operation::Shutdown { .. } => "shutdown",
+            Operation::ReceiveMessage { .. } => "receive-message",
+            Operation::SendMessage { .. } => "send-message",
         }
     }
 
     /// Whether the operation may wait for a peer without limit, so that abandoning it has to cancel it. Operations on
     /// files end by themselves, and cancelling one could leave a write half done.
     pub(crate) fn waits_for_a_peer(&self) -> bool {
-        use Operation::{Accept, Connect, Receive, Send};
-        matches!(self, Accept { .. } | Connect { .. } | Receive { .. } | Send { .. })
+        use Operation::{Accept, Connect, Receive, ReceiveMessage, Send};
+        matches!(
+            self,
+            Accept { .. } | Connect { .. } | Receive { .. } | Send { .. } | ReceiveMessage { .. }
+        )
     }
 
     /// Whether the result is a new descriptor, which an abandoned operation must close.

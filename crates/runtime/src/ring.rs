@@ -14,10 +14,11 @@ use crate::operation::{Descriptor, Operation};
 use crate::shard::Config;
 use crate::slots::{Key, Slot};
 use block::buffer::pool::{self, Region};
-use block::{Error, Payload, Result};
+use block::{Buffer, Error, Payload, Result};
 use io_uring::types::{Fd, Fixed, SubmitArgs, Timespec};
 use io_uring::{IoUring, cqueue, opcode, squeue};
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd, RawFd};
+use std::rc::Rc;
 use std::time::Duration;
 
 /// Number of entries that are batched before they are submitted.
@@ -45,6 +46,15 @@ impl Default for KernelMemory {
 }
 
 impl KernelMemory {
+    /// Points the vectors at the unfilled parts of two buffers.
+    fn point_at_spare(&mut self, buffers: [&Buffer; 2]) {
+        self.vectors.clear();
+        self.vectors.extend(buffers.map(|buffer| libc::iovec {
+            iov_base: buffer.spare_address().cast(),
+            iov_len: buffer.missing(),
+        }));
+    }
+
     /// Points the vectors at the payload's bytes from `skip` on.
     fn point_at(&mut self, payload: &Payload, mut skip: usize) {
         self.vectors.clear();
@@ -154,6 +164,13 @@ impl Ring {
     #[inline]
     pub(crate) fn start(&mut self, key: Key, slot: &mut Slot) -> Option<i32> {
         let operation = slot.operation.as_mut().expect("an operation that starts is in its slot");
+        if let Operation::ReceiveMessage { file, .. } = operation {
+            let poll = poll_for(file);
+            self.make_free_entries(2);
+            // The chain has one completion: a poll that succeeds has none, and one that fails takes that of the read.
+            // Both have the key, so a cancellation finds the poll while it waits.
+            self.push_unsubmitted(poll.user_data(key.user_data()));
+        }
         match entry_for(operation, &mut slot.kernel) {
             Ok(entry) => {
                 self.push(entry.user_data(key.user_data()));
@@ -167,17 +184,34 @@ impl Ring {
         self.push(opcode::AsyncCancel::new(key.user_data()).build().user_data(IGNORED));
     }
 
+    /// Submits what is batched if fewer than `count` entries are free: a chain must not be cut by a submission.
+    fn make_free_entries(&mut self, count: usize) {
+        loop {
+            let submission = self.ring.submission();
+            if submission.capacity() - submission.len() >= count {
+                return;
+            }
+            drop(submission);
+            self.submit();
+        }
+    }
+
     #[inline]
     fn push(&mut self, entry: squeue::Entry) {
+        self.push_unsubmitted(entry);
+        if self.unsubmitted >= SUBMIT_EVERY {
+            self.submit();
+        }
+    }
+
+    #[inline]
+    fn push_unsubmitted(&mut self, entry: squeue::Entry) {
         // SAFETY: what the entry points to lives in its operation's slot, or in `wake_value`, until its
         // completion has been reaped.
         while unsafe { self.ring.submission().push(&entry) }.is_err() {
             self.submit();
         }
         self.unsubmitted += 1;
-        if self.unsubmitted >= SUBMIT_EVERY {
-            self.submit();
-        }
     }
 
     pub(crate) fn submit_now(&mut self) {
@@ -308,6 +342,14 @@ macro_rules! with_fd {
     };
 }
 
+/// Returns the first entry of a [`Operation::ReceiveMessage`]: waits until the device has a message. Of all that wait, a
+/// message wakes one.
+fn poll_for(file: &Rc<Descriptor>) -> squeue::Entry {
+    let events = (libc::EPOLLIN | libc::EPOLLEXCLUSIVE) as u32;
+    let entry = with_fd!(file, |fd| opcode::PollAdd::new(fd, events).build());
+    entry.flags(squeue::Flags::IO_LINK | squeue::Flags::SKIP_SUCCESS)
+}
+
 /// Returns the entry for an operation, or its result if it is done at once.
 fn entry_for(operation: &mut Operation, memory: &mut KernelMemory) -> Result<squeue::Entry, i32> {
     const HERE: Fd = Fd(libc::AT_FDCWD);
@@ -403,6 +445,17 @@ fn entry_for(operation: &mut Operation, memory: &mut KernelMemory) -> Result<squ
         }
         Operation::Shutdown { socket, how } => {
             with_fd!(socket, |fd| opcode::Shutdown::new(fd, *how).build())
+        }
+        // Never the forms for registered buffers: /dev/fuse refuses those.
+        Operation::ReceiveMessage { file, head, body } => {
+            memory.point_at_spare([head, body]);
+            let (vectors, count) = (memory.vectors.as_ptr(), memory.vectors.len() as u32);
+            with_fd!(file, |fd| opcode::Readv::new(fd, vectors, count).build())
+        }
+        Operation::SendMessage { file, payload } => {
+            memory.point_at(payload, 0);
+            let (vectors, count) = (memory.vectors.as_ptr(), memory.vectors.len() as u32);
+            with_fd!(file, |fd| opcode::Writev::new(fd, vectors, count).build())
         }
     })
 }

@@ -16,13 +16,14 @@
 //! ([`request`](super::request), `work`).
 
 use super::budget::{Budget, Share};
-use super::export::{Export, Tally};
-use super::in_flight::{InFlight, SLOTS};
 use super::negotiation::{Agreement, ExportDescription, Negotiation, Progress};
 use super::protocol::{ErrorNumber, REQUEST_BYTES, Request, greeting};
 use super::replies::Replies;
-use super::request::{Intake, LARGE_WRITE, Operation, Session, Step};
-use super::work::{Ended, MOST_STATUS_BYTES, Target, Work};
+use super::request::{Command, Intake, LARGE_WRITE, Session, Step};
+use super::work::{self, Ended, MOST_STATUS_BYTES, Work};
+use crate::served::export::{Export, Tally};
+use crate::served::in_flight::{InFlight, SLOTS};
+use crate::served::work::{Operation, Target};
 use block::{Buffer, Call, Data, Device, Durability, Error, Payload, Result};
 use runtime::Instant;
 use runtime::net::{SendStep, SendWatch, Stream};
@@ -395,7 +396,7 @@ impl<'c> Connection<'c> {
                 structured: agreement.structured,
                 allocation_context: agreement.allocation_context,
             },
-            target: Target { device, gate: &export.gate, shard, block_shift: geometry.block_size.shift() },
+            target: export.target(device, shard),
             intake: Intake::default(),
             received: Some(received),
             receiving: None,
@@ -482,7 +483,7 @@ impl<'c> Connection<'c> {
             Some((request, durability)) if buffer.missing() == 0 => {
                 self.large = None;
                 self.watch.arriving.begin(0);
-                self.begin(request, Operation::Write(durability), Some(buffer));
+                self.begin(request, write(durability), Some(buffer));
             }
             Some(_) => self.large_buffer = Some(buffer),
         }
@@ -571,15 +572,15 @@ impl<'c> Connection<'c> {
                         break;
                     }
                 }
-                Step::Start(request, operation) => {
-                    self.open(&request, operation);
+                Step::Start(request, command) => {
+                    self.open(&request, command);
                     let begin = received.used - step.consumed() + REQUEST_BYTES;
                     let payload = &received.buffer.filled()[begin..received.used];
                     let payload = (!payload.is_empty()).then(|| Buffer::copy_of(payload));
-                    self.begin(request, operation, payload);
+                    self.begin(request, command, payload);
                 }
                 Step::StartLarge(request, durability) => {
-                    self.open(&request, Operation::Write(durability));
+                    self.open(&request, write(durability));
                     let here = received.rest().len().min(request.length as usize);
                     let mut buffer = Buffer::new(request.length as usize);
                     buffer.append(&received.rest()[..here]);
@@ -589,7 +590,7 @@ impl<'c> Connection<'c> {
                         (self.large, self.large_buffer) = (Some((request, durability)), Some(buffer));
                         break;
                     }
-                    self.begin(request, Operation::Write(durability), Some(buffer));
+                    self.begin(request, write(durability), Some(buffer));
                 }
             }
         }
@@ -601,8 +602,8 @@ impl<'c> Connection<'c> {
     #[inline]
     fn admits(&mut self, step: &Step, context: &Context<'_>) -> bool {
         let bytes = match step {
-            Step::Start(request, operation) => self.cost(request, *operation),
-            Step::StartLarge(request, durability) => self.cost(request, Operation::Write(*durability)),
+            Step::Start(request, command) => self.cost(request, *command),
+            Step::StartLarge(request, durability) => self.cost(request, write(*durability)),
             Step::Refuse(..) => 0,
             Step::Wait | Step::Skip(_) | Step::Disconnect => return true,
         };
@@ -611,13 +612,13 @@ impl<'c> Connection<'c> {
         admitted && self.share.cover(all, context)
     }
 
-    fn cost(&self, request: &Request, operation: Operation) -> u64 {
-        cost(request, operation, self.target.block_shift)
+    fn cost(&self, request: &Request, command: Command) -> u64 {
+        cost(request, command, self.target.block_shift)
     }
 
-    fn open(&mut self, request: &Request, operation: Operation) {
+    fn open(&mut self, request: &Request, command: Command) {
         self.open_requests += 1;
-        self.open_bytes += self.cost(request, operation);
+        self.open_bytes += self.cost(request, command);
         self.gathering.count();
     }
 
@@ -630,13 +631,13 @@ impl<'c> Connection<'c> {
 
     /// Carries out an open request.
     #[inline]
-    fn begin(&mut self, request: Request, operation: Operation, payload: Option<Buffer>) {
-        if request.length == 0 && operation != Operation::Flush {
+    fn begin(&mut self, request: Request, command: Command, payload: Option<Buffer>) {
+        if request.length == 0 && command != Command::Device(Operation::Flush) {
             let outcome = Ok(None);
-            let ended = Ended { request, operation, outcome };
+            let ended = Ended { request, command, outcome };
             return answer(&mut self.replies, &mut self.tally, self.target.block_shift, ended);
         }
-        let work = self.target.begin(request, operation, payload);
+        let work = work::begin(self.target, request, command, payload);
         if let Some(ended) = self.in_flight.start(work) {
             answer(&mut self.replies, &mut self.tally, self.target.block_shift, ended);
         }
@@ -680,41 +681,32 @@ impl<'c> Connection<'c> {
     }
 }
 
+/// Command of a write.
+fn write(durability: Durability) -> Command {
+    Command::Device(Operation::Write(durability))
+}
+
 /// Bytes that a request counts for: the blocks that a read or write touches, the longest reply to a block status.
 #[inline]
-fn cost(request: &Request, operation: Operation, block_shift: u32) -> u64 {
-    match operation {
-        Operation::Read | Operation::Write(_) => {
-            let end = (request.offset + u64::from(request.length)).div_ceil(1 << block_shift);
-            (end - (request.offset >> block_shift)) << block_shift
-        }
-        Operation::BlockStatus { .. } => MOST_STATUS_BYTES,
-        Operation::Flush | Operation::Trim(_) | Operation::WriteZeroes(..) => 0,
+fn cost(request: &Request, command: Command, block_shift: u32) -> u64 {
+    match command {
+        Command::Device(Operation::Read | Operation::Write(_)) => request.range().block_bytes(block_shift),
+        Command::BlockStatus { .. } => MOST_STATUS_BYTES,
+        Command::Device(_) => 0,
     }
 }
 
 /// Appends the reply to a request that has ended, and counts it.
 #[inline]
 fn answer(replies: &mut Replies, tally: &mut Tally, block_shift: u32, ended: Ended) {
-    let Ended { request, operation, outcome } = ended;
-    let bytes = u64::from(request.length);
-    match operation {
-        Operation::Read => (tally.reads, tally.read_bytes) = (tally.reads + 1, tally.read_bytes + bytes),
-        Operation::Write(_) => {
-            (tally.writes, tally.written_bytes) = (tally.writes + 1, tally.written_bytes + bytes)
-        }
-        Operation::Flush => tally.flushes += 1,
-        Operation::Trim(_) => {
-            (tally.trims, tally.trimmed_bytes) = (tally.trims + 1, tally.trimmed_bytes + bytes)
-        }
-        Operation::WriteZeroes(..) => {
-            (tally.write_zeroes, tally.zeroed_bytes) = (tally.write_zeroes + 1, tally.zeroed_bytes + bytes);
-        }
-        Operation::BlockStatus { .. } => tally.block_statuses += 1,
+    let Ended { request, command, outcome } = ended;
+    match command {
+        Command::Device(operation) => tally.count(operation, u64::from(request.length)),
+        Command::BlockStatus { .. } => tally.block_statuses += 1,
     }
-    replies.bytes += cost(&request, operation, block_shift);
-    match (outcome, operation) {
-        (Ok(Some(data)), Operation::BlockStatus { .. }) => replies.block_status(&request, data),
+    replies.bytes += cost(&request, command, block_shift);
+    match (outcome, command) {
+        (Ok(Some(data)), Command::BlockStatus { .. }) => replies.block_status(&request, data),
         (Ok(Some(data)), _) => replies.data(&request, data),
         (Ok(None), _) => replies.done(&request),
         (Err(error), _) => {

@@ -3,10 +3,10 @@
 //! All of them are sent in one vectored send, and no byte of data is copied. The connection bounds their number, to at
 //! most [`SLOTS`].
 
-use super::in_flight::SLOTS;
 use super::protocol::{
     CHUNK_BYTES, ErrorNumber, REPLY_FLAG_DONE, Request, chunk, chunk_type, data_chunk, simple_reply,
 };
+use crate::served::in_flight::SLOTS;
 use block::{Buffer, Data, Payload};
 
 /// Limit of the bytes of an error's text that are sent.

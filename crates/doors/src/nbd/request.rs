@@ -6,6 +6,7 @@
 //! The connection carries requests out.
 
 use super::protocol::{ErrorNumber, MAXIMUM_PAYLOAD, REQUEST_BYTES, Request, command, command_flag};
+use crate::served::work::Operation;
 use block::{Durability, Error, Result, ZeroMode};
 
 /// Length from which a write is received into a buffer of its own, in bytes.
@@ -24,19 +25,11 @@ pub struct Session {
     pub allocation_context: bool,
 }
 
-/// A valid request.
+/// Command of a valid request.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Operation {
-    /// Read `length` bytes.
-    Read,
-    /// Write the payload.
-    Write(Durability),
-    /// Make acknowledged writes durable.
-    Flush,
-    /// Deallocate the bytes.
-    Trim(Durability),
-    /// Make the bytes read as zeros.
-    WriteZeroes(ZeroMode, Durability),
+pub enum Command {
+    /// An operation on the device; for a write, the payload follows.
+    Device(Operation),
     /// Describe the extents, or only the first one.
     BlockStatus {
         /// Whether only the first extent is described.
@@ -63,7 +56,7 @@ pub enum Step {
     /// Discard this many bytes.
     Skip(usize),
     /// Carry this out; for a write, the `length` bytes after the header are its payload and have all arrived.
-    Start(Request, Operation),
+    Start(Request, Command),
     /// Carry this write out once its payload is complete; it begins after the header and goes into a buffer of its own.
     StartLarge(Request, Durability),
     /// Take the header, answer with an error; later steps skip the payload.
@@ -78,7 +71,9 @@ impl Step {
         match self {
             Step::Wait | Step::Disconnect => 0,
             Step::Skip(count) => *count,
-            Step::Start(request, Operation::Write(_)) => REQUEST_BYTES + request.length as usize,
+            Step::Start(request, Command::Device(Operation::Write(_))) => {
+                REQUEST_BYTES + request.length as usize
+            }
             Step::Start(..) | Step::StartLarge(..) | Step::Refuse(..) => REQUEST_BYTES,
         }
     }
@@ -114,13 +109,15 @@ impl Intake {
             return Ok(Step::Disconnect);
         }
         match examine(&request, session) {
-            Ok(Operation::Write(durability)) if request.length >= LARGE_WRITE => {
+            Ok(Command::Device(Operation::Write(durability))) if request.length >= LARGE_WRITE => {
                 Ok(Step::StartLarge(request, durability))
             }
-            Ok(Operation::Write(_)) if bytes.len() < REQUEST_BYTES + request.length as usize => {
+            Ok(Command::Device(Operation::Write(_)))
+                if bytes.len() < REQUEST_BYTES + request.length as usize =>
+            {
                 Ok(Step::Wait)
             }
-            Ok(operation) => Ok(Step::Start(request, operation)),
+            Ok(command) => Ok(Step::Start(request, command)),
             Err(refusal) => Ok(Step::Refuse(request, refusal)),
         }
     }
@@ -145,7 +142,7 @@ impl Intake {
 
 /// Checks a request against its export, by the sections of the specification on commands, flags and errors.
 #[inline]
-pub fn examine(request: &Request, session: &Session) -> Result<Operation, Refusal> {
+pub fn examine(request: &Request, session: &Session) -> Result<Command, Refusal> {
     let refused = |number, words| Err(Refusal { number, words, ends_session: false });
     // FUA is offered, and then it is valid with every command.
     let flags = request.flags & !command_flag::FUA;
@@ -153,22 +150,23 @@ pub fn examine(request: &Request, session: &Session) -> Result<Operation, Refusa
         0 => Durability::Visible,
         _ => Durability::Durable,
     };
-    let (operation, allowed_flags) = match request.command {
-        command::READ if session.structured => (Operation::Read, command_flag::DF),
-        command::READ => (Operation::Read, 0),
-        command::WRITE => (Operation::Write(durability), 0),
-        command::FLUSH => (Operation::Flush, 0),
-        command::TRIM => (Operation::Trim(durability), 0),
+    let device = Command::Device;
+    let (command, allowed_flags) = match request.command {
+        command::READ if session.structured => (device(Operation::Read), command_flag::DF),
+        command::READ => (device(Operation::Read), 0),
+        command::WRITE => (device(Operation::Write(durability)), 0),
+        command::FLUSH => (device(Operation::Flush), 0),
+        command::TRIM => (device(Operation::Trim(durability)), 0),
         command::WRITE_ZEROES => {
             let mode = match flags & command_flag::NO_HOLE {
                 0 => ZeroMode::MayDeallocate,
                 _ => ZeroMode::KeepAllocated,
             };
-            (Operation::WriteZeroes(mode, durability), command_flag::NO_HOLE)
+            (device(Operation::WriteZeroes(mode, durability)), command_flag::NO_HOLE)
         }
         command::BLOCK_STATUS => {
             let only_one = flags & command_flag::REQ_ONE != 0;
-            (Operation::BlockStatus { only_one }, command_flag::REQ_ONE)
+            (Command::BlockStatus { only_one }, command_flag::REQ_ONE)
         }
         command::CACHE => return refused(ErrorNumber::Invalid, "the command is not offered"),
         _ => {
@@ -179,35 +177,35 @@ pub fn examine(request: &Request, session: &Session) -> Result<Operation, Refusa
     if flags & !allowed_flags != 0 {
         return refused(ErrorNumber::Invalid, "a flag is unknown, or not for this command");
     }
-    let writes = matches!(operation, Operation::Write(_) | Operation::Trim(_) | Operation::WriteZeroes(..));
-    if writes && session.read_only {
+    let changes = matches!(command, Command::Device(operation) if operation.changes());
+    if changes && session.read_only {
         return refused(ErrorNumber::NotPermitted, "the export is read-only");
     }
     let end = request.offset.checked_add(u64::from(request.length));
     if end.is_none_or(|end| end > session.size) {
-        return match operation {
-            Operation::Write(_) | Operation::WriteZeroes(..) => {
+        return match command {
+            Command::Device(Operation::Write(_) | Operation::WriteZeroes(..)) => {
                 refused(ErrorNumber::NoSpace, "the request ends after the end of the export")
             }
             _ => refused(ErrorNumber::Invalid, "the request ends after the end of the export"),
         };
     }
-    match operation {
-        Operation::Read if request.length > MAXIMUM_PAYLOAD => {
+    match command {
+        Command::Device(Operation::Read) if request.length > MAXIMUM_PAYLOAD => {
             let structured = session.structured;
             let number = if structured { ErrorNumber::Overflow } else { ErrorNumber::Invalid };
             refused(number, "the read is larger than the largest payload")
         }
-        Operation::Flush if request.offset != 0 || request.length != 0 => {
+        Command::Device(Operation::Flush) if request.offset != 0 || request.length != 0 => {
             refused(ErrorNumber::Invalid, "a flush has neither offset nor length")
         }
-        Operation::BlockStatus { .. } if !session.allocation_context => {
+        Command::BlockStatus { .. } if !session.allocation_context => {
             refused(ErrorNumber::Invalid, "no metadata context was selected for this export")
         }
-        Operation::BlockStatus { .. } if request.length == 0 => {
+        Command::BlockStatus { .. } if request.length == 0 => {
             refused(ErrorNumber::Invalid, "a block status needs a length")
         }
-        _ => Ok(operation),
+        _ => Ok(command),
     }
 }
 
@@ -229,31 +227,35 @@ mod tests {
     fn requests_are_judged_as_the_document_says() {
         use ErrorNumber::{Invalid, NoSpace, NotPermitted, Overflow};
         let durable = Durability::Durable;
-        let cases: &[(Session, Request, Result<Operation, ErrorNumber>)] = &[
-            (SESSION, request(0, 0, 0, 1 << 20), Ok(Operation::Read)),
+        let cases: &[(Session, Request, Result<Command, ErrorNumber>)] = &[
+            (SESSION, request(0, 0, 0, 1 << 20), Ok(Command::Device(Operation::Read))),
             (SESSION, request(0, 0, 1, 1 << 20), Err(Invalid)),
             (SESSION, request(0, 0, u64::MAX, 1), Err(Invalid)),
-            (SESSION, request(0, 4, 0, 512), Ok(Operation::Read)),
+            (SESSION, request(0, 4, 0, 512), Ok(Command::Device(Operation::Read))),
             (SIMPLE, request(0, 4, 0, 512), Err(Invalid)),
             (SIMPLE, request(0, 0, 0, MAXIMUM_PAYLOAD + 1), Err(Invalid)),
             (Session { size: 1 << 40, ..SESSION }, request(0, 0, 0, MAXIMUM_PAYLOAD + 1), Err(Overflow)),
-            (SESSION, request(0, 1, 0, 1), Ok(Operation::Read)),
-            (SESSION, request(1, 1, 0, 1), Ok(Operation::Write(durable))),
+            (SESSION, request(0, 1, 0, 1), Ok(Command::Device(Operation::Read))),
+            (SESSION, request(1, 1, 0, 1), Ok(Command::Device(Operation::Write(durable)))),
             (SESSION, request(1, 0, 1 << 20, 1), Err(NoSpace)),
             (SESSION, request(1, 1 << 5, 0, 1), Err(Invalid)),
             (SIMPLE, request(1, 0, 0, 1), Err(NotPermitted)),
             (SIMPLE, request(4, 0, 0, 1), Err(NotPermitted)),
             (SIMPLE, request(6, 0, 0, 1), Err(NotPermitted)),
-            (SESSION, request(3, 0, 0, 0), Ok(Operation::Flush)),
+            (SESSION, request(3, 0, 0, 0), Ok(Command::Device(Operation::Flush))),
             (SESSION, request(3, 0, 0, 1), Err(Invalid)),
-            (SESSION, request(4, 1, 0, 1), Ok(Operation::Trim(durable))),
+            (SESSION, request(4, 1, 0, 1), Ok(Command::Device(Operation::Trim(durable)))),
             (SESSION, request(4, 2, 0, 1), Err(Invalid)),
             (SESSION, request(4, 0, 1 << 20, 1), Err(Invalid)),
             (SESSION, request(5, 0, 0, 1), Err(Invalid)),
-            (SESSION, request(6, 3, 0, 1), Ok(Operation::WriteZeroes(ZeroMode::KeepAllocated, durable))),
+            (
+                SESSION,
+                request(6, 3, 0, 1),
+                Ok(Command::Device(Operation::WriteZeroes(ZeroMode::KeepAllocated, durable))),
+            ),
             (SESSION, request(6, 16, 0, 1), Err(Invalid)),
             (SESSION, request(6, 0, 0, u32::MAX), Err(NoSpace)),
-            (SESSION, request(7, 8, 0, 1), Ok(Operation::BlockStatus { only_one: true })),
+            (SESSION, request(7, 8, 0, 1), Ok(Command::BlockStatus { only_one: true })),
             (SESSION, request(7, 0, 1 << 20, 1), Err(Invalid)),
             (SESSION, request(7, 0, 0, 0), Err(Invalid)),
             (SIMPLE, request(7, 0, 0, 1), Err(Invalid)),
@@ -282,7 +284,7 @@ mod tests {
         }
         assert!(matches!(steps[0], Step::Refuse(_, Refusal { number: ErrorNumber::NoSpace, .. })));
         assert_eq!(steps[1..3], [Step::Skip(400), Step::Skip(200)]);
-        assert!(matches!(steps[3], Step::Start(_, Operation::Flush)));
+        assert!(matches!(steps[3], Step::Start(_, Command::Device(Operation::Flush))));
     }
 
     #[test]
@@ -294,7 +296,7 @@ mod tests {
             bytes.push(byte);
         }
         let step = intake.next(&bytes, &SESSION).expect("valid");
-        assert!(matches!(step, Step::Start(_, Operation::Write(_))));
+        assert!(matches!(step, Step::Start(_, Command::Device(Operation::Write(_)))));
         assert_eq!(step.consumed(), 32);
         let large = request(1, 0, 0, LARGE_WRITE).encode();
         assert!(matches!(intake.next(&large, &SESSION), Ok(Step::StartLarge(..))));

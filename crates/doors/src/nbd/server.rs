@@ -14,9 +14,10 @@
 
 use super::budget::Budget;
 use super::connection::{End, Watch, serve};
-use super::export::Export;
 use super::negotiation::ExportDescription;
 use super::protocol::LONGEST_STRING;
+use crate::served::export::Export;
+use crate::served::per_shard::PerShard;
 use block::{Device, DevicePart, Error, Result, Status};
 use runtime::ShardIndex;
 use runtime::net::{Address, Listener, RemoteStream, Shutdown, Stream};
@@ -79,8 +80,6 @@ struct Running {
 }
 
 struct Shared {
-    /// Identifies the server among those of a shard.
-    id: u64,
     address: Address,
     max_connections: usize,
     descriptions: Vec<ExportDescription>,
@@ -92,6 +91,7 @@ struct Shared {
     connections: AtomicUsize,
     refused: AtomicU64,
     cut_off: AtomicU64,
+    parts: PerShard<ShardPart>,
 }
 
 /// State of a server on one shard.
@@ -106,23 +106,12 @@ struct ShardPart {
     watching: Cell<bool>,
 }
 
-thread_local! {
-    /// By server and shard: under simulation all shards share a thread.
-    static PARTS: RefCell<BTreeMap<(u64, usize), Rc<ShardPart>>> = const { RefCell::new(BTreeMap::new()) };
-}
-
-fn part_of(id: u64) -> Option<Rc<ShardPart>> {
-    let shard = runtime::current_shard().0;
-    PARTS.with(|parts| parts.borrow().get(&(id, shard)).cloned())
-}
-
 impl Server {
     /// Checks the configuration; opens nothing.
     ///
     /// # Errors
     /// [`Error::Invalid`] without an export, or for a name that is invalid or used twice.
     pub fn new(config: ServerConfig) -> Result<Server> {
-        static SERVERS: AtomicU64 = AtomicU64::new(0);
         if config.exports.is_empty() {
             return Err(Error::invalid("an NBD server without exports: expected at least one device"));
         }
@@ -152,7 +141,6 @@ impl Server {
             });
         }
         let shared = Shared {
-            id: SERVERS.fetch_add(1, Ordering::Relaxed),
             address: config.address,
             max_connections: config.max_connections,
             descriptions,
@@ -163,6 +151,7 @@ impl Server {
             connections: AtomicUsize::new(0),
             refused: AtomicU64::new(0),
             cut_off: AtomicU64::new(0),
+            parts: PerShard::new(),
         };
         Ok(Server { shared: Arc::new(shared), running: Mutex::new(None) })
     }
@@ -182,14 +171,8 @@ impl Server {
             return Err(Error::busy(format!("the server on {} is running already", self.shared.address)));
         }
         self.shared.exports.get_or_init(|| self.shared.make_exports(runtime::shard_count()));
-        for shard in 0..runtime::shard_count() {
-            let shared = self.shared.clone();
-            let opened = runtime::spawn_on(ShardIndex(shard), move || open_part(shared)).await;
-            if let Err(error) = opened.and_then(|opened| opened) {
-                self.close_parts().await;
-                return Err(error);
-            }
-        }
+        let shared = self.shared.clone();
+        self.shared.parts.open(move || open_part(shared.clone())).await?;
         let stop = StopSource::new();
         let closed = StopSource::new();
         let close_failure = Arc::new(OnceLock::new());
@@ -214,7 +197,7 @@ impl Server {
                 Ok(())
             }
             Err(error) => {
-                self.close_parts().await;
+                self.shared.parts.close(close_part).await;
                 Err(error)
             }
         }
@@ -228,20 +211,8 @@ impl Server {
         let Some(running) = self.running().take() else { return Ok(()) };
         running.stop.stop();
         running.closed.stopped().await;
-        self.close_parts().await;
+        self.shared.parts.close(close_part).await;
         running.close_failure.get().map_or(Ok(()), |error| Err(error.clone()))
-    }
-
-    async fn close_parts(&self) {
-        let closing = (0..runtime::shard_count()).map(|shard| {
-            let id = self.shared.id;
-            runtime::spawn_on(ShardIndex(shard), move || close_part(id))
-        });
-        for closed in runtime::join_all(closing.collect::<Vec<_>>()).await {
-            if let Err(error) = closed {
-                tracing::warn!("closing the connections of a shard: {error}");
-            }
-        }
     }
 
     /// Address of the server; while it is running, with the actual port.
@@ -289,43 +260,37 @@ impl Shared {
 }
 
 /// Opens every export's device on this shard.
-async fn open_part(shared: Arc<Shared>) -> Result<()> {
+async fn open_part(shared: Arc<Shared>) -> Result<ShardPart> {
     let mut devices = Vec::new();
     for (device, description) in shared.devices.iter().zip(&shared.descriptions) {
         let opened = device.open().await;
         devices
             .push(opened.map_err(|error| error.in_context(format_args!("export \"{}\"", description.name)))?);
     }
-    let key = (shared.id, runtime::current_shard().0);
-    let part = ShardPart {
+    Ok(ShardPart {
         shared,
         devices: RefCell::new(devices),
         connections: RefCell::default(),
         next_connection: Cell::new(0),
         ended: Notify::new(),
         watching: Cell::new(false),
-    };
-    PARTS.with(|parts| parts.borrow_mut().insert(key, Rc::new(part)));
-    Ok(())
+    })
 }
 
 /// Ends the connections of this shard and drops its handles.
-async fn close_part(id: u64) {
-    let Some(part) = part_of(id) else { return };
+async fn close_part(part: &ShardPart) {
     let watches = |part: &ShardPart| part.connections.borrow().values().cloned().collect::<Vec<_>>();
-    for watch in watches(&part) {
+    for watch in watches(part) {
         watch.stop();
         // It may be closed already.
         let _ = watch.stream.shutdown(Shutdown::Read).await;
     }
     if runtime::timeout(STOP_LIMIT, part.all_ended()).await.is_err() {
-        for watch in watches(&part) {
+        for watch in watches(part) {
             let _ = watch.stream.shutdown(Shutdown::Both).await;
         }
         part.all_ended().await;
     }
-    let key = (id, runtime::current_shard().0);
-    PARTS.with(|parts| parts.borrow_mut().remove(&key));
     // The watch over the deadlines looks at the part once more before it ends. The devices below may be closed by then.
     drop(part.devices.take());
 }
@@ -406,7 +371,7 @@ impl Drop for Place {
 
 /// Serves a connection on its shard; it is in the shard's list until it ends.
 async fn run_connection(remote: RemoteStream, place: Place) {
-    let Some(part) = part_of(place.0.id) else { return };
+    let Some(part) = place.0.parts.here() else { return };
     let number = part.next_connection.get();
     part.next_connection.set(number + 1);
     let watch = Rc::new(Watch::new(remote.into_stream()));

@@ -1,5 +1,7 @@
-//! The NBD door over real sockets: its own client, clients that speak bytes, and hostile ones.
+//! The doors: NBD over real sockets, with its own client, clients that speak bytes, and hostile ones; FUSE against the kernel.
 
+mod fuse;
+mod fuse_support;
 mod hostile;
 mod kinds;
 mod lifecycle;

@@ -29,7 +29,7 @@
 //! The range lock is shared by all shards. Its mutex is taken by exclusive writes, and by others only while one of these is
 //! announced; it is held for as long as one request or release takes.
 //!
-//! Not covered: writes that reach the device in another way than through an NBD server of this process.
+//! Not covered: writes that reach the device in another way than through a door of this process.
 
 use block::BlockRange;
 use runtime::range_lock::{SharedRangeGuard, SharedRangeLock};

@@ -1,0 +1,208 @@
+//! The FUSE door as a part of a stack.
+//!
+//! # Promises
+//! - The mount point is a regular file. One that doesn't exist is created, and removed at the stop.
+//! - A mount that a killed server left is replaced; any other mount at the path stays and is an error.
+//! - [`FuseDoor::stop`] unmounts. While the file is in use it tries again for [`STOP_LIMIT`]; then the users get I/O errors, the
+//!   mount is removed lazily, and the stop returns an error that says so.
+
+use super::file::{DeviceFile, FilePart};
+use block::{Call, DevicePart, Error, Part, Result, Status};
+use fuse::session::REQUESTS;
+use fuse::{MountOptions, Session};
+use serde_json::json;
+use stack::{Arguments, Built, Contract, Door, Key, Kind, Shape, ValueKind};
+use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
+use std::path::{Path, PathBuf};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+
+/// Time limit for the users of the file to close it when the door stops.
+pub const STOP_LIMIT: Duration = Duration::from_secs(10);
+
+/// Configuration of a door.
+pub struct FuseConfig {
+    /// Device to serve.
+    pub device: Arc<dyn DevicePart>,
+    /// Mount point.
+    pub path: PathBuf,
+    /// Whether writes are refused even if the device accepts them.
+    pub read_only: bool,
+    /// Whether users other than the server's may open the file, as its permissions allow.
+    pub allow_other: bool,
+    /// Time limit for the users of the file to close it at the stop.
+    pub stop_limit: Duration,
+}
+
+/// Door that serves a device as a file.
+pub struct FuseDoor {
+    config: FuseConfig,
+    running: Mutex<Option<Running>>,
+}
+
+#[derive(Clone)]
+struct Running {
+    session: Arc<Session>,
+    file: Arc<DeviceFile>,
+    /// Whether the mount point is to be removed at the end.
+    created: bool,
+}
+
+impl FuseDoor {
+    /// Returns a door that isn't open yet.
+    pub fn new(config: FuseConfig) -> FuseDoor {
+        FuseDoor { config, running: Mutex::new(None) }
+    }
+
+    fn running(&self) -> MutexGuard<'_, Option<Running>> {
+        // Nothing panics while the lock is held.
+        self.running.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    async fn mount(&self) -> Result<()> {
+        let config = &self.config;
+        if self.running().is_some() {
+            return Err(Error::busy(format!("{}: the door is open already", config.path.display())));
+        }
+        let path = config.path.clone();
+        let created = runtime::blocking(move || prepare(&path)).await?;
+        let file = Arc::new(DeviceFile::new(&config.device, config.read_only, runtime::shard_count()));
+        let options = MountOptions {
+            path: config.path.clone(),
+            source: "siltstone".to_owned(),
+            read_only: file.is_read_only(),
+            allow_other: config.allow_other,
+        };
+        match Session::mount(Arc::new(FilePart(file.clone())), options).await {
+            Ok(session) => {
+                *self.running() = Some(Running { session: Arc::new(session), file, created });
+                Ok(())
+            }
+            Err(error) => {
+                remove_mount_point(&config.path, created).await;
+                Err(error)
+            }
+        }
+    }
+
+    async fn unmount(&self) -> Result<()> {
+        let Some(running) = self.running().take() else { return Ok(()) };
+        let stopped = running.session.stop(self.config.stop_limit).await;
+        remove_mount_point(&self.config.path, running.created).await;
+        stopped
+    }
+}
+
+/// Creates the mount point if it doesn't exist and returns whether it did.
+fn prepare(path: &Path) -> Result<bool> {
+    let shown = path.display();
+    let creating = std::fs::OpenOptions::new().write(true).create_new(true).mode(0o600).open(path);
+    match creating {
+        Ok(_) => return Ok(true),
+        Err(error) if error.kind() == std::io::ErrorKind::AlreadyExists => {}
+        Err(error) => return Err(Error::from_io(&error, &format!("creating mount point {shown}"))),
+    }
+    let metadata = match std::fs::metadata(path) {
+        // Left by a killed server; mounting replaces it.
+        Err(error) if error.raw_os_error() == Some(libc::ENOTCONN) => return Ok(false),
+        other => other.map_err(|error| Error::from_io(&error, &format!("mount point {shown}")))?,
+    };
+    if !metadata.is_file() {
+        return Err(Error::invalid(format!(
+            "mount point {shown}: not a regular file; expected one, or none at all"
+        )));
+    }
+    let real = std::fs::canonicalize(path).unwrap_or_else(|_| path.to_owned());
+    let folder = real.parent().and_then(|folder| std::fs::metadata(folder).ok());
+    if folder.is_some_and(|folder| folder.dev() != metadata.dev()) {
+        return Err(Error::busy(format!(
+            "mount point {shown}: a file is mounted there already; expected none; stop its server or run: umount {shown}"
+        )));
+    }
+    Ok(false)
+}
+
+async fn remove_mount_point(path: &Path, created: bool) {
+    if created {
+        let path = path.to_owned();
+        let removed = runtime::blocking(move || match std::fs::metadata(&path) {
+            // Written to by another program in the meantime, or not ours: it stays.
+            Ok(metadata) if !metadata.is_file() || metadata.len() > 0 => Ok(()),
+            _ => std::fs::remove_file(&path),
+        });
+        if let Err(error) = removed.await {
+            tracing::warn!("removing the mount point: {error}");
+        }
+    }
+}
+
+impl Part for FuseDoor {
+    fn kind(&self) -> &'static str {
+        KIND.name
+    }
+
+    fn status(&self) -> Call<'_, Status> {
+        let mut status = Status::new();
+        status.insert("path".into(), json!(self.config.path));
+        let running = self.running().clone();
+        let state = match &running {
+            None => "closed".to_owned(),
+            Some(running) => running.session.outcome().map_or("mounted".to_owned(), ToString::to_string),
+        };
+        status.insert("state".into(), json!(state));
+        if let Some(running) = running {
+            status.insert("read_only".into(), json!(running.file.is_read_only()));
+            let mut counters = running.file.counters();
+            for of_other_doors in ["connections", "trims", "trimmed_bytes", "block_statuses"] {
+                counters.remove(of_other_doors);
+            }
+            status.extend(counters);
+        }
+        status.insert("max_requests_per_shard".into(), json!(REQUESTS));
+        Call::ready(status)
+    }
+}
+
+impl Door for FuseDoor {
+    fn start(&self) -> Call<'_, Result<()>> {
+        Call::new(self.mount())
+    }
+
+    fn stop(&self) -> Call<'_, Result<()>> {
+        Call::new(self.unmount())
+    }
+
+    fn addresses(&self) -> Vec<String> {
+        vec![self.config.path.display().to_string()]
+    }
+}
+
+/// Declaration of the kind.
+pub const KIND: Kind = Kind {
+    name: "fuse",
+    contract: Contract::Door,
+    summary: "serves a device as a file, through FUSE; with losetup as a block device",
+    keys: &[
+        Key::required("device", ValueKind::Device, "device to serve").positional(),
+        Key::required("path", ValueKind::Path, "path of the file").positional(),
+        Key::optional("read_only", ValueKind::Bool, "refuse writes").or("false"),
+        Key::optional("allow_other", ValueKind::Bool, "let other users open the file, as its mode allows")
+            .or("false"),
+    ],
+    messages: &[],
+    shareable: false,
+    example: "fuse(ram(size=64MiB), vol.img)",
+    plan: |_| Ok(Shape::default()),
+    build: |arguments| Call::new(async move { build(&arguments) }),
+};
+
+fn build(arguments: &Arguments) -> Result<Built> {
+    let config = FuseConfig {
+        device: arguments.device("device")?,
+        path: arguments.path("path")?,
+        read_only: arguments.boolean("read_only")?,
+        allow_other: arguments.boolean("allow_other")?,
+        stop_limit: STOP_LIMIT,
+    };
+    Ok(Built::Door(Arc::new(FuseDoor::new(config))))
+}

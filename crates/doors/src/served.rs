@@ -1,0 +1,15 @@
+//! What the doors have in common: devices that are served, whatever the protocol.
+//!
+//! - [`in_flight`]: the calls of many requests, driven by one task.
+//! - [`work`]: execution of an operation on bytes of a device, partial blocks included.
+//! - [`write_gate`]: protection of writes of partial blocks against lost updates.
+//! - [`export`]: a device that is served, with its gate and its counters.
+//! - [`per_shard`]: a server's state on each shard, such as open devices.
+//!
+//! Left to the doors: their protocols, the checks of a request against its export, and the bounds of memory.
+
+pub mod export;
+pub mod in_flight;
+pub mod per_shard;
+pub mod work;
+pub mod write_gate;

@@ -1,0 +1,204 @@
+//! Mounting and unmounting: by mount(2) with privileges, else by the program `fusermount3`.
+//!
+//! # Promises
+//! - The type of the mount point (regular file or directory) is the type of the root node.
+//! - A mount whose server is gone (ENOTCONN) and that isn't in use is replaced; any other mount stays below the new one.
+//! - [`Mount::unmount`] is never lazy; [`Mount::detach`] is.
+//!
+//! Calls that may wait for the file system run on threads of their own, so that the shards go on serving it.
+
+use block::{Error, Result};
+use rustix::mount::{MountFlags, UnmountFlags};
+use rustix::net::{AddressFamily, RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, SocketFlags, SocketType};
+use std::ffi::CString;
+use std::io::IoSliceMut;
+use std::os::fd::{AsRawFd, OwnedFd};
+use std::os::unix::fs::MetadataExt;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
+
+/// The kernel's device.
+pub const DEVICE: &str = "/dev/fuse";
+/// Program that mounts for users without privileges.
+const HELPER: &str = "fusermount3";
+
+/// Where and how to mount.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct MountOptions {
+    /// Mount point: an existing directory or regular file.
+    pub path: PathBuf,
+    /// Name in the first column of `/proc/mounts`.
+    pub source: String,
+    /// Refuse writes.
+    pub read_only: bool,
+    /// Let users other than the mounting one use the file system, as its permissions allow.
+    pub allow_other: bool,
+}
+
+/// A mounted file system.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Mount {
+    path: PathBuf,
+}
+
+fn failed(error: rustix::io::Errno, doing: impl std::fmt::Display) -> Error {
+    Error::from_io(&error.into(), &doing.to_string())
+}
+
+impl Mount {
+    /// The file system that is mounted at this path, for [`Session::adopt`](crate::Session::adopt).
+    pub fn existing(path: PathBuf) -> Mount {
+        Mount { path }
+    }
+
+    /// Mount point, without symbolic links.
+    pub fn path(&self) -> &Path {
+        &self.path
+    }
+
+    /// Mounts, and returns the device that the kernel sends requests to. The first one is INIT.
+    ///
+    /// # Errors
+    /// [`Error::NotFound`] without the mount point or the device, [`Error::PermissionDenied`] without privileges and
+    /// `fusermount3`, those of the kernel.
+    pub async fn mount(options: MountOptions) -> Result<(Mount, OwnedFd)> {
+        runtime::blocking(move || mount(&options)).await
+    }
+
+    /// Unmounts.
+    ///
+    /// # Errors
+    /// [`Error::Busy`] while files are open or the mount point is used otherwise; [`Error::NotFound`] if nothing is
+    /// mounted there.
+    pub async fn unmount(&self) -> Result<()> {
+        let path = self.path.clone();
+        runtime::blocking(move || unmount(&path, false)).await
+    }
+
+    /// Removes the mount point and leaves the rest to the kernel, as soon as the last user closes its files (MNT_DETACH).
+    ///
+    /// # Errors
+    /// [`Error::NotFound`] if nothing is mounted there.
+    pub async fn detach(&self) -> Result<()> {
+        let path = self.path.clone();
+        runtime::blocking(move || unmount(&path, true)).await
+    }
+}
+
+fn mount(options: &MountOptions) -> Result<(Mount, OwnedFd)> {
+    let given = options.path.display();
+    let looking = |error: std::io::Error| Error::from_io(&error, &format!("mount point {given}"));
+    let metadata = match std::fs::metadata(&options.path) {
+        Err(error) if error.raw_os_error() == Some(libc::ENOTCONN) => {
+            unmount(&options.path, false)
+                .map_err(|error| error.in_context(format_args!("the server of {given} is gone")))?;
+            tracing::info!("{given}: unmounted, its server was gone");
+            std::fs::metadata(&options.path).map_err(looking)?
+        }
+        other => other.map_err(looking)?,
+    };
+    if !metadata.is_file() && !metadata.is_dir() {
+        return Err(Error::invalid(format!(
+            "mount point {given}: neither a regular file nor a directory; expected one of them"
+        )));
+    }
+    let path = std::fs::canonicalize(&options.path).map_err(looking)?;
+    match mount_directly(options, &path, metadata.mode()) {
+        Err(Error::PermissionDenied(_) | Error::Os(libc::EPERM, _)) => {
+            let device = mount_by_helper(options, &path)?;
+            Ok((Mount { path }, device))
+        }
+        other => other.map(|device| (Mount { path }, device)),
+    }
+}
+
+fn mount_directly(options: &MountOptions, path: &Path, mode: u32) -> Result<OwnedFd> {
+    let device = runtime::message_device::open(Path::new(DEVICE)).map_err(|error| match error {
+        Error::NotFound(_) | Error::Os(libc::ENODEV | libc::ENXIO, _) => {
+            Error::not_found(format!("{DEVICE}: not there; expected the kernel's FUSE module; run: modprobe fuse"))
+        }
+        other => other,
+    })?;
+    let (user, group) = (rustix::process::getuid().as_raw(), rustix::process::getgid().as_raw());
+    let mut data = format!(
+        "fd={},rootmode={:o},user_id={user},group_id={group},default_permissions",
+        device.as_raw_fd(),
+        mode & libc::S_IFMT
+    );
+    if options.allow_other {
+        data.push_str(",allow_other");
+    }
+    let data = CString::new(data).map_err(|_| Error::invalid("mount options: with a NUL"))?;
+    let mut flags = MountFlags::NOSUID | MountFlags::NODEV;
+    flags.set(MountFlags::RDONLY, options.read_only);
+    rustix::mount::mount(options.source.as_str(), path, "fuse.siltstone", flags, data.as_c_str())
+        .map_err(|error| failed(error, format_args!("mounting {}", path.display())))?;
+    Ok(device)
+}
+
+/// Mounts by `fusermount3`, which sends the open device over the socket that its environment names.
+fn mount_by_helper(options: &MountOptions, path: &Path) -> Result<OwnedFd> {
+    let socket = |error| failed(error, "making a socket for fusermount3");
+    let (ours, theirs) =
+        rustix::net::socketpair(AddressFamily::UNIX, SocketType::STREAM, SocketFlags::CLOEXEC, None)
+            .map_err(socket)?;
+    let mut text = format!(
+        "{},nosuid,nodev,default_permissions,subtype=siltstone,fsname={}",
+        if options.read_only { "ro" } else { "rw" },
+        options.source.replace('\\', "\\\\").replace(',', "\\,")
+    );
+    if options.allow_other {
+        text.push_str(",allow_other");
+    }
+    let mut command = Command::new(HELPER);
+    command.args(["-o", &text, "--"]).arg(path).env("_FUSE_COMMFD", "0").stdin(Stdio::from(theirs));
+    run_helper(&mut command, &format!("mounting {}", path.display()))?;
+    let mut space = [std::mem::MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
+    let mut control = RecvAncillaryBuffer::new(&mut space);
+    let mut byte = [0];
+    let flags = RecvFlags::DONTWAIT | RecvFlags::CMSG_CLOEXEC;
+    rustix::net::recvmsg(&ours, &mut [IoSliceMut::new(&mut byte)], &mut control, flags)
+        .map_err(|error| failed(error, "receiving the device of fusermount3"))?;
+    let sent = control.drain().find_map(|message| match message {
+        RecvAncillaryMessage::ScmRights(mut descriptors) => descriptors.next(),
+        _ => None,
+    });
+    sent.ok_or_else(|| Error::protocol(format!("{HELPER}: sent no descriptor; expected that of {DEVICE}")))
+}
+
+fn run_helper(command: &mut Command, doing: &str) -> Result<()> {
+    let output = command.output().map_err(|error| match error.kind() {
+        std::io::ErrorKind::NotFound => Error::permission_denied(format!(
+            "{doing}: not permitted, and there is no {HELPER}; expected one of both; run as root or install fuse3"
+        )),
+        _ => Error::from_io(&error, &format!("running {HELPER}")),
+    })?;
+    if output.status.success() {
+        return Ok(());
+    }
+    let said = String::from_utf8_lossy(&output.stderr);
+    let detail = format!("{doing}: {}", said.trim());
+    Err(match said.contains("busy") {
+        true => Error::busy(detail),
+        false => Error::permission_denied(detail),
+    })
+}
+
+fn unmount(path: &Path, lazily: bool) -> Result<()> {
+    let doing = format!("unmounting {}", path.display());
+    let mut flags = UnmountFlags::NOFOLLOW;
+    flags.set(UnmountFlags::DETACH, lazily);
+    match rustix::mount::unmount(path, flags) {
+        Ok(()) => Ok(()),
+        Err(rustix::io::Errno::PERM) => {
+            let mut command = Command::new(HELPER);
+            command.arg(if lazily { "-uz" } else { "-u" }).arg("--").arg(path);
+            run_helper(&mut command, &doing)
+        }
+        Err(rustix::io::Errno::BUSY) => {
+            Err(Error::busy(format!("{doing}: in use; close its files, and unmount what is in it")))
+        }
+        Err(rustix::io::Errno::INVAL) => Err(Error::not_found(format!("{doing}: not mounted"))),
+        Err(error) => Err(failed(error, doing)),
+    }
+}

@@ -1,0 +1,444 @@
+//! Sessions: requests are read from the kernel's device and answered, on every shard.
+//!
+//! Each shard has a clone of the device (FUSE_DEV_IOC_CLONE), so that the shards answer in parallel; a request may come to any of
+//! them. On a shard, workers read one request, carry it out, answer it, and read the next one. At most [`READERS`] of them wait for
+//! a request at a time, and there are at most [`REQUESTS`]. A worker is created when one is needed, and stays; so a request costs
+//! neither a task nor an allocation.
+//!
+//! # Memory
+//! A shard holds at most [`REQUESTS`] requests, each of at most [`MAX_WRITE`] bytes, and [`READERS`] buffers of that size to read
+//! the next ones. Data of a large write stays in the buffer that it was read to, which is aligned for devices.
+//!
+//! # Hand-over
+//! The mount outlives the server as long as another process holds all devices of the session ([`Session::descriptors`]): the kernel
+//! fails the unanswered requests of a device that is closed. A new server [adopts](Session::adopt) them with what INIT negotiated,
+//! and the kernel sends the unanswered requests again.
+
+use crate::dispatch::{self, Outcome, Request};
+use crate::file_system::{FileSystem, FileSystemPart};
+use crate::mount::{DEVICE, Mount, MountOptions};
+use crate::negotiation::{MAX_WRITE, Negotiated, negotiate};
+use crate::protocol::{DEV_IOC_CLONE, HEAD_BYTES, InHeader, init_flag, notify, opcode};
+use crate::reply;
+use crate::request::{self, Operation};
+use block::{Buffer, Error, Result};
+use runtime::ShardIndex;
+use runtime::message_device::{self, MessageDevice};
+use runtime::sync::{Notify, Semaphore, StopSource};
+use std::cell::Cell;
+use std::fmt;
+use std::future::poll_fn;
+use std::os::fd::{AsFd, OwnedFd};
+use std::path::Path;
+use std::pin::{Pin, pin};
+use std::rc::Rc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
+use std::task::Poll;
+use std::time::Duration;
+use zerocopy::IntoBytes;
+
+/// Number of reads of a shard that wait for requests.
+pub const READERS: usize = 4;
+/// Largest number of requests of a shard in progress.
+pub const REQUESTS: usize = 64;
+/// Time within which the kernel sends INIT.
+const INIT_LIMIT: Duration = Duration::from_secs(10);
+
+/// Why a session ended.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Ended {
+    /// The file system was unmounted.
+    Unmounted,
+    /// The connection was aborted, through `/sys/fs/fuse/connections` or by `umount -f`.
+    Aborted,
+    /// The server ended it. Unless another process holds its devices, users of the file system get errors.
+    Left,
+    /// The kernel's device failed, or a request was malformed.
+    Failed(Error),
+}
+
+impl fmt::Display for Ended {
+    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Ended::Unmounted => formatter.write_str("unmounted"),
+            Ended::Aborted => formatter.write_str("aborted"),
+            Ended::Left => formatter.write_str("left by its server"),
+            Ended::Failed(error) => write!(formatter, "failed: {error}"),
+        }
+    }
+}
+
+/// State of a session that all shards share.
+struct Shared {
+    /// Duplicates of the devices of all shards. Dropped at the end: the connection lives as long as one of them is open.
+    devices: Mutex<Vec<OwnedFd>>,
+    /// Raised when the shards are to end.
+    stop: StopSource,
+    /// Number of shards that have not ended.
+    serving: AtomicUsize,
+    /// Raised when all shards have ended.
+    all_ended: StopSource,
+    ended: OnceLock<Ended>,
+}
+
+impl Shared {
+    fn devices(&self) -> MutexGuard<'_, Vec<OwnedFd>> {
+        // Nothing panics while the lock is held.
+        self.devices.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Ends the session on all shards; the first reason counts.
+    fn end(&self, ended: Ended) {
+        let _ = self.ended.set(ended);
+        self.devices().clear();
+        self.stop.stop();
+    }
+
+    /// Notes that this many shards have ended.
+    fn left(&self, shards: usize) {
+        if self.serving.fetch_sub(shards, Ordering::SeqCst) == shards {
+            self.all_ended.stop();
+        }
+    }
+}
+
+/// A mounted file system that is being served.
+pub struct Session {
+    shared: Arc<Shared>,
+    mount: Mount,
+    negotiated: Negotiated,
+}
+
+impl Session {
+    /// Mounts a file system and serves it on all shards. Returns once requests are answered.
+    ///
+    /// # Errors
+    /// Those of [`Mount::mount`] and of [`FileSystemPart::open`]; [`Error::Unsupported`] for a kernel that is too old. Nothing
+    /// is mounted then.
+    pub async fn mount(part: Arc<dyn FileSystemPart>, options: MountOptions) -> Result<Session> {
+        let (mount, device) = Mount::mount(options).await?;
+        let started = async {
+            let negotiated = initialise(&device, part.capabilities()).await?;
+            Ok((start(part, vec![device], negotiated).await?, negotiated))
+        };
+        match started.await {
+            Ok((shared, negotiated)) => Ok(Session { shared, mount, negotiated }),
+            Err(error) => {
+                remove(&mount).await;
+                Err(error)
+            }
+        }
+    }
+
+    /// Serves a file system that an earlier server had mounted, and lets the kernel send again the requests that it didn't
+    /// answer ([`Context::is_resent`](crate::Context::is_resent)). `devices` are all its [descriptors](Self::descriptors).
+    ///
+    /// # Errors
+    /// [`Error::Unsupported`] if the kernel doesn't send requests again (before Linux 6.9); [`Error::Invalid`] without a
+    /// device or for impossible values; those of the kernel and of [`FileSystemPart::open`].
+    pub async fn adopt(
+        part: Arc<dyn FileSystemPart>,
+        devices: Vec<OwnedFd>,
+        negotiated: Negotiated,
+        mount: Mount,
+    ) -> Result<Session> {
+        negotiated.check()?;
+        if !negotiated.has(init_flag::HAS_RESEND) {
+            return Err(Error::unsupported(format!(
+                "{}: the kernel can't send unanswered requests again; expected Linux 6.9 or newer; unmount it",
+                mount.path().display()
+            )));
+        }
+        let Some(first) = devices.first() else {
+            return Err(Error::invalid(format!("{}: no descriptor of {DEVICE}", mount.path().display())));
+        };
+        // Before the first read: what this server has read must not be sent again.
+        let doing = |error: rustix::io::Errno| Error::from_io(&error.into(), "asking for unanswered requests");
+        rustix::io::write(first, reply::notification(notify::RESEND).as_bytes()).map_err(doing)?;
+        let shared = start(part, devices, negotiated).await?;
+        Ok(Session { shared, mount, negotiated })
+    }
+
+    /// Result of INIT.
+    pub fn negotiated(&self) -> &Negotiated {
+        &self.negotiated
+    }
+
+    /// Mount point.
+    pub fn path(&self) -> &Path {
+        self.mount.path()
+    }
+
+    /// Returns duplicates of all devices, for a process that keeps the mount alive when this one is killed; none after the end.
+    ///
+    /// # Errors
+    /// Those of the kernel.
+    pub fn descriptors(&self) -> Result<Vec<OwnedFd>> {
+        self.shared.devices().iter().map(duplicate).collect()
+    }
+
+    /// Why the session ended; `None` while it is served.
+    pub fn outcome(&self) -> Option<&Ended> {
+        self.shared.ended.get()
+    }
+
+    /// Waits until the session has ended on all shards.
+    pub async fn ended(&self) {
+        self.shared.all_ended.token().stopped().await;
+    }
+
+    /// Ends the session after the requests in progress, and leaves the mount to another process that holds its devices. If there
+    /// is none, users of the file system get errors, and the mount stays without a server.
+    pub async fn leave(&self) {
+        self.shared.end(Ended::Left);
+        self.ended().await;
+    }
+
+    /// Unmounts and ends the session. While the file system is in use, tries again for at most `limit`.
+    ///
+    /// # Errors
+    /// [`Error::Busy`] if it was still in use after that: its users get errors from then on, and the mount is removed lazily.
+    /// Those of [`Mount::unmount`]; the session has ended nevertheless.
+    pub async fn stop(&self, limit: Duration) -> Result<()> {
+        let unmounted = match self.outcome() {
+            Some(Ended::Unmounted) => Ok(()),
+            _ => runtime::retry_while_busy(limit, async || self.mount.unmount().await).await,
+        };
+        match unmounted {
+            Ok(()) | Err(Error::NotFound(_)) => {
+                self.shared.end(Ended::Unmounted);
+                self.ended().await;
+                Ok(())
+            }
+            Err(error) => {
+                self.leave().await;
+                remove(&self.mount).await;
+                Err(error.with_detail(format!(
+                    "{} after {limit:?}; its users get I/O errors now, and it is unmounted lazily",
+                    error.detail()
+                )))
+            }
+        }
+    }
+}
+
+/// Removes a mount without a server, lazily if it is in use.
+async fn remove(mount: &Mount) {
+    let Err(error) = mount.unmount().await else { return };
+    tracing::warn!("{error}; unmounting lazily");
+    if let Err(error) = mount.detach().await {
+        tracing::warn!("{error}");
+    }
+}
+
+fn duplicate(device: &OwnedFd) -> Result<OwnedFd> {
+    device.try_clone().map_err(|error| Error::from_io(&error, &format!("duplicating a descriptor of {DEVICE}")))
+}
+
+/// Answers INIT.
+async fn initialise(device: &OwnedFd, capabilities: u64) -> Result<Negotiated> {
+    let device = MessageDevice::from_descriptor(duplicate(device)?, DEVICE)?;
+    let reading = device.receive(Buffer::new(HEAD_BYTES), Buffer::new(MAX_WRITE));
+    let (result, head, body) = runtime::timeout(INIT_LIMIT, reading).await?;
+    let mut bytes = head.filled().to_vec();
+    bytes.extend_from_slice(body.filled());
+    let malformed = |malformed: request::Malformed| Error::protocol(malformed.to_string());
+    let header = request::header(&bytes, result?).map_err(malformed)?;
+    let parsed = request::parse(&header, &bytes[size_of::<InHeader>()..], false).map_err(malformed)?;
+    let Operation::Init(init) = parsed else {
+        return Err(Error::protocol(format!(
+            "FUSE request {}: expected INIT ({}) first",
+            header.opcode,
+            opcode::INIT
+        )));
+    };
+    let requests = REQUESTS * runtime::shard_count();
+    match negotiate(&init, capabilities, requests) {
+        Ok((negotiated, out)) => {
+            device.send(reply::with(header.unique, &out)).await?;
+            Ok(negotiated)
+        }
+        Err(error) => {
+            let _ = device.send(reply::error(header.unique, libc::EPROTO)).await;
+            Err(error)
+        }
+    }
+}
+
+/// Serves a connection on all shards, each with a device of its own; further devices are closed.
+async fn start(
+    part: Arc<dyn FileSystemPart>,
+    mut devices: Vec<OwnedFd>,
+    negotiated: Negotiated,
+) -> Result<Arc<Shared>> {
+    let shards = runtime::shard_count();
+    devices.truncate(shards);
+    while devices.len() < shards {
+        let clone = message_device::open(Path::new(DEVICE))?;
+        let doing = "cloning the FUSE device";
+        message_device::ioctl_with_descriptor(&clone, DEV_IOC_CLONE, devices[0].as_fd(), doing)?;
+        devices.push(clone);
+    }
+    let shared = Arc::new(Shared {
+        devices: Mutex::new(devices.iter().map(duplicate).collect::<Result<_>>()?),
+        stop: StopSource::new(),
+        serving: AtomicUsize::new(shards),
+        all_ended: StopSource::new(),
+        ended: OnceLock::new(),
+    });
+    for (shard, device) in devices.into_iter().enumerate() {
+        let (part, its) = (part.clone(), shared.clone());
+        let started = runtime::spawn_on(ShardIndex(shard), move || start_shard(part, its, device, negotiated));
+        if let Err(error) = started.await.and_then(|started| started) {
+            shared.end(Ended::Left);
+            shared.left(shards - shard);
+            shared.all_ended.token().stopped().await;
+            return Err(error);
+        }
+    }
+    Ok(shared)
+}
+
+/// Workers of a shard.
+struct Workers {
+    shared: Arc<Shared>,
+    negotiated: Negotiated,
+    /// Permits to wait for a request.
+    readers: Rc<Semaphore>,
+    /// Number of workers.
+    count: Cell<usize>,
+    /// Number of workers without a request.
+    idle: Cell<usize>,
+    stopping: Cell<bool>,
+    stop: Notify,
+    /// Notified when a worker has ended.
+    ended: Notify,
+}
+
+/// What a worker uses. It is dropped before the worker counts as ended.
+#[derive(Clone)]
+struct Served {
+    device: MessageDevice,
+    file_system: Rc<dyn FileSystem>,
+}
+
+async fn start_shard(
+    part: Arc<dyn FileSystemPart>,
+    shared: Arc<Shared>,
+    device: OwnedFd,
+    negotiated: Negotiated,
+) -> Result<()> {
+    let file_system = part.open().await?;
+    let served = Served { device: MessageDevice::from_descriptor(device, DEVICE)?, file_system };
+    let workers = Rc::new(Workers {
+        shared,
+        negotiated,
+        readers: Semaphore::new(READERS),
+        count: Cell::new(0),
+        idle: Cell::new(0),
+        stopping: Cell::new(false),
+        stop: Notify::new(),
+        ended: Notify::new(),
+    });
+    runtime::spawn(run_shard(workers, served)).detach();
+    Ok(())
+}
+
+async fn run_shard(workers: Rc<Workers>, served: Served) {
+    add_worker(&workers, &served);
+    drop(served);
+    workers.shared.stop.token().stopped().await;
+    workers.stopping.set(true);
+    workers.stop.notify_all();
+    while workers.count.get() > 0 {
+        workers.ended.notified().await;
+    }
+    workers.shared.left(1);
+}
+
+fn add_worker(workers: &Rc<Workers>, served: &Served) {
+    workers.count.set(workers.count.get() + 1);
+    let (workers, served) = (workers.clone(), served.clone());
+    runtime::spawn(async move {
+        work(&workers, &served).await;
+        drop(served);
+        workers.count.set(workers.count.get() - 1);
+        workers.ended.notify_all();
+    })
+    .detach();
+}
+
+/// Reads and answers requests, one at a time, until the session ends.
+async fn work(workers: &Rc<Workers>, served: &Served) {
+    let mut stopped = pin!(workers.stop.notified());
+    while !workers.stopping.get() {
+        workers.idle.set(workers.idle.get() + 1);
+        let received = until(stopped.as_mut(), receive(workers, &served.device)).await;
+        workers.idle.set(workers.idle.get() - 1);
+        let ended = match received {
+            None => return,
+            Some(Err(ended)) => Err(ended),
+            Some(Ok(request)) => {
+                if workers.idle.get() < READERS && workers.count.get() < REQUESTS {
+                    add_worker(workers, served);
+                }
+                answer(workers, served, request).await
+            }
+        };
+        if let Err(ended) = ended {
+            return workers.shared.end(ended);
+        }
+    }
+}
+
+/// Waits for a future, until the other one ends.
+async fn until<T>(mut stopped: Pin<&mut impl Future<Output = ()>>, future: impl Future<Output = T>) -> Option<T> {
+    let mut future = pin!(future);
+    poll_fn(|context| match future.as_mut().poll(context) {
+        Poll::Ready(output) => Poll::Ready(Some(output)),
+        Poll::Pending => stopped.as_mut().poll(context).map(|()| None),
+    })
+    .await
+}
+
+fn violation(malformed: request::Malformed) -> Ended {
+    Ended::Failed(Error::protocol(malformed.to_string()))
+}
+
+async fn receive(workers: &Workers, device: &MessageDevice) -> Result<Request, Ended> {
+    let _permit = workers.readers.acquire(1).await;
+    let (mut head, mut body) = (Buffer::new(HEAD_BYTES), Buffer::new(MAX_WRITE));
+    loop {
+        let (result, its_head, its_body) = device.receive(head, body).await;
+        (head, body) = (its_head, its_body);
+        let error = match result {
+            Ok(length) => return Request::of(head, body, length).map_err(violation),
+            Err(error) => error,
+        };
+        match error.errno() {
+            // Another reader has the request, or the request ended while it was read.
+            libc::EAGAIN | libc::EINTR | libc::ENOENT => {}
+            libc::ENODEV => return Err(Ended::Unmounted),
+            libc::ECONNABORTED => return Err(Ended::Aborted),
+            _ => return Err(Ended::Failed(error)),
+        }
+    }
+}
+
+async fn answer(workers: &Workers, served: &Served, request: Request) -> Result<(), Ended> {
+    let unique = request.header.unique;
+    let outcome = dispatch::answer(&*served.file_system, &workers.negotiated, request).await;
+    let Outcome::Reply(reply) = outcome.map_err(violation)? else { return Ok(()) };
+    let Err(error) = served.device.send(reply).await else { return Ok(()) };
+    match error.errno() {
+        // The request has ended: its caller was interrupted, or the file system was unmounted.
+        libc::ENOENT | libc::ENODEV | libc::ECONNABORTED => {}
+        _ => {
+            tracing::warn!("reply to request {unique}: {error}");
+            // Without any reply its caller would wait for ever.
+            let _ = served.device.send(reply::error(unique, libc::EIO)).await;
+        }
+    }
+    Ok(())
+}

@@ -1,0 +1,131 @@
+//! Character devices that pass messages: each read takes one message and each write gives one. `/dev/fuse` is such a device.
+//!
+//! # Promises
+//! - Several receives of a shard may wait at the same time, and several shards may wait on clones of one device. A
+//!   message wakes one of them.
+//! - A receive never blocks the shard: it polls the device and reads without waiting, as one chain of two ring entries.
+//! - Dropping the future of a receive cancels it. A message that had been read by then is lost.
+//!
+//! The meaning of the messages is left to the callers.
+#![allow(unsafe_code)] // fcntl, ioctl; add_filled after the kernel wrote.
+
+use crate::file::os_error;
+use crate::operation::{Descriptor, Operation};
+use crate::shard;
+use crate::slots::submit;
+use block::{Buffer, Error, Payload, Result};
+use std::fmt;
+use std::os::fd::{AsRawFd, BorrowedFd, OwnedFd};
+use std::path::Path;
+use std::rc::Rc;
+
+/// An open device of this shard.
+#[derive(Clone)]
+pub struct MessageDevice {
+    descriptor: Rc<Descriptor>,
+    name: Rc<str>,
+}
+
+impl fmt::Debug for MessageDevice {
+    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(formatter, "MessageDevice({})", self.name)
+    }
+}
+
+fn last_error(doing: String) -> Error {
+    let error = std::io::Error::last_os_error();
+    os_error(error.raw_os_error().unwrap_or(libc::EIO), doing)
+}
+
+/// Opens a device for reading and writing, with O_NONBLOCK and O_CLOEXEC. Doesn't need a shard.
+///
+/// # Errors
+/// Those of the kernel.
+pub fn open(path: &Path) -> Result<OwnedFd> {
+    use std::os::unix::fs::OpenOptionsExt;
+    let mut options = std::fs::OpenOptions::new();
+    options.read(true).write(true).custom_flags(libc::O_NONBLOCK);
+    let file = options.open(path);
+    file.map(OwnedFd::from).map_err(|error| Error::from_io(&error, &format!("opening {}", path.display())))
+}
+
+/// Calls an ioctl of `target` whose argument is the number of `source`, in a 32-bit integer. FUSE_DEV_IOC_CLONE is one.
+///
+/// # Errors
+/// Those of the kernel.
+pub fn ioctl_with_descriptor(target: &OwnedFd, request: u32, source: BorrowedFd<'_>, doing: &str) -> Result<()> {
+    let number = source.as_raw_fd();
+    // SAFETY: the argument is valid for the four bytes that requests of this form read.
+    match unsafe { libc::ioctl(target.as_raw_fd(), request as libc::Ioctl, std::ptr::from_ref(&number)) } {
+        0.. => Ok(()),
+        _ => Err(last_error(doing.to_owned())),
+    }
+}
+
+impl MessageDevice {
+    /// Takes ownership of an open device and makes its reads non-blocking, since a read that found no message would block the
+    /// shard otherwise.
+    ///
+    /// # Errors
+    /// Those of the kernel.
+    pub fn from_descriptor(fd: OwnedFd, name: &str) -> Result<MessageDevice> {
+        // SAFETY: no memory is passed.
+        let flags = unsafe { libc::fcntl(fd.as_raw_fd(), libc::F_GETFL) };
+        // SAFETY: as above.
+        let set = flags >= 0
+            && unsafe { libc::fcntl(fd.as_raw_fd(), libc::F_SETFL, flags | libc::O_NONBLOCK) } >= 0;
+        if !set {
+            return Err(last_error(format!("making {name} non-blocking")));
+        }
+        let descriptor = shard::with_current(|shard| shard.adopt(fd));
+        Ok(MessageDevice { descriptor: Rc::new(descriptor), name: name.into() })
+    }
+
+    /// Name in error messages.
+    pub fn name(&self) -> &str {
+        &self.name
+    }
+
+    /// Waits for a message and reads it: its first bytes into the unfilled part of `head`, the rest into that of `body`. Returns
+    /// the length of the message. After an error both buffers are unchanged.
+    ///
+    /// # Errors
+    /// [`Error::Os`] with EAGAIN if another reader has taken the message: call again. Those of the device.
+    #[inline]
+    pub async fn receive(&self, head: Buffer, body: Buffer) -> (Result<usize>, Buffer, Buffer) {
+        let file = self.descriptor.clone();
+        let (result, operation) = submit(Operation::ReceiveMessage { file, head, body }).await;
+        let Operation::ReceiveMessage { mut head, mut body, .. } = operation else {
+            unreachable!("a receive comes back as one")
+        };
+        if result < 0 {
+            return (Err(os_error(-result, format!("reading a message of {}", self.name))), head, body);
+        }
+        let count = result as usize;
+        let in_head = count.min(head.missing());
+        // SAFETY: the kernel reports that it wrote this many bytes, and it fills the vectors in order.
+        unsafe {
+            head.add_filled(in_head);
+            body.add_filled(count - in_head);
+        }
+        (Ok(count), head, body)
+    }
+
+    /// Writes one message.
+    ///
+    /// # Errors
+    /// Those of the device.
+    #[inline]
+    pub async fn send(&self, payload: Payload) -> Result<()> {
+        let length = payload.len();
+        let (result, _) = submit(Operation::SendMessage { file: self.descriptor.clone(), payload }).await;
+        match result {
+            count if count >= 0 && count as usize == length => Ok(()),
+            0.. => Err(Error::io(format!(
+                "writing a message to {}: it took {result} bytes; expected {length}",
+                self.name
+            ))),
+            _ => Err(os_error(-result, format!("writing a message to {}", self.name))),
+        }
+    }
+}
