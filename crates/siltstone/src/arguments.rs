@@ -18,6 +18,7 @@ use std::path::PathBuf;
   siltstone bench examples/quick.toml                         run a plan and write its report
   siltstone bench 'file(disk.img, size=1GiB)'                 measure reads of a stack
   siltstone serve 'ram(1GiB)' --nbd unix:ram.sock             serve a stack to NBD clients
+  siltstone attach stack.toml                                 give a stack a block device node
   siltstone status stack.toml                                 show the status of a stack, served or not
   siltstone snapshot create stack.toml monday                 create a snapshot of a log device
   siltstone warm list stack.toml                              list cached blocks with their heat
@@ -51,6 +52,9 @@ pub enum LogLevel {
 pub enum Verb {
     Bench(Bench),
     Serve(Serve),
+    Attach(Attach),
+    List(List),
+    Detach(Detach),
     Status(Status),
     Message(Message),
     #[command(subcommand)]
@@ -162,6 +166,80 @@ pub struct Serve {
     /// Print the addresses, and the control socket, as one line of JSON
     #[arg(long)]
     pub json: bool,
+    /// Serve the holder of an attachment, which is connected to standard input
+    #[arg(long, hide = true)]
+    pub holder: bool,
+}
+
+/// Give a stack a block device node, and print its path
+#[derive(Debug, Args)]
+#[command(after_help = "Examples:
+  siltstone attach stack.toml                        print /dev/siltstone/stack, a link to the node
+  siltstone attach stack.toml --name vol --json      choose the name; print what is attached as JSON
+  mkfs.ext4 /dev/siltstone/vol && mount /dev/siltstone/vol /mnt
+  umount /mnt && siltstone detach vol
+  siltstone attach stack.toml --systemd              print a unit and an example of a mount
+
+The node is a loop device over a file of a FUSE server. If the server is killed, another one takes over, and mounts on the node carry on. Needs root, /dev/fuse and loop devices. siltstone list shows what is attached; status, message and others work as with serve.")]
+pub struct Attach {
+    #[arg(help = STACK_HELP)]
+    pub stack: String,
+    /// Name of the attachment [default: that of the stack's file, or of its top device]
+    #[arg(long)]
+    pub name: Option<String>,
+    /// Set the logical block size of the node in bytes: 512, 1024, 2048 or 4096 [default: that of the device, up to 4096]
+    #[arg(long, value_name = "BYTES", value_parser = sector_size)]
+    pub sector_size: Option<u32>,
+    /// Let requests wait for this time when the server is lost and can't be replaced, such as 500ms or 60s
+    #[arg(long, value_name = "TIME", default_value = "60s", value_parser = bench::job_file::number::time)]
+    pub recover_within: std::time::Duration,
+    /// Format the stack; its contents are lost
+    #[arg(long)]
+    pub format: bool,
+    /// Stay in the foreground until SIGINT or SIGTERM, then detach; tell systemd when the node is there
+    #[arg(long)]
+    pub foreground: bool,
+    /// Print a systemd unit and an example of a mount instead
+    #[arg(long, conflicts_with_all = ["foreground", "json", "format"])]
+    pub systemd: bool,
+    /// Print what is attached as JSON
+    #[arg(long)]
+    pub json: bool,
+    /// Be the holder of an attachment
+    #[arg(long, hide = true)]
+    pub background: bool,
+}
+
+fn sector_size(text: &str) -> Result<u32, String> {
+    let sizes = crate::attach::node::SECTOR_SIZES;
+    let found = sizes.into_iter().find(|size| size.to_string() == text);
+    found.ok_or_else(|| "expected 512, 1024, 2048 or 4096".to_owned())
+}
+
+/// List attached stacks
+#[derive(Debug, Args)]
+#[command(after_help = "Examples:
+  siltstone list
+  siltstone list --json | jq -r '.[].node'
+
+States: attached; recovering (the server was lost, requests wait for the next one); failed (no server could be started in time, requests fail); lost (the holder is gone: unmount what is on the node, and detach it).")]
+pub struct List {
+    /// Print as JSON
+    #[arg(long)]
+    pub json: bool,
+}
+
+/// Remove a node that siltstone attach made, and close its stack
+#[derive(Debug, Args)]
+#[command(after_help = "Examples:
+  siltstone detach vol
+  siltstone detach /dev/siltstone/vol
+  siltstone detach /dev/loop0
+
+A node that is mounted, is a swap area, has devices on it or is open is not detached.")]
+pub struct Detach {
+    /// Name of the attachment, its link or its node
+    pub name: String,
 }
 
 /// Stack of a request, served or not

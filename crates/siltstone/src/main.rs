@@ -1,7 +1,9 @@
-//! The command line: `bench`, `serve`, `status`, `message`, `snapshot`, `resize`, `warm`, `check`, `dump`, `format`,
+//! The command line: `bench`, `serve`, `attach`, `list`, `detach`, `status`, `message`, `snapshot`, `resize`, `warm`, `check`, `dump`, `format`,
 //! `stack`, `record`, `model`, `map-lookups`. The only crate that depends on all others.
 
 mod arguments;
+mod attach;
+mod attach_verb;
 mod bench_verb;
 mod check_verb;
 mod control;
@@ -48,6 +50,9 @@ fn carry_out(verb: Verb) -> Result<(), Failure> {
     match verb {
         Verb::Bench(bench) => bench_verb::bench(&bench),
         Verb::Serve(serve) => serve_verb::serve(&serve),
+        Verb::Attach(attach) => attach_verb::attach(&attach),
+        Verb::List(list) => attach_verb::list(&list),
+        Verb::Detach(detach) => attach_verb::detach(&detach),
         Verb::Status(status) => status_verb::status(&status),
         Verb::Message(message) => message_verb::message(message),
         Verb::Snapshot(verb) => snapshot_verb::snapshot(&verb),

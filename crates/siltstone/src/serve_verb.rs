@@ -1,7 +1,9 @@
 //! `siltstone serve` and `siltstone format`: open a stack for clients, or format it.
 
 use crate::arguments::{Format, Serve};
-use crate::control::operated::{OperatedStack, ServerFacts};
+use crate::attach::handover::{self, Ready, Start};
+use crate::attach::holder::lock_memory;
+use crate::control::operated::{ExtraDoor, OperatedStack, ServerFacts};
 use crate::control::place::{Identity, Place};
 use crate::control::server::ControlServer;
 use crate::failure::Failure;
@@ -9,12 +11,14 @@ use crate::kinds::registry;
 use crate::load;
 use crate::output::{print_json, print_line};
 use block::{DevicePart, Error, Result};
+use doors::fuse::door::{FuseConfig, FuseDoor, LeftConnection};
 use doors::nbd::door::NbdDoor;
 use doors::nbd::server::{ExportConfig, ServerConfig};
 use runtime::Config;
 use runtime::net::Address;
 use serde_json::json;
 use stack::{Built, BuiltStack, Contract, Door, Plan, Stack};
+use std::os::fd::OwnedFd;
 use std::path::Path;
 use std::rc::Rc;
 use std::sync::Arc;
@@ -30,7 +34,11 @@ pub fn serve(arguments: &Serve) -> Result<(), Failure> {
     let stack = load::stack(&arguments.stack, &registry())?;
     let addresses = arguments.nbd.iter().map(|text| address(text)).collect::<Result<Vec<_>, _>>()?;
     let has_door = stack.parts().any(|part| part.kind().contract == Contract::Door);
-    if !has_door && addresses.is_empty() {
+    let holder = match arguments.holder {
+        true => Some(Holder::greet()?),
+        false => None,
+    };
+    if !has_door && addresses.is_empty() && holder.is_none() {
         return Err(Failure::Usage(format!(
             "{}: this stack has no door: give an address to serve it at, such as --nbd unix:vol.sock",
             arguments.stack
@@ -40,7 +48,7 @@ pub fn serve(arguments: &Serve) -> Result<(), Failure> {
     let plan = stack.check(arguments.format)?;
     let (name, as_json) = (arguments.stack.clone(), arguments.json);
     let config = Config::default().with_shards(stack.shards());
-    runtime::run(config, move || async move { open(&plan, name, addresses, place, as_json).await })?
+    runtime::run(config, move || async move { open(&plan, name, (addresses, holder), place, as_json).await })?
 }
 
 /// Address at which it listens for operators; `None` with `--no-control`.
@@ -69,10 +77,64 @@ fn address(text: &str) -> Result<Address, Failure> {
     }
 }
 
+/// The holder of an attachment, which has started this server.
+struct Holder {
+    socket: OwnedFd,
+    path: std::path::PathBuf,
+    left: Option<LeftConnection>,
+}
+
+impl Holder {
+    /// Receives what the holder tells a new server.
+    fn greet() -> Result<Holder, Failure> {
+        let socket = std::os::fd::AsFd::as_fd(&std::io::stdin()).try_clone_to_owned();
+        let socket = socket.map_err(|error| Failure::World(format!("the holder's socket: {error}")))?;
+        let (Start { path, negotiated }, devices) = handover::receive(&socket)?;
+        let left = negotiated.map(|negotiated| LeftConnection { devices, negotiated });
+        lock_memory();
+        Ok(Holder { socket, path, left })
+    }
+}
+
+/// The FUSE door of an attachment, until its holder has been told that it serves.
+struct Attached {
+    socket: OwnedFd,
+    door: Arc<FuseDoor>,
+    device: Arc<dyn DevicePart>,
+}
+
+impl Attached {
+    fn new(holder: Holder, built: &BuiltStack) -> Result<Attached, Failure> {
+        let device = built.top()?;
+        let config = FuseConfig {
+            device: device.clone(),
+            path: holder.path,
+            read_only: false,
+            allow_other: false,
+            stop_limit: doors::fuse::door::STOP_LIMIT,
+        };
+        let door = Arc::new(FuseDoor::held(config, holder.left));
+        Ok(Attached { socket: holder.socket, door, device })
+    }
+
+    /// Tells the holder that clients are served, and gives it the devices to hold.
+    fn ready(&self) -> Result<()> {
+        let Some(session) = self.door.session() else { return Ok(()) };
+        let geometry = self.device.geometry();
+        let ready = Ready {
+            negotiated: *session.negotiated(),
+            bytes: geometry.bytes(),
+            block_size: geometry.block_size.bytes() as u32,
+            read_only: geometry.read_only,
+        };
+        handover::send(&self.socket, &ready, &session.descriptors()?)
+    }
+}
+
 async fn open(
     plan: &Plan,
     name: String,
-    addresses: Vec<Address>,
+    doors: (Vec<Address>, Option<Holder>),
     place: Option<Place>,
     as_json: bool,
 ) -> Result<(), Failure> {
@@ -82,8 +144,10 @@ async fn open(
         Some(place) => Some(ControlServer::start(place).await?),
         None => None,
     };
-    let (outcome, stack) = match open_stack(plan, name, addresses).await {
-        Ok(stack) => (serve_stack(&stack, control.as_ref(), as_json).await, Some(stack)),
+    let (outcome, stack) = match open_stack(plan, name, doors).await {
+        Ok((stack, attached)) => {
+            (serve_stack(&stack, attached.as_ref(), control.as_ref(), as_json).await, Some(stack))
+        }
         Err(error) => (Err(error), None),
     };
     // In the reverse order of opening; the stack's own doors are stopped when it is closed.
@@ -101,14 +165,13 @@ async fn open(
 async fn open_stack(
     plan: &Plan,
     name: String,
-    addresses: Vec<Address>,
-) -> Result<Rc<OperatedStack>, Failure> {
+    (addresses, holder): (Vec<Address>, Option<Holder>),
+) -> Result<(Rc<OperatedStack>, Option<Attached>), Failure> {
     let built = plan.build().await?;
-    let doors = addresses.into_iter().map(|address| nbd_door(&built, address));
-    match doors.collect::<Result<Vec<_>, _>>() {
-        Ok(extra_doors) => {
+    match extra_doors(&built, addresses, holder) {
+        Ok((extra_doors, attached)) => {
             let server = Some(ServerFacts { stack: name, since: runtime::now() });
-            Ok(Rc::new(OperatedStack { built, extra_doors, server }))
+            Ok((Rc::new(OperatedStack { built, extra_doors, server }), attached))
         }
         Err(error) => {
             // The error of the door says what to do about it.
@@ -118,20 +181,43 @@ async fn open_stack(
     }
 }
 
+/// Makes the doors of the command line.
+fn extra_doors(
+    built: &BuiltStack,
+    addresses: Vec<Address>,
+    holder: Option<Holder>,
+) -> Result<(Vec<ExtraDoor>, Option<Attached>), Failure> {
+    let mut doors = Vec::new();
+    for address in addresses {
+        let name = address.to_string();
+        doors.push(ExtraDoor { name, door: Arc::new(nbd_door(built, address)?) });
+    }
+    let attached = holder.map(|holder| Attached::new(holder, built)).transpose()?;
+    if let Some(Attached { door, .. }) = &attached {
+        let name = door.addresses().concat();
+        doors.push(ExtraDoor { name, door: door.clone() });
+    }
+    Ok((doors, attached))
+}
+
 async fn serve_stack(
     stack: &Rc<OperatedStack>,
+    attached: Option<&Attached>,
     control: Option<&ControlServer>,
     as_json: bool,
 ) -> Result<(), Failure> {
     stack.built.start().await?;
     let mut outcome = Ok(());
     let mut started = 0;
-    for door in &stack.extra_doors {
-        outcome = door.start().await;
+    for extra in &stack.extra_doors {
+        outcome = extra.door.start().await;
         if outcome.is_err() {
             break;
         }
         started += 1;
+    }
+    if let (Ok(()), Some(attached)) = (&outcome, attached) {
+        outcome = attached.ready();
     }
     let outcome = match outcome {
         Ok(()) => {
@@ -143,8 +229,8 @@ async fn serve_stack(
         Err(error) => Err(error.into()),
     };
     let mut stopped = Ok(());
-    for door in stack.extra_doors[..started].iter().rev() {
-        stopped = stopped.and(door.stop().await);
+    for extra in stack.extra_doors[..started].iter().rev() {
+        stopped = stopped.and(extra.door.stop().await);
     }
     outcome?;
     Ok(stopped?)

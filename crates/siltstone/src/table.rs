@@ -70,7 +70,7 @@ fn list(out: &mut String, indent: usize, list: &[Value]) {
 }
 
 /// Formats objects as rows, with a column for each key that one of them has.
-fn rows<'a>(
+pub fn rows<'a>(
     out: &mut String,
     indent: usize,
     objects: impl Iterator<Item = (Option<&'a str>, &'a Map<String, Value>)>,

@@ -8,6 +8,7 @@ use crate::problem::{Collector, Problem, Problems, Source};
 use crate::raw::Span;
 use crate::value::Value;
 use crate::{draw, line_form, line_writer, resolve, toml_form};
+use block::Error;
 use std::path::{Path, PathBuf};
 
 /// Limit of the length of a stack's text, in bytes.
@@ -216,6 +217,23 @@ impl Stack {
         }
         let is_top = |number: &usize| !used[*number] && self.parts[*number].kind.contract != Contract::Door;
         (0..self.parts.len()).filter(is_top).collect()
+    }
+
+    /// Returns the only device that no other device or zones are built on.
+    ///
+    /// # Errors
+    /// [`Error::Invalid`] if there is none, or several.
+    pub fn top_device(&self) -> Result<&Part, Error> {
+        let tops = self.tops().into_iter().map(|number| &self.parts[number]);
+        let devices: Vec<&Part> = tops.filter(|part| part.kind.contract == Contract::Device).collect();
+        match devices.as_slice() {
+            [device] => Ok(device),
+            [] => Err(Error::invalid("this stack has no device on top; expected one")),
+            several => {
+                let names = several.iter().map(|part| part.name()).collect::<Vec<_>>().join(", ");
+                Err(Error::invalid(format!("this stack has several devices on top: {names}; expected one")))
+            }
+        }
     }
 }
 

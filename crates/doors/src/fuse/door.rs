@@ -3,15 +3,16 @@
 //! # Promises
 //! - The mount point is a regular file. One that doesn't exist is created, and removed at the stop.
 //! - A mount that a killed server left is replaced; any other mount at the path stays and is an error.
-//! - [`FuseDoor::stop`] unmounts. While the file is in use it tries again for [`STOP_LIMIT`]; then the users get I/O errors, the
+//! - [`FuseDoor::stop`] unmounts, unless another process [holds](FuseDoor::held) the mount. While the file is in use it tries again for [`STOP_LIMIT`]; then the users get I/O errors, the
 //!   mount is removed lazily, and the stop returns an error that says so.
 
 use super::file::{DeviceFile, FilePart};
 use block::{Call, DevicePart, Error, Part, Result, Status};
 use fuse::session::REQUESTS;
-use fuse::{MountOptions, Session};
+use fuse::{Mount, MountOptions, Negotiated, Session};
 use serde_json::json;
 use stack::{Arguments, Built, Contract, Door, Key, Kind, Shape, ValueKind};
+use std::os::fd::OwnedFd;
 use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -37,7 +38,19 @@ pub struct FuseConfig {
 /// Door that serves a device as a file.
 pub struct FuseDoor {
     config: FuseConfig,
+    /// Whether another process keeps the mount when the door stops.
+    is_held: bool,
+    /// Connection of an earlier server, to be adopted at the start.
+    left: Mutex<Option<LeftConnection>>,
     running: Mutex<Option<Running>>,
+}
+
+/// A connection whose server is gone, kept by the process that holds the mount.
+pub struct LeftConnection {
+    /// All [devices](Session::descriptors) of the session.
+    pub devices: Vec<OwnedFd>,
+    /// Result of its negotiation.
+    pub negotiated: Negotiated,
 }
 
 #[derive(Clone)]
@@ -51,7 +64,18 @@ struct Running {
 impl FuseDoor {
     /// Returns a door that isn't open yet.
     pub fn new(config: FuseConfig) -> FuseDoor {
-        FuseDoor { config, running: Mutex::new(None) }
+        FuseDoor { config, is_held: false, left: Mutex::new(None), running: Mutex::new(None) }
+    }
+
+    /// Returns a door whose mount another process holds: it is left mounted at the stop. With `left`, it is mounted already,
+    /// and the requests that its server didn't answer are carried out again.
+    pub fn held(config: FuseConfig, left: Option<LeftConnection>) -> FuseDoor {
+        FuseDoor { is_held: true, left: Mutex::new(left), ..FuseDoor::new(config) }
+    }
+
+    /// Session of an open door.
+    pub fn session(&self) -> Option<Arc<Session>> {
+        self.running().as_ref().map(|running| running.session.clone())
     }
 
     fn running(&self) -> MutexGuard<'_, Option<Running>> {
@@ -64,9 +88,17 @@ impl FuseDoor {
         if self.running().is_some() {
             return Err(Error::busy(format!("{}: the door is open already", config.path.display())));
         }
+        let file = Arc::new(DeviceFile::new(&config.device, config.read_only, runtime::shard_count()));
+        let left = self.left.lock().unwrap_or_else(PoisonError::into_inner).take();
+        if let Some(LeftConnection { devices, negotiated }) = left {
+            let mount = Mount::existing(config.path.clone());
+            let session =
+                Session::adopt(Arc::new(FilePart(file.clone())), devices, negotiated, mount).await?;
+            *self.running() = Some(Running { session: Arc::new(session), file, created: false });
+            return Ok(());
+        }
         let path = config.path.clone();
         let created = runtime::blocking(move || prepare(&path)).await?;
-        let file = Arc::new(DeviceFile::new(&config.device, config.read_only, runtime::shard_count()));
         let options = MountOptions {
             path: config.path.clone(),
             source: "siltstone".to_owned(),
@@ -87,6 +119,10 @@ impl FuseDoor {
 
     async fn unmount(&self) -> Result<()> {
         let Some(running) = self.running().take() else { return Ok(()) };
+        if self.is_held {
+            running.session.leave().await;
+            return Ok(());
+        }
         let stopped = running.session.stop(self.config.stop_limit).await;
         remove_mount_point(&self.config.path, running.created).await;
         stopped

@@ -21,7 +21,10 @@ pub fn lacking(programs: &[&str]) -> Option<String> {
         return Some("there is no /dev/fuse".into());
     }
     let missing = programs.iter().find(|program| {
-        Command::new("sh").args(["-c", &format!("command -v {program}")]).output().is_ok_and(|it| !it.status.success())
+        Command::new("sh")
+            .args(["-c", &format!("command -v {program}")])
+            .output()
+            .is_ok_and(|it| !it.status.success())
     });
     missing.map(|program| format!("{program} is not installed"))
 }
@@ -212,11 +215,8 @@ fn abort(path: &Path) {
 pub fn run_program(program: &str, arguments: &[&str]) -> String {
     let output = Command::new("timeout").args(["-k", "5", "60", program]).args(arguments).output();
     let output = output.expect("it runs");
-    let said = format!(
-        "{}{}",
-        String::from_utf8_lossy(&output.stdout),
-        String::from_utf8_lossy(&output.stderr)
-    );
+    let said =
+        format!("{}{}", String::from_utf8_lossy(&output.stdout), String::from_utf8_lossy(&output.stderr));
     assert!(output.status.success(), "{program} {arguments:?}: {}: {said}", output.status);
     String::from_utf8_lossy(&output.stdout).trim().to_owned()
 }

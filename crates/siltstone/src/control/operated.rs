@@ -2,19 +2,27 @@
 //! request.
 
 use super::protocol::{self, Answer, Recipient, Refusal, Request};
-use block::{Part, Status};
-use doors::nbd::door::NbdDoor;
+use block::Status;
 use serde_json::{Value, json};
 use stack::{BuiltStack, Door};
+use std::sync::Arc;
 
 /// An open stack.
 pub struct OperatedStack {
     /// Stack.
     pub built: BuiltStack,
     /// Doors besides those of the stack.
-    pub extra_doors: Vec<NbdDoor>,
+    pub extra_doors: Vec<ExtraDoor>,
     /// Its server; `None` if it isn't served.
     pub server: Option<ServerFacts>,
+}
+
+/// A door of the command line.
+pub struct ExtraDoor {
+    /// Its address.
+    pub name: String,
+    /// The door.
+    pub door: Arc<dyn Door>,
 }
 
 /// Constant properties of a server.
@@ -56,11 +64,11 @@ impl OperatedStack {
     /// [`BuiltStack::status`] with the additional doors by their addresses, and `server` if there is one.
     async fn status(&self) -> Value {
         let mut status = self.built.status().await;
-        for door in &self.extra_doors {
+        for ExtraDoor { name, door } in &self.extra_doors {
             let mut entry = Status::new();
             entry.insert("kind".to_owned(), door.kind().into());
             entry.extend(door.status().await);
-            status["doors"][door.server().address().to_string()] = entry.into();
+            status["doors"][name] = entry.into();
         }
         if let Some(server) = &self.server {
             status["server"] = json!({
@@ -77,6 +85,6 @@ impl OperatedStack {
     /// Addresses of its doors for clients.
     pub fn addresses(&self) -> Vec<String> {
         let doors = self.built.doors().map(|(_, door)| door.addresses());
-        doors.chain(self.extra_doors.iter().map(Door::addresses)).flatten().collect()
+        doors.chain(self.extra_doors.iter().map(|extra| extra.door.addresses())).flatten().collect()
     }
 }

@@ -1,0 +1,23 @@
+//! Block device nodes: `siltstone attach`, `list` and `detach`.
+//!
+//! An attachment consists of a folder in `/run/siltstone`, a *holder* and a *server*. The server opens the stack and answers the
+//! kernel. The holder is small and keeps what must outlive the server: the descriptors of `/dev/fuse`, and the node.
+//! When the server is killed, the holder starts another one and gives it the descriptors; requests wait in the kernel meanwhile.
+//!
+//! ```text
+//!   attach ──starts──► holder ──starts──► server: stack ─ FUSE door
+//!                        │    ◄─devices──┘                   ▲
+//!   list, detach ──socket┘                                   │ /dev/fuse
+//!                        └─ losetup ─► /dev/loopN ─► /run/siltstone/NAME/volume
+//! ```
+//!
+//! One concept per module: [`record`] the folder and what is known of an attachment, [`node`] the loop device,
+//! [`handover`] the messages between holder and server, [`holder`] the holder, [`requests`] the messages between
+//! operators and holder, [`systemd`] units.
+
+pub mod handover;
+pub mod holder;
+pub mod node;
+pub mod record;
+pub mod requests;
+pub mod systemd;

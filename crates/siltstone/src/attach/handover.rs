@@ -1,0 +1,136 @@
+//! Messages between holder and server, over a pair of sockets that the server has as its standard input: one in each direction,
+//! and with each the descriptors of `/dev/fuse`.
+//!
+//! The holder begins with what the server before left, if there was one. The server answers once clients are served.
+
+use block::{Error, Result};
+use fuse::Negotiated;
+use rustix::net::{
+    AddressFamily, RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, SendAncillaryBuffer,
+    SendAncillaryMessage, SendFlags, SocketFlags, SocketType,
+};
+use serde::{Deserialize, Serialize};
+use std::io::{IoSlice, IoSliceMut};
+use std::mem::MaybeUninit;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+
+/// Most descriptors of a message: a limit of the kernel (SCM_MAX_FD). Each shard has one.
+pub const MOST_DEVICES: usize = 253;
+/// Longest message in bytes.
+const LONGEST: usize = 4096;
+
+/// What the holder tells a new server.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Start {
+    /// Mount point of the FUSE door.
+    pub path: std::path::PathBuf,
+    /// Negotiation of the connection that the server before has left, whose devices come along; `None` for the first server.
+    pub negotiated: Option<Negotiated>,
+}
+
+/// What a server tells once it serves.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Ready {
+    /// Negotiation of the connection.
+    pub negotiated: Negotiated,
+    /// Size of the device in bytes.
+    pub bytes: u64,
+    /// Block size of the device in bytes.
+    pub block_size: u32,
+    /// Whether writes are refused.
+    pub read_only: bool,
+}
+
+fn failed(error: rustix::io::Errno, doing: &str) -> Error {
+    Error::from_io(&error.into(), doing)
+}
+
+/// Creates the two ends of a connection. That of the server is passed on; neither survives an exec otherwise.
+///
+/// # Errors
+/// Those of the kernel.
+pub fn pair() -> Result<(OwnedFd, OwnedFd)> {
+    let (family, kind) = (AddressFamily::UNIX, SocketType::SEQPACKET);
+    let made = rustix::net::socketpair(family, kind, SocketFlags::CLOEXEC, None);
+    made.map_err(|error| failed(error, "creating a pair of sockets"))
+}
+
+/// Sends a message with descriptors. Blocks the thread.
+///
+/// # Errors
+/// [`Error::Invalid`] for too many descriptors; those of the kernel.
+pub fn send(socket: &OwnedFd, message: &impl Serialize, devices: &[OwnedFd]) -> Result<()> {
+    let most = MOST_DEVICES;
+    if devices.len() > most {
+        return Err(Error::invalid(format!(
+            "{} shards: an attached stack can have at most {most}; set shards = {most} or less",
+            devices.len()
+        )));
+    }
+    let text = serde_json::to_vec(message).map_err(|error| Error::invalid(error.to_string()))?;
+    let devices: Vec<BorrowedFd<'_>> = devices.iter().map(AsFd::as_fd).collect();
+    let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(MOST_DEVICES))];
+    let mut ancillary = SendAncillaryBuffer::new(&mut space);
+    let _fits = ancillary.push(SendAncillaryMessage::ScmRights(&devices));
+    let sent = rustix::net::sendmsg(socket, &[IoSlice::new(&text)], &mut ancillary, SendFlags::NOSIGNAL);
+    sent.map(|_| ()).map_err(|error| failed(error, "sending a message of an attachment"))
+}
+
+/// Receives a message with descriptors. Blocks the thread until there is one.
+///
+/// # Errors
+/// [`Error::Closed`] if the other process has ended; [`Error::Protocol`] for another message; those of the kernel.
+pub fn receive<T: for<'a> Deserialize<'a>>(socket: &OwnedFd) -> Result<(T, Vec<OwnedFd>)> {
+    let mut text = vec![0; LONGEST];
+    let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(MOST_DEVICES))];
+    let mut ancillary = RecvAncillaryBuffer::new(&mut space);
+    let received = rustix::io::retry_on_intr(|| {
+        let mut slices = [IoSliceMut::new(&mut text)];
+        rustix::net::recvmsg(socket, &mut slices, &mut ancillary, RecvFlags::CMSG_CLOEXEC)
+    });
+    let length = received.map_err(|error| failed(error, "receiving a message of an attachment"))?.bytes;
+    let mut devices = Vec::new();
+    for message in ancillary.drain() {
+        if let RecvAncillaryMessage::ScmRights(descriptors) = message {
+            devices.extend(descriptors);
+        }
+    }
+    if length == 0 {
+        return Err(Error::closed("the other process of the attachment has ended"));
+    }
+    let message = serde_json::from_slice(&text[..length]);
+    message.map(|message| (message, devices)).map_err(|error| {
+        Error::protocol(format!("message of an attachment: {error}; use one version of the program for both"))
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::io::{Read, Write};
+
+    #[test]
+    fn descriptors_come_with_their_message() {
+        let (one, other) = pair().unwrap();
+        let (reader, writer) = std::io::pipe().unwrap();
+        let start = Start { path: "/run/siltstone/vol/volume".into(), negotiated: None };
+        send(&one, &start, &[OwnedFd::from(writer)]).unwrap();
+        let (received, mut devices): (Start, _) = receive(&other).unwrap();
+        assert_eq!(received, start);
+        let mut writer = std::fs::File::from(devices.pop().unwrap());
+        writer.write_all(b"text").unwrap();
+        drop((writer, devices));
+        let mut text = String::new();
+        std::fs::File::from(OwnedFd::from(reader)).read_to_string(&mut text).unwrap();
+        assert_eq!(text, "text");
+    }
+
+    #[test]
+    fn the_end_of_the_other_process_and_other_messages_are_errors() {
+        let (one, other) = pair().unwrap();
+        send(&one, &"text", &[]).unwrap();
+        assert!(matches!(receive::<Start>(&other), Err(Error::Protocol(_))));
+        drop(one);
+        assert!(matches!(receive::<Start>(&other), Err(Error::Closed(_))));
+    }
+}

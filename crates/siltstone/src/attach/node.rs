@@ -1,0 +1,153 @@
+//! The block device node: a loop device over the file of the FUSE door.
+//!
+//! `losetup` of util-linux sets loop devices up: it knows the kernel's interfaces of all versions.
+
+use block::{Error, Result};
+use rustix::fs::{Mode, OFlags};
+use std::os::unix::fs::MetadataExt;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::time::Duration;
+
+/// Logical block sizes that a loop device can have, in bytes.
+pub const SECTOR_SIZES: [u32; 4] = [512, 1024, 2048, 4096];
+/// Time within which a loop device that has no users is released.
+const RELEASE_LIMIT: Duration = Duration::from_secs(10);
+/// Most processes that are named as users of a node.
+const MOST_NAMED: usize = 5;
+
+/// Runs `losetup`, and returns its output without the newline.
+fn losetup(arguments: &[&str]) -> Result<String> {
+    let output = Command::new("losetup").args(arguments).output();
+    let output = output.map_err(|error| Error::from_io(&error, "running losetup (of util-linux)"))?;
+    match output.status.success() {
+        true => Ok(String::from_utf8_lossy(&output.stdout).trim().to_owned()),
+        false => {
+            let text = String::from_utf8_lossy(&output.stderr).trim().to_owned();
+            Err(Error::io(format!("losetup {}: {text}", arguments.join(" "))))
+        }
+    }
+}
+
+/// Makes a loop device with direct I/O over a file. Blocks the thread.
+///
+/// # Errors
+/// Those of `losetup`.
+pub fn create(backing: &Path, sector_size: u32, read_only: bool) -> Result<PathBuf> {
+    let (size, file) = (sector_size.to_string(), backing.display().to_string());
+    let mut arguments = vec!["--find", "--show", "--partscan", "--direct-io=on", "--sector-size", &size];
+    if read_only {
+        arguments.push("--read-only");
+    }
+    arguments.push(&file);
+    let node = PathBuf::from(losetup(&arguments)?);
+    // With a block size that the file doesn't allow the kernel uses its cache without a word.
+    let attribute = attributes(&node).map(|folder| folder.join("loop/dio"));
+    match attribute.and_then(|path| std::fs::read_to_string(path).ok()).as_deref().map(str::trim) {
+        Some("1") => Ok(node),
+        _ => {
+            let refused = Error::unsupported(format!(
+                "{}: the kernel refused direct I/O on {file} with sectors of {size} bytes",
+                node.display()
+            ));
+            remove(&node, backing).and(Err(refused))
+        }
+    }
+}
+
+/// Removes the loop device over a file, if there is one. Blocks the thread. [`released`] follows.
+///
+/// # Errors
+/// Those of `losetup`.
+pub fn remove(node: &Path, file: &Path) -> Result<()> {
+    match is_over(node, file) {
+        true => losetup(&["--detach", &node.display().to_string()]).map(drop),
+        false => Ok(()),
+    }
+}
+
+/// Waits until a loop device that was removed is released: udev may look at it for a moment.
+///
+/// # Errors
+/// [`Error::Busy`] if it is still in use some seconds later: it is released with its last user then.
+pub async fn released(node: &Path, file: &Path) -> Result<()> {
+    let is_released = async || match is_over(node, file) {
+        false => Ok(()),
+        true => {
+            Err(Error::busy(format!("{}: still in use; it is removed with its last user", node.display())))
+        }
+    };
+    runtime::retry_while_busy(RELEASE_LIMIT, is_released).await
+}
+
+/// Whether a loop device is over this file. Its number may be another one's by now.
+fn is_over(node: &Path, file: &Path) -> bool {
+    // The kernel adds a word to the path of a file that was removed.
+    let backing = backing_file(node).map(|path| path.to_string_lossy().into_owned());
+    backing.is_some_and(|backing| backing.trim_end_matches(" (deleted)") == file.to_string_lossy())
+}
+
+fn attributes(node: &Path) -> Option<PathBuf> {
+    Some(Path::new("/sys/block").join(node.file_name()?))
+}
+
+/// File below a loop device; `None` if it has none.
+fn backing_file(node: &Path) -> Option<PathBuf> {
+    let text = std::fs::read_to_string(attributes(node)?.join("loop/backing_file")).ok()?;
+    Some(PathBuf::from(text.trim_end_matches('\n')))
+}
+
+/// The loop devices over a file, also over one whose server is gone.
+pub fn over(file: &Path) -> Vec<PathBuf> {
+    let Ok(entries) = std::fs::read_dir("/sys/block") else { return Vec::new() };
+    let nodes = entries.flatten().map(|entry| Path::new("/dev").join(entry.file_name()));
+    nodes.filter(|node| is_over(node, file)).collect()
+}
+
+/// Checks that nobody uses the loop device over a file: no mount, swap area, device above it, or process. Blocks the thread.
+///
+/// # Errors
+/// [`Error::Busy`] with the users.
+pub fn check_unused(node: &Path, file: &Path) -> Result<()> {
+    if !is_over(node, file) {
+        return Ok(());
+    }
+    let shown = node.display();
+    let flags = OFlags::RDONLY | OFlags::EXCL | OFlags::CLOEXEC;
+    match rustix::fs::open(node, flags, Mode::empty()) {
+        Ok(_) => {}
+        Err(rustix::io::Errno::BUSY) => {
+            return Err(Error::busy(format!(
+                "{shown} is in use: unmount it, and remove swap areas and devices on it first (lsblk {shown} lists them)"
+            )));
+        }
+        Err(error) => return Err(Error::from_io(&error.into(), &format!("opening {shown}"))),
+    }
+    match users(node)?.as_slice() {
+        [] => Ok(()),
+        users => Err(Error::busy(format!("{shown} is open in {}: close it there first", users.join(", ")))),
+    }
+}
+
+/// Processes that have a block device open, as `name (process)`.
+fn users(node: &Path) -> Result<Vec<String>> {
+    let looking = |error: std::io::Error| Error::from_io(&error, &format!("looking at {}", node.display()));
+    let device = std::fs::metadata(node).map_err(looking)?.rdev();
+    let processes = std::fs::read_dir("/proc").map_err(looking)?.flatten();
+    let mut users = Vec::new();
+    for process in processes.map(|entry| entry.path()) {
+        // Processes end meanwhile.
+        let Ok(files) = std::fs::read_dir(process.join("fd")) else { continue };
+        let is_user = files.flatten().any(|file| {
+            // Following a link to a file of a FUSE server may wait for it; device nodes are told by their path.
+            let path = std::fs::read_link(file.path()).unwrap_or_default();
+            path.starts_with("/dev") && std::fs::metadata(&path).is_ok_and(|found| found.rdev() == device)
+        });
+        if is_user && users.len() < MOST_NAMED {
+            let name = std::fs::read_to_string(process.join("comm")).unwrap_or_default();
+            let number = process.file_name().unwrap_or_default().to_string_lossy().into_owned();
+            users.push(format!("{} ({number})", name.trim()));
+        }
+    }
+    Ok(users)
+}

@@ -1,0 +1,76 @@
+//! systemd: units for `attach --systemd`, and the notification that a service is ready.
+
+use block::{Error, Result};
+use std::os::linux::net::SocketAddrExt;
+use std::os::unix::net::{SocketAddr, UnixDatagram};
+use std::path::Path;
+
+/// Tells systemd that the service is ready, if it was started by systemd (`NOTIFY_SOCKET`, sd_notify(3)).
+///
+/// # Errors
+/// Those of the kernel.
+pub fn notify_ready() -> Result<()> {
+    let Some(name) = std::env::var_os("NOTIFY_SOCKET") else { return Ok(()) };
+    let bytes = name.as_encoded_bytes();
+    let address = match bytes.strip_prefix(b"@") {
+        Some(name) => SocketAddr::from_abstract_name(name),
+        None => SocketAddr::from_pathname(&name),
+    };
+    let sent = address.and_then(|address| UnixDatagram::unbound()?.send_to_addr(b"READY=1", &address));
+    sent.map(|_| ()).map_err(|error| Error::from_io(&error, "notifying systemd (NOTIFY_SOCKET)"))
+}
+
+/// Quotes an argument of a command line in a unit (systemd.service(5), "Command lines").
+fn quoted(argument: &str) -> String {
+    let escaped = argument.replace('\\', "\\\\").replace('"', "\\\"").replace('$', "$$").replace('%', "%%");
+    format!("\"{escaped}\"")
+}
+
+/// Unit that attaches a stack under a name, and an example of a mount, with comments that say where they belong. `arguments`
+/// follow the stack on the command line.
+pub fn units(program: &Path, stack: &str, name: &str, arguments: &[String]) -> String {
+    let arguments: String = arguments.iter().map(|argument| format!(" {}", quoted(argument))).collect();
+    let (program, stack) = (quoted(&program.display().to_string()), quoted(stack));
+    format!(
+        "# /etc/systemd/system/siltstone-{name}.service
+[Unit]
+Description=Siltstone volume {name}
+DefaultDependencies=no
+After=systemd-tmpfiles-setup-dev.service
+Conflicts=umount.target
+Before=umount.target
+
+[Service]
+Type=notify
+NotifyAccess=main
+ExecStart={program} attach {stack} --name {name} --foreground{arguments}
+KillMode=mixed
+TimeoutStopSec=infinity
+LimitMEMLOCK=infinity
+
+[Install]
+WantedBy=multi-user.target
+
+# A file system on it, in /etc/fstab:
+#
+# /dev/siltstone/{name}  /srv/{name}  ext4  defaults,nofail,x-systemd.requires=siltstone-{name}.service,x-systemd.after=siltstone-{name}.service  0 0
+"
+    )
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn units_quote_what_systemd_would_expand() {
+        let text =
+            units(Path::new("/usr/bin/siltstone"), "ram(size=1GiB) 100% \"$a\"", "vol", &["--x=1".into()]);
+        let line = text.lines().find(|line| line.starts_with("ExecStart=")).unwrap();
+        assert_eq!(
+            line,
+            r#"ExecStart="/usr/bin/siltstone" attach "ram(size=1GiB) 100%% \"$$a\"" --name vol --foreground "--x=1""#
+        );
+        assert!(text.contains("Type=notify"));
+    }
+}

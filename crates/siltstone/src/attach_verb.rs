@@ -1,0 +1,238 @@
+//! `siltstone attach`, `list` and `detach`: block device nodes.
+
+use crate::arguments::{Attach, Detach, List};
+use crate::attach::holder::{self, Plan};
+use crate::attach::record::{self, Folder, Record};
+use crate::attach::requests::{self, DETACH};
+use crate::attach::{node, systemd};
+use crate::failure::Failure;
+use crate::kinds::registry;
+use crate::load;
+use crate::output::{print_json, print_line, say};
+use crate::table;
+use block::{Error, Result};
+use fuse::Mount;
+use runtime::Config;
+use serde_json::{Value, json};
+use std::io::{BufRead, BufReader};
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
+
+/// Attaches a stack.
+///
+/// # Errors
+/// A wrong stack or name; what is missing for a node; those of the server and of the node.
+pub fn attach(arguments: &Attach) -> Result<(), Failure> {
+    let stack = load::stack(&arguments.stack, &registry())?;
+    if arguments.stack == "-" {
+        return Err(Failure::Usage(
+            "a stack from standard input can't be attached: give a file or a line".into(),
+        ));
+    }
+    let top = stack.top_device().map_err(|error| Failure::Usage(error.detail().to_owned()))?;
+    stack.check(arguments.format)?;
+    let name = arguments.name.clone().unwrap_or_else(|| record::name_for(&arguments.stack, top.name()));
+    let folder = Folder::of(&name).map_err(|error| Failure::Usage(error.detail().to_owned()))?;
+    if arguments.systemd {
+        return print_units(arguments, &name);
+    }
+    check_machine()?;
+    match arguments.foreground || arguments.background {
+        true => hold(arguments, folder),
+        false => hold_in_background(arguments, &name),
+    }
+}
+
+/// Checks for what a node needs.
+fn check_machine() -> Result<(), Failure> {
+    let needs = |what: &str| {
+        Failure::World(format!("attach needs {what}; siltstone serve --nbd needs neither root nor devices"))
+    };
+    if !rustix::process::geteuid().is_root() {
+        return Err(needs("root, to make a block device: run it with sudo"));
+    }
+    for (path, module) in [("/dev/fuse", "fuse"), ("/dev/loop-control", "loop")] {
+        if !Path::new(path).exists() {
+            return Err(needs(&format!("{path}: load the kernel's module, modprobe {module}")));
+        }
+    }
+    Ok(())
+}
+
+fn absolute(stack: &str) -> String {
+    let path = Path::new(stack);
+    let found = path.is_file().then(|| std::fs::canonicalize(path).ok()).flatten();
+    found.map_or_else(|| stack.to_owned(), |path| path.display().to_string())
+}
+
+fn print_units(arguments: &Attach, name: &str) -> Result<(), Failure> {
+    let program = std::env::current_exe().unwrap_or_else(|_| PathBuf::from("siltstone"));
+    let mut others = vec![format!("--recover-within={}ms", arguments.recover_within.as_millis())];
+    others.extend(arguments.sector_size.map(|size| format!("--sector-size={size}")));
+    print_line(&systemd::units(&program, &absolute(&arguments.stack), name, &others))
+}
+
+/// Holds the attachment in this process.
+fn hold(arguments: &Attach, folder: Folder) -> Result<(), Failure> {
+    let stack = absolute(&arguments.stack);
+    let plan = Plan {
+        server_arguments: ["serve", "--holder", &stack].map(str::to_owned).to_vec(),
+        stack,
+        folder,
+        format: arguments.format,
+        sector_size: arguments.sector_size,
+        recover_within: arguments.recover_within,
+    };
+    let (as_json, background) = (arguments.json, arguments.background);
+    if background {
+        rustix::process::setsid().map_err(|error| Failure::World(format!("setsid: {error}")))?;
+    }
+    let log = background.then(|| plan.folder.log());
+    let attached = move |record: &Record| {
+        // The operator may have gone.
+        let _printed = match as_json || background {
+            true => print_line(&record.to_json().to_string()),
+            false => print_line(&link(&record.to_json())),
+        };
+        if background {
+            leave_output();
+        }
+    };
+    let held = runtime::run(Config::default(), move || async move {
+        plan.folder.create()?;
+        if let Some(log) = log {
+            redirect_errors(&log)?;
+        }
+        holder::hold(plan, attached).await
+    })?;
+    match (held, background) {
+        (Err(error), true) => {
+            print_json(&json!({ "error": error.detail() }))?;
+            Err(Failure::Said)
+        }
+        (held, _) => Ok(held?),
+    }
+}
+
+fn link(record: &Value) -> String {
+    record["link"].as_str().unwrap_or_default().to_owned()
+}
+
+/// Standard error of this process, and of servers, goes to a file from now on.
+fn redirect_errors(log: &Path) -> Result<()> {
+    let redirected = std::fs::File::create(log).and_then(|file| Ok(rustix::stdio::dup2_stderr(&file)?));
+    redirected.map_err(|error| Error::from_io(&error, &format!("the log {}", log.display())))
+}
+
+/// Lets the operator's pipe end, who waits for what is printed.
+fn leave_output() {
+    if let Ok(null) = std::fs::OpenOptions::new().write(true).open("/dev/null") {
+        let _left = rustix::stdio::dup2_stdout(&null);
+    }
+}
+
+/// Starts a holder that goes on when this process ends.
+fn hold_in_background(arguments: &Attach, name: &str) -> Result<(), Failure> {
+    let world = |error: std::io::Error| Failure::World(format!("starting the holder: {error}"));
+    let mut command = Command::new(std::env::current_exe().map_err(world)?);
+    command.args(["attach", "--background", "--name", name]);
+    command.arg(format!("--recover-within={}ms", arguments.recover_within.as_millis()));
+    command.args(arguments.sector_size.map(|size| format!("--sector-size={size}")));
+    command.args(arguments.format.then_some("--format"));
+    command.arg("--").arg(&arguments.stack);
+    let mut child = command.stdin(Stdio::null()).stdout(Stdio::piped()).spawn().map_err(world)?;
+    let mut line = String::new();
+    if let Some(stdout) = child.stdout.take() {
+        BufReader::new(stdout).read_line(&mut line).map_err(world)?;
+    }
+    let said: Value = serde_json::from_str(&line).unwrap_or_default();
+    if let Some(error) = said["error"].as_str() {
+        return Err(Failure::World(error.to_owned()));
+    }
+    if said["node"].is_null() {
+        return Err(Failure::World("the holder ended before the node was there".into()));
+    }
+    say(&format!("via fuse and a loop device: {}", said["node"].as_str().unwrap_or_default()));
+    match arguments.json {
+        true => print_json(&said),
+        false => print_line(&link(&said)),
+    }
+}
+
+/// Lists attachments.
+///
+/// # Errors
+/// Those of reading the records.
+pub fn list(arguments: &List) -> Result<(), Failure> {
+    let mut all = Vec::new();
+    for folder in Folder::all()? {
+        let mut entry = match folder.read()? {
+            Some(record) => record.to_json(),
+            None => json!({ "name": folder.name(), "state": "attaching" }),
+        };
+        if !folder.is_alive() {
+            entry["state"] = "lost".into();
+        }
+        all.push(entry);
+    }
+    if arguments.json {
+        return print_json(&Value::Array(all));
+    }
+    if all.is_empty() {
+        say("nothing is attached");
+        return Ok(());
+    }
+    let mut out = String::new();
+    let objects = all.iter().filter_map(Value::as_object);
+    table::rows(&mut out, 0, objects.map(|entry| (None, entry)));
+    print_line(&out)
+}
+
+/// Detaches a node.
+///
+/// # Errors
+/// [`Error::Busy`] while it is in use; an unknown name.
+pub fn detach(arguments: &Detach) -> Result<(), Failure> {
+    let folder = find(&arguments.name)?;
+    if requests::ask(&folder, DETACH)?.is_some() {
+        return Ok(());
+    }
+    if !rustix::process::geteuid().is_root() {
+        return Err(Failure::World(format!("detaching {} needs root: run it with sudo", folder.name())));
+    }
+    say(&format!("the holder of {} is gone; removing what it has left", folder.name()));
+    let removed = runtime::run(Config::default(), move || async move { remove_lost(&folder).await })?;
+    Ok(removed?)
+}
+
+/// The attachment of this name, link or node.
+fn find(name: &str) -> Result<Folder, Failure> {
+    let all = Folder::all()?;
+    let path = std::fs::canonicalize(name).ok();
+    let is_it = |folder: &&Folder| {
+        let node = folder.read().ok().flatten().map(|record| record.node);
+        folder.name() == name || folder.link() == Path::new(name) || node.is_some() && node == path
+    };
+    let names = || all.iter().map(Folder::name).collect::<Vec<_>>().join(", ");
+    all.iter().find(is_it).cloned().ok_or_else(|| {
+        Failure::World(format!("{name}: nothing of this name is attached; expected one of: {}", names()))
+    })
+}
+
+/// Removes node, mount and folder of an attachment without a holder.
+async fn remove_lost(folder: &Folder) -> Result<()> {
+    let volume = folder.volume();
+    for node in node::over(&volume) {
+        let (removing, file) = (node.clone(), volume.clone());
+        runtime::blocking(move || {
+            node::check_unused(&removing, &file)?;
+            node::remove(&removing, &file)
+        })
+        .await?;
+        node::released(&node, &volume).await?;
+    }
+    match Mount::existing(volume).unmount().await {
+        Ok(()) | Err(Error::NotFound(_)) => folder.remove(),
+        Err(error) => Err(error),
+    }
+}
