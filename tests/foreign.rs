@@ -3,6 +3,7 @@
 //! Promises: every program and server has a deadline and is ended by its own process id, also when a test fails;
 //! what a program said stands in the failure. Left to the tests: which programs they need ([`need!`](crate::need)).
 
+mod attached;
 mod fuse;
 mod process;
 mod promised;
@@ -10,6 +11,7 @@ mod raw_client;
 mod server;
 mod stacks;
 
+pub use attached::{Attached, can_attach};
 pub use fuse::{Fuse, can_mount_loop, has_fuse};
 pub use process::{Finished, PATTERN_CHUNK, is_installed, is_root, random_file, run, run_shell};
 pub use promised::Promised;

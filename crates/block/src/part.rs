@@ -59,6 +59,12 @@ pub trait DevicePart: Part {
         None
     }
 
+    /// Whether acknowledged writes survive the end of this process without a flush, though not that of the machine: they are in
+    /// another one's hands, such as the kernel's. A part that can't tell returns false.
+    fn keeps_acknowledged(&self) -> bool {
+        false
+    }
+
     /// Returns an earlier version of the device, or another one that began as a copy, by the name that it was given
     /// when it was created. It is closed before this part is. A part that keeps no versions returns
     /// [`Error::Unsupported`].
@@ -76,6 +82,12 @@ pub trait DevicePart: Part {
 pub trait ZonesPart: Part {
     /// Geometry, before any handle is opened.
     fn geometry(&self) -> &ZoneGeometry;
+
+    /// Whether acknowledged writes survive the end of this process without a flush, though not that of the machine: they are in
+    /// another one's hands, such as the kernel's. A part that can't tell returns false.
+    fn keeps_acknowledged(&self) -> bool {
+        false
+    }
 
     /// Opens a handle for the calling shard. A shard opens a part once and shares the handle.
     fn open(&self) -> Call<'_, Result<Rc<dyn Zones>>>;

@@ -338,6 +338,10 @@ impl DevicePart for FilePart {
         &self.geometry
     }
 
+    fn keeps_acknowledged(&self) -> bool {
+        true
+    }
+
     fn open(&self) -> Call<'_, Result<Rc<dyn Device>>> {
         Call::new(async move {
             let (file, alignment) = self.open_file().await?;

@@ -91,6 +91,10 @@ impl DevicePart for SpreadPart {
         self.legs.iter().filter_map(|leg| leg.only_in_cache()).reduce(|one, other| one + other)
     }
 
+    fn keeps_acknowledged(&self) -> bool {
+        self.legs.iter().all(|leg| leg.keeps_acknowledged())
+    }
+
     fn open(&self) -> Call<'_, Result<Rc<dyn Device>>> {
         Call::new(async move {
             let mut legs = Vec::with_capacity(self.legs.len());

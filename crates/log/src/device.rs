@@ -51,6 +51,7 @@ pub struct Shared {
     pub recovered: Recovered,
     buffer: Arc<crate::buffered::Buffered>,
     version: VersionId,
+    keeps_acknowledged: bool,
     map: Arc<dyn Map>,
     blocks_at_once: u64,
     geometry: DeviceGeometry,
@@ -105,16 +106,17 @@ impl Shared {
             read_only: !entry.writable,
         };
         Ok(Shared {
-            zones,
             layout: core.layout,
             readers: core.kit().readers.clone(),
             counters: core.kit().counters.clone(),
             recovered,
             buffer: core.buffer.clone(),
             version,
+            keeps_acknowledged: core.settings.acknowledge == Acknowledge::Log && zones.keeps_acknowledged(),
             map: entry.map.clone(),
             blocks_at_once: core.settings.blocks_at_once,
             geometry,
+            zones,
         })
     }
 }
@@ -180,6 +182,10 @@ impl DevicePart for LogPart {
         &self.shared.geometry
     }
 
+    fn keeps_acknowledged(&self) -> bool {
+        self.shared.keeps_acknowledged
+    }
+
     fn open(&self) -> Call<'_, Result<Rc<dyn Device>>> {
         Call::new(open_handle(&self.home, &self.shared))
     }
@@ -232,6 +238,10 @@ impl Part for VersionPart {
 impl DevicePart for VersionPart {
     fn geometry(&self) -> &DeviceGeometry {
         &self.shared.geometry
+    }
+
+    fn keeps_acknowledged(&self) -> bool {
+        self.shared.keeps_acknowledged
     }
 
     fn open(&self) -> Call<'_, Result<Rc<dyn Device>>> {

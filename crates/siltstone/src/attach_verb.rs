@@ -23,12 +23,12 @@ use std::process::{Command, Stdio};
 /// # Errors
 /// A wrong stack or name; what is missing for a node; those of the server and of the node.
 pub fn attach(arguments: &Attach) -> Result<(), Failure> {
-    let stack = load::stack(&arguments.stack, &registry())?;
     if arguments.stack == "-" {
         return Err(Failure::Usage(
             "a stack from standard input can't be attached: give a file or a line".into(),
         ));
     }
+    let stack = load::stack(&arguments.stack, &registry())?;
     let top = stack.top_device().map_err(|error| Failure::Usage(error.detail().to_owned()))?;
     stack.check(arguments.format)?;
     let name = arguments.name.clone().unwrap_or_else(|| record::name_for(&arguments.stack, top.name()));
@@ -107,7 +107,7 @@ fn hold(arguments: &Attach, folder: Folder) -> Result<(), Failure> {
     })?;
     match (held, background) {
         (Err(error), true) => {
-            print_json(&json!({ "error": error.detail() }))?;
+            print_line(&json!({ "error": error.to_string() }).to_string())?;
             Err(Failure::Said)
         }
         (held, _) => Ok(held?),

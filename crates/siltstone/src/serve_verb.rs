@@ -126,6 +126,7 @@ impl Attached {
             bytes: geometry.bytes(),
             block_size: geometry.block_size.bytes() as u32,
             read_only: geometry.read_only,
+            keeps_acknowledged: self.device.keeps_acknowledged(),
         };
         handover::send(&self.socket, &ready, &session.descriptors()?)
     }

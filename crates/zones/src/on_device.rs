@@ -156,6 +156,10 @@ impl ZonesPart for OnDevice {
         &self.volume.geometry
     }
 
+    fn keeps_acknowledged(&self) -> bool {
+        self.device.keeps_acknowledged()
+    }
+
     fn open(&self) -> Call<'_, Result<Rc<dyn Zones>>> {
         Call::new(async move {
             let device = self.device.open().await?;

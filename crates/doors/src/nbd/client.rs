@@ -124,6 +124,10 @@ impl DevicePart for NbdClient {
         &self.geometry
     }
 
+    fn keeps_acknowledged(&self) -> bool {
+        true
+    }
+
     fn open(&self) -> Call<'_, Result<Rc<dyn Device>>> {
         Call::new(async move {
             let several = self.config.connections > 1 || runtime::shard_count() > 1;

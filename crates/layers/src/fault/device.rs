@@ -67,6 +67,10 @@ impl DevicePart for FaultDevicePart {
         self.inner.only_in_cache()
     }
 
+    fn keeps_acknowledged(&self) -> bool {
+        self.inner.keeps_acknowledged()
+    }
+
     fn open(&self) -> Call<'_, Result<Rc<dyn Device>>> {
         Call::new(async move {
             let inner = self.inner.open().await?;

@@ -52,6 +52,10 @@ impl ZonesPart for FaultZonesPart {
         self.inner.geometry()
     }
 
+    fn keeps_acknowledged(&self) -> bool {
+        self.inner.keeps_acknowledged()
+    }
+
     fn open(&self) -> Call<'_, Result<Rc<dyn Zones>>> {
         Call::new(async move {
             let inner = self.inner.open().await?;

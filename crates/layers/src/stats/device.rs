@@ -64,6 +64,10 @@ impl DevicePart for StatsDevicePart {
         self.inner.only_in_cache()
     }
 
+    fn keeps_acknowledged(&self) -> bool {
+        self.inner.keeps_acknowledged()
+    }
+
     fn open(&self) -> Call<'_, Result<Rc<dyn Device>>> {
         Call::new(async move {
             let inner = self.inner.open().await?;

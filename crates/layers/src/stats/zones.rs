@@ -62,6 +62,10 @@ impl ZonesPart for StatsZonesPart {
         self.inner.geometry()
     }
 
+    fn keeps_acknowledged(&self) -> bool {
+        self.inner.keeps_acknowledged()
+    }
+
     fn open(&self) -> Call<'_, Result<Rc<dyn Zones>>> {
         Call::new(async move {
             let inner = self.inner.open().await?;

@@ -24,7 +24,7 @@ pub struct WriteCachePart {
     /// Number of blocks in the index, for every shard.
     cached_blocks: Arc<AtomicU64>,
     /// Origin and cache device, which live as long as this part.
-    _devices: [Arc<dyn DevicePart>; 2],
+    devices: [Arc<dyn DevicePart>; 2],
 }
 
 impl WriteCachePart {
@@ -62,7 +62,7 @@ impl WriteCachePart {
         if core.fast.geometry().volatile_cache {
             core.tasks.spawn(commit::run(core.clone())).detach();
         }
-        Ok(WriteCachePart { home: Home::here(core), geometry, cached_blocks, _devices: [origin, fast] })
+        Ok(WriteCachePart { home: Home::here(core), geometry, cached_blocks, devices: [origin, fast] })
     }
 }
 
@@ -170,6 +170,10 @@ impl DevicePart for WriteCachePart {
 
     fn only_in_cache(&self) -> Option<u64> {
         Some(self.cached_blocks.load(Ordering::Relaxed) * self.geometry.block_size.bytes())
+    }
+
+    fn keeps_acknowledged(&self) -> bool {
+        self.devices[1].keeps_acknowledged()
     }
 
     fn open(&self) -> Call<'_, Result<Rc<dyn Device>>> {

@@ -39,6 +39,8 @@ pub struct Ready {
     pub block_size: u32,
     /// Whether writes are refused.
     pub read_only: bool,
+    /// Whether acknowledged writes survive the server: only then another one may take over.
+    pub keeps_acknowledged: bool,
 }
 
 fn failed(error: rustix::io::Errno, doing: &str) -> Error {

@@ -2,7 +2,8 @@
 //!
 //! # Promises
 //! - A server that ends without having been told so is replaced. Requests wait for at most [`Plan::recover_within`]; then the
-//!   connection is aborted and they fail.
+//!   connection is aborted and they fail. They fail at once where the server had acknowledged writes from its own memory
+//!   ([`block::DevicePart::keeps_acknowledged`]): a file system that went on would find them missing.
 //! - The node is only detached while nobody uses it. A signal that comes while it is in use is reported, and changes nothing.
 //! - Its memory is locked, and it is the last process that the kernel kills for lack of memory.
 //!
@@ -158,10 +159,13 @@ fn protect() {
     lock_memory();
 }
 
-/// Locks the memory of this process, that it has and will have. Children don't inherit it.
+/// Loads and locks the memory that this process has and will have. Children don't inherit it.
+///
+/// Beside paging, this keeps recoveries free of errors: when a server is killed while the kernel copies a request to a page that isn't
+/// there yet, the kernel fails the request (EIO) instead of sending it to the next server.
 pub fn lock_memory() {
     use rustix::mm::MlockAllFlags;
-    let flags = MlockAllFlags::CURRENT | MlockAllFlags::FUTURE | MlockAllFlags::ONFAULT;
+    let flags = MlockAllFlags::CURRENT | MlockAllFlags::FUTURE;
     if let Err(error) = rustix::mm::mlockall(flags) {
         tracing::warn!("locking memory: {error}");
     }
@@ -383,12 +387,16 @@ impl Holder {
 
     /// Starts servers until one serves, after one was lost.
     async fn replace_server(&mut self, status: ExitStatus) {
-        tracing::error!(
-            "the server (process {}) ended with {status}; starting another one",
-            self.record.server
-        );
+        tracing::error!("the server (process {}) ended with {status}", self.record.server);
         self.server = None;
         self.record.lost_servers += 1;
+        if self.connection.as_ref().is_some_and(|(_, ready)| !ready.keeps_acknowledged) {
+            tracing::error!(
+                "this stack acknowledges writes from its server's memory, which are lost: requests fail from now on"
+            );
+            self.connection = None;
+            return self.set_state(State::Failed);
+        }
         self.set_state(State::Recovering);
         let until = runtime::now() + self.plan.recover_within;
         loop {
