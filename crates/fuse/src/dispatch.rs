@@ -4,8 +4,8 @@
 use crate::file_system::{Context, CopyRange, FileSystem, Read, Release, SetAttributes, Write};
 use crate::negotiation::{MAX_WRITE, Negotiated};
 use crate::protocol::{
-    CopyFileRangeOut, GetxattrOut, HEAD_BYTES, InHeader, LseekOut, ReleaseIn, WriteOut, flag,
-    init_flag, opcode,
+    CopyFileRangeOut, GetxattrOut, HEAD_BYTES, InHeader, LseekOut, ReleaseIn, WriteOut, flag, init_flag,
+    opcode,
 };
 use crate::reply::{self, DirectoryEntries, DirectoryEntriesPlus};
 use crate::request::{self, Malformed, Operation};
@@ -144,8 +144,7 @@ async fn carry_out(
             reply::with(unique, &attributes.cached_for(time))
         }
         Operation::SetAttributes(arguments) => {
-            let (attributes, time) =
-                fs.set_attributes(context, node, SetAttributes::of(&arguments)).await?;
+            let (attributes, time) = fs.set_attributes(context, node, SetAttributes::of(&arguments)).await?;
             reply::with(unique, &attributes.cached_for(time))
         }
         Operation::ReadLink => reply::data(unique, &fs.read_link(context, node).await?.into()),

@@ -6,9 +6,7 @@
 //!
 //! Locks (`flock`, POSIX) are left to the kernel.
 
-use crate::protocol::{
-    Attr, AttrOut, EntryOut, OpenOut, SetattrIn, StatfsOut, UNIQUE_RESENT, flag, valid,
-};
+use crate::protocol::{Attr, AttrOut, EntryOut, OpenOut, SetattrIn, StatfsOut, UNIQUE_RESENT, flag, valid};
 use crate::reply::{DirectoryEntries, DirectoryEntriesPlus};
 use block::{Buffer, Call, Data, Error, Payload, Result};
 use std::rc::Rc;
@@ -198,10 +196,8 @@ impl SetAttributes {
             size: is(valid::SIZE).then_some(arguments.size),
             accessed: time(valid::ATIME, valid::ATIME_NOW, arguments.atime, arguments.atimensec),
             modified: time(valid::MTIME, valid::MTIME_NOW, arguments.mtime, arguments.mtimensec),
-            changed: is(valid::CTIME).then_some(Timestamp {
-                seconds: arguments.ctime as i64,
-                nanoseconds: arguments.ctimensec,
-            }),
+            changed: is(valid::CTIME)
+                .then_some(Timestamp { seconds: arguments.ctime as i64, nanoseconds: arguments.ctimensec }),
             clear_set_id: is(valid::KILL_SUIDGID),
         }
     }
@@ -569,7 +565,14 @@ pub trait FileSystem {
     }
 
     /// Returns the next offset with data (SEEK_DATA) or in a hole (SEEK_HOLE).
-    fn seek(&self, context: Context, node: u64, handle: u64, offset: u64, whence: i32) -> Call<'_, Result<u64>> {
+    fn seek(
+        &self,
+        context: Context,
+        node: u64,
+        handle: u64,
+        offset: u64,
+        whence: i32,
+    ) -> Call<'_, Result<u64>> {
         missing()
     }
 

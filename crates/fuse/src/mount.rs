@@ -9,7 +9,9 @@
 
 use block::{Error, Result};
 use rustix::mount::{MountFlags, UnmountFlags};
-use rustix::net::{AddressFamily, RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, SocketFlags, SocketType};
+use rustix::net::{
+    AddressFamily, RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, SocketFlags, SocketType,
+};
 use std::ffi::CString;
 use std::io::IoSliceMut;
 use std::os::fd::{AsRawFd, OwnedFd};
@@ -114,9 +116,9 @@ fn mount(options: &MountOptions) -> Result<(Mount, OwnedFd)> {
 
 fn mount_directly(options: &MountOptions, path: &Path, mode: u32) -> Result<OwnedFd> {
     let device = runtime::message_device::open(Path::new(DEVICE)).map_err(|error| match error {
-        Error::NotFound(_) | Error::Os(libc::ENODEV | libc::ENXIO, _) => {
-            Error::not_found(format!("{DEVICE}: not there; expected the kernel's FUSE module; run: modprobe fuse"))
-        }
+        Error::NotFound(_) | Error::Os(libc::ENODEV | libc::ENXIO, _) => Error::not_found(format!(
+            "{DEVICE}: not there; expected the kernel's FUSE module; run: modprobe fuse"
+        )),
         other => other,
     })?;
     let (user, group) = (rustix::process::getuid().as_raw(), rustix::process::getgid().as_raw());

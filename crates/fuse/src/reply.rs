@@ -124,7 +124,10 @@ mod tests {
         assert_eq!(header, OutHeader { len: 25, error: 0, unique: 9 });
         assert_eq!(reply.slices()[1].as_ptr(), body.as_ptr(), "shared");
         let failed = error(9, 5000).to_data();
-        assert_eq!(OutHeader::read_from_bytes(&failed), Ok(OutHeader { len: 16, error: -libc::EIO, unique: 9 }));
+        assert_eq!(
+            OutHeader::read_from_bytes(&failed),
+            Ok(OutHeader { len: 16, error: -libc::EIO, unique: 9 })
+        );
     }
 
     #[test]

@@ -19,19 +19,44 @@ use zerocopy::FromBytes;
 #[allow(missing_docs)] // The operations are those of the trait `FileSystem`.
 pub enum Operation<'a> {
     Init(InitIn),
-    Lookup { name: &'a [u8] },
-    Forget { lookups: u64 },
+    Lookup {
+        name: &'a [u8],
+    },
+    Forget {
+        lookups: u64,
+    },
     BatchForget(Forgets<'a>),
     GetAttributes(GetattrIn),
     SetAttributes(SetattrIn),
     ReadLink,
-    SymbolicLink { name: &'a [u8], target: &'a [u8] },
-    MakeNode { arguments: MknodIn, name: &'a [u8] },
-    MakeDirectory { arguments: MkdirIn, name: &'a [u8] },
-    Unlink { name: &'a [u8] },
-    RemoveDirectory { name: &'a [u8] },
-    Rename { name: &'a [u8], to: u64, new_name: &'a [u8], flags: u32 },
-    Link { node: u64, name: &'a [u8] },
+    SymbolicLink {
+        name: &'a [u8],
+        target: &'a [u8],
+    },
+    MakeNode {
+        arguments: MknodIn,
+        name: &'a [u8],
+    },
+    MakeDirectory {
+        arguments: MkdirIn,
+        name: &'a [u8],
+    },
+    Unlink {
+        name: &'a [u8],
+    },
+    RemoveDirectory {
+        name: &'a [u8],
+    },
+    Rename {
+        name: &'a [u8],
+        to: u64,
+        new_name: &'a [u8],
+        flags: u32,
+    },
+    Link {
+        node: u64,
+        name: &'a [u8],
+    },
     Open(OpenIn),
     Read(ReadIn),
     /// The data isn't part of the arguments.
@@ -39,24 +64,45 @@ pub enum Operation<'a> {
     Statistics,
     Release(ReleaseIn),
     Sync(FsyncIn),
-    SetExtended { name: &'a [u8], value: &'a [u8], flags: u32 },
-    GetExtended { name: &'a [u8], size: u32 },
-    ListExtended { size: u32 },
-    RemoveExtended { name: &'a [u8] },
+    SetExtended {
+        name: &'a [u8],
+        value: &'a [u8],
+        flags: u32,
+    },
+    GetExtended {
+        name: &'a [u8],
+        size: u32,
+    },
+    ListExtended {
+        size: u32,
+    },
+    RemoveExtended {
+        name: &'a [u8],
+    },
     Flush(FlushIn),
     OpenDirectory(OpenIn),
     ReadDirectory(ReadIn),
     ReadDirectoryPlus(ReadIn),
     ReleaseDirectory(ReleaseIn),
     SyncDirectory(FsyncIn),
-    Access { mask: u32 },
-    Create { arguments: CreateIn, name: &'a [u8] },
+    Access {
+        mask: u32,
+    },
+    Create {
+        arguments: CreateIn,
+        name: &'a [u8],
+    },
     TemporaryFile(CreateIn),
-    Interrupt { unique: u64 },
+    Interrupt {
+        unique: u64,
+    },
     Destroy,
     Allocate(FallocateIn),
     Seek(LseekIn),
-    CopyRange { arguments: CopyFileRangeIn, long_reply: bool },
+    CopyRange {
+        arguments: CopyFileRangeIn,
+        long_reply: bool,
+    },
     SyncFileSystem,
     /// IOCTL.
     Control,
@@ -94,7 +140,10 @@ impl std::fmt::Display for Malformed {
     fn fmt(&self, formatter: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         match self {
             Malformed::Length(read, stated) => {
-                write!(formatter, "FUSE request of {read} bytes: its header has length {stated}; expected the same")
+                write!(
+                    formatter,
+                    "FUSE request of {read} bytes: its header has length {stated}; expected the same"
+                )
             }
             Malformed::Arguments(opcode) => write!(formatter, "FUSE request {opcode}: arguments too short"),
             Malformed::Name(opcode) => write!(
@@ -182,7 +231,11 @@ impl<'a> Arguments<'a> {
 ///
 /// # Errors
 /// What is malformed.
-pub fn parse<'a>(header: &InHeader, arguments: &'a [u8], setxattr_ext: bool) -> Result<Operation<'a>, Malformed> {
+pub fn parse<'a>(
+    header: &InHeader,
+    arguments: &'a [u8],
+    setxattr_ext: bool,
+) -> Result<Operation<'a>, Malformed> {
     let extensions = match header.opcode {
         opcode::WRITE => 0,
         _ => usize::from(header.total_extlen) * 8,
@@ -196,7 +249,8 @@ pub fn parse<'a>(header: &InHeader, arguments: &'a [u8], setxattr_ext: bool) -> 
         opcode::FORGET => Operation::Forget { lookups: arguments.take::<ForgetIn>()?.nlookup },
         opcode::BATCH_FORGET => {
             let count = arguments.take::<BatchForgetIn>()?.count as usize;
-            let bytes = count.checked_mul(size_of::<ForgetOne>()).ok_or(Malformed::Arguments(header.opcode))?;
+            let bytes =
+                count.checked_mul(size_of::<ForgetOne>()).ok_or(Malformed::Arguments(header.opcode))?;
             Operation::BatchForget(Forgets(arguments.bytes(bytes)?))
         }
         opcode::GETATTR => Operation::GetAttributes(arguments.take()?),
@@ -341,7 +395,9 @@ mod tests {
     fn extensions_are_no_arguments() {
         let (mut header, bytes) = frame(opcode::MKDIR, &[&[0; 8][..], b"dir\0", &[0xFF; 16]].concat());
         header.total_extlen = 2;
-        let Ok(Operation::MakeDirectory { name, .. }) = parse(&header, &bytes, true) else { panic!("a mkdir") };
+        let Ok(Operation::MakeDirectory { name, .. }) = parse(&header, &bytes, true) else {
+            panic!("a mkdir")
+        };
         assert_eq!(name, b"dir");
         header.total_extlen = 9;
         assert_eq!(parse(&header, &bytes, true), Err(Malformed::Arguments(opcode::MKDIR)));

@@ -154,7 +154,8 @@ impl Session {
             return Err(Error::invalid(format!("{}: no descriptor of {DEVICE}", mount.path().display())));
         };
         // Before the first read: what this server has read must not be sent again.
-        let doing = |error: rustix::io::Errno| Error::from_io(&error.into(), "asking for unanswered requests");
+        let doing =
+            |error: rustix::io::Errno| Error::from_io(&error.into(), "asking for unanswered requests");
         rustix::io::write(first, reply::notification(notify::RESEND).as_bytes()).map_err(doing)?;
         let shared = start(part, devices, negotiated).await?;
         Ok(Session { shared, mount, negotiated })
@@ -233,7 +234,9 @@ async fn remove(mount: &Mount) {
 }
 
 fn duplicate(device: &OwnedFd) -> Result<OwnedFd> {
-    device.try_clone().map_err(|error| Error::from_io(&error, &format!("duplicating a descriptor of {DEVICE}")))
+    device
+        .try_clone()
+        .map_err(|error| Error::from_io(&error, &format!("duplicating a descriptor of {DEVICE}")))
 }
 
 /// Answers INIT.
@@ -289,7 +292,8 @@ async fn start(
     });
     for (shard, device) in devices.into_iter().enumerate() {
         let (part, its) = (part.clone(), shared.clone());
-        let started = runtime::spawn_on(ShardIndex(shard), move || start_shard(part, its, device, negotiated));
+        let started =
+            runtime::spawn_on(ShardIndex(shard), move || start_shard(part, its, device, negotiated));
         if let Err(error) = started.await.and_then(|started| started) {
             shared.end(Ended::Left);
             shared.left(shards - shard);
@@ -393,7 +397,10 @@ async fn work(workers: &Rc<Workers>, served: &Served) {
 }
 
 /// Waits for a future, until the other one ends.
-async fn until<T>(mut stopped: Pin<&mut impl Future<Output = ()>>, future: impl Future<Output = T>) -> Option<T> {
+async fn until<T>(
+    mut stopped: Pin<&mut impl Future<Output = ()>>,
+    future: impl Future<Output = T>,
+) -> Option<T> {
     let mut future = pin!(future);
     poll_fn(|context| match future.as_mut().poll(context) {
         Poll::Ready(output) => Poll::Ready(Some(output)),

@@ -53,7 +53,12 @@ pub fn open(path: &Path) -> Result<OwnedFd> {
 ///
 /// # Errors
 /// Those of the kernel.
-pub fn ioctl_with_descriptor(target: &OwnedFd, request: u32, source: BorrowedFd<'_>, doing: &str) -> Result<()> {
+pub fn ioctl_with_descriptor(
+    target: &OwnedFd,
+    request: u32,
+    source: BorrowedFd<'_>,
+    doing: &str,
+) -> Result<()> {
     let number = source.as_raw_fd();
     // SAFETY: the argument is valid for the four bytes that requests of this form read.
     match unsafe { libc::ioctl(target.as_raw_fd(), request as libc::Ioctl, std::ptr::from_ref(&number)) } {

@@ -88,10 +88,7 @@ impl Operation {
     /// files end by themselves, and cancelling one could leave a write half done.
     pub(crate) fn waits_for_a_peer(&self) -> bool {
         use Operation::{Accept, Connect, Receive, ReceiveMessage, Send};
-        matches!(
-            self,
-            Accept { .. } | Connect { .. } | Receive { .. } | Send { .. } | ReceiveMessage { .. }
-        )
+        matches!(self, Accept { .. } | Connect { .. } | Receive { .. } | Send { .. } | ReceiveMessage { .. })
     }
 
     /// Whether the result is a new descriptor, which an abandoned operation must close.

@@ -208,7 +208,10 @@ fn parallel_writes_of_parts_of_a_block_lose_nothing() {
                             file.write_all_at(&[value; PIECE], at).expect("written");
                             let mut found = [0; PIECE];
                             file.read_exact_at(&mut found, at).expect("read");
-                            assert_eq!(found, [value; PIECE], "round {round}, block {block}, writer {writer}");
+                            assert_eq!(
+                                found, [value; PIECE],
+                                "round {round}, block {block}, writer {writer}"
+                            );
                         }
                     }
                 })
@@ -307,7 +310,12 @@ fn what_lies_at_the_path() {
     let first = Served::new(ram(1 << 20, 4096));
     let start = |path: &Path| {
         let device = ram(1 << 20, 512);
-        Served::with(first.folder.clone(), path.to_owned(), Settings::default(), move || async move { device })
+        Served::with(
+            first.folder.clone(),
+            path.to_owned(),
+            Settings::default(),
+            move || async move { device },
+        )
     };
     let Err(error) = start(&first.path) else { panic!("a file is mounted there") };
     assert_eq!(error.errno(), libc::EBUSY, "{error}");
