@@ -333,6 +333,7 @@ async fn start_shard(
     device: OwnedFd,
     negotiated: Negotiated,
 ) -> Result<()> {
+    runtime::serve_write_back();
     let file_system = part.open().await?;
     let served = Served { device: MessageDevice::from_descriptor(device, DEVICE)?, file_system };
     let workers = Rc::new(Workers {
