@@ -9,7 +9,7 @@ use std::os::unix::fs::FileExt;
 use std::path::PathBuf;
 use std::sync::Arc;
 
-/// Reads and writes, from several threads, and returns how often memory was allocated meanwhile.
+/// Reads bytes and writes blocks, from several threads, and returns how often memory was allocated meanwhile.
 fn work(file: &File, requests: u64) -> u64 {
     let before = everywhere();
     std::thread::scope(|scope| {
@@ -18,12 +18,10 @@ fn work(file: &File, requests: u64) -> u64 {
             let run = move || {
                 let mut bytes = [0; 8192];
                 for number in 0..requests {
-                    let offset = (thread * 31 + number) % 1000 * 4096 + number % 3 * 512;
+                    let offset = (thread * 31 + number) % 1000 * 4096;
                     match number % 4 {
-                        0 => {
-                            file.write_all_at(&bytes[..4096 - number as usize % 2], offset).expect("written")
-                        }
-                        _ => file.read_exact_at(&mut bytes, offset).expect("read"),
+                        0 => file.write_all_at(&bytes[..4096], offset).expect("written"),
+                        _ => file.read_exact_at(&mut bytes, offset + number % 512).expect("read"),
                     }
                 }
             };

@@ -56,10 +56,7 @@ fn many_receives_wait_and_each_takes_one_message() {
         let mut receiving = Vec::new();
         for number in 0..50_u64 {
             let device = device.clone();
-            receiving.push(runtime::spawn(async move {
-                // EAGAIN would be a read without a poll before it.
-                received(&device).await.unwrap().0[0]
-            }));
+            receiving.push(runtime::spawn(async move { received(&device).await.unwrap().0[0] }));
             if number % 3 == 0 {
                 // An odd number of entries between.
                 runtime::sleep(Duration::ZERO).await;
