@@ -172,10 +172,14 @@ async fn carry_out(
             reply::with(unique, &fs.open(context, node, arguments.flags as i32).await?.frame())
         }
         Operation::Read(arguments) => {
+            // To shorten it would show the end of the file.
+            if arguments.size as usize > MAX_WRITE {
+                return Err(Error::invalid("a read of more bytes than were negotiated"));
+            }
             let read = Read {
                 handle: arguments.fh,
                 offset: arguments.offset,
-                size: arguments.size.min(MAX_WRITE as u32),
+                size: arguments.size,
                 flags: arguments.flags as i32,
             };
             let bytes = fs.read(context, node, read).await?;

@@ -107,7 +107,7 @@ fn mount(options: &MountOptions) -> Result<(Mount, OwnedFd)> {
     let path = std::fs::canonicalize(&options.path).map_err(looking)?;
     match mount_directly(options, &path, metadata.mode()) {
         Err(Error::PermissionDenied(_) | Error::Os(libc::EPERM, _)) => {
-            let device = mount_by_helper(options, &path)?;
+            let device = mount_by_helper(HELPER, options, &path)?;
             Ok((Mount { path }, device))
         }
         other => other.map(|device| (Mount { path }, device)),
@@ -139,7 +139,7 @@ fn mount_directly(options: &MountOptions, path: &Path, mode: u32) -> Result<Owne
 }
 
 /// Mounts by `fusermount3`, which sends the open device over the socket that its environment names.
-fn mount_by_helper(options: &MountOptions, path: &Path) -> Result<OwnedFd> {
+fn mount_by_helper(helper: &str, options: &MountOptions, path: &Path) -> Result<OwnedFd> {
     let socket = |error| failed(error, "making a socket for fusermount3");
     let (ours, theirs) =
         rustix::net::socketpair(AddressFamily::UNIX, SocketType::STREAM, SocketFlags::CLOEXEC, None)
@@ -152,7 +152,7 @@ fn mount_by_helper(options: &MountOptions, path: &Path) -> Result<OwnedFd> {
     if options.allow_other {
         text.push_str(",allow_other");
     }
-    let mut command = Command::new(HELPER);
+    let mut command = Command::new(helper);
     command.args(["-o", &text, "--"]).arg(path).env("_FUSE_COMMFD", "0").stdin(Stdio::from(theirs));
     run_helper(&mut command, &format!("mounting {}", path.display()))?;
     let mut space = [std::mem::MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
@@ -202,5 +202,54 @@ fn unmount(path: &Path, lazily: bool) -> Result<()> {
         }
         Err(rustix::io::Errno::INVAL) => Err(Error::not_found(format!("{doing}: not mounted"))),
         Err(error) => Err(failed(error, doing)),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::os::unix::fs::PermissionsExt;
+
+    /// Mounts as `fusermount3` does, and sends the device.
+    const SCRIPT: &str = "#!/usr/bin/env python3
+import array, ctypes, os, socket, sys
+assert sys.argv[1] == '-o' and sys.argv[3] == '--', sys.argv
+assert sys.argv[2].split(',')[:3] == ['ro', 'nosuid', 'nodev'], sys.argv
+fd, path = os.open('/dev/fuse', os.O_RDWR), sys.argv[4].encode()
+options = b'fd=%d,rootmode=40000,user_id=0,group_id=0' % fd
+libc = ctypes.CDLL(None, use_errno=True)
+assert libc.mount(b'test', path, b'fuse', 1, options) == 0, os.strerror(ctypes.get_errno())
+sent = (socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array('i', [fd]))
+socket.socket(fileno=int(os.environ['_FUSE_COMMFD'])).sendmsg([b'x'], [sent])
+";
+
+    #[test]
+    fn a_helper_sends_the_device_that_it_mounted() {
+        let python = Command::new("python3").arg("-V").output().is_ok_and(|it| it.status.success());
+        if !rustix::process::getuid().is_root() || !Path::new(DEVICE).exists() || !python {
+            return println!(
+                "SKIPPED: a_helper_sends_the_device_that_it_mounted: needs root, {DEVICE} and python3"
+            );
+        }
+        let folder = tempfile::tempdir().expect("a folder");
+        let (helper, path) = (folder.path().join("helper"), folder.path().join("mounted"));
+        std::fs::write(&helper, SCRIPT).expect("written");
+        std::fs::set_permissions(&helper, std::fs::Permissions::from_mode(0o700)).expect("executable");
+        std::fs::create_dir(&path).expect("a folder");
+        let options =
+            MountOptions { path: path.clone(), source: "a,b".into(), read_only: true, allow_other: false };
+        let helper = helper.to_str().expect("text");
+        let device = mount_by_helper(helper, &options, &path);
+        let received = device.map(|device| {
+            let mut bytes = vec![0; 1 << 21];
+            rustix::io::read(&device, &mut bytes).map(|_| bytes[4])
+        });
+        let unmounted = unmount(&path, true);
+        assert_eq!(received.expect("mounted"), Ok(crate::protocol::opcode::INIT as u8));
+        unmounted.expect("it was mounted");
+        let error = unmount(&path, false).expect_err("it is no more");
+        assert!(matches!(error, Error::NotFound(_)), "{error}");
+        let error = mount_by_helper("/nowhere/fusermount3", &options, &path).expect_err("no helper");
+        assert!(error.to_string().contains("install fuse3"), "{error}");
     }
 }

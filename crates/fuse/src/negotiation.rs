@@ -6,9 +6,6 @@ use serde::{Deserialize, Serialize};
 
 /// Largest write and read in one request, in bytes: the most that the kernel sends by default (`fs.fuse.max_pages_limit`).
 pub const MAX_WRITE: usize = 1 << 20;
-/// Size of the pages in which the kernel counts, in bytes. A machine with larger pages is offered more bytes and takes
-/// [`MAX_WRITE`].
-const PAGE_BYTES: usize = 4096;
 
 /// Capabilities that every session asks for.
 const WANTED: u64 = init_flag::ASYNC_READ
@@ -91,7 +88,7 @@ pub fn negotiate(init: &InitIn, capabilities: u64, requests: usize) -> Result<(N
         congestion_threshold: max_background / 4 * 3,
         max_write: MAX_WRITE as u32,
         time_gran: 1,
-        max_pages: (MAX_WRITE / PAGE_BYTES) as u16,
+        max_pages: (MAX_WRITE / rustix::param::page_size()).max(1) as u16,
         ..InitOut::default()
     };
     Ok((negotiated, out))
@@ -116,7 +113,7 @@ mod tests {
         assert_eq!(negotiated.flags, offered & !(1 << 60));
         assert!(negotiated.has(init_flag::HAS_RESEND) && !negotiated.has(init_flag::WRITEBACK_CACHE));
         assert_eq!((out.flags, out.flags2), (negotiated.flags as u32, (negotiated.flags >> 32) as u32));
-        assert_eq!((out.max_write, out.max_pages), (1 << 20, 256));
+        assert_eq!(u32::from(out.max_pages) * rustix::param::page_size() as u32, out.max_write);
         negotiated.check().expect("sound");
         let text = serde_json::to_string(&negotiated).expect("text");
         assert_eq!(serde_json::from_str::<Negotiated>(&text).expect("the same"), negotiated);

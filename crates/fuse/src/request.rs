@@ -383,11 +383,11 @@ mod tests {
     #[test]
     fn a_batch_of_forgets_is_bounded_by_its_bytes() {
         let one = ForgetOne { nodeid: 5, nlookup: 2 };
-        let bytes = [&2_u32.as_bytes()[..], &[0; 4], one.as_bytes(), one.as_bytes()].concat();
+        let bytes = [2_u32.as_bytes(), &[0; 4], one.as_bytes(), one.as_bytes()].concat();
         let (header, bytes) = frame(opcode::BATCH_FORGET, &bytes);
         let Ok(Operation::BatchForget(forgets)) = parse(&header, &bytes, true) else { panic!("it is one") };
         assert_eq!(forgets.iter().collect::<Vec<_>>(), [one, one]);
-        let more = [&u32::MAX.as_bytes()[..], &[0; 4], one.as_bytes()].concat();
+        let more = [u32::MAX.as_bytes(), &[0; 4], one.as_bytes()].concat();
         assert_eq!(parsed(opcode::BATCH_FORGET, &more), Err(Malformed::Arguments(opcode::BATCH_FORGET)));
     }
 

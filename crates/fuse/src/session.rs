@@ -333,6 +333,7 @@ async fn start_shard(
     device: OwnedFd,
     negotiated: Negotiated,
 ) -> Result<()> {
+    runtime::serve_write_back();
     let file_system = part.open().await?;
     let served = Served { device: MessageDevice::from_descriptor(device, DEVICE)?, file_system };
     let workers = Rc::new(Workers {
@@ -424,8 +425,8 @@ async fn receive(workers: &Workers, device: &MessageDevice) -> Result<Request, E
             Err(error) => error,
         };
         match error.errno() {
-            // Another reader has the request, or the request ended while it was read.
-            libc::EAGAIN | libc::EINTR | libc::ENOENT => {}
+            // The request ended while it was read.
+            libc::EINTR | libc::ENOENT => {}
             libc::ENODEV => return Err(Ended::Unmounted),
             libc::ECONNABORTED => return Err(Ended::Aborted),
             _ => return Err(Ended::Failed(error)),

@@ -95,25 +95,31 @@ impl MessageDevice {
     /// the length of the message. After an error both buffers are unchanged.
     ///
     /// # Errors
-    /// [`Error::Os`] with EAGAIN if another reader has taken the message: call again. Those of the device.
+    /// Those of the device, except EAGAIN: if another reader has taken the message, this waits for the next one.
     #[inline]
-    pub async fn receive(&self, head: Buffer, body: Buffer) -> (Result<usize>, Buffer, Buffer) {
-        let file = self.descriptor.clone();
-        let (result, operation) = submit(Operation::ReceiveMessage { file, head, body }).await;
-        let Operation::ReceiveMessage { mut head, mut body, .. } = operation else {
-            unreachable!("a receive comes back as one")
-        };
-        if result < 0 {
-            return (Err(os_error(-result, format!("reading a message of {}", self.name))), head, body);
+    pub async fn receive(&self, mut head: Buffer, mut body: Buffer) -> (Result<usize>, Buffer, Buffer) {
+        loop {
+            let receiving = Operation::ReceiveMessage { file: self.descriptor.clone(), head, body };
+            let (result, operation) = submit(receiving).await;
+            let Operation::ReceiveMessage { head: its_head, body: its_body, .. } = operation else {
+                unreachable!("a receive comes back as one")
+            };
+            (head, body) = (its_head, its_body);
+            if result >= 0 {
+                let count = result as usize;
+                let in_head = count.min(head.missing());
+                // SAFETY: the kernel reports that it wrote this many bytes, and it fills the vectors in order.
+                unsafe {
+                    head.add_filled(in_head);
+                    body.add_filled(count - in_head);
+                }
+                return (Ok(count), head, body);
+            }
+            if result != -libc::EAGAIN {
+                let error = os_error(-result, format!("reading a message of {}", self.name));
+                return (Err(error), head, body);
+            }
         }
-        let count = result as usize;
-        let in_head = count.min(head.missing());
-        // SAFETY: the kernel reports that it wrote this many bytes, and it fills the vectors in order.
-        unsafe {
-            head.add_filled(in_head);
-            body.add_filled(count - in_head);
-        }
-        (Ok(count), head, body)
     }
 
     /// Writes one message.

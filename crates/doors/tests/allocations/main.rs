@@ -4,6 +4,7 @@
 
 use conformance::allocations::Counting;
 
+mod fuse;
 mod nbd;
 
 #[global_allocator]
@@ -12,4 +13,5 @@ static ALLOCATOR: Counting = Counting;
 #[test]
 fn memory_is_bounded_and_steady_state_allocates_nothing() {
     nbd::requests_allocate_nothing();
+    fuse::requests_allocate_nothing();
 }

@@ -53,6 +53,7 @@ pub struct Served {
     statuses: Mutex<Sender<Sender<Status>>>,
     thread: Option<JoinHandle<()>>,
     ended: Arc<AtomicBool>,
+    started: bool,
 }
 
 /// What [`Served::with`] varies.
@@ -120,6 +121,7 @@ impl Served {
             has_ended.store(true, Ordering::SeqCst);
         };
         let thread = std::thread::Builder::new().name("server".into()).spawn(serve).expect("a thread");
+        let started = results.recv().expect("the server answers");
         let served = Served {
             path,
             folder,
@@ -128,8 +130,9 @@ impl Served {
             statuses: Mutex::new(statuses),
             thread: Some(thread),
             ended,
+            started: started.is_ok(),
         };
-        served.results.recv().expect("the server answers").map(|()| served)
+        started.map(|()| served)
     }
 
     pub fn status(&self) -> Status {
@@ -159,12 +162,15 @@ impl Drop for Served {
         for _ in 0..3000 {
             if self.ended.load(Ordering::SeqCst) || thread.is_finished() {
                 let _ = thread.join();
-                return detach(&self.path);
+                break;
             }
             pause();
         }
-        self.abort();
-        detach(&self.path);
+        // What is mounted where a door couldn't start is another one's.
+        if self.started && is_mounted(&self.path) {
+            abort(&self.path);
+            detach(&self.path);
+        }
     }
 }
 
@@ -190,9 +196,7 @@ fn mounts() -> Vec<(String, String)> {
 
 /// Removes a mount that a failed test left.
 fn detach(path: &Path) {
-    if is_mounted(path) {
-        let _ = Command::new("umount").arg("-l").arg(path).output();
-    }
+    let _ = Command::new("umount").arg("-l").arg(path).output();
 }
 
 /// Ends a FUSE connection from outside of its server.
@@ -257,7 +261,9 @@ impl Drop for Mounted {
     fn drop(&mut self) {
         if is_mounted(&self.0) {
             let _ = Command::new("timeout").args(["20", "umount"]).arg(&self.0).output();
-            detach(&self.0);
+            if is_mounted(&self.0) {
+                detach(&self.0);
+            }
         }
     }
 }

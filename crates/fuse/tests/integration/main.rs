@@ -1,0 +1,5 @@
+//! Sessions against the kernel, and against a peer that sends any bytes.
+
+mod hostile;
+mod kernel;
+mod memory;
