@@ -2,9 +2,11 @@
 //! `block`, and keeps the promises of the protocol's specification.
 //!
 //! - [`nbd`]: the NBD protocol over unix and TCP sockets, and a batching client for it.
+//! - [`vhost_user`]: the vhost-user-blk protocol, for disks of virtual machines.
 //! - [`served`]: what the doors have in common.
 //!
 //! Left to others: the requests to devices (every other crate), sockets and tasks (`runtime`).
 
 pub mod nbd;
 pub mod served;
+pub mod vhost_user;

@@ -193,6 +193,11 @@ impl SharedMemory {
         !GUARDED[self.guarded].replaced.load(Ordering::SeqCst)
     }
 
+    /// Whether the address of a byte in this process is a multiple of `alignment`.
+    pub fn is_aligned(&self, at: usize, alignment: usize) -> bool {
+        (self.start.as_ptr() as usize).wrapping_add(at).is_multiple_of(alignment)
+    }
+
     /// Address of bytes that lie inside.
     #[inline]
     fn address(&self, at: usize, count: usize) -> *mut u8 {
