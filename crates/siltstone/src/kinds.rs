@@ -26,6 +26,7 @@ pub fn registry() -> Registry {
         &layers::fault::ZONES_KIND,
         &layers::record::ZONES_KIND,
         &doors::nbd::door::KIND,
+        &doors::vhost_user::door::KIND,
     ])
 }
 

@@ -86,7 +86,8 @@ mod tests {
                 read_only: false,
             };
             let space = space(&geometry, 3);
-            let u32_at = |at: usize| u32::from_le_bytes([space[at], space[at + 1], space[at + 2], space[at + 3]]);
+            let u32_at =
+                |at: usize| u32::from_le_bytes([space[at], space[at + 1], space[at + 2], space[at + 3]]);
             assert_eq!((u32_at(0), u32_at(4)), (16384, 0), "sectors");
             assert_eq!((u32_at(8), u32_at(12), u32_at(20)), (256 << 10, 126, logical));
             assert_eq!((space[24], space[34], u32_at(44)), (exponent, 3, (block / 512) as u32));

@@ -204,7 +204,9 @@ impl Connection<'_> {
             Message::GetProtocolFeatures => return number(PROTOCOL_FEATURES),
             Message::GetQueueCount => return number(self.shared.queues as u64),
             Message::SetOwner | Message::ResetOwner => {}
-            Message::SetConfig => tracing::debug!("{}: a write to the configuration was ignored", self.shared.name),
+            Message::SetConfig => {
+                tracing::debug!("{}: a write to the configuration was ignored", self.shared.name)
+            }
             Message::GetConfig { offset, length } => return Ok(self.config(offset, length)),
             Message::SetFeatures(features) => {
                 check_offered("features", features, self.offered())?;
@@ -252,8 +254,9 @@ impl Connection<'_> {
                 self.change(index, |queue| queue.addresses = Some(addresses)).await?;
             }
             Message::SetBase(index, base) => {
-                let base = u16::try_from(base)
-                    .map_err(|_| Error::protocol(format!("base {base} of queue {index}: expected 16 bits")))?;
+                let base = u16::try_from(base).map_err(|_| {
+                    Error::protocol(format!("base {base} of queue {index}: expected 16 bits"))
+                })?;
                 self.change(index, |queue| queue.next_available = base).await?;
             }
             Message::SetKick(index) => {
@@ -333,7 +336,8 @@ impl Connection<'_> {
         }
         let in_context = |error: Error| error.in_context(format_args!("queue {index}"));
         let size = u16::try_from(queue.size).unwrap_or(u16::MAX);
-        let inflight = inflight.map(|inflight| inflight.queue(index, size)).transpose().map_err(in_context)?;
+        let inflight =
+            inflight.map(|inflight| inflight.queue(index, size)).transpose().map_err(in_context)?;
         let stop = StopSource::new();
         let settings = Settings {
             memory,
@@ -358,7 +362,9 @@ impl Connection<'_> {
 fn check_offered(what: &str, features: u64, offered: u64) -> Result<()> {
     match features & !offered {
         0 => Ok(()),
-        others => Err(Error::protocol(format!("{what} {others:#x}: not offered; expected some of {offered:#x}"))),
+        others => {
+            Err(Error::protocol(format!("{what} {others:#x}: not offered; expected some of {offered:#x}")))
+        }
     }
 }
 
@@ -393,7 +399,9 @@ async fn receive(stream: &Stream) -> Result<Received, End> {
     match runtime::timeout(SILENCE_LIMIT, rest).await {
         Ok(Ok((header, payload))) => Ok(Received { header, payload, descriptors }),
         Ok(Err(error)) => Err(End::of(error)),
-        Err(_) => Err(End::Violation(Error::timed_out("the front-end was silent in the middle of a message"))),
+        Err(_) => {
+            Err(End::Violation(Error::timed_out("the front-end was silent in the middle of a message")))
+        }
     }
 }
 

@@ -267,8 +267,10 @@ fn socket(arguments: &Arguments) -> Result<PathBuf> {
 
 fn serial(arguments: &Arguments) -> Result<String> {
     match arguments.optional_text("serial")? {
-        Some(serial) if serial.len() > ID_BYTES => Err(arguments
-            .refuse("serial", format!("\"{serial}\" has {} bytes: expected at most {ID_BYTES}", serial.len()))),
+        Some(serial) if serial.len() > ID_BYTES => Err(arguments.refuse(
+            "serial",
+            format!("\"{serial}\" has {} bytes: expected at most {ID_BYTES}", serial.len()),
+        )),
         Some(serial) => Ok(serial),
         None => {
             let name = arguments.child_names("device")?.first().copied().unwrap_or_default().to_owned();

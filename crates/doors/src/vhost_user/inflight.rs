@@ -65,10 +65,7 @@ impl Inflight {
     ///
     /// # Errors
     /// [`Error::Protocol`] for numbers out of range; those of the kernel.
-    pub fn create(
-        asked: &InflightDescription,
-        most_queues: usize,
-    ) -> Result<(InflightDescription, OwnedFd)> {
+    pub fn create(asked: &InflightDescription, most_queues: usize) -> Result<(InflightDescription, OwnedFd)> {
         let length = check(asked, most_queues)?;
         let (_, descriptor) = SharedMemory::create("vhost-user-inflight", length)?;
         Ok((InflightDescription { length, offset: 0, ..*asked }, descriptor))
@@ -88,7 +85,9 @@ impl Inflight {
         }
         let memory = SharedMemory::map(descriptor, given.offset, needed)?;
         if !memory.is_aligned(0, 8) {
-            return Err(Error::protocol("requests in flight: memory at an odd offset; expected a multiple of 8"));
+            return Err(Error::protocol(
+                "requests in flight: memory at an odd offset; expected a multiple of 8",
+            ));
         }
         Ok(Inflight { memory: Arc::new(memory), queues: given.queues, queue_size: given.queue_size })
     }
@@ -105,7 +104,13 @@ impl Inflight {
             )));
         }
         let start = index * bytes_per_queue(self.queue_size);
-        Ok(InflightQueue { memory: self.memory.clone(), start, entries: size, next_number: 0, batch: Vec::new() })
+        Ok(InflightQueue {
+            memory: self.memory.clone(),
+            start,
+            entries: size,
+            next_number: 0,
+            batch: Vec::new(),
+        })
     }
 }
 
@@ -126,9 +131,10 @@ impl InflightQueue {
     fn check_head(&self, head: u16) -> Result<u16> {
         match head < self.entries {
             true => Ok(head),
-            false => {
-                Err(Error::protocol(format!("requests in flight: head {head} out of range 0..{}", self.entries)))
-            }
+            false => Err(Error::protocol(format!(
+                "requests in flight: head {head} out of range 0..{}",
+                self.entries
+            ))),
         }
     }
 

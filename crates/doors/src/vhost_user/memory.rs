@@ -46,7 +46,8 @@ impl GuestMemory {
             let RegionDescription { guest_address, length, user_address, offset } = *description;
             let ends = [guest_address, user_address].map(|address| address.checked_add(length));
             let overlaps = |other: &Region| {
-                guest_address < other.guest_address + other.length && other.guest_address < guest_address + length
+                guest_address < other.guest_address + other.length
+                    && other.guest_address < guest_address + length
             };
             if ends.contains(&None) || regions.iter().any(overlaps) {
                 return Err(Error::protocol(format!(
@@ -152,12 +153,16 @@ impl Segment {
 
 #[cold]
 fn shortened() -> Error {
-    Error::protocol("guest memory: the front-end has made its file shorter; expected it to stay as long as it is shared")
+    Error::protocol(
+        "guest memory: the front-end has made its file shorter; expected it to stay as long as it is shared",
+    )
 }
 
 #[cold]
 fn not_memory(address: u64, length: u64) -> Error {
-    Error::protocol(format!("{length} bytes at address {address:#x}: not in guest memory; expected them inside of a region"))
+    Error::protocol(format!(
+        "{length} bytes at address {address:#x}: not in guest memory; expected them inside of a region"
+    ))
 }
 
 #[cfg(test)]
@@ -180,20 +185,30 @@ mod tests {
         let located = |address, length| {
             let mut segments = Vec::new();
             memory.locate(address, length, &mut segments).map(|()| {
-                segments.iter().map(|segment| (segment.region, segment.offset, segment.length)).collect::<Vec<_>>()
+                segments
+                    .iter()
+                    .map(|segment| (segment.region, segment.offset, segment.length))
+                    .collect::<Vec<_>>()
             })
         };
         assert_eq!(located(100, 20), Ok(vec![(0, 100, 20)]));
         assert_eq!(located(8000, 300), Ok(vec![(0, 8000, 192), (1, 0, 108)]));
         assert_eq!(located(12287, 1), Ok(vec![(1, 4095, 1)]));
         assert_eq!(located(50_000, 0), Ok(vec![]));
-        for (address, length) in [(12287, 2), (u64::MAX, 1), (u64::MAX, u32::MAX), (0, u32::MAX), (1 << 40, 1)] {
+        for (address, length) in
+            [(12287, 2), (u64::MAX, 1), (u64::MAX, u32::MAX), (0, u32::MAX), (1 << 40, 1)]
+        {
             assert!(located(address, length).is_err(), "{address} {length}");
         }
         assert_eq!(memory.place(0x10010, 16, 16), Ok(Place { region: 0, offset: 16 }));
-        for (address, length, alignment) in
-            [(0x10001, 16, 2), (0x11ff0, 17, 16), (0x70000, 4097, 2), (u64::MAX, 2, 1), (0x10000, u64::MAX, 1), (0, 1, 1)]
-        {
+        for (address, length, alignment) in [
+            (0x10001, 16, 2),
+            (0x11ff0, 17, 16),
+            (0x70000, 4097, 2),
+            (u64::MAX, 2, 1),
+            (0x10000, u64::MAX, 1),
+            (0, 1, 1),
+        ] {
             assert!(memory.place(address, length, alignment).is_err(), "{address:#x} {length}");
         }
     }

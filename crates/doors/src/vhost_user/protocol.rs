@@ -248,7 +248,8 @@ fn parse_fields(number: u32, reader: &mut Reader<'_>, descriptors: usize) -> Res
         let value = reader.u64()?;
         let has_none = value & NO_DESCRIPTOR != 0;
         if value > NO_DESCRIPTOR | 0xFF || descriptors != usize::from(!has_none) {
-            let text = format!("value {value:#x} with {descriptors} descriptors; expected a queue and one of them");
+            let text =
+                format!("value {value:#x} with {descriptors} descriptors; expected a queue and one of them");
             return Err(Error::protocol(text));
         }
         Ok((value & 0xFF) as usize)
@@ -284,7 +285,9 @@ fn parse_fields(number: u32, reader: &mut Reader<'_>, descriptors: usize) -> Res
         number::SET_VRING_KICK => {
             let queue = with_descriptor(reader)?;
             if descriptors == 0 {
-                return Err(Error::protocol("a queue without a kick descriptor; expected one: polling isn't offered"));
+                return Err(Error::protocol(
+                    "a queue without a kick descriptor; expected one: polling isn't offered",
+                ));
             }
             Message::SetKick(queue)
         }
@@ -356,10 +359,7 @@ mod tests {
         assert_eq!(parsed(13, &[0x101, 0], 0), Ok(Message::SetCall(1)));
         assert_eq!(parsed(24, &[0, 96, 0], 0), Ok(Message::GetConfig { offset: 0, length: 96 }));
         let region = RegionDescription { guest_address: 1, length: 2, user_address: 3, offset: 4 };
-        assert_eq!(
-            parsed(5, &[1, 0, 1, 0, 2, 0, 3, 0, 4, 0], 1),
-            Ok(Message::SetMemory(vec![region]))
-        );
+        assert_eq!(parsed(5, &[1, 0, 1, 0, 2, 0, 3, 0, 4, 0], 1), Ok(Message::SetMemory(vec![region])));
         for (number, payload, descriptors, expected) in [
             (12, &[0x100, 0][..], 0, "polling"),
             (12, &[0, 0], 2, "2 descriptors"),
@@ -381,7 +381,10 @@ mod tests {
     fn headers_of_other_protocols_are_refused() {
         let header = |words: [u32; 3]| {
             let mut bytes = [0; HEADER_BYTES];
-            words.iter().enumerate().for_each(|(at, word)| bytes[at * 4..][..4].copy_from_slice(&word.to_le_bytes()));
+            words
+                .iter()
+                .enumerate()
+                .for_each(|(at, word)| bytes[at * 4..][..4].copy_from_slice(&word.to_le_bytes()));
             Header::parse(&bytes)
         };
         assert_eq!(header([5, 9, 40]), Ok(Header { number: 5, needs_reply: true, payload: 40 }));

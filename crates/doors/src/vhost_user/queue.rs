@@ -118,18 +118,16 @@ struct Queue<'d> {
 }
 
 /// Serves a queue until it is stopped or fails. Requests in flight have ended then, and are completed.
-pub(super) async fn serve(
-    settings: Settings,
-    export: &Export,
-    device: &dyn Device,
-    shard: usize,
-) -> Ended {
+pub(super) async fn serve(settings: Settings, export: &Export, device: &dyn Device, shard: usize) -> Ended {
     let next_available = settings.next_available;
     let stop = settings.stop.clone();
     let begin = || {
-        let kick = EventWait::new(settings.kick.try_clone().map_err(|error| {
-            Error::from_io(&error, "keeping the kick descriptor of a queue")
-        })?)?;
+        let kick = EventWait::new(
+            settings
+                .kick
+                .try_clone()
+                .map_err(|error| Error::from_io(&error, "keeping the kick descriptor of a queue"))?,
+        )?;
         let queue = Queue::new(settings, export, export.target(device, shard))?;
         Ok((kick, queue))
     };
@@ -369,7 +367,9 @@ impl<'d> Queue<'d> {
         if let Some(inflight) = &mut self.inflight {
             inflight.published(self.ring.next_used());
             if !inflight.is_intact() {
-                return Err(Error::protocol("requests in flight: the front-end has made their memory shorter"));
+                return Err(Error::protocol(
+                    "requests in flight: the front-end has made their memory shorter",
+                ));
             }
         }
         if notify {

@@ -217,7 +217,10 @@ impl SplitRing {
             index = descriptor.next;
             self.check_index(index)?;
         }
-        Err(Error::protocol(format!("chain {head}: more descriptors than the queue's {}; expected no loop", self.size)))
+        Err(Error::protocol(format!(
+            "chain {head}: more descriptors than the queue's {}; expected no loop",
+            self.size
+        )))
     }
 
     fn read_indirect(&self, table: &Descriptor, chain: &mut Chain) -> Result<()> {
@@ -340,7 +343,3 @@ impl Descriptor {
         }
     }
 }
-
-#[cfg(test)]
-#[path = "ring_tests.rs"]
-mod tests;

@@ -1,4 +1,4 @@
-//! The NBD door over real sockets: its own client, clients that speak bytes, and hostile ones.
+//! The doors over real sockets: clients of our own, clients that speak bytes, and hostile ones.
 
 mod hostile;
 mod kinds;
@@ -8,3 +8,4 @@ mod requests;
 mod silence;
 mod support;
 mod two_ends;
+mod vhost;
