@@ -26,6 +26,8 @@ pub struct Options {
     /// Disks: `/dev/vda` and so on. A file or an address of QEMU's (`nbd+unix:///?socket=PATH`), then keys of its `-drive`:
     /// `FILE,format=qcow2`.
     pub disks: Vec<String>,
+    /// Sockets of vhost-user-blk servers, whose disks follow.
+    pub vhost_user_disks: Vec<PathBuf>,
     /// Files that hold non-volatile memory, of whole multiples of 128 MiB: `/dev/pmem0` and so on.
     pub nvdimms: Vec<PathBuf>,
     /// Folders that the guest writes to, under the same names.
@@ -42,6 +44,7 @@ impl Default for Options {
     fn default() -> Self {
         Options {
             disks: Vec::new(),
+            vhost_user_disks: Vec::new(),
             nvdimms: Vec::new(),
             shares: Vec::new(),
             modules: Vec::new(),
@@ -105,6 +108,7 @@ impl Guest {
         let mut arguments = vec!["--control".to_owned(), path(control.path())];
         let mut more = |name: &str, value: String| arguments.extend([name.to_owned(), value]);
         options.disks.iter().for_each(|disk| more("--disk", disk.clone()));
+        options.vhost_user_disks.iter().for_each(|socket| more("--vhost-user-blk", path(socket)));
         options.nvdimms.iter().for_each(|file| more("--nvdimm", path(file)));
         options.shares.iter().for_each(|folder| more("--share", path(folder)));
         options.modules.iter().for_each(|module| more("--module", (*module).to_owned()));

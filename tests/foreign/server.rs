@@ -204,9 +204,18 @@ impl Server {
     #[track_caller]
     pub fn restart(folder: &Path, stack: &str) -> Server {
         let socket = folder.join("nbd.sock");
-        let (program, address) = (binary().display().to_string(), format!("unix:{}", socket.display()));
+        Self::restart_with(&["serve", stack, "--nbd", &format!("unix:{}", socket.display())], socket)
+    }
+
+    /// As [`start_with`](Self::start_with), after a server of the same files was killed.
+    ///
+    /// # Panics
+    /// It isn't ready in time.
+    #[track_caller]
+    pub fn restart_with(arguments: &[&str], socket: PathBuf) -> Server {
+        let program = binary().display().to_string();
         for _ in 0..LOOKS {
-            let mut process = Background::start(&program, &["serve", stack, "--nbd", &address]);
+            let mut process = Background::start(&program, arguments);
             while process.is_alive() && !process.out().ends_with('\n') {
                 std::thread::sleep(LOOK);
             }

@@ -3,6 +3,7 @@
 //!
 //! - [`fuse`]: a device as a file.
 //! - [`nbd`]: the NBD protocol over unix and TCP sockets, and a batching client for it.
+//! - [`vhost_user`]: the vhost-user-blk protocol, for disks of virtual machines.
 //! - [`served`]: what the doors have in common.
 //!
 //! Left to others: the requests to devices (every other crate), sockets and tasks (`runtime`).
@@ -10,3 +11,4 @@
 pub mod fuse;
 pub mod nbd;
 pub mod served;
+pub mod vhost_user;

@@ -16,6 +16,7 @@
 
 mod carry;
 pub mod clock;
+pub mod event;
 pub mod extents;
 pub mod file;
 pub mod histogram;
@@ -31,6 +32,7 @@ mod remote;
 mod requests;
 mod ring;
 mod shard;
+pub mod shared_memory;
 mod signal;
 mod simulated;
 mod slots;

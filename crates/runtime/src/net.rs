@@ -22,8 +22,10 @@ use std::rc::Rc;
 use std::str::FromStr;
 use std::time::Duration;
 
+mod descriptors;
 mod socket_file;
 
+pub use descriptors::MOST_DESCRIPTORS;
 pub use socket_file::{LOCK_LIMIT, SocketFolder};
 
 /// Time after which a TCP connection ends whose peer acknowledges neither data nor keep-alive probes.

@@ -53,6 +53,8 @@ pub(crate) enum Operation {
     Receive { socket: Rc<Descriptor>, buffer: Buffer },
     /// Sends the payload without its first `skip` bytes.
     Send { socket: Rc<Descriptor>, payload: Payload, skip: usize },
+    /// Waits until a read wouldn't block.
+    Readable { file: Rc<Descriptor> },
     /// Shuts one or both directions down: SHUT_RD, SHUT_WR, SHUT_RDWR.
     Shutdown { socket: Rc<Descriptor>, how: i32 },
     /// Polls the device and reads one message into the unfilled parts of both buffers, in this order.
@@ -78,6 +80,7 @@ impl Operation {
             Operation::Connect { .. } => "connect",
             Operation::Receive { .. } => "receive",
             Operation::Send { .. } => "send",
+            Operation::Readable { .. } => "poll",
             Operation::Shutdown { .. } => "shutdown",
             Operation::ReceiveMessage { .. } => "receive-message",
             Operation::SendMessage { .. } => "send-message",
@@ -87,8 +90,16 @@ impl Operation {
     /// Whether the operation may wait for a peer without limit, so that abandoning it has to cancel it. Operations on
     /// files end by themselves, and cancelling one could leave a write half done.
     pub(crate) fn waits_for_a_peer(&self) -> bool {
-        use Operation::{Accept, Connect, Receive, ReceiveMessage, Send};
-        matches!(self, Accept { .. } | Connect { .. } | Receive { .. } | Send { .. } | ReceiveMessage { .. })
+        use Operation::{Accept, Connect, Readable, Receive, ReceiveMessage, Send};
+        matches!(
+            self,
+            Accept { .. }
+                | Connect { .. }
+                | Receive { .. }
+                | Send { .. }
+                | Readable { .. }
+                | ReceiveMessage { .. }
+        )
     }
 
     /// Whether the result is a new descriptor, which an abandoned operation must close.

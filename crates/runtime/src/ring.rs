@@ -443,6 +443,9 @@ fn entry_for(operation: &mut Operation, memory: &mut KernelMemory) -> Result<squ
                 }
             }
         }
+        Operation::Readable { file } => {
+            with_fd!(file, |fd| opcode::PollAdd::new(fd, libc::POLLIN as u32).build())
+        }
         Operation::Shutdown { socket, how } => {
             with_fd!(socket, |fd| opcode::Shutdown::new(fd, *how).build())
         }

@@ -27,6 +27,7 @@ pub fn registry() -> Registry {
         &layers::record::ZONES_KIND,
         &doors::nbd::door::KIND,
         &doors::fuse::door::KIND,
+        &doors::vhost_user::door::KIND,
     ])
 }
 

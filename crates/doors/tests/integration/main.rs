@@ -1,4 +1,4 @@
-//! The doors: NBD over real sockets, with its own client, clients that speak bytes, and hostile ones; FUSE against the kernel.
+//! The doors: over real sockets, against the kernel, with clients of our own, clients that speak bytes, and hostile ones.
 
 mod fuse;
 mod fuse_support;
@@ -10,3 +10,4 @@ mod requests;
 mod silence;
 mod support;
 mod two_ends;
+mod vhost;

@@ -115,6 +115,8 @@ impl Inner {
                 peer.into_iter().for_each(|peer| self.wake_socket(peer));
                 step
             }
+            // Event descriptors and messages with descriptors are refused before.
+            Operation::Readable { .. } => Step::Done(-libc::EOPNOTSUPP),
             Operation::Shutdown { socket, how } => {
                 let socket = handle_of(socket);
                 let peer = self.network.shutdown(socket, *how);

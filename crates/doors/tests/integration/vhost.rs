@@ -1,0 +1,25 @@
+//! The vhost-user-blk door against a front-end of our own.
+
+mod disks;
+pub mod front_end;
+mod hostile;
+mod lifecycle;
+
+use block::DevicePart;
+use doors::vhost_user::door::{VhostUserConfig, VhostUserDoor};
+use runtime::net::Address;
+use std::sync::Arc;
+
+/// A door that serves a device on this socket.
+pub fn door(address: &Address, device: Arc<dyn DevicePart>, read_only: bool) -> VhostUserDoor {
+    let Address::Unix(socket) = address else { panic!("{address}: expected a unix socket") };
+    let config = VhostUserConfig {
+        name: "disk".into(),
+        device,
+        socket: socket.clone(),
+        queues: 4,
+        serial: "0123456789abcdefghij".into(),
+        read_only,
+    };
+    VhostUserDoor::new(config).expect("a valid configuration")
+}

@@ -1,0 +1,87 @@
+//! The vhost-user-blk door under QEMU and a stock kernel: what the guest syncs is flushed, and the guest goes on when the server is
+//! stopped or killed in the middle of its writes, without an error and without a lost write.
+#![expect(clippy::disallowed_methods, reason = "waits for real processes; nothing here runs in the runtime")]
+
+use layers::record::Timeline;
+use layers::record::format::Submission;
+use layers::record::timeline::What;
+use rustix::process::Signal;
+use siltstone_tests::foreign::Server;
+use siltstone_tests::guest::Options;
+use siltstone_tests::need_guest;
+use std::path::Path;
+
+const MIB: u64 = 1 << 20;
+/// What each of the four writers of a round writes.
+const WRITTEN: u64 = 4 * MIB;
+
+/// Order of the writes of the two blocks, and of the flushes, in a recorded run.
+fn writes_and_flushes(timeline: &Path) -> Vec<char> {
+    let path = timeline.to_owned();
+    let timeline = runtime::run(runtime::Config::default(), move || async move { Timeline::read(&path).await });
+    let timeline = timeline.expect("the runtime runs").expect("a recorded run");
+    let events = timeline.events.iter().filter_map(|event| match &event.what {
+        What::Submitted(Submission::Write { offset, .. }) if *offset == 4096 => Some('1'),
+        What::Submitted(Submission::Write { offset, .. }) if *offset == 8192 => Some('2'),
+        What::Submitted(Submission::Flush) => Some('f'),
+        _ => None,
+    });
+    events.collect()
+}
+
+#[test]
+fn a_guest_flushes_and_survives_its_servers() {
+    let guest = need_guest!();
+    let folder = tempfile::tempdir().expect("a folder");
+    let path = |name: &str| folder.path().join(name).display().to_string();
+    let disk = folder.path().join("disk");
+    std::fs::File::create(&disk).expect("a file").set_len(64 * MIB).expect("a sparse file");
+    let socket = folder.path().join("vm.sock");
+    let line = |below: &str| format!("vhost-user({below}, socket={}, serial=silt) shards=2", socket.display());
+    let recorded = line(&format!("record(file({}), {})", path("disk"), path("run.timeline")));
+    let server = Server::start_with(&["serve", &recorded], socket.clone());
+    let options = Options { vhost_user_disks: vec![socket.clone()], limit: 200, ..Options::default() };
+    let lines = format!(
+        "[ $(cat /sys/block/vda/serial) = silt ]
+         printf first | dd of=/dev/vda bs=4096 seek=1 conv=fsync,sync status=none
+         printf second | dd of=/dev/vda bs=4096 seek=2 conv=fsync,sync status=none
+         echo flushed
+         write() {{
+             for writer in 1 2 3 4; do
+                 head -c {WRITTEN} /dev/urandom >/run/round$1-$writer
+                 dd if=/run/round$1-$writer of=/dev/vda bs=64k seek=$((($1 * 4 + writer) * {WRITTEN} / 65536)) oflag=direct \
+                    status=none &
+             done
+             echo writing $1
+             for job in $(jobs -p); do wait $job; done
+         }}
+         write 0; write 1; write 2
+         for round in 0 1 2; do for writer in 1 2 3 4; do
+             dd if=/dev/vda bs=64k skip=$(((round * 4 + writer) * {WRITTEN} / 65536)) count=$(({WRITTEN} / 65536)) iflag=direct \
+                status=none | cmp - /run/round$round-$writer
+         done; done
+         cat /run/round* | sha256sum
+         ! dmesg | grep 'I/O error'"
+    );
+    let mut running = guest.start(&lines, &options);
+    running.wait_until("its first flushes", |out| out.contains("flushed"));
+    // In good order, and then by kills, each in the middle of a round.
+    server.stop();
+    let plain = line(&format!("file({})", path("disk")));
+    let mut server = Server::restart_with(&["serve", &plain], socket.clone());
+    for round in 0..3 {
+        running.wait_until("a round of writes", |out| out.contains(&format!("writing {round}")));
+        std::thread::sleep(std::time::Duration::from_millis(20 * round));
+        server.process.signal(Signal::KILL);
+        assert!(!server.process.wait().success(), "the server was killed");
+        server = Server::restart_with(&["serve", &plain], socket.clone());
+    }
+    println!("{}", running.wait().ok());
+    server.stop();
+    let order = writes_and_flushes(&folder.path().join("run.timeline"));
+    let position = |what| order.iter().position(|event| *event == what).unwrap_or_else(|| panic!("{what}: {order:?}"));
+    let (first, second) = (position('1'), position('2'));
+    assert!(order[first..second].contains(&'f') && order[second..].contains(&'f'), "{order:?}");
+    let bytes = std::fs::read(&disk).expect("the disk");
+    assert!(bytes[4096..].starts_with(b"first") && bytes[8192..].starts_with(b"second"));
+}
