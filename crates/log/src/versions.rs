@@ -222,7 +222,11 @@ impl Versions {
     }
 
     /// Returns the other maps that may map a block at the same logical block after this version has released it.
+    #[inline]
     fn keepers(&self, parent: Option<VersionId>) -> SmallVec<[Keeper; 1]> {
+        if parent.is_none() && self.dying.is_empty() {
+            return SmallVec::new();
+        }
         let parent = parent.and_then(|id| self.get(id)).map(Keeper::of);
         parent.into_iter().chain(self.dying.iter().map(Keeper::of_dying)).collect()
     }
