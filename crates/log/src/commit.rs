@@ -109,7 +109,7 @@ pub fn apply(
     change: &Change,
     zone: u32,
     physical: Physical,
-    effect: &mut dyn FnMut(Effect),
+    effect: &mut impl FnMut(Effect),
 ) -> Result<()> {
     match change {
         Change::Write { version, block, count } => {

@@ -238,7 +238,7 @@ impl Versions {
         block: u64,
         count: u64,
         to: Physical,
-        died: &mut dyn FnMut(Physical, u64),
+        died: &mut impl FnMut(Physical, u64),
     ) {
         let keepers = self.keepers(self.list[position].parent);
         let Version { map, dirty, .. } = &mut self.list[position];
@@ -252,7 +252,10 @@ impl Versions {
             if unmaps {
                 dirty.insert_blocks(gone.block, gone.count);
             }
-            unshared(&keepers, gone, &mut |piece| died(piece.physical, piece.count));
+            match keepers.as_slice() {
+                [] => died(gone.physical, gone.count),
+                keepers => unshared(keepers, gone, &mut |piece| died(piece.physical, piece.count)),
+            }
         });
     }
 
