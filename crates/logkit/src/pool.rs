@@ -636,6 +636,17 @@ mod tests {
     }
 
     #[test]
+    fn clock_and_class_of_a_zone_are_those_of_its_last_opening() {
+        let pool = ZonePool::new(4);
+        pool.restore(1, |zone| (zone.opened, zone.class) = (9, CHECKPOINT_CLASS));
+        pool.set_free(2, 7);
+        pool.recount();
+        assert_eq!(pool.opened(1), (9, CHECKPOINT_CLASS));
+        let taken = pool.take(5, 0, 1 << 40).expect("a free zone");
+        assert_eq!((taken.zone, pool.opened(2)), (2, (1 << 40, 5)));
+    }
+
+    #[test]
     fn a_full_zone_is_dead_once_its_last_block_is() {
         let pool = ZonePool::new(4);
         pool.set_free(2, 1);

@@ -351,13 +351,9 @@ fn entry_for(
                     memory.point_at(payload, *skip);
                     let (vectors, count) = (memory.vectors.as_ptr(), memory.vectors.len() as u32);
                     // The pages of registered buffers are pinned already.
-                    let registered =
-                        fixed_vectors && payload.slices().iter().all(Data::is_registered_here);
+                    let registered = fixed_vectors && payload.slices().iter().all(Data::is_registered_here);
                     with_fd!(file, |fd| if registered {
-                        opcode::WritevFixed::new(fd, vectors, count, 0)
-                            .offset(offset)
-                            .rw_flags(flags)
-                            .build()
+                        opcode::WritevFixed::new(fd, vectors, count, 0).offset(offset).rw_flags(flags).build()
                     } else {
                         opcode::Writev::new(fd, vectors, count).offset(offset).rw_flags(flags).build()
                     })
