@@ -9,48 +9,73 @@ use logkit::pool::Accounts;
 use logkit::{Owner, count};
 
 impl Core {
-    /// Applies the changes of a record whose first data block is at `position` of `zone`.
-    pub(crate) fn commit_items(&self, items: &[Item], zone: u32, mut position: u32) {
-        for item in items {
-            let physical = self.layout.physical(zone, position);
-            let outcome = self.apply(&item.change, zone, physical);
-            position += item.change.data_blocks();
+    /// Applies the changes of a record whose first data block is at `position` of `zone`, then completes them.
+    pub(crate) fn commit_items(&self, items: &[Item], zone: u32, position: u32) {
+        let failed = self.apply_all(items, zone, position);
+        let mut failed = failed.into_iter().peekable();
+        let mut has_buffered = false;
+        for (number, item) in items.iter().enumerate() {
             if item.ticket != 0
                 && let Change::Write { version, block, count } = &item.change
             {
                 // The map is updated first: a read that misses the buffer finds the block in the map.
                 self.buffer.committed_write(*version, *block, *count, item.ticket);
-                self.kit().events.committed.notify_all();
+                has_buffered = true;
             }
-            self.complete(item, outcome);
+            let failure = failed.next_if(|(failed, _)| *failed == number);
+            self.complete(item, failure.map_or(Ok(()), |(_, error)| Err(error)));
+        }
+        if has_buffered {
+            self.kit().events.committed.notify_all();
         }
     }
 
-    /// Applies one change of a committed record.
-    fn apply(&self, change: &Change, zone: u32, physical: Physical) -> Result<()> {
+    /// Applies the changes of a committed record. Returns the errors, by the number of the change.
+    fn apply_all(&self, items: &[Item], zone: u32, mut position: u32) -> Vec<(usize, Error)> {
         let kit = self.kit();
-        match change {
-            Change::Write { count: blocks, .. } => kit.note_user_blocks(u64::from(*blocks)),
-            Change::Move { count: blocks, .. } => count(&kit.counters.moved_blocks, u64::from(*blocks)),
-            // The cleaner releases the blocks that only the deleted version mapped.
-            Change::Delete { .. } => kit.look_again(),
-            _ => {}
+        let (mut written, mut moved) = (0, 0);
+        for item in items {
+            match &item.change {
+                Change::Write { count, .. } => written += u64::from(*count),
+                Change::Move { count, .. } => moved += u64::from(*count),
+                _ => {}
+            }
         }
+        if written > 0 {
+            kit.note_user_blocks(written);
+        }
+        if moved > 0 {
+            count(&kit.counters.moved_blocks, moved);
+        }
+        let mut failed = Vec::new();
+        let (mut has_died, mut has_deleted, mut has_new_versions) = (false, false, false);
         let mut versions = self.versions.borrow_mut();
         let mut accounts = kit.pool.accounts();
-        let mut has_died = false;
-        let outcome = apply(&mut versions, change, zone, physical, &mut |effect| {
-            has_died |= matches!(effect, Effect::Dead(..));
-            self.account(&mut accounts, effect);
-        });
+        for (number, item) in items.iter().enumerate() {
+            let physical = self.layout.physical(zone, position);
+            position += item.change.data_blocks();
+            let outcome = apply(&mut versions, &item.change, zone, physical, &mut |effect| {
+                has_died |= matches!(effect, Effect::Dead(..));
+                self.account(&mut accounts, effect);
+            });
+            match &item.change {
+                Change::Create { .. } | Change::Grow { .. } => has_new_versions = true,
+                Change::Delete { .. } => has_deleted = true,
+                _ => {}
+            }
+            if let Err(error) = outcome {
+                failed.push((number, error));
+            }
+        }
         drop((versions, accounts));
-        if has_died && kit.is_stuck() {
+        // The cleaner releases the blocks that only a deleted version mapped.
+        if has_deleted || has_died && kit.is_stuck() {
             kit.look_again();
         }
-        if matches!(change, Change::Create { .. } | Change::Delete { .. } | Change::Grow { .. }) {
+        if has_deleted || has_new_versions {
             self.measure_images();
         }
-        outcome
+        failed
     }
 
     /// Adds the effect of a change to the zones' counts.
@@ -84,7 +109,7 @@ pub fn apply(
     change: &Change,
     zone: u32,
     physical: Physical,
-    effect: &mut dyn FnMut(Effect),
+    effect: &mut impl FnMut(Effect),
 ) -> Result<()> {
     match change {
         Change::Write { version, block, count } => {

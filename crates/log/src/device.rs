@@ -447,7 +447,10 @@ impl Device for Handle {
             return Call::ready(Ok(()));
         }
         let change = Change::Write { version: self.shared.version, block: at.0, count: range.count.0 as u32 };
-        Call::new(self.change(SmallVec::from_elem(change, 1), payload, durability))
+        match &self.core {
+            Some(core) => core.write(change, payload, durability),
+            None => Call::new(self.change(Changes::from_elem(change, 1), payload, durability)),
+        }
     }
 
     fn flush(&self) -> Call<'_, Result<()>> {

@@ -222,7 +222,11 @@ impl Versions {
     }
 
     /// Returns the other maps that may map a block at the same logical block after this version has released it.
+    #[inline]
     fn keepers(&self, parent: Option<VersionId>) -> SmallVec<[Keeper; 1]> {
+        if parent.is_none() && self.dying.is_empty() {
+            return SmallVec::new();
+        }
         let parent = parent.and_then(|id| self.get(id)).map(Keeper::of);
         parent.into_iter().chain(self.dying.iter().map(Keeper::of_dying)).collect()
     }
@@ -234,7 +238,7 @@ impl Versions {
         block: u64,
         count: u64,
         to: Physical,
-        died: &mut dyn FnMut(Physical, u64),
+        died: &mut impl FnMut(Physical, u64),
     ) {
         let keepers = self.keepers(self.list[position].parent);
         let Version { map, dirty, .. } = &mut self.list[position];
@@ -248,7 +252,10 @@ impl Versions {
             if unmaps {
                 dirty.insert_blocks(gone.block, gone.count);
             }
-            unshared(&keepers, gone, &mut |piece| died(piece.physical, piece.count));
+            match keepers.as_slice() {
+                [] => died(gone.physical, gone.count),
+                keepers => unshared(keepers, gone, &mut |piece| died(piece.physical, piece.count)),
+            }
         });
     }
 

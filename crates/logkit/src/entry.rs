@@ -3,7 +3,7 @@
 use crate::record::{Header, Identity, LINK, Links, sum_of};
 use crate::stream::StreamId;
 use crate::zone_writer::ZoneWriter;
-use block::{Buffer, Payload};
+use block::Payload;
 
 /// One change of an owner's state, with its data. A record is a sequence of entries.
 pub trait Entry: 'static {
@@ -151,8 +151,8 @@ impl Frozen {
             position: zone.position(),
             ..header
         };
-        let mut buffer = Buffer::zeroed(block);
-        let length = header.encode(identity, &self.links, &self.sums, &self.meta, buffer.filled_mut());
+        let buffer = header.encode_block(identity, &self.links, &self.sums, &self.meta, block);
+        let length = Header::length(self.sums.len(), self.meta_length());
         self.encoded.clear();
         self.encoded.extend_from_slice(&buffer.filled()[..length]);
         let slices = entries.iter().map(|entry| entry.payload().slices().len()).sum::<usize>();

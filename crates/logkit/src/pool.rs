@@ -166,11 +166,23 @@ struct Counts {
     damaged: AtomicU32,
 }
 
+/// Clock when a zone was opened, and its class in the lowest 8 bits: a copy that is read for each write without the lock.
+#[derive(Debug, Default)]
+struct Birth(AtomicU64);
+
+impl Birth {
+    fn set(&self, zone: &Zone) {
+        self.0.store(zone.opened << 8 | u64::from(zone.class), Ordering::Relaxed);
+    }
+}
+
 /// All zones of a log.
 #[derive(Debug)]
 pub struct ZonePool {
     state: Mutex<State>,
     counts: Counts,
+    /// By zone; set when a recovery ends, and when a zone is taken.
+    births: Box<[Birth]>,
 }
 
 /// Access to the counts of live blocks for several changes. Holds the pool's lock: no other method of it may be called.
@@ -279,7 +291,7 @@ impl ZonePool {
             touched: Vec::new(),
             is_touched: vec![false; zones as usize],
         });
-        ZonePool { state, counts }
+        ZonePool { state, counts, births: (0..zones).map(|_| Birth::default()).collect() }
     }
 
     #[inline]
@@ -303,12 +315,11 @@ impl ZonePool {
         self.lock().zones[zone as usize].live
     }
 
-    /// Clock when a zone was opened, and its class.
+    /// Clock when a zone was opened, and its class, of a zone that isn't free.
     #[inline]
     pub fn opened(&self, zone: u32) -> (u64, u8) {
-        let state = self.lock();
-        let zone = &state.zones[zone as usize];
-        (zone.opened, zone.class)
+        let birth = self.births[zone as usize].0.load(Ordering::Relaxed);
+        (birth >> 8, birth as u8)
     }
 
     /// Copies of all zones with their numbers.
@@ -399,6 +410,7 @@ impl ZonePool {
     /// Counts live data and damaged zones again and orders free zones by generation: ends a recovery.
     pub fn recount(&self) {
         let state = &mut *self.lock();
+        self.births.iter().zip(&state.zones).for_each(|(birth, zone)| birth.set(zone));
         let of_data = state.zones.iter().filter(|zone| zone.class != CHECKPOINT_CLASS);
         self.counts.live_data.store(of_data.map(|zone| u64::from(zone.live)).sum(), Ordering::Relaxed);
         let damaged = state.zones.iter().filter(|zone| zone.usage == Usage::Damaged).count();
@@ -451,6 +463,7 @@ impl ZonePool {
         let entry = state.change(zone);
         entry.usage = Usage::Open;
         (entry.class, entry.opened, entry.changed) = (class, clock, clock);
+        self.births[zone as usize].set(entry);
         let generation = entry.generation;
         if class != CHECKPOINT_CLASS {
             let State { open, zones, .. } = &mut *state;
@@ -624,6 +637,17 @@ mod tests {
         assert_eq!((pool.get(3).end, pool.get(3).committed), (5, 0));
         pool.note_committed(3, 9, true);
         assert_eq!((pool.get(3).end, pool.get(3).committed), (9, 9));
+    }
+
+    #[test]
+    fn clock_and_class_of_a_zone_are_those_of_its_last_opening() {
+        let pool = ZonePool::new(4);
+        pool.restore(1, |zone| (zone.opened, zone.class) = (9, CHECKPOINT_CLASS));
+        pool.set_free(2, 7);
+        pool.recount();
+        assert_eq!(pool.opened(1), (9, CHECKPOINT_CLASS));
+        let taken = pool.take(5, 0, 1 << 40).expect("a free zone");
+        assert_eq!((taken.zone, pool.opened(2)), (2, (1 << 40, 5)));
     }
 
     #[test]

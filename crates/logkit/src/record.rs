@@ -11,7 +11,7 @@
 //! Decoding takes any bytes: it never panics, and refuses every deviation from the format.
 
 use crate::stream::StreamId;
-use block::{Error, Result};
+use block::{Buffer, Error, Result};
 use crc_fast::{CrcAlgorithm, Digest, checksum};
 use smallvec::SmallVec;
 use zerocopy::little_endian::{U16, U32, U64};
@@ -186,6 +186,26 @@ impl Header {
     /// Each link adds [`LINK`].
     pub const fn length(blocks: usize, meta: usize) -> usize {
         FIXED + 4 * blocks + meta
+    }
+
+    /// Returns a block of this size with the header at its start, and zeros after it.
+    ///
+    /// # Panics
+    /// As [`encode`](Self::encode).
+    pub fn encode_block(
+        &self,
+        identity: &Identity,
+        links: &[Link],
+        sums: &[u32],
+        meta: &[u8],
+        size: usize,
+    ) -> Buffer {
+        let length = Header::length(sums.len(), meta.len()) + links.len() * LINK;
+        let mut block = Buffer::new(size);
+        block.append_zeroes(length);
+        self.encode(identity, links, sums, meta, block.filled_mut());
+        block.append_zeroes(size - length);
+        block
     }
 
     /// Writes the header to the start of `target`, which is one block of zeros or at least as long as the header;

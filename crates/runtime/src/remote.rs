@@ -5,7 +5,7 @@
 #![allow(unsafe_code)] // eventfd.
 
 use crate::shard::{self, Shard, ShardIndex};
-use async_task::Runnable;
+use crate::task::Runnable;
 use block::{Error, Result};
 use std::future::Future;
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd, RawFd};
@@ -60,11 +60,13 @@ impl Mailbox {
 
     /// Puts a woken task into its shard's queue, from any thread.
     #[inline]
-    pub(crate) fn schedule(&self, runnable: Runnable) {
-        if shard::is_current(self) {
+    pub(crate) fn schedule(runnable: Runnable) {
+        if shard::is_current(runnable.metadata()) {
             shard::with_current(|shard| shard.queue.borrow_mut().push_back(runnable));
         } else {
-            self.post(Letter::Run(runnable));
+            // The task may have run, and its metadata may be gone, before the bell is rung.
+            let mailbox = runnable.metadata().clone();
+            mailbox.post(Letter::Run(runnable));
         }
     }
 

@@ -14,9 +14,9 @@ use crate::operation::{Descriptor, Operation};
 use crate::shard::Config;
 use crate::slots::{Key, Slot};
 use block::buffer::pool::{self, Region};
-use block::{Buffer, Error, Payload, Result};
+use block::{Buffer, Data, Error, Payload, Result};
 use io_uring::types::{Fd, Fixed, SubmitArgs, Timespec};
-use io_uring::{IoUring, cqueue, opcode, squeue};
+use io_uring::{IoUring, Probe, cqueue, opcode, squeue};
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd, RawFd};
 use std::rc::Rc;
 use std::time::Duration;
@@ -80,6 +80,8 @@ pub(crate) struct Ring {
     /// Whether the last turn left entries for this one to submit.
     held_back: bool,
     registered_files: bool,
+    /// Whether the kernel writes vectors in registered buffers (Linux 6.15).
+    fixed_vectors: bool,
     free_file_slots: Vec<u32>,
     wake: RawFd,
     wake_value: Box<u64>,
@@ -104,12 +106,16 @@ impl Ring {
                 )
             })?;
         let registered_files = ring.submitter().register_files_sparse(FILE_SLOTS).is_ok();
+        let mut probe = Probe::new();
+        let fixed_vectors = ring.submitter().register_probe(&mut probe).is_ok()
+            && probe.is_supported(opcode::WritevFixed::CODE);
         let free_file_slots = if registered_files { (0..FILE_SLOTS).rev().collect() } else { Vec::new() };
         let ring = Ring {
             ring,
             unsubmitted: 0,
             held_back: false,
             registered_files,
+            fixed_vectors,
             free_file_slots,
             wake,
             wake_value: Box::new(0),
@@ -171,7 +177,7 @@ impl Ring {
             // Both have the key, so a cancellation finds the poll while it waits.
             self.push_unsubmitted(poll.user_data(key.user_data()));
         }
-        match entry_for(operation, &mut slot.kernel) {
+        match entry_for(operation, &mut slot.kernel, self.fixed_vectors) {
             Ok(entry) => {
                 self.push(entry.user_data(key.user_data()));
                 None
@@ -350,8 +356,13 @@ fn poll_for(file: &Rc<Descriptor>) -> squeue::Entry {
     entry.flags(squeue::Flags::IO_LINK | squeue::Flags::SKIP_SUCCESS)
 }
 
-/// Returns the entry for an operation, or its result if it is done at once.
-fn entry_for(operation: &mut Operation, memory: &mut KernelMemory) -> Result<squeue::Entry, i32> {
+/// Returns the entry for an operation, or its result if it is done at once. `fixed_vectors` says whether the kernel writes vectors
+/// in registered buffers.
+fn entry_for(
+    operation: &mut Operation,
+    memory: &mut KernelMemory,
+    fixed_vectors: bool,
+) -> Result<squeue::Entry, i32> {
     const HERE: Fd = Fd(libc::AT_FDCWD);
     /// Largest count that fits the kernel's signed result.
     const LARGEST: usize = 0x7FFF_F000;
@@ -381,10 +392,13 @@ fn entry_for(operation: &mut Operation, memory: &mut KernelMemory) -> Result<squ
                 _ => {
                     memory.point_at(payload, *skip);
                     let (vectors, count) = (memory.vectors.as_ptr(), memory.vectors.len() as u32);
-                    with_fd!(file, |fd| opcode::Writev::new(fd, vectors, count)
-                        .offset(offset)
-                        .rw_flags(flags)
-                        .build())
+                    // The pages of registered buffers are pinned already.
+                    let registered = fixed_vectors && payload.slices().iter().all(Data::is_registered_here);
+                    with_fd!(file, |fd| if registered {
+                        opcode::WritevFixed::new(fd, vectors, count, 0).offset(offset).rw_flags(flags).build()
+                    } else {
+                        opcode::Writev::new(fd, vectors, count).offset(offset).rw_flags(flags).build()
+                    })
                 }
             }
         }

@@ -1,11 +1,24 @@
 //! Tasks of one shard.
 
+use crate::remote::Mailbox;
 use crate::shard::{self, Shard};
-use async_task::Task;
 use std::future::Future;
 use std::pin::Pin;
 use std::rc::Rc;
+use std::sync::Arc;
 use std::task::{Context, Poll};
+
+/// A task that is ready to run, with the mailbox of its shard.
+pub(crate) type Runnable = async_task::Runnable<Arc<Mailbox>>;
+
+type Task<T> = async_task::Task<T, Arc<Mailbox>>;
+
+/// Creates a task. The mailbox is the task's metadata and not captured by the function that schedules it: at each wake async-task
+/// would count one more reference to a task whose function has captured variables, in three atomic operations.
+fn create<T: 'static>(shard: &Shard, future: impl Future<Output = T> + 'static) -> (Runnable, Task<T>) {
+    let builder = async_task::Builder::new().metadata(shard.mailbox.clone());
+    builder.spawn_local(|_| future, Mailbox::schedule)
+}
 
 /// Handle of a task of this shard. Dropping it lets the task go on; awaiting it returns the task's result.
 #[must_use = "dropping the handle detaches the task; say so with `detach`"]
@@ -52,14 +65,13 @@ pub(crate) fn spawn_in<T: 'static>(
     shard: &Rc<Shard>,
     future: impl Future<Output = T> + 'static,
 ) -> JoinHandle<T> {
-    let mailbox = shard.mailbox.clone();
     let entry = shard.tasks.borrow_mut().insert(None);
     let listed = Listed { shard: shard.clone(), entry };
     let wrapped = async move {
         let _listed = listed;
         future.await
     };
-    let (runnable, task) = async_task::spawn_local(wrapped, move |runnable| mailbox.schedule(runnable));
+    let (runnable, task) = create(shard, wrapped);
     shard.tasks.borrow_mut()[entry] = Some(runnable.waker());
     runnable.schedule();
     JoinHandle(Some(task))
@@ -156,9 +168,7 @@ pub async fn join_limited<F: Future>(limit: usize, futures: impl IntoIterator<It
 
 /// Drops a value in a task of its own, where nothing of the shard is borrowed.
 pub(crate) fn drop_later<T: 'static>(shard: &Shard, value: T) {
-    let mailbox = shard.mailbox.clone();
-    let (runnable, task) =
-        async_task::spawn_local(async move { drop(value) }, move |runnable| mailbox.schedule(runnable));
+    let (runnable, task) = create(shard, async move { drop(value) });
     runnable.schedule();
     task.detach();
 }

@@ -5,7 +5,7 @@
 
 use super::queue::Item;
 use super::ring::Ring;
-use block::{Buffer, Payload, Result};
+use block::{Payload, Result};
 use logkit::StreamId;
 use logkit::record::{Header, Identity, Kind, sum_of};
 use std::cell::RefCell;
@@ -73,10 +73,9 @@ impl Record {
             position: 0,
             blocks: self.sums.len() as u32,
         };
-        let mut buffer = Buffer::zeroed(size);
-        header.encode(stamp.identity, &[], &self.sums, meta, buffer.filled_mut());
+        let block = header.encode_block(stamp.identity, &[], &self.sums, meta, size);
         let mut payload = Payload::with_room(slices);
-        payload.push(buffer.freeze());
+        payload.push(block.freeze());
         for item in &self.items {
             for slice in item.payload.slices() {
                 payload.push(slice.clone());

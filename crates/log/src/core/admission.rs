@@ -6,7 +6,7 @@
 
 use super::{Acknowledge, Changes, Core, Item};
 use crate::format::Change;
-use block::{Durability, Error, Payload, Result};
+use block::{Call, Durability, Error, Payload, Result};
 use logkit::cleaning::Arrival;
 use runtime::sync::{Permit, Semaphore};
 use runtime::{RequestKey, Requests};
@@ -54,6 +54,45 @@ impl Admission {
 }
 
 impl Core {
+    /// Carries out a write of a version as [`change`](Self::change) does. A write that has to wait for nothing but its record is
+    /// queued at once: its call is only the wait.
+    ///
+    /// # Errors
+    /// As [`change`](Self::change).
+    pub fn write<'a>(
+        self: &'a Rc<Self>,
+        write: Change,
+        payload: Payload,
+        durability: Durability,
+    ) -> Call<'a, Result<()>> {
+        let is_plain = durability == Durability::Visible && self.check_open().is_ok();
+        let room = is_plain.then(|| self.admission.dirty.try_acquire(self.wanted(&payload))).flatten();
+        if let Some(room) = room
+            && let Ok(Some(growth)) = self.admit(std::slice::from_ref(&write))
+        {
+            let buffers = self.buffers();
+            let request = self.admission.requests.begin(1, Some(room));
+            self.queue(write, payload, request, growth, buffers);
+            self.kit.events.work.notify_one();
+            let waiting = self.admission.requests.wait(request);
+            // From the buffer, the request goes on without a waiter.
+            return if buffers { Call::ready(Ok(())) } else { Call::new(waiting) };
+        }
+        Call::new(self.change(Changes::from_elem(write, 1), payload, durability))
+    }
+
+    /// Number of permits for this data.
+    fn wanted(&self, payload: &Payload) -> usize {
+        let blocks = (payload.len() >> self.layout.block_size.shift()) as u64;
+        blocks.min(self.settings.dirty_blocks) as usize
+    }
+
+    /// Whether writes are acknowledged from the buffer. Those that the device below may have no space for are acknowledged only
+    /// once they are written.
+    fn buffers(&self) -> bool {
+        self.settings.acknowledge == Acknowledge::Buffer && !self.kit.space.is_doubtful()
+    }
+
     /// Carries out changes of a version with their data, and waits until they have committed or, where writes are
     /// acknowledged from the buffer, until they are buffered. The blocks are in range.
     ///
@@ -65,9 +104,8 @@ impl Core {
         payload: Payload,
         durability: Durability,
     ) -> Result<()> {
-        let blocks = (payload.len() >> self.layout.block_size.shift()) as u64;
-        let wanted = blocks.min(self.settings.dirty_blocks) as usize;
-        let mut room = match blocks {
+        let wanted = self.wanted(&payload);
+        let mut room = match wanted {
             0 => Some(None),
             _ => self.admission.dirty.try_acquire(wanted).map(Some),
         };
@@ -155,8 +193,7 @@ impl Core {
         (room, growth): (Option<Permit>, u32),
     ) -> Result<()> {
         let has_data = !payload.is_empty();
-        // Writes that the device below may have no space for are acknowledged only once they are written.
-        let buffers = self.settings.acknowledge == Acknowledge::Buffer && !self.kit.space.is_doubtful();
+        let buffers = self.buffers();
         let request = self.submit(changes, payload, room, growth, buffers);
         let waiting = self.admission.requests.wait(request);
         if buffers && has_data && durability == Durability::Visible {
@@ -190,24 +227,29 @@ impl Core {
                 false => payload.slice(at..at + bytes),
             };
             at += bytes;
-            let class = self.class_of(&change);
-            let ticket = match &change {
-                Change::Write { version, block, .. } if buffers => {
-                    self.buffer.insert(*version, *block, &payload, self.layout.block_bytes())
-                }
-                _ => 0,
-            };
-            let growth = growth.take().unwrap_or(0);
-            self.appender.push(class, Item { change, payload, request: Some(key), growth, ticket });
+            self.queue(change, payload, key, growth.take().unwrap_or(0), buffers);
         }
         self.kit.events.work.notify_one();
         key
     }
 
+    /// Queues a change of a request, with the capacity that is reserved for it. The caller wakes a lane.
+    #[inline]
+    fn queue(&self, change: Change, payload: Payload, request: RequestKey, growth: u32, buffers: bool) {
+        let class = self.class_of(&change);
+        let ticket = match &change {
+            Change::Write { version, block, .. } if buffers => {
+                self.buffer.insert(*version, *block, &payload, self.layout.block_bytes())
+            }
+            _ => 0,
+        };
+        self.appender.push(class, Item { change, payload, request: Some(request), growth, ticket });
+    }
+
     /// Reserves capacity for the blocks that the changes add. `None` if that depends on changes in flight: they may
     /// have reserved more than they need, because the blocks that they overwrite are looked up only when capacity is
     /// short. Fails with [`Error::NoSpace`] if there is no capacity.
-    fn admit(&self, changes: &Changes) -> Result<Option<u32>> {
+    fn admit(&self, changes: &[Change]) -> Result<Option<u32>> {
         let mut growth: u64 = changes.iter().map(|change| u64::from(change.data_blocks())).sum();
         if growth == 0 {
             return Ok(Some(0));

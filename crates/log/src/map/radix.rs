@@ -370,6 +370,25 @@ impl<M: Memory> Radix<M> {
         }
     }
 
+    /// Maps a single block in a dense leaf in its seat that no other version has, in place, and returns its previous
+    /// location. `None` if this isn't such a change: nothing has changed then.
+    #[inline]
+    fn replace_one(&self, writer: &mut Writer<'_, M>, range: &Range<u64>, to: Physical) -> Option<Physical> {
+        let page = range.start >> M::SLAB_SHIFT;
+        if range.end - range.start != 1 || !to.is_mapped() {
+            return None;
+        }
+        let Kind::Dense(slab) = self.leaf(page).kind() else { return None };
+        let middle = self.middle(page >> M::SLAB_SHIFT);
+        if slab < FIRST_SEAT || !writer.is_sole(middle) || !writer.is_sole(slab) {
+            return None;
+        }
+        let word = &writer.slab_to_change(slab)[(range.start & (Self::LEAF - 1)) as usize];
+        let old = Physical(word.get());
+        word.set(to.0);
+        Some(old)
+    }
+
     /// Maps a part of a leaf; returns whether the leaf is empty now.
     fn insert_part(
         &self,
@@ -599,8 +618,14 @@ impl<M: Memory> Map for Radix<M> {
     }
 
     fn insert(&self, range: Range<u64>, to: Physical, displaced: &mut dyn FnMut(Mapping)) {
-        let mut displaced = Joined::mapped(displaced);
         let mut writer = self.family.lock();
+        if let Some(physical) = self.replace_one(&mut writer, &range, to) {
+            if physical.is_mapped() {
+                displaced(Mapping { block: range.start, count: 1, physical });
+            }
+            return;
+        }
+        let mut displaced = Joined::mapped(displaced);
         let mut emptied = Vec::new();
         self.for_each_part(
             range,

@@ -8,6 +8,7 @@ mod damage;
 mod full;
 mod host_full;
 mod life;
+mod log_cost;
 mod long_operations;
 mod map_home;
 mod map_property;

@@ -46,7 +46,7 @@ fn a_file_keeps_what_is_written_and_errors_name_it() {
 }
 
 #[test]
-fn registered_and_plain_buffers_both_work() {
+fn registered_and_plain_buffers_both_work_alone_and_in_vectors() {
     let directory = tempfile::tempdir().expect("a directory");
     let path = directory.path().join("data");
     let config = Config { registered_bytes: 256 << 10, ..Config::default() };
@@ -56,13 +56,25 @@ fn registered_and_plain_buffers_both_work() {
         // More than the region holds, so that some are carved from it and some are not.
         let buffers: Vec<Buffer> = (0..100).map(|index| Buffer::copy_of(&[index; 4096])).collect();
         let registered = buffers.iter().filter(|buffer| buffer.is_registered_here()).count();
-        for (index, buffer) in buffers.into_iter().enumerate() {
-            file.write_at(index as u64 * 4096, buffer.into(), Durability::Visible).await.expect("it writes");
-        }
-        for index in 0..100 {
-            let (result, buffer) = file.read_exact_at(index * 4096, Buffer::new(4096)).await;
-            result.expect("it reads");
-            assert!(buffer.filled().iter().all(|byte| u64::from(*byte) == index));
+        let buffers: Vec<Data> = buffers.into_iter().map(Buffer::freeze).collect();
+        // One by one, then in vectors of 20: registered ones, plain ones, and both; half of each block moves by one byte.
+        for together in [1, 20] {
+            for (number, some) in buffers.chunks(together).enumerate() {
+                let halves = |data: &Data| [data.slice(1..2000), data.slice(2000..4096), data.slice(0..1)];
+                let payload = match together {
+                    1 => some[0].clone().into(),
+                    _ => some.iter().flat_map(halves).collect::<Payload>(),
+                };
+                let at = (number * together) as u64 * 4096;
+                let durability = if number % 2 == 0 { Durability::Visible } else { Durability::Durable };
+                file.write_at(at, payload, durability).await.expect("it writes");
+            }
+            for index in 0..100 {
+                let (result, buffer) = file.read_exact_at(index * 4096, Buffer::new(4096)).await;
+                result.expect("it reads");
+                assert!(buffer.filled().iter().all(|byte| u64::from(*byte) == index));
+            }
+            file.set_len(0).await.expect("it is emptied");
         }
         registered
     });
