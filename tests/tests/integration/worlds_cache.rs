@@ -181,7 +181,7 @@ async fn warm(world: Arc<World>, part: Arc<CachePart>) -> Result<(), String> {
         let answer = match part.message(&message).await {
             Ok(answer) => answer,
             // It may be detached, or in passthrough, at the moment.
-            Err(Error::Invalid(text)) if text.contains("nothing comes into this cache") => continue,
+            Err(Error::Invalid(text)) if text.contains("the cache admits no blocks") => continue,
             Err(error) => {
                 world.judge(&message, error, false)?;
                 continue;

@@ -82,7 +82,7 @@ impl Core {
             }
             let writeback = self.health.check_writeback();
             writeback
-                .map_err(|error| error.in_context("the write cache is full, and can't be written back"))?;
+                .map_err(|error| error.in_context("write cache: it is full, and write-back failed"))?;
             if !std::mem::replace(&mut is_counted, true) {
                 count(&self.counters.writes_blocked, 1);
             }

@@ -284,7 +284,7 @@ impl Batch {
                 core.damage.report(self.pieces.unreadable());
                 return Err(error.with_detail(format!(
                     "block {block} in the write cache, at address {address}, can't be read, so write-back stops before it; \
-                     the message \"give_up_rotten\" gives it up, and the origin keeps an older version: {}",
+                     the message \"give_up_rotten\" skips it, and the origin keeps an older version: {}",
                     error.detail()
                 )));
             }

@@ -75,7 +75,7 @@ impl Record {
         };
         let mut buffer = Buffer::zeroed(size);
         header.encode(stamp.identity, &[], &self.sums, meta, buffer.filled_mut());
-        let mut payload = Payload::with_room(slices);
+        let mut payload = Payload::with_capacity(slices);
         payload.push(buffer.freeze());
         for item in &self.items {
             for slice in item.payload.slices() {
