@@ -123,7 +123,7 @@ impl Subject for Setup {
         let mut losses = vec![
             fast(Change::Zeros, Finds::Nothing("expected the cache of \"slow\"")),
             fast(Change::Gone, Finds::Nothing("/fast")),
-            fast(Change::Fails, Finds::Nothing("the cache's device")),
+            fast(Change::Fails, Finds::Nothing("the fast device")),
             rots(1),
             rots(4),
             rots(64),

@@ -178,9 +178,7 @@ impl Subject for Setup {
         let opened = match (MirrorPart::open(plan).await, life.lost) {
             // It was alone once, and lags since, or only the lost one knew in which leg another one went on: somebody has to
             // say that the one that is named first may go.
-            (Err(Error::Invalid(detail)), Some(loss))
-                if detail.contains("each used without the other") =>
-            {
+            (Err(Error::Invalid(detail)), Some(loss)) if detail.contains("each used without the other") => {
                 let named = NAMES.iter().position(|name| detail.starts_with(&format!("\"{name}\"")));
                 let may_go =
                     named.map_or(0, |leg| 1 << leg) | Mask::from(loss.change == Change::Lags) << loss.file;

@@ -224,7 +224,7 @@ fn a_leg_that_cant_be_opened_is_missing() {
         let without = plan(&[a.clone(), gone.clone()], false);
         refused(without.clone(), "is missing (\"b\" can't be read: b.img: it is gone").await;
         let rebuild = Wishes { degraded: true, rebuild: 0b10 };
-        refused(Plan { wishes: rebuild, ..without.clone() }, "rebuild: \"b\" can't be read: b.img").await;
+        refused(Plan { wishes: rebuild, ..without.clone() }, "rebuild: leg \"b\" can't be read: b.img").await;
         let wishes = Wishes { degraded: true, rebuild: 0 };
         for plan in [Plan { wishes, ..without.clone() }, without] {
             let part = MirrorPart::open(plan).await.unwrap();
@@ -562,10 +562,7 @@ fn the_sync_action_says_what_is_copied_or_compared() {
             }
             panic!("{words:?}, and never idle: {:?}", part.status().await);
         };
-        assert_eq!(
-            part.message("idle").await.unwrap(),
-            "no check or repair in progress; a resync goes on"
-        );
+        assert_eq!(part.message("idle").await.unwrap(), "no check or repair in progress; a resync goes on");
         assert_eq!(all_in_turn().await, "resync");
         let handle = part.open().await.unwrap();
         part.message("fail b").await.unwrap();
