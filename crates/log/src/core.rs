@@ -6,12 +6,12 @@
 mod admission;
 
 use crate::buffered::Buffered;
+use crate::capacity::Images;
 use crate::checkpoint::Superseded;
 use crate::commit::Effect;
 use crate::format::{Change, VersionId};
 use crate::home::MapHome;
 use crate::layout::Layout;
-use crate::room::Images;
 use crate::transaction::Transactions;
 use crate::versions::Versions;
 use admission::Admission;
@@ -267,7 +267,7 @@ impl Owner for Core {
         let mut versions = self.versions.borrow_mut();
         let mut accounts = self.kit.pool.accounts();
         let mut died = false;
-        let any = versions.give_up(self.settings.blocks_at_once, &mut |physical| {
+        let any = versions.release(self.settings.blocks_at_once, &mut |physical| {
             self.account(&mut accounts, Effect::Dead(physical, 1));
             died = true;
         });
@@ -284,6 +284,10 @@ impl Owner for Core {
 
     fn checkpoint_zones(&self) -> u32 {
         self.zones_for_checkpoint()
+    }
+
+    fn space_advice(&self) -> &'static str {
+        "discard some data, or delete snapshots"
     }
 
     async fn take_checkpoint(self: &Rc<Self>, clean: bool) -> Result<()> {
