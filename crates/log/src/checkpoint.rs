@@ -168,7 +168,7 @@ impl Core {
             }
             if attempts == MOST_ATTEMPTS {
                 return Err(Error::busy(
-                    "snapshots are made and deleted faster than a checkpoint can be written",
+                    "checkpoint: snapshots are created and deleted faster than it can be written; try again later",
                 ));
             }
         };

@@ -41,7 +41,7 @@ impl Layout {
     pub fn of(kit: logkit::Layout) -> Result<Self> {
         if kit.blocks() > u64::from(u32::MAX) {
             return Err(Error::invalid(format!(
-                "{} zones of {} blocks: a log has at most {} blocks of {} bytes; take larger ones (block_size) or a smaller \
+                "{} zones of {} blocks: expected at most {} blocks of {} bytes; take larger blocks (block_size) or a smaller \
                  device",
                 kit.zones,
                 kit.zone_blocks,

@@ -1,6 +1,6 @@
 //! Opening a log device: its newest checkpoint, and over it every record after it ([`logkit::recovery`] finds them).
 
-mod gathered;
+mod batched;
 mod load;
 mod replay;
 mod replayable;
@@ -16,8 +16,8 @@ use crate::home::{self, MapHome, Medium};
 use crate::layout::Layout;
 use crate::map;
 use crate::versions::{Version, Versions};
+use batched::Batched;
 use block::{Error, Result, ZoneIndex, Zones};
-use gathered::Gathered;
 use logkit::checkpoint::Checkpoints;
 use logkit::directory::ZoneEntry;
 use logkit::recovery::{self, Tail};
@@ -82,16 +82,16 @@ pub async fn find(zones: &dyn Zones) -> Result<(root::FoundRoot, Layout)> {
     Ok((found, layout))
 }
 
-/// The division of zones by what a root says of the log.
+/// Returns the layout of the log that a root describes.
 ///
 /// # Errors
-/// [`Error::Protocol`] for a log of another owner, [`Error::Corrupt`] where the zones are others than the log was made on.
+/// [`Error::Protocol`] for a log of another owner; [`Error::Corrupt`] if the zones differ from those that were formatted.
 pub fn layout_of(zones: &dyn Zones, root: &Root) -> Result<Layout> {
     recovery::check_owner(root, OWNER)?;
     recovery::check_streams(root, STREAMS)?;
     if root.block_size.bytes() != BLOCK {
         return Err(Error::corrupt(format!(
-            "the log has blocks of {}; expected {BLOCK} bytes",
+            "root of the log: block size of {} bytes; expected {BLOCK}",
             root.block_size
         )));
     }
@@ -156,18 +156,18 @@ pub async fn recover(
         }
     };
     stages.end(&format!("{} records in {} zones", records.len(), recovered.scanned_zones));
-    let mut gathered = None;
+    let mut batched = None;
     if let (None, [only]) = (&at_home_state, directory.versions.as_slice()) {
-        gathered = Gathered::of(&records, only.blocks, &layout, root.clock).await?;
+        batched = Batched::of(&records, only.blocks, &layout, root.clock).await?;
     }
-    stages.end("gathering what they change");
-    let gathered_clock = gathered.as_ref().map(|gathered| gathered.clock);
+    stages.end("sorting their changes");
+    let batched_clock = batched.as_ref().map(|batched| batched.clock);
     let (mut versions, home) = match at_home_state.take() {
         Some(known) => known,
-        None => (load(&*zones, &layout, &directory, &pool, map, gathered, &mut recovered).await?, None),
+        None => (load(&*zones, &layout, &directory, &pool, map, batched, &mut recovered).await?, None),
     };
     stages.end(&format!("{} pages of maps", recovered.pages));
-    let clock = match gathered_clock {
+    let clock = match batched_clock {
         Some(clock) => clock,
         None => {
             let clock = root.clock;
@@ -226,19 +226,20 @@ impl Stages {
     }
 }
 
-/// Medium of a log's map and the oldest transaction that the log can be opened with, where the map has a home of its own.
+/// Returns the medium of a log's map home, and the oldest transaction with which the log can be opened; `None` for a log without a
+/// map home.
 ///
 /// # Errors
-/// [`Error::Invalid`] where the log's map is elsewhere than was said.
+/// [`Error::Invalid`] if the stack and the log differ about the map home.
 pub(crate) fn at_home(root: &Root, medium: Option<Rc<dyn Medium>>) -> Result<Option<(Rc<dyn Medium>, u64)>> {
     match (Own::decode(&root.own)?.home, medium) {
         (Some(demanded), Some(medium)) => Ok(Some((medium, demanded))),
         (None, None) => Ok(None),
         (Some(_), None) => Err(Error::invalid(
-            "this log's map is kept in a file of its own: say where with map_home = \"pmem:PATH\"",
+            "map_home: not set, but this log's map is in a file of its own; set map_home = \"pmem:PATH\"",
         )),
         (None, Some(medium)) => Err(Error::invalid(format!(
-            "this log keeps its map on its own disk, not in {}: leave map_home out, or make the log anew with it",
+            "map_home: {}, but this log's map is on its own disk; leave map_home out, or format the log with it",
             medium.name()
         ))),
     }

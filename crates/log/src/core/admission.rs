@@ -2,7 +2,7 @@
 //!
 //! A change without capacity waits for changes in flight, or for a checkpoint if that can free capacity, before it is
 //! refused. Other modules append what is queued (`logkit::lane`), commit it (`commit.rs`), and compute the capacity
-//! (`room.rs`).
+//! (`capacity.rs`).
 
 use super::{Acknowledge, Changes, Core, Item};
 use crate::format::Change;
@@ -67,15 +67,15 @@ impl Core {
     ) -> Result<()> {
         let blocks = (payload.len() >> self.layout.block_size.shift()) as u64;
         let wanted = blocks.min(self.settings.dirty_blocks) as usize;
-        let mut room = match blocks {
+        let mut permit = match blocks {
             0 => Some(None),
             _ => self.admission.dirty.try_acquire(wanted).map(Some),
         };
-        if let Some(room) = &mut room {
+        if let Some(permit) = &mut permit {
             self.check_open()?;
             match self.admit(&changes) {
                 Ok(Some(growth)) => {
-                    return self.change_now(changes, payload, durability, (room.take(), growth)).await;
+                    return self.change_now(changes, payload, durability, (permit.take(), growth)).await;
                 }
                 Err(error) if !self.checkpoint_may_help() => return Err(error),
                 _ => {}
@@ -84,8 +84,8 @@ impl Core {
         // Dropping the call while it waits for capacity doesn't cancel the write.
         let core = self.clone();
         let task = self.kit.tasks.spawn(async move {
-            let room = match room {
-                Some(room) => room,
+            let permit = match permit {
+                Some(permit) => permit,
                 None => Some(core.admission.dirty.acquire(wanted).await),
             };
             let mut is_certain = false;
@@ -102,7 +102,7 @@ impl Core {
                     Err(error) => return Err(error),
                 }
             };
-            core.change_now(changes, payload, durability, (room, growth)).await
+            core.change_now(changes, payload, durability, (permit, growth)).await
         });
         task.await
     }
@@ -142,7 +142,7 @@ impl Core {
     fn check_open(&self) -> Result<()> {
         match self.kit.failure() {
             Some(error) => Err(error),
-            None if self.kit.is_closing() => Err(Error::closed("the log is closed")),
+            None if self.kit.is_closing() => Err(Error::closed("log: it is closed; open it again")),
             None => self.kit.space.check(),
         }
     }
@@ -152,12 +152,12 @@ impl Core {
         changes: Changes,
         payload: Payload,
         durability: Durability,
-        (room, growth): (Option<Permit>, u32),
+        (permit, growth): (Option<Permit>, u32),
     ) -> Result<()> {
         let has_data = !payload.is_empty();
         // Writes that the device below may have no space for are acknowledged only once they are written.
         let buffers = self.settings.acknowledge == Acknowledge::Buffer && !self.kit.space.is_doubtful();
-        let request = self.submit(changes, payload, room, growth, buffers);
+        let request = self.submit(changes, payload, permit, growth, buffers);
         let waiting = self.admission.requests.wait(request);
         if buffers && has_data && durability == Durability::Visible {
             // The request goes on; reads find its data in the buffer.
@@ -175,13 +175,13 @@ impl Core {
         &self,
         changes: Changes,
         mut payload: Payload,
-        room: Option<Permit>,
+        permit: Option<Permit>,
         growth: u32,
         buffers: bool,
     ) -> RequestKey {
         let mut at = 0;
         let mut growth = Some(growth);
-        let key = self.admission.requests.begin(changes.len() as u32, room);
+        let key = self.admission.requests.begin(changes.len() as u32, permit);
         let shift = self.layout.block_size.shift();
         for change in changes {
             let bytes = (change.data_blocks() as usize) << shift;
@@ -231,8 +231,7 @@ impl Core {
             }
             if !has_room {
                 return Err(Error::no_space(format!(
-                    "the log holds {live} blocks of data and has room for {}: discard some, delete snapshots, or grow \
-                     the disk",
+                    "the log is full: {live} blocks of data, of {}; discard some data, delete snapshots, or grow the disk",
                     self.capacity(growth)
                 )));
             }
