@@ -133,9 +133,9 @@ pub(super) struct Core {
     /// Mode that the stack or the last message set.
     pub mode: Cell<Mode>,
     pub is_detaching: Cell<bool>,
-    /// In bytes.
+    /// Limit of bytes in flight between the two devices.
     pub migration_threshold: Cell<u64>,
-    /// In bytes; 0 for none.
+    /// Length in bytes from which sequential runs bypass the cache; 0: never.
     pub sequential_threshold: Cell<u64>,
     /// Bytes in flight between the two devices.
     pub migrating: Cell<u64>,

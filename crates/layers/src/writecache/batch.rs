@@ -60,7 +60,7 @@ pub struct Batch {
     corrupt: Vec<u64>,
 }
 
-/// Where a batch begins.
+/// Start of a batch.
 #[derive(Debug)]
 pub struct Start {
     position: Position,
@@ -85,7 +85,7 @@ impl Batch {
     /// be empty.
     ///
     /// # Errors
-    /// Of the cache device; [`Error::Corrupt`] for unreadable records.
+    /// Errors of the cache device; [`Error::Corrupt`] for unreadable records.
     pub async fn read(core: &Core, start: Start, limit: Position) -> Result<Batch> {
         let Start { position: begin, kept } = start;
         let mut batch = Batch {
@@ -219,7 +219,7 @@ impl Batch {
         Ok(())
     }
 
-    /// Where the next batch begins.
+    /// Start of the next batch.
     pub fn next(&self) -> Start {
         Start { position: self.end, kept: self.pieces.last_from(self.end.address) }
     }
