@@ -330,7 +330,7 @@ impl Payload {
 
     /// Returns an empty payload with capacity for `slices` slices. Memory of a payload that was dropped on this thread is used
     /// again.
-    pub fn with_room(slices: usize) -> Self {
+    pub fn with_capacity(slices: usize) -> Self {
         if slices <= INLINE_SLICES {
             return Payload::default();
         }

@@ -44,7 +44,7 @@ impl GrowingWords {
         Self::reserve_in(most, true)
     }
 
-    /// As [`reserve`](Self::reserve), in small pages: only touched pages take memory, until [`gather`](Self::gather) is
+    /// As [`reserve`](Self::reserve), in small pages: only touched pages take memory, until [`collapse`](Self::collapse) is
     /// called. (A kernel whose `transparent_hugepage/enabled` is `always` uses huge pages nevertheless.)
     ///
     /// # Errors
@@ -119,7 +119,7 @@ impl GrowingWords {
     /// Collapses the whole huge pages inside this range into huge pages, including words that weren't touched yet; some
     /// of each page must have been. Returns whether the kernel did; otherwise the words are unchanged. Takes 0.4 ms or
     /// more per huge page, during which accesses to it wait. (MADV_COLLAPSE, Linux 6.1.)
-    pub fn gather(&self, words: Range<usize>) -> bool {
+    pub fn collapse(&self, words: Range<usize>) -> bool {
         // SAFETY: whole pages inside our own mapping that are usable. They keep what they hold, for readers at the same
         // time as well.
         self.in_huge_pages(words, |start, bytes| unsafe { libc::madvise(start, bytes, libc::MADV_COLLAPSE) })
@@ -261,17 +261,17 @@ mod tests {
     }
 
     #[test]
-    fn gathered_words_hold_what_they_held() {
+    fn collapsed_words_hold_what_they_held() {
         let words = GrowingWords::reserve_small(3 << 20).unwrap();
         words.grow((3 << 20) - 1).unwrap();
         let page = HUGE_PAGE / 4;
         for at in (page..3 * page).step_by(page / 16) {
             words[at].store(at as u32, Relaxed);
         }
-        assert!(!words.gather(page + 1..2 * page), "there is no whole huge page in it");
-        assert!(!words.gather(4 * page..5 * page));
-        let gathered = words.gather(page..3 * page);
-        println!("gathered: {gathered}");
+        assert!(!words.collapse(page + 1..2 * page), "there is no whole huge page in it");
+        assert!(!words.collapse(4 * page..5 * page));
+        let collapsed = words.collapse(page..3 * page);
+        println!("collapsed: {collapsed}");
         for at in page..3 * page {
             let expected = if at.is_multiple_of(page / 16) { at as u32 } else { 0 };
             assert_eq!(words[at].load(Relaxed), expected, "word {at}");

@@ -1,39 +1,39 @@
-//! `cache`: a fast device as the cache of a slow one; the role of dm-cache, and its words.
+//! `cache`: a fast device as the cache of a slow one, the *origin*. Modes, messages and status follow dm-cache.
 //!
-//! Promises: those of the Device contract, with a volatile cache. With `writethrough` and `passthrough` nothing is lost with
-//! the fast device; with `writeback` what hasn't been written back is, and opening says so. What only the cache has is known
-//! after a crash, too: nothing else is written back again.
+//! Promises: those of the Device contract, with a volatile cache. With `writethrough` and `passthrough` no data depends on
+//! the fast device. With `writeback`, losing the fast device loses the dirty data, and opening without it is refused with that
+//! warning. The dirty state is durable: after a crash only dirty data is written back.
 //!
-//! The fast device is cut into *slots* of one block of the cache, which a `table` maps to blocks of the origin.
-//! A block has at most 64 *parts*; of each the table says one of three things, and that decides who *counts* when everything
-//! else is gone:
+//! The fast device is divided into *slots* of one cache block each. A persistent `table` maps slots to blocks of the origin.
+//! A block has at most 64 *parts*. The table's entry gives each part one of three states, which say from which side recovery
+//! takes the data, the *authoritative* side:
 //!
-//! | the table says | what counts |
+//! | state of the part in the table | authoritative side |
 //! |---|---|
-//! | nothing | the origin |
+//! | not valid | the origin |
 //! | valid and dirty | the cache |
-//! | valid and clean | both, for they have the same |
+//! | valid and clean | either: both sides are equal |
 //!
-//! # Why a power cut leaves nothing wrong
+//! # Crash consistency
 //!
-//! 1. While the table says *clean*, neither side is changed: who wants to waits until the table says, durably, that one of them
-//!    counts (a *mark*: the cache with writeback, else the origin). It says so of the whole slot, so that one mark does for
-//!    many writes.
-//! 2. While one side counts the other may be anything. So the origin is changed only under parts of which the table says
-//!    nothing or dirty, the cache only under parts of which it says nothing or dirty, and a slot is used for another block only
-//!    when the table says, durably, that it is free.
-//! 3. The table begins to say *dirty* only when the cache's data is durable; *clean* only when, besides, the origin was flushed
-//!    after it had what the cache has; and ends saying dirty (after a discard) only when the origin was flushed after.
+//! 1. While a part is *clean* in the table, neither side is changed. A write to such a part first waits until the table
+//!    durably names one authoritative side (a *mark*): the cache with writeback, the origin in the other modes. A mark holds
+//!    for the whole slot, so one mark serves many writes.
+//! 2. The other side of an authoritative one may contain anything. Therefore both the origin and the cache are changed only
+//!    under parts that are dirty or not valid in the table. A slot gets another block only when its entry is durably free.
+//! 3. A part becomes *dirty* in the table only when the cache's data is durable. It becomes *clean* only when, in addition, the
+//!    origin was flushed after it received the same data. It stops being dirty (after a discard) only when the origin was
+//!    flushed after the discard.
 //!
-//! Whatever a cut leaves, then, each part has one side that counts, whose contents are the last durable ones or later ones
-//! that were submitted; and the other side is never looked at before it is the same. So what has been read once stays.
+//! After a power cut each part therefore has one authoritative side, which contains the last durable version or a later
+//! submitted one. The other side is read only once both are equal. So data that was read once doesn't change afterwards.
 //!
-//! In memory more is known: parts are dirty as soon as they are written, clean as soon as they were written back. The table
-//! hears of it when a client flushes, when it must (marks, blocks that go), or at leisure. `core`'s `target` is the only place
-//! that decides what it may be told.
+//! The state in memory is ahead of the table: parts become dirty when they are written and clean when they are written back.
+//! The table is updated by flushes of clients, by marks and evictions, and in the background. Only `Core::target`
+//! decides which state the table may record.
 //!
-//! Writes to the same bytes take turns, as does whoever fills a slot or discards under it: a device promises little about those
-//! that overlap, so that the two sides could end up with one each.
+//! Overlapping writes are serialised, also with fills of a slot and discards: a device doesn't define the result of overlapping
+//! requests, so the two sides could end up different.
 
 mod clean;
 mod commit;
@@ -56,9 +56,9 @@ mod zero;
 
 pub use self::core::Mode;
 pub use device::CachePart;
-pub use message::{Message, Numbers};
+pub use message::{CacheBlocks, Message};
 pub use policy::Heat;
-pub use warm::{Bytes, Want, Wants};
+pub use warm::{ByteRange, WarmRange, WarmRanges};
 
 use block::{BlockSize, Call, Error, Result};
 use stack::{Arguments, Built, Contract, Key, Kind, Message as _, Shape, ValueKind, format_size};
@@ -71,30 +71,30 @@ pub const KIND: Kind = Kind {
     contract: Contract::Device,
     summary: "a fast device as the cache of a slow one (dm-cache)",
     keys: &[
-        Key::required("on", ValueKind::Device, "the slow device, the origin: what is cached").positional(),
+        Key::required("on", ValueKind::Device, "the slow device, the origin, whose blocks are cached").positional(),
         Key::required("cache", ValueKind::Device, "the fast device, which holds the cache").positional(),
         Key::optional(
             "mode",
             ValueKind::Choice(&Mode::NAMES),
-            "where writes go: to both, to the cache and later to the origin, or past the cache",
+            "destination of writes: both devices, the cache and later the origin, or only the origin",
         )
         .or("writethrough"),
         Key::optional(
             "block_size",
             ValueKind::Size,
-            "a block of the cache, where it is made: a multiple of 32KiB from 32KiB to 1GiB; else 64KiB",
+            "size of a cache block, set by --format: a multiple of 32KiB from 32KiB to 1GiB; default 64KiB",
         )
         .known_as(&["chunksize", "chunk_size"]),
         Key::optional(
             "migration_threshold",
             ValueKind::Integer { min: 0, max: 1 << 40 },
-            "how much is moved between the two at a time, in sectors of 512 bytes; one block, or what one read brings in, in any case",
+            "limit of data in flight between the devices, in sectors of 512 bytes; one block, or one read's promotion, always fits",
         )
         .or("2048"),
         Key::optional(
             "sequential_threshold",
             ValueKind::Size,
-            "from this length on sequential runs go past the cache; 0: none does",
+            "length from which sequential runs bypass the cache; 0: never",
         )
         .or("4MiB"),
     ],
@@ -117,25 +117,25 @@ const SMALLEST_BLOCK: u64 = 32 << 10;
 const LARGEST_BLOCK: u64 = 1 << 30;
 const USUAL_BLOCK: u64 = 64 << 10;
 
-/// What a stack says about a cache.
+/// Settings of a cache, from the stack.
 #[derive(Debug, Clone)]
 pub struct Options {
-    /// Make it anew; what was in it is gone.
+    /// Whether to create the cache from scratch; an existing cache's contents are lost.
     pub format: bool,
-    /// How writes go.
+    /// The mode.
     pub mode: Mode,
-    /// A block of the cache, in bytes, where it is made.
+    /// Size of a cache block in bytes, for formatting.
     pub block_size: u64,
-    /// Whether the stack says so: then a cache that is there has to have it.
+    /// Whether the stack sets `block_size`: an existing cache with another block size is refused then.
     pub block_size_given: bool,
-    /// In sectors of 512 bytes.
+    /// Limit of data in flight between the devices, in sectors of 512 bytes.
     pub migration_threshold: u64,
-    /// In bytes; 0: none.
+    /// Length in bytes from which sequential runs bypass the cache; 0: never.
     pub sequential_threshold: u64,
-    /// How often the table is told what both sides have.
+    /// Interval at which the table learns in the background which parts are clean.
     pub settle_every: Duration,
-    /// Whether an origin is refused that isn't as the cache left it. Not for the replay of timelines: there, of writes that
-    /// overlapped another one may be the last than was.
+    /// Whether opening refuses an origin whose contents differ from those at the last close. The replay of timelines turns
+    /// this off: it may apply overlapping writes in another order.
     pub checks_origin: bool,
 }
 
@@ -161,7 +161,7 @@ impl Options {
             && (!(SMALLEST_BLOCK..=LARGEST_BLOCK).contains(&bytes) || !bytes.is_multiple_of(SMALLEST_BLOCK))
         {
             let text = format!(
-                "block_size {}: expected a multiple of 32KiB from 32KiB to 1GiB, as dm-cache takes",
+                "block_size {}: expected a multiple of 32KiB from 32KiB to 1GiB, the limits of dm-cache",
                 format_size(bytes)
             );
             return Err(arguments.refuse("block_size", text));
@@ -169,7 +169,10 @@ impl Options {
         let mode = arguments.choice("mode")?;
         Ok(Options {
             format: arguments.format(),
-            mode: Mode::from_name(mode).ok_or_else(|| Error::invalid(format!("mode \"{mode}\"")))?,
+            mode: Mode::from_name(mode).ok_or_else(|| {
+                let names = Mode::NAMES.join(", ");
+                Error::invalid(format!("mode \"{mode}\": expected one of {names}"))
+            })?,
             block_size: block_size.unwrap_or(USUAL_BLOCK),
             block_size_given: block_size.is_some(),
             migration_threshold: arguments.integer("migration_threshold")?,
@@ -187,7 +190,7 @@ fn plan(arguments: &Arguments) -> Result<Shape> {
     let largest = u64::from(size);
     if options.block_size < largest || !options.block_size.is_multiple_of(largest) {
         let text = format!(
-            "block_size {}: expected a multiple of {size}, the block size of what is below",
+            "block_size {}: expected a multiple of {size}, the larger block size of the two devices",
             format_size(options.block_size)
         );
         return Err(arguments.refuse("block_size", text));
@@ -207,7 +210,9 @@ fn plan(arguments: &Arguments) -> Result<Shape> {
     }
     let bytes = slow.bytes.map(|bytes| bytes / largest * largest);
     if bytes == Some(0) {
-        return Err(arguments.refuse("on", "on: the origin has no block"));
+        return Err(
+            arguments.refuse("on", "on: the origin is smaller than one block; expected a larger device")
+        );
     }
     Ok(Shape { bytes, block_size: Some(size), ..Shape::default() })
 }

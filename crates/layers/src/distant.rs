@@ -1,7 +1,7 @@
-//! The handle that other shards have on a device with a home: every call goes there whole, and is carried out through a handle
-//! of the home shard, which lives as long as the call.
+//! Handle of other shards on a device with a home shard: each call is sent there with its buffer, and carried out through a
+//! handle of the home shard that exists for the call.
 //!
-//! What is wrong with a call is found there, too. A call that is dropped goes on at home.
+//! Arguments are checked on the home shard. A call whose future is dropped completes there.
 
 use block::{
     BlockIndex, BlockRange, Buffer, Call, Device, DeviceGeometry, Durability, Extent, Payload, ReadOutcome,
@@ -10,11 +10,11 @@ use block::{
 use runtime::Home;
 use std::rc::Rc;
 
-/// A handle on another shard than the home of `C`, whose own handles are `H`.
+/// A handle on another shard than the home shard of `C`, whose handles there are `H`.
 pub(crate) struct Distant<C, H> {
     geometry: DeviceGeometry,
     home: Home<C>,
-    /// Makes a handle on the home shard. The caller holds the core: it isn't one that is open.
+    /// Creates the handle for one call on the home shard.
     handle: fn(DeviceGeometry, Rc<C>) -> H,
 }
 
@@ -54,7 +54,7 @@ impl<C: 'static, H: Device + 'static> Device for Distant<C, H> {
                     }
                 }
             };
-            // Only where the home's shard has ended is the buffer lost.
+            // The buffer is lost only if the home shard has ended.
             self.home.visit(read).await.unwrap_or_else(|error| (Err(error), Buffer::new(length)))
         })
     }

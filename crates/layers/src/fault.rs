@@ -1,13 +1,12 @@
-//! `fault`: makes what is below it go wrong, by rule and seed, on either contract.
+//! `fault`: injects faults into calls, by rule and seed, on either contract.
 //!
-//! Promises: without rules a call passes straight through; with rules an operation either meets exactly what
-//! its rules say or passes unchanged; what happens is decided by the seed and by the order of the operations
-//! on each shard, and by nothing else. Dropping a call never stops an operation that a rule has touched. The
-//! language of the rules is described in [`parse`]. The messages `rules off` and `rules on` switch all
-//! rules; operations that pass while they are off aren't counted by `every`, `after` and `times`.
+//! Promises: without rules a call passes through. With rules an operation gets exactly the faults of the rules that fire, or
+//! passes unchanged. Which rules fire depends only on the seed and on the order of the operations on each shard. An operation
+//! that a rule affects completes also if its future is dropped. [`parse`] describes the language of the rules. The messages
+//! `rules off` and `rules on` switch all rules; operations that pass while they are off aren't counted by `every`, `after` and
+//! `times`.
 //!
-//! A flush that lies here is a device that loses acknowledged writes only if the power fails, too: cutting
-//! it is left to `record` and its replay.
+//! A flush with `lie` loses acknowledged writes only together with a power cut, which `record` and its replay simulate.
 
 mod decide;
 mod device;
@@ -25,20 +24,24 @@ use stack::{Arguments, Built, Contract, Key, Kind, Message as _, ValueKind};
 use std::sync::Arc;
 
 const RULES: Key =
-    Key::optional("rules", ValueKind::Texts, "what goes wrong, such as \"read error=EIO probability=0.01\"")
+    Key::optional("rules", ValueKind::Texts, "faults to inject, such as \"read error=EIO probability=0.01\"")
         .positional();
 const SEED: Key = Key::optional(
     "seed",
     ValueKind::Integer { min: 0, max: u64::MAX },
-    "decides what is left to chance; without it a new one, which status shows",
+    "seed of random choices; default: a random one, which status shows",
 );
 
 /// `fault` on a device.
 pub const KIND: Kind = Kind {
     name: "fault",
     contract: Contract::Device,
-    summary: "makes operations fail, wait, tear, rot or go astray, by rule and seed",
-    keys: &[Key::required("on", ValueKind::Device, "the device that goes wrong").positional(), RULES, SEED],
+    summary: "makes operations fail, wait, tear, corrupt or misdirect data, by rule and seed",
+    keys: &[
+        Key::required("on", ValueKind::Device, "the device to inject faults into").positional(),
+        RULES,
+        SEED,
+    ],
     messages: Message::FORMS,
     shareable: false,
     example: "fault(ram(size=64MiB), \"read error=EIO probability=0.01\", \"any delay=5ms every=100\", seed=7)",
@@ -56,8 +59,12 @@ pub const KIND: Kind = Kind {
 pub const ZONES_KIND: Kind = Kind {
     name: ZONES_NAME,
     contract: Contract::Zones,
-    summary: "makes operations on zones fail, wait, tear, rot or go astray, by rule and seed",
-    keys: &[Key::required("on", ValueKind::Zones, "the zones that go wrong").positional(), RULES, SEED],
+    summary: "makes operations on zones fail, wait, tear, corrupt or misdirect data, by rule and seed",
+    keys: &[
+        Key::required("on", ValueKind::Zones, "the zones to inject faults into").positional(),
+        RULES,
+        SEED,
+    ],
     messages: Message::FORMS,
     shareable: false,
     example: "zone-fault(zones(ram(size=64MiB), zone_size=1MiB), \"append torn every=100\", seed=7)",
@@ -80,7 +87,7 @@ fn seed(arguments: &Arguments) -> Result<u64> {
     Ok(arguments.optional_integer("seed")?.unwrap_or_else(runtime::random_u64))
 }
 
-/// What the Zones form of the layer is called in a stack.
+/// Kind of the layer on zones.
 const ZONES_NAME: &str = "zone-fault";
 
 stack::messages! {

@@ -1,19 +1,19 @@
-//! Layers: what stands between a door and a leaf.
+//! Layers: devices and zones that are made of other devices or zones.
 //!
-//! Some do one thing to every call that passes, on either contract:
-//! - [`stats`] counts and times;
-//! - [`fault`] makes things go wrong, by rule and seed;
-//! - [`record`] writes down what happens, so that every state that a power cut could leave can be made again.
+//! On either contract:
+//! - [`stats`] counts and times calls;
+//! - [`fault`] injects faults by rule and seed;
+//! - [`record`] records operations, from which every state that a power cut could leave can be constructed.
 //!
-//! [`model`] makes a device as slow as another one. Others make one device of several:
-//! - [`linear`](mod@linear) one behind the other, [`stripe`](mod@stripe) in turn; [`mirror`](mod@mirror) the same on each.
+//! On devices:
+//! - [`model`] gives a device the latencies of another one;
+//! - [`linear`](mod@linear) concatenates devices, [`stripe`](mod@stripe) stripes over them (RAID0), [`mirror`](mod@mirror)
+//!   mirrors them (RAID1);
+//! - [`cache`] keeps hot blocks of a slow device on a fast one;
+//! - [`writecache`] is a write-back cache that destages writes to a slow device in flush order.
 //!
-//! And some put one device in front of another:
-//! - [`cache`] keeps there what is asked for again;
-//! - [`writecache`] takes the writes and gives them to a slower device in order.
-//!
-//! Each passes the conformance suite of its contract. What they stand on is left to leaves (`disks`, `zones`), how they
-//! are named and composed to `stack`.
+//! Each passes the conformance suite of its contract. Leaves are in `disks` and `zones`; parsing and composing is left to
+//! `stack`.
 
 pub mod cache;
 mod clear_stats;

@@ -1,9 +1,9 @@
-//! `linear`: devices one behind the other, or a part of one; dm's `linear` target.
+//! `linear`: concatenated devices, or a range of one; dm's `linear` target.
 //!
-//! Promises: those of the Device contract. Nothing is written for itself: the same devices in the same order are the same
-//! device again, and in another order another one.
+//! Promises: those of the Device contract. There is no metadata: the same devices in the same order give the same data, and
+//! another order isn't detected.
 
-use crate::spread::{self, Layout, Place, SpreadPart};
+use crate::spread::{self, Layout, OnLeg, SpreadPart};
 use block::{BlockCount, BlockRange, BlockSize, Call, DevicePart, Error, Result, Status};
 use stack::{Arguments, Built, Contract, Key, Kind, Shape, ValueKind, format_size};
 use std::sync::Arc;
@@ -12,11 +12,11 @@ use std::sync::Arc;
 pub const KIND: Kind = Kind {
     name: "linear",
     contract: Contract::Device,
-    summary: "devices one behind the other, or a part of one",
+    summary: "concatenated devices, or a range of one",
     keys: &[
         Key::required("on", ValueKind::Devices, "the devices, in order").positional(),
-        Key::optional("offset", ValueKind::Size, "how much of the beginning is left out").or("0"),
-        Key::optional("size", ValueKind::Size, "the capacity; without it, all that is there"),
+        Key::optional("offset", ValueKind::Size, "number of bytes to skip at the beginning").or("0"),
+        Key::optional("size", ValueKind::Size, "capacity; default: all that follows the offset"),
     ],
     messages: &[],
     shareable: false,
@@ -41,19 +41,19 @@ pub const KIND: Kind = Kind {
     },
 };
 
-/// Which leg has which blocks.
+/// Concatenation of the legs' blocks.
 #[derive(Debug)]
 struct Segments {
-    /// Where each leg's blocks end in the device.
+    /// End of each leg's blocks in the device.
     ends: Vec<u64>,
-    /// How many blocks of the first leg are left out; whole legs before it are.
+    /// Number of skipped blocks of the first leg in use.
     skipped: u64,
-    /// How many legs are left out.
+    /// Number of legs that are skipped as a whole.
     before: usize,
 }
 
 impl Segments {
-    /// From the blocks that each leg has, without the first `offset`, and at most `size` of them.
+    /// Creates segments over legs with these numbers of blocks, from block `offset` on and with at most `size` blocks.
     fn new(lengths: &[u64], offset: u64, size: Option<u64>) -> Self {
         let (mut skipped, mut before) = (offset, 0);
         while before + 1 < lengths.len() && skipped >= lengths[before] {
@@ -76,7 +76,7 @@ impl Segments {
         self.ends.last().copied().unwrap_or(0)
     }
 
-    /// The largest power of two that divides all places at which something begins.
+    /// Returns the largest power of two that divides all offsets at which a leg begins.
     fn alignment(&self) -> u64 {
         let starts = self.ends.iter().take(self.ends.len().saturating_sub(1)).chain([&self.skipped]);
         1 << starts.fold(63, |least, start| least.min(start.trailing_zeros()))
@@ -84,11 +84,11 @@ impl Segments {
 }
 
 impl Layout for Segments {
-    fn place(&self, block: u64) -> Place {
+    fn map(&self, block: u64) -> OnLeg {
         let leg = self.ends.partition_point(|end| *end <= block);
         let start = if leg == 0 { 0 } else { self.ends[leg - 1] };
         let skipped = if leg == 0 { self.skipped } else { 0 };
-        Place { leg: self.before + leg, block: block - start + skipped, run: self.ends[leg] - block }
+        OnLeg { leg: self.before + leg, block: block - start + skipped, run: self.ends[leg] - block }
     }
 }
 
@@ -96,7 +96,7 @@ fn lengths_of(legs: &[Arc<dyn DevicePart>]) -> Vec<u64> {
     legs.iter().map(|leg| leg.geometry().bytes()).collect()
 }
 
-/// The segments that the keys ask for, of legs of so many bytes.
+/// Returns the segments that the keys describe, over legs with these lengths in bytes.
 fn segments(arguments: &Arguments, lengths: &[u64], block_size: BlockSize) -> Result<Segments> {
     let blocks: Vec<u64> = lengths.iter().map(|bytes| bytes >> block_size.shift()).collect();
     let there = blocks.iter().sum::<u64>() << block_size.shift();
@@ -104,19 +104,26 @@ fn segments(arguments: &Arguments, lengths: &[u64], block_size: BlockSize) -> Re
         true => Ok(bytes >> block_size.shift()),
         false => Err(arguments.refuse(
             key,
-            format!("{key} {bytes}: expected a multiple of the block size of what is below, {block_size}"),
+            format!(
+                "{key} {bytes}: expected a multiple of {block_size}, the largest block size of the devices"
+            ),
         )),
     };
     let offset = whole("offset", arguments.size("offset")?)?;
     let size = arguments.optional_size("size")?.map(|bytes| whole("size", bytes)).transpose()?;
     let left = (there >> block_size.shift()).saturating_sub(offset);
     if left == 0 {
-        let text = format!("offset: nothing is left of the {} that are there", format_size(there));
+        let text = format!(
+            "offset {}: expected less than {}, the size of the devices",
+            format_size(offset << block_size.shift()),
+            format_size(there)
+        );
         return Err(arguments.refuse("offset", text));
     }
     if let Some(size) = size.filter(|size| *size == 0 || *size > left) {
         let (size, left) = (size << block_size.shift(), format_size(left << block_size.shift()));
-        let text = format!("size {}: expected at most {left}, which is what is there", format_size(size));
+        let text =
+            format!("size {}: expected from one block to {left}, which follow the offset", format_size(size));
         return Err(arguments.refuse("size", text));
     }
     Ok(Segments::new(&blocks, offset, size))
@@ -132,27 +139,27 @@ fn part(legs: Vec<Arc<dyn DevicePart>>, segments: Segments) -> SpreadPart {
     SpreadPart::new(KIND.name, legs, segments, blocks, atomic, status)
 }
 
-/// These devices one behind the other; each gives its whole blocks of the largest size that one of them has.
+/// Concatenates devices. The block size is the largest of theirs; each contributes its whole blocks of that size.
 ///
 /// # Errors
-/// [`Error::Invalid`] for none, and for devices without a whole block.
+/// [`Error::Invalid`] without a device that has a whole block.
 pub fn linear(legs: Vec<Arc<dyn DevicePart>>) -> Result<impl DevicePart> {
     let block_size = spread::block_size(&legs);
     let blocks: Vec<u64> = lengths_of(&legs).iter().map(|bytes| bytes >> block_size.shift()).collect();
     match blocks.iter().sum::<u64>() {
-        0 => Err(Error::invalid("linear: expected a device that has blocks")),
+        0 => Err(Error::invalid("linear: the devices have no block; expected at least one")),
         _ => Ok(part(legs, Segments::new(&blocks, 0, None))),
     }
 }
 
-/// Some blocks of a device as a device.
+/// Returns a range of a device as a device.
 ///
 /// # Errors
-/// [`Error::Invalid`] for a range that is empty, or not inside of the device.
+/// [`Error::Invalid`] for an empty range, or one outside the device.
 pub fn part_of(device: Arc<dyn DevicePart>, range: BlockRange) -> Result<impl DevicePart> {
     device.geometry().check(range)?;
     if range.is_empty() {
-        return Err(Error::invalid("linear: expected at least one block of the device"));
+        return Err(Error::invalid("linear: the range is empty; expected at least one block"));
     }
     let segments = Segments::new(&[device.geometry().blocks.0], range.start.0, Some(range.count.0));
     Ok(part(vec![device], segments))
@@ -163,7 +170,7 @@ mod tests {
     use super::*;
 
     fn places(segments: &Segments) -> Vec<(usize, u64, u64)> {
-        let place = |block| segments.place(block);
+        let place = |block| segments.map(block);
         (0..segments.blocks()).map(place).map(|place| (place.leg, place.block, place.run)).collect()
     }
 

@@ -1,30 +1,33 @@
-//! `mirror`: the same data on several devices, its *legs*; md's RAID1, with unlike legs.
+//! `mirror`: the same data on several devices, its *legs*, which may differ in speed; as md's RAID1.
 //!
 //! # Promises
-//! Those of the Device contract, with any leg lost, rotted (where the leg says so) or lagging at any time, as long as one is left
-//! that has everything:
+//! Those of the Device contract, while any legs are lost, report unreadable blocks, or lag, as long as one active leg has all
+//! data:
 //!
-//! - An acknowledged change is on all legs, but for those that may lag (`write_behind`): there it arrives in the order in
-//!   which changes that overlap were given, and at most so many writes and bytes are behind.
-//! - What a flush made durable is so on all legs (`flush = "all"`), or at least on those that don't lag (`"fast"`): then losing
-//!   these loses it.
-//! - A leg that failed a change is left behind, and the others durably know it before the change, or any later one, is
-//!   acknowledged; it never counts again without being told, and without what it lacks.
-//! - Once acknowledged changes may be on no active leg (the last one failed a change that was behind, or all failed a flush), no
-//!   flush and no close succeeds, and no bit is cleared, until the mirror is opened again. What may differ is made equal.
-//! - After a stop in the middle legs differ in chunks whose bit is set. There only one of them, the source, is read; what was
-//!   read is copied to the others, so what was read once stays so when the source is lost. One thing isn't covered: a source
-//!   that is lost together with the power, while copying is on its way.
+//! - An acknowledged change is on all legs, except on lagging ones (`write_behind`). A lagging leg receives overlapping changes
+//!   in the order in which they were submitted. The number and bytes of its outstanding writes are bounded.
+//! - A flush makes data durable on all legs (`flush = "all"`), or on all legs that don't lag (`"fast"`). With `"fast"`, losing
+//!   these legs loses flushed data.
+//! - A leg that fails a change becomes *faulty*. This is durable on the other legs before that change or any later one is
+//!   acknowledged. A faulty leg joins again only on an operator's request, and receives the missing data first.
+//! - Once acknowledged changes may be missing on all active legs (the last one failed an outstanding write, or all failed a
+//!   flush), flushes and the close fail, and no bit is cleared, until the mirror is opened again. Chunks that may differ are
+//!   resynced.
+//! - After an unclean stop legs may differ in chunks whose bit is set. There only one leg, the source, is read, and data that was
+//!   read is copied to the others. So data that was read once doesn't change when the source is lost later. An exception is the
+//!   loss of the source together with power while such a copy is in flight.
 //!
-//! Which of two differing legs is right where none of them says that it is rotten is not known: a scrub counts it, and `repair`
-//! takes the source's.
+//! If legs differ and none reports an error, the mirror doesn't know which one is right: a scrub counts the mismatch, and `repair`
+//! copies the source's data.
 //!
-//! # How
-//! `core` is the home, with `membership` (superblocks), `bitmap` and `keeper` (copying, scrubs); `assembly` decides at
-//! opening; [`format`](mod@format) is what lies on the legs. Payloads are not copied for legs that lag: [`block::Data`] doesn't change.
+//! # Structure
+//! `core` is the state on the home shard, with `membership` (superblocks), `bitmap` and `keeper` (resync, scrubs); `assembly`
+//! decides at opening which legs are used; [`format`](mod@format) is the encoding on the legs. Payloads are not copied for lagging
+//! legs: [`block::Data`] is immutable.
 //!
-//! What is behind is lost with the process, and the source has it. A log of it, with which a restart goes on, is a layer of its
-//! own: a write cache on the fast device in front of the leg (`examples/mirror-behind-log.toml`).
+//! Outstanding writes of lagging legs are in memory and end with the process; the source has their data, and a restart resyncs
+//! the chunks from it. To keep them over a restart, put a write cache on the fast device in front of the leg
+//! (`examples/mirror-behind-log.toml`).
 
 mod assembly;
 mod behind;
@@ -57,54 +60,54 @@ use stack::{Arguments, Built, Contract, Key, Kind, Message as _, Shape, ValueKin
 use std::sync::Arc;
 use std::time::Duration;
 
-/// The shortest that a chunk may have to be quiet; each look at the bitmap flushes all legs if there is something to clear.
+/// Smallest `bitmap_delay`. Each pass over the bitmap that has bits to clear flushes all legs.
 const LEAST_DELAY: Duration = Duration::from_millis(1);
 
 /// `mirror(file(fast.img), file(slow.img), write_mostly=[1], write_behind=256)`.
 pub const KIND: Kind = Kind {
     name: "mirror",
     contract: Contract::Device,
-    summary: "the same data on several devices, which may be unlike (RAID1)",
+    summary: "the same data on several devices, which may differ in speed (RAID1)",
     keys: &[
-        Key::required("on", ValueKind::Devices, "the legs, in any order; two to 16 when it is made")
+        Key::required("on", ValueKind::Devices, "the legs, in any order; two to 16 with --format")
             .positional()
             .may_be_missing(),
         Key::optional("write_mostly", ValueKind::Texts, "legs that reads avoid: names, or numbers from 0 on"),
         Key::optional(
             "write_behind",
             ValueKind::Integer { min: 1, max: 16383 },
-            "how many writes the write-mostly legs may lag, in memory; needs some. Without it they don't lag. For a log of \
-             them on the fast device put a writecache in front of the leg instead",
+            "limit of acknowledged writes that write-mostly legs may lag, in memory; needs write_mostly; unset: no lag. To log \
+             them on the fast device, put a writecache in front of the leg instead",
         )
         .as_in("md"),
-        Key::optional("behind_bytes", ValueKind::Size, "how much memory what is behind may take").or("64MiB"),
+        Key::optional("behind_bytes", ValueKind::Size, "limit of the bytes of writes that lag, in memory").or("64MiB"),
         Key::optional(
             "flush",
             ValueKind::Choice(&["all", "fast"]),
-            "which legs have what was flushed: all, or those that don't lag",
+            "legs on which a flush makes data durable: all, or only those that don't lag",
         )
         .or("all"),
         Key::optional(
             "bitmap_chunk",
             ValueKind::Size,
-            "what one bit of the write-intent bitmap stands for; 64MiB where none is there yet",
+            "size of the chunk of one bit of the write-intent bitmap, set by --format; default 64MiB",
         ),
         Key::optional(
             "bitmap_delay",
             ValueKind::Duration,
-            "how long a chunk is quiet before its bit is cleared; 1ms or more",
+            "time without writes after which a chunk's bit is cleared; at least 1ms",
         )
         .or("5s"),
-        Key::optional("read_policy", ValueKind::Choice(&["latency", "first"]), "which leg a read goes to")
+        Key::optional("read_policy", ValueKind::Choice(&["latency", "first"]), "leg that a read goes to")
             .or("latency"),
         Key::optional(
             "sync_speed_max",
             ValueKind::Size,
-            "how much is copied or compared in a second; 0 is without a limit",
+            "limit of resync and scrub, in bytes per second; 0: no limit",
         )
         .or("200MiB"),
-        Key::optional("degraded", ValueKind::Bool, "go on without legs that are missing").or("false"),
-        Key::optional("rebuild", ValueKind::Texts, "legs that may be overwritten where they don't belong"),
+        Key::optional("degraded", ValueKind::Bool, "start without legs that are missing").or("false"),
+        Key::optional("rebuild", ValueKind::Texts, "legs that are overwritten if they don't belong to the mirror"),
     ],
     messages: Message::FORMS,
     shareable: false,
@@ -133,7 +136,7 @@ pub const KIND: Kind = Kind {
     },
 };
 
-/// The legs that a key names.
+/// Returns the legs that a key names.
 fn legs(arguments: &Arguments, key: &'static str, names: &[String]) -> Result<Mask> {
     let mut mask = 0;
     for wanted in arguments.texts(key)? {
@@ -145,27 +148,31 @@ fn legs(arguments: &Arguments, key: &'static str, names: &[String]) -> Result<Ma
 
 fn settings(arguments: &Arguments, names: &[String]) -> Result<Settings> {
     if names.len() > format::MOST_LEGS {
-        let text = format!("on: {} legs, expected at most {}", names.len(), format::MOST_LEGS);
+        let text = format!("on: {} legs; expected at most {}", names.len(), format::MOST_LEGS);
         return Err(arguments.refuse("on", text));
     }
     let write_mostly = legs(arguments, "write_mostly", names)?;
     let write_behind = arguments.optional_integer("write_behind")?;
     if let Some(writes) = write_behind {
         if write_mostly == 0 {
-            let text = format!("write_behind {writes}: only write-mostly legs lag: name one in write_mostly");
+            let text = format!(
+                "write_behind {writes}: only write-mostly legs lag, and there are none; name one in write_mostly"
+            );
             return Err(arguments.refuse("write_behind", text));
         }
         if arguments.format() && write_mostly.count_ones() as usize == names.len() {
-            let text = format!("write_behind {writes}: all legs are write-mostly; one must not lag");
+            let text = format!(
+                "write_behind {writes}: all legs are write-mostly; leave at least one out of write_mostly"
+            );
             return Err(arguments.refuse("write_behind", text));
         }
     }
-    // A block has so many bytes at least; once it is known how many, `plan` asks again.
+    // With the smallest block size; `plan` checks again once the block size is known.
     check_behind_bytes(arguments, BlockSize::SMALLEST)?;
     let bitmap_delay = arguments.duration("bitmap_delay")?;
     if bitmap_delay < LEAST_DELAY {
         let text = format!(
-            "bitmap_delay {}: expected {} or more (md's --delay is in whole seconds, and 5 where none is given)",
+            "bitmap_delay {}: expected {} or more (md's --delay is in whole seconds, with a default of 5)",
             format_duration(bitmap_delay),
             format_duration(LEAST_DELAY)
         );
@@ -173,7 +180,10 @@ fn settings(arguments: &Arguments, names: &[String]) -> Result<Settings> {
     }
     let fast_flush = arguments.choice("flush")? == "fast";
     if fast_flush && write_behind.is_none() {
-        return Err(arguments.refuse("flush", "flush \"fast\": no leg lags without write_behind"));
+        return Err(arguments.refuse(
+            "flush",
+            "flush \"fast\": no leg lags without write_behind; set it, or leave flush out",
+        ));
     }
     Ok(Settings {
         write_mostly,
@@ -186,27 +196,27 @@ fn settings(arguments: &Arguments, names: &[String]) -> Result<Settings> {
     })
 }
 
-/// Refuses a bound in which not even one block of this size has room.
+/// Refuses a bound below one block.
 fn check_behind_bytes(arguments: &Arguments, block_size: u32) -> Result<()> {
     let bytes = arguments.size("behind_bytes")?;
     if bytes >= u64::from(block_size) {
         return Ok(());
     }
     let text = format!(
-        "behind_bytes {bytes}: not even a write of one block has room, so nothing would lag: expected {block_size} or more, \
-         64MiB where nothing is said; to have no leg lag, leave out write_behind"
+        "behind_bytes {bytes}: smaller than one block; expected {block_size} or more, default 64MiB; for legs that don't lag, \
+         leave out write_behind"
     );
     Err(arguments.refuse("behind_bytes", text))
 }
 
-/// Without a format, only the medium knows how large the mirror is.
+/// Returns the shape with `--format`; without it, the size is known only from the legs' superblocks.
 fn plan(arguments: &Arguments) -> Result<Shape> {
     let names: Vec<String> = arguments.child_names("on")?.into_iter().map(str::to_owned).collect();
     settings(arguments, &names)?;
     legs(arguments, "rebuild", &names)?;
     let shapes = arguments.shapes("on")?;
     if arguments.format() && names.len() < 2 {
-        return Err(arguments.refuse("on", "on: expected two devices or more; one is no mirror"));
+        return Err(arguments.refuse("on", "on: one leg; expected two or more"));
     }
     let block_size = crate::spread::block_size_of(&shapes);
     if let Some(block_size) = block_size {

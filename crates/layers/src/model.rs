@@ -1,12 +1,12 @@
-//! `model`: a device that behaves like another one, from a profile of a few numbers; over memory, a disk that isn't there.
+//! `model`: gives a device the latencies and bandwidths of another one, from a profile; over memory, it models a disk.
 //!
-//! Promises: data, errors and order are those of what is below; an operation is answered when the profile says, or, where what
-//! is below takes longer, as soon as it has answered: `status` counts those (`late`). In simulated time nothing is late. A
-//! device with a volatile cache loses nothing by that here: cutting its power is left to `record` and its replay, and what a
-//! layer costs by itself is not to be measured on a model in simulated time, which hides it.
+//! Promises: data, errors and order are those of the inner device. An operation completes at the time that the profile gives or,
+//! if the inner device takes longer, as soon as that has completed; `status` counts these operations (`late`). In simulated time
+//! nothing is late. A modelled volatile cache loses no data: power cuts are left to `record` and its replay. Simulated time
+//! doesn't include the CPU time of layers, so don't measure a layer's cost with it.
 //!
-//! How a device without moving parts is computed is described in `solid`, one with an arm in `disk`; [`fit`](mod@fit) finds a
-//! profile for a real device, from a run of fio, [`fill`] its write buffer.
+//! `solid` computes solid-state devices, `disk` disks with one arm; [`fit`](mod@fit) fits a profile to a run of fio on a real
+//! device, [`fill`] its write buffer.
 
 mod device;
 mod disk;
@@ -29,25 +29,17 @@ use std::sync::Arc;
 pub const KIND: Kind = Kind {
     name: "model",
     contract: Contract::Device,
-    summary: "behaves like another device, by a profile of it",
+    summary: "gives a device the latencies of another one, from a profile",
     keys: &[
-        Key::required(
-            "on",
-            ValueKind::Device,
-            "the device that holds the data, faster than what is modelled",
-        )
-        .positional(),
+        Key::required("on", ValueKind::Device, "the device with the data, faster than the modelled one")
+            .positional(),
         Key::required("profile", ValueKind::Text, "the name of the profile, such as optane-900p or wd43purz")
             .positional(),
-        Key::optional(
-            "profiles",
-            ValueKind::Path,
-            "a TOML file of profiles; without it, those that are known",
-        ),
+        Key::optional("profiles", ValueKind::Path, "a TOML file of profiles; default: the built-in profiles"),
         Key::optional(
             "seed",
             ValueKind::Integer { min: 0, max: u64::MAX },
-            "decides what is left to chance; without it a new one",
+            "seed of random choices; default: a random one",
         ),
     ],
     messages: Message::FORMS,
@@ -69,25 +61,25 @@ pub const KIND: Kind = Kind {
     },
 };
 
-/// The profile that the keys name.
+/// Returns the profile that the keys name.
 fn profile(arguments: &Arguments) -> Result<(String, Profile)> {
     let name = arguments.text("profile")?;
-    let (mut profiles, place) = match arguments.optional_path("profiles")? {
-        None => (profile::known()?, "what is known".to_owned()),
+    let (mut profiles, source) = match arguments.optional_path("profiles")? {
+        None => (profile::known()?, "the built-in profiles".to_owned()),
         Some(path) => {
-            let place = path.display().to_string();
+            let source = path.display().to_string();
             let text = std::fs::read_to_string(&path)
-                .map_err(|error| arguments.refuse("profiles", format!("{place}: {error}")))?;
+                .map_err(|error| arguments.refuse("profiles", format!("{source}: {error}")))?;
             let profiles = profile::parse(&text)
-                .map_err(|error| arguments.refuse("profiles", format!("{place}: {}", error.detail())))?;
-            (profiles, place)
+                .map_err(|error| arguments.refuse("profiles", format!("{source}: {}", error.detail())))?;
+            (profiles, source)
         }
     };
     match profiles.remove(&name) {
         Some(profile) => Ok((name, profile)),
         None => {
             let known = profiles.keys().cloned().collect::<Vec<_>>().join(", ");
-            let text = format!("profile \"{name}\": {place} has only {known}");
+            let text = format!("profile \"{name}\": not in {source}; expected one of {known}");
             Err(arguments.refuse("profile", text))
         }
     }

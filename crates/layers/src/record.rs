@@ -1,16 +1,14 @@
-//! `record`: writes down what happens on a stack, on either contract, so that every state in which a power
-//! cut could have left it can be made again.
+//! `record`: records the operations on a stack, on either contract, so that every state in which a power cut could have left
+//! it can be constructed.
 //!
-//! Every submission and completion of whatever changes data or makes it durable goes to a timeline, data
-//! included; at the top of a stack (role `client`) completions are what the stack has promised, at its
-//! bottom (role `disk`) submissions are what a disk may hold. All layers that name the same file, on
-//! whichever shard, share one [`Recorder`] and so one order: if one event has the smaller number, it did not
-//! happen after the other. Calls pass through unchanged; where the timeline can't be written, they fail.
-//! A device's reads are written down, too, where `reads` asks for it, and data is left out with `data=false`: for traces of
-//! a load, which need nothing of what was written.
+//! Every submission and completion of an operation that changes data or makes it durable goes to a timeline, with its data. At
+//! the top of a stack (role `client`) completions are promises of the stack; at its bottom (role `disk`) submissions are data
+//! that a disk may hold. All layers that name the same file, on any shard, share one [`Recorder`] and one total order: an event
+//! with a smaller number didn't happen after one with a larger number. Calls pass through unchanged; if the timeline can't be
+//! written, they fail. With `reads` a device's reads are recorded, too. With `data=false` data is left out, for traces of a load.
 //!
-//! [`timeline`] reads the file, [`replay`] makes the states; [`format`](mod@format) has its bytes. What a state is worth,
-//! whether promises were kept, is left to whoever checks it.
+//! [`timeline`] parses the file, [`replay`] constructs the states, and [`format`](mod@format) is the encoding. Checking whether a
+//! state keeps the promises is left to the caller.
 
 mod device;
 pub mod format;
@@ -29,9 +27,12 @@ use block::{Call, Result};
 use stack::{Arguments, Built, Contract, Key, Kind, ValueKind};
 use std::sync::Arc;
 
-const TIMELINE: Key =
-    Key::required("timeline", ValueKind::Path, "the file; layers that name the same file share it")
-        .positional();
+const TIMELINE: Key = Key::required(
+    "timeline",
+    ValueKind::Path,
+    "the file to record to; layers that name the same file share it",
+)
+.positional();
 const ROLE: Key = Key::optional(
     "role",
     ValueKind::Choice(&["disk", "client"]),
@@ -39,17 +40,15 @@ const ROLE: Key = Key::optional(
 )
 .or("disk");
 const OVERWRITE: Key =
-    Key::optional("overwrite", ValueKind::Bool, "whether an older timeline of this name may be lost")
-        .or("false");
+    Key::optional("overwrite", ValueKind::Bool, "overwrite an existing timeline").or("false");
 const BUFFER: Key =
-    Key::optional("buffer", ValueKind::Size, "how much may wait to be written before calls wait").or("64MiB");
-const READS: Key =
-    Key::optional("reads", ValueKind::Bool, "whether it is written down where something was read, too")
-        .or("false");
+    Key::optional("buffer", ValueKind::Size, "limit of unwritten events in memory; calls wait above it")
+        .or("64MiB");
+const READS: Key = Key::optional("reads", ValueKind::Bool, "record the ranges of reads, too").or("false");
 const DATA: Key = Key::optional(
     "data",
     ValueKind::Bool,
-    "whether what was written is kept; without it zeros stand for it, enough for a trace",
+    "record written data; false: zeros in its place, enough for a trace",
 )
 .or("true");
 
@@ -57,9 +56,9 @@ const DATA: Key = Key::optional(
 pub const KIND: Kind = Kind {
     name: "record",
     contract: Contract::Device,
-    summary: "writes down what changes the device, to replay every state that a power cut could leave",
+    summary: "records changes of a device, to replay every state that a power cut could leave",
     keys: &[
-        Key::required("on", ValueKind::Device, "the device that is recorded").positional(),
+        Key::required("on", ValueKind::Device, "the device to record").positional(),
         TIMELINE,
         ROLE,
         OVERWRITE,
@@ -85,9 +84,9 @@ pub const KIND: Kind = Kind {
 pub const ZONES_KIND: Kind = Kind {
     name: ZONES_NAME,
     contract: Contract::Zones,
-    summary: "writes down what changes the zones",
+    summary: "records changes of zones",
     keys: &[
-        Key::required("on", ValueKind::Zones, "the zones that are recorded").positional(),
+        Key::required("on", ValueKind::Zones, "the zones to record").positional(),
         TIMELINE,
         ROLE,
         OVERWRITE,
@@ -113,5 +112,5 @@ async fn recorder(arguments: &Arguments) -> Result<(Arc<Recorder>, Role)> {
     Ok((Recorder::open(&path, arguments.boolean("overwrite")?, limit).await?, role))
 }
 
-/// What the Zones form of the layer is called in a stack.
+/// Kind of the layer on zones.
 const ZONES_NAME: &str = "zone-record";

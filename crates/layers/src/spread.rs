@@ -1,8 +1,8 @@
-//! What `linear` and `stripe` share: a device made of several, its *legs*, each of whose blocks lies on one of them.
+//! A device over several devices, its *legs*, for `linear` and `stripe`: each block is on one leg.
 //!
-//! Promises: those of the Device contract, as weak as the weakest leg's. A request goes to all the legs that it touches at
-//! once and ends when all have answered; a read that fails on one leg shows no bytes at all. Which block lies where is the
-//! [`Layout`]'s. Redundancy is left to `mirror`: a device that has lost a leg answers with that leg's errors.
+//! Promises: those of the Device contract, with the weakest guarantees of any leg. A request is sent to all legs that it touches
+//! at once, and completes when all have answered; a read that fails on one leg returns no bytes. A [`Layout`] maps blocks to
+//! legs. There is no redundancy: requests to a lost leg fail with its errors.
 
 use block::{
     BlockCount, BlockIndex, BlockRange, BlockSize, Buffer, Call, Device, DeviceGeometry, DevicePart,
@@ -13,35 +13,35 @@ use std::fmt;
 use std::rc::Rc;
 use std::sync::Arc;
 
-/// Where a block lies.
+/// Location of a block on a leg.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) struct Place {
-    /// On which leg.
+pub(crate) struct OnLeg {
+    /// The leg.
     pub leg: usize,
-    /// Where on it, in blocks of the whole device.
+    /// Block on the leg, in blocks of the whole device.
     pub block: u64,
-    /// How many blocks from it on lie behind each other there.
+    /// Number of blocks from this one on that are contiguous on the leg.
     pub run: u64,
 }
 
-/// Which block lies where.
+/// Mapping of blocks to legs.
 pub(crate) trait Layout: fmt::Debug + Send + Sync {
-    /// Where a block of the device lies. The block has been checked.
-    fn place(&self, block: u64) -> Place;
+    /// Maps a block of the device, which is in range.
+    fn map(&self, block: u64) -> OnLeg;
 }
 
-/// The size of the blocks of a device made of these: the largest of theirs; none as long as one of them isn't known.
+/// Returns the block size of a device over these legs, the largest of theirs; `None` while one is unknown.
 pub(crate) fn block_size_of(legs: &[Shape]) -> Option<u32> {
     let sizes: Option<Vec<u32>> = legs.iter().map(|leg| leg.block_size).collect();
     sizes.and_then(|sizes| sizes.into_iter().max())
 }
 
-/// The same of parts that are built.
+/// Returns the block size of a device over these parts, the largest of theirs.
 pub(crate) fn block_size(legs: &[Arc<dyn DevicePart>]) -> BlockSize {
     legs.iter().map(|leg| leg.geometry().block_size).max().unwrap_or_default()
 }
 
-/// The part.
+/// Part of a device over several legs.
 pub(crate) struct SpreadPart {
     kind: &'static str,
     geometry: DeviceGeometry,
@@ -51,7 +51,7 @@ pub(crate) struct SpreadPart {
 }
 
 impl SpreadPart {
-    /// `blocks` blocks over these legs; `atomic` is what the layout leaves of the legs' atomic writes, in bytes.
+    /// Creates a device of `blocks` blocks over these legs; `atomic` is the largest atomic write that the layout allows, in bytes.
     pub fn new(
         kind: &'static str,
         legs: Vec<Arc<dyn DevicePart>>,
@@ -110,16 +110,16 @@ impl DevicePart for SpreadPart {
 
 struct Leg {
     device: Rc<dyn Device>,
-    /// How many of its blocks one of ours is, as a power of two.
+    /// Binary logarithm of the number of the leg's blocks per block of the device.
     shift: u32,
 }
 
 /// A part of a request, on one leg.
 struct Piece<'a> {
     leg: &'a Leg,
-    /// In the leg's own blocks.
+    /// Range in the leg's blocks.
     on_leg: BlockRange,
-    /// In the device's blocks.
+    /// Range in the device's blocks.
     range: BlockRange,
 }
 
@@ -130,16 +130,16 @@ struct Spread {
 }
 
 impl Spread {
-    /// The piece that a range, which isn't empty, begins with.
+    /// Returns the first piece of a non-empty range.
     fn first_piece(&self, range: BlockRange) -> Piece<'_> {
-        let place = self.layout.place(range.start.0);
-        let leg = &self.legs[place.leg];
-        let count = range.count.0.min(place.run);
-        let on_leg = BlockRange::new(place.block << leg.shift, count << leg.shift);
+        let found = self.layout.map(range.start.0);
+        let leg = &self.legs[found.leg];
+        let count = range.count.0.min(found.run);
+        let on_leg = BlockRange::new(found.block << leg.shift, count << leg.shift);
         Piece { leg, on_leg, range: BlockRange::new(range.start.0, count) }
     }
 
-    /// All pieces of a range, in order.
+    /// Returns all pieces of a range, in order.
     fn pieces(&self, range: BlockRange) -> impl Iterator<Item = Piece<'_>> {
         let mut rest = range;
         std::iter::from_fn(move || {
@@ -152,7 +152,7 @@ impl Spread {
         })
     }
 
-    /// Does the same to every piece of a range, at once.
+    /// Calls `act` for every piece of a range, and waits for all.
     async fn each<'a>(
         &'a self,
         range: BlockRange,
@@ -254,7 +254,7 @@ impl Device for Spread {
     }
 }
 
-/// What a leg says of a piece, in blocks of the device. A block inside of which the leg's extents change may be anything.
+/// Converts a leg's extents of a piece to blocks of the device. A block with several extents of the leg becomes data.
 fn whole_blocks(piece: &Piece<'_>, found: &[Extent]) -> Vec<Extent> {
     let mut extents = Vec::with_capacity(found.len());
     let mut known = 0;

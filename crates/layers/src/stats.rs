@@ -1,9 +1,9 @@
-//! `stats`: counts and times every call to what is below it, on either contract.
+//! `stats`: counts and times every call, on either contract.
 //!
-//! Promises: a call passes through unchanged; its cost is two clock reads and a few stores, so that the
-//! layer can always be on; [`status`](block::Part::status) tells, per kind of call, operations, bytes,
-//! errors, what is in flight and a latency histogram's summary, over all shards. The message `clear_stats`
-//! starts from zero. What happens over time (rates, curves) is left to whoever asks twice.
+//! Promises: a call passes through unchanged. Its cost is two clock reads and a few stores, so that the layer can always be on.
+//! [`status`](block::Part::status) returns, per kind of call and over all shards, the operations, bytes, errors, calls in flight
+//! and a summary of the latency histogram. The message `clear_stats` resets the counters. Rates are left to readers that take
+//! differences.
 
 mod counters;
 mod device;
@@ -48,5 +48,5 @@ pub const ZONES_KIND: Kind = Kind {
     },
 };
 
-/// What the Zones form of the layer is called in a stack.
+/// Kind of the layer on zones.
 const ZONES_NAME: &str = "zone-stats";

@@ -1,9 +1,9 @@
-//! `stripe`: chunks of devices in turn, so that they work together; dm's `striped` target, RAID0.
+//! `stripe`: chunks on devices in turn, for their combined throughput; dm's `striped` target, RAID0.
 //!
-//! Promises: those of the Device contract. Nothing is written for itself: the same devices in the same order with the same
-//! chunk size are the same device again.
+//! Promises: those of the Device contract. There is no metadata: the same devices in the same order with the same chunk size
+//! give the same data, and anything else isn't detected.
 
-use crate::spread::{self, Layout, Place, SpreadPart};
+use crate::spread::{self, Layout, OnLeg, SpreadPart};
 use block::{BlockCount, BlockSize, Call, DevicePart, Error, Result, Status};
 use stack::{Arguments, Built, Contract, Key, Kind, Shape, ValueKind, format_size};
 use std::sync::Arc;
@@ -12,10 +12,10 @@ use std::sync::Arc;
 pub const KIND: Kind = Kind {
     name: "stripe",
     contract: Contract::Device,
-    summary: "chunks of devices in turn, so that they work together (RAID0)",
+    summary: "chunks on devices in turn (RAID0)",
     keys: &[
         Key::required("on", ValueKind::Devices, "the devices, two or more, in order").positional(),
-        Key::optional("chunk_size", ValueKind::Size, "what lies on one device before the next one's turn")
+        Key::optional("chunk_size", ValueKind::Size, "consecutive bytes on one device: a power of two")
             .or("64KiB"),
     ],
     messages: &[],
@@ -41,17 +41,17 @@ pub const KIND: Kind = Kind {
     },
 };
 
-/// Which leg has which chunk.
+/// Chunks over the legs in turn.
 #[derive(Debug)]
 struct Chunks {
     legs: u64,
-    /// The blocks of a chunk, as a power of two.
+    /// Binary logarithm of the number of blocks of a chunk.
     shift: u32,
     blocks: u64,
 }
 
 impl Chunks {
-    /// Over legs of so many bytes each.
+    /// Creates chunks over legs with `each` bytes.
     fn new(legs: usize, each: u64, chunk_size: u64, block_size: BlockSize) -> Self {
         let chunks = each / chunk_size * legs as u64;
         let shift = chunk_size.trailing_zeros() - block_size.shift();
@@ -60,10 +60,10 @@ impl Chunks {
 }
 
 impl Layout for Chunks {
-    fn place(&self, block: u64) -> Place {
+    fn map(&self, block: u64) -> OnLeg {
         let (chunk, inside) = (block >> self.shift, block & ((1 << self.shift) - 1));
         let (row, leg) = (chunk / self.legs, chunk % self.legs);
-        Place { leg: leg as usize, block: (row << self.shift) + inside, run: (1 << self.shift) - inside }
+        OnLeg { leg: leg as usize, block: (row << self.shift) + inside, run: (1 << self.shift) - inside }
     }
 }
 
@@ -73,24 +73,24 @@ fn least(legs: &[Arc<dyn DevicePart>]) -> u64 {
 
 fn refuse_one(arguments: &Arguments, legs: usize) -> Result<()> {
     match legs {
-        0 | 1 => Err(arguments.refuse("on", "on: expected two devices or more; one needs no stripes")),
+        0 | 1 => Err(arguments.refuse("on", "on: one device; expected two or more")),
         _ => Ok(()),
     }
 }
 
-/// The chunks that the keys ask for, over legs of which the smallest has so many bytes.
+/// Returns the chunks that the keys describe, over legs of which the smallest has `least` bytes.
 fn chunks(arguments: &Arguments, legs: usize, least: u64, block_size: BlockSize) -> Result<Chunks> {
     refuse_one(arguments, legs)?;
     let chunk_size = arguments.size("chunk_size")?;
     if !chunk_size.is_power_of_two() || chunk_size < block_size.bytes() {
         let text = format!(
-            "chunk_size {chunk_size}: expected a power of two, at least {block_size}, the block size of what is below"
+            "chunk_size {chunk_size}: expected a power of two, at least {block_size}, the largest block size of the devices"
         );
         return Err(arguments.refuse("chunk_size", text));
     }
     if least < chunk_size {
         let (least, chunk) = (format_size(least), format_size(chunk_size));
-        let text = format!("chunk_size {chunk}: the smallest of the devices has only {least}");
+        let text = format!("chunk_size {chunk}: expected at most {least}, the size of the smallest device");
         return Err(arguments.refuse("chunk_size", text));
     }
     Ok(Chunks::new(legs, least, chunk_size, block_size))
@@ -105,17 +105,17 @@ fn part(legs: Vec<Arc<dyn DevicePart>>, chunks: Chunks) -> SpreadPart {
     status.insert("bytes".into(), bytes.into());
     status.insert("devices".into(), legs.len().into());
     status.insert("chunk_size".into(), chunk_size.into());
-    // The larger ones' ends.
+    // The ends of larger legs.
     status.insert("unused_bytes".into(), (there - bytes).into());
     let blocks = BlockCount(chunks.blocks);
     SpreadPart::new(KIND.name, legs, chunks, blocks, chunk_size, status)
 }
 
-/// Chunks of these devices in turn; each gives as much as the smallest has.
+/// Stripes over devices; each contributes as many chunks as the smallest one.
 ///
 /// # Errors
-/// [`Error::Invalid`] for less than two devices, a chunk size, in bytes, that is no power of two or smaller than a block, and
-/// for devices smaller than a chunk.
+/// [`Error::Invalid`] for fewer than two devices, a chunk size in bytes that is no power of two or smaller than a block, and for
+/// devices smaller than a chunk.
 pub fn stripe(legs: Vec<Arc<dyn DevicePart>>, chunk_size: u64) -> Result<impl DevicePart> {
     let block_size = spread::block_size(&legs);
     if legs.len() < 2
@@ -123,7 +123,7 @@ pub fn stripe(legs: Vec<Arc<dyn DevicePart>>, chunk_size: u64) -> Result<impl De
         || !(block_size.bytes()..=least(&legs)).contains(&chunk_size)
     {
         return Err(Error::invalid(format!(
-            "stripe over {} devices with chunks of {chunk_size} bytes: expected two devices or more, and a power of two from \
+            "stripe: {} devices with chunks of {chunk_size} bytes; expected two devices or more, and a power of two from \
              {block_size} to the size of the smallest",
             legs.len()
         )));
@@ -140,7 +140,7 @@ mod tests {
     fn chunks_lie_on_the_legs_in_turn() {
         let chunks = Chunks::new(3, 2 * 8192 + 4096, 8192, BlockSize::default());
         assert_eq!(chunks.blocks, 12, "what is left behind the last whole chunk isn't used");
-        let places: Vec<_> = (0..chunks.blocks).map(|block| chunks.place(block)).collect();
+        let places: Vec<_> = (0..chunks.blocks).map(|block| chunks.map(block)).collect();
         let of = |leg| places.iter().filter(move |place| place.leg == leg).map(|place| place.block);
         for leg in 0..3 {
             assert_eq!(of(leg).collect::<Vec<_>>(), [0, 1, 2, 3]);

@@ -1,24 +1,24 @@
-//! A table on a device: many small entries that change all the time, kept through power cuts.
+//! A crash-consistent table on a device: many small entries that change often.
 //!
-//! An entry is three words; all zeros is a free one. Each entry also owns a piece of the device, whose use is its owner's.
+//! An entry is three words; a free entry is all zeros. Each entry also owns a range of the device for its owner's data.
 //!
 //! # Promises
-//! - What [`append`](Table::append) was given is durable when it returns, and each entry is old or new before, never torn.
-//! - Opening finds every change that was durable, or says what is damaged. Changes that weren't durable are found up to some
-//!   point in their order, or not at all; what has been found once stays.
-//! - A change costs its share of one journal write, and of one page write later: nothing is proportional to the table but
-//!   opening it.
+//! - Changes are durable when their [`append`](Table::append) returns. Until then each entry is old or new, never torn.
+//! - Opening finds every durable change, or names the damage. Of changes that weren't durable it finds a prefix in their
+//!   order, perhaps none. A change that was found once stays.
+//! - A change costs its share of one journal write and of one later page write. Only opening takes time proportional to the
+//!   size of the table.
 //!
-//! # How
-//! Changes go to a *journal*, a ring of units, each a record of the log kit ([`logkit::record`]). *Pages* hold the entries
-//! themselves, in two copies that are written in turn: a page that is torn falls back to the other copy and the journal.
-//! A unit of the journal is used again only when the pages have its changes durably, and a durable record has said so: each
-//! carries the *tail*, the first record that isn't in the pages. The records of one append are written at once, and the next
-//! append only when they are durable: so holes are in the last append only, and anything else that is missing is damage.
-//! Opening notes, durably and before anything else, which record was the last one found, and a new epoch: records of an
-//! older epoch behind it never count again.
+//! # Mechanism
+//! Changes are appended to a *journal*, a ring of units, each a record of the log kit ([`logkit::record`]). *Pages* contain the
+//! entries, in two copies that are written alternately; a torn page is recovered from the other copy and the journal.
+//! Each record contains the *tail*, the number of the first record whose changes aren't all durable in the pages. A unit is
+//! reused only when its record is before the tail of a durable record. The records of one append are written together, and the
+//! next append begins when they are durable. So only the last append may have holes; any other missing record is damage.
+//! Opening first writes a superblock with the number of the last valid record and a new epoch: later records of an older epoch
+//! stay invalid for ever.
 //!
-//! Left to the owner: to have made durable what a change relies on before it is appended, and one append at a time.
+//! Left to the owner: data that a change refers to is durable before the change is appended, and appends don't overlap.
 
 mod format;
 mod journal;
@@ -38,14 +38,14 @@ use std::cell::{Cell, RefCell};
 use std::rc::Rc;
 use zones::sector;
 
-/// What an entry holds.
+/// Contents of an entry.
 pub(crate) type Words = [u64; 3];
 
-/// How many records one append has at most.
+/// Largest number of records of one append.
 const RECORDS: u64 = 8;
-/// How many pages are written at a time.
+/// Number of page writes in flight.
 const PAGES_AT_ONCE: usize = 16;
-/// How many pages are read at a time.
+/// Number of page reads in flight.
 const PAGES_IN_FLIGHT: usize = 32;
 
 /// The table, on its home shard.
@@ -56,21 +56,21 @@ pub(crate) struct Table {
     entries: RefCell<Vec<Words>>,
     journal: RefCell<Journal>,
     failure: RefCell<Option<Error>>,
-    /// Whether it had been closed when it was opened.
+    /// Whether the last session closed the table cleanly.
     was_clean: bool,
-    /// Records and pages that were written, for people.
+    /// Number of records and of pages that were written, for the status.
     pub written: Cell<(u64, u64)>,
 }
 
 impl Table {
-    /// Makes an empty table of the whole device. What was there is gone.
+    /// Creates an empty table on the whole device. Earlier contents are lost.
     ///
     /// # Errors
     /// [`Error::Invalid`] for a device that is too small; those of the device.
     pub async fn format(medium: Rc<Medium>, entry_bytes: u64, owner: [u8; OWNER]) -> Result<Table> {
         let geometry = medium.geometry().clone();
         let layout = Layout::new(&geometry, entry_bytes)?;
-        // A format that is interrupted leaves no valid superblock, old or new, wherever another one has put them.
+        // Zeroes old superblocks of any unit size first, so that an interrupted format leaves no valid superblock.
         let begin = (2 * u64::from(BlockSize::LARGEST)).min(geometry.bytes());
         medium.write_zeroes(0, begin, ZeroMode::KeepAllocated, Durability::Durable).await?;
         zero_pages(&medium, &layout, 0).await?;
@@ -92,26 +92,26 @@ impl Table {
         Table::open(medium).await
     }
 
-    /// What the owner keeps in the superblock, before anything is opened.
+    /// Reads the owner's bytes in the superblock without opening the table, and whether it was closed cleanly.
     ///
     /// # Errors
-    /// [`Error::NotFound`] where there is no table; as [`open`](Self::open).
+    /// [`Error::NotFound`] if there is no table; those of [`open`](Self::open).
     pub async fn owner(medium: &Medium) -> Result<([u8; OWNER], bool)> {
         let Found { superblock, is_doubtful } = find(medium).await?;
         Ok((superblock.owner, superblock.clean && !is_doubtful))
     }
 
-    /// Opens the table of a device. A device that has grown since has more entries, which are free.
+    /// Opens the table of a device. On a device that has grown, the table gets more entries, which are free.
     ///
     /// # Errors
-    /// [`Error::NotFound`] where there is none, [`Error::Protocol`] for another version, [`Error::Corrupt`] with what is
-    /// damaged, [`Error::Invalid`] for a device that has shrunk.
+    /// [`Error::NotFound`] if there is no table; [`Error::Protocol`] for another version; [`Error::Corrupt`] for a damaged
+    /// table; [`Error::Invalid`] for a device that has shrunk.
     pub async fn open(medium: Rc<Medium>) -> Result<Table> {
         let Found { superblock: found, is_doubtful } = find(&medium).await?;
         let layout = Layout::found(&found, medium.geometry())?;
         let grown = found.entries < layout.entries;
         if grown {
-            // Nothing that was on the device before may pass for a page.
+            // Earlier contents of the device must not decode as pages.
             let old = found.entries.div_ceil(layout.per_page);
             zero_pages(&medium, &layout, old).await?;
             medium.flush().await?;
@@ -150,25 +150,25 @@ impl Table {
         self.was_clean
     }
 
-    /// The bytes of the device that the table takes for itself.
+    /// Number of bytes of the device that superblocks, journal and pages take.
     pub fn own_bytes(&self) -> u64 {
         self.layout.journal_start()
             + self.layout.journal * self.layout.unit
             + 2 * self.layout.pages() * self.layout.unit
     }
 
-    /// How much of the journal is in use, and how much there is, in units.
+    /// Number of units of the journal in use, and of all.
     pub fn journal_use(&self) -> (u64, u64) {
         (self.journal.borrow().used(), self.layout.journal)
     }
 
-    /// What an entry holds, changes that are being appended included.
+    /// Returns an entry, including changes of an append in flight.
     #[inline]
     pub fn get(&self, entry: u32) -> Words {
         self.entries.borrow()[entry as usize]
     }
 
-    /// How many changes one append takes at most.
+    /// Largest number of changes of one append.
     pub fn most_changes(&self) -> usize {
         self.records() as usize * format::changes_per_record(self.layout.unit)
     }
@@ -177,14 +177,14 @@ impl Table {
         RECORDS.min(self.layout.journal / 8)
     }
 
-    /// After the first error of the device nothing is known about what is durable, and everything is refused.
+    /// Keeps the first error of the device, after which all changes are refused: which of them are durable is unknown.
     fn note<T>(&self, outcome: Result<T>) -> Result<T> {
         outcome.inspect_err(|error| {
             self.failure.borrow_mut().get_or_insert_with(|| error.clone());
         })
     }
 
-    /// Why the table takes no more changes, if it doesn't.
+    /// Error after which changes are refused.
     pub fn failure(&self) -> Option<Error> {
         self.failure.borrow().clone()
     }
@@ -193,9 +193,9 @@ impl Table {
         self.failure().map_or(Ok(()), Err)
     }
 
-    /// Makes room in the journal for one append. To be called before [`set`](Self::set), which has to be followed by the
-    /// append: pages hold only what is durable in the journal.
-    pub async fn make_room(&self) -> Result<()> {
+    /// Frees journal units for one append by writing pages. To be called before [`set`](Self::set), with no page write
+    /// between `set` and the append: pages may contain only changes that are durable in the journal.
+    pub async fn reserve(&self) -> Result<()> {
         self.check()?;
         let records = self.records();
         loop {
@@ -205,12 +205,12 @@ impl Table {
             if !plan.is_tight {
                 return Ok(());
             }
-            // The tail moves when a durable record says so.
+            // An empty record makes the new tail durable, which frees units.
             self.append(&[]).await?;
         }
     }
 
-    /// Changes entries in memory; [`append`](Self::append) has to follow.
+    /// Changes entries in memory. The caller appends the same changes next with [`append`](Self::append).
     pub fn set(&self, changes: &[(u32, Words)]) {
         let mut entries = self.entries.borrow_mut();
         for (entry, words) in changes {
@@ -218,7 +218,7 @@ impl Table {
         }
     }
 
-    /// Makes these changes durable, at most [`most_changes`](Self::most_changes).
+    /// Makes these changes durable; their number is at most [`most_changes`](Self::most_changes).
     pub async fn append(&self, changes: &[(u32, Words)]) -> Result<()> {
         self.check()?;
         let (identity, epoch) = {
@@ -263,7 +263,7 @@ impl Table {
         Ok(())
     }
 
-    /// Writes consecutive units of the journal, in one request or, around its end, two.
+    /// Writes consecutive units of the journal, in one request, or in two around the ring's end.
     async fn write_units(&self, units: Vec<(u64, block::Data)>) -> Result<()> {
         let mut writes: Vec<(u64, Payload)> = Vec::new();
         for (sequence, unit) in units {
@@ -279,7 +279,7 @@ impl Table {
         runtime::join_all(writes).await.into_iter().collect()
     }
 
-    /// Writes the pages that have waited longest.
+    /// Writes `count` pages, those with the oldest changes first.
     async fn write_pages(&self, count: usize) -> Result<()> {
         let mut left = count;
         while left > 0 {
@@ -310,7 +310,7 @@ impl Table {
         Ok(())
     }
 
-    /// Changes what the owner keeps in the superblock, durably.
+    /// Durably sets the owner's bytes in the superblock, and whether the table is closed cleanly.
     pub async fn set_owner(&self, owner: [u8; OWNER], clean: bool) -> Result<()> {
         self.check()?;
         let superblock = {
@@ -324,13 +324,13 @@ impl Table {
         self.note(self.medium.write(place, superblock.encode(), Durability::Durable).await)
     }
 
-    /// What the owner keeps in the superblock.
+    /// Returns the owner's bytes in the superblock.
     pub fn owner_words(&self) -> [u8; OWNER] {
         self.superblock.borrow().owner
     }
 }
 
-/// Makes pages from one on free, as nothing that was on the device before may pass for one.
+/// Zeroes the pages from `from` on, so that earlier contents of the device don't decode as pages.
 async fn zero_pages(medium: &Medium, layout: &Layout, from: u64) -> Result<()> {
     let zeroes = (from..layout.pages()).map(|page| {
         let mode = ZeroMode::MayDeallocate;
@@ -347,7 +347,8 @@ async fn zero_pages(medium: &Medium, layout: &Layout, from: u64) -> Result<()> {
 /// The newer one of the superblocks.
 struct Found {
     superblock: Superblock,
-    /// The other one is damaged, and may have been newer. A power cut doesn't do that: they fit in a sector.
+    /// Whether the other superblock is damaged and may have been newer. A power cut doesn't cause this: a superblock fits in
+    /// a sector.
     is_doubtful: bool,
 }
 
@@ -356,7 +357,11 @@ async fn find(medium: &Medium) -> Result<Found> {
     let geometry = medium.geometry();
     let smallest = geometry.block_size.bytes().max(format::SMALLEST_UNIT);
     if geometry.bytes() < 2 * smallest {
-        return Err(Error::not_found("no table on the device: it is too small for one"));
+        return Err(Error::not_found(format!(
+            "no table on the device: its size is {} bytes; a table needs at least {}",
+            geometry.bytes(),
+            2 * smallest
+        )));
     }
     let begin = medium.bytes(0, smallest).await?;
     let first = look(&begin, 0);
@@ -370,7 +375,7 @@ async fn find(medium: &Medium) -> Result<Found> {
             (second, is_damaged)
         }
         Err(error @ Error::Protocol(_)) => return Err(error.clone()),
-        // The unit isn't known. Below the second copy there is nothing that could pass for one, behind it there may be.
+        // The unit is unknown. The search ends at the first superblock: only bytes after the second copy could imitate one.
         Err(_) => {
             let mut unit = smallest;
             let mut found = Err(Error::not_found("no second superblock"));
@@ -391,23 +396,27 @@ async fn find(medium: &Medium) -> Result<Found> {
     if let (Ok(first), Ok(second)) = (&first, &second)
         && first.identity != second.identity
     {
-        return Err(Error::corrupt("the two superblocks belong to different tables"));
+        return Err(Error::corrupt(
+            "the two superblocks have different identities; the device is damaged, or two tables were mixed",
+        ));
     }
     let newest = sector::newest([first, second], |superblock| superblock.sequence);
     newest.map(|superblock| Found { superblock, is_doubtful }).map_err(|error| match error {
         Error::NotFound(_) => {
             Error::not_found(format!("no table on the device, but {}", sector::describe(begin.filled())))
         }
-        error => error.in_context("the table of the device can't be used"),
+        error => error.in_context("table on the device"),
     })
 }
 
-/// The superblock in these bytes, if it is one that belongs there.
+/// Decodes a superblock from these bytes, if its sequence number belongs to this offset.
 fn look(bytes: &block::Buffer, offset: u64) -> Result<Superblock> {
     let superblock = Superblock::decode(bytes.filled())?;
     match (superblock.sequence % 2) * u64::from(superblock.unit) == offset {
         true => Ok(superblock),
-        false => Err(Error::not_found("a superblock that belongs elsewhere")),
+        false => Err(Error::not_found(format!(
+            "superblock at byte {offset}: its sequence number belongs to another copy"
+        ))),
     }
 }
 

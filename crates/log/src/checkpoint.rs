@@ -1,8 +1,8 @@
-//! Checkpoints of the maps ([`logkit::checkpoint`] has the rules): which pages are dirty, what is in them, and where they are.
+//! Checkpoints of the maps ([`logkit::checkpoint`] has the rules): dirty pages, their contents and their locations.
 //!
-//! No version may be made or deleted between the first page and the directory: some pages would be older and some newer than
-//! that. Where it happens the checkpoint begins again; pages that it has written stay. While several versions exist, no block
-//! is moved during a checkpoint ([`Core::moves_exclude_checkpoints`](logkit::Owner::moves_exclude_checkpoints)).
+//! No version may be created or deleted between the first page and the directory: some pages would be older and some newer than
+//! that. If it happens, the checkpoint starts over; pages that it has written stay valid. While several versions exist, no block is
+//! moved during a checkpoint ([`Core::moves_exclude_checkpoints`](logkit::Owner::moves_exclude_checkpoints)).
 
 use crate::core::Core;
 use crate::directory::{Directory, PagePlace};
@@ -20,14 +20,14 @@ use std::collections::BTreeSet;
 use std::ops::Range;
 use std::rc::Rc;
 
-/// Bytes of meta that name a page in a record: version and page.
+/// Bytes of metadata per page of a record: version and page.
 const PAGE_NAME: usize = 8;
-/// Number of times that a checkpoint begins again because versions were made or deleted meanwhile.
+/// Largest number of restarts of a checkpoint because versions were created or deleted meanwhile.
 const MOST_ATTEMPTS: u32 = 100;
-/// After so many pages other tasks get their turn.
+/// Number of pages between two yields to other tasks.
 const PAGES_AT_ONCE: usize = 4;
 
-/// Pages that are part of the durable checkpoint and not of the maps any more. The next checkpoint makes them free.
+/// Pages that are part of the durable checkpoint and no longer of the maps. The next checkpoint frees them.
 #[derive(Debug, Default)]
 pub struct Superseded(RefCell<Vec<(u64, Physical)>>);
 
@@ -37,7 +37,7 @@ impl Superseded {
     }
 }
 
-/// One page to be written.
+/// A page to write.
 #[derive(Debug, Clone, Copy)]
 struct Job {
     page: u64,
@@ -45,14 +45,14 @@ struct Job {
 }
 
 impl Core {
-    /// Number of blocks that a checkpoint would take now, about.
+    /// Approximate number of blocks that a checkpoint would take now.
     pub(crate) fn pages_cost(&self) -> u64 {
         if self.home.is_some() {
-            // A transaction takes a line for a block, or a few.
+            // A transaction takes a few lines per block.
             return 0;
         }
         let dirty: u64 = self.versions.borrow().list.iter().map(|version| version.dirty.len()).sum();
-        // What versions share is written once.
+        // Pages that versions share are written once.
         let dirty = dirty.min(self.most_pages());
         let directory = self.kit().checkpoints.directory_blocks(self.kit());
         dirty + dirty / 64 + directory + 2
@@ -65,15 +65,15 @@ impl Core {
         }
         let per_zone = u64::from(self.layout.zone_blocks - 3).max(1);
         let cost = self.pages_cost();
-        // What is dirty now, and a quarter for what becomes dirty before the checkpoint begins.
+        // The dirty pages, and a quarter for pages that become dirty before the checkpoint begins.
         (cost + cost / 4).div_ceil(per_zone) as u32 + 1
     }
 
     /// Writes a checkpoint. With `clean`, it is the last one before the log is closed.
     ///
     /// # Errors
-    /// What writing returns. The log goes on with the checkpoint before; unless it was the root that failed: then it is
-    /// unknown which one is authoritative, and the log takes no more writes.
+    /// Errors of writing. The previous checkpoint stays authoritative, unless the root failed: then it is unknown which root is
+    /// authoritative, and the log takes no more writes.
     pub async fn write_checkpoint(self: &Rc<Self>, clean: bool) -> Result<()> {
         if self.home.is_some() {
             return self.take_transaction(clean).await;
@@ -102,7 +102,7 @@ impl Core {
         jobs
     }
 
-    /// Pages that were to be written and may not have been.
+    /// Marks pages as dirty again that may not have been written.
     fn give_back(&self, jobs: &[Job]) {
         let mut versions = self.versions.borrow_mut();
         for job in jobs {
@@ -112,7 +112,7 @@ impl Core {
         }
     }
 
-    /// Marks pages as dirty that lie in zones with few live ones, so that checkpoints don't spread.
+    /// Marks pages as dirty that are in zones with few live pages, so that checkpoints stay compact.
     fn compact_checkpoints(&self) {
         let mut zones: Vec<(u32, u32)> = self
             .kit()
@@ -125,7 +125,7 @@ impl Core {
         zones.sort_unstable();
         let live: u64 = zones.iter().map(|(live, _)| u64::from(*live)).sum();
         let per_zone = u64::from(self.layout.zone_blocks);
-        // As many as would do with a third of them empty; the emptiest beyond that are rewritten.
+        // The number of zones at which a third of their space is unused; the emptiest zones beyond it are rewritten.
         let enough = (live + live / 2).div_ceil(per_zone) as usize + 1;
         let emptiest: Vec<u32> =
             zones.iter().take(zones.len().saturating_sub(enough)).map(|(_, zone)| *zone).collect();
@@ -149,7 +149,7 @@ impl Core {
             let changes = self.versions.borrow().changes;
             let cut = Cut::now(kit);
             let jobs = self.take_dirty();
-            // What a page shows must survive whatever the root survives.
+            // Records whose effects the pages include have to be durable before the root.
             let written = self.write_pages(&jobs).await;
             if let Err(error) = match written {
                 Ok(()) => kit.flush().await,
@@ -163,12 +163,12 @@ impl Core {
                 let orphaned = std::mem::take(&mut versions.orphaned);
                 let saved: Vec<VersionId> = versions.list.iter().map(|version| version.id).collect();
                 drop(versions);
-                // What this directory doesn't name; a version that is deleted before the root is written is still in it.
+                // Pages that this directory doesn't name. A version that is deleted before the root is written is still in it.
                 break (cut, self.directory().encode(), self.freed_pages(orphaned), saved);
             }
             if attempts == MOST_ATTEMPTS {
                 return Err(Error::busy(
-                    "snapshots are made and deleted faster than a checkpoint can be written",
+                    "checkpoint: snapshots are created and deleted faster than it can be written; try again later",
                 ));
             }
         };
@@ -191,11 +191,11 @@ impl Core {
         Ok(())
     }
 
-    /// The pages that are part of the durable checkpoint and of no version as it is now.
+    /// Returns the pages that are part of the durable checkpoint and of no version any more.
     fn freed_pages(&self, orphaned: Vec<(u64, Physical)>) -> Vec<(u64, Physical)> {
         let mut freed = self.superseded.0.take();
         freed.extend(orphaned);
-        // Versions with the same old page gave it up one after the other.
+        // Several versions may have released the same old page.
         freed.sort_unstable();
         freed.dedup();
         let versions = self.versions.borrow();
@@ -205,12 +205,12 @@ impl Core {
         freed
     }
 
-    /// Writes pages, as many to a record as fit.
+    /// Writes pages, as many per record as fit.
     async fn write_pages(self: &Rc<Self>, jobs: &[Job]) -> Result<()> {
         let block = self.layout.block_bytes();
         let mut entries = vec![0_u32; PAGE_BLOCKS as usize];
         let mut at = 0;
-        // What was saved of the page that is being saved, for versions that have the same.
+        // Images of the current page that were written already, for versions with the same contents.
         let mut same_page: (u64, Vec<(PagePlace, Vec<u8>)>) = (u64::MAX, Vec::new());
         while at < jobs.len() {
             let wanted = (jobs.len() - at) as u64;
@@ -228,7 +228,7 @@ impl Core {
                 else {
                     continue;
                 };
-                // A map that looks up block by block takes long for a page; others get their turn.
+                // Maps with lookups of single blocks take long for a page, so other tasks run in between.
                 if at.is_multiple_of(PAGES_AT_ONCE) {
                     runtime::yield_now().await;
                 }
@@ -261,14 +261,15 @@ impl Core {
                 false => checkpoint::append(self, space, data, &sums, &meta).await?,
             }
             if !self.note_places(&places, first..first.offset(most.into())) {
-                // A place of which nobody took note doesn't count as live.
+                // Pages whose location wasn't recorded are dead.
                 same_page.1.clear();
             }
         }
         Ok(())
     }
 
-    /// Notes where pages are now; counts those that were just written, here. Returns whether all versions are still there.
+    /// Records the locations of pages, and counts those in the range `here`, which were just written, as live. Returns whether all
+    /// versions still exist.
     fn note_places(&self, places: &[(Job, PagePlace)], here: Range<Physical>) -> bool {
         let mut versions = self.versions.borrow_mut();
         let mut counted = BTreeSet::new();
@@ -282,7 +283,7 @@ impl Core {
             if old.physical.is_mapped() {
                 self.superseded.add([(job.page, old.physical)]);
             }
-            // Several versions may have it.
+            // Several versions may share the page.
             if here.contains(&place.physical) && counted.insert(place.physical) {
                 self.kit().pool.add_live(self.layout.place(place.physical).0, 1);
             }

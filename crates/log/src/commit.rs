@@ -146,10 +146,13 @@ pub fn apply(
 fn position(versions: &Versions, id: crate::format::VersionId, block: u64, count: u32) -> Result<usize> {
     let position = versions
         .position(id)
-        .ok_or_else(|| Error::not_found(format!("version {} of the volume is gone", id.0)))?;
+        .ok_or_else(|| Error::not_found(format!("version {} of the volume doesn't exist", id.0)))?;
     let blocks = versions.list[position].blocks;
     match block.checked_add(u64::from(count)).is_some_and(|end| end <= blocks) {
         true => Ok(position),
-        false => Err(Error::invalid(format!("{count} blocks at block {block}: the version has {blocks}"))),
+        false => Err(Error::invalid(format!(
+            "{count} blocks from block {block} on: out of range 0..{blocks} of version {}",
+            id.0
+        ))),
     }
 }

@@ -1,17 +1,17 @@
 //! The log device on its home shard: an owner of the kit whose entries are changes of versions.
 //!
-//! Writes of all shards come here whole and are numbered in the order in which they arrive, so overlapping ones need no
-//! lock. Reads don't come here: they look into the map, which any shard may do.
+//! Writes of all shards are sent here with their data and numbered in the order of arrival, so overlapping writes need no lock.
+//! Reads look up the map on any shard and don't involve the home shard.
 
 mod admission;
 
 use crate::buffered::Buffered;
+use crate::capacity::Images;
 use crate::checkpoint::Superseded;
 use crate::commit::Effect;
 use crate::format::{Change, VersionId};
 use crate::home::MapHome;
 use crate::layout::Layout;
-use crate::room::Images;
 use crate::transaction::Transactions;
 use crate::versions::Versions;
 use admission::Admission;
@@ -23,27 +23,27 @@ use std::cell::{Cell, RefCell};
 use std::rc::Rc;
 use std::sync::Arc;
 
-/// When a write is acknowledged.
+/// Point at which a write is acknowledged.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Acknowledge {
-    /// When its record is on the disk.
+    /// After its record is written.
     Log,
-    /// When it is in the buffer: a volatile cache.
+    /// After it is in the buffer, a volatile cache.
     Buffer,
 }
 
-/// How a log device works, beside what the kit's [`Settings`](logkit::Settings) say; none of it is on the medium.
+/// Settings of a log device, in addition to the kit's [`Settings`](logkit::Settings). They aren't persistent.
 #[derive(Debug, Clone)]
 pub struct Settings {
-    /// When a write is acknowledged.
+    /// Point at which a write is acknowledged.
     pub acknowledge: Acknowledge,
-    /// Most blocks of users' writes in memory; writers wait beyond it.
+    /// Limit of blocks of users' writes in memory; further writers wait.
     pub dirty_blocks: u64,
-    /// Most blocks of data that the log holds if the volume has no snapshots.
+    /// Largest number of blocks of data if the volume has no snapshots.
     pub capacity: u64,
     /// Number of zones for checkpoints that `capacity` leaves free.
     pub reserved_zones: u64,
-    /// Blocks of a volume that are discarded, or released after a deletion, before other tasks get their turn.
+    /// Number of blocks that are discarded, or released after a deletion, between two yields to other tasks.
     pub blocks_at_once: u64,
 }
 
@@ -56,9 +56,9 @@ pub struct Item {
     pub payload: Payload,
     /// Request to complete; `None` for the cleaner's moves.
     pub request: Option<RequestKey>,
-    /// Number of blocks by which it may grow the live data; capacity is set aside for them.
+    /// Number of blocks by which the change may grow the live data; capacity is reserved for them.
     pub growth: u32,
-    /// Number of its data in the buffer, if it was acknowledged from there; else 0.
+    /// Number of the data in the buffer, if the change was acknowledged from there; otherwise 0.
     pub ticket: u64,
 }
 
@@ -105,15 +105,15 @@ pub struct Core {
     admission: Admission,
     /// Division of the zones.
     pub layout: Layout,
-    /// How it works.
+    /// Settings.
     pub settings: Settings,
     /// The maps.
     pub versions: RefCell<Versions>,
-    /// What checkpoints may take, and the zones of that while no thin page is dirty.
+    /// Space that checkpoints may take, and the number of its zones while no thin page is dirty.
     pub images: Cell<(Images, u64)>,
-    /// Pages that the next checkpoint makes free.
+    /// Pages that the next checkpoint frees.
     pub superseded: Superseded,
-    /// Where the map is kept, if it has a home of its own.
+    /// Home of the map, if it has one of its own.
     pub home: Option<MapHome>,
     /// Transactions of the home.
     pub transactions: Transactions,
@@ -121,7 +121,7 @@ pub struct Core {
     pub views: RefCell<Vec<(VersionId, std::sync::Weak<crate::device::Shared>)>>,
     /// Number of handles that are open on this shard.
     pub handles: Cell<usize>,
-    /// Data that was acknowledged and hasn't committed, where that is allowed.
+    /// Data of writes that were acknowledged from the buffer and haven't committed.
     pub buffer: Arc<Buffered>,
 }
 
@@ -131,7 +131,7 @@ impl std::fmt::Debug for Core {
     }
 }
 
-/// What a log device is opened with, beside its settings.
+/// Recovered state that a log device is opened with.
 pub struct State {
     /// Division of the zones.
     pub layout: Layout,
@@ -141,12 +141,12 @@ pub struct State {
     pub parts: logkit::Parts,
     /// The maps.
     pub versions: Versions,
-    /// Where the map is kept, if it has a home of its own.
+    /// Home of the map, if it has one of its own.
     pub home: Option<MapHome>,
 }
 
 impl Core {
-    /// A log in this state.
+    /// Creates a log device in this state.
     pub fn new(
         state: State,
         settings: Settings,
@@ -176,10 +176,10 @@ impl Core {
         core
     }
 
-    /// Makes everything durable that was acknowledged by now.
+    /// Makes all writes durable that were acknowledged by now.
     ///
     /// # Errors
-    /// The failure of the log; what flushing returns.
+    /// The failure of the log; errors of flushing.
     pub async fn flush_acknowledged(self: &Rc<Self>) -> Result<()> {
         self.drain_buffer().await?;
         match self.home.is_some() {
@@ -188,7 +188,7 @@ impl Core {
         }
     }
 
-    /// What the log is busy with, for operators.
+    /// Describes the log's work in progress, for operators.
     pub fn occupation(&self) -> String {
         let (appends, changes) = self.appender.in_flight();
         format!(
@@ -201,12 +201,12 @@ impl Core {
         )
     }
 
-    /// Whether there is such a version and it takes writes.
+    /// Whether the version exists and is writable.
     pub fn version_is_writable(&self, id: VersionId) -> bool {
         self.versions.borrow().get(id).is_some_and(|version| version.writable)
     }
 
-    /// The newest durable root's number of the home's transaction that it demands.
+    /// Returns the transaction of the map's home that the newest durable root demands.
     pub fn demanded_transaction(&self) -> Option<u64> {
         crate::format::Own::decode(&self.kit.checkpoints.root().own).ok().and_then(|own| own.home)
     }
@@ -267,7 +267,7 @@ impl Owner for Core {
         let mut versions = self.versions.borrow_mut();
         let mut accounts = self.kit.pool.accounts();
         let mut died = false;
-        let any = versions.give_up(self.settings.blocks_at_once, &mut |physical| {
+        let any = versions.release(self.settings.blocks_at_once, &mut |physical| {
             self.account(&mut accounts, Effect::Dead(physical, 1));
             died = true;
         });
@@ -286,6 +286,10 @@ impl Owner for Core {
         self.zones_for_checkpoint()
     }
 
+    fn space_advice(&self) -> &'static str {
+        "discard some data, or delete snapshots"
+    }
+
     async fn take_checkpoint(self: &Rc<Self>, clean: bool) -> Result<()> {
         self.write_checkpoint(clean).await
     }
@@ -302,8 +306,8 @@ impl Owner for Core {
         Ok(())
     }
 
-    /// Several versions may have a block that is moved: the page of one would show it here, the page of another there, and
-    /// recovery couldn't tell that it is one block.
+    /// Moves exclude checkpoints while several versions exist: the pages of two versions could have different locations of the same
+    /// block, and recovery couldn't tell that it is one block.
     fn moves_exclude_checkpoints(&self) -> bool {
         self.versions.borrow().list.len() > 1
     }
@@ -361,5 +365,5 @@ impl Owner for Core {
     }
 }
 
-/// The changes of one request; nearly always one.
+/// Changes of one request, nearly always one.
 pub type Changes = smallvec::SmallVec<[Change; 1]>;

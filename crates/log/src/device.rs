@@ -96,7 +96,9 @@ impl Shared {
         version: VersionId,
     ) -> Result<Self> {
         let versions = core.versions.borrow();
-        let entry = versions.get(version).ok_or_else(|| Error::not_found("a version of the volume"))?;
+        let entry = versions
+            .get(version)
+            .ok_or_else(|| Error::not_found(format!("version {} of the volume doesn't exist", version.0)))?;
         let durable = zones.geometry().durable == block::Durable::OnAppend;
         let geometry = DeviceGeometry {
             block_size: core.layout.block_size,
@@ -165,11 +167,11 @@ async fn close(core: Rc<Core>) -> Result<()> {
     let begun = runtime::now();
     while runtime::timeout(CLOSE_TELLS, core.kit().tasks.ended()).await.is_err() {
         let waited = begun.elapsed().as_secs();
-        tracing::warn!("closing the log takes {waited} s so far: {}", core.occupation());
+        tracing::warn!("log: close in progress for {waited} s: {}", core.occupation());
     }
     match core.handles.get() {
         0 => {}
-        open => tracing::warn!("the log is closed while {open} handles on its home shard are open"),
+        open => tracing::warn!("log: closed while {open} handles of its home shard are open"),
     }
     if let Some(error) = core.kit().failure() {
         return Err(error);
@@ -566,9 +568,9 @@ pub async fn open_with(
 ) -> Result<LogPart> {
     if home.is_some() && options.map != crate::map::NAMES[0] {
         return Err(Error::invalid(format!(
-            "map_home: only the map \"{}\" can be kept in a file of its own, not \"{}\"",
-            crate::map::NAMES[0],
-            options.map
+            "map_home: map \"{}\" can't be kept in a file of its own; expected \"{}\"",
+            options.map,
+            crate::map::NAMES[0]
         )));
     }
     let layout = options.layout_on(zones.geometry())?;

@@ -137,7 +137,7 @@ impl VersionEntry {
         let length = usize::from(reader.u8()?);
         debug_assert!(length <= LONGEST_NAME);
         let name = std::str::from_utf8(reader.bytes(length)?)
-            .map_err(|_| reader.strange("has a name that isn't text"))?
+            .map_err(|_| reader.strange("has a name that is not UTF-8"))?
             .to_owned();
         let table = PageTable::default();
         Ok(VersionEntry { id, parent, writable, created, blocks, name, table })
@@ -158,13 +158,13 @@ pub fn check_versions<'a>(
     for version in versions {
         let is_orphan = version.parent.is_some_and(|parent| !known.contains(&parent));
         if is_orphan || known.contains(&version.id) || version.id.0 == 0 || version.id.0 >= next {
-            return Err(reader.strange("has versions that can't be"));
+            return Err(reader.strange("has versions with numbers or parents out of range"));
         }
         known.push(version.id);
     }
     match known.contains(&VersionId::HEAD) {
         true => Ok(()),
-        false => Err(reader.strange("lacks the volume itself")),
+        false => Err(reader.strange("lacks the volume's head")),
     }
 }
 
@@ -282,13 +282,13 @@ impl Directory {
                 number => Some(
                     chunks
                         .get(number as usize)
-                        .ok_or_else(|| reader.strange("names a chunk that isn't there"))?
+                        .ok_or_else(|| reader.strange("refers to a chunk out of range"))?
                         .clone(),
                 ),
             });
         }
         if table.chunks.len() as u64 > most {
-            return Err(reader.strange("has pages behind the end of a version"));
+            return Err(reader.strange("has pages past the end of a version"));
         }
         Ok(version)
     }

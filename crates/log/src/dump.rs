@@ -42,7 +42,7 @@ pub async fn dump(
     if let Some(zone) = zone
         && zone >= layout.zones
     {
-        return Err(Error::invalid(format!("zone {zone}: the log has zones 0 to {}", layout.zones - 1)));
+        return Err(Error::invalid(format!("zone {zone} out of range 0..{}", layout.zones)));
     }
     let mut value = json!({
         "uuid": root.identity.uuid.to_string(),

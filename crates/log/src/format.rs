@@ -175,15 +175,14 @@ impl Change {
     /// # Errors
     /// As [`decode_all`](Self::decode_all).
     pub(crate) fn decode(rest: &mut &[u8]) -> Result<Change> {
-        let strange = |what: &str| Error::corrupt(format!("an entry of a record {what}"));
-        let (raw, behind) =
-            Raw::ref_from_prefix(rest).map_err(|_| strange("is shorter than an entry can be"))?;
+        let wrong = |what: &str| Error::corrupt(format!("entry of a record: {what}"));
+        let (raw, behind) = Raw::ref_from_prefix(rest).map_err(|_| wrong("cut short"))?;
         *rest = behind;
         let (version, block, count) = (VersionId(raw.version.get()), raw.block.get(), raw.count.get());
         if matches!(raw.kind, WRITE | UNMAP | MOVE)
             && (count == 0 || block.checked_add(count.into()).is_none_or(|end| end > 1 << 40))
         {
-            return Err(strange("is about blocks that no volume has"));
+            return Err(wrong(&format!("blocks out of range: block={block}, count={count}")));
         }
         Ok(match raw.kind {
             WRITE => Change::Write { version, block, count },
@@ -192,10 +191,9 @@ impl Change {
             CREATE => {
                 let length = usize::from(raw.name_length);
                 let padded = length.next_multiple_of(8);
-                let bytes = behind.get(..padded).ok_or_else(|| strange("lacks the end of its name"))?;
+                let bytes = behind.get(..padded).ok_or_else(|| wrong("name cut short"))?;
                 *rest = &behind[padded..];
-                let name = std::str::from_utf8(&bytes[..length])
-                    .map_err(|_| strange("has a name that isn't text"))?;
+                let name = std::str::from_utf8(&bytes[..length]).map_err(|_| wrong("name is not UTF-8"))?;
                 Change::Create {
                     version,
                     parent: VersionId(raw.other.get()),
@@ -206,7 +204,7 @@ impl Change {
             }
             DELETE => Change::Delete { version },
             GROW => Change::Grow { version, blocks: block },
-            other => return Err(strange(&format!("is of the unknown kind {other}"))),
+            other => return Err(wrong(&format!("unknown kind {other}"))),
         })
     }
 }
@@ -237,7 +235,7 @@ impl Own {
             ([], _) => Ok(Own { home: None }),
             (_, Ok(sequence)) => Ok(Own { home: Some(u64::from_le_bytes(sequence)) }),
             _ => Err(Error::corrupt(format!(
-                "the log device's part of a root has {} bytes; expected 0 or 8",
+                "root of the log: the log device's part has {} bytes; expected 0 or 8",
                 bytes.len()
             ))),
         }

@@ -186,21 +186,21 @@ impl MapHome {
         let known = journal.state(zones, over).await.map_err(named)?;
         if known.sequence != found.sequence {
             return Err(named(Error::corrupt(format!(
-                "it says that it is of transaction {}, and its journal goes from {} to {}: it is damaged; restore it and the disk",
+                "its state is of transaction {}, and its journal from {} to {}: it is damaged; restore it and the disk",
                 known.sequence, header.base, found.sequence
             ))));
         }
         if known.sequence < demanded {
             return Err(named(Error::corrupt(format!(
-                "it is of transaction {}, and the log needs {demanded} or a later one: it is an older copy; restore the \
-                 newest, or an older copy of the disk with it",
+                "it is an older copy, of transaction {}; expected {demanded} or later; restore the newest copy, or an older \
+                 one of the disk with it",
                 known.sequence
             ))));
         }
         let end = header.places.slab(known.moment.slabs);
         if journal.length < end {
             return Err(named(Error::corrupt(format!(
-                "it has {} bytes, and the map needs {end}: it was cut; restore it",
+                "it was truncated to {} bytes; expected at least {end}; restore it",
                 journal.length
             ))));
         }
@@ -308,7 +308,10 @@ impl MapHome {
     pub async fn commit(&self, mut collected: Collected, pool: &ZonePool) -> Result<()> {
         if self.is_broken() {
             self.give_back(&collected, pool);
-            return Err(Error::io("the map's home failed before"));
+            return Err(Error::io(format!(
+                "the map's home {}: an earlier write failed; reopen the log",
+                self.medium.name()
+            )));
         }
         let sequence = self.sequence.get() + 1;
         let moment = collected.moment;
@@ -339,7 +342,10 @@ impl MapHome {
         let state_end =
             self.places.versions(self.zones) - self.places.state + collected.versions.len() as u64;
         if state_end > self.places.state_length {
-            return Err(Error::no_space("there is no room for as many versions: delete snapshots"));
+            return Err(Error::no_space(format!(
+                "too many versions: their list needs {state_end} bytes, of {}; delete snapshots",
+                self.places.state_length
+            )));
         }
         self.take_space(collected.moment.slabs, state_end).await?;
         if TRANSACTION as u64 + body <= self.places.journal_length {
@@ -434,7 +440,7 @@ impl MapHome {
 /// Returns the newest header of the home of this log.
 async fn find_header(medium: &dyn Medium, uuid: &Uuid, zones: u32) -> Result<Header> {
     if medium.length()? < 2 * SLOT {
-        return Err(Error::protocol("it is no map's home: it is too short; restore it"));
+        return Err(Error::protocol("not a map's home: it is too short; restore it"));
     }
     let mut newest: Option<Header> = None;
     let mut reason = None;
@@ -450,19 +456,19 @@ async fn find_header(medium: &dyn Medium, uuid: &Uuid, zones: u32) -> Result<Hea
     let header = match (newest, reason) {
         (Some(header), _) => header,
         (None, Some(Error::Corrupt(detail))) => {
-            return Err(Error::corrupt(format!("{detail}, both of its slots: restore it")));
+            return Err(Error::corrupt(format!("{detail}, in both slots; restore it")));
         }
-        (None, reason) => return Err(reason.unwrap_or_else(|| Error::protocol("it is no map's home"))),
+        (None, reason) => return Err(reason.unwrap_or_else(|| Error::protocol("not a map's home"))),
     };
     if header.uuid != *uuid {
         return Err(Error::protocol(format!(
-            "it is of log {}, and this is log {uuid}: name the file that belongs to it",
+            "it belongs to log {}; expected {uuid}; set map_home to this log's file",
             header.uuid
         )));
     }
     if header.zones != zones {
         return Err(Error::corrupt(format!(
-            "it is of a log with {} zones, and here are {zones}",
+            "it belongs to a log with {} zones; expected {zones}",
             header.zones
         )));
     }
@@ -521,7 +527,7 @@ impl Journal<'_> {
         }
         match found.lines.last_key_value() {
             Some((offset, _)) if offset + LINE as u64 > self.length => Err(Error::corrupt(format!(
-                "it has {} bytes, and a transaction of its journal changes byte {offset}: it was cut; restore it",
+                "it was truncated to {} bytes: a transaction of its journal changes byte {offset}; restore it",
                 self.length
             ))),
             _ => Ok(found),

@@ -1,12 +1,12 @@
 //! The kind `log` of a stack.
 
+use crate::capacity::Images;
 use crate::core::{Acknowledge, Settings};
 use crate::device::{self, LogPart};
 use crate::format::{CLEANER, USER};
 use crate::home::FileMedium;
 use crate::layout::{LARGEST_SHARE, Layout, Reserve, capacity};
 use crate::recovery::BLOCK;
-use crate::room::Images;
 use crate::snapshot::Message;
 use block::{
     BlockCount, BlockSize, Call, DeviceGeometry, DevicePart, Durable, Error, Result, ZoneGeometry, ZonesPart,
@@ -266,14 +266,15 @@ impl Options {
     pub fn layout_on(&self, zones: &ZoneGeometry) -> Result<Layout> {
         if zones.durable == Durable::OnFinish {
             return Err(Error::unsupported(
-                "its zones are durable only when they are finished: a log needs zones whose appends are durable at once or \
-                 on flush, such as zones(file(disk.img))",
+                "its zones are durable only when they are finished; expected zones whose appends are durable at once or on \
+                 flush, such as zones(file(disk.img))",
             ));
         }
         let unit = u64::from(zones.append_granularity.max(zones.read_granularity));
         if !BLOCK.is_multiple_of(unit) {
             return Err(Error::invalid(format!(
-                "its zones take appends and reads of multiples of {unit} bytes: a log has blocks of {BLOCK}"
+                "its zones take appends and reads of multiples of {unit} bytes; expected a divisor of {BLOCK}, the log's block \
+                 size"
             )));
         }
         let layout = Layout::new(zones, BlockSize::new(BLOCK)?)?;
@@ -283,8 +284,8 @@ impl Options {
         for (name, limit) in [("max_open", zones.max_open), ("max_active", zones.max_active)] {
             if limit != 0 && limit < most {
                 return Err(Error::invalid(format!(
-                    "its zones have {name}={limit}: this log has up to {most} open at a time (appends_in_flight={}, \
-                     cleaning={}); expected 0, which is no limit, or at least {most}",
+                    "its zones have {name}={limit}; expected 0 (no limit) or at least {most}, the log's open zones with \
+                     appends_in_flight={} and cleaning={}",
                     self.appends_in_flight, self.cleaning
                 )));
             }
@@ -325,8 +326,8 @@ impl Options {
             let blocks = most * USUAL_SHARE / LARGEST_SHARE;
             if blocks == 0 {
                 return Err(Error::invalid(format!(
-                    "a disk of {} zones of {} blocks is too small for a log: it needs {} zones for itself; take a larger \
-                     disk or smaller zones (zone_size)",
+                    "the disk is too small for a log: {} zones of {} blocks, of which {} are reserved; take a larger disk or \
+                     smaller zones (zone_size)",
                     layout.zones,
                     layout.zone_blocks,
                     self.reserve(layout, 1, open).zones()
@@ -343,8 +344,8 @@ impl Options {
         let is_thin = self.disk.unwrap_or(disk_blocks * block) < size;
         if blocks > most && (!is_thin || most == 0) {
             return Err(Error::invalid(format!(
-                "size {}: a log on this disk has room for {}, what the cleaner needs subtracted; take that, or a disk of \
-                 at least {}; a volume larger than its disk is made thin",
+                "size {}: expected at most {}, the capacity of a log on this disk without the cleaner's reserve; take that, or \
+                 a disk of at least {}; a volume larger than its disk becomes thin",
                 format_size(size),
                 format_size(most * block),
                 format_size(least_disk(blocks)),
@@ -360,7 +361,7 @@ impl Options {
     pub fn check_existing(&self, blocks: u64) -> Result<()> {
         match self.size {
             Some(size) if size != blocks * BLOCK => Err(Error::invalid(format!(
-                "size {}: the volume there has {}; leave the key out, or `siltstone resize` it first",
+                "size {}: expected {}, the size of the existing volume; leave the key out, or `siltstone resize` it first",
                 format_size(size),
                 format_size(blocks * BLOCK)
             ))),
@@ -412,11 +413,11 @@ fn map_place(arguments: &Arguments) -> Result<MapPlace> {
     let path = match file_of_home(&said) {
         Some(path) => path,
         None if said == "memory" => return Ok(MapPlace::Memory),
-        None => return wrong("expected memory, or pmem:PATH".to_owned()),
+        None => return wrong(format!("\"{said}\": expected memory, or pmem:PATH")),
     };
     let (map, radix) = (arguments.choice("map")?, crate::map::NAMES[0]);
     if map != radix {
-        return wrong(format!("only the map \"{radix}\" can be kept in a file of its own, not \"{map}\""));
+        return wrong(format!("map \"{map}\" can't be kept in a file of its own; expected \"{radix}\""));
     }
     Ok(MapPlace::Pmem(arguments.absolute(Path::new(path))?))
 }
@@ -437,15 +438,17 @@ fn plan(arguments: &Arguments) -> Result<Shape> {
     if let Some(block_size) = on.block_size
         && u64::from(block_size) > BLOCK
     {
-        return Err(arguments
-            .refuse("on", format!("its blocks have {block_size} bytes: a log has blocks of {BLOCK}")));
+        return Err(arguments.refuse(
+            "on",
+            format!("its block size is {block_size} bytes; expected at most {BLOCK}, the log's"),
+        ));
     }
     let options = Options::new(arguments)?;
     if let Some((zones, key)) = planned_zones(arguments, &options, on)? {
         let layout =
             options.layout_on(&zones).map_err(|error| arguments.refuse(key, error.detail().to_owned()))?;
-        if let (true, Some(size)) = (options.format, options.size) {
-            check_size(arguments, &options, &layout, size)?;
+        if options.format && options.size.is_some() {
+            check_size(arguments, &options, &layout)?;
         }
     }
     Ok(Shape { bytes: options.size, block_size: Some(BLOCK as u32), zones: None })
@@ -461,8 +464,8 @@ fn planned_zones(
         if options.zone_size.is_some() {
             return Err(arguments.refuse(
                 "zone_size",
-                "zone_size is for a log that cuts a device into zones, and here it stands on zones already: leave it out, \
-                 or say it where they are made",
+                "zone_size: set for a log on zones; expected only for a log on a device; leave it out, or set it where the \
+                 zones are created",
             ));
         }
         return Ok(on.zones.map(|zones| (zones, "on")));
@@ -481,12 +484,8 @@ fn planned_zones(
     Ok(Some((zones, "zone_size")))
 }
 
-fn check_size(arguments: &Arguments, options: &Options, layout: &Layout, size: u64) -> Result<()> {
+fn check_size(arguments: &Arguments, options: &Options, layout: &Layout) -> Result<()> {
     let policy = options.policy(layout.zones)?;
-    options.blocks_to_make(layout, &*policy).map(|_| ()).map_err(|error| {
-        arguments.refuse(
-            "size",
-            error.detail().trim_start_matches(&format!("size {}: ", format_size(size))).to_owned(),
-        )
-    })
+    let blocks = options.blocks_to_make(layout, &*policy);
+    blocks.map(drop).map_err(|error| arguments.refuse("size", error.detail().to_owned()))
 }

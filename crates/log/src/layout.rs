@@ -1,14 +1,14 @@
-//! Which block of a map is which block of which zone, and how much a log of a given size can hold.
+//! Numbering of the zones' blocks for maps, and the capacity of a log of a given size.
 
 use crate::map::Physical;
 use block::{BlockSize, Error, Result, ZoneGeometry};
 use logkit::layout::ROOT_ZONES;
 
-/// The largest share of the capacity for data that a volume may take, in percent: with less room the cleaner would
-/// move more than 16 blocks for each that is written.
+/// Largest share of the capacity for data that a volume may take, in percent: with less free space the cleaner would move more
+/// than 16 blocks for each that is written.
 pub const LARGEST_SHARE: u64 = 97;
 
-/// The kit's division of zones into blocks, whose blocks are numbered through.
+/// The kit's division of zones into blocks, with a number for each block of the log.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Layout {
     kit: logkit::Layout,
@@ -26,7 +26,7 @@ impl std::ops::Deref for Layout {
 }
 
 impl Layout {
-    /// The division of these zones into blocks of this size.
+    /// Divides these zones into blocks of this size.
     ///
     /// # Errors
     /// [`Error::Invalid`] for zones that are too small or too many.
@@ -41,7 +41,7 @@ impl Layout {
     pub fn of(kit: logkit::Layout) -> Result<Self> {
         if kit.blocks() > u64::from(u32::MAX) {
             return Err(Error::invalid(format!(
-                "{} zones of {} blocks: a log has at most {} blocks of {} bytes; take larger ones (block_size) or a smaller \
+                "{} zones of {} blocks: expected at most {} blocks of {} bytes; take larger blocks (block_size) or a smaller \
                  device",
                 kit.zones,
                 kit.zone_blocks,
@@ -52,13 +52,13 @@ impl Layout {
         Ok(Layout { kit, reciprocal: u64::MAX / u64::from(kit.zone_blocks) + 1 })
     }
 
-    /// The number of a block of a zone.
+    /// Returns the number of a block of a zone.
     #[inline]
     pub fn physical(&self, zone: u32, position: u32) -> Physical {
         Physical(zone * self.kit.zone_blocks + position)
     }
 
-    /// The zone of a block, and its place there.
+    /// Returns the zone of a block, and its position there.
     #[inline]
     pub fn place(&self, physical: Physical) -> (u32, u32) {
         // Exact for every 32-bit dividend: Granlund and Montgomery, "Division by invariant integers using
@@ -67,46 +67,46 @@ impl Layout {
         (zone, physical.0 - zone * self.kit.zone_blocks)
     }
 
-    /// Number of single blocks, of as many different places of the volume, that a record takes at most.
+    /// Largest number of single blocks of a record, each from a different position of the volume.
     pub fn single_blocks(&self) -> u32 {
         self.kit.record_blocks(crate::format::EXTENT)
     }
 
-    /// Number of data blocks that surely fit a zone which the cleaner fills with single blocks, summary and headers subtracted.
+    /// Least number of data blocks that fit a zone which the cleaner fills with single blocks, beside summary and headers.
     pub fn data_blocks(&self) -> u32 {
         self.kit.data_blocks(crate::format::EXTENT)
     }
 }
 
-/// What a log keeps free of users' data, in zones.
+/// Zones that a log reserves beside users' data.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Reserve {
-    /// Being written: users' and the cleaner's open zones, and those that are being sealed.
+    /// Users' and the cleaner's open zones, and those that are being sealed.
     pub open: u32,
-    /// Free, so that the cleaner always gets on.
+    /// Free zones with which the cleaner always makes progress.
     pub cleaner: u32,
-    /// For checkpoints of a map of this volume.
+    /// Zones of the checkpoints of this volume's map.
     pub checkpoints: u32,
 }
 
 impl Reserve {
-    /// What a volume of so many blocks needs, with so many open zones.
+    /// Returns the reserve for a volume of `blocks` blocks with `open` open zones.
     pub fn new(layout: &Layout, blocks: u64, open: u32) -> Self {
         let pages = blocks.div_ceil(crate::map::PAGE_BLOCKS);
-        // Two whole images and their directories may be there at a time: the durable one and the one in the making.
+        // Two complete images and their directories may exist at a time: the durable one and the next one.
         let image = pages + crate::directory::blocks_at_most(layout, pages);
         let per_zone = u64::from(layout.zone_blocks.saturating_sub(2 + layout.zone_blocks / 64).max(1));
         let checkpoints = (2 * image).div_ceil(per_zone) as u32 + 2;
         Reserve { open, cleaner: 3, checkpoints }
     }
 
-    /// All of it.
+    /// Number of all reserved zones.
     pub fn zones(&self) -> u32 {
         self.open.saturating_add(self.cleaner).saturating_add(self.checkpoints).saturating_add(ROOT_ZONES)
     }
 }
 
-/// How many blocks of data a log with this reserve can hold.
+/// Returns the number of blocks of data of a log with this reserve.
 pub fn capacity(layout: &Layout, reserve: &Reserve) -> u64 {
     u64::from(layout.zones.saturating_sub(reserve.zones())) * u64::from(layout.data_blocks())
 }

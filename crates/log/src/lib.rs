@@ -8,6 +8,7 @@
 //! (`runtime`).
 
 mod buffered;
+mod capacity;
 pub mod changes;
 pub mod check;
 pub mod checkpoint;
@@ -22,7 +23,6 @@ pub mod kind;
 pub mod layout;
 pub mod map;
 pub mod recovery;
-mod room;
 pub mod snapshot;
 mod status;
 mod transaction;

@@ -1,6 +1,7 @@
-//! Opening a log device: its newest checkpoint, and over it every record after it ([`logkit::recovery`] finds them).
+//! Opening a log device: the newest checkpoint is loaded, and all later records are replayed over it ([`logkit::recovery`] finds
+//! them).
 
-mod gathered;
+mod batched;
 mod load;
 mod replay;
 mod replayable;
@@ -16,8 +17,8 @@ use crate::home::{self, MapHome, Medium};
 use crate::layout::Layout;
 use crate::map;
 use crate::versions::{Version, Versions};
+use batched::Batched;
 use block::{Error, Result, ZoneIndex, Zones};
-use gathered::Gathered;
 use logkit::checkpoint::Checkpoints;
 use logkit::directory::ZoneEntry;
 use logkit::recovery::{self, Tail};
@@ -26,10 +27,10 @@ use logkit::{Parts, Sequences, Streams};
 use std::rc::Rc;
 use std::sync::Arc;
 
-/// The size of a log's blocks, in bytes.
+/// Block size of a log, in bytes.
 pub const BLOCK: u64 = 4096;
 
-/// What opening found, for operators.
+/// Result of opening, for operators.
 #[derive(Debug, Clone, Default, serde::Serialize)]
 pub struct Recovered {
     /// Whether the log had been closed cleanly.
@@ -38,17 +39,16 @@ pub struct Recovered {
     pub replayed: u64,
     /// Number of zones whose records were read.
     pub scanned_zones: u64,
-    /// Number of valid records that aren't part of the log: they had been written and not acknowledged, or were lost with
-    /// an earlier one.
+    /// Number of valid records that aren't part of the log, because a record that they follow is missing.
     pub discarded: u64,
     /// Number of pages of maps that were loaded.
     pub pages: u64,
 }
 
-/// Formats all these zones as an empty log. What was there is lost.
+/// Formats all these zones as an empty log. Earlier contents are lost.
 ///
 /// # Errors
-/// What resetting and writing return.
+/// Errors of resetting and writing.
 pub async fn format(
     zones: Rc<dyn Zones>,
     layout: Layout,
@@ -71,37 +71,36 @@ pub async fn format(
     Ok(State { layout, zones, parts, versions, home })
 }
 
-/// Finds the root of the log on these zones, and their division.
+/// Finds the root of the log on these zones, and its layout.
 ///
 /// # Errors
-/// [`Error::Protocol`] where there is no log, or one of another owner; [`Error::Corrupt`] for a damaged one; what reading
-/// returns.
+/// [`Error::Protocol`] if there is no log, or one of another owner; [`Error::Corrupt`] for a damaged one; errors of reading.
 pub async fn find(zones: &dyn Zones) -> Result<(root::FoundRoot, Layout)> {
     let found = root::find(zones).await?;
     let layout = layout_of(zones, &found.root)?;
     Ok((found, layout))
 }
 
-/// The division of zones by what a root says of the log.
+/// Returns the layout of the log that a root describes.
 ///
 /// # Errors
-/// [`Error::Protocol`] for a log of another owner, [`Error::Corrupt`] where the zones are others than the log was made on.
+/// [`Error::Protocol`] for a log of another owner; [`Error::Corrupt`] if the zones differ from those that were formatted.
 pub fn layout_of(zones: &dyn Zones, root: &Root) -> Result<Layout> {
     recovery::check_owner(root, OWNER)?;
     recovery::check_streams(root, STREAMS)?;
     if root.block_size.bytes() != BLOCK {
         return Err(Error::corrupt(format!(
-            "the log has blocks of {}; expected {BLOCK} bytes",
+            "root of the log: block size of {} bytes; expected {BLOCK}",
             root.block_size
         )));
     }
     Layout::of(recovery::layout_of(zones, root)?)
 }
 
-/// Reads the directory that a root names: its zones, and the versions. A log without a checkpoint has none.
+/// Reads the directory that a root names: the zones and the versions. A log without a checkpoint has none.
 ///
 /// # Errors
-/// [`Error::Corrupt`] for a damaged one; what reading returns.
+/// [`Error::Corrupt`] for a damaged one; errors of reading.
 pub async fn read_directory(
     zones: &dyn Zones,
     layout: &Layout,
@@ -112,13 +111,13 @@ pub async fn read_directory(
     Ok((known, Directory::decode(own)?))
 }
 
-/// Finds the log on these zones and brings it to the state that it had, writing nothing there. [`State::begin`] must follow
-/// before anything is written to it. With `look_only` nothing is written to the home either, and nothing may follow. A log whose
-/// map is at home needs that home, and another one takes none.
+/// Recovers the log on these zones without writing to them. The caller calls [`State::begin`] before the first write. With
+/// `look_only` nothing is written to the home either, and the log must not be written to. `medium` is the map's home; it has to be
+/// given exactly if the log has one.
 ///
 /// # Errors
-/// [`Error::Protocol`] where there is no log, [`Error::Corrupt`] for a damaged one, [`Error::Invalid`] without the home or
-/// with one too many; what reading returns.
+/// [`Error::Protocol`] if there is no log; [`Error::Corrupt`] for a damaged one; [`Error::Invalid`] if the home is missing or not
+/// expected; errors of reading.
 pub async fn recover(
     zones: Rc<dyn Zones>,
     map: &str,
@@ -143,7 +142,7 @@ pub async fn recover(
         }
     };
     stages.end("root and directory");
-    // First the records, then the maps: so pages can be changed by the records while they are loaded.
+    // The records are read before the maps, so that their changes can be applied to pages while these are loaded.
     let (records, end) = match root.clean {
         true => (Arc::default(), root.covered.clone()),
         false => {
@@ -156,18 +155,18 @@ pub async fn recover(
         }
     };
     stages.end(&format!("{} records in {} zones", records.len(), recovered.scanned_zones));
-    let mut gathered = None;
+    let mut batched = None;
     if let (None, [only]) = (&at_home_state, directory.versions.as_slice()) {
-        gathered = Gathered::of(&records, only.blocks, &layout, root.clock).await?;
+        batched = Batched::of(&records, only.blocks, &layout, root.clock).await?;
     }
-    stages.end("gathering what they change");
-    let gathered_clock = gathered.as_ref().map(|gathered| gathered.clock);
+    stages.end("sorting their changes");
+    let batched_clock = batched.as_ref().map(|batched| batched.clock);
     let (mut versions, home) = match at_home_state.take() {
         Some(known) => known,
-        None => (load(&*zones, &layout, &directory, &pool, map, gathered, &mut recovered).await?, None),
+        None => (load(&*zones, &layout, &directory, &pool, map, batched, &mut recovered).await?, None),
     };
     stages.end(&format!("{} pages of maps", recovered.pages));
-    let clock = match gathered_clock {
+    let clock = match batched_clock {
         Some(clock) => clock,
         None => {
             let clock = root.clock;
@@ -193,10 +192,10 @@ pub async fn recover(
 }
 
 impl State {
-    /// Begins a new epoch of a log that was recovered ([`recovery::begin`]).
+    /// Begins a new epoch of a recovered log ([`recovery::begin`]).
     ///
     /// # Errors
-    /// What finishing and writing return.
+    /// Errors of finishing and writing.
     pub async fn begin(&mut self) -> Result<()> {
         let last = self.parts.streams.all_committed();
         self.parts.epoch = self.parts.checkpoints.begin_epoch(&*self.zones, &self.layout, &last).await?;
@@ -204,14 +203,14 @@ impl State {
     }
 }
 
-/// Puts the records that are part of the log into the order in which they are replayed; returns the end of each stream, too.
+/// Sorts the records that are part of the log into the order of replay. Also returns the end of each stream.
 pub(crate) fn in_order_of_replay(tail: Tail<Replayable>) -> (Arc<Vec<Replayable>>, Sequences) {
     let mut records = tail.records;
     recovery::sort_for_replay(&mut records, crate::format::USER);
     (Arc::new(records), tail.end)
 }
 
-/// Tells the time that each stage of an opening took, at level debug.
+/// Logs the duration of each stage of an opening, at level debug.
 struct Stages(runtime::Instant);
 
 impl Stages {
@@ -226,19 +225,20 @@ impl Stages {
     }
 }
 
-/// Medium of a log's map and the oldest transaction that the log can be opened with, where the map has a home of its own.
+/// Returns the medium of a log's map home, and the oldest transaction with which the log can be opened; `None` for a log without a
+/// map home.
 ///
 /// # Errors
-/// [`Error::Invalid`] where the log's map is elsewhere than was said.
+/// [`Error::Invalid`] if the stack and the log differ about the map home.
 pub(crate) fn at_home(root: &Root, medium: Option<Rc<dyn Medium>>) -> Result<Option<(Rc<dyn Medium>, u64)>> {
     match (Own::decode(&root.own)?.home, medium) {
         (Some(demanded), Some(medium)) => Ok(Some((medium, demanded))),
         (None, None) => Ok(None),
         (Some(_), None) => Err(Error::invalid(
-            "this log's map is kept in a file of its own: say where with map_home = \"pmem:PATH\"",
+            "map_home: not set, but this log's map is in a file of its own; set map_home = \"pmem:PATH\"",
         )),
         (None, Some(medium)) => Err(Error::invalid(format!(
-            "this log keeps its map on its own disk, not in {}: leave map_home out, or make the log anew with it",
+            "map_home: {}, but this log's map is on its own disk; leave map_home out, or format the log with it",
             medium.name()
         ))),
     }

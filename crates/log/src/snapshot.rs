@@ -4,10 +4,10 @@
 //! is that of the map's own snapshot, and later that of the pages that change. A clone is a writable version below a
 //! snapshot.
 
+use crate::capacity::Planned;
 use crate::core::Core;
 use crate::format::{Change, LONGEST_NAME, VersionId};
 use crate::map::{Map, PAGE_BLOCKS};
-use crate::room::Planned;
 use crate::versions::own_page;
 use block::{Call, Durability, Error, Payload, Result};
 use logkit::Owner;
@@ -66,7 +66,9 @@ pub(crate) async fn carry_out(core: &Rc<Core>, message: Message) -> Result<Strin
         Message::Clone(of, name) => {
             let parent = find(core, &of)?;
             if core.version_is_writable(parent) {
-                return Err(Error::invalid(format!("{of} is a clone: make a clone of a snapshot")));
+                return Err(Error::invalid(format!(
+                    "clone of \"{of}\": it is a clone itself; expected a snapshot"
+                )));
             }
             create(core, parent, name, true).await?
         }
@@ -93,8 +95,8 @@ pub fn not_found(core: &Core, name: &str) -> Error {
     let names: Vec<&str> = versions.list.iter().map(|version| version.name.as_str()).collect();
     let names: Vec<&str> = names.into_iter().filter(|name| !name.is_empty()).collect();
     Error::not_found(match names.is_empty() {
-        true => format!("snapshot \"{name}\": the log has no snapshots"),
-        false => format!("snapshot \"{name}\": expected one of {}", names.join(", ")),
+        true => format!("snapshot \"{name}\" doesn't exist: the log has no snapshots or clones"),
+        false => format!("snapshot \"{name}\" doesn't exist; expected one of {}", names.join(", ")),
     })
 }
 
@@ -107,13 +109,15 @@ async fn create(core: &Rc<Core>, parent: VersionId, name: String, writable: bool
     let is_plain = |letter: char| !letter.is_whitespace() && !letter.is_control();
     if name.is_empty() || name.len() > LONGEST_NAME || !name.chars().all(is_plain) {
         return Err(Error::invalid(format!(
-            "the name {name:?}: expected 1 to {LONGEST_NAME} bytes without spaces"
+            "name {name:?}: expected 1 to {LONGEST_NAME} bytes without spaces and control characters"
         )));
     }
     let version = {
         let mut versions = core.versions.borrow_mut();
         if versions.by_name(&name).is_some() {
-            return Err(Error::already_exists(format!("a snapshot or clone with the name {name}")));
+            return Err(Error::already_exists(format!(
+                "snapshot \"{name}\": a snapshot or clone of this name exists already; choose another name, or delete it first"
+            )));
         }
         versions.next += 1;
         VersionId(versions.next - 1)
@@ -135,7 +139,9 @@ async fn delete(core: &Rc<Core>, name: &str) -> Result<Value> {
     let version = find(core, name)?;
     let is_open = |(id, view): &(VersionId, std::sync::Weak<_>)| *id == version && view.strong_count() > 0;
     if core.views.borrow().iter().any(is_open) {
-        return Err(Error::busy(format!("{name} is open as a device: take it out of the stack first")));
+        return Err(Error::busy(format!(
+            "snapshot \"{name}\": it is open as a device; take it out of the stack first"
+        )));
     }
     set_leaving(core, version, true);
     // A task of its own: dropping the call doesn't cancel the record. If the record fails, the version stays and must
@@ -252,8 +258,7 @@ async fn resize(core: &Rc<Core>, bytes: u64) -> Result<Value> {
     let blocks = bytes / block;
     if !bytes.is_multiple_of(block) || blocks < now || blocks >= u64::from(u32::MAX) {
         return Err(Error::invalid(format!(
-            "resize to {bytes} bytes: the volume has {}; expected a multiple of {block}, no less than that and below \
-             16TiB",
+            "resize to {bytes} bytes: expected a multiple of {block}, at least {} (the present size) and below 16TiB",
             now * block
         )));
     }

@@ -45,7 +45,7 @@ impl Core {
         });
         match task.await {
             Err(Error::NoSpace(detail)) if self.kit().failure().is_none() => {
-                tracing::warn!("the map's home is left as it was: {detail}");
+                tracing::warn!("the map's home: no transaction was written: {detail}");
                 self.kit().flush().await
             }
             outcome => outcome,

@@ -10,7 +10,7 @@
 //! is deleted while it has several children stays, without a name, until one child is left.
 //!
 //! A deleted version disappears at once from lookups and from checkpoints. The blocks that only this version mapped are
-//! released piece by piece ([`Versions::give_up`]), so that deleting a large volume doesn't stall other requests. Until
+//! released piece by piece ([`Versions::release`]), so that deleting a large volume doesn't stall other requests. Until
 //! a piece is released, its blocks are live, and are moved, like those of any version: [`Dying`] holds them. None of
 //! that is persistent: opening the log counts only the blocks of the remaining versions, so a power cut during the
 //! release loses no data.
@@ -161,10 +161,10 @@ pub struct Dying {
     parent: Option<VersionId>,
     /// Size in blocks.
     pub blocks: u64,
-    /// Map of the version's blocks; valid from block `given_up` on.
+    /// Map of the version's blocks; valid from block `released` on.
     pub map: Arc<dyn Map>,
     /// First block that isn't released.
-    pub given_up: u64,
+    pub released: u64,
 }
 
 /// A map that keeps blocks live, from a start block on.
@@ -180,7 +180,7 @@ impl Keeper {
     }
 
     fn of_dying(dying: &Dying) -> Self {
-        Keeper { map: dying.map.clone(), from: dying.given_up }
+        Keeper { map: dying.map.clone(), from: dying.released }
     }
 }
 
@@ -296,7 +296,7 @@ impl Versions {
             }
         }
         for dying in &self.dying {
-            relocate_in(&*dying.map, block.max(dying.given_up)..(block + count).min(dying.blocks));
+            relocate_in(&*dying.map, block.max(dying.released)..(block + count).min(dying.blocks));
         }
         has_moved.iter().filter(|moved| **moved).count() as u64
     }
@@ -319,7 +319,7 @@ impl Versions {
         }
         let mut is_live = vec![false; count as usize];
         let versions = self.list.iter().map(|version| (&version.map, block..version.blocks));
-        let dying = self.dying.iter().map(|dying| (&dying.map, block.max(dying.given_up)..dying.blocks));
+        let dying = self.dying.iter().map(|dying| (&dying.map, block.max(dying.released)..dying.blocks));
         for (map, range) in versions.chain(dying) {
             let range = range.start..range.end.min(block + count);
             if range.is_empty() {
@@ -355,11 +355,14 @@ impl Versions {
         name: &str,
     ) -> Result<()> {
         if self.position(id).is_some() || self.by_name(name).is_some() {
-            return Err(Error::already_exists(format!("a version with the name \"{name}\"")));
+            return Err(Error::already_exists(format!(
+                "version {} or the name \"{name}\" exists already",
+                id.0
+            )));
         }
         let position = self
             .position(parent)
-            .ok_or_else(|| Error::not_found(format!("version {} of the volume", parent.0)))?;
+            .ok_or_else(|| Error::not_found(format!("version {} of the volume doesn't exist", parent.0)))?;
         let origin = &mut self.list[position];
         let is_below = writable;
         // Pages that a checkpoint is about to write are written for the origin alone.
@@ -390,7 +393,7 @@ impl Versions {
     }
 
     /// Removes a version, and its parent if the parent was deleted and has no more reason to stay. Their own blocks are
-    /// released later: [`give_up`](Self::give_up). A snapshot with several children stays, without its name.
+    /// released later: [`release`](Self::release). A snapshot with several children stays, without its name.
     ///
     /// # Errors
     /// [`Error::NotFound`] if there is no such version.
@@ -398,7 +401,7 @@ impl Versions {
         let position = self
             .position(id)
             .filter(|_| id != VersionId::HEAD)
-            .ok_or_else(|| Error::not_found(format!("version {} of the volume", id.0)))?;
+            .ok_or_else(|| Error::not_found(format!("version {} of the volume doesn't exist", id.0)))?;
         self.changes += 1;
         if self.children(id).count() > 1 {
             self.list[position].name.clear();
@@ -410,7 +413,7 @@ impl Versions {
         parents.filter(|parent| **parent == Some(id)).for_each(|parent| *parent = version.parent);
         self.orphaned.extend(version.table.iter().map(|(page, place)| (page, place.physical)));
         let Version { parent, blocks, map, .. } = version;
-        self.dying.push(Dying { id, parent, blocks, map, given_up: 0 });
+        self.dying.push(Dying { id, parent, blocks, map, released: 0 });
         let stays = |parent: &&Version| !parent.is_deleted() || self.children(parent.id).count() > 1;
         match parent.and_then(|id| self.get(id)).filter(|parent| !stays(parent)) {
             Some(parent) => self.delete(parent.id),
@@ -424,15 +427,15 @@ impl Versions {
     /// A block of it may be mapped at the same logical block by its parent, by the parent's current children, its own
     /// child among them, and by other deleted versions. Any further version maps the block only if one of these does,
     /// as with versions that aren't deleted.
-    pub fn give_up(&mut self, most: u64, died: &mut dyn FnMut(Physical)) -> bool {
+    pub fn release(&mut self, most: u64, died: &mut dyn FnMut(Physical)) -> bool {
         let Some((dying, others)) = self.dying.split_first() else { return false };
         let siblings = self.list.iter().filter(|version| version.parent == dying.parent);
         let parent = dying.parent.and_then(|id| self.get(id));
         let keepers = parent.into_iter().chain(siblings).map(Keeper::of);
         let keepers: Vec<Keeper> = keepers.chain(others.iter().map(Keeper::of_dying)).collect();
-        let end = dying.blocks.min(dying.given_up.saturating_add(most));
+        let end = dying.blocks.min(dying.released.saturating_add(most));
         let mut own = [0; PAGE_BLOCKS as usize];
-        let mut at = dying.given_up;
+        let mut at = dying.released;
         while at < end {
             let page = at / PAGE_BLOCKS;
             let first = page * PAGE_BLOCKS;
@@ -444,7 +447,7 @@ impl Versions {
         }
         match end == dying.blocks {
             true => drop(self.dying.remove(0)),
-            false => self.dying[0].given_up = end,
+            false => self.dying[0].released = end,
         }
         true
     }
@@ -466,13 +469,14 @@ impl Versions {
     /// # Errors
     /// [`Error::NotFound`] if there is no such version, [`Error::Invalid`] for fewer blocks than the version has.
     pub fn grow(&mut self, id: VersionId, blocks: u64) -> Result<()> {
-        let position =
-            self.position(id).ok_or_else(|| Error::not_found(format!("version {} of the volume", id.0)))?;
+        let position = self
+            .position(id)
+            .ok_or_else(|| Error::not_found(format!("version {} of the volume doesn't exist", id.0)))?;
         let version = &mut self.list[position];
         if blocks < version.blocks {
             return Err(Error::invalid(format!(
-                "{blocks} blocks: the version has {}, and none is taken away",
-                version.blocks
+                "version {}: resize to {blocks} blocks; expected at least {}: it can't shrink",
+                id.0, version.blocks
             )));
         }
         version.map.grow(blocks);

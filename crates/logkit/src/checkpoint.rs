@@ -1,12 +1,11 @@
 //! Writing checkpoints: records of pages and of a directory in zones of their own, and the roots that make them
 //! authoritative.
 //!
-//! A checkpoint is fuzzy: an owner writes pages while entries commit, each page as it is when its turn comes, so they are no
-//! consistent snapshot until replay. The root names the records that had committed when the checkpoint began; all later
-//! ones are replayed over it. So every record whose effect a page may show must be durable before the root is: the owner
-//! flushes in between.
+//! A checkpoint is fuzzy: an owner writes pages while entries commit, so the pages are not a consistent snapshot until replay.
+//! The root names the records that had committed when the checkpoint began; all later ones are replayed over it. Every record
+//! whose effect a page may include must be durable before the root: the owner flushes in between.
 //!
-//! Left to the owner: which pages are dirty, what is in them, and where they are.
+//! Left to the owner: the dirty pages, their contents and their locations.
 
 use crate::directory::ZoneEntry;
 use crate::kit::{Kit, count};
@@ -23,7 +22,7 @@ use block::{Buffer, Error, Payload, Result, Zones};
 use std::cell::{Cell, Ref, RefCell};
 use std::rc::Rc;
 
-/// The newest durable root of a log, the next one's place, and the zone into which checkpoints are written.
+/// The newest durable root of a log, the location of the next one, and the open zone of checkpoints.
 #[derive(Debug)]
 pub struct Checkpoints {
     newest: RefCell<Root>,
@@ -37,7 +36,7 @@ pub struct Checkpoints {
 #[derive(Debug)]
 pub struct Space {
     writer: ZoneWriter,
-    /// Number of data blocks that the record may have: one or more.
+    /// Largest number of data blocks of the record, at least one.
     pub blocks: u32,
 }
 
@@ -47,24 +46,24 @@ impl Space {
         self.writer.zone()
     }
 
-    /// Block of the zone in which the first data block of the record will be.
+    /// Block of the record's first data block in the zone.
     pub fn position(&self) -> u32 {
         self.writer.position() + 1
     }
 }
 
 impl Checkpoints {
-    /// Checkpoints of a log with this newest root.
+    /// Creates the state for a log with this newest root.
     pub fn new(newest: Root, writer: RootWriter) -> Self {
         let sequence = Cell::new(newest.checkpoint);
         let (newest, writer) = (RefCell::new(newest), RefCell::new(writer));
         Checkpoints { newest, writer, zone: RefCell::default(), sequence }
     }
 
-    /// Begins a new epoch of a log that was recovered ([`recovery::begin`]), whose last records are these. Returns the epoch.
+    /// Begins a new epoch of a recovered log ([`recovery::begin`]) with these last records. Returns the epoch.
     ///
     /// # Errors
-    /// What finishing and writing return.
+    /// Errors of finishing and writing.
     pub async fn begin_epoch(&self, zones: &dyn Zones, layout: &Layout, last: &Sequences) -> Result<u64> {
         let old = self.newest.borrow().clone();
         let mut writer = self.writer.replace(RootWriter::first());
@@ -76,34 +75,34 @@ impl Checkpoints {
         Ok(epoch)
     }
 
-    /// The newest durable root.
+    /// Returns the newest durable root.
     pub fn root(&self) -> Ref<'_, Root> {
         self.newest.borrow()
     }
 
-    /// Changes what is known of the newest checkpoint where it isn't the root that says so.
+    /// Sets the state of the newest checkpoint, for owners whose checkpoint is recorded elsewhere than in the root.
     pub fn note(&self, kit: &Kit, root: Root) {
         kit.streams.set_covered(&root.covered);
         *self.newest.borrow_mut() = root;
     }
 
-    /// Whether the owner has to take a checkpoint before the log is written to: it is new, or the root can't name the end of
-    /// another epoch.
+    /// Whether the owner has to take a checkpoint before the log is written to: the log is new, or the root has no space for the
+    /// boundary of another epoch.
     pub fn is_due_at_open(&self) -> bool {
         let newest = self.newest.borrow();
         newest.directory.is_empty() || newest.boundaries.len() >= MOST_EPOCHS
     }
 
-    /// Number of blocks that the directory of the newest checkpoint takes.
+    /// Number of blocks of the newest checkpoint's directory.
     pub fn directory_blocks(&self, kit: &Kit) -> u64 {
         kit.layout.blocks_in(self.newest.borrow().directory_length)
     }
 }
 
-/// Writes a root, durably. If that fails it is unknown which root is authoritative, and the log fails.
+/// Durably writes a root. If that fails, it is unknown which root is authoritative, and the log fails.
 ///
 /// # Errors
-/// [`Error::NoSpace`] before anything is written: the log goes on with the root before. All others are the log's failure.
+/// [`Error::NoSpace`] before anything is written: the previous root stays authoritative. All others are failures of the log.
 pub async fn write_root<O: Owner>(owner: &O, root: Root) -> Result<()> {
     let kit = owner.kit();
     let checkpoints = &kit.checkpoints;
@@ -131,10 +130,10 @@ pub async fn write_root<O: Owner>(owner: &O, root: Root) -> Result<()> {
     }
 }
 
-/// Finds space for a record of checkpoint data with up to `wanted` blocks, whose meta takes `meta(blocks)` bytes.
+/// Finds space for a record of checkpoint data with up to `wanted` blocks, whose metadata takes `meta(blocks)` bytes.
 ///
 /// # Errors
-/// [`Error::NoSpace`] where no zone is free; what resetting zones returns.
+/// [`Error::NoSpace`] if no zone is free; errors of resets.
 pub async fn space<O: Owner>(owner: &Rc<O>, wanted: u64, meta: impl Fn(u32) -> usize) -> Result<Space> {
     let kit = owner.kit();
     let wanted = u32::try_from(wanted).unwrap_or(u32::MAX);
@@ -152,7 +151,7 @@ pub fn give_back<O: Owner>(owner: &O, space: Space) {
     *owner.kit().checkpoints.zone.borrow_mut() = Some(space.writer);
 }
 
-/// The zone into which checkpoints are written.
+/// Takes the open zone of checkpoints, or opens one.
 async fn zone<O: Owner>(owner: &Rc<O>) -> Result<ZoneWriter> {
     let kit = owner.kit();
     let open = kit.checkpoints.zone.borrow_mut().take();
@@ -165,7 +164,7 @@ async fn zone<O: Owner>(owner: &Rc<O>) -> Result<ZoneWriter> {
     kit.try_open_zone(CHECKPOINT_CLASS, 0).ok_or_else(|| Error::no_space("no zone is free for a checkpoint"))
 }
 
-/// Seals the zone into which checkpoints are written, if one is open.
+/// Seals the open zone of checkpoints, if there is one.
 pub async fn seal(kit: &Kit) {
     let zone = kit.checkpoints.zone.borrow_mut().take();
     if let Some(zone) = zone {
@@ -173,11 +172,11 @@ pub async fn seal(kit: &Kit) {
     }
 }
 
-/// Appends a record of checkpoint data. The buffer begins with an empty block, for the header; `sums` has the checksums of the
+/// Appends a record of checkpoint data. The buffer begins with an empty block for the header; `sums` has the checksums of the
 /// other blocks.
 ///
 /// # Errors
-/// What appending returns.
+/// Errors of the append.
 pub async fn append<O: Owner>(
     owner: &Rc<O>,
     space: Space,
@@ -221,11 +220,11 @@ pub async fn append<O: Owner>(
     Ok(())
 }
 
-/// Writes a directory: the zones and the owner's part. What was written of it is in `extents`, also after a failure. Returns
-/// its length in bytes.
+/// Writes a directory: the zones and the owner's part. Adds the extents that were written to `extents`, also after a failure.
+/// Returns the directory's length in bytes.
 ///
 /// # Errors
-/// [`Error::NoSpace`] where no zone is free, or the directory takes too many extents; what appending returns.
+/// [`Error::NoSpace`] if no zone is free, or the directory takes too many extents; errors of appends.
 async fn write_directory<O: Owner>(owner: &Rc<O>, bytes: &[u8], extents: &mut Vec<Extent>) -> Result<u64> {
     let kit = owner.kit();
     let block = kit.layout.block_bytes();
@@ -260,11 +259,11 @@ fn forget(kit: &Kit, extents: &[Extent]) {
     extents.iter().for_each(|extent| kit.pool.remove_live(extent.zone, extent.blocks, kit.clock()));
 }
 
-/// Takes a checkpoint that `write` writes: one at a time, and none once the log has failed. `write` ends with [`commit`]; it is
-/// called again where the device below turned out to have no space, because there may be space in zones that are backed.
+/// Takes a checkpoint that `write` writes: one at a time, and none once the log has failed. `write` ends with [`commit`]. It is
+/// called again if the underlying device turned out to have no space, because backed zones may have space.
 ///
 /// # Errors
-/// What `write` returns.
+/// Errors of `write`.
 pub async fn take<O: Owner>(owner: &Rc<O>, write: impl AsyncFn() -> Result<()>) -> Result<()> {
     let kit = owner.kit();
     let _alone = kit.checkpointing.acquire(1).await;
@@ -287,17 +286,17 @@ pub async fn take<O: Owner>(owner: &Rc<O>, write: impl AsyncFn() -> Result<()>) 
     outcome
 }
 
-/// What a root is written from: the moment at which its checkpoint was begun, and the owner's part.
+/// Records and clock at the beginning of a checkpoint, for its root.
 #[derive(Debug, Clone)]
 pub struct Cut {
-    /// Records that had committed.
+    /// Last committed record of each stream.
     pub covered: Sequences,
     /// Clock.
     pub clock: u64,
 }
 
 impl Cut {
-    /// The moment of this call.
+    /// Returns the present state.
     pub fn now(kit: &Kit) -> Self {
         Cut { covered: kit.streams.all_committed(), clock: kit.clock() }
     }
@@ -307,7 +306,7 @@ impl Cut {
 /// checkpoint is durable when this returns.
 ///
 /// # Errors
-/// What writing returns. The checkpoint before stays authoritative, unless the log has failed.
+/// Errors of writing. The previous checkpoint stays authoritative, unless the log has failed.
 pub async fn commit<O: Owner>(owner: &Rc<O>, cut: Cut, own: &[u8], clean: bool) -> Result<()> {
     let kit = owner.kit();
     let bytes = crate::directory::encode(&ZoneEntry::all_of(&kit.pool), own);

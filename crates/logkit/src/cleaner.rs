@@ -1,13 +1,13 @@
-//! Cleaning: what is live in a zone is appended elsewhere, so that the zone can be reset.
+//! Cleaning: live data of a zone is appended elsewhere, so that the zone can be reset.
 //!
-//! A move is a record like any other, of the cleaner's own stream, so users' writes never wait for one. It takes effect
-//! when it commits, and only for blocks that are still where they were: a write that committed in between wins.
+//! A move is a record of the cleaner's own stream, so users' writes never wait for one. It takes effect when it commits, and
+//! only for blocks whose location hasn't changed: a write that committed in between takes precedence.
 //!
-//! The cleaner's task gathers a small state, asks [`decision::next`] for the action that helps most, and carries it out. The
-//! speed of the moves is decided in [`pace`]; there is also the argument why no writer waits for ever.
+//! The cleaner's task observes a small state, gets the next action from [`decision::next`], and carries it out. [`pace`] decides
+//! the speed of the moves, and has the argument why no writer waits for ever.
 //!
-//! Left to others: reading a victim (`victim`), appending moves (`mover`), resetting zones (`reset`), which victim (the policy), and
-//! what is live (the owner).
+//! Left to others: reading a victim (`victim`), appending moves (`mover`), resetting zones (`reset`), the choice of a victim (the
+//! policy), and finding live data (the owner).
 
 use crate::cleaning::{Arrival, Candidate};
 use crate::decision::{self, Action, Admission, Cause, Choice, Progress, State, Task};
@@ -23,11 +23,11 @@ use block::{Error, Result};
 use std::cell::RefCell;
 use std::rc::Rc;
 
-/// A victim with its pieces, of which those from `next` on haven't been moved.
+/// A victim with its pieces; those from `next` on haven't been moved.
 #[derive(Debug)]
 struct InHand<N> {
     victim: Victim,
-    /// What was live in it when it was chosen, by position.
+    /// Pieces that were live when the victim was chosen, by position.
     pieces: Vec<Piece<N>>,
     next: usize,
 }
@@ -39,7 +39,7 @@ impl<N> InHand<N> {
     }
 }
 
-/// Answers to the questions of this pass.
+/// Answers of the policy and the pace in this pass.
 #[derive(Debug, Clone, Copy, Default)]
 struct Answers {
     choice: Choice,
@@ -57,12 +57,12 @@ enum Chosen {
     Unreadable,
 }
 
-/// Work in a task of its own, and its outcome: moves needn't wait for a flush or a checkpoint.
+/// Work in a task of its own, and its outcome, so that moves don't wait for a flush or a checkpoint.
 #[derive(Debug, Default)]
 struct BackgroundTask(Option<Rc<RefCell<Option<Result<()>>>>>);
 
 impl BackgroundTask {
-    /// Its state, as the decision sees it.
+    /// State of the task, as an input of the decision.
     fn progress(&self) -> Progress {
         match &self.0 {
             None => Progress::Idle,
@@ -71,7 +71,7 @@ impl BackgroundTask {
         }
     }
 
-    /// Begins it. Its end wakes the cleaner.
+    /// Begins the task. Its end wakes the cleaner.
     fn begin<O: Owner, F: Future<Output = Result<()>> + 'static>(
         &mut self,
         owner: &Rc<O>,
@@ -109,7 +109,7 @@ struct Cleaner<O: Owner> {
     reserve: BackgroundTask,
     /// Number of failures in a row.
     failures: u32,
-    /// Error of the last action, until the cleaner has rested.
+    /// Error of the last action, until the pause after it.
     error: Option<Error>,
 }
 
@@ -133,21 +133,21 @@ impl<O: Owner> Cleaner<O> {
     async fn run(mut self) {
         while self.pass().await {}
         self.release_victim();
-        // A lane that waits for a zone looks again whether anything is queued.
+        // Wakes lanes that wait for a zone: they check their queue again.
         let owner = self.owner.clone();
         owner.kit().events.freed.notify_all();
         self.mover.close(&*owner).await;
         seal_filler(owner.kit()).await;
     }
 
-    /// Carries out actions up to one that ends the pass. Returns false when the cleaner is to end.
+    /// Carries out actions up to one that ends the pass. Returns false if the cleaner has to end.
     async fn pass(&mut self) -> bool {
         let owner = self.owner.clone();
         let kit = owner.kit();
         let woken = kit.events.cleaner.notified();
         let mut answers = Answers::default();
         loop {
-            let state = self.gather(answers);
+            let state = self.observe(answers);
             debug_assert!(state.pace != Admission::Later || !state.users_wait(), "the pace: {state:?}");
             match decision::next(&state) {
                 Action::Begin(task) => {
@@ -163,7 +163,7 @@ impl<O: Owner> Cleaner<O> {
                         answers.choice = choice;
                         continue;
                     }
-                    // Time has passed: the decision is for a new state.
+                    // The state may have changed during the action: the next decision is for a new one.
                     Chosen::Victim => continue,
                     Chosen::Unreadable => self.done().await,
                 },
@@ -194,12 +194,15 @@ impl<O: Owner> Cleaner<O> {
                 }
                 Action::Refuse { until_commit } => {
                     self.failures = 0;
-                    kit.set_stuck(Some(kit.space.error().unwrap_or_else(nothing_to_clean)));
+                    let error = kit.space.error().unwrap_or_else(|| nothing_to_clean(owner.space_advice()));
+                    kit.set_stuck(Some(error));
                     self.wait(woken, until_commit).await;
                 }
                 Action::Retry { refuse, limit } => {
                     let error = self.error.take().filter(|_| refuse);
-                    kit.set_stuck(error.map(|error| error.in_context("no zone can be freed")));
+                    kit.set_stuck(
+                        error.map(|error| error.in_context("cleaning failed, so no zone can be freed")),
+                    );
                     kit.events.freed.notify_all();
                     let woken = kit.events.cleaner.notified();
                     runtime::sleep(decision::REST).await;
@@ -213,12 +216,12 @@ impl<O: Owner> Cleaner<O> {
         }
     }
 
-    /// The state on which the decision depends.
-    fn gather(&self, answers: Answers) -> State {
+    /// Returns the state on which the decision depends.
+    fn observe(&self, answers: Answers) -> State {
         let owner = &*self.owner;
         let kit = owner.kit();
         let kept = owner.kept_zones();
-        // Counting the zones of checkpoints takes time, so it is left out while another action may be better.
+        // Counting the zones of checkpoints takes time, so it is evaluated only if no victim was chosen.
         let frees_pages = || kit.since_checkpoint() > 0 && has_superseded(kit);
         State {
             has_failed: kit.failure().is_some(),
@@ -271,7 +274,7 @@ impl<O: Owner> Cleaner<O> {
         });
     }
 
-    /// Ends the failures in a row after an action that has succeeded; writers look for a zone again.
+    /// Resets the count of consecutive failures after a success; writers look for a zone again.
     async fn done(&mut self) {
         self.failures = 0;
         self.owner.kit().set_stuck(None);
@@ -284,13 +287,13 @@ impl<O: Owner> Cleaner<O> {
         let Err(error) = outcome else { return self.done().await };
         self.failures = self.failures.saturating_add(1);
         if self.failures.is_power_of_two() {
-            tracing::warn!("cleaning failed {} times in a row: {error}", self.failures);
+            tracing::warn!("cleaning failed, consecutive failures: {}: {error}", self.failures);
         }
         self.error = Some(error);
     }
 
-    /// Tells waiting writers, and waits to be woken. Writers are woken only if there is a zone, or there won't be: else they
-    /// would ask for what is in flight already, over and over.
+    /// Wakes waiting writers if a zone is free or none can be freed, and waits to be woken. Otherwise writers aren't woken: they
+    /// would only request the same work again.
     async fn wait(&self, woken: impl Future<Output = ()>, until_commit: bool) {
         let kit = self.owner.kit();
         if until_commit {
@@ -302,12 +305,12 @@ impl<O: Owner> Cleaner<O> {
         woken.await;
     }
 
-    /// Lets the policy choose a victim, and finds what is live in it.
+    /// Lets the policy choose a victim, and finds its live pieces.
     async fn choose(&mut self) -> Chosen {
         let owner = self.owner.clone();
         let kit = owner.kit();
-        // On a full host zones are filled only as far as they are backed. A victim that fills such a zone again gains nothing, and
-        // would be moved for ever.
+        // On a full host zones are filled only up to their backed space. Moving a victim that would fill such a zone again frees
+        // nothing, and would be repeated for ever.
         let unused = match kit.pool.is_only_backed() {
             true => kit.layout.zone_blocks - kit.layout.backed_blocks(),
             false => 0,
@@ -346,10 +349,10 @@ impl<O: Owner> Cleaner<O> {
         Ok(InHand { victim, pieces, next: 0 })
     }
 
-    /// Moves a few records' worth of the victim, and ends it if nothing is left to move.
+    /// Moves up to `records` records' worth of the victim's blocks, and ends the victim if none is left.
     ///
     /// # Errors
-    /// [`Error::NoSpace`] where no zone takes the moves: the victim is a zone like any other again.
+    /// [`Error::NoSpace`] if no zone takes the moves: the victim is released, and may be chosen again.
     async fn clean_some(&mut self, records: u32) -> Result<()> {
         let owner = self.owner.clone();
         let kit = owner.kit();
@@ -378,26 +381,28 @@ impl<O: Owner> Cleaner<O> {
         Ok(())
     }
 
-    /// Lets a victim be reset of which nothing is left to move; unless something in it could not be read.
+    /// Makes a victim without live blocks dead, so that it is reset; one with unreadable live blocks is excluded from cleaning.
     fn end_victim(&mut self) {
         let kit = self.owner.kit();
         let Some(InHand { victim, .. }) = self.in_hand.take() else { return };
         let zone = victim.zone();
         match kit.pool.live(zone) {
-            // Users' overwrites and our moves together leave nothing.
+            // Overwrites by users and the moves together have freed all blocks.
             0 => {
                 kit.pool.set_full(zone);
                 count(&kit.counters.cleaned_zones, 1);
             }
             left => {
-                tracing::error!("zone {zone}: {left} live blocks can't be moved; the zone is left as it is");
+                tracing::error!(
+                    "zone {zone}: {left} live blocks can't be moved; it is excluded until the log is reopened"
+                );
                 kit.set_damaged(zone);
             }
         }
         kit.pace.pass(None);
     }
 
-    /// Makes the victim, if there is one, a zone like any other again.
+    /// Releases the victim, if there is one: it may be chosen again.
     fn release_victim(&mut self) {
         if let Some(in_hand) = self.in_hand.take() {
             self.owner.kit().pool.set_full(in_hand.victim.zone());
@@ -405,7 +410,7 @@ impl<O: Owner> Cleaner<O> {
         }
     }
 
-    /// Moves what is still live of the next pieces, as much as so many records of single blocks take.
+    /// Moves the live blocks of the next pieces, up to the capacity of `records` records of single blocks.
     async fn move_some(&mut self, in_hand: &mut InHand<O::Name>, records: u32) -> Result<()> {
         let owner = self.owner.clone();
         let kit = owner.kit();
@@ -428,18 +433,18 @@ impl<O: Owner> Cleaner<O> {
     }
 }
 
-/// The error for writers while no zone can be freed.
-fn nothing_to_clean() -> Error {
-    Error::no_space("the log has no free zone and nothing to clean: discard some data, or delete snapshots")
+/// Error for writers while no zone can be freed.
+fn nothing_to_clean(advice: &str) -> Error {
+    Error::no_space(format!("the log has no free zone, and no zone is worth cleaning; {advice}"))
 }
 
-/// Leaves a zone in which something can't be read: it isn't cleaned again before the log is reopened.
+/// Excludes a zone with unreadable blocks from cleaning until the log is reopened.
 fn leave_as_it_is(kit: &Kit, zone: u32, error: &Error) {
-    tracing::error!("zone {zone} can't be cleaned and is left as it is: {error}");
+    tracing::error!("zone {zone} can't be cleaned, and is excluded until the log is reopened: {error}");
     kit.set_damaged(zone);
 }
 
-/// Whether a checkpoint would make pages of the one before free.
+/// Whether a new checkpoint would free pages of the previous one.
 fn has_superseded(kit: &Kit) -> bool {
     kit.pool.count(|zone| zone.class == CHECKPOINT_CLASS && zone.usage == Usage::Full) > 1
 }

@@ -1,24 +1,25 @@
-//! What the cleaner does next: [`next`] maps a [`State`] of plain numbers to one [`Action`]. It is pure and knows of no zone, map or
-//! record, so its tests drive it through every small state (`decision/tests.rs`) and through an abstract log (`decision/progress.rs`), without I/O.
+//! Decision of the cleaner: [`next`] maps a [`State`] of plain numbers to one [`Action`]. It is a pure function without access to
+//! zones, maps and records, so its tests run every small state (`decision/tests.rs`) and an abstract log
+//! (`decision/progress.rs`) without I/O.
 //!
-//! A *pass* begins with the registration for the cleaner's wakeup. In a pass the cleaner gathers a state, carries out the
-//! action, and gathers again, until an action ends the pass. An action that waits therefore decides on a state that is at least
-//! as new as the registration, and a wakeup between the two isn't lost.
+//! A *pass* begins with the registration for the cleaner's wakeup. In a pass the cleaner observes a state, carries out the
+//! action, and repeats this until an action ends the pass. A decision to wait is therefore based on a state at least as new as
+//! the registration, and a wakeup between the two isn't lost.
 //!
-//! Two inputs of the decision cost time or have effects of their own: the policy's choice and the pace. They are *questions*:
+//! Two inputs of the decision take time or have side effects: the policy's choice and the pace. They are requested by
 //! [`Action::Choose`] and [`Action::AskPace`]. The answers are part of the state until the pass ends.
 //!
-//! The order of the actions is a priority: what frees most for least comes first. Blocks of deleted versions are freed before
-//! a victim is moved, because they needn't be moved then; a reset precedes the checkpoint that covers further zones; both
-//! run beside the moves.
+//! Actions are in order of priority: the largest gain at the least cost first. Blocks of deleted versions are freed before a
+//! victim is moved, because they needn't be moved then. A reset precedes the checkpoint that covers further zones. Both run
+//! concurrently with the moves.
 
 use std::time::Duration;
 
 /// Number of dead zones that are reset together if no zone is needed soon: they share a flush and a grace period.
 pub const RESET_TOGETHER: u32 = 4;
-/// Most records' worth of blocks in one [`Action::Move`].
+/// Largest number of records' worth of blocks in one [`Action::Move`].
 pub const MOST_RECORDS: u32 = 4;
-/// Number of failures in a row after which writers that wait for a zone are refused.
+/// Number of consecutive failures after which writers that wait for a zone are refused.
 pub const MOST_FAILURES: u32 = 3;
 /// Pause after a failure during which wakeups are ignored, since the attempt itself caused some.
 pub const REST: Duration = Duration::from_millis(10);
@@ -28,15 +29,15 @@ pub const BETWEEN_ATTEMPTS: Duration = Duration::from_secs(1);
 /// Most doublings of [`BETWEEN_ATTEMPTS`].
 pub const MOST_DOUBLINGS: u32 = 6;
 
-/// State of a task beside the cleaner's.
+/// State of a background task of the cleaner.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum Progress {
     /// Not begun.
     #[default]
     Idle,
-    /// Runs; its end wakes the cleaner.
+    /// Running; its end wakes the cleaner.
     Running,
-    /// Has ended; its outcome hasn't been collected.
+    /// Ended; its outcome hasn't been collected.
     Ended,
 }
 
@@ -47,14 +48,14 @@ impl Progress {
     }
 }
 
-/// Tasks beside the cleaner's, at most one of each.
+/// Background tasks of the cleaner, at most one of each.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Task {
     /// Resets the dead zones that the durable checkpoint covers.
     Reset,
     /// Writes a checkpoint.
     Checkpoint,
-    /// Reserves space of the device below for a free zone.
+    /// Reserves space of the underlying device for a free zone.
     Reserve,
 }
 
@@ -70,7 +71,7 @@ pub enum Victim {
     Moved,
 }
 
-/// Answer of the policy to [`Action::Choose`] where it chose no victim.
+/// Answer of the policy to [`Action::Choose`] if it chose no victim.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum Choice {
     /// Not asked in this pass.
@@ -78,7 +79,7 @@ pub enum Choice {
     NotAsked,
     /// No zone is worth cleaning.
     Nothing,
-    /// Zones are needed, and those worth cleaning hold records that haven't committed.
+    /// Zones are needed, and those worth cleaning have records that haven't committed.
     Uncommitted,
 }
 
@@ -93,11 +94,11 @@ pub enum Admission {
         /// Number of blocks to move per block that users write, rounded up; `None` is without limit.
         per_write: Option<u32>,
     },
-    /// Users' commits wake the cleaner when blocks may be moved. Never the answer while users wait for a zone.
+    /// Users' commits wake the cleaner when blocks may be moved. Never returned while users wait for a zone.
     Later,
 }
 
-/// What the decision depends on.
+/// Inputs of the decision.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct State {
     /// The log takes no more writes.
@@ -106,25 +107,25 @@ pub struct State {
     pub is_closing: bool,
     /// Users' changes are queued. They may need zones even while the log is being closed.
     pub has_queued: bool,
-    /// The action before failed, and [`Action::Retry`] hasn't been carried out since.
+    /// The previous action failed, and [`Action::Retry`] hasn't been carried out since.
     pub has_just_failed: bool,
-    /// Number of failures in a row.
+    /// Number of consecutive failures.
     pub failures: u32,
     /// A deleted version has blocks that haven't been freed.
     pub has_deleted: bool,
-    /// See [`Task::Reset`].
+    /// State of [`Task::Reset`].
     pub reset: Progress,
-    /// See [`Task::Checkpoint`].
+    /// State of [`Task::Checkpoint`].
     pub checkpoint: Progress,
-    /// See [`Task::Reserve`].
+    /// State of [`Task::Reserve`].
     pub reserve: Progress,
     /// A free zone should get its space reserved.
     pub wants_reserve: bool,
     /// Enough has been written since the last checkpoint to pay for another.
     pub wants_checkpoint: bool,
-    /// Number of free zones; while the device below has no space, of those that are backed.
+    /// Number of free zones; while the underlying device has no space, only those with reserved space.
     pub free: u32,
-    /// Number of free zones that users leave: to the cleaner and to checkpoints.
+    /// Number of free zones that are reserved for the cleaner and for checkpoints.
     pub kept: u32,
     /// Number of zones that users may open at the same time.
     pub lanes: u32,
@@ -136,9 +137,9 @@ pub struct State {
     pub has_covered: bool,
     /// A new checkpoint would cover a zone of `dead` that the durable one doesn't.
     pub has_coverable: bool,
-    /// A new checkpoint would free pages of the one before. Only known after [`Choice::Nothing`].
+    /// A new checkpoint would free pages of the previous one. Only known after [`Choice::Nothing`].
     pub frees_pages: bool,
-    /// See [`Victim`].
+    /// Zone that is being cleaned.
     pub victim: Victim,
     /// Answer of the policy.
     pub choice: Choice,
@@ -149,7 +150,7 @@ pub struct State {
 }
 
 impl State {
-    /// Whether users get no zone. Each user that needs one waits.
+    /// Whether all free zones are reserved, so that users that need one wait.
     pub fn users_wait(&self) -> bool {
         self.free <= self.kept
     }
@@ -164,13 +165,13 @@ impl State {
         self.free.saturating_add(self.dead).saturating_add(self.resetting) <= self.kept
     }
 
-    /// Whether any task runs beside the cleaner's; its end wakes the cleaner.
+    /// Whether a background task has begun and its outcome hasn't been collected; its end wakes the cleaner.
     fn has_task(&self) -> bool {
         [self.reset, self.checkpoint, self.reserve].iter().any(|task| task.is_busy())
     }
 }
 
-/// What ends a wait of the cleaner. So does each user that begins to wait for a zone.
+/// Event that ends a wait of the cleaner. A user that begins to wait for a zone ends any wait.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Cause {
     /// Users have written as much as [`Admission::Later`] asked for.
@@ -181,56 +182,56 @@ pub enum Cause {
     Commit,
     /// A task has ended.
     Task,
-    /// Something has changed: a zone was taken or sealed, a version deleted, or the log is being closed. There is nothing to do.
+    /// Any change: a zone was taken or sealed, a version deleted, or the log is being closed. There is nothing to do.
     Change,
 }
 
-/// What the cleaner does.
+/// Action of the cleaner.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Action {
-    /// Frees a piece of a deleted version. Ends the pass and the failures in a row.
+    /// Frees a piece of a deleted version. Ends the pass and resets the count of failures.
     FreePiece,
-    /// Collects the outcome of a task that has ended. Ends the pass and, if the task succeeded, the failures in a row.
+    /// Collects the outcome of a task that has ended. Ends the pass and, if the task succeeded, resets the count of failures.
     Collect(Task),
-    /// Begins a task, which goes on beside the cleaner.
+    /// Begins a background task.
     Begin(Task),
     /// Asks the policy for a victim, and finds its live blocks. The answer is in [`State::victim`] or [`State::choice`].
     Choose,
     /// Asks the pace whether blocks may be moved. The answer is in [`State::pace`].
     AskPace,
-    /// Moves live blocks of the victim, and does what [`Action::EndVictim`] does if none is left. Ends the pass and, if it succeeded,
-    /// the failures in a row.
+    /// Moves live blocks of the victim, followed by [`Action::EndVictim`] if none is left. Ends the pass and, on success, resets the
+    /// count of failures.
     Move {
         /// Number of records' worth of single blocks that are read together.
         records: u32,
     },
-    /// Lets the victim be reset like any dead zone. Ends the pass and the failures in a row.
+    /// Makes the victim dead, so that it is reset. Ends the pass and resets the count of failures.
     EndVictim,
-    /// Waits to be woken; ends the pass. No writer is refused, unless after failures in a row; [`Cause::Change`] ends these.
+    /// Waits to be woken; ends the pass. Refuses no writer, except after consecutive failures; [`Cause::Change`] resets their count.
     Wait {
-        /// What the wait ends with.
+        /// Event that ends the wait.
         cause: Cause,
-        /// The next commit is to wake the cleaner.
+        /// Whether the next commit wakes the cleaner.
         until_commit: bool,
     },
-    /// Refuses the writers that wait for a zone, since no zone can be freed, and waits to be woken. Ends the pass and the failures in a
-    /// row.
+    /// Refuses the writers that wait for a zone, because no zone can be freed, and waits to be woken. Ends the pass and resets the
+    /// count of failures.
     Refuse {
-        /// The next commit is to wake the cleaner.
+        /// Whether the next commit wakes the cleaner.
         until_commit: bool,
     },
-    /// Rests for [`REST`], then waits to be woken. Ends the pass.
+    /// Pauses for [`REST`], then waits to be woken. Ends the pass.
     Retry {
-        /// Writers that wait for a zone are refused until then.
+        /// Whether writers that wait for a zone are refused until then.
         refuse: bool,
-        /// Longest wait after the rest.
+        /// Longest wait after the pause.
         limit: Duration,
     },
-    /// Ends the cleaner. A victim stays as it is.
+    /// Ends the cleaner. The victim keeps its state.
     Stop,
 }
 
-/// Decides what the cleaner does in a state.
+/// Returns the cleaner's action in a state.
 pub fn next(state: &State) -> Action {
     if state.has_just_failed {
         return retry(state);
@@ -260,7 +261,7 @@ pub fn next(state: &State) -> Action {
     }
 }
 
-/// Task that is needed, whether or not there is a victim.
+/// Returns the background task to begin, independent of the victim.
 fn task_to_begin(state: &State) -> Option<Task> {
     if state.wants_reserve && !state.reserve.is_busy() {
         return Some(Task::Reserve);
@@ -275,7 +276,7 @@ fn task_to_begin(state: &State) -> Option<Task> {
     (is_wanted && !state.checkpoint.is_busy()).then_some(Task::Checkpoint)
 }
 
-/// Moves live blocks of the victim, if the checkpoint and the pace allow it.
+/// Returns the move of live blocks, if the checkpoint and the pace allow it.
 fn move_some(state: &State) -> Action {
     if state.is_blocked {
         return Action::Wait { cause: Cause::Checkpoint, until_commit: false };
@@ -290,7 +291,8 @@ fn move_some(state: &State) -> Action {
     }
 }
 
-/// Nothing is worth cleaning: frees zones of the checkpoint before, waits for what is under way, or refuses writers.
+/// Returns the action if no zone is worth cleaning: a checkpoint that frees zones of the previous one, a wait for running work, or
+/// the refusal of writers.
 fn without_victim(state: &State) -> Action {
     if state.is_urgent() && state.frees_pages && !state.checkpoint.is_busy() {
         return Action::Begin(Task::Checkpoint);
@@ -306,7 +308,7 @@ fn without_victim(state: &State) -> Action {
     }
 }
 
-/// Waits after a failure. Dead zones don't help writers as long as they can't be reset.
+/// Returns the wait after a failure. Dead zones don't help writers while they can't be reset.
 fn retry(state: &State) -> Action {
     let doublings = state.failures.saturating_sub(1).min(MOST_DOUBLINGS);
     Action::Retry {

@@ -1,4 +1,4 @@
-//! The directory of a checkpoint: the zones that hold records, and the owner's part. A root names where it is.
+//! The directory of a checkpoint: the zones with records, and the owner's part. A root has its location.
 
 use crate::pool::{LastRecords, Usage, Zone, ZonePool};
 use crate::stream::StreamId;
@@ -11,29 +11,29 @@ const FIXED: usize = 4 + 8 + 1 + 1 + 4 + 8 + 8 + 1;
 /// Bytes of the last record of a stream.
 const LAST: usize = 2 + 8;
 
-/// A zone that holds records, as a checkpoint knows it.
+/// Entry of a zone with records, at the time of the checkpoint.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct ZoneEntry {
     /// The zone.
     pub zone: u32,
-    /// Number of times that it had been reset.
+    /// Generation: number of resets of the zone.
     pub generation: u64,
-    /// Class under which it was written.
+    /// Class of the zone's records.
     pub class: u8,
-    /// Whether it takes no more records.
+    /// Whether the zone is sealed.
     pub full: bool,
-    /// Number of data blocks that were written to it.
+    /// Number of data blocks that were written to the zone.
     pub written: u32,
-    /// Clock when it was opened.
+    /// Clock when the zone was opened.
     pub opened: u64,
-    /// Clock when its last block died.
+    /// Clock of the latest death of one of the zone's blocks.
     pub changed: u64,
-    /// Its last record of each stream that is replayed.
+    /// The zone's last record of each replayed stream.
     pub last: LastRecords,
 }
 
 impl ZoneEntry {
-    /// Entry of a zone; `None` if it holds no records.
+    /// Returns the entry of a zone; `None` if the zone has no records.
     pub fn of(number: u32, zone: &Zone) -> Option<Self> {
         let is_used = !matches!(zone.usage, Usage::Free | Usage::Root);
         is_used.then(|| ZoneEntry {
@@ -48,13 +48,13 @@ impl ZoneEntry {
         })
     }
 
-    /// Entries of all zones of a pool that hold records.
+    /// Returns the entries of all zones of a pool with records.
     pub fn all_of(pool: &ZonePool) -> Vec<Self> {
         pool.list().iter().filter_map(|(number, zone)| Self::of(*number, zone)).collect()
     }
 }
 
-/// Most bytes of a directory with so many zones, each with records of so many streams, without the owner's part.
+/// Returns the largest size in bytes of a directory of `zones` zones with records of `streams` streams, without the owner's part.
 pub fn bytes_at_most(zones: u32, streams: usize) -> u64 {
     12 + u64::from(zones) * (FIXED + streams * LAST) as u64
 }

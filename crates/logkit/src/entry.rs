@@ -156,7 +156,7 @@ impl Frozen {
         self.encoded.clear();
         self.encoded.extend_from_slice(&buffer.filled()[..length]);
         let slices = entries.iter().map(|entry| entry.payload().slices().len()).sum::<usize>();
-        let mut payload = Payload::with_room(1 + slices);
+        let mut payload = Payload::with_capacity(1 + slices);
         payload.push(buffer.freeze());
         for slice in entries.iter().flat_map(|entry| entry.payload().slices()) {
             payload.push(slice.clone());

@@ -22,7 +22,7 @@ pub struct Layout {
 }
 
 impl Layout {
-    /// Division of these zones into blocks of this size.
+    /// Divides these zones into blocks of this size.
     ///
     /// # Errors
     /// [`Error::Invalid`] for a block size that doesn't fit the zones, and for zones that are too small.
@@ -30,7 +30,7 @@ impl Layout {
         let unit = u64::from(geometry.append_granularity.max(geometry.read_granularity));
         if !block_size.bytes().is_multiple_of(unit) || block_size.bytes() < 4096 {
             return Err(Error::invalid(format!(
-                "block_size {block_size}: expected a multiple of {unit}, the unit of the zones, from 4096 bytes on"
+                "block_size {block_size}: expected a multiple of {unit}, the unit of the zones, and at least 4096"
             )));
         }
         let shift = block_size.shift();
@@ -38,8 +38,8 @@ impl Layout {
         let max_append = (geometry.max_append >> shift).min(u64::from(zone_blocks)) as u32;
         if zone_blocks < SMALLEST_ZONE || max_append < 2 {
             return Err(Error::invalid(format!(
-                "zones of {} bytes that take appends of {}: a log needs zones of at least {SMALLEST_ZONE} blocks of \
-                 {block_size} bytes, and appends of 2",
+                "zones of {} bytes with appends of up to {}; expected zones of at least {SMALLEST_ZONE} blocks of {block_size} \
+                 bytes, and appends of 2 blocks",
                 geometry.zone_capacity, geometry.max_append
             )));
         }

@@ -1,5 +1,5 @@
-//! Appending what the cleaner moves: records of the cleaner's own stream, in zones of its own, so that users' writes never
-//! wait for one; and keeping moves and checkpoints apart where an owner needs it.
+//! Appends of the cleaner's moves: records of the cleaner's own stream, in zones of its own, so that users' writes never wait for
+//! one; and mutual exclusion of moves and checkpoints for owners that need it.
 
 use crate::entry::{Batch, Entry, Frozen};
 use crate::lane::write_record;
@@ -21,7 +21,7 @@ pub struct Turns {
     changed: Notify,
 }
 
-/// A record of moves is in flight, until this is dropped.
+/// A record of moves in flight, until this is dropped.
 #[derive(Debug)]
 struct Moving<'a>(&'a Turns);
 
@@ -38,7 +38,7 @@ impl Turns {
         self.is_checkpointing.set(true);
     }
 
-    /// Notes that a checkpoint has ended, well or not.
+    /// Notes that a checkpoint has ended, with or without success.
     pub fn end_checkpoint(&self) {
         self.is_checkpointing.set(false);
         self.changed.notify_all();
@@ -50,8 +50,8 @@ pub(crate) fn moves_wait<O: Owner>(owner: &O) -> bool {
     owner.kit().turns.is_checkpointing.get() && owner.moves_exclude_checkpoints()
 }
 
-/// Waits until no record of moves is in flight, where the owner keeps them out of checkpoints; none follows before the
-/// checkpoint ends.
+/// Waits until no record of moves is in flight, if the owner excludes moves during checkpoints; none follows before the checkpoint
+/// ends.
 pub async fn wait_for_moves<O: Owner>(owner: &O) {
     let turns = &owner.kit().turns;
     while turns.is_moving.get() && moves_wait(owner) {
@@ -76,15 +76,15 @@ pub struct Mover {
 }
 
 impl Mover {
-    /// Mover without open zones, for so many classes.
+    /// Creates a mover without open zones, for this number of classes.
     pub fn new(classes: u8) -> Self {
         Mover { zones: (0..classes).map(|_| None).collect(), frozen: Frozen::default() }
     }
 
-    /// Appends entries in this order, in as few records as they fit into. Returns once all records are written.
+    /// Appends entries in this order, in as few records as possible. Returns once all records are written.
     ///
     /// # Errors
-    /// [`Error::NoSpace`] where no zone takes them; the failure of the log.
+    /// [`Error::NoSpace`] if no zone takes them; the failure of the log.
     pub async fn append<O: Owner>(
         &mut self,
         owner: &Rc<O>,
@@ -126,7 +126,7 @@ impl Mover {
             self.zones[usize::from(class)] = written.zone;
             drop(moving);
             if let Some(error) = written.refused {
-                return Err(error.in_context("what the cleaner moves"));
+                return Err(error.in_context("appending moves of the cleaner"));
             }
             if let Some(error) = kit.failure() {
                 return Err(error);
@@ -144,7 +144,7 @@ impl Mover {
     }
 }
 
-/// Opens a zone for what is moved. The last free zones are for this.
+/// Opens a zone for moves; the kept zones may be used for it.
 async fn open_zone<O: Owner>(owner: &Rc<O>, class: u8) -> Result<ZoneWriter> {
     let kit = owner.kit();
     if let Some(zone) = kit.try_open_zone(class, owner.checkpoint_zones()) {
@@ -152,15 +152,15 @@ async fn open_zone<O: Owner>(owner: &Rc<O>, class: u8) -> Result<ZoneWriter> {
     }
     owner.free_dead().await?;
     kit.try_open_zone(class, owner.checkpoint_zones())
-        .ok_or_else(|| Error::no_space("no zone is free for what the cleaner moves"))
+        .ok_or_else(|| Error::no_space("no zone is free for moves of the cleaner"))
 }
 
-/// Resets dead zones, after a checkpoint if that is needed. Runs on the home shard.
+/// Resets dead zones, after a checkpoint if one is needed. Runs on the home shard.
 ///
 /// # Errors
-/// What resetting and the checkpoint return.
+/// Errors of resets and of the checkpoint.
 pub async fn free_dead<O: Owner>(owner: &Rc<O>) -> Result<()> {
-    // What was cleaned before may be waiting to be reset.
+    // Zones that were cleaned earlier may be waiting for a reset.
     while owner.kit().is_resetting() {
         owner.kit().events.freed.notified().await;
     }

@@ -151,6 +151,11 @@ pub trait Owner: Sized + 'static {
         self.kit().settings.cleaner_reserve + self.checkpoint_zones()
     }
 
+    /// Advice to operators in the error for writers when no zone is free and none can be cleaned.
+    fn space_advice(&self) -> &'static str {
+        "discard some data"
+    }
+
     /// Whether enough was appended since the last checkpoint that another is worth its cost.
     ///
     /// 64 times its cost: so checkpoints take 1.6 % of what is written, and as much again is left for headers and summaries

@@ -50,7 +50,7 @@ impl Kind {
 
     fn decode(value: u8) -> Result<Self> {
         let known = Self::ALL.into_iter().find(|kind| *kind as u8 == value);
-        known.ok_or_else(|| Error::corrupt(format!("a record of the unknown kind {value}")))
+        known.ok_or_else(|| Error::corrupt(format!("record of unknown kind {value}")))
     }
 }
 
@@ -156,8 +156,8 @@ struct RawLink {
 /// Returns the error for a log or a record of another version of the format.
 pub fn other_version(what: &str, version: u32) -> Error {
     Error::protocol(format!(
-        "a {what} of version {version} of the format; this program reads version {VERSION}: use the program that wrote it, or \
-         format the log again, which loses what is there"
+        "{what} of version {version} of the format; expected version {VERSION}; use the program that wrote it, or format the \
+         log again and lose its contents"
     ))
 }
 
@@ -288,11 +288,11 @@ impl<'a> Parsed<'a> {
     pub fn decode(bytes: &'a [u8], identity: &Identity) -> Result<Self> {
         let (parsed, raw) = Self::decode_unchecked(bytes)?;
         if raw.uuid != identity.uuid.into_bytes() {
-            return Err(Error::protocol("a record of another log"));
+            return Err(Error::protocol("record of another log"));
         }
         if checksum_of(identity.key, parsed.bytes) != raw.checksum.get() {
             return Err(Error::corrupt(
-                "a record's header whose checksum is wrong: torn, rotten or not ours",
+                "header of a record: wrong checksum: torn, damaged, or of another log",
             ));
         }
         Ok(parsed)
@@ -314,9 +314,9 @@ impl<'a> Parsed<'a> {
 
     fn decode_unchecked(bytes: &'a [u8]) -> Result<(Self, &'a Raw)> {
         let (raw, _) =
-            Raw::ref_from_prefix(bytes).map_err(|_| Error::protocol("too short for a record's header"))?;
+            Raw::ref_from_prefix(bytes).map_err(|_| Error::protocol("header of a record: cut short"))?;
         if raw.magic != MAGIC {
-            return Err(Error::protocol("no record begins here"));
+            return Err(Error::protocol("not a record: other magic"));
         }
         if raw.version.get() != VERSION {
             return Err(other_version("record", raw.version.get().into()));
@@ -326,7 +326,7 @@ impl<'a> Parsed<'a> {
         let length =
             blocks.checked_mul(4).and_then(|sums| sums.checked_add(meta)?.checked_add(FIXED + links * LINK));
         let Some(bytes) = length.and_then(|length| bytes.get(..length)) else {
-            return Err(Error::corrupt("a record's header that is longer than its block"));
+            return Err(Error::corrupt("header of a record: longer than its block"));
         };
         let header = Header {
             kind: Kind::decode(raw.kind)?,
@@ -342,11 +342,11 @@ impl<'a> Parsed<'a> {
             blocks: raw.blocks.get(),
         };
         let (links, rest) = bytes[FIXED..].split_at(links * LINK);
-        let links =
-            <[RawLink]>::ref_from_bytes(links).map_err(|_| Error::corrupt("links of another length"))?;
+        let links = <[RawLink]>::ref_from_bytes(links)
+            .map_err(|_| Error::corrupt("header of a record: links cut short"))?;
         if links.len() > MOST_LINKS || !links.iter().all(|link| matches!(link.relation, 1 | 2)) {
             return Err(Error::corrupt(format!(
-                "a record with {} links, or one of an unknown relation; expected up to {MOST_LINKS}",
+                "header of a record: {} links, or one of an unknown relation; expected up to {MOST_LINKS}",
                 links.len()
             )));
         }
@@ -386,7 +386,7 @@ impl<'a> Parsed<'a> {
             return Ok(());
         }
         Err(Error::protocol(format!(
-            "a record of zone {} generation {} block {}, found in zone {zone} generation {generation} block {position}",
+            "record of zone {} generation {} block {}; expected zone {zone} generation {generation} block {position}",
             header.zone, header.generation, header.position
         )))
     }
@@ -400,7 +400,7 @@ impl<'a> Parsed<'a> {
         for (number, block) in data.chunks_exact(block_size).enumerate() {
             if sum_of(block) != self.sum(number) {
                 return Err(Error::corrupt(format!(
-                    "record {} of stream {}: data block {number} of {} has a wrong checksum: torn or rotten",
+                    "record {} of stream {}: data block {number} of {} has a wrong checksum: torn or damaged",
                     self.header.sequence, self.header.stream.0, self.header.blocks
                 )));
             }

@@ -14,22 +14,22 @@ use zones::on_device::format::Uuid;
 /// Version of the format of roots that this code writes and reads.
 pub const VERSION: u32 = 2;
 const MAGIC: &[u8; 8] = b"SILTROOT";
-/// Magic of the roots of version 1, which held what is a directory now.
+/// Magic of the roots of version 1, which contained the present directory.
 const MAGIC_1: &[u8; 8] = b"SILTLOG1";
-/// Most epochs that a root has boundaries for: a log that ended uncleanly so often without a checkpoint takes one when it is
-/// opened.
+/// Largest number of epochs for which a root has boundaries: after that number of unclean stops without a checkpoint, the log takes
+/// one when it is opened.
 pub const MOST_EPOCHS: usize = 32;
-/// Most extents of a directory.
+/// Largest number of extents of a directory.
 pub const MOST_EXTENTS: usize = 96;
-/// Most streams of which a root names numbers.
+/// Largest number of streams in a root.
 const MOST_STREAMS: usize = 64;
 
-/// Where an earlier epoch of the log ended: its records above these numbers are not part of the log.
+/// End of an earlier epoch: its records above these numbers are not part of the log.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Boundary {
     /// The epoch.
     pub epoch: u64,
-    /// Its last record of each stream.
+    /// Last record of each stream.
     pub last: Sequences,
 }
 
@@ -49,11 +49,11 @@ pub struct Extent {
 /// Contents of a root.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Root {
-    /// Kind of the owner, by which a log of one engine isn't opened by another.
+    /// Kind of the owner, so that a log of one engine isn't opened by another.
     pub owner: [u8; 8],
-    /// The log.
+    /// Identity of the log.
     pub identity: Identity,
-    /// Size of blocks.
+    /// Block size.
     pub block_size: BlockSize,
     /// Blocks of a zone.
     pub zone_blocks: u32,
@@ -63,7 +63,7 @@ pub struct Root {
     pub epoch: u64,
     /// Whether the log was closed cleanly: then no record follows the checkpoint.
     pub clean: bool,
-    /// The checkpoint has everything up to these records.
+    /// Last record of each stream that the checkpoint covers.
     pub covered: Sequences,
     /// Number of the last record of checkpoints.
     pub checkpoint: u64,
@@ -73,14 +73,14 @@ pub struct Root {
     pub boundaries: Vec<Boundary>,
     /// Length of the directory in bytes.
     pub directory_length: u64,
-    /// Where the directory is.
+    /// Location of the directory.
     pub directory: Vec<Extent>,
     /// The owner's part.
     pub own: Vec<u8>,
 }
 
 impl Root {
-    /// The root as the meta of a record.
+    /// Encodes the root as the metadata of a record.
     pub fn encode(&self) -> Vec<u8> {
         let mut writer = Writer::default();
         writer.put(MAGIC);
@@ -116,7 +116,7 @@ impl Root {
         writer.0
     }
 
-    /// Reads a root from the meta of a record, which may be any bytes.
+    /// Decodes a root from the metadata of a record, which may be any bytes.
     ///
     /// # Errors
     /// [`Error::Protocol`] for another version, [`Error::Corrupt`] for bytes that no version of this program writes.
@@ -124,7 +124,7 @@ impl Root {
         let mut reader = Reader::new(meta, "the root of a log");
         let magic = reader.bytes(8)?;
         if magic != MAGIC && magic != MAGIC_1 {
-            return Err(Error::protocol("no root of a log"));
+            return Err(Error::protocol("not a root of a log"));
         }
         let version = reader.u32()?;
         if magic != MAGIC || version != VERSION {
@@ -139,7 +139,7 @@ impl Root {
         let clean = reader.u32()? != 0;
         let streams = reader.count(8)?;
         if streams > MOST_STREAMS {
-            return Err(reader.strange(&format!("names {streams} streams; expected up to {MOST_STREAMS}")));
+            return Err(reader.strange(&format!("has {streams} streams; expected up to {MOST_STREAMS}")));
         }
         let numbers = |reader: &mut Reader<'_>| -> Result<Sequences> {
             let numbers = (0..streams).map(|_| reader.u64()).collect::<Result<Vec<_>>>()?;
@@ -156,7 +156,8 @@ impl Root {
             let (blocks, sum) = (reader.u32()?, reader.u32()?);
             if zone >= zones || position.checked_add(blocks).is_none_or(|end| end > zone_blocks) {
                 return Err(reader.strange(&format!(
-                    "names blocks {position} to {position}+{blocks} of zone {zone}; expected zones 0..{zones} of {zone_blocks} blocks"
+                    "has an extent out of range: blocks {position}+{blocks} of zone {zone}; expected zones 0..{zones} of \
+                     {zone_blocks} blocks"
                 )));
             }
             directory.push(Extent { zone, position, blocks, sum });
@@ -198,19 +199,19 @@ impl Root {
 /// The newest root.
 #[derive(Debug, Clone)]
 pub struct FoundRoot {
-    /// Its contents.
+    /// Contents.
     pub root: Root,
-    /// Its number.
+    /// Number.
     pub number: u64,
-    /// Its zone; the next root goes to the other.
+    /// Zone of the root; the other one follows when it is full.
     pub zone: u32,
 }
 
 /// Reads the roots of a log.
 ///
 /// # Errors
-/// [`Error::Protocol`] where there is no log, or one of another version; [`Error::Corrupt`] where both root zones are
-/// damaged; what reading says.
+/// [`Error::Protocol`] if there is no log, or one of another version; [`Error::Corrupt`] if both root zones are damaged; errors of
+/// reading.
 pub async fn find(zones: &dyn Zones) -> Result<FoundRoot> {
     let reports = zones.report(ZoneIndex(0), ROOT_ZONES).await?;
     let mut newest: Option<FoundRoot> = None;
@@ -225,7 +226,7 @@ pub async fn find(zones: &dyn Zones) -> Result<FoundRoot> {
                 newest = Some(found);
             }
             Ok(_) => {}
-            // The root there may be the newest: an older one must not take its place because of this.
+            // The unreadable root may be the newest: an older one must not be used instead.
             Err(error @ Error::Io(_)) => return Err(error),
             Err(error) => reasons.push(error),
         }
@@ -233,10 +234,10 @@ pub async fn find(zones: &dyn Zones) -> Result<FoundRoot> {
     if let Some(newest) = newest {
         return Ok(newest);
     }
-    // A reason that says something, before one that only says that nothing is there.
+    // A specific reason is preferred to "not found".
     let telling = reasons.iter().find(|error| !is_nothing(error)).cloned();
     Err(telling.unwrap_or_else(|| {
-        Error::protocol("the zones hold no log: if what is there may go, make one with --format")
+        Error::protocol("no log on the zones; to create one and lose their contents: --format")
     }))
 }
 
@@ -244,13 +245,13 @@ fn is_nothing(error: &Error) -> bool {
     matches!(error, Error::NotFound(_))
 }
 
-/// The last valid root of one zone.
+/// Returns the last valid root of one zone.
 async fn find_in(zones: &dyn Zones, report: &ZoneReport) -> Result<FoundRoot> {
     let unit = zones.geometry().read_granularity.max(4096) as usize;
     let mut found = None;
     let mut reason = Error::not_found("no root");
     let mut at = 0;
-    // The block size of the log is known once the first root was read.
+    // The block size of the log is known after the first root.
     let mut block = unit;
     while report.state != ZoneState::Empty && at + block as u64 <= report.write_pointer {
         let address = ZoneAddress { zone: report.zone, offset: block::ByteOffset(at) };
@@ -265,7 +266,7 @@ async fn find_in(zones: &dyn Zones, report: &ZoneReport) -> Result<FoundRoot> {
             let is_of_the_same_log = |found: &FoundRoot| found.root.identity == root.identity;
             match parsed.header.kind == Kind::Root && found.as_ref().is_none_or(is_of_the_same_log) {
                 true => Ok((root, parsed.header.sequence)),
-                false => Err(Error::protocol("no root of this log")),
+                false => Err(Error::protocol("not a root of this log")),
             }
         });
         match root {
@@ -285,15 +286,15 @@ async fn find_in(zones: &dyn Zones, report: &ZoneReport) -> Result<FoundRoot> {
     found.ok_or(reason)
 }
 
-/// Number of roots for which a zone has space ahead, where the medium below takes space when it is first written.
+/// Number of roots for which space is reserved in advance, for media that allocate space at the first write.
 pub const ROOTS_AHEAD: u32 = 16;
 
 /// Writes roots.
 #[derive(Debug)]
 pub struct RootWriter {
-    /// The zone of the newest root that is durable. It is never reset here.
+    /// Zone of the newest durable root. The writer never resets it.
     newest: u32,
-    /// Where the next root goes: the rest of a zone that this writer has reset.
+    /// Location of the next root: the rest of a zone that this writer has reset.
     open: Option<Open>,
     number: u64,
 }
@@ -303,25 +304,25 @@ struct Open {
     zone: u32,
     generation: u64,
     position: u32,
-    /// Before this block the medium has space for roots.
+    /// Block up to which the medium has space for roots.
     reserved: u32,
 }
 
 impl RootWriter {
-    /// Behind the newest root. The other zone is reset before the next root is written.
+    /// Creates a writer after the newest root. The other zone is reset before the next root is written.
     pub fn behind(found: &FoundRoot) -> Self {
         RootWriter { newest: found.zone, open: None, number: found.number }
     }
 
-    /// For a log that is being made: before the first root.
+    /// Creates the writer of a new log, before the first root.
     pub fn first() -> Self {
         RootWriter { newest: 1, open: None, number: 0 }
     }
 
-    /// Makes sure that there is space for the next root.
+    /// Ensures that there is space for the next root.
     ///
     /// # Errors
-    /// [`Error::NoSpace`] where there is none; no root was written then, and the newest one is authoritative.
+    /// [`Error::NoSpace`] if there is none; no root was written then, and the newest one is authoritative.
     pub async fn prepare(&mut self, zones: &dyn Zones, layout: &Layout) -> Result<()> {
         let mut open = match self.open {
             Some(open) if open.position < layout.zone_blocks => open,
@@ -334,7 +335,7 @@ impl RootWriter {
                 Ok(()) => open.reserved = open.position + ROOTS_AHEAD,
                 Err(error @ Error::NoSpace(_)) if open.position >= open.reserved => {
                     self.open = Some(open);
-                    return Err(error.in_context("the next root of the log"));
+                    return Err(error.in_context("reserving space for the next root of the log"));
                 }
                 // There is space for this one.
                 Err(_) => {}
@@ -344,12 +345,12 @@ impl RootWriter {
         Ok(())
     }
 
-    /// Writes a root, durably.
+    /// Durably writes a root.
     ///
     /// # Errors
-    /// What appending, flushing and resetting say. The newest root that is durable then is this one or the one before.
+    /// Errors of appending, flushing and resetting. After an error the newest durable root is this one or the previous one.
     pub async fn write(&mut self, zones: &dyn Zones, layout: &Layout, root: &Root) -> Result<()> {
-        // After a failure the place isn't used again, and the zone is reset before it is.
+        // After a failure the zone is reset before it is used again.
         let open = match self.open.take() {
             Some(open) if open.position < layout.zone_blocks => open,
             _ => self.reset_other(zones).await?,
@@ -371,7 +372,7 @@ impl RootWriter {
         let (length, most) = (Header::length(0, meta.len()), layout.block_bytes());
         if length > most {
             return Err(Error::no_space(format!(
-                "the root takes {length} bytes; expected up to {most}, a block: the log has too many streams or epochs"
+                "root of the log: {length} bytes; expected up to {most}, a block: the log has too many streams or epochs"
             )));
         }
         let mut block = Buffer::zeroed(layout.block_bytes());
@@ -380,7 +381,7 @@ impl RootWriter {
         let landed = zones.append(zone, block.into()).await?;
         if landed != layout.address(open.zone, open.position) {
             return Err(Error::io(format!(
-                "a root landed at {landed}, expected block {} of zone {zone}",
+                "root of the log: it was written at {landed}; expected block {} of zone {zone}; another program writes to it",
                 open.position
             )));
         }

@@ -137,7 +137,7 @@ pub async fn refuse_offline(zones: &dyn Zones, zone: ZoneIndex) -> Result<()> {
     let (outcome, _) = zones.read(address, Buffer::new(unit)).await;
     let unknown = || Error::corrupt(format!("zone {zone} is offline"));
     let trouble = outcome.err().unwrap_or_else(unknown);
-    Err(trouble.in_context("the log can't be opened without knowing what is in each of its zones"))
+    Err(trouble.in_context("opening the log needs the contents of all of its zones"))
 }
 
 /// Reads the summary of a full zone.
@@ -152,7 +152,7 @@ pub async fn summary(
 ) -> Result<(Summary, u32)> {
     let end = (report.write_pointer >> layout.block_size.shift()) as u32;
     if report.state != ZoneState::Full || end == 0 {
-        return Err(Error::protocol("a zone that isn't full has no summary"));
+        return Err(Error::protocol("no summary: the zone isn't full"));
     }
     let block = layout.block_bytes();
     let mut guess = end.min((layout.zone_blocks as usize * SUMMARY_OF_A_BLOCK).div_ceil(block) as u32);
@@ -166,7 +166,7 @@ pub async fn summary(
     };
     let blocks = blocks_of(&bytes[bytes.len() - block..])?;
     if blocks > end {
-        return Err(Error::protocol("a summary that is longer than its zone"));
+        return Err(Error::protocol("summary longer than its zone"));
     }
     let position = end - blocks;
     if blocks > guess {

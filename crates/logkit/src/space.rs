@@ -1,20 +1,20 @@
-//! A device below that runs out of space: a file with holes on a full file system, a thin volume.
+//! An underlying device that runs out of space: a sparse file on a full file system, a thin volume.
 //!
-//! The log has free zones, and an append to one of them fails with ENOSPC because the device takes space when a block is
-//! first written. Zones that were filled once, or reserved ([`block::Zones::reserve`]), are *backed*: seven eighths of their blocks keep
-//! their space when they are reset, and no more of them is used while there is no space. So the log goes on with backed zones:
-//! - Space is reserved beforehand for the zones that users leave to the cleaner and to checkpoints ([`Kit::back_reserve`]).
+//! The log has free zones, but an append to one of them fails with ENOSPC because the device allocates space at the first write of
+//! a block. Zones that were filled once, or reserved ([`block::Zones::reserve`]), are *backed*: seven eighths of their blocks keep
+//! their space when the zone is reset, and only these are used while there is no space. The log continues with backed zones:
+//! - Space is reserved in advance for the zones that are kept for the cleaner and checkpoints ([`Kit::back_reserve`]).
 //! - After ENOSPC only backed zones count as free and are taken. Cleaning, checkpoints and resets work, and a log with
 //!   nothing to clean refuses writes with ENOSPC as any full log does ([`pace`](crate::pace)).
 //! - The record that failed keeps its number, which must be filled: replay ends at a missing number. Its writes are refused. Its
 //!   changes without data, such as discards, are written under that number to a zone of their own, the *filler*; so are later
 //!   discards. If no change is left, an empty record is written.
-//! - Where no zone takes that record either, it is tried again ten times a second. Until it is written all changes are refused,
+//! - If no zone takes that record either, it is retried ten times a second. Until it is written all changes are refused,
 //!   and records that follow it wait. Requests that wait for one of these records get ENOSPC; the record takes effect later or
 //!   never, as a failed write may.
 //! - Writes that were acknowledged from the buffer can't be refused: they go to the cleaner's zones. No further write is
 //!   acknowledged from the buffer.
-//! - After a second all free zones count again, so the next write finds new space. Once a record has been written then, writes
+//! - After a second all free zones are used again, so the next write finds new space. Once a record has been written then, writes
 //!   are acknowledged from the buffer again.
 
 use crate::entry::{Batch, Entry, Frozen};
@@ -32,12 +32,12 @@ use std::time::Duration;
 const LOOK_AGAIN: Duration = Duration::from_secs(1);
 /// Time between attempts to fill the number of a record.
 const BETWEEN_ATTEMPTS: Duration = Duration::from_millis(100);
-/// Most zones that are tried for a reservation before it waits [`LOOK_AGAIN`].
+/// Largest number of zones that are tried for a reservation before it waits [`LOOK_AGAIN`].
 const MOST_RESERVED_IN_VAIN: usize = 16;
-/// Most attempts to append a record before it waits [`BETWEEN_ATTEMPTS`].
+/// Largest number of attempts to append a record before it waits [`BETWEEN_ATTEMPTS`].
 const MOST_ATTEMPTS: usize = 4;
 
-/// State of the space of the device below. Belongs to the home shard.
+/// State of the underlying device's space. Belongs to the home shard.
 #[derive(Debug)]
 pub struct Space {
     /// Error for changes that find no space, and the time of the last ENOSPC; `None` while there may be space.
@@ -90,9 +90,9 @@ impl Space {
     pub fn check(&self) -> Result<()> {
         match self.unfilled.get() {
             0 => Ok(()),
-            _ => {
-                Err(self.error().unwrap_or_else(|| Error::no_space("the device below the log has no space")))
-            }
+            _ => Err(self
+                .error()
+                .unwrap_or_else(|| Error::no_space("the device below the log has no space; give it more"))),
         }
     }
 }
@@ -104,10 +104,10 @@ impl Kit {
             return;
         }
         if !self.space.is_short() {
-            tracing::warn!("the device below the log has no space: {error}");
+            tracing::warn!("log: the device below has no space: {error}");
         }
         let told =
-            error.in_context("the device below the log has no space: discard some data, or give it more");
+            error.in_context("the device below the log has no space; discard some data, or give it more");
         *self.space.short.borrow_mut() = Some((told, runtime::now()));
         self.space.is_doubtful.set(true);
         self.pool.set_only_backed(true);
@@ -139,8 +139,8 @@ impl Kit {
         !was_in_vain && self.pool.free_backed() < wanted
     }
 
-    /// Reserves space for one of the zones that users leave. Returns false if there was no zone, or no space for several of them. The
-    /// zones that were reset last are tried first, since most of their space was taken before.
+    /// Reserves space for one of the kept zones. Returns false if there was no zone, or no space for several of them. The zones that
+    /// were reset last are tried first, because most of their space is still allocated.
     pub async fn back_reserve(&self) -> bool {
         let bytes = u64::from(self.layout.backed_blocks()) << self.layout.block_size.shift();
         for _ in 0..MOST_RESERVED_IN_VAIN {
@@ -156,8 +156,8 @@ impl Kit {
         false
     }
 
-    /// Takes the filler, or opens one. Where only backed zones are used and none is left, one is reserved first: a zone that is
-    /// opened in vain can't be reset before the record is written elsewhere.
+    /// Takes the filler, or opens one. If only backed zones are used and none is left, a zone is reserved first: a zone whose first
+    /// append failed can't be reset before the record is written elsewhere.
     async fn filler_zone(&self) -> Option<ZoneWriter> {
         let open = self.space.filler.borrow_mut().take();
         if let Some(zone) = open.or_else(|| self.try_open_zone(0, 0)) {

@@ -50,11 +50,6 @@ pub struct Builder {
 }
 
 impl Builder {
-    /// Returns an empty builder with capacity for this number of bytes.
-    pub fn with_capacity(bytes: usize) -> Self {
-        Builder { bytes: Vec::with_capacity(bytes), records: 0 }
-    }
-
     /// Removes all headers and keeps the memory.
     pub fn clear(&mut self) {
         self.bytes.clear();
@@ -108,9 +103,9 @@ impl Builder {
 /// # Errors
 /// [`Error::Protocol`] if no summary ends with this block.
 pub fn blocks_of(last: &[u8]) -> Result<u32> {
-    let (raw, _) = Raw::ref_from_prefix(last).map_err(|_| Error::protocol("too short for a summary"))?;
+    let (raw, _) = Raw::ref_from_prefix(last).map_err(|_| Error::protocol("summary cut short"))?;
     if raw.magic != MAGIC || raw.blocks.get() == 0 {
-        return Err(Error::protocol("no summary ends here"));
+        return Err(Error::protocol("not the end of a summary: other magic"));
     }
     Ok(raw.blocks.get())
 }
@@ -135,25 +130,28 @@ impl Summary {
     ) -> Result<Summary> {
         let count = blocks.len() / block_size;
         if count == 0 || !blocks.len().is_multiple_of(block_size) {
-            return Err(Error::protocol("a summary takes whole blocks"));
+            return Err(Error::protocol("summary: not a multiple of the block size"));
         }
         let (before, last) = blocks.split_at((count - 1) * block_size);
         if blocks_of(last)? as usize != count {
-            return Err(Error::protocol("a summary of another length"));
+            return Err(Error::protocol("summary of another length"));
         }
-        let (raw, _) = Raw::ref_from_prefix(last).map_err(|_| Error::protocol("too short for a summary"))?;
+        let (raw, _) = Raw::ref_from_prefix(last).map_err(|_| Error::protocol("summary cut short"))?;
         let found =
             Place { zone: raw.zone.get(), generation: raw.generation.get(), position: raw.position.get() };
         if raw.uuid != identity.uuid.into_bytes() || found != place {
-            return Err(Error::protocol(format!("a summary of {found:?}, expected {place:?}")));
+            return Err(Error::protocol(format!("summary of {found:?}; expected {place:?}")));
         }
         if keyed_sum(identity.key, &[&last[12..TRAILER], before, &last[TRAILER..]]) != raw.checksum.get() {
-            return Err(Error::corrupt(format!("the summary of zone {} has a wrong checksum", place.zone)));
+            return Err(Error::corrupt(format!("summary of zone {}: wrong checksum", place.zone)));
         }
         let length = raw.length.get() as usize;
         let (records, trailer) = (raw.records.get(), before.len());
         if length > blocks.len() - TRAILER {
-            return Err(Error::corrupt(format!("the summary of zone {} is longer than it is", place.zone)));
+            return Err(Error::corrupt(format!(
+                "summary of zone {}: length {length} exceeds its blocks",
+                place.zone
+            )));
         }
         // The bytes before and after the trailer are contiguous without it.
         blocks.drain(trailer..trailer + TRAILER);
@@ -205,7 +203,7 @@ mod tests {
     #[test]
     fn any_number_of_headers_comes_back() {
         for records in 0..30 {
-            let mut builder = Builder::with_capacity(0);
+            let mut builder = Builder::default();
             for sequence in 0..records {
                 let expected = builder.blocks_with(header(sequence).len(), BLOCK);
                 builder.push(&header(sequence));

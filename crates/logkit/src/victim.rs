@@ -1,4 +1,4 @@
-//! The zone that is being cleaned: its records, and reading the data that is still live.
+//! The victim, the zone that is being cleaned: its records, and reads of its live data.
 
 use crate::cleaning::{Candidate, ReadCost, read_plan};
 use crate::kit::Kit;
@@ -7,24 +7,24 @@ use crate::scan::{self, Found};
 use block::{Buffer, Data, Error, Result};
 use std::ops::Range;
 
-/// What a read of a victim costs beside its bytes, in bytes that could have been read meanwhile. fio, randread, direct,
+/// Fixed cost of a read of a victim, as the number of bytes that could have been read in the same time. fio, randread, direct,
 /// iodepth=8, on a virtual SSD, 2026-11-21: 45 800 reads of 4 KiB a second or 1568 of 1 MiB, so 19 µs per request and
 /// 2.5 µs per 4 KiB.
 const REQUEST_BYTES: usize = 32 << 10;
-/// The longest read of a victim, in bytes.
+/// Longest read of a victim, in bytes.
 const LARGEST_READ: usize = 1 << 20;
-/// How many reads of a victim are in flight at a time.
+/// Number of reads of a victim in flight.
 const READS: usize = 8;
-/// A run of live blocks of the zone that is being cleaned.
+/// A run of live blocks of the victim.
 #[derive(Debug, Clone, Copy)]
 pub struct Piece<N> {
     /// First block in the zone.
     pub position: u32,
     /// Number of blocks.
     pub count: u32,
-    /// What the record says of the data.
+    /// The owner's name of the data, from the record.
     pub name: N,
-    /// Number of blocks of what is named that come before the piece.
+    /// Number of blocks of the named data before the piece.
     pub offset: u32,
     /// Index of the record in the zone.
     pub record: usize,
@@ -33,7 +33,7 @@ pub struct Piece<N> {
 }
 
 impl<N: Copy> Piece<N> {
-    /// The blocks from `from` on, counted from the first, so many.
+    /// Returns `count` blocks of the piece, from block `from` of it on.
     #[must_use]
     pub fn part(&self, from: u32, count: u32) -> Self {
         Piece {
@@ -62,17 +62,17 @@ impl Victim {
         self.zone
     }
 
-    /// Class under which it was written.
+    /// Class of the zone's records.
     pub fn class(&self) -> u8 {
         self.class
     }
 
-    /// Clock when it was opened.
+    /// Clock when the zone was opened.
     pub fn opened(&self) -> u64 {
         self.opened
     }
 
-    /// Its records.
+    /// Records of the zone.
     pub fn records(&self) -> &[Found] {
         &self.records
     }
@@ -80,20 +80,22 @@ impl Victim {
     /// Reads the records of a zone.
     ///
     /// # Errors
-    /// What reading returns.
+    /// Errors of reading.
     pub(crate) async fn find(kit: &Kit, candidate: &Candidate) -> Result<Self> {
         let zone = candidate.zone.0;
         let report = kit.zones.report(candidate.zone, 1).await?;
-        let report = report.first().ok_or_else(|| Error::invalid(format!("zone {zone} isn't there")))?;
+        let report = report
+            .first()
+            .ok_or_else(|| Error::invalid(format!("zone {zone}: missing in the report of the zones")))?;
         let scanned = scan::headers(&*kit.zones, &kit.layout, &kit.identity, report).await?;
         let Candidate { class, opened, .. } = *candidate;
         Ok(Victim { zone, class, opened, records: scanned.records })
     }
 
-    /// Reads pieces, whole or with what is between them, whichever is cheaper; checks every block.
+    /// Reads pieces, singly or together with the gaps between them, whichever is cheaper; verifies every block.
     ///
     /// # Errors
-    /// [`Error::Corrupt`] for a damaged block; what reading returns.
+    /// [`Error::Corrupt`] for a damaged block; errors of reading.
     pub(crate) async fn read<N: Copy>(
         &self,
         kit: &Kit,
@@ -137,13 +139,13 @@ impl Victim {
         Ok(found)
     }
 
-    /// Checks every block of a piece.
+    /// Verifies every block of a piece.
     fn check<N>(&self, piece: &Piece<N>, bytes: &[u8], block: usize) -> Result<()> {
         let sums = &self.records[piece.record].sums[piece.first as usize..];
         for (number, (bytes, sum)) in bytes.chunks_exact(block).zip(sums).enumerate() {
             if sum_of(bytes) != *sum {
                 return Err(Error::corrupt(format!(
-                    "live data is damaged: zone {}, block {}",
+                    "live data: wrong checksum: zone {}, block {} is damaged",
                     self.zone,
                     piece.position + number as u32
                 )));
@@ -153,7 +155,7 @@ impl Victim {
     }
 }
 
-/// What reading of a victim costs, in blocks.
+/// Returns the cost of reads of a victim, in blocks.
 fn read_cost(block: usize) -> ReadCost {
     let request = (REQUEST_BYTES / block) as u64;
     ReadCost { request, largest_gap: request, largest_request: (LARGEST_READ / block).max(1) as u64 }

@@ -1,5 +1,5 @@
-//! A zone that is being written: one append at a time, so that each record knows its place before it is written; and its
-//! summary at the end.
+//! An open zone: one append at a time, so that the location of each record is known before it is written; and the summary at the
+//! zone's end.
 
 use crate::layout::Layout;
 use crate::pool::Taken;
@@ -19,7 +19,7 @@ pub struct ZoneWriter {
 }
 
 impl ZoneWriter {
-    /// Writer of an empty zone. `summary` is memory to be used again.
+    /// Creates the writer of an empty zone. The memory of `summary` is reused.
     pub fn new(taken: Taken, class: u8, layout: &Layout, mut summary: Builder) -> Self {
         summary.clear();
         let capacity = if taken.only_backed { layout.backed_blocks() } else { layout.zone_blocks };
@@ -32,28 +32,28 @@ impl ZoneWriter {
         self.zone
     }
 
-    /// Number of times that the zone has been reset.
+    /// Generation: number of resets of the zone.
     pub fn generation(&self) -> u64 {
         self.generation
     }
 
-    /// Class under which it is written.
+    /// Class of the zone's records.
     pub fn class(&self) -> u8 {
         self.class
     }
 
-    /// The block where the next record begins.
+    /// First block of the next record.
     pub fn position(&self) -> u32 {
         self.position
     }
 
-    /// Whether nothing was written to it.
+    /// Whether the zone has no record.
     pub fn is_empty(&self) -> bool {
         self.position == 0
     }
 
-    /// Whether a record with so many data blocks and bytes of meta can be appended: its header fits a block, all of it an
-    /// append, and the zone has space for it and for the summary behind it.
+    /// Whether a record with `blocks` data blocks and `meta` bytes of metadata can be appended: its header fits a block, the record
+    /// fits an append, and the zone has space for it and for the summary after it.
     pub fn takes(&self, layout: &Layout, blocks: u32, meta: usize) -> bool {
         let header = Header::length(blocks as usize, meta);
         let summary = self.summary.blocks_with(header, layout.block_bytes()) as u32;
@@ -62,8 +62,8 @@ impl ZoneWriter {
             && self.position + 1 + blocks + summary <= self.capacity
     }
 
-    /// Most data blocks, up to `wanted`, of a record whose meta takes `meta(blocks)` bytes, which doesn't shrink as blocks
-    /// are added; 0 where not even one fits.
+    /// Returns the largest number of data blocks, up to `wanted`, of a record whose metadata takes `meta(blocks)` bytes, a function
+    /// that doesn't decrease; 0 if not even one fits.
     pub fn most_blocks(&self, layout: &Layout, wanted: u32, meta: impl Fn(u32) -> usize) -> u32 {
         let (mut low, mut high) = (0, wanted.min(layout.zone_blocks));
         while low < high {
@@ -76,7 +76,7 @@ impl ZoneWriter {
     /// Appends a record whose header is the first `header` bytes of the payload.
     ///
     /// # Errors
-    /// What appending returns. The zone must not be appended to afterwards.
+    /// Errors of the append. The zone must not be appended to afterwards.
     pub async fn append(
         &mut self,
         zones: &dyn Zones,
@@ -88,7 +88,7 @@ impl ZoneWriter {
         let landed = zones.append(ZoneIndex(self.zone), payload).await?;
         if landed != layout.address(self.zone, self.position) {
             return Err(Error::io(format!(
-                "a record landed at {landed}, expected block {} of zone {}: another program writes to it",
+                "append to the log: the record was written at {landed}; expected block {} of zone {}; another program writes to it",
                 self.position, self.zone
             )));
         }
@@ -97,11 +97,11 @@ impl ZoneWriter {
         Ok(())
     }
 
-    /// Writes the summary and finishes the zone, which makes it durable. Returns the number of blocks that were written in
-    /// all, and the memory of the summary to be used again.
+    /// Writes the summary and finishes the zone, which makes it durable. Returns the number of all blocks that were written, and
+    /// the memory of the summary for reuse.
     ///
     /// # Errors
-    /// What appending and finishing return.
+    /// Errors of appending and finishing.
     pub async fn seal(
         self,
         zones: &dyn Zones,
@@ -114,7 +114,7 @@ impl ZoneWriter {
         let place = Place { zone: self.zone, generation: self.generation, position: self.position };
         self.summary.encode(place, identity, block, buffer.filled_mut());
         let payload = Payload::from(buffer);
-        // A long summary takes several appends; one at a time, they land behind each other.
+        // A long summary takes several appends; sent one at a time, they are contiguous.
         let most = layout.max_append as usize * block;
         let mut from = 0;
         while from < payload.len() {

@@ -211,7 +211,7 @@ impl Table {
         request.serial = 0;
         let waker = request.waker.take();
         if request.waits_for > 0 {
-            self.give_up(number);
+            self.withdraw(number);
         } else if request.pieces > 0 {
             self.forget(number);
         }
@@ -264,7 +264,7 @@ impl Table {
 
     /// Takes out a request that waits. Each of its blocks goes back to the latest of its direct predecessors that asked for it,
     /// and the requests that waited for this one wait for those that they overlap.
-    fn give_up(&mut self, number: u32) {
+    fn withdraw(&mut self, number: u32) {
         let mut before: Vec<Link> = self.request(number).before.clone();
         before.retain(|link| self.is_present(*link));
         before.sort_unstable_by_key(|link| std::cmp::Reverse(link.serial));

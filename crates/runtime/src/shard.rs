@@ -311,8 +311,8 @@ impl Shard {
     /// Drops every task with its data, and waits for the operations of the kernel to end.
     fn end(self: &Rc<Self>, ring: &RefCell<Option<Box<Ring>>>) {
         self.drop_tasks();
-        let give_up = now() + Duration::from_secs(30);
-        while self.slots.borrow().running() > 0 && now() < give_up {
+        let deadline = now() + Duration::from_secs(30);
+        while self.slots.borrow().running() > 0 && now() < deadline {
             if let Some(ring) = ring.borrow_mut().as_mut() {
                 ring.cancel_all();
                 ring.turn(true, Some(Duration::from_millis(20)));

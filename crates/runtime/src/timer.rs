@@ -131,10 +131,10 @@ pub async fn timeout<F: Future>(limit: Duration, future: F) -> Result<F::Output,
 /// sockets of a killed process some tens of milliseconds after its end; its successor waits for that.
 pub async fn retry_while_busy<T>(limit: Duration, mut attempt: impl AsyncFnMut() -> Result<T>) -> Result<T> {
     const BETWEEN: Duration = Duration::from_millis(20);
-    let give_up = now() + limit;
+    let deadline = now() + limit;
     loop {
         match attempt().await {
-            Err(Error::Busy(_)) if now() < give_up => sleep(BETWEEN).await,
+            Err(Error::Busy(_)) if now() < deadline => sleep(BETWEEN).await,
             other => return other,
         }
     }

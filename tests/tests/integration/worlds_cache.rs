@@ -123,7 +123,7 @@ impl Subject for Setup {
         let mut losses = vec![
             fast(Change::Zeros, Finds::Nothing("expected the cache of \"slow\"")),
             fast(Change::Gone, Finds::Nothing("/fast")),
-            fast(Change::Fails, Finds::Nothing("the cache's device")),
+            fast(Change::Fails, Finds::Nothing("the fast device")),
             rots(1),
             rots(4),
             rots(64),
@@ -181,7 +181,7 @@ async fn warm(world: Arc<World>, part: Arc<CachePart>) -> Result<(), String> {
         let answer = match part.message(&message).await {
             Ok(answer) => answer,
             // It may be detached, or in passthrough, at the moment.
-            Err(Error::Invalid(text)) if text.contains("nothing comes into this cache") => continue,
+            Err(Error::Invalid(text)) if text.contains("the cache admits no blocks") => continue,
             Err(error) => {
                 world.judge(&message, error, false)?;
                 continue;

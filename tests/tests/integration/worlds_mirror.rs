@@ -178,9 +178,7 @@ impl Subject for Setup {
         let opened = match (MirrorPart::open(plan).await, life.lost) {
             // It was alone once, and lags since, or only the lost one knew in which leg another one went on: somebody has to
             // say that the one that is named first may go.
-            (Err(Error::Invalid(detail)), Some(loss))
-                if detail.contains("each went on without the other") =>
-            {
+            (Err(Error::Invalid(detail)), Some(loss)) if detail.contains("each used without the other") => {
                 let named = NAMES.iter().position(|name| detail.starts_with(&format!("\"{name}\"")));
                 let may_go =
                     named.map_or(0, |leg| 1 << leg) | Mask::from(loss.change == Change::Lags) << loss.file;
@@ -340,10 +338,10 @@ async fn operate(world: Arc<World>, part: Arc<MirrorPart>) -> Result<(), String>
             }
             pause(&mut random).await;
             let unless: &[&str] =
-                if is_lost { &[""] } else { &["overwrites all of it", "belongs to the mirror"] };
+                if is_lost { &[""] } else { &["overwrites all of it", "member of the mirror"] };
             let name = NAMES[leg];
             if !send(&world, &part, &format!("re-add {name}"), unless).await? {
-                let unless: &[&str] = if is_lost { &[""] } else { &["belongs to the mirror"] };
+                let unless: &[&str] = if is_lost { &[""] } else { &["member of the mirror"] };
                 send(&world, &part, &format!("add {name}"), unless).await?;
             }
         }
@@ -366,7 +364,7 @@ async fn operate(world: Arc<World>, part: Arc<MirrorPart>) -> Result<(), String>
         if is_possible {
             send(&world, &part, &format!("fail {}", NAMES[leg]), &[]).await?;
             if random.chance(0.5) {
-                send(&world, &part, &format!("remove {}", NAMES[leg]), &["only a faulty leg"]).await?;
+                send(&world, &part, &format!("remove {}", NAMES[leg]), &["isn't faulty"]).await?;
             }
         }
     }

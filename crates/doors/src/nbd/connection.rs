@@ -54,7 +54,7 @@ const SLOWEST: u64 = 64 << 10;
 const SLOWEST_GRACE: Duration = Duration::from_secs(10);
 
 /// Time for which a receive waits for more requests to batch.
-const GATHER: Duration = Duration::from_micros(20);
+const BATCH_WAIT: Duration = Duration::from_micros(20);
 /// Number of requests per receive from which the next receive doesn't wait. A client that batches its requests itself
 /// is above it, and waiting would only delay both sides.
 const ENOUGH_AT_ONCE: u32 = 4;
@@ -299,7 +299,7 @@ async fn negotiate(watch: &Watch, descriptions: &[ExportDescription]) -> Result<
 
 /// Whether receives wait to batch requests.
 #[derive(Default)]
-struct Gathering {
+struct Batching {
     /// Whether the client sends requests before earlier ones are answered.
     deep: bool,
     /// Whether the receive in progress waited.
@@ -312,7 +312,7 @@ struct Gathering {
     receives: u32,
 }
 
-impl Gathering {
+impl Batching {
     fn is_wanted(&self) -> bool {
         (self.deep && self.last < ENOUGH_AT_ONCE) || self.receives.is_multiple_of(PROBE_EVERY)
     }
@@ -359,7 +359,7 @@ struct Connection<'c> {
     large_buffer: Option<Buffer>,
     /// Whether the next request waits until earlier ones are answered, or for a share of the server's budget.
     held_back: bool,
-    gathering: Gathering,
+    batching: Batching,
     in_flight: InFlight<Work<'c>>,
     replies: Replies,
     sending: Option<Call<'c, (Result<()>, Payload)>>,
@@ -404,7 +404,7 @@ impl<'c> Connection<'c> {
             large: None,
             large_buffer: None,
             held_back: false,
-            gathering: Gathering::default(),
+            batching: Batching::default(),
             in_flight: InFlight::new(),
             replies: Replies::new(agreement.structured),
             sending: None,
@@ -470,7 +470,7 @@ impl<'c> Connection<'c> {
         let Some(receiving) = &mut self.receiving else { return false };
         let Poll::Ready((result, buffer)) = Pin::new(receiving).poll(context) else { return false };
         self.receiving = None;
-        self.gathering.brought = Some(0);
+        self.batching.brought = Some(0);
         match result {
             Ok(0) if self.watch.expired.get() => self.end(self.watch.end()),
             Ok(0) if self.watch.stopping.get() => self.end(End::Stopped),
@@ -502,9 +502,9 @@ impl<'c> Connection<'c> {
             self.watch.held_back.replace(Some(context.waker().clone()));
             return self.watch.deadline.set(None);
         }
-        if self.gathering.is_wanted() && !self.in_flight.is_empty() && !self.gathering.looked_again {
+        if self.batching.is_wanted() && !self.in_flight.is_empty() && !self.batching.looked_again {
             // Whether everything is answered at once shows when those that are ready have run.
-            self.gathering.looked_again = true;
+            self.batching.looked_again = true;
             return context.waker().wake_by_ref();
         }
         let stream = &self.watch.stream;
@@ -514,10 +514,10 @@ impl<'c> Connection<'c> {
             received.make_room();
             let in_the_middle = !received.rest().is_empty() || self.intake.is_skipping();
             self.used = received.used;
-            let gather = self.gathering.begin(self.in_flight.is_empty() && !in_the_middle);
+            let waits = self.batching.begin(self.in_flight.is_empty() && !in_the_middle);
             let receive = async move {
-                if gather {
-                    runtime::sleep(GATHER).await;
+                if waits {
+                    runtime::sleep(BATCH_WAIT).await;
                 }
                 stream.receive(received.buffer).await
             };
@@ -595,7 +595,7 @@ impl<'c> Connection<'c> {
             }
         }
         self.received = Some(received);
-        self.gathering.judge();
+        self.batching.judge();
     }
 
     /// Whether the limits allow this step now. If the server's budget doesn't, the connection is in its queue.
@@ -619,7 +619,7 @@ impl<'c> Connection<'c> {
     fn open(&mut self, request: &Request, command: Command) {
         self.open_requests += 1;
         self.open_bytes += self.cost(request, command);
-        self.gathering.count();
+        self.batching.count();
     }
 
     /// Closes the requests whose replies were sent or never will be.

@@ -1,28 +1,31 @@
-//! The cleaner: writes back what only the cache has, and lets the table know what both sides have.
+//! The cleaner: writes dirty parts back to the origin, and records clean parts in the table.
 //!
-//! It works while nobody asks for anything, or where a good part of the cache is dirty, or somebody waits for it.
+//! It writes back while the cache is idle, while at least half of the slots are dirty, while the evictor lacks clean slots, and
+//! in all modes but writeback.
 
 use super::core::{Core, Level, Mode};
 use super::shape::runs;
-use super::state::{CLEANING, EXCLUSIVE, FREE, HOT, IN_DIRTY, IN_LAZY, LEAVING, MARKING, RECENT, Slot};
+use super::state::{
+    CLEANING, EVICTING, EXCLUSIVE, FREE, IN_DIRTY, IN_UNSETTLED, MARKED, MARKING, RECENT, Slot,
+};
 use block::{Durability, Result};
 use runtime::Instant;
 use std::rc::Rc;
 use std::time::Duration;
 
-/// How often it looks.
+/// Interval at which the cleaner checks for requests.
 const LOOK: Duration = Duration::from_millis(100);
-/// How long nobody has to have asked for anything, in looks.
+/// Number of consecutive intervals without a request after which the cache is idle.
 const IDLE_LOOKS: u32 = 3;
-/// From so many percent of dirty slots on it works in any case.
+/// Percentage of dirty slots from which the cleaner works even if the cache isn't idle.
 const HIGH: u64 = 50;
-/// How many slots are written back before the origin is flushed.
+/// Number of slots that are written back between two flushes of the origin.
 const SLOTS_AT_ONCE: usize = 64;
-/// How much of a slot is written back by one request, in bytes.
+/// Largest request of a write-back, in bytes.
 const MOST_AT_ONCE: u64 = 1 << 20;
-/// How long it waits at least between two looks.
+/// Shortest sleep between two checks.
 const SHORTEST_WAIT: Duration = Duration::from_micros(100);
-/// How long it waits after an error.
+/// Sleep after an error.
 const AFTER_ERROR: Duration = Duration::from_secs(1);
 
 /// A slot that is being written back.
@@ -38,7 +41,7 @@ pub(super) async fn run(core: Rc<Core>, settle_every: Duration) {
     let (mut requests, mut idle_looks) = (core.requests.get(), 0);
     let mut settled = runtime::now();
     let mut looked = runtime::now();
-    while !core.is_idling.get() {
+    while !core.upkeep_ends.get() {
         if looked.elapsed() >= LOOK {
             idle_looks = if core.requests.get() == requests { idle_looks + 1 } else { 0 };
             (requests, looked) = (core.requests.get(), runtime::now());
@@ -54,7 +57,7 @@ pub(super) async fn run(core: Rc<Core>, settle_every: Duration) {
                     Ok(false) => {}
                     Err(error) => {
                         core.counters.origin_errors.add(1);
-                        tracing::warn!("writing back from the cache: {error}");
+                        tracing::warn!("cache: write-back failed, next try in {AFTER_ERROR:?}: {error}");
                         let _ = runtime::timeout(AFTER_ERROR, core.closing()).await;
                     }
                 }
@@ -66,7 +69,7 @@ pub(super) async fn run(core: Rc<Core>, settle_every: Duration) {
 
 async fn wait(core: &Core, looked: Instant, settle_every: Duration) {
     // After a close there are no further notifications.
-    if core.is_idling.get() {
+    if core.upkeep_ends.get() {
         return;
     }
     let left = LOOK.saturating_sub(looked.elapsed()).min(settle_every).max(SHORTEST_WAIT);
@@ -75,7 +78,7 @@ async fn wait(core: &Core, looked: Instant, settle_every: Duration) {
 
 impl Core {
     async fn closing(&self) {
-        while !self.is_idling.get() {
+        while !self.upkeep_ends.get() {
             self.upkeep.notified().await;
         }
     }
@@ -89,10 +92,10 @@ impl Core {
                 || state.dirty_slots * 100 >= HIGH * state.slots.len() as u64)
     }
 
-    /// Writes some slots back; false if none could be.
+    /// Writes a batch of slots back and flushes the origin. Returns false if no slot could be written back.
     pub async fn clean_some(self: &Rc<Self>) -> Result<bool> {
-        // Only where the table says that the cache counts may the origin change. It is told of these slots alone: of all that
-        // was written since the last flush, it would be told much too often.
+        // The origin may be changed only under parts that are dirty in the table. Only this batch's slots are committed:
+        // committing everything written since the last flush would write the table far too often.
         let is_unknown = {
             let state = &mut *self.state.borrow_mut();
             let lacks = |slot: &u32| {
@@ -100,8 +103,8 @@ impl Core {
                 found.block != FREE && found.dirty & !self.entry(*slot).dirty != 0
             };
             let unknown = state.dirty.iter().take(2 * SLOTS_AT_ONCE).copied().filter(lacks);
-            state.soon.extend(unknown);
-            !state.soon.is_empty()
+            state.for_cleaner.extend(unknown);
+            !state.for_cleaner.is_empty()
         };
         if is_unknown || self.is_committing.get() {
             self.commit(Level::Marks).await?;
@@ -127,7 +130,7 @@ impl Core {
                 if flushed.is_ok() {
                     let done = cleaning.parts & !found.rewritten;
                     state.set_parts(cleaning.slot, found.valid, found.dirty & !done);
-                    state.queue_lazy(cleaning.slot);
+                    state.queue_unsettled(cleaning.slot);
                     self.counters.write_backs.add(1);
                 }
                 if state.slot(cleaning.slot).dirty != 0 {
@@ -140,7 +143,7 @@ impl Core {
         flushed.map(|()| true)
     }
 
-    /// The slots that have waited longest, in the order of their blocks.
+    /// Takes the slots that have been dirty longest and sorts them by block.
     fn choose(&self) -> Vec<Cleaning> {
         let state = &mut *self.state.borrow_mut();
         let mut batch: Vec<Cleaning> = Vec::new();
@@ -156,7 +159,7 @@ impl Core {
                 continue;
             }
             let parts = slot.dirty & known;
-            if parts == 0 || slot.writers > 0 || slot.has(EXCLUSIVE | LEAVING | CLEANING) {
+            if parts == 0 || slot.writers > 0 || slot.has(EXCLUSIVE | EVICTING | CLEANING) {
                 state.queue_dirty(number);
                 continue;
             }
@@ -178,7 +181,7 @@ impl Core {
         let base = self.table.layout().data(cleaning.slot);
         for run in runs(cleaning.parts) {
             let bytes = self.shape.bytes(cleaning.block, run);
-            // Blocks may be large.
+            // A block may be larger than one request.
             let mut at = bytes.start;
             while at < bytes.end {
                 let length = (bytes.end - at).min(MOST_AT_ONCE);
@@ -195,10 +198,10 @@ impl Core {
         Ok(())
     }
 
-    /// Lets the table know of what has settled: what came from the origin and what was written to both sides or back, where
-    /// nobody has written since the last time, or at all events.
-    pub async fn settle(&self, at_all_events: bool) {
-        let list = std::mem::take(&mut self.state.borrow_mut().lazy);
+    /// Records parts as clean in the table that were promoted, written to both sides, or written back. Slots that were
+    /// written since the last call are left for the next one, unless `recent_too`.
+    pub async fn settle(&self, recent_too: bool) {
+        let list = std::mem::take(&mut self.state.borrow_mut().unsettled);
         if list.is_empty() {
             return;
         }
@@ -215,24 +218,24 @@ impl Core {
             let state = &mut *self.state.borrow_mut();
             for number in list {
                 let slot: &mut Slot = state.slot(number);
-                slot.flags &= !IN_LAZY;
+                slot.flags &= !IN_UNSETTLED;
                 if slot.block == FREE {
                     continue;
                 }
                 let is_busy = slot.writers > 0 || slot.has(MARKING | EXCLUSIVE);
-                let waits = is_busy || slot.has(RECENT) && !at_all_events || flushed.is_err();
+                let waits = is_busy || slot.has(RECENT) && !recent_too || flushed.is_err();
                 slot.flags &= !RECENT;
                 match waits {
-                    true => state.queue_lazy(number),
+                    true => state.queue_unsettled(number),
                     false => {
-                        slot.flags &= !HOT;
-                        state.queue_must(number);
+                        slot.flags &= !MARKED;
+                        state.queue_for_flush(number);
                     }
                 }
             }
         }
         if flushed.is_ok() {
-            // Where it fails, everybody hears of it who needs it.
+            // A failure is kept in `failure`, which flushes and later changes return.
             let _ = self.commit(Level::All).await;
         }
     }

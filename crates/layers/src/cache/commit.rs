@@ -1,47 +1,47 @@
-//! The committer, the only one who changes the table; and the evictor, who keeps slots free.
+//! The committer, the only task that changes the table; and the evictor, which keeps slots free.
 
 use super::core::{Core, Level};
 use super::policy::Policy;
-use super::state::{FREE, IN_MUST, LEAVING, MARKING, SUSPECT, is_idle};
+use super::state::{EVICTING, FREE, IN_FOR_FLUSH, MARKING, SUSPECT, is_idle};
 use crate::table::Words;
 use block::{Error, Result};
 use std::rc::Rc;
 use std::time::Duration;
 
-/// How many slots are made free at once.
+/// Largest number of slots that one round of the evictor frees.
 const AT_ONCE: usize = 128;
-/// How long the evictor, or a detach, waits where all is dirty, busy or hot.
+/// Sleep of the evictor, or of a detach, when no slot can be evicted: all are dirty, in use or hot.
 pub(super) const PATIENCE: Duration = Duration::from_millis(20);
 
-/// Commits the requested changes of the table, a group at a time, until the cache closes.
+/// Commits the requested changes of the table, one group at a time, until the cache closes.
 pub(super) async fn run(core: Rc<Core>) {
     loop {
         while !core.marks.is_open() && !core.all.is_open() {
-            if core.is_closing.get() {
+            if core.committer_ends.get() {
                 return;
             }
             core.work.notified().await;
         }
-        // Whoever is ready to ask, too, asks before it begins: that is what makes a group.
+        // Tasks that are ready to run add their requests to this group first.
         runtime::yield_now().await;
         round(&core).await;
     }
 }
 
-/// Does what was asked until now.
+/// Commits one group: all requests so far.
 async fn round(core: &Core) {
     let (marks, all) = (core.marks.asked.get(), core.all.asked.get());
     let wants_all = core.all.is_open();
     core.is_committing.set(true);
     let outcome = if core.failure.borrow().is_none() { commit(core, wants_all).await } else { Ok(()) };
     if let Err(error) = outcome {
-        tracing::error!("the cache can't keep its table any more: {error}");
-        let text = format!("the cache's table can't be written: {}", error.detail());
+        tracing::error!("cache: writing the table failed, no further changes are recorded: {error}");
+        let text = format!("cache: writing its table failed, on the fast device: {}", error.detail());
         let slots = core.state.borrow().slots.len() as u32;
         let counts = (0..slots).any(|slot| core.entry(slot).dirty != 0);
-        core.still_counts.set(counts || core.still_counts.get());
+        core.had_dirty_parts.set(counts || core.had_dirty_parts.get());
         let error = error.with_detail(text);
-        // There is only one: nothing is committed after it.
+        // Set only once: nothing is committed after a failure.
         let _ = core.counters.failure.set(error.to_string());
         *core.failure.borrow_mut() = Some(error);
     }
@@ -64,50 +64,50 @@ fn count(core: &Core) {
     counters.commits.add(1);
 }
 
-/// What goes to the table at once.
+/// Changes of the table in one append.
 struct Batch {
     changes: Vec<(u32, Words)>,
-    /// Something of them is or was dirty.
-    relies: bool,
+    /// Whether a change begins or ends with a dirty part.
+    has_dirty_parts: bool,
     marks: Vec<u32>,
-    leaving: Vec<u32>,
-    /// Some of it says that the cache has something, so that the data has to be durable.
-    tells_of_data: bool,
-    /// Slots of which the table has to be told more once the origin has been flushed.
-    again: Vec<u32>,
+    evicting: Vec<u32>,
+    /// Whether a change makes a part valid in the table, so that the cache's data has to be durable first.
+    needs_durable_data: bool,
+    /// Slots whose entry needs another change after the next flush of the origin.
+    retry: Vec<u32>,
     is_last: bool,
 }
 
 async fn commit(core: &Core, all: bool) -> Result<()> {
-    let mut again: Vec<u32> = Vec::new();
+    let mut retry: Vec<u32> = Vec::new();
     loop {
-        core.table.make_room().await?;
-        let mut batch = gather(core, all);
-        again.append(&mut batch.again);
+        core.table.reserve().await?;
+        let mut batch = collect(core, all);
+        retry.append(&mut batch.retry);
         let began = core.fast_epochs.begin();
         core.table.set(&batch.changes);
-        let outcome = write(core, &batch, batch.tells_of_data.then_some(began)).await;
+        let outcome = write(core, &batch, batch.needs_durable_data.then_some(began)).await;
         if outcome.is_err() {
             let mut state = core.state.borrow_mut();
             batch.changes.iter().for_each(|(slot, _)| state.slot(*slot).flags |= SUSPECT);
-            core.still_counts.set(batch.relies);
+            core.had_dirty_parts.set(batch.has_dirty_parts);
         }
         outcome?;
-        settle(core, &batch);
+        finish(core, &batch);
         if batch.is_last {
             if all {
-                core.undone.set(again.len());
+                core.undurable_discards.set(retry.len());
             }
             let mut state = core.state.borrow_mut();
-            again.into_iter().for_each(|slot| state.queue_must(slot));
+            retry.into_iter().for_each(|slot| state.queue_for_flush(slot));
             return Ok(());
         }
     }
 }
 
-/// Makes the data durable on which the table relies from now on, if there is any, and the table.
-async fn write(core: &Core, batch: &Batch, relies_on_data_since: Option<u64>) -> Result<()> {
-    if let Some(began) = relies_on_data_since {
+/// Flushes the cache's data if the changes rely on it, then appends the changes to the table.
+async fn write(core: &Core, batch: &Batch, data_epoch: Option<u64>) -> Result<()> {
+    if let Some(began) = data_epoch {
         if core.fast_epochs.is_dirty() {
             core.fast.flush().await?;
         }
@@ -119,70 +119,71 @@ async fn write(core: &Core, batch: &Batch, relies_on_data_since: Option<u64>) ->
     }
 }
 
-/// What the table is to say of the slots that wait, those that differ from what it says.
-fn gather(core: &Core, all: bool) -> Batch {
+/// Collects the changes of the waiting slots whose target differs from their entry, up to the limit of one append.
+fn collect(core: &Core, all: bool) -> Batch {
     let mut state = core.state.borrow_mut();
-    let mut room = core.table.most_changes();
+    let mut capacity = core.table.most_changes();
     let mut take = |list: &mut Vec<u32>| {
-        let taken = list.split_off(list.len().saturating_sub(room));
-        room -= taken.len();
+        let taken = list.split_off(list.len().saturating_sub(capacity));
+        capacity -= taken.len();
         taken
     };
-    let leaving = take(&mut state.leaving);
+    let evicting = take(&mut state.evicting);
     let marks = take(&mut state.marks);
-    let soon = take(&mut state.soon);
-    let must = if all { take(&mut state.must) } else { Vec::new() };
-    let tells_of_data = all || !soon.is_empty();
-    let (mut changes, mut relies) = (Vec::new(), false);
+    let for_cleaner = take(&mut state.for_cleaner);
+    let for_flush = if all { take(&mut state.for_flush) } else { Vec::new() };
+    let needs_durable_data = all || !for_cleaner.is_empty();
+    let (mut changes, mut has_dirty_parts) = (Vec::new(), false);
     let slots = &state.slots;
-    let targets = leaving.iter().map(|slot| (*slot, false));
+    let targets = evicting.iter().map(|slot| (*slot, false));
     let targets = targets.chain(marks.iter().map(|slot| (*slot, true)));
-    for (number, marks_only) in targets.chain(soon.iter().chain(&must).map(|slot| (*slot, false))) {
+    for (number, marks_only) in targets.chain(for_cleaner.iter().chain(&for_flush).map(|slot| (*slot, false)))
+    {
         let target = core.target(number, &slots[number as usize], marks_only);
         let old = core.entry(number);
         if target != old {
             changes.push((number, target.words(state.policy.heat(number))));
-            relies |= (target.dirty | old.dirty) != 0;
+            has_dirty_parts |= (target.dirty | old.dirty) != 0;
         }
     }
-    let mut again = Vec::new();
-    for slot in must {
-        state.slot(slot).flags &= !IN_MUST;
+    let mut retry = Vec::new();
+    for slot in for_flush {
+        state.slot(slot).flags &= !IN_FOR_FLUSH;
         let found = *state.slot(slot);
         let target = core.target(slot, &found, false);
         if found.block == FREE || target == core.ideal(&found) {
             continue;
         }
-        // What it can't say yet, it says later: what was discarded by the next flush, the rest at leisure.
+        // Changes that need a flush of the origin follow later: discards with the next flush, others in the background.
         match target.valid & !found.valid {
-            0 => state.queue_lazy(slot),
-            _ => again.push(slot),
+            0 => state.queue_unsettled(slot),
+            _ => retry.push(slot),
         }
     }
-    let lists = [&state.leaving, &state.marks, &state.soon];
-    let is_last = lists.iter().all(|list| list.is_empty()) && (!all || state.must.is_empty());
-    Batch { changes, relies, marks, leaving, tells_of_data, again, is_last }
+    let lists = [&state.evicting, &state.marks, &state.for_cleaner];
+    let is_last = lists.iter().all(|list| list.is_empty()) && (!all || state.for_flush.is_empty());
+    Batch { changes, has_dirty_parts, marks, evicting, needs_durable_data, retry, is_last }
 }
 
-/// The table has it.
-fn settle(core: &Core, batch: &Batch) {
+/// Finishes the marks and evictions of a batch that is durable in the table.
+fn finish(core: &Core, batch: &Batch) {
     let mut state = core.state.borrow_mut();
     core.counters.marks.add(batch.marks.len() as u64);
     for slot in &batch.marks {
         state.slot(*slot).flags &= !MARKING;
     }
-    for slot in &batch.leaving {
+    for slot in &batch.evicting {
         state.release(*slot);
         core.counters.demotions.add(1);
     }
 }
 
 impl Core {
-    /// Lets the table know how hot all blocks are. The caller has seen to it that nobody else changes it.
-    pub async fn keep_heat(&self) -> Result<()> {
+    /// Records the heat of all blocks in the table. The caller ensures that nothing else changes the table meanwhile.
+    pub async fn record_heat(&self) -> Result<()> {
         let mut slots = 0..self.state.borrow().slots.len() as u32;
         while !slots.is_empty() {
-            self.table.make_room().await?;
+            self.table.reserve().await?;
             let changes: Vec<(u32, Words)> = {
                 let state = self.state.borrow();
                 let kept = |slot: u32| {
@@ -202,7 +203,7 @@ impl Core {
         Ok(())
     }
 
-    /// What the table would say of a slot if both sides were flushed and nobody wrote it.
+    /// The entry that a slot would get if both sides were flushed and no write were in flight.
     fn ideal(&self, slot: &super::state::Slot) -> super::state::Entry {
         match slot.valid {
             0 => super::state::Entry::FREE,
@@ -210,21 +211,23 @@ impl Core {
         }
     }
 
-    /// Refuses a change of what a slot has where nobody knows what the table says of it.
+    /// Returns the table's failure for a slot whose entry on the medium is unknown or can no longer be changed.
     pub fn check_slot(&self, slot: &super::state::Slot) -> Result<()> {
-        match slot.has(SUSPECT | LEAVING | MARKING) {
+        match slot.has(SUSPECT | EVICTING | MARKING) {
             true => self.failure.borrow().clone().map_or(Ok(()), Err),
             false => Ok(()),
         }
     }
 
-    /// Whether a clean and idle slot's block may go: nothing in the table waits for a flush of the origin.
-    pub fn may_leave(&self, number: u32, epoch: u64) -> bool {
+    /// Whether the block of a clean, idle slot may be evicted: its entry has no dirty parts that still need a flush of the
+    /// origin.
+    pub fn is_evictable(&self, number: u32, epoch: u64) -> bool {
         self.entry(number).dirty == 0 || self.slow_epochs.covers(epoch)
     }
 
-    /// Lets a slot's block go once nobody uses it, and waits for that; false if it is dirty.
-    pub async fn make_leave(&self, number: u32, block: u64) -> Result<bool> {
+    /// Evicts `block` from a slot once the slot is idle, and waits until the table records it. Returns false if the block is
+    /// dirty.
+    pub async fn evict_block(&self, number: u32, block: u64) -> Result<bool> {
         loop {
             let flushes;
             {
@@ -237,8 +240,8 @@ impl Core {
                     return Ok(false);
                 }
                 self.check_slot(&slot)?;
-                if is_idle(&slot) && self.may_leave(number, slot.epoch) {
-                    state.leave(number);
+                if is_idle(&slot) && self.is_evictable(number, slot.epoch) {
+                    state.begin_eviction(number);
                     break;
                 }
                 flushes = is_idle(&slot);
@@ -256,7 +259,7 @@ impl Core {
 /// Keeps slots free, until the cache closes.
 pub(super) async fn evictor(core: Rc<Core>) {
     let low = core.low_water();
-    while !core.is_idling.get() {
+    while !core.upkeep_ends.get() {
         let missing = low.saturating_sub(core.state.borrow().free.len());
         if missing == 0 || core.failure.borrow().is_some() {
             core.wants_clean.set(false);
@@ -264,10 +267,10 @@ pub(super) async fn evictor(core: Rc<Core>) {
             continue;
         }
         let most = (missing + low / 2).min(AT_ONCE);
-        let may = |number: u32, slot: &super::state::Slot| core.may_leave(number, slot.epoch);
+        let may = |number: u32, slot: &super::state::Slot| core.is_evictable(number, slot.epoch);
         let chosen = core.state.borrow_mut().evict(most, &may);
         if chosen > 0 {
-            // It fails where all that is clean can still be read.
+            // After a failure clean blocks remain readable; the failure is reported through `failure`.
             let _: Result<(), Error> = core.commit(Level::Marks).await;
             continue;
         }

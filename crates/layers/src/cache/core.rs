@@ -1,8 +1,8 @@
-//! The heart of a cache, on its home shard: what all the ways through it share.
+//! State of a cache on its home shard that reads, writes, the committer, the evictor and the cleaner share.
 
 use super::counters::Counters;
 use super::shape::Shape;
-use super::state::{EXCLUSIVE, Entry, HOT, LEAVING, MARKING, Slot, State};
+use super::state::{EVICTING, EXCLUSIVE, Entry, MARKED, MARKING, Slot, State};
 use crate::table::{Medium, Table};
 use block::{Error, Result};
 use runtime::TaskGroup;
@@ -12,22 +12,22 @@ use std::cell::{Cell, RefCell};
 use std::rc::Rc;
 use std::sync::Arc;
 
-/// How writes go.
+/// Destination of writes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Mode {
-    /// To the cache, and to the origin later.
+    /// The cache; the origin later.
     Writeback,
-    /// To both.
+    /// Both devices.
     Writethrough,
-    /// To the origin; the cache forgets.
+    /// The origin; the cached block is evicted.
     Passthrough,
 }
 
 impl Mode {
-    /// The words for them, as dm and lvm have them.
+    /// Names of the modes, as in dm-cache and lvmcache.
     pub const NAMES: [&'static str; 3] = ["writethrough", "writeback", "passthrough"];
 
-    /// By its word.
+    /// Returns the mode of this name.
     pub fn from_name(name: &str) -> Option<Self> {
         match name {
             "writeback" => Some(Mode::Writeback),
@@ -37,7 +37,7 @@ impl Mode {
         }
     }
 
-    /// Its word.
+    /// Returns the name.
     pub fn name(self) -> &'static str {
         match self {
             Mode::Writeback => "writeback",
@@ -47,7 +47,7 @@ impl Mode {
     }
 }
 
-/// Which changes of a device a flush of it has covered. Time is the number of flushes that have begun.
+/// Tracks which changes of a device a flush has covered. The epoch counts flushes that have begun.
 #[derive(Debug)]
 pub(super) struct Epochs {
     now: Cell<u64>,
@@ -60,31 +60,31 @@ impl Epochs {
         Epochs { now: Cell::new(1), flushed: Cell::new(0), changed: Cell::new(0) }
     }
 
-    /// A change has ended; says when.
+    /// Notes a completed change. Returns its epoch.
     #[inline]
     pub fn note(&self) -> u64 {
         self.changed.set(self.now.get());
         self.now.get()
     }
 
-    /// The time.
+    /// Returns the current epoch.
     pub fn now(&self) -> u64 {
         self.now.get()
     }
 
-    /// A flush begins.
+    /// Begins a flush. Returns the epoch that the flush covers.
     pub fn begin(&self) -> u64 {
         let now = self.now.get();
         self.now.set(now + 1);
         now
     }
 
-    /// The flush that began then has returned.
+    /// Notes that the flush that `began` in this epoch has succeeded.
     pub fn done(&self, began: u64) {
         self.flushed.set(self.flushed.get().max(began));
     }
 
-    /// Whether there is something that no flush has covered.
+    /// Whether a change is not covered by a flush yet.
     pub fn is_dirty(&self) -> bool {
         self.changed.get() > self.flushed.get()
     }
@@ -94,7 +94,7 @@ impl Epochs {
     }
 }
 
-/// What was asked of the committer, and what it has done.
+/// CacheBlocks of the last commit that was requested and of the last one that is done.
 #[derive(Debug, Default)]
 pub(super) struct Tickets {
     pub asked: Cell<u64>,
@@ -112,64 +112,64 @@ impl Tickets {
     }
 }
 
-/// What is asked of the committer.
+/// Changes that a commit covers.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Level {
-    /// That slots are being written, or their blocks gone; and what is to be told soon.
+    /// Marks, evictions, and the slots of the cleaner's next batch.
     Marks,
-    /// All that a flush has to make durable, the data included.
+    /// All changes that a flush has to make durable, after the cache's data.
     All,
 }
 
-/// See the module's head.
+/// Shared state of a cache.
 pub(super) struct Core {
     pub fast: Rc<Medium>,
     pub slow: Medium,
     pub shape: Shape,
     pub table: Table,
     pub state: RefCell<State>,
-    /// Bytes of the origin that are being written or zeroed, in the cache or past it.
+    /// Byte ranges of the origin with a write, discard or zeroing in flight, on either device.
     pub writing: RangeLock,
-    /// What the stack asks for, or a message.
+    /// Mode that the stack or the last message set.
     pub mode: Cell<Mode>,
     pub is_detaching: Cell<bool>,
-    /// In bytes.
+    /// Limit of bytes in flight between the two devices.
     pub migration_threshold: Cell<u64>,
-    /// In bytes; 0 for none.
+    /// Length in bytes from which sequential runs bypass the cache; 0: never.
     pub sequential_threshold: Cell<u64>,
-    /// How many bytes are being moved between the two.
+    /// Bytes in flight between the two devices.
     pub migrating: Cell<u64>,
     pub slow_epochs: Epochs,
     pub fast_epochs: Epochs,
     pub marks: Tickets,
     pub all: Tickets,
-    /// In how many slots the table still says that the cache counts for what was discarded, because the origin hasn't been
-    /// flushed since.
-    pub undone: Cell<usize>,
-    /// The committer is at it.
+    /// Number of slots whose discarded parts are still dirty in the table, because the origin hasn't been flushed since.
+    pub undurable_discards: Cell<usize>,
+    /// Whether the committer is working.
     pub is_committing: Cell<bool>,
+    /// Error that made the table read-only.
     pub failure: RefCell<Option<Error>>,
-    /// When the table failed, it said, or may have said, of something that the cache counts.
-    pub still_counts: Cell<bool>,
-    /// For the committer.
+    /// Whether the table recorded, or may have recorded, a dirty part when it failed.
+    pub had_dirty_parts: Cell<bool>,
+    /// Wakes the committer.
     pub work: Notify,
-    /// For the evictor and the cleaner.
+    /// Wakes the evictor and the cleaner.
     pub upkeep: Notify,
-    /// Something has changed for which somebody may wait.
+    /// Wakes requests that wait for a slot or a commit.
     pub changed: Notify,
-    /// Requests are refused, whoever sends them late.
+    /// Whether new requests are refused.
     pub is_closed: Cell<bool>,
-    /// The evictor and the cleaner end.
-    pub is_idling: Cell<bool>,
-    /// The committer does.
-    pub is_closing: Cell<bool>,
-    /// Nobody could make room because all is dirty.
+    /// Tells the evictor and the cleaner to end.
+    pub upkeep_ends: Cell<bool>,
+    /// Tells the committer to end.
+    pub committer_ends: Cell<bool>,
+    /// Whether the evictor lacks clean slots.
     pub wants_clean: Cell<bool>,
-    /// Clients' requests, to notice when there are none.
+    /// Number of clients' requests, by which the cleaner detects idleness.
     pub requests: Cell<u64>,
     pub counters: Arc<Counters>,
-    /// Requests of clients and operators that a close waits for: all changes, and the reads of other shards. Reads through an open
-    /// handle of the home shard are left to the handle's owner.
+    /// Requests of clients and operators that a close waits for: all changes, and the reads of other shards. A close doesn't
+    /// wait for reads through a handle of the home shard.
     pub calls: TaskGroup,
     /// The evictor and the cleaner.
     pub upkeepers: TaskGroup,
@@ -178,7 +178,7 @@ pub(super) struct Core {
 }
 
 impl Core {
-    /// How writes go at the moment.
+    /// Mode of writes at the moment: during a detach, writeback becomes writethrough.
     #[inline]
     pub fn writes(&self) -> Mode {
         match (self.is_detaching.get(), self.mode.get()) {
@@ -187,22 +187,22 @@ impl Core {
         }
     }
 
-    /// Whether blocks may come into the cache.
-    pub fn takes_blocks(&self) -> bool {
+    /// Whether blocks may be promoted.
+    pub fn may_promote(&self) -> bool {
         !self.is_detaching.get() && self.mode.get() != Mode::Passthrough && self.failure.borrow().is_none()
     }
 
-    /// The entry of a slot, as it will be in the table when what is being committed is.
+    /// Returns a slot's entry of the table, including changes of a commit in flight.
     #[inline]
     pub fn entry(&self, slot: u32) -> Entry {
         Entry::from_words(self.table.get(slot))
     }
 
-    /// What the table is to say of a slot now, and may: see the rules in the head of the module `cache`. With `marks_only` it
-    /// gives up what it can't say without the cache's data being durable.
+    /// Returns the entry that the table may record for a slot now, by the rules in the head of the module `cache`. With
+    /// `marks_only` it leaves out parts that would need the cache's data to be durable first.
     pub fn target(&self, number: u32, slot: &Slot, marks_only: bool) -> Entry {
         let old = self.entry(number);
-        if slot.block == super::state::FREE || slot.has(LEAVING) {
+        if slot.block == super::state::FREE || slot.has(EVICTING) {
             return Entry::FREE;
         }
         let (clean, is_flushed) = (slot.clean(), self.slow_epochs.covers(slot.epoch));
@@ -211,9 +211,9 @@ impl Core {
             *valid |= parts & old.valid;
             *dirty |= parts & old.dirty;
         };
-        if slot.has(HOT) {
+        if slot.has(MARKED) {
             if self.writes() == Mode::Writeback {
-                // The cache counts.
+                // The cache becomes authoritative.
                 valid |= clean & old.valid;
                 dirty |= clean & old.valid;
             } else if !is_flushed {
@@ -227,7 +227,7 @@ impl Core {
             as_before(clean, &mut valid, &mut dirty);
         }
         if !is_flushed {
-            // What was discarded: the origin counts once it has been flushed.
+            // Discarded parts: the origin becomes authoritative once it has been flushed.
             let gone = !slot.valid & old.dirty;
             as_before(gone, &mut valid, &mut dirty);
         }
@@ -241,7 +241,7 @@ impl Core {
         }
     }
 
-    /// Waits until the table has it.
+    /// Requests a commit and waits until it is durable.
     pub async fn commit(&self, level: Level) -> Result<()> {
         let tickets = match level {
             Level::Marks => &self.marks,
@@ -260,51 +260,51 @@ impl Core {
         }
     }
 
-    /// What this answers to [`Device::flush`](block::Device::flush).
+    /// Implements [`Device::flush`](block::Device::flush).
     pub async fn flush(&self) -> Result<()> {
         self.flush_origin().await?;
         loop {
-            // What was to be told to a table that failed waits in no list any more.
+            // After a failure of the table the lists no longer name all undurable changes.
             if let Some(error) = self.failure.borrow().clone() {
-                return if self.goes_on_without_cache() { Ok(()) } else { Err(error) };
+                return if self.runs_without_cache() { Ok(()) } else { Err(error) };
             }
             let is_needed = self.is_committing.get()
                 || self.fast_epochs.is_dirty()
-                || !self.state.borrow().must.is_empty();
+                || !self.state.borrow().for_flush.is_empty();
             if !is_needed {
-                return self.flush_unsaid().await;
+                return self.flush_unrecorded_discards().await;
             }
             self.commit(Level::All).await?;
-            // Something else may have been discarded in a slot meanwhile; then the table still says that the cache counts for
-            // what had been discarded before, too.
-            if self.undone.get() == 0 {
-                return self.flush_unsaid().await;
+            // A later discard in the same slot may have raised the slot's epoch; then the parts that were discarded before are
+            // still dirty in the table, too.
+            if self.undurable_discards.get() == 0 {
+                return self.flush_unrecorded_discards().await;
             }
             self.flush_origin_now().await?;
         }
     }
 
-    /// What was dirty when a flush began, and was discarded before the table could be told, is in neither: the table says that
-    /// the origin counts, and that may have an older version again after a power cut. So the discard has to be durable. Of
-    /// what is discarded after the table was told, it says that the cache counts until then.
-    pub async fn flush_unsaid(&self) -> Result<()> {
-        let unsaid = self.state.borrow().unsaid;
-        match self.slow_epochs.covers(unsaid) {
+    /// Makes discards durable of dirty parts that the table never recorded as dirty. For these parts the table names the
+    /// origin as authoritative, which may return an older version after a power cut until the discard is durable. Discarded
+    /// parts that the table recorded as dirty stay dirty there until the origin is flushed.
+    pub async fn flush_unrecorded_discards(&self) -> Result<()> {
+        let unrecorded_discard = self.state.borrow().unrecorded_discard;
+        match self.slow_epochs.covers(unrecorded_discard) {
             true => Ok(()),
             false => self.flush_origin_now().await,
         }
     }
 
-    /// The cache has failed, and nothing that counts is in it, whatever of its table is found later: neither what the table said
-    /// when it failed, nor what was written to the cache alone after that, while the mode was writeback.
-    pub fn goes_on_without_cache(&self) -> bool {
+    /// Whether the cache has failed and the origin alone has all data: the table recorded no dirty part when it failed, and
+    /// no part is dirty in memory.
+    pub fn runs_without_cache(&self) -> bool {
         self.failure.borrow().is_some()
             && self.writes() != Mode::Writeback
-            && !self.still_counts.get()
+            && !self.had_dirty_parts.get()
             && self.state.borrow().dirty_slots == 0
     }
 
-    /// Flushes the origin if something was written there.
+    /// Flushes the origin if it has changes that no flush covers.
     pub async fn flush_origin(&self) -> Result<()> {
         match self.slow_epochs.is_dirty() {
             true => self.flush_origin_now().await,
@@ -320,7 +320,7 @@ impl Core {
         Ok(())
     }
 
-    /// Asks for the table to be told that a slot is being written. Returns whether it has to be waited for.
+    /// Requests a mark if a touched part is clean in the table. Returns whether the caller has to wait for it.
     pub fn mark(&self, state: &mut State, slot: u32, touched: u64) -> bool {
         let flags = state.slot(slot).flags;
         if flags & MARKING != 0 {
@@ -329,49 +329,49 @@ impl Core {
         if self.entry(slot).clean() & touched == 0 {
             return false;
         }
-        state.slot(slot).flags |= HOT | MARKING;
+        state.slot(slot).flags |= MARKED | MARKING;
         state.marks.push(slot);
-        // Whoever asks for it may not wait for it, and others do.
+        // The commit is requested here because a caller that is dropped no longer waits, while other writes do.
         self.marks.ask();
         self.work.notify_all();
         true
     }
 
-    /// Refuses what comes after the close.
+    /// Refuses requests after the close.
     pub fn check_open(&self) -> Result<()> {
         match self.is_closed.get() {
             false => Ok(()),
-            true => Err(Error::closed("the cache is closed")),
+            true => Err(Error::closed("cache: it is closed; open it again")),
         }
     }
 
-    /// How many free slots there should be.
+    /// Number of free slots below which the evictor works.
     pub fn low_water(&self) -> usize {
         (self.state.borrow().slots.len() / 16).clamp(1, 256)
     }
 
-    /// Somebody took a slot, or would have liked to.
+    /// Wakes the evictor after an allocation of a slot, or a failed one, if `left` free slots may be too few.
     #[inline]
     pub fn slot_was_taken(&self, left: usize) {
-        // As `low_water`, without another look at the state.
+        // The largest value of `low_water`, because the state may be borrowed here.
         if left < 256 {
             self.upkeep.notify_all();
         }
     }
 
-    /// The origin's bytes that a block begins with.
+    /// Byte offset of a block on the origin.
     #[inline]
     pub fn on_slow(&self, block: u64) -> u64 {
         block * self.shape.block
     }
 
-    /// Whether so many bytes more may be moved at the moment.
+    /// Whether `bytes` more may be in flight between the devices. One request is always allowed.
     pub fn may_migrate(&self, bytes: u64) -> bool {
         let moving = self.migrating.get();
         moving == 0 || moving + bytes <= self.migration_threshold.get()
     }
 
-    /// Wakes everybody who may wait for a slot.
+    /// Wakes requests that wait for a slot.
     #[inline]
     pub fn slot_changed(&self) {
         self.changed.notify_all();

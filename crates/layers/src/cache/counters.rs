@@ -1,16 +1,16 @@
-//! What is counted for people. Written on the home shard only, read from all.
+//! Counters of a cache's status. Written on the home shard only, read on all.
 
 use std::sync::OnceLock;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-/// A number that one shard changes.
+/// Counter that one shard writes.
 #[derive(Debug, Default)]
 pub(super) struct Count(AtomicU64);
 
 impl Count {
     #[inline]
     pub fn add(&self, more: u64) {
-        // One writer: no need for a locked addition.
+        // With one writer no atomic addition is needed.
         self.0.store(self.0.load(Ordering::Relaxed) + more, Ordering::Relaxed);
     }
 
@@ -23,7 +23,7 @@ impl Count {
     }
 }
 
-/// See the module's head.
+/// Counters of one cache.
 #[derive(Debug, Default)]
 pub(super) struct Counters {
     pub read_hits: Count,
@@ -41,12 +41,12 @@ pub(super) struct Counters {
     pub cache_errors: Count,
     pub origin_errors: Count,
     pub dirty: Count,
-    /// Parts that the cache has and the origin doesn't.
+    /// Dirty parts.
     pub dirty_parts: Count,
     pub used: Count,
     pub journal_records: Count,
     pub table_pages: Count,
     pub journal_used: Count,
-    /// Why the table can't be written any more. From then on it never is again.
+    /// Error after which the table is not written any more.
     pub failure: OnceLock<String>,
 }

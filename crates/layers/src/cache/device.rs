@@ -1,5 +1,5 @@
-//! A cache as a device: a part, and a handle per shard. Everything is done on the home shard; requests of the others hop there
-//! whole.
+//! A cache as a device: a part, and a handle per shard. All requests are carried out on the home shard; requests of other
+//! shards are sent there with their buffers.
 
 use super::core::{Core, Epochs, Tickets};
 use super::counters::Counters;
@@ -35,12 +35,12 @@ pub struct CachePart {
 }
 
 impl CachePart {
-    /// Opens, or makes, the cache on `fast` of the device `slow`, which has this name. The shard that calls becomes its
-    /// home.
+    /// Opens or formats the cache on `fast` of the origin `slow`; `name` is the origin's name in the stack. The calling shard
+    /// becomes the home shard.
     ///
     /// # Errors
-    /// [`Error::NotFound`] where there is no cache on `fast`, [`Error::Invalid`] where the two don't fit together or with
-    /// the options, [`Error::Corrupt`] with what is damaged; those of the devices.
+    /// [`Error::NotFound`] if `fast` contains no cache; [`Error::Invalid`] if the devices don't match each other or the
+    /// options; [`Error::Corrupt`] for a damaged cache; those of the devices.
     pub async fn open(
         slow: Arc<dyn DevicePart>,
         fast: Arc<dyn DevicePart>,
@@ -57,12 +57,10 @@ impl CachePart {
             read_only: slow.geometry().read_only || fast.geometry().read_only,
         };
         if geometry.read_only {
-            return Err(Error::invalid(
-                "cache: one of its devices is read-only; expected both to be written",
-            ));
+            return Err(Error::invalid("one of its devices is read-only; expected both to be writable"));
         }
         if blocks.0 == 0 {
-            return Err(Error::invalid("cache: the origin has no block"));
+            return Err(Error::invalid("the origin is smaller than one block; expected a larger device"));
         }
         let slow = Medium::new(slow.open().await?);
         let fast = Rc::new(Medium::new(fast.open().await?));
@@ -95,16 +93,16 @@ impl CachePart {
             fast_epochs: Epochs::new(),
             marks: Tickets::default(),
             all: Tickets::default(),
-            undone: Cell::new(0),
+            undurable_discards: Cell::new(0),
             is_committing: Cell::new(false),
             failure: RefCell::default(),
-            still_counts: Cell::new(false),
+            had_dirty_parts: Cell::new(false),
             work: Notify::new(),
             upkeep: Notify::new(),
             changed: Notify::new(),
             is_closed: Cell::new(false),
-            is_idling: Cell::new(false),
-            is_closing: Cell::new(false),
+            upkeep_ends: Cell::new(false),
+            committer_ends: Cell::new(false),
             wants_clean: Cell::new(false),
             requests: Cell::new(0),
             counters: counters.clone(),
@@ -115,14 +113,14 @@ impl CachePart {
         core.committer.spawn(commit::run(core.clone())).detach();
         core.upkeepers.spawn(commit::evictor(core.clone())).detach();
         core.upkeepers.spawn(clean::run(core.clone(), options.settle_every)).detach();
-        // What a bit of the table means is never torn.
+        // A part has one state in the table, so writes are atomic up to a part at most.
         let geometry =
             DeviceGeometry { atomic_write: geometry.atomic_write.min(part_bytes as u32), ..geometry };
         Ok(CachePart { home: Home::here(core), geometry, counters, facts })
     }
 }
 
-/// Finds or makes the table, and checks that it belongs to this origin.
+/// Opens or formats the table, and checks that it belongs to this origin.
 async fn open_table(
     fast: &Rc<Medium>,
     slow: &Medium,
@@ -141,36 +139,38 @@ async fn open_table(
     let (words, was_clean) = match Table::owner(fast).await {
         Err(error @ (Error::NotFound(_) | Error::Corrupt(_))) => {
             return Err(error.with_detail(format!(
-                "{}: expected the cache of \"{name}\". Where it was written to by writeback, what hadn't been written back is \
-                 lost without it. If the cache is to be made anew: --format",
+                "{}; expected the cache of \"{name}\". After use with writeback, dirty data is lost without it; \
+                 to create an empty cache: --format",
                 error.detail()
             )));
         }
-        other => other.map_err(|error| error.in_context("the cache's device"))?,
+        other => other.map_err(|error| error.in_context("the fast device"))?,
     };
     let origin = Origin::decode(&words)?;
     if options.checks_origin {
         origin.check(slow, name, was_clean).await?;
     }
-    let table = Table::open(fast.clone()).await.map_err(|error| error.in_context("the cache's device"))?;
+    let table = Table::open(fast.clone()).await.map_err(|error| error.in_context("the fast device"))?;
     let block = table.layout().entry_bytes;
     if options.block_size_given && options.block_size != block {
         return Err(Error::invalid(format!(
-            "block_size {}: the cache was made with blocks of {block} bytes; leave it out, or make it anew with --format",
+            "block_size {}: expected {block}, the block size that the cache was formatted with; leave the key out, or \
+             create an empty cache with --format",
             options.block_size
         )));
     }
     let shape = Shape { block, part: origin.part, origin: size };
     if geometry.block_size.bytes() > shape.part || block.div_ceil(shape.part) > 64 {
         return Err(Error::invalid(format!(
-            "blocks of {} bytes: the cache was made for devices with blocks of at most {}",
+            "block size of the devices: {}; expected at most {}, for which the cache was formatted; create an empty cache \
+             with --format",
             geometry.block_size, shape.part
         )));
     }
     if origin.size < size {
         fill_last_part(fast, slow, &table, &shape, origin.size)
             .await
-            .map_err(|error| error.in_context("the cache of an origin that has grown"))?;
+            .map_err(|error| error.in_context("filling the last part of an origin that has grown"))?;
     }
     if origin.size != size || origin.name != name {
         let origin = Origin { size, name: name.to_owned(), ..origin };
@@ -179,7 +179,7 @@ async fn open_table(
     Ok((table, shape))
 }
 
-/// What the table has, if it can be.
+/// Returns the entries of the table, if all are valid.
 fn check_entries(table: &Table, shape: &Shape) -> Result<Vec<(Entry, Heat)>> {
     let blocks = shape.origin.div_ceil(shape.block);
     let count = table.layout().entries as u32;
@@ -198,7 +198,8 @@ fn check_entries(table: &Table, shape: &Shape) -> Result<Vec<(Entry, Heat)>> {
         };
         heat.filter(|_| possible).map(|heat| (entry, heat)).ok_or_else(|| {
             Error::corrupt(format!(
-                "the table of the cache says of slot {slot} what can't be: {words:x?} of {blocks} blocks"
+                "table entry of slot {slot} out of range: {words:x?}, for an origin of {blocks} blocks; the fast device is \
+                 damaged"
             ))
         })
     };
@@ -240,30 +241,30 @@ impl Tell for CachePart {
 }
 
 async fn close(core: Rc<Core>) -> Result<()> {
-    // What comes in still, and calls that nobody waits for any more, end first. A handle that is still open may never be
-    // dropped, so it isn't waited for.
+    // Requests in flight end first, also those whose future was dropped. An open handle isn't waited for: it may never be
+    // dropped.
     core.is_closed.set(true);
     core.changed.notify_all();
     core.calls.ended().await;
-    core.is_idling.set(true);
+    core.upkeep_ends.set(true);
     core.upkeep.notify_all();
     core.upkeepers.ended().await;
-    let outcome = leave(&core).await;
-    core.is_closing.set(true);
+    let outcome = stop_cleanly(&core).await;
+    core.committer_ends.set(true);
     core.work.notify_all();
     core.committer.ended().await;
     outcome
 }
 
-/// Makes everything durable, and notes a clean stop.
-async fn leave(core: &Rc<Core>) -> Result<()> {
-    if core.goes_on_without_cache() {
+/// Makes all data durable, and records a clean stop in the superblock.
+async fn stop_cleanly(core: &Rc<Core>) -> Result<()> {
+    if core.runs_without_cache() {
         return core.flush_origin().await;
     }
     core.flush().await?;
     core.settle(true).await;
     core.flush().await?;
-    core.keep_heat().await?;
+    core.record_heat().await?;
     let mut origin = Origin::decode(&core.table.owner_words())?;
     origin.sums = Origin::sums_of(&core.slow, origin.size).await.ok();
     let words: [u8; OWNER] = origin.encode();
@@ -295,12 +296,13 @@ impl DevicePart for CachePart {
 struct Handle {
     geometry: DeviceGeometry,
     core: Rc<Core>,
-    /// Of one that lives for one call of another shard. `None` of one that a shard keeps, perhaps for ever.
+    /// Set for a handle that exists for one call of another shard; `None` for a handle of the home shard, which may stay open
+    /// for ever.
     _call: Option<GroupMember>,
 }
 
 impl Handle {
-    /// A handle for one call of another shard.
+    /// Creates a handle for one call of another shard.
     fn new(geometry: DeviceGeometry, core: Rc<Core>) -> Self {
         let call = core.calls.enter();
         Handle { geometry, core, _call: Some(call) }
@@ -321,7 +323,7 @@ impl Handle {
     }
 }
 
-/// The bytes of a range that is to be changed; none of an empty one.
+/// Returns the byte range of a range to change; `None` if it is empty.
 fn check(geometry: &DeviceGeometry, range: BlockRange) -> Result<Option<(u64, u64)>> {
     geometry.check_writable()?;
     geometry.check(range)?;

@@ -1,18 +1,18 @@
 //! An origin that has grown since the cache was last open.
 //!
-//! Where it ended inside of a part that the cache has, the table says of the whole part that it is there, and the slot has
-//! anything behind the old end: an earlier block's bytes. What the origin has there comes in before anybody may ask for it.
+//! If the origin ended inside a cached part, the table has the whole part as valid, and the slot's bytes past the old end are
+//! those of an earlier block. Before the first request these bytes are therefore copied from the origin.
 
 use super::shape::Shape;
 use super::state::Entry;
 use crate::table::{Medium, Table};
 use block::{Durability, Result};
 
-/// How much comes in at a time, in bytes.
+/// Largest copy at a time, in bytes.
 const AT_ONCE: u64 = 1 << 20;
 
-/// Brings in the rest of the part in which an origin ended that had so many bytes and has grown, and makes it durable on both
-/// sides. To be done before the table's owner says the new size: until then another opening does it again.
+/// Copies the rest of the part in which an origin of `old` bytes ended, and makes it durable on both sides. The caller
+/// records the new size afterwards; until then the next open repeats the copy.
 ///
 /// # Errors
 /// Those of the devices.
@@ -28,14 +28,14 @@ pub(super) async fn fill_last_part(
         return Ok(());
     }
     let part = from / shape.part;
-    let has_it = |slot: &u32| {
+    let is_cached = |slot: &u32| {
         let entry = Entry::from_words(table.get(*slot));
         entry.block == block && entry.valid >> part & 1 != 0
     };
-    let Some(slot) = (0..table.layout().entries as u32).find(has_it) else { return Ok(()) };
+    let Some(slot) = (0..table.layout().entries as u32).find(is_cached) else { return Ok(()) };
     let end = shape.bytes(block, part..part + 1).end;
     let (on_fast, on_slow) = (table.layout().data(slot), block * shape.block);
-    // The devices may have larger blocks than when the origin ended there: of the first one the beginning stays.
+    // The devices' blocks may be larger than at the old end: the bytes of the first block before the old end are kept.
     let size = fast.geometry().block_size.max(slow.geometry().block_size).bytes();
     let mut at = from - from % size;
     while at < end {
@@ -49,7 +49,7 @@ pub(super) async fn fill_last_part(
         fast.write(on_fast + at, bytes.into(), Durability::Visible).await?;
         at += length;
     }
-    // Where the part is clean both sides have to have the same, whatever happens.
+    // If the part is clean, both sides have to be durably equal.
     slow.flush().await?;
     fast.flush().await
 }

@@ -1,80 +1,80 @@
-//! Which slot has which block: a hash table with open addressing and linear probing, of eight bytes per slot.
+//! Index from blocks to slots: a hash table with open addressing and linear probing, of eight bytes per slot.
 //!
-//! The table holds slots; the blocks themselves are found where the slots are.
+//! Buckets hold slot numbers; a caller's function returns the block of a slot.
 
-/// No slot.
+/// Empty bucket.
 const NONE: u32 = u32::MAX;
 
-/// Slots, found by their blocks.
+/// Index from blocks to slots.
 #[derive(Debug)]
 pub(super) struct Index {
-    places: Vec<u32>,
+    buckets: Vec<u32>,
     shift: u32,
 }
 
 impl Index {
-    /// For so many slots.
+    /// Creates an empty index for at most `slots` slots.
     pub fn new(slots: usize) -> Self {
-        let places = (slots * 2).next_power_of_two().max(8);
-        Index { places: vec![NONE; places], shift: 64 - places.trailing_zeros() }
+        let buckets = (slots * 2).next_power_of_two().max(8);
+        Index { buckets: vec![NONE; buckets], shift: 64 - buckets.trailing_zeros() }
     }
 
-    /// Fibonacci hashing (Knuth, "The Art of Computer Programming", volume 3, section 6.4).
+    /// Home bucket of a block by Fibonacci hashing (Knuth, "The Art of Computer Programming", volume 3, section 6.4).
     #[inline]
     fn home(&self, block: u64) -> usize {
         (block.wrapping_mul(0x9E37_79B9_7F4A_7C15) >> self.shift) as usize
     }
 
-    /// The slot of a block; `block_of` says which block a slot has.
+    /// Returns the slot of a block; `block_of` returns the block of a slot.
     #[inline]
     pub fn get(&self, block: u64, block_of: impl Fn(u32) -> u64) -> Option<u32> {
-        let mask = self.places.len() - 1;
-        let mut place = self.home(block);
+        let mask = self.buckets.len() - 1;
+        let mut bucket = self.home(block);
         loop {
-            match self.places[place] {
+            match self.buckets[bucket] {
                 NONE => return None,
                 slot if block_of(slot) == block => return Some(slot),
-                _ => place = (place + 1) & mask,
+                _ => bucket = (bucket + 1) & mask,
             }
         }
     }
 
-    /// The block isn't there yet.
+    /// Inserts a block that isn't in the index.
     pub fn insert(&mut self, block: u64, slot: u32) {
-        let mask = self.places.len() - 1;
-        let mut place = self.home(block);
-        while self.places[place] != NONE {
-            place = (place + 1) & mask;
+        let mask = self.buckets.len() - 1;
+        let mut bucket = self.home(block);
+        while self.buckets[bucket] != NONE {
+            bucket = (bucket + 1) & mask;
         }
-        self.places[place] = slot;
+        self.buckets[bucket] = slot;
     }
 
-    /// Takes a block's slot out, if it is there; slots that were pushed behind it move up.
+    /// Removes a block, if it is in the index, and moves displaced slots up so that probing finds them.
     pub fn remove(&mut self, block: u64, block_of: impl Fn(u32) -> u64) {
-        let mask = self.places.len() - 1;
+        let mask = self.buckets.len() - 1;
         let mut hole = self.home(block);
         loop {
-            match self.places[hole] {
+            match self.buckets[hole] {
                 NONE => return,
                 slot if block_of(slot) == block => break,
                 _ => hole = (hole + 1) & mask,
             }
         }
-        let mut place = hole;
+        let mut bucket = hole;
         loop {
-            place = (place + 1) & mask;
-            let slot = self.places[place];
+            bucket = (bucket + 1) & mask;
+            let slot = self.buckets[bucket];
             if slot == NONE {
                 break;
             }
             let home = self.home(block_of(slot));
-            // It may move if its home isn't behind the hole.
-            if (place.wrapping_sub(home) & mask) >= (place.wrapping_sub(hole) & mask) {
-                self.places[hole] = slot;
-                hole = place;
+            // The slot may move into the hole if its home bucket is at or before the hole.
+            if (bucket.wrapping_sub(home) & mask) >= (bucket.wrapping_sub(hole) & mask) {
+                self.buckets[hole] = slot;
+                hole = bucket;
             }
         }
-        self.places[hole] = NONE;
+        self.buckets[hole] = NONE;
     }
 }
 

@@ -1,10 +1,10 @@
-//! What an operator may tell a cache while it works.
+//! Messages of operators to an open cache.
 
 use super::commit::PATIENCE;
 use super::core::{Core, Level, Mode};
 use super::state::FREE;
 use super::status::{Control, Detach};
-use super::warm::{self, Bytes, Wants};
+use super::warm::{self, ByteRange, WarmRanges};
 use block::{Error, Result};
 use stack::{FromWords, Words};
 use std::cell::Cell;
@@ -20,22 +20,22 @@ stack::messages! {
         "limit data in flight between cache and origin, in sectors of 512 bytes";
     "sequential_threshold BYTES" => SequentialThreshold(u64),
         "bypass the cache with sequential runs of at least this length; 0: never bypass";
-    "invalidate FROM-TO…" => Invalidate(Vec<Numbers>), "evict clean blocks by cache block number; TO is exclusive";
-    "invalidate_cblocks FROM-TO…" => InvalidateCblocks(Vec<Numbers>), "same as invalidate, under dm-cache's name";
+    "invalidate FROM-TO…" => Invalidate(Vec<CacheBlocks>), "evict clean blocks by cache block number; TO is exclusive";
+    "invalidate_cblocks FROM-TO…" => InvalidateCblocks(Vec<CacheBlocks>), "same as invalidate, under dm-cache's name";
     "detach" => Detach, "write everything back, evict all blocks and promote nothing";
     "cancel" => Cancel, "end or undo a detach";
     "warm list FROM COUNT" => WarmList(u32, u32), "list COUNT slots from FROM on, with their heat, as JSON";
-    "warm fetch [HEAT] OFFSET+LENGTH…" => WarmFetch(Wants), "promote ranges of the origin and set their heat";
-    "warm heat [HEAT] OFFSET+LENGTH…" => WarmHeat(Wants), "set the heat of cached ranges of the origin";
-    "warm evict OFFSET+LENGTH…" => WarmEvict(Vec<Bytes>), "evict clean blocks of ranges of the origin";
+    "warm fetch [HEAT] OFFSET+LENGTH…" => WarmFetch(WarmRanges), "promote ranges of the origin and set their heat";
+    "warm heat [HEAT] OFFSET+LENGTH…" => WarmHeat(WarmRanges), "set the heat of cached ranges of the origin";
+    "warm evict OFFSET+LENGTH…" => WarmEvict(Vec<ByteRange>), "evict clean blocks of ranges of the origin";
 }
 
 /// A range of cache block numbers.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Numbers(pub Range<u32>);
+pub struct CacheBlocks(pub Range<u32>);
 
-/// As dm-cache has them: one block, or the first one and the one behind the last.
-impl FromWords for Numbers {
+/// Parses cache block numbers as dm-cache does: `BLOCK`, or `FROM-TO` with an exclusive end.
+impl FromWords for CacheBlocks {
     fn from_words(words: &mut Words<'_>) -> Result<Self> {
         words.read("a cache block number, or FROM-TO with FROM below TO (exclusive)", |word| {
             let number = |word: &str| word.parse::<u32>().ok();
@@ -43,7 +43,7 @@ impl FromWords for Numbers {
                 Some((from, to)) => number(from)?..number(to)?,
                 None => number(word)?..number(word)?.checked_add(1)?,
             };
-            (!found.is_empty()).then_some(Numbers(found))
+            (!found.is_empty()).then_some(CacheBlocks(found))
         })
     }
 }
@@ -54,7 +54,7 @@ impl FromWords for Mode {
     }
 }
 
-/// Does it, and says what there is to say about it.
+/// Carries a message out. Returns the answer.
 pub(super) async fn carry_out(
     core: &Rc<Core>,
     control: &std::sync::Arc<Control>,
@@ -91,23 +91,23 @@ pub(super) async fn carry_out(
                 core.calls.spawn(async move { detach(&own, &control).await }).detach();
             }
             let dirty = core.state.borrow().dirty_slots;
-            Ok(format!("detaching: {dirty} blocks are to be written back; \"cancel\" ends it"))
+            Ok(format!("detaching: {dirty} dirty blocks left to write back; \"cancel\" ends it"))
         }
         Message::Cancel => {
             let before = core.is_detaching.replace(false);
             control.set_detach(Detach::No);
             core.changed.notify_all();
-            Ok(if before { "attached again".into() } else { "there was no detach".into() })
+            Ok(if before { "attached again".into() } else { "no detach to cancel".into() })
         }
     }
 }
 
-/// Lets clean blocks go.
-async fn invalidate(core: &Rc<Core>, ranges: &[Numbers]) -> Result<String> {
+/// Evicts clean blocks.
+async fn invalidate(core: &Rc<Core>, ranges: &[CacheBlocks]) -> Result<String> {
     let slots = core.state.borrow().slots.len() as u32;
     if let Some(range) = ranges.iter().map(|range| &range.0).find(|range| range.end > slots) {
         return Err(Error::invalid(format!(
-            "invalidate {}-{}: the cache has {slots} blocks",
+            "invalidate {}-{}: out of range; expected block numbers below {slots}",
             range.start, range.end
         )));
     }
@@ -117,7 +117,7 @@ async fn invalidate(core: &Rc<Core>, ranges: &[Numbers]) -> Result<String> {
         if block == FREE {
             continue;
         }
-        match core.make_leave(slot, block).await? {
+        match core.evict_block(slot, block).await? {
             true => gone += 1,
             false => dirty += 1,
         }
@@ -125,17 +125,17 @@ async fn invalidate(core: &Rc<Core>, ranges: &[Numbers]) -> Result<String> {
     match dirty {
         0 => Ok(format!("{gone} blocks invalidated")),
         _ => Ok(format!(
-            "{gone} blocks invalidated; {dirty} are dirty and stay: write them back first, by \"detach\""
+            "{gone} blocks invalidated; {dirty} are dirty and stay: write them back first, with \"detach\""
         )),
     }
 }
 
-/// How many slots a detach makes free at once.
+/// Largest number of slots that one round of a detach frees.
 const AT_ONCE: usize = 1024;
-/// How often a detach asks for slots before it waits: the policy looks at a few at a time.
+/// Number of calls to the policy before a detach waits: one call examines only a few slots.
 const PASSES: usize = 16;
 
-/// Waits until all is written back, and lets all blocks go.
+/// Waits until all dirty blocks are written back, and evicts all blocks.
 async fn detach(core: &Rc<Core>, control: &Control) {
     let waits_for_flush = Cell::new(false);
     while core.is_detaching.get() && !core.is_closed.get() && core.failure.borrow().is_none() {
@@ -153,11 +153,11 @@ async fn detach(core: &Rc<Core>, control: &Control) {
             return;
         }
         let may = |number: u32, slot: &super::state::Slot| {
-            let may = core.may_leave(number, slot.epoch);
+            let may = core.is_evictable(number, slot.epoch);
             waits_for_flush.set(waits_for_flush.get() || !may);
             may
         };
-        // Blocks that are hot are passed over until they have cooled down.
+        // The policy passes over hot blocks until their hits are used up.
         let evict = |_| core.state.borrow_mut().evict(AT_ONCE, &may);
         let chosen = (0..PASSES).map(evict).find(|chosen| *chosen > 0).unwrap_or(0);
         if chosen > 0 {
@@ -170,7 +170,7 @@ async fn detach(core: &Rc<Core>, control: &Control) {
             control.set_detach(Detach::Done);
             return;
         }
-        // Where nobody asks for anything nothing changes.
+        // Without requests there are no notifications.
         let _ = runtime::timeout(PATIENCE, core.changed.notified()).await;
     }
 }
@@ -186,7 +186,7 @@ mod tests {
         assert_eq!(Message::parse(&KIND, "mode writeback").unwrap(), Message::Mode(Mode::Writeback));
         assert_eq!(
             Message::parse(&KIND, "invalidate 3 5-9").unwrap(),
-            Message::Invalidate(vec![Numbers(3..4), Numbers(5..9)])
+            Message::Invalidate(vec![CacheBlocks(3..4), CacheBlocks(5..9)])
         );
         for wrong in ["mode fast", "invalidate 9-5", "invalidate x", "migration_threshold -1"] {
             assert!(matches!(Message::parse(&KIND, wrong), Err(Error::Invalid(_))), "{wrong}");

@@ -1,36 +1,38 @@
-//! What a cache remembers of its origin, so that it isn't used with another one, or with one that was written without it.
+//! Identification of the origin, so that a cache is not used with another device, or with an origin that was written without
+//! the cache.
 //!
-//! Nothing can be written to the origin for that. So the cache keeps the origin's size, the name that it has in the stack,
-//! and checksums of a few places of it, as they were when the cache was closed. After a close all of them must be the same.
-//! After a power cut the origin may have changed anywhere: then only its size tells.
+//! The cache writes no identification to the origin. Instead the superblock keeps the origin's size, its name in the stack, and
+//! checksums of samples of its contents at the last close. After a clean close the samples must be unchanged and the origin
+//! not smaller. After a power cut any sample may have changed, so only the size is checked.
 
 use crate::table::{Medium, OWNER};
 use block::{Error, Result};
 use logkit::record::sum_of;
 use std::fmt::Write;
 
-/// How many places are looked at.
+/// Number of samples.
 const PLACES: usize = 16;
-/// How much of each, in bytes, where the origin's blocks aren't larger.
+/// Length of a sample in bytes; a block of the origin if that is larger.
 const LENGTH: u64 = 4096;
-/// The flag that says that the sums are those of a close.
+/// Flag for checksums that were taken at a clean close.
 const HAS_SUMS: u32 = 1;
+/// Largest length of the name, in bytes.
 const NAME: usize = 200;
 
-/// See the module's head.
+/// Identification of an origin, as the superblock keeps it.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct Origin {
-    /// In bytes.
+    /// Size in bytes.
     pub size: u64,
-    /// The parts of the cache's blocks, in bytes: what a bit of the table means.
+    /// Size of a part of a cache block in bytes: one bit of an entry of the table.
     pub part: u64,
-    /// Where the origin's places were looked at.
+    /// Checksums of the samples at the last clean close.
     pub sums: Option<[u32; PLACES]>,
     pub name: String,
 }
 
 impl Origin {
-    /// As the superblock keeps it: size, part (8 bytes each), flags, length of the name, sums (4 bytes each), the name.
+    /// Encodes for the superblock: size, part (8 bytes each), flags, length of the name, checksums (4 bytes each), the name.
     pub fn encode(&self) -> [u8; OWNER] {
         let mut words = [0; OWNER];
         words[..8].copy_from_slice(&self.size.to_le_bytes());
@@ -49,12 +51,12 @@ impl Origin {
         words
     }
 
-    /// Reads what a superblock keeps.
+    /// Decodes from the superblock.
     ///
     /// # Errors
-    /// [`Error::Corrupt`] for what can't be.
+    /// [`Error::Corrupt`] for fields out of range.
     pub fn decode(words: &[u8; OWNER]) -> Result<Self> {
-        let wrong = || Error::corrupt("a table whose owner is no cache");
+        let wrong = || Error::corrupt("superblock of the table: its owner's fields are not those of a cache");
         let long = |at: usize| u64::from_le_bytes(std::array::from_fn(|index| words[at + index]));
         let short = |at: usize| u32::from_le_bytes(std::array::from_fn(|index| words[at + index]));
         let (size, part, flags, length) = (long(0), long(8), short(16), short(20) as usize);
@@ -66,7 +68,7 @@ impl Origin {
         Ok(Origin { size, part, sums: (flags & HAS_SUMS != 0).then_some(sums), name: name.to_owned() })
     }
 
-    /// Looks at the places of an origin of so many bytes.
+    /// Computes the checksums of the samples of an origin of `size` bytes. A sample of zeros has the checksum 0.
     ///
     /// # Errors
     /// Those of the device.
@@ -85,17 +87,17 @@ impl Origin {
         Ok(sums)
     }
 
-    /// Refuses an origin that isn't the one that the cache was used with.
+    /// Checks that this is the origin that the cache was used with.
     ///
     /// # Errors
-    /// [`Error::Invalid`] with what doesn't fit, and what to do.
+    /// [`Error::Invalid`] if the origin is smaller, or was changed since a clean close.
     pub async fn check(&self, slow: &Medium, name: &str, was_clean: bool) -> Result<()> {
         let size = slow.geometry().bytes();
         if size < self.size {
             return Err(self.refusal(
                 name,
                 &format!(
-                    "it has {size} bytes, and the cache's own had {}; an origin may grow, never shrink",
+                    "its size is {size} bytes; expected at least {}: an origin may grow, never shrink",
                     self.size
                 ),
             ));
@@ -105,7 +107,7 @@ impl Origin {
             true => Ok(()),
             false => Err(self.refusal(
                 name,
-                "it is another device, or was written without the cache since that was last closed",
+                "it is another device, or was written without the cache since the last close",
             )),
         }
     }
@@ -116,7 +118,7 @@ impl Origin {
             let _ = write!(text, ", which belongs to \"{}\"", self.name);
         }
         Error::invalid(format!(
-            "{text}: {why}. If nothing in the cache is needed any more, make it anew with --format"
+            "{text}: {why}; if the cache's contents are not needed, create an empty one with --format"
         ))
     }
 }

@@ -1,11 +1,11 @@
-//! Which blocks stay: a policy without knobs.
+//! Eviction policy, without tunables.
 //!
 //! S3-FIFO (Yang, Zhang, Qiu, Yue and Vinayak, "FIFO queues are all you need for cache eviction", SOSP 2023): a small queue
-//! for what is new, a main queue for what was asked for again, and the memory of what left the small one, the ghosts. A scan
-//! passes through the small queue and leaves the main one alone. A hit costs a counter, no list is touched.
+//! for new blocks, a main queue for blocks with further hits, and a ghost queue of blocks that left the small one. A scan
+//! passes through the small queue and leaves the main one unchanged. A hit raises a counter and moves nothing in a queue.
 //!
-//! What is different here: requests come in smaller pieces than blocks, so several in a row for the same block are one
-//! visit, and a hit counts only when other blocks were asked for in between.
+//! Difference to the paper: requests are smaller than blocks, so consecutive requests for the same block are one visit. A hit
+//! is counted only if requests for other blocks came in between.
 
 mod heat;
 mod queues;
@@ -14,62 +14,61 @@ pub use heat::Heat;
 
 use queues::{Queue, Queues};
 
-/// Decides which block makes room.
+/// Chooses the blocks to evict.
 pub(super) trait Policy {
-    /// A block that is there was asked for.
+    /// Notes a request for the block in this slot.
     fn hit(&mut self, slot: u32);
 
-    /// A block that wasn't there got this slot.
+    /// Notes that a block was promoted into this slot.
     fn insert(&mut self, slot: u32, block: u64);
 
-    /// Takes out the slot that is to make room, of those that may; `block_of` says which block it has. None, if it has looked
-    /// at many and none of them may: another call looks at others.
+    /// Chooses a slot among those that `may` be evicted and removes it; `block_of` returns the block of a slot. Returns `None`
+    /// after a bounded number of slots that may not be evicted; the next call examines others.
     fn victim(&mut self, block_of: &dyn Fn(u32) -> u64, may: &mut dyn FnMut(u32) -> bool) -> Option<u32>;
 
-    /// A slot's block has gone otherwise.
+    /// Removes a slot whose block was evicted by other means.
     fn remove(&mut self, slot: u32);
 
-    /// How hot a slot is that has a block.
+    /// Returns the heat of the block in a slot.
     fn heat(&self, slot: u32) -> Heat;
 
-    /// Makes a slot that has a block as hot as this, from another run: it is older than all that is as hot, or, if its age
-    /// is zero, newer.
-    fn place(&mut self, slot: u32, heat: Heat);
+    /// Gives the block in a slot a recorded heat. The block becomes the oldest of its queue or, with age zero, the newest.
+    fn restore(&mut self, slot: u32, heat: Heat);
 
-    /// As [`remove`](Self::remove), of a slot whose block makes room for a hotter one.
+    /// Removes a slot whose block is evicted for a hotter one, and remembers the block as [`victim`](Self::victim) does.
     fn displace(&mut self, slot: u32, block: u64);
 }
 
-/// How many slots are looked at for one that may make room.
+/// Largest number of slots that one search for a victim examines.
 const LOOKS: usize = 64;
-/// The most hits that are counted.
+/// Largest number of counted hits.
 const MOST_HITS: u8 = 3;
-/// So many hits in the small queue are worth a place in the main one.
+/// Number of hits by which a block moves from the small queue to the main one.
 const WORTHY: u8 = 2;
-/// Hits count when so many others lie between them, where the cache is large enough.
+/// Number of other requests between two hits for the second one to be counted; fewer in a small cache.
 const VISIT: u32 = 16;
 
-/// See the module's head.
+/// S3-FIFO over slots.
 #[derive(Debug)]
 pub(super) struct S3Fifo {
     queues: Queues,
     hits: Vec<u8>,
-    /// When a slot was last visited, in requests.
-    visited: Vec<u32>,
+    /// Number of the last request for each slot.
+    last_visit: Vec<u32>,
     requests: u32,
     visit: u32,
-    /// How many the small queue has when it is full: a tenth.
+    /// Size of the small queue from which it is evicted first: a tenth of the slots.
     small_size: usize,
     ghosts: Ghosts,
 }
 
 impl S3Fifo {
-    /// For so many slots.
+    /// Creates the policy for this number of slots.
     pub fn new(slots: usize) -> Self {
         S3Fifo {
             queues: Queues::new(slots),
             hits: vec![0; slots],
-            visited: vec![0; slots],
+            last_visit: vec![0; slots],
             requests: 0,
             visit: VISIT.min(slots as u32 / 32),
             small_size: (slots / 10).max(1),
@@ -81,7 +80,7 @@ impl S3Fifo {
         self.ghosts.has(block)
     }
 
-    /// From the small queue: out, or to the main one. None where none was found that may leave.
+    /// Evicts from the small queue; moves slots with enough hits to the main queue on the way.
     fn leave_small(
         &mut self,
         block_of: &dyn Fn(u32) -> u64,
@@ -116,7 +115,7 @@ impl S3Fifo {
             let index = slot as usize;
             if self.hits[index] > 0 {
                 self.hits[index] -= 1;
-                // A hit is a reprieve and no look at a candidate.
+                // A slot with hits left isn't a candidate and isn't charged to the search.
                 *looks += usize::from(self.hits[index] > 0);
                 self.queues.push_back(Queue::Main, slot);
                 continue;
@@ -135,16 +134,16 @@ impl Policy for S3Fifo {
     fn hit(&mut self, slot: u32) {
         let index = slot as usize;
         self.requests = self.requests.wrapping_add(1);
-        if self.requests.wrapping_sub(self.visited[index]) > self.visit && self.hits[index] < MOST_HITS {
+        if self.requests.wrapping_sub(self.last_visit[index]) > self.visit && self.hits[index] < MOST_HITS {
             self.hits[index] += 1;
         }
-        self.visited[index] = self.requests;
+        self.last_visit[index] = self.requests;
     }
 
     fn insert(&mut self, slot: u32, block: u64) {
         let index = slot as usize;
         self.requests = self.requests.wrapping_add(1);
-        self.visited[index] = self.requests;
+        self.last_visit[index] = self.requests;
         self.hits[index] = 0;
         self.queues.remove(slot);
         match self.is_ghost(block) {
@@ -173,14 +172,14 @@ impl Policy for S3Fifo {
 
     fn heat(&self, slot: u32) -> Heat {
         let index = slot as usize;
-        let requests_ago = self.requests.wrapping_sub(self.visited[index]);
+        let requests_ago = self.requests.wrapping_sub(self.last_visit[index]);
         Heat::new(self.queues.of(slot), self.hits[index], requests_ago)
     }
 
-    fn place(&mut self, slot: u32, heat: Heat) {
+    fn restore(&mut self, slot: u32, heat: Heat) {
         let index = slot as usize;
         self.hits[index] = heat.hits;
-        self.visited[index] = self.requests.wrapping_sub(heat.requests_ago());
+        self.last_visit[index] = self.requests.wrapping_sub(heat.requests_ago());
         self.queues.remove(slot);
         match heat.age {
             0 => self.queues.push_back(heat.queue(), slot),
@@ -196,40 +195,41 @@ impl Policy for S3Fifo {
     }
 }
 
-/// What left the small queue lately: fingerprints in a table that forgets by age, and by being written over.
+/// Ghost queue: fingerprints of blocks that left the small queue lately. An entry expires by age or is overwritten.
 #[derive(Debug)]
 struct Ghosts {
-    /// A fingerprint in the upper half, when it came in the lower one.
-    places: Vec<u64>,
+    /// Fingerprint in the upper half, time of insertion in the lower one.
+    entries: Vec<u64>,
+    /// Number of insertions.
     clock: u32,
-    /// How many are remembered.
+    /// Age in insertions at which an entry expires.
     capacity: u32,
 }
 
 impl Ghosts {
     fn new(slots: usize) -> Self {
-        let places = (slots * 2).next_power_of_two().max(8);
-        Ghosts { places: vec![0; places], clock: 0, capacity: slots.max(1) as u32 }
+        let entries = (slots * 2).next_power_of_two().max(8);
+        Ghosts { entries: vec![0; entries], clock: 0, capacity: slots.max(1) as u32 }
     }
 
-    /// Where a block's fingerprint is, and it.
-    fn place(&self, block: u64) -> (usize, u64) {
+    /// Returns the bucket and the fingerprint of a block.
+    fn bucket(&self, block: u64) -> (usize, u64) {
         let mut mixed = block.wrapping_mul(0x9E37_79B9_7F4A_7C15);
         mixed ^= mixed >> 29;
         mixed = mixed.wrapping_mul(0xBF58_476D_1CE4_E5B9);
-        ((mixed as usize) & (self.places.len() - 1), mixed >> 32 | 1)
+        ((mixed as usize) & (self.entries.len() - 1), mixed >> 32 | 1)
     }
 
     fn has(&self, block: u64) -> bool {
-        let (place, fingerprint) = self.place(block);
-        let found = self.places[place];
+        let (bucket, fingerprint) = self.bucket(block);
+        let found = self.entries[bucket];
         found >> 32 == fingerprint && self.clock.wrapping_sub(found as u32) < self.capacity
     }
 
     fn insert(&mut self, block: u64) {
-        let (place, fingerprint) = self.place(block);
+        let (bucket, fingerprint) = self.bucket(block);
         self.clock = self.clock.wrapping_add(1);
-        self.places[place] = fingerprint << 32 | u64::from(self.clock);
+        self.entries[bucket] = fingerprint << 32 | u64::from(self.clock);
     }
 }
 

@@ -1,24 +1,24 @@
-//! Reads: from the cache what it has, from the origin what it hasn't, and what is worth it comes into the cache.
+//! Reads: cached parts from the fast device, other parts from the origin; parts that are admitted are promoted.
 
 use super::core::{Core, Mode};
 use super::policy::Policy;
 use super::shape::{length_of, runs};
-use super::state::{EXCLUSIVE, LEAVING, MARKING, RECENT, State};
+use super::state::{EVICTING, EXCLUSIVE, MARKING, RECENT, State};
 use block::{Buffer, Call, Durability, Error, Payload, ReadOutcome, Result};
 use smallvec::SmallVec;
 use std::cell::RefCell;
 use std::ops::Range;
 use std::rc::Rc;
 
-/// How much comes into the cache at once where blocks are large, in bytes; whole parts in any case.
+/// Aligned window around a request from which parts of a large block are promoted, in bytes; always whole parts.
 const WINDOW: u64 = 256 << 10;
-/// How much one request moves where parts are larger than that.
+/// Largest request of a fill, in bytes.
 const MOST_AT_ONCE: u64 = 1 << 20;
 
-/// A reader's hold on a slot: its block stays until this is dropped.
+/// Prevents the eviction of a slot's block until it is dropped.
 ///
-/// It is handed to the functions that read as an argument. An `async move` block that only mentions its `slot` would copy
-/// that number and drop the hold at once.
+/// Pass it to the functions that read as an argument: an `async move` block that only uses its `slot` would copy that number
+/// and drop the pin at once.
 struct Pin<'a> {
     core: &'a Core,
     slot: u32,
@@ -38,15 +38,15 @@ impl Drop for Pin<'_> {
     }
 }
 
-/// Where the bytes of a read are.
+/// Location of the bytes of a read.
 enum Found<'a> {
     /// All in the cache.
     Fast(Pin<'a>),
     /// None in the cache.
     Slow,
-    /// Some parts, these, are.
+    /// These parts in the cache, others on the origin.
     Both(Pin<'a>, u64),
-    /// Some parts, these, may be, and others come in.
+    /// These parts, perhaps none, in the cache; others are promoted.
     Promote(u64, Promotion),
 }
 
@@ -107,7 +107,7 @@ impl Core {
         };
         let touched = self.shape.touched(from, to);
         let slot = state.slots[number as usize];
-        let there = match (slot.has(LEAVING), mode) {
+        let there = match (slot.has(EVICTING), mode) {
             (true, _) => 0,
             (_, Mode::Passthrough) => slot.dirty & touched,
             _ => slot.valid & touched,
@@ -154,14 +154,14 @@ impl Core {
             None => around,
         };
         let bytes = runs(parts).map(|run| self.shape.bytes(block, run)).map(length_of).sum();
-        if !self.takes_blocks() || !self.may_migrate(bytes) {
+        if !self.may_promote() || !self.may_migrate(bytes) {
             return None;
         }
         let (slot, is_new) = match slot {
             Some(slot) => {
                 let found = &state.slots[slot as usize];
-                let is_held = found.writers > 0 || found.has(EXCLUSIVE | LEAVING | MARKING);
-                // The cache may be changed only where the table doesn't say that both sides have the same.
+                let is_held = found.writers > 0 || found.has(EXCLUSIVE | EVICTING | MARKING);
+                // The cache may be changed only under parts that aren't clean in the table.
                 if is_held || self.entry(slot).clean() & parts != 0 {
                     return None;
                 }
@@ -181,8 +181,8 @@ impl Core {
         Some(Promotion { core: self.clone(), slot, block, parts, bytes, is_new })
     }
 
-    /// What the cache can't read, the origin may have.
-    async fn read_again(
+    /// Reads from the origin after an error of the fast device; fails if a part is dirty.
+    async fn read_fallback(
         &self,
         slot: u32,
         block: u64,
@@ -193,13 +193,14 @@ impl Core {
         self.counters.cache_errors.add(1);
         let touched = self.shape.touched(from, from + buffer.len() as u64);
         if self.state.borrow_mut().slot(slot).dirty & touched != 0 {
-            let text = format!("the cache can't read what only it has, block {block}: {}", error.detail());
+            let text =
+                format!("cache: dirty block {block} is unreadable on the fast device: {}", error.detail());
             return (Err(error.with_detail(text)), buffer);
         }
         self.slow.read(self.on_slow(block) + from, buffer).await
     }
 
-    /// The pieces of a read, in order, and whether each is to be read from the cache, which has these parts of it.
+    /// Returns the pieces of a read in order, each with whether it is read from the cache; the cache has the parts `there`.
     fn pieces(&self, block: u64, from: u64, to: u64, there: u64) -> SmallVec<[(Range<u64>, bool); 8]> {
         let missing = self.shape.touched(from, to) & !there;
         let mut pieces: SmallVec<[(Range<u64>, bool); 8]> = SmallVec::new();
@@ -213,12 +214,12 @@ impl Core {
         pieces
     }
 
-    /// Reads what is there.
+    /// Reads from the cache.
     async fn read_hit(&self, pin: Pin<'_>, block: u64, from: u64, buffer: Buffer) -> ReadOutcome {
         self.read_run(pin.slot, block, from, true, buffer).await
     }
 
-    /// Reads what is partly there.
+    /// Reads the parts `there` from the cache, and others from the origin.
     async fn read_both(
         &self,
         pin: Pin<'_>,
@@ -238,7 +239,7 @@ impl Core {
         .await
     }
 
-    /// Reads a piece of a block whose slot somebody holds.
+    /// Reads a piece of a block from one side. The caller holds the slot.
     async fn read_run(&self, slot: u32, block: u64, from: u64, is_fast: bool, buffer: Buffer) -> ReadOutcome {
         if !is_fast {
             return self.slow.read(self.on_slow(block) + from, buffer).await;
@@ -247,12 +248,12 @@ impl Core {
         let (outcome, buffer) = self.fast.read(at, buffer).await;
         match outcome {
             Ok(()) => (outcome, buffer),
-            Err(error) => self.read_again(slot, block, from, error, buffer).await,
+            Err(error) => self.read_fallback(slot, block, from, error, buffer).await,
         }
     }
 
-    /// Reads what was asked for and what is around it, answers, and then puts what wasn't there in the cache. Where parts are
-    /// large it answers before it reads what is around.
+    /// Reads the requested bytes and the promoted parts around them, answers, and then writes the promoted parts to the
+    /// cache. If parts are larger than the window, they are read after the answer.
     async fn promote(
         self: &Rc<Self>,
         promotion: Promotion,
@@ -263,87 +264,87 @@ impl Core {
         let (slot, block, parts) = (promotion.slot, promotion.block, promotion.parts);
         let to = from + buffer.len() as u64;
         let is_large = self.shape.part > WINDOW;
-        let come = RefCell::new(SmallVec::new());
+        let fetched = RefCell::new(SmallVec::new());
         let pieces = self.pieces(block, from, to, there).into_iter();
         let pieces = pieces.map(|(bytes, is_fast)| (length_of(bytes.clone()) as usize, (bytes, is_fast)));
         let read = |(bytes, is_fast): (Range<u64>, bool), piece| {
-            let come = &come;
+            let fetched = &fetched;
             async move {
                 match is_fast || is_large {
                     true => self.read_run(slot, block, bytes.start, is_fast, piece).await,
-                    false => self.read_around(block, bytes, parts, come, piece).await,
+                    false => self.read_around(block, bytes, parts, fetched, piece).await,
                 }
             }
         };
         let outcome = runtime::read_pieces(buffer, pieces, read).await;
-        let come = come.into_inner();
-        if outcome.0.is_ok() && (is_large || !come.is_empty()) {
+        let fetched = fetched.into_inner();
+        if outcome.0.is_ok() && (is_large || !fetched.is_empty()) {
             let core = self.clone();
-            self.calls.spawn(async move { core.put_all(promotion, come).await }).detach();
+            self.calls.spawn(async move { core.complete_promotion(promotion, fetched).await }).detach();
         }
         outcome
     }
 
-    /// Reads a range of a block from the origin and promotes the parts around it that the read covered.
+    /// Reads the run of promoted parts around a range from the origin, adds it to `fetched`, and answers the range.
     async fn read_around(
         &self,
         block: u64,
         bytes: Range<u64>,
         parts: u64,
-        come: &RefCell<SmallVec<[Come; 2]>>,
+        fetched: &RefCell<SmallVec<[Fetched; 2]>>,
         mut piece: Buffer,
     ) -> ReadOutcome {
-        let mut coming = runs(parts).map(|run| self.shape.bytes(block, run));
-        let run = coming.find(|run| run.contains(&bytes.start)).unwrap_or_else(|| bytes.clone());
+        let mut promoted = runs(parts).map(|run| self.shape.bytes(block, run));
+        let run = promoted.find(|run| run.contains(&bytes.start)).unwrap_or_else(|| bytes.clone());
         let Ok(found) = self.slow.bytes(self.on_slow(block) + run.start, length_of(run.clone())).await else {
             return self.slow.read(self.on_slow(block) + bytes.start, piece).await;
         };
-        // Only a flush that begins from now on counts for it.
+        // The data that was read is durable on the origin only after a flush that begins from now on.
         let epoch = self.slow_epochs.now();
         let inside = (bytes.start - run.start) as usize;
         piece.clear();
         piece.append(&found.filled()[inside..inside + piece.len()]);
-        come.borrow_mut().push(Come { bytes: run, data: found.into(), epoch });
+        fetched.borrow_mut().push(Fetched { bytes: run, data: found.into(), epoch });
         (Ok(()), piece)
     }
 
-    /// Puts what has come in the cache; large parts are read only now.
-    async fn put_all(&self, promotion: Promotion, come: SmallVec<[Come; 2]>) {
+    /// Writes promoted data to the cache; large parts are read only now.
+    async fn complete_promotion(&self, promotion: Promotion, fetched: SmallVec<[Fetched; 2]>) {
         let (slot, block) = (promotion.slot, promotion.block);
-        let put = async || {
-            if come.is_empty() {
+        let fill = async || {
+            if fetched.is_empty() {
                 return self.fill(slot, block, promotion.parts).await;
             }
-            for Come { bytes, data, epoch } in &come {
-                self.put(slot, bytes.start, data.clone()).await?;
-                self.came(slot, self.shape.covered(block, bytes.start, bytes.end), *epoch);
+            for Fetched { bytes, data, epoch } in &fetched {
+                self.write_promoted(slot, bytes.start, data.clone()).await?;
+                self.note_promoted(slot, self.shape.covered(block, bytes.start, bytes.end), *epoch);
             }
             Ok(())
         };
-        if put().await.is_ok() && promotion.is_new {
+        if fill().await.is_ok() && promotion.is_new {
             self.counters.promotions.add(1);
         }
     }
 
-    /// Writes to the cache what the origin has.
-    async fn put(&self, slot: u32, from: u64, data: Payload) -> Result<()> {
+    /// Writes data of the origin to the cache.
+    async fn write_promoted(&self, slot: u32, from: u64, data: Payload) -> Result<()> {
         let at = self.table.layout().data(slot) + from;
         let written = self.fast.write(at, data, Durability::Visible).await;
         self.fast_epochs.note();
         written.inspect_err(|_| self.counters.cache_errors.add(1))
     }
 
-    /// These parts have come from the origin, which was read then.
-    fn came(&self, slot: u32, parts: u64, epoch: u64) {
+    /// Notes parts as valid that were copied from the origin, which was read in this epoch.
+    fn note_promoted(&self, slot: u32, parts: u64, epoch: u64) {
         let mut state = self.state.borrow_mut();
         let found = *state.slot(slot);
         state.set_parts(slot, found.valid | parts, found.dirty);
         state.slot(slot).epoch = found.epoch.max(epoch);
         state.slot(slot).flags |= RECENT;
-        state.queue_lazy(slot);
+        state.queue_unsettled(slot);
     }
 
-    /// Brings parts in, a piece at a time. The caller holds the slot exclusively.
+    /// Copies parts from the origin to the slot, one piece at a time. The caller holds the slot exclusively.
     pub async fn fill(&self, slot: u32, block: u64, parts: u64) -> Result<()> {
         for run in runs(parts) {
             let covered = self.shape.bytes(block, run);
@@ -351,22 +352,22 @@ impl Core {
             while at < covered.end {
                 let length = (covered.end - at).min(MOST_AT_ONCE);
                 let found = self.slow.bytes(self.on_slow(block) + at, length).await?;
-                self.put(slot, at, found.into()).await?;
+                self.write_promoted(slot, at, found.into()).await?;
                 at += length;
             }
-            // Only a flush that begins from now on counts for it.
+            // The data that was read is durable on the origin only after a flush that begins from now on.
             let epoch = self.slow_epochs.now();
-            self.came(slot, self.shape.touched(covered.start, covered.end), epoch);
+            self.note_promoted(slot, self.shape.touched(covered.start, covered.end), epoch);
         }
         Ok(())
     }
 }
 
-/// What was read from the origin, of a block.
-struct Come {
+/// Data of a block that was read from the origin for a promotion.
+struct Fetched {
     bytes: Range<u64>,
     data: Payload,
-    /// When it was read.
+    /// Epoch of the origin at the end of the read.
     epoch: u64,
 }
 
@@ -376,9 +377,9 @@ struct Promotion {
     slot: u32,
     block: u64,
     parts: u64,
-    /// How many they have.
+    /// Number of bytes of the parts, counted in `migrating`.
     bytes: u64,
-    /// The block has just got the slot.
+    /// Whether the slot was allocated for this promotion.
     is_new: bool,
 }
 
@@ -389,7 +390,7 @@ impl Drop for Promotion {
             let mut state = self.core.state.borrow_mut();
             state.slot(self.slot).flags &= !EXCLUSIVE;
             if self.is_new && state.slot(self.slot).valid == 0 {
-                // It came to nothing, and the table never heard of it.
+                // The promotion failed; the table has no entry for the block.
                 state.policy.remove(self.slot);
                 state.release(self.slot);
             }

@@ -1,18 +1,18 @@
-//! Long sequential runs, which aren't worth a place in the cache: a disk is good at them.
+//! Detection of long sequential runs, which bypass the cache because a disk serves them well.
 
-/// How many runs are followed at a time.
+/// Number of runs that are tracked at a time.
 const RUNS: usize = 16;
 
 #[derive(Debug, Clone, Copy, Default)]
 struct Run {
-    /// Where the next request of the run begins, in bytes.
+    /// End of the run's last request, in bytes.
     next: u64,
     length: u64,
-    /// When it went on last.
+    /// Number of the run's last request.
     seen: u64,
 }
 
-/// Follows the runs that are going on.
+/// Tracks the most recent runs.
 #[derive(Debug, Default)]
 pub(super) struct Sequential {
     runs: [Run; RUNS],
@@ -20,7 +20,7 @@ pub(super) struct Sequential {
 }
 
 impl Sequential {
-    /// A request for these bytes; says how long the run is that it belongs to, itself included.
+    /// Notes a request for these bytes. Returns the length of its run so far, this request included.
     #[inline]
     pub fn note(&mut self, at: u64, length: u64) -> u64 {
         self.requests += 1;

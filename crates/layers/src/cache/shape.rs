@@ -1,45 +1,45 @@
 //! Blocks of the cache and their parts.
 //!
-//! A block of the cache is cut into at most 64 parts, for each of which it is known whether the cache has it and whether it
-//! differs from the origin. Requests may begin and end inside of parts.
+//! A block of the cache is divided into at most 64 parts. Each part has a valid and a dirty bit. Requests may begin and end
+//! inside parts.
 
 use block::{BlockSize, DeviceGeometry};
 
-/// How many parts a block has at most: the bits of a word.
+/// Largest number of parts of a block: the bits of a word.
 const MOST_PARTS: u64 = 64;
 
 /// Sizes in bytes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct Shape {
-    /// A block of the cache.
+    /// Size of a block of the cache.
     pub block: u64,
-    /// A part of one; a power of two.
+    /// Size of a part; a power of two.
     pub part: u64,
-    /// The origin.
+    /// Size of the origin.
     pub origin: u64,
 }
 
 impl Shape {
-    /// For blocks of the cache of this size, where devices have blocks of that one.
+    /// Chooses the size of parts for cache blocks of `block` bytes on devices with blocks of `device_block`.
     pub fn new(block: u64, device_block: BlockSize, origin: u64) -> Self {
         let part = device_block.bytes().max(block.div_ceil(MOST_PARTS).next_power_of_two());
         Shape { block, part, origin }
     }
 
-    /// How many bytes of the origin a block has: the last one may have fewer.
+    /// Length of a block in bytes; the origin's last block may be shorter.
     #[inline]
     pub fn length(&self, block: u64) -> u64 {
         self.block.min(self.origin - block * self.block)
     }
 
-    /// The parts that hold one of these bytes of a block, which aren't none.
+    /// Parts that contain at least one of these bytes of a block; `from` is below `to`.
     #[inline]
     pub fn touched(&self, from: u64, to: u64) -> u64 {
         let shift = self.part.trailing_zeros();
         bits(from >> shift, ((to - 1) >> shift) + 1)
     }
 
-    /// The parts of which these bytes of a block are all.
+    /// Parts that lie wholly in these bytes of a block.
     #[inline]
     pub fn covered(&self, block: u64, from: u64, to: u64) -> u64 {
         let shift = self.part.trailing_zeros();
@@ -47,18 +47,18 @@ impl Shape {
         bits(from.div_ceil(self.part), to >> shift)
     }
 
-    /// The parts that a block has.
+    /// All parts of a block.
     pub fn all(&self, block: u64) -> u64 {
         self.touched(0, self.length(block))
     }
 
-    /// The bytes of a block that a run of parts has.
+    /// Bytes of a run of parts of a block.
     pub fn bytes(&self, block: u64, parts: std::ops::Range<u64>) -> std::ops::Range<u64> {
         parts.start * self.part..(parts.end * self.part).min(self.length(block))
     }
 }
 
-/// A word with these bits.
+/// Returns a word with the bits `from..to` set.
 #[inline]
 fn bits(from: u64, to: u64) -> u64 {
     if from >= to {
@@ -67,7 +67,7 @@ fn bits(from: u64, to: u64) -> u64 {
     (u64::MAX >> (64 - (to - from))) << from
 }
 
-/// The runs of set bits, in order.
+/// Returns the runs of set bits, in order.
 pub(super) fn runs(mut word: u64) -> impl Iterator<Item = std::ops::Range<u64>> {
     std::iter::from_fn(move || {
         if word == 0 {
@@ -80,12 +80,12 @@ pub(super) fn runs(mut word: u64) -> impl Iterator<Item = std::ops::Range<u64>> 
     })
 }
 
-/// How many bytes these are.
+/// Returns the length of a range.
 pub(super) fn length_of(bytes: std::ops::Range<u64>) -> u64 {
     bytes.end - bytes.start
 }
 
-/// The size of the blocks of a device that is made of two: the larger one.
+/// Returns the block size of a device made of these two: the larger one.
 pub(super) fn block_size(fast: &DeviceGeometry, slow: &DeviceGeometry) -> BlockSize {
     fast.block_size.max(slow.block_size)
 }

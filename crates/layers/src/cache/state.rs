@@ -1,4 +1,4 @@
-//! What the cache knows of its slots and of what is going on, in memory; changed without waiting.
+//! State in memory of the slots and of requests in flight. Its methods never wait.
 
 use super::counters::Counters;
 use super::index::Index;
@@ -11,39 +11,39 @@ use std::sync::Arc;
 /// The block of a slot that has none.
 pub(super) const FREE: u64 = u64::MAX;
 
-/// Nobody may begin to write to the slot: somebody fills it, or changes the origin under it.
+/// The slot is held by a fill, a discard or a zeroing: no write to it may begin.
 pub(super) const EXCLUSIVE: u16 = 1;
-/// The slot's block goes: reads go to the origin, writes wait.
-pub(super) const LEAVING: u16 = 2;
-/// The table must not say of any part that both sides have it: it is being written.
-pub(super) const HOT: u16 = 4;
-/// The table is being told so; writes wait.
+/// The slot's block is being evicted: reads go to the origin, writes wait.
+pub(super) const EVICTING: u16 = 2;
+/// The slot is marked: none of its parts may be recorded as clean, because writes to it may be in flight.
+pub(super) const MARKED: u16 = 4;
+/// The mark is being committed; writes wait.
 pub(super) const MARKING: u16 = 8;
-/// It is being written back.
+/// The slot is being written back.
 pub(super) const CLEANING: u16 = 16;
-/// It is in the list of what a flush has to put in the table.
-pub(super) const IN_MUST: u16 = 32;
-/// It is in the list of what may be put in the table at leisure.
-pub(super) const IN_LAZY: u16 = 64;
-/// It was written since the last look.
+/// The slot is in the list `for_flush`.
+pub(super) const IN_FOR_FLUSH: u16 = 32;
+/// The slot is in the list `unsettled`.
+pub(super) const IN_UNSETTLED: u16 = 64;
+/// The slot was written since the last call of `settle`.
 pub(super) const RECENT: u16 = 128;
-/// It is in the queue of what is to be written back.
+/// The slot is in the queue `dirty`.
 pub(super) const IN_DIRTY: u16 = 256;
-/// Nobody knows what the table says of it: it was being told when its device failed.
+/// The slot's entry on the medium is unknown: it was being written when the fast device failed.
 pub(super) const SUSPECT: u16 = 512;
 
-/// A place for a block of the cache.
+/// Space on the fast device for one block, and the state of the block in it.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Slot {
-    /// The block of the origin; [`FREE`] for none.
+    /// Block number on the origin; [`FREE`] for none.
     pub block: u64,
-    /// The parts that are there.
+    /// Cached parts.
     pub valid: u64,
-    /// Those of them that the origin doesn't have.
+    /// Cached parts that the origin doesn't have.
     pub dirty: u64,
-    /// Parts that were written since it is being written back.
+    /// Parts that were written since the write-back in flight began.
     pub rewritten: u64,
-    /// When the origin was changed, or read, for it.
+    /// Epoch of the origin when it was last changed or read for this block.
     pub epoch: u64,
     pub writers: u16,
     pub readers: u16,
@@ -63,12 +63,12 @@ impl Slot {
     }
 }
 
-/// Where an entry's first word says how hot the block is; below is the block, of which there are less than 2^49.
+/// Bit position of the heat in an entry's first word. The bits below hold the block number plus one, which is less than 2^49.
 const HEAT_SHIFT: u32 = 54;
 const BLOCK: u64 = (1 << HEAT_SHIFT) - 1;
 
-/// An entry of the table: which block a slot has, which parts of it the cache has, and for which of those it alone counts.
-/// Of a part that is valid and not dirty both sides have the same; of one that isn't valid, the origin counts.
+/// An entry of the table: the block in a slot, its valid parts, and its dirty parts, for which the cache is authoritative. A
+/// part that is valid and not dirty is equal on both sides. For a part that isn't valid the origin is authoritative.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct Entry {
     pub block: u64,
@@ -84,7 +84,7 @@ impl Entry {
         Entry { block: (words[0] & BLOCK).wrapping_sub(1), valid: words[1], dirty: words[2] }
     }
 
-    /// With how hot the block is, which decides nothing of what counts.
+    /// Encodes the entry with the block's heat, which doesn't affect which side is authoritative.
     pub fn words(self, heat: Heat) -> Words {
         match self.block {
             FREE => [0; 3],
@@ -92,7 +92,7 @@ impl Entry {
         }
     }
 
-    /// How hot the words say that the block is; none for what can't be.
+    /// Decodes the heat; `None` if it is out of range.
     pub fn heat(words: Words) -> Option<Heat> {
         Heat::from_bits(words[0] >> HEAT_SHIFT)
     }
@@ -102,42 +102,42 @@ impl Entry {
     }
 }
 
-/// How many counters there are for writes past the cache; blocks share them.
+/// Number of counters of writes past the cache; several blocks share one.
 const DIRECT: usize = 1024;
 
-/// See the module's head.
+/// State of the slots and of requests in flight.
 pub(super) struct State {
     pub slots: Vec<Slot>,
     pub index: Index,
     pub policy: S3Fifo,
     pub sequential: Sequential,
     pub free: Vec<u32>,
-    /// Slots that a flush has to put in the table.
-    pub must: Vec<u32>,
-    /// Of these, slots of which the table has to be told now, the data that it relies on included.
-    pub soon: Vec<u32>,
-    /// Slots of which the table is to be told that they are being written.
+    /// Slots whose entries a flush has to record.
+    pub for_flush: Vec<u32>,
+    /// Slots whose entries the next commit has to record, after the cache's data: the cleaner's next batch.
+    pub for_cleaner: Vec<u32>,
+    /// Slots that wait for a mark.
     pub marks: Vec<u32>,
-    /// Slots whose blocks go.
-    pub leaving: Vec<u32>,
-    /// Slots that the table could know better.
-    pub lazy: Vec<u32>,
-    /// Slots with something to be written back.
+    /// Slots whose blocks are being evicted.
+    pub evicting: Vec<u32>,
+    /// Slots with parts that may be recorded as clean in the background.
+    pub unsettled: Vec<u32>,
+    /// Slots with dirty parts, in the order in which they became dirty.
     pub dirty: VecDeque<u32>,
     pub dirty_slots: u64,
-    /// Slots that warming found on low levels, the coldest last; what they are by now is looked at again.
+    /// Slots of low levels that warming has found, the coldest last. Their level is checked again before eviction.
     pub cold: Vec<u32>,
-    /// Writes past the cache, by block.
+    /// Number of writes past the cache in flight, by block.
     direct: Vec<u32>,
-    /// Changes of the origin over many blocks.
+    /// Number of discards and zeroings in flight, during which no slot is allocated.
     pub wide: u32,
-    /// When something dirty was last discarded of which the table had not been told.
-    pub unsaid: u64,
+    /// Epoch of the origin at the last discard of dirty parts that the table never recorded as dirty.
+    pub unrecorded_discard: u64,
     counters: Arc<Counters>,
 }
 
 impl State {
-    /// With what the table has.
+    /// Creates the state from the table's entries.
     pub fn new(entries: impl ExactSizeIterator<Item = (Entry, Heat)>, counters: Arc<Counters>) -> Self {
         let count = entries.len();
         let mut state = State {
@@ -146,20 +146,20 @@ impl State {
             policy: S3Fifo::new(count),
             sequential: Sequential::default(),
             free: Vec::new(),
-            must: Vec::new(),
-            soon: Vec::new(),
+            for_flush: Vec::new(),
+            for_cleaner: Vec::new(),
             marks: Vec::new(),
-            leaving: Vec::new(),
-            lazy: Vec::new(),
+            evicting: Vec::new(),
+            unsettled: Vec::new(),
             dirty: VecDeque::new(),
             dirty_slots: 0,
             cold: Vec::new(),
             direct: vec![0; DIRECT],
             wide: 0,
-            unsaid: 0,
+            unrecorded_discard: 0,
             counters,
         };
-        let mut placed: Vec<(u32, Heat)> = Vec::new();
+        let mut restored: Vec<(u32, Heat)> = Vec::new();
         for (number, (entry, heat)) in entries.enumerate() {
             let number = number as u32;
             let (valid, dirty) = (entry.valid, entry.dirty);
@@ -171,17 +171,17 @@ impl State {
             let slots = &state.slots;
             state.index.insert(entry.block, number);
             debug_assert!(slots.len() as u32 == number + 1);
-            placed.push((number, heat));
+            restored.push((number, heat));
             if dirty != 0 {
                 state.dirty_slots += 1;
                 state.counters.dirty_parts.add(u64::from(dirty.count_ones()));
                 state.queue_dirty(number);
             }
         }
-        // Each goes behind those that are newer.
-        placed.sort_by_key(|(_, heat)| heat.age);
-        placed.into_iter().for_each(|(slot, heat)| state.policy.place(slot, heat));
-        // The first ones first.
+        // The newest first: `restore` puts each block before the ones that were restored earlier, as the oldest of its queue.
+        restored.sort_by_key(|(_, heat)| heat.age);
+        restored.into_iter().for_each(|(slot, heat)| state.policy.restore(slot, heat));
+        // Slots are allocated from the end of the list, so the lowest numbers go there.
         state.free.reverse();
         state.count();
         state
@@ -192,7 +192,7 @@ impl State {
         self.counters.dirty.set(self.dirty_slots);
     }
 
-    /// Whether no slot has a block.
+    /// Whether all slots are free.
     pub fn is_empty(&self) -> bool {
         self.free.len() == self.slots.len()
     }
@@ -208,17 +208,18 @@ impl State {
         self.index.get(block, |slot| self.slots[slot as usize].block)
     }
 
-    /// Gives a free slot to a block that has none, if there is one and nobody writes the block past the cache.
+    /// Allocates a slot for a block. Returns `None` without a free slot, and while a write past the cache of this block or
+    /// any discard or zeroing is in flight.
     pub fn allocate(&mut self, block: u64) -> Option<u32> {
         let slot = self.take_free(block)?;
         self.policy.insert(slot, block);
         Some(slot)
     }
 
-    /// As [`allocate`](Self::allocate), for a block that nobody asks for now and whose heat is known.
+    /// As [`allocate`](Self::allocate), for a block that is warmed to a given heat.
     pub fn allocate_hot(&mut self, block: u64, heat: Heat) -> Option<u32> {
         let slot = self.take_free(block)?;
-        self.policy.place(slot, heat);
+        self.policy.restore(slot, heat);
         Some(slot)
     }
 
@@ -227,41 +228,41 @@ impl State {
             return None;
         }
         let slot = self.free.pop()?;
-        let flags = self.slot(slot).flags & (IN_MUST | IN_LAZY | IN_DIRTY);
+        let flags = self.slot(slot).flags & (IN_FOR_FLUSH | IN_UNSETTLED | IN_DIRTY);
         *self.slot(slot) = Slot { block, flags, ..Slot::EMPTY };
         self.index.insert(block, slot);
         self.count();
         Some(slot)
     }
 
-    /// A slot whose entry in the table is free, durably, has no block any more.
+    /// Frees a slot whose entry in the table is durably free.
     pub fn release(&mut self, slot: u32) {
         let block = self.slot(slot).block;
         let slots = &self.slots;
         self.index.remove(block, |slot| slots[slot as usize].block);
-        let flags = self.slot(slot).flags & (IN_MUST | IN_LAZY | IN_DIRTY);
+        let flags = self.slot(slot).flags & (IN_FOR_FLUSH | IN_UNSETTLED | IN_DIRTY);
         *self.slot(slot) = Slot { flags, ..Slot::EMPTY };
         self.free.push(slot);
         self.count();
     }
 
-    /// The counter of writes past the cache of this block, and others.
+    /// Returns the counter of writes past the cache that this block shares with others.
     pub fn direct(&mut self, block: u64) -> &mut u32 {
-        let place = block.wrapping_mul(0x9E37_79B9_7F4A_7C15) >> (64 - DIRECT.trailing_zeros());
-        &mut self.direct[place as usize]
+        let counter = block.wrapping_mul(0x9E37_79B9_7F4A_7C15) >> (64 - DIRECT.trailing_zeros());
+        &mut self.direct[counter as usize]
     }
 
-    pub fn queue_must(&mut self, slot: u32) {
-        if !self.slot(slot).has(IN_MUST) {
-            self.slot(slot).flags |= IN_MUST;
-            self.must.push(slot);
+    pub fn queue_for_flush(&mut self, slot: u32) {
+        if !self.slot(slot).has(IN_FOR_FLUSH) {
+            self.slot(slot).flags |= IN_FOR_FLUSH;
+            self.for_flush.push(slot);
         }
     }
 
-    pub fn queue_lazy(&mut self, slot: u32) {
-        if !self.slot(slot).has(IN_LAZY) {
-            self.slot(slot).flags |= IN_LAZY;
-            self.lazy.push(slot);
+    pub fn queue_unsettled(&mut self, slot: u32) {
+        if !self.slot(slot).has(IN_UNSETTLED) {
+            self.slot(slot).flags |= IN_UNSETTLED;
+            self.unsettled.push(slot);
         }
     }
 
@@ -272,7 +273,7 @@ impl State {
         }
     }
 
-    /// Says which parts are there and dirty from now on.
+    /// Sets the valid and the dirty parts.
     pub fn set_parts(&mut self, slot: u32, valid: u64, dirty: u64) {
         debug_assert!(dirty & !valid == 0);
         let was = self.slot(slot).dirty;
@@ -294,7 +295,7 @@ impl State {
         }
     }
 
-    /// Chooses slots whose blocks go; `may` says which may besides being idle and clean.
+    /// Begins the eviction of at most `most` blocks that are idle, clean and allowed by `may`. Returns their number.
     pub fn evict(&mut self, most: usize, may: &dyn Fn(u32, &Slot) -> bool) -> usize {
         let mut chosen = 0;
         while chosen < most {
@@ -305,30 +306,30 @@ impl State {
             };
             let victim = self.policy.victim(&|slot| slots[slot as usize].block, &mut idle);
             let Some(victim) = victim else { break };
-            self.slot(victim).flags |= LEAVING;
-            self.leaving.push(victim);
+            self.slot(victim).flags |= EVICTING;
+            self.evicting.push(victim);
             chosen += 1;
         }
         chosen
     }
 
-    /// A slot's block goes, if it may; the same as of one that was chosen.
-    pub fn leave(&mut self, slot: u32) {
+    /// Begins the eviction of a slot's block.
+    pub fn begin_eviction(&mut self, slot: u32) {
         self.policy.remove(slot);
-        self.slot(slot).flags |= LEAVING;
-        self.leaving.push(slot);
+        self.slot(slot).flags |= EVICTING;
+        self.evicting.push(slot);
     }
 
-    /// A slot's block makes room for a hotter one.
+    /// Begins the eviction of a slot's block in favour of a hotter one.
     pub fn displace(&mut self, slot: u32) {
         let block = self.slot(slot).block;
         self.policy.displace(slot, block);
-        self.slot(slot).flags |= LEAVING;
-        self.leaving.push(slot);
+        self.slot(slot).flags |= EVICTING;
+        self.evicting.push(slot);
     }
 }
 
-/// Nobody does anything with it.
+/// Whether no request, fill, commit or write-back uses the slot.
 pub(super) fn is_idle(slot: &Slot) -> bool {
-    slot.writers == 0 && slot.readers == 0 && !slot.has(EXCLUSIVE | LEAVING | MARKING | CLEANING)
+    slot.writers == 0 && slot.readers == 0 && !slot.has(EXCLUSIVE | EVICTING | MARKING | CLEANING)
 }

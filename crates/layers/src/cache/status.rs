@@ -1,4 +1,4 @@
-//! What a cache says about itself, in the words of dm-cache.
+//! Status of a cache, with dm-cache's names.
 
 use super::Options;
 use super::core::Mode;
@@ -8,7 +8,7 @@ use block::Status;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU8, AtomicU64, Ordering};
 
-/// What doesn't change while it is open.
+/// Properties that are fixed while the cache is open, and the settings.
 pub(super) struct Facts {
     pub shape: Shape,
     pub slots: u64,
@@ -18,7 +18,7 @@ pub(super) struct Facts {
     pub control: Arc<Control>,
 }
 
-/// How far a detach is.
+/// Progress of a detach.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[repr(u8)]
 pub(super) enum Detach {
@@ -27,7 +27,7 @@ pub(super) enum Detach {
     Done,
 }
 
-/// What messages change, for people.
+/// Settings that messages change, as the status shows them.
 #[derive(Debug)]
 pub(super) struct Control {
     mode: AtomicU8,

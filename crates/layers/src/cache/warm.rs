@@ -1,22 +1,21 @@
-//! Warming: what the cache holds and how hot it is, for those who save it; and blocks that come in beforehand, become as hot
-//! as they were, or go.
+//! Warming: lists cached blocks with their heat, and prefetches, heats or evicts blocks on request.
 //!
 //! # Promises
-//! - A step ends: after [`MOST_BYTES`] that came in, [`MOST_LOOKS`] blocks that were looked at, or [`LONGEST`] of time, it says how
-//!   far it got, and whoever asked goes on from there. So nothing is remembered here of who loads what, and to stop asking
-//!   is to stop it.
-//! - What comes in takes slots that are really free, or those of blocks on a lower level ([`Heat::level`]) that are clean and
-//!   that nobody uses; where there are none it stays outside. The policy's own order isn't disturbed by looking for them.
-//! - It has a quarter of `migration_threshold` for itself, and takes nothing of what brings in what clients read. A
-//!   slot is held against writers only while one piece of its block comes in.
-//! - Nobody is waited for: what is being written, or goes, is left out, and counted.
+//! - A step is bounded: it ends after [`MOST_BYTES`] fetched, [`MOST_LOOKS`] examined pieces, or [`LONGEST`] of time. Its answer
+//!   says how many bytes are done; the caller continues from there. No state is kept between steps, so a caller stops the
+//!   warming by sending no further step.
+//! - Prefetched blocks take free slots, or evict clean, idle blocks of lower levels ([`Heat::level`]). Without such a slot a
+//!   block isn't fetched. The search for victims leaves the policy's order unchanged.
+//! - Prefetching has its own limit of data in flight, a quarter of `migration_threshold`, and takes nothing from promotions of
+//!   clients' reads. A slot is closed to writers only while one piece of its block is filled.
+//! - Blocks in use or being evicted are skipped after bounded waits, and counted.
 //!
-//! Left to others: the order in which it is asked, what is read from a file, and how fast.
+//! Left to the callers: the order and rate of requests, and files of saved heat.
 
 use super::core::{Core, Level};
 use super::policy::{Heat, Policy};
 use super::shape::{Shape, length_of, runs};
-use super::state::{EXCLUSIVE, FREE, LEAVING, MARKING, is_idle};
+use super::state::{EVICTING, EXCLUSIVE, FREE, MARKING, is_idle};
 use block::{Error, Result};
 use serde_json::json;
 use stack::{FromWords, Words};
@@ -27,31 +26,31 @@ use std::ops::Range;
 use std::rc::Rc;
 use std::time::Duration;
 
-/// How much comes in by one step, in bytes, unless a single piece has more.
+/// Limit of bytes that one step fetches; a single piece may exceed it.
 const MOST_BYTES: u64 = 16 << 20;
-/// How many pieces of blocks one step looks at.
+/// Limit of pieces of blocks that one step examines.
 const MOST_LOOKS: usize = 1 << 16;
-/// How long one step takes, besides the piece that it is at.
+/// Time after which a step begins no further piece.
 const LONGEST: Duration = Duration::from_secs(1);
-/// How many slots one answer lists.
+/// Largest number of slots that one answer lists.
 const MOST_LISTED: u32 = 4096;
-/// How many slots, or blocks, are looked at before others have their turn.
+/// Number of slots or pieces that are examined between two yields to other tasks.
 const SLICE: usize = 512;
-/// How many blocks get room at once.
+/// Largest number of blocks that are fetched, or evicted, at once.
 const AT_ONCE: usize = 64;
-/// How much of a large block comes in at once, in bytes, where its parts aren't larger.
+/// Size of a piece of a large block in bytes; a part if that is larger.
 const PIECE: u64 = 256 << 10;
-/// How often, and how long each time, it is tried to get at a block that somebody uses.
+/// Number of tries to hold a block in use, and wait before the next try.
 const TRIES: usize = 5;
 const PATIENCE: Duration = Duration::from_millis(10);
-/// How long a block that is to go may be in use.
+/// Longest wait for a block in use that is to be evicted.
 const EVICT_PATIENCE: Duration = Duration::from_millis(500);
-/// How many cold slots of each level are remembered at least.
+/// Least number of cold slots of each level that one search keeps.
 const REMEMBERED: usize = 4096;
 
-/// Bytes of the origin, and how hot they are to be.
+/// Byte range of the origin with a heat to set.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Want {
+pub struct WarmRange {
     /// The bytes.
     pub bytes: Range<u64>,
     /// Their heat.
@@ -60,31 +59,31 @@ pub struct Want {
 
 /// Byte ranges of the origin. A range takes the last heat before it, or [`Heat::PREFETCHED`].
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Wants(pub Vec<Want>);
+pub struct WarmRanges(pub Vec<WarmRange>);
 
-impl FromWords for Wants {
+impl FromWords for WarmRanges {
     fn from_words(words: &mut Words<'_>) -> Result<Self> {
-        let (mut heat, mut wants) = (Heat::PREFETCHED, Vec::new());
-        while !words.is_empty() || wants.is_empty() {
+        let (mut heat, mut ranges) = (Heat::PREFETCHED, Vec::new());
+        while !words.is_empty() || ranges.is_empty() {
             let expected = "OFFSET+LENGTH in bytes, or a heat such as main/3/12 before them";
             let bytes = words.read(expected, |word| match Heat::parse(word) {
                 Some(found) => {
                     heat = found;
                     Some(None)
                 }
-                None => Bytes::parse(word).map(Some),
+                None => ByteRange::parse(word).map(Some),
             })?;
-            wants.extend(bytes.map(|bytes| Want { bytes, heat }));
+            ranges.extend(bytes.map(|bytes| WarmRange { bytes, heat }));
         }
-        Ok(Wants(wants))
+        Ok(WarmRanges(ranges))
     }
 }
 
 /// A range of bytes of the origin.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Bytes(pub Range<u64>);
+pub struct ByteRange(pub Range<u64>);
 
-impl Bytes {
+impl ByteRange {
     fn parse(word: &str) -> Option<Range<u64>> {
         let (from, length) = word.split_once('+')?;
         let (from, length) = (from.parse::<u64>().ok()?, length.parse::<u64>().ok()?);
@@ -92,17 +91,19 @@ impl Bytes {
     }
 }
 
-impl FromWords for Bytes {
+impl FromWords for ByteRange {
     fn from_words(words: &mut Words<'_>) -> Result<Self> {
-        words.read("OFFSET+LENGTH in bytes", Bytes::parse).map(Bytes)
+        words.read("OFFSET+LENGTH in bytes", ByteRange::parse).map(ByteRange)
     }
 }
 
-/// Slots as rows: block, which parts of it are there, which of them are dirty, heat.
+/// Lists slots as JSON, one row each: block, valid parts, dirty parts, heat.
 pub(super) async fn list(core: &Core, from: u32, count: u32) -> Result<String> {
     let slots = core.state.borrow().slots.len() as u32;
     if from > slots {
-        return Err(Error::invalid(format!("warm list {from}: the cache has {slots} blocks")));
+        return Err(Error::invalid(format!(
+            "warm list {from}: out of range; expected a slot in 0..={slots}"
+        )));
     }
     let to = from.saturating_add(count.min(MOST_LISTED)).min(slots);
     let shape = &core.shape;
@@ -121,7 +122,7 @@ pub(super) async fn list(core: &Core, from: u32, count: u32) -> Result<String> {
             let state = core.state.borrow();
             for number in slice..(slice + SLICE as u32).min(to) {
                 let slot = &state.slots[number as usize];
-                if slot.block == FREE || slot.valid == 0 || slot.has(LEAVING) {
+                if slot.block == FREE || slot.valid == 0 || slot.has(EVICTING) {
                     continue;
                 }
                 let heat = state.policy.heat(number);
@@ -135,7 +136,7 @@ pub(super) async fn list(core: &Core, from: u32, count: u32) -> Result<String> {
     Ok(text)
 }
 
-/// Bytes of one block.
+/// Byte range of one block, relative to its start, with a heat.
 #[derive(Debug, Clone, PartialEq, Eq)]
 struct Piece {
     block: u64,
@@ -150,29 +151,29 @@ impl Piece {
     }
 }
 
-/// Wants in pieces of blocks, in order.
+/// Iterator over the requested ranges in pieces of blocks, in order.
 struct Pieces {
     shape: Shape,
-    /// How long a piece is at most, from a multiple of itself in its block on.
+    /// Alignment and largest length of a piece, in bytes.
     step: u64,
-    wants: std::vec::IntoIter<Want>,
-    want: Option<Want>,
-    /// Bytes behind the origin's end.
+    ranges: std::vec::IntoIter<WarmRange>,
+    range: Option<WarmRange>,
+    /// Requested bytes past the origin's end.
     past_end: u64,
 }
 
 impl Pieces {
-    fn new(shape: Shape, wants: Vec<Want>) -> Self {
-        Pieces { shape, step: step(&shape), wants: wants.into_iter(), want: None, past_end: 0 }
+    fn new(shape: Shape, ranges: Vec<WarmRange>) -> Self {
+        Pieces { shape, step: step(&shape), ranges: ranges.into_iter(), range: None, past_end: 0 }
     }
 
-    /// How many bytes of wants lie behind the origin's end, since this was asked last.
+    /// Returns the number of requested bytes past the origin's end since the last call.
     fn take_past_end(&mut self) -> u64 {
         std::mem::take(&mut self.past_end)
     }
 }
 
-/// A whole block, or [`PIECE`] of it, or a part if those are larger.
+/// Returns the length of pieces: a whole block, or [`PIECE`], or a part if that is larger.
 fn step(shape: &Shape) -> u64 {
     match shape.block <= PIECE {
         true => shape.block,
@@ -185,27 +186,27 @@ impl Iterator for Pieces {
 
     fn next(&mut self) -> Option<Piece> {
         loop {
-            let mut want = match self.want.take() {
-                Some(want) => want,
-                None => self.wants.next()?,
+            let mut range = match self.range.take() {
+                Some(range) => range,
+                None => self.ranges.next()?,
             };
-            let end = want.bytes.end.min(self.shape.origin);
-            if want.bytes.start >= end {
-                self.past_end += want.bytes.end - want.bytes.start;
+            let end = range.bytes.end.min(self.shape.origin);
+            if range.bytes.start >= end {
+                self.past_end += range.bytes.end - range.bytes.start;
                 continue;
             }
-            let (block, from) = (want.bytes.start / self.shape.block, want.bytes.start % self.shape.block);
+            let (block, from) = (range.bytes.start / self.shape.block, range.bytes.start % self.shape.block);
             let base = block * self.shape.block;
             let to = ((from / self.step + 1) * self.step).min(self.shape.block).min(end - base);
-            want.bytes.start = base + to;
-            let heat = want.heat;
-            self.want = (!want.bytes.is_empty()).then_some(want);
+            range.bytes.start = base + to;
+            let heat = range.heat;
+            self.range = (!range.bytes.is_empty()).then_some(range);
             return Some(Piece { block, from, to, heat });
         }
     }
 }
 
-/// What became of bytes that were wanted.
+/// Outcome for requested bytes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Outcome {
     Fetched,
@@ -215,7 +216,7 @@ enum Outcome {
     Failed,
 }
 
-/// How far a step of fetching got, in bytes that were wanted, in their order.
+/// Progress of a step, in requested bytes, by outcome in the order of [`Outcome`].
 #[derive(Debug, Default)]
 struct Fetched {
     outcomes: [u64; 5],
@@ -242,7 +243,7 @@ impl Fetched {
     }
 }
 
-/// What still may be done by this step.
+/// Remaining limits of this step.
 struct Budget {
     began: runtime::Instant,
     looks: usize,
@@ -259,15 +260,15 @@ impl Budget {
     }
 }
 
-pub(super) async fn fetch(core: Rc<Core>, wants: Vec<Want>) -> Result<String> {
-    let mut pieces = Pieces::new(core.shape, wants).peekable_by_level();
+pub(super) async fn fetch(core: Rc<Core>, ranges: Vec<WarmRange>) -> Result<String> {
+    let mut pieces = Pieces::new(core.shape, ranges).peekable_by_level();
     let mut fetched = Fetched::default();
     let mut budget = Budget::new();
     while budget.is_left() && !pieces.is_at_end() {
         core.check_fetches()?;
         let missing = core.choose_pieces(&mut pieces, &mut fetched, &mut budget);
         if !missing.is_empty() {
-            core.bring_all(missing, &mut fetched).await?;
+            core.fetch_pieces(missing, &mut fetched).await?;
         }
         runtime::yield_now().await;
     }
@@ -275,7 +276,7 @@ pub(super) async fn fetch(core: Rc<Core>, wants: Vec<Want>) -> Result<String> {
     Ok(fetched.answer())
 }
 
-/// Pieces with a look at the next one.
+/// Pieces, peekable by level.
 struct ByLevel {
     pieces: Pieces,
     next: Option<Piece>,
@@ -293,7 +294,7 @@ impl ByLevel {
         self.next.is_none()
     }
 
-    /// The next one, if it is on this level, or on any.
+    /// Returns the next piece if it has this level; with `None`, of any level.
     fn next_on(&mut self, level: Option<u8>) -> Option<Piece> {
         let fits =
             self.next.as_ref().is_some_and(|next| level.is_none_or(|level| next.heat.level() == level));
@@ -304,20 +305,21 @@ impl ByLevel {
     }
 }
 
-/// How a block can be got at.
+/// Result of a try to hold a block's slot.
 enum Hold {
-    /// All of the piece is there.
+    /// The whole piece is cached.
     Present,
+    /// No slot is available.
     NoRoom,
-    /// When something has changed.
+    /// The block is in use; try again after a change.
     Busy,
-    /// When the table has been told.
+    /// Try again after a mark is committed.
     Mark,
-    /// These parts are missing.
+    /// The slot is held; these parts are missing.
     Fill(Held, u64),
 }
 
-/// A slot that nobody may begin to write to while a piece of its block comes in.
+/// A slot that is closed to writers while a piece of its block is filled.
 struct Held {
     core: Rc<Core>,
     slot: u32,
@@ -330,7 +332,7 @@ impl Drop for Held {
             let mut state = self.core.state.borrow_mut();
             state.slot(self.slot).flags &= !EXCLUSIVE;
             if self.is_new && state.slot(self.slot).valid == 0 {
-                // It came to nothing, and the table never heard of it.
+                // The fill failed; the table has no entry for the block.
                 state.policy.remove(self.slot);
                 state.release(self.slot);
             }
@@ -346,16 +348,16 @@ impl Core {
         if let Some(error) = self.failure.borrow().clone() {
             return Err(error);
         }
-        match self.takes_blocks() {
+        match self.may_promote() {
             true => Ok(()),
             false => Err(Error::invalid(
-                "nothing comes into this cache: it is being detached, or its mode is passthrough; say \"cancel\", or \
-                 another \"mode\", first",
+                "warm fetch: the cache admits no blocks: a detach is in progress, or the mode is passthrough; send \
+                 \"cancel\", or \"mode\" with another mode, first",
             )),
         }
     }
 
-    /// The next pieces of one level that aren't there; those that are, become as hot.
+    /// Returns the next missing pieces of one level, and raises the heat of cached ones.
     fn choose_pieces(&self, pieces: &mut ByLevel, fetched: &mut Fetched, budget: &mut Budget) -> Vec<Piece> {
         let state = &mut *self.state.borrow_mut();
         let mut missing: Vec<Piece> = Vec::new();
@@ -381,30 +383,30 @@ impl Core {
         missing
     }
 
-    /// Brings in pieces of one level.
-    async fn bring_all(self: &Rc<Self>, missing: Vec<Piece>, fetched: &mut Fetched) -> Result<()> {
+    /// Fetches pieces of one level.
+    async fn fetch_pieces(self: &Rc<Self>, missing: Vec<Piece>, fetched: &mut Fetched) -> Result<()> {
         let lacking = {
             let state = self.state.borrow();
             let lacks = |piece: &&Piece| state.find(piece.block).is_none();
             missing.iter().filter(lacks).map(|piece| piece.block).collect::<BTreeSet<_>>().len()
         };
         let level = missing.first().map_or(0, |piece| piece.heat.level());
-        // The evictor has so many free at times: only what is free beyond that is.
+        // The evictor keeps up to this number of slots free for promotions; only slots beyond it are available.
         let kept = self.low_water() + self.low_water() / 2;
         let mut room = self.state.borrow().free.len().saturating_sub(kept);
         if room < lacking {
             room += self.displace(lacking - room, level).await?;
         }
         let room = Cell::new(room);
-        // Pieces of one block follow each other.
+        // Pieces of one block are adjacent in the list.
         let of_blocks = missing.chunk_by(|one, other| one.block == other.block);
         let at_once = (self.migration_threshold.get() / 4 / step(&self.shape)).max(1) as usize;
-        let calls = of_blocks.map(|pieces| self.bring_block(pieces, &room));
-        for (piece, brought) in runtime::join_limited(at_once, calls).await.into_iter().flatten() {
-            match brought {
-                Ok((Outcome::Fetched, came)) => {
-                    fetched.add(Outcome::Fetched, came);
-                    fetched.add(Outcome::Present, piece.length() - came);
+        let calls = of_blocks.map(|pieces| self.fetch_block(pieces, &room));
+        for (piece, outcome) in runtime::join_limited(at_once, calls).await.into_iter().flatten() {
+            match outcome {
+                Ok((Outcome::Fetched, bytes)) => {
+                    fetched.add(Outcome::Fetched, bytes);
+                    fetched.add(Outcome::Present, piece.length() - bytes);
                 }
                 Ok((outcome, _)) => fetched.add(outcome, piece.length()),
                 Err(error) => {
@@ -416,23 +418,23 @@ impl Core {
         Ok(())
     }
 
-    async fn bring_block<'a>(
+    async fn fetch_block<'a>(
         self: &Rc<Self>,
         pieces: &'a [Piece],
         room: &Cell<usize>,
     ) -> Vec<(&'a Piece, Result<(Outcome, u64)>)> {
-        let mut brought = Vec::with_capacity(pieces.len());
+        let mut outcomes = Vec::with_capacity(pieces.len());
         for piece in pieces {
-            brought.push((piece, self.bring(piece, room).await));
+            outcomes.push((piece, self.fetch_piece(piece, room).await));
         }
-        brought
+        outcomes
     }
 
-    /// Brings in what is missing of a piece; says how many of its bytes that was.
-    async fn bring(self: &Rc<Self>, piece: &Piece, room: &Cell<usize>) -> Result<(Outcome, u64)> {
+    /// Fetches the missing parts of a piece. Returns the number of the piece's bytes in them.
+    async fn fetch_piece(self: &Rc<Self>, piece: &Piece, room: &Cell<usize>) -> Result<(Outcome, u64)> {
         for _ in 0..TRIES {
             if self.check_fetches().is_err() {
-                // The next look says why.
+                // The next step returns the reason.
                 break;
             }
             match self.hold_for(piece, room) {
@@ -458,7 +460,7 @@ impl Core {
         Ok((Outcome::Busy, 0))
     }
 
-    /// Holds the slot of a block exclusively, if it can be done now: that of the block, or a free one.
+    /// Tries to hold a slot exclusively: the block's slot, or a free one.
     fn hold_for(self: &Rc<Self>, piece: &Piece, room: &Cell<usize>) -> Hold {
         let state = &mut *self.state.borrow_mut();
         let wanted = self.shape.touched(piece.from, piece.to);
@@ -466,7 +468,7 @@ impl Core {
             if room.get() == 0 || state.free.is_empty() {
                 return Hold::NoRoom;
             }
-            // Somebody may be writing it past the cache.
+            // Fails while a write past the cache, a discard or a zeroing is in flight.
             let Some(slot) = state.allocate_hot(piece.block, piece.heat) else { return Hold::Busy };
             room.set(room.get() - 1);
             state.slot(slot).flags |= EXCLUSIVE;
@@ -475,7 +477,7 @@ impl Core {
         };
         let slot = *state.slot(number);
         let missing = wanted & !slot.valid;
-        if slot.has(EXCLUSIVE | LEAVING | MARKING) {
+        if slot.has(EXCLUSIVE | EVICTING | MARKING) {
             return Hold::Busy;
         }
         if missing == 0 {
@@ -484,7 +486,7 @@ impl Core {
         if slot.writers > 0 {
             return Hold::Busy;
         }
-        // The cache may be changed only where the table doesn't say that both sides have the same.
+        // The cache may be changed only under parts that aren't clean in the table.
         if self.mark(state, number, missing) {
             return Hold::Mark;
         }
@@ -493,7 +495,7 @@ impl Core {
         Hold::Fill(Held { core: self.clone(), slot: number, is_new: false }, missing)
     }
 
-    /// Lets blocks go that are on a lower level than this one, the coldest first. Says how many.
+    /// Evicts up to `need` blocks of levels below `level`, the coldest first. Returns their number.
     async fn displace(&self, need: usize, level: u8) -> Result<usize> {
         let (mut chosen, mut has_looked) = (0, false);
         while chosen < need {
@@ -520,17 +522,17 @@ impl Core {
         Ok(chosen)
     }
 
-    /// Whether a slot's block may make room for one on this level.
+    /// Whether a slot's block may be evicted for one of this level.
     fn is_cold(&self, state: &super::state::State, number: u32, level: u8) -> bool {
         let slot = &state.slots[number as usize];
         slot.block != FREE
             && slot.dirty == 0
             && is_idle(slot)
             && state.policy.heat(number).level() < level
-            && self.may_leave(number, slot.epoch)
+            && self.is_evictable(number, slot.epoch)
     }
 
-    /// Slots that may make room for this level, the coldest last; not all of them, but as many as are needed for some time.
+    /// Finds slots whose blocks may be evicted for one of this level, the coldest last. Their number is limited per level.
     async fn find_cold(&self, level: u8) -> Vec<u32> {
         let slots = self.state.borrow().slots.len();
         let most = REMEMBERED.max(slots / 16);
@@ -551,16 +553,16 @@ impl Core {
     }
 }
 
-/// Makes a slot's block as hot as that, if it isn't as hot already.
+/// Sets the heat of a slot's block if its level is lower.
 fn warm_up(state: &mut super::state::State, slot: u32, heat: Heat) {
-    if !state.slot(slot).has(LEAVING) && state.policy.heat(slot).level() < heat.level() {
-        state.policy.place(slot, heat);
+    if !state.slot(slot).has(EVICTING) && state.policy.heat(slot).level() < heat.level() {
+        state.policy.restore(slot, heat);
     }
 }
 
-pub(super) async fn heat(core: &Core, wants: Vec<Want>) -> Result<String> {
+pub(super) async fn heat(core: &Core, ranges: Vec<WarmRange>) -> Result<String> {
     core.check_open()?;
-    let mut pieces = Pieces::new(core.shape, wants);
+    let mut pieces = Pieces::new(core.shape, ranges);
     let mut budget = Budget::new();
     let (mut present, mut absent) = (0, 0);
     while budget.is_left() {
@@ -577,7 +579,7 @@ pub(super) async fn heat(core: &Core, wants: Vec<Want>) -> Result<String> {
                 }
             }
         }
-        if pieces.want.is_none() && pieces.wants.len() == 0 {
+        if pieces.range.is_none() && pieces.ranges.len() == 0 {
             break;
         }
         runtime::yield_now().await;
@@ -587,10 +589,11 @@ pub(super) async fn heat(core: &Core, wants: Vec<Want>) -> Result<String> {
     Ok(json!({ "done": done, "present": present, "absent": absent, "past_end": past_end }).to_string())
 }
 
-pub(super) async fn evict(core: Rc<Core>, bytes: Vec<Bytes>) -> Result<String> {
+pub(super) async fn evict(core: Rc<Core>, bytes: Vec<ByteRange>) -> Result<String> {
     core.check_open()?;
-    let wants = bytes.into_iter().map(|bytes| Want { bytes: bytes.0, heat: Heat::PREFETCHED }).collect();
-    let mut pieces = Pieces::new(core.shape, wants);
+    let ranges =
+        bytes.into_iter().map(|bytes| WarmRange { bytes: bytes.0, heat: Heat::PREFETCHED }).collect();
+    let mut pieces = Pieces::new(core.shape, ranges);
     let mut budget = Budget::new();
     let (mut gone, mut dirty, mut busy, mut absent) = (0, 0, 0, 0);
     while budget.is_left() {
@@ -614,8 +617,8 @@ pub(super) async fn evict(core: Rc<Core>, bytes: Vec<Bytes>) -> Result<String> {
             }
         }
         let calls = found.iter().map(|(slot, block, _)| {
-            // What waits longer than that is in use all the time.
-            runtime::timeout(EVICT_PATIENCE, core.make_leave(*slot, *block))
+            // A block that isn't idle within this time is reported as busy.
+            runtime::timeout(EVICT_PATIENCE, core.evict_block(*slot, *block))
         });
         let outcomes = runtime::join_all(calls).await;
         for ((_, _, length), outcome) in found.iter().zip(outcomes) {
@@ -626,7 +629,7 @@ pub(super) async fn evict(core: Rc<Core>, bytes: Vec<Bytes>) -> Result<String> {
                 Err(_) => busy += length,
             }
         }
-        if pieces.want.is_none() && pieces.wants.len() == 0 {
+        if pieces.range.is_none() && pieces.ranges.len() == 0 {
             break;
         }
         runtime::yield_now().await;

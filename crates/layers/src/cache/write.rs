@@ -1,8 +1,8 @@
-//! Writes: to the cache, to both sides, or past the cache.
+//! Writes: to the cache, to both devices, or past the cache to the origin.
 
 use super::core::{Core, Level, Mode};
 use super::policy::Policy;
-use super::state::{CLEANING, EXCLUSIVE, LEAVING, MARKING, RECENT, State};
+use super::state::{CLEANING, EVICTING, EXCLUSIVE, MARKING, RECENT, State};
 use block::{Call, Durability, Error, Payload, Result};
 use runtime::range_lock::{RangeGuard, RangePlace};
 use std::future::{Future, poll_fn};
@@ -10,23 +10,23 @@ use std::pin::Pin;
 use std::rc::Rc;
 use std::task::Poll;
 
-/// A write that has begun at a slot, or past all of them; it ends when this is dropped.
+/// A write in flight, counted at its slot or as a write past the cache until this is dropped.
 struct Writing {
     core: Rc<Core>,
-    place: Place,
+    destination: Destination,
     from: u64,
     to: u64,
-    /// Its bytes of the origin. Two writes of the same bytes never overlap in time: else the sides could end up different.
+    /// Lock of the bytes on the origin. Writes of the same bytes are serialised, else both sides could end up different.
     _bytes: RangeGuard,
 }
 
 #[derive(Debug, Clone, Copy)]
-enum Place {
-    /// Only the cache is written.
+enum Destination {
+    /// Only the cache, in this slot.
     Fast(u32),
-    /// Both sides are.
+    /// Both devices; the cache in this slot.
     Both(u32),
-    /// The block isn't in the cache.
+    /// Only the origin, at this block, which isn't cached.
     Direct(u64),
 }
 
@@ -34,26 +34,27 @@ impl Drop for Writing {
     fn drop(&mut self) {
         {
             let mut state = self.core.state.borrow_mut();
-            match self.place {
-                Place::Fast(slot) | Place::Both(slot) => state.slot(slot).writers -= 1,
-                Place::Direct(block) => *state.direct(block) -= 1,
+            match self.destination {
+                Destination::Fast(slot) | Destination::Both(slot) => state.slot(slot).writers -= 1,
+                Destination::Direct(block) => *state.direct(block) -= 1,
             }
         }
         self.core.slot_changed();
     }
 }
 
-/// How a write may begin.
+/// Condition under which a write may begin.
 enum Begin {
-    Now(Place),
-    /// When something has changed.
+    /// Now.
+    Now(Destination),
+    /// After the slot has changed.
     Wait,
-    /// When the table has been told.
+    /// After a mark is committed.
     Mark,
-    /// When these parts of the slot, which this holds exclusively now, have come in.
+    /// After these parts of the slot, which is held exclusively now, are filled from the origin.
     Fill(u32, u64),
-    /// When the block has left this slot.
-    Leave(u32),
+    /// After the block is evicted from this slot.
+    Evict(u32),
     /// Never.
     Fail(Error),
 }
@@ -77,7 +78,7 @@ impl Core {
         if from + length > self.shape.block {
             return runtime::carry_in(&self.calls, core.write_blocks(at, run, payload, durability));
         }
-        // What has to wait for nothing begins at once.
+        // A write that waits for nothing begins here.
         let bytes = match self.writing.ask(at..at + length).try_take() {
             Ok(bytes) => bytes,
             asked => {
@@ -88,12 +89,12 @@ impl Core {
             }
         };
         match self.begin(block, from, from + length, run) {
-            Begin::Now(place) => {
-                let writing = Writing { core, place, from, to: from + length, _bytes: bytes };
+            Begin::Now(destination) => {
+                let writing = Writing { core, destination, from, to: from + length, _bytes: bytes };
                 runtime::carry_in(&self.calls, write_now(writing, block, payload, durability))
             }
             other => {
-                // A call that is dropped before it has begun must leave nothing behind.
+                // The call may be dropped before its first poll, so the hold is released here and taken again there.
                 if let Begin::Fill(slot, _) = other {
                     self.state.borrow_mut().slot(slot).flags &= !EXCLUSIVE;
                 }
@@ -125,7 +126,7 @@ impl Core {
         runtime::join_all(writes).await.into_iter().collect()
     }
 
-    /// Writes a piece that lies in one block, from this byte of it on, when it has its bytes and may begin.
+    /// Writes a piece of one block, from byte `from` of it on, once its range is locked and it may begin.
     async fn write_piece(
         self: Rc<Self>,
         bytes: std::result::Result<RangeGuard, RangePlace>,
@@ -141,16 +142,16 @@ impl Core {
         };
         loop {
             match self.begin(block, from, to, run) {
-                Begin::Now(place) => {
-                    let writing = Writing { core: self.clone(), place, from, to, _bytes: bytes };
+                Begin::Now(destination) => {
+                    let writing = Writing { core: self.clone(), destination, from, to, _bytes: bytes };
                     return write_now(writing, block, payload, durability).await;
                 }
                 Begin::Wait => self.changed.notified().await,
                 Begin::Mark => self.commit(Level::Marks).await?,
                 Begin::Fail(error) => return Err(error),
-                Begin::Leave(slot) => {
-                    // Where it has become dirty meanwhile, another way is found.
-                    self.make_leave(slot, block).await?;
+                Begin::Evict(slot) => {
+                    // If the block has become dirty meanwhile, the next round writes both devices.
+                    self.evict_block(slot, block).await?;
                 }
                 Begin::Fill(slot, parts) => {
                     let filled = self.fill(slot, block, parts).await;
@@ -172,7 +173,7 @@ impl Core {
                 None => {
                     self.counters.write_misses.add(1);
                     *state.direct(block) += 1;
-                    return Begin::Now(Place::Direct(block));
+                    return Begin::Now(Destination::Direct(block));
                 }
             },
         };
@@ -181,12 +182,12 @@ impl Core {
                 return Begin::Fail(error);
             }
             let flags = state.slot(slot).flags;
-            if flags & (EXCLUSIVE | LEAVING | MARKING) != 0 {
+            if flags & (EXCLUSIVE | EVICTING | MARKING) != 0 {
                 return Begin::Wait;
             }
-            // What is dirty is written to both sides until it has been written back.
+            // A dirty block can't be evicted: both devices are written until it has been written back.
             if mode == Mode::Passthrough && state.slot(slot).dirty == 0 {
-                return Begin::Leave(slot);
+                return Begin::Evict(slot);
             }
         }
         let touched = self.shape.touched(from, to);
@@ -215,8 +216,8 @@ impl Core {
             found.rewritten |= touched;
         }
         match mode {
-            Mode::Writeback => Begin::Now(Place::Fast(slot)),
-            _ => Begin::Now(Place::Both(slot)),
+            Mode::Writeback => Begin::Now(Destination::Fast(slot)),
+            _ => Begin::Now(Destination::Both(slot)),
         }
     }
 
@@ -226,7 +227,7 @@ impl Core {
             self.counters.bypassed.add(1);
             return None;
         }
-        if !self.takes_blocks() {
+        if !self.may_promote() {
             return None;
         }
         let slot = state.allocate(block);
@@ -235,17 +236,17 @@ impl Core {
     }
 }
 
-/// Writes where it was decided to, and notes what is where then.
+/// Writes to the destination, and updates the valid and dirty parts.
 async fn write_now(writing: Writing, block: u64, payload: Payload, durability: Durability) -> Result<()> {
     let core = writing.core.clone();
     let slow_at = core.on_slow(block) + writing.from;
-    match writing.place {
-        Place::Direct(_) => {
+    match writing.destination {
+        Destination::Direct(_) => {
             let written = core.slow.write(slow_at, payload, durability).await;
             core.slow_epochs.note();
             written
         }
-        Place::Fast(slot) => {
+        Destination::Fast(slot) => {
             let fast_at = core.table.layout().data(slot) + writing.from;
             let written = core.fast.write(fast_at, payload, durability).await;
             core.fast_epochs.note();
@@ -254,18 +255,18 @@ async fn write_now(writing: Writing, block: u64, payload: Payload, durability: D
             written?;
             if durability == Durability::Durable && !is_known {
                 core.commit(Level::All).await?;
-                return core.flush_unsaid().await;
+                return core.flush_unrecorded_discards().await;
             }
             Ok(())
         }
-        Place::Both(slot) => {
+        Destination::Both(slot) => {
             let on_fast = write_both(&writing, slot, block, payload, durability).await?;
             let touched = core.shape.touched(writing.from, writing.to);
             let counts = touched & core.entry(slot).dirty;
             let lost = counts & !core.state.borrow_mut().slot(slot).valid;
             drop(writing);
-            // The table says that the cache is authoritative: it says so still although the cache failed, or it has been told so during
-            // the write, which may not be durable in the cache.
+            // The cache is authoritative in the table although the write to it failed, or became authoritative during the write,
+            // whose data may not be durable there.
             let is_unsafe = lost != 0 || on_fast == Durability::Visible && counts != 0;
             match durability {
                 Durability::Durable if is_unsafe => core.flush().await,
@@ -275,7 +276,8 @@ async fn write_now(writing: Writing, block: u64, payload: Payload, durability: D
     }
 }
 
-/// The cache was written, or it failed. Returns whether the table says durably already that the cache counts there.
+/// Updates the parts after a write to the cache alone. Returns whether the touched parts are already durably dirty in the
+/// table, or the write failed.
 fn written_fast(writing: &Writing, slot: u32, block: u64, is_ok: bool) -> bool {
     let core = &writing.core;
     let touched = core.shape.touched(writing.from, writing.to);
@@ -284,18 +286,18 @@ fn written_fast(writing: &Writing, slot: u32, block: u64, is_ok: bool) -> bool {
     let found = *state.slot(slot);
     if !is_ok {
         core.counters.cache_errors.add(1);
-        // What both had is on the origin still; of what only the cache has, nothing is known any more. Another write of the same
-        // part, of other bytes, may be on its way to the cache, though: then the cache counts for all of it.
+        // Clean parts are still intact on the origin; dirty parts have undefined contents now. If another write, of other bytes
+        // of the same part, is in flight to the cache, the cache remains authoritative for the whole part.
         let clean = touched & found.clean();
         match found.writers {
             1 => state.set_parts(slot, found.valid & !clean, found.dirty),
             _ => state.set_parts(slot, found.valid, found.dirty | clean),
         }
         state.slot(slot).epoch = core.slow_epochs.now();
-        state.queue_must(slot);
+        state.queue_for_flush(slot);
         return true;
     }
-    // Parts that were discarded meanwhile, under a write of a bit of them, come from the origin again.
+    // Partly written parts that were discarded meanwhile are not valid: the origin is authoritative for them.
     let written = covered | touched & found.valid;
     state.set_parts(slot, found.valid | written, found.dirty | written);
     if found.has(CLEANING) {
@@ -303,10 +305,10 @@ fn written_fast(writing: &Writing, slot: u32, block: u64, is_ok: bool) -> bool {
     }
     let known = core.entry(slot);
     if known.block == block && known.dirty & touched == touched {
-        // What is being said may not be durable yet, and what was being said when the table failed may never be.
+        // An entry of a commit in flight may not be durable yet; one of a failed commit may never be.
         return !core.is_committing.get() && core.failure.borrow().is_none();
     }
-    state.queue_must(slot);
+    state.queue_for_flush(slot);
     false
 }
 
@@ -322,7 +324,7 @@ async fn write_both(
     let (from, to) = (writing.from, writing.to);
     let touched = core.shape.touched(from, to);
     let fast_at = core.table.layout().data(slot) + from;
-    // Where the table says that the cache counts, it has to be as durable there.
+    // If a part is dirty in the table, the write to the cache needs the requested durability, too.
     let fast_durability = match core.entry(slot).dirty & touched {
         0 => Durability::Visible,
         _ => durability,
@@ -340,12 +342,12 @@ async fn write_both(
     state.slot(slot).epoch = epoch;
     if fast.is_ok() && slow.is_ok() {
         state.set_parts(slot, found.valid | core.shape.covered(block, from, to), found.dirty);
-        state.queue_lazy(slot);
+        state.queue_unsettled(slot);
         return Ok(fast_durability);
     }
-    // The two may differ: the cache forgets what the origin has, too.
+    // The sides may differ: clean parts are dropped from the cache.
     state.set_parts(slot, found.valid & !(touched & !found.dirty), found.dirty);
-    state.queue_must(slot);
+    state.queue_for_flush(slot);
     if fast.is_err() {
         core.counters.cache_errors.add(1);
     }
@@ -353,7 +355,7 @@ async fn write_both(
         core.counters.origin_errors.add(1);
     }
     match found.dirty & touched {
-        // The cache isn't needed.
+        // No touched part is dirty: only the write to the origin matters.
         0 => slow,
         _ => slow.and(fast),
     }

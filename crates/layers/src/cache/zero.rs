@@ -1,22 +1,22 @@
-//! Discards and zeros: the origin does them, and the cache forgets.
+//! Discards and zeroings: carried out on the origin; the cache drops the covered parts.
 
 use super::core::{Core, Level};
-use super::state::{CLEANING, EXCLUSIVE, LEAVING, MARKING, RECENT};
+use super::state::{CLEANING, EVICTING, EXCLUSIVE, MARKING, RECENT};
 use block::{Durability, Result, ZeroMode};
 use runtime::range_lock::RangeGuard;
 use std::rc::Rc;
 
-/// How many blocks are done at a time.
+/// Number of blocks that are held at a time.
 const BLOCKS_AT_ONCE: u64 = 1024;
 
-/// What is done to a range of the origin.
+/// Operation on a range of the origin.
 #[derive(Debug, Clone, Copy)]
 pub(super) enum Zeroing {
     Discard,
     Zeroes(ZeroMode),
 }
 
-/// The slots that somebody holds exclusively; and no block of the range comes in meanwhile.
+/// Slots that are held exclusively until this is dropped. No slot is allocated meanwhile.
 struct Held {
     core: Rc<Core>,
     slots: Vec<u32>,
@@ -37,7 +37,7 @@ impl Drop for Held {
 }
 
 impl Core {
-    /// Makes these bytes zeros.
+    /// Discards or zeroes these bytes.
     pub async fn zero(
         self: Rc<Self>,
         from: u64,
@@ -56,7 +56,7 @@ impl Core {
         }
         match durability {
             Durability::Visible => Ok(()),
-            // The table may say that the cache counts.
+            // The discarded parts may still be dirty in the table.
             Durability::Durable => self.flush().await,
         }
     }
@@ -78,7 +78,7 @@ impl Core {
             let block = self.state.borrow_mut().slot(*slot).block;
             outcome = self.zero_edges(*slot, block, inside(block)).await;
             if outcome.is_err() {
-                // Some edges may have been zeroed: what the origin has leaves the cache below, as where the origin fails.
+                // Some edges may have been zeroed: clean parts are dropped from the cache below, as after an error of the origin.
                 self.counters.cache_errors.add(1);
                 break;
             }
@@ -99,22 +99,22 @@ impl Core {
             let bytes = inside(found.block);
             let parts = match outcome.is_ok() {
                 true => self.shape.covered(found.block, bytes.start, bytes.end),
-                // The origin may have old bytes or zeros; what only the cache has stays.
+                // The origin may contain old bytes or zeros; dirty parts stay in the cache.
                 false => self.shape.touched(bytes.start, bytes.end) & !found.dirty,
             };
             if found.dirty & parts & !self.entry(*slot).dirty != 0 {
-                state.unsaid = epoch;
+                state.unrecorded_discard = epoch;
             }
             state.set_parts(*slot, found.valid & !parts, found.dirty & !parts);
             state.slot(*slot).epoch = epoch;
             state.slot(*slot).flags |= RECENT;
-            state.queue_must(*slot);
+            state.queue_for_flush(*slot);
         }
         outcome
     }
 
-    /// Holds all slots with these bytes, in the order of their blocks so that two can't wait for each other, until nobody
-    /// changes anything there; and sees to it that the table says of no part of them that both sides have it.
+    /// Holds all slots of these bytes exclusively once they are idle, in the order of their blocks so that two calls can't
+    /// deadlock, and marks them, so that none of their parts is clean in the table.
     async fn hold(self: &Rc<Self>, from: u64, to: u64) -> Result<Held> {
         let bytes = self.writing.ask(from..to).await;
         self.state.borrow_mut().wide += 1;
@@ -127,7 +127,7 @@ impl Core {
                     let Some(number) = state.find(block) else { break };
                     let slot = state.slot(number);
                     self.check_slot(slot)?;
-                    if slot.writers == 0 && !slot.has(EXCLUSIVE | LEAVING | MARKING | CLEANING) {
+                    if slot.writers == 0 && !slot.has(EXCLUSIVE | EVICTING | MARKING | CLEANING) {
                         slot.flags |= EXCLUSIVE;
                         held.slots.push(number);
                         marks |= self.mark(state, number, u64::MAX);
@@ -143,7 +143,7 @@ impl Core {
         Ok(held)
     }
 
-    /// Zeros what the cache has of parts that aren't wholly in the range.
+    /// Zeroes the cached bytes of parts that are only partly in the range.
     async fn zero_edges(&self, slot: u32, block: u64, bytes: std::ops::Range<u64>) -> Result<()> {
         let found = *self.state.borrow_mut().slot(slot);
         let covered = self.shape.covered(block, bytes.start, bytes.end);

@@ -1,10 +1,8 @@
-//! Which operation meets which rule.
+//! Decides which rules fire at an operation.
 //!
-//! Every shard handle counts, for each rule, the operations that the rule matches. Whether the rule fires at
-//! the n-th of them depends on nothing but the seed, the shard, the rule's place in the list and n: the same
-//! operations in the same order on a shard meet the same faults, and a rule that is added behind the others
-//! changes nothing for them. Where operations are in flight at the same time, their order is that in which
-//! their calls were first polled.
+//! Each shard handle counts, per rule, the operations that the rule matches. Whether the rule fires at the n-th of them depends
+//! only on the seed, the shard, the rule's index and n. So the same operations in the same order on a shard get the same faults,
+//! and appending a rule doesn't affect the others. Concurrent operations are ordered by the first poll of their calls.
 
 use super::Message;
 use super::rule::{Action, Operation, Rule};
@@ -16,7 +14,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::Duration;
 
-/// What all handles of a part share.
+/// Rules of a part, shared by its handles.
 pub(super) struct Faults {
     pub rules: Vec<Rule>,
     pub seed: u64,
@@ -47,22 +45,22 @@ impl Faults {
         format!("rules {}", if on { "on" } else { "off" })
     }
 
-    /// The decisions of one more shard handle.
+    /// Creates the decider of another shard handle.
     pub fn open(self: &Arc<Self>) -> Decider {
         let counters = self.rules.iter().map(|_| (Cell::new(0), Cell::new(0))).collect();
         Decider { faults: self.clone(), shard: runtime::current_shard().0 as u64, counters }
     }
 }
 
-/// The decisions of one shard handle.
+/// Decides about the operations of one shard handle.
 pub(super) struct Decider {
     faults: Arc<Faults>,
     shard: u64,
-    /// Per rule: operations matched, faults injected.
+    /// Per rule: number of matched operations, number of injected faults.
     counters: Box<[(Cell<u64>, Cell<u64>)]>,
 }
 
-/// What is to happen to one operation.
+/// Faults of one operation.
 pub(super) struct Plan {
     pub delay: Duration,
     pub action: Option<Action>,
@@ -70,7 +68,7 @@ pub(super) struct Plan {
     pub random: Random,
 }
 
-/// What an operation touches, as far as rules ask: bytes of a device, or zones.
+/// Range that an operation touches: bytes of a device, or zones.
 pub(super) type Touched = Option<Range<u64>>;
 
 fn overlap(a: &Range<u64>, b: &Range<u64>) -> bool {
@@ -78,13 +76,13 @@ fn overlap(a: &Range<u64>, b: &Range<u64>) -> bool {
 }
 
 impl Decider {
-    /// Whether no rule can ever fire, so that calls may go straight through.
+    /// Whether there are no rules, so that calls pass through.
     pub fn is_idle(&self) -> bool {
         self.counters.is_empty()
     }
 
-    /// Decides about the next operation. Delays of several rules add up; the first rule with an action or an
-    /// error that fires is the last one to be asked.
+    /// Decides about the next operation. Delays of several rules add up; rules after the first one that fires with an action or an
+    /// error are ignored.
     pub fn decide(&self, operation: Operation, touched: Touched) -> Option<Plan> {
         if !self.faults.on.load(Ordering::Relaxed) {
             return None;
@@ -110,8 +108,8 @@ impl Decider {
         if !rule.operations.contains(operation) {
             return None;
         }
-        if let Some(place) = rule.bytes.as_ref().or(rule.zones.as_ref())
-            && !touched.as_ref().is_some_and(|touched| overlap(place, touched))
+        if let Some(range) = rule.bytes.as_ref().or(rule.zones.as_ref())
+            && !touched.as_ref().is_some_and(|touched| overlap(range, touched))
         {
             return None;
         }
@@ -141,7 +139,7 @@ impl Decider {
     }
 }
 
-/// Flips bits at random places; the same place may come twice and then is as it was.
+/// Flips bits at random positions; a position may be drawn twice, which undoes the flip.
 pub(super) fn flip_bits(bytes: &mut [u8], bits: u64, random: &mut Random) {
     if bytes.is_empty() {
         return;
@@ -152,7 +150,7 @@ pub(super) fn flip_bits(bytes: &mut [u8], bits: u64, random: &mut Random) {
     }
 }
 
-/// How many bytes of a torn write arrive: never all of them.
+/// Returns the number of bytes of a torn write that are written: less than `length`.
 pub(super) fn torn_length(at: Option<u64>, length: u64, random: &mut Random) -> u64 {
     match at {
         Some(at) => at.min(length.saturating_sub(1)),

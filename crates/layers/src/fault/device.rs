@@ -12,21 +12,20 @@ use stack::Tell;
 use std::rc::Rc;
 use std::sync::Arc;
 
-/// A device that goes wrong by rule.
+/// A device with faults by rule.
 pub struct FaultDevicePart {
     inner: Arc<dyn DevicePart>,
     faults: Arc<Faults>,
-    /// Where rules tear: the blocks that are being changed, through the handles of all shards. A torn write reads the block that it
-    /// tears, changes the beginning and writes it back; nothing else may change that block meanwhile, or bytes come back
-    /// that another write had replaced.
+    /// Locks of blocks being changed through any shard's handle; set if a rule tears writes. A torn write reads the block that it
+    /// tears, changes its beginning and writes it back. A concurrent write of the block would be undone by that.
     changing: Option<SharedRangeLock>,
 }
 
 impl FaultDevicePart {
-    /// Applies the rules to the calls to `inner`; `seed` decides whatever is left to chance.
+    /// Applies the rules to the calls to `inner`; random choices depend on `seed`.
     ///
     /// # Errors
-    /// [`block::Error::Invalid`] where a rule doesn't fit the device.
+    /// [`block::Error::Invalid`] if a rule doesn't fit the device.
     pub fn new(inner: Arc<dyn DevicePart>, rules: Vec<Rule>, seed: u64) -> Result<Self> {
         let block_size = inner.geometry().block_size.bytes();
         rules.iter().try_for_each(|rule| rule.check_block_size(block_size))?;
@@ -86,14 +85,14 @@ struct FaultDevice {
     changing: Option<SharedRangeLock>,
 }
 
-/// The device below, for an operation that changes blocks when those before it have.
+/// The inner device, with the locks of blocks being changed.
 struct Below {
     inner: Rc<dyn Device>,
     changing: Option<SharedRangeLock>,
 }
 
 impl Below {
-    /// Changes these blocks, when it may.
+    /// Changes these blocks once they are locked.
     async fn change(
         &self,
         blocks: BlockRange,
@@ -108,7 +107,7 @@ impl Below {
 }
 
 impl FaultDevice {
-    /// Nothing is decided about calls that are refused anyway or do nothing.
+    /// Decides about an operation. Invalid or empty requests aren't counted by rules.
     fn decide(&self, operation: Operation, range: Result<BlockRange>) -> Option<(Plan, BlockRange)> {
         let range = range.ok().filter(|range| !range.is_empty())?;
         let size = self.inner.geometry().block_size;
@@ -116,7 +115,7 @@ impl FaultDevice {
         Some((self.decider.decide(operation, Some(touched))?, range))
     }
 
-    /// The blocks that are to be changed, if they can be.
+    /// Checks a range that is to be changed.
     fn writable(&self, range: BlockRange) -> Result<BlockRange> {
         let geometry = self.inner.geometry();
         geometry.check_writable().and_then(|()| geometry.check(range)).map(|()| range)
@@ -126,7 +125,7 @@ impl FaultDevice {
         Below { inner: self.inner.clone(), changing: self.changing.clone() }
     }
 
-    /// Lets an operation pass that changes blocks and meets no rule.
+    /// Passes an operation that changes blocks and gets no fault.
     async fn pass(
         &self,
         range: Result<BlockRange>,
@@ -254,8 +253,8 @@ impl Device for FaultDevice {
     }
 }
 
-/// Waits as long as the plan says. Gives the action, and how the call is to end; or fails at once where
-/// the plan is to fail without doing anything.
+/// Waits for the plan's delay. Returns the action, and the result of the call after it; fails if the plan is an error without an
+/// action.
 pub(super) async fn begin(plan: &Plan) -> Result<(Option<Action>, Result<()>)> {
     if !plan.delay.is_zero() {
         runtime::sleep(plan.delay).await;
@@ -266,7 +265,7 @@ pub(super) async fn begin(plan: &Plan) -> Result<(Option<Action>, Result<()>)> {
     }
 }
 
-/// Where a misdirected operation goes: so far behind its place, around the end of the device.
+/// Returns the range of a misdirected operation: at the rule's distance, wrapping around the end of the device.
 fn elsewhere(inner: &dyn Device, action: Option<Action>, range: BlockRange) -> BlockRange {
     let Some(Action::Misdirect { by }) = action else { return range };
     let geometry = inner.geometry();
@@ -327,7 +326,7 @@ async fn faulty_write(
     error
 }
 
-/// A copy of the payload with bits flipped: the bytes are the caller's, too.
+/// Returns a copy of the payload with bits flipped; the payload itself is shared with the caller.
 pub(super) fn corrupted(payload: &Payload, bits: u64, plan: &mut Plan) -> Result<Payload> {
     let mut copy = Buffer::zeroed(payload.len());
     payload.copy_to(copy.filled_mut())?;
@@ -335,8 +334,8 @@ pub(super) fn corrupted(payload: &Payload, bits: u64, plan: &mut Plan) -> Result
     Ok(Payload::from(copy))
 }
 
-/// Writes the first bytes only. Where they end inside a block, the rest of the block stays as it is: the caller sees to it that
-/// nobody else changes it meanwhile.
+/// Writes only the first `length` bytes. If they end inside a block, the rest of the block keeps its contents; the caller has
+/// locked the block.
 async fn torn_write(
     inner: &dyn Device,
     range: BlockRange,

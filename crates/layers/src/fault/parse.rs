@@ -1,4 +1,4 @@
-//! The language of the rules, one rule to a line:
+//! The language of the rules; each text is one rule:
 //!
 //! ```text
 //! [OPERATION...] [WHERE] [WHEN...] EFFECT...
@@ -8,9 +8,8 @@
 //! EFFECT      error=ERRNO   dead (= error=EIO)   delay=TIME or TIME..TIME
 //!             torn [at=BYTES]   corrupt [bits=N]   misdirect [by=N blocks|zones|bytes]   drop   lie
 //! ```
-//! Words come in any order. A bare number behind `by=` counts blocks, or zones; `by=32KiB` and `by=512 bytes`
-//! are bytes. An effect with `error` does the wrong thing and then fails; `error` alone fails
-//! without doing anything.
+//! Words may be in any order. A bare number after `by=` counts blocks, or zones; `by=32KiB` and `by=512 bytes` are bytes. An
+//! effect with `error` is carried out, and the call fails after it; `error` alone fails the call without carrying it out.
 
 use super::rule::{Action, Distance, ERRORS, OPERATION_WORDS, Operations, Rule};
 use block::{Error, Result};
@@ -61,7 +60,7 @@ pub fn parse_rules(texts: &[String], contract: Contract) -> Result<Vec<Rule>> {
     texts.iter().enumerate().map(parse).collect()
 }
 
-/// Where in the rule, counted in characters from 0, and what is wrong there.
+/// Column in the rule, in characters from 0, and the problem there.
 type Wrong = (usize, String);
 
 struct Word<'a> {
@@ -85,7 +84,7 @@ fn words(text: &str) -> Vec<Word<'_>> {
     words
 }
 
-/// What has been read of a rule; `None` columns are words that haven't come.
+/// Words of a rule that have been parsed; `None` for missing ones.
 #[derive(Default)]
 struct Draft {
     operations: Option<Operations>,
@@ -130,11 +129,11 @@ fn read_word(
     unit: Option<&str>,
     contract: Contract,
 ) -> Result<(), Wrong> {
-    // Columns of values are those behind the `=`.
-    let behind = column + name.chars().count() + 1;
+    // The column of a value is the one after the `=`.
+    let value_column = column + name.chars().count() + 1;
     let value_of =
         || value.ok_or_else(|| (column, format!("\"{name}\" needs a value, as in {}", example(name))));
-    let wrong = |error: Error| (behind, error.detail().to_owned());
+    let wrong = |error: Error| (value_column, error.detail().to_owned());
     match name {
         "range" => {
             no_zones(contract, column)?;
@@ -142,7 +141,10 @@ fn read_word(
         }
         "zones" => {
             if contract == Contract::Device {
-                return Err((column, "\"zones\" is only for zones; a device has range=A..B".into()));
+                return Err((
+                    column,
+                    "\"zones\": only rules on zones have it; on devices use range=A..B".into(),
+                ));
             }
             set(&mut draft.zones, range(value_of()?, number).map_err(wrong)?, column, name)
         }
@@ -166,7 +168,7 @@ fn read_word(
                 return Err((
                     column,
                     format!(
-                        "a rule has one of torn, corrupt, misdirect, drop and lie, and this one has \"{other}\" already"
+                        "\"{name}\": the rule already has \"{other}\"; expected one of torn, corrupt, misdirect, drop and lie"
                     ),
                 ));
             }
@@ -180,7 +182,14 @@ fn read_word(
             };
             let of_contract = possible(contract);
             if operations.and(of_contract).is_empty() {
-                return Err((column, format!("{} can't {name}", contract.noun())));
+                return Err((
+                    column,
+                    format!(
+                        "\"{name}\" isn't an operation of {}; expected {}",
+                        contract.noun(),
+                        list(of_contract)
+                    ),
+                ));
             }
             if draft.operations.is_none() {
                 draft.operations_column = column;
@@ -197,7 +206,7 @@ fn finish(draft: Draft, text: &str, contract: Contract) -> Result<Rule, Wrong> {
     if draft.action.is_none() && draft.error.is_none() && draft.delay.is_none() {
         let expected =
             "expected an effect: error=ERRNO, dead, delay=TIME, torn, corrupt, misdirect, drop or lie";
-        return Err((end, format!("the rule does nothing; {expected}")));
+        return Err((end, format!("the rule has no effect; {expected}")));
     }
     let name = draft.action.map(|(_, word)| word);
     for (given, parameter, of) in [
@@ -206,10 +215,7 @@ fn finish(draft: Draft, text: &str, contract: Contract) -> Result<Rule, Wrong> {
         (draft.by.map(|(column, _)| column), "by", "misdirect"),
     ] {
         if let Some(column) = given.filter(|_| name != Some(of)) {
-            return Err((
-                column,
-                format!("\"{parameter}\" belongs to \"{of}\", which this rule doesn't have"),
-            ));
+            return Err((column, format!("\"{parameter}\" needs \"{of}\", which this rule doesn't have")));
         }
     }
     let action = name.map(|word| match word {
@@ -227,7 +233,7 @@ fn finish(draft: Draft, text: &str, contract: Contract) -> Result<Rule, Wrong> {
             return Err((
                 column,
                 format!(
-                    "\"{}\" can't be done to every operation named here; it can to {}",
+                    "\"{}\" doesn't apply to all operations of this rule; expected only {}",
                     action.word(),
                     list(able)
                 ),
@@ -264,7 +270,7 @@ fn list(operations: Operations) -> String {
 
 fn no_zones(contract: Contract, column: usize) -> Result<(), Wrong> {
     if contract == Contract::Zones {
-        return Err((column, "\"range\" is only for devices; zones have zones=A..B".into()));
+        return Err((column, "\"range\": only rules on devices have it; on zones use zones=A..B".into()));
     }
     Ok(())
 }
@@ -327,7 +333,7 @@ fn range(text: &str, parse: impl Fn(&str) -> Result<u64>) -> Result<Range<u64>> 
     let range = parse(start)?..parse(end)?;
     if range.is_empty() {
         return Err(Error::invalid(format!(
-            "\"{text}\": the range is empty; its end must be above its start"
+            "\"{text}\": the range is empty; expected an end above the start"
         )));
     }
     Ok(range)
@@ -337,7 +343,9 @@ fn delay(text: &str) -> Result<(Duration, Duration)> {
     let (least, most) = text.split_once("..").unwrap_or((text, text));
     let (least, most) = (parse_duration(least)?, parse_duration(most)?);
     if most < least {
-        return Err(Error::invalid(format!("\"{text}\": the longest delay is below the shortest")));
+        return Err(Error::invalid(format!(
+            "\"{text}\": expected the shortest delay first, then the longest"
+        )));
     }
     Ok((least, most))
 }
@@ -351,7 +359,12 @@ fn distance(text: &str, unit: Option<&str>, contract: Contract) -> Result<Distan
             Distance::Units(positive(text)?)
         }
         None if contract == Contract::Device => Distance::Bytes(parse_size(text)?),
-        _ => return Err(Error::invalid(format!("\"{text}\": {} counts in {own}s", contract.noun()))),
+        _ => {
+            return Err(Error::invalid(format!(
+                "\"{text}\": expected a number of {own}s, as for {}",
+                contract.noun()
+            )));
+        }
     };
     Ok(distance)
 }
@@ -401,22 +414,22 @@ mod tests {
         let text = refused("read error=EI0", Contract::Device);
         assert!(text.contains("column 12") && text.contains("EIO"), "{text}");
         for (rule, expected) in [
-            ("read", "does nothing"),
-            ("", "does nothing"),
+            ("read", "has no effect"),
+            ("", "has no effect"),
             ("flush torn", "torn"),
             ("write drop lie", "one of torn"),
-            ("write torn bits=3", "belongs to \"corrupt\""),
+            ("write torn bits=3", "needs \"corrupt\""),
             ("write drop every=0", "above 0"),
             ("write drop probability=1.5", "from 0 to 1"),
             ("write drop range=4096..4096", "empty"),
             ("write drop range=4096", "A..B"),
             ("write drop=1", "takes no value"),
-            ("append drop", "a device can't append"),
-            ("write drop zones=1..2", "only for zones"),
+            ("append drop", "isn't an operation of a device"),
+            ("write drop zones=1..2", "only rules on zones"),
             ("write drop every=1 every=2", "twice"),
             ("delay", "needs a value"),
             ("any delay=5", "ms"),
-            ("write misdirect by=2 zones", "counts in blocks"),
+            ("write misdirect by=2 zones", "expected a number of blocks"),
         ] {
             let text = refused(rule, Contract::Device);
             assert!(text.contains(expected), "{rule}: {text}");

@@ -1,10 +1,10 @@
-//! One rule of the `fault` layer: what it matches, when it fires, what it then does.
+//! One rule of the `fault` layer: the operations that it matches, when it fires, and its effect.
 
 use block::{Error, Result};
 use std::ops::Range;
 use std::time::Duration;
 
-/// A kind of call, and a bit of [`Operations`].
+/// A kind of call; a bit of [`Operations`].
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[repr(u16)]
 pub enum Operation {
@@ -20,9 +20,9 @@ pub enum Operation {
     WriteZeroes = 16,
     /// An append to a zone.
     Append = 32,
-    /// Ending a zone.
+    /// A finish of a zone.
     Finish = 64,
-    /// Emptying a zone.
+    /// A reset of a zone.
     Reset = 128,
 }
 
@@ -64,41 +64,41 @@ pub(super) const OPERATION_WORDS: &[(&str, Operations)] = &[
     ("any", Operations(255)),
 ];
 
-/// How far a misdirected operation lands from where it should.
+/// Distance of a misdirected operation from its target.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Distance {
-    /// In blocks of the device, or whole zones.
+    /// Blocks of the device, or zones.
     Units(u64),
-    /// In bytes; only on a device, and there whole blocks.
+    /// Bytes, a multiple of the block size; only on a device.
     Bytes(u64),
 }
 
-/// What a rule does to an operation besides delaying it or making it fail.
+/// Effect of a rule on an operation, besides delay and error.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Action {
-    /// Only the first bytes are written: so many, or a random number of sectors.
+    /// Only the first bytes are written.
     Torn {
-        /// In bytes; none is a random multiple of 512 below the length.
+        /// Number of bytes; `None`: a random multiple of 512 below the length.
         at: Option<u64>,
     },
-    /// So many random bits are flipped on their way.
+    /// Random bits of the data are flipped.
     Corrupt {
-        /// How many.
+        /// Number of bits.
         bits: u64,
     },
-    /// The operation is done elsewhere.
+    /// The operation is carried out at another block or zone.
     Misdirect {
-        /// How far from its place, around the end of the device.
+        /// Distance, wrapping around the end of the device.
         by: Distance,
     },
-    /// Nothing is done; an append leaves zeros.
+    /// The operation isn't carried out; an append writes zeros.
     Drop,
-    /// A flush isn't done; a write with FUA is done without it.
+    /// A flush isn't carried out; a write with FUA is carried out without FUA.
     Lie,
 }
 
 impl Action {
-    /// The operations that this can be done to.
+    /// Returns the operations to which the action applies.
     pub(super) fn applies_to(self) -> Operations {
         use Operation::{Append, Discard, Finish, Flush, Read, Write, WriteZeroes};
         let of = |list: &[Operation]| Operations(list.iter().map(|operation| *operation as u16).sum());
@@ -122,10 +122,10 @@ impl Action {
     }
 }
 
-/// The POSIX name of an error, and how it is made from its text.
+/// POSIX name of an error, and its constructor.
 pub(super) type NamedError = (&'static str, fn(&'static str) -> Error);
 
-/// The errors that a rule can give.
+/// Errors that a rule can return.
 pub(super) const ERRORS: &[NamedError] = &[
     ("EIO", |text| Error::io(text)),
     ("EBADMSG", |text| Error::corrupt(text)),
@@ -145,44 +145,44 @@ pub(super) const ERRORS: &[NamedError] = &[
 /// One rule.
 #[derive(Debug, Clone)]
 pub struct Rule {
-    /// As it was written.
+    /// Text of the rule.
     pub text: String,
-    /// What it matches.
+    /// Matches these operations.
     pub operations: Operations,
-    /// Matches only what touches these bytes (devices).
+    /// Matches only operations that touch these bytes (devices).
     pub bytes: Option<Range<u64>>,
-    /// Matches only these zones (zones).
+    /// Matches only operations on these zones (zones).
     pub zones: Option<Range<u64>>,
     /// Fires with this probability.
     pub probability: Option<f64>,
-    /// Fires at every so manieth operation that it matches.
+    /// Fires at every n-th matched operation.
     pub every: Option<u64>,
-    /// Ignores so many operations first.
+    /// Number of matched operations to ignore first.
     pub after: u64,
-    /// Fires at most so often, per shard.
+    /// Largest number of injected faults, per shard handle.
     pub times: Option<u64>,
-    /// Waits at least and at most so long first.
+    /// Shortest and longest delay.
     pub delay: Option<(Duration, Duration)>,
-    /// What is done wrong.
+    /// Effect on the operation.
     pub action: Option<Action>,
-    /// How the call ends.
+    /// Index in [`ERRORS`] of the error that the call returns.
     pub error: Option<usize>,
 }
 
 impl Rule {
-    /// The error that the rule gives, if any.
+    /// Returns the rule's error, if it has one.
     pub fn error(&self) -> Option<Error> {
         let (_, make) = ERRORS.get(self.error?)?;
         let error = make("");
         Some(error.with_detail(format!("injected by fault rule \"{}\"", self.text)))
     }
 
-    /// Checks what only the geometry can tell: that a misdirection is by whole blocks.
+    /// Checks the rule against the block size: the distance of a misdirection is a multiple of it.
     pub fn check_block_size(&self, block_size: u64) -> Result<()> {
         match self.action {
             Some(Action::Misdirect { by: Distance::Bytes(bytes) }) if bytes % block_size != 0 => {
                 Err(Error::invalid(format!(
-                    "fault rule \"{}\": by={bytes} bytes is not a multiple of the block size, {block_size}",
+                    "fault rule \"{}\": by={bytes} bytes; expected a multiple of the block size, {block_size}",
                     self.text
                 )))
             }

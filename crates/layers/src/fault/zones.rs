@@ -12,14 +12,14 @@ use stack::Tell;
 use std::rc::Rc;
 use std::sync::Arc;
 
-/// Zones that go wrong by rule.
+/// Zones with faults by rule.
 pub struct FaultZonesPart {
     inner: Arc<dyn ZonesPart>,
     faults: Arc<Faults>,
 }
 
 impl FaultZonesPart {
-    /// Applies the rules to the calls to `inner`; `seed` decides whatever is left to chance.
+    /// Applies the rules to the calls to `inner`; random choices depend on `seed`.
     pub fn new(inner: Arc<dyn ZonesPart>, rules: Vec<Rule>, seed: u64) -> Self {
         FaultZonesPart { inner, faults: Faults::new(rules, seed) }
     }
@@ -70,14 +70,14 @@ struct FaultZones {
 }
 
 impl FaultZones {
-    /// Nothing is decided about calls that are refused anyway.
+    /// Decides about an operation. Invalid requests aren't counted by rules.
     fn decide(&self, operation: Operation, zone: ZoneIndex, checked: Result<()>) -> Option<Plan> {
         checked.ok()?;
         let zone = u64::from(zone.0);
         self.decider.decide(operation, Some(zone..zone + 1))
     }
 
-    /// A flush touches what lies between the first and the last of its zones.
+    /// Decides about a flush, which touches all zones from the first to the last of its list.
     fn decide_flush(&self, zones: &[ZoneIndex]) -> Option<Plan> {
         let first = zones.iter().min()?.0;
         let last = zones.iter().max()?.0;
@@ -118,7 +118,7 @@ impl Zones for FaultZones {
         })
     }
 
-    // No rule is about opening and closing: a failure of theirs is one of the first append, or has no effect.
+    // Rules don't match open and close: a failed open would appear at the first append, a failed close has no effect.
     fn open(&self, zone: ZoneIndex) -> Call<'_, Result<()>> {
         self.inner.open(zone)
     }
@@ -208,7 +208,7 @@ impl Zones for FaultZones {
     }
 }
 
-/// Appends to a zone, at `wanted` where that is one.
+/// Appends to a zone, at `wanted` if that is given.
 async fn faulty_append(
     inner: Rc<dyn Zones>,
     mut plan: Plan,
@@ -222,7 +222,7 @@ async fn faulty_append(
         Some(at) => inner.append_at(at, payload).await.map(|()| at),
         None => inner.append(zone, payload).await,
     };
-    let landed = match action {
+    let address = match action {
         Some(Action::Drop) => append(Buffer::zeroed(length).into()).await?,
         Some(Action::Torn { at }) => {
             let arrives = torn_length(at, length as u64, &mut plan.random) as usize;
@@ -234,13 +234,13 @@ async fn faulty_append(
         Some(Action::Misdirect { by: Distance::Units(by) }) => {
             let count = u64::from(inner.geometry().zones);
             let other = ZoneIndex(((u64::from(zone.0) + by % count) % count) as u32);
-            // The caller is told the zone that it asked for: that is what makes it misdirected.
-            let landed = inner.append(other, payload).await?;
-            ZoneAddress { zone, offset: wanted.map_or(landed.offset, |at| at.offset) }
+            // The caller gets an address in the zone that it requested.
+            let actual = inner.append(other, payload).await?;
+            ZoneAddress { zone, offset: wanted.map_or(actual.offset, |at| at.offset) }
         }
         _ => append(payload).await?,
     };
-    error.map(|()| landed)
+    error.map(|()| address)
 }
 
 async fn faulty_read(
@@ -254,12 +254,12 @@ async fn faulty_read(
         Ok(begun) => begun,
         Err(error) => return (Err(error), buffer),
     };
-    let mut place = at;
+    let mut source = at;
     if let Some(Action::Misdirect { by: Distance::Units(by) }) = action {
         let count = u64::from(inner.geometry().zones);
-        place.zone = ZoneIndex(((u64::from(at.zone.0) + by % count) % count) as u32);
+        source.zone = ZoneIndex(((u64::from(at.zone.0) + by % count) % count) as u32);
     }
-    let (result, mut buffer) = inner.read(place, buffer).await;
+    let (result, mut buffer) = inner.read(source, buffer).await;
     if let Some(Action::Corrupt { bits }) = action {
         flip_bits(buffer.filled_mut(), bits, &mut plan.random);
     }

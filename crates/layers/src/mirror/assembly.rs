@@ -1,61 +1,62 @@
-//! Which legs a mirror is made of when it is opened: decided from what their superblocks say, before anything is written.
+//! Assembly: decides at opening from the superblocks which legs are used, before anything is written.
 //!
-//! Promises: a leg that others went on without is never active, and never the source; where that can't be told, or where legs
-//! went on each without the other, opening is refused. What is there is overwritten only on legs that `rebuild` names.
+//! Promises: a leg that missed changes of the others is never active and never the source. If that can't be decided, or if legs
+//! took changes independently of each other (a split brain), opening is refused. Existing data is overwritten only on
+//! legs that `rebuild` names.
 //!
-//! The superblock with most events is the word on all places. A leg that has fewer, and that it calls active, missed a note of
-//! which nobody made use; it lacks no more than what the bitmap says as long as no bit was cleared since
-//! ([`Superblock::cleared_events`]), and joins again by that.
+//! The superblock with the highest event count is authoritative for the state of all slots. A leg with a lower count that is
+//! active in it missed an update of the superblocks, and no change was acknowledged that relied on it. Such a leg lacks only chunks
+//! whose bit is set, as long as no bit was cleared since ([`Superblock::cleared_events`]); it joins again by the bitmap.
 
 use super::format::{Slot, SlotState, Superblock, Uuid};
 use super::leg::{Mask, each};
 use block::{Error, Result};
 
-/// What was found on a leg that the stack gives.
+/// Contents of a leg that the stack names.
 #[derive(Debug, Clone)]
 pub enum Found {
-    /// A superblock.
+    /// A valid superblock.
     Member(Box<Superblock>),
-    /// Something else, in words.
+    /// Other contents, described.
     Other(String),
-    /// Nothing, for want of an answer.
+    /// Unreadable, with the error.
     Unreadable(Error),
 }
 
-/// What the stack asks for.
+/// Permissions that the stack gives for this opening.
 #[derive(Debug, Clone, Default)]
 pub struct Wishes {
-    /// Whether to go on without legs that are missing.
+    /// Whether to start without missing legs.
     pub degraded: bool,
-    /// Legs that may be overwritten where they don't belong.
+    /// Legs that may be overwritten if they don't belong to the mirror.
     pub rebuild: Mask,
 }
 
-/// What the mirror is made of.
+/// Legs and slots of the mirror as decided.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Assembly {
-    /// The word on all places, as it is from now on.
+    /// New state of all slots.
     pub slots: Vec<Slot>,
-    /// The place of each leg that has one.
-    pub places: Vec<Option<usize>>,
-    /// Legs that have everything, but for what differs.
+    /// Slot of each leg; `None` for a leg without one.
+    pub slot_of: Vec<Option<usize>>,
+    /// Legs that have all data, except in chunks that may differ.
     pub active: Mask,
-    /// Legs that lack what the bitmap says.
+    /// Legs that lack chunks whose bit is set.
     pub rebuilding: Mask,
-    /// Those of them that lack everything, and are to get an identity of their own.
+    /// Legs of `rebuilding` that lack all data and get a new identity.
     pub lack_all: Mask,
-    /// The leg whose superblock had most events.
-    pub word: usize,
-    /// The leg from which what differs is copied.
+    /// Leg with the authoritative superblock.
+    pub authority: usize,
+    /// Leg from which chunks that may differ are copied.
     pub source: usize,
-    /// Active legs whose bitmap counts; none: all chunks are dirty.
+    /// Active legs with a valid bitmap; if none, all chunks are dirty.
     pub bitmaps: Mask,
 }
 
-/// Decides; `names` are those of the legs.
+/// Decides about the legs; `names` are their names in the stack.
 ///
 /// # Errors
-/// Why it can't be, and what to do.
+/// An error with the reason why the mirror can't be started, and the remedy.
 pub fn assemble(names: &[String], found: &[Found], wishes: &Wishes) -> Result<Assembly> {
     let members: Vec<(usize, &Superblock)> = found
         .iter()
@@ -65,36 +66,36 @@ pub fn assemble(names: &[String], found: &[Found], wishes: &Wishes) -> Result<As
             _ => None,
         })
         .collect();
-    let (word, said) = the_word(names, found, &members, wishes)?;
+    let (authority, authoritative) = choose_authority(names, found, &members, wishes)?;
     let mut assembly = Assembly {
-        slots: said.slots.clone(),
-        places: vec![None; names.len()],
+        slots: authoritative.slots.clone(),
+        slot_of: vec![None; names.len()],
         active: 0,
         rebuilding: 0,
         lack_all: 0,
-        word,
-        source: word,
+        authority,
+        source: authority,
         bitmaps: 0,
     };
     let mut reasons: Vec<String> = Vec::new();
     for (leg, superblock) in &members {
-        if superblock.array != said.array {
+        if superblock.array != authoritative.array {
             if wishes.rebuild & 1 << leg == 0 {
-                return Err(of_another_mirror(names, *leg, superblock.array, word, said.array));
+                return Err(of_another_mirror(names, *leg, superblock.array, authority, authoritative.array));
             }
             continue;
         }
-        let is_alone = !went_on_with(superblock, said, &members);
-        place(names, &mut assembly, (*leg, superblock), said, is_alone, wishes, &mut reasons)?;
+        let is_alone = !went_on_with(superblock, authoritative, &members);
+        assign_role(names, &mut assembly, (*leg, superblock), authoritative, is_alone, wishes, &mut reasons)?;
     }
     join_wished(names, &mut assembly, found, wishes)?;
-    without_the_missing(names, &mut assembly, found, said, wishes, &reasons)?;
-    choose_source(&mut assembly, said);
+    settle_missing(names, &mut assembly, found, authoritative, wishes, &reasons)?;
+    choose_source(&mut assembly, authoritative);
     Ok(assembly)
 }
 
-/// The leg whose superblock counts.
-fn the_word<'a>(
+/// Chooses the leg with the authoritative superblock.
+fn choose_authority<'a>(
     names: &[String],
     found: &[Found],
     members: &[(usize, &'a Superblock)],
@@ -106,7 +107,7 @@ fn the_word<'a>(
     let is_listed = |leg: usize| wishes.rebuild & 1 << leg != 0;
     let mut candidates: Vec<(usize, &Superblock)> =
         members.iter().filter(|(_, it)| it.slots[it.own].state == SlotState::Active).copied().collect();
-    // A note that a leg was left behind may have come to a leg that is being rebuilt alone.
+    // The superblock that records a failed leg may have been written only to a leg that is being rebuilt.
     let is_left_behind = |it: &Superblock| {
         members.iter().any(|(_, other)| {
             other.array == it.array
@@ -119,32 +120,36 @@ fn the_word<'a>(
         candidates.retain(|(_, it)| !is_left_behind(it));
     }
     let others = candidates.iter().filter(|(leg, _)| !is_listed(*leg));
-    let mut word = others.max_by_key(|(_, superblock)| superblock.events).copied();
-    if let (None, Some((leg, _))) = (word, candidates.first()) {
+    let mut authority = others.max_by_key(|(_, superblock)| superblock.events).copied();
+    if let (None, Some((leg, _))) = (authority, candidates.first()) {
         return Err(Error::invalid(format!(
-            "rebuild: no leg but \"{}\" holds all data of this mirror: take it out of the list",
+            "rebuild: \"{}\" is the only leg with all data of this mirror; take it out of the list",
             names[*leg]
         )));
     }
-    // A list that was left as it is must not cost what was written since.
+    // A `rebuild` list that stays in the stack must not lead to the loss of data that was written since.
     for (leg, superblock) in candidates.iter().filter(|(leg, _)| is_listed(*leg)) {
-        let Some((best, said)) = word.filter(|(_, said)| said.array == superblock.array) else { continue };
-        if superblock.events <= said.events {
+        let Some((best, authoritative)) =
+            authority.filter(|(_, authoritative)| authoritative.array == superblock.array)
+        else {
+            continue;
+        };
+        if superblock.events <= authoritative.events {
             continue;
         }
-        match (left_behind(superblock, said.own), left_behind(said, superblock.own)) {
-            // An unfinished note.
-            (false, _) => word = Some((*leg, *superblock)),
+        match (left_behind(superblock, authoritative.own), left_behind(authoritative, superblock.own)) {
+            // An interrupted update of the superblocks.
+            (false, _) => authority = Some((*leg, *superblock)),
             (true, true) => {}
             (true, false) => {
                 return Err(Error::invalid(format!(
-                    "rebuild: \"{}\" has data that \"{}\" lacks, because it went on alone: take it out of the list",
+                    "rebuild: \"{}\" has changes that \"{}\" lacks, because it was used without it; take it out of the list",
                     names[*leg], names[best]
                 )));
             }
         }
     }
-    word.ok_or_else(|| {
+    authority.ok_or_else(|| {
         let mut whys = Vec::new();
         let mut unreadable = None;
         for (name, found) in names.iter().zip(found) {
@@ -157,37 +162,36 @@ fn the_word<'a>(
                 }
             });
         }
-        let whys = format!("no leg of a mirror that could be started: {}", whys.join("; "));
+        let whys = format!("no leg has all data of a mirror: {}", whys.join("; "));
         match unreadable {
             Some(error) => error.with_detail(whys),
             None => Error::protocol(format!(
-                "{whys}; if what is there may go, make a mirror of them with --format"
+                "{whys}; to create a new mirror and lose the contents of the legs: --format"
             )),
         }
     })
 }
 
-fn of_another_mirror(names: &[String], leg: usize, its: Uuid, word: usize, ours: Uuid) -> Error {
+fn of_another_mirror(names: &[String], leg: usize, its: Uuid, authority: usize, ours: Uuid) -> Error {
     Error::protocol(format!(
-        "\"{}\" belongs to mirror {its}, \"{}\" to mirror {ours}: take one of them out, or name the one that may be \
-         overwritten in rebuild",
-        names[leg], names[word]
+        "leg \"{}\" belongs to mirror {its}, \"{}\" to mirror {ours}; take one out, or name the one to overwrite in rebuild",
+        names[leg], names[authority]
     ))
 }
 
-/// Whether `other` has such a place in what `it` says.
+/// Whether the slot of `other` belongs to the same leg in both superblocks, with a state in `it` that `is_such` accepts.
 fn belongs(it: &Superblock, other: &Superblock, is_such: impl Fn(SlotState) -> bool) -> bool {
     let (seen, own) = (it.slots.get(other.own), other.slots.get(other.own));
     let is_same = |(seen, own): (&Slot, &Slot)| seen.leg == own.leg && is_such(seen.state);
     it.array == other.array && seen.zip(own).is_some_and(is_same)
 }
 
-/// Whether what a leg has went on in the one whose word counts: that one belongs to it, or to one that went on after it and
-/// belongs to it, and so on. Else each may have what the other lacks.
-fn went_on_with(it: &Superblock, said: &Superblock, members: &[(usize, &Superblock)]) -> bool {
+/// Whether the authoritative leg includes all changes of `it`: `it` doesn't record that leg as failed, or this holds
+/// transitively for a member of `it` with a later event count. Otherwise each may have changes that the other lacks.
+fn went_on_with(it: &Superblock, authoritative: &Superblock, members: &[(usize, &Superblock)]) -> bool {
     let is_member = |state| matches!(state, SlotState::Active | SlotState::Rebuilding);
     let left_behind = |of: &Superblock| {
-        let own = of.slots.get(said.own);
+        let own = of.slots.get(authoritative.own);
         own.is_some_and(|own| matches!(own.state, SlotState::Failed | SlotState::Removed))
     };
     let (mut reached, mut next) = (vec![it], 0);
@@ -206,51 +210,53 @@ fn went_on_with(it: &Superblock, said: &Superblock, members: &[(usize, &Superblo
     false
 }
 
-/// Finds out what a member of this mirror is worth.
-fn place(
+/// Decides the role of a leg that belongs to this mirror.
+fn assign_role(
     names: &[String],
     assembly: &mut Assembly,
     (leg, superblock): (usize, &Superblock),
-    said: &Superblock,
+    authoritative: &Superblock,
     went_on_alone: bool,
     wishes: &Wishes,
     reasons: &mut Vec<String>,
 ) -> Result<()> {
     let (bit, slot) = (1 << leg, superblock.own);
     let may_go = wishes.rebuild & bit != 0;
-    let Some(place) = said.slots.get(slot).filter(|_| superblock.slots.len() == said.slots.len()) else {
+    let Some(known) =
+        authoritative.slots.get(slot).filter(|_| superblock.slots.len() == authoritative.slots.len())
+    else {
         return Err(Error::corrupt(format!(
-            "\"{}\" and \"{}\" are of one mirror and name different numbers of legs",
-            names[leg], names[assembly.word]
+            "legs \"{}\" and \"{}\" of one mirror record different numbers of slots; one of them is damaged",
+            names[leg], names[assembly.authority]
         )));
     };
-    let is_same = superblock.slots[slot].leg == place.leg;
-    if is_same && let Some(twin) = assembly.places.iter().position(|other| *other == Some(slot)) {
+    let is_same = superblock.slots[slot].leg == known.leg;
+    if is_same && let Some(twin) = assembly.slot_of.iter().position(|other| *other == Some(slot)) {
         return Err(Error::invalid(format!(
-            "\"{}\" and \"{}\" are the same leg of a mirror: one is a copy of the other, take it out",
+            "\"{}\" and \"{}\" are the same leg of a mirror: one is a copy of the other; take one out",
             names[leg], names[twin]
         )));
     }
     if went_on_alone && !may_go {
         return Err(Error::invalid(format!(
-            "\"{}\" and \"{}\" each went on without the other, so each has data that the other lacks: take out the one \
-             that is to go, and name it in rebuild to have it overwritten",
-            names[leg], names[assembly.word]
+            "\"{}\" and \"{}\" were each used without the other (split brain), so each has changes that the other lacks; \
+             take out the one to give up, or name it in rebuild to overwrite it",
+            names[leg], names[assembly.authority]
         )));
     }
     if !is_same {
         reasons.push(format!("\"{}\" was replaced by another leg", names[leg]));
         return Ok(());
     }
-    assembly.places[leg] = Some(slot);
-    let knows_the_rest = superblock.events >= said.cleared_events && !went_on_alone;
-    match place.state {
-        SlotState::Active if superblock.events == said.events => assembly.active |= bit,
+    assembly.slot_of[leg] = Some(slot);
+    let knows_the_rest = superblock.events >= authoritative.cleared_events && !went_on_alone;
+    match known.state {
+        SlotState::Active if superblock.events == authoritative.events => assembly.active |= bit,
         SlotState::Active | SlotState::Rebuilding if knows_the_rest => assembly.rebuilding |= bit,
         SlotState::Active | SlotState::Rebuilding => {
             reasons.push(format!(
-                "\"{}\" is older than what was cleared from the bitmap (events {}, cleared at {})",
-                names[leg], superblock.events, said.cleared_events
+                "\"{}\" is too old for the bitmap: bits were cleared since (its events: {}, cleared at {})",
+                names[leg], superblock.events, authoritative.cleared_events
             ));
             assembly.slots[slot].state = SlotState::Failed;
         }
@@ -260,50 +266,51 @@ fn place(
     Ok(())
 }
 
-/// Legs that may be overwritten and don't belong take places that are free.
+/// Gives free slots to legs that `rebuild` names and that don't belong to the mirror.
 fn join_wished(names: &[String], assembly: &mut Assembly, found: &[Found], wishes: &Wishes) -> Result<()> {
     let belong = assembly.active | assembly.rebuilding;
     for leg in each(wishes.rebuild & !belong) {
         if let Found::Unreadable(error) = &found[leg] {
-            return Err(error.in_context(format!("rebuild: \"{}\" can't be read", names[leg])));
+            return Err(error.in_context(format!("rebuild: leg \"{}\" can't be read", names[leg])));
         }
         let is_taken = |slot: usize| {
-            each(assembly.active | assembly.rebuilding).any(|leg| assembly.places[leg] == Some(slot))
+            each(assembly.active | assembly.rebuilding).any(|leg| assembly.slot_of[leg] == Some(slot))
         };
-        let own = assembly.places[leg].filter(|slot| !is_taken(*slot));
+        let own = assembly.slot_of[leg].filter(|slot| !is_taken(*slot));
         let Some(slot) = own.or_else(|| (0..assembly.slots.len()).find(|slot| !is_taken(*slot))) else {
-            let places = assembly.slots.len();
+            let slots = assembly.slots.len();
             return Err(Error::invalid(format!(
-                "rebuild: the mirror has {places} places, and \"{}\" would be one more: take a leg out",
+                "rebuild: no free slot for \"{}\": all {slots} slots of the mirror have legs; take a leg out",
                 names[leg]
             )));
         };
-        assembly.places[leg] = Some(slot);
+        assembly.slot_of[leg] = Some(slot);
         assembly.rebuilding |= 1 << leg;
         assembly.lack_all |= 1 << leg;
     }
     Ok(())
 }
 
-/// Refuses where legs are missing that nobody knows to be gone, unless that is asked for; then they are known to be.
-fn without_the_missing(
+/// Sets the new states of the slots. Refuses if a leg is missing that the authoritative superblock has as active, unless
+/// `degraded` allows it; its slot becomes failed then.
+fn settle_missing(
     names: &[String],
     assembly: &mut Assembly,
     found: &[Found],
-    said: &Superblock,
+    authoritative: &Superblock,
     wishes: &Wishes,
     reasons: &[String],
 ) -> Result<()> {
     for slot in 0..assembly.slots.len() {
-        let has = |mask: Mask| each(mask).any(|leg| assembly.places[leg] == Some(slot));
+        let has = |mask: Mask| each(mask).any(|leg| assembly.slot_of[leg] == Some(slot));
         assembly.slots[slot].state = match (has(assembly.active), has(assembly.rebuilding)) {
             (true, _) => SlotState::Active,
             (_, true) => SlotState::Rebuilding,
-            _ if said.slots[slot].state == SlotState::Removed => SlotState::Removed,
+            _ if authoritative.slots[slot].state == SlotState::Removed => SlotState::Removed,
             _ => SlotState::Failed,
         };
-        let is_missed =
-            assembly.slots[slot].state == SlotState::Failed && said.slots[slot].state == SlotState::Active;
+        let is_missed = assembly.slots[slot].state == SlotState::Failed
+            && authoritative.slots[slot].state == SlotState::Active;
         if !is_missed || wishes.degraded {
             continue;
         }
@@ -316,35 +323,34 @@ fn without_the_missing(
             }
         }
         let whys = if whys.is_empty() { "the stack doesn't name it".to_owned() } else { whys.join("; ") };
-        let loses = said.fast_flush && !said.slots[slot].write_mostly;
+        let loses = authoritative.fast_flush && !authoritative.slots[slot].write_mostly;
         let loses = loses
             && each(assembly.active)
-                .filter_map(|leg| assembly.places[leg])
-                .all(|slot| said.slots[slot].write_mostly);
+                .filter_map(|leg| assembly.slot_of[leg])
+                .all(|slot| authoritative.slots[slot].write_mostly);
         let warning = match loses {
             true => {
-                "; with flush = \"fast\" what was flushed last may be on the missing leg alone, and is lost then"
+                "; with flush = \"fast\" the last flushed data may be on the missing leg alone, and would be lost"
             }
             false => "",
         };
         return Err(Error::invalid(format!(
-            "leg {slot} of {} of the mirror is missing ({whys}), and it may have newer data than those that are there: \
-             bring it back; to go on without it: degraded = true; to have a leg overwritten in its place: rebuild = \
-             [\"NAME\"]{warning}",
+            "leg {slot} of {} of the mirror is missing ({whys}), and may have newer data than the others; bring it back; to \
+             start without it: degraded = true; to overwrite a leg in its slot: rebuild = [\"NAME\"]{warning}",
             assembly.slots.len()
         )));
     }
     Ok(())
 }
 
-/// The source is the one that it was, as long as that is there.
-fn choose_source(assembly: &mut Assembly, said: &Superblock) {
-    let slot_of = |leg: usize| assembly.places[leg];
-    let before = each(assembly.active).find(|leg| slot_of(*leg) == Some(said.source));
-    let is_fast = |leg: &usize| slot_of(*leg).is_some_and(|slot| !said.slots[slot].write_mostly);
+/// Chooses the source: the earlier one if it is active.
+fn choose_source(assembly: &mut Assembly, authoritative: &Superblock) {
+    let slot_of = |leg: usize| assembly.slot_of[leg];
+    let before = each(assembly.active).find(|leg| slot_of(*leg) == Some(authoritative.source));
+    let is_fast = |leg: &usize| slot_of(*leg).is_some_and(|slot| !authoritative.slots[slot].write_mostly);
     let fast = each(assembly.active).find(is_fast);
-    assembly.source = before.or(fast).unwrap_or(assembly.word);
-    let keeps = |leg: &usize| slot_of(*leg).is_some_and(|slot| said.slots[slot].has_bitmap);
+    assembly.source = before.or(fast).unwrap_or(assembly.authority);
+    let keeps = |leg: &usize| slot_of(*leg).is_some_and(|slot| authoritative.slots[slot].has_bitmap);
     let bitmaps: Mask = each(assembly.active).filter(keeps).map(|leg| 1 << leg).sum();
     assembly.bitmaps = bitmaps;
 }
@@ -364,7 +370,7 @@ mod tests {
         }
     }
 
-    /// Of leg `own` of so many, with what it says of them: a letter each.
+    /// Superblock of leg `own`, with the state of each slot as a letter.
     fn leg(own: usize, events: u64, cleared_events: u64, states: &str) -> Found {
         let state = |letter| match letter {
             'a' => SlotState::Active,
@@ -419,22 +425,22 @@ mod tests {
     fn legs_that_agree_are_active_in_any_order() {
         is(&[leg(0, 5, 3, "aa"), leg(1, 5, 3, "aa")], false, 0, (0b11, 0, 0));
         let turned = assembled(&[leg(1, 5, 3, "aa"), leg(0, 5, 3, "aa")], false, 0).expect("it starts");
-        assert_eq!((turned.source, turned.bitmaps, turned.places), (1, 0b10, vec![Some(1), Some(0)]));
+        assert_eq!((turned.source, turned.bitmaps, turned.slot_of), (1, 0b10, vec![Some(1), Some(0)]));
     }
 
     #[test]
     fn a_leg_that_others_went_on_without_is_left_out() {
         is(&[leg(0, 5, 3, "aa"), leg(1, 6, 3, "fa")], false, 0, (0b10, 0, 0));
-        // However much it counted since, on its own.
-        refused(&[leg(0, 50, 3, "af"), leg(1, 6, 3, "fa")], false, 0, "each went on without the other");
-        refused(&[leg(0, 50, 3, "af"), leg(1, 6, 3, "fa")], true, 0, "each went on without the other");
+        // A higher event count that the leg reached alone makes no difference.
+        refused(&[leg(0, 50, 3, "af"), leg(1, 6, 3, "fa")], false, 0, "each used without the other");
+        refused(&[leg(0, 50, 3, "af"), leg(1, 6, 3, "fa")], true, 0, "each used without the other");
         is(&[leg(0, 50, 3, "af"), leg(1, 6, 3, "fa")], false, 0b01, (0b10, 0b01, 0b01));
     }
 
     #[test]
     fn a_leg_that_missed_a_note_joins_by_the_bitmap() {
         is(&[leg(0, 6, 5, "aa"), leg(1, 5, 5, "aa")], false, 0, (0b01, 0b10, 0));
-        refused(&[leg(0, 6, 6, "aa"), leg(1, 5, 5, "aa")], false, 0, "older than what was cleared");
+        refused(&[leg(0, 6, 6, "aa"), leg(1, 5, 5, "aa")], false, 0, "too old for the bitmap");
         is(&[leg(0, 6, 6, "aa"), leg(1, 5, 5, "aa")], true, 0, (0b01, 0, 0));
         is(&[leg(0, 6, 6, "aa"), leg(1, 5, 5, "aa")], false, 0b10, (0b01, 0b10, 0b10));
     }
@@ -456,7 +462,7 @@ mod tests {
         refused(&[leg(1, 9, 3, "ar")], true, 0, "was being rebuilt");
         is(&[leg(0, 9, 3, "ar"), leg(1, 9, 3, "ar")], false, 0, (0b01, 0b10, 0));
         is(&[leg(0, 9, 3, "ar")], false, 0, (0b01, 0, 0));
-        // It was cleared without it since.
+        // A bit was cleared since without the leg.
         is(&[leg(0, 9, 9, "ar"), leg(1, 8, 3, "ar")], false, 0, (0b01, 0, 0));
     }
 
@@ -468,26 +474,26 @@ mod tests {
         refused(&[leg(0, 5, 3, "aa"), leg(1, 5, 3, "aa")], false, 0b11, "take it out of the list");
     }
 
-    /// A power cut came between the legs.
+    /// A power cut between the writes of two legs' superblocks.
     #[test]
     fn a_note_that_only_some_have_is_no_fork() {
-        // That leg 2 failed is known to the one that is being rebuilt alone.
+        // Only the leg that is being rebuilt records that leg 2 failed.
         is(&[leg(0, 6, 3, "ara"), leg(1, 7, 3, "arf"), leg(2, 6, 3, "ara")], false, 0, (0b101, 0b010, 0));
         is(&[leg(0, 6, 3, "aaa"), leg(1, 7, 3, "faf"), leg(2, 6, 3, "aaa")], false, 0, (0b010, 0, 0));
     }
 
-    /// What each has went on in another one.
+    /// Failures that form a chain: each leg's changes continued on another one.
     #[test]
     fn legs_that_left_each_other_behind_may_have_a_line() {
         is(&[leg(0, 6, 3, "afa"), leg(1, 3, 3, "aaf"), leg(2, 6, 3, "afa")], false, 0, (0b101, 0, 0));
         is(&[leg(0, 9, 3, "arf"), leg(1, 10, 3, "faf"), leg(2, 6, 3, "afa")], false, 0, (0b010, 0, 0));
-        // Without the one between them nobody knows.
-        refused(&[leg(1, 10, 3, "faf"), leg(2, 6, 3, "afa")], false, 0, "each went on without the other");
+        // Without the leg between them the order is unknown.
+        refused(&[leg(1, 10, 3, "faf"), leg(2, 6, 3, "afa")], false, 0, "each used without the other");
         refused(
             &[leg(0, 9, 3, "aff"), leg(1, 10, 3, "faf"), leg(2, 6, 3, "afa")],
             false,
             0,
-            "each went on without the other",
+            "each used without the other",
         );
     }
 
@@ -500,14 +506,14 @@ mod tests {
         }
         refused(&[leg(0, 5, 3, "aa"), other.clone()], false, 0, "belongs to mirror");
         is(&[leg(0, 5, 3, "aa"), other], false, 0b10, (0b01, 0b10, 0b10));
-        refused(&[leg(0, 5, 3, "aa"), leg(1, 5, 3, "aa"), blank()], false, 0b100, "would be one more");
+        refused(&[leg(0, 5, 3, "aa"), leg(1, 5, 3, "aa"), blank()], false, 0b100, "no free slot");
         refused(&[blank(), blank()], true, 0, "--format");
         let dead = Found::Unreadable(Error::io("gone"));
         refused(&[leg(0, 5, 3, "aa"), dead.clone()], false, 0b10, "can't be read");
         refused(&[leg(0, 5, 3, "aa"), dead], false, 0, "can't be read");
     }
 
-    /// The same leg by number, but not by name.
+    /// The same slot, but another leg's identity.
     #[test]
     fn a_leg_that_was_replaced_is_left_out() {
         let mut replaced = leg(1, 9, 3, "aa");

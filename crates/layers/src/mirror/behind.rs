@@ -1,4 +1,4 @@
-//! Writes that were acknowledged before a leg that may lag had them: how many there may be, and waiting for them.
+//! Write-behind: writes that are acknowledged while a lagging leg still has them outstanding; their limit, and waiting for them.
 
 use block::{Error, Result};
 use runtime::sync::Notify;
@@ -6,7 +6,7 @@ use std::cell::{Cell, RefCell};
 use std::collections::BTreeSet;
 use std::rc::Rc;
 
-/// All writes that are behind.
+/// All outstanding write-behind writes.
 #[derive(Default)]
 pub struct Behind {
     most_writes: u64,
@@ -17,7 +17,7 @@ pub struct Behind {
     ended: Notify,
 }
 
-/// One write that is behind, until this is dropped.
+/// One write-behind write, outstanding until this is dropped.
 pub struct Lagging {
     behind: Rc<Behind>,
     number: u64,
@@ -28,10 +28,10 @@ pub struct Lagging {
 }
 
 impl Lagging {
-    /// The write is acknowledged from now on.
+    /// Marks the write as acknowledged.
     ///
     /// # Errors
-    /// That of the last leg, if it has failed the write meanwhile.
+    /// The last active leg's error, if it has failed the write meanwhile.
     pub fn acknowledge(&self) -> Result<()> {
         match self.failure.take() {
             Some(error) => Err(error),
@@ -42,7 +42,7 @@ impl Lagging {
         }
     }
 
-    /// The last leg has failed the write. Returns whether the write had been acknowledged; if not, it won't be.
+    /// Notes that the last leg has failed the write. Returns whether the write was already acknowledged; if not, it fails.
     pub fn fail(&self, error: &Error) -> bool {
         if !self.is_acknowledged.get() {
             *self.failure.borrow_mut() = Some(error.clone());
@@ -52,22 +52,22 @@ impl Lagging {
 }
 
 impl Behind {
-    /// At most so many, which hold at most so many bytes together.
+    /// Creates limits of outstanding writes and of their bytes.
     pub fn new(most_writes: u64, most_bytes: u64) -> Rc<Self> {
         Rc::new(Behind { most_writes, most_bytes, ..Behind::default() })
     }
 
-    /// How many there are.
+    /// Number of outstanding writes.
     pub fn writes(&self) -> u64 {
         self.open.borrow().len() as u64
     }
 
-    /// How many bytes they hold.
+    /// Bytes of outstanding writes.
     pub fn bytes(&self) -> u64 {
         self.bytes.get()
     }
 
-    /// One more, if there is room.
+    /// Adds a write of this many bytes, if the limits allow it.
     pub fn enter(self: &Rc<Self>, bytes: u64) -> Option<Lagging> {
         let fits = self.writes() < self.most_writes && self.bytes.get() + bytes <= self.most_bytes;
         fits.then(|| {
@@ -84,7 +84,7 @@ impl Behind {
         })
     }
 
-    /// Waits until all that are behind now have ended.
+    /// Waits until all writes that are outstanding now have ended.
     pub async fn drained(&self) {
         let last = self.begun.get();
         while self.open.borrow().first().is_some_and(|first| *first <= last) {

@@ -1,11 +1,11 @@
 //! The write-intent bitmap on the legs.
 //!
-//! A bit is durable on all legs that keep a bitmap before a change to its chunk is given to any leg; those who want bits at the
-//! same time share a write. A leg that fails such a write is left behind if another active leg takes it; else the change fails, and
-//! no leg is left behind. Bits are cleared by a pass over chunks that have been quiet since the pass before (md's two
-//! passes), after a flush of all legs, and only while every place has its leg.
+//! A bit is durable on all legs that keep a bitmap before any leg gets a change of its chunk; concurrent changes share a write
+//! of the bitmap. A leg that fails such a write becomes faulty if another active leg took it; otherwise the change fails, and no
+//! leg becomes faulty. A periodic pass clears the bits of chunks without writes since the previous pass (two passes, as md),
+//! after a flush of all legs, and only while every slot has its leg.
 
-use super::core::{Core, gather};
+use super::core::{Core, on_legs};
 use super::format::{RECORD, encode_bitmap};
 use super::leg::Mask;
 use block::{Buffer, Error, Payload, Result};
@@ -13,24 +13,24 @@ use runtime::sync::Permit;
 use std::ops::Range;
 
 impl Core {
-    /// Waits until the bits of these blocks are set, durably, and superblocks say how things are.
+    /// Waits until the bits of these blocks are durably set and the superblocks are current.
     ///
     /// # Errors
-    /// That of the last leg.
+    /// The last active leg's error.
     pub async fn mark(&self, blocks: &Range<u64>) -> Result<()> {
         loop {
-            self.note().await?;
-            if self.chunks.want(blocks) {
+            self.write_superblocks().await?;
+            if self.chunks.request(blocks) {
                 return Ok(());
             }
-            let permit = self.paging.acquire(1).await;
-            // Others may have written it, or left a leg behind, while this waited.
-            if !self.is_settled() || self.chunks.want(blocks) {
+            let permit = self.bitmap_writer.acquire(1).await;
+            // Other tasks may have written the page, or failed a leg, meanwhile.
+            if !self.superblocks_are_current() || self.chunks.request(blocks) {
                 continue;
             }
             let pages = self.chunks.take_unwritten();
             let failed = self.write_pages(&pages).await;
-            self.judge_pages(&pages, failed, permit).await?;
+            self.handle_failed_pages(&pages, failed, permit).await?;
         }
     }
 
@@ -39,7 +39,12 @@ impl Core {
     /// # Errors
     /// The first leg's error, if no active leg took the pages. No leg becomes faulty then: the legs still have the same data,
     /// and the pages are written again before the next change of their chunks.
-    async fn judge_pages(&self, pages: &[u64], failed: Vec<(usize, Error)>, permit: Permit) -> Result<()> {
+    async fn handle_failed_pages(
+        &self,
+        pages: &[u64],
+        failed: Vec<(usize, Error)>,
+        permit: Permit,
+    ) -> Result<()> {
         if failed.is_empty() {
             return Ok(());
         }
@@ -47,7 +52,7 @@ impl Core {
         let lost: Mask = failed.iter().map(|(leg, _)| 1 << leg).sum();
         // If all legs that keep a bitmap failed, the other active legs have to keep it: try one page there.
         let others = self.active.get() & !lost;
-        let (takes_it, _) = match self.markers() & !lost {
+        let (takes_it, _) = match self.bitmap_legs() & !lost {
             0 => self.write_page(pages[0], &self.chunks.bits_of(pages[0]), others).await,
             rest => (rest, Vec::new()),
         };
@@ -66,14 +71,14 @@ impl Core {
     async fn write_page(&self, page: u64, bits: &[bool], legs: Mask) -> (Mask, Vec<(usize, Error)>) {
         let payload = self.page(page, bits);
         let offset = self.layout.bitmap_offset + page * self.page_bytes() as u64;
-        gather(legs, |leg| self.legs[leg].device.write_own(offset, payload.clone())).await
+        on_legs(legs, |leg| self.legs[leg].device.write_own(offset, payload.clone())).await
     }
 
-    /// Writes pages, as they are to be, to all legs that keep a bitmap; says which failed.
+    /// Writes pages with their wanted bits to all legs that keep a bitmap. Returns the failed legs.
     async fn write_pages(&self, pages: &[u64]) -> Vec<(usize, Error)> {
         for page in pages {
             let bits = self.chunks.bits_of(*page);
-            let (_, failed) = self.write_page(*page, &bits, self.markers()).await;
+            let (_, failed) = self.write_page(*page, &bits, self.bitmap_legs()).await;
             if !failed.is_empty() {
                 return failed;
             }
@@ -93,14 +98,14 @@ impl Core {
         buffer.into()
     }
 
-    /// Writes the whole bitmap to legs that are to keep one from now on.
+    /// Writes the whole bitmap to legs that begin to keep one.
     ///
     /// # Errors
-    /// That of the last leg.
+    /// The last active leg's error.
     pub async fn complete_bitmaps(&self) -> Result<()> {
-        while self.markers() & !self.kept.get() != 0 {
-            let leg = (self.markers() & !self.kept.get()).trailing_zeros() as usize;
-            let permit = self.paging.acquire(1).await;
+        while self.bitmap_legs() & !self.kept.get() != 0 {
+            let leg = (self.bitmap_legs() & !self.kept.get()).trailing_zeros() as usize;
+            let permit = self.bitmap_writer.acquire(1).await;
             let mut outcome = Ok(());
             for page in 0..self.chunks.pages() {
                 let payload = self.page(page, &self.chunks.bits_of(page));
@@ -114,7 +119,7 @@ impl Core {
                 Ok(()) => self.kept.set(self.kept.get() | 1 << leg),
                 Err(error) => {
                     let error = error.in_context("writing its bitmap");
-                    self.lose(leg, error, super::format::SlotState::Failed)?;
+                    self.mark_faulty(leg, error, super::format::SlotState::Failed)?;
                 }
             }
             drop(permit);
@@ -122,17 +127,17 @@ impl Core {
         Ok(())
     }
 
-    /// Whether the last note said that bits are cleared from then on.
+    /// Whether the last update of the superblocks allows clearing bits.
     fn may_clear(&self) -> bool {
         self.cleared_events.get() + 1 == self.events.get()
     }
 
-    /// Clears bits of chunks that are quiet, if every place has its leg.
+    /// Clears the bits of quiet chunks, if every slot has its leg.
     ///
     /// # Errors
-    /// That of the last leg.
+    /// The last active leg's error.
     pub async fn clear_quiet(&self, now: bool) -> Result<()> {
-        // Once something may be lost, legs are compared where it was written when the mirror is opened again.
+        // If acknowledged changes may be lost, the set bits make the next opening resync these chunks.
         if !self.is_whole() || self.chunks.dirty() == 0 || self.check_nothing_lost().is_err() {
             return Ok(());
         }
@@ -140,22 +145,26 @@ impl Core {
         if quiet.is_empty() {
             return Ok(());
         }
-        // What was written is on all legs for good before the bit goes that would have it compared.
+        // Writes have to be durable on all legs before the bit is cleared that would cause a resync.
         self.make_durable(self.active.get() | self.rebuilding.get()).await?;
         if self.is_whole() && !self.may_clear() {
-            // Two notes: a leg that misses the second one, before anything is cleared, has the events of the first.
-            self.changed();
-            self.note().await?;
+            // Two updates: a leg that misses only the second one, before a bit is cleared, has the event count of the first.
+            self.superblocks_changed();
+            self.write_superblocks().await?;
             self.raise_cleared.set(true);
-            self.changed();
+            self.superblocks_changed();
         }
-        self.note().await?;
-        let permit = self.paging.acquire(1).await;
-        if !self.is_whole() || !self.is_settled() || !self.may_clear() || self.check_nothing_lost().is_err() {
+        self.write_superblocks().await?;
+        let permit = self.bitmap_writer.acquire(1).await;
+        if !self.is_whole()
+            || !self.superblocks_are_current()
+            || !self.may_clear()
+            || self.check_nothing_lost().is_err()
+        {
             return Ok(());
         }
         let pages = self.chunks.clear(&quiet);
         let failed = self.write_pages(&pages).await;
-        self.judge_pages(&pages, failed, permit).await
+        self.handle_failed_pages(&pages, failed, permit).await
     }
 }

@@ -1,31 +1,30 @@
-//! What is known of each chunk: the bits of the bitmap as they are to be and as they are on the medium, who writes, and where
-//! legs may differ.
+//! State of each chunk in memory: its bit as wanted and as durable, the number of writers, and whether legs may differ.
 //!
-//! Promises: a chunk that somebody writes to is never among those that may be cleared; one whose legs may differ isn't, either.
-//! Reading and writing the bitmap, and deciding when a chunk has been quiet for long enough, is left to `bitmap`.
+//! Promises: a chunk with a writer, or in which legs may differ, is never offered for clearing. Reading and writing the bitmap,
+//! and the interval of the passes, are left to `bitmap`.
 
 use super::layout::Layout;
 use std::cell::{Cell, RefCell};
 use std::collections::BTreeMap;
 use std::ops::Range;
 
-/// It is to be set in the bitmap.
+/// The bit is to be set.
 const DIRTY: u8 = 1;
-/// It is set in the bitmap, durably, on all legs that keep one.
+/// The bit is durably set on all legs that keep a bitmap.
 const DURABLE: u8 = 2;
-/// Somebody wrote since the last look.
+/// The chunk was written since the last pass.
 const TOUCHED: u8 = 4;
-/// Legs that are active may differ in it: after a stop in the middle.
+/// Active legs may differ in the chunk, after an unclean stop or a failed change.
 const DIFFER: u8 = 8;
-/// Legs that are being rebuilt lack it.
+/// Legs that are being rebuilt lack the chunk.
 const LACKING: u8 = 16;
 
-/// Some block of it could be copied from nowhere.
+/// No leg could read some block of the chunk.
 const STUCK: u8 = 32;
-/// Legs were found to differ in it since the copying of it began: perhaps where it was copied already.
+/// Legs may differ since the copy of the chunk began, perhaps in a part that was already copied.
 const AGAIN: u8 = 64;
 
-/// How many pieces of chunks are remembered as equal before their chunk is.
+/// Largest number of ranges that are remembered as equal inside chunks that differ.
 const MOST_PIECES: usize = 4096;
 
 #[derive(Debug, Clone, Copy, Default)]
@@ -36,7 +35,7 @@ struct Chunk {
 
 /// All chunks.
 pub struct Chunks {
-    /// The blocks of a chunk, as a power of two.
+    /// Binary logarithm of the number of blocks of a chunk.
     shift: u32,
     blocks: u64,
     chunks_of_page: u64,
@@ -44,14 +43,14 @@ pub struct Chunks {
     differ: Cell<u64>,
     lacking: Cell<u64>,
     dirty: Cell<u64>,
-    /// Pages with bits that are to be set and aren't yet.
+    /// Pages with wanted bits that aren't durable.
     unwritten: RefCell<Vec<bool>>,
-    /// Blocks of chunks that differ, and don't.
+    /// Ranges of blocks that are equal, inside chunks that differ: end by start.
     equal: RefCell<BTreeMap<u64, u64>>,
 }
 
 impl Chunks {
-    /// All clean and equal.
+    /// Creates chunks that are all clean and equal.
     pub fn new(layout: &Layout) -> Self {
         Chunks {
             shift: (layout.chunk >> layout.block_size.shift()).trailing_zeros(),
@@ -66,27 +65,27 @@ impl Chunks {
         }
     }
 
-    /// How many there are.
+    /// Number of chunks.
     pub fn len(&self) -> u64 {
         self.all.borrow().len() as u64
     }
 
-    /// How many pages the bitmap has.
+    /// Number of pages of the bitmap.
     pub fn pages(&self) -> u64 {
         self.unwritten.borrow().len() as u64
     }
 
-    /// How many chunks may differ between legs that are active.
+    /// Number of chunks in which active legs may differ.
     pub fn differ(&self) -> u64 {
         self.differ.get()
     }
 
-    /// How many chunks are lacking on legs that are being rebuilt.
+    /// Number of chunks that legs being rebuilt lack.
     pub fn lacking(&self) -> u64 {
         self.lacking.get()
     }
 
-    /// How many chunks are to be set in the bitmap.
+    /// Number of chunks whose bit is to be set.
     pub fn dirty(&self) -> u64 {
         self.dirty.get()
     }
@@ -98,12 +97,12 @@ impl Chunks {
         }
     }
 
-    /// The blocks of a chunk.
+    /// Returns the blocks of a chunk.
     pub fn blocks_of(&self, chunk: u64) -> Range<u64> {
         chunk << self.shift..((chunk + 1) << self.shift).min(self.blocks)
     }
 
-    /// Somebody begins to write to these blocks. Whether their bits are durable already.
+    /// Adds a writer to these blocks. Returns whether their bits are durable.
     pub fn begin(&self, blocks: &Range<u64>) -> bool {
         let mut durable = true;
         for chunk in &mut self.all.borrow_mut()[self.of(blocks)] {
@@ -114,18 +113,18 @@ impl Chunks {
         durable
     }
 
-    /// One more of those who write: to the same blocks, before the first has ended.
-    pub fn begin_again(&self, blocks: &Range<u64>) {
+    /// Adds another writer to blocks that already have one.
+    pub fn begin_another(&self, blocks: &Range<u64>) {
         self.all.borrow_mut()[self.of(blocks)].iter_mut().for_each(|chunk| chunk.writers += 1);
     }
 
-    /// Somebody who began has ended.
+    /// Removes a writer.
     pub fn end(&self, blocks: &Range<u64>) {
         self.all.borrow_mut()[self.of(blocks)].iter_mut().for_each(|chunk| chunk.writers -= 1);
     }
 
-    /// The bits of these blocks are to be set. Whether they all are, durably.
-    pub fn want(&self, blocks: &Range<u64>) -> bool {
+    /// Requests the bits of these blocks. Returns whether all of them are durable.
+    pub fn request(&self, blocks: &Range<u64>) -> bool {
         let mut all = self.all.borrow_mut();
         let mut durable = true;
         for number in self.of(blocks) {
@@ -143,14 +142,14 @@ impl Chunks {
         durable
     }
 
-    /// Takes the pages that have to be written.
+    /// Takes the pages that have to be written; the caller writes them or calls [`put_back`](Self::put_back).
     pub fn take_unwritten(&self) -> Vec<u64> {
         let mut unwritten = self.unwritten.borrow_mut();
         let pages = (0..unwritten.len()).filter(|page| std::mem::take(&mut unwritten[*page]));
         pages.map(|page| page as u64).collect()
     }
 
-    /// These pages have to be written after all.
+    /// Notes that these pages still have to be written.
     pub fn put_back(&self, pages: &[u64]) {
         pages.iter().for_each(|page| self.unwritten.borrow_mut()[*page as usize] = true);
     }
@@ -160,12 +159,12 @@ impl Chunks {
         first as usize..(first + self.chunks_of_page).min(self.len()) as usize
     }
 
-    /// The bits of a page as they are to be.
+    /// Returns the wanted bits of a page.
     pub fn bits_of(&self, page: u64) -> Vec<bool> {
         self.all.borrow()[self.of_page(page)].iter().map(|chunk| chunk.flags & DIRTY != 0).collect()
     }
 
-    /// A page with these bits is durable.
+    /// Notes that a page with these bits is durable.
     pub fn page_is_durable(&self, page: u64, bits: &[bool]) {
         let chunks = self.of_page(page);
         for (chunk, bit) in self.all.borrow_mut()[chunks].iter_mut().zip(bits) {
@@ -175,8 +174,8 @@ impl Chunks {
         }
     }
 
-    /// Chunks that may be cleared once everything is durable: dirty, quiet since the last time that this was asked, equal on all
-    /// legs. With `now`, quiet at the moment is enough.
+    /// Returns chunks whose bits may be cleared after a flush: dirty, equal on all legs, and without writes since the last
+    /// call. With `now`, chunks without a writer at the moment qualify.
     pub fn quiet(&self, now: bool) -> Vec<u64> {
         let mut quiet = Vec::new();
         for (number, chunk) in self.all.borrow_mut().iter_mut().enumerate() {
@@ -189,7 +188,7 @@ impl Chunks {
         quiet
     }
 
-    /// Clears those that still are quiet, here; gives the pages that are to be written so.
+    /// Clears the wanted bits of the chunks that are still quiet. Returns the pages to write.
     pub fn clear(&self, quiet: &[u64]) -> Vec<u64> {
         let mut all = self.all.borrow_mut();
         let mut pages = Vec::new();
@@ -208,7 +207,7 @@ impl Chunks {
         pages
     }
 
-    /// A bit as it was found on the medium.
+    /// Notes a bit that was found set on the medium.
     pub fn found(&self, chunk: u64) {
         let chunk = &mut self.all.borrow_mut()[chunk as usize];
         if chunk.flags & DIRTY == 0 {
@@ -217,18 +216,18 @@ impl Chunks {
         chunk.flags |= DIRTY | DURABLE;
     }
 
-    /// All bits are to be set, and none of them is on the medium.
-    pub fn want_all(&self) {
-        self.want(&(0..self.blocks));
+    /// Requests all bits.
+    pub fn request_all(&self) {
+        self.request(&(0..self.blocks));
     }
 
-    /// What is dirty may differ between legs that are active.
+    /// Notes that active legs may differ in all dirty chunks.
     pub fn dirty_differ(&self) {
         self.mark_dirty(DIFFER | AGAIN);
         self.equal.borrow_mut().clear();
     }
 
-    /// What is dirty is lacking on legs that are being rebuilt.
+    /// Notes that legs being rebuilt lack all dirty chunks.
     pub fn dirty_lacking(&self) {
         self.mark_dirty(LACKING | AGAIN);
     }
@@ -240,7 +239,7 @@ impl Chunks {
         self.count();
     }
 
-    /// These blocks may differ between legs that are active: all of their chunks do, then.
+    /// Notes that active legs may differ in these blocks, and marks their whole chunks.
     pub fn may_differ(&self, blocks: &Range<u64>) {
         for chunk in &mut self.all.borrow_mut()[self.of(blocks)] {
             chunk.flags |= DIFFER | AGAIN;
@@ -249,20 +248,20 @@ impl Chunks {
         self.count();
     }
 
-    /// Legs that are being rebuilt lack these blocks.
+    /// Notes that legs being rebuilt lack these blocks.
     pub fn are_lacking(&self, blocks: &Range<u64>) {
         self.all.borrow_mut()[self.of(blocks)].iter_mut().for_each(|chunk| chunk.flags |= LACKING | AGAIN);
         self.count();
     }
 
-    /// No legs are left that could differ.
+    /// Notes that fewer than two active legs are left, which can't differ.
     pub fn none_differ(&self) {
         self.all.borrow_mut().iter_mut().for_each(|chunk| chunk.flags &= !DIFFER);
         self.equal.borrow_mut().clear();
         self.count();
     }
 
-    /// No legs are left that lack anything.
+    /// Notes that no leg is being rebuilt.
     pub fn none_lacking(&self) {
         self.all.borrow_mut().iter_mut().for_each(|chunk| chunk.flags &= !LACKING);
         self.count();
@@ -274,7 +273,7 @@ impl Chunks {
         self.lacking.set(all.iter().filter(|chunk| chunk.flags & LACKING != 0).count() as u64);
     }
 
-    /// The first chunk from here on that is to be copied, else the first of all.
+    /// Returns the next chunk to copy from this one on, wrapping around.
     pub fn next_to_copy(&self, from: u64) -> Option<u64> {
         if self.differ.get() + self.lacking.get() == 0 {
             return None;
@@ -284,21 +283,21 @@ impl Chunks {
             let flags = all[*number].flags;
             flags & (DIFFER | LACKING) != 0 && flags & STUCK == 0
         };
-        let behind = (from as usize..all.len()).find(needs);
-        behind.or_else(|| (0..all.len().min(from as usize)).find(needs)).map(|number| number as u64)
+        let next = (from as usize..all.len()).find(needs);
+        next.or_else(|| (0..all.len().min(from as usize)).find(needs)).map(|number| number as u64)
     }
 
-    /// Some block of a chunk could be copied from nowhere: the others go first, until [`unstick`](Self::unstick).
+    /// Notes that no leg could read some block of a chunk: the chunk is skipped until [`unstick`](Self::unstick).
     pub fn stick(&self, chunk: u64) {
         self.all.borrow_mut()[chunk as usize].flags |= STUCK;
     }
 
-    /// Whether some block of a chunk could be copied from nowhere.
+    /// Whether no leg could read some block of a chunk.
     pub fn is_stuck(&self, chunk: u64) -> bool {
         self.all.borrow()[chunk as usize].flags & STUCK != 0
     }
 
-    /// All chunks are tried again. Whether there were any that were stuck.
+    /// Makes stuck chunks eligible for copying again. Returns whether there were any.
     pub fn unstick(&self) -> bool {
         let mut found = false;
         for chunk in self.all.borrow_mut().iter_mut() {
@@ -308,17 +307,17 @@ impl Chunks {
         found
     }
 
-    /// A chunk is copied from here on, piece by piece.
+    /// Notes that the copy of a chunk begins.
     pub fn begin_copying(&self, chunk: u64) {
         self.all.borrow_mut()[chunk as usize].flags &= !AGAIN;
     }
 
-    /// Whether legs were found to differ in a chunk since the copying of it began: it isn't over then.
+    /// Whether legs may differ in a chunk since its copy began, so that it has to be copied again.
     pub fn is_to_be_copied_again(&self, chunk: u64) -> bool {
         self.all.borrow()[chunk as usize].flags & AGAIN != 0
     }
 
-    /// A chunk has been copied from begin to end: to legs that are active, and to those that are being rebuilt.
+    /// Notes that a whole chunk has been copied to all active legs and legs being rebuilt.
     pub fn copied(&self, chunk: u64) {
         {
             let chunk = &mut self.all.borrow_mut()[chunk as usize];
@@ -329,7 +328,7 @@ impl Chunks {
         self.forget_equal(&self.blocks_of(chunk));
     }
 
-    /// Whether some of these blocks may differ between legs that are active.
+    /// Whether active legs may differ in some of these blocks.
     pub fn blocks_differ(&self, blocks: &Range<u64>) -> bool {
         if self.differ.get() == 0 {
             return false;
@@ -349,7 +348,7 @@ impl Chunks {
         piece.is_some_and(|(_, end)| *end >= blocks.end)
     }
 
-    /// These blocks are equal on all legs that are active, although their chunk may not be.
+    /// Notes that these blocks are equal on all active legs, although their chunk may not be.
     pub fn blocks_are_equal(&self, blocks: &Range<u64>) {
         if self.differ.get() == 0 || blocks.is_empty() {
             return;
@@ -404,15 +403,15 @@ mod tests {
     fn a_bit_is_set_before_and_cleared_after() {
         let chunks = chunks();
         let blocks = 3..6;
-        assert!(!chunks.begin(&blocks) && !chunks.want(&blocks));
+        assert!(!chunks.begin(&blocks) && !chunks.request(&blocks));
         let pages = chunks.take_unwritten();
         assert_eq!(pages, [0]);
         let bits = chunks.bits_of(0);
         assert_eq!(bits.iter().filter(|bit| **bit).count(), 2);
         chunks.page_is_durable(0, &bits);
-        assert!(chunks.want(&blocks));
+        assert!(chunks.request(&blocks));
         assert!(chunks.quiet(true).is_empty(), "somebody writes");
-        chunks.begin_again(&(3..4));
+        chunks.begin_another(&(3..4));
         chunks.end(&blocks);
         assert_eq!(chunks.quiet(true), [1]);
         chunks.end(&(3..4));
@@ -455,7 +454,7 @@ mod tests {
     fn pieces_that_are_equal() {
         for seed in 0..200 {
             let (chunks, mut random) = (chunks(), Random::new(seed));
-            chunks.want_all();
+            chunks.request_all();
             chunks.dirty_differ();
             let mut differs = [true; 64];
             for _ in 0..60 {

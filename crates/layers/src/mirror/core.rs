@@ -1,10 +1,10 @@
-//! The home of a mirror: changes and flushes, and who has what.
+//! State of a mirror on its home shard; changes and flushes.
 //!
-//! A change holds its blocks from when it is given until it is acknowledged, so that changes that overlap reach all legs in
-//! one order. Its chunks' bits are durable before a leg gets it. On a leg that may lag it stands in that leg's own line,
-//! behind those that it overlaps, and the next one that overlaps it need not wait for that.
+//! A change locks its blocks from submission to acknowledgement, so that overlapping changes reach all legs in one order. Its
+//! chunks' bits are durable before any leg gets it. On a lagging leg it is queued in the leg's *lane* after the changes that
+//! it overlaps, and releases its blocks for the next change before the leg has completed it.
 //!
-//! No change and no flush is acknowledged as long as there is a leg that was left behind and the others don't durably know it.
+//! No change and no flush is acknowledged while a faulty leg isn't durably recorded on the others.
 
 use super::behind::Behind;
 use super::chunks::Chunks;
@@ -27,97 +27,98 @@ use std::sync::atomic::Ordering;
 use std::task::Poll;
 use std::time::Duration;
 
-/// What the stack asks for, and may change from one opening to the next.
+/// Settings of the stack, which may change from one opening to the next.
 #[derive(Debug, Clone)]
 pub struct Settings {
     /// Legs that reads avoid.
     pub write_mostly: Mask,
-    /// How many writes may be behind on those; 0 is none.
+    /// Limit of outstanding writes on those; 0: they don't lag.
     pub write_behind: u64,
-    /// How many bytes these may hold.
+    /// Limit of the bytes of outstanding writes.
     pub behind_bytes: u64,
-    /// Whether flush and FUA leave out legs that may lag.
+    /// Whether flush and FUA leave out lagging legs.
     pub fast_flush: bool,
-    /// How long a chunk is quiet before its bit is cleared, at least.
+    /// Least time without writes before a chunk's bit is cleared.
     pub bitmap_delay: Duration,
-    /// How fast is copied and compared, in bytes per second; 0 is without a limit.
+    /// Limit of resync and scrub in bytes per second; 0: no limit.
     pub sync_speed_max: u64,
-    /// Whether reads go to the first leg always, rather than by latency.
+    /// Whether reads always go to the first leg, rather than by latency.
     pub first_leg: bool,
 }
 
-/// See the module's head.
+/// State of a mirror.
 pub struct Core {
-    /// What the stack asks for.
+    /// Settings of the stack.
     pub settings: Settings,
-    /// What lies where.
+    /// Layout of the legs.
     pub layout: Layout,
-    /// The mirror.
+    /// Identity of the mirror.
     pub array: Uuid,
-    /// What other shards see.
+    /// State that other shards read.
     pub shared: Arc<Shared>,
-    /// The legs that the stack gave, in its order.
+    /// Legs that the stack names, in its order.
     pub legs: Vec<Leg>,
-    /// All places of the mirror.
+    /// All slots of the mirror.
     pub slots: RefCell<Vec<Slot>>,
-    /// Legs that have everything, but for what differs.
+    /// Legs that have all data, except in chunks that may differ.
     pub active: Cell<Mask>,
-    /// Legs that get everything new, and lack something.
+    /// Legs that get all changes, and lack some chunks.
     pub rebuilding: Cell<Mask>,
-    /// The leg from which what differs is copied.
+    /// Leg from which chunks that may differ are copied.
     pub source: Cell<usize>,
-    /// Legs that may answer for the source where legs differ. One that lagged while flushes left it out may lack what was flushed.
+    /// Legs that may replace the source for unreadable blocks in chunks that may differ. A leg that lagged while flushes left it
+    /// out isn't one of them: it may lack flushed data.
     pub trusted: Cell<Mask>,
-    /// Legs whose bitmap is kept.
+    /// Legs with a complete bitmap.
     pub kept: Cell<Mask>,
-    /// Raised whenever a leg joins.
+    /// Number of joins of legs.
     pub joined: Cell<u64>,
-    /// See [`super::format::Superblock::events`].
+    /// [`super::format::Superblock::events`].
     pub events: Cell<u64>,
-    /// See [`super::format::Superblock::cleared_events`].
+    /// [`super::format::Superblock::cleared_events`].
     pub cleared_events: Cell<u64>,
-    /// The next superblock says that bits are cleared from now on.
+    /// Whether the next superblock raises `cleared_events`.
     pub raise_cleared: Cell<bool>,
-    /// How often something changed that superblocks say.
-    pub wanted: Cell<u64>,
-    /// Up to which of these changes they say it, durably.
-    pub noted: Cell<u64>,
-    /// One writes superblocks at a time.
-    pub noting: Rc<Semaphore>,
-    /// One writes the bitmap at a time.
-    pub paging: Rc<Semaphore>,
-    /// What is known of each chunk.
+    /// Number of changes of the superblocks' contents in memory.
+    pub superblock_changes: Cell<u64>,
+    /// Number of these changes that are durable in the superblocks.
+    pub superblock_written: Cell<u64>,
+    /// Serialises writes of the superblocks.
+    pub superblock_writer: Rc<Semaphore>,
+    /// Serialises writes of the bitmap.
+    pub bitmap_writer: Rc<Semaphore>,
+    /// State of each chunk.
     pub chunks: Chunks,
-    /// How many pieces are being copied from leg to leg.
+    /// Number of copies from leg to leg in flight.
     pub copying: Cell<u64>,
-    /// Something was copied from leg to leg that no flush has covered.
+    /// Whether a copy from leg to leg isn't covered by a flush yet.
     pub copied: Cell<bool>,
-    /// Why acknowledged changes may be on no active leg; `None` as long as they are. Flushes and the close answer it until the
+    /// Error after which acknowledged changes may be missing on all active legs. Flushes and the close return it until the
     /// mirror is opened again, and no bit is cleared.
     pub lost: RefCell<Option<Error>>,
-    /// Who changes which blocks.
+    /// Locks of the blocks of changes and copies.
     pub locks: RangeLock,
-    /// Writes that are behind.
+    /// Outstanding write-behind writes.
     pub behind: Rc<Behind>,
-    /// There is something for the keeper to do, or it is to end.
+    /// Wakes the keeper.
     pub work: Notify,
-    /// The comparison of all legs that was asked for.
+    /// Scrub in progress.
     pub scrub: RefCell<Option<Scrub>>,
-    /// The mirror is being closed.
+    /// Whether the mirror is being closed.
     pub is_closing: Cell<bool>,
-    /// The tasks that run beside requests.
+    /// Background tasks.
     pub tasks: RefCell<Vec<runtime::JoinHandle<()>>>,
 }
 
-/// Writers of chunks are counted until this is dropped.
+/// A writer of chunks, counted until this is dropped.
 struct Writing {
     core: Rc<Core>,
     blocks: Range<u64>,
 }
 
 impl Writing {
-    fn again(&self) -> Writing {
-        self.core.chunks.begin_again(&self.blocks);
+    fn another(&self) -> Writing {
+        self.core.chunks.begin_another(&self.blocks);
         Writing { core: self.core.clone(), blocks: self.blocks.clone() }
     }
 }
@@ -128,34 +129,34 @@ impl Drop for Writing {
     }
 }
 
-/// What became of a change on each leg.
+/// Outcome of a change: legs that completed it, and legs that failed it.
 struct Outcome {
     done: Mask,
     failed: Vec<(usize, Error)>,
 }
 
 impl Core {
-    /// Legs that may lag, if there is one that doesn't.
+    /// Legs that may lag; none if no other active leg is left.
     pub fn lagging(&self) -> Mask {
         let lag = self.lanes() & !(1 << self.source.get());
         if self.active.get() & !lag == 0 { 0 } else { lag }
     }
 
-    /// Legs on which changes stand in line.
+    /// Legs on which changes are queued in lanes.
     pub fn lanes(&self) -> Mask {
         if self.settings.write_behind == 0 { 0 } else { self.settings.write_mostly }
     }
 
-    /// Whether superblocks say how things are, durably.
+    /// Whether the superblocks durably contain the current state.
     #[inline]
-    pub fn is_settled(&self) -> bool {
-        self.noted.get() == self.wanted.get()
+    pub fn superblocks_are_current(&self) -> bool {
+        self.superblock_written.get() == self.superblock_changes.get()
     }
 
     /// Changes blocks on all legs.
     ///
     /// # Errors
-    /// That of the last leg.
+    /// The last active leg's error.
     pub async fn change(
         self: Rc<Self>,
         change: Change,
@@ -165,13 +166,13 @@ impl Core {
         let _held = self.locks.ask(blocks.clone()).await;
         let is_marked = self.chunks.begin(&blocks);
         let writing = Writing { core: self.clone(), blocks: blocks.clone() };
-        if !is_marked || !self.is_settled() {
+        if !is_marked || !self.superblocks_are_current() {
             self.mark(&blocks).await?;
         }
         let members = self.active.get() | self.rebuilding.get();
         let lanes = members & self.lanes();
         let mut lagging = None;
-        let mut in_line: SmallVec<[_; 2]> = SmallVec::new();
+        let mut queued: SmallVec<[_; 2]> = SmallVec::new();
         if lanes != 0 {
             let may_lag = self.lagging();
             let waits = durability == Durability::Durable && !self.settings.fast_flush;
@@ -179,32 +180,35 @@ impl Core {
                 lagging = self.behind.enter(change.bytes()).map(Rc::new);
             }
             for leg in each(lanes) {
-                // One that doesn't lag, because the others are lost, has what is to be durable.
+                // A write-mostly leg that doesn't lag, because no other leg is left, gets the requested durability.
                 let theirs = if waits || may_lag & 1 << leg == 0 { durability } else { Durability::Visible };
-                // Their place in the line is the one of now.
+                // The position in the lane is taken here, before the task starts.
                 let asked = self.legs[leg].lane.ask(blocks.clone());
-                let (writing, lagging, change) = (writing.again(), lagging.clone(), change.clone());
+                let (writing, lagging, change) = (writing.another(), lagging.clone(), change.clone());
                 let lane = async move {
                     let held = asked.await;
                     let core = writing.core.clone();
-                    let outcome = core.clone().change_in_line(leg, &change, &writing.blocks, theirs).await;
+                    let outcome = core.clone().change_queued(leg, &change, &writing.blocks, theirs).await;
                     if let (Err(error), Some(lagging)) = (&outcome, &lagging)
                         && core.active.get() & 1 << leg != 0
                         && lagging.fail(error)
                     {
-                        core.lose_acknowledged("the last leg failed a change that was behind", error);
+                        core.lose_acknowledged(
+                            "the last leg failed a write that was outstanding (write_behind)",
+                            error,
+                        );
                     }
                     drop((held, lagging, writing));
                     core.publish_behind();
                     outcome
                 };
-                in_line.push((leg, runtime::spawn(lane)));
+                queued.push((leg, runtime::spawn(lane)));
             }
             self.publish_behind();
         }
         let mut outcome = self.change_directly(members & !lanes, &change, &blocks, durability).await;
         if lagging.is_none() || outcome.done & self.active.get() == 0 {
-            for (leg, lane) in in_line {
+            for (leg, lane) in queued {
                 match lane.await {
                     Ok(true) => outcome.done |= 1 << leg,
                     Ok(false) => {}
@@ -212,12 +216,12 @@ impl Core {
                 }
             }
         }
-        self.judge(outcome, &blocks, lagging.is_none()).await?;
+        self.handle_failures(outcome, &blocks, lagging.is_none()).await?;
         lagging.map_or(Ok(()), |lagging| lagging.acknowledge())
     }
 
-    /// On one leg, when its turn has come. Whether it has it: a leg that was left behind meanwhile doesn't.
-    async fn change_in_line(
+    /// Carries out a change on a lagging leg. Returns whether the leg completed it: a leg that became faulty meanwhile didn't.
+    async fn change_queued(
         self: Rc<Self>,
         leg: usize,
         change: &Change,
@@ -230,14 +234,14 @@ impl Core {
         let done = self.legs[leg].device.change(blocks, change, durability).await;
         self.shared.legs[leg].writes.fetch_add(1, Ordering::Relaxed);
         let Err(error) = done else { return Ok(true) };
-        if let Err(error) = self.lose(leg, error, SlotState::Failed) {
-            self.leave_undecided(blocks);
+        if let Err(error) = self.mark_faulty(leg, error, SlotState::Failed) {
+            self.note_undecided(blocks);
             return Err(error);
         }
-        self.note().await.map(|()| false)
+        self.write_superblocks().await.map(|()| false)
     }
 
-    /// On legs that don't lag, at once.
+    /// Carries out a change on legs that don't lag.
     async fn change_directly(
         &self,
         legs: Mask,
@@ -245,7 +249,7 @@ impl Core {
         blocks: &Range<u64>,
         durability: Durability,
     ) -> Outcome {
-        let done = gather(legs, |leg| {
+        let done = on_legs(legs, |leg| {
             self.shared.legs[leg].writes.fetch_add(1, Ordering::Relaxed);
             self.legs[leg].device.change(blocks, change, durability)
         });
@@ -253,19 +257,19 @@ impl Core {
         Outcome { done, failed }
     }
 
-    /// Leaves legs behind that failed where others did not.
-    async fn judge(&self, outcome: Outcome, blocks: &Range<u64>, all_ended: bool) -> Result<()> {
+    /// Marks legs faulty that failed a change that an active leg completed.
+    async fn handle_failures(&self, outcome: Outcome, blocks: &Range<u64>, all_ended: bool) -> Result<()> {
         if outcome.done & self.active.get() == 0 {
-            self.leave_undecided(blocks);
+            self.note_undecided(blocks);
             let first = outcome.failed.into_iter().next().map(|(_, error)| error);
-            return Err(first.unwrap_or_else(|| Error::io("no leg of the mirror took a change")));
+            return Err(first.unwrap_or_else(|| Error::io("mirror: no active leg completed a change")));
         }
-        // All of them before the others are told: whether that goes well or not, none of them may count.
+        // All failed legs become faulty before the superblocks are written, so that none stays active if that fails.
         for (leg, error) in outcome.failed {
-            self.lose(leg, error, SlotState::Failed)?;
+            self.mark_faulty(leg, error, SlotState::Failed)?;
         }
-        if !self.is_settled() {
-            self.note().await?;
+        if !self.superblocks_are_current() {
+            self.write_superblocks().await?;
         }
         if all_ended {
             self.chunks.blocks_are_equal(blocks);
@@ -273,9 +277,9 @@ impl Core {
         Ok(())
     }
 
-    /// Notes that no active leg surely has the last change of these blocks, and that each leg may have something else: they are
-    /// copied.
-    fn leave_undecided(&self, blocks: &Range<u64>) {
+    /// Notes that no active leg is known to have the last change of these blocks and that legs may differ in them, so that they
+    /// are copied from the source.
+    fn note_undecided(&self, blocks: &Range<u64>) {
         if self.active.get().count_ones() > 1 {
             self.chunks.may_differ(blocks);
         }
@@ -297,25 +301,25 @@ impl Core {
         self.lost.borrow_mut().get_or_insert_with(|| error.with_detail(text));
     }
 
-    /// Refuses to call anything durable once acknowledged changes may be on no active leg.
+    /// Checks that no acknowledged changes may be missing on all active legs.
     ///
     /// # Errors
-    /// What was lost, and why.
+    /// The error by which they may have been lost.
     pub fn check_nothing_lost(&self) -> Result<()> {
         self.lost.borrow().clone().map_or(Ok(()), Err)
     }
 
-    /// Makes everything durable that was acknowledged.
+    /// Makes all acknowledged changes durable.
     ///
     /// # Errors
-    /// That of the last leg. From then on, and once the last leg failed a change that was behind, every flush fails.
+    /// The last active leg's error. After it, and after the last leg has failed an outstanding write, every flush fails.
     pub async fn flush(self: Rc<Self>) -> Result<()> {
         let lagging = self.lagging();
         let leaves_out = self.settings.fast_flush && self.active.get() & !lagging != 0;
         if !leaves_out {
             self.behind.drained().await;
         }
-        // One that is being rebuilt may be active, and all that is left, when this returns.
+        // A leg that is being rebuilt may be the only active leg when this returns.
         let members = self.active.get() | self.rebuilding.get();
         let legs = if leaves_out { members & !lagging } else { members };
         let (mut done, mut failed) = self.flush_legs(legs).await;
@@ -326,41 +330,41 @@ impl Core {
             done |= more;
             failed.extend(errors);
         }
-        self.judge_flush(done, failed)?;
-        if !self.is_settled() {
-            self.note().await?;
+        self.handle_failed_flush(done, failed)?;
+        if !self.superblocks_are_current() {
+            self.write_superblocks().await?;
         }
         self.check_nothing_lost()
     }
 
-    /// Flushes these legs, and judges that.
+    /// Flushes these legs, and marks legs faulty that fail it.
     ///
     /// # Errors
-    /// As [`judge_flush`](Self::judge_flush).
+    /// The first active leg's error, if no active leg was flushed.
     pub async fn make_durable(&self, legs: Mask) -> Result<()> {
         let (done, failed) = self.flush_legs(legs).await;
-        self.judge_flush(done, failed)
+        self.handle_failed_flush(done, failed)
     }
 
-    /// Leaves legs behind, here, that failed a flush where another one did not: [`note`](Self::note) has to follow.
+    /// Marks legs faulty in memory that failed a flush, if another active leg completed it; the caller writes the superblocks next.
     ///
     /// # Errors
-    /// That of the first active leg, where none did it. None of these is left behind then, but each may have lost something
-    /// else: what was written since the last look at the bitmap is copied from the source.
-    fn judge_flush(&self, done: Mask, failed: Vec<(usize, Error)>) -> Result<()> {
+    /// The first active leg's error, if no active leg completed the flush. No active leg becomes faulty then, but each may have
+    /// lost different data: all dirty chunks are copied from the source.
+    fn handle_failed_flush(&self, done: Mask, failed: Vec<(usize, Error)>) -> Result<()> {
         let is_durable = done & self.active.get() != 0;
         let mut first = None;
         for (leg, error) in failed {
             match self.active.get() & 1 << leg != 0 && !is_durable {
                 true => first = first.or(Some(error)),
-                // On one that is being rebuilt what was copied to it may be lost.
-                false => self.lose(leg, error, SlotState::Failed)?,
+                // A leg that is being rebuilt may have lost copied data.
+                false => self.mark_faulty(leg, error, SlotState::Failed)?,
             }
         }
         if is_durable {
             return Ok(());
         }
-        let Some(error) = first else { return Err(Error::io("no leg of the mirror could be flushed")) };
+        let Some(error) = first else { return Err(Error::io("mirror: no active leg could be flushed")) };
         if self.active.get().count_ones() > 1 {
             self.chunks.dirty_differ();
         }
@@ -373,12 +377,12 @@ impl Core {
         Err(error)
     }
 
-    /// Flushes these; says which did, and which failed.
+    /// Flushes these legs. Returns those that completed it, and those that failed.
     pub async fn flush_legs(&self, legs: Mask) -> (Mask, Vec<(usize, Error)>) {
-        gather(legs, |leg| self.legs[leg].device.flush()).await
+        on_legs(legs, |leg| self.legs[leg].device.flush()).await
     }
 
-    /// Holds these blocks on all legs, behind all that was given before.
+    /// Locks these blocks on all legs, after all changes that were submitted before.
     pub async fn hold(&self, blocks: &Range<u64>) -> Holding {
         let mut held = vec![self.locks.ask(blocks.clone()).await];
         for leg in each(self.lanes()) {
@@ -388,13 +392,13 @@ impl Core {
     }
 }
 
-/// Blocks that nobody else changes or copies until this is dropped.
+/// Blocks that are locked against changes and copies until this is dropped.
 pub struct Holding {
     _held: Vec<RangeGuard>,
 }
 
-/// Does the same on several legs at once, and waits for all; without an allocation where none fails.
-pub async fn gather<'a>(
+/// Begins a call on each of these legs, and waits for all. Allocates only if a leg fails.
+pub async fn on_legs<'a>(
     legs: Mask,
     mut begin: impl FnMut(usize) -> Call<'a, Result<()>>,
 ) -> (Mask, Vec<(usize, Error)>) {

@@ -1,7 +1,7 @@
-//! The bytes of version 1 on every leg: superblock and sectors of the bitmap. The book's page "A mirror's legs" describes
-//! them byte by byte.
+//! Encodings on a leg, version 1: superblock and sectors of the bitmap. The book's page "A mirror's legs" describes them byte
+//! by byte.
 //!
-//! Decoding takes any bytes: it never panics, and what isn't exactly right is named, never accepted.
+//! Decoders accept any bytes: they never panic, and refuse invalid bytes with an error that names them.
 
 use block::{Buffer, Error, Payload, Result};
 use zerocopy::little_endian::{U32, U64};
@@ -11,33 +11,33 @@ use zones::sector::{self, Format, Head};
 
 /// The version of the format that this code writes and reads.
 pub const VERSION: u32 = 1;
-/// How long a superblock and a sector of the bitmap are, in bytes.
+/// Length of a superblock and of a sector of the bitmap, in bytes.
 pub const RECORD: usize = sector::SECTOR;
 /// The first bytes of a superblock.
 pub const SUPERBLOCK_MAGIC: [u8; 8] = *b"SILTMIRR";
 /// The first bytes of a sector of the bitmap.
 pub const BITMAP_MAGIC: [u8; 8] = *b"SILTMBIT";
-/// How many legs a mirror has at most.
+/// Largest number of legs of a mirror.
 pub const MOST_LEGS: usize = 16;
-/// How many bytes of bits a sector of the bitmap holds.
+/// Number of bytes of bits in a sector of the bitmap.
 pub const BITMAP_BYTES: usize = 472;
-/// How many chunks a sector of the bitmap stands for.
+/// Number of chunks of a sector of the bitmap.
 pub const BITMAP_BITS: u64 = BITMAP_BYTES as u64 * 8;
-/// No count of events was ever this large.
+/// Bound of valid event counts; larger values are damage.
 const MOST_EVENTS: u64 = 1 << 62;
 const SUPERBLOCK: Format = Format { magic: SUPERBLOCK_MAGIC, version: VERSION };
 const BITMAP: Format = Format { magic: BITMAP_MAGIC, version: VERSION };
 
-/// What a place in a mirror is worth.
+/// State of a slot of a mirror.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum SlotState {
-    /// Its leg has everything, but for chunks whose bit is set.
+    /// The leg has all data, except in chunks whose bit is set.
     Active,
-    /// Its leg gets everything new, and lacks what is in chunks whose bit is set.
+    /// The leg gets all changes, and lacks chunks whose bit is set.
     Rebuilding,
-    /// Its leg was left behind: an error, or an operator's word.
+    /// The leg is faulty, after an error or an operator's message.
     Failed,
-    /// As failed, and nobody expects the leg any more.
+    /// The faulty leg was removed by an operator.
     Removed,
 }
 
@@ -45,7 +45,7 @@ impl SlotState {
     const ALL: [SlotState; 4] =
         [SlotState::Active, SlotState::Rebuilding, SlotState::Failed, SlotState::Removed];
 
-    /// In mdadm's words.
+    /// Returns mdadm's name of the state.
     pub fn word(self) -> &'static str {
         match self {
             SlotState::Active => "active",
@@ -56,45 +56,46 @@ impl SlotState {
     }
 }
 
-/// One place of a mirror.
+/// A slot of a mirror.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Slot {
-    /// The leg that belongs there: drawn when it joins.
+    /// Identity of the slot's leg, drawn when the leg joins.
     pub leg: Uuid,
-    /// What it is worth.
+    /// State of the slot.
     pub state: SlotState,
-    /// Reads avoid it; it may lag.
+    /// Whether reads avoid the leg, and it may lag.
     pub write_mostly: bool,
-    /// Its bitmap is kept.
+    /// Whether the leg has a complete bitmap.
     pub has_bitmap: bool,
 }
 
-/// What a superblock says.
+/// Contents of a superblock.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Superblock {
-    /// The size of the mirror's blocks, in bytes.
+    /// Block size of the mirror, in bytes.
     pub block_size: u32,
-    /// The mirror.
+    /// Identity of the mirror.
     pub array: Uuid,
-    /// Raised by every change of what is said here.
+    /// Event count: raised by every change of the superblocks.
     pub events: u64,
-    /// A leg with at least as many events lacks only what the bitmap says: no bit was cleared since without it.
+    /// Event count since which no bit was cleared without a leg: a leg with at least this count lacks only chunks whose bit
+    /// is set.
     pub cleared_events: u64,
-    /// Where the data begins on a leg, in bytes.
+    /// Offset of the data on a leg, in bytes.
     pub data_offset: u64,
-    /// How much data there is, in bytes.
+    /// Length of the data, in bytes.
     pub data_bytes: u64,
-    /// Where the bitmap begins, in bytes.
+    /// Offset of the bitmap, in bytes.
     pub bitmap_offset: u64,
-    /// What one bit stands for, in bytes.
+    /// Size of the chunk of one bit, in bytes.
     pub bitmap_chunk: u64,
-    /// Which slot is this leg's own.
+    /// This leg's slot.
     pub own: usize,
-    /// The slot from which chunks whose bit is set are copied.
+    /// Slot of the source, from which chunks whose bit is set are copied.
     pub source: usize,
-    /// Flushes returned when the legs that aren't write-mostly had everything.
+    /// Whether flushes left out write-mostly legs.
     pub fast_flush: bool,
-    /// All places.
+    /// All slots.
     pub slots: Vec<Slot>,
 }
 
@@ -144,7 +145,7 @@ const WRITE_MOSTLY: u8 = 1;
 const HAS_BITMAP: u8 = 2;
 
 impl Superblock {
-    /// A block of so many bytes that begins with it.
+    /// Encodes at the beginning of a block of `block_bytes` bytes.
     pub fn encode(&self, block_bytes: usize) -> Payload {
         let empty = RawSlot { leg: [0; 16], state: 0, flags: 0, padding: [0; 2] };
         let mut slots = [empty; MOST_LEGS];
@@ -175,36 +176,41 @@ impl Superblock {
         sector::block_of(&raw, block_bytes).into()
     }
 
-    /// Reads it from the first bytes of a block.
+    /// Decodes the first bytes of a block.
     ///
     /// # Errors
-    /// As [`Format::read`]; [`Error::Protocol`] and [`Error::Corrupt`] also for fields that can't be.
+    /// Those of [`Format::read`]; [`Error::Protocol`] for unknown flags or fields; [`Error::Corrupt`] for fields out of range.
     pub fn decode(bytes: &[u8]) -> Result<Self> {
         let raw: &RawSuperblock = SUPERBLOCK.read(bytes, "superblock of a mirror")?;
         let legs = raw.legs.get() as usize;
         let is_known = raw.flags.get() & !FAST_FLUSH == 0 && raw.reserved.iter().all(|byte| *byte == 0);
         if !is_known {
-            return Err(Error::protocol("superblock: flags or fields that version 1 doesn't have"));
+            return Err(Error::protocol(
+                "superblock of a mirror: flags or reserved fields are set that version 1 doesn't define",
+            ));
         }
         let (own, source) = (raw.own.get() as usize, raw.source.get() as usize);
         let (events, cleared_events) = (raw.events.get(), raw.cleared_events.get());
         if !(2..=MOST_LEGS).contains(&legs) || own >= legs || source >= legs {
             return Err(Error::corrupt(format!(
-                "superblock: leg {own} of {legs}, source {source}, can't be"
+                "superblock of a mirror: field out of range: legs={legs}, own={own}, source={source}"
             )));
         }
         if events > MOST_EVENTS || cleared_events > events {
             return Err(Error::corrupt(format!(
-                "superblock: {events} events, cleared at {cleared_events}, can't be"
+                "superblock of a mirror: field out of range: events={events}, cleared_events={cleared_events}"
             )));
         }
         let mut slots = Vec::with_capacity(legs);
         for raw in &raw.slots[..legs] {
             let state = SlotState::ALL.get(usize::from(raw.state)).copied();
-            let state = state
-                .ok_or_else(|| Error::corrupt(format!("superblock: state {} doesn't exist", raw.state)))?;
+            let state = state.ok_or_else(|| {
+                Error::corrupt(format!("superblock of a mirror: unknown state of a slot: {}", raw.state))
+            })?;
             if raw.flags & !(WRITE_MOSTLY | HAS_BITMAP) != 0 {
-                return Err(Error::protocol("superblock: flags of a leg that version 1 doesn't have"));
+                return Err(Error::protocol(
+                    "superblock of a mirror: flags of a slot are set that version 1 doesn't define",
+                ));
             }
             let (write_mostly, has_bitmap) = (raw.flags & WRITE_MOSTLY != 0, raw.flags & HAS_BITMAP != 0);
             slots.push(Slot { leg: Uuid::from_bytes(raw.leg), state, write_mostly, has_bitmap });
@@ -226,7 +232,7 @@ impl Superblock {
     }
 }
 
-/// Puts sector `index` of a mirror's bitmap behind what is in `page`; `bit` says which chunks are dirty.
+/// Appends sector `index` of a mirror's bitmap to `page`; `bit` returns whether a chunk is dirty.
 pub fn encode_bitmap(page: &mut Buffer, array: Uuid, index: u32, mut bit: impl FnMut(u64) -> bool) {
     let mut raw = RawBitmap {
         head: BITMAP.head(),
@@ -245,19 +251,19 @@ pub fn encode_bitmap(page: &mut Buffer, array: Uuid, index: u32, mut bit: impl F
     sector::append(&raw, page);
 }
 
-/// The bits of sector `index` of a mirror's bitmap, the first chunk's lowest.
+/// Decodes the bits of sector `index` of a mirror's bitmap; the first chunk has the lowest bit.
 ///
 /// # Errors
-/// As [`Format::read`]; [`Error::Corrupt`] also for what was written elsewhere.
+/// Those of [`Format::read`]; [`Error::Corrupt`] for a sector of another mirror or with another index.
 pub fn decode_bitmap(bytes: &[u8], array: Uuid, index: u32) -> Result<[u8; BITMAP_BYTES]> {
     let what = format!("sector {index} of the bitmap");
     let raw: &RawBitmap = BITMAP.read(bytes, &what)?;
     if raw.array != array.into_bytes() {
         let found = Uuid::from_bytes(raw.array);
-        return Err(Error::corrupt(format!("{what}: of mirror {found}; this one is {array}")));
+        return Err(Error::corrupt(format!("{what}: belongs to mirror {found}; expected {array}")));
     }
     if raw.index.get() != index {
-        return Err(Error::corrupt(format!("{what}: it is sector {}", raw.index)));
+        return Err(Error::corrupt(format!("{what}: has index {}; expected {index}", raw.index)));
     }
     Ok(raw.bits)
 }

@@ -1,8 +1,7 @@
-//! What runs beside requests: copying what differs or is lacking, scrubs, clearing the bitmap.
+//! Background tasks: resync and rebuild, scrubs, clearing the bitmap.
 //!
-//! Everything is copied and compared in pieces that are held meanwhile, so a request that touches one waits for one piece at
-//! most. Where copying has come to is remembered by the bitmap: what was copied is cleared there, and a restart goes on
-//! with the rest. A scrub begins anew after a restart.
+//! Copies and comparisons lock one piece at a time, so a request waits for one piece at most. The bitmap keeps the progress of
+//! copies: copied chunks are cleared there, and a restart continues with the others. A scrub starts over after a restart.
 
 use super::core::Core;
 use super::format::SlotState;
@@ -14,41 +13,41 @@ use std::rc::Rc;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
 
-/// How much is copied or compared at once, in bytes.
+/// Length of a piece that is copied or compared at once, in bytes.
 const PIECE: u64 = 512 << 10;
-/// How long to wait before something is tried again that failed.
+/// Wait before a failed step is retried.
 const AGAIN: Duration = Duration::from_millis(200);
-/// How long to wait before chunks are tried again of which some block can be read from nowhere.
+/// Wait before chunks are retried with blocks that no leg could read.
 const STUCK: Duration = Duration::from_secs(10);
-/// Between two looks at the bitmap lies so much at least, whatever was asked for: without it nobody else would ever run.
+/// Least time between two passes over the bitmap, so that other tasks run.
 const LEAST_BETWEEN_LOOKS: Duration = Duration::from_micros(50);
-/// A sector, as mismatches are counted, in bytes.
+/// Sector, the unit of counted mismatches, in bytes.
 const SECTOR: usize = 512;
 
-/// A comparison of all legs that was asked for.
+/// A comparison of all legs that an operator started.
 #[derive(Debug, Clone)]
 pub struct Scrub {
-    /// Whether what differs is overwritten with what the source has.
+    /// Whether differing data is overwritten with the source's.
     pub repairs: bool,
     /// The next block.
     pub at: u64,
 }
 
 impl Scrub {
-    /// In md's words.
+    /// Returns md's name of the scrub.
     pub fn word(&self) -> &'static str {
         if self.repairs { "repair" } else { "check" }
     }
 }
 
 impl Core {
-    /// Starts what runs beside requests.
+    /// Starts the background tasks.
     pub fn start(self: &Rc<Self>) {
         let tasks = [runtime::spawn(self.clone().keep()), runtime::spawn(self.clone().clear())];
         self.tasks.borrow_mut().extend(tasks);
     }
 
-    /// Ends it, and waits for that.
+    /// Ends the background tasks, and waits for their end.
     pub async fn stop(&self) {
         self.is_closing.set(true);
         self.work.notify_all();
@@ -56,9 +55,9 @@ impl Core {
         runtime::join_all(tasks).await;
     }
 
-    /// Waits so long, or until there is something to do.
+    /// Sleeps for `time`, or until there is work.
     async fn rest(&self, time: Duration) {
-        // Nothing may come between looking and waiting.
+        // No await between this check and the wait, or a notification would be missed.
         if !self.is_closing.get() {
             let _ = runtime::timeout(time, self.work.notified()).await;
         }
@@ -77,7 +76,7 @@ impl Core {
             }
             self.summarize();
             next = runtime::now() + delay;
-            // Where nothing was dirty, nothing has waited yet; and the time may be over before the timer is set.
+            // With no dirty chunk and an elapsed timer this loop would otherwise never yield.
             runtime::yield_now().await;
         }
     }
@@ -89,7 +88,7 @@ impl Core {
                 position = chunk;
                 self.copy_chunk(chunk).await
             } else if self.chunks.differ() + self.chunks.lacking() > 0 {
-                // What is left can be read from nowhere. It may be written, or read again.
+                // The remaining chunks have blocks that no leg could read. They may be written, or become readable.
                 self.rest(STUCK).await;
                 self.chunks.unstick();
                 Ok(())
@@ -114,7 +113,7 @@ impl Core {
         blocks.step_by(step as usize).map(move |start| start..(start + step).min(end))
     }
 
-    /// Waits until so much may have been copied since `began`.
+    /// Waits until a copy of `bytes` since `began` is within the speed limit.
     async fn pace(&self, began: runtime::Instant, bytes: u64) {
         let speed = self.settings.sync_speed_max;
         if speed > 0 {
@@ -125,7 +124,7 @@ impl Core {
         }
     }
 
-    /// Copies a chunk from the source to all others, or finds that all of them have nothing but zeros there.
+    /// Copies a chunk from the source to all other legs, unless the extents of all legs say that it is zeros.
     async fn copy_chunk(self: &Rc<Self>, chunk: u64) -> Result<()> {
         let (joined, blocks) = (self.joined.get(), self.chunks.blocks_of(chunk));
         let holding = self.hold(&blocks).await;
@@ -152,7 +151,7 @@ impl Core {
             }
             self.pace(began, self.bytes_of(&piece) as u64).await;
         }
-        // A leg that joined meanwhile lacks the pieces before; a change that failed may have left something else in them.
+        // A leg that joined meanwhile lacks the earlier pieces; a failed change may have made legs differ in them.
         let is_over = joined == self.joined.get() && !self.chunks.is_to_be_copied_again(chunk);
         if is_over && !self.chunks.is_stuck(chunk) {
             self.chunks.copied(chunk);
@@ -167,7 +166,7 @@ impl Core {
         }
     }
 
-    /// Whether all legs say that there are zeros.
+    /// Whether the extents of all legs say that these blocks are zeros.
     async fn are_zeros(&self, blocks: &Range<u64>) -> bool {
         for leg in each(self.active.get() | self.rebuilding.get()) {
             let mut at = blocks.start;
@@ -188,7 +187,7 @@ impl Core {
         true
     }
 
-    /// Whether all of it was copied: some block may be one that nobody can read.
+    /// Copies a piece. Returns whether all of it was copied: false if no leg could read some block.
     async fn copy_piece(self: &Rc<Self>, piece: &Range<u64>) -> bool {
         let _holding = self.hold(piece).await;
         let _copying = (self.chunks.differ() > 0).then(|| Copying::begin(self));
@@ -212,20 +211,20 @@ impl Core {
         all
     }
 
-    /// Whether what differed was copied from a leg that is to lag from now on.
+    /// Whether the source is a write-mostly leg although another active leg could be the source.
     fn should_move_source(&self) -> bool {
         let bit = 1 << self.source.get();
         self.settings.write_mostly & bit != 0 && self.active.get() & !self.settings.write_mostly != 0
     }
 
-    /// Nothing is left to be copied: legs that were being rebuilt have everything.
+    /// Makes rebuilt legs active after the last copy, and moves the source to a leg that doesn't lag.
     async fn settle_legs(&self) -> Result<()> {
         let rebuilt = self.rebuilding.get();
         let (_, failed) = self.flush_legs(rebuilt).await;
         for (leg, error) in failed {
             self.fail(leg, error).await?;
         }
-        // One may have joined meanwhile.
+        // A leg may have joined meanwhile.
         let rebuilt = rebuilt & self.rebuilding.get();
         if self.chunks.next_to_copy(0).is_some() {
             return Ok(());
@@ -236,8 +235,8 @@ impl Core {
         if self.should_move_source() {
             self.choose_source();
         }
-        self.changed();
-        self.note().await
+        self.superblocks_changed();
+        self.write_superblocks().await
     }
 
     /// Compares a piece of all active legs.
@@ -264,7 +263,7 @@ impl Core {
         Ok(())
     }
 
-    /// Compares blocks that are held.
+    /// Compares blocks that the caller has locked.
     async fn compare(&self, piece: &Range<u64>, repairs: bool) {
         let legs: Vec<usize> = each(self.active.get()).collect();
         let reads = runtime::join_all(legs.iter().map(|leg| self.read_leg(*leg, piece))).await;
@@ -285,7 +284,7 @@ impl Core {
             self.shared.mismatches.fetch_add(different, Ordering::Relaxed);
             let name = &self.legs[*leg].name;
             tracing::warn!(
-                "mirror {}: leg {name} differs in {different} sectors of blocks {piece:?}",
+                "mirror {}: leg {name} differs from the source in {different} sectors of blocks {piece:?}",
                 self.array
             );
             if repairs {
@@ -300,7 +299,10 @@ impl Core {
     /// [`Error::Busy`] if one is running.
     pub fn begin_scrub(&self, repairs: bool) -> Result<()> {
         if let Some(scrub) = &*self.scrub.borrow() {
-            return Err(Error::busy(format!("a {} is running: end it with \"idle\"", scrub.word())));
+            return Err(Error::busy(format!(
+                "a {} is in progress; end it with \"idle\" first",
+                scrub.word()
+            )));
         }
         *self.scrub.borrow_mut() = Some(Scrub { repairs, at: 0 });
         self.shared.mismatches.store(0, Ordering::Relaxed);
@@ -310,18 +312,21 @@ impl Core {
         Ok(())
     }
 
-    /// Lets a leg that was left behind join again; `whole` if it is to get everything.
+    /// Joins a faulty leg again, or a new one; with `whole` it gets all data, otherwise chunks whose bit is set.
     ///
     /// # Errors
-    /// [`Error::Invalid`] if it belongs already.
+    /// [`Error::Invalid`] if the leg is a member already.
     pub async fn join(&self, leg: usize, slot: usize, whole: bool) -> Result<()> {
         let bit = 1 << leg;
         if (self.active.get() | self.rebuilding.get()) & bit != 0 {
-            return Err(Error::invalid(format!("leg {}: it belongs to the mirror", self.legs[leg].name)));
+            return Err(Error::invalid(format!(
+                "leg \"{}\" is a member of the mirror already",
+                self.legs[leg].name
+            )));
         }
         if whole {
-            // Before it counts as being rebuilt: what it lacks is durably known.
-            self.chunks.want_all();
+            // The missing chunks are durably marked before the leg is recorded as rebuilding.
+            self.chunks.request_all();
             self.mark(&(0..self.shared.geometry.blocks.0)).await?;
         }
         self.legs[leg].slot.set(Some(slot));
@@ -329,13 +334,13 @@ impl Core {
         self.joined.set(self.joined.get() + 1);
         self.set_state(leg, SlotState::Rebuilding);
         self.chunks.dirty_lacking();
-        self.changed();
-        self.note().await?;
+        self.superblocks_changed();
+        self.write_superblocks().await?;
         self.work.notify_all();
         Ok(())
     }
 
-    /// Zeros in place of a superblock, so that a leg never counts with an old one.
+    /// Zeroes both copies of a leg's superblock, so that an old one is never used.
     pub async fn wipe(&self, leg: usize) -> Result<()> {
         for copy in 0..2 {
             let offset = super::layout::Layout::superblock(self.layout.block_size, copy);

@@ -1,30 +1,30 @@
-//! What lies where on a leg: two superblocks, the bitmap, the data. The same on all legs.
+//! Layout of a leg, the same on all legs: two superblocks, the bitmap, the data.
 
 use super::format::{BITMAP_BITS, RECORD, Superblock};
 use block::{BlockSize, Error, Result};
 
 /// The smallest chunk of the bitmap, in bytes; md's limit.
 pub const LEAST_CHUNK: u64 = 4 << 10;
-/// The chunk of the bitmap where none is asked for, in bytes; mdadm's choice.
+/// Default chunk of the bitmap, in bytes; mdadm's choice.
 pub const USUAL_CHUNK: u64 = 64 << 20;
-/// How many chunks there are at most, so that the bitmap and what is known of chunks in memory stay small.
+/// Largest number of chunks, which bounds the bitmap and the state of chunks in memory.
 pub const MOST_CHUNKS: u64 = 1 << 21;
 /// Legs from this size on have their data aligned to [`ALIGNMENT`].
 const LARGE: u64 = 128 << 20;
 const ALIGNMENT: u64 = 1 << 20;
 
-/// Places and lengths, in bytes.
+/// Offsets and lengths, in bytes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Layout {
-    /// The size of the mirror's blocks.
+    /// Block size of the mirror.
     pub block_size: BlockSize,
-    /// Where the bitmap begins.
+    /// Offset of the bitmap.
     pub bitmap_offset: u64,
-    /// What one bit stands for.
+    /// Size of the chunk of one bit.
     pub chunk: u64,
-    /// Where the data begins.
+    /// Offset of the data.
     pub data_offset: u64,
-    /// How much data there is.
+    /// Length of the data.
     pub data_bytes: u64,
 }
 
@@ -34,10 +34,10 @@ impl Layout {
         block_size.bytes().max(4096)
     }
 
-    /// For legs of which the smallest has so many bytes.
+    /// Plans a new mirror whose smallest leg has `least` bytes.
     ///
     /// # Errors
-    /// [`Error::Invalid`] for a chunk that can't be, and for legs that are too small.
+    /// [`Error::Invalid`] for a chunk out of range, and for legs that are too small.
     pub fn new(least: u64, block_size: BlockSize, chunk: u64) -> Result<Self> {
         if !chunk.is_power_of_two() || chunk < LEAST_CHUNK.max(block_size.bytes()) {
             return Err(Error::invalid(format!(
@@ -49,8 +49,8 @@ impl Layout {
         if chunks > MOST_CHUNKS {
             let enough = least.div_ceil(MOST_CHUNKS).next_power_of_two();
             return Err(Error::invalid(format!(
-                "bitmap_chunk {chunk}: legs of {least} bytes would have {chunks} of them, expected at most \
-                 {MOST_CHUNKS}: take {enough} or more"
+                "bitmap_chunk {chunk}: legs of {least} bytes would have {chunks} chunks; expected at most {MOST_CHUNKS}; \
+                 take {enough} or more"
             )));
         }
         let page = Self::page(block_size);
@@ -62,18 +62,19 @@ impl Layout {
         let data_bytes = least.saturating_sub(data_offset) >> block_size.shift() << block_size.shift();
         if data_bytes == 0 {
             return Err(Error::invalid(format!(
-                "the smallest leg has {least} bytes, of which a mirror needs {data_offset} for itself: take a larger one"
+                "smallest leg: {least} bytes; expected more than the {data_offset} bytes of the mirror's metadata; take a larger \
+                 one"
             )));
         }
         Ok(Layout { block_size, bitmap_offset, chunk, data_offset, data_bytes })
     }
 
-    /// What a superblock says.
+    /// Returns the layout of a superblock.
     ///
     /// # Errors
-    /// [`Error::Corrupt`] where that can't be.
+    /// [`Error::Corrupt`] for a field out of range.
     pub fn of(superblock: &Superblock) -> Result<Self> {
-        let refuse = |what: &str| Error::corrupt(format!("superblock of a mirror: its {what} can't be"));
+        let refuse = |what: &str| Error::corrupt(format!("superblock of a mirror: {what} out of range"));
         let block_size =
             BlockSize::new(u64::from(superblock.block_size)).map_err(|_| refuse("block size"))?;
         let layout = Layout {
@@ -92,37 +93,37 @@ impl Layout {
             return Err(refuse("capacity"));
         }
         if layout.bitmap_offset != 2 * page {
-            return Err(refuse("place of the bitmap"));
+            return Err(refuse("offset of the bitmap"));
         }
         let end = layout.bitmap_offset + layout.pages() * page;
         let placed = layout.data_offset >= end && layout.data_offset.is_multiple_of(page);
         if !placed || layout.data_offset.checked_add(layout.data_bytes).is_none() {
-            return Err(refuse("place of the data"));
+            return Err(refuse("offset of the data"));
         }
         Ok(layout)
     }
 
-    /// Where a copy of the superblock lies.
+    /// Offset of a copy of the superblock.
     pub fn superblock(block_size: BlockSize, copy: u64) -> u64 {
         copy * Self::page(block_size)
     }
 
-    /// How many chunks there are.
+    /// Number of chunks.
     pub fn chunks(&self) -> u64 {
         self.data_bytes.div_ceil(self.chunk)
     }
 
-    /// How many pages the bitmap has.
+    /// Number of pages of the bitmap.
     pub fn pages(&self) -> u64 {
         self.chunks().div_ceil(self.chunks_of_page())
     }
 
-    /// How many chunks a page of the bitmap stands for.
+    /// Number of chunks of a page of the bitmap.
     pub fn chunks_of_page(&self) -> u64 {
         Self::page(self.block_size) / RECORD as u64 * BITMAP_BITS
     }
 
-    /// What a leg must have at least.
+    /// Least size of a leg.
     pub fn leg_bytes(&self) -> u64 {
         self.data_offset + self.data_bytes
     }

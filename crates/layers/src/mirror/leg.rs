@@ -1,4 +1,4 @@
-//! One leg: its device, in the mirror's own blocks, and what all shards know of it.
+//! One leg: its device, addressed in the mirror's blocks, and its counters.
 
 use super::layout::Layout;
 use block::{
@@ -11,10 +11,10 @@ use std::ops::Range;
 use std::rc::Rc;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 
-/// Legs, by their numbers.
+/// Set of legs: bit n for leg n.
 pub type Mask = u32;
 
-/// The legs of a mask, in order.
+/// Returns the legs of a mask, in order.
 pub fn each(mask: Mask) -> impl Iterator<Item = usize> {
     let mut rest = mask;
     std::iter::from_fn(move || {
@@ -26,19 +26,19 @@ pub fn each(mask: Mask) -> impl Iterator<Item = usize> {
     })
 }
 
-/// What is to be done to blocks of every leg.
+/// Change of blocks on every leg.
 #[derive(Debug, Clone)]
 pub enum Change {
-    /// These bytes. They are shared, not copied: [`block::Data`] doesn't change while it lives.
+    /// Writes these bytes, which are shared, not copied: [`block::Data`] is immutable.
     Write(Payload),
-    /// Zeros.
+    /// Writes zeros.
     Zeroes(ZeroMode),
-    /// No longer needed.
+    /// Discards the blocks.
     Discard,
 }
 
 impl Change {
-    /// How many bytes of memory it holds.
+    /// Number of bytes of memory that the change holds.
     pub fn bytes(&self) -> u64 {
         match self {
             Change::Write(payload) => payload.len() as u64,
@@ -47,34 +47,34 @@ impl Change {
     }
 }
 
-/// A leg's device as one shard has it.
+/// One shard's handle of a leg's device.
 pub struct LegDevice {
     device: Rc<dyn Device>,
-    /// How many of its blocks one of the mirror's is, as a power of two.
+    /// Binary logarithm of the number of the leg's blocks per block of the mirror.
     shift: u32,
     block_size: BlockSize,
-    /// Where the data begins, in the mirror's blocks.
+    /// Offset of the data, in the mirror's blocks.
     data: u64,
 }
 
 impl LegDevice {
-    /// The device of a leg of a mirror with these blocks; `layout` is known once its superblocks are.
+    /// Wraps the handle of a leg of a mirror with this block size; the offset is 0 until the superblocks have been read.
     pub fn new(device: Rc<dyn Device>, block_size: BlockSize, data_offset: u64) -> Self {
         let shift = block_size.shift() - device.geometry().block_size.shift();
         LegDevice { device, shift, block_size, data: data_offset >> block_size.shift() }
     }
 
-    /// The same device, in other blocks; where the data is isn't known.
+    /// Returns the same device with another block size and the offset 0.
     pub fn with_blocks_of(self, block_size: BlockSize) -> Self {
         LegDevice::new(self.device, block_size, 0)
     }
 
-    /// The same device, with the data where this layout says.
+    /// Returns the same device with this layout.
     pub fn placed(self, layout: &Layout) -> Self {
         LegDevice::new(self.device, layout.block_size, layout.data_offset)
     }
 
-    /// How many of the leg's blocks one of the mirror's is, as a power of two.
+    /// Binary logarithm of the number of the leg's blocks per block of the mirror.
     pub fn shift(&self) -> u32 {
         self.shift
     }
@@ -104,18 +104,17 @@ impl LegDevice {
         }
     }
 
-    /// Makes everything durable.
+    /// Flushes the leg.
     pub fn flush(&self) -> Call<'_, Result<()>> {
         self.device.flush()
     }
 
-    /// What is known about data without reading it, in the leg's blocks.
+    /// Returns the extents of data, in the leg's blocks.
     pub fn extents(&self, blocks: &Range<u64>) -> Call<'_, Result<Vec<Extent>>> {
         self.device.extents(self.on_leg(blocks))
     }
 
-    /// The same in the mirror's blocks, of a range of them that isn't empty. A block inside of which the leg's extents change may
-    /// be anything.
+    /// Converts the extents of a non-empty range to the mirror's blocks. A block with several extents of the leg becomes data.
     pub fn in_own_blocks(&self, range: BlockRange, found: &[Extent]) -> Vec<Extent> {
         let begin = self.on_leg(&(range.start.0..range.start.0)).start.0;
         let mut extents = Vec::with_capacity(found.len());
@@ -144,13 +143,13 @@ impl LegDevice {
         BlockIndex(offset >> self.block_size.shift() << self.shift)
     }
 
-    /// Reads what isn't data, at a byte offset.
+    /// Reads metadata at a byte offset.
     pub async fn read_own(&self, offset: u64, bytes: u64) -> Result<Buffer> {
         let (outcome, buffer) = self.device.read(self.block_at(offset), Buffer::new(bytes as usize)).await;
         outcome.map(|()| buffer)
     }
 
-    /// Writes what isn't data, at a byte offset, durably.
+    /// Durably writes metadata at a byte offset.
     pub fn write_own(&self, offset: u64, payload: Payload) -> Call<'_, Result<()>> {
         self.device.write(self.block_at(offset), payload, Durability::Durable)
     }
@@ -158,49 +157,49 @@ impl LegDevice {
 
 /// A leg on the home shard.
 pub struct Leg {
-    /// Its name in the stack.
+    /// Name in the stack.
     pub name: String,
-    /// Its device.
+    /// Device.
     pub device: LegDevice,
-    /// Its size.
+    /// Size in bytes.
     pub bytes: u64,
-    /// Its place in the mirror; none for one that has none.
+    /// Slot in the mirror; `None` for a leg without one.
     pub slot: Cell<Option<usize>>,
-    /// Where writes that may lag stand in line, each behind those that it overlaps.
+    /// Queue of writes of a lagging leg: each waits for earlier ones that it overlaps.
     pub lane: RangeLock,
-    /// Why it couldn't be opened; none of a leg that is there. It stays away until the mirror is opened again.
+    /// Error by which the leg couldn't be opened. A missing leg stays missing until the mirror is opened again.
     pub missing: Option<Error>,
 }
 
-/// What all shards know of a leg, and tell of it.
+/// Counters of a leg, which all shards write and read.
 #[derive(Debug, Default)]
 pub struct LegCounters {
-    /// How long a read takes, in nanoseconds: the mean, each weighed an eighth less than the one after it.
+    /// Read latency in nanoseconds: exponentially weighted moving average with weight 1/8.
     pub latency: AtomicU64,
-    /// Reads that are on their way.
+    /// Number of reads in flight.
     pub in_flight: AtomicU32,
-    /// The block behind the last read that was begun.
+    /// Block after the end of the last read that began.
     pub next: AtomicU64,
-    /// Reads that it answered.
+    /// Number of successful reads.
     pub reads: AtomicU64,
-    /// Changes that it took.
+    /// Number of changes.
     pub writes: AtomicU64,
-    /// Reads that it failed.
+    /// Number of failed reads.
     pub read_errors: AtomicU64,
-    /// Ranges that it could not read and that were written anew, from another leg.
+    /// Number of unreadable blocks that were rewritten with another leg's data.
     pub corrected: AtomicU64,
 }
 
 impl LegCounters {
-    /// A read took so long.
+    /// Adds the latency of a read to the average.
     pub fn took(&self, nanoseconds: u64) {
         let before = self.latency.load(Ordering::Relaxed);
-        // Two at the same time lose one of them, which does no harm.
+        // Of two concurrent updates one may be lost, which does no harm.
         let after = if before == 0 { nanoseconds } else { before - before / 8 + nanoseconds / 8 };
         self.latency.store(after.max(1), Ordering::Relaxed);
     }
 
-    /// How long one more read would take.
+    /// Expected latency of one more read, in nanoseconds: the average times the length of the queue.
     pub fn expected(&self) -> u64 {
         let queue = u64::from(self.in_flight.load(Ordering::Relaxed)) + 1;
         self.latency.load(Ordering::Relaxed).saturating_mul(queue)

@@ -1,18 +1,19 @@
-//! Who belongs to the mirror, and that all who do know it: superblocks.
+//! Membership of legs, and the superblocks that record it.
 //!
-//! What superblocks say is changed in memory first ([`Core::wanted`] rises) and written to all legs that belong, both copies,
-//! each durably ([`Core::note`]). A leg that can't take it is left behind, and the others are told that, too.
+//! The contents of superblocks change in memory first ([`Core::superblock_changes`] rises), and are then written durably to both
+//! copies on all members ([`Core::write_superblocks`]). A leg that fails such a write becomes faulty, which is written to the
+//! others in the same way.
 
-use super::core::{Core, gather};
+use super::core::{Core, on_legs};
 use super::format::{SlotState, Superblock};
 use super::layout::Layout;
 use super::leg::{Mask, each};
 use block::{Error, Payload, Result};
 
 impl Core {
-    /// Legs that keep a bitmap: those that reads don't avoid, for marking a chunk must not wait for a slow one. Where all of
-    /// those are lost at the same time as the power, all chunks count as dirty.
-    pub fn markers(&self) -> Mask {
+    /// Legs that keep a bitmap: active legs that aren't write-mostly, so that marking a chunk doesn't wait for a slow leg; all
+    /// active legs if there is no other. If all of them are lost together with power, all chunks are dirty.
+    pub fn bitmap_legs(&self) -> Mask {
         let active = self.active.get();
         match active & !self.settings.write_mostly {
             0 => active,
@@ -20,32 +21,32 @@ impl Core {
         }
     }
 
-    /// Whether every place has a leg that gets everything new.
+    /// Whether every slot has a leg that is active or being rebuilt.
     pub fn is_whole(&self) -> bool {
         (self.active.get() | self.rebuilding.get()).count_ones() as usize == self.slots.borrow().len()
     }
 
-    /// Sets the state of a leg's place.
+    /// Sets the state of a leg's slot.
     pub fn set_state(&self, leg: usize, state: SlotState) {
         if let Some(slot) = self.legs[leg].slot.get() {
             self.slots.borrow_mut()[slot].state = state;
         }
     }
 
-    /// Leaves a leg behind and waits until the others durably know it.
+    /// Marks a leg faulty, and waits until this is durable on the others.
     ///
     /// # Errors
     /// The same error, if it is the last leg.
     pub async fn fail(&self, leg: usize, error: Error) -> Result<()> {
-        self.lose(leg, error, SlotState::Failed)?;
-        self.note().await
+        self.mark_faulty(leg, error, SlotState::Failed)?;
+        self.write_superblocks().await
     }
 
-    /// Leaves a leg behind, here.
+    /// Marks a leg faulty in memory; the caller writes the superblocks.
     ///
     /// # Errors
     /// The same error, if it is the last leg.
-    pub fn lose(&self, leg: usize, error: Error, state: SlotState) -> Result<()> {
+    pub fn mark_faulty(&self, leg: usize, error: Error, state: SlotState) -> Result<()> {
         let (bit, name) = (1 << leg, &self.legs[leg].name);
         if self.rebuilding.get() & bit != 0 {
             self.rebuilding.set(self.rebuilding.get() & !bit);
@@ -63,17 +64,17 @@ impl Core {
         } else {
             return Ok(());
         }
-        tracing::warn!("mirror {}: leg {name} is left behind: {error}", self.array);
+        tracing::warn!("mirror {}: leg {name} is faulty: {error}", self.array);
         self.set_state(leg, state);
         self.kept.set(self.kept.get() & !bit);
         if self.source.get() == leg {
             self.choose_source();
         }
-        self.changed();
+        self.superblocks_changed();
         Ok(())
     }
 
-    /// From now on what differs is copied from the first active leg that reads don't avoid.
+    /// Makes the first active leg that isn't write-mostly the source.
     pub fn choose_source(&self) {
         let active = self.active.get();
         let fast = active & !self.settings.write_mostly;
@@ -81,35 +82,35 @@ impl Core {
         self.source.set(chosen.trailing_zeros() as usize);
     }
 
-    /// Superblocks have to be written.
-    pub fn changed(&self) {
-        self.wanted.set(self.wanted.get() + 1);
+    /// Notes that superblocks have to be written.
+    pub fn superblocks_changed(&self) {
+        self.superblock_changes.set(self.superblock_changes.get() + 1);
         self.publish();
     }
 
-    /// Waits until superblocks say how things are.
+    /// Writes the superblocks, and waits until they contain the current state.
     ///
     /// # Errors
-    /// That of the last leg.
-    pub async fn note(&self) -> Result<()> {
-        while !self.is_settled() {
-            let _permit = self.noting.acquire(1).await;
-            if self.is_settled() {
+    /// The last active leg's error.
+    pub async fn write_superblocks(&self) -> Result<()> {
+        while !self.superblocks_are_current() {
+            let _permit = self.superblock_writer.acquire(1).await;
+            if self.superblocks_are_current() {
                 break;
             }
-            // Once superblocks say that a leg was left behind, what was read of it has to be on the others for good.
+            // Data that was read from a faulty leg has to be durable on the others before the superblocks record the fault.
             self.flush_copies().await;
             self.complete_bitmaps().await?;
-            let wanted = self.wanted.get();
-            self.kept.set(self.kept.get() & self.markers());
-            // Without a leg nothing is cleared, and it comes back by the bitmap.
+            let wanted = self.superblock_changes.get();
+            self.kept.set(self.kept.get() & self.bitmap_legs());
+            // While a leg is missing no bit is cleared, so that it can join again by the bitmap.
             if self.raise_cleared.replace(false) && self.is_whole() {
                 self.cleared_events.set(self.events.get());
             }
             self.events.set(self.events.get() + 1);
             let members = self.active.get() | self.rebuilding.get();
             let mut lost = Vec::new();
-            // A leg that may lag never has a note that those haven't which it lags behind: it would be taken for the better one.
+            // Lagging legs are written last: with a higher event count than the others, a lagging leg would be authoritative.
             let lagging = members & self.lagging();
             let copies = [self.events.get() % 2, (self.events.get() + 1) % 2];
             for (legs, copy) in
@@ -118,7 +119,7 @@ impl Core {
                 let offset = Layout::superblock(self.layout.block_size, copy);
                 let blocks: Vec<(usize, Payload)> =
                     each(legs).map(|leg| (leg, self.superblock(leg).encode(self.page_bytes()))).collect();
-                let (_, failed) = gather(legs, |leg| {
+                let (_, failed) = on_legs(legs, |leg| {
                     let block = blocks.iter().find(|(number, _)| *number == leg);
                     let block = block.map(|(_, block)| block.clone()).unwrap_or_default();
                     self.legs[leg].device.write_own(offset, block)
@@ -129,17 +130,17 @@ impl Core {
                     break;
                 }
             }
-            if lost.is_empty() && self.wanted.get() == wanted {
-                self.noted.set(wanted);
+            if lost.is_empty() && self.superblock_changes.get() == wanted {
+                self.superblock_written.set(wanted);
             }
             for (leg, error) in lost {
-                self.lose(leg, error, SlotState::Failed)?;
+                self.mark_faulty(leg, error, SlotState::Failed)?;
             }
         }
         Ok(())
     }
 
-    /// In bytes.
+    /// Length of a page in bytes.
     pub fn page_bytes(&self) -> usize {
         Layout::page(self.layout.block_size) as usize
     }

@@ -1,9 +1,9 @@
-//! What an operator can tell a mirror while it runs, in mdadm's words.
+//! Messages of operators to an open mirror, with mdadm's names.
 
 use super::assembly::Found;
 use super::core::Core;
 use super::format::{SlotState, draw_uuid};
-use super::open::look;
+use super::open::examine;
 use block::{Error, Result};
 use std::rc::Rc;
 use std::time::Duration;
@@ -14,35 +14,37 @@ stack::messages! {
     "fail LEG" => Fail(String), "mark a leg faulty";
     "remove LEG" => Remove(String), "remove a faulty leg from the mirror";
     "re-add LEG" => ReAdd(String), "bring a leg back by copying the chunks that the bitmap marks";
-    "add LEG" => Add(String), "add a leg in a free place and OVERWRITE all of it";
+    "add LEG" => Add(String), "add a leg in a free slot and OVERWRITE all of it";
     "check" => Check, "read and compare all legs";
     "repair" => Repair, "compare all legs and overwrite what differs with the source's data";
     "idle" => Idle, "end a check or repair; a resync goes on";
 }
 
-/// So long the copies that are on their way may take before a leg is left behind that they come from.
+/// Longest wait of `fail` for copies in flight from the leg.
 const COPIES: Duration = Duration::from_secs(5);
 
 impl Message {
-    /// Does it; what there is to say about it.
+    /// Carries the message out. Returns the answer.
     ///
     /// # Errors
-    /// What keeps it from being done.
+    /// [`Error::NotFound`] for an unknown leg; [`Error::Busy`] or [`Error::Invalid`] if the leg's state doesn't allow it.
     pub(super) async fn carry_out(self, core: &Rc<Core>) -> Result<String> {
         match self {
             Message::Fail(name) => {
                 let leg = find(core, &name)?;
-                // What was read of the source may still be on its way to the others, which will have nothing else once it is
-                // left behind. A leg that doesn't answer any more isn't waited for, though.
+                // Copies of data that was read from the source may still be in flight to the others, which need them once the
+                // source is faulty. The wait is bounded because the leg may not answer any more.
                 let all = 0..core.shared.geometry.blocks.0;
                 let _held = match core.chunks.differ() > 0 || core.copying.get() > 0 {
                     true => runtime::timeout(COPIES, core.locks.ask(all)).await.ok(),
                     false => None,
                 };
                 if core.active.get() == 1 << leg {
-                    return Err(Error::busy(format!("fail {name}: it is the last leg that has everything")));
+                    return Err(Error::busy(format!(
+                        "fail {name}: it is the only active leg; wait for the rebuild of another one"
+                    )));
                 }
-                core.fail(leg, Error::io("an operator said so")).await?;
+                core.fail(leg, Error::io("message \"fail\" of an operator")).await?;
                 Ok(format!("{name} is faulty"))
             }
             Message::Remove(name) => {
@@ -51,11 +53,11 @@ impl Message {
                 check_there(core, leg, "remove")?;
                 let state = slot.map(|slot| core.slots.borrow()[slot].state);
                 if state != Some(SlotState::Failed) || is_member(core, leg) {
-                    return Err(Error::busy(format!("remove {name}: only a faulty leg can be removed")));
+                    return Err(Error::busy(format!("remove {name}: the leg isn't faulty; fail it first")));
                 }
                 core.set_state(leg, SlotState::Removed);
-                core.changed();
-                core.note().await?;
+                core.superblocks_changed();
+                core.write_superblocks().await?;
                 Ok(format!("{name} is removed"))
             }
             Message::ReAdd(name) => re_add(core, &name).await,
@@ -67,28 +69,28 @@ impl Message {
                 core.summarize();
                 Ok(match ended {
                     Some(scrub) => format!("the {} has ended", scrub.word()),
-                    None => "there is no check and no repair; copying, if any, goes on".to_owned(),
+                    None => "no check or repair in progress; a resync goes on".to_owned(),
                 })
             }
         }
     }
 }
 
-/// A leg by its name, or by its number in the stack.
+/// Returns the leg with this name, or with this number in the stack.
 fn find(core: &Core, name: &str) -> Result<usize> {
     number_of(core.legs.iter().map(|leg| leg.name.as_str()), name)
 }
 
-/// The number of the leg with this name, or with this number.
+/// Returns the number of the leg with this name or number.
 ///
 /// # Errors
-/// [`Error::NotFound`], with the names that there are.
+/// [`Error::NotFound`], with the known names.
 pub fn number_of<'a>(names: impl Iterator<Item = &'a str> + Clone, wanted: &str) -> Result<usize> {
     let by_name = names.clone().position(|name| name == wanted);
     let by_number = || wanted.parse().ok().filter(|number| *number < names.clone().count());
     by_name.or_else(by_number).ok_or_else(|| {
         let known = names.clone().collect::<Vec<_>>().join(", ");
-        Error::not_found(format!("no leg \"{wanted}\": expected one of {known}, or its number from 0 on"))
+        Error::not_found(format!("unknown leg \"{wanted}\"; expected one of {known}, or a number from 0 on"))
     })
 }
 
@@ -96,17 +98,17 @@ fn is_member(core: &Core, leg: usize) -> bool {
     (core.active.get() | core.rebuilding.get()) & 1 << leg != 0
 }
 
-/// Whether somebody has this place.
+/// Whether a member has this slot.
 fn is_taken(core: &Core, slot: usize) -> bool {
     (0..core.legs.len()).any(|leg| is_member(core, leg) && core.legs[leg].slot.get() == Some(slot))
 }
 
-/// Refuses a leg that couldn't be opened.
+/// Refuses a leg that couldn't be opened with the mirror.
 fn check_there(core: &Core, leg: usize, what: &str) -> Result<()> {
     let leg = &core.legs[leg];
     leg.missing.as_ref().map_or(Ok(()), |error| {
         Err(error.with_detail(format!(
-            "{what} {}: it couldn't be opened when the mirror was ({}): see to that, and start the stack again",
+            "{what} {}: the leg couldn't be opened with the mirror ({}); mend that, and start the stack again",
             leg.name,
             error.detail()
         )))
@@ -116,37 +118,39 @@ fn check_there(core: &Core, leg: usize, what: &str) -> Result<()> {
 async fn re_add(core: &Rc<Core>, name: &str) -> Result<String> {
     let leg = find(core, name)?;
     if is_member(core, leg) {
-        return Err(Error::busy(format!("re-add {name}: it belongs to the mirror")));
+        return Err(Error::busy(format!("re-add {name}: it is a member of the mirror already")));
     }
     check_there(core, leg, "re-add")?;
     let refuse = |why: String| {
         Err(Error::invalid(format!("re-add {name}: {why}; \"add {name}\" overwrites all of it")))
     };
-    let found = match look(&core.legs[leg].device, core.layout.block_size).await {
+    let found = match examine(&core.legs[leg].device, core.layout.block_size).await {
         Found::Member(found) => found,
         Found::Other(what) => return refuse(format!("it holds {what}")),
-        Found::Unreadable(error) => return Err(error.in_context(format!("re-add {name}: it can't be read"))),
+        Found::Unreadable(error) => {
+            return Err(error.in_context(format!("re-add {name}: the leg can't be read")));
+        }
     };
     let slot = found.own;
     let place = core.slots.borrow().get(slot).copied();
     if found.array != core.array || place.map(|place| place.leg) != Some(found.slots[slot].leg) {
-        return refuse("it is not a leg of this mirror, or no longer".to_owned());
+        return refuse("it isn't a leg of this mirror, or was replaced".to_owned());
     }
     if is_taken(core, slot) {
-        return refuse("its place is taken".to_owned());
+        return refuse("another leg has its slot".to_owned());
     }
     let (its, ours) = (found.slots.len(), core.slots.borrow().len());
     if its != ours {
-        return refuse(format!("it names {its} legs, and this mirror has {ours}"));
+        return refuse(format!("its superblock has {its} slots; expected {ours}"));
     }
     let source = core.legs[core.source.get()].slot.get().unwrap_or(0);
     let state = found.slots[source].state;
     if matches!(state, SlotState::Failed | SlotState::Removed) {
-        return refuse("it went on without the others".to_owned());
+        return refuse("it was used without the others (split brain)".to_owned());
     }
     if found.events < core.cleared_events.get() {
         return refuse(format!(
-            "it is older than what was cleared from the bitmap (events {}, cleared at {})",
+            "it is too old for the bitmap: bits were cleared since (its events: {}, cleared at {})",
             found.events,
             core.cleared_events.get()
         ));
@@ -158,17 +162,21 @@ async fn re_add(core: &Rc<Core>, name: &str) -> Result<String> {
 async fn add(core: &Rc<Core>, name: &str) -> Result<String> {
     let leg = find(core, name)?;
     if is_member(core, leg) {
-        return Err(Error::busy(format!("add {name}: it belongs to the mirror; fail it first")));
+        return Err(Error::busy(format!("add {name}: it is a member of the mirror; fail it first")));
     }
     check_there(core, leg, "add")?;
     let (has, needs) = (core.legs[leg].bytes, core.layout.leg_bytes());
     if has < needs {
-        return Err(Error::invalid(format!("add {name}: it has {has} bytes, and this mirror needs {needs}")));
+        return Err(Error::invalid(format!(
+            "add {name}: {has} bytes; expected at least {needs}; take a larger device"
+        )));
     }
-    let places = core.slots.borrow().len();
+    let slots = core.slots.borrow().len();
     let own = core.legs[leg].slot.get().filter(|slot| !is_taken(core, *slot));
-    let Some(slot) = own.or_else(|| (0..places).find(|slot| !is_taken(core, *slot))) else {
-        return Err(Error::busy(format!("add {name}: all {places} places have a leg")));
+    let Some(slot) = own.or_else(|| (0..slots).find(|slot| !is_taken(core, *slot))) else {
+        return Err(Error::busy(format!(
+            "add {name}: all {slots} slots have legs; fail and remove one first"
+        )));
     };
     core.wipe(leg).await?;
     core.slots.borrow_mut()[slot].leg = draw_uuid();

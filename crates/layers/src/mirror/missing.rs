@@ -1,4 +1,4 @@
-//! A leg whose device can't be opened: nothing is there but the error.
+//! Stand-ins for legs that can't be built or opened: all calls return the error.
 
 use super::KIND;
 use block::{
@@ -8,7 +8,7 @@ use block::{
 use std::rc::Rc;
 use std::sync::Arc;
 
-/// The part of a leg that couldn't be built. It can't be opened, with the error that kept it from being built.
+/// Part of a leg that couldn't be built. Opening it returns the error of building it.
 #[derive(Debug)]
 pub struct MissingLeg {
     geometry: DeviceGeometry,
@@ -16,9 +16,9 @@ pub struct MissingLeg {
 }
 
 impl MissingLeg {
-    /// Instead of a leg that couldn't be built because of this.
+    /// Creates the stand-in for a leg that couldn't be built because of this error.
     pub fn new(error: Error) -> Self {
-        // Nothing that a mirror computes from all of its legs depends on this one.
+        // A mirror takes the largest block size and the least atomic write of its legs; these values change neither.
         let geometry = DeviceGeometry {
             block_size: BlockSize::new(u64::from(BlockSize::SMALLEST)).unwrap_or_default(),
             blocks: BlockCount(0),
@@ -46,13 +46,13 @@ impl DevicePart for MissingLeg {
     }
 }
 
-/// The handle on a leg that can't be opened, whichever: it answers everything with the error.
+/// Handle of a leg that can't be opened: all calls return the error.
 struct MissingDevice {
     geometry: DeviceGeometry,
     error: Error,
 }
 
-/// The handle on a leg, and why it can't be opened, if so.
+/// Opens a leg. If that fails, returns a stand-in and the error.
 pub async fn open_leg(leg: &Arc<dyn DevicePart>) -> (Rc<dyn Device>, Option<Error>) {
     match leg.open().await {
         Ok(device) => (device, None),
@@ -60,7 +60,7 @@ pub async fn open_leg(leg: &Arc<dyn DevicePart>) -> (Rc<dyn Device>, Option<Erro
     }
 }
 
-/// What takes the place of the handle on a leg that couldn't be opened because of this.
+/// Returns the stand-in for a leg that couldn't be opened because of this error.
 pub fn stand_in(leg: &Arc<dyn DevicePart>, error: &Error) -> Rc<dyn Device> {
     Rc::new(MissingDevice { geometry: leg.geometry().clone(), error: error.clone() })
 }

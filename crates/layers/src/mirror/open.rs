@@ -1,5 +1,5 @@
-//! Making a mirror, and opening one: superblocks and bitmaps are read, what the legs are worth is decided
-//! ([`assembly`](super::assembly)), and noted on all of them before the first request.
+//! Formatting and opening: superblocks and bitmaps are read, the legs' roles are decided ([`assembly`](super::assembly)), and
+//! recorded on all members before the first request.
 
 use super::assembly::{Assembly, Found, Wishes, assemble};
 use super::behind::Behind;
@@ -20,18 +20,18 @@ use std::rc::Rc;
 use std::sync::Arc;
 use zones::sector;
 
-/// All that opening needs.
+/// Parameters of formatting and opening.
 #[derive(Clone)]
 pub struct Plan {
-    /// The legs, with their names.
+    /// Legs with their names.
     pub legs: Vec<(String, Arc<dyn DevicePart>)>,
-    /// What the stack asks for while it runs.
+    /// Settings of the open mirror.
     pub settings: Settings,
-    /// What it asks for now.
+    /// Permissions for this opening.
     pub wishes: Wishes,
-    /// Whether the mirror is made anew.
+    /// Whether to create the mirror from scratch.
     pub format: bool,
-    /// What one bit stands for, in bytes; the one that is there, or 64 MiB.
+    /// Size of the chunk of one bit, in bytes; `None`: the existing one, or 64 MiB with `format`.
     pub bitmap_chunk: Option<u64>,
 }
 
@@ -45,12 +45,12 @@ impl Plan {
             let geometry = leg.geometry();
             if geometry.read_only {
                 return Err(Error::read_only(format!(
-                    "leg \"{name}\" is read-only: a mirror writes to all its legs"
+                    "leg \"{name}\" is read-only; expected a writable device: a mirror writes to all legs"
                 )));
             }
             if geometry.atomic_write < RECORD as u32 {
                 return Err(Error::invalid(format!(
-                    "leg \"{name}\": its writes may be torn within {} bytes, expected {RECORD} or more",
+                    "leg \"{name}\": atomic writes of {} bytes; expected {RECORD} or more",
                     geometry.atomic_write
                 )));
             }
@@ -59,10 +59,10 @@ impl Plan {
     }
 }
 
-/// Makes the mirror if that is asked for, and opens it, here.
+/// Formats the mirror if requested, and opens it on this shard.
 ///
 /// # Errors
-/// What keeps it from being opened, and what to do.
+/// An error with the reason, and the remedy.
 pub async fn open(plan: Plan) -> Result<Rc<Core>> {
     plan.check()?;
     let mut block_size = plan.block_size();
@@ -71,11 +71,11 @@ pub async fn open(plan: Plan) -> Result<Rc<Core>> {
     for (name, leg) in &plan.legs {
         let (device, error) = open_leg(leg).await;
         if let Some(error) = &error {
-            // One that is in use isn't gone: whoever uses it may be this mirror, too.
+            // A leg in use isn't missing: its user may be the same mirror in another process.
             if plan.format || matches!(error, Error::Busy(_)) {
                 return Err(error.in_context(format!("leg \"{name}\"")));
             }
-            tracing::warn!("mirror: leg {name} can't be opened: {error}");
+            tracing::warn!("mirror: leg {name} is missing: {error}");
         }
         devices.push(LegDevice::new(device, block_size, 0));
         missing.push(error);
@@ -83,8 +83,8 @@ pub async fn open(plan: Plan) -> Result<Rc<Core>> {
     if plan.format {
         format(&plan, &devices).await?;
     }
-    let mut found = look_at_all(&devices, block_size).await;
-    // A leg with larger blocks may be missing: the second copies lie elsewhere, then.
+    let mut found = examine_all(&devices, block_size).await;
+    // If a leg with larger blocks is missing, the second copies are at other offsets than computed.
     let larger = found.iter().filter_map(|found| match found {
         Found::Member(superblock) => BlockSize::new(u64::from(superblock.block_size)).ok(),
         _ => None,
@@ -92,40 +92,40 @@ pub async fn open(plan: Plan) -> Result<Rc<Core>> {
     if let Some(larger) = larger.max().filter(|larger| *larger > block_size) {
         block_size = larger;
         devices = devices.into_iter().map(|device| device.with_blocks_of(block_size)).collect();
-        found = look_at_all(&devices, block_size).await;
+        found = examine_all(&devices, block_size).await;
     }
     let names: Vec<String> = plan.legs.iter().map(|(name, _)| name.clone()).collect();
     let assembly = assemble(&names, &found, &plan.wishes)?;
-    let Found::Member(said) = &found[assembly.word] else {
-        return Err(Error::corrupt("the word on a mirror isn't one of its legs"));
+    let Found::Member(authoritative) = &found[assembly.authority] else {
+        return Err(Error::corrupt("mirror: the authoritative superblock is missing"));
     };
-    let layout = fitting_layout(&plan, said, &assembly)?;
+    let layout = fitting_layout(&plan, authoritative, &assembly)?;
     let events = each(assembly.active | assembly.rebuilding).filter_map(|leg| match &found[leg] {
-        Found::Member(superblock) if superblock.array == said.array => Some(superblock.events),
+        Found::Member(superblock) if superblock.array == authoritative.array => Some(superblock.events),
         _ => None,
     });
-    let events = events.max().unwrap_or(said.events);
-    let core = core(&plan, devices, missing, layout, said, events, &assembly);
+    let events = events.max().unwrap_or(authoritative.events);
+    let core = core(&plan, devices, missing, layout, authoritative, events, &assembly);
     load_bitmap(&core, &assembly).await?;
     begin(&core, &assembly).await?;
     Ok(core)
 }
 
-/// The layout that the superblock says, on legs that are large enough for it.
-fn fitting_layout(plan: &Plan, said: &Superblock, assembly: &Assembly) -> Result<Layout> {
-    let layout = Layout::of(said)?;
+/// Returns the layout of the authoritative superblock, and checks that the legs fit it.
+fn fitting_layout(plan: &Plan, authoritative: &Superblock, assembly: &Assembly) -> Result<Layout> {
+    let layout = Layout::of(authoritative)?;
     if let Some((name, part)) =
         plan.legs.iter().find(|(_, leg)| leg.geometry().block_size > layout.block_size)
     {
         return Err(Error::invalid(format!(
-            "leg \"{name}\" has blocks of {} bytes, and the mirror's have {}: expected that or less",
+            "leg \"{name}\": block size of {} bytes; expected at most {}, the mirror's",
             part.geometry().block_size,
             layout.block_size
         )));
     }
     if let Some(chunk) = plan.bitmap_chunk.filter(|chunk| *chunk != layout.chunk) {
         return Err(Error::invalid(format!(
-            "bitmap_chunk {chunk}: the mirror has chunks of {} bytes; leave the key out",
+            "bitmap_chunk {chunk}: expected {}, with which the mirror was formatted; leave the key out",
             layout.chunk
         )));
     }
@@ -134,23 +134,23 @@ fn fitting_layout(plan: &Plan, said: &Superblock, assembly: &Assembly) -> Result
         let (has, needs) = (part.geometry().bytes(), layout.leg_bytes());
         if has < needs {
             return Err(Error::invalid(format!(
-                "leg \"{name}\" has {has} bytes, and this mirror needs {needs}: take a larger one"
+                "leg \"{name}\": {has} bytes; expected at least {needs}; take a larger device"
             )));
         }
     }
     Ok(layout)
 }
 
-async fn look_at_all(devices: &[LegDevice], block_size: BlockSize) -> Vec<Found> {
+async fn examine_all(devices: &[LegDevice], block_size: BlockSize) -> Vec<Found> {
     let mut found = Vec::with_capacity(devices.len());
     for device in devices {
-        found.push(look(device, block_size).await);
+        found.push(examine(device, block_size).await);
     }
     found
 }
 
-/// What is on a leg.
-pub async fn look(device: &LegDevice, block_size: BlockSize) -> Found {
+/// Reads the superblocks of a leg.
+pub async fn examine(device: &LegDevice, block_size: BlockSize) -> Found {
     let page = Layout::page(block_size);
     let mut begin = Vec::new();
     let (mut copies, mut unreadable) = (Vec::with_capacity(2), None);
@@ -167,21 +167,19 @@ pub async fn look(device: &LegDevice, block_size: BlockSize) -> Found {
         (Ok(superblock), _) => Found::Member(Box::new(superblock)),
         (_, Some(error)) => Found::Unreadable(error),
         (Err(Error::NotFound(_)), _) => Found::Other(sector::describe(&begin).to_owned()),
-        (Err(error), _) => {
-            Found::Other(format!("a superblock of a mirror that can't be used ({})", error.detail()))
-        }
+        (Err(error), _) => Found::Other(format!("an unusable superblock of a mirror ({})", error.detail())),
     }
 }
 
-/// Makes a new mirror of all legs: what they hold is lost, and what the first one that isn't write-mostly has where the data
-/// will be is copied to the others.
+/// Creates a new mirror on all legs. Their contents are lost: the data area of the source, the first leg that isn't
+/// write-mostly, is copied to the others.
 async fn format(plan: &Plan, devices: &[LegDevice]) -> Result<()> {
     let block_size = plan.block_size();
     let least = plan.legs.iter().map(|(_, leg)| leg.geometry().bytes()).min().unwrap_or(0);
     let layout = Layout::new(least, block_size, plan.bitmap_chunk.unwrap_or(super::layout::USUAL_CHUNK))?;
     let (array, page) = (draw_uuid(), Layout::page(block_size));
     for device in devices {
-        // A format that is interrupted leaves no valid superblock, old or new.
+        // An interrupted format leaves no valid superblock, old or new.
         for copy in 0..2 {
             let zeros = Buffer::zeroed(page as usize).into();
             device.write_own(Layout::superblock(block_size, copy), zeros).await?;
@@ -231,7 +229,7 @@ fn core(
     devices: Vec<LegDevice>,
     missing: Vec<Option<Error>>,
     layout: Layout,
-    said: &Superblock,
+    authoritative: &Superblock,
     events: u64,
     assembly: &Assembly,
 ) -> Rc<Core> {
@@ -243,7 +241,7 @@ fn core(
             || plan.legs.iter().any(|(_, leg)| leg.geometry().volatile_cache),
         read_only: false,
     };
-    let given = plan.legs.iter().zip(devices).zip(missing).zip(&assembly.places);
+    let given = plan.legs.iter().zip(devices).zip(missing).zip(&assembly.slot_of);
     let legs = given.map(|((((name, part), device), missing), slot)| Leg {
         name: name.clone(),
         device: device.placed(&layout),
@@ -255,24 +253,24 @@ fn core(
     Rc::new(Core {
         settings: plan.settings.clone(),
         layout,
-        array: said.array,
+        array: authoritative.array,
         shared: Arc::new(Shared::new(geometry, plan.legs.len())),
         legs: legs.collect(),
         slots: RefCell::new(assembly.slots.clone()),
         active: Cell::new(assembly.active),
         rebuilding: Cell::new(assembly.rebuilding),
         source: Cell::new(assembly.source),
-        trusted: Cell::new(trusted(plan, said, assembly)),
+        trusted: Cell::new(trusted(plan, authoritative, assembly)),
         kept: Cell::new(0),
         joined: Cell::new(0),
-        // More than any leg has: also where a note came to some of them.
+        // The highest event count of any member, also after an interrupted update of the superblocks.
         events: Cell::new(events),
-        cleared_events: Cell::new(said.cleared_events),
+        cleared_events: Cell::new(authoritative.cleared_events),
         raise_cleared: Cell::new(false),
-        wanted: Cell::new(1),
-        noted: Cell::new(0),
-        noting: Semaphore::new(1),
-        paging: Semaphore::new(1),
+        superblock_changes: Cell::new(1),
+        superblock_written: Cell::new(0),
+        superblock_writer: Semaphore::new(1),
+        bitmap_writer: Semaphore::new(1),
         chunks: Chunks::new(&layout),
         copying: Cell::new(0),
         copied: Cell::new(false),
@@ -286,17 +284,18 @@ fn core(
     })
 }
 
-/// Legs that flushes left out, before or from now on, don't count where legs differ.
-fn trusted(plan: &Plan, said: &Superblock, assembly: &Assembly) -> Mask {
+/// Legs that flushes never left out, before or from now on: these may replace the source for unreadable blocks.
+fn trusted(plan: &Plan, authoritative: &Superblock, assembly: &Assembly) -> Mask {
     let lagged = |leg: &usize| {
-        let slot = assembly.places[*leg];
-        let before = said.fast_flush && slot.is_none_or(|slot| said.slots[slot].write_mostly);
+        let slot = assembly.slot_of[*leg];
+        let before =
+            authoritative.fast_flush && slot.is_none_or(|slot| authoritative.slots[slot].write_mostly);
         before || plan.settings.fast_flush && plan.settings.write_mostly & 1 << leg != 0
     };
     (0..plan.legs.len()).filter(|leg| !lagged(leg)).map(|leg| 1 << leg).sum()
 }
 
-/// Finds out which chunks are dirty: all that one of the bitmaps says, and all of a sector that none of them has.
+/// Loads the bitmap: a chunk is dirty if its bit is set in any leg's bitmap, or if no leg has a valid sector with its bit.
 async fn load_bitmap(core: &Core, assembly: &Assembly) -> Result<()> {
     let page = core.page_bytes() as u64;
     let sectors = page / RECORD as u64;
@@ -337,10 +336,10 @@ async fn load_bitmap(core: &Core, assembly: &Assembly) -> Result<()> {
     Ok(())
 }
 
-/// Notes what was decided, on all legs, and what is to be copied.
+/// Records the decisions on all members, and marks the chunks to copy.
 async fn begin(core: &Rc<Core>, assembly: &Assembly) -> Result<()> {
     if assembly.lack_all != 0 {
-        core.chunks.want_all();
+        core.chunks.request_all();
         for leg in each(assembly.lack_all) {
             core.wipe(leg).await?;
             if let Some(slot) = core.legs[leg].slot.get() {
@@ -355,8 +354,8 @@ async fn begin(core: &Rc<Core>, assembly: &Assembly) -> Result<()> {
         core.chunks.dirty_lacking();
     }
     core.publish();
-    // Writes the whole bitmap to all who keep one, first.
-    core.note().await?;
+    // Writes the whole bitmap to all legs that keep one, then the superblocks.
+    core.write_superblocks().await?;
     core.publish();
     Ok(())
 }

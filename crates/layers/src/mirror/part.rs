@@ -1,7 +1,7 @@
 //! A mirror as a device: a part, and a handle per shard.
 //!
-//! Reads go to a leg from whichever shard they come to, as long as no leg is behind or differs; the home is asked else, and
-//! after an error. Changes and flushes go to the home shard whole.
+//! A shard reads from a leg directly while legs are equal and none of the readable ones lags; other reads, and retries after
+//! errors, go to the home shard. Changes and flushes are carried out on the home shard.
 
 use super::KIND;
 use super::core::Core;
@@ -26,17 +26,17 @@ use std::sync::atomic::Ordering;
 pub struct MirrorPart {
     home: Home<Core>,
     shared: Arc<Shared>,
-    /// With why they couldn't be opened.
+    /// Legs, each with the error by which it couldn't be opened.
     legs: Vec<(Arc<dyn DevicePart>, Option<Error>)>,
     layout: super::layout::Layout,
     first_leg: bool,
 }
 
 impl MirrorPart {
-    /// Opens it, or makes it; this shard becomes its home.
+    /// Formats the mirror if requested, and opens it; the calling shard becomes the home shard.
     ///
     /// # Errors
-    /// What keeps it from being opened, and what to do.
+    /// An error with the reason, and the remedy.
     pub async fn open(plan: Plan) -> Result<Self> {
         let parts: Vec<_> = plan.legs.iter().map(|(_, leg)| leg.clone()).collect();
         let core = open(plan).await?;
@@ -79,15 +79,15 @@ impl Tell for MirrorPart {
     }
 }
 
-/// Waits for what is on its way, makes it durable everywhere, and clears the bitmap where nothing differs.
+/// Waits for changes in flight, makes them durable on all legs, and clears the bits of chunks that are equal.
 async fn close(core: Rc<Core>) -> Result<()> {
     core.stop().await;
     drop(core.hold(&(0..core.shared.geometry.blocks.0)).await);
     core.behind.drained().await;
-    core.note().await?;
+    core.write_superblocks().await?;
     core.clear_quiet(true).await?;
     core.make_durable(core.active.get()).await?;
-    core.note().await?;
+    core.write_superblocks().await?;
     core.check_nothing_lost()
 }
 
@@ -126,7 +126,7 @@ impl DevicePart for MirrorPart {
 struct Handle {
     shared: Arc<Shared>,
     home: Home<Core>,
-    /// Where this is the home shard.
+    /// State of the mirror; set on the home shard.
     core: Option<Rc<Core>>,
     legs: Rc<[LegDevice]>,
     first_leg: bool,
@@ -149,7 +149,7 @@ impl Handle {
         }
     }
 
-    /// Which leg to read from.
+    /// Chooses a leg to read from, and now and then probes another one.
     fn choose(&self, among: Mask, blocks: &Range<u64>) -> usize {
         if self.first_leg || among & (among - 1) == 0 {
             return among.trailing_zeros() as usize;
@@ -162,7 +162,7 @@ impl Handle {
         chosen
     }
 
-    /// Reads from a leg for the sake of its latency.
+    /// Reads from a leg to measure its latency; the data is dropped.
     fn probe(&self, leg: usize, blocks: Range<u64>) {
         let (legs, shared) = (self.legs.clone(), self.shared.clone());
         let read = async move {
@@ -260,7 +260,7 @@ impl Device for Handle {
             self.shared.geometry.check(range)?;
             let readable = self.shared.readable.load(Ordering::Acquire);
             if range.is_empty() || readable == 0 {
-                // As long as legs may differ, nobody knows.
+                // While legs may differ, all blocks are reported as data.
                 let extent = Extent { range, state: block::ExtentState::Data };
                 return Ok(if range.is_empty() { Vec::new() } else { vec![extent] });
             }

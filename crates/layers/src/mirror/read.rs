@@ -1,8 +1,8 @@
-//! Reads: which leg, what where legs may differ, and what after an error.
+//! Reads: choice of the leg, blocks in which legs may differ, and repair after errors.
 //!
-//! Promises: what was read once reads the same until it is written, whichever leg answers, and whichever is lost then: blocks in
-//! which legs may differ are read from the source, and copied to the others before anybody else reads them. A read that
-//! one leg fails is answered by another, and the range is written anew where it failed.
+//! Promises: data that was read once doesn't change until it is written, also when any leg is lost: blocks in which legs may
+//! differ are read from the source, and copied to the others before the next read of them. A read that one leg fails is answered
+//! by another, and the unreadable blocks are rewritten on the leg that failed.
 
 use super::core::Core;
 use super::leg::{Change, LegCounters, Mask, each};
@@ -12,13 +12,12 @@ use std::ops::Range;
 use std::rc::Rc;
 use std::sync::atomic::Ordering;
 
-/// One in so many reads is also given to a leg that nobody would choose, to know what it takes by now; nobody waits for that.
+/// Number of reads per probe: a read of another leg in the background that measures its latency.
 const PROBE_EVERY: u64 = 512;
-/// A read that goes on where a leg's last one ended stays on that leg as long as no other one is expected to take less than
-/// this part of its time.
+/// A sequential read stays on its leg unless another leg is expected to take less than 1/`STAY` of its time.
 const STAY: u64 = 2;
 
-/// Which of these legs answers soonest; a read that goes on where another one ended stays where that was.
+/// Chooses the leg with the least expected latency; a read that continues a leg's last one prefers that leg.
 pub fn choose(legs: &[LegCounters], among: Mask, block: u64) -> usize {
     let first = among.trailing_zeros() as usize;
     if among & (among - 1) == 0 {
@@ -40,7 +39,7 @@ pub fn choose(legs: &[LegCounters], among: Mask, block: u64) -> usize {
     }
 }
 
-/// A leg to be asked as well, now and then.
+/// Returns a leg to probe with every [`PROBE_EVERY`]th read, each in turn.
 pub fn probe(reads: u64, among: Mask, chosen: usize) -> Option<usize> {
     if !reads.is_multiple_of(PROBE_EVERY) || among.count_ones() < 2 {
         return None;
@@ -49,21 +48,21 @@ pub fn probe(reads: u64, among: Mask, chosen: usize) -> Option<usize> {
     each(others).nth((reads / PROBE_EVERY % u64::from(others.count_ones())) as usize)
 }
 
-/// A read on its way, as its leg's counters see it.
+/// A read in flight, counted by its leg.
 pub struct Timed<'a> {
     leg: &'a LegCounters,
     began: Instant,
 }
 
 impl<'a> Timed<'a> {
-    /// It begins, and ends before this block.
+    /// Begins a read that ends before block `end`.
     pub fn begin(leg: &'a LegCounters, end: u64) -> Self {
         leg.in_flight.fetch_add(1, Ordering::Relaxed);
         leg.next.store(end, Ordering::Relaxed);
         Timed { leg, began: runtime::now() }
     }
 
-    /// It has ended.
+    /// Notes the end of the read.
     pub fn end(self, outcome: &Result<()>) {
         match outcome {
             Ok(()) => {
@@ -81,11 +80,11 @@ impl Drop for Timed<'_> {
     }
 }
 
-/// Something is being copied until this is dropped: reads wait for it, even of a leg that is the only one by then.
+/// A copy from leg to leg, in flight until this is dropped. Reads of its blocks wait for it.
 pub struct Copying(Rc<Core>);
 
 impl Copying {
-    /// From now on.
+    /// Begins a copy.
     pub fn begin(core: &Rc<Core>) -> Self {
         core.copying.set(core.copying.get() + 1);
         Copying(core.clone())
@@ -102,7 +101,7 @@ impl Drop for Copying {
 }
 
 impl Core {
-    /// Reads, with all that the home knows; legs in `tried` have failed already.
+    /// Reads on the home shard; legs in `tried` have failed the read already.
     pub async fn read(self: Rc<Self>, blocks: Range<u64>, buffer: Buffer, tried: Mask) -> ReadOutcome {
         if self.active.get().count_ones() > 1 && self.chunks.blocks_differ(&blocks) {
             return self.read_differing(blocks, buffer).await;
@@ -115,7 +114,7 @@ impl Core {
         if blocks.end - blocks.start < 2 || self.active.get().count_ones() < 2 {
             return (Err(first), buffer);
         }
-        // Each leg may have lost another block of it.
+        // Each leg may fail another block of the range.
         for block in blocks {
             let one = Buffer::new(self.bytes_of(&(block..block + 1)));
             let (outcome, one) = self.read_from_any(&(block..block + 1), one, 0).await;
@@ -128,7 +127,7 @@ impl Core {
         (Ok(()), buffer)
     }
 
-    /// Reads from one leg after the other, until one has it; it is written anew on those that don't.
+    /// Reads from one leg after the other until one succeeds; the range is then repaired on the legs that failed.
     async fn read_from_any(
         self: &Rc<Self>,
         blocks: &Range<u64>,
@@ -142,11 +141,12 @@ impl Core {
             let among = if fast != 0 { fast } else { left };
             if among == 0 {
                 buffer.clear();
-                let error = first_error.unwrap_or_else(|| Error::io("no leg of the mirror could read this"));
+                let error =
+                    first_error.unwrap_or_else(|| Error::io("mirror: no active leg is left for a read"));
                 return (Err(error), buffer);
             }
             let leg = self.choose(among, blocks.start);
-            // What is behind has to arrive first.
+            // Outstanding writes of these blocks have to complete first.
             let _held = match self.lanes() & 1 << leg {
                 0 => None,
                 _ => Some(self.legs[leg].lane.ask(blocks.clone()).await),
@@ -171,7 +171,7 @@ impl Core {
         }
     }
 
-    /// Which of these legs to read from.
+    /// Chooses one of these legs to read from.
     pub fn choose(&self, among: Mask, block: u64) -> usize {
         match self.settings.first_leg {
             true => among.trailing_zeros() as usize,
@@ -179,7 +179,7 @@ impl Core {
         }
     }
 
-    /// Reads from the source, and has the others copy it.
+    /// Reads from the source, and copies the data to the other legs.
     async fn read_differing(self: Rc<Self>, blocks: Range<u64>, mut buffer: Buffer) -> ReadOutcome {
         let holding = self.hold(&blocks).await;
         buffer.clear();
@@ -188,7 +188,7 @@ impl Core {
             Err(error) => return (Err(error), buffer),
         };
         buffer.append(&data);
-        // The caller need not wait: nobody else reads or writes these blocks before it is done.
+        // The caller doesn't wait for the copy: the blocks stay locked until it is done.
         let copying = Copying::begin(&self);
         let copy = async move {
             let core = copying.0.clone();
@@ -200,18 +200,18 @@ impl Core {
         (Ok(()), buffer)
     }
 
-    /// The source's bytes; where it can't read, another leg's. Also says which leg has all of this, and need not be written: by
-    /// the time that it is copied the source may be another one.
+    /// Reads the source's data, and that of trusted legs for blocks that the source can't read. Also returns the leg that already
+    /// has all of it and needs no copy, because the source may change before the copy.
     ///
     /// # Errors
-    /// The source's, where nobody can read.
+    /// The source's error, if no leg could read some block.
     pub async fn read_best(&self, blocks: &Range<u64>) -> Result<(Data, Mask)> {
         let source = self.source.get();
         let first = match self.read_leg(source, blocks).await {
             Ok(data) => return Ok((data, 1 << source)),
             Err(error) => error,
         };
-        // Block by block: each leg may have lost another one.
+        // Block by block: each leg may fail another block.
         let mut whole = Buffer::new(self.bytes_of(blocks));
         for block in blocks.clone() {
             let one = block..block + 1;
@@ -229,7 +229,7 @@ impl Core {
         Ok((whole.freeze(), 0))
     }
 
-    /// In bytes.
+    /// Length of these blocks in bytes.
     pub fn bytes_of(&self, blocks: &Range<u64>) -> usize {
         ((blocks.end - blocks.start) << self.layout.block_size.shift()) as usize
     }
@@ -244,17 +244,17 @@ impl Core {
         outcome.map(|()| buffer.freeze())
     }
 
-    /// Writes what one leg has to these others. The blocks are held.
+    /// Writes data of the legs `has_it` to the legs `legs`. The caller has locked the blocks.
     pub async fn copy_to(&self, legs: Mask, has_it: Mask, blocks: &Range<u64>, data: Data) {
         let change = Change::Write(data.into());
-        let (_, failed) = super::core::gather(legs, |leg| {
+        let (_, failed) = super::core::on_legs(legs, |leg| {
             self.legs[leg].device.change(blocks, &change, Durability::Visible)
         })
         .await;
         self.shared.copied_bytes.fetch_add(change.bytes(), Ordering::Relaxed);
         self.copied.set(true);
         if self.active.get() & has_it == 0 {
-            // The one that had it durably was left behind meanwhile, or nobody has it so.
+            // The leg that has the data durably became faulty meanwhile, or no leg has it durably.
             self.flush_copies().await;
         }
         for (leg, error) in failed {
@@ -264,24 +264,24 @@ impl Core {
         }
     }
 
-    /// Makes durable what was copied, if a flush hasn't.
+    /// Makes copies durable that no flush has covered.
     pub async fn flush_copies(&self) {
         if !self.copied.replace(false) {
             return;
         }
         if let Err(error) = self.make_durable(self.active.get()).await {
             self.copied.set(true);
-            tracing::warn!("mirror {}: flushing what was copied from leg to leg: {error}", self.array);
+            tracing::warn!("mirror {}: flush after a copy from leg to leg failed: {error}", self.array);
         }
     }
 
-    /// Writes a range anew that a leg could not read, from another one; the leg is left behind if that doesn't help.
+    /// Rewrites the unreadable blocks of a range on a leg with another leg's data; the leg becomes faulty if that fails.
     pub async fn repair(self: Rc<Self>, leg: usize, blocks: Range<u64>) {
         let _holding = self.hold(&blocks).await;
         self.repair_held(leg, &blocks).await;
     }
 
-    /// The same, of blocks that are held.
+    /// As [`repair`](Self::repair), for blocks that the caller has locked.
     pub async fn repair_held(&self, leg: usize, blocks: &Range<u64>) {
         for block in blocks.clone() {
             let one = block..block + 1;
@@ -296,7 +296,7 @@ impl Core {
                     break;
                 }
             }
-            // A block that nobody can read stays one.
+            // A block that no leg can read stays unreadable.
             let Some(data) = good else { continue };
             let change = Change::Write(data.clone().into());
             let written = self.legs[leg].device.change(&one, &change, Durability::Visible).await;
@@ -309,8 +309,8 @@ impl Core {
                     self.shared.legs[leg].corrected.fetch_add(1, Ordering::Relaxed);
                     continue;
                 }
-                Ok(_) => Error::corrupt(format!("block {block} reads as something else than was written")),
-                Err(error) => error.in_context("writing what it could not read"),
+                Ok(_) => Error::corrupt(format!("block {block}: other data was read than written")),
+                Err(error) => error.in_context("rewriting an unreadable block"),
             };
             if let Err(error) = self.fail(leg, failed).await {
                 tracing::warn!("mirror {}: {error}", self.array);

@@ -1,4 +1,4 @@
-//! What all shards see of a mirror: which legs may be read without asking, and what `status` says.
+//! State of a mirror that all shards read: legs that may be read without the home shard, and the status.
 
 use super::core::Core;
 use super::format::SlotState;
@@ -7,33 +7,33 @@ use block::{DeviceGeometry, Error, Status};
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use std::sync::{Mutex, PoisonError};
 
-/// How many bytes of a leg are in a cache alone ([`block::DevicePart::only_in_cache`]), in `status`.
+/// Status field of a leg: bytes that are only in a cache ([`block::DevicePart::only_in_cache`]).
 const ONLY_IN_CACHE: &str = "only_in_cache_bytes";
 
-/// See the module's head.
+/// State of a mirror that all shards read.
 #[derive(Debug)]
 pub struct Shared {
-    /// The shape of the mirror.
+    /// Geometry of the mirror.
     pub geometry: DeviceGeometry,
-    /// Legs that any shard may read anywhere; none where the home has to be asked.
+    /// Legs that any shard may read directly; none if reads have to go to the home shard.
     pub readable: AtomicU32,
-    /// By number.
+    /// Counters by leg.
     pub legs: Vec<LegCounters>,
-    /// Reads so far, for the probes of legs that nobody chooses.
+    /// Number of direct reads, by which probes are chosen.
     pub reads: AtomicU64,
-    /// Writes that are behind, and the bytes that these hold: [`Lag`] in one word, so that both are of one moment.
+    /// Outstanding write-behind writes and their bytes: a [`Lag`] in one word, so that both values are consistent.
     pub behind: AtomicU64,
     /// Bytes that were copied from leg to leg.
     pub copied_bytes: AtomicU64,
-    /// Bytes that a scrub has compared since it began.
+    /// Bytes that the last scrub has compared.
     pub scrubbed_bytes: AtomicU64,
-    /// Sectors of 512 bytes that the last scrub found different.
+    /// Sectors of 512 bytes that differed in the last scrub.
     pub mismatches: AtomicU64,
-    /// What changes seldom.
+    /// State that changes rarely.
     pub summary: Mutex<Summary>,
 }
 
-/// How much is behind.
+/// Outstanding write-behind writes and their bytes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 struct Lag {
     /// At most 16383.
@@ -41,7 +41,7 @@ struct Lag {
     bytes: u64,
 }
 
-/// How many bits the bytes take: more than any machine has memory.
+/// Number of bits of the bytes: more than the memory of any machine.
 const BYTES_BITS: u32 = 48;
 
 impl Lag {
@@ -54,7 +54,7 @@ impl Lag {
     }
 }
 
-/// What changes seldom.
+/// State of the status that changes rarely.
 #[derive(Debug, Clone, Default)]
 pub struct Summary {
     array: String,
@@ -70,22 +70,22 @@ pub struct Summary {
     differ: u64,
     lacking: u64,
     fast_flush: bool,
-    /// `check`, `repair` or none.
+    /// `check` or `repair`, while one is in progress.
     scrub: Option<&'static str>,
 }
 
-/// The same of one leg.
+/// State of one leg.
 #[derive(Debug, Clone)]
 struct LegSummary {
     name: String,
     state: &'static str,
     write_mostly: bool,
-    /// Why it couldn't be opened.
+    /// Error by which the leg couldn't be opened.
     error: Option<String>,
 }
 
 impl Shared {
-    /// For so many legs.
+    /// Creates the state for this number of legs.
     pub fn new(geometry: DeviceGeometry, legs: usize) -> Self {
         Shared {
             geometry,
@@ -100,7 +100,7 @@ impl Shared {
         }
     }
 
-    /// What `status` says, with what each leg holds in a cache alone.
+    /// Returns the status; `only_in_cache` has the bytes of each leg that are only in a cache.
     pub fn status(&self, only_in_cache: &[Option<u64>]) -> Status {
         let summary = self.summary.lock().unwrap_or_else(PoisonError::into_inner).clone();
         let mut status = Status::new();
@@ -138,7 +138,7 @@ impl Shared {
             status.insert("state".into(), leg.state.into());
             leg.error.into_iter().for_each(|error| drop(status.insert("error".into(), error.into())));
             status.insert("write_mostly".into(), leg.write_mostly.into());
-            // Of a place without a leg there is nothing else to say.
+            // A slot without a leg has no counters.
             if let Some(counters) = self.legs.get(index) {
                 status.insert("source".into(), (index == source).into());
                 status.insert("read_latency_ns".into(), number(&counters.latency).into());
@@ -158,8 +158,8 @@ impl Shared {
 }
 
 impl Summary {
-    /// What is being copied or compared, in md's words. As there, a leg that is rebuilt comes first; a scrub begins when nothing is
-    /// left to be copied.
+    /// Returns md's name of the background operation. As in md, a rebuild takes precedence, and a scrub begins when no copy is
+    /// left.
     fn sync_action(&self) -> &'static str {
         match () {
             () if self.rebuilding != 0 => "recover",
@@ -168,34 +168,34 @@ impl Summary {
         }
     }
 
-    /// How many bytes are on one leg only, where so many are behind; where that isn't known exactly, more.
+    /// Upper bound of the bytes that are on one leg only, with `behind` bytes outstanding.
     fn one_copy(&self, behind: u64, only_in_cache: &[Option<u64>]) -> u64 {
         if self.active.count_ones() == 1 {
             return u64::MAX;
         }
         let (late, prompt): (Vec<usize>, Vec<usize>) =
             each(self.active).partition(|leg| self.legs.get(*leg).is_some_and(|leg| leg.write_mostly));
-        // A write-mostly leg counts as one that has it once it has it where it belongs: its cache may be on the fast device. What
-        // all of them have in a cache only is at most what the one has that has least there.
+        // Data in a cache of a write-mostly leg is no second copy: the cache may be on the fast device. The bytes that all
+        // write-mostly legs have only in caches are at most those of the leg with the least.
         let cached = late.iter().map(|leg| only_in_cache.get(*leg).copied().flatten().unwrap_or(0));
         let lagging = behind.saturating_add(cached.min().unwrap_or(0));
-        // What differs is whole on the source alone. What lags is on all others.
+        // Chunks that may differ are complete on the source alone. Outstanding writes are on all legs that don't lag.
         let differing = self.differ.saturating_mul(self.chunk);
         differing.saturating_add(if prompt.len() > 1 { 0 } else { lagging })
     }
 }
 
 impl Core {
-    /// Lets the other shards see how things are.
+    /// Publishes the state to the other shards.
     pub fn publish(&self) {
         let active = self.active.get();
         let fast = active & !self.settings.write_mostly;
         let readable = match () {
             () if self.chunks.differ() > 0 && active.count_ones() > 1 => 0,
-            // What is being copied may have been read already, from a leg that is lost by now.
+            // Data of a copy in flight may have been read from a leg that is lost by now.
             () if self.copying.get() > 0 => 0,
             () if fast != 0 => fast,
-            // What is behind has to arrive first: the home knows.
+            // Reads of lagging legs wait for outstanding writes, on the home shard.
             () if self.lanes() != 0 => 0,
             () => active,
         };
@@ -204,13 +204,13 @@ impl Core {
         self.publish_behind();
     }
 
-    /// What is behind.
+    /// Publishes the outstanding write-behind writes.
     pub fn publish_behind(&self) {
         let lag = Lag { writes: self.behind.writes(), bytes: self.behind.bytes() };
         self.shared.behind.store(lag.to_word(), Ordering::Relaxed);
     }
 
-    /// For `status`.
+    /// Publishes the summary for the status.
     pub fn summarize(&self) {
         let slots = self.slots.borrow();
         let legs = self.legs.iter().enumerate().map(|(number, leg)| LegSummary {
@@ -224,11 +224,11 @@ impl Core {
             error: leg.missing.as_ref().map(Error::to_string),
         });
         let mut legs: Vec<_> = legs.collect();
-        // Places of which no leg is known that the stack gives.
+        // Slots without a leg of the stack.
         for (number, slot) in slots.iter().enumerate() {
             if self.legs.iter().all(|leg| leg.slot.get() != Some(number)) {
                 let state = if slot.state == SlotState::Removed { "removed" } else { "missing" };
-                let (name, write_mostly) = (format!("place {number}"), slot.write_mostly);
+                let (name, write_mostly) = (format!("slot {number}"), slot.write_mostly);
                 legs.push(LegSummary { name, state, write_mostly, error: None });
             }
         }
@@ -271,11 +271,11 @@ mod tests {
         let pair = summary(&[false, true], 0b11, 0);
         assert_eq!(pair.one_copy(0, &[None, None]), 0);
         assert_eq!(pair.one_copy(3, &[None, Some(40)]), 43);
-        // A leg that is read has what it has, wherever.
+        // Data of a leg that isn't write-mostly is a copy, also in a cache.
         assert_eq!(pair.one_copy(3, &[Some(40), None]), 3);
         assert_eq!(summary(&[false, true], 0b11, 2).one_copy(3, &[None, Some(40)]), 243);
         assert_eq!(summary(&[false, true], 0b01, 0).one_copy(0, &[None, None]), u64::MAX);
-        // One of two slow legs may have it where it belongs, and two fast ones have it twice.
+        // One of two slow legs may have the data outside its cache; two fast legs have two copies.
         let slow = summary(&[false, true, true], 0b111, 0);
         assert_eq!(slow.one_copy(0, &[None, Some(40), Some(7)]), 7);
         assert_eq!(slow.one_copy(0, &[None, Some(40), None]), 0);

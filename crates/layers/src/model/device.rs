@@ -1,4 +1,5 @@
-//! A device that takes its time: every call to what is below it is made at once, and answered when the model says.
+//! A device with modelled latencies: each call is passed to the inner device at once, and completes at the time that the model
+//! gives.
 
 use super::disk::{DiskServer, Wait};
 use super::profile::Profile;
@@ -15,7 +16,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
-/// What is answered so much later than the model says counts as late.
+/// Delay after the modelled time from which an operation is counted as late.
 const LATE: Duration = Duration::from_micros(50);
 
 #[derive(Debug)]
@@ -24,10 +25,10 @@ enum Server {
     Disk(DiskServer),
 }
 
-/// What all shards share.
+/// State that all shards share.
 #[derive(Debug)]
 struct Shared {
-    /// Held for a computation.
+    /// Locked for one computation, never across an await.
     server: Mutex<Server>,
     operations: AtomicU64,
     late: AtomicU64,
@@ -39,7 +40,7 @@ impl Shared {
         act(&mut self.server.lock().unwrap_or_else(PoisonError::into_inner))
     }
 
-    /// An operation was due then, and is answered now.
+    /// Counts an operation that was due at `due` and completes now.
     fn answered(&self, due: Instant) {
         self.operations.fetch_add(1, Ordering::Relaxed);
         let now = now();
@@ -53,7 +54,7 @@ impl Shared {
     }
 }
 
-/// A device that takes its time.
+/// A device with modelled latencies.
 pub struct ModelPart {
     name: String,
     profile: Profile,
@@ -63,7 +64,7 @@ pub struct ModelPart {
 }
 
 impl ModelPart {
-    /// `inner`, as slow as this profile, which has this name. What is left to chance is decided by the seed.
+    /// Gives `inner` the latencies of a profile; `name` is the profile's name. Random choices depend on `seed`.
     pub fn new(inner: Arc<dyn DevicePart>, name: &str, profile: Profile, seed: u64) -> Self {
         let volatile_cache = profile.volatile_cache() || inner.geometry().volatile_cache;
         let geometry = DeviceGeometry { volatile_cache, ..inner.geometry().clone() };
@@ -141,16 +142,17 @@ struct Model {
     shared: Arc<Shared>,
 }
 
-/// What an operation waits for.
+/// Time or operation that a call waits for.
 enum Due {
     At(Instant),
+    /// This operation of a disk.
     Operation(u64),
-    /// A flush: every operation before this one.
+    /// All operations of a disk before this one, for a flush.
     Before(u64),
 }
 
 impl Model {
-    /// An operation on these blocks arrives.
+    /// Submits an operation on these blocks to the model.
     fn arrive(&self, range: BlockRange, is_write: bool) -> Due {
         let (now, block_size) = (now(), self.geometry.block_size);
         let (at, bytes) = (block_size.offset_of(range.start).0, block_size.bytes_of(range.count));
@@ -161,7 +163,7 @@ impl Model {
         })
     }
 
-    /// Waits until it would have been done.
+    /// Waits until the modelled device would have completed the operation.
     async fn done(&self, due: Due) {
         let at = match due {
             Due::At(at) => at,
@@ -172,7 +174,7 @@ impl Model {
         self.shared.answered(at);
     }
 
-    /// Waits for the arm as often as it says.
+    /// Waits for a disk's arm until the completion time is known.
     async fn by_arm(&self, look: impl Fn(&mut DiskServer, Instant) -> Wait) -> Instant {
         loop {
             let wait = self.shared.with(|server| match server {
@@ -186,7 +188,7 @@ impl Model {
         }
     }
 
-    /// Does what takes a write's time.
+    /// Carries out a change with the latency of a write.
     async fn change(
         &self,
         range: BlockRange,

@@ -1,24 +1,24 @@
-//! What operations take on a device with one arm: the arm serves what it reaches first of what it knows, so an operation that
-//! arrives later may be done earlier. Nothing runs by itself: whoever looks carries everything on to the present
-//! ([`DiskServer::advance`]), and each who waits looks again when the arm has done what it is at.
+//! Model of a disk with one arm. Of the queued operations the arm serves the one that it reaches first, so a later operation may
+//! complete earlier. The model has no task of its own: each call advances it to the present ([`DiskServer::advance`]), and
+//! waiters call again when the arm has completed an operation.
 //!
-//! The time to reach a place is that of the seek (by the square root of the distance, the usual approximation: Ruemmler and
-//! Wilkes, An introduction to disk drive modeling, 1994) and what is left of the turn. All tracks are equally long.
+//! The time to reach an offset is the seek time plus the rotational latency. Seeks take the square root of the distance, the usual
+//! approximation (Ruemmler and Wilkes, An introduction to disk drive modeling, 1994). All tracks have the same length.
 
 use super::profile::Disk;
 use super::solid::time_of;
 use runtime::Instant;
 use std::collections::VecDeque;
 
-/// An operation by its number.
+/// Number of an operation, in order of arrival.
 pub(super) type Ticket = u64;
 
-/// What an operation waits for.
+/// Wait of an operation.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Wait {
-    /// Until then, surely.
+    /// The operation completes at this time.
     Until(Instant),
-    /// At least until then: look again.
+    /// The completion time is unknown until this time: ask again then.
     LookAgain(Instant),
 }
 
@@ -30,29 +30,29 @@ struct Command {
     is_write: bool,
 }
 
-/// The arm, and what it knows of.
+/// State of the disk.
 #[derive(Debug)]
 pub(super) struct DiskServer {
     profile: Disk,
-    /// How many bytes there are.
+    /// Size of the disk in bytes.
     capacity: u64,
-    /// Nanoseconds of a turn.
+    /// Nanoseconds of a rotation.
     turn: u64,
-    /// Where the head is, in bytes, and since when.
+    /// Offset of the head in bytes, at the time `now`.
     head: u64,
     now: u64,
-    /// What the arm is at, and until when.
+    /// Operation that the arm serves, and its end.
     serves: Option<(u64, Command)>,
-    /// What it may serve next.
+    /// Operations that the arm may serve next.
     queue: Vec<Command>,
-    /// Reads and writes that there is no room for in the queue, in order of arrival.
+    /// Reads and writes that wait for the queue, in order of arrival.
     reads: VecDeque<Command>,
     writes: VecDeque<Command>,
     next: Ticket,
-    /// Of the writes that have arrived, those before this number have reached the platter.
+    /// Number of writes in the write buffer that haven't reached the platter.
     in_buffer: u32,
     queued_reads: u32,
-    /// Nanoseconds that an operation took the arm lately.
+    /// Moving average of the arm's time per operation, in nanoseconds.
     usual: u64,
 }
 
@@ -76,7 +76,7 @@ impl DiskServer {
         }
     }
 
-    /// An operation arrives.
+    /// Queues an operation.
     pub fn arrive(&mut self, now: Instant, at: u64, bytes: u64, is_write: bool) -> Ticket {
         self.advance(now);
         let command = Command { ticket: self.next, at, bytes, is_write };
@@ -91,21 +91,22 @@ impl DiskServer {
         command.ticket
     }
 
-    /// What an operation waits for: a read until it has been served, a write until it is in the buffer.
+    /// Returns the wait of an operation: a read completes when it has been served, a write when it is in the write buffer.
     pub fn wait(&mut self, now: Instant, ticket: Ticket) -> Wait {
         self.advance(now);
-        // Both come in in the order of arrival.
-        let place = |waiting: &VecDeque<Command>| {
-            waiting.binary_search_by_key(&ticket, |command| command.ticket).ok().map(|place| place as u64)
+        // Both lists are in order of arrival.
+        let position = |waiting: &VecDeque<Command>| {
+            waiting.binary_search_by_key(&ticket, |command| command.ticket).ok().map(|index| index as u64)
         };
         let is_read = |command: &Command| command.ticket == ticket && !command.is_write;
         let is_served = || {
             self.queue.iter().any(is_read)
                 || self.serves.as_ref().is_some_and(|(_, command)| is_read(command))
         };
-        let before = place(&self.writes).or_else(|| place(&self.reads)).or_else(|| is_served().then_some(0));
+        let before =
+            position(&self.writes).or_else(|| position(&self.reads)).or_else(|| is_served().then_some(0));
         match (before, &self.serves) {
-            // Thousands may wait: who is far behind doesn't look each time that the arm has done something.
+            // Thousands of operations may wait: one far back in the list isn't woken for each operation that is served.
             (Some(before), Some((end, _))) => {
                 Wait::LookAgain(Instant::from_nanoseconds(end + before * self.usual / 2))
             }
@@ -113,7 +114,7 @@ impl DiskServer {
         }
     }
 
-    /// What a flush waits for that arrived when so many operations had: until no write of before is left.
+    /// Returns the wait of a flush that arrived before operation `before`: it completes when no earlier write is left.
     pub fn flush(&mut self, now: Instant, before: Ticket) -> Wait {
         self.advance(now);
         let is_old = |command: &Command| command.is_write && command.ticket < before;
@@ -125,12 +126,12 @@ impl DiskServer {
         }
     }
 
-    /// The number that the next operation gets.
+    /// Number of the next operation.
     pub fn next_ticket(&self) -> Ticket {
         self.next
     }
 
-    /// Carries everything on to the present.
+    /// Advances the model to the present.
     fn advance(&mut self, now: Instant) {
         let now = now.nanoseconds();
         while let Some((end, command)) = self.serves
@@ -150,7 +151,7 @@ impl DiskServer {
         self.now = self.now.max(now);
     }
 
-    /// Lets in what there is room for.
+    /// Moves waiting operations to the queue as far as its depth and the write buffer allow.
     fn admit(&mut self) {
         while self.in_buffer < self.profile.write_buffer.max(1)
             && let Some(command) = self.writes.pop_front()
@@ -166,7 +167,7 @@ impl DiskServer {
         }
     }
 
-    /// If the arm is idle, it begins with what it reaches first.
+    /// If the arm is idle, begins the operation that it reaches first.
     fn serve_next(&mut self) {
         if self.serves.is_some() {
             return;
@@ -181,14 +182,14 @@ impl DiskServer {
         }
     }
 
-    /// How long it takes from here and now until this byte is below the head.
+    /// Nanoseconds from now until this byte is below the head.
     fn reach(&self, at: u64) -> u64 {
         if at == self.head {
-            // What comes next has been read ahead, or is still to be written.
+            // A sequential operation has no positioning time: read-ahead, or the next sector to write.
             return 0;
         }
         let seek = self.seek(at.abs_diff(self.head));
-        // The angle of a byte is when it passes the head, of each turn.
+        // A byte's angle is the time at which it passes the head in each rotation.
         let passes = time_of(at, self.profile.bandwidth) % self.turn;
         let there = (self.now + seek) % self.turn;
         seek + (passes + self.turn - there) % self.turn

@@ -1,30 +1,30 @@
-//! Fitting a write buffer to how fast a device took writes over time: fio's `write_bw_log` of [`JOB`].
+//! Fits a write buffer to a device's write bandwidth over time: fio's `write_bw_log` of [`JOB`].
 //!
-//! A buffer of `size` bytes that empties with `drain` bytes a second takes everything at once until it is full. From then on
-//! what has been written by a time t is `size + drain * t`, whatever the speed before: so both are those of the straight line
-//! through what was written when the device was slow (least squares), and need not know exactly when it became so. That is
-//! where one step explains the speeds best (least squares again). A device that slows down in several steps is fitted to the
-//! greatest.
+//! A buffer of `size` bytes that drains `drain` bytes per second accepts writes at full speed until it is full. From then on
+//! `size + drain * t` bytes have been written by time t, independent of the earlier speed. So both are the parameters of a
+//! straight line fitted to the bytes written in the slow phase (least squares), and don't depend on the exact end of the fast
+//! phase. That end is where a single step fits the speeds best (least squares again). A device that slows down in several steps
+//! is fitted to the largest one.
 
 use super::profile::WriteBuffer;
 use block::{Error, Result};
 
-/// The job file for fio.
+/// Job file for fio.
 pub const JOB: &str = include_str!("fill.fio");
 
-/// What fio's log calls writes.
+/// Direction of writes in fio's log.
 const WRITES: u64 = 1;
-/// Before and behind the step there are so many lines at least.
+/// Least number of lines before and after the step.
 const FEWEST: usize = 3;
-/// What is not slower than this share of what it was is no step.
+/// Largest ratio of the speeds after and before a step.
 const STEP: f64 = 0.75;
 
-/// What was found.
+/// Result of a fit.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Filled {
-    /// Bytes a second while there was room.
+    /// Bytes per second until the buffer was full.
     pub fast: f64,
-    /// What was written by then, in bytes: more than the buffer holds, since it empties meanwhile.
+    /// Bytes written until then: more than the buffer's size, because it drains meanwhile.
     pub written: f64,
     /// The buffer.
     pub buffer: WriteBuffer,
@@ -33,39 +33,39 @@ pub struct Filled {
 /// A line of the log.
 #[derive(Debug, Clone, Copy)]
 struct Line {
-    /// Seconds since the beginning, at its end.
+    /// End of the interval, in seconds since the beginning.
     at: f64,
-    /// How long it stands for, in seconds.
+    /// Length of the interval in seconds.
     lasted: f64,
-    /// Bytes a second.
+    /// Bytes per second.
     speed: f64,
-    /// Bytes since the beginning, at its end.
+    /// Bytes written from the beginning to the end of the interval.
     written: f64,
 }
 
-/// Finds the write buffer of a device in fio's log of bandwidths. None if the speed didn't drop.
+/// Finds the write buffer of a device in fio's bandwidth log. Returns `None` if the speed didn't drop.
 ///
 /// # Errors
-/// [`Error::Invalid`] with the line for a text that isn't such a log of one job, or is too short.
+/// [`Error::Invalid`] with the line if the text isn't the log of one job, or is too short.
 pub fn fit(log: &str) -> Result<Option<Filled>> {
     let lines = read(log)?;
     if lines.len() < 2 * FEWEST {
         return Err(Error::invalid(format!(
-            "the log has {} lines of writes: expected {} at least; write for longer, with log_avg_msec=250",
+            "bandwidth log: {} lines of writes; expected at least {}; write for longer, with log_avg_msec=250",
             lines.len(),
             2 * FEWEST
         )));
     }
     let Some(step) = step(&lines) else { return Ok(None) };
-    let (before, behind) = lines.split_at(step);
-    let (fast, slow) = (mean(before), mean(behind));
+    let (before, after) = lines.split_at(step);
+    let (fast, slow) = (mean(before), mean(after));
     if slow > STEP * fast {
         return Ok(None);
     }
-    let (size, drain) = straight(behind);
+    let (size, drain) = straight(after);
     if size < 1.0 || drain < 1.0 {
         return Err(Error::invalid(format!(
-            "the log can't be that of a write buffer: {fast:.0} bytes a second for {:.1} s, and then {slow:.0}",
+            "bandwidth log: no write buffer fits {fast:.0} bytes/s for {:.1} s and then {slow:.0} bytes/s; write for longer",
             before.last().map_or(0.0, |line| line.at)
         )));
     }
@@ -73,7 +73,7 @@ pub fn fit(log: &str) -> Result<Option<Filled>> {
     Ok(Some(Filled { fast, written, buffer: WriteBuffer { size: size as u64, drain: drain as u64 } }))
 }
 
-/// fio's lines: milliseconds, KiB a second, direction, and more that doesn't matter.
+/// Parses fio's lines: milliseconds, KiB per second, direction, and further fields that are ignored.
 fn read(log: &str) -> Result<Vec<Line>> {
     let mut lines: Vec<Line> = Vec::new();
     for (number, text) in (1..).zip(log.lines()).filter(|(_, text)| !text.trim().is_empty()) {
@@ -83,7 +83,7 @@ fn read(log: &str) -> Result<Vec<Line>> {
             ))
         };
         let mut fields = text.split(',').map(|field| field.trim().parse::<u64>().ok());
-        let mut field = || fields.next().flatten().ok_or_else(|| wrong("no line of fio's logs"));
+        let mut field = || fields.next().flatten().ok_or_else(|| wrong("not a line of fio's logs"));
         let (milliseconds, speed, direction) = (field()?, field()?, field()?);
         if direction != WRITES {
             continue;
@@ -92,7 +92,7 @@ fn read(log: &str) -> Result<Vec<Line>> {
         let (since, before) = lines.last().map_or((0.0, 0.0), |last| (last.at, last.written));
         let lasted = at - since;
         if lasted <= 0.0 {
-            return Err(wrong("time doesn't go on: is this of several jobs?"));
+            return Err(wrong("the time doesn't increase, as in a log of several jobs"));
         }
         lines.push(Line { at, lasted, speed, written: before + speed * lasted });
     }
@@ -104,21 +104,20 @@ fn mean(lines: &[Line]) -> f64 {
     bytes / lines.iter().map(|line| line.lasted).sum::<f64>().max(f64::MIN_POSITIVE)
 }
 
-/// Before which line one drop of the speed explains all speeds best.
+/// Returns the line before which a single drop of the speed fits all speeds best.
 fn step(lines: &[Line]) -> Option<usize> {
-    // Of two means the squares that are left are least where those that they explain are most.
+    // The sum of squared residuals of two means is least where the explained sum of squares is greatest.
     let all = lines.last()?;
     let explained = |at: usize| {
         let Line { at: time, written, .. } = lines[at - 1];
         let (rest_time, rest) = (all.at - time, all.written - written);
         (written / time > rest / rest_time).then_some(written * written / time + rest * rest / rest_time)
     };
-    let places = (FEWEST..=lines.len() - FEWEST).filter_map(|at| Some((explained(at)?, at)));
-    places.max_by(|left, right| left.0.total_cmp(&right.0)).map(|(_, at)| at)
+    let steps = (FEWEST..=lines.len() - FEWEST).filter_map(|at| Some((explained(at)?, at)));
+    steps.max_by(|left, right| left.0.total_cmp(&right.0)).map(|(_, at)| at)
 }
 
-/// The straight line through what was written by the ends of these lines: what it has at time 0, and by how much it grows a
-/// second.
+/// Fits a straight line to the bytes written at the ends of these lines. Returns its value at time 0, and its slope per second.
 fn straight(lines: &[Line]) -> (f64, f64) {
     let count = lines.len() as f64;
     let (mean_at, mean_written) = (
@@ -217,8 +216,8 @@ mod tests {
     #[test]
     fn other_texts_are_refused_with_the_line() {
         let refused = |text: &str| fit(text).expect_err(text).to_string();
-        assert!(refused("").contains("has 0 lines of writes: expected 6"));
-        assert!(refused("250, 1000, 0, 0, 0\n500, 1000, 0, 0, 0").contains("has 0 lines of writes"));
+        assert!(refused("").contains("0 lines of writes; expected at least 6"));
+        assert!(refused("250, 1000, 0, 0, 0\n500, 1000, 0, 0, 0").contains("0 lines of writes"));
         let several = refused("250, 1000, 1, 0, 0\n250, 1000, 1, 0, 0");
         assert!(
             several.contains("line 2, \"250, 1000, 1, 0, 0\"") && several.contains("several jobs"),
@@ -227,6 +226,6 @@ mod tests {
         assert!(refused("{ \"jobs\": [] }").contains("model job --fill"));
         let steep: String =
             (1..9).map(|at| format!("{}, {}, 1, 0, 0\n", at * 250, if at < 4 { 9000 } else { 0 })).collect();
-        assert!(refused(&steep).contains("can't be that of a write buffer"));
+        assert!(refused(&steep).contains("no write buffer fits"));
     }
 }

@@ -1,6 +1,5 @@
-//! Fitting a profile to a run of fio on a real device, [`JOB`]: each number of the profile follows from one or two of its jobs,
-//! but the disk's write buffer, which is searched, and the one of a device without moving parts, which [`fill`] finds in a
-//! run of its own.
+//! Fits a profile to a run of fio on a real device, [`JOB`]. Each number of the profile follows from one or two of its jobs, except
+//! the write buffer: a disk's is searched by trials, a solid-state device's is found by [`fill`] in a run of its own.
 
 use super::fill::{self, Filled};
 use super::profile::{Disk, Profile, Service, SolidState, WriteBuffer};
@@ -9,60 +8,58 @@ use block::{Error, Result};
 use serde_json::Value;
 use std::time::Duration;
 
-/// The job file for fio. Its jobs are found again by their names.
+/// Job file for fio. The report is searched for its jobs by name.
 pub const JOB: &str = include_str!("fit.fio");
 
-/// The depth of the jobs that are called deep, and the share of the device that those called near stay in, as in [`JOB`].
+/// Depth of the `deep` jobs, and share of the device that the `near` jobs use, as in [`JOB`].
 const DEPTH: usize = 32;
 const NEAR: f64 = 0.01;
-/// The mean of the root of the distance of two places.
+/// Mean of the square root of the distance between two random offsets of a device of length 1.
 const MEAN_ROOT: f64 = 8.0 / 15.0;
-/// The capacity that trials of a disk are made with: distances count as shares of it.
+/// Capacity for trials of a disk; the model depends only on distances relative to it.
 const CAPACITY: u64 = 1 << 40;
-/// Above this a flush is one of something.
+/// Flush latency in seconds up to which a device has no volatile cache.
 const NO_FLUSH: f64 = 20e-6;
 
-/// What fio has measured in one job.
+/// fio's measurements of one job.
 #[derive(Debug, Clone, Copy, PartialEq)]
 struct Measured {
     iops: f64,
-    /// Bytes a second.
+    /// Bytes per second.
     bandwidth: f64,
-    /// Seconds.
+    /// Mean and standard deviation of the latency in seconds.
     mean: f64,
     deviation: f64,
-    /// Seconds that a flush took.
+    /// Mean latency of a flush in seconds.
     flush: f64,
 }
 
-/// A profile, and how near it comes.
+/// A fitted profile, and its accuracy.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Fitted {
     /// The profile.
     pub profile: Profile,
-    /// Job by job: what was measured, and what the profile comes to without its write buffer, in operations a second.
+    /// Per job: measured operations per second, and those of the profile without its write buffer.
     pub compared: Vec<(&'static str, f64, f64)>,
-    /// The write buffer of a device without moving parts, if it was asked for and there is one.
+    /// Write buffer of a solid-state device, if its log was given and one was found.
     pub filled: Option<Filled>,
 }
 
-/// Fits a profile to what fio has said of [`JOB`], as JSON: one of a disk that turns so often a minute, or of a device without
-/// moving parts, whose write buffer is looked for in fio's log of [`fill::JOB`], if that is given.
+/// Fits a profile to fio's JSON report of [`JOB`]: that of a disk with `rpm` revolutions per minute, or of a solid-state device,
+/// whose write buffer is fitted to `fill`, fio's log of [`fill::JOB`], if that is given.
 ///
 /// # Errors
-/// [`Error::Invalid`] for a text that isn't fio's, where a job is missing or has failed, and for such a log of a disk that
-/// turns.
+/// [`Error::Invalid`] if the text isn't fio's report, if a job is missing or failed, or if both `rpm` and `fill` are given.
 pub fn fit(report: &str, title: &str, rpm: Option<u32>, fill: Option<&str>) -> Result<Fitted> {
     if rpm.is_some() && fill.is_some() {
         return Err(Error::invalid(
-            "a disk that turns has a write buffer of so many commands, which is fitted without a log of its filling: leave \
-             one of the two out",
+            "both rpm and a fill log are given; expected one of them: a disk's write buffer is fitted without a fill log",
         ));
     }
-    // fio puts warnings before the report.
-    let start = report
-        .find('{')
-        .ok_or_else(|| Error::invalid("expected fio's report as JSON: --output-format=json"))?;
+    // fio prints warnings before the report.
+    let start = report.find('{').ok_or_else(|| {
+        Error::invalid("fio's report: not JSON; expected the output of --output-format=json")
+    })?;
     let report: Value = serde_json::from_str(&report[start..])
         .map_err(|error| Error::invalid(format!("fio's report: {error}; expected --output-format=json")))?;
     let mut profile = match rpm {
@@ -79,13 +76,13 @@ pub fn fit(report: &str, title: &str, rpm: Option<u32>, fill: Option<&str>) -> R
         let size = whole_mebibytes(filled.buffer.size as f64);
         let drain = whole_mebibytes(filled.buffer.drain as f64);
         profile.write_buffer = Some(WriteBuffer { size, drain });
-        // The stream of the other jobs had both of its speeds.
+        // The stream job may have averaged the speeds before and after the buffer was full.
         profile.write.bandwidth = profile.write.bandwidth.max(whole_mebibytes(filled.fast));
     }
     Ok(Fitted { profile, compared, filled })
 }
 
-/// What the jobs do.
+/// Loads of the jobs.
 fn loads(is_disk: bool) -> Vec<(&'static str, Load)> {
     let small = |is_write, depth, span| Load { is_write, span: Some(span), bytes: 4096, depth };
     let stream = |is_write| Load { is_write, span: None, bytes: 1 << 20, depth: 4 };
@@ -107,7 +104,9 @@ fn job(report: &Value, name: &str) -> Result<Measured> {
     let jobs = report.get("jobs").and_then(Value::as_array).map(Vec::as_slice).unwrap_or_default();
     let found = jobs.iter().find(|job| job.get("jobname").and_then(Value::as_str) == Some(name));
     let found = found.ok_or_else(|| {
-        Error::invalid(format!("fio's report has no job \"{name}\": run what `siltstone model job` prints"))
+        Error::invalid(format!(
+            "fio's report: job \"{name}\" is missing; run the jobs that `siltstone model job` prints"
+        ))
     })?;
     let direction = &found[if name.starts_with("read") { "read" } else { "write" }];
     let number = |value: &Value| value.as_f64().unwrap_or(0.0);
@@ -120,9 +119,9 @@ fn job(report: &Value, name: &str) -> Result<Measured> {
     };
     match measured.iops > 0.0 && measured.mean > 0.0 && measured.bandwidth >= 1.0 {
         true => Ok(measured),
-        false => {
-            Err(Error::invalid(format!("job \"{name}\" of fio's report has done nothing: see its errors")))
-        }
+        false => Err(Error::invalid(format!(
+            "fio's report: job \"{name}\" has no completed operations; see its errors"
+        ))),
     }
 }
 
@@ -137,7 +136,7 @@ fn seconds(value: f64) -> Duration {
 fn solid_state(report: &Value, title: &str) -> Result<SolidState> {
     let flush = job(report, "write-flush")?.flush;
     let service = |alone: Measured, deep: Measured, stream: Measured| {
-        // Little's law: so many are served at a time. If that is nearly all that there are, more might be.
+        // Little's law gives the parallelism. If it is close to the job's depth, the device may have more.
         let served = deep.iops * alone.mean;
         let is_bound = served < 0.9 * DEPTH as f64;
         let parallelism = if is_bound { served.round().max(1.0) } else { DEPTH as f64 };
@@ -164,12 +163,12 @@ fn solid_state(report: &Value, title: &str) -> Result<SolidState> {
 
 fn disk(report: &Value, title: &str, rpm: u32) -> Result<Disk> {
     if rpm == 0 {
-        return Err(Error::invalid("rpm is 0: expected the revolutions per minute of the disk"));
+        return Err(Error::invalid("rpm 0: expected the revolutions per minute of the disk, at least 1"));
     }
     let (far, near) = (job(report, "read-alone")?.mean, job(report, "read-near")?.mean);
     let write = job(report, "write-alone")?.mean;
     let half_turn = 30.0 / f64::from(rpm);
-    // What both have in common is half a turn and the seek to the next track; the rest goes by the root of the distance.
+    // Both contain half a rotation and the track-to-track seek; the rest is proportional to the root of the distance.
     let range = ((far - near) / (MEAN_ROOT * (1.0 - NEAR.sqrt()))).max(0.0);
     let track = (near - half_turn - range * MEAN_ROOT * NEAR.sqrt()).max(100e-6);
     let flushed = job(report, "write-flush")?.flush;
@@ -179,7 +178,7 @@ fn disk(report: &Value, title: &str, rpm: u32) -> Result<Disk> {
         track_seek: seconds(track),
         full_seek: seconds(track + range),
         bandwidth: whole_mebibytes(job(report, "read-stream")?.bandwidth),
-        // A write by itself goes into the buffer.
+        // A single write only goes to the write buffer.
         interface: seconds(if write < 1e-3 { write } else { 60e-6 }),
         queue_depth: DEPTH as u32,
         write_buffer: 1,
@@ -189,7 +188,7 @@ fn disk(report: &Value, title: &str, rpm: u32) -> Result<Disk> {
     let load = Load { is_write: true, span: Some(1.0), bytes: 4096, depth: DEPTH };
     let distance = |write_buffer: u32| {
         let profile = Profile::Disk(Disk { write_buffer, ..disk.clone() });
-        // Long enough for the buffer to be full most of the time.
+        // Enough operations for the buffer to be full most of the time.
         let outcome = trial(&profile, CAPACITY, load, 2000 + 8 * write_buffer as usize);
         (outcome.iops / wanted).ln().abs()
     };
@@ -265,16 +264,16 @@ mod tests {
     fn reports_that_lack_something_are_refused() {
         let refused = |text: &str, rpm| fit(text, "", rpm, None).expect_err(text).to_string();
         assert!(refused("fio: no such device", None).contains("--output-format=json"));
-        assert!(refused("{ \"jobs\": [] }", None).contains("has no job \"write-flush\""));
+        assert!(refused("{ \"jobs\": [] }", None).contains("job \"write-flush\" is missing"));
         let known = known().expect("they are right").remove("sata-ssd").expect("it is known");
         let mut report = report(&known);
-        assert!(refused(&report.to_string(), Some(0)).contains("rpm is 0"));
+        assert!(refused(&report.to_string(), Some(0)).contains("rpm 0"));
         let both =
             fit(&report.to_string(), "", Some(7200), Some("")).expect_err("a disk that turns").to_string();
-        assert!(both.contains("leave one of the two out"), "{both}");
+        assert!(both.contains("expected one of them"), "{both}");
         report["jobs"][0]["read"]["iops"] = json!(0.0);
         assert!(
-            refused(&report.to_string(), None).contains("\"read-alone\" of fio's report has done nothing")
+            refused(&report.to_string(), None).contains("job \"read-alone\" has no completed operations")
         );
     }
 }

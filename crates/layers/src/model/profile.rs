@@ -1,4 +1,4 @@
-//! Profiles: how a device behaves, in a few numbers, from TOML. What they mean is said at the head of `profiles.toml`.
+//! Profiles: parameters of modelled devices, from TOML. The head of `profiles.toml` describes them.
 
 use block::{Error, Result};
 use serde::Deserialize;
@@ -6,99 +6,99 @@ use serde::de::{Deserializer, Error as _};
 use std::collections::BTreeMap;
 use std::time::Duration;
 
-/// What is known by name.
+/// Built-in profiles.
 const KNOWN: &str = include_str!("profiles.toml");
 
-/// How a device behaves.
+/// Parameters of a modelled device.
 #[derive(Debug, Clone, PartialEq, Deserialize)]
 #[serde(tag = "medium", rename_all = "kebab-case")]
 pub enum Profile {
-    /// Without moving parts.
+    /// Solid-state device.
     SolidState(SolidState),
-    /// With one arm.
+    /// Disk with one arm.
     Disk(Disk),
 }
 
-/// A device without moving parts.
+/// A solid-state device.
 #[derive(Debug, Clone, PartialEq, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct SolidState {
-    /// What it is, for people.
+    /// Description of the device.
     pub title: String,
-    /// How many operations of a kind are served at a time.
+    /// Number of operations of one kind that are served at a time.
     pub parallelism: u32,
-    /// The standard deviation of latencies, as a share of the mean; at most 1.
+    /// Standard deviation of latencies, as a ratio to the mean; at most 1.
     #[serde(default)]
     pub spread: f64,
-    /// Whether it says that a power cut may lose what it has acknowledged.
+    /// Whether the device reports a volatile write cache.
     pub volatile_cache: bool,
-    /// What a flush takes.
+    /// Latency of a flush.
     #[serde(deserialize_with = "duration")]
     pub flush: Duration,
     /// Reads.
     pub read: Service,
-    /// Writes, discards and zeros.
+    /// Writes, discards and zeroings.
     pub write: Service,
-    /// What is written faster than it can be kept up.
+    /// Buffer of fast writes.
     pub write_buffer: Option<WriteBuffer>,
 }
 
-/// How operations of one kind are served.
+/// Service of operations of one kind.
 #[derive(Debug, Clone, PartialEq, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Service {
-    /// What one takes by itself, on average.
+    /// Mean latency of a single operation.
     #[serde(deserialize_with = "duration")]
     pub latency: Duration,
-    /// Bytes a second of all of them.
+    /// Bytes per second of all operations together.
     #[serde(deserialize_with = "size")]
     pub bandwidth: u64,
-    /// How many are served at a time, if not as many as the device's.
+    /// Number of operations that are served at a time; default: the device's.
     pub parallelism: Option<u32>,
 }
 
-/// A buffer that is faster than what is behind it.
+/// A write buffer that is faster than the medium.
 #[derive(Debug, Clone, PartialEq, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct WriteBuffer {
-    /// Its bytes.
+    /// Size in bytes.
     #[serde(deserialize_with = "size")]
     pub size: u64,
-    /// How many bytes a second leave it.
+    /// Bytes per second that drain to the medium.
     #[serde(deserialize_with = "size")]
     pub drain: u64,
 }
 
-/// A device with one arm.
+/// A disk with one arm.
 #[derive(Debug, Clone, PartialEq, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Disk {
-    /// What it is, for people.
+    /// Description of the device.
     pub title: String,
     /// Revolutions per minute.
     pub rpm: u32,
-    /// A seek to the next track.
+    /// Time of a seek to the next track.
     #[serde(deserialize_with = "duration")]
     pub track_seek: Duration,
-    /// A seek over all tracks.
+    /// Time of a seek over all tracks.
     #[serde(deserialize_with = "duration")]
     pub full_seek: Duration,
-    /// Bytes a second below the head.
+    /// Bytes per second below the head.
     #[serde(deserialize_with = "size")]
     pub bandwidth: u64,
-    /// What a command takes that the arm has nothing to do with.
+    /// Time of a command besides positioning and transfer.
     #[serde(deserialize_with = "duration")]
     pub interface: Duration,
-    /// How many reads it knows of at a time.
+    /// Number of reads in the disk's queue.
     pub queue_depth: u32,
-    /// How many writes it takes before they are on the platter.
+    /// Number of writes that the disk acknowledges before they are on the platter.
     pub write_buffer: u32,
-    /// Whether it says that a power cut may lose what it has acknowledged.
+    /// Whether the disk reports a volatile write cache.
     pub volatile_cache: bool,
 }
 
 impl Profile {
-    /// What it is, for people.
+    /// Returns the description of the device.
     pub fn title(&self) -> &str {
         match self {
             Profile::SolidState(profile) => &profile.title,
@@ -106,7 +106,7 @@ impl Profile {
         }
     }
 
-    /// Whether it says that a power cut may lose what it has acknowledged.
+    /// Whether the device reports a volatile write cache.
     pub fn volatile_cache(&self) -> bool {
         match self {
             Profile::SolidState(profile) => profile.volatile_cache,
@@ -114,7 +114,7 @@ impl Profile {
         }
     }
 
-    /// As a table of TOML with this name.
+    /// Formats as a TOML table with this name.
     pub fn to_toml(&self, name: &str) -> String {
         let (time, size) = (stack::format_duration, stack::format_size);
         let quoted = |text: &str| toml::Value::String(text.to_owned()).to_string();
@@ -157,10 +157,10 @@ impl Profile {
         lines.join("\n") + "\n"
     }
 
-    /// Refuses what no device could be.
+    /// Checks that all values are in range.
     fn check(&self) -> std::result::Result<(), String> {
         let positive = |name: &str, value: u64| match value {
-            0 => Err(format!("{name} is 0: expected more")),
+            0 => Err(format!("{name} 0: expected at least 1")),
             _ => Ok(()),
         };
         match self {
@@ -175,7 +175,7 @@ impl Profile {
                 }
                 match (0.0..=1.0).contains(&profile.spread) {
                     true => Ok(()),
-                    false => Err(format!("spread is {}: expected a share from 0 to 1", profile.spread)),
+                    false => Err(format!("spread {}: expected a ratio from 0 to 1", profile.spread)),
                 }
             }
             Profile::Disk(profile) => {
@@ -184,14 +184,14 @@ impl Profile {
                 positive("queue_depth", profile.queue_depth.into())?;
                 match profile.track_seek <= profile.full_seek {
                     true => Ok(()),
-                    false => Err("full_seek: expected at least what track_seek takes".to_owned()),
+                    false => Err("full_seek: less than track_seek; expected at least as much".to_owned()),
                 }
             }
         }
     }
 }
 
-/// A name as a key: bare where that is possible.
+/// Formats a name as a TOML key: bare if possible.
 fn toml_key(name: &str) -> String {
     let is_bare = |letter: char| letter.is_ascii_alphanumeric() || "-_".contains(letter);
     match !name.is_empty() && name.chars().all(is_bare) {
@@ -200,10 +200,10 @@ fn toml_key(name: &str) -> String {
     }
 }
 
-/// The profiles of a text.
+/// Parses profiles.
 ///
 /// # Errors
-/// [`Error::Invalid`] saying what is wrong and where.
+/// [`Error::Invalid`] with the position and the problem.
 pub fn parse(text: &str) -> Result<BTreeMap<String, Profile>> {
     let profiles: BTreeMap<String, Profile> =
         toml::from_str(text).map_err(|error| Error::invalid(error.to_string().trim_end().to_owned()))?;
@@ -213,10 +213,10 @@ pub fn parse(text: &str) -> Result<BTreeMap<String, Profile>> {
     Ok(profiles)
 }
 
-/// The profiles that are known by name.
+/// Returns the built-in profiles.
 ///
 /// # Errors
-/// None, as a test shows.
+/// None; a test parses the built-in profiles.
 pub fn known() -> Result<BTreeMap<String, Profile>> {
     parse(KNOWN)
 }
@@ -263,11 +263,11 @@ mod tests {
             parse(&text).expect_err(to).to_string()
         };
         for (from, to, expected) in [
-            ("rpm = 5400", "rpm = 0", "profile \"wd43purz\": rpm is 0"),
+            ("rpm = 5400", "rpm = 0", "profile \"wd43purz\": rpm 0"),
             ("track_seek = \"850us\"", "track_seek = \"1s\"", "full_seek"),
-            ("spread = 0.3", "spread = 3.0", "spread is 3"),
+            ("spread = 0.3", "spread = 3.0", "spread 3"),
             ("\"11us\"", "\"11 parsecs\"", "11 parsecs"),
-            ("\"2500MiB\"", "\"0MiB\"", "read.bandwidth is 0"),
+            ("\"2500MiB\"", "\"0MiB\"", "read.bandwidth 0"),
             ("interface =", "interfaec =", "interfaec"),
             ("\"disk\"\nrpm", "\"tape\"\nrpm", "tape"),
         ] {

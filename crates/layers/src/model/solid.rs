@@ -1,23 +1,23 @@
-//! What an operation takes on a device without moving parts: a place among those that are served at a time, the link that all
-//! bytes pass, and room in the write buffer. Everything is known when the operation arrives.
+//! Model of a solid-state device: an operation takes one of a limited number of servers, the link that all bytes pass, and
+//! space in the write buffer. Its completion time is known when it arrives.
 
 use super::profile::{Service, SolidState};
 use runtime::{Instant, Random};
 use std::time::Duration;
 
-/// How far the servers, the link and the buffer are. All times are nanoseconds of the runtime's clock.
+/// State of the servers, the link and the buffer. All times are nanoseconds of the runtime's clock.
 #[derive(Debug)]
 pub(super) struct SolidServer {
     profile: SolidState,
     read: Lanes,
     write: Lanes,
     link_free: u64,
-    /// When the write buffer will be empty.
+    /// Time at which the write buffer will be empty.
     buffer_empty: u64,
     random: Random,
 }
 
-/// Servers of one kind of operation, by when they are free.
+/// Servers of one kind of operation: the time at which each is free.
 #[derive(Debug)]
 struct Lanes(Vec<u64>);
 
@@ -26,7 +26,7 @@ impl Lanes {
         Lanes(vec![0; service.parallelism.unwrap_or(profile.parallelism) as usize])
     }
 
-    /// Takes the one that is free first, from `now` on at the earliest, and returns when it has done this much.
+    /// Takes the server that is free first for `service` nanoseconds, from `now` on at the earliest. Returns the end.
     fn take(&mut self, now: u64, service: u64) -> u64 {
         let free = self.0.iter_mut().min().expect("a profile has a server at least");
         *free = now.max(*free) + service;
@@ -40,7 +40,7 @@ impl SolidServer {
         SolidServer { profile, read, write, link_free: 0, buffer_empty: 0, random: Random::new(seed) }
     }
 
-    /// When a read that arrives now is done.
+    /// Returns the completion time of a read that arrives now.
     pub fn read(&mut self, now: Instant, bytes: u64) -> Instant {
         let now = now.nanoseconds();
         let took = self.latency(self.profile.read.latency);
@@ -48,37 +48,37 @@ impl SolidServer {
         Instant::from_nanoseconds(served.max(self.pass(now, bytes, self.profile.read.bandwidth)))
     }
 
-    /// When a write that arrives now is done.
+    /// Returns the completion time of a write that arrives now.
     pub fn write(&mut self, now: Instant, bytes: u64) -> Instant {
         let now = now.nanoseconds();
-        let begin = self.room(now, bytes);
+        let begin = self.buffer(now, bytes);
         let took = self.latency(self.profile.write.latency);
         let served = self.write.take(begin, took);
         Instant::from_nanoseconds(served.max(self.pass(begin, bytes, self.profile.write.bandwidth)))
     }
 
-    /// When a flush that arrives now is done: after every write before it.
+    /// Returns the completion time of a flush that arrives now: after all earlier writes.
     pub fn flush(&mut self, now: Instant) -> Instant {
-        let behind = self.write.0.iter().copied().max().unwrap_or(0).max(now.nanoseconds());
-        Instant::from_nanoseconds(behind + nanoseconds(self.profile.flush))
+        let written = self.write.0.iter().copied().max().unwrap_or(0).max(now.nanoseconds());
+        Instant::from_nanoseconds(written + nanoseconds(self.profile.flush))
     }
 
-    /// When so many bytes have passed the link.
+    /// Returns the time at which these bytes have passed the link.
     fn pass(&mut self, now: u64, bytes: u64, bandwidth: u64) -> u64 {
         self.link_free = self.link_free.max(now) + time_of(bytes, bandwidth);
         self.link_free
     }
 
-    /// When the write buffer has room for so many bytes; takes it.
-    fn room(&mut self, now: u64, bytes: u64) -> u64 {
+    /// Adds bytes to the write buffer. Returns the time at which they fit.
+    fn buffer(&mut self, now: u64, bytes: u64) -> u64 {
         let Some(buffer) = &self.profile.write_buffer else { return now };
         let holds = time_of(buffer.size, buffer.drain);
         self.buffer_empty = self.buffer_empty.max(now) + time_of(bytes, buffer.drain);
         now.max(self.buffer_empty.saturating_sub(holds))
     }
 
-    /// A latency around this one: what is fixed, and an exponential rest whose standard deviation is the spread. (The sum of
-    /// a constant and an exponential: few operations are much slower than the mean, none much faster.)
+    /// Draws a latency with this mean: a constant plus an exponential part whose standard deviation is the spread. So few
+    /// operations are much slower than the mean, and none much faster.
     fn latency(&mut self, mean: Duration) -> u64 {
         let mean = nanoseconds(mean) as f64;
         let rest = mean * self.profile.spread.min(1.0);
@@ -92,7 +92,7 @@ fn nanoseconds(duration: Duration) -> u64 {
     duration.as_nanos() as u64
 }
 
-/// How long so many bytes take at so many a second, in nanoseconds.
+/// Nanoseconds that `bytes` take at `bandwidth` bytes per second.
 pub(super) fn time_of(bytes: u64, bandwidth: u64) -> u64 {
     (u128::from(bytes) * 1_000_000_000 / u128::from(bandwidth)) as u64
 }

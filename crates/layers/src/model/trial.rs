@@ -1,5 +1,5 @@
-//! What a profile comes to under a load that keeps so many operations in flight: computed from the profile alone, without a
-//! device, a clock or a task.
+//! Performance of a profile under a load with constant queue depth, computed from the profile alone, without a device, a clock or
+//! a task.
 
 use super::disk::{DiskServer, Wait};
 use super::profile::Profile;
@@ -10,58 +10,60 @@ use std::time::Duration;
 /// A load.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Load {
-    /// Writes, or reads.
+    /// Whether the operations are writes rather than reads.
     pub is_write: bool,
-    /// In which share of the device, from its beginning, places are drawn; none: in order.
+    /// Share of the device, from its beginning, in which random offsets are drawn; `None`: sequential.
     pub span: Option<f64>,
     /// Bytes of an operation.
     pub bytes: u64,
-    /// How many are in flight at a time.
+    /// Number of operations in flight.
     pub depth: usize,
 }
 
-/// What it came to.
+/// Result of a trial.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Outcome {
-    /// Operations a second.
+    /// Operations per second.
     pub iops: f64,
-    /// The latency in the middle.
+    /// Median latency.
     pub median: Duration,
 }
 
-/// Where a trial's operations go.
-struct Places {
+/// Offsets of a trial's operations.
+struct Offsets {
     load: Load,
     random: Random,
     count: u64,
     next: u64,
 }
 
-impl Places {
+impl Offsets {
     fn next(&mut self) -> u64 {
-        let place = match self.load.span {
+        let index = match self.load.span {
             Some(_) => self.random.below(self.count),
             None => {
                 self.next = (self.next + 1) % self.count;
                 self.next
             }
         };
-        place * self.load.bytes
+        index * self.load.bytes
     }
 }
 
-/// Carries a load out on a device of so many bytes, for so many operations, of which the first fifth isn't counted.
+/// Carries out a load of `operations` operations on a device of `capacity` bytes; the first fifth isn't counted.
 pub fn trial(profile: &Profile, capacity: u64, load: Load, operations: usize) -> Outcome {
     let reached = (capacity as f64 * load.span.unwrap_or(1.0)) as u64;
     let count = (reached / load.bytes.max(1)).max(1);
-    let places = Places { load, random: Random::new(1), count, next: 0 };
+    let offsets = Offsets { load, random: Random::new(1), count, next: 0 };
     let depth = load.depth.max(1);
-    // From when to when each lasted, in the order in which they ended.
+    // Begin and end of each operation, in the order of their ends.
     let mut done: Vec<(u64, u64)> = match profile {
         Profile::SolidState(profile) => {
-            solid(SolidServer::new(profile.clone(), 1), places, depth, operations)
+            solid(SolidServer::new(profile.clone(), 1), offsets, depth, operations)
         }
-        Profile::Disk(profile) => disk(DiskServer::new(profile.clone(), capacity), places, depth, operations),
+        Profile::Disk(profile) => {
+            disk(DiskServer::new(profile.clone(), capacity), offsets, depth, operations)
+        }
     };
     done.drain(..done.len() / 5);
     let (begin, end) = (done.first().map_or(0, |it| it.1), done.last().map_or(0, |it| it.1));
@@ -73,8 +75,8 @@ pub fn trial(profile: &Profile, capacity: u64, load: Load, operations: usize) ->
     }
 }
 
-fn solid(mut server: SolidServer, places: Places, depth: usize, operations: usize) -> Vec<(u64, u64)> {
-    let load = places.load;
+fn solid(mut server: SolidServer, offsets: Offsets, depth: usize, operations: usize) -> Vec<(u64, u64)> {
+    let load = offsets.load;
     let mut begin = |now: u64| {
         let now = Instant::from_nanoseconds(now);
         match load.is_write {
@@ -82,11 +84,11 @@ fn solid(mut server: SolidServer, places: Places, depth: usize, operations: usiz
             false => server.read(now, load.bytes),
         }
     };
-    // (end, begin) of what is in flight.
-    let mut flying: Vec<(u64, u64)> = (0..depth).map(|_| (begin(0).nanoseconds(), 0)).collect();
+    // (end, begin) of the operations in flight.
+    let mut in_flight: Vec<(u64, u64)> = (0..depth).map(|_| (begin(0).nanoseconds(), 0)).collect();
     let mut done = Vec::with_capacity(operations);
     while done.len() < operations {
-        let Some(first) = flying.iter_mut().min() else { break };
+        let Some(first) = in_flight.iter_mut().min() else { break };
         let (end, from) = *first;
         done.push((from, end));
         *first = (begin(end).nanoseconds(), end);
@@ -94,21 +96,21 @@ fn solid(mut server: SolidServer, places: Places, depth: usize, operations: usiz
     done
 }
 
-fn disk(mut server: DiskServer, mut places: Places, depth: usize, operations: usize) -> Vec<(u64, u64)> {
-    let load = places.load;
+fn disk(mut server: DiskServer, mut offsets: Offsets, depth: usize, operations: usize) -> Vec<(u64, u64)> {
+    let load = offsets.load;
     let mut arrive = |server: &mut DiskServer, now: u64| {
-        (server.arrive(Instant::from_nanoseconds(now), places.next(), load.bytes, load.is_write), now)
+        (server.arrive(Instant::from_nanoseconds(now), offsets.next(), load.bytes, load.is_write), now)
     };
-    let mut flying: Vec<_> = (0..depth).map(|_| arrive(&mut server, 0)).collect();
+    let mut in_flight: Vec<_> = (0..depth).map(|_| arrive(&mut server, 0)).collect();
     let mut done = Vec::with_capacity(operations);
     let mut now = 0;
     while done.len() < operations {
         let mut next = u64::MAX;
-        for one in &mut flying {
+        for one in &mut in_flight {
             match server.wait(Instant::from_nanoseconds(now), one.0) {
                 Wait::LookAgain(at) => next = next.min(at.nanoseconds()),
                 Wait::Until(at) => {
-                    // The next one is sent when this one has been answered.
+                    // The next operation is submitted when this one has completed.
                     done.push((one.1, at.nanoseconds()));
                     *one = arrive(&mut server, at.nanoseconds().max(now));
                     next = next.min(at.nanoseconds());

@@ -10,26 +10,26 @@ use std::rc::Rc;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
-/// The longest write that a record holds, in bytes.
+/// Longest write that can be recorded, in bytes.
 pub(super) const LONGEST_WRITE: usize = 1 << 30;
 
-/// A device whose writes, discards and flushes are written down.
+/// A device whose writes, discards and flushes are recorded.
 pub struct RecordDevicePart {
     inner: Arc<dyn DevicePart>,
     membership: Membership,
     takes: Takes,
 }
 
-/// What is written down besides what changes the device.
+/// Optional contents of the recording.
 #[derive(Debug, Clone, Copy)]
 pub struct Takes {
-    /// Where something was read.
+    /// Whether ranges of reads are recorded.
     pub reads: bool,
-    /// What was written; else zeros stand for it.
+    /// Whether written data is recorded; otherwise zeros in its place.
     pub data: bool,
 }
 
-/// A layer's place in a timeline, which it leaves once.
+/// A layer's membership in a timeline, which ends once.
 pub(super) struct Membership {
     pub recorder: Arc<Recorder>,
     pub number: u16,
@@ -67,7 +67,7 @@ impl Drop for Membership {
 }
 
 impl RecordDevicePart {
-    /// Records what passes to `inner`, under this name.
+    /// Records the calls to `inner` under this name.
     pub fn new(inner: Arc<dyn DevicePart>, recorder: Arc<Recorder>, name: &str, role: Role) -> Result<Self> {
         let shape = Shape::Device(inner.geometry().clone());
         let entry = DeviceEntry { name: name.to_owned(), role, shape };
@@ -75,13 +75,13 @@ impl RecordDevicePart {
         Ok(RecordDevicePart { inner, membership: Membership::join(recorder, &entry)?, takes })
     }
 
-    /// With reads, or without data.
+    /// Sets the optional contents.
     #[must_use]
     pub fn taking(self, takes: Takes) -> Self {
         RecordDevicePart { takes, ..self }
     }
 
-    /// The number of this device in the timeline.
+    /// Number of this device in the timeline.
     pub fn number(&self) -> u16 {
         self.membership.number
     }
@@ -124,7 +124,7 @@ impl DevicePart for RecordDevicePart {
     }
 }
 
-/// Where a handle writes its events.
+/// A handle's access to the recorder.
 #[derive(Clone)]
 pub(super) struct Log {
     pub recorder: Arc<Recorder>,
@@ -136,11 +136,11 @@ impl Log {
         let length = fields.data.map_or(0, Payload::len);
         if length > LONGEST_WRITE {
             return Err(Error::overflow(format!(
-                "a write of {length} bytes is too long to be recorded: at most 1 GiB"
+                "record: a write of {length} bytes is too long; expected at most 1 GiB"
             )));
         }
-        let room = if fields.leaves_out_data { 0 } else { length + length / 128 };
-        let mut body = Vec::with_capacity(64 + room);
+        let data = if fields.leaves_out_data { 0 } else { length + length / 128 };
+        let mut body = Vec::with_capacity(64 + data);
         fields.encode(&mut body);
         self.recorder.record(RecordType::Submit, self.device, &body)
     }
@@ -157,15 +157,15 @@ struct RecordDevice {
 }
 
 impl RecordDevice {
-    /// Runs a recorded operation: here, where there is room in the buffer; else in a task of its own that
-    /// waits for room, because dropping a call must not stop its operation.
+    /// Runs a recorded operation: directly while the buffer has capacity; otherwise in a task that waits for capacity, because
+    /// dropping a call must not stop its operation.
     async fn run<F: Future<Output = Result<()>> + 'static>(&self, operation: F) -> Result<()> {
         let recorder = self.log.recorder.clone();
-        if recorder.has_room() {
+        if recorder.has_capacity() {
             return operation.await;
         }
         runtime::spawn(async move {
-            recorder.room().await;
+            recorder.capacity().await;
             operation.await
         })
         .await
@@ -184,7 +184,7 @@ impl RecordDevice {
     }
 }
 
-// Calls that are refused by the contract, or do nothing, aren't recorded.
+// Invalid and empty requests aren't recorded.
 impl Device for RecordDevice {
     fn geometry(&self) -> &DeviceGeometry {
         self.inner.geometry()
@@ -199,8 +199,8 @@ impl Device for RecordDevice {
                 Ok(range) if !range.is_empty() => range,
                 _ => return self.inner.read(at, buffer).await,
             };
-            if !self.log.recorder.has_room() {
-                self.log.recorder.room().await;
+            if !self.log.recorder.has_capacity() {
+                self.log.recorder.capacity().await;
             }
             let submitted = match self.log.submit(&self.fields(9, range)) {
                 Ok(submitted) => submitted,

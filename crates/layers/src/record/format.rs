@@ -1,9 +1,8 @@
-//! The bytes of a timeline file, version 3, little-endian. Version 2 is the same without openings, closings and appends at a
-//! place, version 1 without reads, too. The book's page `formats/timeline.md` says the same for people; a change here is a new
-//! version and a change there.
+//! Encoding of a timeline file, version 3, little-endian. Version 2 has no opens, closes and appends with an offset; version 1
+//! has no reads, either. The book's page `formats/timeline.md` describes it; a change here needs a new version and a change
+//! there.
 //!
-//! This module turns values into bytes and bytes into values, and refuses what it doesn't understand. The
-//! order of records, and what may follow what, is [`timeline`](super::timeline)'s.
+//! Decoders refuse unknown values. The order of records is checked by [`timeline`](super::timeline).
 
 use block::{
     BlockCount, BlockSize, DeviceGeometry, Durability, Durable, EraseGuarantee, ZeroMode, ZoneGeometry,
@@ -23,17 +22,17 @@ pub const MAGIC: [u8; 8] = *b"SILTLINE";
 pub const VERSION: u32 = 3;
 /// The oldest version that this program reads.
 pub const OLDEST_VERSION: u32 = 1;
-/// How long the file's header is, in bytes.
+/// Length of the file's header, in bytes.
 pub const FILE_HEADER: usize = size_of::<RawFileHeader>();
-/// How long a record's header is, in bytes.
+/// Length of a record's header, in bytes.
 pub const RECORD_HEADER: usize = size_of::<RawRecordHeader>();
 /// The longest body of a record, in bytes.
 pub const LONGEST_BODY: u64 = 1 << 31;
-/// What is read, in errors.
+/// Name of the bytes in errors of the reader.
 const RECORD: &str = "a record";
-/// Data is looked at in pieces of this many bytes when zeros are left out.
+/// Granularity in bytes at which zeros are left out of data.
 const ZERO_UNIT: usize = 512;
-/// In the word before a segment: the segment is zeros and has no bytes.
+/// Flag of the word before a segment: the segment is zeros and has no bytes.
 const ZEROS: u32 = 1 << 31;
 
 #[derive(FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned)]
@@ -82,17 +81,17 @@ struct RawCompletion {
     value: U64,
 }
 
-/// What a timeline says about itself.
+/// Header of a timeline.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct FileHeader {
     /// Random; part of every record's checksum, so that records of another timeline never validate.
     pub identity: [u8; 16],
-    /// When it was begun: nanoseconds since 1970.
+    /// Time at which the recording began, in nanoseconds since 1970.
     pub began: u64,
 }
 
 impl FileHeader {
-    /// The header's bytes.
+    /// Encodes the header.
     pub fn encode(&self) -> [u8; FILE_HEADER] {
         let mut raw = RawFileHeader {
             magic: MAGIC,
@@ -107,66 +106,70 @@ impl FileHeader {
         zerocopy::transmute!(raw)
     }
 
-    /// Reads the header at the start of `bytes`.
+    /// Decodes the header at the start of `bytes`.
     ///
     /// # Errors
-    /// [`Error::Protocol`] if this isn't a timeline or is one of another version, [`Error::Corrupt`] if it is
+    /// [`Error::Protocol`] if the bytes aren't a timeline, or one of another version; [`Error::Corrupt`] if the header is
     /// damaged.
     pub fn decode(bytes: &[u8]) -> Result<Self> {
         let Ok((raw, _)) = RawFileHeader::ref_from_prefix(bytes) else {
-            return Err(Error::protocol(format!("{} bytes are too few for a timeline", bytes.len())));
+            return Err(Error::protocol(format!(
+                "not a timeline: {} bytes; expected at least {FILE_HEADER}",
+                bytes.len()
+            )));
         };
         if raw.magic != MAGIC {
             return Err(Error::protocol(
-                "this is not a timeline of the record layer: it begins with other bytes",
+                "not a timeline: other magic; expected a file that the record layer wrote",
             ));
         }
         if !(OLDEST_VERSION..=VERSION).contains(&raw.version.get()) {
             return Err(Error::protocol(format!(
-                "a timeline of version {}: this program reads versions {OLDEST_VERSION} to {VERSION}; use the one that \
-                 wrote it",
+                "timeline of version {}; expected {OLDEST_VERSION} to {VERSION}; use the program that wrote it",
                 raw.version
             )));
         }
         let sum = crc(&bytes[..FILE_HEADER - 4]);
         if raw.crc.get() != sum || raw.length.get() as usize != FILE_HEADER {
-            return Err(Error::corrupt("the header of the timeline is damaged: its checksum is wrong"));
+            return Err(Error::corrupt(
+                "header of the timeline: wrong checksum or length: the file is damaged",
+            ));
         }
         Ok(FileHeader { identity: raw.identity, began: raw.began.get() })
     }
 }
 
-/// What kind of record.
+/// Kind of a record.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum RecordType {
     /// A device or a set of zones joins the timeline.
     Device = 1,
-    /// An operation is about to be given to what is below.
+    /// An operation is submitted to the inner part.
     Submit = 2,
     /// An operation has ended.
     Complete = 3,
-    /// The recording ended in order.
+    /// The recording ended cleanly.
     End = 4,
 }
 
-/// What stands before every record's body.
+/// Header of a record.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct RecordHeader {
     /// The kind of record.
     pub kind: RecordType,
-    /// Which device it is about.
+    /// Number of the device.
     pub device: u16,
-    /// How many bytes follow.
+    /// Length of the body in bytes.
     pub body: u32,
-    /// Its place in the one order of all events.
+    /// Number of the event in the total order.
     pub sequence: u64,
-    /// When, in nanoseconds since the recording began.
+    /// Time in nanoseconds since the recording began.
     pub time: u64,
     /// Checksum of the body.
     pub body_crc: u32,
 }
 
-/// The checksum of a record's header: over the timeline's identity and the header.
+/// Computes the checksum of a record's header, over the timeline's identity and the header.
 fn header_crc(identity: &[u8; 16], header: &[u8]) -> u32 {
     let mut bytes = [0; 16 + 28];
     bytes[..16].copy_from_slice(identity);
@@ -175,7 +178,7 @@ fn header_crc(identity: &[u8; 16], header: &[u8]) -> u32 {
 }
 
 impl RecordHeader {
-    /// The header's bytes.
+    /// Encodes the header.
     pub fn encode(&self, identity: &[u8; 16]) -> [u8; RECORD_HEADER] {
         let mut raw = RawRecordHeader {
             kind: self.kind as u8,
@@ -191,23 +194,26 @@ impl RecordHeader {
         zerocopy::transmute!(raw)
     }
 
-    /// Reads the header at the start of `bytes`.
+    /// Decodes the header at the start of `bytes`.
     ///
     /// # Errors
-    /// [`Error::Corrupt`] if there is no valid header.
+    /// [`Error::Corrupt`] if the bytes aren't a valid header.
     pub fn decode(identity: &[u8; 16], bytes: &[u8]) -> Result<Self> {
         let Ok((raw, _)) = RawRecordHeader::ref_from_prefix(bytes) else {
-            return Err(Error::corrupt(format!("{} bytes are too few for a record", bytes.len())));
+            return Err(Error::corrupt(format!(
+                "record cut short: {} bytes; expected at least {RECORD_HEADER}",
+                bytes.len()
+            )));
         };
         if header_crc(identity, raw.as_bytes()) != raw.crc.get() {
-            return Err(Error::corrupt("the checksum of a record's header is wrong"));
+            return Err(Error::corrupt("header of a record: wrong checksum"));
         }
         let kind = match raw.kind {
             1 => RecordType::Device,
             2 => RecordType::Submit,
             3 => RecordType::Complete,
             4 => RecordType::End,
-            other => return Err(Error::corrupt(format!("record type {other} is unknown"))),
+            other => return Err(Error::corrupt(format!("unknown record type {other}"))),
         };
         Ok(RecordHeader {
             kind,
@@ -220,16 +226,16 @@ impl RecordHeader {
     }
 }
 
-/// On which side of a stack a recorder stands.
+/// Position of a recorder in a stack.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Role {
-    /// At the bottom: what is submitted here is what a disk may hold after a power cut.
+    /// At the bottom: submitted data may be on the disk after a power cut.
     Disk = 0,
-    /// At the top: completions are acknowledgements to a client, which are promises.
+    /// At the top: completions are acknowledgements to a client.
     Client = 1,
 }
 
-/// The shape of what was recorded.
+/// Geometry of a recorded part.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Shape {
     /// A device.
@@ -241,16 +247,16 @@ pub enum Shape {
 /// An entry of the timeline's table of devices.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct DeviceEntry {
-    /// A name for people.
+    /// Name in the stack.
     pub name: String,
-    /// Where it stood.
+    /// Position in the stack.
     pub role: Role,
-    /// Its shape.
+    /// Geometry.
     pub shape: Shape,
 }
 
 impl DeviceEntry {
-    /// The body of its record.
+    /// Appends the body of the entry's record.
     pub fn encode(&self, bytes: &mut Vec<u8>) {
         match &self.shape {
             Shape::Device(geometry) => {
@@ -277,7 +283,7 @@ impl DeviceEntry {
         bytes.extend(name);
     }
 
-    /// Reads the body of its record.
+    /// Decodes the body of the entry's record.
     ///
     /// # Errors
     /// [`Error::Corrupt`] for anything that [`encode`](Self::encode) doesn't write.
@@ -287,12 +293,12 @@ impl DeviceEntry {
         let role = match reader.u8()? {
             0 => Role::Disk,
             1 => Role::Client,
-            other => return Err(Error::corrupt(format!("role {other} is unknown"))),
+            other => return Err(Error::corrupt(format!("unknown role {other}"))),
         };
         let shape = match contract {
             0 => Shape::Device(decode_device(&mut reader)?),
             1 => Shape::Zones(decode_zones(&mut reader)?),
-            other => return Err(Error::corrupt(format!("contract {other} is unknown"))),
+            other => return Err(Error::corrupt(format!("unknown contract {other}"))),
         };
         let length = reader.take::<U16>()?.get();
         let name = String::from_utf8_lossy(reader.bytes(usize::from(length))?).into_owned();
@@ -311,7 +317,9 @@ fn decode_device(reader: &mut Reader<'_>) -> Result<DeviceGeometry> {
     let whole = u64::from(atomic_write);
     let fits = blocks.checked_mul(block_size.bytes()).is_some_and(|bytes| bytes <= i64::MAX as u64);
     if flags > 3 || !whole.is_power_of_two() || whole < 512 || !fits {
-        return Err(Error::corrupt("the geometry of a device in the timeline makes no sense"));
+        return Err(Error::corrupt(format!(
+            "geometry of a device out of range: flags={flags}, atomic_write={atomic_write}, blocks={blocks}"
+        )));
     }
     Ok(DeviceGeometry {
         block_size,
@@ -327,7 +335,7 @@ fn decode_zones(reader: &mut Reader<'_>) -> Result<ZoneGeometry> {
         0 => Durable::OnAppend,
         1 => Durable::OnFlush,
         2 => Durable::OnFinish,
-        other => return Err(Error::corrupt(format!("durability {other} is unknown"))),
+        other => return Err(Error::corrupt(format!("unknown durability {other}"))),
     };
     let erase = decode_erase(reader.u8()?)?;
     let zones = reader.u32()?;
@@ -336,7 +344,10 @@ fn decode_zones(reader: &mut Reader<'_>) -> Result<ZoneGeometry> {
     let (max_open, max_active) = (reader.u32()?, reader.u32()?);
     let fits = u64::from(zones).checked_mul(zone_size).is_some() && zone_capacity <= zone_size;
     if append_granularity == 0 || read_granularity == 0 || !fits {
-        return Err(Error::corrupt("the geometry of zones in the timeline makes no sense"));
+        return Err(Error::corrupt(format!(
+            "geometry of zones out of range: zones={zones}, zone_size={zone_size}, zone_capacity={zone_capacity}, \
+             append_granularity={append_granularity}, read_granularity={read_granularity}"
+        )));
     }
     Ok(ZoneGeometry {
         zones,
@@ -357,92 +368,91 @@ fn decode_erase(byte: u8) -> Result<EraseGuarantee> {
     [None, Deallocated, Erased, Key]
         .get(usize::from(byte))
         .copied()
-        .ok_or_else(|| Error::corrupt(format!("erase guarantee {byte} is unknown")))
+        .ok_or_else(|| Error::corrupt(format!("unknown erase guarantee {byte}")))
 }
 
-/// What was submitted. Offsets and lengths are bytes.
+/// A submitted operation. Offsets and lengths are bytes.
 #[derive(Debug, Clone)]
 pub enum Submission {
-    /// Data was written here.
+    /// A write.
     Write {
-        /// From the start of the device.
+        /// Offset on the device.
         offset: u64,
-        /// What was written.
+        /// Written data.
         content: Content,
         /// With FUA or without.
         durability: Durability,
     },
-    /// Zeros were written here.
+    /// Writing zeros without a payload.
     WriteZeroes {
-        /// From the start of the device.
+        /// Offset on the device.
         offset: u64,
-        /// How many.
+        /// Length.
         length: u64,
-        /// Whether space could be given back.
+        /// Whether space may be deallocated.
         mode: ZeroMode,
         /// With FUA or without.
         durability: Durability,
     },
-    /// This is no longer needed and reads as zeros.
+    /// A discard; the range reads as zeros.
     Discard {
-        /// From the start of the device.
+        /// Offset on the device.
         offset: u64,
-        /// How many bytes.
+        /// Length.
         length: u64,
     },
-    /// Everything acknowledged before is to be durable.
+    /// A flush.
     Flush,
-    /// This was read; only where reads are recorded, too.
+    /// A read; only if reads are recorded.
     Read {
-        /// From the start of the device.
+        /// Offset on the device.
         offset: u64,
-        /// How many bytes.
+        /// Length.
         length: u64,
     },
-    /// Data was appended to a zone.
+    /// An append to a zone.
     Append {
-        /// Which zone.
+        /// The zone.
         zone: u32,
-        /// Byte offset in the zone at which it had to land; `None` for any.
+        /// Required byte offset in the zone; `None` for any.
         at: Option<u64>,
-        /// What was appended.
+        /// Appended data.
         content: Content,
     },
-    /// These zones are to be durable.
+    /// A flush of zones.
     FlushZones {
-        /// Which zones.
+        /// The zones.
         zones: Vec<u32>,
     },
-    /// A zone is to be open, explicitly.
+    /// An explicit open of a zone.
     Open {
-        /// Which zone.
+        /// The zone.
         zone: u32,
     },
-    /// A zone is to be closed.
+    /// A close of a zone.
     Close {
-        /// Which zone.
+        /// The zone.
         zone: u32,
     },
-    /// A zone is to take no more.
+    /// A finish of a zone.
     Finish {
-        /// Which zone.
+        /// The zone.
         zone: u32,
     },
-    /// A zone is to be emptied.
+    /// A reset of a zone.
     Reset {
-        /// Which zone.
+        /// The zone.
         zone: u32,
-        /// The guarantee that was asked for.
+        /// Requested erase guarantee.
         erase: EraseGuarantee,
     },
 }
 
-/// The bytes of a write, zeros left out: segments, one behind the other, that lie in the timeline.
+/// Data of a write: consecutive segments in the timeline, without zeros.
 #[derive(Clone)]
 pub struct Content {
     file: Arc<Vec<u8>>,
-    /// The end of each segment, counted from the start of the content, and where in the timeline its bytes
-    /// begin; none are zeros.
+    /// End of each segment, relative to the start of the data, and offset of its bytes in the timeline; `None` for zeros.
     segments: Vec<(u64, Option<usize>)>,
 }
 
@@ -453,17 +463,17 @@ impl fmt::Debug for Content {
 }
 
 impl Content {
-    /// How many bytes.
+    /// Length in bytes.
     pub fn len(&self) -> u64 {
         self.segments.last().map_or(0, |(end, _)| *end)
     }
 
-    /// Whether there are none.
+    /// Whether the length is 0.
     pub fn is_empty(&self) -> bool {
         self.len() == 0
     }
 
-    /// Copies the bytes from `offset` on to `target`. Behind the end there are zeros.
+    /// Copies the bytes from `offset` on to `target`, and zeros past the end.
     pub fn copy_to(&self, offset: u64, target: &mut [u8]) {
         let mut index = self.segments.partition_point(|(end, _)| *end <= offset);
         let (mut at, mut filled) = (offset, 0);
@@ -489,32 +499,32 @@ impl Content {
     }
 }
 
-/// The body of the record of a submission, from what the layer holds. `data` is what is written or appended.
+/// Fields of a submission's record, as the layer has them.
 #[derive(Debug, Clone, Copy)]
 pub struct SubmissionFields<'a> {
     /// 1 write, 2 write_zeroes, 3 discard, 4 flush, 5 append, 6 flush of zones, 7 finish, 8 reset, 9 read,
-    /// 10 open, 11 close, 12 append at a place.
+    /// 10 open, 11 close, 12 append with an offset.
     pub operation: u8,
-    /// 1 with FUA.
+    /// Whether FUA is set.
     pub durable: bool,
-    /// The zero mode (1 keeps space allocated) or the erase guarantee.
+    /// Zero mode (1 keeps space allocated) or erase guarantee.
     pub mode: u8,
     /// Byte offset or zone.
     pub place: u64,
     /// Bytes.
     pub length: u64,
-    /// Of an append at a place: the byte offset in its zone.
+    /// Byte offset in the zone of an append with an offset.
     pub offset: Option<u64>,
     /// Zones of a flush.
     pub zones: &'a [block::ZoneIndex],
-    /// What is written.
+    /// Written or appended data.
     pub data: Option<&'a Payload>,
-    /// Whether it is left out: then zeros stand for it.
+    /// Whether zeros are recorded in place of the data.
     pub leaves_out_data: bool,
 }
 
 impl SubmissionFields<'_> {
-    /// A submission of this kind with nothing else.
+    /// Creates a submission of this operation; all other fields are zero or empty.
     pub fn new(operation: u8, place: u64, length: u64) -> Self {
         SubmissionFields {
             operation,
@@ -529,7 +539,7 @@ impl SubmissionFields<'_> {
         }
     }
 
-    /// The body's bytes.
+    /// Appends the body.
     pub fn encode(&self, bytes: &mut Vec<u8>) {
         let raw = RawSubmission {
             operation: self.operation,
@@ -544,7 +554,7 @@ impl SubmissionFields<'_> {
         self.offset.iter().for_each(|offset| bytes.extend(offset.to_le_bytes()));
         self.zones.iter().for_each(|zone| bytes.extend(zone.0.to_le_bytes()));
         match self.data {
-            // A record's data is shorter than a segment can be.
+            // The data of a record is shorter than the longest segment.
             Some(payload) if self.leaves_out_data && !payload.is_empty() => {
                 bytes.extend((ZEROS | payload.len() as u32).to_le_bytes());
             }
@@ -554,9 +564,9 @@ impl SubmissionFields<'_> {
     }
 }
 
-/// Segments: a word with the length, its top bit set for zeros; then the bytes, unless they are zeros.
+/// Encodes segments: a word with the length, its top bit set for zeros; then the bytes, unless they are zeros.
 fn encode_payload(payload: &Payload, bytes: &mut Vec<u8>) {
-    // Where the word of the segment that is being written stands, and whether it is of zeros.
+    // Position of the current segment's word, and whether the segment is zeros.
     let mut open: Option<(usize, bool)> = None;
     for piece in payload.slices().iter().flat_map(|slice| slice.chunks(ZERO_UNIT)) {
         let zero = piece.iter().all(|byte| *byte == 0);
@@ -580,7 +590,7 @@ fn encode_payload(payload: &Payload, bytes: &mut Vec<u8>) {
 }
 
 impl Submission {
-    /// Reads the body of a submission's record, which lies at `range` of `file`, without copying data.
+    /// Decodes the body of a submission's record, at `range` of `file`, without copying data.
     ///
     /// # Errors
     /// [`Error::Corrupt`] for anything that isn't a submission.
@@ -591,7 +601,7 @@ impl Submission {
         let durability = match raw.durable {
             0 => Durability::Visible,
             1 => Durability::Durable,
-            other => return Err(Error::corrupt(format!("durability {other} of an operation is unknown"))),
+            other => return Err(Error::corrupt(format!("unknown durability of an operation: {other}"))),
         };
         let zone = u32::try_from(place).map_err(|_| Error::corrupt(format!("zone {place} is too large")));
         let submission = match raw.operation {
@@ -619,7 +629,7 @@ impl Submission {
             9 => Submission::Read { offset: place, length },
             10 => Submission::Open { zone: zone? },
             11 => Submission::Close { zone: zone? },
-            other => return Err(Error::corrupt(format!("operation {other} is unknown"))),
+            other => return Err(Error::corrupt(format!("unknown operation {other}"))),
         };
         reader.end()?;
         Ok(submission)
@@ -632,7 +642,7 @@ fn decode_content(file: &Arc<Vec<u8>>, end: usize, reader: &mut Reader<'_>, leng
         let word = reader.u32()?;
         let count = u64::from(word & !ZEROS);
         if count == 0 || count > length - content.len() {
-            return Err(Error::corrupt("a segment of a write is empty or longer than the write"));
+            return Err(Error::corrupt("segment of a write: empty, or longer than the write"));
         }
         let data = if word & ZEROS == 0 {
             let from = end - reader.remaining();
@@ -646,28 +656,28 @@ fn decode_content(file: &Arc<Vec<u8>>, end: usize, reader: &mut Reader<'_>, leng
     Ok(content)
 }
 
-/// How an operation ended.
+/// Completion of an operation.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Completion {
-    /// The sequence of the record of its submission.
+    /// Event number of the submission.
     pub submitted: u64,
-    /// 0, or the POSIX error number.
+    /// POSIX error number; 0 for success.
     pub errno: u32,
-    /// Of an append: the byte offset in the zone at which it landed. Of a reset: the new generation. Else 0.
+    /// Byte offset in the zone of an append; new generation of a reset; otherwise 0.
     pub value: u64,
 }
 
 impl Completion {
-    /// The body's bytes.
+    /// Appends the body.
     pub fn encode(&self, bytes: &mut Vec<u8>) {
         let (submitted, errno, value) = (self.submitted.into(), self.errno.into(), self.value.into());
         bytes.extend(RawCompletion { submitted, errno, reserved: 0.into(), value }.as_bytes());
     }
 
-    /// Reads the body.
+    /// Decodes the body.
     ///
     /// # Errors
-    /// [`Error::Corrupt`] if it isn't exactly a completion.
+    /// [`Error::Corrupt`] if the bytes aren't exactly a completion.
     pub fn decode(body: &[u8]) -> Result<Self> {
         let mut reader = Reader::new(body, RECORD);
         let raw = reader.take::<RawCompletion>()?;

@@ -1,10 +1,9 @@
 //! The recorder that all `record` layers of one timeline share.
 //!
-//! One lock gives every event its place in the one order, and puts it behind the others in a buffer: what is
-//! earlier in the file happened earlier. A task on the shard that opened the file empties the buffer into it.
-//! Layers wait for [`room`](Recorder::room) before they submit anything, so the buffer stays bounded by its
-//! limit and what is in flight. Where the file can't be written, every later call fails: a timeline with a gap
-//! would prove nothing.
+//! One lock numbers the events and appends them to a buffer, so the order in the file is the order of the events. A task on the
+//! shard that opened the file writes the buffer to it. Layers wait for [`capacity`](Recorder::capacity) before they submit an
+//! operation, so the buffer is bounded by its limit plus the operations in flight. If the file can't be written, all later calls
+//! fail: a timeline with a gap can't be replayed.
 
 use super::format::{Completion, DeviceEntry, FILE_HEADER, FileHeader, RecordHeader, RecordType, crc};
 use super::timeline::Timeline;
@@ -16,19 +15,19 @@ use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 use std::task::{Context, Poll, Waker};
 
-/// How many bytes of events may wait to be written before layers wait, unless said otherwise.
+/// Default limit of unwritten events in bytes, above which layers wait.
 pub const DEFAULT_LIMIT: usize = 64 << 20;
-/// How much is written to the file at once, in bytes.
+/// Largest write to the file, in bytes.
 const CHUNK: usize = 1 << 20;
 
-/// All recorders of this process that write a file, by its path.
+/// Recorders of this process that write to a file, by its path.
 static RECORDERS: Mutex<BTreeMap<PathBuf, Weak<Recorder>>> = Mutex::new(BTreeMap::new());
 
-/// Gives events their order and writes them down.
+/// Orders events and writes them to a timeline.
 pub struct Recorder {
     identity: [u8; 16],
     header: FileHeader,
-    /// None keeps everything in memory.
+    /// Path of the file; `None` keeps the timeline in memory.
     path: Option<PathBuf>,
     limit: usize,
     began: runtime::Instant,
@@ -37,16 +36,16 @@ pub struct Recorder {
 
 #[derive(Default)]
 struct Tail {
-    /// Encoded, not yet taken by the writer; in memory, everything.
+    /// Encoded events that the writer hasn't taken; all events of a timeline in memory.
     bytes: Vec<u8>,
-    /// Taken by the writer and not yet in the file.
+    /// Bytes that the writer has taken and not yet written.
     writing: usize,
     written: u64,
     sequence: u64,
     devices: u16,
-    /// Layers that have joined and not yet left.
+    /// Number of layers that have joined and not left.
     users: usize,
-    /// How often somebody had to wait for room.
+    /// Number of waits for capacity.
     waits: u64,
     state: State,
     error: Option<Error>,
@@ -73,16 +72,16 @@ impl Recorder {
         Arc::new(Recorder { identity, header, path, limit, began: runtime::now(), tail: Mutex::new(tail) })
     }
 
-    /// A recorder that keeps everything in memory, for tests: [`timeline`](Self::timeline) reads it at any
-    /// time. Memory isn't bounded.
+    /// Creates a recorder in memory, for tests: [`timeline`](Self::timeline) returns the events so far. Its memory isn't
+    /// bounded.
     pub fn in_memory() -> Arc<Self> {
         Recorder::new(None, usize::MAX)
     }
 
-    /// The recorder of this process that writes this file; the first to ask makes it, on its shard.
+    /// Returns this process's recorder of this file; the first call creates it, on its shard.
     ///
     /// # Errors
-    /// [`Error::AlreadyExists`] if the file is there and `overwrite` isn't given, or isn't a timeline.
+    /// [`Error::AlreadyExists`] if the file exists and `overwrite` is false, or if it isn't a timeline.
     pub async fn open(path: &Path, overwrite: bool, limit: usize) -> Result<Arc<Self>> {
         let path = canonical(path)?;
         let (recorder, first) = {
@@ -114,14 +113,14 @@ impl Recorder {
         self.tail.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Adds a device to the timeline and gives its number.
+    /// Adds a device to the timeline. Returns its number.
     pub fn join(&self, entry: &DeviceEntry) -> Result<u16> {
         let mut body = Vec::new();
         entry.encode(&mut body);
         let mut tail = self.lock();
         let number = tail.devices;
         if number == u16::MAX {
-            return Err(Error::overflow("a timeline has at most 65535 devices"));
+            return Err(Error::overflow("timeline: too many devices; expected at most 65535"));
         }
         self.push(&mut tail, RecordType::Device, number, &body)?;
         tail.devices += 1;
@@ -129,14 +128,14 @@ impl Recorder {
         Ok(number)
     }
 
-    /// Writes an event down and gives its place in the order.
+    /// Records an event. Returns its number.
     pub(super) fn record(&self, kind: RecordType, device: u16, body: &[u8]) -> Result<u64> {
         let body_crc = crc(body);
         let mut tail = self.lock();
         self.push_checked(&mut tail, kind, device, body, body_crc)
     }
 
-    /// The operation has ended so; what it gave goes on to whoever called.
+    /// Records the completion of an operation. Returns its result.
     pub(super) fn complete<T>(
         &self,
         device: u16,
@@ -170,7 +169,7 @@ impl Recorder {
             return Err(error.clone());
         }
         if tail.state != State::Recording {
-            return Err(Error::closed("the timeline has been closed: nothing more can be recorded"));
+            return Err(Error::closed("timeline: it is closed; nothing more can be recorded"));
         }
         let sequence = tail.sequence;
         let time = runtime::now().nanoseconds().saturating_sub(self.began.nanoseconds());
@@ -184,14 +183,14 @@ impl Recorder {
         Ok(sequence)
     }
 
-    /// Whether there is room for more events right now.
-    pub(super) fn has_room(&self) -> bool {
+    /// Whether the buffer is below its limit.
+    pub(super) fn has_capacity(&self) -> bool {
         let tail = self.lock();
         tail.error.is_some() || tail.bytes.len() + tail.writing < self.limit
     }
 
-    /// Waits until there is room.
-    pub(super) async fn room(&self) {
+    /// Waits until the buffer is below its limit.
+    pub(super) async fn capacity(&self) {
         let mut counted = false;
         poll_fn(|context| {
             let mut tail = self.lock();
@@ -204,7 +203,7 @@ impl Recorder {
         .await;
     }
 
-    /// A layer leaves. With the last one the timeline ends: it is written and synced when this returns.
+    /// Ends a layer's membership. With the last one the timeline ends: it is written and synced when this returns.
     pub(super) async fn leave(&self) -> Result<()> {
         {
             let mut tail = self.lock();
@@ -227,7 +226,7 @@ impl Recorder {
         .await
     }
 
-    /// A layer is gone without having left in order: the timeline gets no end, and the writer stops.
+    /// Notes that a layer was dropped without [`leave`](Self::leave): the timeline gets no end record, and the writer stops.
     pub(super) fn abandon(&self) {
         let mut tail = self.lock();
         tail.users = tail.users.saturating_sub(1);
@@ -247,23 +246,23 @@ impl Recorder {
 
     fn fail(&self, error: &Error) {
         let mut tail = self.lock();
-        tail.error = Some(error.in_context("the timeline can't be written, so nothing more is done"));
+        tail.error = Some(error.in_context("timeline: writing it failed; all further calls fail"));
         (tail.bytes, tail.writing) = (Vec::new(), 0);
         tail.waiting.drain(..).for_each(Waker::wake);
     }
 
-    /// How many events there are until now: the next one gets this sequence.
+    /// Number of events so far, which is the number of the next one.
     pub fn events(&self) -> u64 {
         self.lock().sequence
     }
 
-    /// What was recorded until now, of a recorder [`in_memory`](Self::in_memory).
+    /// Returns the events so far of a recorder [`in_memory`](Self::in_memory).
     ///
     /// # Errors
-    /// [`Error::Unsupported`] for a recorder that writes a file: read the file.
+    /// [`Error::Unsupported`] for a recorder that writes to a file.
     pub fn timeline(&self) -> Result<Timeline> {
         if let Some(path) = &self.path {
-            let text = format!("the timeline is in {}: read it from there", path.display());
+            let text = format!("timeline: it is not in memory; read the file {}", path.display());
             return Err(Error::unsupported(text));
         }
         Timeline::parse(self.lock().bytes.clone())
@@ -282,7 +281,7 @@ impl Recorder {
         status
     }
 
-    /// What is to be written next; none once everything is.
+    /// Returns the next bytes to write; `None` after the end.
     async fn next(&self, mut done: Vec<u8>) -> Option<Vec<u8>> {
         done.clear();
         poll_fn(move |context| {
@@ -311,7 +310,7 @@ fn wait<T>(waiting: &mut Vec<Waker>, context: &Context<'_>) -> Poll<T> {
     Poll::Pending
 }
 
-/// The path by which all layers know the file, which need not be there yet.
+/// Returns the canonical path of a file that may not exist yet, by which layers share a recorder.
 fn canonical(path: &Path) -> Result<PathBuf> {
     let Some(name) = path.file_name() else {
         return Err(Error::invalid(format!("timeline {}: expected the path of a file", path.display())));
@@ -320,7 +319,7 @@ fn canonical(path: &Path) -> Result<PathBuf> {
         Some(folder) if !folder.as_os_str().is_empty() => folder,
         _ => Path::new("."),
     };
-    // A folder that isn't there is reported when the file is opened.
+    // A missing folder is reported when the file is opened.
     Ok(folder.canonicalize().unwrap_or_else(|_| folder.to_owned()).join(name))
 }
 
@@ -339,7 +338,7 @@ async fn create(path: &Path, overwrite: bool) -> Result<File> {
     let shown = path.display();
     if !overwrite {
         return Err(there.with_detail(format!(
-            "timeline {shown} is there already: move it away, or give overwrite=true to lose it"
+            "timeline {shown}: the file exists; move it away, or set overwrite=true to overwrite it"
         )));
     }
     let file = File::open(path, OpenOptions::read_write()).await?;
@@ -362,7 +361,7 @@ async fn lock(file: &File) -> Result<()> {
     file.lock_patiently(true).await.map_err(|error| error.in_context("timeline"))
 }
 
-/// Empties the recorder's buffer into the file until the timeline ends.
+/// Writes the recorder's buffer to the file until the timeline ends.
 async fn write_all(recorder: Arc<Recorder>, file: File) {
     let (mut offset, mut chunk) = (0, Vec::new());
     let result: Result<()> = async {
@@ -385,7 +384,7 @@ async fn write_all(recorder: Arc<Recorder>, file: File) {
 }
 
 impl Recorder {
-    /// What the timeline says about itself.
+    /// Returns the timeline's header.
     pub fn header(&self) -> &FileHeader {
         &self.header
     }

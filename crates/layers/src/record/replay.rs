@@ -1,37 +1,34 @@
-//! From a timeline to every state in which a power cut could have left a device.
+//! Constructs every state in which a power cut could have left a device, from a timeline.
 //!
 //! # The model
-//! A *cut* at event `k` is a power cut when the events below `k` had happened and no other. Of the operations
-//! that write (write, write_zeroes, discard) and were submitted by then, each is, in every *unit* (a piece of
-//! `atomic_write` bytes, aligned) that it covers:
+//! A *cut* at event `k` is a power cut after exactly the events below `k`. In every *unit* (an aligned range of `atomic_write`
+//! bytes) that it covers, an operation that changes data (write, write_zeroes, discard) and was submitted before the cut is:
 //!
-//! - **certain**: a flush that began after the operation had completed without error has itself completed
-//!   without error; or the operation was FUA, or the device has no volatile cache, and it completed;
-//! - **superseded**: it completed before an operation was submitted that is certain there. It is gone;
-//! - **possible**: everything else: in flight, completed and not flushed, or failed (a failed write may have
-//!   left anything of itself).
+//! - **certain**: a flush that began after the operation had completed without error has itself completed without error; or the
+//!   operation completed and was FUA, or the device has no volatile cache;
+//! - **superseded**: it completed before the submission of an operation that is certain in the unit. Its data is gone;
+//! - **possible**: otherwise: in flight, completed and not flushed, or failed (any part of a failed write may be on the medium).
 //!
-//! Two operations are *ordered* where one completed before the other was submitted; else they are concurrent,
-//! and in a unit that both cover either may be the last. So the unit holds, after the cut, any one version of:
-//! its possible ones; its certain ones that aren't superseded (more than one only if they are concurrent);
-//! and, if none is certain, what was there before. A cache that held two ordered, unflushed writes to a unit may
-//! have written back neither, the first before the second came, or the second: never the first on top of the second, which is the
-//! same set. Units are independent of each other: nothing but flush and FUA orders the write-back of a cache, so
-//! reorderings between flushes are products of these sets. This is what ALICE (Pillai et al., OSDI 2014) calls
-//! the abstract persistence model of a disk with a volatile cache, with torn writes at unit boundaries.
+//! Two operations are *ordered* if one completed before the other was submitted; otherwise they are concurrent, and either may
+//! be the last one in a unit that both cover. After the cut a unit contains one version of: its possible ones; its certain ones
+//! that aren't superseded (several only if they are concurrent); and, if none is certain, the earlier contents. A cache with two
+//! ordered, unflushed writes to a unit may have written back neither, the first, or the second, and never the first after the
+//! second, which is the same set. Units are independent: only flush and FUA order the write-back of a cache, so reorderings between
+//! flushes are products of these sets. ALICE (Pillai et al., OSDI 2014) calls this the abstract persistence model of a disk with a
+//! volatile cache, with torn writes at unit boundaries.
 //!
-//! The model is wider than a disk in one place: which of two concurrent writes won can be learned by a read,
-//! and reads aren't recorded. A layer whose promises depend on that must not submit overlapping writes at once.
-//! It is narrower in another: an operation that isn't aligned to units is torn only at their boundaries.
+//! The model permits more than a disk in one respect: a read reveals which of two concurrent writes is the last, and the model
+//! ignores reads. A layer whose promises depend on that must not submit overlapping writes concurrently. It permits less in
+//! another: an operation that isn't aligned to units is torn only at their boundaries.
 //!
 //! # Use
-//! [`History`] is what one device went through; a [`Cursor`] stands at a cut and knows what is certain and
-//! possible there; a [`Choice`] makes it one [`Image`]; [`CrashStates`] goes through all cuts, and at each
-//! through the choices of a [`Search`], leaving out images that it has given before. The same cursor, over a `client`'s device, says what a
-//! client may find after the cut: [`Cursor::check`]. An [`ImageDisk`] is a device that begins as an image.
+//! A [`History`] has the operations of one device. A [`Cursor`] is a cut, with the certain and possible operations there. A
+//! [`Choice`] of the possible ones gives one [`Image`]. [`CrashStates`] iterates over all cuts, and at each over the choices of a
+//! [`Search`], without repeating images. A cursor over a `client`'s device checks the data that a client finds after the cut:
+//! [`Cursor::check`]. An [`ImageDisk`] is a device that begins as an image.
 //!
-//! Left to others: states of zones (the timeline has all events; what an unclean stop does to a write
-//! pointer is the zones' own affair).
+//! States of zones aren't constructed: the timeline has all events, but the effect of an unclean stop on write pointers depends on
+//! the implementation of zones.
 
 mod choice;
 mod cursor;

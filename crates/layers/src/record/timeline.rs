@@ -1,9 +1,9 @@
-//! Reading a timeline back.
+//! Parser of timelines.
 //!
-//! Promises: no bytes make it panic or use more memory than a few times their length; an event is only given
-//! if its checksums are right, its number follows the one before, and it makes sense for its device. The
-//! first record for which that isn't so ends the timeline: [`Ending`] says why, and whether valid records
-//! follow, which is rot and not the torn tail of a recording that was cut off.
+//! Promises: no bytes make it panic or use more memory than a few times their length. An event is returned only if its checksums
+//! are right, its number follows the previous one, and it is valid for its device. The first invalid record ends the timeline:
+//! [`Ending`] has the reason, and whether valid records follow, which means damage rather than the torn tail of an interrupted
+//! recording.
 
 use super::format::{
     Completion, DeviceEntry, FILE_HEADER, FileHeader, LONGEST_BODY, RECORD_HEADER, RecordHeader, RecordType,
@@ -14,60 +14,60 @@ use runtime::file::{File, OpenOptions};
 use std::path::Path;
 use std::sync::Arc;
 
-/// How much of a file is read at once, in bytes.
+/// Size of reads of the file, in bytes.
 const CHUNK: u64 = 1 << 20;
 
-/// What was recorded, in order.
+/// A recording.
 #[derive(Debug)]
 pub struct Timeline {
-    /// What it says about itself.
+    /// Header.
     pub header: FileHeader,
-    /// The devices and zones, by number.
+    /// Devices and zones, by number.
     pub devices: Vec<DeviceEntry>,
-    /// All events, by sequence.
+    /// Events, by number.
     pub events: Vec<Event>,
-    /// How the file ends.
+    /// End of the file.
     pub ending: Ending,
 }
 
 /// One event.
 #[derive(Debug)]
 pub struct Event {
-    /// When, in nanoseconds since the recording began.
+    /// Time in nanoseconds since the recording began.
     pub time: u64,
-    /// The number of the device.
+    /// Number of the device.
     pub device: u16,
-    /// What happened.
+    /// Contents of the event.
     pub what: What,
 }
 
-/// What happened.
+/// Contents of an event.
 #[derive(Debug)]
 pub enum What {
     /// A device joined.
     Joined,
     /// An operation was submitted.
     Submitted(Submission),
-    /// The operation that was submitted in this event ended.
+    /// An operation completed.
     Completed(Completion),
-    /// The recording ended in order.
+    /// The recording ended cleanly.
     Ended,
 }
 
-/// How a timeline ends.
+/// End of a timeline.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Ending {
-    /// In order.
+    /// With an end record.
     Clean,
-    /// Behind a whole record, without an end: the recording was cut off, or still goes on.
+    /// After a whole record, without an end record: the recording was interrupted, or still goes on.
     Unfinished,
-    /// In the middle of a record, or with one that isn't valid.
+    /// With an incomplete or invalid record.
     Torn {
-        /// Where in the file, in bytes.
+        /// Offset of the record in the file, in bytes.
         offset: u64,
-        /// What is wrong there.
+        /// Problem of the record.
         reason: String,
-        /// Where the next valid record begins, if there is one: then the file has rotted in the middle.
+        /// Offset of the next valid record, if there is one: then the file is damaged in the middle.
         valid_again: Option<u64>,
     },
 }
@@ -76,7 +76,7 @@ impl Timeline {
     /// Reads a timeline's file.
     ///
     /// # Errors
-    /// Those of reading, and those of [`parse`](Self::parse).
+    /// Those of reading the file and of [`parse`](Self::parse).
     pub async fn read(path: &Path) -> Result<Self> {
         let file = File::open(path, OpenOptions::default()).await?;
         let mut bytes = Vec::new();
@@ -94,8 +94,8 @@ impl Timeline {
     /// Parses a timeline's bytes.
     ///
     /// # Errors
-    /// [`Error::Protocol`] or [`Error::Corrupt`] if the header isn't that of a timeline that this program
-    /// reads. Everything behind it is reported by [`Ending`].
+    /// [`Error::Protocol`] or [`Error::Corrupt`] for an invalid header or an unknown version. Invalid records are reported by
+    /// [`Ending`].
     pub fn parse(bytes: Vec<u8>) -> Result<Self> {
         let header = FileHeader::decode(&bytes)?;
         let bytes = Arc::new(bytes);
@@ -114,19 +114,19 @@ impl Timeline {
         Ok(parser.timeline)
     }
 
-    /// The geometry of a device.
+    /// Returns the geometry of a device.
     ///
     /// # Errors
-    /// [`Error::NotFound`] if there is no such device, [`Error::Invalid`] if these are zones.
+    /// [`Error::NotFound`] for an unknown device; [`Error::Invalid`] for zones.
     pub fn device_geometry(&self, device: u16) -> Result<&DeviceGeometry> {
         match self.devices.get(usize::from(device)).map(|entry| &entry.shape) {
             Some(Shape::Device(geometry)) => Ok(geometry),
             Some(Shape::Zones(_)) => {
-                Err(Error::invalid(format!("device {device} of the timeline is a set of zones")))
+                Err(Error::invalid(format!("device {device} of the timeline: zones; expected a device")))
             }
             None => {
                 let count = self.devices.len();
-                Err(Error::not_found(format!("device {device}: the timeline has {count} devices, from 0 on")))
+                Err(Error::not_found(format!("device {device} of the timeline: out of range 0..{count}")))
             }
         }
     }
@@ -136,35 +136,41 @@ struct Parser {
     timeline: Timeline,
     bytes: Arc<Vec<u8>>,
     at: usize,
-    /// By sequence: the device of a submission that hasn't completed.
+    /// Devices of submissions that haven't completed, by event number.
     open: Vec<Option<u16>>,
 }
 
 impl Parser {
-    /// Takes the next record. Nothing has changed if it fails.
+    /// Parses the next record. On failure the state is unchanged.
     fn record(&mut self) -> Result<()> {
         let header = RecordHeader::decode(&self.timeline.header.identity, &self.bytes[self.at..])?;
         let expected = self.timeline.events.len() as u64;
         if header.sequence != expected {
-            return Err(Error::corrupt(format!("record {} stands where {expected} should", header.sequence)));
+            return Err(Error::corrupt(format!(
+                "record {}: out of order; expected {expected}",
+                header.sequence
+            )));
         }
         let start = self.at + RECORD_HEADER;
         let rest = (self.bytes.len() - start) as u64;
         if u64::from(header.body) > rest.min(LONGEST_BODY) {
             let body = header.body;
-            return Err(Error::corrupt(format!("record {expected} ends after {rest} of {body} bytes")));
+            return Err(Error::corrupt(format!("record {expected}: cut short after {rest} of {body} bytes")));
         }
         let range = start..start + header.body as usize;
         let body = &self.bytes[range.clone()];
         if crc(body) != header.body_crc {
-            return Err(Error::corrupt(format!("the checksum of record {expected} is wrong")));
+            return Err(Error::corrupt(format!("record {expected}: wrong checksum")));
         }
         let mut open = None;
         let what = match header.kind {
             RecordType::Device => {
                 let entry = DeviceEntry::decode(body)?;
                 if usize::from(header.device) != self.timeline.devices.len() {
-                    return Err(Error::corrupt(format!("device {} joins out of order", header.device)));
+                    return Err(Error::corrupt(format!(
+                        "record {expected}: device {} joins out of order",
+                        header.device
+                    )));
                 }
                 self.timeline.devices.push(entry);
                 What::Joined
@@ -179,8 +185,10 @@ impl Parser {
                 let completion = Completion::decode(body)?;
                 let place = usize::try_from(completion.submitted).ok().and_then(|at| self.open.get_mut(at));
                 if place.as_ref().is_none_or(|place| **place != Some(header.device)) {
-                    let text =
-                        format!("event {expected} completes {}, which isn't open", completion.submitted);
+                    let text = format!(
+                        "record {expected}: completes event {}, which isn't in flight",
+                        completion.submitted
+                    );
                     return Err(Error::corrupt(text));
                 }
                 place.into_iter().for_each(|place| *place = None);
@@ -197,13 +205,16 @@ impl Parser {
         Ok(())
     }
 
-    /// Checks that a submission makes sense for its device.
+    /// Checks that a submission is valid for its device.
     fn check(&self, device: u16, submission: &Submission) -> Result<()> {
         let Some(entry) = self.timeline.devices.get(usize::from(device)) else {
-            return Err(Error::corrupt(format!("device {device} has not joined")));
+            return Err(Error::corrupt(format!("operation of device {device}, which has not joined")));
         };
-        let nonsense =
-            || Err(Error::corrupt(format!("an operation that makes no sense for device {device}")));
+        let nonsense = || {
+            Err(Error::corrupt(format!(
+                "operation that is out of range or of the wrong kind for device {device}"
+            )))
+        };
         let (offset, length) = match (submission, &entry.shape) {
             (Submission::Write { offset, content, .. }, Shape::Device(_)) => (*offset, content.len()),
             (Submission::WriteZeroes { offset, length, .. }, Shape::Device(_)) => (*offset, *length),
@@ -230,7 +241,7 @@ impl Parser {
         Ok(())
     }
 
-    /// Looks for a valid record behind the one that isn't.
+    /// Searches for a valid record after an invalid one.
     fn search(&self) -> Option<u64> {
         let identity = &self.timeline.header.identity;
         let mut places = self.at + 1..self.bytes.len().saturating_sub(RECORD_HEADER - 1);

@@ -10,21 +10,21 @@ use block::{
 use std::rc::Rc;
 use std::sync::Arc;
 
-/// Zones whose appends, openings, closings, flushes, finishes and resets are written down.
+/// Zones whose appends, opens, closes, flushes, finishes and resets are recorded.
 pub struct RecordZonesPart {
     inner: Arc<dyn ZonesPart>,
     membership: Membership,
 }
 
 impl RecordZonesPart {
-    /// Records what passes to `inner`, under this name.
+    /// Records the calls to `inner` under this name.
     pub fn new(inner: Arc<dyn ZonesPart>, recorder: Arc<Recorder>, name: &str, role: Role) -> Result<Self> {
         let shape = Shape::Zones(inner.geometry().clone());
         let entry = DeviceEntry { name: name.to_owned(), role, shape };
         Ok(RecordZonesPart { inner, membership: Membership::join(recorder, &entry)? })
     }
 
-    /// The number of these zones in the timeline.
+    /// Number of these zones in the timeline.
     pub fn number(&self) -> u16 {
         self.membership.number
     }
@@ -69,20 +69,20 @@ struct RecordZones {
 }
 
 impl RecordZones {
-    /// As for devices: where there is no room, in a task of its own.
+    /// Runs a recorded operation: directly while the buffer has capacity; otherwise in a task that waits for capacity.
     async fn run<T: 'static>(&self, operation: impl Future<Output = Result<T>> + 'static) -> Result<T> {
         let recorder = self.log.recorder.clone();
-        if recorder.has_room() {
+        if recorder.has_capacity() {
             return operation.await;
         }
         runtime::spawn(async move {
-            recorder.room().await;
+            recorder.capacity().await;
             operation.await
         })
         .await
     }
 
-    /// Writes down a call on one zone that returns nothing.
+    /// Records a call on one zone that returns no value.
     fn change<'a, F: Future<Output = Result<()>>>(
         &'a self,
         operation: u8,

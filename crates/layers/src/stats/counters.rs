@@ -1,8 +1,8 @@
-//! The counters of one part: a set per shard handle, written by that shard alone and read from anywhere.
+//! Counters of one part: one set per shard handle, written by that shard alone and read from all.
 //!
-//! Counting costs two clock reads and a handful of loads and stores, no locked instruction. Clearing from
-//! another shard raises a number that each writer compares with its own before it counts: a set that hasn't
-//! caught up yet reads as empty, so nothing from before a clear is ever shown.
+//! Counting costs two clock reads and a few loads and stores, and no atomic read-modify-write. A clear raises a number that each
+//! writer compares with its own before it counts. A set that hasn't caught up yet reads as empty, so the status never shows
+//! counts from before a clear.
 
 use block::Status;
 use runtime::Instant;
@@ -13,7 +13,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 /// Precision of the latencies: quantiles within 1.6 %.
 const PRECISION: u32 = 5;
 
-/// What is counted of one kind of call.
+/// Counters of one kind of call.
 #[derive(Debug, Default)]
 struct KindCounters {
     /// Successful calls and their latency in nanoseconds.
@@ -23,16 +23,16 @@ struct KindCounters {
     in_flight: AtomicU64,
 }
 
-/// What one shard handle counts.
+/// Counters of one shard handle.
 #[derive(Debug)]
 pub struct ShardCounters {
     part: Arc<PartCounters>,
-    /// The clearing that this set has caught up with.
+    /// Number of clears that this set has applied.
     clearings: AtomicU64,
     kinds: Box<[KindCounters]>,
 }
 
-/// What a part has counted through all of its handles.
+/// Counters of a part, over all of its handles.
 #[derive(Debug)]
 pub struct PartCounters {
     names: &'static [&'static str],
@@ -41,12 +41,12 @@ pub struct PartCounters {
 }
 
 impl PartCounters {
-    /// Counters for the kinds of call that are named.
+    /// Creates counters for these kinds of call.
     pub fn new(names: &'static [&'static str]) -> Arc<Self> {
         Arc::new(PartCounters { names, clearings: AtomicU64::new(0), shards: Mutex::new(Vec::new()) })
     }
 
-    /// A set for one more shard handle.
+    /// Creates the set of another shard handle.
     pub fn open(self: &Arc<Self>) -> Arc<ShardCounters> {
         let counters = Arc::new(ShardCounters {
             part: self.clone(),
@@ -57,12 +57,12 @@ impl PartCounters {
         counters
     }
 
-    /// Forgets everything but what is in flight.
+    /// Resets all counters except the calls in flight.
     pub fn clear(&self) {
         self.clearings.fetch_add(1, Ordering::AcqRel);
     }
 
-    /// Per kind of call: `operations` that succeeded, their `bytes` and `latency_ns`, `errors`, `in_flight`.
+    /// Returns per kind of call: successful `operations`, their `bytes` and `latency_ns`, `errors`, `in_flight`.
     pub fn status(&self) -> Status {
         let shards = self.shards.lock().unwrap_or_else(PoisonError::into_inner);
         let clearings = self.clearings.load(Ordering::Acquire);
@@ -93,7 +93,7 @@ impl PartCounters {
     }
 }
 
-/// `{min, mean, p50, p90, p99, p99_9, max}` in whole nanoseconds.
+/// Returns `{min, mean, p50, p90, p99, p99_9, max}` in whole nanoseconds.
 fn summary(latency: &Histogram<PRECISION>) -> serde_json::Value {
     serde_json::json!({
         "min": latency.smallest(),
@@ -107,7 +107,7 @@ fn summary(latency: &Histogram<PRECISION>) -> serde_json::Value {
 }
 
 impl ShardCounters {
-    /// A call of this kind begins.
+    /// Begins a call of this kind.
     #[inline]
     pub fn begin(&self, kind: usize) -> Running<'_> {
         let counters = &self.kinds[kind];
@@ -115,7 +115,7 @@ impl ShardCounters {
         Running { shard: self, counters, started: runtime::now() }
     }
 
-    /// Whoever clears may be on another shard; only the writer may store.
+    /// Applies a clear that another shard may have requested: only this shard writes the set.
     #[inline]
     fn catch_up(&self) {
         let clearings = self.part.clearings.load(Ordering::Relaxed);
@@ -131,13 +131,13 @@ impl ShardCounters {
             counters.bytes.store(0, Ordering::Relaxed);
             counters.errors.store(0, Ordering::Relaxed);
         }
-        // Whoever sees this number sees the zeros above, too.
+        // Release: a reader that sees this number sees the zeros above, too.
         self.clearings.store(clearings, Ordering::Release);
     }
 }
 
-/// A call that somebody waits for. Dropping it without [`end`](Self::end) only takes it out of those in
-/// flight: nobody learns how a call ended that nobody waited for.
+/// A call in flight. Dropping it without [`end`](Self::end) only ends its time in flight: the outcome of a call whose future is
+/// dropped isn't counted.
 pub struct Running<'a> {
     shard: &'a ShardCounters,
     counters: &'a KindCounters,
@@ -145,7 +145,7 @@ pub struct Running<'a> {
 }
 
 impl Running<'_> {
-    /// The call has ended: it moved so many bytes, or failed.
+    /// Ends the call: counts `bytes` and the latency if it succeeded, otherwise an error.
     #[inline]
     pub fn end(self, bytes: u64, succeeded: bool) {
         self.shard.catch_up();

@@ -18,7 +18,7 @@ const RESET: usize = 4;
 const REPORT: usize = 5;
 const OPEN: usize = 6;
 const CLOSE: usize = 7;
-/// Appends at a place count as appends.
+/// Names of the kinds of call. `append_at` is counted as `append`.
 const NAMES: &[&str] = &["append", "read", "flush", "finish", "reset", "report", "open", "close"];
 
 /// Zones whose calls are counted and timed.

@@ -1,7 +1,7 @@
-//! The bytes of version 2 on the medium: superblock, page, and the changes in a journal record. The book's page "A table
-//! on a device" describes them byte by byte.
+//! Encodings on the medium: superblock, page, and the changes in a journal record. The book's page "A table on a device"
+//! describes them byte by byte.
 //!
-//! Decoding takes any bytes: it never panics, and what isn't exactly right is named, never accepted.
+//! Decoders accept any bytes: they never panic, and refuse invalid bytes with an error that names them.
 
 use super::Words;
 use block::{Buffer, Error, Payload, Result};
@@ -13,43 +13,43 @@ use zones::sector::{self, Format, Head};
 
 /// Version of the format that this code writes and reads.
 pub(crate) const VERSION: u32 = 3;
-/// How many bytes of a superblock belong to the table's owner.
+/// Number of bytes of a superblock that belong to the table's owner.
 pub(crate) const OWNER: usize = 320;
 const SUPERBLOCK: Format = Format { magic: *b"SILTTSUP", version: VERSION };
 const PAGE_MAGIC: [u8; 8] = *b"SILTTPAG";
-/// The flag of a superblock that says that the table was closed.
+/// Flag of a superblock: the table was closed cleanly.
 const CLEAN: u32 = 1;
-/// The smallest unit of the table on the medium, in bytes; on devices with larger blocks, a block.
+/// Smallest unit of the table on the medium, in bytes; on devices with larger blocks the unit is a block.
 pub(crate) const SMALLEST_UNIT: u64 = 4096;
-/// How long the head of a page is, in bytes.
+/// Length of a page's header, in bytes.
 pub(crate) const PAGE_HEAD: usize = size_of::<RawPage>();
-/// How long an entry is, in bytes.
+/// Length of an entry, in bytes.
 pub(crate) const ENTRY: usize = size_of::<RawEntry>();
 const CHANGE: usize = size_of::<RawChange>();
-/// No sequence was ever counted so far.
+/// Bound of valid sequence numbers, epochs and sizes; larger values are damage.
 pub(super) const LARGEST_COUNT: u64 = 1 << 62;
 
-/// What a superblock says.
+/// Contents of a superblock.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Superblock {
     pub identity: Identity,
-    /// The unit of the table on the medium, in bytes.
+    /// Unit of the table on the medium, in bytes.
     pub unit: u32,
     /// Raised by every write of a superblock; copy `sequence % 2` holds it.
     pub sequence: u64,
-    /// How often the table has been opened.
+    /// Number of opens.
     pub epoch: u64,
-    /// The last record of earlier epochs that counts; later ones of theirs never do again.
+    /// Number of the last valid record of earlier epochs; later records of those epochs are invalid.
     pub last: u64,
-    /// The first record that isn't in the pages.
+    /// Number of the first record with a change that isn't in its page.
     pub tail: u64,
     pub entries: u64,
-    /// How many bytes of the device belong to each entry.
+    /// Number of bytes of the device that belong to each entry.
     pub entry_bytes: u64,
-    /// How many units the journal has.
+    /// Number of units of the journal.
     pub journal: u32,
     pub clean: bool,
-    /// What the owner keeps here.
+    /// The owner's bytes.
     pub owner: [u8; OWNER],
 }
 
@@ -98,7 +98,7 @@ struct RawChange {
 const _: () = assert!(size_of::<RawPage>() == 48);
 
 impl Superblock {
-    /// The unit that holds it.
+    /// Encodes into a unit.
     pub fn encode(&self) -> Payload {
         let raw = RawSuperblock {
             head: SUPERBLOCK.head(),
@@ -120,15 +120,15 @@ impl Superblock {
         sector::block_of(&raw, self.unit as usize).into()
     }
 
-    /// Reads a superblock from the first bytes of a unit.
+    /// Decodes the first bytes of a unit.
     ///
     /// # Errors
-    /// As [`Format::read`]; [`Error::Protocol`] and [`Error::Corrupt`] also for fields that can't be.
+    /// Those of [`Format::read`]; [`Error::Protocol`] for unknown flags or fields; [`Error::Corrupt`] for fields out of range.
     pub fn decode(bytes: &[u8]) -> Result<Self> {
         let raw: &RawSuperblock = SUPERBLOCK.read(bytes, "superblock of a table")?;
         if raw.flags.get() & !CLEAN != 0 || raw.reserved.iter().any(|byte| *byte != 0) {
             return Err(Error::protocol(
-                "superblock of a table: flags or fields that its version doesn't have",
+                "superblock of a table: flags or reserved fields are set that this version doesn't define",
             ));
         }
         let counts = [raw.sequence, raw.epoch, raw.last, raw.tail, raw.entries, raw.entry_bytes];
@@ -139,7 +139,10 @@ impl Superblock {
             || raw.journal.get() == 0
             || raw.tail.get() > raw.last.get() + 1
         {
-            return Err(Error::corrupt("superblock of a table: numbers that can't be"));
+            return Err(Error::corrupt(format!(
+                "superblock of a table: field out of range: unit={unit}, journal={}, tail={}, last={}",
+                raw.journal, raw.tail, raw.last
+            )));
         }
         Ok(Superblock {
             identity: Identity { uuid: Uuid::from_bytes(raw.uuid), key: raw.key.get() },
@@ -161,7 +164,7 @@ fn page_crc(key: u64, bytes: &[u8]) -> u32 {
     keyed_sum(key, &[&bytes[12..]])
 }
 
-/// The unit that holds a page with these entries, which has all changes up to record `sequence`.
+/// Encodes a page with these entries into a unit; the page contains all changes up to record `sequence`.
 pub(crate) fn encode_page(
     identity: &Identity,
     unit: u64,
@@ -188,11 +191,11 @@ pub(crate) fn encode_page(
     buffer
 }
 
-/// Reads a page into `entries`, and says up to which record it has all changes. A page of zeros was never written: all of
-/// its entries are free.
+/// Decodes a page into `entries`. Returns the number of the record up to which it contains all changes. A page of zeros was
+/// never written: all of its entries are free.
 ///
 /// # Errors
-/// [`Error::Corrupt`] for anything else than this page.
+/// [`Error::Corrupt`] for any other bytes.
 pub(crate) fn decode_page(
     bytes: &[u8],
     identity: &Identity,
@@ -203,7 +206,8 @@ pub(crate) fn decode_page(
         entries.fill([0; 3]);
         return Ok(0);
     }
-    let wrong = || Error::corrupt(format!("page {page} of the table is torn, rotten or not its own"));
+    let wrong =
+        || Error::corrupt(format!("page {page} of the table: torn, damaged, or of another page or table"));
     let (raw, rest) = RawPage::ref_from_prefix(bytes).map_err(|_| wrong())?;
     let right = raw.magic == PAGE_MAGIC
         && raw.version.get() == VERSION
@@ -220,12 +224,12 @@ pub(crate) fn decode_page(
     Ok(raw.sequence.get())
 }
 
-/// How many changes a record of this many bytes takes.
+/// Largest number of changes of a record of `unit` bytes.
 pub(crate) const fn changes_per_record(unit: u64) -> usize {
     (unit as usize - FIXED) / CHANGE
 }
 
-/// The words of a record: these changes.
+/// Encodes changes as the metadata of a record.
 pub(crate) fn encode_changes(changes: &[(u32, Words)]) -> Vec<u8> {
     let mut meta = Vec::with_capacity(changes.len() * CHANGE);
     for (entry, words) in changes {
@@ -235,12 +239,16 @@ pub(crate) fn encode_changes(changes: &[(u32, Words)]) -> Vec<u8> {
     meta
 }
 
-/// Reads the words of a record.
+/// Decodes the metadata of a record.
 ///
 /// # Errors
-/// [`Error::Corrupt`] for a length that can't be, or an entry behind the last of `entries`.
+/// [`Error::Corrupt`] for a partial change, or an entry number not below `entries`.
 pub(crate) fn decode_changes(meta: &[u8], entries: u64) -> Result<Vec<(u32, Words)>> {
-    let wrong = || Error::corrupt("a record of the journal with changes that can't be");
+    let wrong = || {
+        Error::corrupt(format!(
+            "record of the table's journal: change out of range 0..{entries}, or cut short"
+        ))
+    };
     if !meta.len().is_multiple_of(CHANGE) {
         return Err(wrong());
     }

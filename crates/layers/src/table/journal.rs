@@ -1,4 +1,4 @@
-//! The journal: which units of its ring are in use, which pages wait to be written, and what is found when it is opened.
+//! The journal: units of the ring in use, pages with changes that wait to be written, and recovery.
 
 use super::format::{self, LARGEST_COUNT, Superblock};
 use super::layout::Layout;
@@ -8,37 +8,37 @@ use block::{Error, Result};
 use logkit::record::{Header, Parsed};
 use std::collections::{BTreeMap, VecDeque};
 
-/// How much of the journal is read at once, in bytes.
+/// Size of reads of the journal, in bytes.
 const READ: u64 = 1 << 20;
 
 /// A page that is to be written.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Page {
     pub number: u64,
-    /// Which copy is written: the one that isn't the newest.
+    /// Copy to write: not the newest one.
     pub copy: u64,
 }
 
-/// What has to be done before the next append.
+/// Work before the next append.
 pub(super) struct Plan {
-    /// So many pages, those that have waited longest.
+    /// Number of pages to write, those with the oldest changes first.
     pub pages: usize,
-    /// There isn't room yet.
+    /// Whether the journal lacks free units for the append.
     pub is_tight: bool,
 }
 
 #[derive(Debug)]
 pub(super) struct Journal {
     units: u64,
-    /// The number of the next record.
+    /// Number of the next record.
     pub next: u64,
-    /// The tail that a durable record, or the superblock, has told.
-    told_tail: u64,
-    /// By page: the first record whose change isn't in it; 0 for none.
+    /// Tail of the last durable record or superblock.
+    durable_tail: u64,
+    /// By page: the first record with a change that isn't in the page; 0 for none.
     since: Vec<u64>,
-    /// By page: which copy is the newest.
+    /// By page: the newest copy.
     newest: Vec<u8>,
-    /// Pages with changes, in the order of their first.
+    /// Pages with changes, in the order of their first change.
     waiting: VecDeque<(u64, u32)>,
 }
 
@@ -50,28 +50,28 @@ impl Journal {
         Journal {
             units: layout.journal,
             next: recovered.last + 1,
-            told_tail: recovered.tail,
+            durable_tail: recovered.tail,
             since: recovered.since,
             newest: recovered.newest,
             waiting: waiting.into(),
         }
     }
 
-    /// The first record that isn't in the pages.
+    /// Number of the first record with a change that isn't in its page.
     pub fn tail(&self) -> u64 {
         self.waiting.front().map_or(self.next, |(since, _)| *since)
     }
 
     pub fn used(&self) -> u64 {
-        self.next - self.told_tail
+        self.next - self.durable_tail
     }
 
-    /// From a quarter on, pages are written along with appends, so many that all that wait now are written before another
-    /// quarter is full.
+    /// Plans an append of this number of records. From a quarter of the ring in use on, pages are written in proportion to
+    /// appends, so that all pages waiting now are written before another quarter is full.
     pub fn plan(&self, records: u64) -> Plan {
-        let room = self.units - self.used();
-        // One unit is kept for the record that tells the tail.
-        let is_tight = room < records + 1;
+        let free = self.units - self.used();
+        // One unit is reserved for an empty record with a new tail.
+        let is_tight = free < records + 1;
         let quarter = self.units / 4;
         let all = self.waiting.len() as u64;
         let pages = match () {
@@ -82,10 +82,10 @@ impl Journal {
         Plan { pages: pages as usize, is_tight }
     }
 
-    /// Records were appended, which told this tail and changed these pages.
+    /// Notes durable records with this tail, and the pages that they change, each with its record's number.
     pub fn appended(&mut self, records: u64, tail: u64, pages: impl Iterator<Item = (u64, u64)>) {
         self.next += records;
-        self.told_tail = tail;
+        self.durable_tail = tail;
         for (sequence, page) in pages {
             let since = &mut self.since[page as usize];
             if *since == 0 {
@@ -103,7 +103,7 @@ impl Journal {
         self.waiting.iter().take(count).map(page).collect()
     }
 
-    /// The oldest pages have been written.
+    /// Notes that these pages, the oldest ones, have been written.
     pub fn written(&mut self, pages: &[Page]) {
         for page in pages {
             self.waiting.pop_front();
@@ -113,15 +113,15 @@ impl Journal {
     }
 }
 
-/// What opening found.
+/// Result of recovery.
 #[derive(Debug)]
 pub(super) struct Recovered {
-    /// The last record that counts.
+    /// Number of the last valid record.
     pub last: u64,
     pub tail: u64,
-    /// By page: the first record whose change isn't in it; 0 for none.
+    /// By page: the first record with a change that isn't in the page; 0 for none.
     pub since: Vec<u64>,
-    /// By page: which copy is the newest.
+    /// By page: the newest copy.
     pub newest: Vec<u8>,
 }
 
@@ -131,8 +131,8 @@ struct Record {
     changes: Vec<(u32, Words)>,
 }
 
-/// Reads pages and journal. Of a doubtful superblock a newer one may have been lost: then there must be nothing that only that
-/// one could have told.
+/// Reads pages and journal. If the superblock is doubtful, a newer one may have been lost: then every unit of the journal has to
+/// be a valid record of this superblock's epochs or zeros.
 pub(super) async fn recover(
     medium: &Medium,
     layout: &Layout,
@@ -155,10 +155,11 @@ pub(super) async fn recover(
         }
     }
     for (number, page) in pages.iter().enumerate() {
-        // A page is torn only while the journal has what was to be written.
+        // A power cut tears a page only while the journal still has its changes.
         if page.is_damaged && since[number] == 0 {
             return Err(Error::corrupt(format!(
-                "page {number} of the table: one of its copies is damaged, and the journal doesn't have what it had"
+                "page {number} of the table: one of its copies is damaged, and the journal has no changes to restore it; \
+                 the device is damaged"
             )));
         }
     }
@@ -180,11 +181,11 @@ async fn read_journal(
         let place = layout.journal_start() + position * layout.unit;
         let bytes = medium.bytes(place, units * layout.unit).await?;
         for (unit, position) in bytes.filled().chunks_exact(layout.unit as usize).zip(position..) {
-            // Whatever isn't exactly a record of this table is none.
+            // Bytes that aren't a valid record of this table are skipped.
             let Ok(parsed) = Parsed::decode(unit, &superblock.identity) else {
                 if is_doubtful && unit.iter().any(|byte| *byte != 0) {
                     return Err(Error::corrupt(format!(
-                        "a superblock of the table and unit {position} of its journal: the device is damaged"
+                        "a superblock of the table and unit {position} of its journal are both invalid: the device is damaged"
                     )));
                 }
                 continue;
@@ -192,18 +193,18 @@ async fn read_journal(
             let header = &parsed.header;
             if header.epoch > superblock.epoch {
                 return Err(Error::corrupt(format!(
-                    "the newest superblock of the table: its journal has a record of epoch {}, and the superblock that can \
-                     be read is of epoch {}",
+                    "newest superblock of the table is missing: the journal has a record of epoch {}; the superblock \
+                     that was found has epoch {}",
                     header.epoch, superblock.epoch
                 )));
             }
             let sequence = header.sequence;
             let is_placed = parsed.check_place(0, 0, position as u32).is_ok();
-            let counts = match header.epoch {
+            let is_valid = match header.epoch {
                 epoch if epoch == superblock.epoch => sequence > superblock.last,
                 epoch => epoch < superblock.epoch && sequence <= superblock.last,
             };
-            if is_placed && sequence % layout.journal == position && counts {
+            if is_placed && sequence % layout.journal == position && is_valid {
                 check_numbers(header)?;
                 let changes = format::decode_changes(parsed.meta, layout.entries)?;
                 records.insert(sequence, Record { tail: header.clock, durable: header.durable, changes });
@@ -214,30 +215,29 @@ async fn read_journal(
     Ok(records)
 }
 
-/// Refuses a record whose numbers no table has written: it tells the first record that wasn't in the pages, at most itself,
-/// and one before it as the last durable one.
+/// Refuses a record with numbers out of range: its tail is at most its own number, and the last durable record is before it.
 fn check_numbers(header: &Header) -> Result<()> {
-    let &Header { sequence, clock: after, durable, .. } = header;
-    match sequence <= LARGEST_COUNT && after <= sequence && durable < sequence {
+    let &Header { sequence, clock: tail, durable, .. } = header;
+    match sequence <= LARGEST_COUNT && tail <= sequence && durable < sequence {
         true => Ok(()),
         false => Err(Error::corrupt(format!(
-            "record {sequence} of the table's journal tells record {after} as the first one that isn't in the pages, and \
-             record {durable} as durable: that can't be, the device is damaged"
+            "record {sequence} of the table's journal: field out of range: tail={tail}, durable={durable}; expected tail at \
+             most and durable below the record's number; the device is damaged"
         ))),
     }
 }
 
-/// Finds the last record that counts, and the first one that isn't in the pages.
+/// Finds the last valid record, and the tail.
 fn find_end(records: &BTreeMap<u64, Record>, superblock: &Superblock) -> Result<(u64, u64)> {
     let all_there =
         |from: u64, to: u64| from > to || records.range(from..to + 1).count() as u64 == to - from + 1;
     let newer = || records.range(superblock.last + 1..).rev();
-    // What an older record needed may have been used again since.
+    // Only the newest record is checked: units that an older one required may have been reused since.
     if let Some((sequence, record)) = newer().next()
         && !all_there(superblock.tail.max(record.tail), record.durable)
     {
         return Err(Error::corrupt(format!(
-            "the journal of the table has record {sequence}, but not all of those before it: the device is damaged"
+            "journal of the table: records before record {sequence} are missing: the device is damaged"
         )));
     }
     for (sequence, record) in newer() {
@@ -249,7 +249,7 @@ fn find_end(records: &BTreeMap<u64, Record>, superblock: &Superblock) -> Result<
     match all_there(superblock.tail, superblock.last) {
         true => Ok((superblock.last, superblock.tail)),
         false => Err(Error::corrupt(format!(
-            "the journal of the table doesn't have all records from {} to {}: the device is damaged",
+            "journal of the table: records are missing between {} and {}: the device is damaged",
             superblock.tail, superblock.last
         ))),
     }
@@ -269,7 +269,7 @@ async fn read_pages(
 ) -> Result<Vec<FoundPage>> {
     let reads = (0..layout.pages()).map(|page| medium.bytes(layout.page(page), 2 * layout.unit));
     let mut found = Vec::with_capacity(layout.pages() as usize);
-    // In pieces, so that not all of it is in memory at once.
+    // Read in batches to bound the memory.
     let mut reads = reads.peekable();
     while reads.peek().is_some() {
         let piece: Vec<_> = reads.by_ref().take(8 * PAGES_IN_FLIGHT).collect();

@@ -1,26 +1,26 @@
-//! What lies where on the device of a table.
+//! Layout of a table on its device.
 //!
-//! Two superblocks, the journal, then *chunks*: the two copies of a page, and the bytes that belong to its entries. So a
-//! device that has grown has more chunks, and nothing has to move.
+//! Two superblocks, the journal, then *chunks*: the two copies of a page and the data of its entries. A device that has grown
+//! gets more chunks, and nothing has to move.
 
 use super::format::{ENTRY, PAGE_HEAD, SMALLEST_UNIT, Superblock};
 use block::{DeviceGeometry, Error, Result};
 
-/// What everything is aligned to, in bytes.
+/// Alignment of chunks and of the entries' data, in bytes.
 const ALIGNMENT: u64 = 32 << 10;
-/// How many entries one unit of the journal is there for, and how many units there are.
+/// Number of entries per unit of the journal, and bounds of the number of units.
 const ENTRIES_PER_UNIT: u64 = 64;
 const SMALLEST_JOURNAL: u64 = 16;
 const LARGEST_JOURNAL: u64 = 16 << 10;
 
-/// Where things are, in bytes.
+/// Layout; offsets and lengths are in bytes, `journal` in units.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Layout {
     pub unit: u64,
     pub journal: u64,
     pub entries: u64,
     pub entry_bytes: u64,
-    /// How many entries a page has.
+    /// Number of entries of a page.
     pub per_page: u64,
     first_chunk: u64,
     chunk_head: u64,
@@ -32,16 +32,16 @@ impl Layout {
         let first_chunk = ((2 + journal) * unit).next_multiple_of(ALIGNMENT);
         let chunk_head = (2 * unit).next_multiple_of(ALIGNMENT);
         let mut layout = Layout { unit, journal, entries: 0, entry_bytes, per_page, first_chunk, chunk_head };
-        let room = device_bytes.saturating_sub(first_chunk);
-        let (chunks, rest) = (room / layout.stride(), room % layout.stride());
+        let bytes = device_bytes.saturating_sub(first_chunk);
+        let (chunks, rest) = (bytes / layout.stride(), bytes % layout.stride());
         layout.entries = chunks * per_page + rest.saturating_sub(chunk_head) / entry_bytes;
         layout
     }
 
-    /// For a table that is made on this device.
+    /// Plans a new table on this device.
     ///
     /// # Errors
-    /// [`Error::Invalid`] if not a single entry has room.
+    /// [`Error::Invalid`] if the device is too small for one entry, or has 2^32 - 1 entries or more.
     pub fn new(geometry: &DeviceGeometry, entry_bytes: u64) -> Result<Self> {
         let unit = geometry.block_size.bytes().max(SMALLEST_UNIT);
         let wanted = (geometry.bytes() / entry_bytes / ENTRIES_PER_UNIT).next_power_of_two();
@@ -50,27 +50,28 @@ impl Layout {
         let needed = layout.first_chunk + layout.chunk_head + entry_bytes;
         match layout.entries {
             0 => Err(Error::invalid(format!(
-                "a device of {} bytes: expected at least {needed}, for a journal of {journal} units of {unit} bytes and one \
-                 block of {entry_bytes}",
+                "size of the device: {} bytes; expected at least {needed}, for a journal of {journal} units of {unit} bytes \
+                 and one block of {entry_bytes}",
                 geometry.bytes()
             ))),
             entries if entries >= u64::from(u32::MAX) => Err(Error::invalid(format!(
-                "{entries} blocks of {entry_bytes} bytes: expected less than {}; larger blocks would do",
+                "{entries} blocks of {entry_bytes} bytes: expected less than {} blocks; choose larger blocks",
                 u32::MAX
             ))),
             _ => Ok(layout),
         }
     }
 
-    /// As the superblock says, on a device that may have grown since.
+    /// Returns the layout that a superblock describes, on a device that may have grown since.
     ///
     /// # Errors
-    /// [`Error::Invalid`] if it has shrunk, or its blocks are larger than units.
+    /// [`Error::Invalid`] if the device has shrunk, or its blocks are larger than a unit; [`Error::Corrupt`] for fields out of
+    /// range.
     pub fn found(superblock: &Superblock, geometry: &DeviceGeometry) -> Result<Self> {
         let (unit, journal) = (u64::from(superblock.unit), u64::from(superblock.journal));
         if geometry.block_size.bytes() > unit {
             return Err(Error::invalid(format!(
-                "blocks of {} bytes: the table was made on a device with blocks of at most {unit}",
+                "block size of the device: {} bytes; expected at most {unit}, for which the table was created",
                 geometry.block_size
             )));
         }
@@ -78,12 +79,16 @@ impl Layout {
             || superblock.entry_bytes > 1 << 40
             || !(SMALLEST_JOURNAL..=LARGEST_JOURNAL).contains(&journal)
         {
-            return Err(Error::corrupt("a superblock with numbers that can't be"));
+            return Err(Error::corrupt(format!(
+                "superblock of a table: field out of range: entry_bytes={}, journal={journal}",
+                superblock.entry_bytes
+            )));
         }
         let layout = Layout::with(unit, journal, superblock.entry_bytes, geometry.bytes());
         if layout.entries < superblock.entries {
             return Err(Error::invalid(format!(
-                "a device of {} bytes: it was larger when it was last used, and has room for {} of its {} blocks",
+                "size of the device: {} bytes, of which the table can use {} of its {} blocks; expected the size at the last \
+                 use, or a larger one",
                 geometry.bytes(),
                 layout.entries,
                 superblock.entries
@@ -103,12 +108,12 @@ impl Layout {
         self.entries.div_ceil(self.per_page)
     }
 
-    /// The first copy of a page; the second one follows it.
+    /// Offset of a page's first copy; the second one follows it.
     pub fn page(&self, page: u64) -> u64 {
         self.first_chunk + page * self.stride()
     }
 
-    /// The entries of a page.
+    /// Numbers of the entries of a page.
     pub fn entries_of(&self, page: u64) -> std::ops::Range<usize> {
         let first = page * self.per_page;
         first as usize..(first + self.per_page).min(self.entries) as usize
@@ -118,12 +123,12 @@ impl Layout {
         (sequence % 2) * self.unit
     }
 
-    /// Where the first unit of the journal is.
+    /// Offset of the journal's first unit.
     pub fn journal_start(&self) -> u64 {
         2 * self.unit
     }
 
-    /// The bytes that belong to an entry.
+    /// Offset of an entry's data.
     #[inline]
     pub fn data(&self, entry: u32) -> u64 {
         let (page, rest) = (u64::from(entry) / self.per_page, u64::from(entry) % self.per_page);

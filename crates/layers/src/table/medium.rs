@@ -1,4 +1,4 @@
-//! A handle that is addressed in bytes, whatever the size of its blocks.
+//! A device handle that is addressed in bytes.
 
 use block::{
     BlockIndex, BlockRange, Buffer, Call, Device, DeviceGeometry, Durability, Payload, ReadOutcome, Result,
@@ -54,7 +54,7 @@ impl Medium {
         self.device.write_zeroes(self.range(offset, length), mode, durability)
     }
 
-    /// Reads so many bytes.
+    /// Reads `length` bytes.
     pub async fn bytes(&self, offset: u64, length: u64) -> Result<Buffer> {
         let (outcome, buffer) = self.read(offset, Buffer::new(length as usize)).await;
         outcome.map(|()| buffer)

@@ -1,5 +1,5 @@
-//! Superblocks and records whose checksums are right and which say what can't be, as somebody who can write to the device
-//! makes them.
+//! Superblocks and records with valid checksums and fields out of range, as an attacker with write access to the device can
+//! make them.
 
 use super::*;
 use crate::record::replay::ImageDisk;
@@ -19,7 +19,7 @@ async fn table() -> (Rc<Medium>, Superblock) {
     }));
     let medium = Rc::new(Medium::new(disk.open().await.unwrap()));
     let table = Table::format(medium.clone(), 32 << 10, [0; OWNER]).await.unwrap();
-    table.make_room().await.unwrap();
+    table.reserve().await.unwrap();
     table.set(&[(1, [1, 2, 3])]);
     table.append(&[(1, [1, 2, 3])]).await.unwrap();
     let superblock = find(&medium).await.unwrap().superblock;

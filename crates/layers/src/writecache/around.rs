@@ -40,7 +40,7 @@ impl Around {
     /// Makes the completed changes durable.
     ///
     /// # Errors
-    /// Of the origin.
+    /// Errors of the origin.
     pub async fn flush(&self, origin: &Origin) -> Result<()> {
         let completed = self.completed.get();
         if self.flushed.get() < completed {

@@ -60,7 +60,7 @@ pub struct Batch {
     corrupt: Vec<u64>,
 }
 
-/// Where a batch begins.
+/// Start of a batch.
 #[derive(Debug)]
 pub struct Start {
     position: Position,
@@ -85,7 +85,7 @@ impl Batch {
     /// be empty.
     ///
     /// # Errors
-    /// Of the cache device; [`Error::Corrupt`] for unreadable records.
+    /// Errors of the cache device; [`Error::Corrupt`] for unreadable records.
     pub async fn read(core: &Core, start: Start, limit: Position) -> Result<Batch> {
         let Start { position: begin, kept } = start;
         let mut batch = Batch {
@@ -219,7 +219,7 @@ impl Batch {
         Ok(())
     }
 
-    /// Where the next batch begins.
+    /// Start of the next batch.
     pub fn next(&self) -> Start {
         Start { position: self.end, kept: self.pieces.last_from(self.end.address) }
     }
@@ -284,7 +284,7 @@ impl Batch {
                 core.damage.report(self.pieces.unreadable());
                 return Err(error.with_detail(format!(
                     "block {block} in the write cache, at address {address}, can't be read, so write-back stops before it; \
-                     the message \"give_up_rotten\" gives it up, and the origin keeps an older version: {}",
+                     the message \"give_up_rotten\" skips it, and the origin keeps an older version: {}",
                     error.detail()
                 )));
             }

@@ -134,7 +134,7 @@ impl Core {
     /// Carries out a client's flush.
     ///
     /// # Errors
-    /// Of either device; the failure of the cache device.
+    /// Errors of either device; the failure of the cache device.
     pub async fn flush(&self) -> Result<()> {
         count(&self.counters.flush_requests, 1);
         self.flush_cache().await?;
@@ -152,7 +152,7 @@ impl Core {
     /// Makes all committed records durable.
     ///
     /// # Errors
-    /// Of the cache device, whose failure it becomes.
+    /// Errors of the cache device, whose failure it becomes.
     pub async fn commit(&self) -> Result<()> {
         let committed = self.log.committed();
         if self.fast.geometry().volatile_cache && self.log.durable().record < committed.record {

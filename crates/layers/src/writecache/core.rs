@@ -151,7 +151,7 @@ impl Core {
     /// Ends all tasks, and records the end of the log in both superblocks.
     ///
     /// # Errors
-    /// Of either device; the failure of the cache device.
+    /// Errors of either device; the failure of the cache device.
     pub async fn close(self: Rc<Self>) -> Result<()> {
         if self.demand.is_on_close() {
             self.write_back_all().await?;

@@ -17,7 +17,7 @@ pub struct Damage {
 impl Damage {
     /// Accepts blocks with wrong checksums from now on, and releases the unreadable addresses reported so far. Returns the
     /// number of these.
-    pub fn give_up(&self) -> usize {
+    pub fn accept_loss(&self) -> usize {
         self.accepts_corrupt.set(true);
         let unreadable = self.unreadable.take();
         let count = unreadable.len();
@@ -65,7 +65,7 @@ mod tests {
     fn only_what_was_reported_is_released() {
         let damage = Damage::default();
         damage.report([3, 5].into_iter());
-        assert_eq!((damage.give_up(), damage.accepts_corrupt()), (2, true));
+        assert_eq!((damage.accept_loss(), damage.accepts_corrupt()), (2, true));
         damage.report([3, 7].into_iter());
         assert_eq!(damage.unreadable(8), [7]);
         assert!(damage.is_released(3) && !damage.is_released(7));

@@ -16,7 +16,7 @@ const DISCARDS: usize = 16;
 /// Writes a batch to the origin.
 ///
 /// # Errors
-/// Of the origin.
+/// Errors of the origin.
 pub async fn write(core: &Rc<Core>, batch: &Rc<Batch>) -> Result<()> {
     discard_ranges(core, batch).await?;
     write_runs(core, batch).await
@@ -25,7 +25,7 @@ pub async fn write(core: &Rc<Core>, batch: &Rc<Batch>) -> Result<()> {
 /// Makes what was written durable, unless its writes were.
 ///
 /// # Errors
-/// Of the origin.
+/// Errors of the origin.
 pub async fn flush(core: &Core) -> Result<()> {
     let origin = core.origin.device();
     if core.settings.fua || !origin.geometry().volatile_cache {

@@ -37,7 +37,7 @@ impl Health {
     pub fn check_open(&self) -> Result<()> {
         self.check_device()?;
         match self.closing.get() {
-            true => Err(Error::closed("the write cache is closed")),
+            true => Err(Error::closed("write cache: it is closed; open it again")),
             false => Ok(()),
         }
     }
@@ -66,7 +66,7 @@ impl Health {
         if self.has_failed() {
             return;
         }
-        tracing::error!("the write cache takes no more writes: {error}");
+        tracing::error!("write cache: a record could not be written, further writes fail: {error}");
         *self.failure.borrow_mut() = Some(error.with_detail(format!(
             "the write cache takes no more writes; its cached blocks are still read and written back: {}",
             error.detail()
@@ -76,7 +76,7 @@ impl Health {
     /// Notes that an attempt at write-back failed and will be repeated.
     pub fn writeback_failed(&self, error: Error) {
         if self.writeback_error.replace(Some(error.clone())).is_none() {
-            tracing::warn!("write-back: {error}; trying again");
+            tracing::warn!("write cache: write-back failed, it is retried: {error}");
         }
     }
 

@@ -40,7 +40,7 @@ impl Message {
                 "what is cached is written back; writes go to the origin once nothing is".into()
             }
             Message::GiveUpRotten => {
-                let unreadable = core.damage.give_up();
+                let unreadable = core.damage.accept_loss();
                 let said = "blocks with wrong checksums are written back as they are";
                 let said = match unreadable {
                     0 => said.into(),

@@ -64,7 +64,7 @@ impl Pieces {
     /// Slot of the block at this address, read if it isn't in memory. Addresses are asked for in rising order.
     ///
     /// # Errors
-    /// Of the cache device; unreadable blocks are no error.
+    /// Errors of the cache device; unreadable blocks are no error.
     pub async fn block(&mut self, address: u64) -> Result<Slot> {
         if let Some(slot) = self.in_memory(address) {
             return Ok(slot);

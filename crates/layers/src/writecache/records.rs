@@ -74,7 +74,7 @@ impl Record {
             blocks: self.sums.len() as u32,
         };
         let block = header.encode_block(stamp.identity, &[], &self.sums, meta, size);
-        let mut payload = Payload::with_room(slices);
+        let mut payload = Payload::with_capacity(slices);
         payload.push(block.freeze());
         for item in &self.items {
             for slice in item.payload.slices() {

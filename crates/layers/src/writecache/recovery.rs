@@ -40,7 +40,7 @@ pub struct Recovered {
 /// Formats an empty cache for an origin of this many blocks. The former contents of the device are lost.
 ///
 /// # Errors
-/// Of the device; [`Error::Invalid`] for a device that is too small.
+/// Errors of the device; [`Error::Invalid`] for a device that is too small.
 pub async fn format(fast: &dyn Device, block_size: BlockSize, origin_blocks: u64) -> Result<()> {
     let ring = Ring::for_device(fast.geometry(), block_size)?;
     let superblock = Superblock {

@@ -50,7 +50,7 @@ impl Superblocks {
     /// Writes the superblock over the older copy, durably, with this number of the last durable record.
     ///
     /// # Errors
-    /// Of the cache device.
+    /// Errors of the cache device.
     pub async fn write(&self, durable_record: u64) -> Result<()> {
         self.write_changed(durable_record, |_| {}).await
     }
@@ -58,7 +58,7 @@ impl Superblocks {
     /// Writes the superblock over the older copy, durably, with this tail.
     ///
     /// # Errors
-    /// Of the cache device.
+    /// Errors of the cache device.
     pub async fn write_tail(&self, durable_record: u64, tail: Position) -> Result<()> {
         let set = |new: &mut Superblock| (new.tail, new.tail_record) = (tail.address, tail.record);
         self.write_changed(durable_record, set).await

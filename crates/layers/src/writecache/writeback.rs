@@ -66,7 +66,7 @@ pub async fn run(core: Rc<Core>) {
                 let _ = write_back.settle().await;
                 core.throttle.fail();
                 core.health.writeback_failed(error);
-                // Whoever waits for space gets the error.
+                // Writers that wait for space get the error.
                 core.space.notify();
                 if core.health.is_closing() {
                     break;
@@ -148,7 +148,7 @@ impl Core {
     /// only a part while it is written again.
     ///
     /// # Errors
-    /// Of the cache device, when the cache is being closed.
+    /// Errors of the cache device, when the cache is being closed.
     async fn write_tail(&self, tail: Position) -> Result<()> {
         let mut failed = false;
         loop {
@@ -164,7 +164,7 @@ impl Core {
                 return Err(error);
             }
             self.health.writeback_failed(error);
-            // Whoever waits for space gets the error.
+            // Writers that wait for space get the error.
             self.space.notify();
             self.demand.changed_within(RETRY).await;
         }

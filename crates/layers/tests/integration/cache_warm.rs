@@ -279,7 +279,7 @@ fn where_nothing_comes_in_it_says_so() {
         let slow = disk(1024);
         let part = cache(&slow, 768, &made(Mode::Passthrough)).await;
         let refused = part.message("warm fetch 0+1").await.unwrap_err();
-        assert!(refused.to_string().contains("nothing comes into this cache"), "{refused}");
+        assert!(refused.to_string().contains("the cache admits no blocks"), "{refused}");
         part.message("mode writeback").await.unwrap();
         assert_eq!(tell(&part, "warm fetch 0+1").await["fetched"], 1);
         let refused = part.message("warm list 5000 1").await.unwrap_err();

@@ -145,7 +145,7 @@ fn a_leg_that_fails_a_write_is_left_behind_for_good() {
             assert_eq!(read(&*handle, block, 1).await.unwrap()[0], block as u8 + 1);
         }
         let error = part.message("fail 0").await.unwrap_err();
-        assert!(error.detail().contains("last leg"), "{error}");
+        assert!(error.detail().contains("only active leg"), "{error}");
         drop(handle);
         part.close().await.unwrap();
         assert_eq!(data_of(&a, 61).await, data_of(&b, 61).await);
@@ -167,7 +167,7 @@ fn legs_that_each_went_on_alone_are_refused_until_one_is_named() {
             part.close().await.unwrap();
         }
         let both = plan(&[a.clone(), b.clone()], false);
-        refused(both.clone(), "each went on without the other").await;
+        refused(both.clone(), "each used without the other").await;
         let wishes = Wishes { degraded: false, rebuild: 0b01 };
         let part = MirrorPart::open(Plan { wishes, ..both.clone() }).await.unwrap();
         settled(&part).await;
@@ -224,7 +224,7 @@ fn a_leg_that_cant_be_opened_is_missing() {
         let without = plan(&[a.clone(), gone.clone()], false);
         refused(without.clone(), "is missing (\"b\" can't be read: b.img: it is gone").await;
         let rebuild = Wishes { degraded: true, rebuild: 0b10 };
-        refused(Plan { wishes: rebuild, ..without.clone() }, "rebuild: \"b\" can't be read: b.img").await;
+        refused(Plan { wishes: rebuild, ..without.clone() }, "rebuild: leg \"b\" can't be read: b.img").await;
         let wishes = Wishes { degraded: true, rebuild: 0 };
         for plan in [Plan { wishes, ..without.clone() }, without] {
             let part = MirrorPart::open(plan).await.unwrap();
@@ -562,10 +562,7 @@ fn the_sync_action_says_what_is_copied_or_compared() {
             }
             panic!("{words:?}, and never idle: {:?}", part.status().await);
         };
-        assert_eq!(
-            part.message("idle").await.unwrap(),
-            "there is no check and no repair; copying, if any, goes on"
-        );
+        assert_eq!(part.message("idle").await.unwrap(), "no check or repair in progress; a resync goes on");
         assert_eq!(all_in_turn().await, "resync");
         let handle = part.open().await.unwrap();
         part.message("fail b").await.unwrap();

@@ -208,7 +208,7 @@ fn a_leg_that_names_fewer_legs_is_not_re_added() {
             leg.write(BlockIndex(copy), superblock.encode(4096), Durability::Durable).await.unwrap();
         }
         let error = part.message("re-add b").await.unwrap_err();
-        assert!(error.detail().contains("names 2 legs, and this mirror has 3"), "{error}");
+        assert!(error.detail().contains("its superblock has 2 slots; expected 3"), "{error}");
         // It may be overwritten.
         part.message("add b").await.unwrap();
         settled(&part).await;

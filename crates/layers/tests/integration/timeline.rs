@@ -65,7 +65,7 @@ fn other_files_and_other_versions_are_refused() {
     let mut bytes = sample().bytes;
     bytes[8] = 4;
     let error = Timeline::parse(bytes).unwrap_err();
-    assert!(error.detail().contains("version 4") && error.detail().contains("versions 1 to 3"), "{error}");
+    assert!(error.detail().contains("version 4") && error.detail().contains("expected 1 to 3"), "{error}");
     let mut bytes = sample().bytes;
     bytes[20] ^= 1;
     assert!(matches!(Timeline::parse(bytes), Err(Error::Corrupt(_))));

@@ -104,7 +104,7 @@ fn trouble_of(bytes: &[u8], sum: u32, most: u32) -> Option<String> {
     }
     let entries = bytes.as_chunks::<4>().0.iter().map(|bytes| u32::from_le_bytes(*bytes));
     let strange = entries.into_iter().find(|entry| *entry >= most);
-    strange.map(|entry| format!("it names block {entry}, of {most}"))
+    strange.map(|entry| format!("block {entry} out of range 0..{most}"))
 }
 
 fn lose(check: &mut Check<'_>, directory: &mut Directory, number: u32, page: u64, trouble: &str) {

@@ -22,7 +22,7 @@ pub(crate) fn read(bytes: &[u8], identity: &Identity, report: &ZoneReport, posit
     let parsed = Parsed::decode(bytes, identity)?;
     parsed.check_place(report.zone.0, report.generation, position)?;
     if parsed.header.kind != Kind::Root {
-        return Err(Error::corrupt("a record that is no root"));
+        return Err(Error::corrupt(format!("block {position} of zone {}: not a root", report.zone.0)));
     }
     let root = Root::decode(parsed.meta)?;
     Ok(Place { position, number: parsed.header.sequence, root })

@@ -246,12 +246,12 @@ impl<'a> Walk<'a> {
             let bytes = window.blocks(unbroken, blocks).await;
             let differing = bytes.iter().zip(&expected).filter(|(found, expected)| found != expected).count();
             if differing <= FEW {
-                why = Some(Error::corrupt(format!("{differing} bytes of it are wrong")));
+                why = Some(Error::corrupt(format!("{differing} bytes differ from the expected summary")));
             }
         }
         if let Some(why) = why {
             let what = format!(
-                "the summary of the zone can't be used ({}): its records are read one by one",
+                "the summary of the zone is unusable ({}): its records are read one by one",
                 why.detail()
             );
             let is_it = |region: &mut Region| region.position == unbroken && unbroken + blocks == end;

@@ -2,7 +2,7 @@
 //!
 //! A change without capacity waits for changes in flight, or for a checkpoint if that can free capacity, before it is
 //! refused. Other modules append what is queued (`logkit::lane`), commit it (`commit.rs`), and compute the capacity
-//! (`room.rs`).
+//! (`capacity.rs`).
 
 use super::{Acknowledge, Changes, Core, Item};
 use crate::format::Change;
@@ -66,12 +66,12 @@ impl Core {
         durability: Durability,
     ) -> Call<'a, Result<()>> {
         let is_plain = durability == Durability::Visible && self.check_open().is_ok();
-        let room = is_plain.then(|| self.admission.dirty.try_acquire(self.wanted(&payload))).flatten();
-        if let Some(room) = room
+        let permit = is_plain.then(|| self.admission.dirty.try_acquire(self.wanted(&payload))).flatten();
+        if let Some(permit) = permit
             && let Ok(Some(growth)) = self.admit(std::slice::from_ref(&write))
         {
             let buffers = self.buffers();
-            let request = self.admission.requests.begin(1, Some(room));
+            let request = self.admission.requests.begin(1, Some(permit));
             self.queue(write, payload, request, growth, buffers);
             self.kit.events.work.notify_one();
             let waiting = self.admission.requests.wait(request);
@@ -105,15 +105,15 @@ impl Core {
         durability: Durability,
     ) -> Result<()> {
         let wanted = self.wanted(&payload);
-        let mut room = match wanted {
+        let mut permit = match wanted {
             0 => Some(None),
             _ => self.admission.dirty.try_acquire(wanted).map(Some),
         };
-        if let Some(room) = &mut room {
+        if let Some(permit) = &mut permit {
             self.check_open()?;
             match self.admit(&changes) {
                 Ok(Some(growth)) => {
-                    return self.change_now(changes, payload, durability, (room.take(), growth)).await;
+                    return self.change_now(changes, payload, durability, (permit.take(), growth)).await;
                 }
                 Err(error) if !self.checkpoint_may_help() => return Err(error),
                 _ => {}
@@ -122,8 +122,8 @@ impl Core {
         // Dropping the call while it waits for capacity doesn't cancel the write.
         let core = self.clone();
         let task = self.kit.tasks.spawn(async move {
-            let room = match room {
-                Some(room) => room,
+            let permit = match permit {
+                Some(permit) => permit,
                 None => Some(core.admission.dirty.acquire(wanted).await),
             };
             let mut is_certain = false;
@@ -140,7 +140,7 @@ impl Core {
                     Err(error) => return Err(error),
                 }
             };
-            core.change_now(changes, payload, durability, (room, growth)).await
+            core.change_now(changes, payload, durability, (permit, growth)).await
         });
         task.await
     }
@@ -180,7 +180,7 @@ impl Core {
     fn check_open(&self) -> Result<()> {
         match self.kit.failure() {
             Some(error) => Err(error),
-            None if self.kit.is_closing() => Err(Error::closed("the log is closed")),
+            None if self.kit.is_closing() => Err(Error::closed("log: it is closed; open it again")),
             None => self.kit.space.check(),
         }
     }
@@ -190,11 +190,11 @@ impl Core {
         changes: Changes,
         payload: Payload,
         durability: Durability,
-        (room, growth): (Option<Permit>, u32),
+        (permit, growth): (Option<Permit>, u32),
     ) -> Result<()> {
         let has_data = !payload.is_empty();
         let buffers = self.buffers();
-        let request = self.submit(changes, payload, room, growth, buffers);
+        let request = self.submit(changes, payload, permit, growth, buffers);
         let waiting = self.admission.requests.wait(request);
         if buffers && has_data && durability == Durability::Visible {
             // The request goes on; reads find its data in the buffer.
@@ -212,13 +212,13 @@ impl Core {
         &self,
         changes: Changes,
         mut payload: Payload,
-        room: Option<Permit>,
+        permit: Option<Permit>,
         growth: u32,
         buffers: bool,
     ) -> RequestKey {
         let mut at = 0;
         let mut growth = Some(growth);
-        let key = self.admission.requests.begin(changes.len() as u32, room);
+        let key = self.admission.requests.begin(changes.len() as u32, permit);
         let shift = self.layout.block_size.shift();
         for change in changes {
             let bytes = (change.data_blocks() as usize) << shift;
@@ -273,8 +273,7 @@ impl Core {
             }
             if !has_room {
                 return Err(Error::no_space(format!(
-                    "the log holds {live} blocks of data and has room for {}: discard some, delete snapshots, or grow \
-                     the disk",
+                    "the log is full: {live} blocks of data, of {}; discard some data, delete snapshots, or grow the disk",
                     self.capacity(growth)
                 )));
             }

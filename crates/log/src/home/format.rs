@@ -191,7 +191,9 @@ impl Header {
     pub fn decode(bytes: &[u8]) -> Result<Header> {
         let mut reader = Reader::new(bytes, "the header of a map's home");
         if reader.bytes(8)? != MAGIC {
-            return Err(Error::protocol("it is no map's home"));
+            return Err(Error::protocol(
+                "not a map's home: other magic; expected the file that map_home names",
+            ));
         }
         let version = reader.u32()?;
         let order = reader.bytes(4)? == ORDER.to_ne_bytes();
@@ -203,8 +205,8 @@ impl Header {
                 "another byte order".to_owned()
             };
             return Err(Error::protocol(format!(
-                "it is a map's home of {found}; this program reads version {VERSION} in the byte order of this machine: use \
-                 the program that wrote it"
+                "a map's home of {found}; expected version {VERSION} in the byte order of this machine; use the program that \
+                 wrote it"
             )));
         }
         if !is_sealed(bytes, HEADER, 0) {
@@ -216,7 +218,7 @@ impl Header {
         let [journal, journal_length, state, state_length, words, number, base] = reader.u64s()?;
         let places = Places { journal, journal_length, state, state_length, words };
         if !places.is_possible() || places.versions(zones) > places.state + places.state_length {
-            return Err(reader.strange("names places that can't be"));
+            return Err(reader.strange("has offsets out of range"));
         }
         Ok(Header { uuid, zones, places, number, base })
     }
@@ -262,7 +264,9 @@ pub fn decode_body(bytes: &[u8], lines: u32, places: &Places) -> Result<Vec<(u64
     for (number, line) in numbers.iter().zip(lines).take(count) {
         let offset = u64::from_le_bytes(*number).saturating_mul(LINE as u64);
         if !places.holds(offset) {
-            return Err(Error::corrupt(format!("a transaction of the map's home changes byte {offset}")));
+            return Err(Error::corrupt(format!(
+                "transaction of the map's home: offset {offset} out of range"
+            )));
         }
         all.push((offset, line_of(line)));
     }

@@ -108,7 +108,7 @@ impl FileMedium {
             outcome?;
             if !buffer.filled().starts_with(b"SILTHOME") {
                 return Err(Error::already_exists(format!(
-                    "map_home: {} holds something that is no map's home: take another name, or remove it",
+                    "map_home: {} has other contents than a map's home; choose another name, or remove the file",
                     path.display()
                 )));
             }
@@ -149,8 +149,8 @@ impl FileMedium {
     fn check_kind(path: &Path) -> Result<()> {
         match metadata(path) {
             Ok(found) if !found.is_file => Err(Error::invalid(format!(
-                "map_home: {} is no regular file: take one on a file system that is mounted with direct access (DAX), \
-                 or on any other",
+                "map_home: {} is not a regular file; expected a file, best on a file system that is mounted with direct \
+                 access (DAX)",
                 path.display()
             ))),
             _ => Ok(()),
@@ -160,7 +160,7 @@ impl FileMedium {
     async fn open_locked(path: &Path, options: OpenOptions) -> Result<File> {
         let missing = |error: Error| match error {
             Error::NotFound(_) => Error::not_found(format!(
-                "map_home: there is no {}: this log's map is in that file, and nowhere else; restore it",
+                "map_home: {} doesn't exist: this log's map is only in that file; restore it",
                 path.display()
             )),
             other => other.in_context("map_home"),
@@ -184,7 +184,7 @@ impl FileMedium {
     async fn durably(&self, work: impl Future<Output = Result<()>>) -> Result<()> {
         if self.is_unusable.replace(true) {
             return Err(Error::io(format!(
-                "{}: an earlier sync or durable write failed or was abandoned: earlier stores may be lost; reopen the log",
+                "{}: an earlier sync or durable write failed or was cancelled: earlier stores may be lost; reopen the log",
                 self.file.name()
             )));
         }

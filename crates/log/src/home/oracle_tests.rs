@@ -107,7 +107,7 @@ impl World {
             }
             1 if id != VersionId::HEAD => {
                 versions.delete(id).unwrap();
-                while versions.give_up(u64::MAX, &mut |_| {}) {}
+                while versions.release(u64::MAX, &mut |_| {}) {}
             }
             _ => {
                 let block = random.below(BLOCKS - 4000);

@@ -75,16 +75,16 @@ fn check_age(
 ) -> Result<()> {
     let is_older = |what: String| {
         Err(Error::corrupt(format!(
-            "it is newer than the disk: {what}; put back the disk and this file of one time"
+            "it is newer than the disk: {what}; restore the disk and this file from the same time"
         )))
     };
     let moment = &known.moment;
     if moment.epoch > root.epoch {
-        return is_older(format!("it has seen life {}, and the disk life {}", moment.epoch, root.epoch));
+        return is_older(format!("it has epoch {}, the disk epoch {}", moment.epoch, root.epoch));
     }
     if root.clean && known.sequence > demanded {
         return is_older(format!(
-            "the log was closed with transaction {demanded}, and here is {}",
+            "the log was closed with transaction {demanded}, this file has transaction {}",
             known.sequence
         ));
     }
@@ -98,7 +98,7 @@ fn check_age(
         let is_same = report.generation == zone.entry.generation;
         let lacks = is_same && (end < zone.committed || report.state == ZoneState::Empty);
         if report.generation < zone.entry.generation || lacks {
-            return is_older(format!("zone {} lacks records that had been durable", report.zone));
+            return is_older(format!("zone {} lacks records that were durable", report.zone));
         }
     }
     Ok(())

@@ -92,7 +92,7 @@ pub struct KnownZone {
 /// # Errors
 /// [`Error::Corrupt`] for a damaged line.
 pub fn decode_zone(number: u32, line: &[u8], key: u64) -> Result<Option<KnownZone>> {
-    let mut reader = Reader::new(line, "what the map's home says of a zone");
+    let mut reader = Reader::new(line, "the state of a zone at the map's home");
     if !is_sealed(line, LINE, key ^ u64::from(number)) {
         return Err(reader.strange(&format!("is damaged (zone {number})")));
     }
@@ -179,7 +179,7 @@ impl Known {
         }
         let start = (1 + zones as usize) * LINE;
         let versions = bytes.get(start..start.saturating_add(length)).ok_or_else(|| {
-            Error::corrupt("the list of versions at the map's home is longer than there is room for")
+            Error::corrupt("the list of versions at the map's home exceeds its space: the file is damaged")
         })?;
         let versions = decode_versions(versions, moment.next_version, key)?;
         Ok(Known { sequence, moment, versions, zones: known })
@@ -194,7 +194,10 @@ impl Known {
         let length = (1 + zones as usize) * LINE + versions;
         match length as u64 <= places.state_length {
             true => Ok(length),
-            false => Err(Error::corrupt("the state at the map's home is longer than there is room for")),
+            false => Err(Error::corrupt(format!(
+                "the state at the map's home exceeds its space: {length} bytes of {}: the file is damaged",
+                places.state_length
+            ))),
         }
     }
 

@@ -126,7 +126,7 @@ impl<'a, M: Memory> Writer<'a, M> {
     fn compact(&mut self, slab: u32, page: u64) -> Option<Reference> {
         let places = self.memory.slab(slab).iter().map(Word::get);
         // Half of the most runs of a leaf: otherwise it would be dense again after a few changes.
-        let few = self.state.runs.gather(places, most_runs::<M>() / 2);
+        let few = self.state.runs.try_build(places, most_runs::<M>() / 2);
         few.then(|| self.build(page))
     }
 
@@ -535,7 +535,7 @@ impl<M: Memory> Radix<M> {
 
     fn load_leaf(&self, writer: &mut Writer<'_, M>, page: u64, entries: &[u32]) {
         let old = self.leaf(page);
-        let new = if writer.state.runs.gather(entries.iter().copied(), most_runs::<M>()) {
+        let new = if writer.state.runs.try_build(entries.iter().copied(), most_runs::<M>()) {
             if writer.state.runs.is_unmapped() && old == Reference::EMPTY {
                 return;
             }

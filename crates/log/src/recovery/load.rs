@@ -9,7 +9,7 @@ use crate::directory::{Directory, PageTable};
 use crate::layout::Layout;
 use crate::map::{self, Map, PAGE_BLOCKS, Physical};
 use crate::recovery::Recovered;
-use crate::recovery::gathered::Gathered;
+use crate::recovery::batched::Batched;
 use crate::versions::{Version, Versions};
 use block::{Buffer, Error, Result, Zones};
 use logkit::ZonePool;
@@ -37,7 +37,7 @@ struct PageAt {
     sum: u32,
 }
 
-/// Loads the maps of all versions from their pages, and counts live blocks. With `gathered`, which requires a log of
+/// Loads the maps of all versions from their pages, and counts live blocks. With `batched`, which requires a log of
 /// one version, the maps include the changes of its replayed records.
 ///
 /// # Errors
@@ -48,12 +48,12 @@ pub(crate) async fn load(
     directory: &Directory,
     pool: &ZonePool,
     map: &str,
-    gathered: Option<Gathered>,
+    batched: Option<Batched>,
     recovered: &mut Recovered,
 ) -> Result<Versions> {
     let mut versions = Versions { next: directory.next_version, ..Versions::default() };
     let mut counted = Vec::new();
-    let gathered = gathered.map(Arc::new);
+    let batched = batched.map(Arc::new);
     for entry in &directory.versions {
         let parent =
             entry.parent.and_then(|parent| directory.versions.iter().find(|other| other.id == parent));
@@ -69,7 +69,10 @@ pub(crate) async fn load(
         let mut pages = Vec::new();
         for (page, place) in entry.table.iter() {
             if page >= entry.blocks.div_ceil(PAGE_BLOCKS) {
-                return Err(Error::corrupt("a page of a map stands behind the end of its version"));
+                return Err(Error::corrupt(format!(
+                    "page {page} of a map is past the end of its version, which has {} blocks",
+                    entry.blocks
+                )));
             }
             if parent.is_none_or(|parent| parent.table.get(page) != place) {
                 pages.push(PageAt { physical: place.physical, page, sum: place.sum });
@@ -89,7 +92,7 @@ pub(crate) async fn load(
             layout: *layout,
             map,
             parent: parent_map,
-            gathered: gathered.clone(),
+            batched: batched.clone(),
             tallies: Mutex::default(),
             order: Mutex::default(),
         });
@@ -109,7 +112,7 @@ struct Loader {
     layout: Layout,
     map: Arc<dyn Map>,
     parent: Option<Arc<dyn Map>>,
-    gathered: Option<Arc<Gathered>>,
+    batched: Option<Arc<Batched>>,
     /// Tallies that no thread is using.
     tallies: Mutex<Vec<Tally>>,
     /// Serializes changes of the map, as its contract demands of the caller.
@@ -132,7 +135,7 @@ impl Loader {
     async fn load(self: &Arc<Self>, zones: &dyn Zones, pages: &[PageAt], table: &PageTable) -> Result<()> {
         let batches = pages.chunks(BATCH).map(|batch| self.load_batch(zones, batch));
         runtime::join_limited(BATCHES, batches).await.into_iter().collect::<Result<()>>()?;
-        let mut new = self.gathered.as_ref().map_or(Vec::new(), |gathered| gathered.pages());
+        let mut new = self.batched.as_ref().map_or(Vec::new(), |batched| batched.pages());
         new.retain(|page| !table.get(*page).physical.is_mapped());
         let batches = new.chunks(BATCH).map(|batch| {
             let (loader, batch) = (self.clone(), batch.to_vec());
@@ -216,7 +219,7 @@ impl Loader {
             if sum_of(bytes) != *sum {
                 let (zone, position) = self.layout.place(*physical);
                 return Err(Error::corrupt(format!(
-                    "page {page} of a map is damaged: zone {zone}, block {position}"
+                    "page {page} of a map: wrong checksum: zone {zone}, block {position} is damaged"
                 )));
             }
             for (place, bytes) in places.iter_mut().zip(bytes.as_chunks::<4>().0) {
@@ -238,11 +241,13 @@ impl Loader {
         let most = self.layout.zones * self.layout.zone_blocks;
         let highest = places.iter().copied().max().unwrap_or(0);
         if highest >= most {
-            return Err(Error::corrupt(format!("page {page} of a map names block {highest}, of {most}")));
+            return Err(Error::corrupt(format!(
+                "page {page} of a map: block {highest} out of range 0..{most}"
+            )));
         }
-        if let Some(gathered) = &self.gathered {
+        if let Some(batched) = &self.batched {
             let Tally { changed, dirty, .. } = tally;
-            let has_changed = gathered.change(page, places, &mut |physical, clock| {
+            let has_changed = batched.change(page, places, &mut |physical, clock| {
                 let changed = &mut changed[self.layout.place(physical).0 as usize];
                 *changed = (*changed).max(clock + 1);
             });

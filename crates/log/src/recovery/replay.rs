@@ -1,5 +1,5 @@
 //! Replay of records one by one on the maps of a checkpoint. If all records only map, unmap and move blocks of the
-//! volume, [`gathered`](super::gathered) is faster, with the same result.
+//! volume, [`batched`](super::batched) is faster, with the same result.
 
 use crate::commit::{Effect, apply};
 use crate::format::Change;
@@ -29,7 +29,7 @@ pub(super) fn check_length(record: &Replayable, named: u32) -> Result<()> {
         return Ok(());
     }
     Err(Error::corrupt(format!(
-        "record {} of stream {} has {} data blocks and names {named}",
+        "record {} of stream {}: {} data blocks; expected {named}, as its entries have",
         header.sequence, header.stream.0, header.blocks
     )))
 }
@@ -81,7 +81,7 @@ impl Replay<'_> {
                 Effect::Dead(physical, blocks) => died(physical, blocks as u32),
             });
             // No request waits during recovery.
-            while self.versions.give_up(u64::MAX, &mut |physical| died(physical, 1)) {}
+            while self.versions.release(u64::MAX, &mut |physical| died(physical, 1)) {}
             // A change that failed at first fails again in the same state, and changes nothing.
             match applied {
                 Ok(())

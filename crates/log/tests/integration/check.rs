@@ -400,7 +400,7 @@ fn damaged_metadata_is_found() {
         for byte in [0, 9, 30, 44, 70] {
             let report = flip(&data["zone"], end - 1, byte).await;
             let note = the_note(&report);
-            assert!(note.what.contains("the summary of the zone can't be used"), "byte {byte}: {note:?}");
+            assert!(note.what.contains("the summary of the zone is unusable"), "byte {byte}: {note:?}");
         }
 
         // A page: all that its version has there.

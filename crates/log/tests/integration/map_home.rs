@@ -257,16 +257,16 @@ fn without_its_home_with_another_one_or_an_older_one_a_log_is_not_opened() {
     };
     refused(small(), &["map_home", "pmem:PATH"]);
     refused(at_home(&folder.path().join("nowhere")), &["nowhere", "restore it"]);
-    refused(at_home(&folder.path().join("other.pmem")), &["other.pmem", "of log"]);
+    refused(at_home(&folder.path().join("other.pmem")), &["other.pmem", "belongs to log"]);
     refused(at_home(&folder.path().join("old")), &["older copy", "transaction"]);
-    refused(at_home(folder.path()), &["no regular file"]);
+    refused(at_home(folder.path()), &["not a regular file"]);
     let at = at_home(&folder.path().join("damaged"));
     damaged(&|bytes| bytes.truncate(5000));
     refused(at.clone(), &["too short"]);
     damaged(&|bytes| bytes.truncate(bytes.len() - (1 << 20)));
-    refused(at.clone(), &["was cut"]);
+    refused(at.clone(), &["was truncated"]);
     damaged(&|bytes| bytes[..8192].fill(0));
-    refused(at.clone(), &["no map's home"]);
+    refused(at.clone(), &["not a map's home"]);
     damaged(&|bytes| {
         bytes[60] ^= 1;
         bytes[4096 + 60] ^= 1;

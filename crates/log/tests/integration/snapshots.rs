@@ -246,7 +246,7 @@ fn wrong_words_are_answered() {
             ("snapshot diff two", "expected one of one"),
             ("snapshot", "unknown to log; expected one of"),
             ("resize ten", "a whole number"),
-            ("resize 4096", "no less than that"),
+            ("resize 4096", "expected a multiple of 4096, at least"),
         ];
         for (message, expected) in asked {
             let error = log.message(message).await.expect_err(message);

@@ -47,7 +47,7 @@ impl Lifetime {
     pub fn new(generations: u8) -> Result<Self> {
         if !(1..=MAX_GENERATIONS).contains(&generations) {
             return Err(Error::invalid(format!(
-                "{generations} generations of the cleaning policy \"{NAME}\": expected 1 to {MAX_GENERATIONS}"
+                "cleaning policy \"{NAME}\": {generations} generations; expected 1 to {MAX_GENERATIONS}"
             )));
         }
         Ok(Lifetime { generations, lifespan: Lifespan::default() })

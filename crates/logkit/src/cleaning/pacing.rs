@@ -12,10 +12,10 @@
 //!       │ ▏
 //!     2 │  ╲__
 //!       │   · ╲__
-//!     1 │   ·    ╲__    in balance: the room stays where it is
+//!     1 │   ·    ╲__    in balance: the headroom is constant
 //!       │   ·       ╲__
 //!     0 │   ·          ╲____________
-//!       └───┴───────────┴────────── room
+//!       └───┴───────────┴────────── headroom
 //!       stop low       high
 //! ```
 //!
@@ -23,7 +23,7 @@
 //! without bound, so that `stop` is never passed: users wait until a block was moved.
 //!
 //! # Free space
-//! The free space (room) is the data units of empty zones, of the rest of open ones, and of the passed part (moved or
+//! The free space (headroom) is the data units of empty zones, of the rest of open ones, and of the passed part (moved or
 //! found dead) of the victim. So it changes by one with each block and has no steps: a user's block takes one, a moved
 //! block none, and passing a dead block gains one.
 //!
@@ -78,9 +78,9 @@ impl Marks {
     }
 
     /// Returns the pressure for this much free space of `total` zones of `zone` data units.
-    pub fn pressure(&self, zone: u64, room: u64, total: u32) -> Pressure {
+    pub fn pressure(&self, zone: u64, headroom: u64, total: u32) -> Pressure {
         let zones = |units: u64| u32::try_from(units / zone).unwrap_or(u32::MAX);
-        Pressure { free: zones(room), total, low: zones(self.low), high: zones(self.high) }
+        Pressure { free: zones(headroom), total, low: zones(self.low), high: zones(self.high) }
     }
 }
 
@@ -111,17 +111,17 @@ impl Pacer {
     }
 
     /// Returns the pace for this much free space in data units.
-    pub fn pace(&self, room: u64, marks: &Marks) -> Pace {
+    pub fn pace(&self, headroom: u64, marks: &Marks) -> Pace {
         // At least one move per 16 blocks even if all victims were dead: the current one may not be.
         let balanced = (self.moved / self.gained.max(1e-6)).max(1.0 / 16.0);
         let Marks { stop, low, high } = *marks;
         let share = |part: u64, of: u64| part as f64 / of as f64;
-        let factor = if room >= high {
+        let factor = if headroom >= high {
             0.0
-        } else if room >= low {
-            2.0 * share(high - room, high - low)
-        } else if room > stop {
-            2.0 / share(room - stop, low - stop)
+        } else if headroom >= low {
+            2.0 * share(high - headroom, high - low)
+        } else if headroom > stop {
+            2.0 / share(headroom - stop, low - stop)
         } else {
             f64::INFINITY
         };

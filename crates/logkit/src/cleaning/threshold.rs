@@ -47,7 +47,7 @@ impl Threshold {
     pub fn new(live_share: f64, limit: Limit, read_at_once: u64) -> Result<Self> {
         if !(0.0..=1.0).contains(&live_share) {
             return Err(Error::invalid(format!(
-                "live share {live_share} of the cleaning policy \"{NAME}\": expected a number from 0 to 1"
+                "cleaning policy \"{NAME}\": live share {live_share}; expected a number from 0 to 1"
             )));
         }
         Ok(Threshold { live_share, limit, read_at_once, round: BTreeSet::new() })

@@ -154,7 +154,7 @@ fn logs_on_zones() {
         &[],
         &["stack", "check", "log(ramzones(zones=64))"],
         r#"
-stack:1:5: log "top": its zones are durable only when they are finished: a log needs zones whose appends are durable at once or on flush, such as zones(file(disk.img))
+stack:1:5: log "top": its zones are durable only when they are finished; expected zones whose appends are durable at once or on flush, such as zones(file(disk.img))
  1 | log(ramzones(zones=64))
    |     ^^^^^^^^^^^^^^^^^^"#,
     );
@@ -162,7 +162,7 @@ stack:1:5: log "top": its zones are durable only when they are finished: a log n
         &[],
         &["format", "log(zones(ram(64MiB), zone_size=1MiB), zone_size=1MiB)"],
         r#"
-stack:1:40: log "top": zone_size is for a log that cuts a device into zones, and here it stands on zones already: leave it out, or say it where they are made
+stack:1:40: log "top": zone_size: set for a log on zones; expected only for a log on a device; leave it out, or set it where the zones are created
  1 | log(zones(ram(64MiB), zone_size=1MiB), zone_size=1MiB)
    |                                        ^^^^^^^^^"#,
     );
@@ -170,7 +170,7 @@ stack:1:40: log "top": zone_size is for a log that cuts a device into zones, and
         &[],
         &["format", "log(zone-stats(zones(ram(64MiB), zone_size=1MiB, max_open=4)), appends_in_flight=1)"],
         r#"
-stack:1:5: log "top": its zones have max_open=4: this log has up to 7 open at a time (appends_in_flight=1, cleaning=lifetime); expected 0, which is no limit, or at least 7
+stack:1:5: log "top": its zones have max_open=4; expected 0 (no limit) or at least 7, the log's open zones with appends_in_flight=1 and cleaning=lifetime
  1 | log(zone-stats(zones(ram(64MiB), zone_size=1MiB, max_open=4)), appends_in_flight=1)
    |     ^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^"#,
     );
@@ -178,7 +178,7 @@ stack:1:5: log "top": its zones have max_open=4: this log has up to 7 open at a 
         &[],
         &["format", "log(zones(ram(64MiB), zone_size=1MiB), size=60MiB)"],
         r#"
-stack:1:40: log "top": a log on this disk has room for 46560KiB, what the cleaner needs subtracted; take that, or a disk of at least 84288KiB; a volume larger than its disk is made thin
+stack:1:40: log "top": size 60MiB: expected at most 46560KiB, the capacity of a log on this disk without the cleaner's reserve; take that, or a disk of at least 84288KiB; a volume larger than its disk becomes thin
  1 | log(zones(ram(64MiB), zone_size=1MiB), size=60MiB)
    |                                        ^^^^"#,
     );

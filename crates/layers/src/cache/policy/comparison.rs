@@ -1,4 +1,4 @@
-//! The policy against LRU and a rendering of the kernel's smq: hit ratios on loads that show what is different.
+//! Hit ratios of the policy, of LRU and of a model of the kernel's smq, on loads that show their differences.
 //!
 //! `cargo test -p siltstone-layers --lib policy -- --nocapture` prints the table that the book shows.
 
@@ -11,16 +11,16 @@ use std::collections::BTreeMap;
 
 /// Blocks that the cache has.
 const SLOTS: usize = 2000;
-/// Requests of a load; the first quarter isn't counted.
+/// Number of requests of a load; the first quarter warms the cache and isn't counted.
 const REQUESTS: usize = 400_000;
 
 /// A cache of blocks, by block.
 trait Cache {
-    /// Says whether it was there.
+    /// Requests a block. Returns whether it was a hit.
     fn request(&mut self, block: u64) -> bool;
 }
 
-/// The policy of the cache, as the cache uses it: every miss comes in.
+/// The cache's policy as the cache uses it: every miss is promoted.
 struct Ours {
     policy: S3Fifo,
     slots: BTreeMap<u64, u32>,
@@ -59,7 +59,7 @@ impl Cache for Ours {
     }
 }
 
-/// The least recently used one goes.
+/// Least recently used.
 #[derive(Default)]
 struct Lru {
     used: BTreeMap<u64, u64>,
@@ -84,14 +84,14 @@ impl Cache for Lru {
     }
 }
 
-/// Blocks that are drawn by Zipf's law with this exponent: the sums of the ranks' shares, and which block has which rank.
+/// Zipf distribution of blocks: cumulative shares of the ranks, and the block of each rank.
 struct Zipf {
     sums: Vec<f64>,
     blocks: Vec<u64>,
 }
 
 impl Zipf {
-    /// Of so many blocks. Runs of `neighbours` blocks have ranks that follow each other; the runs are scattered.
+    /// Creates a distribution over `blocks` blocks. Runs of `neighbours` blocks have consecutive ranks; the runs are shuffled.
     fn new(blocks: u64, exponent: f64, neighbours: u64) -> Self {
         let mut sum = 0.0;
         let shares = (1..=blocks).map(|rank| (rank as f64).powf(-exponent));
@@ -118,10 +118,10 @@ impl Zipf {
 type Load = fn(usize, &mut Random, &Zipf) -> u64;
 
 const BLOCKS: u64 = 40_000;
-/// As many as one of smq's hotspots has.
+/// Number of blocks of one of smq's hotspots.
 const NEIGHBOURS: u64 = 16;
 
-/// Names, how many neighbours are alike, and loads. A load says which block request `number` is for.
+/// Name, number of neighbours with consecutive ranks, and function of a load, which returns the block of request `number`.
 const LOADS: [(&str, u64, Load); 6] = [
     ("zipf 0.9", 1, |_, random, zipf| zipf.draw(random)),
     ("zipf 0.9, neighbours alike", NEIGHBOURS, |_, random, zipf| zipf.draw(random)),
@@ -130,20 +130,20 @@ const LOADS: [(&str, u64, Load); 6] = [
         true => 1_000_000 + number as u64,
         false => zipf.draw(random),
     }),
-    // A loop over a quarter more than the cache has.
+    // A loop over 1.25 times the cache's size.
     ("loop over 125 % of the cache", 1, |number, _, _| (number % (SLOTS * 5 / 4)) as u64),
-    // A loop over three times as much, and a third of the requests for a few hot ones.
+    // A loop over three times the cache's size; every third request goes to a small hot set.
     ("loop over 300 %, and a third for a hot set", 1, |number, random, _| match random.below(3) {
         0 => 1_000_000 + random.below(SLOTS as u64 / 2),
         _ => (number % (3 * SLOTS)) as u64,
     }),
-    // What is popular changes.
+    // The popular blocks change.
     ("zipf 0.9 that shifts every 50 000 requests", 1, |number, random, zipf| {
         (zipf.draw(random) + (number / 50_000 * 12_345) as u64) % BLOCKS
     }),
 ];
 
-/// The share of hits that each cache has, of a load's requests after the first quarter.
+/// Returns each cache's ratio of hits, of a load's requests after the first quarter.
 fn ratios<const N: usize>(caches: [Box<dyn Cache>; N], load: Load, zipf: &Zipf) -> [f64; N] {
     let first = REQUESTS / 4;
     caches.map(|mut cache| {

@@ -1,43 +1,42 @@
-//! How hot a block is, in the policy's own terms: what is listed, saved, and restored on another run.
+//! Heat of a block, in the policy's terms: listed and set by messages, and kept in the table over a close.
 //!
-//! Three things decide about a block's future: in which queue it is, how often it was asked for since its turn last came, and
-//! how long ago that was. The first two make a *level*, from 1 to 7, which says what makes room for what; the third one
-//! only orders what is on the same level, and is kept in powers of two, so that neighbours on the disk are often equal.
+//! Heat consists of the queue, the number of hits since the block was last considered for eviction, and the age of the last
+//! hit. Queue and hits give a *level* from 1 to 7: a block may displace blocks of lower levels. The age orders blocks of one
+//! level only. It is rounded to powers of two, so that blocks that are neighbours on the disk often have the same heat.
 
 use super::queues::Queue;
 use super::{MOST_HITS, WORTHY};
 use std::fmt;
 
-/// See the module's head.
+/// Heat of a block.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Heat {
-    /// In the main queue rather than in the small one.
+    /// Whether the block is in the main queue rather than in the small one.
     pub is_main: bool,
-    /// Visits since its turn last came, at most three.
+    /// Number of hits since the block was last considered for eviction, at most three.
     pub hits: u8,
-    /// How many of the cache's requests lie behind the last one for it, as a power of two: 0 for none, n for up to 2^n - 1.
+    /// Binary logarithm of the number of requests since the last one for the block: 0 for none, n for 2^(n-1) to 2^n - 1.
     pub age: u8,
 }
 
 impl Heat {
-    /// What somebody asks for beforehand: worth more than what was asked for only once, less than what was asked for
-    /// again.
+    /// Heat of a prefetched block: above blocks with a single request, below all blocks of the main queue.
     pub const PREFETCHED: Heat = Heat { is_main: false, hits: 1, age: 0 };
-    /// The oldest age: a request's number has 32 bits.
+    /// Largest age: request numbers have 32 bits.
     const OLDEST: u8 = 32;
 
-    /// Of a slot in a queue, whose last visit was so many requests ago.
+    /// Creates the heat of a slot from its queue, hits, and number of requests since its last one.
     pub(in crate::cache) fn new(queue: Queue, hits: u8, requests_ago: u32) -> Self {
         let age = (u32::BITS - requests_ago.leading_zeros()) as u8;
         Heat { is_main: queue == Queue::Main, hits, age }
     }
 
-    /// The queue.
+    /// Returns the queue.
     pub(in crate::cache) fn queue(self) -> Queue {
         if self.is_main { Queue::Main } else { Queue::Small }
     }
 
-    /// How many requests ago, at the least.
+    /// Returns the least number of requests since the last one for the block.
     pub(in crate::cache) fn requests_ago(self) -> u32 {
         match self.age {
             0 => 0,
@@ -45,8 +44,8 @@ impl Heat {
         }
     }
 
-    /// What leaves first: 1 for what was asked for once, to 7. What is in the small queue and worth a place in the main
-    /// one goes to its end when its turn comes, so it is above what is there without a hit.
+    /// Returns the level, from 1 for a block with a single request to 7; lower levels are evicted first. A block of the small
+    /// queue with enough hits moves to the end of the main queue, so its level is above that of main blocks without hits.
     pub fn level(self) -> u8 {
         match (self.is_main, self.hits) {
             (false, hits) if hits >= WORTHY => 4,
@@ -56,19 +55,19 @@ impl Heat {
         }
     }
 
-    /// As nine bits, for a table: the age, the hits, and whether it is in the main queue. What nothing is known of is zero.
+    /// Encodes as nine bits for the table: age, hits, main queue. Zero stands for unknown heat.
     pub(in crate::cache) fn bits(self) -> u64 {
         u64::from(self.age) | u64::from(self.hits) << 6 | u64::from(self.is_main) << 8
     }
 
-    /// Reads the bits; none for what can't be.
+    /// Decodes the bits; `None` if a field is out of range.
     pub(in crate::cache) fn from_bits(bits: u64) -> Option<Self> {
         let (age, hits) = ((bits & 0x3F) as u8, (bits >> 6 & 3) as u8);
         let heat = Heat { is_main: bits >> 8 == 1, hits, age };
         (age <= Heat::OLDEST && bits >> 9 == 0).then_some(heat)
     }
 
-    /// Reads `main/3/12`; none for what isn't one.
+    /// Parses text such as `main/3/12`; `None` if it isn't a heat.
     pub fn parse(text: &str) -> Option<Self> {
         let mut words = text.split('/');
         let is_main = match words.next()? {
@@ -86,7 +85,7 @@ impl Heat {
     }
 }
 
-/// `main/3/12`: queue, hits, age.
+/// Formats as `main/3/12`: queue, hits, age.
 impl fmt::Display for Heat {
     fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
         let queue = if self.is_main { "main" } else { "small" };

@@ -1,18 +1,18 @@
-//! The two queues of the policy: lists through arrays, so that a slot is taken out from anywhere, or moved, without a search.
+//! The two queues of the policy: doubly linked lists in arrays, so that a slot is removed or moved in constant time.
 //!
-//! A slot is in one of them or in none. Eight bytes per slot, whichever it is in, and a byte that says which.
+//! A slot is in one of them or in none. Memory per slot: eight bytes of links and one byte for the queue.
 
-/// No slot.
+/// End of a list.
 const NONE: u32 = u32::MAX;
 
-/// Where a slot is.
+/// Queue of a slot.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(in crate::cache) enum Queue {
-    /// In none: it has no block, or one that goes.
+    /// None: the slot is free or being evicted.
     None,
-    /// For what is new.
+    /// Queue of new blocks.
     Small,
-    /// For what was asked for again.
+    /// Queue of blocks with further hits.
     Main,
 }
 
@@ -27,35 +27,35 @@ impl Ends {
     const EMPTY: Ends = Ends { first: NONE, last: NONE, length: 0 };
 }
 
-/// See the module's head.
+/// The two queues.
 #[derive(Debug)]
 pub(super) struct Queues {
     queue: Vec<Queue>,
-    before: Vec<u32>,
-    behind: Vec<u32>,
+    previous: Vec<u32>,
+    next: Vec<u32>,
     small: Ends,
     main: Ends,
 }
 
 impl Queues {
-    /// For so many slots, all in none.
+    /// Creates empty queues for this number of slots.
     pub fn new(slots: usize) -> Self {
         Queues {
             queue: vec![Queue::None; slots],
-            before: vec![NONE; slots],
-            behind: vec![NONE; slots],
+            previous: vec![NONE; slots],
+            next: vec![NONE; slots],
             small: Ends::EMPTY,
             main: Ends::EMPTY,
         }
     }
 
-    /// In which one a slot is.
+    /// Returns the queue of a slot.
     #[inline]
     pub fn of(&self, slot: u32) -> Queue {
         self.queue[slot as usize]
     }
 
-    /// How many slots are in a queue.
+    /// Returns the number of slots in a queue.
     pub fn length(&self, queue: Queue) -> usize {
         match queue {
             Queue::None => 0,
@@ -71,35 +71,35 @@ impl Queues {
         }
     }
 
-    /// Puts a slot that is in none at the end of a queue, where it stays longest.
+    /// Appends a slot that is in no queue to the end of one, where it stays longest.
     pub fn push_back(&mut self, queue: Queue, slot: u32) {
         debug_assert!(self.of(slot) == Queue::None && queue != Queue::None);
         let last = self.ends(queue).last;
-        (self.before[slot as usize], self.behind[slot as usize]) = (last, NONE);
+        (self.previous[slot as usize], self.next[slot as usize]) = (last, NONE);
         match last {
             NONE => self.ends(queue).first = slot,
-            last => self.behind[last as usize] = slot,
+            last => self.next[last as usize] = slot,
         }
         self.ends(queue).last = slot;
         self.ends(queue).length += 1;
         self.queue[slot as usize] = queue;
     }
 
-    /// Puts a slot that is in none at the beginning of a queue, where its turn is next.
+    /// Prepends a slot that is in no queue to the front of one, where it is the next candidate.
     pub fn push_front(&mut self, queue: Queue, slot: u32) {
         debug_assert!(self.of(slot) == Queue::None && queue != Queue::None);
         let first = self.ends(queue).first;
-        (self.before[slot as usize], self.behind[slot as usize]) = (NONE, first);
+        (self.previous[slot as usize], self.next[slot as usize]) = (NONE, first);
         match first {
             NONE => self.ends(queue).last = slot,
-            first => self.before[first as usize] = slot,
+            first => self.previous[first as usize] = slot,
         }
         self.ends(queue).first = slot;
         self.ends(queue).length += 1;
         self.queue[slot as usize] = queue;
     }
 
-    /// Takes the first slot out.
+    /// Removes and returns the first slot.
     pub fn pop_front(&mut self, queue: Queue) -> Option<u32> {
         let first = self.ends(queue).first;
         (first != NONE).then(|| {
@@ -108,20 +108,20 @@ impl Queues {
         })
     }
 
-    /// Takes a slot out of whichever it is in.
+    /// Removes a slot from its queue, if it is in one.
     pub fn remove(&mut self, slot: u32) {
         let queue = std::mem::replace(&mut self.queue[slot as usize], Queue::None);
         if queue == Queue::None {
             return;
         }
-        let (before, behind) = (self.before[slot as usize], self.behind[slot as usize]);
-        match before {
-            NONE => self.ends(queue).first = behind,
-            before => self.behind[before as usize] = behind,
+        let (previous, next) = (self.previous[slot as usize], self.next[slot as usize]);
+        match previous {
+            NONE => self.ends(queue).first = next,
+            previous => self.next[previous as usize] = next,
         }
-        match behind {
-            NONE => self.ends(queue).last = before,
-            behind => self.before[behind as usize] = before,
+        match next {
+            NONE => self.ends(queue).last = previous,
+            next => self.previous[next as usize] = previous,
         }
         self.ends(queue).length -= 1;
     }

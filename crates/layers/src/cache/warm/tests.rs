@@ -1,4 +1,4 @@
-//! What is read, and how wants become pieces.
+//! What is read, and how ranges become pieces.
 
 use super::super::message::Message;
 use super::*;
@@ -9,18 +9,18 @@ fn parse(text: &str) -> Result<Message> {
     stack::Message::parse(&super::super::KIND, &format!("warm {text}"))
 }
 
-fn want(from: u64, to: u64, heat: Heat) -> Want {
-    Want { bytes: from..to, heat }
+fn range(from: u64, to: u64, heat: Heat) -> WarmRange {
+    WarmRange { bytes: from..to, heat }
 }
 
 #[test]
 fn messages_are_read() {
     assert_eq!(parse("list 7 100").unwrap(), Message::WarmList(7, 100));
     let hot = Heat::parse("main/3/12").unwrap();
-    let expected = vec![want(0, 10, Heat::PREFETCHED), want(5, 6, hot), want(100, 200, hot)];
-    assert_eq!(parse("fetch 0+10 main/3/12 5+1 100+100").unwrap(), Message::WarmFetch(Wants(expected)));
-    assert_eq!(parse("heat main/3/12 1+1").unwrap(), Message::WarmHeat(Wants(vec![want(1, 2, hot)])));
-    assert_eq!(parse("evict 1+1").unwrap(), Message::WarmEvict(vec![Bytes(1..2)]));
+    let expected = vec![range(0, 10, Heat::PREFETCHED), range(5, 6, hot), range(100, 200, hot)];
+    assert_eq!(parse("fetch 0+10 main/3/12 5+1 100+100").unwrap(), Message::WarmFetch(WarmRanges(expected)));
+    assert_eq!(parse("heat main/3/12 1+1").unwrap(), Message::WarmHeat(WarmRanges(vec![range(1, 2, hot)])));
+    assert_eq!(parse("evict 1+1").unwrap(), Message::WarmEvict(vec![ByteRange(1..2)]));
     for wrong in ["", "defrag", "list", "list 1 2 3", "fetch", "fetch main/3/12", "evict"] {
         assert!(matches!(parse(wrong), Err(Error::Unsupported(_))), "{wrong}");
     }
@@ -49,17 +49,17 @@ fn pieces_are_what_is_wanted() {
         let step = step(&shape);
         assert!(step >= shape.part && (step == block || step.is_multiple_of(shape.part)), "{shape:?}");
         for round in 0..200 {
-            let wants: Vec<Want> = (0..random.below(5))
+            let ranges: Vec<WarmRange> = (0..random.below(5))
                 .map(|_| {
                     let from = random.below(shape.origin + block);
-                    want(from, from + 1 + random.below(2 * block), Heat::PREFETCHED)
+                    range(from, from + 1 + random.below(2 * block), Heat::PREFETCHED)
                 })
                 .collect();
-            let mut pieces = Pieces::new(shape, wants.clone());
+            let mut pieces = Pieces::new(shape, ranges.clone());
             let mut past_end = 0;
-            for want in wants {
-                let end = want.bytes.end.min(shape.origin);
-                let mut at = want.bytes.start;
+            for range in ranges {
+                let end = range.bytes.end.min(shape.origin);
+                let mut at = range.bytes.start;
                 while at < end {
                     let piece = pieces.next().unwrap();
                     assert_eq!(piece.block * block + piece.from, at, "block {block}, round {round}");
@@ -70,7 +70,7 @@ fn pieces_are_what_is_wanted() {
                     );
                     at += piece.length();
                 }
-                past_end += want.bytes.end - at.max(want.bytes.start);
+                past_end += range.bytes.end - at.max(range.bytes.start);
             }
             assert_eq!(
                 (pieces.next(), pieces.take_past_end()),

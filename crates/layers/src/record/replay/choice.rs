@@ -1,8 +1,7 @@
-//! One of the states that are possible at a cut, by name.
+//! Choice of one of the possible states at a cut.
 //!
-//! A choice says, for each possible operation and each unit, whether it got there and, where several did, in
-//! which order: the last one stays. It has a textual form, so that a state that broke something can be
-//! made again by hand.
+//! A choice decides for each possible operation and each unit whether its data is on the medium and, if several are, which one is
+//! the last. It has a textual form, so that a failing state can be constructed again.
 
 use super::cursor::{Cursor, Interval};
 use super::history::Operation;
@@ -13,25 +12,25 @@ use std::fmt;
 use std::ops::Range;
 use std::str::FromStr;
 
-/// The units of a scattered operation are taken together so that there are at most about this many groups.
+/// Approximate bound of the number of groups of units of a scattered operation.
 const MOST_GROUPS: u64 = 256;
 
-/// Which of what is possible happened.
+/// Choice among the possible operations.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Choice {
-    /// Only what is certain.
+    /// None: only certain operations.
     Nothing,
-    /// All of it, in the order of submission.
+    /// All, in the order of submission.
     Everything,
     /// Only the operation submitted in this event.
     Only(u64),
     /// All but the operation submitted in this event.
     AllBut(u64),
-    /// Operations by chance, concurrent ones in an order by chance.
+    /// A random subset; concurrent operations in random order.
     Subset(u64),
-    /// As a subset, and of one or two of the operations only a part: the first units, the last, or some between.
+    /// A random subset, with only a part of one or two operations: the first units, the last ones, or a range between.
     Torn(u64),
-    /// Every unit of every operation by chance, and its order too.
+    /// A random subset and order for each unit of each operation.
     Scattered(u64),
 }
 
@@ -73,18 +72,18 @@ impl FromStr for Choice {
     }
 }
 
-/// A number by chance that depends on these numbers alone.
+/// Returns a pseudorandom number that depends only on the arguments.
 fn mixed(seed: u64, a: u64, b: u64) -> u64 {
     let first = Random::new(seed ^ a.wrapping_mul(0x9E37_79B9_7F4A_7C15)).next_u64();
     Random::new(first ^ b).next_u64()
 }
 
-/// A choice, worked out for a cut.
+/// A choice applied to a cut.
 pub(super) struct Chooser<'a> {
     cursor: &'a Cursor,
     choice: Choice,
     unit: u64,
-    /// Of a torn state: operations of which only these bytes got there.
+    /// Torn operations, with the bytes of each that are on the medium.
     torn: Vec<(usize, Range<u64>)>,
 }
 
@@ -120,17 +119,17 @@ impl<'a> Chooser<'a> {
         }
     }
 
-    /// How many units a range touches.
+    /// Number of units that a range touches.
     fn units(&self, range: &Range<u64>) -> u64 {
         range.end.div_ceil(self.unit) - range.start / self.unit
     }
 
-    /// So many bytes of an operation are chosen together where units are.
+    /// Bytes of an operation that are chosen together in a scattered state.
     fn group(&self, operation: &Operation) -> u64 {
         self.unit * (self.units(&operation.range) / MOST_GROUPS).max(1).next_power_of_two()
     }
 
-    /// Puts the pieces of an interval, of which each holds one version, behind the others.
+    /// Appends the pieces of an interval, each with one version.
     pub fn pieces(&self, start: u64, interval: &Interval, pieces: &mut Vec<Piece>) {
         let mut at = start;
         while at < interval.end {
@@ -145,7 +144,7 @@ impl<'a> Chooser<'a> {
         }
     }
 
-    /// Up to where the bytes from `at` on hold the same version.
+    /// End of the bytes from `at` on that have the same version.
     fn border(&self, at: u64, interval: &Interval) -> u64 {
         let mut end = interval.end;
         for version in &interval.versions {
@@ -186,11 +185,11 @@ impl<'a> Chooser<'a> {
         }
     }
 
-    /// When the operation took effect: at some moment between its submission and its completion, so that
-    /// ordered operations stay in order and concurrent ones come in any. The beginning and the end of that time are
-    /// taken as often as all between, so that a short operation can well come after a long one.
+    /// Draws the time at which the operation takes effect, between its submission and its completion, so that ordered operations
+    /// stay in order and concurrent ones get any order. The ends of the interval are drawn as often as its inside, so that a short
+    /// operation often comes after a long one.
     fn moment(&self, index: usize, at: u64) -> u128 {
-        /// An event is divided so finely that two operations hardly ever meet.
+        /// Number of steps between two events, large enough that two operations rarely get the same time.
         const FRACTIONS: u32 = 32;
         let operation = self.cursor.operation(index);
         let submitted = u128::from(operation.submitted) << FRACTIONS;

@@ -1,8 +1,8 @@
-//! What is certain and what is possible at a cut.
+//! A cut, with the certain and possible operations there.
 //!
-//! The device is kept as intervals of bytes in which all units have had the same operations: their number
-//! follows from the operations, not from their lengths, so that discarding a terabyte costs one. Moving to the next
-//! cut touches only what its event touches.
+//! The device is kept as intervals of bytes whose units all have the same operations. Their number depends on the number of
+//! operations, not on their lengths: a discard of a terabyte is one interval. Advancing to the next cut touches only the intervals
+//! of its event.
 
 use super::history::{History, Operation, Step};
 use std::collections::{BTreeMap, BTreeSet};
@@ -10,20 +10,20 @@ use std::fmt;
 use std::ops::Range;
 use std::sync::Arc;
 
-/// A version that a piece of the device may hold.
+/// A version that an interval of the device may contain.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Version {
     pub operation: usize,
     pub certain: bool,
 }
 
-/// Bytes that have had the same operations.
+/// Bytes with the same operations.
 #[derive(Debug, Clone)]
 pub(super) struct Interval {
     pub end: u64,
-    /// What was there before all versions; none is the zeros of the beginning. Possible where none is certain.
+    /// Operation whose data is older than all versions; `None` for the initial zeros. Possible if no version is certain.
     pub base: Option<usize>,
-    /// Not superseded; in the order of their submissions.
+    /// Versions that aren't superseded, in the order of submission.
     pub versions: Vec<Version>,
 }
 
@@ -33,21 +33,21 @@ impl Interval {
     }
 }
 
-/// A place in the history of a device: the cut before event [`cut`](Self::cut).
+/// A cut in the history of a device, before event [`cut`](Self::cut).
 #[derive(Debug, Clone)]
 pub struct Cursor {
     history: Arc<History>,
     step: usize,
     cut: u64,
     pub(super) intervals: BTreeMap<u64, Interval>,
-    /// Where the intervals begin that have versions.
+    /// Starts of the intervals that have versions.
     active: BTreeSet<u64>,
-    /// Completed without error and not yet certain.
+    /// Operations that completed without error and aren't certain.
     unflushed: BTreeSet<usize>,
 }
 
 impl Cursor {
-    /// The cut before everything: the device is all zeros.
+    /// Creates the cut before all events, at which the device is zeros.
     pub fn new(history: Arc<History>) -> Self {
         Cursor {
             history,
@@ -59,17 +59,17 @@ impl Cursor {
         }
     }
 
-    /// The history that this is a place in.
+    /// Returns the history.
     pub fn history(&self) -> &Arc<History> {
         &self.history
     }
 
-    /// How many events have happened.
+    /// Number of events before the cut.
     pub fn cut(&self) -> u64 {
         self.cut
     }
 
-    /// Moves on to a later cut.
+    /// Advances to a later cut.
     pub fn advance_to(&mut self, cut: u64) {
         let history = self.history.clone();
         while let Some((event, step)) = history.steps.get(self.step).filter(|(event, _)| *event < cut) {
@@ -89,7 +89,7 @@ impl Cursor {
         self.cut = self.cut.max(cut);
     }
 
-    /// The next cut behind this one at which other states are possible; none behind the last.
+    /// Returns the next cut with other possible states; `None` after the last one.
     pub fn next_change(&self) -> Option<u64> {
         let changes = |step: &Step| match *step {
             Step::Complete(index) => self.is_certain_when_complete(self.operation(index)),
@@ -126,7 +126,7 @@ impl Cursor {
         }
     }
 
-    /// Makes an interval begin here, if one lies across.
+    /// Splits the interval that contains this offset, if there is one.
     fn split(&mut self, at: u64) {
         let Some((start, interval)) = self.intervals.range_mut(..at).next_back() else { return };
         if interval.end <= at {
@@ -149,7 +149,7 @@ impl Cursor {
         }
     }
 
-    /// The operation is certain from now on.
+    /// Makes an operation certain.
     fn settle(&mut self, index: usize) {
         self.unflushed.remove(&index);
         let history = self.history.clone();
@@ -161,7 +161,7 @@ impl Cursor {
             };
             versions[place].certain = true;
             versions.retain(|version| !history.operations[version.operation].is_before(certain));
-            // What came later than a certain version stands on it as on a base; a concurrent one doesn't.
+            // Versions after the certain one replace it as their base; concurrent ones don't.
             let alone = versions.iter().all(|version| {
                 version.operation == index || certain.is_before(&history.operations[version.operation])
             });
@@ -175,19 +175,19 @@ impl Cursor {
         }
     }
 
-    /// The operations of which something is possible and not certain, in the order of their submissions: their
-    /// places in [`History::operations`].
+    /// Returns the indices in [`History::operations`] of operations that are possible and not certain somewhere, in the order of
+    /// submission.
     pub fn possible(&self) -> Vec<usize> {
         let active = self.active.iter().filter_map(|start| self.intervals.get(start));
         let open = active.flat_map(|interval| &interval.versions).filter(|version| !version.certain);
         open.map(|version| version.operation).collect::<BTreeSet<_>>().into_iter().collect()
     }
 
-    /// Checks what was found on a device after this cut, from byte `offset` on: each piece of a unit must be
-    /// one of the versions that are possible there, whole.
+    /// Checks data that was read from a device after this cut, from byte `offset` on: each unit's bytes have to be those of one
+    /// version that is possible there.
     ///
     /// # Errors
-    /// The first piece that isn't.
+    /// The first bytes that match no version.
     pub fn check(&self, offset: u64, found: &[u8]) -> Result<(), Mismatch> {
         let end = offset + found.len() as u64;
         let unit = u64::from(self.history.geometry().atomic_write);
@@ -234,14 +234,14 @@ impl Cursor {
     }
 }
 
-/// Something was found that can't be there.
+/// Bytes that match no possible version.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Mismatch {
-    /// Which bytes of the device.
+    /// Range of bytes of the device.
     pub range: Range<u64>,
-    /// What was found there.
+    /// The bytes that were read.
     pub found: Vec<u8>,
-    /// The operations whose data may be there (none: the zeros of the beginning).
+    /// Operations whose data may be there; `None` for the initial zeros.
     pub legal: Vec<Option<usize>>,
 }
 
@@ -250,7 +250,7 @@ impl fmt::Display for Mismatch {
         let Range { start, end } = self.range;
         write!(
             formatter,
-            "bytes {start}..{end} hold none of the {} versions that may be there",
+            "bytes {start}..{end}: they match none of the {} possible versions",
             self.legal.len()
         )
     }

@@ -1,7 +1,7 @@
-//! A device in memory that begins as an image: what a stack is opened on again after a cut.
+//! A device in memory that begins as an image, on which a stack is opened after a cut.
 //!
-//! It costs what is read and written, not what the device is large: an image is shared, and only blocks that were written
-//! since are kept. It loses nothing itself; put `record` or `fault` above it for more.
+//! Its memory depends on the blocks that are written, not on the device's size: the image is shared. It has no faults of its own;
+//! put `record` or `fault` above it for those.
 
 use super::image::Image;
 use block::{
@@ -12,7 +12,7 @@ use std::collections::BTreeMap;
 use std::rc::Rc;
 use std::sync::{Arc, Mutex, PoisonError};
 
-/// The device.
+/// A device that begins as an image.
 pub struct ImageDisk {
     shared: Arc<Shared>,
 }
@@ -20,17 +20,17 @@ pub struct ImageDisk {
 struct Shared {
     geometry: DeviceGeometry,
     image: Option<Image>,
-    /// Blocks that were written since; none is zeros. The lock is held for the copying of one request.
+    /// Blocks that were written; `None` for zeros. Locked for the copy of one request.
     written: Mutex<BTreeMap<u64, Option<Data>>>,
 }
 
 impl ImageDisk {
-    /// A device of zeros.
+    /// Creates a device of zeros.
     pub fn empty(geometry: DeviceGeometry) -> Self {
         ImageDisk::made(geometry, None)
     }
 
-    /// A device that holds this image and has the geometry of the device that was recorded.
+    /// Creates a device with this image and the geometry of the recorded device.
     pub fn new(image: Image) -> Self {
         ImageDisk::made(image.history().geometry().clone(), Some(image))
     }

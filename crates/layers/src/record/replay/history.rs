@@ -1,4 +1,4 @@
-//! What one device of a timeline went through.
+//! Operations of one device of a timeline.
 
 use crate::record::format::{Content, Submission};
 use crate::record::timeline::{Timeline, What};
@@ -10,32 +10,32 @@ use std::sync::Arc;
 /// An operation that changes data.
 #[derive(Debug)]
 pub struct Operation {
-    /// The event of its submission.
+    /// Event of the submission.
     pub submitted: u64,
-    /// The event of its completion, if that came.
+    /// Event of the completion, if there is one.
     pub completed: Option<u64>,
-    /// Whether it completed without error.
+    /// Whether the operation completed without error.
     pub succeeded: bool,
-    /// The bytes of the device that it changes.
+    /// Bytes of the device that the operation changes.
     pub range: Range<u64>,
-    /// Whether it was to be durable when acknowledged.
+    /// Whether FUA is set.
     pub durable: bool,
-    /// What it writes; none is zeros.
+    /// Written data; `None` for zeros.
     content: Option<Content>,
 }
 
 impl Operation {
-    /// Whether this one had ended before the other one began.
+    /// Whether this operation completed before the other one was submitted.
     pub fn is_before(&self, other: &Operation) -> bool {
         self.completed.is_some_and(|completed| completed < other.submitted)
     }
 
-    /// Whether it writes zeros, or gives the space back.
+    /// Whether the operation writes zeros or discards.
     pub fn is_zeros(&self) -> bool {
         self.content.is_none()
     }
 
-    /// What it makes of the bytes from `offset` of the device on, all of which it covers.
+    /// Copies the operation's bytes from `offset` of the device on, all of which it covers.
     pub fn copy_to(&self, offset: u64, target: &mut [u8]) {
         match &self.content {
             Some(content) => content.copy_to(offset - self.range.start, target),
@@ -44,29 +44,29 @@ impl Operation {
     }
 }
 
-/// What happens to a device in one event.
+/// Effect of one event on the device.
 #[derive(Debug, Clone, Copy)]
 pub(super) enum Step {
     Submit(usize),
     Complete(usize),
-    /// A flush that began with this event has returned.
+    /// Completion of a flush that began with this event.
     Flushed {
         began: u64,
     },
 }
 
-/// All that happened to one device.
+/// Operations of one device.
 #[derive(Debug)]
 pub struct History {
     geometry: DeviceGeometry,
-    /// By the order of their submissions.
+    /// Operations in the order of submission.
     pub(super) operations: Vec<Operation>,
     pub(super) steps: Vec<(u64, Step)>,
     events: u64,
 }
 
 impl History {
-    /// The history of this device of the timeline.
+    /// Creates the history of this device of the timeline.
     ///
     /// # Errors
     /// [`Error::NotFound`] or [`Error::Invalid`] if the timeline has no such device.
@@ -78,7 +78,7 @@ impl History {
             steps: Vec::new(),
             events: timeline.events.len() as u64,
         };
-        // By the event of submission: an operation, or a flush.
+        // Operations and flushes in flight, by the event of submission.
         let mut open: BTreeMap<u64, Option<usize>> = BTreeMap::new();
         for (sequence, event) in timeline.events.iter().enumerate() {
             let sequence = sequence as u64;
@@ -133,25 +133,25 @@ impl History {
         Some(index)
     }
 
-    /// The shape of the device.
+    /// Returns the geometry of the device.
     pub fn geometry(&self) -> &DeviceGeometry {
         &self.geometry
     }
 
-    /// The operations that change data, in the order of their submissions.
+    /// Returns the operations that change data, in the order of submission.
     pub fn operations(&self) -> &[Operation] {
         &self.operations
     }
 
-    /// How many events the whole timeline has: the last cut.
+    /// Number of events of the whole timeline, which is the last cut.
     pub fn events(&self) -> u64 {
         self.events
     }
 
-    /// Checks that a cut lies inside the timeline.
+    /// Checks that a cut is in range.
     pub(super) fn check_cut(&self, cut: u64) -> Result<()> {
         if cut > self.events {
-            return Err(Error::invalid(format!("cut {cut}: the timeline has {} events", self.events)));
+            return Err(Error::invalid(format!("cut {cut}: out of range; expected 0..={}", self.events)));
         }
         Ok(())
     }

@@ -10,28 +10,28 @@ use std::ops::Range;
 use std::path::Path;
 use std::sync::Arc;
 
-/// How much is written at once, in bytes.
+/// Largest write, in bytes.
 const CHUNK: u64 = 1 << 20;
 
-/// Bytes that hold one version.
+/// Bytes with one version.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) struct Piece {
     pub start: u64,
     pub end: u64,
-    /// The operation; none is zeros.
+    /// Operation with the data; `None` for zeros.
     pub source: Option<usize>,
 }
 
-/// What a device holds: a sparse map of pieces, each of which lies in the data of the timeline.
+/// Contents of a device: a sparse map of pieces of the timeline's data.
 #[derive(Debug, Clone)]
 pub struct Image {
     history: Arc<History>,
-    /// In order; what they leave out is zeros.
+    /// Pieces in order; bytes between them are zeros.
     pub(super) pieces: Vec<Piece>,
 }
 
 impl Image {
-    /// The image that this choice makes at this cut.
+    /// Creates the image of this choice at this cut.
     pub fn new(cursor: &Cursor, choice: Choice) -> Self {
         let chooser = Chooser::new(cursor, choice);
         let mut pieces = Vec::with_capacity(cursor.intervals.len());
@@ -41,7 +41,7 @@ impl Image {
         Image { history: cursor.history().clone(), pieces }
     }
 
-    /// The history of the device.
+    /// Returns the history of the device.
     pub fn history(&self) -> &Arc<History> {
         &self.history
     }
@@ -60,8 +60,8 @@ impl Image {
         }
     }
 
-    /// The ranges of bytes that may be other than zeros, in order, joined where they touch, and extended
-    /// to whole units of `align` bytes.
+    /// Returns the ranges of bytes that may not be zeros, in order, merged where they touch, and extended to multiples of
+    /// `align` bytes.
     pub fn data_ranges(&self, align: u64) -> Vec<Range<u64>> {
         let mut ranges: Vec<Range<u64>> = Vec::new();
         for piece in self.pieces.iter().filter(|piece| piece.source.is_some()) {
@@ -74,7 +74,7 @@ impl Image {
         ranges
     }
 
-    /// Puts the contents on a device that is all zeros and at least as large.
+    /// Writes the contents to a device of zeros that is at least as large.
     pub async fn write_to(&self, device: &dyn Device) -> Result<()> {
         let size = device.geometry().block_size;
         for (offset, buffer) in self.chunks(size.bytes()) {
@@ -83,7 +83,7 @@ impl Image {
         Ok(())
     }
 
-    /// All that isn't zeros, in pieces of bounded length.
+    /// Returns all bytes that may not be zeros, in pieces of bounded length.
     fn chunks(&self, align: u64) -> impl Iterator<Item = (u64, Buffer)> + '_ {
         let step = CHUNK.max(align) as usize;
         let starts = move |range: Range<u64>| {
@@ -98,10 +98,10 @@ impl Image {
     }
 }
 
-/// Writes the contents that a device has after this cut and choice to a new file, sparse and as long as the device.
+/// Writes the contents of a device after this cut and choice to a new sparse file of the device's size.
 ///
 /// # Errors
-/// [`block::Error::AlreadyExists`] if the file is there; [`block::Error::Invalid`] if the cut lies outside.
+/// [`block::Error::AlreadyExists`] if the file exists; [`block::Error::Invalid`] if the cut is out of range.
 pub async fn write_image(
     timeline: &Timeline,
     device: u16,

@@ -1,4 +1,4 @@
-//! All cuts of a history, and at each of them the states worth trying.
+//! Iteration over the cuts of a history and a selection of the possible states at each.
 
 use super::choice::Choice;
 use super::cursor::Cursor;
@@ -9,28 +9,28 @@ use std::collections::BTreeSet;
 use std::ops::{Range, RangeInclusive};
 use std::sync::Arc;
 
-/// How much is tried at each cut, besides nothing and everything.
+/// Number of states to try at each cut, besides `nothing` and `everything`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Search {
-    /// Decides whatever is left to chance.
+    /// Seed of random choices.
     pub seed: u64,
-    /// Up to so many possible operations, each is tried alone, and left out alone.
+    /// Largest number of possible operations up to which each is tried alone, and left out alone.
     pub single: usize,
-    /// How many subsets.
+    /// Number of random subsets.
     pub subsets: u32,
-    /// How many torn states.
+    /// Number of torn states.
     pub torn: u32,
-    /// How many scattered states.
+    /// Number of scattered states.
     pub scattered: u32,
 }
 
 impl Search {
-    /// A few of each kind.
+    /// A few states of each kind.
     pub fn new(seed: u64) -> Self {
         Search { seed, single: 4, subsets: 3, torn: 3, scattered: 3 }
     }
 
-    /// One of each kind.
+    /// One state of each kind.
     pub fn brief(seed: u64) -> Self {
         Search { seed, single: 1, subsets: 1, torn: 1, scattered: 1 }
     }
@@ -39,29 +39,29 @@ impl Search {
 /// A state in which a power cut could have left a device.
 #[derive(Debug, Clone)]
 pub struct CrashState {
-    /// The cuts at which it is possible and chosen so, all of which leave the device the same.
+    /// Consecutive cuts at which this choice gives this image.
     pub cuts: RangeInclusive<u64>,
-    /// How it was chosen.
+    /// The choice.
     pub choice: Choice,
-    /// What the device holds.
+    /// Contents of the device.
     pub image: Image,
 }
 
-/// Goes through the states of a device in the order of their cuts.
+/// Iterator over the states of a device in the order of their cuts.
 pub struct CrashStates {
     cursor: Cursor,
     search: Search,
     last: u64,
     cuts: RangeInclusive<u64>,
-    /// Choices at this cut that are still to come, the next one last.
+    /// Remaining choices at this cut, the next one last.
     choices: Vec<Choice>,
-    /// Images that were given at this cut.
+    /// Images that were returned at this cut.
     given: BTreeSet<Vec<Piece>>,
     done: bool,
 }
 
 impl CrashStates {
-    /// The states of all cuts in a range; `0..=history.events()` is all of them.
+    /// Creates an iterator over the states of all cuts in a range; `0..=history.events()` covers all.
     pub fn new(history: Arc<History>, cuts: Range<u64>, search: Search) -> Self {
         let mut cursor = Cursor::new(history);
         cursor.advance_to(cuts.start);
@@ -81,7 +81,7 @@ impl CrashStates {
         states
     }
 
-    /// The place at which the states are that come next.
+    /// Returns the cursor at the cut of the next states.
     pub fn cursor(&self) -> &Cursor {
         &self.cursor
     }

@@ -138,7 +138,7 @@ pub(super) struct Allocator {
     /// Number of pieces in use.
     pieces: u64,
     /// Cut slabs with free pieces, by class. The lowest is filled first, so that others become completely free.
-    with_room: [BTreeSet<u32>; Class::COUNT],
+    with_free: [BTreeSet<u32>; Class::COUNT],
     /// Retired since the last grace period began.
     retired: Vec<Reference>,
     /// Retired before the grace period of this number began.
@@ -158,7 +158,7 @@ impl Allocator {
             forgotten: 0,
             seats: Seats::default(),
             pieces: 0,
-            with_room: [const { BTreeSet::new() }; Class::COUNT],
+            with_free: [const { BTreeSet::new() }; Class::COUNT],
             retired: Vec::new(),
             waiting: VecDeque::new(),
             retired_bytes: 0,
@@ -181,7 +181,7 @@ impl Allocator {
             forgotten: 0,
             seats: Seats::default(),
             pieces: 0,
-            with_room: [const { BTreeSet::new() }; Class::COUNT],
+            with_free: [const { BTreeSet::new() }; Class::COUNT],
             retired: Vec::new(),
             waiting: VecDeque::new(),
             retired_bytes: 0,
@@ -229,10 +229,10 @@ impl Allocator {
                 *free = Slab::Cut(halves(all & !bit));
                 self.pieces += 1;
                 // Full slabs are also added for now, to record the size.
-                self.with_room[class].insert(slab);
+                self.with_free[class].insert(slab);
             }
         }
-        self.with_room[class].contains(&slab)
+        self.with_free[class].contains(&slab)
     }
 
     /// Ends the claims: all other slabs and pieces are free.
@@ -241,7 +241,7 @@ impl Allocator {
             match *self.slab(slab) {
                 Slab::Free(_) => self.free_slab(slab),
                 Slab::Cut(free) if whole(free) == 0 => {
-                    for room in &mut self.with_room {
+                    for room in &mut self.with_free {
                         room.remove(&slab);
                     }
                 }
@@ -290,7 +290,7 @@ impl Allocator {
         self.slabs[slab as usize / PART].push(Slab::Whole(1));
         self.used += 1;
         if (slab as usize).is_multiple_of(REGION) && slab > 0 {
-            memory.gather(slab - REGION as u32..slab);
+            memory.collapse(slab - REGION as u32..slab);
         }
         slab
     }
@@ -321,7 +321,7 @@ impl Allocator {
     pub(super) fn take_piece<M: Memory>(&mut self, memory: &M, runs: usize) -> Option<Piece> {
         let class = Class::for_runs(runs)?;
         let pieces = Self::pieces::<M>(class);
-        let room = &mut self.with_room[class.0 as usize];
+        let room = &mut self.with_free[class.0 as usize];
         let slab = match room.first() {
             Some(slab) => *slab,
             None => {
@@ -332,7 +332,7 @@ impl Allocator {
                 }
                 let all = if pieces == 64 { u64::MAX } else { (1 << pieces) - 1 };
                 *self.slab(slab) = Slab::Cut(halves(all));
-                self.with_room[class.0 as usize].insert(slab);
+                self.with_free[class.0 as usize].insert(slab);
                 slab
             }
         };
@@ -342,7 +342,7 @@ impl Allocator {
         let rest = bits & (bits - 1);
         *free = halves(rest);
         if rest == 0 {
-            self.with_room[class.0 as usize].remove(&slab);
+            self.with_free[class.0 as usize].remove(&slab);
         }
         Some(Piece { class, number: slab * pieces as u32 + bits.trailing_zeros() })
     }
@@ -391,10 +391,10 @@ impl Allocator {
                 let bits = whole(*free) | 1 << (number % pieces as u32);
                 *free = halves(bits);
                 if bits.count_ones() as usize == pieces {
-                    self.with_room[class.0 as usize].remove(&slab);
+                    self.with_free[class.0 as usize].remove(&slab);
                     self.free_slab(slab);
                 } else if bits.is_power_of_two() {
-                    self.with_room[class.0 as usize].insert(slab);
+                    self.with_free[class.0 as usize].insert(slab);
                 }
             }
         }
@@ -462,7 +462,7 @@ impl Allocator {
         let tables =
             self.slabs.capacity() * size_of::<Vec<Slab>>() + self.slabs.len() * PART * size_of::<Slab>();
         // A set of numbers takes about twice their size.
-        let room: usize = self.with_room.iter().map(|set| set.len() * 8).sum();
+        let room: usize = self.with_free.iter().map(|set| set.len() * 8).sum();
         let retired =
             self.retired.capacity() + self.waiting.iter().map(|(_, list)| list.capacity()).sum::<usize>();
         M::bytes_for(self.used - self.forgotten)

@@ -251,10 +251,10 @@ pub fn open(
 /// Computes the slabs in use from roots and middle nodes. The reference count of a leaf of runs is stored in the leaf.
 fn recount(words: &HomeWords, slabs: u32, versions: &[OpenVersion]) -> Result<Allocator> {
     let wrong = |what: String| {
-        Error::corrupt(format!("the map at its home is damaged: {what}; restore the file and the disk"))
+        Error::corrupt(format!("the map's home is damaged: {what}; restore the file and the disk"))
     };
     if words.slab(0).iter().any(|word| word.get() != 0) {
-        return Err(wrong("its first slab isn't empty".to_owned()));
+        return Err(wrong("the first slab isn't empty".to_owned()));
     }
     let mut allocator = Allocator::of_slabs(slabs);
     for version in versions {
@@ -267,7 +267,7 @@ fn recount(words: &HomeWords, slabs: u32, versions: &[OpenVersion]) -> Result<Al
                 true => allocator.claim_whole(middle),
                 false => None,
             };
-            let is_new = is_new.ok_or_else(|| wrong(format!("slab {middle} is no middle node")))?;
+            let is_new = is_new.ok_or_else(|| wrong(format!("slab {middle} is not a middle node")))?;
             if !is_new {
                 continue;
             }
@@ -280,7 +280,7 @@ fn recount(words: &HomeWords, slabs: u32, versions: &[OpenVersion]) -> Result<Al
                     }
                 };
                 if !claimed {
-                    return Err(wrong(format!("slab {middle} names {:?}", entry.kind())));
+                    return Err(wrong(format!("slab {middle} has an invalid reference: {:?}", entry.kind())));
                 }
             }
         }

@@ -75,7 +75,7 @@ pub trait Memory: Sized + Debug + Send + Sync + 'static {
 
     /// Backs slabs or seats, all of which will be in use and some of which are, with larger pages now. Returns whether
     /// it did.
-    fn gather(&self, _slabs: Range<u32>) -> bool {
+    fn collapse(&self, _slabs: Range<u32>) -> bool {
         false
     }
 
@@ -175,9 +175,9 @@ impl Memory for Seated {
         let _ = self.seats.grow((pages as usize) << Self::SLAB_SHIFT);
     }
 
-    fn gather(&self, slabs: Range<u32>) -> bool {
+    fn collapse(&self, slabs: Range<u32>) -> bool {
         let (words, range) = self.place(slabs);
-        words.gather(range)
+        words.collapse(range)
     }
 
     fn expect(&self, slabs: Range<u32>) -> bool {

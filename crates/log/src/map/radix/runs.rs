@@ -243,7 +243,7 @@ impl Runs {
 
     /// Builds the leaf from the locations of its blocks; returns whether it has at most `most` runs. Otherwise the
     /// contents are invalid.
-    pub(super) fn gather(&mut self, places: impl Iterator<Item = u32>, most: usize) -> bool {
+    pub(super) fn try_build(&mut self, places: impl Iterator<Item = u32>, most: usize) -> bool {
         self.list.clear();
         let mut expected = None;
         for (block, place) in places.enumerate() {

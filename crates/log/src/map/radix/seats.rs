@@ -24,7 +24,7 @@ struct Region {
     touched: [u64; REGION / 64],
     /// Number of seats that have memory.
     count: u32,
-    is_gathered: bool,
+    is_collapsed: bool,
 }
 
 /// Account of all seats.
@@ -41,9 +41,9 @@ pub(super) struct Seats {
 }
 
 impl Region {
-    fn new(is_gathered: bool) -> Box<Self> {
+    fn new(is_collapsed: bool) -> Box<Self> {
         let (taken, touched) = ([0; REGION / 64], [0; REGION / 64]);
-        Box::new(Region { references: [0; REGION], taken, touched, count: 0, is_gathered })
+        Box::new(Region { references: [0; REGION], taken, touched, count: 0, is_collapsed })
     }
 }
 
@@ -114,7 +114,7 @@ impl Seats {
         region.taken[word] |= bit;
         region.references[seat % REGION] = 1;
         let is_new = region.touched[word] & bit == 0;
-        if is_new && !region.is_gathered {
+        if is_new && !region.is_collapsed {
             region.touched[word] |= bit;
             region.count += 1;
             // At the second seat: the first has been written, so the kernel has a page table for the region.
@@ -124,10 +124,10 @@ impl Seats {
                 count => count as usize == REGION,
             };
             let first = FIRST_SEAT + (number * REGION) as u32;
-            let is_gathered = is_time && memory.gather(first..first + REGION as u32);
-            region.is_gathered = is_gathered;
+            let is_collapsed = is_time && memory.collapse(first..first + REGION as u32);
+            region.is_collapsed = is_collapsed;
             // The region's unused seats get memory, too.
-            let others = if is_gathered { REGION as u32 - region.count } else { 0 };
+            let others = if is_collapsed { REGION as u32 - region.count } else { 0 };
             self.touched += u64::from(1 + others);
         }
         self.taken += 1;
@@ -151,7 +151,7 @@ impl Seats {
         let Some(Some(region)) = self.regions.get_mut(seat / REGION) else { return };
         region.taken[word] &= !bit;
         self.taken -= 1;
-        if !region.is_gathered {
+        if !region.is_collapsed {
             memory.forget(slab..slab + 1);
             region.touched[word] &= !bit;
             region.count -= 1;

@@ -1,35 +1,35 @@
-//! The kernel's stochastic multi-queue (dm-cache-policy-smq.c, Linux 4.12 to 6.x) as far as it decides about hits, for clean
-//! blocks that are read whole; written anew, none of the kernel's code.
+//! Model of the kernel's stochastic multi-queue policy (dm-cache-policy-smq.c, Linux 4.12 to 6.x), as far as it affects hits on
+//! clean blocks that are read whole. An independent implementation without the kernel's code.
 //!
-//! What is cached stands in a queue of 64 levels, as do the *hotspots*, regions of 16 blocks, of which only misses are told. A hit
-//! moves an entry up, in exchange for one that goes down: cached blocks by one level and once a minute, hotspots by up to four
-//! and once a tick. At the end of a period, a minute and a second, levels are filled evenly, in order. A block that misses comes
-//! in if its hotspot has a level that depends on how many misses find theirs in the upper quarter. It comes in at the top; what
-//! leaves is the oldest of the lowest level of the lower half. Where there is no room the first miss makes some and the next
-//! one gets it.
+//! Cached blocks are kept in a queue of 64 levels. *Hotspots*, regions of 16 blocks, are kept in another one, which only misses
+//! update. A hit moves an entry up and another one down in exchange: cached blocks by one level, once a minute; hotspots by up to
+//! four levels, once a tick. At the end of a period (a minute for blocks, a second for hotspots) the levels are filled evenly, in
+//! order. A missed block is promoted if its hotspot's level reaches a threshold, which depends on the share of misses
+//! whose hotspots are in the upper quarter. It enters at the top level. The victim is the oldest block of the lowest level of the
+//! lower half. In a full cache the first miss evicts and the next one is promoted.
 //!
-//! The kernel's periods are in seconds; here so many requests are a second. A tick is in the kernel as long as a request takes.
-//! Migrations take no time here.
+//! The kernel's periods are in seconds; here a fixed number of requests stands for a second. A tick is as long as a request in
+//! the kernel. Migrations take no time here.
 
 use super::{Cache, SLOTS};
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
 const LEVELS: usize = 64;
-/// How many blocks a hotspot has.
+/// Number of blocks of a hotspot.
 const REGION: u64 = 16;
-/// A quarter as many as there are blocks in the cache, and no fewer than this.
+/// Number of hotspots: a quarter of the number of cached blocks, at least 1024.
 const HOTSPOTS: usize = if SLOTS / 4 > 1024 { SLOTS / 4 } else { 1024 };
-/// The upper levels of hotspots, and how many entries they are to have together.
+/// Number of upper levels of hotspots, and their target number of entries together.
 const TOP_LEVELS: usize = 8;
 const IN_TOP_LEVELS: usize = {
     let (few, fewer) = (HOTSPOTS / LEVELS, SLOTS / REGION as usize);
     if few < fewer { few } else { fewer }
 };
-/// From this level on a hotspot is one that was known to be hot.
+/// Level from which a miss in a hotspot is a correct prediction.
 const UPPER: usize = LEVELS * 3 / 4;
 /// A tick, in requests.
 const TICK: usize = 8;
-/// Of a cache's period, in seconds.
+/// Period of cached blocks, in seconds.
 const CACHE_PERIOD: usize = 60;
 
 /// Lists of entries, the oldest first, one for each level.
@@ -39,7 +39,7 @@ struct Queue {
     entries: BTreeMap<u64, usize>,
     top_levels: usize,
     in_top_levels: usize,
-    /// Those that were asked for in this period.
+    /// Entries that were requested in this period.
     touched: BTreeSet<u64>,
 }
 
@@ -54,7 +54,7 @@ impl Queue {
         self.entries.insert(entry, level);
     }
 
-    /// Takes out the oldest of the lowest level that has one, of those below this; with its level.
+    /// Removes the oldest entry of the lowest non-empty level below `below`. Returns it with its level.
     fn pop(&mut self, below: usize) -> Option<(u64, usize)> {
         let level = self.levels[..below].iter().position(|level| !level.is_empty())?;
         let entry = self.levels[level].pop_front()?;
@@ -63,7 +63,7 @@ impl Queue {
         Some((entry, level))
     }
 
-    /// Moves an entry to the end of a level that is so much higher; the oldest one there takes its place.
+    /// Moves an entry `up` levels higher, to the end; the oldest entry there takes its place.
     fn requeue(&mut self, entry: u64, up: usize) {
         let old = self.entries[&entry];
         let new = (old + up).min(LEVELS - 1);
@@ -77,7 +77,7 @@ impl Queue {
         self.push(entry, new);
     }
 
-    /// How many entries a level is to have.
+    /// Target number of entries of a level.
     fn target(&self, level: usize) -> usize {
         let share =
             |entries: usize, of: usize, number: usize| entries / of + usize::from(number < entries % of);
@@ -107,7 +107,7 @@ impl Queue {
     }
 }
 
-/// How well the hotspots know what will be asked for.
+/// Quality of the hotspots' predictions.
 #[derive(Clone, Copy)]
 enum Performance {
     Poor,
@@ -115,14 +115,14 @@ enum Performance {
     Well,
 }
 
-/// See the module's head.
+/// Model of the smq policy.
 pub struct Smq {
     cache: Queue,
     hotspots: Queue,
-    /// Requests in a second.
+    /// Number of requests per second.
     rate: usize,
     requests: usize,
-    /// Misses whose hotspots were in the upper quarter, and all.
+    /// Number of misses whose hotspots were in the upper quarter, and of all misses.
     upper: usize,
     all: usize,
     level_jump: usize,
@@ -130,7 +130,7 @@ pub struct Smq {
 }
 
 impl Smq {
-    /// With so many requests in a second.
+    /// Creates the model with `rate` requests per second.
     pub fn new(rate: usize) -> Self {
         Smq {
             cache: Queue::new(0, 0),
@@ -154,7 +154,7 @@ impl Smq {
 
     fn tick(&mut self) {
         self.hotspots.touched.clear();
-        // What the hits of the cache add to this in the kernel is less than the number of levels, of which it takes the maximum.
+        // The kernel takes the maximum of this and a term of the cache's hits, which is smaller.
         let levels = match self.performance() {
             Performance::Poor => LEVELS / 4,
             Performance::Fair => LEVELS / 2,
@@ -176,7 +176,7 @@ impl Smq {
         }
     }
 
-    /// Tells the hotspots of a miss; says which level the block's one has.
+    /// Notes a miss in a hotspot. Returns the hotspot's level.
     fn hotspot(&mut self, region: u64) -> usize {
         self.all += 1;
         match self.hotspots.entries.get(&region) {
@@ -186,7 +186,7 @@ impl Smq {
                 self.hotspots.requeue(region, up);
             }
             None => {
-                // It inherits the level of the one that it replaces.
+                // A new hotspot inherits the level of the one that it replaces.
                 let is_full = self.hotspots.entries.len() >= HOTSPOTS;
                 let replaced = if is_full { self.hotspots.pop(LEVELS) } else { None };
                 self.hotspots.push(region, replaced.map_or(0, |(_, level)| level));

@@ -7,7 +7,7 @@
 //! on the changes of that block alone, so pages may be processed in any order, on several threads.
 //!
 //! Batching needs a log with one version, and records that neither create nor grow a version. Other logs are replayed
-//! one by one ([`Gathered::of`] decides), by the same rules, in [`replay`](super::replay).
+//! one by one ([`Batched::of`] decides), by the same rules, in [`replay`](super::replay).
 
 use crate::format::{Change, VersionId};
 use crate::layout::Layout;
@@ -99,7 +99,7 @@ impl Bucket {
 
 /// All changes of records, by page.
 #[derive(Debug)]
-pub(crate) struct Gathered {
+pub(crate) struct Batched {
     /// Parts in the order of the records.
     parts: Vec<Part>,
     /// The clock after the last record.
@@ -120,7 +120,7 @@ struct Part {
     ticks: u64,
 }
 
-impl Gathered {
+impl Batched {
     /// Sorts the changes of these records, in this order, in the volume of `blocks` blocks; threads share the work if
     /// there are many records. `None` if a record does anything but map, unmap and move blocks.
     ///
@@ -134,27 +134,27 @@ impl Gathered {
     ) -> Result<Option<Self>> {
         let each = records.len().div_ceil(THREADS).max(WORTH_A_THREAD);
         let layout = *layout;
-        let gathered = (0..records.len()).step_by(each).map(|first| {
+        let batched = (0..records.len()).step_by(each).map(|first| {
             let records = records.clone();
-            let gather = move || {
+            let sort = move || {
                 let end = records.len().min(first + each);
                 Part::of(&records[first..end], blocks, &layout)
             };
             async move {
                 match each > WORTH_A_THREAD {
-                    true => runtime::blocking(gather).await,
-                    false => gather(),
+                    true => runtime::blocking(sort).await,
+                    false => sort(),
                 }
             }
         });
         let mut parts = Vec::new();
-        for part in runtime::join_all(gathered).await {
+        for part in runtime::join_all(batched).await {
             let Some(mut part) = part? else { return Ok(None) };
             part.begin = clock;
             clock += part.ticks;
             parts.push(part);
         }
-        Ok(Some(Gathered { parts, clock }))
+        Ok(Some(Batched { parts, clock }))
     }
 
     /// Returns the pages that may change, in order.
@@ -465,20 +465,20 @@ mod tests {
         let clock = replay.clock;
 
         // Parts of other lengths than threads would have.
-        let mut gathered = Gathered { parts: Vec::new(), clock: 1000 };
+        let mut batched = Batched { parts: Vec::new(), clock: 1000 };
         for records in records.chunks(25) {
             let part = Part::of(records, BLOCKS, &layout).expect("it is right").expect("it is simple");
-            let begin = gathered.clock;
-            gathered.clock += part.ticks;
-            gathered.parts.push(Part { begin, ..part });
+            let begin = batched.clock;
+            batched.clock += part.ticks;
+            batched.parts.push(Part { begin, ..part });
         }
-        assert_eq!(gathered.clock, clock, "seed {seed}");
+        assert_eq!(batched.clock, clock, "seed {seed}");
         let head = &versions.list[0];
         let (mut live, mut changed, mut dirty) = ([0; ZONES as usize], [0; ZONES as usize], Vec::new());
         for (page, places) in (0..).zip(before.chunks(PAGE_BLOCKS as usize)) {
             let mut found = places.to_vec();
             found.resize(PAGE_BLOCKS as usize, 0);
-            let has_changed = gathered.change(page, &mut found, &mut |physical, clock| {
+            let has_changed = batched.change(page, &mut found, &mut |physical, clock| {
                 let changed = &mut changed[layout.place(physical).0 as usize];
                 *changed = clock.max(*changed);
             });
@@ -496,26 +496,26 @@ mod tests {
         // If a move changed one of two pages, the other needn't be written.
         let expected: Vec<u64> = head.dirty.iter().collect();
         assert!(dirty.iter().all(|page| expected.contains(page)), "seed {seed}: {dirty:?}, {expected:?}");
-        assert!(gathered.pages().iter().all(|page| page * PAGE_BLOCKS < BLOCKS));
+        assert!(batched.pages().iter().all(|page| page * PAGE_BLOCKS < BLOCKS));
     }
 
     #[test]
-    fn gathered_changes_make_what_one_by_one_they_make() {
+    fn batched_changes_have_the_same_result_as_single_ones() {
         (0..300).for_each(same);
     }
 
     #[test]
-    fn only_changes_of_one_version_are_gathered() {
+    fn only_changes_of_one_version_are_batched() {
         let write = Change::Write { version: VersionId::HEAD, block: 5, count: 2 };
-        let gathered = |changes: &[Change]| {
+        let batched = |changes: &[Change]| {
             Part::of(&[record(changes, 4, 0, 1)], BLOCKS, &layout()).expect("it is right").is_some()
         };
-        assert!(gathered(std::slice::from_ref(&write)));
+        assert!(batched(std::slice::from_ref(&write)));
         let name = String::new();
         let (version, parent) = (VersionId(2), VersionId::HEAD);
         let create = Change::Create { version, parent, writable: false, created: 0, name };
         for other in [create, Change::Delete { version }, Change::Grow { version, blocks: 9 }] {
-            assert!(!gathered(&[write.clone(), other]));
+            assert!(!batched(&[write.clone(), other]));
         }
     }
 

@@ -164,8 +164,8 @@ impl Core {
         match self.kit().pool.live_data() <= capacity {
             true => Ok(()),
             false => Err(Error::no_space(format!(
-                "the log holds {} blocks of data and would have room for {capacity}, as another version needs a map of \
-                 its own: discard some, delete snapshots, or grow the disk",
+                "the log has {} blocks of data; expected at most {capacity} with another version, which needs a map of its \
+                 own; discard some data, delete snapshots, or grow the disk",
                 self.kit().pool.live_data(),
             ))),
         }
