@@ -434,7 +434,7 @@ mod tests {
             let text = refused(rule, Contract::Device);
             assert!(text.contains(expected), "{rule}: {text}");
         }
-        assert!(refused("write drop", Contract::Zones).contains("zones can't write"));
+        assert!(refused("write drop", Contract::Zones).contains("isn't an operation of zones"));
         assert!(refused("append drop range=0..1MiB", Contract::Zones).contains("zones=A..B"));
     }
 

@@ -132,8 +132,8 @@ async fn re_add(core: &Rc<Core>, name: &str) -> Result<String> {
         }
     };
     let slot = found.own;
-    let place = core.slots.borrow().get(slot).copied();
-    if found.array != core.array || place.map(|place| place.leg) != Some(found.slots[slot].leg) {
+    let own = core.slots.borrow().get(slot).copied();
+    if found.array != core.array || own.map(|own| own.leg) != Some(found.slots[slot].leg) {
         return refuse("it isn't a leg of this mirror, or was replaced".to_owned());
     }
     if is_taken(core, slot) {

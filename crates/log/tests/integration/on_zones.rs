@@ -118,11 +118,14 @@ fn zones_that_do_not_fit_are_refused() {
     for (line, said) in [
         ("log(ramzones(zones=64))", "durable only when they are finished"),
         ("log(zones(ram(64MiB), zone_size=1MiB), zone_size=1MiB)", "set for a log on zones"),
-        ("log(zones(ram(64MiB), zone_size=1MiB, max_active=3))", "max_active=3: this log has up to"),
+        (
+            "log(zones(ram(64MiB), zone_size=1MiB, max_active=3))",
+            "max_active=3; expected 0 (no limit) or at least",
+        ),
         ("log(zones(ram(64MiB, block_size=4096), zone_size=1MiB, max_append=4KiB))", "appends of 2"),
         (
             "log(zones(ram(64MiB, block_size=8KiB), zone_size=1MiB))",
-            "multiples of 8192 bytes: a log has blocks of 4096",
+            "multiples of 8192 bytes; expected a divisor of 4096",
         ),
         ("log(zones(ram(64MiB), zone_size=1MiB), size=60MiB)", "expected at most"),
     ] {
