@@ -140,6 +140,7 @@ pub struct Bench {
   siltstone serve stack.toml                              serve a stack with doors of its own
   siltstone serve 'ram(1GiB)' --nbd unix:ram.sock         serve the top of a stack without doors over NBD
   siltstone serve 'file(disk.img, size=4GiB)' --nbd 127.0.0.1:10809
+  siltstone serve stack.toml --vhost-user vm.sock         serve it to QEMU as a virtio disk
   nbdinfo 'nbd+unix:///?socket=ram.sock'                  list its exports
 
 Prints an address per line once clients can connect. Opening keeps all contents: a missing file is created, an
@@ -154,6 +155,9 @@ pub struct Serve {
     /// Serve the device on top over NBD at this address; may be given several times
     #[arg(long, value_name = "unix:PATH|IP:PORT")]
     pub nbd: Vec<String>,
+    /// Serve the device on top to virtual machines at this unix socket (vhost-user-blk)
+    #[arg(long, value_name = "PATH")]
+    pub vhost_user: Option<PathBuf>,
     /// Listen for operators on this unix socket [default: derived from the stack]
     #[arg(long, value_name = "PATH")]
     pub control: Option<PathBuf>,

@@ -14,12 +14,14 @@ use block::{DevicePart, Error, Result};
 use doors::fuse::door::{FuseConfig, FuseDoor, LeftConnection};
 use doors::nbd::door::NbdDoor;
 use doors::nbd::server::{ExportConfig, ServerConfig};
+use doors::vhost_user::door::{VhostUserConfig, VhostUserDoor};
+use doors::vhost_user::request::ID_BYTES;
 use runtime::Config;
 use runtime::net::Address;
 use serde_json::json;
 use stack::{Built, BuiltStack, Contract, Door, Plan, Stack};
 use std::os::fd::OwnedFd;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::rc::Rc;
 use std::sync::Arc;
 
@@ -38,9 +40,11 @@ pub fn serve(arguments: &Serve) -> Result<(), Failure> {
         true => Some(Holder::greet()?),
         false => None,
     };
-    if !has_door && addresses.is_empty() && holder.is_none() {
+    let vhost_user = arguments.vhost_user.as_deref().map(absolute).transpose()?;
+    let doors = Doors { nbd: addresses, vhost_user, holder };
+    if !has_door && doors.are_none() {
         return Err(Failure::Usage(format!(
-            "{}: this stack has no door: give an address to serve it at, such as --nbd unix:vol.sock",
+            "{}: this stack has no door: give an address to serve it at, such as --nbd unix:vol.sock or --vhost-user vm.sock",
             arguments.stack
         )));
     }
@@ -48,7 +52,7 @@ pub fn serve(arguments: &Serve) -> Result<(), Failure> {
     let plan = stack.check(arguments.format)?;
     let (name, as_json) = (arguments.stack.clone(), arguments.json);
     let config = Config::default().with_shards(stack.shards());
-    runtime::run(config, move || async move { open(&plan, name, (addresses, holder), place, as_json).await })?
+    runtime::run(config, move || async move { open(&plan, name, doors, place, as_json).await })?
 }
 
 /// Address at which it listens for operators; `None` with `--no-control`.
@@ -65,12 +69,17 @@ fn control_place(arguments: &Serve, stack: &Stack) -> Result<Option<Place>, Fail
     Ok(Some(Place::Of(identity?)))
 }
 
+/// Path in an address: clients may have another working directory.
+fn absolute(path: &Path) -> Result<PathBuf, Failure> {
+    std::path::absolute(path).map_err(|error| Failure::Usage(format!("{}: {error}", path.display())))
+}
+
 /// Parses an address, and makes a relative path in it absolute: clients may have another working directory.
 fn address(text: &str) -> Result<Address, Failure> {
     let wrong = |reason: &str| Failure::Usage(format!("--nbd {text}: {reason}"));
     match text.parse::<Address>().map_err(|error| wrong(error.detail()))? {
         Address::Unix(path) => {
-            let path = std::path::absolute(path).map_err(|error| wrong(&error.to_string()))?;
+            let path = absolute(&path)?;
             format!("unix:{}", path.display()).parse().map_err(|error: Error| wrong(error.detail()))
         }
         tcp => Ok(tcp),
@@ -93,6 +102,19 @@ impl Holder {
         let left = negotiated.map(|negotiated| LeftConnection { devices, negotiated });
         lock_memory();
         Ok(Holder { socket, path, left })
+    }
+}
+
+/// Doors of the command line.
+struct Doors {
+    nbd: Vec<Address>,
+    vhost_user: Option<PathBuf>,
+    holder: Option<Holder>,
+}
+
+impl Doors {
+    fn are_none(&self) -> bool {
+        self.nbd.is_empty() && self.vhost_user.is_none() && self.holder.is_none()
     }
 }
 
@@ -135,7 +157,7 @@ impl Attached {
 async fn open(
     plan: &Plan,
     name: String,
-    doors: (Vec<Address>, Option<Holder>),
+    doors: Doors,
     place: Option<Place>,
     as_json: bool,
 ) -> Result<(), Failure> {
@@ -166,10 +188,10 @@ async fn open(
 async fn open_stack(
     plan: &Plan,
     name: String,
-    (addresses, holder): (Vec<Address>, Option<Holder>),
+    doors: Doors,
 ) -> Result<(Rc<OperatedStack>, Option<Attached>), Failure> {
     let built = plan.build().await?;
-    match extra_doors(&built, addresses, holder) {
+    match extra_doors(&built, doors) {
         Ok((extra_doors, attached)) => {
             let server = Some(ServerFacts { stack: name, since: runtime::now() });
             Ok((Rc::new(OperatedStack { built, extra_doors, server }), attached))
@@ -185,13 +207,16 @@ async fn open_stack(
 /// Makes the doors of the command line.
 fn extra_doors(
     built: &BuiltStack,
-    addresses: Vec<Address>,
-    holder: Option<Holder>,
+    Doors { nbd, vhost_user, holder }: Doors,
 ) -> Result<(Vec<ExtraDoor>, Option<Attached>), Failure> {
     let mut doors = Vec::new();
-    for address in addresses {
+    for address in nbd {
         let name = address.to_string();
         doors.push(ExtraDoor { name, door: Arc::new(nbd_door(built, address)?) });
+    }
+    if let Some(socket) = vhost_user {
+        let name = socket.display().to_string();
+        doors.push(ExtraDoor { name, door: Arc::new(vhost_user_door(built, socket)?) });
     }
     let attached = holder.map(|holder| Attached::new(holder, built)).transpose()?;
     if let Some(Attached { door, .. }) = &attached {
@@ -256,13 +281,27 @@ async fn until_signal(stack: &OperatedStack, control: Option<&Path>, as_json: bo
     Ok(())
 }
 
-/// Makes a door for the device on top, under its name in the stack.
+/// Name in the stack of a part that is this device.
+fn name_of(built: &BuiltStack, device: &Arc<dyn DevicePart>) -> String {
+    let is_it = |built: &Built| matches!(built, Built::Device(other) if is_same(other, device));
+    let name = built.parts().find(|part| is_it(&part.built)).map(|part| part.name.clone());
+    name.unwrap_or_default()
+}
+
+/// Makes a vhost-user door for the device on top, with a queue for each shard.
+fn vhost_user_door(built: &BuiltStack, socket: PathBuf) -> Result<VhostUserDoor, Failure> {
+    let device = built.top()?;
+    let name = name_of(built, &device);
+    let serial = name.chars().filter(char::is_ascii).take(ID_BYTES).collect();
+    let queues = runtime::shard_count();
+    Ok(VhostUserDoor::new(VhostUserConfig { name, device, socket, queues, serial, read_only: false })?)
+}
+
+/// Makes an NBD door for the device on top, under its name in the stack.
 fn nbd_door(built: &BuiltStack, address: Address) -> Result<NbdDoor, Failure> {
     let device = built.top()?;
-    let is_it = |built: &Built| matches!(built, Built::Device(other) if is_same(other, &device));
-    let name = built.parts().find(|part| is_it(&part.built)).map(|part| part.name.clone());
-    let export =
-        ExportConfig { name: name.unwrap_or_default(), description: String::new(), device, read_only: false };
+    let name = name_of(built, &device);
+    let export = ExportConfig { name, description: String::new(), device, read_only: false };
     Ok(NbdDoor::new(ServerConfig { address, exports: vec![export], max_connections: MAX_CONNECTIONS })?)
 }
 
