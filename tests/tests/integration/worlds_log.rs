@@ -164,7 +164,7 @@ fn check_counts(part: &log::LogPart) -> Result<(), String> {
         live.extend(places.filter(|place| place.is_mapped()));
     }
     for dying in &versions.dying {
-        let places = (dying.given_up..dying.blocks).map(|block| dying.map.lookup(block));
+        let places = (dying.released..dying.blocks).map(|block| dying.map.lookup(block));
         live.extend(places.filter(|place| place.is_mapped()));
     }
     let mut by_zone = vec![0_u32; core.layout.zones as usize];
