@@ -61,7 +61,7 @@ impl Negotiated {
     }
 }
 
-/// Answers INIT; `capabilities` are those that the file system asks for beside [`WANTED`], `requests` is the number of requests that
+/// Answers INIT; `capabilities` are those that the file system asks for beside those of every session, `requests` is the number of requests that
 /// the session carries out at a time.
 ///
 /// # Errors

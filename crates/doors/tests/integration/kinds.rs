@@ -7,7 +7,7 @@ use runtime::net::Address;
 use stack::{Registry, Stack};
 
 fn registry() -> Registry {
-    Registry::new(vec![&disks::ram::KIND, &door::KIND, &client::KIND])
+    Registry::new(vec![&disks::ram::KIND, &door::KIND, &client::KIND, &doors::fuse::door::KIND])
 }
 
 #[test]

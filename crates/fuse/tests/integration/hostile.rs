@@ -96,9 +96,8 @@ fn unknown_operations_are_refused_and_the_session_goes_on() {
 /// Carries a frame out on a file system that never waits.
 fn carry_out(memory: &Memory, frame: &[u8]) -> Option<(u64, Vec<u8>)> {
     let first = frame.len().min(HEAD_BYTES);
-    let mut body = Buffer::new(MAX_WRITE);
-    body.append(&frame[first..]);
-    let request = Request::of(Buffer::copy_of(&frame[..first]), body, frame.len()).ok()?;
+    let (head, body) = (Buffer::copy_of(&frame[..first]), Buffer::copy_of(&frame[first..]));
+    let request = Request::of(head, body, frame.len()).ok()?;
     let unique = request.header.unique;
     let negotiated = negotiated();
     let mut answering = pin!(answer(memory, &negotiated, request));
