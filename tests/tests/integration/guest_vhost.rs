@@ -18,7 +18,8 @@ const WRITTEN: u64 = 4 * MIB;
 /// Order of the writes of the two blocks, and of the flushes, in a recorded run.
 fn writes_and_flushes(timeline: &Path) -> Vec<char> {
     let path = timeline.to_owned();
-    let timeline = runtime::run(runtime::Config::default(), move || async move { Timeline::read(&path).await });
+    let timeline =
+        runtime::run(runtime::Config::default(), move || async move { Timeline::read(&path).await });
     let timeline = timeline.expect("the runtime runs").expect("a recorded run");
     let events = timeline.events.iter().filter_map(|event| match &event.what {
         What::Submitted(Submission::Write { offset, .. }) if *offset == 4096 => Some('1'),
@@ -37,7 +38,8 @@ fn a_guest_flushes_and_survives_its_servers() {
     let disk = folder.path().join("disk");
     std::fs::File::create(&disk).expect("a file").set_len(64 * MIB).expect("a sparse file");
     let socket = folder.path().join("vm.sock");
-    let line = |below: &str| format!("vhost-user({below}, socket={}, serial=silt) shards=2", socket.display());
+    let line =
+        |below: &str| format!("vhost-user({below}, socket={}, serial=silt) shards=2", socket.display());
     let recorded = line(&format!("record(file({}), {})", path("disk"), path("run.timeline")));
     let server = Server::start_with(&["serve", &recorded], socket.clone());
     let options = Options { vhost_user_disks: vec![socket.clone()], limit: 200, ..Options::default() };
@@ -79,7 +81,8 @@ fn a_guest_flushes_and_survives_its_servers() {
     println!("{}", running.wait().ok());
     server.stop();
     let order = writes_and_flushes(&folder.path().join("run.timeline"));
-    let position = |what| order.iter().position(|event| *event == what).unwrap_or_else(|| panic!("{what}: {order:?}"));
+    let position =
+        |what| order.iter().position(|event| *event == what).unwrap_or_else(|| panic!("{what}: {order:?}"));
     let (first, second) = (position('1'), position('2'));
     assert!(order[first..second].contains(&'f') && order[second..].contains(&'f'), "{order:?}");
     let bytes = std::fs::read(&disk).expect("the disk");

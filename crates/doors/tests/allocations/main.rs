@@ -4,7 +4,11 @@
 
 use conformance::allocations::Counting;
 
+#[path = "../integration/vhost/front_end.rs"]
+#[allow(dead_code, clippy::unwrap_used)] // Shared with the integration tests.
+mod front_end;
 mod nbd;
+mod vhost;
 
 #[global_allocator]
 static ALLOCATOR: Counting = Counting;
@@ -12,4 +16,5 @@ static ALLOCATOR: Counting = Counting;
 #[test]
 fn memory_is_bounded_and_steady_state_allocates_nothing() {
     nbd::requests_allocate_nothing();
+    vhost::requests_allocate_nothing();
 }
