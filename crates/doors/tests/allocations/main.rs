@@ -5,7 +5,7 @@
 use conformance::allocations::Counting;
 
 #[path = "../integration/vhost/front_end.rs"]
-#[allow(dead_code, clippy::unwrap_used)] // Shared with the integration tests.
+#[allow(dead_code)] // Shared with the integration tests.
 mod front_end;
 mod nbd;
 mod vhost;
