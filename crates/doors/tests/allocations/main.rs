@@ -5,7 +5,11 @@
 use conformance::allocations::Counting;
 
 mod fuse;
+#[path = "../integration/vhost/front_end.rs"]
+#[allow(dead_code)] // Shared with the integration tests.
+mod front_end;
 mod nbd;
+mod vhost;
 
 #[global_allocator]
 static ALLOCATOR: Counting = Counting;
@@ -14,4 +18,5 @@ static ALLOCATOR: Counting = Counting;
 fn memory_is_bounded_and_steady_state_allocates_nothing() {
     nbd::requests_allocate_nothing();
     fuse::requests_allocate_nothing();
+    vhost::requests_allocate_nothing();
 }

@@ -127,7 +127,8 @@ impl Shared {
     }
 
     pub fn kick(&self, queue: usize) {
-        EventSignal::new(self.kicks[queue].try_clone().unwrap()).unwrap().signal().unwrap();
+        let kick = self.kicks[queue].try_clone().expect("a descriptor");
+        EventSignal::new(kick).and_then(|kick| kick.signal()).expect("an eventfd");
     }
 }
 

@@ -106,6 +106,8 @@ fn requests_in_flight_end_before_the_next_connection() {
         until(|| controls.begun.load(Ordering::SeqCst) == 3).await;
         assert_eq!(shared.load(layout.used + 2), 0);
         drop(front_end);
+        // The door has noticed by then; if it hasn't, less is tested.
+        runtime::sleep(Duration::from_millis(5)).await;
         controls.paused.store(false, Ordering::SeqCst);
         until(|| shared.load(layout.used + 2) == 3).await;
         let mut shared = shared;
@@ -122,6 +124,38 @@ fn requests_in_flight_end_before_the_next_connection() {
         let mut block = Buffer::new(4096);
         assert_eq!(queue.request(kind::IN, 16, None, Transfer::In(&mut block)).await, 0);
         assert_eq!(block.filled(), [3; 4096]);
+        door.stop().await.expect("it stops");
+    });
+}
+
+/// A queue that is asked to stop answers when its requests have ended, and knows where to go on.
+#[test]
+fn a_queue_stops_when_its_requests_have_ended() {
+    let (_folder, address) = socket();
+    run(2, move || async move {
+        let disk = SlowDisk::new(256, 4096);
+        let controls = disk.controls.clone();
+        let door = door(&address, disk, false);
+        door.start().await.expect("it starts");
+        controls.paused.store(true, Ordering::SeqCst);
+        let front_end = FrontEnd::connect(&address, Settings::default()).await.expect("it is served");
+        let (shared, layout) = (front_end.shared.clone(), front_end.shared.settings.layout(0));
+        let heads: Vec<u16> = (0..4).map(|number| prepare_write(&shared, number)).collect();
+        (0..3).for_each(|index| shared.offer(&layout, index as u16, heads[index]));
+        shared.kick(0);
+        until(|| controls.begun.load(Ordering::SeqCst) == 3).await;
+        let mut stopping = std::pin::pin!(front_end.stop_queue(0));
+        assert!(
+            runtime::timeout(Duration::from_millis(5), stopping.as_mut()).await.is_err(),
+            "three are in flight"
+        );
+        shared.offer(&layout, 3, heads[3]);
+        shared.kick(0);
+        controls.paused.store(false, Ordering::SeqCst);
+        assert_eq!(stopping.await.expect("stopped"), 3, "the fourth came after the stop");
+        assert_eq!(shared.load(layout.used + 2), 3);
+        front_end.start_queue(0, 3).await.expect("started");
+        until(|| shared.load(layout.used + 2) == 4).await;
         door.stop().await.expect("it stops");
     });
 }
