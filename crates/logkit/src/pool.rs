@@ -168,9 +168,9 @@ struct Counts {
 
 /// Clock when a zone was opened, and its class in the lowest 8 bits: a copy that is read for each write without the lock.
 #[derive(Debug, Default)]
-struct Birth(AtomicU64);
+struct Opened(AtomicU64);
 
-impl Birth {
+impl Opened {
     fn set(&self, zone: &Zone) {
         self.0.store(zone.opened << 8 | u64::from(zone.class), Ordering::Relaxed);
     }
@@ -182,7 +182,7 @@ pub struct ZonePool {
     state: Mutex<State>,
     counts: Counts,
     /// By zone; set when a recovery ends, and when a zone is taken.
-    births: Box<[Birth]>,
+    opened: Box<[Opened]>,
 }
 
 /// Access to the counts of live blocks for several changes. Holds the pool's lock: no other method of it may be called.
@@ -291,7 +291,7 @@ impl ZonePool {
             touched: Vec::new(),
             is_touched: vec![false; zones as usize],
         });
-        ZonePool { state, counts, births: (0..zones).map(|_| Birth::default()).collect() }
+        ZonePool { state, counts, opened: (0..zones).map(|_| Opened::default()).collect() }
     }
 
     #[inline]
@@ -318,8 +318,8 @@ impl ZonePool {
     /// Clock when a zone was opened, and its class, of a zone that isn't free.
     #[inline]
     pub fn opened(&self, zone: u32) -> (u64, u8) {
-        let birth = self.births[zone as usize].0.load(Ordering::Relaxed);
-        (birth >> 8, birth as u8)
+        let opened = self.opened[zone as usize].0.load(Ordering::Relaxed);
+        (opened >> 8, opened as u8)
     }
 
     /// Copies of all zones with their numbers.
@@ -410,7 +410,7 @@ impl ZonePool {
     /// Counts live data and damaged zones again and orders free zones by generation: ends a recovery.
     pub fn recount(&self) {
         let state = &mut *self.lock();
-        self.births.iter().zip(&state.zones).for_each(|(birth, zone)| birth.set(zone));
+        self.opened.iter().zip(&state.zones).for_each(|(opened, zone)| opened.set(zone));
         let of_data = state.zones.iter().filter(|zone| zone.class != CHECKPOINT_CLASS);
         self.counts.live_data.store(of_data.map(|zone| u64::from(zone.live)).sum(), Ordering::Relaxed);
         let damaged = state.zones.iter().filter(|zone| zone.usage == Usage::Damaged).count();
@@ -463,7 +463,7 @@ impl ZonePool {
         let entry = state.change(zone);
         entry.usage = Usage::Open;
         (entry.class, entry.opened, entry.changed) = (class, clock, clock);
-        self.births[zone as usize].set(entry);
+        self.opened[zone as usize].set(entry);
         let generation = entry.generation;
         if class != CHECKPOINT_CLASS {
             let State { open, zones, .. } = &mut *state;
