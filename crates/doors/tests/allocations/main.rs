@@ -4,10 +4,10 @@
 
 use conformance::allocations::Counting;
 
-mod fuse;
 #[path = "../integration/vhost/front_end.rs"]
 #[allow(dead_code)] // Shared with the integration tests.
 mod front_end;
+mod fuse;
 mod nbd;
 mod vhost;
 
