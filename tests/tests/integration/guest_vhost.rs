@@ -70,15 +70,16 @@ fn a_guest_flushes_and_survives_its_servers() {
     // In good order, and then by kills, each in the middle of a round.
     server.stop();
     let plain = line(&format!("file({})", path("disk")));
-    let mut server = Server::restart_with(&["serve", &plain], socket.clone());
+    let mut server = Server::restart_with(&["--log", "info", "serve", &plain], socket.clone());
     for round in 0..3 {
         running.wait_until("a round of writes", |out| out.contains(&format!("writing {round}")));
         std::thread::sleep(std::time::Duration::from_millis(20 * round));
         server.process.signal(Signal::KILL);
         assert!(!server.process.wait().success(), "the server was killed");
-        server = Server::restart_with(&["serve", &plain], socket.clone());
+        print!("{}", server.process.err());
+        server = Server::restart_with(&["--log", "info", "serve", &plain], socket.clone());
     }
-    println!("{}", running.wait().ok());
+    println!("{}{}", running.wait().ok(), server.process.err());
     server.stop();
     let order = writes_and_flushes(&folder.path().join("run.timeline"));
     let position =

@@ -172,6 +172,10 @@ impl<'d> Queue<'d> {
             // The used index and the record say more than the front-end, which doesn't know what a killed server took.
             again = inflight.recover(ring.next_used())?;
             ring.set_next_available(ring.next_used().wrapping_add(again.len() as u16));
+            if !again.is_empty() {
+                let count = again.len();
+                tracing::info!("vhost-user: requests of an earlier server are submitted again: {count}");
+            }
         }
         // The server before this one may have been killed before its last notification.
         call.signal()?;
