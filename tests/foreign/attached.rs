@@ -32,12 +32,21 @@ impl Attached {
     /// It isn't attached.
     #[track_caller]
     pub fn new(name: &str, stack: &str, options: &[&str]) -> Attached {
+        Self::by(&binary().display().to_string(), name, stack, options)
+    }
+
+    /// As [`new`](Self::new), by a copy of the program.
+    ///
+    /// # Panics
+    /// It isn't attached.
+    #[track_caller]
+    pub fn by(program: &str, name: &str, stack: &str, options: &[&str]) -> Attached {
         let name = format!("test-{name}-{}", std::process::id());
         // It is there already if attaching fails.
         let mut attached =
             Attached { name: name.clone(), link: String::new(), node: String::new(), is_attached: true };
         let arguments = [&["attach", stack, "--name", &name, "--json"], options].concat();
-        let said = run(&binary().display().to_string(), &arguments).ok();
+        let said = run(program, &arguments).ok();
         let said: Value = serde_json::from_str(&said).expect("JSON");
         let text = |key: &str| said[key].as_str().expect("a text").to_owned();
         (attached.link, attached.node) = (text("link"), text("node"));

@@ -13,7 +13,7 @@
 //!
 //! One concept per module: [`record`] the folder and what is known of an attachment, [`node`] the loop device,
 //! [`handover`] the messages between holder and server, [`holder`] the holder, [`requests`] the messages between
-//! operators and holder, [`systemd`] units.
+//! operators and holder, [`systemd`] units, [`transport`] the choice of a driver.
 
 pub mod handover;
 pub mod holder;
@@ -21,3 +21,4 @@ pub mod node;
 pub mod record;
 pub mod requests;
 pub mod systemd;
+pub mod transport;

@@ -4,6 +4,7 @@ use crate::arguments::{Attach, Detach, List};
 use crate::attach::holder::{self, Plan};
 use crate::attach::record::{self, Folder, Record};
 use crate::attach::requests::{self, DETACH};
+use crate::attach::transport::{self, Machine};
 use crate::attach::{node, systemd};
 use crate::failure::Failure;
 use crate::kinds::registry;
@@ -14,7 +15,9 @@ use block::{Error, Result};
 use fuse::Mount;
 use runtime::Config;
 use serde_json::{Value, json};
+use stack::Stack;
 use std::io::{BufRead, BufReader};
+use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 
@@ -36,27 +39,12 @@ pub fn attach(arguments: &Attach) -> Result<(), Failure> {
     if arguments.systemd {
         return print_units(arguments, &name);
     }
-    check_machine()?;
+    let machine = Machine::this();
+    let (transport, why) = transport::choose(&machine, arguments.via)?;
     match arguments.foreground || arguments.background {
-        true => hold(arguments, folder),
-        false => hold_in_background(arguments, &name),
+        true => hold(arguments, &stack, folder),
+        false => hold_in_background(arguments, &name, &format!("via {}: {why}", transport.word())),
     }
-}
-
-/// Checks for what a node needs.
-fn check_machine() -> Result<(), Failure> {
-    let needs = |what: &str| {
-        Failure::World(format!("attach needs {what}; siltstone serve --nbd needs neither root nor devices"))
-    };
-    if !rustix::process::geteuid().is_root() {
-        return Err(needs("root, to make a block device: run it with sudo"));
-    }
-    for (path, module) in [("/dev/fuse", "fuse"), ("/dev/loop-control", "loop")] {
-        if !Path::new(path).exists() {
-            return Err(needs(&format!("{path}: load the kernel's module, modprobe {module}")));
-        }
-    }
-    Ok(())
 }
 
 fn absolute(stack: &str) -> String {
@@ -73,10 +61,11 @@ fn print_units(arguments: &Attach, name: &str) -> Result<(), Failure> {
 }
 
 /// Holds the attachment in this process.
-fn hold(arguments: &Attach, folder: Folder) -> Result<(), Failure> {
+fn hold(arguments: &Attach, parsed: &Stack, folder: Folder) -> Result<(), Failure> {
     let stack = absolute(&arguments.stack);
     let plan = Plan {
         server_arguments: ["serve", "--holder", &stack].map(str::to_owned).to_vec(),
+        text: Path::new(&stack).is_file().then(|| parsed.to_toml()),
         stack,
         folder,
         format: arguments.format,
@@ -99,11 +88,11 @@ fn hold(arguments: &Attach, folder: Folder) -> Result<(), Failure> {
         }
     };
     let held = runtime::run(Config::default(), move || async move {
-        plan.folder.create()?;
+        let lock = plan.folder.create()?;
         if let Some(log) = log {
             redirect_errors(&log)?;
         }
-        holder::hold(plan, attached).await
+        holder::hold(plan, lock, attached).await
     })?;
     match (held, background) {
         (Err(error), true) => {
@@ -132,12 +121,14 @@ fn leave_output() {
 }
 
 /// Starts a holder that goes on when this process ends.
-fn hold_in_background(arguments: &Attach, name: &str) -> Result<(), Failure> {
+fn hold_in_background(arguments: &Attach, name: &str, via: &str) -> Result<(), Failure> {
     let world = |error: std::io::Error| Failure::World(format!("starting the holder: {error}"));
-    let mut command = Command::new(std::env::current_exe().map_err(world)?);
+    let mut command = Command::new(holder::PROGRAM);
+    command.arg0(holder::NAME);
     command.args(["attach", "--background", "--name", name]);
     command.arg(format!("--recover-within={}ms", arguments.recover_within.as_millis()));
     command.args(arguments.sector_size.map(|size| format!("--sector-size={size}")));
+    command.args(arguments.via.map(|via| format!("--via={}", via.word())));
     command.args(arguments.format.then_some("--format"));
     command.arg("--").arg(&arguments.stack);
     let mut child = command.stdin(Stdio::null()).stdout(Stdio::piped()).spawn().map_err(world)?;
@@ -152,7 +143,7 @@ fn hold_in_background(arguments: &Attach, name: &str) -> Result<(), Failure> {
     if said["node"].is_null() {
         return Err(Failure::World("the holder ended before the node was there".into()));
     }
-    say(&format!("via fuse and a loop device: {}", said["node"].as_str().unwrap_or_default()));
+    say(&format!("{} {via}", said["node"].as_str().unwrap_or_default()));
     match arguments.json {
         true => print_json(&said),
         false => print_line(&link(&said)),
@@ -166,9 +157,12 @@ fn hold_in_background(arguments: &Attach, name: &str) -> Result<(), Failure> {
 pub fn list(arguments: &List) -> Result<(), Failure> {
     let mut all = Vec::new();
     for folder in Folder::all()? {
-        let mut entry = match folder.read()? {
-            Some(record) => record.to_json(),
-            None => json!({ "name": folder.name(), "state": "attaching" }),
+        let mut entry = match folder.read() {
+            Ok(Some(record)) => record.to_json(),
+            // Only root may read it.
+            Err(Error::PermissionDenied(_)) => json!({ "name": folder.name(), "state": "attached" }),
+            Err(error) => return Err(error.into()),
+            Ok(None) => json!({ "name": folder.name(), "state": "attaching" }),
         };
         if !folder.is_alive() {
             entry["state"] = "lost".into();
@@ -221,18 +215,18 @@ fn find(name: &str) -> Result<Folder, Failure> {
 
 /// Removes node, mount and folder of an attachment without a holder.
 async fn remove_lost(folder: &Folder) -> Result<()> {
+    let lock = folder.lock()?;
     let volume = folder.volume();
     for node in node::over(&volume) {
         let (removing, file) = (node.clone(), volume.clone());
-        runtime::blocking(move || {
-            node::check_unused(&removing, &file)?;
-            node::remove(&removing, &file)
-        })
-        .await?;
+        runtime::blocking(move || node::remove_unused(&removing, &file)).await?;
         node::released(&node, &volume).await?;
     }
     match Mount::existing(volume).unmount().await {
-        Ok(()) | Err(Error::NotFound(_)) => folder.remove(),
-        Err(error) => Err(error),
+        Ok(()) | Err(Error::NotFound(_)) => {}
+        Err(error) => return Err(error),
     }
+    let removed = folder.remove();
+    drop(lock);
+    removed
 }

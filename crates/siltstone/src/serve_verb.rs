@@ -16,6 +16,7 @@ use doors::nbd::door::NbdDoor;
 use doors::nbd::server::{ExportConfig, ServerConfig};
 use doors::vhost_user::door::{VhostUserConfig, VhostUserDoor};
 use doors::vhost_user::request::ID_BYTES;
+use fuse::{Ended, Mount};
 use runtime::Config;
 use runtime::net::Address;
 use serde_json::json;
@@ -33,13 +34,16 @@ const MAX_CONNECTIONS: usize = 256;
 /// # Errors
 /// A wrong stack or address; those of building, listening or closing.
 pub fn serve(arguments: &Serve) -> Result<(), Failure> {
-    let stack = load::stack(&arguments.stack, &registry())?;
-    let addresses = arguments.nbd.iter().map(|text| address(text)).collect::<Result<Vec<_>, _>>()?;
-    let has_door = stack.parts().any(|part| part.kind().contract == Contract::Door);
     let holder = match arguments.holder {
         true => Some(Holder::greet()?),
         false => None,
     };
+    let stack = match holder.as_ref().and_then(|holder| holder.text.as_deref()) {
+        Some(text) => Stack::from_toml(&arguments.stack, text, &registry())?,
+        None => load::stack(&arguments.stack, &registry())?,
+    };
+    let addresses = arguments.nbd.iter().map(|text| address(text)).collect::<Result<Vec<_>, _>>()?;
+    let has_door = stack.parts().any(|part| part.kind().contract == Contract::Door);
     let vhost_user = arguments.vhost_user.as_deref().map(absolute).transpose()?;
     let doors = Doors { nbd: addresses, vhost_user, holder };
     if !has_door && doors.are_none() {
@@ -90,6 +94,7 @@ fn address(text: &str) -> Result<Address, Failure> {
 struct Holder {
     socket: OwnedFd,
     path: std::path::PathBuf,
+    text: Option<String>,
     left: Option<LeftConnection>,
 }
 
@@ -98,10 +103,10 @@ impl Holder {
     fn greet() -> Result<Holder, Failure> {
         let socket = std::os::fd::AsFd::as_fd(&std::io::stdin()).try_clone_to_owned();
         let socket = socket.map_err(|error| Failure::World(format!("the holder's socket: {error}")))?;
-        let (Start { path, negotiated }, devices) = handover::receive(&socket)?;
+        let (Start { path, text, negotiated }, devices) = handover::receive(&socket)?;
         let left = negotiated.map(|negotiated| LeftConnection { devices, negotiated });
         lock_memory();
-        Ok(Holder { socket, path, left })
+        Ok(Holder { socket, path, text, left })
     }
 }
 
@@ -139,8 +144,8 @@ impl Attached {
         Ok(Attached { socket: holder.socket, door, device })
     }
 
-    /// Tells the holder that clients are served, and gives it the devices to hold.
-    fn ready(&self) -> Result<()> {
+    /// Tells the holder that clients are served, and gives it the devices to hold. Without a holder it unmounts.
+    async fn ready(&self) -> Result<()> {
         let Some(session) = self.door.session() else { return Ok(()) };
         let geometry = self.device.geometry();
         let ready = Ready {
@@ -150,7 +155,12 @@ impl Attached {
             read_only: geometry.read_only,
             keeps_acknowledged: self.device.keeps_acknowledged(),
         };
-        handover::send(&self.socket, &ready, &session.descriptors()?)
+        let told = session.descriptors().and_then(|devices| handover::send(&self.socket, &ready, &devices));
+        if told.is_err() {
+            // The error is that of the holder.
+            let _unmounted = Mount::existing(session.path().to_owned()).unmount().await;
+        }
+        told
     }
 }
 
@@ -242,15 +252,12 @@ async fn serve_stack(
         }
         started += 1;
     }
-    if let (Ok(()), Some(attached)) = (&outcome, attached) {
-        outcome = attached.ready();
-    }
     let outcome = match outcome {
         Ok(()) => {
             if let Some(control) = control {
                 control.opened(stack.clone());
             }
-            until_signal(stack, control.and_then(ControlServer::path), as_json).await
+            until_stopped(stack, attached, control.and_then(ControlServer::path), as_json).await
         }
         Err(error) => Err(error.into()),
     };
@@ -262,11 +269,20 @@ async fn serve_stack(
     Ok(stopped?)
 }
 
-async fn until_signal(stack: &OperatedStack, control: Option<&Path>, as_json: bool) -> Result<(), Failure> {
+/// Tells that clients are served, and waits for a signal, or for the end of the attachment's mount.
+async fn until_stopped(
+    stack: &OperatedStack,
+    attached: Option<&Attached>,
+    control: Option<&Path>,
+    as_json: bool,
+) -> Result<(), Failure> {
     let addresses = stack.addresses();
     // The handler stands before anybody can know that there is something to stop.
     let mut signal = std::pin::pin!(runtime::stop_signal());
     let early = std::future::poll_fn(|context| std::task::Poll::Ready(signal.as_mut().poll(context))).await;
+    if let Some(attached) = attached {
+        attached.ready().await?;
+    }
     match as_json {
         true => {
             let control = control.map(|path| path.display().to_string());
@@ -274,11 +290,25 @@ async fn until_signal(stack: &OperatedStack, control: Option<&Path>, as_json: bo
         }
         false => print_line(&addresses.join("\n"))?,
     }
-    match early {
-        std::task::Poll::Ready(result) => result?,
-        std::task::Poll::Pending => signal.await?,
+    if let std::task::Poll::Ready(result) = early {
+        return Ok(result?);
     }
-    Ok(())
+    let Some(session) = attached.and_then(|attached| attached.door.session()) else {
+        return Ok(signal.await?);
+    };
+    let mut ended = std::pin::pin!(session.ended());
+    std::future::poll_fn(|context| match signal.as_mut().poll(context) {
+        std::task::Poll::Ready(result) => std::task::Poll::Ready(result),
+        std::task::Poll::Pending => ended.as_mut().poll(context).map(Ok),
+    })
+    .await?;
+    match session.outcome() {
+        // After any other end the holder starts another server.
+        Some(ended) if *ended != Ended::Unmounted => {
+            Err(Failure::World(format!("the FUSE session of the attachment has ended: {ended}")))
+        }
+        _ => Ok(()),
+    }
 }
 
 /// Name in the stack of a part that is this device.

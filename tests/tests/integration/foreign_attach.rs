@@ -1,6 +1,8 @@
 //! Attached stacks as disks of this kernel: file systems through the death of their server, swap, wrong use.
 
-use siltstone_tests::foreign::{Attached, Finished, binary, can_attach, random_file, run, run_shell};
+use siltstone_tests::foreign::{
+    Attached, Background, Finished, binary, can_attach, random_file, run, run_shell,
+};
 use siltstone_tests::need;
 use std::path::Path;
 use tempfile::{TempDir, tempdir};
@@ -38,7 +40,7 @@ fn carries_on(name: &str, stack: impl Fn(&str) -> String, make: &str, check: &st
     let (node, mnt, tree, sums) =
         (attached.link.clone(), path(&folder, "mnt"), path(&folder, "tree"), path(&folder, "sums"));
     run_shell(&format!("{make} {node}; mount {node} {mnt}")).ok();
-    let mut copying = siltstone_tests::foreign::Background::start(
+    let mut copying = Background::start(
         "sh",
         &["-euc", &format!("for copy in 1 2 3 4; do cp -r {tree} {mnt}/$copy; sync -f {mnt}; done")],
     );
@@ -191,6 +193,104 @@ fn a_stack_in_memory_is_not_replaced() {
     run_shell(&format!("dd if={link} of=/dev/null bs=1M count=1 iflag=direct status=none")).refused();
     assert_eq!(attached.listed()["state"], "failed");
     attached.detach();
+}
+
+/// The next server has the stack as it was attached, and the program that attached it, whatever their files are by then.
+#[test]
+fn a_changed_stack_file_and_program_do_not_matter() {
+    need!("jq", "losetup");
+    if !can_attach() {
+        return;
+    }
+    let folder = tempdir().expect("a folder");
+    let (file, program) = (path(&folder, "vol.toml"), path(&folder, "siltstone"));
+    let stack = |size: &str| format!("[device.disk]\nkind = \"file\"\npath = \"disk\"\nsize = \"{size}\"\n");
+    std::fs::write(&file, stack("16MiB")).expect("a stack");
+    std::fs::copy(binary(), &program).expect("a copy");
+    let attached = Attached::by(&program, "changed", &file, &[]);
+    let link = &attached.link;
+    run_shell(&format!(
+        "dd if=/dev/urandom of={link} bs=1M count=8 oflag=direct status=none; sha256sum <{link} >{}",
+        path(&folder, "sum")
+    ))
+    .ok();
+    std::fs::write(&file, stack("8MiB")).expect("a stack");
+    std::fs::remove_file(&program).expect("the copy is there");
+    attached.kill_server();
+    run_shell(&format!(
+        "echo 3 >/proc/sys/vm/drop_caches; sha256sum <{link} | cmp - {}",
+        path(&folder, "sum")
+    ))
+    .ok();
+    attached.detach();
+}
+
+/// The holder alone is killed: what it has left is removed, and the server closes its stack.
+#[test]
+fn a_server_without_a_holder_ends_with_its_mount() {
+    need!("jq", "losetup");
+    if !can_attach() {
+        return;
+    }
+    let folder = tempdir().expect("a folder");
+    let stack = format!("file({}, size=16MiB)", path(&folder, "disk"));
+    let attached = Attached::new("orphan", &stack, &[]);
+    let listed = attached.listed();
+    run_shell(&format!("kill -9 {}; sleep 0.5", listed["holder"])).ok();
+    assert_eq!(attached.listed()["state"], "lost");
+    attached.detach();
+    run_shell(&format!(
+        "for try in $(seq 100); do [ ! -e /proc/{0} ] && exit; sleep 0.05; done; exit 1",
+        listed["server"]
+    ))
+    .ok();
+    Attached::new("orphan", &stack, &[]).detach();
+}
+
+/// A server that hangs while it opens its stack, here for a lock: requests fail in time, and the node can be detached.
+#[test]
+fn a_server_that_does_not_come_is_not_waited_for_without_end() {
+    need!("jq", "losetup", "nbdkit");
+    if !can_attach() {
+        return;
+    }
+    let folder = tempdir().expect("a folder");
+    let (socket, disk) = (path(&folder, "nbd.sock"), path(&folder, "disk"));
+    std::fs::File::create(&disk).and_then(|file| file.set_len(16 << 20)).expect("a file");
+    let start = || {
+        let _ = std::fs::remove_file(&socket);
+        let mut server = Background::start("nbdkit", &["-f", "-U", &socket, "file", &disk]);
+        server.wait_until("its socket is there", |_| Path::new(&socket).exists());
+        server
+    };
+    let mut remote = start();
+    // The log is durable on the remote disk when it is acknowledged there, and the file keeps what it was given.
+    let stack = format!("writecache(nbd-client(unix:{socket}), file({}, size=16MiB))", path(&folder, "fast"));
+    let attached = Attached::new("hangs", &stack, &["--recover-within=2s", "--format"]);
+    let listed = attached.listed();
+    remote.signal(rustix::process::Signal::STOP);
+    run_shell(&format!("kill -9 {}", listed["server"])).ok();
+    let link = attached.link.clone();
+    run_shell(&format!("timeout 60 dd if={link} of=/dev/null bs=1M count=1 iflag=direct status=none"))
+        .refused();
+    assert_eq!(attached.listed()["state"], "failed");
+    remote.signal(rustix::process::Signal::CONT);
+    attached.detach();
+    remote.signal(rustix::process::Signal::KILL);
+    remote.wait();
+}
+
+#[test]
+fn an_attachment_that_fails_leaves_nothing() {
+    need!("jq", "losetup");
+    if !can_attach() {
+        return;
+    }
+    let name = format!("test-shards-{}", std::process::id());
+    let said = siltstone(&["attach", "ram(size=16MiB) shards=254", "--name", &name]).refused();
+    assert!(said.contains("at most 253"), "{said}");
+    assert!(!Path::new("/run/siltstone").join(&name).exists());
+    assert!(!std::fs::read_to_string("/proc/mounts").expect("mounts").contains(&name));
 }
 
 /// A program with more memory than its group may have: its pages go to a node, and come back as they were.

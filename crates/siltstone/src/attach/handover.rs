@@ -16,14 +16,16 @@ use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 
 /// Most descriptors of a message: a limit of the kernel (SCM_MAX_FD). Each shard has one.
 pub const MOST_DEVICES: usize = 253;
-/// Longest message in bytes.
-const LONGEST: usize = 4096;
+/// Longest message in bytes: a stack.
+const LONGEST: usize = 128 << 10;
 
 /// What the holder tells a new server.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Start {
     /// Mount point of the FUSE door.
     pub path: std::path::PathBuf,
+    /// The stack in TOML, in place of its file, which may have changed since; `None` for a stack of one line.
+    pub text: Option<String>,
     /// Negotiation of the connection that the server before has left, whose devices come along; `None` for the first server.
     pub negotiated: Option<Negotiated>,
 }
@@ -41,6 +43,13 @@ pub struct Ready {
     pub read_only: bool,
     /// Whether acknowledged writes survive the server: only then another one may take over.
     pub keeps_acknowledged: bool,
+}
+
+impl Ready {
+    /// Whether requests to one device can be answered by the other.
+    pub fn is_same_device(&self, other: &Ready) -> bool {
+        (self.bytes, self.block_size, self.read_only) == (other.bytes, other.block_size, other.read_only)
+    }
 }
 
 fn failed(error: rustix::io::Errno, doing: &str) -> Error {
@@ -70,6 +79,9 @@ pub fn send(socket: &OwnedFd, message: &impl Serialize, devices: &[OwnedFd]) -> 
         )));
     }
     let text = serde_json::to_vec(message).map_err(|error| Error::invalid(error.to_string()))?;
+    if text.len() > LONGEST {
+        return Err(Error::invalid(format!("a stack of {} bytes: expected at most {LONGEST}", text.len())));
+    }
     let devices: Vec<BorrowedFd<'_>> = devices.iter().map(AsFd::as_fd).collect();
     let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(MOST_DEVICES))];
     let mut ancillary = SendAncillaryBuffer::new(&mut space);
@@ -115,7 +127,11 @@ mod tests {
     fn descriptors_come_with_their_message() {
         let (one, other) = pair().unwrap();
         let (reader, writer) = std::io::pipe().unwrap();
-        let start = Start { path: "/run/siltstone/vol/volume".into(), negotiated: None };
+        let start = Start {
+            path: "/run/siltstone/vol/volume".into(),
+            text: Some("x".repeat(99_999)),
+            negotiated: None,
+        };
         send(&one, &start, &[OwnedFd::from(writer)]).unwrap();
         let (received, mut devices): (Start, _) = receive(&other).unwrap();
         assert_eq!(received, start);

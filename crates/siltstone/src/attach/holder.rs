@@ -1,17 +1,19 @@
 //! The holder of an attachment: starts servers, holds what must outlive them, and owns the node.
 //!
 //! # Promises
-//! - A server that ends without having been told so is replaced. Requests wait for at most [`Plan::recover_within`]; then the
-//!   connection is aborted and they fail. They fail at once where the server had acknowledged writes from its own memory
-//!   ([`block::DevicePart::keeps_acknowledged`]): a file system that went on would find them missing.
+//! - A server that ends without having been told so is replaced, by one with the stack as it was when it was attached. Requests wait for at most
+//!   [`Plan::recover_within`]; then the connection is aborted and they fail. They fail at once where the server had acknowledged
+//!   writes from its own memory ([`block::DevicePart::keeps_acknowledged`]): a file system that went on would find them missing.
 //! - The node is only detached while nobody uses it. A signal that comes while it is in use is reported, and changes nothing.
+//! - What fails before the node is there leaves nothing behind.
 //! - Its memory is locked, and it is the last process that the kernel kills for lack of memory.
 //!
-//! The holder does no I/O on the volume.
+//! Everything that takes time (starting a server, making the node) is a task of its own whose end is an event, so a holder
+//! always answers. The holder does no I/O on the volume.
 
 use super::handover::{self, Ready, Start};
 use super::node;
-use super::record::{Folder, Record, State};
+use super::record::{Folder, FolderLock, Record, State};
 use super::requests::{DETACH, DONE, LONGEST};
 use super::systemd;
 use block::{Buffer, Data, Error, Result};
@@ -23,12 +25,15 @@ use std::cell::RefCell;
 use std::collections::VecDeque;
 use std::os::fd::OwnedFd;
 use std::os::unix::process::CommandExt;
+use std::path::PathBuf;
 use std::process::{Child, Command, ExitStatus, Stdio};
 use std::rc::Rc;
 use std::time::Duration;
 
 /// Time for an operator to send a request.
 const REQUEST_LIMIT: Duration = Duration::from_secs(10);
+/// Most requests that are received at a time.
+const MOST_REQUESTS: usize = 16;
 /// Pause between attempts to start a server.
 const BETWEEN_ATTEMPTS: Duration = Duration::from_millis(200);
 /// Time for the users of the FUSE file, beside the loop device, to close it.
@@ -37,6 +42,10 @@ const UNMOUNT_LIMIT: Duration = Duration::from_secs(10);
 const STOP_LIMIT: Duration = Duration::from_secs(3600);
 /// Permissions of the socket.
 const OWNER_ONLY: u32 = 0o600;
+/// This program, also after its file was replaced: both processes have the same version.
+pub const PROGRAM: &str = "/proc/self/exe";
+/// Its name for `ps`.
+pub const NAME: &str = "siltstone";
 
 /// What is attached, and how.
 #[derive(Debug, Clone)]
@@ -45,6 +54,8 @@ pub struct Plan {
     pub folder: Folder,
     /// The stack, for the record.
     pub stack: String,
+    /// Contents of the stack's file at this time; `None` for a stack of one line.
+    pub text: Option<String>,
     /// Arguments of a server; the first one may have `--format` beside them.
     pub server_arguments: Vec<String>,
     /// Format the stack when it is opened for the first time.
@@ -58,9 +69,15 @@ pub struct Plan {
 /// What the holder waits for.
 enum Event {
     Signal,
-    Request(Stream),
+    Request(String, Stream),
+    /// An attempt to start a server has ended.
+    Started(Result<Server>),
     /// The server of this number has ended.
     Ended(u64, ExitStatus),
+    /// An attempt to make the node has ended.
+    Node(Result<PathBuf>),
+    /// The time for replacing the n-th lost server is over.
+    Deadline(u64),
 }
 
 /// Events in order of arrival.
@@ -87,64 +104,95 @@ impl Events {
     }
 }
 
+/// A process that is or becomes a server.
+#[derive(Clone)]
+struct Process {
+    number: u64,
+    id: u32,
+    descriptor: Rc<OwnedFd>,
+}
+
+impl Process {
+    fn signal(&self, signal: Signal) {
+        // It may have ended.
+        let _sent = rustix::process::pidfd_send_signal(&*self.descriptor, signal);
+    }
+}
+
 /// A server that has told that it serves.
 struct Server {
-    number: u64,
-    process: OwnedFd,
-    id: u32,
+    process: Process,
     ready: Ready,
     devices: Vec<OwnedFd>,
-    /// Kept open: the server ends nothing, but has a closed standard input without it.
-    _socket: OwnedFd,
+    /// The server takes a closed socket for the end of its holder.
+    socket: OwnedFd,
+}
+
+/// What goes on.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Phase {
+    /// The first server is being started.
+    Starting,
+    /// The node is being made.
+    MakingNode,
+    /// As the record says.
+    Held,
 }
 
 struct Holder {
-    plan: Plan,
-    record: Record,
-    server: Option<Server>,
-    /// Devices and negotiation of the connection.
-    connection: Option<(Vec<OwnedFd>, Ready)>,
+    plan: Rc<Plan>,
     events: Rc<Events>,
-    servers: u64,
+    phase: Phase,
+    /// Number of servers that were started.
+    started: u64,
+    /// The process that is being started.
+    starting: Rc<RefCell<Option<Process>>>,
+    server: Option<(Process, OwnedFd)>,
+    /// Devices and negotiation of the connection, while requests may be answered.
+    connection: Option<(Vec<OwnedFd>, Ready)>,
+    record: Option<Record>,
 }
 
 /// Attaches, tells `attached` the record, and holds until the node is detached. The folder has been created, and is removed.
 ///
 /// # Errors
 /// Those of the first server, of the node and of the folder; everything is undone then.
-pub async fn hold(plan: Plan, attached: impl FnOnce(&Record)) -> Result<()> {
-    let outcome = attach_and_hold(&plan, attached).await;
+pub async fn hold(plan: Plan, lock: FolderLock, attached: impl FnOnce(&Record)) -> Result<()> {
+    let plan = Rc::new(plan);
+    let held = attach_and_hold(&plan, attached).await;
     let removed = plan.folder.remove();
-    outcome.and(removed)
+    drop(lock);
+    let stream = held?;
+    if let Some(stream) = stream {
+        answer(&stream, removed.as_ref().err().map_or(DONE, Error::detail)).await;
+    }
+    removed
 }
 
-async fn attach_and_hold(plan: &Plan, attached: impl FnOnce(&Record)) -> Result<()> {
+/// Holds until the node is detached. Returns the connection of the operator who asked for that.
+async fn attach_and_hold(plan: &Rc<Plan>, attached: impl FnOnce(&Record)) -> Result<Option<Stream>> {
     let socket = plan.folder.socket();
     let listener = SocketFolder::of(&socket)?.listen(&socket, Some(OWNER_ONLY))?;
     let events: Rc<Events> = Rc::default();
     protect();
-    let mut servers = 0;
-    let first = start_server(plan, None, &mut servers, &events).await?;
-    let mut holder = match make_node(plan, first, servers, events.clone()).await {
-        Ok(holder) => holder,
-        Err((error, server)) => {
-            let unmounted = unmount(plan).await;
-            stop(&server, &events).await;
-            return Err(unmounted.err().unwrap_or(error));
-        }
-    };
     listen(listener, events.clone());
-    let signals = events.clone();
-    runtime::spawn(async move {
-        if let Err(error) = runtime::stop_signal().await {
-            tracing::error!("{error}");
-        }
-        signals.push(Event::Signal);
-    })
-    .detach();
-    attached(&holder.record);
-    systemd::notify_ready().unwrap_or_else(|error| tracing::warn!("{error}"));
-    holder.run().await
+    wait_for_signal(&events);
+    let mut holder = Holder {
+        plan: plan.clone(),
+        events,
+        phase: Phase::Starting,
+        started: 0,
+        starting: Rc::default(),
+        server: None,
+        connection: None,
+        record: None,
+    };
+    holder.start_server(Duration::ZERO);
+    let outcome = holder.run(attached).await;
+    if outcome.is_err() {
+        holder.undo().await;
+    }
+    outcome
 }
 
 /// Keeps this process, and its children, working when memory is short: they may be what swaps and writes back.
@@ -165,18 +213,42 @@ fn protect() {
 /// there yet, the kernel fails the request (EIO) instead of sending it to the next server.
 pub fn lock_memory() {
     use rustix::mm::MlockAllFlags;
-    let flags = MlockAllFlags::CURRENT | MlockAllFlags::FUTURE;
-    if let Err(error) = rustix::mm::mlockall(flags) {
+    // Else it has the name of the link by which it was started.
+    let _named = rustix::thread::set_name(c"siltstone");
+    if let Err(error) = rustix::mm::mlockall(MlockAllFlags::CURRENT | MlockAllFlags::FUTURE) {
         tracing::warn!("locking memory: {error}");
     }
 }
 
-/// Accepts operators' connections.
+/// Pushes an event for the next signal.
+fn wait_for_signal(events: &Rc<Events>) {
+    let events = events.clone();
+    runtime::spawn(async move {
+        match runtime::stop_signal().await {
+            Ok(()) => events.push(Event::Signal),
+            Err(error) => tracing::error!("{error}"),
+        }
+    })
+    .detach();
+}
+
+/// Accepts operators' connections, and receives their requests.
 fn listen(listener: Listener, events: Rc<Events>) {
+    let permits = runtime::sync::Semaphore::new(MOST_REQUESTS);
     runtime::spawn(async move {
         loop {
+            let permit = permits.acquire(1).await;
             match listener.accept().await {
-                Ok(stream) => events.push(Event::Request(stream)),
+                Ok(stream) => {
+                    let events = events.clone();
+                    runtime::spawn(async move {
+                        if let Some(line) = request(&stream).await {
+                            events.push(Event::Request(line, stream));
+                        }
+                        drop(permit);
+                    })
+                    .detach();
+                }
                 Err(error) => {
                     tracing::warn!("{error}");
                     runtime::sleep(BETWEEN_ATTEMPTS).await;
@@ -185,137 +257,6 @@ fn listen(listener: Listener, events: Rc<Events>) {
         }
     })
     .detach();
-}
-
-/// Starts a server, and waits until it serves or has ended.
-async fn start_server(
-    plan: &Plan,
-    left: Option<(&[OwnedFd], &Ready)>,
-    servers: &mut u64,
-    events: &Rc<Events>,
-) -> Result<Server> {
-    let doing = |error: std::io::Error| Error::from_io(&error, "starting a server");
-    let (socket, other) = handover::pair()?;
-    let mut command = Command::new(std::env::current_exe().map_err(doing)?);
-    command.args(&plan.server_arguments).stdin(Stdio::from(other)).stdout(Stdio::null());
-    // Ctrl-C is for the holder.
-    command.process_group(0);
-    if plan.format && *servers == 0 {
-        command.arg("--format");
-    }
-    let start = Start { path: plan.folder.volume(), negotiated: left.map(|(_, ready)| ready.negotiated) };
-    handover::send(&socket, &start, left.map_or(&[], |(devices, _)| devices))?;
-    let mut child = command.spawn().map_err(doing)?;
-    // It has the other end of the socket; this process would wait for itself.
-    drop(command);
-    *servers += 1;
-    let (number, id) = (*servers, child.id());
-    let process = rustix::process::pidfd_open(Pid::from_child(&child), PidfdFlags::empty());
-    let process = match process {
-        Ok(process) => process,
-        Err(error) => {
-            let _ended = child.kill().and_then(|()| child.wait());
-            return Err(Error::from_io(&error.into(), "watching a server"));
-        }
-    };
-    let ended = events.clone();
-    runtime::spawn(async move {
-        let status = runtime::blocking(move || wait(&mut child)).await;
-        ended.push(Event::Ended(number, status));
-    })
-    .detach();
-    // Opening a stack takes as long as it takes; the socket is closed if the server ends.
-    let (received, socket) = runtime::blocking(move || (handover::receive::<Ready>(&socket), socket)).await;
-    let (ready, devices) = match received {
-        Ok(received) => received,
-        Err(Error::Closed(_)) => return Err(Error::io(said_last(plan))),
-        Err(error) => return Err(error),
-    };
-    Ok(Server { number, process, id, ready, devices, _socket: socket })
-}
-
-fn wait(child: &mut Child) -> ExitStatus {
-    // Fails only for a process that isn't a child.
-    child.wait().unwrap_or_default()
-}
-
-/// The last line of the log: the error of a server that has ended.
-fn said_last(plan: &Plan) -> String {
-    let log = std::fs::read_to_string(plan.folder.log()).unwrap_or_default();
-    let last = log.lines().rev().find(|line| !line.trim().is_empty());
-    last.map_or_else(|| "the server ended before it served, and said nothing".to_owned(), str::to_owned)
-}
-
-/// Makes the node of the first server.
-async fn make_node(
-    plan: &Plan,
-    mut server: Server,
-    servers: u64,
-    events: Rc<Events>,
-) -> Result<Holder, (Error, Server)> {
-    let ready = server.ready.clone();
-    let largest = node::SECTOR_SIZES[node::SECTOR_SIZES.len() - 1];
-    let sector_size = plan.sector_size.unwrap_or(ready.block_size.min(largest));
-    let volume = plan.folder.volume();
-    let created = runtime::blocking(move || node::create(&volume, sector_size, ready.read_only)).await;
-    let made = created.and_then(|node| {
-        let record = Record {
-            name: plan.folder.name().to_owned(),
-            stack: plan.stack.clone(),
-            node,
-            bytes: ready.bytes,
-            state: State::Attached,
-            lost_servers: 0,
-            holder: std::process::id(),
-            server: server.id,
-        };
-        let told = plan.folder.make_link(&record.node).and_then(|()| plan.folder.write(&record));
-        let removed = |error| node::remove(&record.node, &plan.folder.volume()).err().unwrap_or(error);
-        told.map_err(removed).map(|()| record)
-    });
-    match made {
-        Ok(record) => {
-            let connection = Some((std::mem::take(&mut server.devices), ready));
-            Ok(Holder { plan: plan.clone(), record, server: Some(server), connection, events, servers })
-        }
-        Err(error) => Err((error, server)),
-    }
-}
-
-/// Unmounts the FUSE door, unless it isn't mounted.
-async fn unmount(plan: &Plan) -> Result<()> {
-    let mount = Mount::existing(plan.folder.volume());
-    match runtime::retry_while_busy(UNMOUNT_LIMIT, async || mount.unmount().await).await {
-        Ok(()) | Err(Error::NotFound(_)) => Ok(()),
-        Err(error) => Err(error),
-    }
-}
-
-/// Tells a server to end, and waits for it.
-async fn stop(server: &Server, events: &Events) {
-    if rustix::process::pidfd_send_signal(&server.process, Signal::TERM).is_err() {
-        return;
-    }
-    let ended = async {
-        loop {
-            match events.next().await {
-                Event::Ended(number, status) if number == server.number => return status,
-                Event::Request(stream) => answer(&stream, "the node is being detached").await,
-                Event::Ended(..) | Event::Signal => {}
-            }
-        }
-    };
-    match runtime::timeout(STOP_LIMIT, ended).await {
-        Ok(status) if status.success() => {}
-        Ok(status) => tracing::error!("the server ended with {status}"),
-        Err(_) => tracing::error!("the server (process {}) doesn't end; it is left alone", server.id),
-    }
-}
-
-async fn answer(stream: &Stream, text: &str) {
-    let line = format!("{}\n", text.replace('\n', " "));
-    // A client that has gone needs no answer.
-    let _sent = runtime::timeout(REQUEST_LIMIT, stream.send(Data::copy_of(line.as_bytes()).into())).await;
 }
 
 /// Receives one line.
@@ -337,109 +278,367 @@ async fn request(stream: &Stream) -> Option<String> {
     runtime::timeout(REQUEST_LIMIT, receiving).await.ok().flatten()
 }
 
+async fn answer(stream: &Stream, text: &str) {
+    let line = format!("{}\n", text.replace('\n', " "));
+    // A client that has gone needs no answer.
+    let _sent = runtime::timeout(REQUEST_LIMIT, stream.send(Data::copy_of(line.as_bytes()).into())).await;
+}
+
+/// Starts a server, and waits until it serves or has ended. `left` are the devices and the negotiation of a connection.
+async fn start_server(
+    plan: &Plan,
+    number: u64,
+    left: Option<(Vec<OwnedFd>, Ready)>,
+    starting: &RefCell<Option<Process>>,
+    events: &Rc<Events>,
+) -> Result<Server> {
+    let doing = |error: std::io::Error| Error::from_io(&error, "starting a server");
+    let (socket, other) = handover::pair()?;
+    let mut command = Command::new(PROGRAM);
+    command.args(&plan.server_arguments).stdin(Stdio::from(other)).stdout(Stdio::null());
+    command.arg0(NAME);
+    // Ctrl-C is for the holder.
+    command.process_group(0);
+    if plan.format && number == 1 {
+        command.arg("--format");
+    }
+    let start = Start {
+        path: plan.folder.volume(),
+        text: plan.text.clone(),
+        negotiated: left.as_ref().map(|(_, ready)| ready.negotiated),
+    };
+    let mut child = command.spawn().map_err(doing)?;
+    // It has the other end of the socket; this process would wait for itself.
+    drop(command);
+    let id = child.id();
+    let descriptor = match rustix::process::pidfd_open(Pid::from_child(&child), PidfdFlags::empty()) {
+        Ok(descriptor) => Rc::new(descriptor),
+        Err(error) => {
+            let _ended = child.kill().and_then(|()| child.wait());
+            return Err(Error::from_io(&error.into(), "watching a server"));
+        }
+    };
+    let process = Process { number, id, descriptor };
+    *starting.borrow_mut() = Some(process.clone());
+    let ended = events.clone();
+    runtime::spawn(async move {
+        let status = runtime::blocking(move || wait(&mut child)).await;
+        ended.push(Event::Ended(number, status));
+    })
+    .detach();
+    // Opening a stack takes as long as it takes; the socket is closed when the server ends.
+    let talking = runtime::blocking(move || {
+        handover::send(&socket, &start, left.as_ref().map_or(&[], |(devices, _)| devices))?;
+        drop(left);
+        handover::receive::<Ready>(&socket).map(|received| (received, socket))
+    });
+    match talking.await {
+        Ok(((ready, devices), socket)) => Ok(Server { process, ready, devices, socket }),
+        Err(error) => {
+            process.signal(Signal::KILL);
+            match error {
+                Error::Closed(_) => Err(Error::io(said_last(plan))),
+                error => Err(error),
+            }
+        }
+    }
+}
+
+fn wait(child: &mut Child) -> ExitStatus {
+    // Fails only for a process that isn't a child.
+    child.wait().unwrap_or_default()
+}
+
+/// The last line of the log: the error of a server that has ended.
+fn said_last(plan: &Plan) -> String {
+    let log = std::fs::read_to_string(plan.folder.log()).unwrap_or_default();
+    let last = log.lines().rev().find(|line| !line.trim().is_empty());
+    last.map_or_else(|| "the server ended before it served, and said nothing".to_owned(), str::to_owned)
+}
+
 impl Holder {
-    async fn run(&mut self) -> Result<()> {
+    /// Handles events until the node is detached. Returns the connection of the operator who asked for that.
+    async fn run(&mut self, attached: impl FnOnce(&Record)) -> Result<Option<Stream>> {
+        let mut attached = Some(attached);
+        let events = self.events.clone();
         loop {
-            match self.events.next().await {
+            match events.next().await {
+                Event::Signal if self.phase != Phase::Held => {
+                    return Err(Error::cancelled(
+                        "the attachment was stopped by a signal before the node was there",
+                    ));
+                }
                 Event::Signal => match self.detach().await {
-                    Ok(()) => return Ok(()),
+                    Ok(()) => return Ok(None),
                     Err(error) => {
                         tracing::error!("{error}");
                         // The first signal of each kind was caught.
-                        let events = self.events.clone();
-                        runtime::spawn(async move {
-                            if runtime::stop_signal().await.is_ok() {
-                                events.push(Event::Signal);
-                            }
-                        })
-                        .detach();
+                        wait_for_signal(&self.events);
                     }
                 },
-                Event::Request(stream) => match request(&stream).await.as_deref() {
-                    Some(DETACH) => match self.detach().await {
-                        Ok(()) => {
-                            self.plan.folder.remove()?;
-                            answer(&stream, DONE).await;
-                            return Ok(());
-                        }
+                Event::Request(line, stream) => match self.may_detach(&line) {
+                    Ok(()) => match self.detach().await {
+                        Ok(()) => return Ok(Some(stream)),
                         Err(error) => answer(&stream, error.detail()).await,
                     },
-                    Some(other) => {
-                        answer(&stream, &format!("unknown request \"{other}\"; expected {DETACH}")).await
-                    }
-                    None => {}
+                    Err(error) => answer(&stream, error.detail()).await,
                 },
-                Event::Ended(number, status) => {
-                    if self.server.as_ref().is_some_and(|server| server.number == number) {
-                        self.replace_server(status).await;
+                Event::Started(outcome) => self.server_started(outcome)?,
+                Event::Ended(number, status) => self.server_ended(number, status)?,
+                Event::Node(outcome) => {
+                    self.node_made(outcome?)?;
+                    if let (Some(attached), Some(record)) = (attached.take(), &self.record) {
+                        attached(record);
+                        systemd::notify_ready().unwrap_or_else(|error| tracing::warn!("{error}"));
                     }
                 }
+                Event::Deadline(loss) => self.deadline(loss),
             }
         }
     }
 
+    fn state(&self) -> Option<State> {
+        self.record.as_ref().map(|record| record.state)
+    }
+
     fn set_state(&mut self, state: State) {
-        self.record.state = state;
-        if let Err(error) = self.plan.folder.write(&self.record) {
+        let Some(record) = &mut self.record else { return };
+        record.state = state;
+        if let Err(error) = self.plan.folder.write(record) {
             tracing::warn!("{error}");
         }
     }
 
-    /// Starts servers until one serves, after one was lost.
-    async fn replace_server(&mut self, status: ExitStatus) {
-        tracing::error!("the server (process {}) ended with {status}", self.record.server);
+    /// Checks an operator's request.
+    fn may_detach(&self, line: &str) -> Result<()> {
+        let name = self.plan.folder.name();
+        if line != DETACH {
+            return Err(Error::invalid(format!("unknown request \"{line}\"; expected {DETACH}")));
+        }
+        match (self.phase, self.state()) {
+            (Phase::Held, Some(State::Recovering)) => Err(Error::busy(format!(
+                "{name} has lost its server and another one is being started: try again later"
+            ))),
+            (Phase::Held, _) => Ok(()),
+            _ => Err(Error::busy(format!("{name} is still being attached: try again later"))),
+        }
+    }
+
+    /// Begins to start a server after a pause.
+    fn start_server(&mut self, pause: Duration) {
+        self.started += 1;
+        let (plan, events, starting, number) =
+            (self.plan.clone(), self.events.clone(), self.starting.clone(), self.started);
+        let copied = |(devices, ready): &(Vec<OwnedFd>, Ready)| {
+            let devices = devices.iter().map(|device| device.try_clone()).collect::<std::io::Result<_>>();
+            devices.map(|devices| (devices, ready.clone()))
+        };
+        let left = self.connection.as_ref().map(copied).transpose();
+        runtime::spawn(async move {
+            runtime::sleep(pause).await;
+            let outcome = match left {
+                Ok(left) => start_server(&plan, number, left, &starting, &events).await,
+                Err(error) => Err(Error::from_io(&error, "duplicating a descriptor of /dev/fuse")),
+            };
+            *starting.borrow_mut() = None;
+            events.push(Event::Started(outcome));
+        })
+        .detach();
+    }
+
+    fn server_started(&mut self, outcome: Result<Server>) -> Result<()> {
+        let server = match outcome {
+            Ok(server) => server,
+            Err(error) if self.phase == Phase::Starting => return Err(error),
+            Err(error) => {
+                if self.state() == Some(State::Recovering) {
+                    tracing::warn!("starting a server: {error}");
+                    self.start_server(BETWEEN_ATTEMPTS);
+                }
+                return Ok(());
+            }
+        };
+        let Server { process, ready, devices, socket } = server;
+        if self.phase == Phase::Starting {
+            self.make_node(&ready);
+            self.connection = Some((devices, ready));
+            self.server = Some((process, socket));
+            return Ok(());
+        }
+        let is_wanted = self.state() == Some(State::Recovering);
+        let is_same = self.connection.as_ref().is_some_and(|(_, before)| before.is_same_device(&ready));
+        if !is_wanted || !is_same {
+            process.signal(Signal::KILL);
+            if is_wanted {
+                tracing::error!(
+                    "the stack has another size, block size or mode than when it was attached ({} bytes now); requests fail from \
+                     now on",
+                    ready.bytes
+                );
+                self.fail();
+            }
+            return Ok(());
+        }
+        tracing::warn!("process {} serves now", process.id);
+        if let Some(record) = &mut self.record {
+            record.server = process.id;
+        }
+        self.connection = Some((devices, ready));
+        self.server = Some((process, socket));
+        self.set_state(State::Attached);
+        Ok(())
+    }
+
+    /// Replaces a server that was lost, if that is possible.
+    fn server_ended(&mut self, number: u64, status: ExitStatus) -> Result<()> {
+        if self.server.as_ref().is_none_or(|(process, _)| process.number != number) {
+            return Ok(());
+        }
         self.server = None;
-        self.record.lost_servers += 1;
-        if self.connection.as_ref().is_some_and(|(_, ready)| !ready.keeps_acknowledged) {
+        if self.phase == Phase::MakingNode {
+            // The kernel aborts the connection when its last device is closed: who looks at the node gets errors.
+            self.connection = None;
+            return Ok(());
+        }
+        tracing::error!("the server ended with {status}");
+        let keeps = self.connection.as_ref().is_some_and(|(_, ready)| ready.keeps_acknowledged);
+        let Some(record) = &mut self.record else { return Ok(()) };
+        record.lost_servers += 1;
+        if !keeps {
             tracing::error!(
                 "this stack acknowledges writes from its server's memory, which are lost: requests fail from now on"
             );
-            self.connection = None;
-            return self.set_state(State::Failed);
+            self.fail();
+            return Ok(());
         }
+        let (loss, events, limit) = (record.lost_servers, self.events.clone(), self.plan.recover_within);
         self.set_state(State::Recovering);
-        let until = runtime::now() + self.plan.recover_within;
-        loop {
-            let left = self.connection.as_ref().map(|(devices, ready)| (devices.as_slice(), ready));
-            match start_server(&self.plan, left, &mut self.servers, &self.events).await {
-                Ok(mut server) => {
-                    self.record.server = server.id;
-                    self.connection = Some((std::mem::take(&mut server.devices), server.ready.clone()));
-                    self.server = Some(server);
-                    tracing::warn!("process {} serves now", self.record.server);
-                    return self.set_state(State::Attached);
-                }
-                Err(error) if runtime::now() < until => {
-                    tracing::warn!("starting a server: {error}");
-                    runtime::sleep(BETWEEN_ATTEMPTS).await;
-                }
-                Err(error) => {
-                    tracing::error!(
-                        "no server could be started in {} s: {error}; requests fail from now on",
-                        self.plan.recover_within.as_secs()
-                    );
-                    // The kernel aborts the connection when its last device is closed.
-                    self.connection = None;
-                    return self.set_state(State::Failed);
-                }
-            }
+        self.start_server(Duration::ZERO);
+        runtime::spawn(async move {
+            runtime::sleep(limit).await;
+            events.push(Event::Deadline(loss));
+        })
+        .detach();
+        Ok(())
+    }
+
+    /// Ends the attempts to replace a server.
+    fn deadline(&mut self, loss: u64) {
+        let lost = self.record.as_ref().map(|record| record.lost_servers);
+        if self.state() != Some(State::Recovering) || lost != Some(loss) {
+            return;
         }
+        tracing::error!(
+            "no server could be started in {} s; requests fail from now on",
+            self.plan.recover_within.as_secs()
+        );
+        if let Some(process) = self.starting.take() {
+            process.signal(Signal::KILL);
+        }
+        self.fail();
+    }
+
+    fn fail(&mut self) {
+        self.connection = None;
+        self.set_state(State::Failed);
+    }
+
+    /// Begins to make the node.
+    fn make_node(&mut self, ready: &Ready) {
+        self.phase = Phase::MakingNode;
+        let largest = node::SECTOR_SIZES[node::SECTOR_SIZES.len() - 1];
+        let sector_size = self.plan.sector_size.unwrap_or(ready.block_size.min(largest));
+        let (volume, events, read_only) = (self.plan.folder.volume(), self.events.clone(), ready.read_only);
+        runtime::spawn(async move {
+            let made = runtime::blocking(move || node::create(&volume, sector_size, read_only)).await;
+            events.push(Event::Node(made));
+        })
+        .detach();
+    }
+
+    fn node_made(&mut self, node: PathBuf) -> Result<()> {
+        let (Some((process, _)), Some((_, ready))) = (&self.server, &self.connection) else {
+            return Err(
+                Error::io(said_last(&self.plan)).in_context("the server ended while the node was made")
+            );
+        };
+        let record = Record {
+            name: self.plan.folder.name().to_owned(),
+            stack: self.plan.stack.clone(),
+            node,
+            bytes: ready.bytes,
+            state: State::Attached,
+            lost_servers: 0,
+            holder: std::process::id(),
+            server: process.id,
+        };
+        self.plan.folder.make_link(&record.node)?;
+        self.plan.folder.write(&record)?;
+        self.record = Some(record);
+        self.phase = Phase::Held;
+        Ok(())
     }
 
     /// Removes the node and ends the server.
     async fn detach(&mut self) -> Result<()> {
-        let (node, volume) = (self.record.node.clone(), self.plan.folder.volume());
-        runtime::blocking(move || {
-            node::check_unused(&node, &volume)?;
-            node::remove(&node, &volume)
-        })
-        .await?;
-        node::released(&self.record.node, &self.plan.folder.volume()).await?;
+        let Some(node) = self.record.as_ref().map(|record| record.node.clone()) else { return Ok(()) };
+        let (removing, volume) = (node.clone(), self.plan.folder.volume());
+        runtime::blocking(move || node::remove_unused(&removing, &volume)).await?;
+        node::released(&node, &self.plan.folder.volume()).await?;
         unmount(&self.plan).await?;
         self.connection = None;
-        if let Some(server) = self.server.take() {
-            stop(&server, &self.events).await;
-        }
+        self.stop_server().await;
         Ok(())
+    }
+
+    /// Removes what there is of an attachment that failed.
+    async fn undo(&mut self) {
+        let warn = |error: Error| tracing::warn!("{error}");
+        self.connection = None;
+        if let Some(process) = self.starting.take() {
+            process.signal(Signal::TERM);
+            self.ended(&process).await;
+        }
+        let volume = self.plan.folder.volume();
+        let removed = runtime::blocking(move || {
+            node::over(&volume).iter().try_for_each(|node| node::remove(node, &volume))
+        });
+        removed.await.unwrap_or_else(warn);
+        unmount(&self.plan).await.unwrap_or_else(warn);
+        self.stop_server().await;
+    }
+
+    /// Tells the server to end, and waits for it.
+    async fn stop_server(&mut self) {
+        let Some((process, _socket)) = self.server.take() else { return };
+        process.signal(Signal::TERM);
+        self.ended(&process).await;
+    }
+
+    /// Waits for the end of a process. Other events are dropped, and operators told.
+    async fn ended(&self, process: &Process) {
+        let ended = async {
+            loop {
+                match self.events.next().await {
+                    Event::Ended(number, status) if number == process.number => return status,
+                    Event::Request(_, stream) => answer(&stream, "the node is being detached").await,
+                    _ => {}
+                }
+            }
+        };
+        match runtime::timeout(STOP_LIMIT, ended).await {
+            Ok(status) if status.success() => {}
+            Ok(status) => tracing::error!("the server ended with {status}"),
+            Err(_) => tracing::error!("the server (process {}) doesn't end; it is left alone", process.id),
+        }
+    }
+}
+
+/// Unmounts the FUSE door, unless it isn't mounted.
+async fn unmount(plan: &Plan) -> Result<()> {
+    let mount = Mount::existing(plan.folder.volume());
+    match runtime::retry_while_busy(UNMOUNT_LIMIT, async || mount.unmount().await).await {
+        Ok(()) | Err(Error::NotFound(_)) => Ok(()),
+        Err(error) => Err(error),
     }
 }

@@ -104,27 +104,29 @@ pub fn over(file: &Path) -> Vec<PathBuf> {
     nodes.filter(|node| is_over(node, file)).collect()
 }
 
-/// Checks that nobody uses the loop device over a file: no mount, swap area, device above it, or process. Blocks the thread.
+/// Removes the loop device over a file if nobody uses it: no mount, swap area, device above it, or process. Blocks the thread.
+/// [`released`] follows.
 ///
 /// # Errors
-/// [`Error::Busy`] with the users.
-pub fn check_unused(node: &Path, file: &Path) -> Result<()> {
+/// [`Error::Busy`] with the users; those of `losetup`.
+pub fn remove_unused(node: &Path, file: &Path) -> Result<()> {
     if !is_over(node, file) {
         return Ok(());
     }
     let shown = node.display();
     let flags = OFlags::RDONLY | OFlags::EXCL | OFlags::CLOEXEC;
-    match rustix::fs::open(node, flags, Mode::empty()) {
-        Ok(_) => {}
+    // Held until the device is removed: meanwhile nobody mounts it.
+    let _claim = match rustix::fs::open(node, flags, Mode::empty()) {
+        Ok(claim) => claim,
         Err(rustix::io::Errno::BUSY) => {
             return Err(Error::busy(format!(
                 "{shown} is in use: unmount it, and remove swap areas and devices on it first (lsblk {shown} lists them)"
             )));
         }
         Err(error) => return Err(Error::from_io(&error.into(), &format!("opening {shown}"))),
-    }
+    };
     match users(node)?.as_slice() {
-        [] => Ok(()),
+        [] => remove(node, file),
         users => Err(Error::busy(format!("{shown} is open in {}: close it there first", users.join(", ")))),
     }
 }
@@ -135,7 +137,10 @@ fn users(node: &Path) -> Result<Vec<String>> {
     let device = std::fs::metadata(node).map_err(looking)?.rdev();
     let processes = std::fs::read_dir("/proc").map_err(looking)?.flatten();
     let mut users = Vec::new();
-    for process in processes.map(|entry| entry.path()) {
+    let own = std::process::id();
+    let number = |path: &Path| path.file_name()?.to_str()?.parse::<u32>().ok();
+    let others = processes.map(|entry| entry.path()).filter(|path| number(path).is_some_and(|it| it != own));
+    for process in others {
         // Processes end meanwhile.
         let Ok(files) = std::fs::read_dir(process.join("fd")) else { continue };
         let is_user = files.flatten().any(|file| {

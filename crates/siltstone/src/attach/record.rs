@@ -6,7 +6,7 @@
 use block::{Error, Result};
 use serde_json::{Value, json};
 use std::io::ErrorKind;
-use std::os::unix::fs::DirBuilderExt;
+use std::os::unix::fs::{DirBuilderExt, MetadataExt};
 use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
 
@@ -81,7 +81,7 @@ impl Folder {
     ///
     /// # Errors
     /// [`Error::Busy`] if it exists, with what to do; those of the kernel.
-    pub fn create(&self) -> Result<()> {
+    pub fn create(&self) -> Result<FolderLock> {
         let mut builder = std::fs::DirBuilder::new();
         match builder.mode(0o755).create(FOLDER) {
             Err(error) if error.kind() != ErrorKind::AlreadyExists => {
@@ -89,12 +89,54 @@ impl Folder {
             }
             _ => {}
         }
-        match builder.create(&self.path) {
-            Err(error) if error.kind() == ErrorKind::AlreadyExists => Err(self.is_taken()),
+        match builder.mode(0o700).create(&self.path) {
+            Err(error) if error.kind() == ErrorKind::AlreadyExists => return Err(self.is_taken()),
             other => {
-                other.map_err(|error| Error::from_io(&error, &format!("creating {}", self.path.display())))
+                other.map_err(|error| Error::from_io(&error, &format!("creating {}", self.path.display())))?
             }
         }
+        self.lock()
+    }
+
+    /// Locks the folder against others that would remove it.
+    ///
+    /// # Errors
+    /// [`Error::Busy`] if another process has the lock; [`Error::NotFound`] if the folder isn't there.
+    pub fn lock(&self) -> Result<FolderLock> {
+        let shown = self.path.display();
+        let failed = |error: std::io::Error| Error::from_io(&error, &format!("locking {shown}"));
+        let path = self.path.join("lock");
+        let file = std::fs::OpenOptions::new()
+            .create(true)
+            .truncate(false)
+            .write(true)
+            .open(&path)
+            .map_err(failed)?;
+        match rustix::fs::flock(&file, rustix::fs::FlockOperation::NonBlockingLockExclusive) {
+            Err(rustix::io::Errno::WOULDBLOCK) => {
+                return Err(Error::busy(format!(
+                    "attachment \"{}\" is being attached or detached: try again later",
+                    self.name
+                )));
+            }
+            other => other.map_err(|error| failed(error.into()))?,
+        }
+        // It may have been removed, and created by another one, in the meantime.
+        let locked = file.metadata().map_err(failed)?;
+        let named = std::fs::metadata(&path).map_err(failed)?;
+        match locked.ino() == named.ino() && locked.dev() == named.dev() {
+            true => Ok(FolderLock(file)),
+            false => {
+                Err(Error::busy(format!("attachment \"{}\" has just been replaced: try again", self.name)))
+            }
+        }
+    }
+
+    /// Whether anything is mounted on the volume.
+    fn is_mounted(&self) -> bool {
+        let mounts = std::fs::read_to_string("/proc/self/mountinfo").unwrap_or_default();
+        let volume = self.volume().display().to_string();
+        mounts.lines().any(|line| line.split(' ').nth(4) == Some(volume.as_str()))
     }
 
     fn is_taken(&self) -> Error {
@@ -199,11 +241,14 @@ impl Folder {
         }
     }
 
-    /// Removes the link and the folder.
+    /// Removes the link and the folder. The caller has its lock.
     ///
     /// # Errors
-    /// Those of the kernel.
+    /// [`Error::Busy`] while the volume is mounted: nothing is removed then; those of the kernel.
     pub fn remove(&self) -> Result<()> {
+        if self.is_mounted() {
+            return Err(Error::busy(format!("{} is still mounted: unmount it", self.volume().display())));
+        }
         self.remove_link();
         match std::fs::remove_dir_all(&self.path) {
             Err(error) if error.kind() == ErrorKind::NotFound => Ok(()),
@@ -213,6 +258,10 @@ impl Folder {
         }
     }
 }
+
+/// The lock of an attachment's folder, until it is dropped.
+#[derive(Debug)]
+pub struct FolderLock(#[allow(dead_code)] std::fs::File);
 
 /// State of an attachment.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

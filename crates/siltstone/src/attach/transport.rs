@@ -63,7 +63,9 @@ pub fn choose(machine: &Machine, asked: Option<Transport>) -> Result<(Transport,
         )));
     }
     let lacks = |what: &str, module: &str| {
-        Err(Error::unsupported(format!("attach needs {what}: load the module with modprobe {module}; {INSTEAD}")))
+        Err(Error::unsupported(format!(
+            "attach needs {what}: load the module with modprobe {module}; {INSTEAD}"
+        )))
     };
     let why = match (asked, machine.has_ublk) {
         (None, true) => return Ok((Transport::Ublk, "the kernel has ublk")),
