@@ -191,9 +191,6 @@ pub struct Attach {
     /// Name of the attachment [default: that of the stack's file, or of its top device]
     #[arg(long)]
     pub name: Option<String>,
-    /// Choose the kernel's driver instead of the first one of these that is there
-    #[arg(long, value_name = "DRIVER")]
-    pub via: Option<crate::attach::transport::Transport>,
     /// Set the logical block size of the node in bytes: 512, 1024, 2048 or 4096 [default: that of the device, up to 4096]
     #[arg(long, value_name = "BYTES", value_parser = sector_size)]
     pub sector_size: Option<u32>,

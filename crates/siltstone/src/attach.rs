@@ -13,12 +13,12 @@
 //!
 //! One concept per module: [`record`] the folder and what is known of an attachment, [`node`] the loop device,
 //! [`handover`] the messages between holder and server, [`holder`] the holder, [`requests`] the messages between
-//! operators and holder, [`systemd`] units, [`transport`] the choice of a driver.
+//! operators and holder, [`systemd`] units, [`machine`] what a node needs.
 
 pub mod handover;
 pub mod holder;
+pub mod machine;
 pub mod node;
 pub mod record;
 pub mod requests;
 pub mod systemd;
-pub mod transport;

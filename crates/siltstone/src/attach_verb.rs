@@ -2,9 +2,9 @@
 
 use crate::arguments::{Attach, Detach, List};
 use crate::attach::holder::{self, Plan};
+use crate::attach::machine::Machine;
 use crate::attach::record::{self, Folder, Record};
 use crate::attach::requests::{self, DETACH};
-use crate::attach::transport::{self, Machine};
 use crate::attach::{node, systemd};
 use crate::failure::Failure;
 use crate::kinds::registry;
@@ -39,11 +39,10 @@ pub fn attach(arguments: &Attach) -> Result<(), Failure> {
     if arguments.systemd {
         return print_units(arguments, &name);
     }
-    let machine = Machine::this();
-    let (transport, why) = transport::choose(&machine, arguments.via)?;
+    Machine::this().check()?;
     match arguments.foreground || arguments.background {
         true => hold(arguments, &stack, folder),
-        false => hold_in_background(arguments, &name, &format!("via {}: {why}", transport.word())),
+        false => hold_in_background(arguments, &name),
     }
 }
 
@@ -121,14 +120,13 @@ fn leave_output() {
 }
 
 /// Starts a holder that goes on when this process ends.
-fn hold_in_background(arguments: &Attach, name: &str, via: &str) -> Result<(), Failure> {
+fn hold_in_background(arguments: &Attach, name: &str) -> Result<(), Failure> {
     let world = |error: std::io::Error| Failure::World(format!("starting the holder: {error}"));
     let mut command = Command::new(holder::PROGRAM);
     command.arg0(holder::NAME);
     command.args(["attach", "--background", "--name", name]);
     command.arg(format!("--recover-within={}ms", arguments.recover_within.as_millis()));
     command.args(arguments.sector_size.map(|size| format!("--sector-size={size}")));
-    command.args(arguments.via.map(|via| format!("--via={}", via.word())));
     command.args(arguments.format.then_some("--format"));
     command.arg("--").arg(&arguments.stack);
     let mut child = command.stdin(Stdio::null()).stdout(Stdio::piped()).spawn().map_err(world)?;
@@ -143,7 +141,8 @@ fn hold_in_background(arguments: &Attach, name: &str, via: &str) -> Result<(), F
     if said["node"].is_null() {
         return Err(Failure::World("the holder ended before the node was there".into()));
     }
-    say(&format!("{} {via}", said["node"].as_str().unwrap_or_default()));
+    let node = said["node"].as_str().unwrap_or_default();
+    say(&format!("{node}: a loop device over a FUSE server, the only driver so far"));
     match arguments.json {
         true => print_json(&said),
         false => print_line(&link(&said)),
