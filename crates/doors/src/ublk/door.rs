@@ -180,7 +180,7 @@ impl UblkDoor {
             Ok(()) => Ok(running),
             Err(error) => {
                 // A device that was left to this server is left to the next one.
-                let cleaned = if is_recovered { Ok(()) } else { delete(running).await };
+                let cleaned = if is_recovered { Ok(()) } else { delete(running, None).await };
                 if let Err(error) = cleaned {
                     tracing::warn!("{}", self.shared.in_context(&error));
                 }
@@ -201,9 +201,12 @@ impl UblkDoor {
             let id = running.id;
             let claim = async || runtime::blocking(move || control::claim(id)).await;
             let claimed = runtime::retry_while_busy(self.stop_limit, claim).await;
-            // Claimed up to its end, so that nothing mounts it in between.
-            let deleted = delete(running).await;
-            let used = claimed.as_ref().err().map(|error| {
+            let (used, claim) = match claimed {
+                Ok(claim) => (None, Some(claim)),
+                Err(error) => (Some(error), None),
+            };
+            let deleted = delete(running, claim).await;
+            let used = used.map(|error| {
                 error.in_context(format_args!(
                     "{} was still in use after {} s; its users get I/O errors; unmount it before the stop",
                     control::node(id).display(),
@@ -254,10 +257,12 @@ async fn serve(
     refused.get().map_or(Ok(()), |error: &Error| Err(error.clone()))
 }
 
-/// Stops and deletes a device whose queues are served here.
-async fn delete(running: Running) -> Result<()> {
+/// Stops and deletes a device whose queues are served here. It stays claimed until it is stopped, so that nothing mounts it before.
+async fn delete(running: Running, claim: Option<std::fs::File>) -> Result<()> {
     let id = running.id;
-    runtime::blocking(move || control::stop(id)).await?;
+    let stopped = runtime::blocking(move || control::stop(id)).await;
+    drop(claim);
+    stopped?;
     for ended in &running.ended {
         ended.stopped().await;
     }
