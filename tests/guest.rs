@@ -34,8 +34,8 @@ pub struct Options {
     pub shares: Vec<PathBuf>,
     /// Modules of the kernel that are loaded before.
     pub modules: Vec<&'static str>,
-    /// Processors, as QEMU's -smp takes them.
-    pub processors: &'static str,
+    /// Number of processors.
+    pub processors: u32,
     /// Memory, in MiB.
     pub memory: u32,
     /// How long it may take from its start to its end, in seconds. Ten times what it takes is right: other tests run beside it.
@@ -50,7 +50,7 @@ impl Default for Options {
             nvdimms: Vec::new(),
             shares: Vec::new(),
             modules: Vec::new(),
-            processors: "1",
+            processors: 1,
             memory: 1024,
             limit: 240,
         }

@@ -5,17 +5,13 @@ use siltstone_tests::foreign::binary;
 use siltstone_tests::guest::Options;
 use siltstone_tests::need_guest;
 
+const CLIENT: &str = env!("CARGO_BIN_EXE_siltstone-guest-client");
+
 #[test]
 fn a_mounted_block_device_survives_its_servers() {
     let guest = need_guest!();
-    // Two queues, one of them of a processor that may come later.
-    let options = Options {
-        modules: vec!["ublk_drv"],
-        processors: "1,maxcpus=2",
-        memory: 1536,
-        limit: 300,
-        ..Options::default()
-    };
+    let options =
+        Options { modules: vec!["ublk_drv"], processors: 2, memory: 1536, limit: 300, ..Options::default() };
     let lines = format!(
         "siltstone={}; cd /run; node=/dev/ublkb3
          serve() {{
@@ -41,13 +37,13 @@ fn a_mounted_block_device_survives_its_servers() {
 
          for round in 1 2 3; do
              for writer in 1 2 3; do
-                 head -c 4M /dev/urandom >round$round-$writer
+                 head -c 8M /dev/urandom >round$round-$writer
                  dd if=round$round-$writer of=/mnt/round$round-$writer bs=64k oflag=direct status=none &
                  eval writer$writer=$!
              done
              sleep 0.$round
              kill -9 $server; wait $server || true
-             [ -b $node ]
+             [ -b $node ] && jobs -r | grep -q dd
              serve
              wait $writer1; wait $writer2; wait $writer3
              echo recovered $round
@@ -59,7 +55,7 @@ fn a_mounted_block_device_survives_its_servers() {
          e2fsck -fn $node >checked 2>&1 || {{ cat checked >&2; exit 1; }}
 
          # What is in the page cache at the stop is written back.
-         mount $node /mnt; cp first /mnt/again; sync -f /mnt; umount /mnt
+         mount $node /mnt; rm /mnt/round*; cp first /mnt/again; sync -f /mnt; umount /mnt
          dd if=first of=$node bs=1M count=1 seek=95 status=none
          stop; gone
          dd if=disk bs=1M skip=95 count=1 status=none | cmp -n 1048576 - first
@@ -71,6 +67,20 @@ fn a_mounted_block_device_survives_its_servers() {
          grep -q 'still in use' said; [ ! -e $node ]
          umount /mnt || true
          until gone; do sleep 0.1; done
+
+         # A device that its servers leave in good order, in the middle of writes.
+         rm -f line; mkfifo line; head -c 8M /dev/urandom >last
+         hold() {{ rm -f addresses; {CLIENT} hold disk 5 $1 <line >addresses & server=$!; exec 7>line; until [ -s addresses ]; do kill -0 $server; sleep 0.1; done; }}
+         leave() {{ exec 7>&-; wait $server; }}
+         hold new
+         dd if=last of=/dev/ublkb5 bs=64k oflag=direct status=none & writer=$!
+         sleep 0.1; leave
+         kill -0 $writer; [ -b /dev/ublkb5 ]
+         hold left; wait $writer
+         leave
+         {CLIENT} delete 5; [ ! -e /dev/ublkb5 ]
+         cmp -n 8388608 last disk
+
          ! dmesg | grep -E 'WARNING|BUG:|blocked for more'
          echo done",
         binary().display(),

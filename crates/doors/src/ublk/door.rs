@@ -206,12 +206,13 @@ impl UblkDoor {
                 Err(error) => (Some(error), None),
             };
             let deleted = delete(running, claim).await;
-            let used = used.map(|error| {
-                error.in_context(format_args!(
+            let used = used.map(|error| match error {
+                Error::Busy(_) => error.in_context(format_args!(
                     "{} was still in use after {} s; its users get I/O errors; unmount it before the stop",
                     control::node(id).display(),
                     self.stop_limit.as_secs()
-                ))
+                )),
+                _ => error,
             });
             deleted.and(used.map_or(Ok(()), Err))
         };
