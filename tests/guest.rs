@@ -115,7 +115,7 @@ impl Guest {
         options.nvdimms.iter().for_each(|file| more("--nvdimm", path(file)));
         options.shares.iter().for_each(|folder| more("--share", path(folder)));
         options.modules.iter().for_each(|module| more("--module", (*module).to_owned()));
-        more("--processors", options.processors.to_owned());
+        more("--processors", options.processors.to_string());
         more("--memory", format!("{}M", options.memory));
         more("--timeout", options.limit.to_string());
         arguments.extend(["--", "bash", "-euc", lines].map(str::to_owned));
