@@ -34,6 +34,8 @@ pub struct Options {
     pub shares: Vec<PathBuf>,
     /// Modules of the kernel that are loaded before.
     pub modules: Vec<&'static str>,
+    /// Number of processors.
+    pub processors: u32,
     /// Memory, in MiB.
     pub memory: u32,
     /// How long it may take from its start to its end, in seconds. Ten times what it takes is right: other tests run beside it.
@@ -48,6 +50,7 @@ impl Default for Options {
             nvdimms: Vec::new(),
             shares: Vec::new(),
             modules: Vec::new(),
+            processors: 1,
             memory: 1024,
             limit: 240,
         }
@@ -112,6 +115,7 @@ impl Guest {
         options.nvdimms.iter().for_each(|file| more("--nvdimm", path(file)));
         options.shares.iter().for_each(|folder| more("--share", path(folder)));
         options.modules.iter().for_each(|module| more("--module", (*module).to_owned()));
+        more("--processors", options.processors.to_string());
         more("--memory", format!("{}M", options.memory));
         more("--timeout", options.limit.to_string());
         arguments.extend(["--", "bash", "-euc", lines].map(str::to_owned));

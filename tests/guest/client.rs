@@ -3,10 +3,17 @@
 //! `siltstone-guest-client SOCKET write SEED FIRST BEHIND-LAST FLUSH-EVERY` says `flushed N` after each flush;
 //! `siltstone-guest-client SOCKET read FILE` copies what is there; `siltstone-guest-client count SEED FILE` says of how many
 //! writes that is what they leave.
+//!
+//! `siltstone-guest-client hold FILE ID new|left` serves a file by a ublk door whose device it leaves: until its standard input ends.
+//! `siltstone-guest-client delete ID` deletes that device.
 
+use doors::ublk::control;
+use doors::ublk::door::{UblkConfig, UblkDoor};
 use siltstone_tests::guest::numbered;
-use std::io::{Error, Result, Write};
+use stack::{Door, Registry, Stack};
+use std::io::{Error, Read, Result, Write};
 use std::path::Path;
+use std::time::Duration;
 
 fn main() -> Result<()> {
     let arguments: Vec<String> = std::env::args().skip(1).collect();
@@ -27,8 +34,36 @@ fn main() -> Result<()> {
             println!("{count}");
             Ok(())
         }
+        ["hold", file, id, how] => {
+            let (line, id, left) = (format!("file({file})"), number(id)? as u32, how == "left");
+            let config = runtime::Config { shards: 2, ..runtime::Config::default() };
+            let held = runtime::run(config, move || hold(line, id, left)).and_then(|held| held);
+            held.map_err(Error::other)
+        }
+        ["delete", id] => control::delete(number(id)? as u32).map_err(Error::other),
         _ => Err(Error::other(
-            "expected SOCKET write SEED FIRST BEHIND-LAST FLUSH-EVERY, SOCKET read FILE, or count SEED FILE",
+            "expected hold FILE ID new|left, delete ID, SOCKET write SEED FIRST BEHIND-LAST FLUSH-EVERY, SOCKET read FILE, or count SEED FILE",
         )),
     }
+}
+
+async fn hold(line: String, id: u32, left: bool) -> block::Result<()> {
+    let invalid = |problems: stack::Problems| block::Error::invalid(problems.to_string());
+    let registry = Registry::new(vec![&disks::file::KIND]);
+    let built = Stack::from_line("the stack", &line, &registry).map_err(invalid)?.check(false);
+    let built = built.map_err(invalid)?.build().await?;
+    let config = UblkConfig {
+        name: "held".to_owned(),
+        device: built.top()?,
+        id: Some(id),
+        read_only: false,
+        stop_limit: Duration::ZERO,
+    };
+    let door = UblkDoor::held(config, left.then_some(id));
+    door.start().await?;
+    println!("{}", door.node().expect("it has started").display());
+    let _ = runtime::blocking(|| std::io::stdin().read_to_end(&mut Vec::new())).await;
+    door.stop().await?;
+    drop(door);
+    built.close().await
 }

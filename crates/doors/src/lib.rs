@@ -3,6 +3,7 @@
 //!
 //! - [`fuse`]: a device as a file.
 //! - [`nbd`]: the NBD protocol over unix and TCP sockets, and a batching client for it.
+//! - [`ublk`]: a device as a block device of the kernel.
 //! - [`vhost_user`]: the vhost-user-blk protocol, for disks of virtual machines.
 //! - [`served`]: what the doors have in common.
 //!
@@ -11,4 +12,5 @@
 pub mod fuse;
 pub mod nbd;
 pub mod served;
+pub mod ublk;
 pub mod vhost_user;

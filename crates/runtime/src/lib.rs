@@ -40,6 +40,7 @@ pub mod sync;
 mod task;
 mod task_group;
 mod timer;
+pub mod ublk_driver;
 
 pub use carry::{carry, carry_in};
 pub use clock::{Instant, now, process_cpu_time, thread_cpu_time, wall_clock};

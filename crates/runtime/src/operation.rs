@@ -61,6 +61,8 @@ pub(crate) enum Operation {
     ReceiveMessage { file: Rc<Descriptor>, head: Buffer, body: Buffer },
     /// Writes the payload as one message.
     SendMessage { file: Rc<Descriptor>, payload: Payload },
+    /// IORING_OP_URING_CMD: a command of the device's driver, without an address in it.
+    Command { file: Rc<Descriptor>, operation: u32, command: [u8; 16] },
 }
 
 impl Operation {
@@ -84,6 +86,7 @@ impl Operation {
             Operation::Shutdown { .. } => "shutdown",
             Operation::ReceiveMessage { .. } => "receive-message",
             Operation::SendMessage { .. } => "send-message",
+            Operation::Command { .. } => "command",
         }
     }
 
@@ -100,6 +103,12 @@ impl Operation {
                 | Readable { .. }
                 | ReceiveMessage { .. }
         )
+    }
+
+    /// Whether the kernel uses memory of this process until the operation has ended. A command has none, and it may be impossible to
+    /// cancel: the kernel ends it when the ring closes.
+    pub(crate) fn uses_memory(&self) -> bool {
+        !matches!(self, Operation::Command { .. })
     }
 
     /// Whether the result is a new descriptor, which an abandoned operation must close.

@@ -312,7 +312,7 @@ impl Shard {
     fn end(self: &Rc<Self>, ring: &RefCell<Option<Box<Ring>>>) {
         self.drop_tasks();
         let deadline = now() + Duration::from_secs(30);
-        while self.slots.borrow().running() > 0 && now() < deadline {
+        while self.slots.borrow().using_memory() > 0 && now() < deadline {
             if let Some(ring) = ring.borrow_mut().as_mut() {
                 ring.cancel_all();
                 ring.turn(true, Some(Duration::from_millis(20)));
@@ -322,7 +322,7 @@ impl Shard {
             self.drop_tasks();
         }
         let ring = ring.borrow_mut().take();
-        if self.slots.borrow().running() > 0 {
+        if self.slots.borrow().using_memory() > 0 {
             tracing::error!("shard {}: operations did not end in 30 s; their memory is leaked", self.index);
             std::mem::forget(self.slots.take());
         }

@@ -63,13 +63,16 @@ impl Slot {
 pub(crate) struct Slots {
     chunks: Vec<Box<[Slot]>>,
     free: Vec<u32>,
-    running: usize,
 }
 
 impl Slots {
-    /// Number of operations in flight.
-    pub(crate) fn running(&self) -> usize {
-        self.running
+    /// Number of operations in flight that [use memory](Operation::uses_memory). Looks at every slot: for the shard's end.
+    pub(crate) fn using_memory(&self) -> usize {
+        let uses = |slot: &&Slot| {
+            matches!(slot.state, State::Running | State::Abandoned)
+                && slot.operation.as_ref().is_some_and(Operation::uses_memory)
+        };
+        self.chunks.iter().flatten().filter(uses).count()
     }
 
     #[inline]
@@ -83,7 +86,6 @@ impl Slots {
             Some(index) => index,
             None => self.grow(),
         };
-        self.running += 1;
         let slot = self.slot(index);
         slot.state = State::Running;
         slot.generation = slot.generation.wrapping_add(1) & 0x7FFF_FFFF;
@@ -118,7 +120,6 @@ impl Slots {
     /// wakes or [discards](shard::Shard::discarded) it after the slots are no longer borrowed: both can come back here.
     #[inline]
     pub(crate) fn complete(&mut self, key: Key, result: i32) -> (Option<Waker>, Option<Operation>) {
-        self.running -= 1;
         let slot = self.slot(key.index);
         debug_assert_eq!(slot.generation, key.generation, "an operation ended twice");
         if slot.state == State::Abandoned {

@@ -28,6 +28,7 @@ pub fn registry() -> Registry {
         &doors::nbd::door::KIND,
         &doors::fuse::door::KIND,
         &doors::vhost_user::door::KIND,
+        &doors::ublk::door::KIND,
     ])
 }
 

@@ -1,0 +1,344 @@
+//! The ublk door as a part of a stack.
+//!
+//! # Promises
+//! - A device that exists and has a server is never touched.
+//! - When the server is killed the device stays, and its requests wait. The next server of the same number carries out again what wasn't
+//!   completed.
+//! - [`UblkDoor::stop`] writes back the device's page cache, stops the device and deletes it, unless another process
+//!   [holds](UblkDoor::held) it. While it is mounted the stop tries again for [`STOP_LIMIT`]; then the users get I/O errors, and the stop
+//!   returns an error that says so.
+
+use super::control::{self, Attached, Target};
+use super::protocol::{DEPTH, MOST_REQUEST_BYTES, Parameters};
+use super::queue::Queue;
+use crate::served::export::Export;
+use crate::served::per_shard::PerShard;
+use block::{Call, Device, DevicePart, Error, Part, Result, Status};
+use runtime::ShardIndex;
+use runtime::sync::{StopSource, StopToken};
+use runtime::ublk_driver;
+use serde_json::json;
+use stack::{Arguments, Built, Contract, Door, Key, Kind, Shape, ValueKind};
+use std::path::PathBuf;
+use std::rc::Rc;
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
+use std::time::Duration;
+
+/// Time limit for the users of the device to unmount it when the door stops.
+pub const STOP_LIMIT: Duration = Duration::from_secs(10);
+/// Time limit for the kernel to release the device of a killed server.
+const RECOVERY_LIMIT: Duration = Duration::from_secs(5);
+/// Time in which the kernel refuses a wrong fetch.
+const REFUSAL_TIME: Duration = Duration::from_millis(1);
+/// Largest number of a device (UBLK_MINORS).
+const MOST_ID: u64 = (1 << 20) - 1;
+
+/// Configuration of a door.
+pub struct UblkConfig {
+    /// Name in messages for operators.
+    pub name: String,
+    /// Device to serve.
+    pub device: Arc<dyn DevicePart>,
+    /// Number of the block device; `None` to let the kernel choose.
+    pub id: Option<u32>,
+    /// Whether writes are refused even if the device accepts them.
+    pub read_only: bool,
+    /// Time limit for the users of the device to unmount it at the stop.
+    pub stop_limit: Duration,
+}
+
+/// State that the door and its queues share.
+struct Shared {
+    name: String,
+    devices: PerShard<Rc<dyn Device>>,
+    device: Arc<dyn DevicePart>,
+    read_only: bool,
+    /// Created at the first start, when the number of shards is known.
+    export: OnceLock<Export>,
+}
+
+impl Shared {
+    fn export(&self) -> &Export {
+        self.export.get_or_init(|| Export::new(&self.device, self.read_only, runtime::shard_count()))
+    }
+
+    fn in_context(&self, error: &Error) -> Error {
+        error.in_context(format_args!("ublk \"{}\"", self.name))
+    }
+}
+
+/// Door that serves a device as a block device of the kernel.
+pub struct UblkDoor {
+    shared: Arc<Shared>,
+    target: Target,
+    /// Whether another process keeps the device when the door stops.
+    is_held: bool,
+    stop_limit: Duration,
+    running: Mutex<Option<Running>>,
+}
+
+struct Running {
+    id: u32,
+    leave: StopSource,
+    /// Raised by each queue at its end.
+    ended: Vec<StopToken>,
+}
+
+impl UblkDoor {
+    /// Creates a door that isn't open yet. With a number in the configuration, a device of that number that has lost its server is recovered.
+    pub fn new(config: UblkConfig) -> UblkDoor {
+        let target = config.id.map_or(Target::New, Target::Any);
+        UblkDoor::create(config, target, false)
+    }
+
+    /// Creates a door whose device another process holds: the device stays at the stop, and its requests wait for the next server from the
+    /// end of this process on. With `left`, that device exists and is recovered. [`control::delete`] deletes it.
+    pub fn held(config: UblkConfig, left: Option<u32>) -> UblkDoor {
+        let target = left.map_or(config.id.map_or(Target::New, Target::Any), Target::Existing);
+        UblkDoor::create(config, target, true)
+    }
+
+    fn create(config: UblkConfig, target: Target, is_held: bool) -> UblkDoor {
+        let UblkConfig { name, device, read_only, stop_limit, .. } = config;
+        let shared = Shared { name, devices: PerShard::new(), device, read_only, export: OnceLock::new() };
+        UblkDoor { shared: Arc::new(shared), target, is_held, stop_limit, running: Mutex::new(None) }
+    }
+
+    /// Number of the block device of an open door.
+    pub fn id(&self) -> Option<u32> {
+        self.running().as_ref().map(|running| running.id)
+    }
+
+    /// Path of the block device of an open door.
+    pub fn node(&self) -> Option<PathBuf> {
+        self.id().map(control::node)
+    }
+
+    fn running(&self) -> MutexGuard<'_, Option<Running>> {
+        // Nothing panics while the lock is held.
+        self.running.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    async fn open(&self) -> Result<()> {
+        if self.running().is_some() {
+            return Err(Error::busy("the door is open already"));
+        }
+        if runtime::is_simulated() {
+            return Err(Error::unsupported("a block device of the kernel's under simulation"));
+        }
+        let device = self.shared.device.clone();
+        let open = move || {
+            let device = device.clone();
+            async move { device.open().await }
+        };
+        self.shared.devices.open(open).await?;
+        let opened = self.attach_and_start().await;
+        if opened.is_err() {
+            self.shared.devices.close(async |_| ()).await;
+        }
+        *self.running() = Some(opened?);
+        Ok(())
+    }
+
+    async fn attach_and_start(&self) -> Result<Running> {
+        let export = self.shared.export();
+        let parameters = Parameters::of(&export.geometry, export.read_only);
+        let (target, queues) = (self.target, runtime::shard_count() as u16);
+        let attach = async || runtime::blocking(move || control::attach(target, parameters, queues)).await;
+        let Attached { info, descriptor, is_recovered } =
+            runtime::retry_while_busy(RECOVERY_LIMIT, attach).await?;
+        let mut running = Running { id: info.id, leave: StopSource::new(), ended: Vec::new() };
+        let descriptor = Arc::new(descriptor);
+        let mut started = Ok(());
+        for index in 0..info.queues {
+            let (shared, descriptor) = (self.shared.clone(), descriptor.clone());
+            let (leave, ended) = (running.leave.token(), StopSource::new());
+            running.ended.push(ended.token());
+            let shard = ShardIndex(usize::from(index) % runtime::shard_count());
+            let serving = runtime::spawn_on(shard, move || async move {
+                let queue = ublk_driver::Queue::new(&descriptor, index, info.depth);
+                drop(descriptor);
+                match queue {
+                    Ok(queue) => serve(shared, queue, leave, ended).await,
+                    Err(error) => {
+                        ended.stop();
+                        Err(error)
+                    }
+                }
+            });
+            started = serving.await.and_then(|started| started);
+            if started.is_err() {
+                break;
+            }
+        }
+        drop(descriptor);
+        if started.is_ok() {
+            let id = info.id;
+            started = runtime::blocking(move || control::start(id, is_recovered)).await;
+        }
+        match started {
+            Ok(()) => Ok(running),
+            Err(error) => {
+                // A device that was left to this server is left to the next one.
+                let cleaned = if is_recovered { Ok(()) } else { delete(running, None).await };
+                if let Err(error) = cleaned {
+                    tracing::warn!("{}", self.shared.in_context(&error));
+                }
+                Err(error)
+            }
+        }
+    }
+
+    async fn close(&self) -> Result<()> {
+        let Some(running) = self.running().take() else { return Ok(()) };
+        let stopped = if self.is_held {
+            running.leave.stop();
+            for ended in &running.ended {
+                ended.stopped().await;
+            }
+            Ok(())
+        } else {
+            let id = running.id;
+            let claim = async || runtime::blocking(move || control::claim(id)).await;
+            let claimed = runtime::retry_while_busy(self.stop_limit, claim).await;
+            let (used, claim) = match claimed {
+                Ok(claim) => (None, Some(claim)),
+                Err(error) => (Some(error), None),
+            };
+            let deleted = delete(running, claim).await;
+            let used = used.map(|error| match error {
+                Error::Busy(_) => error.in_context(format_args!(
+                    "{} was still in use after {} s; its users get I/O errors; unmount it before the stop",
+                    control::node(id).display(),
+                    self.stop_limit.as_secs()
+                )),
+                _ => error,
+            });
+            deleted.and(used.map_or(Ok(()), Err))
+        };
+        self.shared.devices.close(async |_| ()).await;
+        stopped
+    }
+}
+
+/// Begins to serve a queue on this shard. Returns when its tags wait for requests.
+async fn serve(
+    shared: Arc<Shared>,
+    queue: ublk_driver::Queue,
+    leave: StopToken,
+    ended: StopSource,
+) -> Result<()> {
+    let starting = StopSource::new();
+    let started = starting.token();
+    let refused = Rc::new(OnceLock::new());
+    let told = refused.clone();
+    runtime::spawn(async move {
+        let outcome = match shared.devices.here() {
+            None => Err(Error::cancelled("the door was closed")),
+            Some(device) => {
+                let shard = runtime::current_shard().0;
+                let mut queue = Queue::new(queue, shared.export(), &**device, shard);
+                runtime::sleep(REFUSAL_TIME).await;
+                let fetching = queue.take_failure();
+                if let Err(error) = fetching {
+                    let _ = told.set(error);
+                }
+                starting.stop();
+                queue.serve(leave).await
+            }
+        };
+        starting.stop();
+        if let Err(error) = outcome {
+            tracing::error!("{}", shared.in_context(&error));
+        }
+        ended.stop();
+    })
+    .detach();
+    started.stopped().await;
+    refused.get().map_or(Ok(()), |error: &Error| Err(error.clone()))
+}
+
+/// Stops and deletes a device whose queues are served here. It stays claimed until it is stopped, so that nothing mounts it before.
+async fn delete(running: Running, claim: Option<std::fs::File>) -> Result<()> {
+    let id = running.id;
+    let stopped = runtime::blocking(move || control::stop(id)).await;
+    drop(claim);
+    stopped?;
+    for ended in &running.ended {
+        ended.stopped().await;
+    }
+    runtime::blocking(move || control::remove(id)).await
+}
+
+impl Part for UblkDoor {
+    fn kind(&self) -> &'static str {
+        KIND.name
+    }
+
+    fn status(&self) -> Call<'_, Status> {
+        let mut status = Status::new();
+        let running = self.running().as_ref().map(|running| (running.id, running.ended.len()));
+        status.insert("state".into(), json!(if running.is_some() { "started" } else { "closed" }));
+        if let Some((id, queues)) = running {
+            status.insert("node".into(), json!(control::node(id)));
+            status.insert("queues".into(), json!(queues));
+        }
+        if let Some(export) = self.shared.export.get() {
+            status.insert("read_only".into(), json!(export.read_only));
+            let mut counters = export.counters.status();
+            for of_other_doors in ["connections", "block_statuses"] {
+                counters.remove(of_other_doors);
+            }
+            status.extend(counters);
+        }
+        status.insert("max_requests_per_queue".into(), json!(DEPTH));
+        status.insert("max_request_bytes".into(), json!(MOST_REQUEST_BYTES));
+        Call::ready(status)
+    }
+}
+
+impl Door for UblkDoor {
+    fn start(&self) -> Call<'_, Result<()>> {
+        Call::new(async { self.open().await.map_err(|error| self.shared.in_context(&error)) })
+    }
+
+    fn stop(&self) -> Call<'_, Result<()>> {
+        Call::new(async { self.close().await.map_err(|error| self.shared.in_context(&error)) })
+    }
+
+    fn addresses(&self) -> Vec<String> {
+        self.node().iter().map(|node| node.display().to_string()).collect()
+    }
+}
+
+/// Declaration of the kind.
+pub const KIND: Kind = Kind {
+    name: "ublk",
+    contract: Contract::Door,
+    summary: "serves a device as a block device of the kernel, /dev/ublkbN",
+    keys: &[
+        Key::required("device", ValueKind::Device, "device to serve").positional(),
+        Key::optional(
+            "id",
+            ValueKind::Integer { min: 0, max: MOST_ID },
+            "number N of the block device to create, or to recover if it has lost its server; the kernel's choice without it",
+        ),
+        Key::optional("read_only", ValueKind::Bool, "refuse writes").or("false"),
+    ],
+    messages: &[],
+    shareable: false,
+    example: "ublk(ram(size=64MiB), id=7)",
+    plan: |_| Ok(Shape::default()),
+    build: |arguments| Call::new(async move { build(&arguments) }),
+};
+
+fn build(arguments: &Arguments) -> Result<Built> {
+    let config = UblkConfig {
+        name: arguments.name().to_owned(),
+        device: arguments.device("device")?,
+        id: arguments.optional_integer("id")?.map(|id| id as u32),
+        read_only: arguments.boolean("read_only")?,
+        stop_limit: STOP_LIMIT,
+    };
+    Ok(Built::Door(Arc::new(UblkDoor::new(config))))
+}

@@ -1,0 +1,91 @@
+//! The ublk door in a stock kernel: a file system on the block device carries on when the server is killed in the middle of its writes
+//! and another one takes over, and a stop in good order loses nothing and leaves nothing.
+
+use siltstone_tests::foreign::binary;
+use siltstone_tests::guest::Options;
+use siltstone_tests::need_guest;
+
+const CLIENT: &str = env!("CARGO_BIN_EXE_siltstone-guest-client");
+
+#[test]
+fn a_mounted_block_device_survives_its_servers() {
+    let guest = need_guest!();
+    let options =
+        Options { modules: vec!["ublk_drv"], processors: 2, memory: 1536, limit: 300, ..Options::default() };
+    let lines = format!(
+        "siltstone={}; cd /run; node=/dev/ublkb3
+         serve() {{
+             rm -f addresses
+             $siltstone serve \"ublk(file(disk, size=96MiB), id=3) shards=2\" \"$@\" >addresses 2>said & server=$!
+             until [ -s addresses ]; do kill -0 $server || {{ cat said >&2; exit 1; }}; sleep 0.1; done
+             [ $(cat addresses) = $node ]
+         }}
+         stop() {{ kill $server; wait $server; }}
+         gone() {{ [ ! -e $node ] && [ ! -e /dev/ublkc3 ] && [ -z \"$(ls /sys/block | grep ublk || true)\" ]; }}
+
+         serve --format
+         [ $(ls /sys/block/ublkb3/mq | wc -w) = 2 ]
+         [ \"$(cat /sys/block/ublkb3/queue/write_cache)\" = 'write back' ]
+         mkfs.ext4 -q -b 4096 $node
+         mount $node /mnt
+         head -c 9000001 /dev/urandom >first; cp first /mnt/first; sync
+         cp first /mnt/short-lived; sync; before=$(stat -c %b disk)
+         rm /mnt/short-lived; sync; fstrim /mnt; after=$(stat -c %b disk)
+         echo trimmed $(((before - after) / 2)) KiB; [ $((before - after)) -gt 16000 ]
+         if $siltstone serve \"ublk(ram(size=96MiB), id=3)\" 2>refused; then exit 1; fi
+         grep -q 'has a server' refused
+
+         for round in 1 2 3; do
+             for writer in 1 2 3; do
+                 head -c 8M /dev/urandom >round$round-$writer
+                 dd if=round$round-$writer of=/mnt/round$round-$writer bs=64k oflag=direct status=none &
+                 eval writer$writer=$!
+             done
+             sleep 0.$round
+             kill -9 $server; wait $server || true
+             [ -b $node ] && jobs -r | grep -q dd
+             serve
+             wait $writer1; wait $writer2; wait $writer3
+             echo recovered $round
+         done
+         sync; echo 3 >/proc/sys/vm/drop_caches
+         cmp first /mnt/first
+         for file in round*; do cmp $file /mnt/$file; done
+         umount /mnt
+         e2fsck -fn $node >checked 2>&1 || {{ cat checked >&2; exit 1; }}
+
+         # What is in the page cache at the stop is written back.
+         mount $node /mnt; rm /mnt/round*; cp first /mnt/again; sync -f /mnt; umount /mnt
+         dd if=first of=$node bs=1M count=1 seek=95 status=none
+         stop; gone
+         dd if=disk bs=1M skip=95 count=1 status=none | cmp -n 1048576 - first
+         e2fsck -fn disk >checked 2>&1 || {{ cat checked >&2; exit 1; }}
+
+         # A device that stays mounted is stopped after the time limit, and the server says so.
+         serve; mount $node /mnt
+         if stop; then exit 1; fi
+         grep -q 'still in use' said; [ ! -e $node ]
+         umount /mnt || true
+         until gone; do sleep 0.1; done
+
+         # A device that its servers leave in good order, in the middle of writes.
+         rm -f line; mkfifo line; head -c 8M /dev/urandom >last
+         hold() {{ rm -f addresses; {CLIENT} hold disk 5 $1 <line >addresses & server=$!; exec 7>line; until [ -s addresses ]; do kill -0 $server; sleep 0.1; done; }}
+         leave() {{ exec 7>&-; wait $server; }}
+         hold new
+         dd if=last of=/dev/ublkb5 bs=64k oflag=direct status=none & writer=$!
+         sleep 0.1; leave
+         kill -0 $writer; [ -b /dev/ublkb5 ]
+         hold left; wait $writer
+         leave
+         {CLIENT} delete 5; [ ! -e /dev/ublkb5 ]
+         cmp -n 8388608 last disk
+
+         ! dmesg | grep -E 'WARNING|BUG:|blocked for more'
+         echo done",
+        binary().display(),
+    );
+    let finished = guest.run(&lines, &options);
+    print!("{}{}", finished.out, finished.err);
+    finished.ok();
+}
