@@ -2,7 +2,7 @@
 
 use crate::arguments::{Attach, Detach, List};
 use crate::attach::holder::{self, Plan};
-use crate::attach::machine::Machine;
+use crate::attach::machine::{Driver, Machine};
 use crate::attach::record::{self, Folder, Record};
 use crate::attach::requests::{self, DETACH};
 use crate::attach::{node, systemd};
@@ -39,10 +39,13 @@ pub fn attach(arguments: &Attach) -> Result<(), Failure> {
     if arguments.systemd {
         return print_units(arguments, &name);
     }
-    Machine::this().check()?;
+    let (driver, why) = Machine::this().choose(arguments.via)?;
+    if driver == Driver::Ublk && arguments.sector_size.is_some() {
+        return Err(Failure::Usage("--sector-size is for nodes over FUSE: give --via fuse, too".into()));
+    }
     match arguments.foreground || arguments.background {
-        true => hold(arguments, &stack, folder),
-        false => hold_in_background(arguments, &name),
+        true => hold(arguments, &stack, driver, folder),
+        false => hold_in_background(arguments, &name, driver, why),
     }
 }
 
@@ -55,18 +58,20 @@ fn absolute(stack: &str) -> String {
 fn print_units(arguments: &Attach, name: &str) -> Result<(), Failure> {
     let program = std::env::current_exe().unwrap_or_else(|_| PathBuf::from("siltstone"));
     let mut others = vec![format!("--recover-within={}ms", arguments.recover_within.as_millis())];
+    others.extend(arguments.via.map(|via| format!("--via={}", via.word())));
     others.extend(arguments.sector_size.map(|size| format!("--sector-size={size}")));
     print_line(&systemd::units(&program, &absolute(&arguments.stack), name, &others))
 }
 
 /// Holds the attachment in this process.
-fn hold(arguments: &Attach, parsed: &Stack, folder: Folder) -> Result<(), Failure> {
+fn hold(arguments: &Attach, parsed: &Stack, driver: Driver, folder: Folder) -> Result<(), Failure> {
     let stack = absolute(&arguments.stack);
     let plan = Plan {
         server_arguments: ["serve", "--holder", &stack].map(str::to_owned).to_vec(),
         text: Path::new(&stack).is_file().then(|| parsed.to_toml()),
         stack,
         folder,
+        driver,
         format: arguments.format,
         sector_size: arguments.sector_size,
         recover_within: arguments.recover_within,
@@ -120,13 +125,14 @@ fn leave_output() {
 }
 
 /// Starts a holder that goes on when this process ends.
-fn hold_in_background(arguments: &Attach, name: &str) -> Result<(), Failure> {
+fn hold_in_background(arguments: &Attach, name: &str, driver: Driver, why: &str) -> Result<(), Failure> {
     let world = |error: std::io::Error| Failure::World(format!("starting the holder: {error}"));
     let mut command = Command::new(holder::PROGRAM);
     command.arg0(holder::NAME);
     command.args(["attach", "--background", "--name", name]);
     command.arg(format!("--recover-within={}ms", arguments.recover_within.as_millis()));
     command.args(arguments.sector_size.map(|size| format!("--sector-size={size}")));
+    command.arg(format!("--via={}", driver.word()));
     command.args(arguments.format.then_some("--format"));
     command.arg("--").arg(&arguments.stack);
     let mut child = command.stdin(Stdio::null()).stdout(Stdio::piped()).spawn().map_err(world)?;
@@ -142,7 +148,7 @@ fn hold_in_background(arguments: &Attach, name: &str) -> Result<(), Failure> {
         return Err(Failure::World("the holder ended before the node was there".into()));
     }
     let node = said["node"].as_str().unwrap_or_default();
-    say(&format!("{node}: a loop device over a FUSE server, the only driver so far"));
+    say(&format!("{node} via {}: {why}", driver.word()));
     match arguments.json {
         true => print_json(&said),
         false => print_line(&link(&said)),
@@ -215,6 +221,9 @@ fn find(name: &str) -> Result<Folder, Failure> {
 /// Removes node, mount and folder of an attachment without a holder.
 async fn remove_lost(folder: &Folder) -> Result<()> {
     let lock = folder.lock()?;
+    if let Some(record) = folder.read()?.filter(|record| record.driver == Driver::Ublk) {
+        runtime::blocking(move || holder::delete_unused(&record.node)).await?;
+    }
     let volume = folder.volume();
     for node in node::over(&volume) {
         let (removing, file) = (node.clone(), volume.clone());

@@ -1,8 +1,9 @@
 //! `siltstone serve` and `siltstone format`: open a stack for clients, or format it.
 
 use crate::arguments::{Format, Serve};
-use crate::attach::handover::{self, Ready, Start};
+use crate::attach::handover::{self, Connection, Ready, Start};
 use crate::attach::holder::lock_memory;
+use crate::attach::machine::Driver;
 use crate::control::operated::{ExtraDoor, OperatedStack, ServerFacts};
 use crate::control::place::{Identity, Place};
 use crate::control::server::ControlServer;
@@ -14,6 +15,7 @@ use block::{DevicePart, Error, Result};
 use doors::fuse::door::{FuseConfig, FuseDoor, LeftConnection};
 use doors::nbd::door::NbdDoor;
 use doors::nbd::server::{ExportConfig, ServerConfig};
+use doors::ublk::door::{UblkConfig, UblkDoor};
 use doors::vhost_user::door::{VhostUserConfig, VhostUserDoor};
 use doors::vhost_user::request::ID_BYTES;
 use fuse::{Ended, Mount};
@@ -38,7 +40,7 @@ pub fn serve(arguments: &Serve) -> Result<(), Failure> {
         true => Some(Holder::greet()?),
         false => None,
     };
-    let stack = match holder.as_ref().and_then(|holder| holder.text.as_deref()) {
+    let stack = match holder.as_ref().and_then(|holder| holder.start.text.as_deref()) {
         Some(text) => Stack::from_toml(&arguments.stack, text, &registry())?,
         None => load::stack(&arguments.stack, &registry())?,
     };
@@ -93,9 +95,8 @@ fn address(text: &str) -> Result<Address, Failure> {
 /// The holder of an attachment, which has started this server.
 struct Holder {
     socket: OwnedFd,
-    path: std::path::PathBuf,
-    text: Option<String>,
-    left: Option<LeftConnection>,
+    start: Start,
+    devices: Vec<OwnedFd>,
 }
 
 impl Holder {
@@ -103,10 +104,9 @@ impl Holder {
     fn greet() -> Result<Holder, Failure> {
         let socket = std::os::fd::AsFd::as_fd(&std::io::stdin()).try_clone_to_owned();
         let socket = socket.map_err(|error| Failure::World(format!("the holder's socket: {error}")))?;
-        let (Start { path, text, negotiated }, devices) = handover::receive(&socket)?;
-        let left = negotiated.map(|negotiated| LeftConnection { devices, negotiated });
+        let (start, devices) = handover::receive(&socket)?;
         lock_memory();
-        Ok(Holder { socket, path, text, left })
+        Ok(Holder { socket, start, devices })
     }
 }
 
@@ -123,42 +123,132 @@ impl Doors {
     }
 }
 
-/// The FUSE door of an attachment, until its holder has been told that it serves.
+/// The door of an attachment, and its holder.
 struct Attached {
     socket: OwnedFd,
-    door: Arc<FuseDoor>,
+    door: AttachedDoor,
     device: Arc<dyn DevicePart>,
+}
+
+#[derive(Clone)]
+enum AttachedDoor {
+    Fuse(Arc<FuseDoor>),
+    Ublk(Arc<UblkDoor>),
+}
+
+impl AttachedDoor {
+    fn door(&self) -> Arc<dyn Door> {
+        match self {
+            AttachedDoor::Fuse(door) => door.clone(),
+            AttachedDoor::Ublk(door) => door.clone(),
+        }
+    }
+
+    /// Connection of an open door, and what keeps it alive.
+    fn connection(&self) -> Result<Option<(Connection, Vec<OwnedFd>)>> {
+        Ok(match self {
+            AttachedDoor::Fuse(door) => match door.session() {
+                Some(session) => Some((Connection::Fuse(*session.negotiated()), session.descriptors()?)),
+                None => None,
+            },
+            AttachedDoor::Ublk(door) => door.id().map(|id| (Connection::Ublk(id), Vec::new())),
+        })
+    }
+
+    /// Ends the connection of an open door.
+    async fn abandon(&self) -> Result<()> {
+        match self {
+            AttachedDoor::Fuse(door) => match door.session() {
+                Some(session) => Mount::existing(session.path().to_owned()).unmount().await,
+                None => Ok(()),
+            },
+            AttachedDoor::Ublk(door) => match door.id() {
+                Some(id) => runtime::blocking(move || doors::ublk::control::delete(id)).await,
+                None => Ok(()),
+            },
+        }
+    }
+
+    /// Waits until the node is gone.
+    ///
+    /// # Errors
+    /// Any other end: another server may take over.
+    async fn ended(&self) -> Result<()> {
+        match self {
+            AttachedDoor::Fuse(door) => {
+                let Some(session) = door.session() else { return Ok(()) };
+                session.ended().await;
+                match session.outcome() {
+                    Some(ended) if *ended != Ended::Unmounted => {
+                        Err(Error::io(format!("the FUSE session of the attachment has ended: {ended}")))
+                    }
+                    _ => Ok(()),
+                }
+            }
+            AttachedDoor::Ublk(door) => {
+                door.ended().await;
+                Ok(())
+            }
+        }
+    }
 }
 
 impl Attached {
     fn new(holder: Holder, built: &BuiltStack) -> Result<Attached, Failure> {
         let device = built.top()?;
-        let config = FuseConfig {
-            device: device.clone(),
-            path: holder.path,
-            read_only: false,
-            allow_other: false,
-            stop_limit: doors::fuse::door::STOP_LIMIT,
+        let Holder { socket, start, devices } = holder;
+        let door = match start.driver {
+            Driver::Fuse => {
+                let left = start.left.and_then(|left| match left {
+                    Connection::Fuse(negotiated) => Some(LeftConnection { devices, negotiated }),
+                    Connection::Ublk(_) => None,
+                });
+                let config = FuseConfig {
+                    device: device.clone(),
+                    path: start.path,
+                    read_only: false,
+                    allow_other: false,
+                    stop_limit: doors::fuse::door::STOP_LIMIT,
+                };
+                AttachedDoor::Fuse(Arc::new(FuseDoor::held(config, left)))
+            }
+            Driver::Ublk => {
+                let left = start.left.and_then(|left| match left {
+                    Connection::Ublk(id) => Some(id),
+                    Connection::Fuse(_) => None,
+                });
+                let config = UblkConfig {
+                    name: name_of(built, &device),
+                    device: device.clone(),
+                    id: None,
+                    read_only: false,
+                    stop_limit: doors::ublk::door::STOP_LIMIT,
+                };
+                AttachedDoor::Ublk(Arc::new(UblkDoor::held(config, left)))
+            }
         };
-        let door = Arc::new(FuseDoor::held(config, holder.left));
-        Ok(Attached { socket: holder.socket, door, device })
+        Ok(Attached { socket, door, device })
     }
 
-    /// Tells the holder that clients are served, and gives it the devices to hold. Without a holder it unmounts.
+    /// Tells the holder that clients are served, and gives it what keeps the connection alive. Without a holder the connection ends.
     async fn ready(&self) -> Result<()> {
-        let Some(session) = self.door.session() else { return Ok(()) };
-        let geometry = self.device.geometry();
-        let ready = Ready {
-            negotiated: *session.negotiated(),
-            bytes: geometry.bytes(),
-            block_size: geometry.block_size.bytes() as u32,
-            read_only: geometry.read_only,
-            keeps_acknowledged: self.device.keeps_acknowledged(),
-        };
-        let told = session.descriptors().and_then(|devices| handover::send(&self.socket, &ready, &devices));
+        let told = self.door.connection().and_then(|connection| match connection {
+            None => Ok(()),
+            Some((connection, devices)) => {
+                let geometry = self.device.geometry();
+                let ready = Ready {
+                    connection,
+                    bytes: geometry.bytes(),
+                    block_size: geometry.block_size.bytes() as u32,
+                    read_only: geometry.read_only,
+                    keeps_acknowledged: self.device.keeps_acknowledged(),
+                };
+                handover::send(&self.socket, &ready, &devices)
+            }
+        });
         if told.is_err() {
             // The error is that of the holder.
-            let _unmounted = Mount::existing(session.path().to_owned()).unmount().await;
+            let _ended = self.door.abandon().await;
         }
         told
     }
@@ -230,8 +320,7 @@ fn extra_doors(
     }
     let attached = holder.map(|holder| Attached::new(holder, built)).transpose()?;
     if let Some(Attached { door, .. }) = &attached {
-        let name = door.addresses().concat();
-        doors.push(ExtraDoor { name, door: door.clone() });
+        doors.push(ExtraDoor { name: "attached".to_owned(), door: door.door() });
     }
     Ok((doors, attached))
 }
@@ -293,22 +382,14 @@ async fn until_stopped(
     if let std::task::Poll::Ready(result) = early {
         return Ok(result?);
     }
-    let Some(session) = attached.and_then(|attached| attached.door.session()) else {
-        return Ok(signal.await?);
-    };
-    let mut ended = std::pin::pin!(session.ended());
-    std::future::poll_fn(|context| match signal.as_mut().poll(context) {
+    let Some(attached) = attached else { return Ok(signal.await?) };
+    // After an error the holder starts another server.
+    let mut ended = std::pin::pin!(attached.door.ended());
+    let outcome = std::future::poll_fn(|context| match signal.as_mut().poll(context) {
         std::task::Poll::Ready(result) => std::task::Poll::Ready(result),
-        std::task::Poll::Pending => ended.as_mut().poll(context).map(Ok),
-    })
-    .await?;
-    match session.outcome() {
-        // After any other end the holder starts another server.
-        Some(ended) if *ended != Ended::Unmounted => {
-            Err(Failure::World(format!("the FUSE session of the attachment has ended: {ended}")))
-        }
-        _ => Ok(()),
-    }
+        std::task::Poll::Pending => ended.as_mut().poll(context),
+    });
+    Ok(outcome.await?)
 }
 
 /// Name in the stack of a part that is this device.

@@ -89,3 +89,45 @@ fn a_mounted_block_device_survives_its_servers() {
     print!("{}{}", finished.out, finished.err);
     finished.ok();
 }
+
+/// `siltstone attach` uses ublk where the kernel has it; the mount carries on while its servers are killed.
+#[test]
+fn an_attached_stack_is_a_ublk_device() {
+    let guest = need_guest!();
+    let options =
+        Options { modules: vec!["ublk_drv"], processors: 2, memory: 1536, limit: 300, ..Options::default() };
+    let lines = format!(
+        "siltstone={}; cd /run
+         $siltstone attach 'log(file(disk, size=160MiB), zone_size=1MiB) shards=2' --name vol --format 2>said >path || {{ cat said >&2; exit 1; }}
+         [ $(cat path) = /dev/siltstone/vol ]; grep -q 'via ublk: the kernel has it' said
+         node=$(readlink /dev/siltstone/vol); [ -b $node ]
+         server() {{ grep -o '\"server\": [0-9]*' siltstone/vol/attachment.json | grep -o '[0-9]*'; }}
+         mkfs.ext4 -q -b 4096 /dev/siltstone/vol; mount /dev/siltstone/vol /mnt
+         if $siltstone detach vol 2>refused; then exit 1; fi
+         grep -q 'in use' refused
+         for round in 1 2 3; do
+             head -c 8M /dev/urandom >file$round
+             dd if=file$round of=/mnt/file$round bs=64k oflag=direct status=none & writer=$!
+             sleep 0.$round; killed=$(server); kill -9 $killed; wait $writer
+             until [ $(server) != $killed ]; do sleep 0.1; done
+             echo recovered $round
+         done
+         sync; echo 3 >/proc/sys/vm/drop_caches
+         for file in file?; do cmp $file /mnt/$file; done
+         umount /mnt; e2fsck -fn $node >checked 2>&1 || {{ cat checked >&2; exit 1; }}
+         $siltstone detach vol; [ ! -e $node ]; [ ! -e siltstone/vol ]; [ ! -e /dev/siltstone/vol ]
+
+         # Server and holder are killed: what is left is removed.
+         $siltstone attach 'file(other, size=16MiB)' --name vol 2>/dev/null
+         node=$(readlink /dev/siltstone/vol)
+         kill -9 $(grep -o '\"holder\": [0-9]*' siltstone/vol/attachment.json | grep -o '[0-9]*') $(server); sleep 1
+         $siltstone list | grep -q lost
+         $siltstone detach vol; [ ! -e $node ]; [ ! -e siltstone/vol ]
+         ! dmesg | grep -E 'WARNING|BUG:|blocked for more'
+         echo done",
+        binary().display(),
+    );
+    let finished = guest.run(&lines, &options);
+    print!("{}{}", finished.out, finished.err);
+    finished.ok();
+}

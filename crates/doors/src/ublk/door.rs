@@ -114,6 +114,14 @@ impl UblkDoor {
         self.id().map(control::node)
     }
 
+    /// Waits until all queues of an open door have ended: the device was stopped, or the door.
+    pub async fn ended(&self) {
+        let tokens = self.running().as_ref().map(|running| running.ended.clone()).unwrap_or_default();
+        for token in tokens {
+            token.stopped().await;
+        }
+    }
+
     fn running(&self) -> MutexGuard<'_, Option<Running>> {
         // Nothing panics while the lock is held.
         self.running.lock().unwrap_or_else(PoisonError::into_inner)

@@ -3,6 +3,7 @@
 //!
 //! The holder begins with what the server before left, if there was one. The server answers once clients are served.
 
+use super::machine::Driver;
 use block::{Error, Result};
 use fuse::Negotiated;
 use rustix::net::{
@@ -19,22 +20,34 @@ pub const MOST_DEVICES: usize = 253;
 /// Longest message in bytes: a stack.
 const LONGEST: usize = 128 << 10;
 
+/// Connection between kernel and server, which outlives the server.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Connection {
+    /// A FUSE session, whose devices come along.
+    Fuse(Negotiated),
+    /// Number of a ublk device.
+    Ublk(u32),
+}
+
 /// What the holder tells a new server.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Start {
+    /// Driver of the node.
+    pub driver: Driver,
     /// Mount point of the FUSE door.
     pub path: std::path::PathBuf,
     /// The stack in TOML, in place of its file, which may have changed since; `None` for a stack of one line.
     pub text: Option<String>,
-    /// Negotiation of the connection that the server before has left, whose devices come along; `None` for the first server.
-    pub negotiated: Option<Negotiated>,
+    /// Connection that the server before has left; `None` for the first server.
+    pub left: Option<Connection>,
 }
 
 /// What a server tells once it serves.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Ready {
-    /// Negotiation of the connection.
-    pub negotiated: Negotiated,
+    /// Connection to the kernel.
+    pub connection: Connection,
     /// Size of the device in bytes.
     pub bytes: u64,
     /// Block size of the device in bytes.
@@ -128,9 +141,10 @@ mod tests {
         let (one, other) = pair().unwrap();
         let (reader, writer) = std::io::pipe().unwrap();
         let start = Start {
+            driver: Driver::Fuse,
             path: "/run/siltstone/vol/volume".into(),
             text: Some("x".repeat(99_999)),
-            negotiated: None,
+            left: Some(Connection::Ublk(3)),
         };
         send(&one, &start, &[OwnedFd::from(writer)]).unwrap();
         let (received, mut devices): (Start, _) = receive(&other).unwrap();

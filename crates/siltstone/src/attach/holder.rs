@@ -11,12 +11,14 @@
 //! Everything that takes time (starting a server, making the node) is a task of its own whose end is an event, so a holder
 //! always answers. The holder does no I/O on the volume.
 
-use super::handover::{self, Ready, Start};
+use super::handover::{self, Connection, Ready, Start};
+use super::machine::Driver;
 use super::node;
 use super::record::{Folder, FolderLock, Record, State};
 use super::requests::{DETACH, DONE, LONGEST};
 use super::systemd;
 use block::{Buffer, Data, Error, Result};
+use doors::ublk::control as ublk;
 use fuse::Mount;
 use runtime::net::{Listener, SocketFolder, Stream};
 use runtime::sync::Notify;
@@ -25,7 +27,7 @@ use std::cell::RefCell;
 use std::collections::VecDeque;
 use std::os::fd::OwnedFd;
 use std::os::unix::process::CommandExt;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::process::{Child, Command, ExitStatus, Stdio};
 use std::rc::Rc;
 use std::time::Duration;
@@ -56,6 +58,8 @@ pub struct Plan {
     pub stack: String,
     /// Contents of the stack's file at this time; `None` for a stack of one line.
     pub text: Option<String>,
+    /// Driver of the node.
+    pub driver: Driver,
     /// Arguments of a server; the first one may have `--format` beside them.
     pub server_arguments: Vec<String>,
     /// Format the stack when it is opened for the first time.
@@ -303,9 +307,10 @@ async fn start_server(
         command.arg("--format");
     }
     let start = Start {
+        driver: plan.driver,
         path: plan.folder.volume(),
         text: plan.text.clone(),
-        negotiated: left.as_ref().map(|(_, ready)| ready.negotiated),
+        left: left.as_ref().map(|(_, ready)| ready.connection.clone()),
     };
     let mut child = command.spawn().map_err(doing)?;
     // It has the other end of the socket; this process would wait for itself.
@@ -538,14 +543,26 @@ impl Holder {
         self.fail();
     }
 
+    /// Lets requests fail from now on.
     fn fail(&mut self) {
-        self.connection = None;
+        // The kernel aborts a FUSE connection when its last device is closed.
+        if let Some((_, Ready { connection: Connection::Ublk(id), .. })) = self.connection.take() {
+            runtime::spawn(async move {
+                if let Err(error) = runtime::blocking(move || ublk::stop(id)).await {
+                    tracing::error!("{error}");
+                }
+            })
+            .detach();
+        }
         self.set_state(State::Failed);
     }
 
     /// Begins to make the node.
     fn make_node(&mut self, ready: &Ready) {
         self.phase = Phase::MakingNode;
+        if let Connection::Ublk(id) = ready.connection {
+            return self.events.push(Event::Node(Ok(ublk::node(id))));
+        }
         let largest = node::SECTOR_SIZES[node::SECTOR_SIZES.len() - 1];
         let sector_size = self.plan.sector_size.unwrap_or(ready.block_size.min(largest));
         let (volume, events, read_only) = (self.plan.folder.volume(), self.events.clone(), ready.read_only);
@@ -565,6 +582,7 @@ impl Holder {
         let record = Record {
             name: self.plan.folder.name().to_owned(),
             stack: self.plan.stack.clone(),
+            driver: self.plan.driver,
             node,
             bytes: ready.bytes,
             state: State::Attached,
@@ -582,10 +600,16 @@ impl Holder {
     /// Removes the node and ends the server.
     async fn detach(&mut self) -> Result<()> {
         let Some(node) = self.record.as_ref().map(|record| record.node.clone()) else { return Ok(()) };
-        let (removing, volume) = (node.clone(), self.plan.folder.volume());
-        runtime::blocking(move || node::remove_unused(&removing, &volume)).await?;
-        node::released(&node, &self.plan.folder.volume()).await?;
-        unmount(&self.plan).await?;
+        let volume = self.plan.folder.volume();
+        match self.plan.driver {
+            Driver::Ublk => runtime::blocking(move || delete_unused(&node)).await?,
+            Driver::Fuse => {
+                let (removing, file) = (node.clone(), volume.clone());
+                runtime::blocking(move || node::remove_unused(&removing, &file)).await?;
+                node::released(&node, &volume).await?;
+                unmount(&self.plan).await?;
+            }
+        }
         self.connection = None;
         self.stop_server().await;
         Ok(())
@@ -594,7 +618,9 @@ impl Holder {
     /// Removes what there is of an attachment that failed.
     async fn undo(&mut self) {
         let warn = |error: Error| tracing::warn!("{error}");
-        self.connection = None;
+        if let Some((_, Ready { connection: Connection::Ublk(id), .. })) = self.connection.take() {
+            runtime::blocking(move || ublk::delete(id)).await.unwrap_or_else(warn);
+        }
         if let Some(process) = self.starting.take() {
             process.signal(Signal::TERM);
             self.ended(&process).await;
@@ -632,6 +658,19 @@ impl Holder {
             Err(_) => tracing::error!("the server (process {}) doesn't end; it is left alone", process.id),
         }
     }
+}
+
+/// Stops and deletes a ublk device that nobody uses. Blocks the thread.
+///
+/// # Errors
+/// As [`node::claim`]; those of the kernel.
+pub fn delete_unused(node: &Path) -> Result<()> {
+    let id = node.to_str().and_then(|path| path.strip_prefix("/dev/ublkb")?.parse().ok());
+    let Some(id) = id.filter(|_| node.exists()) else { return Ok(()) };
+    let claim = node::claim(node)?;
+    ublk::stop(id)?;
+    drop(claim);
+    ublk::remove(id)
 }
 
 /// Unmounts the FUSE door, unless it isn't mounted.

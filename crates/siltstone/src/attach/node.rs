@@ -1,9 +1,10 @@
-//! The block device node: a loop device over the file of the FUSE door.
+//! The block device node: whether it is in use; and the loop device over the file of the FUSE door.
 //!
 //! `losetup` of util-linux sets loop devices up: it knows the kernel's interfaces of all versions.
 
 use block::{Error, Result};
 use rustix::fs::{Mode, OFlags};
+use std::os::fd::OwnedFd;
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -104,19 +105,28 @@ pub fn over(file: &Path) -> Vec<PathBuf> {
     nodes.filter(|node| is_over(node, file)).collect()
 }
 
-/// Removes the loop device over a file if nobody uses it: no mount, swap area, device above it, or process. Blocks the thread.
-/// [`released`] follows.
+/// Removes the loop device over a file if nobody uses it. Blocks the thread. [`released`] follows.
 ///
 /// # Errors
-/// [`Error::Busy`] with the users; those of `losetup`.
+/// As [`claim`]; those of `losetup`.
 pub fn remove_unused(node: &Path, file: &Path) -> Result<()> {
     if !is_over(node, file) {
         return Ok(());
     }
+    // Held until the device is removed.
+    let _claim = claim(node)?;
+    remove(node, file)
+}
+
+/// Claims a node that nobody uses: no mount, swap area, device above it, or process. Nobody can mount it meanwhile. Blocks the
+/// thread.
+///
+/// # Errors
+/// [`Error::Busy`] with the users.
+pub fn claim(node: &Path) -> Result<OwnedFd> {
     let shown = node.display();
     let flags = OFlags::RDONLY | OFlags::EXCL | OFlags::CLOEXEC;
-    // Held until the device is removed: meanwhile nobody mounts it.
-    let _claim = match rustix::fs::open(node, flags, Mode::empty()) {
+    let claim = match rustix::fs::open(node, flags, Mode::empty()) {
         Ok(claim) => claim,
         Err(rustix::io::Errno::BUSY) => {
             return Err(Error::busy(format!(
@@ -126,7 +136,7 @@ pub fn remove_unused(node: &Path, file: &Path) -> Result<()> {
         Err(error) => return Err(Error::from_io(&error.into(), &format!("opening {shown}"))),
     };
     match users(node)?.as_slice() {
-        [] => remove(node, file),
+        [] => Ok(claim),
         users => Err(Error::busy(format!("{shown} is open in {}: close it there first", users.join(", ")))),
     }
 }

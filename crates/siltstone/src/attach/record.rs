@@ -3,7 +3,9 @@
 //! `/run/siltstone/NAME` is created by the holder and removed when the node is detached. It has `attachment.json`, the mount point
 //! `volume`, the socket `holder.sock` and the server's `log`. A folder whose holder doesn't listen any more is *stale*.
 
+use super::machine::Driver;
 use block::{Error, Result};
+use clap::ValueEnum;
 use serde_json::{Value, json};
 use std::io::ErrorKind;
 use std::os::unix::fs::{DirBuilderExt, MetadataExt};
@@ -291,6 +293,8 @@ pub struct Record {
     pub name: String,
     /// The stack, as on the command line; the absolute path of a file.
     pub stack: String,
+    /// Driver of the node.
+    pub driver: Driver,
     /// Block device node.
     pub node: PathBuf,
     /// Size in bytes.
@@ -314,7 +318,7 @@ impl Record {
             "node": self.node,
             "link": Path::new(LINKS).join(&self.name),
             "bytes": self.bytes,
-            "via": "fuse",
+            "via": self.driver.word(),
             "state": self.state.word(),
             "lost_servers": self.lost_servers,
             "holder": self.holder,
@@ -329,6 +333,7 @@ impl Record {
         Some(Record {
             name: text("name")?,
             stack: text("stack")?,
+            driver: Driver::from_str(value["via"].as_str()?, false).ok()?,
             node: text("node")?.into(),
             bytes: value["bytes"].as_u64()?,
             state: State::ALL.iter().find(|(_, known)| *known == word)?.0,
@@ -359,7 +364,8 @@ mod tests {
         let record = Record {
             name: "vol".into(),
             stack: "/a/vol.toml".into(),
-            node: "/dev/loop3".into(),
+            driver: Driver::Ublk,
+            node: "/dev/ublkb3".into(),
             bytes: 1 << 40,
             state: State::Recovering,
             lost_servers: 2,
