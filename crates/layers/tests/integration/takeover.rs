@@ -3,6 +3,7 @@
 
 use crate::common::{read, write};
 use block::{BlockCount, BlockSize, Device, DeviceGeometry, DevicePart};
+use layers::cache::{self, CachePart, Mode};
 use layers::linear::linear;
 use layers::mirror::{MirrorPart, Plan, Settings, Wishes};
 use layers::record::replay::{Choice, Cursor, History, Image, ImageDisk};
@@ -102,6 +103,23 @@ fn of_a_write_cache() {
         let options = writecache::Options { format: process == 0, ..Default::default() };
         WriteCachePart::open(origin, fast, options).await.unwrap().open().await.unwrap()
     });
+}
+
+#[test]
+fn of_a_cache() {
+    for mode in [Mode::Writeback, Mode::Writethrough, Mode::Passthrough] {
+        let what = format!("a cache in {mode:?}");
+        the_first_flush_reaches_everything(&what, [256, 768], move |process, [slow, fast]| async move {
+            let options = cache::Options {
+                format: process == 0,
+                mode,
+                block_size: 32 << 10,
+                settle_every: Duration::from_secs(3600),
+                ..Default::default()
+            };
+            CachePart::open(slow, fast, "slow", &options).await.unwrap().open().await.unwrap()
+        });
+    }
 }
 
 #[test]
