@@ -60,7 +60,8 @@ pub trait DevicePart: Part {
     }
 
     /// Whether acknowledged writes survive the end of this process without a flush, though not that of the machine: they are in
-    /// another one's hands, such as the kernel's. A part that can't tell returns false.
+    /// another one's hands, such as the kernel's. No request of this process may be carried out after those of the next one. A part
+    /// that can't tell returns false.
     fn keeps_acknowledged(&self) -> bool {
         false
     }
@@ -84,7 +85,8 @@ pub trait ZonesPart: Part {
     fn geometry(&self) -> &ZoneGeometry;
 
     /// Whether acknowledged writes survive the end of this process without a flush, though not that of the machine: they are in
-    /// another one's hands, such as the kernel's. A part that can't tell returns false.
+    /// another one's hands, such as the kernel's. No request of this process may be carried out after those of the next one. A part
+    /// that can't tell returns false.
     fn keeps_acknowledged(&self) -> bool {
         false
     }

@@ -15,8 +15,8 @@
 //! Each record contains the *tail*, the number of the first record whose changes aren't all durable in the pages. A unit is
 //! reused only when its record is before the tail of a durable record. The records of one append are written together, and the
 //! next append begins when they are durable. So only the last append may have holes; any other missing record is damage.
-//! Opening first writes a superblock with the number of the last valid record and a new epoch: later records of an older epoch
-//! stay invalid for ever.
+//! Opening first flushes the device, because records of a killed process may not be durable. Then it writes a superblock with the
+//! number of the last valid record and a new epoch: later records of an older epoch stay invalid for ever.
 //!
 //! Left to the owner: data that a change refers to is durable before the change is appended, and appends don't overlap.
 
@@ -127,6 +127,9 @@ impl Table {
             clean: false,
             ..found.clone()
         };
+        // A process that was killed may have left records that aren't durable, and data of the owner. The superblock names these
+        // records, and the owner relies on that data.
+        medium.flush().await?;
         let place = layout.superblock(superblock.sequence);
         medium.write(place, superblock.encode(), Durability::Durable).await?;
         let journal = Journal::new(&layout, recovered);

@@ -286,38 +286,47 @@ impl<'a> Parsed<'a> {
     /// [`Error::Protocol`] if there is no record of this log and version, [`Error::Corrupt`] for one with a wrong
     /// checksum.
     pub fn decode(bytes: &'a [u8], identity: &Identity) -> Result<Self> {
-        let (parsed, raw) = Self::decode_unchecked(bytes)?;
-        if raw.uuid != identity.uuid.into_bytes() {
-            return Err(Error::protocol("record of another log"));
+        let Some((parsed, raw)) = Self::decode_unchecked(bytes)? else {
+            return Err(Error::protocol("not a record: other magic, or cut short"));
+        };
+        match parsed.is_of(raw, identity)? {
+            true => Ok(parsed),
+            false => Err(Error::protocol("record of another log")),
         }
-        if checksum_of(identity.key, parsed.bytes) != raw.checksum.get() {
-            return Err(Error::corrupt(
-                "header of a record: wrong checksum: torn, damaged, or of another log",
-            ));
-        }
-        Ok(parsed)
     }
 
     /// Decodes the header of a root, which holds the log's identity: `identity` extracts it from the meta. Returns the
-    /// identity, too.
+    /// identity, too. `None` where no record begins, or none with an identity.
     ///
     /// # Errors
-    /// As [`decode`](Self::decode); errors of `identity`.
+    /// [`Error::Protocol`] for a record of another version, [`Error::Corrupt`] for a damaged one; errors of `identity`.
     pub fn decode_with(
         bytes: &'a [u8],
-        identity: impl FnOnce(&[u8]) -> Result<Identity>,
-    ) -> Result<(Self, Identity)> {
-        let (parsed, _) = Self::decode_unchecked(bytes)?;
-        let identity = identity(parsed.meta)?;
-        Self::decode(bytes, &identity).map(|parsed| (parsed, identity))
+        identity: impl FnOnce(&[u8]) -> Result<Option<Identity>>,
+    ) -> Result<Option<(Self, Identity)>> {
+        let Some((parsed, raw)) = Self::decode_unchecked(bytes)? else { return Ok(None) };
+        let Some(identity) = identity(parsed.meta)? else { return Ok(None) };
+        Ok(parsed.is_of(raw, &identity)?.then_some((parsed, identity)))
     }
 
-    fn decode_unchecked(bytes: &'a [u8]) -> Result<(Self, &'a Raw)> {
-        let (raw, _) =
-            Raw::ref_from_prefix(bytes).map_err(|_| Error::protocol("header of a record: cut short"))?;
-        if raw.magic != MAGIC {
-            return Err(Error::protocol("not a record: other magic"));
+    /// Whether the record is of the log with this identity.
+    fn is_of(&self, raw: &Raw, identity: &Identity) -> Result<bool> {
+        if raw.uuid != identity.uuid.into_bytes() {
+            return Ok(false);
         }
+        match checksum_of(identity.key, self.bytes) == raw.checksum.get() {
+            true => Ok(true),
+            false => {
+                Err(Error::corrupt("header of a record: wrong checksum: torn, damaged, or of another log"))
+            }
+        }
+    }
+
+    /// Decodes a header of any log, without its checksum. `None` where no record begins.
+    fn decode_unchecked(bytes: &'a [u8]) -> Result<Option<(Self, &'a Raw)>> {
+        let Some((raw, _)) = Raw::ref_from_prefix(bytes).ok().filter(|(raw, _)| raw.magic == MAGIC) else {
+            return Ok(None);
+        };
         if raw.version.get() != VERSION {
             return Err(other_version("record", raw.version.get().into()));
         }
@@ -351,7 +360,7 @@ impl<'a> Parsed<'a> {
             )));
         }
         let (sums, meta) = rest.split_at(4 * blocks);
-        Ok((Parsed { header, bytes, links, sums, meta }, raw))
+        Ok(Some((Parsed { header, bytes, links, sums, meta }, raw)))
     }
 
     /// Returns the links.

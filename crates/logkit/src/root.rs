@@ -116,6 +116,11 @@ impl Root {
         writer.0
     }
 
+    /// Whether a root of any version begins with these bytes.
+    fn begins(meta: &[u8]) -> bool {
+        meta.starts_with(MAGIC) || meta.starts_with(MAGIC_1)
+    }
+
     /// Decodes a root from the metadata of a record, which may be any bytes.
     ///
     /// # Errors
@@ -123,7 +128,7 @@ impl Root {
     pub fn decode(meta: &[u8]) -> Result<Root> {
         let mut reader = Reader::new(meta, "the root of a log");
         let magic = reader.bytes(8)?;
-        if magic != MAGIC && magic != MAGIC_1 {
+        if !Root::begins(magic) {
             return Err(Error::protocol("not a root of a log"));
         }
         let version = reader.u32()?;
@@ -215,41 +220,33 @@ pub struct FoundRoot {
 pub async fn find(zones: &dyn Zones) -> Result<FoundRoot> {
     let reports = zones.report(ZoneIndex(0), ROOT_ZONES).await?;
     let mut newest: Option<FoundRoot> = None;
-    let mut reasons = Vec::new();
+    let mut refusal = None;
     for report in reports {
         if report.state == ZoneState::Offline {
             // The newest root may be there, and the next one would have to go there.
             refuse_offline(zones, report.zone).await?;
         }
         match find_in(zones, &report).await {
-            Ok(found) if newest.as_ref().is_none_or(|newest| newest.number < found.number) => {
-                newest = Some(found);
-            }
-            Ok(_) => {}
+            Ok(found) => newest = newest.into_iter().chain(found).max_by_key(|found| found.number),
             // The unreadable root may be the newest: an older one must not be used instead.
             Err(error @ Error::Io(_)) => return Err(error),
-            Err(error) => reasons.push(error),
+            Err(error) => refusal = refusal.or(Some(error)),
         }
     }
-    if let Some(newest) = newest {
-        return Ok(newest);
-    }
-    // A specific reason is preferred to "not found".
-    let telling = reasons.iter().find(|error| !is_nothing(error)).cloned();
-    Err(telling.unwrap_or_else(|| {
-        Error::protocol("no log on the zones; to create one and lose their contents: --format")
-    }))
+    newest.ok_or_else(|| {
+        refusal.unwrap_or_else(|| {
+            Error::protocol("no log on the zones; to create one and lose their contents: --format")
+        })
+    })
 }
 
-fn is_nothing(error: &Error) -> bool {
-    matches!(error, Error::NotFound(_))
-}
-
-/// Returns the last valid root of one zone.
-async fn find_in(zones: &dyn Zones, report: &ZoneReport) -> Result<FoundRoot> {
+/// Returns the last valid root of one zone; `None` if the zone begins with something else than a root.
+///
+/// # Errors
+/// [`Error::Protocol`] if the zone begins with a root of another version, [`Error::Corrupt`] with a damaged one; errors of reading.
+async fn find_in(zones: &dyn Zones, report: &ZoneReport) -> Result<Option<FoundRoot>> {
     let unit = zones.geometry().read_granularity.max(4096) as usize;
-    let mut found = None;
-    let mut reason = Error::not_found("no root");
+    let mut found: Option<FoundRoot> = None;
     let mut at = 0;
     // The block size of the log is known after the first root.
     let mut block = unit;
@@ -257,33 +254,33 @@ async fn find_in(zones: &dyn Zones, report: &ZoneReport) -> Result<FoundRoot> {
         let address = ZoneAddress { zone: report.zone, offset: block::ByteOffset(at) };
         let (outcome, buffer) = zones.read(address, Buffer::new(block)).await;
         outcome.map_err(|error| error.in_context("reading the roots of the log"))?;
-        let parsed =
-            Parsed::decode_with(buffer.filled(), |meta| Root::decode(meta).map(|root| root.identity));
-        let root = parsed.and_then(|(parsed, _)| {
-            let root = Root::decode(parsed.meta)?;
-            let position = (at / root.block_size.bytes()) as u32;
-            parsed.check_place(report.zone.0, report.generation, position)?;
-            let is_of_the_same_log = |found: &FoundRoot| found.root.identity == root.identity;
-            match parsed.header.kind == Kind::Root && found.as_ref().is_none_or(is_of_the_same_log) {
-                true => Ok((root, parsed.header.sequence)),
-                false => Err(Error::protocol("not a root of this log")),
-            }
-        });
-        match root {
-            Ok((root, number)) => {
-                block = root.block_size.bytes() as usize;
-                found = Some(FoundRoot { root, number, zone: report.zone.0 });
-            }
-            Err(error) => {
-                if !matches!(&error, Error::Protocol(detail) if !detail.contains("version")) {
-                    reason = error;
-                }
-                break;
-            }
-        }
+        let next = match decode_at(buffer.filled(), report, at) {
+            // What follows the last root may be anything.
+            Err(_) if found.is_some() => break,
+            decoded => decoded?,
+        };
+        let is_of_this_log =
+            |next: &FoundRoot| found.as_ref().is_none_or(|found| found.root.identity == next.root.identity);
+        let Some(next) = next.filter(is_of_this_log) else { break };
+        block = next.root.block_size.bytes() as usize;
+        found = Some(next);
         at += block as u64;
     }
-    found.ok_or(reason)
+    Ok(found)
+}
+
+/// Decodes the root at this byte of a zone; `None` if no root begins there, or one that was written to another place.
+fn decode_at(bytes: &[u8], report: &ZoneReport, at: u64) -> Result<Option<FoundRoot>> {
+    let identity = |meta: &[u8]| match Root::begins(meta) {
+        true => Root::decode(meta).map(|root| Some(root.identity)),
+        false => Ok(None),
+    };
+    let Some((parsed, _)) = Parsed::decode_with(bytes, identity)? else { return Ok(None) };
+    let root = Root::decode(parsed.meta)?;
+    let position = (at / root.block_size.bytes()) as u32;
+    let is_placed = parsed.check_place(report.zone.0, report.generation, position).is_ok();
+    let is_root = is_placed && parsed.header.kind == Kind::Root;
+    Ok(is_root.then_some(FoundRoot { root, number: parsed.header.sequence, zone: report.zone.0 }))
 }
 
 /// Number of roots for which space is reserved in advance, for media that allocate space at the first write.
@@ -461,6 +458,67 @@ mod tests {
         bytes[8] = 1;
         let error = Root::decode(&bytes).expect_err("another version");
         assert!(matches!(&error, Error::Protocol(text) if text.contains("version 1")), "{error}");
+    }
+
+    /// Finds the root on zones of which the first holds this record, changed, and nothing else.
+    fn found(
+        change: impl Fn(&mut Header, &mut Vec<u8>) + 'static,
+        spoil: impl Fn(&mut [u8]) + 'static,
+    ) -> Result<FoundRoot> {
+        let main = || async move {
+            let part = zones::ram::RamZones::new(Default::default()).expect("zones");
+            let zones = block::ZonesPart::open(&part).await.expect("zones open");
+            let report = zones.report(ZoneIndex(0), 1).await.expect("a report")[0];
+            let mut header = Header {
+                kind: Kind::Root,
+                stream: StreamId(0),
+                class: 0,
+                epoch: 5,
+                sequence: 7,
+                durable: 6,
+                clock: 40,
+                zone: 0,
+                generation: report.generation,
+                position: 0,
+                blocks: 0,
+            };
+            let mut meta = root().encode();
+            change(&mut header, &mut meta);
+            let mut block = Buffer::zeroed(4096);
+            header.encode(&root().identity, &[], &[], &meta, block.filled_mut());
+            spoil(block.filled_mut());
+            zones.append(ZoneIndex(0), block.into()).await.expect("appended");
+            find(&*zones).await
+        };
+        runtime::simulate(runtime::Simulation::new(1), main).expect("it ends").value
+    }
+
+    #[test]
+    fn a_damaged_root_and_one_of_another_version_are_named_and_other_contents_are_not() {
+        assert_eq!(found(|_, _| (), |_| ()).map(|found| (found.root, found.number)), Ok((root(), 7)));
+        let other_version = [
+            found(|_, _| (), |block| block[12] = 9),
+            found(|_, meta| meta[8] = 9, |_| ()),
+            found(|_, meta| meta[..8].copy_from_slice(MAGIC_1), |_| ()),
+        ];
+        for refused in other_version {
+            let error = refused.expect_err("it is refused");
+            assert!(matches!(error, Error::Protocol(_)) && error.detail().contains("of version"), "{error}");
+        }
+        let damaged = found(|_, _| (), |block| block[200] ^= 1).expect_err("it is refused");
+        assert!(matches!(damaged, Error::Corrupt(_)), "{damaged}");
+        let nothing = [
+            found(|_, _| (), |block| block.fill(0)),
+            found(|_, _| (), |block| block[0] ^= 1),
+            found(|header, _| header.generation += 1, |_| ()),
+            found(|header, _| header.position = 1, |_| ()),
+            found(|header, _| header.kind = Kind::Entries, |_| ()),
+            found(|_, meta| meta.fill(0), |_| ()),
+        ];
+        for refused in nothing {
+            let error = refused.expect_err("there is no root");
+            assert!(error.detail().contains("no log on the zones"), "{error}");
+        }
     }
 
     #[test]

@@ -43,7 +43,8 @@ pub struct NbdClient {
     config: ClientConfig,
     remote: RemoteExport,
     geometry: DeviceGeometry,
-    /// Whether the device was changed since the last flush.
+    /// Whether the server may have unflushed changes: of this process since the last flush or, before the first one, of a process
+    /// that was killed.
     unflushed: Arc<AtomicBool>,
 }
 
@@ -69,7 +70,8 @@ impl NbdClient {
             volatile_cache: remote.can_flush(),
             read_only: remote.is_read_only(),
         };
-        Ok(NbdClient { config, remote, geometry, unflushed: Arc::default() })
+        let unflushed = Arc::new(AtomicBool::new(remote.can_flush() && !remote.is_read_only()));
+        Ok(NbdClient { config, remote, geometry, unflushed })
     }
 }
 
@@ -124,8 +126,10 @@ impl DevicePart for NbdClient {
         &self.geometry
     }
 
+    /// The server has all acknowledged writes. But it may still carry out a request of a process that was killed after requests of
+    /// the next one: nothing tells the next process when the requests of the old connection have ended.
     fn keeps_acknowledged(&self) -> bool {
-        true
+        false
     }
 
     fn open(&self) -> Call<'_, Result<Rc<dyn Device>>> {

@@ -345,7 +345,8 @@ impl<'d> Queue<'d> {
     /// Answers a request.
     fn finish(&mut self, head: u16, mut chain: Chain, status: Segment, answer: Status) {
         self.ring.memory().write(status, &[answer as u8]);
-        // The number of bytes from the first one on that have been written.
+        // The number of bytes from the first one on that have been written. It fits: a chain has at most 2^32 bytes, and 16 of
+        // them are the header to read.
         let written = match answer {
             Status::Ok => bytes_of(&chain.writable) as u32 + 1,
             _ if chain.writable.is_empty() => 1,

@@ -15,6 +15,8 @@ pub const MOST_ENTRIES: u32 = 1024;
 /// Largest number of descriptors in an indirect table.
 const MOST_INDIRECT: u32 = 1024;
 const DESCRIPTOR_BYTES: usize = 16;
+/// Longest chain, in bytes (VIRTIO 1.2, section 2.7.5).
+const MOST_CHAIN_BYTES: u64 = 1 << 32;
 
 /// Flags of a descriptor.
 mod flag {
@@ -192,11 +194,23 @@ impl SplitRing {
         Descriptor::parse(&bytes)
     }
 
-    /// Appends the buffers of a chain to `chain`.
+    /// Appends the buffers of a chain to `chain`, which is empty.
     ///
     /// # Errors
-    /// [`Error::Protocol`] for a chain with a loop, with bytes that aren't memory, with a buffer to read after one to write.
+    /// [`Error::Protocol`] for a chain with a loop, with bytes that aren't memory, with a buffer to read after one to write, or of more
+    /// than 2^32 bytes.
     pub fn read_chain(&self, head: u16, chain: &mut Chain) -> Result<()> {
+        self.read_descriptors(head, chain)?;
+        let bytes = bytes_of(&chain.readable) as u64 + bytes_of(&chain.writable) as u64;
+        match bytes <= MOST_CHAIN_BYTES {
+            true => Ok(()),
+            false => Err(Error::protocol(format!(
+                "chain {head}: {bytes} bytes; expected at most {MOST_CHAIN_BYTES}"
+            ))),
+        }
+    }
+
+    fn read_descriptors(&self, head: u16, chain: &mut Chain) -> Result<()> {
         self.check_index(head)?;
         let mut index = head;
         for _ in 0..self.size {

@@ -1,7 +1,7 @@
 //! Starting, stopping, and what is found in the way.
 
 use crate::support::{Raw, SlowDisk, client, export, ram, run, server, socket};
-use block::{BlockIndex, Buffer, DevicePart};
+use block::{BlockIndex, Buffer, DevicePart, Part};
 use doors::nbd::protocol::command;
 use doors::nbd::server::{Server, ServerConfig};
 use runtime::net::{Address, Listener};
@@ -173,4 +173,38 @@ fn configurations_that_cant_be_are_refused() {
     assert!(with(vec![export("a", ram(4096, 512)), export("a", ram(4096, 512))]).is_err());
     assert!(with(vec![export("a\0", ram(4096, 512))]).is_err());
     assert!(with(vec![export(&"a".repeat(5000), ram(4096, 512))]).is_err());
+}
+
+/// The process before may have been killed with unflushed writes on the server.
+#[test]
+fn a_client_that_wrote_nothing_flushes_when_it_is_closed() {
+    let (_folder, address) = socket();
+    run(1, move || async move {
+        let disk = SlowDisk::new(64, 4096);
+        let controls = disk.controls.clone();
+        let server = server(&address, vec![export("disk", disk)]);
+        server.start().await.expect("it starts");
+        let raw = Raw::open(&address, "disk", true).await;
+        assert_eq!(raw.call(command::WRITE, 0, 0, 4096, &[5; 4096]).await, Ok(vec![]));
+        drop(raw);
+        let next = client(&address, "disk", None).await;
+        let before = controls.flushes.load(Ordering::SeqCst);
+        next.close().await.expect("it closes");
+        assert_eq!(controls.flushes.load(Ordering::SeqCst), before + 1);
+        next.close().await.expect("it closes");
+        assert_eq!(controls.flushes.load(Ordering::SeqCst), before + 1, "nothing is unflushed");
+        server.stop().await.expect("it stops");
+    });
+}
+
+/// A remote may carry out a request of a killed process after requests of the next one.
+#[test]
+fn a_client_does_not_keep_what_was_acknowledged() {
+    let (_folder, address) = socket();
+    run(1, move || async move {
+        let server = server(&address, vec![export("disk", ram(1 << 20, 4096))]);
+        server.start().await.expect("it starts");
+        assert!(!client(&address, "disk", None).await.keeps_acknowledged());
+        server.stop().await.expect("it stops");
+    });
 }

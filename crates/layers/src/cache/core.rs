@@ -56,8 +56,16 @@ pub(super) struct Epochs {
 }
 
 impl Epochs {
+    /// Begins without changes.
     pub fn new() -> Self {
         Epochs { now: Cell::new(1), flushed: Cell::new(0), changed: Cell::new(0) }
+    }
+
+    /// Begins with changes of unknown number, which no flush covers: a process that was killed may have left them.
+    pub fn unflushed() -> Self {
+        let epochs = Epochs::new();
+        epochs.note();
+        epochs
     }
 
     /// Notes a completed change. Returns its epoch.

@@ -89,7 +89,8 @@ impl CachePart {
             migration_threshold: Cell::new(options.migration_threshold * 512),
             sequential_threshold: Cell::new(options.sequential_threshold),
             migrating: Cell::new(0),
-            slow_epochs: Epochs::new(),
+            slow_epochs: Epochs::unflushed(),
+            // Opening the table has flushed the fast device.
             fast_epochs: Epochs::new(),
             marks: Tickets::default(),
             all: Tickets::default(),

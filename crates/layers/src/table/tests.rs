@@ -2,21 +2,29 @@
 //! make them.
 
 use super::*;
-use crate::record::replay::ImageDisk;
+use crate::record::replay::{Choice, Cursor, History, Image, ImageDisk};
+use crate::record::{RecordDevicePart, Recorder, Role};
 use block::{BlockCount, DeviceGeometry, DevicePart};
 use std::sync::Arc;
 
 const UNIT: u64 = 4096;
 
-/// A table that has had one change, the device that it is on, and its superblock.
-async fn table() -> (Rc<Medium>, Superblock) {
-    let disk = Arc::new(ImageDisk::empty(DeviceGeometry {
+fn disk() -> Arc<dyn DevicePart> {
+    Arc::new(ImageDisk::empty(DeviceGeometry {
         block_size: BlockSize::default(),
         blocks: BlockCount(256),
         atomic_write: 512,
         volatile_cache: true,
         read_only: false,
-    }));
+    }))
+}
+
+/// A table that has had one change, the device that it is on, and its superblock.
+async fn table() -> (Rc<Medium>, Superblock) {
+    table_on(disk()).await
+}
+
+async fn table_on(disk: Arc<dyn DevicePart>) -> (Rc<Medium>, Superblock) {
     let medium = Rc::new(Medium::new(disk.open().await.unwrap()));
     let table = Table::format(medium.clone(), 32 << 10, [0; OWNER]).await.unwrap();
     table.reserve().await.unwrap();
@@ -26,8 +34,14 @@ async fn table() -> (Rc<Medium>, Superblock) {
     (medium, superblock)
 }
 
-/// Writes a record of this number to the place where it belongs.
+/// Durably writes a record of this number to the place where it belongs.
 async fn plant(medium: &Medium, superblock: &Superblock, sequence: u64, after: u64, durable: u64) {
+    let (place, unit) = record(superblock, sequence, after, durable);
+    medium.write(place, unit, Durability::Durable).await.unwrap();
+}
+
+/// A record of this number, and the place where it belongs.
+fn record(superblock: &Superblock, sequence: u64, after: u64, durable: u64) -> (u64, Payload) {
     let position = sequence % u64::from(superblock.journal);
     let header = Header {
         kind: logkit::record::Kind::CacheTable,
@@ -50,7 +64,27 @@ async fn plant(medium: &Medium, superblock: &Superblock, sequence: u64, after: u
         &format::encode_changes(&[(1, [4, 5, 6])]),
         unit.filled_mut(),
     );
-    medium.write((2 + position) * UNIT, unit.into(), Durability::Durable).await.unwrap();
+    ((2 + position) * UNIT, unit.into())
+}
+
+/// The process was killed during an append: the next process reads a record that isn't durable. Its superblock names that record.
+#[test]
+fn a_record_that_was_found_once_survives_a_power_cut() {
+    runtime::run(runtime::Config::default(), || async {
+        let recorder = Recorder::in_memory();
+        let disk = Arc::new(RecordDevicePart::new(disk(), recorder.clone(), "disk", Role::Disk).unwrap());
+        let (medium, superblock) = table_on(disk.clone()).await;
+        let (place, unit) = record(&superblock, 2, 1, 1);
+        medium.write(place, unit, Durability::Visible).await.unwrap();
+        assert_eq!(Table::open(medium).await.unwrap().get(1), [4, 5, 6]);
+        let history = History::new(&recorder.timeline().unwrap(), disk.number()).unwrap();
+        let mut cursor = Cursor::new(history.clone());
+        cursor.advance_to(history.events());
+        let left = ImageDisk::new(Image::new(&cursor, Choice::Nothing));
+        let medium = Rc::new(Medium::new(left.open().await.unwrap()));
+        assert_eq!(Table::open(medium).await.unwrap().get(1), [4, 5, 6]);
+    })
+    .unwrap();
 }
 
 #[test]

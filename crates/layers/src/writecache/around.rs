@@ -12,16 +12,26 @@ use block::Result;
 use std::cell::Cell;
 
 /// Changes that go around the cache.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 pub struct Around {
     in_flight: GracePeriods,
-    /// Number of completed changes.
+    /// Number of completed changes, and one for all changes of earlier epochs.
     completed: Cell<u64>,
     /// Completed changes after which the origin was flushed.
     flushed: Cell<u64>,
 }
 
 impl Around {
+    /// Creates the account. A process that was killed may have left changes on the origin that no flush covers: the first flush
+    /// flushes the origin, unless a completed change is durable there.
+    pub fn new(is_volatile: bool) -> Self {
+        Around {
+            in_flight: GracePeriods::default(),
+            completed: Cell::new(is_volatile.into()),
+            flushed: Cell::new(0),
+        }
+    }
+
     /// Enters a change, until the guard is dropped.
     pub fn enter(&self) -> InFlight<'_> {
         self.in_flight.enter()

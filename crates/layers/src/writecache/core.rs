@@ -62,6 +62,7 @@ impl Core {
         let thresholds = Thresholds::new(&options, &ring);
         let Options { cleaner, settings, .. } = options;
         let tail = Position { address: superblock.tail, record: superblock.tail_record };
+        let around = Around::new(origin.geometry().volatile_cache);
         let shift = ring.block_size.shift() - origin.geometry().block_size.shift();
         Core {
             thresholds,
@@ -79,7 +80,7 @@ impl Core {
             demand: Demand::new(thresholds, settings.max_age, oldest),
             autocommit: Autocommit::new(settings.autocommit_blocks, settings.autocommit_time),
             cleaner: Cleaner::new(cleaner, head.address, tail.address),
-            around: Around::default(),
+            around,
             readers: GracePeriods::default(),
             health: Health::default(),
             damage: Damage::default(),

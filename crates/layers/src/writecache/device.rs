@@ -173,7 +173,8 @@ impl DevicePart for WriteCachePart {
     }
 
     fn keeps_acknowledged(&self) -> bool {
-        self.devices[1].keeps_acknowledged()
+        // The origin has what was destaged or went around the cache.
+        self.devices.iter().all(|device| device.keeps_acknowledged())
     }
 
     fn open(&self) -> Call<'_, Result<Rc<dyn Device>>> {

@@ -147,6 +147,51 @@ fn raid0_of_parts_is_built_as_planned() {
     });
 }
 
+/// Which stacks keep acknowledged writes when their process is killed. `A` and `B` are files, `M` is memory.
+#[test]
+fn a_stack_keeps_what_was_acknowledged_if_all_parts_that_acknowledge_do() {
+    let folder = tempfile::tempdir().unwrap();
+    on_a_shard(move || async move {
+        for (line, keeps) in [
+            ("A", true),
+            ("M", false),
+            ("stats(A)", true),
+            ("stats(M)", false),
+            ("fault(A)", true),
+            ("stripe(A, B)", true),
+            ("stripe(A, M)", false),
+            ("linear(A, B)", true),
+            ("linear(M, A)", false),
+            ("mirror(A, B)", true),
+            ("mirror(A, M)", false),
+            ("mirror(A, B, write_mostly=[1], write_behind=8)", true),
+            ("cache(A, B)", false),
+            ("cache(A, B, mode=writethrough)", false),
+            ("writecache(A, B)", true),
+            ("writecache(A, M)", false),
+            ("writecache(M, A)", false),
+            ("writecache(stripe(M, A), B)", false),
+            ("mirror(A, writecache(M, B))", false),
+        ] {
+            let named = |letter| match letter {
+                'A' => "file(a.img, size=8MiB)".to_owned(),
+                'B' => "file(b.img, size=8MiB)".to_owned(),
+                'M' => "ram(8MiB)".to_owned(),
+                other => other.to_string(),
+            };
+            let line: String = line.chars().map(named).collect();
+            let parsed = Stack::from_line("line", &line, &registry()).unwrap();
+            let plan = parsed.with_base_directory(folder.path()).check(true);
+            let built = plan.unwrap_or_else(|problems| panic!("{line}: {problems}")).build().await.unwrap();
+            assert_eq!(built.device("top").unwrap().keeps_acknowledged(), keeps, "{line}");
+            built.close().await.unwrap();
+            for name in ["a.img", "b.img"] {
+                let _ = std::fs::remove_file(folder.path().join(name));
+            }
+        }
+    });
+}
+
 #[test]
 fn a_stack_of_all_three_records_at_both_ends() {
     let folder = tempfile::tempdir().unwrap();

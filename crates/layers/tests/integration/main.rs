@@ -18,6 +18,7 @@ mod only_in_cache;
 mod record;
 mod replay;
 mod stats;
+mod takeover;
 mod timeline;
 mod writecache;
 mod writecache_burst;

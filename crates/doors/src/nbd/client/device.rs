@@ -25,7 +25,7 @@ pub(super) struct RemoteDevice {
     remote: RemoteExport,
     links: Vec<Rc<Link>>,
     next: Cell<usize>,
-    /// Whether the device was changed since the last flush, through any handle.
+    /// Whether the server may have unflushed changes, through any handle.
     unflushed: Arc<AtomicBool>,
 }
 

@@ -176,6 +176,44 @@ fn rings_that_cant_be_end_the_connection() {
     });
 }
 
+/// Indirect descriptors that repeat the same 4 MiB, up to and beyond the longest chain that VIRTIO 1.2, section 2.7.5, permits.
+#[test]
+fn chains_longer_than_four_gibibytes_end_the_connection() {
+    const PIECE: u32 = 4 << 20;
+    const HEADER: u32 = 16;
+    against_a_door(async |address| {
+        let lengths = [(2 * PIECE, false), (2 * PIECE - HEADER + 1, false), (2 * PIECE - HEADER, true)];
+        for (request, (length, is_permitted)) in
+            [kind::FLUSH, kind::GET_ID].into_iter().flat_map(|request| lengths.map(|last| (request, last)))
+        {
+            let settings = Settings { request_bytes: 2 * PIECE as usize, ..Settings::default() };
+            let front_end = FrontEnd::connect(address, settings).await.expect("it is served");
+            let (shared, layout) = (&front_end.shared, front_end.shared.settings.layout(0));
+            let (header, table, data) = (layout.slots, layout.slots + 4096, layout.slots + (64 << 10));
+            shared.memory.write(header, &[request as u8, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0]);
+            let guest = |place: usize| GUEST + place as u64;
+            shared.describe(table, 0, guest(header), HEADER, NEXT, 1);
+            for index in 1..1023 {
+                shared.describe(table, index, guest(data), PIECE, NEXT | WRITE, index as u16 + 1);
+            }
+            shared.describe(table, 1023, guest(data), length, WRITE, 0);
+            shared.describe(layout.descriptors, 0, guest(table), 16 * 1024, INDIRECT, 0);
+            shared.offer(&layout, 0, 0);
+            shared.kick(0);
+            if !is_permitted {
+                assert!(front_end.is_closed().await, "request {request}, {length} bytes at the end");
+                continue;
+            }
+            while shared.load(layout.used + 2) == 0 {
+                runtime::yield_now().await;
+            }
+            let mut written = [0; 4];
+            shared.memory.read(layout.used + 8, &mut written);
+            assert_eq!(u32::from_le_bytes(written), u32::MAX - HEADER + 1, "request {request}");
+        }
+    });
+}
+
 /// Random bytes all over the rings and tables of a running queue, and kicks.
 #[test]
 fn random_rings_end_nothing_but_their_connection() {
