@@ -258,7 +258,7 @@ impl Core {
         }
         let request = self.requests.begin(1, None);
         set.request = Some(request);
-        self.appender.push(0, set);
+        lane::push(self, 0, set);
         self.kit.events.work.notify_one();
         self.requests.wait(request).await
     }
