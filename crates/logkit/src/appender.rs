@@ -5,7 +5,7 @@
 
 use crate::entry::{Batch, Entry};
 use crate::layout::Layout;
-use crate::record::{Header, LINK};
+use crate::record::{Header, LINK, MOST_LINKS};
 use crate::stream::{CommitQueue, Joint, StreamId, Streams};
 use crate::zone_writer::ZoneWriter;
 use block::{Error, Result};
@@ -36,6 +36,13 @@ fn words<E: Entry>(entry: &E) -> usize {
     entry.meta_length() + LINK * entry.joins().len()
 }
 
+#[cold]
+fn too_many_joins(joins: usize) -> Error {
+    Error::invalid(format!(
+        "log: an entry joins too many streams: {joins}; expected up to {MOST_LINKS}; divide the change among fewer shards"
+    ))
+}
+
 impl<E: Entry> Appender<E> {
     /// Appender with so many classes of zones, for these streams. At most `lanes` appends are in flight; the entries of a
     /// record take at most `most_steps` steps.
@@ -63,9 +70,12 @@ impl<E: Entry> Appender<E> {
     /// Checks that an entry, or the first block of one that may be divided, fits an empty zone as a record of its own.
     ///
     /// # Errors
-    /// [`Error::Invalid`] for an entry that no zone takes.
+    /// [`Error::Invalid`] for an entry that no zone takes, or that joins more than [`MOST_LINKS`] streams.
     #[inline]
     pub fn check(&self, entry: &E) -> Result<()> {
+        if entry.joins().len() > MOST_LINKS {
+            return Err(too_many_joins(entry.joins().len()));
+        }
         let blocks = if entry.is_atomic() { entry.blocks() } else { entry.blocks().min(1) };
         let header = Header::length(blocks as usize, words(entry));
         match self.layout.takes(blocks, header) {
@@ -388,5 +398,11 @@ mod tests {
         // What may be divided fits if its first block does.
         assert!(appender().check(&piece(1000, most, 0)).is_ok());
         assert!(refusal(piece(1000, most + 1, 0)).contains("1 blocks of data and 4097 bytes of header"));
+    }
+
+    #[test]
+    fn an_entry_whose_links_could_not_be_read_is_refused() {
+        assert!(appender().check(&piece(1, 0, MOST_LINKS)).is_ok());
+        assert!(refusal(piece(1, 0, MOST_LINKS + 1)).contains("too many streams: 17; expected up to 16"));
     }
 }
