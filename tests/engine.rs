@@ -256,6 +256,7 @@ impl Core {
         if self.kit.is_closing() {
             return Err(Error::closed("the counters are closed"));
         }
+        self.kit.space.check()?;
         let request = self.requests.begin(1, None);
         set.request = Some(request);
         lane::push(self, 0, set);
