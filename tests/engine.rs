@@ -256,9 +256,10 @@ impl Core {
         if self.kit.is_closing() {
             return Err(Error::closed("the counters are closed"));
         }
+        self.kit.space.check()?;
         let request = self.requests.begin(1, None);
         set.request = Some(request);
-        self.appender.push(0, set);
+        lane::push(self, 0, set);
         self.kit.events.work.notify_one();
         self.requests.wait(request).await
     }

@@ -5,9 +5,10 @@
 
 use crate::entry::{Batch, Entry};
 use crate::layout::Layout;
-use crate::record::Header;
+use crate::record::{Header, LINK, MOST_LINKS};
 use crate::stream::{CommitQueue, Joint, StreamId, Streams};
 use crate::zone_writer::ZoneWriter;
+use block::{Error, Result};
 use std::cell::{Cell, RefCell};
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -27,6 +28,19 @@ pub struct Appender<E> {
     in_flight: Cell<(u32, u32)>,
     records: Vec<(StreamId, RefCell<CommitQueue<Batch<E>>>)>,
     spare: RefCell<Vec<Vec<E>>>,
+}
+
+/// Number of bytes of an entry in the header of its record, checksums not included: its meta, and a link for each join.
+#[inline]
+fn words<E: Entry>(entry: &E) -> usize {
+    entry.meta_length() + LINK * entry.joins().len()
+}
+
+#[cold]
+fn too_many_joins(joins: usize) -> Error {
+    Error::invalid(format!(
+        "log: an entry joins too many streams: {joins}; expected up to {MOST_LINKS}; divide the change among fewer shards"
+    ))
 }
 
 impl<E: Entry> Appender<E> {
@@ -53,8 +67,36 @@ impl<E: Entry> Appender<E> {
         }
     }
 
-    /// Queues an entry for a class.
-    pub fn push(&self, class: u8, entry: E) {
+    /// Checks that an entry, or the first block of one that may be divided, fits an empty zone as a record of its own.
+    ///
+    /// # Errors
+    /// [`Error::Invalid`] for an entry that no zone takes, or that joins more than [`MOST_LINKS`] streams.
+    #[inline]
+    pub fn check(&self, entry: &E) -> Result<()> {
+        if entry.joins().len() > MOST_LINKS {
+            return Err(too_many_joins(entry.joins().len()));
+        }
+        let blocks = if entry.is_atomic() { entry.blocks() } else { entry.blocks().min(1) };
+        let header = Header::length(blocks as usize, words(entry));
+        match self.layout.takes(blocks, header) {
+            true => Ok(()),
+            false => Err(self.too_large(blocks, header)),
+        }
+    }
+
+    #[cold]
+    fn too_large(&self, blocks: u32, header: usize) -> Error {
+        let Layout { zone_blocks, max_append, .. } = self.layout;
+        Error::invalid(format!(
+            "log: an entry is too large for a record: {blocks} blocks of data and {header} bytes of header; expected up to {} \
+             blocks and {} bytes, in a zone of {zone_blocks} blocks; divide the change, or format the log with larger zones",
+            max_append - 1,
+            self.layout.block_bytes()
+        ))
+    }
+
+    /// Queues an entry for a class. It must have passed [`check`](Self::check); [`lane::push`](crate::lane::push) does both.
+    pub(crate) fn push(&self, class: u8, entry: E) {
         self.queued.set(self.queued.get() + 1);
         self.queues.borrow_mut()[usize::from(class)].push_back(entry);
     }
@@ -108,7 +150,7 @@ impl<E: Entry> Appender<E> {
         let mut was_cut = false;
         while batch.entries.len() < share {
             let Some(entry) = queue.front_mut() else { break };
-            let (wanted, words) = (entry.blocks(), entry.meta_length());
+            let (wanted, words) = (entry.blocks(), words(entry));
             // An entry that is numbered in other streams, too, is a record of its own.
             let is_joint = !entry.joins().is_empty();
             if is_joint && !batch.entries.is_empty() {
@@ -144,6 +186,13 @@ impl<E: Entry> Appender<E> {
         let taken = batch.entries.len() as u64 - u64::from(was_cut);
         self.queued.set(self.queued.get().saturating_sub(taken));
         batch
+    }
+
+    /// Takes the first queued entry of a class.
+    pub(crate) fn take_first(&self, class: u8) -> Option<E> {
+        let first = self.queues.borrow_mut()[usize::from(class)].pop_front();
+        self.queued.set(self.queued.get().saturating_sub(u64::from(first.is_some())));
+        first
     }
 
     /// Takes the entries of one record without data, of those that are wanted; the rest of these stays queued. Returns the
@@ -262,5 +311,98 @@ impl<E: Entry> Appender<E> {
             entries.extend(records.borrow_mut().take_waiting().into_iter().flat_map(|batch| batch.entries));
         }
         entries
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::pool::Taken;
+    use crate::record::FIXED;
+    use crate::stream::Sequences;
+    use crate::summary::Builder;
+    use block::{BlockSize, Payload};
+
+    fn layout() -> Layout {
+        Layout { block_size: BlockSize::default(), zone_blocks: 64, zones: 8, max_append: 32 }
+    }
+
+    /// An entry of whole blocks that is not divided.
+    #[derive(Debug)]
+    struct Piece {
+        blocks: u32,
+        meta: usize,
+        joins: Vec<StreamId>,
+        data: Payload,
+    }
+
+    impl Entry for Piece {
+        fn blocks(&self) -> u32 {
+            self.blocks
+        }
+
+        fn payload(&self) -> &Payload {
+            &self.data
+        }
+
+        fn meta_length(&self) -> usize {
+            self.meta
+        }
+
+        fn encode_meta(&self, meta: &mut Vec<u8>) {
+            meta.resize(meta.len() + self.meta, 0);
+        }
+
+        fn joins(&self) -> &[StreamId] {
+            &self.joins
+        }
+    }
+
+    fn piece(blocks: u32, meta: usize, joins: usize) -> Piece {
+        let joins = (1..=joins as u16).map(StreamId).collect();
+        Piece { blocks, meta, joins, data: Payload::default() }
+    }
+
+    fn appender() -> Appender<Piece> {
+        let streams = Arc::new(Streams::new(&Sequences::new(&[0]), &Sequences::default()));
+        Appender::new(layout(), 1, 1, u64::MAX, &streams, &[StreamId(0)])
+    }
+
+    /// Number of entries of the record that takes this one into an empty zone.
+    fn taken(entry: Piece) -> usize {
+        let appender = appender();
+        appender.push(0, entry);
+        let zone = Taken { zone: 3, generation: 1, only_backed: false };
+        let zone = ZoneWriter::new(zone, 0, &layout(), Builder::default());
+        appender.take(0, &zone, |_, _| unreachable!("it is atomic")).entries.len()
+    }
+
+    #[test]
+    fn the_header_of_a_record_has_the_links_of_its_joins() {
+        let most = layout().block_bytes() - FIXED - 4;
+        assert_eq!([taken(piece(1, most - LINK, 1)), taken(piece(1, most, 1))], [1, 0]);
+        assert_eq!([taken(piece(1, most - 3 * LINK, 3)), taken(piece(1, most - 3 * LINK + 1, 3))], [1, 0]);
+    }
+
+    fn refusal(entry: Piece) -> String {
+        appender().check(&entry).expect_err("no zone takes it").detail().to_owned()
+    }
+
+    #[test]
+    fn an_entry_that_no_zone_takes_is_refused() {
+        let most = layout().block_bytes() - FIXED - 4;
+        assert!(appender().check(&piece(1, most - LINK, 1)).is_ok());
+        assert!(refusal(piece(1, most, 1)).contains("1 blocks of data and 4112 bytes of header"));
+        assert!(appender().check(&piece(31, 0, 1)).is_ok());
+        assert!(refusal(piece(32, 0, 1)).contains("32 blocks of data"));
+        // What may be divided fits if its first block does.
+        assert!(appender().check(&piece(1000, most, 0)).is_ok());
+        assert!(refusal(piece(1000, most + 1, 0)).contains("1 blocks of data and 4097 bytes of header"));
+    }
+
+    #[test]
+    fn an_entry_whose_links_could_not_be_read_is_refused() {
+        assert!(appender().check(&piece(1, 0, MOST_LINKS)).is_ok());
+        assert!(refusal(piece(1, 0, MOST_LINKS + 1)).contains("too many streams: 17; expected up to 16"));
     }
 }

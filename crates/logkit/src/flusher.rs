@@ -136,7 +136,70 @@ pub async fn flush<O: Owner>(owner: &O) -> Result<()> {
 }
 
 impl Drop for Flusher {
+    /// Leaves the log. Where appends of this shard may not be durable, no other flush makes a joint record of later numbers durable.
     fn drop(&mut self) {
-        self.streams.remove_flusher(self.number);
+        // A flush that was cancelled has taken the zones out of the list.
+        let has_flushed = self.unflushed.borrow().is_empty() && !self.is_running.get();
+        if has_flushed || self.is_needless() {
+            self.streams.remove_flusher(self.number);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::stream::{CommitQueue, Sequences};
+    use block::ZonesPart;
+    use zones::ram::{Options, RamZones};
+
+    const A: StreamId = StreamId(0);
+    const B: StreamId = StreamId(1);
+
+    /// A joint record of two shards commits, and the second shard leaves the log. Returns what is durable of the stream of the first one
+    /// after its flush.
+    fn durable_after_leaving(leave: impl AsyncFn(Rc<Flusher>) + 'static) -> u64 {
+        let main = async move || {
+            let part = RamZones::new(Options::default())?;
+            let streams = Arc::new(Streams::new(&Sequences::new(&[3, 10]), &Sequences::default()));
+            let [mut a, mut b] = [A, B].map(|stream| CommitQueue::new(streams.clone(), stream));
+            let tasks = TaskGroup::default();
+            let here = Flusher::new(part.open().await?, streams.clone(), &[A], tasks.clone());
+            let there = Flusher::new(part.open().await?, streams.clone(), &[B], tasks);
+            let joint = streams.issue_joint([A, B]);
+            a.joint_written(joint.clone(), 'j');
+            b.joint_written(joint, 'J');
+            there.appended(5);
+            let mut decided = false;
+            a.commit_next(&mut decided);
+            b.commit_next(&mut decided);
+            a.commit_next(&mut decided);
+            assert_eq!(streams.all_closed(), Sequences::new(&[4, 11]));
+            leave(there).await;
+            here.flush().await?;
+            Ok::<_, Error>(streams.durable(A))
+        };
+        let world = runtime::Simulation::new(1);
+        runtime::simulate(world, main).expect("the world runs").value.expect("zones in memory")
+    }
+
+    #[test]
+    fn a_shard_that_has_flushed_leaves_what_others_flush_to_them() {
+        assert_eq!(durable_after_leaving(async |there| there.flush().await.expect("zones in memory")), 4);
+    }
+
+    #[test]
+    fn a_shard_that_leaves_with_unflushed_zones_keeps_joint_records_from_being_durable() {
+        assert_eq!(durable_after_leaving(async |there| drop(there)), 3);
+    }
+
+    #[test]
+    fn a_shard_that_leaves_during_a_flush_keeps_joint_records_from_being_durable() {
+        let leave = async |there: Rc<Flusher>| {
+            // As a flush leaves it that is cancelled with the shard's tasks.
+            there.is_running.set(true);
+            there.unflushed.borrow_mut().clear();
+        };
+        assert_eq!(durable_after_leaving(leave), 3);
     }
 }

@@ -267,7 +267,7 @@ impl Kit {
             counters: shared.counters.clone(),
             policy: RefCell::new(policy),
             pace: Pace::new(settings.data_blocks),
-            space: Space::default(),
+            space: Space::new(shared.clone()),
             events: Events::new(&member),
             checkpoints,
             turns: Turns::default(),

@@ -21,6 +21,15 @@ use std::sync::Arc;
 /// After so many failed appends of one record, in as many zones, the log fails.
 const MOST_ATTEMPTS: usize = 4;
 
+/// Queues an entry for a class. An entry that no record can carry is refused at once.
+#[inline]
+pub fn push<O: Owner>(owner: &O, class: u8, entry: O::Entry) {
+    match owner.appender().check(&entry) {
+        Ok(()) => owner.appender().push(class, entry),
+        Err(error) => owner.refuse(&entry, &error),
+    }
+}
+
 /// Starts the lanes of a shard.
 pub fn start<O: Owner>(owner: &Rc<O>) {
     crate::shards::listen(owner);
@@ -69,10 +78,12 @@ async fn lane<O: Owner>(owner: Rc<O>) {
         if batch.entries.is_empty() {
             appender.recycle(batch.entries);
             // Another lane may have taken everything; else the zone has no space for what is first.
-            match appender.is_empty(class) || zone.is_empty() {
-                true => zones[usize::from(class)] = Some(zone),
-                false => kit.seal(zone).await,
+            if !zone.is_empty() && !appender.is_empty(class) {
+                kit.seal(zone).await;
+                continue;
             }
+            zones[usize::from(class)] = Some(zone);
+            refuse_first(&*owner, class);
             continue;
         }
         let entries = batch.entries.len();
@@ -141,6 +152,19 @@ fn refuse_queued<O: Owner>(owner: &O, class: u8, error: &Error) -> Option<ZoneWr
         owner.fail(&error.in_context("acknowledged writes can't be written"));
     }
     zone
+}
+
+/// Refuses the first entry that is queued under a class, if any: a zone without records doesn't take it. It fits a whole zone, so
+/// only the backed part of this one may be written.
+fn refuse_first<O: Owner>(owner: &O, class: u8) {
+    let Some(entry) = owner.appender().take_first(class) else { return };
+    let error = owner.kit().space.error().unwrap_or_else(|| {
+        Error::no_space("the device below the log has no space for a record of this size; give it more")
+    });
+    owner.refuse(&entry, &error);
+    if entry.is_acknowledged() {
+        owner.fail(&error.in_context("acknowledged writes can't be written"));
+    }
 }
 
 /// What became of a record.

@@ -86,6 +86,15 @@ impl Layout {
         low as u32
     }
 
+    /// Whether an empty zone takes a record of so many data blocks whose header has so many bytes, and its summary.
+    #[inline]
+    pub fn takes(&self, blocks: u32, header: usize) -> bool {
+        let summary = summary::Builder::default().blocks_with(header, self.block_bytes()) as u64;
+        header <= self.block_bytes()
+            && blocks < self.max_append
+            && 1 + u64::from(blocks) + summary <= u64::from(self.zone_blocks)
+    }
+
     /// Size of a block in bytes.
     #[inline]
     pub fn block_bytes(&self) -> usize {

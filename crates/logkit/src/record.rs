@@ -212,7 +212,7 @@ impl Header {
     /// returns the header's length in bytes.
     ///
     /// # Panics
-    /// If it doesn't fit, or the numbers of checksums and blocks differ.
+    /// If it doesn't fit, has more than [`MOST_LINKS`] links, or the numbers of checksums and blocks differ.
     pub fn encode(
         &self,
         identity: &Identity,
@@ -222,6 +222,7 @@ impl Header {
         target: &mut [u8],
     ) -> usize {
         assert_eq!(sums.len(), self.blocks as usize, "one checksum per data block");
+        assert!(links.len() <= MOST_LINKS, "{} links; expected up to {MOST_LINKS}", links.len());
         let length = Header::length(sums.len(), meta.len()) + links.len() * LINK;
         let raw = Raw {
             magic: MAGIC,
@@ -489,6 +490,12 @@ mod tests {
         assert!(with(12, 1).contains("version 1"), "{}", with(12, 1));
         assert!(with(14, 9).contains("kind 9"), "{}", with(14, 9));
         assert!(with(FIXED + 2, 3).contains("relation"), "{}", with(FIXED + 2, 3));
+    }
+
+    #[test]
+    #[should_panic(expected = "17 links; expected up to 16")]
+    fn more_links_than_can_be_read_are_not_written() {
+        header(0).encode_block(&IDENTITY, &[LINKS[0]; MOST_LINKS + 1], &[], b"", 4096);
     }
 
     proptest! {

@@ -476,8 +476,9 @@ pub fn choose<K: Kept>(root: &Root, scans: Scans<K>) -> Result<Tail<K>> {
     let mut records = scans.records;
     let key = |record: &K| (record.header().stream, record.header().sequence);
     // By its key, which is much smaller than a record: they come zone by zone, and are moved once.
-    records.sort_by_cached_key(key);
-    // A record whose append failed may be there twice, and is the same.
+    records.sort_by_cached_key(|record| (key(record), record.header().blocks));
+    // A record whose append failed may have been written all the same, and again elsewhere. Both are equal unless the failure was
+    // ENOSPC: then the second one lacks the data, which was refused, and took effect.
     records.dedup_by_key(|record| key(record));
     let found = records.len();
     let end = ends(&root.covered, &records);
@@ -584,6 +585,8 @@ pub async fn begin(
 mod tests {
     use super::*;
     use crate::record::{Header, Link, Links, Parsed};
+    use block::BlockSize;
+    use zones::on_device::format::Uuid;
 
     struct Record(Header, Links);
 
@@ -621,6 +624,26 @@ mod tests {
             sequence: *sequence,
         };
         Record(header, links.iter().map(link).collect())
+    }
+
+    /// Root of a checkpoint that covers these records.
+    fn root(covered: &Sequences) -> Root {
+        Root {
+            owner: *b"test    ",
+            identity: Identity { uuid: Uuid::from_bytes([7; 16]), key: 99 },
+            block_size: BlockSize::default(),
+            zone_blocks: 64,
+            zones: 8,
+            epoch: 1,
+            clean: false,
+            covered: covered.clone(),
+            checkpoint: 1,
+            clock: 0,
+            boundaries: Vec::new(),
+            directory_length: 0,
+            directory: Vec::new(),
+            own: Vec::new(),
+        }
     }
 
     fn end_of(records: &[Record]) -> Vec<u64> {
@@ -669,5 +692,21 @@ mod tests {
             record(1, 21, &[(Relation::Member, 1, 3), (Relation::Follows, 1, 21)]),
         ];
         assert_eq!(end_of(&hostile), [10, 21, 30]);
+    }
+
+    #[test]
+    fn of_two_records_with_one_number_the_one_without_the_refused_data_is_part_of_the_log() {
+        let refused = |blocks, zone| {
+            let mut record = record(0, 11, &[]);
+            (record.0.blocks, record.0.zone) = (blocks, zone);
+            record
+        };
+        let covered = Sequences::new(&[10, 20, 30]);
+        for records in [[refused(3, 4), refused(0, 5)], [refused(0, 5), refused(3, 4)]] {
+            let scans = Scans { records: records.into(), durable: Sequences::default(), zones: 2 };
+            let tail = choose(&root(&covered), scans).expect("a log");
+            assert_eq!((tail.end.of(StreamId(0)), tail.records.len(), tail.discarded), (11, 1, 0));
+            assert_eq!((tail.records[0].0.blocks, tail.records[0].0.zone), (0, 5));
+        }
     }
 }

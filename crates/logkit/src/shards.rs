@@ -13,6 +13,7 @@ use crate::lane;
 use crate::owner::Owner;
 use crate::pool::ZonePool;
 use crate::readers::Readers;
+use crate::space::{self, SharedSpace};
 use crate::stream::Streams;
 use block::Error;
 use runtime::sync::Notify;
@@ -29,8 +30,10 @@ pub(crate) const CLEANER: u8 = 2;
 pub(crate) const FAILED: u8 = 4;
 /// A joint record has become the next one in all its streams.
 pub(crate) const JOINT: u8 = 8;
+/// A record waits for space of the device below.
+pub(crate) const SHORT: u8 = 16;
 /// The shard leaves the log.
-const LEFT: u8 = 16;
+const LEFT: u8 = 32;
 
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
@@ -114,6 +117,8 @@ pub(crate) struct Shared {
     pub(crate) stuck: SharedError,
     /// Error of a log that has failed.
     pub(crate) failed: SharedError,
+    /// Space of the device below.
+    pub(crate) space: SharedSpace,
     bells: Mutex<Vec<Arc<Bell>>>,
     has_others: AtomicBool,
 }
@@ -130,6 +135,7 @@ impl Shared {
             cleaner_wakes_at: AtomicU64::new(u64::MAX),
             stuck: SharedError::default(),
             failed: SharedError::default(),
+            space: SharedSpace::default(),
             bells: Mutex::default(),
             has_others: AtomicBool::new(false),
         })
@@ -225,6 +231,9 @@ pub(crate) fn listen<O: Owner>(owner: &Rc<O>) {
             }
             if events & JOINT != 0 && owner.kit().failure().is_none() {
                 lane::commit(&*owner, owner.kit().settings.user_stream);
+            }
+            if let (true, Err(error)) = (events & SHORT != 0, owner.kit().space.check()) {
+                space::refuse_waiting(&*owner, &error);
             }
             if let (true, Some(failure)) = (events & FAILED != 0, owner.kit().failure()) {
                 owner.appender().take_all().iter().for_each(|entry| owner.refuse(entry, &failure));

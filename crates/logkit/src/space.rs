@@ -16,16 +16,24 @@
 //!   acknowledged from the buffer.
 //! - After a second all free zones are used again, so the next write finds new space. Once a record has been written then, writes
 //!   are acknowledged from the buffer again.
+//!
+//! All shards share this state, as they share the zones: a record that waits for space on one shard may be a member of a stream of
+//! another, whose later records can't commit either. That shard refuses and answers the same as the one that writes the record,
+//! each time its bell rings.
 
 use crate::entry::{Batch, Entry, Frozen};
 use crate::kit::Kit;
 use crate::lane::{Number, append, completed, freeze, written};
 use crate::owner::Owner;
+use crate::pool::ZonePool;
+use crate::shards::{self, Shared};
 use crate::zone_writer::ZoneWriter;
 use block::{Error, Result, ZoneIndex};
 use runtime::sync::Semaphore;
 use std::cell::{Cell, RefCell};
 use std::rc::Rc;
+use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 /// Time after ENOSPC in which only backed zones count as free.
@@ -37,15 +45,43 @@ const MOST_RESERVED_IN_VAIN: usize = 16;
 /// Largest number of attempts to append a record before it waits [`BETWEEN_ATTEMPTS`].
 const MOST_ATTEMPTS: usize = 4;
 
-/// State of the underlying device's space. Belongs to the home shard.
+/// State of the underlying device's space, the same for all shards. Questions take no lock.
+#[derive(Debug, Default)]
+pub(crate) struct SharedSpace {
+    /// Error for changes that find no space, and the time of the last ENOSPC; `None` while there may be space. Held while the pool is
+    /// told, so that only backed zones count exactly as long as there is an error.
+    short: Mutex<Option<(Error, runtime::Instant)>>,
+    /// Whether `short` has an error.
+    is_short: AtomicBool,
+    /// Set by ENOSPC, cleared by the first record that is written once all free zones count again.
+    is_doubtful: AtomicBool,
+    /// Number of records that no zone has taken so far.
+    unfilled: AtomicU32,
+}
+
+impl SharedSpace {
+    fn short(&self) -> MutexGuard<'_, Option<(Error, runtime::Instant)>> {
+        self.short.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Sets the error, or forgets it, and lets only backed zones or all zones count. Returns whether there was an error.
+    fn set_short(
+        &self,
+        mut short: MutexGuard<'_, Option<(Error, runtime::Instant)>>,
+        error: Option<Error>,
+        pool: &ZonePool,
+    ) -> bool {
+        let is_short = error.is_some();
+        pool.set_only_backed(is_short);
+        self.is_short.store(is_short, Ordering::Release);
+        std::mem::replace(&mut *short, error.map(|error| (error, runtime::now()))).is_some()
+    }
+}
+
+/// The space of the underlying device, on one shard.
 #[derive(Debug)]
 pub struct Space {
-    /// Error for changes that find no space, and the time of the last ENOSPC; `None` while there may be space.
-    short: RefCell<Option<(Error, runtime::Instant)>>,
-    /// Set by ENOSPC, cleared by the first record that is written once all free zones count again.
-    is_doubtful: Cell<bool>,
-    /// Number of records that no zone has taken so far.
-    unfilled: Cell<u32>,
+    shared: Arc<Shared>,
     /// Open zone for records without data.
     filler: RefCell<Option<ZoneWriter>>,
     /// Held by the record that is being written to the filler.
@@ -54,43 +90,51 @@ pub struct Space {
     reserved_in_vain: Cell<Option<runtime::Instant>>,
 }
 
-impl Default for Space {
-    fn default() -> Self {
+impl Space {
+    pub(crate) fn new(shared: Arc<Shared>) -> Self {
         Space {
-            short: RefCell::default(),
-            is_doubtful: Cell::new(false),
-            unfilled: Cell::new(0),
+            shared,
             filler: RefCell::default(),
             filling: Semaphore::new(1),
             reserved_in_vain: Cell::new(None),
         }
     }
-}
 
-impl Space {
+    fn shared(&self) -> &SharedSpace {
+        &self.shared.space
+    }
+
     /// Returns whether only backed zones are used, because the device below had no space.
     pub fn is_short(&self) -> bool {
-        self.short.borrow().is_some()
+        self.shared().is_short.load(Ordering::Acquire)
     }
 
     /// Returns whether the device below had no space, and no record has been written since all free zones count again.
     pub fn is_doubtful(&self) -> bool {
-        self.is_doubtful.get()
+        self.shared().is_doubtful.load(Ordering::Acquire)
     }
 
     /// Returns the error for changes that find no space; `None` while there may be space.
     pub fn error(&self) -> Option<Error> {
-        self.short.borrow().as_ref().map(|(error, _)| error.clone())
+        match self.is_short() {
+            true => self.shared().short().as_ref().map(|(error, _)| error.clone()),
+            false => None,
+        }
     }
 
-    /// Refuses changes while a record waits for space, because no later record can commit.
+    /// Returns whether a record waits for space, on any shard.
+    fn has_unfilled(&self) -> bool {
+        self.shared().unfilled.load(Ordering::Acquire) > 0
+    }
+
+    /// Refuses changes while a record waits for space, on any shard, because no later record can commit.
     ///
     /// # Errors
     /// [`Error::NoSpace`].
     pub fn check(&self) -> Result<()> {
-        match self.unfilled.get() {
-            0 => Ok(()),
-            _ => Err(self
+        match self.has_unfilled() {
+            false => Ok(()),
+            true => Err(self
                 .error()
                 .unwrap_or_else(|| Error::no_space("the device below the log has no space; give it more"))),
         }
@@ -103,31 +147,32 @@ impl Kit {
         if !matches!(error, Error::NoSpace(_)) {
             return;
         }
-        if !self.space.is_short() {
-            tracing::warn!("log: the device below has no space: {error}");
-        }
+        let space = self.space.shared();
         let told =
             error.in_context("the device below the log has no space; discard some data, or give it more");
-        *self.space.short.borrow_mut() = Some((told, runtime::now()));
-        self.space.is_doubtful.set(true);
-        self.pool.set_only_backed(true);
+        if !space.set_short(space.short(), Some(told), &self.pool) {
+            tracing::warn!("log: the device below has no space: {error}");
+        }
+        space.is_doubtful.store(true, Ordering::Release);
         self.events.cleaner.notify_all();
     }
 
     /// Lets all free zones count again a second after the last ENOSPC: there may be space by now.
     pub fn look_for_space(&self) {
-        let is_over =
-            self.space.short.borrow().as_ref().is_some_and(|(_, since)| since.elapsed() >= LOOK_AGAIN);
-        if is_over && self.space.unfilled.get() == 0 {
-            *self.space.short.borrow_mut() = None;
-            self.pool.set_only_backed(false);
+        if !self.space.is_short() || self.space.has_unfilled() {
+            return;
+        }
+        let space = self.space.shared();
+        let short = space.short();
+        if short.as_ref().is_some_and(|(_, since)| since.elapsed() >= LOOK_AGAIN) {
+            space.set_short(short, None, &self.pool);
         }
     }
 
     /// Notes that a lane or the cleaner has written a record.
     pub fn note_space(&self) {
-        if self.space.is_doubtful.get() && !self.space.is_short() {
-            self.space.is_doubtful.set(false);
+        if self.space.is_doubtful() && !self.space.is_short() {
+            self.space.shared().is_doubtful.store(false, Ordering::Release);
         }
     }
 
@@ -215,9 +260,9 @@ pub(crate) async fn write_without_data<O: Owner>(
     completed(&**owner, entries);
 }
 
-/// Refuses all queued entries that were not acknowledged, and answers the requests of records that can't commit because an
-/// earlier record is missing.
-fn refuse_waiting<O: Owner>(owner: &O, error: &Error) {
+/// Refuses all entries queued on this shard that were not acknowledged, and answers the requests of records that can't commit because
+/// an earlier record is missing.
+pub(crate) fn refuse_waiting<O: Owner>(owner: &O, error: &Error) {
     let appender = owner.appender();
     let refused = appender.take_refused(None, Entry::is_acknowledged);
     refused.iter().for_each(|entry| owner.refuse(entry, error));
@@ -243,7 +288,7 @@ async fn fill<O: Owner>(
             break alone;
         }
         // The record before it may wait for space: the requests of this one are answered meanwhile.
-        if space.unfilled.get() > 0 {
+        if space.has_unfilled() {
             batch.entries.iter_mut().for_each(|entry| owner.answer(entry, error));
         }
     };
@@ -262,7 +307,7 @@ async fn fill<O: Owner>(
                     (batch.zone, batch.position, batch.is_unordered) = (zone.zone(), position, true);
                     *space.filler.borrow_mut() = Some(zone);
                     if is_unfilled {
-                        space.unfilled.set(space.unfilled.get() - 1);
+                        space.shared().unfilled.fetch_sub(1, Ordering::AcqRel);
                     }
                     return written(&**owner, number, batch);
                 }
@@ -289,10 +334,12 @@ async fn fill<O: Owner>(
             return owner.fail(&error.in_context(format!("record {sequence} can't be written")));
         }
         if !std::mem::replace(&mut is_unfilled, true) {
-            space.unfilled.set(space.unfilled.get() + 1);
+            space.shared().unfilled.fetch_add(1, Ordering::AcqRel);
         }
         batch.entries.iter_mut().for_each(|entry| owner.answer(entry, error));
         refuse_waiting(&**owner, error);
+        // On other shards, for the records that follow one which is a member of their streams.
+        kit.member().ring(shards::SHORT);
         runtime::sleep(BETWEEN_ATTEMPTS).await;
     }
 }

@@ -198,7 +198,8 @@ impl Streams {
         number
     }
 
-    /// Removes a flusher that has flushed everything or will never flush again.
+    /// Removes a flusher that has flushed everything. One that leaves before that stays: what it had appended since may be lost, and
+    /// joint records depend on it.
     pub fn remove_flusher(&self, number: u64) {
         self.closure().flushed.retain(|(other, _)| *other != number);
     }

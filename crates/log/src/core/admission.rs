@@ -8,6 +8,7 @@ use super::{Acknowledge, Changes, Core, Item};
 use crate::format::Change;
 use block::{Call, Durability, Error, Payload, Result};
 use logkit::cleaning::Arrival;
+use logkit::lane;
 use runtime::sync::{Permit, Semaphore};
 use runtime::{RequestKey, Requests};
 use std::cell::Cell;
@@ -243,7 +244,7 @@ impl Core {
             }
             _ => 0,
         };
-        self.appender.push(class, Item { change, payload, request: Some(request), growth, ticket });
+        lane::push(self, class, Item { change, payload, request: Some(request), growth, ticket });
     }
 
     /// Reserves capacity for the blocks that the changes add. `None` if that depends on changes in flight: they may
