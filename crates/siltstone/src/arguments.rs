@@ -140,7 +140,7 @@ pub struct Bench {
   siltstone serve stack.toml                              serve a stack with doors of its own
   siltstone serve 'ram(1GiB)' --nbd unix:ram.sock         serve the top of a stack without doors over NBD
   siltstone serve 'file(disk.img, size=4GiB)' --nbd 127.0.0.1:10809
-  siltstone serve stack.toml --vhost-user vm.sock         serve it to QEMU as a virtio disk
+  siltstone serve stack.toml --vhost-user vm.sock         serve the top to QEMU as a virtio disk
   nbdinfo 'nbd+unix:///?socket=ram.sock'                  list its exports
 
 Prints an address per line once clients can connect. Opening keeps all contents: a missing file is created, an
@@ -188,7 +188,7 @@ The node is a ublk device, or a loop device over a file of a FUSE server. If the
 pub struct Attach {
     #[arg(help = STACK_HELP)]
     pub stack: String,
-    /// Name of the attachment [default: that of the stack's file, or of its top device]
+    /// Set the name of the attachment: up to 64 letters, digits, '.', '_' or '-' [default: the stack file's name without ending, or the top device's]
     #[arg(long)]
     pub name: Option<String>,
     /// Choose the kernel's driver [default: ublk if the kernel has it, else fuse]
@@ -197,19 +197,19 @@ pub struct Attach {
     /// Set the logical block size of the node in bytes: 512, 1024, 2048 or 4096 [default: that of the device, up to 4096]
     #[arg(long, value_name = "BYTES", value_parser = sector_size)]
     pub sector_size: Option<u32>,
-    /// Let requests wait for this time when the server is lost and can't be replaced, such as 500ms or 60s
+    /// Set the time for which requests wait for a new server before they fail, such as 500ms or 60s
     #[arg(long, value_name = "TIME", default_value = "60s", value_parser = bench::job_file::number::time)]
     pub recover_within: std::time::Duration,
     /// Format the stack; its contents are lost
     #[arg(long)]
     pub format: bool,
-    /// Stay in the foreground until SIGINT or SIGTERM, then detach; tell systemd when the node is there
+    /// Stay in the foreground; SIGINT or SIGTERM detaches. Notifies systemd once the node exists
     #[arg(long)]
     pub foreground: bool,
     /// Print a systemd unit and an example of a mount instead
     #[arg(long, conflicts_with_all = ["foreground", "json", "format"])]
     pub systemd: bool,
-    /// Print what is attached as JSON
+    /// Print the attachment as JSON
     #[arg(long)]
     pub json: bool,
     /// Be the holder of an attachment
@@ -229,7 +229,7 @@ fn sector_size(text: &str) -> Result<u32, String> {
   siltstone list
   siltstone list --json | jq -r '.[].node'
 
-States: attached; recovering (the server was lost, requests wait for the next one); failed (no server could be started in time, requests fail); lost (the holder is gone: unmount what is on the node, and detach it).")]
+States: attached; recovering (the server was lost, requests wait for the next one); failed (no server could be started in time, requests fail); lost (the holder is gone: unmount what is on the node, and detach it); unknown (only root may look).")]
 pub struct List {
     /// Print as JSON
     #[arg(long)]

@@ -28,7 +28,7 @@ use std::process::{Command, Stdio};
 pub fn attach(arguments: &Attach) -> Result<(), Failure> {
     if arguments.stack == "-" {
         return Err(Failure::Usage(
-            "a stack from standard input can't be attached: give a file or a line".into(),
+            "stack \"-\": standard input can't be attached; expected a file or one line: write the stack to a file".into(),
         ));
     }
     let stack = load::stack(&arguments.stack, &registry())?;
@@ -60,7 +60,8 @@ fn print_units(arguments: &Attach, name: &str) -> Result<(), Failure> {
     let mut others = vec![format!("--recover-within={}ms", arguments.recover_within.as_millis())];
     others.extend(arguments.via.map(|via| format!("--via={}", via.word())));
     others.extend(arguments.sector_size.map(|size| format!("--sector-size={size}")));
-    print_line(&systemd::units(&program, &absolute(&arguments.stack), name, &others))
+    let folder = std::env::current_dir().unwrap_or_else(|_| PathBuf::from("/"));
+    print_line(&systemd::units(&program, &folder, &absolute(&arguments.stack), name, &others))
 }
 
 /// Holds the attachment in this process.
@@ -145,7 +146,9 @@ fn hold_in_background(arguments: &Attach, name: &str, driver: Driver, why: &str)
         return Err(Failure::World(error.to_owned()));
     }
     if said["node"].is_null() {
-        return Err(Failure::World("the holder ended before the node was there".into()));
+        return Err(Failure::World(
+            "the holder ended before the node was there; run attach with --foreground to see why".into(),
+        ));
     }
     let node = said["node"].as_str().unwrap_or_default();
     say(&format!("{node} via {}: {why}", driver.word()));
@@ -165,7 +168,7 @@ pub fn list(arguments: &List) -> Result<(), Failure> {
         let mut entry = match folder.read() {
             Ok(Some(record)) => record.to_json(),
             // Only root may read it.
-            Err(Error::PermissionDenied(_)) => json!({ "name": folder.name(), "state": "attached" }),
+            Err(Error::PermissionDenied(_)) => json!({ "name": folder.name(), "state": "unknown" }),
             Err(error) => return Err(error.into()),
             Ok(None) => json!({ "name": folder.name(), "state": "attaching" }),
         };

@@ -16,7 +16,7 @@ use doors::fuse::door::{FuseConfig, FuseDoor, LeftConnection};
 use doors::nbd::door::NbdDoor;
 use doors::nbd::server::{ExportConfig, ServerConfig};
 use doors::ublk::door::{UblkConfig, UblkDoor};
-use doors::vhost_user::door::{VhostUserConfig, VhostUserDoor};
+use doors::vhost_user::door::{DEFAULT_QUEUES, VhostUserConfig, VhostUserDoor};
 use doors::vhost_user::request::ID_BYTES;
 use fuse::{Ended, Mount};
 use runtime::Config;
@@ -41,7 +41,10 @@ pub fn serve(arguments: &Serve) -> Result<(), Failure> {
         false => None,
     };
     let stack = match holder.as_ref().and_then(|holder| holder.start.text.as_deref()) {
-        Some(text) => Stack::from_toml(&arguments.stack, text, &registry())?,
+        Some(text) => {
+            let folder = Path::new(&arguments.stack).parent().unwrap_or(Path::new(""));
+            Stack::from_toml(&arguments.stack, text, &registry())?.with_base_directory(folder)
+        }
         None => load::stack(&arguments.stack, &registry())?,
     };
     let addresses = arguments.nbd.iter().map(|text| address(text)).collect::<Result<Vec<_>, _>>()?;
@@ -399,12 +402,12 @@ fn name_of(built: &BuiltStack, device: &Arc<dyn DevicePart>) -> String {
     name.unwrap_or_default()
 }
 
-/// Makes a vhost-user door for the device on top, with a queue for each shard.
+/// Makes a vhost-user door for the device on top, with the default number of queues: QEMU asks for one for each processor of the guest.
 fn vhost_user_door(built: &BuiltStack, socket: PathBuf) -> Result<VhostUserDoor, Failure> {
     let device = built.top()?;
     let name = name_of(built, &device);
     let serial = name.chars().filter(char::is_ascii).take(ID_BYTES).collect();
-    let queues = runtime::shard_count();
+    let queues = DEFAULT_QUEUES;
     Ok(VhostUserDoor::new(VhostUserConfig { name, device, socket, queues, serial, read_only: false })?)
 }
 

@@ -19,6 +19,8 @@ use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::task::Poll;
 use std::time::Duration;
 
+/// Number of queues of a door whose configuration doesn't say.
+pub const DEFAULT_QUEUES: usize = 16;
 /// Largest number of queues of a door.
 const MOST_QUEUES: u64 = 256;
 /// Pause of the door when the system has no resources for another connection.

@@ -6,6 +6,7 @@
 use super::machine::Driver;
 use block::{Error, Result};
 use fuse::Negotiated;
+use fuse::protocol::init_flag::HAS_RESEND;
 use rustix::net::{
     AddressFamily, RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, SendAncillaryBuffer,
     SendAncillaryMessage, SendFlags, SocketFlags, SocketType,
@@ -59,6 +60,19 @@ pub struct Ready {
 }
 
 impl Ready {
+    /// Why no other server may take over, if so.
+    pub fn why_not_replaced(&self) -> Option<&'static str> {
+        match &self.connection {
+            _ if !self.keeps_acknowledged => {
+                Some("this stack acknowledges writes from its server's memory, which are lost")
+            }
+            Connection::Fuse(negotiated) if !negotiated.has(HAS_RESEND) => {
+                Some("Linux before 6.9 doesn't send unanswered FUSE requests again")
+            }
+            _ => None,
+        }
+    }
+
     /// Whether requests to one device can be answered by the other.
     pub fn is_same_device(&self, other: &Ready) -> bool {
         (self.bytes, self.block_size, self.read_only) == (other.bytes, other.block_size, other.read_only)
@@ -93,7 +107,10 @@ pub fn send(socket: &OwnedFd, message: &impl Serialize, devices: &[OwnedFd]) -> 
     }
     let text = serde_json::to_vec(message).map_err(|error| Error::invalid(error.to_string()))?;
     if text.len() > LONGEST {
-        return Err(Error::invalid(format!("a stack of {} bytes: expected at most {LONGEST}", text.len())));
+        return Err(Error::invalid(format!(
+            "stack file: {} bytes; expected at most {LONGEST}; remove comments",
+            text.len()
+        )));
     }
     let devices: Vec<BorrowedFd<'_>> = devices.iter().map(AsFd::as_fd).collect();
     let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(MOST_DEVICES))];

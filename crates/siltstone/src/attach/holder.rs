@@ -1,4 +1,4 @@
-//! The holder of an attachment: starts servers, holds what must outlive them, and owns the node.
+//! The holder of an attachment: starts servers, keeps what must outlive them, and owns the node.
 //!
 //! # Promises
 //! - A server that ends without having been told so is replaced, by one with the stack as it was when it was attached. Requests wait for at most
@@ -6,7 +6,7 @@
 //!   writes from its own memory ([`block::DevicePart::keeps_acknowledged`]): a file system that went on would find them missing.
 //! - The node is only detached while nobody uses it. A signal that comes while it is in use is reported, and changes nothing.
 //! - What fails before the node is there leaves nothing behind.
-//! - Its memory is locked, and it is the last process that the kernel kills for lack of memory.
+//! - Its memory is locked, and it is the out-of-memory killer skips it (oom_score_adj -1000).
 //!
 //! Everything that takes time (starting a server, making the node) is a task of its own whose end is an event, so a holder
 //! always answers. The holder does no I/O on the volume.
@@ -40,6 +40,8 @@ const MOST_REQUESTS: usize = 16;
 const BETWEEN_ATTEMPTS: Duration = Duration::from_millis(200);
 /// Time for the users of the FUSE file, beside the loop device, to close it.
 const UNMOUNT_LIMIT: Duration = Duration::from_secs(10);
+/// Time for programs that look at each new node, such as udev's, to close it.
+const LOOK_LIMIT: Duration = Duration::from_secs(1);
 /// Time for a server to close its stack.
 const STOP_LIMIT: Duration = Duration::from_secs(3600);
 /// Permissions of the socket.
@@ -128,18 +130,18 @@ struct Server {
     process: Process,
     ready: Ready,
     devices: Vec<OwnedFd>,
-    /// The server takes a closed socket for the end of its holder.
+    /// Kept until the server has ended: its standard input.
     socket: OwnedFd,
 }
 
-/// What goes on.
+/// Phase of an attachment.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Phase {
     /// The first server is being started.
     Starting,
     /// The node is being made.
     MakingNode,
-    /// As the record says.
+    /// The node exists; the record has the state.
     Held,
 }
 
@@ -358,7 +360,10 @@ fn wait(child: &mut Child) -> ExitStatus {
 fn said_last(plan: &Plan) -> String {
     let log = std::fs::read_to_string(plan.folder.log()).unwrap_or_default();
     let last = log.lines().rev().find(|line| !line.trim().is_empty());
-    last.map_or_else(|| "the server ended before it served, and said nothing".to_owned(), str::to_owned)
+    last.map_or_else(
+        || "the server ended before it served; its error is on standard error of attach".to_owned(),
+        str::to_owned,
+    )
 }
 
 impl Holder {
@@ -501,18 +506,16 @@ impl Holder {
         }
         self.server = None;
         if self.phase == Phase::MakingNode {
-            // The kernel aborts the connection when its last device is closed: who looks at the node gets errors.
+            // The kernel aborts the connection when its last device is closed: requests on the node fail.
             self.connection = None;
             return Ok(());
         }
         tracing::error!("the server ended with {status}");
-        let keeps = self.connection.as_ref().is_some_and(|(_, ready)| ready.keeps_acknowledged);
+        let why_not_replaced = self.connection.as_ref().and_then(|(_, ready)| ready.why_not_replaced());
         let Some(record) = &mut self.record else { return Ok(()) };
         record.lost_servers += 1;
-        if !keeps {
-            tracing::error!(
-                "this stack acknowledges writes from its server's memory, which are lost: requests fail from now on"
-            );
+        if let Some(why) = why_not_replaced {
+            tracing::error!("{why}: requests fail from now on");
             self.fail();
             return Ok(());
         }
@@ -602,10 +605,21 @@ impl Holder {
         let Some(node) = self.record.as_ref().map(|record| record.node.clone()) else { return Ok(()) };
         let volume = self.plan.folder.volume();
         match self.plan.driver {
-            Driver::Ublk => runtime::blocking(move || delete_unused(&node)).await?,
+            Driver::Ublk => {
+                let delete = async || {
+                    let node = node.clone();
+                    runtime::blocking(move || delete_unused(&node)).await
+                };
+                runtime::retry_while_busy(LOOK_LIMIT, delete).await?;
+            }
             Driver::Fuse => {
                 let (removing, file) = (node.clone(), volume.clone());
-                runtime::blocking(move || node::remove_unused(&removing, &file)).await?;
+                let remove = async || {
+                    let (removing, file) = (removing.clone(), file.clone());
+                    runtime::blocking(move || node::remove_unused(&removing, &file)).await
+                };
+                // udev may look at the node for a moment.
+                runtime::retry_while_busy(LOOK_LIMIT, remove).await?;
                 node::released(&node, &volume).await?;
                 unmount(&self.plan).await?;
             }
@@ -655,7 +669,9 @@ impl Holder {
         match runtime::timeout(STOP_LIMIT, ended).await {
             Ok(status) if status.success() => {}
             Ok(status) => tracing::error!("the server ended with {status}"),
-            Err(_) => tracing::error!("the server (process {}) doesn't end; it is left alone", process.id),
+            Err(_) => {
+                tracing::error!("the server (process {}) doesn't end; kill it with kill -9", process.id)
+            }
         }
     }
 }

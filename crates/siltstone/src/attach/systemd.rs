@@ -28,8 +28,9 @@ fn quoted(argument: &str) -> String {
 
 /// Unit that attaches a stack under a name, and an example of a mount, with comments that say where they belong. `arguments`
 /// follow the stack on the command line.
-pub fn units(program: &Path, stack: &str, name: &str, arguments: &[String]) -> String {
+pub fn units(program: &Path, folder: &Path, stack: &str, name: &str, arguments: &[String]) -> String {
     let arguments: String = arguments.iter().map(|argument| format!(" {}", quoted(argument))).collect();
+    let folder = folder.display().to_string().replace('%', "%%");
     let (program, stack) = (quoted(&program.display().to_string()), quoted(stack));
     format!(
         "# /etc/systemd/system/siltstone-{name}.service
@@ -43,6 +44,7 @@ Before=umount.target
 [Service]
 Type=notify
 NotifyAccess=main
+WorkingDirectory={folder}
 ExecStart={program} attach {stack} --name {name} --foreground{arguments}
 KillMode=mixed
 TimeoutStopSec=infinity
@@ -64,13 +66,18 @@ mod tests {
 
     #[test]
     fn units_quote_what_systemd_would_expand() {
-        let text =
-            units(Path::new("/usr/bin/siltstone"), "ram(size=1GiB) 100% \"$a\"", "vol", &["--x=1".into()]);
+        let text = units(
+            Path::new("/usr/bin/siltstone"),
+            Path::new("/srv/50%"),
+            "ram(size=1GiB) 100% \"$a\"",
+            "vol",
+            &["--x=1".into()],
+        );
         let line = text.lines().find(|line| line.starts_with("ExecStart=")).unwrap();
         assert_eq!(
             line,
             r#"ExecStart="/usr/bin/siltstone" attach "ram(size=1GiB) 100%% \"$$a\"" --name vol --foreground "--x=1""#
         );
-        assert!(text.contains("Type=notify"));
+        assert!(text.contains("Type=notify") && text.contains("WorkingDirectory=/srv/50%%\n"));
     }
 }
