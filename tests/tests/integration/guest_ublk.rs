@@ -73,7 +73,7 @@ fn a_mounted_block_device_survives_its_servers() {
          hold() {{ rm -f addresses; {CLIENT} hold disk 5 $1 <line >addresses & server=$!; exec 7>line; until [ -s addresses ]; do kill -0 $server; sleep 0.1; done; }}
          leave() {{ exec 7>&-; wait $server; }}
          hold new
-         dd if=last of=/dev/ublkb5 bs=64k oflag=direct status=none & writer=$!
+         dd if=last of=/dev/ublkb5 bs=4k oflag=direct status=none 7>&- & writer=$!
          sleep 0.1; leave
          kill -0 $writer; [ -b /dev/ublkb5 ]
          hold left; wait $writer
