@@ -9,6 +9,9 @@ const CLIENT: &str = env!("CARGO_BIN_EXE_siltstone-guest-client");
 
 #[test]
 fn a_mounted_block_device_survives_its_servers() {
+    if conformance::budget::is_left_out() {
+        return;
+    }
     let guest = need_guest!();
     let options =
         Options { modules: vec!["ublk_drv"], processors: 2, memory: 1536, limit: 300, ..Options::default() };
@@ -93,6 +96,9 @@ fn a_mounted_block_device_survives_its_servers() {
 /// `siltstone attach` uses ublk where the kernel has it; the mount carries on while its servers are killed.
 #[test]
 fn an_attached_stack_is_a_ublk_device() {
+    if conformance::budget::is_left_out() {
+        return;
+    }
     let guest = need_guest!();
     let options =
         Options { modules: vec!["ublk_drv"], processors: 2, memory: 1536, limit: 300, ..Options::default() };
