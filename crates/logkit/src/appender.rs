@@ -77,9 +77,7 @@ impl<E: Entry> Appender<E> {
             return Err(too_many_joins(entry.joins().len()));
         }
         let blocks = if entry.is_atomic() { entry.blocks() } else { entry.blocks().min(1) };
-        // The cleaner's record of it has a link, too.
-        let links = LINK * usize::from(entry.joins().is_empty());
-        let header = Header::length(blocks as usize, words(entry) + links);
+        let header = Header::length(blocks as usize, words(entry));
         match self.layout.takes(blocks, header) {
             true => Ok(()),
             false => Err(self.too_large(blocks, header)),
