@@ -22,7 +22,7 @@
 //! # Own frames
 //! The crates of rust-vmm aren't used. `vhost` receives messages with blocking calls on a thread of its own. `virtio-queue` ends
 //! a descriptor chain that is wrong as if it were complete, and here it has to end the connection with its reason; and
-//! `vm-memory` doesn't survive a memory file that is made shorter. What would be left are numbers.
+//! `vm-memory` doesn't survive a memory file that is made shorter. Only constants would remain.
 //!
 //! Specifications: "Vhost-user Protocol" of QEMU; Virtual I/O Device (VIRTIO) 1.2, sections 2.7 (split virtqueues) and 5.2 (block
 //! device).

@@ -88,7 +88,7 @@ impl Shared {
         self.devices.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Ends the session on all shards; the first reason counts.
+    /// Ends the session on all shards; the first reason is kept.
     fn end(&self, ended: Ended) {
         let _ = self.ended.set(ended);
         self.devices().clear();
@@ -320,7 +320,7 @@ struct Workers {
     ended: Notify,
 }
 
-/// What a worker uses. It is dropped before the worker counts as ended.
+/// What a worker uses. Dropped before the worker is counted as ended.
 #[derive(Clone)]
 struct Served {
     device: MessageDevice,
@@ -444,7 +444,7 @@ async fn answer(workers: &Workers, served: &Served, request: Request) -> Result<
         libc::ENOENT | libc::ENODEV | libc::ECONNABORTED => {}
         _ => {
             tracing::warn!("reply to request {unique}: {error}");
-            // Without any reply its caller would wait for ever.
+            // Without a reply the caller would block forever.
             let _ = served.device.send(reply::error(unique, libc::EIO)).await;
         }
     }

@@ -18,7 +18,7 @@ use smallvec::SmallVec;
 use std::rc::Rc;
 use std::sync::Arc;
 
-/// After so many failed appends of one record, in as many zones, the log fails.
+/// Attempts to append one record, each in another zone, before the log fails.
 const MOST_ATTEMPTS: usize = 4;
 
 /// Queues an entry for a class. An entry that no record can carry is refused at once.
@@ -102,13 +102,13 @@ async fn lane<O: Owner>(owner: Rc<O>) {
     space::seal_filler(kit).await;
 }
 
-/// Notes that an append with so many entries has ended.
+/// Notes that an append of this many entries has ended.
 pub(crate) fn completed<O: Owner>(owner: &O, entries: usize) {
     owner.appender().completed(entries);
     owner.kit().events.work.notify_one();
 }
 
-/// Opens a zone for users, once there is one; `None` if nothing is queued for it any more.
+/// Opens a zone for users, waiting until one is free; `None` if the queue of its class is empty.
 ///
 /// # Errors
 /// [`Error::NoSpace`] if the cleaner can't free any; the failure of the log.
@@ -280,7 +280,7 @@ pub async fn write_record<O: Owner>(
             space::refuse_record(owner, number, batch, frozen, &error).await;
             return Written { zone: None, refused: Some(error) };
         }
-        // The number has been given: it must be filled, elsewhere, or no record after it can commit.
+        // The number was issued, so the record must be written to another zone, or no record after it can commit.
         let another = match attempts < MOST_ATTEMPTS {
             true => kit.try_open_zone(class, 1),
             false => None,

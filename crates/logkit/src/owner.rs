@@ -41,8 +41,8 @@ pub trait Owner: Sized + 'static {
         unreachable!("{joint:?} is shared by an owner without such records")
     }
 
-    /// Notes that these entries, or a part of a checkpoint if there are none, are about to be appended to a zone that has been
-    /// reset so many times. It is called for each attempt, also for one that fails then: an owner that must erase data notes
+    /// Notes that these entries, or a part of a checkpoint if there are none, are about to be appended to a zone of this
+    /// generation. It is called for each attempt, also for one that fails then: an owner that must erase data notes
     /// every zone that may hold it. [`ZonePool::have_been_reset`](crate::pool::ZonePool::have_been_reset) tells when it is gone.
     fn before_append(&self, _zone: u32, _generation: u64, _entries: &[Self::Entry]) {}
 
@@ -51,7 +51,7 @@ pub trait Owner: Sized + 'static {
         EraseGuarantee::None
     }
 
-    /// Divides an entry that is larger than a record: takes off its first blocks, so many, and returns them. An entry of one
+    /// Divides an entry larger than a record: splits off and returns its first `blocks` blocks. An entry of one
     /// block is never divided; the default is for owners that have no others.
     fn cut(&self, _entry: &mut Self::Entry, blocks: u32) -> Self::Entry {
         unreachable!("{blocks} blocks are taken off an entry of one block")

@@ -111,7 +111,7 @@ pub(crate) struct Shared {
     pub(crate) clock: AtomicU64,
     /// Number of blocks that were appended since the last checkpoint began.
     pub(crate) since_checkpoint: AtomicU64,
-    /// The cleaner waits until users have written so much in all.
+    /// Total of user blocks at which the cleaner wakes.
     pub(crate) cleaner_wakes_at: AtomicU64,
     /// Why the cleaner can't free any zone.
     pub(crate) stuck: SharedError,

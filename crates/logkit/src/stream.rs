@@ -65,7 +65,7 @@ impl Sequences {
 /// Watermarks of one stream.
 #[derive(Debug, Default)]
 struct Watermarks {
-    /// Last number that was given.
+    /// Last number issued.
     issued: AtomicU64,
     committed: AtomicU64,
     durable: AtomicU64,
@@ -123,7 +123,7 @@ impl Streams {
         self.closure.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Numbers the next record of a stream. Every number that is given has to be [written](CommitQueue::written).
+    /// Numbers the next record of a stream. Every number that is issued has to be [written](CommitQueue::written).
     pub fn issue(&self, stream: StreamId) -> u64 {
         self.marks[stream.index()].issued.fetch_add(1, Ordering::Relaxed) + 1
     }
@@ -246,10 +246,10 @@ impl Streams {
 #[derive(Debug)]
 struct Waiting<T> {
     record: T,
-    /// It has links, and isn't a joint record.
+    /// Whether it has links and isn't joint.
     is_linked: bool,
     joint: Option<Arc<Joint>>,
-    /// It is the first one, and its joint record has been told so.
+    /// Whether it is first in the queue and has been counted in `Joint::ready`.
     has_joined: bool,
 }
 
@@ -312,7 +312,7 @@ impl<T> CommitQueue<T> {
             }
         }
         let record = self.waiting.pop_front().flatten()?;
-        // So that nobody who sees this record misses those that it depends on.
+        // Under the lock, so that a reader that sees this record sees its dependencies.
         let _closure = record.is_linked.then(|| self.streams.closure());
         self.committed += 1;
         self.streams.marks[self.stream.index()].committed.store(self.committed, Ordering::Release);
