@@ -165,7 +165,7 @@ pub struct Rule {
     pub delay: Option<(Duration, Duration)>,
     /// Effect on the operation.
     pub action: Option<Action>,
-    /// Index in [`ERRORS`] of the error that the call returns.
+    /// Index in `ERRORS` of the error that the call returns.
     pub error: Option<usize>,
 }
 
