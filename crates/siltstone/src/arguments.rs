@@ -47,6 +47,20 @@ pub enum LogLevel {
     Trace,
 }
 
+impl LogLevel {
+    /// The level as on the command line.
+    pub fn word(self) -> &'static str {
+        match self {
+            LogLevel::Off => "off",
+            LogLevel::Error => "error",
+            LogLevel::Warn => "warn",
+            LogLevel::Info => "info",
+            LogLevel::Debug => "debug",
+            LogLevel::Trace => "trace",
+        }
+    }
+}
+
 /// The verbs.
 #[derive(Debug, Subcommand)]
 pub enum Verb {

@@ -1,6 +1,6 @@
 //! `siltstone attach`, `list` and `detach`: block device nodes.
 
-use crate::arguments::{Attach, Detach, List};
+use crate::arguments::{Attach, Detach, List, LogLevel};
 use crate::attach::holder::{self, Plan};
 use crate::attach::machine::{Driver, Machine};
 use crate::attach::record::{self, Folder, Record};
@@ -25,7 +25,7 @@ use std::process::{Command, Stdio};
 ///
 /// # Errors
 /// A wrong stack or name; what is missing for a node; those of the server and of the node.
-pub fn attach(arguments: &Attach) -> Result<(), Failure> {
+pub fn attach(arguments: &Attach, log: LogLevel) -> Result<(), Failure> {
     if arguments.stack == "-" {
         return Err(Failure::Usage(
             "stack \"-\": standard input can't be attached; expected a file or one line: write the stack to a file".into(),
@@ -44,8 +44,8 @@ pub fn attach(arguments: &Attach) -> Result<(), Failure> {
         return Err(Failure::Usage("--sector-size is for nodes over FUSE: give --via fuse, too".into()));
     }
     match arguments.foreground || arguments.background {
-        true => hold(arguments, &stack, driver, folder),
-        false => hold_in_background(arguments, &name, driver, why),
+        true => hold(arguments, log, &stack, driver, folder),
+        false => hold_in_background(arguments, log, &name, (driver, why)),
     }
 }
 
@@ -65,10 +65,16 @@ fn print_units(arguments: &Attach, name: &str) -> Result<(), Failure> {
 }
 
 /// Holds the attachment in this process.
-fn hold(arguments: &Attach, parsed: &Stack, driver: Driver, folder: Folder) -> Result<(), Failure> {
+fn hold(
+    arguments: &Attach,
+    log: LogLevel,
+    parsed: &Stack,
+    driver: Driver,
+    folder: Folder,
+) -> Result<(), Failure> {
     let stack = absolute(&arguments.stack);
     let plan = Plan {
-        server_arguments: ["serve", "--holder", &stack].map(str::to_owned).to_vec(),
+        server_arguments: ["--log", log.word(), "serve", "--holder", &stack].map(str::to_owned).to_vec(),
         text: Path::new(&stack).is_file().then(|| parsed.to_toml()),
         stack,
         folder,
@@ -81,7 +87,7 @@ fn hold(arguments: &Attach, parsed: &Stack, driver: Driver, folder: Folder) -> R
     if background {
         rustix::process::setsid().map_err(|error| Failure::World(format!("setsid: {error}")))?;
     }
-    let log = background.then(|| plan.folder.log());
+    let log_file = background.then(|| plan.folder.log());
     let attached = move |record: &Record| {
         // The operator may have gone.
         let _printed = match as_json || background {
@@ -94,8 +100,8 @@ fn hold(arguments: &Attach, parsed: &Stack, driver: Driver, folder: Folder) -> R
     };
     let held = runtime::run(Config::default(), move || async move {
         let lock = plan.folder.create()?;
-        if let Some(log) = log {
-            redirect_errors(&log)?;
+        if let Some(log_file) = log_file {
+            redirect_errors(&log_file)?;
         }
         holder::hold(plan, lock, attached).await
     })?;
@@ -126,11 +132,16 @@ fn leave_output() {
 }
 
 /// Starts a holder that goes on when this process ends.
-fn hold_in_background(arguments: &Attach, name: &str, driver: Driver, why: &str) -> Result<(), Failure> {
+fn hold_in_background(
+    arguments: &Attach,
+    log: LogLevel,
+    name: &str,
+    (driver, why): (Driver, &str),
+) -> Result<(), Failure> {
     let world = |error: std::io::Error| Failure::World(format!("starting the holder: {error}"));
     let mut command = Command::new(holder::PROGRAM);
     command.arg0(holder::NAME);
-    command.args(["attach", "--background", "--name", name]);
+    command.args(["--log", log.word(), "attach", "--background", "--name", name]);
     command.arg(format!("--recover-within={}ms", arguments.recover_within.as_millis()));
     command.args(arguments.sector_size.map(|size| format!("--sector-size={size}")));
     command.arg(format!("--via={}", driver.word()));

@@ -34,7 +34,7 @@ use tracing_subscriber::filter::LevelFilter;
 fn main() -> ExitCode {
     let command_line = CommandLine::parse();
     start_log(command_line.log);
-    match carry_out(command_line.verb) {
+    match carry_out(command_line.verb, command_line.log) {
         Ok(()) => ExitCode::SUCCESS,
         Err(failure) => {
             let text = failure.to_string();
@@ -46,11 +46,11 @@ fn main() -> ExitCode {
     }
 }
 
-fn carry_out(verb: Verb) -> Result<(), Failure> {
+fn carry_out(verb: Verb, log: LogLevel) -> Result<(), Failure> {
     match verb {
         Verb::Bench(bench) => bench_verb::bench(&bench),
         Verb::Serve(serve) => serve_verb::serve(&serve),
-        Verb::Attach(attach) => attach_verb::attach(&attach),
+        Verb::Attach(attach) => attach_verb::attach(&attach, log),
         Verb::List(list) => attach_verb::list(&list),
         Verb::Detach(detach) => attach_verb::detach(&detach),
         Verb::Status(status) => status_verb::status(&status),
