@@ -12,13 +12,15 @@
 //! ```
 //!
 //! One concept per module: [`record`] the folder and what is known of an attachment, [`node`] the loop device,
-//! [`handover`] the messages between holder and server, [`holder`] the holder, [`requests`] the messages between
+//! [`handover`] the messages between holder and server, [`holder`] and [`server`] these two, [`process`] their memory, [`requests`] the messages between
 //! operators and holder, [`systemd`] units, [`machine`] what a node needs.
 
 pub mod handover;
 pub mod holder;
 pub mod machine;
 pub mod node;
+pub mod process;
 pub mod record;
 pub mod requests;
+pub mod server;
 pub mod systemd;

@@ -1,9 +1,7 @@
 //! `siltstone serve` and `siltstone format`: open a stack for clients, or format it.
 
 use crate::arguments::{Format, Serve};
-use crate::attach::handover::{self, Connection, Ready, Start};
-use crate::attach::holder::lock_memory;
-use crate::attach::machine::Driver;
+use crate::attach::server::{Attached, HolderConnection};
 use crate::control::operated::{ExtraDoor, OperatedStack, ServerFacts};
 use crate::control::place::{Identity, Place};
 use crate::control::server::ControlServer;
@@ -12,18 +10,14 @@ use crate::kinds::registry;
 use crate::load;
 use crate::output::{print_json, print_line};
 use block::{DevicePart, Error, Result};
-use doors::fuse::door::{FuseConfig, FuseDoor, LeftConnection};
 use doors::nbd::door::NbdDoor;
 use doors::nbd::server::{ExportConfig, ServerConfig};
-use doors::ublk::door::{UblkConfig, UblkDoor};
 use doors::vhost_user::door::{DEFAULT_QUEUES, VhostUserConfig, VhostUserDoor};
 use doors::vhost_user::request::ID_BYTES;
-use fuse::{Ended, Mount};
 use runtime::Config;
 use runtime::net::Address;
 use serde_json::json;
-use stack::{Built, BuiltStack, Contract, Door, Plan, Stack};
-use std::os::fd::OwnedFd;
+use stack::{Built, BuiltStack, Contract, Plan, Stack};
 use std::path::{Path, PathBuf};
 use std::rc::Rc;
 use std::sync::Arc;
@@ -37,10 +31,10 @@ const MAX_CONNECTIONS: usize = 256;
 /// A wrong stack or address; those of building, listening or closing.
 pub fn serve(arguments: &Serve) -> Result<(), Failure> {
     let holder = match arguments.holder {
-        true => Some(Holder::greet()?),
+        true => Some(HolderConnection::greet()?),
         false => None,
     };
-    let stack = match holder.as_ref().and_then(|holder| holder.start.text.as_deref()) {
+    let stack = match holder.as_ref().and_then(HolderConnection::text) {
         Some(text) => {
             let folder = Path::new(&arguments.stack).parent().unwrap_or(Path::new(""));
             Stack::from_toml(&arguments.stack, text, &registry())?.with_base_directory(folder)
@@ -95,165 +89,16 @@ fn address(text: &str) -> Result<Address, Failure> {
     }
 }
 
-/// The holder of an attachment, which has started this server.
-struct Holder {
-    socket: OwnedFd,
-    start: Start,
-    devices: Vec<OwnedFd>,
-}
-
-impl Holder {
-    /// Receives what the holder tells a new server.
-    fn greet() -> Result<Holder, Failure> {
-        let socket = std::os::fd::AsFd::as_fd(&std::io::stdin()).try_clone_to_owned();
-        let socket = socket.map_err(|error| Failure::World(format!("the holder's socket: {error}")))?;
-        let (start, devices) = handover::receive(&socket)?;
-        lock_memory();
-        Ok(Holder { socket, start, devices })
-    }
-}
-
 /// Doors of the command line.
 struct Doors {
     nbd: Vec<Address>,
     vhost_user: Option<PathBuf>,
-    holder: Option<Holder>,
+    holder: Option<HolderConnection>,
 }
 
 impl Doors {
     fn are_none(&self) -> bool {
         self.nbd.is_empty() && self.vhost_user.is_none() && self.holder.is_none()
-    }
-}
-
-/// The door of an attachment, and its holder.
-struct Attached {
-    socket: OwnedFd,
-    door: AttachedDoor,
-    device: Arc<dyn DevicePart>,
-}
-
-#[derive(Clone)]
-enum AttachedDoor {
-    Fuse(Arc<FuseDoor>),
-    Ublk(Arc<UblkDoor>),
-}
-
-impl AttachedDoor {
-    fn door(&self) -> Arc<dyn Door> {
-        match self {
-            AttachedDoor::Fuse(door) => door.clone(),
-            AttachedDoor::Ublk(door) => door.clone(),
-        }
-    }
-
-    /// Connection of an open door, and what keeps it alive.
-    fn connection(&self) -> Result<Option<(Connection, Vec<OwnedFd>)>> {
-        Ok(match self {
-            AttachedDoor::Fuse(door) => match door.session() {
-                Some(session) => Some((Connection::Fuse(*session.negotiated()), session.descriptors()?)),
-                None => None,
-            },
-            AttachedDoor::Ublk(door) => door.id().map(|id| (Connection::Ublk(id), Vec::new())),
-        })
-    }
-
-    /// Ends the connection of an open door.
-    async fn abandon(&self) -> Result<()> {
-        match self {
-            AttachedDoor::Fuse(door) => match door.session() {
-                Some(session) => Mount::existing(session.path().to_owned()).unmount().await,
-                None => Ok(()),
-            },
-            AttachedDoor::Ublk(door) => match door.id() {
-                Some(id) => runtime::blocking(move || doors::ublk::control::delete(id)).await,
-                None => Ok(()),
-            },
-        }
-    }
-
-    /// Waits until the node is gone.
-    ///
-    /// # Errors
-    /// Any other end: another server may take over.
-    async fn ended(&self) -> Result<()> {
-        match self {
-            AttachedDoor::Fuse(door) => {
-                let Some(session) = door.session() else { return Ok(()) };
-                session.ended().await;
-                match session.outcome() {
-                    Some(ended) if *ended != Ended::Unmounted => {
-                        Err(Error::io(format!("the FUSE session of the attachment has ended: {ended}")))
-                    }
-                    _ => Ok(()),
-                }
-            }
-            AttachedDoor::Ublk(door) => {
-                door.ended().await;
-                Ok(())
-            }
-        }
-    }
-}
-
-impl Attached {
-    fn new(holder: Holder, built: &BuiltStack) -> Result<Attached, Failure> {
-        let device = built.top()?;
-        let Holder { socket, start, devices } = holder;
-        let door = match start.driver {
-            Driver::Fuse => {
-                let left = start.left.and_then(|left| match left {
-                    Connection::Fuse(negotiated) => Some(LeftConnection { devices, negotiated }),
-                    Connection::Ublk(_) => None,
-                });
-                let config = FuseConfig {
-                    device: device.clone(),
-                    path: start.path,
-                    read_only: false,
-                    allow_other: false,
-                    stop_limit: doors::fuse::door::STOP_LIMIT,
-                };
-                AttachedDoor::Fuse(Arc::new(FuseDoor::held(config, left)))
-            }
-            Driver::Ublk => {
-                let left = start.left.and_then(|left| match left {
-                    Connection::Ublk(id) => Some(id),
-                    Connection::Fuse(_) => None,
-                });
-                let config = UblkConfig {
-                    name: name_of(built, &device),
-                    device: device.clone(),
-                    id: None,
-                    read_only: false,
-                    stop_limit: doors::ublk::door::STOP_LIMIT,
-                };
-                AttachedDoor::Ublk(Arc::new(UblkDoor::held(config, left)))
-            }
-        };
-        Ok(Attached { socket, door, device })
-    }
-
-    /// Tells the holder that clients are served, and gives it what keeps the connection alive. Without a holder the connection ends.
-    async fn ready(&self) -> Result<()> {
-        let told = self.door.connection().and_then(|connection| match connection {
-            None => Ok(()),
-            Some((connection, devices)) => {
-                let geometry = self.device.geometry();
-                let ready = Ready {
-                    connection,
-                    bytes: geometry.bytes(),
-                    block_size: geometry.block_size.bytes() as u32,
-                    read_only: geometry.read_only,
-                    keeps_acknowledged: self.device.keeps_acknowledged(),
-                };
-                handover::send(&self.socket, &ready, &devices)
-            }
-        });
-        if told.is_err() {
-            // The error is that of the holder.
-            let _ended = self.door.abandon().await;
-        }
-        told
     }
 }
 
@@ -321,9 +166,16 @@ fn extra_doors(
         let name = socket.display().to_string();
         doors.push(ExtraDoor { name, door: Arc::new(vhost_user_door(built, socket)?) });
     }
-    let attached = holder.map(|holder| Attached::new(holder, built)).transpose()?;
-    if let Some(Attached { door, .. }) = &attached {
-        doors.push(ExtraDoor { name: "attached".to_owned(), door: door.door() });
+    let attached = match holder {
+        Some(holder) => {
+            let device = built.top()?;
+            let name = name_of(built, &device);
+            Some(Attached::new(holder, device, name))
+        }
+        None => None,
+    };
+    if let Some(attached) = &attached {
+        doors.push(ExtraDoor { name: "attached".to_owned(), door: attached.door() });
     }
     Ok((doors, attached))
 }
@@ -387,7 +239,7 @@ async fn until_stopped(
     }
     let Some(attached) = attached else { return Ok(signal.await?) };
     // After an error the holder starts another server.
-    let mut ended = std::pin::pin!(attached.door.ended());
+    let mut ended = std::pin::pin!(attached.ended());
     let outcome = std::future::poll_fn(|context| match signal.as_mut().poll(context) {
         std::task::Poll::Ready(result) => std::task::Poll::Ready(result),
         std::task::Poll::Pending => ended.as_mut().poll(context),

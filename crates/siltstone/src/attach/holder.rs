@@ -14,6 +14,7 @@
 use super::handover::{self, Connection, Ready, Start};
 use super::machine::Driver;
 use super::node;
+use super::process::protect;
 use super::record::{Folder, FolderLock, Record, State};
 use super::requests::{DETACH, DONE, LONGEST};
 use super::systemd;
@@ -199,31 +200,6 @@ async fn attach_and_hold(plan: &Rc<Plan>, attached: impl FnOnce(&Record)) -> Res
         holder.undo().await;
     }
     outcome
-}
-
-/// Keeps this process, and its children, working when memory is short: they may be what swaps and writes back.
-fn protect() {
-    let failed = |what: &str, error: &dyn std::fmt::Display| tracing::warn!("{what}: {error}");
-    if let Err(error) = rustix::process::configure_io_flusher_behavior(true) {
-        failed("PR_SET_IO_FLUSHER", &error);
-    }
-    if let Err(error) = std::fs::write("/proc/self/oom_score_adj", "-1000") {
-        failed("/proc/self/oom_score_adj", &error);
-    }
-    lock_memory();
-}
-
-/// Loads and locks the memory that this process has and will have. Children don't inherit it.
-///
-/// Beside paging, this keeps recoveries free of errors: when a server is killed while the kernel copies a request to a page that isn't
-/// there yet, the kernel fails the request (EIO) instead of sending it to the next server.
-pub fn lock_memory() {
-    use rustix::mm::MlockAllFlags;
-    // Else it has the name of the link by which it was started.
-    let _named = rustix::thread::set_name(c"siltstone");
-    if let Err(error) = rustix::mm::mlockall(MlockAllFlags::CURRENT | MlockAllFlags::FUTURE) {
-        tracing::warn!("locking memory: {error}");
-    }
 }
 
 /// Pushes an event for the next signal.
