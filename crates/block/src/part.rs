@@ -66,6 +66,11 @@ pub trait DevicePart: Part {
         false
     }
 
+    /// Whether flushed data survives the end of this process, though not that of the machine. Memory of this process doesn't.
+    fn keeps_flushed(&self) -> bool {
+        true
+    }
+
     /// Returns an earlier version of the device, or another one that began as a copy, by the name that it was given
     /// when it was created. It is closed before this part is. A part that keeps no versions returns
     /// [`Error::Unsupported`].

@@ -62,6 +62,10 @@ impl DevicePart for NullPart {
         &self.geometry
     }
 
+    fn keeps_flushed(&self) -> bool {
+        false
+    }
+
     fn open(&self) -> Call<'_, Result<Rc<dyn Device>>> {
         Call::ready(Ok(Rc::new(Null { geometry: self.geometry.clone() }) as Rc<dyn Device>))
     }

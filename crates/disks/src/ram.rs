@@ -107,6 +107,10 @@ impl DevicePart for RamPart {
         &self.geometry
     }
 
+    fn keeps_flushed(&self) -> bool {
+        false
+    }
+
     fn open(&self) -> Call<'_, Result<Rc<dyn Device>>> {
         let ram = Ram { geometry: self.geometry.clone(), memory: self.memory.clone(), next: Cell::new(0) };
         Call::ready(Ok(Rc::new(ram) as Rc<dyn Device>))

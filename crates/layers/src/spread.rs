@@ -95,6 +95,10 @@ impl DevicePart for SpreadPart {
         self.legs.iter().all(|leg| leg.keeps_acknowledged())
     }
 
+    fn keeps_flushed(&self) -> bool {
+        self.legs.iter().all(|leg| leg.keeps_flushed())
+    }
+
     fn open(&self) -> Call<'_, Result<Rc<dyn Device>>> {
         Call::new(async move {
             let mut legs = Vec::with_capacity(self.legs.len());

@@ -370,7 +370,7 @@ async fn operate(world: Arc<World>, part: Arc<MirrorPart>) -> Result<(), String>
     }
     while !world.is_over() {
         pause(&mut random).await;
-        send(&world, &part, pick(&mut random, &["check", "repair", "idle"]), &["is running"]).await?;
+        send(&world, &part, pick(&mut random, &["check", "repair", "idle"]), &["is in progress"]).await?;
     }
     Ok(())
 }

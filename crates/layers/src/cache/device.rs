@@ -32,6 +32,7 @@ pub struct CachePart {
     geometry: DeviceGeometry,
     counters: Arc<Counters>,
     facts: super::status::Facts,
+    keeps_flushed: bool,
 }
 
 impl CachePart {
@@ -47,6 +48,7 @@ impl CachePart {
         name: &str,
         options: &Options,
     ) -> Result<CachePart> {
+        let keeps_flushed = slow.keeps_flushed() && fast.keeps_flushed();
         let block_size = shape::block_size(fast.geometry(), slow.geometry());
         let blocks = BlockCount(slow.geometry().bytes() >> block_size.shift());
         let geometry = DeviceGeometry {
@@ -117,7 +119,7 @@ impl CachePart {
         // A part has one state in the table, so writes are atomic up to a part at most.
         let geometry =
             DeviceGeometry { atomic_write: geometry.atomic_write.min(part_bytes as u32), ..geometry };
-        Ok(CachePart { home: Home::here(core), geometry, counters, facts })
+        Ok(CachePart { home: Home::here(core), geometry, counters, facts, keeps_flushed })
     }
 }
 
@@ -280,6 +282,10 @@ impl DevicePart for CachePart {
     fn only_in_cache(&self) -> Option<u64> {
         let bytes = self.counters.dirty_parts.get() * self.facts.shape.part;
         Some(bytes.min(self.geometry.bytes()))
+    }
+
+    fn keeps_flushed(&self) -> bool {
+        self.keeps_flushed
     }
 
     fn open(&self) -> Call<'_, Result<Rc<dyn Device>>> {

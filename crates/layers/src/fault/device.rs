@@ -70,6 +70,10 @@ impl DevicePart for FaultDevicePart {
         self.inner.keeps_acknowledged()
     }
 
+    fn keeps_flushed(&self) -> bool {
+        self.inner.keeps_flushed()
+    }
+
     fn open(&self) -> Call<'_, Result<Rc<dyn Device>>> {
         Call::new(async move {
             let inner = self.inner.open().await?;

@@ -100,6 +100,10 @@ impl DevicePart for MirrorPart {
         self.legs.iter().filter(|(_, missing)| missing.is_none()).all(|(leg, _)| leg.keeps_acknowledged())
     }
 
+    fn keeps_flushed(&self) -> bool {
+        self.legs.iter().filter(|(_, missing)| missing.is_none()).all(|(leg, _)| leg.keeps_flushed())
+    }
+
     fn open(&self) -> Call<'_, Result<Rc<dyn Device>>> {
         Call::new(async move {
             let mut legs = Vec::with_capacity(self.legs.len());

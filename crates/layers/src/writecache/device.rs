@@ -25,6 +25,8 @@ pub struct WriteCachePart {
     cached_blocks: Arc<AtomicU64>,
     /// Origin and cache device, which live as long as this part.
     devices: [Arc<dyn DevicePart>; 2],
+    /// Whether it was opened in the mode `cleaner`.
+    is_cleaner: bool,
 }
 
 impl WriteCachePart {
@@ -45,6 +47,7 @@ impl WriteCachePart {
                 )));
             }
         }
+        let is_cleaner = options.cleaner;
         let block_size = origin.geometry().block_size.max(fast.geometry().block_size);
         let origin_blocks = origin.geometry().bytes() / block_size.bytes();
         let (origin_device, fast_device) = (origin.open().await?, fast.open().await?);
@@ -62,7 +65,13 @@ impl WriteCachePart {
         if core.fast.geometry().volatile_cache {
             core.tasks.spawn(commit::run(core.clone())).detach();
         }
-        Ok(WriteCachePart { home: Home::here(core), geometry, cached_blocks, devices: [origin, fast] })
+        Ok(WriteCachePart {
+            home: Home::here(core),
+            geometry,
+            cached_blocks,
+            devices: [origin, fast],
+            is_cleaner,
+        })
     }
 }
 
@@ -173,8 +182,14 @@ impl DevicePart for WriteCachePart {
     }
 
     fn keeps_acknowledged(&self) -> bool {
-        // The origin has what was destaged or went around the cache.
-        self.devices.iter().all(|device| device.keeps_acknowledged())
+        let [origin, fast] = &self.devices;
+        // What was destaged is flushed before its records are freed. In the mode `cleaner` writes go around.
+        let keeps_origin = if self.is_cleaner { origin.keeps_acknowledged() } else { origin.keeps_flushed() };
+        fast.keeps_acknowledged() && keeps_origin
+    }
+
+    fn keeps_flushed(&self) -> bool {
+        self.devices.iter().all(|device| device.keeps_flushed())
     }
 
     fn open(&self) -> Call<'_, Result<Rc<dyn Device>>> {

@@ -170,6 +170,7 @@ fn a_stack_keeps_what_was_acknowledged_if_all_parts_that_acknowledge_do() {
             ("writecache(A, B)", true),
             ("writecache(A, M)", false),
             ("writecache(M, A)", false),
+            ("writecache(A, B, cleaner=true)", true),
             ("writecache(stripe(M, A), B)", false),
             ("mirror(A, writecache(M, B))", false),
         ] {

@@ -56,7 +56,8 @@ fn every_verb_works() {
         assert_eq!(folder.json(&["snapshot", "list", &line])["snapshots"][0]["name"], "monday");
         let refused = run(folder.0.path(), &["status", &made]);
         assert!(
-            refused.code == Some(1) && refused.stderr.contains("the volume there has 6MiB"),
+            refused.code == Some(1)
+                && refused.stderr.contains("expected 6MiB, the size of the existing volume"),
             "{refused:?}"
         );
 
