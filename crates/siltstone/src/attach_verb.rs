@@ -12,7 +12,6 @@ use crate::load;
 use crate::output::{print_json, print_line, say};
 use crate::table;
 use block::{Error, Result};
-use fuse::Mount;
 use runtime::Config;
 use serde_json::{Value, json};
 use stack::Stack;
@@ -235,19 +234,15 @@ fn find(name: &str) -> Result<Folder, Failure> {
 /// Removes node, mount and folder of an attachment without a holder.
 async fn remove_lost(folder: &Folder) -> Result<()> {
     let lock = folder.lock()?;
-    if let Some(record) = folder.read()?.filter(|record| record.driver == Driver::Ublk) {
-        runtime::blocking(move || holder::delete_unused(&record.node)).await?;
-    }
     let volume = folder.volume();
+    if let Some(record) = folder.read()? {
+        node::detach(record.driver, &record.node, &volume).await?;
+    }
+    // Of an attachment that was lost before it had a record.
     for node in node::over(&volume) {
-        let (removing, file) = (node.clone(), volume.clone());
-        runtime::blocking(move || node::remove_unused(&removing, &file)).await?;
-        node::released(&node, &volume).await?;
+        node::detach(Driver::Fuse, &node, &volume).await?;
     }
-    match Mount::existing(volume).unmount().await {
-        Ok(()) | Err(Error::NotFound(_)) => {}
-        Err(error) => return Err(error),
-    }
+    node::unmount(&volume).await?;
     let removed = folder.remove();
     drop(lock);
     removed

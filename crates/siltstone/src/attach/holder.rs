@@ -20,7 +20,6 @@ use super::requests::{DETACH, DONE, LONGEST};
 use super::systemd;
 use block::{Buffer, Data, Error, Result};
 use doors::ublk::control as ublk;
-use fuse::Mount;
 use runtime::net::{Listener, SocketFolder, Stream};
 use runtime::sync::Notify;
 use rustix::process::{Pid, PidfdFlags, Signal};
@@ -28,7 +27,7 @@ use std::cell::RefCell;
 use std::collections::VecDeque;
 use std::os::fd::OwnedFd;
 use std::os::unix::process::CommandExt;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::process::{Child, Command, ExitStatus, Stdio};
 use std::rc::Rc;
 use std::time::Duration;
@@ -39,10 +38,6 @@ const REQUEST_LIMIT: Duration = Duration::from_secs(10);
 const MOST_REQUESTS: usize = 16;
 /// Pause between attempts to start a server.
 const BETWEEN_ATTEMPTS: Duration = Duration::from_millis(200);
-/// Time for the users of the FUSE file, beside the loop device, to close it.
-const UNMOUNT_LIMIT: Duration = Duration::from_secs(10);
-/// Time for programs that look at each new node, such as udev's, to close it.
-const LOOK_LIMIT: Duration = Duration::from_secs(1);
 /// Time for a server to close its stack.
 const STOP_LIMIT: Duration = Duration::from_secs(3600);
 /// Permissions of the socket.
@@ -579,27 +574,7 @@ impl Holder {
     /// Removes the node and ends the server.
     async fn detach(&mut self) -> Result<()> {
         let Some(node) = self.record.as_ref().map(|record| record.node.clone()) else { return Ok(()) };
-        let volume = self.plan.folder.volume();
-        match self.plan.driver {
-            Driver::Ublk => {
-                let delete = async || {
-                    let node = node.clone();
-                    runtime::blocking(move || delete_unused(&node)).await
-                };
-                runtime::retry_while_busy(LOOK_LIMIT, delete).await?;
-            }
-            Driver::Fuse => {
-                let (removing, file) = (node.clone(), volume.clone());
-                let remove = async || {
-                    let (removing, file) = (removing.clone(), file.clone());
-                    runtime::blocking(move || node::remove_unused(&removing, &file)).await
-                };
-                // udev may look at the node for a moment.
-                runtime::retry_while_busy(LOOK_LIMIT, remove).await?;
-                node::released(&node, &volume).await?;
-                unmount(&self.plan).await?;
-            }
-        }
+        node::detach(self.plan.driver, &node, &self.plan.folder.volume()).await?;
         self.connection = None;
         self.stop_server().await;
         Ok(())
@@ -620,7 +595,7 @@ impl Holder {
             node::over(&volume).iter().try_for_each(|node| node::remove(node, &volume))
         });
         removed.await.unwrap_or_else(warn);
-        unmount(&self.plan).await.unwrap_or_else(warn);
+        node::unmount(&self.plan.folder.volume()).await.unwrap_or_else(warn);
         self.stop_server().await;
     }
 
@@ -649,27 +624,5 @@ impl Holder {
                 tracing::error!("the server (process {}) doesn't end; kill it with kill -9", process.id)
             }
         }
-    }
-}
-
-/// Stops and deletes a ublk device that nobody uses. Blocks the thread.
-///
-/// # Errors
-/// As [`node::claim`]; those of the kernel.
-pub fn delete_unused(node: &Path) -> Result<()> {
-    let id = node.to_str().and_then(|path| path.strip_prefix("/dev/ublkb")?.parse().ok());
-    let Some(id) = id.filter(|_| node.exists()) else { return Ok(()) };
-    let claim = node::claim(node)?;
-    ublk::stop(id)?;
-    drop(claim);
-    ublk::remove(id)
-}
-
-/// Unmounts the FUSE door, unless it isn't mounted.
-async fn unmount(plan: &Plan) -> Result<()> {
-    let mount = Mount::existing(plan.folder.volume());
-    match runtime::retry_while_busy(UNMOUNT_LIMIT, async || mount.unmount().await).await {
-        Ok(()) | Err(Error::NotFound(_)) => Ok(()),
-        Err(error) => Err(error),
     }
 }

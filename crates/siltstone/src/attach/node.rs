@@ -1,8 +1,11 @@
-//! The block device node: whether it is in use; and the loop device over the file of the FUSE door.
+//! The block device node: whether it is in use, the loop device over the file of the FUSE door, and its removal with all that is below it.
 //!
 //! `losetup` of util-linux sets loop devices up: it knows the kernel's interfaces of all versions.
 
+use super::machine::Driver;
 use block::{Error, Result};
+use doors::ublk::control as ublk;
+use fuse::Mount;
 use rustix::fs::{Mode, OFlags};
 use std::os::fd::OwnedFd;
 use std::os::unix::fs::MetadataExt;
@@ -14,6 +17,10 @@ use std::time::Duration;
 pub const SECTOR_SIZES: [u32; 4] = [512, 1024, 2048, 4096];
 /// Time within which a loop device that has no users is released.
 const RELEASE_LIMIT: Duration = Duration::from_secs(10);
+/// Time for programs that look at each new node, such as udev's, to close it.
+const LOOK_LIMIT: Duration = Duration::from_secs(1);
+/// Time for the users of the FUSE file, beside the loop device, to close it.
+const UNMOUNT_LIMIT: Duration = Duration::from_secs(10);
 /// Most processes that are named as users of a node.
 const MOST_NAMED: usize = 5;
 
@@ -71,7 +78,7 @@ pub fn remove(node: &Path, file: &Path) -> Result<()> {
 ///
 /// # Errors
 /// [`Error::Busy`] if it is still in use some seconds later: it is released with its last user then.
-pub async fn released(node: &Path, file: &Path) -> Result<()> {
+async fn released(node: &Path, file: &Path) -> Result<()> {
     let is_released = async || match is_over(node, file) {
         false => Ok(()),
         true => {
@@ -109,7 +116,7 @@ pub fn over(file: &Path) -> Vec<PathBuf> {
 ///
 /// # Errors
 /// As [`claim`]; those of `losetup`.
-pub fn remove_unused(node: &Path, file: &Path) -> Result<()> {
+fn remove_unused(node: &Path, file: &Path) -> Result<()> {
     if !is_over(node, file) {
         return Ok(());
     }
@@ -123,7 +130,7 @@ pub fn remove_unused(node: &Path, file: &Path) -> Result<()> {
 ///
 /// # Errors
 /// [`Error::Busy`] with the users.
-pub fn claim(node: &Path) -> Result<OwnedFd> {
+fn claim(node: &Path) -> Result<OwnedFd> {
     let shown = node.display();
     let flags = OFlags::RDONLY | OFlags::EXCL | OFlags::CLOEXEC;
     let claim = match rustix::fs::open(node, flags, Mode::empty()) {
@@ -165,4 +172,54 @@ fn users(node: &Path) -> Result<Vec<String>> {
         }
     }
     Ok(users)
+}
+
+/// Removes a node that nobody uses, and what is below it: the ublk device, or the loop device and the mount of the FUSE door at
+/// `volume`.
+///
+/// # Errors
+/// [`Error::Busy`] with the users; those of the kernel and of `losetup`.
+pub async fn detach(driver: Driver, node: &Path, volume: &Path) -> Result<()> {
+    let remove = async || {
+        let (node, volume) = (node.to_owned(), volume.to_owned());
+        runtime::blocking(move || match driver {
+            Driver::Ublk => delete_unused(&node),
+            Driver::Fuse => remove_unused(&node, &volume),
+        })
+        .await
+    };
+    // udev may look at the node for a moment.
+    runtime::retry_while_busy(LOOK_LIMIT, remove).await?;
+    match driver {
+        Driver::Ublk => Ok(()),
+        Driver::Fuse => {
+            released(node, volume).await?;
+            unmount(volume).await
+        }
+    }
+}
+
+/// Unmounts the FUSE door at a path, unless it isn't mounted.
+///
+/// # Errors
+/// [`Error::Busy`] if it is still in use some seconds later; those of the kernel.
+pub async fn unmount(volume: &Path) -> Result<()> {
+    let mount = Mount::existing(volume.to_owned());
+    match runtime::retry_while_busy(UNMOUNT_LIMIT, async || mount.unmount().await).await {
+        Ok(()) | Err(Error::NotFound(_)) => Ok(()),
+        Err(error) => Err(error),
+    }
+}
+
+/// Stops and deletes a ublk device that nobody uses. Blocks the thread.
+///
+/// # Errors
+/// As [`claim`]; those of the kernel.
+fn delete_unused(node: &Path) -> Result<()> {
+    let id = node.to_str().and_then(|path| path.strip_prefix("/dev/ublkb")?.parse().ok());
+    let Some(id) = id.filter(|_| node.exists()) else { return Ok(()) };
+    let claim = claim(node)?;
+    ublk::stop(id)?;
+    drop(claim);
+    ublk::remove(id)
 }
