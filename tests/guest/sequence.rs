@@ -52,7 +52,7 @@ fn registry() -> Registry {
 
 /// What is asked for.
 #[derive(Debug, Clone, Default)]
-struct Wishes {
+struct Permissions {
     seed: u64,
     numbers: std::ops::Range<u64>,
     bytes: u64,
@@ -63,30 +63,30 @@ struct Wishes {
     until: Option<(String, String)>,
 }
 
-impl Wishes {
-    fn new(words: &[String]) -> Result<Wishes> {
+impl Permissions {
+    fn new(words: &[String]) -> Result<Permissions> {
         let number = |text: &String| {
             text.parse::<u64>().map_err(|error| Error::invalid(format!("\"{text}\": {error}")))
         };
         let [seed, first, behind_last, bytes, more @ ..] = words else {
             return Err(Error::invalid("expected STACK SEED FIRST BEHIND-LAST BYTES [WORD...]"));
         };
-        let mut wishes = Wishes {
+        let mut permissions = Permissions {
             seed: number(seed)?,
             numbers: number(first)?..number(behind_last)?,
             bytes: number(bytes)?,
-            ..Wishes::default()
+            ..Permissions::default()
         };
         for word in more {
             match word.split_once('=') {
-                None if word == "format" => wishes.format = true,
-                None if word == "rewrite" => wishes.rewrite = true,
-                Some(("discard-on", path)) => wishes.discard_on = Some(path.to_owned()),
-                Some(("message", text)) => wishes.message = Some(text.to_owned()),
+                None if word == "format" => permissions.format = true,
+                None if word == "rewrite" => permissions.rewrite = true,
+                Some(("discard-on", path)) => permissions.discard_on = Some(path.to_owned()),
+                Some(("message", text)) => permissions.message = Some(text.to_owned()),
                 Some(("until", said)) => {
                     let (key, value) =
                         said.split_once("=").ok_or_else(|| Error::invalid("until: expected KEY=VALUE"))?;
-                    wishes.until = Some((key.to_owned(), value.to_owned()));
+                    permissions.until = Some((key.to_owned(), value.to_owned()));
                 }
                 _ => {
                     return Err(Error::invalid(format!(
@@ -95,7 +95,7 @@ impl Wishes {
                 }
             }
         }
-        Ok(wishes)
+        Ok(permissions)
     }
 }
 
@@ -108,7 +108,7 @@ struct InFlight {
 /// A run.
 struct Sequence {
     device: Rc<dyn Device>,
-    wishes: Wishes,
+    permissions: Permissions,
     random: Random,
     block_size: BlockSize,
     blocks: u64,
@@ -116,20 +116,20 @@ struct Sequence {
 }
 
 impl Sequence {
-    async fn run(part: &Arc<dyn DevicePart>, wishes: Wishes) -> Result<()> {
+    async fn run(part: &Arc<dyn DevicePart>, permissions: Permissions) -> Result<()> {
         let device = part.open().await?;
         let block_size = device.geometry().block_size;
-        let (blocks, has) = (wishes.bytes / block_size.bytes(), device.geometry().blocks.0);
-        if wishes.bytes < LONG || blocks > has {
+        let (blocks, has) = (permissions.bytes / block_size.bytes(), device.geometry().blocks.0);
+        if permissions.bytes < LONG || blocks > has {
             return Err(Error::invalid(format!(
                 "{} bytes of a device of {has} blocks of {block_size}: expected at least {LONG}, and at most what it has",
-                wishes.bytes
+                permissions.bytes
             )));
         }
-        let random = Random::new(wishes.seed ^ wishes.numbers.start << 32);
+        let random = Random::new(permissions.seed ^ permissions.numbers.start << 32);
         let mut sequence =
-            Sequence { device, wishes, random, block_size, blocks, in_flight: VecDeque::new() };
-        for number in sequence.wishes.numbers.clone() {
+            Sequence { device, permissions, random, block_size, blocks, in_flight: VecDeque::new() };
+        for number in sequence.permissions.numbers.clone() {
             sequence.begin(number).await?;
         }
         sequence.wait_for(|_| true).await?;
@@ -175,17 +175,17 @@ impl Sequence {
                 )
             }
             _ => {
-                if self.wishes.discard_on.is_some() {
+                if self.permissions.discard_on.is_some() {
                     // Beside the stack there is no order but this.
                     self.wait_for(|_| true).await?;
                 }
-                let wishes = self.wishes.clone();
+                let permissions = self.permissions.clone();
                 runtime::spawn(async move {
-                    match &wishes.discard_on {
+                    match &permissions.discard_on {
                         Some(path) => discard_by_ioctl(path, range, size).await?,
                         None => device.discard(range).await?,
                     }
-                    if wishes.rewrite {
+                    if permissions.rewrite {
                         let data = stamped(range, number, size);
                         device.write(range.start, data.into(), durability).await?;
                     }
@@ -259,13 +259,13 @@ async fn discard_by_ioctl(path: &str, range: BlockRange, size: BlockSize) -> Res
     .await
 }
 
-async fn run(line: String, wishes: Wishes) -> Result<()> {
+async fn run(line: String, permissions: Permissions) -> Result<()> {
     let invalid = |problems: stack::Problems| Error::invalid(problems.to_string());
     let stack = Stack::from_line("the stack", &line, &registry()).map_err(invalid)?;
-    let built = stack.check(wishes.format).map_err(invalid)?.build().await?;
+    let built = stack.check(permissions.format).map_err(invalid)?.build().await?;
     let top = built.top()?;
-    let (message, until) = (wishes.message.clone(), wishes.until.clone());
-    let mut outcome = Sequence::run(&top, wishes).await;
+    let (message, until) = (permissions.message.clone(), permissions.until.clone());
+    let mut outcome = Sequence::run(&top, permissions).await;
     if let Some(message) = message
         && outcome.is_ok()
     {
@@ -291,6 +291,6 @@ fn main() -> Result<()> {
     let [line, more @ ..] = words.as_slice() else {
         return Err(Error::invalid("expected a stack: see the head of this program"));
     };
-    let (line, wishes) = (line.clone(), Wishes::new(more)?);
-    runtime::run(runtime::Config::default(), move || run(line, wishes))?
+    let (line, permissions) = (line.clone(), Permissions::new(more)?);
+    runtime::run(runtime::Config::default(), move || run(line, permissions))?
 }

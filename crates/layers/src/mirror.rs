@@ -47,7 +47,7 @@ mod read;
 mod shared;
 
 pub use self::core::Settings;
-pub use assembly::Wishes;
+pub use assembly::Permissions;
 pub use leg::Mask;
 pub use message::Message;
 pub use missing::MissingLeg;
@@ -119,7 +119,7 @@ pub const KIND: Kind = Kind {
             let names: Vec<String> = names.into_iter().map(str::to_owned).collect();
             let plan = Plan {
                 settings: settings(&arguments, &names)?,
-                wishes: Wishes {
+                permissions: Permissions {
                     degraded: arguments.boolean("degraded")?,
                     rebuild: legs(&arguments, "rebuild", &names)?,
                 },

@@ -17,7 +17,7 @@ pub mod replay;
 pub mod timeline;
 mod zones;
 
-pub use device::{RecordDevicePart, Takes};
+pub use device::{Contents, RecordDevicePart};
 pub use format::Role;
 pub use recorder::{DEFAULT_LIMIT, Recorder};
 pub use timeline::Timeline;
@@ -73,7 +73,7 @@ pub const KIND: Kind = Kind {
     build: |arguments| {
         Call::new(async move {
             let (recorder, role) = recorder(&arguments).await?;
-            let takes = Takes { reads: arguments.boolean("reads")?, data: arguments.boolean("data")? };
+            let takes = Contents { reads: arguments.boolean("reads")?, data: arguments.boolean("data")? };
             let part = RecordDevicePart::new(arguments.device("on")?, recorder, arguments.name(), role)?;
             Ok(Built::Device(Arc::new(part.taking(takes))))
         })

@@ -115,7 +115,7 @@ async fn all_roots(zones: &dyn Zones, layout: &Layout, newest: &Root, reports: &
         }
         let skipped = here.len().saturating_sub(ROOTS);
         all.extend(here.into_iter().skip(skipped).map(|place| {
-            let roots::Place { position, number, root } = place;
+            let roots::RootCopy { position, number, root } = place;
             let boundary = |boundary: &root::Boundary| {
                 let last = &boundary.last;
                 json!({ "epoch": boundary.epoch, "users": last.of(USER), "cleaner": last.of(CLEANER) })

@@ -330,7 +330,7 @@ impl Kit {
         let told = Error::read_only(format!("the log takes no more writes: {}", error.detail()));
         tracing::error!("{told}");
         self.shared.failed.set_first(&told);
-        self.member.ring(shards::FAILED);
+        self.member.notify_others(shards::FAILED);
         told
     }
 

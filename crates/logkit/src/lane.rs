@@ -374,7 +374,7 @@ pub fn commit<O: Owner>(owner: &O, stream: StreamId) {
         appender.recycle(batch.entries);
     }
     if has_decided {
-        kit.member().ring(shards::JOINT);
+        kit.member().notify_others(shards::JOINT);
     }
     kit.flusher.committed(stream);
 }

@@ -4,8 +4,8 @@
 //! lanes and open zones of their own, in the same pool. A task there may wait for a zone that the home frees, and the home's
 //! cleaner for what users write there.
 //!
-//! Each shard has a bell. An [`Event`] is notified on its own shard as a [`Notify`] is, and rings the bells of the others; a
-//! task of each shard listens to its bell and notifies the waiters there. It runs between the turns of the tasks that wait, so a
+//! Each shard has `Notifications`. An [`Event`] is notified on its own shard as a [`Notify`] is, and added to the notifications of the other shards; a
+//! task of each shard waits for them and wakes the waiters there. It runs between the turns of the tasks that wait, so a
 //! task that finds no zone and then registers with the event misses no notification.
 
 use crate::kit::Counters;
@@ -41,26 +41,26 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 
 /// What other shards have notified, until the listener of this shard passes it on.
 #[derive(Debug, Default)]
-pub(crate) struct Bell {
-    rung: AtomicU8,
+pub(crate) struct Notifications {
+    pending: AtomicU8,
     listener: Mutex<Option<Waker>>,
 }
 
-impl Bell {
-    fn ring(&self, events: u8) {
-        self.rung.fetch_or(events, Ordering::AcqRel);
+impl Notifications {
+    fn notify(&self, events: u8) {
+        self.pending.fetch_or(events, Ordering::AcqRel);
         let listener = lock(&self.listener).take();
         if let Some(listener) = listener {
             listener.wake();
         }
     }
 
-    /// Waits until the bell has rung; returns and forgets the events.
-    async fn rung(&self) -> u8 {
+    /// Waits for an event, then returns and clears the events.
+    async fn next(&self) -> u8 {
         std::future::poll_fn(|context| {
-            // Registered first: a ring from here on wakes it.
+            // Registered first: a notification from here on wakes it.
             *lock(&self.listener) = Some(context.waker().clone());
-            match self.rung.swap(0, Ordering::AcqRel) {
+            match self.pending.swap(0, Ordering::AcqRel) {
                 0 => Poll::Pending,
                 events => Poll::Ready(events),
             }
@@ -119,7 +119,7 @@ pub(crate) struct Shared {
     pub(crate) failed: SharedError,
     /// Space of the device below.
     pub(crate) space: SharedSpace,
-    bells: Mutex<Vec<Arc<Bell>>>,
+    members: Mutex<Vec<Arc<Notifications>>>,
     has_others: AtomicBool,
 }
 
@@ -136,7 +136,7 @@ impl Shared {
             stuck: SharedError::default(),
             failed: SharedError::default(),
             space: SharedSpace::default(),
-            bells: Mutex::default(),
+            members: Mutex::default(),
             has_others: AtomicBool::new(false),
         })
     }
@@ -152,37 +152,40 @@ impl Shared {
 #[derive(Debug)]
 pub(crate) struct Member {
     shared: Arc<Shared>,
-    bell: Arc<Bell>,
+    notifications: Arc<Notifications>,
 }
 
 impl Member {
     pub(crate) fn new(shared: Arc<Shared>) -> Rc<Self> {
-        let bell: Arc<Bell> = Arc::default();
-        let mut bells = lock(&shared.bells);
-        bells.push(bell.clone());
-        shared.has_others.store(bells.len() > 1, Ordering::Release);
-        drop(bells);
-        Rc::new(Member { shared, bell })
+        let notifications: Arc<Notifications> = Arc::default();
+        let mut members = lock(&shared.members);
+        members.push(notifications.clone());
+        shared.has_others.store(members.len() > 1, Ordering::Release);
+        drop(members);
+        Rc::new(Member { shared, notifications })
     }
 
-    /// Rings the bells of all other shards.
+    /// Notifies all other shards.
     #[inline]
-    pub(crate) fn ring(&self, events: u8) {
+    pub(crate) fn notify_others(&self, events: u8) {
         if self.shared.has_others() {
             self.ring_others(events);
         }
     }
 
     fn ring_others(&self, events: u8) {
-        let bells = lock(&self.shared.bells);
-        bells.iter().filter(|bell| !Arc::ptr_eq(bell, &self.bell)).for_each(|bell| bell.ring(events));
+        let members = lock(&self.shared.members);
+        members
+            .iter()
+            .filter(|notifications| !Arc::ptr_eq(notifications, &self.notifications))
+            .for_each(|notifications| notifications.notify(events));
     }
 }
 
 impl Drop for Member {
     fn drop(&mut self) {
-        lock(&self.shared.bells).retain(|bell| !Arc::ptr_eq(bell, &self.bell));
-        self.bell.ring(LEFT);
+        lock(&self.shared.members).retain(|notifications| !Arc::ptr_eq(notifications, &self.notifications));
+        self.notifications.notify(LEFT);
     }
 }
 
@@ -202,7 +205,7 @@ impl Event {
     /// Wakes every task that waits, on all shards.
     pub fn notify_all(&self) {
         self.here.notify_all();
-        self.member.ring(self.bit);
+        self.member.notify_others(self.bit);
     }
 
     /// Waits from this call on (not from the first poll on).
@@ -217,10 +220,10 @@ pub(crate) fn listen<O: Owner>(owner: &Rc<O>) {
     if !kit.shared().has_others() {
         return;
     }
-    let (owner, bell): (Weak<O>, _) = (Rc::downgrade(owner), kit.member().bell.clone());
+    let (owner, notifications): (Weak<O>, _) = (Rc::downgrade(owner), kit.member().notifications.clone());
     let listener = async move {
         loop {
-            let events = bell.rung().await;
+            let events = notifications.next().await;
             let Some(owner) = owner.upgrade().filter(|_| events & LEFT == 0) else { break };
             let events_here = &owner.kit().events;
             if events & FREED != 0 {
@@ -259,20 +262,20 @@ mod tests {
         let streams = Arc::new(Streams::new(&none, &none));
         let shared = Shared::new(Arc::new(ZonePool::new(1)), streams, 0);
         let home = Member::new(shared.clone());
-        home.ring(FREED);
-        assert_eq!(home.bell.rung.load(Ordering::Relaxed), 0);
+        home.notify_others(FREED);
+        assert_eq!(home.notifications.pending.load(Ordering::Relaxed), 0);
         let other = Member::new(shared.clone());
-        let bell = other.bell.clone();
+        let notifications = other.notifications.clone();
         let mut context = Context::from_waker(Waker::noop());
-        let mut rung = pin!(bell.rung());
-        assert_eq!(rung.as_mut().poll(&mut context), Poll::Pending);
+        let mut pending = pin!(notifications.next());
+        assert_eq!(pending.as_mut().poll(&mut context), Poll::Pending);
         Event::new(&home, FREED).notify_all();
         Event::new(&home, CLEANER).notify_all();
-        assert_eq!(rung.poll(&mut context), Poll::Ready(FREED | CLEANER));
-        assert_eq!(home.bell.rung.load(Ordering::Relaxed), 0, "it has notified its own waiters");
+        assert_eq!(pending.poll(&mut context), Poll::Ready(FREED | CLEANER));
+        assert_eq!(home.notifications.pending.load(Ordering::Relaxed), 0, "it has notified its own waiters");
         drop(other);
-        assert_eq!(pin!(bell.rung()).poll(&mut context), Poll::Ready(LEFT));
-        assert_eq!(lock(&shared.bells).len(), 1);
+        assert_eq!(pin!(notifications.next()).poll(&mut context), Poll::Ready(LEFT));
+        assert_eq!(lock(&shared.members).len(), 1);
     }
 
     #[test]

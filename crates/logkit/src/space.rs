@@ -19,7 +19,7 @@
 //!
 //! All shards share this state, as they share the zones: a record that waits for space on one shard may be a member of a stream of
 //! another, whose later records can't commit either. That shard refuses and answers the same as the one that writes the record,
-//! each time its bell rings.
+//! each time it is notified.
 
 use crate::entry::{Batch, Entry, Frozen};
 use crate::kit::Kit;
@@ -339,7 +339,7 @@ async fn fill<O: Owner>(
         batch.entries.iter_mut().for_each(|entry| owner.answer(entry, error));
         refuse_waiting(&**owner, error);
         // On other shards, for the records that follow one which is a member of their streams.
-        kit.member().ring(shards::SHORT);
+        kit.member().notify_others(shards::SHORT);
         runtime::sleep(BETWEEN_ATTEMPTS).await;
     }
 }

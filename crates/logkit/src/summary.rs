@@ -33,7 +33,7 @@ struct Raw {
 
 /// Zone and position of a summary.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Place {
+pub struct SummaryAddress {
     /// Zone that the summary describes.
     pub zone: u32,
     /// Number of times that the zone had been reset.
@@ -73,7 +73,7 @@ impl Builder {
     }
 
     /// Writes the summary to `target`, which is [`blocks_with`](Self::blocks_with)`(0)` blocks of zeros.
-    pub fn encode(&self, place: Place, identity: &Identity, block_size: usize, target: &mut [u8]) {
+    pub fn encode(&self, place: SummaryAddress, identity: &Identity, block_size: usize, target: &mut [u8]) {
         let blocks = self.blocks_with(0, block_size);
         debug_assert_eq!(target.len(), blocks * block_size);
         let raw = Raw {
@@ -124,7 +124,7 @@ impl Summary {
     /// [`Error::Protocol`] if there is none of this log, zone and generation; [`Error::Corrupt`] for a damaged one.
     pub fn decode(
         mut blocks: Vec<u8>,
-        place: Place,
+        place: SummaryAddress,
         identity: &Identity,
         block_size: usize,
     ) -> Result<Summary> {
@@ -137,8 +137,11 @@ impl Summary {
             return Err(Error::protocol("summary of another length"));
         }
         let (raw, _) = Raw::ref_from_prefix(last).map_err(|_| Error::protocol("summary cut short"))?;
-        let found =
-            Place { zone: raw.zone.get(), generation: raw.generation.get(), position: raw.position.get() };
+        let found = SummaryAddress {
+            zone: raw.zone.get(),
+            generation: raw.generation.get(),
+            position: raw.position.get(),
+        };
         if raw.uuid != identity.uuid.into_bytes() || found != place {
             return Err(Error::protocol(format!("summary of {found:?}; expected {place:?}")));
         }
@@ -209,7 +212,7 @@ mod tests {
                 builder.push(&header(sequence));
                 assert_eq!(builder.blocks_with(0, BLOCK), expected);
             }
-            let place = Place { zone: 3, generation: 4, position: 100 };
+            let place = SummaryAddress { zone: 3, generation: 4, position: 100 };
             let mut blocks = vec![0; builder.blocks_with(0, BLOCK) * BLOCK];
             builder.encode(place, &IDENTITY, BLOCK, &mut blocks);
             assert_eq!(blocks_of(&blocks[blocks.len() - BLOCK..]), Ok((blocks.len() / BLOCK) as u32));
@@ -221,7 +224,7 @@ mod tests {
                 damaged[byte] ^= 1;
                 assert!(Summary::decode(damaged, place, &IDENTITY, BLOCK).is_err(), "{byte}");
             }
-            let elsewhere = Place { generation: 5, ..place };
+            let elsewhere = SummaryAddress { generation: 5, ..place };
             assert!(Summary::decode(blocks.clone(), elsewhere, &IDENTITY, BLOCK).is_err());
         }
     }

@@ -48,13 +48,13 @@ pub fn bench(arguments: &Bench) -> Result<(), Failure> {
 
 /// Type of an argument.
 #[derive(Debug)]
-enum What {
+enum Subject {
     Plan { text: String },
     JobFile { text: String },
     Stack,
 }
 
-fn what_is(argument: &str) -> Result<What, Failure> {
+fn what_is(argument: &str) -> Result<Subject, Failure> {
     let path = Path::new(argument);
     let has_ending = |ending: &str| path.extension().is_some_and(|found| found == ending);
     let is_meant_as_file = has_ending("fio") || has_ending("toml");
@@ -68,18 +68,18 @@ fn what_is(argument: &str) -> Result<What, Failure> {
         return Err(Failure::Usage(format!("{argument}: no such file")));
     }
     if !is_meant_as_file {
-        return Ok(What::Stack);
+        return Ok(Subject::Stack);
     }
     let text = std::fs::read_to_string(path)
         .map_err(|error| Failure::Usage(format!("{argument}: can't read this file: {error}")))?;
     if has_ending("fio") {
-        return Ok(What::JobFile { text });
+        return Ok(Subject::JobFile { text });
     }
     let is_stack = text
         .lines()
         .map(str::trim)
         .any(|line| ["[device.", "[zones.", "[door."].iter().any(|section| line.starts_with(section)));
-    Ok(if is_stack { What::Stack } else { What::Plan { text } })
+    Ok(if is_stack { Subject::Stack } else { Subject::Plan { text } })
 }
 
 fn shell_quoted(text: &str) -> String {
@@ -87,11 +87,11 @@ fn shell_quoted(text: &str) -> String {
 }
 
 /// Base of relative names in an argument.
-fn folder_of(argument: &str, what: &What) -> std::io::Result<PathBuf> {
+fn folder_of(argument: &str, what: &Subject) -> std::io::Result<PathBuf> {
     match what {
         // fio's names begin where it was started, and a stack file knows its own folder.
-        What::JobFile { .. } | What::Stack => std::env::current_dir(),
-        What::Plan { .. } => {
+        Subject::JobFile { .. } | Subject::Stack => std::env::current_dir(),
+        Subject::Plan { .. } => {
             let path = std::path::absolute(argument)?;
             Ok(path.parent().map(Path::to_owned).unwrap_or(path))
         }
@@ -141,7 +141,7 @@ fn run_all(arguments: &Bench, stop: &Stop, screen: &Arc<Screen>) -> Result<(), F
 
 fn prepare<'a>(
     argument: &str,
-    what: &What,
+    what: &Subject,
     arguments: &Bench,
     setting: Setting<'a>,
 ) -> Result<Benchmark<'a>, Failure> {
@@ -149,16 +149,18 @@ fn prepare<'a>(
     let refuse =
         |option: &str, what: &str| Err(Failure::Usage(format!("{argument}: {option} is for {what}")));
     match what {
-        What::Plan { .. } | What::Stack if arguments.on.is_some() => refuse("--on", "fio job files"),
-        What::Plan { .. } | What::JobFile { .. } if arguments.writes => {
+        Subject::Plan { .. } | Subject::Stack if arguments.on.is_some() => refuse("--on", "fio job files"),
+        Subject::Plan { .. } | Subject::JobFile { .. } if arguments.writes => {
             refuse("--writes", "a stack; a plan and a job file define their writes")
         }
-        What::JobFile { .. } | What::Stack if arguments.repetitions.is_some() => {
+        Subject::JobFile { .. } | Subject::Stack if arguments.repetitions.is_some() => {
             refuse("--repetitions", "plans")
         }
-        What::JobFile { .. } | What::Stack if arguments.runtime.is_some() => refuse("--runtime", "plans"),
-        What::JobFile { .. } | What::Stack if arguments.full => refuse("--full", "plans"),
-        What::Plan { text } => {
+        Subject::JobFile { .. } | Subject::Stack if arguments.runtime.is_some() => {
+            refuse("--runtime", "plans")
+        }
+        Subject::JobFile { .. } | Subject::Stack if arguments.full => refuse("--full", "plans"),
+        Subject::Plan { text } => {
             let mut plan = Plan::parse(argument, text)?;
             if arguments.full {
                 let text = format!("{argument}: --full: this plan has no table [full]");
@@ -167,12 +169,12 @@ fn prepare<'a>(
             plan.shorten(arguments.repetitions, arguments.runtime);
             Benchmark::of_plan(plan, setting).map_err(Failure::Usage)
         }
-        What::JobFile { text } => {
+        Subject::JobFile { text } => {
             let jobs = JobFile::parse(argument, text, &|name| std::env::var(name).ok())?;
             let on = arguments.on.as_deref().map(|stack| On { stack, format: arguments.format });
             Benchmark::of_job_file(argument, jobs, on, setting).map_err(Failure::Usage)
         }
-        What::Stack => {
+        Subject::Stack => {
             let kind = argument.split('(').next().unwrap_or_default();
             let name = if argument.ends_with(".toml") { &stem } else { kind };
             Benchmark::of_stack(name, argument, arguments.writes, setting).map_err(Failure::Usage)

@@ -8,7 +8,7 @@ use crate::output::{print, print_json, print_line};
 use layers::record::Timeline;
 use layers::record::format::{Shape, Submission};
 use layers::record::replay::{Choice, write_image};
-use layers::record::timeline::{Ending, Event, What};
+use layers::record::timeline::{Ending, Event, EventKind};
 use runtime::Config;
 use serde_json::json;
 use stack::format_size;
@@ -104,7 +104,7 @@ impl Device {
         let mut counts: BTreeMap<&'static str, (u64, u64)> = BTreeMap::new();
         let events = timeline.events.iter().filter(|event| usize::from(event.device) == number);
         for event in events {
-            if let What::Submitted(submission) = &event.what {
+            if let EventKind::Submitted(submission) = &event.what {
                 let (what, _, bytes) = parts(submission);
                 let count = counts.entry(what).or_default();
                 *count = (count.0 + 1, count.1 + bytes);
@@ -150,16 +150,18 @@ fn parts(submission: &Submission) -> (&'static str, String, u64) {
 
 fn describe(event: &Event) -> String {
     match &event.what {
-        What::Joined => "joined".into(),
-        What::Submitted(submission) => {
+        EventKind::Joined => "joined".into(),
+        EventKind::Submitted(submission) => {
             let (what, place, _) = parts(submission);
             format!("{what} {place}").trim_end().to_owned()
         }
-        What::Completed(completion) if completion.errno == 0 => format!("completed {}", completion.submitted),
-        What::Completed(completion) => {
+        EventKind::Completed(completion) if completion.errno == 0 => {
+            format!("completed {}", completion.submitted)
+        }
+        EventKind::Completed(completion) => {
             format!("failed {} (errno {})", completion.submitted, completion.errno)
         }
-        What::Ended => "the end".into(),
+        EventKind::Ended => "the end".into(),
     }
 }
 

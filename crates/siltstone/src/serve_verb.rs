@@ -3,7 +3,7 @@
 use crate::arguments::{Format, Serve};
 use crate::attach::server::{Attached, HolderConnection};
 use crate::control::operated::{ExtraDoor, OperatedStack, ServerFacts};
-use crate::control::place::{Identity, Place};
+use crate::control::place::{ControlAddress, Identity};
 use crate::control::server::ControlServer;
 use crate::failure::Failure;
 use crate::kinds::registry;
@@ -59,17 +59,17 @@ pub fn serve(arguments: &Serve) -> Result<(), Failure> {
 }
 
 /// Address at which it listens for operators; `None` with `--no-control`.
-fn control_place(arguments: &Serve, stack: &Stack) -> Result<Option<Place>, Failure> {
+fn control_place(arguments: &Serve, stack: &Stack) -> Result<Option<ControlAddress>, Failure> {
     if arguments.no_control {
         return Ok(None);
     }
     if let Some(path) = &arguments.control {
         let path = std::path::absolute(path)
             .map_err(|error| Failure::Usage(format!("--control {}: {error}", path.display())))?;
-        return Ok(Some(Place::At(path)));
+        return Ok(Some(ControlAddress::At(path)));
     }
     let identity = Identity::of_file(&arguments.stack).map_or_else(|| Identity::of_text(stack), Ok);
-    Ok(Some(Place::Of(identity?)))
+    Ok(Some(ControlAddress::Of(identity?)))
 }
 
 /// Path in an address: clients may have another working directory.
@@ -106,7 +106,7 @@ async fn open(
     plan: &Plan,
     name: String,
     doors: Doors,
-    place: Option<Place>,
+    place: Option<ControlAddress>,
     as_json: bool,
 ) -> Result<(), Failure> {
     // It comes first: a second server of a stack is refused before it opens anything, and requests are meanwhile

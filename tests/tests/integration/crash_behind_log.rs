@@ -13,7 +13,7 @@ use block::{
     Result,
 };
 use layers::linear::part_of;
-use layers::mirror::{MirrorPart, Plan, Settings, Wishes};
+use layers::mirror::{MirrorPart, Permissions, Plan, Settings};
 use layers::record::replay::ImageDisk;
 use layers::writecache::{Options, WriteCachePart};
 use siltstone_tests::oracle::{Opening, Oracle, Report, Violation, in_simulation, seed};
@@ -61,9 +61,15 @@ async fn mirror(
         sync_speed_max: 0,
         first_leg: false,
     };
-    let wishes = Wishes { degraded, rebuild: 0 };
-    MirrorPart::open(Plan { legs, settings, wishes, format, bitmap_chunk: format.then_some(sizes.chunk) })
-        .await
+    let permissions = Permissions { degraded, rebuild: 0 };
+    MirrorPart::open(Plan {
+        legs,
+        settings,
+        permissions,
+        format,
+        bitmap_chunk: format.then_some(sizes.chunk),
+    })
+    .await
 }
 
 async fn open(

@@ -13,7 +13,7 @@ use block::{
 };
 use conformance::budget::Budget;
 use layers::fault::{FaultDevicePart, parse_rules};
-use layers::mirror::{MirrorPart, Plan, Settings, Wishes};
+use layers::mirror::{MirrorPart, Permissions, Plan, Settings};
 use layers::record::replay::{Choice, Cursor, History, Image, ImageDisk};
 use layers::record::{RecordDevicePart, Recorder, Role};
 use runtime::Random;
@@ -65,7 +65,7 @@ async fn mirror(settings: &Settings, legs: Vec<Leg>, format: bool, degraded: boo
     let plan = Plan {
         legs: legs.into_iter().map(|(name, leg)| (name.to_owned(), leg)).collect(),
         settings,
-        wishes: Wishes { degraded, rebuild: 0 },
+        permissions: Permissions { degraded, rebuild: 0 },
         format,
         bitmap_chunk: format.then_some(16 << 10),
     };

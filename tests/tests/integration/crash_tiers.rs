@@ -12,7 +12,7 @@
 use block::{BlockCount, BlockRange, BlockSize, DeviceGeometry, DevicePart, Part, Result, Status};
 use layers::cache::{self, CachePart, Mode};
 use layers::linear::part_of;
-use layers::mirror::{MirrorPart, Plan, Settings, Wishes};
+use layers::mirror::{MirrorPart, Permissions, Plan, Settings};
 use layers::record::replay::ImageDisk;
 use layers::record::replay::Search;
 use layers::stripe::stripe;
@@ -122,8 +122,8 @@ async fn raid10(
             sync_speed_max: 0,
             first_leg: false,
         };
-        let wishes = Wishes { degraded: legs.len() < 2, rebuild: 0 };
-        let plan = Plan { legs, settings, wishes, format, bitmap_chunk: format.then_some(16 << 10) };
+        let permissions = Permissions { degraded: legs.len() < 2, rebuild: 0 };
+        let plan = Plan { legs, settings, permissions, format, bitmap_chunk: format.then_some(16 << 10) };
         mirrors.push(Arc::new(MirrorPart::open(plan).await?));
     }
     Ok((Arc::new(stripe(mirrors.clone(), 16 << 10)?), mirrors))

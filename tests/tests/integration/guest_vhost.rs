@@ -4,7 +4,7 @@
 
 use layers::record::Timeline;
 use layers::record::format::Submission;
-use layers::record::timeline::What;
+use layers::record::timeline::EventKind;
 use rustix::process::Signal;
 use siltstone_tests::foreign::Server;
 use siltstone_tests::guest::Options;
@@ -22,9 +22,9 @@ fn writes_and_flushes(timeline: &Path) -> Vec<char> {
         runtime::run(runtime::Config::default(), move || async move { Timeline::read(&path).await });
     let timeline = timeline.expect("the runtime runs").expect("a recorded run");
     let events = timeline.events.iter().filter_map(|event| match &event.what {
-        What::Submitted(Submission::Write { offset, .. }) if *offset == 4096 => Some('1'),
-        What::Submitted(Submission::Write { offset, .. }) if *offset == 8192 => Some('2'),
-        What::Submitted(Submission::Flush) => Some('f'),
+        EventKind::Submitted(Submission::Write { offset, .. }) if *offset == 4096 => Some('1'),
+        EventKind::Submitted(Submission::Write { offset, .. }) if *offset == 8192 => Some('2'),
+        EventKind::Submitted(Submission::Flush) => Some('f'),
         _ => None,
     });
     events.collect()

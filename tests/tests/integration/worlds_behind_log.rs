@@ -18,7 +18,7 @@ use block::{
     Result,
 };
 use layers::linear::part_of;
-use layers::mirror::{MirrorPart, Plan, Settings, Wishes};
+use layers::mirror::{MirrorPart, Permissions, Plan, Settings};
 use layers::record::replay::ImageDisk;
 use layers::writecache::{Options, Order, WriteCachePart};
 use runtime::{Random, SimulatedFaults};
@@ -82,7 +82,7 @@ impl<const ORDERED: bool> Setup<ORDERED> {
         };
         let plan = Plan {
             settings,
-            wishes: Wishes { degraded: legs.len() == 1, rebuild: 0 },
+            permissions: Permissions { degraded: legs.len() == 1, rebuild: 0 },
             format,
             bitmap_chunk: format.then_some(self.chunk),
             legs: legs.into_iter().map(|(name, leg)| (name.to_owned(), leg)).collect(),

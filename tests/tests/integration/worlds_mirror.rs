@@ -2,7 +2,7 @@
 //! operator's messages, power cuts at any time; checked against a model. `worlds` says what a seed is.
 
 use block::{Device, DevicePart, Error, Part, Result};
-use layers::mirror::{Mask, MirrorPart, Plan, Settings, Wishes};
+use layers::mirror::{Mask, MirrorPart, Permissions, Plan, Settings};
 use runtime::{Random, SimulatedFaults};
 use siltstone_tests::worlds::{
     self, Change, Disks, File, Finds, Life, Loss, Stop, Subject, keeps_its_promises, pick, read_all, try_seed,
@@ -97,7 +97,7 @@ impl Setup {
         let degraded = life.lost.is_some() || is_one && life.seed.is_multiple_of(3);
         Plan {
             settings,
-            wishes: Wishes { degraded, rebuild: renumbered(rebuild) },
+            permissions: Permissions { degraded, rebuild: renumbered(rebuild) },
             format: life.format,
             bitmap_chunk: life.format.then_some(self.chunk),
             legs: legs.into_iter().map(|(leg, part)| (NAMES[leg].to_owned(), part)).collect(),

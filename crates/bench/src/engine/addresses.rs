@@ -39,10 +39,10 @@ pub struct Addresses {
     mixed_reads: Option<u32>,
     fixed: Direction,
     sizes: [BlockSizes; 3],
-    place: Place,
+    pattern: AccessPattern,
 }
 
-enum Place {
+enum AccessPattern {
     /// Next offset of each direction.
     Sequential([u64; 3]),
     /// Blocks of `unit` bytes in a drawn order, repeatedly.
@@ -69,14 +69,16 @@ impl Addresses {
         let per = &job.block_size;
         let unit = job.smallest_request();
         let count = (region.length / unit).max(1);
-        let place = match job.random_distribution {
-            _ if !job.rw.is_random() => Place::Sequential([0; 3]),
-            Distribution::Zipf { theta } => {
-                Place::Zipf { unit, ranks: Zipf::new(count, theta), order: Permutation::new(count, seed) }
-            }
-            Distribution::Uniform if job.norandommap => Place::Independent { unit, count },
+        let pattern = match job.random_distribution {
+            _ if !job.rw.is_random() => AccessPattern::Sequential([0; 3]),
+            Distribution::Zipf { theta } => AccessPattern::Zipf {
+                unit,
+                ranks: Zipf::new(count, theta),
+                order: Permutation::new(count, seed),
+            },
+            Distribution::Uniform if job.norandommap => AccessPattern::Independent { unit, count },
             Distribution::Uniform => {
-                Place::Permuted { unit, order: Permutation::new(count, seed), next: 0, seed }
+                AccessPattern::Permuted { unit, order: Permutation::new(count, seed), next: 0, seed }
             }
         };
         let fixed = match (job.rw.reads(), job.rw.writes()) {
@@ -90,7 +92,7 @@ impl Addresses {
             mixed_reads: job.rw.is_mixed().then_some(job.rwmixread),
             fixed,
             sizes: [per.read, per.write, per.trim],
-            place,
+            pattern,
         }
     }
 
@@ -113,8 +115,8 @@ impl Addresses {
             false => sizes.min * (1 + self.random.below(sizes.max / sizes.min)),
         };
         let (random, region) = (&mut self.random, &self.region);
-        let offset = match &mut self.place {
-            Place::Sequential(positions) => {
+        let offset = match &mut self.pattern {
+            AccessPattern::Sequential(positions) => {
                 let position = &mut positions[direction as usize];
                 if *position + length > region.length {
                     *position = 0;
@@ -123,7 +125,7 @@ impl Addresses {
                 *position += length;
                 offset
             }
-            Place::Permuted { unit, order, next, seed } => {
+            AccessPattern::Permuted { unit, order, next, seed } => {
                 if *next == order.count {
                     *seed = seed.wrapping_add(1);
                     (*order, *next) = (Permutation::new(order.count, *seed), 0);
@@ -131,8 +133,8 @@ impl Addresses {
                 *next += 1;
                 order.at(*next - 1) * *unit
             }
-            Place::Independent { unit, count } => random.below(*count) * *unit,
-            Place::Zipf { unit, ranks, order } => order.at(ranks.draw(random)) * *unit,
+            AccessPattern::Independent { unit, count } => random.below(*count) * *unit,
+            AccessPattern::Zipf { unit, ranks, order } => order.at(ranks.draw(random)) * *unit,
         };
         // A long request near the end begins earlier, so that it fits.
         let offset = offset.min(region.length - length.min(region.length));

@@ -14,7 +14,7 @@ use std::path::Path;
 use std::time::Duration;
 
 /// Device of jobs.
-struct Place {
+struct JobDevice {
     /// Name as given by the user: a file, or a stack.
     name: String,
     /// Text from which [`Stack::load`] makes the stack.
@@ -27,7 +27,7 @@ struct Place {
 /// Jobs and their devices.
 pub(super) struct Files {
     pub name: String,
-    places: Vec<Place>,
+    places: Vec<JobDevice>,
     /// Jobs with the number of their device; no two have the same name.
     jobs: Vec<(usize, Job)>,
     /// Whether the device is a stack of the user's, and is formatted.
@@ -88,7 +88,7 @@ impl Files {
         for (number, target) in targets.into_iter().enumerate() {
             let jobs: Vec<&Job> =
                 placed.iter().filter(|(place, _)| *place == number).map(|(_, job)| job).collect();
-            match Place::new(file, target, &jobs, on_stack, setting, notes) {
+            match JobDevice::new(file, target, &jobs, on_stack, setting, notes) {
                 Ok(place) => places.push(place),
                 Err(problem) => problems.push(problem),
             }
@@ -185,7 +185,7 @@ impl Files {
     }
 }
 
-impl Place {
+impl JobDevice {
     fn new(
         file: &str,
         target: String,
@@ -193,7 +193,7 @@ impl Place {
         on_stack: Option<bool>,
         setting: Setting<'_>,
         notes: &mut Vec<String>,
-    ) -> Result<Place, String> {
+    ) -> Result<JobDevice, String> {
         let mut fill = false;
         let text = match on_stack {
             Some(_) => target.clone(),
@@ -212,7 +212,7 @@ impl Place {
         let stack = load(&text, on_stack, setting)?;
         stacks::check_jobs(&stack, None, jobs.iter().copied())
             .map_err(|problem| format!("{target}: {problem}"))?;
-        Ok(Place { name: target, text, stack, fill })
+        Ok(JobDevice { name: target, text, stack, fill })
     }
 }
 

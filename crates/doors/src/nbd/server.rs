@@ -348,29 +348,29 @@ fn hand_over(shared: &Arc<Shared>, stream: Stream, shard: ShardIndex) -> bool {
             return false;
         }
     };
-    let place = Place::take(shared.clone());
+    let place = ConnectionCount::take(shared.clone());
     runtime::spawn_on(shard, move || run_connection(remote, place)).detach();
     true
 }
 
 /// Counts a connection against `max_connections`.
-struct Place(Arc<Shared>);
+struct ConnectionCount(Arc<Shared>);
 
-impl Place {
-    fn take(shared: Arc<Shared>) -> Place {
+impl ConnectionCount {
+    fn take(shared: Arc<Shared>) -> ConnectionCount {
         shared.connections.fetch_add(1, Ordering::Relaxed);
-        Place(shared)
+        ConnectionCount(shared)
     }
 }
 
-impl Drop for Place {
+impl Drop for ConnectionCount {
     fn drop(&mut self) {
         self.0.connections.fetch_sub(1, Ordering::Relaxed);
     }
 }
 
 /// Serves a connection on its shard; it is in the shard's list until it ends.
-async fn run_connection(remote: RemoteStream, place: Place) {
+async fn run_connection(remote: RemoteStream, place: ConnectionCount) {
     let Some(part) = place.0.parts.here() else { return };
     let number = part.next_connection.get();
     part.next_connection.set(number + 1);

@@ -25,7 +25,7 @@ pub enum Found {
 
 /// Permissions that the stack gives for this opening.
 #[derive(Debug, Clone, Default)]
-pub struct Wishes {
+pub struct Permissions {
     /// Whether to start without missing legs.
     pub degraded: bool,
     /// Legs that may be overwritten if they don't belong to the mirror.
@@ -57,7 +57,7 @@ pub struct Assembly {
 ///
 /// # Errors
 /// An error with the reason why the mirror can't be started, and the remedy.
-pub fn assemble(names: &[String], found: &[Found], wishes: &Wishes) -> Result<Assembly> {
+pub fn assemble(names: &[String], found: &[Found], permissions: &Permissions) -> Result<Assembly> {
     let members: Vec<(usize, &Superblock)> = found
         .iter()
         .enumerate()
@@ -66,7 +66,7 @@ pub fn assemble(names: &[String], found: &[Found], wishes: &Wishes) -> Result<As
             _ => None,
         })
         .collect();
-    let (authority, authoritative) = choose_authority(names, found, &members, wishes)?;
+    let (authority, authoritative) = choose_authority(names, found, &members, permissions)?;
     let mut assembly = Assembly {
         slots: authoritative.slots.clone(),
         slot_of: vec![None; names.len()],
@@ -80,16 +80,24 @@ pub fn assemble(names: &[String], found: &[Found], wishes: &Wishes) -> Result<As
     let mut reasons: Vec<String> = Vec::new();
     for (leg, superblock) in &members {
         if superblock.array != authoritative.array {
-            if wishes.rebuild & 1 << leg == 0 {
+            if permissions.rebuild & 1 << leg == 0 {
                 return Err(of_another_mirror(names, *leg, superblock.array, authority, authoritative.array));
             }
             continue;
         }
         let is_alone = !went_on_with(superblock, authoritative, &members);
-        assign_role(names, &mut assembly, (*leg, superblock), authoritative, is_alone, wishes, &mut reasons)?;
+        assign_role(
+            names,
+            &mut assembly,
+            (*leg, superblock),
+            authoritative,
+            is_alone,
+            permissions,
+            &mut reasons,
+        )?;
     }
-    join_wished(names, &mut assembly, found, wishes)?;
-    settle_missing(names, &mut assembly, found, authoritative, wishes, &reasons)?;
+    join_wished(names, &mut assembly, found, permissions)?;
+    settle_missing(names, &mut assembly, found, authoritative, permissions, &reasons)?;
     choose_source(&mut assembly, authoritative);
     Ok(assembly)
 }
@@ -99,12 +107,12 @@ fn choose_authority<'a>(
     names: &[String],
     found: &[Found],
     members: &[(usize, &'a Superblock)],
-    wishes: &Wishes,
+    permissions: &Permissions,
 ) -> Result<(usize, &'a Superblock)> {
     let left_behind = |of: &Superblock, slot: usize| {
         of.slots.get(slot).is_some_and(|slot| matches!(slot.state, SlotState::Failed | SlotState::Removed))
     };
-    let is_listed = |leg: usize| wishes.rebuild & 1 << leg != 0;
+    let is_listed = |leg: usize| permissions.rebuild & 1 << leg != 0;
     let mut candidates: Vec<(usize, &Superblock)> =
         members.iter().filter(|(_, it)| it.slots[it.own].state == SlotState::Active).copied().collect();
     // The superblock that records a failed leg may have been written only to a leg that is being rebuilt.
@@ -217,11 +225,11 @@ fn assign_role(
     (leg, superblock): (usize, &Superblock),
     authoritative: &Superblock,
     went_on_alone: bool,
-    wishes: &Wishes,
+    permissions: &Permissions,
     reasons: &mut Vec<String>,
 ) -> Result<()> {
     let (bit, slot) = (1 << leg, superblock.own);
-    let may_go = wishes.rebuild & bit != 0;
+    let may_go = permissions.rebuild & bit != 0;
     let Some(known) =
         authoritative.slots.get(slot).filter(|_| superblock.slots.len() == authoritative.slots.len())
     else {
@@ -267,9 +275,14 @@ fn assign_role(
 }
 
 /// Gives free slots to legs that `rebuild` names and that don't belong to the mirror.
-fn join_wished(names: &[String], assembly: &mut Assembly, found: &[Found], wishes: &Wishes) -> Result<()> {
+fn join_wished(
+    names: &[String],
+    assembly: &mut Assembly,
+    found: &[Found],
+    permissions: &Permissions,
+) -> Result<()> {
     let belong = assembly.active | assembly.rebuilding;
-    for leg in each(wishes.rebuild & !belong) {
+    for leg in each(permissions.rebuild & !belong) {
         if let Found::Unreadable(error) = &found[leg] {
             return Err(error.in_context(format!("rebuild: leg \"{}\" can't be read", names[leg])));
         }
@@ -298,7 +311,7 @@ fn settle_missing(
     assembly: &mut Assembly,
     found: &[Found],
     authoritative: &Superblock,
-    wishes: &Wishes,
+    permissions: &Permissions,
     reasons: &[String],
 ) -> Result<()> {
     for slot in 0..assembly.slots.len() {
@@ -311,7 +324,7 @@ fn settle_missing(
         };
         let is_missed = assembly.slots[slot].state == SlotState::Failed
             && authoritative.slots[slot].state == SlotState::Active;
-        if !is_missed || wishes.degraded {
+        if !is_missed || permissions.degraded {
             continue;
         }
         let mut whys = reasons.to_vec();
@@ -400,7 +413,7 @@ mod tests {
 
     fn assembled(found: &[Found], degraded: bool, rebuild: Mask) -> Result<Assembly> {
         let names: Vec<String> = ["x", "y", "z"].iter().map(|name| (*name).to_owned()).collect();
-        assemble(&names[..found.len()], found, &Wishes { degraded, rebuild })
+        assemble(&names[..found.len()], found, &Permissions { degraded, rebuild })
     }
 
     #[track_caller]

@@ -1,7 +1,7 @@
 //! Formatting and opening: superblocks and bitmaps are read, the legs' roles are decided ([`assembly`](super::assembly)), and
 //! recorded on all members before the first request.
 
-use super::assembly::{Assembly, Found, Wishes, assemble};
+use super::assembly::{Assembly, Found, Permissions, assemble};
 use super::behind::Behind;
 use super::chunks::Chunks;
 use super::core::{Core, Settings};
@@ -28,7 +28,7 @@ pub struct Plan {
     /// Settings of the open mirror.
     pub settings: Settings,
     /// Permissions for this opening.
-    pub wishes: Wishes,
+    pub permissions: Permissions,
     /// Whether to create the mirror from scratch.
     pub format: bool,
     /// Size of the chunk of one bit, in bytes; `None`: the existing one, or 64 MiB with `format`.
@@ -95,7 +95,7 @@ pub async fn open(plan: Plan) -> Result<Rc<Core>> {
         found = examine_all(&devices, block_size).await;
     }
     let names: Vec<String> = plan.legs.iter().map(|(name, _)| name.clone()).collect();
-    let assembly = assemble(&names, &found, &plan.wishes)?;
+    let assembly = assemble(&names, &found, &plan.permissions)?;
     let Found::Member(authoritative) = &found[assembly.authority] else {
         return Err(Error::corrupt("mirror: the authoritative superblock is missing"));
     };

@@ -17,12 +17,12 @@ pub(super) const LONGEST_WRITE: usize = 1 << 30;
 pub struct RecordDevicePart {
     inner: Arc<dyn DevicePart>,
     membership: Membership,
-    takes: Takes,
+    takes: Contents,
 }
 
 /// Optional contents of the recording.
 #[derive(Debug, Clone, Copy)]
-pub struct Takes {
+pub struct Contents {
     /// Whether ranges of reads are recorded.
     pub reads: bool,
     /// Whether written data is recorded; otherwise zeros in its place.
@@ -71,13 +71,13 @@ impl RecordDevicePart {
     pub fn new(inner: Arc<dyn DevicePart>, recorder: Arc<Recorder>, name: &str, role: Role) -> Result<Self> {
         let shape = Shape::Device(inner.geometry().clone());
         let entry = DeviceEntry { name: name.to_owned(), role, shape };
-        let takes = Takes { reads: false, data: true };
+        let takes = Contents { reads: false, data: true };
         Ok(RecordDevicePart { inner, membership: Membership::join(recorder, &entry)?, takes })
     }
 
     /// Sets the optional contents.
     #[must_use]
-    pub fn taking(self, takes: Takes) -> Self {
+    pub fn taking(self, takes: Contents) -> Self {
         RecordDevicePart { takes, ..self }
     }
 
@@ -157,7 +157,7 @@ impl Log {
 struct RecordDevice {
     inner: Rc<dyn Device>,
     log: Log,
-    takes: Takes,
+    takes: Contents,
 }
 
 impl RecordDevice {

@@ -38,12 +38,12 @@ pub struct Event {
     /// Number of the device.
     pub device: u16,
     /// Contents of the event.
-    pub what: What,
+    pub what: EventKind,
 }
 
 /// Contents of an event.
 #[derive(Debug)]
-pub enum What {
+pub enum EventKind {
     /// A device joined.
     Joined,
     /// An operation was submitted.
@@ -173,13 +173,13 @@ impl Parser {
                     )));
                 }
                 self.timeline.devices.push(entry);
-                What::Joined
+                EventKind::Joined
             }
             RecordType::Submit => {
                 let submission = Submission::decode(&self.bytes, range.clone())?;
                 self.check(header.device, &submission)?;
                 open = Some(header.device);
-                What::Submitted(submission)
+                EventKind::Submitted(submission)
             }
             RecordType::Complete => {
                 let completion = Completion::decode(body)?;
@@ -192,11 +192,11 @@ impl Parser {
                     return Err(Error::corrupt(text));
                 }
                 place.into_iter().for_each(|place| *place = None);
-                What::Completed(completion)
+                EventKind::Completed(completion)
             }
             RecordType::End => {
                 self.timeline.ending = Ending::Clean;
-                What::Ended
+                EventKind::Ended
             }
         };
         self.at = range.end;

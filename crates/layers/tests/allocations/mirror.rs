@@ -3,7 +3,7 @@
 
 use block::{BlockSize, DevicePart, Part};
 use conformance::allocations::{CLIENTS, counted, reads, writes};
-use layers::mirror::{MirrorPart, Plan, Settings, Wishes};
+use layers::mirror::{MirrorPart, Permissions, Plan, Settings};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -28,7 +28,7 @@ fn of(write_behind: u64) -> (u64, u64) {
         let plan = Plan {
             legs: vec![("a".to_owned(), ram()), ("b".to_owned(), ram())],
             settings,
-            wishes: Wishes { degraded: false, rebuild: 0 },
+            permissions: Permissions { degraded: false, rebuild: 0 },
             format: true,
             bitmap_chunk: None,
         };

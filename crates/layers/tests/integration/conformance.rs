@@ -4,7 +4,7 @@ use block::{BlockCount, BlockSize, DeviceGeometry, DevicePart, ZonesPart};
 use layers::fault::{FaultDevicePart, FaultZonesPart, parse_rules};
 use layers::model::ModelPart;
 use layers::record::replay::ImageDisk;
-use layers::record::{RecordDevicePart, RecordZonesPart, Recorder, Role, Takes};
+use layers::record::{Contents, RecordDevicePart, RecordZonesPart, Recorder, Role};
 use layers::stats::{StatsDevicePart, StatsZonesPart};
 use layers::writecache::{Options, Order, WriteCachePart};
 use stack::Contract;
@@ -131,7 +131,7 @@ fn record_on_a_device() {
 fn record_with_reads_and_without_data() {
     device(|| {
         let part = RecordDevicePart::new(disk(), Recorder::in_memory(), "disk", Role::Client);
-        Arc::new(part.expect("a new timeline takes it").taking(Takes { reads: true, data: false }))
+        Arc::new(part.expect("a new timeline takes it").taking(Contents { reads: true, data: false }))
     });
 }
 

@@ -6,7 +6,7 @@ use block::{
     ZeroMode,
 };
 use layers::fault::{FaultDevicePart, parse_rules};
-use layers::mirror::{MirrorPart, MissingLeg, Plan, Settings, Wishes};
+use layers::mirror::{MirrorPart, MissingLeg, Permissions, Plan, Settings};
 use layers::record::replay::ImageDisk;
 use layers::writecache::{Options, WriteCachePart};
 use stack::Contract;
@@ -40,7 +40,7 @@ fn plan(legs: &[Arc<dyn DevicePart>], format: bool) -> Plan {
     Plan {
         legs: names.zip(legs.iter().cloned()).collect(),
         settings: settings(),
-        wishes: Wishes::default(),
+        permissions: Permissions::default(),
         format,
         bitmap_chunk: format.then_some(16 << 10),
     }
@@ -160,16 +160,17 @@ fn legs_that_each_went_on_alone_are_refused_until_one_is_named() {
         settled(&part).await;
         part.close().await.unwrap();
         for (leg, byte) in [(&a, 1), (&b, 2)] {
-            let wishes = Wishes { degraded: true, rebuild: 0 };
-            let part =
-                MirrorPart::open(Plan { wishes, ..plan(std::slice::from_ref(leg), false) }).await.unwrap();
+            let permissions = Permissions { degraded: true, rebuild: 0 };
+            let part = MirrorPart::open(Plan { permissions, ..plan(std::slice::from_ref(leg), false) })
+                .await
+                .unwrap();
             write(&*part.open().await.unwrap(), 7, byte).await.unwrap();
             part.close().await.unwrap();
         }
         let both = plan(&[a.clone(), b.clone()], false);
         refused(both.clone(), "each used without the other").await;
-        let wishes = Wishes { degraded: false, rebuild: 0b01 };
-        let part = MirrorPart::open(Plan { wishes, ..both.clone() }).await.unwrap();
+        let permissions = Permissions { degraded: false, rebuild: 0b01 };
+        let part = MirrorPart::open(Plan { permissions, ..both.clone() }).await.unwrap();
         settled(&part).await;
         assert_eq!(read(&*part.open().await.unwrap(), 7, 1).await.unwrap()[0], 2);
         part.close().await.unwrap();
@@ -188,8 +189,8 @@ fn a_new_leg_in_place_of_a_lost_one() {
         part.close().await.unwrap();
         let both = plan(&[new.clone(), b.clone()], false);
         refused(both.clone(), "\"a\" holds nothing but zeros").await;
-        let wishes = Wishes { degraded: false, rebuild: 0b01 };
-        let rebuilding = Plan { wishes: wishes.clone(), ..both.clone() };
+        let permissions = Permissions { degraded: false, rebuild: 0b01 };
+        let rebuilding = Plan { permissions: permissions.clone(), ..both.clone() };
         let part = MirrorPart::open(rebuilding.clone()).await.unwrap();
         assert_eq!(part.status().await["state"], "degraded, rebuilding");
         settled(&part).await;
@@ -223,10 +224,11 @@ fn a_leg_that_cant_be_opened_is_missing() {
         // It may have newer data, as long as nobody knows that it is gone.
         let without = plan(&[a.clone(), gone.clone()], false);
         refused(without.clone(), "is missing (\"b\" can't be read: b.img: it is gone").await;
-        let rebuild = Wishes { degraded: true, rebuild: 0b10 };
-        refused(Plan { wishes: rebuild, ..without.clone() }, "rebuild: leg \"b\" can't be read: b.img").await;
-        let wishes = Wishes { degraded: true, rebuild: 0 };
-        for plan in [Plan { wishes, ..without.clone() }, without] {
+        let rebuild = Permissions { degraded: true, rebuild: 0b10 };
+        refused(Plan { permissions: rebuild, ..without.clone() }, "rebuild: leg \"b\" can't be read: b.img")
+            .await;
+        let permissions = Permissions { degraded: true, rebuild: 0 };
+        for plan in [Plan { permissions, ..without.clone() }, without] {
             let part = MirrorPart::open(plan).await.unwrap();
             let status = part.status().await;
             assert_eq!(
@@ -249,8 +251,8 @@ fn a_leg_that_cant_be_opened_is_missing() {
 
         // One that somebody uses isn't gone.
         let used = Arc::new(MissingLeg::new(Error::busy("b.img is in use")));
-        let wishes = Wishes { degraded: true, rebuild: 0 };
-        refused(Plan { wishes, ..plan(&[a.clone(), used], false) }, "leg \"b\": b.img is in use").await;
+        let permissions = Permissions { degraded: true, rebuild: 0 };
+        refused(Plan { permissions, ..plan(&[a.clone(), used], false) }, "leg \"b\": b.img is in use").await;
 
         // It is back, and waits for a word.
         let part = MirrorPart::open(plan(&[a.clone(), b.clone()], false)).await.unwrap();

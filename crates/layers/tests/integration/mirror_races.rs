@@ -8,7 +8,7 @@ use block::{
 };
 use layers::fault::{FaultDevicePart, parse_rules};
 use layers::mirror::format::Superblock;
-use layers::mirror::{MirrorPart, Plan, Settings, Wishes};
+use layers::mirror::{MirrorPart, Permissions, Plan, Settings};
 use layers::record::replay::ImageDisk;
 use stack::Contract;
 use std::rc::Rc;
@@ -56,7 +56,7 @@ fn plan(legs: &[Arc<dyn DevicePart>], format: bool) -> Plan {
     Plan {
         legs: names.zip(legs.iter().cloned()).collect(),
         settings,
-        wishes: Wishes::default(),
+        permissions: Permissions::default(),
         format,
         bitmap_chunk: format.then_some(CHUNK * 4096),
     }

@@ -3,7 +3,7 @@
 use crate::common::{read, write};
 use block::{BlockCount, BlockSize, DeviceGeometry, DevicePart, Part};
 use layers::cache::{CachePart, Mode};
-use layers::mirror::{MirrorPart, Plan, Settings, Wishes};
+use layers::mirror::{MirrorPart, Permissions, Plan, Settings};
 use layers::record::replay::ImageDisk;
 use layers::writecache::{Options, WriteCachePart};
 use runtime::{Config, ShardIndex, Simulation, simulate};
@@ -34,7 +34,7 @@ async fn is_told_on_another_shard(cache: Arc<dyn DevicePart>) {
     let plan = Plan {
         legs: vec![("a".to_owned(), disk(64)), ("b".to_owned(), cache.clone())],
         settings,
-        wishes: Wishes::default(),
+        permissions: Permissions::default(),
         format: true,
         bitmap_chunk: None,
     };

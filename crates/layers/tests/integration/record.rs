@@ -7,8 +7,8 @@ use block::{
 };
 use layers::fault::{FaultDevicePart, parse_rules};
 use layers::record::format::{Role, Submission};
-use layers::record::timeline::{Ending, What};
-use layers::record::{DEFAULT_LIMIT, RecordDevicePart, RecordZonesPart, Recorder, Takes, Timeline};
+use layers::record::timeline::{Ending, EventKind};
+use layers::record::{Contents, DEFAULT_LIMIT, RecordDevicePart, RecordZonesPart, Recorder, Timeline};
 use std::fs::TryLockError;
 use std::sync::Arc;
 
@@ -18,23 +18,23 @@ fn over(inner: Arc<dyn DevicePart>, recorder: &Arc<Recorder>, name: &str, role: 
 
 /// One word per event: its device and what happened.
 fn words(timeline: &Timeline) -> Vec<String> {
-    let word = |what: &What| match what {
-        What::Joined => "joined",
-        What::Submitted(Submission::Write { durability: Durability::Durable, .. }) => "fua",
-        What::Submitted(Submission::Write { .. }) => "write",
-        What::Submitted(Submission::WriteZeroes { .. }) => "zeroes",
-        What::Submitted(Submission::Discard { .. }) => "discard",
-        What::Submitted(Submission::Flush) => "flush",
-        What::Submitted(Submission::Read { .. }) => "read",
-        What::Submitted(Submission::Append { .. }) => "append",
-        What::Submitted(Submission::FlushZones { .. }) => "flush-zones",
-        What::Submitted(Submission::Open { .. }) => "open",
-        What::Submitted(Submission::Close { .. }) => "close",
-        What::Submitted(Submission::Finish { .. }) => "finish",
-        What::Submitted(Submission::Reset { .. }) => "reset",
-        What::Completed(completion) if completion.errno == 0 => "done",
-        What::Completed(_) => "failed",
-        What::Ended => "ended",
+    let word = |what: &EventKind| match what {
+        EventKind::Joined => "joined",
+        EventKind::Submitted(Submission::Write { durability: Durability::Durable, .. }) => "fua",
+        EventKind::Submitted(Submission::Write { .. }) => "write",
+        EventKind::Submitted(Submission::WriteZeroes { .. }) => "zeroes",
+        EventKind::Submitted(Submission::Discard { .. }) => "discard",
+        EventKind::Submitted(Submission::Flush) => "flush",
+        EventKind::Submitted(Submission::Read { .. }) => "read",
+        EventKind::Submitted(Submission::Append { .. }) => "append",
+        EventKind::Submitted(Submission::FlushZones { .. }) => "flush-zones",
+        EventKind::Submitted(Submission::Open { .. }) => "open",
+        EventKind::Submitted(Submission::Close { .. }) => "close",
+        EventKind::Submitted(Submission::Finish { .. }) => "finish",
+        EventKind::Submitted(Submission::Reset { .. }) => "reset",
+        EventKind::Completed(completion) if completion.errno == 0 => "done",
+        EventKind::Completed(_) => "failed",
+        EventKind::Ended => "ended",
     };
     timeline.events.iter().map(|event| format!("{}:{}", event.device, word(&event.what))).collect()
 }
@@ -61,7 +61,7 @@ fn everything_that_changes_something_is_written_down_in_order() {
             "0:joined 0:write 0:done 0:fua 0:done 0:zeroes 0:done 0:discard 0:done 0:flush 0:done 0:ended";
         assert_eq!(words(&timeline).join(" "), expected);
         assert_eq!(timeline.ending, Ending::Clean);
-        let What::Submitted(Submission::Write { offset, content, .. }) = &timeline.events[3].what else {
+        let EventKind::Submitted(Submission::Write { offset, content, .. }) = &timeline.events[3].what else {
             panic!("{:?}", timeline.events[3])
         };
         let mut bytes = vec![0; 8192];
@@ -76,7 +76,7 @@ fn reads_are_written_down_where_asked_for_and_data_is_left_out() {
         let recorder = Recorder::in_memory();
         let rules = parse_rules(&["read error=EIO after=1".into()], stack::Contract::Device).unwrap();
         let faulty = Arc::new(FaultDevicePart::new(disk(), rules, 1).unwrap());
-        let part = over(faulty, &recorder, "disk", Role::Disk).taking(Takes { reads: true, data: false });
+        let part = over(faulty, &recorder, "disk", Role::Disk).taking(Contents { reads: true, data: false });
         let handle = part.open().await.unwrap();
         write(&*handle, 1, 7).await.unwrap();
         assert_eq!(read(&*handle, 1, 1).await.unwrap()[0], 7, "what is below has the data");
@@ -86,11 +86,15 @@ fn reads_are_written_down_where_asked_for_and_data_is_left_out() {
         assert!(handle.read(BlockIndex(64), Buffer::new(4096)).await.0.is_err());
         let timeline = recorder.timeline().unwrap();
         assert_eq!(words(&timeline).join(" "), "0:joined 0:write 0:done 0:read 0:done 0:read 0:failed");
-        let What::Submitted(Submission::Write { content, .. }) = &timeline.events[1].what else { panic!() };
+        let EventKind::Submitted(Submission::Write { content, .. }) = &timeline.events[1].what else {
+            panic!()
+        };
         let mut bytes = vec![1; 4096];
         content.copy_to(0, &mut bytes);
         assert_eq!((content.len(), bytes), (4096, vec![0; 4096]));
-        let What::Submitted(Submission::Read { offset, length }) = &timeline.events[5].what else { panic!() };
+        let EventKind::Submitted(Submission::Read { offset, length }) = &timeline.events[5].what else {
+            panic!()
+        };
         assert_eq!((*offset, *length), (0, 8192));
     });
 }
@@ -106,7 +110,7 @@ fn failures_are_written_down_and_passed_on() {
         assert!(matches!(write(&*handle, 0, 1).await, Err(Error::NoSpace(_))));
         let timeline = recorder.timeline().unwrap();
         assert_eq!(words(&timeline).join(" "), "0:joined 0:write 0:failed");
-        let What::Completed(completion) = &timeline.events[2].what else {
+        let EventKind::Completed(completion) = &timeline.events[2].what else {
             panic!("{:?}", timeline.events[2])
         };
         assert_eq!((completion.submitted, completion.errno), (1, 28));
@@ -269,13 +273,15 @@ fn zones_are_written_down_with_addresses_and_generations() {
              0:open 0:done 0:append 0:done 0:append 0:failed 0:close 0:done";
         assert_eq!(words(&timeline).join(" "), expected);
         let value = |event: usize| match &timeline.events[event].what {
-            What::Completed(completion) => completion.value,
+            EventKind::Completed(completion) => completion.value,
             other => panic!("{other:?}"),
         };
         assert_eq!((value(4), value(10)), (second.offset.0, generation));
-        let What::Submitted(Submission::FlushZones { zones }) = &timeline.events[5].what else { panic!() };
+        let EventKind::Submitted(Submission::FlushZones { zones }) = &timeline.events[5].what else {
+            panic!()
+        };
         assert_eq!(zones, &[2, 3]);
-        let What::Submitted(Submission::Append { zone, at, content }) = &timeline.events[13].what else {
+        let EventKind::Submitted(Submission::Append { zone, at, content }) = &timeline.events[13].what else {
             panic!()
         };
         assert_eq!((*zone, *at, content.len()), (2, Some(0), 512));

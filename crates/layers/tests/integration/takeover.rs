@@ -5,7 +5,7 @@ use crate::common::{read, write};
 use block::{BlockCount, BlockSize, Device, DeviceGeometry, DevicePart};
 use layers::cache::{self, CachePart, Mode};
 use layers::linear::linear;
-use layers::mirror::{MirrorPart, Plan, Settings, Wishes};
+use layers::mirror::{MirrorPart, Permissions, Plan, Settings};
 use layers::record::replay::{Choice, Cursor, History, Image, ImageDisk};
 use layers::record::{RecordDevicePart, Recorder, Role};
 use layers::stripe::stripe;
@@ -139,7 +139,7 @@ fn of_a_mirror() {
             let plan = Plan {
                 legs: vec![("first".to_owned(), first), ("second".to_owned(), second)],
                 settings,
-                wishes: Wishes::default(),
+                permissions: Permissions::default(),
                 format: process == 0,
                 bitmap_chunk: None,
             };

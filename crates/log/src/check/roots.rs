@@ -8,7 +8,7 @@ use logkit::record::{Identity, Kind, Parsed};
 use logkit::root::{FoundRoot, Root};
 
 /// A root that was found.
-pub(crate) struct Place {
+pub(crate) struct RootCopy {
     /// Block of the root zone.
     pub(crate) position: u32,
     /// Number of the root.
@@ -18,14 +18,19 @@ pub(crate) struct Place {
 }
 
 /// Reads the root in a block of a root zone.
-pub(crate) fn read(bytes: &[u8], identity: &Identity, report: &ZoneReport, position: u32) -> Result<Place> {
+pub(crate) fn read(
+    bytes: &[u8],
+    identity: &Identity,
+    report: &ZoneReport,
+    position: u32,
+) -> Result<RootCopy> {
     let parsed = Parsed::decode(bytes, identity)?;
     parsed.check_place(report.zone.0, report.generation, position)?;
     if parsed.header.kind != Kind::Root {
         return Err(Error::corrupt(format!("block {position} of zone {}: not a root", report.zone.0)));
     }
     let root = Root::decode(parsed.meta)?;
-    Ok(Place { position, number: parsed.header.sequence, root })
+    Ok(RootCopy { position, number: parsed.header.sequence, root })
 }
 
 pub(super) async fn check(check: &mut Check<'_>, found: &FoundRoot) -> Result<()> {

@@ -28,7 +28,7 @@ const LONGEST_FOLDER: usize = 107 - "/siltstone/0123456789abcdef-16.sock".len();
 
 /// Address of a server for operators.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub enum Place {
+pub enum ControlAddress {
     /// Path of `--control`.
     At(PathBuf),
     /// Path derived from the stack.

@@ -11,7 +11,7 @@
 //!   most [`STOP_LIMIT`], and removes the socket's file.
 
 use super::operated::{OperatedStack, hello};
-use super::place::Place;
+use super::place::ControlAddress;
 use super::protocol::{self, Answer, Lines, Refusal, Request};
 use super::socket;
 use block::{Buffer, Data, Error, Payload, Result};
@@ -63,7 +63,7 @@ impl ControlServer {
     ///
     /// # Errors
     /// [`Error::Busy`] if another server listens there; those of the kernel.
-    pub async fn start(place: &Place) -> Result<ControlServer> {
+    pub async fn start(place: &ControlAddress) -> Result<ControlServer> {
         let (path, listener) = socket::take(place).await?;
         tracing::info!("control socket {}", path.display());
         Ok(Self::listening(Some(path), listener))

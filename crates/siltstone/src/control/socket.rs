@@ -6,7 +6,7 @@
 //!
 //! Replacing and removing files is left to [`SocketFolder`] and [`Listener::close`].
 
-use super::place::{self, Identity, Place};
+use super::place::{self, ControlAddress, Identity};
 use block::{Error, Result};
 use runtime::net::{LOCK_LIMIT, Listener, SocketFolder};
 use std::path::{Path, PathBuf};
@@ -21,10 +21,10 @@ const MOST_SWEPT: usize = 1000;
 ///
 /// # Errors
 /// [`Error::Busy`] if a live server listens there; those of the kernel.
-pub(super) async fn take(place: &Place) -> Result<(PathBuf, Listener)> {
+pub(super) async fn take(place: &ControlAddress) -> Result<(PathBuf, Listener)> {
     let attempt = || match place {
-        Place::At(path) => take_path(path).map_err(in_context),
-        Place::Of(identity) => take_name(identity),
+        ControlAddress::At(path) => take_path(path).map_err(in_context),
+        ControlAddress::Of(identity) => take_name(identity),
     };
     runtime::retry_while_busy(LOCK_LIMIT, async || attempt()).await
 }

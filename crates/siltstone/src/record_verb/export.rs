@@ -11,7 +11,7 @@ use bench::iolog::{Action, Entry};
 use block::{Durability, ZeroMode};
 use layers::record::Timeline;
 use layers::record::format::{DeviceEntry, Role, Shape, Submission};
-use layers::record::timeline::{Event, What};
+use layers::record::timeline::{Event, EventKind};
 use std::collections::BTreeSet;
 use std::fs::OpenOptions;
 use std::io::{BufWriter, Write};
@@ -40,23 +40,23 @@ pub fn export(timeline: &Timeline, device: Option<u16>, log: &Path) -> Result<St
     let mut lines = Lines { out: BufWriter::new(file), text: String::new(), name, last: 1, counts: [0; 5] };
     lines.out.write_all(format!("{HEADER}{}", opening(name)).as_bytes()).map_err(failed)?;
     // The load begins with its first request, not with the recording.
-    let is_request = |event: &&Event| event.device == device && matches!(event.what, What::Submitted(_));
+    let is_request = |event: &&Event| event.device == device && matches!(event.what, EventKind::Submitted(_));
     let first = timeline.events.iter().find(is_request).map_or(0, |event| event.time);
     let mut durable = BTreeSet::new();
     for (number, event) in timeline.events.iter().enumerate().filter(|(_, event)| event.device == device) {
         // On several shards an earlier event may have a later time.
         lines.last = lines.last.max(1 + event.time.saturating_sub(first) / 1000);
         match &event.what {
-            What::Submitted(submission) => {
+            EventKind::Submitted(submission) => {
                 if is_durable(submission) {
                     durable.insert(number as u64);
                 }
                 lines.submission(submission).map_err(failed)?;
             }
-            What::Completed(completion) if durable.remove(&completion.submitted) => {
+            EventKind::Completed(completion) if durable.remove(&completion.submitted) => {
                 lines.request(Action::Datasync, 0, 0, 0).map_err(failed)?;
             }
-            What::Completed(_) | What::Joined | What::Ended => {}
+            EventKind::Completed(_) | EventKind::Joined | EventKind::Ended => {}
         }
     }
     let Lines { mut out, last, counts: [reads, writes, trims, syncs, datasyncs], .. } = lines;

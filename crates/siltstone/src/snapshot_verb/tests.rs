@@ -3,7 +3,7 @@
 use super::*;
 use crate::arguments::{CommandLine, Verb};
 use crate::control::operated::OperatedStack;
-use crate::control::place::Place;
+use crate::control::place::ControlAddress;
 use crate::control::server::ControlServer;
 use crate::control::test_log::registry;
 use clap::Parser;
@@ -68,7 +68,7 @@ fn a_stack_that_is_served_is_asked_through_its_server() {
     let socket = folder.path().join("control.sock");
     let (stop, (ready, is_ready)) = (StopSource::new(), std::sync::mpsc::channel());
     std::thread::scope(|scope| {
-        let (place, token) = (Place::At(socket.clone()), stop.token());
+        let (place, token) = (ControlAddress::At(socket.clone()), stop.token());
         let server = scope.spawn(move || {
             let stack = Stack::from_line("stack", "log(ram(1MiB))", &registry()).unwrap();
             let plan = stack.check(false).unwrap();

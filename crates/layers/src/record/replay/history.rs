@@ -1,7 +1,7 @@
 //! Operations of one device of a timeline.
 
 use crate::record::format::{Content, Submission};
-use crate::record::timeline::{Timeline, What};
+use crate::record::timeline::{EventKind, Timeline};
 use block::{DeviceGeometry, Durability, Error, Result};
 use std::collections::BTreeMap;
 use std::ops::Range;
@@ -84,12 +84,12 @@ impl History {
             let sequence = sequence as u64;
             match &event.what {
                 _ if event.device != device => {}
-                What::Submitted(Submission::Read { .. }) => {}
-                What::Submitted(submission) => {
+                EventKind::Submitted(Submission::Read { .. }) => {}
+                EventKind::Submitted(submission) => {
                     let index = history.submit(sequence, submission);
                     open.insert(sequence, index);
                 }
-                What::Completed(completion) => {
+                EventKind::Completed(completion) => {
                     let succeeded = completion.errno == 0;
                     match open.remove(&completion.submitted) {
                         Some(Some(index)) => {
@@ -103,7 +103,7 @@ impl History {
                         _ => {}
                     }
                 }
-                What::Joined | What::Ended => {}
+                EventKind::Joined | EventKind::Ended => {}
             }
         }
         Ok(Arc::new(history))
