@@ -11,6 +11,7 @@ use crate::operation::{Descriptor, Operation};
 use crate::shard;
 use crate::simulated;
 use crate::slots::{Key, submit};
+use crate::sync::StopToken;
 use block::{Buffer, Error, Payload, Result};
 use std::cell::Cell;
 use std::fmt;
@@ -28,6 +29,8 @@ mod socket_file;
 pub use descriptors::MOST_DESCRIPTORS;
 pub use socket_file::{LOCK_LIMIT, SocketFolder};
 
+/// Pause after a connection that couldn't be accepted.
+const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
 /// Time after which a TCP connection ends whose peer acknowledges neither data nor keep-alive probes.
 pub const SILENT_PEER_LIMIT: Duration = Duration::from_secs(120);
 /// Seconds without traffic until the first keep-alive probe.
@@ -243,6 +246,18 @@ impl Listener {
             return Err(os_error(-result, format!("accepting a connection on {}", self.address)));
         }
         Ok(Stream::from_result(result, matches!(self.address, Address::Tcp(_))))
+    }
+
+    /// Waits for a connection until the stop signal: `None` then. An error, such as the limit of open files, is logged, and the next
+    /// attempt follows after a pause.
+    pub async fn accept_until(&self, stop: &StopToken) -> Option<Stream> {
+        loop {
+            match stop.unless_stopped(self.accept()).await? {
+                Ok(stream) => return Some(stream),
+                Err(error) => tracing::warn!("{error}"),
+            }
+            stop.unless_stopped(crate::sleep(ACCEPT_PAUSE)).await?;
+        }
     }
 }
 

@@ -4,7 +4,7 @@ use crate::remote::lock;
 use std::cell::{Cell, RefCell};
 use std::collections::VecDeque;
 use std::future::poll_fn;
-use std::pin::Pin;
+use std::pin::{Pin, pin};
 use std::rc::Rc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex};
@@ -433,5 +433,15 @@ impl StopToken {
             Poll::Pending
         })
         .await;
+    }
+
+    /// Waits for a future, at most until the signal is raised: `None` then, also if both are ready.
+    pub async fn unless_stopped<F: Future>(&self, future: F) -> Option<F::Output> {
+        let (mut stopped, mut future) = (pin!(self.stopped()), pin!(future));
+        poll_fn(|context| match stopped.as_mut().poll(context) {
+            Poll::Ready(()) => Poll::Ready(None),
+            Poll::Pending => future.as_mut().poll(context).map(Some),
+        })
+        .await
     }
 }

@@ -25,12 +25,9 @@ use runtime::sync::{Notify, StopSource, StopToken};
 use serde_json::json;
 use std::cell::{Cell, RefCell};
 use std::collections::BTreeMap;
-use std::future::poll_fn;
-use std::pin::pin;
 use std::rc::Rc;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, OnceLock, PoisonError};
-use std::task::Poll;
 use std::time::Duration;
 
 /// Time limit for clients to receive their last replies when the server stops.
@@ -39,8 +36,6 @@ pub const STOP_LIMIT: Duration = Duration::from_secs(10);
 pub const BUFFER_BYTES: u64 = 256 << 20;
 /// Interval of checking deadlines.
 const WATCH_INTERVAL: Duration = Duration::from_secs(1);
-/// Pause of the server when the system has no resources for another connection.
-const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
 
 /// Configuration of an export.
 pub struct ExportConfig {
@@ -305,26 +300,11 @@ impl ShardPart {
 
 /// Accepts connections until the stop signal.
 async fn accept(shared: Arc<Shared>, listener: &Listener, stop: StopToken) {
-    let mut stopped = pin!(stop.stopped());
     let mut count = 0;
-    loop {
-        let mut accepting = pin!(listener.accept());
-        let accepted = poll_fn(|context| match stopped.as_mut().poll(context) {
-            Poll::Ready(()) => Poll::Ready(None),
-            Poll::Pending => accepting.as_mut().poll(context).map(Some),
-        });
-        match accepted.await {
-            None => return,
-            Some(Ok(stream)) => {
-                let shard = ShardIndex(count % runtime::shard_count());
-                if hand_over(&shared, stream, shard) {
-                    count += 1;
-                }
-            }
-            Some(Err(error)) => {
-                tracing::warn!("{error}");
-                runtime::sleep(ACCEPT_PAUSE).await;
-            }
+    while let Some(stream) = listener.accept_until(&stop).await {
+        let shard = ShardIndex(count % runtime::shard_count());
+        if hand_over(&shared, stream, shard) {
+            count += 1;
         }
     }
 }

@@ -10,21 +10,15 @@ use runtime::net::{Address, Listener};
 use runtime::sync::{StopSource, StopToken};
 use serde_json::json;
 use stack::{Arguments, Built, Contract, Door, Key, Kind, Shape, ValueKind};
-use std::future::poll_fn;
 use std::path::PathBuf;
-use std::pin::pin;
 use std::rc::Rc;
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
-use std::task::Poll;
-use std::time::Duration;
 
 /// Number of queues of a door whose configuration doesn't say.
 pub const DEFAULT_QUEUES: usize = 16;
 /// Largest number of queues of a door.
 const MOST_QUEUES: u64 = 256;
-/// Pause of the door when the system has no resources for another connection.
-const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
 
 /// Configuration of a door.
 pub struct VhostUserConfig {
@@ -166,32 +160,17 @@ impl VhostUserDoor {
 /// Serves one front-end after the other until the stop signal. The next one waits for the end of the one before: a queue has one
 /// user.
 async fn accept(shared: &Arc<Shared>, listener: &Listener, stop: &StopToken) {
-    let mut stopped = pin!(stop.stopped());
-    loop {
-        let mut accepting = pin!(listener.accept());
-        let accepted = poll_fn(|context| match stopped.as_mut().poll(context) {
-            Poll::Ready(()) => Poll::Ready(None),
-            Poll::Pending => accepting.as_mut().poll(context).map(Some),
-        });
-        match accepted.await {
-            None => return,
-            Some(Err(error)) => {
-                tracing::warn!("{error}");
-                runtime::sleep(ACCEPT_PAUSE).await;
-            }
-            Some(Ok(stream)) => {
-                shared.is_connected.store(true, Ordering::Relaxed);
-                shared.export().counters.add(&mut Tally { connections: 1, ..Tally::default() });
-                let end = serve(stream, shared, stop).await;
-                shared.is_connected.store(false, Ordering::Relaxed);
-                match end {
-                    End::Stopped => tracing::debug!("{}: {end}", shared.address),
-                    End::HungUp | End::Lost(_) => tracing::info!("{}: {end}", shared.address),
-                    End::Violation(_) => {
-                        shared.cut_off.fetch_add(1, Ordering::Relaxed);
-                        tracing::warn!("vhost-user \"{}\": {}: {end}", shared.name, shared.address);
-                    }
-                }
+    while let Some(stream) = listener.accept_until(stop).await {
+        shared.is_connected.store(true, Ordering::Relaxed);
+        shared.export().counters.add(&mut Tally { connections: 1, ..Tally::default() });
+        let end = serve(stream, shared, stop).await;
+        shared.is_connected.store(false, Ordering::Relaxed);
+        match end {
+            End::Stopped => tracing::debug!("{}: {end}", shared.address),
+            End::HungUp | End::Lost(_) => tracing::info!("{}: {end}", shared.address),
+            End::Violation(_) => {
+                shared.cut_off.fetch_add(1, Ordering::Relaxed);
+                tracing::warn!("vhost-user \"{}\": {}: {end}", shared.name, shared.address);
             }
         }
     }

@@ -19,11 +19,9 @@ use runtime::net::{Listener, Stream};
 use runtime::sync::{Notify, StopSource, StopToken};
 use runtime::{Instant, JoinHandle};
 use std::cell::{Cell, OnceCell};
-use std::future::poll_fn;
 use std::path::{Path, PathBuf};
 use std::pin::pin;
 use std::rc::Rc;
-use std::task::Poll;
 use std::time::Duration;
 
 /// Limit of connected clients.
@@ -36,8 +34,8 @@ pub const ANSWER_LIMIT: Duration = Duration::from_secs(30);
 pub const SILENCE_LIMIT: Duration = Duration::from_secs(600);
 /// Time limit for clients to receive their last answers when the server stops.
 pub const STOP_LIMIT: Duration = Duration::from_secs(2);
-/// Pause of the server when the system has no resources for another connection.
-const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
+/// Time limit for a client that is refused to receive the reason.
+const REFUSAL_LIMIT: Duration = Duration::from_millis(100);
 /// Number of bytes that are received or sent at a time.
 const PIECE: usize = 16 << 10;
 
@@ -102,40 +100,22 @@ impl ControlServer {
     }
 }
 
-/// Waits for a future, at most until the stop signal.
-async fn unless_stopped<F: Future>(stop: &StopToken, future: F) -> Option<F::Output> {
-    let (mut stopped, mut future) = (pin!(stop.stopped()), pin!(future));
-    poll_fn(|context| match stopped.as_mut().poll(context) {
-        Poll::Ready(()) => Poll::Ready(None),
-        Poll::Pending => future.as_mut().poll(context).map(Some),
-    })
-    .await
-}
-
 async fn accept(shared: Rc<Shared>, listener: Listener) {
-    while let Some(accepted) = unless_stopped(&shared.stop, listener.accept()).await {
-        match accepted {
-            Ok(stream) if shared.clients.get() < MOST_CLIENTS => {
-                let client = Client::new(shared.clone(), stream);
-                runtime::spawn(client.serve()).detach();
-            }
-            Ok(stream) => {
-                tracing::warn!(
-                    "a client of the control socket was refused: the limit of {MOST_CLIENTS} clients is reached"
-                );
-                let error = Error::busy(format!(
-                    "the control socket has {MOST_CLIENTS} clients, its limit: try again later"
-                ));
-                let line = protocol::encode(&Err(error.into()));
-                // It fits into an empty socket; the connection is closed even if it isn't received.
-                let sending = stream.send(Data::copy_of(&line).into());
-                let _ = unless_stopped(&shared.stop, runtime::timeout(ACCEPT_PAUSE, sending)).await;
-            }
-            Err(error) => {
-                tracing::warn!("control socket: {error}");
-                unless_stopped(&shared.stop, runtime::sleep(ACCEPT_PAUSE)).await;
-            }
+    while let Some(stream) = listener.accept_until(&shared.stop).await {
+        if shared.clients.get() < MOST_CLIENTS {
+            let client = Client::new(shared.clone(), stream);
+            runtime::spawn(client.serve()).detach();
+            continue;
         }
+        tracing::warn!(
+            "a client of the control socket was refused: the limit of {MOST_CLIENTS} clients is reached"
+        );
+        let error =
+            Error::busy(format!("the control socket has {MOST_CLIENTS} clients, its limit: try again later"));
+        let line = protocol::encode(&Err(error.into()));
+        // It fits into an empty socket; the connection is closed even if it isn't received.
+        let sending = stream.send(Data::copy_of(&line).into());
+        let _ = shared.stop.unless_stopped(runtime::timeout(REFUSAL_LIMIT, sending)).await;
     }
     if let Err(error) = listener.close().await {
         tracing::warn!("the control socket: {error}");
@@ -229,7 +209,7 @@ impl Client {
     async fn receive(&self, buffer: Buffer, deadline: Instant) -> Result<Option<(usize, Buffer)>, Over> {
         let left = deadline - runtime::now();
         let receiving = runtime::timeout(left, self.stream.receive(buffer));
-        match unless_stopped(&self.shared.stop, receiving).await {
+        match self.shared.stop.unless_stopped(receiving).await {
             Some(Ok((Ok(count), buffer))) => Ok(Some((count, buffer))),
             Some(Err(_)) => Ok(None),
             Some(Ok((Err(_), _))) | None => Err(Over),
@@ -248,7 +228,7 @@ impl Client {
             }
             Ok(())
         }));
-        let sent = match unless_stopped(&self.shared.stop, sending.as_mut()).await {
+        let sent = match self.shared.stop.unless_stopped(sending.as_mut()).await {
             Some(sent) => sent,
             None => runtime::timeout(STOP_LIMIT, sending).await.and_then(|sent| sent),
         };
