@@ -26,6 +26,7 @@ pub mod message_device;
 pub mod net;
 mod operation;
 mod pieces;
+mod polling;
 mod random;
 pub mod range_lock;
 mod remote;

@@ -11,6 +11,7 @@
 
 use crate::net::SocketAddress;
 use crate::operation::{Descriptor, Operation};
+use crate::polling::Polling;
 use crate::shard::Config;
 use crate::slots::{Key, Slot};
 use block::buffer::pool::{self, Region};
@@ -86,11 +87,12 @@ pub(crate) struct Ring {
     wake: RawFd,
     wake_value: Box<u64>,
     wake_armed: bool,
+    polling: Polling,
 }
 
 impl Ring {
     /// Creates a ring for this thread, which polls the eventfd `wake`.
-    pub(crate) fn new(config: &Config, wake: RawFd) -> Result<Ring> {
+    pub(crate) fn new(config: &Config, wake: RawFd, processors: usize) -> Result<Ring> {
         let entries = config.ring_entries.clamp(8, 4096).next_power_of_two();
         let ring = IoUring::builder()
             .setup_single_issuer()
@@ -120,6 +122,7 @@ impl Ring {
             wake,
             wake_value: Box::new(0),
             wake_armed: false,
+            polling: Polling::new(config.poll, config.shards, processors),
         };
         ring.register_buffers(config.registered_bytes);
         Ok(ring)
@@ -249,6 +252,8 @@ impl Ring {
             return;
         }
         self.held_back = false;
+        let waiting_since = (wait && self.polling.is_allowed()).then(crate::now);
+        let wait = wait && (has_work || !self.poll(limit));
         let result = match (wait, limit) {
             (true, Some(limit)) => {
                 let time = Timespec::new().sec(limit.as_secs()).nsec(limit.subsec_nanos());
@@ -256,12 +261,7 @@ impl Ring {
             }
             (true, None) => self.ring.submit_and_wait(1),
             // `submit_and_wait(0)` would not process deferred completions; GETEVENTS does.
-            (false, _) => {
-                const GET_EVENTS: u32 = 1;
-                let unsubmitted = self.ring.submission().len() as u32;
-                // SAFETY: no argument is passed, so the kernel reads none.
-                unsafe { self.ring.submitter().enter::<libc::sigset_t>(unsubmitted, 0, GET_EVENTS, None) }
-            }
+            (false, _) => self.enter_without_waiting(),
         };
         match result {
             Ok(_) => {}
@@ -269,6 +269,39 @@ impl Ring {
             Err(error) => self.pause_after(&error),
         }
         self.unsubmitted = self.ring.submission().len();
+        if let Some(since) = waiting_since {
+            self.polling.waited(crate::now() - since);
+        }
+    }
+
+    /// Submits the batched entries, and has the kernel post deferred completions.
+    fn enter_without_waiting(&mut self) -> std::io::Result<usize> {
+        const GET_EVENTS: u32 = 1;
+        let unsubmitted = self.ring.submission().len() as u32;
+        // SAFETY: no argument is passed, so the kernel reads none.
+        unsafe { self.ring.submitter().enter::<libc::sigset_t>(unsubmitted, 0, GET_EVENTS, None) }
+    }
+
+    /// Submits the batched entries, and polls for a completion if the wait is expected to be short. Returns whether there is one.
+    fn poll(&mut self, limit: Option<Duration>) -> bool {
+        let Some(time) = self.polling.time(limit) else { return false };
+        if self.unsubmitted > 0 {
+            match self.enter_without_waiting() {
+                Ok(_) => self.unsubmitted = self.ring.submission().len(),
+                // Handled by the wait that follows.
+                Err(_) => return false,
+            }
+        }
+        let end = crate::now() + time;
+        loop {
+            if self.ring.submission().taskrun() || !self.ring.completion().is_empty() {
+                return true;
+            }
+            if crate::now() >= end {
+                return false;
+            }
+            std::hint::spin_loop();
+        }
     }
 
     /// Pauses after a failed submission. EINTR and EBUSY (completions have to be reaped first) pass by themselves;

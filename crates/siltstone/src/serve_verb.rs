@@ -54,7 +54,7 @@ pub fn serve(arguments: &Serve) -> Result<(), Failure> {
     let place = control_place(arguments, &stack)?;
     let plan = stack.check(arguments.format)?;
     let (name, as_json) = (arguments.stack.clone(), arguments.json);
-    let config = Config::default().with_shards(stack.shards());
+    let config = Config::default().with_shards(stack.shards()).polling();
     runtime::run(config, move || async move { open(&plan, name, doors, place, as_json).await })?
 }
 

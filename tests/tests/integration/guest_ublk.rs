@@ -3,7 +3,7 @@
 
 use siltstone_tests::foreign::binary;
 use siltstone_tests::guest::Options;
-use siltstone_tests::need_guest;
+use siltstone_tests::{need, need_guest};
 
 const CLIENT: &str = env!("CARGO_BIN_EXE_siltstone-guest-client");
 
@@ -130,6 +130,43 @@ fn an_attached_stack_is_a_ublk_device() {
          $siltstone list | grep -q lost
          $siltstone detach vol; [ ! -e $node ]; [ ! -e siltstone/vol ]
          ! dmesg | grep -E 'WARNING|BUG:|blocked for more'
+         echo done",
+        binary().display(),
+    );
+    let finished = guest.run(&lines, &options);
+    print!("{}{}", finished.out, finished.err);
+    finished.ok();
+}
+
+/// LVM takes an attached node as a physical volume: a logical volume is made, extended and mounted while the server is killed, and is
+/// found again when the stack is attached again.
+#[test]
+fn lvm_stands_on_an_attached_node() {
+    need!("lvm");
+    let guest = need_guest!();
+    let options = Options { modules: vec!["ublk_drv", "dm_mod"], limit: 200, ..Options::default() };
+    let lines = format!(
+        "siltstone={}; cd /run
+         # The guest has no udev.
+         lvm() {{ command lvm \"$@\" --config 'activation {{ udev_sync = 0 udev_rules = 0 }}' >lvm.out 2>&1 || {{ cat lvm.out >&2; exit 1; }}; }}
+         $siltstone attach 'file(disk, size=160MiB) shards=2' --name vol --format 2>said >path || {{ cat said >&2; exit 1; }}
+         node=$(readlink /dev/siltstone/vol)
+         lvm pvcreate $node; lvm vgcreate vg $node; lvm lvcreate --yes --size 64M --name one vg
+         mkfs.ext4 -q /dev/mapper/vg-one; mount /dev/mapper/vg-one /mnt
+         head -c 8M /dev/urandom >first; cp first /mnt/first; sync
+         if $siltstone detach vol 2>refused; then exit 1; fi
+         grep -q 'in use' refused
+         lvm lvextend --size +32M vg/one; resize2fs /dev/mapper/vg-one 2>/dev/null
+         cp first /mnt/second & copy=$!
+         kill -9 $(grep -o '\"server\": [0-9]*' siltstone/vol/attachment.json | grep -o '[0-9]*')
+         wait $copy; sync; echo 3 >/proc/sys/vm/drop_caches
+         cmp first /mnt/first; cmp first /mnt/second
+         umount /mnt; e2fsck -fn /dev/mapper/vg-one >checked 2>&1 || {{ cat checked >&2; exit 1; }}
+         lvm vgchange -an vg; $siltstone detach vol; [ ! -e $node ]
+         $siltstone attach 'file(disk) shards=2' --name vol >path 2>said || {{ cat said >&2; exit 1; }}
+         lvm vgchange -ay vg; mount /dev/mapper/vg-one /mnt; cmp first /mnt/second; umount /mnt
+         lvm vgchange -an vg; $siltstone detach vol
+         ! dmesg | grep -E 'WARNING|BUG:|blocked for more|I/O error'
          echo done",
         binary().display(),
     );
