@@ -446,6 +446,17 @@ impl Stream {
         }
     }
 
+    /// Converts the connection to a descriptor, for the kernel or another process.
+    ///
+    /// # Errors
+    /// [`Error::Unsupported`] under simulation; those of the kernel.
+    pub fn into_descriptor(self) -> Result<OwnedFd> {
+        match self.into_remote()?.0 {
+            Remote::Kernel(descriptor) => Ok(descriptor),
+            Remote::Simulated(_) => Err(Error::unsupported("the descriptor of a simulated connection")),
+        }
+    }
+
     /// Converts the connection to a form that can go to another shard. Other clones of it stay usable here.
     pub fn into_remote(self) -> Result<RemoteStream> {
         match &*self.descriptor {

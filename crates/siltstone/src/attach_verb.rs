@@ -38,13 +38,15 @@ pub fn attach(arguments: &Attach, log: LogLevel) -> Result<(), Failure> {
     if arguments.systemd {
         return print_units(arguments, &name);
     }
-    let (driver, why) = Machine::this().choose(arguments.via)?;
+    let (driver, why) = Machine::this(arguments.via).choose(arguments.via)?;
     if driver == Driver::Ublk && arguments.sector_size.is_some() {
-        return Err(Failure::Usage("--sector-size is for nodes over FUSE: give --via fuse, too".into()));
+        return Err(Failure::Usage(
+            "--sector-size is for nodes over NBD and FUSE: give --via nbd or --via fuse, too".into(),
+        ));
     }
     match arguments.foreground || arguments.background {
         true => hold(arguments, log, &stack, driver, folder),
-        false => hold_in_background(arguments, log, &name, (driver, why)),
+        false => hold_in_background(arguments, log, &name, (driver, &why)),
     }
 }
 
@@ -239,8 +241,8 @@ async fn remove_lost(folder: &Folder) -> Result<()> {
         node::detach(record.driver, &record.node, &volume).await?;
     }
     // Of an attachment that was lost before it had a record.
-    for node in node::over(&volume) {
-        node::detach(Driver::Fuse, &node, &volume).await?;
+    for (driver, node) in node::all_of(&volume) {
+        node::detach(driver, &node, &volume).await?;
     }
     node::unmount(&volume).await?;
     let removed = folder.remove();

@@ -170,7 +170,7 @@ fn extra_doors(
         Some(holder) => {
             let device = built.top()?;
             let name = name_of(built, &device);
-            Some(Attached::new(holder, device, name))
+            Some(Attached::new(holder, device, name)?)
         }
         None => None,
     };

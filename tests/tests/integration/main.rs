@@ -28,6 +28,7 @@ mod foreign_nbd;
 mod guest_dax;
 mod guest_dm;
 mod guest_machine;
+mod guest_nbd;
 mod guest_ublk;
 mod guest_vhost;
 mod guest_warm;

@@ -16,10 +16,11 @@ mod table;
 
 use block::{BlockCount, BlockSize, Call, Device, DeviceGeometry, DevicePart, Error, Part, Result, Status};
 use device::RemoteDevice;
-use handshake::{RemoteExport, examine};
+use handshake::{RemoteExport, connect_simple, examine};
 use runtime::net::Address;
 use serde_json::json;
 use stack::{Arguments, Built, Contract, Key, Kind, Shape, ValueKind};
+use std::os::fd::OwnedFd;
 use std::path::Path;
 use std::rc::Rc;
 use std::sync::Arc;
@@ -73,6 +74,16 @@ impl NbdClient {
         let unflushed = Arc::new(AtomicBool::new(remote.can_flush() && !remote.is_read_only()));
         Ok(NbdClient { config, remote, geometry, unflushed })
     }
+}
+
+/// Connects to an export with simple replies, as the kernel's client needs it. Returns the socket, ready for requests, and the transmission
+/// flags.
+///
+/// # Errors
+/// As [`NbdClient::connect`].
+pub async fn connect_for_kernel(address: &Address, export: &str) -> Result<(OwnedFd, u16)> {
+    let (stream, remote) = connect_simple(address, export).await?;
+    Ok((stream.into_descriptor()?, remote.flags))
 }
 
 fn choose_block_size(config: &ClientConfig, remote: &RemoteExport) -> Result<BlockSize> {

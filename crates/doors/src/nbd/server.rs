@@ -86,6 +86,10 @@ struct Shared {
     connections: AtomicUsize,
     refused: AtomicU64,
     cut_off: AtomicU64,
+    /// Raised at the end of the first connection.
+    first_end: StopSource,
+    /// Reason of the first connection that a client didn't end by DISC or ABORT.
+    first_loss: OnceLock<String>,
     parts: PerShard<ShardPart>,
 }
 
@@ -146,6 +150,8 @@ impl Server {
             connections: AtomicUsize::new(0),
             refused: AtomicU64::new(0),
             cut_off: AtomicU64::new(0),
+            first_end: StopSource::new(),
+            first_loss: OnceLock::new(),
             parts: PerShard::new(),
         };
         Ok(Server { shared: Arc::new(shared), running: Mutex::new(None) })
@@ -224,6 +230,18 @@ impl Server {
     /// Number of connected clients.
     pub fn connections(&self) -> usize {
         self.shared.connections.load(Ordering::Relaxed)
+    }
+
+    /// Waits for the end of the first connection.
+    ///
+    /// # Errors
+    /// [`Error::Disconnected`] unless the client ended it by DISC or ABORT.
+    pub async fn first_end(&self) -> Result<()> {
+        self.shared.first_end.token().stopped().await;
+        match self.shared.first_loss.get() {
+            None => Ok(()),
+            Some(reason) => Err(Error::disconnected(reason.clone())),
+        }
     }
 
     /// Connections, and the counters of each export.
@@ -373,6 +391,10 @@ async fn run_connection(remote: RemoteStream, place: ConnectionCount) {
             tracing::warn!("{}: {end}", part.shared.address);
         }
     }
+    if !matches!(end, End::Goodbye | End::Stopped) {
+        let _ = part.shared.first_loss.set(end.to_string());
+    }
+    part.shared.first_end.stop();
     let listed = part.connections.borrow_mut().remove(&number);
     drop(served);
     drop((listed, watch, place, devices));

@@ -1,5 +1,5 @@
 //! Messages between holder and server, over a pair of sockets that the server has as its standard input: one in each direction,
-//! and with each the descriptors of `/dev/fuse`.
+//! and with each the descriptors of `/dev/fuse`, or of the connections for the kernel's NBD client.
 //!
 //! The holder begins with what the server before left, if there was one. The server answers once clients are served.
 
@@ -29,6 +29,8 @@ pub enum Connection {
     Fuse(Negotiated),
     /// Number of a ublk device.
     Ublk(u32),
+    /// Transmission flags of an NBD export. The server passes connections to it, for the kernel; they aren't kept.
+    Nbd(u16),
 }
 
 /// What the holder tells a new server.

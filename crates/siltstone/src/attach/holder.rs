@@ -19,6 +19,7 @@ use super::record::{Folder, FolderLock, Record, State};
 use super::requests::{DETACH, DONE, LONGEST};
 use super::systemd;
 use block::{Buffer, Data, Error, Result};
+use doors::nbd::kernel as nbd;
 use doors::ublk::control as ublk;
 use runtime::net::{Listener, SocketFolder, Stream};
 use runtime::sync::Notify;
@@ -150,7 +151,8 @@ struct Holder {
     /// The process that is being started.
     starting: Rc<RefCell<Option<Process>>>,
     server: Option<(Process, OwnedFd)>,
-    /// Devices and negotiation of the connection, while requests may be answered.
+    /// Devices and negotiation of the connection, while requests may be answered. The sockets of an NBD client aren't among them: the kernel
+    /// has them, and an unused one has to be closed, so that its server ends.
     connection: Option<(Vec<OwnedFd>, Ready)>,
     record: Option<Record>,
 }
@@ -261,11 +263,19 @@ async fn answer(stream: &Stream, text: &str) {
     let _sent = runtime::timeout(REQUEST_LIMIT, stream.send(Data::copy_of(line.as_bytes()).into())).await;
 }
 
-/// Starts a server, and waits until it serves or has ended. `left` are the devices and the negotiation of a connection.
+/// Connection that a server has left, to be taken over by the next one.
+struct Left {
+    devices: Vec<OwnedFd>,
+    ready: Ready,
+    /// The node, if it is there.
+    node: Option<PathBuf>,
+}
+
+/// Starts a server, and waits until it serves or has ended. It takes over the connection `left`.
 async fn start_server(
     plan: &Plan,
     number: u64,
-    left: Option<(Vec<OwnedFd>, Ready)>,
+    left: Option<Left>,
     starting: &RefCell<Option<Process>>,
     events: &Rc<Events>,
 ) -> Result<Server> {
@@ -283,7 +293,7 @@ async fn start_server(
         driver: plan.driver,
         path: plan.folder.volume(),
         text: plan.text.clone(),
-        left: left.as_ref().map(|(_, ready)| ready.connection.clone()),
+        left: left.as_ref().map(|left| left.ready.connection.clone()),
     };
     let mut child = command.spawn().map_err(doing)?;
     // It has the other end of the socket; this process would wait for itself.
@@ -305,10 +315,17 @@ async fn start_server(
     })
     .detach();
     // Opening a stack takes as long as it takes; the socket is closed when the server ends.
+    let volume = plan.folder.volume();
     let talking = runtime::blocking(move || {
-        handover::send(&socket, &start, left.as_ref().map_or(&[], |(devices, _)| devices))?;
-        drop(left);
-        handover::receive::<Ready>(&socket).map(|received| (received, socket))
+        handover::send(&socket, &start, left.as_ref().map_or(&[], |left| &left.devices))?;
+        let before = left.map(|left| (left.ready, left.node));
+        let (ready, mut devices) = handover::receive::<Ready>(&socket)?;
+        if let (Connection::Nbd(_), Some((before, Some(node)))) = (&ready.connection, before)
+            && before.is_same_device(&ready)
+        {
+            node::reconnect(&node, &volume, &std::mem::take(&mut devices))?;
+        }
+        Ok(((ready, devices), socket))
     });
     match talking.await {
         Ok(((ready, devices), socket)) => Ok(Server { process, ready, devices, socket }),
@@ -412,14 +429,15 @@ impl Holder {
             (self.plan.clone(), self.events.clone(), self.starting.clone(), self.started);
         let copied = |(devices, ready): &(Vec<OwnedFd>, Ready)| {
             let devices = devices.iter().map(|device| device.try_clone()).collect::<std::io::Result<_>>();
-            devices.map(|devices| (devices, ready.clone()))
+            let node = self.record.as_ref().map(|record| record.node.clone());
+            devices.map(|devices| Left { devices, ready: ready.clone(), node })
         };
         let left = self.connection.as_ref().map(copied).transpose();
         runtime::spawn(async move {
             runtime::sleep(pause).await;
             let outcome = match left {
                 Ok(left) => start_server(&plan, number, left, &starting, &events).await,
-                Err(error) => Err(Error::from_io(&error, "duplicating a descriptor of /dev/fuse")),
+                Err(error) => Err(Error::from_io(&error, "duplicating a descriptor of the connection")),
             };
             *starting.borrow_mut() = None;
             events.push(Event::Started(outcome));
@@ -439,9 +457,9 @@ impl Holder {
                 return Ok(());
             }
         };
-        let Server { process, ready, devices, socket } = server;
+        let Server { process, ready, mut devices, socket } = server;
         if self.phase == Phase::Starting {
-            self.make_node(&ready);
+            self.make_node(&ready, &mut devices);
             self.connection = Some((devices, ready));
             self.server = Some((process, socket));
             return Ok(());
@@ -519,20 +537,24 @@ impl Holder {
 
     /// Lets requests fail from now on.
     fn fail(&mut self) {
-        // The kernel aborts a FUSE connection when its last device is closed.
-        if let Some((_, Ready { connection: Connection::Ublk(id), .. })) = self.connection.take() {
-            runtime::spawn(async move {
-                if let Err(error) = runtime::blocking(move || ublk::stop(id)).await {
-                    tracing::error!("{error}");
-                }
-            })
-            .detach();
-        }
+        let connection = self.connection.take().map(|(_, ready)| ready.connection);
+        let node = self.record.as_ref().map(|record| record.node.clone());
+        let volume = self.plan.folder.volume();
+        runtime::spawn(async move {
+            let failing = runtime::blocking(move || match (connection, node) {
+                (Some(Connection::Ublk(id)), _) => ublk::stop(id),
+                (Some(Connection::Nbd(_)), Some(node)) => node::disconnect(&node, &volume),
+                // The kernel aborts a FUSE connection when its last device is closed.
+                _ => Ok(()),
+            });
+            failing.await.unwrap_or_else(|error| tracing::error!("{error}"));
+        })
+        .detach();
         self.set_state(State::Failed);
     }
 
-    /// Begins to make the node.
-    fn make_node(&mut self, ready: &Ready) {
+    /// Begins to make the node. That of an NBD client takes the devices.
+    fn make_node(&mut self, ready: &Ready, devices: &mut Vec<OwnedFd>) {
         self.phase = Phase::MakingNode;
         if let Connection::Ublk(id) = ready.connection {
             return self.events.push(Event::Node(Ok(ublk::node(id))));
@@ -540,9 +562,25 @@ impl Holder {
         let largest = node::SECTOR_SIZES[node::SECTOR_SIZES.len() - 1];
         let sector_size = self.plan.sector_size.unwrap_or(ready.block_size.min(largest));
         let (volume, events, read_only) = (self.plan.folder.volume(), self.events.clone(), ready.read_only);
+        let client = match ready.connection {
+            Connection::Nbd(flags) => {
+                let client = nbd::Client {
+                    bytes: ready.bytes,
+                    sector_size,
+                    flags,
+                    // The holder decides when requests fail; the kernel, if there is no holder any more.
+                    dead_limit: self.plan.recover_within + Duration::from_secs(1),
+                };
+                Some((client, std::mem::take(devices)))
+            }
+            _ => None,
+        };
         runtime::spawn(async move {
-            let made = runtime::blocking(move || node::create(&volume, sector_size, read_only)).await;
-            events.push(Event::Node(made));
+            let making = runtime::blocking(move || match client {
+                Some((client, connections)) => node::connect(&volume, &client, &connections),
+                None => node::create(&volume, sector_size, read_only),
+            });
+            events.push(Event::Node(making.await));
         })
         .detach();
     }
@@ -592,7 +630,10 @@ impl Holder {
         }
         let volume = self.plan.folder.volume();
         let removed = runtime::blocking(move || {
-            node::over(&volume).iter().try_for_each(|node| node::remove(node, &volume))
+            node::all_of(&volume).iter().try_for_each(|(driver, node)| match driver {
+                Driver::Nbd => node::disconnect(node, &volume),
+                _ => node::remove(node, &volume),
+            })
         });
         removed.await.unwrap_or_else(warn);
         node::unmount(&self.plan.folder.volume()).await.unwrap_or_else(warn);

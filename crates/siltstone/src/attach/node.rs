@@ -1,9 +1,11 @@
-//! The block device node: whether it is in use, the loop device over the file of the FUSE door, and its removal with all that is below it.
+//! The block device node: whether it is in use, the loop device over the file of the FUSE door, the device of the kernel's NBD client, and
+//! its removal with all that is below it.
 //!
 //! `losetup` of util-linux sets loop devices up: it knows the kernel's interfaces of all versions.
 
 use super::machine::Driver;
 use block::{Error, Result};
+use doors::nbd::kernel as nbd;
 use doors::ublk::control as ublk;
 use fuse::Mount;
 use rustix::fs::{Mode, OFlags};
@@ -13,7 +15,7 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::time::Duration;
 
-/// Logical block sizes that a loop device can have, in bytes.
+/// Logical block sizes that a loop device and a device of the NBD client can have, in bytes.
 pub const SECTOR_SIZES: [u32; 4] = [512, 1024, 2048, 4096];
 /// Time within which a loop device that has no users is released.
 const RELEASE_LIMIT: Duration = Duration::from_secs(10);
@@ -74,12 +76,12 @@ pub fn remove(node: &Path, file: &Path) -> Result<()> {
     }
 }
 
-/// Waits until a loop device that was removed is released: udev may look at it for a moment.
+/// Waits until a loop device that was removed, or a disconnected NBD device, is released: udev may look at it for a moment.
 ///
 /// # Errors
 /// [`Error::Busy`] if it is still in use some seconds later: it is released with its last user then.
 async fn released(node: &Path, file: &Path) -> Result<()> {
-    let is_released = async || match is_over(node, file) {
+    let is_released = async || match is_over(node, file) || nbd::is_of(node, &backend(file)) {
         false => Ok(()),
         true => {
             Err(Error::busy(format!("{}: still in use; it is removed with its last user", node.display())))
@@ -105,11 +107,55 @@ fn backing_file(node: &Path) -> Option<PathBuf> {
     Some(PathBuf::from(text.trim_end_matches('\n')))
 }
 
-/// The loop devices over a file, also over one whose server is gone.
-pub fn over(file: &Path) -> Vec<PathBuf> {
-    let Ok(entries) = std::fs::read_dir("/sys/block") else { return Vec::new() };
-    let nodes = entries.flatten().map(|entry| Path::new("/dev").join(entry.file_name()));
-    nodes.filter(|node| is_over(node, file)).collect()
+/// The loop devices over a volume and its NBD devices, also those of servers that are gone.
+pub fn all_of(volume: &Path) -> Vec<(Driver, PathBuf)> {
+    let entries = std::fs::read_dir("/sys/block").into_iter().flatten().flatten();
+    let nodes = entries.map(|entry| Path::new("/dev").join(entry.file_name()));
+    let loops = nodes.filter(|node| is_over(node, volume)).map(|node| (Driver::Fuse, node));
+    let clients = nbd::all_of(&backend(volume)).into_iter().map(|node| (Driver::Nbd, node));
+    loops.chain(clients).collect()
+}
+
+/// Identifier of the NBD device of a volume.
+fn backend(volume: &Path) -> String {
+    volume.display().to_string()
+}
+
+/// Connects an NBD device to the server of a volume. Blocks the thread.
+///
+/// # Errors
+/// Those of the kernel.
+pub fn connect(volume: &Path, client: &nbd::Client, connections: &[OwnedFd]) -> Result<PathBuf> {
+    nbd::connect(client, &backend(volume), connections)
+}
+
+/// Connects an NBD device to the next server of its volume. Blocks the thread.
+///
+/// # Errors
+/// Those of the kernel.
+pub fn reconnect(node: &Path, volume: &Path, connections: &[OwnedFd]) -> Result<()> {
+    nbd::reconnect(node, &backend(volume), connections)
+}
+
+/// Disconnects the NBD device of a volume: its users get I/O errors. Blocks the thread.
+///
+/// # Errors
+/// Those of the kernel.
+pub fn disconnect(node: &Path, volume: &Path) -> Result<()> {
+    nbd::disconnect(node, &backend(volume))
+}
+
+/// Disconnects the NBD device of a volume if nobody uses it. Blocks the thread. [`released`] follows.
+///
+/// # Errors
+/// As [`claim`]; those of the kernel.
+fn disconnect_unused(node: &Path, volume: &Path) -> Result<()> {
+    if !nbd::is_of(node, &backend(volume)) {
+        return Ok(());
+    }
+    // Held until the device is disconnected.
+    let _claim = claim(node)?;
+    disconnect(node, volume)
 }
 
 /// Removes the loop device over a file if nobody uses it. Blocks the thread. [`released`] follows.
@@ -174,8 +220,8 @@ fn users(node: &Path) -> Result<Vec<String>> {
     Ok(users)
 }
 
-/// Removes a node that nobody uses, and what is below it: the ublk device, or the loop device and the mount of the FUSE door at
-/// `volume`.
+/// Removes a node that nobody uses, and what is below it: the ublk device, the connections of the NBD client, or the loop device and the
+/// mount of the FUSE door at `volume`.
 ///
 /// # Errors
 /// [`Error::Busy`] with the users; those of the kernel and of `losetup`.
@@ -184,6 +230,7 @@ pub async fn detach(driver: Driver, node: &Path, volume: &Path) -> Result<()> {
         let (node, volume) = (node.to_owned(), volume.to_owned());
         runtime::blocking(move || match driver {
             Driver::Ublk => delete_unused(&node),
+            Driver::Nbd => disconnect_unused(&node, &volume),
             Driver::Fuse => remove_unused(&node, &volume),
         })
         .await
@@ -192,6 +239,7 @@ pub async fn detach(driver: Driver, node: &Path, volume: &Path) -> Result<()> {
     runtime::retry_while_busy(LOOK_LIMIT, remove).await?;
     match driver {
         Driver::Ublk => Ok(()),
+        Driver::Nbd => released(node, volume).await,
         Driver::Fuse => {
             released(node, volume).await?;
             unmount(volume).await

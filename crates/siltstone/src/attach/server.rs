@@ -6,8 +6,12 @@ use super::process::{lock_memory, name_thread};
 use crate::failure::Failure;
 use block::{DevicePart, Error, Result};
 use doors::fuse::door::{FuseConfig, FuseDoor, LeftConnection};
+use doors::nbd::client::connect_for_kernel;
+use doors::nbd::door::NbdDoor;
+use doors::nbd::server::{ExportConfig, ServerConfig};
 use doors::ublk::door::{UblkConfig, UblkDoor};
 use fuse::{Ended, Mount};
+use runtime::net::Address;
 use stack::Door;
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
@@ -49,6 +53,7 @@ pub struct Attached {
 enum AttachedDoor {
     Fuse(Arc<FuseDoor>),
     Ublk(Arc<UblkDoor>),
+    Nbd(Arc<NbdDoor>),
 }
 
 impl AttachedDoor {
@@ -56,17 +61,28 @@ impl AttachedDoor {
         match self {
             AttachedDoor::Fuse(door) => door.clone(),
             AttachedDoor::Ublk(door) => door.clone(),
+            AttachedDoor::Nbd(door) => door.clone(),
         }
     }
 
     /// Connection of an open door, and what keeps it alive.
-    fn connection(&self) -> Result<Option<(Connection, Vec<OwnedFd>)>> {
+    async fn connection(&self) -> Result<Option<(Connection, Vec<OwnedFd>)>> {
         Ok(match self {
             AttachedDoor::Fuse(door) => match door.session() {
                 Some(session) => Some((Connection::Fuse(*session.negotiated()), session.descriptors()?)),
                 None => None,
             },
             AttachedDoor::Ublk(door) => door.id().map(|id| (Connection::Ublk(id), Vec::new())),
+            AttachedDoor::Nbd(door) => {
+                // The n-th connection is served on shard n.
+                let (address, mut flags, mut sockets) = (door.server().address(), 0, Vec::new());
+                for _ in 0..runtime::shard_count() {
+                    let (socket, told) = connect_for_kernel(&address, "").await?;
+                    flags = told;
+                    sockets.push(socket);
+                }
+                Some((Connection::Nbd(flags), sockets))
+            }
         })
     }
 
@@ -81,6 +97,8 @@ impl AttachedDoor {
                 Some(id) => runtime::blocking(move || doors::ublk::control::delete(id)).await,
                 None => Ok(()),
             },
+            // The holder has connected no node yet.
+            AttachedDoor::Nbd(_) => Ok(()),
         }
     }
 
@@ -104,19 +122,28 @@ impl AttachedDoor {
                 door.ended().await;
                 Ok(())
             }
+            // The kernel says goodbye on all connections when the node is disconnected. After the loss of one it sends requests again that may
+            // still be in progress here: only the end of this process makes sure that they aren't carried out later.
+            AttachedDoor::Nbd(door) => {
+                let ended = door.server().first_end().await;
+                ended.map_err(|error| error.in_context("a connection of the kernel's NBD client has ended"))
+            }
         }
     }
 }
 
 impl Attached {
     /// Returns the door of a device, whose name is for messages. It isn't open yet.
-    pub fn new(holder: HolderConnection, device: Arc<dyn DevicePart>, name: String) -> Attached {
+    ///
+    /// # Errors
+    /// Those of [`NbdDoor::new`].
+    pub fn new(holder: HolderConnection, device: Arc<dyn DevicePart>, name: String) -> Result<Attached> {
         let HolderConnection { socket, start, devices } = holder;
         let door = match start.driver {
             Driver::Fuse => {
                 let left = start.left.and_then(|left| match left {
                     Connection::Fuse(negotiated) => Some(LeftConnection { devices, negotiated }),
-                    Connection::Ublk(_) => None,
+                    _ => None,
                 });
                 let config = FuseConfig {
                     device: device.clone(),
@@ -130,7 +157,7 @@ impl Attached {
             Driver::Ublk => {
                 let left = start.left.and_then(|left| match left {
                     Connection::Ublk(id) => Some(id),
-                    Connection::Fuse(_) => None,
+                    _ => None,
                 });
                 let config = UblkConfig {
                     name,
@@ -141,8 +168,21 @@ impl Attached {
                 };
                 AttachedDoor::Ublk(Arc::new(UblkDoor::held(config, left)))
             }
+            Driver::Nbd => {
+                let export = ExportConfig {
+                    name,
+                    description: String::new(),
+                    device: device.clone(),
+                    read_only: false,
+                };
+                AttachedDoor::Nbd(Arc::new(NbdDoor::new(ServerConfig {
+                    address: Address::Unix(start.path.with_extension("sock")),
+                    exports: vec![export],
+                    max_connections: runtime::shard_count(),
+                })?))
+            }
         };
-        Attached { socket, door, device }
+        Ok(Attached { socket, door, device })
     }
 
     /// The door.
@@ -163,7 +203,7 @@ impl Attached {
     /// # Errors
     /// Those of [`handover::send`].
     pub async fn ready(&self) -> Result<()> {
-        let told = self.door.connection().and_then(|connection| match connection {
+        let told = self.door.connection().await.and_then(|connection| match connection {
             None => Ok(()),
             Some((connection, devices)) => {
                 let geometry = self.device.geometry();

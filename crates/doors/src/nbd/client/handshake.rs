@@ -76,6 +76,16 @@ pub(super) async fn connect(address: &Address, export: &str) -> Result<(Stream, 
     limited(address, handshake).await
 }
 
+/// Connects for transmission with simple replies.
+pub(super) async fn connect_simple(address: &Address, export: &str) -> Result<(Stream, RemoteExport)> {
+    let handshake = async {
+        let mut handshake = Handshake::greeted(address, export).await?;
+        let remote = handshake.describe(option::GO).await?;
+        Ok((handshake.stream, remote))
+    };
+    limited(address, handshake).await
+}
+
 async fn limited<T>(address: &Address, handshake: impl Future<Output = Result<T>>) -> Result<T> {
     let outcome = runtime::timeout(LIMIT, handshake).await.unwrap_or_else(|elapsed| Err(elapsed.into()));
     outcome.map_err(|error| error.in_context(format_args!("NBD server {address}")))
@@ -95,11 +105,17 @@ struct Reply {
 }
 
 impl<'a> Handshake<'a> {
-    /// Connects, sends the client flags, and asks for structured replies and the context `base:allocation`.
-    async fn begin(address: &Address, export: &'a str) -> Result<Self> {
+    /// Connects and sends the client flags.
+    async fn greeted(address: &Address, export: &'a str) -> Result<Self> {
         let stream = Stream::connect(address).await?;
         let mut handshake = Handshake { stream, export, structured: false, allocation: None };
         handshake.greet().await?;
+        Ok(handshake)
+    }
+
+    /// Connects, sends the client flags, and asks for structured replies and the context `base:allocation`.
+    async fn begin(address: &Address, export: &'a str) -> Result<Self> {
+        let mut handshake = Self::greeted(address, export).await?;
         handshake.structured =
             handshake.ask(option::STRUCTURED_REPLY, &[]).await.map(|_| true).or_else(refused)?;
         if handshake.structured {
