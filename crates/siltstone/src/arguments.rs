@@ -198,14 +198,14 @@ pub struct Serve {
   umount /mnt && siltstone detach vol
   siltstone attach stack.toml --systemd              print a unit and an example of a mount
 
-The node is a ublk device, or a loop device over a file of a FUSE server. If the server is killed, another one takes over, and mounts on the node carry on. Needs root, and ublk or /dev/fuse and loop devices. siltstone list shows what is attached; status, message and others work as with serve.")]
+The node is a ublk device, an NBD device, or a loop device over a file of a FUSE server. If the server is killed, another one takes over, and mounts on the node carry on. Needs root, and ublk, the kernel's NBD client, or /dev/fuse and loop devices. siltstone list shows what is attached; status, message and others work as with serve.")]
 pub struct Attach {
     #[arg(help = STACK_HELP)]
     pub stack: String,
     /// Set the name of the attachment: up to 64 letters, digits, '.', '_' or '-' [default: the stack file's name without ending, or the top device's]
     #[arg(long)]
     pub name: Option<String>,
-    /// Choose the kernel's driver [default: ublk if the kernel has it, else fuse]
+    /// Choose the kernel's driver [default: the first of ublk, nbd and fuse that the kernel has]
     #[arg(long, value_name = "DRIVER")]
     pub via: Option<crate::attach::machine::Driver>,
     /// Set the logical block size of the node in bytes: 512, 1024, 2048 or 4096 [default: that of the device, up to 4096]

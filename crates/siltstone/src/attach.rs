@@ -11,7 +11,9 @@
 //!                        └─ losetup ─► /dev/loopN ─► /run/siltstone/NAME/volume
 //! ```
 //!
-//! One concept per module: [`record`] the folder and what is known of an attachment, [`node`] the loop device,
+//! Over ublk and NBD the kernel has the node, without a loop device; over NBD the holder passes the server's connections to it.
+//!
+//! One concept per module: [`record`] the folder and what is known of an attachment, [`node`] the loop device and the NBD device,
 //! [`handover`] the messages between holder and server, [`holder`] and [`server`] these two, [`process`] their memory, [`requests`] the messages between
 //! operators and holder, [`systemd`] units, [`machine`] what a node needs.
 

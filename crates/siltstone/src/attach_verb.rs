@@ -237,6 +237,7 @@ fn find(name: &str) -> Result<Folder, Failure> {
 async fn remove_lost(folder: &Folder) -> Result<()> {
     let lock = folder.lock()?;
     let volume = folder.volume();
+    node::fail_without_server(&volume)?;
     if let Some(record) = folder.read()? {
         node::detach(record.driver, &record.node, &volume).await?;
     }

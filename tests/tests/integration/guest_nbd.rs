@@ -68,8 +68,8 @@ fn a_mounted_node_over_nbd_survives_its_servers() {
          echo done");
 }
 
-/// One connection: requests of a killed server are sent again after five seconds, and requests that take longer are left alone. A server that
-/// can't be replaced, and the loss of server and holder.
+/// One connection: requests of a killed server are sent again after five seconds, and requests that take longer are left alone. Several
+/// connections: such a request costs the server. A server that can't be replaced, and the loss of server and holder.
 #[test]
 fn losses_of_an_attachment_over_nbd() {
     run("attach 'file(disk, size=16MiB)' --via nbd --recover-within 20s
@@ -91,8 +91,22 @@ fn losses_of_an_attachment_over_nbd() {
          $siltstone detach vol; gone
 
          attach 'ram(size=16MiB)' --via nbd
-         kill -9 $(field server); within 50 'is failed'
-         if dd if=$node of=/dev/null count=1 iflag=direct 2>/dev/null; then exit 1; fi
+         exec 8<$node; kill -9 $(field server); within 50 'is failed'
+         if dd count=1 iflag=direct <&8 >/dev/null 2>&1; then exit 1; fi
+         [ ! -e /dev/siltstone/vol ]
+         if $siltstone detach vol 2>refused; then exit 1; fi
+         grep -q 'open in bash' refused; exec 8<&-
+         $siltstone detach vol; gone
+
+         # With several connections the kernel shuts down one that doesn't answer in time; its server ends and is replaced.
+         attach 'file(disk, size=16MiB) shards=2' --via nbd
+         echo 2000 >/sys/block/${node#/dev/}/queue/io_timeout
+         head -c 4M /dev/urandom >first
+         kill -STOP $(field server); dd if=first of=$node bs=1M oflag=direct status=none & writer=$!
+         sleep 5; kill -CONT $(field server); wait $writer
+         within 50 '[ $(field lost_servers) -ge 1 ] && is attached'
+         grep -q \"a connection of the kernel's NBD client has ended\" $log
+         cmp -n 4194304 first $node
          $siltstone detach vol; gone
 
          # The holder is gone, its server goes on; then both are gone, and requests fail after the time.
@@ -102,13 +116,17 @@ fn losses_of_an_attachment_over_nbd() {
          server=$(field server); $siltstone detach vol; gone
          within 50 '[ ! -e /proc/$server ]'
          attach 'file(disk, size=16MiB)' --via nbd --recover-within 2s
-         kill -9 $(field holder) $(field server)
+         kill -STOP $(field server); dd if=first of=$node bs=1M oflag=direct 2>/dev/null & writer=$!
+         sleep 1; kill -9 $(field holder) $(field server)
          if dd if=$node of=/dev/null count=1 iflag=direct 2>/dev/null; then exit 1; fi
+         kill -0 $writer
          $siltstone detach vol; gone
+         if wait $writer; then exit 1; fi
 
          # What fails leaves nothing.
-         if $siltstone attach 'ram(size=16MiB) shards=254' --name vol --via nbd 2>refused; then exit 1; fi
-         gone
+         mkdir /dev/siltstone/vol
+         if $siltstone attach 'ram(size=16MiB)' --name vol --via nbd 2>refused; then exit 1; fi
+         grep -q 'expected a link' refused; rmdir /dev/siltstone/vol; gone
          ! dmesg | grep -E 'WARNING|BUG:|blocked for more'
          echo done");
 }

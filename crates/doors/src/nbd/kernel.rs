@@ -212,7 +212,7 @@ pub fn all_of(backend: &str) -> Vec<PathBuf> {
 }
 
 /// Connects a block device with this identifier to a server, over connections that have finished the handshake without structured replies. Returns the node. The
-/// kernel keeps the connections.
+/// kernel keeps the connections; it reads the partition table meanwhile.
 ///
 /// # Errors
 /// Those of the kernel; EINVAL for several connections to an export that doesn't allow them.
@@ -238,7 +238,11 @@ pub fn connect(client: &Client, backend: &str, connections: &[OwnedFd]) -> Resul
         set_timer(&node);
     }
     match node.exists() {
-        true => Ok(node),
+        true => {
+            // The kernel reads the partition table when the node is opened first.
+            drop(std::fs::File::open(&node));
+            Ok(node)
+        }
         false => {
             let missing = Error::unsupported(format!(
                 "{}: the kernel has the device, but not this node; expected a devtmpfs on /dev: mount one",

@@ -475,6 +475,10 @@ impl Holder {
                     ready.bytes
                 );
                 self.fail();
+            } else if matches!(ready.connection, Connection::Nbd(_)) {
+                // The time was over while the node was being reconnected.
+                self.connection = Some((devices, ready));
+                self.abort();
             }
             return Ok(());
         }
@@ -495,8 +499,8 @@ impl Holder {
         }
         self.server = None;
         if self.phase == Phase::MakingNode {
-            // The kernel aborts the connection when its last device is closed: requests on the node fail.
-            self.connection = None;
+            // What makes the node may wait for the answer to a request.
+            self.abort();
             return Ok(());
         }
         tracing::error!("the server ended with {status}");
@@ -537,20 +541,28 @@ impl Holder {
 
     /// Lets requests fail from now on.
     fn fail(&mut self) {
-        let connection = self.connection.take().map(|(_, ready)| ready.connection);
-        let node = self.record.as_ref().map(|record| record.node.clone());
+        self.abort();
+        self.set_state(State::Failed);
+    }
+
+    /// Ends the connection between kernel and servers.
+    fn abort(&mut self) {
+        // The kernel aborts a FUSE connection when its last device is closed.
+        let Some((_, Ready { connection, .. })) = self.connection.take() else { return };
+        if matches!(connection, Connection::Nbd(_)) {
+            // Without users the kernel gives the device's number to the next one who asks for a device.
+            self.plan.folder.remove_link();
+        }
         let volume = self.plan.folder.volume();
         runtime::spawn(async move {
-            let failing = runtime::blocking(move || match (connection, node) {
-                (Some(Connection::Ublk(id)), _) => ublk::stop(id),
-                (Some(Connection::Nbd(_)), Some(node)) => node::disconnect(&node, &volume),
-                // The kernel aborts a FUSE connection when its last device is closed.
-                _ => Ok(()),
+            let failing = runtime::blocking(move || match connection {
+                Connection::Ublk(id) => ublk::stop(id),
+                Connection::Nbd(_) => node::disconnect_all(&volume),
+                Connection::Fuse(_) => Ok(()),
             });
             failing.await.unwrap_or_else(|error| tracing::error!("{error}"));
         })
         .detach();
-        self.set_state(State::Failed);
     }
 
     /// Begins to make the node. That of an NBD client takes the devices.
@@ -630,10 +642,8 @@ impl Holder {
         }
         let volume = self.plan.folder.volume();
         let removed = runtime::blocking(move || {
-            node::all_of(&volume).iter().try_for_each(|(driver, node)| match driver {
-                Driver::Nbd => node::disconnect(node, &volume),
-                _ => node::remove(node, &volume),
-            })
+            let disconnected = node::disconnect_all(&volume);
+            node::over(&volume).iter().try_for_each(|node| node::remove(node, &volume)).and(disconnected)
         });
         removed.await.unwrap_or_else(warn);
         node::unmount(&self.plan.folder.volume()).await.unwrap_or_else(warn);

@@ -11,6 +11,7 @@ use fuse::Mount;
 use rustix::fs::{Mode, OFlags};
 use std::os::fd::OwnedFd;
 use std::os::unix::fs::MetadataExt;
+use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::time::Duration;
@@ -107,13 +108,17 @@ fn backing_file(node: &Path) -> Option<PathBuf> {
     Some(PathBuf::from(text.trim_end_matches('\n')))
 }
 
-/// The loop devices over a volume and its NBD devices, also those of servers that are gone.
+/// The loop devices over a file, also over one whose server is gone.
+pub fn over(file: &Path) -> Vec<PathBuf> {
+    let Ok(entries) = std::fs::read_dir("/sys/block") else { return Vec::new() };
+    let nodes = entries.flatten().map(|entry| Path::new("/dev").join(entry.file_name()));
+    nodes.filter(|node| is_over(node, file)).collect()
+}
+
+/// The nodes of a volume: loop devices and NBD devices, also those of servers that are gone.
 pub fn all_of(volume: &Path) -> Vec<(Driver, PathBuf)> {
-    let entries = std::fs::read_dir("/sys/block").into_iter().flatten().flatten();
-    let nodes = entries.map(|entry| Path::new("/dev").join(entry.file_name()));
-    let loops = nodes.filter(|node| is_over(node, volume)).map(|node| (Driver::Fuse, node));
-    let clients = nbd::all_of(&backend(volume)).into_iter().map(|node| (Driver::Nbd, node));
-    loops.chain(clients).collect()
+    let loops = over(volume).into_iter().map(|node| (Driver::Fuse, node));
+    loops.chain(nbd::all_of(&backend(volume)).into_iter().map(|node| (Driver::Nbd, node))).collect()
 }
 
 /// Identifier of the NBD device of a volume.
@@ -137,12 +142,30 @@ pub fn reconnect(node: &Path, volume: &Path, connections: &[OwnedFd]) -> Result<
     nbd::reconnect(node, &backend(volume), connections)
 }
 
-/// Disconnects the NBD device of a volume: its users get I/O errors. Blocks the thread.
+/// Disconnects the NBD devices of a volume: their users get I/O errors. Blocks the thread.
 ///
 /// # Errors
 /// Those of the kernel.
-pub fn disconnect(node: &Path, volume: &Path) -> Result<()> {
-    nbd::disconnect(node, &backend(volume))
+pub fn disconnect_all(volume: &Path) -> Result<()> {
+    let backend = backend(volume);
+    nbd::all_of(&backend).iter().try_for_each(|node| nbd::disconnect(node, &backend))
+}
+
+/// Disconnects the NBD devices of a volume whose server is gone: the kernel lets requests that the server hadn't answered wait without limit, and
+/// so the users of the node. Blocks the thread.
+///
+/// # Errors
+/// Those of the kernel.
+pub fn fail_without_server(volume: &Path) -> Result<()> {
+    match UnixStream::connect(nbd_socket(volume)) {
+        Ok(_) => Ok(()),
+        Err(_) => disconnect_all(volume),
+    }
+}
+
+/// Socket of the NBD door of a volume.
+pub fn nbd_socket(volume: &Path) -> PathBuf {
+    volume.with_extension("sock")
 }
 
 /// Disconnects the NBD device of a volume if nobody uses it. Blocks the thread. [`released`] follows.
@@ -155,7 +178,7 @@ fn disconnect_unused(node: &Path, volume: &Path) -> Result<()> {
     }
     // Held until the device is disconnected.
     let _claim = claim(node)?;
-    disconnect(node, volume)
+    nbd::disconnect(node, &backend(volume))
 }
 
 /// Removes the loop device over a file if nobody uses it. Blocks the thread. [`released`] follows.

@@ -1,7 +1,7 @@
 //! The folder of an attachment, and the record in it.
 //!
 //! `/run/siltstone/NAME` is created by the holder and removed when the node is detached. It has `attachment.json`, the mount point
-//! `volume`, the socket `holder.sock` and the server's `log`. A folder whose holder doesn't listen any more is *stale*.
+//! `volume` or the socket `volume.sock` of the NBD door, the socket `holder.sock` and the server's `log`. A folder whose holder doesn't listen any more is *stale*.
 
 use super::machine::Driver;
 use block::{Error, Result};
@@ -235,7 +235,8 @@ impl Folder {
         }
     }
 
-    fn remove_link(&self) {
+    /// Removes the link to the node, if there is one.
+    pub fn remove_link(&self) {
         let link = self.link();
         if std::fs::symlink_metadata(&link).is_ok_and(|found| found.is_symlink()) {
             // At worst it leads nowhere.

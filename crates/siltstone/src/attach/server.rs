@@ -2,6 +2,7 @@
 
 use super::handover::{self, Connection, Ready, Start};
 use super::machine::Driver;
+use super::node::nbd_socket;
 use super::process::{lock_memory, name_thread};
 use crate::failure::Failure;
 use block::{DevicePart, Error, Result};
@@ -176,7 +177,7 @@ impl Attached {
                     read_only: false,
                 };
                 AttachedDoor::Nbd(Arc::new(NbdDoor::new(ServerConfig {
-                    address: Address::Unix(start.path.with_extension("sock")),
+                    address: Address::Unix(nbd_socket(&start.path)),
                     exports: vec![export],
                     max_connections: runtime::shard_count(),
                 })?))
