@@ -9,7 +9,7 @@
 //!   kernel also shuts a connection down that hasn't answered a request by then: the server has to end, and another one to be started,
 //!   since it may carry out that request after the kernel has sent it again.
 //!
-//! The messages are left to [`netlink`].
+//! The messages are left to the module `netlink`.
 
 mod netlink;
 
