@@ -60,8 +60,8 @@ pub struct Shared {
     pub memory_descriptor: OwnedFd,
     pub settings: Settings,
     pub features: u64,
-    kicks: Vec<OwnedFd>,
-    calls: Vec<OwnedFd>,
+    pub kicks: Vec<OwnedFd>,
+    pub calls: Vec<OwnedFd>,
 }
 
 /// A connection to a server.
