@@ -54,11 +54,18 @@ pub(super) struct Shared {
     export: OnceLock<Export>,
     is_connected: AtomicBool,
     cut_off: AtomicU64,
+    /// Raised, and replaced, when the device may have grown.
+    refresh: Mutex<StopSource>,
 }
 
 impl Shared {
     pub(super) fn export(&self) -> &Export {
         self.export.get_or_init(|| Export::new(&self.device, self.read_only, runtime::shard_count()))
+    }
+
+    /// Returns the token that the next [`Door::refresh`] raises.
+    pub(super) fn refresh_token(&self) -> StopToken {
+        self.refresh.lock().unwrap_or_else(PoisonError::into_inner).token()
     }
 }
 
@@ -104,6 +111,7 @@ impl VhostUserDoor {
             export: OnceLock::new(),
             is_connected: AtomicBool::new(false),
             cut_off: AtomicU64::new(0),
+            refresh: Mutex::default(),
         };
         Ok(VhostUserDoor { shared: Arc::new(shared), running: Mutex::new(None) })
     }
@@ -211,6 +219,10 @@ impl Door for VhostUserDoor {
 
     fn addresses(&self) -> Vec<String> {
         vec![format!("vhost-user-blk {}", self.shared.address)]
+    }
+
+    fn refresh(&self) {
+        std::mem::take(&mut *self.shared.refresh.lock().unwrap_or_else(PoisonError::into_inner)).stop();
     }
 }
 

@@ -2,6 +2,7 @@
 
 mod disks;
 pub mod front_end;
+mod growth;
 mod hostile;
 mod lifecycle;
 
