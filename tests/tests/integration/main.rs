@@ -21,6 +21,7 @@ mod foreign_crash;
 mod foreign_filesystems;
 mod foreign_hostile;
 mod foreign_kill;
+mod foreign_libvirt;
 mod foreign_limits;
 mod foreign_lost;
 mod foreign_model;
