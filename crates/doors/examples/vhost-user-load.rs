@@ -61,9 +61,13 @@ impl Job {
             ramp_time: Duration::ZERO,
         };
         for argument in arguments {
-            let Some((key, value)) = argument.strip_prefix("--").and_then(|rest| rest.split_once('=')) else {
-                continue;
+            let unknown = || {
+                Error::invalid(format!(
+                    "{argument}: unknown; expected one of the options in the program's head"
+                ))
             };
+            let (key, value) =
+                argument.strip_prefix("--").and_then(|rest| rest.split_once('=')).ok_or_else(unknown)?;
             let wrong = || Error::invalid(format!("{argument}: expected a number"));
             let number = || value.parse::<u64>().map_err(|_| wrong());
             let seconds = || {
