@@ -31,6 +31,7 @@ mod guest_dm;
 mod guest_machine;
 mod guest_ublk;
 mod guest_vhost;
+mod guest_vhost_cuts;
 mod guest_warm;
 mod status;
 mod worlds_behind_log;
