@@ -1,4 +1,4 @@
-//! The Device contract: a fixed number of blocks, read and written in place.
+//! The Device contract: numbered blocks, read and written in place. Their number may grow, and never shrinks.
 
 use crate::address::{BlockCount, BlockIndex, BlockRange};
 use crate::buffer::{Buffer, Payload};
@@ -69,7 +69,8 @@ pub struct Extent {
 /// that aren't whole blocks, and [`Error::ReadOnly`](crate::Error::ReadOnly) where it would write to a
 /// read-only device. An empty range succeeds and does nothing.
 pub trait Device {
-    /// The shape of the device. It does not change while a handle is open.
+    /// The shape of the device. While a handle is open the number of blocks may grow, at any time and never beyond what the
+    /// medium has; nothing else changes, and it never shrinks. A caller that computes from it takes it once.
     fn geometry(&self) -> &DeviceGeometry;
 
     /// Fills the buffer, whose length is a multiple of the block size, from block `at` on.

@@ -1,6 +1,6 @@
 //! The two contracts of Siltstone's parts, and the types that they use.
 //!
-//! - [`Device`]: a fixed number of blocks, read and written in place.
+//! - [`Device`]: numbered blocks, read and written in place. Their number may grow, and never shrinks.
 //! - [`Zones`]: append-only zones, read anywhere, reset as a whole.
 //!
 //! An implementation of a contract is a *part*: built once, shared by all shards ([`DevicePart`], [`ZonesPart`]), and
@@ -17,6 +17,7 @@ pub mod call;
 pub mod device;
 pub mod error;
 pub mod geometry;
+pub mod growing;
 pub mod memory;
 pub mod part;
 pub mod zones;
@@ -27,5 +28,6 @@ pub use call::Call;
 pub use device::{Device, Durability, Extent, ExtentState, ReadOutcome, ZeroMode};
 pub use error::{Error, Result};
 pub use geometry::{BlockSize, DeviceGeometry, Durable, EraseGuarantee, ZoneGeometry};
+pub use growing::GrowingGeometry;
 pub use part::{DevicePart, Part, Status, ZonesPart};
 pub use zones::{ZoneReport, ZoneState, Zones};

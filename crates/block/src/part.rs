@@ -47,7 +47,8 @@ pub trait Part: Send + Sync {
 
 /// A part that is a device.
 pub trait DevicePart: Part {
-    /// Geometry, before any handle is opened.
+    /// Geometry, the same as that of every handle: the number of blocks may grow. A part that computed its own layout from it keeps
+    /// the layout.
     fn geometry(&self) -> &DeviceGeometry;
 
     /// Opens a handle for the calling shard. A shard opens a part once and shares the handle.

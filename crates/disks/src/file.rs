@@ -14,10 +14,15 @@ mod durability;
 mod handle;
 
 use crate::{SECTOR, size};
-use block::{BlockSize, Call, Device, DeviceGeometry, DevicePart, Error, Part, Result, Status};
+use block::{
+    BlockSize, Call, Device, DeviceGeometry, DevicePart, Error, GrowingGeometry, Part, Result, Status,
+};
 use durability::FileDurability;
 use runtime::file::{File, Metadata, OpenOptions, SharedFile, metadata};
-use stack::{Arguments, Built, Contract, Key, Kind, LockedFile, Shape, ValueKind, format_size};
+use stack::{
+    Arguments, Built, Contract, Key, Kind, LockedFile, Message, Shape, Size, Tell, ValueKind, format_size,
+    messages,
+};
 use std::path::{Path, PathBuf};
 use std::rc::Rc;
 use std::sync::Arc;
@@ -45,7 +50,7 @@ pub const KIND: Kind = Kind {
         .or("auto"),
         Key::optional("read_only", ValueKind::Bool, "refuse every write").or("false"),
     ],
-    messages: &[],
+    messages: FileMessage::FORMS,
     shareable: false,
     example: "file(disk.img, size=4GiB)",
     plan: |arguments| {
@@ -139,21 +144,49 @@ impl Settings {
 /// The part: the locked file and how handles open it.
 pub struct FilePart {
     settings: Settings,
-    geometry: DeviceGeometry,
     is_block_device: bool,
     shared: Arc<Shared>,
     /// Open file description that holds the lock and is synced.
     locked: SharedFile,
 }
 
+messages! {
+    /// Messages to a file.
+    FileMessage;
+    "grow SIZE" => Grow(Size), "extend the file, or take the present size of a block device, while it is in use; SIZE is the new capacity";
+}
+
 /// State that the handles of all shards share.
-#[derive(Default)]
 struct Shared {
+    geometry: GrowingGeometry,
+    /// Whether the file is being extended.
+    growing: AtomicBool,
     durability: FileDurability,
     /// Whether the file was opened with O_DIRECT.
     direct: AtomicBool,
     /// Number of writes whose memory had to be copied because O_DIRECT couldn't take it.
     copied_writes: AtomicU64,
+}
+
+/// Ends a growth, also one whose caller drops it.
+struct Growing<'s>(&'s AtomicBool);
+
+impl Drop for Growing<'_> {
+    fn drop(&mut self) {
+        self.0.store(false, Ordering::Release);
+    }
+}
+
+impl Shared {
+    fn new(geometry: DeviceGeometry) -> Self {
+        Shared {
+            geometry: GrowingGeometry::new(geometry),
+            growing: AtomicBool::new(false),
+            durability: FileDurability::default(),
+            direct: AtomicBool::new(false),
+            copied_writes: AtomicU64::new(0),
+        }
+    }
 }
 
 impl FilePart {
@@ -233,7 +266,42 @@ impl FilePart {
             read_only: settings.read_only,
         };
         let is_block_device = found.is_block_device;
-        Ok(FilePart { settings, geometry, is_block_device, shared: Arc::default(), locked })
+        Ok(FilePart { settings, is_block_device, shared: Arc::new(Shared::new(geometry)), locked })
+    }
+
+    /// Makes the device larger. The blocks are there, durably, before any handle accepts requests for them.
+    async fn grow(&self, bytes: u64) -> Result<String> {
+        let (settings, geometry) = (&self.settings, &self.shared.geometry);
+        let (path, block_size) = (settings.path.display(), settings.block_size);
+        if settings.read_only {
+            return Err(Error::read_only(format!("{path} is read-only: it can't grow")));
+        }
+        if !bytes.is_multiple_of(block_size.bytes()) {
+            let text =
+                format!("{path}: new size {bytes}; expected a multiple of the block size, {block_size}");
+            return Err(Error::invalid(text));
+        }
+        let blocks = block::BlockCount(bytes >> block_size.shift());
+        geometry.check(blocks).map_err(|error| error.in_context(format_args!("{path}")))?;
+        let file = self.locked.here()?;
+        let length = file.metadata()?.length;
+        if self.is_block_device && length < bytes {
+            return Err(Error::invalid(format!(
+                "{path} has {length} bytes; expected at least {bytes}; make the block device larger first"
+            )));
+        }
+        if !self.is_block_device && length < bytes {
+            file.set_len(bytes).await?;
+            // As every sync of this description: the kernel reports an error of earlier writes once.
+            self.shared.durability.sync(&file).await?;
+        }
+        geometry.grow(blocks)?;
+        Ok(match settings.size {
+            Some(_) => format!(
+                "{path} has {bytes} bytes; write size = {bytes} into the stack before it is opened again"
+            ),
+            None => format!("{path} has {bytes} bytes"),
+        })
     }
 
     /// Opens the file with O_DIRECT if that is wanted and possible; returns the memory alignment that its transfers
@@ -316,16 +384,20 @@ impl Part for FilePart {
     fn status(&self) -> Call<'_, Status> {
         let mut status = Status::new();
         status.insert("path".into(), self.settings.path.display().to_string().into());
-        status.insert("bytes".into(), self.geometry.bytes().into());
+        status.insert("bytes".into(), self.shared.geometry.get().bytes().into());
         status.insert("direct".into(), self.shared.direct.load(Ordering::Relaxed).into());
         status.insert("flush_failed".into(), self.shared.durability.has_failed().into());
         status.insert("copied_writes".into(), self.shared.copied_writes.load(Ordering::Relaxed).into());
         Call::ready(status)
     }
 
+    fn message<'a>(&'a self, message: &'a str) -> Call<'a, Result<String>> {
+        self.tell_text(&KIND, message)
+    }
+
     fn close(&self) -> Call<'_, Result<()>> {
         Call::new(async move {
-            if self.geometry.read_only {
+            if self.settings.read_only {
                 return Ok(());
             }
             self.shared.durability.sync(&self.locked.here()?).await
@@ -333,9 +405,24 @@ impl Part for FilePart {
     }
 }
 
+impl Tell for FilePart {
+    type Message = FileMessage;
+
+    fn tell(&self, message: FileMessage) -> Call<'_, Result<String>> {
+        let FileMessage::Grow(Size(bytes)) = message;
+        Call::new(async move {
+            if self.shared.growing.swap(true, Ordering::AcqRel) {
+                return Err(Error::busy("it is growing already; repeat the message"));
+            }
+            let _growing = Growing(&self.shared.growing);
+            self.grow(bytes).await
+        })
+    }
+}
+
 impl DevicePart for FilePart {
     fn geometry(&self) -> &DeviceGeometry {
-        &self.geometry
+        self.shared.geometry.get()
     }
 
     fn keeps_acknowledged(&self) -> bool {
@@ -348,7 +435,6 @@ impl DevicePart for FilePart {
             let inner = handle::Inner {
                 file,
                 syncs: self.locked.here()?,
-                geometry: self.geometry.clone(),
                 memory_alignment: alignment as usize,
                 knows_holes: !self.is_block_device && !runtime::is_simulated(),
                 direct: self.shared.direct.load(Ordering::Relaxed),

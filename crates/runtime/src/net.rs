@@ -3,7 +3,8 @@
 //! # Promises
 //! - An accepted TCP connection whose peer's machine is gone ends after [`SILENT_PEER_LIMIT`], idle or with data that
 //!   isn't acknowledged. An outgoing one does while it is idle; else after the kernel's retransmissions (15 minutes).
-//! - A unix socket's file is removed only by the listener that created it (`socket_file`).
+//! - A unix socket's file is removed only by the listener that created it (`socket_file`). It has its owner and permissions
+//!   before the first connection is possible (`access`).
 #![allow(unsafe_code)] // Making sockets; add_filled after the kernel wrote.
 
 use crate::file::os_error;
@@ -23,9 +24,11 @@ use std::rc::Rc;
 use std::str::FromStr;
 use std::time::Duration;
 
+mod access;
 mod descriptors;
 mod socket_file;
 
+pub use access::{Access, Owner};
 pub use descriptors::MOST_DESCRIPTORS;
 pub use socket_file::{LOCK_LIMIT, SocketFolder};
 
@@ -199,13 +202,15 @@ impl Listener {
     /// # Errors
     /// Those of the kernel.
     pub fn bind(address: &Address) -> Result<Listener> {
-        Self::bind_with(address, |_| Ok(()))
+        Self::bind_with(address, |_| Ok(()), || Ok(()))
     }
 
-    /// Listens; `prepare` is called on the socket before it is bound.
+    /// Listens; `before_bind` is called on the socket before its file exists, `before_listen` before the first connection is
+    /// possible.
     fn bind_with(
         address: &Address,
-        prepare: impl FnOnce(&OwnedFd) -> rustix::io::Result<()>,
+        before_bind: impl FnOnce(&OwnedFd) -> rustix::io::Result<()>,
+        before_listen: impl FnOnce() -> Result<()>,
     ) -> Result<Listener> {
         if let Some(world) = simulated::current_world() {
             let handle = world.listen(address)?;
@@ -216,12 +221,14 @@ impl Listener {
         if matches!(address, Address::Tcp(_)) {
             set_option(&fd, libc::SOL_SOCKET, libc::SO_REUSEADDR, 1);
         }
-        prepare(&fd).map_err(|error| Error::from_io(&error.into(), &format!("listening on {address}")))?;
+        before_bind(&fd)
+            .map_err(|error| Error::from_io(&error.into(), &format!("listening on {address}")))?;
         let kernel = SocketAddress::of(address)?;
         // SAFETY: the address is valid for its length during the call.
         if unsafe { libc::bind(fd.as_raw_fd(), kernel.as_ptr(), kernel.len()) } != 0 {
             return Err(last_error(format!("listening on {address}")));
         }
+        before_listen()?;
         // SAFETY: no memory is passed.
         if unsafe { libc::listen(fd.as_raw_fd(), 128) } != 0 {
             return Err(last_error(format!("listening on {address}")));

@@ -15,7 +15,7 @@ use doors::nbd::server::{ExportConfig, ServerConfig};
 use doors::vhost_user::door::{DEFAULT_QUEUES, VhostUserConfig, VhostUserDoor};
 use doors::vhost_user::request::ID_BYTES;
 use runtime::Config;
-use runtime::net::Address;
+use runtime::net::{Access, Address};
 use serde_json::json;
 use stack::{Built, BuiltStack, Contract, Plan, Stack};
 use std::path::{Path, PathBuf};
@@ -259,8 +259,16 @@ fn vhost_user_door(built: &BuiltStack, socket: PathBuf) -> Result<VhostUserDoor,
     let device = built.top()?;
     let name = name_of(built, &device);
     let serial = name.chars().filter(char::is_ascii).take(ID_BYTES).collect();
-    let queues = DEFAULT_QUEUES;
-    Ok(VhostUserDoor::new(VhostUserConfig { name, device, socket, queues, serial, read_only: false })?)
+    let (access, queues) = (Access::default(), DEFAULT_QUEUES);
+    Ok(VhostUserDoor::new(VhostUserConfig {
+        name,
+        device,
+        socket,
+        access,
+        queues,
+        serial,
+        read_only: false,
+    })?)
 }
 
 /// Makes an NBD door for the device on top, under its name in the stack.
@@ -268,7 +276,12 @@ fn nbd_door(built: &BuiltStack, address: Address) -> Result<NbdDoor, Failure> {
     let device = built.top()?;
     let name = name_of(built, &device);
     let export = ExportConfig { name, description: String::new(), device, read_only: false };
-    Ok(NbdDoor::new(ServerConfig { address, exports: vec![export], max_connections: MAX_CONNECTIONS })?)
+    Ok(NbdDoor::new(ServerConfig {
+        address,
+        access: Access::default(),
+        exports: vec![export],
+        max_connections: MAX_CONNECTIONS,
+    })?)
 }
 
 fn is_same(one: &Arc<dyn DevicePart>, other: &Arc<dyn DevicePart>) -> bool {

@@ -287,6 +287,10 @@ pub trait Door: Part {
 
     /// Addresses for clients, in their syntax (`nbd+unix:///vol?socket=vol.sock`), one per export.
     fn addresses(&self) -> Vec<String>;
+
+    /// Takes note of devices that have grown. Called after each message that a part of the stack has carried out, on any shard; it
+    /// waits for nothing.
+    fn refresh(&self) {}
 }
 
 /// Result of [`Kind::build`], of the contract that the kind declares.

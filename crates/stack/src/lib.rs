@@ -41,7 +41,7 @@ pub use built::{BuiltPart, BuiltStack};
 pub use claims::{LockFile, LockedFile};
 pub use kind::{Built, Contract, Door, Key, Kind, Registry, Shape, ValueKind};
 pub use line_writer::quote;
-pub use message::{Form, FromWords, Message, Tell, Words};
+pub use message::{Form, FromWords, Message, Size, Tell, Words};
 pub use model::{Part, Stack};
 pub use plan::{Format, Plan};
 pub use problem::{Collector, Problem, Problems, Source, did_you_mean, nearest};

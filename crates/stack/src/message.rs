@@ -3,6 +3,7 @@
 
 use crate::kind::Kind;
 use crate::problem::shown;
+use crate::units::parse_size;
 use block::{Call, Error, Result};
 use std::fmt::Display;
 use std::str::FromStr;
@@ -116,6 +117,16 @@ impl FromWords for u32 {
 impl FromWords for u64 {
     fn from_words(words: &mut Words<'_>) -> Result<Self> {
         words.read("a whole number below 2^64", |word| u64::from_str(word).ok())
+    }
+}
+
+/// A size in bytes, as the keys of a stack have it: `4096`, `4GiB`.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Size(pub u64);
+
+impl FromWords for Size {
+    fn from_words(words: &mut Words<'_>) -> Result<Self> {
+        words.read("a size, such as 4096 or 4GiB", |word| parse_size(word).ok().map(Size))
     }
 }
 

@@ -6,7 +6,7 @@ use layers::record::Timeline;
 use layers::record::format::Submission;
 use layers::record::timeline::EventKind;
 use rustix::process::Signal;
-use siltstone_tests::foreign::Server;
+use siltstone_tests::foreign::{Server, binary, run};
 use siltstone_tests::guest::Options;
 use siltstone_tests::need_guest;
 use std::path::Path;
@@ -88,4 +88,36 @@ fn a_guest_flushes_and_survives_its_servers() {
     assert!(order[first..second].contains(&'f') && order[second..].contains(&'f'), "{order:?}");
     let bytes = std::fs::read(&disk).expect("the disk");
     assert!(bytes[4096..].starts_with(b"first") && bytes[8192..].starts_with(b"second"));
+}
+
+/// A file that grows by an operator's message is a larger disk in the guest that uses it.
+#[test]
+fn a_guest_sees_that_its_disk_has_grown() {
+    let guest = need_guest!();
+    let folder = tempfile::tempdir().expect("a folder");
+    let disk = folder.path().join("disk");
+    std::fs::File::create(&disk).expect("a file").set_len(16 * MIB).expect("a sparse file");
+    let socket = folder.path().join("vm.sock");
+    let line = format!("vhost-user(file({}), socket={})", disk.display(), socket.display());
+    let server = Server::start_with(&["serve", &line], socket.clone());
+    let options = Options { vhost_user_disks: vec![socket.clone()], limit: 120, ..Options::default() };
+    let lines = format!(
+        "[ $(cat /sys/block/vda/size) = {} ]
+         echo small
+         while [ $(cat /sys/block/vda/size) != {} ]; do sleep 0.1; done
+         printf grown | dd of=/dev/vda bs=4096 seek={} conv=fsync,sync status=none
+         ! dmesg | grep 'I/O error'",
+        16 * MIB / 512,
+        24 * MIB / 512,
+        24 * MIB / 4096 - 1
+    );
+    let mut running = guest.start(&lines, &options);
+    running.wait_until("its size", |out| out.contains("small"));
+    let program = binary().to_str().expect("a path in UTF-8");
+    println!("{}", run(program, &["message", &line, "file", "grow", "24MiB"]).ok());
+    println!("{}", running.wait().ok());
+    server.stop();
+    let bytes = std::fs::read(&disk).expect("the disk");
+    assert_eq!(bytes.len() as u64, 24 * MIB);
+    assert!(bytes[24 * MIB as usize - 4096..].starts_with(b"grown"));
 }

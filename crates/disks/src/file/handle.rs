@@ -23,7 +23,6 @@ pub(super) struct Inner {
     pub(super) file: File,
     /// Descriptor of the part's file description, for syncs only.
     pub(super) syncs: File,
-    pub(super) geometry: DeviceGeometry,
     /// Memory alignment that O_DIRECT needs, in bytes; 1 is none.
     pub(super) memory_alignment: usize,
     pub(super) knows_holes: bool,
@@ -34,13 +33,18 @@ pub(super) struct Inner {
 
 impl Inner {
     #[inline]
+    fn geometry(&self) -> &DeviceGeometry {
+        self.shared.geometry.get()
+    }
+
+    #[inline]
     fn offset(&self, at: BlockIndex) -> u64 {
-        self.geometry.block_size.offset_of(at).0
+        self.geometry().block_size.offset_of(at).0
     }
 
     /// Offset and length of a range, in bytes.
     fn bytes(&self, range: BlockRange) -> (u64, u64) {
-        (self.offset(range.start), self.geometry.block_size.bytes_of(range.count))
+        (self.offset(range.start), self.geometry().block_size.bytes_of(range.count))
     }
 
     #[inline]
@@ -134,7 +138,7 @@ impl Inner {
 
     /// Extents that the file system reports, in whole blocks: a block that is partly data is data.
     fn find_extents(&self, range: BlockRange) -> Result<Vec<Extent>> {
-        let block_size = self.geometry.block_size;
+        let block_size = self.geometry().block_size;
         let mut extents: Vec<Extent> = Vec::new();
         let mut at = range.start;
         while at < range.end() && extents.len() < MOST_EXTENTS {
@@ -160,13 +164,13 @@ impl Inner {
 
 impl Device for FileHandle {
     fn geometry(&self) -> &DeviceGeometry {
-        &self.0.geometry
+        self.0.geometry()
     }
 
     fn read(&self, at: BlockIndex, mut buffer: Buffer) -> Call<'_, ReadOutcome> {
         Call::new(async move {
             buffer.clear();
-            match self.0.geometry.range(at, buffer.len()) {
+            match self.0.geometry().range(at, buffer.len()) {
                 Ok(_) => self.0.read_bytes(self.0.offset(at), buffer).await,
                 Err(error) => (Err(error), buffer),
             }
@@ -174,7 +178,7 @@ impl Device for FileHandle {
     }
 
     fn write(&self, at: BlockIndex, payload: Payload, durability: Durability) -> Call<'_, Result<()>> {
-        if let Err(error) = self.0.geometry.writable_range(at, payload.len()) {
+        if let Err(error) = self.0.geometry().writable_range(at, payload.len()) {
             return Call::ready(Err(error));
         }
         let offset = self.0.offset(at);
@@ -191,7 +195,7 @@ impl Device for FileHandle {
     }
 
     fn flush(&self) -> Call<'_, Result<()>> {
-        if self.0.geometry.read_only {
+        if self.0.geometry().read_only {
             return Call::ready(Ok(()));
         }
         let handle = self.0.clone();
@@ -200,8 +204,8 @@ impl Device for FileHandle {
 
     fn discard(&self, range: BlockRange) -> Call<'_, Result<()>> {
         Call::new(async move {
-            self.0.geometry.check_writable()?;
-            self.0.geometry.check(range)?;
+            self.0.geometry().check_writable()?;
+            self.0.geometry().check(range)?;
             self.0.zero(range, ZeroMode::MayDeallocate).await
         })
     }
@@ -213,8 +217,8 @@ impl Device for FileHandle {
         durability: Durability,
     ) -> Call<'_, Result<()>> {
         Call::new(async move {
-            self.0.geometry.check_writable()?;
-            self.0.geometry.check(range)?;
+            self.0.geometry().check_writable()?;
+            self.0.geometry().check(range)?;
             self.0.zero(range, mode).await?;
             match durability {
                 Durability::Visible => Ok(()),
@@ -225,7 +229,7 @@ impl Device for FileHandle {
 
     fn extents(&self, range: BlockRange) -> Call<'_, Result<Vec<Extent>>> {
         Call::new(async move {
-            self.0.geometry.check(range)?;
+            self.0.geometry().check(range)?;
             if range.is_empty() {
                 return Ok(Vec::new());
             }

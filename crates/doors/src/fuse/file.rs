@@ -67,7 +67,7 @@ impl DeviceFile {
     }
 
     fn bytes(&self) -> u64 {
-        self.export.geometry.bytes()
+        self.export.geometry().bytes()
     }
 
     /// Part of a range of bytes that lies inside the device.
@@ -89,7 +89,7 @@ impl DeviceFile {
             uid: self.uid.load(Ordering::Relaxed),
             gid: self.gid.load(Ordering::Relaxed),
             device: 0,
-            block_size: (self.export.geometry.block_size.bytes() as u32).max(4096),
+            block_size: (self.export.geometry().block_size.bytes() as u32).max(4096),
         };
         (attributes, ATTRIBUTES_TIME)
     }
@@ -186,12 +186,12 @@ impl OpenFile {
             libc::SEEK_HOLE => false,
             _ => return Err(errno(libc::EINVAL, "neither SEEK_DATA nor SEEK_HOLE")),
         };
-        let (bytes, block_size) = (self.file.bytes(), self.file.export.geometry.block_size);
+        let (bytes, block_size) = (self.file.bytes(), self.file.export.geometry().block_size);
         if offset >= bytes {
             return Err(errno(libc::ENXIO, "beyond the end of the device"));
         }
         let mut block = offset >> block_size.shift();
-        let end = self.file.export.geometry.blocks.0;
+        let end = self.file.export.geometry().blocks.0;
         for turn in 1.. {
             let extents = self.device.extents(BlockRange::new(block, end - block)).await?;
             let mut next = block;
@@ -277,7 +277,7 @@ impl FileSystem for OpenFile {
 
     fn statistics(&self, _: Context, _: u64) -> Call<'_, Result<Statistics>> {
         // The block size is also what the loop driver takes for the granularity of discards.
-        let geometry = &self.file.export.geometry;
+        let geometry = self.file.export.geometry();
         Call::ready(Ok(Statistics {
             block_size: geometry.block_size.bytes() as u32,
             blocks: geometry.blocks.0,

@@ -247,7 +247,12 @@ pub(super) async fn serve(
     shard: usize,
 ) -> End {
     watch.deadline.set(Some(runtime::now() + HANDSHAKE_LIMIT));
-    let (agreement, received) = match negotiate(watch, descriptions).await {
+    // A device may have grown since the server was started.
+    let present = descriptions.iter().zip(exports).map(|(description, (export, _))| ExportDescription {
+        size: export.geometry().bytes(),
+        ..description.clone()
+    });
+    let (agreement, received) = match negotiate(watch, &present.collect::<Vec<_>>()).await {
         Ok(agreed) => agreed,
         Err(end) => return end,
     };
@@ -386,7 +391,7 @@ impl<'c> Connection<'c> {
         agreement: Agreement,
         received: Received,
     ) -> Self {
-        let geometry = &export.geometry;
+        let geometry = export.geometry();
         Connection {
             watch,
             export,

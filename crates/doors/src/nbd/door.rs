@@ -2,6 +2,7 @@
 
 use super::client::address_of;
 use super::server::{ExportConfig, Server, ServerConfig};
+use crate::served::unix_socket;
 use block::{Call, Part, Result, Status};
 use runtime::net::Address;
 use stack::{Arguments, Built, Contract, Door, Key, Kind, Shape, ValueKind};
@@ -60,6 +61,8 @@ pub const KIND: Kind = Kind {
         Key::optional("device", ValueKind::Device, "device to serve").positional(),
         Key::optional("exports", ValueKind::Devices, "several devices; the first one is the default export"),
         Key::optional("socket", ValueKind::Path, "path of a unix socket to listen on"),
+        unix_socket::MODE,
+        unix_socket::OWNER,
         Key::optional(
             "address",
             ValueKind::Text,
@@ -119,7 +122,13 @@ fn names(arguments: &Arguments) -> Result<Vec<String>> {
 }
 
 fn plan(arguments: &Arguments) -> Result<Shape> {
-    address(arguments)?;
+    unix_socket::check(arguments)?;
+    if let Address::Tcp(_) = address(arguments)?
+        && let Some(key) = ["mode", "owner"].into_iter().find(|key| arguments.given(key))
+    {
+        let text = format!("{key} with a TCP address: expected it with socket = \"PATH\"");
+        return Err(arguments.refuse(key, text));
+    }
     names(arguments)?;
     Ok(Shape::default())
 }
@@ -135,6 +144,7 @@ fn build(arguments: &Arguments) -> Result<Built> {
     });
     let config = ServerConfig {
         address: address(arguments)?,
+        access: unix_socket::access(arguments)?,
         exports: exports.collect(),
         max_connections: arguments.integer("max_connections")? as usize,
     };

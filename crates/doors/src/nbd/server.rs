@@ -20,7 +20,7 @@ use crate::served::export::Export;
 use crate::served::per_shard::PerShard;
 use block::{Device, DevicePart, Error, Result, Status};
 use runtime::ShardIndex;
-use runtime::net::{Address, Listener, RemoteStream, Shutdown, Stream};
+use runtime::net::{Access, Address, Listener, RemoteStream, Shutdown, Stream};
 use runtime::sync::{Notify, StopSource, StopToken};
 use serde_json::json;
 use std::cell::{Cell, RefCell};
@@ -53,6 +53,8 @@ pub struct ExportConfig {
 pub struct ServerConfig {
     /// Address to listen on.
     pub address: Address,
+    /// Owner and permissions of a unix socket.
+    pub access: Access,
     /// Exports; the first one is also the default export.
     pub exports: Vec<ExportConfig>,
     /// Limit of connected clients.
@@ -76,6 +78,7 @@ struct Running {
 
 struct Shared {
     address: Address,
+    access: Access,
     max_connections: usize,
     descriptions: Vec<ExportDescription>,
     devices: Vec<Arc<dyn DevicePart>>,
@@ -141,6 +144,7 @@ impl Server {
         }
         let shared = Shared {
             address: config.address,
+            access: config.access,
             max_connections: config.max_connections,
             descriptions,
             read_only: config.exports.iter().map(|export| export.read_only).collect(),
@@ -180,7 +184,7 @@ impl Server {
         let (shared, token, closed_token) = (self.shared.clone(), stop.token(), closed.token());
         let failure = close_failure.clone();
         let listening = runtime::spawn_on(ShardIndex(0), move || async move {
-            let listener = Listener::replace_stale(&shared.address).await?;
+            let listener = Listener::replace_stale_with(&shared.address, shared.access).await?;
             let address = listener.local_address().clone();
             runtime::spawn(async move {
                 accept(shared, &listener, token).await;

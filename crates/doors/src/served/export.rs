@@ -9,8 +9,7 @@ use std::sync::{Arc, Mutex, PoisonError, Weak};
 
 /// One served device.
 pub struct Export {
-    /// Geometry of the device.
-    pub geometry: DeviceGeometry,
+    device: Arc<dyn DevicePart>,
     /// Whether writes are refused, by configuration or by the device.
     pub read_only: bool,
     /// Totals of the requests that have ended.
@@ -21,14 +20,24 @@ pub struct Export {
 impl Export {
     /// Returns the export of a device to requests of this many shards.
     pub fn new(device: &Arc<dyn DevicePart>, read_only: bool, shards: usize) -> Self {
-        let geometry = device.geometry().clone();
-        let read_only = read_only || geometry.read_only;
-        Export { geometry, read_only, gate: gate_of(device, shards), counters: Counters::default() }
+        let read_only = read_only || device.geometry().read_only;
+        Export {
+            device: device.clone(),
+            read_only,
+            gate: gate_of(device, shards),
+            counters: Counters::default(),
+        }
+    }
+
+    /// Geometry of the device, which may grow.
+    #[inline]
+    pub fn geometry(&self) -> &DeviceGeometry {
+        self.device.geometry()
     }
 
     /// Returns the target of the requests of a shard; `device` is the shard's handle.
     pub fn target<'d>(&'d self, device: &'d dyn Device, shard: usize) -> Target<'d> {
-        Target { device, gate: &self.gate, shard, block_shift: self.geometry.block_size.shift() }
+        Target { device, gate: &self.gate, shard, block_shift: self.geometry().block_size.shift() }
     }
 }
 

@@ -150,7 +150,7 @@ impl UblkDoor {
 
     async fn attach_and_start(&self) -> Result<Running> {
         let export = self.shared.export();
-        let parameters = Parameters::of(&export.geometry, export.read_only);
+        let parameters = Parameters::of(export.geometry(), export.read_only);
         let (target, queues) = (self.target, runtime::shard_count() as u16);
         let attach = async || runtime::blocking(move || control::attach(target, parameters, queues)).await;
         let Attached { info, descriptor, is_recovered } =

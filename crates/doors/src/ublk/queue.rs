@@ -156,7 +156,8 @@ impl<'d> Queue<'d> {
             return;
         }
         let request = self.queue.request(tag);
-        let (operation, range) = match parse(&request, self.export.geometry.bytes(), self.export.read_only) {
+        let (operation, range) = match parse(&request, self.export.geometry().bytes(), self.export.read_only)
+        {
             Action::Answer(result) => return self.commit(tag, result),
             Action::Carry(operation, range) => (operation, range),
         };

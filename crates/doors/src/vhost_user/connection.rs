@@ -28,6 +28,7 @@ const SILENCE_LIMIT: Duration = Duration::from_secs(10);
 /// Features of the protocol that are offered.
 const PROTOCOL_FEATURES: u64 = protocol::feature::MQ
     | protocol::feature::REPLY_ACK
+    | protocol::feature::BACKEND_REQ
     | protocol::feature::CONFIG
     | protocol::feature::INFLIGHT_SHMFD;
 
@@ -98,6 +99,10 @@ struct Connection<'s> {
     memory: Option<Arc<GuestMemory>>,
     inflight: Option<Inflight>,
     queues: Vec<Queue>,
+    /// Socket for our own messages.
+    channel: Option<OwnedFd>,
+    /// Size of the disk that the front-end was told, in bytes.
+    announced: u64,
 }
 
 /// A message with its descriptors.
@@ -118,6 +123,8 @@ pub(super) async fn serve(stream: Stream, shared: &Arc<Shared>, stop: &StopToken
         memory: None,
         inflight: None,
         queues,
+        channel: None,
+        announced: shared.export().geometry().bytes(),
     };
     let end = loop {
         match connection.next(stop).await {
@@ -141,29 +148,40 @@ pub(super) async fn serve(stream: Stream, shared: &Arc<Shared>, stop: &StopToken
 }
 
 impl Connection<'_> {
-    /// Waits for a message, and for the end of any queue, and for the stop of the door.
+    /// Waits for a message, and for the end of any queue, and for the stop of the door. Meanwhile announces growths of the device.
     async fn next(&mut self, stop: &StopToken) -> Result<Received, End> {
-        let Connection { stream, queues, shared, .. } = self;
+        let Connection { stream, queues, shared, channel, announced, .. } = self;
+        // It goes on while growths are announced: a part of a message may have come.
         let mut receiving = pin!(receive(stream));
         let mut stopped = pin!(stop.stopped());
-        poll_fn(|context| {
-            if stopped.as_mut().poll(context).is_ready() {
-                return Poll::Ready(Err(End::Stopped));
+        loop {
+            let refresh = shared.refresh_token();
+            announce_growth(shared, channel, announced);
+            let mut refreshed = pin!(refresh.stopped());
+            let received = poll_fn(|context| {
+                if stopped.as_mut().poll(context).is_ready() {
+                    return Poll::Ready(Err(End::Stopped));
+                }
+                for (index, queue) in queues.iter_mut().enumerate() {
+                    let Some(running) = &mut queue.running else { continue };
+                    let Poll::Ready(ended) = Pin::new(&mut running.handle).poll(context) else { continue };
+                    queue.running = None;
+                    shared.running_queues.fetch_sub(1, Ordering::Relaxed);
+                    let error = match ended {
+                        Ok(Ended { result: Err(error), .. }) | Err(error) => error,
+                        Ok(_) => Error::cancelled("it was not asked to end"),
+                    };
+                    return Poll::Ready(Err(End::of(error.in_context(format_args!("queue {index}")))));
+                }
+                if refreshed.as_mut().poll(context).is_ready() {
+                    return Poll::Ready(Ok(None));
+                }
+                receiving.as_mut().poll(context).map(|received| received.map(Some))
+            });
+            if let Some(received) = received.await? {
+                return Ok(received);
             }
-            for (index, queue) in queues.iter_mut().enumerate() {
-                let Some(running) = &mut queue.running else { continue };
-                let Poll::Ready(ended) = Pin::new(&mut running.handle).poll(context) else { continue };
-                queue.running = None;
-                shared.running_queues.fetch_sub(1, Ordering::Relaxed);
-                let error = match ended {
-                    Ok(Ended { result: Err(error), .. }) | Err(error) => error,
-                    Ok(_) => Error::cancelled("it was not asked to end"),
-                };
-                return Poll::Ready(Err(End::of(error.in_context(format_args!("queue {index}")))));
-            }
-            receiving.as_mut().poll(context)
-        })
-        .await
+        }
     }
 
     /// Carries a message out and answers it.
@@ -208,6 +226,14 @@ impl Connection<'_> {
                 tracing::debug!("{}: a write to the configuration was ignored", self.shared.name)
             }
             Message::GetConfig { offset, length } => return Ok(self.config(offset, length)),
+            Message::SetBackendChannel => {
+                let needed = protocol::feature::BACKEND_REQ | protocol::feature::CONFIG;
+                self.channel = match self.protocol_features & needed == needed {
+                    true => descriptors.pop(),
+                    // Without the other feature there is nothing to say.
+                    false => None,
+                };
+            }
             Message::SetFeatures(features) => {
                 check_offered("features", features, self.offered())?;
                 self.pause_all().await?;
@@ -271,7 +297,7 @@ impl Connection<'_> {
     }
 
     fn config(&self, offset: u32, length: u32) -> Answer {
-        let space = config::space(&self.shared.export().geometry, self.shared.queues);
+        let space = config::space(self.shared.export().geometry(), self.shared.queues);
         let mut payload: Vec<u8> = [offset, length, 0].iter().flat_map(|word| word.to_le_bytes()).collect();
         // What the front-end knows beyond our fields is of features that aren't offered.
         payload.extend((offset..offset + length).map(|at| space.get(at as usize).copied().unwrap_or(0)));
@@ -357,6 +383,27 @@ impl Connection<'_> {
         queue.running = Some(Running { stop, handle });
         Ok(())
     }
+}
+
+/// Tells the front-end that the configuration space has changed if the device has grown since it was told last.
+fn announce_growth(shared: &Shared, channel: &mut Option<OwnedFd>, announced: &mut u64) {
+    let present = shared.export().geometry().bytes();
+    let Some(socket) = channel.as_ref().filter(|_| *announced != present) else { return };
+    *announced = present;
+    // Without NEED_REPLY there is no answer, also with REPLY_ACK: nothing depends on one.
+    let message = protocol::message(protocol::CONFIG_CHANGE, protocol::flag::VERSION, &[]);
+    let flags = rustix::net::SendFlags::DONTWAIT | rustix::net::SendFlags::NOSIGNAL;
+    let problem = match rustix::net::send(socket, &message, flags) {
+        Ok(sent) if sent == message.len() => return,
+        Ok(_) => "it takes nothing".to_owned(),
+        Err(error) => error.to_string(),
+    };
+    // The next message would begin in the middle of this one.
+    *channel = None;
+    tracing::warn!(
+        "vhost-user \"{}\": the front-end can't be told that the device has grown: its channel: {problem}",
+        shared.name
+    );
 }
 
 fn check_offered(what: &str, features: u64, offered: u64) -> Result<()> {

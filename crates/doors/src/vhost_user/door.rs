@@ -4,9 +4,10 @@ use super::connection::{End, serve};
 use super::request::ID_BYTES;
 use crate::served::export::{Export, Tally};
 use crate::served::per_shard::PerShard;
+use crate::served::unix_socket;
 use block::{Call, Device, DevicePart, Error, Part, Result, Status};
 use runtime::ShardIndex;
-use runtime::net::{Address, Listener};
+use runtime::net::{Access, Address, Listener};
 use runtime::sync::{StopSource, StopToken};
 use serde_json::json;
 use stack::{Arguments, Built, Contract, Door, Key, Kind, Shape, ValueKind};
@@ -28,6 +29,8 @@ pub struct VhostUserConfig {
     pub device: Arc<dyn DevicePart>,
     /// Path of the unix socket.
     pub socket: PathBuf,
+    /// Owner and permissions of the unix socket.
+    pub access: Access,
     /// Number of queues that are offered.
     pub queues: usize,
     /// Serial number of the disk, at most 20 bytes.
@@ -45,16 +48,24 @@ pub(super) struct Shared {
     pub(super) running_queues: AtomicUsize,
     device: Arc<dyn DevicePart>,
     address: Address,
+    access: Access,
     read_only: bool,
     /// Created at the first start, when the number of shards is known.
     export: OnceLock<Export>,
     is_connected: AtomicBool,
     cut_off: AtomicU64,
+    /// Raised, and replaced, when the device may have grown.
+    refresh: Mutex<StopSource>,
 }
 
 impl Shared {
     pub(super) fn export(&self) -> &Export {
         self.export.get_or_init(|| Export::new(&self.device, self.read_only, runtime::shard_count()))
+    }
+
+    /// Returns the token that the next [`Door::refresh`] raises.
+    pub(super) fn refresh_token(&self) -> StopToken {
+        self.refresh.lock().unwrap_or_else(PoisonError::into_inner).token()
     }
 }
 
@@ -78,7 +89,7 @@ impl VhostUserDoor {
     /// # Errors
     /// [`Error::Invalid`] for a serial number that is too long.
     pub fn new(config: VhostUserConfig) -> Result<VhostUserDoor> {
-        let VhostUserConfig { name, device, socket, queues, serial, read_only } = config;
+        let VhostUserConfig { name, device, socket, access, queues, serial, read_only } = config;
         let mut bytes = [0; ID_BYTES];
         let Some(target) = bytes.get_mut(..serial.len()) else {
             return Err(Error::invalid(format!(
@@ -95,10 +106,12 @@ impl VhostUserDoor {
             running_queues: AtomicUsize::new(0),
             device,
             address: Address::Unix(socket),
+            access,
             read_only,
             export: OnceLock::new(),
             is_connected: AtomicBool::new(false),
             cut_off: AtomicU64::new(0),
+            refresh: Mutex::default(),
         };
         Ok(VhostUserDoor { shared: Arc::new(shared), running: Mutex::new(None) })
     }
@@ -125,7 +138,7 @@ impl VhostUserDoor {
         let (shared, token, closed_token) = (self.shared.clone(), stop.token(), closed.token());
         let failure = close_failure.clone();
         let listening = runtime::spawn_on(ShardIndex(0), move || async move {
-            let listener = Listener::replace_stale(&shared.address).await?;
+            let listener = Listener::replace_stale_with(&shared.address, shared.access).await?;
             runtime::spawn(async move {
                 accept(&shared, &listener, &token).await;
                 if let Err(error) = listener.close().await {
@@ -207,6 +220,10 @@ impl Door for VhostUserDoor {
     fn addresses(&self) -> Vec<String> {
         vec![format!("vhost-user-blk {}", self.shared.address)]
     }
+
+    fn refresh(&self) {
+        std::mem::take(&mut *self.shared.refresh.lock().unwrap_or_else(PoisonError::into_inner)).stop();
+    }
 }
 
 /// Declaration of the kind.
@@ -217,6 +234,8 @@ pub const KIND: Kind = Kind {
     keys: &[
         Key::required("device", ValueKind::Device, "device to serve").positional(),
         Key::required("socket", ValueKind::Path, "path of a unix socket to listen on"),
+        unix_socket::MODE,
+        unix_socket::OWNER,
         Key::optional(
             "queues",
             ValueKind::Integer { min: 1, max: MOST_QUEUES },
@@ -263,6 +282,7 @@ fn serial(arguments: &Arguments) -> Result<String> {
 
 fn plan(arguments: &Arguments) -> Result<Shape> {
     socket(arguments)?;
+    unix_socket::check(arguments)?;
     serial(arguments)?;
     Ok(Shape::default())
 }
@@ -272,6 +292,7 @@ fn build(arguments: &Arguments) -> Result<Built> {
         name: arguments.name().to_owned(),
         device: arguments.device("device")?,
         socket: socket(arguments)?,
+        access: unix_socket::access(arguments)?,
         queues: arguments.integer("queues")? as usize,
         serial: serial(arguments)?,
         read_only: arguments.boolean("read_only")?,

@@ -33,6 +33,8 @@ pub mod feature {
     pub const MQ: u64 = 1 << 0;
     /// Replies to messages with [`NEED_REPLY`](super::flag::NEED_REPLY).
     pub const REPLY_ACK: u64 = 1 << 3;
+    /// A channel for messages of the back-end.
+    pub const BACKEND_REQ: u64 = 1 << 5;
     /// Messages for the configuration space.
     pub const CONFIG: u64 = 1 << 9;
     /// Shared memory with the requests in flight.
@@ -58,11 +60,15 @@ pub mod number {
     pub const SET_PROTOCOL_FEATURES: u32 = 16;
     pub const GET_QUEUE_NUM: u32 = 17;
     pub const SET_VRING_ENABLE: u32 = 18;
+    pub const SET_BACKEND_REQ_FD: u32 = 21;
     pub const GET_CONFIG: u32 = 24;
     pub const SET_CONFIG: u32 = 25;
     pub const GET_INFLIGHT_FD: u32 = 31;
     pub const SET_INFLIGHT_FD: u32 = 32;
 }
+
+/// Number of the back-end's message that says that the configuration space has changed.
+pub const CONFIG_CHANGE: u32 = 2;
 
 /// Header of a message.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -178,6 +184,8 @@ pub enum Message {
     },
     /// Write the configuration space.
     SetConfig,
+    /// Use this channel for messages of the back-end; has its descriptor.
+    SetBackendChannel,
     /// Create memory for the requests in flight.
     GetInflight(InflightDescription),
     /// Use this memory for the requests in flight; has its descriptor.
@@ -229,7 +237,7 @@ pub fn parse(number: u32, payload: &[u8], descriptors: usize) -> Result<Message>
     let message = parse_fields(number, &mut Reader(payload), descriptors).map_err(in_message)?;
     let expected = match &message {
         Message::SetMemory(regions) => regions.len(),
-        Message::SetKick(_) | Message::SetInflight(_) => 1,
+        Message::SetKick(_) | Message::SetInflight(_) | Message::SetBackendChannel => 1,
         // Checked with the bit that says so.
         Message::SetCall(_) | Message::SetError(_) => descriptors,
         _ => 0,
@@ -310,6 +318,7 @@ fn parse_fields(number: u32, reader: &mut Reader<'_>, descriptors: usize) -> Res
             Message::GetConfig { offset, length }
         }
         number::SET_CONFIG => Message::SetConfig,
+        number::SET_BACKEND_REQ_FD => Message::SetBackendChannel,
         number::GET_INFLIGHT_FD => Message::GetInflight(reader.inflight()?),
         number::SET_INFLIGHT_FD => Message::SetInflight(reader.inflight()?),
         _ => return Err(Error::protocol("not offered")),
@@ -371,6 +380,7 @@ mod tests {
             (24, &[u32::MAX, 2, 0], 0, "2 bytes"),
             (6, &[0, 0], 1, "not offered"),
             (1, &[], 1, "1 descriptors"),
+            (21, &[], 0, "0 descriptors"),
         ] {
             let error = parsed(number, payload, descriptors).expect_err(expected);
             assert!(matches!(error, Error::Protocol(_)) && error.detail().contains(expected), "{error}");

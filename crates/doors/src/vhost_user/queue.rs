@@ -187,7 +187,7 @@ impl<'d> Queue<'d> {
             target,
             export,
             disk: Disk {
-                size: export.geometry.bytes(),
+                size: export.geometry().bytes(),
                 read_only: export.read_only,
                 has_flush: has(feature::FLUSH),
             },
@@ -243,6 +243,8 @@ impl<'d> Queue<'d> {
     /// Starts available requests; returns whether there were any.
     fn take_requests(&mut self) -> Result<bool> {
         let mut took = false;
+        // The device may have grown; the guest knows only after that.
+        self.disk.size = self.export.geometry().bytes();
         for _ in 0..REQUESTS_PER_ROUND {
             if self.is_full() {
                 break;

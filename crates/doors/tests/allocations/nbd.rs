@@ -31,7 +31,12 @@ pub fn requests_allocate_nothing() {
             device: Arc::new(ram),
             read_only: false,
         };
-        let config = ServerConfig { address: address.clone(), exports: vec![export], max_connections: 1 };
+        let config = ServerConfig {
+            address: address.clone(),
+            access: Default::default(),
+            exports: vec![export],
+            max_connections: 1,
+        };
         let server = Server::new(config).expect("valid");
         server.start().await.expect("it starts");
         let config = ClientConfig { address, export: "disk".into(), connections: 1, block_size: None };

@@ -30,6 +30,7 @@ pub fn requests_allocate_nothing() {
             name: "disk".into(),
             device: Arc::new(ram),
             socket: socket.clone(),
+            access: Default::default(),
             queues: 1,
             serial: String::new(),
             read_only: false,

@@ -147,7 +147,12 @@ fn there_are_never_more_connections_than_allowed() {
     let (_folder, address) = socket();
     run(2, move || async move {
         let exports = vec![export("disk", ram(1 << 20, 512))];
-        let config = ServerConfig { address: address.clone(), exports, max_connections: 3 };
+        let config = ServerConfig {
+            address: address.clone(),
+            access: Default::default(),
+            exports,
+            max_connections: 3,
+        };
         let server = Server::new(config).expect("valid");
         server.start().await.expect("it starts");
         let mut clients = Vec::new();
@@ -168,7 +173,14 @@ fn there_are_never_more_connections_than_allowed() {
 #[test]
 fn configurations_that_cant_be_are_refused() {
     let address: Address = "127.0.0.1:0".parse().expect("an address");
-    let with = |exports| Server::new(ServerConfig { address: address.clone(), exports, max_connections: 1 });
+    let with = |exports| {
+        Server::new(ServerConfig {
+            address: address.clone(),
+            access: Default::default(),
+            exports,
+            max_connections: 1,
+        })
+    };
     assert!(with(vec![]).is_err());
     assert!(with(vec![export("a", ram(4096, 512)), export("a", ram(4096, 512))]).is_err());
     assert!(with(vec![export("a\0", ram(4096, 512))]).is_err());

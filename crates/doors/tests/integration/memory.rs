@@ -36,6 +36,7 @@ fn all_clients_together_are_held_back() {
         let disk = SlowDisk::new(2048, 4096);
         let config = doors::nbd::server::ServerConfig {
             address: address.clone(),
+            access: Default::default(),
             exports: vec![export("disk", disk.clone())],
             max_connections: 32,
         };

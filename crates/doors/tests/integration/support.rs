@@ -32,7 +32,8 @@ pub fn socket() -> (tempfile::TempDir, Address) {
 }
 
 pub fn server(address: &Address, exports: Vec<ExportConfig>) -> Arc<Server> {
-    let config = ServerConfig { address: address.clone(), exports, max_connections: 16 };
+    let config =
+        ServerConfig { address: address.clone(), access: Default::default(), exports, max_connections: 16 };
     Arc::new(Server::new(config).expect("a valid configuration"))
 }
 

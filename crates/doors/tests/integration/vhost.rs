@@ -2,6 +2,7 @@
 
 mod disks;
 pub mod front_end;
+mod growth;
 mod hostile;
 mod lifecycle;
 
@@ -17,6 +18,7 @@ pub fn door(address: &Address, device: Arc<dyn DevicePart>, read_only: bool) -> 
         name: "disk".into(),
         device,
         socket: socket.clone(),
+        access: Default::default(),
         queues: 4,
         serial: "0123456789abcdefghij".into(),
         read_only,

@@ -16,6 +16,8 @@ pub(super) const LONGEST_WRITE: usize = 1 << 30;
 /// A device whose writes, discards and flushes are recorded.
 pub struct RecordDevicePart {
     inner: Arc<dyn DevicePart>,
+    /// The timeline's, which a growth of the inner device doesn't change.
+    geometry: DeviceGeometry,
     membership: Membership,
     takes: Contents,
 }
@@ -69,10 +71,11 @@ impl Drop for Membership {
 impl RecordDevicePart {
     /// Records the calls to `inner` under this name.
     pub fn new(inner: Arc<dyn DevicePart>, recorder: Arc<Recorder>, name: &str, role: Role) -> Result<Self> {
-        let shape = Shape::Device(inner.geometry().clone());
+        let geometry = inner.geometry().clone();
+        let shape = Shape::Device(geometry.clone());
         let entry = DeviceEntry { name: name.to_owned(), role, shape };
         let takes = Contents { reads: false, data: true };
-        Ok(RecordDevicePart { inner, membership: Membership::join(recorder, &entry)?, takes })
+        Ok(RecordDevicePart { inner, geometry, membership: Membership::join(recorder, &entry)?, takes })
     }
 
     /// Sets the optional contents.
@@ -103,7 +106,7 @@ impl Part for RecordDevicePart {
 
 impl DevicePart for RecordDevicePart {
     fn geometry(&self) -> &DeviceGeometry {
-        self.inner.geometry()
+        &self.geometry
     }
 
     fn only_in_cache(&self) -> Option<u64> {
@@ -123,7 +126,8 @@ impl DevicePart for RecordDevicePart {
             let inner = self.inner.open().await?;
             let Membership { recorder, number, .. } = &self.membership;
             let log = Log { recorder: recorder.clone(), device: *number };
-            Ok(Rc::new(RecordDevice { inner, log, takes: self.takes }) as Rc<dyn Device>)
+            Ok(Rc::new(RecordDevice { inner, geometry: self.geometry.clone(), log, takes: self.takes })
+                as Rc<dyn Device>)
         })
     }
 }
@@ -156,6 +160,8 @@ impl Log {
 
 struct RecordDevice {
     inner: Rc<dyn Device>,
+    /// The timeline's, which a growth of the inner device doesn't change.
+    geometry: DeviceGeometry,
     log: Log,
     takes: Contents,
 }
@@ -175,13 +181,13 @@ impl RecordDevice {
         .await
     }
 
-    fn writes(&self, range: BlockRange) -> bool {
-        let geometry = self.inner.geometry();
-        !range.is_empty() && geometry.check_writable().and_then(|()| geometry.check(range)).is_ok()
+    /// Whether a valid change changes anything.
+    fn writes(&self, range: BlockRange) -> Result<bool> {
+        self.geometry.check_writable().and_then(|()| self.geometry.check(range)).map(|()| !range.is_empty())
     }
 
     fn fields(&self, operation: u8, range: BlockRange) -> SubmissionFields<'static> {
-        let size = self.inner.geometry().block_size;
+        let size = self.geometry.block_size;
         let fields =
             SubmissionFields::new(operation, size.offset_of(range.start).0, size.bytes_of(range.count));
         SubmissionFields { leaves_out_data: !self.takes.data, ..fields }
@@ -191,18 +197,20 @@ impl RecordDevice {
 // Invalid and empty requests aren't recorded.
 impl Device for RecordDevice {
     fn geometry(&self) -> &DeviceGeometry {
-        self.inner.geometry()
+        &self.geometry
     }
 
     fn read(&self, at: BlockIndex, buffer: Buffer) -> Call<'_, ReadOutcome> {
-        if !self.takes.reads {
-            return self.inner.read(at, buffer);
-        }
+        let range = match self.geometry.range(at, buffer.len()) {
+            Ok(range) if self.takes.reads && !range.is_empty() => range,
+            Ok(_) => return self.inner.read(at, buffer),
+            Err(error) => {
+                let mut buffer = buffer;
+                buffer.clear();
+                return Call::ready((Err(error), buffer));
+            }
+        };
         Call::new(async move {
-            let range = match self.inner.geometry().range(at, buffer.len()) {
-                Ok(range) if !range.is_empty() => range,
-                _ => return self.inner.read(at, buffer).await,
-            };
             if !self.log.recorder.has_capacity() {
                 self.log.recorder.capacity().await;
             }
@@ -221,10 +229,10 @@ impl Device for RecordDevice {
 
     fn write(&self, at: BlockIndex, payload: Payload, durability: Durability) -> Call<'_, Result<()>> {
         Call::new(async move {
-            let range = match self.inner.geometry().writable_range(at, payload.len()) {
-                Ok(range) if !range.is_empty() => range,
-                _ => return self.inner.write(at, payload, durability).await,
-            };
+            let range = self.geometry.writable_range(at, payload.len())?;
+            if range.is_empty() {
+                return self.inner.write(at, payload, durability).await;
+            }
             let (inner, log, mut fields) = (self.inner.clone(), self.log.clone(), self.fields(1, range));
             fields.durable = durability == Durability::Durable;
             self.run(async move {
@@ -250,7 +258,7 @@ impl Device for RecordDevice {
 
     fn discard(&self, range: BlockRange) -> Call<'_, Result<()>> {
         Call::new(async move {
-            if !self.writes(range) {
+            if !self.writes(range)? {
                 return self.inner.discard(range).await;
             }
             let (inner, log, fields) = (self.inner.clone(), self.log.clone(), self.fields(3, range));
@@ -270,7 +278,7 @@ impl Device for RecordDevice {
         durability: Durability,
     ) -> Call<'_, Result<()>> {
         Call::new(async move {
-            if !self.writes(range) {
+            if !self.writes(range)? {
                 return self.inner.write_zeroes(range, mode, durability).await;
             }
             let (inner, log, mut fields) = (self.inner.clone(), self.log.clone(), self.fields(2, range));
@@ -286,6 +294,9 @@ impl Device for RecordDevice {
     }
 
     fn extents(&self, range: BlockRange) -> Call<'_, Result<Vec<Extent>>> {
-        self.inner.extents(range)
+        match self.geometry.check(range) {
+            Ok(()) => self.inner.extents(range),
+            Err(error) => Call::ready(Err(error)),
+        }
     }
 }

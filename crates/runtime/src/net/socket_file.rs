@@ -9,13 +9,13 @@
 //!
 //! There is no protection against programs that don't take the lock.
 
-use super::{Address, Listener, SocketAddress, new_socket};
+use super::{Access, Address, Listener, SocketAddress, new_socket};
 use crate::simulated;
 use crate::timer::retry_while_busy;
 use block::{Error, Result};
-use rustix::fs::{FlockOperation, Mode, flock};
+use rustix::fs::{FlockOperation, flock};
 use rustix::io::Errno;
-use std::fs::{File, FileType};
+use std::fs::{File, FileType, Metadata};
 use std::io::ErrorKind;
 use std::os::fd::AsRawFd;
 use std::os::unix::fs::{FileTypeExt, MetadataExt};
@@ -69,21 +69,37 @@ impl SocketFolder {
             .map_err(|error| error.in_context(format_args!("socket \"{}\"", path.display())))
     }
 
-    /// Listens on a unix socket in this folder, in place of one that no process listens on. With `mode` the file has
-    /// these permissions, less the umask, from its first moment on.
+    /// Listens on a unix socket in this folder, in place of one that no process listens on. The file has the owner and the
+    /// permissions of `access` before the first connection is possible, and at no time wider permissions.
     ///
     /// # Errors
     /// [`Error::Busy`] where a process listens there; [`Error::AlreadyExists`] where the path is of a file that isn't a socket;
-    /// those of the kernel.
-    pub fn listen(&self, path: &Path, mode: Option<u32>) -> Result<Listener> {
+    /// those of the kernel. No file is left.
+    pub fn listen(&self, path: &Path, access: Access) -> Result<Listener> {
         self.remove_stale(path)?;
-        let mut listener = Listener::bind_with(&Address::Unix(path.to_owned()), |socket| {
-            // The file inherits the socket's own permissions.
-            mode.map_or(Ok(()), |mode| rustix::fs::fchmod(socket, Mode::from_raw_mode(mode)))
-        })?;
-        let found = std::fs::symlink_metadata(path).map_err(|error| named(path, &error, "looking at it"))?;
-        listener.file = Some(SocketFile { path: path.to_owned(), device: found.dev(), inode: found.ino() });
-        Ok(listener)
+        let mut created = None;
+        let bound = Listener::bind_with(
+            &Address::Unix(path.to_owned()),
+            |socket| access.prepare(socket),
+            || {
+                let found =
+                    std::fs::symlink_metadata(path).map_err(|error| named(path, &error, "looking at it"))?;
+                created = Some(SocketFile { path: path.to_owned(), device: found.dev(), inode: found.ino() });
+                access.apply(path, |found| is_same(&created, found))
+            },
+        );
+        match bound {
+            Ok(mut listener) => {
+                listener.file = created;
+                Ok(listener)
+            }
+            Err(error) => {
+                // The first error is reported. The folder is locked, so no other server's socket is there.
+                let is_own = std::fs::symlink_metadata(path).is_ok_and(|found| is_same(&created, &found));
+                let _ = if is_own { remove(path) } else { Ok(()) };
+                Err(error)
+            }
+        }
     }
 
     /// Removes a socket in this folder that no process listens on. A path without a file is no error.
@@ -111,6 +127,10 @@ impl SocketFolder {
         }
         remove(path)
     }
+}
+
+fn is_same(file: &Option<SocketFile>, found: &Metadata) -> bool {
+    file.as_ref().is_some_and(|file| (found.dev(), found.ino()) == (file.device, file.inode))
 }
 
 fn named(path: &Path, error: &std::io::Error, doing: &str) -> Error {
@@ -169,9 +189,18 @@ impl Listener {
     /// # Errors
     /// Those of [`SocketFolder::listen`], [`Error::Busy`] after at most [`LOCK_LIMIT`].
     pub async fn replace_stale(address: &Address) -> Result<Listener> {
+        Listener::replace_stale_with(address, Access::default()).await
+    }
+
+    /// Listens as [`replace_stale`](Self::replace_stale) does; the file of a unix socket has this owner and these permissions
+    /// ([`SocketFolder::listen`]). TCP and simulated sockets have neither.
+    ///
+    /// # Errors
+    /// Those of [`replace_stale`](Self::replace_stale).
+    pub async fn replace_stale_with(address: &Address, access: Access) -> Result<Listener> {
         match address {
             Address::Unix(path) if simulated::current_world().is_none() => {
-                retry_while_busy(LOCK_LIMIT, async || SocketFolder::of(path)?.listen(path, None)).await
+                retry_while_busy(LOCK_LIMIT, async || SocketFolder::of(path)?.listen(path, access)).await
             }
             _ => Listener::bind(address),
         }

@@ -19,7 +19,7 @@ async fn listen(path: &Path) -> Result<Listener> {
 
 /// Without the waiting of `replace_stale`.
 fn listen_at_once(path: &Path) -> Result<Listener> {
-    SocketFolder::of(path)?.listen(path, None)
+    SocketFolder::of(path)?.listen(path, Access::default())
 }
 
 fn make_fifo(path: &Path) {
@@ -120,7 +120,7 @@ fn of_two_that_start_at_once_one_listens() {
     let path = folder.path().join("vol.sock");
     let (barrier, listening) = (Barrier::new(2), AtomicU32::new(0));
     let start = |path: &Path| loop {
-        match SocketFolder::of(path).map(|folder| folder.listen(path, None)) {
+        match SocketFolder::of(path).map(|folder| folder.listen(path, Access::default())) {
             Err(Error::Busy(_)) => std::thread::yield_now(),
             Ok(Err(Error::Busy(_))) => return None,
             other => return other.and_then(|listened| listened).ok(),
@@ -159,7 +159,7 @@ fn of_two_that_start_at_once_one_listens() {
 fn permissions_are_there_from_the_beginning() {
     with_folder(|path| async move {
         let folder = SocketFolder::lock(path.parent().unwrap()).unwrap();
-        let listener = folder.listen(&path, Some(0o600)).unwrap();
+        let listener = folder.listen(&path, Access::with_mode(0o600)).unwrap();
         assert_eq!(std::fs::metadata(&path).unwrap().permissions().mode() & 0o7777, 0o600);
         drop((folder, listener));
     });

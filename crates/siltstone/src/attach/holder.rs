@@ -21,7 +21,7 @@ use super::systemd;
 use block::{Buffer, Data, Error, Result};
 use doors::nbd::kernel as nbd;
 use doors::ublk::control as ublk;
-use runtime::net::{Listener, SocketFolder, Stream};
+use runtime::net::{Access, Listener, SocketFolder, Stream};
 use runtime::sync::Notify;
 use rustix::process::{Pid, PidfdFlags, Signal};
 use std::cell::RefCell;
@@ -176,7 +176,7 @@ pub async fn hold(plan: Plan, lock: FolderLock, attached: impl FnOnce(&Record)) 
 /// Holds until the node is detached. Returns the connection of the operator who asked for that.
 async fn attach_and_hold(plan: &Rc<Plan>, attached: impl FnOnce(&Record)) -> Result<Option<Stream>> {
     let socket = plan.folder.socket();
-    let listener = SocketFolder::of(&socket)?.listen(&socket, Some(OWNER_ONLY))?;
+    let listener = SocketFolder::of(&socket)?.listen(&socket, Access::with_mode(OWNER_ONLY))?;
     let events: Rc<Events> = Rc::default();
     protect();
     listen(listener, events.clone());

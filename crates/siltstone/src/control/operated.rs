@@ -56,7 +56,10 @@ impl OperatedStack {
                 let answer = part.built.part().message(text).await;
                 let named =
                     |error: block::Error| error.in_context(format!("{} \"{}\"", part.kind, part.name));
-                Ok(Value::String(answer.map_err(named)?))
+                let answer = answer.map_err(named)?;
+                self.built.doors().for_each(|(_, door)| door.refresh());
+                self.extra_doors.iter().for_each(|extra| extra.door.refresh());
+                Ok(Value::String(answer))
             }
         }
     }

@@ -8,7 +8,7 @@
 
 use super::place::{self, ControlAddress, Identity};
 use block::{Error, Result};
-use runtime::net::{LOCK_LIMIT, Listener, SocketFolder};
+use runtime::net::{Access, LOCK_LIMIT, Listener, SocketFolder};
 use std::path::{Path, PathBuf};
 
 /// Permissions of a control socket.
@@ -34,7 +34,7 @@ fn in_context(error: Error) -> Error {
 }
 
 fn take_path(path: &Path) -> Result<(PathBuf, Listener)> {
-    let listener = SocketFolder::of(path)?.listen(path, Some(OWNER_ONLY))?;
+    let listener = SocketFolder::of(path)?.listen(path, Access::with_mode(OWNER_ONLY))?;
     Ok((path.to_owned(), listener))
 }
 
@@ -55,7 +55,7 @@ fn take_name(identity: &Identity) -> Result<(PathBuf, Listener)> {
     sweep(&folder, &path);
     let mut outcome = Err(Error::busy("no name for a control socket"));
     for path in identity.names().map(|name| path.join(name)) {
-        outcome = folder.listen(&path, Some(OWNER_ONLY)).map(|listener| (path, listener));
+        outcome = folder.listen(&path, Access::with_mode(OWNER_ONLY)).map(|listener| (path, listener));
         if !matches!(outcome, Err(Error::Busy(_))) {
             break;
         }

@@ -60,8 +60,8 @@ pub struct Shared {
     pub memory_descriptor: OwnedFd,
     pub settings: Settings,
     pub features: u64,
-    kicks: Vec<OwnedFd>,
-    calls: Vec<OwnedFd>,
+    pub kicks: Vec<OwnedFd>,
+    pub calls: Vec<OwnedFd>,
 }
 
 /// A connection to a server.
@@ -162,14 +162,13 @@ impl FrontEnd {
         let protocol = number_of(call(&stream, number::GET_PROTOCOL_FEATURES, &[], &[]).await?);
         let wanted = protocol::feature::MQ
             | protocol::feature::REPLY_ACK
+            | protocol::feature::BACKEND_REQ
             | protocol::feature::CONFIG
             | protocol::feature::INFLIGHT_SHMFD;
         set(&stream, number::SET_PROTOCOL_FEATURES, &(protocol & wanted).to_le_bytes(), &[]).await?;
         set(&stream, number::SET_OWNER, &[], &[]).await?;
         set(&stream, number::SET_FEATURES, &shared.features.to_le_bytes(), &[]).await?;
-        let asked: Vec<u8> =
-            [0, 60_u32, 0].iter().flat_map(|word| word.to_le_bytes()).chain([0; 60]).collect();
-        let config = call(&stream, number::GET_CONFIG, &asked, &[]).await?[12..].to_vec();
+        let config = config(&stream).await?;
         let front_end = FrontEnd { stream, shared: Arc::new(shared), config, inflight: None };
         let length = front_end.shared.memory.len() as u64;
         let region = RegionDescription { guest_address: GUEST, length, user_address: USER, offset: 0 };
@@ -240,6 +239,20 @@ impl FrontEnd {
         Ok(u16::from_le_bytes([reply[4], reply[5]]))
     }
 
+    /// Reads the configuration space again.
+    pub async fn read_config(&mut self) -> Result<()> {
+        self.config = config(&self.stream).await?;
+        Ok(())
+    }
+
+    /// Passes one end of a socket for the server's own messages; returns the other.
+    pub async fn open_channel(&self) -> Result<std::os::unix::net::UnixStream> {
+        let pair = std::os::unix::net::UnixStream::pair();
+        let (ours, theirs) = pair.map_err(|error| Error::from_io(&error, "making a pair of sockets"))?;
+        set(&self.stream, number::SET_BACKEND_REQ_FD, &[], &[theirs.as_fd()]).await?;
+        Ok(ours)
+    }
+
     pub fn config_u32(&self, at: usize) -> u32 {
         u32::from_le_bytes(self.config[at..at + 4].try_into().expect("four bytes"))
     }
@@ -270,6 +283,11 @@ impl FrontEnd {
             .await?;
         Ok(Arc::new(DiskPart { geometry, queues }))
     }
+}
+
+async fn config(stream: &Stream) -> Result<Vec<u8>> {
+    let asked: Vec<u8> = [0, 60_u32, 0].iter().flat_map(|word| word.to_le_bytes()).chain([0; 60]).collect();
+    Ok(call(stream, number::GET_CONFIG, &asked, &[]).await?[12..].to_vec())
 }
 
 /// Sends a message and returns the payload of its reply.
