@@ -19,6 +19,7 @@ use block::{
 };
 use durability::FileDurability;
 use runtime::file::{File, Metadata, OpenOptions, SharedFile, metadata};
+use serde_json::json;
 use stack::{
     Arguments, Built, Contract, Key, Kind, LockedFile, Message, Shape, Size, Tell, ValueKind, format_size,
     messages,
@@ -153,7 +154,7 @@ pub struct FilePart {
 messages! {
     /// Messages to a file.
     FileMessage;
-    "grow SIZE" => Grow(Size), "extend the file, or take the present size of a block device, while it is in use; SIZE is the new capacity";
+    "resize SIZE" => Resize(Size), "grow the device to SIZE at once: extend the file, or use more of a block device";
 }
 
 /// State that the handles of all shards share.
@@ -296,12 +297,11 @@ impl FilePart {
             self.shared.durability.sync(&file).await?;
         }
         geometry.grow(blocks)?;
-        Ok(match settings.size {
-            Some(_) => format!(
-                "{path} has {bytes} bytes; write size = {bytes} into the stack before it is opened again"
-            ),
-            None => format!("{path} has {bytes} bytes"),
-        })
+        let mut answer = json!({ "bytes": bytes, "takes_effect": "now" });
+        if settings.size.is_some() {
+            answer["next"] = json!(format!("write size = {bytes} into the stack before it is opened again"));
+        }
+        Ok(answer.to_string())
     }
 
     /// Opens the file with O_DIRECT if that is wanted and possible; returns the memory alignment that its transfers
@@ -409,10 +409,13 @@ impl Tell for FilePart {
     type Message = FileMessage;
 
     fn tell(&self, message: FileMessage) -> Call<'_, Result<String>> {
-        let FileMessage::Grow(Size(bytes)) = message;
+        let FileMessage::Resize(Size(bytes)) = message;
         Call::new(async move {
             if self.shared.growing.swap(true, Ordering::AcqRel) {
-                return Err(Error::busy("it is growing already; repeat the message"));
+                return Err(Error::busy(format!(
+                    "{}: it is growing already; repeat the message",
+                    self.settings.path.display()
+                )));
             }
             let _growing = Growing(&self.shared.growing);
             self.grow(bytes).await

@@ -400,11 +400,12 @@ pub enum SnapshotVerb {
     },
 }
 
-/// Change the size of a log device
+/// Make a log device or a file larger
 #[derive(Debug, Args)]
 #[command(after_help = "Examples:
   siltstone resize stack.toml 20GiB
   siltstone resize stack.toml 20GiB --part vol                 for a stack with several log devices
+  siltstone resize stack.toml 20GiB --part disk                for a file: clients see the new size at once
 
 A cache's devices and a write cache's origin grow in another way: enlarge the file or the disk, change its size in the stack, and \
 restart it, without --format.")]

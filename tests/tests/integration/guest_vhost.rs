@@ -114,7 +114,7 @@ fn a_guest_sees_that_its_disk_has_grown() {
     let mut running = guest.start(&lines, &options);
     running.wait_until("its size", |out| out.contains("small"));
     let program = binary().to_str().expect("a path in UTF-8");
-    println!("{}", run(program, &["message", &line, "file", "grow", "24MiB"]).ok());
+    println!("{}", run(program, &["resize", &line, "24MiB", "--part", "file"]).ok());
     println!("{}", running.wait().ok());
     server.stop();
     let bytes = std::fs::read(&disk).expect("the disk");

@@ -75,9 +75,9 @@ impl Ready {
         }
     }
 
-    /// Whether requests to one device can be answered by the other.
-    pub fn is_same_device(&self, other: &Ready) -> bool {
-        (self.bytes, self.block_size, self.read_only) == (other.bytes, other.block_size, other.read_only)
+    /// Whether requests to this device can be answered by another one: it may have grown, but the node keeps its size.
+    pub fn can_be_answered_by(&self, other: &Ready) -> bool {
+        self.bytes <= other.bytes && (self.block_size, self.read_only) == (other.block_size, other.read_only)
     }
 }
 

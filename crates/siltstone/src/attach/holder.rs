@@ -321,7 +321,7 @@ async fn start_server(
         let before = left.map(|left| (left.ready, left.node));
         let (ready, mut devices) = handover::receive::<Ready>(&socket)?;
         if let (Connection::Nbd(_), Some((before, Some(node)))) = (&ready.connection, before)
-            && before.is_same_device(&ready)
+            && before.can_be_answered_by(&ready)
         {
             node::reconnect(&node, &volume, &std::mem::take(&mut devices))?;
         }
@@ -465,12 +465,12 @@ impl Holder {
             return Ok(());
         }
         let is_wanted = self.state() == Some(State::Recovering);
-        let is_same = self.connection.as_ref().is_some_and(|(_, before)| before.is_same_device(&ready));
+        let is_same = self.connection.as_ref().is_some_and(|(_, before)| before.can_be_answered_by(&ready));
         if !is_wanted || !is_same {
             process.signal(Signal::KILL);
             if is_wanted {
                 tracing::error!(
-                    "the stack has another size, block size or mode than when it was attached ({} bytes now); requests fail from \
+                    "the stack is smaller, or has another block size or mode than when it was attached ({} bytes now); requests fail from \
                      now on",
                     ready.bytes
                 );

@@ -12,7 +12,7 @@ use doors::nbd::door::NbdDoor;
 use doors::nbd::server::{ExportConfig, ServerConfig};
 use doors::ublk::door::{UblkConfig, UblkDoor};
 use fuse::{Ended, Mount};
-use runtime::net::Address;
+use runtime::net::{Access, Address};
 use stack::Door;
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
@@ -178,6 +178,7 @@ impl Attached {
                 };
                 AttachedDoor::Nbd(Arc::new(NbdDoor::new(ServerConfig {
                     address: Address::Unix(nbd_socket(&start.path)),
+                    access: Access::default(),
                     exports: vec![export],
                     max_connections: runtime::shard_count(),
                 })?))

@@ -207,7 +207,7 @@ fn messages_reach_parts() {
             1,
             "message \"rules of\": unknown to fault; expected one of \"rules on\", \"rules off\" (not supported)",
         ),
-        (&["file", "hello"], 1, "message \"hello\": unknown to file; expected one of \"grow SIZE\""),
+        (&["file", "hello"], 1, "message \"hello\": unknown to file; expected one of \"resize SIZE\""),
         (&["fault"], 2, "required arguments were not provided"),
         (&["fault", "--rules", "off"], 2, "unexpected argument '--rules'"),
     ] {

@@ -300,7 +300,7 @@ fn what_is_wrong_is_refused_before_anything_comes_in() {
     for (arguments, code, expected) in [
         (&["list", "ram(1MiB)"][..], 2, "this stack has no part of kind \"cache\""),
         (&["list", "a.toml", "dsik"], 2, "there is no part \"dsik\": did you mean \"disk\"?"),
-        (&["list", "a.toml", "slow"], 1, "unknown to file; expected one of \"grow SIZE\""),
+        (&["list", "a.toml", "slow"], 1, "unknown to file; expected one of \"resize SIZE\""),
         (&["list", "a.toml", "--range", "2..1"], 2, "no bytes: expected FROM..TO"),
         (&["prefetch", "a.toml"], 2, "expected --range FROM..TO or --file PATH"),
         (&["prefetch", "a.toml", "--range", "16MiB.."], 2, "the cache's device has 16777216 bytes (16MiB)"),

@@ -71,10 +71,10 @@ fn a_grown_device_is_announced_and_usable() {
 
         // What changes nothing isn't told.
         for (text, expected) in [
-            ("grow 1MiB", "more than 256"),
-            ("grow 4096", "never shrinks"),
-            ("grow 1049088", "multiple of the block size"),
-            ("grow much", "a size, such as"),
+            ("resize 1MiB", "more than 256"),
+            ("resize 4096", "never shrinks"),
+            ("resize 1049088", "multiple of the block size"),
+            ("resize much", "a size, such as"),
             ("shrink 1MiB", "unknown to file"),
         ] {
             let error = disk.message(text).await.expect_err(text);
@@ -83,8 +83,11 @@ fn a_grown_device_is_announced_and_usable() {
         refresh();
         assert_eq!(std::fs::metadata(path.join("disk.img")).expect("the file").len(), MIB);
 
-        let answer = disk.message("grow 2MiB").await.expect("it grows");
-        assert!(answer.contains("2097152 bytes; write size = 2097152 into the stack"), "{answer}");
+        let answer = disk.message("resize 2MiB").await.expect("it grows");
+        assert!(
+            answer.contains("\"bytes\":2097152") && answer.contains("write size = 2097152 into the stack"),
+            "{answer}"
+        );
         refresh();
         assert!(is_told(&mut channel).await, "no message within two seconds");
         front_end.read_config().await.expect("the configuration");
@@ -106,11 +109,11 @@ fn a_grown_device_is_announced_and_usable() {
         let mut front_end = FrontEnd::connect(&address, Settings::default()).await.expect("it is served");
         assert_eq!(sectors(&front_end), 2 * MIB / 512);
         let mut channel = front_end.open_channel().await.expect("taken");
-        disk.message("grow 3MiB").await.expect("it grows");
+        disk.message("resize 3MiB").await.expect("it grows");
         refresh();
         assert!(is_told(&mut channel).await, "no message within two seconds");
         drop(channel);
-        disk.message("grow 4MiB").await.expect("it grows");
+        disk.message("resize 4MiB").await.expect("it grows");
         refresh();
         front_end.read_config().await.expect("it is still served");
         assert_eq!(sectors(&front_end), 4 * MIB / 512);
