@@ -52,7 +52,7 @@ fn registry() -> Registry {
 
 /// What is asked for.
 #[derive(Debug, Clone, Default)]
-struct Permissions {
+struct Arguments {
     seed: u64,
     numbers: std::ops::Range<u64>,
     bytes: u64,
@@ -63,30 +63,30 @@ struct Permissions {
     until: Option<(String, String)>,
 }
 
-impl Permissions {
-    fn new(words: &[String]) -> Result<Permissions> {
+impl Arguments {
+    fn new(words: &[String]) -> Result<Arguments> {
         let number = |text: &String| {
             text.parse::<u64>().map_err(|error| Error::invalid(format!("\"{text}\": {error}")))
         };
         let [seed, first, behind_last, bytes, more @ ..] = words else {
             return Err(Error::invalid("expected STACK SEED FIRST BEHIND-LAST BYTES [WORD...]"));
         };
-        let mut permissions = Permissions {
+        let mut arguments = Arguments {
             seed: number(seed)?,
             numbers: number(first)?..number(behind_last)?,
             bytes: number(bytes)?,
-            ..Permissions::default()
+            ..Arguments::default()
         };
         for word in more {
             match word.split_once('=') {
-                None if word == "format" => permissions.format = true,
-                None if word == "rewrite" => permissions.rewrite = true,
-                Some(("discard-on", path)) => permissions.discard_on = Some(path.to_owned()),
-                Some(("message", text)) => permissions.message = Some(text.to_owned()),
+                None if word == "format" => arguments.format = true,
+                None if word == "rewrite" => arguments.rewrite = true,
+                Some(("discard-on", path)) => arguments.discard_on = Some(path.to_owned()),
+                Some(("message", text)) => arguments.message = Some(text.to_owned()),
                 Some(("until", said)) => {
                     let (key, value) =
                         said.split_once("=").ok_or_else(|| Error::invalid("until: expected KEY=VALUE"))?;
-                    permissions.until = Some((key.to_owned(), value.to_owned()));
+                    arguments.until = Some((key.to_owned(), value.to_owned()));
                 }
                 _ => {
                     return Err(Error::invalid(format!(
@@ -95,7 +95,7 @@ impl Permissions {
                 }
             }
         }
-        Ok(permissions)
+        Ok(arguments)
     }
 }
 
@@ -108,7 +108,7 @@ struct InFlight {
 /// A run.
 struct Sequence {
     device: Rc<dyn Device>,
-    permissions: Permissions,
+    arguments: Arguments,
     random: Random,
     block_size: BlockSize,
     blocks: u64,
@@ -116,20 +116,20 @@ struct Sequence {
 }
 
 impl Sequence {
-    async fn run(part: &Arc<dyn DevicePart>, permissions: Permissions) -> Result<()> {
+    async fn run(part: &Arc<dyn DevicePart>, arguments: Arguments) -> Result<()> {
         let device = part.open().await?;
         let block_size = device.geometry().block_size;
-        let (blocks, has) = (permissions.bytes / block_size.bytes(), device.geometry().blocks.0);
-        if permissions.bytes < LONG || blocks > has {
+        let (blocks, has) = (arguments.bytes / block_size.bytes(), device.geometry().blocks.0);
+        if arguments.bytes < LONG || blocks > has {
             return Err(Error::invalid(format!(
                 "{} bytes of a device of {has} blocks of {block_size}: expected at least {LONG}, and at most what it has",
-                permissions.bytes
+                arguments.bytes
             )));
         }
-        let random = Random::new(permissions.seed ^ permissions.numbers.start << 32);
+        let random = Random::new(arguments.seed ^ arguments.numbers.start << 32);
         let mut sequence =
-            Sequence { device, permissions, random, block_size, blocks, in_flight: VecDeque::new() };
-        for number in sequence.permissions.numbers.clone() {
+            Sequence { device, arguments, random, block_size, blocks, in_flight: VecDeque::new() };
+        for number in sequence.arguments.numbers.clone() {
             sequence.begin(number).await?;
         }
         sequence.wait_for(|_| true).await?;
@@ -175,17 +175,17 @@ impl Sequence {
                 )
             }
             _ => {
-                if self.permissions.discard_on.is_some() {
+                if self.arguments.discard_on.is_some() {
                     // Beside the stack there is no order but this.
                     self.wait_for(|_| true).await?;
                 }
-                let permissions = self.permissions.clone();
+                let arguments = self.arguments.clone();
                 runtime::spawn(async move {
-                    match &permissions.discard_on {
+                    match &arguments.discard_on {
                         Some(path) => discard_by_ioctl(path, range, size).await?,
                         None => device.discard(range).await?,
                     }
-                    if permissions.rewrite {
+                    if arguments.rewrite {
                         let data = stamped(range, number, size);
                         device.write(range.start, data.into(), durability).await?;
                     }
@@ -259,13 +259,13 @@ async fn discard_by_ioctl(path: &str, range: BlockRange, size: BlockSize) -> Res
     .await
 }
 
-async fn run(line: String, permissions: Permissions) -> Result<()> {
+async fn run(line: String, arguments: Arguments) -> Result<()> {
     let invalid = |problems: stack::Problems| Error::invalid(problems.to_string());
     let stack = Stack::from_line("the stack", &line, &registry()).map_err(invalid)?;
-    let built = stack.check(permissions.format).map_err(invalid)?.build().await?;
+    let built = stack.check(arguments.format).map_err(invalid)?.build().await?;
     let top = built.top()?;
-    let (message, until) = (permissions.message.clone(), permissions.until.clone());
-    let mut outcome = Sequence::run(&top, permissions).await;
+    let (message, until) = (arguments.message.clone(), arguments.until.clone());
+    let mut outcome = Sequence::run(&top, arguments).await;
     if let Some(message) = message
         && outcome.is_ok()
     {
@@ -291,6 +291,6 @@ fn main() -> Result<()> {
     let [line, more @ ..] = words.as_slice() else {
         return Err(Error::invalid("expected a stack: see the head of this program"));
     };
-    let (line, permissions) = (line.clone(), Permissions::new(more)?);
-    runtime::run(runtime::Config::default(), move || run(line, permissions))?
+    let (line, arguments) = (line.clone(), Arguments::new(more)?);
+    runtime::run(runtime::Config::default(), move || run(line, arguments))?
 }

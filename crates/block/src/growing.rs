@@ -4,6 +4,7 @@ use crate::address::BlockCount;
 use crate::error::{Error, Result};
 use crate::geometry::DeviceGeometry;
 use std::sync::OnceLock;
+use std::sync::atomic::{AtomicBool, Ordering};
 
 /// Geometry whose number of blocks grows, seen by all shards. Earlier geometries live as long as this does, so that references to
 /// them stay valid: a growth is an operator's, and rare.
@@ -12,6 +13,30 @@ pub struct GrowingGeometry {
     geometry: DeviceGeometry,
     /// Geometry after the next growth.
     next: OnceLock<Box<GrowingGeometry>>,
+    /// Whether a [`Growth`] from this geometry is in progress.
+    is_growing: AtomicBool,
+}
+
+/// A growth in progress. No other one begins before it is dropped.
+#[derive(Debug)]
+pub struct Growth<'g> {
+    last: &'g GrowingGeometry,
+    blocks: BlockCount,
+}
+
+impl Growth<'_> {
+    /// Makes the new blocks available, which the medium has by now.
+    pub fn commit(self) {
+        let geometry = DeviceGeometry { blocks: self.blocks, ..self.last.geometry.clone() };
+        // Only this growth sets it.
+        let _ = self.last.next.set(Box::new(GrowingGeometry::new(geometry)));
+    }
+}
+
+impl Drop for Growth<'_> {
+    fn drop(&mut self) {
+        self.last.is_growing.store(false, Ordering::Release);
+    }
 }
 
 /// Limit of the growths of one part from open to close: each makes finding the present geometry slower.
@@ -20,7 +45,7 @@ const MOST_GROWTHS: usize = 64;
 impl GrowingGeometry {
     /// Returns a geometry that hasn't grown.
     pub fn new(geometry: DeviceGeometry) -> Self {
-        GrowingGeometry { geometry, next: OnceLock::new() }
+        GrowingGeometry { geometry, next: OnceLock::new(), is_growing: AtomicBool::new(false) }
     }
 
     /// Present geometry.
@@ -38,36 +63,31 @@ impl GrowingGeometry {
         last
     }
 
-    /// Checks that the device may grow to a number of blocks.
+    /// Begins a growth to a number of blocks. A growth that is dropped changes nothing.
     ///
     /// # Errors
-    /// [`Error::Invalid`] if there aren't more blocks than before; [`Error::Unsupported`] after 64 growths.
-    pub fn check(&self, blocks: BlockCount) -> Result<()> {
-        let present = self.get().blocks;
+    /// [`Error::Invalid`] if there aren't more blocks than before; [`Error::Unsupported`] after 64 growths; [`Error::Busy`] during
+    /// another growth.
+    pub fn begin(&self, blocks: BlockCount) -> Result<Growth<'_>> {
+        let last = self.last();
+        let present = last.geometry.blocks;
         if blocks <= present {
             return Err(Error::invalid(format!(
-                "{} blocks; expected more than {}: a device grows, and never shrinks",
+                "resize: {} blocks; expected more than {}; a device can't shrink",
                 blocks.0, present.0
             )));
         }
         let growths = std::iter::successors(Some(self), |one| one.next.get().map(|next| &**next)).count() - 1;
-        match growths < MOST_GROWTHS {
-            true => Ok(()),
-            false => Err(Error::unsupported(format!(
-                "it has grown {growths} times since it was opened; expected at most {MOST_GROWTHS}; open it again"
-            ))),
+        if growths >= MOST_GROWTHS {
+            return Err(Error::unsupported(format!(
+                "resize: {growths} times since the stack was opened; expected at most {MOST_GROWTHS}; close and open the stack"
+            )));
         }
-    }
-
-    /// Makes further blocks available, which the medium has.
-    ///
-    /// # Errors
-    /// Those of [`check`](Self::check); [`Error::Busy`] if it grows at the same time.
-    pub fn grow(&self, blocks: BlockCount) -> Result<()> {
-        self.check(blocks)?;
-        let last = self.last();
-        let next = GrowingGeometry::new(DeviceGeometry { blocks, ..last.geometry.clone() });
-        last.next.set(Box::new(next)).map_err(|_| Error::busy("another growth came first; repeat it"))
+        // A growth that was committed since `last` was read has left it with a successor.
+        if last.is_growing.swap(true, Ordering::AcqRel) || last.next.get().is_some() {
+            return Err(Error::busy("resize: another one is in progress; repeat the message"));
+        }
+        Ok(Growth { last, blocks })
     }
 }
 
@@ -85,16 +105,20 @@ mod tests {
         let growing = GrowingGeometry::new(geometry.clone());
         let before = growing.get();
         for refused in [0, 7, 8] {
-            let error = growing.grow(BlockCount(refused)).unwrap_err();
+            let error = growing.begin(BlockCount(refused)).unwrap_err();
             assert!(
                 matches!(error, Error::Invalid(_)) && error.to_string().contains("more than 8"),
                 "{error}"
             );
         }
-        growing.grow(BlockCount(9)).unwrap();
+        let growth = growing.begin(BlockCount(9)).unwrap();
+        assert!(matches!(growing.begin(BlockCount(10)), Err(Error::Busy(_))));
+        drop(growth);
+        assert_eq!(growing.get().blocks, BlockCount(8), "a growth that was dropped");
+        growing.begin(BlockCount(9)).unwrap().commit();
         assert_eq!((before.blocks, growing.get().blocks), (BlockCount(8), BlockCount(9)));
         assert_eq!(*growing.get(), DeviceGeometry { blocks: BlockCount(9), ..geometry });
-        (10..).take(MOST_GROWTHS - 1).for_each(|blocks| growing.grow(BlockCount(blocks)).unwrap());
-        assert!(matches!(growing.grow(BlockCount(1 << 20)), Err(Error::Unsupported(_))));
+        (10..).take(MOST_GROWTHS - 1).for_each(|blocks| growing.begin(BlockCount(blocks)).unwrap().commit());
+        assert!(matches!(growing.begin(BlockCount(1 << 20)), Err(Error::Unsupported(_))));
     }
 }

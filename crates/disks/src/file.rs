@@ -160,8 +160,6 @@ messages! {
 /// State that the handles of all shards share.
 struct Shared {
     geometry: GrowingGeometry,
-    /// Whether the file is being extended.
-    growing: AtomicBool,
     durability: FileDurability,
     /// Whether the file was opened with O_DIRECT.
     direct: AtomicBool,
@@ -169,20 +167,10 @@ struct Shared {
     copied_writes: AtomicU64,
 }
 
-/// Ends a growth, also one whose caller drops it.
-struct Growing<'s>(&'s AtomicBool);
-
-impl Drop for Growing<'_> {
-    fn drop(&mut self) {
-        self.0.store(false, Ordering::Release);
-    }
-}
-
 impl Shared {
     fn new(geometry: DeviceGeometry) -> Self {
         Shared {
             geometry: GrowingGeometry::new(geometry),
-            growing: AtomicBool::new(false),
             durability: FileDurability::default(),
             direct: AtomicBool::new(false),
             copied_writes: AtomicU64::new(0),
@@ -270,12 +258,20 @@ impl FilePart {
         Ok(FilePart { settings, is_block_device, shared: Arc::new(Shared::new(geometry)), locked })
     }
 
-    /// Makes the device larger. The blocks are there, durably, before any handle accepts requests for them.
+    /// Extends the device to `bytes`. The new blocks are durable before the geometry includes them.
     async fn grow(&self, bytes: u64) -> Result<String> {
         let (settings, geometry) = (&self.settings, &self.shared.geometry);
         let (path, block_size) = (settings.path.display(), settings.block_size);
         if settings.read_only {
-            return Err(Error::read_only(format!("{path} is read-only: it can't grow")));
+            return Err(Error::read_only(format!(
+                "{path}: resize of a read-only file; expected read_only = false; change the stack"
+            )));
+        }
+        if let Some(size) = settings.size {
+            return Err(Error::invalid(format!(
+                "{path}: resize of a file with size = {size} in the stack; expected no size, since the file is opened again by the same \
+                 stack after a crash; leave size out and open the stack again"
+            )));
         }
         if !bytes.is_multiple_of(block_size.bytes()) {
             let text =
@@ -283,7 +279,7 @@ impl FilePart {
             return Err(Error::invalid(text));
         }
         let blocks = block::BlockCount(bytes >> block_size.shift());
-        geometry.check(blocks).map_err(|error| error.in_context(format_args!("{path}")))?;
+        let growth = geometry.begin(blocks).map_err(|error| error.in_context(format_args!("{path}")))?;
         let file = self.locked.here()?;
         let length = file.metadata()?.length;
         if self.is_block_device && length < bytes {
@@ -296,11 +292,8 @@ impl FilePart {
             // As every sync of this description: the kernel reports an error of earlier writes once.
             self.shared.durability.sync(&file).await?;
         }
-        geometry.grow(blocks)?;
-        let mut answer = json!({ "bytes": bytes, "takes_effect": "now" });
-        if settings.size.is_some() {
-            answer["next"] = json!(format!("write size = {bytes} into the stack before it is opened again"));
-        }
+        growth.commit();
+        let answer = json!({ "bytes": bytes, "takes_effect": "now" });
         Ok(answer.to_string())
     }
 
@@ -410,16 +403,7 @@ impl Tell for FilePart {
 
     fn tell(&self, message: FileMessage) -> Call<'_, Result<String>> {
         let FileMessage::Resize(Size(bytes)) = message;
-        Call::new(async move {
-            if self.shared.growing.swap(true, Ordering::AcqRel) {
-                return Err(Error::busy(format!(
-                    "{}: it is growing already; repeat the message",
-                    self.settings.path.display()
-                )));
-            }
-            let _growing = Growing(&self.shared.growing);
-            self.grow(bytes).await
-        })
+        Call::new(self.grow(bytes))
     }
 }
 

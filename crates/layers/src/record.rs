@@ -73,9 +73,9 @@ pub const KIND: Kind = Kind {
     build: |arguments| {
         Call::new(async move {
             let (recorder, role) = recorder(&arguments).await?;
-            let takes = Contents { reads: arguments.boolean("reads")?, data: arguments.boolean("data")? };
+            let contents = Contents { reads: arguments.boolean("reads")?, data: arguments.boolean("data")? };
             let part = RecordDevicePart::new(arguments.device("on")?, recorder, arguments.name(), role)?;
-            Ok(Built::Device(Arc::new(part.taking(takes))))
+            Ok(Built::Device(Arc::new(part.with_contents(contents))))
         })
     },
 };

@@ -12,7 +12,7 @@ use crate::versions::own_page;
 use block::{Call, Durability, Error, Payload, Result};
 use logkit::Owner;
 use serde_json::{Value, json};
-use stack::{Built, Contract, Key, Kind, Shape, ValueKind};
+use stack::{Built, Contract, Key, Kind, Shape, Size, ValueKind};
 use std::rc::Rc;
 use std::sync::Arc;
 
@@ -51,7 +51,7 @@ stack::messages! {
     "snapshot clone NAME NEW" => Clone(String, String), "make a clone NEW of the snapshot NAME";
     "snapshot diff NAME [OTHER]" => Diff(String, Option<String>),
         "list blocks that differ between NAME and OTHER (default: the volume), as JSON";
-    "resize BYTES" => Resize(u64), "grow the volume to BYTES; takes effect when the stack is opened again";
+    "resize SIZE" => Resize(Size), "grow the volume to SIZE; takes effect when the stack is opened again";
     "checkpoint" => Checkpoint, "write a checkpoint now";
 }
 
@@ -75,7 +75,7 @@ pub(crate) async fn carry_out(core: &Rc<Core>, message: Message) -> Result<Strin
         Message::List => list(core).await,
         Message::Delete(name) => delete(core, &name).await?,
         Message::Diff(name, other) => diff(core, &name, other.as_deref()).await?,
-        Message::Resize(bytes) => resize(core, bytes).await?,
+        Message::Resize(Size(bytes)) => resize(core, bytes).await?,
         Message::Checkpoint => {
             core.write_checkpoint(false).await?;
             json!({ "checkpoint": true })

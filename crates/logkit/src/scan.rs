@@ -12,7 +12,7 @@
 use crate::layout::Layout;
 use crate::record::{Header, Identity, Kind, Links, Parsed, sum_of};
 use crate::stream::Sequences;
-use crate::summary::{Summary, SummaryAddress, blocks_of};
+use crate::summary::{BlockAddress, Summary, blocks_of};
 use block::{Buffer, ByteOffset, Error, Result, ZoneAddress, ZoneIndex, ZoneReport, ZoneState, Zones};
 use std::ops::Range;
 
@@ -176,7 +176,7 @@ pub async fn summary(
     } else {
         bytes.drain(..(guess - blocks) as usize * block);
     }
-    let place = SummaryAddress { zone: report.zone.0, generation: report.generation, position };
+    let place = BlockAddress { zone: report.zone.0, generation: report.generation, position };
     let summary = Summary::decode(bytes, place, identity, layout.block_bytes())?;
     Ok((summary, position))
 }
@@ -234,7 +234,7 @@ async fn scan<K: Kept>(
     }
     let end = (report.write_pointer >> layout.block_size.shift()) as u32;
     let first = first.min(end);
-    let place = SummaryAddress { zone: report.zone.0, generation: report.generation, position: first };
+    let place = BlockAddress { zone: report.zone.0, generation: report.generation, position: first };
     let mut walk = Walk::new(layout, identity, place, end, check_data);
     walk.streams = streams;
     read_in_steps(zones, layout, report.zone.0, first..end, |step| walk.go_on(step)).await?;
@@ -257,7 +257,7 @@ pub async fn first_header(
     let buffer = Buffer::new(layout.block_bytes());
     let (outcome, buffer) = zones.read(layout.address(report.zone.0, 0), buffer).await;
     outcome.map_err(|error| error.in_context(format!("reading zone {}", report.zone)))?;
-    let place = SummaryAddress { zone: report.zone.0, generation: report.generation, position: 0 };
+    let place = BlockAddress { zone: report.zone.0, generation: report.generation, position: 0 };
     Ok(header_at(buffer.filled(), identity, place, 0).map(|parsed| parsed.header))
 }
 
@@ -265,7 +265,7 @@ pub async fn first_header(
 fn header_at<'a>(
     bytes: &'a [u8],
     identity: &Identity,
-    place: SummaryAddress,
+    place: BlockAddress,
     position: u32,
 ) -> Option<Parsed<'a>> {
     let parsed = Parsed::decode(bytes, identity).ok()?;
@@ -278,7 +278,7 @@ struct Walk<'a, K> {
     identity: &'a Identity,
     block: usize,
     /// Place of the first block.
-    place: SummaryAddress,
+    place: BlockAddress,
     /// End of the walk, in blocks.
     to: u32,
     check_data: bool,
@@ -299,13 +299,7 @@ struct Data<K> {
 }
 
 impl<'a, K: Kept> Walk<'a, K> {
-    fn new(
-        layout: &Layout,
-        identity: &'a Identity,
-        place: SummaryAddress,
-        to: u32,
-        check_data: bool,
-    ) -> Self {
+    fn new(layout: &Layout, identity: &'a Identity, place: BlockAddress, to: u32, check_data: bool) -> Self {
         let scanned = Scanned { first: place.position, end: place.position, ..Scanned::default() };
         let (block, position) = (layout.block_bytes(), place.position);
         Walk { identity, block, place, to, check_data, streams: usize::MAX, position, record: None, scanned }
@@ -392,7 +386,7 @@ mod tests {
 
     const IDENTITY: Identity = Identity { uuid: Uuid::from_bytes([7; 16]), key: 99 };
     const BLOCK: usize = 4096;
-    const PLACE: SummaryAddress = SummaryAddress { zone: 3, generation: 4, position: 0 };
+    const PLACE: BlockAddress = BlockAddress { zone: 3, generation: 4, position: 0 };
 
     fn layout() -> Layout {
         let geometry = ZoneGeometry {

@@ -4,8 +4,8 @@
 //! lanes and open zones of their own, in the same pool. A task there may wait for a zone that the home frees, and the home's
 //! cleaner for what users write there.
 //!
-//! Each shard has `Notifications`. An [`Event`] is notified on its own shard as a [`Notify`] is, and added to the notifications of the other shards; a
-//! task of each shard waits for them and wakes the waiters there. It runs between the turns of the tasks that wait, so a
+//! Each shard has `Notifications`. An [`Event`] is notified on its own shard as a [`Notify`] is, and added to the notifications of the
+//! other shards; a task of each shard waits for them and wakes the waiters there. It runs between the turns of the tasks that wait, so a
 //! task that finds no zone and then registers with the event misses no notification.
 
 use crate::kit::Counters;

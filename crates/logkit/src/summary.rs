@@ -31,9 +31,9 @@ struct Raw {
     length: U32,
 }
 
-/// Zone and position of a summary.
+/// Block of a zone at one generation: where a summary or a record begins.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct SummaryAddress {
+pub struct BlockAddress {
     /// Zone that the summary describes.
     pub zone: u32,
     /// Number of times that the zone had been reset.
@@ -73,7 +73,7 @@ impl Builder {
     }
 
     /// Writes the summary to `target`, which is [`blocks_with`](Self::blocks_with)`(0)` blocks of zeros.
-    pub fn encode(&self, place: SummaryAddress, identity: &Identity, block_size: usize, target: &mut [u8]) {
+    pub fn encode(&self, place: BlockAddress, identity: &Identity, block_size: usize, target: &mut [u8]) {
         let blocks = self.blocks_with(0, block_size);
         debug_assert_eq!(target.len(), blocks * block_size);
         let raw = Raw {
@@ -124,7 +124,7 @@ impl Summary {
     /// [`Error::Protocol`] if there is none of this log, zone and generation; [`Error::Corrupt`] for a damaged one.
     pub fn decode(
         mut blocks: Vec<u8>,
-        place: SummaryAddress,
+        place: BlockAddress,
         identity: &Identity,
         block_size: usize,
     ) -> Result<Summary> {
@@ -137,7 +137,7 @@ impl Summary {
             return Err(Error::protocol("summary of another length"));
         }
         let (raw, _) = Raw::ref_from_prefix(last).map_err(|_| Error::protocol("summary cut short"))?;
-        let found = SummaryAddress {
+        let found = BlockAddress {
             zone: raw.zone.get(),
             generation: raw.generation.get(),
             position: raw.position.get(),
@@ -212,7 +212,7 @@ mod tests {
                 builder.push(&header(sequence));
                 assert_eq!(builder.blocks_with(0, BLOCK), expected);
             }
-            let place = SummaryAddress { zone: 3, generation: 4, position: 100 };
+            let place = BlockAddress { zone: 3, generation: 4, position: 100 };
             let mut blocks = vec![0; builder.blocks_with(0, BLOCK) * BLOCK];
             builder.encode(place, &IDENTITY, BLOCK, &mut blocks);
             assert_eq!(blocks_of(&blocks[blocks.len() - BLOCK..]), Ok((blocks.len() / BLOCK) as u32));
@@ -224,7 +224,7 @@ mod tests {
                 damaged[byte] ^= 1;
                 assert!(Summary::decode(damaged, place, &IDENTITY, BLOCK).is_err(), "{byte}");
             }
-            let elsewhere = SummaryAddress { generation: 5, ..place };
+            let elsewhere = BlockAddress { generation: 5, ..place };
             assert!(Summary::decode(blocks.clone(), elsewhere, &IDENTITY, BLOCK).is_err());
         }
     }

@@ -4,7 +4,7 @@
 use crate::layout::Layout;
 use crate::pool::Taken;
 use crate::record::{Header, Identity};
-use crate::summary::{Builder, SummaryAddress};
+use crate::summary::{BlockAddress, Builder};
 use block::{Buffer, Error, Payload, Result, ZoneIndex, Zones};
 
 /// An open zone with its write pointer and the headers that were written to it.
@@ -111,7 +111,7 @@ impl ZoneWriter {
         let block = layout.block_bytes();
         let blocks = self.summary.blocks_with(0, block);
         let mut buffer = Buffer::zeroed(blocks * block);
-        let place = SummaryAddress { zone: self.zone, generation: self.generation, position: self.position };
+        let place = BlockAddress { zone: self.zone, generation: self.generation, position: self.position };
         self.summary.encode(place, identity, block, buffer.filled_mut());
         let payload = Payload::from(buffer);
         // A long summary takes several appends; sent one at a time, they are contiguous.

@@ -255,16 +255,20 @@ impl Listener {
         Ok(Stream::from_result(result, matches!(self.address, Address::Tcp(_))))
     }
 
-    /// Waits for a connection until the stop signal: `None` then. An error, such as the limit of open files, is logged, and the next
-    /// attempt follows after a pause.
-    pub async fn accept_until(&self, stop: &StopToken) -> Option<Stream> {
+    /// Waits for a connection. An error, such as the limit of open files, is logged, and the next attempt follows after a pause.
+    pub async fn accept_retrying(&self) -> Stream {
         loop {
-            match stop.unless_stopped(self.accept()).await? {
-                Ok(stream) => return Some(stream),
+            match self.accept().await {
+                Ok(stream) => return stream,
                 Err(error) => tracing::warn!("{error}"),
             }
-            stop.unless_stopped(crate::sleep(ACCEPT_PAUSE)).await?;
+            crate::sleep(ACCEPT_PAUSE).await;
         }
+    }
+
+    /// Waits for a connection as [`accept_retrying`](Self::accept_retrying) does, until the stop signal: `None` then.
+    pub async fn accept_until(&self, stop: &StopToken) -> Option<Stream> {
+        stop.unless_stopped(self.accept_retrying()).await
     }
 }
 

@@ -34,7 +34,7 @@ impl Polling {
         self.is_allowed
     }
 
-    /// Takes note of the length of a wait, polling included.
+    /// Records the length of a wait, polling included.
     #[inline]
     pub(crate) fn waited(&mut self, time: Duration) {
         self.expects_short_wait = self.is_allowed && time < LIMIT;

@@ -254,6 +254,11 @@ impl Ring {
         self.held_back = false;
         let waiting_since = (wait && self.polling.is_allowed()).then(crate::now);
         let wait = wait && (has_work || !self.poll(limit));
+        // A timer is due at the same time, polled or not.
+        let limit = match (limit, waiting_since) {
+            (Some(limit), Some(since)) => Some(limit.saturating_sub(crate::now() - since)),
+            (limit, _) => limit,
+        };
         let result = match (wait, limit) {
             (true, Some(limit)) => {
                 let time = Timespec::new().sec(limit.as_secs()).nsec(limit.subsec_nanos());

@@ -48,13 +48,13 @@ pub fn bench(arguments: &Bench) -> Result<(), Failure> {
 
 /// Type of an argument.
 #[derive(Debug)]
-enum Subject {
+enum ArgumentKind {
     Plan { text: String },
     JobFile { text: String },
     Stack,
 }
 
-fn what_is(argument: &str) -> Result<Subject, Failure> {
+fn what_is(argument: &str) -> Result<ArgumentKind, Failure> {
     let path = Path::new(argument);
     let has_ending = |ending: &str| path.extension().is_some_and(|found| found == ending);
     let is_meant_as_file = has_ending("fio") || has_ending("toml");
@@ -68,18 +68,18 @@ fn what_is(argument: &str) -> Result<Subject, Failure> {
         return Err(Failure::Usage(format!("{argument}: no such file")));
     }
     if !is_meant_as_file {
-        return Ok(Subject::Stack);
+        return Ok(ArgumentKind::Stack);
     }
     let text = std::fs::read_to_string(path)
         .map_err(|error| Failure::Usage(format!("{argument}: can't read this file: {error}")))?;
     if has_ending("fio") {
-        return Ok(Subject::JobFile { text });
+        return Ok(ArgumentKind::JobFile { text });
     }
     let is_stack = text
         .lines()
         .map(str::trim)
         .any(|line| ["[device.", "[zones.", "[door."].iter().any(|section| line.starts_with(section)));
-    Ok(if is_stack { Subject::Stack } else { Subject::Plan { text } })
+    Ok(if is_stack { ArgumentKind::Stack } else { ArgumentKind::Plan { text } })
 }
 
 fn shell_quoted(text: &str) -> String {
@@ -87,11 +87,11 @@ fn shell_quoted(text: &str) -> String {
 }
 
 /// Base of relative names in an argument.
-fn folder_of(argument: &str, what: &Subject) -> std::io::Result<PathBuf> {
+fn folder_of(argument: &str, what: &ArgumentKind) -> std::io::Result<PathBuf> {
     match what {
         // fio's names begin where it was started, and a stack file knows its own folder.
-        Subject::JobFile { .. } | Subject::Stack => std::env::current_dir(),
-        Subject::Plan { .. } => {
+        ArgumentKind::JobFile { .. } | ArgumentKind::Stack => std::env::current_dir(),
+        ArgumentKind::Plan { .. } => {
             let path = std::path::absolute(argument)?;
             Ok(path.parent().map(Path::to_owned).unwrap_or(path))
         }
@@ -141,7 +141,7 @@ fn run_all(arguments: &Bench, stop: &Stop, screen: &Arc<Screen>) -> Result<(), F
 
 fn prepare<'a>(
     argument: &str,
-    what: &Subject,
+    what: &ArgumentKind,
     arguments: &Bench,
     setting: Setting<'a>,
 ) -> Result<Benchmark<'a>, Failure> {
@@ -149,18 +149,20 @@ fn prepare<'a>(
     let refuse =
         |option: &str, what: &str| Err(Failure::Usage(format!("{argument}: {option} is for {what}")));
     match what {
-        Subject::Plan { .. } | Subject::Stack if arguments.on.is_some() => refuse("--on", "fio job files"),
-        Subject::Plan { .. } | Subject::JobFile { .. } if arguments.writes => {
+        ArgumentKind::Plan { .. } | ArgumentKind::Stack if arguments.on.is_some() => {
+            refuse("--on", "fio job files")
+        }
+        ArgumentKind::Plan { .. } | ArgumentKind::JobFile { .. } if arguments.writes => {
             refuse("--writes", "a stack; a plan and a job file define their writes")
         }
-        Subject::JobFile { .. } | Subject::Stack if arguments.repetitions.is_some() => {
+        ArgumentKind::JobFile { .. } | ArgumentKind::Stack if arguments.repetitions.is_some() => {
             refuse("--repetitions", "plans")
         }
-        Subject::JobFile { .. } | Subject::Stack if arguments.runtime.is_some() => {
+        ArgumentKind::JobFile { .. } | ArgumentKind::Stack if arguments.runtime.is_some() => {
             refuse("--runtime", "plans")
         }
-        Subject::JobFile { .. } | Subject::Stack if arguments.full => refuse("--full", "plans"),
-        Subject::Plan { text } => {
+        ArgumentKind::JobFile { .. } | ArgumentKind::Stack if arguments.full => refuse("--full", "plans"),
+        ArgumentKind::Plan { text } => {
             let mut plan = Plan::parse(argument, text)?;
             if arguments.full {
                 let text = format!("{argument}: --full: this plan has no table [full]");
@@ -169,12 +171,12 @@ fn prepare<'a>(
             plan.shorten(arguments.repetitions, arguments.runtime);
             Benchmark::of_plan(plan, setting).map_err(Failure::Usage)
         }
-        Subject::JobFile { text } => {
+        ArgumentKind::JobFile { text } => {
             let jobs = JobFile::parse(argument, text, &|name| std::env::var(name).ok())?;
             let on = arguments.on.as_deref().map(|stack| On { stack, format: arguments.format });
             Benchmark::of_job_file(argument, jobs, on, setting).map_err(Failure::Usage)
         }
-        Subject::Stack => {
+        ArgumentKind::Stack => {
             let kind = argument.split('(').next().unwrap_or_default();
             let name = if argument.ends_with(".toml") { &stem } else { kind };
             Benchmark::of_stack(name, argument, arguments.writes, setting).map_err(Failure::Usage)

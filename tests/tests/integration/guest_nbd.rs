@@ -45,12 +45,13 @@ fn a_mounted_node_over_nbd_survives_its_servers() {
          for round in 1 2; do
              for writer in 1 2; do
                  head -c 6M /dev/urandom >file$round-$writer
-                 dd if=file$round-$writer of=/mnt/file$round-$writer bs=64k oflag=direct status=none &
+                 # Until the server was killed, and once more after that.
+                 (until [ -e killed ]; do dd if=file$round-$writer of=/mnt/file$round-$writer bs=64k oflag=direct status=none; done
+                  dd if=file$round-$writer of=/mnt/file$round-$writer bs=64k oflag=direct status=none) &
                  eval writer$writer=$!
              done
-             sleep 0.$round; kill -9 $(field server)
-             [ $(jobs -r | grep -c dd) -gt 0 ]
-             wait $writer1; wait $writer2
+             sleep 0.$round; kill -9 $(field server); touch killed
+             wait $writer1; wait $writer2; rm killed
              within 100 \"[ \\$(field lost_servers) -ge $round ] && is attached\"
              echo recovered $round at $(cut -d ' ' -f 1 /proc/uptime)
          done

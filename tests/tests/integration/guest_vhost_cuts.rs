@@ -70,12 +70,11 @@ fn number_in(block: &[u8]) -> Option<u64> {
     if block.iter().all(|byte| *byte == 0) { Some(0) } else { text.trim().parse().ok() }
 }
 
-/// Checks the numbered blocks of an image: each has its last flushed write, or a later one of the same block.
-fn check_blocks(run: &Run, cut: u64, image: &Image) -> Result<(), String> {
-    let flushed = run.last_mark(cut, 0..FILE_MARKS).unwrap_or(0);
+/// Checks the numbered blocks: each has its last write up to `flushed`, or a later one of the same block.
+fn check_blocks(flushed: u64, read: impl Fn(u64, &mut [u8])) -> Result<(), String> {
     for block in 0..BLOCKS {
         let mut bytes = [0; BLOCK as usize];
-        image.read(BLOCKS_AT + block * BLOCK, &mut bytes);
+        read(BLOCKS_AT + block * BLOCK, &mut bytes);
         let found = number_in(&bytes).ok_or_else(|| format!("block {block}: {:?}", &bytes[..16]))?;
         let expected = (1..=flushed).rev().find(|number| number % BLOCKS == block).unwrap_or(0);
         // The guest makes a write after the flush of the one before.
@@ -174,7 +173,9 @@ fn what_a_guest_flushed_is_in_every_cut() {
         cursor.advance_to(cut);
         let seeded = (0..SEEDS).map(|seed| Choice::Subset(seed << 32 ^ cut));
         for choice in [Choice::Nothing, Choice::Everything].into_iter().chain(seeded) {
-            let checked = check_blocks(&run, cut, &Image::new(&cursor, choice));
+            let image = Image::new(&cursor, choice);
+            let flushed = run.last_mark(cut, 0..FILE_MARKS).unwrap_or(0);
+            let checked = check_blocks(flushed, |offset, bytes| image.read(offset, bytes));
             checked.unwrap_or_else(|problem| panic!("cut {cut}, {choice}: {problem}"));
             states += 1;
         }
@@ -209,4 +210,20 @@ fn a_missing_flushed_write_is_found() {
     let block = |number: u64| format!("{number:08}\n").repeat(456).into_bytes();
     assert_eq!((number_in(&block(17)), number_in(&[0; 4096])), (Some(17), Some(0)));
     assert_eq!(number_in(&[7; 4096]), None);
+    let written = |writes: u64| {
+        move |offset: u64, bytes: &mut [u8]| {
+            let of_block = (offset - BLOCKS_AT) / BLOCK;
+            let last = (1..=writes).rev().find(|number| number % BLOCKS == of_block);
+            match last {
+                Some(last) => bytes.copy_from_slice(&block(last)[..bytes.len()]),
+                None => bytes.fill(0),
+            }
+        }
+    };
+    for writes in [9, 10] {
+        assert_eq!(check_blocks(9, written(writes)), Ok(()));
+    }
+    let problem = check_blocks(9, written(8)).expect_err("write 9 is missing");
+    assert!(problem.contains("block 1: write 1; expected write 9"), "{problem}");
+    check_blocks(9, written(11)).expect_err("write 11 wasn't made");
 }

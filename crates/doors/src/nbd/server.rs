@@ -184,7 +184,7 @@ impl Server {
         let (shared, token, closed_token) = (self.shared.clone(), stop.token(), closed.token());
         let failure = close_failure.clone();
         let listening = runtime::spawn_on(ShardIndex(0), move || async move {
-            let listener = Listener::replace_stale_with(&shared.address, shared.access).await?;
+            let listener = Listener::replace_stale(&shared.address, shared.access).await?;
             let address = listener.local_address().clone();
             runtime::spawn(async move {
                 accept(shared, &listener, token).await;
@@ -350,29 +350,29 @@ fn hand_over(shared: &Arc<Shared>, stream: Stream, shard: ShardIndex) -> bool {
             return false;
         }
     };
-    let place = ConnectionCount::take(shared.clone());
+    let place = ConnectionSlot::take(shared.clone());
     runtime::spawn_on(shard, move || run_connection(remote, place)).detach();
     true
 }
 
 /// Counts a connection against `max_connections`.
-struct ConnectionCount(Arc<Shared>);
+struct ConnectionSlot(Arc<Shared>);
 
-impl ConnectionCount {
-    fn take(shared: Arc<Shared>) -> ConnectionCount {
+impl ConnectionSlot {
+    fn take(shared: Arc<Shared>) -> ConnectionSlot {
         shared.connections.fetch_add(1, Ordering::Relaxed);
-        ConnectionCount(shared)
+        ConnectionSlot(shared)
     }
 }
 
-impl Drop for ConnectionCount {
+impl Drop for ConnectionSlot {
     fn drop(&mut self) {
         self.0.connections.fetch_sub(1, Ordering::Relaxed);
     }
 }
 
 /// Serves a connection on its shard; it is in the shard's list until it ends.
-async fn run_connection(remote: RemoteStream, place: ConnectionCount) {
+async fn run_connection(remote: RemoteStream, place: ConnectionSlot) {
     let Some(part) = place.0.parts.here() else { return };
     let number = part.next_connection.get();
     part.next_connection.set(number + 1);

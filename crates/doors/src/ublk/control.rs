@@ -196,6 +196,8 @@ fn recover(control: &mut Control, found: DeviceInfo, expected: Parameters) -> Re
         )));
     }
     let parameters = parameters(control, id).map_err(failed("looking at", id))?;
+    // The device below may have grown since; the node keeps its size.
+    let expected = Parameters { sectors: expected.sectors.min(parameters.sectors), ..expected };
     if parameters != expected {
         return Err(Error::invalid(format!(
             "{}: the device that was left there: {parameters:?}; expected {expected:?}; serve the device that was served before",

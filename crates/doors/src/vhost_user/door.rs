@@ -138,7 +138,7 @@ impl VhostUserDoor {
         let (shared, token, closed_token) = (self.shared.clone(), stop.token(), closed.token());
         let failure = close_failure.clone();
         let listening = runtime::spawn_on(ShardIndex(0), move || async move {
-            let listener = Listener::replace_stale_with(&shared.address, shared.access).await?;
+            let listener = Listener::replace_stale(&shared.address, shared.access).await?;
             runtime::spawn(async move {
                 accept(&shared, &listener, &token).await;
                 if let Err(error) = listener.close().await {

@@ -96,7 +96,7 @@ pub fn assemble(names: &[String], found: &[Found], permissions: &Permissions) ->
             &mut reasons,
         )?;
     }
-    join_wished(names, &mut assembly, found, permissions)?;
+    join_rebuilt(names, &mut assembly, found, permissions)?;
     settle_missing(names, &mut assembly, found, authoritative, permissions, &reasons)?;
     choose_source(&mut assembly, authoritative);
     Ok(assembly)
@@ -275,7 +275,7 @@ fn assign_role(
 }
 
 /// Gives free slots to legs that `rebuild` names and that don't belong to the mirror.
-fn join_wished(
+fn join_rebuilt(
     names: &[String],
     assembly: &mut Assembly,
     found: &[Found],

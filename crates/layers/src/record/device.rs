@@ -19,7 +19,7 @@ pub struct RecordDevicePart {
     /// The timeline's, which a growth of the inner device doesn't change.
     geometry: DeviceGeometry,
     membership: Membership,
-    takes: Contents,
+    contents: Contents,
 }
 
 /// Optional contents of the recording.
@@ -74,14 +74,14 @@ impl RecordDevicePart {
         let geometry = inner.geometry().clone();
         let shape = Shape::Device(geometry.clone());
         let entry = DeviceEntry { name: name.to_owned(), role, shape };
-        let takes = Contents { reads: false, data: true };
-        Ok(RecordDevicePart { inner, geometry, membership: Membership::join(recorder, &entry)?, takes })
+        let contents = Contents { reads: false, data: true };
+        Ok(RecordDevicePart { inner, geometry, membership: Membership::join(recorder, &entry)?, contents })
     }
 
     /// Sets the optional contents.
     #[must_use]
-    pub fn taking(self, takes: Contents) -> Self {
-        RecordDevicePart { takes, ..self }
+    pub fn with_contents(self, contents: Contents) -> Self {
+        RecordDevicePart { contents, ..self }
     }
 
     /// Number of this device in the timeline.
@@ -126,7 +126,7 @@ impl DevicePart for RecordDevicePart {
             let inner = self.inner.open().await?;
             let Membership { recorder, number, .. } = &self.membership;
             let log = Log { recorder: recorder.clone(), device: *number };
-            Ok(Rc::new(RecordDevice { inner, geometry: self.geometry.clone(), log, takes: self.takes })
+            Ok(Rc::new(RecordDevice { inner, geometry: self.geometry.clone(), log, contents: self.contents })
                 as Rc<dyn Device>)
         })
     }
@@ -163,7 +163,7 @@ struct RecordDevice {
     /// The timeline's, which a growth of the inner device doesn't change.
     geometry: DeviceGeometry,
     log: Log,
-    takes: Contents,
+    contents: Contents,
 }
 
 impl RecordDevice {
@@ -190,7 +190,7 @@ impl RecordDevice {
         let size = self.geometry.block_size;
         let fields =
             SubmissionFields::new(operation, size.offset_of(range.start).0, size.bytes_of(range.count));
-        SubmissionFields { leaves_out_data: !self.takes.data, ..fields }
+        SubmissionFields { leaves_out_data: !self.contents.data, ..fields }
     }
 }
 
@@ -202,7 +202,7 @@ impl Device for RecordDevice {
 
     fn read(&self, at: BlockIndex, buffer: Buffer) -> Call<'_, ReadOutcome> {
         let range = match self.geometry.range(at, buffer.len()) {
-            Ok(range) if self.takes.reads && !range.is_empty() => range,
+            Ok(range) if self.contents.reads && !range.is_empty() => range,
             Ok(_) => return self.inner.read(at, buffer),
             Err(error) => {
                 let mut buffer = buffer;

@@ -131,7 +131,7 @@ fn record_on_a_device() {
 fn record_with_reads_and_without_data() {
     device(|| {
         let part = RecordDevicePart::new(disk(), Recorder::in_memory(), "disk", Role::Client);
-        Arc::new(part.expect("a new timeline takes it").taking(Contents { reads: true, data: false }))
+        Arc::new(part.expect("a new timeline takes it").with_contents(Contents { reads: true, data: false }))
     });
 }
 

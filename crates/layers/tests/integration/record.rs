@@ -76,7 +76,8 @@ fn reads_are_written_down_where_asked_for_and_data_is_left_out() {
         let recorder = Recorder::in_memory();
         let rules = parse_rules(&["read error=EIO after=1".into()], stack::Contract::Device).unwrap();
         let faulty = Arc::new(FaultDevicePart::new(disk(), rules, 1).unwrap());
-        let part = over(faulty, &recorder, "disk", Role::Disk).taking(Contents { reads: true, data: false });
+        let part =
+            over(faulty, &recorder, "disk", Role::Disk).with_contents(Contents { reads: true, data: false });
         let handle = part.open().await.unwrap();
         write(&*handle, 1, 7).await.unwrap();
         assert_eq!(read(&*handle, 1, 1).await.unwrap()[0], 7, "what is below has the data");

@@ -7,7 +7,7 @@ use logkit::layout::ROOT_ZONES;
 use logkit::record::{Identity, Kind, Parsed};
 use logkit::root::{FoundRoot, Root};
 
-/// A root that was found.
+/// A copy of a root in a root zone.
 pub(crate) struct RootCopy {
     /// Block of the root zone.
     pub(crate) position: u32,

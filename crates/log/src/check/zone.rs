@@ -7,7 +7,7 @@ use block::{Error, Result, ZoneReport, ZoneState, Zones};
 use logkit::record::{Header, Identity, Kind, Parsed, sum_of};
 use logkit::root::Root;
 use logkit::scan::{self, Found, Kept};
-use logkit::summary::{Builder, SummaryAddress};
+use logkit::summary::{BlockAddress, Builder};
 use std::collections::BTreeSet;
 
 /// Most bytes by which a damaged summary differs from the expected one. With more, it may be another summary, of an
@@ -241,7 +241,7 @@ impl<'a> Walk<'a> {
             // The length matches: compare the bytes with the expected summary.
             let mut expected = vec![0; blocks as usize * block];
             let zone = self.report.zone.0;
-            let place = SummaryAddress { zone, generation: self.report.generation, position: unbroken };
+            let place = BlockAddress { zone, generation: self.report.generation, position: unbroken };
             summary.encode(place, &self.root.identity, block, &mut expected);
             let bytes = window.blocks(unbroken, blocks).await;
             let differing = bytes.iter().zip(&expected).filter(|(found, expected)| found != expected).count();

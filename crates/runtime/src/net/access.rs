@@ -1,12 +1,12 @@
-//! Owner and permissions of a unix socket's file: who may connect.
+//! Owner and permissions of a unix socket's file.
 //!
 //! # Promises
-//! - They are set between bind and listen. A connection before listen is refused by the kernel, so there is no time at which
-//!   a user can connect who may not.
+//! - They are set between bind and listen. Until listen the kernel refuses every connection.
 //! - Permissions that are given are exact: the umask doesn't change them.
-//! - A file that another process puts in the socket's place isn't changed.
+//! - A file that isn't a socket of this user isn't changed, also if another process puts it in the socket's place.
 #![allow(unsafe_code)] // The databases of users and groups.
 
+use super::socket_file::replaced;
 use block::{Error, Result};
 use rustix::fs::{AtFlags, CWD, Gid, Mode, OFlags, Uid, chownat, fchmod, openat};
 use std::ffi::CString;
@@ -41,6 +41,9 @@ pub struct Owner {
 }
 
 impl Access {
+    /// Permissions 0600.
+    pub const OWNER_ONLY: Access = Access { mode: Some(0o600), owner: Owner { user: None, group: None } };
+
     /// Returns the access by permissions alone.
     pub fn with_mode(mode: u32) -> Access {
         Access { mode: Some(mode), owner: Owner::default() }
@@ -60,8 +63,7 @@ impl Access {
         })
     }
 
-    /// Prepares a socket that isn't bound: its file inherits the permissions, less the umask. Nobody gets any before the
-    /// owner is known.
+    /// Sets mode 0 on the unbound socket, which its file inherits: no user has access before [`apply`](Self::apply).
     pub(super) fn prepare(&self, socket: &OwnedFd) -> rustix::io::Result<()> {
         self.mode.map_or(Ok(()), |_| fchmod(socket, Mode::empty()))
     }
@@ -79,16 +81,13 @@ impl Access {
         };
         // Without following links; the file that is checked is the one that is changed.
         let flags = OFlags::PATH | OFlags::NOFOLLOW | OFlags::CLOEXEC;
-        let file =
-            openat(CWD, path, flags, Mode::empty()).map_err(|error| named(error.into(), "looking at it"))?;
+        let file = openat(CWD, path, flags, Mode::empty())
+            .map_err(|error| named(error.into(), "reading its attributes"))?;
         let by_descriptor = format!("/proc/self/fd/{}", file.as_raw_fd());
-        let found = std::fs::metadata(&by_descriptor).map_err(|error| named(error, "looking at it"))?;
+        let found =
+            std::fs::metadata(&by_descriptor).map_err(|error| named(error, "reading its attributes"))?;
         if !is_own(&found) {
-            return Err(Error::already_exists(format!(
-                "socket \"{}\": another process replaced it; expected the socket that was created; choose a folder \
-                 that only this user may write to",
-                path.display()
-            )));
+            return Err(replaced(path));
         }
         let Owner { user, group } = self.owner;
         if self.owner != Owner::default() {

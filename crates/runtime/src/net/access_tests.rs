@@ -53,7 +53,7 @@ fn listened_with(access: Access) -> Result<(u32, u32, u32)> {
     let outcome = run(Config::default(), {
         let path = path.clone();
         move || async move {
-            let listener = Listener::replace_stale_with(&Address::Unix(path.clone()), access).await?;
+            let listener = Listener::replace_stale(&Address::Unix(path.clone()), access).await?;
             crate::net::Stream::connect(listener.local_address()).await?;
             let found = std::fs::symlink_metadata(&path).unwrap();
             listener.close().await?;

@@ -84,6 +84,9 @@ impl SocketFolder {
             || {
                 let found =
                     std::fs::symlink_metadata(path).map_err(|error| named(path, &error, "looking at it"))?;
+                if !found.file_type().is_socket() || found.uid() != rustix::process::geteuid().as_raw() {
+                    return Err(replaced(path));
+                }
                 created = Some(SocketFile { path: path.to_owned(), device: found.dev(), inode: found.ino() });
                 access.apply(path, |found| is_same(&created, found))
             },
@@ -167,10 +170,27 @@ fn is_listened_on(path: &Path) -> Result<bool> {
     let error = std::io::Error::last_os_error();
     match error.raw_os_error() {
         Some(libc::ECONNREFUSED | libc::ENOENT) => Ok(false),
+        // A process was killed before it gave its socket permissions. No other one is at that point: the folder is locked.
+        Some(libc::EACCES) if has_no_permissions(path) => Ok(false),
         // EAGAIN: the listener's queue is full. EPROTOTYPE: the socket is of another type, such as datagrams.
         Some(libc::EAGAIN | libc::EPROTOTYPE) => Ok(true),
         _ => Err(named(path, &error, "connecting to it")),
     }
+}
+
+/// Whether a socket is this user's, and without any permissions.
+fn has_no_permissions(path: &Path) -> bool {
+    std::fs::symlink_metadata(path)
+        .is_ok_and(|found| found.uid() == rustix::process::geteuid().as_raw() && found.mode() & 0o777 == 0)
+}
+
+/// Error for a path that has another file than the socket that was created there.
+pub(super) fn replaced(path: &Path) -> Error {
+    Error::already_exists(format!(
+        "socket \"{}\": another process replaced it; expected the socket that was created; choose a folder that only this user may \
+         write to",
+        path.display()
+    ))
 }
 
 impl SocketFile {
@@ -183,21 +203,12 @@ impl SocketFile {
 }
 
 impl Listener {
-    /// Listens as [`bind`](Self::bind) does. The file of a unix socket that a killed process left is replaced, and
-    /// [`close`](Self::close) removes the new one.
+    /// Listens as [`bind`](Self::bind) does. The file of a unix socket that a killed process left is replaced, has the owner and the
+    /// permissions of `access`, and is removed by [`close`](Self::close). TCP and simulated sockets have neither.
     ///
     /// # Errors
     /// Those of [`SocketFolder::listen`], [`Error::Busy`] after at most [`LOCK_LIMIT`].
-    pub async fn replace_stale(address: &Address) -> Result<Listener> {
-        Listener::replace_stale_with(address, Access::default()).await
-    }
-
-    /// Listens as [`replace_stale`](Self::replace_stale) does; the file of a unix socket has this owner and these permissions
-    /// ([`SocketFolder::listen`]). TCP and simulated sockets have neither.
-    ///
-    /// # Errors
-    /// Those of [`replace_stale`](Self::replace_stale).
-    pub async fn replace_stale_with(address: &Address, access: Access) -> Result<Listener> {
+    pub async fn replace_stale(address: &Address, access: Access) -> Result<Listener> {
         match address {
             Address::Unix(path) if simulated::current_world().is_none() => {
                 retry_while_busy(LOCK_LIMIT, async || SocketFolder::of(path)?.listen(path, access)).await

@@ -14,7 +14,7 @@ fn with_folder<Fut: Future<Output = ()> + 'static>(test: impl FnOnce(PathBuf) ->
 }
 
 async fn listen(path: &Path) -> Result<Listener> {
-    Listener::replace_stale(&Address::Unix(path.to_owned())).await
+    Listener::replace_stale(&Address::Unix(path.to_owned()), Access::default()).await
 }
 
 /// Without the waiting of `replace_stale`.

@@ -57,8 +57,7 @@ impl OperatedStack {
                 let named =
                     |error: block::Error| error.in_context(format!("{} \"{}\"", part.kind, part.name));
                 let answer = answer.map_err(named)?;
-                self.built.doors().for_each(|(_, door)| door.refresh());
-                self.extra_doors.iter().for_each(|extra| extra.door.refresh());
+                self.doors().for_each(|door| door.refresh());
                 Ok(Value::String(answer))
             }
         }
@@ -87,7 +86,11 @@ impl OperatedStack {
 
     /// Addresses of its doors for clients.
     pub fn addresses(&self) -> Vec<String> {
-        let doors = self.built.doors().map(|(_, door)| door.addresses());
-        doors.chain(self.extra_doors.iter().map(|extra| extra.door.addresses())).flatten().collect()
+        self.doors().flat_map(|door| door.addresses()).collect()
+    }
+
+    /// Doors of the stack, then the additional ones.
+    fn doors(&self) -> impl Iterator<Item = &Arc<dyn Door>> {
+        self.built.doors().map(|(_, door)| door).chain(self.extra_doors.iter().map(|extra| &extra.door))
     }
 }
