@@ -217,12 +217,31 @@ fn claim(node: &Path) -> Result<OwnedFd> {
     }
 }
 
-/// Processes that have a block device open, as `name (process)`.
+/// Device numbers of a node and of its partitions.
+fn devices(node: &Path) -> std::io::Result<Vec<u64>> {
+    let mut devices = vec![std::fs::metadata(node)?.rdev()];
+    // The folder also has folders of attributes, without a device number.
+    let entries = attributes(node).map(std::fs::read_dir).transpose()?.into_iter().flatten().flatten();
+    let numbers = entries.filter_map(|entry| std::fs::read_to_string(entry.path().join("dev")).ok());
+    devices.extend(numbers.filter_map(|text| {
+        let (major, minor) = text.trim().split_once(':')?;
+        Some(rustix::fs::makedev(major.parse().ok()?, minor.parse().ok()?))
+    }));
+    Ok(devices)
+}
+
+/// Users of a node or of one of its partitions: processes that have it open, as `name (process)`, and loop devices over it.
 fn users(node: &Path) -> Result<Vec<String>> {
     let looking = |error: std::io::Error| Error::from_io(&error, &format!("looking at {}", node.display()));
-    let device = std::fs::metadata(node).map_err(looking)?.rdev();
+    let devices = devices(node).map_err(looking)?;
+    let is_of = |path: &Path| std::fs::metadata(path).is_ok_and(|found| devices.contains(&found.rdev()));
     let processes = std::fs::read_dir("/proc").map_err(looking)?.flatten();
-    let mut users = Vec::new();
+    let loops = std::fs::read_dir("/sys/block").map_err(looking)?.flatten();
+    let loops = loops.map(|entry| Path::new("/dev").join(entry.file_name()));
+    let is_over =
+        |device: &Path| backing_file(device).is_some_and(|file| file.starts_with("/dev") && is_of(&file));
+    let mut users: Vec<String> =
+        loops.filter(|device| is_over(device)).map(|it| it.display().to_string()).collect();
     let own = std::process::id();
     let number = |path: &Path| path.file_name()?.to_str()?.parse::<u32>().ok();
     let others = processes.map(|entry| entry.path()).filter(|path| number(path).is_some_and(|it| it != own));
@@ -232,7 +251,7 @@ fn users(node: &Path) -> Result<Vec<String>> {
         let is_user = files.flatten().any(|file| {
             // Following a link to a file of a FUSE server may wait for it; device nodes are told by their path.
             let path = std::fs::read_link(file.path()).unwrap_or_default();
-            path.starts_with("/dev") && std::fs::metadata(&path).is_ok_and(|found| found.rdev() == device)
+            path.starts_with("/dev") && is_of(&path)
         });
         if is_user && users.len() < MOST_NAMED {
             let name = std::fs::read_to_string(process.join("comm")).unwrap_or_default();
