@@ -1,6 +1,6 @@
 //! `siltstone snapshot` and `siltstone resize`: messages to a log device, and its answers as tables.
 //!
-//! The message to the part (`snapshot create NAME`, `resize BYTES`, …) is one line of words; its answer is a JSON
+//! The message to the part (`snapshot create NAME`, `resize SIZE`, …) is one line of words; its answer is a JSON
 //! object, which `--json` prints unchanged. The part checks names and sizes.
 
 use crate::arguments::{LogPart, Operated, Resize, SnapshotVerb};

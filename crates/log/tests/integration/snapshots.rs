@@ -230,7 +230,7 @@ fn a_deletion_that_fails_while_nobody_waits_leaves_the_snapshot() {
 
 #[test]
 fn declared_messages_are_read() {
-    let values = [("NAME", "before"), ("NEW", "after"), ("OTHER", "now"), ("BYTES", "1073741824")];
+    let values = [("NAME", "before"), ("NEW", "after"), ("OTHER", "now"), ("SIZE", "1GiB")];
     conformance::check_messages::<log::snapshot::Message>(&log::KIND, &values);
 }
 
@@ -245,7 +245,7 @@ fn wrong_words_are_answered() {
             ("snapshot clone two three", "expected one of one"),
             ("snapshot diff two", "expected one of one"),
             ("snapshot", "unknown to log; expected one of"),
-            ("resize ten", "a whole number"),
+            ("resize ten", "a size, such as"),
             ("resize 4096", "expected a multiple of 4096, at least"),
         ];
         for (message, expected) in asked {
