@@ -67,6 +67,20 @@ enum Event {
     PowerLoss,
 }
 
+impl Event {
+    /// Returns the event as in the list.
+    fn word(self) -> String {
+        let mut word = String::new();
+        for letter in format!("{self:?}").chars() {
+            if letter.is_ascii_uppercase() && !word.is_empty() {
+                word.push('-');
+            }
+            word.push(letter.to_ascii_lowercase());
+        }
+        word
+    }
+}
+
 #[derive(Debug)]
 enum Check {
     Never(Event),
@@ -106,7 +120,7 @@ impl Rules {
         let rules = parsed.rule.into_iter().enumerate().map(|(n, entry)| {
             let wrong = |what: &str| format!("{file}: rule {}: {what}", n + 1);
             let (check, means) = match (entry.never, entry.never_opcode, entry.most_erases) {
-                (Some(event), None, None) => (Check::Never(event), format!("never {event:?}")),
+                (Some(event), None, None) => (Check::Never(event), format!("never {}", event.word())),
                 (None, Some(opcodes), None) => {
                     let list: Vec<String> = opcodes.iter().map(|opcode| format!("{opcode:02X}h")).collect();
                     (Check::NeverOpcode(opcodes), format!("never opcode {}", list.join(", ")))

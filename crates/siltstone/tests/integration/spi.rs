@@ -142,7 +142,7 @@ fn a_violated_rule_makes_it_fail() {
         }
         let (found, said) = served.stop();
         assert_eq!(found, Some(code), "{said}");
-        assert_eq!(said.contains("rule \"never ProgramUnerased\" violated"), code == 1, "{said}");
+        assert_eq!(said.contains("rule \"never program-unerased\" violated"), code == 1, "{said}");
     }
 }
 
