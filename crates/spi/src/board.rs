@@ -201,7 +201,7 @@ impl Board {
     pub fn shut_down(&mut self) {
         self.tick();
         self.chip.deselect();
-        self.chip.finish();
+        self.chip.finish_operation();
         self.chip.power_off();
     }
 

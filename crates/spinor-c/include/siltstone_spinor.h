@@ -25,7 +25,7 @@
 #define SPINOR_ERR_UNSUPPORTED -95
 
 // Time of a chip that isn't busy, or whose end no time brings.
-#define SPINOR_NEVER UINT64_MAX
+#define SPINOR_NEVER 18446744073709551615ull
 
 // State of the chip.
 typedef enum spinor_state {
@@ -265,7 +265,7 @@ int32_t spinor_block_erase(struct spinor_chip *chip, uint32_t block);
 int32_t spinor_block_sync(struct spinor_chip *chip);
 
 #ifdef __cplusplus
-} // extern "C"
-#endif // __cplusplus
+}  // extern "C"
+#endif  // __cplusplus
 
-#endif /* SILTSTONE_SPINOR_H */
+#endif  /* SILTSTONE_SPINOR_H */

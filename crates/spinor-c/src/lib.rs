@@ -27,7 +27,7 @@ pub const SPINOR_ERR_INVALID: i32 = -22;
 /// The chip can't do this, such as erase a block of an FRAM.
 pub const SPINOR_ERR_UNSUPPORTED: i32 = -95;
 /// Time of a chip that isn't busy, or whose end no time brings.
-pub const SPINOR_NEVER: u64 = u64::MAX;
+pub const SPINOR_NEVER: u64 = 0xFFFF_FFFF_FFFF_FFFF;
 
 /// A flash chip.
 pub struct spinor_chip {
@@ -444,7 +444,7 @@ pub extern "C" fn spinor_no_faults() -> spinor_faults {
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn spinor_set_faults(chip: *mut spinor_chip, faults: *const spinor_faults) -> i32 {
     // SAFETY: by the contract it is NULL or leads to faults.
-    let faults = unsafe { faults.as_ref() }.copied().unwrap_or_else(spinor_no_faults);
+    let faults = unsafe { faults.as_ref() }.copied().unwrap_or_else(|| spinor_no_faults());
     let is_part = |value: f64| (0.0..=1.0).contains(&value);
     if ![faults.cut_fraction, faults.flip_in, faults.flip_out].into_iter().all(is_part) {
         return SPINOR_ERR_INVALID;

@@ -55,7 +55,7 @@ fn modes_of_cs_and_duplex_and_the_drivers_are_each_programmers_own() {
         assert_eq!(other.spi(&[0x9F], 3).await, [0xEF, 0x40, 0x18], "half duplex");
         one.send(&[0x17, 0, 0x18, 1]).await;
         one.receive(2).await;
-        assert_eq!(one.spi(&[0x9F], 0).await, []);
+        assert!(one.spi(&[0x9F], 0).await.is_empty());
         assert_eq!(one.spi(&[], 3).await, [0xEF, 0x40, 0x18], "CS# stays low");
         one.send(&[0x18, 0, 0x15, 0]).await;
         one.receive(2).await;
@@ -136,7 +136,7 @@ fn the_power_fails_in_the_middle_of_a_program() {
 #[test]
 fn operators_drive_pins_and_look_at_the_chip() {
     run(|| async {
-        let station = station("W25Q128JV", Time::Fast(0), "").await;
+        let station = station("W25Q128FV", Time::Fast(0), "").await;
         let programmer = Programmer::connect(&station).await;
         for bytes in [&[0x06][..], &[0x01, 0x84]] {
             programmer.spi(bytes, 0).await;
@@ -147,7 +147,7 @@ fn operators_drive_pins_and_look_at_the_chip() {
         }
         assert_eq!(programmer.spi(&[0x05], 1).await[0] & 0x84, 0x84, "SRP and WP# protect the register");
         let status = station.status().await;
-        assert_eq!(status["registers"]["SR1"]["set"], "WEL BP0 SRP");
+        assert_eq!(status["registers"]["SR1"]["set"], "WEL BP0 SRP0");
         assert_eq!(status["refused"]["protected"], 1);
         station.answer("pin wp high").await.unwrap();
         programmer.spi(&[0x01, 0x00], 0).await;

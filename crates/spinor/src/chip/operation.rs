@@ -213,7 +213,7 @@ impl Chip {
     }
 
     /// Completes the running operation at once, whatever its time is; an operation that is stuck stays.
-    pub fn finish(&mut self) {
+    pub fn finish_operation(&mut self) {
         if let Some(time) = self.busy_for() {
             self.advance(time);
         }

@@ -12,8 +12,8 @@ use std::pin::pin;
 use std::sync::Arc;
 use std::task::{Context, Poll, Waker};
 
-/// Size of the chip: 16 sectors.
-const SIZE: u32 = 64 << 10;
+/// Size of the chip: 64 sectors.
+const SIZE: u32 = 256 << 10;
 
 /// Runs a future that never waits.
 fn now<T>(future: impl Future<Output = T>) -> T {
