@@ -65,7 +65,8 @@ fn text_of(chip: &str) -> Result<ChipText, Failure> {
             "chip \"{chip}\": unknown{near}; expected one of {list}, or the path of a chip file such as ./my.toml"
         )));
     }
-    let text = std::fs::read_to_string(path)
-        .map_err(|error| Failure::Usage(format!("chip file \"{chip}\": {error}; expected a chip file in TOML")))?;
+    let text = std::fs::read_to_string(path).map_err(|error| {
+        Failure::Usage(format!("chip file \"{chip}\": {error}; expected a chip file in TOML"))
+    })?;
     Ok(ChipText { file: chip.to_owned(), text })
 }

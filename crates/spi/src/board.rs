@@ -216,7 +216,8 @@ impl Board {
             .map(|register| {
                 let value = chip.register(&register.name).unwrap_or(0);
                 let set = register.bits.iter().enumerate().filter(|(bit, _)| value >> bit & 1 == 1);
-                let names: Vec<&str> = set.map(|(_, name)| name.as_str()).filter(|name| *name != "-").collect();
+                let names: Vec<&str> =
+                    set.map(|(_, name)| name.as_str()).filter(|name| *name != "-").collect();
                 (register.name.clone(), json!({ "value": format!("{value:02X}h"), "set": names.join(" ") }))
             })
             .collect();

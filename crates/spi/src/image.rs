@@ -87,7 +87,8 @@ impl ImageFile {
         seed: u64,
         create: bool,
     ) -> Result<(ImageFile, Chip)> {
-        let path = std::path::absolute(path).map_err(|error| Error::from_io(&error, &named(path, "its path")))?;
+        let path =
+            std::path::absolute(path).map_err(|error| Error::from_io(&error, &named(path, "its path")))?;
         let size = u64::from(description.size);
         let options = OpenOptions { create, ..OpenOptions::read_write() };
         let file = File::open(&path, options).await.map_err(|error| match error {
@@ -102,7 +103,10 @@ impl ImageFile {
         })?;
         let found = file.metadata()?;
         if !found.is_file {
-            return Err(Error::invalid(named(&path, "not a regular file; expected one; choose another path")));
+            return Err(Error::invalid(named(
+                &path,
+                "not a regular file; expected one; choose another path",
+            )));
         }
         file.lock_patiently(true).await?;
         let is_new = create && file.length()? == 0;
@@ -125,7 +129,8 @@ impl ImageFile {
             )));
         }
         let memory = read_all(&file, size as usize).await?;
-        let mut chip = Chip::new(description, memory, seed).map_err(|error| Error::invalid(error.to_string()))?;
+        let mut chip =
+            Chip::new(description, memory, seed).map_err(|error| Error::invalid(error.to_string()))?;
         let state_path = state_path(&path);
         let saved = if is_new { None } else { load_state(&state_path, &mut chip).await? };
         let image = ImageFile {

@@ -264,10 +264,16 @@ mod tests {
     #[test]
     fn wrong_lists_name_the_place() {
         let error = |text| Rules::parse("r.toml", text).unwrap_err();
-        assert!(error("[[rule]]\nnever = \"forget\"").starts_with("r.toml:2:9: "), "{}", error("[[rule]]\nnever = \"forget\""));
+        assert!(
+            error("[[rule]]\nnever = \"forget\"").starts_with("r.toml:2:9: "),
+            "{}",
+            error("[[rule]]\nnever = \"forget\"")
+        );
         assert!(error("[[rule]]\nneve = \"write\"").contains("r.toml:2:1: "));
         assert!(error("[[rule]]\nname = \"x\"").contains("rule 1: expected exactly one"));
-        assert!(error("[[rule]]\nnever = \"write\"\nmost_erases = 3").contains("rule 1: expected exactly one"));
+        assert!(
+            error("[[rule]]\nnever = \"write\"\nmost_erases = 3").contains("rule 1: expected exactly one")
+        );
         assert!(error("[[rule]]\nnever = \"write\"\nfrom = 9\nto = 8").contains("empty range"));
         assert!(Rules::parse("r.toml", "").unwrap().is_empty());
     }

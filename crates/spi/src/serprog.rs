@@ -87,8 +87,26 @@ use opcode::*;
 
 /// Commands that the map of Q_CMDMAP names.
 const SUPPORTED: &[u8] = &[
-    NOP, Q_IFACE, Q_CMDMAP, Q_PGMNAME, Q_SERBUF, Q_BUSTYPE, Q_OPBUF, Q_WRNMAXLEN, O_INIT, O_DELAY, O_EXEC,
-    SYNCNOP, Q_RDNMAXLEN, S_BUSTYPE, O_SPIOP, S_SPI_FREQ, S_PIN_STATE, S_SPI_CS, S_SPI_MODE, S_CS_MODE,
+    NOP,
+    Q_IFACE,
+    Q_CMDMAP,
+    Q_PGMNAME,
+    Q_SERBUF,
+    Q_BUSTYPE,
+    Q_OPBUF,
+    Q_WRNMAXLEN,
+    O_INIT,
+    O_DELAY,
+    O_EXEC,
+    SYNCNOP,
+    Q_RDNMAXLEN,
+    S_BUSTYPE,
+    O_SPIOP,
+    S_SPI_FREQ,
+    S_PIN_STATE,
+    S_SPI_CS,
+    S_SPI_MODE,
+    S_CS_MODE,
 ];
 
 /// How CS# is driven.
@@ -358,11 +376,10 @@ mod tests {
         assert_eq!(converse(&[Q_BUSTYPE, Q_WRNMAXLEN, Q_RDNMAXLEN], 9).0, [6, 8, 6, 0, 0, 1, 6, 0, 0, 16]);
         assert_eq!(converse(&[S_BUSTYPE, 8, S_BUSTYPE, 1], 9).0, [ACK, NAK]);
         assert_eq!(converse(&[S_SPI_CS, 0, S_SPI_CS, 1, 0xEE, S_CS_MODE, 3], 9).0, [ACK, NAK, NAK, NAK]);
-        assert_eq!(converse(&[S_SPI_FREQ, 0, 0, 0, 0, S_SPI_FREQ, 0xFF, 0xFF, 0xFF, 0xFF], 9).0, [
-            &[NAK, ACK],
-            FASTEST_CLOCK.to_le_bytes().as_slice()
-        ]
-        .concat());
+        assert_eq!(
+            converse(&[S_SPI_FREQ, 0, 0, 0, 0, S_SPI_FREQ, 0xFF, 0xFF, 0xFF, 0xFF], 9).0,
+            [&[NAK, ACK], FASTEST_CLOCK.to_le_bytes().as_slice()].concat()
+        );
         let map = converse(&[Q_CMDMAP], 9).0;
         assert_eq!((map.len(), map[0]), (33, ACK));
         for opcode in 0..=255u8 {
@@ -393,8 +410,9 @@ mod tests {
         assert_eq!(converse(&bytes, 4096).0, [NAK, NAK, ACK]);
         assert_eq!(converse(&[O_SPIOP, 0, 0, 0, 1, 0, 16, SYNCNOP], 3).0, [NAK, NAK, ACK]);
         let delay = |micros: u32| [&[O_DELAY], micros.to_le_bytes().as_slice()].concat();
-        assert_eq!(converse(&[delay(60_000_000), delay(1), vec![O_INIT], delay(1)].concat(), 99).0, [
-            ACK, NAK, ACK, ACK
-        ]);
+        assert_eq!(
+            converse(&[delay(60_000_000), delay(1), vec![O_INIT], delay(1)].concat(), 99).0,
+            [ACK, NAK, ACK, ACK]
+        );
     }
 }

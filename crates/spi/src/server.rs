@@ -68,12 +68,8 @@ impl Server {
     /// [`Error::Busy`] or the kernel's error for an address in use; those of creating a pseudo-terminal.
     pub async fn start(board: Rc<RefCell<Board>>, addresses: &[Address], pty: bool) -> Result<Server> {
         let stop = StopSource::new();
-        let shared = Rc::new(Shared {
-            board,
-            stop: stop.token(),
-            programmers: Cell::new(0),
-            connected: Cell::new(0),
-        });
+        let shared =
+            Rc::new(Shared { board, stop: stop.token(), programmers: Cell::new(0), connected: Cell::new(0) });
         let mut server = Server {
             shared,
             stop,

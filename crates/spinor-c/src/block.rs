@@ -3,7 +3,9 @@
 //! They drive the chip over its bus as a driver does: write enable, command, polls of the status until it is ready, in the chip's own
 //! time. The callbacks of a `struct lfs_config` pass their arguments on, with the chip as `context`.
 
-use crate::{SPINOR_ERR_INVALID, SPINOR_ERR_IO, SPINOR_ERR_UNSUPPORTED, SPINOR_OK, input, output, spinor_chip, with};
+use crate::{
+    SPINOR_ERR_INVALID, SPINOR_ERR_IO, SPINOR_ERR_UNSUPPORTED, SPINOR_OK, input, output, spinor_chip, with,
+};
 use embedded_storage::nor_flash::{NorFlash, ReadNorFlash};
 use spinor::{Chip, Nor, NorError};
 

@@ -140,7 +140,9 @@ unsafe fn input<'a>(bytes: *const u8, length: usize) -> Option<&'a [u8]> {
         _ if length == 0 => Some(&[]),
         true => None,
         // SAFETY: passed on; a length above isize::MAX can't be of one object.
-        false => (isize::try_from(length).is_ok()).then(|| unsafe { std::slice::from_raw_parts(bytes, length) }),
+        false => {
+            (isize::try_from(length).is_ok()).then(|| unsafe { std::slice::from_raw_parts(bytes, length) })
+        }
     }
 }
 
@@ -153,9 +155,8 @@ unsafe fn output<'a>(bytes: *mut u8, length: usize) -> Option<&'a mut [u8]> {
         _ if length == 0 => Some(&mut []),
         true => None,
         // SAFETY: passed on. Memory that C has not initialized holds some bytes; it is only written.
-        false => {
-            (isize::try_from(length).is_ok()).then(|| unsafe { std::slice::from_raw_parts_mut(bytes, length) })
-        }
+        false => (isize::try_from(length).is_ok())
+            .then(|| unsafe { std::slice::from_raw_parts_mut(bytes, length) }),
     }
 }
 

@@ -21,7 +21,8 @@ fn flashrom_writes_through_a_serial_port() {
         ["spi", "serve", "--chip", "W25Q64JV", "--unix", &socket, "--control", &control, "--time", "fast"];
     let mut server = Background::start(&program, &arguments);
     server.wait_until("it printed its address", |server| server.out().ends_with('\n'));
-    let options = Options { serial: Some(socket.into()), shares: vec![folder.path().into()], ..Options::default() };
+    let options =
+        Options { serial: Some(socket.into()), shares: vec![folder.path().into()], ..Options::default() };
     let lines = format!(
         "PATH=$PATH:/usr/sbin
          head -c 8388608 /dev/urandom > /tmp/image; head -c 2048 /tmp/image > {}

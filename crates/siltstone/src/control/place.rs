@@ -67,7 +67,10 @@ impl Identity {
             return None;
         }
         let path = std::fs::canonicalize(path).ok()?;
-        Some(Identity { hash: hash(&[b"file", path.as_os_str().as_encoded_bytes()]), subject: Subject::StackFile })
+        Some(Identity {
+            hash: hash(&[b"file", path.as_os_str().as_encoded_bytes()]),
+            subject: Subject::StackFile,
+        })
     }
 
     /// Identity of a stack that was read from one line or standard input.
@@ -219,7 +222,8 @@ pub fn chip_servers() -> Result<Vec<(PathBuf, UnixStream)>> {
     for folder in folders().into_iter().filter(|folder| is_ready(folder).unwrap_or(false)) {
         let Ok(entries) = std::fs::read_dir(&folder) else { continue };
         let names = entries.flatten().take(MOST_EXAMINED).map(|entry| entry.path());
-        for path in names.filter(|path| path.as_os_str().as_encoded_bytes().ends_with(CHIP_SUFFIX.as_bytes())) {
+        for path in names.filter(|path| path.as_os_str().as_encoded_bytes().ends_with(CHIP_SUFFIX.as_bytes()))
+        {
             if let Some(stream) = connect(&path)? {
                 found.push((path, stream));
             }

@@ -136,7 +136,9 @@ pub fn dump(
         let answer = tell(&mut client, format!("dump {at} {count}"))?;
         let bytes = from_hex(answer["hex"].as_str().unwrap_or(""));
         if bytes.len() as u64 != count {
-            return Err(Failure::World("the server's answer to dump has another length than asked for".into()));
+            return Err(Failure::World(
+                "the server's answer to dump has another length than asked for".into(),
+            ));
         }
         if raw {
             if !written(output.write_all(&bytes))? {
@@ -175,7 +177,9 @@ fn line_of(text: &mut String, at: u64, bytes: &[u8]) {
             None => write!(text, "   "),
         };
     }
-    let shown = bytes.iter().map(|byte| if byte.is_ascii_graphic() || *byte == b' ' { char::from(*byte) } else { '.' });
+    let shown = bytes
+        .iter()
+        .map(|byte| if byte.is_ascii_graphic() || *byte == b' ' { char::from(*byte) } else { '.' });
     let _ = writeln!(text, "  |{}|", shown.collect::<String>());
 }
 
@@ -195,7 +199,9 @@ pub fn trace(chip: &ServedChip, form: TraceForm, out: Option<&Path>) -> Result<(
     written(output.write_all(text.as_bytes()).and_then(|()| output.flush()))?;
     match answer["dropped"].as_u64() {
         Some(dropped) if dropped > 0 => {
-            crate::output::say(&format!("{dropped} older transactions are not in the trace (see spi serve --trace)"));
+            crate::output::say(&format!(
+                "{dropped} older transactions are not in the trace (see spi serve --trace)"
+            ));
         }
         _ => {}
     }
@@ -230,7 +236,9 @@ pub fn wear(chip: &ServedChip, as_json: bool) -> Result<(), Failure> {
     if sorted.len() > MOST_WORN {
         let _ = writeln!(text, "  and {} more; --json has all", sorted.len() - MOST_WORN);
     }
-    for (key, what) in [("stuck", "bytes with bits that no longer erase"), ("unstable", "bytes with unstable bits")] {
+    for (key, what) in
+        [("stuck", "bytes with bits that no longer erase"), ("unstable", "bytes with unstable bits")]
+    {
         let _ = writeln!(text, "{what}: {}", wear[key].as_array().map_or(0, Vec::len));
     }
     print(&text)

@@ -124,7 +124,8 @@ fn edge(text: &mut String, from: Node, to: Node, label: &str) {
     let length = dx.hypot(dy).max(1.0);
     let normal = (-dy / length, dx / length);
     let bend = 26.0;
-    let middle = ((start.0 + end.0) / 2.0 + normal.0 * bend * 2.0, (start.1 + end.1) / 2.0 + normal.1 * bend * 2.0);
+    let middle =
+        ((start.0 + end.0) / 2.0 + normal.0 * bend * 2.0, (start.1 + end.1) / 2.0 + normal.1 * bend * 2.0);
     let a = border(start, middle);
     let b = border(end, middle);
     let at = ((a.0 + 2.0 * middle.0 + b.0) / 4.0, (a.1 + 2.0 * middle.1 + b.1) / 4.0);

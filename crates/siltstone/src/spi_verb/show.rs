@@ -31,7 +31,9 @@ pub fn list(as_json: bool) -> Result<(), Failure> {
         let id = hex(&chip.jedec_id);
         let _ = writeln!(text, "{:14} {:10} {size:6} KiB  {id:14} {}", chip.name, chip.maker, chip.datasheet);
     }
-    text.push_str("\nsiltstone spi show CHIP explains one of them. A further chip is a file: --chip ./my.toml.\n");
+    text.push_str(
+        "\nsiltstone spi show CHIP explains one of them. A further chip is a file: --chip ./my.toml.\n",
+    );
     print(&text)
 }
 
@@ -40,7 +42,8 @@ pub fn list(as_json: bool) -> Result<(), Failure> {
 /// # Errors
 /// A file that can't be read or is no SFDP area.
 pub fn generic(path: &Path, name: &str) -> Result<ChipText, Failure> {
-    let wrong = |error: &dyn std::fmt::Display| Failure::Usage(format!("SFDP dump {}: {error}", path.display()));
+    let wrong =
+        |error: &dyn std::fmt::Display| Failure::Usage(format!("SFDP dump {}: {error}", path.display()));
     let bytes = std::fs::read(path).map_err(|error| wrong(&error))?;
     // The area doesn't have the JEDEC ID.
     let text = spinor::sfdp::generic_chip(name, &[0xFF; 3], &bytes).map_err(|error| wrong(&error))?;
@@ -128,7 +131,10 @@ fn page(chip: &Description) -> String {
     }
     line("chip erase", span(times.chip_erase));
     line("register write", span(times.write_register));
-    line("supply", format!("{} mV, writes inhibited below {} mV", chip.supply.minimum, chip.supply.write_inhibit));
+    line(
+        "supply",
+        format!("{} mV, writes inhibited below {} mV", chip.supply.minimum, chip.supply.write_inhibit),
+    );
     if let Some(security) = &chip.security {
         line("security", format!("{} registers of {} bytes", security.registers, security.size));
     }

@@ -8,9 +8,24 @@ use std::process::Command;
 
 /// Lines that name the programmer, the version or how well a chip was tested.
 const NOISE: &[&str] = &[
-    "flashrom ", "serprog:", "Using clock", "Calibrating", "Thanks", "Please", "please", "work correctly", "file for all",
-    "mention", "which mainboard", "this flash part", "This flash part", "===", "No operations", "The test status",
-    "Delay loop", "version of flashrom",
+    "flashrom ",
+    "serprog:",
+    "Using clock",
+    "Calibrating",
+    "Thanks",
+    "Please",
+    "please",
+    "work correctly",
+    "file for all",
+    "mention",
+    "which mainboard",
+    "this flash part",
+    "This flash part",
+    "===",
+    "No operations",
+    "The test status",
+    "Delay loop",
+    "version of flashrom",
 ];
 
 /// Returns the path of flashrom; says that the test is skipped without it.
@@ -86,7 +101,11 @@ fn noise(seed: u64, length: usize) -> Vec<u8> {
 fn flashrom_identifies_erases_writes_verifies_and_reads() {
     let Some(flashrom) = flashrom() else { return };
     run(move || async move {
-        for (chip, name) in [("W25Q64JV", "W25Q64JV-.Q"), ("MX25L25645G", "MX25L25635F/MX25L25645G"), ("GD25Q128C", "GD25Q127C/GD25Q128C")] {
+        for (chip, name) in [
+            ("W25Q64JV", "W25Q64JV-.Q"),
+            ("MX25L25645G", "MX25L25635F/MX25L25645G"),
+            ("GD25Q128C", "GD25Q127C/GD25Q128C"),
+        ] {
             let station = station(chip, Time::Fast(1), "").await;
             let bench = Bench::at(flashrom.clone(), &station);
             let found = bench.run(&[]).await;

@@ -71,7 +71,10 @@ fn what_does_not_fit_is_refused_with_what_to_do() {
         assert!(matches!(error, Error::NotFound(_)) && error.to_string().contains("--create"), "{error}");
         std::fs::write(&path, [0; 1000]).unwrap();
         let error = refused(&path, "W25Q64JV", true).await.to_string();
-        assert!(error.contains("wrong size: 1000 bytes; expected 8388608 bytes for chip \"W25Q64JV\""), "{error}");
+        assert!(
+            error.contains("wrong size: 1000 bytes; expected 8388608 bytes for chip \"W25Q64JV\""),
+            "{error}"
+        );
         std::fs::remove_file(&path).unwrap();
         let station = station_on(&path, "W25Q64JV").await.unwrap();
         let error = refused(&path, "W25Q64JV", false).await;

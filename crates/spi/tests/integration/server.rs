@@ -161,7 +161,16 @@ fn operators_drive_pins_and_look_at_the_chip() {
         json.lines().for_each(|line| drop(serde_json::from_str::<serde_json::Value>(line).unwrap()));
         assert_eq!(station.answer("dump 0x10 2").await.unwrap()["hex"], "ffff");
         assert_eq!(station.answer("wear").await.unwrap()["sector"], 4096);
-        for text in ["", "power maybe", "pin cs low", "pin wp up", "dump 0 99999999", "dump x 1", "trace svg", "age -1 2 3"] {
+        for text in [
+            "",
+            "power maybe",
+            "pin cs low",
+            "pin wp up",
+            "dump 0 99999999",
+            "dump x 1",
+            "trace svg",
+            "age -1 2 3",
+        ] {
             assert!(matches!(station.answer(text).await, Err(Error::Invalid(_))), "{text}");
         }
         station.close().await.unwrap();

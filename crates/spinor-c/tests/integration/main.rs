@@ -29,7 +29,8 @@ fn library() -> PathBuf {
         .unwrap();
     assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
     let text = String::from_utf8(output.stdout).unwrap();
-    let end = text.find("libsiltstone_spinor.a\"").expect("cargo names the library") + "libsiltstone_spinor.a".len();
+    let end = text.find("libsiltstone_spinor.a\"").expect("cargo names the library")
+        + "libsiltstone_spinor.a".len();
     let start = text[..end].rfind('"').unwrap() + 1;
     PathBuf::from(&text[start..end])
 }
@@ -73,7 +74,10 @@ fn the_header_is_what_cbindgen_makes() {
     assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
     let committed = std::fs::read_to_string(crate_folder().join("include/siltstone_spinor.h")).unwrap();
     let made = std::fs::read_to_string(made).unwrap();
-    assert!(made == committed, "make the header again: cbindgen --config cbindgen.toml --output include/siltstone_spinor.h");
+    assert!(
+        made == committed,
+        "make the header again: cbindgen --config cbindgen.toml --output include/siltstone_spinor.h"
+    );
 }
 
 /// Every function that is exported stands in the header: also without cbindgen.

@@ -69,7 +69,12 @@ impl ekv::flash::Flash for Async<'_> {
         self.0.erase(start, start + ekv::config::PAGE_SIZE as u32)
     }
 
-    async fn read(&mut self, page: ekv::flash::PageID, offset: usize, bytes: &mut [u8]) -> Result<(), NorError> {
+    async fn read(
+        &mut self,
+        page: ekv::flash::PageID,
+        offset: usize,
+        bytes: &mut [u8],
+    ) -> Result<(), NorError> {
         self.0.read((page.index() * ekv::config::PAGE_SIZE + offset) as u32, bytes)
     }
 
@@ -91,7 +96,11 @@ struct Map;
 /// Opens the map of sequential-storage; the type of its cache has no name outside.
 macro_rules! open_map {
     ($chip:expr) => {
-        MapStorage::<u8, _, _>::new(Async(Nor::new($chip).unwrap()), MapConfig::new(0..0x4000), Cache::new_uncached())
+        MapStorage::<u8, _, _>::new(
+            Async(Nor::new($chip).unwrap()),
+            MapConfig::new(0..0x4000),
+            Cache::new_uncached(),
+        )
     };
 }
 
@@ -100,7 +109,8 @@ impl Store for Map {
 
     fn set(chip: &mut Chip, values: &[u32]) -> usize {
         let (mut map, mut buffer) = (open_map!(chip), [0; 64]);
-        let store = |(key, value): (usize, &u32)| now(map.store_item(&mut buffer, &(key as u8), value)).is_ok();
+        let store =
+            |(key, value): (usize, &u32)| now(map.store_item(&mut buffer, &(key as u8), value)).is_ok();
         values.iter().enumerate().map(store).take_while(|stored| *stored).count()
     }
 
@@ -114,12 +124,14 @@ struct Tree;
 
 impl Store for Tree {
     fn format(chip: &mut Chip) {
-        let database = Database::<_, NoopRawMutex>::new(Async(Nor::new(chip).unwrap()), ekv::Config::default());
+        let database =
+            Database::<_, NoopRawMutex>::new(Async(Nor::new(chip).unwrap()), ekv::Config::default());
         now(database.format()).unwrap();
     }
 
     fn set(chip: &mut Chip, values: &[u32]) -> usize {
-        let database = Database::<_, NoopRawMutex>::new(Async(Nor::new(chip).unwrap()), ekv::Config::default());
+        let database =
+            Database::<_, NoopRawMutex>::new(Async(Nor::new(chip).unwrap()), ekv::Config::default());
         if now(database.mount()).is_err() {
             return 0;
         }
@@ -134,7 +146,8 @@ impl Store for Tree {
     }
 
     fn get(chip: &mut Chip, keys: usize) -> Vec<Option<u32>> {
-        let database = Database::<_, NoopRawMutex>::new(Async(Nor::new(chip).unwrap()), ekv::Config::default());
+        let database =
+            Database::<_, NoopRawMutex>::new(Async(Nor::new(chip).unwrap()), ekv::Config::default());
         now(database.mount()).expect("it mounts after every cut");
         let read = |key: usize| {
             let mut value = [0; 4];
