@@ -15,10 +15,10 @@ use crate::board::Board;
 use crate::pty::Pty;
 use crate::serprog::{Action, ChipSelect, LONGEST_REQUEST, MOST_READ, Session, Step};
 use block::{Buffer, Data, Error, Payload, Result};
-use runtime::TaskGroup;
 use runtime::file::File;
 use runtime::net::{Address, Listener, Stream};
 use runtime::sync::{StopSource, StopToken};
+use runtime::{Instant, TaskGroup};
 use std::cell::{Cell, RefCell};
 use std::future::{Future, poll_fn};
 use std::path::PathBuf;
@@ -37,6 +37,9 @@ pub const ANSWERS: usize = 64 << 10;
 pub const INCOMPLETE_LIMIT: Duration = Duration::from_secs(1);
 /// Bytes of one receive from a pseudo-terminal, which holds no more.
 const TERMINAL_PIECE: usize = 4096;
+/// Time for which a connection polls for the next request before it lets the shard sleep, if the last one came as soon: to wake a
+/// sleeping processor takes longer than the rest of a round trip.
+const POLL_LIMIT: Duration = Duration::from_micros(25);
 /// Pause of the server when the system has no resources for another connection.
 const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
 
@@ -208,6 +211,14 @@ impl Line {
     }
 }
 
+/// Outcome of polling for requests.
+enum Polled {
+    /// So many bytes.
+    Received(usize),
+    /// None in time; the answers, or the rest of them, that are still to be sent.
+    Nothing(Option<Buffer>),
+}
+
 /// The connection is over: the programmer has left, or the server stops.
 struct Over;
 
@@ -218,12 +229,22 @@ struct Connection {
     drivers: bool,
     select: ChipSelect,
     answers: Option<Buffer>,
+    /// Whether the last request came within [`POLL_LIMIT`] of the answers before it.
+    is_quick: bool,
 }
 
 impl Connection {
     fn new(shared: Rc<Shared>, line: Line) -> Connection {
         let select = ChipSelect::Automatic;
-        Connection { shared, line, session: Session::default(), drivers: true, select, answers: None }
+        Connection {
+            shared,
+            line,
+            session: Session::default(),
+            drivers: true,
+            select,
+            answers: None,
+            is_quick: false,
+        }
     }
 
     async fn serve(mut self) {
@@ -251,13 +272,53 @@ impl Connection {
         }
     }
 
-    /// Sends the answers and receives the next requests, both submitted to the kernel at once: it saves a system call per round
-    /// trip. The requests are carried out only after the answers have been sent.
-    async fn send_and_receive(&mut self, requests: Buffer) -> Result<(usize, Buffer), Over> {
+    /// Sends the answers and receives the next requests. They are carried out only after the answers have been sent.
+    async fn send_and_receive(&mut self, mut requests: Buffer) -> Result<(usize, Buffer), Over> {
         let Some(answers) = self.answers.take() else { return self.receive(requests).await };
+        let begun = runtime::now();
+        let received = match self.is_quick {
+            true => self.poll_for_requests(answers, &mut requests, begun).await?,
+            false => Polled::Nothing(Some(answers)),
+        };
+        let result = match received {
+            Polled::Received(count) => Ok((count, requests)),
+            Polled::Nothing(None) => self.receive(requests).await,
+            Polled::Nothing(Some(answers)) => self.send_with_receive(answers.freeze(), requests).await,
+        };
+        self.is_quick = begun.elapsed() < POLL_LIMIT;
+        result
+    }
+
+    /// Sends, and polls for requests, without the ring.
+    async fn poll_for_requests(
+        &self,
+        answers: Buffer,
+        requests: &mut Buffer,
+        begun: Instant,
+    ) -> Result<Polled, Over> {
+        let Line::Socket(stream) = &self.line else { return Ok(Polled::Nothing(Some(answers))) };
+        let length = answers.filled().len();
+        let sent = stream.try_send(answers.filled()).map_err(|_| Over)?;
+        if sent < length {
+            let mut rest = Buffer::new(length - sent);
+            rest.append(&answers.filled()[sent..]);
+            return Ok(Polled::Nothing(Some(rest)));
+        }
+        while begun.elapsed() < POLL_LIMIT && !self.shared.stop.is_stopped() {
+            match stream.try_receive(requests) {
+                Ok(Some(count)) => return Ok(Polled::Received(count)),
+                Ok(None) => runtime::yield_now().await,
+                Err(_) => return Err(Over),
+            }
+        }
+        Ok(Polled::Nothing(None))
+    }
+
+    /// Sends and receives, both submitted to the kernel at once: it saves a system call per round trip.
+    async fn send_with_receive(&self, answers: Data, requests: Buffer) -> Result<(usize, Buffer), Over> {
         let both = async {
             let (mut sending, mut receiving) =
-                (pin!(self.line.send(answers.freeze())), pin!(self.line.receive(requests)));
+                (pin!(self.line.send(answers)), pin!(self.line.receive(requests)));
             let (mut sent, mut received) = (None, None);
             poll_fn(|context| {
                 if sent.is_none()

@@ -136,14 +136,14 @@ fn with<R>(chip: *mut spinor_chip, failed: R, call: impl FnOnce(&mut Chip) -> R)
 /// # Safety
 /// `bytes` is NULL or leads to `length` bytes that stay unchanged while the result lives.
 unsafe fn input<'a>(bytes: *const u8, length: usize) -> Option<&'a [u8]> {
-    match bytes.is_null() {
-        _ if length == 0 => Some(&[]),
-        true => None,
-        // SAFETY: passed on; a length above isize::MAX can't be of one object.
-        false => {
-            (isize::try_from(length).is_ok()).then(|| unsafe { std::slice::from_raw_parts(bytes, length) })
-        }
+    if length == 0 {
+        return Some(&[]);
     }
+    if bytes.is_null() || isize::try_from(length).is_err() {
+        return None;
+    }
+    // SAFETY: passed on; it isn't NULL, and the length is one that an object can have.
+    Some(unsafe { std::slice::from_raw_parts(bytes, length) })
 }
 
 /// Returns the bytes that C lends to be written.
@@ -151,13 +151,15 @@ unsafe fn input<'a>(bytes: *const u8, length: usize) -> Option<&'a [u8]> {
 /// # Safety
 /// `bytes` is NULL or leads to `length` bytes that nobody else uses while the result lives.
 unsafe fn output<'a>(bytes: *mut u8, length: usize) -> Option<&'a mut [u8]> {
-    match bytes.is_null() {
-        _ if length == 0 => Some(&mut []),
-        true => None,
-        // SAFETY: passed on. Memory that C has not initialized holds some bytes; it is only written.
-        false => (isize::try_from(length).is_ok())
-            .then(|| unsafe { std::slice::from_raw_parts_mut(bytes, length) }),
+    if length == 0 {
+        return Some(&mut []);
     }
+    if bytes.is_null() || isize::try_from(length).is_err() {
+        return None;
+    }
+    // SAFETY: passed on; it isn't NULL, and the length is one that an object can have. Bytes that C has not initialized hold some
+    // value, as memory of a foreign allocation does; they are only written.
+    Some(unsafe { std::slice::from_raw_parts_mut(bytes, length) })
 }
 
 /// Returns the text that C points to; `None` for NULL or other bytes than UTF-8.
@@ -165,8 +167,11 @@ unsafe fn output<'a>(bytes: *mut u8, length: usize) -> Option<&'a mut [u8]> {
 /// # Safety
 /// `text` is NULL or ends with a NUL, and stays unchanged while the result lives.
 unsafe fn text<'a>(text: *const c_char) -> Option<&'a str> {
-    // SAFETY: passed on; NULL was refused before.
-    (!text.is_null()).then(|| unsafe { CStr::from_ptr(text) })?.to_str().ok()
+    if text.is_null() {
+        return None;
+    }
+    // SAFETY: passed on; it isn't NULL.
+    unsafe { CStr::from_ptr(text) }.to_str().ok()
 }
 
 /// Copies a text to C, cut to the buffer and ended with a NUL. Returns its whole length, as snprintf does.
