@@ -16,7 +16,7 @@ use crate::pty::Pty;
 use crate::serprog::{Action, ChipSelect, LONGEST_REQUEST, MOST_READ, Session, Step};
 use block::{Buffer, Data, Error, Payload, Result};
 use runtime::file::File;
-use runtime::net::{Address, Listener, Stream};
+use runtime::net::{Access, Address, Listener, Stream};
 use runtime::sync::{StopSource, StopToken};
 use runtime::{Instant, TaskGroup};
 use std::cell::{Cell, RefCell};
@@ -93,7 +93,7 @@ impl Server {
 
     async fn open(&mut self, addresses: &[Address], pty: bool) -> Result<()> {
         for address in addresses {
-            let listener = Listener::replace_stale(address).await.map_err(|error| {
+            let listener = Listener::replace_stale(address, Access::default()).await.map_err(|error| {
                 error.in_context(format!("serprog at {address}; choose another address if it is in use"))
             })?;
             self.addresses.push(listener.local_address().clone());

@@ -3,7 +3,7 @@
 use super::text_of;
 use crate::arguments::SpiServe;
 use crate::control::operated::{Operated, hello};
-use crate::control::place::{Identity, Place};
+use crate::control::place::{ControlAddress, Identity};
 use crate::control::protocol::{Answer, Refusal, Request};
 use crate::control::server::ControlServer;
 use crate::failure::Failure;
@@ -146,10 +146,10 @@ async fn open(setup: Setup) -> Result<(), Failure> {
     };
     chip.set_faults(setup.faults.clone());
     let control = match (&setup.control, setup.is_operated) {
-        (Some(path), _) => Some(ControlServer::start(&Place::At(path.clone())).await?),
+        (Some(path), _) => Some(ControlServer::start(&ControlAddress::At(path.clone())).await?),
         (None, true) => {
             let identity = Identity::of_chip(image.as_ref().map(ImageFile::path))?;
-            Some(ControlServer::start(&Place::Of(identity)).await?)
+            Some(ControlServer::start(&ControlAddress::Of(identity)).await?)
         }
         (None, false) => None,
     };
