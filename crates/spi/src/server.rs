@@ -40,6 +40,11 @@ const TERMINAL_PIECE: usize = 4096;
 /// Time for which a connection polls for the next request before it lets the shard sleep, if the last one came as soon: to wake a
 /// sleeping processor takes longer than the rest of a round trip.
 const POLL_LIMIT: Duration = Duration::from_micros(25);
+/// Time after which polling must have been interrupted: other work needs the processors. A task that slept is woken sooner then
+/// than one that polled.
+const INTERRUPTED: Duration = Duration::from_micros(200);
+/// Requests that are waited for without polling after an interruption.
+const MOST_UNPOLLED: u32 = 1000;
 /// Pause of the server when the system has no resources for another connection.
 const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
 
@@ -231,6 +236,8 @@ struct Connection {
     answers: Option<Buffer>,
     /// Whether the last request came within [`POLL_LIMIT`] of the answers before it.
     is_quick: bool,
+    /// Requests that are still waited for without polling.
+    unpolled: u32,
 }
 
 impl Connection {
@@ -244,6 +251,7 @@ impl Connection {
             select,
             answers: None,
             is_quick: false,
+            unpolled: 0,
         }
     }
 
@@ -285,13 +293,14 @@ impl Connection {
             Polled::Nothing(None) => self.receive(requests).await,
             Polled::Nothing(Some(answers)) => self.send_with_receive(answers.freeze(), requests).await,
         };
-        self.is_quick = begun.elapsed() < POLL_LIMIT;
+        self.unpolled = self.unpolled.saturating_sub(1);
+        self.is_quick = begun.elapsed() < POLL_LIMIT && self.unpolled == 0;
         result
     }
 
     /// Sends, and polls for requests, without the ring.
     async fn poll_for_requests(
-        &self,
+        &mut self,
         answers: Buffer,
         requests: &mut Buffer,
         begun: Instant,
@@ -310,6 +319,9 @@ impl Connection {
                 Ok(None) => runtime::yield_now().await,
                 Err(_) => return Err(Over),
             }
+        }
+        if begun.elapsed() > INTERRUPTED {
+            self.unpolled = MOST_UNPOLLED;
         }
         Ok(Polled::Nothing(None))
     }
