@@ -28,6 +28,8 @@ pub struct Options {
     pub disks: Vec<String>,
     /// Sockets of vhost-user-blk servers, whose disks follow.
     pub vhost_user_disks: Vec<PathBuf>,
+    /// Socket of what is on the other end of the second serial port, /dev/ttyS1.
+    pub serial: Option<PathBuf>,
     /// Files that hold non-volatile memory, of whole multiples of 128 MiB: `/dev/pmem0` and so on.
     pub nvdimms: Vec<PathBuf>,
     /// Folders that the guest writes to, under the same names.
@@ -47,6 +49,7 @@ impl Default for Options {
         Options {
             disks: Vec::new(),
             vhost_user_disks: Vec::new(),
+            serial: None,
             nvdimms: Vec::new(),
             shares: Vec::new(),
             modules: Vec::new(),
@@ -112,6 +115,11 @@ impl Guest {
         let mut more = |name: &str, value: String| arguments.extend([name.to_owned(), value]);
         options.disks.iter().for_each(|disk| more("--disk", disk.clone()));
         options.vhost_user_disks.iter().for_each(|socket| more("--vhost-user-blk", path(socket)));
+        if let Some(socket) = &options.serial {
+            // The first one is the console.
+            more("--qemu", "-serial".to_owned());
+            more("--qemu", format!("unix:{}", path(socket)));
+        }
         options.nvdimms.iter().for_each(|file| more("--nvdimm", path(file)));
         options.shares.iter().for_each(|folder| more("--share", path(folder)));
         options.modules.iter().for_each(|module| more("--module", (*module).to_owned()));

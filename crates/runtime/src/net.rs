@@ -26,6 +26,7 @@ use std::time::Duration;
 
 mod access;
 mod descriptors;
+mod direct;
 mod socket_file;
 
 pub use access::{Access, Owner};

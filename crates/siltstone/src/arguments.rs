@@ -1,7 +1,9 @@
 //! Command line: verbs, options, and help with examples.
 
+mod spi;
 mod warm;
 
+pub use spi::{ServedChip, SpiServe, SpiVerb, TraceForm};
 pub use warm::{Pace, WarmVerb, Where, WhichCache};
 
 use clap::{Args, Parser, Subcommand, ValueEnum};
@@ -24,6 +26,7 @@ use std::path::PathBuf;
   siltstone warm list stack.toml                              list cached blocks with their heat
   siltstone stack show 'stats(file(disk.img, size=1GiB))'     draw a stack
   siltstone stack kinds                                       list the kinds of parts
+  siltstone spi serve --chip W25Q128JV --serprog 127.0.0.1:4025    emulate a flash chip for flashrom
 
 Exit codes: 0 success; 1 failure; 2 usage error; 130 stopped by Ctrl-C."
 )]
@@ -85,6 +88,8 @@ pub enum Verb {
     Record(RecordVerb),
     #[command(subcommand)]
     Model(ModelVerb),
+    #[command(subcommand)]
+    Spi(SpiVerb),
     MapLookups(MapLookups),
     /// Print a script that completes this program's arguments
     #[command(after_help = "Examples:

@@ -1,5 +1,5 @@
 //! The command line: `bench`, `serve`, `attach`, `list`, `detach`, `status`, `message`, `snapshot`, `resize`, `warm`, `check`, `dump`, `format`,
-//! `stack`, `record`, `model`, `map-lookups`. The only crate that depends on all others.
+//! `stack`, `record`, `model`, `spi`, `map-lookups`. The only crate that depends on all others.
 
 mod arguments;
 mod attach;
@@ -20,6 +20,7 @@ mod progress;
 mod record_verb;
 mod serve_verb;
 mod snapshot_verb;
+mod spi_verb;
 mod stack_verb;
 mod status_verb;
 mod table;
@@ -63,6 +64,7 @@ fn carry_out(verb: Verb, log: LogLevel) -> Result<(), Failure> {
         Verb::Format(format) => serve_verb::format(&format),
         Verb::Stack(verb) => stack_verb::stack(&verb),
         Verb::Record(verb) => record_verb::record(verb),
+        Verb::Spi(verb) => spi_verb::spi(verb),
         Verb::Model(verb) => model_verb::model(&verb),
         Verb::MapLookups(map_lookups) => map_lookups_verb::map_lookups(&map_lookups),
         Verb::Completions { shell } => {

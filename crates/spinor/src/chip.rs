@@ -1,5 +1,6 @@
 //! The interpreter: one state machine for all chips, driven by bus clocks, pins, power and the time that the caller passes in.
 //!
+//! - `changes`: which parts of the array changed since they were saved;
 //! - `link`: the bus phases of a transaction, bit by bit, with fast paths for bytes and runs of bytes;
 //! - `execute`: what commands do when their transaction ends;
 //! - `operation`: programs, erases and register writes that take time, their suspension, and what a cut leaves of them;
@@ -8,6 +9,7 @@
 //! Nothing here reads a clock, draws from the system's randomness or does I/O: time comes from [`Chip::advance`], randomness from
 //! the seed.
 
+mod changes;
 mod execute;
 mod link;
 mod operation;
@@ -19,6 +21,7 @@ use crate::description::{Description, HoldPin, Meaning};
 use crate::faults::Faults;
 use crate::random::Random;
 use crate::trace::Trace;
+use changes::Changes;
 use link::Link;
 use operation::Operation;
 use std::sync::Arc;
@@ -268,6 +271,7 @@ pub struct Chip {
     clock_passes_time: bool,
     faults: Faults,
     disturbed: Vec<u64>,
+    changes: Changes,
     trace: Trace,
     counters: Counters,
 }
@@ -325,6 +329,7 @@ impl Chip {
             clock_passes_time: false,
             faults: Faults::default(),
             disturbed: vec![0; sectors],
+            changes: Changes::new(description.size),
             trace: Trace::default(),
             counters: Counters::default(),
             description,
@@ -353,6 +358,7 @@ impl Chip {
 
     /// Returns the array, to change it past the bus.
     pub fn memory_mut(&mut self) -> &mut [u8] {
+        self.changes.mark(0..self.description.size);
         self.memory.bytes_mut()
     }
 
@@ -643,6 +649,7 @@ impl Chip {
         let endurance = self.description.endurance;
         let lost = self.cells.age(self.memory.bytes_mut(), sector, aging, endurance, &mut self.random);
         self.counters.flipped_bits += lost;
+        self.changes.mark(0..self.description.size);
         lost
     }
 

@@ -153,6 +153,11 @@ impl Trace {
         self.records.iter()
     }
 
+    /// Returns the newest record.
+    pub fn last(&self) -> Option<&Record> {
+        self.records.back()
+    }
+
     /// Returns the number of records that made way for newer ones.
     pub fn dropped(&self) -> u64 {
         self.dropped

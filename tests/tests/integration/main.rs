@@ -28,6 +28,7 @@ mod foreign_model;
 mod foreign_nbd;
 mod guest_dax;
 mod guest_dm;
+mod guest_flash;
 mod guest_machine;
 mod guest_nbd;
 mod guest_ublk;

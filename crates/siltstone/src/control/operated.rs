@@ -2,10 +2,25 @@
 //! request.
 
 use super::protocol::{self, Answer, Recipient, Refusal, Request};
-use block::Status;
+use block::{Call, Status};
 use serde_json::{Value, json};
 use stack::{BuiltStack, Door};
 use std::sync::Arc;
+
+/// What answers the requests of operators: a stack, or a flash chip.
+pub trait Operated {
+    /// Carries out a request.
+    ///
+    /// # Errors
+    /// An unknown recipient or message; its error.
+    fn carry_out<'a>(&'a self, request: &'a Request) -> Call<'a, Answer>;
+}
+
+impl Operated for OperatedStack {
+    fn carry_out<'a>(&'a self, request: &'a Request) -> Call<'a, Answer> {
+        Call::new(self.answer(request))
+    }
+}
 
 /// An open stack.
 pub struct OperatedStack {

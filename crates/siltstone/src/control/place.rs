@@ -8,6 +8,9 @@
 //!   which its relative paths are resolved. Two memories of the same size are two stacks, so up to [`MOST_ALIKE`]
 //!   servers of one line get numbers; if several serve it, an operator has to choose one.
 //!
+//! - A *flash chip* is identified by its image's absolute path, or without an image by its server's process. Chips have
+//!   names of their own, so that all served ones are found.
+//!
 //! The folder is `siltstone` in `XDG_RUNTIME_DIR` if that is a folder of this user, else `/tmp/siltstone-UID`. A server
 //! may have been started in another environment than its operator's, so both are searched. A folder that others may
 //! write to is never used: they could pose as the server.
@@ -24,7 +27,7 @@ use std::path::{Path, PathBuf};
 pub const MOST_ALIKE: usize = 16;
 
 /// Longest XDG_RUNTIME_DIR, so that with a socket's name it fits into the 107 bytes of an address.
-const LONGEST_FOLDER: usize = 107 - "/siltstone/0123456789abcdef-16.sock".len();
+const LONGEST_FOLDER: usize = 107 - "/siltstone/0123456789abcdef-spi.sock".len();
 
 /// Address of a server for operators.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -39,8 +42,22 @@ pub enum ControlAddress {
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Identity {
     hash: u64,
-    is_file: bool,
+    subject: Subject,
 }
+
+/// What a server serves.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Subject {
+    StackFile,
+    StackText,
+    Chip,
+}
+
+/// End of the names of chips' sockets.
+const CHIP_SUFFIX: &str = "-spi.sock";
+
+/// Limit of the names that are examined for chips.
+const MOST_EXAMINED: usize = 1000;
 
 impl Identity {
     /// Identity of a stack file; `None` if the argument is a line, or there is no such file.
@@ -50,7 +67,10 @@ impl Identity {
             return None;
         }
         let path = std::fs::canonicalize(path).ok()?;
-        Some(Identity { hash: hash(&[b"file", path.as_os_str().as_encoded_bytes()]), is_file: true })
+        Some(Identity {
+            hash: hash(&[b"file", path.as_os_str().as_encoded_bytes()]),
+            subject: Subject::StackFile,
+        })
     }
 
     /// Identity of a stack that was read from one line or standard input.
@@ -62,19 +82,36 @@ impl Identity {
             .map_err(|error| Failure::World(format!("asking for the current folder: {error}")))?;
         let text = stack.to_toml();
         let parts: [&[u8]; 3] = [b"text", folder.as_os_str().as_encoded_bytes(), text.as_bytes()];
-        Ok(Identity { hash: hash(&parts), is_file: false })
+        Ok(Identity { hash: hash(&parts), subject: Subject::StackText })
     }
 
-    /// Whether it can have only one server.
+    /// Identity of a flash chip with this image, else of the one that this process serves.
+    ///
+    /// # Errors
+    /// If the image doesn't exist.
+    pub fn of_chip(image: Option<&Path>) -> Result<Identity, Failure> {
+        let hash = match image {
+            Some(image) => {
+                let path = std::fs::canonicalize(image)
+                    .map_err(|error| Failure::Usage(format!("image \"{}\": {error}", image.display())))?;
+                hash(&[b"chip", path.as_os_str().as_encoded_bytes()])
+            }
+            None => hash(&[b"chip of process", &std::process::id().to_le_bytes()]),
+        };
+        Ok(Identity { hash, subject: Subject::Chip })
+    }
+
+    /// Whether it is of a stack file, which can have only one server.
     pub fn is_file(&self) -> bool {
-        self.is_file
+        self.subject == Subject::StackFile
     }
 
     /// Possible names of its socket, the preferred one first.
     pub fn names(&self) -> impl Iterator<Item = String> {
-        let hash = self.hash;
-        let numbers = if self.is_file { 1 } else { MOST_ALIKE };
+        let Identity { hash, subject } = *self;
+        let numbers = if subject == Subject::StackText { MOST_ALIKE } else { 1 };
         (1..=numbers).map(move |number| match number {
+            1 if subject == Subject::Chip => format!("{hash:016x}{CHIP_SUFFIX}"),
             1 => format!("{hash:016x}.sock"),
             _ => format!("{hash:016x}-{number}.sock"),
         })
@@ -173,6 +210,26 @@ pub fn servers(identity: &Identity) -> Result<Vec<(PathBuf, UnixStream)>> {
             }
         }
     }
+    Ok(found)
+}
+
+/// All servers of flash chips.
+///
+/// # Errors
+/// As [`servers`].
+pub fn chip_servers() -> Result<Vec<(PathBuf, UnixStream)>> {
+    let mut found = Vec::new();
+    for folder in folders().into_iter().filter(|folder| is_ready(folder).unwrap_or(false)) {
+        let Ok(entries) = std::fs::read_dir(&folder) else { continue };
+        let names = entries.flatten().take(MOST_EXAMINED).map(|entry| entry.path());
+        for path in names.filter(|path| path.as_os_str().as_encoded_bytes().ends_with(CHIP_SUFFIX.as_bytes()))
+        {
+            if let Some(stream) = connect(&path)? {
+                found.push((path, stream));
+            }
+        }
+    }
+    found.sort_by(|one, other| one.0.cmp(&other.0));
     Ok(found)
 }
 

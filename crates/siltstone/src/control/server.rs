@@ -10,7 +10,7 @@
 //! - [`ControlServer::stop`] accepts no new clients, waits for the requests in progress, sends their answers for at
 //!   most [`STOP_LIMIT`], and removes the socket's file.
 
-use super::operated::{OperatedStack, hello};
+use super::operated::{Operated, hello};
 use super::place::ControlAddress;
 use super::protocol::{self, Answer, Lines, Refusal, Request};
 use super::socket;
@@ -49,7 +49,7 @@ pub struct ControlServer {
 
 struct Shared {
     /// Empty while the stack is being opened.
-    stack: OnceCell<Rc<OperatedStack>>,
+    stack: OnceCell<Rc<dyn Operated>>,
     clients: Cell<usize>,
     /// Notified when a client has disconnected.
     gone: Notify,
@@ -80,7 +80,7 @@ impl ControlServer {
     }
 
     /// Sets the open stack, which gets the requests from now on.
-    pub fn opened(&self, stack: Rc<OperatedStack>) {
+    pub fn opened(&self, stack: Rc<dyn Operated>) {
         // It is opened once.
         let _ = self.shared.stack.set(stack);
     }
@@ -240,7 +240,7 @@ impl Shared {
     async fn answer(&self, line: &[u8]) -> Answer {
         let request = Request::parse(line)?;
         match self.stack.get() {
-            Some(stack) => stack.answer(&request).await,
+            Some(stack) => stack.carry_out(&request).await,
             None if request == Request::Hello => Ok(hello()),
             None => Err(Error::busy("the stack is still being opened: try again later").into()),
         }

@@ -6,6 +6,7 @@ mod common;
 mod log_on_zones;
 mod operators;
 mod runs;
+mod spi;
 mod stacks;
 mod warm;
 mod wrong;

@@ -29,6 +29,7 @@ impl Chip {
                     self.link.refusal = Some(Refusal::Protected);
                 } else {
                     self.memory.bytes_mut()[address as usize] = byte;
+                    self.changes.mark(address..address + 1);
                 }
             }
             _ => {
@@ -76,6 +77,7 @@ impl Chip {
             if *cell & bit != 0 {
                 *cell &= !bit;
                 self.counters.flipped_bits += 1;
+                self.changes.mark(victim as u32..victim as u32 + 1);
             }
         }
     }

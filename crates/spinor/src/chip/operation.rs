@@ -159,6 +159,7 @@ impl Chip {
         let Some(operation) = self.operation.take() else { return };
         match operation.work {
             Work::Program { address, data, aai } => {
+                self.changes.mark(address..address + data.len() as u32);
                 let memory = self.memory.bytes_mut();
                 for (n, data) in data.iter().enumerate() {
                     self.cells.program(address + n as u32, &mut memory[address as usize + n], *data);
@@ -176,6 +177,7 @@ impl Chip {
                 self.modes.write_enabled = false;
             }
             Work::Erase { range } => {
+                self.changes.mark(range.clone());
                 let sector = self.description.sector();
                 let endurance = self.faults.wear.then_some(self.description.endurance);
                 self.cells.wear(range.clone(), sector, endurance, self.seed, &mut self.random);
@@ -207,6 +209,16 @@ impl Chip {
             if !volatile {
                 self.cells.registers[index] = self.cells.registers[index] & !kept | merged & kept;
             }
+        }
+    }
+
+    /// Completes the running operation at once, whatever its time is; an operation that is stuck stays.
+    pub fn finish_operation(&mut self) {
+        if let Some(time) = self.busy_for() {
+            self.advance(time);
+        }
+        if self.operation.as_ref().is_some_and(|operation| operation.polls.is_some()) {
+            self.complete();
         }
     }
 
@@ -258,11 +270,13 @@ impl Chip {
     fn leave_partly(&mut self, operation: Operation, fraction: f64) {
         match operation.work {
             Work::Program { address, data, .. } => {
+                self.changes.mark(address..address + data.len() as u32);
                 let (from, to) = (address as usize, address as usize + data.len());
                 let cells = &mut self.memory.bytes_mut()[from..to];
                 self.cells.program_partly(address, cells, &data, fraction, &mut self.random);
             }
             Work::Erase { range } => {
+                self.changes.mark(range.clone());
                 let sector = self.description.sector();
                 self.cells.wear(range.clone(), sector, None, self.seed, &mut self.random);
                 let cells = &mut self.memory.bytes_mut()[range.start as usize..range.end as usize];

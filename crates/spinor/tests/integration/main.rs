@@ -11,4 +11,5 @@ mod modes;
 mod opcodes;
 mod power;
 mod protection;
+mod stores;
 mod tracing;

@@ -1,6 +1,7 @@
 //! The server in a simulated world, where half a minute passes in no time.
 
 use super::*;
+use crate::control::operated::OperatedStack;
 use crate::control::protocol::{LONGEST_REQUEST, decode};
 use crate::control::test_log::registry;
 use runtime::net::{Address, Shutdown};

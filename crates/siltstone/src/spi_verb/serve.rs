@@ -1,0 +1,231 @@
+//! `siltstone spi serve`: a chip with its image, its programmers' connections and its control socket, until a signal.
+
+use super::text_of;
+use crate::arguments::SpiServe;
+use crate::control::operated::{Operated, hello};
+use crate::control::place::{ControlAddress, Identity};
+use crate::control::protocol::{Answer, Refusal, Request};
+use crate::control::server::ControlServer;
+use crate::failure::Failure;
+use crate::output::{print_line, say};
+use block::{Call, Error};
+use runtime::Config;
+use runtime::net::Address;
+use serde_json::{Value, json};
+use spi::image::ImageFile;
+use spi::rules::Rules;
+use spi::{Board, Server, Station, Time};
+use spinor::{Chip, Cut, Description, Faults};
+use std::cell::RefCell;
+use std::path::{Path, PathBuf};
+use std::rc::Rc;
+use std::sync::Arc;
+
+/// What to serve, checked as far as it can be before anything is opened.
+struct Setup {
+    description: Arc<Description>,
+    addresses: Vec<Address>,
+    rules: Rules,
+    faults: Faults,
+    image: Option<PathBuf>,
+    create: bool,
+    pty: bool,
+    time: Time,
+    seed: u64,
+    traced: usize,
+    control: Option<PathBuf>,
+    is_operated: bool,
+    as_json: bool,
+}
+
+/// Serves a chip until a signal.
+///
+/// # Errors
+/// A wrong chip, address, image, fault or list of rules; those of opening, listening and closing; [`Failure::Said`] if a rule was
+/// violated.
+pub fn serve(arguments: &SpiServe) -> Result<(), Failure> {
+    let description = text_of(&arguments.chip.chip)?.description()?;
+    let mut addresses = Vec::new();
+    for text in &arguments.serprog {
+        let wrong = |error: Error| Failure::Usage(format!("--serprog {text}: {}", error.detail()));
+        addresses.push(match text.parse::<Address>().map_err(wrong)? {
+            Address::Unix(path) => unix(&path)?,
+            tcp => tcp,
+        });
+    }
+    for path in &arguments.unix {
+        addresses.push(unix(path)?);
+    }
+    if addresses.is_empty() && !arguments.pty {
+        return Err(Failure::Usage(
+            "spi serve: no address for programmers; expected --serprog IP:PORT, --unix PATH or --pty; add one, such as --serprog \
+             127.0.0.1:4025"
+                .into(),
+        ));
+    }
+    let rules = match &arguments.rules {
+        Some(path) => {
+            let text = std::fs::read_to_string(path)
+                .map_err(|error| Failure::Usage(format!("--assert {}: {error}", path.display())))?;
+            Rules::parse(&path.display().to_string(), &text).map_err(Failure::Usage)?
+        }
+        None => Rules::default(),
+    };
+    let absolute = |path: &PathBuf| {
+        std::path::absolute(path).map_err(|error| Failure::Usage(format!("{}: {error}", path.display())))
+    };
+    let setup = Setup {
+        description,
+        addresses,
+        rules,
+        faults: faults(&arguments.fault)?,
+        image: arguments.image.clone(),
+        create: arguments.create,
+        pty: arguments.pty,
+        time: arguments.time,
+        seed: arguments.seed,
+        traced: arguments.trace as usize,
+        control: arguments.control.as_ref().map(absolute).transpose()?,
+        is_operated: !arguments.no_control,
+        as_json: arguments.json,
+    };
+    runtime::run(Config::default(), move || open(setup))?
+}
+
+fn unix(path: &Path) -> Result<Address, Failure> {
+    let path = std::path::absolute(path)
+        .map_err(|error| Failure::Usage(format!("--unix {}: {error}", path.display())))?;
+    let wrong = |error: Error| Failure::Usage(format!("--unix {}", error.detail()));
+    format!("unix:{}", path.display()).parse().map_err(wrong)
+}
+
+/// Reads the faults.
+fn faults(texts: &[String]) -> Result<Faults, Failure> {
+    let mut faults = Faults::default();
+    for text in texts {
+        let (name, value) = text.split_once('=').unwrap_or((text, ""));
+        let wrong = |expected: &str| {
+            Failure::Usage(format!("--fault {text}: unknown fault or value; expected {expected}"))
+        };
+        let count = || value.parse::<u64>().map_err(|_| wrong(&format!("{name}=N")));
+        let unit = |value: &str, expected| {
+            let number = value.parse::<f64>().ok().filter(|number| (0.0..=1.0).contains(number));
+            number.ok_or_else(|| wrong(expected))
+        };
+        match name {
+            "wear" if value.is_empty() => faults.wear = true,
+            "read-disturb" => faults.read_disturb = count()?,
+            "flip-in" => faults.flip_in = unit(value, "flip-in=PROBABILITY, 0 to 1")?,
+            "flip-out" => faults.flip_out = unit(value, "flip-out=PROBABILITY, 0 to 1")?,
+            "stuck-busy" => faults.stuck_busy = Some(count()?),
+            "cut-bus-byte" => faults.cut = Some(Cut::BusByte(count()?)),
+            "cut-operation" => {
+                let expected = "cut-operation=N:FRACTION, such as cut-operation=3:0.5";
+                let (after, fraction) = value.split_once(':').ok_or_else(|| wrong(expected))?;
+                let after = after.parse().map_err(|_| wrong(expected))?;
+                faults.cut = Some(Cut::Operation { after, fraction: unit(fraction, expected)? });
+            }
+            _ => {
+                return Err(wrong(
+                    "wear, read-disturb=BYTES, flip-in=P, flip-out=P, stuck-busy=N, cut-bus-byte=N or cut-operation=N:FRACTION",
+                ));
+            }
+        }
+    }
+    Ok(faults)
+}
+
+async fn open(setup: Setup) -> Result<(), Failure> {
+    let description = setup.description.clone();
+    let (image, mut chip) = match &setup.image {
+        Some(path) => {
+            let (image, chip) = ImageFile::open(path, description, setup.seed, setup.create).await?;
+            (Some(image), chip)
+        }
+        None => (None, Chip::erased(description, setup.seed)),
+    };
+    chip.set_faults(setup.faults.clone());
+    let control = match (&setup.control, setup.is_operated) {
+        (Some(path), _) => Some(ControlServer::start(&ControlAddress::At(path.clone())).await?),
+        (None, true) => {
+            let identity = Identity::of_chip(image.as_ref().map(ImageFile::path))?;
+            Some(ControlServer::start(&ControlAddress::Of(identity)).await?)
+        }
+        (None, false) => None,
+    };
+    let board = Rc::new(RefCell::new(Board::new(chip, setup.time, setup.rules, setup.traced)));
+    let outcome = match Server::start(board.clone(), &setup.addresses, setup.pty).await {
+        Ok(server) => {
+            let station = Rc::new(OperatedChip(Station::new(board, image, server)));
+            if let Some(control) = &control {
+                control.opened(station.clone());
+            }
+            let outcome = until_stopped(&station.0, control.as_ref(), setup.as_json).await;
+            Ok((outcome, station))
+        }
+        Err(error) => Err(error),
+    };
+    // It answers the requests in progress; then nothing else holds the station.
+    if let Some(control) = control {
+        control.stop().await;
+    }
+    let (outcome, station) = outcome?;
+    let violations = match Rc::try_unwrap(station) {
+        Ok(station) => station.0.close().await?,
+        Err(_) => return Err(Failure::World("the chip is still in use at the end".into())),
+    };
+    outcome?;
+    if violations.is_empty() {
+        return Ok(());
+    }
+    violations.iter().for_each(|violation| say(violation));
+    Err(Failure::Said)
+}
+
+/// Tells the addresses, and waits for a signal.
+async fn until_stopped(
+    station: &Station,
+    control: Option<&ControlServer>,
+    as_json: bool,
+) -> Result<(), Failure> {
+    let mut addresses: Vec<String> = station.server().addresses().iter().map(ToString::to_string).collect();
+    addresses.extend(station.server().pty().map(|path| path.display().to_string()));
+    // The handler stands before a reader of the addresses can send a signal.
+    let mut signal = std::pin::pin!(runtime::stop_signal());
+    let early = std::future::poll_fn(|context| std::task::Poll::Ready(signal.as_mut().poll(context))).await;
+    match as_json {
+        true => {
+            let control = control.and_then(ControlServer::path).map(|path| path.display().to_string());
+            print_line(&json!({ "addresses": addresses, "control": control }).to_string())?;
+        }
+        false => print_line(&addresses.join("\n"))?,
+    }
+    match early {
+        std::task::Poll::Ready(result) => Ok(result?),
+        std::task::Poll::Pending => Ok(signal.await?),
+    }
+}
+
+/// A served chip for operators.
+struct OperatedChip(Station);
+
+impl Operated for OperatedChip {
+    fn carry_out<'a>(&'a self, request: &'a Request) -> Call<'a, Answer> {
+        Call::new(async move {
+            match request {
+                Request::Hello => Ok(hello()),
+                Request::Status => {
+                    let mut status = self.0.status().await;
+                    status["server"] = json!({ "process": std::process::id() });
+                    Ok(status)
+                }
+                Request::Message { text, .. } => match self.0.answer(text).await {
+                    Ok(answer) => Ok(answer),
+                    Err(error @ Error::Invalid(_)) => Err(Refusal::wrongly_asked(error)),
+                    Err(error) => Err(error.into()),
+                },
+            }
+            .map(|answer: Value| answer)
+        })
+    }
+}

@@ -1,0 +1,182 @@
+//! `siltstone spi`: a chip is served, looked at, disturbed and started again, as a user does it.
+
+use crate::common::{Ran, command, signal, wait_for};
+use std::io::{Read, Write};
+use std::net::TcpStream;
+use std::path::PathBuf;
+use std::process::Child;
+
+/// A user with a folder for files and one for sockets.
+struct User {
+    folder: tempfile::TempDir,
+}
+
+impl User {
+    fn new() -> User {
+        let folder = tempfile::tempdir().unwrap();
+        std::fs::create_dir(folder.path().join("run")).unwrap();
+        User { folder }
+    }
+
+    fn path(&self, name: &str) -> PathBuf {
+        self.folder.path().join(name)
+    }
+
+    fn run(&self, arguments: &[&str]) -> Ran {
+        let mut command = command(self.folder.path(), arguments);
+        let output = command.env("XDG_RUNTIME_DIR", self.path("run")).output().unwrap();
+        let text = |bytes| String::from_utf8(bytes).unwrap();
+        Ran { code: output.status.code(), stdout: text(output.stdout), stderr: text(output.stderr) }
+    }
+
+    #[track_caller]
+    fn ok(&self, arguments: &[&str]) -> String {
+        let ran = self.run(arguments);
+        assert_eq!(ran.code, Some(0), "{ran:?}");
+        ran.stdout
+    }
+
+    fn json(&self, arguments: &[&str]) -> serde_json::Value {
+        serde_json::from_str(&self.ok(&[arguments, &["--json"]].concat())).unwrap()
+    }
+
+    fn serve(&self, arguments: &[&str]) -> Served {
+        let arguments = [&["spi", "serve", "--serprog", "127.0.0.1:0", "--json"], arguments].concat();
+        let mut command = command(self.folder.path(), &arguments);
+        let mut child = command.env("XDG_RUNTIME_DIR", self.path("run")).spawn().unwrap();
+        let line = wait_for(child.stdout.take().unwrap(), "addresses");
+        let said: serde_json::Value = serde_json::from_str(&line).unwrap();
+        Served { child, address: said["addresses"][0].as_str().unwrap().to_owned() }
+    }
+}
+
+/// A served chip; killed when dropped.
+struct Served {
+    child: Child,
+    address: String,
+}
+
+impl Served {
+    /// Carries out SPI operations, each as bytes to send and a number of bytes to read.
+    fn spi(&self, operations: &[(&[u8], usize)]) -> Vec<Vec<u8>> {
+        let mut stream = TcpStream::connect(&self.address).unwrap();
+        let exchange = |(sent, read): &(&[u8], usize)| {
+            let mut bytes = vec![0x13];
+            bytes.extend(&(sent.len() as u32).to_le_bytes()[..3]);
+            bytes.extend(&(*read as u32).to_le_bytes()[..3]);
+            bytes.extend(*sent);
+            stream.write_all(&bytes).unwrap();
+            let mut answer = vec![0; 1 + read];
+            stream.read_exact(&mut answer).unwrap();
+            assert_eq!(answer.remove(0), 0x06);
+            answer
+        };
+        operations.iter().map(exchange).collect()
+    }
+
+    /// Asks it to stop; returns its exit code and what it said.
+    fn stop(mut self) -> (Option<i32>, String) {
+        signal(&self.child, "TERM");
+        let mut said = String::new();
+        self.child.stderr.take().unwrap().read_to_string(&mut said).unwrap();
+        (self.child.wait().unwrap().code(), said)
+    }
+}
+
+impl Drop for Served {
+    fn drop(&mut self) {
+        // An error means that it has ended already.
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}
+
+#[test]
+fn a_chip_is_served_looked_at_and_started_again() {
+    let user = User::new();
+    let arguments = ["--chip", "W25Q64JV", "--image", "flash.bin", "--create", "--time", "fast"];
+    let served = user.serve(&arguments);
+    served.spi(&[(&[0x06], 0), (&[0x20, 0, 0, 0], 0), (&[0x06], 0), (&[0x02, 0, 0, 4, b'h', b'i'], 0)]);
+    let status = user.json(&["spi", "status"]);
+    assert_eq!((&status["chip"]["state"], &status["counters"]["operations"]), (&"Standby".into(), &2.into()));
+    assert_eq!(std::fs::read(user.path("flash.bin")).unwrap()[4..7], *b"hi\xFF", "durable after a status");
+    assert!(user.ok(&["spi", "status"]).contains("W25Q64JV"));
+    assert!(user.ok(&["spi", "dump", "--length", "32"]).contains("|....hi.........."));
+    assert!(user.ok(&["spi", "trace"]).contains("02h Page Program @000004h write 2 [68 69]"));
+    assert!(user.ok(&["spi", "trace", "--form", "vcd"]).starts_with("$timescale"));
+    assert!(user.ok(&["spi", "wear"]).contains("1 erased at least once"));
+    assert_eq!(user.json(&["spi", "wear"])["erase_counts"][0], 1);
+    user.ok(&["spi", "dump", "--raw", "--out", "cells.bin"]);
+    assert!(std::fs::read(user.path("cells.bin")).unwrap() == std::fs::read(user.path("flash.bin")).unwrap());
+    assert_eq!(user.ok(&["spi", "power", "off"]).trim(), "PowerDown");
+    assert_eq!(served.spi(&[(&[0x9F], 3)])[0], [0xFF; 3]);
+    assert_eq!(user.ok(&["spi", "power", "on"]).trim(), "Standby");
+    assert_eq!(user.ok(&["spi", "pin", "wp", "low"]).trim(), "Standby");
+    assert_eq!(user.ok(&["spi", "age", "0"]).trim(), "0 bits lost their charge");
+    user.ok(&["spi", "sync"]);
+    let wrong = user.run(&["spi", "pin", "cs", "low"]);
+    assert!(wrong.code == Some(2) && wrong.stderr.contains("expected wp, hold or reset"), "{wrong:?}");
+    let second = user.run(&["spi", "serve", "--chip", "W25Q64JV", "--image", "flash.bin", "--pty"]);
+    assert!(second.code == Some(1) && second.stderr.contains("is in use by another process"), "{second:?}");
+    let taken = user.run(&["spi", "serve", "--chip", "W25Q64JV", "--serprog", &served.address]);
+    assert!(taken.code == Some(1) && taken.stderr.contains("choose another address"), "{taken:?}");
+    assert_eq!(served.stop().0, Some(0));
+    let served = user.serve(&arguments);
+    assert_eq!(served.spi(&[(&[0x03, 0, 0, 4], 2)])[0], *b"hi");
+    assert_eq!(user.json(&["spi", "wear"])["erase_counts"][0], 1, "the wear is kept");
+    assert_eq!(served.stop().0, Some(0));
+    let gone = user.run(&["spi", "status"]);
+    assert!(gone.code == Some(1) && gone.stderr.contains("no chip is served here"), "{gone:?}");
+}
+
+#[test]
+fn a_violated_rule_makes_it_fail() {
+    let user = User::new();
+    std::fs::write(user.path("rules.toml"), "[[rule]]\nnever = \"program-unerased\"\n").unwrap();
+    let arguments = ["--chip", "W25Q64JV", "--time", "fast", "--assert", "rules.toml"];
+    let program = |value| [(vec![0x06], 0), (vec![0x02, 0, 0, 0, value], 0)];
+    for (values, code) in [(&[0x0F, 0x0E][..], 0), (&[0x0F, 0x10], 1)] {
+        let served = user.serve(&arguments);
+        for (sent, read) in values.iter().flat_map(|value| program(*value)) {
+            served.spi(&[(&sent, read)]);
+        }
+        let (found, said) = served.stop();
+        assert_eq!(found, Some(code), "{said}");
+        assert_eq!(said.contains("rule \"never program-unerased\" violated"), code == 1, "{said}");
+    }
+}
+
+#[test]
+fn several_chips_are_told_apart() {
+    let user = User::new();
+    let one = user.serve(&["--chip", "W25Q64JV", "--image", "one.bin", "--create"]);
+    let two = user.serve(&["--chip", "W25Q128JV", "--image", "two.bin", "--create"]);
+    let which = user.run(&["spi", "status"]);
+    assert!(which.code == Some(2) && which.stderr.contains("two.bin"), "{which:?}");
+    let name = |image| user.json(&["spi", "status", "--image", image])["chip"]["name"].clone();
+    assert_eq!((name("one.bin"), name("two.bin")), ("W25Q64JV".into(), "W25Q128JV".into()));
+    assert_eq!((one.stop().0, two.stop().0), (Some(0), Some(0)));
+}
+
+#[test]
+fn chips_are_listed_shown_and_drawn() {
+    let user = User::new();
+    let list = user.json(&["spi", "list"]);
+    for chip in list.as_array().unwrap() {
+        let name = chip["name"].as_str().unwrap();
+        assert!(user.ok(&["spi", "list"]).contains(name));
+        assert!(user.ok(&["spi", "show", name]).contains("Commands"));
+        assert_eq!(user.json(&["spi", "show", name])["bytes"], chip["bytes"]);
+        user.ok(&["spi", "show", name, "--svg", "states.svg"]);
+        let drawing = std::fs::read_to_string(user.path("states.svg")).unwrap();
+        assert!(drawing.starts_with("<svg") && drawing.contains(">Standby</text>"));
+        assert_eq!(drawing.contains(">Erasing</text>"), name != "MB85RS2MT", "{name}");
+        std::fs::write(user.path("own.toml"), user.ok(&["spi", "show", name, "--toml"])).unwrap();
+        assert!(user.ok(&["spi", "show", "./own.toml"]).contains(name));
+    }
+    std::fs::write(user.path("own.toml"), "name = \"X\"\nsize = \"big\"\n").unwrap();
+    let wrong = user.run(&["spi", "show", "./own.toml"]);
+    assert!(wrong.code == Some(2) && wrong.stderr.contains("own.toml:2:"), "{wrong:?}");
+    let near = user.run(&["spi", "show", "W25Q128JW"]);
+    assert!(near.code == Some(2) && near.stderr.contains("W25Q128JV"), "{near:?}");
+}

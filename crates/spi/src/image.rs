@@ -1,0 +1,285 @@
+//! The file that holds a chip's array, and the state file beside it.
+//!
+//! # Promises
+//! - The image is the array, byte by byte, without a header: programmers and other emulators can use it.
+//! - One server at a time: the image is locked (flock) as long as it is open.
+//! - What the chip programmed or erased is in the files within [`WRITE_INTERVAL`] and the time that writing takes, and durable then:
+//!   the killing of the server loses no more. [`ImageFile::sync`] and a clean stop write everything.
+//! - The state file is replaced as a whole (rename); it is written after the image. A killed server can leave one that is older than
+//!   the image by one interval.
+//!
+//! # State file
+//! `IMAGE.state` is JSON, version 1: `format` ("siltstone spi chip state"), `version`, `chip` (name), and `non_volatile`: `registers` (values
+//! in the order of the chip file), `security` (bytes of the security registers), `unique_id`, `erase_counts` (per sector of the smallest erase),
+//! `stuck` (address: mask of bits that no longer erase), `marginal` (address: `mask` of unstable bits, `ones`, probability of a 1 in 1/256).
+//! Without it the chip has its factory state.
+
+use crate::board::Board;
+use block::{Data, Durability, Error, Payload, Result};
+use runtime::file::{File, OpenOptions};
+use runtime::sync::Semaphore;
+use serde::{Deserialize, Serialize};
+use spinor::{Chip, Description, NonVolatile};
+use std::cell::RefCell;
+use std::path::{Path, PathBuf};
+use std::rc::Rc;
+use std::sync::Arc;
+use std::time::Duration;
+
+/// Time between two writes of what changed.
+pub const WRITE_INTERVAL: Duration = Duration::from_millis(200);
+/// Bytes of one write to the image.
+const PIECE: usize = 1 << 20;
+/// Largest state file in bytes.
+const LARGEST_STATE: u64 = 256 << 20;
+
+const FORMAT: &str = "siltstone spi chip state";
+const VERSION: u32 = 1;
+
+#[derive(Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct StateFile {
+    format: String,
+    version: u32,
+    chip: String,
+    non_volatile: NonVolatile,
+}
+
+/// What every version of the state file begins with.
+#[derive(Deserialize)]
+struct Heading {
+    format: String,
+    version: u32,
+}
+
+/// Open image of a chip.
+pub struct ImageFile {
+    file: File,
+    path: PathBuf,
+    state_path: PathBuf,
+    /// State file as last written.
+    saved: RefCell<Option<NonVolatile>>,
+    /// One writer at a time.
+    writing: Rc<Semaphore>,
+    failure: RefCell<Option<Error>>,
+}
+
+fn state_path(image: &Path) -> PathBuf {
+    let mut name = image.as_os_str().to_owned();
+    name.push(".state");
+    PathBuf::from(name)
+}
+
+fn named(path: &Path, problem: impl std::fmt::Display) -> String {
+    format!("image \"{}\": {problem}", path.display())
+}
+
+impl ImageFile {
+    /// Opens and locks an image, and makes the chip that it holds. With `create`, a file that is missing or empty is created with an
+    /// erased chip; one with contents is used as it is.
+    ///
+    /// # Errors
+    /// A missing file, another size than the chip's, a state file of another chip or version; [`Error::Busy`] if another process has
+    /// locked it; those of the kernel.
+    pub async fn open(
+        path: &Path,
+        description: Arc<Description>,
+        seed: u64,
+        create: bool,
+    ) -> Result<(ImageFile, Chip)> {
+        let path =
+            std::path::absolute(path).map_err(|error| Error::from_io(&error, &named(path, "its path")))?;
+        let size = u64::from(description.size);
+        let options = OpenOptions { create, ..OpenOptions::read_write() };
+        let file = File::open(&path, options).await.map_err(|error| match error {
+            Error::NotFound(_) => Error::not_found(named(
+                &path,
+                format_args!(
+                    "no such file; expected {size} bytes for chip \"{}\"; add --create to create it",
+                    description.name
+                ),
+            )),
+            other => other.in_context(named(&path, "opening")),
+        })?;
+        let found = file.metadata()?;
+        if !found.is_file {
+            return Err(Error::invalid(named(
+                &path,
+                "not a regular file; expected one; choose another path",
+            )));
+        }
+        file.lock_patiently(true).await?;
+        let is_new = create && file.length()? == 0;
+        if is_new {
+            let value = if description.writes_in_place { 0x00 } else { 0xFF };
+            write_all(&file, 0, &vec![value; size as usize]).await?;
+            file.sync_all().await?;
+            if let Some(folder) = path.parent() {
+                runtime::file::sync_directory(folder).await?;
+            }
+        }
+        let length = file.length()?;
+        if length != size {
+            return Err(Error::invalid(named(
+                &path,
+                format_args!(
+                    "wrong size: {length} bytes; expected {size} bytes for chip \"{}\"; choose the chip of this image, or another file",
+                    description.name
+                ),
+            )));
+        }
+        let memory = read_all(&file, size as usize).await?;
+        let mut chip =
+            Chip::new(description, memory, seed).map_err(|error| Error::invalid(error.to_string()))?;
+        let state_path = state_path(&path);
+        let saved = if is_new { None } else { load_state(&state_path, &mut chip).await? };
+        let image = ImageFile {
+            file,
+            path,
+            state_path,
+            saved: RefCell::new(saved),
+            writing: Semaphore::new(1),
+            failure: RefCell::new(None),
+        };
+        Ok((image, chip))
+    }
+
+    /// Returns the path of the image.
+    pub fn path(&self) -> &Path {
+        &self.path
+    }
+
+    /// Returns the error of the last write; `None` after a successful one.
+    pub fn failure(&self) -> Option<Error> {
+        self.failure.borrow().clone()
+    }
+
+    /// Writes what changed since the last call, and makes it durable.
+    ///
+    /// # Errors
+    /// Those of the kernel. What could not be written is written by the next call.
+    pub async fn sync(&self, board: &RefCell<Board>) -> Result<()> {
+        let _permit = self.writing.acquire(1).await;
+        let result = self.write_changes(board).await;
+        if let Err(error) = &result
+            && self.failure.replace(Some(error.clone())).is_none()
+        {
+            tracing::error!("{}; it is tried again every {WRITE_INTERVAL:?}", named(&self.path, error));
+        }
+        if result.is_ok() {
+            self.failure.replace(None);
+        }
+        result
+    }
+
+    async fn write_changes(&self, board: &RefCell<Board>) -> Result<()> {
+        let mut wrote = false;
+        loop {
+            let (range, data) = {
+                let mut board = board.borrow_mut();
+                let chip = board.chip();
+                let Some(range) = chip.take_changed(PIECE as u32) else { break };
+                let data = Data::copy_of(&chip.memory()[range.start as usize..range.end as usize]);
+                (range, data)
+            };
+            let offset = u64::from(range.start);
+            let written = self.file.write_at(offset, Payload::from(data), Durability::Visible).await;
+            if let Err(error) = written {
+                board.borrow_mut().chip().mark_changed(range);
+                return Err(error);
+            }
+            wrote = true;
+        }
+        if wrote && let Err(error) = self.file.sync_data().await {
+            // After a failed sync the kernel may have dropped any of the written pages.
+            let mut board = board.borrow_mut();
+            let size = board.chip().description().size;
+            board.chip().mark_changed(0..size);
+            return Err(error);
+        }
+        self.write_state(board).await
+    }
+
+    async fn write_state(&self, board: &RefCell<Board>) -> Result<()> {
+        let (name, non_volatile) = {
+            let mut board = board.borrow_mut();
+            let chip = board.chip();
+            if self.saved.borrow().as_ref() == Some(chip.non_volatile()) {
+                return Ok(());
+            }
+            (chip.description().name.clone(), chip.non_volatile().clone())
+        };
+        let state = StateFile { format: FORMAT.to_owned(), version: VERSION, chip: name, non_volatile };
+        let text = serde_json::to_vec(&state)
+            .map_err(|error| Error::io(format!("state of {}: {error}", self.path.display())))?;
+        let mut new_path = self.state_path.as_os_str().to_owned();
+        new_path.push(".new");
+        let new_path = PathBuf::from(new_path);
+        let options = OpenOptions { create: true, truncate: true, ..OpenOptions::read_write() };
+        let file = File::open(&new_path, options).await?;
+        write_all(&file, 0, &text).await?;
+        file.sync_all().await?;
+        runtime::file::rename(&new_path, &self.state_path).await?;
+        if let Some(folder) = self.state_path.parent() {
+            runtime::file::sync_directory(folder).await?;
+        }
+        self.saved.replace(Some(state.non_volatile));
+        Ok(())
+    }
+}
+
+async fn write_all(file: &File, offset: u64, bytes: &[u8]) -> Result<()> {
+    let mut at = offset;
+    for piece in bytes.chunks(PIECE) {
+        file.write_at(at, Payload::from(Data::copy_of(piece)), Durability::Visible).await?;
+        at += piece.len() as u64;
+    }
+    Ok(())
+}
+
+async fn read_all(file: &File, size: usize) -> Result<Vec<u8>> {
+    let mut bytes = Vec::with_capacity(size);
+    while bytes.len() < size {
+        let buffer = block::Buffer::new(PIECE.min(size - bytes.len()));
+        let (result, buffer) = file.read_exact_at(bytes.len() as u64, buffer).await;
+        result?;
+        bytes.extend_from_slice(buffer.filled());
+    }
+    Ok(bytes)
+}
+
+/// Loads the state file into the chip; `None` if there is none.
+async fn load_state(path: &Path, chip: &mut Chip) -> Result<Option<NonVolatile>> {
+    let name = path.display();
+    let file = match File::open(path, OpenOptions::default()).await {
+        Ok(file) => file,
+        Err(Error::NotFound(_)) => return Ok(None),
+        Err(error) => return Err(error),
+    };
+    let length = file.length()?;
+    if length > LARGEST_STATE {
+        return Err(Error::corrupt(format!(
+            "state file \"{name}\": too large: {length} bytes; expected at most {LARGEST_STATE}; move it away"
+        )));
+    }
+    let text = read_all(&file, length as usize).await?;
+    let wrong = |problem: &dyn std::fmt::Display| {
+        Error::corrupt(format!(
+            "state file \"{name}\": {problem}; expected one of this chip, version {VERSION}; move it away to use the chip's \
+             factory state"
+        ))
+    };
+    let heading: Heading = serde_json::from_slice(&text).map_err(|error| wrong(&error))?;
+    if heading.format != FORMAT || heading.version != VERSION {
+        return Err(wrong(&format_args!("unknown format: {} version {}", heading.format, heading.version)));
+    }
+    let state: StateFile = serde_json::from_slice(&text).map_err(|error| wrong(&error))?;
+    if state.chip != chip.description().name {
+        return Err(wrong(&format_args!("of another chip: {}", state.chip)));
+    }
+    chip.restore(state.non_volatile.clone()).map_err(|error| wrong(&error))?;
+    let times = &chip.description().times;
+    let start_up = times.power_up_read.max(times.power_up_write);
+    chip.advance(start_up);
+    Ok(Some(state.non_volatile))
+}

@@ -1,0 +1,235 @@
+//! Programmers over sockets and the pseudo-terminal, and operators' requests.
+
+use crate::common::{Programmer, any_port, operation, run, station};
+use block::{Buffer, Data, Durability, Error};
+use runtime::file::{File, OpenOptions};
+use runtime::net::Address;
+use spi::{Server, Time};
+use std::time::Duration;
+
+#[test]
+fn requests_of_one_send_are_answered_in_order() {
+    run(|| async {
+        let station = station("W25Q128JV", Time::Fast(0), "").await;
+        let programmer = Programmer::connect(&station).await;
+        let mut bytes = vec![0x10, 0x01];
+        bytes.extend(operation(&[0x9F], 3));
+        bytes.extend(operation(&[0x06], 0));
+        bytes.extend(operation(&[0x02, 0, 0, 0, 0xA5], 0));
+        bytes.extend(operation(&[0x03, 0, 0, 0], 2));
+        programmer.send(&bytes).await;
+        let expected = [0x15, 6, 6, 1, 0, 6, 0xEF, 0x40, 0x18, 6, 6, 6, 0xA5, 0xFF];
+        assert_eq!(programmer.receive(expected.len()).await, expected);
+        drop(programmer);
+        assert!(station.close().await.unwrap().is_empty());
+    });
+}
+
+#[test]
+fn a_request_may_come_byte_by_byte_and_be_as_long_as_allowed() {
+    run(|| async {
+        let station = station("MB85RS2MT", Time::Fast(0), "").await;
+        let programmer = Programmer::connect(&station).await;
+        for byte in operation(&[0x9F], 2) {
+            programmer.send(&[byte]).await;
+        }
+        assert_eq!(programmer.receive(3).await, [6, 4, 0x7F]);
+        assert!(programmer.spi(&[0x06], 0).await.is_empty());
+        let mut whole: Vec<u8> = vec![0x02, 0, 0, 0];
+        whole.extend((0..(64 << 10) - 4).map(|n| (n % 251) as u8));
+        programmer.spi(&whole, 0).await;
+        let read = programmer.spi(&[0x03, 0, 0, 0], 1 << 18).await;
+        assert!(read[..whole.len() - 4] == whole[4..]);
+        station.close().await.unwrap();
+    });
+}
+
+#[test]
+fn modes_of_cs_and_duplex_and_the_drivers_are_each_programmers_own() {
+    run(|| async {
+        let station = station("W25Q128JV", Time::Fast(0), "").await;
+        let (one, other) = (Programmer::connect(&station).await, Programmer::connect(&station).await);
+        one.send(&[0x17, 1]).await;
+        one.receive(1).await;
+        assert_eq!(one.spi(&[0x9F], 4).await, [0xFF, 0xEF, 0x40, 0x18], "full duplex");
+        assert_eq!(other.spi(&[0x9F], 3).await, [0xEF, 0x40, 0x18], "half duplex");
+        one.send(&[0x17, 0, 0x18, 1]).await;
+        one.receive(2).await;
+        assert!(one.spi(&[0x9F], 0).await.is_empty());
+        assert_eq!(one.spi(&[], 3).await, [0xEF, 0x40, 0x18], "CS# stays low");
+        one.send(&[0x18, 0, 0x15, 0]).await;
+        one.receive(2).await;
+        assert_eq!(one.spi(&[0x9F], 2).await, [0xFF, 0xFF], "without drivers");
+        assert_eq!(other.spi(&[0x9F], 1).await, [0xEF]);
+        station.close().await.unwrap();
+    });
+}
+
+#[test]
+fn a_delay_passes_the_chips_time_at_once_without_real_time() {
+    run(|| async {
+        let station = station("W25Q128JV", Time::Fast(0), "").await;
+        let programmer = Programmer::connect(&station).await;
+        let before = station.board().borrow_mut().chip().now();
+        let [a, b, c, d] = 50_000_000u32.to_le_bytes();
+        programmer.send(&[0x0B, 0x0E, a, b, c, d, 0x0F]).await;
+        assert_eq!(programmer.receive(3).await, [6, 6, 6]);
+        assert_eq!(station.board().borrow_mut().chip().now() - before, 50_000_000_000);
+        station.close().await.unwrap();
+    });
+}
+
+#[test]
+fn a_pseudo_terminal_is_a_serial_port() {
+    run(|| async {
+        let station = station("W25Q64JV", Time::Fast(0), "").await;
+        let path = station.server().pty().unwrap().clone();
+        let mut options = OpenOptions::read_write();
+        options.create = false;
+        for _ in 0..2 {
+            let port = File::open(&path, options).await.unwrap();
+            let write = async |bytes: &[u8]| {
+                port.write_at(0, Data::copy_of(bytes).into(), Durability::Visible).await.unwrap();
+            };
+            let read = async |count: usize| {
+                let mut buffer = Buffer::new(count);
+                while buffer.missing() > 0 {
+                    let (result, filled) = port.read_at(0, buffer).await;
+                    assert!(result.unwrap() > 0);
+                    buffer = filled;
+                }
+                buffer.filled().to_vec()
+            };
+            write(&operation(&[0x9F], 3)).await;
+            assert_eq!(read(4).await, [6, 0xEF, 0x40, 0x17]);
+            // A client that breaks off leaves an incomplete request, which is forgotten.
+            write(&operation(&[0x03, 0, 0, 0], 9)[..5]).await;
+            runtime::sleep(Duration::from_millis(1100)).await;
+            write(&[0x10]).await;
+            assert_eq!(read(2).await, [0x15, 6]);
+        }
+        station.close().await.unwrap();
+    });
+}
+
+#[test]
+fn the_power_fails_in_the_middle_of_a_program() {
+    run(|| async {
+        let station = station("W25Q128JV", Time::Real, "[[rule]]\nnever = \"power-loss\"").await;
+        station.board().borrow_mut().chip().memory_mut()[..4096].fill(0);
+        let programmer = Programmer::connect(&station).await;
+        programmer.spi(&[0x06], 0).await;
+        programmer.spi(&[0x20, 0, 0, 0], 0).await;
+        assert_eq!(programmer.spi(&[0x05], 1).await, [3], "busy");
+        runtime::sleep(Duration::from_millis(20)).await;
+        assert_eq!(station.answer("power off").await.unwrap()["state"], "PowerDown");
+        assert_eq!(programmer.spi(&[0x9F], 3).await, [0xFF; 3]);
+        assert_eq!(station.answer("power on").await.unwrap()["state"], "PowerUp");
+        runtime::sleep(Duration::from_millis(10)).await;
+        let read = programmer.spi(&[0x03, 0, 0, 0], 4096).await;
+        let ones: u32 = read.iter().map(|byte| byte.count_ones()).sum();
+        assert!((1..32768).contains(&ones), "half-done: {ones}");
+        assert_eq!(station.close().await.unwrap().len(), 1, "the rule saw the loss of power");
+    });
+}
+
+#[test]
+fn operators_drive_pins_and_look_at_the_chip() {
+    run(|| async {
+        let station = station("W25Q128FV", Time::Fast(0), "").await;
+        let programmer = Programmer::connect(&station).await;
+        for bytes in [&[0x06][..], &[0x01, 0x84]] {
+            programmer.spi(bytes, 0).await;
+        }
+        station.answer("pin wp low").await.unwrap();
+        for bytes in [&[0x06][..], &[0x01, 0x00]] {
+            programmer.spi(bytes, 0).await;
+        }
+        assert_eq!(programmer.spi(&[0x05], 1).await[0] & 0x84, 0x84, "SRP and WP# protect the register");
+        let status = station.status().await;
+        assert_eq!(status["registers"]["SR1"]["set"], "WEL BP0 SRP0");
+        assert_eq!(status["refused"]["protected"], 1);
+        station.answer("pin wp high").await.unwrap();
+        programmer.spi(&[0x01, 0x00], 0).await;
+        assert_eq!(programmer.spi(&[0x05], 1).await, [0]);
+        let text = station.answer("trace text").await.unwrap()["text"].as_str().unwrap().to_owned();
+        assert!(text.contains("01h Write Status Register-1 write 1 [84]"), "{text}");
+        assert!(text.contains("REFUSED: protected"), "{text}");
+        let vcd = station.answer("trace vcd").await.unwrap()["text"].as_str().unwrap().to_owned();
+        assert!(vcd.starts_with("$timescale"));
+        let json = station.answer("trace json").await.unwrap()["text"].as_str().unwrap().to_owned();
+        json.lines().for_each(|line| drop(serde_json::from_str::<serde_json::Value>(line).unwrap()));
+        assert_eq!(station.answer("dump 0x10 2").await.unwrap()["hex"], "ffff");
+        assert_eq!(station.answer("wear").await.unwrap()["sector"], 4096);
+        for text in [
+            "",
+            "power maybe",
+            "pin cs low",
+            "pin wp up",
+            "dump 0 99999999",
+            "dump x 1",
+            "trace svg",
+            "age -1 2 3",
+        ] {
+            assert!(matches!(station.answer(text).await, Err(Error::Invalid(_))), "{text}");
+        }
+        station.close().await.unwrap();
+    });
+}
+
+#[test]
+fn rules_are_violated_by_what_they_forbid_and_nothing_else() {
+    const RULES: &str = r#"
+[[rule]]
+never = "program-unerased"
+[[rule]]
+name = "boot"
+never = "write"
+to = 0xFFFF
+[[rule]]
+most_erases = 2
+[[rule]]
+never_opcode = [0xC7]
+[[rule]]
+never = "not-write-enabled"
+"#;
+    run(|| async {
+        let station = station("W25Q128JV", Time::Fast(0), RULES).await;
+        let programmer = Programmer::connect(&station).await;
+        let violations = || station.board().borrow().rules().violations();
+        let write = async |bytes: &[u8]| {
+            programmer.spi(&[0x06], 0).await;
+            programmer.spi(bytes, 0).await;
+            violations()
+        };
+        assert_eq!(write(&[0x02, 1, 0, 0, 0x0F]).await, 0);
+        assert_eq!(write(&[0x02, 1, 0, 0, 0x0E]).await, 0, "bits may be cleared further");
+        assert_eq!(write(&[0x02, 1, 0, 0, 0x1E]).await, 1, "an unerased byte");
+        assert_eq!(write(&[0x20, 1, 0, 0]).await, 1);
+        assert_eq!(write(&[0x20, 1, 0, 0]).await, 1);
+        assert_eq!(write(&[0x20, 1, 0, 0]).await, 2, "the third erase");
+        assert_eq!(write(&[0x20, 1, 0x10, 0]).await, 2, "of another sector");
+        assert_eq!(write(&[0x02, 0, 0xFF, 0xFF, 0x00]).await, 3, "in the protected range");
+        programmer.spi(&[0x02, 1, 0, 0, 0x00], 0).await;
+        assert_eq!(violations(), 4, "without write enable");
+        let told = station.close().await.unwrap();
+        assert_eq!(told.len(), 4);
+        assert!(told[2].starts_with("rule \"boot\" violated: ") && told[2].contains("@00FFFFh"), "{told:?}");
+    });
+}
+
+#[test]
+fn a_port_in_use_is_an_error_that_names_it() {
+    run(|| async {
+        let station = station("W25Q128JV", Time::Fast(0), "").await;
+        let taken = station.server().addresses()[0].clone();
+        let folder = tempfile::tempdir().unwrap();
+        let socket: Address = format!("unix:{}/s.sock", folder.path().display()).parse().unwrap();
+        let failed = Server::start(station.board().clone(), &[socket, taken.clone()], false).await;
+        let error = failed.err().unwrap().to_string();
+        assert!(error.contains(&taken.to_string()) && error.contains("choose another"), "{error}");
+        assert!(!folder.path().join("s.sock").exists(), "what was opened before is closed");
+        assert!(Server::start(station.board().clone(), &[any_port()], false).await.is_ok());
+        station.close().await.unwrap();
+    });
+}

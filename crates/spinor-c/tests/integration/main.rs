@@ -1,0 +1,100 @@
+//! A C program against the header and the static library, and the header against the code.
+#![allow(clippy::unwrap_used)] // All of this is tests.
+
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+fn crate_folder() -> &'static Path {
+    Path::new(env!("CARGO_MANIFEST_DIR"))
+}
+
+fn has(program: &str) -> bool {
+    let path = std::env::var("PATH").unwrap_or_default();
+    path.split(':').any(|folder| Path::new(folder).join(program).is_file())
+}
+
+fn skip(why: &str) {
+    let thread = std::thread::current();
+    println!("SKIPPED: {}: {why}", thread.name().unwrap_or("a test"));
+}
+
+/// Builds the static library, and returns its path. Cargo doesn't build it for the tests of its crate.
+fn library() -> PathBuf {
+    let cargo = std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into());
+    let output = Command::new(cargo)
+        .args(["rustc", "--quiet", "--package", "siltstone-spinor-c", "--lib", "--crate-type", "staticlib"])
+        .arg("--message-format=json")
+        .current_dir(crate_folder())
+        .output()
+        .unwrap();
+    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+    let text = String::from_utf8(output.stdout).unwrap();
+    let end = text.find("libsiltstone_spinor.a\"").expect("cargo names the library")
+        + "libsiltstone_spinor.a".len();
+    let start = text[..end].rfind('"').unwrap() + 1;
+    PathBuf::from(&text[start..end])
+}
+
+#[test]
+fn a_program_in_c_drives_the_chip() {
+    if !has("cc") {
+        return skip("cc is not installed");
+    }
+    let folder = tempfile::tempdir().unwrap();
+    let program = folder.path().join("drive");
+    let built = Command::new("cc")
+        .args(["-std=c99", "-Wall", "-Wextra", "-Werror", "-pedantic", "-o"])
+        .arg(&program)
+        .arg("-I")
+        .arg(crate_folder().join("include"))
+        .arg(crate_folder().join("tests/drive.c"))
+        .arg(library())
+        .args(["-lpthread", "-ldl", "-lm"])
+        .output()
+        .unwrap();
+    assert!(built.status.success(), "{}", String::from_utf8_lossy(&built.stderr));
+    let ran = Command::new("timeout").arg("60").arg(&program).output().unwrap();
+    let said = String::from_utf8_lossy(&ran.stdout).into_owned() + &String::from_utf8_lossy(&ran.stderr);
+    assert!(ran.status.success() && said.contains("ok: "), "{said}");
+}
+
+#[test]
+fn the_header_is_what_cbindgen_makes() {
+    // Other versions know other syntax, and lay the header out otherwise.
+    let version = Command::new("cbindgen").arg("--version").output();
+    let is_known = version.is_ok_and(|said| said.stdout.starts_with(b"cbindgen 0.29."));
+    if !is_known {
+        return skip("cbindgen 0.29 is not installed");
+    }
+    let folder = tempfile::tempdir().unwrap();
+    let made = folder.path().join("made.h");
+    let output = Command::new("cbindgen")
+        .args(["--config", "cbindgen.toml", "--output"])
+        .arg(&made)
+        .current_dir(crate_folder())
+        .output()
+        .unwrap();
+    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+    let committed = std::fs::read_to_string(crate_folder().join("include/siltstone_spinor.h")).unwrap();
+    let made = std::fs::read_to_string(made).unwrap();
+    assert!(
+        made == committed,
+        "make the header again: cbindgen --config cbindgen.toml --output include/siltstone_spinor.h"
+    );
+}
+
+/// Every function that is exported stands in the header: also without cbindgen.
+#[test]
+fn the_header_names_every_function() {
+    let header = std::fs::read_to_string(crate_folder().join("include/siltstone_spinor.h")).unwrap();
+    let mut count = 0;
+    for file in ["src/lib.rs", "src/block.rs"] {
+        let source = std::fs::read_to_string(crate_folder().join(file)).unwrap();
+        for part in source.split("extern \"C\" fn ").skip(1) {
+            let name = &part[..part.find('(').unwrap()];
+            assert!(header.contains(&format!("{name}(")), "{name} is not in the header");
+            count += 1;
+        }
+    }
+    assert!(count > 30, "{count}");
+}
