@@ -13,10 +13,11 @@
 //!
 //! Over ublk and NBD the kernel has the node, without a loop device; over NBD the holder passes the server's connections to it.
 //!
-//! One concept per module: [`record`] the folder and what is known of an attachment, [`node`] the loop device and the NBD device,
+//! One concept per module: [`folder`] the paths of an attachment, [`record`] what is known of it, [`node`] the loop device and the NBD device,
 //! [`handover`] the messages between holder and server, [`holder`] and [`server`] these two, [`process`] their memory, [`requests`] the messages between
 //! operators and holder, [`systemd`] units, [`machine`] what a node needs.
 
+pub mod folder;
 pub mod handover;
 pub mod holder;
 pub mod machine;

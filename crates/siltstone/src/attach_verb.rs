@@ -1,9 +1,10 @@
 //! `siltstone attach`, `list` and `detach`: block device nodes.
 
 use crate::arguments::{Attach, Detach, List, LogLevel};
+use crate::attach::folder::{self, Folder};
 use crate::attach::holder::{self, Plan};
 use crate::attach::machine::{Driver, Machine};
-use crate::attach::record::{self, Folder, Record};
+use crate::attach::record::Record;
 use crate::attach::requests::{self, DETACH};
 use crate::attach::{node, systemd};
 use crate::failure::Failure;
@@ -33,7 +34,7 @@ pub fn attach(arguments: &Attach, log: LogLevel) -> Result<(), Failure> {
     let stack = load::stack(&arguments.stack, &registry())?;
     let top = stack.top_device().map_err(|error| Failure::Usage(error.detail().to_owned()))?;
     stack.check(arguments.format)?;
-    let name = arguments.name.clone().unwrap_or_else(|| record::name_for(&arguments.stack, top.name()));
+    let name = arguments.name.clone().unwrap_or_else(|| folder::name_for(&arguments.stack, top.name()));
     let folder = Folder::of(&name).map_err(|error| Failure::Usage(error.detail().to_owned()))?;
     if arguments.systemd {
         return print_units(arguments, &name);
@@ -177,7 +178,7 @@ fn hold_in_background(
 pub fn list(arguments: &List) -> Result<(), Failure> {
     let mut all = Vec::new();
     for folder in Folder::all()? {
-        let mut entry = match folder.read() {
+        let mut entry = match Record::read(&folder) {
             Ok(Some(record)) => record.to_json(),
             // Only root may read it.
             Err(Error::PermissionDenied(_)) => json!({ "name": folder.name(), "state": "unknown" }),
@@ -224,7 +225,7 @@ fn find(name: &str) -> Result<Folder, Failure> {
     let all = Folder::all()?;
     let path = std::fs::canonicalize(name).ok();
     let is_it = |folder: &&Folder| {
-        let node = folder.read().ok().flatten().map(|record| record.node);
+        let node = Record::read(folder).ok().flatten().map(|record| record.node);
         folder.name() == name || folder.link() == Path::new(name) || node.is_some() && node == path
     };
     let names = || all.iter().map(Folder::name).collect::<Vec<_>>().join(", ");
@@ -238,7 +239,7 @@ async fn remove_lost(folder: &Folder) -> Result<()> {
     let lock = folder.lock()?;
     let volume = folder.volume();
     node::fail_without_server(&volume)?;
-    if let Some(record) = folder.read()? {
+    if let Some(record) = Record::read(folder)? {
         node::detach(record.driver, &record.node, &volume).await?;
     }
     // Of an attachment that was lost before it had a record.

@@ -11,11 +11,12 @@
 //! Everything that takes time (starting a server, making the node) is a task of its own whose end is an event, so a holder
 //! always answers. The holder does no I/O on the volume.
 
+use super::folder::{Folder, FolderLock, OWNER_ONLY};
 use super::handover::{self, Connection, Ready, Start};
 use super::machine::Driver;
 use super::node;
 use super::process::protect;
-use super::record::{Folder, FolderLock, Record, State};
+use super::record::{Record, State};
 use super::requests::{DETACH, DONE, LONGEST};
 use super::systemd;
 use block::{Buffer, Data, Error, Result};
@@ -41,8 +42,6 @@ const MOST_REQUESTS: usize = 16;
 const BETWEEN_ATTEMPTS: Duration = Duration::from_millis(200);
 /// Time for a server to close its stack.
 const STOP_LIMIT: Duration = Duration::from_secs(3600);
-/// Permissions of the socket.
-const OWNER_ONLY: u32 = 0o600;
 /// This program, also after its file was replaced: both processes have the same version.
 pub const PROGRAM: &str = "/proc/self/exe";
 /// Its name for `ps`.
@@ -402,7 +401,7 @@ impl Holder {
     fn set_state(&mut self, state: State) {
         let Some(record) = &mut self.record else { return };
         record.state = state;
-        if let Err(error) = self.plan.folder.write(record) {
+        if let Err(error) = record.write(&self.plan.folder) {
             tracing::warn!("{error}");
         }
     }
@@ -615,7 +614,7 @@ impl Holder {
             server: process.id,
         };
         self.plan.folder.make_link(&record.node)?;
-        self.plan.folder.write(&record)?;
+        record.write(&self.plan.folder)?;
         self.record = Some(record);
         self.phase = Phase::Held;
         Ok(())

@@ -1,270 +1,12 @@
-//! The folder of an attachment, and the record in it.
-//!
-//! `/run/siltstone/NAME` is created by the holder and removed when the node is detached. It has `attachment.json`, the mount point
-//! `volume` or the socket `volume.sock` of the NBD door, the socket `holder.sock` and the server's `log`. A folder whose holder doesn't listen any more is *stale*.
+//! The record of an attachment: what its holder knows of it, in a file for `list` and `detach`.
 
+use super::folder::{Folder, link_of};
 use super::machine::Driver;
 use block::{Error, Result};
 use clap::ValueEnum;
 use serde_json::{Value, json};
 use std::io::ErrorKind;
-use std::os::unix::fs::{DirBuilderExt, MetadataExt};
-use std::os::unix::net::UnixStream;
-use std::path::{Path, PathBuf};
-
-/// Folder of all attachments.
-const FOLDER: &str = "/run/siltstone";
-/// Folder of the links to the nodes.
-const LINKS: &str = "/dev/siltstone";
-/// Longest name of an attachment, in bytes: its socket's path has to fit an address.
-const LONGEST_NAME: usize = 64;
-
-/// Checks a name for an attachment.
-///
-/// # Errors
-/// [`Error::Invalid`] with what is expected.
-pub fn check_name(name: &str) -> Result<()> {
-    let is_plain = |byte: u8| byte.is_ascii_alphanumeric() || b"._-".contains(&byte);
-    let is_valid = !name.is_empty() && name.len() <= LONGEST_NAME && name.bytes().all(is_plain);
-    match is_valid && !name.starts_with('.') {
-        true => Ok(()),
-        false => Err(Error::invalid(format!(
-            "name of an attachment \"{}\": expected 1 to {LONGEST_NAME} letters, digits, \".\", \"_\" or \"-\", and no \".\" first; \
-             give one with --name",
-            name.escape_debug()
-        ))),
-    }
-}
-
-/// Name for the attachment of a stack that was given none: that of its file without the ending, else that of its top device.
-pub fn name_for(stack: &str, top: &str) -> String {
-    let path = Path::new(stack);
-    let stem = path.file_stem().and_then(|stem| stem.to_str()).filter(|_| path.is_file());
-    stem.unwrap_or(top).to_owned()
-}
-
-/// Paths of an attachment.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Folder {
-    name: String,
-    path: PathBuf,
-}
-
-impl Folder {
-    /// Folder of this name, existing or not.
-    ///
-    /// # Errors
-    /// [`Error::Invalid`] for a name that [isn't one](check_name).
-    pub fn of(name: &str) -> Result<Folder> {
-        check_name(name)?;
-        Ok(Folder { name: name.to_owned(), path: Path::new(FOLDER).join(name) })
-    }
-
-    /// All folders, sorted by name.
-    ///
-    /// # Errors
-    /// Those of the kernel; [`Error::Corrupt`] for none that are.
-    pub fn all() -> Result<Vec<Folder>> {
-        let failed = |error: std::io::Error| Error::from_io(&error, &format!("listing {FOLDER}"));
-        let entries = match std::fs::read_dir(FOLDER) {
-            Err(error) if error.kind() == ErrorKind::NotFound => return Ok(Vec::new()),
-            other => other.map_err(failed)?,
-        };
-        let mut folders = Vec::new();
-        for entry in entries {
-            let name = entry.map_err(failed)?.file_name();
-            folders.extend(name.to_str().and_then(|name| Folder::of(name).ok()));
-        }
-        folders.sort_by(|one, other| one.name.cmp(&other.name));
-        Ok(folders)
-    }
-
-    /// Creates the folder.
-    ///
-    /// # Errors
-    /// [`Error::Busy`] if it exists, with what to do; those of the kernel.
-    pub fn create(&self) -> Result<FolderLock> {
-        let mut builder = std::fs::DirBuilder::new();
-        match builder.mode(0o755).create(FOLDER) {
-            Err(error) if error.kind() != ErrorKind::AlreadyExists => {
-                return Err(Error::from_io(&error, &format!("creating {FOLDER}")));
-            }
-            _ => {}
-        }
-        match builder.mode(0o700).create(&self.path) {
-            Err(error) if error.kind() == ErrorKind::AlreadyExists => return Err(self.is_taken()),
-            other => {
-                other.map_err(|error| Error::from_io(&error, &format!("creating {}", self.path.display())))?
-            }
-        }
-        self.lock()
-    }
-
-    /// Locks the folder against others that would remove it.
-    ///
-    /// # Errors
-    /// [`Error::Busy`] if another process has the lock; [`Error::NotFound`] if the folder isn't there.
-    pub fn lock(&self) -> Result<FolderLock> {
-        let shown = self.path.display();
-        let failed = |error: std::io::Error| Error::from_io(&error, &format!("locking {shown}"));
-        let path = self.path.join("lock");
-        let file = std::fs::OpenOptions::new()
-            .create(true)
-            .truncate(false)
-            .write(true)
-            .open(&path)
-            .map_err(failed)?;
-        match rustix::fs::flock(&file, rustix::fs::FlockOperation::NonBlockingLockExclusive) {
-            Err(rustix::io::Errno::WOULDBLOCK) => {
-                return Err(Error::busy(format!(
-                    "attachment \"{}\" is being attached or detached: try again later",
-                    self.name
-                )));
-            }
-            other => other.map_err(|error| failed(error.into()))?,
-        }
-        // It may have been removed, and created by another one, in the meantime.
-        let locked = file.metadata().map_err(failed)?;
-        let named = std::fs::metadata(&path).map_err(failed)?;
-        match locked.ino() == named.ino() && locked.dev() == named.dev() {
-            true => Ok(FolderLock(file)),
-            false => {
-                Err(Error::busy(format!("attachment \"{}\" has just been replaced: try again", self.name)))
-            }
-        }
-    }
-
-    /// Whether anything is mounted on the volume.
-    fn is_mounted(&self) -> bool {
-        let mounts = std::fs::read_to_string("/proc/self/mountinfo").unwrap_or_default();
-        let volume = self.volume().display().to_string();
-        mounts.lines().any(|line| line.split(' ').nth(4) == Some(volume.as_str()))
-    }
-
-    fn is_taken(&self) -> Error {
-        let name = &self.name;
-        match self.is_alive() {
-            true => Error::busy(format!(
-                "attachment \"{name}\" exists: expected another name (--name), or detach it first: siltstone detach {name}"
-            )),
-            false => Error::busy(format!(
-                "attachment \"{name}\" has lost its holder: unmount what is on its node, then run: siltstone detach {name}"
-            )),
-        }
-    }
-
-    /// Name of the attachment.
-    pub fn name(&self) -> &str {
-        &self.name
-    }
-
-    /// Mount point of the FUSE door.
-    pub fn volume(&self) -> PathBuf {
-        self.path.join("volume")
-    }
-
-    /// The holder's socket.
-    pub fn socket(&self) -> PathBuf {
-        self.path.join("holder.sock")
-    }
-
-    /// Standard error of holder and server.
-    pub fn log(&self) -> PathBuf {
-        self.path.join("log")
-    }
-
-    /// Link to the node.
-    pub fn link(&self) -> PathBuf {
-        Path::new(LINKS).join(&self.name)
-    }
-
-    fn record(&self) -> PathBuf {
-        self.path.join("attachment.json")
-    }
-
-    /// Whether a holder listens; also for users who may not talk to it.
-    pub fn is_alive(&self) -> bool {
-        let connected = UnixStream::connect(self.socket());
-        connected.map_or_else(|error| error.kind() == ErrorKind::PermissionDenied, |_| true)
-    }
-
-    /// Writes the record.
-    ///
-    /// # Errors
-    /// Those of the kernel.
-    pub fn write(&self, record: &Record) -> Result<()> {
-        let (path, new) = (self.record(), self.path.join("attachment.json.new"));
-        let text = format!("{:#}\n", record.to_json());
-        let written = std::fs::write(&new, text).and_then(|()| std::fs::rename(&new, &path));
-        written.map_err(|error| Error::from_io(&error, &format!("writing {}", path.display())))
-    }
-
-    /// Reads the record; `None` if there is none yet.
-    ///
-    /// # Errors
-    /// [`Error::Corrupt`] for another file; those of the kernel.
-    pub fn read(&self) -> Result<Option<Record>> {
-        let path = self.record();
-        let text = match std::fs::read_to_string(&path) {
-            Err(error) if error.kind() == ErrorKind::NotFound => return Ok(None),
-            other => other.map_err(|error| Error::from_io(&error, &format!("reading {}", path.display())))?,
-        };
-        let value: Option<Value> = serde_json::from_str(&text).ok();
-        let record = value.as_ref().and_then(Record::from_json);
-        let wrong =
-            || Error::corrupt(format!("{}: not the record of an attachment; remove it", path.display()));
-        record.map(Some).ok_or_else(wrong)
-    }
-
-    /// Makes the link to a node.
-    ///
-    /// # Errors
-    /// [`Error::Busy`] if another file has its name; those of the kernel.
-    pub fn make_link(&self, node: &Path) -> Result<()> {
-        let link = self.link();
-        let making =
-            |error: std::io::Error| Error::from_io(&error, &format!("making the link {}", link.display()));
-        std::fs::create_dir_all(LINKS).map_err(making)?;
-        self.remove_link();
-        match std::os::unix::fs::symlink(node, &link) {
-            Err(error) if error.kind() == ErrorKind::AlreadyExists => Err(Error::busy(format!(
-                "{}: expected a link, and another file is there: remove it",
-                link.display()
-            ))),
-            other => other.map_err(making),
-        }
-    }
-
-    /// Removes the link to the node, if there is one.
-    pub fn remove_link(&self) {
-        let link = self.link();
-        if std::fs::symlink_metadata(&link).is_ok_and(|found| found.is_symlink()) {
-            // At worst it leads nowhere.
-            let _ = std::fs::remove_file(&link);
-        }
-    }
-
-    /// Removes the link and the folder. The caller has its lock.
-    ///
-    /// # Errors
-    /// [`Error::Busy`] while the volume is mounted: nothing is removed then; those of the kernel.
-    pub fn remove(&self) -> Result<()> {
-        if self.is_mounted() {
-            return Err(Error::busy(format!("{} is still mounted: unmount it", self.volume().display())));
-        }
-        self.remove_link();
-        match std::fs::remove_dir_all(&self.path) {
-            Err(error) if error.kind() == ErrorKind::NotFound => Ok(()),
-            other => {
-                other.map_err(|error| Error::from_io(&error, &format!("removing {}", self.path.display())))
-            }
-        }
-    }
-}
-
-/// The lock of an attachment's folder, until it is dropped.
-#[derive(Debug)]
-pub struct FolderLock(#[allow(dead_code)] std::fs::File);
+use std::path::PathBuf;
 
 /// State of an attachment.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -311,13 +53,42 @@ pub struct Record {
 }
 
 impl Record {
+    /// Writes the record to its folder, in place of the one before.
+    ///
+    /// # Errors
+    /// Those of the kernel.
+    pub fn write(&self, folder: &Folder) -> Result<()> {
+        let path = folder.record();
+        let new = path.with_extension("json.new");
+        let text = format!("{:#}\n", self.to_json());
+        let written = std::fs::write(&new, text).and_then(|()| std::fs::rename(&new, &path));
+        written.map_err(|error| Error::from_io(&error, &format!("writing {}", path.display())))
+    }
+
+    /// Reads the record of a folder; `None` if there is none yet.
+    ///
+    /// # Errors
+    /// [`Error::Corrupt`] for another file; those of the kernel.
+    pub fn read(folder: &Folder) -> Result<Option<Record>> {
+        let path = folder.record();
+        let text = match std::fs::read_to_string(&path) {
+            Err(error) if error.kind() == ErrorKind::NotFound => return Ok(None),
+            other => other.map_err(|error| Error::from_io(&error, &format!("reading {}", path.display())))?,
+        };
+        let value: Option<Value> = serde_json::from_str(&text).ok();
+        let record = value.as_ref().and_then(Record::from_json);
+        let wrong =
+            || Error::corrupt(format!("{}: not the record of an attachment; remove it", path.display()));
+        record.map(Some).ok_or_else(wrong)
+    }
+
     /// The record as JSON.
     pub fn to_json(&self) -> Value {
         json!({
             "name": self.name,
             "stack": self.stack,
             "node": self.node,
-            "link": Path::new(LINKS).join(&self.name),
+            "link": link_of(&self.name),
             "bytes": self.bytes,
             "via": self.driver.word(),
             "state": self.state.word(),
@@ -348,17 +119,6 @@ impl Record {
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn names_are_one_component_of_a_path() {
-        for name in ["vol", "a.b-c_1", &"x".repeat(64)] {
-            check_name(name).unwrap();
-        }
-        for name in ["", ".", "..", ".hidden", "a/b", "a b", "ä", &"x".repeat(65), "a\n"] {
-            let text = check_name(name).unwrap_err().to_string();
-            assert!(text.contains("--name"), "{name}: {text}");
-        }
-    }
 
     #[test]
     fn records_are_read_as_they_were_written() {

@@ -1,6 +1,6 @@
 //! Messages between operators and a holder: one line of text each, over the socket in the attachment's folder.
 
-use super::record::Folder;
+use super::folder::Folder;
 use block::{Error, Result};
 use std::io::{BufRead, BufReader, Read, Write};
 use std::os::unix::net::UnixStream;

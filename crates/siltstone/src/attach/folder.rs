@@ -1,0 +1,260 @@
+//! The folder of an attachment: its paths, its lock, and the list of all of them.
+//!
+//! `/run/siltstone/NAME` is created by the holder and removed when the node is detached. It has the record `attachment.json`, the mount point
+//! `volume` or the socket `volume.sock` of the NBD door, the socket `holder.sock` and the server's `log`. A folder whose holder doesn't listen any more is *stale*.
+
+use block::{Error, Result};
+use std::io::ErrorKind;
+use std::os::unix::fs::{DirBuilderExt, MetadataExt};
+use std::os::unix::net::UnixStream;
+use std::path::{Path, PathBuf};
+
+/// Folder of all attachments.
+const FOLDER: &str = "/run/siltstone";
+/// Folder of the links to the nodes.
+const LINKS: &str = "/dev/siltstone";
+/// Permissions of the sockets in the folder.
+pub const OWNER_ONLY: u32 = 0o600;
+/// Longest name of an attachment, in bytes: its socket's path has to fit an address.
+const LONGEST_NAME: usize = 64;
+
+/// Checks a name for an attachment.
+///
+/// # Errors
+/// [`Error::Invalid`] with what is expected.
+pub fn check_name(name: &str) -> Result<()> {
+    let is_plain = |byte: u8| byte.is_ascii_alphanumeric() || b"._-".contains(&byte);
+    let is_valid = !name.is_empty() && name.len() <= LONGEST_NAME && name.bytes().all(is_plain);
+    match is_valid && !name.starts_with('.') {
+        true => Ok(()),
+        false => Err(Error::invalid(format!(
+            "name of an attachment \"{}\": expected 1 to {LONGEST_NAME} letters, digits, \".\", \"_\" or \"-\", and no \".\" first; \
+             give one with --name",
+            name.escape_debug()
+        ))),
+    }
+}
+
+/// Name for the attachment of a stack that was given none: that of its file without the ending, else that of its top device.
+pub fn name_for(stack: &str, top: &str) -> String {
+    let path = Path::new(stack);
+    let stem = path.file_stem().and_then(|stem| stem.to_str()).filter(|_| path.is_file());
+    stem.unwrap_or(top).to_owned()
+}
+
+/// Link to the node of the attachment of this name.
+pub fn link_of(name: &str) -> PathBuf {
+    Path::new(LINKS).join(name)
+}
+
+/// Paths of an attachment.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Folder {
+    name: String,
+    path: PathBuf,
+}
+
+impl Folder {
+    /// Folder of this name, existing or not.
+    ///
+    /// # Errors
+    /// [`Error::Invalid`] for a name that [isn't one](check_name).
+    pub fn of(name: &str) -> Result<Folder> {
+        check_name(name)?;
+        Ok(Folder { name: name.to_owned(), path: Path::new(FOLDER).join(name) })
+    }
+
+    /// All folders, sorted by name.
+    ///
+    /// # Errors
+    /// Those of the kernel; [`Error::Corrupt`] for none that are.
+    pub fn all() -> Result<Vec<Folder>> {
+        let failed = |error: std::io::Error| Error::from_io(&error, &format!("listing {FOLDER}"));
+        let entries = match std::fs::read_dir(FOLDER) {
+            Err(error) if error.kind() == ErrorKind::NotFound => return Ok(Vec::new()),
+            other => other.map_err(failed)?,
+        };
+        let mut folders = Vec::new();
+        for entry in entries {
+            let name = entry.map_err(failed)?.file_name();
+            folders.extend(name.to_str().and_then(|name| Folder::of(name).ok()));
+        }
+        folders.sort_by(|one, other| one.name.cmp(&other.name));
+        Ok(folders)
+    }
+
+    /// Creates the folder.
+    ///
+    /// # Errors
+    /// [`Error::Busy`] if it exists, with what to do; those of the kernel.
+    pub fn create(&self) -> Result<FolderLock> {
+        let mut builder = std::fs::DirBuilder::new();
+        match builder.mode(0o755).create(FOLDER) {
+            Err(error) if error.kind() != ErrorKind::AlreadyExists => {
+                return Err(Error::from_io(&error, &format!("creating {FOLDER}")));
+            }
+            _ => {}
+        }
+        match builder.mode(0o700).create(&self.path) {
+            Err(error) if error.kind() == ErrorKind::AlreadyExists => return Err(self.is_taken()),
+            other => {
+                other.map_err(|error| Error::from_io(&error, &format!("creating {}", self.path.display())))?
+            }
+        }
+        self.lock()
+    }
+
+    /// Locks the folder against others that would remove it.
+    ///
+    /// # Errors
+    /// [`Error::Busy`] if another process has the lock; [`Error::NotFound`] if the folder isn't there.
+    pub fn lock(&self) -> Result<FolderLock> {
+        let shown = self.path.display();
+        let failed = |error: std::io::Error| Error::from_io(&error, &format!("locking {shown}"));
+        let path = self.path.join("lock");
+        let file = std::fs::OpenOptions::new()
+            .create(true)
+            .truncate(false)
+            .write(true)
+            .open(&path)
+            .map_err(failed)?;
+        match rustix::fs::flock(&file, rustix::fs::FlockOperation::NonBlockingLockExclusive) {
+            Err(rustix::io::Errno::WOULDBLOCK) => {
+                return Err(Error::busy(format!(
+                    "attachment \"{}\" is being attached or detached: try again later",
+                    self.name
+                )));
+            }
+            other => other.map_err(|error| failed(error.into()))?,
+        }
+        // It may have been removed, and created by another one, in the meantime.
+        let locked = file.metadata().map_err(failed)?;
+        let named = std::fs::metadata(&path).map_err(failed)?;
+        match locked.ino() == named.ino() && locked.dev() == named.dev() {
+            true => Ok(FolderLock(file)),
+            false => {
+                Err(Error::busy(format!("attachment \"{}\" has just been replaced: try again", self.name)))
+            }
+        }
+    }
+
+    /// Whether anything is mounted on the volume.
+    fn is_mounted(&self) -> bool {
+        let mounts = std::fs::read_to_string("/proc/self/mountinfo").unwrap_or_default();
+        let volume = self.volume().display().to_string();
+        mounts.lines().any(|line| line.split(' ').nth(4) == Some(volume.as_str()))
+    }
+
+    fn is_taken(&self) -> Error {
+        let name = &self.name;
+        match self.is_alive() {
+            true => Error::busy(format!(
+                "attachment \"{name}\" exists: expected another name (--name), or detach it first: siltstone detach {name}"
+            )),
+            false => Error::busy(format!(
+                "attachment \"{name}\" has lost its holder: unmount what is on its node, then run: siltstone detach {name}"
+            )),
+        }
+    }
+
+    /// Name of the attachment.
+    pub fn name(&self) -> &str {
+        &self.name
+    }
+
+    /// Mount point of the FUSE door.
+    pub fn volume(&self) -> PathBuf {
+        self.path.join("volume")
+    }
+
+    /// The holder's socket.
+    pub fn socket(&self) -> PathBuf {
+        self.path.join("holder.sock")
+    }
+
+    /// Standard error of holder and server.
+    pub fn log(&self) -> PathBuf {
+        self.path.join("log")
+    }
+
+    /// Link to the node.
+    pub fn link(&self) -> PathBuf {
+        link_of(&self.name)
+    }
+
+    /// File of the record.
+    pub fn record(&self) -> PathBuf {
+        self.path.join("attachment.json")
+    }
+
+    /// Whether a holder listens; also for users who may not talk to it.
+    pub fn is_alive(&self) -> bool {
+        let connected = UnixStream::connect(self.socket());
+        connected.map_or_else(|error| error.kind() == ErrorKind::PermissionDenied, |_| true)
+    }
+
+    /// Makes the link to a node.
+    ///
+    /// # Errors
+    /// [`Error::Busy`] if another file has its name; those of the kernel.
+    pub fn make_link(&self, node: &Path) -> Result<()> {
+        let link = self.link();
+        let making =
+            |error: std::io::Error| Error::from_io(&error, &format!("making the link {}", link.display()));
+        std::fs::create_dir_all(LINKS).map_err(making)?;
+        self.remove_link();
+        match std::os::unix::fs::symlink(node, &link) {
+            Err(error) if error.kind() == ErrorKind::AlreadyExists => Err(Error::busy(format!(
+                "{}: expected a link, and another file is there: remove it",
+                link.display()
+            ))),
+            other => other.map_err(making),
+        }
+    }
+
+    /// Removes the link to the node, if there is one.
+    pub fn remove_link(&self) {
+        let link = self.link();
+        if std::fs::symlink_metadata(&link).is_ok_and(|found| found.is_symlink()) {
+            // At worst it leads nowhere.
+            let _ = std::fs::remove_file(&link);
+        }
+    }
+
+    /// Removes the link and the folder. The caller has its lock.
+    ///
+    /// # Errors
+    /// [`Error::Busy`] while the volume is mounted: nothing is removed then; those of the kernel.
+    pub fn remove(&self) -> Result<()> {
+        if self.is_mounted() {
+            return Err(Error::busy(format!("{} is still mounted: unmount it", self.volume().display())));
+        }
+        self.remove_link();
+        match std::fs::remove_dir_all(&self.path) {
+            Err(error) if error.kind() == ErrorKind::NotFound => Ok(()),
+            other => {
+                other.map_err(|error| Error::from_io(&error, &format!("removing {}", self.path.display())))
+            }
+        }
+    }
+}
+
+/// The lock of an attachment's folder, until it is dropped.
+#[derive(Debug)]
+pub struct FolderLock(#[allow(dead_code)] std::fs::File);
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn names_are_one_component_of_a_path() {
+        for name in ["vol", "a.b-c_1", &"x".repeat(64)] {
+            check_name(name).unwrap();
+        }
+        for name in ["", ".", "..", ".hidden", "a/b", "a b", "ä", &"x".repeat(65), "a\n"] {
+            let text = check_name(name).unwrap_err().to_string();
+            assert!(text.contains("--name"), "{name}: {text}");
+        }
+    }
+}
