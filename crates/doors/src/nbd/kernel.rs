@@ -9,9 +9,10 @@
 //!   kernel also shuts a connection down that hasn't answered a request by then: the server has to end, and another one to be started,
 //!   since it may carry out that request after the kernel has sent it again.
 //!
-//! The messages are left to the module `netlink`.
+//! The messages are left to the module `netlink`; [`sysfs`] reads what the kernel tells of block devices.
 
 mod netlink;
+pub mod sysfs;
 
 use block::{Error, Result};
 use netlink::{Answer, CONTROLLER, Request};
@@ -194,21 +195,14 @@ fn index(node: &Path) -> Result<u32> {
     index.ok_or_else(|| Error::invalid(format!("{}: expected a path /dev/nbdN", node.display())))
 }
 
-fn attributes(node: &Path) -> Option<PathBuf> {
-    Some(Path::new("/sys/block").join(node.file_name()?))
-}
-
 /// Whether a device is there that has this identifier; also while it is disconnected, as long as it has users.
 pub fn is_of(node: &Path, backend: &str) -> bool {
-    let text = attributes(node).and_then(|folder| std::fs::read_to_string(folder.join("backend")).ok());
-    text.is_some_and(|text| text.trim_end_matches('\n') == backend)
+    sysfs::attribute(node, "backend").is_some_and(|text| text == backend)
 }
 
 /// The devices with an identifier.
 pub fn all_of(backend: &str) -> Vec<PathBuf> {
-    let Ok(entries) = std::fs::read_dir("/sys/block") else { return Vec::new() };
-    let nodes = entries.flatten().map(|entry| Path::new("/dev").join(entry.file_name()));
-    nodes.filter(|node| index(node).is_ok() && is_of(node, backend)).collect()
+    sysfs::nodes(|node| index(node).is_ok() && is_of(node, backend))
 }
 
 /// Connects a block device with this identifier to a server, over connections that have finished the handshake without structured replies. Returns the node. The
@@ -256,7 +250,7 @@ pub fn connect(client: &Client, backend: &str, connections: &[OwnedFd]) -> Resul
 /// Shortens the timer of requests. The time limit of the client itself stays off, so when the timer fires the client only looks whether the
 /// request's connection was replaced.
 fn set_timer(node: &Path) {
-    let Some(path) = attributes(node).map(|folder| folder.join("queue/io_timeout")) else { return };
+    let Some(path) = sysfs::folder(node).map(|folder| folder.join("queue/io_timeout")) else { return };
     if let Err(error) = std::fs::write(&path, RESEND_TIME.as_millis().to_string()) {
         tracing::warn!("{}: {error}; requests of a lost server are sent again after 30 s", path.display());
     }

@@ -38,6 +38,11 @@ pub fn node(id: u32) -> PathBuf {
     format!("/dev/ublkb{id}").into()
 }
 
+/// Number of the device at a block device's path; `None` for other paths.
+pub fn id_of(node: &Path) -> Option<u32> {
+    node.to_str()?.strip_prefix("/dev/ublkb")?.parse().ok()
+}
+
 fn character_device(id: u32) -> PathBuf {
     format!("/dev/ublkc{id}").into()
 }
@@ -267,6 +272,14 @@ pub fn claim(id: u32) -> Result<std::fs::File> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn nodes_have_numbers() {
+        assert_eq!(id_of(&node(12)), Some(12));
+        for path in ["/dev/ublkb", "/dev/ublkb1p2", "/dev/ublkc1", "ublkb1"] {
+            assert_eq!(id_of(Path::new(path)), None, "{path}");
+        }
+    }
 
     #[test]
     fn a_machine_without_the_driver_is_told_what_to_do() {
