@@ -6,17 +6,18 @@
 //!
 //! ```text
 //!   attach ──starts──► holder ──starts──► server: stack ─ FUSE door
-//!                        │    ◄─devices──┘                   ▲
+//!                        │  ◄─descriptors─┘                  ▲
 //!   list, detach ──socket┘                                   │ /dev/fuse
 //!                        └─ losetup ─► /dev/loopN ─► /run/siltstone/NAME/volume
 //! ```
 //!
 //! Over ublk and NBD the kernel has the node, without a loop device; over NBD the holder passes the server's connections to it.
 //!
-//! One concept per module: [`folder`] the paths of an attachment, [`record`] what is known of it, [`node`] the loop device and the NBD device,
-//! [`handover`] the messages between holder and server, [`holder`] and [`server`] these two, [`process`] their memory, [`requests`] the messages between
-//! operators and holder, [`systemd`] units, [`machine`] what a node needs.
+//! One concept per module: [`folder`] the paths of an attachment, [`record`] what is known of it, [`driver`] what differs from driver to driver,
+//! [`machine`] the choice of one, [`node`] the node over any, [`handover`] the messages between holder and server, [`holder`] and [`server`] these two,
+//! [`process`] their memory, [`requests`] the messages between operators and holder, [`systemd`] units.
 
+pub mod driver;
 pub mod folder;
 pub mod handover;
 pub mod holder;

@@ -1,9 +1,10 @@
 //! `siltstone attach`, `list` and `detach`: block device nodes.
 
 use crate::arguments::{Attach, Detach, List, LogLevel};
+use crate::attach::driver::Driver;
 use crate::attach::folder::{self, Folder};
 use crate::attach::holder::{self, Plan};
-use crate::attach::machine::{Driver, Machine};
+use crate::attach::machine;
 use crate::attach::record::Record;
 use crate::attach::requests::{self, DETACH};
 use crate::attach::{node, systemd};
@@ -39,8 +40,9 @@ pub fn attach(arguments: &Attach, log: LogLevel) -> Result<(), Failure> {
     if arguments.systemd {
         return print_units(arguments, &name);
     }
-    let (driver, why) = Machine::this(arguments.via).choose(arguments.via)?;
-    if driver == Driver::Ublk && arguments.sector_size.is_some() {
+    let is_root = rustix::process::geteuid().is_root();
+    let (driver, why) = machine::choose(arguments.via, is_root, |driver| driver.node_driver().check())?;
+    if arguments.sector_size.is_some() && !driver.node_driver().sets_sector_size() {
         return Err(Failure::Usage(
             "--sector-size is for nodes over NBD and FUSE: give --via nbd or --via fuse, too".into(),
         ));
@@ -237,16 +239,7 @@ fn find(name: &str) -> Result<Folder, Failure> {
 /// Removes node, mount and folder of an attachment without a holder.
 async fn remove_lost(folder: &Folder) -> Result<()> {
     let lock = folder.lock()?;
-    let volume = folder.volume();
-    node::fail_without_server(&volume)?;
-    if let Some(record) = Record::read(folder)? {
-        node::detach(record.driver, &record.node, &volume).await?;
-    }
-    // Of an attachment that was lost before it had a record.
-    for (driver, node) in node::all_of(&volume) {
-        node::detach(driver, &node, &volume).await?;
-    }
-    node::unmount(&volume).await?;
+    node::detach_lost(folder).await?;
     let removed = folder.remove();
     drop(lock);
     removed

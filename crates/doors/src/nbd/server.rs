@@ -89,12 +89,11 @@ struct Shared {
     connections: AtomicUsize,
     refused: AtomicU64,
     cut_off: AtomicU64,
-    /// Raised at the end of the first connection.
-    first_end: StopSource,
-    /// Reason of the first connection that a client didn't end by DISC or ABORT.
-    first_loss: OnceLock<String>,
+    on_end: OnceLock<EndObserver>,
     parts: PerShard<ShardPart>,
 }
+
+type EndObserver = Box<dyn Fn(Result<()>) + Send + Sync>;
 
 /// State of a server on one shard.
 struct ShardPart {
@@ -154,8 +153,7 @@ impl Server {
             connections: AtomicUsize::new(0),
             refused: AtomicU64::new(0),
             cut_off: AtomicU64::new(0),
-            first_end: StopSource::new(),
-            first_loss: OnceLock::new(),
+            on_end: OnceLock::new(),
             parts: PerShard::new(),
         };
         Ok(Server { shared: Arc::new(shared), running: Mutex::new(None) })
@@ -236,16 +234,10 @@ impl Server {
         self.shared.connections.load(Ordering::Relaxed)
     }
 
-    /// Waits for the end of the first connection.
-    ///
-    /// # Errors
-    /// [`Error::Disconnected`] unless the client ended it by DISC or ABORT.
-    pub async fn first_end(&self) -> Result<()> {
-        self.shared.first_end.token().stopped().await;
-        match self.shared.first_loss.get() {
-            None => Ok(()),
-            Some(reason) => Err(Error::disconnected(reason.clone())),
-        }
+    /// Calls `observer` at the end of each connection, on the connection's shard: with [`Error::Disconnected`] unless the client
+    /// ended it by DISC or ABORT, or the server stops. A server has one observer: later calls change nothing.
+    pub fn on_end(&self, observer: impl Fn(Result<()>) + Send + Sync + 'static) {
+        let _first_stays = self.shared.on_end.set(Box::new(observer));
     }
 
     /// Connections, and the counters of each export.
@@ -395,10 +387,12 @@ async fn run_connection(remote: RemoteStream, place: ConnectionSlot) {
             tracing::warn!("{}: {end}", part.shared.address);
         }
     }
-    if !matches!(end, End::Goodbye | End::Stopped) {
-        let _ = part.shared.first_loss.set(end.to_string());
+    if let Some(observer) = part.shared.on_end.get() {
+        observer(match end {
+            End::Goodbye | End::Stopped => Ok(()),
+            end => Err(Error::disconnected(end.to_string())),
+        });
     }
-    part.shared.first_end.stop();
     let listed = part.connections.borrow_mut().remove(&number);
     drop(served);
     drop((listed, watch, place, devices));

@@ -3,10 +3,9 @@
 //!
 //! The holder begins with what the server before left, if there was one. The server answers once clients are served.
 
-use super::machine::Driver;
+use super::driver::Driver;
 use block::{Error, Result};
 use fuse::Negotiated;
-use fuse::protocol::init_flag::HAS_RESEND;
 use rustix::net::{
     AddressFamily, RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, SendAncillaryBuffer,
     SendAncillaryMessage, SendFlags, SocketFlags, SocketType,
@@ -17,7 +16,7 @@ use std::mem::MaybeUninit;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 
 /// Most descriptors of a message: a limit of the kernel (SCM_MAX_FD). Each shard has one.
-pub const MOST_DEVICES: usize = 253;
+pub const MOST_DESCRIPTORS: usize = 253;
 /// Longest message in bytes: a stack.
 const LONGEST: usize = 128 << 10;
 
@@ -25,7 +24,7 @@ const LONGEST: usize = 128 << 10;
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Connection {
-    /// A FUSE session, whose devices come along.
+    /// A FUSE session, whose descriptors come along.
     Fuse(Negotiated),
     /// Number of a ublk device.
     Ublk(u32),
@@ -38,8 +37,8 @@ pub enum Connection {
 pub struct Start {
     /// Driver of the node.
     pub driver: Driver,
-    /// Mount point of the FUSE door.
-    pub path: std::path::PathBuf,
+    /// Path of the volume in the attachment's folder.
+    pub volume: std::path::PathBuf,
     /// The stack in TOML, in place of its file, which may have changed since; `None` for a stack of one line.
     pub text: Option<String>,
     /// Connection that the server before has left; `None` for the first server.
@@ -63,15 +62,10 @@ pub struct Ready {
 
 impl Ready {
     /// Why no other server may take over, if so.
-    pub fn why_not_replaced(&self) -> Option<&'static str> {
-        match &self.connection {
-            _ if !self.keeps_acknowledged => {
-                Some("this stack acknowledges writes from its server's memory, which are lost")
-            }
-            Connection::Fuse(negotiated) if !negotiated.has(HAS_RESEND) => {
-                Some("Linux before 6.9 doesn't send unanswered FUSE requests again")
-            }
-            _ => None,
+    pub fn why_not_replaced(&self, driver: Driver) -> Option<&'static str> {
+        match self.keeps_acknowledged {
+            false => Some("this stack acknowledges writes from its server's memory, which are lost"),
+            true => driver.node_driver().why_not_replaced(&self.connection),
         }
     }
 
@@ -99,12 +93,12 @@ pub fn pair() -> Result<(OwnedFd, OwnedFd)> {
 ///
 /// # Errors
 /// [`Error::Invalid`] for too many descriptors; those of the kernel.
-pub fn send(socket: &OwnedFd, message: &impl Serialize, devices: &[OwnedFd]) -> Result<()> {
-    let most = MOST_DEVICES;
-    if devices.len() > most {
+pub fn send(socket: &OwnedFd, message: &impl Serialize, descriptors: &[OwnedFd]) -> Result<()> {
+    let most = MOST_DESCRIPTORS;
+    if descriptors.len() > most {
         return Err(Error::invalid(format!(
             "{} shards: an attached stack can have at most {most}; set shards = {most} or less",
-            devices.len()
+            descriptors.len()
         )));
     }
     let text = serde_json::to_vec(message).map_err(|error| Error::invalid(error.to_string()))?;
@@ -114,10 +108,10 @@ pub fn send(socket: &OwnedFd, message: &impl Serialize, devices: &[OwnedFd]) -> 
             text.len()
         )));
     }
-    let devices: Vec<BorrowedFd<'_>> = devices.iter().map(AsFd::as_fd).collect();
-    let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(MOST_DEVICES))];
+    let descriptors: Vec<BorrowedFd<'_>> = descriptors.iter().map(AsFd::as_fd).collect();
+    let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(MOST_DESCRIPTORS))];
     let mut ancillary = SendAncillaryBuffer::new(&mut space);
-    let _fits = ancillary.push(SendAncillaryMessage::ScmRights(&devices));
+    let _fits = ancillary.push(SendAncillaryMessage::ScmRights(&descriptors));
     let sent = rustix::net::sendmsg(socket, &[IoSlice::new(&text)], &mut ancillary, SendFlags::NOSIGNAL);
     sent.map(|_| ()).map_err(|error| failed(error, "sending a message of an attachment"))
 }
@@ -128,24 +122,24 @@ pub fn send(socket: &OwnedFd, message: &impl Serialize, devices: &[OwnedFd]) -> 
 /// [`Error::Closed`] if the other process has ended; [`Error::Protocol`] for another message; those of the kernel.
 pub fn receive<T: for<'a> Deserialize<'a>>(socket: &OwnedFd) -> Result<(T, Vec<OwnedFd>)> {
     let mut text = vec![0; LONGEST];
-    let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(MOST_DEVICES))];
+    let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(MOST_DESCRIPTORS))];
     let mut ancillary = RecvAncillaryBuffer::new(&mut space);
     let received = rustix::io::retry_on_intr(|| {
         let mut slices = [IoSliceMut::new(&mut text)];
         rustix::net::recvmsg(socket, &mut slices, &mut ancillary, RecvFlags::CMSG_CLOEXEC)
     });
     let length = received.map_err(|error| failed(error, "receiving a message of an attachment"))?.bytes;
-    let mut devices = Vec::new();
+    let mut descriptors = Vec::new();
     for message in ancillary.drain() {
-        if let RecvAncillaryMessage::ScmRights(descriptors) = message {
-            devices.extend(descriptors);
+        if let RecvAncillaryMessage::ScmRights(received) = message {
+            descriptors.extend(received);
         }
     }
     if length == 0 {
         return Err(Error::closed("the other process of the attachment has ended"));
     }
     let message = serde_json::from_slice(&text[..length]);
-    message.map(|message| (message, devices)).map_err(|error| {
+    message.map(|message| (message, descriptors)).map_err(|error| {
         Error::protocol(format!("message of an attachment: {error}; use one version of the program for both"))
     })
 }
@@ -161,16 +155,16 @@ mod tests {
         let (reader, writer) = std::io::pipe().unwrap();
         let start = Start {
             driver: Driver::Fuse,
-            path: "/run/siltstone/vol/volume".into(),
+            volume: "/run/siltstone/vol/volume".into(),
             text: Some("x".repeat(99_999)),
             left: Some(Connection::Ublk(3)),
         };
         send(&one, &start, &[OwnedFd::from(writer)]).unwrap();
-        let (received, mut devices): (Start, _) = receive(&other).unwrap();
+        let (received, mut descriptors): (Start, _) = receive(&other).unwrap();
         assert_eq!(received, start);
-        let mut writer = std::fs::File::from(devices.pop().unwrap());
+        let mut writer = std::fs::File::from(descriptors.pop().unwrap());
         writer.write_all(b"text").unwrap();
-        drop((writer, devices));
+        drop((writer, descriptors));
         let mut text = String::new();
         std::fs::File::from(OwnedFd::from(reader)).read_to_string(&mut text).unwrap();
         assert_eq!(text, "text");

@@ -11,17 +11,16 @@
 //! Everything that takes time (starting a server, making the node) is a task of its own whose end is an event, so a holder
 //! always answers. The holder does no I/O on the volume.
 
+use super::driver::{Driver, NodeDriver, NodeRequest};
 use super::folder::{Folder, FolderLock, OWNER_ONLY};
 use super::handover::{self, Connection, Ready, Start};
-use super::machine::Driver;
-use super::node;
+use super::node::{self, LARGEST_SECTOR};
 use super::process::protect;
 use super::record::{Record, State};
 use super::requests::{DETACH, DONE, LONGEST};
 use super::systemd;
 use block::{Buffer, Data, Error, Result};
-use doors::nbd::kernel as nbd;
-use doors::ublk::control as ublk;
+use runtime::JoinHandle;
 use runtime::net::{Access, Listener, SocketFolder, Stream};
 use runtime::sync::Notify;
 use rustix::process::{Pid, PidfdFlags, Signal};
@@ -125,7 +124,7 @@ impl Process {
 struct Server {
     process: Process,
     ready: Ready,
-    devices: Vec<OwnedFd>,
+    descriptors: Vec<OwnedFd>,
     /// Kept until the server has ended: its standard input.
     socket: OwnedFd,
 }
@@ -150,9 +149,12 @@ struct Holder {
     /// The process that is being started.
     starting: Rc<RefCell<Option<Process>>>,
     server: Option<(Process, OwnedFd)>,
-    /// Devices and negotiation of the connection, while requests may be answered. The sockets of an NBD client aren't among them: the kernel
-    /// has them, and an unused one has to be closed, so that its server ends.
+    /// Descriptors and negotiation of the connection, while requests may be answered. Descriptors that were
+    /// [passed on](NodeDriver::passes_descriptors_on) aren't among them: the kernel has them, and an unused one has to be
+    /// closed, so that its server ends.
     connection: Option<(Vec<OwnedFd>, Ready)>,
+    /// The connection that was aborted last, and the task that does it.
+    aborting: Option<(Connection, JoinHandle<()>)>,
     record: Option<Record>,
 }
 
@@ -188,6 +190,7 @@ async fn attach_and_hold(plan: &Rc<Plan>, attached: impl FnOnce(&Record)) -> Res
         starting: Rc::default(),
         server: None,
         connection: None,
+        aborting: None,
         record: None,
     };
     holder.start_server(Duration::ZERO);
@@ -263,8 +266,8 @@ async fn answer(stream: &Stream, text: &str) {
 }
 
 /// Connection that a server has left, to be taken over by the next one.
-struct Left {
-    devices: Vec<OwnedFd>,
+struct LeftConnection {
+    descriptors: Vec<OwnedFd>,
     ready: Ready,
     /// The node, if it is there.
     node: Option<PathBuf>,
@@ -274,7 +277,7 @@ struct Left {
 async fn start_server(
     plan: &Plan,
     number: u64,
-    left: Option<Left>,
+    left: Option<LeftConnection>,
     starting: &RefCell<Option<Process>>,
     events: &Rc<Events>,
 ) -> Result<Server> {
@@ -290,7 +293,7 @@ async fn start_server(
     }
     let start = Start {
         driver: plan.driver,
-        path: plan.folder.volume(),
+        volume: plan.folder.volume(),
         text: plan.text.clone(),
         left: left.as_ref().map(|left| left.ready.connection.clone()),
     };
@@ -314,20 +317,20 @@ async fn start_server(
     })
     .detach();
     // Opening a stack takes as long as it takes; the socket is closed when the server ends.
-    let volume = plan.folder.volume();
+    let (driver, volume) = (plan.driver.node_driver(), plan.folder.volume());
     let talking = runtime::blocking(move || {
-        handover::send(&socket, &start, left.as_ref().map_or(&[], |left| &left.devices))?;
+        handover::send(&socket, &start, left.as_ref().map_or(&[], |left| &left.descriptors))?;
         let before = left.map(|left| (left.ready, left.node));
-        let (ready, mut devices) = handover::receive::<Ready>(&socket)?;
-        if let (Connection::Nbd(_), Some((before, Some(node)))) = (&ready.connection, before)
+        let (ready, mut descriptors) = handover::receive::<Ready>(&socket)?;
+        if let Some((before, Some(node))) = before
             && before.can_be_answered_by(&ready)
         {
-            node::reconnect(&node, &volume, &std::mem::take(&mut devices))?;
+            driver.take_over(&node, &volume, to_pass_on(driver, &mut descriptors))?;
         }
-        Ok(((ready, devices), socket))
+        Ok(((ready, descriptors), socket))
     });
     match talking.await {
-        Ok(((ready, devices), socket)) => Ok(Server { process, ready, devices, socket }),
+        Ok(((ready, descriptors), socket)) => Ok(Server { process, ready, descriptors, socket }),
         Err(error) => {
             process.signal(Signal::KILL);
             match error {
@@ -335,6 +338,14 @@ async fn start_server(
                 error => Err(error),
             }
         }
+    }
+}
+
+/// Takes those of a server's descriptors that its driver passes on.
+fn to_pass_on(driver: &dyn NodeDriver, descriptors: &mut Vec<OwnedFd>) -> Vec<OwnedFd> {
+    match driver.passes_descriptors_on() {
+        true => std::mem::take(descriptors),
+        false => Vec::new(),
     }
 }
 
@@ -426,10 +437,10 @@ impl Holder {
         self.started += 1;
         let (plan, events, starting, number) =
             (self.plan.clone(), self.events.clone(), self.starting.clone(), self.started);
-        let copied = |(devices, ready): &(Vec<OwnedFd>, Ready)| {
-            let devices = devices.iter().map(|device| device.try_clone()).collect::<std::io::Result<_>>();
+        let copied = |(descriptors, ready): &(Vec<OwnedFd>, Ready)| {
+            let descriptors = descriptors.iter().map(OwnedFd::try_clone).collect::<std::io::Result<_>>()?;
             let node = self.record.as_ref().map(|record| record.node.clone());
-            devices.map(|devices| Left { devices, ready: ready.clone(), node })
+            std::io::Result::Ok(LeftConnection { descriptors, ready: ready.clone(), node })
         };
         let left = self.connection.as_ref().map(copied).transpose();
         runtime::spawn(async move {
@@ -456,36 +467,44 @@ impl Holder {
                 return Ok(());
             }
         };
-        let Server { process, ready, mut devices, socket } = server;
+        let Server { process, ready, mut descriptors, socket } = server;
         if self.phase == Phase::Starting {
-            self.make_node(&ready, &mut devices);
-            self.connection = Some((devices, ready));
+            self.make_node(&ready, &mut descriptors);
+            self.connection = Some((descriptors, ready));
             self.server = Some((process, socket));
             return Ok(());
         }
-        let is_wanted = self.state() == Some(State::Recovering);
-        let is_same = self.connection.as_ref().is_some_and(|(_, before)| before.can_be_answered_by(&ready));
-        if !is_wanted || !is_same {
+        if self.state() != Some(State::Recovering) {
             process.signal(Signal::KILL);
-            if is_wanted {
-                tracing::error!(
-                    "the stack is smaller, or has another block size or mode than when it was attached ({} bytes now); requests fail from \
-                     now on",
-                    ready.bytes
-                );
-                self.fail();
-            } else if matches!(ready.connection, Connection::Nbd(_)) {
-                // The time was over while the node was being reconnected.
-                self.connection = Some((devices, ready));
+            if self.plan.driver.node_driver().passes_descriptors_on() {
+                // The time was over while the kernel got the connection.
+                self.connection = Some((descriptors, ready));
                 self.abort();
             }
+            return Ok(());
+        }
+        if let Some((_, before)) = &self.connection
+            && !before.can_be_answered_by(&ready)
+        {
+            process.signal(Signal::KILL);
+            tracing::error!(
+                "the new server's device: {} bytes, blocks of {}, read_only={}; expected at least {} bytes, blocks of {}, read_only={}; \
+                 requests fail from now on",
+                ready.bytes,
+                ready.block_size,
+                ready.read_only,
+                before.bytes,
+                before.block_size,
+                before.read_only
+            );
+            self.fail();
             return Ok(());
         }
         tracing::warn!("process {} serves now", process.id);
         if let Some(record) = &mut self.record {
             record.server = process.id;
         }
-        self.connection = Some((devices, ready));
+        self.connection = Some((descriptors, ready));
         self.server = Some((process, socket));
         self.set_state(State::Attached);
         Ok(())
@@ -503,7 +522,8 @@ impl Holder {
             return Ok(());
         }
         tracing::error!("the server ended with {status}");
-        let why_not_replaced = self.connection.as_ref().and_then(|(_, ready)| ready.why_not_replaced());
+        let why_not_replaced =
+            self.connection.as_ref().and_then(|(_, ready)| ready.why_not_replaced(self.plan.driver));
         let Some(record) = &mut self.record else { return Ok(()) };
         record.lost_servers += 1;
         if let Some(why) = why_not_replaced {
@@ -546,51 +566,33 @@ impl Holder {
 
     /// Ends the connection between kernel and servers.
     fn abort(&mut self) {
-        // The kernel aborts a FUSE connection when its last device is closed.
+        // The kernel aborts a FUSE connection when its last descriptor is closed.
         let Some((_, Ready { connection, .. })) = self.connection.take() else { return };
-        if matches!(connection, Connection::Nbd(_)) {
-            // Without users the kernel gives the device's number to the next one who asks for a device.
+        let (driver, volume) = (self.plan.driver.node_driver(), self.plan.folder.volume());
+        if driver.frees_number_on_abort() {
             self.plan.folder.remove_link();
         }
-        let volume = self.plan.folder.volume();
-        runtime::spawn(async move {
-            let failing = runtime::blocking(move || match connection {
-                Connection::Ublk(id) => ublk::stop(id),
-                Connection::Nbd(_) => node::disconnect_all(&volume),
-                Connection::Fuse(_) => Ok(()),
-            });
-            failing.await.unwrap_or_else(|error| tracing::error!("{error}"));
-        })
-        .detach();
+        let aborted = connection.clone();
+        let aborting = runtime::spawn(async move {
+            let aborting = runtime::blocking(move || driver.abort(&aborted, &volume));
+            aborting.await.unwrap_or_else(|error| tracing::error!("{error}"));
+        });
+        self.aborting = Some((connection, aborting));
     }
 
-    /// Begins to make the node. That of an NBD client takes the devices.
-    fn make_node(&mut self, ready: &Ready, devices: &mut Vec<OwnedFd>) {
+    /// Begins to make the node. Takes those of the server's descriptors that the driver passes on.
+    fn make_node(&mut self, ready: &Ready, descriptors: &mut Vec<OwnedFd>) {
         self.phase = Phase::MakingNode;
-        if let Connection::Ublk(id) = ready.connection {
-            return self.events.push(Event::Node(Ok(ublk::node(id))));
-        }
-        let largest = node::SECTOR_SIZES[node::SECTOR_SIZES.len() - 1];
-        let sector_size = self.plan.sector_size.unwrap_or(ready.block_size.min(largest));
-        let (volume, events, read_only) = (self.plan.folder.volume(), self.events.clone(), ready.read_only);
-        let client = match ready.connection {
-            Connection::Nbd(flags) => {
-                let client = nbd::Client {
-                    bytes: ready.bytes,
-                    sector_size,
-                    flags,
-                    // The holder decides when requests fail; the kernel, if there is no holder any more.
-                    dead_limit: self.plan.recover_within + Duration::from_secs(1),
-                };
-                Some((client, std::mem::take(devices)))
-            }
-            _ => None,
+        let driver = self.plan.driver.node_driver();
+        let request = NodeRequest {
+            volume: self.plan.folder.volume(),
+            sector_size: self.plan.sector_size.unwrap_or(ready.block_size.min(LARGEST_SECTOR)),
+            recover_within: self.plan.recover_within,
         };
+        let (events, ready, descriptors) =
+            (self.events.clone(), ready.clone(), to_pass_on(driver, descriptors));
         runtime::spawn(async move {
-            let making = runtime::blocking(move || match client {
-                Some((client, connections)) => node::connect(&volume, &client, &connections),
-                None => node::create(&volume, sector_size, read_only),
-            });
+            let making = runtime::blocking(move || driver.make(&request, &ready, descriptors));
             events.push(Event::Node(making.await));
         })
         .detach();
@@ -632,20 +634,20 @@ impl Holder {
     /// Removes what there is of an attachment that failed.
     async fn undo(&mut self) {
         let warn = |error: Error| tracing::warn!("{error}");
-        if let Some((_, Ready { connection: Connection::Ublk(id), .. })) = self.connection.take() {
-            runtime::blocking(move || ublk::delete(id)).await.unwrap_or_else(warn);
+        let mut connection = self.connection.take().map(|(_, ready)| ready.connection);
+        if let Some((aborted, aborting)) = self.aborting.take() {
+            // The number of a removed node may be another one's: nothing is aborted after the removal.
+            aborting.await;
+            connection = connection.or(Some(aborted));
         }
         if let Some(process) = self.starting.take() {
             process.signal(Signal::TERM);
             self.ended(&process).await;
         }
-        let volume = self.plan.folder.volume();
-        let removed = runtime::blocking(move || {
-            let disconnected = node::disconnect_all(&volume);
-            node::over(&volume).iter().try_for_each(|node| node::remove(node, &volume)).and(disconnected)
-        });
+        let (driver, volume) = (self.plan.driver.node_driver(), self.plan.folder.volume());
+        let removed = runtime::blocking(move || driver.remove_all(connection.as_ref(), &volume));
         removed.await.unwrap_or_else(warn);
-        node::unmount(&self.plan.folder.volume()).await.unwrap_or_else(warn);
+        driver.close_volume(&self.plan.folder.volume()).await.unwrap_or_else(warn);
         self.stop_server().await;
     }
 

@@ -1,7 +1,7 @@
 //! The record of an attachment: what its holder knows of it, in a file for `list` and `detach`.
 
+use super::driver::Driver;
 use super::folder::{Folder, link_of};
-use super::machine::Driver;
 use block::{Error, Result};
 use clap::ValueEnum;
 use serde_json::{Value, json};

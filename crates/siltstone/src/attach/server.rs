@@ -1,18 +1,10 @@
 //! The server's end of an attachment: what its holder tells it, and the door that it opens for the node.
 
-use super::handover::{self, Connection, Ready, Start};
-use super::machine::Driver;
-use super::node::nbd_socket;
+use super::driver::{AttachedDoor, DoorConfig, OpenConnection};
+use super::handover::{self, Ready, Start};
 use super::process::{lock_memory, name_thread};
 use crate::failure::Failure;
-use block::{DevicePart, Error, Result};
-use doors::fuse::door::{FuseConfig, FuseDoor, LeftConnection};
-use doors::nbd::client::connect_for_kernel;
-use doors::nbd::door::NbdDoor;
-use doors::nbd::server::{ExportConfig, ServerConfig};
-use doors::ublk::door::{UblkConfig, UblkDoor};
-use fuse::{Ended, Mount};
-use runtime::net::{Access, Address};
+use block::{DevicePart, Result};
 use stack::Door;
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
@@ -21,7 +13,7 @@ use std::sync::Arc;
 pub struct HolderConnection {
     socket: OwnedFd,
     start: Start,
-    devices: Vec<OwnedFd>,
+    descriptors: Vec<OwnedFd>,
 }
 
 impl HolderConnection {
@@ -32,10 +24,10 @@ impl HolderConnection {
     pub fn greet() -> Result<HolderConnection, Failure> {
         let socket = std::os::fd::AsFd::as_fd(&std::io::stdin()).try_clone_to_owned();
         let socket = socket.map_err(|error| Failure::World(format!("the holder's socket: {error}")))?;
-        let (start, devices) = handover::receive(&socket)?;
+        let (start, descriptors) = handover::receive(&socket)?;
         name_thread();
         lock_memory();
-        Ok(HolderConnection { socket, start, devices })
+        Ok(HolderConnection { socket, start, descriptors })
     }
 
     /// The stack in TOML, in place of its file.
@@ -47,143 +39,24 @@ impl HolderConnection {
 /// The door of an attachment, and its holder.
 pub struct Attached {
     socket: OwnedFd,
-    door: AttachedDoor,
+    door: Box<dyn AttachedDoor>,
     device: Arc<dyn DevicePart>,
-}
-
-enum AttachedDoor {
-    Fuse(Arc<FuseDoor>),
-    Ublk(Arc<UblkDoor>),
-    Nbd(Arc<NbdDoor>),
-}
-
-impl AttachedDoor {
-    fn door(&self) -> Arc<dyn Door> {
-        match self {
-            AttachedDoor::Fuse(door) => door.clone(),
-            AttachedDoor::Ublk(door) => door.clone(),
-            AttachedDoor::Nbd(door) => door.clone(),
-        }
-    }
-
-    /// Connection of an open door, and what keeps it alive.
-    async fn connection(&self) -> Result<Option<(Connection, Vec<OwnedFd>)>> {
-        Ok(match self {
-            AttachedDoor::Fuse(door) => match door.session() {
-                Some(session) => Some((Connection::Fuse(*session.negotiated()), session.descriptors()?)),
-                None => None,
-            },
-            AttachedDoor::Ublk(door) => door.id().map(|id| (Connection::Ublk(id), Vec::new())),
-            AttachedDoor::Nbd(door) => {
-                // The n-th connection is served on shard n.
-                let (address, mut flags, mut sockets) = (door.server().address(), 0, Vec::new());
-                for _ in 0..runtime::shard_count() {
-                    let (socket, told) = connect_for_kernel(&address, "").await?;
-                    flags = told;
-                    sockets.push(socket);
-                }
-                Some((Connection::Nbd(flags), sockets))
-            }
-        })
-    }
-
-    /// Ends the connection of an open door.
-    async fn abandon(&self) -> Result<()> {
-        match self {
-            AttachedDoor::Fuse(door) => match door.session() {
-                Some(session) => Mount::existing(session.path().to_owned()).unmount().await,
-                None => Ok(()),
-            },
-            AttachedDoor::Ublk(door) => match door.id() {
-                Some(id) => runtime::blocking(move || doors::ublk::control::delete(id)).await,
-                None => Ok(()),
-            },
-            // The holder has connected no node yet.
-            AttachedDoor::Nbd(_) => Ok(()),
-        }
-    }
-
-    /// Waits until the node is gone.
-    ///
-    /// # Errors
-    /// Any other end: another server may take over.
-    async fn ended(&self) -> Result<()> {
-        match self {
-            AttachedDoor::Fuse(door) => {
-                let Some(session) = door.session() else { return Ok(()) };
-                session.ended().await;
-                match session.outcome() {
-                    Some(ended) if *ended != Ended::Unmounted => {
-                        Err(Error::io(format!("the FUSE session of the attachment has ended: {ended}")))
-                    }
-                    _ => Ok(()),
-                }
-            }
-            AttachedDoor::Ublk(door) => {
-                door.ended().await;
-                Ok(())
-            }
-            // The kernel says goodbye on all connections when the node is disconnected. After the loss of one it sends requests again that may
-            // still be in progress here: only the end of this process makes sure that they aren't carried out later.
-            AttachedDoor::Nbd(door) => {
-                let ended = door.server().first_end().await;
-                ended.map_err(|error| error.in_context("a connection of the kernel's NBD client has ended"))
-            }
-        }
-    }
 }
 
 impl Attached {
     /// Returns the door of a device, whose name is for messages. It isn't open yet.
     ///
     /// # Errors
-    /// Those of [`NbdDoor::new`].
+    /// Those of [`Driver::attached_door`](super::driver::Driver::attached_door).
     pub fn new(holder: HolderConnection, device: Arc<dyn DevicePart>, name: String) -> Result<Attached> {
-        let HolderConnection { socket, start, devices } = holder;
-        let door = match start.driver {
-            Driver::Fuse => {
-                let left = start.left.and_then(|left| match left {
-                    Connection::Fuse(negotiated) => Some(LeftConnection { devices, negotiated }),
-                    _ => None,
-                });
-                let config = FuseConfig {
-                    device: device.clone(),
-                    path: start.path,
-                    read_only: false,
-                    allow_other: false,
-                    stop_limit: doors::fuse::door::STOP_LIMIT,
-                };
-                AttachedDoor::Fuse(Arc::new(FuseDoor::held(config, left)))
-            }
-            Driver::Ublk => {
-                let left = start.left.and_then(|left| match left {
-                    Connection::Ublk(id) => Some(id),
-                    _ => None,
-                });
-                let config = UblkConfig {
-                    name,
-                    device: device.clone(),
-                    id: None,
-                    read_only: false,
-                    stop_limit: doors::ublk::door::STOP_LIMIT,
-                };
-                AttachedDoor::Ublk(Arc::new(UblkDoor::held(config, left)))
-            }
-            Driver::Nbd => {
-                let export = ExportConfig {
-                    name,
-                    description: String::new(),
-                    device: device.clone(),
-                    read_only: false,
-                };
-                AttachedDoor::Nbd(Arc::new(NbdDoor::new(ServerConfig {
-                    address: Address::Unix(nbd_socket(&start.path)),
-                    access: Access::default(),
-                    exports: vec![export],
-                    max_connections: runtime::shard_count(),
-                })?))
-            }
-        };
+        let HolderConnection { socket, start, descriptors } = holder;
+        let door = start.driver.attached_door(DoorConfig {
+            device: device.clone(),
+            name,
+            volume: start.volume,
+            left: start.left,
+            descriptors,
+        })?;
         Ok(Attached { socket, door, device })
     }
 
@@ -207,7 +80,7 @@ impl Attached {
     pub async fn ready(&self) -> Result<()> {
         let told = self.door.connection().await.and_then(|connection| match connection {
             None => Ok(()),
-            Some((connection, devices)) => {
+            Some(OpenConnection { connection, descriptors }) => {
                 let geometry = self.device.geometry();
                 let ready = Ready {
                     connection,
@@ -216,7 +89,7 @@ impl Attached {
                     read_only: geometry.read_only,
                     keeps_acknowledged: self.device.keeps_acknowledged(),
                 };
-                handover::send(&self.socket, &ready, &devices)
+                handover::send(&self.socket, &ready, &descriptors)
             }
         });
         if told.is_err() {

@@ -1,0 +1,185 @@
+//! Nodes of the kernel's NBD client, `/dev/nbdN`. The server negotiates a connection for each shard with its own door and passes the
+//! client's ends to the holder, which gives them to the kernel.
+
+use super::super::folder::OWNER_ONLY;
+use super::super::handover::{Connection, Ready};
+use super::super::node::claim;
+use super::{AttachedDoor, DoorConfig, NodeDriver, NodeRequest, OpenConnection};
+use block::{Call, Error, Result};
+use doors::nbd::client::connect_for_kernel;
+use doors::nbd::door::NbdDoor;
+use doors::nbd::kernel;
+use doors::nbd::server::{ExportConfig, ServerConfig};
+use runtime::net::{Access, Address};
+use runtime::sync::StopSource;
+use stack::Door;
+use std::os::fd::OwnedFd;
+use std::os::unix::net::UnixStream;
+use std::path::{Path, PathBuf};
+use std::sync::{Arc, OnceLock};
+use std::time::Duration;
+
+/// The holder's half.
+pub struct NbdNodes;
+
+/// Identifier of the device of a volume.
+fn backend(volume: &Path) -> String {
+    volume.display().to_string()
+}
+
+/// Socket of the door of a volume.
+fn socket(volume: &Path) -> PathBuf {
+    volume.with_extension("sock")
+}
+
+/// Disconnects the devices of a volume: their users get I/O errors from now on.
+fn disconnect_all(volume: &Path) -> Result<()> {
+    let backend = backend(volume);
+    kernel::all_of(&backend).iter().try_for_each(|node| kernel::disconnect(node, &backend))
+}
+
+impl NodeDriver for NbdNodes {
+    fn check(&self) -> Result<()> {
+        kernel::check()
+    }
+
+    fn passes_descriptors_on(&self) -> bool {
+        true
+    }
+
+    fn frees_number_on_abort(&self) -> bool {
+        true
+    }
+
+    fn make(&self, request: &NodeRequest, ready: &Ready, descriptors: Vec<OwnedFd>) -> Result<PathBuf> {
+        let Connection::Nbd(flags) = ready.connection else {
+            let other = &ready.connection;
+            return Err(Error::protocol(format!("connection of an attachment over NBD: {other:?}")));
+        };
+        let client = kernel::Client {
+            bytes: ready.bytes,
+            sector_size: request.sector_size,
+            flags,
+            // The holder decides when requests fail; the kernel, if there is no holder any more.
+            dead_limit: request.recover_within + Duration::from_secs(1),
+        };
+        kernel::connect(&client, &backend(&request.volume), &descriptors)
+    }
+
+    fn take_over(&self, node: &Path, volume: &Path, descriptors: Vec<OwnedFd>) -> Result<()> {
+        kernel::reconnect(node, &backend(volume), &descriptors)
+    }
+
+    fn abort(&self, _connection: &Connection, volume: &Path) -> Result<()> {
+        disconnect_all(volume)
+    }
+
+    /// The kernel lets requests that a lost server hadn't answered wait without limit, and so the users of the node.
+    fn abort_without_server(&self, volume: &Path) -> Result<()> {
+        match UnixStream::connect(socket(volume)) {
+            Ok(_) => Ok(()),
+            Err(_) => disconnect_all(volume),
+        }
+    }
+
+    fn nodes(&self, volume: &Path) -> Vec<PathBuf> {
+        kernel::all_of(&backend(volume))
+    }
+
+    fn remove_unused(&self, node: &Path, volume: &Path) -> Result<()> {
+        if !kernel::is_of(node, &backend(volume)) {
+            return Ok(());
+        }
+        // Held until the device is disconnected.
+        let _claim = claim(node)?;
+        kernel::disconnect(node, &backend(volume))
+    }
+
+    fn is_unreleased(&self, node: &Path, volume: &Path) -> bool {
+        kernel::is_of(node, &backend(volume))
+    }
+
+    fn remove_all(&self, _connection: Option<&Connection>, volume: &Path) -> Result<()> {
+        disconnect_all(volume)
+    }
+}
+
+/// The server's half.
+pub struct NbdAttachedDoor {
+    door: Arc<NbdDoor>,
+    first_end: Arc<FirstEnd>,
+}
+
+/// End of the first connection.
+#[derive(Default)]
+struct FirstEnd {
+    happened: StopSource,
+    /// Error of the first connection that the client didn't end by DISC or ABORT.
+    loss: OnceLock<Error>,
+}
+
+/// Returns the server's half.
+///
+/// # Errors
+/// Those of [`NbdDoor::new`].
+pub fn door(config: DoorConfig) -> Result<NbdAttachedDoor> {
+    let export = ExportConfig {
+        name: config.name,
+        description: String::new(),
+        device: config.device,
+        read_only: false,
+    };
+    let door = NbdDoor::new(ServerConfig {
+        address: Address::Unix(socket(&config.volume)),
+        access: Access::with_mode(OWNER_ONLY),
+        exports: vec![export],
+        max_connections: runtime::shard_count(),
+    })?;
+    let first_end = Arc::<FirstEnd>::default();
+    let observed = first_end.clone();
+    door.server().on_end(move |end| {
+        if let Err(error) = end {
+            let _first_stays = observed.loss.set(error);
+        }
+        observed.happened.stop();
+    });
+    Ok(NbdAttachedDoor { door: Arc::new(door), first_end })
+}
+
+impl AttachedDoor for NbdAttachedDoor {
+    fn door(&self) -> Arc<dyn Door> {
+        self.door.clone()
+    }
+
+    fn connection(&self) -> Call<'_, Result<Option<OpenConnection>>> {
+        Call::new(async {
+            // The n-th connection is served on shard n.
+            let (address, mut flags, mut descriptors) = (self.door.server().address(), 0, Vec::new());
+            for _ in 0..runtime::shard_count() {
+                let (socket, told) = connect_for_kernel(&address, "").await?;
+                flags = told;
+                descriptors.push(socket);
+            }
+            Ok(Some(OpenConnection { connection: Connection::Nbd(flags), descriptors }))
+        })
+    }
+
+    /// The holder has connected no node yet.
+    fn abandon(&self) -> Call<'_, Result<()>> {
+        Call::ready(Ok(()))
+    }
+
+    /// The kernel sends DISC on all connections when the node is disconnected. After the loss of one it sends requests again that may
+    /// still be in progress here: only the end of this process makes sure that they aren't carried out later.
+    fn ended(&self) -> Call<'_, Result<()>> {
+        Call::new(async {
+            self.first_end.happened.token().stopped().await;
+            match self.first_end.loss.get() {
+                None => Ok(()),
+                Some(error) => {
+                    Err(error.clone().in_context("a connection of the kernel's NBD client has ended"))
+                }
+            }
+        })
+    }
+}
