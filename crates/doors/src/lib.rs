@@ -6,11 +6,13 @@
 //! - [`ublk`]: a device as a block device of the kernel.
 //! - [`vhost_user`]: the vhost-user-blk protocol, for disks of virtual machines.
 //! - [`served`]: what the doors have in common.
+//! - [`sysfs`]: attributes of the machine's block devices.
 //!
 //! Left to others: the requests to devices (every other crate), sockets and tasks (`runtime`).
 
 pub mod fuse;
 pub mod nbd;
 pub mod served;
+pub mod sysfs;
 pub mod ublk;
 pub mod vhost_user;

@@ -86,7 +86,12 @@ pub(super) struct Watch {
     waits: Cell<bool>,
     /// Whether the client was too slow while another connection waited.
     slow: Cell<bool>,
+    /// Observer of the end, until it has been told.
+    observer: RefCell<Option<EndObserver>>,
 }
+
+/// Is told the end of a connection once, before requests in flight have ended.
+pub(super) type EndObserver = Box<dyn FnOnce(&End)>;
 
 /// A transfer (a send, or the payload of a large write), and the time for which other connections waited for memory meanwhile.
 #[derive(Default)]
@@ -111,7 +116,7 @@ impl Pace {
 }
 
 impl Watch {
-    pub(super) fn new(stream: Stream) -> Watch {
+    pub(super) fn new(stream: Stream, observer: EndObserver) -> Watch {
         Watch {
             stream,
             deadline: Cell::new(None),
@@ -125,6 +130,15 @@ impl Watch {
             holds: Cell::new(false),
             waits: Cell::new(false),
             slow: Cell::new(false),
+            observer: RefCell::new(Some(observer)),
+        }
+    }
+
+    /// Tells the observer the end of the connection.
+    pub(super) fn tell_end(&self, end: &End) {
+        let observer = self.observer.take();
+        if let Some(observer) = observer {
+            observer(end);
         }
     }
 
@@ -458,6 +472,7 @@ impl<'c> Connection<'c> {
     #[cold]
     fn end(&mut self, end: End) {
         if self.end.is_none() {
+            self.watch.tell_end(&end);
             self.end = Some(end);
             self.share.leave();
             self.watch.deadline.set(None);

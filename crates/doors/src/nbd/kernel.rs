@@ -9,11 +9,11 @@
 //!   kernel also shuts a connection down that hasn't answered a request by then: the server has to end, and another one to be started,
 //!   since it may carry out that request after the kernel has sent it again.
 //!
-//! The messages are left to the module `netlink`; [`sysfs`] reads what the kernel tells of block devices.
+//! The messages are left to the module `netlink`.
 
 mod netlink;
-pub mod sysfs;
 
+use crate::sysfs;
 use block::{Error, Result};
 use netlink::{Answer, CONTROLLER, Request};
 use rustix::io::retry_on_intr;

@@ -95,6 +95,17 @@ struct Shared {
 
 type EndObserver = Box<dyn Fn(Result<()>) + Send + Sync>;
 
+impl Shared {
+    fn tell_end(&self, end: &End) {
+        if let Some(observer) = self.on_end.get() {
+            observer(match end {
+                End::Goodbye | End::Stopped => Ok(()),
+                end => Err(Error::disconnected(end.to_string())),
+            });
+        }
+    }
+}
+
 /// State of a server on one shard.
 struct ShardPart {
     shared: Arc<Shared>,
@@ -234,8 +245,8 @@ impl Server {
         self.shared.connections.load(Ordering::Relaxed)
     }
 
-    /// Calls `observer` at the end of each connection, on the connection's shard: with [`Error::Disconnected`] unless the client
-    /// ended it by DISC or ABORT, or the server stops. A server has one observer: later calls change nothing.
+    /// Calls `observer` at the end of each connection, on the connection's shard, before its requests in flight have ended: with
+    /// [`Error::Disconnected`] unless the client ended it by DISC or ABORT, or the server stops. A server has one observer: later calls change nothing.
     pub fn on_end(&self, observer: impl Fn(Result<()>) + Send + Sync + 'static) {
         let _first_stays = self.shared.on_end.set(Box::new(observer));
     }
@@ -368,7 +379,8 @@ async fn run_connection(remote: RemoteStream, place: ConnectionSlot) {
     let Some(part) = place.0.parts.here() else { return };
     let number = part.next_connection.get();
     part.next_connection.set(number + 1);
-    let watch = Rc::new(Watch::new(remote.into_stream()));
+    let shared = part.shared.clone();
+    let watch = Rc::new(Watch::new(remote.into_stream(), Box::new(move |end| shared.tell_end(end))));
     part.connections.borrow_mut().insert(number, watch.clone());
     if !part.watching.replace(true) {
         runtime::spawn(keep_watch(part.clone())).detach();
@@ -387,12 +399,7 @@ async fn run_connection(remote: RemoteStream, place: ConnectionSlot) {
             tracing::warn!("{}: {end}", part.shared.address);
         }
     }
-    if let Some(observer) = part.shared.on_end.get() {
-        observer(match end {
-            End::Goodbye | End::Stopped => Ok(()),
-            end => Err(Error::disconnected(end.to_string())),
-        });
-    }
+    watch.tell_end(&end);
     let listed = part.connections.borrow_mut().remove(&number);
     drop(served);
     drop((listed, watch, place, devices));

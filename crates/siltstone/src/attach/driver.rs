@@ -86,11 +86,14 @@ pub trait NodeDriver: Sync {
         true
     }
 
-    /// Whether the holder passes each server's descriptors on to the kernel, by [`NodeDriver::make`] and [`NodeDriver::take_over`], and
-    /// keeps none. Otherwise it keeps them for the next server.
+    /// Whether each server's descriptors are passed on to the kernel, by [`NodeDriver::make`] and [`NodeDriver::take_over`]. Otherwise
+    /// they are kept for the next server.
     fn passes_descriptors_on(&self) -> bool {
         false
     }
+
+    /// Ends what a lost server has left open. `descriptors` are those that it gave to the holder.
+    fn server_lost(&self, _descriptors: &[OwnedFd]) {}
 
     /// Whether the kernel gives the number of an [aborted](NodeDriver::abort) node to other devices once the node has no users.
     fn frees_number_on_abort(&self) -> bool {

@@ -149,13 +149,13 @@ struct Holder {
     /// The process that is being started.
     starting: Rc<RefCell<Option<Process>>>,
     server: Option<(Process, OwnedFd)>,
-    /// Descriptors and negotiation of the connection, while requests may be answered. Descriptors that were
-    /// [passed on](NodeDriver::passes_descriptors_on) aren't among them: the kernel has them, and an unused one has to be
-    /// closed, so that its server ends.
+    /// Descriptors and negotiation of the connection, while requests may be answered.
     connection: Option<(Vec<OwnedFd>, Ready)>,
     /// The connection that was aborted last, and the task that does it.
     aborting: Option<(Connection, JoinHandle<()>)>,
     record: Option<Record>,
+    /// Whether the node has been removed, though a last user may keep it.
+    is_removed: bool,
 }
 
 /// Attaches, tells `attached` the record, and holds until the node is detached. The folder has been created, and is removed.
@@ -191,6 +191,7 @@ async fn attach_and_hold(plan: &Rc<Plan>, attached: impl FnOnce(&Record)) -> Res
         server: None,
         connection: None,
         aborting: None,
+        is_removed: false,
         record: None,
     };
     holder.start_server(Duration::ZERO);
@@ -321,11 +322,11 @@ async fn start_server(
     let talking = runtime::blocking(move || {
         handover::send(&socket, &start, left.as_ref().map_or(&[], |left| &left.descriptors))?;
         let before = left.map(|left| (left.ready, left.node));
-        let (ready, mut descriptors) = handover::receive::<Ready>(&socket)?;
+        let (ready, descriptors) = handover::receive::<Ready>(&socket)?;
         if let Some((before, Some(node))) = before
             && before.can_be_answered_by(&ready)
         {
-            driver.take_over(&node, &volume, to_pass_on(driver, &mut descriptors))?;
+            driver.take_over(&node, &volume, to_pass_on(driver, &descriptors)?)?;
         }
         Ok(((ready, descriptors), socket))
     });
@@ -342,11 +343,16 @@ async fn start_server(
 }
 
 /// Takes those of a server's descriptors that its driver passes on.
-fn to_pass_on(driver: &dyn NodeDriver, descriptors: &mut Vec<OwnedFd>) -> Vec<OwnedFd> {
+fn to_pass_on(driver: &dyn NodeDriver, descriptors: &[OwnedFd]) -> Result<Vec<OwnedFd>> {
     match driver.passes_descriptors_on() {
-        true => std::mem::take(descriptors),
-        false => Vec::new(),
+        true => duplicates(descriptors),
+        false => Ok(Vec::new()),
     }
+}
+
+fn duplicates(descriptors: &[OwnedFd]) -> Result<Vec<OwnedFd>> {
+    let duplicates = descriptors.iter().map(OwnedFd::try_clone).collect::<std::io::Result<_>>();
+    duplicates.map_err(|error| Error::from_io(&error, "duplicating a descriptor of the connection"))
 }
 
 fn wait(child: &mut Child) -> ExitStatus {
@@ -438,16 +444,20 @@ impl Holder {
         let (plan, events, starting, number) =
             (self.plan.clone(), self.events.clone(), self.starting.clone(), self.started);
         let copied = |(descriptors, ready): &(Vec<OwnedFd>, Ready)| {
-            let descriptors = descriptors.iter().map(OwnedFd::try_clone).collect::<std::io::Result<_>>()?;
+            // Those that the kernel has are of no use to another server.
+            let descriptors = match self.plan.driver.node_driver().passes_descriptors_on() {
+                true => Vec::new(),
+                false => duplicates(descriptors)?,
+            };
             let node = self.record.as_ref().map(|record| record.node.clone());
-            std::io::Result::Ok(LeftConnection { descriptors, ready: ready.clone(), node })
+            Ok::<_, Error>(LeftConnection { descriptors, ready: ready.clone(), node })
         };
         let left = self.connection.as_ref().map(copied).transpose();
         runtime::spawn(async move {
             runtime::sleep(pause).await;
             let outcome = match left {
                 Ok(left) => start_server(&plan, number, left, &starting, &events).await,
-                Err(error) => Err(Error::from_io(&error, "duplicating a descriptor of the connection")),
+                Err(error) => Err(error),
             };
             *starting.borrow_mut() = None;
             events.push(Event::Started(outcome));
@@ -467,9 +477,9 @@ impl Holder {
                 return Ok(());
             }
         };
-        let Server { process, ready, mut descriptors, socket } = server;
+        let Server { process, ready, descriptors, socket } = server;
         if self.phase == Phase::Starting {
-            self.make_node(&ready, &mut descriptors);
+            self.make_node(&ready, &descriptors)?;
             self.connection = Some((descriptors, ready));
             self.server = Some((process, socket));
             return Ok(());
@@ -516,6 +526,15 @@ impl Holder {
             return Ok(());
         }
         self.server = None;
+        if let Some((descriptors, _)) = &self.connection {
+            self.plan.driver.node_driver().server_lost(descriptors);
+        }
+        if self.is_removed {
+            // The server has seen the end of the node, which a last user keeps.
+            self.connection = None;
+            self.set_state(State::Failed);
+            return Ok(());
+        }
         if self.phase == Phase::MakingNode {
             // What makes the node may wait for the answer to a request.
             self.abort();
@@ -580,8 +599,11 @@ impl Holder {
         self.aborting = Some((connection, aborting));
     }
 
-    /// Begins to make the node. Takes those of the server's descriptors that the driver passes on.
-    fn make_node(&mut self, ready: &Ready, descriptors: &mut Vec<OwnedFd>) {
+    /// Begins to make the node.
+    ///
+    /// # Errors
+    /// Those of duplicating the descriptors that the driver passes on.
+    fn make_node(&mut self, ready: &Ready, descriptors: &[OwnedFd]) -> Result<()> {
         self.phase = Phase::MakingNode;
         let driver = self.plan.driver.node_driver();
         let request = NodeRequest {
@@ -590,12 +612,13 @@ impl Holder {
             recover_within: self.plan.recover_within,
         };
         let (events, ready, descriptors) =
-            (self.events.clone(), ready.clone(), to_pass_on(driver, descriptors));
+            (self.events.clone(), ready.clone(), to_pass_on(driver, descriptors)?);
         runtime::spawn(async move {
             let making = runtime::blocking(move || driver.make(&request, &ready, descriptors));
             events.push(Event::Node(making.await));
         })
         .detach();
+        Ok(())
     }
 
     fn node_made(&mut self, node: PathBuf) -> Result<()> {
@@ -625,7 +648,10 @@ impl Holder {
     /// Removes the node and ends the server.
     async fn detach(&mut self) -> Result<()> {
         let Some(node) = self.record.as_ref().map(|record| record.node.clone()) else { return Ok(()) };
-        node::detach(self.plan.driver, &node, &self.plan.folder.volume()).await?;
+        let (driver, volume) = (self.plan.driver, self.plan.folder.volume());
+        node::remove_unused(driver, &node, &volume).await?;
+        self.is_removed = true;
+        node::released(driver, &node, &volume).await?;
         self.connection = None;
         self.stop_server().await;
         Ok(())

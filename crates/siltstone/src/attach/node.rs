@@ -4,7 +4,7 @@ use super::driver::Driver;
 use super::folder::Folder;
 use super::record::Record;
 use block::{Error, Result};
-use doors::nbd::kernel::sysfs;
+use doors::sysfs;
 use rustix::fs::{Mode, OFlags};
 use std::os::fd::OwnedFd;
 use std::os::unix::fs::MetadataExt;
@@ -95,13 +95,30 @@ fn users(node: &Path) -> Result<Vec<String>> {
 /// [`Error::Busy`] with the users, or if the node or what is below it is still in use some seconds later; those of the kernel and of
 /// `losetup`.
 pub async fn detach(driver: Driver, node: &Path, volume: &Path) -> Result<()> {
+    remove_unused(driver, node, volume).await?;
+    released(driver, node, volume).await
+}
+
+/// Removes a node that nobody uses. [`released`] follows.
+///
+/// # Errors
+/// [`Error::Busy`] with the users; those of the kernel and of `losetup`.
+pub async fn remove_unused(driver: Driver, node: &Path, volume: &Path) -> Result<()> {
     let driver = driver.node_driver();
     let remove = async || {
         let (node, volume) = (node.to_owned(), volume.to_owned());
         runtime::blocking(move || driver.remove_unused(&node, &volume)).await
     };
     // udev may look at the node for a moment.
-    runtime::retry_while_busy(LOOK_LIMIT, remove).await?;
+    runtime::retry_while_busy(LOOK_LIMIT, remove).await
+}
+
+/// Waits until a node that was removed is released, and removes what was below it.
+///
+/// # Errors
+/// [`Error::Busy`] if it is still in use some seconds later: it is released with its last user then.
+pub async fn released(driver: Driver, node: &Path, volume: &Path) -> Result<()> {
+    let driver = driver.node_driver();
     // It may look again while the node is removed.
     let is_released = async || match driver.is_unreleased(node, volume) {
         false => Ok(()),

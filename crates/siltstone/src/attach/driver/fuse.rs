@@ -8,7 +8,7 @@ use super::super::node::claim;
 use super::{AttachedDoor, DoorConfig, NodeDriver, NodeRequest, OpenConnection};
 use block::{Call, Error, Result};
 use doors::fuse::door::{FuseConfig, FuseDoor, LeftConnection, STOP_LIMIT};
-use doors::nbd::kernel::sysfs;
+use doors::sysfs;
 use fuse::protocol::init_flag::HAS_RESEND;
 use fuse::{Ended, Mount};
 use stack::Door;

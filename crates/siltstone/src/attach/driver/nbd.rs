@@ -11,12 +11,12 @@ use doors::nbd::door::NbdDoor;
 use doors::nbd::kernel;
 use doors::nbd::server::{ExportConfig, ServerConfig};
 use runtime::net::{Access, Address};
-use runtime::sync::StopSource;
+use runtime::sync::{StopSource, StopToken};
 use stack::Door;
 use std::os::fd::OwnedFd;
 use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
-use std::sync::{Arc, OnceLock};
+use std::sync::Arc;
 use std::time::Duration;
 
 /// The holder's half.
@@ -45,6 +45,15 @@ impl NodeDriver for NbdNodes {
 
     fn passes_descriptors_on(&self) -> bool {
         true
+    }
+
+    /// The sockets of a killed process stay open as long as its rings have disk I/O in flight, and the kernel's client gives up a
+    /// connection only when it ends.
+    fn server_lost(&self, descriptors: &[OwnedFd]) {
+        for connection in descriptors {
+            // It may have ended already.
+            let _shut_down = rustix::net::shutdown(connection, rustix::net::Shutdown::Both);
+        }
     }
 
     fn frees_number_on_abort(&self) -> bool {
@@ -107,15 +116,8 @@ impl NodeDriver for NbdNodes {
 /// The server's half.
 pub struct NbdAttachedDoor {
     door: Arc<NbdDoor>,
-    first_end: Arc<FirstEnd>,
-}
-
-/// End of the first connection.
-#[derive(Default)]
-struct FirstEnd {
-    happened: StopSource,
-    /// Error of the first connection that the client didn't end by DISC or ABORT.
-    loss: OnceLock<Error>,
+    /// Raised when the kernel has disconnected the node.
+    disconnected: StopToken,
 }
 
 /// Returns the server's half.
@@ -135,15 +137,18 @@ pub fn door(config: DoorConfig) -> Result<NbdAttachedDoor> {
         exports: vec![export],
         max_connections: runtime::shard_count(),
     })?;
-    let first_end = Arc::<FirstEnd>::default();
-    let observed = first_end.clone();
+    let disconnected = StopSource::new();
+    let token = disconnected.token();
     door.server().on_end(move |end| {
         if let Err(error) = end {
-            let _first_stays = observed.loss.set(error);
+            // The kernel sends the connection's requests again, also to this server over another connection. One that is still in
+            // progress must not be carried out after that.
+            tracing::error!("a connection of the kernel's NBD client has ended: {error}");
+            std::process::exit(1);
         }
-        observed.happened.stop();
+        disconnected.stop();
     });
-    Ok(NbdAttachedDoor { door: Arc::new(door), first_end })
+    Ok(NbdAttachedDoor { door: Arc::new(door), disconnected: token })
 }
 
 impl AttachedDoor for NbdAttachedDoor {
@@ -169,17 +174,11 @@ impl AttachedDoor for NbdAttachedDoor {
         Call::ready(Ok(()))
     }
 
-    /// The kernel sends DISC on all connections when the node is disconnected. After the loss of one it sends requests again that may
-    /// still be in progress here: only the end of this process makes sure that they aren't carried out later.
+    /// The kernel sends DISC on all connections when the node is disconnected. The loss of one ends this process.
     fn ended(&self) -> Call<'_, Result<()>> {
         Call::new(async {
-            self.first_end.happened.token().stopped().await;
-            match self.first_end.loss.get() {
-                None => Ok(()),
-                Some(error) => {
-                    Err(error.clone().in_context("a connection of the kernel's NBD client has ended"))
-                }
-            }
+            self.disconnected.stopped().await;
+            Ok(())
         })
     }
 }
