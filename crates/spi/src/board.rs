@@ -97,9 +97,9 @@ impl Board {
         }
     }
 
-    /// Lowers CS#.
+    /// Lowers CS#. A transaction that is open ends first.
     pub fn select(&mut self) {
-        self.tick();
+        self.deselect();
         self.chip.select();
     }
 
@@ -199,8 +199,7 @@ impl Board {
 
     /// Ends what runs and removes the supply in good order, as before a clean stop.
     pub fn shut_down(&mut self) {
-        self.tick();
-        self.chip.deselect();
+        self.deselect();
         self.chip.finish_operation();
         self.chip.power_off();
     }

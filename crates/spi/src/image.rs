@@ -3,10 +3,10 @@
 //! # Promises
 //! - The image is the array, byte by byte, without a header: programmers and other emulators can use it.
 //! - One server at a time: the image is locked (flock) as long as it is open.
-//! - What the chip programmed or erased is in the files within [`WRITE_INTERVAL`] and the time that writing takes, and durable then:
-//!   the killing of the server loses no more. [`ImageFile::sync`] and a clean stop write everything.
-//! - The state file is replaced as a whole (rename); it is written after the image. A killed server can leave one that is older than
-//!   the image by one interval.
+//! - What the chip programmed or erased is in the files within [`WRITE_INTERVAL`] and the time that writing takes, and durable then.
+//!   [`ImageFile::sync`] and a clean stop write everything.
+//! - After a kill or a crash of the machine the image is a fuzzy copy: changes of the last interval may be there in part and in any
+//!   order. The state file is replaced as a whole (rename), and older than the image by at most one interval.
 //!
 //! # State file
 //! `IMAGE.state` is JSON, version 1: `format` ("siltstone spi chip state"), `version`, `chip` (name), and `non_volatile`: `registers` (values
@@ -172,43 +172,43 @@ impl ImageFile {
         result
     }
 
+    /// Writes what had changed when it is called, then the state of that time.
     async fn write_changes(&self, board: &RefCell<Board>) -> Result<()> {
-        let mut wrote = false;
-        loop {
-            let (range, data) = {
-                let mut board = board.borrow_mut();
-                let chip = board.chip();
-                let Some(range) = chip.take_changed(PIECE as u32) else { break };
-                let data = Data::copy_of(&chip.memory()[range.start as usize..range.end as usize]);
-                (range, data)
-            };
-            let offset = u64::from(range.start);
-            let written = self.file.write_at(offset, Payload::from(data), Durability::Visible).await;
-            if let Err(error) = written {
-                board.borrow_mut().chip().mark_changed(range);
-                return Err(error);
-            }
-            wrote = true;
-        }
-        if wrote && let Err(error) = self.file.sync_data().await {
-            // After a failed sync the kernel may have dropped any of the written pages.
-            let mut board = board.borrow_mut();
-            let size = board.chip().description().size;
-            board.chip().mark_changed(0..size);
-            return Err(error);
-        }
-        self.write_state(board).await
-    }
-
-    async fn write_state(&self, board: &RefCell<Board>) -> Result<()> {
-        let (name, non_volatile) = {
+        let (ranges, state) = {
             let mut board = board.borrow_mut();
             let chip = board.chip();
-            if self.saved.borrow().as_ref() == Some(chip.non_volatile()) {
-                return Ok(());
-            }
-            (chip.description().name.clone(), chip.non_volatile().clone())
+            let ranges: Vec<_> = std::iter::from_fn(|| chip.take_changed(PIECE as u32)).collect();
+            let is_saved = self.saved.borrow().as_ref() == Some(chip.non_volatile());
+            (ranges, (!is_saved).then(|| (chip.description().name.clone(), chip.non_volatile().clone())))
         };
+        let mark = |ranges: &[std::ops::Range<u32>]| {
+            let mut board = board.borrow_mut();
+            ranges.iter().for_each(|range| board.chip().mark_changed(range.clone()));
+        };
+        for (index, range) in ranges.iter().enumerate() {
+            let bytes = range.start as usize..range.end as usize;
+            let data = Data::copy_of(&board.borrow_mut().chip().memory()[bytes]);
+            let offset = u64::from(range.start);
+            if let Err(error) = self.file.write_at(offset, data.into(), Durability::Visible).await {
+                mark(&ranges[index..]);
+                return Err(error);
+            }
+        }
+        if !ranges.is_empty()
+            && let Err(error) = self.file.sync_data().await
+        {
+            // After a failed sync the kernel may have dropped any of the written pages.
+            let size = board.borrow_mut().chip().description().size;
+            mark(std::slice::from_ref(&(0..size)));
+            return Err(error);
+        }
+        match state {
+            Some((name, non_volatile)) => self.write_state(name, non_volatile).await,
+            None => Ok(()),
+        }
+    }
+
+    async fn write_state(&self, name: String, non_volatile: NonVolatile) -> Result<()> {
         let state = StateFile { format: FORMAT.to_owned(), version: VERSION, chip: name, non_volatile };
         let text = serde_json::to_vec(&state)
             .map_err(|error| Error::io(format!("state of {}: {error}", self.path.display())))?;

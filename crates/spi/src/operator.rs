@@ -15,7 +15,7 @@
 
 use crate::board::{Board, hex};
 use crate::image::{ImageFile, WRITE_INTERVAL};
-use crate::server::{Server, unless_stopped};
+use crate::server::Server;
 use block::{Error, Result};
 use runtime::TaskGroup;
 use runtime::sync::StopSource;
@@ -49,7 +49,7 @@ impl Station {
             let (board, token) = (board.clone(), stop.token());
             writer
                 .spawn(async move {
-                    while unless_stopped(&token, runtime::sleep(WRITE_INTERVAL)).await.is_some() {
+                    while token.unless_stopped(runtime::sleep(WRITE_INTERVAL)).await.is_some() {
                         // The error is kept in the image, and told by a status and at the end.
                         let _ = image.sync(&board).await;
                     }

@@ -20,7 +20,7 @@ use runtime::net::{Access, Address, Listener, Stream};
 use runtime::sync::{StopSource, StopToken};
 use runtime::{Instant, TaskGroup};
 use std::cell::{Cell, RefCell};
-use std::future::{Future, poll_fn};
+use std::future::poll_fn;
 use std::path::PathBuf;
 use std::pin::pin;
 use std::rc::Rc;
@@ -45,8 +45,8 @@ const POLL_LIMIT: Duration = Duration::from_micros(25);
 const INTERRUPTED: Duration = Duration::from_micros(200);
 /// Requests that are waited for without polling after an interruption.
 const MOST_UNPOLLED: u32 = 1000;
-/// Pause of the server when the system has no resources for another connection.
-const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
+/// Time after which a connection with many requests lets other tasks run.
+const LONGEST_TURN: Duration = Duration::from_millis(1);
 
 const _: () = assert!(LONGEST_REQUEST <= REQUESTS, "a request fits into its buffer");
 
@@ -146,43 +146,26 @@ impl Server {
     }
 }
 
-/// Waits for a future, at most until the stop signal.
-pub(crate) async fn unless_stopped<F: Future>(stop: &StopToken, future: F) -> Option<F::Output> {
-    let (mut stopped, mut future) = (pin!(stop.stopped()), pin!(future));
-    poll_fn(|context| match stopped.as_mut().poll(context) {
-        Poll::Ready(()) => Poll::Ready(None),
-        Poll::Pending => future.as_mut().poll(context).map(Some),
-    })
-    .await
-}
-
 async fn accept(
     shared: Rc<Shared>,
     listener: Listener,
     tasks: TaskGroup,
     failure: Rc<RefCell<Option<Error>>>,
 ) {
-    while let Some(accepted) = unless_stopped(&shared.stop, listener.accept()).await {
-        match accepted {
-            Ok(stream) if shared.programmers.get() < MOST_PROGRAMMERS => {
-                shared.programmers.set(shared.programmers.get() + 1);
-                shared.connected.set(shared.connected.get() + 1);
-                let shared = shared.clone();
-                tasks
-                    .spawn(async move {
-                        Connection::new(shared.clone(), Line::Socket(stream)).serve().await;
-                        shared.programmers.set(shared.programmers.get() - 1);
-                    })
-                    .detach();
-            }
-            Ok(_) => {
-                tracing::warn!("a programmer was refused: the limit of {MOST_PROGRAMMERS} is reached");
-            }
-            Err(error) => {
-                tracing::warn!("serprog: {error}");
-                unless_stopped(&shared.stop, runtime::sleep(ACCEPT_PAUSE)).await;
-            }
+    while let Some(stream) = listener.accept_until(&shared.stop).await {
+        if shared.programmers.get() >= MOST_PROGRAMMERS {
+            tracing::warn!("a programmer was refused: the limit of {MOST_PROGRAMMERS} is reached");
+            continue;
         }
+        shared.programmers.set(shared.programmers.get() + 1);
+        shared.connected.set(shared.connected.get() + 1);
+        let shared = shared.clone();
+        tasks
+            .spawn(async move {
+                Connection::new(shared.clone(), Line::Socket(stream)).serve().await;
+                shared.programmers.set(shared.programmers.get() - 1);
+            })
+            .detach();
     }
     if let Err(error) = listener.close().await {
         failure.replace(Some(error));
@@ -351,7 +334,7 @@ impl Connection {
             })
             .await
         };
-        match unless_stopped(&self.shared.stop, both).await {
+        match self.shared.stop.unless_stopped(both).await {
             Some(Some((Ok(count), buffer))) => Ok((count, buffer)),
             _ => Err(Over),
         }
@@ -381,7 +364,7 @@ impl Connection {
     }
 
     async fn receive(&self, buffer: Buffer) -> Result<(usize, Buffer), Over> {
-        match unless_stopped(&self.shared.stop, self.line.receive(buffer)).await {
+        match self.shared.stop.unless_stopped(self.line.receive(buffer)).await {
             Some((Ok(count), buffer)) => Ok((count, buffer)),
             Some((Err(_), _)) | None => Err(Over),
         }
@@ -390,7 +373,16 @@ impl Connection {
     /// Carries out all complete requests. Returns a buffer with the bytes that are left.
     async fn answer(&mut self, mut requests: Buffer) -> Result<Buffer, Over> {
         let mut begin = 0;
+        let mut turn = runtime::now();
         loop {
+            // An operation on the whole chip takes milliseconds, and others use this shard.
+            if turn.elapsed() > LONGEST_TURN {
+                runtime::yield_now().await;
+                if self.shared.stop.is_stopped() {
+                    return Err(Over);
+                }
+                turn = runtime::now();
+            }
             let step = self.session.next(&requests.filled()[begin..]);
             match step {
                 Step::Wait => break,
@@ -451,7 +443,7 @@ impl Connection {
             return Ok(());
         }
         self.flush().await?;
-        unless_stopped(&self.shared.stop, runtime::sleep(delay)).await.ok_or(Over)
+        self.shared.stop.unless_stopped(runtime::sleep(delay)).await.ok_or(Over)
     }
 
     /// Makes sure that so many bytes fit into the buffer of answers.
@@ -467,7 +459,7 @@ impl Connection {
 
     async fn flush(&mut self) -> Result<(), Over> {
         let Some(answers) = self.answers.take() else { return Ok(()) };
-        match unless_stopped(&self.shared.stop, self.line.send(answers.freeze())).await {
+        match self.shared.stop.unless_stopped(self.line.send(answers.freeze())).await {
             Some(Ok(())) => Ok(()),
             Some(Err(_)) | None => Err(Over),
         }

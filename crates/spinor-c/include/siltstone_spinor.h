@@ -1,7 +1,8 @@
 /* SPI NOR flash chips, emulated from tables, for programs in C. Made by cbindgen from crates/spinor-c.
  *
  * A chip belongs to one thread at a time. NULL, wrong lengths and unknown numbers are errors, never undefined behaviour;
- * a pointer that is neither NULL nor an open chip is. Times are in nanoseconds of the chip's own time. */
+ * a pointer that is neither NULL nor an open chip is, and so are buffers that overlap each other or the memory of
+ * spinor_memory(). Times are in nanoseconds of the chip's own time. */
 
 #ifndef SILTSTONE_SPINOR_H
 #define SILTSTONE_SPINOR_H

@@ -64,7 +64,8 @@ fn at(
     call: impl FnOnce(&mut Nor<'_, { BLOCK as usize }>, u32) -> Result<(), NorError>,
 ) -> i32 {
     let fits = u64::from(offset) + length as u64 <= u64::from(BLOCK);
-    let Some(address) = block.checked_mul(BLOCK).filter(|_| fits).map(|start| start + offset) else {
+    let Some(address) = block.checked_mul(BLOCK).filter(|_| fits).and_then(|start| start.checked_add(offset))
+    else {
         return SPINOR_ERR_INVALID;
     };
     with(chip, SPINOR_ERR_INVALID, |chip: &mut Chip| {

@@ -221,9 +221,9 @@ pub fn chip_servers() -> Result<Vec<(PathBuf, UnixStream)>> {
     let mut found = Vec::new();
     for folder in folders().into_iter().filter(|folder| is_ready(folder).unwrap_or(false)) {
         let Ok(entries) = std::fs::read_dir(&folder) else { continue };
-        let names = entries.flatten().take(MOST_EXAMINED).map(|entry| entry.path());
-        for path in names.filter(|path| path.as_os_str().as_encoded_bytes().ends_with(CHIP_SUFFIX.as_bytes()))
-        {
+        let paths = entries.flatten().map(|entry| entry.path());
+        let is_chip = |path: &PathBuf| path.as_os_str().as_encoded_bytes().ends_with(CHIP_SUFFIX.as_bytes());
+        for path in paths.filter(is_chip).take(MOST_EXAMINED) {
             if let Some(stream) = connect(&path)? {
                 found.push((path, stream));
             }
