@@ -107,7 +107,7 @@ fn losses_of_an_attachment_over_nbd() {
          echo 2000 >/sys/block/${node#/dev/}/queue/io_timeout
          head -c 4M /dev/urandom >first
          kill -STOP $(field server); dd if=first of=$node bs=1M oflag=direct status=none & writer=$!
-         sleep 5; kill -CONT $(field server); wait $writer
+         within 200 'dmesg | grep -q timed.out'; kill -CONT $(field server); wait $writer
          within 50 '[ $(field lost_servers) -ge 1 ] && is attached'
          grep -q \"a connection of the kernel's NBD client has ended\" $log
          cmp -n 4194304 first $node
