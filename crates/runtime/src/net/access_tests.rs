@@ -102,8 +102,9 @@ fn a_socket_that_is_bound_has_no_permissions_before_its_owner() {
                 assert_eq!(error.raw_os_error(), Some(libc::ECONNREFUSED));
                 access.apply(&path, |_| true)
             };
-            Listener::bind_with(&Address::Unix(path.clone()), |socket| access.prepare(socket), check)
-                .unwrap();
+            let _listening =
+                Listener::bind_with(&Address::Unix(path.clone()), |socket| access.prepare(socket), check)
+                    .unwrap();
             std::os::unix::net::UnixStream::connect(&path).unwrap();
         }
     })
