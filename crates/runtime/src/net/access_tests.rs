@@ -86,7 +86,7 @@ fn an_owner_is_given_or_the_error_names_the_socket() {
     }
 }
 
-/// The file is there with the permissions of nobody until it has its owner; the kernel refuses connections until then.
+/// The file has no permissions until it has its owner, and the kernel refuses connections until listen.
 #[test]
 fn a_socket_that_is_bound_has_no_permissions_before_its_owner() {
     let folder = tempfile::tempdir().unwrap();

@@ -90,7 +90,7 @@ pub enum SpiVerb {
         /// Start at this byte
         #[arg(long, value_name = "BYTE", default_value = "0", value_parser = number)]
         offset: u64,
-        /// Stop after so many bytes [default: all]
+        /// Print at most BYTES bytes [default: to the end]
         #[arg(long, value_name = "BYTES", value_parser = number)]
         length: Option<u64>,
         /// Write the bytes unchanged

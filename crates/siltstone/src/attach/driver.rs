@@ -78,7 +78,7 @@ pub trait NodeDriver: Sync {
     /// Checks that the driver can be used on this machine. This may load its module.
     ///
     /// # Errors
-    /// [`block::Error::Unsupported`] with what is missing and how to get it.
+    /// [`block::Error::Unsupported`] with the missing module and the command that loads it.
     fn check(&self) -> Result<()>;
 
     /// Whether the logical block size of a node is chosen when it is made; otherwise it is that of the device.

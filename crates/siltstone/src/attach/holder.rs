@@ -220,22 +220,14 @@ fn listen(listener: Listener, events: Rc<Events>) {
     runtime::spawn(async move {
         loop {
             let permit = permits.acquire(1).await;
-            match listener.accept().await {
-                Ok(stream) => {
-                    let events = events.clone();
-                    runtime::spawn(async move {
-                        if let Some(line) = request(&stream).await {
-                            events.push(Event::Request(line, stream));
-                        }
-                        drop(permit);
-                    })
-                    .detach();
+            let (stream, events) = (listener.accept_retrying().await, events.clone());
+            runtime::spawn(async move {
+                if let Some(line) = request(&stream).await {
+                    events.push(Event::Request(line, stream));
                 }
-                Err(error) => {
-                    tracing::warn!("{error}");
-                    runtime::sleep(BETWEEN_ATTEMPTS).await;
-                }
-            }
+                drop(permit);
+            })
+            .detach();
         }
     })
     .detach();
