@@ -172,8 +172,9 @@ impl Server {
     }
 }
 
+/// Whether a program comes with the plan: siltstone itself, or a file beside the plan. It isn't looked for among those installed.
 fn is_ours(program: &str) -> bool {
-    program == "{siltstone}"
+    program == "{siltstone}" || program.starts_with("{directory}/")
 }
 
 pub(crate) fn needed<'a>(first: Option<&'a str>, requires: &'a [String]) -> Vec<&'a str> {

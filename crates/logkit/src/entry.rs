@@ -116,6 +116,11 @@ impl Frozen {
         self.freeze(header, links, entries, block);
     }
 
+    /// Checksums of the data blocks, in order.
+    pub fn sums(&self) -> &[u32] {
+        &self.sums
+    }
+
     /// Number of data blocks.
     pub fn blocks(&self) -> u32 {
         self.sums.len() as u32

@@ -316,6 +316,7 @@ pub(crate) async fn append<O: Owner>(
     let outcome = zone.append(&*kit.zones, &kit.layout, frozen.encoded(), payload).await;
     kit.flusher.appended(zone.zone());
     if outcome.is_ok() {
+        owner.note_sums(zone.zone(), zone.position() - blocks, frozen.sums());
         count(&kit.counters.overhead_blocks, 1);
         kit.note_appended(u64::from(blocks) + 1);
     }

@@ -41,6 +41,11 @@ pub trait Owner: Sized + 'static {
         unreachable!("{joint:?} is shared by an owner without such records")
     }
 
+    /// Notes the checksums ([`sum_of`](crate::record::sum_of)) of a record's data blocks, the first of which is at block `position`
+    /// of `zone`, and the others after it. It is called on the shard that wrote the record, once it is written. The default is for owners
+    /// that don't check what they read.
+    fn note_sums(&self, _zone: u32, _position: u32, _sums: &[u32]) {}
+
     /// Notes that these entries, or a part of a checkpoint if there are none, are about to be appended to a zone of this
     /// generation. It is called for each attempt, also for one that fails then: an owner that must erase data notes
     /// every zone that may hold it. [`ZonePool::have_been_reset`](crate::pool::ZonePool::have_been_reset) tells when it is gone.

@@ -369,6 +369,15 @@ fn the_plans_of_the_log() {
 }
 
 #[test]
+fn programs_beside_the_plan_are_not_looked_for_among_those_installed() {
+    let folder = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("../../bench/plans");
+    let text = std::fs::read_to_string(folder.join("spinor.toml")).unwrap();
+    let mut plan = Plan::parse("spinor.toml", &text).unwrap_or_else(|problems| panic!("{problems}"));
+    assert_eq!(plan.leave_out_missing(&|program| ["flashrom", "cargo"].contains(&program)), [""; 0]);
+    assert_eq!(plan.peers.len(), 3);
+}
+
+#[test]
 fn what_is_missing_is_left_out_and_said() {
     let mut plan = Plan::parse("doors.toml", NBD).unwrap();
     let notes = plan.leave_out_missing(&|program| program != "qemu-storage-daemon");

@@ -1,0 +1,192 @@
+//! Extended attributes, as items of the tree: by a hash of the name, in parts, because a value may be longer than an item.
+
+use crate::change::{Attributes, Change, Changes};
+use crate::directory::show;
+use crate::encoding::{Numbers, put};
+use crate::inode::{InodeNumber, Time, kind};
+use crate::metadata::Metadata;
+use crate::tree::Key;
+use block::{Error, Result};
+use crc_fast::{CrcAlgorithm, checksum};
+
+/// Longest name in bytes, as Linux has it.
+pub const MOST_NAME: usize = 255;
+/// Longest value in bytes: it is in one record with its name.
+pub const MOST_VALUE: usize = 3072;
+/// Bytes of an attribute that an item holds.
+const PART: usize = 1024;
+/// Bits of an offset for the part, and for names with one hash.
+const PART_BITS: u32 = 4;
+const ALIKE_BITS: u32 = 8;
+
+/// What setting does where the attribute exists, or doesn't.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub enum Setting {
+    /// It creates or replaces.
+    #[default]
+    Any,
+    /// It fails if the attribute exists (`XATTR_CREATE`).
+    Create,
+    /// It fails if it doesn't (`XATTR_REPLACE`).
+    Replace,
+}
+
+fn missing(inode: InodeNumber, name: &[u8]) -> Error {
+    Error::from_errno(libc::ENODATA, format!("inode {inode} has no attribute \"{}\"", show(name)))
+}
+
+fn first_key(inode: InodeNumber, name: &[u8]) -> Key {
+    let hash = checksum(CrcAlgorithm::Crc64Nvme, name) >> (PART_BITS + ALIKE_BITS);
+    Key { inode, kind: kind::ATTRIBUTE, offset: hash << (PART_BITS + ALIKE_BITS) }
+}
+
+/// All attributes of an inode from a key on: key of the first part, name, value.
+fn attributes(metadata: &Metadata, first: Key) -> impl Iterator<Item = Result<(Key, Vec<u8>, Vec<u8>)>> + '_ {
+    let is_own = move |key: &Key| (key.inode, key.kind) == (first.inode, kind::ATTRIBUTE);
+    let mut items = metadata.tree.range(&first).take_while(move |(key, _)| is_own(key)).peekable();
+    std::iter::from_fn(move || {
+        let (key, part) = items.next()?;
+        let mut whole = part.to_vec();
+        while let Some((_, part)) =
+            items.next_if(|(next, _)| next.offset >> PART_BITS == key.offset >> PART_BITS)
+        {
+            whole.extend_from_slice(part);
+        }
+        Some(decode(&whole).map(|(name, value)| (key, name, value)))
+    })
+}
+
+fn decode(whole: &[u8]) -> Result<(Vec<u8>, Vec<u8>)> {
+    let mut numbers = Numbers::new(whole, "an extended attribute");
+    let (name, value) = (numbers.take()?, numbers.take()?);
+    let name = numbers.bytes(usize::try_from(name).unwrap_or(usize::MAX))?.to_vec();
+    let value = numbers.bytes(usize::try_from(value).unwrap_or(usize::MAX))?.to_vec();
+    numbers.end()?;
+    Ok((name, value))
+}
+
+type Located = (Key, Vec<u8>);
+
+/// Looks an attribute up: its first key and its value; else the key that it would get.
+fn find(metadata: &Metadata, inode: InodeNumber, name: &[u8]) -> Result<std::result::Result<Located, Key>> {
+    let mut key = first_key(inode, name);
+    let last = key.offset + (((1 << ALIKE_BITS) - 1) << PART_BITS);
+    for attribute in attributes(metadata, key) {
+        let (found, other, value) = attribute?;
+        if found.offset > last {
+            break;
+        }
+        if other == name {
+            return Ok(Ok((found, value)));
+        }
+        if found.offset == key.offset {
+            key.offset += 1 << PART_BITS;
+        }
+    }
+    match key.offset <= last {
+        true => Ok(Err(key)),
+        false => Err(Error::no_space(format!(
+            "inode {inode} has too many attributes with the hash of \"{}\"; choose another name",
+            show(name)
+        ))),
+    }
+}
+
+/// Value of an attribute.
+///
+/// # Errors
+/// ENODATA; ESTALE.
+pub fn get(metadata: &Metadata, inode: InodeNumber, name: &[u8]) -> Result<Vec<u8>> {
+    metadata.inode(inode)?;
+    match find(metadata, inode, name)? {
+        Ok((_, value)) => Ok(value),
+        Err(_) => Err(missing(inode, name)),
+    }
+}
+
+/// Names of all attributes.
+///
+/// # Errors
+/// ESTALE.
+pub fn names(metadata: &Metadata, inode: InodeNumber) -> Result<Vec<Vec<u8>>> {
+    metadata.inode(inode)?;
+    let first = Key { inode, kind: kind::ATTRIBUTE, offset: 0 };
+    attributes(metadata, first).map(|attribute| attribute.map(|(_, name, _)| name)).collect()
+}
+
+fn parts(length: usize) -> u64 {
+    length.div_ceil(PART) as u64
+}
+
+fn length(name: &[u8], value: &[u8]) -> usize {
+    encode(name, value).len()
+}
+
+fn encode(name: &[u8], value: &[u8]) -> Vec<u8> {
+    let mut whole = Vec::with_capacity(name.len() + value.len() + 8);
+    put(&mut whole, name.len() as u64);
+    put(&mut whole, value.len() as u64);
+    whole.extend_from_slice(name);
+    whole.extend_from_slice(value);
+    whole
+}
+
+fn touched(inode: InodeNumber, now: Time) -> Change {
+    Change::Set { inode, attributes: Attributes { changed: Some(now), ..Attributes::default() } }
+}
+
+/// The changes that set an attribute.
+///
+/// # Errors
+/// ERANGE for a name, E2BIG for a value that is too long; [`Error::AlreadyExists`], ENODATA.
+pub fn set(
+    metadata: &Metadata,
+    inode: InodeNumber,
+    name: &[u8],
+    value: &[u8],
+    setting: Setting,
+    now: Time,
+) -> Result<Changes> {
+    metadata.inode(inode)?;
+    if name.is_empty() || name.len() > MOST_NAME {
+        let long = format!("a name of an attribute of {} bytes; expected 1 to {MOST_NAME}", name.len());
+        return Err(Error::from_errno(libc::ERANGE, long));
+    }
+    if value.len() > MOST_VALUE {
+        let long = format!("an attribute of {} bytes; expected at most {MOST_VALUE}", value.len());
+        return Err(Error::from_errno(libc::E2BIG, long));
+    }
+    let (first, old) = match find(metadata, inode, name)? {
+        Ok(_) if setting == Setting::Create => {
+            return Err(Error::already_exists(format!("inode {inode} has the attribute \"{}\"", show(name))));
+        }
+        Err(_) if setting == Setting::Replace => return Err(missing(inode, name)),
+        Ok((key, old)) => (key, parts(length(name, &old))),
+        Err(key) => (key, 0),
+    };
+    let mut changes = Changes::new();
+    let whole = encode(name, value);
+    for (part, bytes) in whole.chunks(PART).enumerate() {
+        let key = Key { offset: first.offset + part as u64, ..first };
+        changes.push(Change::Put { key, value: bytes.to_vec() });
+    }
+    changes.extend(
+        (parts(whole.len())..old)
+            .map(|part| Change::Delete { key: Key { offset: first.offset + part, ..first } }),
+    );
+    changes.push(touched(inode, now));
+    Ok(changes)
+}
+
+/// The changes that remove an attribute.
+///
+/// # Errors
+/// ENODATA; ESTALE.
+pub fn remove(metadata: &Metadata, inode: InodeNumber, name: &[u8], now: Time) -> Result<Changes> {
+    metadata.inode(inode)?;
+    let Ok((first, value)) = find(metadata, inode, name)? else { return Err(missing(inode, name)) };
+    let keys = (0..parts(length(name, &value))).map(|part| Key { offset: first.offset + part, ..first });
+    let mut changes: Changes = keys.map(|key| Change::Delete { key }).collect();
+    changes.push(touched(inode, now));
+    Ok(changes)
+}

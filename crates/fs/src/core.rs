@@ -1,0 +1,508 @@
+//! A shard of the file system: an owner of the log kit whose entries are changes of metadata, with the data of files.
+//!
+//! An operation on names or attributes is decided and takes effect in one turn of the shard, without waiting for anything; its
+//! changes are queued, and written with others in one record. A write takes effect when its record is written. All of them
+//! are numbered, and written in the order of their numbers, so making a file durable is waiting for a number.
+
+use crate::change::{Change, Changes};
+use crate::extents::{Blocks, Place, visit_at};
+use crate::inode::{InodeNumber, Time};
+use crate::item::{Item, Lost, Origin};
+use crate::metadata::Metadata;
+use crate::node::Nodes;
+use crate::sums::Sums;
+use crate::tickets::Tickets;
+use crate::tree::Released;
+use block::{Data, Error, Payload, Result};
+use logkit::cleaning::{Arrival, Policy};
+use logkit::layout::ROOT_ZONES;
+use logkit::pool::{Accounts, Usage};
+use logkit::readers::ShardReads;
+use logkit::{Appender, Kit, Mover, Owner, Piece, StreamId, Victim, lane};
+use runtime::Requests;
+use runtime::sync::{Permit, Semaphore};
+use smallvec::SmallVec;
+use std::cell::{Cell, RefCell};
+use std::rc::Rc;
+use std::sync::Arc;
+
+/// Stream of what users do.
+pub const USER: StreamId = StreamId(0);
+/// Stream of what the cleaner moves.
+pub const CLEANER: StreamId = StreamId(1);
+/// Number of streams.
+pub const STREAMS: usize = 2;
+/// Zones that users leave to the cleaner.
+const CLEANER_RESERVE: u32 = 3;
+
+/// How a file system works; none of it is on the medium.
+#[derive(Debug, Clone)]
+pub struct Settings {
+    /// Appends in flight at a time.
+    pub appends_in_flight: u32,
+    /// Bytes of writes in memory; further writers wait.
+    pub dirty_bytes: u64,
+    /// Operations in memory that aren't written; further ones wait.
+    pub queued_operations: u32,
+    /// Bytes that are written between checkpoints.
+    pub checkpoint_after: u64,
+    /// Bytes of checksums that are kept in memory.
+    pub sums_bytes: u64,
+}
+
+impl Default for Settings {
+    fn default() -> Self {
+        Settings {
+            appends_in_flight: 2,
+            dirty_bytes: 64 << 20,
+            queued_operations: 16_384,
+            checkpoint_after: 64 << 20,
+            sums_bytes: 64 << 20,
+        }
+    }
+}
+
+/// The time of an operation.
+pub fn now() -> Time {
+    runtime::wall_clock().as_nanos() as Time
+}
+
+/// A shard of a file system.
+pub struct Core {
+    pub(crate) kit: Rc<Kit>,
+    pub(crate) appender: Appender<Item>,
+    pub(crate) requests: Requests,
+    /// Reads in progress: a zone isn't reset under one.
+    pub(crate) reads: Arc<ShardReads>,
+    pub(crate) metadata: RefCell<Metadata>,
+    /// Places of pages that the next checkpoint no longer has.
+    pub(crate) released: Released,
+    pub(crate) nodes: Nodes,
+    pub(crate) sums: RefCell<Sums>,
+    /// Size of the blocks that files consist of, in blocks of the log.
+    pub(crate) file_block: u32,
+    dirty: Rc<Semaphore>,
+    dirty_blocks: u64,
+    queued: Rc<Semaphore>,
+    /// Reads of checksums from zones at a time.
+    pub(crate) loading: Rc<Semaphore>,
+    /// Blocks of capacity that are reserved for writes in flight.
+    growing: Cell<u64>,
+    tickets: RefCell<Tickets>,
+    /// Number of the last operation up to which all are durable.
+    durable: Cell<u64>,
+    /// Class of zones that users' records go to: one, so that they are written in the order of their numbers.
+    class: u8,
+}
+
+impl std::fmt::Debug for Core {
+    fn fmt(&self, formatter: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(formatter, "fs::Core({})", self.kit.identity.uuid)
+    }
+}
+
+/// Counts blocks that files get and lose.
+struct Accounting<'a, 'b> {
+    accounts: &'a mut Accounts<'b>,
+    clock: u64,
+}
+
+impl Blocks for Accounting<'_, '_> {
+    fn live(&mut self, zone: u32, blocks: u32) {
+        self.accounts.add_live(zone, blocks);
+    }
+
+    fn dead(&mut self, zone: u32, blocks: u32) {
+        self.accounts.remove_live(zone, blocks, self.clock);
+    }
+}
+
+/// Settings of the kit for these of a file system.
+pub fn kit_settings(settings: &Settings, layout: &logkit::Layout) -> logkit::Settings {
+    logkit::Settings {
+        user_stream: USER,
+        cleaner_stream: CLEANER,
+        appends_in_flight: settings.appends_in_flight,
+        data_blocks: layout.data_blocks(Change::LONGEST_WITH_BLOCKS),
+        record_blocks: layout.record_blocks(Change::LONGEST_WITH_BLOCKS),
+        cleaner_reserve: CLEANER_RESERVE,
+        checkpoint_blocks: layout.blocks_in(settings.checkpoint_after),
+        low_watermark: 0.05,
+        high_watermark: 0.2,
+        most_steps: u64::MAX,
+    }
+}
+
+impl Core {
+    /// A shard with this state, recovered or new. The caller starts lanes and cleaner.
+    pub fn new(
+        kit: impl FnOnce(Box<dyn Policy>) -> Rc<Kit>,
+        policy: Box<dyn Policy>,
+        (metadata, released): (Metadata, Released),
+        settings: &Settings,
+        file_block: u32,
+    ) -> Rc<Self> {
+        let (classes, class) = (policy.classes(), policy.place(Arrival::New));
+        let kit = kit(policy);
+        let layout = kit.layout;
+        let dirty_blocks = (settings.dirty_bytes / layout.block_size.bytes()).max(1);
+        Rc::new(Core {
+            appender: Appender::new(
+                layout,
+                classes,
+                settings.appends_in_flight,
+                u64::MAX,
+                &kit.streams,
+                &[USER, CLEANER],
+            ),
+            requests: Requests::default(),
+            reads: kit.readers.here(),
+            metadata: RefCell::new(metadata),
+            released,
+            nodes: Nodes::default(),
+            sums: RefCell::new(Sums::new(layout.zone_blocks, settings.sums_bytes)),
+            file_block,
+            dirty: Semaphore::new(dirty_blocks as usize),
+            dirty_blocks,
+            loading: Semaphore::new(2),
+            queued: Semaphore::new(settings.queued_operations.max(1) as usize),
+            growing: Cell::new(0),
+            tickets: RefCell::default(),
+            durable: Cell::new(0),
+            class,
+            kit,
+        })
+    }
+
+    /// Refuses operations on a file system that has failed or is closed.
+    ///
+    /// # Errors
+    /// The failure of the log; [`Error::Closed`].
+    pub fn check_open(&self) -> Result<()> {
+        match self.kit.failure() {
+            Some(error) => Err(error),
+            None if self.kit.is_closing() => Err(Error::closed("the file system is closed; open it again")),
+            None => self.kit.space.check(),
+        }
+    }
+
+    /// Most blocks of files, beside the pages of checkpoints, what users leave to the cleaner, and zones that are being written.
+    pub fn capacity(&self) -> u64 {
+        let layout = &self.kit.layout;
+        let lanes = self.kit.settings.appends_in_flight;
+        // Of each lane and of the cleaner a zone is open and one is being sealed; a checkpoint has one.
+        let reserved = ROOT_ZONES + CLEANER_RESERVE + 2 * (lanes + 1) + 2 + self.kit.pool.damaged();
+        let zones = u64::from(layout.zones.saturating_sub(reserved));
+        // The durable checkpoint, at its loosest packing, and the next one.
+        let pages = 3
+            * (self.metadata.borrow().tree.pages() as u64 + self.kit.checkpoints.directory_blocks(&self.kit));
+        let blocks = zones * u64::from(self.kit.settings.data_blocks);
+        // Cleaning a file system without any slack would never end.
+        (blocks - blocks / 16).saturating_sub(pages)
+    }
+
+    /// Blocks of files, with preallocated ones and those that are reserved for writes in flight.
+    pub fn used(&self) -> u64 {
+        self.kit.pool.live_data() + self.metadata.borrow().preallocated + self.growing.get()
+    }
+
+    /// Refuses operations that need space.
+    ///
+    /// # Errors
+    /// [`Error::NoSpace`] with both numbers.
+    pub fn check_space(&self, blocks: u64) -> Result<()> {
+        let (used, capacity) = (self.used(), self.capacity());
+        match used + blocks <= capacity {
+            true => Ok(()),
+            false => Err(Error::no_space(format!(
+                "the file system is full: {used} of {capacity} blocks of 4 KiB are in use; remove files or snapshots, or grow it"
+            ))),
+        }
+    }
+
+    /// Waits until an operation may be queued.
+    ///
+    /// # Errors
+    /// As [`check_open`](Self::check_open).
+    pub async fn admit(&self) -> Result<Permit> {
+        self.check_open()?;
+        let permit = match self.queued.try_acquire(1) {
+            Some(permit) => permit,
+            None => self.queued.acquire(1).await,
+        };
+        self.check_open()?;
+        Ok(permit)
+    }
+
+    /// Lets an operation on names or attributes take effect, and queues it. Returns its number.
+    ///
+    /// # Errors
+    /// [`Error::Corrupt`] for a damaged item: the file system takes no more changes then.
+    pub fn submit(&self, changes: Changes, permit: Option<Permit>) -> Result<u64> {
+        if changes.is_empty() {
+            return Ok(self.tickets.borrow().done());
+        }
+        let mut lost = Lost::default();
+        let mut metadata = self.metadata.borrow_mut();
+        let applied =
+            changes.iter().try_for_each(|it| metadata.apply(it, Place { zone: 0, position: 0 }, &mut lost));
+        drop(metadata);
+        if let Err(error) = applied {
+            // A part of it may have taken effect.
+            self.fail(&error);
+            return Err(error);
+        }
+        let ticket = self.tickets.borrow_mut().issue();
+        let origin = Origin::Submitted { lost, _permit: permit };
+        self.push(Item { changes, data: Payload::default(), origin, ticket });
+        Ok(ticket)
+    }
+
+    fn push(&self, item: Item) {
+        lane::push(self, self.class, item);
+        self.kit.events.work.notify_one();
+    }
+
+    /// Permits for writes in memory.
+    pub(crate) async fn admit_data(&self, blocks: u64) -> Permit {
+        let wanted = blocks.min(self.dirty_blocks) as usize;
+        match self.dirty.try_acquire(wanted) {
+            Some(permit) => permit,
+            None => self.dirty.acquire(wanted).await,
+        }
+    }
+
+    /// Queues a write of whole blocks for which there is space, and waits until its changes have taken effect. Returns its
+    /// number. Several changes are atomic.
+    ///
+    /// # Errors
+    /// [`Error::NoSpace`] where no zone takes it; the failure of the log.
+    pub(crate) async fn append(&self, changes: Changes, data: Payload, permit: Permit) -> Result<u64> {
+        let growth = changes.iter().map(Change::blocks).sum();
+        self.growing.set(self.growing.get() + u64::from(growth));
+        let request = self.requests.begin(1, Some(permit));
+        let ticket = self.tickets.borrow_mut().issue();
+        let origin = Origin::Write { request, growth };
+        self.push(Item { changes, data, origin, ticket });
+        self.requests.wait(request).await?;
+        Ok(ticket)
+    }
+
+    /// Makes the operations up to this one durable.
+    ///
+    /// # Errors
+    /// The failure of the log, which stays; what flushing returns.
+    pub async fn sync(&self, ticket: u64) -> Result<()> {
+        if self.durable.get() >= ticket {
+            return Ok(());
+        }
+        let written = loop {
+            let committed = self.kit.events.committed.notified();
+            if let Some(error) = self.kit.failure() {
+                return Err(error);
+            }
+            let done = self.tickets.borrow().done();
+            if done >= ticket {
+                break done;
+            }
+            committed.await;
+        };
+        if let Err(error) = self.kit.flush().await {
+            // What was written may be lost, whatever later flushes say.
+            self.fail(&error.in_context("making files durable"));
+            return Err(error);
+        }
+        self.durable.set(self.durable.get().max(written));
+        Ok(())
+    }
+
+    /// Makes all operations durable.
+    ///
+    /// # Errors
+    /// As [`sync`](Self::sync).
+    pub async fn sync_all(&self) -> Result<()> {
+        let issued = self.tickets.borrow().issued();
+        self.sync(issued).await
+    }
+
+    /// Completes an item that has taken effect, or won't.
+    fn end(&self, item: &Item, outcome: &Result<()>) {
+        if let Origin::Write { request, growth } = item.origin {
+            self.growing.set(self.growing.get() - u64::from(growth));
+            self.requests.item_ended(request, outcome);
+        }
+        self.tickets.borrow_mut().end(item.ticket);
+    }
+}
+
+/// Name of data in a zone: a block of a file.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub struct Name {
+    inode: InodeNumber,
+    block: u64,
+}
+
+impl Owner for Core {
+    type Entry = Item;
+    type Name = Name;
+
+    #[inline]
+    fn kit(&self) -> &Rc<Kit> {
+        &self.kit
+    }
+
+    #[inline]
+    fn appender(&self) -> &Appender<Item> {
+        &self.appender
+    }
+
+    fn commit(&self, items: &[Item], zone: u32, position: u32) {
+        let mut failed = Ok(());
+        let mut at = Place { zone, position };
+        let mut metadata = self.metadata.borrow_mut();
+        let mut accounts = self.kit.pool.accounts();
+        let mut blocks = Accounting { accounts: &mut accounts, clock: self.kit.clock() };
+        let mut user_blocks = 0;
+        for item in items {
+            match &item.origin {
+                Origin::Submitted { lost, .. } => {
+                    lost.0.iter().for_each(|(zone, count)| blocks.dead(*zone, *count));
+                }
+                Origin::Write { .. } | Origin::Move => {
+                    for change in &item.changes {
+                        failed = failed.and(metadata.apply(change, at, &mut blocks));
+                        at.position += change.blocks();
+                    }
+                    user_blocks += if matches!(item.origin, Origin::Move) {
+                        0
+                    } else {
+                        u64::from(logkit::Entry::blocks(item))
+                    };
+                }
+            }
+        }
+        drop((metadata, accounts));
+        self.kit.note_user_blocks(user_blocks);
+        if let Err(error) = failed {
+            self.fail(&error);
+        }
+        items.iter().for_each(|item| self.end(item, &Ok(())));
+        self.kit.events.committed.notify_all();
+        if self.kit.is_stuck() {
+            self.kit.look_again();
+        }
+    }
+
+    fn note_sums(&self, zone: u32, position: u32, sums: &[u32]) {
+        self.sums.borrow_mut().note(zone, position, sums);
+    }
+
+    fn refuse(&self, item: &Item, error: &Error) {
+        self.end(item, &Err(error.clone()));
+        self.kit.events.committed.notify_all();
+    }
+
+    fn answer(&self, item: &mut Item, error: &Error) {
+        // The write may still take effect, so what it reserved stays until it does.
+        if let Origin::Write { request, growth } = std::mem::replace(&mut item.origin, Origin::Move) {
+            self.growing.set(self.growing.get() - u64::from(growth));
+            self.requests.item_ended(request, &Err(error.clone()));
+        }
+    }
+
+    fn cut(&self, item: &mut Item, blocks: u32) -> Item {
+        if let Origin::Write { request, .. } = item.origin {
+            self.requests.item_was_cut(request);
+        }
+        item.cut(blocks, self.kit.layout.block_bytes())
+    }
+
+    fn checkpoint_cost(&self) -> u64 {
+        self.metadata.borrow().tree.unstored_pages() as u64
+            + self.kit.checkpoints.directory_blocks(&self.kit)
+            + 2
+    }
+
+    fn checkpoint_zones(&self) -> u32 {
+        let per_zone = u64::from(self.kit.layout.zone_blocks - 3).max(1);
+        let cost = self.checkpoint_cost();
+        (cost + cost / 4).div_ceil(per_zone) as u32 + 1
+    }
+
+    async fn take_checkpoint(self: &Rc<Self>, clean: bool) -> Result<()> {
+        self.write_checkpoint(clean).await
+    }
+
+    async fn live(&self, victim: &Victim) -> Result<Vec<Piece<Name>>> {
+        let mut live = Vec::new();
+        let metadata = self.metadata.borrow();
+        for (record, found) in victim.records().iter().enumerate() {
+            let mut first = 0;
+            for change in Change::decode_all(&found.meta)? {
+                let blocks = change.blocks();
+                let (Change::Map { inode, block, .. } | Change::Move { inode, block, .. }) = change else {
+                    continue;
+                };
+                let position = found.header.position + 1 + first;
+                let place = Place { zone: victim.zone(), position };
+                visit_at(&metadata.tree, inode, (block, blocks), place, |from, count| {
+                    let skipped = (from - block) as u32;
+                    let position = position + skipped;
+                    let name = Name { inode, block: from };
+                    live.push(Piece { position, count, name, offset: 0, record, first: first + skipped });
+                })?;
+                first += blocks;
+            }
+        }
+        Ok(live)
+    }
+
+    fn still_live(&self, victim: &Victim, piece: &Piece<Name>, visit: &mut dyn FnMut(u32, u32)) {
+        let place = Place { zone: victim.zone(), position: piece.position };
+        let first = piece.name.block + u64::from(piece.offset);
+        let metadata = self.metadata.borrow();
+        let found = visit_at(&metadata.tree, piece.name.inode, (first, piece.count), place, |from, count| {
+            visit((from - first) as u32, count);
+        });
+        if let Err(error) = found {
+            drop(metadata);
+            self.fail(&error);
+        }
+    }
+
+    async fn relocate(
+        self: &Rc<Self>,
+        victim: &Victim,
+        class: u8,
+        mut pieces: Vec<(Piece<Name>, Data)>,
+        mover: &mut Mover,
+    ) -> Result<()> {
+        let start = |piece: &Piece<Name>| (piece.name.inode, piece.name.block + u64::from(piece.offset));
+        // Neighbours in a file become neighbours in a zone.
+        pieces.sort_by_key(|(piece, _)| start(piece));
+        let moves = pieces.into_iter().map(|(piece, data)| {
+            let (inode, block) = start(&piece);
+            let from = Place { zone: victim.zone(), position: piece.position };
+            let change = Change::Move { inode, block, blocks: piece.count, from };
+            Item {
+                changes: Changes::from_elem(change, 1),
+                data: data.into(),
+                origin: Origin::Move,
+                ticket: 0,
+            }
+        });
+        let moves: SmallVec<[Item; 8]> = moves.collect();
+        mover.append(self, class, moves).await
+    }
+
+    fn space_advice(&self) -> &'static str {
+        "remove files or snapshots"
+    }
+}
+
+impl Core {
+    /// Whether a zone may still be written: its checksums can't be read from it.
+    pub(crate) fn is_being_written(&self, zone: u32) -> bool {
+        self.kit.pool.get(zone).usage == Usage::Open
+    }
+}

@@ -1,0 +1,344 @@
+//! Reading and writing the data of files.
+//!
+//! A write of whole blocks goes to the log as it is. One of parts of blocks reads the rest of them first. The blocks of a write are
+//! locked, so overlapping writes take effect one after the other; reads take no lock and see each block as it was before or
+//! after a write.
+
+use crate::change::{Attributes, Change, Changes};
+use crate::core::{Core, now};
+use crate::extents::{Extent, extents};
+use crate::format::BLOCK;
+use crate::inode::InodeNumber;
+use crate::node::Node;
+use block::{Buffer, Data, Error, Payload, Result, ZoneIndex};
+use logkit::record::sum_of;
+use logkit::scan;
+use std::ops::Range;
+use std::rc::Rc;
+
+/// Largest size of a file in bytes.
+pub const LARGEST_FILE: u64 = i64::MAX as u64 & !(BLOCK - 1);
+
+/// Refuses a range that no file has.
+///
+/// # Errors
+/// EFBIG with the end.
+pub fn end_of(offset: u64, length: u64) -> Result<u64> {
+    match offset.checked_add(length) {
+        Some(end) if end <= LARGEST_FILE => Ok(end),
+        _ => Err(Error::from_errno(
+            libc::EFBIG,
+            format!("{length} bytes from byte {offset} on; files have at most {LARGEST_FILE} bytes"),
+        )),
+    }
+}
+
+impl Core {
+    /// Bytes of the blocks that files consist of.
+    pub(crate) fn file_block_bytes(&self) -> u64 {
+        u64::from(self.file_block) * BLOCK
+    }
+
+    /// The range of bytes extended to whole blocks of files.
+    fn whole(&self, range: Range<u64>) -> Range<u64> {
+        let block = self.file_block_bytes();
+        range.start / block * block..range.end.div_ceil(block) * block
+    }
+
+    /// Writes to a file. Once this returns, reads see the data.
+    ///
+    /// # Errors
+    /// EFBIG, [`Error::NoSpace`]; what reading the rest of a block returns; the failure of the log.
+    pub async fn write(self: &Rc<Self>, node: &Rc<Node>, offset: u64, data: Payload) -> Result<()> {
+        let end = end_of(offset, data.len() as u64)?;
+        if data.is_empty() {
+            return Ok(());
+        }
+        self.write_range(node, offset, data, end).await
+    }
+
+    /// Writes at the end of a file, which no other append gets. Returns the offset.
+    ///
+    /// # Errors
+    /// As [`write`](Self::write).
+    pub async fn append_to(self: &Rc<Self>, node: &Rc<Node>, data: Payload) -> Result<u64> {
+        let size = self.metadata.borrow().inode(node.inode)?.size;
+        let offset = if node.appends.get() > 0 { size.max(node.end.get()) } else { size };
+        let end = end_of(offset, data.len() as u64)?;
+        node.end.set(end);
+        node.appends.set(node.appends.get() + 1);
+        let written = self.write(node, offset, data).await;
+        node.appends.set(node.appends.get() - 1);
+        written.map(|()| offset)
+    }
+
+    /// Writes data; the file is at least `size` bytes long then.
+    async fn write_range(
+        self: &Rc<Self>,
+        node: &Rc<Node>,
+        offset: u64,
+        data: Payload,
+        size: u64,
+    ) -> Result<()> {
+        let range = offset..offset + data.len() as u64;
+        let whole = self.whole(range.clone());
+        let blocks = (whole.end - whole.start) / BLOCK;
+        let permit = self.admit_data(blocks).await;
+        let first = whole.start / BLOCK;
+        let _held = node.lock.ask(first..first + blocks).await;
+        self.check_open()?;
+        self.check_growth(node.inode, first..first + blocks)?;
+        let data = match whole == range {
+            true => data,
+            false => self.fill_up(node.inode, &range, &whole, &data).await?,
+        };
+        let change =
+            Change::Map { inode: node.inode, block: first, blocks: blocks as u32, size, modified: now() };
+        let ticket = self.append(Changes::from_elem(change, 1), data, permit).await?;
+        node.note(ticket);
+        Ok(())
+    }
+
+    /// Refuses a write for which there is no space beside the blocks that it replaces.
+    fn check_growth(&self, inode: InodeNumber, blocks: Range<u64>) -> Result<()> {
+        let count = blocks.end - blocks.start;
+        if self.check_space(count).is_ok() {
+            return Ok(());
+        }
+        let metadata = self.metadata.borrow();
+        let mut replaced = 0;
+        for extent in extents(&metadata.tree, inode, blocks.clone()) {
+            replaced += u64::from(extent?.part(&blocks).blocks);
+        }
+        drop(metadata);
+        match count - replaced {
+            0 => Ok(()),
+            more => self.check_space(more),
+        }
+    }
+
+    /// Puts data for a part of `whole` together with what is in the rest of it.
+    async fn fill_up(
+        &self,
+        inode: InodeNumber,
+        range: &Range<u64>,
+        whole: &Range<u64>,
+        data: &Payload,
+    ) -> Result<Payload> {
+        let mut buffer = Buffer::new((whole.end - whole.start) as usize);
+        let block = self.file_block_bytes();
+        if whole.start < range.start {
+            self.append_old(inode, whole.start..range.start, &mut buffer).await?;
+        }
+        data.slices().iter().for_each(|slice| buffer.append(slice));
+        if range.end < whole.end {
+            debug_assert!(whole.end - range.end < block);
+            self.append_old(inode, range.end..whole.end, &mut buffer).await?;
+        }
+        Ok(buffer.freeze().into())
+    }
+
+    /// Appends what a file has in a range, and zeros where it ends before.
+    async fn append_old(&self, inode: InodeNumber, range: Range<u64>, buffer: &mut Buffer) -> Result<()> {
+        let wanted = (range.end - range.start) as usize;
+        let old = self.read(inode, range.start, wanted).await?;
+        old.slices().iter().for_each(|slice| buffer.append(slice));
+        buffer.append_zeroes(wanted - old.len());
+        Ok(())
+    }
+
+    /// Reads at most `length` bytes of a file: fewer only at its end.
+    ///
+    /// # Errors
+    /// [`Error::Corrupt`] for data that isn't what was written; what reading returns.
+    pub async fn read(&self, inode: InodeNumber, offset: u64, length: usize) -> Result<Payload> {
+        // From the lookup until the reads have ended, no zone is reset.
+        let _reading = self.reads.begin();
+        let (end, parts) = self.parts(inode, offset, length)?;
+        if offset >= end {
+            return Ok(Payload::new());
+        }
+        let reads = parts.iter().map(|extent| self.read_extent(inode, extent));
+        let mut payload = Payload::with_capacity(2 * parts.len() + 1);
+        let mut at = offset;
+        let mut push = |data: Data, range: Range<u64>, at: &mut u64| {
+            let (from, to) = (range.start.max(offset), range.end.min(end));
+            payload.push(data.slice((from - range.start) as usize..(to - range.start) as usize));
+            *at = to;
+        };
+        let hole = |at: u64, to: u64| Buffer::zeroed((to - at) as usize).freeze();
+        for (extent, data) in parts.iter().zip(runtime::join_all(reads).await) {
+            let range = extent.block * BLOCK..extent.end() * BLOCK;
+            if at < range.start {
+                push(hole(at, range.start), at..range.start, &mut at);
+            }
+            push(data?, range, &mut at);
+        }
+        if at < end {
+            push(hole(at, end), at..end, &mut at);
+        }
+        Ok(payload)
+    }
+
+    /// Where a file ends, or the bytes that are wanted, and the extents of these with data.
+    fn parts(&self, inode: InodeNumber, offset: u64, length: usize) -> Result<(u64, Vec<Extent>)> {
+        let metadata = self.metadata.borrow();
+        let end = offset.saturating_add(length as u64).min(metadata.inode(inode)?.size);
+        let blocks = offset / BLOCK..end.div_ceil(BLOCK);
+        if offset >= end {
+            return Ok((end, Vec::new()));
+        }
+        let mut parts = Vec::new();
+        for extent in extents(&metadata.tree, inode, blocks.clone()) {
+            let part = extent?.part(&blocks);
+            if !part.is_preallocated() {
+                parts.push(part);
+            }
+        }
+        Ok((end, parts))
+    }
+
+    /// Reads an extent and checks it.
+    async fn read_extent(&self, inode: InodeNumber, extent: &Extent) -> Result<Data> {
+        let layout = &self.kit.layout;
+        let buffer = Buffer::new(extent.blocks as usize * layout.block_bytes());
+        let (outcome, buffer) =
+            self.kit.zones.read(layout.address(extent.zone, extent.position), buffer).await;
+        outcome?;
+        let sums = self.sums_of(extent.zone).await?;
+        let expected = &sums[extent.position as usize..][..extent.blocks as usize];
+        let wrong = buffer.filled().chunks_exact(layout.block_bytes()).zip(expected);
+        let wrong = wrong.map(|(block, sum)| sum_of(block) == *sum).position(|is_right| !is_right);
+        match wrong {
+            None => Ok(buffer.freeze()),
+            Some(number) => Err(Error::corrupt(format!(
+                "inode {inode}, block {}: wrong checksum in block {} of zone {}",
+                extent.block + number as u64,
+                extent.position + number as u32,
+                extent.zone
+            ))),
+        }
+    }
+
+    /// The checksums of a zone.
+    async fn sums_of(&self, zone: u32) -> Result<Rc<Vec<u32>>> {
+        if let Some(sums) = self.sums.borrow_mut().get(zone) {
+            return Ok(sums);
+        }
+        let _permit = self.loading.acquire(1).await;
+        if let Some(sums) = self.sums.borrow_mut().get(zone) {
+            return Ok(sums);
+        }
+        let (zones, layout) = (&*self.kit.zones, &self.kit.layout);
+        let report = zones.report(ZoneIndex(zone), 1).await?;
+        let report = report
+            .first()
+            .ok_or_else(|| Error::io(format!("zone {zone} isn't in the report of the zones")))?;
+        let scanned = scan::headers(zones, layout, &self.kit.identity, report).await?;
+        let mut sums = vec![0; layout.zone_blocks as usize];
+        for record in &scanned.records {
+            let first = record.header.position as usize + 1;
+            sums[first..first + record.sums.len()].copy_from_slice(&record.sums);
+        }
+        let sums = Rc::new(sums);
+        let mut known = self.sums.borrow_mut();
+        known.insert(zone, sums.clone());
+        known.shrink(|zone| self.is_being_written(zone));
+        Ok(sums)
+    }
+
+    /// Cuts a file off, or takes the blocks of a range from it: [`Cut`].
+    pub(crate) async fn cut_out(self: &Rc<Self>, node: &Rc<Node>, cut: Cut) -> Result<()> {
+        let (inode, blocks) = (node.inode, cut.blocks());
+        let permit = self.admit_data(2).await;
+        let _held = node.lock.ask(cut.touched()).await;
+        self.check_open()?;
+        let size = self.metadata.borrow().inode(inode)?.size;
+        let (mut changes, mut data, time) = (Changes::new(), Payload::new(), now());
+        for (block, zeros) in cut.edges() {
+            if block * BLOCK + zeros.start as u64 >= size || !self.is_mapped(inode, block)? {
+                continue;
+            }
+            let mut buffer = Buffer::new(BLOCK as usize);
+            self.append_old(inode, block * BLOCK..(block + 1) * BLOCK, &mut buffer).await?;
+            buffer.filled_mut()[zeros].fill(0);
+            data.push(buffer.freeze());
+            changes.push(Change::Map { inode, block, blocks: 1, size: 0, modified: time });
+        }
+        let is_any = extents(&self.metadata.borrow().tree, inode, blocks.clone()).next().is_some();
+        if is_any && !blocks.is_empty() {
+            changes.push(Change::Unmap { inode, from: blocks.start, to: blocks.end });
+        }
+        let size = cut.size();
+        let attributes =
+            Attributes { size, modified: Some(time), changed: Some(time), ..Attributes::default() };
+        changes.push(Change::Set { inode, attributes });
+        let ticket = match data.is_empty() {
+            true => self.submit(changes, Some(self.admit().await?))?,
+            false => self.append(changes, data, permit).await?,
+        };
+        node.note(ticket);
+        Ok(())
+    }
+
+    /// Whether a file has data in a block.
+    fn is_mapped(&self, inode: InodeNumber, block: u64) -> Result<bool> {
+        let metadata = self.metadata.borrow();
+        let extent = extents(&metadata.tree, inode, block..block + 1).next().transpose()?;
+        Ok(extent.is_some_and(|extent| !extent.is_preallocated()))
+    }
+}
+
+/// What is taken from a file. Blocks that lose a part are written again, with zeros there.
+#[derive(Debug, Clone)]
+pub(crate) enum Cut {
+    /// All from this byte on; that is its size then.
+    From(u64),
+    /// These bytes.
+    Range(Range<u64>),
+}
+
+impl Cut {
+    /// Blocks that the file loses.
+    fn blocks(&self) -> Range<u64> {
+        match self {
+            Cut::From(size) => size.div_ceil(BLOCK)..u64::MAX,
+            Cut::Range(range) => {
+                let first = range.start.div_ceil(BLOCK);
+                first..(range.end / BLOCK).max(first)
+            }
+        }
+    }
+
+    /// Blocks that change.
+    fn touched(&self) -> Range<u64> {
+        match self {
+            Cut::From(size) => size / BLOCK..u64::MAX,
+            Cut::Range(range) => range.start / BLOCK..range.end.div_ceil(BLOCK),
+        }
+    }
+
+    /// Blocks that lose a part, with the bytes of the block that become zeros.
+    fn edges(&self) -> impl Iterator<Item = (u64, Range<usize>)> {
+        let within = |range: Range<u64>| {
+            let block = range.start / BLOCK;
+            (block, (range.start - block * BLOCK) as usize..(range.end - block * BLOCK) as usize)
+        };
+        let (first, last) = match self {
+            Cut::From(size) => (Some(*size..size.div_ceil(BLOCK) * BLOCK), None),
+            Cut::Range(range) if range.start / BLOCK == range.end / BLOCK => (Some(range.clone()), None),
+            Cut::Range(range) => {
+                let head = range.start..range.start.div_ceil(BLOCK) * BLOCK;
+                (Some(head), Some(range.end / BLOCK * BLOCK..range.end))
+            }
+        };
+        first.into_iter().chain(last).filter(|range| !range.is_empty()).map(within)
+    }
+
+    fn size(&self) -> Option<u64> {
+        match self {
+            Cut::From(size) => Some(*size),
+            Cut::Range(_) => None,
+        }
+    }
+}

@@ -1,0 +1,159 @@
+//! Names in directories, as items of the tree: the key has a hash of the name, so a directory has the order of hashes, and a
+//! reader that comes back finds its place whatever was added or removed meanwhile.
+//!
+//! Names with one hash have keys one after another, up to [`MOST_ALIKE`].
+
+use crate::encoding::{Numbers, put};
+use crate::inode::{InodeNumber, kind};
+use crate::tree::{Key, Tree};
+use block::{Error, Result};
+use crc_fast::{CrcAlgorithm, checksum};
+
+/// Longest name in bytes.
+pub const MOST_NAME: usize = 255;
+/// Most names of a directory that have one hash.
+pub const MOST_ALIKE: u64 = 256;
+/// Bits of an offset that tell names with one hash apart.
+const ALIKE_BITS: u32 = 8;
+
+/// A name in a directory.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Entry {
+    /// Where the directory goes on after it, for [`entries`].
+    pub next: u64,
+    /// The file.
+    pub inode: InodeNumber,
+    /// Type of the file, as `d_type`.
+    pub code: u8,
+    /// The name.
+    pub name: Vec<u8>,
+}
+
+/// Hash of a name: 54 bits, so that offsets behind it are positive for programs; at least 1.
+fn hash(name: &[u8]) -> u64 {
+    // CRC-64 is no hash by itself: names that differ in the last bytes would be neighbours.
+    let mut hash = checksum(CrcAlgorithm::Crc64Nvme, name);
+    hash = (hash ^ (hash >> 32)).wrapping_mul(0x9E37_79B9_7F4A_7C15);
+    ((hash ^ (hash >> 29)) >> 10).max(1)
+}
+
+fn first_key(directory: InodeNumber, name: &[u8]) -> Key {
+    Key { inode: directory, kind: kind::ENTRY, offset: hash(name) << ALIKE_BITS }
+}
+
+/// Refuses a name that no file can have.
+///
+/// # Errors
+/// ENAMETOOLONG, [`Error::Invalid`].
+pub fn check_name(name: &[u8]) -> Result<()> {
+    if name.len() > MOST_NAME {
+        let long = format!("a name of {} bytes; expected at most {MOST_NAME}", name.len());
+        return Err(Error::from_errno(libc::ENAMETOOLONG, long));
+    }
+    match name {
+        b"" | b"." | b".." => Err(Error::invalid(format!("\"{}\" is no name for a file", show(name)))),
+        _ if name.contains(&b'/') || name.contains(&0) => {
+            Err(Error::invalid(format!("\"{}\": a name contains neither / nor NUL", show(name))))
+        }
+        _ => Ok(()),
+    }
+}
+
+/// A name for error messages.
+pub fn show(name: &[u8]) -> std::borrow::Cow<'_, str> {
+    String::from_utf8_lossy(name)
+}
+
+/// Value of an item.
+pub fn encode(inode: InodeNumber, code: u8, name: &[u8]) -> Vec<u8> {
+    let mut value = Vec::with_capacity(name.len() + 8);
+    value.push(code);
+    put(&mut value, inode);
+    value.extend_from_slice(name);
+    value
+}
+
+/// File, type and name of an item.
+///
+/// # Errors
+/// [`Error::Corrupt`] for bytes that no entry has.
+pub fn decode(value: &[u8]) -> Result<(InodeNumber, u8, &[u8])> {
+    let mut numbers = Numbers::new(value, "an entry of a directory");
+    let code = numbers.bytes(1)?[0];
+    let inode = numbers.take()?;
+    Ok((inode, code, numbers.rest()))
+}
+
+/// What a name stands for.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Found {
+    /// Key of its item.
+    pub key: Key,
+    /// The file.
+    pub inode: InodeNumber,
+    /// Type of the file, as `d_type`.
+    pub code: u8,
+}
+
+/// Items of the names with the hash of this one.
+fn alike<'a>(
+    tree: &'a Tree,
+    directory: InodeNumber,
+    name: &[u8],
+) -> impl Iterator<Item = (Key, &'a [u8])> + 'a {
+    let first = first_key(directory, name);
+    tree.range(&first).take_while(move |(key, _)| {
+        (key.inode, key.kind) == (first.inode, first.kind) && key.offset - first.offset < MOST_ALIKE
+    })
+}
+
+/// Looks a name up.
+///
+/// # Errors
+/// [`Error::Corrupt`] for a damaged item.
+pub fn find(tree: &Tree, directory: InodeNumber, name: &[u8]) -> Result<Option<Found>> {
+    for (key, value) in alike(tree, directory, name) {
+        let (inode, code, other) = decode(value)?;
+        if other == name {
+            return Ok(Some(Found { key, inode, code }));
+        }
+    }
+    Ok(None)
+}
+
+/// Key for a name that isn't there.
+///
+/// # Errors
+/// [`Error::NoSpace`] if the directory has as many names of this hash as it can.
+pub fn free_key(tree: &Tree, directory: InodeNumber, name: &[u8]) -> Result<Key> {
+    let mut key = first_key(directory, name);
+    let last = key.offset + MOST_ALIKE - 1;
+    for (taken, _) in alike(tree, directory, name) {
+        if taken.offset != key.offset {
+            break;
+        }
+        if key.offset == last {
+            return Err(Error::no_space(format!(
+                "directory {directory} has {MOST_ALIKE} names with the hash of \"{}\"; choose another one",
+                show(name)
+            )));
+        }
+        key.offset += 1;
+    }
+    Ok(key)
+}
+
+/// Names of a directory from an offset on, which is 0 or an [`Entry::next`].
+pub fn entries(tree: &Tree, directory: InodeNumber, from: u64) -> impl Iterator<Item = Result<Entry>> + '_ {
+    let first = Key { inode: directory, kind: kind::ENTRY, offset: from };
+    let own = move |key: &Key| key.inode == directory && key.kind == kind::ENTRY;
+    tree.range(&first).take_while(move |(key, _)| own(key)).map(|(key, value)| {
+        let (inode, code, name) = decode(value)?;
+        Ok(Entry { next: key.offset + 1, inode, code, name: name.to_vec() })
+    })
+}
+
+/// Whether a directory has no names.
+pub fn is_empty(tree: &Tree, directory: InodeNumber) -> bool {
+    entries(tree, directory, 0).next().is_none()
+}

@@ -1,0 +1,222 @@
+//! Where the blocks of files are, as items of the tree: an item for each extent, by the block of the file with which it begins.
+//!
+//! Blocks are those of the log, of 4 KiB. A block without an extent is a hole. Of a *preallocated* extent nothing was written: it
+//! reads as a hole, and its blocks count as the file's.
+
+use crate::encoding::{Numbers, put};
+use crate::inode::{InodeNumber, kind};
+pub use crate::tree::Place;
+use crate::tree::{Key, Tree};
+use block::Result;
+use smallvec::SmallVec;
+use std::ops::Range;
+
+/// Extents that are changed at a time.
+const AT_ONCE: usize = 32;
+
+/// Neighbouring blocks of a file that are neighbours in a zone.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Extent {
+    /// First block of the file.
+    pub block: u64,
+    /// Number of blocks.
+    pub blocks: u32,
+    /// The zone; 0 for preallocated blocks: that zone has roots.
+    pub zone: u32,
+    /// First block in the zone.
+    pub position: u32,
+}
+
+/// Told of blocks of zones that files get and lose; preallocated ones are in zone 0.
+pub trait Blocks {
+    /// So many blocks of a zone belong to a file now.
+    fn live(&mut self, zone: u32, blocks: u32);
+    /// So many blocks of a zone no longer belong to it.
+    fn dead(&mut self, zone: u32, blocks: u32);
+}
+
+impl Extent {
+    /// First block of the file after it.
+    pub fn end(&self) -> u64 {
+        self.block + u64::from(self.blocks)
+    }
+
+    /// Whether nothing was written to its blocks.
+    pub fn is_preallocated(&self) -> bool {
+        self.zone == 0
+    }
+
+    /// The blocks of it that are in a range, of which there are some.
+    #[must_use]
+    pub fn part(&self, range: &Range<u64>) -> Self {
+        let (from, to) = (self.block.max(range.start), self.end().min(range.end));
+        let skipped = (from - self.block) as u32;
+        let position = if self.is_preallocated() { 0 } else { self.position + skipped };
+        Extent { block: from, blocks: (to - from) as u32, position, ..*self }
+    }
+
+    /// Whether the other one goes on where this one ends, in the file and in the zone.
+    fn is_before(&self, next: &Extent) -> bool {
+        let is_next = self.is_preallocated() || self.position + self.blocks == next.position;
+        self.end() == next.block
+            && self.zone == next.zone
+            && is_next
+            && self.blocks.checked_add(next.blocks).is_some()
+    }
+
+    fn key(inode: InodeNumber, block: u64) -> Key {
+        Key { inode, kind: kind::EXTENT, offset: block }
+    }
+
+    fn encode(&self) -> SmallVec<[u8; 16]> {
+        let mut value = Vec::with_capacity(16);
+        put(&mut value, u64::from(self.blocks));
+        put(&mut value, u64::from(self.zone));
+        put(&mut value, u64::from(self.position));
+        SmallVec::from_vec(value)
+    }
+
+    /// Decodes an item.
+    ///
+    /// # Errors
+    /// [`Error::Corrupt`](block::Error::Corrupt) for bytes that no extent has.
+    pub fn decode(key: Key, value: &[u8]) -> Result<Self> {
+        let mut numbers = Numbers::new(value, "an extent");
+        let (blocks, zone, position) = (numbers.take_u32()?, numbers.take_u32()?, numbers.take_u32()?);
+        numbers.end()?;
+        let is_in_range = key.offset.checked_add(u64::from(blocks)).is_some();
+        match blocks > 0 && is_in_range && position.checked_add(blocks).is_some() {
+            true => Ok(Extent { block: key.offset, blocks, zone, position }),
+            false => Err(numbers.strange(&format!("has {blocks} blocks at {position} of zone {zone}"))),
+        }
+    }
+}
+
+/// Extents of a file that have blocks in a range, whole, in order.
+pub fn extents(
+    tree: &Tree,
+    inode: InodeNumber,
+    range: Range<u64>,
+) -> impl Iterator<Item = Result<Extent>> + '_ {
+    let first = Extent::key(inode, range.start);
+    let is_own = move |key: &Key| key.inode == inode && key.kind == kind::EXTENT;
+    // One that begins before the range may reach into it.
+    let before = tree.last_before(&first).filter(|(key, _)| is_own(key) && key.offset < range.start);
+    let before = before.map(|(key, value)| Extent::decode(key, value));
+    let before =
+        before.filter(|it| it.as_ref().is_ok_and(|extent| extent.end() > range.start) || it.is_err());
+    let rest = tree.range(&first).take_while(move |(key, _)| is_own(key) && key.offset < range.end);
+    before.into_iter().chain(rest.map(|(key, value)| Extent::decode(key, value)))
+}
+
+/// Takes blocks from a file. Returns how many of them it had.
+///
+/// # Errors
+/// [`Error::Corrupt`](block::Error::Corrupt) for a damaged item.
+pub fn unmap(
+    tree: &mut Tree,
+    inode: InodeNumber,
+    range: Range<u64>,
+    blocks: &mut impl Blocks,
+) -> Result<u64> {
+    let mut taken = 0;
+    loop {
+        let found = extents(tree, inode, range.clone()).take(AT_ONCE);
+        let found = found.collect::<Result<SmallVec<[Extent; AT_ONCE]>>>()?;
+        for extent in &found {
+            let gone = extent.part(&range);
+            taken += u64::from(gone.blocks);
+            blocks.dead(gone.zone, gone.blocks);
+            if extent.block < gone.block {
+                let rest = extent.part(&(extent.block..gone.block));
+                tree.put(&Extent::key(inode, rest.block), &rest.encode());
+            } else {
+                tree.remove(&Extent::key(inode, extent.block));
+            }
+            if gone.end() < extent.end() {
+                let rest = extent.part(&(gone.end()..extent.end()));
+                tree.put(&Extent::key(inode, rest.block), &rest.encode());
+            }
+        }
+        if found.len() < AT_ONCE {
+            return Ok(taken);
+        }
+    }
+}
+
+/// Gives blocks to a file, in the place of those that it has there. Returns how many more it has now.
+///
+/// # Errors
+/// As [`unmap`].
+pub fn map(tree: &mut Tree, inode: InodeNumber, extent: Extent, blocks: &mut impl Blocks) -> Result<i64> {
+    let taken = unmap(tree, inode, extent.block..extent.end(), blocks)?;
+    blocks.live(extent.zone, extent.blocks);
+    let mut whole = extent;
+    let key = Extent::key(inode, extent.block);
+    if let Some((before, value)) = tree.last_before(&key)
+        && (before.inode, before.kind) == (inode, kind::EXTENT)
+    {
+        let before = Extent::decode(before, value)?;
+        if before.is_before(&whole) {
+            whole = Extent { blocks: before.blocks + whole.blocks, ..before };
+        }
+    }
+    let after = Extent::key(inode, extent.end());
+    if let Some(value) = tree.get(&after) {
+        let next = Extent::decode(after, value)?;
+        if whole.is_before(&next) {
+            whole.blocks += next.blocks;
+            tree.remove(&after);
+        }
+    }
+    tree.put(&Extent::key(inode, whole.block), &whole.encode());
+    Ok(i64::from(extent.blocks) - taken as i64)
+}
+
+/// Preallocates those blocks of a range that a file doesn't have. Returns how many.
+///
+/// # Errors
+/// As [`unmap`].
+pub fn preallocate(
+    tree: &mut Tree,
+    inode: InodeNumber,
+    range: Range<u64>,
+    blocks: &mut impl Blocks,
+) -> Result<u64> {
+    let (mut at, mut added) = (range.start, 0);
+    while at < range.end {
+        let next = extents(tree, inode, at..range.end).next().transpose()?;
+        let (from, to) = next.map_or((range.end, range.end), |next| (next.block.max(at), next.end()));
+        while at < from {
+            let count = (from - at).min(1 << 30) as u32;
+            map(tree, inode, Extent { block: at, blocks: count, zone: 0, position: 0 }, blocks)?;
+            added += u64::from(count);
+            at += u64::from(count);
+        }
+        at = to;
+    }
+    Ok(added)
+}
+
+/// Blocks of a file that are in a place: of `count` blocks from `block` on, those which lie as if the first one were at
+/// `from`. Calls `visit` with the first of them and their number, run by run.
+///
+/// # Errors
+/// As [`unmap`].
+pub fn visit_at(
+    tree: &Tree,
+    inode: InodeNumber,
+    (block, count): (u64, u32),
+    from: Place,
+    mut visit: impl FnMut(u64, u32),
+) -> Result<()> {
+    let range = block..block + u64::from(count);
+    for extent in extents(tree, inode, range.clone()) {
+        let part = extent?.part(&range);
+        let expected = u64::from(from.position) + (part.block - block);
+        if part.zone == from.zone && u64::from(part.position) == expected {
+            visit(part.block, part.blocks);
+        }
+    }
+    Ok(())
+}

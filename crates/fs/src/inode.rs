@@ -1,0 +1,202 @@
+//! Inodes: what a file system knows of a file beside its names and its data.
+
+use crate::encoding::{Numbers, put, put_signed};
+use crate::tree::Key;
+use block::Result;
+
+/// Number of an inode. Numbers are never given again, as long as the file system exists.
+pub type InodeNumber = u64;
+
+/// Nanoseconds since 1970: from 1677 to 2262.
+pub type Time = i64;
+
+/// The root directory.
+pub const ROOT: InodeNumber = 1;
+
+/// Kinds of items that the tree has of an inode, in the order of their keys.
+pub mod kind {
+    /// The inode itself.
+    pub const INODE: u8 = 1;
+    /// An extended attribute.
+    pub const ATTRIBUTE: u8 = 2;
+    /// The target of a symbolic link.
+    pub const TARGET: u8 = 3;
+    /// A name in a directory.
+    pub const ENTRY: u8 = 4;
+    /// Blocks of a file.
+    pub const EXTENT: u8 = 5;
+    /// Of inode 0: an inode without names, which is removed with its last open file.
+    pub const ORPHAN: u8 = 6;
+}
+
+/// Type of a file: the bits `S_IFMT` of its mode.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+#[repr(u32)]
+pub enum FileType {
+    /// Regular file.
+    Regular = libc::S_IFREG,
+    /// Directory.
+    Directory = libc::S_IFDIR,
+    /// Symbolic link.
+    Link = libc::S_IFLNK,
+    /// Pipe with a name.
+    Pipe = libc::S_IFIFO,
+    /// Unix socket.
+    Socket = libc::S_IFSOCK,
+    /// Character device.
+    Character = libc::S_IFCHR,
+    /// Block device.
+    Block = libc::S_IFBLK,
+}
+
+impl FileType {
+    const ALL: [FileType; 7] = [
+        FileType::Regular,
+        FileType::Directory,
+        FileType::Link,
+        FileType::Pipe,
+        FileType::Socket,
+        FileType::Character,
+        FileType::Block,
+    ];
+
+    /// Type of a file with this mode; `None` for a mode without a type.
+    pub fn of(mode: u32) -> Option<Self> {
+        Self::ALL.into_iter().find(|it| *it as u32 == mode & libc::S_IFMT)
+    }
+
+    /// Type as directory entries have it (`d_type`).
+    pub fn code(self) -> u8 {
+        (self as u32 >> 12) as u8
+    }
+}
+
+/// What is known of a file.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Inode {
+    /// Type and permissions, as `st_mode`.
+    pub mode: u32,
+    /// Number of names; of a directory, 2 and its subdirectories.
+    pub links: u32,
+    /// Owner.
+    pub uid: u32,
+    /// Group.
+    pub gid: u32,
+    /// Size in bytes.
+    pub size: u64,
+    /// Number of blocks of 4 KiB that it has, preallocated ones included.
+    pub blocks: u64,
+    /// Time of the last access.
+    pub accessed: Time,
+    /// Time of the last change of the data.
+    pub modified: Time,
+    /// Time of the last change of the inode.
+    pub changed: Time,
+    /// Time when it was made.
+    pub created: Time,
+    /// Of a device node, the device.
+    pub device: u32,
+    /// Of a directory, the one that it is in; else 0.
+    pub parent: InodeNumber,
+}
+
+impl Inode {
+    /// Key of an inode.
+    pub fn key(inode: InodeNumber) -> Key {
+        Key { inode, kind: kind::INODE, offset: 0 }
+    }
+
+    /// Its type.
+    pub fn file_type(&self) -> FileType {
+        FileType::of(self.mode).unwrap_or(FileType::Regular)
+    }
+
+    /// Whether it is a directory.
+    pub fn is_directory(&self) -> bool {
+        self.mode & libc::S_IFMT == libc::S_IFDIR
+    }
+
+    /// Value of its item. Times are differences, so most of an inode takes 35 bytes.
+    pub fn encode(&self) -> Vec<u8> {
+        let mut value = Vec::with_capacity(64);
+        for number in [self.mode, self.links, self.uid, self.gid, self.device] {
+            put(&mut value, u64::from(number));
+        }
+        for number in [self.size, self.blocks, self.parent] {
+            put(&mut value, number);
+        }
+        put_signed(&mut value, self.created);
+        for time in [self.accessed, self.modified, self.changed] {
+            put_signed(&mut value, time.wrapping_sub(self.created));
+        }
+        value
+    }
+
+    /// Decodes the value of an item.
+    ///
+    /// # Errors
+    /// [`Error::Corrupt`](block::Error::Corrupt) for bytes that no inode has.
+    pub fn decode(value: &[u8]) -> Result<Self> {
+        let mut numbers = Numbers::new(value, "an inode");
+        let [mode, links, uid, gid, device] = [
+            numbers.take_u32()?,
+            numbers.take_u32()?,
+            numbers.take_u32()?,
+            numbers.take_u32()?,
+            numbers.take_u32()?,
+        ];
+        let [size, blocks, parent] = [numbers.take()?, numbers.take()?, numbers.take()?];
+        let created = numbers.take_signed()?;
+        let mut time = || Ok::<_, block::Error>(created.wrapping_add(numbers.take_signed()?));
+        let (accessed, modified, changed) = (time()?, time()?, time()?);
+        numbers.end()?;
+        if FileType::of(mode).is_none() {
+            return Err(numbers.strange(&format!("has the mode {mode:o}, which is of no type of file")));
+        }
+        Ok(Inode {
+            mode,
+            links,
+            uid,
+            gid,
+            size,
+            blocks,
+            accessed,
+            modified,
+            changed,
+            created,
+            device,
+            parent,
+        })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_inode_is_read_as_it_was_encoded_and_takes_few_bytes() {
+        let created = 1_800_000_000_123_456_789;
+        let inode = Inode {
+            mode: libc::S_IFREG | 0o644,
+            links: 1,
+            uid: 1000,
+            gid: 1000,
+            size: 70_000,
+            blocks: 18,
+            accessed: created,
+            modified: created + 1_000_000,
+            changed: created - 5,
+            created,
+            device: 0,
+            parent: 0,
+        };
+        let value = inode.encode();
+        assert_eq!(Inode::decode(&value), Ok(inode));
+        assert!(value.len() <= 36, "{}", value.len());
+        for length in 0..value.len() {
+            assert!(Inode::decode(&value[..length]).is_err());
+        }
+        assert!(Inode::decode(&Inode { mode: 0o644, ..inode }.encode()).is_err());
+    }
+}

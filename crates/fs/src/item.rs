@@ -1,0 +1,134 @@
+//! What a shard appends to its log: the changes of an operation, with their data.
+
+use crate::change::{Change, Changes};
+use crate::extents::Blocks;
+use block::Payload;
+use logkit::Entry;
+use runtime::RequestKey;
+use runtime::sync::Permit;
+use smallvec::SmallVec;
+
+/// Most blocks of a write that is there as a whole after a power cut, or not at all.
+pub const ATOMIC_BLOCKS: u32 = 16;
+
+/// Blocks that files lost when an operation was submitted: zone and number. They die when its record is written, so that no zone is
+/// used again before.
+#[derive(Debug, Default)]
+pub struct Lost(pub SmallVec<[(u32, u32); 2]>);
+
+impl Blocks for Lost {
+    fn live(&mut self, _zone: u32, _blocks: u32) {}
+
+    fn dead(&mut self, zone: u32, blocks: u32) {
+        match self.0.iter_mut().find(|(other, _)| *other == zone) {
+            Some((_, count)) => *count += blocks,
+            None => self.0.push((zone, blocks)),
+        }
+    }
+}
+
+/// Where an item comes from, which says when its changes take effect.
+#[derive(Debug)]
+pub enum Origin {
+    /// An operation on names or attributes. It has taken effect and was acknowledged; these blocks die now.
+    Submitted {
+        /// The blocks.
+        lost: Lost,
+        /// Bounds the number of items in memory.
+        _permit: Option<Permit>,
+    },
+    /// A write. It takes effect when its record is written.
+    Write {
+        /// Request to complete.
+        request: RequestKey,
+        /// Blocks of capacity that are reserved for it.
+        growth: u32,
+    },
+    /// A move of the cleaner.
+    Move,
+}
+
+/// Changes that take effect together, with their data.
+#[derive(Debug)]
+pub struct Item {
+    /// The changes.
+    pub changes: Changes,
+    /// Data of those that have blocks.
+    pub data: Payload,
+    /// Where the item comes from.
+    pub origin: Origin,
+    /// Number of the operation on its shard; 0 for moves.
+    pub ticket: u64,
+}
+
+impl Entry for Item {
+    #[inline]
+    fn blocks(&self) -> u32 {
+        self.changes.iter().map(Change::blocks).sum()
+    }
+
+    #[inline]
+    fn payload(&self) -> &Payload {
+        &self.data
+    }
+
+    #[inline]
+    fn meta_length(&self) -> usize {
+        self.changes.iter().map(Change::length).sum()
+    }
+
+    fn encode_meta(&self, meta: &mut Vec<u8>) {
+        self.changes.iter().for_each(|change| change.encode(meta));
+    }
+
+    /// Without data it takes no space for long: it is written even where there is none for data.
+    fn only_frees(&self) -> bool {
+        self.data.is_empty()
+    }
+
+    fn is_atomic(&self) -> bool {
+        match self.origin {
+            Origin::Submitted { .. } => true,
+            Origin::Write { .. } => self.changes.len() > 1 || self.blocks() <= ATOMIC_BLOCKS,
+            Origin::Move => false,
+        }
+    }
+
+    fn is_acknowledged(&self) -> bool {
+        matches!(self.origin, Origin::Submitted { .. })
+    }
+}
+
+impl Item {
+    /// Splits off the first blocks of an item with one change, so many.
+    pub fn cut(&mut self, blocks: u32, block_bytes: usize) -> Item {
+        let bytes = blocks as usize * block_bytes;
+        let first = self.data.slice(0..bytes);
+        self.data = self.data.slice(bytes..self.data.len());
+        let mut change = self.changes[0].clone();
+        match (&mut change, &mut self.changes[0]) {
+            (
+                Change::Map { block: from, blocks: front, size, .. },
+                Change::Map { block, blocks: rest, size: end, .. },
+            ) => {
+                (*front, *rest) = (blocks, *rest - blocks);
+                *block += u64::from(blocks);
+                *size = (*block * block_bytes as u64).min(*end);
+                debug_assert!(*from < *block);
+            }
+            (Change::Move { blocks: front, .. }, Change::Move { block, blocks: rest, from, .. }) => {
+                (*front, *rest) = (blocks, *rest - blocks);
+                *block += u64::from(blocks);
+                from.position += blocks;
+            }
+            (other, _) => unreachable!("{other:?} has no blocks to divide"),
+        }
+        let origin = match &mut self.origin {
+            // The capacity is given back with the last part.
+            Origin::Write { request, .. } => Origin::Write { request: *request, growth: 0 },
+            _ => Origin::Move,
+        };
+        // The operation has committed when its last part has.
+        Item { changes: Changes::from_elem(change, 1), data: first, origin, ticket: 0 }
+    }
+}

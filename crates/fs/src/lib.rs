@@ -1,0 +1,43 @@
+//! The log-structured file system: files and directories on zones, for programs that link it, asynchronous and never blocking
+//! their shard.
+//!
+//! All metadata is in memory, in a [`tree`] of items; every change of it is a [`change`] in a record of the log, and a
+//! [`checkpoint`] writes the pages of the tree that have changed. Data is never overwritten in place.
+//!
+//! What decides, without I/O:
+//! - [`inode`], [`directory`], [`attributes`], [`extents`]: what the items are.
+//! - [`metadata`]: the state, and the effect of changes on it; [`namespace`]: what operations on names change.
+//!
+//! A shard:
+//! - [`core`](mod@core): the owner of the log; [`item`], [`tickets`]: what is queued; [`node`]: files in use.
+//! - [`operations`], [`data`]: what clients do; [`sums`]: checksums, by which every read is checked.
+//! - [`format`](mod@format), [`recovery`]: making and opening.
+//!
+//! [`file_system`] has the paths and open files that programs use.
+//!
+//! Left to others: group commit, zones, cleaning and finding records again (`logkit`); zones on a device (`zones`); mounting.
+
+pub mod attributes;
+pub mod change;
+pub mod checkpoint;
+pub mod core;
+pub mod data;
+pub mod directory;
+pub mod encoding;
+pub mod extents;
+pub mod file_system;
+pub mod format;
+pub mod inode;
+pub mod item;
+pub mod metadata;
+pub mod namespace;
+pub mod node;
+pub mod operations;
+pub mod recovery;
+pub mod sums;
+pub mod tickets;
+pub mod tree;
+
+pub use crate::core::Settings;
+pub use file_system::{File, FileSystem, OpenOptions};
+pub use format::Properties;

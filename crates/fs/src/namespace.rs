@@ -1,0 +1,415 @@
+//! Operations on names: what POSIX demands of them, as plain functions from the metadata to the changes that carry an operation out.
+//!
+//! Permissions aren't checked here: a mount lets the kernel do it.
+
+use crate::change::{Attributes, Change, Changes};
+use crate::directory::{self, Found, MOST_NAME, check_name, show};
+use crate::inode::{FileType, Inode, InodeNumber, ROOT, Time, kind};
+use crate::metadata::{Metadata, orphan};
+use crate::tree::Key;
+use block::{Error, Result};
+use smallvec::smallvec;
+
+/// Most names of an inode.
+pub const MOST_LINKS: u32 = 1 << 30;
+/// Longest target of a symbolic link in bytes: it is in one record with the name and the inode.
+pub const MOST_TARGET: usize = 3072;
+/// Bytes of a target that an item holds.
+const TARGET_ITEM: usize = 1024;
+
+/// A file that is to be made.
+#[derive(Debug, Clone, Default)]
+pub struct New {
+    /// Type and permissions.
+    pub mode: u32,
+    /// Owner.
+    pub uid: u32,
+    /// Group; that of the directory if it has the setgid bit.
+    pub gid: u32,
+    /// Of a device node, the device.
+    pub device: u32,
+    /// Of a symbolic link, the target.
+    pub target: Vec<u8>,
+}
+
+/// What a rename does where the new name exists.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub enum Renaming {
+    /// It replaces the file there.
+    #[default]
+    Replace,
+    /// It fails.
+    NoReplace,
+    /// Both files exchange their names.
+    Exchange,
+}
+
+#[cold]
+fn os(errno: i32, detail: String) -> Error {
+    Error::from_errno(errno, detail)
+}
+
+#[cold]
+fn missing(directory: InodeNumber, name: &[u8]) -> Error {
+    Error::not_found(format!("there is no \"{}\" in directory {directory}", show(name)))
+}
+
+#[cold]
+fn exists(directory: InodeNumber, name: &[u8]) -> Error {
+    Error::already_exists(format!("\"{}\" is in directory {directory} already", show(name)))
+}
+
+#[cold]
+fn is_a_directory(name: &[u8]) -> Error {
+    os(libc::EISDIR, format!("\"{}\" is a directory", show(name)))
+}
+
+#[cold]
+fn not_a_directory(name: &[u8]) -> Error {
+    os(libc::ENOTDIR, format!("\"{}\" isn't a directory", show(name)))
+}
+
+/// A directory that names may be added to.
+fn directory_of(metadata: &Metadata, directory: InodeNumber) -> Result<Inode> {
+    let inode = metadata.inode(directory)?;
+    match inode.is_directory() {
+        false => Err(os(libc::ENOTDIR, format!("inode {directory} isn't a directory"))),
+        // It was removed while it was open.
+        true if inode.links == 0 => Err(Error::not_found(format!("directory {directory} was removed"))),
+        true => Ok(inode),
+    }
+}
+
+/// Looks a name up.
+///
+/// # Errors
+/// [`Error::NotFound`], ENOTDIR, ENAMETOOLONG.
+pub fn lookup(metadata: &Metadata, directory: InodeNumber, name: &[u8]) -> Result<Found> {
+    if name.len() > MOST_NAME {
+        check_name(name)?;
+    }
+    let inode = metadata.inode(directory)?;
+    if !inode.is_directory() {
+        return Err(os(libc::ENOTDIR, format!("inode {directory} isn't a directory")));
+    }
+    directory::find(&metadata.tree, directory, name)?.ok_or_else(|| missing(directory, name))
+}
+
+/// The times of an inode whose data changes, and other attributes of it.
+fn touched(inode: InodeNumber, now: Time, links: Option<u32>) -> Change {
+    let attributes = Attributes { modified: Some(now), changed: Some(now), links, ..Attributes::default() };
+    Change::Set { inode, attributes }
+}
+
+fn set_links(inode: InodeNumber, links: u32, now: Time) -> Change {
+    let attributes = Attributes { links: Some(links), changed: Some(now), ..Attributes::default() };
+    Change::Set { inode, attributes }
+}
+
+fn put_entry(key: Key, inode: InodeNumber, code: u8, name: &[u8]) -> Change {
+    Change::Put { key, value: directory::encode(inode, code, name) }
+}
+
+/// The changes that make a file without a name, to be opened; it gets the number [`Metadata::next_inode`].
+///
+/// # Errors
+/// As [`create`].
+pub fn create_unnamed(metadata: &Metadata, directory: InodeNumber, new: &New, now: Time) -> Result<Changes> {
+    let parent = directory_of(metadata, directory)?;
+    let mut changes = make(metadata, &parent, directory, new, 0, now)?;
+    changes.push(Change::Put { key: orphan(metadata.next_inode), value: Vec::new() });
+    Ok(changes)
+}
+
+/// The changes of a new inode.
+fn make(
+    metadata: &Metadata,
+    parent: &Inode,
+    directory: InodeNumber,
+    new: &New,
+    links: u32,
+    now: Time,
+) -> Result<Changes> {
+    let number = metadata.next_inode;
+    let Some(file_type) = FileType::of(new.mode) else {
+        return Err(Error::invalid(format!("the mode {:o} is of no type of file", new.mode)));
+    };
+    if new.target.len() > MOST_TARGET {
+        let long = format!("a link to {} bytes; expected at most {MOST_TARGET}", new.target.len());
+        return Err(os(libc::ENAMETOOLONG, long));
+    }
+    let is_directory = file_type == FileType::Directory;
+    let inherits = parent.mode & libc::S_ISGID != 0;
+    let inode = Inode {
+        mode: new.mode | if inherits && is_directory { libc::S_ISGID } else { 0 },
+        links,
+        uid: new.uid,
+        gid: if inherits { parent.gid } else { new.gid },
+        size: new.target.len() as u64,
+        blocks: 0,
+        accessed: now,
+        modified: now,
+        changed: now,
+        created: now,
+        device: new.device,
+        parent: if is_directory { directory } else { 0 },
+    };
+    let mut changes: Changes = smallvec![Change::Put { key: Inode::key(number), value: inode.encode() }];
+    for (part, bytes) in new.target.chunks(TARGET_ITEM).enumerate() {
+        let key = Key { inode: number, kind: kind::TARGET, offset: part as u64 };
+        changes.push(Change::Put { key, value: bytes.to_vec() });
+    }
+    Ok(changes)
+}
+
+/// The changes that make a file; it gets the number [`Metadata::next_inode`].
+///
+/// # Errors
+/// [`Error::AlreadyExists`], [`Error::NotFound`] for a directory that was removed, ENOTDIR, ENAMETOOLONG, EMLINK,
+/// [`Error::Invalid`] for a name or a mode that isn't one.
+pub fn create(
+    metadata: &Metadata,
+    directory: InodeNumber,
+    name: &[u8],
+    new: &New,
+    now: Time,
+) -> Result<Changes> {
+    check_name(name)?;
+    let parent = directory_of(metadata, directory)?;
+    if directory::find(&metadata.tree, directory, name)?.is_some() {
+        return Err(exists(directory, name));
+    }
+    let is_directory = FileType::of(new.mode) == Some(FileType::Directory);
+    if is_directory && parent.links >= MOST_LINKS {
+        return Err(os(libc::EMLINK, format!("directory {directory} has {MOST_LINKS} subdirectories")));
+    }
+    let links = if is_directory { 2 } else { 1 };
+    let mut changes = make(metadata, &parent, directory, new, links, now)?;
+    let key = directory::free_key(&metadata.tree, directory, name)?;
+    let code = FileType::of(new.mode).map_or(0, FileType::code);
+    changes.push(put_entry(key, metadata.next_inode, code, name));
+    changes.push(touched(directory, now, is_directory.then_some(parent.links + 1)));
+    Ok(changes)
+}
+
+/// Target of a symbolic link.
+///
+/// # Errors
+/// [`Error::Invalid`] for another file.
+pub fn target(metadata: &Metadata, inode: InodeNumber) -> Result<Vec<u8>> {
+    if metadata.inode(inode)?.file_type() != FileType::Link {
+        return Err(Error::invalid(format!("inode {inode} isn't a symbolic link")));
+    }
+    let first = Key { inode, kind: kind::TARGET, offset: 0 };
+    let parts =
+        metadata.tree.range(&first).take_while(|(key, _)| (key.inode, key.kind) == (inode, kind::TARGET));
+    Ok(parts.flat_map(|(_, bytes)| bytes.iter().copied()).collect())
+}
+
+/// The changes that give a file another name.
+///
+/// # Errors
+/// As [`create`]; EPERM for a directory, [`Error::NotFound`] for an inode that is being removed.
+pub fn link(
+    metadata: &Metadata,
+    inode: InodeNumber,
+    directory: InodeNumber,
+    name: &[u8],
+    is_open: impl Fn(InodeNumber) -> bool,
+    now: Time,
+) -> Result<Changes> {
+    check_name(name)?;
+    directory_of(metadata, directory)?;
+    let old = metadata.inode(inode)?;
+    if old.links == 0 && !is_open(inode) {
+        return Err(Error::not_found(format!("inode {inode} was removed")));
+    }
+    if old.is_directory() {
+        return Err(os(libc::EPERM, format!("inode {inode} is a directory, which has one name only")));
+    }
+    if directory::find(&metadata.tree, directory, name)?.is_some() {
+        return Err(exists(directory, name));
+    }
+    if old.links >= MOST_LINKS {
+        return Err(os(libc::EMLINK, format!("inode {inode} has {MOST_LINKS} names")));
+    }
+    let key = directory::free_key(&metadata.tree, directory, name)?;
+    let mut changes: Changes = smallvec![
+        put_entry(key, inode, old.file_type().code(), name),
+        set_links(inode, old.links + 1, now),
+        touched(directory, now, None),
+    ];
+    if old.links == 0 {
+        changes.push(Change::Delete { key: orphan(inode) });
+    }
+    Ok(changes)
+}
+
+/// The changes that take away one name of an inode, or all that a directory has.
+fn drop_name(inode: InodeNumber, old: &Inode, is_open: bool, now: Time) -> Changes {
+    let links = if old.is_directory() { 0 } else { old.links.saturating_sub(1) };
+    match (links, is_open) {
+        (0, false) => smallvec![Change::Remove { inode }],
+        (0, true) => {
+            smallvec![set_links(inode, 0, now), Change::Put { key: orphan(inode), value: Vec::new() }]
+        }
+        _ => smallvec![set_links(inode, links, now)],
+    }
+}
+
+/// The changes that remove a name. An inode without names that is open goes with its last open file.
+///
+/// # Errors
+/// [`Error::NotFound`], EISDIR, ENOTDIR.
+pub fn unlink(
+    metadata: &Metadata,
+    directory: InodeNumber,
+    name: &[u8],
+    is_open: impl Fn(InodeNumber) -> bool,
+    now: Time,
+) -> Result<Changes> {
+    let found = lookup(metadata, directory, name)?;
+    let old = metadata.inode(found.inode)?;
+    if old.is_directory() {
+        return Err(is_a_directory(name));
+    }
+    let mut changes: Changes = smallvec![Change::Delete { key: found.key }, touched(directory, now, None)];
+    changes.extend(drop_name(found.inode, &old, is_open(found.inode), now));
+    Ok(changes)
+}
+
+fn check_empty(metadata: &Metadata, directory: InodeNumber, name: &[u8]) -> Result<()> {
+    match directory::is_empty(&metadata.tree, directory) {
+        true => Ok(()),
+        false => Err(os(libc::ENOTEMPTY, format!("directory \"{}\" isn't empty", show(name)))),
+    }
+}
+
+/// The changes that remove an empty directory.
+///
+/// # Errors
+/// [`Error::NotFound`], ENOTDIR, ENOTEMPTY.
+pub fn remove_directory(
+    metadata: &Metadata,
+    directory: InodeNumber,
+    name: &[u8],
+    is_open: impl Fn(InodeNumber) -> bool,
+    now: Time,
+) -> Result<Changes> {
+    let found = lookup(metadata, directory, name)?;
+    let (parent, old) = (metadata.inode(directory)?, metadata.inode(found.inode)?);
+    if !old.is_directory() {
+        return Err(not_a_directory(name));
+    }
+    check_empty(metadata, found.inode, name)?;
+    let mut changes: Changes = smallvec![
+        Change::Delete { key: found.key },
+        touched(directory, now, Some(parent.links.saturating_sub(1))),
+    ];
+    changes.extend(drop_name(found.inode, &old, is_open(found.inode), now));
+    Ok(changes)
+}
+
+/// Refuses to move a directory into itself or one below it.
+fn check_not_below(metadata: &Metadata, moved: InodeNumber, mut directory: InodeNumber) -> Result<()> {
+    for _ in 0..=metadata.inodes {
+        if directory == moved {
+            return Err(Error::invalid(format!("directory {moved} can't be moved into one below it")));
+        }
+        if directory == ROOT {
+            return Ok(());
+        }
+        directory = metadata.inode(directory)?.parent;
+    }
+    Err(Error::corrupt(format!("directory {directory} is below itself")))
+}
+
+/// A side of a rename: the directory, its inode and the name.
+type Side<'a> = (InodeNumber, &'a [u8]);
+
+/// The changes that rename a file.
+///
+/// # Errors
+/// As [`create`], [`unlink`] and [`remove_directory`]; [`Error::Invalid`] for a directory that would be below itself.
+pub fn rename(
+    metadata: &Metadata,
+    from: Side<'_>,
+    to: Side<'_>,
+    renaming: Renaming,
+    is_open: impl Fn(InodeNumber) -> bool,
+    now: Time,
+) -> Result<Changes> {
+    let ((old_directory, old_name), (new_directory, new_name)) = (from, to);
+    check_name(old_name)?;
+    check_name(new_name)?;
+    let moved = lookup(metadata, old_directory, old_name)?;
+    let old_parent = directory_of(metadata, old_directory)?;
+    let new_parent = directory_of(metadata, new_directory)?;
+    let replaced = directory::find(&metadata.tree, new_directory, new_name)?;
+    match (renaming, &replaced) {
+        (Renaming::NoReplace, Some(_)) => return Err(exists(new_directory, new_name)),
+        (Renaming::Exchange, None) => return Err(missing(new_directory, new_name)),
+        // Two names of one file: nothing is done.
+        (_, Some(other)) if other.inode == moved.inode => return Ok(Changes::new()),
+        _ => {}
+    }
+    let file = metadata.inode(moved.inode)?;
+    let changes_parent = old_directory != new_directory;
+    if file.is_directory() && changes_parent {
+        check_not_below(metadata, moved.inode, new_directory)?;
+    }
+    let mut changes = Changes::new();
+    // Subdirectories that each directory gains.
+    let (mut old_gain, mut new_gain) = (0_i64, 0_i64);
+    if file.is_directory() && changes_parent {
+        (old_gain, new_gain) = (-1, 1);
+    }
+    match replaced {
+        Some(other) if renaming == Renaming::Exchange => {
+            let other_file = metadata.inode(other.inode)?;
+            if other_file.is_directory() && changes_parent {
+                check_not_below(metadata, other.inode, old_directory)?;
+                (old_gain, new_gain) = (old_gain + 1, new_gain - 1);
+            }
+            changes.push(put_entry(moved.key, other.inode, other.code, old_name));
+            changes.push(put_entry(other.key, moved.inode, moved.code, new_name));
+            changes.push(moved_to(other.inode, &other_file, old_directory, now));
+        }
+        Some(other) => {
+            let other_file = metadata.inode(other.inode)?;
+            match (file.is_directory(), other_file.is_directory()) {
+                (true, false) => return Err(not_a_directory(new_name)),
+                (false, true) => return Err(is_a_directory(new_name)),
+                (true, true) => {
+                    check_empty(metadata, other.inode, new_name)?;
+                    new_gain -= 1;
+                }
+                (false, false) => {}
+            }
+            changes.push(Change::Delete { key: moved.key });
+            changes.push(put_entry(other.key, moved.inode, moved.code, new_name));
+            changes.extend(drop_name(other.inode, &other_file, is_open(other.inode), now));
+        }
+        None => {
+            let key = directory::free_key(&metadata.tree, new_directory, new_name)?;
+            changes.push(Change::Delete { key: moved.key });
+            changes.push(put_entry(key, moved.inode, moved.code, new_name));
+        }
+    }
+    changes.push(moved_to(moved.inode, &file, new_directory, now));
+    let links =
+        |parent: &Inode, gain: i64| (gain != 0).then(|| parent.links.saturating_add_signed(gain as i32));
+    if changes_parent {
+        changes.push(touched(old_directory, now, links(&old_parent, old_gain)));
+        changes.push(touched(new_directory, now, links(&new_parent, new_gain)));
+    } else {
+        changes.push(touched(new_directory, now, links(&new_parent, old_gain + new_gain)));
+    }
+    Ok(changes)
+}
+
+fn moved_to(inode: InodeNumber, file: &Inode, directory: InodeNumber, now: Time) -> Change {
+    let parent = file.is_directory().then_some(directory);
+    let attributes = Attributes { changed: Some(now), parent, ..Attributes::default() };
+    Change::Set { inode, attributes }
+}

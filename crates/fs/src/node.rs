@@ -1,0 +1,92 @@
+//! Files that are in use: the ranges that are being written, and who has them open.
+
+use crate::inode::InodeNumber;
+use runtime::range_lock::RangeLock;
+use std::cell::{Cell, RefCell};
+use std::collections::BTreeMap;
+use std::rc::Rc;
+
+/// Least number of entries at which those of files that are no longer used are looked for.
+const FEWEST_SWEPT: usize = 64;
+
+/// A file in use on its shard.
+#[derive(Debug)]
+pub struct Node {
+    /// The file.
+    pub inode: InodeNumber,
+    /// Its blocks, while they are written or cut off.
+    pub lock: RangeLock,
+    /// Number of times that it is open.
+    opens: Cell<u32>,
+    /// Where the next append begins, beyond the size while appends are in flight.
+    pub end: Cell<u64>,
+    /// Appends in flight.
+    pub appends: Cell<u32>,
+    /// Number of the last operation on it.
+    pub ticket: Cell<u64>,
+}
+
+impl Node {
+    /// Whether it is open.
+    pub fn is_open(&self) -> bool {
+        self.opens.get() > 0
+    }
+
+    /// Notes that it was opened once more.
+    pub fn opened(&self) {
+        self.opens.set(self.opens.get() + 1);
+    }
+
+    /// Notes that it was closed; returns whether it is no longer open.
+    pub fn closed(&self) -> bool {
+        self.opens.set(self.opens.get() - 1);
+        self.opens.get() == 0
+    }
+
+    /// Notes the number of an operation on it.
+    pub fn note(&self, ticket: u64) {
+        self.ticket.set(self.ticket.get().max(ticket));
+    }
+}
+
+/// Files in use.
+#[derive(Debug, Default)]
+pub struct Nodes {
+    nodes: RefCell<BTreeMap<InodeNumber, Rc<Node>>>,
+    /// Number of entries at which those of files that are no longer used are removed.
+    sweep_at: Cell<usize>,
+}
+
+impl Nodes {
+    /// A file that is in use.
+    pub fn find(&self, inode: InodeNumber) -> Option<Rc<Node>> {
+        self.nodes.borrow().get(&inode).cloned()
+    }
+
+    /// A file, which is in use as long as it is open or the result is held.
+    pub fn get(&self, inode: InodeNumber) -> Rc<Node> {
+        if let Some(node) = self.find(inode) {
+            return node;
+        }
+        let node = Rc::new(Node {
+            inode,
+            lock: RangeLock::default(),
+            opens: Cell::new(0),
+            end: Cell::new(0),
+            appends: Cell::new(0),
+            ticket: Cell::new(0),
+        });
+        let mut nodes = self.nodes.borrow_mut();
+        nodes.insert(inode, node.clone());
+        if nodes.len() > self.sweep_at.get().max(FEWEST_SWEPT) {
+            nodes.retain(|_, node| node.is_open() || Rc::strong_count(node) > 1);
+            self.sweep_at.set(2 * nodes.len());
+        }
+        node
+    }
+
+    /// Whether a file is open.
+    pub fn is_open(&self, inode: InodeNumber) -> bool {
+        self.find(inode).is_some_and(|node| node.is_open())
+    }
+}

@@ -1,0 +1,66 @@
+//! Checksums of the data blocks of zones, by which every read is checked: those of zones that were written or read lately, in
+//! bounded memory. Those of other zones are read from the zones when they are needed.
+//!
+//! Left to others: reading them ([`logkit::scan`]).
+
+use std::collections::BTreeMap;
+use std::rc::Rc;
+
+/// The checksums of one zone, by block. Blocks without data have any.
+type Zone = Rc<Vec<u32>>;
+
+/// Checksums of zones.
+#[derive(Debug)]
+pub struct Sums {
+    zones: BTreeMap<u32, (Zone, u64)>,
+    zone_blocks: u32,
+    /// Number of zones that are kept, beside those being written.
+    most: usize,
+    clock: u64,
+}
+
+impl Sums {
+    /// Checksums of zones with so many blocks, in about so many bytes.
+    pub fn new(zone_blocks: u32, bytes: u64) -> Self {
+        let most = (bytes / (4 * u64::from(zone_blocks))).max(8) as usize;
+        Sums { zones: BTreeMap::new(), zone_blocks, most, clock: 0 }
+    }
+
+    /// Notes the checksums of blocks that were written to a zone.
+    pub fn note(&mut self, zone: u32, position: u32, sums: &[u32]) {
+        self.clock += 1;
+        let empty = || (Rc::new(vec![0; self.zone_blocks as usize]), 0);
+        let (of_zone, used) = self.zones.entry(zone).or_insert_with(empty);
+        *used = self.clock;
+        let from = position as usize;
+        Rc::make_mut(of_zone)[from..from + sums.len()].copy_from_slice(sums);
+    }
+
+    /// The checksums of a zone, if they are here.
+    pub fn get(&mut self, zone: u32) -> Option<Zone> {
+        self.clock += 1;
+        let (sums, used) = self.zones.get_mut(&zone)?;
+        *used = self.clock;
+        Some(sums.clone())
+    }
+
+    /// Keeps the checksums of a zone that were read from it.
+    pub fn insert(&mut self, zone: u32, sums: Zone) {
+        self.clock += 1;
+        self.zones.insert(zone, (sums, self.clock));
+    }
+
+    /// Forgets the checksums of zones that were used least lately, if there are too many; not those of zones that are being
+    /// written, which can't be read from them yet.
+    pub fn shrink(&mut self, is_written: impl Fn(u32) -> bool) {
+        if self.zones.len() <= self.most {
+            return;
+        }
+        let mut by_use: Vec<(u64, u32)> = self.zones.iter().map(|(zone, (_, used))| (*used, *zone)).collect();
+        by_use.sort_unstable();
+        let surplus = self.zones.len() - self.most * 7 / 8;
+        for (_, zone) in by_use.into_iter().filter(|(_, zone)| !is_written(*zone)).take(surplus) {
+            self.zones.remove(&zone);
+        }
+    }
+}

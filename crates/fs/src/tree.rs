@@ -1,0 +1,190 @@
+//! Ordered maps from [`Key`]s to bytes: path-copying B+trees of packed pages.
+//!
+//! - A clone of a [`Tree`] takes O(1), and no change to one shows in the other: they share nodes, and a shared node is copied
+//!   with the path to it before it changes.
+//! - A node is a page of [`PAGE`] bytes, and leaves are packed in memory as on the medium.
+//! - A page that was written has a [`Place`]. It loses it when it changes, and so do its ancestors, which name the places of
+//!   their children. The place is released ([`Released`]) once no tree has the page any more.
+//!
+//! A checkpoint of a tree:
+//! 1. `frozen = tree.clone()` and `batch = released.take()`, at one moment.
+//! 2. [`Tree::unstored`] on `frozen` yields the pages to write. Changes to `tree` go on meanwhile.
+//! 3. [`Tree::stored`] of `frozen` names the tree on the medium. Once that is durable, the places of `batch` are dead. If the
+//!    checkpoint fails, they belong to the next one's batch.
+//! 4. `drop(frozen)`, which releases places that the next checkpoint makes dead.
+//!
+//! [`Load`] reads a tree from the medium; its caller does the I/O. Left to others: writing, checksums, and what items mean.
+
+mod balance;
+mod branch;
+mod differences;
+mod key;
+mod layout;
+mod leaf;
+mod load;
+mod node;
+mod page;
+mod places;
+mod read;
+mod store;
+
+#[cfg(test)]
+mod tests;
+
+pub use differences::visit_differences;
+pub use key::Key;
+pub use leaf::MAX_VALUE;
+pub use load::Load;
+pub use node::Released;
+pub use page::{PAGE, Place};
+pub use read::Range;
+pub use store::{Page, Stored, Unstored};
+
+use branch::Branch;
+use leaf::{Change, Leaf};
+use node::{Family, Node};
+use std::rc::Rc;
+
+/// Ordered map from keys to values of 0 to [`MAX_VALUE`] bytes. A clone takes O(1).
+#[derive(Debug, Clone)]
+pub struct Tree {
+    /// `None` for an empty tree: every leaf has an item.
+    root: Option<Node>,
+    /// Level of the root.
+    level: u8,
+    items: u64,
+    pages: usize,
+    family: Rc<Family>,
+}
+
+/// Levels of branches for which a way has space: more than a tree can grow to from the greatest level that is loaded.
+const MAX_HEIGHT: usize = page::MAX_LEVEL as usize + 4;
+
+/// The way from the root to a leaf: the index of the child at each branch, the root's first.
+#[derive(Debug, Clone, Copy)]
+struct Path {
+    indexes: [u16; MAX_HEIGHT],
+    /// Whether the leaf is the tree's last.
+    is_last: bool,
+}
+
+impl Path {
+    fn index(&self, depth: usize) -> usize {
+        usize::from(self.indexes[depth])
+    }
+}
+
+impl Tree {
+    /// Returns an empty tree. Places of its pages will be released to `released`.
+    pub fn new(released: &Released) -> Self {
+        Tree { root: None, level: 0, items: 0, pages: 0, family: Family::new(released) }
+    }
+
+    /// Number of items.
+    pub fn len(&self) -> u64 {
+        self.items
+    }
+
+    /// Whether there are no items.
+    pub fn is_empty(&self) -> bool {
+        self.items == 0
+    }
+
+    /// Number of pages of this tree.
+    pub fn pages(&self) -> usize {
+        self.pages
+    }
+
+    /// Number of pages without a place, of this tree, its clones and the trees loaded beside it. Without clones that is what the
+    /// next checkpoint writes; while a clone is being stored it is an upper bound.
+    pub fn unstored_pages(&self) -> usize {
+        self.family.unstored()
+    }
+
+    /// Bytes of memory of this tree, its clones and the trees loaded beside it, shared pages counted once. The overhead of the
+    /// allocator isn't counted.
+    pub fn memory(&self) -> usize {
+        self.family.memory()
+    }
+
+    /// Inserts an item or replaces its value. Returns whether there was an item with this key.
+    ///
+    /// # Panics
+    /// If the value is longer than [`MAX_VALUE`] bytes.
+    pub fn put(&mut self, key: &Key, value: &[u8]) -> bool {
+        assert!(value.len() <= MAX_VALUE, "value of {} bytes; expected at most {MAX_VALUE}", value.len());
+        let Some((path, leaf)) = self.find(key) else {
+            self.root = Some(Node::Leaf(Leaf::of(&self.family, &[(*key, value)])));
+            (self.items, self.pages) = (1, 1);
+            return false;
+        };
+        let (index, replaces) = match leaf.search(key) {
+            Ok(index) => (index, true),
+            Err(index) => (index, false),
+        };
+        self.items += u64::from(!replaces);
+        let change = Change { index, key: *key, value, replaces };
+        let leaf = self.change_leaf(&path);
+        if !leaf.change(&change) {
+            let leaves = leaf.split(&change, path.is_last);
+            self.replace_leaf(&path, leaves);
+        }
+        replaces
+    }
+
+    /// Calls `change` with the value of an item, to be changed in place, and returns its result; `None` if there is no such
+    /// item.
+    pub fn update<R>(&mut self, key: &Key, change: impl FnOnce(&mut [u8]) -> R) -> Option<R> {
+        let (path, leaf) = self.find(key)?;
+        let index = leaf.search(key).ok()?;
+        Some(change(self.change_leaf(&path).value_mut(index)))
+    }
+
+    /// Removes an item. Returns whether there was one with this key.
+    pub fn remove(&mut self, key: &Key) -> bool {
+        let Some((path, leaf)) = self.find(key) else { return false };
+        let Ok(index) = leaf.search(key) else { return false };
+        self.items -= 1;
+        self.change_leaf(&path).remove(index);
+        self.shrink(&path);
+        true
+    }
+
+    /// Returns the leaf that may have this key, and the way to it; `None` if the tree is empty.
+    fn find(&self, key: &Key) -> Option<(Path, &Leaf)> {
+        let mut node = self.root.as_ref()?;
+        let mut path = Path { indexes: [0; MAX_HEIGHT], is_last: true };
+        let mut depth = 0;
+        loop {
+            match node {
+                Node::Leaf(leaf) => return Some((path, leaf)),
+                Node::Branch(branch) => {
+                    let index = branch.index_of(key);
+                    path.indexes[depth] = index as u16;
+                    path.is_last &= index + 1 == branch.len();
+                    node = &branch.children[index];
+                    depth += 1;
+                }
+            }
+        }
+    }
+
+    /// Makes all nodes above this depth of a way unshared and without places, and returns the node there.
+    fn node_mut(&mut self, path: &Path, depth: usize) -> &mut Node {
+        let mut node = self.root.as_mut().expect("a way begins at a root");
+        for depth in 0..depth {
+            let branch = node.change_branch().expect("nodes above the leaf are branches");
+            node = &mut branch.children[path.index(depth)];
+        }
+        node
+    }
+
+    fn change_branch(&mut self, path: &Path, depth: usize) -> &mut Branch {
+        self.node_mut(path, depth).change_branch().expect("nodes above the leaf are branches")
+    }
+
+    fn change_leaf(&mut self, path: &Path) -> &mut Leaf {
+        let depth = usize::from(self.level);
+        self.node_mut(path, depth).change_leaf().expect("a way ends at a leaf")
+    }
+}

@@ -1,0 +1,37 @@
+//! Differences of two trees.
+
+use super::node::Node;
+use super::{Key, Tree};
+
+/// Calls `visitor` with each item of `old` that isn't byte-identical in `new`, in rising order of keys. Nodes that both trees
+/// share are skipped, so that the work is proportional to the number of pages that differ.
+pub fn visit_differences(old: &Tree, new: &Tree, mut visitor: impl FnMut(&Key, &[u8])) {
+    if let Some(root) = &old.root {
+        visit(root, old.level, new, &mut visitor);
+    }
+}
+
+/// Visits the node of a level, and those under it. The depth of recursion is the tree's height.
+fn visit(node: &Node, level: u8, new: &Tree, visitor: &mut impl FnMut(&Key, &[u8])) {
+    // A node that both trees have is on the way to its first key in both, at the same level.
+    if new.node_of(&node.first_key(), level).is_some_and(|other| other.is_same(node)) {
+        return;
+    }
+    match node {
+        Node::Branch(branch) => {
+            branch.children.iter().for_each(|child| visit(child, level - 1, new, visitor))
+        }
+        Node::Leaf(leaf) => {
+            let mut found = new.leaf_of(&leaf.key(0));
+            for (key, value) in leaf.items() {
+                if found.is_some_and(|(_, upper)| upper.is_some_and(|upper| key >= upper)) {
+                    found = new.leaf_of(&key);
+                }
+                let other = found.and_then(|(leaf, _)| leaf.search(&key).ok().map(|index| leaf.value(index)));
+                if other != Some(value) {
+                    visitor(&key, value);
+                }
+            }
+        }
+    }
+}

@@ -1,0 +1,208 @@
+//! Nodes, their places on the medium, and what the trees of a family share: the released places and the counters.
+
+use super::branch::Branch;
+use super::leaf::Leaf;
+use super::page::Place;
+use super::{Key, page};
+use std::cell::{Cell, RefCell};
+use std::rc::Rc;
+
+/// Places of pages that no tree in memory refers to any more, of all trees that were created with this handle.
+///
+/// A place is in the list once a page that was stored there has been changed or dropped by its last owner. The newest
+/// checkpoint on the medium may still refer to it, until the next one is durable.
+#[derive(Debug, Clone, Default)]
+pub struct Released(Rc<RefCell<Vec<Place>>>);
+
+impl Released {
+    /// Returns an empty list.
+    pub fn new() -> Self {
+        Self::default()
+    }
+
+    /// Returns the places released since the last call, in the order of their release, and empties the list.
+    pub fn take(&self) -> Vec<Place> {
+        std::mem::take(&mut self.0.borrow_mut())
+    }
+
+    /// Number of places in the list.
+    pub fn len(&self) -> usize {
+        self.0.borrow().len()
+    }
+
+    /// Whether the list is empty.
+    pub fn is_empty(&self) -> bool {
+        self.len() == 0
+    }
+
+    /// Puts places back that [`take`](Self::take) returned: the checkpoint that would have made them dead failed.
+    pub fn put_back(&self, places: Vec<Place>) {
+        self.0.borrow_mut().extend(places);
+    }
+
+    fn push(&self, place: Place) {
+        self.0.borrow_mut().push(place);
+    }
+}
+
+/// Shared by a tree, its clones and the trees loaded beside it: they may share nodes.
+#[derive(Debug)]
+pub(super) struct Family {
+    pub released: Released,
+    leaves: Cell<usize>,
+    branches: Cell<usize>,
+    unstored: Cell<usize>,
+}
+
+impl Family {
+    pub fn new(released: &Released) -> Rc<Self> {
+        Rc::new(Family {
+            released: released.clone(),
+            leaves: Cell::new(0),
+            branches: Cell::new(0),
+            unstored: Cell::new(0),
+        })
+    }
+
+    /// Number of nodes in memory without a place.
+    pub fn unstored(&self) -> usize {
+        self.unstored.get()
+    }
+
+    /// Bytes of all nodes in memory, without the allocator's overhead.
+    pub fn memory(&self) -> usize {
+        self.leaves.get() * Leaf::MEMORY + self.branches.get() * Branch::MEMORY
+    }
+}
+
+fn add(counter: &Cell<usize>, number: isize) {
+    counter.set(counter.get().wrapping_add_signed(number));
+}
+
+/// Place of a node, released when the node changes or is dropped. A clone has no place.
+#[derive(Debug)]
+pub(super) struct Slot {
+    place: Cell<Option<Place>>,
+    is_leaf: bool,
+    family: Rc<Family>,
+}
+
+impl Slot {
+    pub fn new(family: &Rc<Family>, is_leaf: bool) -> Self {
+        let slot = Slot { place: Cell::new(None), is_leaf, family: family.clone() };
+        add(slot.nodes(), 1);
+        add(&family.unstored, 1);
+        slot
+    }
+
+    fn nodes(&self) -> &Cell<usize> {
+        if self.is_leaf { &self.family.leaves } else { &self.family.branches }
+    }
+
+    pub fn family(&self) -> &Rc<Family> {
+        &self.family
+    }
+
+    pub fn place(&self) -> Option<Place> {
+        self.place.get()
+    }
+
+    /// Sets the place of a node that has just been written. If it has one already, that one stays, the new one is released,
+    /// and the result is false.
+    pub fn set(&self, place: Place) -> bool {
+        if self.place.get().is_some() {
+            self.family.released.push(place);
+            return false;
+        }
+        self.place.set(Some(place));
+        add(&self.family.unstored, -1);
+        true
+    }
+
+    /// Notes that the node changes in place: its place is released.
+    pub fn change(&self) {
+        if let Some(place) = self.place.take() {
+            self.family.released.push(place);
+            add(&self.family.unstored, 1);
+        }
+    }
+}
+
+impl Clone for Slot {
+    fn clone(&self) -> Self {
+        Slot::new(&self.family, self.is_leaf)
+    }
+}
+
+impl Drop for Slot {
+    fn drop(&mut self) {
+        add(self.nodes(), -1);
+        match self.place.get() {
+            Some(place) => self.family.released.push(place),
+            None => add(&self.family.unstored, -1),
+        }
+    }
+}
+
+/// Shared reference to a node.
+#[derive(Debug, Clone)]
+pub(super) enum Node {
+    Leaf(Rc<Leaf>),
+    Branch(Rc<Branch>),
+}
+
+impl Node {
+    pub fn slot(&self) -> &Slot {
+        match self {
+            Node::Leaf(leaf) => &leaf.slot,
+            Node::Branch(branch) => &branch.slot,
+        }
+    }
+
+    pub fn place(&self) -> Option<Place> {
+        self.slot().place()
+    }
+
+    pub fn is_same(&self, other: &Node) -> bool {
+        match (self, other) {
+            (Node::Leaf(one), Node::Leaf(two)) => Rc::ptr_eq(one, two),
+            (Node::Branch(one), Node::Branch(two)) => Rc::ptr_eq(one, two),
+            _ => false,
+        }
+    }
+
+    /// Smallest key of a leaf, smallest permitted key of a branch.
+    pub fn first_key(&self) -> Key {
+        match self {
+            Node::Leaf(leaf) => leaf.key(0),
+            Node::Branch(branch) => branch.keys[0],
+        }
+    }
+
+    /// Makes the node unshared and without a place, and returns it, if it is a branch.
+    pub fn change_branch(&mut self) -> Option<&mut Branch> {
+        let Node::Branch(branch) = self else { return None };
+        let branch = Rc::make_mut(branch);
+        branch.slot.change();
+        Some(branch)
+    }
+
+    /// Makes the node unshared and without a place, and returns it, if it is a leaf.
+    pub fn change_leaf(&mut self) -> Option<&mut Leaf> {
+        let Node::Leaf(leaf) = self else { return None };
+        let leaf = Rc::make_mut(leaf);
+        leaf.slot.change();
+        Some(leaf)
+    }
+
+    /// Encodes the node.
+    ///
+    /// # Panics
+    /// If a child has no place.
+    pub fn encode(&self, level: u8, page: &mut [u8; page::PAGE]) {
+        match self {
+            Node::Leaf(leaf) => leaf.encode(page),
+            Node::Branch(branch) => branch.encode(level, page),
+        }
+    }
+}

@@ -1,0 +1,151 @@
+//! Writing of trees: which pages have to be written, and their places.
+
+use super::branch::Branch;
+use super::node::Node;
+use super::page::{PAGE, Place};
+use super::{Key, Tree};
+use std::rc::Rc;
+
+/// Name of a tree on the medium.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Stored {
+    /// Place of the root; `None` for an empty tree.
+    pub root: Option<Place>,
+    /// Level of the root: 0 for a leaf and for an empty tree.
+    pub level: u8,
+    /// Number of items.
+    pub items: u64,
+}
+
+impl Tree {
+    /// Returns the tree's name on the medium; `None` as long as pages have no place.
+    pub fn stored(&self) -> Option<Stored> {
+        let root = match &self.root {
+            Some(root) => Some(root.place()?),
+            None => None,
+        };
+        Some(Stored { root, level: self.level, items: self.items })
+    }
+
+    /// Returns a cursor over the pages without a place. It is meant for a clone of a tree that goes on changing; it shares the
+    /// pages with this tree, and borrows nothing.
+    pub fn unstored(&self) -> Unstored {
+        let root = self.root.clone().filter(|root| root.place().is_none());
+        Unstored { root, height: self.level, level: 0, way: Vec::new(), has_begun: false }
+    }
+
+    /// Returns the place of the page of this level on the way to `key`.
+    pub fn place_of(&self, key: &Key, level: u8) -> Option<Place> {
+        self.node_of(key, level)?.place()
+    }
+
+    /// Takes the place from the page of this level on the way to `first_key`, and from the page's ancestors, so that the next
+    /// checkpoint writes them elsewhere. Clones keep theirs. Returns false, and changes nothing, if that page hasn't this place.
+    pub fn forget_place(&mut self, first_key: &Key, level: u8, place: Place) -> bool {
+        if self.place_of(first_key, level) != Some(place) {
+            return false;
+        }
+        let Some((path, _)) = self.find(first_key) else { return false };
+        let node = self.node_mut(&path, usize::from(self.level - level));
+        match level {
+            0 => node.change_leaf().is_some(),
+            _ => node.change_branch().is_some(),
+        }
+    }
+}
+
+/// Cursor over the pages without a place: level by level from the leaves to the root, in rising order of keys in each.
+///
+/// It can wait between any two pages while trees change. It keeps its tree's pages in memory.
+#[derive(Debug)]
+pub struct Unstored {
+    root: Option<Node>,
+    /// Level of the root.
+    height: u8,
+    /// Level of the pages that are being returned.
+    level: u8,
+    /// Branches from the root on, each with the index of the next child to visit.
+    way: Vec<(Rc<Branch>, usize)>,
+    /// Whether the pass over this level has begun.
+    has_begun: bool,
+}
+
+impl Iterator for Unstored {
+    type Item = Page;
+
+    /// Returns the next page to write. Pages of one level can be written at the same time; before a page of the next level is
+    /// encoded, those of the level below it must have their places.
+    fn next(&mut self) -> Option<Page> {
+        while let Some(root) = &self.root {
+            if self.level == self.height {
+                return self.root.take().map(|node| Page { node, level: self.level });
+            }
+            if !self.has_begun
+                && let Node::Branch(branch) = root
+            {
+                self.way.push((branch.clone(), 0));
+                self.has_begun = true;
+            }
+            while let Some((branch, next)) = self.way.last_mut() {
+                let Some(child) = branch.children.get(*next).cloned() else {
+                    self.way.pop();
+                    continue;
+                };
+                *next += 1;
+                // A page with a place has only such pages under it.
+                if child.place().is_some() {
+                    continue;
+                }
+                match child {
+                    Node::Branch(branch)
+                        if usize::from(self.height) - self.way.len() > usize::from(self.level) =>
+                    {
+                        self.way.push((branch, 0));
+                    }
+                    node => return Some(Page { node, level: self.level }),
+                }
+            }
+            self.level += 1;
+            self.has_begun = false;
+        }
+        None
+    }
+}
+
+/// Page to write. It stays as it is while trees change.
+#[derive(Debug, Clone)]
+pub struct Page {
+    node: Node,
+    level: u8,
+}
+
+impl Page {
+    /// Level of the page: 0 for a leaf.
+    pub fn level(&self) -> u8 {
+        self.level
+    }
+
+    /// Key that names the page together with its level ([`Tree::forget_place`]).
+    pub fn first_key(&self) -> Key {
+        self.node.first_key()
+    }
+
+    /// Encodes the page.
+    ///
+    /// # Panics
+    /// If a page of the level below, which this one names, has no place yet.
+    pub fn encode(&self, page: &mut [u8; PAGE]) {
+        self.node.encode(self.level, page);
+    }
+
+    /// Place of the page.
+    pub fn place(&self) -> Option<Place> {
+        self.node.place()
+    }
+
+    /// Sets the place of the page, for all trees that share it. If it has been stored through another tree meanwhile, it keeps
+    /// that place, this one is released, and the result is false.
+    pub fn set_place(&self, place: Place) -> bool {
+        self.node.slot().set(place)
+    }
+}

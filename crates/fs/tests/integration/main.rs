@@ -1,0 +1,5 @@
+//! The file system: what programs see, and what is left after power cuts.
+#![allow(clippy::unwrap_used)] // All of this is tests, the functions that they share as well.
+
+mod lives;
+mod model;

@@ -1,0 +1,393 @@
+//! A model of a file system, which does what POSIX says, and what a file system shows of itself.
+
+use block::{Error, Result};
+use fs::inode::FileType;
+use fs::namespace::Renaming;
+use fs::{FileSystem, OpenOptions};
+use runtime::Random;
+use std::collections::BTreeMap;
+use std::rc::Rc;
+
+/// Data, shown by its length.
+#[derive(Clone)]
+pub struct Bytes(Vec<u8>);
+
+impl std::fmt::Debug for Bytes {
+    fn fmt(&self, formatter: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(formatter, "{} bytes", self.0.len())
+    }
+}
+
+/// An operation on one or two paths.
+#[derive(Debug, Clone)]
+pub enum Operation {
+    Create(String),
+    Write(String, u64, Bytes),
+    Append(String, Bytes),
+    Truncate(String, u64),
+    Punch(String, u64, u64),
+    Preallocate(String, u64, u64),
+    Unlink(String),
+    MakeDirectory(String),
+    RemoveDirectory(String),
+    Rename(String, String, Renaming),
+    Link(String, String),
+    SymbolicLink(String, String),
+}
+
+#[derive(Debug, Clone, PartialEq, Eq)]
+enum Node {
+    File(Rc<Vec<u8>>),
+    Directory(BTreeMap<String, u64>),
+    Link(String),
+}
+
+/// What is at a path.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Shown {
+    File { contents: Rc<Vec<u8>>, links: u32 },
+    Directory { links: u32 },
+    Link(String),
+}
+
+/// All paths with what is there.
+pub type View = BTreeMap<String, Shown>;
+
+/// The model. A clone takes little.
+#[derive(Debug, Clone)]
+pub struct Model {
+    nodes: BTreeMap<u64, Node>,
+    next: u64,
+}
+
+type Outcome<T> = std::result::Result<T, i32>;
+
+impl Default for Model {
+    fn default() -> Self {
+        Model { nodes: BTreeMap::from([(1, Node::Directory(BTreeMap::new()))]), next: 2 }
+    }
+}
+
+impl Model {
+    fn parent(&self, path: &str) -> Outcome<(u64, String)> {
+        let (directory, name) = path.rsplit_once('/').unwrap_or(("", path));
+        let mut at = 1;
+        for part in directory.split('/').filter(|part| !part.is_empty()) {
+            at = *self.names(at)?.get(part).ok_or(libc::ENOENT)?;
+        }
+        self.names(at)?;
+        Ok((at, name.to_owned()))
+    }
+
+    fn names(&self, node: u64) -> Outcome<&BTreeMap<String, u64>> {
+        match &self.nodes[&node] {
+            Node::Directory(names) => Ok(names),
+            Node::File(_) => Err(libc::ENOTDIR),
+            // No link leads anywhere.
+            Node::Link(_) => Err(libc::ENOENT),
+        }
+    }
+
+    fn names_mut(&mut self, node: u64) -> &mut BTreeMap<String, u64> {
+        match self.nodes.get_mut(&node) {
+            Some(Node::Directory(names)) => names,
+            other => panic!("{other:?}"),
+        }
+    }
+
+    fn find(&self, path: &str) -> Outcome<u64> {
+        let (directory, name) = self.parent(path)?;
+        self.names(directory)?.get(&name).copied().ok_or(libc::ENOENT)
+    }
+
+    fn file(&mut self, path: &str) -> Outcome<&mut Vec<u8>> {
+        let node = self.find(path)?;
+        match self.nodes.get_mut(&node) {
+            Some(Node::File(contents)) => Ok(Rc::make_mut(contents)),
+            Some(Node::Directory(_)) => Err(libc::EISDIR),
+            _ => Err(libc::ENOENT),
+        }
+    }
+
+    fn make(&mut self, path: &str, node: Node) -> Outcome<()> {
+        let (directory, name) = self.parent(path)?;
+        if self.names(directory)?.contains_key(&name) {
+            return Err(libc::EEXIST);
+        }
+        let number = self.next;
+        self.next += 1;
+        self.nodes.insert(number, node);
+        self.names_mut(directory).insert(name, number);
+        Ok(())
+    }
+
+    fn is_directory(&self, node: u64) -> bool {
+        matches!(self.nodes[&node], Node::Directory(_))
+    }
+
+    fn is_below(&self, node: u64, top: u64) -> bool {
+        node == top
+            || match &self.nodes[&top] {
+                Node::Directory(names) => names.values().any(|child| self.is_below(node, *child)),
+                _ => false,
+            }
+    }
+
+    fn rename(&mut self, from: &str, to: &str, renaming: Renaming) -> Outcome<()> {
+        let ((old_directory, old_name), (new_directory, new_name)) = (self.parent(from)?, self.parent(to)?);
+        let moved = *self.names(old_directory)?.get(&old_name).ok_or(libc::ENOENT)?;
+        let there = self.names(new_directory)?.get(&new_name).copied();
+        match (renaming, there) {
+            (Renaming::NoReplace, Some(_)) => return Err(libc::EEXIST),
+            (Renaming::Exchange, None) => return Err(libc::ENOENT),
+            (_, Some(there)) if there == moved => return Ok(()),
+            _ => {}
+        }
+        if self.is_below(new_directory, moved) {
+            return Err(libc::EINVAL);
+        }
+        if renaming == Renaming::Exchange {
+            let there = there.unwrap();
+            if self.is_below(old_directory, there) {
+                return Err(libc::EINVAL);
+            }
+            self.names_mut(old_directory).insert(old_name, there);
+            self.names_mut(new_directory).insert(new_name, moved);
+            return Ok(());
+        }
+        if let Some(there) = there {
+            match (self.is_directory(moved), self.is_directory(there)) {
+                (true, false) => return Err(libc::ENOTDIR),
+                (false, true) => return Err(libc::EISDIR),
+                (true, true) if !self.names(there)?.is_empty() => return Err(libc::ENOTEMPTY),
+                _ => {}
+            }
+        }
+        self.names_mut(old_directory).remove(&old_name);
+        self.names_mut(new_directory).insert(new_name, moved);
+        Ok(())
+    }
+
+    /// Carries out an operation; on failure nothing changes.
+    pub fn apply(&mut self, operation: &Operation) -> Outcome<()> {
+        match operation {
+            Operation::Create(path) => self.make(path, Node::File(Rc::default())),
+            Operation::Write(path, offset, data) => {
+                let contents = self.file(path)?;
+                let data = &data.0;
+                let end = *offset as usize + data.len();
+                contents.resize(contents.len().max(end), 0);
+                contents[*offset as usize..end].copy_from_slice(data);
+                Ok(())
+            }
+            Operation::Append(path, data) => {
+                self.file(path)?.extend_from_slice(&data.0);
+                Ok(())
+            }
+            Operation::Truncate(path, size) => {
+                self.file(path)?.resize(*size as usize, 0);
+                Ok(())
+            }
+            Operation::Punch(path, from, to) => {
+                let contents = self.file(path)?;
+                let size = contents.len();
+                contents[(*from as usize).min(size)..(*to as usize).min(size)].fill(0);
+                Ok(())
+            }
+            Operation::Preallocate(path, ..) => self.file(path).map(drop),
+            Operation::Unlink(path) => {
+                let node = self.find(path)?;
+                if self.is_directory(node) {
+                    return Err(libc::EISDIR);
+                }
+                let (directory, name) = self.parent(path)?;
+                self.names_mut(directory).remove(&name);
+                Ok(())
+            }
+            Operation::MakeDirectory(path) => self.make(path, Node::Directory(BTreeMap::new())),
+            Operation::RemoveDirectory(path) => {
+                let node = self.find(path)?;
+                if !self.is_directory(node) {
+                    return Err(libc::ENOTDIR);
+                }
+                if !self.names(node)?.is_empty() {
+                    return Err(libc::ENOTEMPTY);
+                }
+                let (directory, name) = self.parent(path)?;
+                self.names_mut(directory).remove(&name);
+                Ok(())
+            }
+            Operation::Rename(from, to, renaming) => self.rename(from, to, *renaming),
+            Operation::Link(from, to) => {
+                let node = self.find(from)?;
+                let (directory, name) = self.parent(to)?;
+                if self.is_directory(node) {
+                    return Err(libc::EPERM);
+                }
+                if self.names(directory)?.contains_key(&name) {
+                    return Err(libc::EEXIST);
+                }
+                self.names_mut(directory).insert(name, node);
+                Ok(())
+            }
+            Operation::SymbolicLink(target, path) => self.make(path, Node::Link(target.clone())),
+        }
+    }
+
+    /// Whether an operation is all or nothing: a write of more than 64 KiB, rounded to blocks, may be divided.
+    pub fn is_atomic(&self, operation: &Operation, block: u64) -> bool {
+        let (offset, length) = match operation {
+            Operation::Write(_, offset, data) => (*offset, data.0.len() as u64),
+            Operation::Append(path, data) => {
+                let size = self.clone().file(path).map_or(0, |contents| contents.len());
+                (size as u64, data.0.len() as u64)
+            }
+            _ => return true,
+        };
+        (offset + length).div_ceil(block) * block - offset / block * block <= 64 << 10
+    }
+
+    /// What a file system in this state shows.
+    pub fn view(&self) -> View {
+        let mut links: BTreeMap<u64, u32> = BTreeMap::new();
+        for node in self.nodes.values() {
+            if let Node::Directory(names) = node {
+                names.values().for_each(|child| *links.entry(*child).or_default() += 1);
+            }
+        }
+        let mut view = View::new();
+        self.show(1, "", &links, &mut view);
+        view
+    }
+
+    fn show(&self, node: u64, path: &str, links: &BTreeMap<u64, u32>, view: &mut View) {
+        let shown = match &self.nodes[&node] {
+            Node::File(contents) => Shown::File { contents: contents.clone(), links: links[&node] },
+            Node::Link(target) => Shown::Link(target.clone()),
+            Node::Directory(names) => {
+                for (name, child) in names {
+                    self.show(*child, &format!("{path}/{name}"), links, view);
+                }
+                let directories = names.values().filter(|child| self.is_directory(**child)).count();
+                Shown::Directory { links: 2 + directories as u32 }
+            }
+        };
+        view.insert(path.to_owned(), shown);
+    }
+}
+
+/// What a file system shows of itself.
+pub async fn view_of(files: &FileSystem) -> Result<View> {
+    let mut view = View::new();
+    let mut rest = vec![String::new()];
+    while let Some(path) = rest.pop() {
+        let inode = files.attributes(&format!("{path}/")).await?;
+        view.insert(path.clone(), Shown::Directory { links: inode.links });
+        for entry in files.read_directory(&path).await? {
+            let child = format!("{path}/{}", String::from_utf8_lossy(&entry.name));
+            match u32::from(entry.code) << 12 {
+                libc::S_IFDIR => rest.push(child),
+                libc::S_IFLNK => {
+                    let target = files.read_link(&child).await?;
+                    view.insert(child, Shown::Link(String::from_utf8_lossy(&target).into_owned()));
+                }
+                _ => {
+                    let file = files.open_file(&child, OpenOptions::default()).await?;
+                    let inode = file.attributes().await?;
+                    assert_eq!(inode.file_type(), FileType::Regular, "{child}");
+                    let contents = file.read_at(0, inode.size as usize + 10).await?.to_data();
+                    let contents = Rc::new(contents.to_vec());
+                    assert_eq!(contents.len() as u64, inode.size, "{child}");
+                    view.insert(child, Shown::File { contents, links: inode.links });
+                }
+            }
+        }
+    }
+    Ok(view)
+}
+
+/// Carries out an operation on a file system.
+pub async fn apply(files: &FileSystem, operation: &Operation) -> Result<()> {
+    let there = OpenOptions::default();
+    match operation {
+        Operation::Create(path) => {
+            files.open_file(path, OpenOptions { create_new: true, ..there }).await.map(drop)
+        }
+        Operation::Write(path, offset, data) => {
+            let data = block::Data::copy_of(&data.0);
+            files.open_file(path, there).await?.write_at(*offset, data).await
+        }
+        Operation::Append(path, data) => {
+            let data = block::Data::copy_of(&data.0);
+            files.open_file(path, there).await?.append(data).await.map(drop)
+        }
+        Operation::Truncate(path, size) => files.open_file(path, there).await?.truncate(*size).await,
+        Operation::Punch(path, from, to) => files.open_file(path, there).await?.punch(*from..*to).await,
+        Operation::Preallocate(path, from, to) => {
+            files.open_file(path, there).await?.preallocate(*from..*to).await
+        }
+        Operation::Unlink(path) => files.unlink(path).await,
+        Operation::MakeDirectory(path) => files.make_directory(path).await,
+        Operation::RemoveDirectory(path) => files.remove_directory(path).await,
+        Operation::Rename(from, to, renaming) => files.rename(from, to, *renaming).await,
+        Operation::Link(from, to) => files.link(from, to).await,
+        Operation::SymbolicLink(target, path) => files.symbolic_link(target, path).await,
+    }
+}
+
+/// Whether both failed alike, or neither did.
+pub fn is_alike(model: &Outcome<()>, found: &Result<()>) -> bool {
+    match (model, found) {
+        (Ok(()), Ok(())) => true,
+        (Err(errno), Err(error)) => *errno == error.errno(),
+        _ => false,
+    }
+}
+
+/// Whether an error is no error of the operation but of the medium.
+pub fn is_of_medium(error: &Error) -> bool {
+    matches!(error, Error::Io(_) | Error::NoSpace(_) | Error::ReadOnly(_))
+}
+
+fn path(random: &mut Random) -> String {
+    let names = ["a", "b", "c", "long-name-of-a-file-that-takes-a-few-bytes"];
+    let mut path = String::new();
+    for _ in 0..random.below(3) {
+        path += &format!("/d{}", random.below(3));
+    }
+    match random.chance(0.2) {
+        true => path + &format!("/d{}", random.below(3)),
+        false => path + "/" + names[random.below(4) as usize],
+    }
+}
+
+/// Draws an operation. Files stay below some ten blocks.
+pub fn draw(random: &mut Random, number: u64) -> Operation {
+    let place = path(random);
+    let mut data = vec![0; [1, 100, 4096, 8192, 5000, 20_000][random.below(6) as usize]];
+    Random::new(number).fill(&mut data);
+    let data = Bytes(data);
+    let offset = match random.chance(0.5) {
+        true => random.below(8) * 4096,
+        false => random.below(30_000),
+    };
+    match random.below(20) {
+        0..3 => Operation::Create(place),
+        3..8 => Operation::Write(place, offset, data),
+        8..10 => Operation::Append(place, data),
+        10 => Operation::Truncate(place, offset),
+        11 => Operation::Punch(place, offset, offset + 1 + random.below(20_000)),
+        12 => Operation::Preallocate(place, offset, offset + 1 + random.below(20_000)),
+        13 => Operation::Unlink(place),
+        14 | 15 => Operation::MakeDirectory(
+            place.rsplit_once('/').unwrap().0.to_owned() + &format!("/d{}", random.below(3)),
+        ),
+        16 => Operation::RemoveDirectory(place),
+        17 => {
+            let renaming = [Renaming::Replace, Renaming::Replace, Renaming::NoReplace, Renaming::Exchange];
+            Operation::Rename(place, path(random), renaming[random.below(4) as usize])
+        }
+        18 => Operation::Link(place, path(random)),
+        _ => Operation::SymbolicLink("/nowhere".to_owned() + &path(random), place),
+    }
+}
