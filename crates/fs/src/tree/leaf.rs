@@ -148,20 +148,28 @@ impl Body {
         self.count += 1;
     }
 
-    /// Packs the items, with a change made to them, with this layout. They must fit.
-    fn rebuild(&mut self, layout: Layout, change: &Change<'_>) {
+    /// Moves the values together, so that the bytes of removed ones are in the gap.
+    fn compact(&mut self) {
+        let old = self.page;
+        (self.heap, self.live) = (PAGE as u16, 0);
+        for index in 0..self.count() {
+            let (position, length) = self.slot(index);
+            let position = self.push_value(&old[position..position + length]);
+            self.set_slot(index, position, length);
+        }
+    }
+
+    /// Packs the items and a new one, which must fit, with another layout.
+    fn rebuild(&mut self, layout: Layout, new: &Change<'_>) {
         let old = std::mem::replace(self, Body::new(layout));
         for (index, (key, value)) in old.items().enumerate() {
-            if index == change.index {
-                self.push(&change.key, change.value);
-                if change.replaces {
-                    continue;
-                }
+            if index == new.index {
+                self.push(&new.key, new.value);
             }
             self.push(&key, value);
         }
-        if change.index == old.count() {
-            self.push(&change.key, change.value);
+        if new.index == old.count() {
+            self.push(&new.key, new.value);
         }
     }
 
@@ -266,53 +274,52 @@ impl Leaf {
     fn insert(&mut self, change: &Change<'_>) -> bool {
         let (body, value) = (&mut self.body, change.value);
         let count = body.count();
-        let layout = if body.layout.fits(&change.key) {
-            let record = body.layout.record();
-            if record + value.len() <= body.gap() {
-                let at = body.record_at(change.index);
-                body.page.copy_within(at..HEADER + count * record, at + record);
-                body.count += 1;
-                body.layout.write(&change.key, &mut body.page, at);
-                let position = body.push_value(value);
-                body.set_slot(change.index, position, value.len());
-                return true;
+        let fits = |layout: &Layout, body: &Body| body.packed_size(layout, count + 1) + value.len() <= PAGE;
+        if !body.layout.fits(&change.key) {
+            let before = (0..change.index).map(|index| body.key(index));
+            let after = (change.index..count).map(|index| body.key(index));
+            let layout = Layout::of(before.chain([change.key]).chain(after));
+            let fits = fits(&layout, body);
+            if fits {
+                body.rebuild(layout, change);
             }
-            body.layout
-        } else {
-            let keys = (0..=count).map(|index| match index {
-                index if index < change.index => body.key(index),
-                index if index == change.index => change.key,
-                index => body.key(index - 1),
-            });
-            Layout::of(keys)
-        };
-        let fits = body.packed_size(&layout, count + 1) + value.len() <= PAGE;
-        if fits {
-            body.rebuild(layout, change);
+            return fits;
         }
-        fits
+        if !fits(&body.layout, body) {
+            return false;
+        }
+        let record = body.layout.record();
+        if record + value.len() > body.gap() {
+            body.compact();
+        }
+        let at = body.record_at(change.index);
+        body.page.copy_within(at..HEADER + count * record, at + record);
+        body.count += 1;
+        body.layout.write(&change.key, &mut body.page, at);
+        let position = body.push_value(value);
+        body.set_slot(change.index, position, value.len());
+        true
     }
 
     fn replace(&mut self, change: &Change<'_>) -> bool {
         let (body, value) = (&mut self.body, change.value);
-        let (position, length) = body.slot(change.index);
+        let (mut position, length) = body.slot(change.index);
         if value.len() <= length {
             body.page[position..position + value.len()].copy_from_slice(value);
             body.live -= (length - value.len()) as u16;
-            body.set_slot(change.index, position, value.len());
-            return true;
-        }
-        if value.len() <= body.gap() {
+        } else {
+            if body.packed_size(&body.layout, body.count()) - length + value.len() > PAGE {
+                return false;
+            }
             body.free_value(position, length);
-            let position = body.push_value(value);
-            body.set_slot(change.index, position, value.len());
-            return true;
+            body.set_slot(change.index, 0, 0);
+            if value.len() > body.gap() {
+                body.compact();
+            }
+            position = body.push_value(value);
         }
-        let fits = body.packed_size(&body.layout, body.count()) - length + value.len() <= PAGE;
-        if fits {
-            body.rebuild(body.layout, change);
-        }
-        fits
+        body.set_slot(change.index, position, value.len());
+        true
     }
 
     /// Removes an item.
