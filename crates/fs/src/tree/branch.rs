@@ -7,6 +7,7 @@
 //! and its place (zone 4, position 4); then zeros.
 
 use super::Key;
+use super::key::partition;
 use super::layout::Layout;
 use super::node::{Family, Node, Slot};
 use super::page::{self, HEADER, Header, PAGE, Place, check_padding, strange, u32_at, u64_at};
@@ -72,7 +73,8 @@ impl Branch {
 
     /// Index of the child that may hold `key`.
     pub fn index_of(&self, key: &Key) -> usize {
-        self.keys[1..].partition_point(|lower| lower <= key)
+        let keys = &self.keys[1..];
+        partition(keys.len(), |index| keys[index].is_at_most(key))
     }
 
     /// Removes a child that is empty; a neighbour takes over its range of keys.

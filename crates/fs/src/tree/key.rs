@@ -24,10 +24,37 @@ impl Key {
     pub const fn new(inode: u64, kind: u8, offset: u64) -> Self {
         Key { inode, kind, offset }
     }
+
+    /// Whether this is `other` or before it. Unlike the operator it has no mispredictable branches: it is for searches.
+    #[inline]
+    pub(super) fn is_at_most(&self, other: &Key) -> bool {
+        let is_offset = self.offset <= other.offset;
+        let is_kind = (self.kind < other.kind) | ((self.kind == other.kind) & is_offset);
+        (self.inode < other.inode) | ((self.inode == other.inode) & is_kind)
+    }
 }
 
 impl fmt::Display for Key {
     fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(formatter, "inode {} kind {} offset {}", self.inode, self.kind, self.offset)
     }
+}
+
+/// Number of indexes below `count` for which `is_before` holds; it holds for a prefix. Several are tried at a time, so that their
+/// cache misses overlap.
+#[inline]
+pub(super) fn partition(count: usize, is_before: impl Fn(usize) -> bool) -> usize {
+    const WAYS: usize = 8;
+    let (mut low, mut high) = (0, count);
+    while high - low > 2 * WAYS {
+        let step = (high - low) / WAYS;
+        let before = (1..WAYS).map(|way| usize::from(is_before(low + way * step))).sum::<usize>();
+        if before < WAYS - 1 {
+            high = low + (before + 1) * step;
+        }
+        if before > 0 {
+            low += before * step + 1;
+        }
+    }
+    low + (low..high).map(|index| usize::from(is_before(index))).sum::<usize>()
 }

@@ -9,6 +9,7 @@
 //! wider, values are in any order, and bytes of removed ones stay until the space is needed.
 
 use super::Key;
+use super::key::partition;
 use super::layout::{Layout, Packed};
 use super::node::{Family, Slot};
 use super::page::{HEADER, Header, PAGE, Place, check_padding, strange};
@@ -173,21 +174,9 @@ impl Body {
         }
     }
 
-    /// Number of keys for which `is_before` holds; it holds for a prefix. Reads several at a time, so that cache misses overlap.
+    /// Number of keys for which `is_before` holds; it holds for a prefix.
     fn partition(&self, is_before: impl Fn(usize) -> bool) -> usize {
-        const WAYS: usize = 8;
-        let (mut low, mut high) = (0, self.count());
-        while high - low > 2 * WAYS {
-            let step = (high - low) / WAYS;
-            let before = (1..WAYS).map(|way| usize::from(is_before(low + way * step))).sum::<usize>();
-            if before < WAYS - 1 {
-                high = low + (before + 1) * step;
-            }
-            if before > 0 {
-                low += before * step + 1;
-            }
-        }
-        low + (low..high).map(|index| usize::from(is_before(index))).sum::<usize>()
+        partition(self.count(), is_before)
     }
 
     fn search(&self, key: &Key) -> Result<usize, usize> {
@@ -195,7 +184,7 @@ impl Body {
             return Err(0);
         }
         if self.layout.key_bytes() > 8 {
-            let index = self.partition(|index| self.key(index) < *key);
+            let index = self.partition(|index| !key.is_at_most(&self.key(index)));
             return if index < self.count() && self.key(index) == *key { Ok(index) } else { Err(index) };
         }
         let packed = |index| self.layout.read_packed(&self.page, self.record_at(index));
