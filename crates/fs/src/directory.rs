@@ -95,16 +95,29 @@ pub struct Found {
     pub code: u8,
 }
 
-/// Items of the names with the hash of this one.
-fn alike<'a>(
-    tree: &'a Tree,
-    directory: InodeNumber,
-    name: &[u8],
-) -> impl Iterator<Item = (Key, &'a [u8])> + 'a {
-    let first = first_key(directory, name);
+/// Items of the names whose hash gives this key.
+fn alike(tree: &Tree, first: Key) -> impl Iterator<Item = (Key, &[u8])> + '_ {
     tree.range(&first).take_while(move |(key, _)| {
         (key.inode, key.kind) == (first.inode, first.kind) && key.offset - first.offset < MOST_ALIKE
     })
+}
+
+/// Looks a name up: what it stands for, or the key that it would get.
+///
+/// # Errors
+/// [`Error::Corrupt`] for a damaged item.
+pub fn look(tree: &Tree, directory: InodeNumber, name: &[u8]) -> Result<std::result::Result<Found, Key>> {
+    let mut free = first_key(directory, name);
+    for (key, value) in alike(tree, free) {
+        let (inode, code, other) = decode(value)?;
+        if other == name {
+            return Ok(Ok(Found { key, inode, code }));
+        }
+        if key.offset == free.offset {
+            free.offset += 1;
+        }
+    }
+    Ok(Err(free))
 }
 
 /// Looks a name up.
@@ -112,35 +125,21 @@ fn alike<'a>(
 /// # Errors
 /// [`Error::Corrupt`] for a damaged item.
 pub fn find(tree: &Tree, directory: InodeNumber, name: &[u8]) -> Result<Option<Found>> {
-    for (key, value) in alike(tree, directory, name) {
-        let (inode, code, other) = decode(value)?;
-        if other == name {
-            return Ok(Some(Found { key, inode, code }));
-        }
-    }
-    Ok(None)
+    look(tree, directory, name).map(std::result::Result::ok)
 }
 
-/// Key for a name that isn't there.
+/// Refuses the key of a name if the directory has as many names of its hash as it can.
 ///
 /// # Errors
-/// [`Error::NoSpace`] if the directory has as many names of this hash as it can.
-pub fn free_key(tree: &Tree, directory: InodeNumber, name: &[u8]) -> Result<Key> {
-    let mut key = first_key(directory, name);
-    let last = key.offset + MOST_ALIKE - 1;
-    for (taken, _) in alike(tree, directory, name) {
-        if taken.offset != key.offset {
-            break;
-        }
-        if key.offset == last {
-            return Err(Error::no_space(format!(
-                "directory {directory} has {MOST_ALIKE} names with the hash of \"{}\"; choose another one",
-                show(name)
-            )));
-        }
-        key.offset += 1;
+/// [`Error::NoSpace`] with the name.
+pub fn check_key(key: Key, directory: InodeNumber, name: &[u8]) -> Result<()> {
+    match key.offset - first_key(directory, name).offset < MOST_ALIKE {
+        true => Ok(()),
+        false => Err(Error::no_space(format!(
+            "directory {directory} has {MOST_ALIKE} names with the hash of \"{}\"; choose another one",
+            show(name)
+        ))),
     }
-    Ok(key)
 }
 
 /// Names of a directory from an offset on, which is 0 or an [`Entry::next`].

@@ -174,27 +174,35 @@ impl FileSystem {
     /// # Errors
     /// [`Error::NotFound`], [`Error::AlreadyExists`], EISDIR; those of the path.
     pub async fn open_file(&self, path: &str, options: OpenOptions) -> Result<File> {
-        let owned = path.to_owned();
+        let path = path.to_owned();
         let open = move |core: Rc<Core>| async move {
-            let inode = match resolve(&core, &owned) {
-                Ok(_) if options.create_new => {
-                    return Err(Error::already_exists(format!("\"{owned}\" is there already")));
-                }
-                Ok(inode) => inode,
+            let (directory, name) = parent(&core, &path)?;
+            let is_link = match core.lookup(directory, &name) {
+                Ok(found) => core.inode(found)?.file_type() == FileType::Link && !options.create_new,
                 Err(Error::NotFound(_)) if options.create || options.create_new => {
-                    let (directory, name) = parent(&core, &owned)?;
                     let mode = if options.mode == 0 { 0o644 } else { options.mode };
                     let new = New { mode: FileType::Regular as u32 | mode, ..New::default() };
-                    core.create(directory, &name, &new).await?
+                    let inode = core.create(directory, &name, &new).await?;
+                    core.open(inode)?;
+                    return Ok(inode);
                 }
                 Err(error) => return Err(error),
             };
-            if core.inode(inode)?.is_directory() {
-                return Err(Error::from_errno(libc::EISDIR, format!("\"{owned}\" is a directory")));
+            if options.create_new {
+                return Err(Error::already_exists(format!("\"{path}\" is there already")));
+            }
+            let inode = if is_link { resolve(&core, &path)? } else { core.lookup(directory, &name)? };
+            let file = core.inode(inode)?;
+            if file.is_directory() {
+                return Err(Error::from_errno(libc::EISDIR, format!("\"{path}\" is a directory")));
             }
             let node = core.open(inode)?;
-            if options.truncate && core.inode(inode)?.size > 0 {
-                core.truncate(&node, 0).await?;
+            if options.truncate
+                && file.size > 0
+                && let Err(error) = core.truncate(&node, 0).await
+            {
+                core.close(&node);
+                return Err(error);
             }
             Ok(inode)
         };

@@ -84,7 +84,18 @@ impl Metadata {
         let mut new = old;
         change(&mut new);
         if new != old {
-            self.tree.put(&key, &new.encode());
+            let value = new.encode();
+            // Most changes keep the length.
+            let is_put = self.tree.update(&key, |place| match place.len() == value.len() {
+                true => {
+                    place.copy_from_slice(&value);
+                    true
+                }
+                false => false,
+            });
+            if is_put != Some(true) {
+                self.tree.put(&key, &value);
+            }
         }
         Ok(())
     }

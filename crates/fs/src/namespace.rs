@@ -162,6 +162,14 @@ fn make(
     Ok(changes)
 }
 
+/// Key for a name that isn't there.
+fn vacant(metadata: &Metadata, directory: InodeNumber, name: &[u8]) -> Result<Key> {
+    match directory::look(&metadata.tree, directory, name)? {
+        Ok(_) => Err(exists(directory, name)),
+        Err(key) => directory::check_key(key, directory, name).map(|()| key),
+    }
+}
+
 /// The changes that make a file; it gets the number [`Metadata::next_inode`].
 ///
 /// # Errors
@@ -176,16 +184,13 @@ pub fn create(
 ) -> Result<Changes> {
     check_name(name)?;
     let parent = directory_of(metadata, directory)?;
-    if directory::find(&metadata.tree, directory, name)?.is_some() {
-        return Err(exists(directory, name));
-    }
+    let key = vacant(metadata, directory, name)?;
     let is_directory = FileType::of(new.mode) == Some(FileType::Directory);
     if is_directory && parent.links >= MOST_LINKS {
         return Err(os(libc::EMLINK, format!("directory {directory} has {MOST_LINKS} subdirectories")));
     }
     let links = if is_directory { 2 } else { 1 };
     let mut changes = make(metadata, &parent, directory, new, links, now)?;
-    let key = directory::free_key(&metadata.tree, directory, name)?;
     let code = FileType::of(new.mode).map_or(0, FileType::code);
     changes.push(put_entry(key, metadata.next_inode, code, name));
     changes.push(touched(directory, now, is_directory.then_some(parent.links + 1)));
@@ -227,13 +232,10 @@ pub fn link(
     if old.is_directory() {
         return Err(os(libc::EPERM, format!("inode {inode} is a directory, which has one name only")));
     }
-    if directory::find(&metadata.tree, directory, name)?.is_some() {
-        return Err(exists(directory, name));
-    }
+    let key = vacant(metadata, directory, name)?;
     if old.links >= MOST_LINKS {
         return Err(os(libc::EMLINK, format!("inode {inode} has {MOST_LINKS} names")));
     }
-    let key = directory::free_key(&metadata.tree, directory, name)?;
     let mut changes: Changes = smallvec![
         put_entry(key, inode, old.file_type().code(), name),
         set_links(inode, old.links + 1, now),
@@ -345,7 +347,8 @@ pub fn rename(
     let moved = lookup(metadata, old_directory, old_name)?;
     let old_parent = directory_of(metadata, old_directory)?;
     let new_parent = directory_of(metadata, new_directory)?;
-    let replaced = directory::find(&metadata.tree, new_directory, new_name)?;
+    let there = directory::look(&metadata.tree, new_directory, new_name)?;
+    let replaced = there.ok();
     match (renaming, &replaced) {
         (Renaming::NoReplace, Some(_)) => return Err(exists(new_directory, new_name)),
         (Renaming::Exchange, None) => return Err(missing(new_directory, new_name)),
@@ -391,7 +394,8 @@ pub fn rename(
             changes.extend(drop_name(other.inode, &other_file, is_open(other.inode), now));
         }
         None => {
-            let key = directory::free_key(&metadata.tree, new_directory, new_name)?;
+            let key = there.err().unwrap_or(moved.key);
+            directory::check_key(key, new_directory, new_name)?;
             changes.push(Change::Delete { key: moved.key });
             changes.push(put_entry(key, moved.inode, moved.code, new_name));
         }

@@ -1,0 +1,340 @@
+//! Load on the file system as a library, for plans: it prints fio's JSON.
+//!
+//! ```text
+//! fs-load --image=PATH [--format=BYTES] [--zone_size=BYTES] [--rw=write] [--bs=BYTES] [--iodepth=N] [--size=BYTES] [--jobs=N]
+//!         [--runtime=SECONDS] [--ramp_time=SECONDS] [--log=PATH]
+//! ```
+//!
+//! The image is a file, opened with O_DIRECT; with `--format` it is made anew, of that size. `--rw`:
+//! - `write`, `randwrite`, `read`, `randread`: on one file of `--size` bytes for each of `--jobs`, `--iodepth` requests in flight on each. The
+//!   file is written first, where it isn't there; `write` begins again at its end.
+//! - `append`: files grow by requests that name no offset; a full one is cut off.
+//! - `append-sync`: as many files as `--iodepth`, each with one writer, which appends and makes it durable.
+//! - `create`, `unlink`: files in a directory for each writer, `--iodepth` writers. `unlink` makes them first, outside of the time.
+
+use block::{Buffer, Data, Error, Result};
+use fs::{File, FileSystem, OpenOptions, Properties, Settings};
+use runtime::histogram::Histogram;
+use runtime::{Instant, Random, now};
+use stack::{Registry, Stack};
+use std::cell::{Cell, RefCell};
+use std::rc::Rc;
+use std::sync::Arc;
+use std::time::Duration;
+
+const PERCENTILES: [f64; 7] = [50.0, 90.0, 95.0, 99.0, 99.9, 99.99, 100.0];
+/// Files that a writer makes before they are removed again.
+const FILES: u64 = 20_000;
+
+#[derive(Debug, Clone)]
+struct Job {
+    image: String,
+    format: Option<u64>,
+    zone_size: Option<u64>,
+    rw: String,
+    bytes: usize,
+    depth: usize,
+    jobs: u64,
+    size: u64,
+    runtime: Duration,
+    ramp_time: Duration,
+}
+
+impl Job {
+    fn parse(arguments: impl Iterator<Item = String>) -> Result<Job> {
+        let mut job = Job {
+            image: String::new(),
+            format: None,
+            zone_size: None,
+            rw: "write".into(),
+            bytes: 4096,
+            depth: 1,
+            jobs: 1,
+            size: 1 << 30,
+            runtime: Duration::from_secs(5),
+            ramp_time: Duration::ZERO,
+        };
+        for argument in arguments {
+            let unknown = || Error::invalid(format!("{argument}: unknown; see the head of the program"));
+            let (key, value) =
+                argument.strip_prefix("--").and_then(|rest| rest.split_once('=')).ok_or_else(unknown)?;
+            let number =
+                || value.parse::<u64>().map_err(|_| Error::invalid(format!("{argument}: expected a number")));
+            let seconds = || {
+                let parsed = value.parse::<f64>().ok();
+                let time = parsed.and_then(|seconds| Duration::try_from_secs_f64(seconds).ok());
+                time.ok_or_else(|| Error::invalid(format!("{argument}: expected seconds")))
+            };
+            match key {
+                "image" => job.image = value.to_owned(),
+                "format" => job.format = Some(number()?),
+                "zone_size" => job.zone_size = Some(number()?),
+                "rw" => job.rw = value.to_owned(),
+                "bs" => job.bytes = number()? as usize,
+                "iodepth" => job.depth = number()? as usize,
+                "jobs" => job.jobs = number()?,
+                "size" => job.size = number()?,
+                "runtime" => job.runtime = seconds()?,
+                "ramp_time" => job.ramp_time = seconds()?,
+                _ => return Err(unknown()),
+            }
+        }
+        match job.image.is_empty() || job.depth == 0 || job.bytes == 0 || job.jobs == 0 {
+            true => Err(Error::invalid("expected --image=PATH, and --iodepth, --bs and --jobs above 0")),
+            false => Ok(job),
+        }
+    }
+
+    fn writes(&self) -> bool {
+        !matches!(self.rw.as_str(), "read" | "randread")
+    }
+}
+
+/// What was measured.
+#[derive(Default)]
+struct Measured {
+    latencies: Histogram<7>,
+    last: Option<Instant>,
+}
+
+/// The time of a run, and what it counts.
+struct Clock {
+    from: Instant,
+    end: Instant,
+    measured: RefCell<Measured>,
+}
+
+impl Clock {
+    fn start(job: &Job) -> Rc<Self> {
+        let from = now() + job.ramp_time;
+        Rc::new(Clock { from, end: from + job.runtime, measured: RefCell::default() })
+    }
+
+    fn goes_on(&self) -> bool {
+        now() < self.end
+    }
+
+    fn note(&self, begun: Instant) {
+        let time = now();
+        if time >= self.from && time < self.end {
+            let mut measured = self.measured.borrow_mut();
+            measured.latencies.record((time - begun).as_nanos() as u64);
+            measured.last = Some(time);
+        }
+    }
+}
+
+async fn open(job: &Job) -> Result<FileSystem> {
+    if let Some(size) = job.format {
+        let file = std::fs::File::create(&job.image).and_then(|file| file.set_len(size));
+        file.map_err(|error| Error::from_io(&error, &format!("making {}", job.image)))?;
+    }
+    let registry = Registry::new(vec![&disks::file::KIND]);
+    let line = format!("file({}, block_size=4096)", job.image);
+    let stack =
+        Stack::from_line("fs-load", &line, &registry).map_err(|error| Error::invalid(error.to_string()))?;
+    let plan = stack.check(false).map_err(|error| Error::invalid(error.to_string()))?;
+    let device = plan.build().await?.top()?;
+    let options = zones::on_device::Options {
+        format: job.format.is_some(),
+        zone_size: job.zone_size,
+        ..Default::default()
+    };
+    let zones = Arc::new(zones::OnDevice::open(device, options).await?);
+    match job.format {
+        Some(_) => FileSystem::format(zones, Properties::default(), &Settings::default()).await,
+        None => FileSystem::open(zones, &Settings::default()).await,
+    }
+}
+
+fn pattern(bytes: usize, seed: u64) -> Data {
+    let mut buffer = Buffer::zeroed(bytes);
+    Random::new(seed).fill(buffer.filled_mut());
+    buffer.freeze()
+}
+
+/// A file of the job's size, written where it isn't.
+async fn filled(job: &Job, files: &FileSystem, number: u64) -> Result<File> {
+    let file = files
+        .open_file(&format!("file-{number}"), OpenOptions { create: true, ..OpenOptions::default() })
+        .await?;
+    let mut at = file.attributes().await?.size;
+    if job.rw == "append" {
+        return Ok(file);
+    }
+    let data = pattern(1 << 20, number);
+    while at < job.size {
+        let length = (job.size - at).min(1 << 20);
+        file.write_at(at, data.slice(0..length as usize)).await?;
+        at += length;
+    }
+    Ok(file)
+}
+
+/// Requests on one file.
+async fn requests(job: Job, file: File, clock: Rc<Clock>, next: Rc<Cell<u64>>, seed: u64) -> Result<()> {
+    let (mut random, data) = (Random::new(seed), pattern(job.bytes, seed));
+    let bytes = job.bytes as u64;
+    let places = (job.size / bytes).max(1);
+    while clock.goes_on() {
+        let place = match job.rw.starts_with("rand") {
+            true => random.below(places),
+            false => next.replace(next.get() + 1) % places,
+        };
+        if job.rw == "append" && place == 0 && next.get() > 1 {
+            file.truncate(0).await?;
+        }
+        let begun = now();
+        match job.rw.as_str() {
+            "write" | "randwrite" => file.write_at(place * bytes, data.clone()).await?,
+            "append" => file.append(data.clone()).await.map(drop)?,
+            _ => file.read_at(place * bytes, job.bytes).await.map(drop)?,
+        }
+        clock.note(begun);
+    }
+    Ok(())
+}
+
+async fn append_and_sync(job: Job, file: File, clock: Rc<Clock>, seed: u64) -> Result<()> {
+    let data = pattern(job.bytes, seed);
+    let mut size = 0;
+    while clock.goes_on() {
+        let begun = now();
+        file.append(data.clone()).await?;
+        file.sync().await?;
+        clock.note(begun);
+        size += job.bytes as u64;
+        if size >= job.size {
+            file.truncate(0).await?;
+            size = 0;
+        }
+    }
+    Ok(())
+}
+
+async fn create(files: FileSystem, clock: Rc<Clock>, writer: usize) -> Result<()> {
+    let mut number = 0_u64;
+    while clock.goes_on() {
+        let begun = now();
+        files.create(&format!("writer-{writer}/file-{number}")).await?;
+        clock.note(begun);
+        number += 1;
+    }
+    Ok(())
+}
+
+async fn unlink(files: FileSystem, clock: Rc<Clock>, writer: usize) -> Result<()> {
+    for number in 0..FILES {
+        if !clock.goes_on() {
+            break;
+        }
+        let begun = now();
+        files.unlink(&format!("writer-{writer}/file-{number}")).await?;
+        clock.note(begun);
+    }
+    Ok(())
+}
+
+async fn run(job: &Job) -> Result<(Measured, Duration)> {
+    let files = open(job).await?;
+    let is_of_names = matches!(job.rw.as_str(), "create" | "unlink");
+    let mut open_files = Vec::new();
+    match job.rw.as_str() {
+        "write" | "randwrite" | "read" | "randread" | "append" => {
+            for number in 0..job.jobs {
+                open_files.push(filled(job, &files, number).await?);
+            }
+        }
+        "append-sync" => {
+            for writer in 0..job.depth {
+                open_files.push(files.create(&format!("writer-{writer}")).await?);
+            }
+        }
+        "create" | "unlink" => {
+            for writer in 0..job.depth {
+                files.make_directory(&format!("writer-{writer}")).await?;
+                for number in (0..FILES).filter(|_| job.rw == "unlink") {
+                    files.create(&format!("writer-{writer}/file-{number}")).await?;
+                }
+            }
+        }
+        other => return Err(Error::invalid(format!("--rw={other}: see the head of the program"))),
+    }
+    files.sync().await?;
+    let clock = Clock::start(job);
+    let mut tasks = Vec::new();
+    if is_of_names {
+        for writer in 0..job.depth {
+            let (files, clock) = (files.clone(), clock.clone());
+            tasks.push(match job.rw == "create" {
+                true => runtime::spawn(create(files, clock, writer)),
+                false => runtime::spawn(unlink(files, clock, writer)),
+            });
+        }
+    } else if job.rw == "append-sync" {
+        for (seed, file) in (1..).zip(&open_files) {
+            tasks.push(runtime::spawn(append_and_sync(job.clone(), file.clone(), clock.clone(), seed)));
+        }
+    } else {
+        for (number, file) in open_files.iter().enumerate() {
+            let next = Rc::new(Cell::new(0));
+            for writer in 0..job.depth {
+                let seed = (number * job.depth + writer) as u64 + 1;
+                let task = requests(job.clone(), file.clone(), clock.clone(), next.clone(), seed);
+                tasks.push(runtime::spawn(task));
+            }
+        }
+    }
+    for task in tasks {
+        task.await?;
+    }
+    let ended = clock.measured.borrow().last.unwrap_or(clock.from);
+    let measured = clock.measured.take();
+    drop(open_files);
+    files.close().await?;
+    Ok((measured, ended - clock.from))
+}
+
+/// Prints fio's JSON, as far as plans read it.
+fn print(job: &Job, measured: &Measured, time: Duration) {
+    let latencies = &measured.latencies;
+    let percentiles: Vec<String> = PERCENTILES
+        .iter()
+        .map(|percent| format!("\"{percent:.6}\": {}", latencies.quantile(percent / 100.0)))
+        .collect();
+    let (count, seconds) = (latencies.count(), time.as_secs_f64().max(1e-9));
+    let wall = (job.runtime + job.ramp_time).as_secs_f64();
+    println!(
+        "{{\"jobs\": [{{\"jobname\": \"fs-load\", \"error\": 0, \"usr_cpu\": {:.3}, \"sys_cpu\": 0.0, \"job_runtime\": {:.0}, \"{}\": {{\
+         \"total_ios\": {count}, \"io_bytes\": {}, \"runtime\": {:.0}, \"iops\": {:.3}, \"bw_bytes\": {:.0}, \"lat_ns\": {{\
+         \"min\": {}, \"mean\": {:.1}, \"max\": {}, \"percentile\": {{{}}}}}}}}}]}}",
+        100.0 * runtime::process_cpu_time().as_secs_f64() / wall,
+        wall * 1000.0,
+        if job.writes() { "write" } else { "read" },
+        count * job.bytes as u64,
+        seconds * 1000.0,
+        count as f64 / seconds,
+        count as f64 * job.bytes as f64 / seconds,
+        latencies.smallest(),
+        latencies.mean(),
+        latencies.largest(),
+        percentiles.join(", ")
+    );
+}
+
+fn main() -> std::process::ExitCode {
+    let outcome = Job::parse(std::env::args().skip(1)).and_then(|job| {
+        runtime::run(runtime::Config::default(), move || async move {
+            let (measured, time) = run(&job).await?;
+            print(&job, &measured, time);
+            Ok(())
+        })?
+    });
+    match outcome {
+        Ok(()) => std::process::ExitCode::SUCCESS,
+        Err(error) => {
+            eprintln!("fs-load: {error}");
+            std::process::ExitCode::FAILURE
+        }
+    }
+}
