@@ -4,6 +4,7 @@
 //! On the medium:
 //! - [`record`]: records and how they are told from anything else; [`summary`]: the records of a full zone, listed at its end.
 //! - [`root`]: the identity of a log and its newest checkpoint; [`directory`]: the zones of a checkpoint and the owner's part.
+//! - [`sums`]: the checksums of a zone's data blocks, read from its headers.
 //! - [`layout`]: the division of zones into blocks.
 //!
 //! Shared by all shards:
@@ -48,6 +49,7 @@ pub mod shards;
 pub mod space;
 pub mod stream;
 pub mod summary;
+pub mod sums;
 pub mod victim;
 pub mod zone_writer;
 
@@ -59,5 +61,6 @@ pub use mover::Mover;
 pub use owner::Owner;
 pub use pool::{Usage, Zone, ZonePool};
 pub use stream::{Joint, Sequences, StreamId, Streams};
+pub use sums::ZoneSums;
 pub use victim::{Piece, Victim};
 pub use zone_writer::ZoneWriter;

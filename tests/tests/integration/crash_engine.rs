@@ -56,7 +56,7 @@ fn oracle(seed: u64) -> Oracle {
 }
 
 const OPTIONS: Options =
-    Options { counters: 40, shards: 1, checkpoint_blocks: 16, erase: false, broken: None };
+    Options { counters: 40, shards: 1, checkpoint_blocks: 16, erase: false, check_sums: false, broken: None };
 
 fn holds(name: &str, oracle: Oracle, options: Options) -> (Report, Arc<logkit::Counters>) {
     let (report, kit) = run(oracle, options);
