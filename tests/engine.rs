@@ -92,6 +92,8 @@ pub struct Options {
     pub erase: bool,
     /// Whether each block is compared with its record's checksum when it is read.
     pub check_sums: bool,
+    /// Whether shards have their next zones [opened ahead](logkit::prepare).
+    pub prepare_zones: bool,
     /// The rule that is broken, in tests.
     pub broken: Option<Broken>,
 }
@@ -204,6 +206,7 @@ impl Core {
             low_watermark: 0.0,
             high_watermark: 0.0,
             most_steps: u64::MAX,
+            prepare_zones: options.prepare_zones,
         };
         let (lanes, steps) = (settings.appends_in_flight, settings.most_steps);
         let kit = kit(settings, &own);

@@ -15,6 +15,7 @@
 //! On each shard, in a [`Kit`]:
 //! - [`appender`], [`lane`]: group commit: entries are queued, and appended as records; [`entry`]: entries and frozen records;
 //!   [`zone_writer`]: one open zone.
+//! - [`prepare`]: opens the next zone of a lane before the lane needs it.
 //! - [`flusher`]: makes appends durable; [`space`]: a device below that runs out of space.
 //! - [`checkpoint`], [`recovery`]: writing checkpoints, and opening a log.
 //! - [`cleaner`], [`victim`], [`mover`]: what is live in a zone is appended elsewhere; [`reset`]: dead zones become free.
@@ -39,6 +40,7 @@ pub mod mover;
 pub mod owner;
 pub mod pace;
 pub mod pool;
+pub mod prepare;
 pub mod readers;
 pub mod record;
 pub mod recovery;

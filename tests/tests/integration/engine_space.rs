@@ -18,6 +18,7 @@ const OPTIONS: Options = Options {
     checkpoint_blocks: 1 << 20,
     erase: false,
     check_sums: false,
+    prepare_zones: false,
     broken: None,
 };
 /// Longer than any retry of the kit.

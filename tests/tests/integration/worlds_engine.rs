@@ -35,6 +35,7 @@ impl Subject for Setup {
             checkpoint_blocks: pick(random, &[4, 16, 1 << 20]),
             erase: false,
             check_sums: random.below(2) == 0,
+            prepare_zones: random.below(2) == 0,
             broken: None,
         };
         Setup {

@@ -84,7 +84,7 @@ pub struct Bare {
 
 impl Bare {
     /// A new log on these zones.
-    pub async fn format(zones: Rc<dyn Zones>) -> Result<Rc<Self>> {
+    pub async fn format(zones: Rc<dyn Zones>, prepare_zones: bool) -> Result<Rc<Self>> {
         let layout = Layout::new(zones.geometry(), BlockSize::default())?;
         let (pool, identity) = recovery::format(&*zones, &layout).await?;
         let parts = recovery::create(layout, pool, identity, 2, KIND, Vec::new());
@@ -99,6 +99,7 @@ impl Bare {
             low_watermark: 0.0,
             high_watermark: 0.0,
             most_steps: u64::MAX,
+            prepare_zones,
         };
         let own = [USER, CLEANER];
         let kit = Kit::new(parts, zones, settings, Box::new(Greedy), &own);

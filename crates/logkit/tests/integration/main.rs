@@ -5,4 +5,5 @@ mod bare;
 mod cleaning_policies;
 mod cleaning_simulation;
 mod moves;
+mod prepare;
 mod sums;

@@ -12,7 +12,7 @@ use std::time::Duration;
 const MOST: usize = 4096 - FIXED - LINK - 4;
 
 async fn owner() -> Result<Rc<Bare>> {
-    Bare::format(zones(16, 64 << 10, 0).await?.open().await?).await
+    Bare::format(zones(16, 64 << 10, 0).await?.open().await?, false).await
 }
 
 async fn move_one(meta: usize) -> Result<()> {

@@ -26,7 +26,7 @@ async fn written() -> Result<Written> {
     let part: Arc<dyn DevicePart> = Arc::new(RamPart::new(40 * ZONE, BlockSize::default())?);
     let disk = part.open().await?;
     let zones = zones_on(part, ZONE, 0).await?.open().await?;
-    let owner = Bare::format(zones.clone()).await?;
+    let owner = Bare::format(zones.clone(), false).await?;
     logkit::lane::start(&owner);
     for number in 0..40 {
         owner.append(Item::new(number, u32::from(number % 4), 10)).await;
