@@ -28,6 +28,7 @@ use format::{Change, Place};
 use logkit::checkpoint::{self, Cut};
 use logkit::pool::Accounts;
 use logkit::readers::ShardReads;
+use logkit::record::sum_of;
 use logkit::{
     Appender, Entry, Joint, Kit, Layout, Mover, Owner, Piece, Sequences, StreamId, Victim, count, flusher,
     lane, mover,
@@ -89,6 +90,10 @@ pub struct Options {
     pub checkpoint_blocks: u64,
     /// Whether zones are erased when they are reset, and older values are [tracked](Counters::older_values_are_erased).
     pub erase: bool,
+    /// Whether each block is compared with its record's checksum when it is read.
+    pub check_sums: bool,
+    /// Whether shards have their next zones [opened ahead](logkit::prepare).
+    pub prepare_zones: bool,
     /// The rule that is broken, in tests.
     pub broken: Option<Broken>,
 }
@@ -152,6 +157,9 @@ impl Entry for Set {
 /// Zones to which blocks of a counter were appended, with their generations, and how many.
 type Notes = Vec<((u32, u64), u32)>;
 
+/// Checksum of the block at a place.
+type Sums = BTreeMap<(u32, u32), u32>;
+
 /// The state of one shard: of every counter whose number leaves this remainder.
 pub struct Core {
     shard: u32,
@@ -170,6 +178,9 @@ pub struct Core {
     /// By counter, what this shard has appended; if older values are tracked.
     notes: RefCell<BTreeMap<u32, Notes>>,
     erase: bool,
+    /// Checksums of blocks that this shard's counters may be at; if they are checked.
+    sums: RefCell<Sums>,
+    check_sums: bool,
     broken: Option<Broken>,
 }
 
@@ -178,7 +189,7 @@ impl Core {
     fn new(
         (shard, shards): (u32, u32),
         layout: Layout,
-        places: Vec<Place>,
+        (places, sums): (Vec<Place>, Sums),
         options: Options,
         kit: impl FnOnce(logkit::Settings, &[StreamId]) -> Rc<Kit>,
     ) -> Rc<Self> {
@@ -195,6 +206,7 @@ impl Core {
             low_watermark: 0.0,
             high_watermark: 0.0,
             most_steps: u64::MAX,
+            prepare_zones: options.prepare_zones,
         };
         let (lanes, steps) = (settings.appends_in_flight, settings.most_steps);
         let kit = kit(settings, &own);
@@ -210,6 +222,8 @@ impl Core {
             mover: RefCell::new(Mover::new(CLASSES)),
             notes: RefCell::default(),
             erase: options.erase,
+            sums: RefCell::new(sums),
+            check_sums: options.check_sums,
             broken: options.broken,
         })
     }
@@ -276,6 +290,11 @@ impl Core {
         let buffer = Buffer::new(layout.block_bytes());
         let (outcome, buffer) = self.kit.zones.read(layout.address(place.zone, place.position), buffer).await;
         outcome?;
+        if self.check_sums && self.sum_at(place) != Some(sum_of(buffer.filled())) {
+            return Err(Error::corrupt(format!(
+                "the block of counter {counter} at {place:?}: wrong checksum"
+            )));
+        }
         format::value(counter, buffer.filled())
     }
 
@@ -290,6 +309,11 @@ impl Core {
     fn place(&self, counter: u32) -> Place {
         let place = self.places.borrow().get((counter / self.shards) as usize).copied();
         place.unwrap_or(Place::NOWHERE)
+    }
+
+    /// The checksum that the record of a block has.
+    fn sum_at(&self, place: Place) -> Option<u32> {
+        self.sums.borrow().get(&(place.zone, place.position)).copied()
     }
 
     /// The state of this shard, and the last records whose effect it has: nothing is awaited between the two.
@@ -416,8 +440,12 @@ impl Owner for Core {
 
     fn share(&self, joint: &Arc<Joint>, entries: &[Set], zone: u32, position: u32) {
         let (joint, other) = (joint.clone(), entries.first().and_then(|set| set.other));
+        let sum = self.sum_at(Place { zone, position: position + 1 });
         let (here, there) = (self.at(self.shard), self.at(u32::from(joint.members()[1].0.0) / 2));
         let deliver = move |core: Rc<Core>| async move {
+            if let Some(sum) = sum {
+                core.note_sums(zone, position + 1, &[sum]);
+            }
             let set = other.map(|change| Set::one(change, Payload::default(), None));
             lane::joint_written(&*core, joint, set.into_iter().collect(), zone, position + 1);
             Ok(())
@@ -439,6 +467,13 @@ impl Owner for Core {
         if self.erase {
             let counters = entries.iter().flat_map(Set::changes).map(|change| change.counter);
             counters.for_each(|counter| self.note(counter, (zone, generation)));
+        }
+    }
+
+    fn note_sums(&self, zone: u32, position: u32, sums: &[u32]) {
+        if self.check_sums {
+            let places = (position..).map(|position| (zone, position));
+            self.sums.borrow_mut().extend(places.zip(sums.iter().copied()));
         }
     }
 

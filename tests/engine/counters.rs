@@ -1,14 +1,14 @@
 //! Counters for clients: formatting and opening them on zones, and messages to the shards that have them.
 
 use super::format::{self, Change, Place, State};
-use super::{CLASSES, Core, Options, apply, cleaner_stream, user_stream};
-use block::{BlockSize, Error, Result, Zones, ZonesPart};
+use super::{CLASSES, Core, Options, Sums, apply, cleaner_stream, user_stream};
+use block::{BlockSize, Error, Result, ZoneIndex, Zones, ZonesPart};
 use logkit::cleaning::Greedy;
 use logkit::layout::ROOT_ZONES;
 use logkit::pool::CHECKPOINT_CLASS;
 use logkit::recovery::{self, Opening};
 use logkit::scan::Found;
-use logkit::{Kit, Layout, Mover, Owner, Parts, cleaner, lane};
+use logkit::{Kit, Layout, Mover, Owner, Parts, cleaner, lane, sums};
 use runtime::{Home, ShardIndex};
 use std::rc::Rc;
 use std::sync::Arc;
@@ -43,7 +43,7 @@ impl Counters {
         let streams = usize::from(user_stream(options.shards).0);
         let parts = recovery::create(layout, pool, identity, streams, OWNER, Vec::new());
         let state = State::never_set(options.counters, options.shards);
-        Self::start((zones, handle), parts, state, options).await
+        Self::start((zones, handle), parts, state, Vec::new(), options).await
     }
 
     /// Opens the counters that are on these zones.
@@ -58,17 +58,23 @@ impl Counters {
         recovery::check_streams(&opening.root, usize::from(user_stream(shards).0))?;
         let clock = replay(&mut opening, &mut state, options)?;
         let parts = opening.finish(&*handle, clock).await?;
-        Self::start((zones, handle), parts, state, options).await
+        let sums = match options.check_sums {
+            true => read_sums(&*handle, &parts, &state).await?,
+            false => Vec::new(),
+        };
+        Self::start((zones, handle), parts, state, sums, options).await
     }
 
     async fn start(
         (zones, handle): (Arc<dyn ZonesPart>, Rc<dyn Zones>),
         parts: Parts,
         state: State,
+        sums: Vec<Sums>,
         options: Options,
     ) -> Result<Self> {
         let (layout, number, shards) = (parts.layout, state.counters(), state.places.len() as u32);
-        let mut places = state.places.into_iter();
+        let mut places =
+            state.places.into_iter().zip(sums.into_iter().chain(std::iter::repeat_with(Sums::new)));
         let own = places.next().ok_or_else(|| Error::corrupt("counters without a shard"))?;
         let core = Core::new((0, shards), layout, own, options, |settings, own| {
             Kit::new(parts, handle, settings, Box::new(Greedy), own)
@@ -229,6 +235,24 @@ impl Counters {
 fn place_of(shard: u32) -> ShardIndex {
     let here = runtime::current_shard().0;
     ShardIndex((here + shard as usize) % runtime::shard_count())
+}
+
+/// Reads the checksums of all blocks where counters are, by shard.
+async fn read_sums(zones: &dyn Zones, parts: &Parts, state: &State) -> Result<Vec<Sums>> {
+    let mut all = vec![Sums::new(); state.places.len()];
+    for report in zones.report(ZoneIndex(ROOT_ZONES), parts.layout.zones).await? {
+        let zone = report.zone.0;
+        if !state.places.iter().flatten().any(|place| place.zone == zone) {
+            continue;
+        }
+        let read = sums::read(zones, &parts.layout, &parts.identity, &report).await?;
+        for (places, sums) in state.places.iter().zip(&mut all) {
+            for place in places.iter().filter(|place| place.zone == zone) {
+                sums.insert((zone, place.position), read.of(place.position)?);
+            }
+        }
+    }
+    Ok(all)
 }
 
 /// Puts the records over the state of the checkpoint; returns the clock after them.

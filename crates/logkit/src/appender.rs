@@ -67,7 +67,8 @@ impl<E: Entry> Appender<E> {
         }
     }
 
-    /// Checks that an entry, or the first block of one that may be divided, fits an empty zone as a record of its own.
+    /// Checks that an entry, or the first block of one that may be divided, fits an empty zone as a record of its own; one with
+    /// data also as a record of the cleaner, which has a link. (A move may have other meta: that is the owner's.)
     ///
     /// # Errors
     /// [`Error::Invalid`] for an entry that no zone takes, or that joins more than [`MOST_LINKS`] streams.
@@ -77,7 +78,8 @@ impl<E: Entry> Appender<E> {
             return Err(too_many_joins(entry.joins().len()));
         }
         let blocks = if entry.is_atomic() { entry.blocks() } else { entry.blocks().min(1) };
-        let header = Header::length(blocks as usize, words(entry));
+        let moved = if blocks > 0 { LINK } else { 0 };
+        let header = Header::length(blocks as usize, words(entry).max(entry.meta_length() + moved));
         match self.layout.takes(blocks, header) {
             true => Ok(()),
             false => Err(self.too_large(blocks, header)),
@@ -88,7 +90,7 @@ impl<E: Entry> Appender<E> {
     fn too_large(&self, blocks: u32, header: usize) -> Error {
         let Layout { zone_blocks, max_append, .. } = self.layout;
         Error::invalid(format!(
-            "log: an entry is too large for a record: {blocks} blocks of data and {header} bytes of header; expected up to {} \
+            "log: an entry is too large for a record: {blocks} blocks of data and {header} bytes of header with links; expected up to {} \
              blocks and {} bytes, in a zone of {zone_blocks} blocks; divide the change, or format the log with larger zones",
             max_append - 1,
             self.layout.block_bytes()
@@ -396,8 +398,12 @@ mod tests {
         assert!(appender().check(&piece(31, 0, 1)).is_ok());
         assert!(refusal(piece(32, 0, 1)).contains("32 blocks of data"));
         // What may be divided fits if its first block does.
-        assert!(appender().check(&piece(1000, most, 0)).is_ok());
-        assert!(refusal(piece(1000, most + 1, 0)).contains("1 blocks of data and 4097 bytes of header"));
+        assert!(appender().check(&piece(1000, most - LINK, 0)).is_ok());
+        assert!(refusal(piece(1000, most + 1, 0)).contains("1 blocks of data and 4113 bytes of header"));
+        // A move has a link; what has no data isn't moved.
+        assert!(refusal(piece(1, most - LINK + 1, 0)).contains("1 blocks of data and 4097 bytes of header"));
+        assert!(appender().check(&piece(0, most + 4, 0)).is_ok());
+        assert!(refusal(piece(0, most + 5, 0)).contains("0 blocks of data and 4097 bytes of header"));
     }
 
     #[test]

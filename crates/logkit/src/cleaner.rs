@@ -240,6 +240,7 @@ impl<O: Owner> Cleaner<O> {
             lanes: kit.settings.appends_in_flight,
             dead: kit.pool.dead(),
             resetting: kit.pool.resetting(),
+            preparing: kit.pool.preparing(),
             has_covered: has_resettable(owner),
             has_coverable: has_coverable(owner),
             frees_pages: answers.choice == Choice::Nothing && frees_pages(),

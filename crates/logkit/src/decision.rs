@@ -133,6 +133,8 @@ pub struct State {
     pub dead: u32,
     /// Number of dead zones that the running reset has taken and hasn't reset yet.
     pub resetting: u32,
+    /// Number of zones that were free, and are being opened ahead; the end of that wakes the cleaner.
+    pub preparing: u32,
     /// The durable checkpoint covers a zone of `dead`.
     pub has_covered: bool,
     /// A new checkpoint would cover a zone of `dead` that the durable one doesn't.
@@ -160,14 +162,16 @@ impl State {
         self.free <= self.kept.saturating_add(self.lanes)
     }
 
-    /// Whether users would wait even if all dead zones had been reset.
+    /// Whether users would wait even if all dead zones had been reset, and those that are being opened ahead were free again.
     pub fn is_short(&self) -> bool {
-        self.free.saturating_add(self.dead).saturating_add(self.resetting) <= self.kept
+        let soon = self.dead.saturating_add(self.resetting).saturating_add(self.preparing);
+        self.free.saturating_add(soon) <= self.kept
     }
 
-    /// Whether a background task has begun and its outcome hasn't been collected; its end wakes the cleaner.
+    /// Whether a background task has begun and its outcome hasn't been collected, or a zone is being opened ahead; its end wakes
+    /// the cleaner.
     fn has_task(&self) -> bool {
-        [self.reset, self.checkpoint, self.reserve].iter().any(|task| task.is_busy())
+        self.preparing > 0 || [self.reset, self.checkpoint, self.reserve].iter().any(|task| task.is_busy())
     }
 }
 
@@ -180,7 +184,7 @@ pub enum Cause {
     Checkpoint,
     /// A record has committed.
     Commit,
-    /// A task has ended.
+    /// A task has ended, or a zone was opened ahead.
     Task,
     /// Any change: a zone was taken or sealed, a version deleted, or the log is being closed. There is nothing to do.
     Change,

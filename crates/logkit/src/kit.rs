@@ -9,7 +9,7 @@ use crate::flusher::Flusher;
 use crate::layout::Layout;
 use crate::mover::Turns;
 use crate::pace::Pace;
-use crate::pool::ZonePool;
+use crate::pool::{CHECKPOINT_CLASS, ZonePool};
 use crate::readers::Readers;
 use crate::record::Identity;
 use crate::root::{Root, RootWriter};
@@ -49,6 +49,8 @@ pub struct Settings {
     pub high_watermark: f64,
     /// Most steps of the entries of a record beside those for its data.
     pub most_steps: u64,
+    /// Whether lanes have their next zone [opened ahead](crate::prepare), so that no record of users waits for that.
+    pub prepare_zones: bool,
 }
 
 /// Numbers for operators, counted since the log was opened.
@@ -388,9 +390,14 @@ impl Kit {
         self.flusher.flush().await
     }
 
+    /// Whether lanes write zones of this class.
+    pub(crate) fn is_users(&self, class: u8) -> bool {
+        class != CHECKPOINT_CLASS && self.policy.borrow().is_users(class)
+    }
+
     /// Opens a zone for a class, if more than `keep` are free.
     pub fn try_open_zone(&self, class: u8, keep: u32) -> Option<ZoneWriter> {
-        let taken = self.pool.take(class, keep, self.clock())?;
+        let taken = self.pool.take(class, keep, self.is_users(class), self.clock())?;
         let summary = self.spare_summaries.borrow_mut().pop().unwrap_or_default();
         Some(ZoneWriter::new(taken, class, &self.layout, summary))
     }

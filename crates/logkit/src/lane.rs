@@ -8,6 +8,7 @@ use crate::entry::{Batch, Entry, Frozen};
 use crate::kit::count;
 use crate::owner::Owner;
 use crate::pool::CHECKPOINT_CLASS;
+use crate::prepare;
 use crate::record::{Header, Kind, Link, Links, Relation};
 use crate::shards;
 use crate::space;
@@ -88,7 +89,11 @@ async fn lane<O: Owner>(owner: Rc<O>) {
         }
         let entries = batch.entries.len();
         appender.submitted(entries);
-        zones[usize::from(class)] = write_record(&owner, stream, batch, zone, &mut frozen).await.zone;
+        let mut written = write_record(&owner, stream, batch, zone, &mut frozen).await.zone;
+        if let Some(zone) = &mut written {
+            prepare::look_ahead(&owner, zone, 1 + frozen.blocks());
+        }
+        zones[usize::from(class)] = written;
         completed(&*owner, entries);
         runtime::yield_now().await;
     }
@@ -100,6 +105,7 @@ async fn lane<O: Owner>(owner: Rc<O>) {
         kit.seal_now(zone).await;
     }
     space::seal_filler(kit).await;
+    prepare::put_back(kit).await;
 }
 
 /// Notes that an append of this many entries has ended.

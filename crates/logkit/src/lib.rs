@@ -4,6 +4,7 @@
 //! On the medium:
 //! - [`record`]: records and how they are told from anything else; [`summary`]: the records of a full zone, listed at its end.
 //! - [`root`]: the identity of a log and its newest checkpoint; [`directory`]: the zones of a checkpoint and the owner's part.
+//! - [`sums`]: the checksums of a zone's data blocks, read from its headers.
 //! - [`layout`]: the division of zones into blocks.
 //!
 //! Shared by all shards:
@@ -14,6 +15,7 @@
 //! On each shard, in a [`Kit`]:
 //! - [`appender`], [`lane`]: group commit: entries are queued, and appended as records; [`entry`]: entries and frozen records;
 //!   [`zone_writer`]: one open zone.
+//! - [`prepare`]: opens the next zone of a lane before the lane needs it.
 //! - [`flusher`]: makes appends durable; [`space`]: a device below that runs out of space.
 //! - [`checkpoint`], [`recovery`]: writing checkpoints, and opening a log.
 //! - [`cleaner`], [`victim`], [`mover`]: what is live in a zone is appended elsewhere; [`reset`]: dead zones become free.
@@ -38,6 +40,7 @@ pub mod mover;
 pub mod owner;
 pub mod pace;
 pub mod pool;
+pub mod prepare;
 pub mod readers;
 pub mod record;
 pub mod recovery;
@@ -48,6 +51,7 @@ pub mod shards;
 pub mod space;
 pub mod stream;
 pub mod summary;
+pub mod sums;
 pub mod victim;
 pub mod zone_writer;
 
@@ -59,5 +63,6 @@ pub use mover::Mover;
 pub use owner::Owner;
 pub use pool::{Usage, Zone, ZonePool};
 pub use stream::{Joint, Sequences, StreamId, Streams};
+pub use sums::ZoneSums;
 pub use victim::{Piece, Victim};
 pub use zone_writer::ZoneWriter;

@@ -2,9 +2,10 @@
 //! one; and mutual exclusion of moves and checkpoints for owners that need it.
 
 use crate::entry::{Batch, Entry, Frozen};
+use crate::kit::Kit;
 use crate::lane::write_record;
 use crate::owner::Owner;
-use crate::record::LINK;
+use crate::record::{Header, LINK};
 use crate::reset::reset_dead;
 use crate::zone_writer::ZoneWriter;
 use block::{Error, Result};
@@ -84,7 +85,8 @@ impl Mover {
     /// Appends entries in this order, in as few records as possible. Returns once all records are written.
     ///
     /// # Errors
-    /// [`Error::NoSpace`] if no zone takes them; the failure of the log.
+    /// [`Error::NoSpace`] if no zone takes them; [`Error::Invalid`] for an entry whose meta doesn't fit a header with the link of a
+    /// move; the failure of the log. Entries before the one that failed are written.
     pub async fn append<O: Owner>(
         &mut self,
         owner: &Rc<O>,
@@ -115,6 +117,11 @@ impl Mover {
                     false => batch.entries.push(owner.cut(entry, taken)),
                 }
             }
+            if batch.entries.is_empty() && zone.is_empty() {
+                // No other zone would take it either.
+                self.zones[usize::from(class)] = Some(zone);
+                return Err(too_large(kit, rest.front().map_or(0, Entry::meta_length)));
+            }
             if batch.entries.is_empty() {
                 kit.seal(zone).await;
                 continue;
@@ -142,6 +149,15 @@ impl Mover {
             owner.kit().seal_now(zone).await;
         }
     }
+}
+
+#[cold]
+fn too_large(kit: &Kit, meta: usize) -> Error {
+    Error::invalid(format!(
+        "log: an entry can't be moved: a record of its first block has {} bytes of header; expected up to {}; encode less meta",
+        Header::length(1, LINK + meta),
+        kit.layout.block_bytes()
+    ))
 }
 
 /// Opens a zone for moves; the kept zones may be used for it.

@@ -41,15 +41,16 @@ pub trait Owner: Sized + 'static {
         unreachable!("{joint:?} is shared by an owner without such records")
     }
 
-    /// Notes the checksums ([`sum_of`](crate::record::sum_of)) of a record's data blocks, the first of which is at block `position`
-    /// of `zone`, and the others after it. It is called on the shard that wrote the record, once it is written. The default is for owners
-    /// that don't check what they read.
-    fn note_sums(&self, _zone: u32, _position: u32, _sums: &[u32]) {}
-
     /// Notes that these entries, or a part of a checkpoint if there are none, are about to be appended to a zone of this
     /// generation. It is called for each attempt, also for one that fails then: an owner that must erase data notes
     /// every zone that may hold it. [`ZonePool::have_been_reset`](crate::pool::ZonePool::have_been_reset) tells when it is gone.
     fn before_append(&self, _zone: u32, _generation: u64, _entries: &[Self::Entry]) {}
+
+    /// Notes the checksums ([`sum_of`](crate::record::sum_of)) of a record's data blocks, the first of which is at block `position`
+    /// of `zone`, and the others after it. It is called on the shard that wrote the record, once it is written, for each
+    /// record (of users, of the cleaner, or joint), without checksums for one without data. [`share`](Self::share) and [`commit`](Self::commit) of the record's
+    /// entries come later; the record may also never commit, if the log fails. The default is for owners that don't check what they read.
+    fn note_sums(&self, _zone: u32, _position: u32, _sums: &[u32]) {}
 
     /// What a reset has to guarantee for the data in a zone. A zone whose device can't give it is left as it is.
     fn erase(&self) -> EraseGuarantee {

@@ -27,6 +27,9 @@
 //!   the checkpoint takes zones that no other writer takes. A move that nevertheless finds no zone fails, and is retried after a
 //!   pause. (Checked in the model: at most one move in 100 000 fails so without further failures of the disk, and each writer still
 //!   gets a zone or an error. Why these few fail isn't known.)
+//! - *A zone that is opened ahead* ([`prepare`](crate::prepare)) isn't free until that ends, and is free then for everyone. It is taken
+//!   only while more than `keep` zones are free, so the cleaner and checkpoints find theirs; meanwhile no writer is refused, and the end
+//!   wakes the cleaner and the writers.
 //! - *If nothing can be freed*, writers are refused with ENOSPC (`stuck`): there is no victim, no zone is worth cleaning, no dead zone
 //!   can be covered or reset, and no task runs. Blocks that are freed later wake the cleaner. (Checked: `Action::Refuse`.)
 //! - *The cleaner waits* for users' commits, while users get zones or dead zones hold records that haven't committed; for the end of a

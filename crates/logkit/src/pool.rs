@@ -151,6 +151,10 @@ struct State {
     dead: Vec<u32>,
     /// Number of the dead zones that a reset has taken and not reset yet.
     resetting: u32,
+    /// Zones without records that are open on the medium already; all of them free, or taken and not yet appended to.
+    prepared: SmallVec<[u32; 8]>,
+    /// Number of zones that were free, and are being opened ahead or reset after that.
+    preparing: u32,
     /// Zones for data that were taken; some of them are no longer open.
     open: Vec<u32>,
     /// Zones that changed since [`ZonePool::take_touched`], and of each zone whether it is one of them.
@@ -223,6 +227,30 @@ impl State {
         }
     }
 
+    /// Index among the free zones of the one to take, where more than `keep` are free; prepared ones first or last.
+    fn choose(&self, keep: u32, prepared_first: bool) -> Option<usize> {
+        let find = |is_wanted: &dyn Fn(u32) -> bool| {
+            let is_preferred = |zone: u32| self.prepared.contains(&zone) == prepared_first && is_wanted(zone);
+            let preferred = match self.prepared.is_empty() {
+                true => None,
+                false => self.free.iter().position(|zone| is_preferred(*zone)),
+            };
+            preferred.or_else(|| self.free.iter().position(|zone| is_wanted(*zone)))
+        };
+        match self.only_backed {
+            true => find(&|zone| self.is_backed(zone)),
+            // The backed ones stay for the cleaner and for checkpoints, unless there are more of them.
+            false if self.free_backed <= keep => {
+                find(&|zone| !self.is_backed(zone)).or_else(|| find(&|_| true))
+            }
+            false => find(&|_| true),
+        }
+    }
+
+    fn forget_prepared(&mut self, zone: u32) {
+        self.prepared.retain(|prepared| *prepared != zone);
+    }
+
     /// Makes a zone empty, keeps what is known of its space, and counts it.
     fn make_free(&mut self, zone: u32, generation: u64) {
         let backed = self.is_backed(zone);
@@ -287,6 +315,8 @@ impl ZonePool {
             only_backed: false,
             dead: Vec::new(),
             resetting: 0,
+            prepared: SmallVec::new(),
+            preparing: 0,
             open: Vec::new(),
             touched: Vec::new(),
             is_touched: vec![false; zones as usize],
@@ -373,6 +403,7 @@ impl ZonePool {
     /// Notes that a zone was reset, to this generation. It keeps the space below that it had taken.
     pub fn set_reset(&self, zone: u32, generation: u64) {
         let mut state = self.lock();
+        state.forget_prepared(zone);
         state.make_free(zone, generation);
         state.free.push_back(zone);
     }
@@ -419,12 +450,13 @@ impl ZonePool {
         state.free.make_contiguous().sort_by_key(|zone| zones[*zone as usize].generation);
     }
 
-    /// Takes the free zone that isn't backed and would be used last out of the others, to be
+    /// Takes the free zone that is neither backed nor prepared and would be used last out of the others, to be
     /// [reserved](block::Zones::reserve); [`end_reserving`](Self::end_reserving) follows.
     pub fn begin_reserving(&self) -> Option<u32> {
         let state = &mut *self.lock();
         let zones = &state.zones;
-        let at = state.free.iter().rposition(|zone| !zones[*zone as usize].backed)?;
+        let is_wanted = |zone: &u32| !zones[*zone as usize].backed && !state.prepared.contains(zone);
+        let at = state.free.iter().rposition(is_wanted)?;
         state.free.remove(at)
     }
 
@@ -439,25 +471,14 @@ impl ZonePool {
         }
     }
 
-    /// Takes a free zone for this class, if more than `keep` are free.
-    pub fn take(&self, class: u8, keep: u32, clock: u64) -> Option<Taken> {
+    /// Takes a free zone for this class, if more than `keep` are free; prepared ones first or last.
+    pub fn take(&self, class: u8, keep: u32, prepared_first: bool, clock: u64) -> Option<Taken> {
         let mut state = self.lock();
         if state.free() <= keep {
             return None;
         }
-        let zone = match state.only_backed {
-            true => state
-                .free
-                .iter()
-                .position(|zone| state.is_backed(*zone))
-                .and_then(|at| state.free.remove(at))?,
-            // The backed ones stay for the cleaner and for checkpoints, unless there are more of them.
-            false if state.free_backed <= keep => {
-                let at = state.free.iter().position(|zone| !state.is_backed(*zone)).unwrap_or(0);
-                state.free.remove(at)?
-            }
-            false => state.free.pop_front()?,
-        };
+        let at = state.choose(keep, prepared_first)?;
+        let zone = state.free.remove(at)?;
         let backed = state.is_backed(zone);
         state.count_backed(backed, -1);
         let entry = state.change(zone);
@@ -473,6 +494,72 @@ impl ZonePool {
         Some(Taken { zone, generation, only_backed: state.only_backed })
     }
 
+    /// Takes a free zone out of the others to be opened ahead, if more than `keep` are free and fewer than `most` are prepared;
+    /// none while the device below has no space. [`end_preparing`](Self::end_preparing) follows.
+    pub fn begin_preparing(&self, keep: u32, most: u32) -> Option<u32> {
+        let state = &mut *self.lock();
+        if state.only_backed || state.free() <= keep || state.prepared.len() as u32 + state.preparing >= most
+        {
+            return None;
+        }
+        let at = state.choose(keep, false)?;
+        let zone = state.free[at];
+        if state.prepared.contains(&zone) {
+            return None;
+        }
+        state.free.remove(at);
+        state.count_backed(state.is_backed(zone), -1);
+        state.preparing += 1;
+        Some(zone)
+    }
+
+    /// Puts a zone back that was taken to be opened ahead; it is used next. `is_open`: it is open on the medium now.
+    pub fn end_preparing(&self, zone: u32, is_open: bool) {
+        let state = &mut *self.lock();
+        state.preparing -= 1;
+        state.count_backed(state.is_backed(zone), 1);
+        state.free.push_front(zone);
+        if is_open {
+            state.prepared.push(zone);
+        }
+    }
+
+    /// Notes that a zone couldn't be opened ahead, or reset after that: it isn't free any more.
+    pub fn fail_preparing(&self, zone: u32) {
+        let mut state = self.lock();
+        state.preparing -= 1;
+        state.change(zone).usage = Usage::Open;
+    }
+
+    /// Takes a free zone that is prepared out of the others, to be reset. [`end_discarding`](Self::end_discarding) or
+    /// [`fail_preparing`](Self::fail_preparing) follows.
+    pub fn begin_discarding(&self) -> Option<u32> {
+        let state = &mut *self.lock();
+        let at = state.free.iter().position(|zone| state.prepared.contains(zone))?;
+        let zone = state.free.remove(at)?;
+        state.forget_prepared(zone);
+        state.count_backed(state.is_backed(zone), -1);
+        state.preparing += 1;
+        Some(zone)
+    }
+
+    /// Notes that a zone that was prepared was reset, to this generation.
+    pub fn end_discarding(&self, zone: u32, generation: u64) {
+        self.lock().preparing -= 1;
+        self.set_reset(zone, generation);
+    }
+
+    /// Number of free zones that are prepared.
+    pub fn prepared(&self) -> u32 {
+        let state = self.lock();
+        state.free.iter().filter(|zone| state.prepared.contains(zone)).count() as u32
+    }
+
+    /// Number of zones that were free, and are being opened ahead or reset after that.
+    pub fn preparing(&self) -> u32 {
+        self.lock().preparing
+    }
+
     /// Puts back a zone that was taken and not written to; it is used next.
     pub fn put_back(&self, zone: u32) {
         let mut state = self.lock();
@@ -484,6 +571,7 @@ impl ZonePool {
     /// Notes that a record is about to be appended, with its numbers in the streams that are replayed.
     pub fn note_append(&self, zone: u32, numbers: &[(StreamId, u64)], blocks: u32) {
         let mut state = self.lock();
+        state.forget_prepared(zone);
         let entry = state.change(zone);
         numbers.iter().for_each(|(stream, sequence)| entry.last.note(*stream, *sequence));
         entry.written += blocks;
@@ -585,7 +673,7 @@ impl ZonePool {
     /// Number of zones that are free, or will be after a reset.
     pub fn free_soon(&self) -> u32 {
         let state = self.lock();
-        state.free() + state.dead.len() as u32 + state.resetting
+        state.free() + state.dead.len() as u32 + state.resetting + state.preparing
     }
 
     /// Whether any zone that waits to be reset is wanted.
@@ -631,7 +719,7 @@ mod tests {
     fn records_of_the_filler_leave_open_which_records_before_them_have_committed() {
         let pool = ZonePool::new(4);
         pool.set_free(3, 7);
-        let taken = pool.take(0, 0, 11).expect("a free zone");
+        let taken = pool.take(0, 0, false, 11).expect("a free zone");
         assert_eq!(taken, Taken { zone: 3, generation: 7, only_backed: false });
         pool.note_committed(3, 5, false);
         assert_eq!((pool.get(3).end, pool.get(3).committed), (5, 0));
@@ -646,15 +734,83 @@ mod tests {
         pool.set_free(2, 7);
         pool.recount();
         assert_eq!(pool.opened(1), (9, CHECKPOINT_CLASS));
-        let taken = pool.take(5, 0, 1 << 40).expect("a free zone");
+        let taken = pool.take(5, 0, false, 1 << 40).expect("a free zone");
         assert_eq!((taken.zone, pool.opened(2)), (2, (1 << 40, 5)));
+    }
+
+    #[test]
+    fn prepared_zones_stay_free_and_go_to_lanes_first() {
+        let pool = ZonePool::new(6);
+        (1..6).for_each(|zone| pool.set_free(zone, 7));
+        assert_eq!((pool.begin_preparing(5, 9), pool.begin_preparing(4, 0)), (None, None));
+        let zone = pool.begin_preparing(4, 1).expect("a free zone");
+        assert_eq!((zone, pool.free(), pool.preparing(), pool.free_soon()), (1, 4, 1, 5));
+        assert_eq!(pool.begin_preparing(0, 1), None, "one is enough");
+        pool.end_preparing(zone, true);
+        assert_eq!((pool.free(), pool.prepared(), pool.preparing()), (5, 1, 0));
+        let take = |prepared_first| pool.take(0, 0, prepared_first, 0).map(|taken| taken.zone);
+        assert_eq!((take(false), take(true), pool.prepared()), (Some(2), Some(1), 0));
+        // Put back without a record, it is still open on the medium.
+        pool.put_back(1);
+        assert_eq!((pool.prepared(), take(true)), (1, Some(1)));
+        pool.note_append(1, &[], 1);
+        pool.put_back(1);
+        assert_eq!(pool.prepared(), 0, "it holds a record");
+        // Nothing else is free: the cleaner takes a prepared one.
+        assert_eq!([take(false), take(false), take(false)], [Some(1), Some(3), Some(4)]);
+        pool.put_back(4);
+        let zone = pool.begin_preparing(0, 1).expect("a free zone");
+        pool.end_preparing(zone, true);
+        assert_eq!([take(false), take(false), take(false)], [Some(5), Some(4), None]);
+    }
+
+    #[test]
+    fn prepared_zones_that_are_not_needed_are_reset() {
+        let pool = ZonePool::new(4);
+        (2..4).for_each(|zone| pool.set_free(zone, 7));
+        assert_eq!(pool.begin_discarding(), None);
+        let zone = pool.begin_preparing(0, 2).expect("a free zone");
+        pool.end_preparing(zone, true);
+        assert_eq!((pool.begin_discarding(), pool.free(), pool.free_soon()), (Some(2), 1, 2));
+        pool.end_discarding(2, 8);
+        assert_eq!((pool.free(), pool.prepared(), pool.get(2).generation), (2, 0, 8));
+    }
+
+    #[test]
+    fn a_zone_that_could_not_be_opened_ahead_is_as_it_was_or_not_free() {
+        let pool = ZonePool::new(4);
+        pool.set_free(3, 7);
+        let zone = pool.begin_preparing(0, 2).expect("a free zone");
+        pool.end_preparing(zone, false);
+        assert_eq!((pool.free(), pool.prepared(), pool.preparing()), (1, 0, 0));
+        let zone = pool.begin_preparing(0, 2).expect("a free zone");
+        pool.fail_preparing(zone);
+        assert_eq!((pool.free(), pool.preparing(), pool.get(3).usage), (0, 0, Usage::Open));
+        assert!(pool.set_full(3), "it waits to be reset");
+        assert_eq!(pool.dead(), 1);
+    }
+
+    #[test]
+    fn while_space_is_short_no_zone_is_opened_ahead_and_only_backed_ones_are_taken() {
+        let pool = ZonePool::new(6);
+        (2..6).for_each(|zone| pool.set_free(zone, 7));
+        let zone = pool.begin_preparing(0, 2).expect("a free zone");
+        pool.end_preparing(zone, true);
+        // A prepared zone isn't reserved while there are others.
+        let reserved = pool.begin_reserving().expect("a free zone");
+        pool.end_reserving(reserved, true);
+        assert_eq!((zone, reserved, pool.free_backed()), (2, 5, 1));
+        pool.set_only_backed(true);
+        assert_eq!((pool.free(), pool.begin_preparing(0, 2)), (1, None));
+        assert_eq!(pool.take(0, 0, true, 0).map(|taken| taken.zone), Some(5));
+        assert_eq!(pool.take(0, 0, true, 0), None);
     }
 
     #[test]
     fn a_full_zone_is_dead_once_its_last_block_is() {
         let pool = ZonePool::new(4);
         pool.set_free(2, 1);
-        pool.take(0, 0, 0).expect("a free zone");
+        pool.take(0, 0, false, 0).expect("a free zone");
         pool.add_live(2, 3);
         assert!(!pool.set_full(2));
         pool.remove_live(2, 2, 5);

@@ -100,6 +100,10 @@ pub struct Opening<K> {
     pub pool: ZonePool,
     /// The records after the checkpoint, in the order of their streams and numbers.
     pub records: Vec<K>,
+    /// Zones without a summary that were scanned, and those that can't be read, with their generations: an append that was cut or
+    /// failed may have left data there that no record describes. An owner that must prove erasure notes them, as those that
+    /// [`before_append`](crate::Owner::before_append) names; what it noted before its checkpoint it has from there.
+    pub unlisted: Vec<(u32, u64)>,
     found: FoundRoot,
     reports: Vec<ZoneReport>,
     end: Sequences,
@@ -119,15 +123,18 @@ pub async fn open<K: Kept>(zones: &dyn Zones, owner: [u8; 8]) -> Result<Opening<
     let directory = read_directory(zones, &layout, &root).await?;
     let (known, own) = crate::directory::decode(&directory)?;
     let pool = known_zones(&layout, &root, &known, &reports);
+    let offline = reports.iter().filter(|report| report.state == ZoneState::Offline);
+    let mut unlisted: Vec<(u32, u64)> = offline.map(|report| (report.zone.0, report.generation)).collect();
     let (records, end) = match root.clean {
         true => (Vec::new(), root.covered.clone()),
         false => {
-            let scans = scan_all(zones, &layout, &root, &known, &reports, &pool).await?;
+            let mut scans = scan_all(zones, &layout, &root, &known, &reports, &pool).await?;
+            unlisted.append(&mut scans.unlisted);
             let tail = choose(&root, scans)?;
             (tail.records, tail.end)
         }
     };
-    Ok(Opening { layout, root, own: own.to_vec(), pool, records, found, reports, end })
+    Ok(Opening { layout, root, own: own.to_vec(), pool, records, unlisted, found, reports, end })
 }
 
 impl<K> Opening<K> {
@@ -288,6 +295,8 @@ pub struct Scans<K> {
     pub durable: Sequences,
     /// Number of zones that were scanned.
     pub zones: u64,
+    /// Those of them without a summary, with their generations.
+    pub unlisted: Vec<(u32, u64)>,
 }
 
 /// The records that are part of the log.
@@ -335,10 +344,20 @@ pub async fn scan_all<K: Kept>(
         // It is unknown what is in it: it may be the newest record that was acknowledged as durable.
         scan::refuse_offline(zones, report.zone).await?;
     }
-    let mut scans = Scans { records: Vec::new(), durable: Sequences::default(), zones: wanted.len() as u64 };
+    let zones_scanned = wanted.len() as u64;
+    let mut scans = Scans {
+        records: Vec::new(),
+        durable: Sequences::default(),
+        zones: zones_scanned,
+        unlisted: Vec::new(),
+    };
     let looks = wanted.iter().map(|report| scan_zone(zones, layout, root, report, pool));
     for (report, scanned) in wanted.iter().zip(runtime::join_limited(ZONES_AT_ONCE, looks).await) {
-        take(&mut scans, root, report, scanned?, pool)?;
+        let scanned = scanned?;
+        if !scanned.has_summary {
+            scans.unlisted.push((report.zone.0, report.generation));
+        }
+        take(&mut scans, root, report, scanned, pool)?;
     }
     Ok(scans)
 }
@@ -703,7 +722,12 @@ mod tests {
         };
         let covered = Sequences::new(&[10, 20, 30]);
         for records in [[refused(3, 4), refused(0, 5)], [refused(0, 5), refused(3, 4)]] {
-            let scans = Scans { records: records.into(), durable: Sequences::default(), zones: 2 };
+            let scans = Scans {
+                records: records.into(),
+                durable: Sequences::default(),
+                zones: 2,
+                unlisted: Vec::new(),
+            };
             let tail = choose(&root(&covered), scans).expect("a log");
             assert_eq!((tail.end.of(StreamId(0)), tail.records.len(), tail.discarded), (11, 1, 0));
             assert_eq!((tail.records[0].0.blocks, tail.records[0].0.zone), (0, 5));

@@ -83,6 +83,8 @@ pub struct Scanned<K> {
     pub durable: Sequences,
     /// Number of valid headers whose data is torn or damaged.
     pub torn: u32,
+    /// The zone's summary lists its records: it holds nothing else.
+    pub has_summary: bool,
 }
 
 /// Reads bytes of a zone, in several reads.
@@ -192,7 +194,41 @@ pub async fn headers(
     identity: &Identity,
     report: &ZoneReport,
 ) -> Result<Scanned<Found>> {
-    scan(zones, layout, identity, report, 0, 0, false).await
+    collect(zones, layout, identity, report, Reading::HEADERS).await
+}
+
+/// Passes the records of a zone of a log to `visit`, in order and without verifying their data, as [`headers`] finds them; holds
+/// one record at a time, beside the zone's summary. Returns the result without records.
+///
+/// # Errors
+/// [`Error::Corrupt`] for records that overlap or exceed the zone; errors of reading; errors of `visit`. All of them name the zone.
+pub async fn visit(
+    zones: &dyn Zones,
+    layout: &Layout,
+    identity: &Identity,
+    report: &ZoneReport,
+    mut visit: impl FnMut(Found) -> Result<()>,
+) -> Result<Scanned<Found>> {
+    let (mut free_from, mut outcome) = (0, Ok(()));
+    let take = |found: Found| {
+        if outcome.is_err() {
+            return;
+        }
+        let Header { position, blocks, .. } = found.header;
+        let end = u64::from(position) + 1 + u64::from(blocks);
+        if u64::from(position) < free_from || end > u64::from(layout.zone_blocks) {
+            outcome = Err(Error::corrupt(format!(
+                "the record at block {position} has {blocks} blocks of data; expected one from block {free_from} on that ends by block {}",
+                layout.zone_blocks
+            )));
+            return;
+        }
+        free_from = end;
+        outcome = visit(found);
+    };
+    let scanned = scan(zones, layout, identity, report, Reading::HEADERS, take).await;
+    let scanned = scanned.and_then(|scanned| outcome.map(|()| scanned));
+    scanned.map_err(|error| error.in_context(format!("records of zone {}", report.zone)))
 }
 
 /// Finds the complete records of a zone in a log with `streams` streams. Without a usable summary, every block from
@@ -208,24 +244,53 @@ pub async fn replayable<K: Kept>(
     streams: usize,
     first: u32,
 ) -> Result<Scanned<K>> {
-    scan(zones, layout, identity, report, streams, first, true).await
+    collect(zones, layout, identity, report, Reading { streams, first, check_data: true }).await
 }
 
+/// The part of a zone that a scan reads.
+#[derive(Debug, Clone, Copy)]
+struct Reading {
+    /// Number of streams of the log.
+    streams: usize,
+    /// First block that is examined, without a summary.
+    first: u32,
+    /// Verify all data.
+    check_data: bool,
+}
+
+impl Reading {
+    /// All headers, whatever they say was durable.
+    const HEADERS: Reading = Reading { streams: 0, first: 0, check_data: false };
+}
+
+async fn collect<K: Kept>(
+    zones: &dyn Zones,
+    layout: &Layout,
+    identity: &Identity,
+    report: &ZoneReport,
+    reading: Reading,
+) -> Result<Scanned<K>> {
+    let mut records = Vec::new();
+    let scanned = scan(zones, layout, identity, report, reading, |found| records.push(found)).await?;
+    Ok(Scanned { records, ..scanned })
+}
+
+/// Passes the records to `take`; the result has none.
 async fn scan<K: Kept>(
     zones: &dyn Zones,
     layout: &Layout,
     identity: &Identity,
     report: &ZoneReport,
-    streams: usize,
-    first: u32,
-    check_data: bool,
+    reading: Reading,
+    mut take: impl FnMut(K),
 ) -> Result<Scanned<K>> {
+    let Reading { streams, first, check_data } = reading;
     match summary(zones, layout, identity, report).await {
         Ok((summary, position)) => {
-            let mut scanned = Scanned { end: position, ..Scanned::default() };
+            let mut scanned = Scanned { end: position, has_summary: true, ..Scanned::default() };
             for parsed in summary.records(identity) {
                 scanned.note(&parsed.header, streams);
-                scanned.records.push(K::new(&parsed));
+                take(K::new(&parsed));
             }
             return Ok(scanned);
         }
@@ -235,7 +300,7 @@ async fn scan<K: Kept>(
     let end = (report.write_pointer >> layout.block_size.shift()) as u32;
     let first = first.min(end);
     let place = BlockAddress { zone: report.zone.0, generation: report.generation, position: first };
-    let mut walk = Walk::new(layout, identity, place, end, check_data);
+    let mut walk = Walk::new(layout, identity, place, end, check_data, take);
     walk.streams = streams;
     read_in_steps(zones, layout, report.zone.0, first..end, |step| walk.go_on(step)).await?;
     Ok(walk.finish())
@@ -274,7 +339,7 @@ fn header_at<'a>(
 }
 
 /// Walk over the blocks of a zone, which are passed to it in order.
-struct Walk<'a, K> {
+struct Walk<'a, K, F> {
     identity: &'a Identity,
     block: usize,
     /// Place of the first block.
@@ -288,6 +353,9 @@ struct Walk<'a, K> {
     position: u32,
     /// Record whose data is being verified.
     record: Option<Data<K>>,
+    /// Gets the complete records.
+    take: F,
+    /// Result without records.
     scanned: Scanned<K>,
 }
 
@@ -298,11 +366,19 @@ struct Data<K> {
     seen: u32,
 }
 
-impl<'a, K: Kept> Walk<'a, K> {
-    fn new(layout: &Layout, identity: &'a Identity, place: BlockAddress, to: u32, check_data: bool) -> Self {
+impl<'a, K: Kept, F: FnMut(K)> Walk<'a, K, F> {
+    fn new(
+        layout: &Layout,
+        identity: &'a Identity,
+        place: BlockAddress,
+        to: u32,
+        check_data: bool,
+        take: F,
+    ) -> Self {
         let scanned = Scanned { first: place.position, end: place.position, ..Scanned::default() };
         let (block, position) = (layout.block_bytes(), place.position);
-        Walk { identity, block, place, to, check_data, streams: usize::MAX, position, record: None, scanned }
+        let streams = usize::MAX;
+        Walk { identity, block, place, to, check_data, streams, position, record: None, take, scanned }
     }
 
     /// Examines the next blocks.
@@ -353,7 +429,7 @@ impl<'a, K: Kept> Walk<'a, K> {
         let header = found.header();
         self.scanned.note(header, self.streams);
         self.scanned.end = header.position + 1 + header.blocks;
-        self.scanned.records.push(found);
+        (self.take)(found);
     }
 
     fn finish(self) -> Scanned<K> {
@@ -364,7 +440,14 @@ impl<'a, K: Kept> Walk<'a, K> {
 
 impl<K> Default for Scanned<K> {
     fn default() -> Self {
-        Scanned { records: Vec::new(), end: 0, first: 0, durable: Sequences::default(), torn: 0 }
+        Scanned {
+            records: Vec::new(),
+            end: 0,
+            first: 0,
+            durable: Sequences::default(),
+            torn: 0,
+            has_summary: false,
+        }
     }
 }
 
@@ -435,9 +518,12 @@ mod tests {
 
     fn walk(bytes: &[u8], step: usize) -> Scanned<Found> {
         let to = (bytes.len() / BLOCK) as u32;
-        let mut walk = Walk::new(&layout(), &IDENTITY, PLACE, to, true);
+        let mut records = Vec::new();
+        let take = |found| records.push(found);
+        let mut walk = Walk::new(&layout(), &IDENTITY, PLACE, to, true, take);
         bytes.chunks(step * BLOCK).for_each(|bytes| walk.go_on(bytes));
-        walk.finish()
+        let scanned = walk.finish();
+        Scanned { records, ..scanned }
     }
 
     #[test]

@@ -141,6 +141,11 @@ impl Shared {
         })
     }
 
+    /// Number of shards of the log.
+    pub(crate) fn members(&self) -> u32 {
+        lock(&self.members).len() as u32
+    }
+
     /// Whether the log has more than one shard.
     #[inline]
     fn has_others(&self) -> bool {

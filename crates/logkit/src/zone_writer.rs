@@ -16,6 +16,8 @@ pub struct ZoneWriter {
     position: u32,
     capacity: u32,
     summary: Builder,
+    /// A zone was opened ahead, to follow this one.
+    has_next: bool,
 }
 
 impl ZoneWriter {
@@ -24,7 +26,7 @@ impl ZoneWriter {
         summary.clear();
         let capacity = if taken.only_backed { layout.backed_blocks() } else { layout.zone_blocks };
         let Taken { zone, generation, .. } = taken;
-        ZoneWriter { zone, generation, class, position: 0, capacity, summary }
+        ZoneWriter { zone, generation, class, position: 0, capacity, summary, has_next: false }
     }
 
     /// The zone.
@@ -50,6 +52,21 @@ impl ZoneWriter {
     /// Whether the zone has no record.
     pub fn is_empty(&self) -> bool {
         self.position == 0
+    }
+
+    /// Number of blocks that can be written, the summary included.
+    pub fn capacity(&self) -> u32 {
+        self.capacity
+    }
+
+    /// Whether a zone was [opened ahead](crate::prepare), to follow this one.
+    pub(crate) fn has_next(&self) -> bool {
+        self.has_next
+    }
+
+    /// Notes that a zone is being opened ahead, to follow this one.
+    pub(crate) fn set_next(&mut self) {
+        self.has_next = true;
     }
 
     /// Whether a record with `blocks` data blocks and `meta` bytes of metadata can be appended: its header fits a block, the record

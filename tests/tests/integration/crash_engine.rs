@@ -55,8 +55,15 @@ fn oracle(seed: u64) -> Oracle {
     oracle
 }
 
-const OPTIONS: Options =
-    Options { counters: 40, shards: 1, checkpoint_blocks: 16, erase: false, broken: None };
+const OPTIONS: Options = Options {
+    counters: 40,
+    shards: 1,
+    checkpoint_blocks: 16,
+    erase: false,
+    check_sums: false,
+    prepare_zones: false,
+    broken: None,
+};
 
 fn holds(name: &str, oracle: Oracle, options: Options) -> (Report, Arc<logkit::Counters>) {
     let (report, kit) = run(oracle, options);
@@ -90,6 +97,22 @@ fn recoveries_of_counters_that_are_cut() {
     oracle.again_every = 331;
     let (report, _) = holds(name, oracle, OPTIONS);
     assert!(report.recoveries > 100 || !report.is_whole(), "{name}: only {} cuts", report.recoveries);
+}
+
+/// Each zone is opened before it is needed, and some of them are open and empty at a cut; all blocks are checked when they are read.
+#[test]
+fn counters_whose_zones_are_opened_ahead_survive_every_cut() {
+    let ahead = Options { check_sums: true, prepare_zones: true, ..OPTIONS };
+    let name = "counters with zones opened ahead";
+    let mut one = oracle(seed(name, 304));
+    one.again_every = 331;
+    let (_, kit) = holds(name, one, ahead);
+    assert!(kit.moved_blocks.load(Ordering::Relaxed) > 0, "the cleaner had nothing to do");
+    assert!(kit.reset_zones.load(Ordering::Relaxed) > 10, "the log did not go round");
+    let name = "counters of two shards with zones opened ahead";
+    let mut two = oracle(seed(name, 305));
+    two.prefix = false;
+    holds(name, two, Options { shards: 2, ..ahead });
 }
 
 /// Each shard has streams of its own, so what a cut leaves is no prefix of all that was set.

@@ -28,7 +28,15 @@ async fn is_left(shards: u32, broken: Option<Broken>) -> Result<bool> {
     let on_device =
         zones::on_device::Options { format: true, zone_size: Some(32 << 10), ..Default::default() };
     let zones = Arc::new(zones::OnDevice::open(disk, on_device).await?);
-    let options = Options { counters: COUNTERS, shards, checkpoint_blocks: 16, erase: true, broken };
+    let options = Options {
+        counters: COUNTERS,
+        shards,
+        checkpoint_blocks: 16,
+        erase: true,
+        check_sums: true,
+        prepare_zones: true,
+        broken,
+    };
     let counters = Counters::format(zones, options).await?;
     let secret = u64::MAX / 7;
     counters.set_both([(SECRET, secret), (SECRET + 1, secret)]).await?;

@@ -12,8 +12,15 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
-const OPTIONS: Options =
-    Options { counters: 800, shards: 2, checkpoint_blocks: 1 << 20, erase: false, broken: None };
+const OPTIONS: Options = Options {
+    counters: 800,
+    shards: 2,
+    checkpoint_blocks: 1 << 20,
+    erase: false,
+    check_sums: false,
+    prepare_zones: false,
+    broken: None,
+};
 /// Longer than any retry of the kit.
 const LONG: Duration = Duration::from_secs(60);
 

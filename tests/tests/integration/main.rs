@@ -15,6 +15,7 @@ mod crash_snapshots;
 mod crash_tiers;
 mod crash_writecache;
 mod engine_erase;
+mod engine_prepare;
 mod engine_space;
 mod foreign_attach;
 mod foreign_crash;

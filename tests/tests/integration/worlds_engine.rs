@@ -34,6 +34,8 @@ impl Subject for Setup {
             shards: pick(random, &[1, 2]),
             checkpoint_blocks: pick(random, &[4, 16, 1 << 20]),
             erase: false,
+            check_sums: random.below(2) == 0,
+            prepare_zones: random.below(2) == 0,
             broken: None,
         };
         Setup {

@@ -546,6 +546,7 @@ impl Model {
             lanes: self.lanes.len() as u32,
             dead: self.dead.len() as u32,
             resetting: (self.ready.len() + self.taken.len()) as u32,
+            preparing: 0,
             has_covered: self.dead.iter().any(|zone| self.is_before(*zone, self.covered)),
             has_coverable: self.dead.iter().any(|zone| self.is_coverable(*zone)),
             frees_pages: choice == Choice::Nothing && self.since_checkpoint > 0 && self.has_superseded(),

@@ -217,3 +217,11 @@ fn dead_zones_are_reset_together_unless_zones_are_needed_soon() {
     assert_eq!(next(&State { dead: RESET_TOGETHER, ..state }), Action::Begin(Task::Reset));
     assert_eq!(next(&State { free: 5, dead: 1, ..state }), Action::Begin(Task::Reset));
 }
+
+#[test]
+fn no_writer_is_refused_while_a_zone_is_being_opened_ahead() {
+    let state = State { free: 3, kept: 3, lanes: 2, choice: Choice::Nothing, ..State::default() };
+    assert_eq!(next(&state), Action::Refuse { until_commit: false });
+    let preparing = State { preparing: 1, ..state };
+    assert_eq!(next(&preparing), Action::Wait { cause: Cause::Task, until_commit: false });
+}

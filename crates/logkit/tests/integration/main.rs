@@ -1,5 +1,9 @@
-//! The log kit: cleaning policies.
+//! The log kit: cleaning policies, and single parts under the barest owner.
 #![allow(clippy::unwrap_used)] // All of this is tests, the functions that they share as well.
 
+mod bare;
 mod cleaning_policies;
 mod cleaning_simulation;
+mod moves;
+mod prepare;
+mod sums;

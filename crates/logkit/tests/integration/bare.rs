@@ -1,0 +1,225 @@
+//! The barest owner of a log, for tests of single parts of the kit: it keeps nothing of its entries but where they committed.
+
+use block::{BlockSize, Data, DevicePart, Error, Payload, Result, Zones, ZonesPart};
+use disks::ram::RamPart;
+use logkit::checkpoint::{self, Cut};
+use logkit::cleaning::Greedy;
+use logkit::record::sum_of;
+use logkit::{Appender, Entry, Kit, Layout, Mover, Owner, Piece, Settings, StreamId, Victim, lane, recovery};
+use runtime::sync::Notify;
+use std::cell::RefCell;
+use std::rc::Rc;
+use std::sync::Arc;
+
+pub const USER: StreamId = StreamId(0);
+pub const CLEANER: StreamId = StreamId(1);
+/// Class of the cleaner's zones.
+pub const MOVED: u8 = 1;
+pub const KIND: [u8; 8] = *b"bare    ";
+/// Lanes of the owner.
+pub const LANES: u32 = 2;
+const CLASSES: u8 = 2;
+const BLOCK: usize = 4096;
+
+/// An entry with data and meta of any length.
+#[derive(Debug)]
+pub struct Item {
+    data: Payload,
+    meta: usize,
+}
+
+impl Item {
+    /// Entry of so many blocks, filled with the number and the block's, and so many bytes of meta.
+    pub fn new(number: u8, blocks: u32, meta: usize) -> Self {
+        let bytes: Vec<u8> =
+            (0..blocks as usize * BLOCK).map(|at| number.wrapping_add((at / BLOCK) as u8)).collect();
+        Item { data: Data::copy_of(&bytes).into(), meta }
+    }
+
+    fn sums(&self) -> Vec<u32> {
+        self.data.to_data().chunks_exact(BLOCK).map(sum_of).collect()
+    }
+}
+
+impl Entry for Item {
+    fn blocks(&self) -> u32 {
+        (self.data.len() / BLOCK) as u32
+    }
+
+    fn payload(&self) -> &Payload {
+        &self.data
+    }
+
+    fn meta_length(&self) -> usize {
+        self.meta
+    }
+
+    fn encode_meta(&self, meta: &mut Vec<u8>) {
+        meta.resize(meta.len() + self.meta, 7);
+    }
+
+    fn is_atomic(&self) -> bool {
+        true
+    }
+}
+
+/// What has become of entries, in order.
+#[derive(Debug, Default)]
+pub struct Seen {
+    /// Zone, first data block and checksums of each record that was written.
+    pub sums: Vec<(u32, u32, Vec<u32>)>,
+    /// Zone, first data block and checksums of each entry that has committed.
+    pub committed: Vec<(u32, u32, Vec<u32>)>,
+    /// Why entries were refused.
+    pub refused: Vec<Error>,
+}
+
+/// The owner.
+pub struct Bare {
+    kit: Rc<Kit>,
+    appender: Appender<Item>,
+    pub seen: RefCell<Seen>,
+    changed: Notify,
+}
+
+impl Bare {
+    /// A new log on these zones.
+    pub async fn format(zones: Rc<dyn Zones>, prepare_zones: bool) -> Result<Rc<Self>> {
+        let layout = Layout::new(zones.geometry(), BlockSize::default())?;
+        let (pool, identity) = recovery::format(&*zones, &layout).await?;
+        let parts = recovery::create(layout, pool, identity, 2, KIND, Vec::new());
+        let settings = Settings {
+            user_stream: USER,
+            cleaner_stream: CLEANER,
+            appends_in_flight: LANES,
+            data_blocks: layout.data_blocks(0),
+            record_blocks: layout.record_blocks(0),
+            cleaner_reserve: 3,
+            checkpoint_blocks: u64::MAX,
+            low_watermark: 0.0,
+            high_watermark: 0.0,
+            most_steps: u64::MAX,
+            prepare_zones,
+        };
+        let own = [USER, CLEANER];
+        let kit = Kit::new(parts, zones, settings, Box::new(Greedy), &own);
+        let appender = Appender::new(layout, CLASSES, LANES, u64::MAX, &kit.streams, &own);
+        let owner = Rc::new(Bare { kit, appender, seen: RefCell::default(), changed: Notify::new() });
+        owner.take_checkpoint(false).await?;
+        Ok(owner)
+    }
+
+    /// Appends an entry as users do, and waits until it has committed or was refused.
+    pub async fn append(&self, item: Item) {
+        let ended = || self.seen.borrow().committed.len() + self.seen.borrow().refused.len();
+        let before = ended();
+        lane::push(self, 0, item);
+        self.kit.events.work.notify_one();
+        while ended() == before {
+            self.changed.notified().await;
+        }
+    }
+
+    /// Ends the lanes.
+    pub async fn close(&self) {
+        self.kit.begin_closing();
+        self.kit.tasks.ended().await;
+    }
+}
+
+impl Owner for Bare {
+    type Entry = Item;
+    type Name = ();
+
+    fn kit(&self) -> &Rc<Kit> {
+        &self.kit
+    }
+
+    fn appender(&self) -> &Appender<Item> {
+        &self.appender
+    }
+
+    fn commit(&self, entries: &[Item], zone: u32, mut position: u32) {
+        for entry in entries {
+            self.seen.borrow_mut().committed.push((zone, position, entry.sums()));
+            self.kit.pool.add_live(zone, entry.blocks());
+            position += entry.blocks();
+        }
+        self.changed.notify_all();
+    }
+
+    fn refuse(&self, _entry: &Item, error: &Error) {
+        self.seen.borrow_mut().refused.push(error.clone());
+        self.changed.notify_all();
+    }
+
+    fn answer(&self, entry: &mut Item, error: &Error) {
+        self.refuse(entry, error);
+    }
+
+    fn note_sums(&self, zone: u32, position: u32, sums: &[u32]) {
+        self.seen.borrow_mut().sums.push((zone, position, sums.to_vec()));
+    }
+
+    fn checkpoint_cost(&self) -> u64 {
+        2
+    }
+
+    fn checkpoint_zones(&self) -> u32 {
+        1
+    }
+
+    async fn take_checkpoint(self: &Rc<Self>, clean: bool) -> Result<()> {
+        checkpoint::take(self, async || {
+            let cut = Cut::now(&self.kit);
+            checkpoint::commit(self, cut, &[], clean).await
+        })
+        .await
+    }
+
+    async fn live(&self, _victim: &Victim) -> Result<Vec<Piece<()>>> {
+        Ok(Vec::new())
+    }
+
+    fn still_live(&self, _victim: &Victim, _piece: &Piece<()>, _visit: &mut dyn FnMut(u32, u32)) {}
+
+    async fn relocate(
+        self: &Rc<Self>,
+        _victim: &Victim,
+        _class: u8,
+        _pieces: Vec<(Piece<()>, Data)>,
+        _mover: &mut Mover,
+    ) -> Result<()> {
+        Ok(())
+    }
+}
+
+/// Zones of this size on a disk in memory.
+pub async fn zones(zones: u64, zone_size: u64, max_open: u32) -> Result<Arc<dyn ZonesPart>> {
+    zones_on(Arc::new(RamPart::new((zones + 1) * zone_size, BlockSize::default())?), zone_size, max_open)
+        .await
+}
+
+/// Zones of this size on a disk.
+pub async fn zones_on(
+    disk: Arc<dyn DevicePart>,
+    zone_size: u64,
+    max_open: u32,
+) -> Result<Arc<dyn ZonesPart>> {
+    let options = zones::on_device::Options {
+        format: true,
+        zone_size: Some(zone_size),
+        max_open,
+        ..Default::default()
+    };
+    Ok(Arc::new(zones::OnDevice::open(disk, options).await?))
+}
+
+/// Runs a test on one shard.
+pub fn run<T: Send + 'static, Fut: Future<Output = Result<T>> + 'static>(
+    main: impl FnOnce() -> Fut + Send + 'static,
+) -> T {
+    runtime::run(runtime::Config::default(), main)
+        .expect("the runtime starts")
+        .unwrap_or_else(|error| panic!("{error}"))
+}
