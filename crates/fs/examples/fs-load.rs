@@ -2,10 +2,11 @@
 //!
 //! ```text
 //! fs-load --image=PATH [--format=BYTES] [--zone_size=BYTES] [--rw=write] [--bs=BYTES] [--iodepth=N] [--size=BYTES] [--jobs=N]
-//!         [--runtime=SECONDS] [--ramp_time=SECONDS] [--log=PATH]
+//!         [--lanes=N] [--runtime=SECONDS] [--ramp_time=SECONDS]
 //! ```
 //!
-//! The image is a file, opened with O_DIRECT; with `--format` it is made anew, of that size. `--rw`:
+//! The image is a file, opened with O_DIRECT; with `--format` the file system is made anew, of that size. `--lanes` appends are in
+//! flight at a time. `--rw`:
 //! - `write`, `randwrite`, `read`, `randread`: on one file of `--size` bytes for each of `--jobs`, `--iodepth` requests in flight on each. The
 //!   file is written first, where it isn't there; `write` begins again at its end.
 //! - `append`: files grow by requests that name no offset; a full one is cut off.
@@ -38,6 +39,7 @@ struct Job {
     size: u64,
     runtime: Duration,
     ramp_time: Duration,
+    lanes: u32,
 }
 
 impl Job {
@@ -53,6 +55,7 @@ impl Job {
             size: 1 << 30,
             runtime: Duration::from_secs(5),
             ramp_time: Duration::ZERO,
+            lanes: Settings::default().appends_in_flight,
         };
         for argument in arguments {
             let unknown = || Error::invalid(format!("{argument}: unknown; see the head of the program"));
@@ -75,6 +78,7 @@ impl Job {
                 "jobs" => job.jobs = number()?,
                 "size" => job.size = number()?,
                 "runtime" => job.runtime = seconds()?,
+                "lanes" => job.lanes = number()? as u32,
                 "ramp_time" => job.ramp_time = seconds()?,
                 _ => return Err(unknown()),
             }
@@ -126,7 +130,9 @@ impl Clock {
 
 async fn open(job: &Job) -> Result<FileSystem> {
     if let Some(size) = job.format {
-        let file = std::fs::File::create(&job.image).and_then(|file| file.set_len(size));
+        // What is there stays allocated.
+        let file = std::fs::File::options().create(true).truncate(false).write(true).open(&job.image);
+        let file = file.and_then(|file| file.set_len(size));
         file.map_err(|error| Error::from_io(&error, &format!("making {}", job.image)))?;
     }
     let registry = Registry::new(vec![&disks::file::KIND]);
@@ -141,9 +147,10 @@ async fn open(job: &Job) -> Result<FileSystem> {
         ..Default::default()
     };
     let zones = Arc::new(zones::OnDevice::open(device, options).await?);
+    let settings = Settings { appends_in_flight: job.lanes, ..Settings::default() };
     match job.format {
-        Some(_) => FileSystem::format(zones, Properties::default(), &Settings::default()).await,
-        None => FileSystem::open(zones, &Settings::default()).await,
+        Some(_) => FileSystem::format(zones, Properties::default(), &settings).await,
+        None => FileSystem::open(zones, &settings).await,
     }
 }
 

@@ -130,7 +130,7 @@ pub fn kit_settings(settings: &Settings, layout: &logkit::Layout) -> logkit::Set
         low_watermark: 0.05,
         high_watermark: 0.2,
         most_steps: u64::MAX,
-        prepare_zones: false,
+        prepare_zones: true,
     }
 }
 

@@ -7,7 +7,7 @@ use crate::core::{Core, Settings};
 use crate::directory::Entry;
 use crate::format::Properties;
 use crate::inode::{FileType, Inode, InodeNumber, ROOT};
-use crate::namespace::{New, Renaming};
+use crate::namespace::{self, New, Renaming};
 use crate::node::Node;
 use crate::operations::Statistics;
 use crate::recovery;
@@ -164,6 +164,7 @@ impl FileSystem {
         let path = path.to_owned();
         self.with(move |core| async move {
             let (directory, name) = parent(&core, &path)?;
+            let name = name.to_vec();
             work(core, directory, name).await
         })
         .await
@@ -177,21 +178,21 @@ impl FileSystem {
         let path = path.to_owned();
         let open = move |core: Rc<Core>| async move {
             let (directory, name) = parent(&core, &path)?;
-            let is_link = match core.lookup(directory, &name) {
-                Ok(found) => core.inode(found)?.file_type() == FileType::Link && !options.create_new,
-                Err(Error::NotFound(_)) if options.create || options.create_new => {
+            let inode = match core.find(directory, name)? {
+                None if options.create || options.create_new => {
                     let mode = if options.mode == 0 { 0o644 } else { options.mode };
                     let new = New { mode: FileType::Regular as u32 | mode, ..New::default() };
-                    let inode = core.create(directory, &name, &new).await?;
-                    core.open(inode)?;
+                    let inode = core.create(directory, name, &new).await?;
+                    core.open_present(inode);
                     return Ok(inode);
                 }
-                Err(error) => return Err(error),
+                None => return Err(namespace::missing(directory, name)),
+                Some(_) if options.create_new => {
+                    return Err(Error::already_exists(format!("\"{path}\" is there already")));
+                }
+                Some((_, FileType::Link)) => resolve(&core, &path)?,
+                Some((inode, _)) => inode,
             };
-            if options.create_new {
-                return Err(Error::already_exists(format!("\"{path}\" is there already")));
-            }
-            let inode = if is_link { resolve(&core, &path)? } else { core.lookup(directory, &name)? };
             let file = core.inode(inode)?;
             if file.is_directory() {
                 return Err(Error::from_errno(libc::EISDIR, format!("\"{path}\" is a directory")));
@@ -252,9 +253,9 @@ impl FileSystem {
         let (old, new) = (old.to_owned(), new.to_owned());
         self.with(|core| async move {
             let (from, old_name) = parent(&core, &old)?;
-            let inode = core.lookup(from, &old_name)?;
+            let inode = core.lookup(from, old_name)?;
             let (directory, name) = parent(&core, &new)?;
-            core.link(inode, directory, &name).await
+            core.link(inode, directory, name).await
         })
         .await
     }
@@ -284,7 +285,7 @@ impl FileSystem {
         let (old, new) = (old.to_owned(), new.to_owned());
         self.with(move |core| async move {
             let ((from, old_name), (to, new_name)) = (parent(&core, &old)?, parent(&core, &new)?);
-            core.rename((from, &old_name), (to, &new_name), renaming).await
+            core.rename((from, old_name), (to, new_name), renaming).await
         })
         .await
     }
@@ -437,41 +438,70 @@ impl File {
 }
 
 /// Directory and name that a path ends with.
-fn parent(core: &Core, path: &str) -> Result<(InodeNumber, Vec<u8>)> {
+fn parent<'a>(core: &Core, path: &'a str) -> Result<(InodeNumber, &'a [u8])> {
     let trimmed = path.trim_end_matches('/');
     let (directory, name) = trimmed.rsplit_once('/').unwrap_or(("", trimmed));
-    let at = resolve(core, directory)?;
-    match core.inode(at)?.is_directory() {
-        true => Ok((at, name.as_bytes().to_vec())),
-        false => Err(Error::from_errno(libc::ENOTDIR, format!("\"{directory}\" isn't a directory"))),
+    match walk(core, directory)? {
+        (at, FileType::Directory) => Ok((at, name.as_bytes())),
+        _ => Err(Error::from_errno(libc::ENOTDIR, format!("\"{directory}\" isn't a directory"))),
     }
 }
 
 /// The file that a path names. It begins at the root, with or without a slash.
 fn resolve(core: &Core, path: &str) -> Result<InodeNumber> {
+    walk(core, path).map(|(inode, _)| inode)
+}
+
+/// The file that a path names, and its type.
+fn walk(core: &Core, path: &str) -> Result<(InodeNumber, FileType)> {
     if path.len() >= MOST_PATH {
         let long = format!("a path of {} bytes; expected at most {MOST_PATH}", path.len());
         return Err(Error::from_errno(libc::ENAMETOOLONG, long));
     }
+    let mut at = (ROOT, FileType::Directory);
+    let mut names = path.split('/').filter(|name| !name.is_empty());
+    while let Some(name) = names.next() {
+        let Some(next) = core.find(at.0, name.as_bytes())? else {
+            return Err(namespace::missing(at.0, name.as_bytes()));
+        };
+        if next.1 == FileType::Link {
+            let rest: Vec<&str> = names.collect();
+            return follow(core, at.0, next.0, &rest.join("/"));
+        }
+        at = next;
+    }
+    Ok(at)
+}
+
+/// The file to which a symbolic link in a directory leads, and the rest of a path from there.
+fn follow(
+    core: &Core,
+    directory: InodeNumber,
+    link: InodeNumber,
+    rest: &str,
+) -> Result<(InodeNumber, FileType)> {
     let split = |path: &[u8]| -> Vec<Vec<u8>> {
         path.split(|byte| *byte == b'/').rev().filter(|name| !name.is_empty()).map(<[u8]>::to_vec).collect()
     };
-    let (mut at, mut rest, mut followed) = (ROOT, split(path.as_bytes()), 0);
-    while let Some(name) = rest.pop() {
-        let next = core.lookup(at, &name)?;
-        if core.inode(next)?.file_type() != FileType::Link {
-            at = next;
-            continue;
+    let (mut at, mut rest, mut followed) = ((directory, FileType::Directory), split(rest.as_bytes()), 0);
+    let mut link = Some(link);
+    loop {
+        if let Some(link) = link.take() {
+            followed += 1;
+            if followed > MOST_LINKS_FOLLOWED {
+                return Err(Error::from_errno(libc::ELOOP, "a path leads through too many symbolic links"));
+            }
+            let target = core.read_link(link)?;
+            if target.starts_with(b"/") {
+                at = (ROOT, FileType::Directory);
+            }
+            rest.extend(split(&target));
         }
-        followed += 1;
-        if followed > MOST_LINKS_FOLLOWED {
-            return Err(Error::from_errno(libc::ELOOP, format!("\"{path}\" leads through too many links")));
+        let Some(name) = rest.pop() else { return Ok(at) };
+        match core.find(at.0, &name)? {
+            None => return Err(namespace::missing(at.0, &name)),
+            Some((next, FileType::Link)) => link = Some(next),
+            Some(next) => at = next,
         }
-        let target = core.read_link(next)?;
-        if target.starts_with(b"/") {
-            at = ROOT;
-        }
-        rest.extend(split(&target));
     }
-    Ok(at)
 }

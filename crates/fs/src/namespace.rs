@@ -49,8 +49,9 @@ fn os(errno: i32, detail: String) -> Error {
     Error::from_errno(errno, detail)
 }
 
+/// Error for a name that isn't there.
 #[cold]
-fn missing(directory: InodeNumber, name: &[u8]) -> Error {
+pub(crate) fn missing(directory: InodeNumber, name: &[u8]) -> Error {
     Error::not_found(format!("there is no \"{}\" in directory {directory}", show(name)))
 }
 
@@ -80,19 +81,28 @@ fn directory_of(metadata: &Metadata, directory: InodeNumber) -> Result<Inode> {
     }
 }
 
-/// Looks a name up.
+/// Looks a name up; `None` if it isn't there.
 ///
 /// # Errors
-/// [`Error::NotFound`], ENOTDIR, ENAMETOOLONG.
-pub fn lookup(metadata: &Metadata, directory: InodeNumber, name: &[u8]) -> Result<Found> {
+/// ENOTDIR, ENAMETOOLONG; ESTALE.
+pub fn find(metadata: &Metadata, directory: InodeNumber, name: &[u8]) -> Result<Option<Found>> {
     if name.len() > MOST_NAME {
         check_name(name)?;
     }
-    let inode = metadata.inode(directory)?;
-    if !inode.is_directory() {
+    let found = directory::find(&metadata.tree, directory, name)?;
+    // What has names is a directory.
+    if found.is_none() && !metadata.inode(directory)?.is_directory() {
         return Err(os(libc::ENOTDIR, format!("inode {directory} isn't a directory")));
     }
-    directory::find(&metadata.tree, directory, name)?.ok_or_else(|| missing(directory, name))
+    Ok(found)
+}
+
+/// Looks a name up.
+///
+/// # Errors
+/// [`Error::NotFound`]; as [`find`].
+pub fn lookup(metadata: &Metadata, directory: InodeNumber, name: &[u8]) -> Result<Found> {
+    find(metadata, directory, name)?.ok_or_else(|| missing(directory, name))
 }
 
 /// The times of an inode whose data changes, and other attributes of it.

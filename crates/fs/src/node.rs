@@ -22,6 +22,8 @@ pub struct Node {
     pub end: Cell<u64>,
     /// Appends in flight.
     pub appends: Cell<u32>,
+    /// It may be an inode without names, which is removed when it is closed.
+    pub has_lost_names: Cell<bool>,
     /// Number of the last operation on it.
     pub ticket: Cell<u64>,
 }
@@ -74,6 +76,7 @@ impl Nodes {
             opens: Cell::new(0),
             end: Cell::new(0),
             appends: Cell::new(0),
+            has_lost_names: Cell::new(false),
             ticket: Cell::new(0),
         });
         let mut nodes = self.nodes.borrow_mut();

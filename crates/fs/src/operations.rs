@@ -5,7 +5,7 @@ use crate::attributes;
 use crate::change::{Attributes, Change, Changes};
 use crate::core::{Core, now};
 use crate::data::{Cut, end_of};
-use crate::directory::{self, Entry, Found};
+use crate::directory::{self, Entry};
 use crate::extents::extents;
 use crate::format::BLOCK;
 use crate::inode::{FileType, Inode, InodeNumber, ROOT};
@@ -56,11 +56,28 @@ impl Core {
     /// # Errors
     /// [`Error::NotFound`], ENOTDIR, ENAMETOOLONG.
     pub fn lookup(&self, directory: InodeNumber, name: &[u8]) -> Result<InodeNumber> {
+        match self.find(directory, name)? {
+            Some((inode, _)) => Ok(inode),
+            None => Err(namespace::missing(directory, name)),
+        }
+    }
+
+    /// Looks a name up: the file and its type, if it is there.
+    ///
+    /// # Errors
+    /// ENOTDIR, ENAMETOOLONG.
+    pub fn find(&self, directory: InodeNumber, name: &[u8]) -> Result<Option<(InodeNumber, FileType)>> {
         let metadata = self.metadata.borrow();
         match name {
-            b"." => metadata.inode(directory).map(|_| directory),
-            b".." => metadata.inode(directory).map(|inode| inode.parent.max(ROOT)),
-            _ => namespace::lookup(&metadata, directory, name).map(|Found { inode, .. }| inode),
+            b"." => metadata.inode(directory).map(|_| Some((directory, FileType::Directory))),
+            b".." => {
+                let parent = metadata.inode(directory)?.parent.max(ROOT);
+                Ok(Some((parent, FileType::Directory)))
+            }
+            _ => {
+                let found = namespace::find(&metadata, directory, name)?;
+                Ok(found.and_then(|found| Some((found.inode, FileType::of(u32::from(found.code) << 12)?))))
+            }
         }
     }
 
@@ -90,8 +107,8 @@ impl Core {
             Ok((metadata.next_inode, changes))
         };
         let (inode, ticket) = self.change(decide).await?;
-        let node = self.nodes.get(inode);
-        node.opened();
+        let node = self.open_present(inode);
+        node.has_lost_names.set(true);
         node.note(ticket);
         Ok(node)
     }
@@ -145,10 +162,12 @@ impl Core {
     pub async fn remove_directory(self: &Rc<Self>, directory: InodeNumber, name: &[u8]) -> Result<()> {
         let decide = |metadata: &Metadata| {
             let stays = |inode| self.stays(metadata, inode);
-            Ok(((), namespace::remove_directory(metadata, directory, name, stays, now())?))
+            let inode = namespace::lookup(metadata, directory, name)?.inode;
+            Ok((inode, namespace::remove_directory(metadata, directory, name, stays, now())?))
         };
-        let ((), ticket) = self.change(decide).await?;
+        let (inode, ticket) = self.change(decide).await?;
         self.note(&[directory], ticket);
+        self.remove_unused(inode);
         Ok(())
     }
 
@@ -214,20 +233,30 @@ impl Core {
     /// ESTALE.
     pub fn open(&self, inode: InodeNumber) -> Result<Rc<Node>> {
         self.metadata.borrow().inode(inode)?;
+        Ok(self.open_present(inode))
+    }
+
+    /// Opens a file that is there.
+    pub(crate) fn open_present(&self, inode: InodeNumber) -> Rc<Node> {
         let node = self.nodes.get(inode);
         node.opened();
-        Ok(node)
+        node
     }
 
     /// Closes a file that was [opened](Self::open).
     pub fn close(self: &Rc<Self>, node: &Rc<Node>) {
-        if node.closed() {
+        // It may have lost its names while it was open.
+        if node.closed() && node.has_lost_names.get() {
             self.remove_unused(node.inode);
         }
     }
 
     /// Removes an inode that has no names and isn't open, in the background.
     fn remove_unused(self: &Rc<Self>, inode: InodeNumber) {
+        if let Some(node) = self.nodes.find(inode).filter(|node| node.is_open()) {
+            node.has_lost_names.set(true);
+            return;
+        }
         let is_unused = move |core: &Core| {
             let metadata = core.metadata.borrow();
             metadata.tree.get(&orphan(inode)).is_some() && !core.nodes.is_open(inode)
