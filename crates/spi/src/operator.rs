@@ -5,7 +5,8 @@
 //! | `power off`, `power on`, `power MILLIVOLTS` | removes, applies or sets the supply |
 //! | `pin wp low`, `pin wp high`, `pin hold low`, … | drives WP#, or HOLD#/RESET# |
 //! | `dump OFFSET LENGTH` | returns bytes of the array as stored, in hexadecimal, at most [`MOST_DUMPED`] |
-//! | `trace text`, `trace json`, `trace vcd` | returns the traced transactions |
+//! | `trace text`, `trace json`, `trace vcd` | returns the oldest traced transactions, about [`TRACE_PIECE`] bytes of them |
+//! | `trace FORM NEXT END` | returns the transactions after those of an answer with this `next` and `end` |
 //! | `wear` | returns the erase counts, and bits that are stuck or unstable |
 //! | `sync` | writes what changed to the image, durably |
 //! | `age YEARS CELSIUS RATE` | lets programmed cells lose charge |
@@ -20,14 +21,14 @@ use block::{Error, Result};
 use runtime::TaskGroup;
 use runtime::sync::StopSource;
 use serde_json::{Value, json};
-use spinor::{Aging, Pin};
+use spinor::{Aging, Pin, Waveform};
 use std::cell::RefCell;
 use std::rc::Rc;
 
 /// Largest number of bytes that one `dump` returns.
 pub const MOST_DUMPED: u32 = 1 << 20;
-/// Largest answer to `trace`, in bytes.
-const LONGEST_TRACE: usize = 8 << 20;
+/// Bytes of text after which an answer to `trace` ends. The last transaction in it may go beyond.
+pub const TRACE_PIECE: usize = 1 << 20;
 /// Clock period of the waveform in nanoseconds.
 const VCD_PERIOD: u64 = 50;
 
@@ -115,7 +116,8 @@ impl Station {
                 board.set_pin(pin, high);
             }
             ["dump", offset, length] => return dump(&mut board, offset, length),
-            ["trace", form] => return trace(&mut board, form),
+            ["trace", form] => return trace(&mut board, form, "0", "0"),
+            ["trace", form, from, end] => return trace(&mut board, form, from, end),
             ["wear"] => return Ok(wear(&mut board)),
             ["rules"] => {
                 let rules = board.rules();
@@ -176,16 +178,21 @@ fn wrong(what: &str, value: &str, expected: &str) -> Error {
     Error::invalid(format!("{what} \"{value}\": unknown; expected {expected}"))
 }
 
-fn number(text: &str, what: &str, expected: &str) -> Result<u32> {
-    let parsed = match text.strip_prefix("0x").or(text.strip_prefix("0X")) {
-        Some(digits) => u32::from_str_radix(digits, 16),
-        None => text.parse(),
-    };
-    parsed.map_err(|_| wrong(what, text, expected))
+/// Reads a number, decimal or as `0x…`.
+pub fn parse_number(text: &str) -> Option<u64> {
+    match text.strip_prefix("0x").or(text.strip_prefix("0X")) {
+        Some(digits) => u64::from_str_radix(digits, 16).ok(),
+        None => text.parse().ok(),
+    }
+}
+
+fn number<T: TryFrom<u64>>(text: &str, what: &str, expected: &str) -> Result<T> {
+    let parsed = parse_number(text).and_then(|number| T::try_from(number).ok());
+    parsed.ok_or_else(|| wrong(what, text, expected))
 }
 
 fn dump(board: &mut Board, offset: &str, length: &str) -> Result<Value> {
-    let (from, length) =
+    let (from, length): (u32, u32) =
         (number(offset, "offset", "a number of bytes")?, number(length, "length", "a number of bytes")?);
     let memory = board.chip().memory();
     let end = u64::from(from) + u64::from(length);
@@ -198,35 +205,36 @@ fn dump(board: &mut Board, offset: &str, length: &str) -> Result<Value> {
     Ok(json!({ "offset": from, "hex": hex(&memory[from as usize..end as usize]) }))
 }
 
-/// Text with a bound: what is longer is refused by an error of `fmt`.
-struct Bounded(String);
-
-impl std::fmt::Write for Bounded {
-    fn write_str(&mut self, text: &str) -> std::fmt::Result {
-        if self.0.len() + text.len() > LONGEST_TRACE {
-            return Err(std::fmt::Error);
-        }
-        self.0.push_str(text);
-        Ok(())
-    }
-}
-
-fn trace(board: &mut Board, form: &str) -> Result<Value> {
+/// Returns a part of the trace: records from the number `from` on, at least one, up to [`TRACE_PIECE`] bytes.
+///
+/// `end` is the time at which the part of a waveform before it ended.
+fn trace(board: &mut Board, form: &str, from: &str, end: &str) -> Result<Value> {
+    let expected = "a number of an answer to trace";
+    let (from, end): (u64, u64) = (number(from, "record", expected)?, number(end, "time", expected)?);
     let chip = board.chip();
     let (trace, description) = (chip.trace(), chip.description());
-    let mut text = Bounded(String::new());
-    let written = match form {
-        "text" => trace.write_text(description, &mut text),
-        "json" => trace.write_json(description, &mut text),
-        "vcd" => trace.write_vcd(description, VCD_PERIOD, &mut text),
+    let numbers = trace.numbers();
+    let first = from.max(numbers.start);
+    let (mut text, mut next) = (String::new(), first);
+    let mut waveform = Waveform::resume(VCD_PERIOD, end);
+    let mut written = match (form, from) {
+        ("vcd", 0) => waveform.write_header(description, &mut text),
+        ("text" | "json" | "vcd", _) => Ok(()),
         _ => return Err(wrong("form", form, "text, json or vcd")),
     };
-    if written.is_err() {
-        return Err(Error::overflow(format!(
-            "trace: longer than {LONGEST_TRACE} bytes as {form}; expected less; serve with a smaller --trace"
-        )));
+    for record in trace.records_from(first) {
+        written = written.and_then(|()| match form {
+            "text" => record.write_text(description, &mut text),
+            "json" => record.write_json(description, &mut text),
+            _ => waveform.write(record, description, &mut text),
+        });
+        next += 1;
+        if text.len() >= TRACE_PIECE {
+            break;
+        }
     }
-    Ok(json!({ "text": text.0, "dropped": trace.dropped() }))
+    written.map_err(|error| Error::io(format!("trace as {form}: {error}")))?;
+    Ok(json!({ "text": text, "first": first, "next": next, "newest": numbers.end, "end": waveform.end() }))
 }
 
 fn wear(board: &mut Board) -> Value {

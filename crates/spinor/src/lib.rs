@@ -49,4 +49,4 @@ pub use faults::{Cut, Faults};
 pub use hal::Bus;
 #[cfg(feature = "embedded-storage")]
 pub use hal::{Nor, NorError};
-pub use trace::{Record, Trace};
+pub use trace::{Record, Trace, Waveform};

@@ -242,9 +242,5 @@ impl TraceForm {
 }
 
 fn number(text: &str) -> Result<u64, String> {
-    let parsed = match text.strip_prefix("0x").or(text.strip_prefix("0X")) {
-        Some(digits) => u64::from_str_radix(digits, 16),
-        None => text.parse(),
-    };
-    parsed.map_err(|_| "expected a number, decimal or as 0x…".to_owned())
+    spi::operator::parse_number(text).ok_or_else(|| "expected a number, decimal or as 0x…".to_owned())
 }

@@ -188,22 +188,38 @@ fn from_hex(text: &str) -> Vec<u8> {
     text.as_bytes().chunks_exact(2).map(|pair| digit(pair[0]) << 4 | digit(pair[1])).collect()
 }
 
-/// Prints or writes the trace.
+/// Prints or writes the trace up to the newest transaction at the time of the call, piece by piece.
 ///
 /// # Errors
-/// No served chip, or several; a trace that is too long.
+/// No served chip, or several; those of writing.
 pub fn trace(chip: &ServedChip, form: TraceForm, out: Option<&Path>) -> Result<(), Failure> {
-    let answer = tell(&mut find(chip)?, format!("trace {}", form.word()))?;
-    let text = answer["text"].as_str().unwrap_or("");
+    let mut client = find(chip)?;
     let mut output = output(out)?;
-    written(output.write_all(text.as_bytes()).and_then(|()| output.flush()))?;
-    match answer["dropped"].as_u64() {
-        Some(dropped) if dropped > 0 => {
-            crate::output::say(&format!(
-                "{dropped} older transactions are not in the trace (see spi serve --trace)"
-            ));
+    let (mut next, mut end, mut newest, mut missing) = (0, 0, None, 0);
+    loop {
+        let answer = tell(&mut client, format!("trace {} {next} {end}", form.word()))?;
+        let number = |key: &str| {
+            let wrong =
+                || Failure::World(format!("the server's answer to trace has no number \"{key}\"; restart it"));
+            answer[key].as_u64().ok_or_else(wrong)
+        };
+        if !written(output.write_all(answer["text"].as_str().unwrap_or("").as_bytes()))? {
+            return Ok(());
         }
-        _ => {}
+        // Transactions that made way for newer ones before they were fetched.
+        missing += number("first")?.saturating_sub(next);
+        let newest = *newest.get_or_insert(number("newest")?);
+        let after = number("next")?;
+        if after >= newest || after <= next {
+            break;
+        }
+        (next, end) = (after, number("end")?);
+    }
+    written(output.flush())?;
+    if missing > 0 {
+        crate::output::say(&format!(
+            "{missing} transactions are not in the trace, because newer ones took their place (see spi serve --trace)"
+        ));
     }
     Ok(())
 }

@@ -4,6 +4,7 @@ use crate::common::{Programmer, any_port, operation, run, station};
 use block::{Buffer, Data, Durability, Error};
 use runtime::file::{File, OpenOptions};
 use runtime::net::Address;
+use spi::operator::TRACE_PIECE;
 use spi::{Server, Time};
 use std::time::Duration;
 
@@ -169,6 +170,8 @@ fn operators_drive_pins_and_look_at_the_chip() {
             "dump 0 99999999",
             "dump x 1",
             "trace svg",
+            "trace text 0",
+            "trace text x 0",
             "age -1 2 3",
         ] {
             assert!(matches!(station.answer(text).await, Err(Error::Invalid(_))), "{text}");
@@ -230,6 +233,45 @@ fn a_port_in_use_is_an_error_that_names_it() {
         assert!(error.contains(&taken.to_string()) && error.contains("choose another"), "{error}");
         assert!(!folder.path().join("s.sock").exists(), "what was opened before is closed");
         assert!(Server::start(station.board().clone(), &[any_port()], false).await.is_ok());
+        station.close().await.unwrap();
+    });
+}
+
+#[test]
+fn a_trace_of_any_size_is_fetched_in_pieces() {
+    run(|| async {
+        let station = station("W25Q128JV", Time::Fast(0), "").await;
+        let programmer = Programmer::connect(&station).await;
+        for n in 0..3000u32 {
+            let [_, a, b, c] = n.to_be_bytes();
+            programmer.spi(&[0x03, a, b, c], 16).await;
+        }
+        for form in ["text", "json", "vcd"] {
+            let whole = {
+                let mut board = station.board().borrow_mut();
+                let (chip, mut text) = (board.chip(), String::new());
+                match form {
+                    "text" => chip.trace().write_text(chip.description(), &mut text).unwrap(),
+                    "json" => chip.trace().write_json(chip.description(), &mut text).unwrap(),
+                    _ => chip.trace().write_vcd(chip.description(), 50, &mut text).unwrap(),
+                }
+                text
+            };
+            let (mut text, mut next, mut end, mut pieces) = (String::new(), 0, 0, 0);
+            while next < 3000 {
+                let answer = station.answer(&format!("trace {form} {next} {end}")).await.unwrap();
+                let piece = answer["text"].as_str().unwrap();
+                assert!(piece.len() < TRACE_PIECE + (64 << 10), "{form}: {}", piece.len());
+                text.push_str(piece);
+                assert_eq!((&answer["first"], &answer["newest"]), (&next.into(), &3000.into()));
+                (next, end) = (answer["next"].as_u64().unwrap(), answer["end"].as_u64().unwrap());
+                pieces += 1;
+            }
+            assert!(text == whole, "{form}");
+            assert_eq!(pieces > 4, form == "vcd", "{form}: {pieces} pieces of {}", whole.len());
+        }
+        let rest = station.answer("trace text 3000 0").await.unwrap();
+        assert_eq!((&rest["text"], &rest["next"]), (&"".into(), &3000.into()));
         station.close().await.unwrap();
     });
 }
