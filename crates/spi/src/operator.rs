@@ -14,14 +14,14 @@
 //!
 //! A status and a `sync` end after the image is durable.
 
-use crate::board::{Board, hex};
-use crate::image::{ImageFile, WRITE_INTERVAL};
+use crate::board::Board;
+use crate::image::{ImageFile, WRITE_INTERVAL, next_interval};
 use crate::server::Server;
 use block::{Error, Result};
 use runtime::TaskGroup;
 use runtime::sync::StopSource;
 use serde_json::{Value, json};
-use spinor::{Aging, Pin, Waveform};
+use spinor::{Aging, Pin, Waveform, hex};
 use std::cell::RefCell;
 use std::rc::Rc;
 
@@ -33,7 +33,7 @@ pub const TRACE_PIECE: usize = 1 << 20;
 const VCD_PERIOD: u64 = 50;
 
 /// A served chip: board, image and server together.
-pub struct Station {
+pub struct ServedChip {
     board: Rc<RefCell<Board>>,
     image: Option<Rc<ImageFile>>,
     server: Server,
@@ -41,23 +41,25 @@ pub struct Station {
     writer: TaskGroup,
 }
 
-impl Station {
+impl ServedChip {
     /// Brings a chip into service: its image is written in the background from now on.
-    pub fn new(board: Rc<RefCell<Board>>, image: Option<ImageFile>, server: Server) -> Station {
+    pub fn new(board: Rc<RefCell<Board>>, image: Option<ImageFile>, server: Server) -> ServedChip {
         let image = image.map(Rc::new);
         let (stop, writer) = (StopSource::new(), TaskGroup::default());
         if let Some(image) = image.clone() {
             let (board, token) = (board.clone(), stop.token());
             writer
                 .spawn(async move {
-                    while token.unless_stopped(runtime::sleep(WRITE_INTERVAL)).await.is_some() {
-                        // The error is kept in the image, and told by a status and at the end.
-                        let _ = image.sync(&board).await;
+                    let mut interval = WRITE_INTERVAL;
+                    while token.unless_stopped(runtime::sleep(interval)).await.is_some() {
+                        // The error is kept in the image, and reported by a status and at the end.
+                        let synced = image.sync(&board).await;
+                        interval = next_interval(interval, synced.is_err());
                     }
                 })
                 .detach();
         }
-        Station { board, image, server, stop, writer }
+        ServedChip { board, image, server, stop, writer }
     }
 
     /// Returns the server.
@@ -121,7 +123,7 @@ impl Station {
             ["wear"] => return Ok(wear(&mut board)),
             ["rules"] => {
                 let rules = board.rules();
-                return Ok(json!({ "violations": rules.violations(), "told": rules.told() }));
+                return Ok(json!({ "violations": rules.violations(), "reported": rules.reported() }));
             }
             ["age", years, celsius, rate] => {
                 let real = |text: &str, what| {
@@ -138,9 +140,12 @@ impl Station {
             }
             ["sync"] => {
                 drop(board);
-                if let Some(image) = &self.image {
-                    image.sync(&self.board).await?;
-                }
+                let Some(image) = &self.image else {
+                    return Err(Error::invalid(
+                        "sync: the chip is in memory only; expected one with an image; serve it with --image FILE",
+                    ));
+                };
+                image.sync(&self.board).await?;
                 return Ok(json!({}));
             }
             _ => return Err(wrong("request", text, "power, pin, dump, trace, wear, rules, age or sync")),
@@ -149,28 +154,34 @@ impl Station {
         Ok(json!({ "state": state }))
     }
 
-    /// Disconnects all programmers, lets a running operation end, switches the chip off and makes the image durable. Returns the
-    /// violations of the rules.
-    ///
-    /// # Errors
-    /// Those of writing the image and of removing the files of sockets.
-    pub async fn close(self) -> Result<Vec<String>> {
+    /// Disconnects all programmers, lets running and suspended operations end, switches the chip off and makes the image durable.
+    pub async fn close(self) -> Closed {
         let stopped = self.server.stop().await;
         self.stop.stop();
         self.writer.ended().await;
         self.board.borrow_mut().shut_down();
-        if let Some(image) = &self.image {
-            image.sync(&self.board).await?;
-        }
-        stopped?;
+        let synced = match &self.image {
+            Some(image) => image.sync(&self.board).await,
+            None => Ok(()),
+        };
         let board = self.board.borrow();
-        let mut told = board.rules().told().to_vec();
-        let more = board.rules().violations() - told.len() as u64;
+        let mut violations = board.rules().reported().to_vec();
+        let more = board.rules().violations() - violations.len() as u64;
         if more > 0 {
-            told.push(format!("{more} further violations"));
+            violations.push(format!("{more} further violations"));
         }
-        Ok(told)
+        Closed { violations, errors: [synced.err(), stopped.err()].into_iter().flatten().collect() }
     }
+}
+
+/// Outcome of closing a served chip.
+#[derive(Debug)]
+#[must_use]
+pub struct Closed {
+    /// Violations of the rules.
+    pub violations: Vec<String>,
+    /// Errors of writing the image, then those of removing the files of sockets.
+    pub errors: Vec<Error>,
 }
 
 fn wrong(what: &str, value: &str, expected: &str) -> Error {
@@ -202,7 +213,7 @@ fn dump(board: &mut Board, offset: &str, length: &str) -> Result<Value> {
             memory.len()
         )));
     }
-    Ok(json!({ "offset": from, "hex": hex(&memory[from as usize..end as usize]) }))
+    Ok(json!({ "offset": from, "hex": hex::text(&memory[from as usize..end as usize], "") }))
 }
 
 /// Returns a part of the trace: records from the number `from` on, at least one, up to [`TRACE_PIECE`] bytes.

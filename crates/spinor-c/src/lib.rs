@@ -544,7 +544,9 @@ pub unsafe extern "C" fn spinor_register(chip: *mut spinor_chip, name: *const c_
 /// Returns why the last transaction was ignored, in words that are never freed; NULL if it wasn't.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn spinor_refusal(chip: *mut spinor_chip) -> *const c_char {
-    with(chip, std::ptr::null(), |chip| chip.last_refusal().map_or(std::ptr::null(), |refusal| refusal.c_words().as_ptr()))
+    with(chip, std::ptr::null(), |chip| {
+        chip.last_refusal().map_or(std::ptr::null(), |refusal| refusal.c_words().as_ptr())
+    })
 }
 
 /// Keeps the last transactions for spinor_trace(); 0 keeps none.

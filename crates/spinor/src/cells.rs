@@ -358,9 +358,11 @@ mod tests {
             let mut cells = before.clone();
             let mut changed = Vec::new();
             let aged = unworn(cells.len());
-            let lost = aged.age(&mut cells, 4096, year(rate), 100_000, &mut random, |range| changed.push(range));
+            let lost =
+                aged.age(&mut cells, 4096, year(rate), 100_000, &mut random, |range| changed.push(range));
             assert!(before.iter().zip(&cells).all(|(before, after)| before & !after == 0), "rate {rate}");
-            let flipped: u32 = before.iter().zip(&cells).map(|(before, after)| (before ^ after).count_ones()).sum();
+            let flipped: u32 =
+                before.iter().zip(&cells).map(|(before, after)| (before ^ after).count_ones()).sum();
             assert_eq!(u64::from(flipped), lost, "rate {rate}");
             let expected = programmed_bits(&before) as f64 * rate;
             assert!((lost as f64 - expected).abs() <= 4.0, "rate {rate}: {lost}, expected {expected}");

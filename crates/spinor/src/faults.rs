@@ -36,7 +36,9 @@ pub struct Faults {
 impl Faults {
     /// Returns whether single bytes of the bus must be looked at.
     pub(crate) fn touches_bytes(&self) -> bool {
-        self.flip_in > 0.0 || self.flip_out > 0.0 || self.cuts.iter().any(|cut| matches!(cut, Cut::BusByte(_)))
+        self.flip_in > 0.0
+            || self.flip_out > 0.0
+            || self.cuts.iter().any(|cut| matches!(cut, Cut::BusByte(_)))
     }
 
     /// Counts a byte on the bus. Returns whether a cut strikes before it.

@@ -32,6 +32,7 @@ mod description;
 mod faults;
 #[cfg(any(feature = "embedded-hal", feature = "embedded-storage"))]
 mod hal;
+pub mod hex;
 mod random;
 pub mod sfdp;
 mod trace;

@@ -2,6 +2,7 @@
 
 use crate::chip::{Refusal, State};
 use crate::description::Description;
+use crate::hex;
 use serde_json::json;
 use std::collections::VecDeque;
 use std::fmt::{self, Write};
@@ -78,7 +79,7 @@ impl Record {
             write!(out, " read {}", self.sent)?;
         }
         if self.sampled > 0 {
-            write!(out, " [{}]", hex(self.data()))?;
+            write!(out, " [{}]", hex::text(self.data(), " "))?;
         }
         if self.overwrites > 0 {
             write!(out, " overwrites {}", self.overwrites)?;
@@ -101,7 +102,7 @@ impl Record {
             "address": self.address,
             "written": self.received,
             "read": self.sent,
-            "data": hex(self.data()),
+            "data": hex::text(self.data(), " "),
             "refused": self.refusal.map(Refusal::words),
             "overwrites": self.overwrites,
             "clocks": self.clocks,
@@ -110,11 +111,6 @@ impl Record {
         });
         writeln!(out, "{line}")
     }
-}
-
-fn hex(bytes: &[u8]) -> String {
-    let words: Vec<String> = bytes.iter().map(|byte| format!("{byte:02x}")).collect();
-    words.join(" ")
 }
 
 /// The last transactions of a chip.

@@ -52,7 +52,7 @@ pub enum SpiVerb {
     /// Show a served chip: state, registers, counters, wear; its image is durable then
     Status {
         #[command(flatten)]
-        chip: ServedChip,
+        chip: ServerChoice,
         /// Print as JSON
         #[arg(long)]
         json: bool,
@@ -66,7 +66,7 @@ pub enum SpiVerb {
         /// off, on, or the supply in millivolts
         supply: String,
         #[command(flatten)]
-        chip: ServedChip,
+        chip: ServerChoice,
     },
     /// Drive a pin of a served chip
     #[command(after_help = "Examples:
@@ -78,7 +78,7 @@ pub enum SpiVerb {
         /// low or high
         level: String,
         #[command(flatten)]
-        chip: ServedChip,
+        chip: ServerChoice,
     },
     /// Print the array of a served chip as its cells are, without faults of reading
     #[command(after_help = "Examples:
@@ -86,7 +86,7 @@ pub enum SpiVerb {
   siltstone spi dump --raw --out cells.bin")]
     Dump {
         #[command(flatten)]
-        chip: ServedChip,
+        chip: ServerChoice,
         /// Start at this byte
         #[arg(long, value_name = "BYTE", default_value = "0", value_parser = number)]
         offset: u64,
@@ -103,7 +103,7 @@ pub enum SpiVerb {
     /// Print the last transactions of a served chip
     Trace {
         #[command(flatten)]
-        chip: ServedChip,
+        chip: ServerChoice,
         /// Choose the form
         #[arg(long, value_name = "FORM", default_value = "text")]
         form: TraceForm,
@@ -114,7 +114,7 @@ pub enum SpiVerb {
     /// Show how often the sectors of a served chip were erased, and which bits are worn or unstable
     Wear {
         #[command(flatten)]
-        chip: ServedChip,
+        chip: ServerChoice,
         /// Print as JSON
         #[arg(long)]
         json: bool,
@@ -128,7 +128,7 @@ The model: the rate is the fraction of programmed bits that an unworn sector los
         /// Years
         years: f64,
         #[command(flatten)]
-        chip: ServedChip,
+        chip: ServerChoice,
         /// Set the temperature in degrees Celsius
         #[arg(long, default_value_t = 55.0, allow_negative_numbers = true)]
         celsius: f64,
@@ -139,7 +139,7 @@ The model: the rate is the fraction of programmed bits that an unworn sector los
     /// Write everything that a served chip holds to its image, durably
     Sync {
         #[command(flatten)]
-        chip: ServedChip,
+        chip: ServerChoice,
     },
 }
 
@@ -210,7 +210,7 @@ pub struct ChipChoice {
 
 /// Choice of a served chip.
 #[derive(Debug, Args)]
-pub struct ServedChip {
+pub struct ServerChoice {
     /// Image of the chip, if several are served
     #[arg(long, value_name = "FILE")]
     pub image: Option<PathBuf>,

@@ -1,8 +1,8 @@
 //! Stock flashrom on the chips, and beside it flashrom's own emulation of those that both know.
 
-use crate::common::{run, station};
+use crate::common::{close, run, station};
 use runtime::net::Address;
-use spi::{Station, Time};
+use spi::{ServedChip, Time};
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
@@ -62,7 +62,7 @@ impl Bench {
         Bench { flashrom, folder: tempfile::tempdir().unwrap(), programmer }
     }
 
-    fn at(flashrom: PathBuf, station: &Station) -> Bench {
+    fn at(flashrom: PathBuf, station: &ServedChip) -> Bench {
         let Address::Tcp(address) = &station.server().addresses()[0] else { panic!("a port") };
         Bench::on(flashrom, format!("serprog:ip={address}"))
     }
@@ -128,7 +128,7 @@ fn flashrom_identifies_erases_writes_verifies_and_reads() {
             assert!(station.board().borrow_mut().chip().memory().iter().all(|byte| *byte == 0xFF));
             let overwrites = station.board().borrow_mut().chip().counters().overwrites;
             assert_eq!(overwrites, 0, "flashrom erases before it writes");
-            station.close().await.unwrap();
+            close(station).await;
         }
     });
 }
@@ -145,7 +145,7 @@ fn flashrom_finds_that_a_chip_is_broken() {
         std::fs::write(bench.path("layout"), "000000:00ffff part\n").unwrap();
         let ran = bench.run(&["-c", "W25Q64JV-.Q", "-l", "layout", "-i", "part", "-w", "image"]).await;
         assert!(!ran.success, "{}", ran.said);
-        station.close().await.unwrap();
+        close(station).await;
     });
 }
 
@@ -172,7 +172,7 @@ fn write_protection_holds_against_flashrom() {
         Bench::assert_ok(&wp(&["--wp-range", "0,0"]).await);
         Bench::assert_ok(&wp(&["-E"]).await);
         assert_eq!(station.board().borrow_mut().chip().memory()[..2], [0xFF; 2]);
-        station.close().await.unwrap();
+        close(station).await;
     });
 }
 
@@ -219,7 +219,7 @@ fn the_dummy_programmer_answers_the_same() {
                 let image = std::fs::read(theirs.path("chip")).unwrap();
                 assert!(station.board().borrow_mut().chip().memory() == image, "{chip} {arguments:?}");
             }
-            station.close().await.unwrap();
+            close(station).await;
         });
     }
 }

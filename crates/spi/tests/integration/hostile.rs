@@ -1,6 +1,6 @@
 //! Programmers that break the protocol, or do not read.
 
-use crate::common::{Programmer, operation, run, station};
+use crate::common::{Programmer, close, operation, run, station};
 use proptest::prelude::*;
 use spi::serprog::{Action, LONGEST_REQUEST, MOST_READ, Session, Step};
 use spi::{MOST_PROGRAMMERS, Time};
@@ -51,7 +51,7 @@ fn a_programmer_that_reads_nothing_delays_nobody() {
         stuck.send(&flood).await;
         let other = Programmer::connect(&station).await;
         assert_eq!(other.spi(&[0x9F], 3).await, [0xEF, 0x40, 0x18]);
-        station.close().await.unwrap();
+        close(station).await;
     });
 }
 
@@ -73,6 +73,6 @@ fn further_programmers_are_refused_and_come_in_later() {
             runtime::yield_now().await;
         }
         assert_eq!(Programmer::connect(&station).await.spi(&[0x9F], 1).await, [0xEF]);
-        station.close().await.unwrap();
+        close(station).await;
     });
 }

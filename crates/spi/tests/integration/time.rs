@@ -1,7 +1,7 @@
 //! Busy times in real time against the table.
 #![allow(clippy::disallowed_methods)]
 
-use crate::common::{Programmer, run, station};
+use crate::common::{Programmer, close, run, station};
 use spi::Time;
 
 /// The chip ends an operation neither before the table's time nor, as far as one can see by polling, much after it.
@@ -38,6 +38,6 @@ fn busy_lasts_as_long_as_the_table_says() {
             }
             assert!(last_busy <= ends);
         }
-        station.close().await.unwrap();
+        close(station).await;
     });
 }

@@ -96,7 +96,11 @@ fn the_waveform_has_changes_only_and_can_be_written_in_parts() {
     let mut levels = std::collections::BTreeMap::new();
     for line in changes.lines().filter(|line| line.len() == 2 && !line.starts_with("#")) {
         let (level, wire) = line.split_at(1);
-        assert_ne!(levels.insert(wire.to_owned(), level.to_owned()).as_deref(), Some(level), "{line}: no change");
+        assert_ne!(
+            levels.insert(wire.to_owned(), level.to_owned()).as_deref(),
+            Some(level),
+            "{line}: no change"
+        );
     }
     assert_eq!(levels.values().map(String::as_str).collect::<String>(), "10zzzz", "CS#, CLK, IO0 to IO3");
     let mut parts = String::new();
