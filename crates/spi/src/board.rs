@@ -128,6 +128,7 @@ impl Board {
         full_duplex: bool,
     ) -> Result<(), BusTaken> {
         self.take_bus(programmer)?;
+        self.tick();
         self.chip.select();
         self.exchange(sent, read, full_duplex);
         self.end_transaction();
@@ -146,6 +147,7 @@ impl Board {
             return Ok(());
         }
         self.take_bus(programmer)?;
+        self.tick();
         self.chip.select();
         self.holder = Some(Holder { programmer, last_operation: runtime::now() });
         Ok(())
@@ -217,6 +219,8 @@ impl Board {
         let counters = self.chip.counters();
         let is_new = counters.transactions != self.transactions;
         self.transactions = counters.transactions;
+        let loses_power = self.is_powered && self.chip.state() == State::PowerDown;
+        self.is_powered &= !loses_power;
         if self.rules.is_empty() {
             return;
         }
@@ -224,8 +228,7 @@ impl Board {
         if is_new && let Some(record) = self.chip.trace().last() {
             self.rules.check(&self.chip, record, too_fast);
         }
-        if self.is_powered && self.chip.state() == State::PowerDown {
-            self.is_powered = false;
+        if loses_power {
             self.rules.power_lost(self.chip.now());
         }
     }
