@@ -27,7 +27,8 @@ async fn exchange(stream: &Stream, round_trips: u32) {
         bytes
     };
     // Without write enable the program is refused: a program that is carried out keeps its page, which is memory.
-    let requests = [operation(&[0x05], 1), operation(&[0x03, 0, 1, 0], 200), operation(&[0x02, 0, 0, 0, 1], 0)];
+    let requests =
+        [operation(&[0x05], 1), operation(&[0x03, 0, 1, 0], 200), operation(&[0x02, 0, 0, 0, 1], 0)];
     let requests = Data::copy_of(&requests.concat());
     for _ in 0..round_trips {
         stream.send(requests.clone().into()).await.0.unwrap();
