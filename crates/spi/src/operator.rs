@@ -170,7 +170,7 @@ impl ServedChip {
         if more > 0 {
             violations.push(format!("{more} further violations"));
         }
-        Closed { violations, errors: [synced.err(), stopped.err()].into_iter().flatten().collect() }
+        Closed { violations, errors: synced.err().into_iter().chain(stopped).collect() }
     }
 }
 

@@ -62,7 +62,7 @@ pub struct Server {
     pty: Option<PathBuf>,
     /// Tasks of listeners and connections.
     tasks: TaskGroup,
-    failure: Rc<RefCell<Option<Error>>>,
+    failures: Rc<RefCell<Vec<Error>>>,
 }
 
 struct Shared {
@@ -88,7 +88,7 @@ impl Server {
             addresses: Vec::new(),
             pty: None,
             tasks: TaskGroup::default(),
-            failure: Rc::default(),
+            failures: Rc::default(),
         };
         // A server that can't listen everywhere closes what it has opened, files of sockets included.
         match server.open(addresses, pty).await {
@@ -106,7 +106,7 @@ impl Server {
                 error.in_context(format!("serprog at {address}; choose another address if it is in use"))
             })?;
             self.addresses.push(listener.local_address().clone());
-            let accepting = accept(self.shared.clone(), listener, self.tasks.clone(), self.failure.clone());
+            let accepting = accept(self.shared.clone(), listener, self.tasks.clone(), self.failures.clone());
             self.tasks.spawn(accepting).detach();
         }
         if pty {
@@ -139,23 +139,16 @@ impl Server {
         (self.shared.programmers.get(), self.shared.connected.get())
     }
 
-    /// Closes all connections and listeners.
-    ///
-    /// # Errors
-    /// Those of removing the file of a unix socket.
-    pub async fn stop(self) -> Result<()> {
+    /// Closes all connections and listeners. Returns the errors of removing the files of unix sockets.
+    #[must_use]
+    pub async fn stop(self) -> Vec<Error> {
         self.stop.stop();
         self.tasks.ended().await;
-        self.failure.borrow_mut().take().map_or(Ok(()), Err)
+        self.failures.take()
     }
 }
 
-async fn accept(
-    shared: Rc<Shared>,
-    listener: Listener,
-    tasks: TaskGroup,
-    failure: Rc<RefCell<Option<Error>>>,
-) {
+async fn accept(shared: Rc<Shared>, listener: Listener, tasks: TaskGroup, failures: Rc<RefCell<Vec<Error>>>) {
     while let Some(stream) = listener.accept_until(&shared.stop).await {
         if shared.programmers.get() >= MOST_PROGRAMMERS {
             tracing::warn!("a programmer was refused: the limit of {MOST_PROGRAMMERS} is reached");
@@ -173,7 +166,7 @@ async fn accept(
             .detach();
     }
     if let Err(error) = listener.close().await {
-        failure.replace(Some(error));
+        failures.borrow_mut().push(error);
     }
 }
 

@@ -30,7 +30,7 @@ pub fn any_port() -> Address {
 }
 
 /// Serves a chip in memory at a free port.
-pub async fn station(name: &str, time: Time, rules: &str) -> ServedChip {
+pub async fn served_chip(name: &str, time: Time, rules: &str) -> ServedChip {
     let chip = Chip::erased(description(name), 1);
     let board = Board::new(chip, time, Rules::parse("rules.toml", rules).unwrap(), 100_000);
     let board = Rc::new(RefCell::new(board));
@@ -39,7 +39,7 @@ pub async fn station(name: &str, time: Time, rules: &str) -> ServedChip {
 }
 
 /// Serves a chip with an image at a free port.
-pub async fn station_on(path: &Path, name: &str) -> block::Result<ServedChip> {
+pub async fn served_chip_on(path: &Path, name: &str) -> block::Result<ServedChip> {
     let (image, chip) = ImageFile::open(path, description(name), 1, true).await?;
     let board = Rc::new(RefCell::new(Board::new(chip, Time::Fast(0), Rules::default(), 0)));
     let server = Server::start(board.clone(), &[any_port()], false).await.unwrap();
@@ -47,8 +47,8 @@ pub async fn station_on(path: &Path, name: &str) -> block::Result<ServedChip> {
 }
 
 /// Closes a served chip, without errors. Returns the violations of its rules.
-pub async fn close(station: ServedChip) -> Vec<String> {
-    let closed = station.close().await;
+pub async fn close(served_chip: ServedChip) -> Vec<String> {
+    let closed = served_chip.close().await;
     assert!(closed.errors.is_empty(), "{:?}", closed.errors);
     closed.violations
 }
@@ -57,8 +57,8 @@ pub async fn close(station: ServedChip) -> Vec<String> {
 pub struct Programmer(pub Stream);
 
 impl Programmer {
-    pub async fn connect(station: &ServedChip) -> Programmer {
-        Programmer(Stream::connect(&station.server().addresses()[0]).await.unwrap())
+    pub async fn connect(served_chip: &ServedChip) -> Programmer {
+        Programmer(Stream::connect(&served_chip.server().addresses()[0]).await.unwrap())
     }
 
     pub async fn send(&self, bytes: &[u8]) {

@@ -1,6 +1,6 @@
 //! The image and the state file: what a restart shows, and what is refused.
 
-use crate::common::{Programmer, close, description, run, station_on};
+use crate::common::{Programmer, close, description, run, served_chip_on};
 use block::Error;
 use spi::image::ImageFile;
 use spi::rules::Rules;
@@ -21,28 +21,28 @@ fn a_restart_shows_the_same_chip() {
     run({
         let path = path.clone();
         || async move {
-            let station = station_on(&path, "W25Q64JV").await.unwrap();
-            let programmer = Programmer::connect(&station).await;
+            let served_chip = served_chip_on(&path, "W25Q64JV").await.unwrap();
+            let programmer = Programmer::connect(&served_chip).await;
             let id = programmer.spi(&[0x4B, 0, 0, 0, 0], 8).await;
             write(&programmer, &[0x20, 0, 0x10, 0]).await;
             write(&programmer, &[0x02, 0, 0x10, 0, 1, 2, 3]).await;
             write(&programmer, &[0x42, 0, 0x10, 0, 0x77]).await;
             write(&programmer, &[0x01, 0x04]).await;
             // A status makes it durable.
-            assert!(station.status().await["image"]["error"].is_null());
+            assert!(served_chip.status().await["image"]["error"].is_null());
             assert_eq!(std::fs::read(&path).unwrap()[0x1000..0x1004], [1, 2, 3, 0xFF]);
             write(&programmer, &[0x02, 0x7F, 0, 0, 9]).await;
             assert_eq!(programmer.spi(&[0x03, 0x7F, 0, 0], 1).await, [0xFF], "BP0 protects the top");
             programmer.spi(&[0x04], 0).await;
-            close(station).await;
-            let station = station_on(&path, "W25Q64JV").await.unwrap();
-            let programmer = Programmer::connect(&station).await;
+            close(served_chip).await;
+            let served_chip = served_chip_on(&path, "W25Q64JV").await.unwrap();
+            let programmer = Programmer::connect(&served_chip).await;
             assert_eq!(programmer.spi(&[0x4B, 0, 0, 0, 0], 8).await, id);
             assert_eq!(programmer.spi(&[0x03, 0, 0x10, 0], 4).await, [1, 2, 3, 0xFF]);
             assert_eq!(programmer.spi(&[0x48, 0, 0x10, 0, 0], 1).await, [0x77]);
             assert_eq!(programmer.spi(&[0x05], 1).await, [0x04]);
-            assert_eq!(station.answer("wear").await.unwrap()["erase_counts"][1], 1);
-            close(station).await;
+            assert_eq!(served_chip.answer("wear").await.unwrap()["erase_counts"][1], 1);
+            close(served_chip).await;
         }
     });
 }
@@ -52,13 +52,13 @@ fn changes_reach_the_file_without_being_asked_for() {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("flash.bin");
     run(|| async move {
-        let station = station_on(&path, "W25Q64JV").await.unwrap();
-        let programmer = Programmer::connect(&station).await;
+        let served_chip = served_chip_on(&path, "W25Q64JV").await.unwrap();
+        let programmer = Programmer::connect(&served_chip).await;
         write(&programmer, &[0x02, 0x7F, 0xFF, 0xFF, 0x55]).await;
         while std::fs::read(&path).unwrap().last() != Some(&0x55) {
             runtime::sleep(std::time::Duration::from_millis(20)).await;
         }
-        close(station).await;
+        close(served_chip).await;
     });
 }
 
@@ -80,13 +80,13 @@ fn what_does_not_fit_is_refused_with_what_to_do() {
             "{error}"
         );
         std::fs::remove_file(&path).unwrap();
-        let station = station_on(&path, "W25Q64JV").await.unwrap();
+        let served_chip = served_chip_on(&path, "W25Q64JV").await.unwrap();
         let error = refused(&path, "W25Q64JV", false).await;
         assert!(matches!(error, Error::Busy(_)), "{error}");
-        let programmer = Programmer::connect(&station).await;
+        let programmer = Programmer::connect(&served_chip).await;
         write(&programmer, &[0x01, 0x04]).await;
         drop(programmer);
-        close(station).await;
+        close(served_chip).await;
         let state = folder.path().join("flash.bin.state");
         let good = std::fs::read_to_string(&state).unwrap();
         for (bad, expected) in [
@@ -146,10 +146,10 @@ fn links_to_an_image_are_followed_and_its_state_is_beside_it() {
         std::fs::set_permissions(&path, std::fs::Permissions::from_mode(0o640)).unwrap();
         std::fs::write(&victim, "precious").unwrap();
         symlink(&victim, folder.path().join("flash.bin.state.new")).unwrap();
-        let station = station_on(&link, "W25Q64JV").await.unwrap();
-        let programmer = Programmer::connect(&station).await;
+        let served_chip = served_chip_on(&link, "W25Q64JV").await.unwrap();
+        let programmer = Programmer::connect(&served_chip).await;
         write(&programmer, &[0x20, 0, 0, 0]).await;
-        close(station).await;
+        close(served_chip).await;
         assert!(!folder.path().join("link.bin.state").exists());
         let state = std::fs::metadata(folder.path().join("flash.bin.state")).unwrap();
         assert_eq!(state.permissions().mode() & 0o777, 0o640);
@@ -164,28 +164,28 @@ fn a_file_that_was_replaced_is_noticed_and_not_written() {
     let folder = tempfile::tempdir().unwrap();
     let (path, other) = (folder.path().join("flash.bin"), folder.path().join("other.bin"));
     run(|| async move {
-        let station = station_on(&path, "W25Q64JV").await.unwrap();
-        let programmer = Programmer::connect(&station).await;
-        assert!(station.status().await["image"]["error"].is_null());
+        let served_chip = served_chip_on(&path, "W25Q64JV").await.unwrap();
+        let programmer = Programmer::connect(&served_chip).await;
+        assert!(served_chip.status().await["image"]["error"].is_null());
         let state = || std::fs::read(folder.path().join("flash.bin.state")).unwrap();
         let before = state();
         std::fs::rename(&path, &other).unwrap();
         std::fs::write(&path, "another file").unwrap();
         write(&programmer, &[0x20, 0, 0, 0]).await;
         write(&programmer, &[0x02, 0, 0, 0, 7]).await;
-        let status = station.status().await;
+        let status = served_chip.status().await;
         let error = status["image"]["error"].as_str().unwrap();
         assert!(error.contains("flash.bin\": replaced or removed since it was opened"), "{error}");
         assert_eq!(std::fs::read_to_string(&path).unwrap(), "another file");
         assert!(state() == before, "the erase count would be one of the other file");
         // Back in its place everything is written.
         std::fs::rename(&other, &path).unwrap();
-        station.answer("sync").await.unwrap();
+        served_chip.answer("sync").await.unwrap();
         assert_eq!(std::fs::read(&path).unwrap()[0], 7);
         assert!(state() != before);
         std::fs::remove_file(&path).unwrap();
         write(&programmer, &[0x02, 0, 0, 1, 8]).await;
-        let closed = station.close().await;
+        let closed = served_chip.close().await;
         assert_eq!(closed.errors.len(), 1, "{closed:?}");
     });
 }
