@@ -3,6 +3,10 @@
 //! A [`File`] belongs to the shard that opened it; each shard opens its own. Errors name the operation and the file.
 #![allow(unsafe_code)] // fcntl, flock, ioctl and statx have no safe form here; add_filled after the kernel wrote.
 
+mod replacement;
+
+pub use replacement::replace;
+
 use crate::operation::{Descriptor, Operation};
 use crate::remote::blocking;
 use crate::shard;
@@ -89,6 +93,8 @@ pub struct Metadata {
     pub is_block_device: bool,
     /// Allocated space in bytes.
     pub allocated: u64,
+    /// Permission bits, such as 0o600.
+    pub mode: u32,
 }
 
 /// An open file of this shard.
@@ -340,6 +346,23 @@ impl File {
         checked(result, || format!("setting the length of {} to {length}", self.name)).map(drop)
     }
 
+    /// Returns whether a path leads to this file. It doesn't after the file was removed or replaced by another one; a simulated
+    /// file counts as in its place.
+    ///
+    /// # Errors
+    /// Those of stat(2), besides that nothing is at the path.
+    pub fn is_at(&self, path: &Path) -> Result<bool> {
+        use std::os::unix::fs::MetadataExt;
+        let Descriptor::Kernel { fd, .. } = &*self.descriptor else { return Ok(true) };
+        let doing = |error: std::io::Error| Error::from_io(&error, &format!("looking at {}", path.display()));
+        let there = match std::fs::metadata(path) {
+            Err(error) if error.kind() == std::io::ErrorKind::NotFound => return Ok(false),
+            other => other.map_err(doing)?,
+        };
+        let own = fd.try_clone().map(std::fs::File::from).and_then(|file| file.metadata()).map_err(doing)?;
+        Ok((there.dev(), there.ino()) == (own.dev(), own.ino()))
+    }
+
     /// Returns type and size of the file.
     pub fn metadata(&self) -> Result<Metadata> {
         let doing = |error: std::io::Error| Error::from_io(&error, &format!("looking at {}", self.name));
@@ -351,6 +374,7 @@ impl File {
                 is_directory: false,
                 is_block_device: false,
                 allocated: length,
+                mode: 0o600,
             });
         };
         let found =
@@ -464,6 +488,7 @@ fn metadata_of(found: &std::fs::Metadata, length: u64) -> Metadata {
         is_directory: found.is_dir(),
         is_block_device: found.file_type().is_block_device(),
         allocated: found.blocks() * 512,
+        mode: found.mode() & 0o7777,
     }
 }
 

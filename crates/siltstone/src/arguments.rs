@@ -3,7 +3,7 @@
 mod spi;
 mod warm;
 
-pub use spi::{ServedChip, SpiServe, SpiVerb, TraceForm};
+pub use spi::{ServerChoice, SpiServe, SpiVerb, TraceForm};
 pub use warm::{Pace, WarmVerb, Where, WhichCache};
 
 use clap::{Args, Parser, Subcommand, ValueEnum};

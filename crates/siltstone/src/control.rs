@@ -1,7 +1,8 @@
-//! Access of operators to a stack: through its server's control socket if it is served, else by opening it.
+//! Access of operators to a stack: through its server's control socket if it is served, else by opening it. A flash chip is
+//! reached through its server's control socket only.
 //!
 //! One concept per module: [`protocol`] the messages of the socket (it never waits), [`place`] the socket of each
-//! stack, [`socket`] creating and removing a socket's file, [`server`] its clients, [`client`] the client, [`operated`]
+//! stack and chip, [`socket`] creating and removing a socket's file, [`server`] its clients, [`client`] the client, [`operated`]
 //! the requests to an open stack, and [`reach`] the choice of one of the two ways.
 
 pub mod client;

@@ -1,6 +1,7 @@
 //! The command line: `bench`, `serve`, `attach`, `list`, `detach`, `status`, `message`, `snapshot`, `resize`, `warm`, `check`, `dump`, `format`,
 //! `stack`, `record`, `model`, `spi`, `map-lookups`. The only crate that depends on all others.
 
+mod address;
 mod arguments;
 mod attach;
 mod attach_verb;

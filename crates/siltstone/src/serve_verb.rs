@@ -1,5 +1,6 @@
 //! `siltstone serve` and `siltstone format`: open a stack for clients, or format it.
 
+use crate::address::address;
 use crate::arguments::{Format, Serve};
 use crate::attach::server::{Attached, HolderConnection};
 use crate::control::operated::{ExtraDoor, OperatedStack, ServerFacts};
@@ -9,7 +10,7 @@ use crate::failure::Failure;
 use crate::kinds::registry;
 use crate::load;
 use crate::output::{print_json, print_line};
-use block::{DevicePart, Error, Result};
+use block::{DevicePart, Result};
 use doors::nbd::door::NbdDoor;
 use doors::nbd::server::{ExportConfig, ServerConfig};
 use doors::vhost_user::door::{DEFAULT_QUEUES, VhostUserConfig, VhostUserDoor};
@@ -41,7 +42,7 @@ pub fn serve(arguments: &Serve) -> Result<(), Failure> {
         }
         None => load::stack(&arguments.stack, &registry())?,
     };
-    let addresses = arguments.nbd.iter().map(|text| address(text)).collect::<Result<Vec<_>, _>>()?;
+    let addresses = arguments.nbd.iter().map(|text| address("--nbd", text)).collect::<Result<Vec<_>, _>>()?;
     let has_door = stack.parts().any(|part| part.kind().contract == Contract::Door);
     let vhost_user = arguments.vhost_user.as_deref().map(absolute).transpose()?;
     let doors = Doors { nbd: addresses, vhost_user, holder };
@@ -75,18 +76,6 @@ fn control_place(arguments: &Serve, stack: &Stack) -> Result<Option<ControlAddre
 /// Path in an address: clients may have another working directory.
 fn absolute(path: &Path) -> Result<PathBuf, Failure> {
     std::path::absolute(path).map_err(|error| Failure::Usage(format!("{}: {error}", path.display())))
-}
-
-/// Parses an address, and makes a relative path in it absolute: clients may have another working directory.
-fn address(text: &str) -> Result<Address, Failure> {
-    let wrong = |reason: &str| Failure::Usage(format!("--nbd {text}: {reason}"));
-    match text.parse::<Address>().map_err(|error| wrong(error.detail()))? {
-        Address::Unix(path) => {
-            let path = absolute(&path)?;
-            format!("unix:{}", path.display()).parse().map_err(|error: Error| wrong(error.detail()))
-        }
-        tcp => Ok(tcp),
-    }
 }
 
 /// Doors of the command line.

@@ -5,7 +5,7 @@
 use embedded_hal::spi::{Operation, SpiDevice};
 use serde_json::{Value, json};
 use spi::rules::Rules;
-use spi::{Board, Time};
+use spi::{Board, Programmer, Time};
 use spinor::{Bus, Chip, Description};
 use std::sync::Arc;
 
@@ -73,9 +73,7 @@ fn busy(description: Arc<Description>) -> Value {
             let mut worst = 0f64;
             for _ in 0..5 {
                 let mut transact = |sent: &[u8], read: &mut [u8]| {
-                    board.select();
-                    board.exchange(sent, read, false);
-                    board.deselect();
+                    board.transact(Programmer(0), sent, read, false).expect("nobody else is on the bus");
                 };
                 transact(&[0x06], &mut []);
                 transact(&command, &mut []);

@@ -20,6 +20,6 @@ fn main() -> Result<()> {
         runtime::stop_signal().await?;
         let counters = board.borrow_mut().chip().counters().clone();
         println!("{} transactions, {} programs and erases", counters.transactions, counters.operations);
-        server.stop().await
+        server.stop().await.into_iter().next().map_or(Ok(()), Err)
     })?
 }

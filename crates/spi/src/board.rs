@@ -1,16 +1,34 @@
 //! What is around the chip: its clock, pins and supply, the rules over its transactions.
 //!
-//! Every transaction of every programmer goes through here, one after the other. The chip's time is the machine's (`real`), or
-//! passes only with the clocks of the bus and delays that programmers ask for (`fast`).
+//! Every transaction of every programmer goes through here, one after the other. A programmer that holds CS# low over several
+//! operations owns the bus: another one's operations are refused until it raises CS#, or has made no operation for [`HOLD_LIMIT`].
+//! The chip's time is the machine's (`real`), or passes only with the clocks of the bus and delays that programmers ask for (`fast`).
 
 use crate::rules::Rules;
 use runtime::Instant;
 use serde_json::{Value, json};
-use spinor::{BusyTime, Chip, Pin, Refusal, State};
+use spinor::{BusyTime, Chip, Pin, Refusal, State, hex};
 use std::time::Duration;
 
 /// Bus clock in hertz until a programmer sets one.
 pub const DEFAULT_CLOCK: u32 = 20_000_000;
+
+/// Time without an operation after which a programmer that holds CS# low loses it to the next operation of another one.
+pub const HOLD_LIMIT: Duration = Duration::from_secs(1);
+
+/// A programmer on the bus.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Programmer(pub u64);
+
+/// The bus belongs to another programmer, which holds CS# low; or the caller's transaction was ended for another one.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct BusTaken;
+
+/// A programmer that holds CS# low.
+struct Holder {
+    programmer: Programmer,
+    last_operation: Instant,
+}
 
 /// How the chip's time passes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -60,6 +78,7 @@ pub struct Board {
     rules: Rules,
     transactions: u64,
     is_powered: bool,
+    holder: Option<Holder>,
 }
 
 impl Board {
@@ -74,7 +93,7 @@ impl Board {
         chip.set_clock(Some(DEFAULT_CLOCK), matches!(time, Time::Fast(_)));
         let is_powered = chip.state() != State::PowerDown;
         let (begun, begun_at) = (runtime::now(), chip.now());
-        Board { chip, time, begun, begun_at, rules, transactions: 0, is_powered }
+        Board { chip, time, begun, begun_at, rules, transactions: 0, is_powered, holder: None }
     }
 
     /// Returns the chip, with its time up to date.
@@ -97,14 +116,87 @@ impl Board {
         }
     }
 
-    /// Lowers CS#. A transaction that is open ends first.
-    pub fn select(&mut self) {
-        self.deselect();
+    /// Carries out a whole transaction: CS# falls, bytes are exchanged, CS# rises.
+    ///
+    /// # Errors
+    /// Another programmer holds CS# low: nothing was done.
+    pub fn transact(
+        &mut self,
+        programmer: Programmer,
+        sent: &[u8],
+        read: &mut [u8],
+        full_duplex: bool,
+    ) -> Result<(), BusTaken> {
+        self.take_bus(programmer)?;
+        self.tick();
         self.chip.select();
+        self.exchange(sent, read, full_duplex);
+        self.end_transaction();
+        Ok(())
+    }
+
+    /// Lowers CS# until [`Board::release`]; it stays low if the programmer holds it already.
+    ///
+    /// # Errors
+    /// Another programmer holds CS# low: nothing was done.
+    pub fn hold(&mut self, programmer: Programmer) -> Result<(), BusTaken> {
+        if let Some(holder) = &mut self.holder
+            && holder.programmer == programmer
+        {
+            holder.last_operation = runtime::now();
+            return Ok(());
+        }
+        self.take_bus(programmer)?;
+        self.tick();
+        self.chip.select();
+        self.holder = Some(Holder { programmer, last_operation: runtime::now() });
+        Ok(())
+    }
+
+    /// Exchanges bytes within the transaction of a programmer that holds CS# low.
+    ///
+    /// # Errors
+    /// The programmer has lost CS# to another one: nothing was done.
+    pub fn continue_transaction(
+        &mut self,
+        programmer: Programmer,
+        sent: &[u8],
+        read: &mut [u8],
+        full_duplex: bool,
+    ) -> Result<(), BusTaken> {
+        match &mut self.holder {
+            Some(holder) if holder.programmer == programmer => holder.last_operation = runtime::now(),
+            _ => return Err(BusTaken),
+        }
+        self.exchange(sent, read, full_duplex);
+        Ok(())
+    }
+
+    /// Raises CS# if this programmer holds it low.
+    pub fn release(&mut self, programmer: Programmer) {
+        if self.holder.as_ref().is_some_and(|holder| holder.programmer == programmer) {
+            self.end_transaction();
+        }
+    }
+
+    /// Makes sure that CS# is high for a transaction of this programmer.
+    fn take_bus(&mut self, programmer: Programmer) -> Result<(), BusTaken> {
+        match &self.holder {
+            None => Ok(()),
+            Some(holder)
+                if holder.programmer != programmer && holder.last_operation.elapsed() < HOLD_LIMIT =>
+            {
+                Err(BusTaken)
+            }
+            Some(_) => {
+                self.end_transaction();
+                Ok(())
+            }
+        }
     }
 
     /// Exchanges bytes: sends `sent` and then reads, or does both at the same time.
-    pub fn exchange(&mut self, sent: &[u8], read: &mut [u8], full_duplex: bool) {
+    fn exchange(&mut self, sent: &[u8], read: &mut [u8], full_duplex: bool) {
         if !full_duplex {
             self.chip.write(sent, 1);
             return self.chip.read(read, 1);
@@ -118,7 +210,8 @@ impl Board {
     }
 
     /// Raises CS#, and checks the transaction against the rules.
-    pub fn deselect(&mut self) {
+    fn end_transaction(&mut self) {
+        self.holder = None;
         // A command takes effect now, not when its first byte arrived.
         self.tick();
         let too_fast = self.chip.counters().too_fast;
@@ -126,6 +219,8 @@ impl Board {
         let counters = self.chip.counters();
         let is_new = counters.transactions != self.transactions;
         self.transactions = counters.transactions;
+        let loses_power = self.is_powered && self.chip.state() == State::PowerDown;
+        self.is_powered &= !loses_power;
         if self.rules.is_empty() {
             return;
         }
@@ -133,8 +228,7 @@ impl Board {
         if is_new && let Some(record) = self.chip.trace().last() {
             self.rules.check(&self.chip, record, too_fast);
         }
-        if self.is_powered && self.chip.state() == State::PowerDown {
-            self.is_powered = false;
+        if loses_power {
             self.rules.power_lost(self.chip.now());
         }
     }
@@ -197,10 +291,10 @@ impl Board {
         self.chip.set_pin(pin, high);
     }
 
-    /// Ends what runs and removes the supply in good order, as before a clean stop.
+    /// Ends what runs or is suspended, and removes the supply in good order, as before a clean stop.
     pub fn shut_down(&mut self) {
-        self.deselect();
-        self.chip.finish_operation();
+        self.end_transaction();
+        self.chip.finish_operations();
         self.chip.power_off();
     }
 
@@ -221,7 +315,7 @@ impl Board {
             })
             .collect();
         let counters = chip.counters();
-        let refused: serde_json::Map<String, Value> = REFUSALS
+        let refused: serde_json::Map<String, Value> = Refusal::ALL
             .iter()
             .filter(|reason| counters.refused(**reason) > 0)
             .map(|reason| (reason.words().to_owned(), counters.refused(*reason).into()))
@@ -240,7 +334,7 @@ impl Board {
                 "qpi": chip.is_qpi(),
                 "addresses": if chip.is_four_byte() { "4-byte" } else { "3-byte" },
                 "protected": if area.is_empty() { "none".to_owned() } else { format!("{:06X}h-{:06X}h", area.start, area.end - 1) },
-                "unique_id": hex(&chip.non_volatile().unique_id),
+                "unique_id": hex::text(&chip.non_volatile().unique_id, ""),
             },
             "registers": registers,
             "counters": {
@@ -265,28 +359,4 @@ impl Board {
             "rules": { "rules": self.rules.len(), "violations": self.rules.violations() },
         })
     }
-}
-
-/// All reasons, in the order of the type.
-const REFUSALS: [Refusal; 11] = [
-    Refusal::NoPower,
-    Refusal::UnknownOpcode,
-    Refusal::Busy,
-    Refusal::Suspended,
-    Refusal::NotSuspended,
-    Refusal::DeepPowerDown,
-    Refusal::NotWriteEnabled,
-    Refusal::NotQuadEnabled,
-    Refusal::Protected,
-    Refusal::Incomplete,
-    Refusal::OutOfSequence,
-];
-
-pub(crate) fn hex(bytes: &[u8]) -> String {
-    use std::fmt::Write;
-    bytes.iter().fold(String::with_capacity(2 * bytes.len()), |mut text, byte| {
-        // A String takes any text.
-        let _ = write!(text, "{byte:02x}");
-        text
-    })
 }

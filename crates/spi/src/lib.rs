@@ -18,6 +18,6 @@ pub mod rules;
 pub mod serprog;
 mod server;
 
-pub use board::{Board, Time};
-pub use operator::Station;
+pub use board::{Board, BusTaken, HOLD_LIMIT, Programmer, Time};
+pub use operator::{Closed, ServedChip};
 pub use server::{MOST_PROGRAMMERS, Server};

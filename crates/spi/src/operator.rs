@@ -5,7 +5,8 @@
 //! | `power off`, `power on`, `power MILLIVOLTS` | removes, applies or sets the supply |
 //! | `pin wp low`, `pin wp high`, `pin hold low`, … | drives WP#, or HOLD#/RESET# |
 //! | `dump OFFSET LENGTH` | returns bytes of the array as stored, in hexadecimal, at most [`MOST_DUMPED`] |
-//! | `trace text`, `trace json`, `trace vcd` | returns the traced transactions |
+//! | `trace text`, `trace json`, `trace vcd` | returns the oldest traced transactions, about [`TRACE_PIECE`] bytes of them |
+//! | `trace FORM NEXT END` | returns the transactions after those of an answer with this `next` and `end` |
 //! | `wear` | returns the erase counts, and bits that are stuck or unstable |
 //! | `sync` | writes what changed to the image, durably |
 //! | `age YEARS CELSIUS RATE` | lets programmed cells lose charge |
@@ -13,26 +14,26 @@
 //!
 //! A status and a `sync` end after the image is durable.
 
-use crate::board::{Board, hex};
-use crate::image::{ImageFile, WRITE_INTERVAL};
+use crate::board::Board;
+use crate::image::{ImageFile, WRITE_INTERVAL, next_interval};
 use crate::server::Server;
 use block::{Error, Result};
 use runtime::TaskGroup;
 use runtime::sync::StopSource;
 use serde_json::{Value, json};
-use spinor::{Aging, Pin};
+use spinor::{Aging, Pin, Waveform, hex};
 use std::cell::RefCell;
 use std::rc::Rc;
 
 /// Largest number of bytes that one `dump` returns.
 pub const MOST_DUMPED: u32 = 1 << 20;
-/// Largest answer to `trace`, in bytes.
-const LONGEST_TRACE: usize = 8 << 20;
+/// Bytes of text after which an answer to `trace` ends. The last transaction in it may go beyond.
+pub const TRACE_PIECE: usize = 1 << 20;
 /// Clock period of the waveform in nanoseconds.
 const VCD_PERIOD: u64 = 50;
 
 /// A served chip: board, image and server together.
-pub struct Station {
+pub struct ServedChip {
     board: Rc<RefCell<Board>>,
     image: Option<Rc<ImageFile>>,
     server: Server,
@@ -40,23 +41,25 @@ pub struct Station {
     writer: TaskGroup,
 }
 
-impl Station {
+impl ServedChip {
     /// Brings a chip into service: its image is written in the background from now on.
-    pub fn new(board: Rc<RefCell<Board>>, image: Option<ImageFile>, server: Server) -> Station {
+    pub fn new(board: Rc<RefCell<Board>>, image: Option<ImageFile>, server: Server) -> ServedChip {
         let image = image.map(Rc::new);
         let (stop, writer) = (StopSource::new(), TaskGroup::default());
         if let Some(image) = image.clone() {
             let (board, token) = (board.clone(), stop.token());
             writer
                 .spawn(async move {
-                    while token.unless_stopped(runtime::sleep(WRITE_INTERVAL)).await.is_some() {
-                        // The error is kept in the image, and told by a status and at the end.
-                        let _ = image.sync(&board).await;
+                    let mut interval = WRITE_INTERVAL;
+                    while token.unless_stopped(runtime::sleep(interval)).await.is_some() {
+                        // The error is kept in the image, and reported by a status and at the end.
+                        let synced = image.sync(&board).await;
+                        interval = next_interval(interval, synced.is_err());
                     }
                 })
                 .detach();
         }
-        Station { board, image, server, stop, writer }
+        ServedChip { board, image, server, stop, writer }
     }
 
     /// Returns the server.
@@ -115,11 +118,12 @@ impl Station {
                 board.set_pin(pin, high);
             }
             ["dump", offset, length] => return dump(&mut board, offset, length),
-            ["trace", form] => return trace(&mut board, form),
+            ["trace", form] => return trace(&mut board, form, "0", "0"),
+            ["trace", form, from, end] => return trace(&mut board, form, from, end),
             ["wear"] => return Ok(wear(&mut board)),
             ["rules"] => {
                 let rules = board.rules();
-                return Ok(json!({ "violations": rules.violations(), "told": rules.told() }));
+                return Ok(json!({ "violations": rules.violations(), "reported": rules.reported() }));
             }
             ["age", years, celsius, rate] => {
                 let real = |text: &str, what| {
@@ -136,9 +140,12 @@ impl Station {
             }
             ["sync"] => {
                 drop(board);
-                if let Some(image) = &self.image {
-                    image.sync(&self.board).await?;
-                }
+                let Some(image) = &self.image else {
+                    return Err(Error::invalid(
+                        "sync: the chip is in memory only; expected one with an image; serve it with --image FILE",
+                    ));
+                };
+                image.sync(&self.board).await?;
                 return Ok(json!({}));
             }
             _ => return Err(wrong("request", text, "power, pin, dump, trace, wear, rules, age or sync")),
@@ -147,28 +154,34 @@ impl Station {
         Ok(json!({ "state": state }))
     }
 
-    /// Disconnects all programmers, lets a running operation end, switches the chip off and makes the image durable. Returns the
-    /// violations of the rules.
-    ///
-    /// # Errors
-    /// Those of writing the image and of removing the files of sockets.
-    pub async fn close(self) -> Result<Vec<String>> {
+    /// Disconnects all programmers, lets running and suspended operations end, switches the chip off and makes the image durable.
+    pub async fn close(self) -> Closed {
         let stopped = self.server.stop().await;
         self.stop.stop();
         self.writer.ended().await;
         self.board.borrow_mut().shut_down();
-        if let Some(image) = &self.image {
-            image.sync(&self.board).await?;
-        }
-        stopped?;
+        let synced = match &self.image {
+            Some(image) => image.sync(&self.board).await,
+            None => Ok(()),
+        };
         let board = self.board.borrow();
-        let mut told = board.rules().told().to_vec();
-        let more = board.rules().violations() - told.len() as u64;
+        let mut violations = board.rules().reported().to_vec();
+        let more = board.rules().violations() - violations.len() as u64;
         if more > 0 {
-            told.push(format!("{more} further violations"));
+            violations.push(format!("{more} further violations"));
         }
-        Ok(told)
+        Closed { violations, errors: synced.err().into_iter().chain(stopped).collect() }
     }
+}
+
+/// Outcome of closing a served chip.
+#[derive(Debug)]
+#[must_use]
+pub struct Closed {
+    /// Violations of the rules.
+    pub violations: Vec<String>,
+    /// Errors of writing the image, then those of removing the files of sockets.
+    pub errors: Vec<Error>,
 }
 
 fn wrong(what: &str, value: &str, expected: &str) -> Error {
@@ -176,16 +189,21 @@ fn wrong(what: &str, value: &str, expected: &str) -> Error {
     Error::invalid(format!("{what} \"{value}\": unknown; expected {expected}"))
 }
 
-fn number(text: &str, what: &str, expected: &str) -> Result<u32> {
-    let parsed = match text.strip_prefix("0x").or(text.strip_prefix("0X")) {
-        Some(digits) => u32::from_str_radix(digits, 16),
-        None => text.parse(),
-    };
-    parsed.map_err(|_| wrong(what, text, expected))
+/// Reads a number, decimal or as `0x…`.
+pub fn parse_number(text: &str) -> Option<u64> {
+    match text.strip_prefix("0x").or(text.strip_prefix("0X")) {
+        Some(digits) => u64::from_str_radix(digits, 16).ok(),
+        None => text.parse().ok(),
+    }
+}
+
+fn number<T: TryFrom<u64>>(text: &str, what: &str, expected: &str) -> Result<T> {
+    let parsed = parse_number(text).and_then(|number| T::try_from(number).ok());
+    parsed.ok_or_else(|| wrong(what, text, expected))
 }
 
 fn dump(board: &mut Board, offset: &str, length: &str) -> Result<Value> {
-    let (from, length) =
+    let (from, length): (u32, u32) =
         (number(offset, "offset", "a number of bytes")?, number(length, "length", "a number of bytes")?);
     let memory = board.chip().memory();
     let end = u64::from(from) + u64::from(length);
@@ -195,38 +213,39 @@ fn dump(board: &mut Board, offset: &str, length: &str) -> Result<Value> {
             memory.len()
         )));
     }
-    Ok(json!({ "offset": from, "hex": hex(&memory[from as usize..end as usize]) }))
+    Ok(json!({ "offset": from, "hex": hex::text(&memory[from as usize..end as usize], "") }))
 }
 
-/// Text with a bound: what is longer is refused by an error of `fmt`.
-struct Bounded(String);
-
-impl std::fmt::Write for Bounded {
-    fn write_str(&mut self, text: &str) -> std::fmt::Result {
-        if self.0.len() + text.len() > LONGEST_TRACE {
-            return Err(std::fmt::Error);
-        }
-        self.0.push_str(text);
-        Ok(())
-    }
-}
-
-fn trace(board: &mut Board, form: &str) -> Result<Value> {
+/// Returns a part of the trace: records from the number `from` on, at least one, up to [`TRACE_PIECE`] bytes.
+///
+/// `end` is the time at which the part of a waveform before it ended.
+fn trace(board: &mut Board, form: &str, from: &str, end: &str) -> Result<Value> {
+    let expected = "a number of an answer to trace";
+    let (from, end): (u64, u64) = (number(from, "record", expected)?, number(end, "time", expected)?);
     let chip = board.chip();
     let (trace, description) = (chip.trace(), chip.description());
-    let mut text = Bounded(String::new());
-    let written = match form {
-        "text" => trace.write_text(description, &mut text),
-        "json" => trace.write_json(description, &mut text),
-        "vcd" => trace.write_vcd(description, VCD_PERIOD, &mut text),
+    let numbers = trace.numbers();
+    let first = from.max(numbers.start);
+    let (mut text, mut next) = (String::new(), first);
+    let mut waveform = Waveform::resume(VCD_PERIOD, end);
+    let mut written = match (form, from) {
+        ("vcd", 0) => waveform.write_header(description, &mut text),
+        ("text" | "json" | "vcd", _) => Ok(()),
         _ => return Err(wrong("form", form, "text, json or vcd")),
     };
-    if written.is_err() {
-        return Err(Error::overflow(format!(
-            "trace: longer than {LONGEST_TRACE} bytes as {form}; expected less; serve with a smaller --trace"
-        )));
+    for record in trace.records_from(first) {
+        written = written.and_then(|()| match form {
+            "text" => record.write_text(description, &mut text),
+            "json" => record.write_json(description, &mut text),
+            _ => waveform.write(record, description, &mut text),
+        });
+        next += 1;
+        if text.len() >= TRACE_PIECE {
+            break;
+        }
     }
-    Ok(json!({ "text": text.0, "dropped": trace.dropped() }))
+    written.map_err(|error| Error::io(format!("trace as {form}: {error}")))?;
+    Ok(json!({ "text": text, "first": first, "next": next, "newest": numbers.end, "end": waveform.end() }))
 }
 
 fn wear(board: &mut Board) -> Value {

@@ -11,7 +11,7 @@
 //! to = 0x00FFFF                   # inclusive
 //!
 //! [[rule]]
-//! most_erases = 100               # of each sector
+//! most_erases = 100               # of each sector over the chip's life, with those of earlier runs
 //!
 //! [[rule]]
 //! never_opcode = [0xC7, 0x60]     # chip erase
@@ -22,10 +22,11 @@
 
 use serde::Deserialize;
 use spinor::{Action, Chip, Record, Refusal, State};
+use stack::Source;
 use std::fmt::Write as _;
 
 /// Number of violations whose text is kept; further ones are counted.
-pub const MOST_TOLD: usize = 100;
+pub const MOST_REPORTED: usize = 100;
 
 #[derive(Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
@@ -100,7 +101,7 @@ struct Rule {
 #[derive(Debug, Default)]
 pub struct Rules {
     rules: Vec<Rule>,
-    told: Vec<String>,
+    reported: Vec<String>,
     violations: u64,
 }
 
@@ -111,11 +112,7 @@ impl Rules {
     /// What is wrong, with line and column.
     pub fn parse(file: &str, text: &str) -> Result<Rules, String> {
         let parsed: File = toml::from_str(text).map_err(|error| {
-            let offset = error.span().map_or(0, |span| span.start);
-            let before = text.get(..offset).unwrap_or("");
-            let line = before.matches('\n').count() + 1;
-            let column = before.rsplit('\n').next().unwrap_or("").chars().count() + 1;
-            format!("{file}:{line}:{column}: {}", error.message())
+            Source::new(file, text).problem(error.span().unwrap_or(0..0), error.message()).to_string()
         })?;
         let rules = parsed.rule.into_iter().enumerate().map(|(n, entry)| {
             let wrong = |what: &str| format!("{file}: rule {}: {what}", n + 1);
@@ -126,7 +123,7 @@ impl Rules {
                     (Check::NeverOpcode(opcodes), format!("never opcode {}", list.join(", ")))
                 }
                 (None, None, Some(most)) => {
-                    (Check::MostErases(most), format!("at most {most} erases of a sector"))
+                    (Check::MostErases(most), format!("at most {most} erases of a sector over its life"))
                 }
                 _ => return Err(wrong("expected exactly one of never, never_opcode, most_erases")),
             };
@@ -156,9 +153,9 @@ impl Rules {
         self.violations
     }
 
-    /// Returns the texts of the first [`MOST_TOLD`] violations.
-    pub fn told(&self) -> &[String] {
-        &self.told
+    /// Returns the texts of the first [`MOST_REPORTED`] violations.
+    pub fn reported(&self) -> &[String] {
+        &self.reported
     }
 
     /// Checks the last transaction of a chip. `too_fast` is whether its clock was too fast.
@@ -188,9 +185,9 @@ impl Rules {
     fn violated(&mut self, text: String) {
         let text = text.trim_end().to_owned();
         self.violations += 1;
-        if self.told.len() < MOST_TOLD {
+        if self.reported.len() < MOST_REPORTED {
             tracing::error!("{text}");
-            self.told.push(text);
+            self.reported.push(text);
         }
     }
 }

@@ -143,6 +143,8 @@ pub enum Action<'a> {
     Drivers(bool),
     /// Change how CS# is driven.
     Select(ChipSelect),
+    /// A client synchronizes, as one that has just opened a serial port does.
+    Synchronize,
 }
 
 /// Bytes of an answer, without those that an SPI operation reads.
@@ -153,6 +155,11 @@ pub struct Answer {
 }
 
 impl Answer {
+    /// Returns the answer to a request that is refused.
+    pub fn nak() -> Answer {
+        Answer::new(NAK, &[])
+    }
+
     fn new(status: u8, rest: &[u8]) -> Answer {
         let mut bytes = [0; 33];
         bytes[0] = status;
@@ -227,7 +234,10 @@ impl Session {
             Q_BUSTYPE => Answer::ack(&[SPI]),
             Q_WRNMAXLEN => Answer::ack(&(MOST_SENT as u32).to_le_bytes()[..3]),
             Q_RDNMAXLEN => Answer::ack(&(MOST_READ as u32).to_le_bytes()[..3]),
-            SYNCNOP => Answer::new(NAK, &[ACK]),
+            SYNCNOP => {
+                action = Action::Synchronize;
+                Answer::new(NAK, &[ACK])
+            }
             NOP => Answer::ack(&[]),
             O_INIT => {
                 self.delay = Duration::ZERO;
@@ -239,7 +249,7 @@ impl Session {
                     self.delay = sum;
                     Answer::ack(&[])
                 } else {
-                    Answer::new(NAK, &[])
+                    Answer::nak()
                 }
             }
             O_EXEC => {
@@ -274,7 +284,7 @@ impl Session {
                 action = Action::Select(modes[usize::from(rest[0])]);
                 Answer::ack(&[])
             }
-            _ => Answer::new(NAK, &[]),
+            _ => Answer::nak(),
         };
         Step::Do { consumed: 1 + parameters(opcode), action, answer }
     }
@@ -313,7 +323,7 @@ impl Session {
 }
 
 fn refused(consumed: usize) -> Step<'static> {
-    Step::Do { consumed, action: Action::None, answer: Answer::new(NAK, &[]) }
+    Step::Do { consumed, action: Action::None, answer: Answer::nak() }
 }
 
 /// Returns the number of parameter bytes of a command, without its data.

@@ -5,15 +5,17 @@
 //! - A connection uses at most [`REQUESTS`] bytes for requests, and for answers [`ANSWERS`], or as many as one SPI operation reads.
 //!   In steady state it allocates nothing.
 //! - There are at most [`MOST_PROGRAMMERS`] connections; a further one is closed at once.
-//! - SPI operations of several programmers are carried out one after the other, each as a whole. A programmer that holds CS# low
-//!   (S_CS_MODE) loses it to the next operation of another one, and when it disconnects.
-//! - On the pseudo-terminal, which has no connections, a request that stays incomplete for [`INCOMPLETE_LIMIT`] is forgotten, and
-//!   NOPs begin a new client's synchronization.
+//! - SPI operations of several programmers are carried out one after the other, each as a whole. While a programmer holds CS# low
+//!   (S_CS_MODE), operations of others are answered by NAK. It loses CS# when it disconnects or disables its drivers, and after
+//!   [`HOLD_LIMIT`](crate::HOLD_LIMIT) without an operation to the next operation of another one; its own are answered by NAK then.
+//! - The pseudo-terminal has no connections: a SYNCNOP, which begins a new client's synchronization, ends what the client before left:
+//!   CS#, disabled drivers, duplex, delays. A request that stays incomplete for [`INCOMPLETE_LIMIT`] is forgotten. After an error
+//!   it is served again.
 //! - [`Server::stop`] closes all connections, whatever their programmers do.
 
-use crate::board::Board;
+use crate::board::{Board, BusTaken, Programmer};
 use crate::pty::Pty;
-use crate::serprog::{Action, ChipSelect, LONGEST_REQUEST, MOST_READ, Session, Step};
+use crate::serprog::{Action, Answer, ChipSelect, LONGEST_REQUEST, MOST_READ, Session, Step};
 use block::{Buffer, Data, Error, Payload, Result};
 use runtime::file::File;
 use runtime::net::{Access, Address, Listener, Stream};
@@ -35,6 +37,8 @@ pub const REQUESTS: usize = 128 << 10;
 pub const ANSWERS: usize = 64 << 10;
 /// Time after which an incomplete request on a pseudo-terminal is forgotten.
 pub const INCOMPLETE_LIMIT: Duration = Duration::from_secs(1);
+/// Time after an error of a pseudo-terminal until it is served again.
+const RETRY_INTERVAL: Duration = Duration::from_millis(100);
 /// Bytes of one receive from a pseudo-terminal, which holds no more.
 const TERMINAL_PIECE: usize = 4096;
 /// Time for which a connection polls for the next request before it lets the shard sleep, if the last one came as soon: to wake a
@@ -58,7 +62,7 @@ pub struct Server {
     pty: Option<PathBuf>,
     /// Tasks of listeners and connections.
     tasks: TaskGroup,
-    failure: Rc<RefCell<Option<Error>>>,
+    failures: Rc<RefCell<Vec<Error>>>,
 }
 
 struct Shared {
@@ -84,7 +88,7 @@ impl Server {
             addresses: Vec::new(),
             pty: None,
             tasks: TaskGroup::default(),
-            failure: Rc::default(),
+            failures: Rc::default(),
         };
         // A server that can't listen everywhere closes what it has opened, files of sockets included.
         match server.open(addresses, pty).await {
@@ -102,7 +106,7 @@ impl Server {
                 error.in_context(format!("serprog at {address}; choose another address if it is in use"))
             })?;
             self.addresses.push(listener.local_address().clone());
-            let accepting = accept(self.shared.clone(), listener, self.tasks.clone(), self.failure.clone());
+            let accepting = accept(self.shared.clone(), listener, self.tasks.clone(), self.failures.clone());
             self.tasks.spawn(accepting).detach();
         }
         if pty {
@@ -135,47 +139,55 @@ impl Server {
         (self.shared.programmers.get(), self.shared.connected.get())
     }
 
-    /// Closes all connections and listeners.
-    ///
-    /// # Errors
-    /// Those of removing the file of a unix socket.
-    pub async fn stop(self) -> Result<()> {
+    /// Closes all connections and listeners. Returns the errors of removing the files of unix sockets.
+    #[must_use]
+    pub async fn stop(self) -> Vec<Error> {
         self.stop.stop();
         self.tasks.ended().await;
-        self.failure.borrow_mut().take().map_or(Ok(()), Err)
+        self.failures.take()
     }
 }
 
-async fn accept(
-    shared: Rc<Shared>,
-    listener: Listener,
-    tasks: TaskGroup,
-    failure: Rc<RefCell<Option<Error>>>,
-) {
+async fn accept(shared: Rc<Shared>, listener: Listener, tasks: TaskGroup, failures: Rc<RefCell<Vec<Error>>>) {
     while let Some(stream) = listener.accept_until(&shared.stop).await {
         if shared.programmers.get() >= MOST_PROGRAMMERS {
             tracing::warn!("a programmer was refused: the limit of {MOST_PROGRAMMERS} is reached");
             continue;
         }
         shared.programmers.set(shared.programmers.get() + 1);
-        shared.connected.set(shared.connected.get() + 1);
+        let number = shared.connected.get() + 1;
+        shared.connected.set(number);
         let shared = shared.clone();
         tasks
             .spawn(async move {
-                Connection::new(shared.clone(), Line::Socket(stream)).serve().await;
+                Connection::new(shared.clone(), Programmer(number), Line::Socket(stream)).serve().await;
                 shared.programmers.set(shared.programmers.get() - 1);
             })
             .detach();
     }
     if let Err(error) = listener.close().await {
-        failure.replace(Some(error));
+        failures.borrow_mut().push(error);
     }
 }
 
-/// Serves the clients of a pseudo-terminal, one after the other.
+/// Serves the clients of a pseudo-terminal, one after the other, until the server stops.
 async fn serve_terminal(shared: Rc<Shared>, line: Line) {
-    Connection::new(shared, line).serve().await;
+    let stop = shared.stop.clone();
+    let mut connection = Connection::new(shared, TERMINAL, line);
+    loop {
+        let ended = connection.converse().await;
+        connection.reset();
+        if let Err(Ended::Failed(error)) = ended {
+            tracing::warn!("the pseudo-terminal failed, and is served again: {error}");
+        }
+        if stop.unless_stopped(runtime::sleep(RETRY_INTERVAL)).await.is_none() {
+            return;
+        }
+    }
 }
+
+/// The programmer at the pseudo-terminal; connections are counted from 1.
+const TERMINAL: Programmer = Programmer(0);
 
 /// What carries the bytes.
 enum Line {
@@ -207,11 +219,17 @@ enum Polled {
     Nothing(Option<Buffer>),
 }
 
-/// The connection is over: the programmer has left, or the server stops.
-struct Over;
+/// Why a connection has ended.
+enum Ended {
+    /// The programmer has left, or the server stops.
+    Closed,
+    /// Its line failed.
+    Failed(Error),
+}
 
 struct Connection {
     shared: Rc<Shared>,
+    programmer: Programmer,
     line: Line,
     session: Session,
     drivers: bool,
@@ -224,10 +242,11 @@ struct Connection {
 }
 
 impl Connection {
-    fn new(shared: Rc<Shared>, line: Line) -> Connection {
+    fn new(shared: Rc<Shared>, programmer: Programmer, line: Line) -> Connection {
         let select = ChipSelect::Automatic;
         Connection {
             shared,
+            programmer,
             line,
             session: Session::default(),
             drivers: true,
@@ -241,12 +260,17 @@ impl Connection {
     async fn serve(mut self) {
         // Why it ended is the programmer's own doing, or the server's end.
         let _ = self.converse().await;
-        if self.select == ChipSelect::Selected {
-            self.shared.board.borrow_mut().deselect();
-        }
+        self.reset();
     }
 
-    async fn converse(&mut self) -> Result<(), Over> {
+    /// Ends what the programmer left: an open transaction, modes, answers that are not sent.
+    fn reset(&mut self) {
+        self.shared.board.borrow_mut().release(self.programmer);
+        self.session = Session::default();
+        (self.drivers, self.select, self.answers) = (true, ChipSelect::Automatic, None);
+    }
+
+    async fn converse(&mut self) -> Result<(), Ended> {
         let mut requests = Buffer::new(REQUESTS);
         loop {
             let (count, filled) = match self.line {
@@ -257,14 +281,14 @@ impl Connection {
                 }
             };
             if count == 0 {
-                return Err(Over);
+                return Err(Ended::Closed);
             }
             requests = self.answer(filled).await?;
         }
     }
 
     /// Sends the answers and receives the next requests. They are carried out only after the answers have been sent.
-    async fn send_and_receive(&mut self, mut requests: Buffer) -> Result<(usize, Buffer), Over> {
+    async fn send_and_receive(&mut self, mut requests: Buffer) -> Result<(usize, Buffer), Ended> {
         let Some(answers) = self.answers.take() else { return self.receive(requests).await };
         let begun = runtime::now();
         let received = match self.is_quick {
@@ -287,10 +311,10 @@ impl Connection {
         answers: Buffer,
         requests: &mut Buffer,
         begun: Instant,
-    ) -> Result<Polled, Over> {
+    ) -> Result<Polled, Ended> {
         let Line::Socket(stream) = &self.line else { return Ok(Polled::Nothing(Some(answers))) };
         let length = answers.filled().len();
-        let sent = stream.try_send(answers.filled()).map_err(|_| Over)?;
+        let sent = stream.try_send(answers.filled()).map_err(Ended::Failed)?;
         if sent < length {
             let mut rest = Buffer::new(length - sent);
             rest.append(&answers.filled()[sent..]);
@@ -300,7 +324,7 @@ impl Connection {
             match stream.try_receive(requests) {
                 Ok(Some(count)) => return Ok(Polled::Received(count)),
                 Ok(None) => runtime::yield_now().await,
-                Err(_) => return Err(Over),
+                Err(error) => return Err(Ended::Failed(error)),
             }
         }
         if begun.elapsed() > INTERRUPTED {
@@ -310,7 +334,7 @@ impl Connection {
     }
 
     /// Sends and receives, both submitted to the kernel at once: it saves a system call per round trip.
-    async fn send_with_receive(&self, answers: Data, requests: Buffer) -> Result<(usize, Buffer), Over> {
+    async fn send_with_receive(&self, answers: Data, requests: Buffer) -> Result<(usize, Buffer), Ended> {
         let both = async {
             let (mut sending, mut receiving) =
                 (pin!(self.line.send(answers)), pin!(self.line.receive(requests)));
@@ -336,13 +360,13 @@ impl Connection {
         };
         match self.shared.stop.unless_stopped(both).await {
             Some(Some((Ok(count), buffer))) => Ok((count, buffer)),
-            _ => Err(Over),
+            _ => Err(Ended::Closed),
         }
     }
 
     /// Receives into a buffer of its own: a read of a file can't be cancelled, and the bytes that it returns must not be lost when
     /// the incomplete request before them is forgotten.
-    async fn receive_from_terminal(&mut self, mut requests: Buffer) -> Result<(usize, Buffer), Over> {
+    async fn receive_from_terminal(&mut self, mut requests: Buffer) -> Result<(usize, Buffer), Ended> {
         let is_incomplete = !requests.filled().is_empty() || self.session.is_skipping();
         let piece = Buffer::new(requests.missing().min(TERMINAL_PIECE));
         let (is_late, (count, piece)) = {
@@ -363,15 +387,16 @@ impl Connection {
         Ok((count, requests))
     }
 
-    async fn receive(&self, buffer: Buffer) -> Result<(usize, Buffer), Over> {
+    async fn receive(&self, buffer: Buffer) -> Result<(usize, Buffer), Ended> {
         match self.shared.stop.unless_stopped(self.line.receive(buffer)).await {
             Some((Ok(count), buffer)) => Ok((count, buffer)),
-            Some((Err(_), _)) | None => Err(Over),
+            Some((Err(error), _)) => Err(Ended::Failed(error)),
+            None => Err(Ended::Closed),
         }
     }
 
     /// Carries out all complete requests. Returns a buffer with the bytes that are left.
-    async fn answer(&mut self, mut requests: Buffer) -> Result<Buffer, Over> {
+    async fn answer(&mut self, mut requests: Buffer) -> Result<Buffer, Ended> {
         let mut begin = 0;
         let mut turn = runtime::now();
         loop {
@@ -379,7 +404,7 @@ impl Connection {
             if turn.elapsed() > LONGEST_TURN {
                 runtime::yield_now().await;
                 if self.shared.stop.is_stopped() {
-                    return Err(Over);
+                    return Err(Ended::Closed);
                 }
                 turn = runtime::now();
             }
@@ -395,21 +420,8 @@ impl Connection {
                     if let Action::Delay(delay) = action {
                         self.wait(delay).await?;
                     }
-                    self.make_room(answer.bytes().len() + read).await?;
-                    let Some(answers) = &mut self.answers else { return Err(Over) };
-                    answers.append(answer.bytes());
-                    match action {
-                        Action::None | Action::Delay(_) => {}
-                        Action::Transfer { sent, read, full_duplex } => {
-                            let at = answers.filled().len();
-                            answers.append_zeroes(read);
-                            let read = &mut answers.filled_mut()[at..];
-                            transfer(&self.shared.board, self.drivers, self.select, sent, read, full_duplex);
-                        }
-                        Action::Clock(hertz) => self.shared.board.borrow_mut().set_clock(hertz),
-                        Action::Drivers(enabled) => self.drivers = enabled,
-                        Action::Select(select) => self.set_select(select),
-                    }
+                    self.reserve_answers(answer.bytes().len() + read).await?;
+                    self.carry_out(action, answer);
                     begin += consumed;
                 }
             }
@@ -426,28 +438,82 @@ impl Connection {
         Ok(rest)
     }
 
-    fn set_select(&mut self, select: ChipSelect) {
+    /// Carries out a request, and appends its answer; NAK if the bus is another programmer's.
+    fn carry_out(&mut self, action: Action<'_>, answer: Answer) {
+        let Some(mut answers) = self.answers.take() else { return };
+        let done = match action {
+            Action::None | Action::Delay(_) => Ok(()),
+            Action::Clock(hertz) => {
+                self.shared.board.borrow_mut().set_clock(hertz);
+                Ok(())
+            }
+            Action::Drivers(enabled) => self.set_pins(enabled, self.select),
+            Action::Select(select) => self.set_pins(self.drivers, select),
+            Action::Synchronize => {
+                if let Line::Terminal(_) = self.line {
+                    self.reset();
+                }
+                Ok(())
+            }
+            Action::Transfer { sent, read, full_duplex } => {
+                let begin = answers.filled().len();
+                answers.append(answer.bytes());
+                let at = answers.filled().len();
+                answers.append_zeroes(read);
+                let transferred = self.transfer(sent, &mut answers.filled_mut()[at..], full_duplex);
+                if transferred.is_err() {
+                    answers.truncate_filled(begin);
+                    answers.append(Answer::nak().bytes());
+                }
+                self.answers = Some(answers);
+                return;
+            }
+        };
+        let answer = if done.is_ok() { answer } else { Answer::nak() };
+        answers.append(answer.bytes());
+        self.answers = Some(answers);
+    }
+
+    /// Changes the drivers and how CS# is driven, if the bus allows it.
+    fn set_pins(&mut self, drivers: bool, select: ChipSelect) -> Result<(), BusTaken> {
         let mut board = self.shared.board.borrow_mut();
-        match select {
-            ChipSelect::Selected if self.drivers => board.select(),
-            _ if self.select == ChipSelect::Selected => board.deselect(),
-            _ => {}
+        match drivers && select == ChipSelect::Selected {
+            true => board.hold(self.programmer)?,
+            // Without a driver CS# is pulled up.
+            false => board.release(self.programmer),
         }
-        self.select = select;
+        (self.drivers, self.select) = (drivers, select);
+        Ok(())
+    }
+
+    /// Carries out one SPI operation.
+    fn transfer(&self, sent: &[u8], read: &mut [u8], full_duplex: bool) -> Result<(), BusTaken> {
+        let mut board = self.shared.board.borrow_mut();
+        match self.select {
+            ChipSelect::Automatic if self.drivers => board.transact(self.programmer, sent, read, full_duplex),
+            ChipSelect::Selected if self.drivers => {
+                board.continue_transaction(self.programmer, sent, read, full_duplex)
+            }
+            _ => {
+                // Nobody drives the line: it is pulled up.
+                read.fill(0xFF);
+                Ok(())
+            }
+        }
     }
 
     /// Waits as the operation buffer says. The answers before it are sent first.
-    async fn wait(&mut self, delay: Duration) -> Result<(), Over> {
+    async fn wait(&mut self, delay: Duration) -> Result<(), Ended> {
         let delay = self.shared.board.borrow_mut().delay(delay);
         if delay.is_zero() {
             return Ok(());
         }
         self.flush().await?;
-        self.shared.stop.unless_stopped(runtime::sleep(delay)).await.ok_or(Over)
+        self.shared.stop.unless_stopped(runtime::sleep(delay)).await.ok_or(Ended::Closed)
     }
 
-    /// Makes sure that so many bytes fit into the buffer of answers.
-    async fn make_room(&mut self, bytes: usize) -> Result<(), Over> {
+    /// Makes sure that the buffer of answers has space for `bytes` more.
+    async fn reserve_answers(&mut self, bytes: usize) -> Result<(), Ended> {
         if self.answers.as_ref().is_some_and(|answers| answers.missing() < bytes) {
             self.flush().await?;
         }
@@ -457,36 +523,54 @@ impl Connection {
         Ok(())
     }
 
-    async fn flush(&mut self) -> Result<(), Over> {
+    async fn flush(&mut self) -> Result<(), Ended> {
         let Some(answers) = self.answers.take() else { return Ok(()) };
         match self.shared.stop.unless_stopped(self.line.send(answers.freeze())).await {
             Some(Ok(())) => Ok(()),
-            Some(Err(_)) | None => Err(Over),
+            Some(Err(error)) => Err(Ended::Failed(error)),
+            None => Err(Ended::Closed),
         }
     }
 }
 
 const _: () = assert!(MOST_READ + 1 < 1 << 31, "an answer fits into a buffer");
 
-/// Carries out one SPI operation.
-fn transfer(
-    board: &RefCell<Board>,
-    drivers: bool,
-    select: ChipSelect,
-    sent: &[u8],
-    read: &mut [u8],
-    full_duplex: bool,
-) {
-    if !drivers || select == ChipSelect::Deselected {
-        // Nobody drives the line: it is pulled up.
-        return read.fill(0xFF);
-    }
-    let mut board = board.borrow_mut();
-    if select == ChipSelect::Automatic {
-        board.select();
-    }
-    board.exchange(sent, read, full_duplex);
-    if select == ChipSelect::Automatic {
-        board.deselect();
+#[cfg(test)]
+#[allow(clippy::unwrap_used)]
+mod tests {
+    use super::*;
+    use crate::board::Time;
+    use crate::rules::Rules;
+    use block::Durability;
+    use runtime::file::OpenOptions;
+
+    /// Without the other end being kept open, reads fail after each client.
+    #[test]
+    fn a_pseudo_terminal_is_served_after_errors() {
+        let served = runtime::run(runtime::Config::default(), || async {
+            let chip = spinor::Chip::erased(spinor::chip("W25Q64JV").unwrap().unwrap(), 1);
+            let board = Rc::new(RefCell::new(Board::new(chip, Time::Fast(0), Rules::default(), 0)));
+            let stop = StopSource::new();
+            let (programmers, connected) = (Cell::new(0), Cell::new(0));
+            let shared = Rc::new(Shared { board, stop: stop.token(), programmers, connected });
+            let Pty { controller, terminal, path } = Pty::create().unwrap();
+            drop(terminal);
+            let tasks = TaskGroup::default();
+            let line = Line::Terminal(File::from_descriptor(controller, "pty"));
+            tasks.spawn(serve_terminal(shared, line)).detach();
+            for _ in 0..3 {
+                let port = File::open(&path, OpenOptions::read_write()).await.unwrap();
+                port.write_at(0, Data::copy_of(&[0x10]).into(), Durability::Visible).await.unwrap();
+                let (result, answer) = port.read_exact_at(0, Buffer::new(2)).await;
+                result.unwrap();
+                assert_eq!(answer.filled(), [0x15, 6]);
+                drop(port);
+                // Long enough for the error.
+                runtime::sleep(RETRY_INTERVAL / 2).await;
+            }
+            stop.stop();
+            tasks.ended().await;
+        });
+        served.unwrap();
     }
 }

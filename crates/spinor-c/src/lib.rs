@@ -455,14 +455,12 @@ pub unsafe extern "C" fn spinor_set_faults(chip: *mut spinor_chip, faults: *cons
     if ![faults.cut_fraction, faults.flip_in, faults.flip_out].into_iter().all(is_part) {
         return SPINOR_ERR_INVALID;
     }
-    let cut = match (u64::try_from(faults.cut_bus_byte), u64::try_from(faults.cut_operation)) {
-        (Ok(bytes), _) => Some(Cut::BusByte(bytes)),
-        (_, Ok(after)) => Some(Cut::Operation { after, fraction: faults.cut_fraction }),
-        _ => None,
-    };
+    let bus_byte = u64::try_from(faults.cut_bus_byte).ok().map(Cut::BusByte);
+    let operation = u64::try_from(faults.cut_operation).ok();
+    let operation = operation.map(|after| Cut::Operation { after, fraction: faults.cut_fraction });
     with(chip, SPINOR_ERR_INVALID, |chip| {
         chip.set_faults(Faults {
-            cut,
+            cuts: bus_byte.into_iter().chain(operation).collect(),
             flip_in: faults.flip_in,
             flip_out: faults.flip_out,
             stuck_busy: u64::try_from(faults.stuck_busy).ok(),
@@ -546,25 +544,9 @@ pub unsafe extern "C" fn spinor_register(chip: *mut spinor_chip, name: *const c_
 /// Returns why the last transaction was ignored, in words that are never freed; NULL if it wasn't.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn spinor_refusal(chip: *mut spinor_chip) -> *const c_char {
-    with(chip, std::ptr::null(), |chip| chip.last_refusal().map_or(std::ptr::null(), refusal_words))
-}
-
-fn refusal_words(refusal: spinor::Refusal) -> *const c_char {
-    use spinor::Refusal::*;
-    let words = match refusal {
-        NoPower => c"no power",
-        UnknownOpcode => c"unknown opcode",
-        Busy => c"busy",
-        Suspended => c"suspended",
-        NotSuspended => c"nothing to suspend or resume",
-        DeepPowerDown => c"deep power-down",
-        NotWriteEnabled => c"not write-enabled",
-        NotQuadEnabled => c"not quad-enabled",
-        Protected => c"protected",
-        Incomplete => c"incomplete",
-        OutOfSequence => c"out of sequence",
-    };
-    words.as_ptr()
+    with(chip, std::ptr::null(), |chip| {
+        chip.last_refusal().map_or(std::ptr::null(), |refusal| refusal.c_words().as_ptr())
+    })
 }
 
 /// Keeps the last transactions for spinor_trace(); 0 keeps none.

@@ -209,41 +209,113 @@ impl NonVolatile {
         }
     }
 
-    /// Ages the cells by a time at a temperature. Returns the number of bits that lost their charge.
+    /// Ages the cells by a time at a temperature, and calls `changed` with each range that has lost charge. Returns the number of
+    /// bits that lost it.
     ///
-    /// `rate` is the fraction of programmed bits of an unworn sector that is lost per year at 55 °C.
+    /// `rate` is the fraction of programmed bits of an unworn sector that is lost per year at 55 °C. The cost is a pass over the
+    /// cells that counts programmed bits, and a draw for each bit that is lost.
     pub(crate) fn age(
-        &mut self,
+        &self,
         cells: &mut [u8],
         sector: u32,
         aging: Aging,
         endurance: u64,
         random: &mut Random,
+        mut changed: impl FnMut(Range<u32>),
     ) -> u64 {
         const BOLTZMANN: f64 = 8.617e-5;
         const ACTIVATION: f64 = 1.1;
         let kelvin = |celsius: f64| celsius + 273.15;
         let acceleration =
             (ACTIVATION / BOLTZMANN * (1.0 / kelvin(55.0) - 1.0 / kelvin(aging.celsius.max(-200.0)))).exp();
-        let mut lost = 0;
+        let (mut lost, mut start) = (0, 0);
+        let mut chosen = BitSet::default();
         for (n, cells) in cells.chunks_mut(sector.max(256) as usize).enumerate() {
+            let range = start..start + cells.len() as u32;
+            start = range.end;
             let worn = self.erase_counts.get(n).map_or(0.0, |count| f64::from(*count) / endurance as f64);
             let rate = aging.rate * acceleration * aging.years * (1.0 + worn);
-            let programmed: u64 = cells.iter().map(|cell| u64::from(cell.count_zeros())).sum();
+            let programmed = programmed_bits(cells);
             let expected = programmed as f64 * rate.clamp(0.0, 1.0);
-            let mut flips = expected.floor() as u64 + u64::from(random.chance(expected.fract()));
-            flips = flips.min(programmed);
-            lost += flips;
-            while flips > 0 {
-                let cell = &mut cells[random.below(cells.len() as u64) as usize];
-                let bit = 1 << random.below(8);
-                if *cell & bit == 0 {
-                    *cell |= bit;
-                    flips -= 1;
-                }
+            let flips = expected.floor() as u64 + u64::from(random.chance(expected.fract()));
+            let flips = flips.min(programmed);
+            if flips > 0 {
+                chosen.choose(flips, programmed, random);
+                discharge(cells, &chosen);
+                changed(range);
+                lost += flips;
             }
         }
         lost
+    }
+}
+
+/// Returns the number of bits that are 0.
+fn programmed_bits(cells: &[u8]) -> u64 {
+    let (words, rest) = cells.as_chunks::<8>();
+    let of_words: u64 = words.iter().map(|word| u64::from(u64::from_ne_bytes(*word).count_zeros())).sum();
+    of_words + rest.iter().map(|cell| u64::from(cell.count_zeros())).sum::<u64>()
+}
+
+/// Sets programmed bits to 1: those whose numbers, counted over the programmed bits from 0 on, are chosen.
+fn discharge(cells: &mut [u8], chosen: &BitSet) {
+    let mut numbers = chosen.iter();
+    let Some(mut next) = numbers.next() else { return };
+    // Number of the cell's first programmed bit.
+    let mut number = 0;
+    for cell in cells {
+        let end = number + u64::from(cell.count_zeros());
+        let stored = *cell;
+        let (mut left, mut at) = (!stored, number);
+        while next < end {
+            // Skip the programmed bits before the chosen one.
+            while at < next {
+                left &= left - 1;
+                at += 1;
+            }
+            *cell |= left & left.wrapping_neg();
+            match numbers.next() {
+                Some(number) => next = number,
+                None => return,
+            }
+        }
+        number = end;
+    }
+}
+
+/// A set of numbers below a bound.
+#[derive(Default)]
+struct BitSet {
+    words: Vec<u64>,
+}
+
+impl BitSet {
+    /// Becomes a random subset of `count` of the numbers below `limit`, each subset as likely as another: algorithm F2 of
+    /// R. Floyd, in J. Bentley, "Programming Pearls: A sample of brilliance", CACM 30(9), 1987. One draw for each number.
+    fn choose(&mut self, count: u64, limit: u64, random: &mut Random) {
+        self.words.clear();
+        self.words.resize(limit.div_ceil(64) as usize, 0);
+        for last in limit - count..limit {
+            let drawn = random.below(last + 1);
+            let number = if self.contains(drawn) { last } else { drawn };
+            self.words[(number / 64) as usize] |= 1 << (number % 64);
+        }
+    }
+
+    fn contains(&self, number: u64) -> bool {
+        self.words[(number / 64) as usize] >> (number % 64) & 1 == 1
+    }
+
+    /// Returns the numbers in order.
+    fn iter(&self) -> impl Iterator<Item = u64> {
+        self.words.iter().zip(0u64..).flat_map(|(word, n)| {
+            let mut left = *word;
+            std::iter::from_fn(move || {
+                let bit = left.trailing_zeros();
+                left &= left.wrapping_sub(1);
+                (bit < 64).then_some(n * 64 + u64::from(bit))
+            })
+        })
     }
 }
 
@@ -256,4 +328,73 @@ pub struct Aging {
     pub celsius: f64,
     /// Fraction of the programmed bits of an unworn sector that is lost per year at 55 °C.
     pub rate: f64,
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn unworn(size: usize) -> NonVolatile {
+        NonVolatile {
+            registers: Vec::new(),
+            security: Vec::new(),
+            unique_id: Vec::new(),
+            erase_counts: vec![0; size / 4096],
+            stuck: BTreeMap::new(),
+            marginal: BTreeMap::new(),
+        }
+    }
+
+    fn year(rate: f64) -> Aging {
+        Aging { years: 1.0, celsius: 55.0, rate }
+    }
+
+    #[test]
+    fn aging_loses_the_expected_number_of_programmed_bits_and_no_other() {
+        let seed = 5;
+        for rate in [0.0, 0.001, 0.3, 0.9, 1.0] {
+            let mut random = Random::new(seed);
+            let before: Vec<u8> = (0..16384).map(|_| random.byte() | random.byte()).collect();
+            let mut cells = before.clone();
+            let mut changed = Vec::new();
+            let aged = unworn(cells.len());
+            let lost =
+                aged.age(&mut cells, 4096, year(rate), 100_000, &mut random, |range| changed.push(range));
+            assert!(before.iter().zip(&cells).all(|(before, after)| before & !after == 0), "rate {rate}");
+            let flipped: u32 =
+                before.iter().zip(&cells).map(|(before, after)| (before ^ after).count_ones()).sum();
+            assert_eq!(u64::from(flipped), lost, "rate {rate}");
+            let expected = programmed_bits(&before) as f64 * rate;
+            assert!((lost as f64 - expected).abs() <= 4.0, "rate {rate}: {lost}, expected {expected}");
+            let sectors = [0..4096, 4096..8192, 8192..12288, 12288..16384];
+            assert_eq!(changed, if rate == 0.0 { &[] } else { &sectors[..] });
+        }
+    }
+
+    #[test]
+    fn aging_draws_once_for_each_lost_bit_however_few_bits_are_programmed() {
+        let mut random = Random::new(6);
+        let mut cells = vec![0xFF; 1 << 20];
+        cells.iter_mut().step_by(4096).for_each(|cell| *cell = 0xFE);
+        let before = random.clone();
+        let lost = unworn(cells.len()).age(&mut cells, 4096, year(1.0), 100_000, &mut random, |_| {});
+        assert_eq!((lost, random.draws_since(&before)), (256, 256));
+        assert!(cells.iter().all(|cell| *cell == 0xFF));
+    }
+
+    /// Every programmed bit is lost about as often as any other.
+    #[test]
+    fn aging_prefers_no_bit() {
+        let mut random = Random::new(7);
+        let mut counts = [0u32; 256];
+        for _ in 0..2000 {
+            let mut cells = [0x0Fu8; 256];
+            unworn(0).age(&mut cells, 256, year(0.25), 100_000, &mut random, |_| {});
+            for (n, count) in counts.iter_mut().enumerate() {
+                *count += u32::from(cells[n] & 0x10 != 0);
+            }
+        }
+        // 500 on average, with a standard deviation of 19.
+        assert!(counts.iter().all(|count| (400..600).contains(count)), "{counts:?}");
+    }
 }

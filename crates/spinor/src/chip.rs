@@ -24,6 +24,7 @@ use crate::trace::Trace;
 use changes::Changes;
 use link::Link;
 use operation::Operation;
+use std::ffi::CStr;
 use std::sync::Arc;
 
 /// Memory that holds the array's bytes.
@@ -103,53 +104,56 @@ pub enum State {
     AaiProgramming,
 }
 
-/// Why the chip ignored a command.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
-pub enum Refusal {
-    /// Off, or still powering up.
-    NoPower,
-    /// Unknown opcode.
-    UnknownOpcode,
-    /// An operation runs.
-    Busy,
-    /// Not accepted while a program or an erase is suspended, or in that block.
-    Suspended,
-    /// Not accepted outside the state it is for.
-    NotSuspended,
-    /// Deep power-down.
-    DeepPowerDown,
-    /// The write enable latch is 0.
-    NotWriteEnabled,
-    /// The quad enable bit is 0.
-    NotQuadEnabled,
-    /// The area or the register is protected.
-    Protected,
-    /// CS# rose within a byte, before all bytes were there, or after too many.
-    Incomplete,
-    /// Reset without reset-enable before it, or another command in AAI mode.
-    OutOfSequence,
+macro_rules! refusals {
+    ($($variant:ident $words:literal $doc:literal,)*) => {
+        /// Why the chip ignored a command.
+        #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+        pub enum Refusal {
+            $(#[doc = $doc] $variant,)*
+        }
+
+        impl Refusal {
+            /// All reasons.
+            pub const ALL: &[Refusal] = &[$(Refusal::$variant,)*];
+
+            /// Returns the reason in words.
+            pub fn words(self) -> &'static str {
+                match self {
+                    $(Refusal::$variant => $words,)*
+                }
+            }
+
+            /// Returns the reason in words, for C.
+            pub fn c_words(self) -> &'static CStr {
+                match self {
+                    $(Refusal::$variant => {
+                        const { c_text(concat!($words, "\0")) }
+                    })*
+                }
+            }
+        }
+    };
 }
 
-/// Number of refusals that there are.
-pub(crate) const REFUSALS: usize = Refusal::OutOfSequence as usize + 1;
-
-impl Refusal {
-    /// Returns the reason in words.
-    pub fn words(self) -> &'static str {
-        match self {
-            Refusal::NoPower => "no power",
-            Refusal::UnknownOpcode => "unknown opcode",
-            Refusal::Busy => "busy",
-            Refusal::Suspended => "suspended",
-            Refusal::NotSuspended => "nothing to suspend or resume",
-            Refusal::DeepPowerDown => "deep power-down",
-            Refusal::NotWriteEnabled => "not write-enabled",
-            Refusal::NotQuadEnabled => "not quad-enabled",
-            Refusal::Protected => "protected",
-            Refusal::Incomplete => "incomplete",
-            Refusal::OutOfSequence => "out of sequence",
-        }
+const fn c_text(text: &'static str) -> &'static CStr {
+    match CStr::from_bytes_with_nul(text.as_bytes()) {
+        Ok(text) => text,
+        Err(_) => panic!("a text with one NUL, at its end"),
     }
+}
+
+refusals! {
+    NoPower "no power" "Off, or still powering up.",
+    UnknownOpcode "unknown opcode" "Unknown opcode.",
+    Busy "busy" "An operation runs.",
+    Suspended "suspended" "Not accepted while a program or an erase is suspended, or in that block.",
+    NotSuspended "nothing to suspend or resume" "Not accepted outside the state it is for.",
+    DeepPowerDown "deep power-down" "Deep power-down.",
+    NotWriteEnabled "not write-enabled" "The write enable latch is 0.",
+    NotQuadEnabled "not quad-enabled" "The quad enable bit is 0.",
+    Protected "protected" "The area or the register is protected.",
+    Incomplete "incomplete" "CS# rose within a byte, before all bytes were there, or after too many.",
+    OutOfSequence "out of sequence" "Reset without reset-enable before it, or another command in AAI mode.",
 }
 
 /// What the chip went through since it was made.
@@ -171,7 +175,7 @@ pub struct Counters {
     pub too_fast: u64,
     /// Bits that faults flipped: bus, read disturb, aging.
     pub flipped_bits: u64,
-    refused: [u64; REFUSALS],
+    refused: [u64; Refusal::ALL.len()],
 }
 
 impl Counters {
@@ -647,9 +651,11 @@ impl Chip {
         }
         let sector = self.description.sector();
         let endurance = self.description.endurance;
-        let lost = self.cells.age(self.memory.bytes_mut(), sector, aging, endurance, &mut self.random);
+        let (cells, changes) = (&self.cells, &mut self.changes);
+        let lost = cells.age(self.memory.bytes_mut(), sector, aging, endurance, &mut self.random, |range| {
+            changes.mark(range);
+        });
         self.counters.flipped_bits += lost;
-        self.changes.mark(0..self.description.size);
         lost
     }
 

@@ -17,8 +17,10 @@ pub enum Cut {
 /// Faults in force. The default has none.
 #[derive(Debug, Clone, Default, PartialEq)]
 pub struct Faults {
-    /// When the power fails. The chip is off afterwards, until [`crate::Chip::power_on`].
-    pub cut: Option<Cut>,
+    /// When the power fails, each once. The chip is off afterwards, until [`crate::Chip::power_on`].
+    ///
+    /// All count from the moment at which the faults are set, so several cut the power several times.
+    pub cuts: Vec<Cut>,
     /// Probability that a byte from the host arrives with one bit flipped.
     pub flip_in: f64,
     /// Probability that a byte from the chip arrives with one bit flipped.
@@ -34,6 +36,43 @@ pub struct Faults {
 impl Faults {
     /// Returns whether single bytes of the bus must be looked at.
     pub(crate) fn touches_bytes(&self) -> bool {
-        self.flip_in > 0.0 || self.flip_out > 0.0 || matches!(self.cut, Some(Cut::BusByte(_)))
+        self.flip_in > 0.0
+            || self.flip_out > 0.0
+            || self.cuts.iter().any(|cut| matches!(cut, Cut::BusByte(_)))
+    }
+
+    /// Counts a byte on the bus. Returns whether a cut strikes before it.
+    pub(crate) fn bus_byte_cuts(&mut self) -> bool {
+        let mut strikes = false;
+        self.cuts.retain_mut(|cut| match cut {
+            Cut::BusByte(0) => {
+                strikes = true;
+                false
+            }
+            Cut::BusByte(left) => {
+                *left -= 1;
+                true
+            }
+            Cut::Operation { .. } => true,
+        });
+        strikes
+    }
+
+    /// Counts an operation. Returns the part of its time, 0.0 to 1.0, after which a cut strikes; of several the first.
+    pub(crate) fn operation_cuts(&mut self) -> Option<f64> {
+        let mut strikes: Option<f64> = None;
+        self.cuts.retain_mut(|cut| match cut {
+            Cut::Operation { after: 0, fraction } => {
+                let fraction = fraction.clamp(0.0, 1.0);
+                strikes = Some(strikes.map_or(fraction, |other| other.min(fraction)));
+                false
+            }
+            Cut::Operation { after, .. } => {
+                *after -= 1;
+                true
+            }
+            Cut::BusByte(_) => true,
+        });
+        strikes
     }
 }

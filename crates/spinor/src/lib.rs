@@ -32,6 +32,7 @@ mod description;
 mod faults;
 #[cfg(any(feature = "embedded-hal", feature = "embedded-storage"))]
 mod hal;
+pub mod hex;
 mod random;
 pub mod sfdp;
 mod trace;
@@ -49,4 +50,4 @@ pub use faults::{Cut, Faults};
 pub use hal::Bus;
 #[cfg(feature = "embedded-storage")]
 pub use hal::{Nor, NorError};
-pub use trace::{Record, Trace};
+pub use trace::{Record, Trace, Waveform};

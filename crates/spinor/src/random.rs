@@ -39,4 +39,15 @@ impl Random {
     pub(crate) fn exponential(&mut self) -> f64 {
         -(1.0 - self.unit()).ln()
     }
+
+    /// Returns the number of draws since an earlier state of this generator.
+    #[cfg(test)]
+    pub(crate) fn draws_since(&self, earlier: &Random) -> u64 {
+        // The inverse of the odd increment modulo 2^64, by Newton's iteration.
+        let increment = 0x9E37_79B9_7F4A_7C15u64;
+        let inverse = (0..6).fold(increment, |inverse: u64, _| {
+            inverse.wrapping_mul(2u64.wrapping_sub(increment.wrapping_mul(inverse)))
+        });
+        self.0.wrapping_sub(earlier.0).wrapping_mul(inverse)
+    }
 }

@@ -2,6 +2,7 @@
 
 use crate::chip::{Refusal, State};
 use crate::description::Description;
+use crate::hex;
 use serde_json::json;
 use std::collections::VecDeque;
 use std::fmt::{self, Write};
@@ -78,7 +79,7 @@ impl Record {
             write!(out, " read {}", self.sent)?;
         }
         if self.sampled > 0 {
-            write!(out, " [{}]", hex(self.data()))?;
+            write!(out, " [{}]", hex::text(self.data(), " "))?;
         }
         if self.overwrites > 0 {
             write!(out, " overwrites {}", self.overwrites)?;
@@ -101,7 +102,7 @@ impl Record {
             "address": self.address,
             "written": self.received,
             "read": self.sent,
-            "data": hex(self.data()),
+            "data": hex::text(self.data(), " "),
             "refused": self.refusal.map(Refusal::words),
             "overwrites": self.overwrites,
             "clocks": self.clocks,
@@ -112,22 +113,19 @@ impl Record {
     }
 }
 
-fn hex(bytes: &[u8]) -> String {
-    let words: Vec<String> = bytes.iter().map(|byte| format!("{byte:02x}")).collect();
-    words.join(" ")
-}
-
 /// The last transactions of a chip.
 #[derive(Debug, Clone, Default)]
 pub struct Trace {
     records: VecDeque<Record>,
     capacity: usize,
     dropped: u64,
+    /// Number of the oldest record, counted from the first one that was ever pushed.
+    first: u64,
 }
 
 impl Trace {
     pub(crate) fn new(capacity: usize) -> Trace {
-        Trace { records: VecDeque::new(), capacity, dropped: 0 }
+        Trace { records: VecDeque::new(), capacity, dropped: 0, first: 0 }
     }
 
     pub(crate) fn is_on(&self) -> bool {
@@ -144,6 +142,7 @@ impl Trace {
         if self.records.len() == self.capacity {
             self.records.pop_front();
             self.dropped += 1;
+            self.first += 1;
         }
         self.records.push_back(record);
     }
@@ -165,7 +164,20 @@ impl Trace {
 
     /// Removes and returns the oldest record.
     pub fn take(&mut self) -> Option<Record> {
-        self.records.pop_front()
+        let record = self.records.pop_front()?;
+        self.first += 1;
+        Some(record)
+    }
+
+    /// Returns the numbers of the records, the first one ever being 0: a reader can continue where it stopped, and see what is gone.
+    pub fn numbers(&self) -> std::ops::Range<u64> {
+        self.first..self.first + self.records.len() as u64
+    }
+
+    /// Returns the records from a number on, oldest first.
+    pub fn records_from(&self, number: u64) -> impl Iterator<Item = &Record> {
+        let skipped = number.saturating_sub(self.first).min(self.records.len() as u64);
+        self.records.range(skipped as usize..)
     }
 
     /// Writes all records as text, a line each.
@@ -178,37 +190,95 @@ impl Trace {
         self.records.iter().try_for_each(|record| record.write_json(chip, out))
     }
 
-    /// Writes a value change dump (IEEE 1364-2005, clause 18) of CS#, CLK and IO0 to IO3, with a clock period of `period` ns.
-    ///
-    /// Of each transaction it shows opcode, address and the first data bytes; mode and dummy clocks show the lines undriven.
+    /// Writes all records as a value change dump of the bus, with a clock period of `period` ns; see [`Waveform`].
     pub fn write_vcd(&self, chip: &Description, period: u64, out: &mut impl Write) -> fmt::Result {
-        let period = period.max(2);
+        let mut waveform = Waveform::new(period);
+        waveform.write_header(chip, out)?;
+        self.records.iter().try_for_each(|record| waveform.write(record, chip, out))
+    }
+}
+
+/// Writer of a value change dump (IEEE 1364-2005, clause 18) of CS#, CLK and IO0 to IO3, record by record.
+///
+/// Of each transaction it shows opcode, address and the first data bytes; mode and dummy clocks show the lines undriven. Every
+/// transaction begins and ends with the same levels (CS# high, CLK low, IO undriven), so that a dump can be continued from the
+/// time at which its last part ended.
+#[derive(Debug, Clone)]
+pub struct Waveform {
+    /// Clock period in nanoseconds.
+    period: u64,
+    /// Time in nanoseconds up to which the dump is written.
+    end: u64,
+}
+
+impl Waveform {
+    /// Returns a writer with a clock period of `period` ns, at least 2, for a dump from time 0 on.
+    pub fn new(period: u64) -> Waveform {
+        Waveform::resume(period, 0)
+    }
+
+    /// Returns a writer that continues a dump, whose last part ended at the time `end`.
+    pub fn resume(period: u64, end: u64) -> Waveform {
+        Waveform { period: period.max(2), end }
+    }
+
+    /// Returns the time in nanoseconds up to which the dump is written.
+    pub fn end(&self) -> u64 {
+        self.end
+    }
+
+    /// Writes the declarations and the levels at time 0.
+    pub fn write_header(&self, chip: &Description, out: &mut impl Write) -> fmt::Result {
         write!(out, "$timescale 1 ns $end\n$scope module {} $end\n", chip.name)?;
         for (id, name) in ["cs_n", "clk", "io0", "io1", "io2", "io3"].iter().enumerate() {
             writeln!(out, "$var wire 1 {} {name} $end", signal(id))?;
         }
-        out.write_str("$upscope $end\n$enddefinitions $end\n#0\n1!\n0\"\nz#\nz$\nz%\nz&\n")?;
-        let mut now = 0u64;
-        for record in &self.records {
-            // Records carry the time of their end; without bus time several can carry the same.
-            let clocks = record.waveform(chip);
-            let length = (clocks.len() as u64 + 2).saturating_mul(period);
-            let start = record.time.saturating_sub(length).max(now.saturating_add(period));
-            writeln!(out, "#{start}\n0!")?;
-            now = start;
-            for levels in clocks {
-                writeln!(out, "#{}\n0\"", now.saturating_add(period / 2))?;
-                for (line, level) in levels.iter().enumerate() {
-                    writeln!(out, "{level}{}", signal(2 + line))?;
+        out.write_str("$upscope $end\n$enddefinitions $end\n#0\n1!\n0\"\nz#\nz$\nz%\nz&\n")
+    }
+
+    /// Writes the changes of one transaction.
+    pub fn write(&mut self, record: &Record, chip: &Description, out: &mut impl Write) -> fmt::Result {
+        let clocks = record.waveform(chip);
+        // Records carry the time of their end; without bus time several can carry the same.
+        let length = (clocks.len() as u64 + 2).saturating_mul(self.period);
+        let start = record.time.saturating_sub(length).max(self.end.saturating_add(self.period));
+        writeln!(out, "#{start}\n0!")?;
+        let mut now = start;
+        let (mut is_high, mut shown) = (false, UNDRIVEN);
+        for levels in clocks {
+            if is_high || levels != shown {
+                writeln!(out, "#{}", now.saturating_add(self.period / 2))?;
+                if is_high {
+                    out.write_str("0\"\n")?;
                 }
-                now = now.saturating_add(period);
-                writeln!(out, "#{now}\n1\"")?;
+                write_changes(&shown, &levels, out)?;
             }
-            now = now.saturating_add(period);
-            writeln!(out, "#{now}\n0\"\n1!\nz#\nz$\nz%\nz&")?;
+            now = now.saturating_add(self.period);
+            writeln!(out, "#{now}\n1\"")?;
+            (is_high, shown) = (true, levels);
         }
+        now = now.saturating_add(self.period);
+        writeln!(out, "#{now}")?;
+        if is_high {
+            out.write_str("0\"\n")?;
+        }
+        out.write_str("1!\n")?;
+        write_changes(&shown, &UNDRIVEN, out)?;
+        self.end = now;
         Ok(())
     }
+}
+
+/// Levels of IO0 to IO3 between transactions.
+const UNDRIVEN: [char; 4] = ['z'; 4];
+
+fn write_changes(shown: &[char; 4], levels: &[char; 4], out: &mut impl Write) -> fmt::Result {
+    for (line, (before, level)) in shown.iter().zip(levels).enumerate() {
+        if before != level {
+            writeln!(out, "{level}{}", signal(2 + line))?;
+        }
+    }
+    Ok(())
 }
 
 impl Record {
@@ -228,7 +298,7 @@ impl Record {
         }
         if let Some(command) = command {
             let mode = if command.mode { 8 / address } else { 0 };
-            clocks.extend((0..command.dummy + mode).map(|_| ['z'; 4]));
+            clocks.extend((0..command.dummy + mode).map(|_| UNDRIVEN));
         }
         append(&mut clocks, self.data(), data, self.sent > 0);
         clocks
@@ -238,7 +308,7 @@ impl Record {
 fn append(clocks: &mut Vec<[char; 4]>, bytes: &[u8], lines: u8, from_chip: bool) {
     for byte in bytes {
         for step in (0..8 / lines).rev() {
-            let mut levels = ['z'; 4];
+            let mut levels = UNDRIVEN;
             for line in 0..lines {
                 let level = if byte >> (step * lines + line) & 1 == 1 { '1' } else { '0' };
                 let io = if lines == 1 && from_chip { 1 } else { line };

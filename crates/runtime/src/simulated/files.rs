@@ -422,6 +422,7 @@ impl Files {
             is_directory,
             is_block_device: false,
             allocated: length,
+            mode: 0o600,
         })
     }
 

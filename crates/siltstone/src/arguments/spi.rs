@@ -12,7 +12,7 @@ use std::path::PathBuf;
   siltstone spi status                                                      show state, registers and counters
   siltstone spi power off                                                   cut the power, in the middle of a program if one runs
   siltstone spi trace                                                       list the last transactions
-  siltstone spi trace --form vcd --out bus.vcd                              for PulseView or GTKWave
+  siltstone spi trace --form vcd --out bus.vcd                              write a waveform for PulseView or GTKWave
 
 status, power, pin, dump, trace, wear, age and sync reach the served chip; if several are served, name one by its image.")]
 pub enum SpiVerb {
@@ -30,7 +30,7 @@ pub enum SpiVerb {
   siltstone spi show W25Q128JV --toml > my.toml      begin a chip file of your own
   siltstone spi show --sfdp dump.bin --name NEW --toml > new.toml    make a generic chip from an SFDP dump")]
     Show {
-        /// Name of a chip, or path of a chip file
+        /// Show this chip: a name of spi list, or the path of a chip file
         #[arg(required_unless_present = "sfdp")]
         chip: Option<String>,
         /// Make a generic chip from this SFDP dump instead
@@ -49,10 +49,10 @@ pub enum SpiVerb {
         #[arg(long)]
         json: bool,
     },
-    /// Show a served chip: state, registers, counters, wear; its image is durable then
+    /// Show state, registers, counters and wear of a served chip, and make its image durable
     Status {
         #[command(flatten)]
-        chip: ServedChip,
+        chip: ServerChoice,
         /// Print as JSON
         #[arg(long)]
         json: bool,
@@ -60,25 +60,25 @@ pub enum SpiVerb {
     /// Switch the supply of a served chip off or on, or set its voltage
     #[command(after_help = "Examples:
   siltstone spi power off        leave a running program or erase half-done
-  siltstone spi power on
-  siltstone spi power 1800       brown-out: below the chip's write inhibit voltage it loses power")]
+  siltstone spi power on         start the chip
+  siltstone spi power 1800       make it brown out: below its write inhibit voltage it loses power")]
     Power {
-        /// off, on, or the supply in millivolts
+        /// Set the supply: off, on, or a voltage in millivolts
         supply: String,
         #[command(flatten)]
-        chip: ServedChip,
+        chip: ServerChoice,
     },
     /// Drive a pin of a served chip
     #[command(after_help = "Examples:
   siltstone spi pin wp low       protect the status register, where SRP = 1
   siltstone spi pin hold low     pause the bus, or reset the chip, whichever the pin does")]
     Pin {
-        /// wp, hold or reset
+        /// Drive this pin: wp, hold or reset
         pin: String,
-        /// low or high
+        /// Set this level: low or high
         level: String,
         #[command(flatten)]
-        chip: ServedChip,
+        chip: ServerChoice,
     },
     /// Print the array of a served chip as its cells are, without faults of reading
     #[command(after_help = "Examples:
@@ -86,7 +86,7 @@ pub enum SpiVerb {
   siltstone spi dump --raw --out cells.bin")]
     Dump {
         #[command(flatten)]
-        chip: ServedChip,
+        chip: ServerChoice,
         /// Start at this byte
         #[arg(long, value_name = "BYTE", default_value = "0", value_parser = number)]
         offset: u64,
@@ -103,7 +103,7 @@ pub enum SpiVerb {
     /// Print the last transactions of a served chip
     Trace {
         #[command(flatten)]
-        chip: ServedChip,
+        chip: ServerChoice,
         /// Choose the form
         #[arg(long, value_name = "FORM", default_value = "text")]
         form: TraceForm,
@@ -114,7 +114,7 @@ pub enum SpiVerb {
     /// Show how often the sectors of a served chip were erased, and which bits are worn or unstable
     Wear {
         #[command(flatten)]
-        chip: ServedChip,
+        chip: ServerChoice,
         /// Print as JSON
         #[arg(long)]
         json: bool,
@@ -125,10 +125,10 @@ pub enum SpiVerb {
 
 The model: the rate is the fraction of programmed bits that an unworn sector loses per year at 55 °C; it follows the Arrhenius law with 1.1 eV (JEDEC JEP122) and grows with the erase count.")]
     Age {
-        /// Years
+        /// Let this many years pass
         years: f64,
         #[command(flatten)]
-        chip: ServedChip,
+        chip: ServerChoice,
         /// Set the temperature in degrees Celsius
         #[arg(long, default_value_t = 55.0, allow_negative_numbers = true)]
         celsius: f64,
@@ -139,7 +139,7 @@ The model: the rate is the fraction of programmed bits that an unworn sector los
     /// Write everything that a served chip holds to its image, durably
     Sync {
         #[command(flatten)]
-        chip: ServedChip,
+        chip: ServerChoice,
     },
 }
 
@@ -159,7 +159,7 @@ Without it the chip is in memory. Ends with 1 if a rule of --assert was violated
 pub struct SpiServe {
     #[command(flatten)]
     pub chip: ChipChoice,
-    /// Keep the array in this file, which has the chip's size
+    /// Keep the array in this file of the chip's size [default: in memory]
     #[arg(long, value_name = "FILE")]
     pub image: Option<PathBuf>,
     /// Create the image, erased, if it is missing or empty
@@ -180,7 +180,7 @@ pub struct SpiServe {
     /// Check the transactions against the rules of this file
     #[arg(long = "assert", value_name = "FILE")]
     pub rules: Option<PathBuf>,
-    /// Add a fault: wear, read-disturb=BYTES, flip-in=PROBABILITY, flip-out=PROBABILITY, stuck-busy=N, cut-bus-byte=N, cut-operation=N:FRACTION
+    /// Add a fault: wear, read-disturb=BYTES, flip-in=PROBABILITY, flip-out=PROBABILITY, stuck-busy=N, cut-bus-byte=N, cut-operation=N:FRACTION; may be given several times, and the cuts repeatedly
     #[arg(long, value_name = "FAULT")]
     pub fault: Vec<String>,
     /// Set the seed of unique ID and faults
@@ -203,18 +203,18 @@ pub struct SpiServe {
 /// Choice of a chip.
 #[derive(Debug, Args)]
 pub struct ChipChoice {
-    /// Name of a chip of spi list, or path of a chip file
+    /// Emulate this chip: a name of spi list, or the path of a chip file
     #[arg(long, value_name = "NAME|FILE.toml")]
     pub chip: String,
 }
 
-/// Choice of a served chip.
+/// Choice of the server of a chip.
 #[derive(Debug, Args)]
-pub struct ServedChip {
-    /// Image of the chip, if several are served
+pub struct ServerChoice {
+    /// Reach the chip with this image, if several are served
     #[arg(long, value_name = "FILE")]
     pub image: Option<PathBuf>,
-    /// Control socket of its server
+    /// Reach the chip through this control socket of its server
     #[arg(long, value_name = "PATH", conflicts_with = "image")]
     pub control: Option<PathBuf>,
 }
@@ -222,11 +222,11 @@ pub struct ServedChip {
 /// Form of a trace.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
 pub enum TraceForm {
-    /// A line of text per transaction.
+    /// Print a line of text per transaction
     Text,
-    /// A line of JSON per transaction.
+    /// Print a line of JSON per transaction
     Json,
-    /// A value change dump of the bus (IEEE 1364).
+    /// Print a value change dump of the bus (IEEE 1364)
     Vcd,
 }
 
@@ -242,9 +242,5 @@ impl TraceForm {
 }
 
 fn number(text: &str) -> Result<u64, String> {
-    let parsed = match text.strip_prefix("0x").or(text.strip_prefix("0X")) {
-        Some(digits) => u64::from_str_radix(digits, 16),
-        None => text.parse(),
-    };
-    parsed.map_err(|_| "expected a number, decimal or as 0x…".to_owned())
+    spi::operator::parse_number(text).ok_or_else(|| "expected a number, decimal or as 0x…".to_owned())
 }

@@ -5,7 +5,7 @@ use super::folder::{Folder, link_of};
 use block::{Error, Result};
 use clap::ValueEnum;
 use serde_json::{Value, json};
-use std::io::ErrorKind;
+use std::io::{ErrorKind, Write};
 use std::path::PathBuf;
 
 /// State of an attachment.
@@ -59,10 +59,7 @@ impl Record {
     /// Those of the kernel.
     pub fn write(&self, folder: &Folder) -> Result<()> {
         let path = folder.record();
-        let new = path.with_extension("json.new");
-        let text = format!("{:#}\n", self.to_json());
-        let written = std::fs::write(&new, text).and_then(|()| std::fs::rename(&new, &path));
-        written.map_err(|error| Error::from_io(&error, &format!("writing {}", path.display())))
+        runtime::file::replace(&path, None, |file| writeln!(file, "{:#}", self.to_json()))
     }
 
     /// Reads the record of a folder; `None` if there is none yet.

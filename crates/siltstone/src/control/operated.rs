@@ -1,5 +1,5 @@
-//! An open stack for operators: carries out a request, whether the stack is being served or was opened for this
-//! request.
+//! What answers the requests of operators: an open stack, whether it is being served or was opened for this request, or a
+//! served flash chip.
 
 use super::protocol::{self, Answer, Recipient, Refusal, Request};
 use block::{Call, Status};

@@ -1,7 +1,7 @@
-//! Control socket of each stack.
+//! Control socket of each stack and flash chip.
 //!
 //! Unless a path is given, a server's socket is in a folder of its user, under a name that is derived from the stack
-//! alone, so that the server is found by its stack:
+//! or the chip alone, so that the server is found by it:
 //!
 //! - A stack *file* is identified by its absolute path, links followed. It has one server at a time.
 //! - A stack of *one line*, or from standard input, is identified by its text and the working directory, against
@@ -38,7 +38,7 @@ pub enum ControlAddress {
     Of(Identity),
 }
 
-/// Identity of a stack for its socket names.
+/// Identity of a stack or a flash chip for its socket names.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Identity {
     hash: u64,

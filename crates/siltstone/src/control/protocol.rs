@@ -31,7 +31,7 @@ pub const VERSION: u32 = 1;
 /// Verbs of requests.
 const VERBS: [&str; 3] = ["hello", "status", "message"];
 
-/// Request to a stack, or to its server.
+/// Request to a stack or a flash chip, or to its server.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Request {
     /// Checks that a server is running. The socket of a killed one accepts connections for some time.
@@ -61,7 +61,7 @@ pub enum Recipient {
 pub struct Refusal {
     /// Error.
     pub error: Error,
-    /// Whether the request is wrong, rather than the stack.
+    /// Whether the request is wrong, rather than what it was sent to.
     pub wrongly_asked: bool,
 }
 
@@ -72,7 +72,7 @@ impl Refusal {
     }
 }
 
-/// Refusal because of the stack.
+/// Refusal because of the stack or the chip.
 impl From<Error> for Refusal {
     fn from(error: Error) -> Self {
         Refusal { error, wrongly_asked: false }
@@ -167,8 +167,8 @@ pub fn encode(answer: &Answer) -> Vec<u8> {
     };
     if line.len() > LONGEST_ANSWER {
         let error = Error::overflow(format!(
-            "the answer has {} bytes, and a control socket passes at most {LONGEST_ANSWER}: ask for less, or ask \
-             while the stack is not served",
+            "the answer has {} bytes, and a control socket passes at most {LONGEST_ANSWER}: ask for less, or, of a \
+             stack, while it is not served",
             line.len()
         ));
         line = encode_refusal(&error.into());

@@ -48,8 +48,8 @@ pub struct ControlServer {
 }
 
 struct Shared {
-    /// Empty while the stack is being opened.
-    stack: OnceCell<Rc<dyn Operated>>,
+    /// Stack or chip; empty while it is being opened.
+    operated: OnceCell<Rc<dyn Operated>>,
     clients: Cell<usize>,
     /// Notified when a client has disconnected.
     gone: Notify,
@@ -57,7 +57,7 @@ struct Shared {
 }
 
 impl ControlServer {
-    /// Listens. Until [`opened`](Self::opened), requests are answered with the error that the stack is being opened.
+    /// Listens. Until [`opened`](Self::opened), requests are answered with the error that it is being opened.
     ///
     /// # Errors
     /// [`Error::Busy`] if another server listens there; those of the kernel.
@@ -70,7 +70,7 @@ impl ControlServer {
     fn listening(path: Option<PathBuf>, listener: Listener) -> ControlServer {
         let stop = StopSource::new();
         let shared = Rc::new(Shared {
-            stack: OnceCell::new(),
+            operated: OnceCell::new(),
             clients: Cell::new(0),
             gone: Notify::new(),
             stop: stop.token(),
@@ -79,10 +79,10 @@ impl ControlServer {
         ControlServer { path, shared, stop, accepting }
     }
 
-    /// Sets the open stack, which gets the requests from now on.
-    pub fn opened(&self, stack: Rc<dyn Operated>) {
+    /// Sets the open stack or chip, which gets the requests from now on.
+    pub fn opened(&self, operated: Rc<dyn Operated>) {
         // It is opened once.
-        let _ = self.shared.stack.set(stack);
+        let _ = self.shared.operated.set(operated);
     }
 
     /// Path of the socket's file.
@@ -90,7 +90,7 @@ impl ControlServer {
         self.path.as_deref()
     }
 
-    /// Stops the server, and releases the stack.
+    /// Stops the server, and releases what it operates.
     pub async fn stop(self) {
         self.stop.stop();
         self.accepting.await;
@@ -239,10 +239,10 @@ impl Client {
 impl Shared {
     async fn answer(&self, line: &[u8]) -> Answer {
         let request = Request::parse(line)?;
-        match self.stack.get() {
-            Some(stack) => stack.carry_out(&request).await,
+        match self.operated.get() {
+            Some(operated) => operated.carry_out(&request).await,
             None if request == Request::Hello => Ok(hello()),
-            None => Err(Error::busy("the stack is still being opened: try again later").into()),
+            None => Err(Error::busy("what is served here is still being opened: try again later").into()),
         }
     }
 }

@@ -1,6 +1,6 @@
 //! Requests to a served chip, through its control socket.
 
-use crate::arguments::{ServedChip, TraceForm};
+use crate::arguments::{ServerChoice, TraceForm};
 use crate::control::client::Client;
 use crate::control::place::{self, Identity};
 use crate::control::protocol::{Recipient, Request};
@@ -17,8 +17,11 @@ const PIECE: u64 = spi::operator::MOST_DUMPED as u64;
 /// Sectors that a table of wear lists.
 const MOST_WORN: usize = 20;
 
+/// Name of the chip as the recipient of messages.
+pub(super) const CHIP: &str = "chip";
+
 /// Finds the server of a chip.
-fn find(chip: &ServedChip) -> Result<Client, Failure> {
+fn find(chip: &ServerChoice) -> Result<Client, Failure> {
     let found = match (&chip.control, &chip.image) {
         (Some(path), _) => place::connect(path)?.map(|stream| (path.clone(), stream)).into_iter().collect(),
         (None, Some(image)) => place::servers(&Identity::of_chip(Some(image))?)?,
@@ -58,14 +61,14 @@ fn ask(client: &mut Client, request: &Request) -> Result<Value, Failure> {
 }
 
 fn tell(client: &mut Client, text: String) -> Result<Value, Failure> {
-    ask(client, &Request::Message { to: Recipient::Part("chip".to_owned()), text })
+    ask(client, &Request::Message { to: Recipient::Part(CHIP.to_owned()), text })
 }
 
 /// Shows the status.
 ///
 /// # Errors
 /// No served chip, or several.
-pub fn status(chip: &ServedChip, as_json: bool) -> Result<(), Failure> {
+pub fn status(chip: &ServerChoice, as_json: bool) -> Result<(), Failure> {
     let status = ask(&mut find(chip)?, &Request::Status)?;
     if as_json {
         return print_json(&status);
@@ -83,7 +86,7 @@ pub fn status(chip: &ServedChip, as_json: bool) -> Result<(), Failure> {
 ///
 /// # Errors
 /// No served chip, or several; an unknown pin, level or supply.
-pub fn state(chip: &ServedChip, text: String) -> Result<(), Failure> {
+pub fn state(chip: &ServerChoice, text: String) -> Result<(), Failure> {
     let answer = tell(&mut find(chip)?, text)?;
     print_line(answer["state"].as_str().unwrap_or("?"))
 }
@@ -114,7 +117,7 @@ fn written(result: std::io::Result<()>) -> Result<bool, Failure> {
 /// # Errors
 /// No served chip, or several; a range outside of the array.
 pub fn dump(
-    chip: &ServedChip,
+    chip: &ServerChoice,
     offset: u64,
     length: Option<u64>,
     raw: bool,
@@ -134,7 +137,7 @@ pub fn dump(
     while at < end {
         let count = PIECE.min(end - at);
         let answer = tell(&mut client, format!("dump {at} {count}"))?;
-        let bytes = from_hex(answer["hex"].as_str().unwrap_or(""));
+        let bytes = spinor::hex::bytes(answer["hex"].as_str().unwrap_or("")).unwrap_or_default();
         if bytes.len() as u64 != count {
             return Err(Failure::World(
                 "the server's answer to dump has another length than asked for".into(),
@@ -183,27 +186,39 @@ fn line_of(text: &mut String, at: u64, bytes: &[u8]) {
     let _ = writeln!(text, "  |{}|", shown.collect::<String>());
 }
 
-fn from_hex(text: &str) -> Vec<u8> {
-    let digit = |byte: u8| char::from(byte).to_digit(16).unwrap_or(0) as u8;
-    text.as_bytes().chunks_exact(2).map(|pair| digit(pair[0]) << 4 | digit(pair[1])).collect()
-}
-
-/// Prints or writes the trace.
+/// Prints or writes the trace up to the newest transaction at the time of the call, piece by piece.
 ///
 /// # Errors
-/// No served chip, or several; a trace that is too long.
-pub fn trace(chip: &ServedChip, form: TraceForm, out: Option<&Path>) -> Result<(), Failure> {
-    let answer = tell(&mut find(chip)?, format!("trace {}", form.word()))?;
-    let text = answer["text"].as_str().unwrap_or("");
+/// No served chip, or several; those of writing.
+pub fn trace(chip: &ServerChoice, form: TraceForm, out: Option<&Path>) -> Result<(), Failure> {
+    let mut client = find(chip)?;
     let mut output = output(out)?;
-    written(output.write_all(text.as_bytes()).and_then(|()| output.flush()))?;
-    match answer["dropped"].as_u64() {
-        Some(dropped) if dropped > 0 => {
-            crate::output::say(&format!(
-                "{dropped} older transactions are not in the trace (see spi serve --trace)"
-            ));
+    let (mut next, mut end, mut newest, mut missing) = (0, 0, None, 0);
+    loop {
+        let answer = tell(&mut client, format!("trace {} {next} {end}", form.word()))?;
+        let number = |key: &str| {
+            let wrong = || {
+                Failure::World(format!("the server's answer to trace has no number \"{key}\"; restart it"))
+            };
+            answer[key].as_u64().ok_or_else(wrong)
+        };
+        if !written(output.write_all(answer["text"].as_str().unwrap_or("").as_bytes()))? {
+            return Ok(());
         }
-        _ => {}
+        // Transactions that made way for newer ones before they were fetched.
+        missing += number("first")?.saturating_sub(next);
+        let newest = *newest.get_or_insert(number("newest")?);
+        let after = number("next")?;
+        if after >= newest || after <= next {
+            break;
+        }
+        (next, end) = (after, number("end")?);
+    }
+    written(output.flush())?;
+    if missing > 0 {
+        crate::output::say(&format!(
+            "{missing} transactions are not in the trace, because newer ones took their place (see spi serve --trace)"
+        ));
     }
     Ok(())
 }
@@ -212,7 +227,7 @@ pub fn trace(chip: &ServedChip, form: TraceForm, out: Option<&Path>) -> Result<(
 ///
 /// # Errors
 /// No served chip, or several.
-pub fn wear(chip: &ServedChip, as_json: bool) -> Result<(), Failure> {
+pub fn wear(chip: &ServerChoice, as_json: bool) -> Result<(), Failure> {
     let wear = tell(&mut find(chip)?, "wear".to_owned())?;
     if as_json {
         return print_json(&wear);
@@ -248,7 +263,7 @@ pub fn wear(chip: &ServedChip, as_json: bool) -> Result<(), Failure> {
 ///
 /// # Errors
 /// No served chip, or several; numbers out of range.
-pub fn age(chip: &ServedChip, years: f64, celsius: f64, rate: f64) -> Result<(), Failure> {
+pub fn age(chip: &ServerChoice, years: f64, celsius: f64, rate: f64) -> Result<(), Failure> {
     let answer = tell(&mut find(chip)?, format!("age {years} {celsius} {rate}"))?;
     print_line(&format!("{} bits lost their charge", answer["flipped_bits"]))
 }
@@ -257,6 +272,6 @@ pub fn age(chip: &ServedChip, years: f64, celsius: f64, rate: f64) -> Result<(),
 ///
 /// # Errors
 /// No served chip, or several; those of writing the image.
-pub fn sync(chip: &ServedChip) -> Result<(), Failure> {
+pub fn sync(chip: &ServerChoice) -> Result<(), Failure> {
     tell(&mut find(chip)?, "sync".to_owned()).map(drop)
 }

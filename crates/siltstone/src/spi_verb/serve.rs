@@ -1,10 +1,12 @@
 //! `siltstone spi serve`: a chip with its image, its programmers' connections and its control socket, until a signal.
 
+use super::ask::CHIP;
 use super::text_of;
+use crate::address::address;
 use crate::arguments::SpiServe;
 use crate::control::operated::{Operated, hello};
 use crate::control::place::{ControlAddress, Identity};
-use crate::control::protocol::{Answer, Refusal, Request};
+use crate::control::protocol::{Answer, Recipient, Refusal, Request};
 use crate::control::server::ControlServer;
 use crate::failure::Failure;
 use crate::output::{print_line, say};
@@ -14,10 +16,10 @@ use runtime::net::Address;
 use serde_json::{Value, json};
 use spi::image::ImageFile;
 use spi::rules::Rules;
-use spi::{Board, Server, Station, Time};
+use spi::{Board, Closed, ServedChip, Server, Time};
 use spinor::{Chip, Cut, Description, Faults};
 use std::cell::RefCell;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::rc::Rc;
 use std::sync::Arc;
 
@@ -47,14 +49,16 @@ pub fn serve(arguments: &SpiServe) -> Result<(), Failure> {
     let description = text_of(&arguments.chip.chip)?.description()?;
     let mut addresses = Vec::new();
     for text in &arguments.serprog {
-        let wrong = |error: Error| Failure::Usage(format!("--serprog {text}: {}", error.detail()));
-        addresses.push(match text.parse::<Address>().map_err(wrong)? {
-            Address::Unix(path) => unix(&path)?,
-            tcp => tcp,
-        });
+        addresses.push(address("--serprog", text)?);
     }
     for path in &arguments.unix {
-        addresses.push(unix(path)?);
+        let Some(path) = path.to_str() else {
+            return Err(Failure::Usage(format!(
+                "--unix \"{}\": not UTF-8; expected a path in UTF-8, which programmers can be told; choose another path",
+                path.display()
+            )));
+        };
+        addresses.push(address("--unix", &format!("unix:{path}"))?);
     }
     if addresses.is_empty() && !arguments.pty {
         return Err(Failure::Usage(
@@ -92,13 +96,6 @@ pub fn serve(arguments: &SpiServe) -> Result<(), Failure> {
     runtime::run(Config::default(), move || open(setup))?
 }
 
-fn unix(path: &Path) -> Result<Address, Failure> {
-    let path = std::path::absolute(path)
-        .map_err(|error| Failure::Usage(format!("--unix {}: {error}", path.display())))?;
-    let wrong = |error: Error| Failure::Usage(format!("--unix {}", error.detail()));
-    format!("unix:{}", path.display()).parse().map_err(wrong)
-}
-
 /// Reads the faults.
 fn faults(texts: &[String]) -> Result<Faults, Failure> {
     let mut faults = Faults::default();
@@ -112,18 +109,26 @@ fn faults(texts: &[String]) -> Result<Faults, Failure> {
             let number = value.parse::<f64>().ok().filter(|number| (0.0..=1.0).contains(number));
             number.ok_or_else(|| wrong(expected))
         };
+        let is_cut = name.starts_with("cut-");
+        let is_repeated =
+            |other: &&String| other.split_once('=').map_or(other.as_str(), |(name, _)| name) == name;
+        if !is_cut && texts.iter().filter(is_repeated).count() > 1 {
+            return Err(Failure::Usage(format!(
+                "--fault {text}: {name} is given several times; expected once; only cut-bus-byte and cut-operation may be repeated"
+            )));
+        }
         match name {
             "wear" if value.is_empty() => faults.wear = true,
             "read-disturb" => faults.read_disturb = count()?,
             "flip-in" => faults.flip_in = unit(value, "flip-in=PROBABILITY, 0 to 1")?,
             "flip-out" => faults.flip_out = unit(value, "flip-out=PROBABILITY, 0 to 1")?,
             "stuck-busy" => faults.stuck_busy = Some(count()?),
-            "cut-bus-byte" => faults.cut = Some(Cut::BusByte(count()?)),
+            "cut-bus-byte" => faults.cuts.push(Cut::BusByte(count()?)),
             "cut-operation" => {
                 let expected = "cut-operation=N:FRACTION, such as cut-operation=3:0.5";
                 let (after, fraction) = value.split_once(':').ok_or_else(|| wrong(expected))?;
                 let after = after.parse().map_err(|_| wrong(expected))?;
-                faults.cut = Some(Cut::Operation { after, fraction: unit(fraction, expected)? });
+                faults.cuts.push(Cut::Operation { after, fraction: unit(fraction, expected)? });
             }
             _ => {
                 return Err(wrong(
@@ -156,40 +161,48 @@ async fn open(setup: Setup) -> Result<(), Failure> {
     let board = Rc::new(RefCell::new(Board::new(chip, setup.time, setup.rules, setup.traced)));
     let outcome = match Server::start(board.clone(), &setup.addresses, setup.pty).await {
         Ok(server) => {
-            let station = Rc::new(OperatedChip(Station::new(board, image, server)));
+            let chip = Rc::new(OperatedChip(ServedChip::new(board, image, server)));
             if let Some(control) = &control {
-                control.opened(station.clone());
+                control.opened(chip.clone());
             }
-            let outcome = until_stopped(&station.0, control.as_ref(), setup.as_json).await;
-            Ok((outcome, station))
+            let outcome = until_stopped(&chip.0, control.as_ref(), setup.as_json).await;
+            Ok((outcome, chip))
         }
         Err(error) => Err(error),
     };
-    // It answers the requests in progress; then nothing else holds the station.
+    // It answers the requests in progress; then nothing else holds the chip.
     if let Some(control) = control {
         control.stop().await;
     }
-    let (outcome, station) = outcome?;
-    let violations = match Rc::try_unwrap(station) {
-        Ok(station) => station.0.close().await?,
-        Err(_) => return Err(Failure::World("the chip is still in use at the end".into())),
-    };
-    outcome?;
-    if violations.is_empty() {
-        return Ok(());
+    let (outcome, chip) = outcome?;
+    match Rc::try_unwrap(chip) {
+        Ok(chip) => ended(outcome, chip.0.close().await),
+        Err(_) => Err(Failure::World("the chip is still in use at the end".into())),
     }
-    violations.iter().for_each(|violation| say(violation));
-    Err(Failure::Said)
 }
 
-/// Tells the addresses, and waits for a signal.
+/// Reports everything that went wrong, the last error as the outcome.
+fn ended(outcome: Result<(), Failure>, closed: Closed) -> Result<(), Failure> {
+    closed.violations.iter().for_each(|violation| say(violation));
+    let mut failures: Vec<Failure> = outcome.err().into_iter().collect();
+    failures.extend(closed.errors.into_iter().map(Failure::from));
+    let last = failures.pop();
+    failures.iter().for_each(|failure| say(&failure.to_string()));
+    match last {
+        Some(failure) => Err(failure),
+        None if closed.violations.is_empty() => Ok(()),
+        None => Err(Failure::Said),
+    }
+}
+
+/// Prints the addresses, and waits for a signal.
 async fn until_stopped(
-    station: &Station,
+    chip: &ServedChip,
     control: Option<&ControlServer>,
     as_json: bool,
 ) -> Result<(), Failure> {
-    let mut addresses: Vec<String> = station.server().addresses().iter().map(ToString::to_string).collect();
-    addresses.extend(station.server().pty().map(|path| path.display().to_string()));
+    let mut addresses: Vec<String> = chip.server().addresses().iter().map(ToString::to_string).collect();
+    addresses.extend(chip.server().pty().map(|path| path.display().to_string()));
     // The handler stands before a reader of the addresses can send a signal.
     let mut signal = std::pin::pin!(runtime::stop_signal());
     let early = std::future::poll_fn(|context| std::task::Poll::Ready(signal.as_mut().poll(context))).await;
@@ -207,7 +220,7 @@ async fn until_stopped(
 }
 
 /// A served chip for operators.
-struct OperatedChip(Station);
+struct OperatedChip(ServedChip);
 
 impl Operated for OperatedChip {
     fn carry_out<'a>(&'a self, request: &'a Request) -> Call<'a, Answer> {
@@ -218,6 +231,13 @@ impl Operated for OperatedChip {
                     let mut status = self.0.status().await;
                     status["server"] = json!({ "process": std::process::id() });
                     Ok(status)
+                }
+                Request::Message { to: Recipient::Part(word) | Recipient::Kind(word), .. }
+                    if word != CHIP =>
+                {
+                    Err(Refusal::wrongly_asked(Error::not_found(format!(
+                        "recipient \"{word}\": unknown to a server of a flash chip; expected \"{CHIP}\""
+                    ))))
                 }
                 Request::Message { text, .. } => match self.0.answer(text).await {
                     Ok(answer) => Ok(answer),

@@ -71,7 +71,7 @@ pub fn show(text: &ChipText, svg: Option<&Path>, as_toml: bool, as_json: bool) -
 }
 
 fn hex(bytes: &[u8]) -> String {
-    bytes.iter().map(|byte| format!("{byte:02X}")).collect::<Vec<_>>().join(" ")
+    spinor::hex::text(bytes, " ").to_uppercase()
 }
 
 fn time(nanoseconds: u64) -> String {

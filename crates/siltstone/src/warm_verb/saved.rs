@@ -20,7 +20,7 @@ use crate::failure::Failure;
 use block::Error;
 use layers::cache::Heat;
 use std::fs::File;
-use std::io::{BufRead, BufReader, BufWriter, Read, Write};
+use std::io::{BufRead, BufReader, Read, Write};
 use std::ops::Range;
 use std::path::{Path, PathBuf};
 
@@ -50,30 +50,14 @@ pub type HotRange = (Heat, Range<u64>);
 /// # Errors
 /// Those of the file system.
 pub fn write(path: &Path, origin_bytes: u64, block_size: u64, ranges: &[HotRange]) -> Result<(), Failure> {
-    let beside = beside(path);
-    let failed = |error: std::io::Error| {
-        // It is of no use, and may never have been there.
-        let _ = std::fs::remove_file(&beside);
-        Failure::World(Error::from_io(&error, &format!("writing {}", path.display())).to_string())
-    };
-    let write = || {
-        let mut file = BufWriter::new(File::create(&beside)?);
+    let written = runtime::file::replace(path, None, |file| {
         write!(file, "{FIRST}\norigin_bytes {origin_bytes}\nblock_size {block_size}\n")?;
         for (heat, range) in ranges {
             writeln!(file, "{heat} {}+{}", range.start, range.end - range.start)?;
         }
-        writeln!(file, "end {}", ranges.len())?;
-        file.into_inner().map_err(std::io::IntoInnerError::into_error)?.sync_all()?;
-        std::fs::rename(&beside, path)
-    };
-    write().map_err(failed)
-}
-
-/// Temporary path of a file before it is renamed.
-fn beside(path: &Path) -> PathBuf {
-    let mut name = path.as_os_str().to_owned();
-    name.push(format!(".{}.part", std::process::id()));
-    name.into()
+        writeln!(file, "end {}", ranges.len())
+    });
+    written.map_err(|error| Failure::World(error.to_string()))
 }
 
 /// Checks a whole file.

@@ -104,6 +104,13 @@ fn a_chip_is_served_looked_at_and_started_again() {
     assert!(user.ok(&["spi", "dump", "--length", "32"]).contains("|....hi.........."));
     assert!(user.ok(&["spi", "trace"]).contains("02h Page Program @000004h write 2 [68 69]"));
     assert!(user.ok(&["spi", "trace", "--form", "vcd"]).starts_with("$timescale"));
+    // A waveform of more than one piece.
+    let reads: Vec<[u8; 4]> = (0..2000u32).map(|n| [3, 1, (n >> 8) as u8, n as u8]).collect();
+    served.spi(&reads.iter().map(|read| (read.as_slice(), 16)).collect::<Vec<_>>());
+    user.ok(&["spi", "trace", "--form", "vcd", "--out", "bus.vcd"]);
+    let waveform = std::fs::read_to_string(user.path("bus.vcd")).unwrap();
+    assert!(waveform.len() > 4 << 20 && waveform.matches("$timescale").count() == 1, "{}", waveform.len());
+    assert_eq!(waveform.lines().filter(|line| *line == "0!").count(), 2004, "transactions");
     assert!(user.ok(&["spi", "wear"]).contains("1 erased at least once"));
     assert_eq!(user.json(&["spi", "wear"])["erase_counts"][0], 1);
     user.ok(&["spi", "dump", "--raw", "--out", "cells.bin"]);
@@ -179,4 +186,81 @@ fn chips_are_listed_shown_and_drawn() {
     assert!(wrong.code == Some(2) && wrong.stderr.contains("own.toml:2:"), "{wrong:?}");
     let near = user.run(&["spi", "show", "W25Q128JW"]);
     assert!(near.code == Some(2) && near.stderr.contains("W25Q128JV"), "{near:?}");
+}
+
+#[test]
+fn what_cannot_be_served_or_done_is_refused_clearly() {
+    use std::os::unix::ffi::OsStrExt;
+    let user = User::new();
+    let serve = |more: &[&str]| {
+        user.run(&[&["spi", "serve", "--chip", "W25Q64JV", "--serprog", "127.0.0.1:0"], more].concat())
+    };
+    let twice = serve(&["--fault", "wear", "--fault", "flip-in=0", "--fault", "flip-in=0.5"]);
+    assert!(twice.code == Some(2) && twice.stderr.contains("flip-in is given several times"), "{twice:?}");
+    let mut foreign = command(user.folder.path(), &["spi", "serve", "--chip", "W25Q64JV", "--unix"]);
+    let foreign = foreign.arg(std::ffi::OsStr::from_bytes(b"s\xFF.sock")).output().unwrap();
+    let said = String::from_utf8_lossy(&foreign.stderr);
+    assert!(foreign.status.code() == Some(2) && said.contains("not UTF-8"), "{said}");
+    let served = user.serve(&[
+        "--time",
+        "fast",
+        "--chip",
+        "W25Q64JV",
+        "--fault",
+        "cut-operation=0:0.5",
+        "--fault",
+        "cut-operation=1:1",
+    ]);
+    let none = user.run(&["spi", "sync"]);
+    assert!(none.code == Some(2) && none.stderr.contains("sync: the chip is in memory only"), "{none:?}");
+    for _ in 0..2 {
+        served.spi(&[(&[0x06], 0), (&[0x02, 0, 0, 0, 0], 0)]);
+        assert_eq!(user.json(&["spi", "status"])["chip"]["state"], "PowerDown");
+        user.ok(&["spi", "power", "on"]);
+    }
+    served.spi(&[(&[0x06], 0), (&[0x02, 0, 0, 0, 0], 0)]);
+    assert_eq!(user.json(&["spi", "status"])["chip"]["state"], "Standby");
+    assert_eq!(served.stop().0, Some(0));
+}
+
+#[test]
+fn a_message_to_another_recipient_is_refused() {
+    use std::io::{BufRead, BufReader};
+    use std::os::unix::net::UnixStream;
+    let user = User::new();
+    let served = user.serve(&["--chip", "W25Q64JV", "--control", "control.sock"]);
+    let stream = UnixStream::connect(user.path("control.sock")).unwrap();
+    let mut lines = BufReader::new(stream.try_clone().unwrap()).lines();
+    for (recipient, is_right) in
+        [("\"part\":\"chip\"", true), ("\"part\":\"log\"", false), ("\"kind\":\"mirror\"", false)]
+    {
+        writeln!(&stream, "{{\"verb\":\"message\",{recipient},\"text\":\"power off\"}}").unwrap();
+        let answer = lines.next().unwrap().unwrap();
+        assert_eq!(answer.contains("PowerDown"), is_right, "{answer}");
+        assert_eq!(answer.contains("unknown to a server of a flash chip; expected"), !is_right, "{answer}");
+    }
+    assert_eq!(served.stop().0, Some(0));
+}
+
+#[test]
+fn the_end_reports_violations_and_errors() {
+    let user = User::new();
+    std::fs::write(user.path("rules.toml"), "[[rule]]\nnever = \"erase\"\n").unwrap();
+    let served = user.serve(&[
+        "--chip",
+        "W25Q64JV",
+        "--image",
+        "flash.bin",
+        "--create",
+        "--time",
+        "fast",
+        "--assert",
+        "rules.toml",
+    ]);
+    std::fs::remove_file(user.path("flash.bin")).unwrap();
+    served.spi(&[(&[0x06], 0), (&[0x20, 0, 0, 0], 0)]);
+    let (code, said) = served.stop();
+    assert_eq!(code, Some(1), "{said}");
+    assert!(said.contains("rule \"never erase\" violated"), "{said}");
+    assert!(said.contains("flash.bin\": replaced or removed since it was opened"), "{said}");
 }

@@ -1,10 +1,10 @@
-//! A station in this process, and a programmer that speaks serprog.
+//! A served chip in this process, and a programmer that speaks serprog.
 
 use block::{Buffer, Data};
 use runtime::net::{Address, Stream};
 use spi::image::ImageFile;
 use spi::rules::Rules;
-use spi::{Board, Server, Station, Time};
+use spi::{Board, ServedChip, Server, Time};
 use spinor::{Chip, Description};
 use std::cell::RefCell;
 use std::path::Path;
@@ -30,28 +30,35 @@ pub fn any_port() -> Address {
 }
 
 /// Serves a chip in memory at a free port.
-pub async fn station(name: &str, time: Time, rules: &str) -> Station {
+pub async fn served_chip(name: &str, time: Time, rules: &str) -> ServedChip {
     let chip = Chip::erased(description(name), 1);
     let board = Board::new(chip, time, Rules::parse("rules.toml", rules).unwrap(), 100_000);
     let board = Rc::new(RefCell::new(board));
     let server = Server::start(board.clone(), &[any_port()], true).await.unwrap();
-    Station::new(board, None, server)
+    ServedChip::new(board, None, server)
 }
 
 /// Serves a chip with an image at a free port.
-pub async fn station_on(path: &Path, name: &str) -> block::Result<Station> {
+pub async fn served_chip_on(path: &Path, name: &str) -> block::Result<ServedChip> {
     let (image, chip) = ImageFile::open(path, description(name), 1, true).await?;
     let board = Rc::new(RefCell::new(Board::new(chip, Time::Fast(0), Rules::default(), 0)));
     let server = Server::start(board.clone(), &[any_port()], false).await.unwrap();
-    Ok(Station::new(board, Some(image), server))
+    Ok(ServedChip::new(board, Some(image), server))
+}
+
+/// Closes a served chip, without errors. Returns the violations of its rules.
+pub async fn close(served_chip: ServedChip) -> Vec<String> {
+    let closed = served_chip.close().await;
+    assert!(closed.errors.is_empty(), "{:?}", closed.errors);
+    closed.violations
 }
 
 /// A programmer.
 pub struct Programmer(pub Stream);
 
 impl Programmer {
-    pub async fn connect(station: &Station) -> Programmer {
-        Programmer(Stream::connect(&station.server().addresses()[0]).await.unwrap())
+    pub async fn connect(served_chip: &ServedChip) -> Programmer {
+        Programmer(Stream::connect(&served_chip.server().addresses()[0]).await.unwrap())
     }
 
     pub async fn send(&self, bytes: &[u8]) {

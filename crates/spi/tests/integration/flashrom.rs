@@ -1,8 +1,8 @@
 //! Stock flashrom on the chips, and beside it flashrom's own emulation of those that both know.
 
-use crate::common::{run, station};
+use crate::common::{close, run, served_chip};
 use runtime::net::Address;
-use spi::{Station, Time};
+use spi::{ServedChip, Time};
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
@@ -62,8 +62,8 @@ impl Bench {
         Bench { flashrom, folder: tempfile::tempdir().unwrap(), programmer }
     }
 
-    fn at(flashrom: PathBuf, station: &Station) -> Bench {
-        let Address::Tcp(address) = &station.server().addresses()[0] else { panic!("a port") };
+    fn at(flashrom: PathBuf, served_chip: &ServedChip) -> Bench {
+        let Address::Tcp(address) = &served_chip.server().addresses()[0] else { panic!("a port") };
         Bench::on(flashrom, format!("serprog:ip={address}"))
     }
 
@@ -106,11 +106,11 @@ fn flashrom_identifies_erases_writes_verifies_and_reads() {
             ("MX25L25645G", "MX25L25635F/MX25L25645G"),
             ("GD25Q128C", "GD25Q127C/GD25Q128C"),
         ] {
-            let station = station(chip, Time::Fast(1), "").await;
-            let bench = Bench::at(flashrom.clone(), &station);
+            let served_chip = served_chip(chip, Time::Fast(1), "").await;
+            let bench = Bench::at(flashrom.clone(), &served_chip);
             let found = bench.run(&[]).await;
             assert!(found.said.contains("Found"), "{chip}: {}", found.said);
-            let size = station.board().borrow_mut().chip().description().size as usize;
+            let size = served_chip.board().borrow_mut().chip().description().size as usize;
             // Mostly erased, so that it doesn't take long: pages here and there.
             let mut image = vec![0xFF; size];
             for (n, at) in (0..size).step_by(size / 64).enumerate() {
@@ -121,14 +121,14 @@ fn flashrom_identifies_erases_writes_verifies_and_reads() {
             let ran = bench.run(&["-c", &name, "-w", "image"]).await;
             Bench::assert_ok(&ran);
             assert!(ran.said.contains("VERIFIED"), "{}", ran.said);
-            assert!(station.board().borrow_mut().chip().memory() == image, "{chip}");
+            assert!(served_chip.board().borrow_mut().chip().memory() == image, "{chip}");
             Bench::assert_ok(&bench.run(&["-c", &name, "-r", "out"]).await);
             assert!(std::fs::read(bench.path("out")).unwrap() == image);
             Bench::assert_ok(&bench.run(&["-c", &name, "-E"]).await);
-            assert!(station.board().borrow_mut().chip().memory().iter().all(|byte| *byte == 0xFF));
-            let overwrites = station.board().borrow_mut().chip().counters().overwrites;
+            assert!(served_chip.board().borrow_mut().chip().memory().iter().all(|byte| *byte == 0xFF));
+            let overwrites = served_chip.board().borrow_mut().chip().counters().overwrites;
             assert_eq!(overwrites, 0, "flashrom erases before it writes");
-            station.close().await.unwrap();
+            close(served_chip).await;
         }
     });
 }
@@ -137,15 +137,15 @@ fn flashrom_identifies_erases_writes_verifies_and_reads() {
 fn flashrom_finds_that_a_chip_is_broken() {
     let Some(flashrom) = flashrom() else { return };
     run(move || async move {
-        let station = station("W25Q64JV", Time::Fast(0), "").await;
-        let bench = Bench::at(flashrom, &station);
+        let served_chip = served_chip("W25Q64JV", Time::Fast(0), "").await;
+        let bench = Bench::at(flashrom, &served_chip);
         let faults = spinor::Faults { flip_in: 0.001, ..spinor::Faults::default() };
-        station.board().borrow_mut().chip().set_faults(faults);
+        served_chip.board().borrow_mut().chip().set_faults(faults);
         std::fs::write(bench.path("image"), noise(1, 8 << 20)).unwrap();
         std::fs::write(bench.path("layout"), "000000:00ffff part\n").unwrap();
         let ran = bench.run(&["-c", "W25Q64JV-.Q", "-l", "layout", "-i", "part", "-w", "image"]).await;
         assert!(!ran.success, "{}", ran.said);
-        station.close().await.unwrap();
+        close(served_chip).await;
     });
 }
 
@@ -153,26 +153,26 @@ fn flashrom_finds_that_a_chip_is_broken() {
 fn write_protection_holds_against_flashrom() {
     let Some(flashrom) = flashrom() else { return };
     run(move || async move {
-        let station = station("W25Q128FV", Time::Fast(0), "").await;
-        let bench = Bench::at(flashrom, &station);
+        let served_chip = served_chip("W25Q128FV", Time::Fast(0), "").await;
+        let bench = Bench::at(flashrom, &served_chip);
         let wp = async |arguments: &[&str]| bench.run(&[&["-c", "W25Q128.V"], arguments].concat()).await;
-        station.board().borrow_mut().chip().memory_mut()[..2].copy_from_slice(&[0x12, 0x34]);
+        served_chip.board().borrow_mut().chip().memory_mut()[..2].copy_from_slice(&[0x12, 0x34]);
         Bench::assert_ok(&wp(&["--wp-range", "0,0x100000", "--wp-enable"]).await);
         let status = wp(&["--wp-status"]).await.said;
         assert!(status.contains("start=0x00000000 length=0x00100000"), "{status}");
         assert!(status.contains("Protection mode: hardware"), "{status}");
-        assert_eq!(station.board().borrow_mut().chip().protected_area(), 0..0x10_0000);
+        assert_eq!(served_chip.board().borrow_mut().chip().protected_area(), 0..0x10_0000);
         // With WP# high flashrom lifts the protection by itself, to erase; with WP# low it can't.
-        station.answer("pin wp low").await.unwrap();
+        served_chip.answer("pin wp low").await.unwrap();
         assert!(!wp(&["-E"]).await.success);
-        assert_eq!(station.board().borrow_mut().chip().memory()[..2], [0x12, 0x34]);
+        assert_eq!(served_chip.board().borrow_mut().chip().memory()[..2], [0x12, 0x34]);
         assert!(!wp(&["--wp-disable"]).await.success);
-        station.answer("pin wp high").await.unwrap();
+        served_chip.answer("pin wp high").await.unwrap();
         Bench::assert_ok(&wp(&["--wp-disable"]).await);
         Bench::assert_ok(&wp(&["--wp-range", "0,0"]).await);
         Bench::assert_ok(&wp(&["-E"]).await);
-        assert_eq!(station.board().borrow_mut().chip().memory()[..2], [0xFF; 2]);
-        station.close().await.unwrap();
+        assert_eq!(served_chip.board().borrow_mut().chip().memory()[..2], [0xFF; 2]);
+        close(served_chip).await;
     });
 }
 
@@ -189,10 +189,10 @@ fn the_dummy_programmer_answers_the_same() {
     ] {
         let flashrom = flashrom.clone();
         run(move || async move {
-            let station = station(chip, Time::Fast(0), "").await;
-            let ours = Bench::at(flashrom.clone(), &station);
+            let served_chip = served_chip(chip, Time::Fast(0), "").await;
+            let ours = Bench::at(flashrom.clone(), &served_chip);
             let theirs = Bench::on(flashrom, format!("dummy:emulate={dummy},image=chip"));
-            let size = station.board().borrow_mut().chip().memory().len();
+            let size = served_chip.board().borrow_mut().chip().memory().len();
             std::fs::write(theirs.path("chip"), vec![0xFF; size]).unwrap();
             for bench in [&ours, &theirs] {
                 std::fs::write(bench.path("image"), noise(2, size)).unwrap();
@@ -217,9 +217,9 @@ fn the_dummy_programmer_answers_the_same() {
                     assert!(read(&ours) == read(&theirs), "{chip}");
                 }
                 let image = std::fs::read(theirs.path("chip")).unwrap();
-                assert!(station.board().borrow_mut().chip().memory() == image, "{chip} {arguments:?}");
+                assert!(served_chip.board().borrow_mut().chip().memory() == image, "{chip} {arguments:?}");
             }
-            station.close().await.unwrap();
+            close(served_chip).await;
         });
     }
 }

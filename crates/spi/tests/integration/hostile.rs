@@ -1,6 +1,6 @@
 //! Programmers that break the protocol, or do not read.
 
-use crate::common::{Programmer, operation, run, station};
+use crate::common::{Programmer, close, operation, run, served_chip};
 use proptest::prelude::*;
 use spi::serprog::{Action, LONGEST_REQUEST, MOST_READ, Session, Step};
 use spi::{MOST_PROGRAMMERS, Time};
@@ -45,34 +45,34 @@ fn steps(bytes: &[u8], piece: usize) -> (Vec<u8>, Vec<(Vec<u8>, usize)>) {
 #[test]
 fn a_programmer_that_reads_nothing_delays_nobody() {
     run(|| async {
-        let station = station("W25Q128JV", Time::Fast(0), "").await;
-        let stuck = Programmer::connect(&station).await;
+        let served_chip = served_chip("W25Q128JV", Time::Fast(0), "").await;
+        let stuck = Programmer::connect(&served_chip).await;
         let flood: Vec<u8> = (0..200).flat_map(|_| operation(&[0x03, 0, 0, 0], 1 << 20)).collect();
         stuck.send(&flood).await;
-        let other = Programmer::connect(&station).await;
+        let other = Programmer::connect(&served_chip).await;
         assert_eq!(other.spi(&[0x9F], 3).await, [0xEF, 0x40, 0x18]);
-        station.close().await.unwrap();
+        close(served_chip).await;
     });
 }
 
 #[test]
 fn further_programmers_are_refused_and_come_in_later() {
     run(|| async {
-        let station = station("W25Q128JV", Time::Fast(0), "").await;
+        let served_chip = served_chip("W25Q128JV", Time::Fast(0), "").await;
         let mut all = Vec::new();
         for _ in 0..MOST_PROGRAMMERS {
-            let programmer = Programmer::connect(&station).await;
+            let programmer = Programmer::connect(&served_chip).await;
             assert_eq!(programmer.spi(&[0x9F], 1).await, [0xEF]);
             all.push(programmer);
         }
-        let refused = Programmer::connect(&station).await;
+        let refused = Programmer::connect(&served_chip).await;
         let (result, _) = refused.0.receive(block::Buffer::new(1)).await;
         assert!(!matches!(result, Ok(1)), "{result:?}");
         drop(all);
-        while station.server().programmers().0 > 0 {
+        while served_chip.server().programmers().0 > 0 {
             runtime::yield_now().await;
         }
-        assert_eq!(Programmer::connect(&station).await.spi(&[0x9F], 1).await, [0xEF]);
-        station.close().await.unwrap();
+        assert_eq!(Programmer::connect(&served_chip).await.spi(&[0x9F], 1).await, [0xEF]);
+        close(served_chip).await;
     });
 }

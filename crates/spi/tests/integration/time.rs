@@ -1,23 +1,23 @@
 //! Busy times in real time against the table.
 #![allow(clippy::disallowed_methods)]
 
-use crate::common::{Programmer, run, station};
+use crate::common::{Programmer, close, run, served_chip};
 use spi::Time;
 
 /// The chip ends an operation neither before the table's time nor, as far as one can see by polling, much after it.
 #[test]
 fn busy_lasts_as_long_as_the_table_says() {
     run(|| async {
-        let station = station("W25Q128JV", Time::Real, "").await;
-        let programmer = Programmer::connect(&station).await;
+        let served_chip = served_chip("W25Q128JV", Time::Real, "").await;
+        let programmer = Programmer::connect(&served_chip).await;
         for (command, expected) in
             [(&[0x02, 0, 0, 0, 1, 2, 3][..], None), (&[0x20, 0, 0, 0], Some(45_000_000u64))]
         {
             programmer.spi(&[0x06], 0).await;
-            let before = station.board().borrow_mut().chip().now();
+            let before = served_chip.board().borrow_mut().chip().now();
             programmer.spi(command, 0).await;
             let (after, ends) = {
-                let mut board = station.board().borrow_mut();
+                let mut board = served_chip.board().borrow_mut();
                 let chip = board.chip();
                 (chip.now(), chip.now() + chip.busy_for().unwrap_or(0))
             };
@@ -26,9 +26,9 @@ fn busy_lasts_as_long_as_the_table_says() {
             }
             let mut last_busy = after;
             loop {
-                let asked = station.board().borrow_mut().chip().now();
+                let asked = served_chip.board().borrow_mut().chip().now();
                 let busy = programmer.spi(&[0x05], 1).await[0] & 1 == 1;
-                let answered = station.board().borrow_mut().chip().now();
+                let answered = served_chip.board().borrow_mut().chip().now();
                 if !busy {
                     assert!(answered >= ends, "never ready before its time");
                     break;
@@ -38,6 +38,6 @@ fn busy_lasts_as_long_as_the_table_says() {
             }
             assert!(last_busy <= ends);
         }
-        station.close().await.unwrap();
+        close(served_chip).await;
     });
 }

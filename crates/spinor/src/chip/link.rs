@@ -6,7 +6,6 @@
 use super::{Chip, HoldPin, Power, Refusal};
 use crate::action::{Action, Condition};
 use crate::description::{AddressWidth, Continuous, Description, Meaning, Protocol};
-use crate::faults::Cut;
 use crate::trace::{Record, SAMPLE};
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -50,7 +49,10 @@ pub(super) struct Link {
     left: u16,
     pub(super) opcode: u8,
     pub(super) command: Option<u16>,
+    /// Next address; reads and FRAM writes advance it.
     pub(super) address: u32,
+    /// Address that the host sent.
+    first_address: u32,
     address_bytes: u8,
     mode_byte: u8,
     pub(super) source: Source,
@@ -82,6 +84,7 @@ impl Link {
             opcode: 0,
             command: None,
             address: 0,
+            first_address: 0,
             address_bytes: 0,
             mode_byte: 0,
             source: Source::Memory,
@@ -135,6 +138,7 @@ impl Chip {
         link.sent = 0;
         link.overwrites = 0;
         link.address = 0;
+        link.first_address = 0;
         link.address_bytes = 0;
         if self.power == Power::Off {
             link.phase = Phase::Ignored;
@@ -209,7 +213,7 @@ impl Chip {
             time: self.now,
             opcode: link.opcode,
             command: link.command,
-            address: (link.address_bytes > 0).then_some(link.address),
+            address: (link.address_bytes > 0).then_some(link.first_address),
             qpi: self.modes.qpi,
             received: link.received,
             sent: link.sent,
@@ -293,13 +297,9 @@ impl Chip {
         if !self.faults.touches_bytes() {
             return self.exchange(out, lines);
         }
-        if let Some(Cut::BusByte(left)) = &mut self.faults.cut {
-            if *left == 0 {
-                self.faults.cut = None;
-                self.power_off();
-                return 0xFF;
-            }
-            *left -= 1;
+        if self.faults.bus_byte_cuts() {
+            self.power_off();
+            return 0xFF;
         }
         let out = self.flip(out, self.faults.flip_in);
         let reply = self.exchange(out, lines);
@@ -427,6 +427,7 @@ impl Chip {
             Phase::Opcode => self.begin(byte),
             Phase::Address => {
                 self.link.address = self.link.address << 8 | u32::from(byte);
+                self.link.first_address = self.link.address;
                 self.link.left -= 1;
                 if self.link.left == 0 {
                     self.after_address();
@@ -541,6 +542,7 @@ impl Chip {
                 self.link.address |= u32::from(self.is_set(Meaning::ExtendedAddress(bit))) << (24 + bit);
             }
         }
+        self.link.first_address = self.link.address;
         let mode =
             self.link.command.is_some_and(|command| self.description.commands[usize::from(command)].mode);
         if mode {

@@ -2,7 +2,6 @@
 
 use super::{BusyTime, Chip, State};
 use crate::description::Span;
-use crate::faults::Cut;
 use std::ops::Range;
 
 /// What an operation does to the cells when it completes.
@@ -116,22 +115,12 @@ impl Chip {
             Some(left) => *left -= 1,
             None => {}
         }
-        match &mut self.faults.cut {
-            Some(Cut::Operation { after: 0, fraction }) => {
-                let fraction = fraction.clamp(0.0, 1.0);
-                self.faults.cut = None;
-                if let Some(operation) = self.operation.take() {
-                    self.leave_partly(operation, fraction);
-                }
-                self.power_off();
-                true
-            }
-            Some(Cut::Operation { after, .. }) => {
-                *after -= 1;
-                false
-            }
-            _ => false,
+        let Some(fraction) = self.faults.operation_cuts() else { return false };
+        if let Some(operation) = self.operation.take() {
+            self.leave_partly(operation, fraction);
         }
+        self.power_off();
+        true
     }
 
     /// Completes the running operation if its time is over.
@@ -212,13 +201,18 @@ impl Chip {
         }
     }
 
-    /// Completes the running operation at once, whatever its time is; an operation that is stuck stays.
-    pub fn finish_operation(&mut self) {
-        if let Some(time) = self.busy_for() {
-            self.advance(time);
-        }
-        if self.operation.as_ref().is_some_and(|operation| operation.polls.is_some()) {
-            self.complete();
+    /// Completes the running operation at once, then a suspended one, whatever their times are; an operation that is stuck stays.
+    pub fn finish_operations(&mut self) {
+        loop {
+            if let Some(time) = self.busy_for() {
+                self.advance(time);
+            }
+            if self.operation.as_ref().is_some_and(|operation| operation.polls.is_some()) {
+                self.complete();
+            }
+            if self.operation.is_some() || !self.resume() {
+                return;
+            }
         }
     }
 

@@ -1,6 +1,6 @@
 //! The form of a chip file, and its checks.
 
-use super::units::{duration, hex, place};
+use super::units::{duration, place};
 use super::*;
 use crate::action::CONDITIONS;
 use serde::Deserialize;
@@ -319,7 +319,7 @@ fn check_sfdp(description: &Description, text: Text) -> Result<Vec<u8>, Fault> {
     if text.get_ref() == "derived" {
         return Ok(crate::sfdp::derive(description));
     }
-    let Some(bytes) = hex(text.get_ref()) else {
+    let Some(bytes) = crate::hex::bytes(text.get_ref()) else {
         return Err((
             text.span(),
             "sfdp: not hexadecimal; expected pairs of digits, or \"derived\"".to_owned(),

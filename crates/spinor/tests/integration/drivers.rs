@@ -54,8 +54,8 @@ fn the_storage_traits_report_what_the_chip_refused() {
     let mut nor: Nor<'_, 65536> = Nor::new(&mut flash).unwrap();
     assert_eq!(nor.erase(0, 65536), Err(NorError::Refused(Refusal::Protected)));
     nor.chip().finish(&[0x01, 0]);
-    let cut = Some(Cut::Operation { after: 0, fraction: 0.5 });
-    nor.chip().set_faults(Faults { cut, ..Faults::default() });
+    let cuts = vec![Cut::Operation { after: 0, fraction: 0.5 }];
+    nor.chip().set_faults(Faults { cuts, ..Faults::default() });
     assert_eq!(nor.write(0, b"lost"), Err(NorError::PowerDown));
     let mut fram = small_chip("MB85RS2MT");
     assert!(Nor::<'_, 4096>::new(&mut fram).is_none(), "FRAM has no erase");

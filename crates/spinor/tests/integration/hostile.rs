@@ -66,10 +66,10 @@ fn apply(chip: &mut Chip, event: &Event) {
         Event::Busy(polls) => chip.set_busy_time(BusyTime::Polls(*polls)),
         Event::Faults(fraction, n, kind) => chip.set_faults(match kind {
             0 => Faults {
-                cut: Some(Cut::Operation { after: *n % 3, fraction: *fraction }),
+                cuts: vec![Cut::Operation { after: *n % 3, fraction: *fraction }],
                 ..Faults::default()
             },
-            1 => Faults { cut: Some(Cut::BusByte(*n)), ..Faults::default() },
+            1 => Faults { cuts: vec![Cut::BusByte(*n)], ..Faults::default() },
             2 => Faults { flip_in: *fraction, flip_out: *fraction, ..Faults::default() },
             3 => Faults { stuck_busy: Some(*n % 3), wear: true, read_disturb: *n, ..Faults::default() },
             _ => Faults::default(),

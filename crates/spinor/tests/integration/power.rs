@@ -12,7 +12,7 @@ fn boot(flash: &mut Chip) {
 fn cut_at(fraction: f64, seed: u64, command: &[u8]) -> Chip {
     let mut flash = Chip::erased(small("W25Q128JV"), seed);
     flash.memory_mut().fill(0x5A);
-    flash.set_faults(Faults { cut: Some(Cut::Operation { after: 1, fraction }), ..Faults::default() });
+    flash.set_faults(Faults { cuts: vec![Cut::Operation { after: 1, fraction }], ..Faults::default() });
     flash.finish(&Chip::at(0x02, 0x2_0000, &[0]));
     flash.finish(command);
     assert_eq!(flash.state(), State::PowerDown);
@@ -130,7 +130,7 @@ fn power_cuts_at_every_bus_byte_leave_old_or_new() {
     for cut in 0..=total as u64 {
         let mut flash = Chip::erased(small("W25Q128JV"), cut);
         flash.memory_mut()[0x1000..0x1008].copy_from_slice(b"old data");
-        flash.set_faults(Faults { cut: Some(Cut::BusByte(cut)), ..Faults::default() });
+        flash.set_faults(Faults { cuts: vec![Cut::BusByte(cut)], ..Faults::default() });
         for bytes in &work {
             flash.send(bytes);
             flash.wait();
@@ -256,4 +256,42 @@ fn bus_errors_flip_single_bits() {
     assert!((300..520).contains(&wrong), "{wrong}");
     assert!(read.iter().all(|byte| byte.count_zeros() <= 1));
     assert!(flash.memory().iter().all(|cell| *cell == 0xFF));
+}
+
+#[test]
+fn several_cuts_strike_each_at_its_time() {
+    let mut flash = small_chip("W25Q128JV");
+    let operation = |after, fraction| Cut::Operation { after, fraction };
+    let cuts = vec![operation(0, 0.5), operation(2, 0.5), Cut::BusByte(40)];
+    flash.set_faults(Faults { cuts, ..Faults::default() });
+    let program = Chip::at(0x02, 0, &[0]);
+    let mut off = Vec::new();
+    for n in 0..12 {
+        flash.finish(&program);
+        if flash.state() == State::PowerDown {
+            off.push(n);
+            boot(&mut flash);
+        }
+    }
+    // Of the six bytes of each program; the third operation is the one in round 2; byte 40 is the fifth of round 6.
+    assert_eq!((off, flash.faults().cuts.len()), (vec![0, 2, 6], 0));
+}
+
+#[test]
+fn operations_are_finished_with_the_suspended_one() {
+    let mut flash = small_chip("W25Q128JV");
+    flash.memory_mut().fill(0x5A);
+    flash.send(&[0x06]);
+    flash.send(&Chip::at(0x20, 0x1000, &[]));
+    flash.advance(1_000_000);
+    flash.send(&[0x75]);
+    flash.advance(100_000);
+    flash.send(&[0x06]);
+    flash.send(&Chip::at(0x02, 0x3000, &[0]));
+    assert_eq!(flash.state(), State::Programming);
+    flash.finish_operations();
+    assert_eq!(flash.state(), State::Standby);
+    assert!(flash.memory()[0x1000..0x2000].iter().all(|cell| *cell == 0xFF));
+    assert_eq!(flash.memory()[0x3000], 0);
+    assert!(flash.non_volatile().marginal.is_empty());
 }

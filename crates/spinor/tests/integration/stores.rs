@@ -173,7 +173,7 @@ fn survives_every_cut<S: Store>() {
     let mut kept = [0; 4];
     for cut in 0.. {
         let mut chip = Chip::new(description.clone(), begun.clone(), 1).unwrap();
-        chip.set_faults(Faults { cut: Some(Cut::BusByte(cut)), ..Faults::default() });
+        chip.set_faults(Faults { cuts: vec![Cut::BusByte(cut)], ..Faults::default() });
         let acknowledged = S::set(&mut chip, &new);
         let is_off = chip.state() == State::PowerDown;
         chip.set_faults(Faults::default());

@@ -1,7 +1,7 @@
 //! The trace: decoded, bounded, as text, JSON lines and a waveform.
 
 use crate::common::{Drive, small_chip};
-use spinor::Chip;
+use spinor::{Chip, Waveform};
 
 #[test]
 fn transactions_are_decoded_with_time_and_refusal() {
@@ -42,6 +42,10 @@ fn memory_is_bounded() {
         flash.read_at(n, 1);
     }
     assert_eq!((flash.trace().records().count(), flash.trace().dropped()), (10, 990));
+    assert_eq!(flash.trace().numbers(), 990..1000);
+    let addresses = |from| flash.trace().records_from(from).map(|record| record.address).collect::<Vec<_>>();
+    assert_eq!(addresses(998), [Some(998), Some(999)]);
+    assert_eq!((addresses(0).len(), addresses(1000).len(), addresses(u64::MAX).len()), (10, 0, 0));
 }
 
 #[test]
@@ -75,4 +79,37 @@ fn the_waveform_shows_the_bits_of_opcode_and_data() {
     }
     assert_eq!((mosi >> 24, miso & 0xFF_FFFF), (0x9F, 0xEF_4018));
     assert!(times.is_sorted());
+}
+
+#[test]
+fn the_waveform_has_changes_only_and_can_be_written_in_parts() {
+    let mut flash = small_chip("W25Q128JV");
+    flash.set_trace(100);
+    flash.finish(&Chip::at(0x02, 0x1000, &[0xAB, 0x00, 0xFF, 0xCD]));
+    flash.read_at(0x1000, 4);
+    // Fast Read has dummy clocks; the unknown opcode has neither address nor data.
+    flash.ask(&Chip::at(0x0B, 0x1000, &[0]), 4);
+    flash.send(&[0xF1]);
+    let mut whole = String::new();
+    flash.trace().write_vcd(flash.description(), 10, &mut whole).unwrap();
+    let (_, changes) = whole.split_once("$enddefinitions $end\n").unwrap();
+    let mut levels = std::collections::BTreeMap::new();
+    for line in changes.lines().filter(|line| line.len() == 2 && !line.starts_with("#")) {
+        let (level, wire) = line.split_at(1);
+        assert_ne!(
+            levels.insert(wire.to_owned(), level.to_owned()).as_deref(),
+            Some(level),
+            "{line}: no change"
+        );
+    }
+    assert_eq!(levels.values().map(String::as_str).collect::<String>(), "10zzzz", "CS#, CLK, IO0 to IO3");
+    let mut parts = String::new();
+    Waveform::new(10).write_header(flash.description(), &mut parts).unwrap();
+    let mut end = 0;
+    for record in flash.trace().records() {
+        let mut waveform = Waveform::resume(10, end);
+        waveform.write(record, flash.description(), &mut parts).unwrap();
+        end = waveform.end();
+    }
+    assert!(parts == whole);
 }
