@@ -58,6 +58,8 @@ fn an_append_allocates_nothing() {
             checkpoint_blocks: u64::MAX,
             erase: false,
             broken: None,
+            check_sums: false,
+            prepare_zones: false,
         };
         let counters = Rc::new(Counters::format(zones, options).await.unwrap());
         for _ in 0..3 {
