@@ -12,6 +12,7 @@
 //! - `append`: files grow by requests that name no offset; a full one is cut off.
 //! - `append-sync`: as many files as `--iodepth`, each with one writer, which appends and makes it durable.
 //! - `create`, `unlink`: files in a directory for each writer, `--iodepth` writers. `unlink` makes them first, outside of the time.
+//!   With `--directory=PATH` in the place of the image, threads do the same to a mounted file system.
 
 use block::{Buffer, Data, Error, Result};
 use fs::{File, FileSystem, OpenOptions, Properties, Settings};
@@ -30,6 +31,8 @@ const FILES: u64 = 20_000;
 #[derive(Debug, Clone)]
 struct Job {
     image: String,
+    /// A mounted file system to compare with.
+    directory: Option<std::path::PathBuf>,
     format: Option<u64>,
     zone_size: Option<u64>,
     rw: String,
@@ -46,6 +49,7 @@ impl Job {
     fn parse(arguments: impl Iterator<Item = String>) -> Result<Job> {
         let mut job = Job {
             image: String::new(),
+            directory: None,
             format: None,
             zone_size: None,
             rw: "write".into(),
@@ -70,6 +74,7 @@ impl Job {
             };
             match key {
                 "image" => job.image = value.to_owned(),
+                "directory" => job.directory = Some(value.into()),
                 "format" => job.format = Some(number()?),
                 "zone_size" => job.zone_size = Some(number()?),
                 "rw" => job.rw = value.to_owned(),
@@ -83,8 +88,14 @@ impl Job {
                 _ => return Err(unknown()),
             }
         }
-        match job.image.is_empty() || job.depth == 0 || job.bytes == 0 || job.jobs == 0 {
-            true => Err(Error::invalid("expected --image=PATH, and --iodepth, --bs and --jobs above 0")),
+        match job.image.is_empty() && job.directory.is_none()
+            || job.depth == 0
+            || job.bytes == 0
+            || job.jobs == 0
+        {
+            true => Err(Error::invalid(
+                "expected --image=PATH or --directory=PATH, and --iodepth, --bs and --jobs above 0",
+            )),
             false => Ok(job),
         }
     }
@@ -242,6 +253,59 @@ async fn unlink(files: FileSystem, clock: Rc<Clock>, writer: usize) -> Result<()
     Ok(())
 }
 
+/// One thread's part of `create` or `unlink` on a mounted file system.
+fn on_mounted(job: &Job, clock: (Instant, Instant), folder: &std::path::Path) -> std::io::Result<Measured> {
+    let mut measured = Measured::default();
+    for number in 0.. {
+        let begun = now();
+        if begun >= clock.1 || job.rw == "unlink" && number == FILES {
+            break;
+        }
+        let path = folder.join(format!("file-{number}"));
+        match job.rw == "create" {
+            true => drop(std::fs::File::create(path)?),
+            false => std::fs::remove_file(path)?,
+        }
+        let time = now();
+        if time >= clock.0 && time < clock.1 {
+            measured.latencies.record((time - begun).as_nanos() as u64);
+            measured.last = Some(time);
+        }
+    }
+    Ok(measured)
+}
+
+/// `create` or `unlink` on a mounted file system, by threads.
+fn run_mounted(job: &Job, directory: &std::path::Path) -> Result<(Measured, Duration)> {
+    let wrong = |error: std::io::Error| Error::from_io(&error, "files of a mounted file system");
+    let folders: Vec<_> = (0..job.depth).map(|writer| directory.join(format!("writer-{writer}"))).collect();
+    for folder in &folders {
+        std::fs::create_dir(folder).map_err(wrong)?;
+        for number in (0..FILES).filter(|_| job.rw == "unlink") {
+            std::fs::File::create(folder.join(format!("file-{number}"))).map_err(wrong)?;
+        }
+    }
+    let from = now() + job.ramp_time;
+    let clock = (from, from + job.runtime);
+    let all: Vec<std::io::Result<Measured>> = std::thread::scope(|scope| {
+        let start = |folder: &std::path::PathBuf| {
+            scope.spawn({
+                let folder = folder.clone();
+                move || on_mounted(job, clock, &folder)
+            })
+        };
+        let threads: Vec<_> = folders.iter().map(start).collect();
+        threads.into_iter().map(|thread| thread.join().unwrap_or_else(|_| Ok(Measured::default()))).collect()
+    });
+    let mut whole = Measured::default();
+    for measured in all {
+        let measured = measured.map_err(wrong)?;
+        whole.latencies.merge(&measured.latencies);
+        whole.last = whole.last.max(measured.last);
+    }
+    Ok((Measured { latencies: whole.latencies, last: whole.last }, whole.last.unwrap_or(from) - from))
+}
+
 async fn run(job: &Job) -> Result<(Measured, Duration)> {
     let files = open(job).await?;
     let is_of_names = matches!(job.rw.as_str(), "create" | "unlink");
@@ -332,7 +396,10 @@ fn print(job: &Job, measured: &Measured, time: Duration) {
 fn main() -> std::process::ExitCode {
     let outcome = Job::parse(std::env::args().skip(1)).and_then(|job| {
         runtime::run(runtime::Config::default(), move || async move {
-            let (measured, time) = run(&job).await?;
+            let (measured, time) = match job.directory.clone() {
+                Some(directory) => run_mounted(&job, &directory)?,
+                None => run(&job).await?,
+            };
             print(&job, &measured, time);
             Ok(())
         })?
