@@ -90,7 +90,7 @@ impl Core {
             Ok((metadata.next_inode, changes))
         };
         let (inode, ticket) = self.change(decide).await?;
-        let node = self.nodes.get(inode);
+        let node = self.node(inode);
         node.opened();
         node.note(ticket);
         Ok(node)
@@ -214,7 +214,7 @@ impl Core {
     /// ESTALE.
     pub fn open(&self, inode: InodeNumber) -> Result<Rc<Node>> {
         self.metadata.borrow().inode(inode)?;
-        let node = self.nodes.get(inode);
+        let node = self.node(inode);
         node.opened();
         Ok(node)
     }
@@ -268,6 +268,12 @@ impl Core {
     /// # Errors
     /// ESTALE; the failure of the log.
     pub async fn set_attributes(&self, inode: InodeNumber, attributes: Attributes) -> Result<Inode> {
+        // A write in flight sets the time when its record is written.
+        let node = attributes.modified.map(|_| self.node(inode));
+        let _held = match &node {
+            Some(node) => Some(node.lock.ask(0..u64::MAX).await),
+            None => None,
+        };
         let decide = |metadata: &Metadata| {
             metadata.inode(inode)?;
             let attributes = Attributes { changed: attributes.changed.or(Some(now())), ..attributes };
@@ -321,12 +327,18 @@ impl Core {
         end_of(range.start, range.end - range.start)?;
         let (from, to) = (range.start / BLOCK, range.end.div_ceil(BLOCK));
         let _held = node.lock.ask(from..to).await;
-        self.check_space(to - from)?;
         let time = now();
         let size = (size && range.end > old.size).then_some(range.end);
         let attributes = Attributes { size, changed: Some(time), ..Attributes::default() };
         let decide = |metadata: &Metadata| {
             metadata.inode(inode)?;
+            let mut wanted = to - from;
+            for extent in extents(&metadata.tree, inode, from..to) {
+                wanted -= u64::from(extent?.part(&(from..to)).blocks);
+            }
+            if wanted > 0 {
+                self.check_space(wanted)?;
+            }
             let preallocate = Change::Preallocate { inode, from, to };
             Ok(((), smallvec![preallocate, Change::Set { inode, attributes }]))
         };
