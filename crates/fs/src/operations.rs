@@ -3,7 +3,7 @@
 
 use crate::attributes;
 use crate::change::{Attributes, Change, Changes};
-use crate::core::{Core, now};
+use crate::core::{Broken, Core, now};
 use crate::data::{Cut, end_of};
 use crate::directory::{self, Entry, Found};
 use crate::extents::extents;
@@ -259,6 +259,9 @@ impl Core {
 
     /// Removes inodes that have no names: they were open when the file system was last closed or lost.
     pub fn remove_orphans(self: &Rc<Self>) {
+        if self.breaks(Broken::KeepsOrphans) {
+            return;
+        }
         let orphans = self.metadata.borrow().orphans();
         orphans.into_iter().for_each(|inode| self.remove_unused(inode));
     }

@@ -6,11 +6,13 @@ use crate::core::{Broken, CLEANER, Core, STREAMS, Settings, USER, kit_settings, 
 use crate::extents::Blocks;
 use crate::format::{BLOCK, OWNER, Properties, State};
 use crate::inode::kind;
+use crate::item::ATOMIC_BLOCKS;
 use crate::metadata::Metadata;
 use crate::tree::{Load, PAGE, Place, Released, Stored, Tree};
 use block::{BlockSize, Buffer, Error, Result, Zones};
 use logkit::cleaning::{DEFAULT, Parameters, Policy, make};
 use logkit::pool::Accounts;
+use logkit::record::Header;
 use logkit::recovery::{self, Opening};
 use logkit::scan::Found;
 use logkit::{Kit, Layout, Parts};
@@ -23,6 +25,22 @@ fn policy(layout: &Layout) -> Result<Box<dyn Policy>> {
     make(DEFAULT, Parameters::for_zones(layout.zones))
 }
 
+/// Refuses zones that don't take a record of the largest write that is atomic.
+fn check_layout(layout: &Layout) -> Result<()> {
+    let header = Header::length(ATOMIC_BLOCKS as usize, Change::LONGEST_WITH_BLOCKS);
+    match layout.takes(ATOMIC_BLOCKS, header) {
+        true => Ok(()),
+        false => Err(Error::invalid(format!(
+            "zones of {} blocks with appends of up to {} are too small for a file system; expected at least {} blocks of 4 KiB, and \
+             appends of {}",
+            layout.zone_blocks,
+            layout.max_append,
+            ATOMIC_BLOCKS + 2,
+            ATOMIC_BLOCKS + 1
+        ))),
+    }
+}
+
 /// Makes a file system on zones. What was there is lost.
 ///
 /// # Errors
@@ -30,6 +48,7 @@ fn policy(layout: &Layout) -> Result<Box<dyn Policy>> {
 pub async fn format(zones: Rc<dyn Zones>, properties: Properties, settings: &Settings) -> Result<Rc<Core>> {
     properties.check()?;
     let layout = Layout::new(zones.geometry(), BlockSize::new(BLOCK)?)?;
+    check_layout(&layout)?;
     let (pool, identity) = recovery::format(&*zones, &layout).await?;
     let parts = recovery::create(layout, pool, identity, STREAMS, OWNER, properties.encode());
     let released = Released::new();
