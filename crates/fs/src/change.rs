@@ -3,8 +3,10 @@
 //! An operation is a list of changes that take effect together. Those of names and attributes take effect when the operation is
 //! submitted, those that give blocks to files when the record is written: only then it is known where the blocks are.
 //!
-//! Replaying changes over a state that has them already gives the same state again, if all later ones are replayed, too:
-//! each sets what it changes to a value, whatever it was. So a checkpoint needn't wait for the records of what it shows.
+//! A checkpoint shows operations on names and attributes whose records aren't written yet, and doesn't wait for these. A record
+//! marks the changes of such operations ([`Recorded::is_submitted`]), and a checkpoint counts those that it shows
+//! ([`State::shown`](crate::format::State::shown)): these aren't replayed. Replaying them would not be right where the power
+//! was cut between two of their records: after the first of two renames, for instance, the file would have a name too many.
 
 use crate::extents::Place;
 use crate::inode::{InodeNumber, Time};
@@ -150,6 +152,18 @@ pub enum Change {
     },
 }
 
+/// A change as a record has it.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Recorded {
+    /// The change.
+    pub change: Change,
+    /// It took effect when it was submitted, before the record was written.
+    pub is_submitted: bool,
+}
+
+/// Marks the kind of a change that took effect when it was submitted.
+const SUBMITTED: u8 = 0x80;
+
 const PUT: u8 = 1;
 const DELETE: u8 = 2;
 const SET: u8 = 3;
@@ -192,6 +206,13 @@ impl Change {
             Change::Remove { .. } => 1 + 8,
             Change::Move { .. } => 1 + 8 + 8 + 4 + 8,
         }
+    }
+
+    /// Appends the change to a record's meta, with the mark of one that took effect when it was submitted.
+    pub fn encode_submitted(&self, meta: &mut Vec<u8>) {
+        let kind = meta.len();
+        self.encode(meta);
+        meta[kind] |= SUBMITTED;
     }
 
     /// Appends the change to a record's meta.
@@ -248,7 +269,7 @@ impl Change {
     ///
     /// # Errors
     /// [`Error::Corrupt`] for bytes that are not whole changes.
-    pub fn decode_all(meta: &[u8]) -> Result<Vec<Change>> {
+    pub fn decode_all(meta: &[u8]) -> Result<Vec<Recorded>> {
         let mut reader = Reader::new(meta, "a record of the file system");
         let mut changes = Vec::new();
         while reader.remaining() > 0 {
@@ -257,8 +278,9 @@ impl Change {
         Ok(changes)
     }
 
-    fn decode(reader: &mut Reader<'_>) -> Result<Change> {
-        let change = match reader.u8()? {
+    fn decode(reader: &mut Reader<'_>) -> Result<Recorded> {
+        let kind = reader.u8()?;
+        let change = match kind & !SUBMITTED {
             PUT => {
                 let key = take_key(reader)?;
                 let length = reader.count(1)?;
@@ -294,7 +316,7 @@ impl Change {
                 blocks: reader.u32()?,
                 from: Place { zone: reader.u32()?, position: reader.u32()? },
             },
-            other => return Err(reader.strange(&format!("has a change of the unknown kind {other}"))),
+            _ => return Err(reader.strange(&format!("has a change of the unknown kind {kind}"))),
         };
         match &change {
             Change::Map { block, blocks, .. } | Change::Move { block, blocks, .. }
@@ -305,7 +327,11 @@ impl Change {
             Change::Put { value, .. } if value.len() > crate::tree::MAX_VALUE => {
                 Err(reader.strange(&format!("has an item of {} bytes", value.len())))
             }
-            _ => Ok(change),
+            // Those with blocks take effect with their record.
+            Change::Map { .. } | Change::Move { .. } if kind & SUBMITTED != 0 => {
+                Err(reader.strange("has data of an operation on names or attributes"))
+            }
+            _ => Ok(Recorded { change, is_submitted: kind & SUBMITTED != 0 }),
         }
     }
 }
@@ -344,7 +370,18 @@ mod tests {
             change.encode(&mut meta);
             assert_eq!(meta.len() - before, change.length(), "{change:?}");
         }
-        assert_eq!(Change::decode_all(&meta), Ok(every_kind()));
+        let expected = every_kind().into_iter().map(|change| Recorded { change, is_submitted: false });
+        assert_eq!(Change::decode_all(&meta), Ok(expected.collect()));
+    }
+
+    #[test]
+    fn a_record_tells_which_changes_had_taken_effect_before_it() {
+        let mut meta = Vec::new();
+        let without_blocks = || every_kind().into_iter().filter(|change| change.blocks() == 0);
+        without_blocks().for_each(|change| change.encode_submitted(&mut meta));
+        assert_eq!(meta.len(), without_blocks().map(|change| change.length()).sum::<usize>());
+        let expected = without_blocks().map(|change| Recorded { change, is_submitted: true });
+        assert_eq!(Change::decode_all(&meta), Ok(expected.collect()));
     }
 
     #[test]

@@ -1,9 +1,10 @@
 //! Checkpoints: the tree at one moment, whose pages are written while operations go on.
 //!
-//! The tree may show operations whose records aren't written yet. If they never are, the operations have taken effect
-//! nevertheless, each of them whole; if they are, they are replayed over a state that has them ([`crate::change`]).
+//! The tree may show operations on names and attributes whose records aren't written yet. If they never are, the operations have
+//! taken effect nevertheless, each of them whole. The checkpoint counts their changes, so that they aren't replayed
+//! ([`crate::change`]).
 
-use crate::core::Core;
+use crate::core::{Broken, Core};
 use crate::format::State;
 use crate::tree::{PAGE, Place, Stored};
 use block::{Buffer, Error, Result};
@@ -58,26 +59,33 @@ impl Core {
             // From here to the next wait nothing changes the tree.
             let cut = Cut::now(&self.kit);
             let frozen = self.metadata.borrow().clone();
-            let dead = self.released.take();
+            let (dead, shown) = (self.released.take(), self.shown());
+            if self.breaks(Broken::FreesPagesEarly) {
+                self.free_pages(&dead);
+            }
             let written = self.write_tree(&frozen.tree).await;
             let committed = match written {
                 Ok(tree) => {
-                    let state = State { tree, next_inode: frozen.next_inode, inodes: frozen.inodes };
+                    let (next_inode, inodes, epoch) = (frozen.next_inode, frozen.inodes, self.kit.epoch);
+                    let state = State { tree, next_inode, inodes, epoch, shown };
                     checkpoint::commit(self, cut, &state.encode(), clean).await
                 }
                 Err(error) => Err(error),
             };
             match committed {
-                Ok(()) => {
-                    let mut accounts = self.kit.pool.accounts();
-                    dead.iter().for_each(|place| accounts.remove_live(place.zone, 1, self.kit.clock()));
-                }
+                Ok(()) if self.breaks(Broken::FreesPagesEarly) => {}
+                Ok(()) => self.free_pages(&dead),
                 // The checkpoint before still has these pages. If the log has failed, it is unknown which one counts.
                 Err(_) => self.released.put_back(dead),
             }
             committed
         })
         .await
+    }
+
+    fn free_pages(&self, dead: &[Place]) {
+        let mut accounts = self.kit.pool.accounts();
+        dead.iter().for_each(|place| accounts.remove_live(place.zone, 1, self.kit.clock()));
     }
 
     /// Writes the pages of a tree that have no place.

@@ -4,12 +4,12 @@
 //! changes are queued, and written with others in one record. A write takes effect when its record is written. All of them
 //! are numbered, and written in the order of their numbers, so making a file durable is waiting for a number.
 
-use crate::change::{Change, Changes};
+use crate::change::{Change, Changes, Recorded};
 use crate::extents::{Blocks, Place, visit_at};
 use crate::inode::{InodeNumber, Time};
 use crate::item::{Item, Lost, Origin};
 use crate::metadata::Metadata;
-use crate::node::Nodes;
+use crate::node::{Node, Nodes};
 use crate::sums::Sums;
 use crate::tickets::Tickets;
 use crate::tree::Released;
@@ -20,6 +20,7 @@ use logkit::pool::{Accounts, Usage};
 use logkit::readers::ShardReads;
 use logkit::{Appender, Kit, Mover, Owner, Piece, StreamId, Victim, lane};
 use runtime::Requests;
+use runtime::range_lock::RangeGuard;
 use runtime::sync::{Permit, Semaphore};
 use smallvec::SmallVec;
 use std::cell::{Cell, RefCell};
@@ -48,6 +49,27 @@ pub struct Settings {
     pub checkpoint_after: u64,
     /// Bytes of checksums that are kept in memory.
     pub sums_bytes: u64,
+    /// Rule that is broken on purpose, for tests that must notice it. Programs built for release keep all rules.
+    #[doc(hidden)]
+    pub broken: Option<Broken>,
+}
+
+/// Rules that tests break.
+#[doc(hidden)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Broken {
+    /// Syncs return at once.
+    NeverFlushes,
+    /// Blocks die when the operation that frees them is submitted.
+    DiesWhenSubmitted,
+    /// Pages of the previous checkpoint die before the next one is durable.
+    FreesPagesEarly,
+    /// Changes that the checkpoint shows are replayed.
+    ReplaysShown,
+    /// The live blocks of one file aren't counted when its name is removed.
+    ForgetsLost,
+    /// Inodes without names stay.
+    KeepsOrphans,
 }
 
 impl Default for Settings {
@@ -58,6 +80,7 @@ impl Default for Settings {
             queued_operations: 16_384,
             checkpoint_after: 64 << 20,
             sums_bytes: 64 << 20,
+            broken: None,
         }
     }
 }
@@ -89,10 +112,13 @@ pub struct Core {
     /// Blocks of capacity that are reserved for writes in flight.
     growing: Cell<u64>,
     tickets: RefCell<Tickets>,
+    /// Number of changes that took effect when they were submitted, and whose records haven't committed.
+    shown: Cell<u64>,
     /// Number of the last operation up to which all are durable.
     durable: Cell<u64>,
     /// Class of zones that users' records go to: one, so that they are written in the order of their numbers.
     class: u8,
+    broken: Option<Broken>,
 }
 
 impl std::fmt::Debug for Core {
@@ -105,6 +131,13 @@ impl std::fmt::Debug for Core {
 struct Accounting<'a, 'b> {
     accounts: &'a mut Accounts<'b>,
     clock: u64,
+}
+
+impl Accounting<'_, '_> {
+    /// Counts blocks that an operation freed when it was submitted.
+    fn dying(&mut self, zone: u32, blocks: u32) {
+        self.accounts.remove_dying(zone, blocks, self.clock);
+    }
 }
 
 impl Blocks for Accounting<'_, '_> {
@@ -170,9 +203,27 @@ impl Core {
             growing: Cell::new(0),
             tickets: RefCell::default(),
             durable: Cell::new(0),
+            shown: Cell::new(0),
             class,
+            broken: settings.broken,
             kit,
         })
+    }
+
+    /// A file in use.
+    pub(crate) fn node(&self, inode: InodeNumber) -> Rc<Node> {
+        self.nodes.get(inode, self.tickets.borrow().issued())
+    }
+
+    /// Whether a test breaks this rule.
+    #[inline]
+    pub(crate) fn breaks(&self, rule: Broken) -> bool {
+        cfg!(debug_assertions) && self.broken == Some(rule)
+    }
+
+    /// Number of changes that a checkpoint of this moment shows, and whose records follow it.
+    pub(crate) fn shown(&self) -> u64 {
+        self.shown.get()
     }
 
     /// Refuses operations on a file system that has failed or is closed.
@@ -253,6 +304,18 @@ impl Core {
             self.fail(&error);
             return Err(error);
         }
+        if self.breaks(Broken::ForgetsLost) {
+            lost = Lost::default();
+        }
+        let mut accounts = self.kit.pool.accounts();
+        lost.0.iter().for_each(|(zone, count)| accounts.begin_dying(*zone, *count));
+        if self.breaks(Broken::DiesWhenSubmitted) {
+            std::mem::take(&mut lost.0)
+                .into_iter()
+                .for_each(|(zone, count)| accounts.remove_dying(zone, count, self.kit.clock()));
+        }
+        drop(accounts);
+        self.shown.set(self.shown.get() + changes.len() as u64);
         let ticket = self.tickets.borrow_mut().issue();
         let origin = Origin::Submitted { lost, _permit: permit };
         self.push(Item { changes, data: Payload::default(), origin, ticket });
@@ -274,16 +337,24 @@ impl Core {
     }
 
     /// Queues a write of whole blocks for which there is space, and waits until its changes have taken effect. Returns its
-    /// number. Several changes are atomic.
+    /// number. Several changes are atomic. `held` is the range of the file that they change.
     ///
     /// # Errors
     /// [`Error::NoSpace`] where no zone takes it; the failure of the log.
-    pub(crate) async fn append(&self, changes: Changes, data: Payload, permit: Permit) -> Result<u64> {
+    pub(crate) async fn append(
+        &self,
+        changes: Changes,
+        data: Payload,
+        permit: Permit,
+        held: RangeGuard,
+    ) -> Result<u64> {
+        // No lane takes it once they have ended.
+        self.check_open()?;
         let growth = changes.iter().map(Change::blocks).sum();
         self.growing.set(self.growing.get() + u64::from(growth));
         let request = self.requests.begin(1, Some(permit));
         let ticket = self.tickets.borrow_mut().issue();
-        let origin = Origin::Write { request, growth };
+        let origin = Origin::Write { request, growth, held: Some(held) };
         self.push(Item { changes, data, origin, ticket });
         self.requests.wait(request).await?;
         Ok(ticket)
@@ -294,7 +365,7 @@ impl Core {
     /// # Errors
     /// The failure of the log, which stays; what flushing returns.
     pub async fn sync(&self, ticket: u64) -> Result<()> {
-        if self.durable.get() >= ticket {
+        if self.durable.get() >= ticket || self.breaks(Broken::NeverFlushes) {
             return Ok(());
         }
         let written = loop {
@@ -308,11 +379,7 @@ impl Core {
             }
             committed.await;
         };
-        if let Err(error) = self.kit.flush().await {
-            // What was written may be lost, whatever later flushes say.
-            self.fail(&error.in_context("making files durable"));
-            return Err(error);
-        }
+        self.flush_all().await?;
         self.durable.set(self.durable.get().max(written));
         Ok(())
     }
@@ -328,9 +395,13 @@ impl Core {
 
     /// Completes an item that has taken effect, or won't.
     fn end(&self, item: &Item, outcome: &Result<()>) {
-        if let Origin::Write { request, growth } = item.origin {
-            self.growing.set(self.growing.get() - u64::from(growth));
-            self.requests.item_ended(request, outcome);
+        match &item.origin {
+            Origin::Write { request, growth, .. } => {
+                self.growing.set(self.growing.get() - u64::from(*growth));
+                self.requests.item_ended(*request, outcome);
+            }
+            Origin::Submitted { .. } => self.shown.set(self.shown.get() - item.changes.len() as u64),
+            Origin::Move | Origin::Answered { .. } => {}
         }
         self.tickets.borrow_mut().end(item.ticket);
     }
@@ -367,9 +438,9 @@ impl Owner for Core {
         for item in items {
             match &item.origin {
                 Origin::Submitted { lost, .. } => {
-                    lost.0.iter().for_each(|(zone, count)| blocks.dead(*zone, *count));
+                    lost.0.iter().for_each(|(zone, count)| blocks.dying(*zone, *count));
                 }
-                Origin::Write { .. } | Origin::Move => {
+                Origin::Write { .. } | Origin::Move | Origin::Answered { .. } => {
                     for change in &item.changes {
                         failed = failed.and(metadata.apply(change, at, &mut blocks));
                         at.position += change.blocks();
@@ -384,10 +455,10 @@ impl Owner for Core {
         }
         drop((metadata, accounts));
         self.kit.note_user_blocks(user_blocks);
-        if let Err(error) = failed {
-            self.fail(&error);
+        if let Err(error) = &failed {
+            self.fail(error);
         }
-        items.iter().for_each(|item| self.end(item, &Ok(())));
+        items.iter().for_each(|item| self.end(item, &failed));
         self.kit.events.committed.notify_all();
         if self.kit.is_stuck() {
             self.kit.look_again();
@@ -395,7 +466,9 @@ impl Owner for Core {
     }
 
     fn note_sums(&self, zone: u32, position: u32, sums: &[u32]) {
-        self.sums.borrow_mut().note(zone, position, sums);
+        let mut known = self.sums.borrow_mut();
+        known.note(zone, position, sums);
+        known.shrink(|zone| self.is_being_written(zone));
     }
 
     fn refuse(&self, item: &Item, error: &Error) {
@@ -405,9 +478,10 @@ impl Owner for Core {
 
     fn answer(&self, item: &mut Item, error: &Error) {
         // The write may still take effect, so what it reserved stays until it does.
-        if let Origin::Write { request, growth } = std::mem::replace(&mut item.origin, Origin::Move) {
-            self.growing.set(self.growing.get() - u64::from(growth));
-            self.requests.item_ended(request, &Err(error.clone()));
+        if let Origin::Write { request, growth, held } = &mut item.origin {
+            self.growing.set(self.growing.get() - u64::from(*growth));
+            self.requests.item_ended(*request, &Err(error.clone()));
+            item.origin = Origin::Answered { held: held.take() };
         }
     }
 
@@ -416,6 +490,15 @@ impl Owner for Core {
             self.requests.item_was_cut(request);
         }
         item.cut(blocks, self.kit.layout.block_bytes())
+    }
+
+    async fn flush_all(&self) -> Result<()> {
+        let flushed = self.kit.flush().await;
+        if let Err(error) = &flushed {
+            // What was written may be lost, whatever later flushes say.
+            self.fail(&error.in_context("making files durable"));
+        }
+        flushed
     }
 
     fn checkpoint_cost(&self) -> u64 {
@@ -439,7 +522,7 @@ impl Owner for Core {
         let metadata = self.metadata.borrow();
         for (record, found) in victim.records().iter().enumerate() {
             let mut first = 0;
-            for change in Change::decode_all(&found.meta)? {
+            for Recorded { change, .. } in Change::decode_all(&found.meta)? {
                 let blocks = change.blocks();
                 let (Change::Map { inode, block, .. } | Change::Move { inode, block, .. }) = change else {
                     continue;

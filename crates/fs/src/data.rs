@@ -10,9 +10,9 @@ use crate::extents::{Extent, extents};
 use crate::format::BLOCK;
 use crate::inode::InodeNumber;
 use crate::node::Node;
-use block::{Buffer, Data, Error, Payload, Result, ZoneIndex};
-use logkit::record::sum_of;
-use logkit::scan;
+use block::{Buffer, Data, Error, Payload, Result, ZoneIndex, ZoneReport, Zones};
+use logkit::record::{Identity, sum_of};
+use logkit::{Layout, scan};
 use std::ops::Range;
 use std::rc::Rc;
 
@@ -54,7 +54,7 @@ impl Core {
         if data.is_empty() {
             return Ok(());
         }
-        self.write_range(node, offset, data, end).await
+        self.write_range(node, offset, data, end, None).await.map(drop)
     }
 
     /// Writes at the end of a file, which no other append gets. Returns the offset.
@@ -62,41 +62,57 @@ impl Core {
     /// # Errors
     /// As [`write`](Self::write).
     pub async fn append_to(self: &Rc<Self>, node: &Rc<Node>, data: Payload) -> Result<u64> {
-        let size = self.metadata.borrow().inode(node.inode)?.size;
-        let offset = if node.appends.get() > 0 { size.max(node.end.get()) } else { size };
-        let end = end_of(offset, data.len() as u64)?;
-        node.end.set(end);
-        node.appends.set(node.appends.get() + 1);
-        let written = self.write(node, offset, data).await;
-        node.appends.set(node.appends.get() - 1);
-        written.map(|()| offset)
+        loop {
+            let size = self.metadata.borrow().inode(node.inode)?.size;
+            let offset = if node.appends.get() > 0 { size.max(node.end.get()) } else { size };
+            let end = end_of(offset, data.len() as u64)?;
+            if data.is_empty() {
+                return Ok(offset);
+            }
+            let _appending = node.begin_append(end);
+            // The file may be cut off before it is this append's turn: then its end is elsewhere.
+            let cuts = Some(node.cuts.get());
+            if self.write_range(node, offset, data.clone(), end, cuts).await? {
+                return Ok(offset);
+            }
+        }
     }
 
-    /// Writes data; the file is at least `size` bytes long then.
+    /// Writes data; the file is at least `size` bytes long then. Returns false, and writes nothing, if the file was cut off since it had
+    /// been cut `cuts` times.
     async fn write_range(
         self: &Rc<Self>,
         node: &Rc<Node>,
         offset: u64,
         data: Payload,
         size: u64,
-    ) -> Result<()> {
+        cuts: Option<u64>,
+    ) -> Result<bool> {
         let range = offset..offset + data.len() as u64;
         let whole = self.whole(range.clone());
         let blocks = (whole.end - whole.start) / BLOCK;
         let permit = self.admit_data(blocks).await;
         let first = whole.start / BLOCK;
-        let _held = node.lock.ask(first..first + blocks).await;
+        let held = node.lock.ask(first..first + blocks).await;
+        if cuts.is_some_and(|cuts| cuts != node.cuts.get()) {
+            return Ok(false);
+        }
         self.check_open()?;
         self.check_growth(node.inode, first..first + blocks)?;
         let data = match whole == range {
             true => data,
-            false => self.fill_up(node.inode, &range, &whole, &data).await?,
+            false => {
+                let data = self.fill_up(node.inode, &range, &whole, &data).await?;
+                // Others may have taken the space meanwhile.
+                self.check_growth(node.inode, first..first + blocks)?;
+                data
+            }
         };
         let change =
             Change::Map { inode: node.inode, block: first, blocks: blocks as u32, size, modified: now() };
-        let ticket = self.append(Changes::from_elem(change, 1), data, permit).await?;
+        let ticket = self.append(Changes::from_elem(change, 1), data, permit, held).await?;
         node.note(ticket);
-        Ok(())
+        Ok(true)
     }
 
     /// Refuses a write for which there is no space beside the blocks that it replaces.
@@ -234,13 +250,7 @@ impl Core {
         let report = report
             .first()
             .ok_or_else(|| Error::io(format!("zone {zone} isn't in the report of the zones")))?;
-        let scanned = scan::headers(zones, layout, &self.kit.identity, report).await?;
-        let mut sums = vec![0; layout.zone_blocks as usize];
-        for record in &scanned.records {
-            let first = record.header.position as usize + 1;
-            sums[first..first + record.sums.len()].copy_from_slice(&record.sums);
-        }
-        let sums = Rc::new(sums);
+        let sums = Rc::new(sums_in(zones, layout, &self.kit.identity, report).await?);
         let mut known = self.sums.borrow_mut();
         known.insert(zone, sums.clone());
         known.shrink(|zone| self.is_being_written(zone));
@@ -251,7 +261,7 @@ impl Core {
     pub(crate) async fn cut_out(self: &Rc<Self>, node: &Rc<Node>, cut: Cut) -> Result<()> {
         let (inode, blocks) = (node.inode, cut.blocks());
         let permit = self.admit_data(2).await;
-        let _held = node.lock.ask(cut.touched()).await;
+        let held = node.lock.ask(cut.touched()).await;
         self.check_open()?;
         let size = self.metadata.borrow().inode(inode)?.size;
         let (mut changes, mut data, time) = (Changes::new(), Payload::new(), now());
@@ -273,10 +283,21 @@ impl Core {
         let attributes =
             Attributes { size, modified: Some(time), changed: Some(time), ..Attributes::default() };
         changes.push(Change::Set { inode, attributes });
+        if let Some(size) = size {
+            node.was_cut(size);
+        }
         let ticket = match data.is_empty() {
-            true => self.submit(changes, Some(self.admit().await?))?,
-            false => self.append(changes, data, permit).await?,
+            true => {
+                let ticket = self.submit(changes, Some(self.admit().await?))?;
+                drop(held);
+                ticket
+            }
+            false => self.append(changes, data, permit, held).await?,
         };
+        if let Some(size) = size {
+            // Appends that have begun meanwhile saw the old size.
+            node.was_cut(size);
+        }
         node.note(ticket);
         Ok(())
     }
@@ -287,6 +308,27 @@ impl Core {
         let extent = extents(&metadata.tree, inode, block..block + 1).next().transpose()?;
         Ok(extent.is_some_and(|extent| !extent.is_preallocated()))
     }
+}
+
+/// The checksums of the data blocks in a zone, by its records; 0 for other blocks.
+///
+/// # Errors
+/// What reading returns.
+pub(crate) async fn sums_in(
+    zones: &dyn Zones,
+    layout: &Layout,
+    identity: &Identity,
+    report: &ZoneReport,
+) -> Result<Vec<u32>> {
+    let scanned = scan::headers(zones, layout, identity, report).await?;
+    let mut sums = vec![0; layout.zone_blocks as usize];
+    for record in &scanned.records {
+        let first = record.header.position as usize + 1;
+        if let Some(of_record) = sums.get_mut(first..first + record.sums.len()) {
+            of_record.copy_from_slice(&record.sums);
+        }
+    }
+    Ok(sums)
 }
 
 /// What is taken from a file. Blocks that lose a part are written again, with zeros there.

@@ -8,6 +8,8 @@ use crate::inode::{InodeNumber, kind};
 pub use crate::tree::Place;
 use crate::tree::{Key, Tree};
 use block::Result;
+use logkit::Layout;
+use logkit::layout::ROOT_ZONES;
 use smallvec::SmallVec;
 use std::ops::Range;
 
@@ -44,6 +46,13 @@ impl Extent {
     /// Whether nothing was written to its blocks.
     pub fn is_preallocated(&self) -> bool {
         self.zone == 0
+    }
+
+    /// Whether its blocks may hold data: they are in a zone, and not in one of roots.
+    pub fn is_within(&self, layout: &Layout) -> bool {
+        let end = u64::from(self.position) + u64::from(self.blocks);
+        let has_place = (ROOT_ZONES..layout.zones).contains(&self.zone) && end <= layout.zone_blocks.into();
+        self.is_preallocated() || has_place
     }
 
     /// The blocks of it that are in a range, of which there are some.

@@ -3,6 +3,7 @@
 //! A call from another shard than the file system's goes there as a message.
 
 use crate::change::Attributes;
+use crate::check::Report;
 use crate::core::{Core, Settings};
 use crate::directory::Entry;
 use crate::format::Properties;
@@ -62,8 +63,10 @@ impl Drop for Open {
             Ok(())
         };
         let home = self.home.clone();
-        // A shard that has ended has closed everything.
-        runtime::spawn(async move { home.with(close).await.ok() }).detach();
+        // A shard that has ended has closed everything; so has the runtime where this isn't a shard.
+        if runtime::is_on_shard() {
+            runtime::spawn(async move { home.with(close).await.ok() }).detach();
+        }
     }
 }
 
@@ -143,6 +146,18 @@ impl FileSystem {
         closed.and(forgotten).and(self.zones.close().await)
     }
 
+    /// Writes what is queued, and checks the metadata and the counts of the open file system ([`check`](crate::check)).
+    ///
+    /// # Errors
+    /// The failure of the log.
+    pub async fn check(&self) -> Result<Report> {
+        let check = |core: Rc<Core>| async move {
+            core.sync_all().await?;
+            Ok(core.check())
+        };
+        self.with(check).await
+    }
+
     async fn with<R, Fut>(&self, work: impl FnOnce(Rc<Core>) -> Fut + Send + 'static) -> Result<R>
     where
         R: Send + 'static,
@@ -175,7 +190,7 @@ impl FileSystem {
     /// # Errors
     /// [`Error::NotFound`], [`Error::AlreadyExists`], EISDIR; those of the path.
     pub async fn open_file(&self, path: &str, options: OpenOptions) -> Result<File> {
-        let path = path.to_owned();
+        let (path, home) = (path.to_owned(), self.home.clone());
         let open = move |core: Rc<Core>| async move {
             let (directory, name) = parent(&core, &path)?;
             let inode = match core.find(directory, name)? {
@@ -184,7 +199,7 @@ impl FileSystem {
                     let new = New { mode: FileType::Regular as u32 | mode, ..New::default() };
                     let inode = core.create(directory, name, &new).await?;
                     core.open_present(inode);
-                    return Ok(inode);
+                    return Ok(File { _open: Arc::new(Open { home: home.clone(), inode }), home, inode });
                 }
                 None => return Err(namespace::missing(directory, name)),
                 Some(_) if options.create_new => {
@@ -198,18 +213,14 @@ impl FileSystem {
                 return Err(Error::from_errno(libc::EISDIR, format!("\"{path}\" is a directory")));
             }
             let node = core.open(inode)?;
-            if options.truncate
-                && file.size > 0
-                && let Err(error) = core.truncate(&node, 0).await
-            {
-                core.close(&node);
-                return Err(error);
+            // From here on it is closed, whatever becomes of this call.
+            let open = Arc::new(Open { home: home.clone(), inode });
+            if options.truncate && file.size > 0 {
+                core.truncate(&node, 0).await?;
             }
-            Ok(inode)
+            Ok(File { _open: open, home, inode })
         };
-        let inode = self.with(open).await?;
-        let home = self.home.clone();
-        Ok(File { _open: Arc::new(Open { home: home.clone(), inode }), home, inode })
+        self.with(open).await
     }
 
     /// Opens a file, which is made if it isn't there.
@@ -356,7 +367,7 @@ impl File {
         let inode = self.inode;
         self.home
             .with(move |core| async move {
-                let node = core.nodes.get(inode);
+                let node = core.node(inode);
                 work(core, node).await
             })
             .await

@@ -80,6 +80,11 @@ pub struct State {
     pub next_inode: InodeNumber,
     /// Number of inodes.
     pub inodes: u64,
+    /// Epoch of the checkpoint.
+    pub epoch: u64,
+    /// Number of changes of that epoch which the tree shows, and whose records follow the checkpoint. They took effect when they
+    /// were submitted, and are the first such ones in the records.
+    pub shown: u64,
 }
 
 impl State {
@@ -93,6 +98,8 @@ impl State {
         writer.u64(self.tree.items);
         writer.u64(self.next_inode);
         writer.u64(self.inodes);
+        writer.u64(self.epoch);
+        writer.u64(self.shown);
         writer.0
     }
 
@@ -106,7 +113,8 @@ impl State {
         // Zone 0 has roots of the log.
         let root = (place.zone != 0).then_some(place);
         let tree = Stored { root, level: reader.u8()?, items: reader.u64()? };
-        let state = State { tree, next_inode: reader.u64()?, inodes: reader.u64()? };
+        let (next_inode, inodes) = (reader.u64()?, reader.u64()?);
+        let state = State { tree, next_inode, inodes, epoch: reader.u64()?, shown: reader.u64()? };
         reader.end()?;
         Ok(state)
     }

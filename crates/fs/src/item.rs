@@ -5,6 +5,7 @@ use crate::extents::Blocks;
 use block::Payload;
 use logkit::Entry;
 use runtime::RequestKey;
+use runtime::range_lock::RangeGuard;
 use runtime::sync::Permit;
 use smallvec::SmallVec;
 
@@ -43,9 +44,16 @@ pub enum Origin {
         request: RequestKey,
         /// Blocks of capacity that are reserved for it.
         growth: u32,
+        /// Range of the file that it changes: released once it has taken effect, even where its caller has been dropped.
+        held: Option<RangeGuard>,
     },
     /// A move of the cleaner.
     Move,
+    /// A write whose request ended with an error, and which may still take effect.
+    Answered {
+        /// As of a write.
+        held: Option<RangeGuard>,
+    },
 }
 
 /// Changes that take effect together, with their data.
@@ -78,7 +86,11 @@ impl Entry for Item {
     }
 
     fn encode_meta(&self, meta: &mut Vec<u8>) {
-        self.changes.iter().for_each(|change| change.encode(meta));
+        let is_submitted = matches!(self.origin, Origin::Submitted { .. });
+        self.changes.iter().for_each(|change| match is_submitted {
+            true => change.encode_submitted(meta),
+            false => change.encode(meta),
+        });
     }
 
     /// Without data it takes no space for long: it is written even where there is none for data.
@@ -91,6 +103,7 @@ impl Entry for Item {
             Origin::Submitted { .. } => true,
             Origin::Write { .. } => self.changes.len() > 1 || self.blocks() <= ATOMIC_BLOCKS,
             Origin::Move => false,
+            Origin::Answered { .. } => true,
         }
     }
 
@@ -125,7 +138,7 @@ impl Item {
         }
         let origin = match &mut self.origin {
             // The capacity is given back with the last part.
-            Origin::Write { request, .. } => Origin::Write { request: *request, growth: 0 },
+            Origin::Write { request, .. } => Origin::Write { request: *request, growth: 0, held: None },
             _ => Origin::Move,
         };
         // The operation has committed when its last part has.

@@ -13,12 +13,15 @@
 //! - [`operations`], [`data`]: what clients do; [`sums`]: checksums, by which every read is checked.
 //! - [`format`](mod@format), [`recovery`]: making and opening.
 //!
+//! [`check`](mod@check) looks for what can't be, on the medium or in an open file system.
+//!
 //! [`file_system`] has the paths and open files that programs use.
 //!
 //! Left to others: group commit, zones, cleaning and finding records again (`logkit`); zones on a device (`zones`); mounting.
 
 pub mod attributes;
 pub mod change;
+pub mod check;
 pub mod checkpoint;
 pub mod core;
 pub mod data;
@@ -39,5 +42,6 @@ pub mod tickets;
 pub mod tree;
 
 pub use crate::core::Settings;
+pub use check::check;
 pub use file_system::{File, FileSystem, OpenOptions};
 pub use format::Properties;

@@ -141,7 +141,9 @@ impl Metadata {
                 self.change_inode(*inode, |inode| {
                     inode.blocks = inode.blocks.saturating_add_signed(more);
                     inode.size = inode.size.max(*size);
-                    (inode.modified, inode.changed) = (*modified, *modified);
+                    inode.modified = *modified;
+                    // Attributes may have been set since the write was submitted.
+                    inode.changed = inode.changed.max(*modified);
                 })?;
             }
             Change::Unmap { inode, from, to } => {

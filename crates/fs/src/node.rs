@@ -26,9 +26,34 @@ pub struct Node {
     pub has_lost_names: Cell<bool>,
     /// Number of the last operation on it.
     pub ticket: Cell<u64>,
+    /// Number of times that it was cut off.
+    pub cuts: Cell<u64>,
+}
+
+/// An append in flight, until this is dropped.
+#[derive(Debug)]
+pub struct Appending<'a>(&'a Node);
+
+impl Drop for Appending<'_> {
+    fn drop(&mut self) {
+        self.0.appends.set(self.0.appends.get() - 1);
+    }
 }
 
 impl Node {
+    /// Begins an append up to this byte; the next one begins there while this one is in flight.
+    pub fn begin_append(&self, end: u64) -> Appending<'_> {
+        self.end.set(end);
+        self.appends.set(self.appends.get() + 1);
+        Appending(self)
+    }
+
+    /// Notes that the file was cut off here: appends that wait begin here, too.
+    pub fn was_cut(&self, size: u64) {
+        self.end.set(size);
+        self.cuts.set(self.cuts.get() + 1);
+    }
+
     /// Whether it is open.
     pub fn is_open(&self) -> bool {
         self.opens.get() > 0
@@ -65,8 +90,9 @@ impl Nodes {
         self.nodes.borrow().get(&inode).cloned()
     }
 
-    /// A file, which is in use as long as it is open or the result is held.
-    pub fn get(&self, inode: InodeNumber) -> Rc<Node> {
+    /// A file, which is in use as long as it is open or the result is held. `issued` is the number of the last operation: it may
+    /// have been one on this file, whoever carried it out.
+    pub fn get(&self, inode: InodeNumber, issued: u64) -> Rc<Node> {
         if let Some(node) = self.find(inode) {
             return node;
         }
@@ -77,7 +103,8 @@ impl Nodes {
             end: Cell::new(0),
             appends: Cell::new(0),
             has_lost_names: Cell::new(false),
-            ticket: Cell::new(0),
+            ticket: Cell::new(issued),
+            cuts: Cell::new(0),
         });
         let mut nodes = self.nodes.borrow_mut();
         nodes.insert(inode, node.clone());

@@ -3,7 +3,7 @@
 
 use crate::attributes;
 use crate::change::{Attributes, Change, Changes};
-use crate::core::{Core, now};
+use crate::core::{Broken, Core, now};
 use crate::data::{Cut, end_of};
 use crate::directory::{self, Entry};
 use crate::extents::extents;
@@ -238,7 +238,7 @@ impl Core {
 
     /// Opens a file that is there.
     pub(crate) fn open_present(&self, inode: InodeNumber) -> Rc<Node> {
-        let node = self.nodes.get(inode);
+        let node = self.node(inode);
         node.opened();
         node
     }
@@ -288,6 +288,9 @@ impl Core {
 
     /// Removes inodes that have no names: they were open when the file system was last closed or lost.
     pub fn remove_orphans(self: &Rc<Self>) {
+        if self.breaks(Broken::KeepsOrphans) {
+            return;
+        }
         let orphans = self.metadata.borrow().orphans();
         orphans.into_iter().for_each(|inode| self.remove_unused(inode));
     }
@@ -297,6 +300,12 @@ impl Core {
     /// # Errors
     /// ESTALE; the failure of the log.
     pub async fn set_attributes(&self, inode: InodeNumber, attributes: Attributes) -> Result<Inode> {
+        // A write in flight sets the time when its record is written.
+        let node = attributes.modified.map(|_| self.node(inode));
+        let _held = match &node {
+            Some(node) => Some(node.lock.ask(0..u64::MAX).await),
+            None => None,
+        };
         let decide = |metadata: &Metadata| {
             metadata.inode(inode)?;
             let attributes = Attributes { changed: attributes.changed.or(Some(now())), ..attributes };
@@ -350,12 +359,18 @@ impl Core {
         end_of(range.start, range.end - range.start)?;
         let (from, to) = (range.start / BLOCK, range.end.div_ceil(BLOCK));
         let _held = node.lock.ask(from..to).await;
-        self.check_space(to - from)?;
         let time = now();
         let size = (size && range.end > old.size).then_some(range.end);
         let attributes = Attributes { size, changed: Some(time), ..Attributes::default() };
         let decide = |metadata: &Metadata| {
             metadata.inode(inode)?;
+            let mut wanted = to - from;
+            for extent in extents(&metadata.tree, inode, from..to) {
+                wanted -= u64::from(extent?.part(&(from..to)).blocks);
+            }
+            if wanted > 0 {
+                self.check_space(wanted)?;
+            }
             let preallocate = Change::Preallocate { inode, from, to };
             Ok(((), smallvec![preallocate, Change::Set { inode, attributes }]))
         };

@@ -387,9 +387,11 @@ impl<O: Owner> Cleaner<O> {
         let kit = self.owner.kit();
         let Some(InHand { victim, .. }) = self.in_hand.take() else { return };
         let zone = victim.zone();
-        match kit.pool.live(zone) {
-            // Overwrites by users and the moves together have freed all blocks.
-            0 => {
+        let state = kit.pool.get(zone);
+        match state.live {
+            // Overwrites by users and the moves together have freed all blocks. Those that are dying follow with their records;
+            // until then the zone isn't chosen again.
+            left if left <= state.dying => {
                 kit.pool.set_full(zone);
                 count(&kit.counters.cleaned_zones, 1);
             }

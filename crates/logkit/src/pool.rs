@@ -93,6 +93,8 @@ pub struct Zone {
     pub generation: u64,
     /// Number of its data blocks that are live.
     pub live: u32,
+    /// Of these, the number that an operation has freed whose record hasn't committed. They can't be moved, and die when it does.
+    pub dying: u32,
     /// Number of data blocks that were written to it.
     pub written: u32,
     /// Number of its blocks that were written, headers and summary included; of an open zone, by records that have committed.
@@ -116,6 +118,7 @@ impl Zone {
             class: 0,
             generation,
             live: 0,
+            dying: 0,
             written: 0,
             end: 0,
             committed: 0,
@@ -284,6 +287,28 @@ impl Accounts<'_> {
             self.live_data
                 .store(self.live_data.load(Ordering::Relaxed) + u64::from(blocks), Ordering::Relaxed);
         }
+    }
+
+    /// Notes that an operation has freed so many live blocks of a zone, which die when its record commits
+    /// ([`remove_dying`](Self::remove_dying)).
+    #[inline]
+    pub fn begin_dying(&mut self, zone: u32, blocks: u32) {
+        let entry = self.state.change(zone);
+        entry.dying += blocks;
+        debug_assert!(
+            entry.dying <= entry.live,
+            "zone {zone}: {} of {} live blocks die",
+            entry.dying,
+            entry.live
+        );
+    }
+
+    /// Notes that so many blocks died, at this clock, which [were dying](Self::begin_dying).
+    #[inline]
+    pub fn remove_dying(&mut self, zone: u32, blocks: u32, clock: u64) {
+        let entry = self.state.change(zone);
+        entry.dying = entry.dying.saturating_sub(blocks);
+        self.remove_live(zone, blocks, clock);
     }
 
     /// Notes that so many blocks of a zone died, at this clock.
@@ -688,7 +713,10 @@ impl ZonePool {
     pub fn candidates(&self, data_blocks: u32, committed: &Sequences) -> (Vec<Candidate>, bool) {
         let state = self.lock();
         let full = state.zones.iter().enumerate().filter(|(_, zone)| {
-            zone.usage == Usage::Full && zone.class != CHECKPOINT_CLASS && zone.live < data_blocks
+            let to_move = zone.live.saturating_sub(zone.dying);
+            // Of a zone whose blocks are all dying nothing can be moved.
+            let is_dying = to_move == 0 && zone.live > 0;
+            zone.usage == Usage::Full && zone.class != CHECKPOINT_CLASS && to_move < data_blocks && !is_dying
         });
         let mut has_uncommitted = false;
         let mut candidates = Vec::new();
@@ -699,7 +727,7 @@ impl ZonePool {
             }
             candidates.push(Candidate {
                 zone: ZoneIndex(number as u32),
-                live: zone.live.into(),
+                live: zone.live.saturating_sub(zone.dying).into(),
                 // What records cost beside their data is garbage, too, as soon as they can be packed better.
                 written: data_blocks.into(),
                 class: zone.class,
@@ -804,6 +832,25 @@ mod tests {
         assert_eq!((pool.free(), pool.begin_preparing(0, 2)), (1, None));
         assert_eq!(pool.take(0, 0, true, 0).map(|taken| taken.zone), Some(5));
         assert_eq!(pool.take(0, 0, true, 0), None);
+    }
+
+    #[test]
+    fn blocks_that_are_dying_are_not_moved_and_keep_their_zone() {
+        let pool = ZonePool::new(4);
+        pool.set_free(2, 1);
+        pool.take(0, 0, false, 0).expect("a free zone");
+        pool.add_live(2, 5);
+        pool.set_full(2);
+        let live = || {
+            let (candidates, _) = pool.candidates(100, &Sequences::default());
+            candidates.iter().map(|it| it.live).collect::<Vec<_>>()
+        };
+        pool.accounts().begin_dying(2, 2);
+        assert_eq!((live(), pool.live(2), pool.get(2).dying), (vec![3], 5, 2));
+        pool.remove_live(2, 3, 1);
+        assert_eq!((live(), pool.get(2).usage), (vec![], Usage::Full), "nothing is left to move");
+        pool.accounts().remove_dying(2, 2, 2);
+        assert_eq!((pool.get(2).usage, pool.get(2).dying, pool.live_data()), (Usage::Dead, 0, 0));
     }
 
     #[test]

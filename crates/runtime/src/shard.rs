@@ -135,6 +135,11 @@ pub fn current_shard() -> ShardIndex {
     with_current(|shard| shard.index)
 }
 
+/// Whether this thread is a shard: tasks can be started on it.
+pub fn is_on_shard() -> bool {
+    try_with_current(|_| ()).is_some()
+}
+
 /// Whether the current shard runs under [`simulate`](crate::simulate).
 pub fn is_simulated() -> bool {
     try_with_current(|shard| shard.world().is_some()).unwrap_or(false)

@@ -1,147 +1,406 @@
-//! File systems in simulated worlds: operations that follow from a seed, compared with a model; closed and opened, and opened after
-//! power cuts at any time, where what is found must be what some first part of the operations leaves, and all that was
-//! made durable is among them.
+//! File systems in simulated worlds: operations of clients that follow from a seed, compared with a model for each; closed and
+//! opened, killed, and opened after power cuts at any time, where what is found of each client must be what some first part of
+//! its operations leaves, and all that was made durable is among them. The checker finds nothing wrong in any life.
+//!
+//! In some lives the medium fails: operations may fail then, and the clients stop; what is read must still be right.
 
-use crate::model::{Model, View, apply, draw, is_alike, is_of_medium, view_of};
-use block::{Error, Result};
-use fs::{FileSystem, Properties, Settings};
-use runtime::{Random, Simulation};
-use stack::{Registry, Stack};
-use std::path::PathBuf;
-use std::sync::Arc;
+use crate::model::{Bytes, Model, Operation, Shown, View, apply, draw, is_alike, is_of_medium, view_of};
+use crate::world::{Files, Setup, checked, empty, zones};
+use block::{Error, Part};
+use conformance::budget::Budget;
+use fs::{File, FileSystem, OpenOptions};
+use runtime::{Random, SimulatedFaults, Simulation};
+use std::cell::{Cell, RefCell};
+use std::rc::Rc;
 use std::time::Duration;
 
-const DISK: &str = "/disk";
-
-type Files = Vec<(PathBuf, Vec<u8>)>;
-
-/// Zones on the file of the world.
-async fn zones(zone_size: Option<u64>) -> Result<Arc<zones::OnDevice>> {
-    let registry = Registry::new(vec![&disks::file::KIND]);
-    let stack = Stack::from_line("test", &format!("file({DISK}, block_size=4096)"), &registry);
-    let stack = stack.map_err(|error| Error::invalid(error.to_string()))?;
-    let plan = stack.check(false).map_err(|error| Error::invalid(error.to_string()))?;
-    let file = plan.build().await?.top()?;
-    let options = zones::on_device::Options { format: zone_size.is_some(), zone_size, ..Default::default() };
-    Ok(Arc::new(zones::OnDevice::open(file, options).await?))
+/// How a life ends, unless the power is cut before.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum End {
+    Closed,
+    Cut,
+    Killed,
 }
 
-/// What stays the same over the lives of a file system.
+/// What is decided of a life.
 #[derive(Debug, Clone, Copy)]
-struct Setup {
-    disk: u64,
-    zone: u64,
-    block_size: u64,
-    checkpoint_after: u64,
+struct Life {
+    seed: u64,
+    operations: u64,
+    end: End,
+    cut_after: Option<Duration>,
+    faults: SimulatedFaults,
 }
 
-impl Setup {
-    fn draw(random: &mut Random) -> Self {
-        let of = |random: &mut Random, list: &[u64]| list[random.below(list.len() as u64) as usize];
-        Setup {
-            disk: of(random, &[8 << 20, 12 << 20]),
-            zone: of(random, &[128 << 10, 256 << 10]),
-            block_size: of(random, &[4096, 4096, 8192, 65536]),
-            checkpoint_after: of(random, &[64 << 10, 256 << 10, 64 << 20]),
+impl Life {
+    fn draw(random: &mut Random, may_fail: bool) -> Self {
+        let shift = 18 + random.below(13);
+        let mut faults = SimulatedFaults::default();
+        if may_fail && random.chance(0.4) {
+            let mut fault = |probability: f64| if random.chance(0.5) { probability } else { 0.0 };
+            faults = SimulatedFaults {
+                read_error: fault(0.005),
+                write_error: fault(0.005),
+                sync_error: fault(0.01),
+                short: fault(0.05),
+                slow: fault(0.02),
+            };
+        }
+        Life {
+            seed: random.next_u64(),
+            operations: random.below(250),
+            end: [End::Closed, End::Cut, End::Killed][random.below(3) as usize],
+            cut_after: random.chance(0.6).then(|| Duration::from_nanos(random.below(1 << shift))),
+            faults,
         }
     }
 
-    fn settings(&self) -> Settings {
-        // Few checksums in memory, so that some are read from the zones.
-        Settings { checkpoint_after: self.checkpoint_after, sums_bytes: 1, ..Settings::default() }
-    }
-
-    async fn open(&self, format: bool) -> Result<FileSystem> {
-        let zones = zones(format.then_some(self.zone)).await?;
-        match format {
-            true => {
-                FileSystem::format(zones, Properties { block_size: self.block_size }, &self.settings()).await
-            }
-            false => FileSystem::open(zones, &self.settings()).await,
-        }
+    fn may_fail(&self) -> bool {
+        let SimulatedFaults { read_error, write_error, sync_error, .. } = self.faults;
+        read_error + write_error + sync_error > 0.0
     }
 }
 
-/// What is known of a file system after a life: what it may show, the first of which is durable.
+/// The states of a client's directory that may be found, the first of which is durable.
+#[derive(Debug, Clone)]
+struct States {
+    /// Number of the first one.
+    first: u64,
+    states: Vec<Model>,
+    /// Number of the newest one that was acknowledged.
+    acknowledged: u64,
+}
+
+impl States {
+    fn of(model: Model) -> Self {
+        States { first: 0, states: vec![model], acknowledged: 0 }
+    }
+
+    fn newest(&self) -> &Model {
+        self.states.last().unwrap()
+    }
+
+    fn begin(&mut self, next: Model) {
+        self.states.push(next);
+    }
+
+    fn done(&mut self) {
+        self.acknowledged = self.first + self.states.len() as u64 - 1;
+    }
+
+    /// Makes durable up to this number.
+    fn durable(&mut self, number: u64) {
+        let fewer = number.saturating_sub(self.first) as usize;
+        self.states.drain(..fewer);
+        self.first += fewer as u64;
+    }
+}
+
+/// What is known of a file system after a life.
 struct Left {
     files: Files,
-    states: Vec<Model>,
+    clients: Vec<States>,
 }
 
-/// One life. It ends with a close or a power cut. `None` if that came before the file system was made.
-fn live(setup: Setup, seed: u64, left: Option<Left>) -> std::result::Result<Option<Left>, String> {
-    let files = left
-        .as_ref()
-        .map_or_else(|| vec![(DISK.into(), vec![0; setup.disk as usize])], |it| it.files.clone());
-    let format = left.is_none();
-    let main = move || async move {
-        let mut random = Random::new(seed);
-        let shift = 18 + random.below(12);
-        let cut_after = random.chance(0.6).then(|| Duration::from_nanos(random.below(1 << shift)));
-        let mut states: Vec<Model> = left.map_or_else(|| vec![Model::default()], |left| left.states);
-        let shared = std::rc::Rc::new(std::cell::RefCell::new(std::mem::take(&mut states)));
-        let all = shared.clone();
-        let is_made = std::rc::Rc::new(std::cell::Cell::new(!format));
-        let made = is_made.clone();
-        let life = async move {
-            let files = setup.open(format).await.map_err(|error| format!("opening: {error}"))?;
-            made.set(true);
-            let found = view_of(&files).await.map_err(|error| format!("reading: {error}"))?;
-            let model = matching(&shared.borrow(), &found)?;
-            *shared.borrow_mut() = vec![model.clone()];
-            // What was found may not be durable yet where it was the kernel's.
-            let mut model = model;
-            for number in 0..random.below(200) {
-                if random.chance(0.1) {
-                    files.sync().await.map_err(|error| format!("sync: {error}"))?;
-                    *shared.borrow_mut() = vec![model.clone()];
-                }
-                let operation = draw(&mut random, seed.wrapping_add(number));
-                if !model.is_atomic(&operation, setup.block_size) {
-                    continue;
-                }
-                let mut next = model.clone();
-                let expected = next.apply(&operation);
+type Outcome<T> = Result<T, String>;
+
+/// An open file, and what is in it. It has no names any more.
+type Handle = (File, Vec<u8>);
+
+/// A file system in a life, with what is known of it.
+struct Alive {
+    setup: Setup,
+    life: Life,
+    files: FileSystem,
+    clients: Rc<RefCell<Vec<States>>>,
+}
+
+impl Alive {
+    /// Whether an error may be one of the medium.
+    fn is_excused(&self, error: &Error) -> bool {
+        self.life.may_fail() && is_of_medium(error)
+    }
+
+    async fn sync(&self) -> Outcome<bool> {
+        let numbers: Vec<u64> = self.clients.borrow().iter().map(|client| client.acknowledged).collect();
+        match self.files.sync().await {
+            Ok(()) => {
+                let mut clients = self.clients.borrow_mut();
+                clients.iter_mut().zip(numbers).for_each(|(client, number)| client.durable(number));
+                Ok(true)
+            }
+            Err(error) if self.is_excused(&error) => match self.files.sync().await {
+                Err(_) => Ok(false),
+                Ok(()) => Err(format!("a sync succeeds after one that failed: {error}")),
+            },
+            Err(error) => Err(format!("sync: {error}")),
+        }
+    }
+
+    /// Carries out an operation of a client. Returns false if the medium has failed.
+    async fn carry_out(&self, client: usize, operation: &Operation) -> Outcome<bool> {
+        let mut next = self.clients.borrow()[client].newest().clone();
+        if !next.is_atomic(operation, self.setup.block_size) {
+            return Ok(true);
+        }
+        let expected = next.apply(operation);
+        if expected.is_ok() {
+            self.clients.borrow_mut()[client].begin(next);
+        }
+        let done = apply(&self.files, &format!("/c{client}"), operation).await;
+        let states = &mut self.clients.borrow_mut()[client];
+        match done {
+            _ if is_alike(&expected, &done) => {
                 if expected.is_ok() {
-                    shared.borrow_mut().push(next.clone());
+                    states.done();
                 }
-                let done = apply(&files, &operation).await;
-                if !is_alike(&expected, &done) {
-                    if done.as_ref().is_err_and(|error| matches!(error, Error::NoSpace(_))) {
-                        // Nothing has changed.
-                        shared.borrow_mut().pop();
-                        continue;
-                    }
-                    return Err(format!("{operation:?}: {done:?}, expected {expected:?}"));
-                }
+                Ok(true)
+            }
+            Err(Error::NoSpace(_)) if !operation.needs_no_space() => {
+                // Nothing has changed.
                 if expected.is_ok() {
-                    model = next;
+                    states.states.pop();
                 }
+                Ok(true)
             }
-            let found = view_of(&files).await.map_err(|error| format!("reading: {error}"))?;
-            if found != model.view() {
-                return Err(format!("shows {}", difference(&found, &model.view())));
-            }
-            if random.chance(0.5) {
-                files.close().await.map_err(|error| format!("closing: {error}"))?;
-                *shared.borrow_mut() = vec![model];
-            }
-            Ok(())
+            // It may have taken effect, or not.
+            Err(error) if self.is_excused(&error) => Ok(false),
+            done => Err(format!("client {client}: {operation:?}: {done:?}, expected {expected:?}")),
+        }
+    }
+
+    /// Makes a file, keeps it open, and removes its name. `None` if there was no space, or the medium has failed.
+    async fn open_unlinked(&self, client: usize, number: u64) -> Outcome<Option<Handle>> {
+        let name = format!("/open{number}");
+        let data = Bytes::draw(9000, number);
+        let before = self.clients.borrow()[client].newest().view();
+        if !self.carry_out(client, &Operation::Create(name.clone())).await?
+            || !self.carry_out(client, &Operation::Write(name.clone(), 100, data)).await?
+        {
+            return Ok(None);
+        }
+        let view = self.clients.borrow()[client].newest().view();
+        let Some(Shown::File { contents, .. }) = view.get(&name).filter(|_| !before.contains_key(&name))
+        else {
+            return Ok(None);
         };
-        let ended = match cut_after {
-            Some(time) => runtime::timeout(time, life).await.unwrap_or(Ok(())),
-            None => life.await,
+        let opened = self.files.open_file(&format!("/c{client}{name}"), OpenOptions::default()).await;
+        let file = match opened {
+            Ok(file) => file,
+            Err(error) if self.is_excused(&error) => return Ok(None),
+            Err(error) => return Err(format!("opening {name}: {error}")),
         };
-        let files = runtime::power_cut();
-        ended.map(|()| is_made.get().then(|| Left { files, states: all.take() }))
+        match self.carry_out(client, &Operation::Unlink(name)).await? {
+            true => Ok(Some((file, contents.to_vec()))),
+            false => Ok(None),
+        }
+    }
+
+    /// Writes to files without names and reads them.
+    async fn use_unlinked(&self, handles: &mut [Handle], number: u64) -> Outcome<bool> {
+        for (file, contents) in handles {
+            let offset = (number % 5 * 3000) as usize;
+            let mut data = vec![0; 3000];
+            Random::new(number).fill(&mut data);
+            match file.write_at(offset as u64, block::Data::copy_of(&data)).await {
+                Ok(()) => {
+                    contents.resize(contents.len().max(offset + data.len()), 0);
+                    contents[offset..offset + data.len()].copy_from_slice(&data);
+                }
+                Err(Error::NoSpace(_)) => {}
+                Err(error) if self.is_excused(&error) => return Ok(false),
+                Err(error) => return Err(format!("writing to a file without a name: {error}")),
+            }
+            match file.read_at(0, contents.len() + 1).await {
+                Ok(found) if found.to_data()[..] == contents[..] => {}
+                Ok(_) => return Err("a file without a name has other contents".to_owned()),
+                Err(error) if self.is_excused(&error) => return Ok(false),
+                Err(error) => return Err(format!("reading a file without a name: {error}")),
+            }
+        }
+        Ok(true)
+    }
+
+    async fn client(&self, client: usize) -> Outcome<()> {
+        let mut random = Random::new(self.life.seed ^ (client as u64 + 1).wrapping_mul(0x9E37_79B9));
+        let mut handles = Vec::new();
+        for number in 0..self.life.operations {
+            if random.chance(0.05) && !self.sync().await? {
+                return Ok(());
+            }
+            if random.chance(0.02)
+                && let Some(handle) = self.open_unlinked(client, number).await?
+            {
+                handles.push(handle);
+            }
+            if random.chance(0.1) && !self.use_unlinked(&mut handles, number).await? {
+                return Ok(());
+            }
+            if random.chance(0.03) {
+                handles.clear();
+            }
+            let drawn = draw(&mut random, self.life.seed.wrapping_add(number), self.setup.blocks);
+            if !self.carry_out(client, &drawn).await? {
+                return Ok(());
+            }
+        }
+        Ok(())
+    }
+
+    /// Compares what the file system shows with the newest states.
+    async fn compare(&self) -> Outcome<()> {
+        for client in 0..self.setup.clients as usize {
+            let expected = self.clients.borrow()[client].newest().view();
+            match view_of(&self.files, &format!("/c{client}")).await {
+                Ok(found) if found == expected => {}
+                Ok(found) => {
+                    return Err(format!("client {client}: shows {}", difference(&found, &expected)));
+                }
+                Err(error) => return Err(format!("client {client}: reading: {error}")),
+            }
+        }
+        self.check().await
+    }
+
+    async fn check(&self) -> Outcome<()> {
+        let report = self.files.check().await.map_err(|error| format!("checking: {error}"))?;
+        match report.is_sound() {
+            true => Ok(()),
+            false => Err(format!("while it is open: {report:?}")),
+        }
+    }
+
+    async fn run(&self) -> Outcome<()> {
+        let clients = (0..self.setup.clients as usize).map(|client| self.client(client));
+        for ended in runtime::join_all(clients).await {
+            ended?;
+        }
+        if self.life.may_fail() {
+            // The medium may have failed; a life without faults follows.
+            return Ok(());
+        }
+        self.compare().await?;
+        if self.life.end == End::Closed {
+            let acknowledged: Vec<u64> = self.clients.borrow().iter().map(|it| it.acknowledged).collect();
+            self.files.close().await.map_err(|error| format!("closing: {error}"))?;
+            let mut clients = self.clients.borrow_mut();
+            clients.iter_mut().zip(acknowledged).for_each(|(client, number)| client.durable(number));
+        }
+        Ok(())
+    }
+}
+
+/// Makes the file system with a directory for each client.
+async fn format(setup: Setup) -> block::Result<FileSystem> {
+    let files = setup.format().await?;
+    for client in 0..setup.clients {
+        files.make_directory(&format!("/c{client}")).await?;
+    }
+    files.sync().await?;
+    Ok(files)
+}
+
+/// Opens the file system, after the checker found nothing wrong, and finds the states that the clients' directories have.
+async fn open(setup: Setup, life: Life, clients: &Rc<RefCell<Vec<States>>>) -> Outcome<Option<FileSystem>> {
+    if !life.may_fail() {
+        let zones = zones(None).await.map_err(|error| format!("opening the zones: {error}"))?;
+        let report = checked(&zones).await.map_err(|error| format!("checking: {error}"))?;
+        if !report.is_sound() {
+            return Err(format!("before it is opened: {report:?}"));
+        }
+        zones.close().await.map_err(|error| format!("closing the zones: {error}"))?;
+    }
+    let files = match setup.open().await {
+        Ok(files) => files,
+        Err(_) if life.may_fail() => return Ok(None),
+        Err(error) => return Err(format!("opening: {error}")),
     };
-    let world = Simulation { most_events: 30_000_000, trace_lines: 0, ..Simulation::new(seed) };
-    let ended = runtime::simulate(world.with_files(files), main).map_err(|error| error.to_string())?;
-    ended.value
+    for client in 0..setup.clients as usize {
+        let found = match view_of(&files, &format!("/c{client}")).await {
+            Ok(found) => found,
+            Err(error) if life.may_fail() && is_of_medium(&error) => return Ok(None),
+            Err(error) => return Err(format!("client {client}: reading: {error}")),
+        };
+        let model = matching(&clients.borrow()[client].states, &found)
+            .map_err(|error| format!("client {client}: {error}"))?;
+        clients.borrow_mut()[client] = States::of(model);
+    }
+    if !life.may_fail() {
+        no_orphans(&files).await?;
+    }
+    Ok(Some(files))
+}
+
+/// Waits until files without names have been removed.
+async fn no_orphans(files: &FileSystem) -> Outcome<()> {
+    for _ in 0..100 {
+        let report = files.check().await.map_err(|error| format!("checking: {error}"))?;
+        if !report.is_sound() {
+            return Err(format!("after it was opened: {report:?}"));
+        }
+        if report.orphans == 0 {
+            return Ok(());
+        }
+        runtime::sleep(Duration::from_millis(10)).await;
+    }
+    Err("files without names stay after it was opened".to_owned())
+}
+
+/// One life. `None` if it ended before the file system was made.
+fn live(setup: Setup, life: Life, left: Option<Left>) -> Outcome<Option<Left>> {
+    let is_new = left.is_none();
+    let (before, known) = match left {
+        Some(left) => (left.files, left.clients),
+        None => (empty(setup.disk), vec![States::of(Model::default()); setup.clients as usize]),
+    };
+    let main = move || async move {
+        let clients = Rc::new(RefCell::new(known));
+        let is_made = Rc::new(Cell::new(!is_new));
+        let (all, made) = (clients.clone(), is_made.clone());
+        let living = async move {
+            let files = match is_new {
+                true => match format(setup).await {
+                    Ok(files) => files,
+                    Err(_) if life.may_fail() => return Ok(()),
+                    Err(error) => return Err(format!("formatting: {error}")),
+                },
+                false => match open(setup, life, &all).await? {
+                    Some(files) => files,
+                    None => return Ok(()),
+                },
+            };
+            made.set(true);
+            Alive { setup, life, files, clients: all }.run().await
+        };
+        let (ended, was_cut) = match life.cut_after {
+            Some(time) => match runtime::timeout(time, living).await {
+                Ok(ended) => (ended, false),
+                Err(_) => (Ok(()), true),
+            },
+            None => (living.await, false),
+        };
+        // A killed process leaves what it has written to the kernel; which is what the world returns.
+        let is_killed = life.end == End::Killed || life.end == End::Closed && !was_cut;
+        let files = (!is_killed).then(runtime::power_cut);
+        (ended, files, is_made.get().then(|| clients.take()))
+    };
+    let world = Simulation { most_events: 60_000_000, trace_lines: 0, ..Simulation::new(life.seed) };
+    let world = world.with_files(before).with_faults(life.faults);
+    let run = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| runtime::simulate(world, main)));
+    let simulated = run.map_err(|panic| {
+        let text = panic.downcast_ref::<String>().cloned();
+        format!(
+            "panic: {}",
+            text.or(panic.downcast_ref::<&str>().map(|it| (*it).to_owned())).unwrap_or_default()
+        )
+    })?;
+    let simulated = simulated.map_err(|error| error.to_string())?;
+    let (ended, files, clients) = simulated.value;
+    ended.map(|()| clients.map(|clients| Left { files: files.unwrap_or(simulated.files), clients }))
 }
 
 /// The newest of these states that shows this.
-fn matching(states: &[Model], found: &View) -> std::result::Result<Model, String> {
+fn matching(states: &[Model], found: &View) -> Outcome<Model> {
     let matching = states.iter().rev().find(|state| state.view() == *found);
     matching.cloned().ok_or_else(|| {
         let first = states.first().map(Model::view).unwrap_or_default();
@@ -156,10 +415,8 @@ fn matching(states: &[Model], found: &View) -> std::result::Result<Model, String
 }
 
 fn difference(found: &View, expected: &View) -> String {
-    let short = |shown: Option<&crate::model::Shown>| match shown {
-        Some(crate::model::Shown::File { contents, links }) => {
-            format!("{} bytes, {links} links", contents.len())
-        }
+    let short = |shown: Option<&Shown>| match shown {
+        Some(Shown::File { contents, links }) => format!("{} bytes, {links} links", contents.len()),
         other => format!("{other:?}"),
     };
     let paths: std::collections::BTreeSet<&String> = found.keys().chain(expected.keys()).collect();
@@ -170,22 +427,62 @@ fn difference(found: &View, expected: &View) -> String {
         .join("; ")
 }
 
-fn lives(seed: u64) {
+/// Several lives of one file system.
+pub fn lives(seed: u64, draw: impl Fn(&mut Random) -> Setup, may_fail: bool) -> Outcome<()> {
     let mut random = Random::new(seed);
-    let setup = Setup::draw(&mut random);
+    let setup = draw(&mut random);
     let mut left = None;
-    for life in 0..1 + random.below(6) {
-        let next = live(setup, random.next_u64(), left);
-        left = next.unwrap_or_else(|error| panic!("SILTSTONE_SEED={seed}: {setup:?}, life {life}: {error}"));
+    for number in 0..1 + random.below(6) {
+        let mut life = Life::draw(&mut random, may_fail);
+        if let Some(before) = &left {
+            let Left { clients, .. }: &Left = before;
+            debug_assert_eq!(clients.len() as u64, setup.clients);
+        }
+        let next = live(setup, life, left)
+            .map_err(|error| format!("SILTSTONE_SEED={seed}: {setup:?}, life {number}: {life:?}: {error}"))?;
+        left = next;
+        if life.may_fail() && left.is_some() {
+            // What a medium that failed has left is looked at without faults.
+            life = Life {
+                seed: random.next_u64(),
+                operations: 10,
+                end: End::Closed,
+                cut_after: None,
+                faults: SimulatedFaults::default(),
+            };
+            left = live(setup, life, left)
+                .map_err(|error| format!("SILTSTONE_SEED={seed}: {setup:?}, after life {number}: {error}"))?;
+        }
     }
-    let _ = is_of_medium;
+    Ok(())
+}
+
+/// Runs seeds, as many as the shares of time allow, or `SILTSTONE_SEEDS` from `SILTSTONE_SEED` on.
+fn hold(shares: u32, usual: u64, draw: impl Fn(&mut Random) -> Setup + Copy, may_fail: bool) {
+    let number = |name: &str| std::env::var(name).ok().map(|text| text.parse::<u64>().unwrap());
+    let first = number("SILTSTONE_SEED").unwrap_or(1);
+    println!("SILTSTONE_SEED={first}");
+    let asked = number("SILTSTONE_SEEDS").or(number("SILTSTONE_SEED").map(|_| 1));
+    let budget = Budget::of(shares);
+    for seed in first..first + asked.unwrap_or(usual) {
+        if asked.is_none() && !budget.allows_more(usual) {
+            break;
+        }
+        lives(seed, draw, may_fail).unwrap_or_else(|error| panic!("{error}"));
+    }
 }
 
 #[test]
 fn what_was_made_durable_survives_and_the_rest_is_cut_off_at_one_point() {
-    let number =
-        |name: &str, usual: u64| std::env::var(name).ok().map_or(usual, |text| text.parse().unwrap());
-    let (first, count) = (number("SILTSTONE_SEED", 1), number("SILTSTONE_SEEDS", 40));
-    println!("SILTSTONE_SEED={first}");
-    (first..first + count).for_each(lives);
+    hold(2, 400, Setup::draw, false);
+}
+
+#[test]
+fn clients_on_a_disk_that_they_fill_keep_what_they_made_durable() {
+    hold(2, 400, Setup::draw_full, false);
+}
+
+#[test]
+fn a_medium_that_fails_makes_operations_fail_and_never_wrong() {
+    hold(1, 400, Setup::draw_full, true);
 }

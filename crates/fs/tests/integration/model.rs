@@ -18,6 +18,15 @@ impl std::fmt::Debug for Bytes {
     }
 }
 
+impl Bytes {
+    /// Data that follows from a number.
+    pub fn draw(length: usize, number: u64) -> Self {
+        let mut data = vec![0; length];
+        Random::new(number).fill(&mut data);
+        Bytes(data)
+    }
+}
+
 /// An operation on one or two paths.
 #[derive(Debug, Clone)]
 pub enum Operation {
@@ -33,6 +42,32 @@ pub enum Operation {
     Rename(String, String, Renaming),
     Link(String, String),
     SymbolicLink(String, String),
+}
+
+impl Operation {
+    /// The same operation with all paths below a directory.
+    fn within(&self, top: &str) -> Self {
+        let at = |path: &String| format!("{top}{path}");
+        match self.clone() {
+            Operation::Create(path) => Operation::Create(at(&path)),
+            Operation::Write(path, offset, data) => Operation::Write(at(&path), offset, data),
+            Operation::Append(path, data) => Operation::Append(at(&path), data),
+            Operation::Truncate(path, size) => Operation::Truncate(at(&path), size),
+            Operation::Punch(path, from, to) => Operation::Punch(at(&path), from, to),
+            Operation::Preallocate(path, from, to) => Operation::Preallocate(at(&path), from, to),
+            Operation::Unlink(path) => Operation::Unlink(at(&path)),
+            Operation::MakeDirectory(path) => Operation::MakeDirectory(at(&path)),
+            Operation::RemoveDirectory(path) => Operation::RemoveDirectory(at(&path)),
+            Operation::Rename(from, to, renaming) => Operation::Rename(at(&from), at(&to), renaming),
+            Operation::Link(from, to) => Operation::Link(at(&from), at(&to)),
+            Operation::SymbolicLink(target, path) => Operation::SymbolicLink(target, at(&path)),
+        }
+    }
+
+    /// Whether it has to succeed on a full file system.
+    pub fn needs_no_space(&self) -> bool {
+        matches!(self, Operation::Unlink(_) | Operation::RemoveDirectory(_) | Operation::Rename(..))
+    }
 }
 
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -276,23 +311,23 @@ impl Model {
     }
 }
 
-/// What a file system shows of itself.
-pub async fn view_of(files: &FileSystem) -> Result<View> {
+/// What a file system shows of a directory, with paths from there on.
+pub async fn view_of(files: &FileSystem, top: &str) -> Result<View> {
     let mut view = View::new();
     let mut rest = vec![String::new()];
     while let Some(path) = rest.pop() {
-        let inode = files.attributes(&format!("{path}/")).await?;
+        let inode = files.attributes(&format!("{top}{path}/")).await?;
         view.insert(path.clone(), Shown::Directory { links: inode.links });
-        for entry in files.read_directory(&path).await? {
+        for entry in files.read_directory(&format!("{top}{path}")).await? {
             let child = format!("{path}/{}", String::from_utf8_lossy(&entry.name));
             match u32::from(entry.code) << 12 {
                 libc::S_IFDIR => rest.push(child),
                 libc::S_IFLNK => {
-                    let target = files.read_link(&child).await?;
+                    let target = files.read_link(&format!("{top}{child}")).await?;
                     view.insert(child, Shown::Link(String::from_utf8_lossy(&target).into_owned()));
                 }
                 _ => {
-                    let file = files.open_file(&child, OpenOptions::default()).await?;
+                    let file = files.open_file(&format!("{top}{child}"), OpenOptions::default()).await?;
                     let inode = file.attributes().await?;
                     assert_eq!(inode.file_type(), FileType::Regular, "{child}");
                     let contents = file.read_at(0, inode.size as usize + 10).await?.to_data();
@@ -306,10 +341,10 @@ pub async fn view_of(files: &FileSystem) -> Result<View> {
     Ok(view)
 }
 
-/// Carries out an operation on a file system.
-pub async fn apply(files: &FileSystem, operation: &Operation) -> Result<()> {
+/// Carries out an operation in a directory of a file system.
+pub async fn apply(files: &FileSystem, top: &str, operation: &Operation) -> Result<()> {
     let there = OpenOptions::default();
-    match operation {
+    match &operation.within(top) {
         Operation::Create(path) => {
             files.open_file(path, OpenOptions { create_new: true, ..there }).await.map(drop)
         }
@@ -346,7 +381,7 @@ pub fn is_alike(model: &Outcome<()>, found: &Result<()>) -> bool {
 
 /// Whether an error is no error of the operation but of the medium.
 pub fn is_of_medium(error: &Error) -> bool {
-    matches!(error, Error::Io(_) | Error::NoSpace(_) | Error::ReadOnly(_))
+    matches!(error, Error::Io(_) | Error::ReadOnly(_) | Error::Corrupt(_) | Error::Closed(_))
 }
 
 fn path(random: &mut Random) -> String {
@@ -361,15 +396,14 @@ fn path(random: &mut Random) -> String {
     }
 }
 
-/// Draws an operation. Files stay below some ten blocks.
-pub fn draw(random: &mut Random, number: u64) -> Operation {
+/// Draws an operation. Files stay below `blocks` blocks and a few.
+pub fn draw(random: &mut Random, number: u64, blocks: u64) -> Operation {
     let place = path(random);
-    let mut data = vec![0; [1, 100, 4096, 8192, 5000, 20_000][random.below(6) as usize]];
-    Random::new(number).fill(&mut data);
-    let data = Bytes(data);
+    let large = if blocks > 8 { 60_000 } else { 8192 };
+    let data = Bytes::draw([1, 100, 4096, large, 5000, 20_000][random.below(6) as usize], number);
     let offset = match random.chance(0.5) {
-        true => random.below(8) * 4096,
-        false => random.below(30_000),
+        true => random.below(blocks) * 4096,
+        false => random.below(blocks * 4000),
     };
     match random.below(20) {
         0..3 => Operation::Create(place),

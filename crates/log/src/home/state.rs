@@ -245,6 +245,7 @@ mod tests {
         assert_eq!(sum(0, &line), 1_327_782_545);
         assert_eq!(decode_moment(&line, 11), Ok((9, moment, 100)));
         let zone = Zone {
+            dying: 0,
             usage: Usage::Full,
             class: 3,
             generation: 9,

@@ -1,0 +1,362 @@
+//! Checks of a file system: on zones that nothing has open, or while it is open.
+//!
+//! What is found is a list of problems, bounded in length. A damaged medium is a problem in that list, too; only a medium that
+//! can't be read is an error.
+//!
+//! Left to others: the rules for items of the tree ([`items`]), and repair.
+
+mod items;
+
+use crate::core::{Core, STREAMS, Settings};
+use crate::data::sums_in;
+use crate::extents::{Extent, Place};
+use crate::metadata::Metadata;
+use crate::recovery::{self, Read};
+use block::{Buffer, Error, Result, ZoneIndex, ZoneState, Zones};
+use logkit::Layout;
+use logkit::layout::ROOT_ZONES;
+use logkit::pool::{CHECKPOINT_CLASS, ZonePool};
+use logkit::record::{Identity, sum_of};
+use std::collections::BTreeMap;
+use std::fmt;
+
+/// Blocks that are read at a time.
+const BLOCKS_AT_ONCE: u32 = 256;
+
+/// What is checked.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Options {
+    /// Read all data of files, and compare it with its checksums.
+    pub data: bool,
+    /// Number of problems that are described; further ones are only counted.
+    pub most_problems: usize,
+}
+
+impl Default for Options {
+    fn default() -> Self {
+        Options { data: false, most_problems: 100 }
+    }
+}
+
+/// Kinds of problems.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub enum Kind {
+    /// The log, the tree or a record can't be read: nothing else was checked.
+    Log,
+    /// An item of the tree has a key or a value that none has.
+    Item,
+    /// An item belongs to an inode that isn't there.
+    Stray,
+    /// An inode has no name, isn't an orphan, or isn't below the root.
+    Unreachable,
+    /// The number of names of an inode isn't the one that it has.
+    Links,
+    /// A name stands for no inode or one of another type, is there twice, or is filed under another hash.
+    Entry,
+    /// A directory doesn't have the parent that its name is in.
+    Parent,
+    /// Blocks of a file are outside of the zones, or of what was written to them.
+    Extent,
+    /// Two files, or a file and the metadata, have the same block of a zone.
+    Overlap,
+    /// The number of blocks of an inode isn't that of its extents, or the size doesn't go with them.
+    Blocks,
+    /// The count of inodes, of preallocated blocks or of live blocks of a zone is wrong.
+    Count,
+    /// Data differs from its checksum, or can't be read.
+    Data,
+}
+
+impl Kind {
+    /// Its name in lists.
+    pub fn name(self) -> &'static str {
+        match self {
+            Kind::Log => "log",
+            Kind::Item => "item",
+            Kind::Stray => "stray",
+            Kind::Unreachable => "unreachable",
+            Kind::Links => "links",
+            Kind::Entry => "entry",
+            Kind::Parent => "parent",
+            Kind::Extent => "extent",
+            Kind::Overlap => "overlap",
+            Kind::Blocks => "blocks",
+            Kind::Count => "count",
+            Kind::Data => "data",
+        }
+    }
+}
+
+/// A problem.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Problem {
+    /// What kind of a problem it is.
+    pub kind: Kind,
+    /// What is wrong, and where.
+    pub detail: String,
+}
+
+impl fmt::Display for Problem {
+    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(formatter, "{}: {}", self.kind.name(), self.detail)
+    }
+}
+
+/// What a check has found.
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
+pub struct Report {
+    /// The first problems.
+    pub problems: Vec<Problem>,
+    /// Number of further ones.
+    pub further: u64,
+    /// Number of inodes.
+    pub inodes: u64,
+    /// Of these, the number of those without names: they were open.
+    pub orphans: u64,
+    /// Number of blocks with data of files.
+    pub blocks: u64,
+    /// Number of blocks that were read and compared with their checksums.
+    pub verified: u64,
+    most: usize,
+}
+
+impl Report {
+    fn new(options: Options) -> Self {
+        Report { most: options.most_problems, ..Report::default() }
+    }
+
+    /// Whether nothing is wrong.
+    pub fn is_sound(&self) -> bool {
+        self.problems.is_empty() && self.further == 0
+    }
+
+    /// Whether there is a problem of this kind among those that are described.
+    pub fn has(&self, kind: Kind) -> bool {
+        self.problems.iter().any(|problem| problem.kind == kind)
+    }
+
+    #[cold]
+    fn note(&mut self, kind: Kind, detail: impl Into<String>) {
+        match self.problems.len() < self.most {
+            true => self.problems.push(Problem { kind, detail: detail.into() }),
+            false => self.further += 1,
+        }
+    }
+}
+
+/// Checks the file system on zones that nothing has open. Nothing is written.
+///
+/// # Errors
+/// What reading returns; [`Error::Protocol`] where there is no file system, or one of another version.
+pub async fn check(zones: &dyn Zones, options: Options) -> Result<Report> {
+    let mut report = Report::new(options);
+    let read = match recovery::read(zones, &Settings::default()).await {
+        Ok(read) => read,
+        Err(error @ (Error::Corrupt(_) | Error::Invalid(_))) => {
+            report.note(Kind::Log, error.detail());
+            return Ok(report);
+        }
+        Err(error) => return Err(error),
+    };
+    let Read { opening, properties, metadata, released, .. } = read;
+    let layout = opening.layout;
+    let extents = items::check(&metadata, &layout, properties.block_size, &mut report);
+    // Pages that the state no longer has are live in the checkpoint.
+    let mut pages = metadata.tree.places();
+    pages.extend(released.take());
+    for extent in &opening.root.directory {
+        pages
+            .extend((0..extent.blocks).map(|at| Place { zone: extent.zone, position: extent.position + at }));
+    }
+    check_places(&extents, &pages, &mut report);
+    check_counts(&extents, Some(&pages), &opening.pool, &mut report);
+    check_written(zones, &layout, &extents, &mut report).await?;
+    if options.data {
+        check_data(zones, &layout, &opening.root.identity, &extents, &mut report).await?;
+    }
+    debug_assert_eq!(opening.root.covered.numbers().len(), STREAMS);
+    Ok(report)
+}
+
+impl Core {
+    /// Checks the metadata of the open file system, and the counts by which zones are reset.
+    pub(crate) fn check(&self) -> Report {
+        let mut report = Report::new(Options::default());
+        let metadata = self.metadata.borrow();
+        let block_size = u64::from(self.file_block) * self.kit.layout.block_size.bytes();
+        let extents = items::check(&metadata, &self.kit.layout, block_size, &mut report);
+        check_places(&extents, &metadata.tree.places(), &mut report);
+        check_counts(&extents, None, &self.kit.pool, &mut report);
+        report
+    }
+}
+
+/// Blocks of a file in a zone.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Mapped {
+    inode: u64,
+    extent: Extent,
+}
+
+/// Looks for blocks that two have.
+fn check_places(extents: &[Mapped], pages: &[Place], report: &mut Report) {
+    // Zone, first block, number of blocks, inode: 0 for metadata.
+    let files = extents.iter().map(|it| (it.extent.zone, it.extent.position, it.extent.blocks, it.inode));
+    let mut all: Vec<_> = files.chain(pages.iter().map(|place| (place.zone, place.position, 1, 0))).collect();
+    all.sort_unstable();
+    let what = |inode| if inode == 0 { "the metadata".to_owned() } else { format!("inode {inode}") };
+    // End of what reaches farthest so far.
+    let mut farthest = (0, 0, 0);
+    for (zone, position, blocks, inode) in all {
+        if zone == farthest.0 && position < farthest.1 {
+            report.note(
+                Kind::Overlap,
+                format!("block {position} of zone {zone} is {}'s and {}'s", what(farthest.2), what(inode)),
+            );
+        }
+        let end = position.saturating_add(blocks);
+        if zone != farthest.0 || end > farthest.1 {
+            farthest = (zone, end, inode);
+        }
+    }
+}
+
+/// Compares the live blocks of zones with those that are counted; without `pages`, only of zones for data.
+fn check_counts(extents: &[Mapped], pages: Option<&[Place]>, pool: &ZonePool, report: &mut Report) {
+    let mut live: BTreeMap<u32, u64> = BTreeMap::new();
+    for Mapped { extent, .. } in extents {
+        *live.entry(extent.zone).or_default() += u64::from(extent.blocks);
+    }
+    for page in pages.unwrap_or_default() {
+        *live.entry(page.zone).or_default() += 1;
+    }
+    for (number, zone) in pool.list().into_iter().skip(ROOT_ZONES as usize) {
+        if pages.is_none() && zone.class == CHECKPOINT_CLASS {
+            continue;
+        }
+        let found = live.get(&number).copied().unwrap_or_default() + u64::from(zone.dying);
+        if found != u64::from(zone.live) {
+            report.note(
+                Kind::Count,
+                format!("zone {number} has {found} live blocks, and {} are counted", zone.live),
+            );
+        }
+    }
+}
+
+/// Looks for blocks where nothing was written.
+async fn check_written(
+    zones: &dyn Zones,
+    layout: &Layout,
+    extents: &[Mapped],
+    report: &mut Report,
+) -> Result<()> {
+    let reports = zones.report(ZoneIndex(0), layout.zones).await?;
+    for Mapped { inode, extent } in extents {
+        let Some(zone) = reports.get(extent.zone as usize) else { continue };
+        let end = u64::from(extent.position) + u64::from(extent.blocks);
+        let is_written = zone.state != ZoneState::Empty && end <= layout.blocks_in(zone.write_pointer);
+        if !is_written && zone.state != ZoneState::Offline {
+            report.note(
+                Kind::Extent,
+                format!(
+                    "inode {inode} has {} blocks at {} of zone {}, which is {:?} and written up to block {}",
+                    extent.blocks,
+                    extent.position,
+                    extent.zone,
+                    zone.state,
+                    layout.blocks_in(zone.write_pointer)
+                ),
+            );
+        }
+    }
+    Ok(())
+}
+
+/// Reads all data, zone by zone.
+async fn check_data(
+    zones: &dyn Zones,
+    layout: &Layout,
+    identity: &Identity,
+    extents: &[Mapped],
+    report: &mut Report,
+) -> Result<()> {
+    let reports = zones.report(ZoneIndex(0), layout.zones).await?;
+    let mut sorted = extents.to_vec();
+    sorted.sort_unstable_by_key(|it| (it.extent.zone, it.extent.position));
+    for of_zone in sorted.chunk_by(|one, other| one.extent.zone == other.extent.zone) {
+        let zone = of_zone[0].extent.zone;
+        let Some(of) = reports.get(zone as usize) else { continue };
+        let sums = match sums_in(zones, layout, identity, of).await {
+            Ok(sums) => sums,
+            Err(error) => {
+                report.note(Kind::Data, format!("zone {zone} can't be read: {error}"));
+                continue;
+            }
+        };
+        for Mapped { inode, extent } in of_zone {
+            let mut at = 0;
+            while at < extent.blocks {
+                let count = (extent.blocks - at).min(BLOCKS_AT_ONCE);
+                let part = Extent {
+                    block: extent.block + u64::from(at),
+                    blocks: count,
+                    position: extent.position + at,
+                    ..*extent
+                };
+                check_part(zones, layout, *inode, &part, &sums, report).await;
+                at += count;
+            }
+        }
+    }
+    Ok(())
+}
+
+async fn check_part(
+    zones: &dyn Zones,
+    layout: &Layout,
+    inode: u64,
+    part: &Extent,
+    sums: &[u32],
+    report: &mut Report,
+) {
+    let bytes = layout.block_bytes();
+    let buffer = Buffer::new(part.blocks as usize * bytes);
+    let (outcome, buffer) = zones.read(layout.address(part.zone, part.position), buffer).await;
+    if let Err(error) = outcome {
+        report.note(Kind::Data, format!("inode {inode}, from block {} on: {error}", part.block));
+        return;
+    }
+    report.verified += u64::from(part.blocks);
+    for (number, block) in buffer.filled().chunks_exact(bytes).enumerate() {
+        let position = part.position as usize + number;
+        if sums.get(position) != Some(&sum_of(block)) {
+            report.note(
+                Kind::Data,
+                format!(
+                    "inode {inode}, block {}: wrong checksum in block {position} of zone {}",
+                    part.block + number as u64,
+                    part.zone
+                ),
+            );
+        }
+    }
+}
+
+/// Counts of the metadata itself.
+fn check_totals(metadata: &Metadata, inodes: u64, preallocated: u64, largest: u64, report: &mut Report) {
+    if metadata.inodes != inodes {
+        report.note(Kind::Count, format!("there are {inodes} inodes, and {} are counted", metadata.inodes));
+    }
+    if metadata.preallocated != preallocated {
+        let counted = metadata.preallocated;
+        report
+            .note(Kind::Count, format!("{preallocated} blocks are preallocated, and {counted} are counted"));
+    }
+    if metadata.next_inode <= largest {
+        report.note(
+            Kind::Count,
+            format!("the next inode would be {}, and there is inode {largest}", metadata.next_inode),
+        );
+    }
+}

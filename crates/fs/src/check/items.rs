@@ -1,0 +1,289 @@
+//! The rules for items of the tree: plain functions of the metadata.
+
+use super::{Kind, Mapped, Report, check_totals};
+use crate::attributes;
+use crate::directory::{self, check_name, show};
+use crate::extents::Extent;
+use crate::format::BLOCK;
+use crate::inode::{FileType, Inode, InodeNumber, ROOT, kind};
+use crate::metadata::Metadata;
+use crate::tree::Key;
+use logkit::Layout;
+use std::collections::BTreeMap;
+
+/// What is known of an inode.
+#[derive(Debug)]
+struct Seen {
+    inode: Inode,
+    /// Names that stand for it, and directories with such a name; of a directory, one is enough.
+    names: u32,
+    named_in: InodeNumber,
+    /// Of a directory, its subdirectories.
+    subdirectories: u32,
+    is_orphan: bool,
+    /// Blocks of its extents, and the end of the last one.
+    blocks: u64,
+    extents_end: u64,
+    /// Where its extents with data end.
+    data_end: u64,
+    /// Bytes of the target of a link.
+    target: u64,
+    has_attributes: bool,
+}
+
+type Inodes = BTreeMap<InodeNumber, Seen>;
+
+/// Checks all items. Returns the extents that have blocks in zones.
+pub(super) fn check(
+    metadata: &Metadata,
+    layout: &Layout,
+    block_size: u64,
+    report: &mut Report,
+) -> Vec<Mapped> {
+    let mut inodes = find_inodes(metadata, report);
+    let mut mapped = Vec::new();
+    let mut preallocated = 0;
+    for (key, value) in metadata.tree.range(&Key::MIN) {
+        if key.inode == 0 {
+            check_orphan(&key, &mut inodes, report);
+            continue;
+        }
+        if key.kind == kind::INODE && key.offset == 0 {
+            continue;
+        }
+        let Some(seen) = inodes.get_mut(&key.inode) else {
+            report.note(Kind::Stray, format!("item {key}: there is no inode {}", key.inode));
+            continue;
+        };
+        match key.kind {
+            kind::ATTRIBUTE => seen.has_attributes = true,
+            kind::TARGET => seen.target += value.len() as u64,
+            kind::EXTENT => {
+                if let Some(extent) = check_extent(&key, value, seen, layout, report) {
+                    match extent.is_preallocated() {
+                        true => preallocated += u64::from(extent.blocks),
+                        false => mapped.push(Mapped { inode: key.inode, extent }),
+                    }
+                }
+            }
+            kind::ENTRY => check_entry(metadata, &key, value, &mut inodes, report),
+            other => report.note(Kind::Item, format!("item {key}: kind {other} isn't known")),
+        }
+    }
+    for (number, seen) in &inodes {
+        check_inode(metadata, *number, seen, &inodes, block_size, report);
+    }
+    report.inodes = inodes.len() as u64;
+    report.orphans = inodes.values().filter(|seen| seen.is_orphan).count() as u64;
+    report.blocks = mapped.iter().map(|it| u64::from(it.extent.blocks)).sum();
+    let largest = inodes.keys().next_back().copied().unwrap_or_default();
+    check_totals(metadata, inodes.len() as u64, preallocated, largest, report);
+    mapped
+}
+
+fn find_inodes(metadata: &Metadata, report: &mut Report) -> Inodes {
+    let mut inodes = Inodes::new();
+    for (key, value) in metadata.tree.range(&Key::MIN) {
+        if key.inode == 0 || (key.kind, key.offset) != (kind::INODE, 0) {
+            continue;
+        }
+        match Inode::decode(value) {
+            Ok(inode) => {
+                let seen = Seen {
+                    inode,
+                    names: 0,
+                    named_in: 0,
+                    subdirectories: 0,
+                    is_orphan: false,
+                    blocks: 0,
+                    extents_end: 0,
+                    data_end: 0,
+                    target: 0,
+                    has_attributes: false,
+                };
+                inodes.insert(key.inode, seen);
+            }
+            Err(error) => report.note(Kind::Item, format!("inode {}: {}", key.inode, error.detail())),
+        }
+    }
+    if !inodes.get(&ROOT).is_some_and(|root| root.inode.is_directory()) {
+        report.note(Kind::Unreachable, "there is no root directory");
+    }
+    inodes
+}
+
+fn check_orphan(key: &Key, inodes: &mut Inodes, report: &mut Report) {
+    if key.kind != kind::ORPHAN {
+        report.note(Kind::Item, format!("item {key}: inode 0 has orphans only"));
+        return;
+    }
+    match inodes.get_mut(&key.offset) {
+        Some(seen) => seen.is_orphan = true,
+        None => report.note(Kind::Stray, format!("inode {} is an orphan and isn't there", key.offset)),
+    }
+}
+
+fn check_extent(
+    key: &Key,
+    value: &[u8],
+    seen: &mut Seen,
+    layout: &Layout,
+    report: &mut Report,
+) -> Option<Extent> {
+    let extent = match Extent::decode(*key, value) {
+        Ok(extent) => extent,
+        Err(error) => {
+            report.note(Kind::Item, format!("item {key}: {}", error.detail()));
+            return None;
+        }
+    };
+    if seen.inode.file_type() != FileType::Regular {
+        report.note(Kind::Extent, format!("inode {} has blocks and isn't a regular file", key.inode));
+    }
+    if extent.block < seen.extents_end {
+        report
+            .note(Kind::Overlap, format!("inode {} has two extents with block {}", key.inode, extent.block));
+    }
+    seen.blocks += u64::from(extent.blocks);
+    seen.extents_end = seen.extents_end.max(extent.end());
+    if !extent.is_preallocated() {
+        seen.data_end = seen.data_end.max(extent.end());
+    }
+    if !extent.is_within(layout) {
+        report.note(
+            Kind::Extent,
+            format!(
+                "inode {} has {} blocks at {} of zone {}, which aren't there",
+                key.inode, extent.blocks, extent.position, extent.zone
+            ),
+        );
+        return None;
+    }
+    Some(extent)
+}
+
+fn check_entry(metadata: &Metadata, key: &Key, value: &[u8], inodes: &mut Inodes, report: &mut Report) {
+    let directory = key.inode;
+    let (inode, code, name) = match directory::decode(value) {
+        Ok(entry) => entry,
+        Err(error) => {
+            report.note(Kind::Item, format!("item {key}: {}", error.detail()));
+            return;
+        }
+    };
+    let what = || format!("\"{}\" in directory {directory}", show(name));
+    if check_name(name).is_err() {
+        report.note(Kind::Entry, format!("{} is no name", what()));
+    }
+    if !inodes.get(&directory).is_some_and(|seen| seen.inode.is_directory()) {
+        report.note(Kind::Entry, format!("{}: it isn't a directory", what()));
+    }
+    match directory::find(&metadata.tree, directory, name) {
+        Ok(Some(found)) if found.key == *key => {}
+        _ => report.note(Kind::Entry, format!("{} is there twice, or isn't found by its hash", what())),
+    }
+    let Some(seen) = inodes.get_mut(&inode) else {
+        report.note(Kind::Entry, format!("{} stands for inode {inode}, which isn't there", what()));
+        return;
+    };
+    if seen.inode.file_type().code() != code {
+        report.note(Kind::Entry, format!("{} has the type of another file than inode {inode}", what()));
+    }
+    seen.names += 1;
+    seen.named_in = directory;
+    if seen.inode.is_directory()
+        && let Some(parent) = inodes.get_mut(&directory)
+    {
+        parent.subdirectories += 1;
+    }
+}
+
+fn check_inode(
+    metadata: &Metadata,
+    number: InodeNumber,
+    seen: &Seen,
+    inodes: &Inodes,
+    block_size: u64,
+    report: &mut Report,
+) {
+    let inode = &seen.inode;
+    check_names(number, seen, inodes, report);
+    if inode.blocks != seen.blocks {
+        report.note(
+            Kind::Blocks,
+            format!("inode {number} has {} blocks, and {} are counted", seen.blocks, inode.blocks),
+        );
+    }
+    let end = inode.size.div_ceil(block_size).saturating_mul(block_size / BLOCK);
+    if seen.data_end > end {
+        report.note(
+            Kind::Blocks,
+            format!("inode {number} has {} bytes, and data in block {}", inode.size, seen.data_end - 1),
+        );
+    }
+    if inode.file_type() == FileType::Link && seen.target != inode.size {
+        report.note(
+            Kind::Item,
+            format!("inode {number}: the target of the link has {} of {} bytes", seen.target, inode.size),
+        );
+    }
+    if seen.has_attributes
+        && let Err(error) = attributes::names(metadata, number)
+    {
+        report.note(Kind::Item, format!("attributes of inode {number}: {}", error.detail()));
+    }
+}
+
+/// Names, links and the parent of an inode.
+fn check_names(number: InodeNumber, seen: &Seen, inodes: &Inodes, report: &mut Report) {
+    let inode = &seen.inode;
+    let is_removed = inode.links == 0;
+    if is_removed != seen.is_orphan {
+        let is = if seen.is_orphan { "is" } else { "isn't" };
+        report.note(Kind::Links, format!("inode {number} has {} links and {is} an orphan", inode.links));
+    }
+    let expected = match inode.is_directory() {
+        true if is_removed => 0,
+        true => 2 + seen.subdirectories,
+        false => seen.names,
+    };
+    if inode.links != expected {
+        report.note(Kind::Links, format!("inode {number} has {} links; expected {expected}", inode.links));
+    }
+    if !inode.is_directory() {
+        if seen.names == 0 && !seen.is_orphan {
+            report.note(Kind::Unreachable, format!("inode {number} has no name"));
+        }
+        return;
+    }
+    let names = if number == ROOT || is_removed { 0 } else { 1 };
+    if seen.names != names {
+        let kind = if seen.names == 0 { Kind::Unreachable } else { Kind::Links };
+        report.note(kind, format!("directory {number} has {} names; expected {names}", seen.names));
+        return;
+    }
+    let parent = if number == ROOT { ROOT } else { seen.named_in };
+    if !is_removed && inode.parent != parent {
+        report.note(
+            Kind::Parent,
+            format!("directory {number} is in {parent}, and has the parent {}", inode.parent),
+        );
+    }
+    if !is_removed && !is_below_root(number, inodes) {
+        report.note(Kind::Unreachable, format!("directory {number} isn't below the root"));
+    }
+}
+
+fn is_below_root(number: InodeNumber, inodes: &Inodes) -> bool {
+    let mut at = number;
+    for _ in 0..=inodes.len() {
+        if at == ROOT {
+            return true;
+        }
+        match inodes.get(&at) {
+            Some(seen) => at = seen.named_in,
+            None => return false,
+        }
+    }
+    false
+}

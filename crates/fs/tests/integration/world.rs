@@ -1,0 +1,97 @@
+//! File systems in simulated worlds: the disk, and how they are opened and checked.
+
+use block::{Error, Result, ZonesPart};
+use fs::core::Broken;
+use fs::{FileSystem, Properties, Settings};
+use runtime::Random;
+use stack::{Registry, Stack};
+use std::path::PathBuf;
+use std::sync::Arc;
+
+pub const DISK: &str = "/disk";
+
+pub type Files = Vec<(PathBuf, Vec<u8>)>;
+
+/// A disk without anything on it.
+pub fn empty(bytes: u64) -> Files {
+    vec![(DISK.into(), vec![0; bytes as usize])]
+}
+
+/// Zones on the disk of the world; with a size, they are made.
+pub async fn zones(zone_size: Option<u64>) -> Result<Arc<zones::OnDevice>> {
+    let registry = Registry::new(vec![&disks::file::KIND]);
+    let stack = Stack::from_line("test", &format!("file({DISK}, block_size=4096)"), &registry);
+    let stack = stack.map_err(|error| Error::invalid(error.to_string()))?;
+    let plan = stack.check(false).map_err(|error| Error::invalid(error.to_string()))?;
+    let file = plan.build().await?.top()?;
+    let options = zones::on_device::Options { format: zone_size.is_some(), zone_size, ..Default::default() };
+    Ok(Arc::new(zones::OnDevice::open(file, options).await?))
+}
+
+/// What the checker says of the disk, with all data.
+pub async fn checked(zones: &Arc<zones::OnDevice>) -> Result<fs::check::Report> {
+    let handle = zones.open().await?;
+    fs::check(&*handle, fs::check::Options { data: true, ..Default::default() }).await
+}
+
+/// What stays the same over the lives of a file system.
+#[derive(Debug, Clone, Copy)]
+pub struct Setup {
+    pub disk: u64,
+    pub zone: u64,
+    pub block_size: u64,
+    pub checkpoint_after: u64,
+    /// Blocks of files, about.
+    pub blocks: u64,
+    pub clients: u64,
+    pub broken: Option<Broken>,
+}
+
+impl Setup {
+    /// A disk on which there is space for everything.
+    pub fn draw(random: &mut Random) -> Self {
+        let of = |random: &mut Random, list: &[u64]| list[random.below(list.len() as u64) as usize];
+        Setup {
+            disk: of(random, &[8 << 20, 12 << 20]),
+            zone: of(random, &[128 << 10, 256 << 10]),
+            block_size: of(random, &[4096, 4096, 8192, 65536]),
+            checkpoint_after: of(random, &[64 << 10, 256 << 10, 64 << 20]),
+            blocks: 8,
+            clients: 1,
+            broken: None,
+        }
+    }
+
+    /// A disk that files fill, and several clients.
+    pub fn draw_full(random: &mut Random) -> Self {
+        let of = |random: &mut Random, list: &[u64]| list[random.below(list.len() as u64) as usize];
+        Setup {
+            disk: of(random, &[4 << 20, 5 << 20, 8 << 20]),
+            zone: of(random, &[128 << 10, 128 << 10, 256 << 10]),
+            block_size: of(random, &[4096, 4096, 4096, 16384]),
+            checkpoint_after: of(random, &[64 << 10, 256 << 10, 64 << 20]),
+            blocks: 48,
+            clients: 1 + random.below(4),
+            broken: None,
+        }
+    }
+
+    pub fn settings(&self) -> Settings {
+        // Few checksums in memory, so that some are read from the zones.
+        Settings {
+            checkpoint_after: self.checkpoint_after,
+            sums_bytes: 1,
+            broken: self.broken,
+            ..Settings::default()
+        }
+    }
+
+    pub async fn format(&self) -> Result<FileSystem> {
+        let properties = Properties { block_size: self.block_size };
+        FileSystem::format(zones(Some(self.zone)).await?, properties, &self.settings()).await
+    }
+
+    pub async fn open(&self) -> Result<FileSystem> {
+        FileSystem::open(zones(None).await?, &self.settings()).await
+    }
+}
