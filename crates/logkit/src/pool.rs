@@ -450,13 +450,16 @@ impl ZonePool {
         state.free.make_contiguous().sort_by_key(|zone| zones[*zone as usize].generation);
     }
 
-    /// Takes the free zone that is neither backed nor prepared and would be used last out of the others, to be
+    /// Takes the free zone that isn't backed and would be used last out of the others, a prepared one only if there is no other, to be
     /// [reserved](block::Zones::reserve); [`end_reserving`](Self::end_reserving) follows.
     pub fn begin_reserving(&self) -> Option<u32> {
         let state = &mut *self.lock();
         let zones = &state.zones;
-        let is_wanted = |zone: &u32| !zones[*zone as usize].backed && !state.prepared.contains(zone);
-        let at = state.free.iter().rposition(is_wanted)?;
+        let is_wanted = |zone: &u32| !zones[*zone as usize].backed;
+        // One is always found where any isn't backed: else the cleaner would ask again and again.
+        let unprepared = |zone: &u32| is_wanted(zone) && !state.prepared.contains(zone);
+        let at =
+            state.free.iter().rposition(unprepared).or_else(|| state.free.iter().rposition(is_wanted))?;
         state.free.remove(at)
     }
 
@@ -800,6 +803,10 @@ mod tests {
         let reserved = pool.begin_reserving().expect("a free zone");
         pool.end_reserving(reserved, true);
         assert_eq!((zone, reserved, pool.free_backed()), (2, 5, 1));
+        let others = [pool.begin_reserving(), pool.begin_reserving(), pool.begin_reserving()];
+        assert_eq!((others, pool.begin_reserving()), ([Some(4), Some(3), Some(2)], None));
+        [4, 3, 2].into_iter().for_each(|zone| pool.end_reserving(zone, false));
+        assert_eq!((pool.free_backed(), pool.prepared()), (1, 1));
         pool.set_only_backed(true);
         assert_eq!((pool.free(), pool.begin_preparing(0, 2)), (1, None));
         assert_eq!(pool.take(0, 0, true, 0).map(|taken| taken.zone), Some(5));
