@@ -1,0 +1,136 @@
+use super::*;
+
+#[test]
+fn records_of_the_filler_leave_open_which_records_before_them_have_committed() {
+    let pool = ZonePool::new(4);
+    pool.set_free(3, 7);
+    let taken = pool.take(0, 0, false, 11).expect("a free zone");
+    assert_eq!(taken, Taken { zone: 3, generation: 7, only_backed: false });
+    pool.note_committed(3, 5, false);
+    assert_eq!((pool.get(3).end, pool.get(3).committed), (5, 0));
+    pool.note_committed(3, 9, true);
+    assert_eq!((pool.get(3).end, pool.get(3).committed), (9, 9));
+}
+
+#[test]
+fn clock_and_class_of_a_zone_are_those_of_its_last_opening() {
+    let pool = ZonePool::new(4);
+    pool.restore(1, |zone| (zone.opened, zone.class) = (9, CHECKPOINT_CLASS));
+    pool.set_free(2, 7);
+    pool.recount();
+    assert_eq!(pool.opened(1), (9, CHECKPOINT_CLASS));
+    let taken = pool.take(5, 0, false, 1 << 40).expect("a free zone");
+    assert_eq!((taken.zone, pool.opened(2)), (2, (1 << 40, 5)));
+}
+
+#[test]
+fn prepared_zones_stay_free_and_go_to_lanes_first() {
+    let pool = ZonePool::new(6);
+    (1..6).for_each(|zone| pool.set_free(zone, 7));
+    assert_eq!((pool.begin_preparing(5, 9), pool.begin_preparing(4, 0)), (None, None));
+    let zone = pool.begin_preparing(4, 1).expect("a free zone");
+    assert_eq!((zone, pool.free(), pool.preparing(), pool.free_soon()), (1, 4, 1, 5));
+    assert_eq!(pool.begin_preparing(0, 1), None, "one is enough");
+    pool.end_preparing(zone, true);
+    assert_eq!((pool.free(), pool.prepared(), pool.preparing()), (5, 1, 0));
+    let take = |prepared_first| pool.take(0, 0, prepared_first, 0).map(|taken| taken.zone);
+    assert_eq!((take(false), take(true), pool.prepared()), (Some(2), Some(1), 0));
+    // Put back without a record, it is still open on the medium.
+    pool.put_back(1);
+    assert_eq!((pool.prepared(), take(true)), (1, Some(1)));
+    pool.note_append(1, &[], 1);
+    pool.put_back(1);
+    assert_eq!(pool.prepared(), 0, "it holds a record");
+    // Nothing else is free: the cleaner takes a prepared one.
+    assert_eq!([take(false), take(false), take(false)], [Some(1), Some(3), Some(4)]);
+    pool.put_back(4);
+    let zone = pool.begin_preparing(0, 1).expect("a free zone");
+    pool.end_preparing(zone, true);
+    assert_eq!([take(false), take(false), take(false)], [Some(5), Some(4), None]);
+}
+
+#[test]
+fn prepared_zones_that_are_not_needed_are_reset() {
+    let pool = ZonePool::new(4);
+    (2..4).for_each(|zone| pool.set_free(zone, 7));
+    assert_eq!(pool.begin_discarding(), None);
+    let zone = pool.begin_preparing(0, 2).expect("a free zone");
+    pool.end_preparing(zone, true);
+    assert_eq!((pool.begin_discarding(), pool.free(), pool.free_soon()), (Some(2), 1, 2));
+    pool.end_discarding(2, 8);
+    assert_eq!((pool.free(), pool.prepared(), pool.get(2).generation), (2, 0, 8));
+}
+
+#[test]
+fn a_zone_that_could_not_be_opened_ahead_is_as_it_was_or_not_free() {
+    let pool = ZonePool::new(4);
+    pool.set_free(3, 7);
+    let zone = pool.begin_preparing(0, 2).expect("a free zone");
+    pool.end_preparing(zone, false);
+    assert_eq!((pool.free(), pool.prepared(), pool.preparing()), (1, 0, 0));
+    let zone = pool.begin_preparing(0, 2).expect("a free zone");
+    pool.fail_preparing(zone);
+    assert_eq!((pool.free(), pool.preparing(), pool.get(3).usage), (0, 0, Usage::Open));
+    assert!(pool.set_full(3), "it waits to be reset");
+    assert_eq!(pool.dead(), 1);
+}
+
+#[test]
+fn while_space_is_short_no_zone_is_opened_ahead_and_only_backed_ones_are_taken() {
+    let pool = ZonePool::new(6);
+    (2..6).for_each(|zone| pool.set_free(zone, 7));
+    let zone = pool.begin_preparing(0, 2).expect("a free zone");
+    pool.end_preparing(zone, true);
+    // A prepared zone isn't reserved while there are others.
+    let reserved = pool.begin_reserving().expect("a free zone");
+    pool.end_reserving(reserved, true);
+    assert_eq!((zone, reserved, pool.free_backed()), (2, 5, 1));
+    let others = [pool.begin_reserving(), pool.begin_reserving(), pool.begin_reserving()];
+    assert_eq!((others, pool.begin_reserving()), ([Some(4), Some(3), Some(2)], None));
+    [4, 3, 2].into_iter().for_each(|zone| pool.end_reserving(zone, false));
+    assert_eq!((pool.free_backed(), pool.prepared()), (1, 1));
+    pool.set_only_backed(true);
+    assert_eq!((pool.free(), pool.begin_preparing(0, 2)), (1, None));
+    assert_eq!(pool.take(0, 0, true, 0).map(|taken| taken.zone), Some(5));
+    assert_eq!(pool.take(0, 0, true, 0), None);
+}
+
+#[test]
+fn a_full_zone_is_dead_once_its_last_block_is() {
+    let pool = ZonePool::new(4);
+    pool.set_free(2, 1);
+    pool.take(0, 0, false, 0).expect("a free zone");
+    pool.add_live(2, 3);
+    assert!(!pool.set_full(2));
+    pool.remove_live(2, 2, 5);
+    assert_eq!((pool.dead(), pool.live_data()), (0, 1));
+    pool.remove_live(2, 1, 6);
+    assert_eq!(
+        (pool.dead(), pool.live_data(), pool.get(2).usage, pool.get(2).changed),
+        (1, 0, Usage::Dead, 6)
+    );
+    // While it is being reset it is neither free nor dead, and counts as free soon.
+    assert_eq!((pool.take_dead(), pool.dead(), pool.free_soon()), (vec![2], 0, 1));
+    pool.set_reset(2, 2);
+    pool.return_dead([]);
+    assert_eq!((pool.free(), pool.get(2).generation), (1, 2));
+}
+
+#[test]
+fn blocks_that_are_dying_are_not_moved_and_keep_their_zone() {
+    let pool = ZonePool::new(4);
+    pool.set_free(2, 1);
+    pool.take(0, 0, false, 0).expect("a free zone");
+    pool.add_live(2, 5);
+    pool.set_full(2);
+    let live = || {
+        let (candidates, _) = pool.candidates(100, &Sequences::default());
+        candidates.iter().map(|it| it.live).collect::<Vec<_>>()
+    };
+    pool.accounts().begin_dying(2, 2);
+    assert_eq!((live(), pool.live(2), pool.get(2).dying), (vec![3], 5, 2));
+    pool.remove_live(2, 3, 1);
+    assert_eq!((live(), pool.get(2).usage), (vec![], Usage::Full), "nothing is left to move");
+    pool.accounts().remove_dying(2, 2, 2);
+    assert_eq!((pool.get(2).usage, pool.get(2).dying, pool.live_data()), (Usage::Dead, 0, 0));
+}
