@@ -8,12 +8,12 @@
 //! ([`State::shown`](crate::format::State::shown)): these aren't replayed. Replaying them would not be right where the power
 //! was cut between two of their records: after the first of two renames, for instance, the file would have a name too many.
 
+use crate::encoding::{Numbers, length, put};
 use crate::extents::Place;
 use crate::inode::{InodeNumber, Time};
 use crate::tree::Key;
 use block::{Error, Result};
 use smallvec::SmallVec;
-use zones::bytes::{Reader, Writer};
 
 /// Changes of one operation. A rename has the most.
 pub type Changes = SmallVec<[Change; 2]>;
@@ -173,19 +173,29 @@ const PREALLOCATE: u8 = 6;
 const REMOVE: u8 = 7;
 const MOVE: u8 = 8;
 
-fn put_key(writer: &mut Writer, key: &Key) {
-    writer.u64(key.inode);
-    writer.u8(key.kind);
-    writer.u64(key.offset);
+/// A bit for each attribute that is set.
+fn bits_of(numbers: &[Option<u64>; 9]) -> u64 {
+    let set = numbers.iter().enumerate().filter(|(_, number)| number.is_some());
+    set.fold(0, |bits, (bit, _)| bits | 1 << bit)
 }
 
-fn take_key(reader: &mut Reader<'_>) -> Result<Key> {
-    Ok(Key { inode: reader.u64()?, kind: reader.u8()?, offset: reader.u64()? })
+fn put_key(meta: &mut Vec<u8>, key: &Key) {
+    put(meta, key.inode);
+    meta.push(key.kind);
+    put(meta, key.offset);
+}
+
+fn key_length(key: &Key) -> usize {
+    length(key.inode) + 1 + length(key.offset)
+}
+
+fn take_key(numbers: &mut Numbers<'_>) -> Result<Key> {
+    Ok(Key { inode: numbers.take()?, kind: numbers.byte()?, offset: numbers.take()? })
 }
 
 impl Change {
-    /// Length of a [`Map`](Self::Map) in bytes, the longest change with blocks.
-    pub const LONGEST_WITH_BLOCKS: usize = 1 + 8 + 8 + 4 + 8 + 8;
+    /// Most bytes of a change with blocks.
+    pub const LONGEST_WITH_BLOCKS: usize = 1 + 10 + 10 + 5 + 10 + 10;
 
     /// Number of data blocks.
     pub fn blocks(&self) -> u32 {
@@ -197,14 +207,25 @@ impl Change {
 
     /// Length of the change in bytes.
     pub fn length(&self) -> usize {
-        match self {
-            Change::Put { value, .. } => 1 + 17 + 4 + value.len(),
-            Change::Delete { .. } => 1 + 17,
-            Change::Set { attributes, .. } => 1 + 8 + 4 + 8 * attributes.numbers().iter().flatten().count(),
-            Change::Map { .. } => Self::LONGEST_WITH_BLOCKS,
-            Change::Unmap { .. } | Change::Preallocate { .. } => 1 + 8 + 16,
-            Change::Remove { .. } => 1 + 8,
-            Change::Move { .. } => 1 + 8 + 8 + 4 + 8,
+        let all = |numbers: &[u64]| numbers.iter().map(|number| length(*number)).sum::<usize>();
+        1 + match self {
+            Change::Put { key, value } => key_length(key) + length(value.len() as u64) + value.len(),
+            Change::Delete { key } => key_length(key),
+            Change::Set { inode, attributes } => {
+                let numbers = attributes.numbers();
+                all(&[*inode, bits_of(&numbers)])
+                    + numbers.iter().flatten().map(|it| length(*it)).sum::<usize>()
+            }
+            Change::Map { inode, block, blocks, size, modified } => {
+                all(&[*inode, *block, u64::from(*blocks), *size, *modified as u64])
+            }
+            Change::Unmap { inode, from, to } | Change::Preallocate { inode, from, to } => {
+                all(&[*inode, *from, *to])
+            }
+            Change::Remove { inode } => length(*inode),
+            Change::Move { inode, block, blocks, from } => {
+                all(&[*inode, *block, u64::from(*blocks), u64::from(from.zone), u64::from(from.position)])
+            }
         }
     }
 
@@ -217,52 +238,48 @@ impl Change {
 
     /// Appends the change to a record's meta.
     pub fn encode(&self, meta: &mut Vec<u8>) {
-        let mut writer = Writer(std::mem::take(meta));
-        match self {
+        let kind = meta.len();
+        meta.push(0);
+        let mut all = |numbers: &[u64]| numbers.iter().for_each(|number| put(meta, *number));
+        let code = match self {
             Change::Put { key, value } => {
-                writer.u8(PUT);
-                put_key(&mut writer, key);
-                writer.u32(value.len() as u32);
-                writer.0.extend_from_slice(value);
+                put_key(meta, key);
+                put(meta, value.len() as u64);
+                meta.extend_from_slice(value);
+                PUT
             }
             Change::Delete { key } => {
-                writer.u8(DELETE);
-                put_key(&mut writer, key);
+                put_key(meta, key);
+                DELETE
             }
             Change::Set { inode, attributes } => {
                 let numbers = attributes.numbers();
-                let bits = numbers.iter().enumerate().filter(|(_, number)| number.is_some());
-                writer.u8(SET);
-                writer.u64(*inode);
-                writer.u32(bits.fold(0, |bits, (bit, _)| bits | 1 << bit));
-                numbers.iter().flatten().for_each(|number| writer.u64(*number));
+                all(&[*inode, bits_of(&numbers)]);
+                numbers.iter().flatten().for_each(|number| put(meta, *number));
+                SET
             }
             Change::Map { inode, block, blocks, size, modified } => {
-                writer.u8(MAP);
-                writer.u64(*inode);
-                writer.u64(*block);
-                writer.u32(*blocks);
-                writer.u64(*size);
-                writer.u64(*modified as u64);
+                all(&[*inode, *block, u64::from(*blocks), *size, *modified as u64]);
+                MAP
             }
-            Change::Unmap { inode, from, to } | Change::Preallocate { inode, from, to } => {
-                writer.u8(if matches!(self, Change::Unmap { .. }) { UNMAP } else { PREALLOCATE });
-                [inode, from, to].iter().for_each(|number| writer.u64(**number));
+            Change::Unmap { inode, from, to } => {
+                all(&[*inode, *from, *to]);
+                UNMAP
+            }
+            Change::Preallocate { inode, from, to } => {
+                all(&[*inode, *from, *to]);
+                PREALLOCATE
             }
             Change::Remove { inode } => {
-                writer.u8(REMOVE);
-                writer.u64(*inode);
+                put(meta, *inode);
+                REMOVE
             }
             Change::Move { inode, block, blocks, from } => {
-                writer.u8(MOVE);
-                writer.u64(*inode);
-                writer.u64(*block);
-                writer.u32(*blocks);
-                writer.u32(from.zone);
-                writer.u32(from.position);
+                all(&[*inode, *block, u64::from(*blocks), u64::from(from.zone), u64::from(from.position)]);
+                MOVE
             }
-        }
-        *meta = writer.0;
+        };
+        meta[kind] = code;
     }
 
     /// Decodes the changes of a record.
@@ -270,66 +287,66 @@ impl Change {
     /// # Errors
     /// [`Error::Corrupt`] for bytes that are not whole changes.
     pub fn decode_all(meta: &[u8]) -> Result<Vec<Recorded>> {
-        let mut reader = Reader::new(meta, "a record of the file system");
+        let mut numbers = Numbers::new(meta, "a record of the file system");
         let mut changes = Vec::new();
-        while reader.remaining() > 0 {
-            changes.push(Self::decode(&mut reader)?);
+        while !numbers.rest().is_empty() {
+            changes.push(Self::decode(&mut numbers)?);
         }
         Ok(changes)
     }
 
-    fn decode(reader: &mut Reader<'_>) -> Result<Recorded> {
-        let kind = reader.u8()?;
+    fn decode(numbers: &mut Numbers<'_>) -> Result<Recorded> {
+        let kind = numbers.byte()?;
         let change = match kind & !SUBMITTED {
             PUT => {
-                let key = take_key(reader)?;
-                let length = reader.count(1)?;
-                Change::Put { key, value: reader.bytes(length)?.to_vec() }
+                let (key, length) = (take_key(numbers)?, numbers.take()?);
+                let value = numbers.bytes(usize::try_from(length).unwrap_or(usize::MAX))?;
+                Change::Put { key, value: value.to_vec() }
             }
-            DELETE => Change::Delete { key: take_key(reader)? },
+            DELETE => Change::Delete { key: take_key(numbers)? },
             SET => {
-                let (inode, bits) = (reader.u64()?, reader.u32()?);
+                let (inode, bits) = (numbers.take()?, numbers.take()?);
                 if bits >> 9 != 0 {
-                    return Err(reader.strange(&format!("sets attributes that aren't known ({bits:#x})")));
+                    return Err(numbers.strange(&format!("sets attributes that aren't known ({bits:#x})")));
                 }
-                let mut numbers = [None; 9];
-                for (bit, number) in numbers.iter_mut().enumerate() {
-                    *number = if bits >> bit & 1 == 1 { Some(reader.u64()?) } else { None };
+                let mut values = [None; 9];
+                for (bit, value) in values.iter_mut().enumerate() {
+                    *value = if bits >> bit & 1 == 1 { Some(numbers.take()?) } else { None };
                 }
-                Change::Set { inode, attributes: Attributes::of_numbers(numbers)? }
+                Change::Set { inode, attributes: Attributes::of_numbers(values)? }
             }
             MAP => Change::Map {
-                inode: reader.u64()?,
-                block: reader.u64()?,
-                blocks: reader.u32()?,
-                size: reader.u64()?,
-                modified: reader.u64()? as Time,
+                inode: numbers.take()?,
+                block: numbers.take()?,
+                blocks: numbers.take_u32()?,
+                size: numbers.take()?,
+                modified: numbers.take()? as Time,
             },
-            UNMAP => Change::Unmap { inode: reader.u64()?, from: reader.u64()?, to: reader.u64()? },
+            UNMAP => Change::Unmap { inode: numbers.take()?, from: numbers.take()?, to: numbers.take()? },
             PREALLOCATE => {
-                Change::Preallocate { inode: reader.u64()?, from: reader.u64()?, to: reader.u64()? }
+                Change::Preallocate { inode: numbers.take()?, from: numbers.take()?, to: numbers.take()? }
             }
-            REMOVE => Change::Remove { inode: reader.u64()? },
+            REMOVE => Change::Remove { inode: numbers.take()? },
             MOVE => Change::Move {
-                inode: reader.u64()?,
-                block: reader.u64()?,
-                blocks: reader.u32()?,
-                from: Place { zone: reader.u32()?, position: reader.u32()? },
+                inode: numbers.take()?,
+                block: numbers.take()?,
+                blocks: numbers.take_u32()?,
+                from: Place { zone: numbers.take_u32()?, position: numbers.take_u32()? },
             },
-            _ => return Err(reader.strange(&format!("has a change of the unknown kind {kind}"))),
+            _ => return Err(numbers.strange(&format!("has a change of the unknown kind {kind}"))),
         };
         match &change {
             Change::Map { block, blocks, .. } | Change::Move { block, blocks, .. }
                 if *blocks == 0 || block.checked_add(u64::from(*blocks)).is_none() =>
             {
-                Err(reader.strange(&format!("has {blocks} blocks from block {block} of a file on")))
+                Err(numbers.strange(&format!("has {blocks} blocks from block {block} of a file on")))
             }
             Change::Put { value, .. } if value.len() > crate::tree::MAX_VALUE => {
-                Err(reader.strange(&format!("has an item of {} bytes", value.len())))
+                Err(numbers.strange(&format!("has an item of {} bytes", value.len())))
             }
             // Those with blocks take effect with their record.
             Change::Map { .. } | Change::Move { .. } if kind & SUBMITTED != 0 => {
-                Err(reader.strange("has data of an operation on names or attributes"))
+                Err(numbers.strange("has data of an operation on names or attributes"))
             }
             _ => Ok(Recorded { change, is_submitted: kind & SUBMITTED != 0 }),
         }

@@ -11,6 +11,11 @@ pub fn put(target: &mut Vec<u8>, mut number: u64) {
     target.push(number as u8);
 }
 
+/// Number of bytes that [`put`] appends.
+pub const fn length(number: u64) -> usize {
+    (64 - (number | 1).leading_zeros() as usize).div_ceil(7)
+}
+
 /// Appends a number with a sign: the sign is the lowest bit.
 pub fn put_signed(target: &mut Vec<u8>, number: i64) {
     put(target, ((number << 1) ^ (number >> 63)) as u64);
@@ -87,6 +92,14 @@ impl<'a> Numbers<'a> {
         Ok(bytes)
     }
 
+    /// Takes one byte.
+    ///
+    /// # Errors
+    /// [`Error::Corrupt`] where none follows.
+    pub fn byte(&mut self) -> Result<u8> {
+        self.bytes(1).map(|bytes| bytes[0])
+    }
+
     /// The bytes that follow.
     pub fn rest(&self) -> &'a [u8] {
         self.rest
@@ -113,7 +126,11 @@ mod tests {
         let numbers = [0, 1, 127, 128, 300, u64::from(u32::MAX), 1 << 63, u64::MAX];
         let signed = [0, -1, 1, 64, -65, i64::MAX, i64::MIN];
         let mut bytes = Vec::new();
-        numbers.iter().for_each(|number| put(&mut bytes, *number));
+        for number in numbers {
+            let before = bytes.len();
+            put(&mut bytes, number);
+            assert_eq!(bytes.len() - before, length(number), "{number}");
+        }
         signed.iter().for_each(|number| put_signed(&mut bytes, *number));
         let mut read = Numbers::new(&bytes, "a test");
         numbers.iter().for_each(|number| assert_eq!(read.take(), Ok(*number)));
