@@ -362,7 +362,18 @@ async fn run(job: &Job) -> Result<(Measured, Duration)> {
     let ended = clock.measured.borrow().last.unwrap_or(clock.from);
     let measured = clock.measured.take();
     drop(open_files);
+    let of = |counter: &std::sync::atomic::AtomicU64| counter.load(std::sync::atomic::Ordering::Relaxed);
+    let counted = files.counters().clone();
     files.close().await?;
+    eprintln!(
+        "{} records, {} checkpoints of {} blocks, {} blocks moved, {} zones reset, {} waits for zones",
+        of(&counted.user_records),
+        of(&counted.checkpoints),
+        of(&counted.checkpoint_blocks),
+        of(&counted.moved_blocks),
+        of(&counted.reset_zones),
+        of(&counted.zone_waits)
+    );
     Ok((measured, ended - clock.from))
 }
 

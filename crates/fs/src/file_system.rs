@@ -56,17 +56,27 @@ struct Open {
 impl Drop for Open {
     fn drop(&mut self) {
         let inode = self.inode;
-        let close = move |core: Rc<Core>| async move {
+        let close = move |core: Rc<Core>| {
             if let Some(node) = core.nodes.find(inode) {
                 core.close(&node);
             }
-            Ok(())
         };
-        let home = self.home.clone();
         // A shard that has ended has closed everything; so has the runtime where this isn't a shard.
-        if runtime::is_on_shard() {
-            runtime::spawn(async move { home.with(close).await.ok() }).detach();
+        if !runtime::is_on_shard() {
+            return;
         }
+        if let Ok(core) = self.home.get() {
+            return close(core);
+        }
+        let home = self.home.clone();
+        let closing = async move {
+            let close = move |core| async move {
+                close(core);
+                Ok(())
+            };
+            home.with(close).await.ok()
+        };
+        runtime::spawn(closing).detach();
     }
 }
 
