@@ -204,9 +204,17 @@ fn appends_whose_callers_are_gone_leave_no_holes_for_later_ones() {
         let files = SETUP.format().await.unwrap();
         let file = files.create("/a").await.unwrap();
         for round in 0..30 {
-            runtime::timeout(Duration::from_micros(round), file.append(data(4096, 1))).await.ok();
-            file.truncate(0).await.unwrap();
-            assert_eq!(file.append(data(100, 3)).await.unwrap(), 0, "round {round}");
+            let before = file.attributes().await.unwrap().size;
+            let first = runtime::spawn({
+                let file = file.clone();
+                async move { file.append(data(100, 1)).await.unwrap() }
+            });
+            runtime::sleep(Duration::from_nanos(100)).await;
+            // It waits for the same block, and gives up.
+            let given_up = runtime::timeout(Duration::from_nanos(100), file.append(data(50, 2))).await;
+            assert!(given_up.is_err());
+            let third = file.append(data(10, 3)).await.unwrap();
+            assert_eq!((first.await, third), (before, before + 100), "round {round}");
         }
     });
 }
