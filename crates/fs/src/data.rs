@@ -9,7 +9,7 @@ use crate::core::{Core, now};
 use crate::extents::{Extent, extents};
 use crate::format::BLOCK;
 use crate::inode::InodeNumber;
-use crate::node::Node;
+use crate::node::{Appending, Node};
 use block::{Buffer, Data, Error, Payload, Result, ZoneIndex, ZoneReport, Zones};
 use logkit::record::{Identity, sum_of};
 use logkit::{Layout, scan};
@@ -69,24 +69,22 @@ impl Core {
             if data.is_empty() {
                 return Ok(offset);
             }
-            let _appending = node.begin_append(end);
-            // The file may be cut off before it is this append's turn: then its end is elsewhere.
-            let cuts = Some(node.cuts.get());
-            if self.write_range(node, offset, data.clone(), end, cuts).await? {
+            let appending = node.begin_append(offset..end);
+            if self.write_range(node, offset, data.clone(), end, Some(&appending)).await? {
                 return Ok(offset);
             }
         }
     }
 
-    /// Writes data; the file is at least `size` bytes long then. Returns false, and writes nothing, if the file was cut off since it had
-    /// been cut `cuts` times.
+    /// Writes data; the file is at least `size` bytes long then. Returns false, and writes nothing, for an append that isn't at the end
+    /// of the file when it is its turn.
     async fn write_range(
         self: &Rc<Self>,
         node: &Rc<Node>,
         offset: u64,
         data: Payload,
         size: u64,
-        cuts: Option<u64>,
+        appending: Option<&Appending<'_>>,
     ) -> Result<bool> {
         let range = offset..offset + data.len() as u64;
         let whole = self.whole(range.clone());
@@ -94,10 +92,12 @@ impl Core {
         let permit = self.admit_data(blocks).await;
         let first = whole.start / BLOCK;
         let held = node.lock.ask(first..first + blocks).await;
-        if cuts.is_some_and(|cuts| cuts != node.cuts.get()) {
+        self.check_open()?;
+        if let Some(appending) = appending
+            && appending.is_misplaced(self.metadata.borrow().inode(node.inode)?.size)
+        {
             return Ok(false);
         }
-        self.check_open()?;
         self.check_growth(node.inode, first..first + blocks)?;
         let data = match whole == range {
             true => data,
@@ -108,6 +108,9 @@ impl Core {
                 data
             }
         };
+        if let Some(appending) = appending {
+            appending.is_being_queued();
+        }
         let change =
             Change::Map { inode: node.inode, block: first, blocks: blocks as u32, size, modified: now() };
         let ticket = self.append(Changes::from_elem(change, 1), data, permit, held).await?;

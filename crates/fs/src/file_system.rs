@@ -156,6 +156,18 @@ impl FileSystem {
         closed.and(forgotten).and(self.zones.close().await)
     }
 
+    /// Writes a checkpoint, without which opening reads the records since the last one.
+    ///
+    /// # Errors
+    /// The failure of the log; [`Error::NoSpace`], with which the checkpoint before stays.
+    pub async fn take_checkpoint(&self) -> Result<()> {
+        self.with(|core| async move {
+            core.check_open()?;
+            core.take_checkpoint(false).await
+        })
+        .await
+    }
+
     /// Writes what is queued, and checks the metadata and the counts of the open file system ([`check`](crate::check)).
     ///
     /// # Errors

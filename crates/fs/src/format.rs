@@ -119,3 +119,33 @@ impl State {
         Ok(state)
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn properties_of_another_version_are_refused_by_name() {
+        let properties = Properties { block_size: 8192 };
+        let mut bytes = properties.encode();
+        assert_eq!(Properties::decode(&bytes), Ok(properties));
+        bytes[0] += 1;
+        let refused = Properties::decode(&bytes).unwrap_err();
+        assert!(matches!(refused, Error::Protocol(_)) && refused.detail().contains("version 2"), "{refused}");
+        assert!(matches!(Properties::decode(&bytes[..3]), Err(Error::Corrupt(_))));
+        let strange = Properties { block_size: 5000 }.encode();
+        assert!(matches!(Properties::decode(&strange), Err(Error::Corrupt(_))));
+    }
+
+    #[test]
+    fn a_state_is_read_as_it_was_encoded() {
+        let root = Some(Place { zone: 3, position: 7 });
+        let tree = Stored { root, level: 2, items: 9 };
+        let state = State { tree, next_inode: 11, inodes: 5, epoch: 4, shown: 6 };
+        let bytes = state.encode();
+        assert_eq!(State::decode(&bytes), Ok(state));
+        for length in 0..bytes.len() {
+            assert!(State::decode(&bytes[..length]).is_err(), "{length} bytes");
+        }
+    }
+}

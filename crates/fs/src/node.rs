@@ -4,6 +4,7 @@ use crate::inode::InodeNumber;
 use runtime::range_lock::RangeLock;
 use std::cell::{Cell, RefCell};
 use std::collections::BTreeMap;
+use std::ops::Range;
 use std::rc::Rc;
 
 /// Least number of entries at which those of files that are no longer used are looked for.
@@ -26,31 +27,63 @@ pub struct Node {
     pub has_lost_names: Cell<bool>,
     /// Number of the last operation on it.
     pub ticket: Cell<u64>,
-    /// Number of times that it was cut off.
-    pub cuts: Cell<u64>,
+    /// End of the appends in flight whose data is queued.
+    queued_end: Cell<u64>,
+    /// Number of times that appends which wait got another place: the file was cut off, or one ended without its data.
+    cuts: Cell<u64>,
 }
 
 /// An append in flight, until this is dropped.
 #[derive(Debug)]
-pub struct Appending<'a>(&'a Node);
+pub struct Appending<'a> {
+    node: &'a Node,
+    range: Range<u64>,
+    /// Value of [`Node::cuts`] at its begin.
+    cuts: u64,
+    /// Whether its data is queued.
+    is_queued: Cell<bool>,
+}
+
+impl Appending<'_> {
+    /// Whether it no longer begins where the file ends, which has this size now: the file was cut off, or an append before this
+    /// one has ended without its data.
+    pub fn is_misplaced(&self, size: u64) -> bool {
+        self.cuts != self.node.cuts.get() || size > self.range.start
+    }
+
+    /// Notes that its data is being queued: others can't begin here any more.
+    pub fn is_being_queued(&self) {
+        self.is_queued.set(true);
+        self.node.queued_end.set(self.node.queued_end.get().max(self.range.end));
+    }
+}
 
 impl Drop for Appending<'_> {
     fn drop(&mut self) {
-        self.0.appends.set(self.0.appends.get() - 1);
+        self.node.appends.set(self.node.appends.get() - 1);
+        if !self.is_queued.get() && self.cuts == self.node.cuts.get() {
+            // Those that wait begin here, or after those that don't.
+            self.node.end.set(self.range.start.max(self.node.queued_end.get()));
+            self.node.cuts.set(self.node.cuts.get() + 1);
+        }
     }
 }
 
 impl Node {
-    /// Begins an append up to this byte; the next one begins there while this one is in flight.
-    pub fn begin_append(&self, end: u64) -> Appending<'_> {
-        self.end.set(end);
+    /// Begins an append to this range; the next one begins at its end while this one is in flight.
+    pub fn begin_append(&self, range: Range<u64>) -> Appending<'_> {
+        self.end.set(range.end);
+        if self.appends.get() == 0 {
+            self.queued_end.set(0);
+        }
         self.appends.set(self.appends.get() + 1);
-        Appending(self)
+        Appending { node: self, range, cuts: self.cuts.get(), is_queued: Cell::new(false) }
     }
 
     /// Notes that the file was cut off here: appends that wait begin here, too.
     pub fn was_cut(&self, size: u64) {
         self.end.set(size);
+        self.queued_end.set(0);
         self.cuts.set(self.cuts.get() + 1);
     }
 
@@ -104,6 +137,7 @@ impl Nodes {
             appends: Cell::new(0),
             has_lost_names: Cell::new(false),
             ticket: Cell::new(issued),
+            queued_end: Cell::new(0),
             cuts: Cell::new(0),
         });
         let mut nodes = self.nodes.borrow_mut();

@@ -8,6 +8,7 @@ use crate::model::{Bytes, Model, Operation, Shown, View, apply, draw, is_alike, 
 use crate::world::{Files, Setup, checked, empty, zones};
 use block::{Error, Part};
 use conformance::budget::Budget;
+use fs::namespace::Renaming;
 use fs::{File, FileSystem, OpenOptions};
 use runtime::{Random, SimulatedFaults, Simulation};
 use std::cell::{Cell, RefCell};
@@ -33,9 +34,9 @@ struct Life {
 }
 
 impl Life {
-    fn draw(random: &mut Random, may_fail: bool) -> Self {
+    fn draw(random: &mut Random, setup: Setup, may_fail: bool) -> Self {
         let shift = 18 + random.below(13);
-        let mut faults = SimulatedFaults::default();
+        let mut faults = SimulatedFaults { slow: setup.slow, ..SimulatedFaults::default() };
         if may_fail && random.chance(0.4) {
             let mut fault = |probability: f64| if random.chance(0.5) { probability } else { 0.0 };
             faults = SimulatedFaults {
@@ -221,6 +222,29 @@ impl Alive {
         Ok(true)
     }
 
+    /// Operations on names, faster than they are written.
+    async fn burst(&self, client: usize, number: u64, random: &mut Random) -> Outcome<bool> {
+        let name = |number: u64| format!("/burst{}", number % 7);
+        for at in 0..10 + random.below(40) {
+            let operation = match random.below(6) {
+                0 => Operation::Create(name(number + at)),
+                1 => Operation::Link(name(number + at), name(number + random.below(7))),
+                2 => Operation::Unlink(name(number + at)),
+                3 => draw(random, self.life.seed.wrapping_add(number), self.setup.blocks).of_names(),
+                _ => Operation::Rename(name(number + at), name(number + at + 1), Renaming::Replace),
+            };
+            if random.chance(0.02) {
+                let files = self.files.clone();
+                runtime::spawn(async move { files.take_checkpoint().await.ok() }).detach();
+                runtime::yield_now().await;
+            }
+            if !self.carry_out(client, &operation).await? {
+                return Ok(false);
+            }
+        }
+        Ok(true)
+    }
+
     async fn client(&self, client: usize) -> Outcome<()> {
         let mut random = Random::new(self.life.seed ^ (client as u64 + 1).wrapping_mul(0x9E37_79B9));
         let mut handles = Vec::new();
@@ -238,6 +262,14 @@ impl Alive {
             }
             if random.chance(0.03) {
                 handles.clear();
+            }
+            if random.chance(self.setup.checkpoints) {
+                let files = self.files.clone();
+                // It fails where the disk is full.
+                runtime::spawn(async move { files.take_checkpoint().await.ok() }).detach();
+            }
+            if random.chance(self.setup.bursts) && !self.burst(client, number, &mut random).await? {
+                return Ok(());
             }
             let drawn = draw(&mut random, self.life.seed.wrapping_add(number), self.setup.blocks);
             if !self.carry_out(client, &drawn).await? {
@@ -433,7 +465,7 @@ pub fn lives(seed: u64, draw: impl Fn(&mut Random) -> Setup, may_fail: bool) -> 
     let setup = draw(&mut random);
     let mut left = None;
     for number in 0..1 + random.below(6) {
-        let mut life = Life::draw(&mut random, may_fail);
+        let mut life = Life::draw(&mut random, setup, may_fail);
         if let Some(before) = &left {
             let Left { clients, .. }: &Left = before;
             debug_assert_eq!(clients.len() as u64, setup.clients);
@@ -480,6 +512,11 @@ fn what_was_made_durable_survives_and_the_rest_is_cut_off_at_one_point() {
 #[test]
 fn clients_on_a_disk_that_they_fill_keep_what_they_made_durable() {
     hold(2, 400, Setup::draw_full, false);
+}
+
+#[test]
+fn checkpoints_of_operations_that_are_not_written_show_them_once() {
+    hold(2, 400, Setup::draw_busy, false);
 }
 
 #[test]

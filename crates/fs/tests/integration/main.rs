@@ -1,6 +1,9 @@
 //! The file system: what programs see, and what is left after power cuts.
 #![allow(clippy::unwrap_used)] // All of this is tests, the functions that they share as well.
 
+mod broken;
+mod damage;
 mod lives;
 mod model;
+mod promises;
 mod world;

@@ -64,6 +64,14 @@ impl Operation {
         }
     }
 
+    /// This operation if it is one on names or sizes, else the removal of its file.
+    pub fn of_names(self) -> Self {
+        match self {
+            Operation::Write(path, ..) | Operation::Append(path, _) => Operation::Unlink(path),
+            other => other,
+        }
+    }
+
     /// Whether it has to succeed on a full file system.
     pub fn needs_no_space(&self) -> bool {
         matches!(self, Operation::Unlink(_) | Operation::RemoveDirectory(_) | Operation::Rename(..))

@@ -44,6 +44,11 @@ pub struct Setup {
     /// Blocks of files, about.
     pub blocks: u64,
     pub clients: u64,
+    /// Share of operations beside which a checkpoint is written, and of those of the medium that are slow.
+    pub checkpoints: f64,
+    pub slow: f64,
+    /// Share of operations that come in bursts of operations on names.
+    pub bursts: f64,
     pub broken: Option<Broken>,
 }
 
@@ -58,6 +63,9 @@ impl Setup {
             checkpoint_after: of(random, &[64 << 10, 256 << 10, 64 << 20]),
             blocks: 8,
             clients: 1,
+            checkpoints: 0.0,
+            slow: 0.0,
+            bursts: 0.0,
             broken: None,
         }
     }
@@ -72,8 +80,26 @@ impl Setup {
             checkpoint_after: of(random, &[64 << 10, 256 << 10, 64 << 20]),
             blocks: 48,
             clients: 1 + random.below(4),
+            checkpoints: 0.0,
+            slow: 0.0,
+            bursts: 0.0,
             broken: None,
         }
+    }
+
+    /// Many checkpoints, and many operations that aren't written yet when they begin.
+    pub fn draw_busy(random: &mut Random) -> Self {
+        let setup = match random.chance(0.3) {
+            true => Setup::draw(random),
+            false => Setup::draw_full(random),
+        };
+        Setup { checkpoints: 0.03, slow: 0.1, bursts: 0.1, clients: 1 + random.below(2), ..setup }
+    }
+
+    /// Zones that die as a whole while the medium is slow.
+    pub fn draw_dying(random: &mut Random) -> Self {
+        let setup = Setup::draw_full(random);
+        Setup { disk: 4 << 20, zone: 128 << 10, checkpoints: 0.1, slow: 0.3, clients: 2, blocks: 96, ..setup }
     }
 
     pub fn settings(&self) -> Settings {

@@ -1,0 +1,190 @@
+//! Damaged media: flipped bits anywhere, and images that were cut off. What is opened then shows what was written, or an error;
+//! the checker describes it and doesn't panic.
+
+use crate::model::{Model, View, apply, draw, view_of};
+use crate::world::{DISK, Files, Setup, checked, zones};
+use block::{Error, Result};
+use conformance::budget::Budget;
+use fs::OpenOptions;
+use runtime::{Random, Simulation};
+
+const SETUP: Setup = Setup {
+    disk: 6 << 20,
+    zone: 128 << 10,
+    block_size: 4096,
+    checkpoint_after: 256 << 10,
+    blocks: 8,
+    clients: 1,
+    checkpoints: 0.0,
+    slow: 0.0,
+    bursts: 0.0,
+    broken: None,
+};
+
+/// An image, and the views that it may show: of a file system that was closed there is one; of one that wasn't, also those
+/// before its last operations, because a damaged record at the end of a log can't be told from one that wasn't written.
+struct Image {
+    files: Files,
+    views: Vec<View>,
+}
+
+fn image(seed: u64, closed: bool) -> Image {
+    let main = move || async move {
+        let files = SETUP.format().await.unwrap();
+        let (mut model, mut views, mut random) = (Model::default(), vec![], Random::new(seed));
+        for number in 0..220 {
+            let operation = draw(&mut random, number, SETUP.blocks);
+            if number == 150 {
+                files.take_checkpoint().await.unwrap();
+                views.clear();
+            }
+            if model.is_atomic(&operation, SETUP.block_size) && apply(&files, "", &operation).await.is_ok() {
+                model.apply(&operation).unwrap();
+                views.push(model.view());
+            }
+        }
+        files.sync().await.unwrap();
+        if closed {
+            files.close().await.unwrap();
+            views = vec![model.view()];
+        }
+        views.reverse();
+        (runtime::power_cut(), views)
+    };
+    let world = Simulation { trace_lines: 0, ..Simulation::new(seed) };
+    let (files, views) =
+        runtime::simulate(world.with_files(crate::world::empty(SETUP.disk)), main).unwrap().value;
+    Image { files, views }
+}
+
+/// What a damaged image shows.
+#[derive(Debug, PartialEq, Eq, Clone, Copy, PartialOrd, Ord)]
+enum Shows {
+    /// It isn't opened, with a clear error.
+    Refused,
+    /// It is opened, and something in it can't be read.
+    Errors,
+    /// It is opened, and all is right; an older state counts as such where the end of the log may be lost.
+    Right,
+}
+
+/// Reads what can be read, and compares it with what was written.
+async fn read(views: &[View]) -> std::result::Result<Shows, String> {
+    let report = match zones(None).await {
+        Ok(zones) => checked(&zones).await,
+        Err(error) => Err(error),
+    };
+    let files = match SETUP.open().await {
+        Ok(files) => files,
+        Err(error @ (Error::Corrupt(_) | Error::Protocol(_) | Error::Io(_) | Error::Invalid(_))) => {
+            return match report {
+                Ok(report) if report.is_sound() => Err(format!("the checker finds nothing: {error}")),
+                _ => Ok(Shows::Refused),
+            };
+        }
+        Err(error) => return Err(format!("opening: {error}")),
+    };
+    match view_of(&files, "").await {
+        Ok(view) if views.contains(&view) => Ok(Shows::Right),
+        Ok(_) => Err("shows what was never written".to_owned()),
+        Err(Error::Corrupt(_)) => {
+            if report.is_ok_and(|report| report.is_sound()) {
+                return Err("the checker finds nothing".to_owned());
+            }
+            intact_files(&files, views).await.map(|()| Shows::Errors).map_err(|error| error.to_string())
+        }
+        Err(error) => Err(format!("reading: {error}")),
+    }
+}
+
+/// Reads each file of the newest view: it has its contents in some view, or an error.
+async fn intact_files(files: &fs::FileSystem, views: &[View]) -> Result<()> {
+    let paths: Vec<&String> = views[0].keys().collect();
+    for path in paths {
+        let Ok(file) = files.open_file(path, OpenOptions::default()).await else { continue };
+        let Ok(found) = file.read_at(0, 1 << 20).await else { continue };
+        let is_known = views.iter().any(|view| match view.get(path) {
+            Some(crate::model::Shown::File { contents, .. }) => contents[..] == found.to_data()[..],
+            Some(_) => true,
+            None => false,
+        });
+        if !is_known {
+            return Err(Error::corrupt(format!("{path} has contents that were never written")));
+        }
+    }
+    Ok(())
+}
+
+fn shows(files: Files, views: &[View]) -> std::result::Result<Shows, String> {
+    let views = views.to_vec();
+    let world = Simulation { trace_lines: 0, most_events: 10_000_000, ..Simulation::new(1) };
+    let main = move || async move { read(&views).await };
+    runtime::simulate(world.with_files(files), main).map_err(|error| error.to_string())?.value
+}
+
+fn flips(closed: bool) {
+    let Image { files, views } = image(3, closed);
+    assert_eq!(shows(files.clone(), &views), Ok(Shows::Right));
+    let used: Vec<usize> = {
+        let bytes = &files.iter().find(|(path, _)| path.as_os_str() == DISK).unwrap().1;
+        // Sectors that hold anything.
+        let sectors = bytes.chunks(512).enumerate();
+        sectors.filter(|(_, sector)| sector.iter().any(|byte| *byte != 0)).map(|(number, _)| number).collect()
+    };
+    let budget = Budget::of(1);
+    let mut counts = std::collections::BTreeMap::new();
+    for seed in 1..=2000 {
+        if !budget.allows_more(2000) {
+            break;
+        }
+        let mut random = Random::new(seed);
+        let mut damaged = files.clone();
+        let bytes = &mut damaged.iter_mut().find(|(path, _)| path.as_os_str() == DISK).unwrap().1;
+        let mut places = Vec::new();
+        for _ in 0..1 + random.below(3) {
+            let sector = used[random.below(used.len() as u64) as usize];
+            let (byte, bit) = (sector * 512 + random.below(512) as usize, random.below(8));
+            bytes[byte] ^= 1 << bit;
+            places.push((byte, bit));
+        }
+        let found = shows(damaged, &views);
+        let found = found.unwrap_or_else(|error| panic!("closed: {closed}, flips {places:?}: {error}"));
+        *counts.entry(found).or_insert(0) += 1;
+    }
+    println!("closed: {closed}: {counts:?}");
+}
+
+#[test]
+fn flipped_bits_of_a_closed_file_system_are_noticed_or_do_no_harm() {
+    flips(true);
+}
+
+#[test]
+fn flipped_bits_of_a_file_system_that_was_not_closed_are_noticed_or_do_no_harm() {
+    flips(false);
+}
+
+#[test]
+fn an_image_that_was_cut_off_is_refused_or_intact() {
+    let Image { files, views } = image(5, true);
+    let length = SETUP.disk as usize;
+    for left in [0, 4096, 65_536, length / 4, length / 2, length - 131_072, length - 4096] {
+        let mut cut = files.clone();
+        cut.iter_mut().for_each(|(_, bytes)| bytes.truncate(left));
+        let found = shows(cut, &views);
+        assert!(matches!(found, Ok(Shows::Refused | Shows::Right)), "{left} of {length} bytes: {found:?}");
+    }
+}
+
+#[test]
+fn other_bytes_are_no_file_system() {
+    for seed in 1..20 {
+        let mut random = Random::new(seed);
+        let mut bytes = vec![0; SETUP.disk as usize];
+        if seed > 1 {
+            random.fill(&mut bytes);
+        }
+        let found = shows(vec![(DISK.into(), bytes)], &[]);
+        assert_eq!(found, Ok(Shows::Refused), "seed {seed}");
+    }
+}

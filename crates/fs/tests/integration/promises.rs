@@ -1,0 +1,378 @@
+//! Promises of single calls: what a sync makes durable, what ends with an error, what is closed.
+
+use crate::world::{Files, Setup, checked, empty, zones};
+use block::{Data, Error};
+use fs::{FileSystem, OpenOptions, Properties};
+use runtime::{Simulation, SimulatedFaults};
+use std::time::Duration;
+
+const SETUP: Setup = Setup {
+    disk: 8 << 20,
+    zone: 128 << 10,
+    block_size: 4096,
+    checkpoint_after: 64 << 20,
+    blocks: 8,
+    clients: 1,
+    checkpoints: 0.0,
+    slow: 0.0,
+    bursts: 0.0,
+    broken: None,
+};
+
+fn world<T: 'static, F: Future<Output = T> + 'static>(
+    seed: u64,
+    files: Files,
+    faults: SimulatedFaults,
+    main: impl FnOnce() -> F,
+) -> T {
+    let world = Simulation { trace_lines: 0, ..Simulation::new(seed) };
+    runtime::simulate(world.with_files(files).with_faults(faults), main).unwrap().value
+}
+
+fn in_world<T: 'static, F: Future<Output = T> + 'static>(files: Files, main: impl FnOnce() -> F) -> T {
+    world(1, files, SimulatedFaults::default(), main)
+}
+
+fn data(length: usize, byte: u8) -> Data {
+    Data::copy_of(&vec![byte; length])
+}
+
+fn existing() -> OpenOptions {
+    OpenOptions::default()
+}
+
+/// Runs `before` on a new file system, cuts the power, and runs `after`.
+fn over_a_cut<A, B>(before: impl FnOnce(FileSystem) -> A + 'static, after: impl FnOnce(FileSystem) -> B + 'static)
+where
+    A: Future<Output = ()> + 'static,
+    B: Future<Output = ()> + 'static,
+{
+    let cut = in_world(empty(SETUP.disk), || async move {
+        before(SETUP.format().await.unwrap()).await;
+        runtime::power_cut()
+    });
+    in_world(cut, || async move {
+        let report = checked(&zones(None).await.unwrap()).await.unwrap();
+        assert!(report.is_sound(), "{report:?}");
+        after(SETUP.open().await.unwrap()).await;
+    });
+}
+
+#[test]
+fn a_file_that_was_made_and_synced_is_there_after_a_power_cut() {
+    over_a_cut(
+        |files| async move {
+            let file = files.open_file("/a", OpenOptions { create_new: true, ..existing() }).await.unwrap();
+            file.sync().await.unwrap();
+        },
+        |files| async move {
+            files.attributes("/a").await.unwrap();
+        },
+    );
+}
+
+#[test]
+fn a_sync_of_a_file_that_was_opened_again_makes_durable_what_was_written_before() {
+    over_a_cut(
+        |files| async move {
+            let file = files.create("/a").await.unwrap();
+            file.write_at(0, data(5000, 7)).await.unwrap();
+            drop(file);
+            // Enough others that it is no longer in use.
+            for number in 0..200 {
+                files.create(&format!("/other{number}")).await.unwrap();
+            }
+            runtime::sleep(Duration::from_millis(1)).await;
+            files.open_file("/a", existing()).await.unwrap().sync().await.unwrap();
+        },
+        |files| async move {
+            let file = files.open_file("/a", existing()).await.unwrap();
+            assert_eq!(file.read_at(0, 9000).await.unwrap().to_data()[..], vec![7; 5000]);
+        },
+    );
+}
+
+#[test]
+fn preallocated_blocks_of_a_new_file_are_counted_once_after_a_power_cut() {
+    over_a_cut(
+        |files| async move {
+            let file = files.create("/a").await.unwrap();
+            file.preallocate(0..40_960).await.unwrap();
+            files.take_checkpoint().await.unwrap();
+            file.sync().await.unwrap();
+        },
+        |files| async move {
+            assert_eq!(files.attributes("/a").await.unwrap().blocks, 10);
+            files.unlink("/a").await.unwrap();
+            let report = files.check().await.unwrap();
+            assert!(report.is_sound(), "{report:?}");
+        },
+    );
+}
+
+#[test]
+fn a_large_file_is_removed_in_the_background_also_after_a_power_cut() {
+    const DISK_BYTES: u64 = 64 << 20;
+    let setup = Setup { disk: DISK_BYTES, zone: 1 << 20, ..SETUP };
+    for cut_after in [0, 200, 500, 1000, 5000] {
+        let cut = in_world(empty(DISK_BYTES), move || async move {
+            let files = setup.format().await.unwrap();
+            let file = files.create("/large").await.unwrap();
+            // Every second block, so that each is an extent.
+            for block in 0..1100 {
+                file.write_at(block * 8192, data(4096, block as u8)).await.unwrap();
+            }
+            file.preallocate(1100 * 8192..1100 * 8192 + (3200 << 12)).await.unwrap();
+            drop(file);
+            runtime::sleep(Duration::from_millis(1)).await;
+            files.sync().await.unwrap();
+            files.unlink("/large").await.unwrap();
+            files.sync().await.unwrap();
+            runtime::sleep(Duration::from_micros(cut_after)).await;
+            runtime::power_cut()
+        });
+        in_world(cut, move || async move {
+            let report = checked(&zones(None).await.unwrap()).await.unwrap();
+            assert!(report.is_sound(), "cut after {cut_after} µs: {report:?}");
+            let files = setup.open().await.unwrap();
+            runtime::sleep(Duration::from_millis(100)).await;
+            let report = files.check().await.unwrap();
+            assert!(report.is_sound() && report.orphans == 0 && report.blocks == 0, "{report:?}");
+            let statistics = files.statistics().await.unwrap();
+            assert_eq!((statistics.free, statistics.inodes), (statistics.blocks, 1));
+            files.close().await.unwrap();
+        });
+    }
+}
+
+#[test]
+fn an_error_of_a_sync_stays() {
+    let faults = SimulatedFaults { sync_error: 1.0, ..SimulatedFaults::default() };
+    let made = in_world(empty(SETUP.disk), || async {
+        let files = SETUP.format().await.unwrap();
+        files.close().await.unwrap();
+        runtime::power_cut()
+    });
+    // Opening syncs, so it fails with these faults: what is seen is that it is no success.
+    let opened = world(1, made.clone(), faults, || async { SETUP.open().await.map(drop) });
+    assert!(opened.is_err());
+    let faults = SimulatedFaults { sync_error: 0.3, ..SimulatedFaults::default() };
+    let mut failed = 0;
+    for seed in 1..40 {
+        failed += world(seed, made.clone(), faults, move || async move {
+            let Ok(files) = SETUP.open().await else { return 0 };
+            let mut has_failed = 0;
+            for number in 0..20 {
+                let Ok(file) = files.create(&format!("/{number}")).await else { break };
+                let written = file.write_at(0, data(4096, 1)).await;
+                let synced = file.sync().await;
+                assert!(has_failed == 0 || synced.is_err(), "seed {seed}: {written:?}, {synced:?}");
+                has_failed = has_failed.max(u32::from(synced.is_err()));
+            }
+            has_failed
+        });
+    }
+    assert!(failed > 5, "a sync failed in {failed} worlds");
+}
+
+#[test]
+fn writes_whose_callers_are_gone_do_not_outlive_a_truncate() {
+    over_a_cut(
+        |files| async move {
+            let file = files.create("/a").await.unwrap();
+            for round in 0..50 {
+                // The caller gives up while the write is queued or in flight.
+                let write = file.write_at(20_000, data(8192, 1));
+                runtime::timeout(Duration::from_micros(3 * round), write).await.ok();
+                file.truncate(0).await.unwrap();
+                runtime::sleep(Duration::from_millis(2)).await;
+                assert_eq!(file.attributes().await.unwrap().size, 0, "round {round}");
+            }
+            file.append(data(10, 2)).await.unwrap();
+            file.sync().await.unwrap();
+        },
+        |files| async move {
+            let file = files.open_file("/a", existing()).await.unwrap();
+            assert_eq!(file.read_at(0, 9000).await.unwrap().to_data()[..], [2; 10]);
+        },
+    );
+}
+
+#[test]
+fn appends_whose_callers_are_gone_leave_no_holes_for_later_ones() {
+    in_world(empty(SETUP.disk), || async {
+        let files = SETUP.format().await.unwrap();
+        let file = files.create("/a").await.unwrap();
+        for round in 0..30 {
+            let before = file.attributes().await.unwrap().size;
+            let first = runtime::spawn({
+                let file = file.clone();
+                async move { file.append(data(100, 1)).await.unwrap() }
+            });
+            runtime::sleep(Duration::from_nanos(100)).await;
+            // It waits for the same block, and gives up.
+            let given_up = runtime::timeout(Duration::from_nanos(100), file.append(data(50, 2))).await;
+            assert!(given_up.is_err());
+            let third = file.append(data(10, 3)).await.unwrap();
+            assert_eq!((first.await, third), (before, before + 100), "round {round}");
+        }
+    });
+}
+
+#[test]
+fn an_append_beside_a_truncate_has_no_hole_before_it() {
+    in_world(empty(SETUP.disk), || async {
+        let files = SETUP.format().await.unwrap();
+        let file = files.create("/a").await.unwrap();
+        for round in 0..30_u64 {
+            file.truncate(0).await.unwrap();
+            file.append(data(10_000, 1)).await.unwrap();
+            let (cutter, adder) = (file.clone(), file.clone());
+            let first = runtime::spawn({
+                let file = file.clone();
+                async move { file.append(data(3000, 2)).await.unwrap() }
+            });
+            let cut = runtime::spawn(async move {
+                runtime::sleep(Duration::from_micros(round)).await;
+                cutter.truncate(0).await.unwrap();
+            });
+            let second = runtime::spawn(async move {
+                runtime::sleep(Duration::from_micros(round + 1)).await;
+                adder.append(data(3000, 3)).await.unwrap()
+            });
+            (first.await, cut.await, second.await);
+            let size = file.attributes().await.unwrap().size as usize;
+            let found = file.read_at(0, size).await.unwrap().to_data();
+            assert!(!found[..].contains(&0), "round {round}: a hole in {size} bytes");
+        }
+    });
+}
+
+#[test]
+fn times_that_were_set_stay_whatever_was_in_flight() {
+    in_world(empty(SETUP.disk), || async {
+        let files = SETUP.format().await.unwrap();
+        let file = files.create("/a").await.unwrap();
+        let write = runtime::spawn({
+            let file = file.clone();
+            async move { file.write_at(0, data(4096, 1)).await.unwrap() }
+        });
+        runtime::sleep(Duration::from_nanos(100)).await;
+        let wanted = fs::change::Attributes { modified: Some(1_000), ..Default::default() };
+        file.set_attributes(wanted).await.unwrap();
+        write.await;
+        assert_eq!(file.attributes().await.unwrap().modified, 1_000);
+    });
+}
+
+#[test]
+fn closing_ends_every_operation_in_flight() {
+    for seed in 1..60 {
+        let ended = world(seed, empty(SETUP.disk), SimulatedFaults::default(), move || async move {
+            let files = SETUP.format().await.unwrap();
+            let file = files.create("/a").await.unwrap();
+            file.write_at(0, data(30_000, 9)).await.unwrap();
+            let clients: Vec<_> = (0..8_u64)
+                .map(|client| {
+                    let (file, files) = (file.clone(), files.clone());
+                    runtime::spawn(async move {
+                        for number in 0.. {
+                            // Parts of blocks are read first.
+                            let written = file.write_at(client * 3000 + number, data(2000, 1)).await;
+                            let made = files.create(&format!("/{client}-{number}")).await;
+                            let cut = file.truncate(20_000 + number % 5000).await;
+                            if written.is_err() && made.is_err() && cut.is_err() {
+                                return;
+                            }
+                        }
+                    })
+                })
+                .collect();
+            runtime::sleep(Duration::from_micros(97 * seed)).await;
+            files.close().await.unwrap();
+            let ended = runtime::timeout(Duration::from_secs(100), runtime::join_all(clients)).await;
+            drop(file);
+            assert!(matches!(files.sync().await, Err(Error::Closed(_))));
+            let report = checked(&zones(None).await.unwrap()).await.unwrap();
+            assert!(report.is_sound(), "seed {seed}: {report:?}");
+            ended.is_ok()
+        });
+        assert!(ended, "seed {seed}: operations wait for ever after a close");
+    }
+}
+
+#[test]
+fn a_file_is_dropped_outside_of_a_shard() {
+    let file = in_world(empty(SETUP.disk), || async {
+        let files = SETUP.format().await.unwrap();
+        files.create("/a").await.unwrap()
+    });
+    drop(file);
+}
+
+#[test]
+fn an_open_that_fails_leaves_the_file_closed() {
+    in_world(empty(SETUP.disk), || async {
+        let files = SETUP.format().await.unwrap();
+        let file = files.create("/a").await.unwrap();
+        file.write_at(0, data(4096, 1)).await.unwrap();
+        drop(file);
+        // The caller gives up while the file is cut off.
+        for round in 0..20 {
+            let open = files.create("/a");
+            runtime::timeout(Duration::from_nanos(round * 500), open).await.ok();
+        }
+        files.unlink("/a").await.unwrap();
+        runtime::sleep(Duration::from_millis(10)).await;
+        let report = files.check().await.unwrap();
+        assert!(report.is_sound() && report.inodes == 1, "{report:?}");
+    });
+}
+
+#[test]
+fn zones_that_are_too_small_for_an_atomic_write_are_refused() {
+    in_world(empty(SETUP.disk), || async {
+        let zones = zones(Some(64 << 10)).await.unwrap();
+        let made = FileSystem::format(zones, Properties::default(), &SETUP.settings()).await;
+        assert!(matches!(made, Err(Error::Invalid(_))), "{made:?}");
+    });
+}
+
+#[test]
+fn a_full_file_system_lets_files_be_removed_and_takes_others_then() {
+    for seed in 1..8 {
+        world(seed, empty(4 << 20), SimulatedFaults::default(), move || async move {
+            let setup = Setup { disk: 4 << 20, ..SETUP };
+            let files = setup.format().await.unwrap();
+            let mut made = 0;
+            for round in 0..4 {
+                loop {
+                    let Ok(file) = files.create(&format!("/{made}")).await else { break };
+                    made += 1;
+                    match file.write_at(0, data(40_000, seed as u8)).await {
+                        Ok(()) => {}
+                        Err(Error::NoSpace(_)) => break,
+                        Err(error) => panic!("seed {seed}: {error}"),
+                    }
+                }
+                // Operations that need space fail, and the log goes on.
+                let full = files.open_file("/0", existing()).await.unwrap();
+                for _ in 0..300 {
+                    let attributes = fs::change::Attributes { modified: Some(7), ..Default::default() };
+                    full.set_attributes(attributes).await.unwrap();
+                }
+                full.sync().await.unwrap();
+                let statistics = files.statistics().await.unwrap();
+                assert!(statistics.free < 20, "seed {seed}, round {round}: {statistics:?}");
+                for number in (1..made).rev().take(20) {
+                    files.unlink(&format!("/{number}")).await.unwrap();
+                    made -= 1;
+                }
+                files.sync().await.unwrap();
+            }
+            let report = files.check().await.unwrap();
+            assert!(report.is_sound(), "{report:?}");
+            files.close().await.unwrap();
+        });
+    }
+}
