@@ -91,6 +91,8 @@ pub struct Core {
     tickets: RefCell<Tickets>,
     /// Number of the last operation up to which all are durable.
     durable: Cell<u64>,
+    /// Number of records that were replayed at the opening.
+    pub(crate) replayed: Cell<u64>,
     /// Class of zones that users' records go to: one, so that they are written in the order of their numbers.
     class: u8,
 }
@@ -169,6 +171,7 @@ impl Core {
             growing: Cell::new(0),
             tickets: RefCell::default(),
             durable: Cell::new(0),
+            replayed: Cell::new(0),
             class,
             kit,
         })
@@ -316,13 +319,17 @@ impl Core {
         Ok(())
     }
 
+    /// Number of the last operation.
+    pub(crate) fn issued(&self) -> u64 {
+        self.tickets.borrow().issued()
+    }
+
     /// Makes all operations durable.
     ///
     /// # Errors
     /// As [`sync`](Self::sync).
     pub async fn sync_all(&self) -> Result<()> {
-        let issued = self.tickets.borrow().issued();
-        self.sync(issued).await
+        self.sync(self.issued()).await
     }
 
     /// Completes an item that has taken effect, or won't.

@@ -4,11 +4,11 @@
 //! locked, so overlapping writes take effect one after the other; reads take no lock and see each block as it was before or
 //! after a write.
 
-use crate::change::{Attributes, Change, Changes};
+use crate::change::{Attributes, Change, Changes, KEEP_TIMES};
 use crate::core::{Core, now};
 use crate::extents::{Extent, extents};
 use crate::format::BLOCK;
-use crate::inode::InodeNumber;
+use crate::inode::{InodeNumber, Time};
 use crate::node::Node;
 use block::{Buffer, Data, Error, Payload, Result, ZoneIndex};
 use logkit::record::sum_of;
@@ -54,7 +54,19 @@ impl Core {
         if data.is_empty() {
             return Ok(());
         }
-        self.write_range(node, offset, data, end).await
+        self.write_range(node, offset, data, end, now()).await
+    }
+
+    /// Writes what a kernel has cached: as [`write`](Self::write), and the times of the file stay, because the kernel sets them.
+    ///
+    /// # Errors
+    /// As [`write`](Self::write).
+    pub async fn write_back(self: &Rc<Self>, node: &Rc<Node>, offset: u64, data: Payload) -> Result<()> {
+        let end = end_of(offset, data.len() as u64)?;
+        match data.is_empty() {
+            true => Ok(()),
+            false => self.write_range(node, offset, data, end, KEEP_TIMES).await,
+        }
     }
 
     /// Writes at the end of a file, which no other append gets. Returns the offset.
@@ -79,6 +91,7 @@ impl Core {
         offset: u64,
         data: Payload,
         size: u64,
+        modified: Time,
     ) -> Result<()> {
         let range = offset..offset + data.len() as u64;
         let whole = self.whole(range.clone());
@@ -92,8 +105,7 @@ impl Core {
             true => data,
             false => self.fill_up(node.inode, &range, &whole, &data).await?,
         };
-        let change =
-            Change::Map { inode: node.inode, block: first, blocks: blocks as u32, size, modified: now() };
+        let change = Change::Map { inode: node.inode, block: first, blocks: blocks as u32, size, modified };
         let ticket = self.append(Changes::from_elem(change, 1), data, permit).await?;
         node.note(ticket);
         Ok(())

@@ -13,9 +13,10 @@
 //! - [`operations`], [`data`]: what clients do; [`sums`]: checksums, by which every read is checked.
 //! - [`format`](mod@format), [`recovery`]: making and opening.
 //!
-//! [`file_system`] has the paths and open files that programs use.
+//! [`file_system`] has the paths and open files that programs use, [`mount`] gives it to the kernel.
 //!
-//! Left to others: group commit, zones, cleaning and finding records again (`logkit`); zones on a device (`zones`); mounting.
+//! Left to others: group commit, zones, cleaning and finding records again (`logkit`); zones on a device (`zones`); the FUSE protocol
+//! (`fuse`).
 
 pub mod attributes;
 pub mod change;
@@ -30,6 +31,7 @@ pub mod format;
 pub mod inode;
 pub mod item;
 pub mod metadata;
+pub mod mount;
 pub mod namespace;
 pub mod node;
 pub mod operations;
@@ -41,3 +43,5 @@ pub mod tree;
 pub use crate::core::Settings;
 pub use file_system::{File, FileSystem, OpenOptions};
 pub use format::Properties;
+pub use mount::kind::KIND;
+pub use mount::{MountConfig, Mounted};

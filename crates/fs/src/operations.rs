@@ -31,6 +31,8 @@ pub struct Statistics {
     pub free: u64,
     /// Number of files.
     pub inodes: u64,
+    /// Number of records that were replayed when it was opened; 0 after a clean end.
+    pub replayed: u64,
 }
 
 impl Core {
@@ -215,6 +217,10 @@ impl Core {
     pub fn open(&self, inode: InodeNumber) -> Result<Rc<Node>> {
         self.metadata.borrow().inode(inode)?;
         let node = self.nodes.get(inode);
+        if !node.is_open() {
+            // Operations on it while it wasn't in use weren't noted.
+            node.note(self.issued());
+        }
         node.opened();
         Ok(node)
     }
@@ -227,7 +233,7 @@ impl Core {
     }
 
     /// Removes an inode that has no names and isn't open, in the background.
-    fn remove_unused(self: &Rc<Self>, inode: InodeNumber) {
+    pub(crate) fn remove_unused(self: &Rc<Self>, inode: InodeNumber) {
         let is_unused = move |core: &Core| {
             let metadata = core.metadata.borrow();
             metadata.tree.get(&orphan(inode)).is_some() && !core.nodes.is_open(inode)
@@ -417,7 +423,8 @@ impl Core {
     /// Sizes of the file system.
     pub fn statistics(&self) -> Statistics {
         let (blocks, used) = (self.capacity(), self.used());
-        Statistics { blocks, free: blocks.saturating_sub(used), inodes: self.metadata.borrow().inodes }
+        let inodes = self.metadata.borrow().inodes;
+        Statistics { blocks, free: blocks.saturating_sub(used), inodes, replayed: self.replayed.get() }
     }
 }
 

@@ -57,9 +57,11 @@ pub async fn open(zones: Rc<dyn Zones>, settings: &Settings) -> Result<Rc<Core>>
     let released = Released::new();
     let tree = load(&*zones, &opening, &state.tree, &released).await?;
     let mut metadata = Metadata { tree, next_inode: state.next_inode, inodes: state.inodes, preallocated: 0 };
+    let replayed = opening.records.len();
     let clock = replay(&mut opening, &mut metadata).await?;
     let parts = opening.finish(&*zones, clock).await?;
     let core = start(zones, parts, (metadata, released), properties, settings)?;
+    core.replayed.set(replayed as u64);
     if core.kit.checkpoints.is_due_at_open() {
         core.write_checkpoint(false).await?;
     }
