@@ -19,6 +19,8 @@ pub struct Node {
     pub lock: RangeLock,
     /// Number of times that it is open.
     opens: Cell<u32>,
+    /// Number of times that a mount has it open for writing: the kernel may have data of it that wasn't written yet.
+    pub writers: Cell<u32>,
     /// Where the next append begins, beyond the size while appends are in flight.
     pub end: Cell<u64>,
     /// Appends in flight.
@@ -75,6 +77,7 @@ impl Nodes {
             inode,
             lock: RangeLock::default(),
             opens: Cell::new(0),
+            writers: Cell::new(0),
             end: Cell::new(0),
             appends: Cell::new(0),
             ticket: Cell::new(0),

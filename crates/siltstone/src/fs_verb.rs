@@ -6,7 +6,9 @@ use crate::kinds::registry;
 use crate::load;
 use crate::output::{print, print_json, print_line};
 use crate::table;
-use block::{BlockRange, Buffer, DevicePart, Error, ExtentState, Result, Status, ZoneIndex, ZoneState, ZonesPart};
+use block::{
+    BlockRange, Buffer, DevicePart, Error, ExtentState, Result, Status, ZoneIndex, ZoneState, ZonesPart,
+};
 use fs::mount::kind::{allows_other_by_default, status, zones_on};
 use fs::mount::mounted::STOP_LIMIT;
 use fs::{FileSystem, MountConfig, Mounted, Properties, Settings};
@@ -81,14 +83,18 @@ enum Base {
 /// The only part on top of a stack.
 fn base(built: &BuiltStack, plan: &Plan) -> Result<Base> {
     let is_used = |name: &str| {
-        plan.stack().parts().any(|part| part.values().any(|(_, value)| value.children().iter().any(|it| it == name)))
+        plan.stack()
+            .parts()
+            .any(|part| part.values().any(|(_, value)| value.children().iter().any(|it| it == name)))
     };
     let tops: Vec<_> = built.parts().filter(|part| !is_used(&part.name)).collect();
     match tops.as_slice() {
         [only] => match &only.built {
             Built::Device(device) => Ok(Base::Device(device.clone())),
             Built::Zones(zones) => Ok(Base::Zones(zones.clone())),
-            Built::Door(_) => Err(Error::invalid(format!("part \"{}\" is a door; expected a device or zones", only.name))),
+            Built::Door(_) => {
+                Err(Error::invalid(format!("part \"{}\" is a door; expected a device or zones", only.name)))
+            }
         },
         several => {
             let names = several.iter().map(|part| part.name.as_str()).collect::<Vec<_>>().join(", ");
@@ -104,15 +110,21 @@ fn format(arguments: &FsFormat) -> Result<(), Failure> {
     let image = arguments.image.clone();
     let usage = |text: String| Err(Failure::Usage(text));
     let properties = Properties { block_size: arguments.block_size };
-    properties.check().map_err(|error| Failure::Usage(format!("--{}", error.detail().replacen(' ', "-", 1))))?;
+    properties
+        .check()
+        .map_err(|error| Failure::Usage(format!("--{}", error.detail().replacen(' ', "-", 1))))?;
     let is_stack = is_stack(&image);
     let existing = std::fs::metadata(&image).ok();
     match (is_stack, &existing, arguments.size) {
         (true, _, Some(_)) => {
-            return usage(format!("--size: {image} is a stack, whose parts have their sizes; leave --size out"));
+            return usage(format!(
+                "--size: {image} is a stack, whose parts have their sizes; leave --size out"
+            ));
         }
         (false, None, None) => {
-            return usage(format!("{image}: no such file; expected --size with the size of the new one, such as --size 8GiB"));
+            return usage(format!(
+                "{image}: no such file; expected --size with the size of the new one, such as --size 8GiB"
+            ));
         }
         _ => {}
     }
@@ -145,7 +157,11 @@ fn format(arguments: &FsFormat) -> Result<(), Failure> {
         let closed = built.close().await;
         formatted.and_then(|bytes| closed.map(|()| bytes))
     })??;
-    print_line(&format!("{image}: a file system for {} of files, with blocks of {}", format_size(bytes), format_size(properties.block_size)))
+    print_line(&format!(
+        "{image}: a file system for {} of files, with blocks of {}",
+        format_size(bytes),
+        format_size(properties.block_size)
+    ))
 }
 
 /// Formats; returns the bytes that files can have.
@@ -156,7 +172,9 @@ async fn make(base: Base, properties: Properties, zone_size: Option<u64>) -> Res
             FileSystem::format(zones_on(device, true, zone_size).await?, properties, &settings).await?
         }
         Base::Zones(_) if zone_size.is_some() => {
-            return Err(Error::invalid("--zone-size: the stack brings zones, whose size is theirs; leave it out"));
+            return Err(Error::invalid(
+                "--zone-size: the stack brings zones, whose size is theirs; leave it out",
+            ));
         }
         Base::Zones(zones) => FileSystem::format(zones, properties, &settings).await?.on_lent_zones(),
     };
@@ -168,7 +186,9 @@ async fn make(base: Base, properties: Properties, zone_size: Option<u64>) -> Res
 /// Refuses an image that holds something.
 async fn check_empty(base: &Base, image: &str, is_file: bool) -> Result<()> {
     let refuse = |what: String| {
-        Err(Error::already_exists(format!("{image}: it holds {what}: if that may be lost, format it with --force")))
+        Err(Error::already_exists(format!(
+            "{image}: it holds {what}: if that may be lost, format it with --force"
+        )))
     };
     let part = match base {
         Base::Zones(part) => {

@@ -8,7 +8,10 @@ use crate::namespace::{New, Renaming};
 use crate::node::Node;
 use block::{Buffer, Error, Result};
 use fuse::protocol::flag;
-use fuse::{CachedAttributes, CopyRange, DirectoryEntries, DirectoryEntriesPlus, Entry, SetAttributes, Write};
+use fuse::{
+    CachedAttributes, CopyRange, DirectoryEntries, DirectoryEntriesPlus, Entry, Notifier, SetAttributes,
+    Write,
+};
 use std::rc::Rc;
 
 /// Bytes that a copy reads at a time.
@@ -62,10 +65,24 @@ pub(super) fn forget(core: &Rc<Core>, inode: InodeNumber, lookups: u64) {
     }
 }
 
-/// Closes an open file or directory.
-pub(super) fn release(core: &Rc<Core>, inode: InodeNumber) {
+/// Closes a file or directory that was opened with these flags.
+pub(super) fn release(core: &Rc<Core>, inode: InodeNumber, flags: i32) {
     if let Some(node) = core.nodes.find(inode).filter(|node| node.is_open()) {
+        if is_writing(flags) {
+            node.writers.set(node.writers.get().saturating_sub(1));
+        }
         core.close(&node);
+    }
+}
+
+fn is_writing(flags: i32) -> bool {
+    flags & libc::O_ACCMODE != libc::O_RDONLY
+}
+
+/// Notes that a file was opened with these flags.
+pub(super) fn note_writer(node: &Node, flags: i32) {
+    if is_writing(flags) {
+        node.writers.set(node.writers.get() + 1);
     }
 }
 
@@ -95,6 +112,7 @@ pub(super) async fn create_and_open(
         core.close(&node);
         return Err(error);
     }
+    note_writer(&node, flags);
     entry(core, inode)
 }
 
@@ -107,6 +125,7 @@ pub(super) async fn open(core: &Rc<Core>, inode: InodeNumber, flags: i32) -> Res
         core.close(&node);
         return Err(error);
     }
+    note_writer(&node, flags);
     Ok(())
 }
 
@@ -195,7 +214,8 @@ fn entries(
     from: u64,
     mut take: impl FnMut(u64, InodeNumber, u8, &[u8]) -> bool,
 ) -> Result<()> {
-    let dots = [(AFTER_SELF, directory, b".".as_slice()), (AFTER_PARENT, core.lookup(directory, b"..")?, b"..")];
+    let dots =
+        [(AFTER_SELF, directory, b".".as_slice()), (AFTER_PARENT, core.lookup(directory, b"..")?, b"..")];
     for (next, inode, name) in dots {
         if from < next && !take(next, inode, libc::DT_DIR, name) {
             return Ok(());
@@ -301,6 +321,27 @@ pub(super) async fn allocate(
         }
         _ => Err(os(libc::EOPNOTSUPP, format!("fallocate with mode {mode:#x}"))),
     }
+}
+
+/// The next offset with data or in a hole. Data that the kernel hasn't written back yet would be missing: it is asked for first.
+pub(super) async fn seek(
+    core: &Core,
+    notifier: Option<Notifier>,
+    inode: InodeNumber,
+    offset: u64,
+    whence: i32,
+) -> Result<u64> {
+    let data = match whence {
+        libc::SEEK_DATA => true,
+        libc::SEEK_HOLE => false,
+        other => return Err(os(libc::EINVAL, format!("lseek with whence {other}"))),
+    };
+    let is_written = core.nodes.find(inode).is_some_and(|node| node.writers.get() > 0);
+    match notifier {
+        Some(notifier) if is_written => notifier.write_back(inode).await?,
+        _ => {}
+    }
+    core.seek(inode, offset, data)
 }
 
 /// Copies a range piece by piece. Returns the number of bytes, which may be fewer than asked for.

@@ -1,6 +1,6 @@
 //! A mount from its beginning to its end.
 
-use super::serve::ServedPart;
+use super::serve::{Notifying, ServedPart};
 use crate::core::Core;
 use crate::file_system::FileSystem;
 use block::{Error, Result};
@@ -8,7 +8,7 @@ use fuse::{Ended, MountOptions, Session};
 use runtime::Home;
 use runtime::sync::StopSource;
 use std::path::{Path, PathBuf};
-use std::sync::Arc;
+use std::sync::{Arc, PoisonError};
 use std::time::Duration;
 
 /// Time within which everything becomes durable without anybody asking for it. The kernel sends neither sync(2) nor syncfs(2) to
@@ -32,6 +32,7 @@ pub struct MountConfig {
 pub struct Mounted {
     session: Arc<Session>,
     home: Home<Core>,
+    notifying: Notifying,
     stop: StopSource,
 }
 
@@ -57,7 +58,10 @@ impl Mounted {
             allow_other: config.allow_other,
         };
         let home = file_system.home().clone();
-        let session = Session::mount(Arc::new(ServedPart(home.clone())), options).await?;
+        let notifying = Notifying::default();
+        let part = ServedPart { home: home.clone(), notifying: notifying.clone() };
+        let session = Session::mount(Arc::new(part), options).await?;
+        *notifying.lock().unwrap_or_else(PoisonError::into_inner) = session.notifier().ok();
         let stop = StopSource::new();
         let (token, its) = (stop.token(), home.clone());
         runtime::spawn(async move {
@@ -72,7 +76,7 @@ impl Mounted {
             }
         })
         .detach();
-        Ok(Mounted { session: Arc::new(session), home, stop })
+        Ok(Mounted { session: Arc::new(session), home, notifying, stop })
     }
 
     /// Mount point, without symbolic links.
@@ -104,6 +108,8 @@ impl Mounted {
     /// As [`Session::stop`]. The session has ended in any case.
     pub async fn unmount(&self, limit: Duration) -> Result<()> {
         let stopped = self.session.stop(limit).await;
+        // It keeps the connection alive.
+        self.notifying.lock().unwrap_or_else(PoisonError::into_inner).take();
         self.stop.stop();
         // The kernel forgets everything at an unmount, and doesn't say so.
         let forgotten = self.home.with(|core| async move {

@@ -8,17 +8,24 @@ use block::{Buffer, Call, Data, Payload, Result};
 use fuse::protocol::{init_flag, open_flag};
 use fuse::{
     CachedAttributes, Context, CopyRange, DirectoryEntries, DirectoryEntriesPlus, Entry, FileSystem,
-    FileSystemPart, Opened, Read, Release, SetAttributes, Statistics, Write,
+    FileSystemPart, Notifier, Opened, Read, Release, SetAttributes, Statistics, Write,
 };
 use runtime::Home;
 use std::rc::Rc;
+use std::sync::{Arc, Mutex, PoisonError};
 
 /// Files for which one free block has space, for `statfs`: an estimate.
 const FILES_PER_BLOCK: u64 = 8;
 
+/// The sender of notifications, from the beginning of the session to its end.
+pub(super) type Notifying = Arc<Mutex<Option<Notifier>>>;
+
 /// The file system for a FUSE session.
 #[derive(Debug, Clone)]
-pub(super) struct ServedPart(pub(super) Home<Core>);
+pub(super) struct ServedPart {
+    pub(super) home: Home<Core>,
+    pub(super) notifying: Notifying,
+}
 
 impl FileSystemPart for ServedPart {
     fn capabilities(&self) -> u64 {
@@ -30,12 +37,12 @@ impl FileSystemPart for ServedPart {
     }
 
     fn open(&self) -> Call<'_, Result<Rc<dyn FileSystem>>> {
-        Call::ready(Ok(Rc::new(Served(self.0.clone())) as Rc<dyn FileSystem>))
+        Call::ready(Ok(Rc::new(Served(self.clone())) as Rc<dyn FileSystem>))
     }
 }
 
 /// The file system on one shard.
-struct Served(Home<Core>);
+struct Served(ServedPart);
 
 impl Served {
     /// Carries a request out at the home.
@@ -44,7 +51,7 @@ impl Served {
         R: Send + 'static,
         Fut: Future<Output = Result<R>> + 'static,
     {
-        let home = &self.0;
+        let home = &self.0.home;
         Call::new(async move { home.with(work).await })
     }
 
@@ -58,13 +65,13 @@ impl Served {
 
     /// Carries a request out that returns nothing.
     fn tell(&self, work: impl FnOnce(&Rc<Core>) + Send + 'static) {
-        if self.0.is_here() {
-            if let Ok(core) = self.0.get() {
+        if self.0.home.is_here() {
+            if let Ok(core) = self.0.home.get() {
                 work(&core);
             }
             return;
         }
-        let home = self.0.clone();
+        let home = self.0.home.clone();
         runtime::spawn(async move {
             let told = home.with(move |core| async move {
                 work(&core);
@@ -134,7 +141,8 @@ impl FileSystem for Served {
     ) -> Call<'a, Result<Entry>> {
         let name = name.to_vec();
         self.at_home(move |core| async move {
-            let kind = FileType::of(mode).filter(|kind| !matches!(kind, FileType::Directory | FileType::Link));
+            let kind =
+                FileType::of(mode).filter(|kind| !matches!(kind, FileType::Directory | FileType::Link));
             let kind = kind.ok_or_else(|| os(libc::EINVAL, format!("mknod with mode {mode:o}")))?;
             let is_device = matches!(kind, FileType::Block | FileType::Character);
             let new = New { device: if is_device { device } else { 0 }, ..new(context, kind, mode) };
@@ -220,11 +228,12 @@ impl FileSystem for Served {
         parent: u64,
         mode: u32,
         _: u32,
-        _: i32,
+        flags: i32,
     ) -> Call<'_, Result<(Entry, Opened)>> {
         let new = new(context, FileType::Regular, mode);
         self.at_home(move |core| async move {
             let node = core.create_unnamed(parent, &new).await?;
+            actions::note_writer(&node, flags);
             Ok((actions::entry(&core, node.inode)?, OPENED))
         })
     }
@@ -258,9 +267,9 @@ impl FileSystem for Served {
 
     // FLUSH isn't implemented: at a close the kernel has written its cache back already, and then asks no more.
 
-    fn release(&self, _: Context, node: u64, _: Release) -> Call<'_, Result<()>> {
+    fn release(&self, _: Context, node: u64, release: Release) -> Call<'_, Result<()>> {
         self.at_once(move |core| {
-            actions::release(core, node);
+            actions::release(core, node, release.flags);
             Ok(())
         })
     }
@@ -335,7 +344,7 @@ impl FileSystem for Served {
 
     fn release_directory(&self, _: Context, node: u64, _: Release) -> Call<'_, Result<()>> {
         self.at_once(move |core| {
-            actions::release(core, node);
+            actions::release(core, node, libc::O_RDONLY);
             Ok(())
         })
     }
@@ -353,17 +362,12 @@ impl FileSystem for Served {
         length: u64,
         mode: i32,
     ) -> Call<'_, Result<()>> {
-        self.at_home(move |core| async move {
-            actions::allocate(&core, node, (offset, length), mode).await
-        })
+        self.at_home(move |core| async move { actions::allocate(&core, node, (offset, length), mode).await })
     }
 
     fn seek(&self, _: Context, node: u64, _: u64, offset: u64, whence: i32) -> Call<'_, Result<u64>> {
-        self.at_once(move |core| match whence {
-            libc::SEEK_DATA => core.seek(node, offset, true),
-            libc::SEEK_HOLE => core.seek(node, offset, false),
-            other => Err(os(libc::EINVAL, format!("lseek with whence {other}"))),
-        })
+        let notifier = self.0.notifying.lock().unwrap_or_else(PoisonError::into_inner).clone();
+        self.at_home(move |core| async move { actions::seek(&core, notifier, node, offset, whence).await })
     }
 
     fn copy_range(&self, _: Context, node: u64, copy: CopyRange) -> Call<'_, Result<u64>> {
