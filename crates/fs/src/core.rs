@@ -177,6 +177,11 @@ impl Core {
         })
     }
 
+    /// Files in use.
+    pub fn nodes(&self) -> &Nodes {
+        &self.nodes
+    }
+
     /// Refuses operations on a file system that has failed or is closed.
     ///
     /// # Errors

@@ -3,3 +3,4 @@
 
 mod lives;
 mod model;
+mod mount;
